@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nodewise.agents.gpu import limits, rations
+from nodewise.agents.gpu import limits, resource_cap
 from nodewise.kube.resources import LEASES, NODES, PODS
 from tests.hostile import gpu_cluster, json_strategies
 from tests.hostile.gpu_cluster import GOOD, PREFIX, Stage, amounts, container, modest, node, pod
@@ -158,7 +158,7 @@ def test_nodes_that_invent_resources_do_not_fill_the_memory(stage: Stage) -> Non
     told = [
         name for name in names if any("count as absent" in text for text in stage.books(name)["problems"])
     ]
-    assert len(told) >= len(names) - rations.MOST // 60 - 1
+    assert len(told) >= len(names) - resource_cap.MOST // 60 - 1
     lost = pod("p", container("main", {f"{PREFIX}i915": "1", f"{PREFIX}{told[-1]}-59": "1"}))
     assert told[-1] in stage.filter(lost, told)[1]
     assert stage.target.rss_mib() < before + 300

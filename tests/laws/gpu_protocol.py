@@ -8,11 +8,11 @@ from collections.abc import Callable, Generator, Mapping
 from typing import Any, NamedTuple
 
 from nodewise.agent import ClusterState, NodeIndex
-from nodewise.agents.gpu import ledger as ledgers
-from nodewise.agents.gpu.ledger import Entry
-from nodewise.agents.gpu.pods import BookedPod
-from nodewise.agents.gpu.profile import INTEL
-from nodewise.agents.gpu.state import LEDGERS, PODS, GpuState, Slot
+from nodewise.agents.gpu import allocation_record
+from nodewise.agents.gpu.allocation_record import Reservation
+from nodewise.agents.gpu.pods import AllocatedPod
+from nodewise.agents.gpu.resource_profile import INTEL
+from nodewise.agents.gpu.state import ALLOCATION_RECORDS, PODS, GpuState, GpuStateBuilder
 from nodewise.kube.store import Writer
 from nodewise.metrics.snapshot import MetricsSnapshot
 from tests.unit.agents.gpu.facts import lease, node, pod
@@ -32,16 +32,16 @@ class Stored(NamedTuple):
     uid: str
     version: int
     on: str = ""
-    cards: str = ""
+    gpus: str = ""
     """In its annotation."""
     holds: str = ""
     """The card that its containers were given when it was bound, whatever is written since."""
     has_ended: bool = False
 
 
-class Ledger(NamedTuple):
+class AllocationRecord(NamedTuple):
     version: int
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, Reservation]
 
 
 class Answer(NamedTuple):
@@ -62,7 +62,7 @@ class Server:
     def __init__(self) -> None:
         self.version = 10
         self.pods: dict[str, Stored] = {}
-        self.ledgers: dict[str, Ledger] = {}
+        self.allocation_record: dict[str, AllocationRecord] = {}
         self.history: list[tuple[int, str, str, Any]] = []
         """(version, kind, name, the object or None)."""
 
@@ -81,20 +81,20 @@ class Server:
         found = self.pods.get(name)
         return Answer(ok=found is not None, found=found)
 
-    def get_ledger(self, on: str) -> Answer:
-        return Answer(ok=True, found=self.ledgers.get(on))
+    def get_record(self, on: str) -> Answer:
+        return Answer(ok=True, found=self.allocation_record.get(on))
 
-    def put_ledger(self, on: str, entries: Mapping[str, Entry], version: int | None) -> Answer:
+    def put_record(self, on: str, entries: Mapping[str, Reservation], version: int | None) -> Answer:
         """Replace the ledger of this version; None: create it."""
-        known = self.ledgers.get(on)
+        known = self.allocation_record.get(on)
         if (known.version if known else None) != version:
             return Answer(ok=False)
         self.version += 1
-        self.ledgers[on] = Ledger(self.version, dict(entries))
-        self.history.append((self.version, LEDGERS, on, self.ledgers[on]))
-        return Answer(ok=True, found=self.ledgers[on])
+        self.allocation_record[on] = AllocationRecord(self.version, dict(entries))
+        self.history.append((self.version, ALLOCATION_RECORDS, on, self.allocation_record[on]))
+        return Answer(ok=True, found=self.allocation_record[on])
 
-    def bind(self, seen: Stored, on: str, card: str) -> Answer:
+    def bind(self, seen: Stored, on: str, gpu: str) -> Answer:
         """`POST pods/binding` with the uid and the resourceVersion as preconditions."""
         found = self.pods.get(seen.name)
         if (
@@ -104,7 +104,7 @@ class Server:
             or found.has_ended
         ):
             return Answer(ok=False)
-        return Answer(ok=True, found=self.put_pod(found._replace(on=on, cards=card, holds=card)))
+        return Answer(ok=True, found=self.put_pod(found._replace(on=on, gpus=gpu, holds=gpu)))
 
     def drop_claim(self, seen: Stored) -> Answer:
         """`PATCH` an annotation, with the same preconditions: no Binding that is under way will be taken."""
@@ -131,15 +131,15 @@ class Replica:
 
     def start(self) -> None:
         """Lists, as after a restart."""
-        self.state = GpuState(INTEL)
-        self.stores: dict[str, Writer[Any]] = {PODS: Writer(), LEDGERS: Writer()}
+        self.state = GpuStateBuilder(INTEL)
+        self.stores: dict[str, Writer[Any]] = {PODS: Writer(), ALLOCATION_RECORDS: Writer()}
         self.seen = dict.fromkeys(self.stores, len(self.server.history))
         self.known = dict(self.server.pods)
         """The pods as the server holds them, as far as the watch has come."""
         for one in self.server.pods.values():
             self.stores[PODS].add(_pod(one))
-        for on, held in self.server.ledgers.items():
-            self.stores[LEDGERS].add(_lease(on, held))
+        for on, held in self.server.allocation_record.items():
+            self.stores[ALLOCATION_RECORDS].add(_lease(on, held))
         for writer in self.stores.values():
             writer.finish(str(self.server.version))
 
@@ -157,32 +157,32 @@ class Replica:
             else:
                 writer.apply(_pod(found) if kind == PODS else _lease(name, found), str(version))
 
-    def learn(self, on: str, held: Ledger | None) -> None:
+    def learn(self, on: str, held: AllocationRecord | None) -> None:
         if held is not None:
-            self.stores[LEDGERS].apply_response(_lease(on, held), str(held.version))
+            self.stores[ALLOCATION_RECORDS].apply_response(_lease(on, held), str(held.version))
 
-    def build(self) -> Slot:
+    def build(self) -> GpuState:
         objects = {kind: writer.store.snapshot() for kind, writer in self.stores.items()}
         versions = {kind: writer.store.resource_version for kind, writer in self.stores.items()}
         cluster_state = ClusterState(INDEX, objects, MetricsSnapshot(), 0.0, NODE_OBJECTS, versions)
-        found: Slot = built(self.state, cluster_state)
+        found: GpuState = built(self.state, cluster_state)
         return found
 
-    def ledger(self, on: str) -> tuple[int | None, dict[str, Entry]]:
+    def record(self, on: str) -> tuple[int | None, dict[str, Reservation]]:
         """The newest that it knows: the version to replace, and the entries."""
-        found = self.stores[LEDGERS].store.get("nw", f"gpu-{on}")
+        found = self.stores[ALLOCATION_RECORDS].store.get("nw", f"gpu-{on}")
         if found is None:
             return None, {}
-        return int(found.metadata.resourceVersion), dict(ledgers.read(found).entries)
+        return int(found.metadata.resourceVersion), dict(allocation_record.read(found).entries)
 
     def plan(self, seen: Stored, on: str) -> str | None:
         """The card that the pod would get; the one that it has, if it has one."""
-        books = self.build().nodes[on].books
-        if seen.uid in books.held:
-            return books.held[seen.uid].cards[0][0]
-        for card in ("card0",):
-            if sum(books.amounts.get(card, {}).values()) < CAPACITY:
-                return card
+        allocations = self.build().nodes[on].allocations
+        if seen.uid in allocations.by_uid:
+            return allocations.by_uid[seen.uid].gpus[0][0]
+        for gpu in ("card0",):
+            if sum(allocations.amounts.get(gpu, {}).values()) < CAPACITY:
+                return gpu
         return None
 
     def bind(self, name: str, on: str) -> Process:
@@ -193,10 +193,10 @@ class Replica:
             held = None
             if not isinstance(seen, Stored) or seen.on or seen.has_ended:
                 return
-            card = yield from self._claim(seen, on)
-            if card is None:
+            gpu = yield from self._claim(seen, on)
+            if gpu is None:
                 return
-            answer = yield lambda server, seen=seen, card=card: server.bind(seen, on, card)  # type: ignore[misc]
+            answer = yield lambda server, seen=seen, gpu=gpu: server.bind(seen, on, gpu)  # type: ignore[misc]
             if answer.ok:
                 return
             if answer is LOST:
@@ -205,35 +205,35 @@ class Replica:
 
     def _claim(self, seen: Stored, on: str) -> Generator[Call, Answer, str | None]:
         for _ in range(_TRIES):
-            card = self.plan(seen, on)
-            if card is None:
+            gpu = self.plan(seen, on)
+            if gpu is None:
                 return None
-            version, entries = self.ledger(on)
-            for uid in self.build().nodes[on].books.stale:
+            version, entries = self.record(on)
+            for uid in self.build().nodes[on].allocations.stale:
                 entries.pop(uid, None)
             before = entries[seen.uid].seen if seen.uid in entries else ""
-            version_seen = ledgers.newer(before, str(seen.version))
+            version_seen = allocation_record.newer(before, str(seen.version))
             charged = ({"gpu.intel.com/i915": 1},)
-            entries[seen.uid] = Entry(f"d/{seen.name}", card, seen=version_seen, charged=charged)
+            entries[seen.uid] = Reservation(f"d/{seen.name}", gpu, seen=version_seen, charged=charged)
             if (yield from self._write(on, entries, version)):
-                return card
+                return gpu
         return None
 
     def _write(
-        self, on: str, entries: Mapping[str, Entry], version: int | None
+        self, on: str, entries: Mapping[str, Reservation], version: int | None
     ) -> Generator[Call, Answer, bool]:
-        answer = yield lambda server: server.put_ledger(on, entries, version)
+        answer = yield lambda server: server.put_record(on, entries, version)
         if answer.ok:
             self.learn(on, answer.found)
             return True
-        looked = yield lambda server: server.get_ledger(on)
+        looked = yield lambda server: server.get_record(on)
         if looked is not LOST:
             self.learn(on, looked.found)
         return False
 
     def clear(self, on: str, name: str, uid: str) -> Process:
         """Take out an entry whose bind never came: first make sure that it never will."""
-        entry = self.ledger(on)[1].get(uid)
+        entry = self.record(on)[1].get(uid)
         if entry is None:
             return
         looked = yield lambda server: server.get_pod(name)
@@ -248,7 +248,7 @@ class Replica:
                 if not dropped.ok:
                     return
         for _ in range(_TRIES):
-            version, entries = self.ledger(on)
+            version, entries = self.record(on)
             if uid not in entries or entries[uid].seen != entry.seen:
                 return
             del entries[uid]
@@ -259,7 +259,7 @@ class Replica:
         """Entries of pods that are bound nowhere, as far as it knows: node, pod, uid."""
         found = []
         for on, one in self.build().nodes.items():
-            for uid, held in one.books.held.items():
+            for uid, held in one.allocations.by_uid.items():
                 key = tuple(held.pod.split("/"))
                 known = self.stores[PODS].store.get(key[0], key[1])
                 if known is None or known.metadata.uid != uid or not known.spec.nodeName:
@@ -271,10 +271,10 @@ INDEX = NodeIndex(NODES)
 NODE_OBJECTS: Mapping[tuple[str, str], Any] = {("", name): _NODE for name in NODES}
 
 
-def _pod(one: Stored) -> BookedPod:
+def _pod(one: Stored) -> AllocatedPod:
     phase = "Succeeded" if one.has_ended else "Running" if one.on else "Pending"
-    return pod(one.name, one.on, one.cards or None, ["i915=1"], uid=one.uid, phase=phase)
+    return pod(one.name, one.on, one.gpus or None, ["i915=1"], uid=one.uid, phase=phase)
 
 
-def _lease(on: str, held: Ledger) -> Any:
+def _lease(on: str, held: AllocationRecord) -> Any:
     return lease(on, str(held.version), **held.entries)

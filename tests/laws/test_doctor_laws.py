@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodewise.agents.gpu import profile as gpu_profiles
+from nodewise.agents.gpu import resource_profile
 from nodewise.agents.telemetry import policy as policies
 from nodewise.doctor import examination
 from nodewise.doctor.collectors import access, deschedulers, nodes, programs, replicas
@@ -73,7 +73,7 @@ def test_workloads_of_any_shape_are_read(kind: str, value: Any, path: str) -> No
         workloads.find_mount(container, f"/{path}")
     programs.parse_single_pod(encoded(value))
     programs.parse_pod(0.0, encoded(value))
-    nodes.parse_node(list(gpu_profiles.PROFILES.values()), encoded(value))
+    nodes.parse_node(list(resource_profile.PROFILES.values()), encoded(value))
     if policy := policy_collectors.parse_policy(encoded(value)):
         policy_collectors.evaluate([policy], {}, ["a"], [])
 

@@ -7,9 +7,9 @@ import msgspec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nodewise.agents.gpu import cards
-from nodewise.agents.gpu.cards import CARDS, GpuNode, NodeCards
-from nodewise.agents.gpu.profile import GENERIC, INTEL, Profile
+from nodewise.agents.gpu import node_gpus
+from nodewise.agents.gpu.node_gpus import GPUS, GpuNode, NodeGpus
+from nodewise.agents.gpu.resource_profile import GENERIC, INTEL, ResourceProfile
 
 TELEMETRY = "telemetry.aware.scheduling."
 KEYS = [
@@ -66,13 +66,13 @@ PROFILES = st.sampled_from([INTEL, GENERIC])
 
 
 def node(labels: Any, allocatable: Any, annotation: str | None) -> GpuNode:
-    metadata = {"labels": labels, "annotations": {CARDS: annotation}}
+    metadata = {"labels": labels, "annotations": {GPUS: annotation}}
     body = json.dumps({"metadata": metadata, "status": {"allocatable": allocatable}})
     return msgspec.json.decode(body.replace("NaN", "null").replace("Infinity", "1"), type=GpuNode)
 
 
-def read(labels: Any, allocatable: Any, annotation: str | None, profile: Profile) -> NodeCards:
-    return cards.read(node(labels, allocatable, annotation), profile)
+def read(labels: Any, allocatable: Any, annotation: str | None, profile: ResourceProfile) -> NodeGpus:
+    return node_gpus.read(node(labels, allocatable, annotation), profile)
 
 
 EVERYTHING = (LABELS | SCALARS, AMOUNTS | SCALARS, ANNOTATIONS, PROFILES)
@@ -83,41 +83,47 @@ EVERYTHING = (LABELS | SCALARS, AMOUNTS | SCALARS, ANNOTATIONS, PROFILES)
 @example({"gpu.intel.com/gpu-numbers": "0", "gpu.intel.com/gpu-numbers2": ""}, {}, None, INTEL)
 @example({"gpu.intel.com/gpu-numbers": "0"}, {"gpu.intel.com/tiles": "1E"}, None, INTEL)
 def test_whatever_a_node_says_is_read_within_bounds(
-    labels: Any, allocatable: Any, annotation: str | None, profile: Profile
+    labels: Any, allocatable: Any, annotation: str | None, profile: ResourceProfile
 ) -> None:
     found = read(labels, allocatable, annotation, profile)
-    assert found.cards == tuple(sorted(set(found.cards)))
-    assert len(found.cards) == len(found.models) <= cards.MOST_CARDS
-    assert all(0 < len(name) <= 63 and not set(name) & set(",|:+ ") for name in found.cards)
-    assert len(found.capacity) <= cards.MOST_RESOURCES
+    assert found.names == tuple(sorted(set(found.names)))
+    assert len(found.names) == len(found.models) <= node_gpus.MOST_GPUS
+    assert all(0 < len(name) <= 63 and not set(name) & set(",|:+ ") for name in found.names)
+    assert len(found.capacity) <= node_gpus.MOST_RESOURCES
     assert all(map(profile.has, found.capacity))
-    assert all(len(row) == len(found.cards) and any(row) for row in found.capacity.values())
+    assert all(len(row) == len(found.names) and any(row) for row in found.capacity.values())
     assert all(0 <= amount < 2**63 for row in found.capacity.values() for amount in row)
-    assert all(amount <= cards.MOST_TILES for amount in found.capacity.get(profile.tiles, ()))
+    assert all(amount <= node_gpus.MOST_SUBDEVICES for amount in found.capacity.get(profile.subdevices, ()))
     assert len(found.problems) <= 17
     assert all(len(text) < 400 for text in found.problems)
 
 
 @given(*EVERYTHING)
 def test_all_that_is_said_of_cards_is_said_of_those_that_are_there(
-    labels: Any, allocatable: Any, annotation: str | None, profile: Profile
+    labels: Any, allocatable: Any, annotation: str | None, profile: ResourceProfile
 ) -> None:
     found = read(labels, allocatable, annotation, profile)
-    tiles = dict(zip(found.cards, found.capacity.get(profile.tiles, ()), strict=False))
-    assert found.unusable <= set(found.cards)
-    assert found.preferred in {"", *found.cards}
-    assert found.tiles_off.keys() <= set(found.cards)
-    assert all(0 <= tile < tiles[card] for card, off in found.tiles_off.items() for tile in off)
-    assert all(group <= set(found.cards) for group in found.numa)
+    subdevices = dict(zip(found.names, found.capacity.get(profile.subdevices, ()), strict=False))
+    assert found.unusable <= set(found.names)
+    assert found.preferred in {"", *found.names}
+    assert found.subdevices_off.keys() <= set(found.names)
+    assert all(
+        0 <= subdevice < subdevices[gpu] for gpu, off in found.subdevices_off.items() for subdevice in off
+    )
+    assert all(group <= set(found.names) for group in found.numa)
     assert not (found.numa and found.numa_problem)
-    assert {link.left for link in found.links} | {link.right for link in found.links} <= set(found.cards)
+    assert {link.left for link in found.links} | {link.right for link in found.links} <= set(found.names)
     assert all(link.left != link.right for link in found.links)
-    assert len(found.links) == len(set(found.links)) <= cards.MOST_LINKS
+    assert len(found.links) == len(set(found.links)) <= node_gpus.MOST_LINKS
 
 
 @given(LABELS, AMOUNTS, ANNOTATIONS, PROFILES, st.randoms(use_true_random=False))
 def test_the_order_of_labels_and_amounts_does_not_matter(
-    labels: dict[str, str], allocatable: dict[str, Any], annotation: str | None, profile: Profile, random: Any
+    labels: dict[str, str],
+    allocatable: dict[str, Any],
+    annotation: str | None,
+    profile: ResourceProfile,
+    random: Any,
 ) -> None:
     def shuffled(given: dict[str, Any]) -> dict[str, Any]:
         items = list(given.items())
@@ -145,10 +151,10 @@ def test_cards_together_have_no_more_than_the_node_and_lack_less_than_one_each(
     }
     allocatable = {INTEL.prefix + name: str(amount) for name, amount in given_amounts.items()}
     found = read(labels, allocatable, None, INTEL)
-    assert set(found.cards) == {f"card{number}" for number in numbers}
+    assert set(found.names) == {f"card{number}" for number in numbers}
     for resource, text in allocatable.items():
         given_amount = int(text)
-        if resource == INTEL.tiles:
+        if resource == INTEL.subdevices:
             given_amount = min(given_amount, 64 * len(numbers) + given_amount % len(numbers))
         left = given_amount - sum(found.capacity.get(resource, ()))
         assert 0 <= left < len(numbers)

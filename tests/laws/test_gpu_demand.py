@@ -10,7 +10,7 @@ from nodewise.agents.gpu import demand
 from nodewise.agents.gpu.demand import NOTHING
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.pods import GpuPod
-from nodewise.agents.gpu.profile import GENERIC, INTEL, Profile
+from nodewise.agents.gpu.resource_profile import GENERIC, INTEL, ResourceProfile
 
 RESOURCES = st.sampled_from(
     [f"{INTEL.prefix}{name}" for name in ("i915", "xe", "tiles", "millicores", "i915_monitoring")]
@@ -36,7 +36,7 @@ CONTAINERS = st.lists(
 KEYS = [
     demand.ALLOW,
     demand.DENY,
-    demand.SAME_CARD,
+    demand.SAME_GPU,
     demand.LINKED,
     demand.SINGLE_NUMA,
     demand.MODELS,
@@ -64,7 +64,7 @@ def pod(containers: Any, init: Any = None, annotations: Any = None) -> GpuPod:
     GpuOptions(),
 )
 def test_whatever_a_pod_says_is_a_demand_within_bounds_or_a_problem_in_few_words(
-    containers: Any, init: Any, annotations: Any, profile: Profile, options: GpuOptions
+    containers: Any, init: Any, annotations: Any, profile: ResourceProfile, options: GpuOptions
 ) -> None:
     found = demand.read(pod(containers, init, annotations), profile, options)
     if found.problem is not None:
@@ -72,22 +72,22 @@ def test_whatever_a_pod_says_is_a_demand_within_bounds_or_a_problem_in_few_words
         assert found.problem.words
         assert found.problem.hint
         assert len(found.problem.text()) <= 256
-        assert found.wants_cards
+        assert found.wants_gpus
         return
     assert found == NOTHING or len(found.containers) == len(containers)
     for one in found.containers:
         assert 0 <= one.count < 2**63
-        assert all(profile.has(resource) and 0 <= amount < 2**63 for resource, amount in one.per_card.items())
-        assert bool(one.count) == bool(one.per_card)
-        assert not one.count or any(one.per_card.get(resource) == 1 for resource in profile.counts)
+        assert all(profile.has(resource) and 0 <= amount < 2**63 for resource, amount in one.per_gpu.items())
+        assert bool(one.count) == bool(one.per_gpu)
+        assert not one.count or any(one.per_gpu.get(resource) == 1 for resource in profile.counts)
         assert not (found.linked and one.count % 2)
-    assert not found.same_card or all(found.containers[at].count == 1 for at in found.same_card)
-    assert len(found.same_card) == len(set(found.same_card)) != 1
+    assert not found.same_gpu or all(found.containers[at].count == 1 for at in found.same_gpu)
+    assert len(found.same_gpu) == len(set(found.same_gpu)) != 1
 
 
 @given(CONTAINERS, st.none() | CONTAINERS, ANNOTATIONS, PROFILES, OPTIONS)
 def test_equal_pods_ask_equal_questions(
-    containers: Any, init: Any, annotations: Any, profile: Profile, options: GpuOptions
+    containers: Any, init: Any, annotations: Any, profile: ResourceProfile, options: GpuOptions
 ) -> None:
     first, again = (demand.read(pod(containers, init, annotations), profile, options) for _ in range(2))
     assert (first, hash(first)) == (again, hash(again))
@@ -103,10 +103,12 @@ def test_a_pod_that_names_none_of_our_resources_has_nothing_to_do_with_us(
 
 
 @given(CONTAINERS, PROFILES)
-def test_shares_times_cards_are_no_more_than_what_was_asked_for(containers: Any, profile: Profile) -> None:
+def test_shares_times_cards_are_no_more_than_what_was_asked_for(
+    containers: Any, profile: ResourceProfile
+) -> None:
     given_pod = pod(containers)
     found, whole = demand.read(given_pod, profile, GpuOptions()), demand.whole(given_pod, profile)
     assert len(whole) == len(containers)
     for one, asked in zip(found.containers, whole, strict=False):
-        for resource, share in one.per_card.items():
+        for resource, share in one.per_gpu.items():
             assert 0 <= asked[resource] - share * one.count < one.count

@@ -7,23 +7,22 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewise.agents.gpu import layout as layouts
-from nodewise.agents.gpu import tiles
-from nodewise.agents.gpu.cards import Link, NodeCards
+from nodewise.agents.gpu import gpu_layout, subdevices
 from nodewise.agents.gpu.demand import ContainerDemand, Demand
-from nodewise.agents.gpu.fit import Balanced, FirstFit, Fitted, Order, fit
-from nodewise.agents.gpu.layout import Layout
-from nodewise.agents.gpu.tiles import Taken
+from nodewise.agents.gpu.fit import Balanced, FirstFit, FitResult, GpuOrder, fit
+from nodewise.agents.gpu.gpu_layout import GpuLayout
+from nodewise.agents.gpu.node_gpus import Link, NodeGpus
+from nodewise.agents.gpu.subdevices import SubdeviceRequest
 from tests.laws import gpu_scalar as scalar
-from tests.laws.gpu_scalar import TILES, DoesNotFit, Usage
+from tests.laws.gpu_scalar import SUBDEVICES, DoesNotFit, GpuUsage
 
 NAMES = ("card0", "card1", "card10", "card2", "card3")
 COUNT, MEMORY = "gpu.intel.com/i915", "gpu.intel.com/memory.max"
-RESOURCES = (COUNT, MEMORY, TILES)
+RESOURCES = (COUNT, MEMORY, SUBDEVICES)
 NAME = st.sampled_from(NAMES)
 NUMBERS = st.frozensets(st.integers(0, 3), max_size=2)
 HUGE = 2**63 - 1
-Given = tuple[NodeCards, Usage]
+Given = tuple[NodeGpus, GpuUsage]
 
 
 def seldom(what: st.SearchStrategy[Any], otherwise: Any) -> st.SearchStrategy[Any]:
@@ -42,26 +41,26 @@ def nodes(draw: Any) -> Given:
     capacity = {name: draw(every) for name in RESOURCES if not draw(seldom(st.just(True), False))}
     if draw(seldom(st.just(True), False)):
         capacity[MEMORY] = (HUGE,) * len(names)
-    counts = capacity.get(TILES, (0,) * len(names))
+    counts = capacity.get(SUBDEVICES, (0,) * len(names))
     off = draw(seldom(st.dictionaries(NAME, NUMBERS, max_size=2), {}))
-    cards = NodeCards(
-        cards=names,
+    gpus = NodeGpus(
+        names=names,
         capacity=capacity,
         models=draw(st.tuples(*[st.sampled_from(["", "A", "B"])] * len(names))),
         unusable=draw(seldom(SOME, frozenset())),
-        tiles_off={
-            card: frozenset(tile for tile in off[card] if tile < count)
-            for card, count in zip(names, counts, strict=True)
-            if card in off
+        subdevices_off={
+            gpu: frozenset(subdevice for subdevice in off[gpu] if subdevice < count)
+            for gpu, count in zip(names, counts, strict=True)
+            if gpu in off
         },
-        tiles_preferred=draw(st.dictionaries(NAME, st.tuples(st.integers(0, 3)), max_size=1)),
+        subdevices_preferred=draw(st.dictionaries(NAME, st.tuples(st.integers(0, 3)), max_size=1)),
         preferred=draw(st.sampled_from(["", *names])),
         numa=draw(st.just(()) | st.tuples(GROUP, GROUP, SOME)),
         numa_problem=draw(seldom(st.just("bad"), "")),
         links=tuple(draw(st.just([]) | st.lists(links(names), min_size=4, max_size=12))),
     )
     amounts = draw(st.dictionaries(NAME, st.dictionaries(st.sampled_from(RESOURCES), held()), max_size=3))
-    return cards, Usage(amounts, draw(seldom(st.dictionaries(NAME, NUMBERS, max_size=2), {})))
+    return gpus, GpuUsage(amounts, draw(seldom(st.dictionaries(NAME, NUMBERS, max_size=2), {})))
 
 
 def held() -> st.SearchStrategy[int]:
@@ -71,8 +70,8 @@ def held() -> st.SearchStrategy[int]:
 
 
 def links(names: tuple[str, ...]) -> st.SearchStrategy[Link]:
-    card = st.sampled_from(names or NAMES)
-    return st.builds(Link, card, st.sampled_from([0, 1, 0, 1, 2]), card, st.integers(0, 1))
+    gpu = st.sampled_from(names or NAMES)
+    return st.builds(Link, gpu, st.sampled_from([0, 1, 0, 1, 2]), gpu, st.integers(0, 1))
 
 
 @st.composite
@@ -80,14 +79,14 @@ def demands(draw: Any) -> Demand:
     linked = draw(st.booleans())
     counts = [2, 0, 2, 4] if linked else [1, 1, 0, 2, 2, 3, 6]
     containers = tuple(
-        ContainerDemand(f"c{number}", count, dict(draw(per_card())) if count else {})
+        ContainerDemand(f"c{number}", count, dict(draw(per_gpu())) if count else {})
         for number, count in enumerate(draw(st.lists(st.sampled_from(counts), min_size=1, max_size=3)))
     )
     ones = [number for number, one in enumerate(containers) if one.count == 1]
     shared = tuple(draw(st.permutations(ones))) if len(ones) > 1 and draw(st.booleans()) else ()
     return Demand(
         containers,
-        same_card=shared,
+        same_gpu=shared,
         linked=linked,
         single_numa=draw(st.booleans()),
         allow=draw(seldom(st.frozensets(NAME, min_size=2), None)),
@@ -97,32 +96,32 @@ def demands(draw: Any) -> Demand:
 
 
 @st.composite
-def per_card(draw: Any) -> dict[str, int]:
+def per_gpu(draw: Any) -> dict[str, int]:
     wanted = {COUNT: 1}
     if draw(st.booleans()):
-        wanted[TILES] = draw(st.integers(0, 2))
+        wanted[SUBDEVICES] = draw(st.integers(0, 2))
     if draw(st.booleans()):
         wanted[MEMORY] = draw(seldom(st.just(HUGE // 4), 2)) - draw(st.integers(0, 2))
     return wanted
 
 
-ORDERS = st.sampled_from(["", "", MEMORY, TILES, "gpu.intel.com/nosuch"])
+ORDERS = st.sampled_from(["", "", MEMORY, SUBDEVICES, "gpu.intel.com/nosuch"])
 CLUSTERS = st.lists(nodes(), min_size=1, max_size=6)
 
 
-def order_of(balanced: str) -> Order:
+def order_of(balanced: str) -> GpuOrder:
     return Balanced(balanced) if balanced else FirstFit()
 
 
-def laid_out(given: list[Given]) -> Layout:
-    return layouts.build(given, np.arange(len(given) + 1), TILES)
+def laid_out(given: list[Given]) -> GpuLayout:
+    return gpu_layout.build(given, np.arange(len(given) + 1), SUBDEVICES)
 
 
-def told(fitted: Fitted, at: int, cards: NodeCards) -> Any:
+def told(fitted: FitResult, at: int, gpus: NodeGpus) -> Any:
     """As the plain one has it: None, or cards and linked tiles by container."""
     if fitted.codes[at]:
         return None
-    return [[cards.cards[card] for card in one] for one in fitted.cards(at)], [*map(list, fitted.tiles(at))]
+    return [[gpus.names[gpu] for gpu in one] for one in fitted.gpus(at)], [*map(list, fitted.subdevices(at))]
 
 
 def plain(given: Given, demand: Demand, balanced: str) -> Any:
@@ -130,16 +129,16 @@ def plain(given: Given, demand: Demand, balanced: str) -> Any:
         found = scalar.fit(*given, demand, balanced)
     except DoesNotFit:
         return None
-    return found.cards, found.links
+    return found.gpus, found.links
 
 
-def taken_of(demand: Demand, found: Any) -> list[list[Taken]]:
+def taken_of(demand: Demand, found: Any) -> list[list[SubdeviceRequest]]:
     return [
         [
-            Taken(card, one.per_card.get(TILES, 0), tile)
-            for card, tile in zip(cards, ends or [-1] * len(cards), strict=True)
+            SubdeviceRequest(gpu, one.per_gpu.get(SUBDEVICES, 0), subdevice)
+            for gpu, subdevice in zip(gpus, ends or [-1] * len(gpus), strict=True)
         ]
-        for one, cards, ends in zip(demand.containers, *found, strict=True)
+        for one, gpus, ends in zip(demand.containers, *found, strict=True)
     ]
 
 
@@ -160,13 +159,17 @@ def test_a_rejected_node_has_a_reason_and_what_it_lacks_is_true(
     cluster: list[Given], demand: Demand, balanced: str
 ) -> None:
     fitted = fit(laid_out(cluster), np.arange(len(cluster)), demand, order_of(balanced))
-    for at, (cards, _) in enumerate(cluster):
-        lack = fitted.lacks.at(at)
+    for at, (gpus, _) in enumerate(cluster):
+        record_shortfall = fitted.shortfalls.at(at)
         if fitted.codes[at]:
             assert (
                 "will not fit" in (text := fitted.reasons[fitted.codes[at] - 1].text()) or "bad args" in text
             )
-        assert lack is None or (fitted.codes[at] and lack.free < lack.wanted and lack.card in cards.cards)
+        assert record_shortfall is None or (
+            fitted.codes[at]
+            and record_shortfall.free < record_shortfall.wanted
+            and record_shortfall.gpu in gpus.names
+        )
 
 
 @given(CLUSTERS, demands(), ORDERS)
@@ -174,33 +177,33 @@ def test_no_card_gives_more_than_it_has_and_no_tile_is_given_twice(
     cluster: list[Given], demand: Demand, balanced: str
 ) -> None:
     fitted = fit(laid_out(cluster), np.arange(len(cluster)), demand, order_of(balanced))
-    for at, (cards, usage) in enumerate(cluster):
-        found = told(fitted, at, cards)
+    for at, (gpus, usage) in enumerate(cluster):
+        found = told(fitted, at, gpus)
         if found is None:
             continue
-        total = {card: Counter(usage.amounts.get(card, {})) for card in cards.cards}
+        total = {gpu: Counter(usage.amounts.get(gpu, {})) for gpu in gpus.names}
         for one, names in zip(demand.containers, found[0], strict=True):
             assert len(set(names)) == len(names) == one.count
             for name in names:
-                total[name].update(one.per_card)
+                total[name].update(one.per_gpu)
         for one, names in zip(demand.containers, found[0], strict=True):
             for name in names:
-                for resource in one.per_card:
-                    assert total[name][resource] <= cards.capacity[resource][cards.cards.index(name)]
-        check_tiles(cards, usage, taken_of(demand, found))
+                for resource in one.per_gpu:
+                    assert total[name][resource] <= gpus.capacity[resource][gpus.names.index(name)]
+        check_subdevices(gpus, usage, taken_of(demand, found))
 
 
-def check_tiles(cards: NodeCards, usage: Usage, taken: list[list[Taken]]) -> None:
-    given = tiles.assign(cards, usage, TILES, taken)
-    seen = {card: {*usage.tiles.get(card, ())} | {*cards.tiles_off.get(card, ())} for card in cards.cards}
-    counts = dict(zip(cards.cards, cards.capacity.get(TILES, (0,) * len(cards.cards)), strict=True))
+def check_subdevices(gpus: NodeGpus, usage: GpuUsage, taken: list[list[SubdeviceRequest]]) -> None:
+    given = subdevices.assign(gpus, usage, SUBDEVICES, taken)
+    seen = {gpu: {*usage.subdevices.get(gpu, ())} | {*gpus.subdevices_off.get(gpu, ())} for gpu in gpus.names}
+    counts = dict(zip(gpus.names, gpus.capacity.get(SUBDEVICES, (0,) * len(gpus.names)), strict=True))
     for one, numbers in zip(taken, given, strict=True):
-        for card, found in zip(one, numbers, strict=True):
-            assert len(found) == card.tiles
-            assert seen[card.card].isdisjoint(found)
-            assert all(0 <= tile < counts[card.card] for tile in found)
-            assert card.linked in found or card.linked < 0 or not found
-            seen[card.card].update(found)
+        for gpu, found in zip(one, numbers, strict=True):
+            assert len(found) == gpu.subdevices
+            assert seen[gpu.gpu].isdisjoint(found)
+            assert all(0 <= subdevice < counts[gpu.gpu] for subdevice in found)
+            assert gpu.linked in found or gpu.linked < 0 or not found
+            seen[gpu.gpu].update(found)
 
 
 @given(CLUSTERS, demands(), ORDERS, st.randoms(use_true_random=False))
@@ -213,7 +216,7 @@ def test_candidates_in_another_order_get_the_same_answers(
     again = fit(layout, np.array(asked, np.intp), demand, order)
     for at, row in enumerate(asked):
         assert told(again, at, cluster[row][0]) == told(fitted, row, cluster[row][0])
-        assert again.lacks.at(at) == fitted.lacks.at(row)
+        assert again.shortfalls.at(at) == fitted.shortfalls.at(row)
         if again.codes[at]:
             assert again.reasons[again.codes[at] - 1] == fitted.reasons[fitted.codes[row] - 1]
 
@@ -224,12 +227,12 @@ def test_a_layout_changed_row_by_row_is_one_built_anew(
 ) -> None:
     wanted = (after * len(before))[: len(before)]
     changed = laid_out(before)
-    for row, (cards, usage) in enumerate(wanted):
-        changed = layouts.with_row(changed, row, cards, usage)
+    for row, (gpus, usage) in enumerate(wanted):
+        changed = gpu_layout.with_row(changed, row, gpus, usage)
     every = np.arange(len(before))
     one = fit(changed, every, demand, order_of(balanced))
     other = fit(laid_out(wanted), every, demand, order_of(balanced))
-    for at, (cards, _) in enumerate(wanted):
-        assert changed.cards(at) == cards.cards
-        assert told(one, at, cards) == told(other, at, cards)
-        assert one.lacks.at(at) == other.lacks.at(at)
+    for at, (gpus, _) in enumerate(wanted):
+        assert changed.gpus(at) == gpus.names
+        assert told(one, at, gpus) == told(other, at, gpus)
+        assert one.shortfalls.at(at) == other.shortfalls.at(at)

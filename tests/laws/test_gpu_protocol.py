@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nodewise.agents.gpu.ledger import Entry
-from nodewise.agents.gpu.state import LEDGERS, PODS
+from nodewise.agents.gpu.allocation_record import Reservation
+from nodewise.agents.gpu.state import ALLOCATION_RECORDS, PODS
 from tests.laws.gpu_protocol import CAPACITY, LOST, NODES, Answer, Call, Process, Replica, Server, Stored
 
 NAMES = ("a", "b")
@@ -69,7 +69,7 @@ class Cluster:
     def tenant_writes(self, name: str, text: str) -> None:
         found = self.server.pods.get(name)
         if found is not None:
-            self.server.put_pod(found._replace(cards=text))
+            self.server.put_pod(found._replace(gpus=text))
 
     def bind(self, which: int, name: str, on: str, calls: int) -> None:
         """A bind request, of which so many calls are answered at once."""
@@ -145,15 +145,15 @@ class Cluster:
 
     def catch_up(self) -> None:
         for replica in self.replicas:
-            for kind in (PODS, LEDGERS):
+            for kind in (PODS, ALLOCATION_RECORDS):
                 replica.watch(kind, len(self.server.history))
 
     def held(self) -> dict[tuple[str, str], list[str]]:
         """By node and card: the pods that hold it, as the books of a replica say."""
         found: dict[tuple[str, str], list[str]] = {}
         for on, one in self.replicas[0].build().nodes.items():
-            for pod in one.books.held.values():
-                found.setdefault((on, pod.cards[0][0]), []).append(pod.pod.removeprefix("d/"))
+            for pod in one.allocations.by_uid.values():
+                found.setdefault((on, pod.gpus[0][0]), []).append(pod.pod.removeprefix("d/"))
         return found
 
 
@@ -169,7 +169,7 @@ STEP = st.one_of(
     BINDS,
     GOES_ON,
     GOES_ON,
-    happening("watch", WHICH, st.sampled_from([PODS, LEDGERS]), st.integers(1, 9)),
+    happening("watch", WHICH, st.sampled_from([PODS, ALLOCATION_RECORDS]), st.integers(1, 9)),
     happening("clear_up", WHICH, ANY, st.sampled_from([1, 2, 9])),
     happening("lose", ANY, st.sampled_from(["now", "late", "never"])),
     happening("arrive", ANY),
@@ -212,7 +212,7 @@ _REPLICAS, _PLACES, _ODDS = range(2), range(9), (True, True, False)
 _DRAWN: Mapping[str, Sequence[Sequence[Any]]] = {
     "bind": (_REPLICAS, NAMES, (NODES[0], *NODES), (1, 2, 3, 9)),
     "go_on": (_PLACES, (1, 2, 9)),
-    "watch": (_REPLICAS, (PODS, LEDGERS), (1, 2, 4, 9, 36)),
+    "watch": (_REPLICAS, (PODS, ALLOCATION_RECORDS), (1, 2, 4, 9, 36)),
     "clear_up": (_REPLICAS, _PLACES, (1, 2, 9)),
     "lose": (_PLACES, ("now", "late", "never")),
     "kill": (_PLACES, _ODDS),
@@ -240,13 +240,13 @@ def test_an_old_look_at_a_pod_does_not_set_its_entry_back() -> None:
     """Else a clearing that is under way would take it out, and what the pod holds were up to its annotations."""
     cluster = Cluster(old=False)
     cluster.bind(0, "a", "n1", 1)  # the entry
-    cluster.watch(1, LEDGERS, 9)
+    cluster.watch(1, ALLOCATION_RECORDS, 9)
     cluster.clear_up(1, 0, 2)  # the pod is changed, so that the Binding fails
     cluster.go_on(0, 9)  # which is tried again, with a new entry, and done
     cluster.bind(1, "a", "n1", 3)  # by a replica that knows of none of this
     cluster.go_on(0, 9)  # the clearing
     cluster.tenant_writes("a", "")
-    assert cluster.replicas[1].ledger("n1")[1].keys() == {"uid-1"}
+    assert cluster.replicas[1].record("n1")[1].keys() == {"uid-1"}
     cluster.settle()
     assert cluster.held() == cluster.server.in_use() == {("n1", "card0"): ["a"]}
 
@@ -254,26 +254,26 @@ def test_an_old_look_at_a_pod_does_not_set_its_entry_back() -> None:
 class AnyPod(Server):
     """Takes a Binding for whatever version of the pod."""
 
-    def bind(self, seen: Stored, on: str, card: str) -> Answer:
+    def bind(self, seen: Stored, on: str, gpu: str) -> Answer:
         now = self.pods.get(seen.name)
-        return super().bind(now if now is not None and now.uid == seen.uid else seen, on, card)
+        return super().bind(now if now is not None and now.uid == seen.uid else seen, on, gpu)
 
 
-class AnyLedger(Server):
+class AnyRecord(Server):
     """Takes a ledger that was made from an older one."""
 
-    def put_ledger(self, on: str, entries: Mapping[str, Entry], version: int | None) -> Answer:
-        known = self.ledgers.get(on)
-        return super().put_ledger(on, entries, known.version if known else None)
+    def put_record(self, on: str, entries: Mapping[str, Reservation], version: int | None) -> Answer:
+        known = self.allocation_record.get(on)
+        return super().put_record(on, entries, known.version if known else None)
 
 
-class LosingLedgers(Server):
+class LosingRecords(Server):
     """Deletes a node's ledger now and then, as a garbage collector would that takes it for a deleted node's."""
 
     def put_pod(self, one: Stored) -> Stored:
-        if one.on and self.version % 3 == 0 and self.ledgers.pop(one.on, None):
+        if one.on and self.version % 3 == 0 and self.allocation_record.pop(one.on, None):
             self.version += 1
-            self.history.append((self.version, LEDGERS, one.on, None))
+            self.history.append((self.version, ALLOCATION_RECORDS, one.on, None))
         return super().put_pod(one)
 
 
@@ -282,7 +282,7 @@ def lives(server: type[Server], count: int) -> None:
         strolled(seed, server())
 
 
-@pytest.mark.parametrize("server", [AnyPod, AnyLedger, LosingLedgers])
+@pytest.mark.parametrize("server", [AnyPod, AnyRecord, LosingRecords])
 def test_without_a_promise_of_the_server_a_card_is_used_twice(server: type[Server]) -> None:
     with pytest.raises(AssertionError, match=r"'card0'\): \["):
         lives(server, 3000)

@@ -5,14 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodewise.agents.gpu import fragmentation, score
+from nodewise.agents.gpu.candidate_gpus import CandidateGpus
 from nodewise.agents.gpu.fit import fit
-from nodewise.agents.gpu.score import Means
-from nodewise.agents.gpu.working import Working
+from nodewise.agents.gpu.score import PlacementInputs
 from tests.unit.agents.gpu.boards import COUNT, MILLI, WHOLE, board, demand, plain, share
 
 MODELS = ["A", "B", ""]
-CARD = st.tuples(st.integers(0, WHOLE), st.sampled_from(MODELS))
-NODE = st.tuples(st.lists(CARD, max_size=5), st.integers(0, 20))
+GPU = st.tuples(st.integers(0, WHOLE), st.sampled_from(MODELS))
+NODE = st.tuples(st.lists(GPU, max_size=5), st.integers(0, 20))
 NODES = st.lists(NODE, min_size=1, max_size=5)
 CLASS = st.builds(
     share,
@@ -25,14 +25,14 @@ CLASSES = st.dictionaries(CLASS, st.integers(1, 9), max_size=6)
 
 
 def _laid_out(nodes):
-    frees = [[free for free, _ in cards] for cards, _ in nodes]
-    models = {at: [model for _, model in cards] for at, (cards, _) in enumerate(nodes)}
+    frees = [[free for free, _ in gpus] for gpus, _ in nodes]
+    models = {at: [model for _, model in gpus] for at, (gpus, _) in enumerate(nodes)}
     return board(*frees, models=models), np.array([cpu for _, cpu in nodes])
 
 
-def _measured(known, working, cpu):
-    hosts = fragmentation.hosts(known, cpu, len(working))
-    return fragmentation.fragmented(known, fragmentation.look(known, working), hosts)
+def _measured(known, candidate_gpus, cpu):
+    hosts = fragmentation.hosts(known, cpu, len(candidate_gpus))
+    return fragmentation.fragmented(known, fragmentation.gpu_cells_of(known, candidate_gpus), hosts)
 
 
 @given(NODES, CLASSES)
@@ -40,10 +40,10 @@ def test_the_measure_is_the_plain_one_and_never_above_what_is_free(nodes, classe
     laid_out, cpu = _laid_out(nodes)
     known = fragmentation.tables(classes, (COUNT,))
 
-    found = _measured(known, Working(laid_out, np.arange(len(nodes))), cpu)
+    found = _measured(known, CandidateGpus(laid_out, np.arange(len(nodes))), cpu)
 
-    for (cards, cpu_milli), one in zip(nodes, found.tolist(), strict=True):
-        free, models = [free for free, _ in cards], [model for _, model in cards]
+    for (gpus, cpu_milli), one in zip(nodes, found.tolist(), strict=True):
+        free, models = [free for free, _ in gpus], [model for _, model in gpus]
         assert -1e-9 <= one <= sum(free) / WHOLE + 1e-9
         assert abs(one - (plain(classes, free, cpu_milli, models) if classes else 0)) < 1e-9
 
@@ -52,17 +52,20 @@ def test_the_measure_is_the_plain_one_and_never_above_what_is_free(nodes, classe
 def test_what_one_card_spoils_is_the_difference_of_two_measures(nodes, classes, milli) -> None:
     laid_out, cpu = _laid_out(nodes)
     known = fragmentation.tables(classes, (COUNT,))
-    before, after = Working(laid_out, np.arange(len(nodes))), Working(laid_out, np.arange(len(nodes)))
-    after.take(np.ones((laid_out.most_cards, len(nodes)), bool), {MILLI: milli})
+    before, after = (
+        CandidateGpus(laid_out, np.arange(len(nodes))),
+        CandidateGpus(laid_out, np.arange(len(nodes))),
+    )
+    after.take(np.ones((laid_out.most_gpus, len(nodes)), bool), {MILLI: milli})
     hosts = fragmentation.hosts(known, cpu, len(nodes))
 
     spoiled = fragmentation.spoiled(
-        known, fragmentation.look(known, before), fragmentation.look(known, after), hosts
+        known, fragmentation.gpu_cells_of(known, before), fragmentation.gpu_cells_of(known, after), hosts
     )
 
-    for position in range(laid_out.most_cards):
-        alone = Working(laid_out, np.arange(len(nodes)))
-        taken = np.zeros((laid_out.most_cards, len(nodes)), bool)
+    for position in range(laid_out.most_gpus):
+        alone = CandidateGpus(laid_out, np.arange(len(nodes)))
+        taken = np.zeros((laid_out.most_gpus, len(nodes)), bool)
         taken[position] = True
         alone.take(taken, {MILLI: milli})
         difference = _measured(known, alone, cpu) - _measured(known, before, cpu)
@@ -74,13 +77,15 @@ def test_pack_takes_the_fullest_card_that_fits_and_spread_the_emptiest(nodes, mi
     laid_out, _ = _laid_out(nodes)
     asked = demand(milli)
 
-    fitted = fit(laid_out, np.arange(len(nodes)), asked, score.order(Means(placement, (COUNT,)), asked))
+    fitted = fit(
+        laid_out, np.arange(len(nodes)), asked, score.order(PlacementInputs(placement, (COUNT,)), asked)
+    )
 
-    for at, (cards, _) in enumerate(nodes):
-        able = [free for free, _ in cards if free >= milli]
+    for at, (gpus, _) in enumerate(nodes):
+        able = [free for free, _ in gpus if free >= milli]
         assert (fitted.codes[at] == 0) == bool(able)
         if able:
-            taken = cards[fitted.cards(at)[0][0]][0]
+            taken = gpus[fitted.gpus(at)[0][0]][0]
             assert taken == (min(able) if placement == "pack" else max(able))
 
 
@@ -93,7 +98,7 @@ def test_points_are_ten_for_one_node_and_nothing_where_the_pod_does_not_fit(
     laid_out, cpu = _laid_out(nodes)
     asked, rows = demand(milli), np.arange(len(nodes))
     known = fragmentation.tables(classes, (COUNT,))
-    going_by = Means(placement, (COUNT,), (MILLI,), known, np.append(cpu, 0))
+    going_by = PlacementInputs(placement, (COUNT,), (MILLI,), known, np.append(cpu, 0))
     fitted = fit(laid_out, rows, asked, score.order(going_by, asked))
 
     found = score.points(going_by, laid_out, rows, asked, fitted)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import yaml
 
-from nodewise.agents.gpu import agent, books, descheduling
+from nodewise.agents.gpu import agent, descheduling, node_allocations
 from nodewise.agents.telemetry import labels
 from nodewise.annotator.fields import WrittenAnnotations
 from nodewise.extender import binding, waking
@@ -55,7 +55,7 @@ def test_the_labels_of_pods() -> None:
 
 
 def test_the_annotations_of_pods() -> None:
-    of_bindings = {agent.STAMP, books.CARDS, books.TILES, agent.TOLD}
+    of_bindings = {agent.BIND_TIME, node_allocations.GPUS, node_allocations.SUBDEVICES, agent.GPU_NUMBERS}
     assert words("gpu.yaml", "nodewise-pods", "otherAnnotations") == of_bindings | {binding.DROPPED}
 
 

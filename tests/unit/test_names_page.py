@@ -11,7 +11,7 @@ import pytest
 
 from nodewise import binder
 from nodewise.agents.gpu import agent as gpu
-from nodewise.agents.gpu import books, census, demand, marks
+from nodewise.agents.gpu import demand, demand_histogram, node_allocations, policy_labels
 from nodewise.agents.telemetry.agent import POLICY_LABEL
 from nodewise.agents.telemetry.labels import PREFIX, VIOLATING
 from nodewise.agents.telemetry.status import GOOD
@@ -80,25 +80,25 @@ def test_what_is_none_of_these_is_still_in_the_code() -> None:
         VIOLATING,
         demand.ALLOW,
         demand.DENY,
-        demand.SAME_CARD,
+        demand.SAME_GPU,
         demand.LINKED,
         demand.SINGLE_NUMA,
-        books.CARDS,
-        books.TILES,
-        gpu.STAMP,
-        marks._DISABLE,
-        marks._DESCHEDULE,
-        marks._PREFER,
-        marks._TILE_DISABLE,
-        marks._TILE_DESCHEDULE,
-        marks._TILE_PREFERRED,
+        node_allocations.GPUS,
+        node_allocations.SUBDEVICES,
+        gpu.BIND_TIME,
+        policy_labels._DISABLE,
+        policy_labels._DESCHEDULE,
+        policy_labels._PREFER,
+        policy_labels._SUBDEVICE_DISABLE,
+        policy_labels._SUBDEVICE_DESCHEDULE,
+        policy_labels._SUBDEVICE_PREFERRED,
         names.OWNER,
         names.config_map("<node>"),
         patch_writer.FIELD_MANAGER,
         binder.HOLDINGS,
         LEASE,
         remembering.NAME,
-        census.NAME,
+        demand_histogram.NAME,
         *(row.key for row in annotations.TABLE),
     ],
 )

@@ -12,7 +12,7 @@ import yaml
 
 import nodewise
 from nodewise import yaml_loader
-from nodewise.agents.gpu import profile
+from nodewise.agents.gpu import resource_profile
 from nodewise.cli import config_file
 from nodewise.configure import yaml_editor
 from nodewise.cpu import configmap
@@ -85,7 +85,7 @@ READERS: Final[dict[str, Callable[[str, Path], object]]] = {
     "settings": through_file(lambda path: config_file.read(path, [], [])),
     "a kubeconfig": through_file(lambda path: kubeconfig._read(Path(path))),
     "the webhook's files": through_file(webhook.server),
-    "a GPU profile": through_file(profile.load),
+    "a GPU profile": through_file(resource_profile.load),
 }
 
 

@@ -18,16 +18,16 @@ import numpy as np
 
 from nodewise import clock, cooperative
 from nodewise.agent import ClusterState, Names, NodeIndex, Snapshot
-from nodewise.agents.gpu import fragmentation, typical
+from nodewise.agents.gpu import fragmentation, typical_pods
 from nodewise.agents.gpu.agent import GpuAgent
-from nodewise.agents.gpu.cards import CARDS, GpuNode
+from nodewise.agents.gpu.candidate_gpus import CandidateGpus
 from nodewise.agents.gpu.demand import MODELS
-from nodewise.agents.gpu.fragmentation import Typical
+from nodewise.agents.gpu.fragmentation import WorkloadTables
+from nodewise.agents.gpu.node_gpus import GPUS, GpuNode
 from nodewise.agents.gpu.options import GpuOptions, Placement
-from nodewise.agents.gpu.pods import BookedPod
-from nodewise.agents.gpu.profile import GENERIC
-from nodewise.agents.gpu.state import GpuState, Slot
-from nodewise.agents.gpu.working import Working
+from nodewise.agents.gpu.pods import AllocatedPod
+from nodewise.agents.gpu.resource_profile import GENERIC
+from nodewise.agents.gpu.state import GpuState, GpuStateBuilder
 from nodewise.binder import HOLDINGS, BindPlan, LedgerLease, LedgerMetadata
 from nodewise.metrics.snapshot import MetricsSnapshot
 from nodewise.simulate.trace_files import CARD_MILLI, TraceNode, TracePod
@@ -108,40 +108,40 @@ def _mean(values: Sequence[float]) -> float:
 
 
 class _Cluster:
-    """The nodes, what is free of them, and the agent's view."""
+    """The nodes, what is free of them, and the agent's state."""
 
     def __init__(self, trace: Trace, placement: Placement, random: np.random.Generator) -> None:
         options = GpuOptions(gpu_placement=placement, gpu_profile="generic")
         self._agent = GpuAgent(options, GENERIC)
-        self._state = GpuState(GENERIC)
+        self._builder = GpuStateBuilder(GENERIC)
         self._random = random
         self._index = NodeIndex(node.name for node in trace.nodes)
         self._cpu = np.array([node.cpu_milli for node in trace.nodes], np.int64)
         self._memory = np.array([node.memory_mib for node in trace.nodes], np.int64)
         self._templates = {pod: _pod(pod) for pod in set(trace.pods)}
-        self._ledgers: dict[str, dict[str, Mapping[str, Any]]] = {}
+        self._records: dict[str, dict[str, Mapping[str, Any]]] = {}
         self._cards_milli, self._allocated_milli = trace.cards_milli, 0
         objects = {("", node.name): _node(node) for node in trace.nodes}
         cluster_state = ClusterState(self._index, {}, MetricsSnapshot(), 0.0, objects)
-        agent_state: Slot = cooperative.run_at_once(self._state.build(cluster_state))
+        agent_state: GpuState = cooperative.run_at_once(self._builder.build(cluster_state))
         nothing = np.zeros(agent_state.layout.size + 1, np.int64)
-        self._slot = agent_state._replace(typical=self._typical(trace), cpu_free=nothing)
+        self._state = agent_state._replace(workload=self._workload(trace), cpu_free=nothing)
         self._follow_cpu(slice(None))
 
     def place(self, pod: TracePod, name: str) -> bool:
         """Whether a pod found a place; it stays there."""
         candidates = np.flatnonzero((self._cpu >= pod.cpu_milli) & (self._memory >= pod.memory_mib))
-        booked = _named(self._templates[pod], name)
-        snapshot = Snapshot(self._index, {GpuAgent.name: self._slot}, 0.0)
-        node = self._chosen(booked, candidates, snapshot)
+        pod_to_place = _named(self._templates[pod], name)
+        snapshot = Snapshot(self._index, {GpuAgent.name: self._state}, 0.0)
+        node = self._chosen(pod_to_place, candidates, snapshot)
         if node is None:
             return False
         on = str(self._index.names[node])
-        plan = self._agent.bind(booked, on, snapshot, now=0.0)
+        plan = self._agent.bind(pod_to_place, on, snapshot, now=0.0)
         if plan is not None:
             if not isinstance(plan, BindPlan):
                 raise AssertionError(f"{on} passed the filter and is refused: {plan.error}")
-            self._book(on, booked, plan)
+            self._allocate(on, pod_to_place, plan)
         self._cpu[node] -= pod.cpu_milli
         self._memory[node] -= pod.memory_mib
         self._allocated_milli += pod.demand_milli
@@ -152,13 +152,15 @@ class _Cluster:
         return round(100 * self._allocated_milli / self._cards_milli, 4)
 
     def fragmented_pct(self) -> float:
-        known, layout = self._slot.typical, self._slot.layout
-        working = Working(layout)
-        hosts = fragmentation.hosts(known, self._slot.cpu_free, len(working))
-        cards = fragmentation.fragmented(known, fragmentation.look(known, working), hosts).sum()
+        known, layout = self._state.workload, self._state.layout
+        candidate_gpus = CandidateGpus(layout)
+        hosts = fragmentation.hosts(known, self._state.cpu_free, len(candidate_gpus))
+        cards = fragmentation.fragmented(
+            known, fragmentation.gpu_cells_of(known, candidate_gpus), hosts
+        ).sum()
         return round(100 * float(cards) * CARD_MILLI / self._cards_milli, 4)
 
-    def _chosen(self, pod: BookedPod, candidates: Any, snapshot: Snapshot) -> int | None:
+    def _chosen(self, pod: AllocatedPod, candidates: Any, snapshot: Snapshot) -> int | None:
         """The node with the most points, by number; None where the pod fits nowhere."""
         verdict = self._agent.filter(pod, Names(self._index, candidates), snapshot)
         if verdict is not None:
@@ -170,28 +172,28 @@ class _Cluster:
             candidates = candidates[scores.points == scores.points.max()]
         return int(candidates[self._random.integers(len(candidates))])
 
-    def _book(self, node: str, pod: BookedPod, plan: BindPlan) -> None:
-        held = self._ledgers.setdefault(node, {})
+    def _allocate(self, node: str, pod: AllocatedPod, plan: BindPlan) -> None:
+        held = self._records.setdefault(node, {})
         held[pod.metadata.uid] = plan.entry
         metadata = LedgerMetadata(
             name=f"gpu-{node}", annotations={HOLDINGS: msgspec.json.encode(held).decode()}
         )
-        self._slot = self._state.amended(self._slot, node, LedgerLease(metadata))
+        self._state = self._builder.amended(self._state, node, LedgerLease(metadata))
 
     def _follow_cpu(self, nodes: int | slice) -> None:
         """Let the agent know of the CPU that is left; nodes without cards share a column that says nothing."""
-        assert self._slot.cpu_free is not None
-        free = self._slot.cpu_free.copy()
-        free[self._slot.layout.rows[:-1][nodes]] = self._cpu[nodes]
-        self._slot = self._slot._replace(cpu_free=free)
+        assert self._state.cpu_free is not None
+        free = self._state.cpu_free.copy()
+        free[self._state.layout.rows[:-1][nodes]] = self._cpu[nodes]
+        self._state = self._state._replace(cpu_free=free)
 
-    def _typical(self, trace: Trace) -> Typical:
+    def _workload(self, trace: Trace) -> WorkloadTables:
         """The whole trace is the workload, as in the paper."""
         came = Counter(trace.pods)
-        often: Counter[typical.PodClass] = Counter()
+        often: Counter[typical_pods.PodClass] = Counter()
         for pod, times in came.items():
-            for one in typical.of(self._agent.equivalence_key(self._templates[pod])):
-                often[one] += times
+            for pod_class in typical_pods.of(self._agent.equivalence_key(self._templates[pod])):
+                often[pod_class] += times
         return fragmentation.tables(often, GENERIC.counts)
 
 
@@ -201,26 +203,26 @@ def _node(node: TraceNode) -> GpuNode:
         {"name": f"card{at}", "model": node.model, "capacity": {COUNT: CARD_MILLI, MILLI: CARD_MILLI}}
         for at in range(node.cards)
     ]
-    annotations = {CARDS: msgspec.json.encode(cards).decode()} if cards else {}
+    annotations = {GPUS: msgspec.json.encode(cards).decode()} if cards else {}
     allocatable = {"cpu": f"{node.cpu_milli}m", "memory": f"{node.memory_mib}Mi"}
-    given = {"metadata": {"annotations": annotations}, "status": {"allocatable": allocatable}}
-    return msgspec.json.decode(msgspec.json.encode(given), type=GpuNode)
+    manifest = {"metadata": {"annotations": annotations}, "status": {"allocatable": allocatable}}
+    return msgspec.json.decode(msgspec.json.encode(manifest), type=GpuNode)
 
 
-def _pod(pod: TracePod) -> BookedPod:
+def _pod(pod: TracePod) -> AllocatedPod:
     """The pod likewise, without a name."""
     requests = {"cpu": f"{pod.cpu_milli}m", "memory": f"{pod.memory_mib}Mi"}
     if pod.cards:
         requests |= {COUNT: str(pod.cards), MILLI: str(pod.demand_milli)}
     annotations = {MODELS: ",".join(pod.models)} if pod.models else {}
-    given = {
+    manifest = {
         "metadata": {"name": "", "namespace": _NAMESPACE, "annotations": annotations},
         "spec": {"containers": [{"name": "main", "resources": {"requests": requests}}]},
     }
-    return msgspec.json.decode(msgspec.json.encode(given), type=BookedPod)
+    return msgspec.json.decode(msgspec.json.encode(manifest), type=AllocatedPod)
 
 
-def _named(pod: BookedPod, name: str) -> BookedPod:
-    """One of its kind."""
+def _named(pod: AllocatedPod, name: str) -> AllocatedPod:
+    """A copy with a name of its own."""
     replace = msgspec.structs.replace
     return replace(pod, metadata=replace(pod.metadata, name=name, uid=name, resourceVersion="1"))

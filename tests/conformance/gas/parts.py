@@ -5,12 +5,20 @@ from typing import Any, Final
 
 import msgspec
 
-from nodewise.agents.gpu import amounts, books, cards, demand, labels, ledger, tiles
-from nodewise.agents.gpu.books import Pods
-from nodewise.agents.gpu.cards import GpuNode
+from nodewise.agents.gpu import (
+    allocation_record,
+    amounts,
+    demand,
+    node_allocations,
+    node_gpus,
+    node_labels,
+    subdevices,
+)
+from nodewise.agents.gpu.node_allocations import PodIndex
+from nodewise.agents.gpu.node_gpus import GpuNode
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.agents.gpu.pods import BookedPod, GpuPod
-from nodewise.agents.gpu.profile import INTEL
+from nodewise.agents.gpu.pods import AllocatedPod, GpuPod
+from nodewise.agents.gpu.resource_profile import INTEL
 from tests.cluster.api import Object
 from tests.conformance.gas import notation
 from tests.conformance.gas.rows import PartRow
@@ -32,17 +40,18 @@ def _demand(text: str, annotations: Mapping[str, str]) -> None:
 
 
 def _joined(given: dict[str, str]) -> str:
-    return labels.joined(given, min(given))
+    return node_labels.joined(given, min(given))
 
 
 def _groups(given: list[Any]) -> list[frozenset[str]]:
     tags, *names = given
-    groups = labels.groups(labels.joined(tags, min(tags)))
-    return [labels.with_groups([name], groups) for name in names]
+    groups = node_labels.groups(node_labels.joined(tags, min(tags)))
+    return [node_labels.with_groups([name], groups) for name in names]
 
 
 def _cards(text: str) -> dict[str, Any]:
-    return cards.read(_node(text), INTEL)._asdict()
+    fields = node_gpus.read(_node(text), INTEL)._asdict()
+    return {_FIELDS_OF_TABLES.get(name, name): value for name, value in fields.items()}
 
 
 def _node(text: str) -> GpuNode:
@@ -55,24 +64,24 @@ def _books(given: list[str]) -> list[Any]:
     return [_held(pods), _held(pods[:-1])]
 
 
-def _held(pods: list[BookedPod]) -> Any:
+def _held(pods: list[AllocatedPod]) -> Any:
     by_key = {(pod.metadata.namespace, pod.metadata.name): pod for pod in pods}
-    found = books.of_node("n1", ledger.EMPTY, pods, Pods(by_key, "1"), INTEL)
+    found = node_allocations.of_node("n1", allocation_record.EMPTY, pods, PodIndex(by_key, "1"), INTEL)
     return {card: _short(held) for card, held in found.amounts.items()}
 
 
-def _running(name: str, text: str) -> BookedPod:
+def _running(name: str, text: str) -> AllocatedPod:
     told = notation.running(text)
     made = notation.pod(name, told.containers, told.annotations)
     made["metadata"]["uid"] = name
     made["spec"]["nodeName"] = told.node
-    return msgspec.convert(made, BookedPod)
+    return msgspec.convert(made, AllocatedPod)
 
 
 def _ended(given: dict[str, str]) -> bool:
     metadata = {"name": "p", "deletionTimestamp": given.get("deletionTimestamp")}
     pod: Object = {"metadata": metadata, "status": {"phase": given["phase"]}}
-    return books.has_ended(msgspec.convert(pod, BookedPod))
+    return node_allocations.has_ended(msgspec.convert(pod, AllocatedPod))
 
 
 def _short(held: Mapping[str, int]) -> dict[str, int]:
@@ -88,17 +97,25 @@ def _plain(value: Any) -> Any:
     return list(map(_plain, value)) if isinstance(value, list | tuple) else value
 
 
+_FIELDS_OF_TABLES: Final = {
+    "names": "cards",
+    "subdevices_off": "tiles_off",
+    "subdevices_descheduled": "tiles_descheduled",
+    "subdevices_preferred": "tiles_preferred",
+}
+"""The names of fields in the tables that differ from those of `NodeGpus`."""
+
 _PARTS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "amount": amounts.exact,
     "books": _books,
     "cards": _cards,
-    "devices": labels.devices,
+    "devices": node_labels.devices,
     "divided": lambda given: amounts.divided(*given),
     "ended": _ended,
     "groups": _groups,
     "joined": _joined,
-    "links": lambda given: labels.links(given[0], labels.devices(given[1]))[0],
-    "reordered": lambda given: tiles.reorder(*given),
-    "tiles": ledger.read_tiles,
+    "links": lambda given: node_labels.links(given[0], node_labels.devices(given[1]))[0],
+    "reordered": lambda given: subdevices.reorder(*given),
+    "tiles": allocation_record.read_subdevices,
     "total": amounts.total,
 }

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 
 from nodewise.agent import ClusterState
-from nodewise.agents.gpu.cards import GpuNode
-from nodewise.agents.gpu.pods import BookedPod
-from nodewise.agents.gpu.state import LEDGERS, PODS
+from nodewise.agents.gpu.node_gpus import GpuNode
+from nodewise.agents.gpu.pods import AllocatedPod
+from nodewise.agents.gpu.state import ALLOCATION_RECORDS, PODS
 from nodewise.binder import LedgerLease
 from nodewise.extender import deltas
 from nodewise.extender.deltas import Rebuilding
@@ -20,7 +20,7 @@ from tests.unit.changes import changed
 
 def again(worlds: Sequence[ClusterState]) -> list[ClusterState]:
     """The worlds, told and made again."""
-    making = Rebuilding({PODS: BookedPod, LEDGERS: LedgerLease, NODES: merge("Node", GpuNode)})
+    making = Rebuilding({PODS: AllocatedPod, ALLOCATION_RECORDS: LedgerLease, NODES: merge("Node", GpuNode)})
     made: list[Any] = []
     for number, (old, new) in enumerate(zip([deltas.EMPTY, *worlds[:-1]], worlds, strict=True), 1):
         records = [one for one in deltas.entries(old, changed(old, new), number) if one is not None]

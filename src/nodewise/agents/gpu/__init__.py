@@ -38,14 +38,14 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from nodewise.agent import Resource, Watched
-from nodewise.agents.gpu import cards, census, demand, processors, profile
+from nodewise.agents.gpu import demand, demand_histogram, free_cpu, node_gpus, resource_profile
 from nodewise.agents.gpu.agent import GpuAgent
-from nodewise.agents.gpu.cards import GpuNode
-from nodewise.agents.gpu.census import Census
 from nodewise.agents.gpu.controller import GpuController
+from nodewise.agents.gpu.demand_histogram import DemandConfigMap
+from nodewise.agents.gpu.node_gpus import GpuNode
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.agents.gpu.pods import BookedPod, GpuPod
-from nodewise.agents.gpu.state import CENSUS, LEDGERS, PODS, GpuState
+from nodewise.agents.gpu.pods import AllocatedPod, GpuPod
+from nodewise.agents.gpu.state import ALLOCATION_RECORDS, DEMAND_CONFIGMAP, PODS, GpuStateBuilder
 from nodewise.binder import LEDGER, LedgerLease
 from nodewise.controllers import ControllerKind, Handle
 
@@ -65,44 +65,44 @@ class GpuKind(ControllerKind):
 
     def watched(self, options: GpuOptions) -> tuple[Watched, ...]:
         """Of pods without cards only their CPU, and only where the placement asks for it."""
-        keep = processors.with_cpu if options.placement == "fragmentation" else processors.with_cards
+        keep = free_cpu.with_cpu if options.placement == "fragmentation" else free_cpu.with_gpus
         return (
-            Watched(PODS, _PODS, BookedPod, keep=keep),
+            Watched(PODS, _PODS, AllocatedPod, keep=keep),
             Watched(
-                LEDGERS,
+                ALLOCATION_RECORDS,
                 _LEASES,
                 LedgerLease,
                 own_namespace=True,
                 selectors={"labelSelector": f"{LEDGER}={GpuAgent.name}"},
             ),
             Watched(
-                CENSUS,
+                DEMAND_CONFIGMAP,
                 _CONFIGMAPS,
-                Census,
-                keep=lambda one: one if one.metadata.name == census.NAME else None,
+                DemandConfigMap,
+                keep=lambda one: one if one.metadata.name == demand_histogram.NAME else None,
                 own_namespace=True,
-                selectors={"fieldSelector": f"metadata.name={census.NAME}"},
+                selectors={"fieldSelector": f"metadata.name={demand_histogram.NAME}"},
             ),
         )
 
     def resources(self, options: GpuOptions) -> dict[str, bool]:
         """Those that count cards: a pod that wants a card asks for one of them."""
-        return dict.fromkeys(profile.load(options.gpu_profile).counts, False)
+        return dict.fromkeys(resource_profile.load(options.gpu_profile).counts, False)
 
     def concerns(self, options: GpuOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:
         """Whether any node has cards, or any pod asks for one."""
-        chosen = profile.load(options.gpu_profile)
+        chosen = resource_profile.load(options.gpu_profile)
         asked = any(demand.is_concerned(pod, chosen) for pod in pods)
-        return asked or any(cards.read(node, chosen).cards for node in nodes)
+        return asked or any(node_gpus.read(node, chosen).names for node in nodes)
 
-    def state(self, options: GpuOptions, sync_period_s: float) -> GpuState:  # noqa: ARG002
-        return GpuState(profile.load(options.gpu_profile))
+    def state(self, options: GpuOptions, sync_period_s: float) -> GpuStateBuilder:  # noqa: ARG002
+        return GpuStateBuilder(resource_profile.load(options.gpu_profile))
 
     def agent(self, options: GpuOptions) -> GpuAgent:
-        return GpuAgent(options, profile.load(options.gpu_profile))
+        return GpuAgent(options, resource_profile.load(options.gpu_profile))
 
     def controller(self, options: GpuOptions, handle: Handle) -> GpuController:
-        return GpuController(options, profile.load(options.gpu_profile), handle)
+        return GpuController(options, resource_profile.load(options.gpu_profile), handle)
 
 
 KIND: Final = GpuKind()

@@ -24,53 +24,59 @@ from nodewise.agent import (
     Verdict,
     Victims,
 )
-from nodewise.agents.gpu import books as accounts
+from nodewise.agents.gpu import (
+    allocation_record,
+    fit_details,
+    fragmentation,
+    gpu_layout,
+    node_allocations,
+    reasons,
+    state_export,
+    subdevices,
+    typical_pods,
+)
 from nodewise.agents.gpu import demand as demands
-from nodewise.agents.gpu import details, fragmentation, reasons, showing, tiles
-from nodewise.agents.gpu import layout as layouts
-from nodewise.agents.gpu import ledger as ledgers
 from nodewise.agents.gpu import score as placements
-from nodewise.agents.gpu import typical as typicals
-from nodewise.agents.gpu.cards import NodeCards
+from nodewise.agents.gpu.allocation_record import GpuNames, Reservation
 from nodewise.agents.gpu.demand import Demand
-from nodewise.agents.gpu.fit import Fitted, Order, fit
-from nodewise.agents.gpu.layout import Layout
-from nodewise.agents.gpu.ledger import Cards, Entry
+from nodewise.agents.gpu.fit import FitResult, GpuOrder, fit
+from nodewise.agents.gpu.gpu_layout import GpuLayout
+from nodewise.agents.gpu.node_gpus import NodeGpus
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.agents.gpu.pods import BookedPod, GpuPod, cpu_milli
-from nodewise.agents.gpu.profile import Profile
-from nodewise.agents.gpu.reasons import Kind
-from nodewise.agents.gpu.score import Means
-from nodewise.agents.gpu.state import LEDGERS, PODS, NodeSlot, Slot
-from nodewise.agents.gpu.tiles import Taken
+from nodewise.agents.gpu.pods import AllocatedPod, GpuPod, cpu_milli
+from nodewise.agents.gpu.reasons import RejectionKind
+from nodewise.agents.gpu.resource_profile import ResourceProfile
+from nodewise.agents.gpu.score import PlacementInputs
+from nodewise.agents.gpu.state import ALLOCATION_RECORDS, PODS, GpuState, NodeState
+from nodewise.agents.gpu.subdevices import SubdeviceRequest
 from nodewise.binder import BindPlan, BindPlugin, Refusal
 
 _T = TypeVar("_T")
 
-STAMP: Final = "gas-ts"
+BIND_TIME: Final = "gas-ts"
 """The annotation by which the older device plugin tells which of several pods was bound first: Unix time in ns."""
-TOLD: Final = "cards.nodewise.io/"
+GPU_NUMBERS: Final = "cards.nodewise.io/"
 """The annotation `cards.nodewise.io/<container>`: the numbers of its cards, for the downward API."""
 _NUMBERED: Final = "card"
 
 
 class GpuAgent(
-    FilterPlugin[GpuPod, Slot],
-    ScorePlugin[GpuPod, Slot],
-    BindPlugin[GpuPod, Slot],
-    StateExporter[GpuPod, Slot],
+    FilterPlugin[GpuPod, GpuState],
+    ScorePlugin[GpuPod, GpuState],
+    BindPlugin[GpuPod, GpuState],
+    StateExporter[GpuPod, GpuState],
 ):
     """The agent `gpu`."""
 
     name = "gpu"
-    reason_marks = reasons.SIGNS
-    ledgers = LEDGERS
+    reason_marks = reasons.REASON_PREFIXES
+    allocation_record = ALLOCATION_RECORDS
     pods = PODS
 
-    def __init__(self, options: GpuOptions, profile: Profile) -> None:
+    def __init__(self, options: GpuOptions, profile: ResourceProfile) -> None:
         self._options = options
         self._profile = profile
-        self._means = _means(options, profile)
+        self._placement_inputs = _placement_inputs(options, profile)
 
     @property
     def bind_errors(self) -> Literal["status", "field"]:
@@ -83,7 +89,7 @@ class GpuAgent(
     def filter(self, pod: GpuPod, candidates: Names, snapshot: Snapshot) -> Verdict | None:
         """Where some node fits with a card that a telemetry policy prefers, only such nodes pass."""
         demand = self.equivalence_key(pod)
-        if not demand.wants_cards:
+        if not demand.wants_gpus:
             return None
         agent_state = self.state(snapshot)
         if agent_state is None:
@@ -104,42 +110,46 @@ class GpuAgent(
         agent_state = self.state(snapshot)
         if agent_state is None or demand.problem is not None:
             return None
-        means = self._going_by(agent_state)
-        if not means.likes(demand):
+        inputs = self._going_by(agent_state)
+        if not inputs.likes(demand):
             return None
         rows, fitted = agent_state.layout.rows[candidates.numbers], None
-        if demand.wants_cards:
-            fitted = fit(agent_state.layout, rows, demand, placements.order(means, demand))
+        if demand.wants_gpus:
+            fitted = fit(agent_state.layout, rows, demand, placements.order(inputs, demand))
         else:
             demand = Demand(cpu_milli=cpu_milli(pod))
-        points = placements.points(means, agent_state.layout, rows, demand, fitted)
+        points = placements.points(inputs, agent_state.layout, rows, demand, fitted)
         if points is None:
             return None
-        told = None if fitted is None else details.of(agent_state.layout, rows, demand, fitted)
+        told = None if fitted is None else fit_details.of(agent_state.layout, rows, demand, fitted)
         return Scores(points, details=told)
 
     def preempt(self, pod: GpuPod, candidates: Names, snapshot: Snapshot, victims: Victims) -> Verdict | None:
         demand = self.equivalence_key(pod)
-        if not demand.wants_cards:
+        if not demand.wants_gpus:
             return None
         agent_state = self.state(snapshot)
         if agent_state is None:
             return Verdict(np.ones(len(candidates), np.int16), (reasons.NotReady(),))
-        asked = frozenset(resource for one in demand.containers for resource in one.per_card)
-        asked |= {self._profile.tiles, *self._means.balanced_by, *self._means.typical.shared}
+        asked = frozenset(resource for one in demand.containers for resource in one.per_gpu)
+        asked |= {
+            self._profile.subdevices,
+            *self._placement_inputs.balanced_by,
+            *self._placement_inputs.workload.shared,
+        }
         left = [
             _without(agent_state.nodes.get(name), victims.get(name, frozenset()), asked)
             for name in candidates
         ]
         numbers = np.arange(len(left) + 1)
-        layout = layouts.build(left, numbers, self._profile.tiles)
-        order = placements.fitting(self._means, demand)
+        layout = gpu_layout.build(left, numbers, self._profile.subdevices)
+        order = placements.fitting(self._placement_inputs, demand)
         return _unknown(_judged(layout, numbers[:-1], demand, order)[0], candidates)
 
-    def bind(self, pod: BookedPod, node: str, snapshot: Snapshot, now: float) -> BindPlan | Refusal | None:
+    def bind(self, pod: AllocatedPod, node: str, snapshot: Snapshot, now: float) -> BindPlan | Refusal | None:
         """The cards that the pod holds there already, or else those that it gets."""
         demand = self.equivalence_key(pod)
-        if not demand.wants_cards:
+        if not demand.wants_gpus:
             return None
         agent_state = self.state(snapshot)
         if agent_state is None:
@@ -157,66 +167,76 @@ class GpuAgent(
             if there is None or fitted.codes[0]:
                 return _refusal(fitted.reasons[fitted.codes[0] - 1])
             entry = self._planned(pod, demand, fitted, there)
-        seen = ledgers.newer(entry.seen, pod.metadata.resourceVersion)
+        seen = allocation_record.newer(entry.seen, pod.metadata.resourceVersion)
         entry = msgspec.structs.replace(entry, seen=seen, at=entry.at or now)
         return self._plan(pod, entry, [bool(one.count) for one in demand.containers], there, now)
 
-    def export(self, state: Slot, query: Mapping[str, str]) -> Generator[None, None, bytes]:
+    def export(self, state: GpuState, query: Mapping[str, str]) -> Generator[None, None, bytes]:
         """The books."""
-        return showing.state(state, query)
+        return state_export.state(state, query)
 
-    def _going_by(self, agent_state: Slot) -> Means:
+    def _going_by(self, agent_state: GpuState) -> PlacementInputs:
         """What placements go by now; a file of typical pods wins over those that were counted."""
-        return self._means._replace(
-            typical=self._means.typical or agent_state.typical, cpu_free=agent_state.cpu_free
+        return self._placement_inputs._replace(
+            workload=self._placement_inputs.workload or agent_state.workload, cpu_free=agent_state.cpu_free
         )
 
-    def _held(self, pod: BookedPod, there: NodeSlot, now: float) -> Entry | None:
+    def _held(self, pod: AllocatedPod, there: NodeState, now: float) -> Reservation | None:
         """The pod's entry that counts, as of the version that it is planned on; None where it has none."""
-        held = there.books.held.get(pod.metadata.uid)
+        held = there.allocations.by_uid.get(pod.metadata.uid)
         if held is None or held.source != "ledger":
             return None
-        entry = ledgers.read_text(there.holdings).entries[pod.metadata.uid]
+        entry = allocation_record.read_text(there.record_text).entries[pod.metadata.uid]
         is_same = entry.seen == pod.metadata.resourceVersion
         return entry if is_same else msgspec.structs.replace(entry, at=now)
 
-    def _planned(self, pod: BookedPod, demand: Demand, fitted: Fitted, there: NodeSlot) -> Entry:
+    def _planned(self, pod: AllocatedPod, demand: Demand, fitted: FitResult, there: NodeState) -> Reservation:
         """What the pod gets, of the one candidate."""
-        names = there.cards.cards
-        cards = tuple(tuple(names[at] for at in one) for one in fitted.cards(0))
-        taken = self._taken(demand, cards, fitted)
-        numbers = tiles.assign(there.cards, there.books, self._profile.tiles, taken)
-        tiled = [self._profile.tiles in one.per_card for one in demand.containers]
-        with_cards = [bool(one.count) for one in demand.containers]
-        named = list(compress(_only(cards, tiled), with_cards))
-        return Entry(
+        names = there.gpus.names
+        gpus = tuple(tuple(names[at] for at in one) for one in fitted.gpus(0))
+        taken = self._taken(demand, gpus, fitted)
+        numbers = subdevices.assign(there.gpus, there.allocations, self._profile.subdevices, taken)
+        tiled = [self._profile.subdevices in one.per_gpu for one in demand.containers]
+        with_gpus = [bool(one.count) for one in demand.containers]
+        named = list(compress(_only(gpus, tiled), with_gpus))
+        return Reservation(
             pod=f"{pod.metadata.namespace}/{pod.metadata.name}",
-            cards=ledgers.cards_text(list(compress(cards, with_cards))),
-            tiles=ledgers.tiles_text(named, list(compress(_only(numbers, tiled), with_cards))),
-            charged=tuple(dict(one.per_card) for one in demand.containers if one.count),
+            gpus=allocation_record.gpus_text(list(compress(gpus, with_gpus))),
+            subdevices=allocation_record.subdevices_text(
+                named, list(compress(_only(numbers, tiled), with_gpus))
+            ),
+            charged=tuple(dict(one.per_gpu) for one in demand.containers if one.count),
         )
 
-    def _taken(self, demand: Demand, cards: Cards, fitted: Fitted) -> list[list[Taken]]:
+    def _taken(self, demand: Demand, gpus: GpuNames, fitted: FitResult) -> list[list[SubdeviceRequest]]:
         """Each container's cards, and how many tiles of them it takes."""
-        wanted = [one.per_card.get(self._profile.tiles, 0) for one in demand.containers]
-        linked = fitted.tiles(0)
+        wanted = [one.per_gpu.get(self._profile.subdevices, 0) for one in demand.containers]
+        linked = fitted.subdevices(0)
         return [
-            [Taken(card, amount, tile) for card, tile in zip(names, ends or (-1,) * len(names), strict=True)]
-            for names, amount, ends in zip(cards, wanted, linked, strict=True)
+            [
+                SubdeviceRequest(gpu, amount, subdevice)
+                for gpu, subdevice in zip(names, ends or (-1,) * len(names), strict=True)
+            ]
+            for names, amount, ends in zip(gpus, wanted, linked, strict=True)
         ]
 
     def _plan(
-        self, pod: BookedPod, written: Entry, with_cards: Sequence[bool], there: NodeSlot | None, now: float
+        self,
+        pod: AllocatedPod,
+        written: Reservation,
+        with_gpus: Sequence[bool],
+        there: NodeState | None,
+        now: float,
     ) -> BindPlan:
-        entry = ledgers.positional(written, with_cards)
+        entry = allocation_record.positional(written, with_gpus)
         names = [container.name for container in pod.spec.containers or ()]
-        cards = dict(zip(names, ledgers.read_cards(entry.cards), strict=False))
-        annotations = {STAMP: str(int(now * 1e9)), accounts.CARDS: entry.cards}
-        if entry.tiles or accounts.TILES in (pod.metadata.annotations or {}):
-            annotations[accounts.TILES] = entry.tiles
-        annotations |= {TOLD + name: _numbers(held) for name, held in cards.items() if held}
-        stale = there.books.stale if there is not None else frozenset[str]()
-        return BindPlan(ledgers.wire(written), annotations, stale, _told(cards, entry))
+        gpus = dict(zip(names, allocation_record.read_gpus(entry.gpus), strict=False))
+        annotations = {BIND_TIME: str(int(now * 1e9)), node_allocations.GPUS: entry.gpus}
+        if entry.subdevices or node_allocations.SUBDEVICES in (pod.metadata.annotations or {}):
+            annotations[node_allocations.SUBDEVICES] = entry.subdevices
+        annotations |= {GPU_NUMBERS + name: _numbers(held) for name, held in gpus.items() if held}
+        stale = there.allocations.stale if there is not None else frozenset[str]()
+        return BindPlan(allocation_record.wire(written), annotations, stale, _told(gpus, entry))
 
 
 def _only(parts: Sequence[_T], where: Sequence[bool]) -> list[_T | tuple[()]]:
@@ -224,25 +244,27 @@ def _only(parts: Sequence[_T], where: Sequence[bool]) -> list[_T | tuple[()]]:
     return [part if is_tiled else () for part, is_tiled in zip(parts, where, strict=True)]
 
 
-def _means(options: GpuOptions, profile: Profile) -> Means:
+def _placement_inputs(options: GpuOptions, profile: ResourceProfile) -> PlacementInputs:
     """What placements go by: typical pods are those of the file, where there is one."""
     path = options.gpu_typical_pods
-    typical = fragmentation.NOBODY
+    workload = fragmentation.NO_WORKLOAD
     if path:
-        typical = fragmentation.tables(typicals.load(path, profile, options), profile.counts)
-    return Means(options.placement, profile.counts, options.balanced_by(profile), typical)
+        workload = fragmentation.tables(typical_pods.load(path, profile, options), profile.counts)
+    return PlacementInputs(options.placement, profile.counts, options.balanced_by(profile), workload)
 
 
-def _judged(layout: Layout, rows: NDArray[np.intp], demand: Demand, order: Order) -> tuple[Verdict, Fitted]:
+def _judged(
+    layout: GpuLayout, rows: NDArray[np.intp], demand: Demand, order: GpuOrder
+) -> tuple[Verdict, FitResult]:
     fitted = fit(layout, rows, demand, order)
-    names_cards = not isinstance(order, placements.AnyCard)
-    told = details.of(layout, rows, demand, fitted, names_cards=names_cards)
+    names_gpus = not isinstance(order, placements.AnyGpu)
+    told = fit_details.of(layout, rows, demand, fitted, names_gpus=names_gpus)
     return Verdict(fitted.codes, fitted.reasons, details=told), fitted
 
 
 def _refusal(reason: Reason) -> Refusal:
     """With the older system's words for the reason alone."""
-    kind: Kind | None = getattr(reason, "kind", None)
+    kind: RejectionKind | None = getattr(reason, "kind", None)
     return Refusal(kind.value if kind is not None else reason.text(), reason)
 
 
@@ -256,41 +278,45 @@ def _unknown(verdict: Verdict, candidates: Names) -> Verdict:
 
 
 def _without(
-    there: NodeSlot | None, uids: frozenset[str], resources: frozenset[str]
-) -> tuple[NodeCards, accounts.NodeBooks]:
+    there: NodeState | None, uids: frozenset[str], resources: frozenset[str]
+) -> tuple[NodeGpus, node_allocations.NodeAllocations]:
     """A node less some pods, with as much of it as the question is about."""
     if there is None:
-        return NodeCards(), accounts.EMPTY
-    capacity = {name: row for name, row in there.cards.capacity.items() if name in resources}
-    books = accounts.without(there.books, uids)
-    if books is not there.books:
-        books = books._replace(ledger_bytes=books.ledger_bytes - ledgers.bytes_of(there.holdings, uids))
-    return there.cards._replace(capacity=capacity), books
+        return NodeGpus(), node_allocations.EMPTY
+    capacity = {name: row for name, row in there.gpus.capacity.items() if name in resources}
+    allocations = node_allocations.without(there.allocations, uids)
+    if allocations is not there.allocations:
+        allocations = allocations._replace(
+            record_bytes=allocations.record_bytes - allocation_record.bytes_of(there.record_text, uids)
+        )
+    return there.gpus._replace(capacity=capacity), allocations
 
 
-def _numbers(cards: Sequence[str]) -> str:
+def _numbers(gpus: Sequence[str]) -> str:
     """`0,1` of card0 and card1; the name itself of a card that is called otherwise."""
-    return ",".join(_number(card) for card in cards)
+    return ",".join(_number(gpu) for gpu in gpus)
 
 
-def _number(card: str) -> str:
-    number = card.removeprefix(_NUMBERED)
-    return number if number.isascii() and number.isdecimal() else card
+def _number(gpu: str) -> str:
+    number = gpu.removeprefix(_NUMBERED)
+    return number if number.isascii() and number.isdecimal() else gpu
 
 
-def _told(cards: Mapping[str, Sequence[str]], entry: Entry) -> str:
+def _told(gpus: Mapping[str, Sequence[str]], entry: Reservation) -> str:
     """`train: card0, card1; side: card0 gt1`."""
-    parts = zip(cards.items(), _segments(entry, len(cards)), strict=True)
-    return "; ".join(f"{name}: {', '.join(_with_tiles(held, part))}" for (name, held), part in parts if held)
+    parts = zip(gpus.items(), _segments(entry, len(gpus)), strict=True)
+    return "; ".join(
+        f"{name}: {', '.join(_with_subdevices(held, part))}" for (name, held), part in parts if held
+    )
 
 
-def _segments(entry: Entry, count: int) -> list[str]:
-    found = entry.tiles.split("|")
+def _segments(entry: Reservation, count: int) -> list[str]:
+    found = entry.subdevices.split("|")
     return found if len(found) == count else [""] * count
 
 
-def _with_tiles(cards: Sequence[str], segment: str) -> Iterator[str]:
+def _with_subdevices(gpus: Sequence[str], segment: str) -> Iterator[str]:
     """A segment names, beside each card, its tiles: `card0:gt0+gt1,`."""
     tiled = dict(part.partition(":")[::2] for part in segment.split(",") if part)
-    for card in cards:
-        yield f"{card} {tiled[card]}" if tiled.get(card) else card
+    for gpu in gpus:
+        yield f"{gpu} {tiled[gpu]}" if tiled.get(gpu) else gpu

@@ -13,7 +13,7 @@ from nodewise.errors import shown
 LARGEST: Final = 2**63 - 1
 """Amounts are summed in arrays of int64."""
 
-WANTED: Final = f"a whole number from 0 to {LARGEST}"
+EXPECTED: Final = f"a whole number from 0 to {LARGEST}"
 
 
 class Amounts(Mapping[str, int]):
@@ -48,7 +48,7 @@ def exact(value: Any) -> int:
     """The amount that a quantity's text or number means. ValueError says what was seen, and what is wanted."""
     amount = _whole(value)
     if amount is None or not 0 <= amount <= LARGEST:
-        raise ValueError(f"{shown(value)} is not {WANTED}")
+        raise ValueError(f"{shown(value)} is not {EXPECTED}")
     return amount
 
 
@@ -80,9 +80,9 @@ def text(amount: int) -> str:
     return str(amount)
 
 
-def divided(amounts: Mapping[str, int], cards: int) -> Amounts:
+def divided(amounts: Mapping[str, int], gpus: int) -> Amounts:
     """What falls to each of so many cards, one at least: what is left over falls to none."""
-    return Amounts({resource: amount // cards for resource, amount in amounts.items()})
+    return Amounts({resource: amount // gpus for resource, amount in amounts.items()})
 
 
 def total(parts: Iterable[Mapping[str, int]]) -> Amounts:

@@ -11,15 +11,23 @@ from typing import Any, Final
 
 from nodewise import cooperative
 from nodewise.agent import ClusterState, NodeIndex, Snapshot
-from nodewise.agents.gpu import census, checking, descheduling, gauges, sweeping
-from nodewise.agents.gpu.census import Census, Reader
-from nodewise.agents.gpu.checking import Difference, Told
-from nodewise.agents.gpu.gauges import Gauge
+from nodewise.agents.gpu import consistency, demand_histogram, descheduling, garbage_collection, metrics
+from nodewise.agents.gpu.consistency import Difference, ObservedChanges
+from nodewise.agents.gpu.demand_histogram import DemandConfigMap, DemandReader
+from nodewise.agents.gpu.garbage_collection import UnconfirmedReservation
+from nodewise.agents.gpu.metrics import MetricKey
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.agents.gpu.pods import BookedPod
-from nodewise.agents.gpu.profile import Profile
-from nodewise.agents.gpu.state import CENSUS, LEDGER_PREFIX, LEDGERS, PODS, GpuState, Slot, holdings
-from nodewise.agents.gpu.sweeping import Loose
+from nodewise.agents.gpu.pods import AllocatedPod
+from nodewise.agents.gpu.resource_profile import ResourceProfile
+from nodewise.agents.gpu.state import (
+    ALLOCATION_RECORDS,
+    DEMAND_CONFIGMAP,
+    PODS,
+    RECORD_PREFIX,
+    GpuState,
+    GpuStateBuilder,
+    record_text,
+)
 from nodewise.binder import LedgerLease
 from nodewise.controllers import Controller, Handle
 from nodewise.errors import BadInput, Conflict, NodewiseError, Refused
@@ -55,26 +63,26 @@ _MOST_TOLD: Final = 10
 class GpuController(Controller):
     """Makes what the books say true in the API server, and the books those of the API server."""
 
-    def __init__(self, options: GpuOptions, profile: Profile, handle: Handle) -> None:
-        self._labels = PodLabels(handle)
-        self._sweeper = Sweeper(handle)
-        self._counter = PodCounter(options, profile, handle)
-        self._checker = Checker(options, profile, handle)
-        self._gauges = Gauges(options, profile, handle)
+    def __init__(self, options: GpuOptions, profile: ResourceProfile, handle: Handle) -> None:
+        self._labels = DescheduleLabels(handle)
+        self._garbage_collector = GarbageCollector(handle)
+        self._counter = DemandCounter(options, profile, handle)
+        self._checker = ConsistencyChecker(options, profile, handle)
+        self._gauges = MetricsPublisher(options, profile, handle)
 
     def begin(self) -> None:
         """We lead from now on."""
         self._labels.begin()
-        self._sweeper.begin()
+        self._garbage_collector.begin()
         self._counter.begin()
 
     async def step(self, snapshot: Snapshot) -> None:
         """Labels, ledgers, and the count of pods. One that fails, for want of a right, stops no other."""
-        agent_state: Slot | None = snapshot.agent_states.get(NAME)
+        agent_state: GpuState | None = snapshot.agent_states.get(NAME)
         if agent_state is not None:
             steps = (
                 partial(self._labels.step, agent_state),
-                partial(self._sweeper.step, agent_state),
+                partial(self._garbage_collector.step, agent_state),
                 self._counter.step,
             )
             await every(step() for step in steps)
@@ -87,25 +95,25 @@ class GpuController(Controller):
         await supervision.keep_all_running(self._checker.run, self._gauges.run)
 
 
-class PodLabels:
+class DescheduleLabels:
     """Keeps the label of pods that are to go as the slot wants it."""
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
-        self._written: dict[str, tuple[BookedPod, float]] = {}
+        self._written: dict[str, tuple[AllocatedPod, float]] = {}
         """By pod uid: the pod for which a label was written or refused, until when that is enough."""
 
     def begin(self) -> None:
         self._written = {}
 
-    async def step(self, agent_state: Slot) -> None:
+    async def step(self, agent_state: GpuState) -> None:
         """Write what differs."""
         now_s = self._handle.clock.monotonic()
         self._written = {uid: one for uid, one in self._written.items() if one[1] > now_s}
         found = await cooperative.run(descheduling.changes(agent_state))
         await every(self._write(one) for one in found if not self._is_written(one.pod))
 
-    def _is_written(self, pod: BookedPod) -> bool:
+    def _is_written(self, pod: AllocatedPod) -> bool:
         known = self._written.get(pod.metadata.uid)
         return known is not None and known[0] is pod
 
@@ -126,7 +134,7 @@ class PodLabels:
         self._written[meta.uid] = (change.pod, self._handle.clock.monotonic() + _AGAIN_S)
 
 
-class Sweeper:
+class GarbageCollector:
     """Clears ledgers of what nothing came of, once it has stood for a while."""
 
     def __init__(self, handle: Handle) -> None:
@@ -137,31 +145,39 @@ class Sweeper:
         self._since: dict[Any, float] = {}
         self._due_s = 0.0
 
-    async def step(self, agent_state: Slot) -> None:
+    async def step(self, agent_state: GpuState) -> None:
         """Take out what has stood for long enough. Errors: the next step tries again."""
         if self._handle.clock.monotonic() < self._due_s:
             return
-        await self._sweep(agent_state)
+        await self._collect(agent_state)
         self._due_s = self._handle.clock.monotonic() + _SWEEP_S
 
-    async def _sweep(self, agent_state: Slot) -> None:
-        leases, nodes = self._handle.objects[LEDGERS].snapshot(), self._handle.nodes
+    async def _collect(self, agent_state: GpuState) -> None:
+        leases, nodes = self._handle.objects[ALLOCATION_RECORDS].snapshot(), self._handle.nodes
         names = {name for _, name in nodes.snapshot()}
-        loose = await cooperative.run(sweeping.loose(agent_state, leases))
-        gone = await cooperative.run(sweeping.abandoned(agent_state, leases, names)) if nodes.synced else []
+        unconfirmed = await cooperative.run(garbage_collection.unconfirmed(agent_state, leases))
+        gone = (
+            await cooperative.run(garbage_collection.orphaned_records(agent_state, leases, names))
+            if nodes.synced
+            else []
+        )
         now_s = self._handle.clock.monotonic()
-        found = (*loose, *map(_version, gone))
+        found = (*unconfirmed, *map(_version, gone))
         self._since = {one: self._since.get(one, now_s) for one in found}
         due = {one for one, since_s in self._since.items() if now_s - since_s >= PATIENCE_S}
         await every(
-            self._work([one for one in loose if one in due], [one for one in gone if _version(one) in due])
+            self._work(
+                [one for one in unconfirmed if one in due], [one for one in gone if _version(one) in due]
+            )
         )
 
-    def _work(self, loose: Iterable[Loose], gone: Iterable[LedgerLease]) -> Iterator[Awaitable[None]]:
+    def _work(
+        self, unconfirmed: Iterable[UnconfirmedReservation], gone: Iterable[LedgerLease]
+    ) -> Iterator[Awaitable[None]]:
         """One call after another; what is in a ledger that goes goes with it."""
-        whole = {one.metadata.name.removeprefix(LEDGER_PREFIX) for one in gone}
+        whole = {one.metadata.name.removeprefix(RECORD_PREFIX) for one in gone}
         stale: dict[str, dict[str, str]] = {}
-        for one in loose:
+        for one in unconfirmed:
             if one.why != "stale":
                 yield self._drop(one)
             elif one.node not in whole:
@@ -171,7 +187,7 @@ class Sweeper:
         for lease in gone:
             yield self._delete(lease)
 
-    async def _drop(self, one: Loose) -> None:
+    async def _drop(self, one: UnconfirmedReservation) -> None:
         if self._handle.reservations is None:
             return
         if await self._handle.reservations.drop(one.node, one.pod, one.uid, one.seen):
@@ -193,24 +209,24 @@ class Sweeper:
             await self._handle.api.delete(resources.LEASES.path(meta.namespace, meta.name), options)
         except (NotFound, Conflict):
             return  # somebody was first, or wrote something that counts
-        logs.emit("ledger_deleted", node=meta.name.removeprefix(LEDGER_PREFIX))
+        logs.emit("ledger_deleted", node=meta.name.removeprefix(RECORD_PREFIX))
 
 
 def _version(lease: LedgerLease) -> tuple[str, str]:
     return lease.metadata.name, lease.metadata.resourceVersion
 
 
-class PodCounter:
+class DemandCounter:
     """Counts the pods that come, for the placement `fragmentation` (`census`)."""
 
-    def __init__(self, options: GpuOptions, profile: Profile, handle: Handle) -> None:
+    def __init__(self, options: GpuOptions, profile: ResourceProfile, handle: Handle) -> None:
         self._options = options
         self._profile = profile
         self._handle = handle
-        self._pods: Store[BookedPod] = handle.objects[PODS]
-        self._old: list[BookedPod] = []
+        self._pods: Store[AllocatedPod] = handle.objects[PODS]
+        self._old: list[AllocatedPod] = []
         """Those that existed when this replica became the leader; they may have been counted."""
-        self._new: deque[BookedPod] = deque(maxlen=_MOST_NEW)
+        self._new: deque[AllocatedPod] = deque(maxlen=_MOST_NEW)
         """While they cannot be written only the last ones are kept."""
         self._due_s = 0.0
         self._pods.subscribe(self._note)
@@ -220,7 +236,7 @@ class PodCounter:
         self._new.clear()
         self._due_s = 0.0
 
-    def _note(self, changes: Changes[BookedPod] | None) -> None:
+    def _note(self, changes: Changes[AllocatedPod] | None) -> None:
         for old, new in (changes or {}).values():
             if new is not None and (old is None or old.metadata.uid != new.metadata.uid):
                 self._new.append(new)
@@ -236,26 +252,28 @@ class PodCounter:
 
     async def _write(self) -> None:
         """By compare-and-swap; who was beaten counts upon what the other wrote, the next time."""
-        there: Census | None = self._handle.objects[CENSUS].get(self._handle.namespace, census.NAME)
-        before = await cooperative.run(census.read(there))
-        reader = Reader(self._profile, self._options, self._handle.clock.now())
-        after = await cooperative.run(census.added(before, self._old, self._new, reader))
+        there: DemandConfigMap | None = self._handle.objects[DEMAND_CONFIGMAP].get(
+            self._handle.namespace, demand_histogram.NAME
+        )
+        before = await cooperative.run(demand_histogram.read(there))
+        reader = DemandReader(self._profile, self._options, self._handle.clock.now())
+        after = await cooperative.run(demand_histogram.added(before, self._old, self._new, reader))
         if after.history != before.history:
             namespace = self._handle.namespace
-            data = await cooperative.run(census.data_of(after))
-            body = census.body(data, namespace, there.metadata.resourceVersion if there else "")
+            data = await cooperative.run(demand_histogram.data_of(after))
+            body = demand_histogram.body(data, namespace, there.metadata.resourceVersion if there else "")
             if there is None:
                 await self._handle.api.create(_CONFIGMAPS.path(namespace), body)
             else:
-                await self._handle.api.replace(_CONFIGMAPS.path(namespace, census.NAME), body)
+                await self._handle.api.replace(_CONFIGMAPS.path(namespace, demand_histogram.NAME), body)
         self._old = []
         self._new.clear()
 
 
-class Checker:
+class ConsistencyChecker:
     """Compares what we answer from with a fresh list, now and then; begins anew where they differ."""
 
-    def __init__(self, options: GpuOptions, profile: Profile, handle: Handle) -> None:
+    def __init__(self, options: GpuOptions, profile: ResourceProfile, handle: Handle) -> None:
         self._period_s = options.gpu_check_period_s
         self._profile = profile
         self._handle = handle
@@ -288,16 +306,20 @@ class Checker:
     async def _compared(self) -> list[Difference] | None:
         """Where they differ; None: the watches do not say how far they are."""
         stores: dict[str, Store[Any]] = {NODES: self._handle.nodes, **self._handle.objects}
-        listening = _Listening(stores)
+        listening = _ChangeListener(stores)
         try:
-            fresh = {name: await self._handle.relister.read(name) for name in (NODES, LEDGERS, PODS)}
+            fresh = {
+                name: await self._handle.relister.read(name) for name in (NODES, ALLOCATION_RECORDS, PODS)
+            }
             if not await self._reached(stores, fresh):
                 return None
             ours = await self._slot_after(self._handle.clock.now())
             if ours is None:
                 return None
             computed = await self._computed(fresh)
-            return await cooperative.run(checking.differences(ours, computed, listening.told, self._stored))
+            return await cooperative.run(
+                consistency.differences(ours, computed, listening.told, self._stored)
+            )
         finally:
             listening.end()
 
@@ -316,11 +338,11 @@ class Checker:
 
         return await self._until(is_reached)
 
-    async def _slot_after(self, now: float) -> Slot | None:
+    async def _slot_after(self, now: float) -> GpuState | None:
         """The slot of a snapshot that was computed from what is known now."""
         await self._until(lambda: self._handle.snapshot().at >= now)
         snapshot = self._handle.snapshot()
-        found: Slot | None = snapshot.agent_states.get(NAME)
+        found: GpuState | None = snapshot.agent_states.get(NAME)
         return found if snapshot.at >= now else None
 
     async def _until(self, is_so: Callable[[], bool]) -> bool:
@@ -330,26 +352,28 @@ class Checker:
             await clock.sleep(_LOOK_S)
         return is_so()
 
-    async def _computed(self, fresh: Mapping[str, Store[Any]]) -> Slot:
+    async def _computed(self, fresh: Mapping[str, Store[Any]]) -> GpuState:
         nodes = fresh[NODES].snapshot()
-        objects = {name: fresh[name].snapshot() for name in (PODS, LEDGERS)}
+        objects = {name: fresh[name].snapshot() for name in (PODS, ALLOCATION_RECORDS)}
         versions = {name: fresh[name].resource_version for name in objects}
         index = NodeIndex(tuple(name for _, name in nodes))
         cluster_state = ClusterState(
             index, objects, MetricsSnapshot(), self._handle.clock.now(), nodes, versions
         )
-        return await cooperative.run(GpuState(self._profile).build(cluster_state))
+        return await cooperative.run(GpuStateBuilder(self._profile).build(cluster_state))
 
     def _stored(self, node: str) -> str:
-        return holdings(self._handle.objects[LEDGERS].get(self._handle.namespace, f"{LEDGER_PREFIX}{node}"))
+        return record_text(
+            self._handle.objects[ALLOCATION_RECORDS].get(self._handle.namespace, f"{RECORD_PREFIX}{node}")
+        )
 
 
-class _Listening:
+class _ChangeListener:
     """Notes what the watches tell."""
 
     def __init__(self, stores: Mapping[str, Store[Any]]) -> None:
-        self.told = Told(set(), set())
-        notes = {NODES: self.told.node, LEDGERS: self.told.ledger, PODS: self.told.pod}
+        self.told = ObservedChanges(set(), set())
+        notes = {NODES: self.told.node, ALLOCATION_RECORDS: self.told.record, PODS: self.told.pod}
         self._ends = [stores[name].subscribe(self._noting(note)) for name, note in notes.items()]
 
     def end(self) -> None:
@@ -366,15 +390,15 @@ class _Listening:
         return note_all
 
 
-class Gauges:
+class MetricsPublisher:
     """Keeps the gauges as the newest slot has them."""
 
-    def __init__(self, options: GpuOptions, profile: Profile, handle: Handle) -> None:
+    def __init__(self, options: GpuOptions, profile: ResourceProfile, handle: Handle) -> None:
         self._most = options.gpu_card_metrics
         self._profile = profile
         self._handle = handle
-        self._shown: Mapping[Gauge, float] = {}
-        self._of: Slot | None = None
+        self._shown: Mapping[MetricKey, float] = {}
+        self._of: GpuState | None = None
 
     async def run(self) -> None:
         """Look now and then, for ever."""
@@ -385,10 +409,10 @@ class Gauges:
                 await self.show(agent_state)
             await self._handle.clock.sleep(_GAUGES_S)
 
-    async def show(self, agent_state: Slot) -> None:
+    async def show(self, agent_state: GpuState) -> None:
         """Set what changed, and take away what is gone."""
-        details = await cooperative.run(gauges.details(agent_state, self._profile, self._most))
-        found = {**gauges.totals(agent_state, self._profile), **details}
+        details = await cooperative.run(metrics.details(agent_state, self._profile, self._most))
+        found = {**metrics.totals(agent_state, self._profile), **details}
         async for (name, labels), value in cooperative.iterate(found.items()):
             if self._shown.get((name, labels)) != value:
                 self._handle.meters.set(name, value, **dict(labels))

@@ -10,18 +10,17 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from nodewise.agents.gpu import amounts, limits
-from nodewise.agents.gpu import cards as decks
+from nodewise.agents.gpu import amounts, limits, node_gpus
 from nodewise.agents.gpu.amounts import Amounts
 from nodewise.agents.gpu.options import PLACEMENTS, GpuOptions, Placement
 from nodewise.agents.gpu.pods import GpuContainer, GpuPod, cpu_milli, is_sidecar
-from nodewise.agents.gpu.profile import Profile
-from nodewise.agents.gpu.reasons import Kind, Unusable
+from nodewise.agents.gpu.reasons import InvalidDemand, RejectionKind
+from nodewise.agents.gpu.resource_profile import ResourceProfile
 from nodewise.errors import shown
 
 ALLOW: Final = "gas-allow"
 DENY: Final = "gas-deny"
-SAME_CARD: Final = "gas-same-gpu"
+SAME_GPU: Final = "gas-same-gpu"
 LINKED: Final = "gas-allocate-xelink"
 SINGLE_NUMA: Final = "gas-allocate-single-numa"
 MODELS: Final = "nodewise.io/gpu-models"
@@ -31,7 +30,7 @@ _MOST_NAMES: Final = 1024
 """Names in one annotation."""
 _LONGEST: Final = 63
 """Characters of a name: of a container, a card or a model."""
-MOST_RESOURCES: Final = decks.MOST_RESOURCES
+MOST_RESOURCES: Final = node_gpus.MOST_RESOURCES
 """Different resources of cards in one pod. A node has no more, and each is looked at on all nodes."""
 
 
@@ -41,7 +40,7 @@ class ContainerDemand(msgspec.Struct, frozen=True):
     name: str
     count: int = 0
     """Distinct cards; 0: none. It may be more than any node has."""
-    per_card: Mapping[str, int] = amounts.NONE
+    per_gpu: Mapping[str, int] = amounts.NONE
     """By full resource name: an equal share of the request, rounded down, so it may be 0; the counting resource is 1.
     Resources of which nothing is asked are left out."""
 
@@ -51,7 +50,7 @@ class Demand(NamedTuple):
 
     containers: tuple[ContainerDemand, ...] = ()
     """In the order of the pod's, all of them; () where there is a problem."""
-    same_card: tuple[int, ...] = ()
+    same_gpu: tuple[int, ...] = ()
     """Indices of containers that share one card; () or two at least."""
     linked: bool = False
     """Cards come in pairs with an Xe Link; counts are even."""
@@ -65,13 +64,13 @@ class Demand(NamedTuple):
     """Only cards of these models; None: any."""
     placement: Placement | None = None
     """The pod's own; None: the one of the settings."""
-    problem: Unusable | None = None
+    problem: InvalidDemand | None = None
     """Why the pod fits nowhere."""
     cpu_milli: int = 0
     """What its containers request together, for typical pods."""
 
     @property
-    def wants_cards(self) -> bool:
+    def wants_gpus(self) -> bool:
         """Whether the agent has anything to do with this pod. One whose demand cannot be read is no plain pod."""
         return self.problem is not None or any(container.count for container in self.containers)
 
@@ -81,11 +80,11 @@ NOTHING: Final = Demand()
 
 
 class _Refused(Exception):
-    def __init__(self, reason: Unusable) -> None:
+    def __init__(self, reason: InvalidDemand) -> None:
         self.reason = reason
 
 
-def read(pod: GpuPod, profile: Profile, options: GpuOptions) -> Demand:
+def read(pod: GpuPod, profile: ResourceProfile, options: GpuOptions) -> Demand:
     """What a pod wants. What cannot be read or served is the demand's `problem`."""
     containers, init = pod.spec.containers or (), pod.spec.initContainers or ()
     if not is_concerned(pod, profile):
@@ -102,14 +101,14 @@ def read(pod: GpuPod, profile: Profile, options: GpuOptions) -> Demand:
         _check_size(wanted)
         _check_annotations(pod.metadata.annotations or {}, wanted, profile)
         demand = _annotated(pod.metadata.annotations or {}, options)._replace(containers=wanted)
-        group = _same_card(pod, containers, profile)
+        group = _same_gpu(pod, containers, profile)
         _check_pairs(demand)
     except _Refused as error:
         return Demand(problem=error.reason)
-    return demand._replace(same_card=group, cpu_milli=cpu_milli(pod))
+    return demand._replace(same_gpu=group, cpu_milli=cpu_milli(pod))
 
 
-def whole(pod: GpuPod, profile: Profile) -> tuple[Amounts, ...]:
+def whole(pod: GpuPod, profile: ResourceProfile) -> tuple[Amounts, ...]:
     """What each container requests altogether, undivided. Amounts that cannot be read are left out."""
     found = []
     for container in pod.spec.containers or ():
@@ -123,13 +122,13 @@ def whole(pod: GpuPod, profile: Profile) -> tuple[Amounts, ...]:
     return tuple(found)
 
 
-def is_concerned(pod: GpuPod, profile: Profile) -> bool:
+def is_concerned(pod: GpuPod, profile: ResourceProfile) -> bool:
     """Whether any container asks for resources of cards, be it 0."""
     spec = pod.spec
     return any(_requests(one, profile) for one in (*(spec.containers or ()), *(spec.initContainers or ())))
 
 
-def _requests(container: GpuContainer, profile: Profile) -> dict[str, str | int | float]:
+def _requests(container: GpuContainer, profile: ResourceProfile) -> dict[str, str | int | float]:
     """The requests of cards' resources as they are written."""
     given = container.resources
     if given is None:
@@ -142,7 +141,7 @@ def _requests(container: GpuContainer, profile: Profile) -> dict[str, str | int 
     }
 
 
-def _asked(container: GpuContainer, profile: Profile) -> dict[str, int]:
+def _asked(container: GpuContainer, profile: ResourceProfile) -> dict[str, int]:
     found = {}
     for resource, value in sorted(_requests(container, profile).items()):
         try:
@@ -150,25 +149,25 @@ def _asked(container: GpuContainer, profile: Profile) -> dict[str, int]:
         except ValueError:
             where = f"container {_cut(container.name)}: {_cut(resource)}"
             raise _refused(
-                Kind.BAD_ARGS,
+                RejectionKind.BAD_ARGS,
                 f"{where} is no whole number",
-                f"{where}: {shown(value)}; wanted {amounts.WANTED}",
+                f"{where}: {shown(value)}; wanted {amounts.EXPECTED}",
             ) from None
     return found
 
 
-def _check_init(init: Iterable[GpuContainer], profile: Profile) -> None:
+def _check_init(init: Iterable[GpuContainer], profile: ResourceProfile) -> None:
     for container in init:
         if any(_asked(container, profile).values()):
             kind = "a sidecar, an init container that stays" if is_sidecar(container) else "an init container"
             raise _refused(
-                Kind.BAD_ARGS,
+                RejectionKind.BAD_ARGS,
                 f"container {_cut(container.name)} is {kind}; only ordinary containers can have cards",
                 "let an ordinary container ask for the card",
             )
 
 
-def _wanted(name: str, asked: Mapping[str, int], profile: Profile) -> ContainerDemand:
+def _wanted(name: str, asked: Mapping[str, int], profile: ResourceProfile) -> ContainerDemand:
     positive = {resource: amount for resource, amount in asked.items() if amount}
     count = next((positive[resource] for resource in profile.counts if resource in positive), 0)
     if count:
@@ -177,7 +176,7 @@ def _wanted(name: str, asked: Mapping[str, int], profile: Profile) -> ContainerD
 
 
 def _check_shares(
-    containers: Sequence[GpuContainer], asked: Sequence[Mapping[str, int]], profile: Profile
+    containers: Sequence[GpuContainer], asked: Sequence[Mapping[str, int]], profile: ResourceProfile
 ) -> None:
     """A pod that asks for shares of cards, and nowhere for a card, would get nothing and not be told so."""
     for container, found in zip(containers, asked, strict=True):
@@ -187,21 +186,21 @@ def _check_shares(
         if shares:
             counts = " or ".join(profile.counts)
             raise _refused(
-                Kind.BAD_ARGS,
+                RejectionKind.BAD_ARGS,
                 f"container {_cut(container.name)}: {_cut(shares[0])} without {counts}",
                 f"let the container ask for {counts} as well: the number of its cards",
             )
 
 
 def _check_annotations(
-    annotations: Mapping[str, str], wanted: Sequence[ContainerDemand], profile: Profile
+    annotations: Mapping[str, str], wanted: Sequence[ContainerDemand], profile: ResourceProfile
 ) -> None:
     """The Binding adds annotations, and the API server would refuse it."""
     size = sum(len(key.encode()) + len(value.encode()) for key, value in annotations.items())
-    most = limits.MOST_ANNOTATION_BYTES - limits.annotation_bytes(wanted, profile.tiles)
+    most = limits.MOST_ANNOTATION_BYTES - limits.annotation_bytes(wanted, profile.subdevices)
     if size > most:
         raise _refused(
-            Kind.BAD_ARGS,
+            RejectionKind.BAD_ARGS,
             f"the pod's annotations have {size} bytes; at most {most}, so that its cards can be added",
             "take annotations away",
         )
@@ -214,21 +213,21 @@ def _check_size(wanted: Sequence[ContainerDemand]) -> None:
     """
     if len(wanted) > limits.MOST_CONTAINERS:
         raise _refused(
-            Kind.BAD_ARGS,
+            RejectionKind.BAD_ARGS,
             f"the pod has {len(wanted)} containers; at most {limits.MOST_CONTAINERS} where one asks for cards",
             "split the pod",
         )
-    total = sum(min(one.count, decks.MOST_CARDS) for one in wanted)
-    if total > limits.MOST_CARDS:
+    total = sum(min(one.count, node_gpus.MOST_GPUS) for one in wanted)
+    if total > limits.MOST_GPUS:
         raise _refused(
-            Kind.BAD_ARGS,
-            f"the containers ask for more than {limits.MOST_CARDS} cards altogether",
+            RejectionKind.BAD_ARGS,
+            f"the containers ask for more than {limits.MOST_GPUS} cards altogether",
             "split the pod",
         )
-    resources = len({resource for one in wanted for resource in one.per_card})
+    resources = len({resource for one in wanted for resource in one.per_gpu})
     if resources > MOST_RESOURCES:
         raise _refused(
-            Kind.BAD_ARGS,
+            RejectionKind.BAD_ARGS,
             f"the containers ask for {resources} resources of cards, more than the {MOST_RESOURCES} that nodes have",
             "ask for fewer resources",
         )
@@ -236,8 +235,10 @@ def _check_size(wanted: Sequence[ContainerDemand]) -> None:
 
 def _annotated(annotations: Mapping[str, str], options: GpuOptions) -> Demand:
     """What annotations say of the whole pod."""
-    if LINKED in annotations and SAME_CARD in annotations:
-        raise _refused(Kind.BAD_ARGS, f"{LINKED} and {SAME_CARD} exclude each other", "take one of them away")
+    if LINKED in annotations and SAME_GPU in annotations:
+        raise _refused(
+            RejectionKind.BAD_ARGS, f"{LINKED} and {SAME_GPU} exclude each other", "take one of them away"
+        )
     allow, deny = annotations.get(ALLOW), annotations.get(DENY)
     return Demand(
         linked=LINKED in annotations,
@@ -252,7 +253,7 @@ def _annotated(annotations: Mapping[str, str], options: GpuOptions) -> Demand:
 def _names(key: str, text: str) -> frozenset[str]:
     """Names between commas, as they are: a blank is part of a name."""
     if text.count(",") >= _MOST_NAMES:
-        raise _refused(Kind.MALFORMED, f"{key} has more than {_MOST_NAMES} names", "name fewer")
+        raise _refused(RejectionKind.MALFORMED, f"{key} has more than {_MOST_NAMES} names", "name fewer")
     return frozenset(name for name in text.split(",") if len(name) <= _LONGEST)
 
 
@@ -262,7 +263,9 @@ def _models(text: str | None) -> frozenset[str] | None:
     names = frozenset(filter(None, (name.strip() for name in _names(MODELS, text))))
     if not names:
         raise _refused(
-            Kind.MALFORMED, f"{MODELS} names no model", "name models between commas, as nodes have them"
+            RejectionKind.MALFORMED,
+            f"{MODELS} names no model",
+            "name models between commas, as nodes have them",
         )
     return names
 
@@ -271,20 +274,20 @@ def _placement(text: str | None) -> Placement | None:
     found = next((word for word in PLACEMENTS if word == text), None)
     if text is not None and found is None:
         words = ", ".join(PLACEMENTS)
-        raise _refused(Kind.MALFORMED, f"{PLACEMENT} is none of {words}", f"it is {shown(text)}")
+        raise _refused(RejectionKind.MALFORMED, f"{PLACEMENT} is none of {words}", f"it is {shown(text)}")
     return found
 
 
-def _same_card(pod: GpuPod, containers: Sequence[GpuContainer], profile: Profile) -> tuple[int, ...]:
+def _same_gpu(pod: GpuPod, containers: Sequence[GpuContainer], profile: ResourceProfile) -> tuple[int, ...]:
     """Indices of the containers that are to share a card, in the order of the annotation."""
-    text = (pod.metadata.annotations or {}).get(SAME_CARD)
+    text = (pod.metadata.annotations or {}).get(SAME_GPU)
     if text is None:
         return ()
     names, at = text.split(","), {one.name: index for index, one in enumerate(containers)}
     if len(names) < 2 or len(set(names)) < len(names) or not at.keys() >= set(names):  # noqa: PLR2004
         raise _refused(
-            Kind.MALFORMED,
-            f"{SAME_CARD} names two or more of the pod's containers, each once, without blanks",
+            RejectionKind.MALFORMED,
+            f"{SAME_GPU} names two or more of the pod's containers, each once, without blanks",
             f"it is {shown(text)}",
             at_once=False,
         )
@@ -294,35 +297,35 @@ def _same_card(pod: GpuPod, containers: Sequence[GpuContainer], profile: Profile
     try:
         amounts.total(_asked(containers[index], profile) for index in group)
     except OverflowError as error:
-        words = f"{SAME_CARD}: the sum of {_cut(str(error))}"
-        raise _refused(Kind.OVERFLOW, words, "ask for less", at_once=False) from None
+        words = f"{SAME_GPU}: the sum of {_cut(str(error))}"
+        raise _refused(RejectionKind.OVERFLOW, words, "ask for less", at_once=False) from None
     return group
 
 
-def _check_shareable(container: GpuContainer, profile: Profile) -> None:
+def _check_shareable(container: GpuContainer, profile: ResourceProfile) -> None:
     asked = _asked(container, profile)
-    where = f"container {_cut(container.name)} of {SAME_CARD}"
-    barred = sorted(asked.keys() & (profile.monitoring | {profile.tiles}))
+    where = f"container {_cut(container.name)} of {SAME_GPU}"
+    barred = sorted(asked.keys() & (profile.monitoring | {profile.subdevices}))
     if barred:
-        raise _refused(Kind.CONFLICT, f"{where} asks for {barred[0]}", "leave it out", at_once=False)
+        raise _refused(RejectionKind.CONFLICT, f"{where} asks for {barred[0]}", "leave it out", at_once=False)
     if _wanted(container.name, asked, profile).count != 1:
         words = f"{where} does not ask for exactly one {' or '.join(profile.counts)}"
-        raise _refused(Kind.CONFLICT, words, "let it ask for one", at_once=False)
+        raise _refused(RejectionKind.CONFLICT, words, "let it ask for one", at_once=False)
 
 
 def _check_pairs(demand: Demand) -> None:
     for one in demand.containers if demand.linked else ():
         if one.count % 2:
             raise _refused(
-                Kind.BAD_ARGS,
+                RejectionKind.BAD_ARGS,
                 f"container {_cut(one.name)}: an odd number of cards with {LINKED}",
                 "linked cards come in pairs: ask for an even number",
                 at_once=False,
             )
 
 
-def _refused(kind: Kind, words: str, hint: str, *, at_once: bool = True) -> _Refused:
-    return _Refused(Unusable(kind, words, hint, at_once))
+def _refused(kind: RejectionKind, words: str, hint: str, *, at_once: bool = True) -> _Refused:
+    return _Refused(InvalidDemand(kind, words, hint, at_once))
 
 
 def _cut(name: str) -> str:

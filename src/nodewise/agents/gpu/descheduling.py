@@ -8,10 +8,10 @@ books, so it does not matter what a tenant writes into annotations of a pod that
 from collections.abc import Generator, Mapping
 from typing import Any, Final, NamedTuple
 
-from nodewise.agents.gpu.books import Held
-from nodewise.agents.gpu.cards import NodeCards
-from nodewise.agents.gpu.pods import BookedPod
-from nodewise.agents.gpu.state import Slot
+from nodewise.agents.gpu.node_allocations import PodAllocation
+from nodewise.agents.gpu.node_gpus import NodeGpus
+from nodewise.agents.gpu.pods import AllocatedPod
+from nodewise.agents.gpu.state import GpuState
 
 LABEL: Final = "gpu.aware.scheduling/deschedule-pod"
 VALUE: Final = "gpu"
@@ -22,11 +22,11 @@ _STRIDE: Final = 256
 class Change(NamedTuple):
     """A pod whose label is not as it should be."""
 
-    pod: BookedPod
+    pod: AllocatedPod
     is_wanted: bool
 
 
-def changes(agent_state: Slot) -> Generator[None, None, list[Change]]:
+def changes(agent_state: GpuState) -> Generator[None, None, list[Change]]:
     """What is to be written. A label of that key with another value is somebody else's, unless the pod is to go."""
     wanted = yield from _wanted(agent_state)
     found = []
@@ -46,23 +46,26 @@ def patch(change: Change) -> Mapping[str, Any]:
     return {"metadata": {"uid": change.pod.metadata.uid, "labels": labels}}
 
 
-def _wanted(agent_state: Slot) -> Generator[None, None, Mapping[str, str]]:
+def _wanted(agent_state: GpuState) -> Generator[None, None, Mapping[str, str]]:
     """By the uid of each pod that is to go: the node that it is to leave."""
     found: dict[str, str] = {}
     for number, (name, node) in enumerate(agent_state.nodes.items()):
-        if node.cards.descheduled or node.cards.tiles_descheduled:
-            found.update((uid, name) for uid, held in node.books.held.items() if is_to_go(held, node.cards))
+        if node.gpus.descheduled or node.gpus.subdevices_descheduled:
+            found.update(
+                (uid, name) for uid, held in node.allocations.by_uid.items() if is_to_go(held, node.gpus)
+            )
         if number % _STRIDE == 0:
             yield
     return found
 
 
-def is_to_go(held: Held, cards: NodeCards) -> bool:
+def is_to_go(held: PodAllocation, gpus: NodeGpus) -> bool:
     """Whether a pod holds a card or a tile whose pods are to go."""
-    if any(not cards.descheduled.isdisjoint(names) for names in held.cards):
+    if any(not gpus.descheduled.isdisjoint(names) for names in held.gpus):
         return True
     return any(
-        not held.tiles.get(card, _NONE).isdisjoint(off) for card, off in cards.tiles_descheduled.items()
+        not held.subdevices.get(gpu, _NONE).isdisjoint(off)
+        for gpu, off in gpus.subdevices_descheduled.items()
     )
 
 

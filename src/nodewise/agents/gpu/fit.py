@@ -12,108 +12,109 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.agent import Reason
-from nodewise.agents.gpu import choosing, limits, links, reasons
-from nodewise.agents.gpu.choosing import Balanced, Choice, FirstFit, Group, Order
+from nodewise.agents.gpu import gpu_selection, limits, reasons, xe_links
+from nodewise.agents.gpu.candidate_gpus import CandidateGpus
 from nodewise.agents.gpu.demand import ContainerDemand, Demand
-from nodewise.agents.gpu.layout import BROKEN, GROUPED, MAX_AMOUNT, Layout, Mask
-from nodewise.agents.gpu.reasons import Kind, Unusable
-from nodewise.agents.gpu.rejections import Lacks, Rejections, blame
-from nodewise.agents.gpu.working import Working
+from nodewise.agents.gpu.gpu_layout import BROKEN, GROUPED, MAX_AMOUNT, GpuLayout, Mask
+from nodewise.agents.gpu.gpu_selection import Balanced, FirstFit, GpuChoice, GpuOrder, Group
+from nodewise.agents.gpu.reasons import InvalidDemand, RejectionKind
+from nodewise.agents.gpu.rejections import Rejections, Shortfalls, explain_failure
 
-__all__ = ["Balanced", "Choice", "FirstFit", "Fitted", "Lacks", "Order", "fit"]
+__all__ = ["Balanced", "FirstFit", "FitResult", "GpuChoice", "GpuOrder", "Shortfalls", "fit"]
 
 
-class Fitted(NamedTuple):
+class FitResult(NamedTuple):
     """The answer, by candidate (M of them)."""
 
     codes: NDArray[np.int16]
     """0 fits, k does not for `reasons[k - 1]`."""
     reasons: tuple[Reason, ...]
-    containers: tuple[Choice, ...]
+    containers: tuple[GpuChoice, ...]
     """By container of the demand; -1 where the pod does not fit."""
     preferred: Mask
     """Fits, and takes the card that a telemetry policy prefers."""
-    lacks: Lacks
+    shortfalls: Shortfalls
     """What the rejected ones lack."""
 
-    def some(self, candidates: NDArray[np.intp]) -> "Fitted":
+    def some(self, candidates: NDArray[np.intp]) -> "FitResult":
         """Those of some candidates, in any order."""
         containers = tuple(choice.some(candidates) for choice in self.containers)
-        preferred, lacks = self.preferred[candidates], self.lacks.some(candidates)
-        return Fitted(self.codes[candidates], self.reasons, containers, preferred, lacks)
+        preferred, shortfalls = self.preferred[candidates], self.shortfalls.some(candidates)
+        return FitResult(self.codes[candidates], self.reasons, containers, preferred, shortfalls)
 
-    def cards(self, candidate: int) -> tuple[tuple[int, ...], ...]:
+    def gpus(self, candidate: int) -> tuple[tuple[int, ...], ...]:
         """The positions of the cards that a candidate gives each container; empty tuples where it does not fit."""
-        return tuple(_column(choice.cards, candidate) for choice in self.containers)
+        return tuple(_column(choice.gpus, candidate) for choice in self.containers)
 
-    def tiles(self, candidate: int) -> tuple[tuple[int, ...], ...]:
+    def subdevices(self, candidate: int) -> tuple[tuple[int, ...], ...]:
         """The linked tile of each card, likewise; empty tuples without links."""
         return tuple(
-            () if choice.tiles is None else _column(choice.tiles, candidate) for choice in self.containers
+            () if choice.subdevices is None else _column(choice.subdevices, candidate)
+            for choice in self.containers
         )
 
 
-def fit(layout: Layout, rows: NDArray[np.intp], demand: Demand, order: Order) -> Fitted:
+def fit(layout: GpuLayout, rows: NDArray[np.intp], demand: Demand, order: GpuOrder) -> FitResult:
     """Fit a demand to candidates: columns of the layout, in any order, as often as one likes."""
     if len(rows) <= layout.size // 2:
-        return _fit(Working(layout, rows), demand, order)
+        return _fit(CandidateGpus(layout, rows), demand, order)
     # What is said of a node does not depend on the others: for most of them all is faster, as nothing is gathered.
-    return _fit(Working(layout), demand, order).some(rows)
+    return _fit(CandidateGpus(layout), demand, order).some(rows)
 
 
 def merged(demand: Demand) -> ContainerDemand:
     """The containers that share a card, as one that wants all that they want."""
-    among = [demand.containers[at] for at in demand.same_card]
+    among = [demand.containers[at] for at in demand.same_gpu]
     wanted = Counter[str]()
     for container in among:
-        wanted.update(container.per_card)
+        wanted.update(container.per_gpu)
     return ContainerDemand(", ".join(container.name for container in among), 1, wanted)
 
 
 def _steps(demand: Demand) -> list[tuple[tuple[int, ...], ContainerDemand]]:
     """Who takes cards after whom, by number of the container: those that share a card first."""
-    shared = [(demand.same_card, merged(demand))] if demand.same_card else []
+    shared = [(demand.same_gpu, merged(demand))] if demand.same_gpu else []
     alone = enumerate(demand.containers)
-    return shared + [((at,), one) for at, one in alone if one.count and at not in demand.same_card]
+    return shared + [((at,), one) for at, one in alone if one.count and at not in demand.same_gpu]
 
 
-def _problem(demand: Demand) -> Unusable | None:
+def _problem(demand: Demand) -> InvalidDemand | None:
     """Why the demand can be answered nowhere."""
     if demand.problem is not None:
         return demand.problem
     for _, container in _steps(demand):
-        for resource, amount in container.per_card.items():
+        for resource, amount in container.per_gpu.items():
             if not 0 <= amount <= MAX_AMOUNT:
                 words = f"container {container.name}: {resource} on one card is more than 64 bits hold"
-                return Unusable(Kind.OVERFLOW, words, "ask for less", at_once=False)
+                return InvalidDemand(RejectionKind.OVERFLOW, words, "ask for less", at_once=False)
     return None
 
 
-def _answer(found: Rejections, choices: Sequence[Choice], preferred: Mask | None = None) -> Fitted:
+def _answer(found: Rejections, choices: Sequence[GpuChoice], preferred: Mask | None = None) -> FitResult:
     fits = found.codes == 0
     if not fits.all():
         choices = [choice.only(fits) for choice in choices]
     preferred = fits & preferred if preferred is not None else np.zeros(len(fits), bool)
-    return Fitted(found.codes, tuple(found.reasons), tuple(choices), preferred, found.lacks)
+    return FitResult(found.codes, tuple(found.reasons), tuple(choices), preferred, found.shortfalls)
 
 
-def _fit(working: Working, demand: Demand, order: Order) -> Fitted:
-    found = Rejections(working)
+def _fit(candidate_gpus: CandidateGpus, demand: Demand, order: GpuOrder) -> FitResult:
+    found = Rejections(candidate_gpus)
     problem = _problem(demand)
-    everywhere = np.ones(len(working), bool)
+    everywhere = np.ones(len(candidate_gpus), bool)
     if problem is not None and problem.at_once:
         found.reject(everywhere, problem)
-    found.reject(working.layout.name_codes[0, working.columns] < 0, reasons.NoCards())
+    found.reject(candidate_gpus.layout.name_codes[0, candidate_gpus.columns] < 0, reasons.NoGpus())
     if problem is not None:
         found.reject(everywhere, problem)
-        return _answer(found, [choosing.nothing(0, len(working))] * len(demand.containers))
-    room = limits.room_for(demand.containers, working.layout.tiles)
-    found.reject(working.layout.ledger_bytes[0, working.columns] > room, reasons.LedgerFull())
+        return _answer(found, [gpu_selection.nothing(0, len(candidate_gpus))] * len(demand.containers))
+    room = limits.room_for(demand.containers, candidate_gpus.layout.subdevices)
+    found.reject(candidate_gpus.layout.record_bytes[0, candidate_gpus.columns] > room, reasons.RecordFull())
     if demand.single_numa:
-        found.reject(working.group_states() == BROKEN, reasons.BrokenMap())
-    search = _Search(working, demand, order, found)
-    choices = [choosing.nothing(0, len(working))] * len(demand.containers)
-    preferred = np.zeros(len(working), bool)
+        found.reject(candidate_gpus.group_states() == BROKEN, reasons.BrokenMap())
+    search = _Search(candidate_gpus, demand, order, found)
+    choices = [gpu_selection.nothing(0, len(candidate_gpus))] * len(demand.containers)
+    preferred = np.zeros(len(candidate_gpus), bool)
     for number, (containers, wanted) in enumerate(search.steps):
         if found.codes.all():
             break
@@ -126,53 +127,57 @@ def _fit(working: Working, demand: Demand, order: Order) -> Fitted:
 class _Search:
     """A pod's containers take cards, one after another."""
 
-    def __init__(self, working: Working, demand: Demand, order: Order, found: Rejections) -> None:
+    def __init__(
+        self, candidate_gpus: CandidateGpus, demand: Demand, order: GpuOrder, found: Rejections
+    ) -> None:
         self.steps = _steps(demand)
-        self._working = working
+        self._candidate_gpus = candidate_gpus
         self._order = order
         self._found = found
-        self._allowed = _allowed(working, demand)
-        self._groups = list(_groups(working)) if demand.single_numa else None
-        self._links = links.Linking(working) if demand.linked else None
+        self._allowed = _allowed(candidate_gpus, demand)
+        self._groups = list(_groups(candidate_gpus)) if demand.single_numa else None
+        self._links = xe_links.LinkAllocator(candidate_gpus) if demand.linked else None
 
-    def step(self, wanted: ContainerDemand, *, last: bool) -> Choice:
+    def step(self, wanted: ContainerDemand, *, last: bool) -> GpuChoice:
         """What one container takes; it is gone for the next one."""
-        working = self._working
-        enough = {name: working.free(name) >= amount for name, amount in wanted.per_card.items()}
+        candidate_gpus = self._candidate_gpus
+        enough = {name: candidate_gpus.free(name) >= amount for name, amount in wanted.per_gpu.items()}
         able = self._allowed.copy()
         for mask in enough.values():
             able &= mask
         choice = self._choose(wanted, able)
         failed = ~choice.found & (self._found.codes == 0)
         if failed.any():
-            blame(self._found, working, wanted, self._allowed, enough, failed)
+            explain_failure(self._found, candidate_gpus, wanted, self._allowed, enough, failed)
             self._found.reject(failed, self._other_reason(wanted))
         if not last:
-            working.take(choice.mask(len(able)), wanted.per_card)
+            candidate_gpus.take(choice.mask(len(able)), wanted.per_gpu)
             if self._links is not None:
                 self._links.reserve(choice)
         return choice
 
-    def takes_preferred(self, choice: Choice) -> Mask:
+    def takes_preferred(self, choice: GpuChoice) -> Mask:
         """(M): whether the preferred card is among them; of linked cards it has to be the first one."""
         if not self._order.prefers:
-            return np.zeros(len(self._working), bool)
-        preferred = self._working.preferred()
-        cards = choice.cards if self._links is None else choice.cards[:1]
-        taken: Mask = (cards == preferred).any(axis=0) & (preferred >= 0)
+            return np.zeros(len(self._candidate_gpus), bool)
+        preferred = self._candidate_gpus.preferred()
+        gpus = choice.gpus if self._links is None else choice.gpus[:1]
+        taken: Mask = (gpus == preferred).any(axis=0) & (preferred >= 0)
         return taken
 
-    def _choose(self, wanted: ContainerDemand, able: Mask) -> Choice:
+    def _choose(self, wanted: ContainerDemand, able: Mask) -> GpuChoice:
         if wanted.count > len(able):
-            return choosing.nothing(1, len(self._working))
+            return gpu_selection.nothing(1, len(self._candidate_gpus))
         if self._groups is None:
             return self._among(wanted, able)
-        return choosing.within_one(self._groups, able, wanted.count, lambda cards: self._among(wanted, cards))
+        return gpu_selection.within_one(
+            self._groups, able, wanted.count, lambda gpus: self._among(wanted, gpus)
+        )
 
-    def _among(self, wanted: ContainerDemand, able: Mask) -> Choice:
+    def _among(self, wanted: ContainerDemand, able: Mask) -> GpuChoice:
         if self._links is None:
-            return choosing.by_order(self._working, able, wanted, self._order)
-        return self._links.pairs(self._working, able, wanted, self._order)
+            return gpu_selection.by_order(self._candidate_gpus, able, wanted, self._order)
+        return self._links.pairs(self._candidate_gpus, able, wanted, self._order)
 
     def _other_reason(self, wanted: ContainerDemand) -> Reason:
         """Why cards that would do do not, together."""
@@ -181,27 +186,27 @@ class _Search:
         return reasons.NotInOneGroup(wanted.name, wanted.count)
 
 
-def _allowed(working: Working, demand: Demand) -> Mask:
+def _allowed(candidate_gpus: CandidateGpus, demand: Demand) -> Mask:
     """(C, M): the cards that the pod may use, if they are free."""
-    usable = working.usable()
-    layout = working.layout
+    usable = candidate_gpus.usable()
+    layout = candidate_gpus.layout
     if demand.allow is not None or demand.deny:
         listed = [
             name not in demand.deny and (demand.allow is None or name in demand.allow)
             for name in layout.names
         ]
-        usable = usable & np.array([*listed, False])[working.name_codes()]
+        usable = usable & np.array([*listed, False])[candidate_gpus.name_codes()]
     if demand.models is not None:
         wanted = np.array([model in demand.models for model in layout.models])
-        usable = usable & wanted[working.model_codes()]
+        usable = usable & wanted[candidate_gpus.model_codes()]
     return usable
 
 
-def _groups(working: Working) -> Iterator[Group]:
+def _groups(candidate_gpus: CandidateGpus) -> Iterator[Group]:
     """The first NUMA node of each candidate, the second one, …; the first one is all cards where there is no map."""
-    ungrouped = working.group_states() != GROUPED
-    bits = working.groups()
-    first = bits[0] if len(bits) else np.zeros(len(working), np.uint64)
+    ungrouped = candidate_gpus.group_states() != GROUPED
+    bits = candidate_gpus.groups()
+    first = bits[0] if len(bits) else np.zeros(len(candidate_gpus), np.uint64)
     for one in (np.where(ungrouped, ~np.uint64(0), first), *bits[1:]):
         yield Group(one, np.flatnonzero(one))
 

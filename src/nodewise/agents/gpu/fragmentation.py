@@ -17,14 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise import cooperative
-from nodewise.agents.gpu.layout import Layout
-from nodewise.agents.gpu.typical import PodClass
-from nodewise.agents.gpu.working import Working
+from nodewise.agents.gpu.candidate_gpus import CandidateGpus
+from nodewise.agents.gpu.gpu_layout import GpuLayout
+from nodewise.agents.gpu.typical_pods import PodClass
 
 Floats = NDArray[np.float64]
 Numbers = NDArray[np.intp]
 
-MOST_CARDS: Final = 64
+MOST_GPUS: Final = 64
 _SMALL: Final = 1 << 14
 _MOST_SCALES: Final = 16
 """Sets of resources that pods ask for, kept at once."""
@@ -42,7 +42,7 @@ class Group(NamedTuple):
     """(H, MOST_CARDS + 1): by cell of the node and its number of such cards, how many of all pods it is a place for."""
 
 
-class Typical(NamedTuple):
+class WorkloadTables(NamedTuple):
     """A workload, as tables. H and K: cells of what a node and what a card may have left."""
 
     cpu_milli: NDArray[np.int64]
@@ -56,13 +56,13 @@ class Typical(NamedTuple):
     groups: tuple[Group, ...]
     shared: tuple[str, ...]
     """The resources whose free shares are a card's free share."""
-    scales: "Scales"
+    scales: "ShareScales"
 
     def __bool__(self) -> bool:
         return bool(self.resources)
 
 
-class Scales:
+class ShareScales:
     """What of a layout changes with no pod, computed once for it: what one unit of a resource is of a card.
 
     A layout shares with the one before the arrays in which nothing changed, so they are known again by identity.
@@ -71,7 +71,7 @@ class Scales:
     def __init__(self) -> None:
         self._known: dict[Sequence[str], tuple[Sequence[object], Mapping[str, Floats]]] = {}
 
-    def of(self, layout: Layout, resources: Sequence[str]) -> Mapping[str, Floats]:
+    def of(self, layout: GpuLayout, resources: Sequence[str]) -> Mapping[str, Floats]:
         """By resource (C, N+1): its part of a card's free share, a unit; 0 of a card that nobody may use."""
         basis = [layout.usable, *(layout.capacity.get(name) for name in resources)]
         known = self._known.get(resources)
@@ -82,7 +82,7 @@ class Scales:
         return known[1]
 
 
-def _scales(layout: Layout, resources: Sequence[str]) -> Mapping[str, Floats]:
+def _scales(layout: GpuLayout, resources: Sequence[str]) -> Mapping[str, Floats]:
     capacity = {name: layout.capacity[name] for name in resources if name in layout.capacity}
     count = np.maximum(sum((one > 0 for one in capacity.values()), np.zeros(layout.usable.shape)), 1)
     return {
@@ -90,46 +90,48 @@ def _scales(layout: Layout, resources: Sequence[str]) -> Mapping[str, Floats]:
     }
 
 
-NOBODY: Final = Typical(np.zeros(0, np.int64), {}, (), np.zeros((1, 1)), (), (), Scales())
+NO_WORKLOAD: Final = WorkloadTables(np.zeros(0, np.int64), {}, (), np.zeros((1, 1)), (), (), ShareScales())
 """Of an empty workload; its measure is 0."""
 
 
-def tables(classes: Mapping[PodClass, float], counts: Sequence[str] = ()) -> Typical:
+def tables(classes: Mapping[PodClass, float], counts: Sequence[str] = ()) -> WorkloadTables:
     """See `building`; all at once."""
     return cooperative.run_at_once(building(classes, counts))
 
 
-def building(classes: Mapping[PodClass, float], counts: Sequence[str] = ()) -> Generator[None, None, Typical]:
+def building(
+    classes: Mapping[PodClass, float], counts: Sequence[str] = ()
+) -> Generator[None, None, WorkloadTables]:
     """The tables of classes, which are given with how often they come. `counts` are resources that count cards: they
     limit how many pods a card takes, and say nothing about how much of it is free unless there is nothing else.
     """
-    known = {one: often for one, often in classes.items() if often > 0 and one.cards > 0 and one.per_card}
+    known = {one: often for one, often in classes.items() if often > 0 and one.gpus > 0 and one.per_gpu}
     kept = yield from _fewer(known)
     if not kept:
-        return NOBODY
+        return NO_WORKLOAD
     total = sum(kept.values())
     grid = _Grid(kept)
     single = np.zeros(grid.shape)
     groups: dict[tuple[Mapping[str, int], frozenset[str] | None], list[PodClass]] = {}
     for one, often in kept.items():
-        if one.cards == 1:
+        if one.gpus == 1:
             single[grid.corner(one)] += often / total
         else:
-            groups.setdefault((one.per_card, one.models), []).append(one)
+            groups.setdefault((one.per_gpu, one.models), []).append(one)
         yield
     made = []
     for members in groups.values():
         made.append(_group(grid, members, kept, total))
         yield
     amounts = [name for name in grid.resources if name not in counts]
-    return Typical(
+    return WorkloadTables(
         cpu_milli=grid.cpu_milli,
         resources=grid.resources,
         models=grid.models,
         single=single.reshape(grid.shape[0], -1),
         groups=tuple(made),
         shared=tuple(amounts or grid.resources),
-        scales=Scales(),
+        scales=ShareScales(),
     )
 
 
@@ -137,9 +139,9 @@ class _Grid:
     """Where every class has its corner: it can be hosted by its cell and by all cells beyond."""
 
     def __init__(self, classes: Mapping[PodClass, float]) -> None:
-        names = sorted({name for one in classes for name in one.per_card})
+        names = sorted({name for one in classes for name in one.per_gpu})
         self.cpu_milli = _steps(one.cpu_milli for one in classes)
-        self.resources = {name: _steps(one.per_card.get(name, 0) for one in classes) for name in names}
+        self.resources = {name: _steps(one.per_gpu.get(name, 0) for one in classes) for name in names}
         self.models = tuple(sorted({model for one in classes for model in one.models or ()}))
 
     @property
@@ -149,7 +151,7 @@ class _Grid:
 
     def corner(self, one: PodClass) -> tuple[slice | list[int], ...]:
         wanted = [
-            slice(_cell(values, one.per_card.get(name, 0)), None) for name, values in self.resources.items()
+            slice(_cell(values, one.per_gpu.get(name, 0)), None) for name, values in self.resources.items()
         ]
         return (slice(_cell(self.cpu_milli, one.cpu_milli), None), self._models(one), *wanted)
 
@@ -173,9 +175,9 @@ def _group(
 ) -> Group:
     fits = np.zeros(grid.shape[1:], np.bool_)
     fits[grid.corner(members[0])[1:]] = True
-    hosted = np.zeros((grid.shape[0], MOST_CARDS + 1))
+    hosted = np.zeros((grid.shape[0], MOST_GPUS + 1))
     for one in members:
-        hosted[grid.corner(one)[0], one.cards :] += classes[one] / total
+        hosted[grid.corner(one)[0], one.gpus :] += classes[one] / total
     return Group(fits.reshape(-1), hosted)
 
 
@@ -190,7 +192,7 @@ def _fewer(classes: Mapping[PodClass, float]) -> Generator[None, None, dict[PodC
     return {one: classes[one] for one in ordered}
 
 
-class Sight(NamedTuple):
+class GpuCells(NamedTuple):
     """What a workload sees of candidates' cards."""
 
     shares: Floats
@@ -199,15 +201,15 @@ class Sight(NamedTuple):
     """(C, M): its cell."""
 
 
-def look(typical: Typical, working: Working) -> Sight:
+def gpu_cells_of(workload: WorkloadTables, candidate_gpus: CandidateGpus) -> GpuCells:
     """See the candidates' cards as they are now."""
-    cells: Numbers = np.zeros((working.layout.most_cards, len(working)), np.intp)
-    if typical.models:
-        numbers = np.array([_number(typical, model) for model in working.layout.models], np.intp)
-        cells = numbers[working.model_codes()]
-    for name, steps in typical.resources.items():
-        cells = cells * (len(steps) + 1) + _cells(steps, working.free(name))
-    return Sight(shares(typical.scales, working, typical.shared), cells)
+    cells: Numbers = np.zeros((candidate_gpus.layout.most_gpus, len(candidate_gpus)), np.intp)
+    if workload.models:
+        numbers = np.array([_number(workload, model) for model in candidate_gpus.layout.models], np.intp)
+        cells = numbers[candidate_gpus.model_codes()]
+    for name, steps in workload.resources.items():
+        cells = cells * (len(steps) + 1) + _cells(steps, candidate_gpus.free(name))
+    return GpuCells(shares(workload.scales, candidate_gpus, workload.shared), cells)
 
 
 def _cells(steps: NDArray[np.int64], free: NDArray[np.int64]) -> Numbers:
@@ -224,38 +226,38 @@ def _cells(steps: NDArray[np.int64], free: NDArray[np.int64]) -> Numbers:
     return found
 
 
-def shares(scales: Scales, working: Working, resources: Sequence[str]) -> Floats:
+def shares(scales: ShareScales, candidate_gpus: CandidateGpus, resources: Sequence[str]) -> Floats:
     """(C, M): the mean free share of these resources, as far as a card has them; 0 of a card that nobody may use."""
-    found = np.zeros((working.layout.most_cards, len(working)))
-    for name, scale in scales.of(working.layout, resources).items():
-        found += np.maximum(working.free(name), 0) * scale[:, working.columns]
+    found = np.zeros((candidate_gpus.layout.most_gpus, len(candidate_gpus)))
+    for name, scale in scales.of(candidate_gpus.layout, resources).items():
+        found += np.maximum(candidate_gpus.free(name), 0) * scale[:, candidate_gpus.columns]
     return found
 
 
-def hosts(typical: Typical, cpu_free: NDArray[np.int64] | None, candidates: int) -> Numbers:
+def hosts(workload: WorkloadTables, cpu_free: NDArray[np.int64] | None, candidates: int) -> Numbers:
     """(M): the cells of nodes with so much CPU left, in milli-CPU; None: nobody knows, so all of them have enough."""
     if cpu_free is None:
-        return np.full(candidates, len(typical.cpu_milli), np.intp)
-    found: Numbers = np.searchsorted(typical.cpu_milli, cpu_free, side="right")
+        return np.full(candidates, len(workload.cpu_milli), np.intp)
+    found: Numbers = np.searchsorted(workload.cpu_milli, cpu_free, side="right")
     return found
 
 
-def fragmented(typical: Typical, sight: Sight, hosts: Numbers) -> Floats:
+def fragmented(workload: WorkloadTables, gpu_cells: GpuCells, hosts: Numbers) -> Floats:
     """(M): the measure, in cards: from 0 to all that is free."""
-    usable = _single(typical, sight, hosts).sum(axis=0)
-    for group in typical.groups:
-        fits = group.fits[sight.cells]
-        usable += (sight.shares * fits).sum(axis=0) * group.hosted[hosts, fits.sum(axis=0)]
-    free: Floats = sight.shares.sum(axis=0)
+    usable = _single(workload, gpu_cells, hosts).sum(axis=0)
+    for group in workload.groups:
+        fits = group.fits[gpu_cells.cells]
+        usable += (gpu_cells.shares * fits).sum(axis=0) * group.hosted[hosts, fits.sum(axis=0)]
+    free: Floats = gpu_cells.shares.sum(axis=0)
     found: Floats = np.maximum(free - usable, 0.0)
     return found
 
 
-def spoiled(typical: Typical, before: Sight, after: Sight, hosts: Numbers) -> Floats:
+def spoiled(workload: WorkloadTables, before: GpuCells, after: GpuCells, hosts: Numbers) -> Floats:
     """(C, M): by how much the measure grows if a card alone becomes what it is `after`, all others as `before`."""
     growth = after.shares - before.shares
-    growth -= _single(typical, after, hosts) - _single(typical, before, hosts)
-    for group in typical.groups:
+    growth -= _single(workload, after, hosts) - _single(workload, before, hosts)
+    for group in workload.groups:
         fits, fit = group.fits[before.cells], group.fits[after.cells]
         count, free = fits.sum(axis=0), (before.shares * fits).sum(axis=0)
         fewer = count - fits.astype(np.intp) + fit
@@ -264,12 +266,12 @@ def spoiled(typical: Typical, before: Sight, after: Sight, hosts: Numbers) -> Fl
     return growth
 
 
-def _single(typical: Typical, sight: Sight, hosts: Numbers) -> Floats:
+def _single(workload: WorkloadTables, gpu_cells: GpuCells, hosts: Numbers) -> Floats:
     """(C, M): of each card, what pods that want one card can use."""
-    cells = hosts * typical.single.shape[1] + sight.cells
-    found: Floats = sight.shares * typical.single.reshape(-1)[cells]
+    cells = hosts * workload.single.shape[1] + gpu_cells.cells
+    found: Floats = gpu_cells.shares * workload.single.reshape(-1)[cells]
     return found
 
 
-def _number(typical: Typical, model: str) -> int:
-    return typical.models.index(model) + 1 if model in typical.models else 0
+def _number(workload: WorkloadTables, model: str) -> int:
+    return workload.models.index(model) + 1 if model in workload.models else 0

@@ -4,7 +4,7 @@ from typing import Annotated, Final, Literal, get_args
 
 import msgspec
 
-from nodewise.agents.gpu.profile import Profile
+from nodewise.agents.gpu.resource_profile import ResourceProfile
 from nodewise.errors import BadSettings, Problem, shown
 from nodewise.option import Option
 
@@ -67,6 +67,6 @@ class GpuOptions(msgspec.Struct, frozen=True, kw_only=True):
         """The placement of pods that name none."""
         return "balanced" if self.balanced_resource else self.gpu_placement
 
-    def balanced_by(self, profile: Profile) -> tuple[str, ...]:
+    def balanced_by(self, profile: ResourceProfile) -> tuple[str, ...]:
         """The resources whose used amounts, summed up, `balanced` keeps even; full names."""
         return (profile.prefix + self.balanced_resource,) if self.balanced_resource else profile.counts

@@ -41,33 +41,33 @@ class GpuPod(msgspec.Struct, frozen=True, gc=False):
     spec: GpuPodSpec = GpuPodSpec()
 
 
-class BookedLabels(msgspec.Struct, frozen=True, gc=False):
+class AllocatedLabels(msgspec.Struct, frozen=True, gc=False):
     deschedule: str | None = msgspec.field(default=None, name="gpu.aware.scheduling/deschedule-pod")
 
 
-class BookedMetadata(GpuPodMetadata, frozen=True, gc=False, kw_only=True):
+class AllocatedMetadata(GpuPodMetadata, frozen=True, gc=False, kw_only=True):
     name: str
     namespace: str = ""
     uid: str = ""
     resourceVersion: str = ""  # noqa: N815 - the API's name
     creationTimestamp: str = ""  # noqa: N815 - the API's name
-    labels: BookedLabels | None = None
+    labels: AllocatedLabels | None = None
 
 
-class BookedSpec(GpuPodSpec, frozen=True, gc=False):
+class AllocatedSpec(GpuPodSpec, frozen=True, gc=False):
     nodeName: str = ""  # noqa: N815 - the API's name
 
 
-class BookedStatus(msgspec.Struct, frozen=True, gc=False):
+class AllocatedStatus(msgspec.Struct, frozen=True, gc=False):
     phase: str = ""
 
 
-class BookedPod(GpuPod, frozen=True, gc=False, kw_only=True):
+class AllocatedPod(GpuPod, frozen=True, gc=False, kw_only=True):
     """What is read of a pod to know what it holds."""
 
-    metadata: BookedMetadata
-    spec: BookedSpec = BookedSpec()
-    status: BookedStatus = BookedStatus()
+    metadata: AllocatedMetadata
+    spec: AllocatedSpec = AllocatedSpec()
+    status: AllocatedStatus = AllocatedStatus()
 
 
 def is_sidecar(container: GpuContainer) -> bool:

@@ -14,13 +14,13 @@ from nodewise.agents.gpu import amounts, limits
 
 _PREFIX: Final = "Not enough GPU-resources for deployment: "
 _UNKNOWN: Final = "Couldn't retrieve node's information"
-SIGNS: Final = (_PREFIX, _UNKNOWN)
+REASON_PREFIXES: Final = (_PREFIX, _UNKNOWN)
 """How reasons begin that are not in words of ours."""
 _LONGEST: Final = 256
 """Characters of a text: it stands in the answer once for every node, and tenants choose the names in it."""
 
 
-class Kind(StrEnum):
+class RejectionKind(StrEnum):
     """The reasons that the older system had, in its words. A refused bind answers with these words alone."""
 
     WILL_NOT_FIT = "will not fit"
@@ -30,15 +30,15 @@ class Kind(StrEnum):
     OVERFLOW = "integer overflow"
 
 
-def _told(kind: Kind, words: str) -> str:
+def _told(kind: RejectionKind, words: str) -> str:
     text = f"{_PREFIX}{kind.value}: {words}" if words else f"{_PREFIX}{kind.value}"
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
-class Unusable(msgspec.Struct, frozen=True):
+class InvalidDemand(msgspec.Struct, frozen=True):
     """What the pod asks for cannot be answered on any node."""
 
-    kind: Kind
+    kind: RejectionKind
     words: str = ""
     """What was seen and what is wanted, naming the container, annotation or resource."""
     hint: str = ""
@@ -54,10 +54,10 @@ class Unusable(msgspec.Struct, frozen=True):
         return self.hint
 
 
-class NoCards(msgspec.Struct, frozen=True):
+class NoGpus(msgspec.Struct, frozen=True):
     """The node has no card that we know of."""
 
-    kind: ClassVar[Kind] = Kind.WILL_NOT_FIT
+    kind: ClassVar[RejectionKind] = RejectionKind.WILL_NOT_FIT
     is_failure: ClassVar[bool] = False
 
     def text(self) -> str:
@@ -72,11 +72,11 @@ class NoneUsable(msgspec.Struct, frozen=True):
 
     container: str
     count: int
-    kind: ClassVar[Kind] = Kind.WILL_NOT_FIT
+    kind: ClassVar[RejectionKind] = RejectionKind.WILL_NOT_FIT
     is_failure: ClassVar[bool] = False
 
     def text(self) -> str:
-        return _told(self.kind, f"container {self.container}: {_cards(self.count)} may be used")
+        return _told(self.kind, f"container {self.container}: {_gpus(self.count)} may be used")
 
     def remedy(self) -> str:
         return "cards are taken out by gas-disable labels, gas-deny, gas-allow and nodewise.io/gpu-models"
@@ -91,13 +91,13 @@ class TooLittle(msgspec.Struct, frozen=True):
     resource: str
     amount: int
     """Wanted on each card."""
-    kind: ClassVar[Kind] = Kind.WILL_NOT_FIT
+    kind: ClassVar[RejectionKind] = RejectionKind.WILL_NOT_FIT
     is_failure: ClassVar[bool] = False
 
     def text(self) -> str:
-        cards = _cards(self.count, "has", "have")
+        gpus = _gpus(self.count, "has", "have")
         amount = amounts.text(self.amount)
-        return _told(self.kind, f"container {self.container}: {cards} {amount} {self.resource} left")
+        return _told(self.kind, f"container {self.container}: {gpus} {amount} {self.resource} left")
 
     def remedy(self) -> str:
         return ""
@@ -108,12 +108,12 @@ class NotTogether(msgspec.Struct, frozen=True):
 
     container: str
     count: int
-    kind: ClassVar[Kind] = Kind.WILL_NOT_FIT
+    kind: ClassVar[RejectionKind] = RejectionKind.WILL_NOT_FIT
     is_failure: ClassVar[bool] = False
 
     def text(self) -> str:
-        cards = _cards(self.count, "has", "have")
-        return _told(self.kind, f"container {self.container}: {cards} all that it wants left")
+        gpus = _gpus(self.count, "has", "have")
+        return _told(self.kind, f"container {self.container}: {gpus} all that it wants left")
 
     def remedy(self) -> str:
         return ""
@@ -124,7 +124,7 @@ class NotLinked(msgspec.Struct, frozen=True):
 
     container: str
     pairs: int
-    kind: ClassVar[Kind] = Kind.WILL_NOT_FIT
+    kind: ClassVar[RejectionKind] = RejectionKind.WILL_NOT_FIT
     is_failure: ClassVar[bool] = False
 
     def text(self) -> str:
@@ -140,27 +140,27 @@ class NotInOneGroup(msgspec.Struct, frozen=True):
 
     container: str
     count: int
-    kind: ClassVar[Kind] = Kind.WILL_NOT_FIT
+    kind: ClassVar[RejectionKind] = RejectionKind.WILL_NOT_FIT
     is_failure: ClassVar[bool] = False
 
     def text(self) -> str:
-        cards = "such a card" if self.count == 1 else f"{self.count} such cards"
-        return _told(self.kind, f"container {self.container}: no single NUMA node has {cards}")
+        gpus = "such a card" if self.count == 1 else f"{self.count} such cards"
+        return _told(self.kind, f"container {self.container}: no single NUMA node has {gpus}")
 
     def remedy(self) -> str:
         return "NUMA nodes are named by the node's label gpu.intel.com/numa-gpu-map"
 
 
-class LedgerFull(msgspec.Struct, frozen=True):
+class RecordFull(msgspec.Struct, frozen=True):
     """The node's ledger has no room for the pod's entry."""
 
-    kind: ClassVar[Kind] = Kind.WILL_NOT_FIT
+    kind: ClassVar[RejectionKind] = RejectionKind.WILL_NOT_FIT
     is_failure: ClassVar[bool] = True
 
     def text(self) -> str:
         return _told(
             self.kind,
-            f"no room in the node's ledger: at most {limits.LEDGER_BYTES} bytes,"
+            f"no room in the node's ledger: at most {limits.RECORD_BYTES} bytes,"
             f" and {limits.LONGEST_NODE} characters of the node's name",
         )
 
@@ -171,7 +171,7 @@ class LedgerFull(msgspec.Struct, frozen=True):
 class BrokenMap(msgspec.Struct, frozen=True):
     """The pod wants one NUMA node, and the node's map of them cannot be read."""
 
-    kind: ClassVar[Kind] = Kind.BAD_ARGS
+    kind: ClassVar[RejectionKind] = RejectionKind.BAD_ARGS
     is_failure: ClassVar[bool] = False
 
     def text(self) -> str:
@@ -220,7 +220,7 @@ class NotReady(msgspec.Struct, frozen=True):
 class Shortfall(msgspec.Struct, frozen=True):
     """What one candidate lacks: on the card that comes closest, the resource there is too little of."""
 
-    card: str
+    gpu: str
     resource: str
     free: int
     wanted: int
@@ -228,10 +228,10 @@ class Shortfall(msgspec.Struct, frozen=True):
     def text(self) -> str:
         free = max(self.free, 0)
         told, wanted, short = map(amounts.text, (free, self.wanted, self.wanted - free))
-        return f"{self.card} has {told} {self.resource} left, {wanted} wanted: {short} too little"
+        return f"{self.gpu} has {told} {self.resource} left, {wanted} wanted: {short} too little"
 
 
-def _cards(count: int, one: str = "", many: str = "") -> str:
+def _gpus(count: int, one: str = "", many: str = "") -> str:
     """`no card`, `fewer than 3 cards`, with a verb where one follows."""
     words = ("no card", one) if count == 1 else (f"fewer than {count} cards", many)
     return " ".join(filter(None, words))

@@ -8,22 +8,22 @@ from numpy.typing import NDArray
 
 from nodewise.agent import Reason
 from nodewise.agents.gpu import reasons
+from nodewise.agents.gpu.candidate_gpus import CandidateGpus
 from nodewise.agents.gpu.demand import ContainerDemand
-from nodewise.agents.gpu.layout import Mask
+from nodewise.agents.gpu.gpu_layout import Mask
 from nodewise.agents.gpu.reasons import Shortfall
-from nodewise.agents.gpu.working import Working
 
 _NEVER: Final = np.iinfo(np.int16).max
 """More than a container can lack."""
 
 
-class Lacks(NamedTuple):
+class Shortfalls(NamedTuple):
     """Which amount the rejected candidates lack, by candidate; values that hold no layout."""
 
     names: tuple[str, ...]
     """Card names by code."""
     resources: tuple[str, ...]
-    cards: NDArray[np.int32]
+    gpus: NDArray[np.int32]
     """Index into `names`: the card that comes closest; -1 where no amount is lacking."""
     lacking: NDArray[np.int16]
     """Index into `resources`."""
@@ -32,30 +32,30 @@ class Lacks(NamedTuple):
 
     def at(self, candidate: int) -> Shortfall | None:
         """What one candidate lacks; None where it fits, or where it is not for an amount that it does not."""
-        card = int(self.cards[candidate])
-        if card < 0:
+        gpu = int(self.gpus[candidate])
+        if gpu < 0:
             return None
         resource = self.resources[int(self.lacking[candidate])]
-        return Shortfall(self.names[card], resource, int(self.free[candidate]), int(self.wanted[candidate]))
+        return Shortfall(self.names[gpu], resource, int(self.free[candidate]), int(self.wanted[candidate]))
 
-    def some(self, candidates: NDArray[np.intp]) -> "Lacks":
+    def some(self, candidates: NDArray[np.intp]) -> "Shortfalls":
         """Those of some candidates."""
-        cards, lacking = self.cards[candidates], self.lacking[candidates]
-        return Lacks(
-            self.names, self.resources, cards, lacking, self.free[candidates], self.wanted[candidates]
+        gpus, lacking = self.gpus[candidates], self.lacking[candidates]
+        return Shortfalls(
+            self.names, self.resources, gpus, lacking, self.free[candidates], self.wanted[candidates]
         )
 
 
 class Rejections:
     """Collects codes and what is lacking."""
 
-    def __init__(self, working: Working) -> None:
-        candidates = len(working)
+    def __init__(self, candidate_gpus: CandidateGpus) -> None:
+        candidates = len(candidate_gpus)
         self.codes = np.zeros(candidates, np.int16)
         self.reasons: list[Reason] = []
-        self._names = working.layout.names
+        self._names = candidate_gpus.layout.names
         self._resources: list[str] = []
-        self._cards = np.full(candidates, -1, np.int32)
+        self._gpus = np.full(candidates, -1, np.int32)
         self._lacking = np.full(candidates, -1, np.int16)
         self._free = np.zeros(candidates, np.int64)
         self._wanted = np.zeros(candidates, np.int64)
@@ -68,10 +68,10 @@ class Rejections:
             self.codes[at] = len(self.reasons)
         return at
 
-    def lack(
+    def record_shortfall(
         self,
         at: NDArray[np.intp],
-        cards: NDArray[np.int32],
+        gpus: NDArray[np.int32],
         free: NDArray[np.int64],
         resource: str,
         wanted: int,
@@ -79,21 +79,21 @@ class Rejections:
         """Some candidates lack an amount of one resource, on these cards."""
         if resource not in self._resources:
             self._resources.append(resource)
-        self._cards[at] = cards
+        self._gpus[at] = gpus
         self._lacking[at] = self._resources.index(resource)
         self._free[at] = free
         self._wanted[at] = wanted
 
     @property
-    def lacks(self) -> Lacks:
-        return Lacks(
-            self._names, tuple(self._resources), self._cards, self._lacking, self._free, self._wanted
+    def shortfalls(self) -> Shortfalls:
+        return Shortfalls(
+            self._names, tuple(self._resources), self._gpus, self._lacking, self._free, self._wanted
         )
 
 
-def blame(
+def explain_failure(
     found: Rejections,
-    working: Working,
+    candidate_gpus: CandidateGpus,
     container: ContainerDemand,
     allowed: Mask,
     enough: Mapping[str, Mask],
@@ -107,16 +107,16 @@ def blame(
     found.reject(failed & (_count(allowed) < count), reasons.NoneUsable(container.name, count))
     together = allowed
     for resource, mask in enough.items():
-        amount = container.per_card[resource]
+        amount = container.per_gpu[resource]
         few = failed & (_count(allowed & mask) < count)
         at = found.reject(few, reasons.TooLittle(container.name, count, resource, amount))
-        _say_lack(found, working, allowed & ~mask, resource, amount, at)
+        _record_largest(found, candidate_gpus, allowed & ~mask, resource, amount, at)
         together = together & mask
     at = found.reject(failed & (_count(together) < count), reasons.NotTogether(container.name, count))
     closest = _fewest(allowed[:, at] & ~together[:, at], [mask[:, at] for mask in enough.values()])
     for resource, mask in reversed([*enough.items()]):
         short = ~mask[closest, at]
-        _record(found, working, resource, container.per_card[resource], at[short], closest[short])
+        _record(found, candidate_gpus, resource, container.per_gpu[resource], at[short], closest[short])
 
 
 def _fewest(among: Mask, enough: Sequence[Mask]) -> NDArray[np.intp]:
@@ -127,27 +127,32 @@ def _fewest(among: Mask, enough: Sequence[Mask]) -> NDArray[np.intp]:
     return fewest
 
 
-def _say_lack(
-    found: Rejections, working: Working, lacking: Mask, resource: str, amount: int, at: NDArray[np.intp]
+def _record_largest(
+    found: Rejections,
+    candidate_gpus: CandidateGpus,
+    lacking: Mask,
+    resource: str,
+    amount: int,
+    at: NDArray[np.intp],
 ) -> None:
     """Name the card that has most of the resource among those that have too little."""
     if len(at):
-        free = np.where(lacking[:, at], working.free(resource)[:, at], np.iinfo(np.int64).min)
-        _record(found, working, resource, amount, at, free.argmax(axis=0))
+        free = np.where(lacking[:, at], candidate_gpus.free(resource)[:, at], np.iinfo(np.int64).min)
+        _record(found, candidate_gpus, resource, amount, at, free.argmax(axis=0))
 
 
 def _record(
     found: Rejections,
-    working: Working,
+    candidate_gpus: CandidateGpus,
     resource: str,
     amount: int,
     at: NDArray[np.intp],
-    cards: NDArray[np.intp],
+    gpus: NDArray[np.intp],
 ) -> None:
-    names = working.layout.name_codes[cards, working.rows[at]]
-    found.lack(at, names, working.free(resource)[cards, at], resource, amount)
+    names = candidate_gpus.layout.name_codes[gpus, candidate_gpus.rows[at]]
+    found.record_shortfall(at, names, candidate_gpus.free(resource)[gpus, at], resource, amount)
 
 
-def _count(cards: Mask) -> NDArray[np.int8]:
-    counted: NDArray[np.int8] = np.add.reduce(cards.view(np.int8), axis=0, dtype=np.int8)
+def _count(gpus: Mask) -> NDArray[np.int8]:
+    counted: NDArray[np.int8] = np.add.reduce(gpus.view(np.int8), axis=0, dtype=np.int8)
     return counted

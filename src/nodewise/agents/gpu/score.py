@@ -24,13 +24,13 @@ from numpy.typing import NDArray
 
 from nodewise.agent import MAX_SCORE
 from nodewise.agents.gpu import fragmentation
-from nodewise.agents.gpu.choosing import Balanced, FirstFit, Keys, Order
+from nodewise.agents.gpu.candidate_gpus import CandidateGpus
 from nodewise.agents.gpu.demand import ContainerDemand, Demand
-from nodewise.agents.gpu.fit import Fitted
-from nodewise.agents.gpu.fragmentation import Floats, Scales, Typical
-from nodewise.agents.gpu.layout import Layout
+from nodewise.agents.gpu.fit import FitResult
+from nodewise.agents.gpu.fragmentation import Floats, ShareScales, WorkloadTables
+from nodewise.agents.gpu.gpu_layout import GpuLayout
+from nodewise.agents.gpu.gpu_selection import Balanced, FirstFit, GpuOrder, Keys
 from nodewise.agents.gpu.options import Placement
-from nodewise.agents.gpu.working import Working
 
 Cpu = NDArray[np.int64]
 
@@ -41,7 +41,7 @@ _NEARLY: Final = 1e-6
 """Below any real difference of shares, above the errors of adding them."""
 
 
-class Means(NamedTuple):
+class PlacementInputs(NamedTuple):
     """What placements go by."""
 
     placement: Placement
@@ -49,32 +49,32 @@ class Means(NamedTuple):
     counts: tuple[str, ...] = ()
     """The resources that count cards: how full a card is shows in others, if there are any."""
     balanced_by: tuple[str, ...] = ()
-    typical: Typical = fragmentation.NOBODY
+    workload: WorkloadTables = fragmentation.NO_WORKLOAD
     cpu_free: Cpu | None = None
     """(N+1): milli-CPU that is not requested, by column of the layout; None: nobody knows."""
 
     def placing(self, demand: Demand) -> Placement:
         """The placement of a pod; without typical pods `fragmentation` is `pack`."""
         wanted = demand.placement or self.placement
-        return "pack" if wanted == "fragmentation" and not self.typical else wanted
+        return "pack" if wanted == "fragmentation" and not self.workload else wanted
 
     def likes(self, demand: Demand) -> bool:
         """Whether some nodes are better for a pod than others."""
         placement = self.placing(demand)
-        return placement != "first-fit" and (demand.wants_cards or placement in ("pack", "fragmentation"))
+        return placement != "first-fit" and (demand.wants_gpus or placement in ("pack", "fragmentation"))
 
-    def left(self, working: Working) -> Cpu | None:
+    def left(self, candidate_gpus: CandidateGpus) -> Cpu | None:
         """(M): the candidates' free CPU."""
-        return None if self.cpu_free is None else self.cpu_free[working.columns]
+        return None if self.cpu_free is None else self.cpu_free[candidate_gpus.columns]
 
 
-class AnyCard(NamedTuple):
+class AnyGpu(NamedTuple):
     """Cards as they come, for a question that does not depend on their order."""
 
     prefers: bool = False
     steady: bool = True
 
-    def keys(self, working: Working, container: ContainerDemand) -> Keys | None:
+    def keys(self, candidate_gpus: CandidateGpus, container: ContainerDemand) -> Keys | None:
         """By position alone."""
 
 
@@ -82,13 +82,13 @@ class Fullest(NamedTuple):
     """The card of which least is left; or `emptiest`, of which most is."""
 
     counts: tuple[str, ...]
-    scales: Scales
+    scales: ShareScales
     emptiest: bool = False
     prefers: bool = False
     steady: bool = True
 
-    def keys(self, working: Working, container: ContainerDemand) -> Keys | None:
-        left = fragmentation.shares(self.scales, working, _amounts(container, self.counts))
+    def keys(self, candidate_gpus: CandidateGpus, container: ContainerDemand) -> Keys | None:
+        left = fragmentation.shares(self.scales, candidate_gpus, _amounts(container, self.counts))
         return -left if self.emptiest else left
 
 
@@ -98,59 +98,63 @@ class LeastSpoiling(NamedTuple):
     A container's cards are compared once, each as if it were the only one.
     """
 
-    means: Means
+    inputs: PlacementInputs
     cpu_milli: int
     prefers: bool = False
     steady: bool = True
 
-    def keys(self, working: Working, container: ContainerDemand) -> Keys | None:
-        typical = self.means.typical
-        hosts = _hosts(self.means, working, self.cpu_milli)
-        before = fragmentation.look(typical, working)
-        after = working.fork()
-        after.take(np.ones_like(working.usable()), container.per_card)
-        growth = fragmentation.spoiled(typical, before, fragmentation.look(typical, after), hosts)
+    def keys(self, candidate_gpus: CandidateGpus, container: ContainerDemand) -> Keys | None:
+        workload = self.inputs.workload
+        hosts = _hosts(self.inputs, candidate_gpus, self.cpu_milli)
+        before = fragmentation.gpu_cells_of(workload, candidate_gpus)
+        after = candidate_gpus.fork()
+        after.take(np.ones_like(candidate_gpus.usable()), container.per_gpu)
+        growth = fragmentation.spoiled(workload, before, fragmentation.gpu_cells_of(workload, after), hosts)
         return growth + _NEARLY * before.shares
 
 
-def fitting(means: Means, demand: Demand) -> Order:
+def fitting(inputs: PlacementInputs, demand: Demand) -> GpuOrder:
     """Which card first where it only matters whether the pod fits.
 
     If one container alone takes cards that are not linked, it fits whichever comes first.
     """
-    found = order(means, demand)
+    found = order(inputs, demand)
     alone = sum(one.count > 0 for one in demand.containers) == 1 and not demand.linked
-    return AnyCard() if alone and not found.prefers else found
+    return AnyGpu() if alone and not found.prefers else found
 
 
-def order(means: Means, demand: Demand) -> Order:
+def order(inputs: PlacementInputs, demand: Demand) -> GpuOrder:
     """Which card first."""
-    match means.placing(demand):
+    match inputs.placing(demand):
         case "pack":
-            return Fullest(means.counts, means.typical.scales)
+            return Fullest(inputs.counts, inputs.workload.scales)
         case "spread":
-            return Fullest(means.counts, means.typical.scales, emptiest=True)
+            return Fullest(inputs.counts, inputs.workload.scales, emptiest=True)
         case "balanced":
-            return Balanced(means.balanced_by[0])
+            return Balanced(inputs.balanced_by[0])
         case "fragmentation":
-            return LeastSpoiling(means, demand.cpu_milli)
+            return LeastSpoiling(inputs, demand.cpu_milli)
         case "first-fit":
             return FirstFit()
 
 
 def points(
-    means: Means, layout: Layout, rows: NDArray[np.intp], demand: Demand, fitted: Fitted | None
+    inputs: PlacementInputs,
+    layout: GpuLayout,
+    rows: NDArray[np.intp],
+    demand: Demand,
+    fitted: FitResult | None,
 ) -> NDArray[np.int64] | None:
     """How much each candidate is liked, 0 to 10, where the pod fits; None: all the same.
 
     `fitted` is what `fit` says of the same candidates, None for a pod that asks for no card.
     """
-    if not means.likes(demand):
+    if not inputs.likes(demand):
         return None
-    placement = means.placing(demand)
-    before = Working(layout, rows)
+    placement = inputs.placing(demand)
+    before = CandidateGpus(layout, rows)
     after = _after(before, demand, fitted)
-    keys = _keys(means, placement, before, after, demand, fitted)
+    keys = _keys(inputs, placement, before, after, demand, fitted)
     fits = np.ones(len(rows), bool) if fitted is None else fitted.codes == 0
     return ranked([*keys, _mixed(rows)], fits)
 
@@ -165,63 +169,72 @@ def ranked(keys: list[NDArray[np.float64]], fits: NDArray[np.bool_]) -> NDArray[
 
 
 def _keys(
-    means: Means, placement: Placement, before: Working, after: Working, demand: Demand, fitted: Fitted | None
+    inputs: PlacementInputs,
+    placement: Placement,
+    before: CandidateGpus,
+    after: CandidateGpus,
+    demand: Demand,
+    fitted: FitResult | None,
 ) -> list[Floats]:
     if placement == "balanced":
-        return [_used(after, means.balanced_by)]
-    resources = _all_amounts(demand, means) or tuple(
-        name for name in before.layout.capacity if name not in means.counts
+        return [_used(after, inputs.balanced_by)]
+    resources = _all_amounts(demand, inputs) or tuple(
+        name for name in before.layout.capacity if name not in inputs.counts
     )
-    left = fragmentation.shares(means.typical.scales, after, resources)
+    left = fragmentation.shares(inputs.workload.scales, after, resources)
     if placement == "spread":
         return [-left.sum(axis=0)]
     taken = (left * _taken(before, fitted)).sum(axis=0)
     best_fit = [_rounded(taken), _rounded(left.sum(axis=0))]
     if placement == "pack":
         return best_fit
-    growth = _growth(means, before, after, demand)
+    growth = _growth(inputs, before, after, demand)
     stepped = np.ceil(growth / STEP - _NEARLY)
     return [stepped, best_fit[0] if fitted is not None else best_fit[1]]
 
 
-def _growth(means: Means, before: Working, after: Working, demand: Demand) -> Floats:
+def _growth(inputs: PlacementInputs, before: CandidateGpus, after: CandidateGpus, demand: Demand) -> Floats:
     """(M): by how much the placement adds to the fragmentation, in cards."""
-    typical = means.typical
-    then, now = _hosts(means, before, 0), _hosts(means, before, demand.cpu_milli)
+    workload = inputs.workload
+    then, now = _hosts(inputs, before, 0), _hosts(inputs, before, demand.cpu_milli)
     return fragmentation.fragmented(
-        typical, fragmentation.look(typical, after), now
-    ) - fragmentation.fragmented(typical, fragmentation.look(typical, before), then)
+        workload, fragmentation.gpu_cells_of(workload, after), now
+    ) - fragmentation.fragmented(workload, fragmentation.gpu_cells_of(workload, before), then)
 
 
-def _hosts(means: Means, working: Working, cpu_milli: int) -> NDArray[np.intp]:
-    left = means.left(working)
-    return fragmentation.hosts(means.typical, None if left is None else left - cpu_milli, len(working))
+def _hosts(inputs: PlacementInputs, candidate_gpus: CandidateGpus, cpu_milli: int) -> NDArray[np.intp]:
+    left = inputs.left(candidate_gpus)
+    return fragmentation.hosts(
+        inputs.workload, None if left is None else left - cpu_milli, len(candidate_gpus)
+    )
 
 
-def _after(before: Working, demand: Demand, fitted: Fitted | None) -> Working:
+def _after(before: CandidateGpus, demand: Demand, fitted: FitResult | None) -> CandidateGpus:
     """The candidates with the pod there."""
     after = before.fork()
     for choice, one in zip(fitted.containers if fitted else (), demand.containers, strict=False):
         if one.count:
-            after.take(choice.mask(before.layout.most_cards), one.per_card)
+            after.take(choice.mask(before.layout.most_gpus), one.per_gpu)
     return after
 
 
-def _taken(working: Working, fitted: Fitted | None) -> NDArray[np.bool_]:
+def _taken(candidate_gpus: CandidateGpus, fitted: FitResult | None) -> NDArray[np.bool_]:
     """(C, M): the cards that the pod gets."""
-    found = np.zeros((working.layout.most_cards, len(working)), bool)
+    found = np.zeros((candidate_gpus.layout.most_gpus, len(candidate_gpus)), bool)
     for choice in fitted.containers if fitted else ():
         found |= choice.mask(len(found))
     return found
 
 
-def _used(working: Working, resources: tuple[str, ...]) -> Floats:
+def _used(candidate_gpus: CandidateGpus, resources: tuple[str, ...]) -> Floats:
     """(M): how much of what a node has is used."""
     used = sum(
-        (working.used(name).sum(axis=0, dtype=np.float64) for name in resources), np.zeros(len(working))
+        (candidate_gpus.used(name).sum(axis=0, dtype=np.float64) for name in resources),
+        np.zeros(len(candidate_gpus)),
     )
     has = sum(
-        (working.capacity(name).sum(axis=0, dtype=np.float64) for name in resources), np.zeros(len(working))
+        (candidate_gpus.capacity(name).sum(axis=0, dtype=np.float64) for name in resources),
+        np.zeros(len(candidate_gpus)),
     )
     found: Floats = used / np.maximum(has, 1.0)
     return found
@@ -229,14 +242,14 @@ def _used(working: Working, resources: tuple[str, ...]) -> Floats:
 
 def _amounts(container: ContainerDemand, counts: tuple[str, ...]) -> tuple[str, ...]:
     """The resources that show how full a card is for a container: its amounts, or if it has none its count."""
-    wanted = tuple(container.per_card)
+    wanted = tuple(container.per_gpu)
     return tuple(name for name in wanted if name not in counts) or wanted
 
 
-def _all_amounts(demand: Demand, means: Means) -> tuple[str, ...]:
-    if means.placing(demand) == "fragmentation":
-        return means.typical.shared
-    found = dict.fromkeys(name for one in demand.containers for name in _amounts(one, means.counts))
+def _all_amounts(demand: Demand, inputs: PlacementInputs) -> tuple[str, ...]:
+    if inputs.placing(demand) == "fragmentation":
+        return inputs.workload.shared
+    found = dict.fromkeys(name for one in demand.containers for name in _amounts(one, inputs.counts))
     return tuple(found)
 
 

@@ -9,9 +9,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from nodewise import cooperative
-from nodewise.agents.gpu import cards as gpu_cards
-from nodewise.agents.gpu import profile as gpu_profiles
-from nodewise.agents.gpu.cards import GpuNode
+from nodewise.agents.gpu import node_gpus, resource_profile
+from nodewise.agents.gpu.node_gpus import GpuNode
 from nodewise.cpu.names import LABEL
 from nodewise.doctor.collectors.cluster_reader import ClusterReader, parse_json
 from nodewise.doctor.collectors.replicas import extenders
@@ -58,20 +57,20 @@ class NodeList(NamedTuple):
 
 async def node_list(session: Session) -> NodeList | Unavailable:
     listed = await session.get(extenders)
-    profiles = [] if isinstance(listed, Unavailable) else _gpu_profiles(listed)
+    profiles = [] if isinstance(listed, Unavailable) else _resource_profile(listed)
     nodes = await session.reader.get_list(NODES, partial(parse_node, profiles))
     if isinstance(nodes, Unavailable):
         return nodes
     return NodeList(nodes, cooperative.run_at_once(node_facts.read(nodes)))
 
 
-def _gpu_profiles(listed: Sequence[Extender]) -> list[gpu_profiles.Profile]:
+def _resource_profile(listed: Sequence[Extender]) -> list[resource_profile.ResourceProfile]:
     """The profiles of the extenders' gpu agents."""
     names = {one.settings.get("gpu_profile", "intel") for one in listed if "gpu" in one.agents}
-    return [gpu_profiles.PROFILES[name] for name in sorted(names) if name in gpu_profiles.PROFILES]
+    return [resource_profile.PROFILES[name] for name in sorted(names) if name in resource_profile.PROFILES]
 
 
-def parse_node(profiles: Sequence[gpu_profiles.Profile], body: bytes) -> ParsedNode | None:
+def parse_node(profiles: Sequence[resource_profile.ResourceProfile], body: bytes) -> ParsedNode | None:
     """A node with its GPUs according to the first profile that finds some."""
     try:
         node = msgspec.json.decode(body, type=_NodeObject)
@@ -90,17 +89,17 @@ def parse_node(profiles: Sequence[gpu_profiles.Profile], body: bytes) -> ParsedN
 
 
 def _parse_gpus(
-    body: bytes, name: str, profile: gpu_profiles.Profile, resources: frozenset[str]
+    body: bytes, name: str, profile: resource_profile.ResourceProfile, resources: frozenset[str]
 ) -> GpuNodeInfo | None:
     """The GPUs of a node as the gpu agent reads them; None if its device plugin offers none."""
     offered = [resource for resource in profile.counts if resource in resources]
     if not offered:
         return None
     try:
-        gpus = gpu_cards.read(msgspec.json.decode(body, type=GpuNode), profile)
+        gpus = node_gpus.read(msgspec.json.decode(body, type=GpuNode), profile)
     except UNREADABLE as error:
         return GpuNodeInfo(name, 0, offered[0], (short(str(error)),))
-    return GpuNodeInfo(name, len(gpus.cards), offered[0], tuple(map(short, gpus.problems[:1])))
+    return GpuNodeInfo(name, len(gpus.names), offered[0], tuple(map(short, gpus.problems[:1])))
 
 
 async def node_count(session: Session) -> int:

@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 
 from nodewise.agent import ClusterState, NodeIndex
-from nodewise.agents.gpu import ledger as ledgers
-from nodewise.agents.gpu.books import CARDS, TILES
-from nodewise.agents.gpu.cards import GpuNode
-from nodewise.agents.gpu.ledger import Entry
-from nodewise.agents.gpu.pods import BookedPod
-from nodewise.agents.gpu.profile import INTEL
-from nodewise.agents.gpu.state import LEDGERS, PODS, GpuState, Slot
+from nodewise.agents.gpu import allocation_record
+from nodewise.agents.gpu.allocation_record import Reservation
+from nodewise.agents.gpu.node_allocations import GPUS, SUBDEVICES
+from nodewise.agents.gpu.node_gpus import GpuNode
+from nodewise.agents.gpu.pods import AllocatedPod
+from nodewise.agents.gpu.resource_profile import INTEL
+from nodewise.agents.gpu.state import ALLOCATION_RECORDS, PODS, GpuState, GpuStateBuilder
 from nodewise.binder import HOLDINGS, LedgerLease
 from nodewise.metrics.snapshot import MetricsSnapshot
 from tests.unit.changes import built
@@ -41,33 +41,35 @@ def node(
 def pod(
     name: str,
     on: str = "",
-    cards: str | None = None,
+    gpus: str | None = None,
     requests: Iterable[str] = (ONE,),
     *,
-    tiles: str | None = None,
+    subdevices: str | None = None,
     uid: str = "",
     phase: str = "Running",
     cpu: str = "",
-) -> BookedPod:
+) -> AllocatedPod:
     """Each of its containers requests as much CPU."""
-    notes = {key: value for key, value in {CARDS: cards, TILES: tiles}.items() if value is not None}
+    notes = {key: value for key, value in {GPUS: gpus, SUBDEVICES: subdevices}.items() if value is not None}
     containers = [
         {"name": f"c{number}", "resources": {"requests": amounts(text) | ({"cpu": cpu} if cpu else {})}}
         for number, text in enumerate(requests)
     ]
     metadata = {"name": name, "namespace": "d", "uid": uid or f"uid-{name}", "annotations": notes}
     spec = {"nodeName": on, "containers": containers}
-    return read(BookedPod, {"metadata": metadata, "spec": spec, "status": {"phase": phase}})
+    return read(AllocatedPod, {"metadata": metadata, "spec": spec, "status": {"phase": phase}})
 
 
-def entry(name: str, cards: str, seen: str = "5", charged: Iterable[str] = (ONE,), tiles: str = "") -> Entry:
-    return Entry(f"d/{name}", cards, tiles, 7.0, seen, tuple(amounts(text) for text in charged))
+def entry(
+    name: str, gpus: str, seen: str = "5", charged: Iterable[str] = (ONE,), subdevices: str = ""
+) -> Reservation:
+    return Reservation(f"d/{name}", gpus, subdevices, 7.0, seen, tuple(amounts(text) for text in charged))
 
 
-def lease(on: str, version: str = "1", **entries: Entry | Any) -> LedgerLease:
+def lease(on: str, version: str = "1", **entries: Reservation | Any) -> LedgerLease:
     """By pod uid; what is no entry is taken as it is."""
     plain = {
-        uid.replace("_", "-"): dict(ledgers.wire(one)) if isinstance(one, Entry) else one
+        uid.replace("_", "-"): dict(allocation_record.wire(one)) if isinstance(one, Reservation) else one
         for uid, one in entries.items()
     }
     return lease_of(on, json.dumps(plain), version)
@@ -84,52 +86,57 @@ def read(type_: type[Any], value: Any) -> Any:
 
 def cluster_state(
     nodes: Mapping[str, GpuNode],
-    pods: Iterable[BookedPod] = (),
+    pods: Iterable[AllocatedPod] = (),
     leases: Iterable[LedgerLease] = (),
     version: str = "10",
     index: NodeIndex | None = None,
 ) -> ClusterState:
     objects: dict[str, Any] = {
         PODS: {(one.metadata.namespace, one.metadata.name): one for one in pods},
-        LEDGERS: {(one.metadata.namespace, one.metadata.name): one for one in leases},
+        ALLOCATION_RECORDS: {(one.metadata.namespace, one.metadata.name): one for one in leases},
     }
     by_key = {("", name): one for name, one in nodes.items()}
     return ClusterState(
-        index or NodeIndex(nodes), objects, MetricsSnapshot(), 0.0, by_key, {PODS: version, LEDGERS: version}
+        index or NodeIndex(nodes),
+        objects,
+        MetricsSnapshot(),
+        0.0,
+        by_key,
+        {PODS: version, ALLOCATION_RECORDS: version},
     )
 
 
-def agent_state(given: ClusterState, state: GpuState | None = None) -> Slot:
-    found: Slot = built(state or GpuState(INTEL), given)
+def agent_state(given: ClusterState, state: GpuStateBuilder | None = None) -> GpuState:
+    found: GpuState = built(state or GpuStateBuilder(INTEL), given)
     return found
 
 
-def charged(found: Slot, on: str = "n1") -> dict[str, dict[str, int]]:
+def charged(found: GpuState, on: str = "n1") -> dict[str, dict[str, int]]:
     """What is held of each card, resources without their prefix."""
-    books = found.nodes[on].books
+    allocations = found.nodes[on].allocations
     return {
-        card: {name.removeprefix(PREFIX): amount for name, amount in held.items()}
-        for card, held in books.amounts.items()
+        gpu: {name.removeprefix(PREFIX): amount for name, amount in held.items()}
+        for gpu, held in allocations.amounts.items()
     }
 
 
-def cpu_free(found: Slot) -> dict[str, int]:
+def cpu_free(found: GpuState) -> dict[str, int]:
     """By node with cards."""
     assert found.cpu_free is not None
     return {name: int(found.cpu_free[row]) for name, row in found.rows.items()}
 
 
-def laid_out(found: Slot) -> dict[str, Any]:
+def laid_out(found: GpuState) -> dict[str, Any]:
     """By node with cards: each card's free amounts of what it has, as the layout has them."""
     layout = found.layout
     return {
         name: {
-            card: {
+            gpu: {
                 resource: int(layout.free[resource][place, row])
                 for resource in sorted(layout.free)
                 if layout.capacity[resource][place, row]
             }
-            for place, card in enumerate(layout.cards(row))
+            for place, gpu in enumerate(layout.gpus(row))
         }
         for name, row in found.rows.items()
     }

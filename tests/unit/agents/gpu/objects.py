@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from nodewise.agents.gpu.cards import CARDS, GpuNode
+from nodewise.agents.gpu.node_gpus import GPUS, GpuNode
 from nodewise.agents.gpu.pods import GpuPod
 
 INTEL = "gpu.intel.com/"
@@ -40,12 +40,12 @@ def labels(text: str) -> dict[str, str]:
     return found
 
 
-def node(tags: str = "", allocatable: str = "", *, cards: str | None = None) -> GpuNode:
-    return raw_node(labels(tags), resources(allocatable), cards)
+def node(tags: str = "", allocatable: str = "", *, gpus: str | None = None) -> GpuNode:
+    return raw_node(labels(tags), resources(allocatable), gpus)
 
 
-def raw_node(tags: Any, allocatable: Any, cards: str | None = None) -> GpuNode:
-    annotations = {"other": "x"} if cards is None else {CARDS: cards}
+def raw_node(tags: Any, allocatable: Any, gpus: str | None = None) -> GpuNode:
+    annotations = {"other": "x"} if gpus is None else {GPUS: gpus}
     given = {
         "metadata": {"name": "n", "labels": tags, "annotations": annotations},
         "status": {"allocatable": allocatable},

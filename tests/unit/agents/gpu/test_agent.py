@@ -7,13 +7,13 @@ import msgspec
 import pytest
 
 from nodewise.agent import Snapshot
-from nodewise.agents.gpu import layout as layouts
-from nodewise.agents.gpu import profile as profiles
+from nodewise.agents.gpu import gpu_layout
+from nodewise.agents.gpu import resource_profile as profiles
 from nodewise.agents.gpu.agent import GpuAgent
-from nodewise.agents.gpu.layout import Layout
-from nodewise.agents.gpu.ledger import Entry
+from nodewise.agents.gpu.allocation_record import Reservation
+from nodewise.agents.gpu.gpu_layout import GpuLayout
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.agents.gpu.pods import BookedPod
+from nodewise.agents.gpu.pods import AllocatedPod
 from nodewise.agents.gpu.reasons import NotReady, UnknownNode
 from nodewise.binder import BindPlan, Refusal
 from tests.unit.agents.gpu.facts import PREFIX, agent_state, cluster_state, entry, lease, node, pod
@@ -30,13 +30,13 @@ def agent(**options: Any) -> GpuAgent:
 
 
 def snapshot(
-    pods: Iterable[BookedPod] = (), ledgers: Any = (), nodes: Any = NODES, version: str = "50"
+    pods: Iterable[AllocatedPod] = (), allocation_record: Any = (), nodes: Any = NODES, version: str = "50"
 ) -> Snapshot:
-    given = cluster_state(nodes, pods, ledgers, version=version)
+    given = cluster_state(nodes, pods, allocation_record, version=version)
     return Snapshot(given.nodes, {"gpu": agent_state(given)}, NOW)
 
 
-def new(name: str, *requests: str, **annotations: str) -> BookedPod:
+def new(name: str, *requests: str, **annotations: str) -> AllocatedPod:
     """A pod on no node; `gas_ts="1"` is the annotation gas-ts."""
     made = pod(name, requests=requests)
     notes = {key.replace("_", "-"): value for key, value in annotations.items()}
@@ -44,14 +44,14 @@ def new(name: str, *requests: str, **annotations: str) -> BookedPod:
     return msgspec.structs.replace(made, metadata=meta)
 
 
-def texts(asked: BookedPod, given: Snapshot, names: str = "plain n1 n2 x", **options: Any) -> list[str]:
+def texts(asked: AllocatedPod, given: Snapshot, names: str = "plain n1 n2 x", **options: Any) -> list[str]:
     """Why each node is rejected; an empty text for one that passes."""
     verdict = agent(**options).filter(asked, given.nodes.named(names.split()), given)
     assert verdict is not None
     return [verdict.reasons[code - 1].text() if code else "" for code in verdict.codes.tolist()]
 
 
-def plan(asked: BookedPod, given: Snapshot, on: str = "n1", **options: Any) -> BindPlan:
+def plan(asked: AllocatedPod, given: Snapshot, on: str = "n1", **options: Any) -> BindPlan:
     found = agent(**options).bind(asked, on, given, NOW)
     assert isinstance(found, BindPlan)
     return found
@@ -86,7 +86,7 @@ class TestFilter:
 
 
 class TestPreempt:
-    def kept(self, asked: BookedPod, given: Snapshot, **victims: str) -> list[str]:
+    def kept(self, asked: AllocatedPod, given: Snapshot, **victims: str) -> list[str]:
         names = given.nodes.named(list(victims))
         uids = {name: frozenset(text.split()) for name, text in victims.items()}
         verdict = agent().preempt(asked, names, given, uids)
@@ -95,9 +95,9 @@ class TestPreempt:
 
     def test_a_node_stays_only_if_its_cards_fit_without_the_victims(self) -> None:
         there = [
-            pod(f"{name}-{card}", name, card, ["i915=1 mc=600"])
+            pod(f"{name}-{gpu}", name, gpu, ["i915=1 mc=600"])
             for name in ("n1", "n2")
-            for card in ("card0", "card1")
+            for gpu in ("card0", "card1")
         ]
         given = snapshot(there)
         uid = {one.metadata.name: one.metadata.uid for one in there}
@@ -111,14 +111,14 @@ class TestPreempt:
 
     def test_nodes_are_laid_out_with_what_the_pod_asks_about(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Where each node has resources of its own, those of all candidates would make arrays without end."""
-        laid_out: list[Layout] = []
-        build, given = layouts.build, snapshot()
+        laid_out: list[GpuLayout] = []
+        build, given = gpu_layout.build, snapshot()
 
-        def building(*given: Any) -> Layout:
+        def building(*given: Any) -> GpuLayout:
             laid_out.append(build(*given))
             return laid_out[-1]
 
-        monkeypatch.setattr(layouts, "build", building)
+        monkeypatch.setattr(gpu_layout, "build", building)
         agent().preempt(new("p", "i915=1"), given.nodes.named(["n1", "n2"]), given, {})
         assert list(laid_out[0].capacity) == [f"{PREFIX}i915", f"{PREFIX}tiles"]
 
@@ -134,8 +134,8 @@ class TestBind:
             "cards.nodewise.io/c2": "0",
         }
         assert found.told == "c0: card0, card1; c2: card0"
-        written = msgspec.convert(found.entry, Entry)
-        assert (written.cards, written.seen, written.at) == ("card0,card1|card0", "40", NOW)
+        written = msgspec.convert(found.entry, Reservation)
+        assert (written.gpus, written.seen, written.at) == ("card0,card1|card0", "40", NOW)
         assert written.charged == (
             {"gpu.intel.com/i915": 1, "gpu.intel.com/millicores": 300},
             {"gpu.intel.com/i915": 1},
@@ -150,12 +150,12 @@ class TestBind:
         assert annotations["gas-container-tiles"] == "|" * 31 + "card0:gt0" + "|" * 32
 
     @pytest.mark.parametrize(
-        "cards", ["card1", "|card1"], ids=["as it is now", "with a part for each container"]
+        "gpus", ["card1", "|card1"], ids=["as it is now", "with a part for each container"]
     )
-    def test_an_entry_is_told_again_by_container(self, cards: str) -> None:
+    def test_an_entry_is_told_again_by_container(self, gpus: str) -> None:
         asked = new("p", "", "i915=1")
-        ledger = lease("n1", uid_p=entry("p", cards, charged=["i915=1"] * len(cards.split("|"))))
-        found = plan(asked, snapshot([asked], [ledger]))
+        record = lease("n1", uid_p=entry("p", gpus, charged=["i915=1"] * len(gpus.split("|"))))
+        found = plan(asked, snapshot([asked], [record]))
         assert found.annotations["gas-container-cards"] == "|card1"
 
     def test_tiles_are_named(self) -> None:
@@ -183,7 +183,7 @@ class TestBind:
             (new("p", "i915=1"), "x", 'error reading node x: node fetch error: node "x" not found'),
         ],
     )
-    def test_a_refusal_is_in_the_older_systems_words(self, asked: BookedPod, on: str, error: str) -> None:
+    def test_a_refusal_is_in_the_older_systems_words(self, asked: AllocatedPod, on: str, error: str) -> None:
         found = agent().bind(asked, on, snapshot(), NOW)
         assert isinstance(found, Refusal)
         assert found.error == error
@@ -195,32 +195,32 @@ class TestBind:
         mine = entry("p", "card1", seen="40")
         found = plan(asked, snapshot([asked], [lease("n1", uid_p=mine)]))
         assert found.annotations["gas-container-cards"] == "card1"
-        assert msgspec.convert(found.entry, Entry) == mine
+        assert msgspec.convert(found.entry, Reservation) == mine
 
     def test_an_entry_of_an_earlier_version_is_written_anew(self) -> None:
         asked = new("p", "i915=1 mc=600")
         mine = entry("p", "card1", seen="30")
-        found = msgspec.convert(plan(asked, snapshot([asked], [lease("n1", uid_p=mine)])).entry, Entry)
-        assert (found.cards, found.seen, found.at) == ("card1", "40", NOW)
+        found = msgspec.convert(plan(asked, snapshot([asked], [lease("n1", uid_p=mine)])).entry, Reservation)
+        assert (found.gpus, found.seen, found.at) == ("card1", "40", NOW)
 
     def test_an_entry_never_goes_back_to_an_older_version_of_the_pod(self) -> None:
         """Who has seen to it that no Binding of the older one comes would take it out under a pod that is bound."""
         asked = new("p", "i915=1 mc=600")
         mine = entry("p", "card1", seen="50")
-        found = msgspec.convert(plan(asked, snapshot([asked], [lease("n1", uid_p=mine)])).entry, Entry)
-        assert (found.cards, found.seen) == ("card1", "50")
+        found = msgspec.convert(plan(asked, snapshot([asked], [lease("n1", uid_p=mine)])).entry, Reservation)
+        assert (found.gpus, found.seen) == ("card1", "50")
 
     def test_entries_that_do_not_count_any_more_are_named(self) -> None:
         gone = lease("n1", u_gone=entry("gone", "card0", seen="10"))
-        found = plan(new("p", "i915=1"), snapshot(ledgers=[gone]))
+        found = plan(new("p", "i915=1"), snapshot(allocation_record=[gone]))
         assert found.stale == {"u-gone"}
 
     def test_cards_that_are_called_otherwise_are_told_by_name(self) -> None:
-        cards = msgspec.json.encode([{"name": "left"}, {"name": "card7"}]).decode()
+        gpus = msgspec.json.encode([{"name": "left"}, {"name": "card7"}]).decode()
         made = msgspec.json.decode(
             msgspec.json.encode(
                 {
-                    "metadata": {"annotations": {"nodewise.io/gpu-cards": cards}},
+                    "metadata": {"annotations": {"nodewise.io/gpu-cards": gpus}},
                     "status": {"allocatable": {"gpu.intel.com/i915": "2"}},
                 }
             ),

@@ -42,10 +42,10 @@ def test_anything_else_is_no_amount(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cards", "each"), [(1, {"a": 5, "b": 4}), (2, {"a": 2, "b": 2}), (5, {"a": 1, "b": 0})], ids=str
+    ("gpus", "each"), [(1, {"a": 5, "b": 4}), (2, {"a": 2, "b": 2}), (5, {"a": 1, "b": 0})], ids=str
 )
-def test_what_is_left_over_falls_to_no_card(cards: int, each: dict[str, int]) -> None:
-    assert amounts.divided({"a": 5, "b": 4}, cards) == each
+def test_what_is_left_over_falls_to_no_card(gpus: int, each: dict[str, int]) -> None:
+    assert amounts.divided({"a": 5, "b": 4}, gpus) == each
 
 
 def test_sums_go_up_to_the_largest_amount() -> None:

@@ -11,12 +11,17 @@ import pytest
 
 from nodewise import cooperative
 from nodewise.agent import ObjectKey
-from nodewise.agents.gpu import KIND, census, controller, gauges
-from nodewise.agents.gpu import books as accounts
-from nodewise.agents.gpu import ledger as ledgers
+from nodewise.agents.gpu import (
+    KIND,
+    allocation_record,
+    controller,
+    demand_histogram,
+    metrics,
+    node_allocations,
+)
 from nodewise.agents.gpu.descheduling import LABEL
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.agents.gpu.profile import INTEL
+from nodewise.agents.gpu.resource_profile import INTEL
 from nodewise.binder import HOLDINGS, LEDGER
 from nodewise.cli import data_sources
 from nodewise.cli.data_sources import Relister
@@ -68,19 +73,19 @@ class Api(FakeApi):
             NODES, {"metadata": {"name": name, "labels": labels}, "status": {"allocatable": allocatable}}
         )
 
-    def pod(self, name: str, on: str = "", cards: str = "", **labels: str) -> dict[str, Any]:
+    def pod(self, name: str, on: str = "", gpus: str = "", **labels: str) -> dict[str, Any]:
         requests = {key: str(value) for key, value in amounts("i915=1 mc=100").items()}
         meta: dict[str, Any] = {"name": name, "namespace": "d"}
-        meta |= {"annotations": {"gas-container-cards": cards}} if cards else {}
+        meta |= {"annotations": {"gas-container-cards": gpus}} if gpus else {}
         meta |= {"labels": labels} if labels else {}
         spec = {"nodeName": on, "containers": [{"name": "c", "resources": {"requests": requests}}]}
         return self.put(
             PODS, {"metadata": meta, "spec": spec, "status": {"phase": "Running" if on else "Pending"}}
         )
 
-    def ledger(self, on: str, **entries: tuple[str, str, str]) -> None:
+    def record(self, on: str, **entries: tuple[str, str, str]) -> None:
         """By pod uid: name, cards and version."""
-        held = {uid: dict(ledgers.wire(entry(*given))) for uid, given in entries.items()}
+        held = {uid: dict(allocation_record.wire(entry(*given))) for uid, given in entries.items()}
         meta = {"name": f"gpu-{on}", "namespace": OURS, "labels": {LEDGER: "gpu"}}
         self.put(LEASES, {"metadata": {**meta, "annotations": {HOLDINGS: json.dumps(held)}}})
 
@@ -285,7 +290,7 @@ class TestLedgers:
         async def test(api: Api, leader: Leader) -> None:
             made = api.pod("p")["metadata"]
             uid, version = made["uid"], made["resourceVersion"]
-            api.ledger("n1", **{uid: ("p", "card0", version)})
+            api.record("n1", **{uid: ("p", "card0", version)})
             await asyncio.sleep(4)
             assert leader.clearing.asked == [], "its bind may be on its way"
             await asyncio.sleep(26)
@@ -300,7 +305,7 @@ class TestLedgers:
             await asyncio.sleep(30)
             assert leader.clearing.asked == [("drop", "n1", ("d", "p"), "u", "v1")]
 
-        play(test, lambda api: (api.node("n1"), api.ledger("n1", u=("p", "card0", "v1"))))
+        play(test, lambda api: (api.node("n1"), api.record("n1", u=("p", "card0", "v1"))))
 
     def test_those_that_do_not_count_go_together(self) -> None:
         async def test(api: Api, leader: Leader) -> None:
@@ -309,7 +314,7 @@ class TestLedgers:
 
         def prepare(api: Api) -> None:
             api.node("n1")
-            api.ledger("n1", u=("p", "card0", "1"), v=("q", "card0", "2"))
+            api.record("n1", u=("p", "card0", "1"), v=("q", "card0", "2"))
 
         play(test, prepare)
 
@@ -321,7 +326,7 @@ class TestLedgers:
         def prepare(api: Api) -> None:
             api.node("n1")
             made = api.pod("p", "n1")["metadata"]
-            api.ledger("n1", **{made["uid"]: ("p", "card0", made["resourceVersion"])})
+            api.record("n1", **{made["uid"]: ("p", "card0", made["resourceVersion"])})
 
         play(test, prepare)
 
@@ -335,7 +340,7 @@ class TestLedgers:
             await asyncio.sleep(60)
             assert 3 <= len(leader.clearing.asked) <= 11
 
-        play(test, lambda api: (api.node("n1"), api.ledger("n1", u=("p", "card0", "v1"))))
+        play(test, lambda api: (api.node("n1"), api.record("n1", u=("p", "card0", "v1"))))
 
     def test_the_ledger_of_a_node_that_is_gone_goes_when_nothing_in_it_counts(self) -> None:
         async def test(api: Api, leader: Leader) -> None:
@@ -347,10 +352,10 @@ class TestLedgers:
 
         def prepare(api: Api) -> None:
             api.node("n1")
-            api.ledger("n1")
-            api.ledger("gone", u=("q", "card0", "1"))
+            api.record("n1")
+            api.record("gone", u=("q", "card0", "1"))
             made = api.pod("p", "left")["metadata"]
-            api.ledger("left", **{made["uid"]: ("p", "card0", made["resourceVersion"])})
+            api.record("left", **{made["uid"]: ("p", "card0", made["resourceVersion"])})
 
         play(test, prepare)
 
@@ -359,7 +364,7 @@ class TestCounting:
     @staticmethod
     def counted(api: Api) -> dict[str, int]:
         """By millicores of a card: how many pods."""
-        data = api.objects(CONFIGMAPS)[OURS, census.NAME]["data"]
+        data = api.objects(CONFIGMAPS)[OURS, demand_histogram.NAME]["data"]
         found: dict[str, int] = {}
         for key, text in data.items():
             for row in json.loads(text) if key.startswith("day-") else ():
@@ -389,7 +394,7 @@ class TestCounting:
                 api.pod("p0")
                 await asyncio.sleep(70)
                 assert self.counted(api) == {"100": 6}
-            assert leader.keeper.snapshot.agent_states["gpu"].typical, "every replica has the tables"
+            assert leader.keeper.snapshot.agent_states["gpu"].workload, "every replica has the tables"
 
         play(test, self._prepare)
 
@@ -470,7 +475,7 @@ class TestChecks:
     def test_books_that_were_computed_wrongly_are_found_and_mended(self) -> None:
         async def test(api: Api, leader: Leader) -> None:
             await asyncio.sleep(1)
-            leader.state._nodes["n1"] = leader.state._nodes["n1"]._replace(books=accounts.EMPTY)
+            leader.state._nodes["n1"] = leader.state._nodes["n1"]._replace(allocations=node_allocations.EMPTY)
             await asyncio.sleep(10)
             assert self._held(leader) == set()
             await asyncio.sleep(300 + 60 + 70)
@@ -495,8 +500,8 @@ class TestChecks:
         play(test, self._prepare, gpu_check_period_s=0.0)
 
     def _held(self, leader: Leader) -> set[str]:
-        books = leader.keeper.snapshot.agent_states["gpu"].nodes["n1"].books
-        return {one.pod for one in books.held.values()}
+        allocations = leader.keeper.snapshot.agent_states["gpu"].nodes["n1"].allocations
+        return {one.pod for one in allocations.by_uid.values()}
 
 
 class Failing(FakeApi):
@@ -556,5 +561,5 @@ class TestGauges:
     @pytest.mark.parametrize(("most", "count"), [(4, 4), (3, 0), (0, 0)])
     def test_of_too_many_cards_there_are_totals_only(self, most: int, count: int) -> None:
         found = agent_state(cluster_state({"n1": node(), "n2": node()}, [pod("a", "n1", "card0")]))
-        assert len(cooperative.run_at_once(gauges.details(found, INTEL, most))) == count
-        assert gauges.totals(found, INTEL)["gpu_pods", ()] == 1
+        assert len(cooperative.run_at_once(metrics.details(found, INTEL, most))) == count
+        assert metrics.totals(found, INTEL)["gpu_pods", ()] == 1

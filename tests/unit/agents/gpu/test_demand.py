@@ -8,9 +8,9 @@ import pytest
 from nodewise.agents.gpu import demand, limits
 from nodewise.agents.gpu.demand import NOTHING, Demand
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.agents.gpu.pods import BookedPod, GpuPod
-from nodewise.agents.gpu.profile import GENERIC, INTEL
-from nodewise.agents.gpu.reasons import Kind
+from nodewise.agents.gpu.pods import AllocatedPod, GpuPod
+from nodewise.agents.gpu.reasons import RejectionKind
+from nodewise.agents.gpu.resource_profile import GENERIC, INTEL
 from tests.unit.agents.gpu.objects import container, pod, raw_pod
 
 OPTIONS = GpuOptions()
@@ -24,19 +24,19 @@ def read(given: GpuPod, options: GpuOptions = OPTIONS) -> Demand:
 def wanted(found: Demand) -> list[tuple[int, dict[str, int]]]:
     assert found.problem is None
     return [
-        (one.count, {INTEL.short(name): a for name, a in one.per_card.items()}) for one in found.containers
+        (one.count, {INTEL.short(name): a for name, a in one.per_gpu.items()}) for one in found.containers
     ]
 
 
-def refused(given: GpuPod, options: GpuOptions = OPTIONS) -> tuple[Kind, str]:
+def refused(given: GpuPod, options: GpuOptions = OPTIONS) -> tuple[RejectionKind, str]:
     found = read(given, options)
     assert found.problem is not None
-    assert found.wants_cards
+    assert found.wants_gpus
     assert found.problem.text().startswith(f"Not enough GPU-resources for deployment: {found.problem.kind}")
     return found.problem.kind, found.problem.words
 
 
-WANTED: dict[str, tuple[list[str], list[tuple[int, dict[str, int]]]]] = {
+EXPECTED: dict[str, tuple[list[str], list[tuple[int, dict[str, int]]]]] = {
     "1": (["i915=1 mc=100"], [(1, {"i915": 1, "millicores": 100})]),
     "3": (["i915=1", ""], [(1, {"i915": 1}), (0, {})]),
     "7 shares are rounded down": (["i915=2 t=3 mc=1001"], [(2, {"i915": 1, "tiles": 1, "millicores": 500})]),
@@ -57,7 +57,7 @@ WANTED: dict[str, tuple[list[str], list[tuple[int, dict[str, int]]]]] = {
 }
 
 
-@pytest.mark.parametrize(("containers", "found"), WANTED.values(), ids=WANTED)
+@pytest.mark.parametrize(("containers", "found"), EXPECTED.values(), ids=EXPECTED)
 def test_what_each_container_wants_of_each_card(containers: list[str], found: Any) -> None:
     assert wanted(read(pod(*containers))) == found
 
@@ -78,7 +78,7 @@ NOT_CONCERNED = {
 @pytest.mark.parametrize("given", NOT_CONCERNED.values(), ids=NOT_CONCERNED)
 def test_a_pod_that_asks_for_no_card_has_nothing_to_do_with_us(given: GpuPod) -> None:
     assert read(given) == NOTHING
-    assert not NOTHING.wants_cards
+    assert not NOTHING.wants_gpus
 
 
 BAD_ARGS = {
@@ -115,7 +115,7 @@ BAD_ARGS = {
 
 @pytest.mark.parametrize(("given", "words"), BAD_ARGS.values(), ids=BAD_ARGS)
 def test_bad_args(given: GpuPod, words: str) -> None:
-    assert refused(given) == (Kind.BAD_ARGS, words)
+    assert refused(given) == (RejectionKind.BAD_ARGS, words)
 
 
 def test_linked_cards_are_even_and_containers_without_cards_do_not_matter() -> None:
@@ -127,7 +127,7 @@ def test_linked_cards_are_even_and_containers_without_cards_do_not_matter() -> N
 @pytest.mark.parametrize("names", ["c0", "", "c0,c0", "c0,c7", "c0, c1", "c0,c1,", ","])
 def test_67_a_group_names_two_containers_of_the_pod_at_least(names: str) -> None:
     kind, words = refused(pod("i915=1", "i915=1", gas_same_gpu=names))
-    assert kind is Kind.MALFORMED
+    assert kind is RejectionKind.MALFORMED
     assert words == "gas-same-gpu names two or more of the pod's containers, each once, without blanks"
 
 
@@ -151,19 +151,19 @@ def test_68_what_shares_a_card_asks_for_one_and_for_nothing_of_its_own(
     containers: list[str], words: str
 ) -> None:
     kind, found = refused(pod(*containers, gas_same_gpu="c0,c1"))
-    assert kind is Kind.CONFLICT
+    assert kind is RejectionKind.CONFLICT
     assert found.startswith(words)
 
 
 @pytest.mark.parametrize(("names", "group"), [("c1,c2", (1, 2)), ("c2,c0", (2, 0)), ("c0,c1,c2", (0, 1, 2))])
 def test_a_group_is_given_by_the_places_of_its_containers(names: str, group: tuple[int, ...]) -> None:
     found = read(pod("i915=1", "i915=1 mc=4", "xe=1", gas_same_gpu=names))
-    assert (found.same_card, found.problem) == (group, None)
+    assert (found.same_gpu, found.problem) == (group, None)
 
 
 def test_a_group_that_wants_more_than_64_bits_hold_is_an_overflow() -> None:
     given = pod("i915=1 mem=9223372036854775807", "i915=1 mem=1", gas_same_gpu="c0,c1")
-    assert refused(given) == (Kind.OVERFLOW, "gas-same-gpu: the sum of gpu.intel.com/memory.max")
+    assert refused(given) == (RejectionKind.OVERFLOW, "gas-same-gpu: the sum of gpu.intel.com/memory.max")
 
 
 def test_what_older_systems_said_only_of_nodes_with_cards_we_say_of_those_too() -> None:
@@ -203,7 +203,7 @@ def test_lists_of_cards(annotations: dict[str, str], allow: Any, deny: Any) -> N
 @pytest.mark.parametrize("key", ["gas_allow", "gas_deny"])
 def test_a_list_has_an_end(key: str) -> None:
     kind, words = refused(pod("i915=1", **{key: "card1," * 1024}), LISTS)
-    assert (kind, words) == (Kind.MALFORMED, f"{key.replace('_', '-')} has more than 1024 names")
+    assert (kind, words) == (RejectionKind.MALFORMED, f"{key.replace('_', '-')} has more than 1024 names")
 
 
 def annotated(**annotations: str) -> GpuPod:
@@ -214,7 +214,10 @@ def annotated(**annotations: str) -> GpuPod:
 def test_models_are_named_between_commas() -> None:
     assert read(annotated(gpu_models="V100M16, V100M32,")).models == {"V100M16", "V100M32"}
     assert read(annotated()).models is None
-    assert refused(annotated(gpu_models=" ,")) == (Kind.MALFORMED, "nodewise.io/gpu-models names no model")
+    assert refused(annotated(gpu_models=" ,")) == (
+        RejectionKind.MALFORMED,
+        "nodewise.io/gpu-models names no model",
+    )
 
 
 @pytest.mark.parametrize("word", ["first-fit", "pack", "spread", "balanced", "fragmentation"])
@@ -225,7 +228,7 @@ def test_a_pod_may_say_how_it_is_placed(word: str) -> None:
 @pytest.mark.parametrize("word", ["", "Pack", "best", "pack,spread"])
 def test_an_unknown_placement_is_refused(word: str) -> None:
     assert refused(annotated(gpu_placement=word)) == (
-        Kind.MALFORMED,
+        RejectionKind.MALFORMED,
         "nodewise.io/gpu-placement is none of first-fit, pack, spread, balanced, fragmentation",
     )
 
@@ -254,7 +257,7 @@ def test_cpu_of_typical_pods(cpu: Any, milli: int) -> None:
 def test_other_profiles_have_other_names() -> None:
     given = pod("nvidia.com/gpu=2 nvidia.com/gpu-milli=901 nvidia.com/mig-1g.5gb=1 i915=1")
     found = demand.read(given, GENERIC, OPTIONS)
-    assert [(one.count, dict(one.per_card)) for one in found.containers] == [
+    assert [(one.count, dict(one.per_gpu)) for one in found.containers] == [
         (2, {"nvidia.com/gpu": 1, "nvidia.com/gpu-milli": 450})
     ]
     assert demand.read(pod("nvidia.com/mig-1g.5gb=1"), GENERIC, OPTIONS) == NOTHING
@@ -288,7 +291,7 @@ def test_a_pod_in_the_books_is_read_like_one_to_be_placed() -> None:
         b' "spec": {"nodeName": "n", "containers": [{"name": "c0", "resources":'
         b' {"requests": {"gpu.intel.com/i915": "1"}}}]}}'
     )
-    found = msgspec.json.decode(body, type=BookedPod)
+    found = msgspec.json.decode(body, type=AllocatedPod)
     assert (found.metadata.uid, found.metadata.resourceVersion, found.spec.nodeName) == ("u", "7", "n")
     assert found.metadata.labels is not None
     assert found.metadata.labels.deschedule == "gpu"
@@ -299,13 +302,16 @@ def test_a_pod_has_so_many_containers() -> None:
     most = limits.MOST_CONTAINERS
     assert len(wanted(read(pod("i915=1", *[""] * (most - 1))))) == most == 64
     kind, words = refused(pod("i915=1", *[""] * most))
-    assert (kind, words) == (Kind.BAD_ARGS, "the pod has 65 containers; at most 64 where one asks for cards")
+    assert (kind, words) == (
+        RejectionKind.BAD_ARGS,
+        "the pod has 65 containers; at most 64 where one asks for cards",
+    )
     assert read(pod(*[""] * (most + 1), "i915=0")) == NOTHING
 
 
 def test_annotations_leave_room_for_those_of_the_cards() -> None:
     asked = pod("i915=1")
-    room = limits.MOST_ANNOTATION_BYTES - limits.annotation_bytes(read(asked).containers, INTEL.tiles)
+    room = limits.MOST_ANNOTATION_BYTES - limits.annotation_bytes(read(asked).containers, INTEL.subdevices)
     for size, fits in ((room, True), (room + 1, False)):
         metadata = msgspec.structs.replace(asked.metadata, annotations={"ü": "x" * (size - 2)})
         given = msgspec.structs.replace(asked, metadata=metadata)
@@ -316,15 +322,18 @@ def test_annotations_leave_room_for_those_of_the_cards() -> None:
 
 def test_many_containers_and_resources_are_looked_at_up_to_a_bound() -> None:
     """One pod may not keep all nodes' cards busy for seconds, nor fill the memory with arrays of its resources."""
-    most, names = limits.MOST_CARDS, demand.MOST_RESOURCES
+    most, names = limits.MOST_GPUS, demand.MOST_RESOURCES
     assert len(wanted(read(pod(*["i915=4"] * (most // 4))))) == most // 4
     kind, words = refused(pod("i915=5", *["i915=4"] * (most // 4 - 1)))
-    assert (kind, words) == (Kind.BAD_ARGS, f"the containers ask for more than {most} cards altogether")
+    assert (kind, words) == (
+        RejectionKind.BAD_ARGS,
+        f"the containers ask for more than {most} cards altogether",
+    )
     assert read(pod(f"i915={10**18}", "i915=1")).problem is None
     assert refused(pod(*[f"i915={10**18}"] * 5)) == (kind, words)
     many = " ".join(f"x{number}=1" for number in range(names))
     assert wanted(read(pod(f"i915=1 {many[:-5]}")))
     kind, words = refused(pod(f"i915=1 {many}"))
-    assert kind == Kind.BAD_ARGS
+    assert kind == RejectionKind.BAD_ARGS
     assert words.startswith(f"the containers ask for {names + 1} resources of cards")
     assert read(pod(f"i915=0 {many}")).problem is not None

@@ -7,28 +7,28 @@ import pytest
 
 from nodewise import cooperative
 from nodewise.agents.gpu import descheduling
-from nodewise.agents.gpu.pods import BookedLabels, BookedPod
+from nodewise.agents.gpu.pods import AllocatedLabels, AllocatedPod
 from tests.unit.agents.gpu.facts import agent_state, cluster_state, entry, lease, node, pod
 
-TILED = "i915=1 t=1"
+SUBDEVICED = "i915=1 t=1"
 HOT = "telemetry.aware.scheduling.hot/gas-"
 GROUPS = {"gpu.intel.com/pci-groups": "0.1"}
 
 
-def marked(numbers: str = "0.1.2", **marks: str) -> Any:
+def marked(numbers: str = "0.1.2", **policy_labels: str) -> Any:
     named = {
         HOT + key.replace("_gt", "#").replace("__", "-").replace("#", "_gt"): text
-        for key, text in marks.items()
+        for key, text in policy_labels.items()
     }
     return node("i915=9 mc=3000 t=6", numbers, **GROUPS, **named)
 
 
-def labelled(one: BookedPod, value: str | None = "gpu") -> BookedPod:
-    metadata = msgspec.structs.replace(one.metadata, labels=BookedLabels(value))
+def labelled(one: AllocatedPod, value: str | None = "gpu") -> AllocatedPod:
+    metadata = msgspec.structs.replace(one.metadata, labels=AllocatedLabels(value))
     return msgspec.structs.replace(one, metadata=metadata)
 
 
-def found(nodes: dict[str, Any], *pods: BookedPod, leases: Any = ()) -> dict[str, bool]:
+def found(nodes: dict[str, Any], *pods: AllocatedPod, leases: Any = ()) -> dict[str, bool]:
     changes = cooperative.run_at_once(descheduling.changes(agent_state(cluster_state(nodes, pods, leases))))
     return {change.pod.metadata.name: change.is_wanted for change in changes}
 
@@ -58,16 +58,17 @@ def test_pods_of_a_card(mark: dict[str, str], goes: list[str]) -> None:
 )
 def test_pods_of_a_tile(mark: dict[str, str], goes: list[str]) -> None:
     pods = [
-        pod(name, "n1", "card0", (TILED,), tiles=f"card0:gt{at}") for at, name in enumerate(("zero", "one"))
+        pod(name, "n1", "card0", (SUBDEVICED,), subdevices=f"card0:gt{at}")
+        for at, name in enumerate(("zero", "one"))
     ]
     assert found({"n1": marked(**mark)}, *pods) == dict.fromkeys(goes, True)
 
 
-CARD0 = {"n1": marked(deschedule__pods__card0="true")}
+GPU0 = {"n1": marked(deschedule__pods__card0="true")}
 
 
 def test_any_container_counts() -> None:
-    assert found(CARD0, pod("p", "n1", "card1|card2,card0", ("i915=1", "i915=2"))) == {"p": True}
+    assert found(GPU0, pod("p", "n1", "card1|card2,card0", ("i915=1", "i915=2"))) == {"p": True}
 
 
 def test_a_pod_is_told_before_it_runs_and_not_when_it_has_ended() -> None:
@@ -75,21 +76,21 @@ def test_a_pod_is_told_before_it_runs_and_not_when_it_has_ended() -> None:
         pod(phase.lower(), "n1", "card0", phase=phase)
         for phase in ("Pending", "Running", "Succeeded", "Failed")
     ]
-    assert found(CARD0, *pods) == {"pending": True, "running": True}
+    assert found(GPU0, *pods) == {"pending": True, "running": True}
 
 
 def test_what_we_gave_counts_and_not_what_a_tenant_writes() -> None:
-    ledger = lease("n1", uid_liar=entry("liar", "card0"), uid_honest=entry("honest", "card1"))
+    record = lease("n1", uid_liar=entry("liar", "card0"), uid_honest=entry("honest", "card1"))
     pods = [pod("liar", "n1", "card1"), pod("honest", "n1", "card0")]
-    assert found(CARD0, *pods, leases=[ledger]) == {"liar": True}
+    assert found(GPU0, *pods, leases=[record]) == {"liar": True}
 
 
 def test_a_pod_that_is_not_bound_yet_is_not_told() -> None:
-    assert found(CARD0, pod("p"), leases=[lease("n1", uid_p=entry("p", "card0"))]) == {}
+    assert found(GPU0, pod("p"), leases=[lease("n1", uid_p=entry("p", "card0"))]) == {}
 
 
 def test_a_label_that_is_right_is_left() -> None:
-    assert found(CARD0, labelled(pod("p", "n1", "card0")), pod("q", "n1", "card1")) == {}
+    assert found(GPU0, labelled(pod("p", "n1", "card0")), pod("q", "n1", "card1")) == {}
 
 
 @pytest.mark.parametrize(
@@ -102,17 +103,17 @@ def test_a_label_that_is_right_is_left() -> None:
     ],
     ids=["of another card", "ended", "on a node that is gone", "on no node"],
 )
-def test_a_label_that_nobody_wants_goes(one: BookedPod) -> None:
-    assert found(CARD0, labelled(one)) == {"p": False}
+def test_a_label_that_nobody_wants_goes(one: AllocatedPod) -> None:
+    assert found(GPU0, labelled(one)) == {"p": False}
 
 
 def test_another_value_is_somebody_elses_until_the_pod_is_to_go() -> None:
     pods = [labelled(pod("p", "n1", "card1"), "mine"), labelled(pod("q", "n1", "card0"), "mine")]
-    assert found(CARD0, *pods) == {"q": True}
+    assert found(GPU0, *pods) == {"q": True}
 
 
 def test_tiles_of_a_strange_name_hurt_nobody() -> None:
-    assert found(CARD0, pod("p", "n1", "x", (TILED,), tiles="x:gt0")) == {}
+    assert found(GPU0, pod("p", "n1", "x", (SUBDEVICED,), subdevices="x:gt0")) == {}
 
 
 def test_the_patch_is_for_this_very_pod() -> None:

@@ -6,34 +6,30 @@ import msgspec
 import numpy as np
 import pytest
 
-from nodewise.agents.gpu import books as accounts
-from nodewise.agents.gpu import cards as decks
+from nodewise.agents.gpu import allocation_record, gpu_layout, node_allocations, node_gpus, subdevices
 from nodewise.agents.gpu import demand as demands
-from nodewise.agents.gpu import layout as layouts
-from nodewise.agents.gpu import ledger as ledgers
-from nodewise.agents.gpu import tiles
-from nodewise.agents.gpu.books import NodeBooks
-from nodewise.agents.gpu.cards import GpuNode, Link, NodeCards
-from nodewise.agents.gpu.choosing import Keys
+from nodewise.agents.gpu.candidate_gpus import CandidateGpus
 from nodewise.agents.gpu.demand import ContainerDemand, Demand
-from nodewise.agents.gpu.fit import Balanced, FirstFit, Fitted, Order, fit
+from nodewise.agents.gpu.fit import Balanced, FirstFit, FitResult, GpuOrder, fit
+from nodewise.agents.gpu.gpu_selection import Keys
+from nodewise.agents.gpu.node_allocations import NodeAllocations
+from nodewise.agents.gpu.node_gpus import GpuNode, Link, NodeGpus
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.agents.gpu.pods import BookedPod, GpuPod
-from nodewise.agents.gpu.profile import INTEL
-from nodewise.agents.gpu.reasons import Kind, Unusable
-from nodewise.agents.gpu.tiles import Taken
-from nodewise.agents.gpu.working import Working
+from nodewise.agents.gpu.pods import AllocatedPod, GpuPod
+from nodewise.agents.gpu.reasons import InvalidDemand, RejectionKind
+from nodewise.agents.gpu.resource_profile import INTEL
+from nodewise.agents.gpu.subdevices import SubdeviceRequest
 from tests.conformance.gas import checking, notation, rows
 from tests.conformance.gas.rows import Case
 
 MC = "gpu.intel.com/millicores"
-TILES = "gpu.intel.com/tiles"
+SUBDEVICES = "gpu.intel.com/tiles"
 COUNT = "gpu.intel.com/i915"
 
 
 class Node(NamedTuple):
-    cards: NodeCards
-    books: NodeBooks
+    gpus: NodeGpus
+    allocations: NodeAllocations
 
 
 def as_read(case: Case, name: str) -> Node:
@@ -41,15 +37,18 @@ def as_read(case: Case, name: str) -> Node:
     told = decode(GpuNode, notation.node(name, case.row.nodes[name], case.driver))
     running = [one for one in map(notation.running, case.row.running) if one.node == name]
     bound = [booked(f"r{number}", name, one, case.driver) for number, one in enumerate(running)]
-    pods = accounts.Pods({("d", pod.metadata.name): pod for pod in bound}, "9")
-    return Node(decks.read(told, INTEL), accounts.of_node(name, ledgers.EMPTY, bound, pods, INTEL))
+    pods = node_allocations.PodIndex({("d", pod.metadata.name): pod for pod in bound}, "9")
+    return Node(
+        node_gpus.read(told, INTEL),
+        node_allocations.of_node(name, allocation_record.EMPTY, bound, pods, INTEL),
+    )
 
 
-def booked(name: str, node: str, given: notation.Running, driver: str) -> BookedPod:
+def booked(name: str, node: str, given: notation.Running, driver: str) -> AllocatedPod:
     made = notation.pod(name, given.containers, given.annotations, driver)
     made["metadata"] |= {"namespace": "d", "uid": name}
     made["spec"]["nodeName"] = node
-    return decode(BookedPod, made)
+    return decode(AllocatedPod, made)
 
 
 def decode(type_: type[Any], value: Any) -> Any:
@@ -62,16 +61,16 @@ def demand_of(case: Case) -> Demand:
     return demands.read(pod, INTEL, options)
 
 
-def order_of(case: Case) -> Order:
+def order_of(case: Case) -> GpuOrder:
     word, _, short = case.row.flags.partition(" ")
     return Balanced(notation.resource(short, case.driver)) if word == "balanced" else FirstFit()
 
 
-def laid_out(nodes: list[Node]) -> layouts.Layout:
-    return layouts.build(nodes, np.arange(len(nodes) + 1), TILES)
+def laid_out(nodes: list[Node]) -> gpu_layout.GpuLayout:
+    return gpu_layout.build(nodes, np.arange(len(nodes) + 1), SUBDEVICES)
 
 
-KNOWN = [case for case in rows.placing() if demand_of(case).wants_cards]
+KNOWN = [case for case in rows.placing() if demand_of(case).wants_gpus]
 
 
 @pytest.mark.parametrize("case", KNOWN, ids=str)
@@ -92,38 +91,41 @@ def test_case(case: Case) -> None:
         check_taken(case, nodes[first], demand, fitted, first)
 
 
-def check_taken(case: Case, node: Node, demand: Demand, fitted: Fitted, at: int) -> None:
+def check_taken(case: Case, node: Node, demand: Demand, fitted: FitResult, at: int) -> None:
     """The cards, and the tiles of those containers that ask for some."""
     taken = [
         [
-            Taken(node.cards.cards[card], one.per_card.get(TILES, 0), linked)
-            for card, linked in zip(chosen, ends or (-1,) * len(chosen), strict=True)
+            SubdeviceRequest(node.gpus.names[gpu], one.per_gpu.get(SUBDEVICES, 0), linked)
+            for gpu, linked in zip(chosen, ends or (-1,) * len(chosen), strict=True)
         ]
-        for one, chosen, ends in zip(demand.containers, fitted.cards(at), fitted.tiles(at), strict=True)
+        for one, chosen, ends in zip(demand.containers, fitted.gpus(at), fitted.subdevices(at), strict=True)
     ]
-    assert "|".join(",".join(card.card for card in one) for one in taken) == case.row.expect.cards
-    if not any(TILES in one.per_card for one in demand.containers):
+    assert "|".join(",".join(gpu.gpu for gpu in one) for one in taken) == case.row.expect.cards
+    if not any(SUBDEVICES in one.per_gpu for one in demand.containers):
         return
-    numbers = tiles.assign(node.cards, node.books, TILES, taken)
+    numbers = subdevices.assign(node.gpus, node.allocations, SUBDEVICES, taken)
     told = [
-        [f"{card.card}:{'+'.join(f'gt{tile}' for tile in found)}" if found else "" for card, found in pair]
+        [
+            f"{gpu.gpu}:{'+'.join(f'gt{subdevice}' for subdevice in found)}" if found else ""
+            for gpu, found in pair
+        ]
         for pair in (zip(one, given, strict=True) for one, given in zip(taken, numbers, strict=True))
     ]
     checking.check_tiles("|".join(map(",".join, told)), case.row.expect.tiles)
 
 
-def cards(count: int = 2, **more: Any) -> NodeCards:
+def gpus(count: int = 2, **more: Any) -> NodeGpus:
     given: dict[str, Any] = {
-        "cards": tuple(f"card{number}" for number in range(count)),
-        "capacity": {COUNT: (8,) * count, MC: (1000,) * count, TILES: (2,) * count},
+        "names": tuple(f"card{number}" for number in range(count)),
+        "capacity": {COUNT: (8,) * count, MC: (1000,) * count, SUBDEVICES: (2,) * count},
         "models": ("",) * count,
     }
-    return NodeCards(**(given | more))
+    return NodeGpus(**(given | more))
 
 
-def held(card: str = "card0", tiles: frozenset[int] = frozenset(), **amounts: int) -> NodeBooks:
+def held(gpu: str = "card0", subdevices: frozenset[int] = frozenset(), **amounts: int) -> NodeAllocations:
     by_name = {notation.resource(short): amount for short, amount in amounts.items()}
-    return accounts.EMPTY._replace(amounts={card: by_name}, tiles={card: tiles})
+    return node_allocations.EMPTY._replace(amounts={gpu: by_name}, subdevices={gpu: subdevices})
 
 
 def ask(*containers: str, **more: Any) -> Demand:
@@ -132,95 +134,99 @@ def ask(*containers: str, **more: Any) -> Demand:
     for number, text in enumerate(containers):
         count, *parts = text.split()
         pairs = (part.split("=") for part in parts)
-        per_card = {COUNT: 1} | {notation.resource(short): int(amount) for short, amount in pairs}
-        made.append(ContainerDemand(f"c{number}", int(count), per_card if int(count) else {}))
+        per_gpu = {COUNT: 1} | {notation.resource(short): int(amount) for short, amount in pairs}
+        made.append(ContainerDemand(f"c{number}", int(count), per_gpu if int(count) else {}))
     return Demand(tuple(made), **more)
 
 
-def fit_one(node: NodeCards, books: NodeBooks, demand: Demand, order: Order | None = None) -> Fitted:
-    return fit(laid_out([Node(node, books)]), np.zeros(1, np.intp), demand, order or FirstFit())
+def fit_one(
+    node: NodeGpus, allocations: NodeAllocations, demand: Demand, order: GpuOrder | None = None
+) -> FitResult:
+    return fit(laid_out([Node(node, allocations)]), np.zeros(1, np.intp), demand, order or FirstFit())
 
 
-def text(fitted: Fitted, at: int = 0) -> str:
+def text(fitted: FitResult, at: int = 0) -> str:
     return fitted.reasons[fitted.codes[at] - 1].text().removeprefix(checking.PREFIX)
 
 
 def test_a_node_without_cards_says_so_whatever_the_annotations() -> None:
-    late = Unusable(Kind.MALFORMED, "x", at_once=False)
+    late = InvalidDemand(RejectionKind.MALFORMED, "x", at_once=False)
     for demand in (ask("1"), Demand(problem=late)):
-        assert text(fit_one(NodeCards(), accounts.EMPTY, demand)) == "will not fit: the node has no cards"
-    at_once = Demand(problem=Unusable(Kind.BAD_ARGS, "x"))
-    assert text(fit_one(NodeCards(), accounts.EMPTY, at_once)) == "bad args: x"
+        assert (
+            text(fit_one(NodeGpus(), node_allocations.EMPTY, demand)) == "will not fit: the node has no cards"
+        )
+    at_once = Demand(problem=InvalidDemand(RejectionKind.BAD_ARGS, "x"))
+    assert text(fit_one(NodeGpus(), node_allocations.EMPTY, at_once)) == "bad args: x"
 
 
 @pytest.mark.parametrize(
     ("demand", "node", "said"),
     [
-        (ask("1 mc=1001"), cards(), f"container c0: no card has 1001 {MC} left"),
-        (ask("2 mc=950"), cards(), f"container c0: fewer than 2 cards have 950 {MC} left"),
-        (ask("1 mc=600", "1 mc=600", "1 mc=600"), cards(), f"container c2: no card has 600 {MC} left"),
-        (ask("3"), cards(), "container c0: fewer than 3 cards may be used"),
-        (ask("1000000000"), cards(), "container c0: fewer than 1000000000 cards may be used"),
-        (ask("1", deny=frozenset({"card0", "card1"})), cards(), "container c0: no card may be used"),
-        (ask("1 nosuch=1"), cards(), "container c0: no card has 1 gpu.intel.com/nosuch left"),
-        (ask("2", linked=True), cards(), "container c0: no free pair of cards with an Xe Link"),
+        (ask("1 mc=1001"), gpus(), f"container c0: no card has 1001 {MC} left"),
+        (ask("2 mc=950"), gpus(), f"container c0: fewer than 2 cards have 950 {MC} left"),
+        (ask("1 mc=600", "1 mc=600", "1 mc=600"), gpus(), f"container c2: no card has 600 {MC} left"),
+        (ask("3"), gpus(), "container c0: fewer than 3 cards may be used"),
+        (ask("1000000000"), gpus(), "container c0: fewer than 1000000000 cards may be used"),
+        (ask("1", deny=frozenset({"card0", "card1"})), gpus(), "container c0: no card may be used"),
+        (ask("1 nosuch=1"), gpus(), "container c0: no card has 1 gpu.intel.com/nosuch left"),
+        (ask("2", linked=True), gpus(), "container c0: no free pair of cards with an Xe Link"),
         (
             ask("2", single_numa=True),
-            cards(numa=(frozenset({"card0"}), frozenset({"card1"}))),
+            gpus(numa=(frozenset({"card0"}), frozenset({"card1"}))),
             "container c0: no single NUMA node has 2 such cards",
         ),
         (
             ask("1 mc=600 t=2"),
-            cards(capacity={COUNT: (8, 8), MC: (1000, 500), TILES: (1, 2)}),
+            gpus(capacity={COUNT: (8, 8), MC: (1000, 500), SUBDEVICES: (1, 2)}),
             "container c0: no card has all that it wants left",
         ),
     ],
 )
-def test_the_reason_says_what_is_wanted(demand: Demand, node: NodeCards, said: str) -> None:
+def test_the_reason_says_what_is_wanted(demand: Demand, node: NodeGpus, said: str) -> None:
     assert text(fit_one(node, held(mc=100), demand)) == f"will not fit: {said}"
 
 
 def test_what_is_lacking_is_told_of_the_card_that_comes_closest() -> None:
-    fitted = fit_one(cards(), held(mc=700), ask("2 mc=500"))
-    found = fitted.lacks.at(0)
+    fitted = fit_one(gpus(), held(mc=700), ask("2 mc=500"))
+    found = fitted.shortfalls.at(0)
     assert found is not None
     assert found.text() == f"card0 has 300 {MC} left, 500 wanted: 200 too little"
-    assert fit_one(cards(), held(mc=700), ask("1 mc=500")).lacks.at(0) is None
+    assert fit_one(gpus(), held(mc=700), ask("1 mc=500")).shortfalls.at(0) is None
 
 
 def test_what_is_lacking_where_no_card_has_all() -> None:
-    node = cards(capacity={COUNT: (8, 8), MC: (1000, 500), TILES: (1, 2)})
-    found = fit_one(node, accounts.EMPTY, ask("1 mc=600 t=2")).lacks.at(0)
+    node = gpus(capacity={COUNT: (8, 8), MC: (1000, 500), SUBDEVICES: (1, 2)})
+    found = fit_one(node, node_allocations.EMPTY, ask("1 mc=600 t=2")).shortfalls.at(0)
     assert found is not None
-    assert found.text() == f"card0 has 1 {TILES} left, 2 wanted: 1 too little"
+    assert found.text() == f"card0 has 1 {SUBDEVICES} left, 2 wanted: 1 too little"
 
 
 def test_only_cards_of_the_models_that_the_pod_names() -> None:
-    node = cards(models=("V100M16", "V100M32"))
+    node = gpus(models=("V100M16", "V100M32"))
     wanted = ask("1", models=frozenset({"V100M32"}))
-    assert fit_one(node, accounts.EMPTY, wanted).cards(0) == ((1,),)
-    assert fit_one(cards(), accounts.EMPTY, wanted).codes[0]
+    assert fit_one(node, node_allocations.EMPTY, wanted).gpus(0) == ((1,),)
+    assert fit_one(gpus(), node_allocations.EMPTY, wanted).codes[0]
 
 
 def test_more_held_than_there_is_leaves_nothing() -> None:
-    assert fit_one(cards(), held(mc=5000), ask("1")).cards(0) == ((0,),)
-    assert fit_one(cards(), held(mc=5000), ask("1 mc=1")).cards(0) == ((1,),)
-    assert fit_one(cards(), held(mc=2**80), ask("2 mc=1")).codes[0]
+    assert fit_one(gpus(), held(mc=5000), ask("1")).gpus(0) == ((0,),)
+    assert fit_one(gpus(), held(mc=5000), ask("1 mc=1")).gpus(0) == ((1,),)
+    assert fit_one(gpus(), held(mc=2**80), ask("2 mc=1")).codes[0]
 
 
 def test_amounts_that_64_bits_do_not_hold() -> None:
-    assert text(fit_one(cards(), accounts.EMPTY, ask(f"1 mc={2**63}"))).startswith("integer overflow")
-    group = ask(f"1 mc={2**62}", f"1 mc={2**62}", same_card=(0, 1))
-    assert text(fit_one(cards(), accounts.EMPTY, group)).startswith("integer overflow")
-    full = cards(capacity={COUNT: (8,), MC: (2**63 - 1,)}, cards=("card0",))
-    assert fit_one(full, held(mc=1), ask(f"1 mc={2**63 - 2}")).cards(0) == ((0,),)
+    assert text(fit_one(gpus(), node_allocations.EMPTY, ask(f"1 mc={2**63}"))).startswith("integer overflow")
+    group = ask(f"1 mc={2**62}", f"1 mc={2**62}", same_gpu=(0, 1))
+    assert text(fit_one(gpus(), node_allocations.EMPTY, group)).startswith("integer overflow")
+    full = gpus(capacity={COUNT: (8,), MC: (2**63 - 1,)}, names=("card0",))
+    assert fit_one(full, held(mc=1), ask(f"1 mc={2**63 - 2}")).gpus(0) == ((0,),)
     assert fit_one(full, held(mc=2), ask(f"1 mc={2**63 - 2}")).codes[0]
 
 
 def test_all_links_of_a_tile_are_tried() -> None:
-    node = cards(3, links=(Link("card0", 0, "card1", 0), Link("card0", 0, "card2", 0)))
+    node = gpus(3, links=(Link("card0", 0, "card1", 0), Link("card0", 0, "card2", 0)))
     fitted = fit_one(node, held("card1", mc=1000), ask("2 mc=1", linked=True))
-    assert (fitted.cards(0), fitted.tiles(0)) == (((0, 2),), ((0, 0),))
+    assert (fitted.gpus(0), fitted.subdevices(0)) == (((0, 2),), ((0, 0),))
 
 
 def test_an_order_that_looks_at_what_was_just_taken() -> None:
@@ -230,44 +236,44 @@ def test_an_order_that_looks_at_what_was_just_taken() -> None:
         prefers = False
         steady = False
 
-        def keys(self, working: Working, container: ContainerDemand) -> Keys:
+        def keys(self, candidate_gpus: CandidateGpus, container: ContainerDemand) -> Keys:
             del container
-            towards = np.where(working.free(MC)[0] < 1000, -1, 1)
-            return towards * np.arange(working.layout.most_cards)[:, None]
+            towards = np.where(candidate_gpus.free(MC)[0] < 1000, -1, 1)
+            return towards * np.arange(candidate_gpus.layout.most_gpus)[:, None]
 
-    assert fit_one(cards(4), accounts.EMPTY, ask("3 mc=1"), Emptiest()).cards(0) == ((0, 3, 2),)
+    assert fit_one(gpus(4), node_allocations.EMPTY, ask("3 mc=1"), Emptiest()).gpus(0) == ((0, 3, 2),)
 
 
 def test_candidates_come_in_any_order_and_as_often_as_one_likes() -> None:
     layout = laid_out(
-        [Node(cards(), held(mc=1000)), Node(cards(1), accounts.EMPTY), Node(cards(), held(mc=1))]
+        [Node(gpus(), held(mc=1000)), Node(gpus(1), node_allocations.EMPTY), Node(gpus(), held(mc=1))]
     )
     for asked in ([2, 0, 3, 1, 1, 2], [3], [1, 1, 1, 1, 1, 1, 0], []):
         fitted = fit(layout, np.array(asked, np.intp), ask("1 mc=1000"), FirstFit())
-        assert [fitted.cards(at) for at in range(len(asked))] == [
+        assert [fitted.gpus(at) for at in range(len(asked))] == [
             {0: ((1,),), 1: ((0,),), 2: ((1,),), 3: ((),)}[row] for row in asked
         ]
 
 
 def test_a_layout_of_nothing() -> None:
-    layout = layouts.build([], np.zeros(1, np.intp), TILES)
+    layout = gpu_layout.build([], np.zeros(1, np.intp), SUBDEVICES)
     assert fit(layout, np.zeros(3, np.intp), ask("1"), FirstFit()).codes.all()
 
 
 def test_a_row_that_changes_leaves_the_old_layout_as_it_was() -> None:
-    before = laid_out([Node(cards(), accounts.EMPTY)] * 3)
-    after = layouts.with_row(before, 1, cards(), held(mc=1000))
+    before = laid_out([Node(gpus(), node_allocations.EMPTY)] * 3)
+    after = gpu_layout.with_row(before, 1, gpus(), held(mc=1000))
     wanted = ask("1 mc=1")
     every = np.arange(3)
-    assert [fit(before, every, wanted, FirstFit()).cards(at) for at in every] == [((0,),)] * 3
-    assert [fit(after, every, wanted, FirstFit()).cards(at) for at in every] == [((0,),), ((1,),), ((0,),)]
+    assert [fit(before, every, wanted, FirstFit()).gpus(at) for at in every] == [((0,),)] * 3
+    assert [fit(after, every, wanted, FirstFit()).gpus(at) for at in every] == [((0,),), ((1,),), ((0,),)]
     assert after.free[COUNT] is before.free[COUNT]
     assert after.name_codes is before.name_codes
 
 
 def test_linked_tiles_are_set_aside_for_later_containers() -> None:
-    wanted = [[Taken("card0", 1)], [Taken("card0", 1, linked=0)]]
-    assert tiles.assign(cards(), accounts.EMPTY, TILES, wanted) == (((1,),), ((0,),))
+    wanted = [[SubdeviceRequest("card0", 1)], [SubdeviceRequest("card0", 1, linked=0)]]
+    assert subdevices.assign(gpus(), node_allocations.EMPTY, SUBDEVICES, wanted) == (((1,),), ((0,),))
 
 
 @pytest.mark.parametrize(
@@ -281,7 +287,7 @@ def test_linked_tiles_are_set_aside_for_later_containers() -> None:
     ],
 )
 def test_preferred_tiles_change_places(preferred: list[int], ordered: list[int]) -> None:
-    assert tiles.reorder([1, 2, 3, 4], preferred) == ordered
+    assert subdevices.reorder([1, 2, 3, 4], preferred) == ordered
 
 
 class Counting(FirstFit):
@@ -290,23 +296,23 @@ class Counting(FirstFit):
     def __init__(self) -> None:
         self.times = 0
 
-    def keys(self, working: Working, container: ContainerDemand) -> Keys | None:
+    def keys(self, candidate_gpus: CandidateGpus, container: ContainerDemand) -> Keys | None:
         self.times += 1
-        return super().keys(working, container)
+        return super().keys(candidate_gpus, container)
 
 
 def test_a_node_of_many_numa_nodes_does_not_have_all_nodes_looked_through_for_each() -> None:
     """Whoever writes one node's labels could keep everybody waiting."""
-    plain = Node(cards(2), accounts.EMPTY)
-    many = cards(64)._replace(numa=tuple(frozenset({f"card{number}"}) for number in range(64)))
-    layout, counting = laid_out([plain, Node(many, accounts.EMPTY)]), Counting()
+    plain = Node(gpus(2), node_allocations.EMPTY)
+    many = gpus(64)._replace(numa=tuple(frozenset({f"card{number}"}) for number in range(64)))
+    layout, counting = laid_out([plain, Node(many, node_allocations.EMPTY)]), Counting()
     fitted = fit(layout, layout.rows[:2], ask("2", single_numa=True), counting)
     assert (fitted.codes > 0).tolist() == [False, True]
     assert counting.times == 1
 
 
 def test_a_pod_that_fits_nowhere_is_not_looked_at_any_further() -> None:
-    layout, counting = laid_out([Node(cards(2), accounts.EMPTY)]), Counting()
+    layout, counting = laid_out([Node(gpus(2), node_allocations.EMPTY)]), Counting()
     fitted = fit(layout, layout.rows[:1], ask(*["2 mc=600"] * 4), counting)
     assert (fitted.codes > 0).tolist() == [True]
     assert counting.times == 2

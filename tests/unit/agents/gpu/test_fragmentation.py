@@ -5,18 +5,22 @@ import pytest
 
 from nodewise.agents.gpu import fragmentation
 from nodewise.agents.gpu.amounts import Amounts
-from nodewise.agents.gpu.typical import PodClass
-from nodewise.agents.gpu.working import Working
+from nodewise.agents.gpu.candidate_gpus import CandidateGpus
+from nodewise.agents.gpu.typical_pods import PodClass
 from tests.unit.agents.gpu.boards import COUNT, board, share
 
 
 def measured(classes, *nodes, cpu_milli=None, models=None):
     """By node."""
     known = fragmentation.tables(classes, (COUNT,))
-    working = Working(board(*nodes, models=models), np.arange(len(nodes)))
+    candidate_gpus = CandidateGpus(board(*nodes, models=models), np.arange(len(nodes)))
     cpu = None if cpu_milli is None else np.array(cpu_milli)
     hosts = fragmentation.hosts(known, cpu, len(nodes))
-    return fragmentation.fragmented(known, fragmentation.look(known, working), hosts).round(9).tolist()
+    return (
+        fragmentation.fragmented(known, fragmentation.gpu_cells_of(known, candidate_gpus), hosts)
+        .round(9)
+        .tolist()
+    )
 
 
 def test_of_no_workload_nothing_is_a_fragment() -> None:
@@ -29,9 +33,9 @@ def test_of_no_workload_nothing_is_a_fragment() -> None:
         pytest.param({share(500): 1}, (1000, 1000), 0.0, id="every card is of use"),
         pytest.param({share(500): 1}, (1000, 300), 0.3, id="one card is too small"),
         pytest.param({share(500): 1, share(200): 3}, (1000, 300), 0.075, id="for a quarter of the pods"),
-        pytest.param({share(1000, cards=2): 1}, (1000, 900, 1000), 0.9, id="two whole cards are of use"),
-        pytest.param({share(1000, cards=2): 1}, (1000, 900), 1.9, id="one whole card is of no use to a pair"),
-        pytest.param({share(1000, cards=4): 1, share(100): 1}, (1000, 1000), 1.0, id="to one of two classes"),
+        pytest.param({share(1000, gpus=2): 1}, (1000, 900, 1000), 0.9, id="two whole cards are of use"),
+        pytest.param({share(1000, gpus=2): 1}, (1000, 900), 1.9, id="one whole card is of no use to a pair"),
+        pytest.param({share(1000, gpus=4): 1, share(100): 1}, (1000, 1000), 1.0, id="to one of two classes"),
         pytest.param({share(500): 1}, (), 0.0, id="no cards"),
     ],
 )

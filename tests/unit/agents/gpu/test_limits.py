@@ -6,20 +6,20 @@ import msgspec
 import pytest
 
 from nodewise.agent import Snapshot
-from nodewise.agents.gpu import demand, ledger, limits, reasons
-from nodewise.agents.gpu.pods import BookedPod
-from nodewise.agents.gpu.profile import INTEL
-from nodewise.agents.gpu.state import GpuState
+from nodewise.agents.gpu import allocation_record, demand, limits, reasons
+from nodewise.agents.gpu.pods import AllocatedPod
+from nodewise.agents.gpu.resource_profile import INTEL
+from nodewise.agents.gpu.state import GpuStateBuilder
 from nodewise.binder import HOLDINGS, BindPlan, LedgerLease, Refusal
 from tests.unit.agents.gpu.facts import lease_of, node
 from tests.unit.agents.gpu.test_agent import NOW, agent, new, snapshot, texts
 
-FULL = reasons.LedgerFull().text()
+FULL = reasons.RecordFull().text()
 ASKED = new("p", "i915=1")
 
 
-def room(asked: BookedPod = ASKED) -> int:
-    return limits.room_for(demand.read(asked, INTEL, agent()._options).containers, INTEL.tiles)
+def room(asked: AllocatedPod = ASKED) -> int:
+    return limits.room_for(demand.read(asked, INTEL, agent()._options).containers, INTEL.subdevices)
 
 
 def filled(size: int, on: str = "n1") -> LedgerLease:
@@ -28,13 +28,13 @@ def filled(size: int, on: str = "n1") -> LedgerLease:
     return lease_of(on, text.replace('""', f'"{"x" * (size - len(text))}"'))
 
 
-def bound(asked: BookedPod, given: Snapshot, on: str = "n1") -> BindPlan | Refusal | None:
+def bound(asked: AllocatedPod, given: Snapshot, on: str = "n1") -> BindPlan | Refusal | None:
     return agent().bind(asked, on, given, NOW)
 
 
 @pytest.mark.parametrize(("more", "why"), [(0, ""), (1, FULL)], ids=["at the limit", "beyond it"])
 def test_filter_score_and_bind_go_by_the_same_room_in_a_ledger(more: int, why: str) -> None:
-    given = snapshot(ledgers=[filled(room() + more)])
+    given = snapshot(allocation_record=[filled(room() + more)])
     assert texts(ASKED, given, "n1 n2") == [why, ""]
     assert isinstance(bound(ASKED, given), Refusal if why else BindPlan)
     assert isinstance(bound(ASKED, given, "n2"), BindPlan)
@@ -55,7 +55,7 @@ def test_a_nodes_name_is_the_ledgers_too(longer: int, why: str) -> None:
 
 def test_the_ledger_of_a_bind_that_is_being_written_counts() -> None:
     state_view = snapshot()
-    agent_state = GpuState(INTEL).amended(state_view.agent_states["gpu"], "n1", filled(room() + 1))
+    agent_state = GpuStateBuilder(INTEL).amended(state_view.agent_states["gpu"], "n1", filled(room() + 1))
     given = Snapshot(state_view.nodes, {"gpu": agent_state}, NOW)
     assert texts(ASKED, given, "n1") == [FULL]
 
@@ -92,9 +92,9 @@ def test_an_entry_is_no_longer_than_filter_expects(requests: tuple[str, ...]) ->
     assert isinstance(found, BindPlan), found
     containers = demand.read(asked, INTEL, agent()._options).containers
     written = msgspec.json.encode({asked.metadata.uid: found.entry})
-    assert len(written) <= limits.entry_bytes(containers, INTEL.tiles)
+    assert len(written) <= limits.entry_bytes(containers, INTEL.subdevices)
     added = sum(len(key) + len(value) for key, value in found.annotations.items())
-    assert added <= limits.annotation_bytes(containers, INTEL.tiles)
+    assert added <= limits.annotation_bytes(containers, INTEL.subdevices)
 
 
 def test_pods_of_many_empty_containers_do_not_fill_a_ledger() -> None:
@@ -108,5 +108,5 @@ def test_pods_of_many_empty_containers_do_not_fill_a_ledger() -> None:
         entries[f"uid-{number}"] = plan.entry
     text = msgspec.json.encode(entries).decode()
     assert len(text) < 9 * 200
-    assert ledger.read(lease_of("n1", text)).problem == ""
+    assert allocation_record.read(lease_of("n1", text)).problem == ""
     assert HOLDINGS in lease_of("n1", text).metadata.annotations

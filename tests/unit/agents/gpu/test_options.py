@@ -3,7 +3,7 @@
 import pytest
 
 from nodewise.agents.gpu.options import PLACEMENTS, GpuOptions, Placement
-from nodewise.agents.gpu.profile import GENERIC, INTEL
+from nodewise.agents.gpu.resource_profile import GENERIC, INTEL
 from nodewise.cli import options as command_options
 from nodewise.cli import settings
 from nodewise.errors import BadSettings

@@ -6,27 +6,27 @@ import pytest
 from nodewise.agents.gpu import fragmentation, score
 from nodewise.agents.gpu.demand import Demand
 from nodewise.agents.gpu.fit import fit
-from nodewise.agents.gpu.score import Means
+from nodewise.agents.gpu.score import PlacementInputs
 from tests.unit.agents.gpu.boards import COUNT, MILLI, board, demand, share
 
 TYPICAL = fragmentation.tables({share(500): 3, share(1000): 1}, (COUNT,))
 
 
-def means(placement, typical=TYPICAL, cpu_free=None):
-    return Means(placement, (COUNT,), (MILLI,), typical, cpu_free)
+def inputs(placement, workload=TYPICAL, cpu_free=None):
+    return PlacementInputs(placement, (COUNT,), (MILLI,), workload, cpu_free)
 
 
-def card(placement, free, wanted, **more):
+def gpu(placement, free, wanted, **more):
     """The position of the card of the only node that a pod gets."""
     asked = demand(wanted)
-    fitted = fit(board(free), np.array([0]), asked, score.order(means(placement, **more), asked))
-    return fitted.cards(0)[0][0]
+    fitted = fit(board(free), np.array([0]), asked, score.order(inputs(placement, **more), asked))
+    return fitted.gpus(0)[0][0]
 
 
 def points(placement, nodes, asked, **more):
     laid_out, rows = board(*nodes), np.arange(len(nodes))
-    going_by = means(placement, **more)
-    fitted = fit(laid_out, rows, asked, score.order(going_by, asked)) if asked.wants_cards else None
+    going_by = inputs(placement, **more)
+    fitted = fit(laid_out, rows, asked, score.order(going_by, asked)) if asked.wants_gpus else None
     found = score.points(going_by, laid_out, rows, asked, fitted)
     return None if found is None else found.tolist()
 
@@ -45,11 +45,11 @@ def points(placement, nodes, asked, **more):
     ],
 )
 def test_a_placement_takes(placement, free, wanted, position) -> None:
-    assert card(placement, free, wanted) == position
+    assert gpu(placement, free, wanted) == position
 
 
 def test_without_typical_pods_fragmentation_is_pack() -> None:
-    assert card("fragmentation", (1000, 550, 700), 200, typical=fragmentation.NOBODY) == 1
+    assert gpu("fragmentation", (1000, 550, 700), 200, workload=fragmentation.NO_WORKLOAD) == 1
 
 
 def test_a_pods_own_placement_wins() -> None:
@@ -96,17 +96,17 @@ def test_where_no_node_has_cards_any_more_none_is_liked(placement) -> None:
 
 
 def test_fragmentation_takes_cpu_where_free_cards_do_not_need_it() -> None:
-    typical = fragmentation.tables({share(500, cpu_milli=6000): 1}, (COUNT,))
+    workload = fragmentation.tables({share(500, cpu_milli=6000): 1}, (COUNT,))
     cpu = np.array([8000, 16000, 5000, 0])
 
-    found = points("fragmentation", [(1000,)] * 3, Demand(cpu_milli=4000), typical=typical, cpu_free=cpu)
+    found = points("fragmentation", [(1000,)] * 3, Demand(cpu_milli=4000), workload=workload, cpu_free=cpu)
 
     assert found[0] == min(found)
 
 
 def test_whether_a_pod_fits_does_not_depend_on_the_order_of_cards() -> None:
-    laid_out, asked = board((900, 500, 700), (100, 100)), demand(400, cards=2)
-    quick = fit(laid_out, np.array([0, 1]), asked, score.fitting(means("fragmentation"), asked))
-    whole = fit(laid_out, np.array([0, 1]), asked, score.order(means("fragmentation"), asked))
+    laid_out, asked = board((900, 500, 700), (100, 100)), demand(400, gpus=2)
+    quick = fit(laid_out, np.array([0, 1]), asked, score.fitting(inputs("fragmentation"), asked))
+    whole = fit(laid_out, np.array([0, 1]), asked, score.order(inputs("fragmentation"), asked))
 
     assert (quick.codes == 0).tolist() == (whole.codes == 0).tolist() == [True, False]

@@ -7,10 +7,10 @@ import pytest
 
 from nodewise import cooperative
 from nodewise.agent import ClusterState, NodeIndex
-from nodewise.agents.gpu import rations
+from nodewise.agents.gpu import resource_cap
 from nodewise.agents.gpu import state as states
-from nodewise.agents.gpu.profile import INTEL
-from nodewise.agents.gpu.state import GpuState, Slot
+from nodewise.agents.gpu.resource_profile import INTEL
+from nodewise.agents.gpu.state import GpuState, GpuStateBuilder
 from tests.unit.agents.gpu import objects
 from tests.unit.agents.gpu.facts import (
     PREFIX,
@@ -34,17 +34,17 @@ class Watching:
     """A state, with what it computes counted."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.state = GpuState(INTEL)
+        self.state = GpuStateBuilder(INTEL)
         self.computed: list[str] = []
-        one = states.accounts.of_node
+        one = states.node_allocations.of_node
 
         def counted(name: str, *given: Any) -> Any:
             self.computed.append(name)
             return one(name, *given)
 
-        monkeypatch.setattr(states.accounts, "of_node", counted)
+        monkeypatch.setattr(states.node_allocations, "of_node", counted)
 
-    def build(self, given: ClusterState) -> Slot:
+    def build(self, given: ClusterState) -> GpuState:
         self.computed.clear()
         return agent_state(given, self.state)
 
@@ -61,8 +61,8 @@ def of_objects(before: ClusterState, **changes: Any) -> ClusterState:
     return msgspec.structs.replace(before, objects=objects, **rest)
 
 
-def free(found: Slot, name: str) -> dict[str, int]:
-    return {card: amounts[I915] for card, amounts in laid_out(found)[name].items()}
+def free(found: GpuState, name: str) -> dict[str, int]:
+    return {gpu: amounts[I915] for gpu, amounts in laid_out(found)[name].items()}
 
 
 def test_nodes_with_cards_are_laid_out() -> None:
@@ -123,8 +123,8 @@ class TestOnlyWhatChanged:
     def test_a_ledger_concerns_its_node(self, watching: Watching) -> None:
         before = cluster_state(NODES, [pod("x", "n2", "card0")])
         watching.build(before)
-        ledger = lease("n1", uid_a=entry("a", "card1", "12"))
-        found = watching.build(of_objects(before, ledgers={("nw", "gpu-n1"): ledger}))
+        record = lease("n1", uid_a=entry("a", "card1", "12"))
+        found = watching.build(of_objects(before, ledgers={("nw", "gpu-n1"): record}))
         assert watching.computed == ["n1"]
         assert free(found, "n1")["card1"] == 1
         found = watching.build(of_objects(before, ledgers={}))
@@ -145,7 +145,7 @@ class TestOnlyWhatChanged:
         assert free(found, "n1") == dict.fromkeys(("card0", "card1", "card2", "card3"), 1)
 
     def test_cards_come_and_go_with_the_nodes(self) -> None:
-        state = GpuState(INTEL)
+        state = GpuStateBuilder(INTEL)
         pods = [pod("a", "n1", "card0"), pod("b", "n2", "card0")]
         for names in (["n2", "n1"], ["n1"], [], ["plain", "n2", "n1"], ["n1", "plain"]):
             found = agent_state(cluster_state({name: NODES[name] for name in names}, pods), state)
@@ -171,7 +171,7 @@ class TestOnlyWhatChanged:
             cluster_state(NODES, [pod("c", "n1", "card1")]),
         ]
         for steps in range(30):
-            state = GpuState(INTEL)
+            state = GpuStateBuilder(INTEL)
             agent_state(worlds[0], state)
             half = state.build(changed(worlds[0], worlds[1]))
             for _, _ in zip(range(steps), half, strict=False):
@@ -182,7 +182,7 @@ class TestOnlyWhatChanged:
             )
 
     def test_a_slot_given_away_never_changes(self) -> None:
-        state = GpuState(INTEL)
+        state = GpuStateBuilder(INTEL)
         first = agent_state(cluster_state(NODES, [pod("a", "n1", "card0")]), state)
         shown = laid_out(first)
         agent_state(cluster_state(NODES, [pod("a", "n1", "card1")]), state)
@@ -194,29 +194,29 @@ class TestOnlyWhatChanged:
 class TestAmended:
     def test_an_entry_counts_at_once(self) -> None:
         given = cluster_state(NODES, [pod("a", phase="Pending"), pod("b", "n1", "card0")])
-        ledger = lease("n1", uid_a=entry("a", "card1"))
-        state = GpuState(INTEL)
-        found = state.amended(agent_state(given, state), "n1", ledger)
-        computed = agent_state(of_objects(given, ledgers={("nw", "gpu-n1"): ledger}))
+        record = lease("n1", uid_a=entry("a", "card1"))
+        state = GpuStateBuilder(INTEL)
+        found = state.amended(agent_state(given, state), "n1", record)
+        computed = agent_state(of_objects(given, ledgers={("nw", "gpu-n1"): record}))
         assert laid_out(found) == laid_out(computed)
         assert free(found, "n1") == {"card0": 1, "card1": 1}
         assert found.nodes["n1"] == computed.nodes["n1"]
 
     def test_the_same_ledger_gives_the_same_slot(self) -> None:
-        ledger = lease("n1", uid_a=entry("a", "card1", "11"))
-        state = GpuState(INTEL)
-        first = agent_state(cluster_state(NODES, leases=[ledger]), state)
-        assert state.amended(first, "n1", ledger) is first
+        record = lease("n1", uid_a=entry("a", "card1", "11"))
+        state = GpuStateBuilder(INTEL)
+        first = agent_state(cluster_state(NODES, leases=[record]), state)
+        assert state.amended(first, "n1", record) is first
         assert state.amended(first, "n2", None) is first
         assert free(state.amended(first, "n1", None), "n1") == {"card0": 2, "card1": 2}
 
     def test_a_node_that_nobody_knows_changes_nothing(self) -> None:
-        state = GpuState(INTEL)
+        state = GpuStateBuilder(INTEL)
         first = agent_state(cluster_state(NODES), state)
         assert state.amended(first, "nosuch", lease("nosuch", uid_a=entry("a", "card1"))) is first
 
     def test_the_next_slot_is_computed_from_its_world_alone(self) -> None:
-        state = GpuState(INTEL)
+        state = GpuStateBuilder(INTEL)
         given = cluster_state(NODES)
         state.amended(agent_state(given, state), "n1", lease("n1", uid_a=entry("a", "card1", "11")))
         assert free(agent_state(given, state), "n1") == {"card0": 2, "card1": 2}
@@ -224,7 +224,7 @@ class TestAmended:
 
 class TestProblems:
     def test_they_are_those_of_the_newest_slot(self) -> None:
-        state = GpuState(INTEL)
+        state = GpuStateBuilder(INTEL)
         agent_state(cluster_state(NODES, [pod("a", "n1", "card7")], [lease_of("n2", "{")]), state)
         found = state.problems({})
         assert sorted(found) == ["node n1", "node n2"]
@@ -233,11 +233,14 @@ class TestProblems:
         assert state.problems({}) == {}
 
     def test_no_metric_is_wanted(self) -> None:
-        assert GpuState(INTEL).metric_requests({}) == frozenset()
+        assert GpuStateBuilder(INTEL).metric_requests({}) == frozenset()
 
 
 def test_an_entry_that_a_version_ended_counts_again_when_versions_begin_anew() -> None:
-    state, given = GpuState(INTEL), cluster_state(NODES, leases=[lease("n1", uid_a=entry("a", "card1", "8"))])
+    state, given = (
+        GpuStateBuilder(INTEL),
+        cluster_state(NODES, leases=[lease("n1", uid_a=entry("a", "card1", "8"))]),
+    )
     for version, left in (("7", 1), ("8", 2), ("", 1), ("9", 2), ("3", 1), ("x", 1), ("9", 2)):
         found = agent_state(of_objects(given, versions={"pods": version}), state)
         assert free(found, "n1")["card1"] == left
@@ -247,11 +250,11 @@ class TestInventedResources:
     """A node may say of itself what it likes: what comes and goes leaves nothing behind, for all nodes' arrays grow."""
 
     def test_names_that_came_and_went_are_not_kept(self) -> None:
-        state = GpuState(INTEL)
+        state = GpuStateBuilder(INTEL)
         plain = {f"n{number}": node() for number in range(100)}
         for number in range(50):
-            cards = [{"name": f"c{number}-{at}"} for at in range(64)]
-            odd = invented(f"i915=64 x{number}=64", msgspec.json.encode(cards).decode())
+            gpus = [{"name": f"c{number}-{at}"} for at in range(64)]
+            odd = invented(f"i915=64 x{number}=64", msgspec.json.encode(gpus).decode())
             found = agent_state(cluster_state({**plain, "odd": odd}), state)
             assert f"{PREFIX}x{number}" in found.layout.capacity
             assert len(found.layout.capacity) <= 4
@@ -264,9 +267,9 @@ class TestInventedResources:
             )
             for number in range(30)
         }
-        state = GpuState(INTEL)
+        state = GpuStateBuilder(INTEL)
         found = agent_state(cluster_state(nodes), state)
-        assert len(found.layout.capacity) == rations.MOST
+        assert len(found.layout.capacity) == resource_cap.MOST
         assert f"{PREFIX}i915" in found.layout.capacity
         assert any("count as absent" in text for one in state.problems({}).values() for text in one)
         few = {name: one for name, one in nodes.items() if name in ("n28", "n29")}
@@ -274,5 +277,5 @@ class TestInventedResources:
         assert not state.problems({})
 
 
-def invented(allocatable: str, cards: str) -> Any:
-    return objects.node("", allocatable, cards=cards)
+def invented(allocatable: str, gpus: str) -> Any:
+    return objects.node("", allocatable, gpus=gpus)

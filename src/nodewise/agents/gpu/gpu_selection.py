@@ -9,15 +9,15 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from nodewise.agents.gpu.candidate_gpus import CandidateGpus
 from nodewise.agents.gpu.demand import ContainerDemand
-from nodewise.agents.gpu.layout import Bits, Mask
-from nodewise.agents.gpu.working import Working
+from nodewise.agents.gpu.gpu_layout import Bits, Mask
 
 Positions = NDArray[np.int8]
 Keys = NDArray[np.int64] | NDArray[np.float64] | NDArray[np.int8]
 
 
-class Order(Protocol):
+class GpuOrder(Protocol):
     """Which card first."""
 
     @property
@@ -30,7 +30,7 @@ class Order(Protocol):
         """Whether taking a card leaves the keys of the node's other cards as they are."""
         ...
 
-    def keys(self, working: Working, container: ContainerDemand) -> Keys | None:
+    def keys(self, candidate_gpus: CandidateGpus, container: ContainerDemand) -> Keys | None:
         """By card and candidate (C, M), smaller first, equal ones by position. None: by position alone.
 
         Asked once a container, and anew for each card where the order is not steady; what was taken before is no
@@ -45,13 +45,15 @@ class FirstFit:
     prefers: Final = True
     steady: Final = True
 
-    def keys(self, working: Working, container: ContainerDemand) -> Keys | None:
+    def keys(self, candidate_gpus: CandidateGpus, container: ContainerDemand) -> Keys | None:
         del container
-        preferred = working.preferred()
+        preferred = candidate_gpus.preferred()
         at = np.flatnonzero(preferred >= 0)
         if not len(at):
             return None
-        keys = np.repeat(np.arange(working.layout.most_cards, dtype=np.int8)[:, None], len(working), axis=1)
+        keys = np.repeat(
+            np.arange(candidate_gpus.layout.most_gpus, dtype=np.int8)[:, None], len(candidate_gpus), axis=1
+        )
         keys[0, at] = preferred[at]
         keys[preferred[at], at] = 0
         return keys
@@ -65,56 +67,58 @@ class Balanced(NamedTuple):
     prefers: bool = False
     steady: bool = True
 
-    def keys(self, working: Working, container: ContainerDemand) -> Keys | None:
+    def keys(self, candidate_gpus: CandidateGpus, container: ContainerDemand) -> Keys | None:
         del container
-        return working.used(self.resource) if self.resource in working.layout.capacity else None
+        return candidate_gpus.used(self.resource) if self.resource in candidate_gpus.layout.capacity else None
 
 
-class Choice(NamedTuple):
+class GpuChoice(NamedTuple):
     """The cards that one container takes."""
 
-    cards: Positions
+    gpus: Positions
     """(n, M)."""
-    tiles: Positions | None = None
+    subdevices: Positions | None = None
     """(n, M): the linked tile of each card, of a pod that wants linked cards."""
 
     @property
     def found(self) -> Mask:
         """(M): where all are found."""
-        found: Mask = self.cards[-1] >= 0
+        found: Mask = self.gpus[-1] >= 0
         return found
 
-    def mask(self, cards: int) -> Mask:
+    def mask(self, gpus: int) -> Mask:
         """(C, M): which cards are taken; none where nobody looked for any."""
-        if not len(self.cards):
-            return np.zeros((cards, self.cards.shape[1]), np.bool_)
-        positions = np.arange(cards, dtype=np.int8)[:, None]
-        taken: Mask = self.cards[0] == positions
-        for one in self.cards[1:]:
+        if not len(self.gpus):
+            return np.zeros((gpus, self.gpus.shape[1]), np.bool_)
+        positions = np.arange(gpus, dtype=np.int8)[:, None]
+        taken: Mask = self.gpus[0] == positions
+        for one in self.gpus[1:]:
             taken |= one == positions
         return taken
 
-    def only(self, where: Mask) -> "Choice":
+    def only(self, where: Mask) -> "GpuChoice":
         """The same, and nothing elsewhere."""
-        cards = np.where(where, self.cards, np.int8(-1))
-        return Choice(cards, None if self.tiles is None else np.where(where, self.tiles, np.int8(-1)))
+        gpus = np.where(where, self.gpus, np.int8(-1))
+        return GpuChoice(
+            gpus, None if self.subdevices is None else np.where(where, self.subdevices, np.int8(-1))
+        )
 
-    def some(self, candidates: NDArray[np.intp]) -> "Choice":
+    def some(self, candidates: NDArray[np.intp]) -> "GpuChoice":
         """Those of some candidates."""
-        tiles = None if self.tiles is None else _gathered(self.tiles, candidates)
-        return Choice(_gathered(self.cards, candidates), tiles)
+        subdevices = None if self.subdevices is None else _gathered(self.subdevices, candidates)
+        return GpuChoice(_gathered(self.gpus, candidates), subdevices)
 
-    def or_else(self, other: "Choice") -> "Choice":
+    def or_else(self, other: "GpuChoice") -> "GpuChoice":
         """The other one where this one does not find all."""
-        cards = np.where(self.found, self.cards, other.cards)
-        if self.tiles is None or other.tiles is None:
-            return Choice(cards)
-        return Choice(cards, np.where(self.found, self.tiles, other.tiles))
+        gpus = np.where(self.found, self.gpus, other.gpus)
+        if self.subdevices is None or other.subdevices is None:
+            return GpuChoice(gpus)
+        return GpuChoice(gpus, np.where(self.found, self.subdevices, other.subdevices))
 
 
-def nothing(count: int, candidates: int) -> Choice:
+def nothing(count: int, candidates: int) -> GpuChoice:
     """Nothing taken anywhere."""
-    return Choice(np.full((count, candidates), -1, np.int8))
+    return GpuChoice(np.full((count, candidates), -1, np.int8))
 
 
 def first(able: Mask, keys: Keys | None) -> Positions:
@@ -129,25 +133,27 @@ def first(able: Mask, keys: Keys | None) -> Positions:
     return np.where(heaviest > 0, np.int8(count) - heaviest, np.int8(-1))
 
 
-def by_order(working: Working, able: Mask, container: ContainerDemand, order: Order) -> Choice:
+def by_order(
+    candidate_gpus: CandidateGpus, able: Mask, container: ContainerDemand, order: GpuOrder
+) -> GpuChoice:
     """The cards that come first."""
     able = able.copy()
     positions = np.arange(len(able), dtype=np.int8)[:, None]
-    keys = order.keys(working, container)
+    keys = order.keys(candidate_gpus, container)
     chosen: list[Positions] = []
     for number in range(container.count):
         if number and not order.steady:
-            working = taken_from(working, Choice(chosen[-1][None]), container)
-            keys = order.keys(working, container)
+            candidate_gpus = taken_from(candidate_gpus, GpuChoice(chosen[-1][None]), container)
+            keys = order.keys(candidate_gpus, container)
         chosen.append(first(able, keys))
         able &= chosen[-1] != positions
-    return Choice(np.stack(chosen))
+    return GpuChoice(np.stack(chosen))
 
 
-def taken_from(working: Working, choice: Choice, container: ContainerDemand) -> Working:
+def taken_from(candidate_gpus: CandidateGpus, choice: GpuChoice, container: ContainerDemand) -> CandidateGpus:
     """What is left once a choice is taken."""
-    left = working.fork()
-    left.take(choice.mask(working.layout.most_cards), container.per_card)
+    left = candidate_gpus.fork()
+    left.take(choice.mask(candidate_gpus.layout.most_gpus), container.per_gpu)
     return left
 
 
@@ -159,7 +165,7 @@ class Group(NamedTuple):
     candidates: NDArray[np.intp]
     """Those that have one: where one node alone has dozens, hardly anything is to be looked at."""
 
-    def cards(self, count: int, candidates: NDArray[np.intp] | slice = slice(None)) -> Mask:
+    def gpus(self, count: int, candidates: NDArray[np.intp] | slice = slice(None)) -> Mask:
         """(C, …): its cards, of so many positions."""
         positions = np.arange(count, dtype=np.uint64)[:, None]
         return (self.bits[candidates] >> positions & np.uint64(1)).astype(bool)
@@ -167,17 +173,19 @@ class Group(NamedTuple):
     def has(self, able: Mask, count: int, lacking: Mask) -> bool:
         """Whether it has so many able cards (C, M) on one of the candidates (M) that lack them."""
         at = self.candidates[lacking[self.candidates]]
-        enough = (able[:, at] & self.cards(len(able), at)).sum(axis=0) >= count
+        enough = (able[:, at] & self.gpus(len(able), at)).sum(axis=0) >= count
         return bool(enough.any())
 
 
-def within_one(groups: Iterable[Group], able: Mask, count: int, choose: Callable[[Mask], Choice]) -> Choice:
+def within_one(
+    groups: Iterable[Group], able: Mask, count: int, choose: Callable[[Mask], GpuChoice]
+) -> GpuChoice:
     """Choose so many cards from the first of the groups that has all. An attempt that fails leaves nothing behind."""
     best = nothing(1, able.shape[1])
     for group in groups:
         if group.has(able, count, ~best.found):
-            choice = choose(able & group.cards(len(able)))
-            best = best.or_else(choice) if len(best.cards) == len(choice.cards) else choice
+            choice = choose(able & group.gpus(len(able)))
+            best = best.or_else(choice) if len(best.gpus) == len(choice.gpus) else choice
     return best
 
 

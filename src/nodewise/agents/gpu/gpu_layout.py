@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agents.gpu.cards import NodeCards
+from nodewise.agents.gpu.node_gpus import NodeGpus
 
 Amounts = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -21,8 +21,8 @@ Codes = NDArray[np.int32]
 Bits = NDArray[np.uint64]
 """A set of numbers below 64: of cards by position, or of tiles."""
 
-MAX_CARDS: Final = 64
-MAX_TILES: Final = 64
+MAX_GPUS: Final = 64
+MAX_SUBDEVICES: Final = 64
 """Named tiles of a card; of a garbage capacity of more, these are used. Real cards have up to eight."""
 MAX_LINKS: Final = 1024
 """Links of a node; eight cards of two tiles, all linked with each other in both directions, have 224."""
@@ -36,10 +36,10 @@ _STEP: Final = 32
 """Nodes laid out between two yields: about a millisecond."""
 
 _NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
-_NO_TILES: Final[frozenset[int]] = frozenset()
+_NO_SUBDEVICES: Final[frozenset[int]] = frozenset()
 
 
-class Usage(Protocol):
+class GpuUsage(Protocol):
     """What pods hold of one node's cards (`books.NodeBooks`)."""
 
     @property
@@ -48,17 +48,17 @@ class Usage(Protocol):
         ...
 
     @property
-    def tiles(self) -> Mapping[str, frozenset[int]]:
+    def subdevices(self) -> Mapping[str, frozenset[int]]:
         """Named tiles in use, by card."""
         ...
 
     @property
-    def ledger_bytes(self) -> int:
+    def record_bytes(self) -> int:
         """Size of the node's ledger."""
         ...
 
 
-class Layout(NamedTuple):
+class GpuLayout(NamedTuple):
     """All cards. C: most cards of a node, N: nodes with cards, G: most NUMA groups, L: most links."""
 
     rows: NDArray[np.intp]
@@ -85,11 +85,11 @@ class Layout(NamedTuple):
     """(1, N+1): `ONE_GROUP`, `GROUPED` or `BROKEN`."""
     links: Codes
     """(L, N+1): `pack`ed links in the order in which they are tried, -1 for none."""
-    free_tiles: Bits
+    free_subdevices: Bits
     """(C, N+1): tiles that may take part in a link: neither in use nor off. Without named tiles all of them."""
-    ledger_bytes: Amounts
+    record_bytes: Amounts
     """(1, N+1): size of the node's ledger."""
-    tiles: str
+    subdevices: str
     """The resource that counts tiles."""
 
     @property
@@ -99,11 +99,11 @@ class Layout(NamedTuple):
         return width - 1
 
     @property
-    def most_cards(self) -> int:
+    def most_gpus(self) -> int:
         """C."""
         return len(self.name_codes)
 
-    def cards(self, row: int) -> tuple[str, ...]:
+    def gpus(self, row: int) -> tuple[str, ...]:
         """The names of a node's cards, in order."""
         return tuple(self.names[code] for code in self.name_codes[:, row].tolist() if code >= 0)
 
@@ -115,7 +115,7 @@ BROKEN: Final = 2
 """What it tells cannot be read."""
 
 
-class Column(NamedTuple):
+class NodeColumn(NamedTuple):
     """One node, ready to be laid out; the same fields by card, link or group."""
 
     names: Sequence[str]
@@ -127,13 +127,13 @@ class Column(NamedTuple):
     groups: Sequence[int]
     group_state: int
     links: Sequence[int]
-    free_tiles: Sequence[int]
-    ledger_bytes: int
+    free_subdevices: Sequence[int]
+    record_bytes: int
 
 
-def pack(left: int, left_tile: int, right: int, right_tile: int) -> int:
+def pack(left: int, left_subdevice: int, right: int, right_subdevice: int) -> int:
     """A link as one number; each part is below 64."""
-    return left | left_tile << 6 | right << 12 | right_tile << 18
+    return left | left_subdevice << 6 | right << 12 | right_subdevice << 18
 
 
 def unpack(links: Codes) -> tuple[Codes, Codes, Codes, Codes]:
@@ -141,27 +141,27 @@ def unpack(links: Codes) -> tuple[Codes, Codes, Codes, Codes]:
     return links & 63, links >> 6 & 63, links >> 12 & 63, links >> 18 & 63
 
 
-def build(nodes: Sequence[tuple[NodeCards, Usage]], rows: NDArray[np.intp], tiles: str) -> Layout:
+def build(nodes: Sequence[tuple[NodeGpus, GpuUsage]], rows: NDArray[np.intp], subdevices: str) -> GpuLayout:
     """Lay out nodes, in this order; `rows` leads from a node's number to its place among them."""
-    steps = building(nodes, rows, tiles)
+    steps = building(nodes, rows, subdevices)
     while True:
         try:
             next(steps)
         except StopIteration as done:
-            layout: Layout = done.value
+            layout: GpuLayout = done.value
             return layout
 
 
 def building(
-    nodes: Sequence[tuple[NodeCards, Usage]], rows: NDArray[np.intp], tiles: str
-) -> Generator[None, None, Layout]:
+    nodes: Sequence[tuple[NodeGpus, GpuUsage]], rows: NDArray[np.intp], subdevices: str
+) -> Generator[None, None, GpuLayout]:
     """Like `build`, with a pause after some nodes each."""
-    size, parts = _Size(), deque[list[Column]]()
+    size, parts = _Size(), deque[list[NodeColumn]]()
     for start in range(0, len(nodes), _STEP):
         yield
-        parts.append([column(cards, usage, tiles) for cards, usage in nodes[start : start + _STEP]])
+        parts.append([column(gpus, usage, subdevices) for gpus, usage in nodes[start : start + _STEP]])
         size.hold(parts[-1])
-    layout = yield from _empty(len(nodes) + 1, size, rows, tiles)
+    layout = yield from _empty(len(nodes) + 1, size, rows, subdevices)
     codes = _Codes(layout)
     for start in range(0, len(nodes), _STEP):
         yield
@@ -171,9 +171,9 @@ def building(
     return layout._replace(names=tuple(codes.names), models=tuple(codes.models))
 
 
-def with_row(layout: Layout, row: int, cards: NodeCards, usage: Usage) -> Layout:
+def with_row(layout: GpuLayout, row: int, gpus: NodeGpus, usage: GpuUsage) -> GpuLayout:
     """The same with one node anew. Arrays in which nothing changes are shared."""
-    one = column(cards, usage, layout.tiles)
+    one = column(gpus, usage, layout.subdevices)
     grown = _grown(layout, one)
     codes = _Codes(grown)
     plain: dict[str, Any] = {
@@ -191,36 +191,40 @@ def with_row(layout: Layout, row: int, cards: NodeCards, usage: Usage) -> Layout
     )
 
 
-def column(cards: NodeCards, usage: Usage, tiles: str) -> Column:
+def column(gpus: NodeGpus, usage: GpuUsage, subdevices: str) -> NodeColumn:
     """One node's cards, less what is held of them."""
-    at = {name: position for position, name in enumerate(cards.cards[:MAX_CARDS])}
-    named = [_named(cards, usage, name) for name in at]
-    capacity = _capacity(cards, len(at), tiles)
+    at = {name: position for position, name in enumerate(gpus.names[:MAX_GPUS])}
+    named = [_named(gpus, usage, name) for name in at]
+    capacity = _capacity(gpus, len(at), subdevices)
     free = _free_amounts(capacity, [usage.amounts.get(name, _NOTHING) for name in at])
-    if tiles in capacity:
-        held_tiles = [_held_tiles(usage, name, tiles, taken) for name, taken in zip(at, named, strict=True)]
-        free[tiles] = [*map(_free, capacity[tiles], held_tiles)]
-    counts = capacity.get(tiles, (0,) * len(at))
-    return Column(
+    if subdevices in capacity:
+        held_subdevices = [
+            _held_subdevices(usage, name, subdevices, taken) for name, taken in zip(at, named, strict=True)
+        ]
+        free[subdevices] = [*map(_free, capacity[subdevices], held_subdevices)]
+    counts = capacity.get(subdevices, (0,) * len(at))
+    return NodeColumn(
         names=tuple(at),
         capacity=capacity,
         free=free,
-        usable=[name not in cards.unusable for name in at],
-        models=cards.models[: len(at)],
-        preferred=at.get(cards.preferred, -1),
-        groups=_groups(cards, at),
-        group_state=BROKEN if cards.numa_problem else GROUPED if cards.numa else ONE_GROUP,
-        links=_links(cards, at),
-        free_tiles=[_tile_bits(count, taken) for count, taken in zip(counts, named, strict=True)],
-        ledger_bytes=usage.ledger_bytes,
+        usable=[name not in gpus.unusable for name in at],
+        models=gpus.models[: len(at)],
+        preferred=at.get(gpus.preferred, -1),
+        groups=_groups(gpus, at),
+        group_state=BROKEN if gpus.numa_problem else GROUPED if gpus.numa else ONE_GROUP,
+        links=_links(gpus, at),
+        free_subdevices=[_subdevice_bits(count, taken) for count, taken in zip(counts, named, strict=True)],
+        record_bytes=usage.record_bytes,
     )
 
 
-def _capacity(cards: NodeCards, count: int, tiles: str) -> dict[str, list[int]]:
+def _capacity(gpus: NodeGpus, count: int, subdevices: str) -> dict[str, list[int]]:
     """By resource, the amount of each of the first cards, as far as an array can hold it."""
     return {
-        name: [min(amount, MAX_TILES if name == tiles else MAX_AMOUNT) for amount in amounts[:count]]
-        for name, amounts in cards.capacity.items()
+        name: [
+            min(amount, MAX_SUBDEVICES if name == subdevices else MAX_AMOUNT) for amount in amounts[:count]
+        ]
+        for name, amounts in gpus.capacity.items()
     }
 
 
@@ -237,15 +241,15 @@ def _free_amounts(
     }
 
 
-def _named(cards: NodeCards, usage: Usage, card: str) -> frozenset[int]:
+def _named(gpus: NodeGpus, usage: GpuUsage, gpu: str) -> frozenset[int]:
     """Tiles that nobody else may be given: in use, or off."""
-    return usage.tiles.get(card, _NO_TILES) | cards.tiles_off.get(card, _NO_TILES)
+    return usage.subdevices.get(gpu, _NO_SUBDEVICES) | gpus.subdevices_off.get(gpu, _NO_SUBDEVICES)
 
 
-def _held_tiles(usage: Usage, card: str, tiles: str, taken: frozenset[int]) -> int:
+def _held_subdevices(usage: GpuUsage, gpu: str, subdevices: str, taken: frozenset[int]) -> int:
     """A tile that is in use and off counts once, and one that is charged without a name counts as well."""
-    charged = usage.amounts.get(card, _NOTHING).get(tiles, 0)
-    return len(taken) + max(0, charged - len(usage.tiles.get(card, _NO_TILES)))
+    charged = usage.amounts.get(gpu, _NOTHING).get(subdevices, 0)
+    return len(taken) + max(0, charged - len(usage.subdevices.get(gpu, _NO_SUBDEVICES)))
 
 
 def _free(capacity: int, held: int) -> int:
@@ -253,35 +257,35 @@ def _free(capacity: int, held: int) -> int:
     return capacity - min(held, MAX_AMOUNT) if capacity > 0 else ABSENT
 
 
-def _tile_bits(count: int, taken: Iterable[int]) -> int:
-    everything = (1 << (count or MAX_TILES)) - 1
+def _subdevice_bits(count: int, taken: Iterable[int]) -> int:
+    everything = (1 << (count or MAX_SUBDEVICES)) - 1
     if not taken:
         return everything
-    return everything & ~sum(1 << tile for tile in set(taken) if 0 <= tile < MAX_TILES)
+    return everything & ~sum(1 << subdevice for subdevice in set(taken) if 0 <= subdevice < MAX_SUBDEVICES)
 
 
-def _groups(cards: NodeCards, at: Mapping[str, int]) -> list[int]:
+def _groups(gpus: NodeGpus, at: Mapping[str, int]) -> list[int]:
     """As bits. A group that an earlier one equals changes nothing."""
-    sets = (sum(1 << at[name] for name in group if name in at) for group in cards.numa)
+    sets = (sum(1 << at[name] for name in group if name in at) for group in gpus.numa)
     return list(dict.fromkeys(filter(None, sets)))[:MAX_GROUPS]
 
 
-def _links(cards: NodeCards, at: Mapping[str, int]) -> list[int]:
+def _links(gpus: NodeGpus, at: Mapping[str, int]) -> list[int]:
     """In the order in which they are tried: by tile of the left card, then as the label has them."""
     known = [
         link
-        for link in cards.links[:MAX_LINKS]
+        for link in gpus.links[:MAX_LINKS]
         if link.left in at and link.right in at and link.left != link.right
-        if 0 <= link.left_tile < MAX_TILES and 0 <= link.right_tile < MAX_TILES
+        if 0 <= link.left_subdevice < MAX_SUBDEVICES and 0 <= link.right_subdevice < MAX_SUBDEVICES
     ]
-    known.sort(key=lambda link: link.left_tile)
-    return [pack(at[link.left], link.left_tile, at[link.right], link.right_tile) for link in known]
+    known.sort(key=lambda link: link.left_subdevice)
+    return [pack(at[link.left], link.left_subdevice, at[link.right], link.right_subdevice) for link in known]
 
 
 class _Codes:
     """Gives names and models their codes; tables only grow."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: GpuLayout) -> None:
         self.names = {name: code for code, name in enumerate(layout.names)}
         self.models = {model: code for code, model in enumerate(layout.models)}
 
@@ -300,47 +304,51 @@ _ARRAYS: Final[Mapping[str, tuple[int, Any]]] = {
     "groups": (0, np.uint64),
     "group_states": (ONE_GROUP, np.int8),
     "links": (-1, np.int32),
-    "free_tiles": (0, np.uint64),
-    "ledger_bytes": (0, np.int64),
+    "free_subdevices": (0, np.uint64),
+    "record_bytes": (0, np.int64),
 }
 """What stands where a node has fewer cards, groups or links than others, and the type."""
 
 
-def _heights(cards: int, groups: int, links: int) -> Mapping[str, int]:
-    by_card = dict.fromkeys(("name_codes", "usable", "model_codes", "free_tiles"), cards)
-    return by_card | {"preferred": 1, "group_states": 1, "ledger_bytes": 1, "groups": groups, "links": links}
+def _heights(gpus: int, groups: int, links: int) -> Mapping[str, int]:
+    by_gpu = dict.fromkeys(("name_codes", "usable", "model_codes", "free_subdevices"), gpus)
+    return by_gpu | {"preferred": 1, "group_states": 1, "record_bytes": 1, "groups": groups, "links": links}
 
 
 class _Size:
     """What the largest nodes need. One card at least, so that no reduction over cards is empty."""
 
     def __init__(self) -> None:
-        self.cards, self.groups, self.links = 1, 0, 0
+        self.gpus, self.groups, self.links = 1, 0, 0
         self.resources: dict[str, None] = {}
 
-    def hold(self, columns: Iterable[Column]) -> None:
+    def hold(self, columns: Iterable[NodeColumn]) -> None:
         for one in columns:
-            self.cards = max(self.cards, len(one.names))
+            self.gpus = max(self.gpus, len(one.names))
             self.groups = max(self.groups, len(one.groups))
             self.links = max(self.links, len(one.links))
             self.resources.update(dict.fromkeys(one.capacity))
 
 
-def _empty(width: int, size: _Size, rows: NDArray[np.intp], tiles: str) -> Generator[None, None, Layout]:
+def _empty(
+    width: int, size: _Size, rows: NDArray[np.intp], subdevices: str
+) -> Generator[None, None, GpuLayout]:
     """Arrays of the right size."""
     plain = {}
-    for name, height in _heights(size.cards, size.groups, size.links).items():
+    for name, height in _heights(size.gpus, size.groups, size.links).items():
         yield
         plain[name] = np.full((height, width), *_ARRAYS[name])
     capacity, free = {}, {}
     for name in size.resources:
         yield
-        capacity[name] = np.zeros((size.cards, width), np.int64)
-        free[name] = np.full((size.cards, width), ABSENT, np.int64)
-    return Layout(rows=rows, names=(), models=("",), capacity=capacity, free=free, tiles=tiles, **plain)
+        capacity[name] = np.zeros((size.gpus, width), np.int64)
+        free[name] = np.full((size.gpus, width), ABSENT, np.int64)
+    return GpuLayout(
+        rows=rows, names=(), models=("",), capacity=capacity, free=free, subdevices=subdevices, **plain
+    )
 
 
-def _plain(one: Column, codes: _Codes) -> dict[str, Sequence[int]]:
+def _plain(one: NodeColumn, codes: _Codes) -> dict[str, Sequence[int]]:
     """The node's part of each array that is not by resource."""
     return {
         "name_codes": [*map(codes.name, one.names)],
@@ -350,12 +358,12 @@ def _plain(one: Column, codes: _Codes) -> dict[str, Sequence[int]]:
         "groups": one.groups,
         "group_states": (one.group_state,),
         "links": one.links,
-        "free_tiles": one.free_tiles,
-        "ledger_bytes": (one.ledger_bytes,),
+        "free_subdevices": one.free_subdevices,
+        "record_bytes": (one.record_bytes,),
     }
 
 
-def _fill(layout: Layout, start: int, columns: Sequence[Column], codes: _Codes) -> None:
+def _fill(layout: GpuLayout, start: int, columns: Sequence[NodeColumn], codes: _Codes) -> None:
     """Write some nodes into arrays that nobody else has yet."""
     plain = [_plain(one, codes) for one in columns]
     for name, (fill, _) in _ARRAYS.items():
@@ -384,12 +392,10 @@ def _put(array: NDArray[Any], row: int, cells: Sequence[int], fill: int) -> NDAr
     return array
 
 
-def _grown(layout: Layout, one: Column) -> Layout:
+def _grown(layout: GpuLayout, one: NodeColumn) -> GpuLayout:
     """With room for a node of more cards, groups, links or resources than any before."""
-    cards = max(layout.most_cards, len(one.names))
-    heights = _heights(
-        cards, max(len(layout.groups), len(one.groups)), max(len(layout.links), len(one.links))
-    )
+    gpus = max(layout.most_gpus, len(one.names))
+    heights = _heights(gpus, max(len(layout.groups), len(one.groups)), max(len(layout.links), len(one.links)))
     arrays: dict[str, Any] = {
         name: _taller(getattr(layout, name), height, _ARRAYS[name][0]) for name, height in heights.items()
     }
@@ -397,8 +403,8 @@ def _grown(layout: Layout, one: Column) -> Layout:
     nothing = np.zeros((0, layout.size + 1), np.int64)
     return layout._replace(
         **arrays,
-        capacity={name: _taller(layout.capacity.get(name, nothing), cards, 0) for name in resources},
-        free={name: _taller(layout.free.get(name, nothing), cards, ABSENT) for name in resources},
+        capacity={name: _taller(layout.capacity.get(name, nothing), gpus, 0) for name in resources},
+        free={name: _taller(layout.free.get(name, nothing), gpus, ABSENT) for name in resources},
     )
 
 

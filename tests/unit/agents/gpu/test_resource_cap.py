@@ -2,55 +2,55 @@
 
 import pytest
 
-from nodewise.agents.gpu import rations
-from nodewise.agents.gpu.cards import NodeCards
-from nodewise.agents.gpu.rations import Rations
+from nodewise.agents.gpu import resource_cap
+from nodewise.agents.gpu.node_gpus import NodeGpus
+from nodewise.agents.gpu.resource_cap import ResourceCap
 
 
-def node(*resources: str, cards: int = 1) -> NodeCards:
-    return NodeCards(
-        cards=tuple(f"card{number}" for number in range(cards)),
-        capacity=dict.fromkeys(resources, (1,) * cards),
+def node(*resources: str, gpus: int = 1) -> NodeGpus:
+    return NodeGpus(
+        names=tuple(f"card{number}" for number in range(gpus)),
+        capacity=dict.fromkeys(resources, (1,) * gpus),
     )
 
 
-def invented(place: int, count: int) -> NodeCards:
+def invented(place: int, count: int) -> NodeGpus:
     return node("common", *(f"n{place}-{number}" for number in range(count)))
 
 
-def of(nodes: dict[str, NodeCards]) -> Rations:
-    found = Rations()
-    for name, cards in nodes.items():
-        found.put(name, cards)
+def of(nodes: dict[str, NodeGpus]) -> ResourceCap:
+    found = ResourceCap()
+    for name, gpus in nodes.items():
+        found.put(name, gpus)
     found.settle()
     return found
 
 
 def test_few_resources_are_all_kept() -> None:
-    cards = node("a", "b")
-    assert of({"n": cards}).limited(cards) is cards
+    gpus = node("a", "b")
+    assert of({"n": gpus}).limited(gpus) is gpus
 
 
 def test_those_of_most_nodes_are_kept_whatever_the_order_and_the_others_are_a_problem_of_their_nodes() -> (
     None
 ):
     nodes = {f"n{place}": invented(place, 64) for place in range(20)}
-    limited = {name: of(nodes).limited(cards) for name, cards in nodes.items()}
-    assert len(set().union(*(one.capacity for one in limited.values()))) == rations.MOST
+    limited = {name: of(nodes).limited(gpus) for name, gpus in nodes.items()}
+    assert len(set().union(*(one.capacity for one in limited.values()))) == resource_cap.MOST
     assert all("common" in one.capacity for one in limited.values())
     (said,) = next(one.problems for one in limited.values() if one.problems)
     assert "which count as absent" in said
     assert len(said) < 300
     again = of(dict(reversed(nodes.items())))
-    assert {name: again.limited(cards) for name, cards in nodes.items()} == limited
+    assert {name: again.limited(gpus) for name, gpus in nodes.items()} == limited
 
 
 def test_one_node_of_many_cards_leaves_the_arrays_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rations, "CELLS", 64 * 11 * 20)
+    monkeypatch.setattr(resource_cap, "CELLS", 64 * 11 * 20)
     nodes = {f"n{place}": invented(place, 10) for place in range(9)}
-    nodes["wide"] = node("common", cards=64)
+    nodes["wide"] = node("common", gpus=64)
     found = of(nodes)
-    kept = set().union(*(found.limited(cards).capacity for cards in nodes.values()))
+    kept = set().union(*(found.limited(gpus).capacity for gpus in nodes.values()))
     assert len(kept) == 20
 
 

@@ -6,15 +6,15 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agents.gpu.layout import ABSENT, Amounts, Bits, Codes, Layout, Mask
+from nodewise.agents.gpu.gpu_layout import ABSENT, Amounts, Bits, Codes, GpuLayout, Mask
 
 Columns = NDArray[np.intp] | slice
 
 
-class Working:
+class CandidateGpus:
     """Columns of a layout, by candidate (M of them), with what was taken from them. Forking is cheap."""
 
-    def __init__(self, layout: Layout, rows: NDArray[np.intp] | None = None) -> None:
+    def __init__(self, layout: GpuLayout, rows: NDArray[np.intp] | None = None) -> None:
         self.layout: Final = layout
         self.rows: Final = np.arange(layout.size + 1) if rows is None else rows
         """The candidates' columns in the layout; by default all of them, which copies nothing."""
@@ -24,9 +24,9 @@ class Working:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def fork(self) -> "Working":
+    def fork(self) -> "CandidateGpus":
         """A copy that can be taken from, without a difference here."""
-        copy = object.__new__(Working)
+        copy = object.__new__(CandidateGpus)
         copy.__dict__.update(self.__dict__, _free=dict(self._free))
         return copy
 
@@ -46,9 +46,9 @@ class Working:
         capacity = self.capacity(resource)
         return np.where(capacity > 0, capacity - self.free(resource), 0)
 
-    def take(self, taken: Mask, per_card: Mapping[str, int]) -> None:
+    def take(self, taken: Mask, per_gpu: Mapping[str, int]) -> None:
         """Take amounts from cards (C, M) that have them."""
-        for resource, amount in per_card.items():
+        for resource, amount in per_gpu.items():
             if amount:
                 self._free[resource] = self.free(resource) - taken.astype(np.int64) * amount
 
@@ -79,5 +79,5 @@ class Working:
     def _columns(self, arrays: Mapping[str, Amounts], resource: str, absent: int) -> Amounts:
         found = arrays.get(resource)
         if found is None:
-            return np.full((self.layout.most_cards, len(self)), absent, np.int64)
+            return np.full((self.layout.most_gpus, len(self)), absent, np.int64)
         return found[:, self.columns]

@@ -6,17 +6,17 @@ To write 1,000 series takes the metrics page 7 ms, in which nothing else is answ
 from collections.abc import Generator, Mapping
 from typing import Final
 
-from nodewise.agents.gpu.profile import Profile
-from nodewise.agents.gpu.state import NodeSlot, Slot
+from nodewise.agents.gpu.resource_profile import ResourceProfile
+from nodewise.agents.gpu.state import GpuState, NodeState
 
-Gauge = tuple[str, tuple[tuple[str, str], ...]]
+MetricKey = tuple[str, tuple[tuple[str, str], ...]]
 """Name, and labels."""
 
-CARD_SHARE: Final = "gpu_card_held_share"
+GPU_SHARE: Final = "gpu_card_held_share"
 PROBLEMS: Final = "gpu_node_problems"
 
 
-def totals(agent_state: Slot, profile: Profile) -> Mapping[Gauge, float]:
+def totals(agent_state: GpuState, profile: ResourceProfile) -> Mapping[MetricKey, float]:
     """Of all nodes; a few milliseconds at 40,000 cards."""
     layout = agent_state.layout
     exists = layout.name_codes >= 0
@@ -32,30 +32,32 @@ def totals(agent_state: Slot, profile: Profile) -> Mapping[Gauge, float]:
         ("gpu_cards", (("state", "usable"),)): int(layout.usable.sum()),
         ("gpu_cards", (("state", "unusable"),)): int((exists & ~layout.usable).sum()),
         ("gpu_held_share", ()): held / has if has else 0.0,
-        ("gpu_pods", ()): sum(len(node.books.held) for node in agent_state.nodes.values()),
+        ("gpu_pods", ()): sum(len(node.allocations.by_uid) for node in agent_state.nodes.values()),
         ("gpu_nodes_with_problems", ()): sum(bool(node.problems) for node in agent_state.nodes.values()),
     }
 
 
-def details(agent_state: Slot, profile: Profile, most: int) -> Generator[None, None, Mapping[Gauge, float]]:
+def details(
+    agent_state: GpuState, profile: ResourceProfile, most: int
+) -> Generator[None, None, Mapping[MetricKey, float]]:
     """By card, and by node with problems; nothing where there are more than `most` of them altogether."""
-    cards = int((agent_state.layout.name_codes >= 0).sum())
-    if cards + sum(bool(node.problems) for node in agent_state.nodes.values()) > most:
+    gpus = int((agent_state.layout.name_codes >= 0).sum())
+    if gpus + sum(bool(node.problems) for node in agent_state.nodes.values()) > most:
         return {}
     yield
-    found: dict[Gauge, float] = {}
+    found: dict[MetricKey, float] = {}
     for name, node in agent_state.nodes.items():
-        for at, card in enumerate(node.cards.cards):
-            labels = (("node", name), ("card", card))
-            found[CARD_SHARE, labels] = _share(node, at, card, profile)
+        for at, gpu in enumerate(node.gpus.names):
+            labels = (("node", name), ("card", gpu))
+            found[GPU_SHARE, labels] = _share(node, at, gpu, profile)
         if node.problems:
             found[PROBLEMS, (("node", name),)] = len(node.problems)
         yield
     return found
 
 
-def _share(node: NodeSlot, at: int, card: str, profile: Profile) -> float:
+def _share(node: NodeState, at: int, gpu: str, profile: ResourceProfile) -> float:
     """How much of the card's counting resource is held; 0 to 1, more where more is held than there is."""
-    capacity = sum(node.cards.capacity[one][at] for one in profile.counts if one in node.cards.capacity)
-    held = sum(node.books.amounts.get(card, {}).get(one, 0) for one in profile.counts)
+    capacity = sum(node.gpus.capacity[one][at] for one in profile.counts if one in node.gpus.capacity)
+    held = sum(node.allocations.amounts.get(gpu, {}).get(one, 0) for one in profile.counts)
     return held / capacity if capacity else 0.0

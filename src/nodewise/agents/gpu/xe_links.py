@@ -9,83 +9,85 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agents.gpu import layout as layouts
-from nodewise.agents.gpu.choosing import Choice, Keys, Order, Positions, first, taken_from
+from nodewise.agents.gpu import gpu_layout
+from nodewise.agents.gpu.candidate_gpus import CandidateGpus
 from nodewise.agents.gpu.demand import ContainerDemand
-from nodewise.agents.gpu.layout import Bits, Codes, Mask
-from nodewise.agents.gpu.working import Working
+from nodewise.agents.gpu.gpu_layout import Bits, Codes, Mask
+from nodewise.agents.gpu.gpu_selection import GpuChoice, GpuOrder, Keys, Positions, first, taken_from
 
 Numbers = NDArray[np.intp] | Codes
 
 
-class Links(NamedTuple):
+class CandidateLinks(NamedTuple):
     """All links of the candidates, one entry each, in the order in which a candidate's links are tried."""
 
     candidate: Numbers
     left: Numbers
-    left_tile: Numbers
+    left_subdevice: Numbers
     right: Numbers
-    right_tile: Numbers
+    right_subdevice: Numbers
 
-    def some(self, which: Mask) -> "Links":
-        return Links(*(part[which] for part in self))
+    def some(self, which: Mask) -> "CandidateLinks":
+        return CandidateLinks(*(part[which] for part in self))
 
 
-class Linking:
+class LinkAllocator:
     """The links of a pod's candidates, and which of their tiles are free."""
 
-    def __init__(self, working: Working) -> None:
-        packed = working.layout.links[:, working.columns]
+    def __init__(self, candidate_gpus: CandidateGpus) -> None:
+        packed = candidate_gpus.layout.links[:, candidate_gpus.columns]
         at = np.nonzero(packed >= 0)
-        self._links = Links(at[1], *layouts.unpack(packed[at]))
-        self._free = working.layout.free_tiles[:, working.columns]
+        self._links = CandidateLinks(at[1], *gpu_layout.unpack(packed[at]))
+        self._free = candidate_gpus.layout.free_subdevices[:, candidate_gpus.columns]
         self._existing = np.ones(self._free.shape, bool)
 
-    def reserve(self, choice: Choice) -> None:
+    def reserve(self, choice: GpuChoice) -> None:
         """Linked tiles are not free for the rest of the pod."""
         self._free = _without(self._free, choice)
         self._links = self._links.some(_open(self._existing, self._links, self._free))
 
-    def pairs(self, working: Working, able: Mask, container: ContainerDemand, order: Order) -> Choice:
+    def pairs(
+        self, candidate_gpus: CandidateGpus, able: Mask, container: ContainerDemand, order: GpuOrder
+    ) -> GpuChoice:
         """Linked pairs of able cards (C, M): of the left card that comes first by order, the first free link."""
         able = able.copy()
         free, links = self._free, self._links
-        keys = order.keys(working, container)
-        chosen: list[Choice] = []
+        keys = order.keys(candidate_gpus, container)
+        chosen: list[GpuChoice] = []
         for number in range(container.count // 2):
             if number and not order.steady:
-                working = taken_from(working, chosen[-1], container)
-                keys = order.keys(working, container)
+                candidate_gpus = taken_from(candidate_gpus, chosen[-1], container)
+                keys = order.keys(candidate_gpus, container)
             links = links.some(_open(able, links, free))  # what is not open will not be for a later pair
             chosen.append(_pair(able, keys, links))
             able &= ~chosen[-1].mask(len(able))
             free = _without(free, chosen[-1])
-        cards = np.concatenate([pair.cards for pair in chosen])
-        tiles = np.concatenate([pair.tiles for pair in chosen if pair.tiles is not None])
-        return Choice(cards, tiles)
+        gpus = np.concatenate([pair.gpus for pair in chosen])
+        subdevices = np.concatenate([pair.subdevices for pair in chosen if pair.subdevices is not None])
+        return GpuChoice(gpus, subdevices)
 
 
-def _without(free: Bits, choice: Choice) -> Bits:
-    if choice.tiles is None:  # nobody has so many cards, and nothing is taken anywhere
+def _without(free: Bits, choice: GpuChoice) -> Bits:
+    if choice.subdevices is None:  # nobody has so many cards, and nothing is taken anywhere
         return free
     free = free.copy()
-    for cards, tiles in zip(choice.cards, choice.tiles, strict=True):
-        at = np.flatnonzero(cards >= 0)
-        free[cards[at], at] &= ~(np.uint64(1) << tiles[at].astype(np.uint64))
+    for gpus, subdevices in zip(choice.gpus, choice.subdevices, strict=True):
+        at = np.flatnonzero(gpus >= 0)
+        free[gpus[at], at] &= ~(np.uint64(1) << subdevices[at].astype(np.uint64))
     return free
 
 
-def _open(able: Mask, links: Links, free: Bits) -> Mask:
+def _open(able: Mask, links: CandidateLinks, free: Bits) -> Mask:
     """Links whose cards would do and whose tiles are free."""
     one = np.uint64(1)
     at = links.candidate
-    left = free[links.left, at] >> links.left_tile.astype(np.uint64)
-    right = free[links.right, at] >> links.right_tile.astype(np.uint64)
+    left = free[links.left, at] >> links.left_subdevice.astype(np.uint64)
+    right = free[links.right, at] >> links.right_subdevice.astype(np.uint64)
     both: Mask = (left & right & one) == one
     return both & able[links.left, at] & able[links.right, at]
 
 
-def _pair(able: Mask, keys: Keys | None, links: Links) -> Choice:
+def _pair(able: Mask, keys: Keys | None, links: CandidateLinks) -> GpuChoice:
     """(2, M): one pair for each candidate that has one."""
     lefts = np.zeros_like(able)
     lefts[links.left, links.candidate] = True
@@ -95,8 +97,10 @@ def _pair(able: Mask, keys: Keys | None, links: Links) -> Choice:
     taken = np.full(able.shape[1], -1, np.intp)
     taken[links.candidate[mine]] = mine
     none = taken < 0
-    cards = np.stack([left, _at(links.right, taken, none)])
-    return Choice(cards, np.stack([_at(links.left_tile, taken, none), _at(links.right_tile, taken, none)]))
+    gpus = np.stack([left, _at(links.right, taken, none)])
+    return GpuChoice(
+        gpus, np.stack([_at(links.left_subdevice, taken, none), _at(links.right_subdevice, taken, none)])
+    )
 
 
 def _at(values: Numbers, taken: NDArray[np.intp], none: Mask) -> Positions:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nodewise.agent import Details, Snapshot
-from nodewise.agents.gpu.pods import BookedPod
+from nodewise.agents.gpu.pods import AllocatedPod
 from tests.unit.agents.gpu.facts import node, pod
 from tests.unit.agents.gpu.test_agent import agent, new, snapshot
 
@@ -17,7 +17,7 @@ NODES = {
 HELD = [pod("a", "n1", "card0", ["i915=1 mc=700"]), pod("b", "n1", "card1", ["i915=1 mc=900"])]
 
 
-def details(asked: BookedPod, given: Snapshot, **options: str) -> Details:
+def details(asked: AllocatedPod, given: Snapshot, **options: str) -> Details:
     verdict = agent(**options).filter(asked, given.nodes.named(["plain", "n1", "n2"]), given)
     assert verdict is not None
     assert verdict.details is not None
@@ -43,7 +43,7 @@ def details(asked: BookedPod, given: Snapshot, **options: str) -> Details:
     ],
     ids=["what is lacking", "by container", "linked tiles"],
 )
-def test_the_cards_or_what_is_lacking(asked: BookedPod, told: list[str]) -> None:
+def test_the_cards_or_what_is_lacking(asked: AllocatedPod, told: list[str]) -> None:
     found = details(asked, snapshot(HELD, nodes=NODES))
     assert [found.text(candidate) for candidate in range(3)] == told
 

@@ -20,7 +20,7 @@ from nodewise.agents.gpu.amounts import LARGEST, Amounts
 from nodewise.agents.gpu.demand import Demand
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.pods import GpuContainer, GpuPod, GpuPodMetadata, GpuPodSpec, GpuResources
-from nodewise.agents.gpu.profile import Profile
+from nodewise.agents.gpu.resource_profile import ResourceProfile
 from nodewise.errors import UNREADABLE, BadInput, BadSettings, Problem, shown
 
 DAYS: Final = 7
@@ -30,14 +30,14 @@ _MOST_CLASSES: Final = 256
 """Of a day in the ConfigMap, the most frequent ones: some 100 bytes each, where all of it may be a megabyte."""
 _LONGEST: Final = 512
 """Bytes of a class there, longer ones are left out: tenants write the names of models."""
-_MOST_CARDS: Final = 64
+_MOST_GPUS: Final = 64
 
 
 class PodClass(NamedTuple):
     """What one container of a pod asks for."""
 
-    cards: int
-    per_card: Mapping[str, int]
+    gpus: int
+    per_gpu: Mapping[str, int]
     """By full resource name; hashable (`Amounts`)."""
     cpu_milli: int = 0
     """What the whole pod requests."""
@@ -54,8 +54,8 @@ History = Mapping[int, Mapping[PodClass, int]]
 def of(demand: Demand) -> Iterator[PodClass]:
     """The classes of one pod: one for each container that asks for cards."""
     for one in demand.containers:
-        if 0 < one.count <= _MOST_CARDS:
-            wanted = Amounts({name: amount for name, amount in one.per_card.items() if amount > 0})
+        if 0 < one.count <= _MOST_GPUS:
+            wanted = Amounts({name: amount for name, amount in one.per_gpu.items() if amount > 0})
             if wanted:
                 yield PodClass(one.count, wanted, demand.cpu_milli, demand.models)
 
@@ -84,8 +84,8 @@ class _Kept(msgspec.Struct, omit_defaults=True):
     """A class as the ConfigMap has it."""
 
     pods: int
-    cards: int
-    per_card: dict[str, int]
+    gpus: int = msgspec.field(name="cards")
+    per_gpu: dict[str, int] = msgspec.field(name="per_card")
     cpu_milli: int = 0
     models: list[str] | None = None
 
@@ -97,7 +97,7 @@ def encode(history: History) -> dict[str, str]:
 
 def _encoded(counts: Mapping[PodClass, int]) -> str:
     rows = [
-        _Kept(pods, one.cards, dict(sorted(one.per_card.items())), one.cpu_milli, _models(one))
+        _Kept(pods, one.gpus, dict(sorted(one.per_gpu.items())), one.cpu_milli, _models(one))
         for one, pods in counts.items()
     ]
     texts = [(-row.pods, msgspec.json.encode(row)) for row in rows]
@@ -131,17 +131,17 @@ def _decoded(text: str) -> Iterator[tuple[PodClass, int]]:
             row = msgspec.json.decode(raw, type=_Kept)
         except UNREADABLE:
             continue
-        amounts = [*row.per_card.values(), row.pods]
-        if all(0 < one <= LARGEST for one in amounts) and 0 < row.cards <= _MOST_CARDS and row.per_card:
+        amounts = [*row.per_gpu.values(), row.pods]
+        if all(0 < one <= LARGEST for one in amounts) and 0 < row.gpus <= _MOST_GPUS and row.per_gpu:
             models = None if row.models is None else frozenset(row.models)
             cpu_milli = min(max(row.cpu_milli, 0), LARGEST)
-            yield PodClass(row.cards, Amounts(row.per_card), cpu_milli, models), row.pods
+            yield PodClass(row.gpus, Amounts(row.per_gpu), cpu_milli, models), row.pods
 
 
-_WANTED: Final = "pods (how often they come), requests (as a container has them) and models"
+_EXPECTED: Final = "pods (how often they come), requests (as a container has them) and models"
 
 
-def load(path: str, profile: Profile, options: GpuOptions) -> Classes:
+def load(path: str, profile: ResourceProfile, options: GpuOptions) -> Classes:
     """The classes of a file: a list, in YAML or JSON, of entries with the fields `pods`, `requests` and `models`:
 
         - {pods: 1047, requests: {cpu: 3152m, nvidia.com/gpu: 1, nvidia.com/gpu-milli: 810}}
@@ -190,11 +190,13 @@ def _rows(text: str) -> list[dict[str, Any]]:
     return found
 
 
-def _entry(where: str, entry: Any, profile: Profile, options: GpuOptions) -> tuple[int, list[PodClass]]:
+def _entry(
+    where: str, entry: Any, profile: ResourceProfile, options: GpuOptions
+) -> tuple[int, list[PodClass]]:
     if not isinstance(entry, dict):
-        raise _bad(Problem(where, shown(entry), _WANTED))
+        raise _bad(Problem(where, shown(entry), _EXPECTED))
     unknown = [
-        Problem(f"{where}: {key}", "an unknown field", _WANTED)
+        Problem(f"{where}: {key}", "an unknown field", _EXPECTED)
         for key in entry
         if key not in ("pods", "requests", "models")
     ]
@@ -213,7 +215,9 @@ def _pods(where: str, given: Any) -> int:
     return pods
 
 
-def _wanted(where: str, entry: Mapping[str, Any], profile: Profile, options: GpuOptions) -> list[PodClass]:
+def _wanted(
+    where: str, entry: Mapping[str, Any], profile: ResourceProfile, options: GpuOptions
+) -> list[PodClass]:
     """What a pod with these requests and models asks for, read as a real one is."""
     try:
         requests = msgspec.convert(entry.get("requests", {}), dict[str, str | int | float | None])

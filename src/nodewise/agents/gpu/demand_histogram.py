@@ -12,31 +12,31 @@ import msgspec
 
 from nodewise import clock
 from nodewise.agents.gpu import demand as demands
-from nodewise.agents.gpu import typical
+from nodewise.agents.gpu import typical_pods
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.agents.gpu.pods import BookedPod
-from nodewise.agents.gpu.profile import Profile
-from nodewise.agents.gpu.typical import History, PodClass
+from nodewise.agents.gpu.pods import AllocatedPod
+from nodewise.agents.gpu.resource_profile import ResourceProfile
+from nodewise.agents.gpu.typical_pods import History, PodClass
 
 NAME: Final = "nodewise-gpu-typical-pods"
 UNTIL: Final = "counted-until"
 """Key of the ConfigMap: the creation time of the newest pod that was counted."""
 
 
-class CensusMetadata(msgspec.Struct, frozen=True):
+class DemandMetadata(msgspec.Struct, frozen=True):
     name: str
     namespace: str = ""
     resourceVersion: str = ""  # noqa: N815 - the API's name
 
 
-class Census(msgspec.Struct, frozen=True):
+class DemandConfigMap(msgspec.Struct, frozen=True):
     """The ConfigMap."""
 
-    metadata: CensusMetadata
+    metadata: DemandMetadata
     data: dict[str, str] | None = None
 
 
-class Counted(NamedTuple):
+class DemandHistogram(NamedTuple):
     """What stands there."""
 
     history: History
@@ -44,47 +44,47 @@ class Counted(NamedTuple):
     """RFC 3339; empty: nobody was counted yet."""
 
 
-def read(found: Census | None) -> Generator[None, None, Counted]:
+def read(found: DemandConfigMap | None) -> Generator[None, None, DemandHistogram]:
     """What can be read of it; nothing where there is none."""
     data = (found.data or {}) if found is not None else {}
     history: dict[int, Mapping[PodClass, int]] = {}
     for key, text in data.items():
-        history.update(typical.decode({key: text}))
+        history.update(typical_pods.decode({key: text}))
         yield
-    return Counted(history, data.get(UNTIL, ""))
+    return DemandHistogram(history, data.get(UNTIL, ""))
 
 
-def data_of(counted: Counted) -> Generator[None, None, Mapping[str, str]]:
+def data_of(counted: DemandHistogram) -> Generator[None, None, Mapping[str, str]]:
     """The ConfigMap's data."""
     found = {UNTIL: counted.until}
     for day, classes in counted.history.items():
-        found |= typical.encode({day: classes})
+        found |= typical_pods.encode({day: classes})
         yield
     return found
 
 
-class Reader(NamedTuple):
+class DemandReader(NamedTuple):
     """By what pods are read."""
 
-    profile: Profile
+    profile: ResourceProfile
     options: GpuOptions
     now: float
 
-    def classes(self, pod: BookedPod) -> Iterable[PodClass]:
-        return typical.of(demands.read(pod, self.profile, self.options))
+    def classes(self, pod: AllocatedPod) -> Iterable[PodClass]:
+        return typical_pods.of(demands.read(pod, self.profile, self.options))
 
-    def day(self, pod: BookedPod) -> int:
+    def day(self, pod: AllocatedPod) -> int:
         """On which it came; today where nobody knows."""
-        today = typical.day(self.now)
+        today = typical_pods.day(self.now)
         try:
-            return min(typical.day(clock.parse_rfc3339(pod.metadata.creationTimestamp)), today)
+            return min(typical_pods.day(clock.parse_rfc3339(pod.metadata.creationTimestamp)), today)
         except ValueError:
             return today
 
 
 def added(
-    counted: Counted, old: Iterable[BookedPod], new: Iterable[BookedPod], reader: Reader
-) -> Generator[None, None, Counted]:
+    counted: DemandHistogram, old: Iterable[AllocatedPod], new: Iterable[AllocatedPod], reader: DemandReader
+) -> Generator[None, None, DemandHistogram]:
     """With the pods that are new, and the old ones that were not counted yet; without days that are over."""
     came: dict[int, Counter[PodClass]] = {}
     until = counted.until
@@ -92,10 +92,10 @@ def added(
         came.setdefault(reader.day(pod), Counter()).update(reader.classes(pod))
         until = max(until, pod.metadata.creationTimestamp)
         yield
-    today = typical.day(reader.now)
-    days = (today - ago for ago in range(typical.DAYS))
+    today = typical_pods.day(reader.now)
+    days = (today - ago for ago in range(typical_pods.DAYS))
     sums = {day: Counter(counted.history.get(day, {})) + came.get(day, Counter()) for day in days}
-    return Counted({day: classes for day, classes in sums.items() if classes}, until)
+    return DemandHistogram({day: classes for day, classes in sums.items() if classes}, until)
 
 
 def body(data: Mapping[str, str], namespace: str, version: str) -> Mapping[str, Any]:

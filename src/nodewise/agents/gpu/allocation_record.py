@@ -19,23 +19,23 @@ import msgspec
 from nodewise.binder import HOLDINGS, LedgerLease
 from nodewise.errors import UNREADABLE, shown
 
-MOST_TILES: Final = 1024
+MOST_SUBDEVICES: Final = 1024
 """Tiles of a card are numbered below; no card has as many."""
 
 _LONGEST_VERSION: Final = 40
 """Digits; those of an API server have up to 20."""
 
-Cards = tuple[tuple[str, ...], ...]
+GpuNames = tuple[tuple[str, ...], ...]
 """Card names by container, in the order of the pod's containers."""
 
 
-class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+class Reservation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """What a pod holds on the node, written before it is bound there."""
 
     pod: str
     """`namespace/name`."""
-    cards: str
-    tiles: str = ""
+    gpus: str = msgspec.field(name="cards")
+    subdevices: str = msgspec.field(default="", name="tiles")
     at: float = 0.0
     """Seconds since 1970 when it was written; nothing is decided by it."""
     seen: str = ""
@@ -52,10 +52,10 @@ class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         return namespace, name
 
 
-class Ledger(NamedTuple):
+class AllocationRecord(NamedTuple):
     """A ledger as it could be read."""
 
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, Reservation]
     """By pod uid."""
     unreadable: Mapping[str, str]
     """By pod uid: what is wrong with an entry that counts for nothing."""
@@ -63,11 +63,11 @@ class Ledger(NamedTuple):
     """What is wrong with the whole, of which then nothing counts."""
 
 
-EMPTY: Final = Ledger({}, {})
+EMPTY: Final = AllocationRecord({}, {})
 
 _raws: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_entries: Final = msgspec.json.Decoder(dict[str, Entry]).decode
-_entry: Final = msgspec.json.Decoder(Entry).decode
+_entries: Final = msgspec.json.Decoder(dict[str, Reservation]).decode
+_entry: Final = msgspec.json.Decoder(Reservation).decode
 
 
 def bytes_of(text: str, uids: Collection[str]) -> int:
@@ -79,54 +79,54 @@ def bytes_of(text: str, uids: Collection[str]) -> int:
     return sum(len(uid) + len(raw) for uid, raw in raws.items() if uid in uids)
 
 
-def positional(entry: Entry, with_cards: Sequence[bool]) -> Entry:
+def positional(entry: Reservation, with_gpus: Sequence[bool]) -> Reservation:
     """The entry with a part for every container of the pod, as annotations have it; `with_cards` says by container
     which have cards. An entry of an older version, which has them already, stays as it is.
     """
-    parts = entry.cards.split("|")
-    if len(parts) == len(with_cards) or len(parts) != sum(with_cards):
+    parts = entry.gpus.split("|")
+    if len(parts) == len(with_gpus) or len(parts) != sum(with_gpus):
         return entry
-    tiles = entry.tiles.split("|") if entry.tiles else [""] * len(parts)
+    subdevices = entry.subdevices.split("|") if entry.subdevices else [""] * len(parts)
     return msgspec.structs.replace(
         entry,
-        cards=_spread(parts, with_cards),
-        tiles=_spread(tiles, with_cards) if len(tiles) == len(parts) else "",
+        gpus=_spread(parts, with_gpus),
+        subdevices=_spread(subdevices, with_gpus) if len(subdevices) == len(parts) else "",
     )
 
 
-def _spread(parts: Sequence[str], with_cards: Sequence[bool]) -> str:
+def _spread(parts: Sequence[str], with_gpus: Sequence[bool]) -> str:
     left = iter(parts)
-    return "|".join(next(left) if has_cards else "" for has_cards in with_cards)
+    return "|".join(next(left) if has_gpus else "" for has_gpus in with_gpus)
 
 
-def read(lease: LedgerLease | None) -> Ledger:
+def read(lease: LedgerLease | None) -> AllocationRecord:
     """The entries of a node's ledger; no ledger has none."""
     return read_text((lease.metadata.annotations or {}).get(HOLDINGS, "") if lease is not None else "")
 
 
-def read_text(text: str) -> Ledger:
+def read_text(text: str) -> AllocationRecord:
     """The entries in the annotation; an empty one has none."""
     if not text:
         return EMPTY
     try:
-        return Ledger(_entries(text), {})
+        return AllocationRecord(_entries(text), {})
     except UNREADABLE:
         return _read_singly(text)
 
 
-def _read_singly(text: str) -> Ledger:
+def _read_singly(text: str) -> AllocationRecord:
     try:
         raws = _raws(text)
     except UNREADABLE as error:
         return EMPTY._replace(problem=f"{HOLDINGS} cannot be read: {shown(str(error))}")
-    entries: dict[str, Entry] = {}
+    entries: dict[str, Reservation] = {}
     unreadable: dict[str, str] = {}
     for uid, raw in raws.items():
         try:
             entries[uid] = _entry(raw)
         except UNREADABLE as error:
             unreadable[uid] = shown(str(error))
-    return Ledger(entries, unreadable)
+    return AllocationRecord(entries, unreadable)
 
 
 def newer(before: str, now: str) -> str:
@@ -145,45 +145,45 @@ def number(version: str) -> int | None:
     return int(version) if is_number else None
 
 
-def wire(entry: Entry) -> Mapping[str, Any]:
+def wire(entry: Reservation) -> Mapping[str, Any]:
     """The entry as JSON values."""
     built: Mapping[str, Any] = msgspec.to_builtins(entry)
     return built
 
 
-def cards_text(cards: Sequence[Sequence[str]]) -> str:
+def gpus_text(gpus: Sequence[Sequence[str]]) -> str:
     """`card0,card1|card0`: a part for each container, empty for one without cards."""
-    return "|".join(",".join(names) for names in cards)
+    return "|".join(",".join(names) for names in gpus)
 
 
-def read_cards(text: str) -> Cards:
+def read_gpus(text: str) -> GpuNames:
     """Whatever stands between commas and bars is a name; a name that no card has is nobody's card."""
     return tuple(tuple(part.split(",")) if part else () for part in text.split("|"))
 
 
-def tiles_text(cards: Sequence[Sequence[str]], tiles: Sequence[Sequence[Sequence[int]]]) -> str:
+def subdevices_text(gpus: Sequence[Sequence[str]], subdevices: Sequence[Sequence[Sequence[int]]]) -> str:
     """`card0:gt0+gt1,|`: beside each card its tiles. Empty for one container without tiles, as it always was."""
     return "|".join(
-        ",".join(_tile_text(name, numbers) for name, numbers in zip(names, given, strict=True))
-        for names, given in zip(cards, tiles, strict=True)
+        ",".join(_subdevice_text(name, numbers) for name, numbers in zip(names, given, strict=True))
+        for names, given in zip(gpus, subdevices, strict=True)
     )
 
 
-def _tile_text(card: str, tiles: Sequence[int]) -> str:
-    return f"{card}:{'+'.join(f'gt{tile}' for tile in tiles)}" if tiles else ""
+def _subdevice_text(gpu: str, subdevices: Sequence[int]) -> str:
+    return f"{gpu}:{'+'.join(f'gt{subdevice}' for subdevice in subdevices)}" if subdevices else ""
 
 
-def read_tiles(text: str) -> Mapping[str, frozenset[int]]:
+def read_subdevices(text: str) -> Mapping[str, frozenset[int]]:
     """The tiles named, by card; what is no tile is passed over."""
     found: dict[str, set[int]] = {}
     for part in text.replace("|", ",").split(","):
-        card, colon, tiles = part.partition(":")
-        if colon and ":" not in tiles:
-            found.setdefault(card, set()).update(filter(_is_tile, map(_tile, tiles.split("+"))))
-    return {card: frozenset(tiles) for card, tiles in found.items() if tiles}
+        gpu, colon, subdevices = part.partition(":")
+        if colon and ":" not in subdevices:
+            found.setdefault(gpu, set()).update(filter(_is_subdevice, map(_subdevice, subdevices.split("+"))))
+    return {gpu: frozenset(subdevices) for gpu, subdevices in found.items() if subdevices}
 
 
-def _tile(text: str) -> int:
+def _subdevice(text: str) -> int:
     digits = text.removeprefix("gt")
     is_number = text.startswith("gt") and digits.isascii() and digits.isdecimal() and len(digits) <= _DIGITS
     return int(digits) if is_number else -1
@@ -192,5 +192,5 @@ def _tile(text: str) -> int:
 _DIGITS: Final = 4
 
 
-def _is_tile(number: int) -> bool:
-    return 0 <= number < MOST_TILES
+def _is_subdevice(number: int) -> bool:
+    return 0 <= number < MOST_SUBDEVICES

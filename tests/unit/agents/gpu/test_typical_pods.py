@@ -4,22 +4,22 @@ import json
 
 import pytest
 
-from nodewise.agents.gpu import typical
+from nodewise.agents.gpu import typical_pods
 from nodewise.agents.gpu.amounts import Amounts
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.agents.gpu.profile import GENERIC
-from nodewise.agents.gpu.typical import PodClass
+from nodewise.agents.gpu.resource_profile import GENERIC
+from nodewise.agents.gpu.typical_pods import PodClass
 from nodewise.errors import BadSettings
 from tests.unit.agents.gpu.boards import demand, share
 
 HALF = "{cpu: 3152m, nvidia.com/gpu: 1, nvidia.com/gpu-milli: 500}"
-WANTED = {share(500, cpu_milli=3152): 7, share(1000, cards=8, models=["A", "B"]): 2}
+EXPECTED = {share(500, cpu_milli=3152): 7, share(1000, gpus=8, models=["A", "B"]): 2}
 
 
 def load(tmp_path, text, name="pods.yaml"):
     path = tmp_path / name
     path.write_text(text)
-    return typical.load(str(path), GENERIC, GpuOptions(gpu_profile="generic"))
+    return typical_pods.load(str(path), GENERIC, GpuOptions(gpu_profile="generic"))
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def load(tmp_path, text, name="pods.yaml"):
     ],
 )
 def test_a_file_is_read(tmp_path, name, text) -> None:
-    assert load(tmp_path, text, name) == WANTED
+    assert load(tmp_path, text, name) == EXPECTED
 
 
 @pytest.mark.parametrize(
@@ -75,17 +75,17 @@ def test_only_the_last_seven_days_count() -> None:
     one = share(500)
     history = {}
     for today in range(100, 110):
-        history = typical.seen(history, today, [one, one])
+        history = typical_pods.seen(history, today, [one, one])
 
     assert sorted(history) == list(range(103, 110))
-    assert typical.classes(history, 109) == {one: 14}
-    assert typical.classes(history, 112) == {one: 8}
+    assert typical_pods.classes(history, 109) == {one: 14}
+    assert typical_pods.classes(history, 112) == {one: 8}
 
 
 def test_a_history_survives_the_config_map() -> None:
-    history = {20000: WANTED, 20001: {share(100): 1}}
+    history = {20000: EXPECTED, 20001: {share(100): 1}}
 
-    assert typical.decode(typical.encode(history)) == history
+    assert typical_pods.decode(typical_pods.encode(history)) == history
 
 
 def test_the_config_map_has_place_for_whatever_tenants_ask_for() -> None:
@@ -95,9 +95,9 @@ def test_the_config_map_has_place_for_whatever_tenants_ask_for() -> None:
     }
     plain = PodClass(1, Amounts({"nvidia.com/gpu": 1}))
     long = {PodClass(1, Amounts({"nvidia.com/gpu": 1}), 0, frozenset({f"{n:0400}"})): 9 for n in range(300)}
-    data = typical.encode({day: {**wide, **long, plain: 10} for day in range(7)})
+    data = typical_pods.encode({day: {**wide, **long, plain: 10} for day in range(7)})
     assert sum(map(len, data.values())) < 2**20
-    assert plain in typical.decode(data)[3]
+    assert plain in typical_pods.decode(data)[3]
 
 
 @pytest.mark.parametrize(
@@ -118,16 +118,16 @@ def test_the_config_map_has_place_for_whatever_tenants_ask_for() -> None:
 def test_garbage_in_the_config_map_is_left_out(text) -> None:
     good = json.dumps([{"pods": 2, "cards": 1, "per_card": {"a": 3}}, 7])
 
-    found = typical.decode({"day-5": text, "day-6": good, "day-x": good, "other": good})
+    found = typical_pods.decode({"day-5": text, "day-6": good, "day-x": good, "other": good})
 
     assert [sum(counts.values()) for counts in found.values()] == [2]
 
 
 def test_each_container_with_cards_is_a_class() -> None:
     one = demand(500, cpu_milli=100)
-    both = one._replace(containers=(*one.containers, *demand(200, cards=2).containers))
+    both = one._replace(containers=(*one.containers, *demand(200, gpus=2).containers))
 
-    assert list(typical.of(both)) == [
+    assert list(typical_pods.of(both)) == [
         share(500, cpu_milli=100),
-        share(200, cards=2, cpu_milli=100),
+        share(200, gpus=2, cpu_milli=100),
     ]

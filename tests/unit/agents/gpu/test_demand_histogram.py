@@ -6,38 +6,47 @@ import msgspec
 import pytest
 
 from nodewise import clock, cooperative
-from nodewise.agents.gpu import census
-from nodewise.agents.gpu.census import NAME, UNTIL, Census, CensusMetadata, Counted, Reader
+from nodewise.agents.gpu import demand_histogram
+from nodewise.agents.gpu.demand_histogram import (
+    NAME,
+    UNTIL,
+    DemandConfigMap,
+    DemandHistogram,
+    DemandMetadata,
+    DemandReader,
+)
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.agents.gpu.pods import BookedPod
-from nodewise.agents.gpu.profile import INTEL
-from nodewise.agents.gpu.state import CENSUS
+from nodewise.agents.gpu.pods import AllocatedPod
+from nodewise.agents.gpu.resource_profile import INTEL
+from nodewise.agents.gpu.state import DEMAND_CONFIGMAP
 from tests.unit.agents.gpu.facts import agent_state, cluster_state, node, pod
 
 NOW = clock.parse_rfc3339("2026-11-21T12:00:00Z")
 TODAY = int(NOW // 86_400)
-READER = Reader(INTEL, GpuOptions(), NOW)
-NOTHING = Counted({}, "")
+READER = DemandReader(INTEL, GpuOptions(), NOW)
+NOTHING = DemandHistogram({}, "")
 
 
-def came(name: str, at: str = "2026-11-21T11:00:00Z", requests: str = "i915=1 mc=100") -> BookedPod:
+def came(name: str, at: str = "2026-11-21T11:00:00Z", requests: str = "i915=1 mc=100") -> AllocatedPod:
     made = pod(name, requests=(requests,))
     return msgspec.structs.replace(
         made, metadata=msgspec.structs.replace(made.metadata, creationTimestamp=at)
     )
 
 
-def added(counted: Counted, old: Any = (), new: Any = ()) -> Counted:
-    return cooperative.run_at_once(census.added(counted, old, new, READER))
+def added(counted: DemandHistogram, old: Any = (), new: Any = ()) -> DemandHistogram:
+    return cooperative.run_at_once(demand_histogram.added(counted, old, new, READER))
 
 
-def counts(counted: Counted) -> dict[int, int]:
+def counts(counted: DemandHistogram) -> dict[int, int]:
     """Days ago, and how many pods."""
     return {TODAY - day: sum(classes.values()) for day, classes in counted.history.items()}
 
 
-def kept(counted: Counted) -> Census:
-    return Census(CensusMetadata(NAME, "nw", "1"), dict(cooperative.run_at_once(census.data_of(counted))))
+def kept(counted: DemandHistogram) -> DemandConfigMap:
+    return DemandConfigMap(
+        DemandMetadata(NAME, "nw", "1"), dict(cooperative.run_at_once(demand_histogram.data_of(counted)))
+    )
 
 
 def test_each_counts_on_the_day_on_which_it_came() -> None:
@@ -62,27 +71,27 @@ def test_pods_without_cards_are_nobody() -> None:
 
 def test_what_is_written_is_read_again() -> None:
     found = added(NOTHING, [came("a"), came("b"), came("c", "2026-11-20T01:00:00Z", "i915=2 mc=500")])
-    assert cooperative.run_at_once(census.read(kept(found))) == found
-    assert cooperative.run_at_once(census.read(None)) == NOTHING
+    assert cooperative.run_at_once(demand_histogram.read(kept(found))) == found
+    assert cooperative.run_at_once(demand_histogram.read(None)) == NOTHING
 
 
 @pytest.mark.parametrize(
     "data", [None, {}, {"day-x": "[]"}, {f"day-{TODAY}": "{"}, {f"day-{TODAY}": '[{"pods": -1}]'}]
 )
 def test_garbage_counts_for_nothing(data: dict[str, str] | None) -> None:
-    found = cooperative.run_at_once(census.read(Census(CensusMetadata(NAME), data)))
+    found = cooperative.run_at_once(demand_histogram.read(DemandConfigMap(DemandMetadata(NAME), data)))
     assert found.history == {}
     assert counts(added(found, [came("a")])) == {0: 1}
 
 
 def test_a_time_in_the_future_stops_no_counting_of_those_that_come() -> None:
-    wild = cooperative.run_at_once(census.read(Census(CensusMetadata(NAME), {UNTIL: "x"})))
+    wild = cooperative.run_at_once(demand_histogram.read(DemandConfigMap(DemandMetadata(NAME), {UNTIL: "x"})))
     assert counts(added(wild, new=[came("a")])) == {0: 1}
 
 
 def test_the_body_is_bound_to_the_version_that_was_read() -> None:
-    assert "resourceVersion" not in census.body({}, "nw", "")["metadata"]
-    assert census.body({}, "nw", "7")["metadata"] == {
+    assert "resourceVersion" not in demand_histogram.body({}, "nw", "")["metadata"]
+    assert demand_histogram.body({}, "nw", "7")["metadata"] == {
         "name": NAME,
         "namespace": "nw",
         "resourceVersion": "7",
@@ -91,9 +100,9 @@ def test_the_body_is_bound_to_the_version_that_was_read() -> None:
 
 def test_the_slot_has_tables_of_what_was_counted() -> None:
     plain = cluster_state({"n1": node()})
-    assert not agent_state(plain).typical
-    objects = {**plain.objects, CENSUS: {("nw", NAME): kept(added(NOTHING, [came("a")]))}}
+    assert not agent_state(plain).workload
+    objects = {**plain.objects, DEMAND_CONFIGMAP: {("nw", NAME): kept(added(NOTHING, [came("a")]))}}
     given = msgspec.structs.replace(plain, objects=objects, now=NOW)
-    assert list(agent_state(given).typical.resources) == ["gpu.intel.com/i915", "gpu.intel.com/millicores"]
+    assert list(agent_state(given).workload.resources) == ["gpu.intel.com/i915", "gpu.intel.com/millicores"]
     eight_days_later = msgspec.structs.replace(given, now=NOW + 8 * 86_400)
-    assert not agent_state(eight_days_later).typical
+    assert not agent_state(eight_days_later).workload

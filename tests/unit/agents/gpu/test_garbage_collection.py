@@ -6,22 +6,28 @@ from typing import Any
 import pytest
 
 from nodewise import cooperative
-from nodewise.agents.gpu import sweeping
-from nodewise.agents.gpu.pods import BookedPod
-from nodewise.agents.gpu.sweeping import Loose
+from nodewise.agents.gpu import garbage_collection
+from nodewise.agents.gpu.garbage_collection import UnconfirmedReservation
+from nodewise.agents.gpu.pods import AllocatedPod
 from tests.unit.agents.gpu.facts import agent_state, cluster_state, entry, lease, lease_of, node, pod
 
 NODES = {"n1": node()}
 
 
-def loose(pods: Iterable[BookedPod] = (), leases: Iterable[Any] = (), version: str = "10") -> list[Loose]:
+def unconfirmed(
+    pods: Iterable[AllocatedPod] = (), leases: Iterable[Any] = (), version: str = "10"
+) -> list[UnconfirmedReservation]:
     given = cluster_state(NODES, pods, leases, version)
-    return cooperative.run_at_once(sweeping.loose(agent_state(given), given.objects["ledgers"]))
+    return cooperative.run_at_once(
+        garbage_collection.unconfirmed(agent_state(given), given.objects["ledgers"])
+    )
 
 
-def abandoned(pods: Iterable[BookedPod], leases: Iterable[Any]) -> list[str]:
+def orphaned_records(pods: Iterable[AllocatedPod], leases: Iterable[Any]) -> list[str]:
     given = cluster_state(NODES, pods, leases)
-    found = cooperative.run_at_once(sweeping.abandoned(agent_state(given), given.objects["ledgers"], NODES))
+    found = cooperative.run_at_once(
+        garbage_collection.orphaned_records(agent_state(given), given.objects["ledgers"], NODES)
+    )
     return [one.metadata.name for one in found]
 
 
@@ -40,22 +46,22 @@ def abandoned(pods: Iterable[BookedPod], leases: Iterable[Any]) -> list[str]:
     ids=["bound", "waiting", "not heard of yet", "gone", "no number", "made anew", "elsewhere", "ended"],
 )
 @pytest.mark.parametrize("on", ["n1", "gone"])
-def test_an_entry(pods: list[BookedPod], seen: str, why: Any, on: str) -> None:
+def test_an_entry(pods: list[AllocatedPod], seen: str, why: Any, on: str) -> None:
     if on == "gone":
         pods = [
             pod("p", "gone") if one.spec.nodeName == "n1" and one.status.phase == "Running" else one
             for one in pods
         ]
-    found = loose(pods, [lease(on, uid_p=entry("p", "card0", seen))])
-    assert found == ([Loose(on, "uid-p", ("d", "p"), seen, why)] if why else [])
+    found = unconfirmed(pods, [lease(on, uid_p=entry("p", "card0", seen))])
+    assert found == ([UnconfirmedReservation(on, "uid-p", ("d", "p"), seen, why)] if why else [])
 
 
 def test_what_cannot_be_read_is_nobodys() -> None:
-    assert loose([], [lease("n1", uid_p=3), lease_of("gone", "{")]) == []
+    assert unconfirmed([], [lease("n1", uid_p=3), lease_of("gone", "{")]) == []
 
 
 @pytest.mark.parametrize(
-    ("ledger", "goes"),
+    ("record", "goes"),
     [
         (lease("gone"), True),
         (lease("gone", uid_p=entry("p", "card0")), True),
@@ -67,5 +73,5 @@ def test_what_cannot_be_read_is_nobodys() -> None:
     ],
     ids=["empty", "stale", "not heard of yet", "running", "unreadable entry", "unreadable", "node is there"],
 )
-def test_the_ledger_of_a_node_that_is_gone(ledger: Any, goes: bool) -> None:
-    assert abandoned([pod("q", "gone", "card0")], [ledger]) == (["gpu-gone"] if goes else [])
+def test_the_ledger_of_a_node_that_is_gone(record: Any, goes: bool) -> None:
+    assert orphaned_records([pod("q", "gone", "card0")], [record]) == (["gpu-gone"] if goes else [])

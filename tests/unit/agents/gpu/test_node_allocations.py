@@ -4,14 +4,12 @@ from typing import Any
 
 import pytest
 
-from nodewise.agents.gpu import amounts
-from nodewise.agents.gpu import books as accounts
-from nodewise.agents.gpu import ledger as ledgers
-from nodewise.agents.gpu.books import Pods, may_hold_cards
-from nodewise.agents.gpu.cards import NodeCards
-from nodewise.agents.gpu.ledger import Entry
-from nodewise.agents.gpu.pods import BookedPod
-from nodewise.agents.gpu.profile import INTEL
+from nodewise.agents.gpu import allocation_record, amounts, node_allocations
+from nodewise.agents.gpu.allocation_record import Reservation
+from nodewise.agents.gpu.node_allocations import PodIndex, may_hold_gpus
+from nodewise.agents.gpu.node_gpus import NodeGpus
+from nodewise.agents.gpu.pods import AllocatedPod
+from nodewise.agents.gpu.resource_profile import INTEL
 from tests.unit.agents.gpu.facts import (
     ONE,
     PREFIX,
@@ -30,13 +28,13 @@ HELD = {"i915": 1, "millicores": 100}
 NODES = {"n1": node(), "n2": node()}
 
 
-def books(*pods: BookedPod, version: str = "10", text: str = "", **entries: Any) -> Any:
+def allocations(*pods: AllocatedPod, version: str = "10", text: str = "", **entries: Any) -> Any:
     """What is charged on n1, by card."""
     leases = [lease_of("n1", text)] if text else [lease("n1", **entries)] if entries else []
     return charged(agent_state(cluster_state(NODES, pods, leases, version)))
 
 
-def problems(*pods: BookedPod, version: str = "10", **entries: Any) -> tuple[str, ...]:
+def problems(*pods: AllocatedPod, version: str = "10", **entries: Any) -> tuple[str, ...]:
     leases = [lease("n1", **entries)] if entries else []
     return agent_state(cluster_state(NODES, pods, leases, version)).nodes["n1"].problems
 
@@ -45,52 +43,54 @@ class TestAnnotations:
     """Pods of the older system, of which no ledger tells."""
 
     def test_156_a_running_pod(self) -> None:
-        assert books(pod("a", "n1", "card0")) == {"card0": HELD}
-        assert books(pod("a", "n1", "card0|card0", [ONE, ONE])) == {"card0": {"i915": 2, "millicores": 200}}
+        assert allocations(pod("a", "n1", "card0")) == {"card0": HELD}
+        assert allocations(pod("a", "n1", "card0|card0", [ONE, ONE])) == {
+            "card0": {"i915": 2, "millicores": 200}
+        }
 
     def test_157_one_without_annotation_holds_what_nobody_knows(self) -> None:
         given = pod("a", "n1")
-        assert books(given) == {}
+        assert allocations(given) == {}
         assert problems(given) == ("pod d/a asks for cards, and nothing says which it has",)
 
     def test_158_one_on_no_node_holds_nothing(self) -> None:
-        assert books(pod("a", "", "card0", phase="Pending")) == {}
+        assert allocations(pod("a", "", "card0", phase="Pending")) == {}
 
     def test_159_a_part_for_each_container(self) -> None:
         given = pod("a", "n1", "card0|card1")
-        assert books(given) == {}
+        assert allocations(given) == {}
         assert problems(given) == (
             "pod d/a: gas-container-cards is 'card0|card1', of 2 containers; it has 1",
         )
 
     def test_164_one_that_has_ended_holds_nothing(self) -> None:
         for phase in ("Succeeded", "Failed"):
-            assert books(pod("a", "n1", "card0", phase=phase)) == {}
+            assert allocations(pod("a", "n1", "card0", phase=phase)) == {}
         for phase in ("Pending", "Running", "Unknown", "", "Odd"):
-            assert books(pod("a", "n1", "card0", phase=phase)) == {"card0": HELD}
+            assert allocations(pod("a", "n1", "card0", phase=phase)) == {"card0": HELD}
 
     def test_amounts_are_divided_among_the_cards_and_what_is_left_over_is_nobodys(self) -> None:
-        assert books(pod("a", "n1", "card0,card1", ["i915=2 mc=2001 mem=1"])) == {
-            card: {"i915": 1, "millicores": 1000} for card in ("card0", "card1")
+        assert allocations(pod("a", "n1", "card0,card1", ["i915=2 mc=2001 mem=1"])) == {
+            gpu: {"i915": 1, "millicores": 1000} for gpu in ("card0", "card1")
         }
 
     def test_a_card_that_is_named_twice_is_charged_twice(self) -> None:
-        assert books(pod("a", "n1", "card0,card0", ["i915=2 mc=200"])) == {
+        assert allocations(pod("a", "n1", "card0,card0", ["i915=2 mc=200"])) == {
             "card0": {"i915": 2, "millicores": 200}
         }
 
     def test_a_container_without_cards_is_charged_nothing(self) -> None:
-        assert books(pod("a", "n1", "|card1", ["mc=500", ONE])) == {"card1": HELD}
+        assert allocations(pod("a", "n1", "|card1", ["mc=500", ONE])) == {"card1": HELD}
 
     def test_tiles(self) -> None:
-        given = pod("a", "n1", "card0,card1", ["i915=2 t=4"], tiles="card0:gt0+gt1,card1:gt3+nonsense")
-        held = agent_state(cluster_state(NODES, [given])).nodes["n1"].books
-        assert held.tiles == {"card0": {0, 1}, "card1": {3}}
+        given = pod("a", "n1", "card0,card1", ["i915=2 t=4"], subdevices="card0:gt0+gt1,card1:gt3+nonsense")
+        held = agent_state(cluster_state(NODES, [given])).nodes["n1"].allocations
+        assert held.subdevices == {"card0": {0, 1}, "card1": {3}}
         assert held.amounts["card0"][f"{PREFIX}tiles"] == 2
 
     def test_cards_that_the_node_does_not_have_are_told(self) -> None:
         given = pod("a", "n1", "card7")
-        assert books(given) == {"card7": HELD}
+        assert allocations(given) == {"card7": HELD}
         assert problems(given) == ("d/a hold 'card7', which the node does not have",)
 
     def test_more_than_there_is_is_told(self) -> None:
@@ -100,12 +100,12 @@ class TestAnnotations:
     @pytest.mark.parametrize("text", ["", ",", "card0,", "\x00", "🙂", "x" * 100_000, "card0|" * 1000])
     def test_garbage_of_a_tenant_concerns_nobody_else(self, text: str) -> None:
         good = pod("good", "n1", "card0")
-        assert books(good, pod("bad", "n1", text, [ONE], tiles=text))["card0"]["i915"] <= 2
-        assert books(good, pod("bad", "n1", text, []))["card0"] == HELD
+        assert allocations(good, pod("bad", "n1", text, [ONE], subdevices=text))["card0"]["i915"] <= 2
+        assert allocations(good, pod("bad", "n1", text, []))["card0"] == HELD
 
     def test_a_sum_is_never_more_than_the_largest_amount(self) -> None:
         given = [pod(f"p{number}", "n1", "card0", [f"i915=1 mc={amounts.LARGEST}"]) for number in range(3)]
-        assert books(*given)["card0"] == {"i915": 3, "millicores": amounts.LARGEST}
+        assert allocations(*given)["card0"] == {"i915": 3, "millicores": amounts.LARGEST}
         assert agent_state(cluster_state(NODES, given)).layout.free[f"{PREFIX}millicores"].min() < 0
 
 
@@ -114,20 +114,20 @@ class TestLedger:
 
     def test_an_entry_counts_before_its_pod_is_bound(self) -> None:
         waiting = pod("a", "", phase="Pending")
-        assert books(waiting, uid_a=entry("a", "card1")) == {"card1": HELD}
+        assert allocations(waiting, uid_a=entry("a", "card1")) == {"card1": HELD}
 
     def test_it_counts_once_when_the_pod_is_bound(self) -> None:
-        assert books(pod("a", "n1", "card1"), uid_a=entry("a", "card1")) == {"card1": HELD}
+        assert allocations(pod("a", "n1", "card1"), uid_a=entry("a", "card1")) == {"card1": HELD}
 
     def test_166_annotations_that_somebody_edits_change_nothing(self) -> None:
-        assert books(pod("a", "n1", "card0"), uid_a=entry("a", "card1")) == {"card1": HELD}
-        assert books(pod("a", "n1", None), uid_a=entry("a", "card1")) == {"card1": HELD}
-        assert books(pod("a", "n1", "card0", phase="Failed"), uid_a=entry("a", "card1")) == {}
+        assert allocations(pod("a", "n1", "card0"), uid_a=entry("a", "card1")) == {"card1": HELD}
+        assert allocations(pod("a", "n1", None), uid_a=entry("a", "card1")) == {"card1": HELD}
+        assert allocations(pod("a", "n1", "card0", phase="Failed"), uid_a=entry("a", "card1")) == {}
 
     def test_162_one_that_terminates_still_holds_its_cards(self) -> None:
         given = pod("a", "n1", "card0")
         leaving = read(
-            BookedPod,
+            AllocatedPod,
             {
                 "metadata": {"name": "a", "namespace": "d", "uid": "uid-a", "deletionTimestamp": "now"},
                 "spec": {
@@ -137,9 +137,9 @@ class TestLedger:
                 "status": {"phase": "Running"},
             },
         )
-        assert books(given, uid_a=entry("a", "card0")) == {"card0": HELD}
-        assert books(leaving, uid_a=entry("a", "card0")) == {"card0": {"i915": 1}}
-        assert books(uid_a=entry("a", "card0")) == {}
+        assert allocations(given, uid_a=entry("a", "card0")) == {"card0": HELD}
+        assert allocations(leaving, uid_a=entry("a", "card0")) == {"card0": {"i915": 1}}
+        assert allocations(uid_a=entry("a", "card0")) == {}
 
     @pytest.mark.parametrize(
         ("version", "seen", "counts"),
@@ -154,21 +154,21 @@ class TestLedger:
     def test_163_one_whose_pod_is_not_there_counts_until_we_know_that_it_went(
         self, version: str, seen: str, counts: bool
     ) -> None:
-        found = books(version=version, uid_a=entry("a", "card0", seen))
+        found = allocations(version=version, uid_a=entry("a", "card0", seen))
         assert found == ({"card0": HELD} if counts else {})
 
     @pytest.mark.parametrize(
         ("version", "seen"), [("", "5"), ("10", ""), ("x", "5"), ("10", "0x5"), ("10", "²")]
     )
     def test_where_versions_are_no_numbers_it_counts(self, version: str, seen: str) -> None:
-        assert books(version=version, uid_a=entry("a", "card0", seen)) == {"card0": HELD}
+        assert allocations(version=version, uid_a=entry("a", "card0", seen)) == {"card0": HELD}
 
     def test_165_another_pod_of_the_same_name_is_another_pod(self) -> None:
         again = pod("a", "", uid="uid-new", phase="Pending")
-        assert books(again, uid_a=entry("a", "card0", "9")) == {}
-        assert books(again, uid_a=entry("a", "card0", "11")) == {"card0": HELD}
+        assert allocations(again, uid_a=entry("a", "card0", "9")) == {}
+        assert allocations(again, uid_a=entry("a", "card0", "11")) == {"card0": HELD}
         failed = pod("a", "n1", "card0", uid="uid-new", phase="Failed")
-        assert books(failed, uid_a=entry("a", "card0", "9")) == {}
+        assert allocations(failed, uid_a=entry("a", "card0", "9")) == {}
 
     def test_one_whose_pod_is_elsewhere_does_not_count(self) -> None:
         found = agent_state(
@@ -176,42 +176,42 @@ class TestLedger:
         )
         assert charged(found) == {}
         assert charged(found, "n2") == {"card0": HELD}
-        assert found.nodes["n1"].books.stale == {"uid-a"}
+        assert found.nodes["n1"].allocations.stale == {"uid-a"}
 
     def test_the_pods_own_requests_are_charged_where_it_is_known(self) -> None:
         given = entry("a", "card0", "11", ["i915=7"])
-        assert books(pod("a", "n1"), uid_a=given) == {"card0": HELD}
-        assert books(uid_a=given) == {"card0": {"i915": 7}}
+        assert allocations(pod("a", "n1"), uid_a=given) == {"card0": HELD}
+        assert allocations(uid_a=given) == {"card0": {"i915": 7}}
 
     def test_several_containers(self) -> None:
         given = entry("a", "card0,card1||card0", "11", ["i915=1 mc=50", "", ONE])
-        assert books(uid_a=given) == {
+        assert allocations(uid_a=given) == {
             "card0": {"i915": 2, "millicores": 150},
             "card1": {"i915": 1, "millicores": 50},
         }
 
     def test_an_entry_that_cannot_be_read_leaves_its_bound_pod_to_the_annotations(self) -> None:
         given = pod("a", "n1", "card0")
-        assert books(given, uid_a={"pod": 3}, uid_b=entry("b", "card1", "11")) == {
+        assert allocations(given, uid_a={"pod": 3}, uid_b=entry("b", "card1", "11")) == {
             "card0": HELD,
             "card1": HELD,
         }
         assert problems(given, uid_a={"pod": 3})[0].startswith("the ledger's entry for pod uid uid-a: ")
-        assert books(given, text="{") == {"card0": HELD}
+        assert allocations(given, text="{") == {"card0": HELD}
 
     @pytest.mark.parametrize(
         "odd",
         [
-            Entry("d/a", "card0", seen="11", charged=({f"{PREFIX}i915": -5},)),
-            Entry("d/a", "card0|", seen="11", charged=({f"{PREFIX}i915": 2**70},)),
-            Entry("", "", seen="11"),
-            Entry("d/a", ",,|,", seen="9" * 400, charged=({}, {}, {})),
+            Reservation("d/a", "card0", seen="11", charged=({f"{PREFIX}i915": -5},)),
+            Reservation("d/a", "card0|", seen="11", charged=({f"{PREFIX}i915": 2**70},)),
+            Reservation("", "", seen="11"),
+            Reservation("d/a", ",,|,", seen="9" * 400, charged=({}, {}, {})),
         ],
     )
-    def test_an_odd_entry_holds_nothing_negative(self, odd: Entry) -> None:
-        found = books(uid_a=odd, uid_b=entry("b", "card1", "11"))
+    def test_an_odd_entry_holds_nothing_negative(self, odd: Reservation) -> None:
+        found = allocations(uid_a=odd, uid_b=entry("b", "card1", "11"))
         assert found["card1"] == HELD
-        assert all(0 < amount <= amounts.LARGEST for card in found.values() for amount in card.values())
+        assert all(0 < amount <= amounts.LARGEST for gpu in found.values() for amount in gpu.values())
 
     def test_what_does_not_count_is_told_to_whoever_writes_the_ledger(self) -> None:
         given = lease(
@@ -222,7 +222,7 @@ class TestLedger:
             uid_ended=entry("ended", "card0", "12"),
         )
         pods = [pod("ended", "n1", phase="Succeeded")]
-        found = agent_state(cluster_state(NODES, pods, [given])).nodes["n1"].books
+        found = agent_state(cluster_state(NODES, pods, [given])).nodes["n1"].allocations
         assert found.stale == {"uid-gone", "uid-ended"}
         assert found.undecided
 
@@ -230,7 +230,7 @@ class TestLedger:
 def test_a_text_of_very_many_cards_holds_none_and_is_a_problem() -> None:
     """Tenants write it, and whoever adds up hundreds of thousands of names keeps everybody waiting."""
     given = pod("a", "n1", ",".join(f"c{number}" for number in range(20_000)))
-    assert books(given) == {}
+    assert allocations(given) == {}
     (said,) = problems(given)
     assert "names more than 1024 cards" in said
 
@@ -239,8 +239,8 @@ def test_of_very_many_conflicts_some_are_told() -> None:
     given = [
         pod(f"p{number}", "n1", ",".join(f"c{number}-{at}" for at in range(100))) for number in range(20)
     ]
-    found = accounts.of_node("n1", ledgers.EMPTY, given, Pods({}, "10"), INTEL)
-    told = list(accounts.conflicts(found, NodeCards()))
+    found = node_allocations.of_node("n1", allocation_record.EMPTY, given, PodIndex({}, "10"), INTEL)
+    told = list(node_allocations.conflicts(found, NodeGpus()))
     assert len(told) == 17
     assert told[-1].startswith("pods hold more than there is of further cards")
 
@@ -257,13 +257,13 @@ def test_169_a_node_that_went_has_no_books() -> None:
     [("i915=1", True), ("", False)],
 )
 def test_which_pods_are_kept(requests: str, may: bool) -> None:
-    assert may_hold_cards(pod("a", requests=[requests])) is may
+    assert may_hold_gpus(pod("a", requests=[requests])) is may
 
 
 def test_plain_resources_are_no_devices() -> None:
     plain = {"cpu": "1", "hugepages-2Mi": "4Mi", "example.kubernetes.io/x": 1}
     container = {"resources": {"requests": plain, "limits": None}}
     meta = {"name": "a"}
-    assert not may_hold_cards(read(BookedPod, {"metadata": meta, "spec": {"containers": [container, {}]}}))
+    assert not may_hold_gpus(read(AllocatedPod, {"metadata": meta, "spec": {"containers": [container, {}]}}))
     device = {"resources": {"limits": {"example.com/x": 1}}}
-    assert may_hold_cards(read(BookedPod, {"metadata": meta, "spec": {"initContainers": [device]}}))
+    assert may_hold_gpus(read(AllocatedPod, {"metadata": meta, "spec": {"initContainers": [device]}}))

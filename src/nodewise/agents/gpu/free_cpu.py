@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise import quantity
-from nodewise.agents.gpu import books as accounts
-from nodewise.agents.gpu.books import NodeBooks, Pods
-from nodewise.agents.gpu.cards import GpuNode
+from nodewise.agents.gpu import node_allocations
+from nodewise.agents.gpu.node_allocations import NodeAllocations, PodIndex
+from nodewise.agents.gpu.node_gpus import GpuNode
 from nodewise.agents.gpu.pods import (
-    BookedMetadata,
-    BookedPod,
-    BookedSpec,
+    AllocatedMetadata,
+    AllocatedPod,
+    AllocatedSpec,
     GpuContainer,
     GpuResources,
     cpu_milli,
@@ -35,26 +35,26 @@ _STRIDE: Final = 512
 """Nodes between two pauses."""
 
 
-def with_cards(pod: BookedPod) -> BookedPod | None:
+def with_gpus(pod: AllocatedPod) -> AllocatedPod | None:
     """A pod that may hold cards, and no other."""
-    return pod if accounts.may_hold_cards(pod) else None
+    return pod if node_allocations.may_hold_gpus(pod) else None
 
 
-def with_cpu(pod: BookedPod) -> BookedPod | None:
+def with_cpu(pod: AllocatedPod) -> AllocatedPod | None:
     """A pod that may hold cards; of any other only what it takes of the node that it is on, None for nothing."""
-    if accounts.may_hold_cards(pod):
+    if node_allocations.may_hold_gpus(pod):
         return pod
     milli, metadata = taken(pod), pod.metadata
     if not milli:
         return None
-    return BookedPod(
-        metadata=BookedMetadata(
+    return AllocatedPod(
+        metadata=AllocatedMetadata(
             name=metadata.name,
             namespace=sys.intern(metadata.namespace),
             uid=metadata.uid,
             resourceVersion=metadata.resourceVersion,
         ),
-        spec=BookedSpec(nodeName=sys.intern(pod.spec.nodeName), containers=_containers(milli)),
+        spec=AllocatedSpec(nodeName=sys.intern(pod.spec.nodeName), containers=_containers(milli)),
     )
 
 
@@ -64,16 +64,16 @@ def _containers(milli: int) -> tuple[GpuContainer, ...]:
     return (GpuContainer(resources=GpuResources(requests={"cpu": f"{milli}m"})),)
 
 
-def taken(pod: BookedPod) -> int:
+def taken(pod: AllocatedPod) -> int:
     """Milli-CPU that a pod takes of the node that it is on."""
-    return cpu_milli(pod) if pod.spec.nodeName and not accounts.has_ended(pod) else 0
+    return cpu_milli(pod) if pod.spec.nodeName and not node_allocations.has_ended(pod) else 0
 
 
-def held(books: NodeBooks, bound: Iterable[BookedPod], pods: Pods) -> int:
+def held(allocations: NodeAllocations, bound: Iterable[AllocatedPod], pods: PodIndex) -> int:
     """Milli-CPU of the pods with cards that are on a node, or hold some of it and are on their way."""
     return sum(map(taken, bound)) + sum(
         cpu_milli(pod)
-        for uid, one in books.held.items()
+        for uid, one in allocations.by_uid.items()
         if one.source == "ledger" and (pod := pods.by_key.get(_key(one.pod))) is not None
         if pod.metadata.uid == uid and not pod.spec.nodeName
     )
@@ -106,7 +106,7 @@ def _milli(text: str) -> int:
         return UNLIMITED
 
 
-class Processors:
+class FreeCpu:
     """What nodes have and what pods without cards take of it, kept up to date one by one."""
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ class Processors:
             self._allocatable[name] = allocatable(node)
         self._moved.add(name)
 
-    def move(self, old: BookedPod | None, new: BookedPod | None) -> None:
+    def move(self, old: AllocatedPod | None, new: AllocatedPod | None) -> None:
         """A pod without cards is another one now; None: there was none, or it went."""
         for pod, sign in ((old, -1), (new, 1)):
             milli = taken(pod) if pod is not None else 0

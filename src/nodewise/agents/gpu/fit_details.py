@@ -11,43 +11,43 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.agents.gpu.demand import Demand
-from nodewise.agents.gpu.fit import Fitted
-from nodewise.agents.gpu.layout import Codes, Layout
+from nodewise.agents.gpu.fit import FitResult
+from nodewise.agents.gpu.gpu_layout import Codes, GpuLayout
 
 
 class FittedDetails(NamedTuple):
     """Of one fit (`agent.Details`)."""
 
     containers: tuple[str, ...]
-    fitted: Fitted
+    fitted: FitResult
     rows: NDArray[np.intp]
     names: tuple[str, ...]
     name_codes: Codes
     """Shared with the layouts of before and after, as long as no node gets other cards."""
-    names_cards: bool
+    names_gpus: bool
     """Whether the cards of the fit are those that the pod would get: not where any of them did for an answer."""
 
     @property
     def nbytes(self) -> int:
         """Without the names, which are shared."""
-        lacks = self.fitted.lacks
-        plain = (self.rows, lacks.cards, lacks.lacking, lacks.free, lacks.wanted)
-        chosen = (one for choice in self.fitted.containers for one in (choice.cards, choice.tiles))
+        shortfalls = self.fitted.shortfalls
+        plain = (self.rows, shortfalls.gpus, shortfalls.lacking, shortfalls.free, shortfalls.wanted)
+        chosen = (one for choice in self.fitted.containers for one in (choice.gpus, choice.subdevices))
         return sum(one.nbytes for one in (*plain, *chosen) if one is not None)
 
     def text(self, candidate: int) -> str:
         """`train: card0, card1; side: card0`, or which card is short of what."""
-        lack = self.fitted.lacks.at(candidate)
-        if lack is not None:
-            return lack.text()
-        return "; ".join(self._taken(candidate)) if self.names_cards else ""
+        record_shortfall = self.fitted.shortfalls.at(candidate)
+        if record_shortfall is not None:
+            return record_shortfall.text()
+        return "; ".join(self._taken(candidate)) if self.names_gpus else ""
 
     def distances(self) -> NDArray[np.float64]:
         """By candidate: the share of the wanted amount that is lacking; 1 where it is not for an amount."""
-        lacks = self.fitted.lacks
-        wanted = np.maximum(lacks.wanted, 1).astype(np.float64)
-        share = (lacks.wanted - np.clip(lacks.free, 0, lacks.wanted)) / wanted
-        found: NDArray[np.float64] = np.where(lacks.cards >= 0, share, 1.0)
+        shortfalls = self.fitted.shortfalls
+        wanted = np.maximum(shortfalls.wanted, 1).astype(np.float64)
+        share = (shortfalls.wanted - np.clip(shortfalls.free, 0, shortfalls.wanted)) / wanted
+        found: NDArray[np.float64] = np.where(shortfalls.gpus >= 0, share, 1.0)
         return found
 
     def numbers(self, candidate: int) -> Mapping[str, Any]:  # noqa: ARG002
@@ -56,19 +56,21 @@ class FittedDetails(NamedTuple):
 
     def _taken(self, candidate: int) -> Iterator[str]:
         codes = self.name_codes[:, self.rows[candidate]]
-        taken = zip(self.containers, self.fitted.cards(candidate), self.fitted.tiles(candidate), strict=True)
-        for container, cards, tiles in taken:
-            names = [self.names[codes[at]] for at in cards]
-            ends = [f" gt{tile}" for tile in tiles] or [""] * len(names)
+        taken = zip(
+            self.containers, self.fitted.gpus(candidate), self.fitted.subdevices(candidate), strict=True
+        )
+        for container, gpus, subdevices in taken:
+            names = [self.names[codes[at]] for at in gpus]
+            ends = [f" gt{subdevice}" for subdevice in subdevices] or [""] * len(names)
             if names:
                 yield f"{container}: {', '.join(name + end for name, end in zip(names, ends, strict=True))}"
 
 
 def of(
-    layout: Layout, rows: NDArray[np.intp], demand: Demand, fitted: Fitted, *, names_cards: bool = True
+    layout: GpuLayout, rows: NDArray[np.intp], demand: Demand, fitted: FitResult, *, names_gpus: bool = True
 ) -> FittedDetails | None:
     """None of a demand that nobody can answer."""
     if demand.problem is not None:
         return None
     names = tuple(container.name for container in demand.containers)
-    return FittedDetails(names, fitted, rows, layout.names, layout.name_codes, names_cards)
+    return FittedDetails(names, fitted, rows, layout.names, layout.name_codes, names_gpus)

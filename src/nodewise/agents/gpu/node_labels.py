@@ -21,19 +21,19 @@ _MOST_LINKS: Final = 4096
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _NUMBER: Final = re.compile(r"[0-9]{1,9}")
 _LINK: Final = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})-([0-9]{1,9})\.([0-9]{1,9})")
-_TILE: Final = re.compile(r"(card[0-9]{1,9})_gt([0-9]{1,9})")
+_SUBDEVICE: Final = re.compile(r"(card[0-9]{1,9})_gt([0-9]{1,9})")
 
 
 class Link(NamedTuple):
     """Two tiles that an Xe Link joins. It is followed from left to right only."""
 
     left: str
-    left_tile: int
+    left_subdevice: int
     right: str
-    right_tile: int
+    right_subdevice: int
 
 
-class Rule(NamedTuple):
+class PolicyRule(NamedTuple):
     """A label `telemetry.aware.scheduling.<policy>/<name>`."""
 
     policy: str
@@ -51,8 +51,8 @@ def joined(labels: Mapping[str, str], key: str) -> str:
     return "".join(parts)
 
 
-def is_name(card: str) -> bool:
-    return _NAME.fullmatch(card) is not None
+def is_name(gpu: str) -> bool:
+    return _NAME.fullmatch(gpu) is not None
 
 
 def numbers(text: str) -> list[str]:
@@ -62,31 +62,31 @@ def numbers(text: str) -> list[str]:
 
 def groups(text: str) -> dict[str, frozenset[str]]:
     """By card: the first group of cards on one bus that it stands in. `0.1_2.3.4` are two groups."""
-    found = [_cards(part) for part in text.split("_")] if text else []
-    return {card: group for group in reversed(found) for card in group}
+    found = [_gpus(part) for part in text.split("_")] if text else []
+    return {gpu: group for group in reversed(found) for gpu in group}
 
 
-def with_groups(cards: Iterable[str], among: Mapping[str, frozenset[str]]) -> frozenset[str]:
+def with_groups(gpus: Iterable[str], among: Mapping[str, frozenset[str]]) -> frozenset[str]:
     """The cards of their groups; a card that stands in none is alone.
 
     However many cards there are, each group is looked at once.
     """
-    alone = {card for card in cards if card not in among}
-    return frozenset(alone).union(*{among[card] for card in cards if card in among})
+    alone = {gpu for gpu in gpus if gpu not in among}
+    return frozenset(alone).union(*{among[gpu] for gpu in gpus if gpu in among})
 
 
 def numa(text: str) -> tuple[frozenset[str], ...]:
     """Cards of each NUMA node, as the label has them: `0-0.1_1-2.3`."""
     found = []
     for part in text.split("_") if text else ():
-        head, _, cards = part.partition("-")
-        if part.count("-") != 1 or not head or not cards:
+        head, _, gpus = part.partition("-")
+        if part.count("-") != 1 or not head or not gpus:
             raise ValueError(f"{shown(part)} is not a NUMA node, -, and numbers of cards")
-        found.append(_cards(cards))
+        found.append(_gpus(gpus))
     return tuple(found)
 
 
-def _cards(text: str) -> frozenset[str]:
+def _gpus(text: str) -> frozenset[str]:
     return frozenset(f"card{number}" for number in numbers(text) if number)
 
 
@@ -111,25 +111,25 @@ def links(text: str, by_index: tuple[str, ...]) -> tuple[list[Link], str]:
             return list(
                 found
             ), f"{shown(part)} is no link such as 0.0-1.0; it and those after it do not count"
-        left, left_tile, right, right_tile = map(int, match.groups())
+        left, left_subdevice, right, right_subdevice = map(int, match.groups())
         if len(found) == _MOST_LINKS:
             return list(found), f"there are more than {_MOST_LINKS} links; the others do not count"
         if left != right and max(left, right) < len(by_index):
-            found[Link(by_index[left], left_tile, by_index[right], right_tile)] = None
+            found[Link(by_index[left], left_subdevice, by_index[right], right_subdevice)] = None
     return list(found), ""
 
 
-def rules(labels: Mapping[str, str]) -> list[Rule]:
+def rules(labels: Mapping[str, str]) -> list[PolicyRule]:
     """What telemetry policies say of this node, by policy and name."""
     found = []
     for key, value in labels.items():
         policy, slash, name = key.removeprefix(TELEMETRY).partition("/")
         if key.startswith(TELEMETRY) and slash and "/" not in name:
-            found.append(Rule(policy, name, value))
+            found.append(PolicyRule(policy, name, value))
     return sorted(found)
 
 
-def tile(text: str) -> tuple[str, int] | None:
+def subdevice(text: str) -> tuple[str, int] | None:
     """The card and the tile of `card0_gt1`; None if it is no such name."""
-    match = _TILE.fullmatch(text)
+    match = _SUBDEVICE.fullmatch(text)
     return None if match is None else (match[1], int(match[2]))

@@ -6,20 +6,20 @@ import msgspec
 import pytest
 
 from nodewise.agent import ClusterState
-from nodewise.agents.gpu import KIND, processors
-from nodewise.agents.gpu.books import CARDS
-from nodewise.agents.gpu.cards import GpuNode
+from nodewise.agents.gpu import KIND, free_cpu
+from nodewise.agents.gpu.node_allocations import GPUS
+from nodewise.agents.gpu.node_gpus import GpuNode
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.agents.gpu.pods import MOST_CPU_MILLI, BookedPod, cpu_milli
-from nodewise.agents.gpu.profile import INTEL
-from nodewise.agents.gpu.state import PODS, GpuState
+from nodewise.agents.gpu.pods import MOST_CPU_MILLI, AllocatedPod, cpu_milli
+from nodewise.agents.gpu.resource_profile import INTEL
+from nodewise.agents.gpu.state import PODS, GpuStateBuilder
 from tests.unit.agents.gpu.facts import agent_state, cluster_state, cpu_free, entry, lease, node, pod, read
 
 NODES = {"plain": node("", "", cpu="8"), "n1": node(cpu="8"), "n2": node(cpu="7500m")}
 PLAIN = ("",)
 
 
-def with_pods(before: ClusterState, *pods: BookedPod) -> ClusterState:
+def with_pods(before: ClusterState, *pods: AllocatedPod) -> ClusterState:
     found = {(one.metadata.namespace, one.metadata.name): one for one in pods}
     return msgspec.structs.replace(before, objects={**before.objects, PODS: found})
 
@@ -28,15 +28,15 @@ class TestKept:
     def test_of_a_plain_pod_its_cpu_is_kept(self) -> None:
         given = pod("a", "n1", requests=PLAIN, cpu="1500m")
         assert given.metadata.annotations == {}
-        kept = processors.with_cpu(given)
+        kept = free_cpu.with_cpu(given)
         assert kept is not None
         assert (kept.metadata.name, kept.metadata.uid, kept.spec.nodeName) == ("a", "uid-a", "n1")
         assert kept.metadata.annotations is None
-        assert processors.taken(kept) == 1500
+        assert free_cpu.taken(kept) == 1500
 
     def test_pods_that_take_as_much_share_what_they_take(self) -> None:
         first, second = (
-            processors.with_cpu(pod(name, "n1", requests=PLAIN, cpu=cpu))
+            free_cpu.with_cpu(pod(name, "n1", requests=PLAIN, cpu=cpu))
             for name, cpu in (("a", "2"), ("b", "2000m"))
         )
         assert first is not None
@@ -56,14 +56,14 @@ class TestKept:
         ],
         ids=["no cpu", "on no node", "succeeded", "failed", "negative", "garbage"],
     )
-    def test_nothing_is_kept_of_one_that_takes_nothing(self, given: BookedPod) -> None:
-        assert processors.with_cpu(given) is None
-        assert processors.with_cards(given) is None
+    def test_nothing_is_kept_of_one_that_takes_nothing(self, given: AllocatedPod) -> None:
+        assert free_cpu.with_cpu(given) is None
+        assert free_cpu.with_gpus(given) is None
 
     @pytest.mark.parametrize("given", [pod("a"), pod("a", "n1", "card0", PLAIN)], ids=["asks", "says so"])
-    def test_all_is_kept_of_one_that_may_hold_cards(self, given: BookedPod) -> None:
-        assert processors.with_cpu(given) is given
-        assert processors.with_cards(given) is given
+    def test_all_is_kept_of_one_that_may_hold_cards(self, given: AllocatedPod) -> None:
+        assert free_cpu.with_cpu(given) is given
+        assert free_cpu.with_gpus(given) is given
 
     @pytest.mark.parametrize(
         ("options", "kept"),
@@ -106,7 +106,7 @@ class TestRequested:
             "containers": [*map(container, containers)],
             "initContainers": [container(*one) for one in init],
         }
-        assert cpu_milli(read(BookedPod, {"metadata": {"name": "a"}, "spec": spec})) == milli
+        assert cpu_milli(read(AllocatedPod, {"metadata": {"name": "a"}, "spec": spec})) == milli
 
 
 class TestAllocatable:
@@ -117,19 +117,19 @@ class TestAllocatable:
             ({"cpu": 8}, 8000),
             ({"cpu": "0.0019"}, 1),
             ({"cpu": "-1"}, 0),
-            ({"cpu": "1e30"}, processors.UNLIMITED),
-            ({"cpu": "many"}, processors.UNLIMITED),
-            ({"cpu": ["8"]}, processors.UNLIMITED),
-            ({"memory": "1Gi"}, processors.UNLIMITED),
-            (None, processors.UNLIMITED),
-            ("x", processors.UNLIMITED),
+            ({"cpu": "1e30"}, free_cpu.UNLIMITED),
+            ({"cpu": "many"}, free_cpu.UNLIMITED),
+            ({"cpu": ["8"]}, free_cpu.UNLIMITED),
+            ({"memory": "1Gi"}, free_cpu.UNLIMITED),
+            (None, free_cpu.UNLIMITED),
+            ("x", free_cpu.UNLIMITED),
         ],
     )
     def test_a_node_that_does_not_say_has_no_limit(self, allocatable: Any, milli: int) -> None:
-        assert processors.allocatable(read(GpuNode, {"status": {"allocatable": allocatable}})) == milli
+        assert free_cpu.allocatable(read(GpuNode, {"status": {"allocatable": allocatable}})) == milli
 
     def test_a_node_without_status(self) -> None:
-        assert processors.allocatable(GpuNode()) == processors.UNLIMITED
+        assert free_cpu.allocatable(GpuNode()) == free_cpu.UNLIMITED
 
 
 class TestFree:
@@ -144,10 +144,10 @@ class TestFree:
         assert cpu_free(agent_state(cluster_state(NODES, pods))) == {"n1": 4500, "n2": 7500}
 
     def test_plain_pods_come_go_and_end(self) -> None:
-        state, before = GpuState(INTEL), cluster_state(NODES, [pod("a", "n1", "card0", cpu="1")])
+        state, before = GpuStateBuilder(INTEL), cluster_state(NODES, [pod("a", "n1", "card0", cpu="1")])
         first = agent_state(before, state)
         assert cpu_free(first) == {"n1": 7000, "n2": 7500}
-        card_pods = list(before.objects[PODS].values())
+        gpu_pods = list(before.objects[PODS].values())
         for pods, left in (
             ([pod("b", "n1", requests=PLAIN, cpu="2")], {"n1": 5000, "n2": 7500}),
             ([pod("b", "n2", requests=PLAIN, cpu="2")], {"n1": 7000, "n2": 5500}),
@@ -156,7 +156,7 @@ class TestFree:
             ([pod("b", "n2", requests=PLAIN, cpu="9")], {"n1": 7000, "n2": -1500}),
             ([], {"n1": 7000, "n2": 7500}),
         ):
-            found = agent_state(with_pods(before, *card_pods, *pods), state)
+            found = agent_state(with_pods(before, *gpu_pods, *pods), state)
             assert cpu_free(found) == left
             assert found.layout is first.layout
         assert cpu_free(first) == {"n1": 7000, "n2": 7500}
@@ -171,7 +171,7 @@ class TestFree:
         assert found.nodes["n1"].bound == ()
 
     def test_nodes_change(self) -> None:
-        state, pods = GpuState(INTEL), [pod("b", "n1", requests=PLAIN, cpu="2")]
+        state, pods = GpuStateBuilder(INTEL), [pod("b", "n1", requests=PLAIN, cpu="2")]
         for nodes, left in (
             (NODES, {"n1": 6000, "n2": 7500}),
             ({**NODES, "n1": node(cpu="16")}, {"n1": 14000, "n2": 7500}),
@@ -179,26 +179,26 @@ class TestFree:
             (NODES, {"n1": 6000, "n2": 7500}),
             (
                 {"n2": NODES["n2"], "n1": NODES["n1"], "n3": node()},
-                {"n2": 7500, "n1": 6000, "n3": processors.UNLIMITED},
+                {"n2": 7500, "n1": 6000, "n3": free_cpu.UNLIMITED},
             ),
         ):
             assert cpu_free(agent_state(cluster_state(nodes, pods), state)) == left
 
     def test_a_claim_takes_cpu_at_once_and_only_once(self) -> None:
         waiting = pod("a", phase="Pending", cpu="2")
-        before, state = cluster_state(NODES, [waiting]), GpuState(INTEL)
-        first, ledger = agent_state(before, state), lease("n1", uid_a=entry("a", "card1"))
-        claimed = state.amended(first, "n1", ledger)
+        before, state = cluster_state(NODES, [waiting]), GpuStateBuilder(INTEL)
+        first, record = agent_state(before, state), lease("n1", uid_a=entry("a", "card1"))
+        claimed = state.amended(first, "n1", record)
         assert cpu_free(claimed) == {"n1": 6000, "n2": 7500}
         assert cpu_free(first) == {"n1": 8000, "n2": 7500}
-        assert cpu_free(state.amended(claimed, "n1", ledger)) == {"n1": 6000, "n2": 7500}
+        assert cpu_free(state.amended(claimed, "n1", record)) == {"n1": 6000, "n2": 7500}
         assert cpu_free(state.amended(claimed, "n1", None)) == {"n1": 8000, "n2": 7500}
         bound = pod("a", "n1", "card1", cpu="2")
         told = msgspec.structs.replace(
             with_pods(before, bound),
-            objects={PODS: {("d", "a"): bound}, "ledgers": {("nw", "gpu-n1"): ledger}},
+            objects={PODS: {("d", "a"): bound}, "ledgers": {("nw", "gpu-n1"): record}},
         )
-        assert bound.metadata.annotations == {CARDS: "card1"}
+        assert bound.metadata.annotations == {GPUS: "card1"}
         assert cpu_free(agent_state(told, state)) == {"n1": 6000, "n2": 7500}
 
     def test_garbage_amounts_are_summed_up_without_an_overflow(self) -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from nodewise.agents.gpu import profile
-from nodewise.agents.gpu.profile import GENERIC, INTEL, Profile
+from nodewise.agents.gpu import resource_profile
+from nodewise.agents.gpu.resource_profile import GENERIC, INTEL, ResourceProfile
 from nodewise.errors import BadSettings
 
 WHOLE = """
@@ -21,8 +21,8 @@ count_label: example.com/gpu.number
 
 
 def test_the_named_profiles() -> None:
-    assert profile.load("intel") is INTEL
-    assert profile.load("generic") is GENERIC
+    assert resource_profile.load("intel") is INTEL
+    assert resource_profile.load("generic") is GENERIC
 
 
 @pytest.mark.parametrize(
@@ -38,20 +38,20 @@ def test_the_named_profiles() -> None:
         (GENERIC, "gpu", False),
     ],
 )
-def test_which_resources_are_of_cards(of: Profile, resource: str, ours: bool) -> None:
+def test_which_resources_are_of_cards(of: ResourceProfile, resource: str, ours: bool) -> None:
     assert of.has(resource) is ours
 
 
 def test_a_file_says_all_of_it(tmp_path: Path) -> None:
     file = tmp_path / "profile.yaml"
     file.write_text(WHOLE)
-    found = profile.load(str(file))
-    assert found == Profile(
+    found = resource_profile.load(str(file))
+    assert found == ResourceProfile(
         prefix="example.com/",
         counts=("example.com/gpu", "example.com/gpu.shared"),
         shares=frozenset({"example.com/gpu-memory"}),
         monitoring=frozenset({"example.com/gpu-monitor"}),
-        tiles="example.com/slice",
+        subdevices="example.com/slice",
         labelled=True,
         count_label="example.com/gpu.number",
     )
@@ -61,7 +61,7 @@ def test_a_file_says_all_of_it(tmp_path: Path) -> None:
 
 
 def test_a_file_of_two_fields_is_enough() -> None:
-    found = profile.parse({"prefix": "amd.com/", "counts": ["gpu"]}, "f")
+    found = resource_profile.parse({"prefix": "amd.com/", "counts": ["gpu"]}, "f")
     assert found.has("amd.com/anything")
     assert (found.labelled, found.count_label) == (False, "amd.com/gpu.count")
 
@@ -109,7 +109,7 @@ WRONG: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize(("document", "said"), WRONG.values(), ids=WRONG)
 def test_a_wrong_field_is_named_with_what_is_wanted(document: Any, said: str) -> None:
     with pytest.raises(BadSettings, match=said):
-        profile.parse(document, "f")
+        resource_profile.parse(document, "f")
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"{", b"a: [", b"\x00", b"[" * 5000])
@@ -117,11 +117,11 @@ def test_a_file_that_is_no_yaml_is_named(tmp_path: Path, content: bytes) -> None
     file = tmp_path / "profile.yaml"
     file.write_bytes(content)
     with pytest.raises(BadSettings, match=r"--gpu-profile: .*profile.yaml"):
-        profile.load(str(file))
+        resource_profile.load(str(file))
 
 
 def test_a_file_that_is_not_there_is_named() -> None:
     with pytest.raises(
         BadSettings, match=r"--gpu-profile: /nowhere/x: .*wanted intel, generic or a readable YAML"
     ):
-        profile.load("/nowhere/x")
+        resource_profile.load("/nowhere/x")

@@ -3,19 +3,19 @@ from typing import Any
 
 import pytest
 
-from nodewise.agents.gpu import ledger
-from nodewise.agents.gpu.ledger import Entry
+from nodewise.agents.gpu import allocation_record
+from nodewise.agents.gpu.allocation_record import Reservation
 from tests.unit.agents.gpu.facts import entry, lease, lease_of
 
-GOOD = entry("a", "card0,card1|", tiles="card0:gt0,card1:gt0|", charged=("i915=1 t=1", ""))
+GOOD = entry("a", "card0,card1|", subdevices="card0:gt0,card1:gt0|", charged=("i915=1 t=1", ""))
 
 
 def test_what_was_written_is_read() -> None:
-    assert ledger.read(lease("n1", u1=GOOD)).entries == {"u1": GOOD}
+    assert allocation_record.read(lease("n1", u1=GOOD)).entries == {"u1": GOOD}
 
 
 def test_the_wire_form_is_the_documented_one() -> None:
-    assert json.loads(json.dumps(ledger.wire(GOOD))) == {
+    assert json.loads(json.dumps(allocation_record.wire(GOOD))) == {
         "pod": "d/a",
         "cards": "card0,card1|",
         "tiles": "card0:gt0,card1:gt0|",
@@ -26,35 +26,37 @@ def test_the_wire_form_is_the_documented_one() -> None:
 
 
 def test_no_ledger_has_no_entries() -> None:
-    assert ledger.read(None) == ledger.read(lease_of("n1", "")) == ledger.EMPTY
+    assert (
+        allocation_record.read(None) == allocation_record.read(lease_of("n1", "")) == allocation_record.EMPTY
+    )
 
 
 @pytest.mark.parametrize("bad", [None, 3, [], {}, {"pod": "d/a"}, {"pod": "d/a", "cards": 7}, "text"])
 def test_an_entry_that_cannot_be_read_costs_no_other(bad: Any) -> None:
-    found = ledger.read(lease("n1", u1=GOOD, u2=bad))
+    found = allocation_record.read(lease("n1", u1=GOOD, u2=bad))
     assert found.entries == {"u1": GOOD}
     assert list(found.unreadable) == ["u2"]
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "3", '"', "null", "\x00"])
 def test_a_ledger_that_cannot_be_read_says_so(text: str) -> None:
-    found = ledger.read(lease_of("n1", text))
+    found = allocation_record.read(lease_of("n1", text))
     assert (found.entries, found.unreadable) == ({}, {})
     assert found.problem.startswith("nodewise.io/holdings cannot be read: ")
 
 
 def test_fields_of_a_newer_version_are_passed_over() -> None:
-    newer = {**ledger.wire(GOOD), "colour": "blue"}
-    assert ledger.read(lease("n1", u1=newer)).entries == {"u1": GOOD}
+    newer = {**allocation_record.wire(GOOD), "colour": "blue"}
+    assert allocation_record.read(lease("n1", u1=newer)).entries == {"u1": GOOD}
 
 
 def test_the_name_of_the_pod() -> None:
-    assert Entry("web/train-0", "").key == ("web", "train-0")
-    assert Entry("odd", "").key == ("odd", "")
+    assert Reservation("web/train-0", "").key == ("web", "train-0")
+    assert Reservation("odd", "").key == ("odd", "")
 
 
 @pytest.mark.parametrize(
-    ("cards", "text"),
+    ("gpus", "text"),
     [
         ((("card0",),), "card0"),
         ((("card0", "card1"), ()), "card0,card1|"),
@@ -62,17 +64,17 @@ def test_the_name_of_the_pod() -> None:
         (((), ()), "|"),
     ],
 )
-def test_cards_as_text(cards: ledger.Cards, text: str) -> None:
-    assert ledger.cards_text(cards) == text
-    assert ledger.read_cards(text) == cards
+def test_cards_as_text(gpus: allocation_record.GpuNames, text: str) -> None:
+    assert allocation_record.gpus_text(gpus) == text
+    assert allocation_record.read_gpus(text) == gpus
 
 
 def test_tiles_as_text() -> None:
-    cards = (("card0", "card1"), (), ("card0",))
-    text = ledger.tiles_text(cards, (((0, 1), (3,)), (), ((),)))
+    gpus = (("card0", "card1"), (), ("card0",))
+    text = allocation_record.subdevices_text(gpus, (((0, 1), (3,)), (), ((),)))
     assert text == "card0:gt0+gt1,card1:gt3||"
-    assert ledger.read_tiles(text) == {"card0": {0, 1}, "card1": {3}}
-    assert ledger.tiles_text((("card0",),), (((),),)) == ""
+    assert allocation_record.read_subdevices(text) == {"card0": {0, 1}, "card1": {3}}
+    assert allocation_record.subdevices_text((("card0",),), (((),),)) == ""
 
 
 @pytest.mark.parametrize(
@@ -91,8 +93,8 @@ def test_tiles_as_text() -> None:
     ],
 )
 def test_what_is_no_tile_is_passed_over(text: str) -> None:
-    assert ledger.read_tiles(text) == {}
-    assert ledger.read_tiles(f"{text}|card7:gt0+nonsense+gt1") == {"card7": {0, 1}}
+    assert allocation_record.read_subdevices(text) == {}
+    assert allocation_record.read_subdevices(f"{text}|card7:gt0+nonsense+gt1") == {"card7": {0, 1}}
 
 
 @pytest.mark.parametrize(
@@ -109,4 +111,4 @@ def test_what_is_no_tile_is_passed_over(text: str) -> None:
     ],
 )
 def test_a_version_never_goes_back(before: str, now: str, then: str) -> None:
-    assert ledger.newer(before, now) == then
+    assert allocation_record.newer(before, now) == then

@@ -6,12 +6,11 @@ import msgspec
 import pytest
 
 from nodewise import cooperative
-from nodewise.agents.gpu import checking
-from nodewise.agents.gpu import layout as layouts
+from nodewise.agents.gpu import consistency, gpu_layout
 from nodewise.agents.gpu import state as states
-from nodewise.agents.gpu.checking import Told
-from nodewise.agents.gpu.profile import INTEL
-from nodewise.agents.gpu.state import GpuState, Slot
+from nodewise.agents.gpu.consistency import ObservedChanges
+from nodewise.agents.gpu.resource_profile import INTEL
+from nodewise.agents.gpu.state import GpuState, GpuStateBuilder
 from tests.unit.agents.gpu.facts import agent_state, cluster_state, entry, lease, node, pod
 
 NODES = {"n1": node(), "n2": node()}
@@ -20,15 +19,19 @@ LEDGER = lease("n1", uid_c=entry("c", "card1"))
 C = pod("c", "n1")
 
 
-def different(ours: Slot, fresh: Slot, told: Told | None = None, stored: Any = None) -> dict[str, str]:
+def different(
+    ours: GpuState, fresh: GpuState, told: ObservedChanges | None = None, stored: Any = None
+) -> dict[str, str]:
     def text(name: str) -> str:
-        return stored if stored is not None else (ours.nodes[name].holdings if name in ours.nodes else "")
+        return stored if stored is not None else (ours.nodes[name].record_text if name in ours.nodes else "")
 
-    found = cooperative.run_at_once(checking.differences(ours, fresh, told or Told(set(), set()), text))
+    found = cooperative.run_at_once(
+        consistency.differences(ours, fresh, told or ObservedChanges(set(), set()), text)
+    )
     return {one.node: one.what for one in found}
 
 
-def of(*pods: Any, leases: Any = (LEDGER,), nodes: Any = NODES, version: str = "10") -> Slot:
+def of(*pods: Any, leases: Any = (LEDGER,), nodes: Any = NODES, version: str = "10") -> GpuState:
     return agent_state(cluster_state(nodes, pods, leases, version))
 
 
@@ -48,7 +51,7 @@ def test_equal_objects_are_no_difference() -> None:
     ],
     ids=["a pod that is gone", "a pod not heard of", "ledger", "cards", "node gone", "node not heard of"],
 )
-def test_what_was_missed_is_found(ours: Slot, fresh: Slot, what: str) -> None:
+def test_what_was_missed_is_found(ours: GpuState, fresh: GpuState, what: str) -> None:
     [(name, said)] = different(ours, fresh).items()
     assert name == "n1"
     assert said.startswith(what)
@@ -56,34 +59,36 @@ def test_what_was_missed_is_found(ours: Slot, fresh: Slot, what: str) -> None:
 
 @pytest.mark.parametrize(
     "told",
-    [Told({"n1"}, set()), Told(set(), {("d", "c")})],
+    [ObservedChanges({"n1"}, set()), ObservedChanges(set(), {("d", "c")})],
     ids=["its node, its ledger or a pod on it", "a pod that its ledger names"],
 )
-def test_a_node_with_news_in_flight_is_left_to_the_next_time(told: Told) -> None:
+def test_a_node_with_news_in_flight_is_left_to_the_next_time(told: ObservedChanges) -> None:
     assert different(of(*PODS, C), of(PODS[1], C), told) == {}
 
 
 def test_a_claim_that_is_being_written_is_none() -> None:
     """It shows in our slot before it stands in the ledger."""
-    state = GpuState(INTEL)
+    state = GpuStateBuilder(INTEL)
     known = agent_state(cluster_state(NODES, [*PODS, C], [LEDGER]), state)
     claimed = state.amended(known, "n1", lease("n1", uid_c=entry("c", "card1"), uid_d=entry("d", "card0")))
-    assert different(claimed, known, stored=known.nodes["n1"].holdings) == {}
+    assert different(claimed, known, stored=known.nodes["n1"].record_text) == {}
 
 
 def test_an_array_that_was_not_brought_up_to_date_is_found() -> None:
     ours = of(*PODS, C)
-    empty = layouts.with_row(ours.layout, ours.rows["n1"], ours.nodes["n1"].cards, states.accounts.EMPTY)
+    empty = gpu_layout.with_row(
+        ours.layout, ours.rows["n1"], ours.nodes["n1"].gpus, states.node_allocations.EMPTY
+    )
     found = different(ours._replace(layout=empty), of(*PODS, C))
     assert found == {"n1": "what is free of its cards, or of its CPU, was not brought up to date"}
 
 
 def test_what_the_watches_tell() -> None:
-    told = Told(set(), set())
+    told = ObservedChanges(set(), set())
     told.node(msgspec.json.decode(b'{"metadata": {"name": "n1"}}', type=_Named))
-    told.ledger(lease("n2"))
+    told.record(lease("n2"))
     told.pod(pod("p", "n3"))
-    assert told == Told({"n1", "n2", "n3"}, {("d", "p")})
+    assert told == ObservedChanges({"n1", "n2", "n3"}, {("d", "p")})
 
 
 class _Metadata(msgspec.Struct):

@@ -11,19 +11,19 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from nodewise.agents.gpu import amounts, labels, marks
-from nodewise.agents.gpu.labels import LONGEST_NAME, Link
-from nodewise.agents.gpu.profile import Profile
+from nodewise.agents.gpu import amounts, node_labels, policy_labels
+from nodewise.agents.gpu.node_labels import LONGEST_NAME, Link
+from nodewise.agents.gpu.resource_profile import ResourceProfile
 from nodewise.errors import UNREADABLE, shown
 
-__all__ = ["CARDS", "MOST_CARDS", "GpuNode", "Link", "NodeCards", "read"]
+__all__ = ["GPUS", "MOST_GPUS", "GpuNode", "Link", "NodeGpus", "read"]
 
-CARDS: Final = "nodewise.io/gpu-cards"
+GPUS: Final = "nodewise.io/gpu-cards"
 """The node annotation: `[{"name": "card0", "model": "V100M32", "capacity": {"nvidia.com/gpu": 1}}]`."""
 
-MOST_CARDS: Final = 64
+MOST_GPUS: Final = 64
 MOST_RESOURCES: Final = 64
-MOST_TILES: Final = 64
+MOST_SUBDEVICES: Final = 64
 """Of a card; real ones have up to eight."""
 MOST_LINKS: Final = 1024
 MOST_GROUPS: Final = 64
@@ -31,7 +31,7 @@ _MOST_PROBLEMS: Final = 16
 
 
 class NodeAnnotations(msgspec.Struct, frozen=True, gc=False):
-    gpu_cards: str | None = msgspec.field(default=None, name=CARDS)
+    gpus: str | None = msgspec.field(default=None, name=GPUS)
 
 
 class NodeMetadata(msgspec.Struct, frozen=True, gc=False):
@@ -50,10 +50,10 @@ class GpuNode(msgspec.Struct, frozen=True, gc=False):
     status: NodeStatus = NodeStatus()
 
 
-class NodeCards(NamedTuple):
+class NodeGpus(NamedTuple):
     """The cards of one node. `cards` fixes their order; what is by card is in that order."""
 
-    cards: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
     """Distinct names, in the order of their characters: card10 comes before card2."""
     capacity: Mapping[str, tuple[int, ...]] = {}
     """By full resource name, by card; 0 where a card has none, and no resource that no card has."""
@@ -63,11 +63,11 @@ class NodeCards(NamedTuple):
     """Cards that no new pod gets: disabled or descheduled."""
     descheduled: frozenset[str] = frozenset()
     """Cards whose pods are to be marked; they may be gone from `cards`."""
-    tiles_off: Mapping[str, frozenset[int]] = {}
+    subdevices_off: Mapping[str, frozenset[int]] = {}
     """By card: existing tiles that no new pod gets, disabled or descheduled."""
-    tiles_descheduled: Mapping[str, frozenset[int]] = {}
+    subdevices_descheduled: Mapping[str, frozenset[int]] = {}
     """By card: tiles whose pods are to be marked; they may not exist any more."""
-    tiles_preferred: Mapping[str, tuple[int, ...]] = {}
+    subdevices_preferred: Mapping[str, tuple[int, ...]] = {}
     """By card: tiles to take first, in the order of the policies' names."""
     preferred: str = ""
     """The card that a policy prefers; empty: none. Of several policies the first by name that names a card of ours."""
@@ -81,39 +81,39 @@ class NodeCards(NamedTuple):
     """What could not be read, in words."""
 
 
-def read(node: GpuNode, profile: Profile) -> NodeCards:
+def read(node: GpuNode, profile: ResourceProfile) -> NodeGpus:
     """The cards of a node. The order of its labels does not matter."""
     notes = _Notes()
     tags = _texts(node.metadata.labels)
     found = _found(node, tags, profile, notes)
     capacity = _capacity(found, profile, notes)
-    if len(found) > MOST_CARDS or len(capacity) > MOST_RESOURCES:
+    if len(found) > MOST_GPUS or len(capacity) > MOST_RESOURCES:
         notes.add(
-            f"{len(found)} cards of {len(capacity)} resources; at most {MOST_CARDS} of {MOST_RESOURCES} count"
+            f"{len(found)} cards of {len(capacity)} resources; at most {MOST_GPUS} of {MOST_RESOURCES} count"
         )
         found, capacity = {}, {}
-    cards = tuple(found)
-    tiles = dict(zip(cards, capacity.get(profile.tiles, (0,) * len(cards)), strict=True))
-    marked = marks.read(tags, _buses(tags, profile, notes), tiles, notes.add)
-    numa, numa_problem = _numa(tags, profile, tiles, notes)
-    return NodeCards(
-        cards=cards,
+    gpus = tuple(found)
+    subdevices = dict(zip(gpus, capacity.get(profile.subdevices, (0,) * len(gpus)), strict=True))
+    marked = policy_labels.read(tags, _buses(tags, profile, notes), subdevices, notes.add)
+    numa, numa_problem = _numa(tags, profile, subdevices, notes)
+    return NodeGpus(
+        names=gpus,
         capacity=capacity,
-        models=tuple(card.model for card in found.values()),
+        models=tuple(gpu.model for gpu in found.values()),
         unusable=marked.unusable,
         descheduled=marked.descheduled,
-        tiles_off=marked.tiles_off,
-        tiles_descheduled=marked.tiles_descheduled,
-        tiles_preferred=marked.tiles_preferred,
+        subdevices_off=marked.subdevices_off,
+        subdevices_descheduled=marked.subdevices_descheduled,
+        subdevices_preferred=marked.subdevices_preferred,
         preferred=marked.preferred,
         numa=numa,
         numa_problem=numa_problem,
-        links=_links(tags, profile, tiles, notes),
+        links=_links(tags, profile, subdevices, notes),
         problems=notes.texts(),
     )
 
 
-class _Card(NamedTuple):
+class _Gpu(NamedTuple):
     capacity: Mapping[str, int]
     model: str = ""
 
@@ -144,7 +144,7 @@ def _texts(raw: msgspec.Raw) -> dict[str, str]:
     return {key: value for key, value in _mapping(raw).items() if isinstance(value, str)}
 
 
-def _amounts(given: Mapping[str, Any], profile: Profile, where: str, notes: _Notes) -> dict[str, int]:
+def _amounts(given: Mapping[str, Any], profile: ResourceProfile, where: str, notes: _Notes) -> dict[str, int]:
     """The amounts above 0 of resources that are ours; one that cannot be read is absent."""
     found = {}
     for resource in sorted(filter(profile.has, given)):
@@ -158,41 +158,43 @@ def _amounts(given: Mapping[str, Any], profile: Profile, where: str, notes: _Not
     return found
 
 
-def _found(node: GpuNode, tags: Mapping[str, str], profile: Profile, notes: _Notes) -> dict[str, _Card]:
+def _found(
+    node: GpuNode, tags: Mapping[str, str], profile: ResourceProfile, notes: _Notes
+) -> dict[str, _Gpu]:
     """The cards by name, in their order."""
     allocatable = _amounts(_mapping(node.status.allocatable), profile, "allocatable", notes)
     annotations = node.metadata.annotations
-    if annotations is not None and annotations.gpu_cards is not None:
-        found = _annotated(annotations.gpu_cards, allocatable, profile, notes)
+    if annotations is not None and annotations.gpus is not None:
+        found = _annotated(annotations.gpus, allocatable, profile, notes)
         return {name: found[name] for name in sorted(found)}
     names = (
         _labelled(tags, profile, notes) if profile.labelled else _counted(tags, allocatable, profile, notes)
     )
     if allocatable and not names:
         notes.add(f"{_cut(min(allocatable))} is allocatable, and nothing says which cards the node has")
-    share = _Card(amounts.divided(allocatable, max(len(names), 1)))
+    share = _Gpu(amounts.divided(allocatable, max(len(names), 1)))
     return dict.fromkeys(sorted(names), share)
 
 
-def _labelled(tags: Mapping[str, str], profile: Profile, notes: _Notes) -> set[str]:
+def _labelled(tags: Mapping[str, str], profile: ResourceProfile, notes: _Notes) -> set[str]:
     """Names of cards by labels: their numbers, or else the older label with their names."""
     key, old = f"{profile.prefix}gpu-numbers", f"{profile.prefix}cards"
     try:
-        text = labels.joined(tags, key)
+        text = node_labels.joined(tags, key)
     except ValueError as error:
         notes.add(str(error))
         text = ""
-    given = [number and f"card{number}" for number in labels.numbers(text)]
+    given = [number and f"card{number}" for number in node_labels.numbers(text)]
     if not text and old in tags:
         key, given = old, tags[old].split(".")
-    names = set(filter(labels.is_name, given))
+    names = set(filter(node_labels.is_name, given))
     if len(names) < len(given):
         notes.add(f"label {key}: empty, double or odd names in {shown(text or tags[key])} do not count")
     return names
 
 
 def _counted(
-    tags: Mapping[str, str], allocatable: Mapping[str, int], profile: Profile, notes: _Notes
+    tags: Mapping[str, str], allocatable: Mapping[str, int], profile: ResourceProfile, notes: _Notes
 ) -> set[str]:
     """Names of cards by their number: what a label says, or else the resource that counts them."""
     text = tags.get(profile.count_label)
@@ -205,104 +207,108 @@ def _counted(
     except ValueError as error:
         notes.add(f"label {profile.count_label}: {error}")
         return set()
-    if count > MOST_CARDS:
-        notes.add(f"{count} cards; at most {MOST_CARDS} can be kept, so there are none")
+    if count > MOST_GPUS:
+        notes.add(f"{count} cards; at most {MOST_GPUS} can be kept, so there are none")
         return set()
     return {f"card{number}" for number in range(count)}
 
 
 def _annotated(
-    text: str, allocatable: Mapping[str, int], profile: Profile, notes: _Notes
-) -> dict[str, _Card]:
+    text: str, allocatable: Mapping[str, int], profile: ResourceProfile, notes: _Notes
+) -> dict[str, _Gpu]:
     """Cards of the annotation, an even share of what is allocatable for those without a capacity of their own."""
     try:
         given = msgspec.json.decode(text)
     except UNREADABLE as error:
-        notes.add(f"annotation {CARDS}: {_cut(str(error))}")
+        notes.add(f"annotation {GPUS}: {_cut(str(error))}")
         return {}
-    if not isinstance(given, list) or len(given) > MOST_CARDS:
-        notes.add(f"annotation {CARDS}: {shown(given)}; wanted a list of at most {MOST_CARDS} cards")
+    if not isinstance(given, list) or len(given) > MOST_GPUS:
+        notes.add(f"annotation {GPUS}: {shown(given)}; wanted a list of at most {MOST_GPUS} cards")
         return {}
     share = amounts.divided(allocatable, max(len(given), 1))
-    found: dict[str, _Card] = {}
+    found: dict[str, _Gpu] = {}
     for one in given:
         name = one.get("name") if isinstance(one, dict) else None
-        if not isinstance(name, str) or not labels.is_name(name) or name in found:
-            notes.add(f"annotation {CARDS}: {shown(one)}; wanted a card with a name of its own")
+        if not isinstance(name, str) or not node_labels.is_name(name) or name in found:
+            notes.add(f"annotation {GPUS}: {shown(one)}; wanted a card with a name of its own")
             continue
-        found[name] = _entry(one, f"annotation {CARDS}: {name}:", share, profile, notes)
+        found[name] = _entry(one, f"annotation {GPUS}: {name}:", share, profile, notes)
     return found
 
 
 def _entry(
-    one: Mapping[str, Any], where: str, share: Mapping[str, int], profile: Profile, notes: _Notes
-) -> _Card:
+    one: Mapping[str, Any], where: str, share: Mapping[str, int], profile: ResourceProfile, notes: _Notes
+) -> _Gpu:
     model, capacity = one.get("model") or "", one.get("capacity")
     if not isinstance(model, str) or len(model) > LONGEST_NAME:
         notes.add(f"{where} model {shown(model)}; wanted a text of at most {LONGEST_NAME} characters")
         model = ""
     if capacity is None:
-        return _Card(share, model)
+        return _Gpu(share, model)
     if not isinstance(capacity, dict):
         notes.add(f"{where} capacity {shown(capacity)}; wanted amounts by resource")
-        return _Card({}, model)
+        return _Gpu({}, model)
     for resource in sorted(capacity):
         if not profile.has(resource):
             notes.add(
                 f"{where} {_cut(resource)} is no resource of these cards; they begin with {profile.prefix}"
             )
-    return _Card(_amounts(capacity, profile, where, notes), model)
+    return _Gpu(_amounts(capacity, profile, where, notes), model)
 
 
-def _capacity(found: Mapping[str, _Card], profile: Profile, notes: _Notes) -> dict[str, tuple[int, ...]]:
+def _capacity(
+    found: Mapping[str, _Gpu], profile: ResourceProfile, notes: _Notes
+) -> dict[str, tuple[int, ...]]:
     """Amounts by resource, by card; resources that no card has are left out."""
-    resources = sorted({resource for card in found.values() for resource in card.capacity})
-    rows = {name: tuple(card.capacity.get(name, 0) for card in found.values()) for name in resources}
-    tiles = rows.get(profile.tiles, ())
-    if tiles and max(tiles) > MOST_TILES:
-        notes.add(f"{max(tiles)} tiles on a card; at most {MOST_TILES} count")
-        rows[profile.tiles] = tuple(min(amount, MOST_TILES) for amount in tiles)
+    resources = sorted({resource for gpu in found.values() for resource in gpu.capacity})
+    rows = {name: tuple(gpu.capacity.get(name, 0) for gpu in found.values()) for name in resources}
+    subdevices = rows.get(profile.subdevices, ())
+    if subdevices and max(subdevices) > MOST_SUBDEVICES:
+        notes.add(f"{max(subdevices)} tiles on a card; at most {MOST_SUBDEVICES} count")
+        rows[profile.subdevices] = tuple(min(amount, MOST_SUBDEVICES) for amount in subdevices)
     return {resource: row for resource, row in rows.items() if any(row)}
 
 
-def _buses(tags: Mapping[str, str], profile: Profile, notes: _Notes) -> dict[str, frozenset[str]]:
+def _buses(tags: Mapping[str, str], profile: ResourceProfile, notes: _Notes) -> dict[str, frozenset[str]]:
     try:
-        return labels.groups(labels.joined(tags, f"{profile.prefix}pci-groups"))
+        return node_labels.groups(node_labels.joined(tags, f"{profile.prefix}pci-groups"))
     except ValueError as error:
         notes.add(str(error))
         return {}
 
 
 def _numa(
-    tags: Mapping[str, str], profile: Profile, tiles: Mapping[str, int], notes: _Notes
+    tags: Mapping[str, str], profile: ResourceProfile, subdevices: Mapping[str, int], notes: _Notes
 ) -> tuple[tuple[frozenset[str], ...], str]:
     """The NUMA nodes, or what is wrong with their label."""
     key = f"{profile.prefix}numa-gpu-map"
     try:
-        groups = labels.numa(labels.joined(tags, key))
+        groups = node_labels.numa(node_labels.joined(tags, key))
     except ValueError as error:
         notes.add(f"label {key}: {error}")
         return (), str(error)
     if len(groups) > MOST_GROUPS:
         notes.add(f"label {key}: {len(groups)} NUMA nodes; at most {MOST_GROUPS} count")
-    return tuple(frozenset(group & tiles.keys()) for group in groups[:MOST_GROUPS]), ""
+    return tuple(frozenset(group & subdevices.keys()) for group in groups[:MOST_GROUPS]), ""
 
 
 def _links(
-    tags: Mapping[str, str], profile: Profile, tiles: Mapping[str, int], notes: _Notes
+    tags: Mapping[str, str], profile: ResourceProfile, subdevices: Mapping[str, int], notes: _Notes
 ) -> tuple[Link, ...]:
     """The links between the node's cards. Where tiles are counted, only between tiles that are there."""
     key = f"{profile.prefix}xe-links"
     try:
-        text = labels.joined(tags, key)
-        by_index = labels.devices(labels.joined(tags, f"{profile.prefix}gpu-numbers")) if text else ()
+        text = node_labels.joined(tags, key)
+        by_index = (
+            node_labels.devices(node_labels.joined(tags, f"{profile.prefix}gpu-numbers")) if text else ()
+        )
     except ValueError as error:
         notes.add(f"label {key}: {error}")
         return ()
-    given, stopped = labels.links(text, by_index)
+    given, stopped = node_labels.links(text, by_index)
     if stopped:
         notes.add(f"label {key}: {stopped}")
-    found = [link for link in given if _ends_exist(link, tiles)]
+    found = [link for link in given if _ends_exist(link, subdevices)]
     if len(found) < len(given):
         notes.add(
             f"label {key}: {len(given) - len(found)} links to cards or tiles that the node does not have"
@@ -312,10 +318,14 @@ def _links(
     return tuple(found[:MOST_LINKS])
 
 
-def _ends_exist(link: Link, tiles: Mapping[str, int]) -> bool:
-    left, right = tiles.get(link.left, -1), tiles.get(link.right, -1)
+def _ends_exist(link: Link, subdevices: Mapping[str, int]) -> bool:
+    left, right = subdevices.get(link.left, -1), subdevices.get(link.right, -1)
     known = left >= 0 and right >= 0
-    return known and link.left_tile < (left or MOST_TILES) and link.right_tile < (right or MOST_TILES)
+    return (
+        known
+        and link.left_subdevice < (left or MOST_SUBDEVICES)
+        and link.right_subdevice < (right or MOST_SUBDEVICES)
+    )
 
 
 def _cut(text: str) -> str:

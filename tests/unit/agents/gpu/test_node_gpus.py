@@ -5,18 +5,18 @@ from typing import Any
 
 import pytest
 
-from nodewise.agents.gpu import cards, labels
-from nodewise.agents.gpu.cards import GpuNode, NodeCards
-from nodewise.agents.gpu.labels import Link
-from nodewise.agents.gpu.profile import GENERIC, INTEL
+from nodewise.agents.gpu import node_gpus, node_labels
+from nodewise.agents.gpu.node_gpus import GpuNode, NodeGpus
+from nodewise.agents.gpu.node_labels import Link
+from nodewise.agents.gpu.resource_profile import GENERIC, INTEL
 from tests.unit.agents.gpu.objects import node, raw_node
 
 
-def read(tags: str = "", allocatable: str = "") -> NodeCards:
-    return cards.read(node(tags, allocatable), INTEL)
+def read(tags: str = "", allocatable: str = "") -> NodeGpus:
+    return node_gpus.read(node(tags, allocatable), INTEL)
 
 
-def capacity(found: NodeCards) -> dict[str, tuple[int, ...]]:
+def capacity(found: NodeGpus) -> dict[str, tuple[int, ...]]:
     return {INTEL.short(name): row for name, row in found.capacity.items()}
 
 
@@ -35,7 +35,7 @@ NAMES = {
 @pytest.mark.parametrize(("tags", "names"), NAMES.values(), ids=NAMES)
 def test_which_cards_there_are(tags: str, names: str) -> None:
     found = read(tags)
-    assert (found.cards, found.problems) == (tuple(names.split()), ())
+    assert (found.names, found.problems) == (tuple(names.split()), ())
 
 
 ODD_NAMES = {
@@ -60,7 +60,7 @@ ODD_NAMES = {
 @pytest.mark.parametrize(("tags", "names", "problem"), ODD_NAMES.values(), ids=ODD_NAMES)
 def test_names_that_cannot_count_are_left_out_with_a_problem(tags: str, names: str, problem: str) -> None:
     found = read(tags)
-    assert found.cards == tuple(names.split())
+    assert found.names == tuple(names.split())
     assert len(found.problems) == 1
     assert problem in found.problems[0]
 
@@ -98,7 +98,7 @@ def test_resources_that_no_card_is_named_for_are_a_problem() -> None:
 
 def test_more_resources_than_can_be_kept_are_none() -> None:
     found = read("gn=0", " ".join(f"r{number}=1" for number in range(65)))
-    assert (found.cards, found.capacity) == ((), {})
+    assert (found.names, found.capacity) == ((), {})
     assert found.problems == ("1 cards of 65 resources; at most 64 of 64 count",)
 
 
@@ -135,7 +135,7 @@ def test_47_a_name_is_compared_as_it_is() -> None:
 def test_pods_of_a_card_that_is_gone_are_still_to_be_marked() -> None:
     found = read("gn=0 D:gas-deschedule-pods-card3= D:gas-tile-deschedule-card3_gt7=")
     assert (found.descheduled, found.unusable) == ({"card3"}, frozenset())
-    assert (found.tiles_descheduled, found.tiles_off) == ({"card3": {7}}, {})
+    assert (found.subdevices_descheduled, found.subdevices_off) == ({"card3": {7}}, {})
 
 
 PREFERRED = {
@@ -155,7 +155,7 @@ def test_the_card_that_a_policy_prefers(tags: str, name: str) -> None:
     assert read(tags).preferred == name
 
 
-TILES: dict[str, tuple[str, str, dict[str, set[int]]]] = {
+SUBDEVICES: dict[str, tuple[str, str, dict[str, set[int]]]] = {
     "123": ("gn=0.1 D:gas-tile-disable-card0_gt0=true", "t=4", {"card0": {0}}),
     "124 two labels, one tile": (
         "gn=0 D:gas-tile-disable-card0_gt0= D:gas-tile-deschedule-card0_gt0=",
@@ -180,9 +180,9 @@ TILES: dict[str, tuple[str, str, dict[str, set[int]]]] = {
 }
 
 
-@pytest.mark.parametrize(("tags", "allocatable", "off"), TILES.values(), ids=TILES)
+@pytest.mark.parametrize(("tags", "allocatable", "off"), SUBDEVICES.values(), ids=SUBDEVICES)
 def test_tiles_that_policies_take_out(tags: str, allocatable: str, off: dict[str, set[int]]) -> None:
-    assert read(tags, allocatable).tiles_off == off
+    assert read(tags, allocatable).subdevices_off == off
 
 
 def test_143_tiles_to_deschedule_and_to_prefer() -> None:
@@ -191,8 +191,8 @@ def test_143_tiles_to_deschedule_and_to_prefer() -> None:
         "D:gas-tile-preferred-card2=gt1 D(q):gas-tile-preferred-card2=gx1 D(r):gas-tile-preferred-carrd2=gt3"
     )
     found = read(tags)
-    assert found.tiles_descheduled == {"card2": {2, 3}}
-    assert found.tiles_preferred == {"card2": (1,)}
+    assert found.subdevices_descheduled == {"card2": {2, 3}}
+    assert found.subdevices_preferred == {"card2": (1,)}
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_143_tiles_to_deschedule_and_to_prefer() -> None:
     ids=["126", "133 a value that is none", "135 two policies, by name", "twice the same"],
 )
 def test_tiles_that_are_taken_first(tags: str, preferred: tuple[int, ...] | None) -> None:
-    assert read(f"gn=0 {tags}", "t=4").tiles_preferred == ({"card0": preferred} if preferred else {})
+    assert read(f"gn=0 {tags}", "t=4").subdevices_preferred == ({"card0": preferred} if preferred else {})
 
 
 NUMA: dict[str, tuple[str, tuple[set[str], ...]]] = {
@@ -229,7 +229,7 @@ def test_111_a_numa_map_that_cannot_be_read_is_a_problem(text: str) -> None:
     found = read(f"gn=0.1.2.3 numa={text}")
     assert found.numa == ()
     assert found.numa_problem
-    assert found.cards == ("card0", "card1", "card2", "card3")
+    assert found.names == ("card0", "card1", "card2", "card3")
 
 
 def link(text: str) -> Link:
@@ -268,27 +268,27 @@ def test_links_between_cards(tags: str, allocatable: str, wanted: str) -> None:
 
 
 def test_138_139_a_value_in_several_labels() -> None:
-    assert labels.joined({"k": "foo", "k2": "Zbar", "k3": "Zber", "k5": "Zno"}, "k") == "foobarber"
+    assert node_labels.joined({"k": "foo", "k2": "Zbar", "k3": "Zber", "k5": "Zno"}, "k") == "foobarber"
     with pytest.raises(ValueError, match="label k2: 'bar' does not begin with Z"):
-        labels.joined({"k": "foo", "k2": "bar"}, "k")
+        node_labels.joined({"k": "foo", "k2": "bar"}, "k")
 
 
 def test_141_which_cards_are_on_one_bus() -> None:
-    groups = labels.groups("0.1_2.3.4")
-    assert labels.with_groups(["card3"], groups) == {"card2", "card3", "card4"}
-    assert labels.with_groups(["card20"], groups) == {"card20"}
+    groups = node_labels.groups("0.1_2.3.4")
+    assert node_labels.with_groups(["card3"], groups) == {"card2", "card3", "card4"}
+    assert node_labels.with_groups(["card20"], groups) == {"card20"}
 
 
 def test_cards_that_all_name_one_large_group_cost_no_more_than_the_group() -> None:
     names = [f"card{number}" for number in range(20_000)]
-    groups = labels.groups(".".join(map(str, range(20_000))))
-    assert labels.with_groups(names, groups) == frozenset(names)
+    groups = node_labels.groups(".".join(map(str, range(20_000))))
+    assert node_labels.with_groups(names, groups) == frozenset(names)
 
 
 def test_of_very_many_links_the_first_are_read() -> None:
     by_index = tuple(f"card{number}" for number in range(100))
     text = "_".join(f"{number % 99}.{number // 99}-99.0" for number in range(100_000))
-    found, stopped = labels.links(text, by_index)
+    found, stopped = node_labels.links(text, by_index)
     assert (len(found), stopped) == (4096, "there are more than 4096 links; the others do not count")
 
 
@@ -297,29 +297,29 @@ def test_142_which_labels_are_of_telemetry_policies() -> None:
         "telemetry.aware.scheduling.foobar/gas-disable-card0": "x",
         "tellemetry.aware.scheduling.foobar/gas-disable-card0": "x",
     }
-    assert labels.rules(tags) == [("foobar", "gas-disable-card0", "x")]
+    assert node_labels.rules(tags) == [("foobar", "gas-disable-card0", "x")]
 
 
 def test_146_cards_by_device_index() -> None:
-    found = labels.devices("1.10.11.2.3.4.5.6.7.8.9")
+    found = node_labels.devices("1.10.11.2.3.4.5.6.7.8.9")
     assert (found[0], found[1], found[10], len(found)) == ("card1", "card2", "card11", 11)
-    assert labels.devices("") == ()
+    assert node_labels.devices("") == ()
 
 
-def generic(tags: dict[str, Any], allocatable: dict[str, Any]) -> NodeCards:
-    return cards.read(raw_node(tags, allocatable), GENERIC)
+def generic(tags: dict[str, Any], allocatable: dict[str, Any]) -> NodeGpus:
+    return node_gpus.read(raw_node(tags, allocatable), GENERIC)
 
 
 def test_cards_that_are_counted_by_their_resource() -> None:
     found = generic({}, {"nvidia.com/gpu": "2", "nvidia.com/gpu-milli": "2k", "nvidia.com/mig-1g.5gb": "7"})
-    assert found.cards == ("card0", "card1")
+    assert found.names == ("card0", "card1")
     assert found.capacity == {"nvidia.com/gpu": (1, 1), "nvidia.com/gpu-milli": (1000, 1000)}
     assert found.problems == ()
 
 
 def test_cards_that_are_counted_by_a_label_because_each_is_offered_several_times() -> None:
     found = generic({"nvidia.com/gpu.count": "2"}, {"nvidia.com/gpu": "20"})
-    assert (found.cards, found.capacity) == (("card0", "card1"), {"nvidia.com/gpu": (10, 10)})
+    assert (found.names, found.capacity) == (("card0", "card1"), {"nvidia.com/gpu": (10, 10)})
 
 
 @pytest.mark.parametrize(
@@ -335,13 +335,13 @@ def test_a_count_that_cannot_be_is_no_card(
     tags: dict[str, str], allocatable: dict[str, str], problem: str
 ) -> None:
     found = generic(tags, allocatable)
-    assert found.cards == ()
+    assert found.names == ()
     assert problem in found.problems[0]
 
 
-def annotated(given: Any, allocatable: str = "") -> NodeCards:
-    return cards.read(
-        node("gn=0.1.2", allocatable, cards=given if isinstance(given, str) else json.dumps(given)), INTEL
+def annotated(given: Any, allocatable: str = "") -> NodeGpus:
+    return node_gpus.read(
+        node("gn=0.1.2", allocatable, gpus=given if isinstance(given, str) else json.dumps(given)), INTEL
     )
 
 
@@ -356,7 +356,7 @@ def test_cards_that_differ() -> None:
             {"name": "a", "model": "Flex", "capacity": {"gpu.intel.com/i915": 1}},
         ]
     )
-    assert (found.cards, found.models, found.problems) == (("a", "b"), ("Flex", "Max"), ())
+    assert (found.names, found.models, found.problems) == (("a", "b"), ("Flex", "Max"), ())
     assert capacity(found) == {"i915": (1, 2), "memory.max": (0, 48 * 2**30)}
 
 
@@ -400,18 +400,18 @@ ODD_ANNOTATIONS: dict[str, tuple[Any, str, str]] = {
 @pytest.mark.parametrize(("given", "names", "problem"), ODD_ANNOTATIONS.values(), ids=ODD_ANNOTATIONS)
 def test_what_cannot_be_read_of_the_annotation_is_left_out(given: Any, names: str, problem: str) -> None:
     found = annotated(given)
-    assert found.cards == tuple(names.split())
+    assert found.names == tuple(names.split())
     assert len(found.problems) == 1
     assert problem in found.problems[0]
 
 
 @pytest.mark.parametrize("raw", [None, [], 3, "x", {"gpu.intel.com/gpu-numbers": 3}])
 def test_labels_and_amounts_of_another_form_are_none(raw: Any) -> None:
-    assert cards.read(raw_node(raw, raw), INTEL).cards == ()
+    assert node_gpus.read(raw_node(raw, raw), INTEL).names == ()
 
 
 def test_a_node_of_nothing_has_no_cards_and_no_problem() -> None:
-    assert cards.read(GpuNode(), INTEL) == cards.read(GpuNode(), GENERIC) == NodeCards()
+    assert node_gpus.read(GpuNode(), INTEL) == node_gpus.read(GpuNode(), GENERIC) == NodeGpus()
 
 
 def test_of_very_many_problems_some_are_told() -> None:

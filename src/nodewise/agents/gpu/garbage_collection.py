@@ -9,10 +9,9 @@ from collections.abc import Container, Generator, Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from nodewise.agent import ObjectKey
-from nodewise.agents.gpu import books as accounts
-from nodewise.agents.gpu import ledger as ledgers
-from nodewise.agents.gpu.ledger import Ledger
-from nodewise.agents.gpu.state import LEDGER_PREFIX, NodeSlot, Slot
+from nodewise.agents.gpu import allocation_record, node_allocations
+from nodewise.agents.gpu.allocation_record import AllocationRecord
+from nodewise.agents.gpu.state import RECORD_PREFIX, GpuState, NodeState
 from nodewise.binder import LedgerLease
 
 Why = Literal["unbound", "unknown", "stale"]
@@ -20,7 +19,7 @@ Why = Literal["unbound", "unknown", "stale"]
 entry does not count any more, and the next bind to the node takes it out if nobody does before."""
 
 
-class Loose(NamedTuple):
+class UnconfirmedReservation(NamedTuple):
     """An entry that is not known to be of a pod on the node."""
 
     node: str
@@ -31,28 +30,33 @@ class Loose(NamedTuple):
     why: Why
 
 
-def loose(agent_state: Slot, leases: Mapping[ObjectKey, LedgerLease]) -> Generator[None, None, list[Loose]]:
+def unconfirmed(
+    agent_state: GpuState, leases: Mapping[ObjectKey, LedgerLease]
+) -> Generator[None, None, list[UnconfirmedReservation]]:
     """All there are, in ledgers of nodes that are gone as well."""
-    found: list[Loose] = []
+    found: list[UnconfirmedReservation] = []
     for name, node in agent_state.nodes.items():
         if _is_suspect(node, agent_state):
-            found += _of(name, ledgers.read_text(node.holdings), agent_state)
+            found += _of(name, allocation_record.read_text(node.record_text), agent_state)
         yield
     for name, lease in _others(leases, agent_state.nodes):
-        found += _of(name, ledgers.read(lease), agent_state)
+        found += _of(name, allocation_record.read(lease), agent_state)
         yield
     return found
 
 
-def abandoned(
-    agent_state: Slot, leases: Mapping[ObjectKey, LedgerLease], nodes: Container[str]
+def orphaned_records(
+    agent_state: GpuState, leases: Mapping[ObjectKey, LedgerLease], nodes: Container[str]
 ) -> Generator[None, None, list[LedgerLease]]:
     """The ledgers of nodes that are gone in which nothing counts, and nothing stands that we cannot read."""
     found: list[LedgerLease] = []
     for name, lease in _others(leases, nodes):
-        ledger = ledgers.read(lease)
-        fates = {accounts.fate(uid, entry, name, agent_state.pods) for uid, entry in ledger.entries.items()}
-        if fates <= {"stale"} and not ledger.unreadable and not ledger.problem:
+        record = allocation_record.read(lease)
+        statuses = {
+            node_allocations.reservation_status(uid, entry, name, agent_state.pods)
+            for uid, entry in record.entries.items()
+        }
+        if statuses <= {"stale"} and not record.unreadable and not record.problem:
             found.append(lease)
         yield
     return found
@@ -62,31 +66,32 @@ def _others(
     leases: Mapping[ObjectKey, LedgerLease], nodes: Container[str]
 ) -> Iterator[tuple[str, LedgerLease]]:
     for (_, key), lease in leases.items():
-        name = key.removeprefix(LEDGER_PREFIX)
+        name = key.removeprefix(RECORD_PREFIX)
         if name != key and name not in nodes:
             yield name, lease
 
 
-def _is_suspect(node: NodeSlot, agent_state: Slot) -> bool:
+def _is_suspect(node: NodeState, agent_state: GpuState) -> bool:
     """Whether it is worth reading the ledger: of thousands only some."""
-    if node.books.stale or node.books.undecided:
+    if node.allocations.stale or node.allocations.undecided:
         return True
     return any(
-        one.source == "ledger" and _is_unbound(one.pod, agent_state) for one in node.books.held.values()
+        one.source == "ledger" and _is_unbound(one.pod, agent_state)
+        for one in node.allocations.by_uid.values()
     )
 
 
-def _is_unbound(pod: str, agent_state: Slot) -> bool:
+def _is_unbound(pod: str, agent_state: GpuState) -> bool:
     namespace, _, name = pod.partition("/")
     known = agent_state.pods.by_key.get((namespace, name))
     return known is None or not known.spec.nodeName
 
 
-def _of(node: str, ledger: Ledger, agent_state: Slot) -> Iterator[Loose]:
-    for uid, entry in ledger.entries.items():
-        fate = accounts.fate(uid, entry, node, agent_state.pods)
-        if fate != "counts":
-            why: Why = "stale" if fate == "stale" else "unknown"
-            yield Loose(node, uid, entry.key, entry.seen, why)
+def _of(node: str, record: AllocationRecord, agent_state: GpuState) -> Iterator[UnconfirmedReservation]:
+    for uid, entry in record.entries.items():
+        reservation_status = node_allocations.reservation_status(uid, entry, node, agent_state.pods)
+        if reservation_status != "counts":
+            why: Why = "stale" if reservation_status == "stale" else "unknown"
+            yield UnconfirmedReservation(node, uid, entry.key, entry.seen, why)
         elif not agent_state.pods.by_key[entry.key].spec.nodeName:
-            yield Loose(node, uid, entry.key, entry.seen, "unbound")
+            yield UnconfirmedReservation(node, uid, entry.key, entry.seen, "unbound")

@@ -7,7 +7,7 @@ every node. Those that most nodes have are kept. The others count as absent, wit
 from collections import Counter
 from typing import Final, TypeVar
 
-from nodewise.agents.gpu.cards import NodeCards
+from nodewise.agents.gpu.node_gpus import NodeGpus
 
 _T = TypeVar("_T")
 
@@ -20,11 +20,11 @@ CELLS: Final = 2**23
 _NAMED: Final = 3
 
 
-class Rations:
+class ResourceCap:
     """Follows the nodes. What is kept depends on them alone, and not on the order in which they came."""
 
     def __init__(self) -> None:
-        self._nodes: dict[str, NodeCards] = {}
+        self._nodes: dict[str, NodeGpus] = {}
         self._having: Counter[str] = Counter()
         """By resource: how many nodes have it."""
         self._widths: Counter[int] = Counter()
@@ -32,19 +32,19 @@ class Rations:
         self._kept: frozenset[str] | None = None
         """None: all of them."""
 
-    def put(self, node: str, cards: NodeCards | None) -> None:
+    def put(self, node: str, gpus: NodeGpus | None) -> None:
         """A node as it is now; None where it is gone."""
         self._count(self._nodes.pop(node, None), -1)
-        if cards is not None and cards.cards:
-            self._nodes[node] = cards
-            self._count(cards, 1)
+        if gpus is not None and gpus.names:
+            self._nodes[node] = gpus
+            self._count(gpus, 1)
 
-    def _count(self, cards: NodeCards | None, by: int) -> None:
-        if cards is None:
+    def _count(self, gpus: NodeGpus | None, by: int) -> None:
+        if gpus is None:
             return
-        for resource in cards.capacity:
+        for resource in gpus.capacity:
             _add(self._having, resource, by)
-        _add(self._widths, len(cards.cards), by)
+        _add(self._widths, len(gpus.names), by)
 
     def __len__(self) -> int:
         """How many different resources are kept."""
@@ -55,9 +55,7 @@ class Rations:
         before, self._kept = self._kept, self._choice()
         if before == self._kept:
             return []
-        return [
-            name for name, cards in self._nodes.items() if _some(cards, before) != _some(cards, self._kept)
-        ]
+        return [name for name, gpus in self._nodes.items() if _some(gpus, before) != _some(gpus, self._kept)]
 
     def _choice(self) -> frozenset[str] | None:
         cells = max(self._widths, default=1) * (len(self._nodes) + 1)
@@ -67,23 +65,23 @@ class Rations:
         ordered = sorted(self._having, key=lambda resource: (-self._having[resource], resource))
         return frozenset(ordered[:room])
 
-    def limited(self, cards: NodeCards) -> NodeCards:
+    def limited(self, gpus: NodeGpus) -> NodeGpus:
         """The node without what is not kept."""
         kept = self._kept
-        if kept is None or cards.capacity.keys() <= kept:
-            return cards
-        gone = sorted(cards.capacity.keys() - kept)
+        if kept is None or gpus.capacity.keys() <= kept:
+            return gpus
+        gone = sorted(gpus.capacity.keys() - kept)
         more = f" and {len(gone) - _NAMED} more" if len(gone) > _NAMED else ""
         problem = (
             f"nodes have more than {len(kept)} different resources of cards; few have "
             f"{', '.join(gone[:_NAMED])}{more}, which count as absent"
         )
-        capacity = {resource: row for resource, row in cards.capacity.items() if resource in kept}
-        return cards._replace(capacity=capacity, problems=(*cards.problems, problem))
+        capacity = {resource: row for resource, row in gpus.capacity.items() if resource in kept}
+        return gpus._replace(capacity=capacity, problems=(*gpus.problems, problem))
 
 
-def _some(cards: NodeCards, kept: frozenset[str] | None) -> frozenset[str]:
-    return frozenset(cards.capacity) if kept is None else kept.intersection(cards.capacity)
+def _some(gpus: NodeGpus, kept: frozenset[str] | None) -> frozenset[str]:
+    return frozenset(gpus.capacity) if kept is None else kept.intersection(gpus.capacity)
 
 
 def _add(counter: Counter[_T], key: _T, by: int) -> None:

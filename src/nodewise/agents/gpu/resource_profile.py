@@ -31,7 +31,7 @@ from nodewise import yaml_loader
 from nodewise.errors import BadInput, BadSettings, Problem, shown
 
 
-class Profile(msgspec.Struct, frozen=True):
+class ResourceProfile(msgspec.Struct, frozen=True):
     """Resources by their full names, prefix included."""
 
     prefix: str
@@ -42,7 +42,7 @@ class Profile(msgspec.Struct, frozen=True):
     """Amounts of cards; None: everything with the prefix that is not a count."""
     monitoring: frozenset[str] = frozenset()
     """Resources of a node, not of one of its cards."""
-    tiles: str = ""
+    subdevices: str = ""
     """The resource whose units have names; empty: none."""
     labelled: bool = False
     """Whether the node's labels name its cards; else they are counted."""
@@ -55,27 +55,27 @@ class Profile(msgspec.Struct, frozen=True):
             return False
         if self.shares is None or resource in self.shares or resource in self.counts:
             return True
-        return resource == self.tiles or resource in self.monitoring
+        return resource == self.subdevices or resource in self.monitoring
 
     def short(self, resource: str) -> str:
         """A resource without the prefix."""
         return resource.removeprefix(self.prefix)
 
 
-INTEL: Final = Profile(
+INTEL: Final = ResourceProfile(
     prefix="gpu.intel.com/",
     counts=("gpu.intel.com/xe", "gpu.intel.com/i915"),
     monitoring=frozenset(("gpu.intel.com/xe_monitoring", "gpu.intel.com/i915_monitoring")),
-    tiles="gpu.intel.com/tiles",
+    subdevices="gpu.intel.com/tiles",
     labelled=True,
 )
-GENERIC: Final = Profile(
+GENERIC: Final = ResourceProfile(
     prefix="nvidia.com/",
     counts=("nvidia.com/gpu",),
     shares=frozenset(("nvidia.com/gpu-milli", "nvidia.com/gpumem", "nvidia.com/gpucores")),
     count_label="nvidia.com/gpu.count",
 )
-PROFILES: Final[Mapping[str, Profile]] = {"intel": INTEL, "generic": GENERIC}
+PROFILES: Final[Mapping[str, ResourceProfile]] = {"intel": INTEL, "generic": GENERIC}
 
 _PREFIX: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/")
 _RESOURCE: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
@@ -101,7 +101,7 @@ def _are_resources(value: Any) -> bool:
     return isinstance(value, list) and len(value) <= _MOST_NAMES and all(map(_is_resource, value))
 
 
-class Field(NamedTuple):
+class ProfileField(NamedTuple):
     """One field of a profile's file."""
 
     is_right: Callable[[Any], bool]
@@ -109,24 +109,24 @@ class Field(NamedTuple):
     is_needed: bool = False
 
 
-FIELDS: Final[Mapping[str, Field]] = {
-    "prefix": Field(
+FIELDS: Final[Mapping[str, ProfileField]] = {
+    "prefix": ProfileField(
         _is_prefix, "a domain and a slash, such as example.com/, not of kubernetes.io", is_needed=True
     ),
-    "counts": Field(
+    "counts": ProfileField(
         lambda value: _are_resources(value) and bool(value),
         "a list of resource names without the prefix, one at least",
         is_needed=True,
     ),
-    "shares": Field(_are_resources, "a list of resource names without the prefix"),
-    "monitoring": Field(_are_resources, "a list of resource names without the prefix"),
-    "tiles": Field(_is_resource, "a resource name without the prefix"),
-    "cards": Field(lambda value: value in ("labels", "count"), "labels or count"),
-    "count_label": Field(_is_label, "the key of a node label"),
+    "shares": ProfileField(_are_resources, "a list of resource names without the prefix"),
+    "monitoring": ProfileField(_are_resources, "a list of resource names without the prefix"),
+    "tiles": ProfileField(_is_resource, "a resource name without the prefix"),
+    "cards": ProfileField(lambda value: value in ("labels", "count"), "labels or count"),
+    "count_label": ProfileField(_is_label, "the key of a node label"),
 }
 
 
-def load(name: str) -> Profile:
+def load(name: str) -> ResourceProfile:
     """The profile `intel` or `generic`, or that of a file. `BadSettings` names everything that is wrong with it."""
     return PROFILES[name] if name in PROFILES else parse(_document(name), name)
 
@@ -141,7 +141,7 @@ def _document(path: str) -> Any:
         raise _bad(Problem("--gpu-profile", str(error), wanted)) from error
 
 
-def parse(document: Any, path: str) -> Profile:
+def parse(document: Any, path: str) -> ResourceProfile:
     """The profile that a file's document means; `path` is what errors call it."""
     if not isinstance(document, dict):
         raise _bad(Problem(path, shown(document), f"a mapping of {', '.join(FIELDS)}"))
@@ -160,16 +160,16 @@ def parse(document: Any, path: str) -> Profile:
     return _profile(document)
 
 
-def _profile(fields: Mapping[str, Any]) -> Profile:
+def _profile(fields: Mapping[str, Any]) -> ResourceProfile:
     prefix: str = fields["prefix"]
     counts = tuple(prefix + name for name in dict.fromkeys(fields["counts"]))
     shares = fields.get("shares")
-    return Profile(
+    return ResourceProfile(
         prefix=prefix,
         counts=counts,
         shares=None if shares is None else frozenset(prefix + name for name in shares),
         monitoring=frozenset(prefix + name for name in fields.get("monitoring", ())),
-        tiles=prefix + fields["tiles"] if "tiles" in fields else "",
+        subdevices=prefix + fields["tiles"] if "tiles" in fields else "",
         labelled=fields.get("cards") == "labels",
         count_label=fields.get("count_label", f"{counts[0]}.count"),
     )

@@ -1,0 +1,114 @@
+"""What telemetry policies say of a node's cards and tiles, by labels `telemetry.aware.scheduling.<policy>/<name>`.
+
+| name | value | meaning |
+|---|---|---|
+| `gas-disable-<card>` | any, or `PCI_GROUP` | no new pod gets the card |
+| `gas-deschedule-pods-<card>` | any, or `PCI_GROUP` | the same, and its pods are marked |
+| `gas-prefer-gpu` | a card | it is tried first |
+| `gas-tile-disable-<card>_gt<n>` | any | no new pod gets the tile |
+| `gas-tile-deschedule-<card>_gt<n>` | any | the same, and its pods are marked |
+| `gas-tile-preferred-<card>` | `gt<n>` | it is taken first |
+
+Several policies add up. Names are compared as they are: `gas-disable-xcard0` says nothing of card0.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from nodewise.agents.gpu import node_labels
+from nodewise.agents.gpu.node_labels import PCI_GROUP, PolicyRule
+from nodewise.errors import shown
+
+Groups = Mapping[str, frozenset[str]]
+Tiles = Mapping[str, frozenset[int]]
+
+_DISABLE: Final = "gas-disable-"
+_DESCHEDULE: Final = "gas-deschedule-pods-"
+_PREFER: Final = "gas-prefer-gpu"
+_SUBDEVICE_DISABLE: Final = "gas-tile-disable-"
+_SUBDEVICE_DESCHEDULE: Final = "gas-tile-deschedule-"
+_SUBDEVICE_PREFERRED: Final = "gas-tile-preferred-"
+
+
+class PolicyLabels(NamedTuple):
+    """The fields of the same names of `NodeCards`."""
+
+    unusable: frozenset[str]
+    descheduled: frozenset[str]
+    subdevices_off: Tiles
+    subdevices_descheduled: Tiles
+    subdevices_preferred: Mapping[str, tuple[int, ...]]
+    preferred: str
+
+
+def read(
+    tags: Mapping[str, str], groups: Groups, subdevices: Mapping[str, int], note: Callable[[str], None]
+) -> PolicyLabels:
+    """What the labels say of the cards in `tiles`, which has how many tiles each of them has."""
+    rules = node_labels.rules(tags)
+    disabled = _gpus(rules, _DISABLE, groups)
+    descheduled = _gpus(rules, _DESCHEDULE, groups)
+    for name in sorted(disabled - subdevices.keys()):
+        note(f"{_DISABLE}{shown(name)}: the node has no such card")
+    subdevices_descheduled = _subdevices(rules, _SUBDEVICE_DESCHEDULE)
+    return PolicyLabels(
+        unusable=frozenset((disabled | descheduled) & subdevices.keys()),
+        descheduled=descheduled,
+        subdevices_off=_existing(
+            _subdevices(rules, _SUBDEVICE_DISABLE, _SUBDEVICE_DESCHEDULE), subdevices, note
+        ),
+        subdevices_descheduled=subdevices_descheduled,
+        subdevices_preferred=_preferred_subdevices(rules),
+        preferred=_preferred(rules, subdevices, note),
+    )
+
+
+def _named(rules: Sequence[PolicyRule], start: str) -> list[tuple[str, str]]:
+    """The rest of the names that begin so, with their values."""
+    return [(rule.name.removeprefix(start), rule.value) for rule in rules if rule.name.startswith(start)]
+
+
+def _gpus(rules: Sequence[PolicyRule], start: str, groups: Groups) -> frozenset[str]:
+    named = _named(rules, start)
+    alone = {gpu for gpu, value in named if value != PCI_GROUP}
+    grouped = node_labels.with_groups({gpu for gpu, value in named if value == PCI_GROUP}, groups)
+    return frozenset(filter(node_labels.is_name, alone | grouped))
+
+
+def _subdevices(rules: Sequence[PolicyRule], *starts: str) -> Tiles:
+    found: dict[str, set[int]] = {}
+    for start in starts:
+        for text, _ in _named(rules, start):
+            if subdevice := node_labels.subdevice(text):
+                found.setdefault(subdevice[0], set()).add(subdevice[1])
+    return {gpu: frozenset(numbers) for gpu, numbers in sorted(found.items())}
+
+
+def _existing(found: Tiles, subdevices: Mapping[str, int], note: Callable[[str], None]) -> Tiles:
+    """Those that the cards have: one tile that two labels name is one tile."""
+    kept = {}
+    for gpu, numbers in found.items():
+        existing = frozenset(number for number in numbers if number < subdevices.get(gpu, 0))
+        for number in sorted(numbers - existing):
+            note(f"labels of telemetry policies take {gpu}_gt{number} out: the node has no such tile")
+        if existing:
+            kept[gpu] = existing
+    return kept
+
+
+def _preferred_subdevices(rules: Sequence[PolicyRule]) -> dict[str, tuple[int, ...]]:
+    found: dict[str, dict[int, None]] = {}
+    for gpu, value in _named(rules, _SUBDEVICE_PREFERRED):
+        if subdevice := node_labels.subdevice(f"{gpu}_{value}"):
+            found.setdefault(subdevice[0], {})[subdevice[1]] = None
+    return {gpu: tuple(numbers) for gpu, numbers in sorted(found.items())}
+
+
+def _preferred(
+    rules: Sequence[PolicyRule], subdevices: Mapping[str, int], note: Callable[[str], None]
+) -> str:
+    wishes = [rule.value for rule in rules if rule.name == _PREFER]
+    for name in wishes:
+        if name not in subdevices:
+            note(f"{_PREFER}: {shown(name)}: the node has no such card")
+    return next((name for name in wishes if name in subdevices), "")

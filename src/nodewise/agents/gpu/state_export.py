@@ -1,0 +1,49 @@
+"""The books as `GET /state/gpu` shows them: per node its cards, what is held of each, and who holds it.
+
+?node=NAME   one node only
+"""
+
+from collections.abc import Generator, Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from nodewise.agents.gpu.state import GpuState, NodeState
+
+_encode = msgspec.json.encode
+
+
+def state(agent_state: GpuState, query: Mapping[str, str]) -> Generator[None, None, bytes]:
+    """JSON, made node by node: `{"nodes": {name: {"cards", "pods", "problems"}}}`, in the order of their names."""
+    wanted = query.get("node")
+    names: Iterable[str] = (
+        sorted(agent_state.nodes) if wanted is None else {wanted} & agent_state.nodes.keys()
+    )
+    parts = []
+    for name in names:
+        parts.append(_encode(name) + b": " + _encode(_node(agent_state.nodes[name])))
+        yield
+    return b'{"nodes": {' + b",\n".join(parts) + b"}}\n"
+
+
+def _node(node: NodeState) -> dict[str, Any]:
+    return {
+        "cards": {name: _gpu(node, at, name) for at, name in enumerate(node.gpus.names)},
+        "pods": {
+            uid: {"pod": one.pod, "containers": one.gpus, "cards": one.amounts, "by": one.source}
+            for uid, one in node.allocations.by_uid.items()
+        },
+        "problems": node.problems,
+    }
+
+
+def _gpu(node: NodeState, at: int, name: str) -> dict[str, Any]:
+    gpus = node.gpus
+    return {
+        "model": gpus.models[at],
+        "usable": name not in gpus.unusable,
+        "capacity": {resource: amounts[at] for resource, amounts in gpus.capacity.items() if amounts[at]},
+        "held": node.allocations.amounts.get(name, {}),
+        "tiles_held": sorted(node.allocations.subdevices.get(name, ())),
+        "tiles_off": sorted(gpus.subdevices_off.get(name, ())),
+    }

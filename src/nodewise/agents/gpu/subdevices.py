@@ -1,0 +1,66 @@
+"""Which tiles of its cards a pod gets, on the node it is bound to.
+
+Source: GPU Aware Scheduling 0.5.6, `pkg/gpuscheduler/scheduler.go`; free tiles are taken in ascending order, so that
+the same pod on the same node gets the same tiles.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from nodewise.agents.gpu.gpu_layout import MAX_SUBDEVICES, GpuUsage
+from nodewise.agents.gpu.node_gpus import NodeGpus
+
+Tiles = tuple[int, ...]
+
+
+class SubdeviceRequest(NamedTuple):
+    """A card that a container takes."""
+
+    gpu: str
+    subdevices: int
+    """How many tiles of it are wanted."""
+    linked: int = -1
+    """The tile that has the link; -1 without one."""
+
+
+def assign(
+    gpus: NodeGpus, usage: GpuUsage, resource: str, containers: Sequence[Sequence[SubdeviceRequest]]
+) -> tuple[tuple[Tiles, ...], ...]:
+    """Tile numbers by container and card, in the order in which they are taken; `resource` counts tiles.
+
+    Linked tiles are set aside for all containers first. Where the pod fits there are enough for everybody.
+    """
+    left = {taken.gpu: _free(gpus, usage, resource, taken.gpu) for one in containers for taken in one}
+    for taken in (taken for one in containers for taken in one):
+        if taken.subdevices and taken.linked in left[taken.gpu]:
+            left[taken.gpu].remove(taken.linked)
+    return tuple(tuple(_take(gpus, left[taken.gpu], taken) for taken in one) for one in containers)
+
+
+def reorder(subdevices: Sequence[int], preferred: Sequence[int]) -> list[int]:
+    """Preferred tiles come first: each changes places with the one that stands there."""
+    ordered = list(subdevices)
+    found = [subdevice for subdevice in dict.fromkeys(preferred) if subdevice in ordered]
+    for place, subdevice in enumerate(found):
+        at = ordered.index(subdevice)
+        if at > place:
+            ordered[at], ordered[place] = ordered[place], ordered[at]
+    return ordered
+
+
+def _free(gpus: NodeGpus, usage: GpuUsage, resource: str, gpu: str) -> list[int]:
+    amounts = gpus.capacity.get(resource)
+    capacity = min(amounts[gpus.names.index(gpu)], MAX_SUBDEVICES) if amounts else 0
+    gone = usage.subdevices.get(gpu, frozenset()) | gpus.subdevices_off.get(gpu, frozenset())
+    return [subdevice for subdevice in range(capacity) if subdevice not in gone]
+
+
+def _take(gpus: NodeGpus, left: list[int], taken: SubdeviceRequest) -> Tiles:
+    """Take them out of what is left of a card."""
+    if not taken.subdevices:
+        return ()
+    linked = (taken.linked,) if taken.linked >= 0 else ()
+    wanted = taken.subdevices - len(linked)
+    others = reorder(left, gpus.subdevices_preferred.get(taken.gpu, ()))[:wanted]
+    left[:] = [subdevice for subdevice in left if subdevice not in others]
+    return (*linked, *others)
