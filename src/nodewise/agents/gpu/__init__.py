@@ -79,7 +79,9 @@ class GpuKind(ControllerKind):
                 DEMAND_CONFIGMAP,
                 _CONFIGMAPS,
                 DemandConfigMap,
-                keep=lambda one: one if one.metadata.name == demand_histogram.NAME else None,
+                keep=lambda configmap: (
+                    configmap if configmap.metadata.name == demand_histogram.NAME else None
+                ),
                 own_namespace=True,
                 selectors={"fieldSelector": f"metadata.name={demand_histogram.NAME}"},
             ),
@@ -92,8 +94,8 @@ class GpuKind(ControllerKind):
     def concerns(self, options: GpuOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:
         """Whether any node has cards, or any pod asks for one."""
         chosen = resource_profile.load(options.gpu_profile)
-        asked = any(demand.is_concerned(pod, chosen) for pod in pods)
-        return asked or any(node_gpus.read(node, chosen).names for node in nodes)
+        requested = any(demand.is_concerned(pod, chosen) for pod in pods)
+        return requested or any(node_gpus.read(node, chosen).names for node in nodes)
 
     def state(self, options: GpuOptions, sync_period_s: float) -> GpuStateBuilder:  # noqa: ARG002
         return GpuStateBuilder(resource_profile.load(options.gpu_profile))

@@ -121,8 +121,8 @@ class GpuAgent(
         points = placements.points(inputs, agent_state.layout, rows, demand, fitted)
         if points is None:
             return None
-        told = None if fitted is None else fit_details.of(agent_state.layout, rows, demand, fitted)
-        return Scores(points, details=told)
+        fit_detail = None if fitted is None else fit_details.of(agent_state.layout, rows, demand, fitted)
+        return Scores(points, details=fit_detail)
 
     def preempt(self, pod: GpuPod, candidates: Names, snapshot: Snapshot, victims: Victims) -> Verdict | None:
         demand = self.equivalence_key(pod)
@@ -131,14 +131,14 @@ class GpuAgent(
         agent_state = self.state(snapshot)
         if agent_state is None:
             return Verdict(np.ones(len(candidates), np.int16), (reasons.NotReady(),))
-        asked = frozenset(resource for one in demand.containers for resource in one.per_gpu)
-        asked |= {
+        resources = frozenset(resource for container in demand.containers for resource in container.per_gpu)
+        resources |= {
             self._profile.subdevices,
             *self._placement_inputs.balanced_by,
             *self._placement_inputs.workload.shared,
         }
         left = [
-            _without(agent_state.nodes.get(name), victims.get(name, frozenset()), asked)
+            _without(agent_state.nodes.get(name), victims.get(name, frozenset()), resources)
             for name in candidates
         ]
         numbers = np.arange(len(left) + 1)
@@ -169,7 +169,7 @@ class GpuAgent(
             entry = self._planned(pod, demand, fitted, there)
         seen = allocation_record.newer(entry.seen, pod.metadata.resourceVersion)
         entry = msgspec.structs.replace(entry, seen=seen, at=entry.at or now)
-        return self._plan(pod, entry, [bool(one.count) for one in demand.containers], there, now)
+        return self._plan(pod, entry, [bool(container.count) for container in demand.containers], there, now)
 
     def export(self, state: GpuState, query: Mapping[str, str]) -> Generator[None, None, bytes]:
         """The books."""
@@ -193,11 +193,11 @@ class GpuAgent(
     def _planned(self, pod: AllocatedPod, demand: Demand, fitted: FitResult, there: NodeState) -> Reservation:
         """What the pod gets, of the one candidate."""
         names = there.gpus.names
-        gpus = tuple(tuple(names[at] for at in one) for one in fitted.gpus(0))
+        gpus = tuple(tuple(names[at] for at in container) for container in fitted.gpus(0))
         taken = self._taken(demand, gpus, fitted)
         numbers = subdevices.assign(there.gpus, there.allocations, self._profile.subdevices, taken)
-        tiled = [self._profile.subdevices in one.per_gpu for one in demand.containers]
-        with_gpus = [bool(one.count) for one in demand.containers]
+        tiled = [self._profile.subdevices in container.per_gpu for container in demand.containers]
+        with_gpus = [bool(container.count) for container in demand.containers]
         named = list(compress(_only(gpus, tiled), with_gpus))
         return Reservation(
             pod=f"{pod.metadata.namespace}/{pod.metadata.name}",
@@ -205,12 +205,12 @@ class GpuAgent(
             subdevices=allocation_record.subdevices_text(
                 named, list(compress(_only(numbers, tiled), with_gpus))
             ),
-            charged=tuple(dict(one.per_gpu) for one in demand.containers if one.count),
+            charged=tuple(dict(container.per_gpu) for container in demand.containers if container.count),
         )
 
     def _taken(self, demand: Demand, gpus: GpuNames, fitted: FitResult) -> list[list[SubdeviceRequest]]:
         """Each container's cards, and how many tiles of them it takes."""
-        wanted = [one.per_gpu.get(self._profile.subdevices, 0) for one in demand.containers]
+        wanted = [container.per_gpu.get(self._profile.subdevices, 0) for container in demand.containers]
         linked = fitted.subdevices(0)
         return [
             [
@@ -258,8 +258,8 @@ def _judged(
 ) -> tuple[Verdict, FitResult]:
     fitted = fit(layout, rows, demand, order)
     names_gpus = not isinstance(order, placements.AnyGpu)
-    told = fit_details.of(layout, rows, demand, fitted, names_gpus=names_gpus)
-    return Verdict(fitted.codes, fitted.reasons, details=told), fitted
+    fit_detail = fit_details.of(layout, rows, demand, fitted, names_gpus=names_gpus)
+    return Verdict(fitted.codes, fitted.reasons, details=fit_detail), fitted
 
 
 def _refusal(reason: Reason) -> Refusal:
@@ -311,8 +311,8 @@ def _told(gpus: Mapping[str, Sequence[str]], entry: Reservation) -> str:
 
 
 def _segments(entry: Reservation, count: int) -> list[str]:
-    found = entry.subdevices.split("|")
-    return found if len(found) == count else [""] * count
+    segments = entry.subdevices.split("|")
+    return segments if len(segments) == count else [""] * count
 
 
 def _with_subdevices(gpus: Sequence[str], segment: str) -> Iterator[str]:

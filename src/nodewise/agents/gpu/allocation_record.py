@@ -164,8 +164,8 @@ def read_gpus(text: str) -> GpuNames:
 def subdevices_text(gpus: Sequence[Sequence[str]], subdevices: Sequence[Sequence[Sequence[int]]]) -> str:
     """`card0:gt0+gt1,|`: beside each card its tiles. Empty for one container without tiles, as it always was."""
     return "|".join(
-        ",".join(_subdevice_text(name, numbers) for name, numbers in zip(names, given, strict=True))
-        for names, given in zip(gpus, subdevices, strict=True)
+        ",".join(_subdevice_text(name, numbers) for name, numbers in zip(names, gpu_subdevices, strict=True))
+        for names, gpu_subdevices in zip(gpus, subdevices, strict=True)
     )
 
 
@@ -175,12 +175,14 @@ def _subdevice_text(gpu: str, subdevices: Sequence[int]) -> str:
 
 def read_subdevices(text: str) -> Mapping[str, frozenset[int]]:
     """The tiles named, by card; what is no tile is passed over."""
-    found: dict[str, set[int]] = {}
+    by_gpu: dict[str, set[int]] = {}
     for part in text.replace("|", ",").split(","):
         gpu, colon, subdevices = part.partition(":")
         if colon and ":" not in subdevices:
-            found.setdefault(gpu, set()).update(filter(_is_subdevice, map(_subdevice, subdevices.split("+"))))
-    return {gpu: frozenset(subdevices) for gpu, subdevices in found.items() if subdevices}
+            by_gpu.setdefault(gpu, set()).update(
+                filter(_is_subdevice, map(_subdevice, subdevices.split("+")))
+            )
+    return {gpu: frozenset(subdevices) for gpu, subdevices in by_gpu.items() if subdevices}
 
 
 def _subdevice(text: str) -> int:

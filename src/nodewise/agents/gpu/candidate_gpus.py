@@ -32,10 +32,10 @@ class CandidateGpus:
 
     def free(self, resource: str) -> Amounts:
         """(C, M): what is left of a resource; less than nothing where the card does not have it. Not to be changed."""
-        found = self._free.get(resource)
-        if found is None:
-            found = self._free[resource] = self._columns(self.layout.free, resource, ABSENT)
-        return found
+        amounts = self._free.get(resource)
+        if amounts is None:
+            amounts = self._free[resource] = self._columns(self.layout.free, resource, ABSENT)
+        return amounts
 
     def capacity(self, resource: str) -> Amounts:
         """(C, M): 0 where the card does not have it."""
@@ -77,7 +77,7 @@ class CandidateGpus:
         return self.layout.preferred[0, self.columns]
 
     def _columns(self, arrays: Mapping[str, Amounts], resource: str, absent: int) -> Amounts:
-        found = arrays.get(resource)
-        if found is None:
+        array = arrays.get(resource)
+        if array is None:
             return np.full((self.layout.most_gpus, len(self)), absent, np.int64)
-        return found[:, self.columns]
+        return array[:, self.columns]

@@ -43,39 +43,44 @@ class Difference(NamedTuple):
 
 
 def differences(
-    ours: GpuState, fresh: GpuState, told: ObservedChanges, stored: Callable[[str], str]
+    ours: GpuState, fresh: GpuState, observed: ObservedChanges, stored: Callable[[str], str]
 ) -> Generator[None, None, list[Difference]]:
     """Where the slot that we answer from is another than the one computed from the list alone.
 
     `stored` is the text of a node's ledger as the watch told of it: `ours` may have claims beyond it.
     """
-    found = []
+    result = []
     for name in sorted(ours.nodes.keys() | fresh.nodes.keys()):
-        one, other = ours.nodes.get(name), fresh.nodes.get(name)
-        if name not in told.nodes and (what := _different(name, ours, fresh)):
-            held = one.record_text if one else ""
-            if held == stored(name) and not _names(one, told) and not _names(other, told):
-                found.append(Difference(name, what))
+        ours_node, fresh_node = ours.nodes.get(name), fresh.nodes.get(name)
+        if name not in observed.nodes and (what := _different(name, ours, fresh)):
+            held = ours_node.record_text if ours_node else ""
+            if held == stored(name) and not _names(ours_node, observed) and not _names(fresh_node, observed):
+                result.append(Difference(name, what))
         yield
-    return found
+    return result
 
 
-def _names(node: NodeState | None, told: ObservedChanges) -> bool:
+def _names(node: NodeState | None, observed: ObservedChanges) -> bool:
     """Whether the node's ledger names a pod that was told of, wherever it is."""
     entries = allocation_record.read_text(node.record_text).entries.values() if node else ()
-    return any(entry.key in told.pods for entry in entries)
+    return any(entry.key in observed.pods for entry in entries)
 
 
 def _different(name: str, ours: GpuState, fresh: GpuState) -> str:
-    one, other = ours.nodes.get(name), fresh.nodes.get(name)
-    if one is None or other is None:
-        return "" if one is other else f"we know {'nothing' if one is None else 'something'} of its cards"
-    if one.gpus != other.gpus:
-        return f"its cards are {shown(one.gpus.names)}, or what each has is another; listed {shown(other.gpus.names)}"
-    if one.record_text != other.record_text:
+    ours_node, fresh_node = ours.nodes.get(name), fresh.nodes.get(name)
+    if ours_node is None or fresh_node is None:
+        return (
+            ""
+            if ours_node is fresh_node
+            else f"we know {'nothing' if ours_node is None else 'something'} of its cards"
+        )
+    if ours_node.gpus != fresh_node.gpus:
+        ours_names, listed = shown(ours_node.gpus.names), shown(fresh_node.gpus.names)
+        return f"its cards are {ours_names}, or what each has is another; listed {listed}"
+    if ours_node.record_text != fresh_node.record_text:
         return "its ledger is another"
-    if one.allocations.by_uid != other.allocations.by_uid:
-        pods = _different_pods(one.allocations.by_uid, other.allocations.by_uid)
+    if ours_node.allocations.by_uid != fresh_node.allocations.by_uid:
+        pods = _different_pods(ours_node.allocations.by_uid, fresh_node.allocations.by_uid)
         return f"what pods hold of it differs: {', '.join(pods[:5])}"
     if _column(name, ours) != _column(name, fresh):
         return "what is free of its cards, or of its CPU, was not brought up to date"

@@ -109,9 +109,9 @@ class DescheduleLabels:
     async def step(self, agent_state: GpuState) -> None:
         """Write what differs."""
         now_s = self._handle.clock.monotonic()
-        self._written = {uid: one for uid, one in self._written.items() if one[1] > now_s}
-        found = await cooperative.run(descheduling.changes(agent_state))
-        await every(self._write(one) for one in found if not self._is_written(one.pod))
+        self._written = {uid: written for uid, written in self._written.items() if written[1] > now_s}
+        changes = await cooperative.run(descheduling.changes(agent_state))
+        await every(self._write(written) for written in changes if not self._is_written(written.pod))
 
     def _is_written(self, pod: AllocatedPod) -> bool:
         known = self._written.get(pod.metadata.uid)
@@ -162,12 +162,12 @@ class GarbageCollector:
             else []
         )
         now_s = self._handle.clock.monotonic()
-        found = (*unconfirmed, *map(_version, gone))
-        self._since = {one: self._since.get(one, now_s) for one in found}
-        due = {one for one, since_s in self._since.items() if now_s - since_s >= PATIENCE_S}
+        keys = (*unconfirmed, *map(_version, gone))
+        self._since = {key: self._since.get(key, now_s) for key in keys}
+        due = {key for key, since_s in self._since.items() if now_s - since_s >= PATIENCE_S}
         await every(
             self._work(
-                [one for one in unconfirmed if one in due], [one for one in gone if _version(one) in due]
+                [key for key in unconfirmed if key in due], [key for key in gone if _version(key) in due]
             )
         )
 
@@ -175,26 +175,34 @@ class GarbageCollector:
         self, unconfirmed: Iterable[UnconfirmedReservation], gone: Iterable[LedgerLease]
     ) -> Iterator[Awaitable[None]]:
         """One call after another; what is in a ledger that goes goes with it."""
-        whole = {one.metadata.name.removeprefix(RECORD_PREFIX) for one in gone}
+        whole = {reservation.metadata.name.removeprefix(RECORD_PREFIX) for reservation in gone}
         stale: dict[str, dict[str, str]] = {}
-        for one in unconfirmed:
-            if one.why != "stale":
-                yield self._drop(one)
-            elif one.node not in whole:
-                stale.setdefault(one.node, {})[one.uid] = one.seen
+        for reservation in unconfirmed:
+            if reservation.why != "stale":
+                yield self._drop(reservation)
+            elif reservation.node not in whole:
+                stale.setdefault(reservation.node, {})[reservation.uid] = reservation.seen
         for node, entries in stale.items():
             yield self._prune(node, entries)
         for lease in gone:
             yield self._delete(lease)
 
-    async def _drop(self, one: UnconfirmedReservation) -> None:
+    async def _drop(self, reservation: UnconfirmedReservation) -> None:
         if self._handle.reservations is None:
             return
-        if await self._handle.reservations.drop(one.node, one.pod, one.uid, one.seen):
-            self._handle.meters.count("claims_dropped_total", why=one.why)
-            logs.emit("claim_dropped", node=one.node, pod="/".join(one.pod), uid=one.uid, why=one.why)
+        if await self._handle.reservations.drop(
+            reservation.node, reservation.pod, reservation.uid, reservation.seen
+        ):
+            self._handle.meters.count("claims_dropped_total", why=reservation.why)
+            logs.emit(
+                "claim_dropped",
+                node=reservation.node,
+                pod="/".join(reservation.pod),
+                uid=reservation.uid,
+                why=reservation.why,
+            )
         else:
-            self._since.pop(one, None)  # it is on the node, as we shall hear
+            self._since.pop(reservation, None)  # it is on the node, as we shall hear
 
     async def _prune(self, node: str, entries: Mapping[str, str]) -> None:
         if self._handle.reservations is not None:
@@ -290,14 +298,14 @@ class ConsistencyChecker:
 
     async def check(self) -> None:
         """Once. `NodewiseError`: the list cannot be had."""
-        found = await self._compared()
-        if found is None:
+        differences = await self._compared()
+        if differences is None:
             self._count("undecided")
             return
-        self._count("different" if found else "same")
-        if found:
-            for one in found[:_MOST_TOLD]:
-                logs.emit("books_differ", node=one.node, what=one.what, nodes=len(found))
+        self._count("different" if differences else "same")
+        if differences:
+            for difference in differences[:_MOST_TOLD]:
+                logs.emit("books_differ", node=difference.node, what=difference.what, nodes=len(differences))
             self._handle.relister.begin()
 
     def _count(self, outcome: str) -> None:
@@ -325,7 +333,7 @@ class ConsistencyChecker:
 
     async def _reached(self, stores: Mapping[str, Store[Any]], fresh: Mapping[str, Store[Any]]) -> bool:
         """Wait until the watches have told everything up to the lists' versions."""
-        versions = {name: one.resource_version for name, one in fresh.items()}
+        versions = {name: store.resource_version for name, store in fresh.items()}
         if not all(version.isdecimal() for version in versions.values()):
             return False
 
@@ -342,8 +350,8 @@ class ConsistencyChecker:
         """The slot of a snapshot that was computed from what is known now."""
         await self._until(lambda: self._handle.snapshot().at >= now)
         snapshot = self._handle.snapshot()
-        found: GpuState | None = snapshot.agent_states.get(NAME)
-        return found if snapshot.at >= now else None
+        agent_state: GpuState | None = snapshot.agent_states.get(NAME)
+        return agent_state if snapshot.at >= now else None
 
     async def _until(self, is_so: Callable[[], bool]) -> bool:
         clock = self._handle.clock
@@ -412,10 +420,10 @@ class MetricsPublisher:
     async def show(self, agent_state: GpuState) -> None:
         """Set what changed, and take away what is gone."""
         details = await cooperative.run(metrics.details(agent_state, self._profile, self._most))
-        found = {**metrics.totals(agent_state, self._profile), **details}
-        async for (name, labels), value in cooperative.iterate(found.items()):
+        values = {**metrics.totals(agent_state, self._profile), **details}
+        async for (name, labels), value in cooperative.iterate(values.items()):
             if self._shown.get((name, labels)) != value:
                 self._handle.meters.set(name, value, **dict(labels))
-        async for name, labels in cooperative.iterate([one for one in self._shown if one not in found]):
+        async for name, labels in cooperative.iterate([key for key in self._shown if key not in values]):
             self._handle.meters.forget(name, **dict(labels))
-        self._shown = found
+        self._shown = values

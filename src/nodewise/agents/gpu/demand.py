@@ -90,13 +90,14 @@ def read(pod: GpuPod, profile: ResourceProfile, options: GpuOptions) -> Demand:
     if not is_concerned(pod, profile):
         return NOTHING
     try:
-        asked = [_asked(one, profile) for one in containers]
+        requests = [_asked(container, profile) for container in containers]
         _check_init(init, profile)
         wanted = tuple(
-            _wanted(one.name, found, profile) for one, found in zip(containers, asked, strict=True)
+            _wanted(container.name, amounts_of_container, profile)
+            for container, amounts_of_container in zip(containers, requests, strict=True)
         )
-        if not any(one.count for one in wanted):
-            _check_shares(containers, asked, profile)
+        if not any(container.count for container in wanted):
+            _check_shares(containers, requests, profile)
             return NOTHING
         _check_size(wanted)
         _check_annotations(pod.metadata.annotations or {}, wanted, profile)
@@ -110,7 +111,7 @@ def read(pod: GpuPod, profile: ResourceProfile, options: GpuOptions) -> Demand:
 
 def whole(pod: GpuPod, profile: ResourceProfile) -> tuple[Amounts, ...]:
     """What each container requests altogether, undivided. Amounts that cannot be read are left out."""
-    found = []
+    totals = []
     for container in pod.spec.containers or ():
         known = {}
         for resource, value in _requests(container, profile).items():
@@ -118,34 +119,37 @@ def whole(pod: GpuPod, profile: ResourceProfile) -> tuple[Amounts, ...]:
                 known[resource] = amounts.exact(value)
             except ValueError:
                 continue
-        found.append(Amounts(known) if known else amounts.NONE)
-    return tuple(found)
+        totals.append(Amounts(known) if known else amounts.NONE)
+    return tuple(totals)
 
 
 def is_concerned(pod: GpuPod, profile: ResourceProfile) -> bool:
     """Whether any container asks for resources of cards, be it 0."""
     spec = pod.spec
-    return any(_requests(one, profile) for one in (*(spec.containers or ()), *(spec.initContainers or ())))
+    return any(
+        _requests(container, profile)
+        for container in (*(spec.containers or ()), *(spec.initContainers or ()))
+    )
 
 
 def _requests(container: GpuContainer, profile: ResourceProfile) -> dict[str, str | int | float]:
     """The requests of cards' resources as they are written."""
-    given = container.resources
-    if given is None:
+    resources = container.resources
+    if resources is None:
         return {}
     return {
         resource: 0 if value is None else value
-        for source in (given.limits, given.requests)
+        for source in (resources.limits, resources.requests)
         for resource, value in (source or {}).items()
         if profile.has(resource)
     }
 
 
 def _asked(container: GpuContainer, profile: ResourceProfile) -> dict[str, int]:
-    found = {}
+    requests = {}
     for resource, value in sorted(_requests(container, profile).items()):
         try:
-            found[resource] = amounts.exact(value)
+            requests[resource] = amounts.exact(value)
         except ValueError:
             where = f"container {_cut(container.name)}: {_cut(resource)}"
             raise _refused(
@@ -153,7 +157,7 @@ def _asked(container: GpuContainer, profile: ResourceProfile) -> dict[str, int]:
                 f"{where} is no whole number",
                 f"{where}: {shown(value)}; wanted {amounts.EXPECTED}",
             ) from None
-    return found
+    return requests
 
 
 def _check_init(init: Iterable[GpuContainer], profile: ResourceProfile) -> None:
@@ -167,8 +171,8 @@ def _check_init(init: Iterable[GpuContainer], profile: ResourceProfile) -> None:
             )
 
 
-def _wanted(name: str, asked: Mapping[str, int], profile: ResourceProfile) -> ContainerDemand:
-    positive = {resource: amount for resource, amount in asked.items() if amount}
+def _wanted(name: str, requests: Mapping[str, int], profile: ResourceProfile) -> ContainerDemand:
+    positive = {resource: amount for resource, amount in requests.items() if amount}
     count = next((positive[resource] for resource in profile.counts if resource in positive), 0)
     if count:
         return ContainerDemand(name, count, amounts.divided(positive, count))
@@ -176,12 +180,14 @@ def _wanted(name: str, asked: Mapping[str, int], profile: ResourceProfile) -> Co
 
 
 def _check_shares(
-    containers: Sequence[GpuContainer], asked: Sequence[Mapping[str, int]], profile: ResourceProfile
+    containers: Sequence[GpuContainer], requests: Sequence[Mapping[str, int]], profile: ResourceProfile
 ) -> None:
     """A pod that asks for shares of cards, and nowhere for a card, would get nothing and not be told so."""
-    for container, found in zip(containers, asked, strict=True):
+    for container, amounts_of_container in zip(containers, requests, strict=True):
         shares = sorted(
-            resource for resource, amount in found.items() if amount and resource not in profile.monitoring
+            resource
+            for resource, amount in amounts_of_container.items()
+            if amount and resource not in profile.monitoring
         )
         if shares:
             counts = " or ".join(profile.counts)
@@ -217,14 +223,14 @@ def _check_size(wanted: Sequence[ContainerDemand]) -> None:
             f"the pod has {len(wanted)} containers; at most {limits.MOST_CONTAINERS} where one asks for cards",
             "split the pod",
         )
-    total = sum(min(one.count, node_gpus.MOST_GPUS) for one in wanted)
+    total = sum(min(container.count, node_gpus.MOST_GPUS) for container in wanted)
     if total > limits.MOST_GPUS:
         raise _refused(
             RejectionKind.BAD_ARGS,
             f"the containers ask for more than {limits.MOST_GPUS} cards altogether",
             "split the pod",
         )
-    resources = len({resource for one in wanted for resource in one.per_gpu})
+    resources = len({resource for container in wanted for resource in container.per_gpu})
     if resources > MOST_RESOURCES:
         raise _refused(
             RejectionKind.BAD_ARGS,
@@ -271,11 +277,11 @@ def _models(text: str | None) -> frozenset[str] | None:
 
 
 def _placement(text: str | None) -> Placement | None:
-    found = next((word for word in PLACEMENTS if word == text), None)
-    if text is not None and found is None:
+    placement = next((word for word in PLACEMENTS if word == text), None)
+    if text is not None and placement is None:
         words = ", ".join(PLACEMENTS)
         raise _refused(RejectionKind.MALFORMED, f"{PLACEMENT} is none of {words}", f"it is {shown(text)}")
-    return found
+    return placement
 
 
 def _same_gpu(pod: GpuPod, containers: Sequence[GpuContainer], profile: ResourceProfile) -> tuple[int, ...]:
@@ -283,7 +289,7 @@ def _same_gpu(pod: GpuPod, containers: Sequence[GpuContainer], profile: Resource
     text = (pod.metadata.annotations or {}).get(SAME_GPU)
     if text is None:
         return ()
-    names, at = text.split(","), {one.name: index for index, one in enumerate(containers)}
+    names, at = text.split(","), {container.name: index for index, container in enumerate(containers)}
     if len(names) < 2 or len(set(names)) < len(names) or not at.keys() >= set(names):  # noqa: PLR2004
         raise _refused(
             RejectionKind.MALFORMED,
@@ -303,22 +309,22 @@ def _same_gpu(pod: GpuPod, containers: Sequence[GpuContainer], profile: Resource
 
 
 def _check_shareable(container: GpuContainer, profile: ResourceProfile) -> None:
-    asked = _asked(container, profile)
+    requests = _asked(container, profile)
     where = f"container {_cut(container.name)} of {SAME_GPU}"
-    barred = sorted(asked.keys() & (profile.monitoring | {profile.subdevices}))
+    barred = sorted(requests.keys() & (profile.monitoring | {profile.subdevices}))
     if barred:
         raise _refused(RejectionKind.CONFLICT, f"{where} asks for {barred[0]}", "leave it out", at_once=False)
-    if _wanted(container.name, asked, profile).count != 1:
+    if _wanted(container.name, requests, profile).count != 1:
         words = f"{where} does not ask for exactly one {' or '.join(profile.counts)}"
         raise _refused(RejectionKind.CONFLICT, words, "let it ask for one", at_once=False)
 
 
 def _check_pairs(demand: Demand) -> None:
-    for one in demand.containers if demand.linked else ():
-        if one.count % 2:
+    for container in demand.containers if demand.linked else ():
+        if container.count % 2:
             raise _refused(
                 RejectionKind.BAD_ARGS,
-                f"container {_cut(one.name)}: an odd number of cards with {LINKED}",
+                f"container {_cut(container.name)}: an odd number of cards with {LINKED}",
                 "linked cards come in pairs: ask for an even number",
                 at_once=False,
             )

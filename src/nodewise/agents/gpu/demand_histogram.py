@@ -44,9 +44,9 @@ class DemandHistogram(NamedTuple):
     """RFC 3339; empty: nobody was counted yet."""
 
 
-def read(found: DemandConfigMap | None) -> Generator[None, None, DemandHistogram]:
+def read(configmap: DemandConfigMap | None) -> Generator[None, None, DemandHistogram]:
     """What can be read of it; nothing where there is none."""
-    data = (found.data or {}) if found is not None else {}
+    data = (configmap.data or {}) if configmap is not None else {}
     history: dict[int, Mapping[PodClass, int]] = {}
     for key, text in data.items():
         history.update(typical_pods.decode({key: text}))
@@ -56,11 +56,11 @@ def read(found: DemandConfigMap | None) -> Generator[None, None, DemandHistogram
 
 def data_of(counted: DemandHistogram) -> Generator[None, None, Mapping[str, str]]:
     """The ConfigMap's data."""
-    found = {UNTIL: counted.until}
+    data = {UNTIL: counted.until}
     for day, classes in counted.history.items():
-        found |= typical_pods.encode({day: classes})
+        data |= typical_pods.encode({day: classes})
         yield
-    return found
+    return data
 
 
 class DemandReader(NamedTuple):
@@ -88,7 +88,7 @@ def added(
     """With the pods that are new, and the old ones that were not counted yet; without days that are over."""
     came: dict[int, Counter[PodClass]] = {}
     until = counted.until
-    for pod in (*(one for one in old if one.metadata.creationTimestamp > counted.until), *new):
+    for pod in (*(pod for pod in old if pod.metadata.creationTimestamp > counted.until), *new):
         came.setdefault(reader.day(pod), Counter()).update(reader.classes(pod))
         until = max(until, pod.metadata.creationTimestamp)
         yield

@@ -29,15 +29,15 @@ class Change(NamedTuple):
 def changes(agent_state: GpuState) -> Generator[None, None, list[Change]]:
     """What is to be written. A label of that key with another value is somebody else's, unless the pod is to go."""
     wanted = yield from _wanted(agent_state)
-    found = []
+    result = []
     for number, pod in enumerate(agent_state.pods.by_key.values()):
         labels, left = pod.metadata.labels, wanted.get(pod.metadata.uid)
         goes = left is not None and left == pod.spec.nodeName
         if (labels is not None and labels.deschedule == VALUE) != goes:
-            found.append(Change(pod, goes))
+            result.append(Change(pod, goes))
         if number % _STRIDE == 0:
             yield
-    return found
+    return result
 
 
 def patch(change: Change) -> Mapping[str, Any]:
@@ -48,15 +48,15 @@ def patch(change: Change) -> Mapping[str, Any]:
 
 def _wanted(agent_state: GpuState) -> Generator[None, None, Mapping[str, str]]:
     """By the uid of each pod that is to go: the node that it is to leave."""
-    found: dict[str, str] = {}
+    node_by_uid: dict[str, str] = {}
     for number, (name, node) in enumerate(agent_state.nodes.items()):
         if node.gpus.descheduled or node.gpus.subdevices_descheduled:
-            found.update(
+            node_by_uid.update(
                 (uid, name) for uid, held in node.allocations.by_uid.items() if is_to_go(held, node.gpus)
             )
         if number % _STRIDE == 0:
             yield
-    return found
+    return node_by_uid
 
 
 def is_to_go(held: PodAllocation, gpus: NodeGpus) -> bool:

@@ -75,7 +75,9 @@ def _steps(demand: Demand) -> list[tuple[tuple[int, ...], ContainerDemand]]:
     """Who takes cards after whom, by number of the container: those that share a card first."""
     shared = [(demand.same_gpu, merged(demand))] if demand.same_gpu else []
     alone = enumerate(demand.containers)
-    return shared + [((at,), one) for at, one in alone if one.count and at not in demand.same_gpu]
+    return shared + [
+        ((at,), container) for at, container in alone if container.count and at not in demand.same_gpu
+    ]
 
 
 def _problem(demand: Demand) -> InvalidDemand | None:
@@ -90,50 +92,54 @@ def _problem(demand: Demand) -> InvalidDemand | None:
     return None
 
 
-def _answer(found: Rejections, choices: Sequence[GpuChoice], preferred: Mask | None = None) -> FitResult:
-    fits = found.codes == 0
+def _answer(rejections: Rejections, choices: Sequence[GpuChoice], preferred: Mask | None = None) -> FitResult:
+    fits = rejections.codes == 0
     if not fits.all():
         choices = [choice.only(fits) for choice in choices]
     preferred = fits & preferred if preferred is not None else np.zeros(len(fits), bool)
-    return FitResult(found.codes, tuple(found.reasons), tuple(choices), preferred, found.shortfalls)
+    return FitResult(
+        rejections.codes, tuple(rejections.reasons), tuple(choices), preferred, rejections.shortfalls
+    )
 
 
 def _fit(candidate_gpus: CandidateGpus, demand: Demand, order: GpuOrder) -> FitResult:
-    found = Rejections(candidate_gpus)
+    rejections = Rejections(candidate_gpus)
     problem = _problem(demand)
     everywhere = np.ones(len(candidate_gpus), bool)
     if problem is not None and problem.at_once:
-        found.reject(everywhere, problem)
-    found.reject(candidate_gpus.layout.name_codes[0, candidate_gpus.columns] < 0, reasons.NoGpus())
+        rejections.reject(everywhere, problem)
+    rejections.reject(candidate_gpus.layout.name_codes[0, candidate_gpus.columns] < 0, reasons.NoGpus())
     if problem is not None:
-        found.reject(everywhere, problem)
-        return _answer(found, [gpu_selection.nothing(0, len(candidate_gpus))] * len(demand.containers))
+        rejections.reject(everywhere, problem)
+        return _answer(rejections, [gpu_selection.nothing(0, len(candidate_gpus))] * len(demand.containers))
     room = limits.room_for(demand.containers, candidate_gpus.layout.subdevices)
-    found.reject(candidate_gpus.layout.record_bytes[0, candidate_gpus.columns] > room, reasons.RecordFull())
+    rejections.reject(
+        candidate_gpus.layout.record_bytes[0, candidate_gpus.columns] > room, reasons.RecordFull()
+    )
     if demand.single_numa:
-        found.reject(candidate_gpus.group_states() == BROKEN, reasons.BrokenMap())
-    search = _Search(candidate_gpus, demand, order, found)
+        rejections.reject(candidate_gpus.group_states() == BROKEN, reasons.BrokenMap())
+    search = _Search(candidate_gpus, demand, order, rejections)
     choices = [gpu_selection.nothing(0, len(candidate_gpus))] * len(demand.containers)
     preferred = np.zeros(len(candidate_gpus), bool)
     for number, (containers, wanted) in enumerate(search.steps):
-        if found.codes.all():
+        if rejections.codes.all():
             break
         choice = search.step(wanted, last=number == len(search.steps) - 1)
-        choices = [choice if at in containers else one for at, one in enumerate(choices)]
+        choices = [choice if at in containers else previous for at, previous in enumerate(choices)]
         preferred |= search.takes_preferred(choice)
-    return _answer(found, choices, preferred)
+    return _answer(rejections, choices, preferred)
 
 
 class _Search:
     """A pod's containers take cards, one after another."""
 
     def __init__(
-        self, candidate_gpus: CandidateGpus, demand: Demand, order: GpuOrder, found: Rejections
+        self, candidate_gpus: CandidateGpus, demand: Demand, order: GpuOrder, rejections: Rejections
     ) -> None:
         self.steps = _steps(demand)
         self._candidate_gpus = candidate_gpus
         self._order = order
-        self._found = found
+        self._found = rejections
         self._allowed = _allowed(candidate_gpus, demand)
         self._groups = list(_groups(candidate_gpus)) if demand.single_numa else None
         self._links = xe_links.LinkAllocator(candidate_gpus) if demand.linked else None
@@ -146,7 +152,7 @@ class _Search:
         for mask in enough.values():
             able &= mask
         choice = self._choose(wanted, able)
-        failed = ~choice.found & (self._found.codes == 0)
+        failed = ~choice.is_complete & (self._found.codes == 0)
         if failed.any():
             explain_failure(self._found, candidate_gpus, wanted, self._allowed, enough, failed)
             self._found.reject(failed, self._other_reason(wanted))
@@ -207,8 +213,8 @@ def _groups(candidate_gpus: CandidateGpus) -> Iterator[Group]:
     ungrouped = candidate_gpus.group_states() != GROUPED
     bits = candidate_gpus.groups()
     first = bits[0] if len(bits) else np.zeros(len(candidate_gpus), np.uint64)
-    for one in (np.where(ungrouped, ~np.uint64(0), first), *bits[1:]):
-        yield Group(one, np.flatnonzero(one))
+    for group in (np.where(ungrouped, ~np.uint64(0), first), *bits[1:]):
+        yield Group(group, np.flatnonzero(group))
 
 
 def _column(values: NDArray[np.int8], candidate: int) -> tuple[int, ...]:

@@ -32,8 +32,8 @@ class FittedDetails(NamedTuple):
         """Without the names, which are shared."""
         shortfalls = self.fitted.shortfalls
         plain = (self.rows, shortfalls.gpus, shortfalls.lacking, shortfalls.free, shortfalls.wanted)
-        chosen = (one for choice in self.fitted.containers for one in (choice.gpus, choice.subdevices))
-        return sum(one.nbytes for one in (*plain, *chosen) if one is not None)
+        chosen = (array for choice in self.fitted.containers for array in (choice.gpus, choice.subdevices))
+        return sum(array.nbytes for array in (*plain, *chosen) if array is not None)
 
     def text(self, candidate: int) -> str:
         """`train: card0, card1; side: card0`, or which card is short of what."""
@@ -47,8 +47,8 @@ class FittedDetails(NamedTuple):
         shortfalls = self.fitted.shortfalls
         wanted = np.maximum(shortfalls.wanted, 1).astype(np.float64)
         share = (shortfalls.wanted - np.clip(shortfalls.free, 0, shortfalls.wanted)) / wanted
-        found: NDArray[np.float64] = np.where(shortfalls.gpus >= 0, share, 1.0)
-        return found
+        distances: NDArray[np.float64] = np.where(shortfalls.gpus >= 0, share, 1.0)
+        return distances
 
     def numbers(self, candidate: int) -> Mapping[str, Any]:  # noqa: ARG002
         """None: the text says everything."""

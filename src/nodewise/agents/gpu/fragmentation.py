@@ -75,7 +75,9 @@ class ShareScales:
         """By resource (C, N+1): its part of a card's free share, a unit; 0 of a card that nobody may use."""
         basis = [layout.usable, *(layout.capacity.get(name) for name in resources)]
         known = self._known.get(resources)
-        if known is None or any(one is not other for one, other in zip(known[0], basis, strict=True)):
+        if known is None or any(
+            previous is not current for previous, current in zip(known[0], basis, strict=True)
+        ):
             if len(self._known) > _MOST_SCALES:
                 self._known.clear()
             known = self._known[resources] = basis, _scales(layout, resources)
@@ -84,9 +86,10 @@ class ShareScales:
 
 def _scales(layout: GpuLayout, resources: Sequence[str]) -> Mapping[str, Floats]:
     capacity = {name: layout.capacity[name] for name in resources if name in layout.capacity}
-    count = np.maximum(sum((one > 0 for one in capacity.values()), np.zeros(layout.usable.shape)), 1)
+    count = np.maximum(sum((amounts > 0 for amounts in capacity.values()), np.zeros(layout.usable.shape)), 1)
     return {
-        name: (layout.usable & (one > 0)) / (np.maximum(one, 1) * count) for name, one in capacity.items()
+        name: (layout.usable & (amounts > 0)) / (np.maximum(amounts, 1) * count)
+        for name, amounts in capacity.items()
     }
 
 
@@ -105,7 +108,11 @@ def building(
     """The tables of classes, which are given with how often they come. `counts` are resources that count cards: they
     limit how many pods a card takes, and say nothing about how much of it is free unless there is nothing else.
     """
-    known = {one: often for one, often in classes.items() if often > 0 and one.gpus > 0 and one.per_gpu}
+    known = {
+        pod_class: often
+        for pod_class, often in classes.items()
+        if often > 0 and pod_class.gpus > 0 and pod_class.per_gpu
+    }
     kept = yield from _fewer(known)
     if not kept:
         return NO_WORKLOAD
@@ -113,11 +120,11 @@ def building(
     grid = _Grid(kept)
     single = np.zeros(grid.shape)
     groups: dict[tuple[Mapping[str, int], frozenset[str] | None], list[PodClass]] = {}
-    for one, often in kept.items():
-        if one.gpus == 1:
-            single[grid.corner(one)] += often / total
+    for pod_class, often in kept.items():
+        if pod_class.gpus == 1:
+            single[grid.corner(pod_class)] += often / total
         else:
-            groups.setdefault((one.per_gpu, one.models), []).append(one)
+            groups.setdefault((pod_class.per_gpu, pod_class.models), []).append(pod_class)
         yield
     made = []
     for members in groups.values():
@@ -139,26 +146,29 @@ class _Grid:
     """Where every class has its corner: it can be hosted by its cell and by all cells beyond."""
 
     def __init__(self, classes: Mapping[PodClass, float]) -> None:
-        names = sorted({name for one in classes for name in one.per_gpu})
-        self.cpu_milli = _steps(one.cpu_milli for one in classes)
-        self.resources = {name: _steps(one.per_gpu.get(name, 0) for one in classes) for name in names}
-        self.models = tuple(sorted({model for one in classes for model in one.models or ()}))
+        names = sorted({name for pod_class in classes for name in pod_class.per_gpu})
+        self.cpu_milli = _steps(pod_class.cpu_milli for pod_class in classes)
+        self.resources = {
+            name: _steps(pod_class.per_gpu.get(name, 0) for pod_class in classes) for name in names
+        }
+        self.models = tuple(sorted({model for pod_class in classes for model in pod_class.models or ()}))
 
     @property
     def shape(self) -> tuple[int, ...]:
         steps = (len(values) + 1 for values in self.resources.values())
         return (len(self.cpu_milli) + 1, len(self.models) + 1, *steps)
 
-    def corner(self, one: PodClass) -> tuple[slice | list[int], ...]:
+    def corner(self, pod_class: PodClass) -> tuple[slice | list[int], ...]:
         wanted = [
-            slice(_cell(values, one.per_gpu.get(name, 0)), None) for name, values in self.resources.items()
+            slice(_cell(values, pod_class.per_gpu.get(name, 0)), None)
+            for name, values in self.resources.items()
         ]
-        return (slice(_cell(self.cpu_milli, one.cpu_milli), None), self._models(one), *wanted)
+        return (slice(_cell(self.cpu_milli, pod_class.cpu_milli), None), self._models(pod_class), *wanted)
 
-    def _models(self, one: PodClass) -> slice | list[int]:
-        if one.models is None:
+    def _models(self, pod_class: PodClass) -> slice | list[int]:
+        if pod_class.models is None:
             return slice(None)
-        return [number for number, model in enumerate(self.models, 1) if model in one.models]
+        return [number for number, model in enumerate(self.models, 1) if model in pod_class.models]
 
 
 def _steps(amounts: Iterable[int]) -> NDArray[np.int64]:
@@ -176,20 +186,20 @@ def _group(
     fits = np.zeros(grid.shape[1:], np.bool_)
     fits[grid.corner(members[0])[1:]] = True
     hosted = np.zeros((grid.shape[0], MOST_GPUS + 1))
-    for one in members:
-        hosted[grid.corner(one)[0], one.gpus :] += classes[one] / total
+    for pod_class in members:
+        hosted[grid.corner(pod_class)[0], pod_class.gpus :] += classes[pod_class] / total
     return Group(fits.reshape(-1), hosted)
 
 
 def _fewer(classes: Mapping[PodClass, float]) -> Generator[None, None, dict[PodClass, float]]:
     """The classes that come most often, as many as the table has room for."""
-    ordered = sorted(classes, key=lambda one: -classes[one])[:_MOST_CLASSES]
+    ordered = sorted(classes, key=lambda pod_class: -classes[pod_class])[:_MOST_CLASSES]
     while ordered:
         yield
         if np.prod(np.array(_Grid(dict.fromkeys(ordered, 1.0)).shape, np.float64)) <= _MOST_CELLS:
             break
         ordered = ordered[: len(ordered) * 3 // 4]
-    return {one: classes[one] for one in ordered}
+    return {pod_class: classes[pod_class] for pod_class in ordered}
 
 
 class GpuCells(NamedTuple):
@@ -222,24 +232,24 @@ def _cells(steps: NDArray[np.int64], free: NDArray[np.int64]) -> Numbers:
         searched: Numbers = np.searchsorted(steps, free, side="right")
         return searched
     table = np.searchsorted(steps, np.arange(top + 1), side="right")
-    found: Numbers = table.take(free, mode="clip")
-    return found
+    cells: Numbers = table.take(free, mode="clip")
+    return cells
 
 
 def shares(scales: ShareScales, candidate_gpus: CandidateGpus, resources: Sequence[str]) -> Floats:
     """(C, M): the mean free share of these resources, as far as a card has them; 0 of a card that nobody may use."""
-    found = np.zeros((candidate_gpus.layout.most_gpus, len(candidate_gpus)))
+    total = np.zeros((candidate_gpus.layout.most_gpus, len(candidate_gpus)))
     for name, scale in scales.of(candidate_gpus.layout, resources).items():
-        found += np.maximum(candidate_gpus.free(name), 0) * scale[:, candidate_gpus.columns]
-    return found
+        total += np.maximum(candidate_gpus.free(name), 0) * scale[:, candidate_gpus.columns]
+    return total
 
 
 def hosts(workload: WorkloadTables, cpu_free: NDArray[np.int64] | None, candidates: int) -> Numbers:
     """(M): the cells of nodes with so much CPU left, in milli-CPU; None: nobody knows, so all of them have enough."""
     if cpu_free is None:
         return np.full(candidates, len(workload.cpu_milli), np.intp)
-    found: Numbers = np.searchsorted(workload.cpu_milli, cpu_free, side="right")
-    return found
+    cells: Numbers = np.searchsorted(workload.cpu_milli, cpu_free, side="right")
+    return cells
 
 
 def fragmented(workload: WorkloadTables, gpu_cells: GpuCells, hosts: Numbers) -> Floats:
@@ -249,8 +259,8 @@ def fragmented(workload: WorkloadTables, gpu_cells: GpuCells, hosts: Numbers) ->
         fits = group.fits[gpu_cells.cells]
         usable += (gpu_cells.shares * fits).sum(axis=0) * group.hosted[hosts, fits.sum(axis=0)]
     free: Floats = gpu_cells.shares.sum(axis=0)
-    found: Floats = np.maximum(free - usable, 0.0)
-    return found
+    fragmented_share: Floats = np.maximum(free - usable, 0.0)
+    return fragmented_share
 
 
 def spoiled(workload: WorkloadTables, before: GpuCells, after: GpuCells, hosts: Numbers) -> Floats:
@@ -269,8 +279,8 @@ def spoiled(workload: WorkloadTables, before: GpuCells, after: GpuCells, hosts: 
 def _single(workload: WorkloadTables, gpu_cells: GpuCells, hosts: Numbers) -> Floats:
     """(C, M): of each card, what pods that want one card can use."""
     cells = hosts * workload.single.shape[1] + gpu_cells.cells
-    found: Floats = gpu_cells.shares * workload.single.reshape(-1)[cells]
-    return found
+    usable: Floats = gpu_cells.shares * workload.single.reshape(-1)[cells]
+    return usable
 
 
 def _number(workload: WorkloadTables, model: str) -> int:

@@ -73,8 +73,8 @@ def held(allocations: NodeAllocations, bound: Iterable[AllocatedPod], pods: PodI
     """Milli-CPU of the pods with cards that are on a node, or hold some of it and are on their way."""
     return sum(map(taken, bound)) + sum(
         cpu_milli(pod)
-        for uid, one in allocations.by_uid.items()
-        if one.source == "ledger" and (pod := pods.by_key.get(_key(one.pod))) is not None
+        for uid, allocation in allocations.by_uid.items()
+        if allocation.source == "ledger" and (pod := pods.by_key.get(_key(allocation.pod))) is not None
         if pod.metadata.uid == uid and not pod.spec.nodeName
     )
 
@@ -91,9 +91,9 @@ class _Allocatable(msgspec.Struct, frozen=True):
 def allocatable(node: GpuNode) -> int:
     """Milli-CPU that a node has for pods."""
     try:
-        found = msgspec.json.decode(node.status.allocatable, type=_Allocatable | None)
-        given = found.cpu if found is not None else None
-        return UNLIMITED if given is None else _milli(str(given))
+        resources = msgspec.json.decode(node.status.allocatable, type=_Allocatable | None)
+        cpu = resources.cpu if resources is not None else None
+        return UNLIMITED if cpu is None else _milli(str(cpu))
     except UNREADABLE:
         return UNLIMITED
 

@@ -34,22 +34,22 @@ def unconfirmed(
     agent_state: GpuState, leases: Mapping[ObjectKey, LedgerLease]
 ) -> Generator[None, None, list[UnconfirmedReservation]]:
     """All there are, in ledgers of nodes that are gone as well."""
-    found: list[UnconfirmedReservation] = []
+    result: list[UnconfirmedReservation] = []
     for name, node in agent_state.nodes.items():
         if _is_suspect(node, agent_state):
-            found += _of(name, allocation_record.read_text(node.record_text), agent_state)
+            result += _of(name, allocation_record.read_text(node.record_text), agent_state)
         yield
     for name, lease in _others(leases, agent_state.nodes):
-        found += _of(name, allocation_record.read(lease), agent_state)
+        result += _of(name, allocation_record.read(lease), agent_state)
         yield
-    return found
+    return result
 
 
 def orphaned_records(
     agent_state: GpuState, leases: Mapping[ObjectKey, LedgerLease], nodes: Container[str]
 ) -> Generator[None, None, list[LedgerLease]]:
     """The ledgers of nodes that are gone in which nothing counts, and nothing stands that we cannot read."""
-    found: list[LedgerLease] = []
+    result: list[LedgerLease] = []
     for name, lease in _others(leases, nodes):
         record = allocation_record.read(lease)
         statuses = {
@@ -57,9 +57,9 @@ def orphaned_records(
             for uid, entry in record.entries.items()
         }
         if statuses <= {"stale"} and not record.unreadable and not record.problem:
-            found.append(lease)
+            result.append(lease)
         yield
-    return found
+    return result
 
 
 def _others(
@@ -76,8 +76,8 @@ def _is_suspect(node: NodeState, agent_state: GpuState) -> bool:
     if node.allocations.stale or node.allocations.undecided:
         return True
     return any(
-        one.source == "ledger" and _is_unbound(one.pod, agent_state)
-        for one in node.allocations.by_uid.values()
+        allocation.source == "ledger" and _is_unbound(allocation.pod, agent_state)
+        for allocation in node.allocations.by_uid.values()
     )
 
 

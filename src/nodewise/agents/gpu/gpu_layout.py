@@ -173,19 +173,22 @@ def building(
 
 def with_row(layout: GpuLayout, row: int, gpus: NodeGpus, usage: GpuUsage) -> GpuLayout:
     """The same with one node anew. Arrays in which nothing changes are shared."""
-    one = column(gpus, usage, layout.subdevices)
-    grown = _grown(layout, one)
+    node_column = column(gpus, usage, layout.subdevices)
+    grown = _grown(layout, node_column)
     codes = _Codes(grown)
     plain: dict[str, Any] = {
         name: _put(getattr(grown, name), row, cells, _ARRAYS[name][0])
-        for name, cells in _plain(one, codes).items()
+        for name, cells in _plain(node_column, codes).items()
     }
     return grown._replace(
         **plain,
         capacity={
-            name: _put(have, row, one.capacity.get(name, ()), 0) for name, have in grown.capacity.items()
+            name: _put(have, row, node_column.capacity.get(name, ()), 0)
+            for name, have in grown.capacity.items()
         },
-        free={name: _put(have, row, one.free.get(name, ()), ABSENT) for name, have in grown.free.items()},
+        free={
+            name: _put(have, row, node_column.free.get(name, ()), ABSENT) for name, have in grown.free.items()
+        },
         names=tuple(codes.names) if len(codes.names) > len(grown.names) else grown.names,
         models=tuple(codes.models) if len(codes.models) > len(grown.models) else grown.models,
     )
@@ -323,11 +326,11 @@ class _Size:
         self.resources: dict[str, None] = {}
 
     def hold(self, columns: Iterable[NodeColumn]) -> None:
-        for one in columns:
-            self.gpus = max(self.gpus, len(one.names))
-            self.groups = max(self.groups, len(one.groups))
-            self.links = max(self.links, len(one.links))
-            self.resources.update(dict.fromkeys(one.capacity))
+        for node_column in columns:
+            self.gpus = max(self.gpus, len(node_column.names))
+            self.groups = max(self.groups, len(node_column.groups))
+            self.links = max(self.links, len(node_column.links))
+            self.resources.update(dict.fromkeys(node_column.capacity))
 
 
 def _empty(
@@ -348,34 +351,34 @@ def _empty(
     )
 
 
-def _plain(one: NodeColumn, codes: _Codes) -> dict[str, Sequence[int]]:
+def _plain(node_column: NodeColumn, codes: _Codes) -> dict[str, Sequence[int]]:
     """The node's part of each array that is not by resource."""
     return {
-        "name_codes": [*map(codes.name, one.names)],
-        "usable": one.usable,
-        "model_codes": [*map(codes.model, one.models)],
-        "preferred": (one.preferred,),
-        "groups": one.groups,
-        "group_states": (one.group_state,),
-        "links": one.links,
-        "free_subdevices": one.free_subdevices,
-        "record_bytes": (one.record_bytes,),
+        "name_codes": [*map(codes.name, node_column.names)],
+        "usable": node_column.usable,
+        "model_codes": [*map(codes.model, node_column.models)],
+        "preferred": (node_column.preferred,),
+        "groups": node_column.groups,
+        "group_states": (node_column.group_state,),
+        "links": node_column.links,
+        "free_subdevices": node_column.free_subdevices,
+        "record_bytes": (node_column.record_bytes,),
     }
 
 
 def _fill(layout: GpuLayout, start: int, columns: Sequence[NodeColumn], codes: _Codes) -> None:
     """Write some nodes into arrays that nobody else has yet."""
-    plain = [_plain(one, codes) for one in columns]
+    plain = [_plain(node_column, codes) for node_column in columns]
     for name, (fill, _) in _ARRAYS.items():
-        _write(getattr(layout, name), start, [one[name] for one in plain], fill)
+        _write(getattr(layout, name), start, [node_column[name] for node_column in plain], fill)
     for name, capacity in layout.capacity.items():
-        _write(capacity, start, [one.capacity.get(name, ()) for one in columns], 0)
-        _write(layout.free[name], start, [one.free.get(name, ()) for one in columns], ABSENT)
+        _write(capacity, start, [node_column.capacity.get(name, ()) for node_column in columns], 0)
+        _write(layout.free[name], start, [node_column.free.get(name, ()) for node_column in columns], ABSENT)
 
 
 def _write(array: NDArray[Any], start: int, cells: Sequence[Sequence[int]], fill: int) -> None:
     if len(array):
-        padded = [_padded(one, len(array), fill) for one in cells]
+        padded = [_padded(values, len(array), fill) for values in cells]
         array[:, start : start + len(cells)] = np.array(padded, array.dtype).T
 
 
@@ -392,14 +395,16 @@ def _put(array: NDArray[Any], row: int, cells: Sequence[int], fill: int) -> NDAr
     return array
 
 
-def _grown(layout: GpuLayout, one: NodeColumn) -> GpuLayout:
+def _grown(layout: GpuLayout, node_column: NodeColumn) -> GpuLayout:
     """With room for a node of more cards, groups, links or resources than any before."""
-    gpus = max(layout.most_gpus, len(one.names))
-    heights = _heights(gpus, max(len(layout.groups), len(one.groups)), max(len(layout.links), len(one.links)))
+    gpus = max(layout.most_gpus, len(node_column.names))
+    heights = _heights(
+        gpus, max(len(layout.groups), len(node_column.groups)), max(len(layout.links), len(node_column.links))
+    )
     arrays: dict[str, Any] = {
         name: _taller(getattr(layout, name), height, _ARRAYS[name][0]) for name, height in heights.items()
     }
-    resources = [*layout.capacity, *(name for name in one.capacity if name not in layout.capacity)]
+    resources = [*layout.capacity, *(name for name in node_column.capacity if name not in layout.capacity)]
     nothing = np.zeros((0, layout.size + 1), np.int64)
     return layout._replace(
         **arrays,

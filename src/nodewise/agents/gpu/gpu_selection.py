@@ -81,10 +81,10 @@ class GpuChoice(NamedTuple):
     """(n, M): the linked tile of each card, of a pod that wants linked cards."""
 
     @property
-    def found(self) -> Mask:
+    def is_complete(self) -> Mask:
         """(M): where all are found."""
-        found: Mask = self.gpus[-1] >= 0
-        return found
+        is_complete: Mask = self.gpus[-1] >= 0
+        return is_complete
 
     def mask(self, gpus: int) -> Mask:
         """(C, M): which cards are taken; none where nobody looked for any."""
@@ -92,8 +92,8 @@ class GpuChoice(NamedTuple):
             return np.zeros((gpus, self.gpus.shape[1]), np.bool_)
         positions = np.arange(gpus, dtype=np.int8)[:, None]
         taken: Mask = self.gpus[0] == positions
-        for one in self.gpus[1:]:
-            taken |= one == positions
+        for positions_of_gpu in self.gpus[1:]:
+            taken |= positions_of_gpu == positions
         return taken
 
     def only(self, where: Mask) -> "GpuChoice":
@@ -110,10 +110,10 @@ class GpuChoice(NamedTuple):
 
     def or_else(self, other: "GpuChoice") -> "GpuChoice":
         """The other one where this one does not find all."""
-        gpus = np.where(self.found, self.gpus, other.gpus)
+        gpus = np.where(self.is_complete, self.gpus, other.gpus)
         if self.subdevices is None or other.subdevices is None:
             return GpuChoice(gpus)
-        return GpuChoice(gpus, np.where(self.found, self.subdevices, other.subdevices))
+        return GpuChoice(gpus, np.where(self.is_complete, self.subdevices, other.subdevices))
 
 
 def nothing(count: int, candidates: int) -> GpuChoice:
@@ -183,7 +183,7 @@ def within_one(
     """Choose so many cards from the first of the groups that has all. An attempt that fails leaves nothing behind."""
     best = nothing(1, able.shape[1])
     for group in groups:
-        if group.has(able, count, ~best.found):
+        if group.has(able, count, ~best.is_complete):
             choice = choose(able & group.gpus(len(able)))
             best = best.or_else(choice) if len(best.gpus) == len(choice.gpus) else choice
     return best

@@ -45,19 +45,21 @@ def details(
     if gpus + sum(bool(node.problems) for node in agent_state.nodes.values()) > most:
         return {}
     yield
-    found: dict[MetricKey, float] = {}
+    values: dict[MetricKey, float] = {}
     for name, node in agent_state.nodes.items():
         for at, gpu in enumerate(node.gpus.names):
             labels = (("node", name), ("card", gpu))
-            found[GPU_SHARE, labels] = _share(node, at, gpu, profile)
+            values[GPU_SHARE, labels] = _share(node, at, gpu, profile)
         if node.problems:
-            found[PROBLEMS, (("node", name),)] = len(node.problems)
+            values[PROBLEMS, (("node", name),)] = len(node.problems)
         yield
-    return found
+    return values
 
 
 def _share(node: NodeState, at: int, gpu: str, profile: ResourceProfile) -> float:
     """How much of the card's counting resource is held; 0 to 1, more where more is held than there is."""
-    capacity = sum(node.gpus.capacity[one][at] for one in profile.counts if one in node.gpus.capacity)
-    held = sum(node.allocations.amounts.get(gpu, {}).get(one, 0) for one in profile.counts)
+    capacity = sum(
+        node.gpus.capacity[resource][at] for resource in profile.counts if resource in node.gpus.capacity
+    )
+    held = sum(node.allocations.amounts.get(gpu, {}).get(resource, 0) for resource in profile.counts)
     return held / capacity if capacity else 0.0

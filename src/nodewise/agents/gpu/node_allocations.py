@@ -87,11 +87,11 @@ def may_hold_gpus(pod: AllocatedPod) -> bool:
     if GPUS in (pod.metadata.annotations or ()):
         return True
     containers = (*(pod.spec.containers or ()), *(pod.spec.initContainers or ()))
-    asked = (one.resources for one in containers if one.resources is not None)
+    requirements = (container.resources for container in containers if container.resources is not None)
     return any(
         "/" in resource and not resource.partition("/")[0].endswith("kubernetes.io")
-        for one in asked
-        for resource in (*(one.requests or ()), *(one.limits or ()))
+        for container in requirements
+        for resource in (*(container.requests or ()), *(container.limits or ()))
     )
 
 
@@ -132,8 +132,8 @@ def of_node(
     held |= _held_without_entry((pod for pod in bound if pod.metadata.uid not in held), profile, problems)
     ordered = {uid: held[uid] for uid in sorted(held)}
     return NodeAllocations(
-        _sum(one.amounts for one in ordered.values()),
-        _union(one.subdevices for one in ordered.values()),
+        _sum(allocation.amounts for allocation in ordered.values()),
+        _union(allocation.subdevices for allocation in ordered.values()),
         ordered,
         stale,
         undecided="undecided" in statuses.values(),
@@ -151,19 +151,19 @@ def _held_without_entry(
 
 def without(allocations: NodeAllocations, uids: Collection[str]) -> NodeAllocations:
     """The books as if these pods were gone."""
-    held = {uid: one for uid, one in allocations.by_uid.items() if uid not in uids}
+    held = {uid: allocation for uid, allocation in allocations.by_uid.items() if uid not in uids}
     if len(held) == len(allocations.by_uid):
         return allocations
     return allocations._replace(
-        amounts=_sum(one.amounts for one in held.values()),
-        subdevices=_union(one.subdevices for one in held.values()),
+        amounts=_sum(allocation.amounts for allocation in held.values()),
+        subdevices=_union(allocation.subdevices for allocation in held.values()),
         by_uid=held,
     )
 
 
 def _unreadable(record: AllocationRecord) -> list[str]:
-    found = [f"the ledger's entry for pod uid {uid}: {why}" for uid, why in record.unreadable.items()]
-    return [*found, f"the ledger: {record.problem}"] if record.problem else found
+    problems = [f"the ledger's entry for pod uid {uid}: {why}" for uid, why in record.unreadable.items()]
+    return [*problems, f"the ledger: {record.problem}"] if record.problem else problems
 
 
 def _by_entry(
@@ -175,7 +175,9 @@ def _by_entry(
     known = pod is not None and pod.metadata.uid == uid
     requests = demand.whole(pod, profile) if pod is not None and known else ()
     if len(requests) != len(gpus):  # an entry lists containers with cards only; older ones list all
-        requests = tuple(asked for asked in requests if any(asked.get(one, 0) > 0 for one in profile.counts))
+        requests = tuple(
+            request for request in requests if any(request.get(count, 0) > 0 for count in profile.counts)
+        )
     charged = _shares(requests, gpus) if len(requests) == len(gpus) else entry.charged
     if len(charged) != len(gpus):
         problems.append(
@@ -190,7 +192,7 @@ def _by_entry(
 def _by_annotations(pod: AllocatedPod, profile: ResourceProfile, problems: list[str]) -> PodAllocation | None:
     """What the older system wrote; None for a pod that asks for no card, or of which nobody knows what it holds."""
     requests = demand.whole(pod, profile)
-    if not any(amount for asked in requests for amount in asked.values()):
+    if not any(amount for request in requests for amount in request.values()):
         return None
     name = f"{pod.metadata.namespace}/{pod.metadata.name}"
     annotations = pod.metadata.annotations or {}
@@ -214,8 +216,8 @@ def _by_annotations(pod: AllocatedPod, profile: ResourceProfile, problems: list[
 def _shares(requests: Iterable[Mapping[str, int]], gpus: GpuNames) -> tuple[Mapping[str, int], ...]:
     """By container: what each of its cards is charged. What is left over is charged to none, as it always was."""
     return tuple(
-        quantities.divided(asked, len(names)) if names else {}
-        for asked, names in zip(requests, gpus, strict=True)
+        quantities.divided(request, len(names)) if names else {}
+        for request, names in zip(requests, gpus, strict=True)
     )
 
 
@@ -237,11 +239,11 @@ def _sum(parts: Iterable[Amounts]) -> Amounts:
 
 
 def _union(parts: Iterable[Mapping[str, frozenset[int]]]) -> Mapping[str, frozenset[int]]:
-    found: dict[str, frozenset[int]] = {}
+    union: dict[str, frozenset[int]] = {}
     for part in parts:
         for gpu, subdevices in part.items():
-            found[gpu] = found.get(gpu, frozenset()) | subdevices
-    return found
+            union[gpu] = union.get(gpu, frozenset()) | subdevices
+    return union
 
 
 def conflicts(allocations: NodeAllocations, gpus: NodeGpus) -> Iterator[str]:
@@ -249,9 +251,9 @@ def conflicts(allocations: NodeAllocations, gpus: NodeGpus) -> Iterator[str]:
 
     Of very many only the first.
     """
-    found = _conflicts(allocations, gpus)
-    yield from itertools.islice(found, _MOST_CONFLICTS)
-    if next(found, None) is not None:
+    texts = _conflicts(allocations, gpus)
+    yield from itertools.islice(texts, _MOST_CONFLICTS)
+    if next(texts, None) is not None:
         yield "pods hold more than there is of further cards or resources as well"
 
 
@@ -271,6 +273,6 @@ _NAMED: Final = 5
 
 
 def _holders(allocations: NodeAllocations, gpu: str) -> str:
-    names = [one.pod for one in allocations.by_uid.values() if gpu in one.amounts]
+    names = [allocation.pod for allocation in allocations.by_uid.values() if gpu in allocation.amounts]
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more

@@ -85,21 +85,21 @@ def read(node: GpuNode, profile: ResourceProfile) -> NodeGpus:
     """The cards of a node. The order of its labels does not matter."""
     notes = _Notes()
     tags = _texts(node.metadata.labels)
-    found = _found(node, tags, profile, notes)
-    capacity = _capacity(found, profile, notes)
-    if len(found) > MOST_GPUS or len(capacity) > MOST_RESOURCES:
+    by_name = _found(node, tags, profile, notes)
+    capacity = _capacity(by_name, profile, notes)
+    if len(by_name) > MOST_GPUS or len(capacity) > MOST_RESOURCES:
         notes.add(
-            f"{len(found)} cards of {len(capacity)} resources; at most {MOST_GPUS} of {MOST_RESOURCES} count"
+            f"{len(by_name)} cards of {len(capacity)} resources; at most {MOST_GPUS} of {MOST_RESOURCES} count"
         )
-        found, capacity = {}, {}
-    gpus = tuple(found)
+        by_name, capacity = {}, {}
+    gpus = tuple(by_name)
     subdevices = dict(zip(gpus, capacity.get(profile.subdevices, (0,) * len(gpus)), strict=True))
     marked = policy_labels.read(tags, _buses(tags, profile, notes), subdevices, notes.add)
     numa, numa_problem = _numa(tags, profile, subdevices, notes)
     return NodeGpus(
         names=gpus,
         capacity=capacity,
-        models=tuple(gpu.model for gpu in found.values()),
+        models=tuple(gpu.model for gpu in by_name.values()),
         unusable=marked.unusable,
         descheduled=marked.descheduled,
         subdevices_off=marked.subdevices_off,
@@ -134,28 +134,30 @@ class _Notes:
 
 def _mapping(raw: msgspec.Raw) -> dict[str, Any]:
     try:
-        found = msgspec.json.decode(raw)
+        value = msgspec.json.decode(raw)
     except UNREADABLE:
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def _texts(raw: msgspec.Raw) -> dict[str, str]:
     return {key: value for key, value in _mapping(raw).items() if isinstance(value, str)}
 
 
-def _amounts(given: Mapping[str, Any], profile: ResourceProfile, where: str, notes: _Notes) -> dict[str, int]:
+def _amounts(
+    quantities: Mapping[str, Any], profile: ResourceProfile, where: str, notes: _Notes
+) -> dict[str, int]:
     """The amounts above 0 of resources that are ours; one that cannot be read is absent."""
-    found = {}
-    for resource in sorted(filter(profile.has, given)):
+    result = {}
+    for resource in sorted(filter(profile.has, quantities)):
         try:
-            amount = amounts.exact(given[resource])
+            amount = amounts.exact(quantities[resource])
         except ValueError as error:
             notes.add(f"{where} {_cut(resource)}: {error}; it counts as absent")
             continue
         if amount:
-            found[resource] = amount
-    return found
+            result[resource] = amount
+    return result
 
 
 def _found(
@@ -165,8 +167,8 @@ def _found(
     allocatable = _amounts(_mapping(node.status.allocatable), profile, "allocatable", notes)
     annotations = node.metadata.annotations
     if annotations is not None and annotations.gpus is not None:
-        found = _annotated(annotations.gpus, allocatable, profile, notes)
-        return {name: found[name] for name in sorted(found)}
+        by_name = _annotated(annotations.gpus, allocatable, profile, notes)
+        return {name: by_name[name] for name in sorted(by_name)}
     names = (
         _labelled(tags, profile, notes) if profile.labelled else _counted(tags, allocatable, profile, notes)
     )
@@ -184,11 +186,11 @@ def _labelled(tags: Mapping[str, str], profile: ResourceProfile, notes: _Notes) 
     except ValueError as error:
         notes.add(str(error))
         text = ""
-    given = [number and f"card{number}" for number in node_labels.numbers(text)]
+    candidates = [number and f"card{number}" for number in node_labels.numbers(text)]
     if not text and old in tags:
-        key, given = old, tags[old].split(".")
-    names = set(filter(node_labels.is_name, given))
-    if len(names) < len(given):
+        key, candidates = old, tags[old].split(".")
+    names = set(filter(node_labels.is_name, candidates))
+    if len(names) < len(candidates):
         notes.add(f"label {key}: empty, double or odd names in {shown(text or tags[key])} do not count")
     return names
 
@@ -218,28 +220,28 @@ def _annotated(
 ) -> dict[str, _Gpu]:
     """Cards of the annotation, an even share of what is allocatable for those without a capacity of their own."""
     try:
-        given = msgspec.json.decode(text)
+        elements = msgspec.json.decode(text)
     except UNREADABLE as error:
         notes.add(f"annotation {GPUS}: {_cut(str(error))}")
         return {}
-    if not isinstance(given, list) or len(given) > MOST_GPUS:
-        notes.add(f"annotation {GPUS}: {shown(given)}; wanted a list of at most {MOST_GPUS} cards")
+    if not isinstance(elements, list) or len(elements) > MOST_GPUS:
+        notes.add(f"annotation {GPUS}: {shown(elements)}; wanted a list of at most {MOST_GPUS} cards")
         return {}
-    share = amounts.divided(allocatable, max(len(given), 1))
-    found: dict[str, _Gpu] = {}
-    for one in given:
-        name = one.get("name") if isinstance(one, dict) else None
-        if not isinstance(name, str) or not node_labels.is_name(name) or name in found:
-            notes.add(f"annotation {GPUS}: {shown(one)}; wanted a card with a name of its own")
+    share = amounts.divided(allocatable, max(len(elements), 1))
+    by_name: dict[str, _Gpu] = {}
+    for element in elements:
+        name = element.get("name") if isinstance(element, dict) else None
+        if not isinstance(name, str) or not node_labels.is_name(name) or name in by_name:
+            notes.add(f"annotation {GPUS}: {shown(element)}; wanted a card with a name of its own")
             continue
-        found[name] = _entry(one, f"annotation {GPUS}: {name}:", share, profile, notes)
-    return found
+        by_name[name] = _entry(element, f"annotation {GPUS}: {name}:", share, profile, notes)
+    return by_name
 
 
 def _entry(
-    one: Mapping[str, Any], where: str, share: Mapping[str, int], profile: ResourceProfile, notes: _Notes
+    element: Mapping[str, Any], where: str, share: Mapping[str, int], profile: ResourceProfile, notes: _Notes
 ) -> _Gpu:
-    model, capacity = one.get("model") or "", one.get("capacity")
+    model, capacity = element.get("model") or "", element.get("capacity")
     if not isinstance(model, str) or len(model) > LONGEST_NAME:
         notes.add(f"{where} model {shown(model)}; wanted a text of at most {LONGEST_NAME} characters")
         model = ""
@@ -257,11 +259,11 @@ def _entry(
 
 
 def _capacity(
-    found: Mapping[str, _Gpu], profile: ResourceProfile, notes: _Notes
+    by_name: Mapping[str, _Gpu], profile: ResourceProfile, notes: _Notes
 ) -> dict[str, tuple[int, ...]]:
     """Amounts by resource, by card; resources that no card has are left out."""
-    resources = sorted({resource for gpu in found.values() for resource in gpu.capacity})
-    rows = {name: tuple(gpu.capacity.get(name, 0) for gpu in found.values()) for name in resources}
+    resources = sorted({resource for gpu in by_name.values() for resource in gpu.capacity})
+    rows = {name: tuple(gpu.capacity.get(name, 0) for gpu in by_name.values()) for name in resources}
     subdevices = rows.get(profile.subdevices, ())
     if subdevices and max(subdevices) > MOST_SUBDEVICES:
         notes.add(f"{max(subdevices)} tiles on a card; at most {MOST_SUBDEVICES} count")
@@ -305,17 +307,17 @@ def _links(
     except ValueError as error:
         notes.add(f"label {key}: {error}")
         return ()
-    given, stopped = node_labels.links(text, by_index)
+    parsed, stopped = node_labels.links(text, by_index)
     if stopped:
         notes.add(f"label {key}: {stopped}")
-    found = [link for link in given if _ends_exist(link, subdevices)]
-    if len(found) < len(given):
+    existing = [link for link in parsed if _ends_exist(link, subdevices)]
+    if len(existing) < len(parsed):
         notes.add(
-            f"label {key}: {len(given) - len(found)} links to cards or tiles that the node does not have"
+            f"label {key}: {len(parsed) - len(existing)} links to cards or tiles that the node does not have"
         )
-    if len(found) > MOST_LINKS:
-        notes.add(f"label {key}: {len(found)} links; at most {MOST_LINKS} count")
-    return tuple(found[:MOST_LINKS])
+    if len(existing) > MOST_LINKS:
+        notes.add(f"label {key}: {len(existing)} links; at most {MOST_LINKS} count")
+    return tuple(existing[:MOST_LINKS])
 
 
 def _ends_exist(link: Link, subdevices: Mapping[str, int]) -> bool:

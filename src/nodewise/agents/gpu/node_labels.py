@@ -62,8 +62,8 @@ def numbers(text: str) -> list[str]:
 
 def groups(text: str) -> dict[str, frozenset[str]]:
     """By card: the first group of cards on one bus that it stands in. `0.1_2.3.4` are two groups."""
-    found = [_gpus(part) for part in text.split("_")] if text else []
-    return {gpu: group for group in reversed(found) for gpu in group}
+    gpu_groups = [_gpus(part) for part in text.split("_")] if text else []
+    return {gpu: group for group in reversed(gpu_groups) for gpu in group}
 
 
 def with_groups(gpus: Iterable[str], among: Mapping[str, frozenset[str]]) -> frozenset[str]:
@@ -77,13 +77,13 @@ def with_groups(gpus: Iterable[str], among: Mapping[str, frozenset[str]]) -> fro
 
 def numa(text: str) -> tuple[frozenset[str], ...]:
     """Cards of each NUMA node, as the label has them: `0-0.1_1-2.3`."""
-    found = []
+    numa_nodes = []
     for part in text.split("_") if text else ():
         head, _, gpus = part.partition("-")
         if part.count("-") != 1 or not head or not gpus:
             raise ValueError(f"{shown(part)} is not a NUMA node, -, and numbers of cards")
-        found.append(_gpus(gpus))
-    return tuple(found)
+        numa_nodes.append(_gpus(gpus))
+    return tuple(numa_nodes)
 
 
 def _gpus(text: str) -> frozenset[str]:
@@ -92,11 +92,11 @@ def _gpus(text: str) -> frozenset[str]:
 
 def devices(gpu_numbers: str) -> tuple[str, ...]:
     """Cards by Level-Zero device index: in the order of their numbers. ValueError where one is no number."""
-    found = [number for number in dict.fromkeys(numbers(gpu_numbers)) if number]
-    odd = [number for number in found if not _NUMBER.fullmatch(number)]
+    unique = [number for number in dict.fromkeys(numbers(gpu_numbers)) if number]
+    odd = [number for number in unique if not _NUMBER.fullmatch(number)]
     if odd:
         raise ValueError(f"{shown(odd[0])} is no number, so cards have no device index")
-    return tuple(f"card{number}" for number in sorted(found, key=lambda number: (int(number), number)))
+    return tuple(f"card{number}" for number in sorted(unique, key=lambda number: (int(number), number)))
 
 
 def links(text: str, by_index: tuple[str, ...]) -> tuple[list[Link], str]:
@@ -104,29 +104,29 @@ def links(text: str, by_index: tuple[str, ...]) -> tuple[list[Link], str]:
 
     Links that name no device, or join a card with itself, are left out.
     """
-    found: dict[Link, None] = {}
+    result: dict[Link, None] = {}
     for part in text.split("_") if text else ():
         match = _LINK.fullmatch(part)
         if match is None:
             return list(
-                found
+                result
             ), f"{shown(part)} is no link such as 0.0-1.0; it and those after it do not count"
         left, left_subdevice, right, right_subdevice = map(int, match.groups())
-        if len(found) == _MOST_LINKS:
-            return list(found), f"there are more than {_MOST_LINKS} links; the others do not count"
+        if len(result) == _MOST_LINKS:
+            return list(result), f"there are more than {_MOST_LINKS} links; the others do not count"
         if left != right and max(left, right) < len(by_index):
-            found[Link(by_index[left], left_subdevice, by_index[right], right_subdevice)] = None
-    return list(found), ""
+            result[Link(by_index[left], left_subdevice, by_index[right], right_subdevice)] = None
+    return list(result), ""
 
 
 def rules(labels: Mapping[str, str]) -> list[PolicyRule]:
     """What telemetry policies say of this node, by policy and name."""
-    found = []
+    result = []
     for key, value in labels.items():
         policy, slash, name = key.removeprefix(TELEMETRY).partition("/")
         if key.startswith(TELEMETRY) and slash and "/" not in name:
-            found.append(PolicyRule(policy, name, value))
-    return sorted(found)
+            result.append(PolicyRule(policy, name, value))
+    return sorted(result)
 
 
 def subdevice(text: str) -> tuple[str, int] | None:

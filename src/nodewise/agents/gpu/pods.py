@@ -86,8 +86,8 @@ def cpu_milli(pod: GpuPod) -> int:
 
 def _cpu_milli(container: GpuContainer) -> int:
     """0 where it cannot be read."""
-    given = container.resources
-    value = given and ((given.requests or {}).get("cpu") or (given.limits or {}).get("cpu"))
+    resources = container.resources
+    value = resources and ((resources.requests or {}).get("cpu") or (resources.limits or {}).get("cpu"))
     return _milli(str(value)) if value else 0
 
 

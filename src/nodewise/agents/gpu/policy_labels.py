@@ -76,18 +76,18 @@ def _gpus(rules: Sequence[PolicyRule], start: str, groups: Groups) -> frozenset[
 
 
 def _subdevices(rules: Sequence[PolicyRule], *starts: str) -> Tiles:
-    found: dict[str, set[int]] = {}
+    by_gpu: dict[str, set[int]] = {}
     for start in starts:
         for text, _ in _named(rules, start):
             if subdevice := node_labels.subdevice(text):
-                found.setdefault(subdevice[0], set()).add(subdevice[1])
-    return {gpu: frozenset(numbers) for gpu, numbers in sorted(found.items())}
+                by_gpu.setdefault(subdevice[0], set()).add(subdevice[1])
+    return {gpu: frozenset(numbers) for gpu, numbers in sorted(by_gpu.items())}
 
 
-def _existing(found: Tiles, subdevices: Mapping[str, int], note: Callable[[str], None]) -> Tiles:
+def _existing(named: Tiles, subdevices: Mapping[str, int], note: Callable[[str], None]) -> Tiles:
     """Those that the cards have: one tile that two labels name is one tile."""
     kept = {}
-    for gpu, numbers in found.items():
+    for gpu, numbers in named.items():
         existing = frozenset(number for number in numbers if number < subdevices.get(gpu, 0))
         for number in sorted(numbers - existing):
             note(f"labels of telemetry policies take {gpu}_gt{number} out: the node has no such tile")
@@ -97,11 +97,11 @@ def _existing(found: Tiles, subdevices: Mapping[str, int], note: Callable[[str],
 
 
 def _preferred_subdevices(rules: Sequence[PolicyRule]) -> dict[str, tuple[int, ...]]:
-    found: dict[str, dict[int, None]] = {}
+    by_gpu: dict[str, dict[int, None]] = {}
     for gpu, value in _named(rules, _SUBDEVICE_PREFERRED):
         if subdevice := node_labels.subdevice(f"{gpu}_{value}"):
-            found.setdefault(subdevice[0], {})[subdevice[1]] = None
-    return {gpu: tuple(numbers) for gpu, numbers in sorted(found.items())}
+            by_gpu.setdefault(subdevice[0], {})[subdevice[1]] = None
+    return {gpu: tuple(numbers) for gpu, numbers in sorted(by_gpu.items())}
 
 
 def _preferred(

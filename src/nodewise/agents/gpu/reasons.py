@@ -227,11 +227,11 @@ class Shortfall(msgspec.Struct, frozen=True):
 
     def text(self) -> str:
         free = max(self.free, 0)
-        told, wanted, short = map(amounts.text, (free, self.wanted, self.wanted - free))
-        return f"{self.gpu} has {told} {self.resource} left, {wanted} wanted: {short} too little"
+        free_text, wanted, short = map(amounts.text, (free, self.wanted, self.wanted - free))
+        return f"{self.gpu} has {free_text} {self.resource} left, {wanted} wanted: {short} too little"
 
 
-def _gpus(count: int, one: str = "", many: str = "") -> str:
+def _gpus(count: int, singular_verb: str = "", plural_verb: str = "") -> str:
     """`no card`, `fewer than 3 cards`, with a verb where one follows."""
-    words = ("no card", one) if count == 1 else (f"fewer than {count} cards", many)
+    words = ("no card", singular_verb) if count == 1 else (f"fewer than {count} cards", plural_verb)
     return " ".join(filter(None, words))

@@ -92,7 +92,7 @@ class Rejections:
 
 
 def explain_failure(
-    found: Rejections,
+    rejections: Rejections,
     candidate_gpus: CandidateGpus,
     container: ContainerDemand,
     allowed: Mask,
@@ -104,19 +104,19 @@ def explain_failure(
     `allowed` (C, M) are the cards that the pod may use, `enough` those that have as much of one resource left.
     """
     count = container.count
-    found.reject(failed & (_count(allowed) < count), reasons.NoneUsable(container.name, count))
+    rejections.reject(failed & (_count(allowed) < count), reasons.NoneUsable(container.name, count))
     together = allowed
     for resource, mask in enough.items():
         amount = container.per_gpu[resource]
         few = failed & (_count(allowed & mask) < count)
-        at = found.reject(few, reasons.TooLittle(container.name, count, resource, amount))
-        _record_largest(found, candidate_gpus, allowed & ~mask, resource, amount, at)
+        at = rejections.reject(few, reasons.TooLittle(container.name, count, resource, amount))
+        _record_largest(rejections, candidate_gpus, allowed & ~mask, resource, amount, at)
         together = together & mask
-    at = found.reject(failed & (_count(together) < count), reasons.NotTogether(container.name, count))
+    at = rejections.reject(failed & (_count(together) < count), reasons.NotTogether(container.name, count))
     closest = _fewest(allowed[:, at] & ~together[:, at], [mask[:, at] for mask in enough.values()])
     for resource, mask in reversed([*enough.items()]):
         short = ~mask[closest, at]
-        _record(found, candidate_gpus, resource, container.per_gpu[resource], at[short], closest[short])
+        _record(rejections, candidate_gpus, resource, container.per_gpu[resource], at[short], closest[short])
 
 
 def _fewest(among: Mask, enough: Sequence[Mask]) -> NDArray[np.intp]:
@@ -128,7 +128,7 @@ def _fewest(among: Mask, enough: Sequence[Mask]) -> NDArray[np.intp]:
 
 
 def _record_largest(
-    found: Rejections,
+    rejections: Rejections,
     candidate_gpus: CandidateGpus,
     lacking: Mask,
     resource: str,
@@ -138,11 +138,11 @@ def _record_largest(
     """Name the card that has most of the resource among those that have too little."""
     if len(at):
         free = np.where(lacking[:, at], candidate_gpus.free(resource)[:, at], np.iinfo(np.int64).min)
-        _record(found, candidate_gpus, resource, amount, at, free.argmax(axis=0))
+        _record(rejections, candidate_gpus, resource, amount, at, free.argmax(axis=0))
 
 
 def _record(
-    found: Rejections,
+    rejections: Rejections,
     candidate_gpus: CandidateGpus,
     resource: str,
     amount: int,
@@ -150,7 +150,7 @@ def _record(
     gpus: NDArray[np.intp],
 ) -> None:
     names = candidate_gpus.layout.name_codes[gpus, candidate_gpus.rows[at]]
-    found.record_shortfall(at, names, candidate_gpus.free(resource)[gpus, at], resource, amount)
+    rejections.record_shortfall(at, names, candidate_gpus.free(resource)[gpus, at], resource, amount)
 
 
 def _count(gpus: Mask) -> NDArray[np.int8]:

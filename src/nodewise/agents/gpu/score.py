@@ -118,9 +118,9 @@ def fitting(inputs: PlacementInputs, demand: Demand) -> GpuOrder:
 
     If one container alone takes cards that are not linked, it fits whichever comes first.
     """
-    found = order(inputs, demand)
-    alone = sum(one.count > 0 for one in demand.containers) == 1 and not demand.linked
-    return AnyGpu() if alone and not found.prefers else found
+    gpu_order = order(inputs, demand)
+    alone = sum(container.count > 0 for container in demand.containers) == 1 and not demand.linked
+    return AnyGpu() if alone and not gpu_order.prefers else gpu_order
 
 
 def order(inputs: PlacementInputs, demand: Demand) -> GpuOrder:
@@ -162,10 +162,10 @@ def points(
 def ranked(keys: list[NDArray[np.float64]], fits: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Points by keys (M) each, the first one first, smaller ones better; nothing where the pod does not fit."""
     places = np.lexsort([*keys[::-1], ~fits])
-    found = np.zeros(len(fits), np.int64)
+    scores = np.zeros(len(fits), np.int64)
     best = places[:MAX_SCORE]
-    found[best] = np.arange(MAX_SCORE, MAX_SCORE - len(best), -1)
-    return np.where(fits, found, 0)
+    scores[best] = np.arange(MAX_SCORE, MAX_SCORE - len(best), -1)
+    return np.where(fits, scores, 0)
 
 
 def _keys(
@@ -212,18 +212,18 @@ def _hosts(inputs: PlacementInputs, candidate_gpus: CandidateGpus, cpu_milli: in
 def _after(before: CandidateGpus, demand: Demand, fitted: FitResult | None) -> CandidateGpus:
     """The candidates with the pod there."""
     after = before.fork()
-    for choice, one in zip(fitted.containers if fitted else (), demand.containers, strict=False):
-        if one.count:
-            after.take(choice.mask(before.layout.most_gpus), one.per_gpu)
+    for choice, container in zip(fitted.containers if fitted else (), demand.containers, strict=False):
+        if container.count:
+            after.take(choice.mask(before.layout.most_gpus), container.per_gpu)
     return after
 
 
 def _taken(candidate_gpus: CandidateGpus, fitted: FitResult | None) -> NDArray[np.bool_]:
     """(C, M): the cards that the pod gets."""
-    found = np.zeros((candidate_gpus.layout.most_gpus, len(candidate_gpus)), bool)
+    taken = np.zeros((candidate_gpus.layout.most_gpus, len(candidate_gpus)), bool)
     for choice in fitted.containers if fitted else ():
-        found |= choice.mask(len(found))
-    return found
+        taken |= choice.mask(len(taken))
+    return taken
 
 
 def _used(candidate_gpus: CandidateGpus, resources: tuple[str, ...]) -> Floats:
@@ -236,8 +236,8 @@ def _used(candidate_gpus: CandidateGpus, resources: tuple[str, ...]) -> Floats:
         (candidate_gpus.capacity(name).sum(axis=0, dtype=np.float64) for name in resources),
         np.zeros(len(candidate_gpus)),
     )
-    found: Floats = used / np.maximum(has, 1.0)
-    return found
+    share: Floats = used / np.maximum(has, 1.0)
+    return share
 
 
 def _amounts(container: ContainerDemand, counts: tuple[str, ...]) -> tuple[str, ...]:
@@ -249,8 +249,10 @@ def _amounts(container: ContainerDemand, counts: tuple[str, ...]) -> tuple[str, 
 def _all_amounts(demand: Demand, inputs: PlacementInputs) -> tuple[str, ...]:
     if inputs.placing(demand) == "fragmentation":
         return inputs.workload.shared
-    found = dict.fromkeys(name for one in demand.containers for name in _amounts(one, inputs.counts))
-    return tuple(found)
+    names = dict.fromkeys(
+        name for container in demand.containers for name in _amounts(container, inputs.counts)
+    )
+    return tuple(names)
 
 
 def _rounded(values: Floats) -> Floats:

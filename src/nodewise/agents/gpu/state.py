@@ -150,17 +150,17 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         if before is None or before.record_text == text:
             return agent_state
         read = allocation_record.read(record)
-        one = self._computed(node, before.gpus, (text, read), before.bound, agent_state.pods)
-        nodes, row = {**agent_state.nodes, node: one}, agent_state.rows.get(node)
+        after = self._computed(node, before.gpus, (text, read), before.bound, agent_state.pods)
+        nodes, row = {**agent_state.nodes, node: after}, agent_state.rows.get(node)
         if row is None:
             return agent_state._replace(nodes=nodes)
         layout, cpu_free = (
-            gpu_layout.with_row(agent_state.layout, row, one.gpus, one.allocations),
+            gpu_layout.with_row(agent_state.layout, row, after.gpus, after.allocations),
             agent_state.cpu_free,
         )
-        if cpu_free is not None and one.cpu_held != before.cpu_held:
+        if cpu_free is not None and after.cpu_held != before.cpu_held:
             cpu_free = cpu_free.copy()
-            cpu_free[row] += before.cpu_held - one.cpu_held
+            cpu_free[row] += before.cpu_held - after.cpu_held
         return agent_state._replace(layout=layout, nodes=nodes, cpu_free=cpu_free)
 
     def _apply_nodes(self, changes: Iterable[tuple[ObjectKey, Change[Any]]]) -> Generator[None, None, None]:
@@ -195,10 +195,10 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         self._dirty.add(node)
 
     def _follow_histogram(
-        self, found: Mapping[ObjectKey, DemandConfigMap], today: int
+        self, configmaps: Mapping[ObjectKey, DemandConfigMap], today: int
     ) -> Generator[None, None, None]:
         """Make the tables of typical pods anew where others count now."""
-        only = next(iter(found.values()), None)
+        only = next(iter(configmaps.values()), None)
         if self._seen_histogram == (only, today):
             return
         counted = yield from demand_histogram.read(only)
@@ -237,11 +237,11 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
             name = next(iter(self._dirty))
             gpus = self._gpus.get(name)
             bound = tuple(self._bound.get(name, {}).values())
-            one = None
+            node_state = None
             if gpus is not None and (gpus.names or gpus.problems or bound or name in self._records):
                 gpus = self._resource_cap.limited(gpus)
-                one = self._computed(name, gpus, self._records.get(name, _NO_RECORD), bound, pods)
-            self._put(name, one)
+                node_state = self._computed(name, gpus, self._records.get(name, _NO_RECORD), bound, pods)
+            self._put(name, node_state)
             self._dirty.discard(name)
             yield
 
@@ -260,17 +260,17 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
             gpus, allocations, record[0], bound, problems, free_cpu.held(allocations, bound, pods)
         )
 
-    def _put(self, name: str, one: NodeState | None) -> None:
+    def _put(self, name: str, node_state: NodeState | None) -> None:
         self._problems.pop(name, None)
         self._undecided.discard(name)
-        if one is None:
+        if node_state is None:
             self._nodes.pop(name, None)
         else:
-            self._nodes[name] = one
-            if one.allocations.undecided:
+            self._nodes[name] = node_state
+            if node_state.allocations.undecided:
                 self._undecided.add(name)
-            if one.problems:
-                self._problems[name] = one.problems
+            if node_state.problems:
+                self._problems[name] = node_state.problems
         self._moved.add(name)
         self._free_cpu.touch(name)
 
@@ -288,8 +288,10 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         while self._moved:
             name = self._moved.pop()
             if name in self._rows:
-                one = self._nodes[name]
-                self._layout = gpu_layout.with_row(self._layout, self._rows[name], one.gpus, one.allocations)
+                node_state = self._nodes[name]
+                self._layout = gpu_layout.with_row(
+                    self._layout, self._rows[name], node_state.gpus, node_state.allocations
+                )
             yield
 
     def _cpu_held(self, name: str) -> int:
@@ -301,8 +303,8 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
     def _lay_out_all(self, index: NodeIndex) -> Generator[None, None, None]:
         names = [name for name in index.known if self._has_gpus(name)]
         rows = {name: row for row, name in enumerate(names)}
-        given = [(self._nodes[name].gpus, self._nodes[name].allocations) for name in names]
-        self._layout = yield from gpu_layout.building(given, _numbered(index, rows), self._profile.subdevices)
+        nodes = [(self._nodes[name].gpus, self._nodes[name].allocations) for name in names]
+        self._layout = yield from gpu_layout.building(nodes, _numbered(index, rows), self._profile.subdevices)
         self._rows, self._index = rows, index
         self._names = 2 * _names(self._layout) + _NAMES
         self._moved.clear()
@@ -336,5 +338,5 @@ def _named(record: tuple[str, AllocationRecord] | None) -> Iterable[ObjectKey]:
 
 def _numbered(index: NodeIndex, rows: Mapping[str, int]) -> Any:
     """By node number: the column of the layout; the one after the last for a node without cards."""
-    found = [rows.get(name, len(rows)) for name in index.known]
-    return np.array([*found, len(rows)], np.intp)
+    columns = [rows.get(name, len(rows)) for name in index.known]
+    return np.array([*columns, len(rows)], np.intp)

@@ -30,8 +30,13 @@ def _node(node: NodeState) -> dict[str, Any]:
     return {
         "cards": {name: _gpu(node, at, name) for at, name in enumerate(node.gpus.names)},
         "pods": {
-            uid: {"pod": one.pod, "containers": one.gpus, "cards": one.amounts, "by": one.source}
-            for uid, one in node.allocations.by_uid.items()
+            uid: {
+                "pod": allocation.pod,
+                "containers": allocation.gpus,
+                "cards": allocation.amounts,
+                "by": allocation.source,
+            }
+            for uid, allocation in node.allocations.by_uid.items()
         },
         "problems": node.problems,
     }

@@ -30,18 +30,22 @@ def assign(
 
     Linked tiles are set aside for all containers first. Where the pod fits there are enough for everybody.
     """
-    left = {taken.gpu: _free(gpus, usage, resource, taken.gpu) for one in containers for taken in one}
-    for taken in (taken for one in containers for taken in one):
+    left = {
+        taken.gpu: _free(gpus, usage, resource, taken.gpu) for container in containers for taken in container
+    }
+    for taken in (taken for container in containers for taken in container):
         if taken.subdevices and taken.linked in left[taken.gpu]:
             left[taken.gpu].remove(taken.linked)
-    return tuple(tuple(_take(gpus, left[taken.gpu], taken) for taken in one) for one in containers)
+    return tuple(
+        tuple(_take(gpus, left[taken.gpu], taken) for taken in container) for container in containers
+    )
 
 
 def reorder(subdevices: Sequence[int], preferred: Sequence[int]) -> list[int]:
     """Preferred tiles come first: each changes places with the one that stands there."""
     ordered = list(subdevices)
-    found = [subdevice for subdevice in dict.fromkeys(preferred) if subdevice in ordered]
-    for place, subdevice in enumerate(found):
+    existing = [subdevice for subdevice in dict.fromkeys(preferred) if subdevice in ordered]
+    for place, subdevice in enumerate(existing):
         at = ordered.index(subdevice)
         if at > place:
             ordered[at], ordered[place] = ordered[place], ordered[at]

@@ -53,11 +53,11 @@ History = Mapping[int, Mapping[PodClass, int]]
 
 def of(demand: Demand) -> Iterator[PodClass]:
     """The classes of one pod: one for each container that asks for cards."""
-    for one in demand.containers:
-        if 0 < one.count <= _MOST_GPUS:
-            wanted = Amounts({name: amount for name, amount in one.per_gpu.items() if amount > 0})
+    for container in demand.containers:
+        if 0 < container.count <= _MOST_GPUS:
+            wanted = Amounts({name: amount for name, amount in container.per_gpu.items() if amount > 0})
             if wanted:
-                yield PodClass(one.count, wanted, demand.cpu_milli, demand.models)
+                yield PodClass(container.count, wanted, demand.cpu_milli, demand.models)
 
 
 def day(at_s: float) -> int:
@@ -97,28 +97,34 @@ def encode(history: History) -> dict[str, str]:
 
 def _encoded(counts: Mapping[PodClass, int]) -> str:
     rows = [
-        _Kept(pods, one.gpus, dict(sorted(one.per_gpu.items())), one.cpu_milli, _models(one))
-        for one, pods in counts.items()
+        _Kept(
+            pods,
+            pod_class.gpus,
+            dict(sorted(pod_class.per_gpu.items())),
+            pod_class.cpu_milli,
+            _models(pod_class),
+        )
+        for pod_class, pods in counts.items()
     ]
     texts = [(-row.pods, msgspec.json.encode(row)) for row in rows]
     kept = (text for _, text in sorted(texts) if len(text) <= _LONGEST)
     return f"[{b','.join(itertools.islice(kept, _MOST_CLASSES)).decode()}]"
 
 
-def _models(one: PodClass) -> list[str] | None:
-    return None if one.models is None else sorted(one.models)
+def _models(pod_class: PodClass) -> list[str] | None:
+    return None if pod_class.models is None else sorted(pod_class.models)
 
 
 def decode(data: Mapping[str, str] | None) -> History:
     """A history from the data of the ConfigMap, whatever is in there; what cannot be read is left out."""
-    found: dict[int, Mapping[PodClass, int]] = {}
+    history: dict[int, Mapping[PodClass, int]] = {}
     for key, text in (data or {}).items():
         number = key.removeprefix("day-")
         if number.isascii() and number.isdecimal() and len(number) < len(str(LARGEST)):
             counts = Counter(dict(_decoded(text)))
             if counts:
-                found[int(number)] = counts
-    return found
+                history[int(number)] = counts
+    return history
 
 
 def _decoded(text: str) -> Iterator[tuple[PodClass, int]]:
@@ -132,7 +138,7 @@ def _decoded(text: str) -> Iterator[tuple[PodClass, int]]:
         except UNREADABLE:
             continue
         amounts = [*row.per_gpu.values(), row.pods]
-        if all(0 < one <= LARGEST for one in amounts) and 0 < row.gpus <= _MOST_GPUS and row.per_gpu:
+        if all(0 < amount <= LARGEST for amount in amounts) and 0 < row.gpus <= _MOST_GPUS and row.per_gpu:
             models = None if row.models is None else frozenset(row.models)
             cpu_milli = min(max(row.cpu_milli, 0), LARGEST)
             yield PodClass(row.gpus, Amounts(row.per_gpu), cpu_milli, models), row.pods
@@ -151,43 +157,43 @@ def load(path: str, profile: ResourceProfile, options: GpuOptions) -> Classes:
     everything that is wrong with it.
     """
     problems: list[Problem] = []
-    found: Counter[PodClass] = Counter()
+    classes: Counter[PodClass] = Counter()
     for number, entry in enumerate(_entries(path), 1):
         where = f"{path}: entry {number}"
         try:
-            pods, one = _entry(where, entry, profile, options)
+            pods, pod_classes = _entry(where, entry, profile, options)
         except BadSettings as error:
             problems += error.problems
             continue
-        for wanted in one:
-            found[wanted] += pods
+        for pod_class in pod_classes:
+            classes[pod_class] += pods
     if problems:
         raise _bad(*problems)
-    return found
+    return classes
 
 
 def _entries(path: str) -> list[Any]:
     try:
         data = Path(path).read_bytes()
-        found = _rows(data.decode()) if path.endswith(".csv") else yaml_loader.load(data, path)
+        entries = _rows(data.decode()) if path.endswith(".csv") else yaml_loader.load(data, path)
     except (OSError, ValueError, BadInput, csv.Error) as error:
         problem = Problem("--gpu-typical-pods", f"{path}: {error}", "a readable YAML, JSON or CSV file")
         raise _bad(problem) from error
-    if not isinstance(found, list):
-        raise _bad(Problem(path, shown(found), "a list"))
-    return found
+    if not isinstance(entries, list):
+        raise _bad(Problem(path, shown(entries), "a list"))
+    return entries
 
 
 def _rows(text: str) -> list[dict[str, Any]]:
     """The lines of a CSV file as entries."""
-    found = []
+    rows = []
     for line in csv.DictReader(io.StringIO(text), strict=True):
         cells = {key: value for key, value in line.items() if value}
         entry: dict[str, Any] = {key: cells.pop(key) for key in ("pods", "models") if key in cells}
         if "models" in entry:
             entry["models"] = entry["models"].split("|")
-        found.append({**entry, "requests": cells})
-    return found
+        rows.append({**entry, "requests": cells})
+    return rows
 
 
 def _entry(
@@ -205,13 +211,13 @@ def _entry(
     return _pods(where, entry.get("pods", 1)), _wanted(where, entry, profile, options)
 
 
-def _pods(where: str, given: Any) -> int:
+def _pods(where: str, value: Any) -> int:
     try:
-        pods = int(given)
+        pods = int(value)
     except (TypeError, ValueError):
         pods = 0
-    if isinstance(given, bool) or not 0 < pods <= LARGEST:
-        raise _bad(Problem(f"{where}: pods", shown(given), "a whole number above 0"))
+    if isinstance(value, bool) or not 0 < pods <= LARGEST:
+        raise _bad(Problem(f"{where}: pods", shown(value), "a whole number above 0"))
     return pods
 
 
@@ -226,7 +232,7 @@ def _wanted(
     annotations = {}
     models = entry.get("models")
     if models is not None:
-        if not isinstance(models, list) or not all(isinstance(one, str) for one in models):
+        if not isinstance(models, list) or not all(isinstance(model, str) for model in models):
             raise _bad(Problem(f"{where}: models", shown(models), "a list of names"))
         annotations[demands.MODELS] = ",".join(models)
     container = GpuContainer("typical", GpuResources(requests))
@@ -234,11 +240,11 @@ def _wanted(
     demand = demands.read(pod, profile, options)
     if demand.problem is not None:
         raise _bad(Problem(f"{where}: requests", demand.problem.text(), demand.problem.remedy()))
-    found = list(of(demand))
-    if not found:
+    pod_classes = list(of(demand))
+    if not pod_classes:
         seen_there = shown(sorted(requests))
         raise _bad(Problem(f"{where}: requests", seen_there, f"some {' or '.join(profile.counts)}"))
-    return found
+    return pod_classes
 
 
 def _bad(*problems: Problem) -> BadSettings:

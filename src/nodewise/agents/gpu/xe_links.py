@@ -79,11 +79,11 @@ def _without(free: Bits, choice: GpuChoice) -> Bits:
 
 def _open(able: Mask, links: CandidateLinks, free: Bits) -> Mask:
     """Links whose cards would do and whose tiles are free."""
-    one = np.uint64(1)
+    bit = np.uint64(1)
     at = links.candidate
     left = free[links.left, at] >> links.left_subdevice.astype(np.uint64)
     right = free[links.right, at] >> links.right_subdevice.astype(np.uint64)
-    both: Mask = (left & right & one) == one
+    both: Mask = (left & right & bit) == bit
     return both & able[links.left, at] & able[links.right, at]
 
 
