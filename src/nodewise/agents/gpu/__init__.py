@@ -1,37 +1,36 @@
-"""The gpu agent: books for each card, so that a pod goes only where its cards fit, and is told which ones it has.
+"""The gpu agent: allocates GPUs to pods, so that a pod only lands where its GPUs fit and knows which ones it has.
 
-| file | what lives there |
+| file | content |
 |---|---|
 | `options.py` | settings |
-| `profile.py` | whose cards they are: names of resources, and how a node says which cards it has |
-| `amounts.py` | amounts of resources, exact or a problem |
-| `labels.py` | the grammars of node labels |
-| `marks.py` | what telemetry policies say of cards and tiles |
-| `cards.py` | a node's cards |
+| `resource_profile.py` | resource names of a GPU vendor, and how a node describes its GPUs |
+| `amounts.py` | amounts of resources, exact or an error |
+| `node_labels.py` | parsers of node labels |
+| `policy_labels.py` | GPUs and sub-devices that telemetry policies exclude or prefer |
+| `node_gpus.py` | the GPUs of a node |
 | `pods.py` | the fields of a pod that are read |
-| `demand.py` | what a pod wants of cards |
-| `ledger.py` | the entries of a node's Lease |
-| `limits.py` | limits of pods and ledgers, the same for filter and bind |
-| `books.py` | who holds what |
-| `processors.py` | the CPU of nodes that no pod requests |
-| `layout.py`, `rations.py` | the cards of all nodes as arrays, and how many resources these hold at most |
-| `fit.py` | whether a pod fits, and on which cards |
-| `choosing.py`, `working.py`, `links.py`, `rejections.py` | the parts of a fit |
-| `score.py`, `fragmentation.py`, `typical.py` | which cards first, which nodes are liked; what pods usually come |
-| `tiles.py` | which tiles of a card, at bind |
-| `details.py` | which cards a pod would get on a node, or what is lacking there, in words |
-| `reasons.py` | why a node is rejected, in words |
-| `state.py` | nodes, pods and ledgers in, the slot of the snapshot out |
-| `showing.py` | the books as `/state/gpu` shows them |
-| `agent.py` | answers a request, and plans a bind |
-| `descheduling.py` | which pods are told to go |
-| `sweeping.py` | what of a ledger is to be cleared away |
-| `census.py` | the count of the pods that come, in a ConfigMap |
-| `checking.py` | whether the books are those of a fresh list |
-| `gauges.py` | the books as numbers for Prometheus |
-| `controller.py` | does all that, in the leader or in every replica |
+| `demand.py` | what a pod requests of GPUs |
+| `allocation_record.py` | the reservations in the Lease of a node |
+| `limits.py` | limits of pods and allocation records, shared by filter and bind |
+| `node_allocations.py` | which pod holds which GPUs of a node |
+| `free_cpu.py` | the CPU of nodes that no pod requests |
+| `gpu_layout.py`, `resource_cap.py` | the GPUs of all nodes as arrays, and the most resources in these |
+| `fit.py` | whether a pod fits, and on which GPUs |
+| `gpu_selection.py`, `candidate_gpus.py`, `xe_links.py`, `rejections.py` | the parts of a fit |
+| `score.py`, `fragmentation.py`, `typical_pods.py` | the order of GPUs and nodes; the pods of a typical workload |
+| `subdevices.py` | assignment of sub-devices at bind |
+| `fit_details.py` | the GPUs that a pod would get on a node, or what it lacks there |
+| `reasons.py` | why a node is rejected |
+| `state.py` | builds the agent state from nodes, pods and allocation records |
+| `state_export.py`, `metrics.py` | the allocations at `/state/gpu`, and as metrics |
+| `agent.py` | answers requests, and plans binds |
+| `descheduling.py` | labels of pods for the descheduler |
+| `garbage_collection.py` | reservations to remove |
+| `demand_histogram.py` | the histogram of pods in a ConfigMap |
+| `consistency.py` | compares the allocations with a fresh list |
+| `controller.py` | calls the API server for the four above |
 
-Takes over from GPU Aware Scheduling 0.5.6.
+Replaces GPU Aware Scheduling 0.5.6.
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,7 @@
-"""Answers requests from the gpu slot: whether a pod's cards fit, and which ones it gets where it is bound.
+"""Answers requests of the gpu agent: whether a pod fits the GPUs of a node, and which ones it gets at bind.
 
-Filter reserves nothing; a pod holds its cards from the entry on that `bind` plans. Preempt fits the pod to the books
-without those of the victims.
+Filter reserves nothing. A pod holds its GPUs from the reservation on that `bind` plans. Preempt fits the pod to the
+allocations without those of the victims.
 """
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -56,7 +56,7 @@ _T = TypeVar("_T")
 BIND_TIME: Final = "gas-ts"
 """The annotation by which the older device plugin tells which of several pods was bound first: Unix time in ns."""
 GPU_NUMBERS: Final = "cards.nodewise.io/"
-"""The annotation `cards.nodewise.io/<container>`: the numbers of its cards, for the downward API."""
+"""The annotation `cards.nodewise.io/<container>`: the numbers of its GPUs, for the downward API."""
 _NUMBERED: Final = "card"
 
 
@@ -87,7 +87,7 @@ class GpuAgent(
         return demands.read(pod, self._profile, self._options)
 
     def filter(self, pod: GpuPod, candidates: Names, snapshot: Snapshot) -> Verdict | None:
-        """Where some node fits with a card that a telemetry policy prefers, only such nodes pass."""
+        """Where some node fits with a GPU that a telemetry policy prefers, only such nodes pass."""
         demand = self.equivalence_key(pod)
         if not demand.wants_gpus:
             return None
@@ -105,7 +105,7 @@ class GpuAgent(
         return replace(verdict, codes=codes, reasons=(*verdict.reasons, reasons.PassedOver()))
 
     def score(self, pod: GpuPod, candidates: Names, snapshot: Snapshot) -> Scores | None:
-        """As the placement has it, which may like nodes for pods without cards as well."""
+        """As the placement has it, which may like nodes for pods without GPUs as well."""
         demand = self.equivalence_key(pod)
         agent_state = self.state(snapshot)
         if agent_state is None or demand.problem is not None:
@@ -147,7 +147,7 @@ class GpuAgent(
         return _unknown(_judged(layout, numbers[:-1], demand, order)[0], candidates)
 
     def bind(self, pod: AllocatedPod, node: str, snapshot: Snapshot, now: float) -> BindPlan | Refusal | None:
-        """The cards that the pod holds there already, or else those that it gets."""
+        """The GPUs that the pod holds there already, or else those that it gets."""
         demand = self.equivalence_key(pod)
         if not demand.wants_gpus:
             return None
@@ -172,7 +172,7 @@ class GpuAgent(
         return self._plan(pod, entry, [bool(container.count) for container in demand.containers], there, now)
 
     def export(self, state: GpuState, query: Mapping[str, str]) -> Generator[None, None, bytes]:
-        """The books."""
+        """The allocations."""
         return state_export.state(state, query)
 
     def _going_by(self, agent_state: GpuState) -> PlacementInputs:
@@ -182,7 +182,7 @@ class GpuAgent(
         )
 
     def _held(self, pod: AllocatedPod, there: NodeState, now: float) -> Reservation | None:
-        """The pod's entry that counts, as of the version that it is planned on; None where it has none."""
+        """The pod's reservation that counts, as of the version that it is planned on; None where it has none."""
         held = there.allocations.by_uid.get(pod.metadata.uid)
         if held is None or held.source != "ledger":
             return None
@@ -209,7 +209,7 @@ class GpuAgent(
         )
 
     def _taken(self, demand: Demand, gpus: GpuNames, fitted: FitResult) -> list[list[SubdeviceRequest]]:
-        """Each container's cards, and how many tiles of them it takes."""
+        """Each container's GPUs, and how many sub-devices of them it takes."""
         wanted = [container.per_gpu.get(self._profile.subdevices, 0) for container in demand.containers]
         linked = fitted.subdevices(0)
         return [
@@ -240,7 +240,7 @@ class GpuAgent(
 
 
 def _only(parts: Sequence[_T], where: Sequence[bool]) -> list[_T | tuple[()]]:
-    """The parts of containers that ask for tiles; nothing for the others."""
+    """The parts of containers that ask for sub-devices; nothing for the others."""
     return [part if is_tiled else () for part, is_tiled in zip(parts, where, strict=True)]
 
 
@@ -293,7 +293,7 @@ def _without(
 
 
 def _numbers(gpus: Sequence[str]) -> str:
-    """`0,1` of card0 and card1; the name itself of a card that is called otherwise."""
+    """`0,1` of card0 and card1; the name itself of a GPU that is called otherwise."""
     return ",".join(_number(gpu) for gpu in gpus)
 
 
@@ -316,7 +316,7 @@ def _segments(entry: Reservation, count: int) -> list[str]:
 
 
 def _with_subdevices(gpus: Sequence[str], segment: str) -> Iterator[str]:
-    """A segment names, beside each card, its tiles: `card0:gt0+gt1,`."""
+    """A segment names, beside each GPU, its sub-devices: `card0:gt0+gt1,`."""
     tiled = dict(part.partition(":")[::2] for part in segment.split(",") if part)
     for gpu in gpus:
         yield f"{gpu} {tiled[gpu]}" if tiled.get(gpu) else gpu

@@ -1,14 +1,14 @@
-"""A node's ledger as text: the annotation of its Lease, a JSON object of entries by pod uid.
+"""The allocation record of a node as text: an annotation of its Lease, a JSON object of reservations by pod uid.
 
     {"<pod uid>": {"pod": "web/train-0", "cards": "card0,card1", "tiles": "card0:gt0,card1:gt0", "at": 1795219200,
                    "seen": "4711", "charged": [{"gpu.intel.com/i915": 1, "gpu.intel.com/tiles": 1}]}}
 
-Containers without cards have no part in an entry, or a tenant could fill the ledger with them; `positional` adds them
-for the pod's annotations. Entries of older versions have a part for each.
+A reservation omits containers without GPUs; otherwise a tenant could fill the record with empty containers.
+`positional` adds them for the pod's annotations. Reservations of older versions have a part for each container.
 
-Whoever writes a ledger keeps the entries that it cannot read as they are, byte for byte: they may be a newer
-version's. Cards and tiles are written as in the pod's annotations (`cards_text`, `tiles_text`); their grammar is that
-of GPU Aware Scheduling 0.5.6, `pkg/gpuscheduler/scheduler.go`.
+A writer of a record keeps reservations that it cannot read byte for byte: a newer version may have written them. GPUs
+and sub-devices are written as in the pod's annotations (`gpus_text`, `subdevices_text`). Their grammar is that of GPU
+Aware Scheduling 0.5.6, `pkg/gpuscheduler/scheduler.go`.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -20,7 +20,7 @@ from nodewise.binder import HOLDINGS, LedgerLease
 from nodewise.errors import UNREADABLE, shown
 
 MOST_SUBDEVICES: Final = 1024
-"""Tiles of a card are numbered below; no card has as many."""
+"""Sub-devices of a GPU are numbered below; no GPU has as many."""
 
 _LONGEST_VERSION: Final = 40
 """Digits; those of an API server have up to 20."""
@@ -39,9 +39,9 @@ class Reservation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     at: float = 0.0
     """Seconds since 1970 when it was written; nothing is decided by it."""
     seen: str = ""
-    """The pod's resourceVersion when it was read for this entry, which its Binding is bound to."""
+    """The pod's resourceVersion when it was read for this reservation, which its Binding is bound to."""
     charged: tuple[dict[str, int], ...] = ()
-    """By container of `cards`: what each of its cards is charged, by full resource name. Counts where the pod is not
+    """By container of `cards`: what each of its GPUs is charged, by full resource name. Counts where the pod is not
     known.
     """
 
@@ -53,12 +53,12 @@ class Reservation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class AllocationRecord(NamedTuple):
-    """A ledger as it could be read."""
+    """An allocation record as it could be read."""
 
     entries: Mapping[str, Reservation]
     """By pod uid."""
     unreadable: Mapping[str, str]
-    """By pod uid: what is wrong with an entry that counts for nothing."""
+    """By pod uid: what is wrong with a reservation that counts for nothing."""
     problem: str = ""
     """What is wrong with the whole, of which then nothing counts."""
 
@@ -71,7 +71,7 @@ _entry: Final = msgspec.json.Decoder(Reservation).decode
 
 
 def bytes_of(text: str, uids: Collection[str]) -> int:
-    """So many bytes of a ledger are entries of these pods; 0 where it cannot be read."""
+    """So many bytes of an allocation record are reservations of these pods; 0 where it cannot be read."""
     try:
         raws = _raws(text) if text and uids else {}
     except UNREADABLE:
@@ -80,8 +80,9 @@ def bytes_of(text: str, uids: Collection[str]) -> int:
 
 
 def positional(entry: Reservation, with_gpus: Sequence[bool]) -> Reservation:
-    """The entry with a part for every container of the pod, as annotations have it; `with_cards` says by container
-    which have cards. An entry of an older version, which has them already, stays as it is.
+    """The reservation with a part for every container of the pod, as in the annotations.
+
+    `with_gpus` marks the containers with GPUs. A reservation of an older version has all parts already and stays.
     """
     parts = entry.gpus.split("|")
     if len(parts) == len(with_gpus) or len(parts) != sum(with_gpus):
@@ -100,12 +101,12 @@ def _spread(parts: Sequence[str], with_gpus: Sequence[bool]) -> str:
 
 
 def read(lease: LedgerLease | None) -> AllocationRecord:
-    """The entries of a node's ledger; no ledger has none."""
+    """The reservations of a node's allocation record; no allocation record has none."""
     return read_text((lease.metadata.annotations or {}).get(HOLDINGS, "") if lease is not None else "")
 
 
 def read_text(text: str) -> AllocationRecord:
-    """The entries in the annotation; an empty one has none."""
+    """The reservations in the annotation; an empty one has none."""
     if not text:
         return EMPTY
     try:
@@ -130,10 +131,10 @@ def _read_singly(text: str) -> AllocationRecord:
 
 
 def newer(before: str, now: str) -> str:
-    """What an entry is planned on when it is written again: never an older version than before.
+    """What a reservation is planned on when it is written again: never an older version than before.
 
     Somebody who reads old pods may repeat a bind. Did the version go back, whoever made sure that no Binding of that
-    older version will come would take out the entry of a pod that is bound.
+    older version will come would take out the reservation of a pod that is bound.
     """
     old, new = number(before), number(now)
     return before if old is not None and new is not None and old > new else now
@@ -146,23 +147,23 @@ def number(version: str) -> int | None:
 
 
 def wire(entry: Reservation) -> Mapping[str, Any]:
-    """The entry as JSON values."""
+    """The reservation as JSON values."""
     built: Mapping[str, Any] = msgspec.to_builtins(entry)
     return built
 
 
 def gpus_text(gpus: Sequence[Sequence[str]]) -> str:
-    """`card0,card1|card0`: a part for each container, empty for one without cards."""
+    """`card0,card1|card0`: a part for each container, empty for one without GPUs."""
     return "|".join(",".join(names) for names in gpus)
 
 
 def read_gpus(text: str) -> GpuNames:
-    """Whatever stands between commas and bars is a name; a name that no card has is nobody's card."""
+    """Whatever stands between commas and bars is a name; a name that no GPU has is nobody's GPU."""
     return tuple(tuple(part.split(",")) if part else () for part in text.split("|"))
 
 
 def subdevices_text(gpus: Sequence[Sequence[str]], subdevices: Sequence[Sequence[Sequence[int]]]) -> str:
-    """`card0:gt0+gt1,|`: beside each card its tiles. Empty for one container without tiles, as it always was."""
+    """`card0:gt0+gt1,|`: each GPU and its sub-devices. Empty for a single container without sub-devices."""
     return "|".join(
         ",".join(_subdevice_text(name, numbers) for name, numbers in zip(names, gpu_subdevices, strict=True))
         for names, gpu_subdevices in zip(gpus, subdevices, strict=True)
@@ -174,7 +175,7 @@ def _subdevice_text(gpu: str, subdevices: Sequence[int]) -> str:
 
 
 def read_subdevices(text: str) -> Mapping[str, frozenset[int]]:
-    """The tiles named, by card; what is no tile is passed over."""
+    """The sub-devices named, by GPU; what is no sub-device is passed over."""
     by_gpu: dict[str, set[int]] = {}
     for part in text.replace("|", ",").split(","):
         gpu, colon, subdevices = part.partition(":")

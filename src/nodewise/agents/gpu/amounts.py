@@ -1,7 +1,7 @@
-"""Amounts of extended resources: whole numbers, as Kubernetes hands them out.
+"""Amounts of extended resources: whole numbers, as Kubernetes allocates them.
 
-The older system took every quantity that its library could not turn into an int64 for 0, so that `1500m` was a free
-pass for a pod. Here an amount is exact or it is a problem.
+GPU Aware Scheduling read every quantity that does not convert to an int64 as 0, so a pod with `1500m` fit everywhere.
+Here an amount is either exact or an error.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -81,7 +81,7 @@ def text(amount: int) -> str:
 
 
 def divided(amounts: Mapping[str, int], gpus: int) -> Amounts:
-    """What falls to each of so many cards, one at least: what is left over falls to none."""
+    """What falls to each of so many GPUs, one at least: what is left over falls to none."""
     return Amounts({resource: amount // gpus for resource, amount in amounts.items()})
 
 

@@ -1,4 +1,4 @@
-"""The candidates' cards as one pod sees them: less what its own earlier containers took."""
+"""The GPUs of the candidates as one pod sees them: less what the pod's earlier containers took."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -31,29 +31,29 @@ class CandidateGpus:
         return copy
 
     def free(self, resource: str) -> Amounts:
-        """(C, M): what is left of a resource; less than nothing where the card does not have it. Not to be changed."""
+        """(C, M): what is left of a resource; less than nothing where the GPU does not have it. Not to be changed."""
         amounts = self._free.get(resource)
         if amounts is None:
             amounts = self._free[resource] = self._columns(self.layout.free, resource, ABSENT)
         return amounts
 
     def capacity(self, resource: str) -> Amounts:
-        """(C, M): 0 where the card does not have it."""
+        """(C, M): 0 where the GPU does not have it."""
         return self._columns(self.layout.capacity, resource, 0)
 
     def used(self, resource: str) -> Amounts:
-        """(C, M): what is held or taken; 0 where the card does not have it."""
+        """(C, M): what is held or taken; 0 where the GPU does not have it."""
         capacity = self.capacity(resource)
         return np.where(capacity > 0, capacity - self.free(resource), 0)
 
     def take(self, taken: Mask, per_gpu: Mapping[str, int]) -> None:
-        """Take amounts from cards (C, M) that have them."""
+        """Take amounts from GPUs (C, M) that have them."""
         for resource, amount in per_gpu.items():
             if amount:
                 self._free[resource] = self.free(resource) - taken.astype(np.int64) * amount
 
     def usable(self) -> Mask:
-        """(C, M): cards that exist and are not disabled."""
+        """(C, M): GPUs that exist and are not disabled."""
         return self.layout.usable[:, self.columns]
 
     def name_codes(self) -> Codes:
@@ -73,7 +73,7 @@ class CandidateGpus:
         return self.layout.group_states[0, self.columns]
 
     def preferred(self) -> NDArray[np.int16]:
-        """(M): position of the preferred card, or -1."""
+        """(M): position of the preferred GPU, or -1."""
         return self.layout.preferred[0, self.columns]
 
     def _columns(self, arrays: Mapping[str, Amounts], resource: str, absent: int) -> Amounts:

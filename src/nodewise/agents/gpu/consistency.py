@@ -1,9 +1,9 @@
-"""Whether the books that we keep are those of a fresh list, in a cluster that never stands still.
+"""Compares the allocations in memory with those of a fresh list while the cluster keeps changing.
 
-The two are compared where nothing is in flight: from before the list was begun we note all that the watches tell, and
-wait until they have told everything up to the list's own version. Of an object of which nothing was told in between,
-what we hold and what was listed are the same version, or else we have missed something. A node whose objects, pods or
-ledger were told of is left to the next time, and so is one with a claim that is being written.
+The comparison covers only objects that do not change during it. From before the list begins, all watch events are
+noted, and the comparison waits until the watches reach the version of the list. An object without an event in between
+has the same version in memory and in the list; otherwise an event was missed. Nodes that changed, whose pods changed or
+whose allocation record changed are left to the next comparison, and so are nodes with a reservation in progress.
 """
 
 from collections.abc import Callable, Generator, Mapping
@@ -20,7 +20,7 @@ class ObservedChanges(NamedTuple):
     """What the watches have told of since the list was begun."""
 
     nodes: set[str]
-    """Themselves, by their ledgers, or by pods on them."""
+    """Themselves, by their allocation records, or by pods on them."""
     pods: set[ObjectKey]
 
     def node(self, item: Any) -> None:
@@ -45,9 +45,9 @@ class Difference(NamedTuple):
 def differences(
     ours: GpuState, fresh: GpuState, observed: ObservedChanges, stored: Callable[[str], str]
 ) -> Generator[None, None, list[Difference]]:
-    """Where the slot that we answer from is another than the one computed from the list alone.
+    """Where the state that we answer from is another than the one computed from the list alone.
 
-    `stored` is the text of a node's ledger as the watch told of it: `ours` may have claims beyond it.
+    `stored` is the text of a node's allocation record as the watch told of it: `ours` may have reservations beyond it.
     """
     result = []
     for name in sorted(ours.nodes.keys() | fresh.nodes.keys()):
@@ -61,7 +61,7 @@ def differences(
 
 
 def _names(node: NodeState | None, observed: ObservedChanges) -> bool:
-    """Whether the node's ledger names a pod that was told of, wherever it is."""
+    """Whether the node's allocation record names a pod that was told of, wherever it is."""
     entries = allocation_record.read_text(node.record_text).entries.values() if node else ()
     return any(entry.key in observed.pods for entry in entries)
 

@@ -1,7 +1,8 @@
-"""The gpu agent's hand on the API server. Only here does the agent touch it. What is to be done is computed elsewhere.
+"""The controller of the gpu agent: the only module of the agent that calls the API server.
 
-In the leader: labels of pods that are to go (`descheduling`), entries of ledgers that nothing came of (`sweeping`). In
-every replica: whether its books are those of a fresh list (`checking`), and its gauges (`gauges`).
+The leader labels pods for the descheduler (`descheduling`), removes reservations without a pod (`garbage_collection`)
+and counts pods (`demand_histogram`). Every replica compares its allocations with a fresh list (`consistency`) and
+publishes metrics (`metrics`). Those modules compute what the controller writes.
 """
 
 from collections import deque
@@ -44,24 +45,24 @@ _MANAGER: Final = {"fieldManager": "nodewise-gpu"}
 _AGAIN_S: Final = 5.0
 """A label that the watch does not show yet is written again after this."""
 PATIENCE_S: Final = 6.0
-"""For so long an entry stands before it is asked about: longer than a bind may take (`--bind-timeout`). Where a bind
-takes longer nothing is lost: it begins again."""
+"""Age at which an unconfirmed reservation is removed: longer than a bind may take (`--bind-timeout`). A bind that takes
+longer starts again."""
 _SWEEP_S: Final = 3.0
-"""To look through 5,000 ledgers takes 35 ms, if bit by bit."""
+"""To look through 5,000 allocation records takes 35 ms, if bit by bit."""
 _REACH_S: Final = 150.0
-"""A quiet watch says every minute how far it is."""
+"""A watch without events reports its version every minute."""
 _LOOK_S: Final = 0.5
 _GAUGES_S: Final = 5.0
 _COUNTS_S: Final = 30.0
 _MOST_NEW: Final = 20_000
-"""Pods that came are written down no more often than this."""
+"""Most new pods that are kept until they are written."""
 _CONFIGMAPS: Final = resources.Resource("", "v1", "configmaps", "ConfigMap")
 _MOST_TOLD: Final = 10
-"""Differences that are logged each by itself."""
+"""Most differences that are logged individually."""
 
 
 class GpuController(Controller):
-    """Makes what the books say true in the API server, and the books those of the API server."""
+    """Makes what the allocations say true in the API server, and the allocations those of the API server."""
 
     def __init__(self, options: GpuOptions, profile: ResourceProfile, handle: Handle) -> None:
         self._labels = DescheduleLabels(handle)
@@ -71,13 +72,13 @@ class GpuController(Controller):
         self._gauges = MetricsPublisher(options, profile, handle)
 
     def begin(self) -> None:
-        """We lead from now on."""
+        """Start as the leader."""
         self._labels.begin()
         self._garbage_collector.begin()
         self._counter.begin()
 
     async def step(self, snapshot: Snapshot) -> None:
-        """Labels, ledgers, and the count of pods. One that fails, for want of a right, stops no other."""
+        """Update labels, records and the histogram. A failure of one (a missing permission) does not stop others."""
         agent_state: GpuState | None = snapshot.agent_states.get(NAME)
         if agent_state is not None:
             steps = (
@@ -91,12 +92,12 @@ class GpuController(Controller):
         return (self.run,)
 
     async def run(self) -> None:
-        """Check the books and publish gauges, in every replica."""
+        """Check the allocations and publish metrics, in every replica."""
         await supervision.keep_all_running(self._checker.run, self._gauges.run)
 
 
 class DescheduleLabels:
-    """Keeps the label of pods that are to go as the slot wants it."""
+    """Keeps the deschedule label of pods up to date."""
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
@@ -107,7 +108,7 @@ class DescheduleLabels:
         self._written = {}
 
     async def step(self, agent_state: GpuState) -> None:
-        """Write what differs."""
+        """Write the labels that differ."""
         now_s = self._handle.clock.monotonic()
         self._written = {uid: written for uid, written in self._written.items() if written[1] > now_s}
         changes = await cooperative.run(descheduling.changes(agent_state))
@@ -135,7 +136,7 @@ class DescheduleLabels:
 
 
 class GarbageCollector:
-    """Clears ledgers of what nothing came of, once it has stood for a while."""
+    """Removes reservations without a bound pod from allocation records after a delay."""
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
@@ -146,7 +147,7 @@ class GarbageCollector:
         self._due_s = 0.0
 
     async def step(self, agent_state: GpuState) -> None:
-        """Take out what has stood for long enough. Errors: the next step tries again."""
+        """Remove reservations that are old enough. After an error the next step tries again."""
         if self._handle.clock.monotonic() < self._due_s:
             return
         await self._collect(agent_state)
@@ -174,7 +175,7 @@ class GarbageCollector:
     def _work(
         self, unconfirmed: Iterable[UnconfirmedReservation], gone: Iterable[LedgerLease]
     ) -> Iterator[Awaitable[None]]:
-        """One call after another; what is in a ledger that goes goes with it."""
+        """One call after another; what is in an allocation record that goes goes with it."""
         whole = {reservation.metadata.name.removeprefix(RECORD_PREFIX) for reservation in gone}
         stale: dict[str, dict[str, str]] = {}
         for reservation in unconfirmed:
@@ -202,7 +203,7 @@ class GarbageCollector:
                 why=reservation.why,
             )
         else:
-            self._since.pop(reservation, None)  # it is on the node, as we shall hear
+            self._since.pop(reservation, None)  # the pod is on the node; the watch reports it soon
 
     async def _prune(self, node: str, entries: Mapping[str, str]) -> None:
         if self._handle.reservations is not None:
@@ -216,7 +217,7 @@ class GarbageCollector:
         try:
             await self._handle.api.delete(resources.LEASES.path(meta.namespace, meta.name), options)
         except (NotFound, Conflict):
-            return  # somebody was first, or wrote something that counts
+            return  # another replica deleted it, or wrote a reservation that counts
         logs.emit("ledger_deleted", node=meta.name.removeprefix(RECORD_PREFIX))
 
 
@@ -225,7 +226,7 @@ def _version(lease: LedgerLease) -> tuple[str, str]:
 
 
 class DemandCounter:
-    """Counts the pods that come, for the placement `fragmentation` (`census`)."""
+    """Counts the pods that are created, for the placement `fragmentation` (`demand_histogram`)."""
 
     def __init__(self, options: GpuOptions, profile: ResourceProfile, handle: Handle) -> None:
         self._options = options
@@ -233,9 +234,9 @@ class DemandCounter:
         self._handle = handle
         self._pods: Store[AllocatedPod] = handle.objects[PODS]
         self._old: list[AllocatedPod] = []
-        """Those that existed when this replica became the leader; they may have been counted."""
+        """Pods that existed when this replica became the leader; they may have been counted."""
         self._new: deque[AllocatedPod] = deque(maxlen=_MOST_NEW)
-        """While they cannot be written only the last ones are kept."""
+        """New pods; while they cannot be written only the last ones are kept."""
         self._due_s = 0.0
         self._pods.subscribe(self._note)
 
@@ -250,7 +251,7 @@ class DemandCounter:
                 self._new.append(new)
 
     async def step(self) -> None:
-        """Write the pods that came, now and then; a file of typical pods makes that needless."""
+        """Write the new pods periodically; not needed with a file of typical pods."""
         if self._options.gpu_typical_pods:
             return
         now_s = self._handle.clock.monotonic()
@@ -259,7 +260,7 @@ class DemandCounter:
             await self._write()
 
     async def _write(self) -> None:
-        """By compare-and-swap; who was beaten counts upon what the other wrote, the next time."""
+        """Write by compare-and-swap; after a conflict the next attempt reads the new counts first."""
         there: DemandConfigMap | None = self._handle.objects[DEMAND_CONFIGMAP].get(
             self._handle.namespace, demand_histogram.NAME
         )
@@ -279,7 +280,7 @@ class DemandCounter:
 
 
 class ConsistencyChecker:
-    """Compares what we answer from with a fresh list, now and then; begins anew where they differ."""
+    """Compares the agent state with a fresh list periodically, and relists everything where they differ."""
 
     def __init__(self, options: GpuOptions, profile: ResourceProfile, handle: Handle) -> None:
         self._period_s = options.gpu_check_period_s
@@ -287,7 +288,7 @@ class ConsistencyChecker:
         self._handle = handle
 
     async def run(self) -> None:
-        """Check, for ever. One that cannot be done is told, and the next one comes after as long a time."""
+        """Check forever. A check that fails is logged, and the next one follows after the period."""
         while self._period_s:
             await self._handle.clock.sleep(self._period_s)
             try:
@@ -297,7 +298,7 @@ class ConsistencyChecker:
                 logs.emit("books_unchecked", error=str(error))
 
     async def check(self) -> None:
-        """Once. `NodewiseError`: the list cannot be had."""
+        """Check once. Raises NodewiseError if the list fails."""
         differences = await self._compared()
         if differences is None:
             self._count("undecided")
@@ -312,7 +313,7 @@ class ConsistencyChecker:
         self._handle.meters.count("gpu_checks_total", outcome=outcome)
 
     async def _compared(self) -> list[Difference] | None:
-        """Where they differ; None: the watches do not say how far they are."""
+        """The differences; None if the watches do not report their versions."""
         stores: dict[str, Store[Any]] = {NODES: self._handle.nodes, **self._handle.objects}
         listening = _ChangeListener(stores)
         try:
@@ -332,7 +333,7 @@ class ConsistencyChecker:
             listening.end()
 
     async def _reached(self, stores: Mapping[str, Store[Any]], fresh: Mapping[str, Store[Any]]) -> bool:
-        """Wait until the watches have told everything up to the lists' versions."""
+        """Wait until the watches reach the versions of the lists."""
         versions = {name: store.resource_version for name, store in fresh.items()}
         if not all(version.isdecimal() for version in versions.values()):
             return False
@@ -347,7 +348,7 @@ class ConsistencyChecker:
         return await self._until(is_reached)
 
     async def _slot_after(self, now: float) -> GpuState | None:
-        """The slot of a snapshot that was computed from what is known now."""
+        """The state of a snapshot that was computed from what is known now."""
         await self._until(lambda: self._handle.snapshot().at >= now)
         snapshot = self._handle.snapshot()
         agent_state: GpuState | None = snapshot.agent_states.get(NAME)
@@ -377,7 +378,7 @@ class ConsistencyChecker:
 
 
 class _ChangeListener:
-    """Notes what the watches tell."""
+    """Notes the objects of watch events."""
 
     def __init__(self, stores: Mapping[str, Store[Any]]) -> None:
         self.told = ObservedChanges(set(), set())
@@ -399,7 +400,7 @@ class _ChangeListener:
 
 
 class MetricsPublisher:
-    """Keeps the gauges as the newest slot has them."""
+    """Publishes the metrics of the newest state."""
 
     def __init__(self, options: GpuOptions, profile: ResourceProfile, handle: Handle) -> None:
         self._most = options.gpu_card_metrics
@@ -409,7 +410,7 @@ class MetricsPublisher:
         self._of: GpuState | None = None
 
     async def run(self) -> None:
-        """Look now and then, for ever."""
+        """Publish periodically, forever."""
         while True:
             agent_state = self._handle.snapshot().agent_states.get(NAME)
             if agent_state is not None and agent_state is not self._of:
@@ -418,7 +419,7 @@ class MetricsPublisher:
             await self._handle.clock.sleep(_GAUGES_S)
 
     async def show(self, agent_state: GpuState) -> None:
-        """Set what changed, and take away what is gone."""
+        """Set the metrics that changed, and remove those that are gone."""
         details = await cooperative.run(metrics.details(agent_state, self._profile, self._most))
         values = {**metrics.totals(agent_state, self._profile), **details}
         async for (name, labels), value in cooperative.iterate(values.items()):

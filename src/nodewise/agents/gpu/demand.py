@@ -1,8 +1,9 @@
-"""What a pod wants of cards: read once, and then compared with all nodes at once.
+"""What a pod requests of GPUs: read once, then compared with all nodes at once.
 
-Only requests of ordinary containers can be served: the annotations that tell the node which cards were chosen have no
-place for others. Where the API server has not been at it yet (`decide`), a limit without a request is its request, as
-the API server has it. Sources: GPU Aware Scheduling 0.5.6, `pkg/gpuscheduler/scheduler.go` and `docs/usage.md`.
+Only requests of ordinary containers are served, because the annotations that tell the node about the chosen GPUs have
+no place for other containers. A limit without a request counts as the request, as the API server defaults it; `decide`
+reads pods that did not pass the API server. Sources: GPU Aware Scheduling 0.5.6, `pkg/gpuscheduler/scheduler.go` and
+`docs/usage.md`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,39 +30,39 @@ PLACEMENT: Final = "nodewise.io/gpu-placement"
 _MOST_NAMES: Final = 1024
 """Names in one annotation."""
 _LONGEST: Final = 63
-"""Characters of a name: of a container, a card or a model."""
+"""Characters of a name: of a container, a GPU or a model."""
 MOST_RESOURCES: Final = node_gpus.MOST_RESOURCES
-"""Different resources of cards in one pod. A node has no more, and each is looked at on all nodes."""
+"""Different resources of GPUs in one pod. A node has no more, and each is looked at on all nodes."""
 
 
 class ContainerDemand(msgspec.Struct, frozen=True):
-    """What one container wants of each of its cards."""
+    """What one container wants of each of its GPUs."""
 
     name: str
     count: int = 0
-    """Distinct cards; 0: none. It may be more than any node has."""
+    """Distinct GPUs; 0: none. It may be more than any node has."""
     per_gpu: Mapping[str, int] = amounts.NONE
     """By full resource name: an equal share of the request, rounded down, so it may be 0; the counting resource is 1.
     Resources of which nothing is asked are left out."""
 
 
 class Demand(NamedTuple):
-    """What a pod wants of cards. Pods with equal demands fit the same nodes."""
+    """What a pod wants of GPUs. Pods with equal demands fit the same nodes."""
 
     containers: tuple[ContainerDemand, ...] = ()
     """In the order of the pod's, all of them; () where there is a problem."""
     same_gpu: tuple[int, ...] = ()
-    """Indices of containers that share one card; () or two at least."""
+    """Indices of containers that share one GPU; () or two at least."""
     linked: bool = False
-    """Cards come in pairs with an Xe Link; counts are even."""
+    """GPUs come in pairs with an Xe Link; counts are even."""
     single_numa: bool = False
-    """Each container's cards are of one NUMA node."""
+    """Each container's GPUs are of one NUMA node."""
     allow: frozenset[str] | None = None
-    """Only these cards, by name; None: not asked."""
+    """Only these GPUs, by name; None: not asked."""
     deny: frozenset[str] = frozenset()
     """None of these."""
     models: frozenset[str] | None = None
-    """Only cards of these models; None: any."""
+    """Only GPUs of these models; None: any."""
     placement: Placement | None = None
     """The pod's own; None: the one of the settings."""
     problem: InvalidDemand | None = None
@@ -76,7 +77,7 @@ class Demand(NamedTuple):
 
 
 NOTHING: Final = Demand()
-"""Of a pod that asks for no card."""
+"""Of a pod that asks for no GPU."""
 
 
 class _Refused(Exception):
@@ -124,7 +125,7 @@ def whole(pod: GpuPod, profile: ResourceProfile) -> tuple[Amounts, ...]:
 
 
 def is_concerned(pod: GpuPod, profile: ResourceProfile) -> bool:
-    """Whether any container asks for resources of cards, be it 0."""
+    """Whether any container asks for resources of GPUs, be it 0."""
     spec = pod.spec
     return any(
         _requests(container, profile)
@@ -133,7 +134,7 @@ def is_concerned(pod: GpuPod, profile: ResourceProfile) -> bool:
 
 
 def _requests(container: GpuContainer, profile: ResourceProfile) -> dict[str, str | int | float]:
-    """The requests of cards' resources as they are written."""
+    """The requests of GPUs' resources as they are written."""
     resources = container.resources
     if resources is None:
         return {}
@@ -182,7 +183,7 @@ def _wanted(name: str, requests: Mapping[str, int], profile: ResourceProfile) ->
 def _check_shares(
     containers: Sequence[GpuContainer], requests: Sequence[Mapping[str, int]], profile: ResourceProfile
 ) -> None:
-    """A pod that asks for shares of cards, and nowhere for a card, would get nothing and not be told so."""
+    """A pod that asks for shares of GPUs, and nowhere for a GPU, would get nothing and not be told so."""
     for container, amounts_of_container in zip(containers, requests, strict=True):
         shares = sorted(
             resource
@@ -215,7 +216,7 @@ def _check_annotations(
 def _check_size(wanted: Sequence[ContainerDemand]) -> None:
     """Any tenant's pod is answered for thousands of nodes, while others wait.
 
-    More cards for one container than a node can have fit nowhere and cost nothing, so they are no reason by themselves.
+    More GPUs for one container than a node can have fit nowhere and cost nothing, so they are no reason by themselves.
     """
     if len(wanted) > limits.MOST_CONTAINERS:
         raise _refused(
@@ -285,7 +286,7 @@ def _placement(text: str | None) -> Placement | None:
 
 
 def _same_gpu(pod: GpuPod, containers: Sequence[GpuContainer], profile: ResourceProfile) -> tuple[int, ...]:
-    """Indices of the containers that are to share a card, in the order of the annotation."""
+    """Indices of the containers that are to share a GPU, in the order of the annotation."""
     text = (pod.metadata.annotations or {}).get(SAME_GPU)
     if text is None:
         return ()

@@ -1,7 +1,7 @@
-"""The pods that came in the last seven days, as they are counted in a ConfigMap of ours.
+"""The histogram of the pods of the last seven days, which the leader keeps in a ConfigMap.
 
-The leader counts each pod when it is first seen. Who leads after it knows of the pods that are there already, by the
-newest creation time that was counted, whether they were.
+The leader counts each pod when it first sees it. The ConfigMap also holds the newest creation time that was counted, so
+that the next leader does not count existing pods again.
 """
 
 from collections import Counter

@@ -1,8 +1,8 @@
-"""Which pods are told to go by a label, for the descheduler: those that hold a card or a tile that is to be left.
+"""Labels for the descheduler, on pods that hold a GPU or sub-device from which pods are to be evicted.
 
-The labels of telemetry policies say which cards and tiles these are (`marks`). A pod is told as soon as it is bound,
-whenever that is, and no longer told when no label asks for it or the pod has ended. Who holds what is known from the
-books, so it does not matter what a tenant writes into annotations of a pod that we have bound.
+Labels of telemetry policies name these GPUs and sub-devices (`policy_labels`). A pod gets the label as soon as it is
+bound, and loses it when no policy asks for it any more or when the pod ends. The allocations say which pod holds which
+GPU, so annotations that a tenant changes on a pod bound by nodewise have no effect.
 """
 
 from collections.abc import Generator, Mapping
@@ -60,7 +60,7 @@ def _wanted(agent_state: GpuState) -> Generator[None, None, Mapping[str, str]]:
 
 
 def is_to_go(held: PodAllocation, gpus: NodeGpus) -> bool:
-    """Whether a pod holds a card or a tile whose pods are to go."""
+    """Whether a pod holds a GPU or a sub-device whose pods are to go."""
     if any(not gpus.descheduled.isdisjoint(names) for names in held.gpus):
         return True
     return any(

@@ -1,7 +1,7 @@
-"""Whether a pod fits a node's cards and which ones it gets, for all candidates at once.
+"""Fits a pod to the GPUs of all candidates at once: whether it fits, and which GPUs it gets.
 
-Source of the order of checks: GPU Aware Scheduling 0.5.6, `pkg/gpuscheduler/scheduler.go`. Containers take cards one
-after another, those that share a card first; a pod fits where each of its containers does. Nothing is reserved.
+Source of the order of checks: GPU Aware Scheduling 0.5.6, `pkg/gpuscheduler/scheduler.go`. Containers take GPUs one
+after another, those that share a GPU first; a pod fits where each of its containers fits. Nothing is reserved.
 """
 
 from collections import Counter
@@ -32,7 +32,7 @@ class FitResult(NamedTuple):
     containers: tuple[GpuChoice, ...]
     """By container of the demand; -1 where the pod does not fit."""
     preferred: Mask
-    """Fits, and takes the card that a telemetry policy prefers."""
+    """Fits, and takes the GPU that a telemetry policy prefers."""
     shortfalls: Shortfalls
     """What the rejected ones lack."""
 
@@ -43,11 +43,11 @@ class FitResult(NamedTuple):
         return FitResult(self.codes[candidates], self.reasons, containers, preferred, shortfalls)
 
     def gpus(self, candidate: int) -> tuple[tuple[int, ...], ...]:
-        """The positions of the cards that a candidate gives each container; empty tuples where it does not fit."""
+        """The positions of the GPUs that a candidate gives each container; empty tuples where it does not fit."""
         return tuple(_column(choice.gpus, candidate) for choice in self.containers)
 
     def subdevices(self, candidate: int) -> tuple[tuple[int, ...], ...]:
-        """The linked tile of each card, likewise; empty tuples without links."""
+        """The linked sub-device of each GPU, likewise; empty tuples without links."""
         return tuple(
             () if choice.subdevices is None else _column(choice.subdevices, candidate)
             for choice in self.containers
@@ -63,7 +63,7 @@ def fit(layout: GpuLayout, rows: NDArray[np.intp], demand: Demand, order: GpuOrd
 
 
 def merged(demand: Demand) -> ContainerDemand:
-    """The containers that share a card, as one that wants all that they want."""
+    """The containers that share a GPU, as one that wants all that they want."""
     among = [demand.containers[at] for at in demand.same_gpu]
     wanted = Counter[str]()
     for container in among:
@@ -72,7 +72,7 @@ def merged(demand: Demand) -> ContainerDemand:
 
 
 def _steps(demand: Demand) -> list[tuple[tuple[int, ...], ContainerDemand]]:
-    """Who takes cards after whom, by number of the container: those that share a card first."""
+    """Who takes GPUs after whom, by number of the container: those that share a GPU first."""
     shared = [(demand.same_gpu, merged(demand))] if demand.same_gpu else []
     alone = enumerate(demand.containers)
     return shared + [
@@ -131,7 +131,7 @@ def _fit(candidate_gpus: CandidateGpus, demand: Demand, order: GpuOrder) -> FitR
 
 
 class _Search:
-    """A pod's containers take cards, one after another."""
+    """A pod's containers take GPUs, one after another."""
 
     def __init__(
         self, candidate_gpus: CandidateGpus, demand: Demand, order: GpuOrder, rejections: Rejections
@@ -163,7 +163,7 @@ class _Search:
         return choice
 
     def takes_preferred(self, choice: GpuChoice) -> Mask:
-        """(M): whether the preferred card is among them; of linked cards it has to be the first one."""
+        """(M): whether the preferred GPU is among them; of linked GPUs it has to be the first one."""
         if not self._order.prefers:
             return np.zeros(len(self._candidate_gpus), bool)
         preferred = self._candidate_gpus.preferred()
@@ -186,14 +186,14 @@ class _Search:
         return self._links.pairs(self._candidate_gpus, able, wanted, self._order)
 
     def _other_reason(self, wanted: ContainerDemand) -> Reason:
-        """Why cards that would do do not, together."""
+        """Why GPUs that would do do not, together."""
         if self._links is not None:
             return reasons.NotLinked(wanted.name, wanted.count // 2)
         return reasons.NotInOneGroup(wanted.name, wanted.count)
 
 
 def _allowed(candidate_gpus: CandidateGpus, demand: Demand) -> Mask:
-    """(C, M): the cards that the pod may use, if they are free."""
+    """(C, M): the GPUs that the pod may use, if they are free."""
     usable = candidate_gpus.usable()
     layout = candidate_gpus.layout
     if demand.allow is not None or demand.deny:
@@ -209,7 +209,7 @@ def _allowed(candidate_gpus: CandidateGpus, demand: Demand) -> Mask:
 
 
 def _groups(candidate_gpus: CandidateGpus) -> Iterator[Group]:
-    """The first NUMA node of each candidate, the second one, …; the first one is all cards where there is no map."""
+    """The first NUMA node of each candidate, the second one, …; the first one is all GPUs where there is no map."""
     ungrouped = candidate_gpus.group_states() != GROUPED
     bits = candidate_gpus.groups()
     first = bits[0] if len(bits) else np.zeros(len(candidate_gpus), np.uint64)

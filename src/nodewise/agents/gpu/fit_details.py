@@ -1,7 +1,7 @@
-"""What is known of each candidate beyond why it is rejected: the cards that the pod would get, or what is lacking.
+"""Details of each candidate for explanations: the GPUs that the pod would get, or the amount that is lacking.
 
-Made from a fit without further work, and without holding on to the layout: decisions are kept for long. Words are made
-when somebody asks.
+They are views of a fit, computed without further work and without a reference to the layout, because decisions are kept
+for a long time. Texts are rendered on demand.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,9 +23,9 @@ class FittedDetails(NamedTuple):
     rows: NDArray[np.intp]
     names: tuple[str, ...]
     name_codes: Codes
-    """Shared with the layouts of before and after, as long as no node gets other cards."""
+    """Shared with the layouts of before and after, as long as no node gets other GPUs."""
     names_gpus: bool
-    """Whether the cards of the fit are those that the pod would get: not where any of them did for an answer."""
+    """Whether the GPUs of the fit are those that the pod would get: not where any of them did for an answer."""
 
     @property
     def nbytes(self) -> int:
@@ -36,7 +36,7 @@ class FittedDetails(NamedTuple):
         return sum(array.nbytes for array in (*plain, *chosen) if array is not None)
 
     def text(self, candidate: int) -> str:
-        """`train: card0, card1; side: card0`, or which card is short of what."""
+        """`train: card0, card1; side: card0`, or which GPU is short of what."""
         record_shortfall = self.fitted.shortfalls.at(candidate)
         if record_shortfall is not None:
             return record_shortfall.text()

@@ -1,13 +1,13 @@
-"""How much of what is free on a node's cards the pods that usually come cannot use.
+"""The share of a node's free GPUs that typical pods cannot use.
 
 The measure of Weng et al., "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient
-Descent" (USENIX ATC 2023), section 4: for one class of pods a node's fragment is the free share of its cards that the
-class cannot use: of every card that is too small for it, and of all cards where the node is no place for the class at
-all, because it has too few such cards or too little CPU left. The fragmentation is the mean over the classes, weighed
-by how often they come. Where a card has several resources its free share is the mean of their free shares.
+Descent" (USENIX ATC 2023), section 4. For one class of pods, the fragment of a node is the free share of its GPUs that
+the class cannot use: of every GPU that is too small for the class, and of all GPUs where the node cannot host the class
+at all, because it has too few such GPUs or too little CPU left. The fragmentation is the mean over the classes, weighed
+by their frequency. Where a GPU has several resources, its free share is the mean of their free shares.
 
-A class is a point in a grid of what cards and nodes may have left, so what all classes together say of a card is one
-look-up in a table that is made once for a workload.
+A class is a point in a grid of the amounts that GPUs and nodes may have left. The result for one GPU over all
+classes is therefore one lookup in a table that is built once per workload.
 """
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -34,28 +34,28 @@ _MOST_CELLS: Final = 1 << 20
 
 
 class Group(NamedTuple):
-    """The classes that want several cards of one kind."""
+    """The classes that want several GPUs of one kind."""
 
     fits: NDArray[np.bool_]
-    """By cell of a card (K): whether the card is one of the kind."""
+    """By cell of a GPU (K): whether the GPU is one of the kind."""
     hosted: Floats
-    """(H, MOST_CARDS + 1): by cell of the node and its number of such cards, how many of all pods it is a place for."""
+    """(H, MOST_CARDS + 1): by cell of the node and its number of such GPUs, how many of all pods it is a place for."""
 
 
 class WorkloadTables(NamedTuple):
-    """A workload, as tables. H and K: cells of what a node and what a card may have left."""
+    """A workload, as tables. H and K: cells of what a node and what a GPU may have left."""
 
     cpu_milli: NDArray[np.int64]
     """What classes want of a node, ascending; the cell is how many of them it can give."""
     resources: Mapping[str, NDArray[np.int64]]
-    """Likewise what they want of a card, by full name."""
+    """Likewise what they want of a GPU, by full name."""
     models: tuple[str, ...]
-    """Those that classes insist on. A card of the k-th has the number k + 1, any other card 0."""
+    """Those that classes insist on. A GPU of the k-th has the number k + 1, any other GPU 0."""
     single: Floats
-    """(H, K): how many of all pods want one card, and can use this one on this node."""
+    """(H, K): how many of all pods want one GPU, and can use this one on this node."""
     groups: tuple[Group, ...]
     shared: tuple[str, ...]
-    """The resources whose free shares are a card's free share."""
+    """The resources whose free shares are a GPU's free share."""
     scales: "ShareScales"
 
     def __bool__(self) -> bool:
@@ -63,7 +63,7 @@ class WorkloadTables(NamedTuple):
 
 
 class ShareScales:
-    """What of a layout changes with no pod, computed once for it: what one unit of a resource is of a card.
+    """What of a layout changes with no pod, computed once for it: what one unit of a resource is of a GPU.
 
     A layout shares with the one before the arrays in which nothing changed, so they are known again by identity.
     """
@@ -72,7 +72,7 @@ class ShareScales:
         self._known: dict[Sequence[str], tuple[Sequence[object], Mapping[str, Floats]]] = {}
 
     def of(self, layout: GpuLayout, resources: Sequence[str]) -> Mapping[str, Floats]:
-        """By resource (C, N+1): its part of a card's free share, a unit; 0 of a card that nobody may use."""
+        """By resource (C, N+1): its part of a GPU's free share, a unit; 0 of a GPU that nobody may use."""
         basis = [layout.usable, *(layout.capacity.get(name) for name in resources)]
         known = self._known.get(resources)
         if known is None or any(
@@ -98,15 +98,15 @@ NO_WORKLOAD: Final = WorkloadTables(np.zeros(0, np.int64), {}, (), np.zeros((1, 
 
 
 def tables(classes: Mapping[PodClass, float], counts: Sequence[str] = ()) -> WorkloadTables:
-    """See `building`; all at once."""
+    """The result of `building`, computed in one step."""
     return cooperative.run_at_once(building(classes, counts))
 
 
 def building(
     classes: Mapping[PodClass, float], counts: Sequence[str] = ()
 ) -> Generator[None, None, WorkloadTables]:
-    """The tables of classes, which are given with how often they come. `counts` are resources that count cards: they
-    limit how many pods a card takes, and say nothing about how much of it is free unless there is nothing else.
+    """The tables of classes, which are given with how often they come. `counts` are resources that count GPUs: they
+    limit how many pods a GPU takes, and say nothing about how much of it is free unless there is nothing else.
     """
     known = {
         pod_class: often
@@ -203,16 +203,16 @@ def _fewer(classes: Mapping[PodClass, float]) -> Generator[None, None, dict[PodC
 
 
 class GpuCells(NamedTuple):
-    """What a workload sees of candidates' cards."""
+    """What a workload sees of candidates' GPUs."""
 
     shares: Floats
-    """(C, M): how much of each card is free, 0 to 1; 0 of a card that nobody may use."""
+    """(C, M): how much of each GPU is free, 0 to 1; 0 of a GPU that nobody may use."""
     cells: Numbers
     """(C, M): its cell."""
 
 
 def gpu_cells_of(workload: WorkloadTables, candidate_gpus: CandidateGpus) -> GpuCells:
-    """See the candidates' cards as they are now."""
+    """See the candidates' GPUs as they are now."""
     cells: Numbers = np.zeros((candidate_gpus.layout.most_gpus, len(candidate_gpus)), np.intp)
     if workload.models:
         numbers = np.array([_number(workload, model) for model in candidate_gpus.layout.models], np.intp)
@@ -237,7 +237,7 @@ def _cells(steps: NDArray[np.int64], free: NDArray[np.int64]) -> Numbers:
 
 
 def shares(scales: ShareScales, candidate_gpus: CandidateGpus, resources: Sequence[str]) -> Floats:
-    """(C, M): the mean free share of these resources, as far as a card has them; 0 of a card that nobody may use."""
+    """(C, M): the mean free share of these resources, as far as a GPU has them; 0 of a GPU that nobody may use."""
     total = np.zeros((candidate_gpus.layout.most_gpus, len(candidate_gpus)))
     for name, scale in scales.of(candidate_gpus.layout, resources).items():
         total += np.maximum(candidate_gpus.free(name), 0) * scale[:, candidate_gpus.columns]
@@ -253,7 +253,7 @@ def hosts(workload: WorkloadTables, cpu_free: NDArray[np.int64] | None, candidat
 
 
 def fragmented(workload: WorkloadTables, gpu_cells: GpuCells, hosts: Numbers) -> Floats:
-    """(M): the measure, in cards: from 0 to all that is free."""
+    """(M): the measure, in GPUs: from 0 to all that is free."""
     usable = _single(workload, gpu_cells, hosts).sum(axis=0)
     for group in workload.groups:
         fits = group.fits[gpu_cells.cells]
@@ -264,7 +264,7 @@ def fragmented(workload: WorkloadTables, gpu_cells: GpuCells, hosts: Numbers) ->
 
 
 def spoiled(workload: WorkloadTables, before: GpuCells, after: GpuCells, hosts: Numbers) -> Floats:
-    """(C, M): by how much the measure grows if a card alone becomes what it is `after`, all others as `before`."""
+    """(C, M): by how much the measure grows if a GPU alone becomes what it is `after`, all others as `before`."""
     growth = after.shares - before.shares
     growth -= _single(workload, after, hosts) - _single(workload, before, hosts)
     for group in workload.groups:
@@ -277,7 +277,7 @@ def spoiled(workload: WorkloadTables, before: GpuCells, after: GpuCells, hosts: 
 
 
 def _single(workload: WorkloadTables, gpu_cells: GpuCells, hosts: Numbers) -> Floats:
-    """(C, M): of each card, what pods that want one card can use."""
+    """(C, M): of each GPU, what pods that want one GPU can use."""
     cells = hosts * workload.single.shape[1] + gpu_cells.cells
     usable: Floats = gpu_cells.shares * workload.single.reshape(-1)[cells]
     return usable

@@ -1,7 +1,7 @@
-"""The CPU of nodes that no pod requests: who is to use a node's free cards needs some of it as well.
+"""The CPU of nodes that no pod requests: a pod can use the free GPUs of a node only with some CPU.
 
-Pods without cards take of it, too. They are many, so of these nothing is kept but that, and only of the nodes that a
-change concerns it is computed again.
+Pods without GPUs use CPU as well. There are many of them, so only their CPU is kept, and a change recomputes only the
+nodes that it concerns.
 """
 
 import sys
@@ -36,12 +36,12 @@ _STRIDE: Final = 512
 
 
 def with_gpus(pod: AllocatedPod) -> AllocatedPod | None:
-    """A pod that may hold cards, and no other."""
+    """A pod that may hold GPUs, and no other."""
     return pod if node_allocations.may_hold_gpus(pod) else None
 
 
 def with_cpu(pod: AllocatedPod) -> AllocatedPod | None:
-    """A pod that may hold cards; of any other only what it takes of the node that it is on, None for nothing."""
+    """A pod that may hold GPUs; of any other only what it takes of the node that it is on, None for nothing."""
     if node_allocations.may_hold_gpus(pod):
         return pod
     milli, metadata = taken(pod), pod.metadata
@@ -70,7 +70,7 @@ def taken(pod: AllocatedPod) -> int:
 
 
 def held(allocations: NodeAllocations, bound: Iterable[AllocatedPod], pods: PodIndex) -> int:
-    """Milli-CPU of the pods with cards that are on a node, or hold some of it and are on their way."""
+    """Milli-CPU of the pods with GPUs that are on a node, or hold some of it and are on their way."""
     return sum(map(taken, bound)) + sum(
         cpu_milli(pod)
         for uid, allocation in allocations.by_uid.items()
@@ -107,12 +107,12 @@ def _milli(text: str) -> int:
 
 
 class FreeCpu:
-    """What nodes have and what pods without cards take of it, kept up to date one by one."""
+    """What nodes have and what pods without GPUs take of it, kept up to date one by one."""
 
     def __init__(self) -> None:
         self._allocatable: dict[str, int] = {}
         self._plain: dict[str, int] = {}
-        """By node: what pods without cards take."""
+        """By node: what pods without GPUs take."""
         self._moved: set[str] = set()
         self._rows: Mapping[str, int] = {}
         self._free: Cpu = np.full(1, UNLIMITED, np.int64)
@@ -126,7 +126,7 @@ class FreeCpu:
         self._moved.add(name)
 
     def move(self, old: AllocatedPod | None, new: AllocatedPod | None) -> None:
-        """A pod without cards is another one now; None: there was none, or it went."""
+        """A pod without GPUs is another one now; None: there was none, or it went."""
         for pod, sign in ((old, -1), (new, 1)):
             milli = taken(pod) if pod is not None else 0
             if pod is not None and milli:
@@ -141,11 +141,11 @@ class FreeCpu:
         self._moved.add(node)
 
     def touch(self, name: str) -> None:
-        """What pods with cards hold of a node may be another amount now."""
+        """What pods with GPUs hold of a node may be another amount now."""
         self._moved.add(name)
 
     def free(self, rows: Mapping[str, int], held: Callable[[str], int]) -> Generator[None, None, Cpu]:
-        """(N+1): what is left, by column of the layout, which is in `rows`; `held` is what pods with cards take."""
+        """(N+1): what is left, by column of the layout, which is in `rows`; `held` is what pods with GPUs take."""
         moved: Iterable[str] = self._moved & rows.keys()
         if rows is not self._rows:
             self._rows, self._free, moved = rows, np.full(len(rows) + 1, UNLIMITED, np.int64), rows

@@ -1,8 +1,8 @@
-"""What is to be cleared out of ledgers: entries of binds that never came to an end, and what does not count any more.
+"""Finds reservations to remove: those of binds that never completed, and those that no longer count.
 
-A process that is stopped between its two writes leaves an entry for a pod that is on no node. The leader finds it here
-and has it taken out when it has stood for longer than a bind takes. No card can be given twice by that, however long
-the bind is late: the pod is changed first, so its Binding is refused (`extender.binding`).
+A process that stops between its two writes leaves a reservation for a pod that is on no node. The leader finds it here
+and removes it after longer than a bind may take. This cannot allocate a GPU twice, however late the bind is: the pod is
+changed first, so its Binding is refused (`extender.binding`).
 """
 
 from collections.abc import Container, Generator, Iterator, Mapping
@@ -16,11 +16,11 @@ from nodewise.binder import LedgerLease
 
 Why = Literal["unbound", "unknown", "stale"]
 """`unbound`: the pod is on no node. `unknown`: nobody knows of the pod, which may be news to us, or gone. `stale`: the
-entry does not count any more, and the next bind to the node takes it out if nobody does before."""
+reservation does not count any more, and the next bind to the node takes it out if nobody does before."""
 
 
 class UnconfirmedReservation(NamedTuple):
-    """An entry that is not known to be of a pod on the node."""
+    """A reservation that is not known to be of a pod on the node."""
 
     node: str
     uid: str
@@ -33,7 +33,7 @@ class UnconfirmedReservation(NamedTuple):
 def unconfirmed(
     agent_state: GpuState, leases: Mapping[ObjectKey, LedgerLease]
 ) -> Generator[None, None, list[UnconfirmedReservation]]:
-    """All there are, in ledgers of nodes that are gone as well."""
+    """All there are, in allocation records of nodes that are gone as well."""
     result: list[UnconfirmedReservation] = []
     for name, node in agent_state.nodes.items():
         if _is_suspect(node, agent_state):
@@ -48,7 +48,7 @@ def unconfirmed(
 def orphaned_records(
     agent_state: GpuState, leases: Mapping[ObjectKey, LedgerLease], nodes: Container[str]
 ) -> Generator[None, None, list[LedgerLease]]:
-    """The ledgers of nodes that are gone in which nothing counts, and nothing stands that we cannot read."""
+    """The allocation records of nodes that are gone in which nothing counts, and nothing stands that we cannot read."""
     result: list[LedgerLease] = []
     for name, lease in _others(leases, nodes):
         record = allocation_record.read(lease)
@@ -72,7 +72,7 @@ def _others(
 
 
 def _is_suspect(node: NodeState, agent_state: GpuState) -> bool:
-    """Whether it is worth reading the ledger: of thousands only some."""
+    """Whether it is worth reading the allocation record: of thousands only some."""
     if node.allocations.stale or node.allocations.undecided:
         return True
     return any(

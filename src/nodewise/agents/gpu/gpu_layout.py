@@ -1,8 +1,8 @@
-"""The cards of all nodes as arrays, so that a pod is fitted to thousands of nodes at once.
+"""The GPUs of all nodes as arrays, so that a pod is fitted to thousands of nodes at once.
 
-The axis of cards comes first: a step over cards is a few passes over all nodes. Every array has one column more than
-there are nodes with cards; the last one has none and stands for every other node. Nothing is changed in place: what
-one bind changes is copied, which takes some tens of microseconds an array at 5,000 nodes of 8 cards.
+The GPU axis comes first: a step over GPUs is a few passes over all nodes. Every array has one column more than there
+are nodes with GPUs; the last column has no GPUs and stands for every other node. Arrays never change in place: a bind
+copies the arrays that it changes, which takes some tens of microseconds per array at 5,000 nodes of 8 GPUs.
 """
 
 from collections import deque
@@ -19,18 +19,18 @@ Amounts = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 Codes = NDArray[np.int32]
 Bits = NDArray[np.uint64]
-"""A set of numbers below 64: of cards by position, or of tiles."""
+"""A set of numbers below 64: of GPUs by position, or of sub-devices."""
 
 MAX_GPUS: Final = 64
 MAX_SUBDEVICES: Final = 64
-"""Named tiles of a card; of a garbage capacity of more, these are used. Real cards have up to eight."""
+"""Named sub-devices of a GPU; of a garbage capacity of more, these are used. Real GPUs have up to eight."""
 MAX_LINKS: Final = 1024
-"""Links of a node; eight cards of two tiles, all linked with each other in both directions, have 224."""
+"""Links of a node; eight GPUs of two sub-devices, all linked with each other in both directions, have 224."""
 MAX_GROUPS: Final = 64
 MAX_AMOUNT: Final = 2**63 - 1
 
 ABSENT: Final = -1
-"""Free amount of a resource that a card does not have: not even nothing of it fits."""
+"""Free amount of a resource that a GPU does not have: not even nothing of it fits."""
 
 _STEP: Final = 32
 """Nodes laid out between two yields: about a millisecond."""
@@ -40,57 +40,57 @@ _NO_SUBDEVICES: Final[frozenset[int]] = frozenset()
 
 
 class GpuUsage(Protocol):
-    """What pods hold of one node's cards (`books.NodeBooks`)."""
+    """What pods hold of one node's GPUs (`allocations.NodeAllocations`)."""
 
     @property
     def amounts(self) -> Mapping[str, Mapping[str, int]]:
-        """By card and resource."""
+        """By GPU and resource."""
         ...
 
     @property
     def subdevices(self) -> Mapping[str, frozenset[int]]:
-        """Named tiles in use, by card."""
+        """Named sub-devices in use, by GPU."""
         ...
 
     @property
     def record_bytes(self) -> int:
-        """Size of the node's ledger."""
+        """Size of the node's allocation record."""
         ...
 
 
 class GpuLayout(NamedTuple):
-    """All cards. C: most cards of a node, N: nodes with cards, G: most NUMA groups, L: most links."""
+    """All GPUs. C: most GPUs of a node, N: nodes with GPUs, G: most NUMA groups, L: most links."""
 
     rows: NDArray[np.intp]
     """By node number: the node's column here, N for a node that has none."""
     names: tuple[str, ...]
     """Card names by code."""
     name_codes: Codes
-    """(C, N+1); cards of a node are in their order, -1 after the last one."""
+    """(C, N+1); GPUs of a node are in their order, -1 after the last one."""
     capacity: Mapping[str, Amounts]
-    """By resource (C, N+1); 0 where a card does not have it."""
+    """By resource (C, N+1); 0 where a GPU does not have it."""
     free: Mapping[str, Amounts]
     """By resource (C, N+1): capacity less what is held, negative where more is held; `ABSENT` without capacity."""
     usable: Mask
-    """(C, N+1): the card exists, and is neither disabled nor descheduled."""
+    """(C, N+1): the GPU exists, and is neither disabled nor descheduled."""
     models: tuple[str, ...]
     """Model names by code; the first one is the unknown one."""
     model_codes: Codes
     """(C, N+1)."""
     preferred: NDArray[np.int16]
-    """(1, N+1): position of the preferred card, -1 for none."""
+    """(1, N+1): position of the preferred GPU, -1 for none."""
     groups: Bits
-    """(G, N+1): the positions of the cards of each NUMA group; 0 where there is no such group."""
+    """(G, N+1): the positions of the GPUs of each NUMA group; 0 where there is no such group."""
     group_states: NDArray[np.int8]
     """(1, N+1): `ONE_GROUP`, `GROUPED` or `BROKEN`."""
     links: Codes
     """(L, N+1): `pack`ed links in the order in which they are tried, -1 for none."""
     free_subdevices: Bits
-    """(C, N+1): tiles that may take part in a link: neither in use nor off. Without named tiles all of them."""
+    """(C, N+1): sub-devices that may be part of a link: neither in use nor off. Without named sub-devices all."""
     record_bytes: Amounts
-    """(1, N+1): size of the node's ledger."""
+    """(1, N+1): size of the node's allocation record."""
     subdevices: str
-    """The resource that counts tiles."""
+    """The resource that counts sub-devices."""
 
     @property
     def size(self) -> int:
@@ -104,19 +104,19 @@ class GpuLayout(NamedTuple):
         return len(self.name_codes)
 
     def gpus(self, row: int) -> tuple[str, ...]:
-        """The names of a node's cards, in order."""
+        """The names of a node's GPUs, in order."""
         return tuple(self.names[code] for code in self.name_codes[:, row].tolist() if code >= 0)
 
 
 ONE_GROUP: Final = 0
-"""The node tells of no NUMA nodes: all its cards are one group."""
+"""The node tells of no NUMA nodes: all its GPUs are one group."""
 GROUPED: Final = 1
 BROKEN: Final = 2
 """What it tells cannot be read."""
 
 
 class NodeColumn(NamedTuple):
-    """One node, ready to be laid out; the same fields by card, link or group."""
+    """One node, ready to be laid out; the same fields by GPU, link or group."""
 
     names: Sequence[str]
     capacity: Mapping[str, Sequence[int]]
@@ -137,7 +137,7 @@ def pack(left: int, left_subdevice: int, right: int, right_subdevice: int) -> in
 
 
 def unpack(links: Codes) -> tuple[Codes, Codes, Codes, Codes]:
-    """Left card, left tile, right card, right tile of packed links."""
+    """Left GPU, left sub-device, right GPU, right sub-device of packed links."""
     return links & 63, links >> 6 & 63, links >> 12 & 63, links >> 18 & 63
 
 
@@ -195,7 +195,7 @@ def with_row(layout: GpuLayout, row: int, gpus: NodeGpus, usage: GpuUsage) -> Gp
 
 
 def column(gpus: NodeGpus, usage: GpuUsage, subdevices: str) -> NodeColumn:
-    """One node's cards, less what is held of them."""
+    """One node's GPUs, less what is held of them."""
     at = {name: position for position, name in enumerate(gpus.names[:MAX_GPUS])}
     named = [_named(gpus, usage, name) for name in at]
     capacity = _capacity(gpus, len(at), subdevices)
@@ -222,7 +222,7 @@ def column(gpus: NodeGpus, usage: GpuUsage, subdevices: str) -> NodeColumn:
 
 
 def _capacity(gpus: NodeGpus, count: int, subdevices: str) -> dict[str, list[int]]:
-    """By resource, the amount of each of the first cards, as far as an array can hold it."""
+    """By resource, the amount of each of the first GPUs, as far as an array can hold it."""
     return {
         name: [
             min(amount, MAX_SUBDEVICES if name == subdevices else MAX_AMOUNT) for amount in amounts[:count]
@@ -234,7 +234,7 @@ def _capacity(gpus: NodeGpus, count: int, subdevices: str) -> dict[str, list[int
 def _free_amounts(
     capacity: Mapping[str, Sequence[int]], held: Sequence[Mapping[str, int]]
 ) -> dict[str, list[int]]:
-    """By resource, what is free of each card."""
+    """By resource, what is free of each GPU."""
     return {
         name: [
             _free(amount, amounts_held.get(name, 0))
@@ -245,18 +245,18 @@ def _free_amounts(
 
 
 def _named(gpus: NodeGpus, usage: GpuUsage, gpu: str) -> frozenset[int]:
-    """Tiles that nobody else may be given: in use, or off."""
+    """Sub-devices that nobody else may be given: in use, or off."""
     return usage.subdevices.get(gpu, _NO_SUBDEVICES) | gpus.subdevices_off.get(gpu, _NO_SUBDEVICES)
 
 
 def _held_subdevices(usage: GpuUsage, gpu: str, subdevices: str, taken: frozenset[int]) -> int:
-    """A tile that is in use and off counts once, and one that is charged without a name counts as well."""
+    """A sub-device that is in use and off counts once, and one that is charged without a name counts as well."""
     charged = usage.amounts.get(gpu, _NOTHING).get(subdevices, 0)
     return len(taken) + max(0, charged - len(usage.subdevices.get(gpu, _NO_SUBDEVICES)))
 
 
 def _free(capacity: int, held: int) -> int:
-    """Within int64 whatever the books say."""
+    """Within int64 whatever the allocations say."""
     return capacity - min(held, MAX_AMOUNT) if capacity > 0 else ABSENT
 
 
@@ -274,7 +274,7 @@ def _groups(gpus: NodeGpus, at: Mapping[str, int]) -> list[int]:
 
 
 def _links(gpus: NodeGpus, at: Mapping[str, int]) -> list[int]:
-    """In the order in which they are tried: by tile of the left card, then as the label has them."""
+    """In the order in which they are tried: by sub-device of the left GPU, then as the label has them."""
     known = [
         link
         for link in gpus.links[:MAX_LINKS]
@@ -310,7 +310,7 @@ _ARRAYS: Final[Mapping[str, tuple[int, Any]]] = {
     "free_subdevices": (0, np.uint64),
     "record_bytes": (0, np.int64),
 }
-"""What stands where a node has fewer cards, groups or links than others, and the type."""
+"""What stands where a node has fewer GPUs, groups or links than others, and the type."""
 
 
 def _heights(gpus: int, groups: int, links: int) -> Mapping[str, int]:
@@ -319,7 +319,7 @@ def _heights(gpus: int, groups: int, links: int) -> Mapping[str, int]:
 
 
 class _Size:
-    """What the largest nodes need. One card at least, so that no reduction over cards is empty."""
+    """What the largest nodes need. One GPU at least, so that no reduction over GPUs is empty."""
 
     def __init__(self) -> None:
         self.gpus, self.groups, self.links = 1, 0, 0
@@ -396,7 +396,7 @@ def _put(array: NDArray[Any], row: int, cells: Sequence[int], fill: int) -> NDAr
 
 
 def _grown(layout: GpuLayout, node_column: NodeColumn) -> GpuLayout:
-    """With room for a node of more cards, groups, links or resources than any before."""
+    """With room for a node of more GPUs, groups, links or resources than any before."""
     gpus = max(layout.most_gpus, len(node_column.names))
     heights = _heights(
         gpus, max(len(layout.groups), len(node_column.groups)), max(len(layout.links), len(node_column.links))

@@ -1,6 +1,7 @@
-"""Which cards one container takes, of those that would do. Shapes: C cards, M candidates, n cards wanted.
+"""Selects the GPUs of one container among those that fit. Shapes: C GPUs, M candidates, n GPUs requested.
 
-A choice is one array of card positions (n, M), in the order in which they are taken; -1 from where no more are found.
+A choice is one array of GPU positions (n, M), in the order in which they are taken; -1 from the first GPU that is not
+found.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,29 +19,29 @@ Keys = NDArray[np.int64] | NDArray[np.float64] | NDArray[np.int8]
 
 
 class GpuOrder(Protocol):
-    """Which card first."""
+    """Which GPU first."""
 
     @property
     def prefers(self) -> bool:
-        """Whether the card that a telemetry policy prefers comes first, and makes its node preferred."""
+        """Whether the GPU that a telemetry policy prefers comes first, and makes its node preferred."""
         ...
 
     @property
     def steady(self) -> bool:
-        """Whether taking a card leaves the keys of the node's other cards as they are."""
+        """Whether taking a GPU leaves the keys of the node's other GPUs as they are."""
         ...
 
     def keys(self, candidate_gpus: CandidateGpus, container: ContainerDemand) -> Keys | None:
-        """By card and candidate (C, M), smaller first, equal ones by position. None: by position alone.
+        """By GPU and candidate (C, M), smaller first, equal ones by position. None: by position alone.
 
-        Asked once a container, and anew for each card where the order is not steady; what was taken before is no
-        longer free in `working`.
+        Asked once a container, and anew for each GPU where the order is not steady; what was taken before is no
+        longer free in `candidate_gpus`.
         """
         ...
 
 
 class FirstFit:
-    """The order of names, in which the preferred card changes places with the first one."""
+    """The order of names, in which the preferred GPU changes places with the first one."""
 
     prefers: Final = True
     steady: Final = True
@@ -60,7 +61,7 @@ class FirstFit:
 
 
 class Balanced(NamedTuple):
-    """The card of which least is used, by one resource. The preferred card is not asked for, as in the older system."""
+    """The GPU of which least is used, by one resource. The preferred GPU is not asked for, as in the older system."""
 
     resource: str
     """Full name."""
@@ -73,12 +74,12 @@ class Balanced(NamedTuple):
 
 
 class GpuChoice(NamedTuple):
-    """The cards that one container takes."""
+    """The GPUs that one container takes."""
 
     gpus: Positions
     """(n, M)."""
     subdevices: Positions | None = None
-    """(n, M): the linked tile of each card, of a pod that wants linked cards."""
+    """(n, M): the linked sub-device of each GPU, of a pod that wants linked GPUs."""
 
     @property
     def is_complete(self) -> Mask:
@@ -87,7 +88,7 @@ class GpuChoice(NamedTuple):
         return is_complete
 
     def mask(self, gpus: int) -> Mask:
-        """(C, M): which cards are taken; none where nobody looked for any."""
+        """(C, M): which GPUs are taken; none where nobody looked for any."""
         if not len(self.gpus):
             return np.zeros((gpus, self.gpus.shape[1]), np.bool_)
         positions = np.arange(gpus, dtype=np.int8)[:, None]
@@ -122,7 +123,7 @@ def nothing(count: int, candidates: int) -> GpuChoice:
 
 
 def first(able: Mask, keys: Keys | None) -> Positions:
-    """(M): the position of the smallest key among the able cards (C, M), -1 where none is able."""
+    """(M): the position of the smallest key among the able GPUs (C, M), -1 where none is able."""
     if keys is not None:
         ranked = np.where(able, keys, _greatest(keys))
         able = able & (ranked == ranked.min(axis=0))
@@ -136,7 +137,7 @@ def first(able: Mask, keys: Keys | None) -> Positions:
 def by_order(
     candidate_gpus: CandidateGpus, able: Mask, container: ContainerDemand, order: GpuOrder
 ) -> GpuChoice:
-    """The cards that come first."""
+    """The GPUs that come first."""
     able = able.copy()
     positions = np.arange(len(able), dtype=np.int8)[:, None]
     keys = order.keys(candidate_gpus, container)
@@ -161,17 +162,17 @@ class Group(NamedTuple):
     """One NUMA node of each candidate: of all the first, or the second, …"""
 
     bits: Bits
-    """(M): the positions of its cards; 0 where a candidate has no such NUMA node."""
+    """(M): the positions of its GPUs; 0 where a candidate has no such NUMA node."""
     candidates: NDArray[np.intp]
     """Those that have one: where one node alone has dozens, hardly anything is to be looked at."""
 
     def gpus(self, count: int, candidates: NDArray[np.intp] | slice = slice(None)) -> Mask:
-        """(C, …): its cards, of so many positions."""
+        """(C, …): its GPUs, of so many positions."""
         positions = np.arange(count, dtype=np.uint64)[:, None]
         return (self.bits[candidates] >> positions & np.uint64(1)).astype(bool)
 
     def has(self, able: Mask, count: int, lacking: Mask) -> bool:
-        """Whether it has so many able cards (C, M) on one of the candidates (M) that lack them."""
+        """Whether it has so many able GPUs (C, M) on one of the candidates (M) that lack them."""
         at = self.candidates[lacking[self.candidates]]
         enough = (able[:, at] & self.gpus(len(able), at)).sum(axis=0) >= count
         return bool(enough.any())
@@ -180,7 +181,7 @@ class Group(NamedTuple):
 def within_one(
     groups: Iterable[Group], able: Mask, count: int, choose: Callable[[Mask], GpuChoice]
 ) -> GpuChoice:
-    """Choose so many cards from the first of the groups that has all. An attempt that fails leaves nothing behind."""
+    """Choose so many GPUs from the first of the groups that has all. An attempt that fails leaves nothing behind."""
     best = nothing(1, able.shape[1])
     for group in groups:
         if group.has(able, count, ~best.is_complete):

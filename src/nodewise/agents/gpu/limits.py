@@ -1,26 +1,27 @@
-"""Limits of pods and ledgers. Filter, preempt, score and bind use the same ones, so that bind takes what filter passes.
+"""Limits of pods and allocation records. Filter, preempt, score and bind share them, so that bind accepts
+what filter accepts.
 
-A ledger is the annotation of a Lease, and the API server takes 256 KiB of annotations of one object. An entry lists
-containers with cards only, so that its size follows from what the pod is given.
+An allocation record is the annotation of a Lease, and the API server accepts 256 KiB of annotations per object. A
+reservation lists only containers with GPUs, so that its size follows from what the pod gets.
 """
 
 from collections.abc import Iterable, Mapping
 from typing import Final, Protocol
 
 MOST_CONTAINERS: Final = 64
-"""Containers of a pod that requests cards. Annotations name the cards of each by its position."""
+"""Containers of a pod that requests GPUs. Annotations name the GPUs of each by its position."""
 MOST_GPUS: Final = 256
-"""Cards that the containers of a pod request together. Each is looked for on all nodes and stands in the ledger."""
+"""GPUs that the containers of a pod request together. Each costs a search over all nodes and bytes of the record."""
 MOST_ANNOTATION_BYTES: Final = 2**18
 """Keys and values of one object's annotations, bytes (k8s.io/apimachinery `TotalAnnotationSizeLimitB`)."""
 RECORD_BYTES: Final = MOST_ANNOTATION_BYTES - 2**12
-"""Longest ledger of a node, bytes. What is left has room for the key, and for entries that are written again: their
-resourceVersion and time get longer.
+"""Longest allocation record of a node, bytes. The rest has room for the key, and for reservations that are written
+again with a longer resourceVersion and time.
 """
 LONGEST_NODE: Final = 253 - len("gpu-")
-"""Longest name of a node with cards, characters: the ledger's name is `gpu-` and the node's, and a Lease's has 253."""
+"""Longest name of a node with GPUs, characters: the Lease is named `gpu-<node>`, and its name has at most 253."""
 NO_RECORD: Final = 2**62
-"""Stands for the size of a ledger that can never be written."""
+"""Stands for the size of an allocation record that can never be written."""
 
 _LONGEST_GPU: Final = 63
 _MOST_GPUS_OF_NODE: Final = 64
@@ -34,7 +35,7 @@ _ANNOTATIONS_BYTES: Final = 256
 
 
 class ContainerRequest(Protocol):
-    """What a container wants of cards (`demand.ContainerDemand`)."""
+    """What a container wants of GPUs (`demand.ContainerDemand`)."""
 
     @property
     def count(self) -> int: ...
@@ -44,19 +45,19 @@ class ContainerRequest(Protocol):
 
 
 def record_bytes(node: str, text: str) -> int:
-    """The size of a node's ledger, bytes; `NO_LEDGER` where its Lease cannot have a name."""
+    """The size of a node's allocation record, bytes; `NO_LEDGER` where its Lease cannot have a name."""
     if len(node) > LONGEST_NODE:
         return NO_RECORD
     return len(text) if text.isascii() else len(text.encode())
 
 
 def entry_bytes(containers: Iterable[ContainerRequest], subdevices: str) -> int:
-    """The longest entry that a pod with these containers may get, whatever cards it is given. `tiles` counts tiles."""
+    """The longest reservation of a pod with these containers on any GPUs. `subdevices` is the counting resource."""
     return _ENTRY_BYTES + sum(_container_bytes(container, subdevices) for container in containers)
 
 
 def room_for(containers: Iterable[ContainerRequest], subdevices: str) -> int:
-    """The longest ledger that takes the pod's entry."""
+    """The longest allocation record that takes the pod's reservation."""
     return RECORD_BYTES - entry_bytes(containers, subdevices)
 
 
@@ -68,7 +69,7 @@ def annotation_bytes(containers: Iterable[ContainerRequest], subdevices: str) ->
 
 
 def _container_bytes(container: ContainerRequest, subdevices: str) -> int:
-    """Names of cards and tiles, and what each card is charged; 0 for a container without cards."""
+    """Names of GPUs and sub-devices, and what each GPU is charged; 0 for a container without GPUs."""
     if not container.count:
         return 0
     count = min(container.count, _MOST_GPUS_OF_NODE)

@@ -1,6 +1,6 @@
-"""The books as numbers for Prometheus: totals, and per card and node where these are not too many.
+"""Metrics of the allocations for Prometheus: totals, and series per GPU and node where there are few of these.
 
-To write 1,000 series takes the metrics page 7 ms, in which nothing else is answered.
+Rendering 1,000 series takes the metrics page 7 ms, during which no other request is answered.
 """
 
 from collections.abc import Generator, Mapping
@@ -17,7 +17,7 @@ PROBLEMS: Final = "gpu_node_problems"
 
 
 def totals(agent_state: GpuState, profile: ResourceProfile) -> Mapping[MetricKey, float]:
-    """Of all nodes; a few milliseconds at 40,000 cards."""
+    """Of all nodes; a few milliseconds at 40,000 GPUs."""
     layout = agent_state.layout
     exists = layout.name_codes >= 0
     held = has = 0.0
@@ -40,7 +40,7 @@ def totals(agent_state: GpuState, profile: ResourceProfile) -> Mapping[MetricKey
 def details(
     agent_state: GpuState, profile: ResourceProfile, most: int
 ) -> Generator[None, None, Mapping[MetricKey, float]]:
-    """By card, and by node with problems; nothing where there are more than `most` of them altogether."""
+    """By GPU, and by node with problems; nothing where there are more than `most` of them altogether."""
     gpus = int((agent_state.layout.name_codes >= 0).sum())
     if gpus + sum(bool(node.problems) for node in agent_state.nodes.values()) > most:
         return {}
@@ -57,7 +57,7 @@ def details(
 
 
 def _share(node: NodeState, at: int, gpu: str, profile: ResourceProfile) -> float:
-    """How much of the card's counting resource is held; 0 to 1, more where more is held than there is."""
+    """How much of the GPU's counting resource is held; 0 to 1, more where more is held than there is."""
     capacity = sum(
         node.gpus.capacity[resource][at] for resource in profile.counts if resource in node.gpus.capacity
     )

@@ -1,13 +1,14 @@
-"""Who holds what of a node's cards: a function of the node's ledger and of the pods, whatever happened before.
+"""The allocations of a node: which pod holds which amounts of its GPUs.
 
-Two records say it. An entry in the ledger was written before its pod was bound, by us, and no tenant can write there.
-It counts until the pods show that it does not: the pod has ended, is bound to another node, or is gone, that is: we
-know of everything until a version at which it still existed, and not of the pod. Where none of that is known it
-counts, so that no card is given twice. What does not count will never count again, so whoever writes the ledger leaves
-it out.
+They are a function of the node's allocation record and of the pods, whatever happened before. There are two sources.
 
-The annotations `gas-container-cards` and `gas-container-tiles` are the older system's record. They count for bound pods
-without an entry. A pod holds its cards until it has ended or is gone; while it terminates it still uses them.
+A reservation in the record is written before its pod is bound; tenants cannot write there. It counts until the pods
+prove that it does not: the pod has ended, is bound to another node, or is gone. A pod is gone if the watch has passed a
+version at which the pod still existed, and the pod is not there. Without such proof the reservation counts, so that no
+GPU is allocated twice. A reservation that does not count never counts again, so a writer of the record leaves it out.
+
+The annotations `gas-container-cards` and `gas-container-tiles` are the record of GPU Aware Scheduling. They count for
+bound pods without a reservation. A pod holds its GPUs until it has ended or is gone; a terminating pod still uses them.
 """
 
 import itertools
@@ -33,11 +34,11 @@ _MOST_CONFLICTS: Final = 16
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
 
 Amounts = Mapping[str, Mapping[str, int]]
-"""By card and full resource name."""
+"""By GPU and full resource name."""
 
 
 class PodAllocation(msgspec.Struct, frozen=True, gc=False):
-    """What one pod holds."""
+    """The GPUs and amounts that one pod holds."""
 
     uid: str
     pod: str
@@ -45,44 +46,44 @@ class PodAllocation(msgspec.Struct, frozen=True, gc=False):
     gpus: GpuNames
     amounts: Amounts
     subdevices: Mapping[str, frozenset[int]]
-    """Those that have numbers."""
+    """Named sub-devices, by GPU."""
     source: Literal["ledger", "annotations"]
 
 
 class NodeAllocations(NamedTuple):
-    """What all pods hold on one node."""
+    """The allocations of all pods on one node."""
 
     amounts: Amounts
     subdevices: Mapping[str, frozenset[int]]
     by_uid: Mapping[str, PodAllocation]
     """By pod uid."""
     stale: frozenset[str]
-    """Pod uids whose entries in the ledger do not count any more, and never will."""
+    """Pod uids whose reservations in the allocation record do not count any more, and never will."""
     undecided: bool
-    """Whether a newer version of the pods alone may end an entry."""
+    """Whether a newer version of the pods alone may end a reservation."""
     problems: tuple[str, ...]
     record_bytes: int = 0
-    """Size of the node's ledger."""
+    """Size of the node's allocation record."""
 
 
 class PodIndex(NamedTuple):
-    """What is known of all pods."""
+    """All known pods."""
 
     by_key: Mapping[ObjectKey, AllocatedPod]
     version: str
-    """All that happened until then is known; empty if nobody says."""
+    """The resourceVersion up to which all changes are known; empty if unknown."""
 
 
 EMPTY: Final = NodeAllocations({}, {}, {}, frozenset(), undecided=False, problems=())
 
 ReservationStatus = Literal["counts", "undecided", "stale"]
-"""Of an entry; `undecided` counts as well."""
+"""Of a reservation; `undecided` counts as well."""
 
 
 def may_hold_gpus(pod: AllocatedPod) -> bool:
-    """Whether a pod asks for any device, or says that it has cards.
+    """Whether a pod asks for any device, or says that it has GPUs.
 
-    Whose devices are cards is a setting, and this is asked before settings.
+    Whose devices are GPUs is a setting, and this is asked before settings.
     """
     if GPUS in (pod.metadata.annotations or ()):
         return True
@@ -96,7 +97,7 @@ def may_hold_gpus(pod: AllocatedPod) -> bool:
 
 
 def reservation_status(uid: str, entry: Reservation, node: str, pods: PodIndex) -> ReservationStatus:
-    """Whether an entry counts."""
+    """Whether a reservation counts. A pod of the same name with another uid is another pod."""
     pod = pods.by_key.get(entry.key)
     if pod is None or pod.metadata.uid != uid:
         known, seen = allocation_record.number(pods.version), allocation_record.number(entry.seen)
@@ -107,7 +108,7 @@ def reservation_status(uid: str, entry: Reservation, node: str, pods: PodIndex) 
 
 
 def has_ended(pod: AllocatedPod) -> bool:
-    """Whether none of its containers runs or will ever run."""
+    """Whether no container of the pod runs or will run."""
     return pod.status.phase in _ENDED
 
 
@@ -118,8 +119,9 @@ def of_node(
     pods: PodIndex,
     profile: ResourceProfile,
 ) -> NodeAllocations:
-    """The books of a node; `bound` are the pods that `spec.nodeName` says are there, in any order. The size of the
-    ledger is the caller's to add.
+    """The allocations of a node. `bound` are the pods with this `spec.nodeName`, in any order.
+
+    The caller adds the size of the allocation record.
     """
     problems: list[str] = _unreadable(record)
     statuses = {uid: reservation_status(uid, entry, node, pods) for uid, entry in record.entries.items()}
@@ -150,7 +152,7 @@ def _held_without_entry(
 
 
 def without(allocations: NodeAllocations, uids: Collection[str]) -> NodeAllocations:
-    """The books as if these pods were gone."""
+    """The allocations without these pods."""
     held = {uid: allocation for uid, allocation in allocations.by_uid.items() if uid not in uids}
     if len(held) == len(allocations.by_uid):
         return allocations
@@ -169,12 +171,12 @@ def _unreadable(record: AllocationRecord) -> list[str]:
 def _by_entry(
     uid: str, entry: Reservation, pods: PodIndex, profile: ResourceProfile, problems: list[str]
 ) -> PodAllocation:
-    """Its pod's own requests are what is charged; where the pod is not known, what the entry says."""
+    """Its pod's own requests are what is charged; where the pod is not known, what the reservation says."""
     gpus = allocation_record.read_gpus(entry.gpus)
     pod = pods.by_key.get(entry.key)
     known = pod is not None and pod.metadata.uid == uid
     requests = demand.whole(pod, profile) if pod is not None and known else ()
-    if len(requests) != len(gpus):  # an entry lists containers with cards only; older ones list all
+    if len(requests) != len(gpus):  # a reservation lists containers with GPUs only; older ones list all
         requests = tuple(
             request for request in requests if any(request.get(count, 0) > 0 for count in profile.counts)
         )
@@ -190,7 +192,7 @@ def _by_entry(
 
 
 def _by_annotations(pod: AllocatedPod, profile: ResourceProfile, problems: list[str]) -> PodAllocation | None:
-    """What the older system wrote; None for a pod that asks for no card, or of which nobody knows what it holds."""
+    """What the older system wrote; None for a pod that asks for no GPU, or of which nobody knows what it holds."""
     requests = demand.whole(pod, profile)
     if not any(amount for request in requests for amount in request.values()):
         return None
@@ -214,7 +216,7 @@ def _by_annotations(pod: AllocatedPod, profile: ResourceProfile, problems: list[
 
 
 def _shares(requests: Iterable[Mapping[str, int]], gpus: GpuNames) -> tuple[Mapping[str, int], ...]:
-    """By container: what each of its cards is charged. What is left over is charged to none, as it always was."""
+    """By container: what each of its GPUs is charged. What is left over is charged to none, as it always was."""
     return tuple(
         quantities.divided(request, len(names)) if names else {}
         for request, names in zip(requests, gpus, strict=True)
@@ -222,12 +224,12 @@ def _shares(requests: Iterable[Mapping[str, int]], gpus: GpuNames) -> tuple[Mapp
 
 
 def _charge(charged: Iterable[Mapping[str, int]], gpus: GpuNames) -> Amounts:
-    """By card; one that stands there twice is charged twice."""
+    """By GPU; a GPU that is listed twice is charged twice."""
     return _sum({name: share} for share, names in zip(charged, gpus, strict=False) for name in names)
 
 
 def _sum(parts: Iterable[Amounts]) -> Amounts:
-    """No more than the largest amount, whatever somebody wrote; nothing below 0."""
+    """The sums, capped at the largest amount, because tenants write some of the input; nothing below 0."""
     sums: dict[str, dict[str, int]] = {}
     for part in parts:
         for gpu, amounts in part.items():
@@ -247,7 +249,7 @@ def _union(parts: Iterable[Mapping[str, frozenset[int]]]) -> Mapping[str, frozen
 
 
 def conflicts(allocations: NodeAllocations, gpus: NodeGpus) -> Iterator[str]:
-    """Where the books and the node do not agree: cards that it does not have, more held than there is.
+    """Where the allocations and the node do not agree: GPUs that it does not have, more held than there is.
 
     Of very many only the first.
     """

@@ -1,9 +1,9 @@
-"""A node's cards: which there are, what each has, which of them may be used, and how they are joined.
+"""The GPUs of a node: their names, capacities, whether pods may use them, and how they are linked.
 
-They come from the node annotation `nodewise.io/gpu-cards`, where cards may differ, or else from labels or counts (see
-`profile.py`); then the node's allocatable amounts are divided evenly, and what is left over belongs to no card. Labels
-of telemetry policies take cards and tiles out. What cannot be read is left out with a problem in words, and never with
-an exception; where it is open which cards there are, there are none.
+They come from the node annotation `nodewise.io/gpu-cards`, where GPUs may differ, or else from labels or counts (see
+`resource_profile.py`). For labels and counts the allocatable amounts of the node are divided evenly, and no GPU gets
+the remainder. Labels of telemetry policies exclude GPUs and sub-devices. Input that cannot be read is left out and
+reported as a problem; it never raises. If it is unclear which GPUs the node has, it has none.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ GPUS: Final = "nodewise.io/gpu-cards"
 MOST_GPUS: Final = 64
 MOST_RESOURCES: Final = 64
 MOST_SUBDEVICES: Final = 64
-"""Of a card; real ones have up to eight."""
+"""Of a GPU; real ones have up to eight."""
 MOST_LINKS: Final = 1024
 MOST_GROUPS: Final = 64
 _MOST_PROBLEMS: Final = 16
@@ -51,38 +51,38 @@ class GpuNode(msgspec.Struct, frozen=True, gc=False):
 
 
 class NodeGpus(NamedTuple):
-    """The cards of one node. `cards` fixes their order; what is by card is in that order."""
+    """The GPUs of one node. `cards` fixes their order; what is by GPU is in that order."""
 
     names: tuple[str, ...] = ()
     """Distinct names, in the order of their characters: card10 comes before card2."""
     capacity: Mapping[str, tuple[int, ...]] = {}
-    """By full resource name, by card; 0 where a card has none, and no resource that no card has."""
+    """By full resource name, by GPU; 0 where a GPU has none, and no resource that no GPU has."""
     models: tuple[str, ...] = ()
-    """By card; empty where unknown."""
+    """By GPU; empty where unknown."""
     unusable: frozenset[str] = frozenset()
-    """Cards that no new pod gets: disabled or descheduled."""
+    """GPUs that no new pod gets: disabled or descheduled."""
     descheduled: frozenset[str] = frozenset()
-    """Cards whose pods are to be marked; they may be gone from `cards`."""
+    """GPUs whose pods are to be marked; they may be gone from `cards`."""
     subdevices_off: Mapping[str, frozenset[int]] = {}
-    """By card: existing tiles that no new pod gets, disabled or descheduled."""
+    """By GPU: existing sub-devices that no new pod gets, disabled or descheduled."""
     subdevices_descheduled: Mapping[str, frozenset[int]] = {}
-    """By card: tiles whose pods are to be marked; they may not exist any more."""
+    """By GPU: sub-devices whose pods are to be marked; they may not exist any more."""
     subdevices_preferred: Mapping[str, tuple[int, ...]] = {}
-    """By card: tiles to take first, in the order of the policies' names."""
+    """By GPU: sub-devices to take first, in the order of the policies' names."""
     preferred: str = ""
-    """The card that a policy prefers; empty: none. Of several policies the first by name that names a card of ours."""
+    """The GPU that a policy prefers; empty: none. Of several policies the first by name that names a GPU of ours."""
     numa: tuple[frozenset[str], ...] = ()
-    """The cards of each NUMA node, in the order of the label, only those in `cards`; () without the label."""
+    """The GPUs of each NUMA node, in the order of the label, only those in `cards`; () without the label."""
     numa_problem: str = ""
     """Why the label cannot be read; empty: it can."""
     links: tuple[Link, ...] = ()
-    """In the order of the label, between cards in `cards`."""
+    """In the order of the label, between GPUs in `cards`."""
     problems: tuple[str, ...] = ()
     """What could not be read, in words."""
 
 
 def read(node: GpuNode, profile: ResourceProfile) -> NodeGpus:
-    """The cards of a node. The order of its labels does not matter."""
+    """The GPUs of a node. The order of its labels does not matter."""
     notes = _Notes()
     tags = _texts(node.metadata.labels)
     by_name = _found(node, tags, profile, notes)
@@ -163,7 +163,7 @@ def _amounts(
 def _found(
     node: GpuNode, tags: Mapping[str, str], profile: ResourceProfile, notes: _Notes
 ) -> dict[str, _Gpu]:
-    """The cards by name, in their order."""
+    """The GPUs by name, in their order."""
     allocatable = _amounts(_mapping(node.status.allocatable), profile, "allocatable", notes)
     annotations = node.metadata.annotations
     if annotations is not None and annotations.gpus is not None:
@@ -179,7 +179,7 @@ def _found(
 
 
 def _labelled(tags: Mapping[str, str], profile: ResourceProfile, notes: _Notes) -> set[str]:
-    """Names of cards by labels: their numbers, or else the older label with their names."""
+    """Names of GPUs by labels: their numbers, or else the older label with their names."""
     key, old = f"{profile.prefix}gpu-numbers", f"{profile.prefix}cards"
     try:
         text = node_labels.joined(tags, key)
@@ -198,7 +198,7 @@ def _labelled(tags: Mapping[str, str], profile: ResourceProfile, notes: _Notes) 
 def _counted(
     tags: Mapping[str, str], allocatable: Mapping[str, int], profile: ResourceProfile, notes: _Notes
 ) -> set[str]:
-    """Names of cards by their number: what a label says, or else the resource that counts them."""
+    """Names of GPUs by their number: what a label says, or else the resource that counts them."""
     text = tags.get(profile.count_label)
     try:
         count = (
@@ -218,7 +218,7 @@ def _counted(
 def _annotated(
     text: str, allocatable: Mapping[str, int], profile: ResourceProfile, notes: _Notes
 ) -> dict[str, _Gpu]:
-    """Cards of the annotation, an even share of what is allocatable for those without a capacity of their own."""
+    """GPUs of the annotation, an even share of what is allocatable for those without a capacity of their own."""
     try:
         elements = msgspec.json.decode(text)
     except UNREADABLE as error:
@@ -261,7 +261,7 @@ def _entry(
 def _capacity(
     by_name: Mapping[str, _Gpu], profile: ResourceProfile, notes: _Notes
 ) -> dict[str, tuple[int, ...]]:
-    """Amounts by resource, by card; resources that no card has are left out."""
+    """Amounts by resource, by GPU; resources that no GPU has are left out."""
     resources = sorted({resource for gpu in by_name.values() for resource in gpu.capacity})
     rows = {name: tuple(gpu.capacity.get(name, 0) for gpu in by_name.values()) for name in resources}
     subdevices = rows.get(profile.subdevices, ())
@@ -297,7 +297,7 @@ def _numa(
 def _links(
     tags: Mapping[str, str], profile: ResourceProfile, subdevices: Mapping[str, int], notes: _Notes
 ) -> tuple[Link, ...]:
-    """The links between the node's cards. Where tiles are counted, only between tiles that are there."""
+    """The links between the node's GPUs. Where sub-devices are counted, only between sub-devices that are there."""
     key = f"{profile.prefix}xe-links"
     try:
         text = node_labels.joined(tags, key)

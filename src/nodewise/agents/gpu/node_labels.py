@@ -1,7 +1,7 @@
-"""The grammars of node labels that tell of cards. Texts in, values out; what cannot be read is a ValueError in words.
+"""Parsers of the node labels that describe GPUs. Invalid text raises ValueError with a message.
 
-Written by Intel's GPU plugin and XPU manager through node feature discovery, and by telemetry policies. Source: GPU
-Aware Scheduling 0.5.6, `pkg/gpuscheduler/utils.go`. Cards are named `card` and a number as the label has it.
+Intel's GPU plugin and XPU manager write these labels through node feature discovery, and telemetry policies write some.
+Source: GPU Aware Scheduling 0.5.6, `pkg/gpuscheduler/utils.go`. A GPU is named `card` and its number in the label.
 """
 
 import re
@@ -12,12 +12,12 @@ from nodewise.errors import shown
 
 TELEMETRY: Final = "telemetry.aware.scheduling."
 PCI_GROUP: Final = "PCI_GROUP"
-"""The value by which a label means all cards on the named card's bus."""
+"""The value by which a label means all GPUs on the named GPU's bus."""
 LONGEST_NAME: Final = 63
-"""Characters of a card's name: it becomes part of annotations."""
+"""Characters of a GPU's name: it becomes part of annotations."""
 
 _MOST_LINKS: Final = 4096
-"""Are read, of which a node may have some; cards of a node are linked by a few hundred."""
+"""Are read, of which a node may have some; GPUs of a node are linked by a few hundred."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _NUMBER: Final = re.compile(r"[0-9]{1,9}")
 _LINK: Final = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})-([0-9]{1,9})\.([0-9]{1,9})")
@@ -25,7 +25,7 @@ _SUBDEVICE: Final = re.compile(r"(card[0-9]{1,9})_gt([0-9]{1,9})")
 
 
 class Link(NamedTuple):
-    """Two tiles that an Xe Link joins. It is followed from left to right only."""
+    """Two sub-devices that an Xe Link joins. It is followed from left to right only."""
 
     left: str
     left_subdevice: int
@@ -61,22 +61,22 @@ def numbers(text: str) -> list[str]:
 
 
 def groups(text: str) -> dict[str, frozenset[str]]:
-    """By card: the first group of cards on one bus that it stands in. `0.1_2.3.4` are two groups."""
+    """By GPU: the first group of GPUs on one bus that it stands in. `0.1_2.3.4` are two groups."""
     gpu_groups = [_gpus(part) for part in text.split("_")] if text else []
     return {gpu: group for group in reversed(gpu_groups) for gpu in group}
 
 
 def with_groups(gpus: Iterable[str], among: Mapping[str, frozenset[str]]) -> frozenset[str]:
-    """The cards of their groups; a card that stands in none is alone.
+    """The GPUs of their groups; a GPU that stands in none is alone.
 
-    However many cards there are, each group is looked at once.
+    However many GPUs there are, each group is looked at once.
     """
     alone = {gpu for gpu in gpus if gpu not in among}
     return frozenset(alone).union(*{among[gpu] for gpu in gpus if gpu in among})
 
 
 def numa(text: str) -> tuple[frozenset[str], ...]:
-    """Cards of each NUMA node, as the label has them: `0-0.1_1-2.3`."""
+    """GPUs of each NUMA node, as the label has them: `0-0.1_1-2.3`."""
     numa_nodes = []
     for part in text.split("_") if text else ():
         head, _, gpus = part.partition("-")
@@ -91,7 +91,7 @@ def _gpus(text: str) -> frozenset[str]:
 
 
 def devices(gpu_numbers: str) -> tuple[str, ...]:
-    """Cards by Level-Zero device index: in the order of their numbers. ValueError where one is no number."""
+    """GPUs by Level-Zero device index: in the order of their numbers. ValueError where one is no number."""
     unique = [number for number in dict.fromkeys(numbers(gpu_numbers)) if number]
     odd = [number for number in unique if not _NUMBER.fullmatch(number)]
     if odd:
@@ -102,7 +102,7 @@ def devices(gpu_numbers: str) -> tuple[str, ...]:
 def links(text: str, by_index: tuple[str, ...]) -> tuple[list[Link], str]:
     """Links such as `0.0-1.0_2.1-3.2`, in their order, and what stopped the reading; empty: nothing did.
 
-    Links that name no device, or join a card with itself, are left out.
+    Links that name no device, or join a GPU with itself, are left out.
     """
     result: dict[Link, None] = {}
     for part in text.split("_") if text else ():
@@ -130,6 +130,6 @@ def rules(labels: Mapping[str, str]) -> list[PolicyRule]:
 
 
 def subdevice(text: str) -> tuple[str, int] | None:
-    """The card and the tile of `card0_gt1`; None if it is no such name."""
+    """The GPU and the sub-device of `card0_gt1`; None if it is no such name."""
     match = _SUBDEVICE.fullmatch(text)
     return None if match is None else (match[1], int(match[2]))

@@ -1,4 +1,4 @@
-"""The fields of a pod that are read, as the API server has them, and what the pod requests of the processor."""
+"""The fields of a pod that the gpu agent reads, and the CPU that a pod requests."""
 
 from functools import lru_cache
 from typing import Final

@@ -1,15 +1,16 @@
-"""What telemetry policies say of a node's cards and tiles, by labels `telemetry.aware.scheduling.<policy>/<name>`.
+"""GPUs and sub-devices that telemetry policies exclude or prefer, by labels
+`telemetry.aware.scheduling.<policy>/<name>`.
 
 | name | value | meaning |
 |---|---|---|
-| `gas-disable-<card>` | any, or `PCI_GROUP` | no new pod gets the card |
-| `gas-deschedule-pods-<card>` | any, or `PCI_GROUP` | the same, and its pods are marked |
-| `gas-prefer-gpu` | a card | it is tried first |
-| `gas-tile-disable-<card>_gt<n>` | any | no new pod gets the tile |
-| `gas-tile-deschedule-<card>_gt<n>` | any | the same, and its pods are marked |
+| `gas-disable-<card>` | any, or `PCI_GROUP` | new pods do not get the GPU |
+| `gas-deschedule-pods-<card>` | any, or `PCI_GROUP` | the same, and its pods get the deschedule label |
+| `gas-prefer-gpu` | a GPU | it is tried first |
+| `gas-tile-disable-<card>_gt<n>` | any | new pods do not get the sub-device |
+| `gas-tile-deschedule-<card>_gt<n>` | any | the same, and its pods get the deschedule label |
 | `gas-tile-preferred-<card>` | `gt<n>` | it is taken first |
 
-Several policies add up. Names are compared as they are: `gas-disable-xcard0` says nothing of card0.
+The labels of several policies add up. Names are compared exactly: `gas-disable-xcard0` does not concern card0.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,8 +1,8 @@
-"""Why a node or a card is not taken, as values; words are made when somebody asks.
+"""Reasons why a node or a GPU is rejected, as values; their texts are rendered on demand.
 
 The first words of each text are those of GPU Aware Scheduling 0.5.6 (`pkg/gpuscheduler/scheduler.go`), for people and
-alerts that look for them; ours follow. The texts stand in pod events, so they are few: they carry what the pod wants,
-and never a node's or a card's own name or value (those are in the details, for `explain`).
+alerts that search for them. The texts appear in pod events, so there are few different ones: they contain what the pod
+requests, and never the name or value of a node or GPU. `explain` shows those as details.
 """
 
 from enum import StrEnum
@@ -44,7 +44,7 @@ class InvalidDemand(msgspec.Struct, frozen=True):
     hint: str = ""
     """What to change."""
     at_once: bool = True
-    """Whether it is said even of a node without cards; else such a node will not fit, as the older system has it."""
+    """Whether it is said even of a node without GPUs; else such a node will not fit, as the older system has it."""
     is_failure: ClassVar[bool] = True
 
     def text(self) -> str:
@@ -55,7 +55,7 @@ class InvalidDemand(msgspec.Struct, frozen=True):
 
 
 class NoGpus(msgspec.Struct, frozen=True):
-    """The node has no card that we know of."""
+    """The node has no GPU that we know of."""
 
     kind: ClassVar[RejectionKind] = RejectionKind.WILL_NOT_FIT
     is_failure: ClassVar[bool] = False
@@ -68,7 +68,7 @@ class NoGpus(msgspec.Struct, frozen=True):
 
 
 class NoneUsable(msgspec.Struct, frozen=True):
-    """The node has cards, and the pod may use too few of them, however free they are."""
+    """The node has GPUs, and the pod may use too few of them, however free they are."""
 
     container: str
     count: int
@@ -83,14 +83,14 @@ class NoneUsable(msgspec.Struct, frozen=True):
 
 
 class TooLittle(msgspec.Struct, frozen=True):
-    """Too few usable cards have as much of one resource left as the container wants on each."""
+    """Too few usable GPUs have as much of one resource left as the container wants on each."""
 
     container: str
     count: int
-    """Cards wanted."""
+    """GPUs wanted."""
     resource: str
     amount: int
-    """Wanted on each card."""
+    """Wanted on each GPU."""
     kind: ClassVar[RejectionKind] = RejectionKind.WILL_NOT_FIT
     is_failure: ClassVar[bool] = False
 
@@ -104,7 +104,7 @@ class TooLittle(msgspec.Struct, frozen=True):
 
 
 class NotTogether(msgspec.Struct, frozen=True):
-    """Enough cards have each resource, and too few have all of them."""
+    """Enough GPUs have each resource, and too few have all of them."""
 
     container: str
     count: int
@@ -120,7 +120,7 @@ class NotTogether(msgspec.Struct, frozen=True):
 
 
 class NotLinked(msgspec.Struct, frozen=True):
-    """Enough cards would do, and too few pairs of them are linked with both tiles free."""
+    """Enough GPUs would do, and too few pairs of them are linked with both sub-devices free."""
 
     container: str
     pairs: int
@@ -136,7 +136,7 @@ class NotLinked(msgspec.Struct, frozen=True):
 
 
 class NotInOneGroup(msgspec.Struct, frozen=True):
-    """Enough cards would do, but not within one NUMA node."""
+    """Enough GPUs would do, but not within one NUMA node."""
 
     container: str
     count: int
@@ -152,7 +152,7 @@ class NotInOneGroup(msgspec.Struct, frozen=True):
 
 
 class RecordFull(msgspec.Struct, frozen=True):
-    """The node's ledger has no room for the pod's entry."""
+    """The node's allocation record has no room for the pod's reservation."""
 
     kind: ClassVar[RejectionKind] = RejectionKind.WILL_NOT_FIT
     is_failure: ClassVar[bool] = True
@@ -194,7 +194,7 @@ class UnknownNode(msgspec.Struct, frozen=True):
 
 
 class PassedOver(msgspec.Struct, frozen=True):
-    """The pod fits here, and somewhere on a card that a telemetry policy prefers."""
+    """The pod fits here, and somewhere on a GPU that a telemetry policy prefers."""
 
     is_failure: ClassVar[bool] = False
 
@@ -206,7 +206,7 @@ class PassedOver(msgspec.Struct, frozen=True):
 
 
 class NotReady(msgspec.Struct, frozen=True):
-    """The pod wants cards, and nodes or pods are not read yet."""
+    """The pod wants GPUs, and nodes or pods are not read yet."""
 
     is_failure: ClassVar[bool] = True
 
@@ -218,7 +218,7 @@ class NotReady(msgspec.Struct, frozen=True):
 
 
 class Shortfall(msgspec.Struct, frozen=True):
-    """What one candidate lacks: on the card that comes closest, the resource there is too little of."""
+    """What one candidate lacks: on the GPU that comes closest, the resource there is too little of."""
 
     gpu: str
     resource: str

@@ -1,4 +1,4 @@
-"""Who is rejected why, while a pod is fitted: one reason each, the first that is found, and what is lacking."""
+"""Collects why candidates are rejected while a pod is fitted: the first reason of each, and what it lacks."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
@@ -24,7 +24,7 @@ class Shortfalls(NamedTuple):
     """Card names by code."""
     resources: tuple[str, ...]
     gpus: NDArray[np.int32]
-    """Index into `names`: the card that comes closest; -1 where no amount is lacking."""
+    """Index into `names`: the GPU that comes closest; -1 where no amount is lacking."""
     lacking: NDArray[np.int16]
     """Index into `resources`."""
     free: NDArray[np.int64]
@@ -76,7 +76,7 @@ class Rejections:
         resource: str,
         wanted: int,
     ) -> None:
-        """Some candidates lack an amount of one resource, on these cards."""
+        """Some candidates lack an amount of one resource, on these GPUs."""
         if resource not in self._resources:
             self._resources.append(resource)
         self._gpus[at] = gpus
@@ -99,9 +99,9 @@ def explain_failure(
     enough: Mapping[str, Mask],
     failed: Mask,
 ) -> None:
-    """Say why a container does not fit the failed candidates (M), as far as cards and their amounts are the reason.
+    """Say why a container does not fit the failed candidates (M), as far as GPUs and their amounts are the reason.
 
-    `allowed` (C, M) are the cards that the pod may use, `enough` those that have as much of one resource left.
+    `allowed` (C, M) are the GPUs that the pod may use, `enough` those that have as much of one resource left.
     """
     count = container.count
     rejections.reject(failed & (_count(allowed) < count), reasons.NoneUsable(container.name, count))
@@ -120,7 +120,7 @@ def explain_failure(
 
 
 def _fewest(among: Mask, enough: Sequence[Mask]) -> NDArray[np.intp]:
-    """(m): the card that lacks the fewest resources."""
+    """(m): the GPU that lacks the fewest resources."""
     lacking = np.full(among.shape, _NEVER, np.int16)
     lacking[among] = sum((~mask[among]).astype(np.int16) for mask in enough)
     fewest: NDArray[np.intp] = lacking.argmin(axis=0)
@@ -135,7 +135,7 @@ def _record_largest(
     amount: int,
     at: NDArray[np.intp],
 ) -> None:
-    """Name the card that has most of the resource among those that have too little."""
+    """Name the GPU that has most of the resource among those that have too little."""
     if len(at):
         free = np.where(lacking[:, at], candidate_gpus.free(resource)[:, at], np.iinfo(np.int64).min)
         _record(rejections, candidate_gpus, resource, amount, at, free.argmax(axis=0))

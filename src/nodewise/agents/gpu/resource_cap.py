@@ -1,7 +1,7 @@
-"""Which resources are kept, where nodes have more different ones together than there is room for.
+"""A cap on the number of different GPU resources that are kept over all nodes.
 
-Every resource is an array over all cards of all nodes, so that one node with names of its own would cost memory for
-every node. Those that most nodes have are kept. The others count as absent, with a problem of their nodes.
+Each resource is an array over all GPUs of all nodes, so one node with resource names of its own would cost memory for
+every node. The resources of most nodes are kept. The others count as absent, and their nodes report a problem.
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ _T = TypeVar("_T")
 MOST: Final = 256
 """Different resources; honest clusters have some ten."""
 LEAST: Final = 16
-"""So many are kept however many cards there are."""
+"""So many are kept however many GPUs there are."""
 CELLS: Final = 2**23
 """Of all resources' arrays, 16 bytes each: 128 MiB."""
 _NAMED: Final = 3
@@ -28,7 +28,7 @@ class ResourceCap:
         self._having: Counter[str] = Counter()
         """By resource: how many nodes have it."""
         self._widths: Counter[int] = Counter()
-        """By number of cards: how many nodes have as many."""
+        """By number of GPUs: how many nodes have as many."""
         self._kept: frozenset[str] | None = None
         """None: all of them."""
 

@@ -1,23 +1,23 @@
-"""Whose cards they are: the names of their resources, and how a node says which cards it has.
+"""Resource profiles: the resource names of a GPU vendor, and how a node describes its GPUs.
 
-`intel`    `gpu.intel.com/`: `xe` or `i915` say how many distinct cards a container wants, and everything else with the
-           prefix is an amount that is divided among them. The node's labels name its cards.
-`generic`  `nvidia.com/`: `gpu` says how many cards; `gpu-milli`, `gpumem` and `gpucores` share them. Nothing else with
-           the prefix (MIG slices) is looked at.
-FILE       YAML with the fields of `FIELDS`; resource names stand without the prefix:
+`intel`    `gpu.intel.com/`: `xe` or `i915` is the number of distinct GPUs of a container, and every other resource with
+           the prefix is an amount that is divided among them. Labels of the node name its GPUs.
+`generic`  `nvidia.com/`: `gpu` is the number of GPUs; `gpu-milli`, `gpumem` and `gpucores` share them. Other resources
+           with the prefix (MIG slices) are ignored.
+FILE       YAML with the fields of `FIELDS`; resource names omit the prefix:
 
     prefix: example.com/
-    counts: [gpu]               # how many distinct cards; the first one that a container asks for counts
-    shares: [gpu-memory]        # amounts of cards; without this field everything with the prefix
-    monitoring: [gpu-monitor]   # of a node rather than of its cards, so it may be asked for alone
+    counts: [gpu]               # number of distinct GPUs; the first one that a container requests counts
+    shares: [gpu-memory]        # amounts of GPUs; without this field every resource with the prefix
+    monitoring: [gpu-monitor]   # of a node rather than of its GPUs, so a pod may request it alone
     tiles: gpu-tile             # an amount whose units have names: gt0, gt1, …
     cards: count                # or `labels`: <prefix>gpu-numbers, as Intel's node labels
     count_label: example.com/gpu.count
 
-Where the cards are counted and not named, a node has as many as the label `count_label` says (without the field:
+Where GPUs are counted and not named, a node has as many as its label `count_label` (without the field:
 `<prefix><first of counts>.count`, as NVIDIA's GPU Feature Discovery writes it), and without that label as many as its
-allocatable counting resource says. They are called card0, card1, …. A device plugin that offers each card several times
-(time slicing) so needs the label. The node annotation `nodewise.io/gpu-cards` wins over either way, for every profile.
+allocatable counting resource. They are called card0, card1, …. A device plugin that offers each GPU several times (time
+slicing) therefore needs the label. The node annotation `nodewise.io/gpu-cards` overrides both, for every profile.
 """
 
 import re

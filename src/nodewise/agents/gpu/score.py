@@ -1,20 +1,20 @@
-"""Placements: which card a pod gets first, and how much a node is liked.
+"""Placements: which GPU a pod takes first, and how nodes are scored.
 
-| placement | card first | node first |
+| placement | order of GPUs | order of nodes |
 |---|---|---|
-| first-fit | by name, the preferred one before | as kube-scheduler likes |
-| pack | least left | least left on the cards taken, then on the node |
+| first-fit | by name, the preferred GPU first | none |
+| pack | least left | least left on the GPUs taken, then on the node |
 | spread | most left | most left on the node |
-| balanced | least of a resource used | least of it used on the node |
-| fragmentation | spoils least for the pods that usually come | the same, in steps, then as pack |
+| balanced | least used of one resource | least used of it on the node |
+| fragmentation | adds least to the fragmentation for typical pods | the same, in steps, then as pack |
 
-Under pack and fragmentation nodes are also scored for pods that ask for no card: their CPU is best taken where it is of
-no use to a free card.
+Pack and fragmentation also score nodes for pods without GPUs: their CPU is best taken from nodes where no free GPU
+needs it.
 
-kube-scheduler multiplies an extender's scores by its weight and by 10, adds them to those of its own plugins, and picks
-at random among the best. So the order of nodes is strict and the best one alone has 10 points, the second 9, and so
-on; all from the eleventh on have 0. It takes a weight of 20 or more for one point to outweigh what the default
-plugins, which like empty nodes, say otherwise.
+kube-scheduler multiplies the scores of an extender by its weight and by 10, adds them to those of its own plugins, and
+picks at random among the best. The order of nodes is therefore strict: the best node alone has 10 points, the second 9,
+and all from the eleventh on have 0. A weight of 20 or more is needed for one point to outweigh the default plugins,
+which prefer empty nodes.
 """
 
 from typing import Final, NamedTuple
@@ -35,23 +35,23 @@ from nodewise.agents.gpu.options import Placement
 Cpu = NDArray[np.int64]
 
 STEP: Final = 0.05
-"""Of a card. Placements that spoil about as much are equal, and the one that fills a card best wins: without this a
-tiny difference decides, and pods are strewn over more nodes (measured: 2 to 3 per cent of all cards)."""
+"""Of a GPU. Placements that spoil about as much are equal, and the one that fills a GPU best wins: without this a
+tiny difference decides, and pods are strewn over more nodes (measured: 2 to 3 per cent of all GPUs)."""
 _NEARLY: Final = 1e-6
 """Below any real difference of shares, above the errors of adding them."""
 
 
 class PlacementInputs(NamedTuple):
-    """What placements go by."""
+    """The inputs of a placement."""
 
     placement: Placement
-    """Of a pod that names none."""
+    """The placement of pods that name none."""
     counts: tuple[str, ...] = ()
-    """The resources that count cards: how full a card is shows in others, if there are any."""
+    """The resources that count GPUs: how full a GPU is shows in others, if there are any."""
     balanced_by: tuple[str, ...] = ()
     workload: WorkloadTables = fragmentation.NO_WORKLOAD
     cpu_free: Cpu | None = None
-    """(N+1): milli-CPU that is not requested, by column of the layout; None: nobody knows."""
+    """(N+1): milli-CPU that is not requested, by column of the layout; None: unknown."""
 
     def placing(self, demand: Demand) -> Placement:
         """The placement of a pod; without typical pods `fragmentation` is `pack`."""
@@ -69,7 +69,7 @@ class PlacementInputs(NamedTuple):
 
 
 class AnyGpu(NamedTuple):
-    """Cards as they come, for a question that does not depend on their order."""
+    """GPUs as they come, for a question that does not depend on their order."""
 
     prefers: bool = False
     steady: bool = True
@@ -79,7 +79,7 @@ class AnyGpu(NamedTuple):
 
 
 class Fullest(NamedTuple):
-    """The card of which least is left; or `emptiest`, of which most is."""
+    """The GPU of which least is left; or `emptiest`, of which most is."""
 
     counts: tuple[str, ...]
     scales: ShareScales
@@ -93,9 +93,9 @@ class Fullest(NamedTuple):
 
 
 class LeastSpoiling(NamedTuple):
-    """The card where a container adds least to the fragmentation; of equal ones the fullest.
+    """The GPU where a container adds least to the fragmentation; of equal ones the fullest.
 
-    A container's cards are compared once, each as if it were the only one.
+    A container's GPUs are compared once, each as if it were the only one.
     """
 
     inputs: PlacementInputs
@@ -114,9 +114,9 @@ class LeastSpoiling(NamedTuple):
 
 
 def fitting(inputs: PlacementInputs, demand: Demand) -> GpuOrder:
-    """Which card first where it only matters whether the pod fits.
+    """Which GPU first where it only matters whether the pod fits.
 
-    If one container alone takes cards that are not linked, it fits whichever comes first.
+    If one container alone takes GPUs that are not linked, it fits whichever comes first.
     """
     gpu_order = order(inputs, demand)
     alone = sum(container.count > 0 for container in demand.containers) == 1 and not demand.linked
@@ -124,7 +124,7 @@ def fitting(inputs: PlacementInputs, demand: Demand) -> GpuOrder:
 
 
 def order(inputs: PlacementInputs, demand: Demand) -> GpuOrder:
-    """Which card first."""
+    """The order of GPUs."""
     match inputs.placing(demand):
         case "pack":
             return Fullest(inputs.counts, inputs.workload.scales)
@@ -147,7 +147,7 @@ def points(
 ) -> NDArray[np.int64] | None:
     """How much each candidate is liked, 0 to 10, where the pod fits; None: all the same.
 
-    `fitted` is what `fit` says of the same candidates, None for a pod that asks for no card.
+    `fitted` is what `fit` says of the same candidates, None for a pod that asks for no GPU.
     """
     if not inputs.likes(demand):
         return None
@@ -194,7 +194,7 @@ def _keys(
 
 
 def _growth(inputs: PlacementInputs, before: CandidateGpus, after: CandidateGpus, demand: Demand) -> Floats:
-    """(M): by how much the placement adds to the fragmentation, in cards."""
+    """(M): by how much the placement adds to the fragmentation, in GPUs."""
     workload = inputs.workload
     then, now = _hosts(inputs, before, 0), _hosts(inputs, before, demand.cpu_milli)
     return fragmentation.fragmented(
@@ -210,7 +210,7 @@ def _hosts(inputs: PlacementInputs, candidate_gpus: CandidateGpus, cpu_milli: in
 
 
 def _after(before: CandidateGpus, demand: Demand, fitted: FitResult | None) -> CandidateGpus:
-    """The candidates with the pod there."""
+    """The candidates after the pod is placed."""
     after = before.fork()
     for choice, container in zip(fitted.containers if fitted else (), demand.containers, strict=False):
         if container.count:
@@ -219,7 +219,7 @@ def _after(before: CandidateGpus, demand: Demand, fitted: FitResult | None) -> C
 
 
 def _taken(candidate_gpus: CandidateGpus, fitted: FitResult | None) -> NDArray[np.bool_]:
-    """(C, M): the cards that the pod gets."""
+    """(C, M): the GPUs that the pod gets."""
     taken = np.zeros((candidate_gpus.layout.most_gpus, len(candidate_gpus)), bool)
     for choice in fitted.containers if fitted else ():
         taken |= choice.mask(len(taken))
@@ -241,7 +241,7 @@ def _used(candidate_gpus: CandidateGpus, resources: tuple[str, ...]) -> Floats:
 
 
 def _amounts(container: ContainerDemand, counts: tuple[str, ...]) -> tuple[str, ...]:
-    """The resources that show how full a card is for a container: its amounts, or if it has none its count."""
+    """The resources that show how full a GPU is for a container: its amounts, or if it has none its count."""
     wanted = tuple(container.per_gpu)
     return tuple(name for name in wanted if name not in counts) or wanted
 

@@ -1,7 +1,7 @@
-"""Nodes, pods and ledgers in, the gpu agent's state out; the same code online and offline.
+"""Builds the state of the gpu agent from nodes, pods and allocation records; the same code online and offline.
 
-Changes are applied one by one, and only the nodes that they concern are computed again: at 80 binds a second there is
-no time to look at 20,000 pods. The state is the same as one that is built from nothing.
+Changes are applied one by one, and only the nodes that they concern are recomputed: at 80 binds a second there is no
+time to look at 20,000 pods. The state equals one that is built from nothing.
 """
 
 from collections.abc import Generator, Iterable, Mapping
@@ -38,9 +38,9 @@ from nodewise.state import NODES, Change
 PODS: Final = "pods"
 ALLOCATION_RECORDS: Final = "ledgers"
 DEMAND_CONFIGMAP: Final = "gpu_typical_pods"
-"""Keys of `World.objects`."""
+"""Keys of `ClusterState.objects`."""
 RECORD_PREFIX: Final = "gpu-"
-"""Of the name of a node's ledger; the rest is the node's name."""
+"""Of the name of a node's allocation record; the rest is the node's name."""
 
 _PODS: Final = 256
 """Pods that are taken in between two pauses."""
@@ -51,36 +51,36 @@ _NAMES: Final = 1024
 
 
 class NodeState(NamedTuple):
-    """One node, and who holds what of it."""
+    """One node and its allocations."""
 
     gpus: NodeGpus
     allocations: NodeAllocations
     record_text: str
-    """The text of its ledger."""
+    """The text of its allocation record."""
     bound: tuple[AllocatedPod, ...]
-    """The pods there that ask for cards."""
+    """The pods there that ask for GPUs."""
     problems: tuple[str, ...]
-    """What is wrong with the node's labels, its books and its pods, in words."""
+    """What is wrong with the node's labels, its allocations and its pods, in words."""
     cpu_held: int
-    """Milli-CPU that pods with cards request."""
+    """Milli-CPU that pods with GPUs request."""
 
 
 class GpuState(NamedTuple):
-    """All nodes that have cards, or of which somebody says that a pod holds some."""
+    """All nodes that have GPUs, or on which a pod holds some according to a record or annotation."""
 
     layout: GpuLayout
     rows: Mapping[str, int]
-    """By node name: its column in the layout; only nodes with cards."""
+    """By node name: its column in the layout; only nodes with GPUs."""
     nodes: Mapping[str, NodeState]
     pods: PodIndex
     cpu_free: NDArray[np.int64] | None = None
     """(N+1), by column of the layout: milli-CPU that no pod requests, as far as pods are kept; None: nobody knows."""
     workload: WorkloadTables = NO_WORKLOAD
-    """The pods that usually come."""
+    """The tables of typical pods."""
 
 
 class GpuStateBuilder(AllocationStateBuilder[GpuState]):
-    """Remembers what was read and laid out."""
+    """Builds the state, and keeps what it read and laid out before."""
 
     inputs = Inputs(frozenset({PODS, ALLOCATION_RECORDS, DEMAND_CONFIGMAP}), node_objects=True, metrics=False)
 
@@ -89,9 +89,9 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         self._reset()
 
     def _reset(self) -> None:
-        """Begin from nothing."""
+        """Discard everything."""
         self._version = ""
-        """Until which the pods were known when undecided entries were looked at last."""
+        """Until which the pods were known when undecided reservations were looked at last."""
         self._gpus: dict[str, NodeGpus] = {}
         self._resource_cap = ResourceCap()
         self._names = 0
@@ -99,13 +99,13 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         self._bound: dict[str, dict[ObjectKey, AllocatedPod]] = {}
         """By node."""
         self._records: dict[str, tuple[str, AllocationRecord]] = {}
-        """By node: its ledger as text, and as read."""
+        """By node: its allocation record as text, and as read."""
         self._reserved_on: dict[ObjectKey, set[str]] = {}
-        """By pod: the nodes whose ledgers name it."""
+        """By pod: the nodes whose allocation records name it."""
         self._nodes: dict[str, NodeState] = {}
         self._problems: dict[str, tuple[str, ...]] = {}
         self._undecided: set[str] = set()
-        """Nodes with an entry that a newer version of the pods may end."""
+        """Nodes with a reservation that a newer version of the pods may end."""
         self._dirty: set[str] = set()
         """Nodes to be computed again."""
         self._moved: set[str] = set()
@@ -120,11 +120,11 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         self._layout = gpu_layout.build((), np.zeros(1, np.intp), self._profile.subdevices)
 
     def problems(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> Mapping[str, tuple[str, ...]]:  # noqa: ARG002
-        """What is wrong with nodes and their books, as of the newest slot."""
+        """What is wrong with nodes and their allocations, as of the newest state."""
         return {f"node {name}": problems for name, problems in self._problems.items()}
 
     def build(self, cluster_state: ClusterState) -> Generator[None, None, GpuState]:
-        """Apply the changes and compute the nodes that they concern."""
+        """Apply the changes and recompute the nodes that they concern."""
         if cluster_state.changes is None:
             self._reset()
         yield from self._apply_nodes(cluster_state.changes_of(NODES))
@@ -132,7 +132,7 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         yield from self._apply_pods(cluster_state.changes_of(PODS))
         pods = PodIndex(cluster_state.objects.get(PODS, {}), cluster_state.versions.get(PODS, ""))
         if pods.version != self._version:
-            # an entry that a version ended stays ended only as long as versions grow
+            # a reservation that a version ended stays ended only as long as versions grow
             self._dirty |= self._undecided if _is_later(pods.version, self._version) else self._records.keys()
             self._version = pods.version
         yield from self._renew(pods)
@@ -144,7 +144,7 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         return GpuState(self._layout, self._rows, dict(self._nodes), pods, cpu_free, self._workload)
 
     def amended(self, agent_state: GpuState, node: str, record: LedgerLease | None) -> GpuState:
-        """The slot with another ledger of one node."""
+        """The state with another allocation record of one node."""
         before = agent_state.nodes.get(node)
         text = record_text(record)
         if before is None or before.record_text == text:
@@ -232,7 +232,7 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         self._dirty |= self._reserved_on.get(key, set())
 
     def _renew(self, pods: PodIndex) -> Generator[None, None, None]:
-        """Compute the nodes that are to be; those that went, or hold nothing and have no cards, are left out."""
+        """Compute the nodes that are to be; those that went, or hold nothing and have no GPUs, are left out."""
         while self._dirty:
             name = next(iter(self._dirty))
             gpus = self._gpus.get(name)
@@ -275,7 +275,7 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         self._free_cpu.touch(name)
 
     def _lay_out(self, index: NodeIndex) -> Generator[None, None, None]:
-        """Bring the layout up to date: what moved, or everything where other nodes have cards."""
+        """Bring the layout up to date: what moved, or everything where other nodes have GPUs."""
         with_gpus = {name for name in self._moved if self._has_gpus(name)}
         known = {name for name in self._moved if name in self._rows}
         is_worn = len(self._layout.capacity) > len(self._resource_cap) or _names(self._layout) > self._names
@@ -314,7 +314,7 @@ _NO_RECORD: Final = ("", allocation_record.EMPTY)
 
 
 def record_text(record: LedgerLease | None) -> str:
-    """The text of a ledger's entries; empty where there is none."""
+    """The text of an allocation record's reservations; empty where there is none."""
     return (record.metadata.annotations or {}).get(HOLDINGS, "") if record is not None else ""
 
 
@@ -323,7 +323,7 @@ def _is_later(version: str, before: str) -> bool:
 
 
 def _sorted(pod: AllocatedPod | None) -> tuple[AllocatedPod | None, AllocatedPod | None]:
-    """One that may hold cards comes first, any other one second."""
+    """One that may hold GPUs comes first, any other one second."""
     return (pod, None) if pod is not None and node_allocations.may_hold_gpus(pod) else (None, pod)
 
 
@@ -332,11 +332,11 @@ def _names(layout: GpuLayout) -> int:
 
 
 def _named(record: tuple[str, AllocationRecord] | None) -> Iterable[ObjectKey]:
-    """The pods that a ledger names."""
+    """The pods that an allocation record names."""
     return [entry.key for entry in record[1].entries.values()] if record is not None else ()
 
 
 def _numbered(index: NodeIndex, rows: Mapping[str, int]) -> Any:
-    """By node number: the column of the layout; the one after the last for a node without cards."""
+    """By node number: the column of the layout; the one after the last for a node without GPUs."""
     columns = [rows.get(name, len(rows)) for name in index.known]
     return np.array([*columns, len(rows)], np.intp)

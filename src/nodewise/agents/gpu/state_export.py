@@ -1,4 +1,4 @@
-"""The books as `GET /state/gpu` shows them: per node its cards, what is held of each, and who holds it.
+"""The allocations as `GET /state/gpu` exports them: per node its GPUs, their allocated amounts, and the pods.
 
 ?node=NAME   one node only
 """

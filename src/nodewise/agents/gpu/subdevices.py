@@ -1,7 +1,7 @@
-"""Which tiles of its cards a pod gets, on the node it is bound to.
+"""Assigns sub-devices of its GPUs to a pod on the node that it is bound to.
 
-Source: GPU Aware Scheduling 0.5.6, `pkg/gpuscheduler/scheduler.go`; free tiles are taken in ascending order, so that
-the same pod on the same node gets the same tiles.
+Source: GPU Aware Scheduling 0.5.6, `pkg/gpuscheduler/scheduler.go`. Free sub-devices are taken in ascending order, so
+that the same pod on the same node gets the same ones.
 """
 
 from collections.abc import Sequence
@@ -14,21 +14,21 @@ Tiles = tuple[int, ...]
 
 
 class SubdeviceRequest(NamedTuple):
-    """A card that a container takes."""
+    """A GPU that a container takes."""
 
     gpu: str
     subdevices: int
-    """How many tiles of it are wanted."""
+    """How many sub-devices of it are wanted."""
     linked: int = -1
-    """The tile that has the link; -1 without one."""
+    """The sub-device that has the link; -1 without one."""
 
 
 def assign(
     gpus: NodeGpus, usage: GpuUsage, resource: str, containers: Sequence[Sequence[SubdeviceRequest]]
 ) -> tuple[tuple[Tiles, ...], ...]:
-    """Tile numbers by container and card, in the order in which they are taken; `resource` counts tiles.
+    """Sub-device numbers by container and GPU, in the order in which they are taken; `resource` counts sub-devices.
 
-    Linked tiles are set aside for all containers first. Where the pod fits there are enough for everybody.
+    Linked sub-devices are set aside for all containers first. Where the pod fits there are enough for everybody.
     """
     left = {
         taken.gpu: _free(gpus, usage, resource, taken.gpu) for container in containers for taken in container
@@ -42,7 +42,7 @@ def assign(
 
 
 def reorder(subdevices: Sequence[int], preferred: Sequence[int]) -> list[int]:
-    """Preferred tiles come first: each changes places with the one that stands there."""
+    """Preferred sub-devices come first: each changes places with the one that stands there."""
     ordered = list(subdevices)
     existing = [subdevice for subdevice in dict.fromkeys(preferred) if subdevice in ordered]
     for place, subdevice in enumerate(existing):
@@ -60,7 +60,7 @@ def _free(gpus: NodeGpus, usage: GpuUsage, resource: str, gpu: str) -> list[int]
 
 
 def _take(gpus: NodeGpus, left: list[int], taken: SubdeviceRequest) -> Tiles:
-    """Take them out of what is left of a card."""
+    """Take them out of what is left of a GPU."""
     if not taken.subdevices:
         return ()
     linked = (taken.linked,) if taken.linked >= 0 else ()

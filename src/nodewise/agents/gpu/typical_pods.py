@@ -1,7 +1,7 @@
-"""The pods that usually come, as classes of what their containers ask for, with how often each comes.
+"""The typical pods of a cluster, as classes of what their containers request, with the frequency of each.
 
-They are read from a file, or counted from the pods of the last seven days. The count is kept in a ConfigMap, one key a
-day, so that a new leader need not begin anew; what cannot be read there is left out.
+They are read from a file, or counted from the pods of the last seven days. The counts are kept in a ConfigMap, one key
+per day, so that a new leader continues with them. Data that cannot be read is left out.
 """
 
 import csv
@@ -42,7 +42,7 @@ class PodClass(NamedTuple):
     cpu_milli: int = 0
     """What the whole pod requests."""
     models: frozenset[str] | None = None
-    """None: cards of any model."""
+    """None: GPUs of any model."""
 
 
 Classes = Mapping[PodClass, float]
@@ -52,7 +52,7 @@ History = Mapping[int, Mapping[PodClass, int]]
 
 
 def of(demand: Demand) -> Iterator[PodClass]:
-    """The classes of one pod: one for each container that asks for cards."""
+    """The classes of one pod: one for each container that asks for GPUs."""
     for container in demand.containers:
         if 0 < container.count <= _MOST_GPUS:
             wanted = Amounts({name: amount for name, amount in container.per_gpu.items() if amount > 0})
@@ -148,7 +148,7 @@ _EXPECTED: Final = "pods (how often they come), requests (as a container has the
 
 
 def load(path: str, profile: ResourceProfile, options: GpuOptions) -> Classes:
-    """The classes of a file: a list, in YAML or JSON, of entries with the fields `pods`, `requests` and `models`:
+    """The classes of a file: a list, in YAML or JSON, of reservations with the fields `pods`, `requests` and `models`:
 
         - {pods: 1047, requests: {cpu: 3152m, nvidia.com/gpu: 1, nvidia.com/gpu-milli: 810}}
         - {pods: 44, requests: {cpu: 88, nvidia.com/gpu: 8}, models: [G2, V100M32]}
@@ -185,7 +185,7 @@ def _entries(path: str) -> list[Any]:
 
 
 def _rows(text: str) -> list[dict[str, Any]]:
-    """The lines of a CSV file as entries."""
+    """The lines of a CSV file as reservations."""
     rows = []
     for line in csv.DictReader(io.StringIO(text), strict=True):
         cells = {key: value for key, value in line.items() if value}

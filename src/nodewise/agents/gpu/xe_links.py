@@ -1,7 +1,7 @@
-"""Pairs of linked cards: which pair a container takes, and which tiles of it are linked.
+"""Pairs of linked GPUs: which pair a container takes, and which sub-devices of it are linked.
 
-Source: GPU Aware Scheduling 0.5.6, `pkg/gpuscheduler/scheduler.go`. A link leads from its left card to its right one;
-unlike there, all links of a tile are tried and not only the first.
+Source: GPU Aware Scheduling 0.5.6, `pkg/gpuscheduler/scheduler.go`. A link leads from its left GPU to its right one.
+Unlike there, all links of a sub-device are tried and not only the first.
 """
 
 from typing import NamedTuple
@@ -19,7 +19,7 @@ Numbers = NDArray[np.intp] | Codes
 
 
 class CandidateLinks(NamedTuple):
-    """All links of the candidates, one entry each, in the order in which a candidate's links are tried."""
+    """All links of the candidates, one reservation each, in the order in which a candidate's links are tried."""
 
     candidate: Numbers
     left: Numbers
@@ -32,7 +32,7 @@ class CandidateLinks(NamedTuple):
 
 
 class LinkAllocator:
-    """The links of a pod's candidates, and which of their tiles are free."""
+    """The links of a pod's candidates, and which of their sub-devices are free."""
 
     def __init__(self, candidate_gpus: CandidateGpus) -> None:
         packed = candidate_gpus.layout.links[:, candidate_gpus.columns]
@@ -42,14 +42,14 @@ class LinkAllocator:
         self._existing = np.ones(self._free.shape, bool)
 
     def reserve(self, choice: GpuChoice) -> None:
-        """Linked tiles are not free for the rest of the pod."""
+        """Linked sub-devices are not free for the rest of the pod."""
         self._free = _without(self._free, choice)
         self._links = self._links.some(_open(self._existing, self._links, self._free))
 
     def pairs(
         self, candidate_gpus: CandidateGpus, able: Mask, container: ContainerDemand, order: GpuOrder
     ) -> GpuChoice:
-        """Linked pairs of able cards (C, M): of the left card that comes first by order, the first free link."""
+        """Linked pairs of able GPUs (C, M): of the left GPU that comes first by order, the first free link."""
         able = able.copy()
         free, links = self._free, self._links
         keys = order.keys(candidate_gpus, container)
@@ -68,7 +68,7 @@ class LinkAllocator:
 
 
 def _without(free: Bits, choice: GpuChoice) -> Bits:
-    if choice.subdevices is None:  # nobody has so many cards, and nothing is taken anywhere
+    if choice.subdevices is None:  # nobody has so many GPUs, and nothing is taken anywhere
         return free
     free = free.copy()
     for gpus, subdevices in zip(choice.gpus, choice.subdevices, strict=True):
@@ -78,7 +78,7 @@ def _without(free: Bits, choice: GpuChoice) -> Bits:
 
 
 def _open(able: Mask, links: CandidateLinks, free: Bits) -> Mask:
-    """Links whose cards would do and whose tiles are free."""
+    """Links whose GPUs would do and whose sub-devices are free."""
     bit = np.uint64(1)
     at = links.candidate
     left = free[links.left, at] >> links.left_subdevice.astype(np.uint64)
