@@ -18,7 +18,7 @@ from bench.fleet import Object
 from bench.progress import told
 from bench.results import SCORED, SCORING_AGENTS, Measured
 from nodewise.agents.pigeon import resources
-from nodewise.agents.pigeon.memory import MOST_PODS, Memory
+from nodewise.agents.pigeon.memory import MAX_PODS, DemandMemory
 from nodewise.clock import SystemClock, format_rfc3339
 from nodewise.statistics import annotations
 
@@ -134,8 +134,8 @@ def _pod(name: str, type_: int, node: str, now: float, *, fails: bool) -> Object
 def _memories(now: float) -> Object:
     """What the agents know: pigeon of as many pods as it counts, learned of nothing before the pods that there are."""
     random = np.random.default_rng(2)
-    memory = Memory()
-    for number in range(MOST_PODS):
+    memory = DemandMemory()
+    for number in range(MAX_PODS):
         wanted = np.array([random.uniform(50, 4000), random.uniform(64, 8192), 1, 0, 0])
         memory.count(f"counted-{number}", wanted[: len(resources.NAMES)])
     kept = memory.keep(None)

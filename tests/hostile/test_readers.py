@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nodewise.agent import ClusterState
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.policy import PolicyMetadata, PolicyObject
-from nodewise.agents.telemetry.state import TelemetryState
+from nodewise.agents.telemetry.state import TelemetryStateBuilder
 from nodewise.cooperative import run_at_once
 from nodewise.errors import BadInput, NodewiseError
 from nodewise.metrics import values
@@ -69,7 +69,7 @@ def made(spec: bytes, name: str = "pol") -> PolicyObject:
 
 def decided(*objects: PolicyObject, values_: Any = (3, 90)) -> Any:
     """The slot that comes of policies, each of whose metrics was fetched."""
-    state = TelemetryState(TelemetryOptions(), 60.0)
+    state = TelemetryStateBuilder(TelemetryOptions(), 60.0)
     listed = {(one.metadata.namespace, one.metadata.name): one for one in objects}
     metric_requests = state.metric_requests({"taspolicies": listed})
     entries = [("a", values.Sample(values_[0] * 10**9, None)), ("b", values.Sample(values_[1] * 10**9, None))]

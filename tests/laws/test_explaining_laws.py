@@ -11,7 +11,7 @@ from nodewise import cooperative, quantity
 from nodewise.agent import Snapshot
 from nodewise.agents.telemetry.agent import TelemetryAgent
 from nodewise.agents.telemetry.options import TelemetryOptions
-from nodewise.agents.telemetry.state import TelemetryState
+from nodewise.agents.telemetry.state import TelemetryStateBuilder
 from nodewise.extender import decision_codec, explaining, ledger, redeciding, thresholds
 from nodewise.extender.chain import Chain
 from nodewise.extender.decision import Decision, DecisionRing
@@ -127,7 +127,7 @@ def test_a_round_number_is_never_short_of_the_value(target: int, value: int) -> 
 def test_a_rule_that_holds_its_verdicts_is_not_argued_with() -> None:
     """The source dies: the verdicts of before stand, and no target could be promised to change them."""
     hot = {"metricname": "a", "operator": "GreaterThan", "target": 5}
-    state = TelemetryState(TelemetryOptions(), 60.0)
+    state = TelemetryStateBuilder(TelemetryOptions(), 60.0)
 
     def filter_at(now: float, values: dict[str, int]) -> Decision:
         given_world = cluster_state(

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from nodewise.agents.learned import outcomes
 from nodewise.agents.learned.options import LearnedOptions
-from nodewise.agents.learned.pods import LivingPod
-from nodewise.agents.learned.rewards import Pair, Rule
-from nodewise.agents.learned.state import LearnedState
+from nodewise.agents.learned.pods import ObservedPod
+from nodewise.agents.learned.rewards import LearningRule, RewardEstimate
+from nodewise.agents.learned.state import LearnedStateBuilder
 from tests.unit.agents.learned.lives import START, Life, end, pod, running, stamp, terminated, waiting
 
 PODS = 400
@@ -77,11 +77,11 @@ def _healed(options: LearnedOptions, seed: int) -> int:
 def test_rewards_stay_between_0_and_1_and_a_failure_never_raises_one(
     rewards: list[float], prior: float, half_life_s: float
 ) -> None:
-    rule = Rule(prior, half_life_s)
-    pair: Pair | None = None
+    rule = LearningRule(prior, half_life_s)
+    pair: RewardEstimate | None = None
     for number, reward in enumerate(rewards):
         before = prior if pair is None else pair.reward
-        pair = rule.taught(pair, reward, 1, START)
+        pair = rule.update(pair, reward, 1, START)
         assert 0 <= pair.reward <= 1
         assert reward != 0.0 or pair.reward <= before
         assert reward != 1.0 or pair.reward >= before
@@ -139,9 +139,9 @@ def test_every_end_of_a_container_counts_once_however_many_steps_are_seen(
         ends += was_up and not kubelet.is_up
         if is_seen:
             after = pod("p", "n1", kubelet.told)
-            found = outcomes.between(before, after, 600.0)
-            assert found is None or found.reward < 1
-            counted += found.times if found else 0
+            outcome = outcomes.outcome_between(before, after, 600.0)
+            assert outcome is None or outcome.reward < 1
+            counted += outcome.times if outcome else 0
             before = after
     assert counted == ends
 
@@ -168,11 +168,14 @@ ODD_PODS = st.builds(
 
 @given(st.none() | ODD_PODS, ODD_PODS, st.floats(0, 1e9))
 def test_whatever_a_status_says_there_is_a_reward_or_none(
-    before: LivingPod | None, after: LivingPod, until_s: float
+    before: ObservedPod | None, after: ObservedPod, until_s: float
 ) -> None:
-    for found in (outcomes.between(before, after, 600.0), outcomes.since(after, START + until_s, 600.0)):
-        assert found is None or (found.reward in {0.0, 0.5, 1.0} and 1 <= found.times <= 10)
-    assert outcomes.between(after, after, 600.0) is None
+    for outcome in (
+        outcomes.outcome_between(before, after, 600.0),
+        outcomes.outcome_since(after, START + until_s, 600.0),
+    ):
+        assert outcome is None or (outcome.reward in {0.0, 0.5, 1.0} and 1 <= outcome.times <= 10)
+    assert outcomes.outcome_between(after, after, 600.0) is None
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=25), st.integers(0, 25))
@@ -187,7 +190,7 @@ def test_a_restart_loses_nothing_and_counts_nothing_twice(steps: list[tuple[int,
         told = pod(f"p{number}", f"n{node + 1}", one, phase="Failed" if fails else "Running")
         if number == stop:  # what was kept before this one, which it hears of by its first look only
             text = life.state.keep(None)
-            life.state = LearnedState(life.options)
+            life.state = LearnedStateBuilder(life.options)
             if text is not None:
                 life.state.recall(text)
             else:

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from nodewise.agents.pigeon import demand as demands
 from nodewise.agents.pigeon import ranks
-from nodewise.agents.pigeon.holding import HeldPod, Holdings
-from nodewise.agents.pigeon.memory import Memory
+from nodewise.agents.pigeon.memory import DemandMemory
+from nodewise.agents.pigeon.node_requests import HoldingPod, NodeRequests
 from nodewise.agents.pigeon.objectives import LAYOUTS, OBJECTIVES, Objective, Table
 from tests.unit.agents.pigeon.clusters import Cluster, node
-from tests.unit.agents.pigeon.test_holding import followed, held, kept
+from tests.unit.agents.pigeon.test_node_requests import followed, held, kept
 
 Floats = NDArray[np.float64]
 CAPACITY = st.sampled_from([0, 1, 10, 4000, 8192]) | st.integers(1, 10**6)
@@ -94,7 +94,7 @@ SAMPLES = st.lists(st.tuples(*[st.integers(0, 2**40)] * 5), min_size=1, max_size
 def test_statistics_are_those_of_the_older_system(samples: list[tuple[int, ...]]) -> None:
     found, mean, second = demands.NONE, np.zeros(5), np.zeros((5, 5))
     for number, sample in enumerate(np.array(samples, float), 1):
-        found = demands.seen(found, sample)
+        found = demands.add_pod(found, sample)
         weight = 1 / min(number, 100)
         mean = (1 - weight) * mean + weight * sample
         second = (1 - weight) * second + weight * np.outer(sample, sample)
@@ -108,7 +108,7 @@ def test_what_two_replicas_keep_is_what_one_would(
     samples: list[tuple[int, ...]], data: st.DataObject
 ) -> None:
     """Whoever is asked, and whether a write came through or not; the order is that of keeping."""
-    alone, replicas = Memory(), (Memory(), Memory())
+    alone, replicas = DemandMemory(), (DemandMemory(), DemandMemory())
     kept: bytes | None = None
     for number, sample in enumerate(samples):
         who = replicas[data.draw(st.integers(0, 1))]
@@ -136,13 +136,13 @@ HELD = st.builds(
 
 
 @given(st.lists(st.lists(HELD, max_size=8), min_size=1, max_size=5))
-def test_what_is_held_is_the_sum_of_what_is_there_now(worlds: list[list[HeldPod]]) -> None:
-    holdings = Holdings("gpu")
-    before: dict[tuple[str, str], HeldPod] = {}
+def test_what_is_held_is_the_sum_of_what_is_there_now(worlds: list[list[HoldingPod]]) -> None:
+    holdings = NodeRequests("gpu")
+    before: dict[tuple[str, str], HoldingPod] = {}
     for pods in worlds:
         followed(holdings, kept(pods), before)
         before = kept(pods)
-    anew = followed(Holdings("gpu"), kept(worlds[-1]))
+    anew = followed(NodeRequests("gpu"), kept(worlds[-1]))
     assert [holdings.of(name) for name in ("n1", "n2")] == [anew.of(name) for name in ("n1", "n2")]
 
 

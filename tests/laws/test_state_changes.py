@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from nodewise import cooperative
 from nodewise.agent import ClusterState, Inputs, MetricRequest, NodeIndex
 from nodewise.agents import pigeon
-from nodewise.agents.pigeon.holding import HeldPod
+from nodewise.agents.pigeon.node_requests import HoldingPod
 from nodewise.agents.pigeon.options import PigeonOptions
-from nodewise.agents.pigeon.state import PODS, PigeonState
+from nodewise.agents.pigeon.state import PODS, PigeonStateBuilder
 from nodewise.clock import ManualClock
 from nodewise.extender.snapshot_cache import Override, SnapshotCache, Stores
 from nodewise.kube import fields
@@ -252,7 +252,7 @@ def test_what_pigeon_knows_of_nodes_is_what_a_fresh_list_says(
     history: list[tuple[list[str], dict[str, Any], dict[str, tuple[str, str]]]], usage: Any, objective: Any
 ) -> None:
     options = PigeonOptions(pigeon_usage=usage, policy_objective=objective)
-    state: PigeonState = pigeon.KIND.state(options, 5.0)
+    state: PigeonStateBuilder = pigeon.KIND.state(options, 5.0)
     nodes = {
         f"n{number}": node({"cpu": "4", "memory": "8Gi"}, {"requested-cpu": "1"}) for number in range(1, 5)
     }
@@ -270,7 +270,7 @@ def test_what_pigeon_knows_of_nodes_is_what_a_fresh_list_says(
         assert np.array_equal(found.missing, fresh.missing)
 
 
-def held_pod(name: str, on: str, cpu: str) -> HeldPod:
+def held_pod(name: str, on: str, cpu: str) -> HoldingPod:
     requests = {"resources": {"requests": {"cpu": cpu}}}
     spec = {"nodeName": on, "containers": [requests]}
-    return msgspec.convert({"metadata": {"name": name, "namespace": "d"}, "spec": spec}, HeldPod)
+    return msgspec.convert({"metadata": {"name": name, "namespace": "d"}, "spec": spec}, HoldingPod)

@@ -20,7 +20,7 @@ from nodewise.kube.store import Store
 from nodewise.observe import logs
 
 ANNOTATION: Final = "nodewise.io/woken"
-MOST_PODS: Final = 1000
+MAX_PODS: Final = 1000
 """Decided again in one pass."""
 PAUSE_S: Final = 1.0
 """Between two events."""
@@ -102,7 +102,7 @@ class Waker(Controller):
                 hope.tries += 1
                 hope.due_s = now_s + self._period_s if hope.tries < TRIES else float("inf")
                 wake = wake or node
-            if len(hopes) == MOST_PODS:
+            if len(hopes) == MAX_PODS:
                 break
         self._hopes = hopes
         return wake

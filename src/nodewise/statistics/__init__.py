@@ -1,14 +1,14 @@
-"""What the scoring agents and the annotator share: node statistics, pod requests, and what is done without them.
+"""Node statistics and pod requests that the scoring agents and the annotator share.
 
-| file | what lives there |
+| module | content |
 |---|---|
-| `annotations.py` | the annotations of nodes that carry statistics, and how their texts are read |
-| `amounts.py` | quantities as whole milli or whole units |
-| `capacity.py` | what pods can have of a node |
-| `requests.py` | what a pod asks for |
-| `queries.py` | what Prometheus is asked for, and the settings of all this |
-| `load.py` | how much of each node is used, from annotations or from metrics |
-| `missing.py` | what is done with a node without statistics |
+| `annotations.py` | the annotations of nodes that carry statistics, and the parsing of their texts |
+| `amounts.py` | quantities as whole milli-units or whole units |
+| `capacity.py` | the allocatable resources of nodes |
+| `requests.py` | the requests of pods, and which pods hold them |
+| `queries.py` | Prometheus queries and the settings of statistics |
+| `load.py` | the usage of all nodes, from annotations or from metrics |
+| `missing.py` | the treatment of nodes without statistics |
 
-Arrays are by node number, one longer than the index; what is not known is NaN, and never 0.
+Arrays are by node number and one longer than the index; unknown values are NaN, never 0.
 """

@@ -1,4 +1,4 @@
-"""Kubernetes quantities as whole numbers, rounded up as Kubernetes does; what cannot be read is 0."""
+"""Kubernetes quantities as whole numbers, rounded up as Kubernetes does; invalid quantities are 0."""
 
 from functools import lru_cache
 from typing import Any, Final
@@ -6,30 +6,30 @@ from typing import Any, Final
 from nodewise import quantity
 
 Quantity = str | int | float | None
-"""As JSON has it; null is 0."""
+"""In the form of JSON; null is 0."""
 
 MAX_AMOUNT: Final = 2**53
-"""No amount is more: up to here doubles hold every whole number."""
+"""Larger amounts are reduced to it: a double holds every whole number up to here."""
 
-_LONGEST: Final = 256
-"""No honest quantity is longer; what is longer is not read, and not remembered either."""
+_MAX_LENGTH: Final = 256
+"""Characters of a quantity. Longer texts are invalid, and are not cached."""
 
 
-def milli(given: Any) -> int:
+def milli(amount: Any) -> int:
     """Thousandths of a unit, from 0 to `MAX_AMOUNT`: 1 for a CPU request of `0.0005`."""
-    return _read(given, quantity.NANO // 1000)
+    return _read(amount, quantity.NANO // 1000)
 
 
-def units(given: Any) -> int:
+def units(amount: Any) -> int:
     """Whole units, from 0 to `MAX_AMOUNT`: bytes of memory, numbers of pods."""
-    return _read(given, quantity.NANO)
+    return _read(amount, quantity.NANO)
 
 
-def _read(given: Any, step: int) -> int:
-    if not isinstance(given, str | int | float) or isinstance(given, bool):
+def _read(amount: Any, step: int) -> int:
+    if not isinstance(amount, str | int | float) or isinstance(amount, bool):
         return 0
-    text = str(given)
-    return _whole(text, step) if len(text) <= _LONGEST else 0
+    text = str(amount)
+    return _whole(text, step) if len(text) <= _MAX_LENGTH else 0
 
 
 @lru_cache(maxsize=4096)

@@ -1,6 +1,6 @@
 """The annotations of nodes that carry statistics: their names and units, and how their texts are read.
 
-Names and spellings are those of kube-safe-scheduler, so that whoever writes or reads them today can go on.
+Names and spellings are those of kube-safe-scheduler, so that existing writers and readers continue to work.
 """
 
 import re
@@ -36,14 +36,14 @@ ANNOTATED_AT: Final = "nodewise.io/annotated-at"
 
 
 class Annotation(NamedTuple):
-    """One annotation, as an operator meets it."""
+    """One annotation, as the documentation lists it."""
 
     key: str
     unit: str
     writer: str
-    """The part of `nodewise annotate` that writes it; empty for one that nodewise only reads."""
+    """The part of `nodewise annotate` that writes it; empty if nodewise only reads it."""
     reader: str
-    """The agent that reads it; empty for one that is there for people."""
+    """The agent that reads it; empty if only people read it."""
 
 
 TABLE: Final = (
@@ -69,13 +69,13 @@ TABLE: Final = (
 
 
 class Annotated(msgspec.Struct, frozen=True, gc=False):
-    """What tells the age of all others."""
+    """The annotation that tells the age of the others."""
 
     annotated_at: str | None = msgspec.field(default=None, name=ANNOTATED_AT)
 
 
 class UsageAnnotations(Annotated, frozen=True, gc=False):
-    """How much of a node is free, measured."""
+    """Measured free resources of a node."""
 
     mean_free_cpu: str | None = msgspec.field(default=None, name=MEAN_FREE_CPU)
     std_free_cpu: str | None = msgspec.field(default=None, name=STD_FREE_CPU)
@@ -86,7 +86,7 @@ class UsageAnnotations(Annotated, frozen=True, gc=False):
 
 
 class AllocationAnnotations(Annotated, frozen=True, gc=False):
-    """How much of a node is requested by its pods."""
+    """Resources of a node that its pods request."""
 
     requested_cpu: str | None = msgspec.field(default=None, name=REQUESTED_CPU)
     requested_memory: str | None = msgspec.field(default=None, name=REQUESTED_MEMORY)
@@ -96,15 +96,15 @@ class AllocationAnnotations(Annotated, frozen=True, gc=False):
 
 
 class CongestionAnnotations(Annotated, frozen=True, gc=False):
-    """How congested somebody says a node is."""
+    """How congested a node is, by its writer."""
 
     congestion_factor: str | None = msgspec.field(default=None, name=CONGESTION_FACTOR)
 
 
 _DECIMAL: Final = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _INTEGER: Final = re.compile(r"[+-]?[0-9]+")
-_LONGEST: Final = 512
-"""No honest number is longer; the bound keeps a hostile one from costing time."""
+_MAX_LENGTH: Final = 512
+"""Characters of a number; bounds the time that a hostile text costs."""
 
 
 def number(text: str | None) -> float:
@@ -113,10 +113,10 @@ def number(text: str | None) -> float:
     NaN for none: nothing, blanks, a suffix such as `2000m`, `nan`, `inf`, hexadecimal digits, underscores, or more than
     a double holds.
     """
-    if not text or len(text) > _LONGEST or not _DECIMAL.fullmatch(text):
+    if not text or len(text) > _MAX_LENGTH or not _DECIMAL.fullmatch(text):
         return np.nan
-    found = float(text)
-    return found if isfinite(found) else np.nan
+    value = float(text)
+    return value if isfinite(value) else np.nan
 
 
 def numbers(texts: Iterable[str | None]) -> NDArray[np.float64]:
@@ -127,9 +127,9 @@ def numbers(texts: Iterable[str | None]) -> NDArray[np.float64]:
 def integer(text: str | None, *, saturates: bool = False) -> float:
     """A whole number to base ten with an optional sign, as Go's ParseInt takes it; NaN for none.
 
-    What 64 bits do not hold is none either, or with `saturates` the nearest that they do hold.
+    A number beyond 64 bits is NaN, or with `saturates` the nearest number of 64 bits.
     """
-    if not text or len(text) > _LONGEST or not _INTEGER.fullmatch(text):
+    if not text or len(text) > _MAX_LENGTH or not _INTEGER.fullmatch(text):
         return np.nan
     value = int(text)
     held = min(max(value, -(2**63)), 2**63 - 1)
@@ -144,7 +144,7 @@ def integers(texts: Iterable[str | None], *, saturates: bool = False) -> NDArray
 def time(text: str | None) -> float:
     """Seconds since 1970 of a time in RFC 3339; NaN for none."""
     try:
-        return clock.parse_rfc3339(text) if text and len(text) <= _LONGEST else np.nan
+        return clock.parse_rfc3339(text) if text and len(text) <= _MAX_LENGTH else np.nan
     except (ValueError, OverflowError):
         return np.nan
 

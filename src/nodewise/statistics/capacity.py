@@ -1,4 +1,4 @@
-"""What pods can have of a node: `status.allocatable`."""
+"""The allocatable resources of nodes (`status.allocatable`)."""
 
 from typing import Any, Final, NamedTuple
 
@@ -9,7 +9,7 @@ from nodewise.statistics import amounts
 
 
 class NodeStatus(msgspec.Struct, frozen=True, gc=False):
-    """The part of a Node's status that is read. Kept raw, as agents read other resources of it."""
+    """The field of a Node's status that is read; raw, because agents read other resources of it."""
 
     allocatable: msgspec.Raw = msgspec.Raw(b"null")
 
@@ -18,17 +18,17 @@ GPU: Final = "gpu"
 
 
 class Capacity(NamedTuple):
-    """Whole numbers; 0 for what the node does not say, or says in a form that is no quantity."""
+    """Allocatable resources in whole numbers; 0 where absent or invalid."""
 
     cpu_milli: int = 0
     memory_bytes: int = 0
     pods: int = 0
     gpu: int = 0
-    """Of the resource that is called `gpu`, unless another one was asked for."""
+    """Of the resource named `gpu`, or of the name passed to `read`."""
     ephemeral_storage_bytes: int = 0
 
 
-class _Given(msgspec.Struct, frozen=True, gc=False):
+class _Allocatable(msgspec.Struct, frozen=True, gc=False):
     cpu: Any = None
     memory: Any = None
     pods: Any = None
@@ -36,22 +36,22 @@ class _Given(msgspec.Struct, frozen=True, gc=False):
     ephemeral_storage: Any = msgspec.field(default=None, name="ephemeral-storage")
 
 
-_decode: Final = msgspec.json.Decoder(_Given | None).decode
+_decode: Final = msgspec.json.Decoder(_Allocatable | None).decode
 _decode_all: Final = msgspec.json.Decoder(dict[str, Any] | None).decode
 
 
 def read(allocatable: msgspec.Raw, gpu: str = GPU) -> Capacity:
-    """The capacity that a node states; `gpu` is the name of the resource that counts as such."""
+    """Read a node's capacity; `gpu` is the name of the resource that is counted as GPU."""
     try:
-        given = _decode(allocatable) or _Given()
+        fields = _decode(allocatable) or _Allocatable()
     except UNREADABLE:
-        given = _Given()
-    cards = given.gpu if gpu == GPU else _other(allocatable, gpu)
-    plain = (given.memory, given.pods, cards, given.ephemeral_storage)
-    return Capacity(amounts.milli(given.cpu), *map(amounts.units, plain))
+        fields = _Allocatable()
+    devices = fields.gpu if gpu == GPU else _other_resource(allocatable, gpu)
+    quantities = (fields.memory, fields.pods, devices, fields.ephemeral_storage)
+    return Capacity(amounts.milli(fields.cpu), *map(amounts.units, quantities))
 
 
-def _other(allocatable: msgspec.Raw, name: str) -> Any:
+def _other_resource(allocatable: msgspec.Raw, name: str) -> Any:
     try:
         return (_decode_all(allocatable) or {}).get(name)
     except UNREADABLE:

@@ -1,4 +1,4 @@
-"""How much of each node is used, from annotations of nodes or from metrics: the same arrays either way."""
+"""The usage of all nodes, from annotations or from metrics, as the same arrays."""
 
 from collections.abc import Generator
 from typing import Any, Final, NamedTuple
@@ -30,23 +30,23 @@ class UsageMetadata(msgspec.Struct, frozen=True, gc=False):
 
 
 class UsageNode(msgspec.Struct, frozen=True, gc=False):
-    """What is read of a node."""
+    """The fields of a node that are read."""
 
     metadata: UsageMetadata = UsageMetadata()
     status: NodeStatus = NodeStatus()
 
 
 class Load(NamedTuple):
-    """How much of each node is used. Where `missing` says why there is no statistic, `used` is NaN."""
+    """The usage of all nodes. `used` is NaN where `missing` has a reason."""
 
     used: Table
-    """The mean, as capacity less what is free: below 0 where more is free than pods can have."""
+    """The mean, as capacity less what is free: negative if more is free than allocatable."""
     deviation: Table
-    """The standard deviation; NaN where nobody gave one."""
+    """The standard deviation; NaN where absent."""
     forecast: Table
-    """What will be used; NaN where nobody gave a forecast."""
+    """The expected usage; NaN where absent."""
     capacity: Table
-    """What pods can have; 0 where the node does not say."""
+    """Allocatable; 0 where absent."""
     missing: NDArray[np.uint8]
     """By resource and node number: `Missing`."""
     ages_s: NDArray[np.float64]
@@ -54,7 +54,7 @@ class Load(NamedTuple):
 
 
 class LoadReader:
-    """Reads the load of all nodes again and again, and remembers what did not change."""
+    """Computes the load of all nodes, and caches the parts that did not change."""
 
     def __init__(self, options: StatisticsOptions) -> None:
         self._max_age_s = options.max_age_s
@@ -68,7 +68,7 @@ class LoadReader:
         return frozenset(self._metric_requests or ())
 
     def read(self, cluster_state: ClusterState) -> Generator[None, None, Load]:
-        """The load as the world has it now; yields between parts of the work."""
+        """Compute the load of a cluster state; yields between parts of the work."""
         rows = yield from self._nodes.read(cluster_state)
         columns_ = np.ascontiguousarray(rows.T)
         yield
@@ -77,12 +77,12 @@ class LoadReader:
         return (yield from self._measured(columns_[_CAPACITY], self._metric_requests, cluster_state))
 
     def _measured(
-        self, capacity_: Table, asked: UsageRequests, cluster_state: ClusterState
+        self, capacity_: Table, requests: UsageRequests, cluster_state: ClusterState
     ) -> Generator[None, None, Load]:
-        cpu = yield from self._metric(asked.cpu_mean, cluster_state, _NANO_PER_MILLI)
-        cpu_deviation = yield from self._metric(asked.cpu_deviation, cluster_state, _NANO_PER_MILLI)
-        memory = yield from self._metric(asked.memory_mean, cluster_state, NANO)
-        memory_deviation = yield from self._metric(asked.memory_deviation, cluster_state, NANO)
+        cpu = yield from self._metric(requests.cpu_mean, cluster_state, _NANO_PER_MILLI)
+        cpu_deviation = yield from self._metric(requests.cpu_deviation, cluster_state, _NANO_PER_MILLI)
+        memory = yield from self._metric(requests.memory_mean, cluster_state, NANO)
+        memory_deviation = yield from self._metric(requests.memory_deviation, cluster_state, NANO)
         used = np.stack([cpu.values, memory.values])
         ages_s = np.stack([cpu.ages_s, memory.ages_s])
         missing = _missing(used, capacity_, ages_s > self._max_age_s)
@@ -98,7 +98,7 @@ class LoadReader:
     def _metric(
         self, metric_request: MetricRequest, cluster_state: ClusterState, divisor: int
     ) -> Generator[None, None, "_Measured"]:
-        """A metric by node number; `divisor` is how many nano-units are one of what is wanted."""
+        """A metric by node number; `divisor` is the number of nano-units of one unit of the result."""
         series = cluster_state.metrics.series.get(metric_request.key)
         if series is None:
             self._columns.pop(metric_request.key, None)
@@ -112,7 +112,7 @@ class LoadReader:
         column = known[2]
         values = np.where(column.given == State.FRESH, column.values, 0).astype(np.float64) / divisor
         values[column.given != State.FRESH] = np.nan
-        # of an expression nobody knows how old its samples are; but that it was answered then
+        # samples of an expression have no time; the time of the response is the closest known
         times = np.where(np.isnan(column.times), series.fetched_at or np.nan, column.times)
         ages_s = np.where(np.isfinite(times), np.maximum(cluster_state.now - times, 0.0), np.nan)
         return _Measured(values, ages_s)
@@ -122,15 +122,15 @@ _NANO_PER_MILLI: Final = NANO // 1000
 
 
 class _Measured(NamedTuple):
-    """One metric by node number; NaN for what is not known."""
+    """One metric by node number; NaN where unknown."""
 
     values: NDArray[np.float64]
     ages_s: NDArray[np.float64]
 
     def fresh(self, max_age_s: float) -> NDArray[np.float64]:
-        """The values, those that are too old being not known."""
-        found: NDArray[np.float64] = np.where(self.ages_s > max_age_s, np.nan, self.values)
-        return found
+        """The values; NaN for those older than `max_age_s`."""
+        values: NDArray[np.float64] = np.where(self.ages_s > max_age_s, np.nan, self.values)
+        return values
 
 
 _FREE: Final = slice(0, 2)
@@ -138,70 +138,70 @@ _DEVIATION: Final = slice(2, 4)
 _FORECAST: Final = slice(4, 6)
 _CAPACITY: Final = slice(6, 8)
 _TIME: Final = 8
-_NOTHING: Final = (*[np.nan] * 6, 0.0, 0.0, np.nan)
-"""The row of a node that says nothing of all this."""
+_EMPTY_ROW: Final = (*[np.nan] * 6, 0.0, 0.0, np.nan)
+"""The row of a node without annotations and capacity."""
 _STRIDE: Final = 16
-"""So many nodes that changed are one part of the work, some 0.1 ms."""
+"""Changed nodes per part of the work, about 0.1 ms."""
 
 
 class _NodeRows:
-    """What Node objects say, a row a node; only those that changed are read again."""
+    """The values of Node objects, one row per node; only objects that changed are read again."""
 
     def __init__(self) -> None:
         self._index = NodeIndex()
-        self._seen: list[Any] = [None]
-        self._rows = np.array([_NOTHING])
+        self._objects: list[Any] = [None]
+        self._rows = np.array([_EMPTY_ROW])
 
     def read(self, cluster_state: ClusterState) -> Generator[None, None, Table]:
-        """By node number and what the slices above name. To be copied: the next reading changes it."""
+        """By node number and the columns of the slices above. Copy it: the next call changes it."""
         if cluster_state.nodes is not self._index:
-            self._move(cluster_state.nodes)
+            self._reindex(cluster_state.nodes)
             yield
         numbers = cluster_state.nodes.numbers([name for _, name in cluster_state.node_objects]).tolist()
         changed = (
             (number, node)
             for number, node in zip(numbers, cluster_state.node_objects.values(), strict=True)
-            if self._seen[number] is not node
+            if self._objects[number] is not node
         )
         for count, (number, node) in enumerate(changed):
-            self._seen[number], self._rows[number] = node, _row(node)
+            self._objects[number], self._rows[number] = node, _row(node)
             if not count % _STRIDE:
                 yield
         return self._rows
 
-    def _move(self, index: NodeIndex) -> None:
-        """The same rows by the numbers of another index."""
+    def _reindex(self, index: NodeIndex) -> None:
+        """Reorder the rows for another index."""
         before = self._index.numbers(index.known)
         self._rows = self._rows[[*before, len(self._index)]]
-        self._seen = [self._seen[number] for number in (*before.tolist(), len(self._index))]
+        self._objects = [self._objects[number] for number in (*before.tolist(), len(self._index))]
         self._index = index
 
 
 def _row(node: UsageNode) -> tuple[float, ...]:
-    has = capacity.read(node.status.allocatable)
-    given = node.metadata.annotations
-    if given is None:
-        return (*_NOTHING[:6], has.cpu_milli, has.memory_bytes, np.nan)
+    allocatable = capacity.read(node.status.allocatable)
+    written = node.metadata.annotations
+    if written is None:
+        return (*_EMPTY_ROW[:6], allocatable.cpu_milli, allocatable.memory_bytes, np.nan)
     texts = (
-        given.mean_free_cpu,
-        given.mean_free_memory,
-        given.std_free_cpu,
-        given.std_free_memory,
-        given.forecast_free_cpu,
-        given.forecast_free_memory,
+        written.mean_free_cpu,
+        written.mean_free_memory,
+        written.std_free_cpu,
+        written.std_free_memory,
+        written.forecast_free_cpu,
+        written.forecast_free_memory,
     )
     return (
         *map(annotations.number, texts),
-        has.cpu_milli,
-        has.memory_bytes,
-        annotations.time(given.annotated_at),
+        allocatable.cpu_milli,
+        allocatable.memory_bytes,
+        annotations.time(written.annotated_at),
     )
 
 
 def _annotated(columns_: Table, now: float, max_age_s: float) -> Load:
     capacity_ = columns_[_CAPACITY]
     ages_s = now - columns_[_TIME]
-    # a time that is yet to come would keep its statistics fresh for as long as nobody writes others
+    # a time in the future would keep its statistics fresh until they are written again
     missing = _missing(columns_[_FREE], capacity_, np.abs(ages_s) > max_age_s)
     return Load(
         np.where(missing, np.nan, capacity_ - columns_[_FREE]),
@@ -213,7 +213,7 @@ def _annotated(columns_: Table, now: float, max_age_s: float) -> Load:
     )
 
 
-def _missing(given: Table, capacity_: Table, stale: NDArray[np.bool_]) -> NDArray[np.uint8]:
+def _missing(values: Table, capacity_: Table, stale: NDArray[np.bool_]) -> NDArray[np.uint8]:
     missing = np.where(capacity_ > 0, np.uint8(Missing.PRESENT), np.uint8(Missing.NO_CAPACITY))
     missing = np.where(stale, np.uint8(Missing.STALE), missing)
-    return np.where(np.isnan(given), np.uint8(Missing.ABSENT), missing)
+    return np.where(np.isnan(values), np.uint8(Missing.ABSENT), missing)

@@ -1,4 +1,4 @@
-"""What is done with a node without statistics, the same for all agents that go by them."""
+"""The treatment of nodes without statistics, for all agents that use them."""
 
 from enum import IntEnum
 from typing import Annotated, ClassVar, Final, Literal
@@ -10,7 +10,7 @@ Score = Annotated[int, msgspec.Meta(ge=0, le=10)] | None
 
 
 class MissingRules:
-    """What follows from the settings; beside a struct that has them."""
+    """Methods for structs with the settings `when_missing` and `score_missing`."""
 
     __slots__ = ()
     when_missing: When
@@ -21,7 +21,7 @@ class MissingRules:
         return self.when_missing == "reject"
 
     def points_missing(self, own: int) -> int:
-        """The score of a node without statistics; `own` is the agent's where the setting does not say."""
+        """The score of a node without statistics; `own` is the default of the agent."""
         return own if self.score_missing is None else self.score_missing
 
 
@@ -39,17 +39,17 @@ class MissingOptions(MissingRules, msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Missing(IntEnum):
-    """Whether there is a statistic, and why not."""
+    """Whether a statistic exists, and why it is missing."""
 
     PRESENT = 0
     ABSENT = 1
-    """Nobody gave one, or what was given is no number."""
+    """There is none, or it is not a number."""
     STALE = 2
     """It is older than --statistics-max-age."""
     NO_CAPACITY = 3
-    """The node does not say how much of the resource pods can have."""
+    """The resource is absent from the node's allocatable resources."""
     NO_DEVIATION = 4
-    """There is a mean, and nobody said how much it varies, or what was said is no number."""
+    """There is a mean without a valid deviation."""
 
     @property
     def words(self) -> str:
@@ -65,12 +65,12 @@ _WORDS: Final = {
 }
 
 
-class NotReady(msgspec.Struct, frozen=True):
-    """Nothing says yet which nodes have statistics (`agent.Reason`)."""
+class StatisticsNotReady(msgspec.Struct, frozen=True):
+    """The nodes' statistics are not read yet (`agent.Reason`)."""
 
     speaker: str
     unknown: str
-    """What is not known yet, as a sentence ends."""
+    """The rest of a sentence that tells what is not known yet."""
     is_failure: ClassVar[bool] = True
 
     def text(self) -> str:

@@ -1,4 +1,4 @@
-"""What Prometheus is asked for to know the load of nodes, for agents and for the annotator alike."""
+"""The Prometheus queries for the load of nodes, of agents and the annotator, and their settings."""
 
 from typing import Annotated, Final, Literal, NamedTuple
 
@@ -65,10 +65,10 @@ CPU_DEVIATION: Final = "cpu_used_deviation"
 MEMORY_MEAN: Final = "memory_used_mean"
 MEMORY_DEVIATION: Final = "memory_used_deviation"
 
-_FLEETING: Final = "pod, kubernetes_pod_name, controller_revision_hash, pod_template_generation"
-"""Labels that change when an exporter is rolled out anew: the node would have two series, each of a part of the
-window. While both count, the parts of a rate add up to the whole."""
-_LONGEST_RATE_S: Final = 120.0
+_VOLATILE_LABELS: Final = "pod, kubernetes_pod_name, controller_revision_hash, pod_template_generation"
+"""Labels that change with a rollout of the exporter: the node would have two series, each for a part of the window.
+Their rates add up to the rate of the node."""
+_MAX_RATE_S: Final = 120.0
 """Two minutes hold four scrapes at the usual intervals; a rate over longer would smooth the bursts away."""
 
 
@@ -76,23 +76,23 @@ def cpu_used(rate_s: float, matchers: str = "") -> str:
     """Cores in use on each node, at one time: an average over `rate_s`."""
     chosen = ", ".join(filter(None, ('mode="idle"', matchers)))
     idle = f"rate(node_cpu_seconds_total{{{chosen}}}[{span(rate_s)}])"
-    return f"sum without (cpu, mode) (1 - sum without ({_FLEETING}) ({idle}))"
+    return f"sum without (cpu, mode) (1 - sum without ({_VOLATILE_LABELS}) ({idle}))"
 
 
 def memory_used(matchers: str = "") -> str:
     """Bytes in use on each node, at one time."""
     of = f"{{{matchers}}}" if matchers else ""
-    return f"max without ({_FLEETING}) (node_memory_MemTotal_bytes{of} - node_memory_MemAvailable_bytes{of})"
+    return f"max without ({_VOLATILE_LABELS}) (node_memory_MemTotal_bytes{of} - node_memory_MemAvailable_bytes{of})"
 
 
 def metric_requests(options: WindowOptions) -> UsageRequests:
-    """What is asked for, with the window put in."""
+    """The metric requests of the options, with the window inserted into the queries."""
     window_s = options.statistics_window_s
-    rate_s = min(window_s / 5, _LONGEST_RATE_S)
+    rate_s = min(window_s / 5, _MAX_RATE_S)
     cpu = cpu_used(rate_s, options.exporter_matchers)
     memory = memory_used(options.exporter_matchers)
     over = f"[{span(window_s)}:{span(rate_s / 4)}]"
-    asked = (
+    definitions = (
         (CPU_MEAN, options.cpu_mean_query, f"avg_over_time(({cpu}){over})"),
         (CPU_DEVIATION, options.cpu_deviation_query, f"stddev_over_time(({cpu}){over})"),
         (MEMORY_MEAN, options.memory_mean_query, f"avg_over_time(({memory}){over})"),
@@ -101,14 +101,14 @@ def metric_requests(options: WindowOptions) -> UsageRequests:
     return UsageRequests(
         *(
             MetricRequest(
-                name, given.replace("{window}", span(window_s)) if given else own, options.max_age_s
+                name, query.replace("{window}", span(window_s)) if query else default, options.max_age_s
             )
-            for name, given, own in asked
+            for name, query, default in definitions
         )
     )
 
 
 def span(seconds: float) -> str:
-    """A duration in PromQL, which knows no fractions."""
+    """Format a duration for PromQL, which has no fractions."""
     milli = max(round(seconds * 1000), 1)
     return f"{milli}ms" if milli % 1000 else f"{milli // 1000}s"

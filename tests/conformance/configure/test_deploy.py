@@ -12,7 +12,7 @@ from nodewise import cooperative
 from nodewise.agents.telemetry import labels
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.policy import PolicyObject
-from nodewise.agents.telemetry.state import TelemetryState
+from nodewise.agents.telemetry.state import TelemetryStateBuilder
 from tests.conformance.configure.rows import row
 from tests.unit.agents.telemetry.worlds import (
     cluster_state,
@@ -160,7 +160,7 @@ LABELS: dict[str, tuple[list[tuple[str, str, int, list[str]]], dict[str, set[str
 
 def labelled(one: PolicyObject) -> dict[str, set[str]]:
     given = cluster_state([one], metrics_snapshot(*METRICS), NODES)
-    builder = TelemetryState(TelemetryOptions(trust_all_namespaces=True), 60.0)
+    builder = TelemetryStateBuilder(TelemetryOptions(trust_all_namespaces=True), 60.0)
     agent_state = cooperative.run_at_once(builder.build(given))
     columns = labels.united(column for decided in agent_state.values() for column in decided.labels)
     return {

@@ -7,9 +7,9 @@ import msgspec
 import numpy as np
 
 from nodewise import quantity
-from nodewise.agents.learned.pods import AskingPod, asking_type
+from nodewise.agents.learned.pods import PendingPod, pending_pod_type
 from nodewise.agents.pigeon import demand, moments, resources
-from nodewise.agents.pigeon.demand import Statistics
+from nodewise.agents.pigeon.demand import DemandStatistics
 from nodewise.agents.pigeon.objectives import LAYOUTS, Objective, Table
 from nodewise.agents.safe import beta
 from nodewise.annotator import sample_statistics
@@ -79,11 +79,11 @@ def _variability(given: Mapping[str, Any]) -> float:
 
 
 def _demands(given: list[dict[str, Any]]) -> dict[str, Any]:
-    found: Statistics = demand.NONE
+    found: DemandStatistics = demand.NONE
     for stretch in given:
         for number in range(stretch["pods"]):
             cpu, memory = np.array(stretch["first"]) + number * np.array(stretch["growth"])
-            found = demand.seen(found, np.array([cpu, memory, 0, 0, 0], float))
+            found = demand.add_pod(found, np.array([cpu, memory, 0, 0, 0], float))
     return {
         "mean": found.mean[:2].tolist(),
         "second_moments": found.second_moments[:2, :2].tolist(),
@@ -112,7 +112,7 @@ def _that_earns(name: str, reward: float) -> Any:
 
 
 def _type(labels: dict[str, str]) -> str:
-    return asking_type(msgspec.convert({"metadata": {"name": "p", "labels": labels}}, AskingPod))
+    return pending_pod_type(msgspec.convert({"metadata": {"name": "p", "labels": labels}}, PendingPod))
 
 
 def _containers(given: list[dict[str, Any]]) -> float | None:

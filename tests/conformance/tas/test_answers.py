@@ -13,7 +13,7 @@ from nodewise import clock, quantity
 from nodewise.agents.telemetry import policy as policies
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.policy import PolicyMetadata, PolicyObject
-from nodewise.agents.telemetry.state import POLICIES, TelemetryState
+from nodewise.agents.telemetry.state import POLICIES, TelemetryStateBuilder
 from nodewise.errors import NodewiseError
 from nodewise.kube.api import DEADLINE_S, NONE, NotFound, Params
 from nodewise.kube.decoder import ObjectDecoder
@@ -74,7 +74,7 @@ def wanted(row: AnswerRow) -> tuple[frozenset[MetricRequest], tuple[str, ...]]:
     )
     spec = {"strategies": {"dontschedule": {"rules": [rule]}}}
     given = PolicyObject(PolicyMetadata("pol", "d"), msgspec.Raw(msgspec.json.encode(spec)))
-    state = TelemetryState(TelemetryOptions(trust_all_namespaces=True), 60.0)
+    state = TelemetryStateBuilder(TelemetryOptions(trust_all_namespaces=True), 60.0)
     objects = {POLICIES: {("d", "pol"): given}}
     return state.metric_requests(objects), state.problems(objects).get("d/pol", ())
 

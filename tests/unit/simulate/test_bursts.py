@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from nodewise.agents.learned import outcomes
-from nodewise.agents.learned.pods import LivingPod
+from nodewise.agents.learned.pods import ObservedPod
 from nodewise.cli.simulate import bursts as command
 from nodewise.errors import BadSettings
 from nodewise.simulate import bursts, bursts_workload
@@ -114,8 +114,8 @@ def test_requests_of_pods_are_written(pods) -> None:
 def test_a_pod_that_fails_again_soon_counts_as_failed(pods) -> None:
     """To the learned agent, by its own reading of pods."""
 
-    def seen(placed: Placed) -> LivingPod:
-        return msgspec.json.decode(msgspec.json.encode(placed.obj), type=LivingPod)
+    def seen(placed: Placed) -> ObservedPod:
+        return msgspec.json.decode(msgspec.json.encode(placed.obj), type=ObservedPod)
 
     placed = Placed(pods[0], "node-0", minute=0, now=BEGAN_S)
     looks = [seen(placed)]
@@ -123,7 +123,7 @@ def test_a_pod_that_fails_again_soon_counts_as_failed(pods) -> None:
         placed.restart(minute, BEGAN_S + 60 * minute)
         looks.append(seen(placed))
     pairs = zip([None, *looks], looks, strict=False)
-    found = [outcomes.between(before, after, 600.0) for before, after in pairs]
+    found = [outcomes.outcome_between(before, after, 600.0) for before, after in pairs]
     assert [one and one.reward for one in found] == [outcomes.RUNS, outcomes.SUSPICIOUS, outcomes.FAILED]
 
 

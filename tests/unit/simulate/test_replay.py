@@ -10,7 +10,7 @@ from nodewise.agent import ClusterState, NodeIndex
 from nodewise.agents.learned.options import LearnedOptions
 from nodewise.agents.telemetry import reasons
 from nodewise.agents.telemetry.options import TelemetryOptions
-from nodewise.agents.telemetry.state import POLICIES, TelemetryState
+from nodewise.agents.telemetry.state import POLICIES, TelemetryStateBuilder
 from nodewise.errors import BadInput
 from nodewise.extender import tape
 from nodewise.extender.tape import Exchange, Gap, Moment, Record
@@ -202,7 +202,7 @@ class TestDefects:
             raise ZeroDivisionError("by zero")
 
         whole = recorded("filter")
-        monkeypatch.setattr(TelemetryState, "build", broken)
+        monkeypatch.setattr(TelemetryStateBuilder, "build", broken)
         replayed = played(whole)
         assert replayed.player.tally.failed == ["ZeroDivisionError: by zero"]
         [found] = replayed.differences

@@ -15,7 +15,7 @@ from typing import Any, Final
 from nodewise.agent import AgentKind, LoadScoring
 from nodewise.agents.congestion.agent import CongestionAgent, PodFields
 from nodewise.agents.congestion.options import CongestionOptions
-from nodewise.agents.congestion.state import CongestionNode, CongestionState, annotation
+from nodewise.agents.congestion.state import CongestionNode, CongestionStateBuilder, annotation
 
 
 class CongestionKind(AgentKind):
@@ -32,8 +32,8 @@ class CongestionKind(AgentKind):
         """Whether any node has the annotation."""
         return any(annotation(node) is not None for node in nodes)
 
-    def state(self, options: CongestionOptions, sync_period_s: float) -> CongestionState:  # noqa: ARG002
-        return CongestionState(options)
+    def state(self, options: CongestionOptions, sync_period_s: float) -> CongestionStateBuilder:  # noqa: ARG002
+        return CongestionStateBuilder(options)
 
     def agent(self, options: CongestionOptions) -> CongestionAgent:
         return CongestionAgent(options)

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from nodewise.agent import FilterPlugin, Names, ScorePlugin, Scores, Snapshot, Verdict
 from nodewise.agents.congestion.options import CongestionOptions
-from nodewise.agents.congestion.state import Factors, Slot, why_missing
+from nodewise.agents.congestion.state import CongestionState, Factors, why_missing
 from nodewise.statistics.annotations import CONGESTION_FACTOR
-from nodewise.statistics.missing import NoStatistics, NotReady
+from nodewise.statistics.missing import NoStatistics, StatisticsNotReady
 
 PRIORITY: Final = "congestion"
 """Its name in kube-scheduler's configuration, as in the older system, which had no predicate."""
@@ -23,7 +23,7 @@ class PodFields(msgspec.Struct, frozen=True, gc=False):
     """No field of a pod is read."""
 
 
-class CongestionAgent(FilterPlugin[PodFields, Slot], ScorePlugin[PodFields, Slot]):
+class CongestionAgent(FilterPlugin[PodFields, CongestionState], ScorePlugin[PodFields, CongestionState]):
     """The agent `congestion`. It rejects nodes only with `--when-missing reject`."""
 
     name = "congestion"
@@ -41,7 +41,7 @@ class CongestionAgent(FilterPlugin[PodFields, Slot], ScorePlugin[PodFields, Slot
         """Rejects nodes without a factor. Victims make no difference: their part in the congestion is unknown."""
         state = self.state(snapshot)
         if state is None:
-            reason = NotReady("nodewise", "nodes are not read yet")
+            reason = StatisticsNotReady("nodewise", "nodes are not read yet")
             return Verdict(np.ones(len(candidates), np.int16), (reason,))
         details = self._details(state, candidates)
         codes = np.isnan(details.factors).astype(np.int16)
@@ -53,7 +53,7 @@ class CongestionAgent(FilterPlugin[PodFields, Slot], ScorePlugin[PodFields, Slot
             return None
         return Scores(state.points[candidates.numbers], details=self._details(state, candidates))
 
-    def _details(self, state: Slot, candidates: Names) -> "CongestionDetails":
+    def _details(self, state: CongestionState, candidates: Names) -> "CongestionDetails":
         numbers = candidates.numbers
         return CongestionDetails(numbers, state.factors[numbers], state.invalid_texts, self._max)
 

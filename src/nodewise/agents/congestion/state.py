@@ -38,7 +38,7 @@ class CongestionNode(msgspec.Struct, frozen=True, gc=False):
     metadata: NodeMetadata = NodeMetadata()
 
 
-class Slot(NamedTuple):
+class CongestionState(NamedTuple):
     """All nodes by number; the unknown node has no factor."""
 
     points: NDArray[np.int64]
@@ -47,7 +47,7 @@ class Slot(NamedTuple):
     """By node number: the beginning of an annotation that is not a whole number."""
 
 
-class CongestionState(StateBuilder[Slot]):
+class CongestionStateBuilder(StateBuilder[CongestionState]):
     """Reads every node at every change of one: 5,000 annotations take some milliseconds."""
 
     inputs = Inputs(frozenset(), node_objects=True, metrics=False)
@@ -56,7 +56,7 @@ class CongestionState(StateBuilder[Slot]):
         self._max = options.congestion_factor_max
         self._missing = options.points_missing(MAX_SCORE)
 
-    def build(self, cluster_state: ClusterState) -> Generator[None, None, Slot]:
+    def build(self, cluster_state: ClusterState) -> Generator[None, None, CongestionState]:
         factors = np.full(len(cluster_state.nodes) + 1, np.nan)
         invalid_texts: dict[int, str] = {}
         nodes = iter(cluster_state.node_objects.items())
@@ -70,7 +70,7 @@ class CongestionState(StateBuilder[Slot]):
                     invalid_texts[int(numbers[at])] = text[: _MAX_TEXT_LENGTH + 1]
             yield
         factors[-1] = np.nan  # a node that is not in the index has the number of the unknown node
-        return Slot(points(factors, self._max, self._missing), factors, invalid_texts)
+        return CongestionState(points(factors, self._max, self._missing), factors, invalid_texts)
 
 
 def annotation(node: Any) -> str | None:

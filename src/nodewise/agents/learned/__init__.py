@@ -1,6 +1,6 @@
 """The learned agent: nodes on which pods of the same type failed score low, until they have shown better.
 
-| file | what lives there |
+| module | content |
 |---|---|
 | `options.py` | settings |
 | `pods.py` | the fields of pods that are read, and the type of a pod |
@@ -10,7 +10,7 @@
 | `state.py` | learns from the changes of pods |
 | `agent.py` | answers requests by look-up, with expected rewards, details and `/state/learned` |
 
-Takes over from kubeRL, the reward-biased extender of kube-safe-scheduler.
+Replaces kubeRL, the reward-biased extender of kube-safe-scheduler.
 """
 
 from typing import Final
@@ -20,8 +20,8 @@ import msgspec
 from nodewise.agent import AgentKind, LoadScoring, Resource, Watched
 from nodewise.agents.learned.agent import LearnedAgent
 from nodewise.agents.learned.options import LearnedOptions
-from nodewise.agents.learned.pods import AskingPod, LivingPod, keeper
-from nodewise.agents.learned.state import PODS, LearnedState
+from nodewise.agents.learned.pods import ObservedPod, PendingPod, pod_reducer
+from nodewise.agents.learned.state import PODS, LearnedStateBuilder
 
 _PODS: Final = Resource("", "v1", "pods", "Pod")
 
@@ -36,17 +36,17 @@ class LearnedKind(AgentKind):
     name = "learned"
     summary = "prefer nodes on which pods of the same type did not fail"
     options = LearnedOptions
-    pod_fields = AskingPod
+    pod_fields = PendingPod
     node_fields = NodeFields
     load_scoring: LoadScoring = "whole"
     keeps_memory = True
 
     def watched(self, options: LearnedOptions) -> tuple[Watched, ...]:
         """All pods on nodes from which something can be learned."""
-        return (Watched(PODS, _PODS, LivingPod, keep=keeper(options.learned_namespaces)),)
+        return (Watched(PODS, _PODS, ObservedPod, keep=pod_reducer(options.learned_namespaces)),)
 
-    def state(self, options: LearnedOptions, sync_period_s: float) -> LearnedState:  # noqa: ARG002
-        return LearnedState(options)
+    def state(self, options: LearnedOptions, sync_period_s: float) -> LearnedStateBuilder:  # noqa: ARG002
+        return LearnedStateBuilder(options)
 
     def agent(self, options: LearnedOptions) -> LearnedAgent:
         return LearnedAgent(options)

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.agent import MAX_SCORE, Names, ScorePlugin, Scores, Snapshot, StateExporter
-from nodewise.agents.learned.memory import Known
+from nodewise.agents.learned.memory import TypeRewards
 from nodewise.agents.learned.options import LearnedOptions
-from nodewise.agents.learned.pods import AskingPod, asking_type, key
-from nodewise.agents.learned.rewards import Floats, Rule
-from nodewise.agents.learned.state import Slot
+from nodewise.agents.learned.pods import PendingPod, key, pending_pod_type
+from nodewise.agents.learned.rewards import Floats, LearningRule
+from nodewise.agents.learned.state import LearnedState
 
 PRIORITY: Final = "rl-priority"
 """Its name in kube-scheduler's configuration, as in kubeRL."""
@@ -41,7 +41,7 @@ class ExpectedRewards(NamedTuple):
         return self.nodes.nbytes + self.rewards.nbytes + self.tried.nbytes + self.bonus.nbytes
 
 
-def expected_rewards(known: Known | None, now: float, rule: Rule) -> ExpectedRewards:
+def expected_rewards(known: TypeRewards | None, now: float, rule: LearningRule) -> ExpectedRewards:
     """As of a time in seconds since 1970; None for a type that was never tried."""
     if known is None:
         none = np.empty(0)
@@ -98,21 +98,23 @@ class LearnedDetails(NamedTuple):
         return {**numbers, "bonus": bonus} if bonus else numbers
 
 
-class LearnedAgent(ScorePlugin[AskingPod, Slot], StateExporter[AskingPod, Slot]):
+class LearnedAgent(ScorePlugin[PendingPod, LearnedState], StateExporter[PendingPod, LearnedState]):
     """The agent `learned`. It rejects no node: a node on which a pod type was never tried has to be tried."""
 
     name = "learned"
 
     def __init__(self, options: LearnedOptions) -> None:
         self._options = options
-        self._rule = Rule(options.learned_prior, options.learned_half_life_s, options.learned_exploration)
+        self._rule = LearningRule(
+            options.learned_prior, options.learned_half_life_s, options.learned_exploration
+        )
         self.priorities = {PRIORITY: self.score}
 
-    def score(self, pod: AskingPod, candidates: Names, snapshot: Snapshot) -> Scores | None:
+    def score(self, pod: PendingPod, candidates: Names, snapshot: Snapshot) -> Scores | None:
         state = self.state(snapshot)
         if state is None:
             return None
-        type_ = asking_type(pod)
+        type_ = pending_pod_type(pod)
         known = state.types.get(key(pod.metadata.namespace, type_))
         expected = expected_rewards(known, state.now, self._rule)
         untried = _points(np.array([expected.untried + expected.untried_bonus]))
@@ -121,7 +123,7 @@ class LearnedAgent(ScorePlugin[AskingPod, Slot], StateExporter[AskingPod, Slot])
         details = LearnedDetails(type_, candidates.numbers, expected)
         return Scores(by_node[candidates.numbers], details=details)
 
-    def export(self, state: Slot, query: Mapping[str, str]) -> Generator[None, None, bytes]:
+    def export(self, state: LearnedState, query: Mapping[str, str]) -> Generator[None, None, bytes]:
         """`{"types": {type: {node: {"reward", "tried"}}}}` in parts, types by name; `?type=NAMESPACE/TYPE` for one."""
         selected = query.get("type")
         names: Iterable[str] = sorted(state.types) if selected is None else {selected} & state.types.keys()
@@ -131,7 +133,7 @@ class LearnedAgent(ScorePlugin[AskingPod, Slot], StateExporter[AskingPod, Slot])
             parts.append(_encode(name) + b": {" + nodes + b"}")
         return b'{"types": {' + b",\n".join(parts) + b"}}\n"
 
-    def _export_nodes(self, state: Slot, known: Known) -> Generator[None, None, bytes]:
+    def _export_nodes(self, state: LearnedState, known: TypeRewards) -> Generator[None, None, bytes]:
         expected = expected_rewards(known, state.now, self._rule)
         names = state.nodes.names[expected.nodes].tolist()
         entries: list[bytes] = []

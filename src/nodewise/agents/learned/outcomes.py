@@ -1,8 +1,8 @@
-"""What happened to a pod between two looks at it, as a reward: 1 it runs, 0.5 that is suspicious, 0 it failed.
+"""The outcome of a pod between two versions of it, as a reward: 1 for running, 0.5 for suspicious, 0 for failed.
 
-What is counted is what happened, not how often the API server told of it: a container's terminations have numbers, and
-a phase counts when it begins. Of several containers the worst decides. A container that waits, or that runs again after
-it had ended, says nothing: its end was counted.
+Events are counted, not updates of the API server: the terminations of a container are numbered, and a phase counts
+when it begins. Of several containers the worst decides. A waiting container does not count, nor does a container that
+runs again after it terminated: its termination was counted.
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from nodewise.agents.learned.pods import Container, ContainerState, LivingPod, Terminated
+from nodewise.agents.learned.pods import Container, ContainerState, ObservedPod, Terminated
 from nodewise.statistics import annotations
 
 RUNS: Final = 1.0
@@ -20,38 +20,38 @@ FAILED: Final = 0.0
 _FAILURES: Final = frozenset({"Failed", "Unknown"})
 """Phases."""
 _RUNNING: Final = "Running"
-_MOST: Final = 10
-"""Ends of a container that count where we see only that it was started again so many times."""
-_NOTHING: Final = ContainerState()
+_MAX_ENDS: Final = 10
+"""Terminations that count when only the restart count shows them."""
+_NO_STATE: Final = ContainerState()
 
 
-class Outcome(NamedTuple):
-    """What a pod says of its node."""
+class PodOutcome(NamedTuple):
+    """The outcome of a pod on its node."""
 
     reward: float
     times: int
-    """It happened so many times."""
+    """The number of times it happened."""
     at: float
-    """When, by the kubelet's clock: seconds since 1970; NaN where that is not told."""
+    """When, by the kubelet's clock: seconds since 1970; NaN if unknown."""
 
 
 class _End(NamedTuple):
-    """The newest end of a container that counts."""
+    """The newest termination of a container that counts."""
 
     reward: float
     times: int
     at: float
 
 
-def between(before: LivingPod | None, after: LivingPod, mttf_s: float) -> Outcome | None:
-    """What happened from one look at a pod to the next; None for nothing that counts.
+def outcome_between(before: ObservedPod | None, after: ObservedPod, mttf_s: float) -> PodOutcome | None:
+    """The outcome between two versions of a pod; None if nothing counts.
 
-    `before` is None at the first look. What had ended before that does not count, unless it is over just now.
+    `before` is None for the first version. Earlier terminations do not count then, unless the container is terminated.
     """
     phase = after.status.phase
     if phase in _FAILURES:
         is_known = before is not None and before.status.phase in _FAILURES
-        return None if is_known else Outcome(FAILED, 1, _ended_at(after))
+        return None if is_known else PodOutcome(FAILED, 1, _ended_at(after))
     if phase != _RUNNING:
         return None
     ended = _worst(_ends_between(before, after, mttf_s))
@@ -59,61 +59,61 @@ def between(before: LivingPod | None, after: LivingPod, mttf_s: float) -> Outcom
         return ended
     if not _is_up(after) or (before is not None and _is_up(before)):
         return None
-    return Outcome(RUNS, 1, _up_at(after))
+    return PodOutcome(RUNS, 1, _up_at(after))
 
 
-def _ends_between(before: LivingPod | None, after: LivingPod, mttf_s: float) -> Iterator[_End]:
-    """The ends of containers from one look at a pod to the next."""
+def _ends_between(before: ObservedPod | None, after: ObservedPod, mttf_s: float) -> Iterator[_End]:
+    """The terminations of containers between two versions of a pod."""
     earlier = {container.name: container for container in _containers(before)} if before else {}
     for container in _containers(after):
         if (end := _end(earlier.get(container.name), container, mttf_s)) is not None:
             yield end
 
 
-def since(pod: LivingPod, until_s: float, mttf_s: float) -> Outcome | None:
-    """What happened to a pod after a time, as far as it can still be seen."""
+def outcome_since(pod: ObservedPod, until_s: float, mttf_s: float) -> PodOutcome | None:
+    """The outcome of a pod after a time, as far as its status still shows it."""
     phase = pod.status.phase
     if phase in _FAILURES:
-        return Outcome(FAILED, 1, _ended_at(pod)) if _ended_at(pod) > until_s else None
+        return PodOutcome(FAILED, 1, _ended_at(pod)) if _ended_at(pod) > until_s else None
     if phase != _RUNNING:
         return None
     ended = _worst(
-        _End(_verdict(None, one, mttf_s), 1, at)
-        for one in _containers(pod)
-        if (at := _time(_newest_end(one), "finishedAt")) > until_s
+        _End(_verdict(None, container, mttf_s), 1, at)
+        for container in _containers(pod)
+        if (at := _time(_newest_end(container), "finishedAt")) > until_s
     )
     if ended is not None:
         return ended
-    return Outcome(RUNS, 1, _up_at(pod)) if _is_up(pod) and _up_at(pod) > until_s else None
+    return PodOutcome(RUNS, 1, _up_at(pod)) if _is_up(pod) and _up_at(pod) > until_s else None
 
 
-def _containers(pod: LivingPod) -> tuple[Container, ...]:
+def _containers(pod: ObservedPod) -> tuple[Container, ...]:
     return pod.status.containerStatuses or ()
 
 
-def _worst(ends: Iterable[_End]) -> Outcome | None:
-    found = list(ends)
-    if not found:
+def _worst(ends: Iterable[_End]) -> PodOutcome | None:
+    all_ends = list(ends)
+    if not all_ends:
         return None
-    times = min(max(one.times for one in found), _MOST)
-    return Outcome(min(one.reward for one in found), times, max(one.at for one in found))
+    times = min(max(end.times for end in all_ends), _MAX_ENDS)
+    return PodOutcome(min(end.reward for end in all_ends), times, max(end.at for end in all_ends))
 
 
-def _is_up(pod: LivingPod) -> bool:
-    """Whether it runs, and no container ever ended."""
+def _is_up(pod: ObservedPod) -> bool:
+    """Whether it runs, and no container ever terminated."""
     return pod.status.phase == _RUNNING and all(
-        (one.state or _NOTHING).running is not None and not _ends(one) for one in _containers(pod)
+        (container.state or _NO_STATE).running is not None and not _ends(container)
+        for container in _containers(pod)
     )
 
 
-def _ends(one: Container) -> int:
-    """How often the container ended until now.
+def _ends(container: Container) -> int:
+    """The number of terminations of the container.
 
-    The kubelet counts a start anew: a container that runs ended as often as it was started again, one that does not
-    run once more.
+    The kubelet counts restarts: a running container terminated as often as it restarted, another one once more.
     """
-    state, last = one.state or _NOTHING, (one.lastState or _NOTHING).terminated
-    known = max(one.restartCount, 0)
+    state, last = container.state or _NO_STATE, (container.lastState or _NO_STATE).terminated
+    known = max(container.restartCount, 0)
     if state.terminated is not None:
         return max(known, int(last is not None)) + 1
     if last is None:
@@ -121,14 +121,14 @@ def _ends(one: Container) -> int:
     return max(known, 1) if state.running is not None else known + 1
 
 
-def _newest_end(one: Container) -> Terminated | None:
-    return (one.state or _NOTHING).terminated or (one.lastState or _NOTHING).terminated
+def _newest_end(container: Container) -> Terminated | None:
+    return (container.state or _NO_STATE).terminated or (container.lastState or _NO_STATE).terminated
 
 
 def _end(before: Container | None, after: Container, mttf_s: float) -> _End | None:
-    """The newest end since the look before; at the first look only one that is the container's state."""
+    """The newest termination since `before`; without `before` only the container's current state counts."""
     ended = _ends(after)
-    is_over = (after.state or _NOTHING).terminated is not None
+    is_over = (after.state or _NO_STATE).terminated is not None
     new = ended - (_ends(before) if before else ended - int(is_over))
     if new <= 0:
         return None
@@ -136,35 +136,35 @@ def _end(before: Container | None, after: Container, mttf_s: float) -> _End | No
 
 
 def _verdict(before: Container | None, after: Container, mttf_s: float) -> float:
-    """A first end is suspicious. A later one is a failure, unless it comes long after the one before."""
+    """The first termination is suspicious. A later one is a failure unless it comes long after the previous one."""
     if _ends(after) <= 1:
         return SUSPICIOUS
     newest = _newest_end(after)
     ended_s, began_s = _time(newest, "finishedAt"), _time(newest, "startedAt")
     earlier_s = _time(_end_before(before, after), "finishedAt")
-    # what is not told is on the safe side: a container begins after it ended, and ends after it began
+    # an unknown time has a safe bound: a container starts after its previous end, and ends after its start
     last_s = began_s if np.isnan(ended_s) else ended_s
     first_s = began_s if np.isnan(earlier_s) else earlier_s
     return SUSPICIOUS if last_s - first_s > mttf_s else FAILED
 
 
 def _end_before(before: Container | None, after: Container) -> Terminated | None:
-    """The end before the newest, if somebody still knows it."""
-    if (after.state or _NOTHING).terminated is not None and after.lastState is not None:
+    """The termination before the newest, if it is known."""
+    if (after.state or _NO_STATE).terminated is not None and after.lastState is not None:
         return after.lastState.terminated
     return _newest_end(before) if before is not None and _ends(before) == _ends(after) - 1 else None
 
 
-def _ended_at(pod: LivingPod) -> float:
-    return _latest(_time(_newest_end(one), "finishedAt") for one in _containers(pod))
+def _ended_at(pod: ObservedPod) -> float:
+    return _latest(_time(_newest_end(container), "finishedAt") for container in _containers(pod))
 
 
-def _up_at(pod: LivingPod) -> float:
-    return _latest(annotations.time(_started(one)) for one in _containers(pod))
+def _up_at(pod: ObservedPod) -> float:
+    return _latest(annotations.time(_started(container)) for container in _containers(pod))
 
 
-def _started(one: Container) -> str | None:
-    running = (one.state or _NOTHING).running
+def _started(container: Container) -> str | None:
+    running = (container.state or _NO_STATE).running
     return running.startedAt if running is not None else None
 
 

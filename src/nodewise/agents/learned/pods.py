@@ -1,8 +1,8 @@
-"""The fields of pods that are read, and of which type a pod is.
+"""The fields of pods that are read, and the type of a pod.
 
 A pod's type is its label `podtype`, or `app`, or `name`; without these its controller's name, so that the replicas of
-one workload are of one type, or else its own. Types are told apart by namespace: what one tenant's pods teach concerns
-no other's.
+one workload are of one type, or else its own. Types of different namespaces are different: the
+pods of one tenant do not affect those of another.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,10 +14,10 @@ import msgspec
 
 T = TypeVar("T")
 
-_FOLLOWED: Final = frozenset({"Running", "Failed", "Unknown"})
-"""Phases that can teach something; a pod's first look is its last in the others."""
-_PINNED: Final = frozenset({"DaemonSet", "Node"})
-"""Controllers whose pods nobody chooses a node for."""
+_OBSERVED_PHASES: Final = frozenset({"Running", "Failed", "Unknown"})
+"""Phases to learn from."""
+_NODE_BOUND_CONTROLLERS: Final = frozenset({"DaemonSet", "Node"})
+"""Controllers whose pods are made for a certain node."""
 
 
 class Owner(msgspec.Struct, frozen=True, gc=False):
@@ -26,17 +26,17 @@ class Owner(msgspec.Struct, frozen=True, gc=False):
     controller: bool | None = None
 
 
-class AskingMetadata(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class PendingPodMetadata(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     name: str
     namespace: str = ""
     labels: dict[str, str] | None = None
     ownerReferences: tuple[Owner, ...] | None = None  # noqa: N815 - the API's name
 
 
-class AskingPod(msgspec.Struct, frozen=True, gc=False):
-    """What is read of a pod to place it."""
+class PendingPod(msgspec.Struct, frozen=True, gc=False):
+    """The fields of a pod to schedule."""
 
-    metadata: AskingMetadata
+    metadata: PendingPodMetadata
 
 
 class TypeLabels(msgspec.Struct, frozen=True, gc=False):
@@ -48,7 +48,7 @@ class TypeLabels(msgspec.Struct, frozen=True, gc=False):
 _NONE: Final = TypeLabels()
 
 
-class LivingMetadata(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class ObservedPodMetadata(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     name: str
     namespace: str = ""
     uid: str = ""
@@ -57,7 +57,7 @@ class LivingMetadata(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     deletionTimestamp: str | None = None  # noqa: N815 - the API's name
 
 
-class LivingSpec(msgspec.Struct, frozen=True, gc=False):
+class ObservedPodSpec(msgspec.Struct, frozen=True, gc=False):
     nodeName: str = ""  # noqa: N815 - the API's name
 
 
@@ -71,7 +71,7 @@ class Terminated(msgspec.Struct, frozen=True, gc=False):
 
 
 class ContainerState(msgspec.Struct, frozen=True, gc=False):
-    """Neither: it waits."""
+    """A container is waiting if it is neither."""
 
     running: Running | None = None
     terminated: Terminated | None = None
@@ -84,49 +84,53 @@ class Container(msgspec.Struct, frozen=True, gc=False):
     lastState: ContainerState | None = None  # noqa: N815 - the API's name
 
 
-class LivingStatus(msgspec.Struct, frozen=True, gc=False):
+class ObservedPodStatus(msgspec.Struct, frozen=True, gc=False):
     phase: str = ""
     containerStatuses: tuple[Container, ...] | None = None  # noqa: N815 - the API's name
 
 
-class LivingPod(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """What is read of a pod to see how it fares."""
+class ObservedPod(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """The fields of a bound pod that show its outcome."""
 
-    metadata: LivingMetadata
-    spec: LivingSpec = LivingSpec()
-    status: LivingStatus = LivingStatus()
+    metadata: ObservedPodMetadata
+    spec: ObservedPodSpec = ObservedPodSpec()
+    status: ObservedPodStatus = ObservedPodStatus()
 
 
-def keeper(namespaces: Iterable[str]) -> Callable[[LivingPod], LivingPod | None]:
-    """What is held of a pod: nothing of one that can teach nothing. No namespaces: all.
+def pod_reducer(namespaces: Iterable[str]) -> Callable[[ObservedPod], ObservedPod | None]:
+    """Return a function that reduces a pod to what is stored, or to None. No namespaces: all.
 
-    A pod that is to go is no more followed: its containers end because somebody wants it.
+    A terminating pod is dropped: its containers end because it is deleted.
     """
-    wanted = frozenset(namespaces)
+    allowed_namespaces = frozenset(namespaces)
 
-    def keep(pod: LivingPod) -> LivingPod | None:
-        about = pod.metadata
-        follows = pod.spec.nodeName and pod.status.phase in _FOLLOWED and not about.deletionTimestamp
-        if not follows or (wanted and about.namespace not in wanted):
+    def keep(pod: ObservedPod) -> ObservedPod | None:
+        metadata = pod.metadata
+        is_observed = (
+            pod.spec.nodeName and pod.status.phase in _OBSERVED_PHASES and not metadata.deletionTimestamp
+        )
+        if not is_observed or (allowed_namespaces and metadata.namespace not in allowed_namespaces):
             return None
-        controller = _controller(about.ownerReferences)
-        return None if controller and controller.kind in _PINNED else _shared(pod, controller)
+        controller = _controller(metadata.ownerReferences)
+        return None if controller and controller.kind in _NODE_BOUND_CONTROLLERS else _shared(pod, controller)
 
     return keep
 
 
-def _shared(pod: LivingPod, controller: Owner | None) -> LivingPod:
-    """The same pod with what thousands have in common held once, and its owner only if that is its type."""
-    about, phase = pod.metadata, pod.status.phase
+def _shared(pod: ObservedPod, controller: Owner | None) -> ObservedPod:
+    """The pod with values that thousands of pods share stored once, and its owner only if that is its type."""
+    metadata, phase = pod.metadata, pod.status.phase
     metadata = msgspec.structs.replace(
-        about,
-        namespace=intern(about.namespace),
-        labels=_once(about.labels),
-        ownerReferences=_once((controller,)) if controller and not _labelled(about) else None,
+        metadata,
+        namespace=intern(metadata.namespace),
+        labels=_deduplicate(metadata.labels),
+        ownerReferences=_deduplicate((controller,))
+        if controller and not _type_from_labels(metadata)
+        else None,
     )
     containers = tuple(map(_slim, pod.status.containerStatuses or ()))
-    spec = LivingSpec(intern(pod.spec.nodeName))
-    return LivingPod(metadata=metadata, spec=spec, status=LivingStatus(intern(phase), containers))
+    spec = ObservedPodSpec(intern(pod.spec.nodeName))
+    return ObservedPod(metadata=metadata, spec=spec, status=ObservedPodStatus(intern(phase), containers))
 
 
 def _slim(container: Container) -> Container:
@@ -135,32 +139,32 @@ def _slim(container: Container) -> Container:
 
 
 @lru_cache(4096)
-def _once(value: T) -> T:
-    """The value, or an equal one from before."""
+def _deduplicate(value: T) -> T:
+    """Return an equal value from the cache, or the value."""
     return value
 
 
-def asking_type(pod: AskingPod) -> str:
-    """Of a pod that is to be placed."""
-    about = pod.metadata
-    labels = about.labels or {}
+def pending_pod_type(pod: PendingPod) -> str:
+    """The type of a pod to schedule."""
+    metadata = pod.metadata
+    labels = metadata.labels or {}
     own = labels.get("podtype") or labels.get("app") or labels.get("name")
-    return own or _unlabelled(about)
+    return own or _type_from_owner(metadata)
 
 
-def living_type(pod: LivingPod) -> str:
-    """Of a pod that is on a node; the same rule."""
-    return _labelled(pod.metadata) or _unlabelled(pod.metadata)
+def observed_pod_type(pod: ObservedPod) -> str:
+    """The type of a bound pod, by the same rule."""
+    return _type_from_labels(pod.metadata) or _type_from_owner(pod.metadata)
 
 
-def _labelled(about: LivingMetadata) -> str:
-    labels = about.labels or _NONE
+def _type_from_labels(metadata: ObservedPodMetadata) -> str:
+    labels = metadata.labels or _NONE
     return labels.podtype or labels.app or labels.name or ""
 
 
-def _unlabelled(about: AskingMetadata | LivingMetadata) -> str:
-    controller = _controller(about.ownerReferences)
-    return (controller.name if controller else "") or about.name
+def _type_from_owner(metadata: PendingPodMetadata | ObservedPodMetadata) -> str:
+    controller = _controller(metadata.ownerReferences)
+    return (controller.name if controller else "") or metadata.name
 
 
 def _controller(owners: tuple[Owner, ...] | None) -> Owner | None:
@@ -168,5 +172,5 @@ def _controller(owners: tuple[Owner, ...] | None) -> Owner | None:
 
 
 def key(namespace: str, type_: str) -> str:
-    """What a type is remembered by."""
+    """The key of a type."""
     return f"{namespace}/{type_}"

@@ -12,30 +12,30 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 RATE: Final = 0.1
-"""How much the newest reward counts."""
+"""The weight of the newest reward."""
 
 Floats = NDArray[np.float64]
 
 
-_MOST: Final = 2**53
-"""Whole numbers to which a double is exact."""
+_MAX_EXACT: Final = 2**53
+"""A double holds every whole number up to here."""
 
 
-class Pair(NamedTuple):
-    """What is known of a pod type on a node."""
+class RewardEstimate(NamedTuple):
+    """The estimated reward of a pod type on a node."""
 
     reward: Annotated[float, msgspec.Meta(ge=0, le=1)]
-    """At that time."""
-    tried: Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
-    """Rewards, ever."""
-    recent: Annotated[float, msgspec.Meta(ge=0, le=_MOST)]
-    """Rewards, each counted by how little it has faded."""
-    at: Annotated[float, msgspec.Meta(ge=-_MOST, le=_MOST)]
+    """As of `at`."""
+    tried: Annotated[int, msgspec.Meta(ge=1, le=_MAX_EXACT)]
+    """The number of rewards."""
+    recent: Annotated[float, msgspec.Meta(ge=0, le=_MAX_EXACT)]
+    """The number of rewards, weighted by how little each has faded."""
+    at: Annotated[float, msgspec.Meta(ge=-_MAX_EXACT, le=_MAX_EXACT)]
     """Of the newest reward, seconds since 1970."""
 
 
-class Rule(NamedTuple):
-    """How rewards are put together."""
+class LearningRule(NamedTuple):
+    """The parameters and formulas of learning."""
 
     prior: float
     half_life_s: float
@@ -43,33 +43,35 @@ class Rule(NamedTuple):
     exploration: float = 0.0
 
     def left(self, age_s: ArrayLike) -> Floats:
-        """How much of what was known is left after a time; all of it where the clock was set back."""
+        """The weight that an estimate keeps after a time; 1 if the clock was set back."""
         age = np.maximum(np.asarray(age_s, np.float64), 0.0)
         return np.exp2(-age / self.half_life_s) if self.half_life_s else np.ones_like(age)
 
-    def taught(self, known: Pair | None, reward: float, times: int, now: float) -> Pair:
-        """What is known after a reward that came so many times at once."""
-        before = known or Pair(self.prior, 0, 0.0, now)
+    def update(
+        self, estimate: RewardEstimate | None, reward: float, times: int, now: float
+    ) -> RewardEstimate:
+        """The estimate after a reward that came `times` times at once."""
+        before = estimate or RewardEstimate(self.prior, 0, 0.0, now)
         left = float(self.left(now - before.at))
         weight = (1 - RATE) ** times
         faded = self.prior + (before.reward - self.prior) * left
-        taught = weight * faded + (1 - weight) * reward
-        return _rounded(taught, before.tried + times, before.recent * left + times, max(now, before.at))
+        reward_after = weight * faded + (1 - weight) * reward
+        return _rounded(reward_after, before.tried + times, before.recent * left + times, max(now, before.at))
 
-    def after(self, earlier: Pair, later: Pair) -> Pair:
-        """What would be known if `later`, which began with nothing, had begun with `earlier`."""
+    def after(self, earlier: RewardEstimate, later: RewardEstimate) -> RewardEstimate:
+        """The estimate `later` as if it had started from `earlier` instead of the prior."""
         left = float(self.left(later.at - earlier.at))
         lasting = left * (1 - RATE) ** later.tried
-        taught = later.reward + (earlier.reward - self.prior) * lasting
+        reward = later.reward + (earlier.reward - self.prior) * lasting
         tried = earlier.tried + later.tried
-        return _rounded(min(max(taught, 0.0), 1.0), tried, earlier.recent * left + later.recent, later.at)
+        return _rounded(min(max(reward, 0.0), 1.0), tried, earlier.recent * left + later.recent, later.at)
 
     def bonus(self, recent: Floats, total: float) -> Floats:
-        """What a node gains that was tried so often, of so many tries on all nodes."""
-        found: Floats = self.exploration * np.sqrt(np.log1p(total) / (1 + recent))
-        return found
+        """The exploration bonus of nodes by their recent tries, given the total of all nodes."""
+        bonus: Floats = self.exploration * np.sqrt(np.log1p(total) / (1 + recent))
+        return bonus
 
 
-def _rounded(reward: float, tried: int, recent: float, at: float) -> Pair:
-    """With as many digits as are worth keeping."""
-    return Pair(round(reward, 6), tried, round(recent, 3), round(at, 1))
+def _rounded(reward: float, tried: int, recent: float, at: float) -> RewardEstimate:
+    """Round to the digits that are stored."""
+    return RewardEstimate(round(reward, 6), tried, round(recent, 3), round(at, 1))

@@ -1,32 +1,32 @@
-"""The pigeon agent: the node with which, if it takes the pod, the whole cluster is most like what it is to be like.
+"""The pigeon agent: scores nodes by an objective for the whole cluster with the pod on the node.
 
-| file | what lives there |
+| module | content |
 |---|---|
 | `options.py` | settings |
-| `config.py` | the older system's file, and what follows from both |
-| `resources.py` | what pods ask for, what nodes have and what is requested of them, in the same units |
-| `holding.py` | how much is requested of each node, from its pods |
-| `moments.py` | mean and covariance over nodes, and what they become with one more pod |
+| `config.py` | the older system's file, and the configuration of both |
+| `resources.py` | requests, capacity and requested amounts in the same units |
+| `node_requests.py` | the sum of pod requests on each node |
+| `moments.py` | mean and covariance over nodes, without and with a pod |
 | `objectives.py` | the three objectives |
-| `demand.py` | mean and covariance of what pods ask for |
-| `memory.py` | which pods have counted for that, and how it is kept |
-| `ranks.py` | from values to scores |
+| `demand.py` | mean and covariance of pod requests |
+| `memory.py` | the counted pods, and the stored form |
+| `ranks.py` | values of the objective as scores |
 | `details.py` | the value of the objective on each node, as numbers and text |
-| `state.py` | nodes in, the slot of the snapshot out |
+| `state.py` | computes the agent's state from nodes and pods |
 | `agent.py` | answers requests, and `/state/pigeon` |
 
-Takes over from the agent `pigeon` of kube-safe-scheduler 0.0.1.
+Replaces the agent `pigeon` of kube-safe-scheduler 0.0.1.
 """
 
 from collections.abc import Iterable
 from typing import Any, Final
 
 from nodewise.agent import AgentKind, LoadScoring, Resource, Watched
-from nodewise.agents.pigeon import config, holding
+from nodewise.agents.pigeon import config, node_requests
 from nodewise.agents.pigeon.agent import PigeonAgent
-from nodewise.agents.pigeon.holding import HeldPod
+from nodewise.agents.pigeon.node_requests import HoldingPod
 from nodewise.agents.pigeon.options import PigeonOptions
-from nodewise.agents.pigeon.state import PODS, PigeonNode, PigeonPod, PigeonState
+from nodewise.agents.pigeon.state import PODS, PigeonNode, PigeonPod, PigeonStateBuilder
 from nodewise.statistics.requests import HOLDING_SELECTORS
 
 _PODS: Final = Resource("", "v1", "pods", "Pod")
@@ -47,20 +47,22 @@ class PigeonKind(AgentKind):
         """Pods on nodes, if their requests are counted instead of read from annotations."""
         if options.pigeon_usage == "annotations":
             return ()
-        keep = holding.keeper(options.pigeon_gpu_resource)
-        return (Watched(PODS, _PODS, HeldPod, keep=keep, selectors=HOLDING_SELECTORS),)
+        keep = node_requests.keeper(options.pigeon_gpu_resource)
+        return (Watched(PODS, _PODS, HoldingPod, keep=keep, selectors=HOLDING_SELECTORS),)
 
     def concerns(self, options: PigeonOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:  # noqa: ARG002
         """Whether any node has the annotations of requested resources."""
         annotations = (node.metadata.annotations for node in nodes)
         return any(entry.requested_cpu is not None for entry in annotations if entry is not None)
 
-    def state(self, options: PigeonOptions, sync_period_s: float) -> PigeonState:  # noqa: ARG002
+    def state(self, options: PigeonOptions, sync_period_s: float) -> PigeonStateBuilder:  # noqa: ARG002
         from_pods = options.pigeon_usage == "pods"
-        return PigeonState(config.aim(options), options.pigeon_gpu_resource, from_pods=from_pods)
+        return PigeonStateBuilder(
+            config.load_config(options), options.pigeon_gpu_resource, from_pods=from_pods
+        )
 
     def agent(self, options: PigeonOptions) -> PigeonAgent:
-        return PigeonAgent(options, config.aim(options))
+        return PigeonAgent(options, config.load_config(options))
 
 
 KIND: Final = PigeonKind()

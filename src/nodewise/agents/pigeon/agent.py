@@ -17,27 +17,29 @@ from nodewise.agent import (
 )
 from nodewise.agents.pigeon import demand as demands
 from nodewise.agents.pigeon import ranks, resources
-from nodewise.agents.pigeon.config import Aim
+from nodewise.agents.pigeon.config import PigeonConfig
 from nodewise.agents.pigeon.details import PigeonDetails, bits
 from nodewise.agents.pigeon.options import PigeonOptions
 from nodewise.agents.pigeon.resources import NAMES, UNIT_NAMES, Row
-from nodewise.agents.pigeon.state import PigeonPod, Slot
-from nodewise.statistics.missing import NoStatistics, NotReady
+from nodewise.agents.pigeon.state import PigeonPod, PigeonState
+from nodewise.statistics.missing import NoStatistics, StatisticsNotReady
 
 PRIORITY: Final = "pigeon-holing"
 """The older system's name of the agent's scores."""
 
 
 class PigeonAgent(
-    FilterPlugin[PigeonPod, Slot], ScorePlugin[PigeonPod, Slot], StateExporter[PigeonPod, Slot]
+    FilterPlugin[PigeonPod, PigeonState],
+    ScorePlugin[PigeonPod, PigeonState],
+    StateExporter[PigeonPod, PigeonState],
 ):
     """The agent `pigeon`."""
 
     name = "pigeon"
 
-    def __init__(self, options: PigeonOptions, aim: Aim) -> None:
+    def __init__(self, options: PigeonOptions, config: PigeonConfig) -> None:
         self._options = options
-        self._aim = aim
+        self._config = config
         self._rank = ranks.RANKS[options.pigeon_scaling]
         self.filter_enabled = options.rejects_missing
         self.predicates = {PRIORITY: self.filter} if options.rejects_missing else {}
@@ -52,7 +54,8 @@ class PigeonAgent(
         state = self.state(snapshot)
         if state is None:
             return Verdict(
-                np.ones(len(candidates), np.int16), (NotReady(self.name, "the nodes are not read yet"),)
+                np.ones(len(candidates), np.int16),
+                (StatisticsNotReady(self.name, "the nodes are not read yet"),),
             )
         missing = state.missing[candidates.numbers] > 0
         return Verdict(missing.astype(np.int16), (NoStatistics(self.name),))
@@ -65,20 +68,20 @@ class PigeonAgent(
         demand = resources.demand(pod, self._options.pigeon_gpu_resource)
         details = self._details(
             state,
-            demand[: self._aim.resources],
+            demand[: self._config.resources],
             candidates,
             self._variability(state, pod, demand),
         )
         return Scores(self._points(details), details=details)
 
-    def _variability(self, state: Slot, pod: PigeonPod, demand: Row) -> float | None:
+    def _variability(self, state: PigeonState, pod: PigeonPod, demand: Row) -> float | None:
         """The variability of what pods request, with this pod."""
         if not state.layout.follows_demand:
             return None
         return demands.variability(state.memory.with_pod(pod.metadata.uid, demand), state.scale)
 
     def _details(
-        self, state: Slot, demand: Row, candidates: Names, variability: float | None
+        self, state: PigeonState, demand: Row, candidates: Names, variability: float | None
     ) -> PigeonDetails:
         numbers = candidates.numbers
         lacking = state.room[:, numbers] < demand[:, None]
@@ -88,18 +91,18 @@ class PigeonAgent(
             measured[fits] = state.layout.measured(numbers[fits], demand)
         missing = state.missing[numbers]
         return PigeonDetails(
-            self._aim.objective, measured, variability, bits(lacking), missing if missing.any() else None
+            self._config.objective, measured, variability, bits(lacking), missing if missing.any() else None
         )
 
     def _points(self, details: PigeonDetails) -> ranks.Points:
         values = details.values()
-        given, missing = self._options.score_missing, details.missing
-        if given is None or missing is None:
+        default, missing = self._options.score_missing, details.missing
+        if default is None or missing is None:
             return self._rank(values)
         unknown = (missing > 0) & ~np.isnan(values)
-        return np.where(unknown, given, self._rank(np.where(unknown, np.nan, values)))
+        return np.where(unknown, default, self._rank(np.where(unknown, np.nan, values)))
 
-    def export(self, state: Slot, query: Mapping[str, str]) -> Generator[None, None, bytes]:  # noqa: ARG002
+    def export(self, state: PigeonState, query: Mapping[str, str]) -> Generator[None, None, bytes]:  # noqa: ARG002
         """What pods request and what nodes have, for each resource that counts, in the units of the agent."""
         statistics = state.memory.statistics
         deviations = statistics.covariance.diagonal() ** 0.5
@@ -112,7 +115,7 @@ class PigeonAgent(
             strict=False,
         )
         document = {
-            "objective": self._aim.objective,
+            "objective": self._config.objective,
             "demand_variability": demands.variability(statistics, state.scale),
             "pods": statistics.samples,
             "resources": {

@@ -16,19 +16,19 @@ DEFAULT: Final = "pigeon.cfg"
 OBJECTIVE: Final = "policyObjective"
 INDEX: Final = "policyResourceIndex"
 
-_MOST_BYTES: Final = 2**16
+_MAX_BYTES: Final = 2**16
 
 
-class Aim(NamedTuple):
-    """What the agent goes by."""
+class PigeonConfig(NamedTuple):
+    """The objective and its resources, from settings and file."""
 
     objective: Objective
     prime: int
-    """The resource by which two of the objectives go."""
+    """The index of the resource that LOAD_BALANCE and CONSOLIDATE use."""
     resources: int
-    """How many of them count."""
+    """The number of resources that count."""
     problems: tuple[str, ...] = ()
-    """What is odd about the file and does no harm, in words."""
+    """Harmless problems of the file, as messages."""
 
 
 class _Entry(NamedTuple):
@@ -37,8 +37,8 @@ class _Entry(NamedTuple):
     """File and line, for errors."""
 
 
-def aim(options: PigeonOptions) -> Aim:
-    """Settings and file together. `BadSettings` names all that is wrong, or where the two contradict each other."""
+def load_config(options: PigeonOptions) -> PigeonConfig:
+    """Combine settings and file. `BadSettings` lists all invalid values, and where the two differ."""
     path = options.pigeon_config or DEFAULT
     entries, odd = _read(path, is_needed=bool(options.pigeon_config))
     wrong: list[Problem] = []
@@ -46,36 +46,36 @@ def aim(options: PigeonOptions) -> Aim:
     prime = _prime(options, entries.get(INDEX), wrong)
     if wrong:
         raise BadSettings("pigeon", wrong)
-    return Aim(objective, prime, options.num_resources, odd)
+    return PigeonConfig(objective, prime, options.num_resources, odd)
 
 
 def _read(path: str, *, is_needed: bool) -> tuple[Mapping[str, _Entry], tuple[str, ...]]:
-    """The entries of a file by key, and what is odd about it."""
+    """The entries of a file by key, and its harmless problems."""
     try:
         if not is_needed and not Path(path).exists():
             return {}, ()
         with Path(path).open("rb") as file:
-            given = file.read(_MOST_BYTES + 1)
-        lines = list(_lines(path, given.decode("utf-8-sig")))
+            content = file.read(_MAX_BYTES + 1)
+        lines = list(_lines(path, content.decode("utf-8-sig")))
     except (OSError, ValueError) as error:
         raise _unreadable(f"{path}: {error}") from error
-    if len(given) > _MOST_BYTES:
-        raise _unreadable(f"{path}: more than {_MOST_BYTES} bytes")
+    if len(content) > _MAX_BYTES:
+        raise _unreadable(f"{path}: more than {_MAX_BYTES} bytes")
     known = {key: entry for key, entry in lines if key in (OBJECTIVE, INDEX)}
     wanted = f"{OBJECTIVE}=… or {INDEX}=…"
     odd = (Problem(entry.where, shown(key), wanted) for key, entry in lines if key not in (OBJECTIVE, INDEX))
     return known, tuple(map(str, odd))
 
 
-def _unreadable(seen: str) -> BadSettings:
-    return BadSettings("pigeon", [Problem("--pigeon-config", seen, "a readable file of lines key=value")])
+def _unreadable(value: str) -> BadSettings:
+    return BadSettings("pigeon", [Problem("--pigeon-config", value, "a readable file of lines key=value")])
 
 
 def _lines(path: str, text: str) -> Iterator[tuple[str, _Entry]]:
     for number, line in enumerate(text.split("\n"), 1):
-        given = line.partition("#")[0].strip()
-        if given:
-            key, _, value = given.partition("=")
+        text = line.partition("#")[0].strip()
+        if text:
+            key, _, value = text.partition("=")
             yield key.strip(), _Entry(value.strip(), f"{path} line {number}")
 
 
@@ -110,5 +110,5 @@ def _prime(options: PigeonOptions, entry: _Entry | None, wrong: list[Problem]) -
 
 
 def _contradicted(where: str, value: str, setting: str) -> Problem:
-    """Not one over the other: whoever set both means something, and half of it would not happen."""
+    """An error instead of a precedence: otherwise one of two explicit settings would have no effect."""
     return Problem(where, f"{value}, but {setting}", "the same in both, or one of the two alone")

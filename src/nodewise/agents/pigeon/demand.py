@@ -15,7 +15,7 @@ from nodewise.agents.pigeon.resources import NAMES, Row
 WINDOW: Final = 100
 
 
-class Statistics(NamedTuple):
+class DemandStatistics(NamedTuple):
     """Of the pods that came; all five resources, however many of them are used."""
 
     samples: int
@@ -31,10 +31,10 @@ class Statistics(NamedTuple):
         return self.covariance + np.outer(self.mean, self.mean)
 
 
-NONE: Final = Statistics(0, np.zeros(len(NAMES)), np.zeros((len(NAMES), len(NAMES))))
+NONE: Final = DemandStatistics(0, np.zeros(len(NAMES)), np.zeros((len(NAMES), len(NAMES))))
 
 
-def seen(before: Statistics, demand: Row) -> Statistics:
+def add_pod(before: DemandStatistics, demand: Row) -> DemandStatistics:
     """The statistics with one more pod.
 
     Kept as a covariance, and not as second moments of which the squares of means are taken away: pods that are all the
@@ -44,17 +44,17 @@ def seen(before: Statistics, demand: Row) -> Statistics:
     weight = 1 / samples
     away = demand - before.mean
     covariance = (1 - weight) * (before.covariance + weight * np.outer(away, away))
-    return Statistics(samples, before.mean + weight * away, covariance)
+    return DemandStatistics(samples, before.mean + weight * away, covariance)
 
 
-def all_seen(before: Statistics, demands: Sequence[Row]) -> Statistics:
+def add_pods(before: DemandStatistics, demands: Sequence[Row]) -> DemandStatistics:
     """The statistics with these pods too, one after another, at once: a thousand are some 0.1 ms.
 
     What is known is a mean and a covariance of weighted pods: each weighs what was its share when it came, less what
     all later ones took of it.
     """
     if before.samples == 0 and demands:
-        return all_seen(seen(before, demands[0]), demands[1:])
+        return add_pods(add_pod(before, demands[0]), demands[1:])
     if not demands:
         return before
     samples = np.minimum(before.samples + 1 + np.arange(len(demands)), WINDOW)
@@ -64,10 +64,10 @@ def all_seen(before: Statistics, demands: Sequence[Row]) -> Statistics:
     shift = weights @ away
     spread = away - shift
     covariance = left[0] * (before.covariance + np.outer(shift, shift)) + (weights * spread.T) @ spread
-    return Statistics(int(samples[-1]), before.mean + shift, covariance)
+    return DemandStatistics(int(samples[-1]), before.mean + shift, covariance)
 
 
-def variability(of: Statistics, scale: Row) -> float:
+def variability(of: DemandStatistics, scale: Row) -> float:
     """The variability of demands, counted in parts of `scale`; a resource whose scale is 0 does not count.
 
     `scale` may be of the first few resources only, which then are those that count.

@@ -1,4 +1,4 @@
-"""What is known of each candidate: what the objective comes to there, and why it does not where it does not."""
+"""The value of the objective for each candidate, or the reason why it has none."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -19,38 +19,38 @@ class PigeonDetails(NamedTuple):
 
     objective: Objective
     measured: Floats
-    """By candidate: what the cluster is like if it takes the pod; NaN where the pod does not fit."""
+    """By candidate: the cluster's value with the pod on it; NaN where the pod does not fit."""
     variability: float | None
-    """Of what pods ask for; None where the objective does not go by it."""
+    """The variability of pod requests; None where the objective does not use it."""
     lacking: Bits
-    """By candidate: of what it has too little left."""
+    """By candidate: the resources of which too little is left."""
     missing: Bits | None
-    """By candidate: of what nobody says how much is requested there; None where that is known of all."""
+    """By candidate: the resources whose requested amount is unknown; None if all are known."""
 
     @property
     def nbytes(self) -> int:
-        return sum(one.nbytes for one in (self.measured, self.lacking, self.missing) if one is not None)
+        return sum(array.nbytes for array in (self.measured, self.lacking, self.missing) if array is not None)
 
     def text(self, candidate: int) -> str:
         """`A_BINPACK 0.287820; memory: no statistics`, or `does not fit: cpu`."""
-        return "; ".join(self._told(candidate))
+        return "; ".join(self._text_parts(candidate))
 
     def distances(self) -> Floats:
-        """No candidate is rejected for what is said here."""
+        """1: no candidate is rejected by these values."""
         return np.ones(len(self.measured))
 
     def numbers(self, candidate: int) -> Mapping[str, Any]:
         """`objective`, null where the pod does not fit, and the variabilities that it is made of if it is A_BINPACK.
 
-        `missing` names the resources of which nobody says how much is requested there; else it is left out.
+        `missing` lists the resources whose requested amount is unknown, if there are any.
         """
-        found: dict[str, Any] = {"objective": self._value(candidate)}
+        numbers: dict[str, Any] = {"objective": self._value(candidate)}
         if missing := list(_names(self.missing, candidate)):
-            found["missing"] = missing
+            numbers["missing"] = missing
         if self.variability is not None:
-            found["demand_variability"] = self.variability
-            found["system_variability"] = float(self.measured[candidate])
-        return found
+            numbers["demand_variability"] = self.variability
+            numbers["system_variability"] = float(self.measured[candidate])
+        return numbers
 
     def values(self) -> Floats:
         """The objective by candidate, the lower the better; NaN where the pod does not fit."""
@@ -60,7 +60,7 @@ class PigeonDetails(NamedTuple):
         measured = float(self.measured[candidate])
         return measured if self.variability is None else abs(measured - self.variability)
 
-    def _told(self, candidate: int) -> Iterator[str]:
+    def _text_parts(self, candidate: int) -> Iterator[str]:
         if not np.isnan(self.measured[candidate]):
             yield f"{self.objective} {self._value(candidate):.6f}"
         else:
@@ -77,5 +77,5 @@ def bits(of: NDArray[np.bool_]) -> Bits:
 
 def _names(bits: Bits | None, candidate: int) -> Iterator[str]:
     if bits is not None:
-        given = int(bits[candidate])
-        yield from (name for number, name in enumerate(NAMES) if given >> number & 1)
+        mask = int(bits[candidate])
+        yield from (name for number, name in enumerate(NAMES) if mask >> number & 1)

@@ -45,8 +45,8 @@ class Growth(NamedTuple):
 
 def grown_mean(before: Moments, growth: Growth) -> Floats:
     """(R, k)"""
-    found: Floats = before.mean[:, None] + growth.by / before.deviations.shape[1]
-    return found
+    mean: Floats = before.mean[:, None] + growth.by / before.deviations.shape[1]
+    return mean
 
 
 def grown_variance(before: Moments, growth: Growth, along: Floats) -> Floats:
@@ -55,8 +55,8 @@ def grown_variance(before: Moments, growth: Growth, along: Floats) -> Floats:
     steps = _products(along, growth.by)
     crossed = _products(along, before.deviations[:, growth.columns])
     grown = 2 * steps * crossed / count + steps**2 * ((count - 1) / count**2)
-    found: Floats = np.maximum(_products(along, before.covariance @ along) + grown, 0.0)
-    return found
+    variance: Floats = np.maximum(_products(along, before.covariance @ along) + grown, 0.0)
+    return variance
 
 
 def variability(mean: Floats, variance: Floats) -> Floats:
@@ -65,11 +65,11 @@ def variability(mean: Floats, variance: Floats) -> Floats:
     Of µ (R, k) and µᵀΣµ (k), which is 0 at least. Albert and Zhang, Biometrical Journal 52(5), 2010.
     """
     length = _products(mean, mean)
-    found: Floats = np.divide(np.sqrt(variance), length, out=np.zeros_like(variance), where=length > 0)
-    return found
+    coefficients: Floats = np.divide(np.sqrt(variance), length, out=np.zeros_like(variance), where=length > 0)
+    return coefficients
 
 
-def _products(one: Floats, other: Floats) -> Floats:
+def _products(left: Floats, right: Floats) -> Floats:
     """Column by column, the sum of the products."""
-    found: Floats = (one * other).sum(axis=0)
-    return found
+    sums: Floats = (left * right).sum(axis=0)
+    return sums

@@ -23,17 +23,17 @@ def stretched(values: Floats) -> Points:
 
     All get 10 where they are the same.
     """
-    found = np.zeros(len(values), np.int64)
+    scores = np.zeros(len(values), np.int64)
     fits = ~np.isnan(values)
     if not fits.any():
-        return found
-    given = values[fits]
-    least, most = float(given.min()), float(given.max())
+        return scores
+    measured = values[fits]
+    least, most = float(measured.min()), float(measured.max())
     if most - least <= _NOISE * max(1.0, abs(most), abs(least)):
-        found[fits] = MAX_SCORE
-        return found
-    found[fits] = _whole(LEAST + (MAX_SCORE - LEAST) * (most - given) / (most - least))
-    return found
+        scores[fits] = MAX_SCORE
+        return scores
+    scores[fits] = _whole(LEAST + (MAX_SCORE - LEAST) * (most - measured) / (most - least))
+    return scores
 
 
 def absolute(values: Floats) -> Points:
@@ -46,5 +46,5 @@ RANKS: Final[Mapping[Scaling, Callable[[Floats], Points]]] = {"stretch": stretch
 
 def _whole(points: Floats) -> Points:
     """Halves are rounded up, also those that rounding has made a little less."""
-    found: Points = np.clip(np.floor(points + 0.5 + _NOISE), 0, MAX_SCORE).astype(np.int64)
-    return found
+    scores: Points = np.clip(np.floor(points + 0.5 + _NOISE), 0, MAX_SCORE).astype(np.int64)
+    return scores

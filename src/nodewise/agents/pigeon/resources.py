@@ -1,6 +1,6 @@
 """The five resources that the agent knows, in the order of `num_resources`, and the units in which it counts them.
 
-Milli-CPU, MiB, pods, cards, GiB; whole numbers, what is left over of a unit does not count.
+Milli-CPU, MiB, pods, devices, GiB; whole numbers, what is left over of a unit does not count.
 """
 
 from typing import Any, Final
@@ -39,51 +39,55 @@ _decode: Final = msgspec.json.Decoder(dict[str, Any] | None).decode
 
 def taken(pod: RequestingPod, gpu: str = GPU) -> Amounts:
     """What the containers of a pod ask for, without those that initialise, and without overhead."""
-    cpu, memory, cards, storage = (requests.together(pod, name) for name in ("cpu", "memory", gpu, NAMES[-1]))
-    return (cpu, memory, 1, cards, storage)
+    cpu, memory, devices, storage = (
+        requests.together(pod, name) for name in ("cpu", "memory", gpu, NAMES[-1])
+    )
+    return (cpu, memory, 1, devices, storage)
 
 
 def demand(pod: RequestingPod, gpu: str = GPU) -> Row:
     """The same in our units, and never without CPU and memory."""
-    cpu, memory, pods, cards, storage = (
+    cpu, memory, pods, devices, storage = (
         amount // unit for amount, unit in zip(taken(pod, gpu), UNITS, strict=True)
     )
-    return np.array([cpu or LEAST_CPU, memory or LEAST_MEMORY, pods, cards, storage], np.float64)
+    return np.array([cpu or LEAST_CPU, memory or LEAST_MEMORY, pods, devices, storage], np.float64)
 
 
-def allocatable(given: msgspec.Raw, gpu: str = GPU) -> Amounts:
+def allocatable(raw: msgspec.Raw, gpu: str = GPU) -> Amounts:
     """What a node can give to pods, in the units of quantities; 0 for what it does not say."""
-    found = capacity.read(given)
-    cards = found.gpu if gpu == GPU else _amount(given, gpu)
-    return (found.cpu_milli, found.memory_bytes, found.pods, cards, found.ephemeral_storage_bytes)
+    whole = capacity.read(raw)
+    devices = whole.gpu if gpu == GPU else _amount(raw, gpu)
+    return (whole.cpu_milli, whole.memory_bytes, whole.pods, devices, whole.ephemeral_storage_bytes)
 
 
-def _amount(given: msgspec.Raw, resource: str) -> int:
+def _amount(raw: msgspec.Raw, resource: str) -> int:
     try:
-        found = _decode(given) or {}
+        fields = _decode(raw) or {}
     except UNREADABLE:
-        found = {}
-    return amounts.units(found.get(resource))
+        fields = {}
+    return amounts.units(fields.get(resource))
 
 
-def requested(given: AllocationAnnotations | None) -> Amounts:
+def requested(written: AllocationAnnotations | None) -> Amounts:
     """What the pods of a node ask for together, as its annotations have it; NaN where they do not say.
 
     Decimal text is read as well: older annotators wrote `1610612736.0`.
     """
-    if given is None:
+    if written is None:
         return NOTHING
     texts = (
-        given.requested_cpu,
-        given.requested_memory,
-        given.requested_pods,
-        given.requested_gpu,
-        given.requested_ephemeral_storage,
+        written.requested_cpu,
+        written.requested_memory,
+        written.requested_pods,
+        written.requested_gpu,
+        written.requested_ephemeral_storage,
     )
     return tuple(map(annotations.number, texts))
 
 
-def counted(given: NDArray[np.float64]) -> NDArray[np.float64]:
+def counted(raw_amounts: NDArray[np.float64]) -> NDArray[np.float64]:
     """Amounts (5, n) in our units: what is below 0 is 0, and what is beyond all quantities is the largest of them."""
-    found: NDArray[np.float64] = np.floor(np.clip(given, 0, MAX_AMOUNT) / np.array(UNITS)[:, None])
-    return found
+    whole_units: NDArray[np.float64] = np.floor(
+        np.clip(raw_amounts, 0, MAX_AMOUNT) / np.array(UNITS)[:, None]
+    )
+    return whole_units

@@ -1,4 +1,4 @@
-"""Nodes in, the pigeon slot of the snapshot out; and the memory of the pods that were asked about."""
+"""Computes the state of the pigeon agent from nodes and pods, and counts the pods that were scored."""
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from itertools import chain
@@ -9,11 +9,11 @@ import numpy as np
 
 from nodewise.agent import ClusterState, Inputs, NodeIndex, ObjectKey, StateBuilder
 from nodewise.agents.pigeon import resources
-from nodewise.agents.pigeon.config import DEFAULT, Aim
+from nodewise.agents.pigeon.config import DEFAULT, PigeonConfig
 from nodewise.agents.pigeon.details import Bits, bits
-from nodewise.agents.pigeon.holding import Holdings
-from nodewise.agents.pigeon.memory import Memory
+from nodewise.agents.pigeon.memory import DemandMemory
 from nodewise.agents.pigeon.moments import Floats
+from nodewise.agents.pigeon.node_requests import NodeRequests
 from nodewise.agents.pigeon.objectives import A_BINPACK, LAYOUTS, Layout, Table
 from nodewise.agents.pigeon.resources import Amounts, Row
 from nodewise.state import NODES
@@ -22,9 +22,9 @@ from nodewise.statistics.capacity import NodeStatus
 from nodewise.statistics.requests import RequestingPod
 
 PODS: Final = "pigeon_pods"
-"""The key of the pods in `World.objects`."""
+"""The key of the pods in `ClusterState.objects`."""
 _STRIDE: Final = 128
-"""Nodes between two pauses."""
+"""Nodes between two yields."""
 
 
 class NodeMetadata(msgspec.Struct, frozen=True, gc=False):
@@ -32,7 +32,7 @@ class NodeMetadata(msgspec.Struct, frozen=True, gc=False):
 
 
 class PigeonNode(msgspec.Struct, frozen=True, gc=False):
-    """What is read of a node."""
+    """The fields of a node that are read."""
 
     metadata: NodeMetadata = NodeMetadata()
     status: NodeStatus = NodeStatus()
@@ -46,55 +46,55 @@ class PodMetadata(msgspec.Struct, frozen=True, gc=False):
 
 
 class PigeonPod(RequestingPod, frozen=True, gc=False):
-    """What is read of a pod."""
+    """The fields of a pod that are read."""
 
     metadata: PodMetadata = PodMetadata()
 
 
-class Slot(NamedTuple):
-    """All nodes, as the objective sees them."""
+class PigeonState(NamedTuple):
+    """All nodes in the form that the objective needs."""
 
     room: Floats
-    """(R, N+1): what is left of what a node has, below 0 for the node that we do not know."""
+    """(R, N+1): what is left of a node's capacity, negative for the unknown node."""
     layout: Layout
     scale: Row
-    """(R): what a node has on average, of those that have any."""
+    """(R): the mean capacity of the nodes that have the resource."""
     missing: Bits
     """(N+1)"""
-    memory: Memory
-    """Grows as pods are asked about, while the slot stands."""
+    memory: DemandMemory
+    """Changes with each scored pod, also after the state was computed."""
 
 
 class _Amounts(msgspec.Struct, frozen=True, gc=False):
-    """What a node has, and what is requested of it. There are thousands: the garbage collector does not track them."""
+    """The capacity of a node and the requests of its pods; there are too many of them to be tracked for collection."""
 
     capacity: Amounts
     requested: Amounts
 
 
-class PigeonState(StateBuilder[Slot]):
-    """Remembers what was read of nodes, and of the pods that came."""
+class PigeonStateBuilder(StateBuilder[PigeonState]):
+    """Caches what was read of nodes, and counts pods."""
 
     memory_scope = "replica"
 
-    def __init__(self, aim: Aim, gpu: str = resources.GPU, *, from_pods: bool = False) -> None:
-        self._aim = aim
+    def __init__(self, config: PigeonConfig, gpu: str = resources.GPU, *, from_pods: bool = False) -> None:
+        self._config = config
         self._gpu = gpu
-        self._memory = Memory()
+        self._memory = DemandMemory()
         self._amounts: dict[str, _Amounts] = {}
         """By node."""
-        self._holdings = Holdings(gpu) if from_pods else None
+        self._node_requests = NodeRequests(gpu) if from_pods else None
         self.inputs = Inputs(frozenset({PODS} if from_pods else ()), node_objects=True, metrics=False)
-        self._made: tuple[NodeIndex, Slot] | None = None
+        self._newest: tuple[NodeIndex, PigeonState] | None = None
         """The newest state, until an amount changes."""
 
     def problems(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> Mapping[str, tuple[str, ...]]:  # noqa: ARG002
-        """What is odd about the file."""
-        return {DEFAULT: self._aim.problems} if self._aim.problems else {}
+        """Harmless problems of the file."""
+        return {DEFAULT: self._config.problems} if self._config.problems else {}
 
     def asked(self, pod: PigeonPod) -> None:
-        """Count the pod, if the objective goes by what pods ask for."""
-        if self._aim.objective == A_BINPACK:
+        """Count the pod if the objective uses the requests of pods."""
+        if self._config.objective == A_BINPACK:
             self._memory.count(pod.metadata.uid, resources.demand(pod, self._gpu))
 
     def recall(self, kept: bytes) -> None:
@@ -103,35 +103,35 @@ class PigeonState(StateBuilder[Slot]):
     def keep(self, kept: bytes | None) -> bytes | None:
         return self._memory.keep(kept)
 
-    def build(self, cluster_state: ClusterState) -> Generator[None, None, Slot]:
+    def build(self, cluster_state: ClusterState) -> Generator[None, None, PigeonState]:
         """Lay the nodes out; the same state as before where no amount changed."""
         if cluster_state.changes is None:
             self._reset()
         nodes = {name for (_, name), _ in cluster_state.changes_of(NODES)}
-        if self._holdings is not None:
-            nodes |= yield from self._holdings.apply(cluster_state.changes_of(PODS))
+        if self._node_requests is not None:
+            nodes |= yield from self._node_requests.apply(cluster_state.changes_of(PODS))
         for number, name in enumerate(nodes):
             self._read(name, cluster_state.node_objects.get(("", name)))
             if not number % _STRIDE:
                 yield
-        made = self._made
-        if made is not None and made[0] is cluster_state.nodes:
-            return made[1]
-        agent_state = yield from self._laid_out(
+        newest = self._newest
+        if newest is not None and newest[0] is cluster_state.nodes:
+            return newest[1]
+        agent_state = yield from self._lay_out(
             [
                 self._amounts.get(name) or self._amounts_of(name, _NO_NODE)
                 for name in cluster_state.nodes.known
             ]
         )
-        self._made = cluster_state.nodes, agent_state
+        self._newest = cluster_state.nodes, agent_state
         return agent_state
 
     def _reset(self) -> None:
-        """Begin from nothing."""
+        """Clear the cache."""
         self._amounts.clear()
-        self._made = None
-        if self._holdings is not None:
-            self._holdings.reset()
+        self._newest = None
+        if self._node_requests is not None:
+            self._node_requests.reset()
 
     def _read(self, name: str, node: Any | None) -> None:
         """Read a node again. The fields that are read here are the same in most nodes that changed."""
@@ -139,19 +139,19 @@ class PigeonState(StateBuilder[Slot]):
         if node is not None:
             self._amounts[name] = self._amounts_of(name, node)
         if self._amounts.get(name) != before:
-            self._made = None
+            self._newest = None
 
     def _amounts_of(self, name: str, node: Any) -> _Amounts:
         capacity = resources.allocatable(node.status.allocatable, self._gpu)
-        if self._holdings is not None:
-            return _Amounts(capacity, self._holdings.of(name))
+        if self._node_requests is not None:
+            return _Amounts(capacity, self._node_requests.of(name))
         return _Amounts(capacity, resources.requested(node.metadata.annotations))
 
-    def _laid_out(self, found: Sequence[_Amounts]) -> Generator[None, None, Slot]:
-        count = self._aim.resources
-        capacity = _table(one.capacity for one in found)[:count]
+    def _lay_out(self, nodes: Sequence[_Amounts]) -> Generator[None, None, PigeonState]:
+        count = self._config.resources
+        capacity = _table(amounts.capacity for amounts in nodes)[:count]
         yield
-        requested = _table(one.requested for one in found)[:count]
+        requested = _table(amounts.requested for amounts in nodes)[:count]
         yield
         missing = np.pad(np.isnan(requested) & (capacity > 0), ((0, 0), (0, 1)), constant_values=True)
         table = Table(capacity, np.nan_to_num(requested))
@@ -159,11 +159,11 @@ class PigeonState(StateBuilder[Slot]):
         has_some = (capacity > 0).sum(axis=1)
         scale = capacity.sum(axis=1) / np.maximum(has_some, 1)
         yield
-        layout = LAYOUTS[self._aim.objective](table, self._aim.prime)
-        return Slot(room, layout, scale, bits(missing), self._memory)
+        layout = LAYOUTS[self._config.objective](table, self._config.prime)
+        return PigeonState(room, layout, scale, bits(missing), self._memory)
 
 
 def _table(rows: Iterable[Amounts]) -> Floats:
-    """Amounts in our units, by resource and node."""
-    given = np.fromiter(chain.from_iterable(rows), np.float64)
-    return resources.counted(given.reshape(-1, len(resources.NAMES)).T)
+    """Amounts in the agent's units, by resource and node."""
+    amounts = np.fromiter(chain.from_iterable(rows), np.float64)
+    return resources.counted(amounts.reshape(-1, len(resources.NAMES)).T)

@@ -20,7 +20,7 @@ import msgspec
 from nodewise.agent import AgentKind, LoadScoring
 from nodewise.agents.safe.agent import PodFields, SafeAgent
 from nodewise.agents.safe.options import SafeOptions
-from nodewise.agents.safe.state import SafeState
+from nodewise.agents.safe.state import SafeStateBuilder
 from nodewise.statistics.annotations import UsageAnnotations
 from nodewise.statistics.load import UsageNode
 
@@ -39,8 +39,8 @@ class SafeKind(AgentKind):
         """Whether any node has statistics, or they come from metrics."""
         return options.statistics == "metrics" or any(_has_statistics(node) for node in nodes)
 
-    def state(self, options: SafeOptions, sync_period_s: float) -> SafeState:  # noqa: ARG002
-        return SafeState(options)
+    def state(self, options: SafeOptions, sync_period_s: float) -> SafeStateBuilder:  # noqa: ARG002
+        return SafeStateBuilder(options)
 
     def agent(self, options: SafeOptions) -> SafeAgent:
         return SafeAgent(options)

@@ -20,11 +20,11 @@ from nodewise.agent import (
 from nodewise.agents.safe import state as shares
 from nodewise.agents.safe.details import RiskDetails
 from nodewise.agents.safe.options import SafeOptions
-from nodewise.agents.safe.state import Base, Shares
+from nodewise.agents.safe.state import SafeState, Shares
 from nodewise.agents.safe.tail import Tail
 from nodewise.statistics import requests
 from nodewise.statistics.load import RESOURCES
-from nodewise.statistics.missing import NoStatistics, NotReady
+from nodewise.statistics.missing import NoStatistics, StatisticsNotReady
 from nodewise.statistics.requests import PodRequest, RequestingPod
 
 OWN_MISSING: Final = 0
@@ -61,7 +61,7 @@ class TooRisky(msgspec.Struct, frozen=True):
         )
 
 
-class SafeAgent(FilterPlugin[PodFields, Base], ScorePlugin[PodFields, Base]):
+class SafeAgent(FilterPlugin[PodFields, SafeState], ScorePlugin[PodFields, SafeState]):
     """The agent `safe`: predicate `safe-overload`, priorities `safe-overload` and `safe-balance`."""
 
     name = "safe"
@@ -153,5 +153,5 @@ def _balance_points(with_pod: Shares) -> NDArray[np.int64]:
 
 
 def _not_ready(candidates: Names) -> Verdict:
-    reason = NotReady("safe", "the load of nodes is not known yet")
+    reason = StatisticsNotReady("safe", "the load of nodes is not known yet")
     return Verdict(np.ones(len(candidates), np.int16), (reason,))

@@ -153,7 +153,7 @@ def risk(mean: ArrayLike, deviation: ArrayLike, threshold: float) -> Floats:
 
 def line(alpha: float, beta: float) -> str:
     """The distribution in one line of text."""
-    first, second, third = (float(one) for one in moments(alpha, beta))
+    first, second, third = (float(moment) for moment in moments(alpha, beta))
     named = {"alpha": alpha, "beta": beta, "mean": first, "var": float(variance(alpha, beta))}
     named |= {"m1": first, "m2": second, "m3": third}
     return "BetaDistribution: " + "".join(f"{name} = {value:f}; " for name, value in named.items()) + "\n"
@@ -163,7 +163,7 @@ def table(alpha: float, beta: float) -> str:
     """A header and 21 lines of text: x, the density, the distribution and the mean residual life."""
     x = np.linspace(0, 1, 21)
     rows = np.transpose([x, pdf(x, alpha, beta), cdf(x, alpha, beta), mean_residual_life(x, alpha, beta)])
-    lines = ["x \t pdf(x) \t PDF(x) \t m(x)", *(" \t ".join(f"{one:f}" for one in row) for row in rows)]
+    lines = ["x \t pdf(x) \t PDF(x) \t m(x)", *(" \t ".join(f"{value:f}" for value in row) for row in rows)]
     return "\n".join(lines) + "\n"
 
 
@@ -182,7 +182,7 @@ def special() -> Any:
 
 
 def _floats(*values: ArrayLike) -> Sequence[Floats]:
-    return np.broadcast_arrays(*(np.asarray(one, np.float64) for one in values))
+    return np.broadcast_arrays(*(np.asarray(value, np.float64) for value in values))
 
 
 def _apart(x: ArrayLike, alpha: ArrayLike, beta: ArrayLike) -> tuple[Floats, Floats, Floats]:

@@ -1,4 +1,4 @@
-"""What is known of each candidate's risk: the numbers that decided, and the words for them, made when somebody asks."""
+"""The risk of each candidate, as numbers and as text, which are computed when they are read."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -12,11 +12,11 @@ from nodewise.statistics.load import RESOURCES
 from nodewise.statistics.missing import Missing
 
 _BLOCK: Final = 64
-"""Candidates whose risk is worked out at once: some 0.3 ms, where each by itself would take ten times as long."""
+"""Candidates whose risk is computed together in about 0.3 ms; one by one it takes ten times as long."""
 
 
 class RiskDetails:
-    """Of one answer (`agent.Details`). Exact risks are worked out when they are first asked for."""
+    """Details of one response (`agent.Details`). Exact risks are computed when they are first read."""
 
     def __init__(
         self, shares: Shares, threshold: float, percentile: float, *, prints_table: bool = False
@@ -30,7 +30,7 @@ class RiskDetails:
 
     @property
     def nbytes(self) -> int:
-        """With the risks, as if all of them had been asked for."""
+        """Includes the risks of all candidates."""
         return self.shares.nbytes + self.shares.mean.nbytes
 
     def text(self, candidate: int) -> str:
@@ -54,15 +54,15 @@ class RiskDetails:
 
     def _block(self, block: int) -> NDArray[np.float64]:
         """The risks of some candidates, by resource."""
-        found = self._risks.get(block)
-        if found is None:
+        risks = self._risks.get(block)
+        if risks is None:
             here = slice(block * _BLOCK, (block + 1) * _BLOCK)
             mean, deviation = self.shares.mean[:, here], self.shares.deviation[:, here]
-            found = self._risks[block] = beta.risk(mean, deviation, self.threshold)
-        return found
+            risks = self._risks[block] = beta.risk(mean, deviation, self.threshold)
+        return risks
 
     def distances(self) -> NDArray[np.float64]:
-        """By candidate: how far the risk is above what is accepted; 1 where there are no statistics."""
+        """By candidate: how far the risk is above the accepted one; 1 where there are no statistics."""
         size = self.shares.mean.shape[1]
         if not size:
             return np.zeros(0)
@@ -80,7 +80,7 @@ class RiskDetails:
         mean = float(self.shares.mean[number, candidate])
         deviation = float(self.shares.deviation[number, candidate])
         shapes = beta.fit(mean, deviation if deviation >= beta.STEADY else 0.0)
-        found: dict[str, Any] = {
+        numbers: dict[str, Any] = {
             "mean_share": mean,
             "std_share": deviation,
             "alpha": float(shapes.alpha),
@@ -90,19 +90,19 @@ class RiskDetails:
         }
         missing = Missing(int(self.shares.missing[number, candidate]))
         if missing:
-            found["missing"] = missing.words
+            numbers["missing"] = missing.words
         if self.prints_table and beta.valid(*shapes):
-            found["table"] = _table(shapes)
-        return found
+            numbers["table"] = _table(shapes)
+        return numbers
 
 
 def _table(shapes: beta.Shapes) -> dict[str, list[float]]:
-    """The distribution at every twentieth: its density, what is below, and how far above it lies what is above."""
+    """Density, cumulative probability and mean residual of the distribution at steps of 0.05."""
     x = np.arange(21) / 20
     functions = {"pdf": beta.pdf, "cdf": beta.cdf, "residual": beta.mean_residual_life}
     return {"x": x.tolist(), **{name: function(x, *shapes).tolist() for name, function in functions.items()}}
 
 
 def _percent(share: float) -> str:
-    """Three digits of it: `62 %`, `0.0345 %`."""
+    """Format with three digits: `62 %`, `0.0345 %`."""
     return f"{100 * share:.3g} %"

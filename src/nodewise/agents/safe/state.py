@@ -13,7 +13,7 @@ from nodewise.statistics.missing import Missing
 from nodewise.statistics.requests import PodRequest
 
 
-class Base(NamedTuple):
+class SafeState(NamedTuple):
     """The load of all nodes without the pod, by resource and node number. NaN where there are no statistics."""
 
     used: Table
@@ -38,7 +38,7 @@ class Shares(NamedTuple):
         return self.mean.nbytes + self.deviation.nbytes + self.missing.nbytes
 
 
-class SafeState(StateBuilder[Base | None]):
+class SafeStateBuilder(StateBuilder[SafeState | None]):
     """Computes what does not depend on the pod, for all nodes."""
 
     def __init__(self, options: SafeOptions) -> None:
@@ -50,7 +50,7 @@ class SafeState(StateBuilder[Base | None]):
         """The metrics of the nodes' load, for any objects."""
         return self._reader.metric_requests
 
-    def build(self, cluster_state: ClusterState) -> Generator[None, None, Base | None]:
+    def build(self, cluster_state: ClusterState) -> Generator[None, None, SafeState | None]:
         """The load of all nodes; None before its metrics were requested, because they are not missing yet."""
         if not all(
             cluster_state.metrics.was_asked(metric_request.key)
@@ -62,7 +62,7 @@ class SafeState(StateBuilder[Base | None]):
         return base(load, self._forecast_weight)
 
 
-def base(load: Load, forecast_weight: float) -> Base:
+def base(load: Load, forecast_weight: float) -> SafeState:
     """The load combined with the forecast, whose weight is from 0 to 1.
 
     A pod adds its request to the mean and nothing to the deviation, so only the deviation is divided here already.
@@ -75,10 +75,10 @@ def base(load: Load, forecast_weight: float) -> Base:
         has_no_deviation = np.isnan(load.deviation) & ~is_absent
         deviation = np.clip(np.nan_to_num(load.deviation, nan=0.0) / capacity, 0.0, 1.0)
     missing = np.where(has_no_deviation, np.uint8(Missing.NO_DEVIATION), load.missing)
-    return Base(used, capacity, deviation, missing)
+    return SafeState(used, capacity, deviation, missing)
 
 
-def with_pod(before: Base, numbers: NDArray[np.intp], request: PodRequest) -> Shares:
+def with_pod(before: SafeState, numbers: NDArray[np.intp], request: PodRequest) -> Shares:
     """The shares of the nodes with these numbers, with the pod."""
     demand = np.array(request, np.float64)[:, np.newaxis]
     mean = (before.used.take(numbers, axis=1) + demand) / before.capacity.take(numbers, axis=1)

@@ -32,7 +32,7 @@ from nodewise.agents.telemetry.agent import PodFields, TelemetryAgent
 from nodewise.agents.telemetry.controller import TelemetryController
 from nodewise.agents.telemetry.options import TelemetryOptions, max_age_s
 from nodewise.agents.telemetry.policy import PolicyObject
-from nodewise.agents.telemetry.state import POLICIES, TelemetryState
+from nodewise.agents.telemetry.state import POLICIES, TelemetryStateBuilder
 from nodewise.agents.telemetry.trust import LABEL, NAMESPACES, VALUE, NamespaceObject
 from nodewise.controllers import ControllerKind, Handle
 
@@ -86,8 +86,8 @@ class TelemetryKind(ControllerKind):
         agent = TelemetryAgent()
         return any(agent.equivalence_key(pod) is not None for pod in pods)
 
-    def state(self, options: TelemetryOptions, sync_period_s: float) -> TelemetryState:
-        return TelemetryState(options, max_age_s(options, sync_period_s))
+    def state(self, options: TelemetryOptions, sync_period_s: float) -> TelemetryStateBuilder:
+        return TelemetryStateBuilder(options, max_age_s(options, sync_period_s))
 
     def agent(self, options: TelemetryOptions) -> TelemetryAgent:  # noqa: ARG002 - the contract of a kind
         return TelemetryAgent()

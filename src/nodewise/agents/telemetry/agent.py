@@ -1,4 +1,4 @@
-"""Answers requests by look-up in the telemetry slot: which policy the pod names, and what it says of each node."""
+"""Answers requests of the telemetry agent by look-up: the policy that the pod names, evaluated for each node."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -8,13 +8,13 @@ import numpy as np
 
 from nodewise.agent import FilterPlugin, Names, Reason, ScorePlugin, Scores, Snapshot, Verdict
 from nodewise.agents.telemetry import ranks, reasons
-from nodewise.agents.telemetry.state import PolicySlot, Slot
+from nodewise.agents.telemetry.state import PolicyState, TelemetryState
 
 POLICY_LABEL: Final = "telemetry-policy"
 """The pod label that names a TASPolicy of the pod's own namespace."""
 
 SCHEDULING_RESOURCE: Final = "telemetry/scheduling"
-"""The resource that pods with a policy request, by which kube-scheduler knows that it has to ask nodewise."""
+"""The resource that pods with a policy request, which makes kube-scheduler call nodewise."""
 
 _LONGEST: Final = 63
 """Characters of a label's value, and of a namespace."""
@@ -52,12 +52,12 @@ class PodMetadata(msgspec.Struct, frozen=True):
 
 
 class PodFields(msgspec.Struct, frozen=True):
-    """What the agent reads of a pod."""
+    """The fields of a pod that are read."""
 
     metadata: PodMetadata = PodMetadata()
 
 
-class TelemetryAgent(FilterPlugin[PodFields, Slot], ScorePlugin[PodFields, Slot]):
+class TelemetryAgent(FilterPlugin[PodFields, TelemetryState], ScorePlugin[PodFields, TelemetryState]):
     """The agent `telemetry`. Its answers do not depend on other pods, so victims make no difference."""
 
     name = "telemetry"
@@ -68,37 +68,37 @@ class TelemetryAgent(FilterPlugin[PodFields, Slot], ScorePlugin[PodFields, Slot]
         return None if name is None else (pod.metadata.namespace, name)
 
     def filter(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Verdict | None:
-        found = self._policy(pod, snapshot)
-        if found is None:
+        policy = self._policy(pod, snapshot)
+        if policy is None:
             return None
-        if not isinstance(found, PolicySlot):
-            return _rejected(candidates, found)
-        if found.judged is None:
+        if not isinstance(policy, PolicyState):
+            return _rejected(candidates, policy)
+        if policy.judged is None:
             return None
-        codes, texts, joined = found.judged
-        evidence = tuple(rule.evidence(candidates) for rule in found.filtering)
+        codes, texts, joined = policy.judged
+        evidence = tuple(rule.evidence(candidates) for rule in policy.filtering)
         return Verdict(codes[candidates.numbers], texts, evidence, joined)
 
     def score(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Scores | None:
-        found = self._policy(pod, snapshot)
-        if not isinstance(found, PolicySlot) or found.ranks is None or found.preferring is None:
+        policy = self._policy(pod, snapshot)
+        if not isinstance(policy, PolicyState) or policy.ranks is None or policy.preferring is None:
             return None
-        evidence = found.preferring.evidence(candidates, ranks_only=True)
-        return Scores(ranks.points(found.ranks[candidates.numbers]), (evidence,))
+        evidence = policy.preferring.evidence(candidates, ranks_only=True)
+        return Scores(ranks.points(policy.ranks[candidates.numbers]), (evidence,))
 
-    def _policy(self, pod: PodFields, snapshot: Snapshot) -> PolicySlot | Reason | None:
+    def _policy(self, pod: PodFields, snapshot: Snapshot) -> PolicyState | Reason | None:
         """The decided policy that the pod names, the reason why there is none, or None if it names none."""
-        asked = self.equivalence_key(pod)
-        if asked is None:
+        key = self.equivalence_key(pod)
+        if key is None:
             return None
-        namespace, name = asked
+        namespace, name = key
         if not name:
             return reasons.LabelEmpty(POLICY_LABEL)
         agent_state = self.state(snapshot)
         if agent_state is None:
             return reasons.NotReady()
-        found: PolicySlot | None = agent_state.get((namespace, name))
-        return reasons.PolicyMissing(f"{_cut(namespace)}/{_cut(name)}") if found is None else found
+        policy: PolicyState | None = agent_state.get((namespace, name))
+        return reasons.PolicyMissing(f"{_cut(namespace)}/{_cut(name)}") if policy is None else policy
 
 
 def _cut(name: str) -> str:

@@ -16,7 +16,7 @@ from nodewise.agents.telemetry.labels import Labels
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.ownership import FIELD_MANAGER
 from nodewise.agents.telemetry.policy import PolicyObject
-from nodewise.agents.telemetry.state import POLICIES, PolicySlot, Slot
+from nodewise.agents.telemetry.state import POLICIES, PolicyState, TelemetryState
 from nodewise.agents.telemetry.status import Status
 from nodewise.clock import format_rfc3339
 from nodewise.controllers import Controller, Handle
@@ -58,21 +58,21 @@ class TelemetryController(Controller):
 
     async def step(self, snapshot: Snapshot) -> None:
         """Write labels, status and the advertised resource. One that fails, for want of a right, stops no other."""
-        agent_state: Slot | None = snapshot.agent_states.get("telemetry")
+        agent_state: TelemetryState | None = snapshot.agent_states.get("telemetry")
         if agent_state is not None:
             parts = (partial(self._write, snapshot, agent_state), self._advertiser.step)
             await every(part() for part in parts)
 
-    async def _write(self, snapshot: Snapshot, agent_state: Slot) -> None:
+    async def _write(self, snapshot: Snapshot, agent_state: TelemetryState) -> None:
         """Labels, and then the status that tells who else owns one of them."""
-        decided = {key: (found.policy, found.labels) for key, found in agent_state.items()}
+        decided = {key: (state.policy, state.labels) for key, state in agent_state.items()}
         claims = labels.claims(decided)
         clashes = dict(claims.clashes)
         try:
             await self._labels.step(snapshot, claims.columns)
         finally:
-            for key, found in agent_state.items():
-                clashes.setdefault(key, self._labels.clash(found))
+            for key, state in agent_state.items():
+                clashes.setdefault(key, self._labels.clash(state))
             await self._statuses.step(agent_state, clashes)
 
 
@@ -95,7 +95,7 @@ class LabelWriter:
     def begin(self) -> None:
         self._owned, self._seen = {}, {}
 
-    def clash(self, decided: PolicySlot) -> str:
+    def clash(self, decided: PolicyState) -> str:
         """On which nodes somebody else owns a label of the policy, in words; empty for none."""
         keys = {column.key for column in decided.labels}
         nodes = sorted(node for node, denied in self._denied.items() if denied.keys() & keys)
@@ -116,11 +116,13 @@ class LabelWriter:
         allowed = {
             node: self._allowed(node, wanted.get(node, {})) for node in wanted.keys() | self._owned.keys()
         }
-        differing = {node: given for node, given in allowed.items() if given != self._owned.get(node, {})}
+        differing = {
+            node: labels_ for node, labels_ in allowed.items() if labels_ != self._owned.get(node, {})
+        }
         self._leave(len(differing))
         until_s = self._handle.clock.monotonic() + _STEP_S
         due = takewhile(lambda _: self._handle.clock.monotonic() < until_s, differing.items())
-        await every(self._finish(node, given) for node, given in due)
+        await every(self._finish(node, labels_) for node, labels_ in due)
 
     async def _finish(self, node: str, wanted: Labels) -> None:
         await self._write(node, wanted)
@@ -163,12 +165,12 @@ class LabelWriter:
                 del self._denied[node]
 
     async def _write(self, node: str, wanted: Labels) -> None:
-        found = self._handle.nodes.get("", node)
-        if found is None:
+        node_object = self._handle.nodes.get("", node)
+        if node_object is None:
             self._owned.pop(node, None)
             return
         # the uid, or an apply to a node that was just deleted would make a ghost of it
-        metadata = {"name": node, "uid": found.metadata.uid, "labels": wanted}
+        metadata = {"name": node, "uid": node_object.metadata.uid, "labels": wanted}
         body = {"apiVersion": NODES.api_version, "kind": NODES.kind, "metadata": metadata}
         try:
             await self._handle.api.patch(NODES.path(name=node), body, "apply", _APPLY)
@@ -201,9 +203,9 @@ class LabelWriter:
 
     async def _read(self, node: str, keys: frozenset[str]) -> None:
         """What we own on a node, and what we take over there from the older system."""
-        found = await self._read_node(node, keys)
-        if found:
-            self._owned[node] = found
+        owned = await self._read_node(node, keys)
+        if owned:
+            self._owned[node] = owned
         else:
             self._owned.pop(node, None)
         self._doubted.discard(node)
@@ -239,14 +241,14 @@ class StatusWriter:
     def begin(self) -> None:
         self._written, self._refused = {}, {}
 
-    async def step(self, agent_state: Slot, clashes: dict[ObjectKey, str]) -> None:
+    async def step(self, agent_state: TelemetryState, clashes: dict[ObjectKey, str]) -> None:
         """Write what differs, for a while: first what was written longest ago, the rest with the next snapshot.
 
         A policy that was deleted meanwhile, or may not be written, stops no other.
         """
         self._written = {key: written for key, written in self._written.items() if key in agent_state}
         self._refused = {key: until_s for key, until_s in self._refused.items() if key in agent_state}
-        suspended = sum(len(found.suspended) for found in agent_state.values())
+        suspended = sum(len(state.suspended) for state in agent_state.values())
         self._handle.meters.set("rules_suspended", suspended)
         oldest_first = sorted(agent_state, key=self._written_s)
         until_s = self._handle.clock.monotonic() + _STEP_S
@@ -256,14 +258,14 @@ class StatusWriter:
     def _written_s(self, key: ObjectKey) -> float:
         return self._written[key][1] if key in self._written else float("-inf")
 
-    async def _one(self, key: ObjectKey, decided: PolicySlot, clash: str) -> None:
-        given: PolicyObject | None = self._handle.objects[POLICIES].get(*key)
-        if given is None:
+    async def _one(self, key: ObjectKey, decided: PolicyState, clash: str) -> None:
+        policy_object: PolicyObject | None = self._handle.objects[POLICIES].get(*key)
+        if policy_object is None:
             return
-        before, written_s = self._written.get(key, (status.read(given.status), float("-inf")))
+        before, written_s = self._written.get(key, (status.read(policy_object.status), float("-inf")))
         now_s = self._handle.clock.monotonic()
         now = format_rfc3339(self._handle.clock.now())
-        wanted = status.desired(decided, given.metadata.generation, clash, before, now)
+        wanted = status.desired(decided, policy_object.metadata.generation, clash, before, now)
         only_counts = wanted.conditions == before.conditions and (
             wanted.observed_generation == before.observed_generation
         )
@@ -271,28 +273,32 @@ class StatusWriter:
             return
         if self._refused.get(key, now_s) > now_s:
             return
-        if await self._write(given, wanted):
+        if await self._write(policy_object, wanted):
             self._written[key] = (wanted, now_s)
-            self._tell(given, before, wanted)
+            self._tell(policy_object, before, wanted)
         else:
             self._refused[key] = now_s + _CONFLICT_S
 
-    def _tell(self, given: PolicyObject, before: Status, wanted: Status) -> None:
+    def _tell(self, policy_object: PolicyObject, before: Status, wanted: Status) -> None:
         """One event for each condition that turned."""
         known = before.by_type()
-        metadata = given.metadata
+        metadata = policy_object.metadata
         about = About(self._taspolicies, metadata.namespace, metadata.name, metadata.uid)
-        for one in wanted.conditions:
-            old = known.get(one.type)
-            good = status.GOOD[one.type]
-            if one.status != good and (old is None or old.status == good or old.message != one.message):
-                self._handle.recorder.record(about, "Warning", one.reason, one.message, one.type)
-            elif one.status == good and old is not None and old.status != good:
-                self._handle.recorder.record(about, "Normal", "AllWell", one.message, one.type)
+        for condition in wanted.conditions:
+            old = known.get(condition.type)
+            good = status.GOOD[condition.type]
+            if condition.status != good and (
+                old is None or old.status == good or old.message != condition.message
+            ):
+                self._handle.recorder.record(
+                    about, "Warning", condition.reason, condition.message, condition.type
+                )
+            elif condition.status == good and old is not None and old.status != good:
+                self._handle.recorder.record(about, "Normal", "AllWell", condition.message, condition.type)
 
-    async def _write(self, given: PolicyObject, wanted: Status) -> bool:
+    async def _write(self, policy_object: PolicyObject, wanted: Status) -> bool:
         """Whether it was taken; an API server that starts refuses for a moment what it grants later."""
-        metadata = given.metadata
+        metadata = policy_object.metadata
         path = self._taspolicies.path(metadata.namespace, metadata.name, "status")
         identity = {"name": metadata.name, "namespace": metadata.namespace, "uid": metadata.uid}
         resource = self._taspolicies
@@ -342,11 +348,13 @@ def labels_of(node: Any) -> dict[str, str]:
 
 
 def _mapping(raw: msgspec.Raw) -> dict[str, Any]:
-    found = msgspec.json.decode(raw)
-    return found if isinstance(found, dict) else {}
+    document = msgspec.json.decode(raw)
+    return document if isinstance(document, dict) else {}
 
 
 def _denied_keys(error: Conflict) -> set[str]:
     """The label keys that a server-side apply was refused for."""
     start = ".metadata.labels."
-    return {one.field.removeprefix(start) for one in error.problems if one.field.startswith(start)}
+    return {
+        problem.field.removeprefix(start) for problem in error.problems if problem.field.startswith(start)
+    }

@@ -108,15 +108,15 @@ def united(columns: Iterable[LabelColumn]) -> dict[str, LabelColumn]:
     """One column a key. Policies of one name in several namespaces share `<policy>=violating`: it is there while
     any of them is violated.
     """
-    found: dict[str, LabelColumn] = {}
-    for one in columns:
-        other = found.get(one.key)
+    by_key: dict[str, LabelColumn] = {}
+    for column in columns:
+        other = by_key.get(column.key)
         if other is None:
-            found[one.key] = one
+            by_key[column.key] = column
         else:
-            codes = np.maximum(one.codes, other.codes)
-            found[one.key] = other._replace(codes=codes, hold=(one.hold | other.hold) & (codes == 0))
-    return found
+            codes = np.maximum(column.codes, other.codes)
+            by_key[column.key] = other._replace(codes=codes, hold=(column.hold | other.hold) & (codes == 0))
+    return by_key
 
 
 def desired(

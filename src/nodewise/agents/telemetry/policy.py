@@ -118,8 +118,8 @@ class Policy(msgspec.Struct, frozen=True):
 
     def rules(self, strategy: str) -> tuple[Rule, ...]:
         """The rules of a strategy, empty if the policy does not have it."""
-        found = self.strategies.get(strategy)
-        return found.rules if found else ()
+        entry = self.strategies.get(strategy)
+        return entry.rules if entry else ()
 
 
 def read(policy: PolicyObject) -> Policy:
@@ -175,8 +175,8 @@ class _Reader:
 
     def strategies(self, spec: Any) -> dict[str, Strategy]:
         mapping = self._mapping("spec", {} if spec is None else spec)
-        given = mapping.get("strategies")
-        listed = self._mapping("spec.strategies", {} if given is None else given)
+        value = mapping.get("strategies")
+        listed = self._mapping("spec.strategies", {} if value is None else value)
         if self.problems:
             return _unusable(str(self.problems[0]))
         if not listed:
@@ -186,9 +186,9 @@ class _Reader:
         read = {name: self._strategy(name, listed[name]) for name in STRATEGIES if name in listed}
         return read | _unusable(self.unknown) if self.unknown else read
 
-    def _strategy(self, name: str, given: Any) -> Strategy:
+    def _strategy(self, name: str, value: Any) -> Strategy:
         path = f"spec.strategies.{name}"
-        strategy = self._mapping(path, given)
+        strategy = self._mapping(path, value)
         logical = strategy.get("logicalOperator", "")
         if logical not in ("", "anyOf", "allOf", None):
             self.problem(f"{path}.logicalOperator", shown(logical), "allOf or anyOf (taken as anyOf)")
@@ -204,9 +204,9 @@ class _Reader:
         read = tuple(self._rule(f"{path}.rules[{number}]", rule, name) for number, rule in enumerate(rules))
         return Strategy(read, all_of=logical == "allOf")
 
-    def _rule(self, path: str, given: Any, strategy: str) -> Rule:
+    def _rule(self, path: str, value: Any, strategy: str) -> Rule:
         before = len(self.problems)
-        rule = self._mapping(path, given)
+        rule = self._mapping(path, value)
         broken = len(self.problems) > before
         metric, is_metric = self._metric(f"{path}.metricname", rule.get("metricname"))
         broken = broken or not is_metric
@@ -230,11 +230,11 @@ class _Reader:
             unusable=str(self.problems[before]) if broken else "",
         )
 
-    def _labels(self, path: str, given: Any) -> tuple[str, ...]:
+    def _labels(self, path: str, value: Any) -> tuple[str, ...]:
         """The labels that can be labels; the others are problems and change nothing for the rest."""
-        listed = [] if given is None else given
+        listed = [] if value is None else value
         if not isinstance(listed, Sequence) or isinstance(listed, str):
-            self.problem(path, shown(given), "a list of texts name=value")
+            self.problem(path, shown(value), "a list of texts name=value")
             return ()
         if len(listed) > _MOST_LABELS:
             self.problem(path, f"{len(listed)} labels", f"at most {_MOST_LABELS}; the others are left out")
@@ -249,11 +249,11 @@ class _Reader:
         return tuple(good)
 
     def _unknown(
-        self, path: str, given: Mapping[str, Any], valid: Sequence[str], what: str = "an unknown field"
+        self, path: str, value: Mapping[str, Any], valid: Sequence[str], what: str = "an unknown field"
     ) -> str:
         """Name each key that is not valid; the first one in words, empty if there is none."""
         first = ""
-        for name in sorted(given.keys() - set(valid)):
+        for name in sorted(value.keys() - set(valid)):
             # suggestions cost time, and only the first problems are shown
             hint = suggestion(name, valid) if len(self.problems) < _MOST_NAMED else ""
             field = name if _LABEL_PART.fullmatch(name) else shown(name)
@@ -262,24 +262,24 @@ class _Reader:
         self.unknown = self.unknown or first
         return first
 
-    def _operator(self, path: str, given: Any, strategy: str) -> str:
-        operator = given if isinstance(given, str) else ""
+    def _operator(self, path: str, value: Any, strategy: str) -> str:
+        operator = value if isinstance(value, str) else ""
         if operator not in OPERATORS:
-            self.problem(path, shown(given), " or ".join(OPERATORS))
+            self.problem(path, shown(value), " or ".join(OPERATORS))
         elif strategy == "scheduleonmetric" and OPERATORS[operator].order == 0:
-            self.problem(path, shown(given), "LessThan or GreaterThan, for this one gives no order")
+            self.problem(path, shown(value), "LessThan or GreaterThan, for this one gives no order")
         return operator
 
-    def _mapping(self, path: str, given: Any) -> Mapping[str, Any]:
-        if isinstance(given, Mapping):
-            return given
-        self.problem(path, shown(given), "an object")
+    def _mapping(self, path: str, value: Any) -> Mapping[str, Any]:
+        if isinstance(value, Mapping):
+            return value
+        self.problem(path, shown(value), "an object")
         return {}
 
-    def _text(self, path: str, given: Any) -> str:
-        if isinstance(given, str) and 0 < len(given) <= _LONGEST_METRIC:
-            return given
-        self.problem(path, shown(given), f"a name of at most {_LONGEST_METRIC} characters")
+    def _text(self, path: str, value: Any) -> str:
+        if isinstance(value, str) and 0 < len(value) <= _LONGEST_METRIC:
+            return value
+        self.problem(path, shown(value), f"a name of at most {_LONGEST_METRIC} characters")
         return ""
 
     def _optional_fields(self, path: str, rule: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -291,23 +291,23 @@ class _Reader:
         bad = [field for field, value in values.items() if value is _BAD]
         return values | {field: _OPTIONAL_FIELDS[field][1] for field in bad}, bad
 
-    def _metric(self, path: str, given: Any) -> tuple[str, bool]:
+    def _metric(self, path: str, value: Any) -> tuple[str, bool]:
         """The name of the metric, and whether it is valid."""
-        metric = self._text(path, given)
+        metric = self._text(path, value)
         is_valid = _METRIC_NAME.fullmatch(metric) is not None
         if metric and not is_valid:
             self.problem(path, shown(metric), "letters, digits, _ and -")
         return metric, is_valid
 
-    def _optional(self, path: str, given: Any, parse: Callable[[Any], Any], default: Any) -> Any:
+    def _optional(self, path: str, value: Any, parse: Callable[[Any], Any], default: Any) -> Any:
         """The parsed field, the default if it is absent, or `_BAD`."""
-        if given is None or given == "":
+        if value is None or value == "":
             return default
         try:
-            return parse(given)
+            return parse(value)
         except ValueError as error:
             # problems stand in events of pods, where the text of a query has no place
-            seen = f"{len(str(given))} characters" if parse is _query else shown(given)
+            seen = f"{len(str(value))} characters" if parse is _query else shown(value)
             self.problem(path, seen, str(error))
             return _BAD
 
@@ -323,18 +323,18 @@ def is_label_part(text: str) -> bool:
 _BAD: Final = object()
 
 
-def _target(given: Any) -> int:
-    if isinstance(given, bool) or not isinstance(given, int | float | str):
+def _target(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(quantity.WANTED)  # noqa: TRY004 - one kind for the caller
     try:
-        return quantity.parse(str(given))
+        return quantity.parse(str(value))
     except ValueError:
         raise ValueError(quantity.WANTED) from None
 
 
-def _duration(given: Any) -> float:
+def _duration(value: Any) -> float:
     try:
-        seconds = clock.parse_duration(str(given))
+        seconds = clock.parse_duration(str(value))
     except ValueError:
         seconds = -1.0
     if not 0 < seconds <= _MOST_AGE_S:
@@ -342,28 +342,28 @@ def _duration(given: Any) -> float:
     return seconds
 
 
-def _when_missing(given: Any) -> str:
-    if given not in ("pass", "reject"):
+def _when_missing(value: Any) -> str:
+    if value not in ("pass", "reject"):
         raise ValueError("pass or reject")
-    return str(given)
+    return str(value)
 
 
-def _aggregate(given: Any) -> str:
-    if given not in AGGREGATIONS:
+def _aggregate(value: Any) -> str:
+    if value not in AGGREGATIONS:
         raise ValueError(" or ".join(AGGREGATIONS))
-    return str(given)
+    return str(value)
 
 
-def _empty_means(given: Any) -> str:
-    if given != "healthy":
+def _empty_means(value: Any) -> str:
+    if value != "healthy":
         raise ValueError("healthy")
     return "healthy"
 
 
-def _query(given: Any) -> str:
-    if not isinstance(given, str) or len(given) > _LONGEST_QUERY:
+def _query(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > _LONGEST_QUERY:
         raise ValueError(f"an expression of at most {_LONGEST_QUERY} characters")
-    return given
+    return value
 
 
 _OPTIONAL_FIELDS: Final[Mapping[str, tuple[Callable[[Any], Any], Any]]] = {

@@ -74,26 +74,26 @@ class Judged(NamedTuple):
 def any_of(policy: str, measured: Sequence[Measured]) -> Judged:
     """A node is rejected by the first rule that it breaks, else by the first that lacks its value."""
     size = len(measured[0].states)
-    found: list[Reason] = []
+    reason_list: list[Reason] = []
     codes = np.zeros(size, np.int16)
     for item in measured:
-        found.append(reasons.RuleBroken(policy, item.rule))
-        codes[item.broken & (codes == 0)] = len(found)
+        reason_list.append(reasons.RuleBroken(policy, item.rule))
+        codes[item.broken & (codes == 0)] = len(reason_list)
     for item in measured:
-        found.append(reasons.NoValue(policy, item.rule))
-        codes[item.lacking & (codes == 0)] = len(found)
-    return Judged(codes, tuple(found), "any")
+        reason_list.append(reasons.NoValue(policy, item.rule))
+        codes[item.lacking & (codes == 0)] = len(reason_list)
+    return Judged(codes, tuple(reason_list), "any")
 
 
 def all_of(policy: str, measured: Sequence[Measured]) -> Judged:
     """A node is rejected if every rule rejects it; one that lacks its value is named first."""
     rejected = np.logical_and.reduce([item.broken | item.lacking for item in measured])
-    found: list[Reason] = [reasons.AllBroken(policy, tuple(item.rule for item in measured))]
+    reason_list: list[Reason] = [reasons.AllBroken(policy, tuple(item.rule for item in measured))]
     codes = np.where(rejected, np.int16(1), np.int16(0))
     for item in measured:
-        found.append(reasons.NoValue(policy, item.rule))
-        codes[rejected & item.lacking & (codes == 1)] = len(found)
-    return Judged(codes, tuple(found), "all")
+        reason_list.append(reasons.NoValue(policy, item.rule))
+        codes[rejected & item.lacking & (codes == 1)] = len(reason_list)
+    return Judged(codes, tuple(reason_list), "all")
 
 
 def reject_all(size: int, reason: Reason) -> Judged:

@@ -19,7 +19,7 @@ POLICIES = "taspolicies"
 """The key of the policies in `World.objects`."""
 
 
-class PolicySlot(NamedTuple):
+class PolicyState(NamedTuple):
     """One policy, decided over all nodes."""
 
     policy: Policy
@@ -37,7 +37,7 @@ class PolicySlot(NamedTuple):
     """Its rules that lost most of their nodes at once; their last verdicts hold."""
 
 
-Slot = Mapping[ObjectKey, PolicySlot]
+TelemetryState = Mapping[ObjectKey, PolicyState]
 """By namespace and name of the policy."""
 
 
@@ -51,7 +51,7 @@ class _LaidOut(NamedTuple):
     """Why no node has a value; empty if one has."""
 
 
-class TelemetryState(StateBuilder[Slot]):
+class TelemetryStateBuilder(StateBuilder[TelemetryState]):
     """Remembers what was read and laid out, so that only what changed is computed again."""
 
     inputs = Inputs(frozenset({POLICIES, NAMESPACES}))
@@ -67,17 +67,17 @@ class TelemetryState(StateBuilder[Slot]):
 
     def policies(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> dict[ObjectKey, Policy]:
         """All policies with what of them counts, problems included."""
-        found: dict[ObjectKey, tuple[PolicyObject, bool, Policy]] = {}
+        policies_by_key: dict[ObjectKey, tuple[PolicyObject, bool, Policy]] = {}
         namespaces = self._trust.namespaces(objects)
-        for key, given in objects.get(POLICIES, {}).items():
+        for key, policy_object in objects.get(POLICIES, {}).items():
             is_trusted = self._trust.is_trusted(key[0], namespaces)
             known = self._read.get(key)
-            if known is None or known[0] is not given or known[1] != is_trusted:
-                policy = policies.read(given)
-                known = (given, is_trusted, policy if is_trusted else self._trust.restricted(policy))
-            found[key] = known
-        self._read = found
-        return {key: policy for key, (_, _, policy) in found.items()}
+            if known is None or known[0] is not policy_object or known[1] != is_trusted:
+                policy = policies.read(policy_object)
+                known = (policy_object, is_trusted, policy if is_trusted else self._trust.restricted(policy))
+            policies_by_key[key] = known
+        self._read = policies_by_key
+        return {key: policy for key, (_, _, policy) in policies_by_key.items()}
 
     def metric_requests(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[MetricRequest]:
         """The metrics that usable rules name."""
@@ -97,9 +97,9 @@ class TelemetryState(StateBuilder[Slot]):
             if policy.problems or policy.not_trusted
         }
 
-    def build(self, cluster_state: ClusterState) -> Generator[None, None, Slot]:
+    def build(self, cluster_state: ClusterState) -> Generator[None, None, TelemetryState]:
         """Judge and rank all nodes by every policy."""
-        agent_state: dict[ObjectKey, PolicySlot] = {}
+        agent_state: dict[ObjectKey, PolicyState] = {}
         memo: dict[Rule, rules.Measured] = {}
         policies_ = self.policies(cluster_state.objects)
         metric_requests = (rule.metric_request() for policy in policies_.values() for rule in _rules(policy))
@@ -119,7 +119,7 @@ class TelemetryState(StateBuilder[Slot]):
 
     def _decide(
         self, policy: Policy, cluster_state: ClusterState, memo: dict[Rule, rules.Measured]
-    ) -> Generator[None, None, PolicySlot]:
+    ) -> Generator[None, None, PolicyState]:
         filtering = yield from self._all_measured(policy.rules("dontschedule"), cluster_state, memo)
         # Only the first rule of scheduleonmetric counts, as in the older system.
         first = [rule for rule in policy.rules("scheduleonmetric")[:1] if not rule.unusable]
@@ -133,7 +133,7 @@ class TelemetryState(StateBuilder[Slot]):
         wanted = yield from self._labels(policy, cluster_state, memo)
         judged = self._judge(policy, tuple(filtering), cluster_state)
         yield
-        return PolicySlot(
+        return PolicyState(
             policy,
             judged,
             tuple(filtering),
@@ -185,26 +185,26 @@ class TelemetryState(StateBuilder[Slot]):
     def _all_measured(
         self, listed: Iterable[Rule], cluster_state: ClusterState, memo: dict[Rule, rules.Measured]
     ) -> Generator[None, None, list[rules.Measured]]:
-        found: list[rules.Measured] = []
+        measured_rules: list[rules.Measured] = []
         for rule in listed:
-            one = yield from self._measured(rule, cluster_state, memo)
-            found.append(one)
-        return found
+            measured = yield from self._measured(rule, cluster_state, memo)
+            measured_rules.append(measured)
+        return measured_rules
 
     def _measured(
         self, rule: Rule, cluster_state: ClusterState, memo: dict[Rule, rules.Measured]
     ) -> Generator[None, None, rules.Measured]:
         """The rule over all nodes; equal rules of several policies are computed once."""
-        found = memo.get(rule)
-        if found is None:
+        evaluated = memo.get(rule)
+        if evaluated is None:
             column = self._column(rule.metric_request().key, cluster_state)
             measured = rules.measure(
                 rule, column, cluster_state.now, self._max_age_s, reject_missing=self._reject_missing
             )
             yield
-            found = memo[rule] = self._held(measured, cluster_state)
+            evaluated = memo[rule] = self._held(measured, cluster_state)
             yield
-        return found
+        return evaluated
 
     def _held(self, measured: rules.Measured, cluster_state: ClusterState) -> rules.Measured:
         """With the verdicts of before, where the rule lost most of its nodes at once."""

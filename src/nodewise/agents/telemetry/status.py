@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from nodewise.agents.telemetry import reasons
-from nodewise.agents.telemetry.state import PolicySlot
+from nodewise.agents.telemetry.state import PolicyState
 from nodewise.errors import UNREADABLE
 
 _LONGEST: Final = 1024
@@ -34,7 +34,7 @@ class Status(msgspec.Struct, frozen=True, rename="camel"):
     missing_metrics: list[str] = []
 
     def by_type(self) -> dict[str, Condition]:
-        return {one.type: one for one in self.conditions}
+        return {condition.type: condition for condition in self.conditions}
 
 
 def read(status: msgspec.Raw) -> Status:
@@ -45,16 +45,16 @@ def read(status: msgspec.Raw) -> Status:
         return Status()
 
 
-def desired(decided: PolicySlot, generation: int, clash: str, before: Status, now: str) -> Status:
+def desired(decided: PolicyState, generation: int, clash: str, before: Status, now: str) -> Status:
     """The whole status. `clash` says in words who else claims the policy's labels; empty for nobody.
 
     A condition that says what it said before keeps its time; one that was never bad is left out.
     """
     known = before.by_type()
     conditions = [
-        _timed(one, known.get(one.type), generation, now)
-        for one in _conditions(decided, clash)
-        if one.type in _ALWAYS or one.status == "True" or one.type in known
+        _timed(condition, known.get(condition.type), generation, now)
+        for condition in _conditions(decided, clash)
+        if condition.type in _ALWAYS or condition.status == "True" or condition.type in known
     ]
     return Status(conditions, generation, violating(decided), sorted(decided.waits_for))
 
@@ -70,7 +70,7 @@ GOOD: Final[Mapping[str, str]] = {
 """The status of each condition when all is well."""
 
 
-def _conditions(decided: PolicySlot, clash: str) -> Iterator[Condition]:
+def _conditions(decided: PolicyState, clash: str) -> Iterator[Condition]:
     problems = "; ".join(map(str, decided.policy.problems))
     yield _of("Valid", not problems, "FieldProblem", problems, "every field can be used")
     waits = ", ".join(f"{key} ({cause})" if cause else key for key, cause in decided.waits_for.items())
@@ -92,12 +92,14 @@ def _of(kind: str, is_true: bool, bad_reason: str, bad: str, good: str) -> Condi
     return Condition(kind, status, bad_reason, bad if len(bad) <= _LONGEST else f"{bad[: _LONGEST - 1]}…")
 
 
-def _timed(one: Condition, before: Condition | None, generation: int, now: str) -> Condition:
-    kept = before.last_transition_time if before and before.status == one.status else now
-    return msgspec.structs.replace(one, last_transition_time=kept or now, observed_generation=generation)
+def _timed(condition: Condition, before: Condition | None, generation: int, now: str) -> Condition:
+    kept = before.last_transition_time if before and before.status == condition.status else now
+    return msgspec.structs.replace(
+        condition, last_transition_time=kept or now, observed_generation=generation
+    )
 
 
-def violating(decided: PolicySlot) -> int:
+def violating(decided: PolicyState) -> int:
     """How many nodes the policy rejects or wants drained."""
     masks = [] if decided.judged is None else [decided.judged.codes[:-1] > 0]
     masks += [column.codes[:-1] > 0 for column in decided.labels if column.key == decided.policy.name]

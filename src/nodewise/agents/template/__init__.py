@@ -12,7 +12,7 @@ from typing import Final
 from nodewise.agent import AgentKind
 from nodewise.agents.template.agent import PodFields, TemplateAgent
 from nodewise.agents.template.options import TemplateOptions
-from nodewise.agents.template.state import NodeFields, TemplateState
+from nodewise.agents.template.state import NodeFields, TemplateStateBuilder
 
 
 class TemplateKind(AgentKind):
@@ -24,8 +24,8 @@ class TemplateKind(AgentKind):
     pod_fields = PodFields
     node_fields = NodeFields
 
-    def state(self, options: TemplateOptions, sync_period_s: float) -> TemplateState:
-        return TemplateState()
+    def state(self, options: TemplateOptions, sync_period_s: float) -> TemplateStateBuilder:
+        return TemplateStateBuilder()
 
     def agent(self, options: TemplateOptions) -> TemplateAgent:
         return TemplateAgent(options)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from nodewise.agent import FilterPlugin, Names, ScorePlugin, Scores, Snapshot, Verdict
 from nodewise.agents.template.options import TemplateOptions
-from nodewise.agents.template.state import Slot, read_number
+from nodewise.agents.template.state import TemplateState, read_number
 
 
 class PodMetadata(msgspec.Struct, frozen=True):
@@ -34,7 +34,7 @@ class TooMuch(msgspec.Struct, frozen=True):
         return "give the pod a higher limit"
 
 
-class TemplateAgent(FilterPlugin[PodFields, Slot], ScorePlugin[PodFields, Slot]):
+class TemplateAgent(FilterPlugin[PodFields, TemplateState], ScorePlugin[PodFields, TemplateState]):
     """All arrays are by candidate, in the order of the request."""
 
     name = "template"

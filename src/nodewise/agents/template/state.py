@@ -26,25 +26,25 @@ class NodeFields(msgspec.Struct, frozen=True):
     metadata: NodeMetadata = NodeMetadata()
 
 
-class Slot(NamedTuple):
+class TemplateState(NamedTuple):
     """What requests are answered from. It must not change after `build` returned it."""
 
     values: NDArray[np.float64]
     """By node number, and one more for the node that is not known; NaN where there is no number."""
 
 
-class TemplateState(StateBuilder[Slot]):
+class TemplateStateBuilder(StateBuilder[TemplateState]):
     """Computes the state from the nodes."""
 
     inputs = Inputs(objects=frozenset(), node_objects=True, metrics=False)
 
-    def build(self, cluster_state: ClusterState) -> Generator[None, None, Slot]:
+    def build(self, cluster_state: ClusterState) -> Generator[None, None, TemplateState]:
         values = np.full(len(cluster_state.nodes) + 1, np.nan)
         for number, node in enumerate(cluster_state.node_objects.values()):
             annotations = node.metadata.annotations
             values[number] = read_number(annotations.template_value if annotations else None)
             yield  # requests go first
-        return Slot(values)
+        return TemplateState(values)
 
 
 def read_number(text: str | None) -> float:

@@ -17,7 +17,7 @@ from nodewise.agents.telemetry import policy as taspolicy
 from nodewise.agents.telemetry import status as policy_status
 from nodewise.agents.telemetry.options import TelemetryOptions, max_age_s
 from nodewise.agents.telemetry.policy import PolicyObject, Rule
-from nodewise.agents.telemetry.state import POLICIES, PolicySlot, TelemetryState, missing_cause
+from nodewise.agents.telemetry.state import POLICIES, PolicyState, TelemetryStateBuilder, missing_cause
 from nodewise.clock import SystemClock
 from nodewise.doctor.collectors.cluster_reader import API_SERVICES, TASPOLICIES, ClusterReader, unavailable
 from nodewise.doctor.collectors.nodes import node_list
@@ -200,7 +200,7 @@ def evaluate(
     series: Mapping[str, Series | Unavailable],
     nodes: Iterable[str],
     listed: Sequence[Extender],
-) -> Mapping[ObjectKey, PolicySlot]:
+) -> Mapping[ObjectKey, PolicyState]:
     """The telemetry agent's own evaluation. Every namespace counts as trusted: replicas write into a policy's status
     what of it needs a trusted namespace.
     """
@@ -212,7 +212,7 @@ def evaluate(
         if isinstance(values, Series) and (values.samples or values.invalid):
             by_request[metric_request.key] = values
     options, sync_period_s = _options(listed)
-    state = TelemetryState(options, max_age_s(options, sync_period_s))
+    state = TelemetryStateBuilder(options, max_age_s(options, sync_period_s))
     now = SystemClock().now()
     cluster = ClusterState(NodeIndex(nodes), {POLICIES: by_key}, MetricsSnapshot(by_request), now)
     return cooperative.run_at_once(state.build(cluster))
@@ -236,7 +236,7 @@ def _duration(text: str, default: float) -> float:
         return default
 
 
-def _evaluation(item: PolicyObject, slot: PolicySlot, is_unknown: bool) -> PolicyEvaluation:
+def _evaluation(item: PolicyObject, slot: PolicyState, is_unknown: bool) -> PolicyEvaluation:
     """A policy with its status. How many nodes it rejects comes from the status if doctor does not have all values."""
     policy, status = slot.policy, policy_status.read(item.status)
     filtering = [rule for rule in policy.rules("dontschedule") if not rule.unusable]

@@ -6,7 +6,7 @@ from nodewise import cooperative
 from nodewise.agent import ClusterState, NodeIndex, Snapshot
 from nodewise.agents.congestion.agent import CongestionAgent, PodFields
 from nodewise.agents.congestion.options import CongestionOptions
-from nodewise.agents.congestion.state import CongestionNode, CongestionState, NodeMetadata
+from nodewise.agents.congestion.state import CongestionNode, CongestionStateBuilder, NodeMetadata
 from nodewise.metrics.snapshot import MetricsSnapshot
 from nodewise.statistics.annotations import CongestionAnnotations
 
@@ -27,7 +27,7 @@ def cluster_state(factors: Mapping[str, str | None]) -> ClusterState:
 
 def snapshot(factors: Mapping[str, str | None], options: CongestionOptions | None = None) -> Snapshot:
     given = cluster_state(factors)
-    agent_state = cooperative.run_at_once(CongestionState(options or CongestionOptions()).build(given))
+    agent_state = cooperative.run_at_once(CongestionStateBuilder(options or CongestionOptions()).build(given))
     return Snapshot(given.nodes, {"congestion": agent_state}, NOW, 1)
 
 

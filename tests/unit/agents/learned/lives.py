@@ -9,8 +9,8 @@ from nodewise.agent import ClusterState, NodeIndex, Snapshot
 from nodewise.agents.learned import LearnedKind
 from nodewise.agents.learned.agent import LearnedAgent
 from nodewise.agents.learned.options import LearnedOptions
-from nodewise.agents.learned.pods import AskingMetadata, AskingPod, LivingPod
-from nodewise.agents.learned.state import PODS, LearnedState, Slot
+from nodewise.agents.learned.pods import ObservedPod, PendingPod, PendingPodMetadata
+from nodewise.agents.learned.state import PODS, LearnedState, LearnedStateBuilder
 from nodewise.metrics.snapshot import MetricsSnapshot
 from tests.unit.changes import built
 
@@ -50,7 +50,7 @@ def _container(state: dict[str, Any], restarts: int, last: dict[str, Any] | None
 
 def pod(
     name: str, node: str, *containers: dict[str, Any], phase: str = "Running", uid: str = "", **metadata: Any
-) -> LivingPod:
+) -> ObservedPod:
     """Of type D in the namespace d, if the metadata does not say otherwise; containers are called c0, c1, …."""
     about = {"name": name, "namespace": "d", "uid": uid or name, "labels": {"podtype": "D"}} | metadata
     statuses = [{"name": f"c{number}", **one} for number, one in enumerate(containers)]
@@ -59,7 +59,7 @@ def pod(
         "spec": {"nodeName": node},
         "status": {"phase": phase, "containerStatuses": statuses},
     }
-    return msgspec.json.decode(msgspec.json.encode(given), type=LivingPod)
+    return msgspec.json.decode(msgspec.json.encode(given), type=ObservedPod)
 
 
 class Life:
@@ -67,15 +67,15 @@ class Life:
 
     def __init__(self, options: LearnedOptions = NEVER_FADES, nodes: int = 3, now: float = START) -> None:
         self.options = options
-        self.state = LearnedState(options)
+        self.state = LearnedStateBuilder(options)
         self.now = now
         self.index = NodeIndex(f"n{number + 1}" for number in range(nodes))
-        self.pods: dict[tuple[str, str], LivingPod] = {}
+        self.pods: dict[tuple[str, str], ObservedPod] = {}
         (watched,) = LearnedKind().watched(options)
         self._keep = watched.keep
-        self.agent_state: Slot | None = None
+        self.agent_state: LearnedState | None = None
 
-    def tell(self, *pods: LivingPod, after_s: float = 1.0) -> Slot:
+    def tell(self, *pods: ObservedPod, after_s: float = 1.0) -> LearnedState:
         """The next world, in which these pods are new or changed."""
         assert self._keep is not None
         told = dict(self.pods)
@@ -86,7 +86,7 @@ class Life:
         self.pods = told
         return self.look(after_s)
 
-    def look(self, after_s: float = 1.0) -> Slot:
+    def look(self, after_s: float = 1.0) -> LearnedState:
         self.now += after_s
         self.agent_state = built(
             self.state, ClusterState(self.index, {PODS: self.pods}, MetricsSnapshot(), self.now)
@@ -100,7 +100,7 @@ class Life:
         return Snapshot(self.index, {"learned": self.agent_state} if self.agent_state else {}, self.now, 1)
 
     def _ask(self, type_: str, namespace: str = "d") -> Any:
-        asking = AskingPod(AskingMetadata(name="asks", namespace=namespace, labels={"podtype": type_}))
+        asking = PendingPod(PendingPodMetadata(name="asks", namespace=namespace, labels={"podtype": type_}))
         given = self.snapshot()
         return LearnedAgent(self.options).score(asking, given.nodes.named(self.index.known), given)
 

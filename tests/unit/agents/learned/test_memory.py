@@ -6,9 +6,9 @@ import pytest
 from nodewise import cooperative
 from nodewise.agent import NodeIndex
 from nodewise.agents.learned import memory as memories
-from nodewise.agents.learned.memory import Memory
+from nodewise.agents.learned.memory import RewardMemory
 from nodewise.agents.learned.options import LearnedOptions
-from nodewise.agents.learned.rewards import Pair, Rule
+from nodewise.agents.learned.rewards import LearningRule, RewardEstimate
 from nodewise.errors import BadInput
 from tests.unit.agents.learned.lives import NEVER_FADES, START, Life, end, pod, running, terminated, waiting
 
@@ -172,40 +172,40 @@ class TestWhatIsKept:
 
 
 class TestBounds:
-    RULE = Rule(1.0, 0.0)
+    RULE = LearningRule(1.0, 0.0)
 
     def test_types(self) -> None:
-        memory = Memory(self.RULE)
+        memory = RewardMemory(self.RULE)
         for number in range(3000):
-            memory.teach(f"d/t{number}", "n1", 0.0, 1, START)
-            memory.teach("d/used", "n1", 1.0, 1, START)
+            memory.learn(f"d/t{number}", "n1", 0.0, 1, START)
+            memory.learn("d/used", "n1", 1.0, 1, START)
         assert len(memory) == 1000
         assert memory.pair("d/used", "n1") is not None
         assert memory.pair("d/t2999", "n1") is not None
         assert memory.pair("d/t0", "n1") is None
 
     def test_a_tenant_with_many_types_pushes_out_only_its_own(self) -> None:
-        memory = Memory(self.RULE)
-        memory.teach("other/quiet", "n1", 0.0, 1, START)
+        memory = RewardMemory(self.RULE)
+        memory.learn("other/quiet", "n1", 0.0, 1, START)
         for number in range(3000):
-            memory.teach(f"d/t{number}", "n1", 0.0, 1, START)
+            memory.learn(f"d/t{number}", "n1", 0.0, 1, START)
         assert len(memory) == 1000
         assert memory.pair("other/quiet", "n1") is not None
 
     def test_pairs(self) -> None:
-        memory = Memory(self.RULE)
+        memory = RewardMemory(self.RULE)
         for type_ in range(14):
             for node in range(5000):
-                memory.teach(f"d/t{type_}", f"n{node}", 0.0, 1, START)
+                memory.learn(f"d/t{type_}", f"n{node}", 0.0, 1, START)
         assert len(memory) == 10
         assert memory.pair("d/t4", "n0") is not None
 
     def test_bytes(self) -> None:
-        memory = Memory(self.RULE)
+        memory = RewardMemory(self.RULE)
         for type_ in range(8):
             for node in range(5000):
                 reward = 0.0 if node % 100 == 7 else 1.0
-                memory.teach(f"d/t{type_}", f"a-node-with-a-rather-long-name-{node:05d}", reward, 1, START)
+                memory.learn(f"d/t{type_}", f"a-node-with-a-rather-long-name-{node:05d}", reward, 1, START)
         text = memory.text(START)
         assert 400_000 < len(text) < 2**19
         found = memories.read(text)
@@ -215,26 +215,26 @@ class TestBounds:
         assert {pair.reward for pair in list(partly.values())[:50]} == {0.9}
 
     def test_what_is_laid_out_is_by_node_number(self) -> None:
-        memory = Memory(self.RULE)
+        memory = RewardMemory(self.RULE)
         for node, times in (("n3", 3), ("n1", 1), ("gone", 5)):
-            memory.teach("d/D", node, 0.0, times, START)
+            memory.learn("d/D", node, 0.0, times, START)
         known = cooperative.run_at_once(memory.lay_out(NodeIndex(["n1", "n2", "n3"]), START))["d/D"]
         assert known.nodes.tolist() == [0, 2]
         assert known.tried.tolist() == [1, 3]
         assert known.rewards.tolist() == pytest.approx([0.9, 0.729])
 
     def test_times_at_once_are_the_same_as_one_after_another(self) -> None:
-        rule = Rule(0.5, 3600.0)
+        rule = LearningRule(0.5, 3600.0)
         pair = None
         for _ in range(4):
-            pair = rule.taught(pair, 0.0, 1, START)
-        assert rule.taught(None, 0.0, 4, START) == pytest.approx(pair, abs=2e-6)
+            pair = rule.update(pair, 0.0, 1, START)
+        assert rule.update(None, 0.0, 4, START) == pytest.approx(pair, abs=2e-6)
 
     def test_what_was_known_before_is_the_same_as_if_it_had_been_learned_before(self) -> None:
-        rule = Rule(0.6, 3600.0)
-        first = rule.taught(rule.taught(None, 0.0, 2, START), 1.0, 1, START + 50)
-        whole = rule.taught(rule.taught(first, 0.0, 1, START + 900), 0.5, 3, START + 2000)
-        later = rule.taught(rule.taught(None, 0.0, 1, START + 900), 0.5, 3, START + 2000)
+        rule = LearningRule(0.6, 3600.0)
+        first = rule.update(rule.update(None, 0.0, 2, START), 1.0, 1, START + 50)
+        whole = rule.update(rule.update(first, 0.0, 1, START + 900), 0.5, 3, START + 2000)
+        later = rule.update(rule.update(None, 0.0, 1, START + 900), 0.5, 3, START + 2000)
         assert rule.after(first, later) == pytest.approx(whole, abs=2e-3)
 
 
@@ -277,8 +277,8 @@ def test_a_time_to_come_is_as_good_as_now() -> None:
 
 
 def test_pairs_are_read_as_they_were_written() -> None:
-    memory = Memory(Rule(1.0, 0.0))
-    memory.teach("d/D", "n1", 0.0, 3, START)
+    memory = RewardMemory(LearningRule(1.0, 0.0))
+    memory.learn("d/D", "n1", 0.0, 3, START)
     found = memories.read(memory.text(START + 5))
     assert found.until == START + 5
-    assert found.types == {"d/D": {"n1": Pair(pytest.approx(0.729), 3, 3.0, START)}}
+    assert found.types == {"d/D": {"n1": RewardEstimate(pytest.approx(0.729), 3, 3.0, START)}}

@@ -6,23 +6,23 @@ from typing import Any
 import pytest
 
 from nodewise.agents.learned import outcomes
-from nodewise.agents.learned.outcomes import Outcome
+from nodewise.agents.learned.outcomes import PodOutcome
 from tests.unit.agents.learned.lives import START, end, pod, running, stamp, terminated, waiting
 
 MTTF_S = 600.0
 HOUR = 3600.0
 
 
-def told(found: Outcome | None) -> tuple[float, int] | None:
+def told(found: PodOutcome | None) -> tuple[float, int] | None:
     return None if found is None else (found.reward, found.times)
 
 
 def first(*containers: dict[str, Any], phase: str = "Running") -> tuple[float, int] | None:
-    return told(outcomes.between(None, pod("p", "n1", *containers, phase=phase), MTTF_S))
+    return told(outcomes.outcome_between(None, pod("p", "n1", *containers, phase=phase), MTTF_S))
 
 
 def then(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> tuple[float, int] | None:
-    return told(outcomes.between(pod("p", "n1", *before), pod("p", "n1", *after), MTTF_S))
+    return told(outcomes.outcome_between(pod("p", "n1", *before), pod("p", "n1", *after), MTTF_S))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ class TestWhatCountsOnce:
     def test_a_phase(self) -> None:
         runs, failed, unknown = (pod("p", "n1", running(), phase=p) for p in ("Running", "Failed", "Unknown"))
         steps = [(runs, failed), (failed, failed), (runs, unknown), (unknown, failed), (unknown, runs)]
-        rewards = [told(outcomes.between(before, after, MTTF_S)) for before, after in steps]
+        rewards = [told(outcomes.outcome_between(before, after, MTTF_S)) for before, after in steps]
         assert rewards == [(0.0, 1), None, (0.0, 1), None, (1.0, 1)]
 
     def test_a_count_that_was_set_back(self) -> None:
@@ -135,7 +135,7 @@ class TestSince:
         ],
     )
     def test_a_time(self, containers: list[dict[str, Any]], phase: str, reward: float | None) -> None:
-        found = outcomes.since(pod("p", "n1", *containers, phase=phase), START + 100, MTTF_S)
+        found = outcomes.outcome_since(pod("p", "n1", *containers, phase=phase), START + 100, MTTF_S)
         assert told(found) == (None if reward is None else (reward, 1))
 
 

@@ -8,7 +8,13 @@ import pytest
 from nodewise.agents.gpu.pods import GpuPod
 from nodewise.agents.learned import LearnedKind
 from nodewise.agents.learned.options import LearnedOptions
-from nodewise.agents.learned.pods import AskingPod, LivingPod, asking_type, keeper, living_type
+from nodewise.agents.learned.pods import (
+    ObservedPod,
+    PendingPod,
+    observed_pod_type,
+    pending_pod_type,
+    pod_reducer,
+)
 from nodewise.agents.telemetry.agent import PodFields as TelemetryPod
 from nodewise.kube.fields import merge
 from tests.unit.agents.learned.lives import pod, running
@@ -33,10 +39,10 @@ OWNED = {"kind": "Thing", "name": "other"}
 )
 def test_a_pod_has_one_type_before_and_after_it_is_placed(metadata: dict[str, Any], type_: str) -> None:
     text = msgspec.json.encode({"metadata": {"name": "p", **metadata}})
-    for kinds in ((AskingPod,), (TelemetryPod, GpuPod, AskingPod), (AskingPod, GpuPod, TelemetryPod)):
+    for kinds in ((PendingPod,), (TelemetryPod, GpuPod, PendingPod), (PendingPod, GpuPod, TelemetryPod)):
         asking = msgspec.json.decode(text, type=merge("Pod", *kinds))
-        assert asking_type(asking) == type_
-    assert living_type(msgspec.json.decode(text, type=LivingPod)) == type_
+        assert pending_pod_type(asking) == type_
+    assert observed_pod_type(msgspec.json.decode(text, type=ObservedPod)) == type_
 
 
 @pytest.mark.parametrize(
@@ -50,17 +56,17 @@ def test_a_pod_has_one_type_before_and_after_it_is_placed(metadata: dict[str, An
         (pod("p", "n1", running(), namespace="other"), False),
     ],
 )
-def test_what_is_held(given: LivingPod, held: bool) -> None:
-    assert (keeper(["d"])(given) is not None) is held
+def test_what_is_held(given: ObservedPod, held: bool) -> None:
+    assert (pod_reducer(["d"])(given) is not None) is held
 
 
 def test_what_is_held_is_read_again_as_it_was() -> None:
-    keep = keeper(())
+    keep = pod_reducer(())
     held = keep(pod("p", "n1", running(), ownerReferences=[OWNED, REPLICA_SET]))
     assert held is not None
-    assert msgspec.json.decode(msgspec.json.encode(held), type=LivingPod) == held
+    assert msgspec.json.decode(msgspec.json.encode(held), type=ObservedPod) == held
     assert keep(held) == held
-    assert living_type(held) == "D"
+    assert observed_pod_type(held) == "D"
 
 
 def test_the_kind_watches_pods() -> None:

@@ -11,9 +11,9 @@ from nodewise import quantity
 from nodewise.agent import ClusterState, NodeIndex, Snapshot
 from nodewise.agents import pigeon
 from nodewise.agents.pigeon.agent import PigeonAgent
-from nodewise.agents.pigeon.holding import HeldPod
+from nodewise.agents.pigeon.node_requests import HoldingPod
 from nodewise.agents.pigeon.options import PigeonOptions
-from nodewise.agents.pigeon.state import PODS, PigeonNode, PigeonPod, PigeonState
+from nodewise.agents.pigeon.state import PODS, PigeonNode, PigeonPod, PigeonStateBuilder
 from nodewise.metrics.snapshot import MetricsSnapshot
 from tests.unit.changes import built
 
@@ -69,12 +69,12 @@ class Cluster:
 
     def __init__(self, given: str | dict[str, PigeonNode] = N3, **options: Any) -> None:
         self.options = PigeonOptions(**options)
-        self.state: PigeonState = pigeon.KIND.state(self.options, 5.0)
+        self.state: PigeonStateBuilder = pigeon.KIND.state(self.options, 5.0)
         self.agent: PigeonAgent = pigeon.KIND.agent(self.options)
         self.snapshot = Snapshot(NodeIndex(()), {}, 0.0)
         self.has(given)
 
-    def has(self, given: str | dict[str, PigeonNode], pods: Mapping[Any, HeldPod] = {}) -> None:
+    def has(self, given: str | dict[str, PigeonNode], pods: Mapping[Any, HoldingPod] = {}) -> None:
         """The nodes that there are now, and the pods on them."""
         found = nodes(given) if isinstance(given, str) else given
         index = self.snapshot.nodes if tuple(found) == self.snapshot.nodes.known else NodeIndex(found)

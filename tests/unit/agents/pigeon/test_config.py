@@ -7,7 +7,7 @@ import pytest
 
 from nodewise.agents import pigeon
 from nodewise.agents.pigeon import config
-from nodewise.agents.pigeon.config import Aim
+from nodewise.agents.pigeon.config import PigeonConfig
 from nodewise.agents.pigeon.options import PigeonOptions
 from nodewise.errors import BadSettings
 
@@ -19,10 +19,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def aim(folder: Path, text: str | bytes | None, **options: Any) -> Aim:
+def aim(folder: Path, text: str | bytes | None, **options: Any) -> PigeonConfig:
     if text is not None:
         (folder / "pigeon.cfg").write_bytes(text if isinstance(text, bytes) else text.encode())
-    return config.aim(PigeonOptions(**options))
+    return config.load_config(PigeonOptions(**options))
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def aim(folder: Path, text: str | bytes | None, **options: Any) -> Aim:
     ],
 )
 def test_what_a_file_means(folder: Path, text: str | bytes | None, objective: str, prime: int) -> None:
-    assert aim(folder, text) == Aim(objective, prime, 2)
+    assert aim(folder, text) == PigeonConfig(objective, prime, 2)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_all_problems_are_told_together(folder: Path) -> None:
 def test_file_and_settings_may_agree(folder: Path) -> None:
     text = "policyObjective=CONSOLIDATE\npolicyResourceIndex=1"
     given = aim(folder, text, policy_objective="CONSOLIDATE", policy_resource_index=1)
-    assert given == Aim("CONSOLIDATE", 1, 2)
+    assert given == PigeonConfig("CONSOLIDATE", 1, 2)
 
 
 def test_a_file_by_another_name(folder: Path) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from nodewise.agents.pigeon import memory as memories
-from nodewise.agents.pigeon.memory import Memory
+from nodewise.agents.pigeon.memory import DemandMemory
 from nodewise.errors import BadInput
 from tests.unit.agents.pigeon.clusters import P1, Cluster, pod
 
@@ -54,7 +54,7 @@ def test_statistics_outlive_the_process() -> None:
 
 
 def test_what_is_kept_already_is_no_news() -> None:
-    memory = Memory()
+    memory = DemandMemory()
     memory.count("a", SMALL)
     kept = memory.keep(None)
     assert kept is not None
@@ -62,7 +62,7 @@ def test_what_is_kept_already_is_no_news() -> None:
 
 
 def test_a_write_that_did_not_come_through_is_made_again() -> None:
-    one, other = Memory(), Memory()
+    one, other = DemandMemory(), DemandMemory()
     one.count("a", SMALL)
     one.keep(None)  # somebody else was faster:
     other.count("b", LARGE)
@@ -74,7 +74,7 @@ def test_a_write_that_did_not_come_through_is_made_again() -> None:
 
 def test_what_is_not_known_to_be_kept_changes_no_answer() -> None:
     """A replay knows of what was recalled, and of nothing else."""
-    one, other = Memory(), Memory()
+    one, other = DemandMemory(), DemandMemory()
     one.count("a", SMALL)
     other.count("b", LARGE)
     before = one.statistics
@@ -86,21 +86,21 @@ def test_what_is_not_known_to_be_kept_changes_no_answer() -> None:
 
 
 def test_what_cannot_be_read_is_written_over() -> None:
-    memory = Memory()
+    memory = DemandMemory()
     memory.count("a", SMALL)
     kept = memory.keep(b"{")
     assert kept == memory.keep(None)
 
 
 def test_what_is_kept_is_bounded() -> None:
-    memory = Memory()
-    for number in range(3 * memories.MOST_PODS):
+    memory = DemandMemory()
+    for number in range(3 * memories.MAX_PODS):
         memory.count(f"{number:08}-0000-0000-0000-000000000000", SMALL + number)
     kept = memory.keep(None)
     assert kept is not None
     assert len(kept) < 2**17
-    assert len(json.loads(kept)["pods"]) == memories.MOST_PODS
-    Memory().recall(kept)
+    assert len(json.loads(kept)["pods"]) == memories.MAX_PODS
+    DemandMemory().recall(kept)
 
 
 GOOD: dict[str, Any] = {"samples": 1, "mean": [1.0] * 5, "covariance": [[0.0] * 5] * 5, "pods": ["00"]}
@@ -128,7 +128,7 @@ GOOD: dict[str, Any] = {"samples": 1, "mean": [1.0] * 5, "covariance": [[0.0] * 
     ],
 )
 def test_what_nobody_kept_is_refused_and_changes_nothing(kept: bytes | dict[str, Any]) -> None:
-    memory = Memory()
+    memory = DemandMemory()
     memory.count("a", SMALL)
     before = memory.keep(None)
     with pytest.raises(BadInput, match=r"what pigeon remembers: pigeon\.json: "):

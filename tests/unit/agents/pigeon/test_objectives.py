@@ -87,7 +87,7 @@ def test_statistics_of_pods(
 ) -> None:
     found = demands.NONE
     for sample in samples:
-        found = demands.seen(found, np.array([*sample, 0, 0, 0], float))
+        found = demands.add_pod(found, np.array([*sample, 0, 0, 0], float))
     assert found.samples == 100
     assert np.allclose(found.mean[:2], mean, rtol=1e-6)
     assert np.allclose(found.second_moments[:2, :2], second_moments, rtol=1e-6)
@@ -96,8 +96,8 @@ def test_statistics_of_pods(
 def test_equal_pods_have_no_variability_at_all() -> None:
     found = demands.NONE
     for _ in range(1000):
-        found = demands.seen(found, np.array([500, 1024, 1, 0, 0], float))
-    found = demands.all_seen(found, [np.array([500, 1024, 1, 0, 0], float)] * 1000)
+        found = demands.add_pod(found, np.array([500, 1024, 1, 0, 0], float))
+    found = demands.add_pods(found, [np.array([500, 1024, 1, 0, 0], float)] * 1000)
     assert demands.variability(found, np.array([4000.0, 8192.0])) == 0
 
 
@@ -107,15 +107,15 @@ def test_many_pods_at_once_come_to_what_they_do_one_by_one(known: int, count: in
     samples = list(np.random.default_rng(count).integers(0, 10_000, (known + count, 5)).astype(float))
     one_by_one = demands.NONE
     for sample in samples:
-        one_by_one = demands.seen(one_by_one, sample)
-    at_once = demands.all_seen(demands.all_seen(demands.NONE, samples[:known]), samples[known:])
+        one_by_one = demands.add_pod(one_by_one, sample)
+    at_once = demands.add_pods(demands.add_pods(demands.NONE, samples[:known]), samples[known:])
     assert at_once.samples == one_by_one.samples
     assert np.allclose(at_once.mean, one_by_one.mean, rtol=1e-12)
     assert np.allclose(at_once.covariance, one_by_one.covariance, rtol=1e-9)
 
 
 def test_a_resource_that_no_node_has_does_not_count_for_demand() -> None:
-    found = demands.seen(demands.NONE, np.array([500, 1024, 1, 8, 0], float))
-    found = demands.seen(found, np.array([500, 1024, 1, 0, 0], float))
+    found = demands.add_pod(demands.NONE, np.array([500, 1024, 1, 8, 0], float))
+    found = demands.add_pod(found, np.array([500, 1024, 1, 0, 0], float))
     assert demands.variability(found, np.array([4000.0, 8192.0, 110.0, 0.0])) == 0
     assert demands.variability(found, np.array([4000.0, 8192.0, 110.0, 8.0])) > 0

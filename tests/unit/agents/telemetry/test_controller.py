@@ -13,7 +13,7 @@ from nodewise.agents.telemetry import policy as policies
 from nodewise.agents.telemetry.controller import LabelWriter, StatusWriter
 from nodewise.agents.telemetry.labels import LabelColumn
 from nodewise.agents.telemetry.policy import PolicyObject
-from nodewise.agents.telemetry.state import POLICIES, PolicySlot
+from nodewise.agents.telemetry.state import POLICIES, PolicyState
 from nodewise.cli import data_sources
 from nodewise.clock import ManualClock
 from nodewise.errors import NodewiseError, Refused, Unavailable
@@ -180,7 +180,7 @@ async def test_a_status_that_could_not_be_written_is_written_later(
     stored = ground.api.put(TASPOLICIES, given)
     obj = msgspec.json.decode(msgspec.json.encode(stored), type=PolicyObject)
     ground.policies.replace([obj])
-    agent_state = {("ns", "pol"): PolicySlot(policies.read(obj), None, (), None, None)}
+    agent_state = {("ns", "pol"): PolicyState(policies.read(obj), None, (), None, None)}
     writer = StatusWriter(TASPOLICIES, ground.hands)
     ground.api.fail(error)
     with contextlib.suppress(Unavailable):
@@ -201,7 +201,8 @@ async def test_policies_that_change_all_the_time_hold_up_neither_labels_nor_the_
         objects = [policy_object(ground, name, generation if name != "quiet" else 1) for name in names]
         ground.policies.replace(objects)
         agent_state = {
-            ("ns", one.metadata.name): PolicySlot(policies.read(one), None, (), None, None) for one in objects
+            ("ns", one.metadata.name): PolicyState(policies.read(one), None, (), None, None)
+            for one in objects
         }
         began_s = ground.clock.monotonic()
         await writer.step(agent_state, {})

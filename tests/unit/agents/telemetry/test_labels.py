@@ -5,7 +5,7 @@ from typing import Any
 from nodewise import cooperative
 from nodewise.agents.telemetry import labels
 from nodewise.agents.telemetry.options import TelemetryOptions
-from nodewise.agents.telemetry.state import TelemetryState
+from nodewise.agents.telemetry.state import TelemetryStateBuilder
 from tests.unit.agents.telemetry.worlds import cluster_state, metrics_snapshot, policy, rule, series
 
 P = "telemetry.aware.scheduling.pol/"
@@ -18,7 +18,7 @@ def wanted(
     given = cluster_state(
         policies if isinstance(policies, list) else [policies], metrics_snapshot(*metrics), nodes
     )
-    agent_state = cooperative.run_at_once(TelemetryState(TelemetryOptions(), 60.0).build(given))
+    agent_state = cooperative.run_at_once(TelemetryStateBuilder(TelemetryOptions(), 60.0).build(given))
     columns = labels.united(column for decided in agent_state.values() for column in decided.labels)
     return labels.desired(columns, given.nodes, owned or {})
 

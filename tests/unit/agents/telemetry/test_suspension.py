@@ -5,7 +5,7 @@ import msgspec
 from nodewise import cooperative
 from nodewise.agent import Snapshot
 from nodewise.agents.telemetry.options import TelemetryOptions
-from nodewise.agents.telemetry.state import TelemetryState
+from nodewise.agents.telemetry.state import TelemetryStateBuilder
 from nodewise.metrics.series import Sample, Series
 from nodewise.metrics.snapshot import MetricsSnapshot
 from tests.unit.agents.telemetry.worlds import cluster_state, policy, rejected, rule
@@ -18,7 +18,7 @@ class Story:
     """One state through time: each `see` is a fetch at that moment, or none."""
 
     def __init__(self, nodes: str = "n1 n2 n3 n4", given: object = POLICY) -> None:
-        self.state = TelemetryState(TelemetryOptions(), MAX_AGE_S)
+        self.state = TelemetryStateBuilder(TelemetryOptions(), MAX_AGE_S)
         self.nodes = nodes
         self.policy = given
         self.snapshot = MetricsSnapshot()

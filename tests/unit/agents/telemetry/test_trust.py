@@ -10,7 +10,7 @@ from nodewise.agent import Snapshot
 from nodewise.agents.telemetry import status
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.policy import PolicyObject
-from nodewise.agents.telemetry.state import PolicySlot, TelemetryState
+from nodewise.agents.telemetry.state import PolicyState, TelemetryStateBuilder
 from nodewise.agents.telemetry.status import Condition, Status
 from nodewise.agents.telemetry.trust import NAMESPACES, NamespaceObject
 from nodewise.errors import BadSettings
@@ -30,9 +30,9 @@ VALUES = metrics_snapshot(series("m", n1=5, n2=15, n3=7), series("k", n1=1, n2=2
 REMEDY = "kubectl label namespace d nodewise.io/trusted=true"
 
 
-def decided(given: PolicyObject, options: TelemetryOptions | None = None, *trusted: str) -> PolicySlot:
-    state = TelemetryState(options or TelemetryOptions(), 60.0)
-    agent_state: dict[Any, PolicySlot] = cooperative.run_at_once(
+def decided(given: PolicyObject, options: TelemetryOptions | None = None, *trusted: str) -> PolicyState:
+    state = TelemetryStateBuilder(options or TelemetryOptions(), 60.0)
+    agent_state: dict[Any, PolicyState] = cooperative.run_at_once(
         state.build(cluster_state([given], VALUES, trusted=trusted))
     )
     return agent_state["d", "pol"]
@@ -40,11 +40,11 @@ def decided(given: PolicyObject, options: TelemetryOptions | None = None, *trust
 
 def snapshot(given: PolicyObject, **options: Any) -> Snapshot:
     found = cluster_state([given], VALUES, trusted=())
-    state = TelemetryState(TelemetryOptions(**options), 60.0)
+    state = TelemetryStateBuilder(TelemetryOptions(**options), 60.0)
     return Snapshot(found.nodes, {"telemetry": cooperative.run_at_once(state.build(found))}, found.now, 1)
 
 
-def condition(agent_state: PolicySlot, before: Status | None = None) -> Condition | None:
+def condition(agent_state: PolicyState, before: Status | None = None) -> Condition | None:
     return status.desired(agent_state, 1, "", before or Status(), "now").by_type().get("NotTrusted")
 
 
@@ -76,7 +76,7 @@ def test_a_policy_without_trust_labels_nothing_and_says_so() -> None:
     assert (found.status, found.reason) == ("True", "NamespaceNotTrusted")
     assert found.message.startswith("namespace d is not trusted: deschedule and labeling have no effect; ")
     assert REMEDY in found.message
-    state = TelemetryState(TelemetryOptions(), 60.0)
+    state = TelemetryStateBuilder(TelemetryOptions(), 60.0)
     assert not state.metric_requests(cluster_state([LABELLING], VALUES, trusted=()).objects), (
         "its metrics are not fetched"
     )
@@ -90,7 +90,7 @@ def test_names_and_preferences_work_without_trust() -> None:
 
 def test_a_query_without_trust_is_not_asked_and_rejects_with_the_remedy() -> None:
     given = policy(dontschedule=[QUERIED])
-    state = TelemetryState(TelemetryOptions(), 60.0)
+    state = TelemetryStateBuilder(TelemetryOptions(), 60.0)
     assert not state.metric_requests(cluster_state([given], VALUES, trusted=()).objects)
     found = rejected(snapshot(given)) or {}
     assert found.keys() == {"n1", "n2", "n3"}
@@ -125,7 +125,7 @@ def test_a_policy_without_trust_does_not_lengthen_the_requests_for_a_metric() ->
     given = policy(
         dontschedule=[HOT | {"max_age": "8784h"}], scheduleonmetric=[rule("k") | {"max_age": "15m"}]
     )
-    state = TelemetryState(TelemetryOptions(), 60.0)
+    state = TelemetryStateBuilder(TelemetryOptions(), 60.0)
     metric_requests = state.metric_requests(cluster_state([given], VALUES, trusted=()).objects)
     assert {metric_request.metric: metric_request.max_age_s for metric_request in metric_requests} == {
         "k": 900.0
@@ -135,7 +135,7 @@ def test_a_policy_without_trust_does_not_lengthen_the_requests_for_a_metric() ->
     assert REMEDY in text
     trusted = state.metric_requests(cluster_state([given], VALUES, trusted=("d",)).objects)
     assert {metric_request.metric for metric_request in trusted} == {"k", "m"}
-    patient = TelemetryState(TelemetryOptions(), 366 * 86400.0)
+    patient = TelemetryStateBuilder(TelemetryOptions(), 366 * 86400.0)
     assert {
         metric_request.metric
         for metric_request in patient.metric_requests(cluster_state([given], VALUES, trusted=()).objects)
@@ -155,15 +155,15 @@ def test_the_remedy_fits_into_a_condition_however_many_rules_are_refused() -> No
 
 def test_an_expression_that_is_none_is_named_at_the_start() -> None:
     with pytest.raises(BadSettings, match="--allowed-metrics"):
-        TelemetryState(TelemetryOptions(allowed_metrics="node_("), 60.0)
+        TelemetryStateBuilder(TelemetryOptions(allowed_metrics="node_("), 60.0)
 
 
 def test_trust_that_is_granted_and_taken_away() -> None:
     """The policy object stays the same; its labels and its condition follow the namespace."""
-    state, before = TelemetryState(TelemetryOptions(), 60.0), Status()
+    state, before = TelemetryStateBuilder(TelemetryOptions(), 60.0), Status()
     said = []
     for trusted in ((), ("d",), ()):
-        found: PolicySlot = cooperative.run_at_once(
+        found: PolicyState = cooperative.run_at_once(
             state.build(cluster_state([LABELLING], VALUES, trusted=trusted))
         )["d", "pol"]
         before = status.desired(found, 1, "", before, "now")
@@ -176,6 +176,6 @@ def test_only_the_very_label_grants_trust(labels: Any) -> None:
     raw = msgspec.json.encode({"metadata": {"name": "d", "labels": labels}})
     given = cluster_state([LABELLING], VALUES, trusted=())
     objects = {**given.objects, NAMESPACES: {("", "d"): msgspec.json.decode(raw, type=NamespaceObject)}}
-    state = TelemetryState(TelemetryOptions(), 60.0)
+    state = TelemetryStateBuilder(TelemetryOptions(), 60.0)
     agent_state = cooperative.run_at_once(state.build(msgspec.structs.replace(given, objects=objects)))
     assert agent_state["d", "pol"].labels == ()

@@ -12,7 +12,7 @@ from nodewise.agents.telemetry import status
 from nodewise.agents.telemetry.labels import VIOLATING
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.policy import PolicyObject
-from nodewise.agents.telemetry.state import PolicySlot, TelemetryState
+from nodewise.agents.telemetry.state import PolicyState, TelemetryStateBuilder
 from nodewise.agents.telemetry.status import Condition, Status
 from nodewise.metrics.series import Sample, Series
 from nodewise.metrics.snapshot import MetricsSnapshot
@@ -46,13 +46,13 @@ UNUSABLE = {
 }
 
 
-def only(given: ClusterState, state: TelemetryState | None = None) -> PolicySlot:
-    made = state or TelemetryState(TelemetryOptions(), 60.0)
-    agent_state: PolicySlot = cooperative.run_at_once(made.build(given))["d", "pol"]
+def only(given: ClusterState, state: TelemetryStateBuilder | None = None) -> PolicyState:
+    made = state or TelemetryStateBuilder(TelemetryOptions(), 60.0)
+    agent_state: PolicyState = cooperative.run_at_once(made.build(given))["d", "pol"]
     return agent_state
 
 
-def fetched(agent_state: PolicySlot) -> Condition:
+def fetched(agent_state: PolicyState) -> Condition:
     return status.desired(agent_state, 1, "", Status(), "now").by_type()["MetricsFetched"]
 
 
@@ -130,7 +130,7 @@ class Timeline:
     """One state through time: each `see` is an answer at that moment."""
 
     def __init__(self, given: PolicyObject) -> None:
-        self.state = TelemetryState(TelemetryOptions(), 60.0)
+        self.state = TelemetryStateBuilder(TelemetryOptions(), 60.0)
         self.policy = given
         self.snapshot = MetricsSnapshot()
 

@@ -10,7 +10,7 @@ from nodewise.agent import ClusterState, Names, NodeIndex, ObjectKey, Snapshot
 from nodewise.agents.telemetry.agent import PodFields, PodMetadata, TelemetryAgent
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.policy import PolicyMetadata, PolicyObject
-from nodewise.agents.telemetry.state import POLICIES, TelemetryState
+from nodewise.agents.telemetry.state import POLICIES, TelemetryStateBuilder
 from nodewise.agents.telemetry.trust import (
     NAMESPACES,
     NamespaceLabels,
@@ -70,7 +70,7 @@ def cluster_state(
 def snapshot(
     given: ClusterState, options: TelemetryOptions | None = None, max_age_s: float = 60.0
 ) -> Snapshot:
-    state = TelemetryState(options or TelemetryOptions(), max_age_s)
+    state = TelemetryStateBuilder(options or TelemetryOptions(), max_age_s)
     return Snapshot(given.nodes, {"telemetry": cooperative.run_at_once(state.build(given))}, given.now, 1)
 
 

@@ -27,7 +27,7 @@ def rejected(limit: str | None = None) -> dict[str, str]:
 def scores(limit: str | None = None) -> dict[str, int]:
     """By node."""
     answer = AgentTester(KIND).call("/scheduler/priorities/template", pod(limit), NODES)
-    return {one["Host"]: one["Score"] for one in answer}
+    return {score["Host"]: score["Score"] for score in answer}
 
 
 def test_which_nodes_are_rejected() -> None:

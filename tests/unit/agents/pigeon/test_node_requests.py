@@ -9,39 +9,39 @@ import pytest
 
 from nodewise import cooperative
 from nodewise.agents import pigeon
-from nodewise.agents.pigeon import holding
-from nodewise.agents.pigeon.holding import HeldPod, Holdings
+from nodewise.agents.pigeon import node_requests
+from nodewise.agents.pigeon.node_requests import HoldingPod, NodeRequests
 from nodewise.agents.pigeon.options import PigeonOptions
 from nodewise.kube.store import difference
 from tests.unit.agents.pigeon.clusters import Cluster, node
 
-Pods = Mapping[tuple[str, str], HeldPod]
+Pods = Mapping[tuple[str, str], HoldingPod]
 
 
 def held(
     name: str, on: str, requests: dict[str, Any] | None = None, phase: str = "Running", **more: Any
-) -> HeldPod:
+) -> HoldingPod:
     spec = {"nodeName": on, "containers": [{"resources": {"requests": requests}}], **more}
     given = {
         "metadata": {"name": name, "namespace": "d", "uid": name},
         "spec": spec,
         "status": {"phase": phase},
     }
-    return msgspec.json.decode(msgspec.json.encode(given), type=HeldPod)
+    return msgspec.json.decode(msgspec.json.encode(given), type=HoldingPod)
 
 
-def kept(pods: Iterable[HeldPod], gpu: str = "gpu") -> dict[tuple[str, str], HeldPod]:
+def kept(pods: Iterable[HoldingPod], gpu: str = "gpu") -> dict[tuple[str, str], HoldingPod]:
     """What a store holds of these."""
-    keep = holding.keeper(gpu)
+    keep = node_requests.keeper(gpu)
     found = ((one, keep(one)) for one in pods)
     return {("d", one.metadata.name): rest for one, rest in found if rest is not None}
 
 
 def followed(
-    holdings: Holdings,
-    pods: dict[tuple[str, str], HeldPod],
-    before: Mapping[tuple[str, str], HeldPod] = MappingProxyType({}),
-) -> Holdings:
+    holdings: NodeRequests,
+    pods: dict[tuple[str, str], HoldingPod],
+    before: Mapping[tuple[str, str], HoldingPod] = MappingProxyType({}),
+) -> NodeRequests:
     cooperative.run_at_once(holdings.apply(difference(before, pods).items()))
     return holdings
 
@@ -51,7 +51,7 @@ ONE = {"cpu": "1500m", "memory": "1Gi", "ephemeral-storage": "2Gi", "gpu": 2, "h
 
 def test_what_pods_of_a_node_take_together() -> None:
     pods = kept([held("a", "n1", ONE), held("b", "n1", {"cpu": "0.5"}), held("c", "n2", ONE)])
-    holdings = followed(Holdings("gpu"), pods)
+    holdings = followed(NodeRequests("gpu"), pods)
     assert holdings.of("n1") == (2000, 2**30, 2, 2, 2**31)
     assert holdings.of("n2") == (1500, 2**30, 1, 2, 2**31)
     assert holdings.of("n3") == (0, 0, 0, 0, 0)
@@ -74,22 +74,24 @@ def test_pods_on_no_node_take_nothing() -> None:
 def test_of_what_is_kept_no_more_is_read_than_it_takes() -> None:
     one = held("a", "n1", ONE, initContainers=[{"resources": {"requests": {"cpu": "64"}}}])
     (rest,) = kept([one]).values()
-    assert msgspec.json.decode(msgspec.json.encode(rest), type=HeldPod) == rest
+    assert msgspec.json.decode(msgspec.json.encode(rest), type=HoldingPod) == rest
     assert kept([rest]) == {("d", "a"): rest}
-    assert followed(Holdings("gpu"), kept([one])).of("n1") == followed(Holdings("gpu"), kept([rest])).of("n1")
+    assert followed(NodeRequests("gpu"), kept([one])).of("n1") == followed(
+        NodeRequests("gpu"), kept([rest])
+    ).of("n1")
 
 
 def test_what_goes_is_taken_away_again() -> None:
     before = kept([held("a", "n1", ONE), held("b", "n1", {"cpu": "0.5"})])
-    holdings = followed(Holdings("gpu"), before)
+    holdings = followed(NodeRequests("gpu"), before)
     after = kept([held("b", "n2", {"cpu": "0.5"})])
     assert followed(holdings, after, before).of("n1") == (0, 0, 0, 0, 0)
     assert holdings.of("n2") == (500, 0, 1, 0, 0)
 
 
 def test_nothing_is_held_of_nodes_whose_pods_are_gone() -> None:
-    holdings = Holdings("gpu")
-    before: Mapping[tuple[str, str], HeldPod] = MappingProxyType({})
+    holdings = NodeRequests("gpu")
+    before: Mapping[tuple[str, str], HoldingPod] = MappingProxyType({})
     for number in range(5):
         after = kept([held("a", f"gone-{number}", ONE), held("b", "n1", ONE)])
         followed(holdings, after, before)
@@ -99,7 +101,7 @@ def test_nothing_is_held_of_nodes_whose_pods_are_gone() -> None:
 
 def test_after_a_reset_everything_is_summed_up_again() -> None:
     pods = kept([held(f"p{number}", "n1", ONE) for number in range(1000)])
-    holdings = followed(Holdings("gpu"), pods)
+    holdings = followed(NodeRequests("gpu"), pods)
     steps = holdings.apply(difference(pods, kept([held("q", "n1", ONE)])).items())
     for _ in range(4):
         next(steps)
@@ -110,7 +112,7 @@ def test_after_a_reset_everything_is_summed_up_again() -> None:
 
 @pytest.mark.parametrize("requests", [None, {}, {"cpu": "abc", "memory": None}, {"cpu": "-1"}])
 def test_odd_requests_are_none(requests: dict[str, Any] | None) -> None:
-    assert followed(Holdings("gpu"), kept([held("a", "n1", requests)])).of("n1") == (0, 0, 1, 0, 0)
+    assert followed(NodeRequests("gpu"), kept([held("a", "n1", requests)])).of("n1") == (0, 0, 1, 0, 0)
 
 
 def test_a_pod_that_was_just_bound_counts_at_once() -> None:

@@ -1,4 +1,4 @@
-"""How much of each node is requested: the sum over the pods there, known as soon as a pod is bound."""
+"""The sum of pod requests on each node, updated as soon as a pod is bound."""
 
 from collections.abc import Callable, Generator, Iterable
 from functools import lru_cache, partial
@@ -22,54 +22,56 @@ from nodewise.statistics.requests import (
 )
 
 _STRIDE: Final = 64
-"""Pods between two pauses."""
+"""Pods between two yields."""
 
 
-class HeldMetadata(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class HoldingMetadata(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     name: str
     namespace: str = ""
     uid: str = ""
 
 
-class HeldPod(RequestingPod, frozen=True, gc=False, kw_only=True):
+class HoldingPod(RequestingPod, frozen=True, gc=False, kw_only=True):
     """The fields of a pod that say what it requests of which node."""
 
-    metadata: HeldMetadata
+    metadata: HoldingMetadata
     spec: HoldingSpec = HoldingSpec()
     status: HoldingStatus = HoldingStatus()
 
 
-def keeper(gpu: str) -> Callable[[HeldPod], HeldPod | None]:
+def keeper(gpu: str) -> Callable[[HoldingPod], HoldingPod | None]:
     """Keeps the node and the requests of a bound pod, as one container; drops any other pod."""
     return partial(_kept, gpu)
 
 
-def _kept(gpu: str, pod: HeldPod) -> HeldPod | None:
+def _kept(gpu: str, pod: HoldingPod) -> HoldingPod | None:
     if not is_holding(pod):
         return None
-    metadata = HeldMetadata(name=pod.metadata.name, namespace=intern(pod.metadata.namespace))
+    metadata = HoldingMetadata(name=pod.metadata.name, namespace=intern(pod.metadata.namespace))
     spec = HoldingSpec(
         containers=_containers(gpu, resources.taken(pod, gpu)), nodeName=intern(pod.spec.nodeName)
     )
-    return HeldPod(metadata=metadata, spec=spec)
+    return HoldingPod(metadata=metadata, spec=spec)
 
 
 @lru_cache(4096)
 def _containers(gpu: str, amounts: Amounts) -> tuple[RequestingContainer, ...]:
     """The same object for all pods that request the same."""
-    cpu, memory, _, cards, storage = (int(amount) for amount in amounts)
-    given: dict[str, Quantity] = {
+    cpu, memory, _, devices, storage = (int(amount) for amount in amounts)
+    requests: dict[str, Quantity] = {
         "cpu": f"{cpu}m",
         "memory": memory,
-        gpu: cards,
+        gpu: devices,
         "ephemeral-storage": storage,
     }
     return (
-        RequestingContainer(RequestedResources({name: amount for name, amount in given.items() if amount})),
+        RequestingContainer(
+            RequestedResources({name: amount for name, amount in requests.items() if amount})
+        ),
     )
 
 
-class Holdings:
+class NodeRequests:
     """The sum of what the pods of each node request, kept up to date by changes."""
 
     def __init__(self, gpu: str) -> None:
@@ -77,10 +79,12 @@ class Holdings:
         self._sums: dict[str, Amounts] = {}
 
     def reset(self) -> None:
-        """Begin from nothing."""
+        """Remove all sums."""
         self._sums = {}
 
-    def apply(self, changes: Iterable[tuple[ObjectKey, Change[HeldPod]]]) -> Generator[None, None, set[str]]:
+    def apply(
+        self, changes: Iterable[tuple[ObjectKey, Change[HoldingPod]]]
+    ) -> Generator[None, None, set[str]]:
         """Apply changes of pods; the nodes of these pods."""
         nodes: set[str] = set()
         for number, (_, change) in enumerate(changes):
@@ -100,7 +104,7 @@ class Holdings:
         """What the pods of a node request together."""
         return self._sums.get(node, _NOTHING)
 
-    def _add(self, pod: HeldPod, sign: int) -> None:
+    def _add(self, pod: HoldingPod, sign: int) -> None:
         node, amounts = pod.spec.nodeName, resources.taken(pod, self._gpu)
         # whole numbers of Python: what is subtracted is exactly what was added
         total = tuple(a + sign * b for a, b in zip(self.of(node), amounts, strict=True))
