@@ -48,21 +48,21 @@ QUICK: Final = {"rounds": 3, "requests": 100, "seconds": 3.0, "hours": 0.1}
 
 
 def main() -> None:
-    given = _arguments()
+    options = _arguments()
     began = time.monotonic()
-    wanted = {name: part for name, part in _parts(given).items() if name in given.parts}
-    found: Results = results.read() if results.PATH.exists() else {}
+    wanted = {name: part for name, part in _parts(options).items() if name in options.parts}
+    known: Results = results.read() if results.PATH.exists() else {}
     with tempfile.TemporaryDirectory(prefix="nodewise-bench-") as folder:
         told("building the client (Go, the first time a minute)")
         papers = stage.papers(Path(folder))
         client = Client(clients.program(Path(folder)), papers.server_ca, papers.scheduler)
         for name, part in wanted.items():
-            found = _measured(name, part, Ground(_inside(folder, name), papers, client), found)
-            if given.write:
-                results.write(found)
-                report.write(found)
+            known = _measured(name, part, Ground(_inside(folder, name), papers, client), known)
+            if options.write:
+                results.write(known)
+                report.write(known)
     told(f"done in {time.monotonic() - began:.0f} s")
-    print(report.table(found))
+    print(report.table(known))
 
 
 def _inside(folder: str, name: str) -> Path:
@@ -84,9 +84,9 @@ def _measured(name: str, part: Part, ground: Ground, known: Results) -> Results:
     return results.merged(known, name, measured, results.where(measured, spent.others_share()))
 
 
-def _parts(given: argparse.Namespace) -> dict[str, Part]:
+def _parts(options: argparse.Namespace) -> dict[str, Part]:
     """All that can be measured here, in order."""
-    times, requests, seconds = given.rounds, given.requests, given.seconds
+    times, requests, seconds = options.rounds, options.requests, options.seconds
     return {
         NAMES: partial(names.measure, times=times, requests=requests, seconds=seconds),
         WHOLE_NODES: partial(whole.measure, times=times, requests=max(requests // 100, 5)),
@@ -95,7 +95,7 @@ def _parts(given: argparse.Namespace) -> dict[str, Part]:
         START: partial(start.measure, times=times),
         GROWTH: partial(growth.measure, requests=max(requests // 10, 30), periods=2),
         ISOLATE: partial(isolating.measure, times=times, requests=requests, seconds=seconds),
-        BURSTS: partial(bursts.measure, runs=times, hours=given.hours),
+        BURSTS: partial(bursts.measure, runs=times, hours=options.hours),
     }
 
 
@@ -110,13 +110,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--quick", action="store_true", help="see that it works; the figures are worth nothing"
     )
-    given = parser.parse_args()
-    if unknown := set(given.parts).difference(PARTS):
+    options = parser.parse_args()
+    if unknown := set(options.parts).difference(PARTS):
         parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
-    given.parts = given.parts or list(PARTS)
-    if given.quick:
-        vars(given).update(QUICK)
-    return given
+    options.parts = options.parts or list(PARTS)
+    if options.quick:
+        vars(options).update(QUICK)
+    return options
 
 
 PARTS: Final = (NAMES, WHOLE_NODES, GPU, SCORING, START, GROWTH, ISOLATE, BURSTS)

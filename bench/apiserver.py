@@ -76,11 +76,11 @@ class ApiServer:
         }
         return 404, json.dumps(status | {"message": f"the bench has no {path}"}).encode()
 
-    def _write(self, path: str, method: str, given: dict[str, Any]) -> bytes:
+    def _write(self, path: str, method: str, change: dict[str, Any]) -> bytes:
         """Create, replace or patch; a patch of a list of steps changes nothing."""
-        steps = isinstance(given, list)
+        steps = isinstance(change, list)
         known = self._written.get(path, {}) if method == "PATCH" else {}
-        written = known | ({} if steps else given)
+        written = known | ({} if steps else change)
         metadata = written.get("metadata", {})
         written["metadata"] = metadata | {"resourceVersion": str(next(self._versions))}
         self._written[f"{path}/{metadata.get('name', '')}" if method == "POST" else path] = written
@@ -157,18 +157,18 @@ def built(count: int) -> ApiServer:
 def main() -> None:
     parser = child.arguments(__doc__)
     parser.add_argument("--nodes", type=int, required=True)
-    given = parser.parse_args()
+    options = parser.parse_args()
     opened = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
-        built(given.nodes),
+        built(options.nodes),
         loop="uvloop",
         http="httptools",
         lifespan="off",
         log_config=None,
         access_log=False,
-        ssl_certfile=given.cert,
-        ssl_keyfile=given.key,
-        ssl_ca_certs=given.client_ca,
+        ssl_certfile=options.cert,
+        ssl_keyfile=options.key,
+        ssl_ca_certs=options.client_ca,
         ssl_cert_reqs=ssl.CERT_REQUIRED,
     )
     child.announce(opened.getsockname()[1])

@@ -88,7 +88,8 @@ class Bindings:
         if node and name not in self.at_s:
             self.at_s[name], self.node_of[name] = now, node
         if any(
-            one.type == "PodScheduled" and one.status == "False" for one in event.object.status.conditions
+            condition.type == "PodScheduled" and condition.status == "False"
+            for condition in event.object.status.conditions
         ):
             self.turned_down.add(name)
         return event.object.metadata.resource_version

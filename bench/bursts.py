@@ -40,12 +40,12 @@ def measure(ground: stage.Ground, runs: int, hours: float) -> Measured:  # noqa:
 def _row(agents: str, runs: int, hours: float) -> Row:
     """What each run came to, seed by seed."""
     settings = {"agents": agents, "seed": SEED, "runs": runs, "hours": hours, "output": "json"}
-    given = ["simulate", "bursts", *(f"--{name}={value}" for name, value in settings.items())]
+    words = ["simulate", "bursts", *(f"--{name}={value}" for name, value in settings.items())]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("NODEWISE_")}
-    ended = subprocess.run([*stage.PROGRAM, *given], capture_output=True, text=True, check=False, env=kept)
+    ended = subprocess.run([*stage.PROGRAM, *words], capture_output=True, text=True, check=False, env=kept)
     if ended.returncode:
-        raise RuntimeError(f"nodewise {' '.join(given)}: {ended.stderr[-500:]}")
-    found: Sequence[Mapping[str, Any]] = json.loads(ended.stdout)["runs"]
-    told(f"{agents}: {[one['node_minutes'] for one in found]} node-minutes")
-    counts = {name: [one[name] for one in found] for name in COUNTED}
-    return {"agents": agents, "all_node_minutes": found[0]["all_node_minutes"], **counts}
+        raise RuntimeError(f"nodewise {' '.join(words)}: {ended.stderr[-500:]}")
+    results: Sequence[Mapping[str, Any]] = json.loads(ended.stdout)["runs"]
+    told(f"{agents}: {[run['node_minutes'] for run in results]} node-minutes")
+    counts = {name: [run[name] for run in results] for name in COUNTED}
+    return {"agents": agents, "all_node_minutes": results[0]["all_node_minutes"], **counts}

@@ -26,11 +26,11 @@ class Answer(NamedTuple):
     micros: float
 
 
-def connected(host: str, port: int, given: argparse.Namespace) -> ssl.SSLSocket:
+def connected(host: str, port: int, options: argparse.Namespace) -> ssl.SSLSocket:
     """A connection with mutual TLS 1.3."""
-    context = ssl.create_default_context(cafile=given.ca)
+    context = ssl.create_default_context(cafile=options.ca)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.load_cert_chain(given.cert, given.key)
+    context.load_cert_chain(options.cert, options.key)
     plain = socket.create_connection((host, port))
     plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return context.wrap_socket(plain, server_hostname=host)
@@ -71,24 +71,24 @@ def _request(path: str, host: str, body: bytes) -> bytes:
     return "\r\n".join((*head, "", "")).encode() + body
 
 
-def run(given: argparse.Namespace) -> dict[str, object]:
+def run(options: argparse.Namespace) -> dict[str, object]:
     """Ask until there are enough requests and enough seconds; the result is what is printed."""
-    url = urlsplit(given.url)
-    files = sorted(Path(given.bodies).iterdir())
+    url = urlsplit(options.url)
+    files = sorted(Path(options.bodies).iterdir())
     requests = itertools.cycle([_request(url.path, url.netloc, file.read_bytes()) for file in files])
-    connection = connected(url.hostname or "", url.port or 443, given)
+    connection = connected(url.hostname or "", url.port or 443, options)
     buffer = bytearray(64 * 2**20)
-    for _ in range(given.warmup):
+    for _ in range(options.warmup):
         ask(connection, next(requests), buffer)
     micros: list[float] = []
     began = time.perf_counter()
-    while len(micros) < given.requests or time.perf_counter() - began < given.seconds:
+    while len(micros) < options.requests or time.perf_counter() - began < options.seconds:
         answer = ask(connection, next(requests), buffer)
         if answer.status != 200:
-            raise SystemExit(f"{given.url}: status {answer.status}: {answer.body[:200]!r}")
+            raise SystemExit(f"{options.url}: status {answer.status}: {answer.body[:200]!r}")
         micros.append(answer.micros)
-    if given.save:
-        Path(given.save).write_bytes(answer.body)
+    if options.save:
+        Path(options.save).write_bytes(answer.body)
     return {
         "client": f"Python {platform.python_version()} socket and ssl",
         "tls": str(connection.version()).replace("v", " "),

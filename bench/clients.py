@@ -23,7 +23,7 @@ class Taken(NamedTuple):
     micros: list[float]
 
 
-class Question(NamedTuple):
+class HttpLoad(NamedTuple):
     """What is asked, over and over."""
 
     url: str
@@ -45,20 +45,20 @@ class Client(NamedTuple):
     ca: Path
     pair: Pair
 
-    def ask(self, equivalence_key: Question) -> Taken:
+    def ask(self, load: HttpLoad) -> Taken:
         """One connection, one request in flight. RuntimeError if the client fails, reconnects or lacks TLS 1.3."""
-        given = {
-            "url": equivalence_key.url,
-            "bodies": equivalence_key.bodies,
-            "warmup": equivalence_key.warmup,
-            "requests": equivalence_key.requests,
-            "seconds": equivalence_key.seconds,
-            "save": equivalence_key.save or "",
+        options = {
+            "url": load.url,
+            "bodies": load.bodies,
+            "warmup": load.warmup,
+            "requests": load.requests,
+            "seconds": load.seconds,
+            "save": load.save or "",
             "ca": self.ca,
             "cert": self.pair.cert,
             "key": self.pair.key,
         }
-        arguments = [f"--{name}={value}" for name, value in given.items()]
+        arguments = [f"--{name}={value}" for name, value in options.items()]
         ended = subprocess.run([*self.program, *arguments], capture_output=True, text=True, check=False)
         if ended.returncode:
             raise RuntimeError(f"the client failed: {ended.stderr[-500:]}")

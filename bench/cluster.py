@@ -50,19 +50,19 @@ class Bench(NamedTuple):
 
 
 def main() -> None:
-    given = _arguments()
+    options = _arguments()
     began, spent = time.monotonic(), results.Spent()
     with tempfile.TemporaryDirectory(prefix="nodewise-bench-") as name:
         told("finding the control plane (where it has to be built: five minutes)")
-        with _prepared(given, programs.folder(), Path(name)) as bench:
-            measured = _alternated(bench, given.rounds)
+        with _prepared(options, programs.folder(), Path(name)) as bench:
+            measured = _alternated(bench, options.rounds)
     share = spent.others_share()
-    found = made(measured, given.nodes, given.pods, share)
-    if given.write:
-        _write(found, given.nodes)
-        _merge(found, share)
+    run = made(measured, options.nodes, options.pods, share)
+    if options.write:
+        _write(run, options.nodes)
+        _merge(run, share)
     told(f"done in {time.monotonic() - began:.0f} s")
-    print(table(found, given.nodes))
+    print(table(run, options.nodes))
 
 
 def _arguments() -> argparse.Namespace:
@@ -75,31 +75,31 @@ def _arguments() -> argparse.Namespace:
 
 
 @contextlib.contextmanager
-def _prepared(given: argparse.Namespace, found: Path, folder: Path) -> Iterator[Bench]:
+def _prepared(options: argparse.Namespace, programs: Path, folder: Path) -> Iterator[Bench]:
     """A control plane with the nodes, the policy, and metrics that change."""
-    names = fleet.names(given.nodes)
-    with controlplane.running(found, folder) as plane, sandboxes.created(plane) as sandbox:
-        told(f"making {given.nodes} nodes")
+    names = fleet.names(options.nodes)
+    with controlplane.running(programs, folder) as plane, sandboxes.created(plane) as sandbox:
+        told(f"making {options.nodes} nodes")
         population.fill(plane.etcd, population.nodes(names), lambda count: told(f"{count} made"))
         rivals.policies(sandbox)
         with (
             custom_metrics.behind(sandbox, folder, ("v1beta2",)) as metrics,
             rivals.feeding(metrics, names),
         ):
-            yield Bench(sandbox, folder, given.nodes, given.pods)
+            yield Bench(sandbox, folder, options.nodes, options.pods)
 
 
 def _alternated(bench: Bench, count: int) -> Rounds:
     """So many rounds of all rivals; every other round goes through them backwards."""
     order = [NONE, NOTHING, NODEWISE, ADMITTING]
-    found: Rounds = {name: [] for name in order}
+    rounds: Rounds = {name: [] for name in order}
     for number in range(count):
         for name in order if number % 2 == 0 else order[::-1]:
             told(f"round {number + 1} of {count}, {name}: starting")
             bound = _round(bench, name, number)
-            found[name].append(bound)
+            rounds[name].append(bound)
             told(f"round {number + 1} of {count}, {name}: {bound.rate:g} pods a second")
-    return found
+    return rounds
 
 
 def _round(bench: Bench, name: str, number: int) -> Bound:
@@ -128,7 +128,7 @@ def made(measured: Rounds, nodes: int, pods: int, others_share: float) -> dict[s
 
     def ratio(name: str, to: str) -> float:
         pairs = zip(measured[name], measured[to], strict=True)
-        return round(statistics.median(one.rate / other.rate for one, other in pairs), 2)
+        return round(statistics.median(own.rate / other.rate for own, other in pairs), 2)
 
     return {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
@@ -147,37 +147,37 @@ def made(measured: Rounds, nodes: int, pods: int, others_share: float) -> dict[s
     }
 
 
-def table(found: dict[str, Any], nodes: int) -> str:
+def table(run: dict[str, Any], nodes: int) -> str:
     """For a terminal."""
     rows = [
-        ("no extender", f"{found['cluster_bind_rate_none']:g} pods/s"),
-        ("do-nothing extender", f"{found['cluster_bind_rate_nothing']:g} pods/s"),
-        ("nodewise", f"{found[f'cluster_bind_rate_{nodes}']:g} pods/s"),
-        ("  to do-nothing", f"{found[f'cluster_bind_ratio_{nodes}']:g} (at least {TARGET:g})"),
-        ("  to no extender", f"{found[f'cluster_bind_ratio_none_{nodes}']:g}"),
-        (ADMITTING, f"{found[f'cluster_bind_rate_admitting_{nodes}']:g} pods/s"),
-        ("  to do-nothing", f"{found[f'cluster_bind_ratio_admitting_{nodes}']:g}"),
-        ("other programs' share of the machine", f"{found['machine']['others_share']:.0%}"),
+        ("no extender", f"{run['cluster_bind_rate_none']:g} pods/s"),
+        ("do-nothing extender", f"{run['cluster_bind_rate_nothing']:g} pods/s"),
+        ("nodewise", f"{run[f'cluster_bind_rate_{nodes}']:g} pods/s"),
+        ("  to do-nothing", f"{run[f'cluster_bind_ratio_{nodes}']:g} (at least {TARGET:g})"),
+        ("  to no extender", f"{run[f'cluster_bind_ratio_none_{nodes}']:g}"),
+        (ADMITTING, f"{run[f'cluster_bind_rate_admitting_{nodes}']:g} pods/s"),
+        ("  to do-nothing", f"{run[f'cluster_bind_ratio_admitting_{nodes}']:g}"),
+        ("other programs' share of the machine", f"{run['machine']['others_share']:.0%}"),
     ]
-    return "\n".join([f"{nodes} nodes, {found['pods']} pods a round", *(f"{a:<38}{b}" for a, b in rows)])
+    return "\n".join([f"{nodes} nodes, {run['pods']} pods a round", *(f"{a:<38}{b}" for a, b in rows)])
 
 
-def _write(found: dict[str, Any], nodes: int) -> None:
+def _write(run: dict[str, Any], nodes: int) -> None:
     """Beside the runs of other numbers of nodes; NOTES shows all of them."""
     known = json.loads(PATH.read_text()) if PATH.exists() else {}
-    kept = dict(sorted((known | {str(nodes): found}).items(), key=lambda run: int(run[0])))
+    kept = dict(sorted((known | {str(nodes): run}).items(), key=lambda entry: int(entry[0])))
     PATH.write_text(json.dumps(kept, indent=2) + "\n")
     before, begin, rest = NOTES.read_text().partition(BEGIN)
     after = rest.partition(END)[2]
-    shown = "\n\n".join(_block(run) for run in kept.values())
+    shown = "\n\n".join(_block(each) for each in kept.values())
     NOTES.write_text(f"{before}{begin}\n{shown}\n\n{END}{after}")
 
 
-def _merge(found: dict[str, Any], others_share: float) -> None:
+def _merge(run: dict[str, Any], others_share: float) -> None:
     """Into results.json, where the run was of as many nodes as its keys are about."""
-    if found["nodes"] != MERGED_NODES:
+    if run["nodes"] != MERGED_NODES:
         return
-    figures = {key: found[key] for key, figure in FIGURES.items() if figure.part == CLUSTER}
+    figures = {key: run[key] for key, figure in FIGURES.items() if figure.part == CLUSTER}
     measured = Measured(figures, {}, "", programs={"kubernetes": programs.VERSION})
     merged = results.merged(results.read(), CLUSTER, measured, results.where(measured, others_share))
     results.write(merged)

@@ -16,11 +16,11 @@ def main() -> None:
     parser.add_argument("root")
     parser.add_argument("count", type=int)
     parser.add_argument("words", nargs="+")
-    given = parser.parse_args()
-    subprocess.run(["mount", "--rbind", "/proc", f"{given.root}/proc"], check=True)
-    os.chroot(given.root)
+    options = parser.parse_args()
+    subprocess.run(["mount", "--rbind", "/proc", f"{options.root}/proc"], check=True)
+    os.chroot(options.root)
     os.chdir("/")
-    print(json.dumps([started(given.words) for _ in range(given.count)]))
+    print(json.dumps([started(options.words) for _ in range(options.count)]))
 
 
 def started(words: list[str]) -> float:

@@ -146,17 +146,17 @@ def whole_requests(nodes: list[str], count: int) -> list[bytes]:
     return bodies
 
 
-def _body(asking: Object, whole: Object | None, given: list[str] | None) -> bytes:
-    return _compact({"Pod": asking, "Nodes": whole, "NodeNames": given})
+def _body(asking: Object, whole: Object | None, names: list[str] | None) -> bytes:
+    return _compact({"Pod": asking, "Nodes": whole, "NodeNames": names})
 
 
-def _compact(found: Object) -> bytes:
-    return json.dumps(found, separators=(",", ":")).encode()
+def _compact(obj: Object) -> bytes:
+    return json.dumps(obj, separators=(",", ":")).encode()
 
 
-def _as_sent(found: Object) -> Object:
+def _as_sent(obj: Object) -> Object:
     """Go's types know of themselves what they are, so kube-scheduler sends neither kind nor version."""
-    return {key: value for key, value in found.items() if key not in {"kind", "apiVersion"}}
+    return {key: value for key, value in obj.items() if key not in {"kind", "apiVersion"}}
 
 
 def _turned(nodes: list[str], number: int, count: int) -> list[str]:

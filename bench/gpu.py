@@ -17,7 +17,7 @@ from tests.cluster.sandboxes import Sandbox, wait
 
 from bench import binding, fleet, names, rounds, stage
 from bench.binding import Bindings
-from bench.clients import Question
+from bench.clients import HttpLoad
 from bench.fleet import Object
 from bench.progress import told
 from bench.results import GPU_FILTER, Measured
@@ -74,10 +74,10 @@ def _filter(ground: stage.Ground, times: int, requests: int) -> tuple[Rounds, st
     ]
     with stage.serving(stage.PROGRAM, arguments, ground.folder / "gpu.log") as extender:
         saved = ground.folder / "gpu-answer.json"
-        equivalence_key = Question(extender.url + PATH, bodies, warmup=requests // 5, requests=requests)
-        taken = ground.client.ask(equivalence_key._replace(save=saved, requests=1, warmup=0))
+        load = HttpLoad(extender.url + PATH, bodies, warmup=requests // 5, requests=requests)
+        taken = ground.client.ask(load._replace(save=saved, requests=1, warmup=0))
         _check(json.loads(saved.read_bytes()))
-        asks = {GPU_FILTER: partial(ground.client.ask, equivalence_key)}
+        asks = {GPU_FILTER: partial(ground.client.ask, load)}
         return rounds.alternate(times, asks, told), taken.client
 
 
@@ -134,9 +134,11 @@ def _round(sandbox: Sandbox, made: Replicas, number: int) -> float:
         wait("all pods are bound", lambda: seen.is_done(BIND_PODS) or None, DEADLINE_S, seen.told)
     sandbox.api.delete(place)
     wait("all cards are free", lambda: not any(map(replicas.held, made.running)) or None, DEADLINE_S)
-    found = _summary(seen)
-    told(f"round {number + 1}: {found:.1f} pods bound a second, {len(seen.turned_down)} turned down at first")
-    return found
+    summary = _summary(seen)
+    told(
+        f"round {number + 1}: {summary:.1f} pods bound a second, {len(seen.turned_down)} turned down at first"
+    )
+    return summary
 
 
 def _summary(seen: Bindings) -> float:

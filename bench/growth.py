@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Final
 
 from bench import fleet, names, rounds, stage
-from bench.clients import Question
+from bench.clients import HttpLoad
 from bench.names import PATHS
 from bench.progress import told
 from bench.results import FILTER, PRIORITIZE, Measured
@@ -54,15 +54,15 @@ def _at(ground: stage.Ground, count: int, requests: int, periods: int) -> Row:
     ):
         refresh_cpu_s = _refresh_cpu_s(extender, periods)
         rss_mib = extender.rss_mib()  # before the decisions that it keeps, which have a limit of their own
-        equivalence_key = Question("", bodies, requests // 5, requests)
+        load = HttpLoad("", bodies, requests // 5, requests)
         asks = {
-            verb: partial(ground.client.ask, equivalence_key._replace(url=extender.url + PATHS[verb]))
+            verb: partial(ground.client.ask, load._replace(url=extender.url + PATHS[verb]))
             for verb in (FILTER, PRIORITIZE)
         }
-        found = rounds.alternate(TIMES, asks, told)
+        measured = rounds.alternate(TIMES, asks, told)
         return {
             "nodes": count,
-            **{f"{verb}_ms": rounds.median(series, "p50_ms") for verb, series in found.items()},
+            **{f"{verb}_ms": rounds.median(series, "p50_ms") for verb, series in measured.items()},
             "refresh_cpu_ms": round(refresh_cpu_s * 1000, 1),
             "ready_s": round(extender.ready_s, 2),
             "rss_mib": round(rss_mib, 1),
@@ -93,4 +93,4 @@ def per_node(rows: Sequence[Mapping[str, Any]], quantity: str) -> float:
 
 def faster(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """The quantities that grow faster than the nodes."""
-    return [one for one in QUANTITIES if per_node(rows, one) > FASTER]
+    return [quantity for quantity in QUANTITIES if per_node(rows, quantity) > FASTER]

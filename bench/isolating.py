@@ -86,8 +86,8 @@ def turns(micros: Sequence[float]) -> Turns:
 def tails(jitter: Mapping[str, Sequence[Turns]]) -> dict[str, float]:
     """By how much the slowest turn in a thousand exceeds the one in the middle: the median round."""
     return {
-        f"jitter_{name}_p999_us": round(statistics.median(one["p999_us"] - one["p50_us"] for one in found), 1)
-        for name, found in jitter.items()
+        f"jitter_{name}_p999_us": round(statistics.median(run["p999_us"] - run["p50_us"] for run in runs), 1)
+        for name, runs in jitter.items()
     }
 
 
@@ -165,5 +165,5 @@ def _micros(command: Sequence[str]) -> list[float]:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr}")
-    found: list[float] = json.loads(done.stdout)
-    return found
+    durations: list[float] = json.loads(done.stdout)
+    return durations

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench import fleet, results, rounds, stage
-from bench.clients import Client, Question
+from bench.clients import Client, HttpLoad
 from bench.progress import told
 from bench.results import FILTER, NOTHING, PRIORITIZE, REFRESH, Measured
 from bench.rounds import Rounds
@@ -26,7 +26,7 @@ class Bench(NamedTuple):
     papers: stage.Papers
     client: Client
     kubeconfig: Path
-    equivalence_key: Question
+    load: HttpLoad
     """Without an address."""
     times: int
 
@@ -36,17 +36,17 @@ class Bench(NamedTuple):
 
     def series(self, url: str, nothing: str, verb: str, seconds: float = 0.0) -> dict[str, rounds.Ask]:
         """A verb of the extender, and the same asked of the do-nothing server; by their prefixes."""
-        asked = self.equivalence_key._replace(seconds=seconds)
+        load = self.load._replace(seconds=seconds)
         return {
-            prefix: partial(self.client.ask, asked._replace(url=at + PATHS[verb]))
+            prefix: partial(self.client.ask, load._replace(url=at + PATHS[verb]))
             for prefix, at in ((NOTHING, nothing), ("", url))
         }
 
     def answers(self, url: str) -> str:
         """Keep an answer of each verb, after a look whether it is right; which client asked."""
         for verb, path in PATHS.items():
-            asked = self.equivalence_key._replace(url=url + path, save=self.saved(verb), requests=1, warmup=0)
-            taken = self.client.ask(asked)
+            load = self.load._replace(url=url + path, save=self.saved(verb), requests=1, warmup=0)
+            taken = self.client.ask(load)
             told(f"{verb} answers {taken.answer_bytes} bytes")
         _check(json.loads(self.saved(FILTER).read_bytes()), json.loads(self.saved(PRIORITIZE).read_bytes()))
         return taken.client
@@ -64,10 +64,10 @@ def _check(filtered: Mapping[str, Any], prioritized: list[dict[str, Any]]) -> No
     """RuntimeError if the answers are not those of this fleet: then there is nothing to measure."""
     rejected = len(filtered["FailedNodes"] or ())
     scores = {entry["Score"] for entry in prioritized}
-    asked = len(prioritized)
-    if rejected != asked * fleet.REJECTED_SHARE or scores != set(range(11)):
+    requests = len(prioritized)
+    if rejected != requests * fleet.REJECTED_SHARE or scores != set(range(11)):
         raise RuntimeError(
-            f"{rejected} nodes of {asked} rejected, scores {sorted(scores)}: not this fleet's answers"
+            f"{rejected} nodes of {requests} rejected, scores {sorted(scores)}: not this fleet's answers"
         )
 
 
@@ -75,9 +75,9 @@ def measure(ground: stage.Ground, times: int, requests: int, seconds: float) -> 
     """`times` rounds of so many requests, and rounds of so many seconds while metrics refresh."""
     folder = ground.folder / "names"
     bodies = write(folder, fleet.requests(fleet.names(NODES), PODS))
-    equivalence_key = Question("", bodies, warmup=requests // 5, requests=requests)
+    load = HttpLoad("", bodies, warmup=requests // 5, requests=requests)
     with stage.apiserver(ground.folder, ground.papers, NODES) as kubeconfig:
-        bench = Bench(ground.folder, ground.papers, ground.client, kubeconfig, equivalence_key, times)
+        bench = Bench(ground.folder, ground.papers, ground.client, kubeconfig, load, times)
         told("starting the extender, its metrics at rest")
         with stage.extender(bench.folder, bench.papers, bench.kubeconfig, "1h") as extender:
             client = bench.answers(extender.url)
@@ -106,10 +106,10 @@ def _refreshing(bench: Bench, extender: stage.Extender, nothing: str, seconds: f
         prefix + REFRESH: ask for prefix, ask in bench.series(extender.url, nothing, FILTER, seconds).items()
     }
     before, began = extender.fetches(), time.monotonic()
-    found = rounds.alternate(bench.times, asks, told)
+    measured = rounds.alternate(bench.times, asks, told)
     periods = (time.monotonic() - began) / PERIOD_S
     good, bad = (now - then for now, then in zip(extender.fetches(), before, strict=True))
     told(f"{good} answers about metrics in {periods:.0f} periods, {bad} failed")
     if bad or good < 0.9 * len(fleet.METRICS) * periods:
         raise RuntimeError(f"{good} good and {bad} bad answers about metrics in {periods:.0f} periods")
-    return found
+    return measured

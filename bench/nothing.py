@@ -33,11 +33,11 @@ async def _serve(options: ServeOptions, routes: list[Route]) -> None:
 def main() -> None:
     parser = child.arguments(__doc__)
     parser.add_argument("answers", nargs="+", metavar="PATH=FILE")
-    given = parser.parse_args()
-    pairs = (answer.split("=", 1) for answer in given.answers)
+    arguments = parser.parse_args()
+    pairs = (answer.split("=", 1) for answer in arguments.answers)
     routes = [Route("POST", path, _giving(Path(file).read_bytes())) for path, file in pairs]
     options = ServeOptions(
-        address="127.0.0.1", port=0, cert=given.cert, key=given.key, client_ca=given.client_ca
+        address="127.0.0.1", port=0, cert=arguments.cert, key=arguments.key, client_ca=arguments.client_ca
     )
     uvloop.run(_serve(options, routes))
 

@@ -44,13 +44,13 @@ class Spread(NamedTuple):
     color: str
 
 
-def latencies(found: Results) -> list[Spread]:
+def latencies(results: Results) -> list[Spread]:
     """From the quickest form to the slowest, each below doing nothing with the same bytes."""
     spreads = []
     scored = (f"{SCORED}{agent}" for agent in SCORING_AGENTS)
     for series in (FILTER, PRIORITIZE, REFRESH, *scored, WHOLE + FILTER, WHOLE + PRIORITIZE):
         for prefix, whose, color in ((NOTHING, "do nothing", DO_NOTHING), ("", "nodewise", OURS)):
-            if taken := found["rounds"].get(prefix + series):
+            if taken := results["rounds"].get(prefix + series):
                 spreads.append(Spread(f"{_form(series)}: {whose}", _middle(taken), color))
         verb = series.removeprefix(WHOLE)
         if series.startswith(WHOLE) and spreads:
@@ -76,42 +76,42 @@ def lines(rows: Sequence[growth.Row]) -> dict[str, list[float]]:
     return {name: [row[name] / rows[0][name] for row in rows] for name in growth.QUANTITIES}
 
 
-def bindings(found: Results) -> dict[str, float]:
+def bindings(results: Results) -> dict[str, float]:
     """Pods a second, by who extends the scheduler."""
     named = {
         "no extender": "cluster_bind_rate_none",
         "do-nothing extender": "cluster_bind_rate_nothing",
         "nodewise": "cluster_bind_rate_5000",
     }
-    return {name: found[key] for name, key in named.items() if key in found}
+    return {name: results[key] for name, key in named.items() if key in results}
 
 
-def names(found: Results) -> list[str]:
+def names(results: Results) -> list[str]:
     """The plots that can be drawn."""
     there = {
-        "latency": latencies(found),
-        "growth": found.get("growth"),
-        "bursts": found.get("bursts"),
-        "binding": bindings(found),
+        "latency": latencies(results),
+        "growth": results.get("growth"),
+        "bursts": results.get("bursts"),
+        "binding": bindings(results),
     }
     return [name for name in TITLES if there[name]]
 
 
-def write(found: Results, folder: Path = FOLDER) -> None:
+def write(results: Results, folder: Path = FOLDER) -> None:
     """Draw all plots anew, as SVG."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     folder.mkdir(exist_ok=True)
     with mpl.rc_context(STYLE):
-        for name in names(found):
+        for name in names(results):
             figure = Figure(figsize=(8, 4), layout="constrained")
-            _DRAW[name](figure, found)
+            _DRAW[name](figure, results)
             figure.savefig(folder / f"{name}.svg", metadata={"Date": None, "Creator": None})
 
 
-def _latency(figure: "Figure", found: Results) -> None:
-    spreads = latencies(found)
+def _latency(figure: "Figure", results: Results) -> None:
+    spreads = latencies(results)
     figure.set_size_inches(8, 1.0 + 0.27 * len(spreads))
     axes = figure.subplots()
     places = range(len(spreads), 0, -1)
@@ -126,18 +126,18 @@ def _latency(figure: "Figure", found: Results) -> None:
 
 
 def _spread(axes: "Axes", place: int, spread: Spread) -> None:
-    found, color = spread.percentiles, spread.color
-    median = found["p50_ms"]
+    percentiles, color = spread.percentiles, spread.color
+    median = percentiles["p50_ms"]
     for low, high, width in (("p10_ms", "p99_ms", 1.5), ("p25_ms", "p75_ms", 8)):
-        if low in found:
-            axes.plot([found[low], found[high]], [place, place], color=color, linewidth=width)
+        if low in percentiles:
+            axes.plot([percentiles[low], percentiles[high]], [place, place], color=color, linewidth=width)
     axes.plot([median], [place], "o", color=color, markeredgecolor="black", markersize=5)
-    end = (max(found.values()), place)
+    end = (max(percentiles.values()), place)
     axes.annotate(f"{median:.3g}", end, (6, 0), textcoords="offset points", va="center")
 
 
-def _growth(figure: "Figure", found: Results) -> None:
-    rows = found["growth"]
+def _growth(figure: "Figure", results: Results) -> None:
+    rows = results["growth"]
     nodes = [row["nodes"] for row in rows]
     axes = figure.subplots()
     for name, values in lines(rows).items():
@@ -165,8 +165,8 @@ def _plain(axes: "Axes") -> None:
     axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
 
 
-def _binding(figure: "Figure", found: Results) -> None:
-    rates = bindings(found)
+def _binding(figure: "Figure", results: Results) -> None:
+    rates = bindings(results)
     figure.set_size_inches(8, 2)
     axes = figure.subplots()
     places = range(len(rates), 0, -1)
@@ -179,8 +179,8 @@ def _binding(figure: "Figure", found: Results) -> None:
     axes.grid(visible=False, axis="y")
 
 
-def _bursts(figure: "Figure", found: Results) -> None:
-    rows = found["bursts"]
+def _bursts(figure: "Figure", results: Results) -> None:
+    rows = results["bursts"]
     figure.set_size_inches(8, 0.8 + 0.32 * len(rows))
     axes = figure.subplots()
     places = range(len(rows), 0, -1)

@@ -45,20 +45,20 @@ def pods(names: list[str], count: int) -> Iterator[Entry]:
     """Pods of about 5 kB, spread over the nodes; the first `WAITING_PODS` wait for one."""
     for number in range(count):
         node = "" if number < WAITING_PODS else names[number % len(names)]
-        found = pod(number, node)
-        yield Entry(f"/registry/pods/{fleet.NAMESPACE}/{found['metadata']['name']}", stored(found))
+        obj = pod(number, node)
+        yield Entry(f"/registry/pods/{fleet.NAMESPACE}/{obj['metadata']['name']}", stored(obj))
 
 
-def stored(found: Object) -> bytes:
+def stored(obj: Object) -> bytes:
     """The object as the API server stores it."""
-    metadata = {key: value for key, value in found["metadata"].items() if key != "resourceVersion"}
-    return json.dumps(found | {"metadata": metadata}, separators=(",", ":")).encode()
+    metadata = {key: value for key, value in obj["metadata"].items() if key != "resourceVersion"}
+    return json.dumps(obj | {"metadata": metadata}, separators=(",", ":")).encode()
 
 
 def pod(number: int, node: str) -> Object:
     """A Pod of a Deployment with all that admission, controllers and kubelet add; on a node, or found unschedulable."""
-    given = fleet.pod(number)
-    metadata = given["metadata"] | {
+    template = fleet.pod(number)
+    metadata = template["metadata"] | {
         "generateName": "web-7d4b9c6f5d-",
         "annotations": {"checksum/config": f"{number * 7919:064x}", "prometheus.io/scrape": "true"},
         "ownerReferences": [
@@ -73,7 +73,7 @@ def pod(number: int, node: str) -> Object:
         ],
         "managedFields": _managed_fields(),
     }
-    spec = given["spec"] | _SPEC | ({"nodeName": node} if node else {})
+    spec = template["spec"] | _SPEC | ({"nodeName": node} if node else {})
     status = _running(number) if node else _waiting()
     return {"kind": "Pod", "apiVersion": "v1", "metadata": metadata, "spec": spec, "status": status}
 
@@ -179,7 +179,7 @@ def batches(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
         yield batch
 
 
-def fill(etcd: str, entries: Iterable[Entry], told: Callable[[int], Any]) -> None:
+def fill(etcd: str, entries: Iterable[Entry], report_progress: Callable[[int], Any]) -> None:
     """Write all of them through etcd's JSON gateway; `told` gets how many are written, now and then.
 
     `httpx2.HTTPStatusError` if etcd refuses.
@@ -201,7 +201,7 @@ def fill(etcd: str, entries: Iterable[Entry], told: Callable[[int], Any]) -> Non
         while group := list(itertools.islice(waiting, GROUP)):
             before, written = written, written + sum(pool.map(put, group))
             if before // TOLD_EVERY < written // TOLD_EVERY:
-                told(written)
+                report_progress(written)
 
 
 def _text(data: bytes) -> str:

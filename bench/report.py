@@ -16,12 +16,12 @@ END: Final = "<!-- end of figures -->\n"
 Row = tuple[str, str, str, str]
 
 
-def rows(found: Results) -> list[Row]:
+def rows(results_: Results) -> list[Row]:
     """Key, what it means, its value, and its target with whether it is met; one row a figure that was measured."""
     return [
-        (key, figure.meaning, _value(found[key], figure.unit), _target(found[key], figure))
+        (key, figure.meaning, _value(results_[key], figure.unit), _target(results_[key], figure))
         for key, figure in FIGURES.items()
-        if key in found
+        if key in results_
     ]
 
 
@@ -39,9 +39,9 @@ def _target(value: float, figure: Figure) -> str:
     return ""
 
 
-def table(found: Results) -> str:
+def table(results_: Results) -> str:
     """For a terminal: what each figure means, its value and its target."""
-    shown = [row[1:] for row in rows(found)]
+    shown = [row[1:] for row in rows(results_)]
     widths = [max(len(row[column]) for row in shown) for column in range(3)]
     lines = [
         f"{meaning:<{widths[0]}}  {value:>{widths[1]}}  {target}".rstrip() for meaning, value, target in shown
@@ -49,20 +49,20 @@ def table(found: Results) -> str:
     return "\n".join(lines)
 
 
-def block(found: Results) -> str:
+def block(results_: Results) -> str:
     """For README.md: where it was measured, the figures, the plots, growth, and every round."""
     sections = [
-        _places(found),
-        ["| key | what | figure | target |", "|---|---|---|---|", *map(_row, rows(found))],
-        [f"![{plots.TITLES[name]}](plots/{name}.svg)" for name in plots.names(found)],
-        _growth(found.get("growth", [])),
-        _bursts(found.get("bursts", [])),
+        _places(results_),
+        ["| key | what | figure | target |", "|---|---|---|---|", *map(_row, rows(results_))],
+        [f"![{plots.TITLES[name]}](plots/{name}.svg)" for name in plots.names(results_)],
+        _growth(results_.get("growth", [])),
+        _bursts(results_.get("bursts", [])),
         [
             "### All rounds",
             "",
             "| series | requests a round | medians of the rounds, ms | 99th percentiles, ms |",
             "|---|---|---|---|",
-            *(_series(name, found) for name in found["rounds"]),
+            *(_series(name, results_) for name in results_["rounds"]),
         ],
     ]
     return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
@@ -73,16 +73,16 @@ def _row(row: Row) -> str:
     return f"| {' | '.join([f'`{key}`', *rest])} |"
 
 
-def _places(found: Results) -> list[str]:
+def _places(results_: Results) -> list[str]:
     """When and where each part was measured, and of which versions."""
     lines = ["| part | date | machine | other programs took | asked by |", "|---|---|---|---|---|"]
-    for part, place in found["parts"].items():
+    for part, place in results_["parts"].items():
         machine = place["machine"]
         named = f"{machine['cpu']}, {machine['cores']} cores, {machine['kernel']}"
         share = f"{machine['others_share']:.0%}"
         lines.append(f"| {PARTS[part]} | {place['date']} | {named} | {share} | {place.get('client', '')} |")
     versions = {
-        name: version for place in found["parts"].values() for name, version in place["versions"].items()
+        name: version for place in results_["parts"].values() for name, version in place["versions"].items()
     }
     return [*lines, "", f"Versions: {', '.join(f'{name} {version}' for name, version in versions.items())}."]
 
@@ -140,17 +140,17 @@ def _code(text: str) -> str:
     return f"`{text}`"
 
 
-def _series(name: str, found: Results) -> str:
-    series = found["rounds"][name]
+def _series(name: str, results_: Results) -> str:
+    series = results_["rounds"][name]
     requests = ", ".join(f"{each['requests']:g}" for each in series)
     medians = ", ".join(f"{each['p50_ms']:g}" for each in series)
     tails = ", ".join(f"{each['p99_ms']:g}" for each in series)
     return f"| {name} | {requests} | {medians} | {tails} |"
 
 
-def bursts_block(found: Results) -> str:
+def bursts_block(results_: Results) -> str:
     """For docs/load-aware.md: the table of bursty pods alone."""
-    return "\n".join(_bursts(found.get("bursts", []))[2:]) + "\n"
+    return "\n".join(_bursts(results_.get("bursts", []))[2:]) + "\n"
 
 
 def inserted(text: str, shown: str) -> str:
@@ -166,7 +166,7 @@ PAGES: Final[Mapping[Path, Callable[[Results], str]]] = {README: block, LOAD_AWA
 """What has figures in it, and which."""
 
 
-def write(found: Results) -> None:
-    plots.write(found)
+def write(results_: Results) -> None:
+    plots.write(results_)
     for page, made in PAGES.items():
-        page.write_text(inserted(page.read_text(), made(found)))
+        page.write_text(inserted(page.read_text(), made(results_)))

@@ -24,7 +24,7 @@ SCORED: Final = "prioritize by "
 WHOLE: Final = "whole nodes: "
 """Before the name of a series that is asked with whole nodes."""
 NOTHING: Final = "nothing: "
-"""Before the name of a series: the same questions put to the do-nothing server."""
+"""Before the name of a series: the same load put on the do-nothing server."""
 
 Results = dict[str, Any]
 
@@ -130,8 +130,8 @@ FIGURES: Final[Mapping[str, Figure]] = {
     "rss_50000_pods_mib": Figure(START, "resident then, and three periods later", "MiB", 400.0),
     "rss_50000_pods_peak_mib": Figure(START, "the most that was resident until then", "MiB"),
     **{
-        bursts_key(agents): Figure(BURSTS, f"node-minutes above 90 % of CPU or memory, {told}")
-        for agents, told in BURSTS_ASKED.items()
+        bursts_key(agents): Figure(BURSTS, f"node-minutes above 90 % of CPU or memory, {title}")
+        for agents, title in BURSTS_ASKED.items()
     },
     "isolate_overhead_ms": Figure(ISOLATE, "`isolate`: start to exec, by plain exec: median", "ms", 100.0),
     "jitter_exclusive_p999_us": Figure(
@@ -154,28 +154,28 @@ def figures(measured: Rounds) -> dict[str, float]:
 
 
 def figures_of_names(measured: Rounds) -> dict[str, float]:
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for verb in (FILTER, PRIORITIZE):
         series, nothing = measured[verb], measured[NOTHING + verb]
         for field in ("p50_ms", "p99_ms"):
-            found[f"{verb}_names_5000_{field}"] = rounds.median(series, field)
-            found[f"nothing_{verb}_5000_{field}"] = rounds.median(nothing, field)
-        found[f"{verb}_names_5000_ratio"] = rounds.ratio(series, nothing, "p50_ms")
+            figures[f"{verb}_names_5000_{field}"] = rounds.median(series, field)
+            figures[f"nothing_{verb}_5000_{field}"] = rounds.median(nothing, field)
+        figures[f"{verb}_names_5000_ratio"] = rounds.ratio(series, nothing, "p50_ms")
     refresh, nothing = measured[REFRESH], measured[NOTHING + REFRESH]
     for field in ("p50", "p99"):
-        found[f"filter_names_5000_{field}_refresh_ms"] = rounds.median(refresh, f"{field}_ms")
-    found["filter_names_5000_max_refresh_ms"] = max(each["max_ms"] for each in refresh)
-    found["filter_names_5000_refresh_ratio"] = rounds.ratio(refresh, nothing, "p99_ms")
-    return found
+        figures[f"filter_names_5000_{field}_refresh_ms"] = rounds.median(refresh, f"{field}_ms")
+    figures["filter_names_5000_max_refresh_ms"] = max(each["max_ms"] for each in refresh)
+    figures["filter_names_5000_refresh_ratio"] = rounds.ratio(refresh, nothing, "p99_ms")
+    return figures
 
 
 def figures_of_whole(measured: Rounds) -> dict[str, float]:
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for verb in (FILTER, PRIORITIZE):
         series, nothing = measured[WHOLE + verb], measured[NOTHING + WHOLE + verb]
-        found[f"{verb}_full_5000_p50_ms"] = rounds.median(series, "p50_ms")
-        found[f"{verb}_full_5000_ratio"] = rounds.ratio(series, nothing, "p50_ms")
-    return found
+        figures[f"{verb}_full_5000_p50_ms"] = rounds.median(series, "p50_ms")
+        figures[f"{verb}_full_5000_ratio"] = rounds.ratio(series, nothing, "p50_ms")
+    return figures
 
 
 def figures_of_scoring(measured: Rounds) -> dict[str, float]:
@@ -186,23 +186,23 @@ def figures_of_scoring(measured: Rounds) -> dict[str, float]:
     }
 
 
-def where(found: Measured, others_share: float) -> dict[str, Any]:
+def where(measured: Measured, others_share: float) -> dict[str, Any]:
     """When, where and of what a part was measured."""
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "machine": machine() | {"others_share": round(others_share, 2)},
-        "versions": versions() | dict(found.programs),
-    } | ({"client": found.client} if found.client else {})
+        "versions": versions() | dict(measured.programs),
+    } | ({"client": measured.client} if measured.client else {})
 
 
-def merged(known: Results, part: str, found: Measured, place: Mapping[str, Any]) -> Results:
+def merged(known: Results, part: str, measured: Measured, place: Mapping[str, Any]) -> Results:
     """results.json with a part measured anew; all others stay as they are, each with where it was measured.
 
     Where the figures about names were measured stands at the top as well.
     """
-    values = known | dict(found.figures) | dict(found.more) | (dict(place) if part == NAMES else {})
+    values = known | dict(measured.figures) | dict(measured.more) | (dict(place) if part == NAMES else {})
     parts = known.get("parts", {}) | {part: dict(place)}
-    rounds_ = known.get("rounds", {}) | found.rounds
+    rounds_ = known.get("rounds", {}) | measured.rounds
     heads = [key for key in ("date", "machine", "versions", "client") if key in values]
     own = {key: values[key] for key in (*heads, *FIGURES) if key in values}
     rest = {key: value for key, value in values.items() if key not in own}
@@ -225,8 +225,8 @@ def _cpu() -> str:
 
 def versions() -> dict[str, str]:
     """Of what is measured."""
-    found = {"python": platform.python_version(), "openssl": ssl.OPENSSL_VERSION}
-    return found | {name: metadata.version(name) for name in PROGRAMS}
+    versions = {"python": platform.python_version(), "openssl": ssl.OPENSSL_VERSION}
+    return versions | {name: metadata.version(name) for name in PROGRAMS}
 
 
 class Spent:
@@ -255,9 +255,9 @@ class Spent:
 
 def read() -> Results:
     """The results of the last run that wrote them."""
-    found: Results = json.loads(PATH.read_text())
-    return found
+    stored: Results = json.loads(PATH.read_text())
+    return stored
 
 
-def write(found: Results) -> None:
-    PATH.write_text(json.dumps(found, indent=2) + "\n")
+def write(results: Results) -> None:
+    PATH.write_text(json.dumps(results, indent=2) + "\n")

@@ -39,7 +39,7 @@ ANSWERS: Final = 5
 def policies(sandbox: Sandbox) -> None:
     """Two of the same form, two rules that reject and one that ranks: one rejects half of the nodes, one none."""
     served.define(sandbox.api)
-    half = next(one for one in fleet.policies() if one["metadata"]["name"] == fleet.POLICY)
+    half = next(policy for policy in fleet.policies() if policy["metadata"]["name"] == fleet.POLICY)
     strategies = half["spec"]["strategies"]
     loose = [rule | {"target": NEVER} for rule in strategies["dontschedule"]["rules"]]
     for name, kept in ((HALF, strategies), (ALL, strategies | {"dontschedule": {"rules": loose}})):
@@ -49,15 +49,15 @@ def policies(sandbox: Sandbox) -> None:
 @contextlib.contextmanager
 def feeding(metrics: CustomMetrics, names: Sequence[str], wanted: Sequence[str] = METRICS) -> Iterator[None]:
     """New values with the present time every period, from answers made beforehand, until the block is left."""
-    made = {one: [fleet.answer(one, list(names), seed) for seed in range(ANSWERS)] for one in wanted}
-    for one in wanted:
-        metrics.set(one, {})  # discovery lists it
+    made = {metric: [fleet.answer(metric, list(names), seed) for seed in range(ANSWERS)] for metric in wanted}
+    for metric in wanted:
+        metrics.set(metric, {})  # discovery lists it
     ended = threading.Event()
 
     def tell(turn: int) -> None:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ").encode()
-        for one, answers in made.items():
-            metrics.say(one, answers[turn % ANSWERS].replace(fleet.STAMP, now))
+        for metric, answers in made.items():
+            metrics.say(metric, answers[turn % ANSWERS].replace(fleet.STAMP, now))
 
     def follow() -> None:
         turn = 1
@@ -86,7 +86,7 @@ def extenders(name: str, plane: ControlPlane, folder: Path) -> Iterator[list[Obj
             yield [entry]
     else:
         with served.extender(plane, folder, f"--sync-period={PERIOD_S}s") as running:
-            lacking = [one for one in METRICS if not running.fetched(one)]
+            lacking = [metric for metric in METRICS if not running.fetched(metric)]
             if lacking:
                 raise RuntimeError(f"nodewise is ready without {lacking}")
             yield [running.entry(**FIELDS)]

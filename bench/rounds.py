@@ -15,15 +15,17 @@ Rounds = dict[str, list[Round]]
 """By series: its rounds, in order. The n-th rounds of all series belong together."""
 
 
-def alternate(count: int, asks: Mapping[str, Ask], told: Callable[[str], Any]) -> Rounds:
+def alternate(count: int, asks: Mapping[str, Ask], report_progress: Callable[[str], Any]) -> Rounds:
     """So many rounds of all series; every other round goes through them backwards."""
-    found: Rounds = {name: [] for name in asks}
+    rounds: Rounds = {name: [] for name in asks}
     for number in range(count):
         order = list(asks) if number % 2 == 0 else list(asks)[::-1]
         for name in order:
-            found[name].append(summary(asks[name]()))
-            told(f"round {number + 1} of {count}, {name}: median {found[name][-1]['p50_ms']:.2f} ms")
-    return found
+            rounds[name].append(summary(asks[name]()))
+            report_progress(
+                f"round {number + 1} of {count}, {name}: median {rounds[name][-1]['p50_ms']:.2f} ms"
+            )
+    return rounds
 
 
 def summary(taken: Taken) -> Round:
@@ -49,4 +51,4 @@ def median(series: Sequence[Round], field: str) -> float:
 def ratio(series: Sequence[Round], to: Sequence[Round], field: str) -> float:
     """The median of the rounds' ratios: what disturbs a whole round disturbs both sides."""
     pairs = zip(series, to, strict=True)
-    return round(statistics.median(one[field] / other[field] for one, other in pairs), 2)
+    return round(statistics.median(own[field] / other[field] for own, other in pairs), 2)

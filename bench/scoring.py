@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from bench import fleet, names, results, rounds, stage
-from bench.clients import Question
+from bench.clients import HttpLoad
 from bench.fleet import Object
 from bench.progress import told
 from bench.results import SCORED, SCORING_AGENTS, Measured
@@ -64,18 +64,18 @@ def measure(ground: stage.Ground, times: int, requests: int) -> Measured:
         asks, client = {}, ""
         for agent in SCORING_AGENTS:
             url = f"{extender.url}/agents/{agent}/prioritize"
-            equivalence_key = Question(url, bodies, warmup=requests // 5, requests=requests)
-            client = _checked(agent, ground, equivalence_key)
-            asks[SCORED + agent] = partial(ground.client.ask, equivalence_key)
+            load = HttpLoad(url, bodies, warmup=requests // 5, requests=requests)
+            client = _checked(agent, ground, load)
+            asks[SCORED + agent] = partial(ground.client.ask, load)
         measured = rounds.alternate(times, asks, told)
     return Measured(results.figures_of_scoring(measured), measured, client)
 
 
-def _checked(agent: str, ground: stage.Ground, equivalence_key: Question) -> str:
+def _checked(agent: str, ground: stage.Ground, load: HttpLoad) -> str:
     """Ask once, and return which client asked. RuntimeError if the scores are not those of this world."""
     saved: Path = ground.folder / f"score-{agent}.json"
-    taken = ground.client.ask(equivalence_key._replace(save=saved, requests=1, warmup=0))
-    scores = {one["Score"] for one in json.loads(saved.read_bytes())}
+    taken = ground.client.ask(load._replace(save=saved, requests=1, warmup=0))
+    scores = {host_score["Score"] for host_score in json.loads(saved.read_bytes())}
     told(f"{agent} gives scores {sorted(scores)}")
     if len(scores) < _LEAST_SCORES[agent]:
         raise RuntimeError(f"{agent} gives no scores but {sorted(scores)}: there is nothing to measure")

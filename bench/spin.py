@@ -24,7 +24,7 @@ def main(seconds: float) -> list[float]:
         now = clock()
         nanos.append(now - before)
         before = now
-    return [one / 1000 for one in nanos]
+    return [duration / 1000 for duration in nanos]
 
 
 if __name__ == "__main__":

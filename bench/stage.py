@@ -91,23 +91,23 @@ def papers(folder: Path) -> Papers:
 
 
 @contextlib.contextmanager
-def apiserver(folder: Path, given: Papers, nodes: int) -> Iterator[Path]:
+def apiserver(folder: Path, papers: Papers, nodes: int) -> Iterator[Path]:
     """The API server's double; what is yielded is a kubeconfig that leads there."""
-    arguments = [*_module("apiserver"), *_certificates(given), "--nodes", str(nodes)]
+    arguments = [*_module("apiserver"), *_certificates(papers), "--nodes", str(nodes)]
     with _started(arguments, folder / "apiserver.log") as process:
-        yield _kubeconfig(folder, _line(process, "url")["url"], given)
+        yield _kubeconfig(folder, _line(process, "url")["url"], papers)
 
 
 @contextlib.contextmanager
-def nothing(folder: Path, given: Papers, answers: Mapping[str, Path]) -> Iterator[str]:
+def nothing(folder: Path, papers: Papers, answers: Mapping[str, Path]) -> Iterator[str]:
     """The do-nothing server with the answer of each path; what is yielded is its URL."""
     pairs = [f"{path}={file}" for path, file in answers.items()]
-    with _started([*_module("nothing"), *_certificates(given), *pairs], folder / "nothing.log") as process:
+    with _started([*_module("nothing"), *_certificates(papers), *pairs], folder / "nothing.log") as process:
         yield _line(process, "url")["url"]
 
 
 @contextlib.contextmanager
-def extender(folder: Path, given: Papers, kubeconfig: Path, period: str) -> Iterator[Extender]:
+def extender(folder: Path, papers: Papers, kubeconfig: Path, period: str) -> Iterator[Extender]:
     """The real `nodewise extender`, ready, which asks the double for all metrics once a period."""
     settings = {
         "address": "127.0.0.1",
@@ -119,8 +119,8 @@ def extender(folder: Path, given: Papers, kubeconfig: Path, period: str) -> Iter
         "log-format": "json",
     }
     named = [f"--{name}={value}" for name, value in settings.items()]
-    with serving(PROGRAM, [*_certificates(given), *named], folder / f"extender-{period}.log") as found:
-        yield found
+    with serving(PROGRAM, [*_certificates(papers), *named], folder / f"extender-{period}.log") as server:
+        yield server
 
 
 PROGRAM: Final = (Path(sys.executable).with_name("nodewise"),)
@@ -131,18 +131,18 @@ def serving(program: Sequence[str | Path], arguments: Sequence[str], log: Path) 
     """An extender with its command and log, from its start until the block is left; yielded when it is ready."""
     began_s = time.monotonic()
     with _started([*program, "extender", *arguments], log) as process:
-        told = _line(process, "health")
-        process.wait_ready(lambda: _is_ready(told["health"]), 120)
-        yield Extender(process, told["address"], told["health"], time.monotonic() - began_s)
+        answer = _line(process, "health")
+        process.wait_ready(lambda: _is_ready(answer["health"]), 120)
+        yield Extender(process, answer["address"], answer["health"], time.monotonic() - began_s)
 
 
 def _module(name: str) -> list[str]:
     return [sys.executable, "-m", f"bench.{name}"]
 
 
-def _certificates(given: Papers) -> list[str]:
-    pair = given.server
-    return [f"--cert={pair.cert}", f"--key={pair.key}", f"--client-ca={given.client_ca}"]
+def _certificates(papers: Papers) -> list[str]:
+    pair = papers.server
+    return [f"--cert={pair.cert}", f"--key={pair.key}", f"--client-ca={papers.client_ca}"]
 
 
 @contextlib.contextmanager
@@ -157,18 +157,18 @@ def _started(arguments: Sequence[str | Path], log: Path) -> Iterator[Process]:
 
 def _line(process: Process, key: str) -> dict[str, str]:
     """The first line of the log that is JSON and has the key, once it is there."""
-    found: list[dict[str, str]] = []
+    answers: list[dict[str, str]] = []
 
     def is_told() -> bool:
         for line in process.log.read_text().splitlines():
             with contextlib.suppress(ValueError):
-                told = json.loads(line)
-                if isinstance(told, dict) and key in told:
-                    found.append(told)
-        return bool(found)
+                answer = json.loads(line)
+                if isinstance(answer, dict) and key in answer:
+                    answers.append(answer)
+        return bool(answers)
 
     process.wait_ready(is_told)
-    return found[0]
+    return answers[0]
 
 
 def _is_ready(health: str) -> bool:
@@ -177,10 +177,10 @@ def _is_ready(health: str) -> bool:
     return False
 
 
-def _kubeconfig(folder: Path, server: str, given: Papers) -> Path:
+def _kubeconfig(folder: Path, server: str, papers: Papers) -> Path:
     """JSON is YAML."""
-    cluster = {"server": server, "certificate-authority": str(given.server_ca)}
-    user = {"client-certificate": str(given.nodewise.cert), "client-key": str(given.nodewise.key)}
+    cluster = {"server": server, "certificate-authority": str(papers.server_ca)}
+    user = {"client-certificate": str(papers.nodewise.cert), "client-key": str(papers.nodewise.key)}
     document = {
         "apiVersion": "v1",
         "kind": "Config",

@@ -51,20 +51,20 @@ def measure(ground: stage.Ground, times: int) -> Measured:
             starts.append(_start(plane, number))
             told(f"start {number + 1} of {times}: {starts[-1]}")
     figures = {
-        "ready_s": round(statistics.median(one.ready_s for one in starts), 2),
-        "rss_50000_pods_mib": round(statistics.median(one.rss_mib for one in starts), 1),
-        "rss_50000_pods_peak_mib": round(statistics.median(one.peak_mib for one in starts), 1),
+        "ready_s": round(statistics.median(start.ready_s for start in starts), 2),
+        "rss_50000_pods_mib": round(statistics.median(start.rss_mib for start in starts), 1),
+        "rss_50000_pods_peak_mib": round(statistics.median(start.peak_mib for start in starts), 1),
     }
-    more = {"starts": [one._asdict() for one in starts]}
+    more = {"starts": [start._asdict() for start in starts]}
     versions = {"kubernetes": programs.VERSION}
     return Measured(figures, {}, "", more, versions)
 
 
 @contextlib.contextmanager
-def _filled(found: Path, folder: Path) -> Iterator[Plane]:
+def _filled(programs: Path, folder: Path) -> Iterator[Plane]:
     """A control plane with nodes, pods, policies, and ten metrics that change."""
     named = fleet.names(NODES)
-    with controlplane.running(found, folder) as plane, sandboxes.created(plane) as sandbox:
+    with controlplane.running(programs, folder) as plane, sandboxes.created(plane) as sandbox:
         for what, entries in (
             (f"{NODES} nodes", population.nodes(named)),
             (f"{POD_COUNT} pods", population.pods(named, POD_COUNT)),
@@ -90,11 +90,11 @@ def policies() -> list[Object]:
         "target": MOVING_TARGET,
         "labels": ["tier=hot"],
     }
-    given = [*fleet.policies(), fleet.policy("moving", {"labeling": {"rules": [rule]}})]
+    policies = [*fleet.policies(), fleet.policy("moving", {"labeling": {"rules": [rule]}})]
     own = ("uid", "resourceVersion", "generation")
     return [
-        one | {"metadata": {key: value for key, value in one["metadata"].items() if key not in own}}
-        for one in given
+        policy | {"metadata": {key: value for key, value in policy["metadata"].items() if key not in own}}
+        for policy in policies
     ]
 
 

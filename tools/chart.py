@@ -73,61 +73,63 @@ def schema(before: Mapping[str, Any]) -> dict[str, Any]:
 
 def _of(groups: Iterable[type[msgspec.Struct]]) -> list[tuple[str, Setting]]:
     """Settings by key, those that several have once."""
-    return list({one.key: (one.key, one) for group in groups for one in declared(group)}.values())
+    return list(
+        {setting.key: (setting.key, setting) for group in groups for setting in declared(group)}.values()
+    )
 
 
 def _sections(agent: str, group: type[msgspec.Struct]) -> Iterator[tuple[str, Setting]]:
     """Settings of an agent's section: there they may go without its name, as in `safe: {utilization: 90}`."""
-    for one in declared(group):
-        yield one.key, one
-        if one.key.startswith(f"{agent}_"):
-            yield one.key.removeprefix(f"{agent}_"), one
+    for setting in declared(group):
+        yield setting.key, setting
+        if setting.key.startswith(f"{agent}_"):
+            yield setting.key.removeprefix(f"{agent}_"), setting
 
 
-def _closed(found: Iterable[tuple[str, Setting]]) -> dict[str, Any]:
-    properties = {key: _value(one) for key, one in found if one.key not in _CHARTS_OWN}
+def _closed(settings: Iterable[tuple[str, Setting]]) -> dict[str, Any]:
+    properties = {key: _value(setting) for key, setting in settings if setting.key not in _CHARTS_OWN}
     return {"type": "object", "additionalProperties": False, "properties": dict(sorted(properties.items()))}
 
 
-def _value(one: Setting) -> dict[str, Any]:
-    return {"description": one.help, **_type(one)}
+def _value(setting: Setting) -> dict[str, Any]:
+    return {"description": setting.help, **_type(setting)}
 
 
-def _type(one: Setting) -> dict[str, Any]:
-    if one.is_list:
+def _type(setting: Setting) -> dict[str, Any]:
+    if setting.is_list:
         return {"type": "array", "items": {"type": "string"}}
-    if one.words:
+    if setting.words:
         # the file takes `pass` and `accept` for each other
-        same = {"accept", "pass"} if {"accept", "pass"} & {*one.words} else set()
-        return {"enum": [*one.words, *sorted(same - {*one.words})]}
-    if one.field.endswith("_s"):
+        same = {"accept", "pass"} if {"accept", "pass"} & {*setting.words} else set()
+        return {"enum": [*setting.words, *sorted(same - {*setting.words})]}
+    if setting.field.endswith("_s"):
         return {
             "type": ["string", "number"],
             "pattern": r"^[0-9.]+(ns|us|ms|s|m|h|d)([0-9.]+(ns|us|ms|s|m|h|d))*$",
         }
-    if one.field.endswith("_bytes"):
+    if setting.field.endswith("_bytes"):
         return {"type": ["string", "integer"], "pattern": "^[0-9.]+([kMGT]i?|Ki)?$"}
     names = {bool: "boolean", int: "integer", float: "number", str: "string"}
-    return {"type": names[one.inner], **_bounds(one.type)}
+    return {"type": names[setting.inner], **_bounds(setting.type)}
 
 
-def _bounds(given: Any) -> dict[str, Any]:
+def _bounds(annotation: Any) -> dict[str, Any]:
     """What a number may be."""
-    found: dict[str, Any] = {}
-    if get_origin(given) is Annotated:
-        for meta in get_args(given)[1:]:
-            found |= {
+    bounds: dict[str, Any] = {}
+    if get_origin(annotation) is Annotated:
+        for meta in get_args(annotation)[1:]:
+            bounds |= {
                 to: value for name, to in _BOUNDS.items() if (value := getattr(meta, name, None)) is not None
             }
-        given = get_args(given)[0]
-    for inner in get_args(given):
-        found |= _bounds(inner)
-    return found
+        annotation = get_args(annotation)[0]
+    for inner in get_args(annotation):
+        bounds |= _bounds(inner)
+    return bounds
 
 
 def kustomizations(helm: Path) -> dict[Path, str]:
     """What stands in `deploy/kustomize`, by path: a folder for each file of values."""
-    definitions = [one.name for one in _definitions()]
+    definitions = [definition.name for definition in _definitions()]
     made = {
         KUSTOMIZE / "crds/kustomization.yaml": _kustomization("deploy/crds", definitions),
         KUSTOMIZE / "namespace/kustomization.yaml": _kustomization("tools/chart.py", ["namespace.yaml"]),
@@ -161,13 +163,15 @@ def _kustomization(source: str, resources: Sequence[str]) -> str:
 def rendered(helm: Path, values: Path, *more: str) -> str:
     """What Helm makes of a file of values; nothing of it says that it was Helm."""
     command = [helm, "template", "nodewise", CHART, "--namespace", NAMESPACE, "--values", values]
-    said = subprocess.run(
+    completed = subprocess.run(
         [*map(str, command), "--kube-version", KUBERNETES, "--no-hooks", *more],
         check=True,
         capture_output=True,
         text=True,
     )
-    lines = [line for line in said.stdout.splitlines() if not re.search(r"helm\.sh/chart:|# Source:", line)]
+    lines = [
+        line for line in completed.stdout.splitlines() if not re.search(r"helm\.sh/chart:|# Source:", line)
+    ]
     return "\n".join(lines).replace("managed-by: Helm", "managed-by: kustomize").strip() + "\n"
 
 
@@ -176,7 +180,11 @@ def parts() -> dict[Path, str]:
     text = json.dumps(schema(json.loads(SCHEMA.read_text())), indent=2, ensure_ascii=False) + "\n"
     return {
         SCHEMA: text,
-        **{folder / one.name: one.read_text() for one in _definitions() for folder in _PLACES},
+        **{
+            folder / definition.name: definition.read_text()
+            for definition in _definitions()
+            for folder in _PLACES
+        },
         PACKAGED: (DEPLOY / "crds" / PACKAGED.name).read_text(),
         **{CHART / "files" / name: (DEPLOY / name).read_text() for name in _INCLUDED},
     }

@@ -59,8 +59,8 @@ def _filled(nav: Any, docs: Path, named: set[str]) -> Any:
     filled: list[Any] = []
     for part in nav:
         if isinstance(part, str) and part.endswith("/*"):
-            found = (page.relative_to(docs).as_posix() for page in sorted(docs.glob(f"{part}.md")))
-            filled += [name for name in found if name not in named]
+            paths = (page.relative_to(docs).as_posix() for page in sorted(docs.glob(f"{part}.md")))
+            filled += [name for name in paths if name not in named]
         else:
             filled.append(_filled(part, docs, named))
     return filled
@@ -92,7 +92,7 @@ def _copy(path: Path, config: MkDocsConfig) -> File:
     title = path.relative_to(ROOT).as_posix()
     if path.is_dir():
         text = "".join(
-            f"- `{one.name}`\n" for one in sorted(path.iterdir()) if not one.name.startswith((".", "_"))
+            f"- `{entry.name}`\n" for entry in sorted(path.iterdir()) if not entry.name.startswith((".", "_"))
         )
     else:
         text = f"````{_LANGUAGES.get(path.suffix, 'text')}\n{path.read_text()}\n````\n"
@@ -117,15 +117,15 @@ def _targets(page: Path) -> list[Path]:
 
 def links(text: str, page: Path) -> list[tuple[str, Path, str]]:
     """Each link of a page to a file: as it is written, the file or folder, and the anchor or nothing."""
-    found: list[tuple[str, Path, str]] = []
+    targets: list[tuple[str, Path, str]] = []
 
     def note(link: str) -> str:
         if (read := _read(link, page)) is not None:
-            found.append((link, *read))
+            targets.append((link, *read))
         return link
 
     _with_links(text, note)
-    return found
+    return targets
 
 
 def _read(link: str, page: Path) -> tuple[Path, str] | None:
@@ -141,8 +141,8 @@ def _read(link: str, page: Path) -> tuple[Path, str] | None:
 def _with_links(text: str, change: Callable[[str], str]) -> str:
     """The text with each link's target changed, outside of code."""
 
-    def one(found: re.Match[str]) -> str:
-        return found[0] if found[0].startswith("`") else change(found[0])
+    def one(match: re.Match[str]) -> str:
+        return match[0] if match[0].startswith("`") else change(match[0])
 
     return "\n".join(line if is_code else _LINK.sub(one, line) for line, is_code in lines(text))
 
@@ -151,11 +151,11 @@ def lines(text: str) -> Iterator[tuple[str, bool]]:
     """Each line, and whether it belongs to a fenced block."""
     fence = ""
     for line in text.split("\n"):
-        found = _FENCE.match(line)
-        if found and not fence:
-            fence = found[1]
+        match = _FENCE.match(line)
+        if match and not fence:
+            fence = match[1]
             yield line, True
-        elif found and found[1].startswith(fence) and line.strip() == found[1]:
+        elif match and match[1].startswith(fence) and line.strip() == match[1]:
             fence = ""
             yield line, True
         else:

@@ -103,7 +103,7 @@ def closest(name: str, valid: Sequence[str]) -> str:
     """The valid name that a misspelt one resembles most, whatever its case, `-`, `_` and `.`; empty where none does."""
     import difflib  # start-up time: only errors need it
 
-    plain = {_plain(one): one for one in valid}
+    plain = {_plain(option): option for option in valid}
     matches = difflib.get_close_matches(_plain(name), plain, n=1)
     return plain[matches[0]] if matches else ""
 

@@ -86,8 +86,8 @@ def _check_keys(mapping: yaml.MappingNode) -> None:
             keys.add(key.value)
 
 
-def _error(found: str, node: yaml.Node) -> yaml.YAMLError:
-    return yaml.constructor.ConstructorError(None, None, f"found {found}", node.start_mark)
+def _error(message: str, node: yaml.Node) -> yaml.YAMLError:
+    return yaml.constructor.ConstructorError(None, None, f"found {message}", node.start_mark)
 
 
 class Loader(_SAFE):  # type: ignore[misc]  # the base is chosen when the program starts

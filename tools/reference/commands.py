@@ -34,8 +34,8 @@ def every() -> dict[str, click.Command]:
 def _one(name: str) -> str:
     """The page of a command of `nodewise`, with what is below it."""
     path = f"{_PROGRAM} {name}"
-    found = {typed: one for typed, one in every().items() if f"{typed} ".startswith(f"{path} ")}
-    parts = [_section(one, typed, "#" if typed == path else "##") for typed, one in found.items()]
+    commands = {typed: command for typed, command in every().items() if f"{typed} ".startswith(f"{path} ")}
+    parts = [_section(command, typed, "#" if typed == path else "##") for typed, command in commands.items()]
     return MADE + "\n".join(parts)
 
 
@@ -44,12 +44,16 @@ def _section(command: click.Command, typed: str, mark: str) -> str:
     usage = f"```\n{' '.join([typed, *command.collect_usage_pieces(context)])}\n```\n"
     first, _, rest = inspect.cleandoc(command.help or "").partition("\n\n")
     parts = [f"{mark} {typed}\n", _prose(first), usage, _prose(rest) if rest else ""]
-    options = [one for one in command.params if isinstance(one, click.Option) and not one.hidden]
+    options = [
+        parameter
+        for parameter in command.params
+        if isinstance(parameter, click.Option) and not parameter.hidden
+    ]
     if options:
-        found = _by_section(command, options)
-        for title, of_it in found.items():
-            heading = f"**{title}**" if len(found) == 1 else f"{mark}# {title}"
-            parts.append(f"{heading}\n\n" + "\n".join(_option(one, context) for one in of_it))
+        sections = _by_section(command, options)
+        for title, of_it in sections.items():
+            heading = f"**{title}**" if len(sections) == 1 else f"{mark}# {title}"
+            parts.append(f"{heading}\n\n" + "\n".join(_option(option, context) for option in of_it))
     if isinstance(command, click.Group):
         parts.append(table(("command", "what it does"), _below(command, context, typed)))
     return "\n".join(parts)
@@ -58,11 +62,11 @@ def _section(command: click.Command, typed: str, mark: str) -> str:
 def _by_section(
     command: click.Command, options: Sequence[click.Option]
 ) -> Mapping[str, Sequence[click.Option]]:
-    found: dict[str, list[click.Option]] = {}
-    for one in options:
-        title = section(one) if isinstance(command, Sectioned) else ""
-        found.setdefault(title or "Options", []).append(one)
-    return found
+    sections: dict[str, list[click.Option]] = {}
+    for option in options:
+        title = section(option) if isinstance(command, Sectioned) else ""
+        sections.setdefault(title or "Options", []).append(option)
+    return sections
 
 
 def _below(group: click.Group, context: click.Context, typed: str) -> Iterator[tuple[str, str]]:
@@ -107,8 +111,8 @@ def _option(option: click.Option, context: click.Context) -> str:
 def help_and_default(option: click.Option, context: click.Context) -> tuple[str, str]:
     """An option's help without its default, and its default in words."""
     text = option.help or ""
-    if found := _DEFAULT.search(text):
-        return text[: found.start()] or "", (found[1] or found[2]).strip("`")
+    if match := _DEFAULT.search(text):
+        return text[: match.start()] or "", (match[1] or match[2]).strip("`")
     shown = option.get_help_extra(context).get("default", "") if option.show_default else ""
     return text, shown
 
@@ -148,7 +152,7 @@ def cmk_page() -> str:
     """The commands of the script `cmk`, and the older program's flags."""
     rows = []
     for name, flags in legacy.CMK.items():
-        old = ", ".join(_older(flag, one) for flag, one in flags.items())
+        old = ", ".join(_older(flag, replacement) for flag, replacement in flags.items())
         rows.append((f"`cmk {name}`", f"[`nodewise cpu {name}`](cpu.md#nodewise-cpu-{name})", old))
     return "".join(
         [

@@ -21,16 +21,16 @@ def dashboards_page() -> str:
             "# Dashboards\n\n",
             "For Grafana, in the Helm chart; `dashboards.enabled` puts them into ConfigMaps that Grafana's sidecar\n",
             "finds. What the metrics mean: [metrics](observability.md#metrics).\n",
-            *(_dashboard(path, found) for path, found in dashboards),
+            *(_dashboard(path, dashboard) for path, dashboard in dashboards),
         ]
     )
 
 
-def _dashboard(path: Path, found: Mapping[str, Any]) -> str:
-    title = found["title"].removeprefix("nodewise: ").capitalize()
+def _dashboard(path: Path, dashboard: Mapping[str, Any]) -> str:
+    title = dashboard["title"].removeprefix("nodewise: ").capitalize()
     link = f"[`{path.name}`](../../deploy/chart/nodewise/dashboards/{path.name})"
     return f"\n## {title}\n\n{link}\n\n" + table(
-        ("panel", "what it says", "metrics"), _panels(found["panels"])
+        ("panel", "what it says", "metrics"), _panels(dashboard["panels"])
     )
 
 
@@ -38,6 +38,6 @@ def _panels(panels: list[Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
     for panel in panels:
         if panel.get("type") == "row":
             continue
-        asked = " ".join(target.get("expr", "") for target in panel.get("targets", ()))
-        metrics = dict.fromkeys(_METRIC.findall(asked))
+        expressions = " ".join(target.get("expr", "") for target in panel.get("targets", ()))
+        metrics = dict.fromkeys(_METRIC.findall(expressions))
         yield panel["title"], panel.get("description", ""), ", ".join(map(code, metrics))

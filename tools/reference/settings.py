@@ -38,7 +38,10 @@ def settings_page() -> str:
         "`variable_ignored`, and the default holds.\n\n",
         table(
             ("old variable", "speaks for", "values"),
-            ((f"`{one.name}`", f"`--{field.replace('_', '-')}`", one.wanted) for field, one in SAFE.items()),
+            (
+                (f"`{variable.name}`", f"`--{field.replace('_', '-')}`", variable.wanted)
+                for field, variable in SAFE.items()
+            ),
         ),
     ]
     return "".join(parts)
@@ -52,7 +55,9 @@ def _with_bases(groups: Iterable[type[msgspec.Struct]]) -> list[type[msgspec.Str
     """The groups, and before each what it inherits from, all once."""
     every = (base for group in groups for base in (*group.__mro__[1:], group))
     return list(
-        dict.fromkeys(one for one in every if issubclass(one, msgspec.Struct) and one is not msgspec.Struct)
+        dict.fromkeys(
+            struct for struct in every if issubclass(struct, msgspec.Struct) and struct is not msgspec.Struct
+        )
     )
 
 

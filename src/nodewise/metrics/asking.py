@@ -112,7 +112,7 @@ class Asker:
         metrics = {request.key for request in gone}
         self._known = {request: known for request, known in self._known.items() if request not in gone}
         self._compared -= gone
-        self._told = {told for told in self._told if told[0] not in metrics}
+        self._told = {key for key in self._told if key[0] not in metrics}
 
     def _takers(self, request: MetricRequest) -> list[Source]:
         return [source for source in self._sources if source.takes(request)]
@@ -178,8 +178,8 @@ def _is_empty(series: Series) -> bool:
 
 def _words(failures: Sequence[_Failure], sources: int) -> str:
     """A source that is not installed is named only where there is nothing else to say."""
-    told = [one for one in failures if not one.not_there] or failures
-    return "; ".join(f"{one.source}: {one.why}" if sources > 1 else one.why for one in told)
+    named = [failure for failure in failures if not failure.not_there] or failures
+    return "; ".join(f"{failure.source}: {failure.why}" if sources > 1 else failure.why for failure in named)
 
 
 def _untaken(request: MetricRequest, sources: Sequence[Source]) -> str:

@@ -25,7 +25,7 @@ class Column(NamedTuple):
     """Nano-units; int64 where every value fits, else Python integers, so comparisons are always exact."""
     times: NDArray[np.float64]
     """Seconds since 1970; NaN where the age is unknown, -inf where there is no value."""
-    given: States
+    initial_states: States
     """`State` before any question of age: FRESH, MISSING or INVALID."""
     answered_at: float = -np.inf
     """When the source answered, seconds since 1970; NaN where that is unknown, -inf for never."""
@@ -33,7 +33,9 @@ class Column(NamedTuple):
     def states(self, now: float, max_age_s: float) -> States:
         """The state of each value at `now`: one older than `max_age_s` is STALE. An unknown age is fresh."""
         old = now - self.times > max_age_s
-        return np.where(old & (self.given == State.FRESH), np.uint8(State.STALE), self.given)
+        return np.where(
+            old & (self.initial_states == State.FRESH), np.uint8(State.STALE), self.initial_states
+        )
 
     def ages_s(self, now: float) -> NDArray[np.float64]:
         """Seconds since each value was measured, never negative; NaN where unknown."""
@@ -59,9 +61,9 @@ def lay_out(series: Series, index: NodeIndex) -> Generator[None, None, Column]:
         column = _with(column, index.numbers(list(part)), list(part.values()), series.fetched_at)
         yield
     # what was said of nodes that the index does not have
-    column.values[-1], column.times[-1], column.given[-1] = 0, -np.inf, State.MISSING
+    column.values[-1], column.times[-1], column.initial_states[-1] = 0, -np.inf, State.MISSING
     bad = index.numbers([node for node in series.invalid if node in index and node not in series.samples])
-    column.given[bad] = State.INVALID
+    column.initial_states[bad] = State.INVALID
     return column
 
 
@@ -76,5 +78,5 @@ def _with(column: Column, numbers: Numbers, samples: Sequence[Sample], fetched_a
     measured = np.array([np.nan if sample.at is None else sample.at for sample in samples])
     # a time that was yet to come when it was told would keep its value fresh for as long as nobody tells another
     column.times[numbers] = np.minimum(measured, fetched_at) if fetched_at else measured
-    column.given[numbers] = State.FRESH
+    column.initial_states[numbers] = State.FRESH
     return column._replace(values=values)

@@ -60,10 +60,10 @@ class CustomMetrics:
         except NodewiseError:
             self._version = ""
             raise
-        found = values.entries(values.items(body))
+        entries = values.entries(values.items(body))
         gathering = values.Gathering()
-        async for node, said in cooperative.iterate(found):
-            gathering.add(node, said)
+        async for node, entry in cooperative.iterate(entries):
+            gathering.add(node, entry)
         series = await cooperative.run(gathering.series(request, self.name, now))
         if not series.samples and not series.invalid:
             raise Unavailable(

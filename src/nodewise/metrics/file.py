@@ -83,24 +83,27 @@ def snapshot(
     Usage of nodes (NodeMetrics) is divided by the allocatable of the Nodes among the objects; if there are none,
     of the nodes that are `known`. A metric with several values of a node is there once more for each aggregation.
     """
-    found: dict[str, list[Entry]] = {}
+    by_metric: dict[str, list[Entry]] = {}
     for item in (*_listed(objects), *(item for table in tables for item in _rows(table))):
-        found.setdefault(item.metric_name, []).extend(values.entries([item]))
+        by_metric.setdefault(item.metric_name, []).extend(values.entries([item]))
     for metric, usage in _used(objects, known).items():
-        found.setdefault(metric, []).extend(usage)
+        by_metric.setdefault(metric, []).extend(usage)
     return MetricsSnapshot(
         {
             request.key: values.collect(request, SOURCE, 0.0, entries)
-            for metric, entries in found.items()
+            for metric, entries in by_metric.items()
             if entries
-            for request in _wants(metric, entries)
+            for request in _requests(metric, entries)
         }
     )
 
 
-def _wants(metric: str, entries: Sequence[Entry]) -> list[MetricRequest]:
+def _requests(metric: str, entries: Sequence[Entry]) -> list[MetricRequest]:
     has_several = len({node for node, _ in entries}) < len(entries)
-    return [MetricRequest(metric, aggregate=one) for one in ("", *(AGGREGATIONS if has_several else ()))]
+    return [
+        MetricRequest(metric, aggregate=aggregation)
+        for aggregation in ("", *(AGGREGATIONS if has_several else ()))
+    ]
 
 
 def split(paths: Iterable[str]) -> tuple[list[str], list[Path]]:
@@ -108,28 +111,28 @@ def split(paths: Iterable[str]) -> tuple[list[str], list[Path]]:
     plain: list[str] = []
     tables: list[Path] = []
     for path in paths:
-        found = Path(path)
-        if found.suffix == ".csv":
-            tables.append(found)
+        folder = Path(path)
+        if folder.suffix == ".csv":
+            tables.append(folder)
             continue
-        inside = sorted(found.glob("*.csv")) if found.is_dir() else []
+        inside = sorted(folder.glob("*.csv")) if folder.is_dir() else []
         tables += inside
-        if not inside or any(file.suffix in files.SUFFIXES for file in found.iterdir()):
+        if not inside or any(file.suffix in files.SUFFIXES for file in folder.iterdir()):
             plain.append(path)
     return plain, tables
 
 
 def fingerprint(paths: Iterable[str]) -> tuple[tuple[str, int, int], ...]:
     """What changes when a file of these changes: names, times and sizes."""
-    found: list[tuple[str, int, int]] = []
+    metrics: list[tuple[str, int, int]] = []
     for path in map(Path, paths):
         for file in sorted(path.iterdir()) if path.is_dir() else [path]:
             try:
                 stat = file.stat()
             except OSError:
                 continue
-            found.append((str(file), stat.st_mtime_ns, stat.st_size))
-    return tuple(found)
+            metrics.append((str(file), stat.st_mtime_ns, stat.st_size))
+    return tuple(metrics)
 
 
 def _listed(objects: Objects) -> Iterator[Item]:

@@ -56,8 +56,8 @@ class NodeIndex:
 
     def numbers(self, names: Sequence[str]) -> Numbers:
         """The number of each name, in the same order; `len(self)` for a node that is not known."""
-        found = map(self._numbers.get, names, repeat(len(self._numbers)))
-        return np.fromiter(found, np.intp, len(names))
+        numbers = map(self._numbers.get, names, repeat(len(self._numbers)))
+        return np.fromiter(numbers, np.intp, len(names))
 
     def named(self, names: "Sequence[str] | Names") -> "Names":
         """The same names, found here."""
@@ -106,8 +106,8 @@ class Names(msgspec.Struct, eq=False, gc=False):
         if self.strange:
             chosen: NDArray[np.object_] = self._all()[at]
             return chosen
-        found: NDArray[np.object_] = self.index.names[self.numbers[at]]
-        return found
+        names: NDArray[np.object_] = self.index.names[self.numbers[at]]
+        return names
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.tolist())

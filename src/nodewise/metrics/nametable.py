@@ -112,8 +112,8 @@ class NameTable:
         numbers[left] = self._second[hashes[left] * self._again >> self._shift]
         if not np.array_equal(self._words(self._held.take(numbers)), words):
             return None
-        found: Numbers = numbers.astype(np.intp)
-        return found
+        node_numbers: Numbers = numbers.astype(np.intp)
+        return node_numbers
 
     def text(self, numbers: Numbers) -> Rows:
         """Each name as a JSON string, spaces and a comma: a copy."""

@@ -57,10 +57,10 @@ class Nodes(NamedTuple):
 
     def find(self, text: str) -> str | None:
         """The node that a name or an address means, with or without a port; None if none does."""
-        found = self.names.get(text)
-        if found is None and text:
-            found = self.names.get(_plain(without_port(text)))
-        return found
+        node = self.names.get(text)
+        if node is None and text:
+            node = self.names.get(_plain(without_port(text)))
+        return node
 
 
 _STRIDE: Final = 32
@@ -79,9 +79,9 @@ def read(nodes: Iterable[Any]) -> Generator[None, None, Nodes]:
     for number, node in enumerate(nodes):
         name = node.metadata.name
         rooms[name] = _room(node.status.allocatable)
-        for one in node.status.addresses or ():
-            if isinstance(one.address, str) and one.type in owners:
-                owned, address = owners[one.type], _plain(one.address)
+        for entry in node.status.addresses or ():
+            if isinstance(entry.address, str) and entry.type in owners:
+                owned, address = owners[entry.type], _plain(entry.address)
                 owned[address] = name if owned.get(address, name) == name else None
         if not number % _STRIDE:
             yield
@@ -100,10 +100,10 @@ _ALLOCATABLE: Final = msgspec.json.Decoder(Allocatable | None)
 
 def _room(allocatable: msgspec.Raw) -> Room:
     try:
-        given = _ALLOCATABLE.decode(allocatable) or Allocatable()
+        amounts = _ALLOCATABLE.decode(allocatable) or Allocatable()
     except UNREADABLE:
-        given = Allocatable()
-    return Room(_amount(given.cpu), _amount(given.memory))
+        amounts = Allocatable()
+    return Room(_amount(amounts.cpu), _amount(amounts.memory))
 
 
 class NodeBook:
@@ -150,10 +150,10 @@ def _plain(host: str) -> str:
         return host
 
 
-def _amount(given: Any) -> int | None:
-    if isinstance(given, bool) or not isinstance(given, str | int | float):
+def _amount(quantity_text: Any) -> int | None:
+    if isinstance(quantity_text, bool) or not isinstance(quantity_text, str | int | float):
         return None
     try:
-        return quantity.parse(str(given))
+        return quantity.parse(str(quantity_text))
     except ValueError:
         return None

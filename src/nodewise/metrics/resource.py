@@ -62,7 +62,7 @@ class Reading(NamedTuple):
     at: float
     entries: Mapping[str, list[Entry]]
     failure: NodewiseError | None
-    given: set[str]
+    served: set[str]
 
 
 class ResourceMetrics:
@@ -94,9 +94,9 @@ class ResourceMetrics:
     async def _current(self, metric: str, now: float) -> Reading:
         """The answer of this round: a metric that had its share of the last one begins the next round."""
         async with self._turn:
-            if metric in self._reading.given or now - self._reading.at > _SHARED_S:
+            if metric in self._reading.served or now - self._reading.at > _SHARED_S:
                 self._reading = await self._read(now)
-            self._reading.given.add(metric)
+            self._reading.served.add(metric)
             return self._reading
 
     async def _read(self, now: float) -> Reading:
@@ -131,28 +131,28 @@ def by_metric(
     listed: Iterable[NodeMetrics | None], nodes: Nodes
 ) -> Generator[None, None, dict[str, list[Entry]]]:
     """The entries of all four metrics, in the order of the list; yields between nodes."""
-    found: dict[str, list[Entry]] = {metric: [] for metric in METRICS}
-    cpu, memory, cpu_share, memory_share = (found[metric] for metric in METRICS)
+    entries: dict[str, list[Entry]] = {metric: [] for metric in METRICS}
+    cpu, memory, cpu_share, memory_share = (entries[metric] for metric in METRICS)
     for item in listed:
         if item is not None and (name := item.metadata.name):
             room = nodes.rooms.get(name, _NOBODY)
-            for given, whole, of, usage, share in (
+            for value, whole, of, usage, share in (
                 (item.usage.cpu, room.cpu, "cpu", cpu, cpu_share),
                 (item.usage.memory, room.memory, "memory", memory, memory_share),
             ):
-                used = _sample(item, given)
+                used = _sample(item, value)
                 usage.append((name, used))
                 share.append((name, used if isinstance(used, str) else _share(used, whole, of)))
         yield
-    return found
+    return entries
 
 
-def _sample(item: NodeMetrics, given: Any) -> Sample | str:
+def _sample(item: NodeMetrics, value: Any) -> Sample | str:
     """A usage, or what is wrong with it."""
-    if isinstance(given, bool) or not isinstance(given, str | int | float):
-        return f"{shown(given)} is not {quantity.WANTED}"
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return f"{shown(value)} is not {quantity.WANTED}"
     try:
-        return Sample(quantity.parse(str(given)), _time(item.timestamp), _window_s(item.window))
+        return Sample(quantity.parse(str(value)), _time(item.timestamp), _window_s(item.window))
     except ValueError as error:
         return str(error)
 

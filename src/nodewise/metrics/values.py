@@ -64,10 +64,10 @@ def items(body: bytes) -> Generator[Item | Problem, None, None]:
     count = 0
     for cut in _cut(body):
         try:
-            found = _decode_item(cut)
+            decoded = _decode_item(cut)
         except UNREADABLE:
             break  # it is bad, or was cut in its middle
-        yield found
+        yield decoded
         count += 1
     else:
         if count:
@@ -107,9 +107,9 @@ _STRIDE: Final = 128
 """So many nodes are one part of the work, some 0.1 ms."""
 
 
-def entries(found: Iterable[Item | Problem]) -> Generator[Entry, None, None]:
+def entries(items: Iterable[Item | Problem]) -> Generator[Entry, None, None]:
     """What each item says of its node. An item that cannot be read at all names no node and says nothing."""
-    for item in found:
+    for item in items:
         if isinstance(item, Problem):
             continue
         try:
@@ -156,10 +156,10 @@ class Gathering:
         return entry
 
 
-def collect(request: MetricRequest, source: str, fetched_at: float, found: Iterable[Entry]) -> Series:
+def collect(request: MetricRequest, source: str, fetched_at: float, entries: Iterable[Entry]) -> Series:
     """The series of these entries, in one go."""
     gathering = Gathering()
-    for node, entry in found:
+    for node, entry in entries:
         gathering.add(node, entry)
     return cooperative.run_at_once(gathering.series(request, source, fetched_at))
 

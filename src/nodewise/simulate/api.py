@@ -150,17 +150,17 @@ class FakeApi:
         await self._called("patch", path)
         place = self._place("patch", path)
         before = self._found("patch", path, place)
-        given = _decoded("patch", path, body)
+        patch = _decoded("patch", path, body)
         if kind == "apply":
             manager, force = params.get("fieldManager", ""), params.get("force") == "true"
-            item, clashes = applying.applied(before, given, manager)
+            item, clashes = applying.applied(before, patch, manager)
             if clashes and not force:
                 causes = tuple(Cause(field, f"owned by {owner}") for field, owner in clashes.items())
                 text = f"Apply failed with {len(clashes)} conflicts"
                 status = Status(kind="Status", message=text, code=409, details=Details(causes))
                 raise responses.error(Call("patch", path), 409, status)
         elif kind == "merge":
-            item = _merged(before, given)
+            item = _merged(before, patch)
         else:
             raise NotImplementedError(f"the stand-in knows no {kind} patches")
         return self._changed("patch", path, place, before, item)
@@ -170,12 +170,12 @@ class FakeApi:
     ) -> bytes:
         await self._called("delete", path)
         place = self._place("delete", path)
-        found = self._found("delete", path, place)
+        item = self._found("delete", path, place)
         options = _decoded("delete", path, body) if body else {}
         for field, wanted in (options.get("preconditions") or {}).items():
-            if found["metadata"][field] != wanted:
+            if item["metadata"][field] != wanted:
                 raise _error("delete", path, 409, f"the {field} in the precondition does not match")
-        self._drop((place.resource, found["metadata"].get("namespace", ""), place.name))
+        self._drop((place.resource, item["metadata"].get("namespace", ""), place.name))
         return b'{"kind":"Status","status":"Success"}'
 
     async def watch(
@@ -248,10 +248,10 @@ class FakeApi:
         return b'{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Success","code":201}'
 
     def _found(self, verb: str, path: str, place: _Place) -> Object:
-        found = self._objects.get((place.resource, place.namespace, place.name))
-        if found is None:
+        item = self._objects.get((place.resource, place.namespace, place.name))
+        if item is None:
             raise _error(verb, path, 404, f'{place.resource.plural} "{place.name}" not found')
-        return found
+        return item
 
     def _list(self, place: _Place, params: Params) -> Object:
         limit = int(params.get("limit", 0)) or 1 << 40
@@ -379,10 +379,10 @@ def _merged(before: Any, patch: Any) -> Any:
 def _decoded(verb: str, path: str, body: object) -> Object:
     data = body if isinstance(body, bytes) else msgspec.json.encode(body)
     try:
-        found: Object = json.loads(data)
+        decoded: Object = json.loads(data)
     except ValueError as error:
         raise _error(verb, path, 400, str(error)) from error
-    return found
+    return decoded
 
 
 def _error(verb: str, path: str, code: int, message: str) -> NodewiseError:

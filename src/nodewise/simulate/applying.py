@@ -10,23 +10,23 @@ from typing import Any
 Object = dict[str, Any]
 
 
-def applied(before: Object, given: Object, manager: str) -> tuple[Object, dict[str, str]]:
+def applied(before: Object, configuration: Object, manager: str) -> tuple[Object, dict[str, str]]:
     """The object after an apply, and the label fields that another manager owns with another value, with its name.
 
     Labels that the manager applied before and leaves out now go, unless another manager owns them as well.
     """
-    if "labels" not in given.get("metadata", {}):
-        status = {**before.get("status", {}), **given.get("status", {})}
-        return {**before, "metadata": _identified(before, given), "status": status}, {}
+    if "labels" not in configuration.get("metadata", {}):
+        status = {**before.get("status", {}), **configuration.get("status", {})}
+        return {**before, "metadata": _identified(before, configuration), "status": status}, {}
     labels = dict(before["metadata"].get("labels") or {})
-    wanted: Mapping[str, str] = given["metadata"]["labels"]
+    wanted: Mapping[str, str] = configuration["metadata"]["labels"]
     owners = _owners(before)
     clashes = _clashes(labels, wanted, owners, manager)
     labels.update(wanted)
     for key, managers in owners.items():
         if key not in wanted and managers == {manager}:
             labels.pop(key, None)
-    metadata = {**_identified(before, given), "labels": labels}
+    metadata = {**_identified(before, configuration), "labels": labels}
     metadata["managedFields"] = _entries(before, manager, wanted)
     return {**before, "metadata": metadata}, clashes
 
@@ -43,9 +43,9 @@ def _clashes(
     return clashes
 
 
-def _identified(before: Object, given: Object) -> Object:
+def _identified(before: Object, configuration: Object) -> Object:
     """The metadata as it was, with the uid that the request insists on."""
-    uid = given.get("metadata", {}).get("uid")
+    uid = configuration.get("metadata", {}).get("uid")
     return {**before["metadata"], **({"uid": uid} if uid else {})}
 
 
@@ -58,7 +58,7 @@ def _owners(item: Object) -> dict[str, set[str]]:
 
 
 def _entries(before: Object, manager: str, wanted: Mapping[str, str]) -> list[Object]:
-    others = [one for one in before["metadata"].get("managedFields") or [] if one["manager"] != manager]
+    others = [entry for entry in before["metadata"].get("managedFields") or [] if entry["manager"] != manager]
     if not wanted:
         return others
     fields: Object = {"f:metadata": {"f:labels": {f"f:{key}": {} for key in wanted}}}

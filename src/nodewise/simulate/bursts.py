@@ -56,18 +56,20 @@ class Outcome(msgspec.Struct, frozen=True):
     """Above 90 %, of what is measured."""
 
 
-def run(scenario: Scenario, asked: Asked, seed: int, told: Callable[[], None] = lambda: None) -> Outcome:
+def run(
+    scenario: Scenario, agents: Asked, seed: int, report_progress: Callable[[], None] = lambda: None
+) -> Outcome:
     """One run; `told` hears of each minute."""
-    going = _Run(scenario, asked, seed)
+    going = _Run(scenario, agents, seed)
     with going.cluster:
         for _ in range(scenario.minutes):
             going.step()
-            told()
+            report_progress()
     measured = going.measured
     cpu, memory, either = np.sum(measured.high, axis=0).tolist()
     requested, used = np.mean(measured.shares, axis=0).tolist()
     return Outcome(
-        agents=asked.name,
+        agents=agents.name,
         seed=seed,
         node_minutes=either,
         cpu_node_minutes=cpu,
@@ -79,7 +81,7 @@ def run(scenario: Scenario, asked: Asked, seed: int, told: Callable[[], None] = 
         restarts=going.restarts,
         requested_pct=round(100 * requested, 2),
         used_pct=round(100 * used, 2),
-        nodes_by_minute=[int(one[2]) for one in measured.high],
+        nodes_by_minute=[int(counts[2]) for counts in measured.high],
     )
 
 
@@ -88,11 +90,12 @@ def mean(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     numbers = [
         field for field in Outcome.__struct_fields__ if field not in {"agents", "seed", "nodes_by_minute"}
     ]
-    found: dict[str, Any] = {
-        field: round(sum(getattr(one, field) for one in outcomes) / len(outcomes), 2) for field in numbers
+    means: dict[str, Any] = {
+        field: round(sum(getattr(outcome, field) for outcome in outcomes) / len(outcomes), 2)
+        for field in numbers
     }
-    by_minute = np.mean([one.nodes_by_minute for one in outcomes], axis=0)
-    return {**found, "nodes_by_minute": np.round(by_minute, 2).tolist()}
+    by_minute = np.mean([outcome.nodes_by_minute for outcome in outcomes], axis=0)
+    return {**means, "nodes_by_minute": np.round(by_minute, 2).tolist()}
 
 
 class _Measured:
@@ -117,17 +120,17 @@ class _Measured:
 class _Run:
     """One run, minute by minute."""
 
-    def __init__(self, scenario: Scenario, asked: Asked, seed: int) -> None:
+    def __init__(self, scenario: Scenario, agents: Asked, seed: int) -> None:
         nodes = bursts_workload.node_objects(scenario)
         names = [node["metadata"]["name"] for node in nodes]
         self._coming = deque(bursts_workload.pods(scenario, seed))
         self._numbers = {name: number for number, name in enumerate(names)}
         self._annotated = Annotated(nodes, scenario.window_s)
         self._clock = ManualClock(BEGAN_S)
-        self._extender = InProcess(asked, names, self._clock, MINUTE_S)
+        self._extender = InProcess(agents, names, self._clock, MINUTE_S)
         self._extender.publish(self._annotated.objects, {})
         options = cluster.Options(seed=seed, transport=self._extender)
-        self.cluster = Cluster(nodes, asked.entries, clock=self._clock, options=options)
+        self.cluster = Cluster(nodes, agents.entries, clock=self._clock, options=options)
         self._waiting: dict[str, BurstyPod] = {}
         self._placed: dict[str, Placed] = {}
         self._news: dict[ObjectKey, Object | None] = {}
@@ -149,7 +152,7 @@ class _Run:
         use = self._use()
         self._fail(use)
         if self._minute >= FILL_MINUTES:
-            requested = sum(one.pod.app.cpu_milli for one in self._placed.values())
+            requested = sum(placed.pod.app.cpu_milli for placed in self._placed.values())
             self.measured.add(use, requested, self.waiting)
         changed = self._annotated.write(use, self._clock.now())
         self._extender.publish(changed, self._news)
@@ -159,7 +162,7 @@ class _Run:
             self.cluster.touch(next(iter(changed)))  # the whole burst is one event here
 
     def _end_pods(self) -> None:
-        for name in [name for name, one in self._placed.items() if one.ends <= self._minute]:
+        for name in [name for name, placed in self._placed.items() if placed.ends <= self._minute]:
             self.cluster.delete(f"{NAMESPACE}/{name}")
             self._annotated.remove_pod(name)
             self._news[NAMESPACE, name] = None
@@ -191,15 +194,15 @@ class _Run:
 
     def _use(self) -> Use:
         use = np.zeros((2, len(self._numbers)))
-        for one in self._placed.values():
-            use[:, self._numbers[one.node]] += one.use(self._minute)
+        for placed in self._placed.values():
+            use[:, self._numbers[placed.node]] += placed.use(self._minute)
         return use
 
     def _fail(self, use: Use) -> None:
         """Pods of nodes that are to give more than they have."""
         overloaded: NDArray[np.bool_] = np.any(use > CAPACITY, axis=0)
-        for name, one in self._placed.items():
-            if overloaded[self._numbers[one.node]] and one.luck(self._minute) < FAILS:
-                one.restart(self._minute, self._clock.now())
-                self._news[NAMESPACE, name] = one.obj
+        for name, placed in self._placed.items():
+            if overloaded[self._numbers[placed.node]] and placed.luck(self._minute) < FAILS:
+                placed.restart(self._minute, self._clock.now())
+                self._news[NAMESPACE, name] = placed.obj
                 self.restarts += 1

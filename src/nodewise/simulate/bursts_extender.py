@@ -44,27 +44,29 @@ class Asked(NamedTuple):
 class InProcess(httpx2.BaseTransport):
     """Answers each call from the newest snapshot. `BadSettings` for agents that read what is not simulated."""
 
-    def __init__(self, asked: Asked, nodes: Sequence[str], clock: Clock, period_s: float) -> None:
+    def __init__(self, agents: Asked, nodes: Sequence[str], clock: Clock, period_s: float) -> None:
         self._clock = clock
-        self._states = {kind.name: kind.state(asked.options[kind.name], period_s) for kind in asked.kinds}
+        self._states = {kind.name: kind.state(agents.options[kind.name], period_s) for kind in agents.kinds}
         _check(self._states)
         self._slots = AgentStates(self._states, period_s)
-        self._request_handler = RequestHandler(asked.kinds, asked.options, self._states, asked.chain)
+        self._request_handler = RequestHandler(agents.kinds, agents.options, self._states, agents.chain)
         self._index = NodeIndex(nodes)
-        self._node_type = merge("Node", *(kind.node_fields for kind in asked.kinds))
-        self._watched = [one for kind in asked.kinds for one in _watched(kind, asked.options[kind.name])]
+        self._node_type = merge("Node", *(kind.node_fields for kind in agents.kinds))
+        self._watched = [
+            watch for kind in agents.kinds for watch in _watched(kind, agents.options[kind.name])
+        ]
         self._nodes: Mapping[ObjectKey, Any] = {}
-        self._objects: dict[str, Mapping[ObjectKey, Any]] = {one.name: {} for one in self._watched}
+        self._objects: dict[str, Mapping[ObjectKey, Any]] = {watch.name: {} for watch in self._watched}
         self._log = ChangeLog()
         self._generation = 0
         self.snapshot = Snapshot(self._index, {}, clock.now())
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         """The transport's contract."""
-        asked = self._request_handler.answer(
+        answer = self._request_handler.answer(
             request.url.path, request.read(), self.snapshot, self._clock.now()
         )
-        return httpx2.Response(200, content=asked.body)
+        return httpx2.Response(200, content=answer.body)
 
     def publish(self, nodes: Mapping[str, Object], pods: Mapping[ObjectKey, Object | None]) -> None:
         """A new snapshot: of nodes that changed, by name, and pods that changed or went (None)."""
@@ -110,7 +112,7 @@ def _check(states: Mapping[str, StateBuilder[Any]]) -> None:
 
 def _watched(kind: AgentKind, options: Any) -> Sequence[Watched]:
     watched = kind.watched(options)
-    strange = [one.resource.plural for one in watched if one.resource.kind != PODS.kind]
+    strange = [watch.resource.plural for watch in watched if watch.resource.kind != PODS.kind]
     if strange:
         wanted = "agents that read nodes and pods only"
         raise BadSettings("bursts", [Problem("--agents", f"{kind.name} reads {', '.join(strange)}", wanted)])

@@ -100,10 +100,10 @@ class BurstyPod(NamedTuple):
 def pods(scenario: Scenario, seed: int) -> list[BurstyPod]:
     """All pods of a run, in the order in which they come."""
     random = np.random.default_rng(seed)
-    found = apps()
-    arrivals = _arrivals(scenario, float(np.mean([app.cpu_milli for app in found])), random)
+    workloads = apps()
+    arrivals = _arrivals(scenario, float(np.mean([app.cpu_milli for app in workloads])), random)
     return [
-        _pod(f"pod-{number}", found[random.integers(len(found))], at_s, random)
+        _pod(f"pod-{number}", workloads[random.integers(len(workloads))], at_s, random)
         for number, at_s in enumerate(arrivals)
     ]
 

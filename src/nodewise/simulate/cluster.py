@@ -148,8 +148,8 @@ class Cluster:
 
     def is_gone(self, pod: str) -> bool:
         """Whether a pod was evicted or deleted, or is on its way out."""
-        found = self._inventory.pods.get(_key(pod))
-        return found is None or found.is_leaving
+        pod_now = self._inventory.pods.get(_key(pod))
+        return pod_now is None or pod_now.is_leaving
 
     def pending(self) -> list[str]:
         """The pods that are on no node, as namespace/name, in the order in which they came."""
@@ -258,8 +258,8 @@ def _rules(extenders: Sequence[Mapping[str, Any]], options: Options) -> Rules:
     entries = extender_entry.entries(extenders)
     ignored = frozenset[str]().union(*(entry.ignored for entry in entries)) or options.ignored
     random = Random(options.seed)  # noqa: S311 - nothing is secret here, and a run can be repeated
-    asked = [Extender(entry, options.transport) for entry in entries]
-    return Rules(plugins.standard(ignored), asked, random, options.percent)
+    clients = [Extender(entry, options.transport) for entry in entries]
+    return Rules(plugins.standard(ignored), clients, random, options.percent)
 
 
 def _key(pod: str) -> str:

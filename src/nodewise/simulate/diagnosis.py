@@ -33,13 +33,13 @@ Rejections = Mapping[str, Rejection]
 
 def text(nodes: int, rejected: Iterable[Rejection], absent: str = "", preemption: str = "") -> str:
     """The message; `absent` is the reason of all nodes of which nothing else is said, if it is to be told."""
-    found = list(rejected)
-    counts = Counter(reason for one in found for reason in one.reasons)
-    if absent and nodes > len(found):
-        counts[absent] += nodes - len(found)
+    rejections = list(rejected)
+    counts = Counter(reason for rejection in rejections for reason in rejection.reasons)
+    if absent and nodes > len(rejections):
+        counts[absent] += nodes - len(rejections)
     parts = sorted(f"{count} {reason}" for reason, count in counts.items())
-    said = f" {', '.join(parts)}." if parts else ""
-    return f"0/{nodes} nodes are available:{said}" + (f" {preemption}" if preemption else "")
+    reasons = f" {', '.join(parts)}." if parts else ""
+    return f"0/{nodes} nodes are available:{reasons}" + (f" {preemption}" if preemption else "")
 
 
 def event(message: str) -> str:

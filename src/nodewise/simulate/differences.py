@@ -62,7 +62,7 @@ def _filtered(body: bytes) -> Mapping[str, Told]:
 
 
 def _scored(body: bytes) -> Mapping[str, Told]:
-    return {one.host: one.score for one in extender_wire.decoded(body, list[HostScore])}
+    return {host_score.host: host_score.score for host_score in extender_wire.decoded(body, list[HostScore])}
 
 
 def _freed(body: bytes) -> Mapping[str, Told]:
@@ -87,7 +87,7 @@ def changes(verb: Verb, recorded: Outcome, replayed: Outcome) -> tuple[NodeChang
     absent: Told = _REJECTED if verb == "preempt" else None
     every = dict.fromkeys([*before, *after])
     pairs = (NodeChange(node, before.get(node, absent), after.get(node, absent)) for node in every)
-    return tuple(one for one in pairs if one.recorded != one.replayed)
+    return tuple(change for change in pairs if change.recorded != change.replayed)
 
 
 def parting(recorded: Outcome, replayed: Outcome) -> str:
@@ -96,7 +96,7 @@ def parting(recorded: Outcome, replayed: Outcome) -> str:
         1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(recorded.body, replayed.body, strict=False))
     )
     start = max(same - _AROUND_BYTES // 2, 0)
-    before, after = (_shown(one, start) for one in (recorded, replayed))
+    before, after = (_shown(outcome, start) for outcome in (recorded, replayed))
     return f"from byte {same} on: {before} -> {after}"
 
 

@@ -39,7 +39,7 @@ class Extender:
 
     def __init__(self, entry: Entry, transport: httpx2.BaseTransport | None = None) -> None:
         self.entry = entry
-        self._managed = frozenset(one.name for one in entry.managed_resources)
+        self._managed = frozenset(resource.name for resource in entry.managed_resources)
         self._server_name = entry.tls_config.server_name if entry.tls_config else ""
         self._http = httpx2.Client(
             verify=_context(entry),
@@ -63,9 +63,10 @@ class Extender:
         if not self._managed:
             return True
         containers = (*(pod.spec.get("containers") or ()), *(pod.spec.get("initContainers") or ()))
-        asked = (container.get("resources") or {} for container in containers)
+        requirements = (container.get("resources") or {} for container in containers)
         return any(
-            self._managed & {*(one.get("requests") or ()), *(one.get("limits") or ())} for one in asked
+            self._managed & {*(container.get("requests") or ()), *(container.get("limits") or ())}
+            for container in requirements
         )
 
     def filter(self, pod: Pod, nodes: Sequence[NodeInfo]) -> Left:
@@ -85,7 +86,7 @@ class Extender:
             return []
         body = self._nodes_request(pod, nodes)
         answer = extender_wire.decoded(self._post(self.entry.prioritize_verb, body), list[HostScore])
-        return [(one.host, one.score) for one in answer]
+        return [(host_score.host, host_score.score) for host_score in answer]
 
     def preempt(
         self, pod: Pod, victims: Mapping[str, Victims], nodes: Mapping[str, NodeInfo]
@@ -94,8 +95,10 @@ class Extender:
         whole = not self.entry.node_cache_capable
         body = extender_wire.preempt_request(pod, victims, whole=whole)
         answer = extender_wire.decoded(self._post(self.entry.preempt_verb, body), Preempted)
-        given = answer.node_name_to_meta_victims or {}
-        return {name: self._victims(name, one or MetaVictims(), nodes) for name, one in given.items()}
+        by_node = answer.node_name_to_meta_victims or {}
+        return {
+            name: self._victims(name, on_node or MetaVictims(), nodes) for name, on_node in by_node.items()
+        }
 
     def _nodes_request(self, pod: Pod, nodes: Sequence[NodeInfo]) -> bytes:
         if self.entry.node_cache_capable:
@@ -121,18 +124,18 @@ class Extender:
             "which is not found in the input node list"
         )
 
-    def _victims(self, name: str, given: MetaVictims, nodes: Mapping[str, NodeInfo]) -> Victims:
+    def _victims(self, name: str, victims: MetaVictims, nodes: Mapping[str, NodeInfo]) -> Victims:
         if name not in nodes:
             raise Unavailable(f'nodeinfo not found for node name "{name}"')
         on_node = {pod.uid: pod for pod in nodes[name].pods}
-        pods = tuple(self._on_node(one, name, on_node) for one in given.pods or ())
-        return Victims(pods, given.violations)
+        pods = tuple(self._on_node(meta_pod, name, on_node) for meta_pod in victims.pods or ())
+        return Victims(pods, victims.violations)
 
-    def _on_node(self, given: MetaPod, node_name: str, on_node: Mapping[str, Pod]) -> Pod:
-        if given.uid in on_node:
-            return on_node[given.uid]
+    def _on_node(self, meta_pod: MetaPod, node_name: str, on_node: Mapping[str, Pod]) -> Pod:
+        if meta_pod.uid in on_node:
+            return on_node[meta_pod.uid]
         raise Unavailable(
-            f"extender: {self.entry.url_prefix} claims to preempt pod (UID: &{{{given.uid}}}) "
+            f"extender: {self.entry.url_prefix} claims to preempt pod (UID: &{{{meta_pod.uid}}}) "
             f"on node: {node_name}, but the pod is not found on that node"
         )
 

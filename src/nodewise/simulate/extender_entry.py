@@ -64,29 +64,31 @@ class Entry(_Struct, frozen=True):
     @property
     def ignored(self) -> frozenset[str]:
         """The resources that the scheduler leaves uncounted."""
-        return frozenset(one.name for one in self.managed_resources if one.ignored_by_scheduler)
+        return frozenset(
+            resource.name for resource in self.managed_resources if resource.ignored_by_scheduler
+        )
 
 
-def entries(given: Sequence[Mapping[str, Any]]) -> tuple[Entry, ...]:
+def entries(documents: Sequence[Mapping[str, Any]]) -> tuple[Entry, ...]:
     """Reads the list `extenders`. BadSettings names every field that kube-scheduler, or the stand-in, refuses.
 
     The ignorable ones come last, as kube-scheduler orders them.
     """
     problems: list[Problem] = []
-    found: list[Entry] = []
-    for index, one in enumerate(given):
-        entry, wrong = _entry(one, f"extenders[{index}]")
+    valid: list[Entry] = []
+    for index, document in enumerate(documents):
+        entry, wrong = _entry(document, f"extenders[{index}]")
         problems += wrong
-        found += [entry] if entry else []
-    problems += _repeated(found)
+        valid += [entry] if entry else []
+    problems += _repeated(valid)
     if problems:
         raise BadSettings(_WHAT, problems)
-    return tuple(sorted(found, key=lambda entry: entry.ignorable))
+    return tuple(sorted(valid, key=lambda entry: entry.ignorable))
 
 
-def _entry(given: Mapping[str, Any], field: str) -> tuple[Entry | None, list[Problem]]:
+def _entry(document: Mapping[str, Any], field: str) -> tuple[Entry | None, list[Problem]]:
     try:
-        entry = msgspec.convert(given, Entry)
+        entry = msgspec.convert(document, Entry)
     except msgspec.ValidationError as error:
         return None, [Problem(field, str(error), "the fields of an extender")]
     return entry, _problems(entry, field)
@@ -108,8 +110,8 @@ def _problems(entry: Entry, field: str) -> list[Problem]:
     return problems
 
 
-def _repeated(found: Sequence[Entry]) -> list[Problem]:
-    counts = Counter(one.name for entry in found for one in entry.managed_resources)
+def _repeated(valid: Sequence[Entry]) -> list[Problem]:
+    counts = Counter(resource.name for entry in valid for resource in entry.managed_resources)
     return [
         Problem("extenders", f"{name} in {count} managedResources", "each resource once")
         for name, count in counts.items()

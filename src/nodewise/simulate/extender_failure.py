@@ -58,18 +58,18 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _system(error: httpx2.RequestError, errno: int, url: httpx2.URL) -> str:
-    said = os.strerror(errno).lower()
+    words = os.strerror(errno).lower()
     if isinstance(error, httpx2.ConnectError):
-        return f"dial tcp {_address(url)}: connect: {said}"
+        return f"dial tcp {_address(url)}: connect: {words}"
     done = "write" if isinstance(error, httpx2.WriteError) else "read"
-    return f"{done} tcp {_address(url)}: {done}: {said}"
+    return f"{done} tcp {_address(url)}: {done}: {words}"
 
 
 def _address(url: httpx2.URL) -> str:
     """The address behind a name: Go shows where it dialled."""
     port = url.port or (443 if url.scheme == "https" else 80)
-    found = socket.getaddrinfo(url.host, port, type=socket.SOCK_STREAM)[0]
-    host = f"[{found[4][0]}]" if found[0] == socket.AF_INET6 else found[4][0]
+    address = socket.getaddrinfo(url.host, port, type=socket.SOCK_STREAM)[0]
+    host = f"[{address[4][0]}]" if address[0] == socket.AF_INET6 else address[4][0]
     return f"{host}:{port}"
 
 
@@ -79,5 +79,5 @@ def _tls(error: ssl.SSLError) -> str:
         why = "certificate signed by unknown authority" if unknown else error.verify_message
         return f"tls: failed to verify certificate: x509: {why}"
     reason = error.reason or ""
-    found = (said for name, said in _TLS_WORDS.items() if reason.endswith(name))
-    return next(found, f"tls: {reason.lower().replace('_', ' ')}")
+    matches = (words for name, words in _TLS_WORDS.items() if reason.endswith(name))
+    return next(matches, f"tls: {reason.lower().replace('_', ' ')}")

@@ -79,10 +79,10 @@ def nodes_request(pod: Pod, whole: Sequence[msgspec.Raw] | None, names: Sequence
 
 def preempt_request(pod: Pod, victims: Mapping[str, Victims], *, whole: bool) -> bytes:
     """The body of preempt: victims by node, as objects or by uid."""
-    found = {name: _victims(one, whole=whole) for name, one in victims.items()}
+    by_node = {name: _victims(on_node, whole=whole) for name, on_node in victims.items()}
     fields = ("NodeNameToVictims", "NodeNameToMetaVictims")
     used = fields[0] if whole else fields[1]
-    return _ENCODER.encode({"Pod": pod.raw, **dict.fromkeys(fields), used: found})
+    return _ENCODER.encode({"Pod": pod.raw, **dict.fromkeys(fields), used: by_node})
 
 
 def _victims(victims: Victims, *, whole: bool) -> Object:

@@ -79,8 +79,8 @@ class Pod:
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.obj.get("spec") or {}
-        return found
+        spec: Mapping[str, Any] = self.obj.get("spec") or {}
+        return spec
 
     @cached_property
     def raw(self) -> msgspec.Raw:
@@ -122,23 +122,23 @@ def pod(obj: Object) -> Pod:
 
 def named(pod: Pod, uid: str, created_s: float) -> Pod:
     """The pod as the API server keeps it: with its namespace, a uid and the time of its making (Unix time)."""
-    given = {"namespace": pod.namespace, "creationTimestamp": clock.format_rfc3339(created_s)}
-    metadata = {**given, "uid": pod.uid or uid, **pod.obj["metadata"]}
+    defaults = {"namespace": pod.namespace, "creationTimestamp": clock.format_rfc3339(created_s)}
+    metadata = {**defaults, "uid": pod.uid or uid, **pod.obj["metadata"]}
     return replace(pod, uid=metadata["uid"], obj={**pod.obj, "metadata": metadata})
 
 
 def bound(pod: Pod, node_name: str, now_s: float) -> Pod:
     """The pod on a node, running from now on (Unix time)."""
-    said = {"type": "PodScheduled", "status": "True"}
-    status = {"phase": "Running", "conditions": [said], "startTime": clock.format_rfc3339(now_s)}
+    condition = {"type": "PodScheduled", "status": "True"}
+    status = {"phase": "Running", "conditions": [condition], "startTime": clock.format_rfc3339(now_s)}
     obj = {**pod.obj, "spec": {**pod.spec, "nodeName": node_name}, "status": status}
     return replace(pod, node=node_name, nominated="", started_s=now_s, obj=obj)
 
 
 def rejected(pod: Pod, reason: str, message: str, nominated: str) -> Pod:
     """The pod with the scheduler's last word in its status."""
-    said = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
-    status: Object = {"phase": "Pending", "conditions": [said]}
+    condition = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
+    status: Object = {"phase": "Pending", "conditions": [condition]}
     if nominated:
         status["nominatedNodeName"] = nominated
     return replace(pod, nominated=nominated, obj={**pod.obj, "status": status})
@@ -162,23 +162,23 @@ def _sent(obj: Object) -> msgspec.Raw:
 
 
 def _name(obj: Object, kind: str) -> str:
-    found = (obj.get("metadata") or {}).get("name")
-    if isinstance(found, str) and found:
-        return found
-    raise BadInput(f"a {kind} cannot be read", [Problem("metadata.name", shown(found), "a name")])
+    name = (obj.get("metadata") or {}).get("name")
+    if isinstance(name, str) and name:
+        return name
+    raise BadInput(f"a {kind} cannot be read", [Problem("metadata.name", shown(name), "a name")])
 
 
-def _started_s(given: object) -> float:
+def _started_s(timestamp: object) -> float:
     try:
-        return clock.parse_rfc3339(str(given)) if given else math.inf
+        return clock.parse_rfc3339(str(timestamp)) if timestamp else math.inf
     except ValueError:
-        problem = Problem("status.startTime", shown(given), "a time such as 2026-11-21T00:43:47Z")
+        problem = Problem("status.startTime", shown(timestamp), "a time such as 2026-11-21T00:43:47Z")
         raise BadInput("a Pod cannot be read", [problem]) from None
 
 
-def _taints(given: object) -> tuple[Taint, ...]:
+def _taints(taints: object) -> tuple[Taint, ...]:
     try:
-        return msgspec.convert(given, tuple[Taint, ...])
+        return msgspec.convert(taints, tuple[Taint, ...])
     except msgspec.ValidationError as error:
         problem = Problem("spec.taints", str(error), "taints with key and effect")
         raise BadInput("a Node cannot be read", [problem]) from None
@@ -186,8 +186,8 @@ def _taints(given: object) -> tuple[Taint, ...]:
 
 def _priority(spec: Mapping[str, Any]) -> int:
     named_class = spec.get("priorityClassName")
-    found = spec.get("priority", _OF_THE_SYSTEM.get(str(named_class), None if named_class else 0))
-    if isinstance(found, int):
-        return found
-    problem = Problem("spec.priority", shown(found), f"the number of the class {named_class!r} as well")
+    priority = spec.get("priority", _OF_THE_SYSTEM.get(str(named_class), None if named_class else 0))
+    if isinstance(priority, int):
+        return priority
+    problem = Problem("spec.priority", shown(priority), f"the number of the class {named_class!r} as well")
     raise BadInput("a Pod cannot be read", [problem], remedy="objects of kind PriorityClass are not read")

@@ -37,7 +37,7 @@ def node_event(old: Node, new: Node) -> Event | None:
 def _looked_at(node: Node) -> tuple[object, ...]:
     annotations = (node.obj.get("metadata") or {}).get("annotations") or {}
     conditions = (node.obj.get("status") or {}).get("conditions") or ()
-    states = {one.get("type"): one.get("status") for one in conditions}
+    states = {condition.get("type"): condition.get("status") for condition in conditions}
     return node.allocatable, node.labels, node.taints, states, annotations
 
 
@@ -82,7 +82,7 @@ def _unschedulable(pod: Pod, info: NodeInfo) -> tuple[str, ...]:
 
 
 def _tolerates_cordon(pod: Pod) -> bool:
-    return any(selectors.tolerates(one, _CORDON) for one in pod.spec.get("tolerations") or ())
+    return any(selectors.tolerates(toleration, _CORDON) for toleration in pod.spec.get("tolerations") or ())
 
 
 def _tainted(pod: Pod, info: NodeInfo) -> tuple[str, ...]:
@@ -164,5 +164,5 @@ def _resources(ignored: frozenset[str]) -> Plugin:
 
 
 def _has_grown(pod: Pod, before: Node, after: Node) -> bool:
-    asked = (PODS, *(name for name, amount in pod.requests.items() if amount))
-    return any(after.allocatable.get(name, 0) > before.allocatable.get(name, 0) for name in asked)
+    requested = (PODS, *(name for name, amount in pod.requests.items() if amount))
+    return any(after.allocatable.get(name, 0) > before.allocatable.get(name, 0) for name in requested)

@@ -55,8 +55,8 @@ def attempt(pod: Pod, seen: Situation, extenders: Sequence[Extender], random: Ra
     try:
         candidates, refused = _candidates(pod, seen, random)
         if not candidates:
-            said = diagnosis.text(len(seen.nodes), refused.values(), absent=_NO_HELP)
-            return Preemption(f"{_CLAIMS}, preemption: {said}", nominated="")
+            message = diagnosis.text(len(seen.nodes), refused.values(), absent=_NO_HELP)
+            return Preemption(f"{_CLAIMS}, preemption: {message}", nominated="")
         candidates = _spared(pod, candidates, extenders, seen.nodes)
     except Unavailable as error:
         return Preemption(f"preemption: {error}")
@@ -72,7 +72,7 @@ def _not_eligible(pod: Pod, seen: Situation) -> str:
     info, rejection = seen.nodes.get(pod.nominated), seen.rejections.get(pod.nominated)
     if info is None or rejection is None or rejection.for_good:
         return ""
-    waits = any(one.is_leaving and one.priority < pod.priority for one in info.pods)
+    waits = any(other.is_leaving and other.priority < pod.priority for other in info.pods)
     return "not eligible due to a terminating pod on the nominated node." if waits else ""
 
 
@@ -89,11 +89,11 @@ def _candidates(pod: Pod, seen: Situation, random: Random) -> tuple[dict[str, Vi
     enough = max(len(names) * _CANDIDATES_PERCENT // 100, _LEAST_CANDIDATES)
     first = random.randrange(len(names)) if len(names) > enough else 0
     for name in (*names[first:], *names[:first]):
-        found = _victims(pod, seen.nodes[name], seen.judge)
-        if isinstance(found, Rejection):
-            refused[name] = found
-        elif found:
-            candidates[name] = Victims(tuple(found))
+        victims = _victims(pod, seen.nodes[name], seen.judge)
+        if isinstance(victims, Rejection):
+            refused[name] = victims
+        elif victims:
+            candidates[name] = Victims(tuple(victims))
         else:
             puzzling.append(f'expected at least one victim pod on node "{name}"')
         if len(candidates) >= enough:
@@ -109,17 +109,17 @@ def _may_help(rejection: Rejection | None) -> bool:
 
 def _victims(pod: Pod, info: NodeInfo, judge: Judge) -> list[Pod] | Rejection:
     """The pods of lesser priority that have to go, the most important first; why not, where it does not help."""
-    lesser = sorted((one for one in info.pods if one.priority < pod.priority), key=_importance)
+    lesser = sorted((other for other in info.pods if other.priority < pod.priority), key=_importance)
     if not lesser:
         return _NO_VICTIMS
     kept = info.without(*lesser)
     if rejection := judge(kept):
         return rejection
     victims = []
-    for one in lesser:
-        spared = kept.adding(one)
+    for candidate in lesser:
+        spared = kept.adding(candidate)
         if judge(spared):
-            victims.append(one)
+            victims.append(candidate)
         else:
             kept = spared
     return victims

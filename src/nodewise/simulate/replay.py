@@ -54,10 +54,10 @@ class PodChange(msgspec.Struct):
 
     def add(self, difference: Difference) -> None:
         self.requests += 1
-        for one in difference.nodes:
-            self.kept += one.replayed == KEPT
-            self.rejected += one.recorded == KEPT
-            self.scored += isinstance(one.recorded, int) or isinstance(one.replayed, int)
+        for change in difference.nodes:
+            self.kept += change.replayed == KEPT
+            self.rejected += change.recorded == KEPT
+            self.scored += isinstance(change.recorded, int) or isinstance(change.replayed, int)
 
 
 class Tally(msgspec.Struct):
@@ -104,7 +104,9 @@ class Player:
     """Takes the records of a recording in order, from the one after the header."""
 
     def __init__(self, cast: Cast) -> None:
-        watched = {one.name: one.type for kind in cast.kinds for one in kind.watched(cast.options[kind.name])}
+        watched = {
+            watch.name: watch.type for kind in cast.kinds for watch in kind.watched(cast.options[kind.name])
+        }
         self.tally = Tally()
         self._cast = cast
         self._states = {
@@ -166,8 +168,8 @@ class Player:
             del self._snapshots[min(self._snapshots)]
 
     def _note(self, error: Exception) -> None:
-        told = f"{type(error).__name__}: {error}"
-        self.tally.failed += [told] if told not in self.tally.failed else []
+        message = f"{type(error).__name__}: {error}"
+        self.tally.failed += [message] if message not in self.tally.failed else []
 
     def _view(self, cluster_state: ClusterState, generation: int) -> Snapshot:
         for state in self._states.values():
@@ -197,10 +199,10 @@ class Player:
             return None
         nodes = differences.changes(verb, recorded, replayed)
         text = "" if nodes else differences.parting(recorded, replayed)
-        found = Difference(exchange.at, exchange.path, pod, exchange.generation, nodes, text)
+        difference = Difference(exchange.at, exchange.path, pod, exchange.generation, nodes, text)
         self.tally.different += 1
-        self.tally.pods.setdefault(pod, PodChange()).add(found)
-        return found
+        self.tally.pods.setdefault(pod, PodChange()).add(difference)
+        return difference
 
     def _answered(self, exchange: Exchange, body: bytes, snapshot: Snapshot) -> tuple[str, Outcome]:
         """The pod, and its answer; a defect is an answer as well, and recorded as one."""

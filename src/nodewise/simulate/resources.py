@@ -48,9 +48,9 @@ def scored_by_containers(spec: Mapping[str, Any]) -> tuple[int, int]:
     return scored({**spec, "resources": None})
 
 
-def plus(one: Amounts, other: Amounts) -> dict[str, int]:
+def plus(left: Amounts, right: Amounts) -> dict[str, int]:
     """Both together."""
-    return dict(one) | {name: one.get(name, 0) + amount for name, amount in other.items()}
+    return dict(left) | {name: left.get(name, 0) + amount for name, amount in right.items()}
 
 
 def _pod(spec: Mapping[str, Any], if_missing: Amounts) -> Amounts:
@@ -72,7 +72,7 @@ def _pod(spec: Mapping[str, Any], if_missing: Amounts) -> Amounts:
 
 
 def _listed(spec: Mapping[str, Any], key: str) -> Sequence[tuple[Mapping[str, Any], str]]:
-    return [(one, f"spec.{key}[{index}]") for index, one in enumerate(spec.get(key) or ())]
+    return [(container, f"spec.{key}[{index}]") for index, container in enumerate(spec.get(key) or ())]
 
 
 def _container(container: Mapping[str, Any], field: str, if_missing: Amounts) -> Amounts:
@@ -95,13 +95,13 @@ def _is_pod_level(name: str) -> bool:
     return name in (CPU, MEMORY) or name.startswith("hugepages-")
 
 
-def _larger(one: Amounts, other: Amounts) -> Amounts:
-    return {name: max(one.get(name, 0), other.get(name, 0)) for name in {**one, **other}}
+def _larger(left: Amounts, right: Amounts) -> Amounts:
+    return {name: max(left.get(name, 0), right.get(name, 0)) for name in {**left, **right}}
 
 
-def _quantities(given: Mapping[str, Any] | None, field: str) -> Amounts:
+def _quantities(amounts: Mapping[str, Any] | None, field: str) -> Amounts:
     """Nano-units by resource; BadInput names the field that is no quantity."""
-    return {name: _quantity(value, f"{field}.{name}") for name, value in (given or {}).items()}
+    return {name: _quantity(value, f"{field}.{name}") for name, value in (amounts or {}).items()}
 
 
 def _quantity(value: Any, field: str) -> int:

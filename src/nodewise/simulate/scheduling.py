@@ -73,7 +73,7 @@ class _Found(NamedTuple):
 
     @property
     def rejectors(self) -> frozenset[str]:
-        by_plugins = {one.plugin for one in self.rejections.values() if one.plugin}
+        by_plugins = {rejection.plugin for rejection in self.rejections.values() if rejection.plugin}
         return frozenset(by_plugins | ({plugins.EXTENDER} if self.extenders_rejected else set()))
 
 
@@ -83,12 +83,12 @@ def decide(pod: Pod, cluster_state: ClusterState, rules: Rules) -> Decision:
         return Decision(None, UNSCHEDULABLE, diagnosis.NO_NODES)
     if (alone := _nominated_node(pod, cluster_state, rules)) is not None:
         return Decision(alone)
-    found = _find(pod, cluster_state, rules)
-    if found.error:
-        return Decision(None, SCHEDULER_ERROR, found.error, looked_at=found.looked_at)
-    if found.feasible:
-        return Decision(_best(pod, found.feasible, rules), looked_at=found.looked_at)
-    return _nowhere(pod, cluster_state, rules, found)
+    search = _find(pod, cluster_state, rules)
+    if search.error:
+        return Decision(None, SCHEDULER_ERROR, search.error, looked_at=search.looked_at)
+    if search.feasible:
+        return Decision(_best(pod, search.feasible, rules), looked_at=search.looked_at)
+    return _nowhere(pod, cluster_state, rules, search)
 
 
 def sample_size(nodes: int, percent: int = 0) -> int:
@@ -99,15 +99,15 @@ def sample_size(nodes: int, percent: int = 0) -> int:
     return max(nodes * share // 100, _LEAST_SAMPLE)
 
 
-def _nowhere(pod: Pod, cluster_state: ClusterState, rules: Rules, found: _Found) -> Decision:
+def _nowhere(pod: Pod, cluster_state: ClusterState, rules: Rules, search: _Found) -> Decision:
     def judge(info: NodeInfo) -> Rejection | None:
         return plugins.judge(rules.plugins, pod, _with_nominated(pod, info, cluster_state))
 
-    seen = preemption.Situation(cluster_state.nodes, found.rejections, judge)
+    seen = preemption.Situation(cluster_state.nodes, search.rejections, judge)
     tried = preemption.attempt(pod, seen, rules.extenders, rules.random)
-    said = diagnosis.text(len(cluster_state.nodes), found.rejections.values(), preemption=tried.message)
+    message = diagnosis.text(len(cluster_state.nodes), search.rejections.values(), preemption=tried.message)
     return Decision(
-        None, UNSCHEDULABLE, said, found.rejectors, tried.nominated, tried.victims, found.looked_at
+        None, UNSCHEDULABLE, message, search.rejectors, tried.nominated, tried.victims, search.looked_at
     )
 
 
@@ -161,9 +161,11 @@ def _pass_plugins(
 def _with_nominated(pod: Pod, info: NodeInfo, cluster_state: ClusterState) -> NodeInfo:
     """Pods of at least this priority that wait for the node count as if they were there."""
     coming = [
-        one
-        for one in cluster_state.nominated
-        if one.nominated == info.name and one.priority >= pod.priority and one.key != pod.key
+        nominated
+        for nominated in cluster_state.nominated
+        if nominated.nominated == info.name
+        and nominated.priority >= pod.priority
+        and nominated.key != pod.key
     ]
     return info.adding(*coming) if coming else info
 
@@ -212,11 +214,11 @@ def _extenders_scores(
     pod: Pod, feasible: Sequence[NodeInfo], extenders: Iterable[Extender]
 ) -> dict[str, int]:
     """What the extenders add to each node, all asked at once; one that fails adds nothing."""
-    asked = [one for one in extenders if one.is_interested(pod)]
+    interested = [extender for extender in extenders if extender.is_interested(pod)]
     totals: dict[str, int] = {}
-    if not asked:
+    if not interested:
         return totals
-    for extender, answer in zip(asked, _answers(pod, feasible, asked), strict=True):
+    for extender, answer in zip(interested, _answers(pod, feasible, interested), strict=True):
         for name, score in answer:
             added = score * extender.entry.weight * _EXTENDER_SCALE
             totals[name] = totals.get(name, 0) + added
@@ -224,13 +226,13 @@ def _extenders_scores(
 
 
 def _answers(
-    pod: Pod, feasible: Sequence[NodeInfo], asked: Sequence[Extender]
+    pod: Pod, feasible: Sequence[NodeInfo], interested: Sequence[Extender]
 ) -> list[list[tuple[str, int]]]:
     """One that is alone needs no thread of its own."""
-    if len(asked) == 1:
-        return [_scores(pod, feasible, asked[0])]
-    with ThreadPoolExecutor(len(asked)) as pool:
-        return list(pool.map(lambda extender: _scores(pod, feasible, extender), asked))
+    if len(interested) == 1:
+        return [_scores(pod, feasible, interested[0])]
+    with ThreadPoolExecutor(len(interested)) as pool:
+        return list(pool.map(lambda extender: _scores(pod, feasible, extender), interested))
 
 
 def _scores(pod: Pod, feasible: Sequence[NodeInfo], extender: Extender) -> list[tuple[str, int]]:

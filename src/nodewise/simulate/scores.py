@@ -26,14 +26,17 @@ def of(pod: Pod, infos: Sequence[NodeInfo]) -> list[int]:
     taints = [len(selectors.untolerated(pod, info.node, selectors.NOT_PREFERRED)) for info in infos]
     liked = [selectors.preference(pod, info.node) for info in infos]
     fewer_taints = [MOST - share for share in _shares(taints)]
-    asked = resources.scored_by_containers(pod.spec)
+    requested = resources.scored_by_containers(pod.spec)
     return [
-        least_allocated(asked, info) + balanced(pod, info) + _TAINTS_WEIGHT * few + _AFFINITY_WEIGHT * share
+        least_allocated(requested, info)
+        + balanced(pod, info)
+        + _TAINTS_WEIGHT * few
+        + _AFFINITY_WEIGHT * share
         for info, few, share in zip(infos, fewer_taints, _shares(liked), strict=True)
     ]
 
 
-def least_allocated(asked: tuple[int, int], info: NodeInfo) -> int:
+def least_allocated(requested: tuple[int, int], info: NodeInfo) -> int:
     """The share of processor and memory that stays free, in percent, averaged over both.
 
     `asked` are the pod's milli-cores and bytes.
@@ -41,7 +44,7 @@ def least_allocated(asked: tuple[int, int], info: NodeInfo) -> int:
     has = info.node.allocatable
     shares = [
         _free(taken + more, has[name])
-        for name, taken, more in zip(_COUNTED, info.scored, asked, strict=True)
+        for name, taken, more in zip(_COUNTED, info.scored, requested, strict=True)
         if has.get(name)
     ]
     return sum(shares) // len(shares) if shares else 0
@@ -60,9 +63,9 @@ def _free(taken: int, has: int) -> int:
 
 
 def _evenness(info: NodeInfo, pod: Pod | None = None) -> int:
-    has, asked = info.node.allocatable, pod.requests if pod else {}
+    has, requested = info.node.allocatable, pod.requests if pod else {}
     used = [
-        min((info.requested.get(name, 0) + asked.get(name, 0)) / has[name], 1.0)
+        min((info.requested.get(name, 0) + requested.get(name, 0)) / has[name], 1.0)
         for name in _COUNTED
         if has.get(name)
     ]

@@ -33,14 +33,14 @@ def matches(pod: Pod, node: Node) -> bool:
 def preference(pod: Pod, node: Node) -> int:
     """The weights of the preferred terms that a node matches, together."""
     preferred = _node_affinity(pod).get("preferredDuringSchedulingIgnoredDuringExecution") or ()
-    return sum(one["weight"] for one in preferred if _term_matches(one.get("preference") or {}, node))
+    return sum(term["weight"] for term in preferred if _term_matches(term.get("preference") or {}, node))
 
 
 def untolerated(pod: Pod, node: Node, effects: Sequence[str]) -> list[Taint]:
     """The node's taints of some effects that the pod does not tolerate."""
     tolerations = pod.spec.get("tolerations") or ()
     taints = [taint for taint in node.taints if taint.effect in effects]
-    return [taint for taint in taints if not any(tolerates(one, taint) for one in tolerations)]
+    return [taint for taint in taints if not any(tolerates(toleration, taint) for toleration in tolerations)]
 
 
 def tolerates(toleration: Term, taint: Taint) -> bool:
@@ -54,8 +54,8 @@ def tolerates(toleration: Term, taint: Taint) -> bool:
 
 
 def _node_affinity(pod: Pod) -> Term:
-    found: Term = (pod.spec.get("affinity") or {}).get("nodeAffinity") or {}
-    return found
+    affinity: Term = (pod.spec.get("affinity") or {}).get("nodeAffinity") or {}
+    return affinity
 
 
 def _term_matches(term: Term, node: Node) -> bool:
@@ -63,9 +63,9 @@ def _term_matches(term: Term, node: Node) -> bool:
     labels, fields = term.get("matchExpressions") or (), term.get("matchFields") or ()
     if not labels and not fields:
         return False
-    return all(_label_fits(one, node.labels.get(one["key"])) for one in labels) and all(
-        _field_fits(one, node.name) for one in fields
-    )
+    return all(
+        _label_fits(requirement, node.labels.get(requirement["key"])) for requirement in labels
+    ) and all(_field_fits(requirement, node.name) for requirement in fields)
 
 
 def _label_fits(requirement: Term, label: str | None) -> bool:

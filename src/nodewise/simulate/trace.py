@@ -66,7 +66,7 @@ def run(
     placement: Placement,
     seed: int,
     arrivals: float,
-    told: Callable[[int], None] = lambda _: None,
+    report_progress: Callable[[int], None] = lambda _: None,
 ) -> Outcome:
     """Replay until `arrivals` (1.3: 130 per cent) of all cards were asked for; `told` hears of each per cent."""
     began = clock.SystemClock().monotonic()
@@ -81,7 +81,7 @@ def run(
         arrived += pod.demand_milli
         failed += not cluster.place(pod, f"pod-{count}")
         while len(allocated) <= end and arrived * 100 >= len(allocated) * cards_milli:
-            told(len(allocated))
+            report_progress(len(allocated))
             fragmented[len(allocated)] = cluster.fragmented_pct()
             allocated[len(allocated)] = cluster.allocated_pct()
     took_s = round(clock.SystemClock().monotonic() - began, 3)
@@ -92,12 +92,13 @@ def mean(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Of runs that were equally long: what they have by per cent and in numbers, on average."""
     by_pct = {
         field: {
-            pct: _mean([getattr(one, field)[pct] for one in outcomes]) for pct in getattr(outcomes[0], field)
+            pct: _mean([getattr(outcome, field)[pct] for outcome in outcomes])
+            for pct in getattr(outcomes[0], field)
         }
         for field in ("allocated_gpu_pct", "fragmented_gpu_pct")
     }
     numbers = {
-        field: _mean([getattr(one, field) for one in outcomes])
+        field: _mean([getattr(outcome, field) for outcome in outcomes])
         for field in ("arrived_pods", "failed_pods", "seconds")
     }
     return {**by_pct, **numbers}

@@ -70,22 +70,22 @@ class _Line:
 
 def nodes(path: str) -> list[TraceNode]:
     """The nodes of a list. `BadInput` names each line and column that is wrong."""
-    found = _read(path, ("sn", "cpu_milli", "memory_mib", "gpu", "model"), _node)
-    names = [one.name for one in found]
+    nodes = _read(path, ("sn", "cpu_milli", "memory_mib", "gpu", "model"), _node)
+    names = [node.name for node in nodes]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise _bad([Problem(f"{path}: sn", shown(twice), "each name once")])
-    if not any(one.cards for one in found):
+    if not any(node.cards for node in nodes):
         raise _bad([Problem(f"{path}: gpu", "no cards at all", "nodes with cards")])
-    return found
+    return nodes
 
 
 def pods(path: str) -> list[TracePod]:
     """The pods of a list, likewise."""
-    found = _read(path, ("cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "gpu_spec"), _pod)
-    if not any(one.demand_milli for one in found):
+    pods = _read(path, ("cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "gpu_spec"), _pod)
+    if not any(pod.demand_milli for pod in pods):
         raise _bad([Problem(f"{path}: num_gpu", "no cards at all", "pods that ask for cards")])
-    return found
+    return pods
 
 
 def _node(line: _Line) -> TraceNode:
@@ -112,17 +112,17 @@ def _pod(line: _Line) -> TracePod:
 
 def _read(path: str, columns: tuple[str, ...], read: Callable[[_Line], T]) -> list[T]:
     problems: list[Problem] = []
-    found: list[T] = []
+    rows: list[T] = []
     try:
         for number, cells in _lines(path, columns):
-            found.append(read(_Line(f"{path}: line {number}", cells, problems)))
+            rows.append(read(_Line(f"{path}: line {number}", cells, problems)))
             if len(problems) >= _MOST_PROBLEMS:
                 break
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise _bad([Problem(path, str(error), "a readable CSV file")]) from error
     if problems:
         raise _bad(problems)
-    return found
+    return rows
 
 
 def _lines(path: str, columns: tuple[str, ...]) -> Iterator[tuple[int, Mapping[str, str]]]:

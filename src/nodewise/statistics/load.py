@@ -110,8 +110,8 @@ class LoadReader:
             self._columns[metric_request.key] = known
         yield
         column = known[2]
-        values = np.where(column.given == State.FRESH, column.values, 0).astype(np.float64) / divisor
-        values[column.given != State.FRESH] = np.nan
+        values = np.where(column.initial_states == State.FRESH, column.values, 0).astype(np.float64) / divisor
+        values[column.initial_states != State.FRESH] = np.nan
         # samples of an expression have no time; the time of the response is the closest known
         times = np.where(np.isnan(column.times), series.fetched_at or np.nan, column.times)
         ages_s = np.where(np.isfinite(times), np.maximum(cluster_state.now - times, 0.0), np.nan)

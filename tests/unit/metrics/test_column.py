@@ -33,7 +33,7 @@ class TestLayOut:
         found = laid_out(series(b=Sample(7, 5.0), ghost=Sample(1, 1.0)), INDEX)
         assert found.values.tolist() == [0, 7, 0, 0]
         assert found.values.dtype == np.int64
-        assert [State(s).name for s in found.given] == ["MISSING", "FRESH", "INVALID", "MISSING"]
+        assert [State(s).name for s in found.initial_states] == ["MISSING", "FRESH", "INVALID", "MISSING"]
 
     def test_values_beyond_64_bits_stay_exact(self) -> None:
         found = laid_out(series(a=Sample(2**63 - 1, 0.0), b=Sample(10**30 + 1, 0.0)), INDEX)

@@ -263,7 +263,7 @@ def _rules(policy: Policy) -> list[Rule]:
 
 def missing_cause(series: Series, nodes: NodeIndex, column: Column) -> str:
     """Why no node has a value; empty if one has, or if there is no node."""
-    if not len(nodes) or (column.given == State.FRESH).any():
+    if not len(nodes) or (column.initial_states == State.FRESH).any():
         return ""
     bad = next((why for node, why in series.invalid.items() if node in nodes), "")
     return bad or "no value is of a node"

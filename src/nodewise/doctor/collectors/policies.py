@@ -172,7 +172,7 @@ def _coverage(series: Series, index: NodeIndex) -> MetricCoverage:
     if not names:
         return MetricCoverage(0, (), series.source)
     column = cooperative.run_at_once(columns.lay_out(series, index))
-    nodes = int(np.count_nonzero(column.given[:-1] == State.FRESH))
+    nodes = int(np.count_nonzero(column.initial_states[:-1] == State.FRESH))
     others = sorted(short(name, 100) for name in names if name not in index)
     return MetricCoverage(nodes, tuple(others[:_MAX_NAMES]), missing_cause(series, index, column))
 

@@ -131,7 +131,7 @@ class _Papers:
         self._bundle = (
             Kept("prometheus_ca", bundle, pem.bundle, meters, now_s) if all(bundle.values()) else None
         )
-        self._watched = Watched([one for one in (self._pair, self._bundle) if one], clock, every_s=0.0)
+        self._watched = Watched([files for files in (self._pair, self._bundle) if files], clock, every_s=0.0)
 
     def has_news(self) -> bool:
         """Whether the files hold something else than when this was last asked."""

@@ -136,8 +136,8 @@ def refusal(what: str, status: int, body: bytes, retry_after: str = "") -> Nodew
         envelope = _decode_envelope(body)
     except UNREADABLE:
         envelope = _Envelope(error=body[:200].decode(errors="replace").strip())
-    said = ": ".join(filter(None, (envelope.error_type, envelope.error)))
-    problems = [Problem(f"HTTP status {status}", said or "no word", "")]
+    reason = ": ".join(filter(None, (envelope.error_type, envelope.error)))
+    problems = [Problem(f"HTTP status {status}", reason or "no word", "")]
     remedy = _REMEDIES.get(status, "")
     kind = _BY_TYPE.get(envelope.error_type) or _BY_STATUS.get(status, Unavailable)
     if kind is Unavailable:

@@ -42,13 +42,13 @@ Identity = frozenset[tuple[str, str]]
 
 def match(series: Iterable[Found], labels: Sequence[str], nodes: Nodes) -> Generator[None, None, Owned]:
     """The node of each series; yields between parts of the work."""
-    found: list[Found] = []
-    for one in series:
-        found.append(one)
-        if not len(found) % _STRIDE:
+    parsed: list[Found] = []
+    for item in series:
+        parsed.append(item)
+        if not len(parsed) % _STRIDE:
             yield
-    deciding = yield from _deciding(found, labels, nodes)
-    return (yield from _sorted(found, deciding, nodes))
+    deciding = yield from _deciding(parsed, labels, nodes)
+    return (yield from _sorted(parsed, deciding, nodes))
 
 
 def needs_ended(owned: Owned, aggregate: str) -> Generator[None, None, bool]:
@@ -60,8 +60,8 @@ def needs_ended(owned: Owned, aggregate: str) -> Generator[None, None, bool]:
     for number, own in enumerate(owned.by_node.values()):
         if (
             len(own) > 1
-            and len({one.at for one in own}) > 1
-            and (aggregate or len({one.value for one in own}) > 1)
+            and len({item.at for item in own}) > 1
+            and (aggregate or len({item.value for item in own}) > 1)
         ):
             return True
         if not number % _STRIDE:
@@ -71,12 +71,12 @@ def needs_ended(owned: Owned, aggregate: str) -> Generator[None, None, bool]:
 
 def identities(series: Iterable[Found]) -> Generator[None, None, frozenset[Identity]]:
     """The labels of all series; yields between parts of the work."""
-    found: set[Identity] = set()
-    for number, one in enumerate(series):
-        found.add(frozenset(one.labels.items()))
+    identities: set[Identity] = set()
+    for number, item in enumerate(series):
+        identities.add(frozenset(item.labels.items()))
         if not number % _STRIDE:
             yield
-    return frozenset(found)
+    return frozenset(identities)
 
 
 def reduce(
@@ -90,7 +90,7 @@ def reduce(
     for number, (node, own) in enumerate(owned.by_node.items()):
         counting = own
         if current is not None and len(own) > 1:
-            counting = [one for one in own if frozenset(one.labels.items()) in current] or own
+            counting = [item for item in own if frozenset(item.labels.items()) in current] or own
         try:
             matched.samples[node] = _value(counting, aggregate)
         except ValueError as error:
@@ -110,13 +110,13 @@ def example(owned: Owned, labels: Sequence[str]) -> str:
 
 
 def owners(
-    found: Sequence[Found], labels: Sequence[str], nodes: Nodes
+    series: Sequence[Found], labels: Sequence[str], nodes: Nodes
 ) -> Generator[None, None, list[str | None]]:
     """The node of each series, None for one that belongs to none; yields between parts of the work."""
-    deciding = yield from _deciding(found, labels, nodes)
+    deciding = yield from _deciding(series, labels, nodes)
     owning: list[str | None] = []
-    for one in found:
-        owning.append(_node_of(one, deciding, nodes))
+    for item in series:
+        owning.append(_node_of(item, deciding, nodes))
         if not len(owning) % _STRIDE:
             yield
     return owning
@@ -126,38 +126,38 @@ def _value(own: Sequence[Found], aggregate: str) -> Sample:
     """The value of one node's series. ValueError with the reason if it has none."""
     if len(own) == 1:
         return _sample(own[0])
-    return aggregation.reduce([_entry(one) for one in own], aggregate, _conflict(own))
+    return aggregation.reduce([_entry(item) for item in own], aggregate, _conflict(own))
 
 
-def _sample(one: Found) -> Sample:
+def _sample(item: Found) -> Sample:
     # a scraped value is one of a moment, not of a window
-    return Sample(answers.nano(one.value), one.at, 0.0)
+    return Sample(answers.nano(item.value), item.at, 0.0)
 
 
-def _entry(one: Found) -> Sample | str:
+def _entry(item: Found) -> Sample | str:
     try:
-        return _sample(one)
+        return _sample(item)
     except ValueError as error:
         return str(error)
 
 
 def _conflict(own: Sequence[Found]) -> str:
     """Which labels the series differ in, and what to do."""
-    names = dict.fromkeys(chain.from_iterable(one.labels for one in own))
-    differing = [name for name in names if len({one.labels.get(name, "") for one in own}) > 1]
+    names = dict.fromkeys(chain.from_iterable(item.labels for item in own))
+    differing = [name for name in names if len({item.labels.get(name, "") for item in own}) > 1]
     listed = ", ".join(f'"{name[:80]}"' for name in differing[:_MOST_NAMED])
     where = f" in label{'s' if len(differing) > 1 else ''} {listed}" if differing else ""
     return f"{len(own)} series of one node differ{where}: set aggregate: max or use a query"
 
 
 def _deciding(
-    found: Sequence[Found], labels: Sequence[str], nodes: Nodes
+    series: Sequence[Found], labels: Sequence[str], nodes: Nodes
 ) -> Generator[None, None, list[str]]:
     """The labels that name a node in at least one series."""
     deciding = []
     for label in labels:
-        for number, one in enumerate(found):
-            if (text := one.labels.get(label)) and nodes.find(text) is not None:
+        for number, item in enumerate(series):
+            if (text := item.labels.get(label)) and nodes.find(text) is not None:
                 deciding.append(label)
                 break
             if not number % _STRIDE:
@@ -165,19 +165,19 @@ def _deciding(
     return deciding
 
 
-def _sorted(found: Sequence[Found], deciding: Sequence[str], nodes: Nodes) -> Generator[None, None, Owned]:
+def _sorted(series: Sequence[Found], deciding: Sequence[str], nodes: Nodes) -> Generator[None, None, Owned]:
     by_node: dict[str, list[Found]] = {}
     strangers: list[Found] = []
-    for number, one in enumerate(found):
-        node = _node_of(one, deciding, nodes)
-        (strangers if node is None else by_node.setdefault(node, [])).append(one)
+    for number, item in enumerate(series):
+        node = _node_of(item, deciding, nodes)
+        (strangers if node is None else by_node.setdefault(node, [])).append(item)
         if not number % _STRIDE:
             yield
     return Owned(by_node, strangers)
 
 
-def _node_of(one: Found, deciding: Sequence[str], nodes: Nodes) -> str | None:
+def _node_of(item: Found, deciding: Sequence[str], nodes: Nodes) -> str | None:
     for label in deciding:
-        if text := one.labels.get(label):
+        if text := item.labels.get(label):
             return nodes.find(text)
     return None

@@ -30,18 +30,18 @@ def by_node(answer: Answer, labels: Sequence[str], nodes: Nodes) -> Generator[No
     Of several series of one node, as an exporter has that was started anew, all count; of two samples at one time
     the last.
     """
-    found: list[tuple[Found, Points]] = []
+    ranges: list[tuple[Found, Points]] = []
     for raw in answer.series:
         try:
             series = _decode(raw)
             points = np.array(series.values, np.float64).reshape(-1, 2)
         except UNREADABLE:
             continue
-        found.append((Found(series.metric, "", None), points[np.isfinite(points[:, 1])]))
+        ranges.append((Found(series.metric, "", None), points[np.isfinite(points[:, 1])]))
         yield
-    owners = yield from matching.owners([one for one, _ in found], labels, nodes)
+    owners = yield from matching.owners([item for item, _ in ranges], labels, nodes)
     merged: dict[str, Points] = {}
-    for (_, points), node in zip(found, owners, strict=True):
+    for (_, points), node in zip(ranges, owners, strict=True):
         if node is not None and points.size:
             merged[node] = _joined(merged[node], points) if node in merged else points
         yield

@@ -105,11 +105,11 @@ class PrometheusMetrics:
         problem = Problem("", "no series", "one of each node")
         return NoValues(what, [problem], cause=f"{cause}: {remedy}", remedy=remedy)
 
-    def _tell(self, metric: str, event: str, **said: str) -> None:
+    def _tell(self, metric: str, event: str, **fields: str) -> None:
         """Log what is there to say of a metric, once until it is gone."""
         key = (metric, event)
-        if not any(said.values()):
+        if not any(fields.values()):
             self._told.discard(key)
         elif key not in self._told:
             self._told.add(key)
-            logs.emit(event, metric=metric, **said)
+            logs.emit(event, metric=metric, **fields)
