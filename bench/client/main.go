@@ -27,7 +27,7 @@ type result struct {
 	Micros      []float64 `json:"micros"`
 }
 
-type asker struct {
+type selector struct {
 	client  *http.Client
 	url     string
 	bodies  [][]byte
@@ -49,7 +49,7 @@ func main() {
 	seconds := flag.Float64("seconds", 0, "shortest time")
 	flag.Parse()
 
-	a := &asker{client: client(*ca, *cert, *key), url: *url, bodies: read(*bodies)}
+	a := &selector{client: client(*ca, *cert, *key), url: *url, bodies: read(*bodies)}
 	for range *warmup {
 		a.ask()
 	}
@@ -101,7 +101,7 @@ func client(ca, cert, key string) *http.Client {
 	}}
 }
 
-func (a *asker) ask() time.Duration {
+func (a *selector) ask() time.Duration {
 	body := a.bodies[a.asked%len(a.bodies)]
 	a.asked++
 	request, err := http.NewRequest(http.MethodPost, a.url, bytes.NewReader(body))

@@ -14,7 +14,7 @@ from typing import Any, Generic, Literal, TypeVar
 import msgspec
 
 from nodewise.kube.resources import Resource
-from nodewise.metrics.index import Names, NodeIndex
+from nodewise.metrics.node_index import Names, NodeIndex
 from nodewise.metrics.series import State as ValueState
 from nodewise.metrics.source import MetricRequest
 from nodewise.state import ClusterState, Inputs, MemoryScope, ObjectKey, Snapshot, StateBuilder, Watched

@@ -11,7 +11,7 @@ import msgspec
 
 from nodewise.kube.resources import Resource
 from nodewise.kube.store import Change, Changes, difference
-from nodewise.metrics.index import NodeIndex
+from nodewise.metrics.node_index import NodeIndex
 from nodewise.metrics.snapshot import MetricsSnapshot
 from nodewise.metrics.source import MetricRequest
 

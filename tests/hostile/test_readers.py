@@ -17,7 +17,7 @@ from nodewise.errors import BadInput, NodewiseError
 from nodewise.metrics import values
 from nodewise.metrics.column import lay_out
 from nodewise.metrics.custom import chosen_version
-from nodewise.metrics.index import NodeIndex
+from nodewise.metrics.node_index import NodeIndex
 from nodewise.metrics.prometheus import answers, queries
 from nodewise.metrics.series import Sample, Series, newer
 from nodewise.metrics.snapshot import MetricsSnapshot

@@ -14,9 +14,9 @@ from nodewise.annotator.sampled_usage import SampledUsageSource
 from nodewise.annotator.usage import MemoryRequests, UsageMeasurement, UsageSource
 from nodewise.clock import Clock
 from nodewise.kube.api import Api
-from nodewise.metrics.asking import Asker
 from nodewise.metrics.prometheus.source import PrometheusMetrics
 from nodewise.metrics.source import Source
+from nodewise.metrics.source_selection import SourceSelector
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.statistics import capacity
@@ -37,15 +37,19 @@ class AnnotationPlan(NamedTuple):
 
 
 def create_usage_source(
-    sources: Sequence[Source], config: AnnotatorConfig, options: WindowOptions, asker: Asker, clock: Clock
+    sources: Sequence[Source],
+    config: AnnotatorConfig,
+    options: WindowOptions,
+    selector: SourceSelector,
+    clock: Clock,
 ) -> UsageSource | None:
     """Use Prometheus if it is one of the sources, samples of the annotator otherwise; None if usage is not written."""
     if not config.usage:
         return None
     servers = [source for source in sources if isinstance(source, PrometheusMetrics)]
     if servers:
-        return PrometheusUsageSource(asker, options, config, servers, clock)
-    return SampledUsageSource(asker, options, config, clock)
+        return PrometheusUsageSource(selector, options, config, servers, clock)
+    return SampledUsageSource(selector, options, config, clock)
 
 
 class Annotator:

@@ -11,8 +11,8 @@ from nodewise.annotator.fields import AnnotatedNode
 from nodewise.annotator.options import AnnotatorOptions
 from nodewise.controllers import Controller, Handle
 from nodewise.kube.resources import PODS
-from nodewise.metrics.asking import Asker, Limits
 from nodewise.metrics.source import Source
+from nodewise.metrics.source_selection import Limits, SourceSelector
 from nodewise.statistics import requests
 from nodewise.statistics.queries import WindowOptions
 
@@ -44,8 +44,10 @@ class AnnotatorController(Controller):
         config = options.leader_config(settings)
         if config is None:
             raise TypeError("the annotator is off")
-        asker = Asker(sources, Limits(annotator.QUERY_TIMEOUT_S, _MAX_QUERIES), handle.clock, handle.meters)
-        usage_source = annotator.create_usage_source(sources, config, window, asker, handle.clock)
+        selector = SourceSelector(
+            sources, Limits(annotator.QUERY_TIMEOUT_S, _MAX_QUERIES), handle.clock, handle.meters
+        )
+        usage_source = annotator.create_usage_source(sources, config, window, selector, handle.clock)
         rules = patches.patch_rules(window.max_age_s, config.period_s)
         self._annotator = Annotator(config, rules, usage_source, handle.clock, handle.meters)
         self._handle = handle

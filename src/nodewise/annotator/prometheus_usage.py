@@ -10,11 +10,11 @@ from nodewise.annotator import sample_statistics
 from nodewise.annotator.options import AnnotatorConfig
 from nodewise.annotator.usage import MILLI, MemoryRequests, NodeUsage, ResourceUsage, UsageMeasurement
 from nodewise.errors import NodewiseError
-from nodewise.metrics.asking import Asker
 from nodewise.metrics.prometheus.ranges import Points
 from nodewise.metrics.prometheus.source import PrometheusMetrics
 from nodewise.metrics.series import Series
 from nodewise.metrics.source import MetricRequest
+from nodewise.metrics.source_selection import SourceSelector
 from nodewise.quantity import NANO
 from nodewise.statistics import queries
 from nodewise.statistics.queries import WindowOptions
@@ -42,13 +42,13 @@ class PrometheusUsageSource:
 
     def __init__(
         self,
-        asker: Asker,
+        selector: SourceSelector,
         options: WindowOptions,
         config: AnnotatorConfig,
         sources: Sequence[PrometheusMetrics],
         clock: clocks.Clock,
     ) -> None:
-        self._asker = asker
+        self._selector = selector
         self._metric_requests = queries.metric_requests(options)
         self._options = options
         self._config = config
@@ -80,7 +80,7 @@ class PrometheusUsageSource:
         return UsageMeasurement(usage, tuple(failures))
 
     async def _query_values(self, metric_request: MetricRequest, failures: list[str]) -> ValueByNode:
-        outcome = await self._asker.ask(metric_request)
+        outcome = await self._selector.ask(metric_request)
         if isinstance(outcome, Series):
             return {node: sample.value / NANO for node, sample in outcome.samples.items()}
         failures.append(f"{metric_request.metric}: {outcome.why}")

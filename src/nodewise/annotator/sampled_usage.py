@@ -13,9 +13,9 @@ from nodewise import cooperative
 from nodewise.annotator import sample_statistics
 from nodewise.annotator.options import AnnotatorConfig
 from nodewise.annotator.usage import MILLI, MemoryRequests, NodeUsage, ResourceUsage, UsageMeasurement
-from nodewise.metrics.asking import Asker
 from nodewise.metrics.series import Series
 from nodewise.metrics.source import MetricRequest
+from nodewise.metrics.source_selection import SourceSelector
 from nodewise.quantity import NANO
 from nodewise.statistics.queries import WindowOptions
 
@@ -31,9 +31,9 @@ class SampledUsageSource:
     """Keeps the samples of a window (`usage.UsageSource`). A single sample has a mean and no deviation."""
 
     def __init__(
-        self, asker: Asker, options: WindowOptions, config: AnnotatorConfig, clock: clocks.Clock
+        self, selector: SourceSelector, options: WindowOptions, config: AnnotatorConfig, clock: clocks.Clock
     ) -> None:
-        self._asker = asker
+        self._selector = selector
         self._window_s = options.statistics_window_s
         self._has_forecasts = config.forecast
         self._clock = clock
@@ -52,7 +52,7 @@ class SampledUsageSource:
             return
         self._sampled_s = self._clock.monotonic()
         for metric, samples_by_node in self._samples.items():
-            outcome = await self._asker.ask(MetricRequest(metric))
+            outcome = await self._selector.ask(MetricRequest(metric))
             if isinstance(outcome, Series):
                 self._failures.pop(metric, None)
                 await self._append(outcome, samples_by_node)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.agent import Details, Evidence, Scores, Verdict
-from nodewise.metrics.index import Names
+from nodewise.metrics.node_index import Names
 
 Verb = Literal["filter", "prioritize", "preempt", "bind"]
 _FIXED_BYTES = 1500

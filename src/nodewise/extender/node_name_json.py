@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.agent import MAX_SCORE
-from nodewise.metrics import nametable
-from nodewise.metrics.index import Names
-from nodewise.metrics.nametable import NameTable, Numbers
+from nodewise.metrics import node_name_table
+from nodewise.metrics.node_index import Names
+from nodewise.metrics.node_name_table import NameTable, Numbers
 
 _HOST: Final = b'{"Host":'
 _SCORES: Final = [b'"Score":%d}' % score for score in range(MAX_SCORE + 1)]
@@ -27,7 +27,7 @@ def _table(names: Names) -> NameTable | None:
 
 
 def _quoted(names: Names, positions: Numbers) -> list[bytes]:
-    return [b'"%b"' % name for name in nametable.encoded(names[positions].tolist())]
+    return [b'"%b"' % name for name in node_name_table.encoded(names[positions].tolist())]
 
 
 def listed(names: Names, positions: Numbers) -> bytes:

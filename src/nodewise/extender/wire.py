@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from nodewise.errors import UNREADABLE, BadInput, Problem
 from nodewise.extender import lenient_decoder, node_name_json, request_limits
 from nodewise.extender.decision import Decision
-from nodewise.metrics.index import Names, NodeIndex
+from nodewise.metrics.node_index import Names, NodeIndex
 
 PodT = TypeVar("PodT", bound=msgspec.Struct)
 

@@ -1,6 +1,6 @@
 """Node metrics: what is measured on each node, when, and by whom.
 
-A source (`custom`, `resource`, `prometheus`, `file`) fetches one metric as a `series`; `asking` chooses among
+A source (`custom`, `resource`, `prometheus`, `file`) fetches one metric as a `series`; `source_selection` chooses among
 several; `snapshot` keeps the newest of each; `refresher` asks for what policies name, each metric on its own;
 `aggregation` reduces several values of a node to one; `column` lays a series out by node number for arithmetic.
 `nodes` is what sources know of nodes.

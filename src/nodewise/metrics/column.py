@@ -7,8 +7,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.metrics.index import NodeIndex
-from nodewise.metrics.nametable import Numbers
+from nodewise.metrics.node_index import NodeIndex
+from nodewise.metrics.node_name_table import Numbers
 from nodewise.metrics.series import Sample, Series, State
 
 Values = NDArray[np.int64] | NDArray[np.object_]
@@ -19,7 +19,7 @@ _PART: Final = 512
 
 
 class Column(NamedTuple):
-    """Arrays by node number, one entry longer than the index (see `metrics.index`)."""
+    """Arrays by node number, one entry longer than the index (see `metrics.node_index`)."""
 
     values: Values
     """Nano-units; int64 where every value fits, else Python integers, so comparisons are always exact."""

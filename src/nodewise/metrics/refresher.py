@@ -9,10 +9,10 @@ import msgspec
 
 from nodewise import cooperative
 from nodewise.clock import Clock
-from nodewise.metrics.asking import Asker, Failure, Limits
 from nodewise.metrics.series import Series, newer
 from nodewise.metrics.snapshot import MetricsSnapshot
 from nodewise.metrics.source import MetricRequest, Source, merge_requests
+from nodewise.metrics.source_selection import Failure, Limits, SourceSelector
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 
@@ -42,7 +42,7 @@ class Refresher:
     ) -> None:
         self.snapshot = MetricsSnapshot()
         limits = Limits(options.metrics_timeout_s, options.metrics_concurrency)
-        self._asker = Asker(sources, limits, clock, meters)
+        self._selector = SourceSelector(sources, limits, clock, meters)
         self._options = options
         self._clock = clock
         self._meters = meters
@@ -65,7 +65,7 @@ class Refresher:
         for metric in {request.name for request in gone} - {request.name for request in wanted}:
             for meter in ("metric_nodes", "metric_age_seconds", "metric_series_unmatched"):
                 self._meters.forget(meter, metric=metric)
-        self._asker.forget(gone)
+        self._selector.forget(gone)
         self._start(new)
 
     async def run(self) -> None:
@@ -110,7 +110,7 @@ class Refresher:
             changed()
 
     async def _refresh(self, request: MetricRequest) -> None:
-        outcome = await self._asker.ask(request)
+        outcome = await self._selector.ask(request)
         before = self.snapshot.series.get(request.key)
         if isinstance(outcome, Series):
             outcome = await cooperative.run(newer(before, outcome))
@@ -118,7 +118,7 @@ class Refresher:
             return
         if isinstance(outcome, Series):
             self._keep(request, before, outcome)
-            await self._asker.name_losers(request)
+            await self._selector.name_losers(request)
         else:
             self._fail(request.key, outcome)
 

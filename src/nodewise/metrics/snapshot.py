@@ -8,7 +8,7 @@ from nodewise.metrics.series import Series
 
 
 class MetricsSnapshot(msgspec.Struct, frozen=True):
-    """The newest series of each metric, and what came of asking."""
+    """The newest series of each metric, and the reasons of the last failures."""
 
     series: Mapping[str, Series] = {}
     """By `MetricRequest.key`; a metric that was never fetched with success is not in here."""

@@ -22,7 +22,7 @@ from nodewise.kube import responses
 from nodewise.kube.api import DEADLINE_S, IDLE_S, NONE, Params, Patch
 from nodewise.kube.resources import EVENTS, LEASES, NAMESPACES, NODES, PODS, Resource
 from nodewise.kube.responses import Call, Cause, Details, Status
-from nodewise.simulate import applying
+from nodewise.simulate import server_side_apply
 
 Object = dict[str, Any]
 
@@ -153,7 +153,7 @@ class FakeApi:
         patch = _decoded("patch", path, body)
         if kind == "apply":
             manager, force = params.get("fieldManager", ""), params.get("force") == "true"
-            item, clashes = applying.applied(before, patch, manager)
+            item, clashes = server_side_apply.applied(before, patch, manager)
             if clashes and not force:
                 causes = tuple(Cause(field, f"owned by {owner}") for field, owner in clashes.items())
                 text = f"Apply failed with {len(clashes)} conflicts"

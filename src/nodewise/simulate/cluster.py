@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, Self
 import httpx2
 
 from nodewise.clock import Clock, ManualClock, SystemClock
-from nodewise.simulate import diagnosis, extender_entry, objects, plugins, scheduling
+from nodewise.simulate import extender_entry, objects, plugins, scheduling, unschedulable_message
 from nodewise.simulate.extender_client import Extender
 from nodewise.simulate.inventory import Inventory
 from nodewise.simulate.objects import Object, Pod
@@ -189,7 +189,7 @@ class Cluster:
     def _reject(self, pod: Pod, decision: Decision) -> None:
         """Puts the pod back before anything else happens, so that what happens can move it on."""
         self._queue.put_back(pod.key, decision.rejectors, self._clock.monotonic())
-        self._events[pod.key] = diagnosis.event(decision.message)
+        self._events[pod.key] = unschedulable_message.event(decision.message)
         nominated = pod.nominated if decision.nominated is None else decision.nominated
         changed = self._tell(pod, Outcome(None, decision.reason, decision.message), nominated)
         if changed and plugins.EXTENDER in decision.rejectors:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Collection
 from typing import Final, Literal, NamedTuple
 
 from nodewise.simulate import selectors
-from nodewise.simulate.diagnosis import Rejection
 from nodewise.simulate.node_info import NodeInfo
 from nodewise.simulate.objects import Node, Pod, Taint
 from nodewise.simulate.resources import PODS
+from nodewise.simulate.unschedulable_message import Rejection
 
 EXTENDER: Final = "Extender"
 """The name under which an extender's rejection is remembered; every event makes it worth another try."""

@@ -10,12 +10,12 @@ from random import Random
 from typing import Final, NamedTuple
 
 from nodewise.errors import Unavailable
-from nodewise.simulate import diagnosis
-from nodewise.simulate.diagnosis import Rejection, Rejections
+from nodewise.simulate import unschedulable_message
 from nodewise.simulate.extender_client import Extender
 from nodewise.simulate.extender_wire import Victims
 from nodewise.simulate.node_info import NodeInfo
 from nodewise.simulate.objects import Pod
+from nodewise.simulate.unschedulable_message import Rejection, Rejections
 
 Judge = Callable[[NodeInfo], Rejection | None]
 """What the plugins say of the pod on a node in some state."""
@@ -55,7 +55,7 @@ def attempt(pod: Pod, seen: Situation, extenders: Sequence[Extender], random: Ra
     try:
         candidates, refused = _candidates(pod, seen, random)
         if not candidates:
-            message = diagnosis.text(len(seen.nodes), refused.values(), absent=_NO_HELP)
+            message = unschedulable_message.text(len(seen.nodes), refused.values(), absent=_NO_HELP)
             return Preemption(f"{_CLAIMS}, preemption: {message}", nominated="")
         candidates = _spared(pod, candidates, extenders, seen.nodes)
     except Unavailable as error:

@@ -12,12 +12,12 @@ from random import Random
 from typing import Final, NamedTuple
 
 from nodewise.errors import Unavailable
-from nodewise.simulate import diagnosis, plugins, preemption, scores
-from nodewise.simulate.diagnosis import Rejection
+from nodewise.simulate import plugins, preemption, scores, unschedulable_message
 from nodewise.simulate.extender_client import Extender
 from nodewise.simulate.node_info import NodeInfo
 from nodewise.simulate.objects import Pod
 from nodewise.simulate.plugins import Plugins
+from nodewise.simulate.unschedulable_message import Rejection
 
 UNSCHEDULABLE: Final = "Unschedulable"
 SCHEDULER_ERROR: Final = "SchedulerError"
@@ -80,7 +80,7 @@ class _Found(NamedTuple):
 def decide(pod: Pod, cluster_state: ClusterState, rules: Rules) -> Decision:
     """Where a pod goes, or why nowhere. Nothing is bound or evicted here."""
     if not cluster_state.nodes:
-        return Decision(None, UNSCHEDULABLE, diagnosis.NO_NODES)
+        return Decision(None, UNSCHEDULABLE, unschedulable_message.NO_NODES)
     if (alone := _nominated_node(pod, cluster_state, rules)) is not None:
         return Decision(alone)
     search = _find(pod, cluster_state, rules)
@@ -105,7 +105,9 @@ def _nowhere(pod: Pod, cluster_state: ClusterState, rules: Rules, search: _Found
 
     seen = preemption.Situation(cluster_state.nodes, search.rejections, judge)
     tried = preemption.attempt(pod, seen, rules.extenders, rules.random)
-    message = diagnosis.text(len(cluster_state.nodes), search.rejections.values(), preemption=tried.message)
+    message = unschedulable_message.text(
+        len(cluster_state.nodes), search.rejections.values(), preemption=tried.message
+    )
     return Decision(
         None, UNSCHEDULABLE, message, search.rejectors, tried.nominated, tried.victims, search.looked_at
     )

@@ -12,9 +12,9 @@ from nodewise.clock import ManualClock, format_rfc3339, parse_rfc3339
 from nodewise.errors import Conflict, NodewiseError, Refused, Unavailable
 from nodewise.kube.api import NONE, Params, Patch
 from nodewise.kube.resources import NODES
-from nodewise.metrics.asking import Asker, Limits
 from nodewise.metrics.series import Sample, Series
 from nodewise.metrics.source import MetricRequest
+from nodewise.metrics.source_selection import Limits, SourceSelector
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.api import FakeApi
 from nodewise.statistics.annotations import ANNOTATED_AT
@@ -90,8 +90,8 @@ class Cluster:
         for manifest in nodes or (node("a"), node("b")):
             self.api.put(NODES, manifest)
         window = WindowOptions(statistics_window_s=window_s)
-        asker = Asker([self.meter], Limits(5, 8), self.clock, self.meters)
-        measure = annotator.create_usage_source([self.meter], task, window, asker, self.clock)
+        selector = SourceSelector([self.meter], Limits(5, 8), self.clock, self.meters)
+        measure = annotator.create_usage_source([self.meter], task, window, selector, self.clock)
         self.annotator = Annotator(
             task, patches.PatchRules(window.max_age_s), measure, self.clock, self.meters
         )

@@ -4,7 +4,7 @@ from nodewise import cooperative
 from nodewise.cooperative import run_at_once
 from nodewise.metrics import column
 from nodewise.metrics.column import Column
-from nodewise.metrics.index import NodeIndex
+from nodewise.metrics.node_index import NodeIndex
 from nodewise.metrics.series import Sample, Series, State, newer
 from nodewise.metrics.snapshot import MetricsSnapshot
 

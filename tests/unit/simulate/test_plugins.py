@@ -3,10 +3,10 @@ from typing import Any
 import pytest
 
 from nodewise.simulate import node_info, objects, plugins
-from nodewise.simulate.diagnosis import Rejection
 from nodewise.simulate.node_info import NodeInfo
 from nodewise.simulate.objects import Node, Pod
 from nodewise.simulate.plugins import Event
+from nodewise.simulate.unschedulable_message import Rejection
 from tests.cluster import objects as made
 
 PLUGINS = plugins.standard()

@@ -4,11 +4,11 @@ from typing import Any
 import pytest
 
 from nodewise.simulate import extender_entry, node_info, objects, plugins, preemption
-from nodewise.simulate.diagnosis import Rejection
 from nodewise.simulate.extender_client import Extender
 from nodewise.simulate.node_info import NodeInfo
 from nodewise.simulate.objects import Pod
 from nodewise.simulate.preemption import Preemption, Situation
+from nodewise.simulate.unschedulable_message import Rejection
 from tests.cluster import objects as made
 from tests.unit.simulate import fake_extender
 

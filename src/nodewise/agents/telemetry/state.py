@@ -12,7 +12,7 @@ from nodewise.agents.telemetry.policy import Policy, PolicyObject, Rule
 from nodewise.agents.telemetry.trust import NAMESPACES, Trust
 from nodewise.metrics import column as columns
 from nodewise.metrics.column import Column
-from nodewise.metrics.index import NodeIndex
+from nodewise.metrics.node_index import NodeIndex
 from nodewise.metrics.series import Series, State
 
 POLICIES = "taspolicies"

@@ -28,10 +28,10 @@ from nodewise.kube.options import KubeOptions
 from nodewise.kube.reflector import Reflector, Target
 from nodewise.kube.resources import NODES, PODS
 from nodewise.kube.store import Store
-from nodewise.metrics.asking import Asker, Limits
 from nodewise.metrics.nodes import NodeBook, NodeFields
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.source import PrometheusMetrics
+from nodewise.metrics.source_selection import Limits, SourceSelector
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.option import Option
@@ -188,8 +188,8 @@ def _wired(settings: SettingsByGroup, stores: Sequence[Store[Any]], tools: _Tool
         api, NodeBook(nodes).read, prometheus, window.max_age_s, annotators.QUERY_TIMEOUT_S, meters
     )
     sources = data_sources.sources([_source(own, prometheus)], (), ground) if config.usage else []
-    asker = Asker(sources, Limits(annotators.QUERY_TIMEOUT_S, _CALLS), clock, meters)
-    usage_source = annotators.create_usage_source(sources, config, window, asker, clock)
+    selector = SourceSelector(sources, Limits(annotators.QUERY_TIMEOUT_S, _CALLS), clock, meters)
+    usage_source = annotators.create_usage_source(sources, config, window, selector, clock)
     rules = patches.patch_rules(window.max_age_s, config.period_s)
     annotator = Annotator(config, rules, usage_source, clock, meters)
     closing = [source.close for source in sources if isinstance(source, PrometheusMetrics)]

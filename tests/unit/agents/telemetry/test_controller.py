@@ -20,7 +20,7 @@ from nodewise.errors import NodewiseError, Refused, Unavailable
 from nodewise.kube.api import NONE, Params, Patch
 from nodewise.kube.resources import NODES, Resource
 from nodewise.kube.store import Writer
-from nodewise.metrics.index import NodeIndex
+from nodewise.metrics.node_index import NodeIndex
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.api import FakeApi
 from tests.unit.agents.hands import hands

@@ -1,4 +1,4 @@
-"""Which source a metric is asked of, where there are several: the first in the order given that has it.
+"""Selects the source of each metric: the first source, in the configured order, that has the metric.
 
 A source that gave a metric is asked first the next time, so that one without it, or one that hangs, costs the
 metric nothing. Once in `LOOK_S` the sources before it are asked again, and the first that has it now takes over.
@@ -22,7 +22,7 @@ LOOK_S: Final = 60.0
 
 
 class Limits(NamedTuple):
-    """What bounds the asking."""
+    """Limits of the calls to sources."""
 
     timeout_s: float
     """Of one call."""
@@ -55,8 +55,8 @@ class _Known(NamedTuple):
     looked_at_s: float
 
 
-class Asker:
-    """Asks sources, each call with its own deadline and not too many at once."""
+class SourceSelector:
+    """Fetches metrics from sources, each call with its own deadline and not too many at once."""
 
     def __init__(
         self, sources: Sequence[Source], limits: Limits, clock: Clock, meters: MetricsRegistry

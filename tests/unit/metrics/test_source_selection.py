@@ -8,9 +8,9 @@ import structlog
 
 from nodewise.clock import ManualClock
 from nodewise.errors import Unavailable
-from nodewise.metrics.asking import LOOK_S, Asker, Failure, Limits
 from nodewise.metrics.series import Sample, Series
 from nodewise.metrics.source import MetricRequest, NotThere, NoValues
+from nodewise.metrics.source_selection import LOOK_S, Failure, Limits, SourceSelector
 from nodewise.observe.metrics_registry import MetricsRegistry
 from tests.unit.kube import virtual
 
@@ -49,14 +49,14 @@ class Stage:
     def __init__(self, *sources: Source) -> None:
         self.clock = ManualClock(1000.0)
         self.meters = MetricsRegistry()
-        self.asker = Asker(sources, Limits(0.05, 4), self.clock, self.meters)
+        self.selector = SourceSelector(sources, Limits(0.05, 4), self.clock, self.meters)
 
     async def ask(self, request: MetricRequest = M) -> str:
         """The source's name, or why there is none; with what follows a good answer."""
-        outcome = await self.asker.ask(request)
+        outcome = await self.selector.ask(request)
         if isinstance(outcome, Failure):
             return outcome.why
-        await self.asker.name_losers(request)
+        await self.selector.name_losers(request)
         return outcome.source
 
 
@@ -183,7 +183,7 @@ class TestEmptyAnswers:
 
     def asked(self, request: MetricRequest, *sources: Source) -> Series | Failure:
         async def play() -> Series | Failure:
-            return await Stage(*sources).asker.ask(request)
+            return await Stage(*sources).selector.ask(request)
 
         return asyncio.run(play())
 
@@ -216,7 +216,7 @@ def test_what_nobody_needs_any_more_is_forgotten() -> None:
 
     async def play(stage: Stage) -> None:
         await stage.ask()
-        stage.asker.forget(frozenset({M}))
+        stage.selector.forget(frozenset({M}))
         await stage.ask()
 
     assert len(played(play, first, second)) == 2

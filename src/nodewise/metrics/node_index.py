@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.metrics import nametable
-from nodewise.metrics.nametable import NameTable, Numbers
+from nodewise.metrics import node_name_table
+from nodewise.metrics.node_name_table import NameTable, Numbers
 
 _NONE: Final[Mapping[int, str]] = MappingProxyType({})
 _read_list: Final = msgspec.json.Decoder(list[str]).decode
@@ -32,7 +32,7 @@ class NodeIndex:
     @cached_property
     def table(self) -> NameTable | None:
         """The names as text, made when first asked for; None where they are of too different lengths."""
-        return nametable.table(list(self._numbers))
+        return node_name_table.table(list(self._numbers))
 
     def prepare(self) -> None:
         """Make the table now, so that no request has to wait for it: some 2 ms for 5,000 names."""

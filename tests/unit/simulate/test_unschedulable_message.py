@@ -1,7 +1,7 @@
 import pytest
 
-from nodewise.simulate import diagnosis
-from nodewise.simulate.diagnosis import Rejection
+from nodewise.simulate import unschedulable_message
+from nodewise.simulate.unschedulable_message import Rejection
 
 HOT, BROKEN = Rejection(("hot",)), Rejection(("broken",))
 
@@ -16,15 +16,15 @@ HOT, BROKEN = Rejection(("hot",)), Rejection(("broken",))
     ],
 )
 def test_reasons(nodes: int, rejected: list[Rejection], said: str) -> None:
-    assert diagnosis.text(nodes, rejected) == f"0/{nodes} nodes are available:{said}"
+    assert unschedulable_message.text(nodes, rejected) == f"0/{nodes} nodes are available:{said}"
 
 
 def test_nodes_of_which_nothing_is_said_may_share_a_reason() -> None:
-    assert diagnosis.text(3, [HOT], absent="no help").endswith(" 1 hot, 2 no help.")
-    assert diagnosis.text(1, [HOT], absent="no help").endswith(" 1 hot.")
+    assert unschedulable_message.text(3, [HOT], absent="no help").endswith(" 1 hot, 2 no help.")
+    assert unschedulable_message.text(1, [HOT], absent="no help").endswith(" 1 hot.")
 
 
 def test_an_event_is_cut_by_bytes() -> None:
-    assert diagnosis.event("x" * 1024) == "x" * 1024
-    assert diagnosis.event("x" * 1025) == "x" * 1020 + " ..."
-    assert len(diagnosis.event("é" * 600).encode()) <= 1024
+    assert unschedulable_message.event("x" * 1024) == "x" * 1024
+    assert unschedulable_message.event("x" * 1025) == "x" * 1020 + " ..."
+    assert len(unschedulable_message.event("é" * 600).encode()) <= 1024
