@@ -45,7 +45,7 @@ def test_a_cluster_and_a_policy(
     tmp_path: Path,
 ) -> None:
     archive = got(request, image_archive.archive)
-    end = pages.section(CLUSTER, "## Away with it")
+    end = pages.section(CLUSTER, "## Clean up")
     begin = [block for block in pages.blocks(CLUSTER) if block not in end]
     policy = pages.blocks(POLICY)
     assert len(begin) > 5

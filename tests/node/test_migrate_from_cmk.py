@@ -241,7 +241,7 @@ def test_a_core_goes_from_a_task_of_cmk_to_one_of_nodewise_and_the_state_back(
         manager = Manager(room, whole.node, whole.plane.admin, tmp_path)
         assert set(manager.masks(new).values()) == {EXCLUSIVE}
 
-        typing.follows(pages.section(PAGE, "## The way back"))
+        typing.follows(pages.section(PAGE, "## Roll back"))
         for path in MADE_ANEW:
             wait(f"{path} can be made anew", lambda path=path: None if api.find(path) else True)
         assert tasks(whole, "exclusive") == held

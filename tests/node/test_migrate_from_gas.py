@@ -205,7 +205,7 @@ def test_pods_keep_their_cards_from_gas_to_nodewise_and_back(
     whole: Host, room: Sandbox, cards: None, scheduler: Static, operator: Reader
 ) -> None:
     beside, switch, seen, away, back = (
-        pages.section(PAGE, f"## {title}") for title in ("1.", "2.", "3.", "4.", "The way back")
+        pages.section(PAGE, f"## {title}") for title in ("1.", "2.", "3.", "4.", "Roll back")
     )
     hold, stop, configure, restarted, let = switch
     restore, start = back

@@ -80,7 +80,7 @@ def operator(
 
 def test_annotations_and_the_scheduler_change_hands_and_change_back(whole: Host, operator: Reader) -> None:
     look, annotator, (pair, _), seen, back = (
-        pages.section(PAGE, f"## {title}") for title in ("1.", "2.", "3.", "4.", "The way back")
+        pages.section(PAGE, f"## {title}") for title in ("1.", "2.", "3.", "4.", "Roll back")
     )
     operator.follows(look)
     operator.follows(annotator)
