@@ -71,7 +71,9 @@ class Api:
     def delete(self, path: str) -> None:
         """Takes away an object, or all of a folder, at once; what is not there is taken away already."""
         try:
-            self.request("DELETE", path, params={"gracePeriodSeconds": "0"})
+            # some kinds wait by default for a garbage collector, which may not run, to orphan their pods
+            params = {"gracePeriodSeconds": "0", "propagationPolicy": "Background"}
+            self.request("DELETE", path, params=params)
         except ApiError as error:
             if error.code != httpx2.codes.NOT_FOUND:
                 raise
