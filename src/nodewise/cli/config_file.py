@@ -3,16 +3,18 @@
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 from click.core import ParameterSource
 
 from nodewise import yaml_loader
-from nodewise.agent import AgentKind
 from nodewise.cli.parameter_types import parameter_type
 from nodewise.cli.settings import Group, Setting, declared, merged
 from nodewise.errors import BadInput, BadSettings, Problem, shown
+
+if TYPE_CHECKING:
+    from nodewise.agent import AgentKind  # numpy is not part of the program that is installed on hosts
 
 SECTIONS: Final = "sections"
 """The name of `Sections` among a command's parameters; without a file there are none."""
@@ -43,7 +45,7 @@ class Sections(NamedTuple):
         }
 
 
-def option(groups: Sequence[Group], kinds: Sequence[AgentKind]) -> click.Option:
+def option(groups: Sequence[Group], kinds: "Sequence[AgentKind]") -> click.Option:
     """`--config`, for a command that takes these groups and the options of these agents."""
 
     def apply(ctx: click.Context, _: click.Parameter, path: str | None) -> None:
@@ -64,7 +66,7 @@ def option(groups: Sequence[Group], kinds: Sequence[AgentKind]) -> click.Option:
     )
 
 
-def read(path: str, groups: Sequence[Group], kinds: Sequence[AgentKind]) -> ConfigFile:
+def read(path: str, groups: Sequence[Group], kinds: "Sequence[AgentKind]") -> ConfigFile:
     """The settings of a file. `BadSettings` with all problems of the file, and the closest key for an unknown one."""
     settings = {setting.field: setting for setting in merged(groups, kinds)}
     agents = {kind.name: kind for kind in kinds}
@@ -93,7 +95,7 @@ def _mapping(path: str) -> dict[Any, Any]:
     return document
 
 
-def _section_keys(kind: AgentKind, settings: Mapping[str, Setting]) -> dict[str, Setting]:
+def _section_keys(kind: "AgentKind", settings: Mapping[str, Setting]) -> dict[str, Setting]:
     """The keys of an agent's section: without the agent's name before them, and with it."""
     own = [settings[setting.field] for setting in declared(kind.options)]
     prefix = kind.name.replace("-", "_") + "_"

@@ -8,12 +8,11 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, Final, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, Protocol, TypeVar
 
 import click
 import msgspec
 
-from nodewise.agent import AgentKind
 from nodewise.cli import config_file, legacy, settings
 from nodewise.cli.config_file import Sections
 from nodewise.cli.parameter_types import bounded_type, parameter_type
@@ -21,6 +20,9 @@ from nodewise.cli.settings import CommandOptions, Group, Setting
 from nodewise.errors import BadSettings, Problem, shown
 from nodewise.kube.options import KubeOptions
 from nodewise.option import Argument, Option
+
+if TYPE_CHECKING:
+    from nodewise.agent import AgentKind  # numpy is not part of the program that is installed on hosts
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -40,7 +42,7 @@ class CommandLine(NamedTuple):
         """A group of settings. `BadSettings` if a value is out of its bounds."""
         return build(group, self.values)
 
-    def agent_options(self, kind: AgentKind) -> Any:
+    def agent_options(self, kind: "AgentKind") -> Any:
         """An agent's options. `BadSettings` if a value is out of its bounds."""
         sections: Sections | None = self.values.get(config_file.SECTIONS)
         if sections is None:
@@ -115,9 +117,9 @@ def make_command(
 
 def parameters(
     *groups: Group,
-    kinds: Sequence[AgentKind] = (),
+    kinds: "Sequence[AgentKind]" = (),
     known: Sequence[Group] = (),
-    known_kinds: Sequence[AgentKind] = (),
+    known_kinds: "Sequence[AgentKind]" = (),
     has_file: bool = True,
 ) -> list[click.Parameter]:
     """The parameters of a command that takes these groups and these agents' settings.

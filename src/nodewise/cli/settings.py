@@ -12,14 +12,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from types import NoneType
-from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
 
 from nodewise import clock
-from nodewise.agent import AgentKind
 from nodewise.errors import BadSettings, Problem
 from nodewise.option import Argument, Option
+
+if TYPE_CHECKING:
+    from nodewise.agent import AgentKind  # numpy is not part of the program that is installed on hosts
 
 Group = type[msgspec.Struct]
 
@@ -163,7 +165,7 @@ def _docstrings(group: type) -> Mapping[str, str]:
     }
 
 
-def merged(groups: Iterable[Group], kinds: Iterable[AgentKind] = ()) -> list[Setting]:
+def merged(groups: Iterable[Group], kinds: "Iterable[AgentKind]" = ()) -> list[Setting]:
     """The settings of several groups and agents, each once. `BadSettings` where two declare the same name differently.
 
     Different help texts of the same setting are shown with the names of their agents.

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import nodewise.cpu
+from nodewise.cli import cpu
 
 FOLDER = Path(nodewise.cpu.__file__).parent
 LEAN = sorted(
@@ -48,3 +49,11 @@ def test_they_import_the_standard_library_only(module: str) -> None:
     foreign = {name for name in loaded if name.partition(".")[0] not in sys.stdlib_module_names}
     assert foreign - ALLOWED == {f"nodewise.cpu.{one}" for one in LEAN} & foreign
     assert "asyncio" not in loaded
+
+
+def test_commands_of_the_installed_program_need_no_numpy() -> None:
+    """The program that `nodewise cpu install` builds has none."""
+    modules = ", ".join(sorted(module for module, _ in cpu.COMMANDS.values()))
+    program = f"import sys, {modules}; print('numpy' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ran.stdout == "False\n"
