@@ -15,7 +15,7 @@ from tools.site import indented
 
 ROOT = Path(__file__).parents[2]
 LOADS = {"img": "src", "script": "src", "link": "href", "iframe": "src", "source": "srcset", "object": "data"}
-SECTIONS = ("Learn", "How-to", "Look up", "Understand")
+SECTIONS = ("Learn", "How-to", "Reference", "Concepts")
 
 
 @pytest.fixture(scope="module")
