@@ -83,10 +83,15 @@ class Refusal(NamedTuple):
 class BindPlugin(Plugin[PodT, StateT]):
     """Allocates devices to pods; nodewise binds the pods that concern it."""
 
-    ledgers: str
-    """The name in `Watched` of its allocation records, `LedgerLease` objects."""
-    pods: str
-    """The name in `Watched` of pods; a pod has at least `BindingFields`."""
+    @property
+    @abstractmethod
+    def allocation_records(self) -> str:
+        """The name in `Watched` of the allocation records, which are `LedgerLease` objects."""
+
+    @property
+    @abstractmethod
+    def pods(self) -> str:
+        """The name in `Watched` of pods; a pod has at least `BindingFields`."""
 
     @property
     @abstractmethod

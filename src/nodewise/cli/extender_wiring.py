@@ -213,7 +213,7 @@ def _binding(
         # a rate limit of its own: labels that queue up must not hold up pods
         api.with_rate_limit(kube.kube_qps, kube.kube_burst),
         api.namespace,
-        feed.objects[binder.ledgers],
+        feed.objects[binder.allocation_records],
         components.keeper,
         binder,
         cast("AllocationStateBuilder[Any]", components.states[binder.name]),

@@ -161,7 +161,7 @@ class Desk:
             self._path,
             on.binder.name,
             lambda agent_state: on.state.amended(agent_state, self._node, ledger),
-            Override(on.binder.ledgers, (on.namespace, self._name), ledger),
+            Override(on.binder.allocation_records, (on.namespace, self._name), ledger),
         )
         if not self._plans():
             on.snapshots.withdraw(self._path)
@@ -313,7 +313,9 @@ class Desk:
             self._gone = known
 
     def _learn(self, answer: bytes) -> LedgerLease | None:
-        found: LedgerLease | None = self._on.snapshots.apply_response(self._on.binder.ledgers, answer)
+        found: LedgerLease | None = self._on.snapshots.apply_response(
+            self._on.binder.allocation_records, answer
+        )
         return found
 
 

@@ -48,7 +48,7 @@ class OneCardEach:
     """The agent and its state. A slot is, by node, the card that each pod holds; `cards` are those of every node."""
 
     name = "t"
-    ledgers = "ledgers"
+    allocation_records = "ledgers"
     pods = "pods"
     inputs = Inputs(frozenset({"ledgers"}))
 

@@ -70,7 +70,7 @@ class GpuAgent(
 
     name = "gpu"
     reason_marks = reasons.REASON_PREFIXES
-    allocation_record = ALLOCATION_RECORDS
+    allocation_records = ALLOCATION_RECORDS
     pods = PODS
 
     def __init__(self, options: GpuOptions, profile: ResourceProfile) -> None:
