@@ -25,7 +25,10 @@ PROGRAMS: Final = {"nodewise": "nodewise.cli.main", "cmk": "nodewise.cli.cmk"}
 """Modules of the scripts in the environment's folder of programs."""
 NODEWISE: Final = Path(sys.executable).parent / "nodewise"
 CMK: Final = NODEWISE.parent / "cmk"
-SHORT_WAITS: Final = {"nodewise.cpu.cluster.pods.SETTLED_S": 0.3, "nodewise.cpu.cluster.removal.TASKS_S": 1.0}
+SHORT_WAITS: Final = {
+    "nodewise.cpu.cluster.pod_progress.SETTLED_S": 0.3,
+    "nodewise.cpu.cluster.removal.TASKS_S": 1.0,
+}
 """Constants: for containers that may fail after their start, and for tasks that may end."""
 _PR_SET_PDEATHSIG: Final = 1
 _CONTEXT: Final = multiprocessing.get_context("forkserver")

@@ -20,7 +20,6 @@ EXCEPTIONS: Final = frozenset(
         "_by_class",
         "_capacity",
         "_cores",
-        "_free",
         "_isolated",
         "_kinds",
         "_places",

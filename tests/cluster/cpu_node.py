@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nodewise.cpu import configmap, names, state
-from nodewise.cpu.cluster.blocking import BlockingRequests
-from nodewise.cpu.state import State
+from nodewise.cpu import names, pool_allocations
+from nodewise.cpu.cluster.blocking_client import BlockingApiClient
+from nodewise.cpu.pool_allocations import Allocations
+from nodewise.cpu.store import configmap
 from nodewise.kube.options import KubeOptions
 from tests import forks
 from tests.cluster import objects, processes
@@ -80,24 +81,24 @@ class Node:
     def init(self, exclusive: int = 2, *options: object) -> subprocess.CompletedProcess[str]:
         return self.run("init", "--sysfs", self.folder, "--num-exclusive-cores", exclusive, *options)
 
-    def store(self, found: State) -> None:
+    def store(self, found: Allocations) -> None:
         """As an older program would, over whatever is there."""
         texts = configmap.format_texts(found)
         patch = {
-            "metadata": {"annotations": {state.IDENTITIES: texts.identities}},
+            "metadata": {"annotations": {pool_allocations.IDENTITIES: texts.identities}},
             "data": {"config": texts.config},
         }
         self.sandbox.api.patch(self.config_map, patch)
 
-    def stored(self) -> State:
+    def stored(self) -> Allocations:
         found = self.sandbox.api.get(self.config_map)
-        identities = (found["metadata"].get("annotations") or {}).get(state.IDENTITIES, "{}")
-        return configmap.parse(configmap.Texts(found["data"]["config"], identities))
+        identities = (found["metadata"].get("annotations") or {}).get(pool_allocations.IDENTITIES, "{}")
+        return configmap.parse_texts(configmap.ConfigMapTexts(found["data"]["config"], identities))
 
 
 @contextmanager
-def requests(user: User) -> Iterator[BlockingRequests]:
-    with BlockingRequests(
+def requests(user: User) -> Iterator[BlockingApiClient]:
+    with BlockingApiClient(
         KubeOptions(kubeconfig=str(user.kubeconfig), kube_qps=1000, kube_burst=1000)
     ) as opened:
         yield opened

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from nodewise.cpu import state
-from nodewise.cpu.cluster.blocking import BlockingRequests
-from nodewise.cpu.store.configmaps import ConfigMapBook
-from nodewise.cpu.workload import inside
-from nodewise.cpu.workload.inside import InsideRequests
+from nodewise.cpu import pool_allocations
+from nodewise.cpu.cluster.blocking_client import BlockingApiClient
+from nodewise.cpu.store.configmap import ConfigMapStore
+from nodewise.cpu.workload import service_account
+from nodewise.cpu.workload.service_account import ServiceAccountClient
 from nodewise.errors import BadSettings, Refused, Unavailable
 from nodewise.kube.options import KubeOptions
 from nodewise.yaml_loader import MOST_FROM_ALIASES
@@ -26,8 +26,8 @@ from tests.cluster.controlplane import ControlPlane
 from tests.cluster.sandboxes import Sandbox
 from tests.conformance.cmk import crowd, isolating
 from tests.conformance.cmk.isolating import clean, show
-from tests.unit.cpu.requests_suite import CONFIG_MAPS, RequestsSuite
-from tests.unit.cpu.store.books import BookSuite
+from tests.unit.cpu.api_client_suite import CONFIG_MAPS, ApiClientSuite
+from tests.unit.cpu.store.store_suite import StoreSuite
 from tests.unit.test_yaml_loader import bomb
 
 FAILED = 125
@@ -61,39 +61,39 @@ def options(plane: ControlPlane) -> KubeOptions:
 
 def environment(plane: ControlPlane) -> dict[str, str]:
     host, _, port = plane.url.removeprefix("https://").rpartition(":")
-    return {inside.HOST: host, inside.PORT: port}
+    return {service_account.HOST: host, service_account.PORT: port}
 
 
 def allow(plane: ControlPlane, space: str, *rules: Any) -> None:
     access.grant(plane.api, f"system:serviceaccount:{space}:worker", rules, space)
 
 
-class TestInsideOnReal(RequestsSuite):
+class TestInsideOnReal(ApiClientSuite):
     @pytest.fixture
-    def asked(self, plane: ControlPlane, space: str, account: Path) -> InsideRequests:
+    def asked(self, plane: ControlPlane, space: str, account: Path) -> ServiceAccountClient:
         allow(plane, space, rule("*", "*"))
-        return InsideRequests(account, environment(plane))
+        return ServiceAccountClient(account, environment(plane))
 
 
-class TestConfigMapBookOnReal(BookSuite):
+class TestConfigMapBookOnReal(StoreSuite):
     @pytest.fixture
-    def book(self, plane: ControlPlane, space: str) -> Iterator[ConfigMapBook]:
-        with BlockingRequests(options(plane)) as opened:
-            yield ConfigMapBook(opened, space, NODE)
+    def store(self, plane: ControlPlane, space: str) -> Iterator[ConfigMapStore]:
+        with BlockingApiClient(options(plane)) as opened:
+            yield ConfigMapStore(opened, space, NODE)
 
 
 def test_who_has_no_rights_is_refused(plane: ControlPlane, space: str, account: Path) -> None:
     with pytest.raises(Refused, match="403"):
-        InsideRequests(account, environment(plane)).get(CONFIG_MAPS.path(space, "a"))
+        ServiceAccountClient(account, environment(plane)).get(CONFIG_MAPS.path(space, "a"))
     (account / "token").write_text("no token")
     with pytest.raises(Refused, match="401"):
-        InsideRequests(account, environment(plane)).get(CONFIG_MAPS.path(space, "a"))
+        ServiceAccountClient(account, environment(plane)).get(CONFIG_MAPS.path(space, "a"))
 
 
 def test_no_answer_is_unavailable(plane: ControlPlane, space: str, account: Path) -> None:
-    nobody = environment(plane) | {inside.PORT: str(processes.free_port())}
+    nobody = environment(plane) | {service_account.PORT: str(processes.free_port())}
     with pytest.raises(Unavailable, match="refused"):
-        InsideRequests(account, nobody).get(CONFIG_MAPS.path(space, "a"))
+        ServiceAccountClient(account, nobody).get(CONFIG_MAPS.path(space, "a"))
 
 
 def test_another_authority_is_not_believed(
@@ -101,12 +101,12 @@ def test_another_authority_is_not_believed(
 ) -> None:
     (account / "ca.crt").write_bytes(Authority(tmp_path).ca_file.read_bytes())
     with pytest.raises(Unavailable, match="certificate verify failed"):
-        InsideRequests(account, environment(plane)).get(CONFIG_MAPS.path(space, "a"))
+        ServiceAccountClient(account, environment(plane)).get(CONFIG_MAPS.path(space, "a"))
 
 
 def test_outside_of_pods_it_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(BadSettings, match="node agent"):
-        InsideRequests(tmp_path, {})
+        ServiceAccountClient(tmp_path, {})
 
 
 class Pod:
@@ -122,7 +122,16 @@ class Pod:
 
     def words(self, *words: str) -> list[str]:
         isolate = [sys.executable, "-m", "nodewise.cli.cmk", "isolate", f"--namespace={self.space}", *words]
-        return ["unshare", "--mount", "sh", "-c", MOUNT, str(inside.ACCOUNT), str(self._account), *isolate]
+        return [
+            "unshare",
+            "--mount",
+            "sh",
+            "-c",
+            MOUNT,
+            str(service_account.ACCOUNT),
+            str(self._account),
+            *isolate,
+        ]
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -147,54 +156,58 @@ def pod(plane: ControlPlane, sandbox: Sandbox, account: Path) -> Pod:
 
 
 @pytest.fixture
-def book(plane: ControlPlane, space: str) -> Iterator[ConfigMapBook]:
-    with BlockingRequests(options(plane)) as opened:
-        found = ConfigMapBook(opened, space, NODE)
+def store(plane: ControlPlane, space: str) -> Iterator[ConfigMapStore]:
+    with BlockingApiClient(options(plane)) as opened:
+        found = ConfigMapStore(opened, space, NODE)
         found.create(
-            state.from_lists({"exclusive": {0: ("0", "1")}, "shared": {0: ("1",)}, "infra": {0: ("0",)}})
+            pool_allocations.from_lists(
+                {"exclusive": {0: ("0", "1")}, "shared": {0: ("1",)}, "infra": {0: ("0",)}}
+            )
         )
         yield found
 
 
 def test_a_pod_with_rights_of_its_own_needs_no_agent(
-    plane: ControlPlane, pod: Pod, book: ConfigMapBook, space: str
+    plane: ControlPlane, pod: Pod, store: ConfigMapStore, space: str
 ) -> None:
     allow(plane, space, *RIGHTS)
-    free = book.read().state
+    free = store.read().allocations
     code, out, errors = pod.run("--pool=exclusive", *show())
     assert (code, errors) == (0, "")
     assert json.loads(out)["cpus"] == [0]
-    assert book.read().state == free
+    assert store.read().allocations == free
 
 
-def test_many_at_once_share_two_cpus(plane: ControlPlane, pod: Pod, book: ConfigMapBook, space: str) -> None:
+def test_many_at_once_share_two_cpus(
+    plane: ControlPlane, pod: Pod, store: ConfigMapStore, space: str
+) -> None:
     """Case 102: whoever writes second reads again."""
     allow(plane, space, *RIGHTS)
-    free = book.read().state
+    free = store.read().allocations
     all_of_them = [pod.start("--pool=exclusive", "--wait=2m", *show()) for _ in range(8)]
     outcomes = [process.communicate(timeout=120) for process in all_of_them]
     assert [process.returncode for process in all_of_them] == [0] * 8, outcomes
     assert {json.dumps(json.loads(out)["cpus"]) for out, _ in outcomes} <= {"[0]", "[1]"}
-    assert book.read().state == free
+    assert store.read().allocations == free
 
 
 class Place(NamedTuple):
     """Isolates of a pod, and the book that they write."""
 
     pod: Pod
-    book: ConfigMapBook
+    store: ConfigMapStore
 
     def words(self, *more: str) -> list[str]:
         return self.pod.words(*more)
 
 
 def test_no_cpu_has_two_owners_whoever_is_killed(
-    plane: ControlPlane, pod: Pod, book: ConfigMapBook, space: str, tmp_path: Path
+    plane: ControlPlane, pod: Pod, store: ConfigMapStore, space: str, tmp_path: Path
 ) -> None:
     allow(plane, space, *RIGHTS)
-    book.replace(book.read().version, crowd.fresh())
-    many = crowd.Crowd(Place(pod, book), tmp_path, random.Random(8), pod.environment)
-    crowd.keep_the_law(many, book)
+    store.replace(store.read().version, crowd.fresh())
+    many = crowd.Crowd(Place(pod, store), tmp_path, random.Random(8), pod.environment)
+    crowd.keep_the_law(many, store)
 
 
 def test_without_rights_or_a_state_it_says_so(plane: ControlPlane, pod: Pod, space: str) -> None:
@@ -208,12 +221,12 @@ def test_without_rights_or_a_state_it_says_so(plane: ControlPlane, pod: Pod, spa
 
 
 def test_aliases_that_multiply_in_the_pools_are_refused_before_they_are_expanded(
-    plane: ControlPlane, pod: Pod, book: ConfigMapBook, space: str
+    plane: ControlPlane, pod: Pod, store: ConfigMapStore, space: str
 ) -> None:
     allow(plane, space, *RIGHTS)
-    path = CONFIG_MAPS.path(space, book.place.rpartition("/")[2])
+    path = CONFIG_MAPS.path(space, store.place.rpartition("/")[2])
     plane.api.patch(path, {"data": {"config": bomb(9)}})
     code, _, errors = pod.run("--pool=exclusive", "true")
     assert code == FAILED
-    assert f"cannot read {book.place}: config: document 1: found aliases" in errors
+    assert f"cannot read {store.place}: config: document 1: found aliases" in errors
     assert f"expected at most {MOST_FROM_ALIASES} more" in errors

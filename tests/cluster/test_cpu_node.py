@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from nodewise.cpu import names
-from nodewise.cpu.cluster import advertise, reports, versions
+from nodewise.cpu.cluster import api_versions, node_advertisement, reports
 from nodewise.cpu.cluster.reports import KINDS, NODE_REPORT, RECONCILE_REPORT
 from nodewise.cpu.names import EXCLUSIVE_CORES, NON_ISOLCPUS_CORES
-from nodewise.cpu.state import Task
+from nodewise.cpu.pool_allocations import Task
 from nodewise.cpu.topology import CPUS
 from nodewise.errors import Conflict
 from tests.cluster import processes
@@ -71,7 +71,7 @@ class TestPools:
             with child:
                 _, err = child.communicate(timeout=120)
             assert child.returncode == 0, err
-        assert len(list(node.stored().pools["exclusive"].slots)) == 2
+        assert len(list(node.stored().pools["exclusive"].cpu_lists)) == 2
 
     def test_classes_of_core_power_are_heeded_where_the_label_says_so(self, node: Node) -> None:
         """Case 85, with the label that Node Feature Discovery writes."""
@@ -85,13 +85,16 @@ class TestPools:
         done = node.init(2, "--num-shared-cores", 2)
         assert done.returncode == 0, done.stderr
         assert "performance, balance_performance, power" in done.stderr
-        lists = {pool.name: [slot.text for slot in pool.slots] for pool in node.stored().pools.values()}
+        lists = {
+            pool.name: [cpu_list.text for cpu_list in pool.cpu_lists] for pool in node.stored().pools.values()
+        }
         assert lists["exclusive"] == ["1,9", "2,10"]
         assert lists["shared"] == ["3,11,4,12"]
         without_label = Node(node.sandbox, node.folder)
         assert without_label.init(3, "--num-shared-cores", 1).returncode == 0
         lists = {
-            pool.name: [slot.text for slot in pool.slots] for pool in without_label.stored().pools.values()
+            pool.name: [cpu_list.text for cpu_list in pool.cpu_lists]
+            for pool in without_label.stored().pools.values()
         }
         assert lists["exclusive"] == ["1,9", "2,10", "3,11"]
 
@@ -150,7 +153,7 @@ class TestDiscover:
         assert now["status"]["capacity"][EXCLUSIVE_CORES] == "2"
         assert NON_ISOLCPUS_CORES not in now["status"]["capacity"]
         assert now["metadata"]["labels"][names.LABEL] == "true"
-        assert now["spec"]["taints"] == [FOREIGN, advertise.OURS]
+        assert now["spec"]["taints"] == [FOREIGN, node_advertisement.OURS]
         again = node.run("discover")
         assert node.now() == now
         assert "cpu_advertised" in again.stderr
@@ -162,7 +165,7 @@ class TestDiscover:
         node.run("discover", "--no-taint")
         assert node.now()["spec"]["taints"] == [wrong, FOREIGN]
         node.run("discover")
-        assert node.now()["spec"]["taints"] == [FOREIGN, advertise.OURS]
+        assert node.now()["spec"]["taints"] == [FOREIGN, node_advertisement.OURS]
 
     def test_what_a_kubelet_took_back_is_said_again(self, node: Node) -> None:
         node.init()
@@ -175,8 +178,8 @@ class TestDiscover:
     def test_a_pool_that_is_gone_is_no_longer_said(self, node: Node, plane: ControlPlane) -> None:
         with requests(plane.admin) as asked:
             for counts in ({EXCLUSIVE_CORES: 1, NON_ISOLCPUS_CORES: 3}, {EXCLUSIVE_CORES: 0}):
-                assert advertise.advertise(asked, node.name, counts, taint=False)
-                assert not advertise.advertise(asked, node.name, counts, taint=False)
+                assert node_advertisement.advertise(asked, node.name, counts, taint=False)
+                assert not node_advertisement.advertise(asked, node.name, counts, taint=False)
                 capacity = node.now()["status"]["capacity"]
                 assert {name: int(capacity[name]) for name in capacity if "cmk" in name} == counts
 
@@ -184,9 +187,11 @@ class TestDiscover:
         node.sandbox.api.patch(node.path, {"spec": {"taints": [FOREIGN]}})
         before = node.now()
         with requests(plane.admin) as asked:
-            advertise.advertise(asked, node.name, {EXCLUSIVE_CORES: 1, NON_ISOLCPUS_CORES: 3}, taint=True)
-            assert advertise.withdraw(asked, node.name)
-            assert not advertise.withdraw(asked, node.name)
+            node_advertisement.advertise(
+                asked, node.name, {EXCLUSIVE_CORES: 1, NON_ISOLCPUS_CORES: 3}, taint=True
+            )
+            assert node_advertisement.withdraw(asked, node.name)
+            assert not node_advertisement.withdraw(asked, node.name)
         after = node.now()
         for part in ("spec", "status"):
             assert after[part] == before[part]
@@ -213,10 +218,10 @@ class TestDiscover:
         other.start()
         with requests(plane.admin) as asked:
             while other.is_alive():
-                advertise.advertise(asked, node.name, {EXCLUSIVE_CORES: 1}, taint=True)
-                advertise.withdraw(asked, node.name)
+                node_advertisement.advertise(asked, node.name, {EXCLUSIVE_CORES: 1}, taint=True)
+                node_advertisement.withdraw(asked, node.name)
             other.join()
-            advertise.advertise(asked, node.name, {EXCLUSIVE_CORES: 1}, taint=True)
+            node_advertisement.advertise(asked, node.name, {EXCLUSIVE_CORES: 1}, taint=True)
         taints = node.now()["spec"]["taints"]
         assert sorted(one["key"] for one in taints) == sorted([names.TAINT, *(one["key"] for one in theirs)])
 
@@ -231,7 +236,9 @@ class TestReconcile:
             "2,10": Task(GONE - 1),
             "3,11": Task(GONE - 2, 5, "no such boot"),
         }
-        node.store(node.stored().mapped(lambda _, slot: [tasks[slot.text]] if slot.text in tasks else []))
+        node.store(
+            node.stored().mapped(lambda _, cpu_list: [tasks[cpu_list.text]] if cpu_list.text in tasks else [])
+        )
         children = [node.start("reconcile", "--proc-fs", "/proc") for _ in range(3)]
         freed = []
         for child in children:
@@ -241,7 +248,7 @@ class TestReconcile:
             freed += [one["cpus"] for one in json.loads(out)["reclaimedCpuLists"]]
         assert sorted(freed) == ["0,8", "2,10", "3,11"]
         assert pids(node.answered("describe")["pools"]) == [str(me)]
-        (mine,) = [slot.tasks[0] for _, slot in node.stored().slots if slot.tasks]
+        (mine,) = [cpu_list.tasks[0] for _, cpu_list in node.stored().cpu_lists if cpu_list.tasks]
         assert mine.start is not None
 
     def test_nothing_is_written_where_nothing_is_over(self, node: Node) -> None:
@@ -323,7 +330,7 @@ class TestReports:
     def test_a_report_that_is_none_is_refused(self, node: Node, without_definitions: None) -> None:
         plane = node.sandbox.plane
         with requests(plane.admin) as asked:
-            dialect = versions.TABLE[-1]
+            dialect = api_versions.TABLE[-1]
             assert reports.define(asked, NODE_REPORT, dialect)
             with pytest.raises(Exception, match=r"spec.report.checks"):
                 reports.publish(

@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from nodewise.cpu import names, pools, procfs
-from nodewise.cpu.cluster import node_agent, objects, versions
-from nodewise.cpu.cluster.objects import Wish
-from nodewise.cpu.state import IDENTITIES
+from nodewise.cpu.cluster import agent_daemonset, api_versions, setup_objects
+from nodewise.cpu.cluster.setup_objects import SetupOptions
+from nodewise.cpu.pool_allocations import IDENTITIES
 from tests import forks
 from tests.cluster import kubelet_double, served
 from tests.cluster import objects as cluster_objects
@@ -45,7 +45,7 @@ def nodes(sandbox: Sandbox, controllers: None) -> list[str]:
 @pytest.fixture
 def account(sandbox: Sandbox) -> None:
     """Of the node agent, as deploy/cpu-agent.yaml has it."""
-    sandbox.put({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": node_agent.NAME}})
+    sandbox.put({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": agent_daemonset.NAME}})
 
 
 @pytest.fixture
@@ -122,12 +122,12 @@ def test_a_second_run_finds_what_is_there(sandbox: Sandbox, nodes: list[str], ku
     assert set(outcomes(report)) == {"created", "ready"}
     assert sandbox.api.find(f"{HOOKS}/cmk-webhook-config")
     before = made(sandbox)
-    assert {f"daemonsets {objects.daemon_set_name(LOOKING, node)}" for node in nodes} <= before.keys()
-    assert len([name for name in before if name.startswith(f"pods {node_agent.NAME}-")]) == len(nodes)
+    assert {f"daemonsets {setup_objects.daemon_set_name(LOOKING, node)}" for node in nodes} <= before.keys()
+    assert len([name for name in before if name.startswith(f"pods {agent_daemonset.NAME}-")]) == len(nodes)
     again = prepared(sandbox, nodes)
     assert set(outcomes(again)) == {"unchanged", "ready"}
     assert made(sandbox) == before
-    once = [objects.pod_name(PREPARING, node) for node in nodes]
+    once = [setup_objects.pod_name(PREPARING, node) for node in nodes]
     assert sorted(name for name in kubelets.seen if name in once) == sorted(once)
 
 
@@ -140,8 +140,8 @@ def test_what_differs_is_replaced(sandbox: Sandbox, nodes: list[str], kubelets: 
     report = prepared(sandbox, first, "--num-exclusive-cores=2", "--cmk-img=other:v2")
     assert outcomes(report)[:2] == ["replaced", "replaced"]
     after = made(sandbox)
-    pod = f"pods {objects.pod_name(PREPARING, first[0])}"
-    daemon_set = f"daemonsets {objects.daemon_set_name(LOOKING, first[0])}"
+    pod = f"pods {setup_objects.pod_name(PREPARING, first[0])}"
+    daemon_set = f"daemonsets {setup_objects.daemon_set_name(LOOKING, first[0])}"
     secret = "secrets cmk-webhook-certs"
     assert before[pod] != after[pod]
     assert (before[daemon_set][0], before[secret]) == (after[daemon_set][0], after[secret])
@@ -158,15 +158,15 @@ def test_a_pod_that_failed_is_told_and_tried_again(
     sandbox: Sandbox, nodes: list[str], kubelets: Kubelets
 ) -> None:
     ill, well = nodes
-    name = objects.pod_name(PREPARING, ill)
+    name = setup_objects.pod_name(PREPARING, ill)
     kubelets.fates[name] = kubelet_double.failed("too few cores are isolated", "discover")
     report = prepared(sandbox, nodes)
     assert [one["ready"] for one in report["nodes"]] == [False, True]
     [step] = report["nodes"][0]["steps"]
     assert f"pod {name} went into Failed state" in step["error"]
     assert "container discover: exit code 1: too few cores are isolated" in step["error"]
-    assert f"daemonsets {objects.daemon_set_name(LOOKING, ill)}" not in made(sandbox)
-    assert f"daemonsets {objects.daemon_set_name(LOOKING, well)}" in made(sandbox)
+    assert f"daemonsets {setup_objects.daemon_set_name(LOOKING, ill)}" not in made(sandbox)
+    assert f"daemonsets {setup_objects.daemon_set_name(LOOKING, well)}" in made(sandbox)
     kubelets.fates.clear()
     again = prepared(sandbox, nodes)
     assert [step["outcome"] for step in again["nodes"][0]["steps"]] == ["replaced", "created", "ready"]
@@ -176,8 +176,8 @@ def test_a_pod_that_failed_is_told_and_tried_again(
 def test_a_pod_that_starts_again_and_again_is_not_ready(
     sandbox: Sandbox, nodes: list[str], kubelets: Kubelets
 ) -> None:
-    daemon_set = objects.daemon_set_name(("reconcile",), nodes[0])
-    wanted = objects.daemon_set(("reconcile",), nodes[0], Wish(), versions.TABLE[-1])
+    daemon_set = setup_objects.daemon_set_name(("reconcile",), nodes[0])
+    wanted = setup_objects.daemon_set(("reconcile",), nodes[0], SetupOptions(), api_versions.TABLE[-1])
     kubelets.fates[rf"{daemon_set}-.*"] = kubelet_double.crashing(
         {"spec": wanted["spec"]["template"]["spec"]}
     )
@@ -196,20 +196,20 @@ def test_an_agent_that_does_not_run_is_told_and_what_ships_is_taken_over(
     container["args"][0] = f"--namespace={sandbox.namespace}"
     shipped["metadata"]["namespace"] = sandbox.namespace
     sandbox.api.create(shipped)
-    before = made(sandbox)[f"daemonsets {node_agent.NAME}"]
-    kubelets.fates[rf"{node_agent.NAME}-.*"] = kubelet_double.crashing(
+    before = made(sandbox)[f"daemonsets {agent_daemonset.NAME}"]
+    kubelets.fates[rf"{agent_daemonset.NAME}-.*"] = kubelet_double.crashing(
         {"spec": shipped["spec"]["template"]["spec"]}
     )
     report = prepared(sandbox, nodes[:1], timeout_s=8)
     step = report["nodes"][0]["steps"][-1]
-    assert step["name"] == f"node agent of DaemonSet {node_agent.NAME}"
+    assert step["name"] == f"node agent of DaemonSet {agent_daemonset.NAME}"
     assert "container agent: CrashLoopBackOff" in step["error"]
     assert report["agent"]["steps"][0]["outcome"] == "replaced"
-    assert made(sandbox)[f"daemonsets {node_agent.NAME}"] == before  # its pods stay
+    assert made(sandbox)[f"daemonsets {agent_daemonset.NAME}"] == before  # its pods stay
     kubelets.fates.clear()
     report = prepared(sandbox, nodes[:1], "--cmk-img=other:v2")
     assert report["agent"]["steps"][0]["outcome"] == "replaced"
-    uid, generation = made(sandbox)[f"daemonsets {node_agent.NAME}"]
+    uid, generation = made(sandbox)[f"daemonsets {agent_daemonset.NAME}"]
     assert uid == before[0]
     assert generation != before[1]
 
@@ -230,8 +230,8 @@ def test_a_new_certificate_is_trusted_before_it_is_shown(
 def test_without_the_agents_account_nothing_is_made(sandbox: Sandbox, nodes: list[str]) -> None:
     said = run(sandbox, "cluster-init", f"--host-list={nodes[0]}")
     assert said.returncode == 1
-    assert f"ServiceAccount {sandbox.namespace}/{node_agent.NAME}: not there" in said.stderr
-    assert node_agent.how_to_apply(sandbox.namespace) in said.stderr
+    assert f"ServiceAccount {sandbox.namespace}/{agent_daemonset.NAME}: not there" in said.stderr
+    assert agent_daemonset.how_to_apply(sandbox.namespace) in said.stderr
     assert made(sandbox) == {}
 
 
@@ -244,15 +244,15 @@ def test_a_host_that_is_not_there_is_named(sandbox: Sandbox, nodes: list[str]) -
 
 def test_all_that_is_made_is_what_the_api_server_knows(sandbox: Sandbox, nodes: list[str]) -> None:
     """It refuses unknown and misplaced fields if it is asked to, which it is by kubectl."""
-    wish = Wish(namespace=sandbox.namespace, pull_secret="sec")
-    newest = versions.TABLE[-1]
+    wish = SetupOptions(namespace=sandbox.namespace, pull_secret="sec")
+    newest = api_versions.TABLE[-1]
     some = [
-        objects.preparing(PREPARING, nodes[0], wish, newest),
-        objects.daemon_set(LOOKING, nodes[0], wish, newest),
-        objects.reconfiguring(nodes[0], wish),
-        objects.reconfiguring(nodes[0], wish, checks=True),
-        objects.preparing(PREPARING, f"{'n.' * 100}com", wish, newest),
-        objects.daemon_set(LOOKING, f"{'n.' * 100}com", wish, newest),
+        setup_objects.preparing(PREPARING, nodes[0], wish, newest),
+        setup_objects.daemon_set(LOOKING, nodes[0], wish, newest),
+        setup_objects.reconfiguring(nodes[0], wish),
+        setup_objects.reconfiguring(nodes[0], wish, checks=True),
+        setup_objects.preparing(PREPARING, f"{'n.' * 100}com", wish, newest),
+        setup_objects.daemon_set(LOOKING, f"{'n.' * 100}com", wish, newest),
     ]
     for one in some:
         path = (
@@ -295,7 +295,7 @@ class TestReconfigureSetup:
             kubelets.seen.clear()
             found = self.reconfigured(sandbox)
             assert [one["state"] for one in found] == ["reconfigured"] * 2
-            changing = [objects.reconfigure_name(node) for node in labelled]
+            changing = [setup_objects.reconfigure_name(node) for node in labelled]
             assert [name for name in kubelets.seen if "check" not in name] == changing
             assert len(kubelets.seen) == 4
             assert made(sandbox) == {}
@@ -304,7 +304,7 @@ class TestReconfigureSetup:
         self, sandbox: Sandbox, labelled: list[str], kubelets: Kubelets
     ) -> None:
         why = "the tasks that run do not fit into the new pools"
-        kubelets.fates[objects.reconfigure_name(labelled[1], checks=True)] = kubelet_double.failed(why)
+        kubelets.fates[setup_objects.reconfigure_name(labelled[1], checks=True)] = kubelet_double.failed(why)
         found = self.reconfigured(sandbox)
         assert [one["state"] for one in found] == ["can be reconfigured", "failed"]
         assert why in found[1]["error"]
@@ -313,10 +313,10 @@ class TestReconfigureSetup:
         assert [one["state"] for one in self.reconfigured(sandbox)] == ["reconfigured"] * 2
 
     def test_it_ends_where_it_fails(self, sandbox: Sandbox, labelled: list[str], kubelets: Kubelets) -> None:
-        kubelets.fates[objects.reconfigure_name(labelled[0])] = kubelet_double.failed("moved back")
+        kubelets.fates[setup_objects.reconfigure_name(labelled[0])] = kubelet_double.failed("moved back")
         found = self.reconfigured(sandbox)
         assert [one["state"] for one in found] == ["failed", "not touched"]
-        assert objects.reconfigure_name(labelled[1]) not in kubelets.seen
+        assert setup_objects.reconfigure_name(labelled[1]) not in kubelets.seen
 
 
 class TestUninstall:
@@ -375,9 +375,9 @@ class TestUninstall:
         assert said.returncode == 0, said.stderr
         self.is_left(sandbox, node)
         assert {
-            f"daemonsets {node_agent.NAME}",  # the other node has pools
-            f"daemonsets {objects.daemon_set_name(LOOKING, nodes[1])}",
-            f"pods {objects.pod_name(PREPARING, nodes[1])}",
+            f"daemonsets {agent_daemonset.NAME}",  # the other node has pools
+            f"daemonsets {setup_objects.daemon_set_name(LOOKING, nodes[1])}",
+            f"pods {setup_objects.pod_name(PREPARING, nodes[1])}",
         } <= made(sandbox).keys()
         assert sandbox.api.find(f"{HOOKS}/cmk-webhook-config") is None
         again = self.left(sandbox, node, tmp_path)
@@ -394,8 +394,8 @@ class TestUninstall:
         for part in ("capacity", "allocatable"):
             assert not [name for name in found["status"][part] if name.startswith("cmk.")]
         own = {
-            objects.pod_name(PREPARING, node),
-            objects.daemon_set_name(LOOKING, node),
+            setup_objects.pod_name(PREPARING, node),
+            setup_objects.daemon_set_name(LOOKING, node),
             names.config_map(node),
         }
         assert not [one for one in made(sandbox) if one.split(maxsplit=1)[1] in own]

@@ -4,20 +4,20 @@ from collections.abc import Iterator
 
 import pytest
 
-from nodewise.cpu.cluster import versions
-from nodewise.cpu.cluster.blocking import BlockingRequests
+from nodewise.cpu.cluster import api_versions
+from nodewise.cpu.cluster.blocking_client import BlockingApiClient
 from nodewise.errors import Refused, Unavailable
 from nodewise.kube.options import KubeOptions
 from tests.cluster import processes
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.sandboxes import Sandbox
-from tests.unit.cpu.requests_suite import CONFIG_MAPS, RequestsSuite, item
+from tests.unit.cpu.api_client_suite import CONFIG_MAPS, ApiClientSuite, item
 
 
 @pytest.fixture
-def asked(plane: ControlPlane) -> Iterator[BlockingRequests]:
+def asked(plane: ControlPlane) -> Iterator[BlockingApiClient]:
     options = KubeOptions(kubeconfig=str(plane.admin.kubeconfig), kube_qps=1000, kube_burst=1000)
-    with BlockingRequests(options) as opened:
+    with BlockingApiClient(options) as opened:
         yield opened
 
 
@@ -26,20 +26,20 @@ def space(sandbox: Sandbox) -> str:
     return sandbox.namespace
 
 
-class TestBlockingOnReal(RequestsSuite):
-    def test_a_version_may_be_asked_in_the_path(self, asked: BlockingRequests, space: str) -> None:
+class TestBlockingOnReal(ApiClientSuite):
+    def test_a_version_may_be_asked_in_the_path(self, asked: BlockingApiClient, space: str) -> None:
         asked.create(CONFIG_MAPS.path(space) + "?dryRun=All", item("dry"))
         assert asked.get(CONFIG_MAPS.path(space), {"fieldSelector": "metadata.name=dry"})["items"] == []
 
 
-def test_the_version_of_today_is_spoken(asked: BlockingRequests) -> None:
-    assert versions.fetch(asked) == versions.TABLE[-1]
+def test_the_version_of_today_is_spoken(asked: BlockingApiClient) -> None:
+    assert api_versions.fetch(asked) == api_versions.TABLE[-1]
 
 
 def test_who_has_no_rights_is_refused(plane: ControlPlane, space: str) -> None:
     nobody = plane.user("nobody-of-cpus")
     options = KubeOptions(kubeconfig=str(nobody.kubeconfig))
-    with BlockingRequests(options) as opened, pytest.raises(Refused, match="grant this right"):
+    with BlockingApiClient(options) as opened, pytest.raises(Refused, match="grant this right"):
         opened.get(CONFIG_MAPS.path(space, "a"))
 
 
@@ -47,5 +47,5 @@ def test_no_answer_is_unavailable(plane: ControlPlane) -> None:
     gone = plane.folder / "gone.kubeconfig"
     text = plane.admin.kubeconfig.read_text()
     gone.write_text(text.replace(plane.url.rpartition(":")[2], str(processes.free_port())))
-    with BlockingRequests(KubeOptions(kubeconfig=str(gone))) as opened, pytest.raises(Unavailable):
+    with BlockingApiClient(KubeOptions(kubeconfig=str(gone))) as opened, pytest.raises(Unavailable):
         opened.get("/version")

@@ -8,7 +8,7 @@ import pytest
 
 from nodewise.cpu import names
 from nodewise.cpu.names import EXCLUSIVE_CORES
-from nodewise.cpu.state import Task
+from nodewise.cpu.pool_allocations import Task
 from tests.cluster import objects, test_cpu_webhook
 from tests.cluster.api import Object
 from tests.cluster.cpu_node import Node

@@ -15,7 +15,8 @@ import pytest
 import yaml
 
 from nodewise.cpu import names
-from nodewise.cpu.webhook import certificate, objects
+from nodewise.cpu.webhook import certificates
+from nodewise.cpu.webhook import manifests as webhook_manifests
 from tests.cluster import controlplane, loopback, sandboxes
 from tests.cluster.api import Api, ApiError, Object, folder_of, path_of
 from tests.cluster.certificates import Authority, Pair
@@ -274,12 +275,12 @@ def another_webhook(sandbox: Sandbox, folder: Path, container: Object) -> Iterat
 def test_a_certificate_made_anew_loses_no_pod(plain: Running) -> None:
     """First the API server trusts both, then the webhook shows the new one: nothing is refused in between."""
     api = plain.sandbox.api
-    path = f"{REGISTRATIONS}/{objects.REGISTRATION}-{plain.sandbox.namespace}"
+    path = f"{REGISTRATIONS}/{webhook_manifests.REGISTRATION}-{plain.sandbox.namespace}"
     now = datetime.now(UTC)
     held = api.get(path)
     config = held["webhooks"][0]["clientConfig"]
-    made = certificate.make(plain.sandbox.namespace, now)
-    trusted = certificate.trusting(made, base64.b64decode(config["caBundle"]), now)
+    made = certificates.create(plain.sandbox.namespace, now)
+    trusted = certificates.trust_bundle(made, base64.b64decode(config["caBundle"]), now)
     config["caBundle"] = base64.b64encode(trusted).decode()
     api.request("PUT", path, json=held)
     for content, file in ((made.cert, plain.pair.cert), (made.key, plain.pair.key)):

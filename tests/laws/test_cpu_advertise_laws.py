@@ -6,15 +6,15 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewise.cpu.cluster import advertise, versions
-from nodewise.cpu.cluster.blocking import Blocking
-from nodewise.cpu.cluster.versions import TABLE, Dialect
+from nodewise.cpu.cluster import api_versions, node_advertisement
+from nodewise.cpu.cluster.api_versions import TABLE, ApiFeatures
+from nodewise.cpu.cluster.blocking_client import BlockingClient
 from nodewise.cpu.names import EXCLUSIVE_CORES, LABEL, NON_ISOLCPUS_CORES, TAINT
 from nodewise.kube.resources import NODES
 from nodewise.simulate.api import FakeApi
 
 FAKE = FakeApi()
-ASKED = Blocking(FAKE)
+ASKED = BlockingClient(FAKE)
 NAMES = map("n{}".format, itertools.count())
 
 DIALECTS = st.sampled_from([row for row in TABLE if row.resources])
@@ -36,19 +36,19 @@ COUNTS = st.fixed_dictionaries(
 )
 
 
-def a_node(dialect: Dialect, taints: list[Any], capacity: dict[str, str]) -> str:
+def a_node(dialect: ApiFeatures, taints: list[Any], capacity: dict[str, str]) -> str:
     """Its name; the taints where this version has them."""
     name = next(NAMES)
-    said = advertise.tainted(taints, dialect)
+    said = node_advertisement.tainted(taints, dialect)
     metadata = {**said.get("metadata", {}), "name": name, "labels": {"zone": "a"}}
     ASKED.create(NODES.path(), {**said, "metadata": metadata, "status": {"capacity": capacity, "phase": "x"}})
     return name
 
 
-def others(name: str, dialect: Dialect) -> tuple[Any, ...]:
+def others(name: str, dialect: ApiFeatures) -> tuple[Any, ...]:
     """All that is not ours."""
     node = ASKED.get(NODES.path(name=name))
-    taints = [one for one in advertise.read_taints(node, dialect) if one["key"] != TAINT]
+    taints = [one for one in node_advertisement.read_taints(node, dialect) if one["key"] != TAINT]
     capacity = {
         key: node["status"]["capacity"][key] for key in node["status"]["capacity"] if "cmk" not in key
     }
@@ -58,33 +58,35 @@ def others(name: str, dialect: Dialect) -> tuple[Any, ...]:
 
 @given(DIALECTS, TAINTS, CAPACITY, COUNTS, st.booleans())
 def test_said_twice_is_said_once_and_others_keep_what_they_say(
-    dialect: Dialect, taints: list[Any], capacity: dict[str, str], counts: dict[str, int], taint: bool
+    dialect: ApiFeatures, taints: list[Any], capacity: dict[str, str], counts: dict[str, int], taint: bool
 ) -> None:
     name = a_node(dialect, taints, capacity)
     before = others(name, dialect)
-    advertise.advertise(ASKED, name, counts, taint=taint, dialect=dialect)
+    node_advertisement.advertise(ASKED, name, counts, taint=taint, dialect=dialect)
     said = ASKED.get(NODES.path(name=name))
-    assert not advertise.advertise(ASKED, name, counts, taint=taint, dialect=dialect)
+    assert not node_advertisement.advertise(ASKED, name, counts, taint=taint, dialect=dialect)
     assert ASKED.get(NODES.path(name=name)) == said
     assert others(name, dialect) == before
     for resource, told in dialect.resources.items():
         count = counts.get(resource, 0)
         wanted = str(count) if count or resource == EXCLUSIVE_CORES else None
         assert said["status"]["capacity"].get(told) == wanted
-    assert not taint or any(advertise.is_ours(one) for one in advertise.read_taints(said, dialect))
-    advertise.withdraw(ASKED, name, dialect=dialect)
+    assert not taint or any(
+        node_advertisement.is_ours(one) for one in node_advertisement.read_taints(said, dialect)
+    )
+    node_advertisement.withdraw(ASKED, name, dialect=dialect)
     left = ASKED.get(NODES.path(name=name))
     assert others(name, dialect) == before
     assert LABEL not in left["metadata"]["labels"]
     assert not any(told in left["status"]["capacity"] for told in dialect.resources.values())
-    assert not advertise.withdraw(ASKED, name, dialect=dialect)
+    assert not node_advertisement.withdraw(ASKED, name, dialect=dialect)
 
 
 @given(
     st.lists(st.integers(0, 40), min_size=1, max_size=4), st.sampled_from(["", "-rc.1", "+k3s1", "-gke.100"])
 )
 def test_a_version_is_understood_by_the_newest_row_that_is_not_newer(numbers: list[int], end: str) -> None:
-    version = versions.parse("v" + ".".join(map(str, numbers)) + end)
-    row = versions.of(version)
+    version = api_versions.parse("v" + ".".join(map(str, numbers)) + end)
+    row = api_versions.features_of(version)
     assert row.since <= version
     assert all(other.since > version for other in TABLE[TABLE.index(row) + 1 :])

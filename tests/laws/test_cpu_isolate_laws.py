@@ -15,4 +15,4 @@ from tests.conformance.cmk import crowd, isolating
 def test_no_cpu_has_two_owners_and_nothing_is_left(seed: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         node = isolating.made(Path(folder), crowd.fresh())
-        crowd.keep_the_law(crowd.Crowd(node, Path(folder), random.Random(seed), {}), node.book)
+        crowd.keep_the_law(crowd.Crowd(node, Path(folder), random.Random(seed), {}), node.store)

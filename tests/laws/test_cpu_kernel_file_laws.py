@@ -10,25 +10,25 @@ from hypothesis import strategies as st
 
 from nodewise.configure import mounts
 from nodewise.cpu import procfs
-from nodewise.cpu.cgroups import Place, parse_cgroup
-from nodewise.cpu.confine import residents
+from nodewise.cpu.cgroups import CgroupOwner, parse_cgroup
+from nodewise.cpu.cpusets import cpuset
 from nodewise.cpu.kernel_files import read_text, split_lines
-from nodewise.cpu.node import hidden, peers, threads
-from nodewise.cpu.state import Task
+from nodewise.cpu.node import peer_credentials, thread_affinity
+from nodewise.cpu.pool_allocations import Task
 
 SEPARATORS: Final = [
     chr(code)
     for code in range(sys.maxunicode + 1)
     if len(f"a{chr(code)}b".splitlines()) > 1 and chr(code) != "\n"
 ]
-OWN: Final = Place("01f2a6c3-9d1b-4c55-8a3e-6f0d0c8e4b11", "a" * 64)
-OTHER: Final = Place("ffffffff-9d1b-4c55-8a3e-6f0d0c8e4b11", "b" * 64)
+OWN: Final = CgroupOwner("01f2a6c3-9d1b-4c55-8a3e-6f0d0c8e4b11", "a" * 64)
+OTHER: Final = CgroupOwner("ffffffff-9d1b-4c55-8a3e-6f0d0c8e4b11", "b" * 64)
 BOOT: Final = "the boot"
 SEPARATOR: Final = st.sampled_from(SEPARATORS)
 LINES: Final = st.sampled_from(["0::", "3:cpuset:", "4:cpu,cpuset:", "1:name=systemd:", ":cpuset:"])
 
 
-def path_of(place: Place) -> str:
+def path_of(place: CgroupOwner) -> str:
     return f"/kubepods/burstable/pod{place.pod}/{place.container}"
 
 
@@ -76,15 +76,15 @@ def test_all_that_read_cgroups_read_them_alike(separator: str, line: str) -> Non
         (process / "stat").write_bytes(stat(f"a{separator}b").encode())
         (process / "environ").write_bytes(b"CMK_NODEWISE_TASK=1\0")
         (process / "cmdline").write_bytes(b"x\0")
-        task = peers.read_task(proc, 17, BOOT)
+        task = peer_credentials.read_task(proc, 17, BOOT)
         assert (task.pod, task.container) == OWN
-        assert residents.find(proc, [OWN.container, OTHER.container]) == {
+        assert cpuset.list_processes(proc, [OWN.container, OTHER.container]) == {
             OWN.container: [17],
             OTHER.container: [],
         }
-        census = procfs.read_processes(proc)._replace(hidden=frozenset({17}))
-        assert hidden.of(Task(16, 1, BOOT, *OTHER), census, proc) == ()
-        assert hidden.of(Task(16, 1, BOOT, *OWN), census, proc) == (17,)
+        census = procfs.read_processes(proc)._replace(unreadable=frozenset({17}))
+        assert procfs.unreadable_processes_of(Task(16, 1, BOOT, *OTHER), census, proc) == ()
+        assert procfs.unreadable_processes_of(Task(16, 1, BOOT, *OWN), census, proc) == (17,)
 
 
 @given(SEPARATOR)
@@ -97,8 +97,8 @@ def test_a_processs_name_is_no_line_of_its_status(separator: str) -> None:
             (place / "status").write_bytes(text.encode())
             (place / "stat").write_bytes(stat(f"x{separator}y").encode())
         assert procfs.read_allowed(proc, 17) == {0, 1}
-        assert residents.read_confinement(proc, 17).cpus == {0, 1}
-        assert [thread.cpus for thread in threads.read(proc, 17)] == [{0, 1}]
+        assert cpuset.read_cpuset(proc, 17).cpus == {0, 1}
+        assert [thread.cpus for thread in thread_affinity.read(proc, 17)] == [{0, 1}]
 
 
 @given(SEPARATOR)

@@ -8,20 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodewise.cpu import (
-    claims,
-    configmap,
+    allocator,
     core_lists,
     cpulist,
-    directory,
+    ended_tasks,
+    pool_allocations,
     pools,
-    reconfigure,
-    state,
-    sweep,
+    reconfiguration_plan,
     topology,
 )
-from nodewise.cpu.pools import Ask, Plan
-from nodewise.cpu.state import State, Task
-from nodewise.cpu.sweep import Process
+from nodewise.cpu.ended_tasks import Process
+from nodewise.cpu.pool_allocations import Allocations, Task
+from nodewise.cpu.pools import PoolOptions, PoolPlan
+from nodewise.cpu.store import configmap, directory
 from nodewise.cpu.topology import Topology
 from nodewise.errors import BadInput, Refused, Unavailable
 
@@ -56,15 +55,20 @@ def machines(draw: st.DrawFn) -> Topology:
     return topology.parse(texts)
 
 
-def asks(machine: Topology) -> st.SearchStrategy[Ask]:
+def asks(machine: Topology) -> st.SearchStrategy[PoolOptions]:
     counts = st.integers(0, len(machine.cores))
     off = st.just(core_lists.OFF)
     return st.builds(
-        Ask, exclusive=counts, shared=counts, exclusive_mode=MODES, shared_mode=MODES, non_isolcpus=off
+        PoolOptions,
+        exclusive=counts,
+        shared=counts,
+        exclusive_mode=MODES,
+        shared_mode=MODES,
+        non_isolcpus=off,
     )
 
 
-def planned(machine: Topology, ask: Ask, fast: set[int]) -> Plan | None:
+def planned(machine: Topology, ask: PoolOptions, fast: set[int]) -> PoolPlan | None:
     """None if the machine cannot be divided so."""
     try:
         return pools.plan(machine, ask, fast)
@@ -169,7 +173,7 @@ def test_faster_cores_are_exclusive_first(data: st.DataObject, machine: Topology
     assert left <= shared or shared <= left
 
 
-def _is_in(plan: Plan, pool: str, cpus: Iterable[int]) -> bool:
+def _is_in(plan: PoolPlan, pool: str, cpus: Iterable[int]) -> bool:
     lists = (text for texts in plan.pools[pool].values() for text in texts)
     return any(set(cpus) <= set(cpulist.parse_list(text)) for text in lists)
 
@@ -201,22 +205,22 @@ TASKS = st.builds(
 
 
 @st.composite
-def states(draw: st.DrawFn) -> State:
+def allocated_pools(draw: st.DrawFn) -> Allocations:
     """A machine's pools with tasks on them."""
     machine = draw(machines())
-    plan = planned(machine, draw(asks(machine)), set()) or Plan({"infra": {0: ("0",)}})
+    plan = planned(machine, draw(asks(machine)), set()) or PoolPlan({"infra": {0: ("0",)}})
     held = iter(draw(st.lists(st.lists(TASKS, max_size=3, unique=True), min_size=64, max_size=64)))
-    return state.from_lists(plan.pools).mapped(lambda _, slot: next(held))
+    return pool_allocations.from_lists(plan.pools).mapped(lambda _, cpu_list: next(held))
 
 
-@given(states())
-def test_a_state_reads_as_what_it_was_written_from(before: State) -> None:
+@given(allocated_pools())
+def test_a_state_reads_as_what_it_was_written_from(before: Allocations) -> None:
     texts = configmap.format_texts(before)
-    assert configmap.parse(texts) == before
-    assert configmap.format_texts(configmap.parse(texts)) == texts
+    assert configmap.parse_texts(texts) == before
+    assert configmap.format_texts(configmap.parse_texts(texts)) == texts
     files = directory.format_files(before)
-    assert directory.parse(files) == before
-    assert directory.format_files(directory.parse(files)) == files
+    assert directory.parse_files(files) == before
+    assert directory.format_files(directory.parse_files(files)) == files
 
 
 @given(st.data(), machines())
@@ -224,28 +228,32 @@ def test_no_cpu_of_an_exclusive_pool_is_given_twice(data: st.DataObject, machine
     plan = planned(machine, data.draw(asks(machine)), set())
     if plan is None:
         return
-    found = state.from_lists(plan.pools)
+    found = pool_allocations.from_lists(plan.pools)
     holding: dict[Task, tuple[int, ...]] = {}
     for pid in range(1, 12):
         if holding and data.draw(st.booleans()):
             gone = data.draw(st.sampled_from(sorted(holding)))
-            found = claims.release(found, gone)
+            found = allocator.release(found, gone)
             del holding[gone]
         lists, avoid = data.draw(st.integers(1, 3)), data.draw(st.sets(st.integers(0, 8), max_size=1))
         task = Task(pid, start=pid, boot="now")
         held = [cpu for cpus in holding.values() for cpu in cpus]
         free = [
-            slot for slot in found.pools["exclusive"].slots if not slot.tasks and avoid.isdisjoint(slot.cpus)
+            cpu_list
+            for cpu_list in found.pools["exclusive"].cpu_lists
+            if not cpu_list.tasks and avoid.isdisjoint(cpu_list.cpus)
         ]
         try:
-            claim = claims.claim(found, claims.Wish("exclusive", lists, avoid=avoid), task, 0.0)
+            claim = allocator.allocate(
+                found, allocator.AllocationRequest("exclusive", lists, avoid=avoid), task, 0.0
+            )
         except Unavailable:
             assert len(free) < lists
             continue
-        assert len(claim.slots) == lists <= len(free)
+        assert len(claim.cpu_lists) == lists <= len(free)
         assert not {*held, *avoid} & {*claim.cpus}
-        found, holding[task] = claim.state, claim.cpus
-    assert {task for _, slot in found.slots for task in slot.tasks} == set(holding)
+        found, holding[task] = claim.allocations, claim.cpus
+    assert {task for _, cpu_list in found.cpu_lists for task in cpu_list.tasks} == set(holding)
 
 
 class Kernel:
@@ -287,46 +295,51 @@ def test_a_sweep_frees_what_tasks_held_when_all_that_they_started_is_gone(
 ) -> None:
     """With marks one sweep at any time does; without, one after each step."""
     kernel, known = Kernel(), None
-    found = State({"shared": state.pool("shared", {0: [state.slot("0")]})})
+    found = Allocations(
+        {"shared": pool_allocations.pool("shared", {0: [pool_allocations.parse_cpu_list("0")]})}
+    )
     steps = data.draw(st.lists(st.sampled_from(["begin", "fork", "kill", "kill", "sweep"]), max_size=40))
     for step in [*steps, "sweep"]:
         others = sorted(kernel.processes.keys() - {1})
         if step == "begin":
             task = kernel.begin_task(keeps_mark=keeps_mark)
-            found = claims.claim(found, claims.Wish("shared"), task, 0.0).state
+            found = allocator.allocate(found, allocator.AllocationRequest("shared"), task, 0.0).allocations
         elif step == "fork":
             kernel.fork(data.draw(st.sampled_from([1, *others])), keeps_mark=keeps_mark)
         elif step == "kill" and others:
             kernel.kill(data.draw(st.sampled_from(others)))
         if step == "sweep" or not keeps_mark:
-            before = {task for _, slot in found.slots for task in slot.tasks}
-            swept = sweep.sweep(found, kernel.processes, "now", known)
-            found, known = swept.state, None if keeps_mark else swept.known
-            left = {task for _, slot in found.slots for task in slot.tasks}
+            before = {task for _, cpu_list in found.cpu_lists for task in cpu_list.tasks}
+            swept = ended_tasks.remove_ended_tasks(found, kernel.processes, "now", known)
+            found, known = swept.allocations, None if keeps_mark else swept.known
+            left = {task for _, cpu_list in found.cpu_lists for task in cpu_list.tasks}
             assert left == before & set(kernel.owners.values())
             assert {one.task for one in swept.reclaimed} == before - left
-            assert sweep.sweep(found, kernel.processes, "now", known).state == found
+            assert ended_tasks.remove_ended_tasks(found, kernel.processes, "now", known).allocations == found
 
 
-def places(found: State) -> dict[Task, set[int]]:
+def places(found: Allocations) -> dict[Task, set[int]]:
     """Of each task the CPUs of its lists."""
     cpus: dict[Task, set[int]] = {}
-    for _, slot in found.slots:
-        for task in slot.tasks:
-            cpus.setdefault(task, set()).update(slot.cpus)
+    for _, cpu_list in found.cpu_lists:
+        for task in cpu_list.tasks:
+            cpus.setdefault(task, set()).update(cpu_list.cpus)
     return cpus
 
 
 @st.composite
-def occupied(draw: st.DrawFn, plan: Plan) -> State:
+def occupied(draw: st.DrawFn, plan: PoolPlan) -> Allocations:
     """Tasks that claimed lists of these pools."""
-    found = state.from_lists(plan.pools)
+    found = pool_allocations.from_lists(plan.pools)
     for pid in range(1, draw(st.integers(1, 9))):
         pool, lists = draw(st.sampled_from(sorted(plan.pools))), draw(st.integers(1, 2))
         with contextlib.suppress(Unavailable):
-            found = claims.claim(
-                found, claims.Wish(pool, lists), Task(pid, pid, "now"), draw(st.floats(0, 0.99))
-            ).state
+            found = allocator.allocate(
+                found,
+                allocator.AllocationRequest(pool, lists),
+                Task(pid, pid, "now"),
+                draw(st.floats(0, 0.99)),
+            ).allocations
     return found
 
 
@@ -338,11 +351,13 @@ def test_whichever_move_is_the_last_no_exclusive_cpu_is_shared(
     if old is None or new is None:
         return
     before = data.draw(occupied(old))
-    held = {name: sum(bool(slot.tasks) for slot in pool.slots) for name, pool in before.pools.items()}
+    held = {
+        name: sum(bool(cpu_list.tasks) for cpu_list in pool.cpu_lists) for name, pool in before.pools.items()
+    }
     there = {name: sum(map(len, sockets.values())) for name, sockets in new.pools.items()}
     fits = held["exclusive"] <= there["exclusive"] and all(there[name] for name in held if held[name])
     try:
-        found = reconfigure.plan(before, new.pools)
+        found = reconfiguration_plan.plan(before, new.pools)
     except BadInput:
         assert not fits
         return
@@ -356,11 +371,11 @@ def test_whichever_move_is_the_last_no_exclusive_cpu_is_shared(
         at[move.task] = set(move.after)
         for task in exclusive:
             assert not any(at[task] & cpus for other, cpus in at.items() if other != task)
-    assert at == places(found.state)
+    assert at == places(found.allocations)
     assert {move.task for move in found.moves} >= {
-        task for task, cpus in places(before).items() if places(found.state)[task] != cpus
+        task for task, cpus in places(before).items() if places(found.allocations)[task] != cpus
     }
-    assert sorted(_pools_of(found.state)) == sorted(_pools_of(before))
+    assert sorted(_pools_of(found.allocations)) == sorted(_pools_of(before))
 
 
 @given(st.data(), machines())
@@ -370,14 +385,18 @@ def test_a_list_that_survives_keeps_its_tasks(data: st.DataObject, machine: Topo
         return
     before = data.draw(occupied(old))
     try:
-        found = reconfigure.plan(before, new.pools)
+        found = reconfiguration_plan.plan(before, new.pools)
     except (BadInput, Refused):
         return
-    after = {(pool.name, slot.text): set(slot.tasks) for pool, slot in found.state.slots}
-    for pool, slot in before.slots:
-        assert set(slot.tasks) <= after.get((pool.name, slot.text), set(slot.tasks))
-    assert found.moves or places(found.state) == places(before)
-    assert reconfigure.plan(found.state, new.pools) == reconfigure.Reconfiguration(found.state, ())
+    after = {
+        (pool.name, cpu_list.text): set(cpu_list.tasks) for pool, cpu_list in found.allocations.cpu_lists
+    }
+    for pool, cpu_list in before.cpu_lists:
+        assert set(cpu_list.tasks) <= after.get((pool.name, cpu_list.text), set(cpu_list.tasks))
+    assert found.moves or places(found.allocations) == places(before)
+    assert reconfiguration_plan.plan(found.allocations, new.pools) == reconfiguration_plan.Reconfiguration(
+        found.allocations, ()
+    )
 
 
 ON_TWO_SOCKETS = st.sets(st.integers(0, 9), min_size=1)
@@ -392,25 +411,25 @@ def test_a_task_leaves_its_socket_only_where_no_list_is_free(
         {"exclusive": {at: [str(cpu) for cpu in sorted(cpus) if cpu // 5 == at] for at in (0, 1)}}
         for cpus in (old, new)
     ]
-    before = state.from_lists(pools_of[0]).mapped(
-        lambda _, slot: (Task(1 + slot.cpus[0]) for cpu in slot.cpus if cpu in holding)
+    before = pool_allocations.from_lists(pools_of[0]).mapped(
+        lambda _, cpu_list: (Task(1 + cpu_list.cpus[0]) for cpu in cpu_list.cpus if cpu in holding)
     )
     try:
-        after = reconfigure.plan(before, pools_of[1]).state.pools["exclusive"].sockets
+        after = reconfiguration_plan.plan(before, pools_of[1]).allocations.pools["exclusive"].sockets
     except BadInput:
         assert len(old & holding) > len(new)
         return
     except Refused:
         return
-    for socket, slots in after.items():
+    for socket, cpu_lists in after.items():
         for other in {0, 1} - {socket}:
-            came = [task for slot in slots for task in slot.tasks if (task.pid - 1) // 5 == other]
-            assert not came or all(slot.tasks for slot in after[other])
+            came = [task for cpu_list in cpu_lists for task in cpu_list.tasks if (task.pid - 1) // 5 == other]
+            assert not came or all(cpu_list.tasks for cpu_list in after[other])
 
 
-def _is_exclusive(found: State, task: Task) -> bool:
-    return any(pool.is_exclusive and task in slot.tasks for pool, slot in found.slots)
+def _is_exclusive(found: Allocations, task: Task) -> bool:
+    return any(pool.is_exclusive and task in cpu_list.tasks for pool, cpu_list in found.cpu_lists)
 
 
-def _pools_of(found: State) -> list[tuple[Task, str]]:
-    return [(task, pool.name) for pool, slot in found.slots for task in slot.tasks]
+def _pools_of(found: Allocations) -> list[tuple[Task, str]]:
+    return [(task, pool.name) for pool, cpu_list in found.cpu_lists for task in cpu_list.tasks]

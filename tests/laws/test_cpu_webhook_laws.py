@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodewise.cpu import names
-from nodewise.cpu.webhook import merging, mutation, patch, review
+from nodewise.cpu.webhook import json_objects, mutation, review
 from nodewise.cpu.webhook.mutation import Mutations
 from nodewise.errors import BadInput, BadSettings
 from tests.unit.cpu.webhook.patching import applied
@@ -81,7 +81,7 @@ def encoded(pod: Any) -> bytes:
     return json.dumps(pod).encode()
 
 
-def asked(pod: Any, mutations: Mutations) -> list[patch.Operation]:
+def asked(pod: Any, mutations: Mutations) -> list[json_objects.Operation]:
     """The patch for a pod, through a whole review."""
     request = {"uid": "7", "kind": {"kind": "Pod"}, "operation": "CREATE", "object": pod}
     body = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
@@ -93,7 +93,7 @@ def asked(pod: Any, mutations: Mutations) -> list[patch.Operation]:
 
 @given(JSON, JSON)
 def test_a_patch_makes_one_value_of_another(before: Any, after: Any) -> None:
-    operations = list(patch.difference(before, after))
+    operations = list(json_objects.json_patch(before, after))
     assert encoded(applied(operations, before)) == encoded_like(after, applied(operations, before))
 
 
@@ -107,8 +107,8 @@ def encoded_like(value: Any, other: Any) -> bytes:
 def test_what_is_merged_twice_is_merged_once(held: Any, given_: Any) -> None:
     before = copy.deepcopy(held)
     try:
-        once = merging.merge(held, given_)
-        twice = merging.merge(once, given_)
+        once = json_objects.merge(held, given_)
+        twice = json_objects.merge(once, given_)
     except BadSettings:
         return
     assert twice is once

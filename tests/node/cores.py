@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nodewise.cpu import cpulist, names, sysfs
-from nodewise.cpu.install import installing
+from nodewise.cpu.install import installation
 from nodewise.cpu.topology import CPUS, NODES
 from tests.cluster import processes, virtual_machine
 from tests.cluster.sandboxes import wait
@@ -216,7 +216,7 @@ def files(ready: Path) -> Mapping[str, Entry]:
     """All that is on the machine but its state: the installed program, and the workload."""
     with tempfile.TemporaryDirectory() as folder:
         into = Path(folder)
-        installing.install(ready, into, Path(names.DEFAULT_INSTALL_DIR), None)
+        installation.install(ready, into, Path(names.DEFAULT_INSTALL_DIR), None)
         installed = virtual_machine.tree(into, names.DEFAULT_INSTALL_DIR.lstrip("/"))
     return {
         **installed,

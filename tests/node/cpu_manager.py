@@ -12,8 +12,8 @@ from typing import Any
 import httpx2
 
 from nodewise.cpu import names
-from nodewise.cpu.confine import residents
-from nodewise.cpu.node import threads
+from nodewise.cpu.cpusets import cpuset
+from nodewise.cpu.node import thread_affinity
 from tests.cluster import processes
 from tests.cluster.access import User
 from tests.cluster.api import Object
@@ -102,9 +102,9 @@ class Manager:
     def masks(self, pod: Object) -> dict[str, frozenset[int]]:
         """Of all threads in a pod's container, by program and thread id, the CPUs that they may use."""
         proc = self.node.runtime.inside("/proc")
-        (pids,) = residents.find(proc, [workloads.container_of(pod)]).values()
+        (pids,) = cpuset.list_processes(proc, [workloads.container_of(pod)]).values()
         found = {}
-        for thread in (one for pid in pids for one in threads.read(proc, pid)):
+        for thread in (one for pid in pids for one in thread_affinity.read(proc, pid)):
             with contextlib.suppress(OSError):
                 name = (proc / f"{thread.pid}/task/{thread.tid}/comm").read_text().strip()
                 found[f"{name} {thread.tid}"] = thread.cpus

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from nodewise.cli.cpu.install import modules
-from nodewise.cpu.install import installing, packaging
+from nodewise.cpu.install import bundle, installation
 from tests.cluster import toolchain
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +26,7 @@ def ready() -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         folder = home / _digest()
         if not folder.is_dir():
-            packaging.build(folder, modules())
+            bundle.build(folder, modules())
         folder.touch()
         toolchain.tidy((path for path in home.iterdir() if path.is_dir()), _KEPT)
         return folder
@@ -34,7 +34,7 @@ def ready() -> Path:
 
 def install(into: Path, mount: Path = MOUNT) -> Path:
     """The folder, with the program installed for containers that mount it at `mount`."""
-    installing.install(ready(), into, mount, None)
+    installation.install(ready(), into, mount, None)
     return into
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from nodewise.cpu.confine import residents
+from nodewise.cpu.cpusets import cpuset
 from tests.cluster.api import Object
 from tests.cluster.custom_metrics import CustomMetrics
 from tests.cluster.sandboxes import Sandbox, wait
@@ -261,6 +261,6 @@ class TestCpuManager:
 def seccomp_modes(whole: Host, pod: Object) -> set[str]:
     """Of all processes of a pod's container what the kernel says: 2 is a filter, 0 none."""
     proc = whole.node.runtime.inside("/proc")
-    (pids,) = residents.find(proc, [workloads.container_of(pod)]).values()
+    (pids,) = cpuset.list_processes(proc, [workloads.container_of(pod)]).values()
     lines = "\n".join((proc / f"{pid}/status").read_text() for pid in pids)
     return set(re.findall(r"^Seccomp:\s*(\d)", lines, re.MULTILINE))

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from nodewise.cpu.confine import residents
-from nodewise.cpu.confine.confinement import Confinement
-from nodewise.cpu.confine.containers import ContainerRuntime
-from nodewise.cpu.node import threads
+from nodewise.cpu.cpusets import cpuset
+from nodewise.cpu.cpusets.container_runtime import ContainerRuntime
+from nodewise.cpu.cpusets.cpuset import Cpuset
+from nodewise.cpu.node import thread_affinity
 from nodewise.errors import Refused
 from tests.cluster.sandboxes import Sandbox, wait
 from tests.node import runtime, workloads
@@ -29,8 +29,8 @@ def asking(node: Kubelet) -> Iterator[ContainerRuntime]:
 def masks(node: Kubelet, container: str) -> list[frozenset[int]]:
     """Where the threads of a container may run."""
     proc = node.runtime.inside("/proc")
-    (pids,) = residents.find(proc, [container]).values()
-    return [thread.cpus for pid in pids for thread in threads.read(proc, pid)]
+    (pids,) = cpuset.list_processes(proc, [container]).values()
+    return [thread.cpus for pid in pids for thread in thread_affinity.read(proc, pid)]
 
 
 def test_a_running_container_is_held_to_its_cpus_and_let_go(
@@ -41,18 +41,18 @@ def test_a_running_container_is_held_to_its_cpus_and_let_go(
     assert asking.version().startswith("containerd ")
     before = asking.find(container)
     assert before is not None
-    assert before.told == Confinement()
-    assert before.now.cpus >= {0, 1}
+    assert before.configured == Cpuset()
+    assert before.effective.cpus >= {0, 1}
     wait("the shell and what it starts run", lambda: len(masks(node, container)) == 3 or None)
-    assert masks(node, container) == [before.now.cpus] * 3
-    asking.confine(container, Confinement(ONE, before.now.mems))
+    assert masks(node, container) == [before.effective.cpus] * 3
+    asking.confine(container, Cpuset(ONE, before.effective.mems))
     after = asking.find(container)
     assert after is not None
-    assert after.now == Confinement(ONE, before.now.mems)
+    assert after.effective == Cpuset(ONE, before.effective.mems)
     assert after.inherited == before.inherited
     assert masks(node, container) == [ONE] * 3
-    asking.confine(container, before.now)
-    assert masks(node, container) == [before.now.cpus] * 3
+    asking.confine(container, before.effective)
+    assert masks(node, container) == [before.effective.cpus] * 3
 
 
 def test_cpus_that_are_not_there_are_refused_in_the_runtime_s_words(
@@ -61,12 +61,12 @@ def test_cpus_that_are_not_there_are_refused_in_the_runtime_s_words(
     sandbox.pods(workloads.pod("held", "sleep 1000", on=node.name))
     container = workloads.container_of(workloads.running(sandbox, "held"))
     with pytest.raises(Refused, match=r"cpuset\.cpus"):
-        asking.confine(container, Confinement(frozenset({4000})))
+        asking.confine(container, Cpuset(frozenset({4000})))
 
 
 def test_a_container_that_ended_is_none(sandbox: Sandbox, node: Kubelet, asking: ContainerRuntime) -> None:
     sandbox.pods(workloads.pod("short", "exit 0", on=node.name))
     container = workloads.container_of(workloads.ended(sandbox, "short"))
     assert asking.find(container) is None
-    asking.confine(container, Confinement(ONE))
+    asking.confine(container, Cpuset(ONE))
     assert asking.find("d" * 64) is None

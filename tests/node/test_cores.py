@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from nodewise.cpu import topology
-from nodewise.cpu.confine import enforcing
-from nodewise.cpu.state import Task
+from nodewise.cpu.cpusets import enforcer
+from nodewise.cpu.pool_allocations import Task
 from tests.cluster import packages
 from tests.cluster.conftest import got
 from tests.cluster.virtual_machine import Entry
@@ -142,7 +142,7 @@ def test_a_cpuset_without_the_pools_cores_is_an_error(machine: Machine, place: s
     found = topology.parse(machine.sysfs())
     for name, cpus in (("near", S0[1]), ("far", S1[0])):
         holding = {Task(1, container=name): cpus}
-        confinement = enforcing.wanted(holding, found, {})[name]
+        confinement = enforcer.target_cpusets(holding, found, {})[name]
         machine.cgroup(name, confinement.cpus, confinement.mems)
     machine.start("first", place, "--pool=exclusive")
     refused = machine.tried(

@@ -19,8 +19,8 @@ from tools.image.assemble import Inputs
 import nodewise
 from nodewise.cli.cpu import COMMANDS as CPU_COMMANDS
 from nodewise.cli.main import COMMANDS
-from nodewise.cpu.cluster import objects, versions
-from nodewise.cpu.cluster.objects import Wish
+from nodewise.cpu.cluster import api_versions, setup_objects
+from nodewise.cpu.cluster.setup_objects import SetupOptions
 from tests.cluster import image_archive, toolchain
 from tests.cluster.conftest import got
 from tests.cluster.packages import Containers
@@ -357,7 +357,9 @@ def test_a_container_installs_the_program_on_its_host(
     """As the pods of `cluster-init` do, in their words."""
     folder = containerd.inside("/opt/bin")
     folder.mkdir(parents=True, exist_ok=True)
-    [made] = objects.preparing(["install"], "n1", Wish(), versions.TABLE[-1])["spec"]["containers"]
+    [made] = setup_objects.preparing(["install"], "n1", SetupOptions(), api_versions.TABLE[-1])["spec"][
+        "containers"
+    ]
     words = [*made["command"], *made["args"]]
     assert made["securityContext"]["runAsUser"] == 0
     mounts = {"/opt/bin": "/opt/bin", "/host/proc": "/proc"}
@@ -375,4 +377,4 @@ def test_a_container_installs_the_program_on_its_host(
 
 
 def test_pods_of_cluster_init_name_this_image() -> None:
-    assert objects.IMAGE == image_archive.NAME
+    assert setup_objects.IMAGE == image_archive.NAME

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nodewise.cli.cpu import COMMANDS
-from nodewise.cpu.install import installing
+from nodewise.cpu.install import installation
 from tests.cluster import availability, packages
 from tests.node import installed, runtime
 
@@ -64,7 +64,7 @@ class Image:
 def empty(tmp_path: Path, program: Path) -> Image:
     """Nothing but the mount."""
     image = Image(tmp_path / "image")
-    installing.install(program, tmp_path / "host", installed.MOUNT, None)
+    installation.install(program, tmp_path / "host", installed.MOUNT, None)
     image.mount(tmp_path / "host", "opt/bin", "bind,ro")
     return image
 
@@ -156,7 +156,7 @@ def test_whoever_starts_it_while_it_is_replaced_starts_one_of_both(
     starting.start()
     try:
         for folder in (second, program, second, program):
-            installing.install(folder, tmp_path / "host", installed.MOUNT, Path("/proc"))
+            installation.install(folder, tmp_path / "host", installed.MOUNT, Path("/proc"))
     finally:
         done.set()
         starting.join()

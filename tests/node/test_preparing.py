@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from nodewise.cpu import names
-from nodewise.cpu.cluster import objects
-from nodewise.cpu.cluster.advertise import OURS
+from nodewise.cpu.cluster import setup_objects
+from nodewise.cpu.cluster.node_advertisement import OURS
 from tests import forks
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.packages import Containers
@@ -82,7 +82,7 @@ def test_pods_do_their_work_one_after_the_other(
     report = prepared(sandbox, node, f"--cmk-img={played}")
     assert report["ready"], report
     found = pods(sandbox)
-    once = found.pop(objects.pod_name(PREPARING, node.name))
+    once = found.pop(setup_objects.pod_name(PREPARING, node.name))
     said = {name: node.log(once, name) for name in PREPARING}
     assert [line.split()[:2] for lines in said.values() for line in lines] == [
         ["1000", "init"],

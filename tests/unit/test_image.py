@@ -24,7 +24,7 @@ from tools.image.oci import Identity
 from tools.image.python import Target
 
 from nodewise.cli.configure import command
-from nodewise.cpu.cluster import objects
+from nodewise.cpu.cluster import setup_objects
 
 IDENTITY = Identity("1.2.3", 1_000_000_000, "amd64", "abc")
 
@@ -241,7 +241,7 @@ def test_digests_of_downloaded_packages_are_those_of_the_signed_lists() -> None:
 
 
 def test_pods_of_the_cpu_manager_name_the_image_that_is_made() -> None:
-    assert oci.reference(objects.IMAGE.partition(":")[2]) == f"docker.io/library/{objects.IMAGE}"
+    assert oci.reference(setup_objects.IMAGE.partition(":")[2]) == f"docker.io/library/{setup_objects.IMAGE}"
 
 
 SAID = """\

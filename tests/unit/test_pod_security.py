@@ -6,11 +6,11 @@ from typing import Any, Final, NamedTuple
 import pytest
 import yaml
 
-from nodewise.cpu.cluster import node_agent, objects, versions
-from nodewise.cpu.cluster.objects import Wish
+from nodewise.cpu.cluster import agent_daemonset, api_versions, setup_objects
+from nodewise.cpu.cluster.setup_objects import SetupOptions
 from tests import pages
 
-NEWEST: Final = versions.TABLE[-1]
+NEWEST: Final = api_versions.TABLE[-1]
 DEPLOY: Final = pages.ROOT / "deploy"
 
 OWNERS = "reads whose the processes of the host are, and in which pods, from /proc"
@@ -78,10 +78,10 @@ def shipped() -> Iterator[Shipped]:
                 if made:
                     yield from containers(str(file.relative_to(DEPLOY)), made)
     for made in (
-        objects.preparing(objects.ONCE, "n1", Wish(), NEWEST),
-        objects.daemon_set(objects.ALWAYS, "n1", Wish(), NEWEST),
-        objects.reconfiguring("n1", Wish()),
-        node_agent.daemon_set(Wish(), NEWEST),
+        setup_objects.preparing(setup_objects.ONCE, "n1", SetupOptions(), NEWEST),
+        setup_objects.daemon_set(setup_objects.ALWAYS, "n1", SetupOptions(), NEWEST),
+        setup_objects.reconfiguring("n1", SetupOptions()),
+        agent_daemonset.daemon_set(SetupOptions(), NEWEST),
     ):
         yield from containers("nodewise.cpu.cluster", made)
 

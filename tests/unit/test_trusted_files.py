@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from nodewise import trusted_files
-from nodewise.cpu import state
-from nodewise.cpu.agent import doorway
-from nodewise.cpu.confine import confinement, containers
-from nodewise.cpu.install import installing
-from nodewise.cpu.node import feature
-from nodewise.cpu.store.files import DirectoryBook
+from nodewise.cpu import pool_allocations
+from nodewise.cpu.agent import socket_file
+from nodewise.cpu.cpusets import container_runtime, cpuset
+from nodewise.cpu.install import installation
+from nodewise.cpu.node import nfd_feature
+from nodewise.cpu.store.directory import DirectoryStore
 from nodewise.errors import NodewiseError
 from nodewise.trusted_files import Untrusted, check_folder, resolve
 
@@ -144,28 +144,28 @@ def test_a_run_without_root_trusts_root_and_its_own_user(tree: Path) -> None:
 def socket_in(folder: Path) -> None:
     with socket.socket(socket.AF_UNIX) as made:
         made.bind(str(folder / "runtime.sock"))
-    containers.endpoint(str(folder / "runtime.sock"))
+    container_runtime.endpoint(str(folder / "runtime.sock"))
 
 
 def listening(folder: Path) -> None:
-    with doorway.opened(folder / "cpu.sock", 0.1):
+    with socket_file.opened(folder / "cpu.sock", 0.1):
         pass
 
 
 USERS: dict[str, Callable[[Path], object]] = {
-    "the state directory": lambda folder: DirectoryBook(folder).read(),
+    "the state directory": lambda folder: DirectoryStore(folder).read(),
     "the lock of the state directory": lambda folder: (
-        DirectoryBook(folder, 0.1)._folder.locked(0.1).__enter__()
+        DirectoryStore(folder, 0.1)._directory.locked(0.1).__enter__()
     ),
     "the socket's folder": listening,
-    "what is left of a socket": lambda folder: doorway.clear(folder / "cpu.sock"),
-    "what containers had before": lambda folder: confinement.recall(folder / "cpusets.json"),
-    "where that is kept": lambda folder: confinement.remember(folder / "cpusets.json", {}),
-    "features of the node": lambda folder: feature.write(folder, ["power", "performance"]),
-    "the program's source": lambda folder: installing.install(
+    "what is left of a socket": lambda folder: socket_file.clear(folder / "cpu.sock"),
+    "what containers had before": lambda folder: cpuset.load_originals(folder / "cpusets.json"),
+    "where that is kept": lambda folder: cpuset.save_originals(folder / "cpusets.json", {}),
+    "features of the node": lambda folder: nfd_feature.write(folder, ["power", "performance"]),
+    "the program's source": lambda folder: installation.install(
         folder, Path("/nonexistent"), Path("/opt"), None
     ),
-    "the program": installing.remove,
+    "the program": installation.remove,
     "the container runtime's socket": socket_in,
 }
 
@@ -187,7 +187,7 @@ def test_a_planted_file_of_the_state_directory_is_refused(tree: Path) -> None:
     (tree / "a/b/journal.json").write_text("{}")
     os.chown(tree / "a/b/journal.json", TENANT, 0)
     with pytest.raises(NodewiseError, match=r"journal\.json: owner 1000"):
-        DirectoryBook(tree / "a/b").read()
+        DirectoryStore(tree / "a/b").read()
 
 
 def test_a_version_of_the_program_in_which_others_may_write_is_not_taken_for_whole(tree: Path) -> None:
@@ -200,11 +200,11 @@ def test_a_version_of_the_program_in_which_others_may_write_is_not_taken_for_who
 def test_what_is_created_is_trusted_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        book = DirectoryBook(tmp_path / "state")
-        book.create(state.from_lists({"shared": {0: ("1",)}}))
-        confinement.remember(tmp_path / "run/cpusets.json", {})
+        store = DirectoryStore(tmp_path / "state")
+        store.create(pool_allocations.from_lists({"shared": {0: ("1",)}}))
+        cpuset.save_originals(tmp_path / "run/cpusets.json", {})
     finally:
         os.umask(before)
-    assert book.read()
-    assert confinement.recall(tmp_path / "run/cpusets.json") == {}
+    assert store.read()
+    assert cpuset.load_originals(tmp_path / "run/cpusets.json") == {}
     trusted_files.check_tree(tmp_path)

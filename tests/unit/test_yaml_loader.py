@@ -15,8 +15,8 @@ from nodewise import yaml_loader
 from nodewise.agents.gpu import resource_profile
 from nodewise.cli import config_file
 from nodewise.configure import yaml_editor
-from nodewise.cpu import configmap
-from nodewise.cpu.configmap import Texts
+from nodewise.cpu.store import configmap
+from nodewise.cpu.store.configmap import ConfigMapTexts
 from nodewise.cpu.webhook import config as webhook
 from nodewise.doctor.collectors import deschedulers
 from nodewise.doctor.parsing import scheduler_configuration
@@ -77,7 +77,7 @@ def through_file(read: Callable[[str], object]) -> Callable[[str, Path], object]
 
 
 READERS: Final[dict[str, Callable[[str, Path], object]]] = {
-    "the pools ConfigMap": lambda text, _: configmap.parse(Texts(text)),
+    "the pools ConfigMap": lambda text, _: configmap.parse_texts(ConfigMapTexts(text)),
     "the objects of decide and --objects-from": lambda text, _: list(
         documents.documents(text.encode(), "file.yaml")
     ),

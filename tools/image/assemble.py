@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Final, NamedTuple
 
 from nodewise.cli.cpu.install import modules
-from nodewise.cpu.install import packaging
+from nodewise.cpu.install import bundle
 from tools.image import contents, debian, digests, layers, libraries, oci, python, sbom, templates
 from tools.image.debian import Package
 from tools.image.errors import ImageError, say
@@ -157,7 +157,7 @@ def _program(ready: Path | None, work: Path, identity: Identity) -> Part:
     folder = root / contents.READY.lstrip("/")
     if ready is None:
         say("building the program that `nodewise cpu install` puts on hosts")
-        packaging.build(folder, modules())
+        bundle.build(folder, modules())
     else:
         shutil.copytree(ready, folder, symlinks=True)
     return _part("the program for hosts", root, identity)

@@ -1,33 +1,28 @@
-"""The CPU manager: pools of cores on a node, and who holds which of them.
+"""The CPU manager: pools of cores on a node, and the allocation of their CPU lists to tasks.
 
-| file | what lives there |
+| file | content |
 |---|---|
-| `cpulist.py` | texts that name CPUs: the kernel's lists and masks, CMK's lists, `isolcpus=` |
-| `topology.py` | sockets, NUMA nodes, cores and CPUs of a machine, from the texts of its files |
-| `sysfs.py` | reads these files |
-| `speed_select.py` | Intel SST-BF and SST-CP: which cores are faster, which matter more |
-| `core_lists.py` | cores that somebody names |
-| `pools.py` | which cores go to which pool |
-| `state.py` | who holds what: pools, CPU lists, tasks |
-| `claims.py` | which lists a task gets, and what it is told of them |
-| `sweep.py` | which tasks are over |
-| `procfs.py` | reads what processes there are |
-| `cgroups.py` | which pod and container a process runs in |
-| `reconfigure.py` | from the pools there are to others, under tasks that go on running |
-| `configmap.py`, `directory.py` | the state as the texts of a ConfigMap, and as files |
-| `book.py` | where the state is kept, whatever keeps it |
-| `messages.py` | what `isolate` and the node agent say to each other |
-| `requests.py`, `names.py` | the API server as a protocol, and the names that things have there |
-| `store/` | the state in files or in a ConfigMap |
-| `workload/` | `isolate`: what runs in workloads' containers |
-| `node/` | the machine that the pools are on, its processes and its kubelet |
-| `move/` | running tasks go to other CPUs |
-| `confine/` | containers are held to the CPUs of their tasks |
+| `cpulist.py` | formats of CPU sets: the kernel's lists and masks, CMK's lists, `isolcpus=` |
+| `topology.py`, `sysfs.py` | sockets, NUMA nodes, cores and CPUs of a machine, from the texts of its files |
+| `speed_select.py` | Intel SST-BF and SST-CP: faster cores, and core power classes |
+| `core_lists.py` | cores named on the command line |
+| `pools.py` | the distribution of cores to pools |
+| `pool_allocations.py` | pools, CPU lists and the tasks on them |
+| `allocator.py` | the choice of CPU lists for a task, and its environment |
+| `allocation_store.py`, `store/` | the interface of stores and its two implementations: a ConfigMap, a directory |
+| `ended_tasks.py` | detection of tasks that have ended |
+| `procfs.py`, `kernel_files.py`, `cgroups.py` | processes of a node, with their pods and containers |
+| `reconfiguration_plan.py`, `reconfiguration/` | other pools under running tasks: the moves, and their execution |
+| `agent_messages.py` | the protocol between `isolate` and the node agent |
+| `api_client.py`, `names.py` | the interface of API clients, and CMK's names in a cluster |
+| `workload/` | `isolate`, which runs in containers of workloads |
+| `node/` | the machine of a node, its processes and its kubelet |
+| `cpusets/` | enforcement by cpusets of containers |
 | `agent/` | the node agent |
 | `install/` | the program on hosts |
-| `cluster/` | nodes that advertise cores, reports, set-up and removal, in the API server |
-| `webhook/` | pods that ask for cores get what `isolate` needs |
+| `cluster/` | advertised resources, reports, set-up and removal, in the API server |
+| `webhook/` | the admission webhook, which gives pods what `isolate` needs |
 
-What runs in workloads' containers has to start fast where there is no Python: every file here says in its
-docstring whether it needs the standard library only.
+`isolate` has to start fast in containers without Python, so the docstring of each file that it imports says that the
+file needs the standard library only.
 """

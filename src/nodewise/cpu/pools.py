@@ -25,7 +25,7 @@ IS_EXCLUSIVE: Final[Mapping[str, bool]] = {EXCLUSIVE: True, SHARED: False, NON_I
 """The pools there can be, in the order in which they are filled: whether one of its lists is for one task only."""
 
 
-class Ask(NamedTuple):
+class PoolOptions(NamedTuple):
     """How many cores go where: what `init` and `plan` take as options."""
 
     exclusive: int = 4
@@ -37,7 +37,7 @@ class Ask(NamedTuple):
     """Cores outside the isolated ones that are exclusive as well, by number; `-1` for none."""
 
 
-class Plan(NamedTuple):
+class PoolPlan(NamedTuple):
     """Of each pool and socket the CPU lists, and what the operator should know."""
 
     pools: Mapping[str, Mapping[int, tuple[str, ...]]]
@@ -63,10 +63,10 @@ class _Candidates(NamedTuple):
 
 def plan(
     topology: Topology,
-    ask: Ask,
+    ask: PoolOptions,
     fast: Collection[int] = (),
     preferences: Mapping[int, str] | None = None,
-) -> Plan:
+) -> PoolPlan:
     """The pools of a machine. `fast` are its CPUs of higher base frequency, where SST-BF is to be heeded, and
     `preferences` the energy performance preference of each CPU, where SST-CP is: it wins over SST-BF.
 
@@ -89,10 +89,10 @@ def plan(
         taken.update(dict.fromkeys(_listed(topology, ask.non_isolcpus, taken, isolated), NON_ISOLCPUS))
     take(INFRA, candidates.infra, None)
     pools = [pool for pool in IS_EXCLUSIVE if pool != NON_ISOLCPUS or ask.non_isolcpus != core_lists.OFF]
-    return Plan({pool: _lists(topology, pool, taken) for pool in pools}, tuple(warnings))
+    return PoolPlan({pool: _lists(topology, pool, taken) for pool in pools}, tuple(warnings))
 
 
-def _isolated(topology: Topology, ask: Ask, warnings: list[Problem]) -> frozenset[Core]:
+def _isolated(topology: Topology, ask: PoolOptions, warnings: list[Problem]) -> frozenset[Core]:
     """The cores all of whose CPUs are isolated; BadInput if there are some, and fewer than asked for."""
     problems = [
         Problem(f"number of {pool} cores", str(count), "0 or more")
@@ -118,7 +118,7 @@ def _isolated(topology: Topology, ask: Ask, warnings: list[Problem]) -> frozense
 
 def _candidates(
     topology: Topology,
-    ask: Ask,
+    ask: PoolOptions,
     isolated: frozenset[Core],
     quick: frozenset[Core],
     preferences: Mapping[int, str] | None,
@@ -155,7 +155,7 @@ def _order(mode: str, field: str, warnings: list[Problem]) -> Callable[[Iterable
 
 
 def _by_class(
-    cores: Sequence[Core], ask: Ask, isolated: frozenset[Core], preferences: Mapping[int, str]
+    cores: Sequence[Core], ask: PoolOptions, isolated: frozenset[Core], preferences: Mapping[int, str]
 ) -> _Candidates:
     """SST-CP: the first class is exclusive and the second shared, or the first one both if there are two."""
     classes = speed_select.power_classes(cores, preferences)

@@ -1,8 +1,8 @@
-"""Reads what processes there are, for `sweep.py`, and where they may run.
+"""The processes of a node and the CPUs that they may use, read from the host's `/proc`.
 
 Standard library only.
 
-`proc` is the host's `/proc`, wherever it is mounted: process ids are those of the host then, also from a container.
+`proc` is the host's `/proc`, wherever it is mounted, so process ids are those of the host, also in a container.
 """
 
 import errno
@@ -13,27 +13,28 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from nodewise.cpu import cpulist
+from nodewise.cpu.allocator import TASK_VARIABLE, parse_wrapper_name
 from nodewise.cpu.cgroups import parse_cgroup
-from nodewise.cpu.claims import MARK, parse_wrapper
+from nodewise.cpu.ended_tasks import Process
 from nodewise.cpu.kernel_files import WHITE_SPACE, read_text
-from nodewise.cpu.sweep import Process
+from nodewise.cpu.pool_allocations import Task
 from nodewise.errors import BadInput, Problem, Unavailable, shown
 
 _NUMBER: Final = re.compile(r"\d{1,19}", re.ASCII)
 ALLOWED: Final = re.compile(r"^Cpus_allowed_list:[ \t]*([^ \t\n]+)", re.MULTILINE)
-"""A line of `/proc/<pid>/status`. With re.MULTILINE `^` matches after `\\n` only, so no process's name can hold one."""
-_OVER: Final = frozenset("ZXx")
-_ROUNDS: Final = 20
-_LOOKS: Final = 5
+"""A line of `/proc/<pid>/status`. With re.MULTILINE `^` matches after `\\n` only, so a process name cannot forge it."""
+_ENDED_STATES: Final = frozenset("ZXx")
+_MAX_SCANS: Final = 20
+_READ_ATTEMPTS: Final = 5
 _REFUSED: Final = frozenset({errno.EACCES, errno.EPERM, errno.EIO})
-"""The last where a process put a file of its own in the place of its environment."""
-_LONGEST_BYTES: Final = 6 * 2**20
-"""Of an environment: execve(2), three quarters of 8 MiB, whatever the limit of the stack is."""
+"""EIO if a process mapped a file of its own in place of its environment."""
+_MAX_ENVIRONMENT_BYTES: Final = 6 * 2**20
+"""The limit of execve(2): three quarters of 8 MiB, whatever the limit of the stack is."""
 _PAUSE_S: Final = 0.002
 
 
-class Stat(NamedTuple):
-    """Of `/proc/<pid>/stat` what matters here."""
+class ProcessStat(NamedTuple):
+    """The fields of `/proc/<pid>/stat` that are used here."""
 
     pid: int
     state: str
@@ -41,29 +42,29 @@ class Stat(NamedTuple):
     start: int
     name: str = ""
     has_memory: bool = True
-    """No thread of the kernel, and none that is just ending."""
+    """False for a kernel thread, and for a process that is just ending."""
     threads: int = 1
 
     @property
-    def is_over(self) -> bool:
-        """Whether this thread runs no more, and only waits for somebody to hear of it."""
-        return self.state in _OVER
+    def has_ended(self) -> bool:
+        """Whether this thread is a zombie."""
+        return self.state in _ENDED_STATES
 
     @property
-    def is_whole_over(self) -> bool:
-        """Whether the process runs no more: its first thread may end before the others do."""
-        return self.is_over and self.threads <= 1
+    def process_has_ended(self) -> bool:
+        """Whether the whole process has ended: its first thread may end before the others."""
+        return self.has_ended and self.threads <= 1
 
 
-class Census(NamedTuple):
-    """The processes of a node, by id, and those whose environment may not be read: whose they are is not known."""
+class ProcessTable(NamedTuple):
+    """The processes of a node, by id. The environment of `unreadable` ones cannot be read, so their task is unknown."""
 
     processes: dict[int, Process]
-    hidden: frozenset[int]
+    unreadable: frozenset[int]
 
 
-def parse_stat(text: str, field: str = "stat") -> Stat:
-    """The second field is the command's name, in parentheses, and may hold anything, such as `) R 1 (`."""
+def parse_stat(text: str, field: str = "stat") -> ProcessStat:
+    """Parse `/proc/<pid>/stat`. The second field, the name in parentheses, may hold anything, such as `) R 1 (`."""
     pid, _, rest = text.partition(" (")
     name, _, rest = rest.rpartition(") ")
     fields = rest.rstrip(WHITE_SPACE).split(" ")
@@ -71,16 +72,18 @@ def parse_stat(text: str, field: str = "stat") -> Stat:
     if len(numbers) < 4 or not all(map(_NUMBER.fullmatch, numbers)):  # noqa: PLR2004 - id, parent, threads and start
         raise BadInput("cannot read a process", [Problem(field, shown(text), "proc(5), at least 22 fields")])
     has_memory = fields[20:21] != ["0"]
-    return Stat(int(pid), fields[0], int(fields[1]), int(fields[19]), name, has_memory, int(fields[17]))
+    return ProcessStat(
+        int(pid), fields[0], int(fields[1]), int(fields[19]), name, has_memory, int(fields[17])
+    )
 
 
-def read_self(proc: Path) -> Stat:
-    """The process that asks, as the host knows it. Unavailable if `proc` is no mount of a `/proc`."""
+def read_self(proc: Path) -> ProcessStat:
+    """The calling process as the host sees it. Unavailable if `proc` is not a mount of `/proc`."""
     return parse_stat(_text(proc / "self/stat"), str(proc / "self/stat"))
 
 
 def read_boot(proc: Path) -> str:
-    """The id of this boot of the kernel. Unavailable if it cannot be read."""
+    """The kernel's boot id. Unavailable if it cannot be read."""
     return _text(proc / "sys/kernel/random/boot_id").strip(WHITE_SPACE)
 
 
@@ -91,37 +94,37 @@ def _text(path: Path) -> str:
         raise Unavailable("cannot read the host's processes", [Problem(str(path), str(error), "")]) from error
 
 
-def read_processes(proc: Path) -> Census:
-    """All processes that are not over; one that ends meanwhile is left out. Unavailable if `proc` cannot be read.
+def read_processes(proc: Path) -> ProcessTable:
+    """All processes that have not ended; one that ends meanwhile is left out. Unavailable if `proc` cannot be read.
 
-    A process may start another and end before it is looked at, so new ones are looked for until there are none. Only
-    what the kernel says is gone is left out: whatever else keeps us from reading a process, it may live.
+    A process may start another one and end before it is read, so the scan is repeated until there are no new ones.
+    Only what the kernel reports as gone is left out: a process that cannot be read for any other reason may be alive.
     """
     processes: dict[int, Process] = {}
-    hidden: set[int] = set()
-    seen: set[int] = set()
-    for _ in range(_ROUNDS):
-        new = [pid for pid in pids(proc) if pid not in seen]
+    unreadable: set[int] = set()
+    scanned: set[int] = set()
+    for _ in range(_MAX_SCANS):
+        new = [pid for pid in pids(proc) if pid not in scanned]
         if not new:
             break
-        seen.update(new)
-        for look in range(_LOOKS):
-            if look:
+        scanned.update(new)
+        for attempt in range(_READ_ATTEMPTS):
+            if attempt:
                 time.sleep(_PAUSE_S)
-            new = [pid for pid in new if _look_at(proc, pid, processes, hidden)]
+            new = [pid for pid in new if _read_process(proc, pid, processes, unreadable)]
             if not new:
                 break
-    return Census(processes, frozenset(hidden))
+    return ProcessTable(processes, frozenset(unreadable))
 
 
-def _look_at(proc: Path, pid: int, processes: dict[int, Process], hidden: set[int]) -> bool:
-    """Take one process in, or out if it is over; whether it is worth another look in a moment."""
+def _read_process(proc: Path, pid: int, processes: dict[int, Process], unreadable: set[int]) -> bool:
+    """Add one process, or remove it if it has ended. Returns whether to read it again after a moment."""
     folder = proc / str(pid)
     processes.pop(pid, None)
-    hidden.discard(pid)
+    unreadable.discard(pid)
     try:
         stat = parse_stat(read_text(folder / "stat"))
-        if stat.is_whole_over:
+        if stat.process_has_ended:
             return False
         mark, is_final = _read_mark(folder, stat)
     except (FileNotFoundError, ProcessLookupError):
@@ -131,18 +134,18 @@ def _look_at(proc: Path, pid: int, processes: dict[int, Process], hidden: set[in
             "cannot read the host's processes", [Problem(str(folder), str(error), "")]
         ) from error
     if mark is None:
-        hidden.add(pid)
-    found = Process(stat.start, stat.parent, mark or "", parse_wrapper(stat.name))
-    processes[pid] = _placed(found, folder)
+        unreadable.add(pid)
+    process = Process(stat.start, stat.parent, mark or "", parse_wrapper_name(stat.name))
+    processes[pid] = _with_container(process, folder)
     return not is_final
 
 
-def _read_mark(folder: Path, stat: Stat) -> tuple[str | None, bool]:
-    """The mark in a process's environment, None if it cannot be told; and whether another look would say the same."""
+def _read_mark(folder: Path, stat: ProcessStat) -> tuple[str | None, bool]:
+    """The task's mark in a process's environment, None if it cannot be read; and whether that is final."""
     try:
-        mark, is_empty = _scanned(folder / "environ")
-        # while a process executes a program it has neither an environment nor words, and then has both
-        if is_empty and stat.has_memory and not _begins(folder / "cmdline"):
+        mark, is_empty = _scan_environment(folder / "environ")
+        # during execve a process has neither an environment nor arguments; a moment later it has both
+        if is_empty and stat.has_memory and not _first_byte(folder / "cmdline"):
             return None, False
     except (FileNotFoundError, ProcessLookupError):
         if stat.threads <= 1:
@@ -156,10 +159,10 @@ def _read_mark(folder: Path, stat: Stat) -> tuple[str | None, bool]:
 
 
 def _read_mark_of_threads(folder: Path) -> tuple[str | None, bool]:
-    """The same where the first thread ended before the others, whose files say it still."""
+    """The same if the first thread ended before the others: their files still hold the environment."""
     for path in sorted((folder / "task").iterdir()):
         try:
-            return _scanned(path / "environ")[0], True
+            return _scan_environment(path / "environ")[0], True
         except (FileNotFoundError, ProcessLookupError):
             continue
         except OSError as error:
@@ -169,30 +172,29 @@ def _read_mark_of_threads(folder: Path) -> tuple[str | None, bool]:
     return None, False
 
 
-def _begins(path: Path) -> bytes:
+def _first_byte(path: Path) -> bytes:
     with path.open("rb", buffering=0) as file:
         return file.read(1) or b""
 
 
-def _scanned(path: Path) -> tuple[str, bool]:
-    """The mark in an environment, and whether there is none at all.
+def _scan_environment(path: Path) -> tuple[str, bool]:
+    """The task's mark in an environment, and whether the environment is empty.
 
-    A process says itself where its environment lies and how long it is, so no more is read than a kernel lets a
-    program be started with.
+    A process can change the place and the length of its environment (prctl), so no more is read than execve allows.
     """
     with path.open("rb", buffering=0) as file:
         pieces = []
-        left = _LONGEST_BYTES
+        left = _MAX_ENVIRONMENT_BYTES
         while left > 0 and (piece := file.read(left)):
             pieces.append(piece)
             left -= len(piece)
     environment = b"\0" + b"".join(pieces)
-    _, found, rest = environment.rpartition(b"\0" + MARK.encode() + b"=")
-    return rest.partition(b"\0")[0].decode("utf-8", "replace") if found else "", not pieces
+    _, separator, rest = environment.rpartition(b"\0" + TASK_VARIABLE.encode() + b"=")
+    return rest.partition(b"\0")[0].decode("utf-8", "replace") if separator else "", not pieces
 
 
-def _placed(process: Process, folder: Path) -> Process:
-    """With its container, where that matters: what a process says of itself counts in its own container only."""
+def _with_container(process: Process, folder: Path) -> Process:
+    """The process with its container, if it claims to belong to a task: such a claim is valid in one container only."""
     if not process.mark and not process.wrapper:
         return process
     try:
@@ -203,7 +205,7 @@ def _placed(process: Process, folder: Path) -> Process:
 
 
 def pids(proc: Path) -> Iterable[int]:
-    """Processes only: threads have folders here as well, which are not listed."""
+    """The ids of all processes, without threads."""
     try:
         return numbers(proc)
     except OSError as error:
@@ -211,21 +213,43 @@ def pids(proc: Path) -> Iterable[int]:
 
 
 def numbers(folder: Path) -> list[int]:
-    """The names of a folder's entries that are numbers, ascending. Raises OSError."""
+    """The entries of a folder whose names are numbers, ascending. Raises OSError."""
     names = [path.name for path in folder.iterdir()]
     return sorted(int(name) for name in names if re.fullmatch(r"\d{1,9}", name, re.ASCII))
 
 
 def read_allowed(proc: Path, pid: int) -> frozenset[int] | None:
-    """The CPUs that a process's first thread may use; None if it is gone. BadInput if the kernel does not say."""
+    """The CPUs that a process's first thread may use; None if it has ended. BadInput without a line that names them."""
     try:
         text = read_text(proc / f"{pid}/status")
     except OSError:
         return None
-    found = ALLOWED.search(text)
+    match = ALLOWED.search(text)
     field = f"{pid}/status"
-    if not found:
+    if not match:
         raise BadInput(
             "cannot tell where a process may run", [Problem(field, "no Cpus_allowed_list", "such a line")]
         )
-    return frozenset(cpulist.parse_list(found[1], field))
+    return frozenset(cpulist.parse_list(match[1], field))
+
+
+def unreadable_processes_of(task: Task, table: ProcessTable, proc: Path) -> tuple[int, ...]:
+    """Unreadable processes that may belong to a task: started after it, and in its pod and container if known."""
+    return tuple(
+        pid
+        for pid in sorted(table.unreadable)
+        if task.start is not None
+        and table.processes[pid].start >= task.start
+        and _may_be_inside(task, proc / f"{pid}/cgroup")
+    )
+
+
+def _may_be_inside(task: Task, cgroup: Path) -> bool:
+    """Whether a process may run in the task's pod. A task without a known pod may be in any of them."""
+    try:
+        owner = parse_cgroup(read_text(cgroup))
+    except FileNotFoundError:
+        return False  # it has ended meanwhile
+    except OSError:
+        return True
+    return not task.pod or (task.pod == owner.pod and task.container in ("", owner.container))

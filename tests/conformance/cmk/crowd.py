@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Protocol
 
-from nodewise.cpu import state, sweep
-from nodewise.cpu.book import Book
-from nodewise.cpu.node import sweeping
-from nodewise.cpu.state import State
+from nodewise.cpu import ended_tasks, pool_allocations
+from nodewise.cpu.allocation_store import AllocationStore
+from nodewise.cpu.node import garbage_collection
+from nodewise.cpu.pool_allocations import Allocations
 from tests.conformance.cmk.isolating import clean, until
 
 AT_ONCE: Final = 12
@@ -39,7 +39,7 @@ class Node(Protocol):
     """Where the state is, and the command line of an isolate there."""
 
     @property
-    def book(self) -> Book: ...
+    def store(self) -> AllocationStore: ...
 
     def words(self, *more: str) -> list[str]: ...
 
@@ -57,7 +57,7 @@ class Crowd:
         self._chance = chance
         self._running: dict[subprocess.Popen[bytes], int | None] = {}
         self._started = 0
-        self._known: sweep.Known | None = None
+        self._known: ended_tasks.KnownProcesses | None = None
 
     @property
     def is_over(self) -> bool:
@@ -66,9 +66,9 @@ class Crowd:
     def step(self) -> None:
         if self._started < IN_ALL and len(self._running) < AT_ONCE:
             self._start()
-        slots = list(self._node.book.read().state.slots)
-        assert all(len(slot.tasks) <= 1 for pool, slot in slots if pool.is_exclusive)
-        holders = {task.pid for _, slot in slots for task in slot.tasks}
+        cpu_lists = list(self._node.store.read().allocations.cpu_lists)
+        assert all(len(cpu_list.tasks) <= 1 for pool, cpu_list in cpu_lists if pool.is_exclusive)
+        holders = {task.pid for _, cpu_list in cpu_lists for task in cpu_list.tasks}
         for process, number in list(self._running.items()):
             if process.poll() is not None:
                 del self._running[process]
@@ -79,8 +79,8 @@ class Crowd:
             self.sweep()
 
     def sweep(self) -> None:
-        found = sweeping.carry_out(
-            self._node.book, Path("/proc"), self._known, lambda number: time.sleep(0.01)
+        found = garbage_collection.collect_garbage(
+            self._node.store, Path("/proc"), self._known, lambda number: time.sleep(0.01)
         )
         self._known = found.known
 
@@ -102,11 +102,11 @@ class Crowd:
         self._running[process] = self._chance.choice(SIGNALS)
 
 
-def fresh() -> State:
-    return state.from_lists({"exclusive": {0: LISTS}, "shared": {0: ("5",)}, "infra": {0: ("6",)}})
+def fresh() -> Allocations:
+    return pool_allocations.from_lists({"exclusive": {0: LISTS}, "shared": {0: ("5",)}, "infra": {0: ("6",)}})
 
 
-def keep_the_law(crowd: Crowd, book: Book) -> None:
+def keep_the_law(crowd: Crowd, store: AllocationStore) -> None:
     """No CPU has two owners, everybody comes to an end, and in the end nothing is held."""
     deadline = time.monotonic() + 300
     while not crowd.is_over:
@@ -118,6 +118,6 @@ def keep_the_law(crowd: Crowd, book: Book) -> None:
 
     def is_free() -> bool:
         crowd.sweep()
-        return book.read().state == fresh()
+        return store.read().allocations == fresh()
 
     until(is_free)

@@ -11,9 +11,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nodewise.cpu import state
-from nodewise.cpu.state import State
-from nodewise.cpu.store.files import DirectoryBook
+from nodewise.cpu import pool_allocations
+from nodewise.cpu.pool_allocations import Allocations
+from nodewise.cpu.store.directory import DirectoryStore
 
 PATIENCE_S = 60.0
 SHOW = """
@@ -34,13 +34,17 @@ class Node(NamedTuple):
     root: Path
 
     @property
-    def book(self) -> DirectoryBook:
-        return DirectoryBook(self.root, PATIENCE_S)
+    def store(self) -> DirectoryStore:
+        return DirectoryStore(self.root, PATIENCE_S)
 
     def holders(self) -> dict[str, list[int]]:
         """Process ids, by CPU list, of those that have some."""
-        slots = self.book.read().state.slots
-        return {slot.text: [task.pid for task in slot.tasks] for _, slot in slots if slot.tasks}
+        cpu_lists = self.store.read().allocations.cpu_lists
+        return {
+            cpu_list.text: [task.pid for task in cpu_list.tasks]
+            for _, cpu_list in cpu_lists
+            if cpu_list.tasks
+        }
 
     def words(self, *more: str) -> list[str]:
         """A command line of isolate that asks no node agent."""
@@ -55,16 +59,16 @@ class Node(NamedTuple):
         ]
 
 
-def made(root: Path, found: State) -> Node:
+def made(root: Path, found: Allocations) -> Node:
     node = Node(root / "cmk")
-    node.book.create(found)
+    node.store.create(found)
     return node
 
 
 def on_two_cpus(root: Path) -> Node:
     """Every list on CPUs that this machine has."""
     lists = {"exclusive": {0: ("0", "1")}, "shared": {0: ("1",)}, "infra": {0: ("0,1",)}}
-    return made(root, state.from_lists(lists))
+    return made(root, pool_allocations.from_lists(lists))
 
 
 def show(*words: str) -> list[str]:

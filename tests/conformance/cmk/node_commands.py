@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nodewise.cpu import directory, state
-from nodewise.cpu.state import State
+from nodewise.cpu import pool_allocations
+from nodewise.cpu.pool_allocations import Allocations
+from nodewise.cpu.store import directory
 from tests import forks
 from tests.conformance.cmk import rows
 from tests.conformance.cmk.server import Server, serving
@@ -48,14 +49,14 @@ def write(files: Mapping[str, str | None], at: Path) -> Path:
     return at
 
 
-def lists(pools: rows.Pools) -> State:
+def lists(pools: rows.Pools) -> Allocations:
     """A node with these CPU lists, and no task."""
-    return state.from_lists(
+    return pool_allocations.from_lists(
         {name: {at: text.split() for at, text in pool.items()} for name, pool in pools.items()}
     )
 
 
-def directory_of(found: State, at: Path) -> Path:
+def directory_of(found: Allocations, at: Path) -> Path:
     return write(directory.format_files(found), at)
 
 

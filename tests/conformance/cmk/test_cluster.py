@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from nodewise.cpu import names, procfs
-from nodewise.cpu.state import IDENTITIES
+from nodewise.cpu.pool_allocations import IDENTITIES
 from tests import forks
 from tests.conformance.cmk import rows, server
 from tests.conformance.cmk.rows import ClusterRow

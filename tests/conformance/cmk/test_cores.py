@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from nodewise.cpu import cpulist, pools, topology
-from nodewise.cpu.pools import Ask, Plan
+from nodewise.cpu.pools import PoolOptions, PoolPlan
 from nodewise.errors import BadInput
 from tests.conformance.cmk import machines, rows
 from tests.conformance.cmk.rows import LineRow, ListRow, MaskRow, PoolsRow
@@ -29,10 +29,10 @@ def test_command_lines(row: LineRow) -> None:
     assert (isolated, bool(problems)) == (set(cpulist.parse_list(row.isolated)), row.warns)
 
 
-def planned(row: PoolsRow) -> Plan:
+def planned(row: PoolsRow) -> PoolPlan:
     machine = topology.parse(machines.texts(row.machine, row.isolated))
     exclusive_mode, shared_mode = row.modes.split("/")
-    ask = Ask(row.exclusive, row.shared, exclusive_mode, shared_mode, row.listed)
+    ask = PoolOptions(row.exclusive, row.shared, exclusive_mode, shared_mode, row.listed)
     fast = cpulist.parse_list(row.fast or "")
     if row.preferences is None:
         return pools.plan(machine, ask, fast)
@@ -45,7 +45,7 @@ def planned(row: PoolsRow) -> Plan:
     return pools.plan(machine, ask, fast, wishes)
 
 
-def brief(plan: Plan) -> Mapping[str, Mapping[int, str]]:
+def brief(plan: PoolPlan) -> Mapping[str, Mapping[int, str]]:
     """As the rows have it."""
     return {
         pool: {socket: " ".join(lists) for socket, lists in sockets.items() if lists}

@@ -69,15 +69,15 @@ SHOWN = {
     18: "conformance/cmk/test_isolate_trouble.py::test_a_cpuset_that_forbids_the_pool_is_an_error",
     22: "conformance/cmk/test_isolate_trouble.py::test_it_waits_until_one_ends_and_ends_at_once_when_it_should",
     34: "conformance/cmk/test_isolate_trouble.py::test_a_list_that_names_a_cpu_that_is_offline_is_an_error",
-    38: "unit/cpu/store/test_configmaps.py::test_what_others_put_there_stays",
+    38: "unit/cpu/store/test_configmap.py::test_what_others_put_there_stays",
     43: "conformance/cmk/test_node_commands.py::test_nothing_is_said_to_be_free_that_is_not",
-    45: "unit/cli/test_cpu_shared.py::test_is_never_guessed",
-    50: "unit/cpu/webhook/test_objects.py::test_wishes_are_heeded",
+    45: "unit/cli/test_cpu_common_options.py::test_is_never_guessed",
+    50: "unit/cpu/webhook/test_manifests.py::test_wishes_are_heeded",
     51: "cluster/test_cpu_nodes.py::test_all_that_is_made_is_what_the_api_server_knows",
     55: "cluster/test_cpu_agent.py::test_a_kubelet_that_takes_the_cores_back_is_put_right",
-    56: "unit/cpu/cluster/test_objects.py::test_commands_are_plain_words_or_the_options_are_refused",
+    56: "unit/cpu/cluster/test_setup_objects.py::test_commands_are_plain_words_or_the_options_are_refused",
     65: "conformance/cmk/test_webhook.py::test_clients_that_say_nothing_hold_nobody_up",
-    75: "unit/cpu/webhook/test_objects.py::"
+    75: "unit/cpu/webhook/test_manifests.py::"
     "test_the_webhook_has_no_token_and_no_rights_and_reads_its_files_beside_the_systems",
     76: "unit/test_docs.py::",
 }

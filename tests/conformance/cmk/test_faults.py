@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from nodewise.cpu import configmap, names, procfs, sysfs
-from nodewise.cpu.cluster import objects, versions
-from nodewise.cpu.cluster.objects import Wish
-from nodewise.cpu.node import feature, machine
+from nodewise.cpu import names, procfs, sysfs
+from nodewise.cpu.cluster import api_versions, setup_objects
+from nodewise.cpu.cluster.setup_objects import SetupOptions
+from nodewise.cpu.node import machine, nfd_feature
+from nodewise.cpu.pool_allocations import IDENTITIES, Task
 from nodewise.cpu.speed_select import fast_cpus, preferences
-from nodewise.cpu.state import IDENTITIES, Task
+from nodewise.cpu.store import configmap
 from nodewise.cpu.topology import CPUS
-from nodewise.cpu.webhook import certificate
+from nodewise.cpu.webhook import certificates
 from tests.cluster import availability
 from tests.conformance.cmk import isolating
 from tests.conformance.cmk.isolating import Node
@@ -32,7 +33,7 @@ from tests.conformance.cmk.node_commands import (
 
 CMK = Path(sys.executable).parent / "cmk"
 PROC = Path("/proc")
-NEWEST = versions.TABLE[-1]
+NEWEST = api_versions.TABLE[-1]
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def test_b19_the_id_of_a_thread_holds_nothing(is_whole: bool, tmp_path: Path) ->
 
 def test_b37_isolate_asks_for_one_configmap_and_no_pod(two: Node, tmp_path: Path) -> None:
     with cluster("v1.36.3", tmp_path) as (server, leading):
-        texts = configmap.format_texts(two.book.read().state)
+        texts = configmap.format_texts(two.store.read().allocations)
         about = {"name": "cmk-config-n1", "annotations": {names.OWNER: "", IDENTITIES: texts.identities}}
         server.put(CONFIG_MAP, {"metadata": about, "data": {"config": texts.config}})
         words = [CMK, "isolate", "--direct", *leading, "--pool=exclusive", "true"]
@@ -114,14 +115,14 @@ def test_b47_a_name_of_a_node_that_looks_like_another_s(tmp_path: Path) -> None:
 
 def test_b49_a_certificate_is_valid_east_of_greenwich_too() -> None:
     now = datetime.now(UTC)
-    leaf = x509.load_pem_x509_certificate(certificate.make("default", now).cert)
+    leaf = x509.load_pem_x509_certificate(certificates.create("default", now).cert)
     assert leaf.not_valid_before_utc < now
 
 
 @pytest.mark.parametrize(("word", "is_on"), [("true", True), ("True", True), ("false", False), ("", False)])
 def test_b67_a_label_that_says_false_means_false(word: str, is_on: bool) -> None:
-    assert machine.is_on({names.SST_BF: word}, names.SST_BF) == is_on
-    assert not machine.is_on({}, names.SST_BF)
+    assert machine.is_enabled({names.SST_BF: word}, names.SST_BF) == is_on
+    assert not machine.is_enabled({}, names.SST_BF)
 
 
 @pytest.mark.parametrize("option", ["--version", "--help", "-h"])
@@ -145,9 +146,9 @@ def test_b70_any_word_is_a_level_of_the_log(word: str, two: Node) -> None:
 
 def test_b72_pods_that_run_once_are_not_evicted() -> None:
     for pod in (
-        objects.preparing(objects.ONCE, "n1", Wish(), NEWEST),
-        objects.reconfiguring("n1", Wish()),
-        objects.daemon_set(objects.ALWAYS, "n1", Wish(), NEWEST)["spec"]["template"],
+        setup_objects.preparing(setup_objects.ONCE, "n1", SetupOptions(), NEWEST),
+        setup_objects.reconfiguring("n1", SetupOptions()),
+        setup_objects.daemon_set(setup_objects.ALWAYS, "n1", SetupOptions(), NEWEST)["spec"]["template"],
     ):
         assert pod["spec"]["tolerations"] == [{"operator": "Exists"}]
 
@@ -171,5 +172,5 @@ def test_b74_a_preference_that_cannot_be_read_is_none(tmp_path: Path) -> None:
     assert found == {0: "power", 1: "performance"}
     features = tmp_path / "features.d"
     write({"cpu": "other=true\n"}, features)
-    assert feature.write(features, found.values())
+    assert nfd_feature.write(features, found.values())
     assert (features / "cpu").read_text() == "other=true\n"

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nodewise.cpu import state, sweep
+from nodewise.cpu import ended_tasks, pool_allocations
 from nodewise.cpu.names import LOCK_TIMEOUT
-from nodewise.cpu.node import sweeping
-from nodewise.cpu.store.journal import Folder
+from nodewise.cpu.node import garbage_collection
+from nodewise.cpu.store.file_transaction import TransactionalDirectory
 from tests.cluster import availability
 from tests.conformance.cmk import isolating, rows
 from tests.conformance.cmk.isolating import Node, clean, run, said, show, shown, started, texts, until
@@ -47,8 +47,8 @@ def wait(number: int) -> None:
     """Between two tries to write."""
 
 
-def swept(node: Node, known: sweep.Known | None = None) -> sweep.Known:
-    return sweeping.carry_out(node.book, Path("/proc"), known, wait).known
+def swept(node: Node, known: ended_tasks.KnownProcesses | None = None) -> ended_tasks.KnownProcesses:
+    return garbage_collection.collect_garbage(node.store, Path("/proc"), known, wait).known
 
 
 @pytest.mark.parametrize("row", rows.read("isolate", ClaimRow), ids=lambda row: row.id)
@@ -76,7 +76,7 @@ def test_lists_and_environment(row: ClaimRow, tmp_path: Path) -> None:
     assert environment.get("CMK_CPUS_SHARED") == (row.shared or environment.get("CMK_CPUS_SHARED"))
     assert environment.get("CMK_CPUS_INFRA") == (row.infra or environment.get("CMK_CPUS_INFRA"))
     during = json.loads(tasks)[row.pool]
-    held = {cpu for text in during for cpu in state.slot(text).cpus}
+    held = {cpu for text in during for cpu in pool_allocations.parse_cpu_list(text).cpus}
     assert held == set(map(int, environment["CMK_CPUS_ASSIGNED"].split(",")))
     assert {one["pid"] for listed in during.values() for one in listed} == {told["parent"]}
     assert node.holders() == before
@@ -114,10 +114,10 @@ def both_win(two: Node) -> None:
 
 
 def holder_that_died(two: Node) -> None:
-    """Of a ConfigMap: tests/unit/cpu/store/test_configmaps.py."""
+    """Of a ConfigMap: tests/unit/cpu/store/test_configmap.py."""
     ready, tell = os.pipe()
     if not (holder := os.fork()):
-        with Folder(two.root, "pools", (), ()).locked(1):
+        with TransactionalDirectory(two.root, "pools", (), ()).locked(1):
             os.write(tell, b"x")
             signal.pause()
     os.read(ready, 1)
@@ -128,7 +128,7 @@ def holder_that_died(two: Node) -> None:
 
 
 def lock_that_is_held(two: Node) -> None:
-    with Folder(two.root, "pools", (), ()).locked(1):
+    with TransactionalDirectory(two.root, "pools", (), ()).locked(1):
         done = run(two.words("--pool=exclusive", *show()), {LOCK_TIMEOUT: "0.1"})
     assert (done.returncode, "lock: still held" in done.stderr) == (FAILED, True)
     assert two.holders() == {}

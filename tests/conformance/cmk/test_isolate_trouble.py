@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from nodewise.cpu import state
-from nodewise.cpu.book import Intent
-from nodewise.cpu.state import Task
+from nodewise.cpu import pool_allocations
+from nodewise.cpu.allocation_store import Intent
+from nodewise.cpu.pool_allocations import Task
 from tests.cluster import availability
 from tests.conformance.cmk import isolating
 from tests.conformance.cmk.isolating import PATIENCE_S, Node, clean, run, said, show, shown, started, until
@@ -52,7 +52,7 @@ def cpu(node: Node, *options: str) -> list[str]:
 
 def test_a_list_that_names_a_cpu_that_is_offline_is_an_error(tmp_path: Path) -> None:
     last = max(map(int, re.findall(r"\d+", Path("/sys/devices/system/cpu/online").read_text())))
-    node = isolating.made(tmp_path, state.from_lists({"exclusive": {0: (f"0,{last + 1}",)}}))
+    node = isolating.made(tmp_path, pool_allocations.from_lists({"exclusive": {0: (f"0,{last + 1}",)}}))
     done = run(cpu(node, *show()))
     assert done.returncode == FAILED
     assert f"0 of 1 CPU lists free, CPUs {last + 1} offline" in done.stderr
@@ -126,15 +126,17 @@ def test_words_that_mean_nothing_are_named(two: Node, words: list[str], seen: st
 
 
 def test_it_waits_while_the_node_is_reconfigured(two: Node) -> None:
-    stored = two.book.read()
-    target = state.from_lists({"exclusive": {0: ("1",)}, "shared": {}, "infra": {0: ("0",)}})
-    two.book.replace(stored.version, stored.state, Intent(target, Task(1, 1, "boot"), "2026-01-01T00:00:00Z"))
+    stored = two.store.read()
+    target = pool_allocations.from_lists({"exclusive": {0: ("1",)}, "shared": {}, "infra": {0: ("0",)}})
+    two.store.replace(
+        stored.version, stored.allocations, Intent(target, Task(1, 1, "boot"), "2026-01-01T00:00:00Z")
+    )
     done = run(cpu(two, *show()))
     assert (done.returncode, "being reconfigured by process 1" in done.stderr) == (FAILED, True)
     with started(cpu(two, "--wait=1m", *show()), {"CMK_LOG_LEVEL": "debug"}) as process:
         assert process.stderr
         assert "trying again" in process.stderr.readline()
-        two.book.replace(two.book.read().version, target)
+        two.store.replace(two.store.read().version, target)
         assert json.loads(said(process))["cpus"] == [1]
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from nodewise.cpu import configmap, cpulist, state
-from nodewise.cpu.configmap import Texts
-from nodewise.cpu.state import State, Task
-from nodewise.cpu.store.files import DirectoryBook
+from nodewise.cpu import cpulist, pool_allocations
+from nodewise.cpu.pool_allocations import Allocations, Task
+from nodewise.cpu.store import configmap
+from nodewise.cpu.store.configmap import ConfigMapTexts
+from nodewise.cpu.store.directory import DirectoryStore
 from nodewise.kube.resources import NODES
 from tests.cluster import availability
 from tests.conformance.cmk import machines, rows
@@ -18,8 +19,8 @@ from tests.conformance.cmk.node_commands import CONFIG_MAP, cluster, directory_o
 from tests.conformance.cmk.rows import MovedRow, Pools
 from tests.conformance.cmk.server import Server
 from tests.conformance.cmk.test_reconfigure import brief
-from tests.unit.cpu.move import families
-from tests.unit.cpu.move.families import Family
+from tests.unit.cpu.reconfiguration import process_trees
+from tests.unit.cpu.reconfiguration.process_trees import Family
 
 
 @contextmanager
@@ -32,18 +33,18 @@ def started(row: MovedRow) -> Iterator[Mapping[str, Family]]:
             for letter in letters:
                 cpus.setdefault(letter, set()).update(cpulist.parse_list(numbers))
     with ExitStack() as stack:
-        yield {letter: stack.enter_context(families.running(wanted)) for letter, wanted in cpus.items()}
+        yield {letter: stack.enter_context(process_trees.running(wanted)) for letter, wanted in cpus.items()}
 
 
-def node(told: Pools, tasks: Mapping[str, Task]) -> State:
+def node(told: Pools, tasks: Mapping[str, Task]) -> Allocations:
     """The state with these tasks for letters."""
-    return State(
+    return Allocations(
         {
-            name: state.pool(
+            name: pool_allocations.pool(
                 name,
                 {
                     socket: [
-                        state.slot(
+                        pool_allocations.parse_cpu_list(
                             text.partition(":")[0], tasks=[tasks[letter] for letter in text.split(":")[1:]]
                         )
                         for text in lists.split()
@@ -57,12 +58,14 @@ def node(told: Pools, tasks: Mapping[str, Task]) -> State:
     )
 
 
-def stored(server: Server) -> Texts:
+def stored(server: Server) -> ConfigMapTexts:
     found = server.objects[CONFIG_MAP]
-    return Texts(found["data"]["config"], found["metadata"]["annotations"][state.IDENTITIES])
+    return ConfigMapTexts(
+        found["data"]["config"], found["metadata"]["annotations"][pool_allocations.IDENTITIES]
+    )
 
 
-def filled(found: State) -> Pools:
+def filled(found: Allocations) -> Pools:
     """Without pools that have no list."""
     return {name: dict(sockets) for name, sockets in brief(found).items() if sockets}
 
@@ -78,7 +81,10 @@ def test_processes_are_moved(row: MovedRow, place: str, tmp_path: Path) -> None:
         tasks = {letter: family.task for letter, family in found.items()}
         first = node(row.before, tasks)
         texts = configmap.format_texts(first)
-        about = {"name": "cmk-config-n1", "annotations": {"Owner": "", state.IDENTITIES: texts.identities}}
+        about = {
+            "name": "cmk-config-n1",
+            "annotations": {"Owner": "", pool_allocations.IDENTITIES: texts.identities},
+        }
         server.put(CONFIG_MAP, {"metadata": about, "data": {"config": texts.config}})
         conf = directory_of(first, tmp_path / "conf")
         done = run(
@@ -89,9 +95,9 @@ def test_processes_are_moved(row: MovedRow, place: str, tmp_path: Path) -> None:
         everywhere = {letter: found[letter].everywhere for letter in row.runs}
         capacity = server.objects[NODES.path(name="n1")].get("status", {}).get("capacity", {})
         config_maps = {path.rpartition("/")[2] for path in server.folder("configmaps")}
-    left = {"directory": DirectoryBook(conf).read().state}
+    left = {"directory": DirectoryStore(conf).read().allocations}
     if place == "configmap" and not row.error:
-        left["configmap"] = configmap.parse(stored(server))
+        left["configmap"] = configmap.parse_texts(stored(server))
     assert done.returncode == bool(row.error), done.stderr
     assert [part for part in row.error if part not in done.stderr] == []
     assert everywhere == {letter: {frozenset(cpulist.parse_list(cpus))} for letter, cpus in row.runs.items()}

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nodewise.cpu import configmap, names, procfs, state
-from nodewise.cpu.book import Intent
-from nodewise.cpu.cluster import versions
-from nodewise.cpu.configmap import Texts
-from nodewise.cpu.state import State, Task
-from nodewise.cpu.store.files import DirectoryBook
+from nodewise.cpu import names, pool_allocations, procfs
+from nodewise.cpu.allocation_store import Intent
+from nodewise.cpu.cluster import api_versions
+from nodewise.cpu.pool_allocations import Allocations, Task
+from nodewise.cpu.store import configmap
+from nodewise.cpu.store.configmap import ConfigMapTexts
+from nodewise.cpu.store.directory import DirectoryStore
 from nodewise.errors import BadInput
 from nodewise.kube.resources import NODES
 from tests.cluster import availability
@@ -46,12 +47,12 @@ from tests.conformance.cmk.server import Refusal, Server
 def test_versions(row: VersionRow) -> None:
     if row.error:
         with pytest.raises(BadInput) as caught:
-            versions.parse(row.text)
+            api_versions.parse(row.text)
         assert [part for part in row.error if part not in str(caught.value)] == []
         return
-    found = versions.parse(row.text)
-    assert not row.same or found == versions.parse(row.same)
-    assert not row.older or found > versions.parse(row.older)
+    found = api_versions.parse(row.text)
+    assert not row.same or found == api_versions.parse(row.same)
+    assert not row.older or found > api_versions.parse(row.older)
 
 
 @pytest.mark.parametrize("row", rows.read("init", InitRow), ids=lambda row: row.id)
@@ -59,14 +60,14 @@ def test_a_node_that_has_pools(row: InitRow, tmp_path: Path) -> None:
     machine = write(machines.texts("T8"), tmp_path / "machine")
     options = ["--sysfs", machine, "--num-exclusive-cores", row.asked[0], "--num-shared-cores", row.asked[1]]
     first = _planned(row.before, machine).mapped(
-        lambda _, slot: [Task(row.held[slot.text], 5, BOOT)] if slot.text in row.held else []
+        lambda _, cpu_list: [Task(row.held[cpu_list.text], 5, BOOT)] if cpu_list.text in row.held else []
     )
     with cluster("v1.36.3", tmp_path) as (server, leading):
         if row.place == "configmap":
             texts = configmap.format_texts(first)
             about = {
                 "name": "cmk-config-n1",
-                "annotations": {"Owner": "", state.IDENTITIES: texts.identities},
+                "annotations": {"Owner": "", pool_allocations.IDENTITIES: texts.identities},
             }
             server.put(CONFIG_MAP, {"metadata": about, "data": {"config": texts.config}})
             options += leading
@@ -78,10 +79,10 @@ def test_a_node_that_has_pools(row: InitRow, tmp_path: Path) -> None:
         assert not server.requests
     assert done.returncode == bool(row.error), done.stderr
     assert [part for part in row.error if part not in done.stderr] == []
-    assert told["pools"] == state.as_description(first)["pools"]
+    assert told["pools"] == pool_allocations.as_description(first)["pools"]
 
 
-def _planned(cores: Sequence[int], machine: Path) -> State:
+def _planned(cores: Sequence[int], machine: Path) -> Allocations:
     told = answered(
         "plan",
         "--sysfs",
@@ -93,20 +94,22 @@ def _planned(cores: Sequence[int], machine: Path) -> State:
         "-o",
         "json",
     )
-    return state.from_lists(
+    return pool_allocations.from_lists(
         {name: {int(at): texts for at, texts in sockets.items()} for name, sockets in told["pools"].items()}
     )
 
 
-def _stored(server: Server) -> State:
+def _stored(server: Server) -> Allocations:
     found = server.objects[CONFIG_MAP]
-    return configmap.parse(Texts(found["data"]["config"], found["metadata"]["annotations"][state.IDENTITIES]))
+    return configmap.parse_texts(
+        ConfigMapTexts(found["data"]["config"], found["metadata"]["annotations"][pool_allocations.IDENTITIES])
+    )
 
 
 @pytest.mark.parametrize("row", rows.read("discover", DiscoverRow), ids=lambda row: f"{row.id}-{row.version}")
 def test_what_a_node_says_of_itself(row: DiscoverRow, tmp_path: Path) -> None:
     conf = directory_of(lists(row.pools), tmp_path / "conf")
-    is_old = versions.parse(row.version) < (1, 7)
+    is_old = api_versions.parse(row.version) < (1, 7)
     with cluster(row.version, tmp_path) as (server, leading):
         node = server.objects[NODES.path(name="n1")]
         if row.taints:
@@ -131,7 +134,9 @@ _TAINTS = "scheduler.alpha.kubernetes.io/taints"
 
 @pytest.mark.parametrize("row", rows.read("reconcile", SweepRow), ids=lambda row: row.id)
 def test_reconcile(row: SweepRow, tmp_path: Path) -> None:
-    found = configmap.parse(Texts(yaml.safe_dump({name: {0: at} for name, at in row.state.items()})))
+    found = configmap.parse_texts(
+        ConfigMapTexts(yaml.safe_dump({name: {0: at} for name, at in row.state.items()}))
+    )
     conf = directory_of(found, tmp_path / "conf")
     proc = processes({pid: row.allowed.get(pid, "0-63") for pid in row.alive}, tmp_path / "proc")
     report = answered("reconcile", "--conf-dir", conf, "--proc-fs", proc)
@@ -154,15 +159,15 @@ def test_a_report_of_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.root
 def test_a_reconfiguration_whose_process_is_gone_is_taken_back(tmp_path: Path) -> None:
-    book = DirectoryBook(directory_of(lists({"exclusive": {0: "0"}}), tmp_path / "conf"))
+    store = DirectoryStore(directory_of(lists({"exclusive": {0: "0"}}), tmp_path / "conf"))
     target = lists({"exclusive": {0: "0 1"}})
     by = Task(99_999_999, 5, procfs.read_boot(Path("/proc")))
-    book.replace(book.read().version, book.read().state, Intent(target, by, "2026-01-01T00:00:00Z"))
+    store.replace(store.read().version, store.read().allocations, Intent(target, by, "2026-01-01T00:00:00Z"))
     assert answered("describe", "--conf-dir", tmp_path / "conf")["reconfiguring"]["by"]["pid"] == by.pid
     done = run("reconcile", "--conf-dir", tmp_path / "conf", "--proc-fs", "/proc")
     assert "cpu_intent_recovered" in done.stderr
-    stored = book.read()
-    assert (stored.intent, stored.state) == (None, lists({"exclusive": {0: "0"}}))
+    stored = store.read()
+    assert (stored.intent, stored.allocations) == (None, lists({"exclusive": {0: "0"}}))
 
 
 @pytest.mark.parametrize("row", rows.read("container", ContainerRow), ids=lambda row: row.id)

@@ -4,16 +4,16 @@ from collections.abc import Mapping
 
 import pytest
 
-from nodewise.cpu import pools, reconfigure, state, topology
-from nodewise.cpu.pools import Ask
-from nodewise.cpu.reconfigure import Reconfiguration
-from nodewise.cpu.state import State
+from nodewise.cpu import pool_allocations, pools, reconfiguration_plan, topology
+from nodewise.cpu.pool_allocations import Allocations
+from nodewise.cpu.pools import PoolOptions
+from nodewise.cpu.reconfiguration_plan import Reconfiguration
 from nodewise.errors import BadInput
 from tests.conformance.cmk import machines, rows
 from tests.conformance.cmk.rows import MoveRow, Pools
 
 
-def node(told: Pools) -> State:
+def node(told: Pools) -> Allocations:
     config = {
         pool: {
             socket: {text.partition(":")[0]: text.split(":")[1:] for text in lists.split()}
@@ -21,18 +21,19 @@ def node(told: Pools) -> State:
         }
         for pool, sockets in told.items()
     }
-    return state.parse(config)
+    return pool_allocations.parse(config)
 
 
-def brief(found: State) -> Mapping[str, Mapping[int, str]]:
+def brief(found: Allocations) -> Mapping[str, Mapping[int, str]]:
     """As the rows have it; the tasks of one list have no order."""
     return {
         pool.name: {
             socket: " ".join(
-                ":".join([slot.text, *sorted(str(task.pid) for task in slot.tasks)]) for slot in slots
+                ":".join([cpu_list.text, *sorted(str(task.pid) for task in cpu_list.tasks)])
+                for cpu_list in cpu_lists
             )
-            for socket, slots in pool.sockets.items()
-            if slots
+            for socket, cpu_lists in pool.sockets.items()
+            if cpu_lists
         }
         for pool in found.pools.values()
     }
@@ -40,8 +41,8 @@ def brief(found: State) -> Mapping[str, Mapping[int, str]]:
 
 def reconfigured(row: MoveRow) -> Reconfiguration:
     machine = topology.parse(machines.texts(row.machine, row.isolated))
-    wanted = pools.plan(machine, Ask(row.exclusive, row.shared, non_isolcpus=row.listed))
-    return reconfigure.plan(node(row.before), wanted.pools)
+    wanted = pools.plan(machine, PoolOptions(row.exclusive, row.shared, non_isolcpus=row.listed))
+    return reconfiguration_plan.plan(node(row.before), wanted.pools)
 
 
 @pytest.mark.parametrize("row", rows.read("reconfigure", MoveRow), ids=lambda row: row.id)
@@ -52,5 +53,5 @@ def test_reconfigurations(row: MoveRow) -> None:
         assert [part for part in row.error if part not in str(caught.value)] == []
         return
     found = reconfigured(row)
-    assert brief(found.state) == row.after
+    assert brief(found.allocations) == row.after
     assert [move.task.pid for move in found.moves] == row.moves

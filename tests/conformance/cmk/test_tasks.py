@@ -6,12 +6,13 @@ from collections.abc import Mapping
 import pytest
 import yaml
 
-from nodewise.cpu import claims, configmap, cpulist, directory, pools, state, sweep, topology
-from nodewise.cpu.claims import Claim, Wish
-from nodewise.cpu.configmap import Texts
-from nodewise.cpu.pools import Ask
-from nodewise.cpu.state import State, Task
-from nodewise.cpu.sweep import Process
+from nodewise.cpu import allocator, cpulist, ended_tasks, pool_allocations, pools, topology
+from nodewise.cpu.allocator import AllocationRequest, AllocationResult
+from nodewise.cpu.ended_tasks import Process
+from nodewise.cpu.pool_allocations import Allocations, Task
+from nodewise.cpu.pools import PoolOptions
+from nodewise.cpu.store import configmap, directory
+from nodewise.cpu.store.configmap import ConfigMapTexts
 from nodewise.errors import BadInput, NodewiseError
 from tests.conformance.cmk import machines, rows
 from tests.conformance.cmk.rows import ClaimRow, Pools, SweepRow
@@ -25,7 +26,7 @@ C1: Pools = {
 WRAPPER = Task(1234, start=77, boot="one")
 
 
-def node(row: ClaimRow) -> State:
+def node(row: ClaimRow) -> Allocations:
     """The state, as it is read from YAML."""
     pools = C1 if row.state is None else row.state
     config = {
@@ -35,17 +36,21 @@ def node(row: ClaimRow) -> State:
     for sockets in config.values():
         for lists in sockets.values():
             lists.update({text: [str(row.held[text])] for text in lists if text in row.held})
-    return configmap.parse(Texts(yaml.safe_dump(config)))
+    return configmap.parse_texts(ConfigMapTexts(yaml.safe_dump(config)))
 
 
-def claimed(row: ClaimRow, draw: float = 0.0) -> Claim:
+def claimed(row: ClaimRow, draw: float = 0.0) -> AllocationResult:
     exclusive = pools.IS_EXCLUSIVE.get(row.pool, False)
-    lists = claims.parse_count(row.cores) if exclusive else 1
-    return claims.claim(node(row), Wish(row.pool, lists, row.socket), WRAPPER, draw)
+    lists = allocator.parse_count(row.cores) if exclusive else 1
+    return allocator.allocate(node(row), AllocationRequest(row.pool, lists, row.socket), WRAPPER, draw)
 
 
-def holders(found: State) -> Mapping[str, list[int]]:
-    return {slot.text: [task.pid for task in slot.tasks] for _, slot in found.slots if slot.tasks}
+def holders(found: Allocations) -> Mapping[str, list[int]]:
+    return {
+        cpu_list.text: [task.pid for task in cpu_list.tasks]
+        for _, cpu_list in found.cpu_lists
+        if cpu_list.tasks
+    }
 
 
 @pytest.mark.parametrize("row", rows.read("isolate", ClaimRow), ids=lambda row: row.id)
@@ -56,51 +61,51 @@ def test_claims(row: ClaimRow) -> None:
         assert [part for part in row.error if part not in str(caught.value)] == []
         return
     claim = claimed(row)
-    told = claims.environment(claim.state, claim.slots, WRAPPER)
+    told = allocator.task_environment(claim.allocations, claim.cpu_lists, WRAPPER)
     assert told["CMK_CPUS_ASSIGNED"] == row.gets.replace(" ", ",")
     assert told["CMK_CPUS_ASSIGNED_MASK"] == (row.mask or told["CMK_CPUS_ASSIGNED_MASK"])
     assert told.get("CMK_CPUS_SHARED") == (row.shared or told.get("CMK_CPUS_SHARED"))
     assert told.get("CMK_CPUS_INFRA") == (row.infra or told.get("CMK_CPUS_INFRA"))
-    mine = {slot.text for slot in claim.slots}
+    mine = {cpu_list.text for cpu_list in claim.cpu_lists}
     before = {text: [pid] for text, pid in row.held.items()}
-    assert holders(claim.state) == before | {text: [*before.get(text, []), 1234] for text in mine}
-    assert claims.release(claim.state, WRAPPER) == node(row)
+    assert holders(claim.allocations) == before | {text: [*before.get(text, []), 1234] for text in mine}
+    assert allocator.release(claim.allocations, WRAPPER) == node(row)
 
 
 def test_134_each_of_several_shared_lists_is_chosen() -> None:
     row = ClaimRow(number=134, state={"shared": {0: "4,15", 1: "5,16"}}, pool="shared")
-    assert {claimed(row, draw).slots[0].text for draw in (0.0, 0.3, 0.7, 0.999)} == {"4,15", "5,16"}
+    assert {claimed(row, draw).cpu_lists[0].text for draw in (0.0, 0.3, 0.7, 0.999)} == {"4,15", "5,16"}
 
 
 @pytest.mark.parametrize("row", rows.read("reconcile", SweepRow), ids=lambda row: row.id)
 def test_sweeps(row: SweepRow) -> None:
     config = {name: {0: lists} for name, lists in row.state.items()}
-    before = configmap.parse(Texts(yaml.safe_dump(config)))
+    before = configmap.parse_texts(ConfigMapTexts(yaml.safe_dump(config)))
     processes = dict.fromkeys(row.alive, Process(start=5, parent=0))
-    swept = sweep.sweep(before, processes, "one")
-    report = sweep.as_report(swept.reclaimed)
+    swept = ended_tasks.remove_ended_tasks(before, processes, "one")
+    report = ended_tasks.as_report(swept.reclaimed)
     told = [f"{one['pid']} {one['cpus']} {one['pool']}" for one in report["reclaimedCpuLists"]]
     assert told == row.reclaims
-    left = {pid for pids in holders(swept.state).values() for pid in pids}
+    left = {pid for pids in holders(swept.allocations).values() for pid in pids}
     assert left == set(row.alive)
     assert row.reclaims or json.dumps(report, indent=2) == '{\n  "reclaimedCpuLists": []\n}'
     allowed = {pid: cpulist.parse_list(cpus) for pid, cpus in row.allowed.items()}
     elsewhere = [
         f"{one['pid']} {one['cpus']} {cpulist.format_ranges(one['actualCpus'])}"
-        for one in sweep.mismatches(before, allowed)
+        for one in ended_tasks.mismatches(before, allowed)
     ]
     assert elsewhere == row.elsewhere
 
 
 def test_96_a_list_of_one_cpu_is_quoted() -> None:
-    plan = pools.plan(topology.parse(machines.texts("T4n", "1-3")), Ask(2, 1))
-    assert "    '1': []\n" in configmap.format_texts(state.from_lists(plan.pools)).config
+    plan = pools.plan(topology.parse(machines.texts("T4n", "1-3")), PoolOptions(2, 1))
+    assert "    '1': []\n" in configmap.format_texts(pool_allocations.from_lists(plan.pools)).config
 
 
 def test_98_the_files_of_a_fresh_directory() -> None:
     machine = topology.parse(machines.texts("T8", "1,2,9,10"))
-    plan = pools.plan(machine, Ask(1, 1, non_isolcpus="0,3-5"))
-    files = directory.format_files(state.from_lists(plan.pools))
+    plan = pools.plan(machine, PoolOptions(1, 1, non_isolcpus="0,3-5"))
+    files = directory.format_files(pool_allocations.from_lists(plan.pools))
     flags = {path: text for path, text in files.items() if path.endswith("/exclusive") and text is not None}
     assert flags == {
         "pools/exclusive/exclusive": "1",
@@ -123,7 +128,7 @@ def test_101_a_directory_is_described_but_for_its_path() -> None:
     files = {"pools/exclusive/exclusive": "1", "pools/exclusive/0/0/tasks": ""}
     files |= {"pools/shared/exclusive": "0", "pools/shared/0/0/tasks": "", "lock": ""}
     lists = {"0": {"cpus": "0", "tasks": []}}
-    assert state.as_description(directory.parse(files)) == {
+    assert pool_allocations.as_description(directory.parse_files(files)) == {
         "pools": {
             "exclusive": {"cpuLists": lists, "exclusive": True, "name": "exclusive"},
             "shared": {"cpuLists": lists, "exclusive": False, "name": "shared"},
@@ -137,7 +142,7 @@ def test_100_pools_are_described() -> None:
         "shared": {0: {"4,13,5,14": [2001, 2002, 2003]}},
         "infra": {0: {"6,15,7,16,8,17": [3001, 4002, 5003]}},
     }
-    told = state.as_description(state.parse(config))["pools"]
+    told = pool_allocations.as_description(pool_allocations.parse(config))["pools"]
     assert {name: pool["exclusive"] for name, pool in told.items()} == {
         "exclusive": True,
         "shared": False,
@@ -150,9 +155,9 @@ def test_100_pools_are_described() -> None:
 
 def test_104_an_unknown_pool_is_an_error() -> None:
     with pytest.raises(BadInput, match="pool 'foo'; wanted exclusive"):
-        configmap.parse(Texts("foo: {0: {'1': []}}"))
+        configmap.parse_texts(ConfigMapTexts("foo: {0: {'1': []}}"))
 
 
 def test_143_lists_that_overlap_are_told() -> None:
-    found = configmap.parse(Texts("exclusive: {0: {'0': []}}\nshared: {0: {'0': []}}"))
-    assert state.overlaps(found) == ("exclusive:0 and shared:0 (in both: [0])",)
+    found = configmap.parse_texts(ConfigMapTexts("exclusive: {0: {'0': []}}\nshared: {0: {'0': []}}"))
+    assert pool_allocations.overlaps(found) == ("exclusive:0 and shared:0 (in both: [0])",)

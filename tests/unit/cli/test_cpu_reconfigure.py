@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from nodewise.cli import main
-from nodewise.cpu import messages
-from nodewise.cpu.messages import ReconfigureRequest
-from nodewise.cpu.pools import Ask
-from nodewise.cpu.reconfigure import Move
-from nodewise.cpu.state import Task
+from nodewise.cpu import agent_messages
+from nodewise.cpu.agent_messages import ReconfigureRequest
+from nodewise.cpu.pool_allocations import Task
+from nodewise.cpu.pools import PoolOptions
+from nodewise.cpu.reconfiguration_plan import Move
 from nodewise.errors import Refused
 
 MOVE = Move(Task(17), frozenset({1, 2}), frozenset({3}))
@@ -49,16 +49,16 @@ def run(*arguments: str) -> int:
 
 
 def test_the_agent_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with agent(tmp_path / "socket", messages.reconfigured([MOVE])) as asked:
+    with agent(tmp_path / "socket", agent_messages.encode_reconfigure_response([MOVE])) as asked:
         assert run("reconfigure", "--agent", str(tmp_path / "socket"), *ASKED) == 0
-    request = messages.parse_reconfigure(messages.decode(asked[0]))
-    assert request == ReconfigureRequest(Ask(2, 1, "spread"), only_check=True)
+    request = agent_messages.parse_reconfigure_request(agent_messages.decode(asked[0]))
+    assert request == ReconfigureRequest(PoolOptions(2, 1, "spread"), only_check=True)
     told = json.loads(capsys.readouterr().out)
     assert told == {"done": False, "moves": [{"pid": 17, "from": "1-2", "to": "3"}]}
 
 
 def test_what_the_agent_refuses_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with agent(tmp_path / "socket", messages.failed(Refused("no CPU is free"))):
+    with agent(tmp_path / "socket", agent_messages.encode_error(Refused("no CPU is free"))):
         assert run("reconfigure", "--agent", str(tmp_path / "socket"), *ASKED) == 1
     assert capsys.readouterr().err == "nodewise: no CPU is free\n"
 

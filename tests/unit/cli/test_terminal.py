@@ -14,7 +14,7 @@ from nodewise.cli.explain import rendering
 from nodewise.cli.explain.pods import Seen
 from nodewise.cli.explain.replicas import Answer, Replica
 from nodewise.configure import diff
-from nodewise.cpu.store import configmaps
+from nodewise.cpu.store import configmap
 from nodewise.cpu.workload import isolate
 from nodewise.extender.ledger import Page
 
@@ -38,8 +38,8 @@ SAID: dict[str, Callable[[str], object]] = {
     "why a pod's state is not known": lambda text: explain._complain([HERE], Seen(None, error=text)),
     "configure": report.say,
     "what changes in a file": lambda text: click.echo(diff.unified_diff("x", b"", text.encode()), nl=False),
-    "who held a node's book": configmaps._warn,
-    "isolate": lambda text: isolate.say("error", text),
+    "who held a node's book": configmap._warn,
+    "isolate": lambda text: isolate.log("error", text),
     "another package's agent": lambda text: click.echo(agents._shown(text)),
 }
 

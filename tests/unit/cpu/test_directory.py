@@ -2,8 +2,8 @@
 
 import pytest
 
-from nodewise.cpu import directory
-from nodewise.cpu.state import Task
+from nodewise.cpu.pool_allocations import Task
+from nodewise.cpu.store import directory
 from nodewise.errors import BadInput
 
 
@@ -20,7 +20,7 @@ def test_what_cmk_wrote_is_read() -> None:
         "pools/infra/exclusive": "0",
         "pools/infra/0/0-2,8-10/tasks": "3000, 3001,3002",
     }
-    found = directory.parse(files)
+    found = directory.parse_files(files)
     assert {pool.name: pool.is_exclusive for pool in found.pools.values()} == {
         "exclusive": True,
         "infra": False,
@@ -37,7 +37,7 @@ def test_any_name_is_a_pool_and_the_oldest_have_another_name_now() -> None:
         "pools/dataplane/exclusive": "1",
         "pools/controlplane/exclusive": "0",
     }
-    found = directory.parse(files)
+    found = directory.parse_files(files)
     assert {name: pool.is_exclusive for name, pool in found.pools.items()} == {
         "mine": True,
         "exclusive": True,
@@ -69,9 +69,9 @@ def test_any_name_is_a_pool_and_the_oldest_have_another_name_now() -> None:
 )
 def test_what_is_not_as_it_should_be_is_named(files: dict[str, str | None], told: str) -> None:
     with pytest.raises(BadInput) as caught:
-        directory.parse(files)
+        directory.parse_files(files)
     assert told in str(caught.value)
 
 
 def test_an_empty_directory_has_no_pool() -> None:
-    assert directory.parse({}).pools == {}
+    assert directory.parse_files({}).pools == {}

@@ -14,10 +14,10 @@ from nodewise.errors import BadInput
 
 FOLDER: Final = Path(nodewise.cpu.__file__).parent
 OTHER_FILES: Final = {
-    "cluster/pods.py": "messages of pods",
-    "install/packaging.py": "what PyInstaller prints",
-    "node/feature.py": "a file that nodewise wrote",
-    "workload/inside.py": "the token and namespace of the service account",
+    "cluster/pod_progress.py": "messages of pods",
+    "install/bundle.py": "what PyInstaller prints",
+    "node/nfd_feature.py": "a file that nodewise wrote",
+    "workload/service_account.py": "the token and namespace of the service account",
 }
 """Modules of the CPU manager that split or read other texts than the kernel's."""
 

@@ -3,7 +3,7 @@
 import pytest
 
 from nodewise.cpu import cpulist, pools, topology
-from nodewise.cpu.pools import Ask
+from nodewise.cpu.pools import PoolOptions
 from nodewise.errors import BadInput
 from tests.conformance.cmk.machines import texts
 from tests.unit.cpu import machines
@@ -14,7 +14,7 @@ from tests.unit.cpu import machines
 def test_pools_of_real_machines_divide_their_online_cpus(name: str, mode: str) -> None:
     machine = machines.machine(name)
     count = (len(machine.cores) - 1) // 2
-    plan = pools.plan(machine, Ask(count, len(machine.cores) - 1 - count, mode, mode))
+    plan = pools.plan(machine, PoolOptions(count, len(machine.cores) - 1 - count, mode, mode))
     lists = [text for sockets in plan.pools.values() for texts in sockets.values() for text in texts]
     cpus = [cpu for text in lists for cpu in cpulist.parse_list(text)]
     assert len(cpus) == len(set(cpus))
@@ -23,7 +23,7 @@ def test_pools_of_real_machines_divide_their_online_cpus(name: str, mode: str) -
 
 
 def test_spread_takes_sockets_in_turn() -> None:
-    plan = pools.plan(machines.machine("x86_64-64cpu"), Ask(8, 4, "spread", "spread"))
+    plan = pools.plan(machines.machine("x86_64-64cpu"), PoolOptions(8, 4, "spread", "spread"))
     assert {socket: len(lists) for socket, lists in plan.pools["exclusive"].items()} == dict.fromkeys(
         range(4), 2
     )
@@ -34,29 +34,29 @@ def test_cores_of_the_first_classes_have_to_be_isolated() -> None:
     machine = topology.parse(texts("T8", isolated="1-2,9-10"))
     wishes = {cpu: "performance" if cpu % 8 in {1, 5} else "power" for cpu in range(16)}
     with pytest.raises(BadInput, match="core 5: not isolated"):
-        pools.plan(machine, Ask(1, 1), preferences=wishes)
+        pools.plan(machine, PoolOptions(1, 1), preferences=wishes)
 
 
 def test_an_isolated_core_of_the_last_class_is_not_infra() -> None:
     machine = topology.parse(texts("T8", isolated="1-3,9-11"))
     wishes = {cpu: "performance" if cpu % 8 in {1, 2} else "power" for cpu in range(16)}
-    plan = pools.plan(machine, Ask(1, 1), preferences=wishes)
+    plan = pools.plan(machine, PoolOptions(1, 1), preferences=wishes)
     assert plan.pools["infra"] == {0: ("0,8,4,12,5,13,6,14,7,15",)}
 
 
 def test_a_listed_core_of_another_pool_is_named_with_it() -> None:
     with pytest.raises(BadInput, match="core 0 is in pool exclusive"):
-        pools.plan(topology.parse(texts("T8")), Ask(1, 1, non_isolcpus="0,5"))
+        pools.plan(topology.parse(texts("T8")), PoolOptions(1, 1, non_isolcpus="0,5"))
 
 
 def test_all_numbers_that_are_wrong_are_told_together() -> None:
     with pytest.raises(BadInput) as caught:
-        pools.plan(topology.parse(texts("T4")), Ask(-1, -2))
+        pools.plan(topology.parse(texts("T4")), PoolOptions(-1, -2))
     assert len(caught.value.problems) == 2
 
 
 def test_what_is_printed() -> None:
-    told = pools.plan(topology.parse(texts("T4")), Ask(2, 1)).as_dict()
+    told = pools.plan(topology.parse(texts("T4")), PoolOptions(2, 1)).as_dict()
     assert told == {
         "pools": {"exclusive": {"0": ["0,4", "1,5"]}, "shared": {"0": ["2,6"]}, "infra": {"0": ["3,7"]}}
     }

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from nodewise.cpu import procfs
-from nodewise.cpu.claims import MARK
-from nodewise.cpu.node import threads
+from nodewise.cpu.allocator import TASK_VARIABLE
+from nodewise.cpu.node import thread_affinity
 from nodewise.errors import BadInput, Unavailable
 from tests.cluster.sandboxes import wait
 
@@ -24,7 +24,7 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
     """A process that waits for its input to end, and carries a mark."""
     wait = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
     started = subprocess.Popen(
-        wait, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, MARK: "100-5"}
+        wait, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, TASK_VARIABLE: "100-5"}
     )
     assert started.stdout
     started.stdout.readline()
@@ -39,7 +39,7 @@ def test_a_process_and_its_mark(child: subprocess.Popen[bytes]) -> None:
     assert (found.parent, found.mark) == (os.getpid(), "100-5")
     assert found.start >= census.processes[os.getpid()].start
     assert census.processes[os.getpid()].mark == ""
-    assert child.pid not in census.hidden
+    assert child.pid not in census.unreadable
 
 
 def test_a_process_that_nobody_has_waited_for_is_over(child: subprocess.Popen[bytes]) -> None:
@@ -73,7 +73,7 @@ def test_threads_of_the_kernel_and_programs_without_an_environment_are_no_riddle
         census = procfs.read_processes(PROC)
         bare.kill()
     assert bare.pid in census.processes
-    assert not census.hidden & {2, bare.pid}
+    assert not census.unreadable & {2, bare.pid}
 
 
 @pytest.mark.parametrize("words", [b"", b"sleep\0"])
@@ -83,7 +83,7 @@ def test_a_process_that_is_executing_a_program_may_be_anybodys(tmp_path: Path, w
     (folder / "stat").write_text(NUMBERS.replace(" 99 ", " 99 4096 "))
     (folder / "environ").write_bytes(b"")
     (folder / "cmdline").write_bytes(words)
-    assert procfs.read_processes(tmp_path).hidden == (set() if words else {7})
+    assert procfs.read_processes(tmp_path).unreadable == (set() if words else {7})
 
 
 HOLDS_ON = """
@@ -95,18 +95,22 @@ ctypes.CDLL(None).syscall(60, 0)  # exit(2): of this thread only
 
 def test_a_process_whose_first_thread_ended_lives() -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", HOLDS_ON], stdout=subprocess.PIPE, env={**os.environ, MARK: "100-5"}
+        [sys.executable, "-c", HOLDS_ON], stdout=subprocess.PIPE, env={**os.environ, TASK_VARIABLE: "100-5"}
     ) as started:
         try:
             assert started.stdout
             started.stdout.readline()
             stat = PROC / f"{started.pid}/stat"
-            wait("its first thread ended", lambda: procfs.parse_stat(stat.read_text()).is_over or None, 30.0)
-            assert not procfs.parse_stat(stat.read_text()).is_whole_over
+            wait(
+                "its first thread ended", lambda: procfs.parse_stat(stat.read_text()).has_ended or None, 30.0
+            )
+            assert not procfs.parse_stat(stat.read_text()).process_has_ended
             census = procfs.read_processes(PROC)
             assert census.processes[started.pid].mark == "100-5"
-            assert started.pid not in census.hidden
-            assert len([one for one in threads.read(PROC, started.pid) if one.tid != started.pid]) == 1
+            assert started.pid not in census.unreadable
+            assert (
+                len([one for one in thread_affinity.read(PROC, started.pid) if one.tid != started.pid]) == 1
+            )
         finally:
             started.kill()
 
@@ -115,7 +119,7 @@ def fake(proc: Path, pid: int) -> Path:
     folder = proc / str(pid)
     folder.mkdir(parents=True)
     (folder / "stat").write_text(NUMBERS.replace(" 99 ", " 99 4096 ").replace("7 ", f"{pid} ", 1))
-    (folder / "environ").write_bytes(b"A=1\0" + MARK.encode() + b"=100-5\0")
+    (folder / "environ").write_bytes(b"A=1\0" + TASK_VARIABLE.encode() + b"=100-5\0")
     return folder
 
 
@@ -125,7 +129,7 @@ def test_a_process_that_cannot_be_read_is_not_taken_for_gone(tmp_path: Path) -> 
     environment.unlink()
     environment.symlink_to("/proc/self/mem")
     census = procfs.read_processes(tmp_path)
-    assert (list(census.processes), census.hidden) == ([7], {7})
+    assert (list(census.processes), census.unreadable) == ([7], {7})
     stat = fake(tmp_path, 8) / "stat"
     stat.unlink()
     stat.symlink_to(stat)
@@ -138,7 +142,7 @@ def test_an_environment_without_an_end_is_not_read_to_its_end(tmp_path: Path) ->
     with (fake(tmp_path, 7) / "environ").open("r+b") as file:
         file.truncate(2**40)
     (fake(tmp_path, 8) / "environ").write_bytes(
-        b"\0" * 100 + MARK.encode() + b"=1-2\0" + MARK.encode() + b"=3-4"
+        b"\0" * 100 + TASK_VARIABLE.encode() + b"=1-2\0" + TASK_VARIABLE.encode() + b"=3-4"
     )
     found = procfs.read_processes(tmp_path).processes
     assert (found[7].mark, found[8].mark) == ("100-5", "3-4")
@@ -168,7 +172,7 @@ def test_the_boot() -> None:
 
 @pytest.mark.parametrize("name", ["x", "a b", ") R 1 (", "x) (y", "é"])
 def test_a_name_may_hold_anything(name: str) -> None:
-    assert procfs.parse_stat(NUMBERS.replace("(x)", f"({name})")) == procfs.Stat(
+    assert procfs.parse_stat(NUMBERS.replace("(x)", f"({name})")) == procfs.ProcessStat(
         7, "S", 3, 99, name, has_memory=False, threads=0
     )
 

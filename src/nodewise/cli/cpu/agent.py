@@ -11,23 +11,23 @@ from typing import Any, Final
 import click
 
 from nodewise.cli import options
-from nodewise.cli.cpu import shared
+from nodewise.cli.cpu import common_options
 from nodewise.cli.parameter_types import Duration
 from nodewise.cpu import names, procfs
-from nodewise.cpu.agent import chores, probing
-from nodewise.cpu.agent.agent import Agent, Chore
-from nodewise.cpu.agent.chores import Cluster
-from nodewise.cpu.agent.claiming import Desk, Node
-from nodewise.cpu.agent.listening import Limits
-from nodewise.cpu.agent.reclaiming import Sweeper
-from nodewise.cpu.agent.reconfiguring import Guard, Reconfiguring
-from nodewise.cpu.agent.requested import PodRequests
-from nodewise.cpu.book import Book
-from nodewise.cpu.confine import containers
-from nodewise.cpu.confine.enforcing import Enforcer
-from nodewise.cpu.move import moving
-from nodewise.cpu.node import feature, kubelet, machine, threads
+from nodewise.cpu.agent import publishers
+from nodewise.cpu.agent.agent import NodeAgent, Publisher, serve_admin_port
+from nodewise.cpu.agent.allocation_service import AgentNode, AllocationService
+from nodewise.cpu.agent.garbage_collector import GarbageCollector
+from nodewise.cpu.agent.pod_requests import PodRequests
+from nodewise.cpu.agent.publishers import ClusterNode
+from nodewise.cpu.agent.reconfiguration_service import ReconfigurationAuthorizer, ReconfigurationService
+from nodewise.cpu.agent.socket_server import ConnectionLimits
+from nodewise.cpu.allocation_store import AllocationStore
+from nodewise.cpu.cpusets import container_runtime
+from nodewise.cpu.cpusets.enforcer import CpusetEnforcer
+from nodewise.cpu.node import kubelet_state, machine, nfd_feature, thread_affinity
 from nodewise.cpu.node.machine import Machine
+from nodewise.cpu.reconfiguration import execution
 from nodewise.errors import BadSettings, Problem
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -57,28 +57,28 @@ def run(**given: Any) -> None:
       1  it cannot run here, or not listen
       2  the command line or a setting is wrong
     """
-    shared.start_logs()
-    meters, proc = MetricsRegistry(), shared.proc(given)
+    common_options.start_logs()
+    registry, proc = MetricsRegistry(), common_options.proc(given)
     _check_process_ids(proc)
     if not LEAST_INTERVAL_S <= given["interval"] < float("inf"):
         problem = Problem("--interval", f"{given['interval']:g}s", f"at least {LEAST_INTERVAL_S:g}s")
         raise BadSettings("settings", [problem])
-    limits = Limits(given["max_connections"], given["max_per_pod"])
+    limits = ConnectionLimits(given["max_connections"], given["max_per_pod"])
     _allow_files(limits.connections + _SPARE_FILES)
     with ExitStack() as stack:
-        agent = _agent(given, proc, limits, meters, stack)
+        node_agent = _agent(given, proc, limits, registry, stack)
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: agent.stop())
+            signal.signal(number, lambda *_: node_agent.stop())
         admin = options.build(AdminOptions, given)
-        url = stack.enter_context(probing.served(agent.waiting_for, admin, meters))
+        url = stack.enter_context(serve_admin_port(node_agent.waiting_for, admin, registry))
         logs.emit("started", address=given["socket"], health=url)
-        agent.run(Path(given["socket"]))
+        node_agent.run(Path(given["socket"]))
         logs.emit("stopping")
 
 
 def _check_process_ids(proc: Path) -> None:
     try:
-        threads.check_namespace(proc)
+        thread_affinity.check_namespace(proc)
     except BadSettings as error:
         remedy = "run the node agent with hostPID: true"
         raise BadSettings("the node agent cannot tell who asks", error.problems, remedy=remedy) from error
@@ -95,77 +95,91 @@ def _allow_files(wanted: int) -> None:
 
 
 def _agent(
-    given: shared.Given, proc: Path, limits: Limits, meters: MetricsRegistry, stack: ExitStack
-) -> Agent:
-    book = shared.book(given)
+    given: common_options.Given,
+    proc: Path,
+    limits: ConnectionLimits,
+    registry: MetricsRegistry,
+    stack: ExitStack,
+) -> NodeAgent:
+    store = common_options.store(given)
     cluster = _cluster(given)
-    pods = PodRequests(cluster.requests, cluster.node) if cluster else None
+    pods = PodRequests(cluster.api, cluster.node) if cluster else None
     if pods is None or given["allow_unrequested"]:
         why = "--allow-unrequested" if pods else "there is no API server (--conf-dir)"
         logs.emit("cpu_unchecked", why=why)
     read_machine = partial(_machine, given, cluster)
-    found = read_machine()
-    enforcer = _enforcer(given, found, proc, stack)
-    sweeper = Sweeper(book, proc, meters, partial(moving.recover, book, proc))
-    node = Node(
-        book, proc, procfs.read_boot(proc), Path(given["sysfs"]), found.fast, most_tasks=given["max_per_pod"]
+    machine_at_start = read_machine()
+    enforcer = _enforcer(given, machine_at_start, proc, stack)
+    collector = GarbageCollector(store, proc, registry, partial(execution.recover, store, proc))
+    node = AgentNode(
+        store,
+        proc,
+        procfs.read_boot(proc),
+        Path(given["sysfs"]),
+        machine_at_start.fast,
+        most_tasks=given["max_per_pod"],
     )
-    guard = Guard(pods, shared.requests(given).namespace if cluster else "")
-    reconfiguring = Reconfiguring(book, proc, read_machine, sweeper, guard, enforcer)
-    desk = Desk(
+    authorizer = ReconfigurationAuthorizer(pods, common_options.requests(given).namespace if cluster else "")
+    reconfiguring = ReconfigurationService(store, proc, read_machine, collector, authorizer, enforcer)
+    service = AllocationService(
         node,
-        sweeper,
-        meters,
+        collector,
+        registry,
         None if given["allow_unrequested"] else pods,
         enforcer,
         reconfiguring.answer,
     )
-    doing = _chores(given, book, proc, cluster, enforcer)
-    return Agent(desk, doing, limits, given["interval"], meters)
+    active = _publishers(given, store, proc, cluster, enforcer)
+    return NodeAgent(service, active, limits, given["interval"], registry)
 
 
-def _cluster(given: shared.Given) -> Cluster | None:
+def _cluster(given: common_options.Given) -> ClusterNode | None:
     """None for a directory without a cluster."""
     if given["conf_dir"] and not given["kubeconfig"]:
         return None
-    asked = shared.requests(given)
-    return Cluster(asked, shared.node(given, asked), given["namespace"])
+    asked = common_options.requests(given)
+    return ClusterNode(asked, common_options.node(given, asked), given["namespace"])
 
 
-def _machine(given: shared.Given, cluster: Cluster | None) -> Machine:
-    labels = machine.fetch_labels(cluster.requests, cluster.node) if cluster else machine.NO_LABELS
+def _machine(given: common_options.Given, cluster: ClusterNode | None) -> Machine:
+    labels = machine.fetch_labels(cluster.api, cluster.node) if cluster else machine.NO_LABELS
     return machine.read(Path(given["sysfs"]), labels)
 
 
-def _enforcer(given: shared.Given, found: Machine, proc: Path, stack: ExitStack) -> Enforcer | None:
+def _enforcer(
+    given: common_options.Given, found: Machine, proc: Path, stack: ExitStack
+) -> CpusetEnforcer | None:
     if given["enforce"] == "none":
         return None
-    runtime = containers.ContainerRuntime(containers.endpoint(given["runtime_endpoint"]), proc)
+    runtime = container_runtime.ContainerRuntime(container_runtime.endpoint(given["runtime_endpoint"]), proc)
     stack.callback(runtime.close)
-    return Enforcer(runtime, found.topology, proc)
+    return CpusetEnforcer(runtime, found.topology, proc)
 
 
-def _chores(
-    given: shared.Given, book: Book, proc: Path, cluster: Cluster | None, enforcer: Enforcer | None
-) -> Sequence[Chore]:
-    doing = [Chore("enforce", chores.Enforcing(enforcer, book).do)] if enforcer else []
-    # the host's, which needs no mount: the first process is the host's
+def _publishers(
+    given: common_options.Given,
+    store: AllocationStore,
+    proc: Path,
+    cluster: ClusterNode | None,
+    enforcer: CpusetEnforcer | None,
+) -> Sequence[Publisher]:
+    active: list[Publisher] = [publishers.CpusetPublisher(enforcer, store)] if enforcer else []
+    # the first process is the host's, so its root needs no mount
     checkpoints = Path(given["kubelet_dir"]) if given["kubelet_dir"] else proc / _HOST_KUBELET
-    doing.append(Chore("kubelet", chores.Kubelets(checkpoints).do))
-    features = chores.Features(Path(given["nfd_dir"]), Path(given["sysfs"]))
-    doing.append(Chore("features", features.do))
+    active.append(publishers.KubeletConflictPublisher(checkpoints))
+    active.append(publishers.FeaturePublisher(Path(given["nfd_dir"]), Path(given["sysfs"])))
     if cluster is None:
-        return doing
-    doing.append(Chore("advertise", chores.Advertising(cluster, taint=not given["no_taint"]).do))
+        return active
+    active.append(publishers.NodeAdvertiser(cluster, taint=not given["no_taint"]))
     if given["publish"]:
-        doing += [
-            Chore("reconcile report", chores.Reclaims(cluster).do),
-            Chore("node report", chores.NodeReports(cluster, book, Path(given["sysfs"])).do),
+        active += [
+            publishers.ReconcileReportPublisher(cluster),
+            publishers.NodeReportPublisher(cluster, store, Path(given["sysfs"])),
         ]
-    return doing
+    return active
 
 
-_HOST_KUBELET: Final = f"1/root{kubelet.DEFAULT_FOLDER}"
+_HOST_KUBELET: Final = f"1/root{kubelet_state.DEFAULT_FOLDER}"
 
 _OWN: Final[Sequence[click.Parameter]] = (
     click.Option(
@@ -199,7 +213,7 @@ _OWN: Final[Sequence[click.Parameter]] = (
         ["--kubelet-dir"],
         default="",
         metavar="DIR",
-        help=f"Where the kubelet keeps its checkpoints. Default: the host's {kubelet.DEFAULT_FOLDER}.",
+        help=f"Where the kubelet keeps its checkpoints. Default: the host's {kubelet_state.DEFAULT_FOLDER}.",
     ),
     click.Option(
         ["--allow-unrequested"],
@@ -209,7 +223,7 @@ _OWN: Final[Sequence[click.Parameter]] = (
     click.Option(["--no-taint"], is_flag=True, help="Do not taint the node: other pods may use it."),
     click.Option(
         ["--nfd-dir"],
-        default=str(feature.FOLDER),
+        default=str(nfd_feature.FOLDER),
         show_default=True,
         metavar="DIR",
         help="Where Node Feature Discovery looks for features; nothing is written where it is missing.",
@@ -220,14 +234,14 @@ _OWN: Final[Sequence[click.Parameter]] = (
     click.Option(
         ["--max-connections"],
         type=click.IntRange(1, 100_000),
-        default=Limits().connections,
+        default=ConnectionLimits().connections,
         show_default=True,
         help="Of all pods together; one that idles gives way.",
     ),
     click.Option(
         ["--max-per-pod"],
         type=click.IntRange(1, 100_000),
-        default=Limits().of_one,
+        default=ConnectionLimits().of_one,
         show_default=True,
         help="Connections, and tasks, of one pod.",
     ),
@@ -239,7 +253,7 @@ command = click.Command(
     help=run.__doc__,
     short_help="Give a node's containers CPUs, and take them back.",
     params=[
-        *shared.options(*shared.PLACE, "sysfs", "proc_fs"),
+        *common_options.options(*common_options.PLACE, "sysfs", "proc_fs"),
         *_OWN,
         *options.parameters(AdminOptions, has_file=False),
     ],

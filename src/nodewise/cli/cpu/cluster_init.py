@@ -8,17 +8,17 @@ from typing import Any, Final
 import click
 
 from nodewise.cli import exit_codes, tables, terminal
-from nodewise.cli.cpu import preparing, shared
+from nodewise.cli.cpu import common_options, setup_options
 from nodewise.cli.cpu.webhook import is_told, is_true
-from nodewise.cpu.cluster import applying, node_agent, removal, setup, versions
-from nodewise.cpu.cluster import objects as pods
-from nodewise.cpu.cluster.applying import Patience
-from nodewise.cpu.cluster.objects import Wish
-from nodewise.cpu.cluster.setup import Plan, Prepared, Report
-from nodewise.cpu.cluster.versions import Dialect
-from nodewise.cpu.requests import Object, Requests
-from nodewise.cpu.webhook import objects
-from nodewise.cpu.webhook.objects import Installation
+from nodewise.cpu.api_client import ApiClient, Object
+from nodewise.cpu.cluster import agent_daemonset, api_versions, object_writer, removal, setup
+from nodewise.cpu.cluster import setup_objects as pods
+from nodewise.cpu.cluster.api_versions import ApiFeatures
+from nodewise.cpu.cluster.object_writer import Deadline
+from nodewise.cpu.cluster.setup import PreparedNode, SetupPlan, SetupReport
+from nodewise.cpu.cluster.setup_objects import SetupOptions
+from nodewise.cpu.webhook import manifests
+from nodewise.cpu.webhook.manifests import Installation
 from nodewise.errors import BadSettings, Problem
 
 TIMEOUT_S: Final = 600.0
@@ -50,29 +50,29 @@ def run(**given: Any) -> None:
       1  something failed on some node; the report names it
       2  the command line or a setting is wrong
     """
-    shared.start_logs()
+    common_options.start_logs()
     commands = pods.parse_commands(given["cmk_cmd_list"])
-    wish = preparing.wish(given)
+    wish = setup_options.wish(given)
     if bool(given["host_list"]) == given["all_hosts"]:
         raise BadSettings("settings", [Problem("--host-list, --all-hosts", "both or none", "one of them")])
-    requests = shared.requests(given)
-    dialect = versions.fetch(requests)
-    plan = Plan(
+    requests = common_options.requests(given)
+    dialect = api_versions.fetch(requests)
+    plan = SetupPlan(
         hosts(given, requests),
         commands,
         wish,
         agent(given, wish, dialect),
         webhook(given, wish, requests, dialect),
     )
-    with preparing.telling() as tell:
-        report = setup.prepare(requests, plan, dialect, Patience(given["timeout_s"]), tell)
+    with setup_options.telling() as tell:
+        report = setup.prepare(requests, plan, dialect, Deadline(given["timeout_s"]), tell)
     show(report, given["output"])
     if plan.shared and plan.agent is None:
         terminal.tell(_NO_AGENT)
     click.get_current_context().exit(exit_codes.DONE if report.is_whole else exit_codes.FAILED)
 
 
-def hosts(given: shared.Given, requests: Requests) -> Sequence[str]:
+def hosts(given: common_options.Given, requests: ApiClient) -> Sequence[str]:
     """The nodes that were asked for; BadSettings if there is none, or not that one."""
     if not given["all_hosts"]:
         return setup.known(requests, [name.strip() for name in given["host_list"].split(",")])
@@ -82,12 +82,16 @@ def hosts(given: shared.Given, requests: Requests) -> Sequence[str]:
     return found
 
 
-def agent(given: shared.Given, wish: Wish, dialect: Dialect) -> Object | None:
+def agent(given: common_options.Given, wish: SetupOptions, dialect: ApiFeatures) -> Object | None:
     """The node agent, where the API server is new enough to have pods made ready for it."""
-    return None if given["no_agent"] or dialect.webhooks == "none" else node_agent.daemon_set(wish, dialect)
+    return (
+        None if given["no_agent"] or dialect.webhooks == "none" else agent_daemonset.daemon_set(wish, dialect)
+    )
 
 
-def webhook(given: shared.Given, wish: Wish, requests: Requests, dialect: Dialect) -> Sequence[Object]:
+def webhook(
+    given: common_options.Given, wish: SetupOptions, requests: ApiClient, dialect: ApiFeatures
+) -> Sequence[Object]:
     """What makes pods ready for the pools, where the API server has webhooks. A certificate that serves stays."""
     if dialect.webhooks == "none":
         return ()
@@ -103,13 +107,13 @@ def webhook(given: shared.Given, wish: Wish, requests: Requests, dialect: Dialec
         cafile=given["cafile"] if mutual else "",
         version=dialect.webhooks,
     )
-    registration, secret, *_ = map(applying.path, removal.webhook(wish.namespace, dialect))
-    hook, certs = applying.find(requests, registration), applying.find(requests, secret)
-    certificate = objects.kept(certs, hook, wish.namespace, datetime.now(UTC))
-    return objects.in_order(objects.objects(installation, certificate), hook)
+    registration, secret, *_ = map(object_writer.path, removal.webhook(wish.namespace, dialect))
+    hook, certs = object_writer.find(requests, registration), object_writer.find(requests, secret)
+    certificate = manifests.kept(certs, hook, wish.namespace, datetime.now(UTC))
+    return manifests.in_order(manifests.objects(installation, certificate), hook)
 
 
-def show(report: Report, output: str) -> None:
+def show(report: SetupReport, output: str) -> None:
     """Print what came of it."""
     if output == "json":
         click.echo(json.dumps(report.as_dict(), indent=2, sort_keys=True))
@@ -120,7 +124,7 @@ def show(report: Report, output: str) -> None:
     tables.show(["NODE", "RESULT", "DETAIL"], rows)
 
 
-def _told(one: Prepared) -> str:
+def _told(one: PreparedNode) -> str:
     return one.error or ", ".join(f"{step.name} {step.outcome}" for step in one.steps)
 
 
@@ -150,7 +154,7 @@ command = click.Command(
         ),
         click.Option(
             ["--cafile"],
-            default=objects.DEFAULT_CAFILE,
+            default=manifests.DEFAULT_CAFILE,
             show_default=True,
             metavar="FILE",
             help="CA of who calls the webhook, in its container.",
@@ -162,6 +166,6 @@ command = click.Command(
             metavar="True|False",
             help="Whether anybody may call the webhook, without a certificate of that CA.",
         ),
-        *preparing.options(TIMEOUT_S),
+        *setup_options.options(TIMEOUT_S),
     ],
 )

@@ -7,9 +7,9 @@ from typing import Any
 import click
 
 from nodewise.cli import tables
-from nodewise.cli.cpu import shared
-from nodewise.cpu import state
-from nodewise.cpu.book import Stored
+from nodewise.cli.cpu import common_options
+from nodewise.cpu import pool_allocations
+from nodewise.cpu.allocation_store import StoredAllocations
 
 
 def run(output: str | None, **given: Any) -> None:
@@ -28,11 +28,11 @@ def run(output: str | None, **given: Any) -> None:
       1  the state cannot be read
       2  the command line or a setting is wrong
     """
-    shared.start_logs()
-    stored = shared.book(given).read()
+    common_options.start_logs()
+    stored = common_options.store(given).read()
     if output == "json" or (output is None and not sys.stdout.isatty()):
         path = {"path": given["conf_dir"]} if given["conf_dir"] else {}
-        shared.print_json({**path, **_described(stored)})
+        common_options.print_json({**path, **_described(stored)})
         return
     head = ["POOL", "SOCKET", "CPUS", "TASK", "POD", "CONTAINER"]
     tables.show(*tables.without(["POD", "CONTAINER"], head, list(_rows(stored))))
@@ -42,17 +42,19 @@ def run(output: str | None, **given: Any) -> None:
         )
 
 
-def _described(stored: Stored) -> dict[str, Any]:
-    told = state.as_description(stored.state)
+def _described(stored: StoredAllocations) -> dict[str, Any]:
+    told = pool_allocations.as_description(stored.allocations)
     return {**told, "reconfiguring": stored.intent.as_dict()} if stored.intent else told
 
 
-def _rows(stored: Stored) -> Iterator[Sequence[str]]:
-    for pool in stored.state.pools.values():
-        for socket, slots in pool.sockets.items():
-            for slot in slots:
-                rows = [(str(task.pid), task.pod or "-", task.container or "-") for task in slot.tasks]
-                yield from ((pool.name, str(socket), slot.text, *row) for row in rows or [("-", "-", "-")])
+def _rows(stored: StoredAllocations) -> Iterator[Sequence[str]]:
+    for pool in stored.allocations.pools.values():
+        for socket, cpu_lists in pool.sockets.items():
+            for cpu_list in cpu_lists:
+                rows = [(str(task.pid), task.pod or "-", task.container or "-") for task in cpu_list.tasks]
+                yield from (
+                    (pool.name, str(socket), cpu_list.text, *row) for row in rows or [("-", "-", "-")]
+                )
 
 
 command = click.Command(
@@ -60,5 +62,5 @@ command = click.Command(
     callback=run,
     help=run.__doc__,
     short_help="A node's pools, and who holds which CPUs.",
-    params=shared.options(*shared.PLACE, "output"),
+    params=common_options.options(*common_options.PLACE, "output"),
 )

@@ -4,8 +4,8 @@ from typing import Any
 
 import click
 
-from nodewise.cli.cpu import shared
-from nodewise.cpu.cluster import advertise
+from nodewise.cli.cpu import common_options
+from nodewise.cpu.cluster import node_advertisement
 from nodewise.observe import logs
 
 
@@ -26,11 +26,11 @@ def run(*, no_taint: bool, **given: Any) -> None:
       1  the state cannot be read, or the node not be written
       2  the command line or a setting is wrong
     """
-    shared.start_logs()
-    counts = advertise.counts(shared.book(given).read().state)
-    asked = shared.requests(given)
-    node = shared.node(given, asked)
-    if not advertise.advertise(asked, node, counts, taint=not no_taint):
+    common_options.start_logs()
+    counts = node_advertisement.counts(common_options.store(given).read().allocations)
+    asked = common_options.requests(given)
+    node = common_options.node(given, asked)
+    if not node_advertisement.advertise(asked, node, counts, taint=not no_taint):
         logs.emit("cpu_advertised", node=node)
 
 
@@ -40,7 +40,7 @@ command = click.Command(
     help=run.__doc__,
     short_help="Have a node say how many exclusive cores it has.",
     params=[
-        *shared.options(*shared.PLACE),
+        *common_options.options(*common_options.PLACE),
         click.Option(["--no-taint"], is_flag=True, help="Do not taint the node: other pods may use it."),
     ],
 )

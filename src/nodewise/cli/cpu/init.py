@@ -5,8 +5,8 @@ from typing import Any
 
 import click
 
-from nodewise.cli.cpu import shared
-from nodewise.cpu.node import founding, machine
+from nodewise.cli.cpu import common_options
+from nodewise.cpu.node import bootstrap, machine
 from nodewise.observe import logs
 
 
@@ -27,17 +27,17 @@ def run(**given: Any) -> None:
       1  it cannot have them, or has others
       2  the command line or a setting is wrong
     """
-    shared.start_logs()
+    common_options.start_logs()
     root = Path(given["sysfs"])
-    machine.tell_huge_pages(root)
-    ask = shared.ask(given)
+    machine.log_huge_pages(root)
+    ask = common_options.ask(given)
     logs.emit("cpu_cores_asked", exclusive=ask.exclusive, shared=ask.shared)
-    found = machine.read(root, shared.labels(given))
+    found = machine.read(root, common_options.labels(given))
     plan = found.plan(ask)
-    machine.tell(found, plan)
-    book = shared.book(given)
-    if not founding.found(book, plan):
-        logs.emit("cpu_pools_kept", place=book.place)
+    machine.log_plan(found, plan)
+    store = common_options.store(given)
+    if not bootstrap.create_pools(store, plan):
+        logs.emit("cpu_pools_kept", place=store.place)
 
 
 command = click.Command(
@@ -46,7 +46,7 @@ command = click.Command(
     help=run.__doc__,
     short_help="Divide a node's cores into pools.",
     params=[
-        *shared.options(*shared.POOLS, *shared.PLACE, "sysfs"),
+        *common_options.options(*common_options.POOLS, *common_options.PLACE, "sysfs"),
         click.Option(["--socket-id"], type=int, default=-1, hidden=True, expose_value=False),
     ],
 )

@@ -9,19 +9,19 @@ from typing import Any, Final
 
 import click
 
-from nodewise.cli.cpu import COMMANDS, shared
+from nodewise.cli.cpu import COMMANDS, common_options
 from nodewise.cpu import names
-from nodewise.cpu.install import installing, packaging
+from nodewise.cpu.install import bundle, installation
 from nodewise.errors import BadSettings, Problem
 
-_READY: Final = Path(sys.prefix) / "share" / "nodewise" / installing.PROGRAM
+_READY: Final = Path(sys.prefix) / "share" / "nodewise" / installation.PROGRAM
 """Where an image has the ready folder."""
 _ELSEWHERE: Final = frozenset({"agent", "cluster-init", "webhook"})
 """Commands that servers and people run from nodewise's image; what only they need would double the program's size."""
 _FOLDER: Final = click.Path(file_okay=False, path_type=Path)
 
 
-@click.command(params=shared.options("proc_fs"))
+@click.command(params=common_options.options("proc_fs"))
 @click.option(
     "--install-dir",
     type=_FOLDER,
@@ -72,14 +72,14 @@ def command(
       1  it cannot be built, or not be written
       2  the command line or a setting is wrong
     """  # fmt: skip
-    shared.start_logs()
+    common_options.start_logs()
     if build_only is not None:
-        click.echo(f"{packaging.build(build_only, modules())}: ready to be installed")
+        click.echo(f"{bundle.build(build_only, modules())}: ready to be installed")
         return
     if not mount_path.is_absolute():
         raise BadSettings("cannot install", [Problem("--mount-path", str(mount_path), "an absolute path")])
     with _ready(ready or _found()) as folder:
-        done = installing.install(folder, install_dir, mount_path, _proc(given))
+        done = installation.install(folder, install_dir, mount_path, _proc(given))
     click.echo(f"{done.program}: {'installed' if done.changed else 'already there'} ({done.version})")
     for version in done.removed:
         click.echo(f"{install_dir / version}: removed, nobody runs it any more")
@@ -94,7 +94,7 @@ def _ready(folder: Path | None) -> Iterator[Path]:
         yield folder
         return
     with tempfile.TemporaryDirectory(prefix="nodewise-install-") as temporary:
-        yield packaging.build(Path(temporary) / installing.PROGRAM, modules())
+        yield bundle.build(Path(temporary) / installation.PROGRAM, modules())
 
 
 def modules() -> list[str]:
@@ -110,6 +110,6 @@ def _found() -> Path | None:
 
 def _proc(given: dict[str, Any]) -> Path | None:
     try:
-        return shared.proc(given)
+        return common_options.proc(given)
     except BadSettings:
         return None

@@ -15,7 +15,7 @@ class _IsolateCommand(click.Command):
     """Takes all words as they are: which of them are the command's is not for click to say."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if arguments.asks_for(args) == "--help":
+        if arguments.help_or_version(args) == "--help":
             return super().parse_args(ctx, ["--help"])
         ctx.args = args
         return args

@@ -5,9 +5,9 @@ from typing import Any
 
 import click
 
-from nodewise.cli.cpu import rounds, shared
+from nodewise.cli.cpu import common_options
 from nodewise.cpu.cluster import reports
-from nodewise.cpu.node import kubelet, machine, node_report
+from nodewise.cpu.node import kubelet_state, machine, node_report
 
 
 def run(*, interval: int, publish: bool, **given: Any) -> None:
@@ -27,17 +27,17 @@ def run(*, interval: int, publish: bool, **given: Any) -> None:
       1  the report could not be made or published
       2  the command line or a setting is wrong
     """
-    shared.start_logs()
-    book = shared.book(given)
+    common_options.start_logs()
+    store = common_options.store(given)
 
     def once() -> None:
-        found = machine.read(Path(given["sysfs"]), shared.labels(given))
-        report = node_report.make(book, found, Path(given["kubelet_dir"]))
-        shared.print_json(report)
+        found = machine.read(Path(given["sysfs"]), common_options.labels(given))
+        report = node_report.make(store, found, Path(given["kubelet_dir"]))
+        common_options.print_json(report)
         if publish:
-            shared.publish(given, reports.NODE_REPORT, report)
+            common_options.publish(given, reports.NODE_REPORT, report)
 
-    rounds.go(once, interval)
+    common_options.run_at_interval(once, interval)
 
 
 command = click.Command(
@@ -46,11 +46,11 @@ command = click.Command(
     help=run.__doc__,
     short_help="What a node is and has, and what is wrong with it.",
     params=[
-        *shared.options(*shared.PLACE, "sysfs"),
-        *rounds.options(),
+        *common_options.options(*common_options.PLACE, "sysfs"),
+        *common_options.interval_options(),
         click.Option(
             ["--kubelet-dir"],
-            default=str(kubelet.DEFAULT_FOLDER),
+            default=str(kubelet_state.DEFAULT_FOLDER),
             metavar="DIR",
             show_default=True,
             help="Where the kubelet keeps its checkpoints.",

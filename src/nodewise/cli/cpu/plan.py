@@ -8,10 +8,10 @@ from typing import Any, Final
 import click
 
 from nodewise.cli import tables, terminal
-from nodewise.cli.cpu import picture, shared
+from nodewise.cli.cpu import common_options, machine_svg
 from nodewise.cli.cpu.topology import OUTPUT
 from nodewise.cpu import cpulist, pools, speed_select
-from nodewise.cpu.pools import Plan
+from nodewise.cpu.pools import PoolPlan
 from nodewise.cpu.topology import Topology
 from nodewise.errors import BadInput, BadSettings, Problem, shown
 
@@ -20,7 +20,7 @@ _REST: Final = "power"
 """The class of the CPUs that a plain list for SST-CP does not name."""
 
 
-@click.command(params=[*shared.options("sysfs", *shared.POOLS), OUTPUT])
+@click.command(params=[*common_options.options("sysfs", *common_options.POOLS), OUTPUT])
 @click.option(
     "--sst-bf",
     default="",
@@ -52,21 +52,23 @@ def command(output: str, sst_bf: str, sst_cp: str, **given: Any) -> None:
       1  the machine has too few cores for it, or cannot be read
       2  the command line or a setting is wrong
     """
-    shared.start_logs()
-    machine = shared.machine(given)
+    common_options.start_logs()
+    machine = common_options.machine(given)
     fast = _cpus("--sst-bf", sst_bf, machine)
-    found = pools.plan(machine, shared.ask(given), fast, _preferences(sst_cp, machine) if sst_cp else None)
+    found = pools.plan(
+        machine, common_options.ask(given), fast, _preferences(sst_cp, machine) if sst_cp else None
+    )
     for problem in found.warnings:
         terminal.tell(str(problem))
     if output == "json":
         click.echo(json.dumps(found.as_dict()))
     elif output == "svg":
-        click.echo(picture.draw(machine, found), nl=False)
+        click.echo(machine_svg.draw(machine, found), nl=False)
     else:
         tables.show(["POOL", "SOCKET", "CPUS", "CPU LISTS"], _rows(found))
 
 
-def _rows(found: Plan) -> Sequence[Sequence[str]]:
+def _rows(found: PoolPlan) -> Sequence[Sequence[str]]:
     return [
         (pool, str(socket), str(len(cpulist.parse_list(",".join(lists)))), " ".join(lists) or "-")
         for pool, sockets in found.pools.items()

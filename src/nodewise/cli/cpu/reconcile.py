@@ -5,13 +5,13 @@ from typing import Any
 
 import click
 
-from nodewise.cli.cpu import rounds, shared
-from nodewise.cpu.agent.telling import Told
-from nodewise.cpu.book import Book, Intent
+from nodewise.cli.cpu import common_options
+from nodewise.cpu.allocation_store import AllocationStore, Intent
 from nodewise.cpu.cluster import reports
-from nodewise.cpu.move import moving
-from nodewise.cpu.node import sweeping
-from nodewise.cpu.sweep import Known
+from nodewise.cpu.ended_tasks import KnownProcesses
+from nodewise.cpu.node import garbage_collection
+from nodewise.cpu.node.garbage_collection import CollectionLog
+from nodewise.cpu.reconfiguration import execution
 from nodewise.errors import NodewiseError
 from nodewise.observe import logs
 
@@ -34,30 +34,30 @@ def run(*, interval: int, publish: bool, **given: Any) -> None:
       1  the state could not be read or written
       2  the command line or a setting is wrong
     """
-    shared.start_logs()
-    proc = shared.proc(given)
-    book = shared.book(given)
-    known: Known | None = None
-    told = Told()
+    common_options.start_logs()
+    proc = common_options.proc(given)
+    store = common_options.store(given)
+    known: KnownProcesses | None = None
+    told = CollectionLog()
 
     def once() -> None:
         nonlocal known
-        done = sweeping.carry_out(book, proc, known, rounds.wait)
+        done = garbage_collection.collect_garbage(store, proc, known, common_options.pause_before_retry)
         known = done.known
         if done.stored.intent:
-            _take_back(book, proc, done.stored.intent, known)
-        told.tell(done)
-        shared.print_json(done.as_report())
+            _take_back(store, proc, done.stored.intent, known)
+        told.log(done)
+        common_options.print_json(done.as_report())
         if publish:
-            shared.publish(given, reports.RECONCILE_REPORT, done.as_report())
+            common_options.publish(given, reports.RECONCILE_REPORT, done.as_report())
 
-    rounds.go(once, interval)
+    common_options.run_at_interval(once, interval)
 
 
-def _take_back(book: Book, proc: Path, intent: Intent, known: Known) -> None:
+def _take_back(store: AllocationStore, proc: Path, intent: Intent, known: KnownProcesses) -> None:
     """Undo a reconfiguration whose process is gone; where we may not, say who can."""
     try:
-        if moving.recover(book, proc, known=known):
+        if execution.recover(store, proc, known=known):
             logs.emit("cpu_intent_recovered", pid=intent.by.pid, since=intent.since)
     except NodewiseError as error:
         logs.emit("cpu_intent_left", pid=intent.by.pid, since=intent.since, why=str(error))
@@ -68,5 +68,5 @@ command = click.Command(
     callback=run,
     help=run.__doc__,
     short_help="Free what tasks held that are over.",
-    params=[*shared.options(*shared.PLACE, "proc_fs"), *rounds.options()],
+    params=[*common_options.options(*common_options.PLACE, "proc_fs"), *common_options.interval_options()],
 )

@@ -9,14 +9,14 @@ from typing import Any, Final
 import click
 
 from nodewise.cli import terminal
-from nodewise.cli.cpu import shared
-from nodewise.cli.cpu.shared import Given
-from nodewise.cpu import cpulist, messages, names
-from nodewise.cpu.cluster import advertise, versions
-from nodewise.cpu.messages import ReconfigureRequest
-from nodewise.cpu.move import moving
+from nodewise.cli.cpu import common_options
+from nodewise.cli.cpu.common_options import Given
+from nodewise.cpu import agent_messages, cpulist, names
+from nodewise.cpu.agent_messages import ReconfigureRequest
+from nodewise.cpu.cluster import api_versions, node_advertisement
 from nodewise.cpu.node import machine
-from nodewise.cpu.reconfigure import Move
+from nodewise.cpu.reconfiguration import execution
+from nodewise.cpu.reconfiguration_plan import Move
 from nodewise.errors import Problem, Unavailable
 
 _PATIENCE_S: Final = 300.0
@@ -41,8 +41,8 @@ def run(*, check: bool, agent: str, direct: bool, **given: Any) -> None:
       1  it cannot be done, or failed; all is as it was
       2  the command line or a setting is wrong
     """
-    shared.start_logs()
-    request = ReconfigureRequest(shared.ask(given), check)
+    common_options.start_logs()
+    request = ReconfigureRequest(common_options.ask(given), check)
     is_ours = direct or given["conf_dir"] or not Path(agent).exists()
     moves = None if is_ours else _asked(Path(agent), request)
     if moves is None:
@@ -55,7 +55,7 @@ def run(*, check: bool, agent: str, direct: bool, **given: Any) -> None:
         }
         for move in moves
     ]
-    shared.print_json({"moves": told, "done": not check})
+    common_options.print_json({"moves": told, "done": not check})
 
 
 def _asked(path: Path, request: ReconfigureRequest) -> Sequence[Move] | None:
@@ -70,14 +70,14 @@ def _asked(path: Path, request: ReconfigureRequest) -> Sequence[Move] | None:
         except OSError as error:
             raise _silent(path, str(error)) from error
         try:
-            connected.sendall(messages.reconfigure(request))
+            connected.sendall(agent_messages.encode_reconfigure_request(request))
             with connected.makefile("rb") as answer:
                 line = answer.readline()
         except OSError as error:
             raise _silent(path, str(error)) from error
     if not line:
         raise _silent(path, "hung up")
-    return messages.parse_reconfigured(messages.decode(line))
+    return agent_messages.parse_reconfigure_response(agent_messages.decode(line))
 
 
 def _silent(path: Path, why: str) -> Unavailable:
@@ -86,19 +86,24 @@ def _silent(path: Path, why: str) -> Unavailable:
 
 def _own(request: ReconfigureRequest, given: Given) -> Sequence[Move]:
     """Without an agent. A signal that ends us undoes what was done."""
-    proc = shared.proc(given)
-    book = shared.book(given)
+    proc = common_options.proc(given)
+    store = common_options.store(given)
     is_in_cluster = not given["conf_dir"] or bool(given["kubeconfig"])
     if is_in_cluster:
-        versions.check(versions.fetch(shared.requests(given)))
-    seen = machine.read(Path(given["sysfs"]), shared.labels(given))
-    plan = seen.plan(request.ask)
-    machine.tell(seen, plan)
+        api_versions.check(api_versions.fetch(common_options.requests(given)))
+    seen = machine.read(Path(given["sysfs"]), common_options.labels(given))
+    plan = seen.plan(request.pools)
+    machine.log_plan(seen, plan)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    found = moving.reconfigure(book, plan.pools, proc, only_check=request.only_check)
+    found = execution.reconfigure(store, plan.pools, proc, only_check=request.only_check)
     if is_in_cluster and not request.only_check:
-        asked = shared.requests(given)
-        advertise.advertise(asked, shared.node(given, asked), advertise.counts(found.state), taint=False)
+        asked = common_options.requests(given)
+        node_advertisement.advertise(
+            asked,
+            common_options.node(given, asked),
+            node_advertisement.counts(found.allocations),
+            taint=False,
+        )
     return found.moves
 
 
@@ -109,7 +114,7 @@ command = click.Command(
     short_help="Give a node other pools, under tasks that run.",
     params=[
         click.Option(["--check"], is_flag=True, help="Only look whether it can be done."),
-        *shared.options(*shared.POOLS, *shared.PLACE, "sysfs", "proc_fs"),
+        *common_options.options(*common_options.POOLS, *common_options.PLACE, "sysfs", "proc_fs"),
         click.Option(
             ["--agent"], default=names.DEFAULT_SOCKET, show_default=True, metavar="PATH",
             help="The node agent's socket.",

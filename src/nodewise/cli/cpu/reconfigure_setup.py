@@ -6,9 +6,9 @@ from typing import Any, Final
 import click
 
 from nodewise.cli import exit_codes, tables
-from nodewise.cli.cpu import preparing, shared
-from nodewise.cpu.cluster import fleet
-from nodewise.cpu.cluster.applying import Patience
+from nodewise.cli.cpu import common_options, setup_options
+from nodewise.cpu.cluster import cluster_reconfiguration
+from nodewise.cpu.cluster.object_writer import Deadline
 
 TIMEOUT_S: Final = 300.0
 
@@ -31,16 +31,18 @@ def run(**given: Any) -> None:
       1  it cannot be done on some node, or failed on one
       2  the command line or a setting is wrong
     """
-    shared.start_logs()
-    wish = preparing.wish(given)
-    requests = shared.requests(given)
+    common_options.start_logs()
+    wish = setup_options.wish(given)
+    requests = common_options.requests(given)
 
-    def patience() -> Patience:
-        return Patience(given["timeout_s"])
+    def patience() -> Deadline:
+        return Deadline(given["timeout_s"])
 
-    with preparing.telling() as tell:
-        names = fleet.nodes(requests)
-        report = fleet.reconfigure(requests, names, wish, patience, tell, only_check=given["check"])
+    with setup_options.telling() as tell:
+        names = cluster_reconfiguration.nodes(requests)
+        report = cluster_reconfiguration.reconfigure(
+            requests, names, wish, patience, tell, only_check=given["check"]
+        )
     if given["output"] == "json":
         click.echo(json.dumps(report.as_dict(), indent=2, sort_keys=True))
     else:
@@ -55,6 +57,6 @@ command = click.Command(
     short_help="Give all nodes other pools, under tasks that run.",
     params=[
         click.Option(["--check"], is_flag=True, help="Only look whether it can be done; change nothing."),
-        *preparing.options(TIMEOUT_S),
+        *setup_options.options(TIMEOUT_S),
     ],
 )

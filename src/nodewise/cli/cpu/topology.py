@@ -6,14 +6,14 @@ from typing import Any, Final
 import click
 
 from nodewise.cli import tables, terminal
-from nodewise.cli.cpu import picture, shared
+from nodewise.cli.cpu import common_options, machine_svg
 from nodewise.cli.options import output_option
 from nodewise.cpu.topology import Cpu, Topology
 
 OUTPUT: Final = output_option(["table", "json", "svg"])
 
 
-@click.command(params=[*shared.options("sysfs"), OUTPUT])
+@click.command(params=[*common_options.options("sysfs"), OUTPUT])
 def command(output: str, **given: Any) -> None:
     """Show a machine's sockets, NUMA nodes, cores and CPUs, as its kernel tells them.
 
@@ -31,14 +31,14 @@ def command(output: str, **given: Any) -> None:
       1  the machine cannot be read
       2  the command line or a setting is wrong
     """
-    shared.start_logs()
-    machine = shared.machine(given)
+    common_options.start_logs()
+    machine = common_options.machine(given)
     for problem in machine.unread:
         terminal.tell(str(problem))
     if output == "json":
         click.echo(json.dumps(machine.as_dict()))
     elif output == "svg":
-        click.echo(picture.draw(machine), nl=False)
+        click.echo(machine_svg.draw(machine), nl=False)
     else:
         tables.show(*_table(machine))
 

@@ -9,20 +9,20 @@ from typing import Any, Final
 import click
 
 from nodewise.cli import tables, terminal
-from nodewise.cli.cpu import rounds, shared
-from nodewise.cli.cpu.shared import Given
+from nodewise.cli.cpu import common_options
+from nodewise.cli.cpu.common_options import Given
 from nodewise.cli.options import output_option
 from nodewise.cpu import procfs
-from nodewise.cpu.agent import doorway
-from nodewise.cpu.cluster import removal, versions
-from nodewise.cpu.cluster.applying import Patience
-from nodewise.cpu.cluster.removal import Node, Step
-from nodewise.cpu.cluster.versions import Dialect
-from nodewise.cpu.confine import enforcing
-from nodewise.cpu.install import installing
+from nodewise.cpu.agent import socket_file
+from nodewise.cpu.api_client import ApiClient
+from nodewise.cpu.cluster import api_versions, removal
+from nodewise.cpu.cluster.api_versions import ApiFeatures
+from nodewise.cpu.cluster.object_writer import Deadline
+from nodewise.cpu.cluster.removal import RemovalStep, RemovedNode
+from nodewise.cpu.cpusets import enforcer
+from nodewise.cpu.install import installation
 from nodewise.cpu.names import DEFAULT_INSTALL_DIR, DEFAULT_SOCKET
-from nodewise.cpu.node import feature, sweeping
-from nodewise.cpu.requests import Requests
+from nodewise.cpu.node import garbage_collection, nfd_feature
 from nodewise.errors import NodewiseError
 
 TIMEOUT_S: Final = 120.0
@@ -48,10 +48,10 @@ def run(**given: Any) -> None:
       1  something runs in a pool, or something could not be removed
       2  the command line or a setting is wrong
     """
-    shared.start_logs()
-    requests = shared.requests(given)
-    dialect = versions.fetch(requests)
-    steps: list[Step] = []
+    common_options.start_logs()
+    requests = common_options.requests(given)
+    dialect = api_versions.fetch(requests)
+    steps: list[RemovalStep] = []
     try:
         if given["scope"] != "cluster":
             _leave_node(given, requests, dialect, steps.append)
@@ -61,33 +61,35 @@ def run(**given: Any) -> None:
         _show(steps, given["output"])
 
 
-def _leave_node(given: Given, requests: Requests, dialect: Dialect, tell: Callable[[Step], None]) -> None:
-    name = shared.node(given, requests)
-    book = shared.book({**given, "node_name": name})
-    proc = shared.proc(given)
+def _leave_node(
+    given: Given, requests: ApiClient, dialect: ApiFeatures, tell: Callable[[RemovalStep], None]
+) -> None:
+    name = common_options.node(given, requests)
+    store = common_options.store({**given, "node_name": name})
+    proc = common_options.proc(given)
     is_here = removal.boot_of(requests, name) in {"", procfs.read_boot(proc)}
     if not is_here:
         terminal.tell(f"not on node {name}: tasks that are over are not known as such")
 
     def sweep() -> None:
-        sweeping.carry_out(book, proc, None, rounds.wait)
+        garbage_collection.collect_garbage(store, proc, None, common_options.pause_before_retry)
 
-    node = Node(name, given["namespace"], book, sweep if is_here else None)
-    removal.leave(requests, node, dialect, Patience(given["timeout_s"]), tell)
+    node = RemovedNode(name, given["namespace"], store, sweep if is_here else None)
+    removal.leave(requests, node, dialect, Deadline(given["timeout_s"]), tell)
     program = f"program in {given['install_dir']}"
     if not is_here:
-        tell(Step(program, f"not looked for: this is not node {name}"))
+        tell(RemovalStep(program, f"not looked for: this is not node {name}"))
         return
-    tell(Step(program, _word(was_there=installing.remove(Path(given["install_dir"])))))
+    tell(RemovalStep(program, _word(was_there=installation.remove(Path(given["install_dir"])))))
     socket = Path(DEFAULT_SOCKET)
-    tell(Step(f"files of the node agent in {socket.parent}", _cleared(socket)))
-    file = feature.FOLDER / feature.FILE
-    tell(Step(f"feature file {file}", _word(was_there=feature.write(feature.FOLDER, ()))))
+    tell(RemovalStep(f"files of the node agent in {socket.parent}", _cleared(socket)))
+    file = nfd_feature.FOLDER / nfd_feature.FILE
+    tell(RemovalStep(f"feature file {file}", _word(was_there=nfd_feature.write(nfd_feature.FOLDER, ()))))
 
 
 def _cleared(socket: Path) -> str:
     try:
-        return _word(was_there=doorway.clear(socket, enforcing.DEFAULT_MEMORY))
+        return _word(was_there=socket_file.clear(socket, enforcer.DEFAULT_ORIGINALS))
     except NodewiseError as error:
         return f"left: {error}"
 
@@ -96,17 +98,19 @@ def _word(*, was_there: bool) -> str:
     return "removed" if was_there else "not there"
 
 
-def _leave_cluster(given: Given, requests: Requests, dialect: Dialect, tell: Callable[[Step], None]) -> None:
+def _leave_cluster(
+    given: Given, requests: ApiClient, dialect: ApiFeatures, tell: Callable[[RemovalStep], None]
+) -> None:
     namespace = given["namespace"]
     shared_objects = [
         *removal.webhook(namespace, dialect),
         *removal.agent(requests, namespace, dialect, tell),
         *(removal.definitions(dialect) if given["crds"] else ()),
     ]
-    removal.leave_cluster(requests, namespace, shared_objects, dialect, Patience(given["timeout_s"]), tell)
+    removal.leave_cluster(requests, namespace, shared_objects, dialect, Deadline(given["timeout_s"]), tell)
 
 
-def _show(steps: list[Step], output: str) -> None:
+def _show(steps: list[RemovalStep], output: str) -> None:
     if output == "json":
         click.echo(json.dumps({"steps": [step._asdict() for step in steps]}, indent=2, sort_keys=True))
     elif steps:
@@ -137,7 +141,7 @@ command = click.Command(
             metavar="DIR",
             help="Folder that the program is in.",
         ),
-        *shared.options(*shared.PLACE, "proc_fs"),
+        *common_options.options(*common_options.PLACE, "proc_fs"),
         click.Option(
             ["--timeout", "timeout_s"],
             type=click.FloatRange(min=0, min_open=True),

@@ -8,13 +8,13 @@ from typing import Any, Final
 import click
 
 from nodewise.cli import exit_codes, tables
-from nodewise.cli.cpu import shared
-from nodewise.cli.cpu.shared import Given
+from nodewise.cli.cpu import common_options
+from nodewise.cli.cpu.common_options import Given
 from nodewise.cpu import procfs
-from nodewise.cpu.cluster import removal, validating, versions
-from nodewise.cpu.cluster.trial import Check, Wanted
+from nodewise.cpu.api_client import ApiClient
+from nodewise.cpu.cluster import api_versions, removal, validation
+from nodewise.cpu.cluster.dry_run import Check, ValidationTarget
 from nodewise.cpu.names import DEFAULT_INSTALL_DIR
-from nodewise.cpu.requests import Requests
 from nodewise.errors import NodewiseError
 
 _WORDS: Final = {True: "ok", False: "WRONG", None: "-"}
@@ -38,23 +38,27 @@ def run(*, name: str, output: str | None, no_taint: bool, pod_namespace: str, **
       2  the command line or a setting is wrong
       3  something is wrong
     """
-    shared.start_logs()
+    common_options.start_logs()
     place = {**given, "node_name": name}
-    requests = shared.requests(place)
-    wanted = Wanted(name, given["namespace"], not no_taint, pod_namespace)
-    found = [*validating.validate(requests, shared.book(place), wanted, versions.fetch(requests))]
+    requests = common_options.requests(place)
+    wanted = ValidationTarget(name, given["namespace"], not no_taint, pod_namespace)
+    found = [
+        *validation.validate(requests, common_options.store(place), wanted, api_versions.fetch(requests))
+    ]
     if len(found) > 1:
         found.append(_program(requests, name, given))
     is_well = all(check.ok is not False for check in found)
     if output == "json" or (output is None and not sys.stdout.isatty()):
-        shared.print_json({"node": name, "ok": is_well, "checks": [check.as_dict() for check in found]})
+        common_options.print_json(
+            {"node": name, "ok": is_well, "checks": [check.as_dict() for check in found]}
+        )
     else:
         rows = [(check.name, _WORDS[check.ok], check.seen, check.remedy or "-") for check in found]
         tables.show(*tables.without("WHAT TO DO", ["CHECK", "", "SEEN", "WHAT TO DO"], rows))
     click.get_current_context().exit(exit_codes.DONE if is_well else exit_codes.NO)
 
 
-def _program(requests: Requests, name: str, given: Given) -> Check:
+def _program(requests: ApiClient, name: str, given: Given) -> Check:
     """Whether the program is installed, if this is the node."""
     file = Path(given["install_dir"]) / "cmk"
     try:
@@ -75,7 +79,7 @@ command = click.Command(
     short_help="Whether a node is as the CPU manager needs it.",
     params=[
         click.Argument(["name"], metavar="NODE"),
-        *shared.options("namespace", "kubeconfig", "conf_dir", "proc_fs", "output"),
+        *common_options.options("namespace", "kubeconfig", "conf_dir", "proc_fs", "output"),
         click.Option(["--no-taint"], is_flag=True, help="The node needs no taint."),
         click.Option(
             ["--pod-namespace"], default="default", show_default=True, metavar="NAMESPACE",

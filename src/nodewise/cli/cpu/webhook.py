@@ -9,11 +9,12 @@ from typing import Any, Final
 import click
 
 from nodewise.cli import options
-from nodewise.cli.cpu import shared
+from nodewise.cli.cpu import common_options
 from nodewise.cli.parameter_types import Duration
 from nodewise.cpu.names import DEFAULT_INSTALL_DIR
-from nodewise.cpu.webhook import admission, certificate, config, objects, serving
-from nodewise.cpu.webhook.objects import Installation
+from nodewise.cpu.webhook import certificates, config, https_server, manifests
+from nodewise.cpu.webhook.certificates import ClientCertificate
+from nodewise.cpu.webhook.manifests import Installation
 from nodewise.errors import BadSettings, Problem, shown
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -57,7 +58,7 @@ def run(**given: Any) -> None:
     elif given["print_manifests"]:
         _print_manifests(given)
     else:
-        shared.start_logs()
+        common_options.start_logs()
         asyncio.run(_serve(given, any_client=any_client))
 
 
@@ -69,17 +70,19 @@ def is_true(word: str, option: str) -> bool:
     return found
 
 
-def _print_admission(given: shared.Given) -> None:
-    client = admission.Client(given["client_certificate"], given["client_key"])
+def _print_admission(given: common_options.Given) -> None:
+    client = ClientCertificate(given["client_certificate"], given["client_key"])
     where = given["print_admission_config"]
     if where == "-":
-        texts = admission.files(admission.DEFAULT_FOLDER, given["namespace"], client)
+        texts = certificates.admission_files(
+            certificates.DEFAULT_ADMISSION_FOLDER, given["namespace"], client
+        )
         click.echo("---\n".join(f"# {name}\n{text}" for name, text in texts.items()), nl=False)
         return
     folder = Path(where).absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in admission.files(str(folder), given["namespace"], client).items():
+        for name, text in certificates.admission_files(str(folder), given["namespace"], client).items():
             (folder / name).write_text(text)
             click.echo(f"{folder / name}")
     except OSError as error:
@@ -87,7 +90,7 @@ def _print_admission(given: shared.Given) -> None:
         raise BadSettings("settings", [found]) from error
 
 
-def _print_manifests(given: shared.Given) -> None:
+def _print_manifests(given: common_options.Given) -> None:
     mutual = not is_true(given["insecure"], "--insecure") and is_told("insecure", "cafile")
     wish = Installation(
         namespace=given["namespace"],
@@ -97,10 +100,10 @@ def _print_manifests(given: shared.Given) -> None:
         failure_policy=given["failure_policy"],
         selector=dict(_label(text) for text in given["namespace_selector"]),
     )
-    made = certificate.make(wish.namespace, datetime.now(UTC)) if given["with_certificate"] else None
+    made = certificates.create(wish.namespace, datetime.now(UTC)) if given["with_certificate"] else None
     if made is None:
-        click.echo(_UNTRUSTED.format(secret=objects.SECRET), nl=False)
-    click.echo(objects.printed(objects.objects(wish, made)), nl=False)
+        click.echo(_UNTRUSTED.format(secret=manifests.SECRET), nl=False)
+    click.echo(manifests.printed(manifests.objects(wish, made)), nl=False)
 
 
 def is_told(*parameters: str) -> bool:
@@ -116,7 +119,7 @@ def _label(text: str) -> tuple[str, str]:
     return key, value
 
 
-async def _serve(given: shared.Given, *, any_client: bool) -> None:
+async def _serve(given: common_options.Given, *, any_client: bool) -> None:
     meters = MetricsRegistry()
     file = config.server(given["conf_file"])
     mutations = config.LiveMutations(file.mutations, meters)
@@ -127,9 +130,9 @@ async def _serve(given: shared.Given, *, any_client: bool) -> None:
         key=file.key,
         client_ca=given["cafile"],
         any_client=True,  # the API server's name differs from cluster to cluster, and a mutation has no side effect
-        max_body_bytes=serving.LONGEST_BYTES,
+        max_body_bytes=https_server.LONGEST_BYTES,
     )
-    server = serving.served(mutations, serve, meters, any_client=any_client)
+    server = https_server.served(mutations, serve, meters, any_client=any_client)
     admin_app = Application(admin_routes(tuple, meters), meters, max_body_bytes=2**16)
     admin = admin_server(admin_app, options.build(AdminOptions, given), meters)
     came: asyncio.Queue[int] = asyncio.Queue()
@@ -157,7 +160,7 @@ def _serving() -> list[click.Parameter]:
     return [
         option(["--conf-file"], metavar="PATH", default=config.DEFAULT_FILE, show_default=True,
                help="server.yaml, a folder of *.yaml, or a pattern."),
-        option(["--cafile"], metavar="FILE", default=objects.DEFAULT_CAFILE, show_default=True,
+        option(["--cafile"], metavar="FILE", default=manifests.DEFAULT_CAFILE, show_default=True,
                help="CA of the certificate that the API server has to show."),
         option(["--insecure"], metavar="True|False", default="False", show_default=True,
                help="Ask for no certificate: whoever reaches the port is served."),
@@ -173,9 +176,9 @@ def _printing() -> list[click.Parameter]:
     return [
         option(["--print-admission-config"], metavar="DIR|-", default="",
                help="Write the two files that have the API server show a certificate, and end."),
-        option(["--client-certificate"], metavar="FILE", default=admission.Client().certificate, show_default=True,
+        option(["--client-certificate"], metavar="FILE", default=ClientCertificate().certificate, show_default=True,
                help="What it shows; a path on its machine."),
-        option(["--client-key"], metavar="FILE", default=admission.Client().key, show_default=True,
+        option(["--client-key"], metavar="FILE", default=ClientCertificate().key, show_default=True,
                help="The key of that."),
         option(["--print-manifests"], is_flag=True,
                help="Print the objects of the webhook in a cluster, and end. It asks for a certificate only if "

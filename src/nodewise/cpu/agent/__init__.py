@@ -1,1 +1,1 @@
-"""The node agent: a socket for who wants CPUs, sweeps, and what it tells the API server."""
+"""The node agent: a socket server that allocates CPUs, garbage collection, and publishers for the API server."""

@@ -1,145 +1,197 @@
-"""The node agent: gives CPUs to who asks at its socket, takes them back when they are over, and tells of the node."""
+"""The node agent: serves allocations at its socket, collects garbage, and runs publishers. Its admin port."""
 
+import asyncio
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from functools import partial
-from itertools import product
 from pathlib import Path
 from socket import socket
-from typing import Final, NamedTuple
+from typing import Final, Protocol
 
-from nodewise.cpu.agent import doorway, reclaiming
-from nodewise.cpu.agent.claiming import Desk
-from nodewise.cpu.agent.listening import Limits, Listener
-from nodewise.cpu.node import peers
-from nodewise.cpu.node.peers import Peer
-from nodewise.cpu.node.sweeping import Round
-from nodewise.cpu.state import Task
+from nodewise.cpu.agent import garbage_collector, socket_file
+from nodewise.cpu.agent.allocation_service import AllocationService
+from nodewise.cpu.agent.socket_server import ConnectionLimits, SocketServer
+from nodewise.cpu.node import peer_credentials
+from nodewise.cpu.node.garbage_collection import CollectionRound
+from nodewise.cpu.node.peer_credentials import Peer
+from nodewise.cpu.pool_allocations import Task
 from nodewise.errors import NodewiseError, Unavailable
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
+from nodewise.serve.admin import admin_routes, admin_server
+from nodewise.serve.application import Application
+from nodewise.serve.options import AdminOptions
 
-_PATIENCE_S: Final = 1.0
-"""For a process to be over whose connection is."""
-_GAP_S: Final = 0.2
-"""Between sweeps, however many connections end."""
-_LATE_PERIODS: Final = 3
-_LATE_S: Final = 10.0
-
-
-class Chore(NamedTuple):
-    """What is to be done after sweeps, in its own time; what it raises is logged, and it is tried again."""
-
-    name: str
-    do: Callable[[Round], None]
+_END_OF_PROCESS_S: Final = 1.0
+"""How long to wait for the end of a process after the end of its connection."""
+_MIN_GAP_S: Final = 0.2
+"""The least time between garbage collections, however many connections end."""
+_OVERDUE_PERIODS: Final = 3
+_OVERDUE_S: Final = 10.0
+_MAX_ADMIN_BYTES: Final = 2**16
+_DEFECT: Final = "a defect of ours"
 
 
-class Agent:
-    """One node's. `stop` ends `run`, from any thread."""
+class Publisher(Protocol):
+    """Work after each garbage collection. An error is logged, and the next collection tries again."""
+
+    @property
+    def name(self) -> str:
+        """The name in logs and metrics."""
+        ...
+
+    def publish(self, collection: CollectionRound) -> None: ...
+
+
+class NodeAgent:
+    """The agent of one node. `stop` ends `run`, from any thread."""
 
     def __init__(
         self,
-        desk: Desk,
-        chores: Sequence[Chore],
-        limits: Limits,
+        service: AllocationService,
+        publishers: Sequence[Publisher],
+        limits: ConnectionLimits,
         interval_s: float,
-        meters: MetricsRegistry,
+        registry: MetricsRegistry,
     ) -> None:
-        self._desk = desk
-        self._chores = chores
+        self._service = service
+        self._publishers = publishers
         self._limits = limits
         self._interval_s = interval_s
-        self._meters = meters
+        self._registry = registry
         self._lock = threading.Lock()
-        self._over: set[Task] = set()
-        """Tasks whose connection ended since the last sweep."""
-        self._awake = threading.Event()
+        self._disconnected: set[Task] = set()
+        """Tasks whose connection ended since the last garbage collection."""
+        self._wake = threading.Event()
         self._stopped = False
-        self._swept_s = float("-inf")
-        self._failed: dict[str, str] = {}
-        """Of what failed the last time the reason, so that it is told once."""
+        self._collected_s = float("-inf")
+        """The time of the last successful garbage collection."""
+        self._errors: dict[str, str] = {}
+        """The last error of each operation that failed last time, so that it is logged once."""
 
     def waiting_for(self) -> Sequence[str]:
         """What is missing for readiness."""
-        age_s = time.monotonic() - self._swept_s
-        is_late = age_s > _LATE_PERIODS * self._interval_s + _LATE_S
-        return [f"a sweep: {self._failed.get('sweep', 'not yet')}"] if is_late else []
+        age_s = time.monotonic() - self._collected_s
+        is_overdue = age_s > _OVERDUE_PERIODS * self._interval_s + _OVERDUE_S
+        return [f"a sweep: {self._errors.get('sweep', 'not yet')}"] if is_overdue else []
 
     def stop(self) -> None:
         self._stopped = True
-        self._awake.set()
+        self._wake.set()
 
     def run(self, path: Path) -> None:
-        """Serve at `path`, and sweep, until `stop`; then what was begun is finished, and the state left as it is.
+        """Serve at `path` and collect garbage until `stop`; then finish requests in progress and keep the allocations.
 
         BadSettings or Unavailable if it cannot listen there.
         """
-        with doorway.opened(path) as listening:
-            listener = Listener(
-                listening, self._identify, self._desk.answer, self._ended, self._limits, self._meters
+        with socket_file.opened(path) as listening:
+            server = SocketServer(
+                listening,
+                self._identify,
+                self._service.answer,
+                self._on_disconnect,
+                self._limits,
+                self._registry,
             )
-            thread = threading.Thread(target=listener.run, name="connections")
+            thread = threading.Thread(target=server.run, name="connections")
             thread.start()
             logs.emit("listening", url=f"unix:{path}")
             try:
-                self._sweep_for_ever(thread)
+                self._collect_until_stopped(thread)
             finally:
-                listener.stop()
+                server.stop()
                 thread.join()
 
     def _identify(self, connected: socket) -> Peer:
-        return peers.identify(connected, self._desk.node.proc, self._desk.node.boot)
+        return peer_credentials.identify(connected, self._service.node.proc, self._service.node.boot)
 
-    def _ended(self, peer: Peer) -> None:
+    def _on_disconnect(self, peer: Peer) -> None:
         with self._lock:
-            self._over.add(peer.task)
-        self._awake.set()
+            self._disconnected.add(peer.task)
+        self._wake.set()
 
-    def _sweep_for_ever(self, serving: threading.Thread) -> None:
+    def _collect_until_stopped(self, serving: threading.Thread) -> None:
         while not self._stopped:
             if not serving.is_alive():
                 raise Unavailable("the node agent's socket is no longer served, by a defect of ours")
-            self._round()
+            self._run_round()
             self._wait()
 
     def _wait(self) -> None:
-        """Until the next sweep is due, or somebody's connection ends who held something."""
-        time.sleep(min(_GAP_S, self._interval_s))
-        if self._awake.wait(max(0.0, self._interval_s - _GAP_S)):
-            self._awake.clear()
+        """Until the next collection is due, or the connection of a task ends."""
+        time.sleep(min(_MIN_GAP_S, self._interval_s))
+        if self._wake.wait(max(0.0, self._interval_s - _MIN_GAP_S)):
+            self._wake.clear()
         with self._lock:
-            over, self._over = self._over, set()
-        for task in over:
-            reclaiming.wait_for_end(self._desk.node.proc, task, _PATIENCE_S / len(over))
+            disconnected, self._disconnected = self._disconnected, set()
+        for task in disconnected:
+            patience_s = _END_OF_PROCESS_S / len(disconnected)
+            garbage_collector.wait_for_end(self._service.node.proc, task, patience_s)
 
-    def _round(self) -> None:
-        swept: list[Round] = []
-        self._try("sweep", lambda: swept.append(self._sweep()))
-        for done, chore in product(swept, self._chores):
-            if not self._stopped:
-                self._try(chore.name, partial(chore.do, done))
+    def _run_round(self) -> None:
+        collections: list[CollectionRound] = []
+        # metrics and readiness have called this operation a sweep since the first release
+        self._attempt("sweep", lambda: collections.append(self._collect()))
+        for collection in collections:
+            for publisher in self._publishers:
+                if not self._stopped:
+                    self._attempt(publisher.name, partial(publisher.publish, collection))
 
-    def _sweep(self) -> Round:
-        begun_s = time.monotonic()
-        done = self._desk.sweeper.sweep()
-        self._swept_s = time.monotonic()
-        self._meters.observe("cpu_sweep_seconds", self._swept_s - begun_s)
-        return done
+    def _collect(self) -> CollectionRound:
+        begin_s = time.monotonic()
+        collection = self._service.collector.collect()
+        self._collected_s = time.monotonic()
+        self._registry.observe("cpu_sweep_seconds", self._collected_s - begin_s)
+        return collection
 
-    def _try(self, name: str, do: Callable[[], None]) -> None:
-        """Do it; log why it failed where that is new, and that it works again."""
+    def _attempt(self, name: str, operation: Callable[[], None]) -> None:
+        """Run an operation. Log its error if it is a new one, and its recovery."""
         try:
-            do()
+            operation()
         except NodewiseError as error:
-            self._meters.count("cpu_failures_total", what=name)
-            if self._failed.get(name) != str(error):
-                self._failed[name] = str(error)
+            self._registry.count("cpu_failures_total", what=name)
+            if self._errors.get(name) != str(error):
+                self._errors[name] = str(error)
                 logs.emit("cpu_chore_failed", what=name, error=str(error))
-        except Exception:  # noqa: BLE001 - a defect in one chore must not keep the agent from the others
-            self._meters.count("cpu_failures_total", what=name)
-            self._failed[name] = "a defect of ours"
+        except Exception:  # noqa: BLE001 - a defect in one publisher must not stop the others
+            self._registry.count("cpu_failures_total", what=name)
+            self._errors[name] = _DEFECT
             logs.emit("task_failed", task=name, exc_info=True)
         else:
-            if self._failed.pop(name, None) is not None:
+            if self._errors.pop(name, None) is not None:
                 logs.emit("cpu_chore_back", what=name)
+
+
+@contextlib.contextmanager
+def serve_admin_port(
+    waiting_for: Callable[[], Sequence[str]], options: AdminOptions, registry: MetricsRegistry
+) -> Iterator[str]:
+    """Serve health, readiness and metrics within the context; yields the URL. BadSettings if the port is taken.
+
+    The agent has no event loop, so the server runs in one of its own, in a thread.
+    """
+    opened: Future[str] = Future()
+    ended = threading.Event()
+
+    async def serve() -> None:
+        app = Application(admin_routes(waiting_for, registry), registry, max_body_bytes=_MAX_ADMIN_BYTES)
+        server = admin_server(app, options, registry)
+        try:
+            await server.start()
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that waits for it
+            opened.set_exception(error)
+            return
+        opened.set_result(server.url)
+        await asyncio.to_thread(ended.wait)
+        await server.stop(1.0)
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),), name="admin", daemon=True)
+    thread.start()
+    try:
+        yield opened.result()
+    finally:
+        ended.set()
+        thread.join()

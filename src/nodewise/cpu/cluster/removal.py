@@ -8,20 +8,27 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from nodewise.cpu import book as books
-from nodewise.cpu.book import Book, Stored
-from nodewise.cpu.cluster import advertise, applying, node_agent, objects, reports, setup
-from nodewise.cpu.cluster.applying import Patience
-from nodewise.cpu.cluster.versions import Dialect
+from nodewise.cpu import allocation_store
+from nodewise.cpu.allocation_store import AllocationStore, StoredAllocations
+from nodewise.cpu.api_client import ApiClient, Object
+from nodewise.cpu.cluster import (
+    agent_daemonset,
+    node_advertisement,
+    object_writer,
+    reports,
+    setup,
+    setup_objects,
+)
+from nodewise.cpu.cluster.api_versions import ApiFeatures
+from nodewise.cpu.cluster.object_writer import Deadline
 from nodewise.cpu.names import LABEL
+from nodewise.cpu.pool_allocations import Allocations
 from nodewise.cpu.pools import INFRA
-from nodewise.cpu.requests import Object, Requests
-from nodewise.cpu.state import State
 from nodewise.errors import Conflict, Problem, Unavailable
 from nodewise.kube.api import NotFound
 from nodewise.kube.resources import NODES, PODS, Resource, selector
 
-Sweep = Callable[[], object]
+GarbageCollection = Callable[[], object]
 """Takes the tasks that are over out of the node's book, as its processes say; NotFound if there is no state."""
 
 TASKS_S: Final = 10.0
@@ -33,34 +40,36 @@ _SHARED_DAEMON_SETS: Final = ("cmk-node-report-ds-all", "cmk-reconcile-ds-all")
 _DAEMON_SETS: Final = "daemonsets"
 
 
-class Step(NamedTuple):
+class RemovalStep(NamedTuple):
     """One thing, and what was done about it: removed, or not there."""
 
     name: str
     outcome: str
 
 
-Tell = Callable[[Step], None]
+ProgressReporter = Callable[[RemovalStep], None]
 
 
-class Node(NamedTuple):
+class RemovedNode(NamedTuple):
     """A node to leave."""
 
     name: str
     namespace: str
-    book: Book
-    sweep: Sweep | None
+    store: AllocationStore
+    sweep: GarbageCollection | None
     """None where the node's processes cannot be seen: all tasks that are written down count as running."""
 
 
-def leave(requests: Requests, node: Node, dialect: Dialect, patience: Patience, tell: Tell) -> None:
+def leave(
+    requests: ApiClient, node: RemovedNode, dialect: ApiFeatures, patience: Deadline, tell: ProgressReporter
+) -> None:
     """Remove from a node everything but the program. Unavailable if tasks run: then all is as it was."""
     _await_no_tasks(node, patience, _own_pods(requests, node), spares_infra=True)
     for one in _own(requests, node, dialect):
         _remove(requests, one, patience, tell)
     _remove_state(node, patience, tell)
     if not dialect.resources:
-        tell(Step("resources", "not supported by Kubernetes 1.8.0: left as they are"))
+        tell(RemovalStep("resources", "not supported by Kubernetes 1.8.0: left as they are"))
     _withdraw(requests, node, dialect, patience, tell)
     _remove_reports(requests, node, dialect, tell)
     gone = Resource("", "v1", "configmaps", "ConfigMap").path(node.namespace, f"cmk-reconfigure-{node.name}")
@@ -68,12 +77,12 @@ def leave(requests: Requests, node: Node, dialect: Dialect, patience: Patience, 
 
 
 def leave_cluster(
-    requests: Requests,
+    requests: ApiClient,
     namespace: str,
     shared: Iterable[Object],
-    dialect: Dialect,
-    patience: Patience,
-    tell: Tell,
+    dialect: ApiFeatures,
+    patience: Deadline,
+    tell: ProgressReporter,
 ) -> None:
     """Remove what all nodes share, such as the webhook, the first of `shared` first."""
     samples = [_named("Pod", "v1", name, namespace) for name in _SHARED_PODS]
@@ -82,16 +91,18 @@ def leave_cluster(
         _remove(requests, one, patience, tell)
 
 
-def definitions(dialect: Dialect) -> Sequence[Object]:
+def definitions(dialect: ApiFeatures) -> Sequence[Object]:
     """The kinds of reports, whose objects go with them."""
     return [reports.definition(kind, dialect) for kind in reports.KINDS]
 
 
-def agent(requests: Requests, namespace: str, dialect: Dialect, tell: Tell) -> Sequence[Object]:
+def agent(
+    requests: ApiClient, namespace: str, dialect: ApiFeatures, tell: ProgressReporter
+) -> Sequence[Object]:
     """The node agent's DaemonSet, unless a node has pools still: then it says so."""
     if dialect.webhooks == "none":
         return ()
-    made = _named("DaemonSet", dialect.daemon_sets, node_agent.NAME, namespace)
+    made = _named("DaemonSet", dialect.daemon_sets, agent_daemonset.NAME, namespace)
     left = [node["metadata"]["name"] for node in setup.list_nodes(requests, f"{LABEL}=true")]
     if not left:
         return [made]
@@ -100,11 +111,11 @@ def agent(requests: Requests, namespace: str, dialect: Dialect, tell: Tell) -> S
         if len(left) == 1
         else f"{len(left)} nodes have pools, {left[0]} among them"
     )
-    tell(Step(applying.title(made), f"left: {who}"))
+    tell(RemovalStep(object_writer.title(made), f"left: {who}"))
     return ()
 
 
-def webhook(namespace: str, dialect: Dialect) -> Sequence[Object]:
+def webhook(namespace: str, dialect: ApiFeatures) -> Sequence[Object]:
     """What `cluster-init` makes of the webhook, the caller first: nothing is called that is going."""
     if dialect.webhooks == "none":
         return ()
@@ -123,9 +134,9 @@ def _named(kind: str, version: str, name: str, namespace: str) -> Object:
     return {"apiVersion": version, "kind": kind, "metadata": about}
 
 
-def _own(requests: Requests, node: Node, dialect: Dialect) -> list[Object]:
+def _own(requests: ApiClient, node: RemovedNode, dialect: ApiFeatures) -> list[Object]:
     """The pods and DaemonSets that prepare, look after and reconfigure this node, whatever their commands are."""
-    command = f"(?:{'|'.join(objects.ALLOWED)})"
+    command = f"(?:{'|'.join(setup_objects.ALLOWED)})"
     name = re.escape(node.name)
     form = re.compile(
         rf"cmk-{command}(?:-{command})*-(?:pod|ds)-{name}|cmk-reconfigure(?:-check)?-pod-{name}"
@@ -143,39 +154,43 @@ def _own(requests: Requests, node: Node, dialect: Dialect) -> list[Object]:
     ]
 
 
-def _own_pods(requests: Requests, node: Node) -> frozenset[str]:
+def _own_pods(requests: ApiClient, node: RemovedNode) -> frozenset[str]:
     """UIDs of the pods of this node's DaemonSets, which run in the pool infra themselves."""
     there = setup.list_all(requests, PODS.path(node.namespace), {})
     form = re.compile(rf"cmk-[a-z-]+-ds-{re.escape(node.name)}-[a-z0-9]+")
     return frozenset(pod["metadata"]["uid"] for pod in there if form.fullmatch(pod["metadata"]["name"]))
 
 
-def _remove(requests: Requests, made: Object, patience: Patience, tell: Tell) -> None:
+def _remove(requests: ApiClient, made: Object, patience: Deadline, tell: ProgressReporter) -> None:
     """With a DaemonSet its pods, waited for: they hold a place in the pool infra."""
-    was_there = applying.remove(requests, made, patience)
+    was_there = object_writer.remove(requests, made, patience)
     if made["kind"] == "DaemonSet":
         _remove_pods(requests, made, patience)
-    tell(Step(applying.title(made), "removed" if was_there else "not there"))
+    tell(RemovalStep(object_writer.title(made), "removed" if was_there else "not there"))
 
 
-def _remove_pods(requests: Requests, made: Object, patience: Patience) -> None:
+def _remove_pods(requests: ApiClient, made: Object, patience: Deadline) -> None:
     about = made["metadata"]
-    params = {"labelSelector": selector("app", objects.label(about["name"]))}
+    params = {"labelSelector": selector("app", setup_objects.label(about["name"]))}
     for pod in setup.list_all(requests, PODS.path(about["namespace"]), params):
-        applying.remove(requests, {"apiVersion": "v1", "kind": "Pod", "metadata": pod["metadata"]}, patience)
+        object_writer.remove(
+            requests, {"apiVersion": "v1", "kind": "Pod", "metadata": pod["metadata"]}, patience
+        )
 
 
-def _running(state: State, spared: Callable[[str, str], bool]) -> Iterator[Problem]:
-    for pool, slot in state.slots:
-        for task in slot.tasks:
+def _running(allocations: Allocations, spared: Callable[[str, str], bool]) -> Iterator[Problem]:
+    for pool, cpu_list in allocations.cpu_lists:
+        for task in cpu_list.tasks:
             if not spared(pool.name, task.pod):
                 pod = f" of pod {task.pod}" if task.pod else ""
-                yield Problem(f"pool {pool.name}", f"process {task.pid}{pod} on CPUs {slot.text}", "no task")
+                yield Problem(
+                    f"pool {pool.name}", f"process {task.pid}{pod} on CPUs {cpu_list.text}", "no task"
+                )
 
 
 def _await_no_tasks(
-    node: Node, patience: Patience, own: frozenset[str], *, spares_infra: bool
-) -> Stored | None:
+    node: RemovedNode, patience: Deadline, own: frozenset[str], *, spares_infra: bool
+) -> StoredAllocations | None:
     """The state on which nothing runs; None if there is none. Unavailable if tasks run for `TASKS_S` still.
 
     `spares_infra`: tasks of `own` pods, and of pods that nobody wrote down, are no hindrance there.
@@ -189,7 +204,7 @@ def _await_no_tasks(
         stored = _swept(node)
         if stored is None:
             return None
-        running = list(_running(stored.state, spared))
+        running = list(_running(stored.allocations, spared))
         if not running:
             return stored
         if patience.now() >= end:
@@ -198,32 +213,34 @@ def _await_no_tasks(
         patience.pause()
 
 
-def _swept(node: Node) -> Stored | None:
+def _swept(node: RemovedNode) -> StoredAllocations | None:
     """The node's state, without what is over; None if there is none. Unavailable while it is being reconfigured."""
     try:
         if node.sweep:
             node.sweep()
-        stored = node.book.read()
+        stored = node.store.read()
     except NotFound:
         return None
     if stored.intent:
-        raise books.busy(node.book.place, stored.intent)
+        raise allocation_store.under_reconfiguration(node.store.place, stored.intent)
     return stored
 
 
-def _remove_state(node: Node, patience: Patience, tell: Tell) -> None:
+def _remove_state(node: RemovedNode, patience: Deadline, tell: ProgressReporter) -> None:
     while True:
         stored = _await_no_tasks(node, patience, frozenset(), spares_infra=False)
         if stored is None:
-            return tell(Step(node.book.place, "not there"))
+            return tell(RemovalStep(node.store.place, "not there"))
         try:
-            node.book.delete(stored.version)
+            node.store.delete(stored.version)
         except Conflict:
             continue  # a task came, or went
-        return tell(Step(node.book.place, "removed"))
+        return tell(RemovalStep(node.store.place, "removed"))
 
 
-def _remove_reports(requests: Requests, node: Node, dialect: Dialect, tell: Tell) -> None:
+def _remove_reports(
+    requests: ApiClient, node: RemovedNode, dialect: ApiFeatures, tell: ProgressReporter
+) -> None:
     """In both namespaces: the older program had them in `default`, wherever all else was."""
     name = reports.name_of(node.name)
     for kind in reports.KINDS:
@@ -232,30 +249,32 @@ def _remove_reports(requests: Requests, node: Node, dialect: Dialect, tell: Tell
             _delete(requests, place.path(namespace, name), f"{place.kind} {namespace}/{name}", tell)
 
 
-def _delete(requests: Requests, path: str, title: str, tell: Tell) -> None:
+def _delete(requests: ApiClient, path: str, title: str, tell: ProgressReporter) -> None:
     try:
         requests.delete(path)
     except NotFound:
-        tell(Step(title, "not there"))
+        tell(RemovalStep(title, "not there"))
     else:
-        tell(Step(title, "removed"))
+        tell(RemovalStep(title, "removed"))
 
 
-def _withdraw(requests: Requests, node: Node, dialect: Dialect, patience: Patience, tell: Tell) -> None:
+def _withdraw(
+    requests: ApiClient, node: RemovedNode, dialect: ApiFeatures, patience: Deadline, tell: ProgressReporter
+) -> None:
     """Until it stays away: a node agent in the middle of a round may write it once more."""
     title = "resources, taint and label"
     try:
-        was_there = again = advertise.withdraw(requests, node.name, dialect=dialect)
+        was_there = again = node_advertisement.withdraw(requests, node.name, dialect=dialect)
         while again and not patience.is_over:
             patience.rest(_ROUND_S)
-            again = advertise.withdraw(requests, node.name, dialect=dialect)
+            again = node_advertisement.withdraw(requests, node.name, dialect=dialect)
     except NotFound:
-        tell(Step(f"Node {node.name}", "not there"))
+        tell(RemovalStep(f"Node {node.name}", "not there"))
     else:
-        tell(Step(title, "removed" if was_there else "not there"))
+        tell(RemovalStep(title, "removed" if was_there else "not there"))
 
 
-def boot_of(requests: Requests, node: str) -> str:
+def boot_of(requests: ApiClient, node: str) -> str:
     """The boot id of the node's kernel, as its kubelet told it; empty if that is not known."""
-    found: Mapping[str, Any] = applying.find(requests, NODES.path(name=node)) or {}
+    found: Mapping[str, Any] = object_writer.find(requests, NODES.path(name=node)) or {}
     return str((found.get("status") or {}).get("nodeInfo", {}).get("bootID", ""))

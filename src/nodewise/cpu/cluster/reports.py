@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
-from nodewise.cpu.cluster import versions
-from nodewise.cpu.cluster.versions import Dialect
-from nodewise.cpu.requests import Object, Requests
+from nodewise.cpu.api_client import ApiClient, Object
+from nodewise.cpu.cluster import api_versions
+from nodewise.cpu.cluster.api_versions import ApiFeatures
 from nodewise.errors import BadInput, Conflict, NodewiseError, Problem, Refused, shown
 from nodewise.kube.api import NotAllowed, NotFound
 from nodewise.kube.resources import Resource, escaped
@@ -122,7 +122,7 @@ def name_of(node: str) -> str:
     return name
 
 
-def definition(kind: Kind, dialect: Dialect) -> dict[str, Any]:
+def definition(kind: Kind, dialect: ApiFeatures) -> dict[str, Any]:
     """What makes an API server know the kind."""
     if dialect.reports == "third-party":
         name = f"{kind.old.lower()}.{_OLD_GROUP}"
@@ -158,12 +158,12 @@ def _columns(kind: Kind) -> list[dict[str, str]]:
 
 
 def publish(
-    requests: Requests,
+    requests: ApiClient,
     kind: Kind,
     node: str,
     namespace: str,
     report: Mapping[str, Any],
-    dialect: Dialect | None = None,
+    dialect: ApiFeatures | None = None,
 ) -> bool:
     """Have the API server keep the node's newest report of a kind; False if it cannot, which is logged.
 
@@ -171,7 +171,7 @@ def publish(
     without an answer, Refused without rights.
     """
     name = name_of(node)
-    dialect = dialect or versions.fetch(requests)
+    dialect = dialect or api_versions.fetch(requests)
     resource = kind.old_resource if dialect.reports == "third-party" else kind.resource
     body = _body(resource, name, report)
     for is_last in (False, True):
@@ -197,7 +197,7 @@ def _body(resource: Resource, name: str, report: Mapping[str, Any]) -> dict[str,
     return {**head, "spec": {"report": report}}
 
 
-def _put(requests: Requests, resource: Resource, namespace: str, body: dict[str, Any]) -> None:
+def _put(requests: ApiClient, resource: Resource, namespace: str, body: dict[str, Any]) -> None:
     """Make the object, or let the body take the place of what there is; NotFound if its kind is unknown."""
     path = resource.path(namespace, body["metadata"]["name"])
     for number in range(_TRIES):
@@ -220,7 +220,7 @@ def _put(requests: Requests, resource: Resource, namespace: str, body: dict[str,
         return
 
 
-def define(requests: Requests, kind: Kind, dialect: Dialect) -> bool:
+def define(requests: ApiClient, kind: Kind, dialect: ApiFeatures) -> bool:
     """Make the API server know a kind, and wait until it does; False if we may not, or it does not in time."""
     body = definition(kind, dialect)
     third_party = dialect.reports == "third-party"
@@ -242,7 +242,7 @@ def define(requests: Requests, kind: Kind, dialect: Dialect) -> bool:
     return False
 
 
-def _is_served(requests: Requests, resource: Resource) -> bool:
+def _is_served(requests: ApiClient, resource: Resource) -> bool:
     """The list of all objects is refused to who may only write some; that it is refused shows that it is served."""
     try:
         found: Object = requests.get(escaped("apis", resource.group, resource.version))

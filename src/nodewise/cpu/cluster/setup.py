@@ -8,33 +8,33 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from nodewise.cpu import names
-from nodewise.cpu.cluster import applying, node_agent, objects, pods
-from nodewise.cpu.cluster.applying import Patience
-from nodewise.cpu.cluster.objects import ALWAYS, ONCE, Wish
-from nodewise.cpu.cluster.pods import Progress, Watched
-from nodewise.cpu.cluster.versions import Dialect
-from nodewise.cpu.requests import Object, Requests
+from nodewise.cpu.api_client import ApiClient, Object
+from nodewise.cpu.cluster import agent_daemonset, object_writer, pod_progress, setup_objects
+from nodewise.cpu.cluster.api_versions import ApiFeatures
+from nodewise.cpu.cluster.object_writer import Deadline
+from nodewise.cpu.cluster.pod_progress import PodProgress, PodWatch
+from nodewise.cpu.cluster.setup_objects import ALWAYS, ONCE, SetupOptions
 from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem, Refused, Unavailable
 from nodewise.kube.resources import NODES, PODS
 
-Tell = Callable[[str], None]
+ProgressReporter = Callable[[str], None]
 """Hears what is being done, for people who wait."""
 PAGE: Final = "500"
 
 
-class Plan(NamedTuple):
+class SetupPlan(NamedTuple):
     """What is to be done, and where."""
 
     nodes: Sequence[str]
     commands: Sequence[str]
-    wish: Wish
+    wish: SetupOptions
     agent: Object | None = None
     """The node agent's DaemonSet, if it is to be made."""
     shared: Sequence[Object] = ()
     """The webhook's objects, in the order in which they are made."""
 
 
-class Step(NamedTuple):
+class SetupStep(NamedTuple):
     """One object, and what was done to it: created, replaced, unchanged, left as somebody made it; or why not."""
 
     name: str
@@ -42,11 +42,11 @@ class Step(NamedTuple):
     error: str = ""
 
 
-class Prepared(NamedTuple):
+class PreparedNode(NamedTuple):
     """What came of one node, or of what all share (`node` is empty). Of the agent each node says if it is ready."""
 
     node: str
-    steps: tuple[Step, ...] = ()
+    steps: tuple[SetupStep, ...] = ()
 
     @property
     def error(self) -> str:
@@ -58,12 +58,12 @@ class Prepared(NamedTuple):
         return {"node": self.node, "ready": not self.error, "steps": steps}
 
 
-class Report(NamedTuple):
+class SetupReport(NamedTuple):
     """What came of it, in the order in which nodes were named."""
 
-    nodes: Sequence[Prepared]
-    agent: Prepared
-    shared: Prepared
+    nodes: Sequence[PreparedNode]
+    agent: PreparedNode
+    shared: PreparedNode
 
     @property
     def is_whole(self) -> bool:
@@ -77,17 +77,17 @@ class Report(NamedTuple):
         return {"nodes": [one.as_dict() for one in self.nodes], **parts}
 
 
-def schedulable(requests: Requests) -> list[str]:
+def schedulable(requests: ApiClient) -> list[str]:
     """Names of all nodes on which pods may be placed, in the API server's order."""
     return [
         node["metadata"]["name"] for node in list_nodes(requests) if not node["spec"].get("unschedulable")
     ]
 
 
-def known(requests: Requests, nodes: Sequence[str]) -> list[str]:
+def known(requests: ApiClient, nodes: Sequence[str]) -> list[str]:
     """The same names, each once. BadSettings names those that no node has."""
     for name in nodes:
-        objects.check_node(name)
+        setup_objects.check_node(name)
     there = {node["metadata"]["name"] for node in list_nodes(requests)}
     missing = [Problem("--host-list", name, "a node of the cluster") for name in nodes if name not in there]
     if missing:
@@ -95,12 +95,12 @@ def known(requests: Requests, nodes: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(nodes))
 
 
-def list_nodes(requests: Requests, selector: str = "") -> list[Any]:
+def list_nodes(requests: ApiClient, selector: str = "") -> list[Any]:
     """All nodes, or those with a label."""
     return list_all(requests, NODES.path(), {"labelSelector": selector} if selector else {})
 
 
-def list_all(requests: Requests, path: str, params: Mapping[str, str]) -> list[Any]:
+def list_all(requests: ApiClient, path: str, params: Mapping[str, str]) -> list[Any]:
     """Every object of a list that comes in pages."""
     answer = requests.get(path, {**params, "limit": PAGE})
     found = list(answer["items"])
@@ -110,49 +110,58 @@ def list_all(requests: Requests, path: str, params: Mapping[str, str]) -> list[A
     return found
 
 
-def prepare(requests: Requests, plan: Plan, dialect: Dialect, patience: Patience, tell: Tell) -> Report:
+def prepare(
+    requests: ApiClient, plan: SetupPlan, dialect: ApiFeatures, patience: Deadline, tell: ProgressReporter
+) -> SetupReport:
     """Carry the plan out. What fails on a node is in the report; an error is raised where nothing can be done.
 
     Refused before anything is changed if the node agent has no account.
     """
     _check_names(plan)
     _check_account(requests, plan)
-    preparing = _Preparing(requests, plan, dialect, patience, tell)
+    preparing = _NodeSetup(requests, plan, dialect, patience, tell)
     preparing.run_once([one for one in plan.commands if one in ONCE])
     preparing.run_always([one for one in plan.commands if one in ALWAYS])
-    agent = Prepared("", tuple(preparing.run_agent()))
+    agent = PreparedNode("", tuple(preparing.run_agent()))
     is_wanted = not agent.error and (preparing.ready() or not plan.nodes)
     shared = _share(requests, plan.shared, patience, tell) if is_wanted else ()
-    nodes = [Prepared(node, tuple(preparing.steps[node])) for node in plan.nodes]
-    return Report(nodes, agent, Prepared("", tuple(shared)))
+    nodes = [PreparedNode(node, tuple(preparing.steps[node])) for node in plan.nodes]
+    return SetupReport(nodes, agent, PreparedNode("", tuple(shared)))
 
 
-def _check_names(plan: Plan) -> None:
+def _check_names(plan: SetupPlan) -> None:
     """Objects of two nodes must not have one name, which they cannot while nodes have names of their own."""
     if len(set(plan.nodes)) != len(plan.nodes):
         raise BadInput("cannot prepare nodes", [Problem("nodes", ", ".join(plan.nodes), "each once")])
 
 
-def _check_account(requests: Requests, plan: Plan) -> None:
+def _check_account(requests: ApiClient, plan: SetupPlan) -> None:
     """Pods of an account that is not there are never made; what it may do is for somebody with more rights to say."""
     if plan.agent is None:
         return
     namespace = plan.wish.namespace
-    about = {"name": node_agent.NAME, "namespace": namespace}
+    about = {"name": agent_daemonset.NAME, "namespace": namespace}
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": about}
-    if applying.find(requests, applying.path(account)) is None:
-        problem = Problem(f"ServiceAccount {namespace}/{node_agent.NAME}", "not there", "the node agent's")
-        remedy = f"{node_agent.how_to_apply(namespace)}; or do without the agent: --no-agent"
+    if object_writer.find(requests, object_writer.path(account)) is None:
+        problem = Problem(
+            f"ServiceAccount {namespace}/{agent_daemonset.NAME}", "not there", "the node agent's"
+        )
+        remedy = f"{agent_daemonset.how_to_apply(namespace)}; or do without the agent: --no-agent"
         raise Refused("nothing was changed", [problem], remedy=remedy)
 
 
-class _Preparing:
+class _NodeSetup:
     """The nodes while they are prepared: those on which a step failed take no further ones."""
 
     def __init__(
-        self, requests: Requests, plan: Plan, dialect: Dialect, patience: Patience, tell: Tell
+        self,
+        requests: ApiClient,
+        plan: SetupPlan,
+        dialect: ApiFeatures,
+        patience: Deadline,
+        tell: ProgressReporter,
     ) -> None:
-        self.steps: dict[str, list[Step]] = {node: [] for node in plan.nodes}
+        self.steps: dict[str, list[SetupStep]] = {node: [] for node in plan.nodes}
         self._requests = requests
         self._plan = plan
         self._dialect = dialect
@@ -164,67 +173,69 @@ class _Preparing:
         return [node for node, steps in self.steps.items() if not any(step.error for step in steps)]
 
     def run_once(self, commands: Sequence[str]) -> None:
-        make = objects.preparing
+        make = setup_objects.preparing
         made = self._make(commands, lambda node: make(commands, node, self._plan.wish, self._dialect))
         looked_up = PODS.path(self._plan.wish.namespace)
 
-        def look(waiting: Mapping[str, Object]) -> Mapping[str, Progress]:
+        def look(waiting: Mapping[str, Object]) -> Mapping[str, PodProgress]:
             there = {pod["metadata"]["uid"]: pod for pod in list_all(self._requests, looked_up, {})}
-            return {node: pods.once(there.get(one["metadata"]["uid"])) for node, one in waiting.items()}
+            return {
+                node: pod_progress.once(there.get(one["metadata"]["uid"])) for node, one in waiting.items()
+            }
 
         self._wait(made, look)
 
     def run_always(self, commands: Sequence[str]) -> None:
         made = self._make(
-            commands, lambda node: objects.daemon_set(commands, node, self._plan.wish, self._dialect)
+            commands, lambda node: setup_objects.daemon_set(commands, node, self._plan.wish, self._dialect)
         )
-        looked_up, watched = PODS.path(self._plan.wish.namespace), Watched()
+        looked_up, watched = PODS.path(self._plan.wish.namespace), PodWatch()
 
-        def look(waiting: Mapping[str, Object]) -> Mapping[str, Progress]:
+        def look(waiting: Mapping[str, Object]) -> Mapping[str, PodProgress]:
             there, now = list_all(self._requests, looked_up, {}), self._patience.now()
             return {
-                node: watched.steady(pods.owned(there, one["metadata"]["uid"]), _stamp(one), now)
+                node: watched.steady(pod_progress.owned(there, one["metadata"]["uid"]), _stamp(one), now)
                 for node, one in waiting.items()
             }
 
         self._wait(made, look)
 
-    def run_agent(self) -> Iterable[Step]:
+    def run_agent(self) -> Iterable[SetupStep]:
         """One object for all, made if any node is ready; each node waits for its own pod of it."""
         wanted = self._plan.agent
         if wanted is None or not (self.ready() or not self._plan.nodes):
             return ()
-        title = applying.title(wanted)
+        title = object_writer.title(wanted)
         self._tell(title)
         try:
-            found = applying.find(self._requests, applying.path(wanted))
-            if found is not None and node_agent.is_another(found, wanted):
+            found = object_writer.find(self._requests, object_writer.path(wanted))
+            if found is not None and agent_daemonset.is_another(found, wanted):
                 made, outcome = found, "left as somebody made it"
             else:
-                made, outcome = applying.ensure(self._requests, wanted, self._patience)
+                made, outcome = object_writer.ensure(self._requests, wanted, self._patience)
             waiting = self._awaited(made)
         except NodewiseError as error:
-            return [Step(title, "failed", str(error))]
-        looked_up, watched = PODS.path(self._plan.wish.namespace), Watched()
+            return [SetupStep(title, "failed", str(error))]
+        looked_up, watched = PODS.path(self._plan.wish.namespace), PodWatch()
 
-        def look(waiting: Mapping[str, Object]) -> Mapping[str, Progress]:
+        def look(waiting: Mapping[str, Object]) -> Mapping[str, PodProgress]:
             there, now = list_all(self._requests, looked_up, {}), self._patience.now()
-            ours = list(pods.owned(there, made["metadata"]["uid"]))
-            return {node: watched.running(node_agent.pods_of(ours, made, node), now) for node in waiting}
+            ours = list(pod_progress.owned(there, made["metadata"]["uid"]))
+            return {node: watched.running(agent_daemonset.pods_of(ours, made, node), now) for node in waiting}
 
         self._wait(waiting, look)
-        return [Step(title, outcome)]
+        return [SetupStep(title, outcome)]
 
     def _awaited(self, made: Object) -> dict[str, Object]:
         """The ready nodes that get a pod of the agent: those with the label, which `discover` gives."""
         labelled = {node["metadata"]["name"] for node in list_nodes(self._requests, f"{names.LABEL}=true")}
         waiting = {}
         for node in self.ready():
-            step = Step(f"node agent of {applying.title(made)}", "ready")
+            step = SetupStep(f"node agent of {object_writer.title(made)}", "ready")
             if node in labelled:
                 self.steps[node].append(step)
                 waiting[node] = made
-            elif objects.DISCOVER in self._plan.commands:
+            elif setup_objects.DISCOVER in self._plan.commands:
                 why = (
                     f"no agent comes to a node without the label {names.LABEL}=true, which discover gives it"
                 )
@@ -236,17 +247,17 @@ class _Preparing:
         made: dict[str, Object] = {}
         for node in self.ready() if commands else ():
             one = wanted(node)
-            self._tell(f"{applying.title(one)}: {','.join(commands)}")
+            self._tell(f"{object_writer.title(one)}: {','.join(commands)}")
             try:
-                made[node], outcome = applying.ensure(self._requests, one, self._patience)
+                made[node], outcome = object_writer.ensure(self._requests, one, self._patience)
             except NodewiseError as error:
-                self.steps[node].append(Step(applying.title(one), "failed", str(error)))
+                self.steps[node].append(SetupStep(object_writer.title(one), "failed", str(error)))
             else:
-                self.steps[node].append(Step(applying.title(one), outcome))
+                self.steps[node].append(SetupStep(object_writer.title(one), outcome))
         return made
 
     def _wait(
-        self, waiting: dict[str, Object], look: Callable[[Mapping[str, Object]], Mapping[str, Progress]]
+        self, waiting: dict[str, Object], look: Callable[[Mapping[str, Object]], Mapping[str, PodProgress]]
     ) -> None:
         """Until all are done, or failed, or there is no time left."""
         while waiting:
@@ -267,22 +278,22 @@ class _Preparing:
     def _look(
         self,
         waiting: Mapping[str, Object],
-        look: Callable[[Mapping[str, Object]], Mapping[str, Progress]],
-    ) -> Mapping[str, Progress]:
+        look: Callable[[Mapping[str, Object]], Mapping[str, PodProgress]],
+    ) -> Mapping[str, PodProgress]:
         """An API server that does not answer may answer later; one that refuses will not."""
         try:
             return look(waiting)
         except Unavailable as error:
-            return dict.fromkeys(waiting, Progress(why=str(error)))
+            return dict.fromkeys(waiting, PodProgress(why=str(error)))
         except NodewiseError as error:
-            return dict.fromkeys(waiting, Progress(has_failed=True, why=str(error)))
+            return dict.fromkeys(waiting, PodProgress(has_failed=True, why=str(error)))
 
     def _fail(self, node: str, why: str) -> None:
         self.steps[node][-1] = self.steps[node][-1]._replace(error=why)
 
 
 def _stamp(made: Object) -> str:
-    return str(made["metadata"]["annotations"][objects.MADE_FROM])
+    return str(made["metadata"]["annotations"][setup_objects.MADE_FROM])
 
 
 def _some(nodes: Iterable[str]) -> str:
@@ -290,13 +301,17 @@ def _some(nodes: Iterable[str]) -> str:
     return f"{len(others) + 1} nodes, {first} among them" if others else f"node {first}"
 
 
-def _share(requests: Requests, wanted: Sequence[Object], patience: Patience, tell: Tell) -> list[Step]:
+def _share(
+    requests: ApiClient, wanted: Sequence[Object], patience: Deadline, tell: ProgressReporter
+) -> list[SetupStep]:
     """What all nodes share, up to the first object that cannot be made."""
-    steps: list[Step] = []
+    steps: list[SetupStep] = []
     for one in wanted:
-        tell(applying.title(one))
+        tell(object_writer.title(one))
         try:
-            steps.append(Step(applying.title(one), applying.ensure(requests, one, patience).outcome))
+            steps.append(
+                SetupStep(object_writer.title(one), object_writer.ensure(requests, one, patience).outcome)
+            )
         except NodewiseError as error:
-            return [*steps, Step(applying.title(one), "failed", str(error))]
+            return [*steps, SetupStep(object_writer.title(one), "failed", str(error))]
     return steps

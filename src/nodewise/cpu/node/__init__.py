@@ -1,1 +1,1 @@
-"""The machine that the pools are on: its cores, its processes, its kubelet, and what is told of them."""
+"""The machine of a node: its cores, its processes, its kubelet, and reports about them."""

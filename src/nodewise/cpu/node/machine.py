@@ -1,4 +1,4 @@
-"""The machine that we run on, and the pools that it would get: read, computed, and told in the log."""
+"""A machine with the features that the choice of pools depends on, and log lines about both."""
 
 import re
 from collections.abc import Mapping
@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from nodewise.cpu import names, pools, speed_select, sysfs, topology
+from nodewise.cpu.api_client import ApiClient
 from nodewise.cpu.cpulist import format_ranges
 from nodewise.cpu.kernel_files import read_text
-from nodewise.cpu.pools import Ask, Plan
-from nodewise.cpu.requests import Requests
+from nodewise.cpu.pools import PoolOptions, PoolPlan
 from nodewise.cpu.topology import Topology
 from nodewise.errors import Refused
 from nodewise.kube.resources import NODES
@@ -20,56 +20,56 @@ NO_LABELS: Final[Mapping[str, str]] = {}
 
 
 class Machine(NamedTuple):
-    """What pools are made from. `fast` is empty where SST-BF is off, `preferences` None where SST-CP is."""
+    """The input of `pools.plan`. `fast` is empty if SST-BF is off, `preferences` is None if SST-CP is."""
 
     topology: Topology
     fast: frozenset[int] = frozenset()
     preferences: Mapping[int, str] | None = None
 
-    def plan(self, ask: Ask) -> Plan:
-        """The pools of such a machine. BadInput says why it cannot be divided like that."""
-        return pools.plan(self.topology, ask, self.fast, self.preferences)
+    def plan(self, options: PoolOptions) -> PoolPlan:
+        """The pools of this machine. BadInput if it has too few cores, or other ones than named."""
+        return pools.plan(self.topology, options, self.fast, self.preferences)
 
 
 def read(root: Path, labels: Mapping[str, str] = NO_LABELS) -> Machine:
-    """The machine whose `sys` and `proc` are below `root`; `labels` of the node say which features are on.
+    """The machine whose `sys` and `proc` are below `root`. The node's `labels` tell which features are on.
 
-    BadInput names what cannot be read.
+    BadInput names the files that cannot be read.
     """
     texts = sysfs.read(root)
-    found = topology.parse(texts)
-    fast = speed_select.fast_cpus(texts, sysfs.read_base_mhz(root)) if is_on(labels, names.SST_BF) else ()
-    preferences = speed_select.preferences(texts) if is_on(labels, names.SST_CP) else None
-    return Machine(found, frozenset(fast), preferences)
+    has_fast, has_classes = is_enabled(labels, names.SST_BF), is_enabled(labels, names.SST_CP)
+    fast = speed_select.fast_cpus(texts, sysfs.read_base_mhz(root)) if has_fast else ()
+    preferences = speed_select.preferences(texts) if has_classes else None
+    return Machine(topology.parse(texts), frozenset(fast), preferences)
 
 
-def is_on(labels: Mapping[str, str], feature: str) -> bool:
-    """Whether Node Feature Discovery says so; it has written `True` as well."""
+def is_enabled(labels: Mapping[str, str], feature: str) -> bool:
+    """Whether a label of Node Feature Discovery is true; some versions wrote `True`."""
     return labels.get(feature) in ("true", "True")
 
 
-def fetch_labels(requests: Requests, node: str) -> Mapping[str, str]:
-    """The node's labels; none where we may not see it, or there is no such node, which is logged."""
+def fetch_labels(api: ApiClient, node: str) -> Mapping[str, str]:
+    """The node's labels; none, with a log line, if the node does not exist or may not be read."""
     try:
-        labels: Mapping[str, str] = requests.get(NODES.path(name=node))["metadata"].get("labels") or {}
+        labels: Mapping[str, str] = api.get(NODES.path(name=node))["metadata"].get("labels") or {}
     except Refused as error:
         logs.emit("cpu_labels_unknown", why=str(error))
         return NO_LABELS
     return labels
 
 
-def tell(machine: Machine, plan: Plan) -> None:
-    """Log what the pools were made from, and what they are."""
-    found = machine.topology
-    isolated = [core.core for core in found.cores if set(core.cpus) <= found.isolated]
-    if found.isolated:
-        logs.emit("cpu_isolated", cpus=format_ranges(found.isolated), cores=format_ranges(isolated))
+def log_plan(machine: Machine, plan: PoolPlan) -> None:
+    """Log the machine's features and the planned pools."""
+    topology = machine.topology
+    isolated = [core.core for core in topology.cores if set(core.cpus) <= topology.isolated]
+    if topology.isolated:
+        logs.emit("cpu_isolated", cpus=format_ranges(topology.isolated), cores=format_ranges(isolated))
     else:
         logs.emit("cpu_not_isolated")
     if machine.fast:
         logs.emit("cpu_fast", cpus=format_ranges(machine.fast))
     if machine.preferences is not None:
-        classes = speed_select.power_classes(found.cores, machine.preferences)
+        classes = speed_select.power_classes(topology.cores, machine.preferences)
         logs.emit("cpu_power", classes=", ".join(classes))
     for warning in plan.warnings:
         logs.emit("cpu_warning", what=str(warning))
@@ -77,15 +77,15 @@ def tell(machine: Machine, plan: Plan) -> None:
         logs.emit("cpu_pool", pool=pool, lists=" ".join(text for texts in sockets.values() for text in texts))
 
 
-def tell_huge_pages(root: Path) -> None:
-    """Log it where no huge page is free."""
+def log_huge_pages(root: Path) -> None:
+    """Log whether no huge page is free."""
     try:
         text = read_text(root / MEMORY)
     except OSError as error:
         logs.emit("cpu_huge_pages_unknown", why=str(error))
         return
-    found = re.search(r"^HugePages_Free: *([0-9]+)", text, re.MULTILINE)
-    if found is None:
+    free = re.search(r"^HugePages_Free: *([0-9]+)", text, re.MULTILINE)
+    if free is None:
         logs.emit("cpu_huge_pages_unknown", why=f"no HugePages_Free in {MEMORY}")
-    elif not int(found[1]):
+    elif not int(free[1]):
         logs.emit("cpu_huge_pages")

@@ -1,37 +1,42 @@
-"""What a node is and has, as one value: its cores, its pools, and what is wrong with them."""
+"""The report about a node: its cores, its pools, and checks of both."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nodewise.cpu import state as states
-from nodewise.cpu.book import Book, Stored
-from nodewise.cpu.node import kubelet
+from nodewise.cpu import pool_allocations
+from nodewise.cpu.allocation_store import AllocationStore, StoredAllocations
+from nodewise.cpu.node import kubelet_state
 from nodewise.cpu.node.machine import Machine
-from nodewise.cpu.state import State
+from nodewise.cpu.pool_allocations import Allocations
 from nodewise.cpu.topology import Cpu, Topology
 from nodewise.errors import NodewiseError
 
 Check = Mapping[str, Any]
-"""`ok`, and `errors` as texts."""
+"""The result of a check: `ok`, and `errors` as texts."""
 
 
-def make(book: Book, machine: Machine, kubelet_dir: Path = kubelet.DEFAULT_FOLDER) -> dict[str, Any]:
-    """As `node-report` prints it. Whatever is wrong stands in it.
+def make(
+    store: AllocationStore, machine: Machine, kubelet_dir: Path = kubelet_state.DEFAULT_FOLDER
+) -> dict[str, Any]:
+    """The report that `node-report` prints. Errors are part of it.
 
-    The kubelet's own CPU manager is told of where its checkpoint is in `kubelet_dir`.
+    It includes the kubelet's own CPU manager if `kubelet_dir` has its checkpoint.
     """
     try:
-        stored: Stored | None = book.read()
+        stored: StoredAllocations | None = store.read()
         errors: list[str] = []
     except NodewiseError as error:
         stored, errors = None, [f"unable to read the node's pools: {error}"]
     description = None
     if stored is not None:
-        description = states.as_description(stored.state)
-        errors = [*states.overlaps(stored.state), *absent(stored.state, machine.topology)]
+        description = pool_allocations.as_description(stored.allocations)
+        errors = [
+            *pool_allocations.overlaps(stored.allocations),
+            *offline_lists(stored.allocations, machine.topology),
+        ]
     checks = {"configDirectory": check(errors)}
-    checks |= check_kubelet(kubelet_dir, stored.state if stored else State({}))
+    checks |= check_kubelet(kubelet_dir, stored.allocations if stored else Allocations({}))
     return {"checks": checks, "description": description, "topology": as_topology(machine)}
 
 
@@ -39,47 +44,47 @@ def check(errors: list[str]) -> Check:
     return {"ok": not errors, "errors": errors}
 
 
-def check_kubelet(folder: Path, state: State) -> dict[str, Check]:
-    """Whether the kubelet's own managers of CPUs and memory are at odds with the pools; nothing without a checkpoint.
+def check_kubelet(folder: Path, allocations: Allocations) -> dict[str, Check]:
+    """The check for conflicts of the kubelet's CPU and memory managers with the pools; none without a checkpoint.
 
-    With the static policy it says besides, of each pool, what of the kubelet's own would replace it.
+    With the static policy it names the features of the kubelet that could replace each pool.
     """
     try:
-        found = kubelet.read(folder)
+        kubelet = kubelet_state.read(folder)
     except NodewiseError as error:
         return {"kubelet": check([str(error)])}
-    if found is None:
+    if kubelet is None:
         return {}
-    told = check([str(problem) for problem in kubelet.conflicts(found, state)])
-    more = {"instead": kubelet.instead(state)} if found.is_static else {}
-    return {"kubelet": {**told, "policy": found.policy, **more}}
+    conflicts = check([str(problem) for problem in kubelet_state.conflicts(kubelet, allocations)])
+    more = {"instead": kubelet_state.kubelet_alternatives(allocations)} if kubelet.is_static else {}
+    return {"kubelet": {**conflicts, "policy": kubelet.policy, **more}}
 
 
-def absent(state: State, topology: Topology) -> list[str]:
-    """CPU lists that name CPUs which are offline, or not there: they went after the pools were made."""
+def offline_lists(allocations: Allocations, topology: Topology) -> list[str]:
+    """CPU lists with CPUs that are offline or missing since the pools were made."""
     online = topology.online
     return [
-        f"{pool.name}:{slot.text} (not online: {sorted(set(slot.cpus) - online)})"
-        for pool, slot in state.slots
-        if not online.issuperset(slot.cpus)
+        f"{pool.name}:{cpu_list.text} (not online: {sorted(set(cpu_list.cpus) - online)})"
+        for pool, cpu_list in allocations.cpu_lists
+        if not online.issuperset(cpu_list.cpus)
     ]
 
 
 def as_topology(machine: Machine) -> dict[str, Any]:
-    """CMK's form: sockets by number, in each the cores, in each the CPUs that are online."""
-    found = machine.topology
-    cpus = {cpu.cpu: cpu for cpu in found.cpus}
+    """CMK's form: the sockets by number, their cores, and the online CPUs of each core."""
+    topology = machine.topology
+    cpus = {cpu.cpu: cpu for cpu in topology.cpus}
     return {
         "sockets": {
             str(socket): {
                 "id": socket,
                 "cores": [
-                    {"id": core.core, "cpus": [_cpu(cpus[one], machine) for one in core.cpus]}
-                    for core in found.cores
+                    {"id": core.core, "cpus": [_cpu(cpus[cpu], machine) for cpu in core.cpus]}
+                    for core in topology.cores
                     if core.socket == socket
                 ],
             }
-            for socket in found.sockets
+            for socket in topology.sockets
         }
     }
 

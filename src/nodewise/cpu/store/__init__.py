@@ -1,1 +1,1 @@
-"""Where a node's state is kept: files below a directory, or a ConfigMap."""
+"""The allocations of a node, stored in a ConfigMap (`configmap.py`) or in a directory (`directory.py`)."""

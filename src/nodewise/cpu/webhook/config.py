@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from nodewise.cpu.webhook.merging import merge
+from nodewise.cpu.webhook.json_objects import merge
 from nodewise.cpu.webhook.mutation import Mutations
 from nodewise.errors import UNREADABLE, BadInput, BadSettings, Problem, shown
 from nodewise.kube import documents

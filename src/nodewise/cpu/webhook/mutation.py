@@ -10,11 +10,11 @@ import msgspec
 
 from nodewise import quantity
 from nodewise.cpu import names
-from nodewise.cpu.claims import COUNT
-from nodewise.cpu.webhook.merging import merge
+from nodewise.cpu.allocator import COUNT_VARIABLE
+from nodewise.cpu.webhook.json_objects import merge
 from nodewise.errors import UNREADABLE, BadInput, BadSettings, Problem, shown
 
-NUM_CORES: Final = COUNT
+NUM_CORES: Final = COUNT_VARIABLE
 _WORDS: Final = ("true", "True", "1")
 _KINDS: Final = ("containers", "initContainers")
 _WHAT: Final = "the pod cannot be read"

@@ -6,7 +6,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from nodewise.cpu.webhook import mutation, patch
+from nodewise.cpu.webhook import json_objects, mutation
 from nodewise.cpu.webhook.mutation import Mutations
 from nodewise.errors import UNREADABLE, BadInput, Problem, shown
 
@@ -35,7 +35,7 @@ class _Review(msgspec.Struct, frozen=True, rename="camel"):
     request: _Request | None = None
 
 
-class Answer(NamedTuple):
+class ReviewResponse(NamedTuple):
     """What goes back, and what it came to."""
 
     body: bytes
@@ -47,7 +47,7 @@ class Answer(NamedTuple):
 _REVIEW: Final = msgspec.json.Decoder(_Review)
 
 
-def answer(body: bytes, mutations: Callable[[], Mutations]) -> Answer:
+def answer(body: bytes, mutations: Callable[[], Mutations]) -> ReviewResponse:
     """The answer to a review: with a patch, without one, or a refusal that says what is wrong with the object.
 
     BadInput for what is no review at all, or has nothing by which it could be answered. BadSettings where the mutations
@@ -59,7 +59,7 @@ def answer(body: bytes, mutations: Callable[[], Mutations]) -> Answer:
     except BadInput as error:
         status = {"code": 400, "reason": "BadRequest", "message": f"nodewise: {error}"}
         response = {"uid": request.uid, "allowed": False, "status": status}
-        return Answer(_encoded(review, response), "refused", str(error))
+        return ReviewResponse(_encoded(review, response), "refused", str(error))
 
 
 def _read(body: bytes) -> tuple[_Review, _Request]:
@@ -78,10 +78,10 @@ def _read(body: bytes) -> tuple[_Review, _Request]:
     return review, review.request
 
 
-def _decided(review: _Review, request: _Request, mutations: Callable[[], Mutations]) -> Answer:
+def _decided(review: _Review, request: _Request, mutations: Callable[[], Mutations]) -> ReviewResponse:
     allowed = {"uid": request.uid, "allowed": True}
     if request.operation != "CREATE":
-        return Answer(_encoded(review, allowed), "untouched")
+        return ReviewResponse(_encoded(review, allowed), "untouched")
     if request.kind.kind != "Pod":
         raise BadInput(_WHAT, [Problem("request.kind.kind", shown(request.kind.kind), "Pod")])
     pod = bytes(request.object)
@@ -93,20 +93,20 @@ def _decided(review: _Review, request: _Request, mutations: Callable[[], Mutatio
         found = [one._replace(field=f"{_OBJECT}.{one.field}".rstrip(".")) for one in error.problems]
         raise BadInput(error.what, found) from error
     if not operations:
-        return Answer(_encoded(review, allowed), "untouched")
+        return ReviewResponse(_encoded(review, allowed), "untouched")
     encoded = base64.b64encode(msgspec.json.encode(operations)).decode()
     response = allowed | {"patchType": "JSONPatch", "patch": encoded}
-    return Answer(_encoded(review, response), "mutated", request.namespace)
+    return ReviewResponse(_encoded(review, response), "mutated", request.namespace)
 
 
-def _operations(pod: bytes, mutations: Callable[[], Mutations]) -> list[patch.Operation]:
+def _operations(pod: bytes, mutations: Callable[[], Mutations]) -> list[json_objects.Operation]:
     if not mutation.is_asked(pod):
         return []
     try:
         whole = msgspec.json.decode(pod)
     except UNREADABLE as error:
         raise mutation.unreadable(error, "the pod cannot be read") from error
-    return list(patch.difference(whole, mutation.mutate(whole, mutations())))
+    return list(json_objects.json_patch(whole, mutation.mutate(whole, mutations())))
 
 
 def _encoded(review: _Review, response: dict[str, Any]) -> bytes:

@@ -1,1 +1,1 @@
-"""What runs in workloads' containers: the command `isolate`, and how it asks for CPUs."""
+"""The command `isolate`, which runs in containers of workloads."""

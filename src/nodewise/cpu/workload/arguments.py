@@ -2,10 +2,9 @@
 
 Standard library only.
 
-Options may stand anywhere before `--`, also after the command's name, as the older CPU manager had it; what stands
-after `--` is the command's, and so are `--help` and `--version` after its name, which the older one answered itself. A
-long option may be cut short where only one begins like that; of those that the older program had and ours, its own
-ones count first.
+Options may appear anywhere before `--`, also after the command's name, as in CMK. Everything after `--` belongs to the
+command, and so do `--help` and `--version` after its name, which CMK answered itself. A long option may be abbreviated
+if that is unambiguous; options of CMK take precedence over newer ones.
 """
 
 import re
@@ -18,38 +17,38 @@ from nodewise.errors import BadSettings, Problem, shown
 
 
 class Option(NamedTuple):
-    """One option: `metavar` is empty for a switch, `is_old` where the older program had it."""
+    """An option: `metavar` is empty for a flag, `in_cmk` is set if CMK had it."""
 
     name: str
     metavar: str
     help: str
-    is_old: bool = False
+    in_cmk: bool = False
 
 
 OPTIONS: Final = (
-    Option("--pool", "POOL", "The pool that the CPUs are of.", is_old=True),
+    Option("--pool", "POOL", "The pool that the CPUs are of.", in_cmk=True),
     Option(
-        "--socket-id", "N", "CPUs of this socket; -1 for any. Means nothing for the pool infra.", is_old=True
+        "--socket-id", "N", "CPUs of this socket; -1 for any. Means nothing for the pool infra.", in_cmk=True
     ),
     Option(
-        "--no-affinity", "", "Hold the CPUs and set no affinity: the command does it itself.", is_old=True
+        "--no-affinity", "", "Hold the CPUs and set no affinity: the command does it itself.", in_cmk=True
     ),
     Option(
         "--wait", "DURATION", "Keep trying for so long where too few CPU lists are free, such as 30s or 5m."
     ),
     Option("--agent-socket", "PATH", f"Where the node agent listens. Default: {names.DEFAULT_SOCKET}."),
-    Option("--conf-dir", "DIR", "Without a node agent: the directory of the node's state.", is_old=True),
+    Option("--conf-dir", "DIR", "Without a node agent: the directory of the node's state.", in_cmk=True),
     Option("--direct", "", "Ask no node agent; without --conf-dir the state is in a ConfigMap."),
-    Option("--namespace", "NAMESPACE", "Of the ConfigMap. Default: default.", is_old=True),
+    Option("--namespace", "NAMESPACE", "Of the ConfigMap. Default: default.", in_cmk=True),
     Option(
         "--node-name", "NAME", f"The node, without a node agent. Default: {names.NODE_NAME}, else our pod's."
     ),
     Option("--kubeconfig", "FILE", "For the ConfigMap. Default: the pod's service account."),
     Option("--proc-fs", "DIR", f"Where the host's /proc is, without a node agent. Default: {names.PROC_FS}."),
-    Option("--help", "", "Show this message and exit.", is_old=True),
-    Option("--version", "", "Show the version and exit.", is_old=True),
+    Option("--help", "", "Show this message and exit.", in_cmk=True),
+    Option("--version", "", "Show the version and exit.", in_cmk=True),
 )
-_ASKING: Final = {"--help", "--version"}
+_INFORMATION: Final = {"--help", "--version"}
 _SHORT: Final = {"-h": "--help"}
 _KNOWN: Final = {option.name: option for option in OPTIONS}
 _UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -70,7 +69,7 @@ EXAMPLES: Final = (
 
 
 class Arguments(NamedTuple):
-    """What was asked for; an empty text is the default."""
+    """The parsed arguments; an empty text is the default."""
 
     command: tuple[str, ...]
     pool: str = ""
@@ -86,87 +85,88 @@ class Arguments(NamedTuple):
     proc_fs: str = ""
 
 
-def asks_for(words: Sequence[str]) -> str:
-    """`--help` or `--version`, if it stands before the command; behind it, it is the command's own. Else empty."""
+def help_or_version(words: Sequence[str]) -> str:
+    """`--help` or `--version`, if it is before the command, else empty. Behind it, it belongs to the command."""
     left = list(words)
     while left:
         word = left.pop(0)
         if word == "--" or not word.startswith("-"):
             break
-        given: dict[str, str] = {}
-        with suppress(BadSettings):  # who asks for help is told before what is wrong
-            _take(_SHORT.get(word, word), left, given)
-        if asked := given.keys() & _ASKING:
-            return asked.pop()
+        options: dict[str, str] = {}
+        with suppress(BadSettings):  # help is shown even if other options are invalid
+            _take(_SHORT.get(word, word), left, options)
+        if requested := options.keys() & _INFORMATION:
+            return requested.pop()
     return ""
 
 
 def parse(words: Sequence[str]) -> Arguments:
-    """What the words ask for. BadSettings names all that cannot be used."""
-    given, command = _split(words)
-    problems = [] if "--pool" in given else [Problem("--pool", "not given", "a pool, such as exclusive")]
+    """The arguments in these words. BadSettings names all that are invalid."""
+    options, command = _split(words)
+    problems = [] if "--pool" in options else [Problem("--pool", "not given", "a pool, such as exclusive")]
     if not command:
         problems.append(Problem("command", "not given", "a command, such as `-- sleep 10`"))
     if problems:
         raise _unusable(problems)
     return Arguments(
         tuple(command),
-        given["--pool"],
-        _socket(given.get("--socket-id", "-1")),
-        "--no-affinity" not in given,
-        parse_duration("--wait", given.get("--wait", "0")),
-        given.get("--agent-socket", ""),
-        given.get("--conf-dir", ""),
-        "--direct" in given,
-        given.get("--namespace", ""),
-        given.get("--node-name", ""),
-        given.get("--kubeconfig", ""),
-        given.get("--proc-fs", ""),
+        options["--pool"],
+        _socket(options.get("--socket-id", "-1")),
+        "--no-affinity" not in options,
+        parse_duration("--wait", options.get("--wait", "0")),
+        options.get("--agent-socket", ""),
+        options.get("--conf-dir", ""),
+        "--direct" in options,
+        options.get("--namespace", ""),
+        options.get("--node-name", ""),
+        options.get("--kubeconfig", ""),
+        options.get("--proc-fs", ""),
     )
 
 
 def _split(words: Sequence[str]) -> tuple[Mapping[str, str], Sequence[str]]:
-    """The options with their values, and the command with its own words."""
-    given: dict[str, str] = {}
+    """The options with their values, and the command with its arguments."""
+    options: dict[str, str] = {}
     command: list[str] = []
     left = list(words)
     while left:
         word = left.pop(0)
         if word == "--":
-            return given, command + left
-        is_asking = _SHORT.get(word, word) in _ASKING
-        if not word.startswith("-") or word == "-" or (command and is_asking):
+            return options, command + left
+        is_information = _SHORT.get(word, word) in _INFORMATION
+        if not word.startswith("-") or word == "-" or (command and is_information):
             command.append(word)
         else:
-            _take(word, left, given)
-    return given, command
+            _take(word, left, options)
+    return options, command
 
 
-def _take(word: str, left: list[str], given: dict[str, str]) -> None:
-    """One option, with its value from the word or from those that are left."""
-    begun, equals, value = word.partition("=")
-    option = _option(begun)
+def _take(word: str, left: list[str], options: dict[str, str]) -> None:
+    """Add one option to `options`, with its value from the word or from those that are left."""
+    prefix, equals, value = word.partition("=")
+    option = _option(prefix)
     if not option.metavar and equals:
         raise _unusable([Problem(option.name, shown(value), "no value")])
     if option.metavar and not equals:
         if not left:
             raise _unusable([Problem(option.name, "nothing after it", option.metavar)])
         value = left.pop(0)
-    given[option.name] = value
+    options[option.name] = value
 
 
-def _option(begun: str) -> Option:
-    """The option of this name, or the only one whose name begins so."""
-    if begun in _KNOWN:
-        return _KNOWN[begun]
-    found = [option for option in OPTIONS if option.name.startswith(begun)] if begun.startswith("--") else []
-    old = [option for option in found if option.is_old]
-    found = old or found
-    if len(found) != 1:
-        wanted = " or ".join(option.name for option in found)
+def _option(prefix: str) -> Option:
+    """The option of this name, or the only one whose name begins with it."""
+    if prefix in _KNOWN:
+        return _KNOWN[prefix]
+    matches = (
+        [option for option in OPTIONS if option.name.startswith(prefix)] if prefix.startswith("--") else []
+    )
+    matches = [option for option in matches if option.in_cmk] or matches
+    if len(matches) != 1:
+        wanted = " or ".join(option.name for option in matches)
         wanted = wanted or "an option of isolate (the command's own ones stand after --)"
-        raise _unusable([Problem(begun, "not one option" if found else "no such option", wanted)])
-    return found[0]
+        raise _unusable([Problem(prefix, "not one option" if matches else "no such option", wanted)])
+    return matches[0]
 
 
 def _socket(text: str) -> int | None:
@@ -179,10 +179,10 @@ def _socket(text: str) -> int | None:
 
 def parse_duration(field: str, text: str) -> float:
     """Seconds of `1.5`, `30s`, `5m`. BadSettings names `field`."""
-    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|)", text.strip(), re.ASCII)
-    if not found:
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|)", text.strip(), re.ASCII)
+    if not match:
         raise _unusable([Problem(field, shown(text), "a duration, such as 30s or 5m")])
-    return float(found[1]) * _UNITS[found[2]]
+    return float(match[1]) * _UNITS[match[2]]
 
 
 def _unusable(problems: Sequence[Problem]) -> BadSettings:
@@ -190,7 +190,7 @@ def _unusable(problems: Sequence[Problem]) -> BadSettings:
 
 
 def format_help(program: str) -> str:
-    """What `--help` prints."""
+    """The text of `--help`."""
     import textwrap
 
     width = max(len(option.name) + len(option.metavar) for option in OPTIONS) + 3

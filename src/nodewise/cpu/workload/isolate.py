@@ -1,39 +1,42 @@
-"""`isolate`: claim CPUs, run a command on them, give them back.
+"""`isolate`: allocates CPUs, runs a command on them, and releases them.
 
 Standard library only.
 
-The command is a child: when it ends, what it held is given back, however it ended. When this process is killed itself,
-the node agent's sweep, or the next `reconcile`, gives the CPUs back, once all that the command started is over.
+The command is a child process. When it ends, however it ends, its CPUs are released. If this process is killed, the
+node agent's next garbage collection, or `reconcile`, releases them once all processes of the command have ended.
 """
 
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
 from nodewise import __version__
-from nodewise.cpu import claims, cpulist, names
-from nodewise.cpu.messages import ClaimAnswer, ClaimRequest
+from nodewise.cpu import allocator, cpulist, names
+from nodewise.cpu.agent_messages import AllocateRequest, AllocateResponse
+from nodewise.cpu.pool_allocations import Task
 from nodewise.cpu.pools import IS_EXCLUSIVE
-from nodewise.cpu.state import Task
-from nodewise.cpu.workload import affinity, arguments
+from nodewise.cpu.workload import arguments
 from nodewise.cpu.workload.arguments import Arguments
-from nodewise.cpu.workload.running import CannotStart, Ended, Runner
-from nodewise.errors import NodewiseError, Unavailable
+from nodewise.cpu.workload.command_runner import CommandRunner, CommandStartError, Terminated
+from nodewise.errors import NodewiseError, Problem, Refused, Unavailable
 from nodewise.visible import visible
 
 FAILED: Final = 125
-"""Exit code of our own failures, as env(1) has it."""
+"""The exit code of failures before the command starts, as of env(1)."""
 _LEVELS: Final = {"debug": 0, "info": 1, "warning": 2, "error": 3, "critical": 3}
-_LONGEST_PAUSE_S: Final = 2.0
+_MAX_PAUSE_S: Final = 2.0
+_ALL_CPUS: Final = range(cpulist.LAST_CPU + 1)
 
 
-class Source(Protocol):
-    """Who gives CPUs: the node agent (`client.py`), or this process itself (`direct.py`)."""
+class CpuAllocator(Protocol):
+    """Allocates CPUs to this process: the node agent (`agent_client.py`) or a store (`direct_allocator.py`)."""
 
-    def claim(self, request: ClaimRequest, pin: Callable[[ClaimAnswer], None]) -> ClaimAnswer: ...
+    def allocate(
+        self, request: AllocateRequest, pin: Callable[[AllocateResponse], None]
+    ) -> AllocateResponse: ...
 
     def release(self, task: Task) -> None: ...
 
@@ -43,102 +46,110 @@ class Source(Protocol):
 
 
 def main(words: Sequence[str], program: str = "cmk") -> int:
-    """Do what the words after `isolate` ask for; the exit code."""
+    """Run `isolate` with these arguments; returns the exit code."""
     try:
-        if asks_for := arguments.asks_for(words):
-            print(arguments.format_help(program) if asks_for == "--help" else f"nodewise {__version__}")  # noqa: T201
+        if option := arguments.help_or_version(words):
+            print(arguments.format_help(program) if option == "--help" else f"nodewise {__version__}")  # noqa: T201
             return 0
-        return _isolate(arguments.parse(words), Runner())
-    except Ended as ended:
-        return ended.code
+        return _isolate(arguments.parse(words), CommandRunner())
+    except Terminated as terminated:
+        return terminated.code
     except NodewiseError as error:
-        say("error", str(error))
-        return error.code if isinstance(error, CannotStart) else FAILED
+        log("error", str(error))
+        return error.code if isinstance(error, CommandStartError) else FAILED
 
 
-def say(level: str, text: str) -> None:
-    """A line on stderr, if `CMK_LOG_LEVEL` is no higher; a word that is no level means info."""
+def log(level: str, text: str) -> None:
+    """Print a line on stderr, unless `CMK_LOG_LEVEL` is higher. An unknown level means info."""
     least = _LEVELS.get(os.environ.get(names.LOG_LEVEL, "info").strip().lower(), 1)
     if _LEVELS[level] >= least:
         print(f"nodewise: {visible(text)}", file=sys.stderr, flush=True)  # noqa: T201
 
 
-def _isolate(asked: Arguments, runner: Runner) -> int:
-    request = ClaimRequest(asked.pool, _count(asked.pool), asked.socket, asked.affinity)
-    deadline = time.monotonic() + asked.wait_s
+def _isolate(options: Arguments, runner: CommandRunner) -> int:
+    request = AllocateRequest(options.pool, _count(options.pool), options.socket, options.affinity)
+    deadline = time.monotonic() + options.wait_s
     pause_s = 0.05
     while True:
-        source = None
+        cpu_allocator = None
         try:
-            source = _source(asked, runner)
-            answer = source.claim(request, _pin if asked.affinity else _unpinned)
+            cpu_allocator = _open_allocator(options, runner)
+            response = cpu_allocator.allocate(request, _pin if options.affinity else _log_unpinned)
             break
         except Unavailable as error:
-            if source is not None:
-                source.close()
+            if cpu_allocator is not None:
+                cpu_allocator.close()
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise
-            say("debug", f"trying again: {error}")
+            log("debug", f"trying again: {error}")
             runner.sleep(min(pause_s, left_s))
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-    return _run(asked, runner, source, answer)
+            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+    return _run(options, runner, cpu_allocator, response)
 
 
-def _run(asked: Arguments, runner: Runner, source: Source, answer: ClaimAnswer) -> int:
-    is_over = True
+def _run(
+    options: Arguments, runner: CommandRunner, cpu_allocator: CpuAllocator, response: AllocateResponse
+) -> int:
+    has_ended = True
     try:
-        name = claims.wrapper_name(answer.task.pid)
-        code, has_left_some = runner.run(asked.command, command_environment(answer.environment), name)
-        is_over = not has_left_some
+        name = allocator.wrapper_name(response.task.pid)
+        environment = command_environment(response.environment)
+        code, left_processes = runner.run(options.command, environment, name)
+        has_ended = not left_processes
         return code
     finally:
-        if is_over:
-            _release(source, answer)
+        if has_ended:
+            _release(cpu_allocator, response)
         else:
-            source.leave(answer.task)
-            cpus = cpulist.format_ranges(answer.cpus)
-            say(
+            cpu_allocator.leave(response.task)
+            cpus = cpulist.format_ranges(response.cpus)
+            log(
                 "warning",
-                f"processes that {asked.command[0]} started still run: CPUs {cpus} stay held until they end",
+                f"processes that {options.command[0]} started still run: CPUs {cpus} stay held until they end",
             )
-        source.close()
+        cpu_allocator.close()
 
 
-def _release(source: Source, answer: ClaimAnswer) -> None:
+def _release(cpu_allocator: CpuAllocator, response: AllocateResponse) -> None:
     try:
-        source.release(answer.task)
+        cpu_allocator.release(response.task)
     except NodewiseError as error:
-        cpus = cpulist.format_ranges(answer.cpus)
-        say("warning", f"CPUs {cpus} are not given back now, the next sweep frees them: {error}")
+        cpus = cpulist.format_ranges(response.cpus)
+        log("warning", f"CPUs {cpus} are not given back now, the next sweep frees them: {error}")
 
 
 def _count(pool: str) -> int:
-    """How many lists are wanted; only of exclusive pools, of which there may be others than the known ones."""
+    """The number of requested lists. Only exclusive pools have more than one; unknown pools may be exclusive."""
     if not IS_EXCLUSIVE.get(pool, True):
         return 1
-    return claims.parse_count(os.environ.get(claims.COUNT, "1"))
+    return allocator.parse_count(os.environ.get(allocator.COUNT_VARIABLE, "1"))
 
 
-def _source(asked: Arguments, runner: Runner) -> Source:
-    """The node agent wherever there is one, so that there are never two books; else the directory or the ConfigMap."""
-    socket = Path(asked.agent_socket or names.DEFAULT_SOCKET)
-    if not asked.is_direct and (socket.exists() or (not asked.conf_dir and socket.parent.is_dir())):
-        from nodewise.cpu.workload.client import Agent
+def _open_allocator(options: Arguments, runner: CommandRunner) -> CpuAllocator:
+    """The node agent if there is one, so that a node never has two states; else the directory or the ConfigMap."""
+    socket = Path(options.agent_socket or names.DEFAULT_SOCKET)
+    has_agent = socket.exists() or (not options.conf_dir and socket.parent.is_dir())
+    if has_agent and not options.is_direct:
+        from nodewise.cpu.workload.agent_client import AgentClient
 
-        if asked.conf_dir:
-            say("warning", f"--conf-dir={asked.conf_dir} means nothing: the node agent at {socket} is asked")
-        return Agent(socket)
-    from nodewise.cpu.workload import direct
+        if options.conf_dir:
+            log(
+                "warning",
+                f"--conf-dir={options.conf_dir} means nothing: the node agent at {socket} is asked",
+            )
+        return AgentClient(socket)
+    from nodewise.cpu.workload import direct_allocator
 
-    proc = direct.host_proc(asked.proc_fs)
-    if asked.conf_dir:
-        from nodewise.cpu.store.files import DirectoryBook
+    proc = direct_allocator.host_proc(options.proc_fs)
+    if options.conf_dir:
+        from nodewise.cpu.store.directory import DirectoryStore
 
-        return direct.Direct(DirectoryBook(Path(asked.conf_dir), _lock_timeout_s()), proc, runner.sleep)
-    from nodewise.cpu.workload import inside
+        directory = DirectoryStore(Path(options.conf_dir), _lock_timeout_s())
+        return direct_allocator.DirectAllocator(directory, proc, runner.sleep)
+    from nodewise.cpu.workload import service_account
 
-    return direct.Direct(inside.book(asked), proc, runner.sleep)
+    return direct_allocator.DirectAllocator(service_account.open_store(options), proc, runner.sleep)
 
 
 def _lock_timeout_s() -> float:
@@ -146,24 +157,65 @@ def _lock_timeout_s() -> float:
     return arguments.parse_duration(names.LOCK_TIMEOUT, text) if text else 30.0
 
 
-def _pin(answer: ClaimAnswer) -> None:
-    affinity.confine(answer.cpus)
+def _pin(response: AllocateResponse) -> None:
+    set_affinity(response.cpus)
 
 
-def _unpinned(answer: ClaimAnswer) -> None:
-    say(
-        "info",
-        f"no affinity is set: the command has to run on CPUs {cpulist.format_ranges(answer.cpus)} by itself",
-    )
+def _log_unpinned(response: AllocateResponse) -> None:
+    cpus = cpulist.format_ranges(response.cpus)
+    log("info", f"no affinity is set: the command has to run on CPUs {cpus} by itself")
 
 
-def command_environment(told: Mapping[str, str]) -> Mapping[str, str]:
-    """Ours with what the command is told, and without what started this program where it carries its own libraries."""
-    found = {**os.environ, **told}
+def command_environment(allocation: Mapping[str, str]) -> Mapping[str, str]:
+    """The environment of the calling process with the allocation's variables.
+
+    The variables by which the bundled program finds its own libraries are removed or restored.
+    """
+    environment = {**os.environ, **allocation}
     if getattr(sys, "frozen", False):
-        found = {name: text for name, text in found.items() if not name.startswith(("_PYI_", "_MEIPASS"))}
-        original = found.pop("LD_LIBRARY_PATH_ORIG", None)
-        found.pop("LD_LIBRARY_PATH", None)
+        environment = {
+            name: text for name, text in environment.items() if not name.startswith(("_PYI_", "_MEIPASS"))
+        }
+        original = environment.pop("LD_LIBRARY_PATH_ORIG", None)
+        environment.pop("LD_LIBRARY_PATH", None)
         if original is not None:
-            found["LD_LIBRARY_PATH"] = original
-    return found
+            environment["LD_LIBRARY_PATH"] = original
+    return environment
+
+
+def set_affinity(cpus: Collection[int]) -> None:
+    """Let this process, and all that it will start, run on exactly these CPUs.
+
+    The kernel drops CPUs that are offline or outside of the cpuset without an error as long as one is left, so the
+    result is read back. Refused if it differs: then the affinity is unchanged.
+    """
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, cpus)
+        actual = os.sched_getaffinity(0)
+        why = ""
+    except OSError as error:
+        actual, why = set(), error.strerror or str(error)
+    if actual == set(cpus):
+        return
+    usable = _usable_cpus()
+    os.sched_setaffinity(0, before)
+    missing = cpulist.format_ranges(set(cpus) - usable) or why
+    problem = Problem(
+        "affinity",
+        f"CPUs {missing} cannot be used here, {cpulist.format_ranges(usable)} can",
+        f"all of {cpulist.format_ranges(cpus)}",
+    )
+    remedy = (
+        "they are offline, or the container's cpuset lacks them: does the kubelet's CPU manager choose CPUs?"
+    )
+    raise Refused("cannot run on the CPUs of the pool", [problem], remedy=remedy)
+
+
+def _usable_cpus() -> set[int]:
+    """All CPUs that this process could use."""
+    try:
+        os.sched_setaffinity(0, _ALL_CPUS)
+    except OSError:
+        return set()
+    return os.sched_getaffinity(0)

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from nodewise.cpu import state
-from nodewise.cpu.book import Book
-from nodewise.cpu.state import Task
-from nodewise.cpu.store.files import DirectoryBook
+from nodewise.cpu import pool_allocations
+from nodewise.cpu.allocation_store import AllocationStore
+from nodewise.cpu.pool_allocations import Task
+from nodewise.cpu.store.directory import DirectoryStore
 from tests.cluster.processes import Process
 from tests.cluster.sandboxes import wait
 
@@ -26,9 +26,9 @@ ONLINE = "sys/devices/system/cpu/online"
 class Running:
     """An agent that runs, and its node's book."""
 
-    def __init__(self, process: Process, book: Book, path: Path) -> None:
+    def __init__(self, process: Process, store: AllocationStore, path: Path) -> None:
         self.process = process
-        self.book = book
+        self.store = store
         self.path = path
 
     @property
@@ -48,7 +48,11 @@ class Running:
 
     def holders(self) -> dict[str, tuple[Task, ...]]:
         """Of each CPU list that somebody holds, the tasks."""
-        return {slot.text: slot.tasks for _, slot in self.book.read().state.slots if slot.tasks}
+        return {
+            cpu_list.text: cpu_list.tasks
+            for _, cpu_list in self.store.read().allocations.cpu_lists
+            if cpu_list.tasks
+        }
 
     def expect_free(self) -> None:
         wait("all is free", lambda: True if not self.holders() else None, PATIENCE_S, lambda: self.log)
@@ -118,9 +122,9 @@ class Client:
 @contextlib.contextmanager
 def running(folder: Path, *options: str, pools: dict[str, dict[int, tuple[str, ...]]]) -> Iterator[Running]:
     """An agent whose node has these pools, until the end of the context."""
-    book = DirectoryBook(folder / "state")
+    store = DirectoryStore(folder / "state")
     if not (folder / "state").exists():
-        book.create(state.from_lists(pools))
+        store.create(pool_allocations.from_lists(pools))
     with started(folder, *options) as agent:
         yield agent
 
@@ -140,4 +144,4 @@ def starting(folder: Path, *options: str) -> Iterator[Running]:
     command = [BIN / "nodewise", "cpu", "agent", f"--conf-dir={folder / 'state'}", f"--socket={path}"]
     process = Process([*command, "--health-port=0", "--proc-fs=/proc", *options], folder / "agent.log")
     with process:
-        yield Running(process, DirectoryBook(folder / "state"), path)
+        yield Running(process, DirectoryStore(folder / "state"), path)

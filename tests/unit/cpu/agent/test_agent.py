@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from nodewise.cpu import procfs, state
-from nodewise.cpu.book import Intent
-from nodewise.cpu.node import threads
+from nodewise.cpu import pool_allocations, procfs
+from nodewise.cpu.allocation_store import Intent
+from nodewise.cpu.node import thread_affinity
 from tests.cluster.sandboxes import wait
 from tests.unit.cpu.agent import agents
 from tests.unit.cpu.agent.agents import PATIENCE_S, Running
@@ -38,7 +38,7 @@ def test_a_command_runs_on_the_cpus_that_its_wrapper_was_given(agent: Running) -
         family = procfs.read_processes(PROC).processes
         children = [pid for pid, one in family.items() if one.mark == task.mark and one.parent == wrapper.pid]
         assert children
-        assert {one.cpus for pid in (wrapper.pid, *children) for one in threads.read(PROC, pid)} == {
+        assert {one.cpus for pid in (wrapper.pid, *children) for one in thread_affinity.read(PROC, pid)} == {
             frozenset({0})
         }
         wrapper.communicate("\n")
@@ -169,7 +169,7 @@ def test_without_pools_it_says_so_and_serves_when_there_are_some(tmp_path: Path)
         with agent.client() as client:
             assert "there are no pools" in client.ask(CLAIM)["error"]["what"]
         assert not agent.is_ready()
-        agent.book.create(state.from_lists(POOLS))
+        agent.store.create(pool_allocations.from_lists(POOLS))
         wait("it is ready", lambda: agent.is_ready() or None, PATIENCE_S, lambda: agent.log)
         with agent.client() as client:
             assert client.ask(CLAIM)["cpus"] == [0]
@@ -189,11 +189,13 @@ def test_who_ends_without_a_word_is_swept_at_once(tmp_path: Path) -> None:
 
 
 def test_a_reconfiguration_that_nobody_carries_out_is_taken_back(agent: Running) -> None:
-    stored = agent.book.read()
+    stored = agent.store.read()
     over = procfs.read_self(PROC)
-    by = state.Task(over.pid, over.start - 1, procfs.read_boot(PROC))
-    agent.book.replace(stored.version, stored.state, Intent(stored.state, by, "2026-01-01T00:00:00Z"))
-    wait("it is taken back", lambda: agent.book.read().intent is None or None, PATIENCE_S, lambda: agent.log)
+    by = pool_allocations.Task(over.pid, over.start - 1, procfs.read_boot(PROC))
+    agent.store.replace(
+        stored.version, stored.allocations, Intent(stored.allocations, by, "2026-01-01T00:00:00Z")
+    )
+    wait("it is taken back", lambda: agent.store.read().intent is None or None, PATIENCE_S, lambda: agent.log)
     wait("it is told", lambda: "cpu_intent_recovered" in agent.log or None)
     with agent.client() as client:
         assert client.ask(CLAIM)["cpus"] == [0]
@@ -217,7 +219,7 @@ def test_root_on_the_host_may_ask_for_other_pools(agent: Running) -> None:
         error = client.ask({**asked, "exclusive": 5})["error"]
         assert "pool exclusive" in error["problems"][0]
         assert client.ask({**asked, "only_check": False}) == {"moves": []}
-    assert sorted(agent.book.read().state.pools["exclusive"].slots) == []
+    assert sorted(agent.store.read().allocations.pools["exclusive"].cpu_lists) == []
 
 
 def test_a_tenant_has_no_more_connections_than_its_share(tmp_path: Path) -> None:

@@ -4,19 +4,19 @@ from pathlib import Path
 
 import yaml
 
-from nodewise.cpu.cluster import reports, versions
+from nodewise.cpu.cluster import api_versions, reports
 
 FILE = Path(__file__).parents[4] / "deploy" / "crds" / "cmk-reports.yaml"
 
 
 def test_the_definitions_to_apply_are_those_of_the_program() -> None:
-    wanted = [reports.definition(kind, versions.TABLE[-1]) for kind in reports.KINDS]
+    wanted = [reports.definition(kind, api_versions.TABLE[-1]) for kind in reports.KINDS]
     assert list(yaml.safe_load_all(FILE.read_text())) == wanted
 
 
 def test_each_kind_of_api_server_has_its_form() -> None:
     forms = {
-        row.reports: reports.definition(reports.NODE_REPORT, row)["apiVersion"] for row in versions.TABLE
+        row.reports: reports.definition(reports.NODE_REPORT, row)["apiVersion"] for row in api_versions.TABLE
     }
     assert forms == {
         "third-party": "extensions/v1beta1",

@@ -6,19 +6,26 @@ from typing import Any
 import pytest
 import yaml
 
-from nodewise.cpu import names, state
-from nodewise.cpu.cluster import fleet, node_agent, objects, removal, setup, versions
-from nodewise.cpu.cluster.applying import Patience
-from nodewise.cpu.cluster.objects import Wish
-from nodewise.cpu.cluster.setup import Plan, Report
-from nodewise.cpu.state import State, Task
-from nodewise.cpu.store.configmaps import ConfigMapBook
+from nodewise.cpu import names, pool_allocations
+from nodewise.cpu.cluster import (
+    agent_daemonset,
+    api_versions,
+    cluster_reconfiguration,
+    removal,
+    setup,
+    setup_objects,
+)
+from nodewise.cpu.cluster.object_writer import Deadline
+from nodewise.cpu.cluster.setup import SetupPlan, SetupReport
+from nodewise.cpu.cluster.setup_objects import SetupOptions
+from nodewise.cpu.pool_allocations import Allocations, Task
+from nodewise.cpu.store.configmap import ConfigMapStore
 from nodewise.errors import NodewiseError, Refused
 from tests.conformance.cmk.server import Refusal, Server
-from tests.unit.cpu.cluster.asking import Asked, Clock
+from tests.unit.cpu.cluster.fake_cluster import Asked, Clock
 
-DIALECT = versions.of((1, 36))
-WISH = Wish(namespace="cmk")
+DIALECT = api_versions.features_of((1, 36))
+WISH = SetupOptions(namespace="cmk")
 COMMANDS = ("init", "reconcile", "install", "discover", "nodereport")
 NODES = ("node1", "node10")
 ACCOUNT = "/api/v1/namespaces/cmk/serviceaccounts/cmk-agent"
@@ -34,9 +41,9 @@ def asked() -> Asked:
     return Asked(server)
 
 
-def prepare(asked: Asked, wish: Wish = WISH) -> Report:
-    plan = Plan(NODES, COMMANDS, wish, node_agent.daemon_set(wish, DIALECT), [webhook_part()])
-    return setup.prepare(asked, plan, DIALECT, Patience(20, Clock()), lambda _: None)
+def prepare(asked: Asked, wish: SetupOptions = WISH) -> SetupReport:
+    plan = SetupPlan(NODES, COMMANDS, wish, agent_daemonset.daemon_set(wish, DIALECT), [webhook_part()])
+    return setup.prepare(asked, plan, DIALECT, Deadline(20, Clock()), lambda _: None)
 
 
 def webhook_part() -> dict[str, Any]:
@@ -99,11 +106,11 @@ def test_whatever_fails_leaving_once_more_ends_it(asked: Asked) -> None:
 
     def run() -> None:
         for node in NODES:
-            leaving = removal.Node(node, "cmk", ConfigMapBook(asked, "cmk", node), None)
-            removal.leave(asked, leaving, DIALECT, Patience(20, Clock()), lambda _: None)
+            leaving = removal.RemovedNode(node, "cmk", ConfigMapStore(asked, "cmk", node), None)
+            removal.leave(asked, leaving, DIALECT, Deadline(20, Clock()), lambda _: None)
         agent = removal.agent(asked, "cmk", DIALECT, lambda _: None)
         shared = [*removal.webhook("cmk", DIALECT), *agent]
-        removal.leave_cluster(asked, "cmk", shared, DIALECT, Patience(20, Clock()), lambda _: None)
+        removal.leave_cluster(asked, "cmk", shared, DIALECT, Deadline(20, Clock()), lambda _: None)
 
     def check() -> None:
         left = {
@@ -120,21 +127,23 @@ def test_its_own_pods_hold_places_until_they_are_gone(asked: Asked) -> None:
     prepare(asked)
     folder = "/api/v1/namespaces/cmk/pods/"
     own = [one["metadata"]["uid"] for at, one in asked.server.objects.items() if "-ds-node1-" in at]
-    book = ConfigMapBook(asked, "cmk", "node1")
-    slots = [state.slot("1", tasks=[Task(7, 1, "boot", uid) for uid in own])]
-    pools = {"exclusive": {0: [state.slot("0")]}, "shared": {}, "infra": {0: slots}}
-    book.create(State({name: state.pool(name, sockets) for name, sockets in pools.items()}))
+    store = ConfigMapStore(asked, "cmk", "node1")
+    cpu_lists = [pool_allocations.parse_cpu_list("1", tasks=[Task(7, 1, "boot", uid) for uid in own])]
+    pools = {"exclusive": {0: [pool_allocations.parse_cpu_list("0")]}, "shared": {}, "infra": {0: cpu_lists}}
+    store.create(Allocations({name: pool_allocations.pool(name, sockets) for name, sockets in pools.items()}))
 
     def sweep() -> None:
         there = {one["metadata"]["uid"] for at, one in asked.server.objects.items() if at.startswith(folder)}
-        stored = book.read()
-        left = stored.state.mapped(lambda _, slot: [task for task in slot.tasks if task.pod in there])
-        if left != stored.state:
-            book.replace(stored.version, left)
+        stored = store.read()
+        left = stored.allocations.mapped(
+            lambda _, cpu_list: [task for task in cpu_list.tasks if task.pod in there]
+        )
+        if left != stored.allocations:
+            store.replace(stored.version, left)
 
-    leaving = removal.Node("node1", "cmk", book, sweep)
+    leaving = removal.RemovedNode("node1", "cmk", store, sweep)
     assert own
-    removal.leave(asked, leaving, DIALECT, Patience(20, Clock()), lambda _: None)
+    removal.leave(asked, leaving, DIALECT, Deadline(20, Clock()), lambda _: None)
     asked.server.behave(asked.server)
     assert not [at for at in asked.server.objects if at.endswith("node1") and "/nodes/" not in at]
 
@@ -168,7 +177,7 @@ def test_a_pod_that_somebody_deletes_is_no_success(asked: Asked) -> None:
 
     def behave(server: Server) -> None:
         work(server)
-        name = objects.pod_name(("init", "install", "discover"), "node1")
+        name = setup_objects.pod_name(("init", "install", "discover"), "node1")
         server.objects.pop(f"/api/v1/namespaces/cmk/pods/{name}", None)
 
     asked.server.behave = behave
@@ -179,7 +188,8 @@ def test_a_pod_that_somebody_deletes_is_no_success(asked: Asked) -> None:
 
 def test_what_somebody_changed_by_hand_is_put_right(asked: Asked) -> None:
     prepare(asked)
-    path = f"/apis/apps/v1/namespaces/cmk/daemonsets/{objects.daemon_set_name(('reconcile', 'nodereport'), 'node1')}"
+    name = setup_objects.daemon_set_name(("reconcile", "nodereport"), "node1")
+    path = f"/apis/apps/v1/namespaces/cmk/daemonsets/{name}"
     changed = asked.server.objects[path]
     changed["spec"]["template"]["spec"]["containers"][0]["args"] = ["sleep"]
     asked.server.put(path, changed)
@@ -229,14 +239,16 @@ def test_a_node_without_the_label_gets_no_agent_and_is_told(asked: Asked) -> Non
 
 def test_pods_are_made_ready_only_for_an_agent_that_is_there(asked: Asked) -> None:
     asked.server.refusals.append(Refusal("POST", "/daemonsets", 403, "cannot create daemonsets"))
-    plan = Plan(NODES, ("init", "discover"), WISH, node_agent.daemon_set(WISH, DIALECT), [webhook_part()])
-    report = setup.prepare(asked, plan, DIALECT, Patience(20, Clock()), lambda _: None)
+    plan = SetupPlan(
+        NODES, ("init", "discover"), WISH, agent_daemonset.daemon_set(WISH, DIALECT), [webhook_part()]
+    )
+    report = setup.prepare(asked, plan, DIALECT, Deadline(20, Clock()), lambda _: None)
     assert "cannot create daemonsets" in report.agent.error
     assert report.shared.steps == ()
 
 
 def test_somebodys_own_agent_stays(asked: Asked) -> None:
-    own = node_agent.daemon_set(WISH, DIALECT)
+    own = agent_daemonset.daemon_set(WISH, DIALECT)
     container = own["spec"]["template"]["spec"]["containers"][0]
     own["spec"]["template"]["spec"]["containers"] = [
         container | {"args": [*container["args"], "--enforce=cgroup"]}
@@ -251,4 +263,4 @@ def test_somebodys_own_agent_stays(asked: Asked) -> None:
 
 def test_no_node_of_that_label_is_an_error(asked: Asked) -> None:
     with pytest.raises(Refused, match="no node to reconfigure"):
-        fleet.nodes(asked)
+        cluster_reconfiguration.nodes(asked)

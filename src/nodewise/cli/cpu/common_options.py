@@ -1,0 +1,260 @@
+"""Options that several of the CPU manager's commands take, and what they choose: a book, a cluster, a machine."""
+
+import json
+import os
+import random
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from nodewise.cpu import names, sysfs, topology
+from nodewise.cpu.allocation_store import AllocationStore
+from nodewise.cpu.api_client import ApiClient
+from nodewise.cpu.cluster import reports
+from nodewise.cpu.cluster.blocking_client import BlockingApiClient
+from nodewise.cpu.node.machine import NO_LABELS, fetch_labels
+from nodewise.cpu.pools import PoolOptions
+from nodewise.cpu.store.configmap import ConfigMapStore
+from nodewise.cpu.store.directory import DirectoryStore
+from nodewise.cpu.topology import Topology
+from nodewise.errors import BadSettings, Conflict, Problem, Refused, Unavailable, shown
+from nodewise.kube.kubeconfig import ACCOUNT
+from nodewise.kube.options import KubeOptions
+from nodewise.kube.resources import PODS
+from nodewise.observe import logs
+
+Given = Mapping[str, Any]
+"""A command's parameters, by name."""
+
+_LEVELS: Final[Mapping[str, str]] = {
+    "critical": "error", "error": "error", "warning": "warning", "info": "info", "debug": "debug",
+}  # fmt: skip
+_REQUESTS: Final = "nodewise.cli.cpu.requests"
+_INITIAL_PID_NAMESPACE: Final = "pid:[4026531836]"
+"""The kernel gives the first one this number, and no other (PROC_PID_INIT_INO)."""
+
+_OPTIONS: Final[Mapping[str, Callable[[], click.Option]]] = {
+    "namespace": lambda: click.Option(
+        ["--namespace"], default="default", show_default=True, metavar="NAMESPACE",
+        help="Where the ConfigMaps of nodes are."
+    ),
+    "node_name": lambda: click.Option(
+        ["--node-name"], default="", envvar=names.NODE_NAME, show_envvar=True, metavar="NODE",
+        help="The node. Default: that of the pod we are in.",
+    ),
+    "kubeconfig": lambda: click.Option(
+        ["--kubeconfig"], default="", envvar="NODEWISE_KUBECONFIG", show_envvar=True, metavar="FILE",
+        help="A kubeconfig file. Default: the pod's service account, else as kubectl takes it.",
+    ),
+    "conf_dir": lambda: click.Option(
+        ["--conf-dir"], default="", metavar="DIR", help="Keep the state in this directory, not in a ConfigMap."
+    ),
+    "sysfs": lambda: click.Option(
+        ["--sysfs"], default="/", envvar=names.SYSFS, show_envvar=True, metavar="DIR", show_default=True,
+        help="What holds the `sys` and `proc` of the machine.",
+    ),
+    "proc_fs": lambda: click.Option(
+        ["--proc-fs"], default="", envvar=names.PROC_FS, show_envvar=True, metavar="DIR",
+        help="Where the host's /proc is. Default: /proc, outside of containers.",
+    ),
+    "num_exclusive_cores": lambda: click.Option(
+        ["--num-exclusive-cores"], type=int, default=PoolOptions().exclusive, show_default=True, metavar="N",
+        help="Cores of the pool exclusive.",
+    ),
+    "num_shared_cores": lambda: click.Option(
+        ["--num-shared-cores"], type=int, default=PoolOptions().shared, show_default=True, metavar="N",
+        help="Cores of the pool shared.",
+    ),
+    "exclusive_mode": lambda: click.Option(
+        ["--exclusive-mode"], default="packed", show_default=True, metavar="packed|spread",
+        help="One socket after the other, or a core of each in turn.",
+    ),
+    "shared_mode": lambda: click.Option(
+        ["--shared-mode"], default="packed", show_default=True, metavar="packed|spread", help="Likewise."
+    ),
+    "excl_non_isolcpus": lambda: click.Option(
+        ["--excl-non-isolcpus"], default="-1", show_default=True, metavar="LIST",
+        help="Cores outside the isolated ones that are exclusive as well; -1: none.",
+    ),
+    "output": lambda: click.Option(
+        ["-o", "--output"], type=click.Choice(["json", "table"]), default=None,
+        help="Form of what is printed. Default: a table on a terminal, else JSON.",
+    ),
+}  # fmt: skip
+
+PLACE: Final = ("namespace", "node_name", "kubeconfig", "conf_dir")
+"""The options that `store` needs."""
+POOLS: Final = (
+    "num_exclusive_cores",
+    "num_shared_cores",
+    "exclusive_mode",
+    "shared_mode",
+    "excl_non_isolcpus",
+)
+"""The options that `ask` needs."""
+
+
+def options(*chosen: str) -> list[click.Parameter]:
+    """These of the options that are shared, by the names of their parameters."""
+    return [_OPTIONS[name]() for name in chosen]
+
+
+def start_logs(environ: Mapping[str, str] = os.environ) -> None:
+    """Log lines at the level of `CMK_LOG_LEVEL`, in any case; a word that is no level is told, and means info."""
+    word = environ.get(names.LOG_LEVEL, "").strip() or "info"
+    if word.lower() not in _LEVELS:
+        logs.later("variable_ignored", variable=names.LOG_LEVEL, seen=word)
+    logs.configure(_LEVELS.get(word.lower(), "info"))
+
+
+def ask(given: Given) -> PoolOptions:
+    """How many cores go where."""
+    return PoolOptions(
+        given["num_exclusive_cores"],
+        given["num_shared_cores"],
+        given["exclusive_mode"],
+        given["shared_mode"],
+        given["excl_non_isolcpus"],
+    )
+
+
+def requests(given: Given) -> BlockingApiClient:
+    """The API server that `--kubeconfig` names, or ours: one connection, which ends with the command."""
+    context = click.get_current_context()
+    opened = context.meta.get(_REQUESTS)
+    if opened is None:
+        opened = context.meta[_REQUESTS] = BlockingApiClient(KubeOptions(kubeconfig=given["kubeconfig"]))
+        context.call_on_close(opened.close)
+    assert isinstance(opened, BlockingApiClient)
+    return opened
+
+
+def store(given: Given) -> AllocationStore:
+    """Where this node's state is: the directory that was named, else the node's ConfigMap."""
+    if given["conf_dir"]:
+        return DirectoryStore(Path(given["conf_dir"]), lock_timeout_s())
+    asked = requests(given)
+    return ConfigMapStore(asked, given["namespace"], node(given, asked))
+
+
+def publish(given: Given, kind: reports.Kind, report: Mapping[str, Any]) -> None:
+    """Have the API server keep this node's newest report of a kind."""
+    asked = requests(given)
+    reports.publish(asked, kind, node(given, asked), given["namespace"], report)
+
+
+def lock_timeout_s(environ: Mapping[str, str] = os.environ) -> float:
+    """How long to wait for who writes to the same directory (`CMK_LOCK_TIMEOUT`)."""
+    text = environ.get(names.LOCK_TIMEOUT, "30")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise BadSettings("settings", [Problem(names.LOCK_TIMEOUT, shown(text), "seconds, such as 30")])
+    return seconds
+
+
+def node(
+    given: Given, asked: ApiClient, environ: Mapping[str, str] = os.environ, account: Path = ACCOUNT
+) -> str:
+    """The node's name: as told, else that of the pod we are in. BadSettings if neither is known."""
+    if given["node_name"]:
+        return str(given["node_name"])
+    pod = environ.get("HOSTNAME") or socket.gethostname()
+    space = account / "namespace"
+    remedy = f"give --node-name, or {names.NODE_NAME} by the downward API (fieldPath: spec.nodeName)"
+    if not environ.get("KUBERNETES_SERVICE_HOST") or not space.is_file():
+        raise BadSettings(
+            "which node is this?", [Problem("", "not told, and not in a pod", "")], remedy=remedy
+        )
+    try:
+        found = asked.get(PODS.path(space.read_text().strip(), pod))
+    except Refused as error:
+        raise BadSettings(
+            "which node is this?", [Problem(f"pod {pod}", str(error), "")], remedy=remedy
+        ) from error
+    name = found.get("spec", {}).get("nodeName", "")
+    if not name:
+        raise BadSettings("which node is this?", [Problem(f"pod {pod}", "on no node", "")], remedy=remedy)
+    return str(name)
+
+
+def proc(given: Given) -> Path:
+    """The host's `/proc`. BadSettings in a container that was not told where it is: its own shows other processes."""
+    if given["proc_fs"]:
+        return Path(given["proc_fs"])
+    if _pid_namespace() != _INITIAL_PID_NAMESPACE:
+        seen = "not set, and /proc is a container's own"
+        problem = Problem(names.PROC_FS, seen, "where the host's /proc is mounted, such as /host/proc")
+        raise BadSettings("cannot see the host's processes", [problem])
+    return Path("/proc")
+
+
+def _pid_namespace() -> str:
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""
+
+
+def machine(given: Given) -> Topology:
+    """The machine's sockets, cores and CPUs; BadInput names what of its files cannot be read."""
+    return topology.parse(sysfs.read(Path(given["sysfs"])))
+
+
+def labels(given: Given) -> Mapping[str, str]:
+    """The node's labels, which say what its processor can do; none for a directory without a cluster."""
+    if given["conf_dir"] and not given["kubeconfig"]:
+        return NO_LABELS
+    asked = requests(given)
+    return fetch_labels(asked, node(given, asked))
+
+
+def print_json(value: Any) -> None:
+    """As CMK printed it: keys in order, two blanks for each level. Unavailable if it cannot be written."""
+    try:
+        click.echo(json.dumps(value, indent=2, sort_keys=True))
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise Unavailable("cannot print", [Problem("standard output", str(error), "")]) from error
+
+
+def interval_options() -> list[click.Parameter]:
+    """`--interval` and `--publish`."""
+    return [
+        click.Option(
+            ["--interval"], type=int, default=0, show_default=True, metavar="SECONDS",
+            help="Do it over and over; 0: once.",
+        ),
+        click.Option(["--publish"], is_flag=True, help="Keep the report in the API server as well."),
+    ]  # fmt: skip
+
+
+def run_at_interval(operation: Callable[[], None], interval_s: int) -> None:
+    """Run once, or until SIGTERM. At an interval a round that fails temporarily is followed by the next one."""
+    if interval_s <= 0:
+        operation()
+        return
+    stopped = threading.Event()
+    # without a handler, signals do not end the first process of a container
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    while not stopped.is_set():
+        try:
+            operation()
+        except (Unavailable, Conflict) as error:
+            logs.emit("cpu_round_failed", error=str(error))
+        logs.emit("cpu_waiting", seconds=interval_s)
+        stopped.wait(interval_s)
+
+
+def pause_before_retry(attempt: int) -> None:
+    """Wait before an attempt of `allocation_store.update`, with jitter."""
+    time.sleep(random.uniform(0, min(1.0, 0.05 * attempt)))  # noqa: S311 - no secret

@@ -1,0 +1,89 @@
+"""The node agent's answers to requests for other pools on its node, and the authorization of these requests."""
+
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from nodewise.cpu import agent_messages
+from nodewise.cpu.agent.garbage_collector import GarbageCollector
+from nodewise.cpu.allocation_store import AllocationStore
+from nodewise.cpu.api_client import Object
+from nodewise.cpu.cpusets.enforcer import Read
+from nodewise.cpu.node.machine import Machine
+from nodewise.cpu.node.peer_credentials import Peer
+from nodewise.cpu.pool_allocations import Task
+from nodewise.cpu.reconfiguration import execution
+from nodewise.cpu.reconfiguration_plan import Cpus
+from nodewise.errors import Problem, Refused
+
+_ROOT: Final = 0
+
+
+class Containers(Protocol):
+    """The part of `enforcer.CpusetEnforcer` that is used here."""
+
+    def widen(self, read: Read, tasks: Collection[Task]) -> None: ...
+
+
+class Pods(Protocol):
+    """The part of `pod_requests.PodRequests` that is used here."""
+
+    def pod(self, uid: str) -> Object | None: ...
+
+
+class ReconfigurationAuthorizer:
+    """Authorizes root on the host, and root in pods of the agent's own namespace."""
+
+    def __init__(self, pods: Pods | None, namespace: str) -> None:
+        self._pods = pods
+        self._namespace = namespace
+
+    def check(self, peer: Peer) -> None:
+        """Refused for every other process; Unavailable if the pod's namespace is unknown."""
+        uid = peer.task.pod
+        if peer.user == _ROOT and (not uid or self._is_in_namespace(uid)):
+            return
+        seen = f"user {peer.user}" + (f" in pod {uid}" if uid else "")
+        wanted = "root, outside of pods"
+        wanted += f" or in one of namespace {self._namespace}" if self._pods and self._namespace else ""
+        raise Refused("cannot reconfigure the node", [Problem("who asks", seen, wanted)])
+
+    def _is_in_namespace(self, uid: str) -> bool:
+        pod = self._pods.pod(uid) if self._pods and self._namespace else None
+        return pod is not None and pod["metadata"]["namespace"] == self._namespace
+
+
+class ReconfigurationService:
+    """Answers `agent_messages.RECONFIGURE`."""
+
+    def __init__(
+        self,
+        store: AllocationStore,
+        proc: Path,
+        read_machine: Callable[[], Machine],
+        collector: GarbageCollector,
+        authorizer: ReconfigurationAuthorizer,
+        containers: Containers | None = None,
+    ) -> None:
+        self._store = store
+        self._proc = proc
+        self._read_machine = read_machine
+        self._collector = collector
+        self._authorizer = authorizer
+        self._containers = containers
+
+    def answer(self, peer: Peer, fields: Mapping[str, Any]) -> bytes:
+        """The moves that were made, or with `only_check` would be made. Raises the error that prevents them."""
+        self._authorizer.check(peer)
+        request = agent_messages.parse_reconfigure_request(fields)
+        lists = self._read_machine().plan(request.pools).pools
+        known = self._collector.collect().known
+        reconfiguration = execution.reconfigure(
+            self._store, lists, self._proc, known=known, widen=self._widen, only_check=request.only_check
+        )
+        return agent_messages.encode_reconfigure_response(reconfiguration.moves)
+
+    def _widen(self, cpus: Mapping[Task, Cpus]) -> None:
+        """Widen the cpusets before tasks are moved. The next garbage collection narrows them again."""
+        if self._containers is not None:
+            self._containers.widen(self._store.read, cpus.keys())

@@ -1,0 +1,226 @@
+"""The choice of CPU lists for a task, the environment of its command, and the release of its lists.
+
+Standard library only.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from nodewise.cpu import cpulist
+from nodewise.cpu.pool_allocations import Allocations, CpuListAllocation, Pool, Task
+from nodewise.cpu.pools import INFRA, SHARED
+from nodewise.errors import BadInput, Problem, Unavailable, shown
+
+COUNT_VARIABLE: Final = "CMK_NUM_CORES"
+"""The variable with the number of lists that a task requests of an exclusive pool."""
+
+TASK_VARIABLE: Final = "NODEWISE_CPU_TASK"
+"""The variable by which a task's descendants are recognised after its wrapper has ended."""
+
+WHAT: Final = "cannot choose CPUs"
+"""The first part of every error of an allocation."""
+
+_WRAPPER_NAME: Final = re.compile(r"isolate-(\d{1,7})", re.ASCII)
+_MAX_COUNT_DIGITS: Final = 9
+
+
+class AllocationRequest(NamedTuple):
+    """The pool and number of lists that a task requests, and constraints on the choice."""
+
+    pool: str
+    lists: int = 1
+    """The number of lists of an exclusive pool. A task gets one list of any other pool."""
+    socket: int | None = None
+    """The socket of the lists. Ignored for the pool infra."""
+    numa_cpus: Collection[int] | None = None
+    """The CPUs of the requested NUMA node: lists of an exclusive pool lie within, other lists overlap it."""
+    avoid: Collection[int] = ()
+    """CPUs that no list may contain: offline CPUs, unless the task sets no affinity."""
+    prefer: Collection[int] = ()
+    """CPUs whose lists are chosen first: those with a higher base frequency."""
+
+
+class AllocationResult(NamedTuple):
+    """The allocations with the task on its CPU lists, and these lists, by first CPU."""
+
+    allocations: Allocations
+    cpu_lists: tuple[CpuListAllocation, ...]
+
+    @property
+    def cpus(self) -> tuple[int, ...]:
+        return tuple(cpu for cpu_list in self.cpu_lists for cpu in cpu_list.cpus)
+
+
+def wrapper_name(pid: int) -> str:
+    """The name that a wrapper gives itself, and its child until that executes the command.
+
+    The kernel keeps 15 characters.
+    """
+    return f"isolate-{pid}"
+
+
+def parse_wrapper_name(name: str) -> int:
+    """The process id in a `wrapper_name`; 0 for any other name."""
+    match = _WRAPPER_NAME.fullmatch(name)
+    return int(match[1]) if match else 0
+
+
+def parse_count(text: str) -> int:
+    """The value of `CMK_NUM_CORES`. BadInput if it is no positive whole number."""
+    digits = text.strip()
+    is_number = digits.isascii() and digits.isdigit() and len(digits) <= _MAX_COUNT_DIGITS
+    if not (is_number and int(digits) > 0):
+        raise BadInput(
+            "cannot tell how many cores are wanted",
+            [Problem(COUNT_VARIABLE, shown(text), "a positive whole number")],
+        )
+    return int(digits)
+
+
+def allocate(
+    allocations: Allocations, request: AllocationRequest, task: Task, draw: float
+) -> AllocationResult:
+    """Put the task on the lists that it requests.
+
+    Of an exclusive pool these are free lists, preferred ones first, by first CPU, all on one socket where possible. Of
+    another pool it is one of the lists with the fewest tasks, chosen by `draw`, a number in [0, 1). BadInput if the
+    pool or the socket does not exist; Unavailable if too few lists are free now.
+    """
+    pool = allocations.pools.get(request.pool)
+    if pool is None:
+        wanted = "one of " + ", ".join(sorted(allocations.pools))
+        raise BadInput(WHAT, [Problem("--pool", shown(request.pool), wanted)])
+    sockets = _sockets(pool, request)
+    if pool.is_exclusive:
+        cpu_lists = _free_lists(allocations, pool, sockets, request)
+    else:
+        cpu_lists = [_least_used_list(pool, sockets, request, draw)]
+    chosen = tuple(sorted(cpu_lists, key=lambda cpu_list: cpu_list.cpus))
+
+    def with_task(other: Pool, cpu_list: CpuListAllocation) -> Iterable[Task]:
+        is_chosen = other.name == pool.name and cpu_list in chosen
+        return (*cpu_list.tasks, task) if is_chosen else cpu_list.tasks
+
+    return AllocationResult(allocations.mapped(with_task), chosen)
+
+
+def release(allocations: Allocations, task: Task) -> Allocations:
+    """The allocations without the task."""
+    return allocations.mapped(lambda _, cpu_list: (other for other in cpu_list.tasks if other != task))
+
+
+def task_environment(
+    allocations: Allocations, allocated: Sequence[CpuListAllocation], task: Task
+) -> Mapping[str, str]:
+    """Variables for the task's command: CPU lists without ranges, and a mask."""
+    cpus = [cpu for cpu_list in allocated for cpu in cpu_list.cpus]
+    environment = {
+        "CMK_CPUS_ASSIGNED": cpulist.format_list(cpus),
+        "CMK_CPUS_ASSIGNED_MASK": cpulist.format_mask(cpus),
+        TASK_VARIABLE: task.mark,
+    }
+    for variable, name in (("CMK_CPUS_SHARED", SHARED), ("CMK_CPUS_INFRA", INFRA)):
+        if name in allocations.pools:
+            environment[variable] = cpulist.format_list(
+                cpu for cpu_list in allocations.pools[name].cpu_lists for cpu in cpu_list.cpus
+            )
+    return environment
+
+
+def _sockets(pool: Pool, request: AllocationRequest) -> Sequence[int]:
+    if request.socket is None or pool.name == INFRA:
+        return sorted(pool.sockets)
+    if request.socket not in pool.sockets:
+        wanted = "one of " + ", ".join(map(str, sorted(pool.sockets)))
+        raise BadInput(WHAT, [Problem("--socket-id", str(request.socket), wanted)])
+    return [request.socket]
+
+
+def _free_lists(
+    allocations: Allocations, pool: Pool, sockets: Sequence[int], request: AllocationRequest
+) -> Sequence[CpuListAllocation]:
+    """As many free lists of an exclusive pool as requested."""
+    if request.lists < 1:
+        raise BadInput(WHAT, [Problem(COUNT_VARIABLE, str(request.lists), "a positive whole number")])
+    busy = _busy_cpus(allocations)
+    free = {
+        socket: [
+            cpu_list
+            for cpu_list in _usable(pool.sockets[socket], request)
+            if _is_free(cpu_list, busy, request.numa_cpus)
+        ]
+        for socket in sockets
+    }
+    all_free = [cpu_list for socket in sockets for cpu_list in free[socket]]
+    for candidates in (*free.values(), all_free):
+        chosen = _disjoint(sorted(candidates, key=lambda cpu_list: _preference(cpu_list, request)))
+        if len(chosen) >= request.lists:
+            return chosen[: request.lists]
+    raise _too_few(pool, sockets, request, len(chosen), request.lists)
+
+
+def _busy_cpus(allocations: Allocations) -> set[int]:
+    """The CPUs of all exclusive lists with tasks. Lists in a hand-written state may overlap: no CPU is given twice."""
+    held = (cpu_list for pool, cpu_list in allocations.cpu_lists if pool.is_exclusive and cpu_list.tasks)
+    return {cpu for cpu_list in held for cpu in cpu_list.cpus}
+
+
+def _is_free(cpu_list: CpuListAllocation, busy: set[int], numa_cpus: Collection[int] | None) -> bool:
+    """Whether a list has no tasks and no busy CPUs, and lies within the NUMA node, if one is requested."""
+    in_node = numa_cpus is None or set(cpu_list.cpus) <= set(numa_cpus)
+    return in_node and not cpu_list.tasks and busy.isdisjoint(cpu_list.cpus)
+
+
+def _preference(cpu_list: CpuListAllocation, request: AllocationRequest) -> tuple[bool, tuple[int, ...]]:
+    """The sort key: lists with preferred CPUs first, then by first CPU."""
+    return set(request.prefer).isdisjoint(cpu_list.cpus), cpu_list.cpus
+
+
+def _disjoint(cpu_lists: Iterable[CpuListAllocation]) -> Sequence[CpuListAllocation]:
+    """The lists that overlap none before them."""
+    disjoint: list[CpuListAllocation] = []
+    used: set[int] = set()
+    for cpu_list in cpu_lists:
+        if used.isdisjoint(cpu_list.cpus):
+            disjoint.append(cpu_list)
+            used.update(cpu_list.cpus)
+    return disjoint
+
+
+def _least_used_list(
+    pool: Pool, sockets: Sequence[int], request: AllocationRequest, draw: float
+) -> CpuListAllocation:
+    """One of the lists with the fewest tasks. The pool infra ignores the NUMA node as it ignores the socket."""
+    numa_cpus = None if pool.name == INFRA else request.numa_cpus
+    cpu_lists = [
+        cpu_list
+        for socket in sockets
+        for cpu_list in _usable(pool.sockets[socket], request)
+        if numa_cpus is None or not set(numa_cpus).isdisjoint(cpu_list.cpus)
+    ]
+    if not cpu_lists:
+        raise _too_few(pool, sockets, request, 0, 1)
+    fewest = min(len(cpu_list.tasks) for cpu_list in cpu_lists)
+    least_used = [cpu_list for cpu_list in cpu_lists if len(cpu_list.tasks) == fewest]
+    return least_used[int(draw * len(least_used))]
+
+
+def _usable(
+    cpu_lists: Iterable[CpuListAllocation], request: AllocationRequest
+) -> Iterable[CpuListAllocation]:
+    return (cpu_list for cpu_list in cpu_lists if set(request.avoid).isdisjoint(cpu_list.cpus))
+
+
+def _too_few(
+    pool: Pool, sockets: Sequence[int], request: AllocationRequest, available: int, wanted: int
+) -> Unavailable:
+    """The error if too few lists are available, with the reasons."""
+    cpu_lists = [cpu_list for socket in sockets for cpu_list in pool.sockets[socket]]
+    offline = sorted({cpu for cpu_list in cpu_lists for cpu in cpu_list.cpus} & set(request.avoid))
+    held = sum(bool(cpu_list.tasks) for cpu_list in cpu_lists)
+    kind = "free" if pool.is_exclusive else "usable"
+    seen = f"{available} of {len(cpu_lists)} CPU lists {kind}"
+    seen += f", {held} held" if pool.is_exclusive and held else ""
+    seen += f", CPUs {cpulist.format_ranges(offline)} offline" if offline else ""
+    return Unavailable(WHAT, [Problem(f"pool {pool.name}", seen, str(wanted))])

@@ -1,0 +1,151 @@
+"""The node agent's DaemonSet, as a value: the one of `deploy/cpu-agent.yaml`, and whose pods it counts on.
+
+What the agent may do is not made from here: who prepares nodes needs no right to give rights.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+from nodewise.cpu.api_client import Object
+from nodewise.cpu.cluster import setup_objects
+from nodewise.cpu.cluster.api_versions import ApiFeatures
+from nodewise.cpu.cluster.setup_objects import SetupOptions
+from nodewise.cpu.names import DEFAULT_SOCKET, LABEL, NODE_NAME, PROC_FS
+
+NAME: Final = "cmk-agent"
+"""Of the DaemonSet, of its pods' label `app`, and of their service account."""
+MANIFEST: Final = "deploy/cpu-agent.yaml"
+MANIFEST_NAMESPACE: Final = "cmk-namespace"
+
+_FOLDER: Final = str(PurePosixPath(DEFAULT_SOCKET).parent)
+_FEATURES: Final = "/etc/kubernetes/node-feature-discovery/features.d"
+_CONTAINER: Final = "agent"
+_HEALTH_PORT: Final = 9002
+_MANAGED: Final = "app.kubernetes.io/managed-by"
+"""A label that says that a chart made it."""
+_PULLING: Final = ("image", "imagePullPolicy")
+
+
+def daemon_set(wish: SetupOptions, dialect: ApiFeatures) -> Object:
+    """One for all nodes with the label `LABEL`."""
+    labels = {"app": NAME}
+    return {
+        "apiVersion": dialect.daemon_sets,
+        "kind": "DaemonSet",
+        "metadata": {"name": NAME, "namespace": wish.namespace, "labels": labels},
+        "spec": {
+            "selector": {"matchLabels": labels},
+            "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "10%"}},
+            "template": {
+                "metadata": {"labels": labels, **_annotations(dialect)},
+                "spec": _pod(wish, dialect),
+            },
+        },
+    }
+
+
+def _annotations(dialect: ApiFeatures) -> Object:
+    if dialect.app_armor == "field":
+        return {}
+    return {"annotations": {f"container.apparmor.security.beta.kubernetes.io/{_CONTAINER}": "unconfined"}}
+
+
+def _pod(wish: SetupOptions, dialect: ApiFeatures) -> Object:
+    # older API servers let pods of that class into kube-system only
+    priority = {} if dialect.webhooks == "v1beta1" else {"priorityClassName": "system-node-critical"}
+    folders = {"socket": _FOLDER, "features": _FEATURES}
+    return {
+        "serviceAccountName": NAME,
+        "enableServiceLinks": False,
+        **priority,
+        "nodeSelector": {LABEL: "true"},
+        "tolerations": [{"operator": "Exists"}],
+        "hostPID": True,
+        "containers": [_container(wish, dialect, folders)],
+        "volumes": [
+            {"name": name, "hostPath": {"path": path, "type": "DirectoryOrCreate"}}
+            for name, path in folders.items()
+        ],
+        **({"imagePullSecrets": [{"name": wish.pull_secret}]} if wish.pull_secret else {}),
+    }
+
+
+def _container(wish: SetupOptions, dialect: ApiFeatures, folders: Mapping[str, str]) -> Object:
+    def probe(path: str, **more: int) -> Object:
+        return {"httpGet": {"path": path, "port": "health"}, "periodSeconds": 10, **more}
+
+    return {
+        "name": _CONTAINER,
+        "image": wish.image,
+        "imagePullPolicy": wish.pull_policy,
+        "command": ["nodewise", "cpu", "agent"],
+        "args": [f"--namespace={wish.namespace}", "--health-address=0.0.0.0"],
+        "env": [
+            {"name": NODE_NAME, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+            {"name": PROC_FS, "value": "/proc"},
+        ],
+        "ports": [{"name": "health", "containerPort": _HEALTH_PORT}],
+        "livenessProbe": probe("/healthz", failureThreshold=6),
+        "readinessProbe": probe("/readyz"),
+        "resources": {"requests": {"cpu": "20m", "memory": "80Mi"}, "limits": {"memory": "256Mi"}},
+        "securityContext": {
+            "runAsUser": 0,
+            "readOnlyRootFilesystem": True,
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"], "add": ["DAC_READ_SEARCH", "SYS_PTRACE", "SYS_NICE"]},
+            # their profiles for containers keep whose a process of the host is from whoever asks
+            **({"appArmorProfile": {"type": "Unconfined"}} if dialect.app_armor == "field" else {}),
+            "seLinuxOptions": {"type": "spc_t"},
+            # it admits ptrace, process_vm_readv and kcmp to who has SYS_PTRACE, and sched_setaffinity to everybody
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "volumeMounts": [{"name": name, "mountPath": path} for name, path in folders.items()],
+    }
+
+
+def is_another(found: Object, wanted: Object) -> bool:
+    """Whether somebody made this one to their own liking, such as with `--enforce=cgroup`: it is theirs, and stays.
+
+    One that is as it ships, but for the image and how that is pulled, is nobody's.
+    """
+    about = found["metadata"]
+    if setup_objects.MADE_FROM in (about.get("annotations") or {}):
+        return False
+    one, other = (_without_image(made["spec"]) for made in (found, wanted))
+    is_same = setup_objects.agrees(one, other) and setup_objects.agrees(other, one)
+    return _MANAGED in (about.get("labels") or {}) or not is_same
+
+
+def _without_image(spec: Mapping[str, Any]) -> Object:
+    pod = spec["template"]["spec"]
+    containers = [
+        {key: value for key, value in one.items() if key not in _PULLING} for one in pod["containers"]
+    ]
+    return {"selector": spec["selector"], "pod": {**pod, "containers": containers, "imagePullSecrets": []}}
+
+
+def pods_of(pods: Iterable[Object], daemon_set: Object, node: str) -> list[Object]:
+    """Those of a node that are made from the DaemonSet as it is now."""
+    template = daemon_set["spec"]["template"]["spec"]
+    return [pod for pod in pods if _node(pod) == node and setup_objects.agrees(pod["spec"], template)]
+
+
+def _node(pod: Object) -> str:
+    """The node that it is on, or is meant for: DaemonSets say so by affinity, and kube-scheduler places it."""
+    spec = pod["spec"]
+    if spec.get("nodeName"):
+        return str(spec["nodeName"])
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    terms = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get(
+        "nodeSelectorTerms"
+    ) or ()
+    names = [one["values"][0] for term in terms for one in term.get("matchFields") or ()]
+    return str(names[0]) if names else ""
+
+
+def how_to_apply(namespace: str) -> str:
+    """The command that makes its account, and says what that may do."""
+    if namespace == MANIFEST_NAMESPACE:
+        return f"kubectl apply -f {MANIFEST}"
+    return f"sed s/{MANIFEST_NAMESPACE}/{namespace}/g {MANIFEST} | kubectl apply -f -"

@@ -1,0 +1,168 @@
+"""Gives all nodes other pools: looked at everywhere first, then done on one node after the other.
+
+Nothing is changed unless every node says that it can be. A node on which it fails stays as it was, and the nodes after
+it are not touched. Who runs it again goes on where it ended: on a node that has these pools nothing happens.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+from nodewise.cpu.api_client import ApiClient, Object
+from nodewise.cpu.cluster import object_writer, pod_progress, setup, setup_objects
+from nodewise.cpu.cluster.object_writer import Deadline
+from nodewise.cpu.cluster.pod_progress import PodProgress
+from nodewise.cpu.cluster.setup import ProgressReporter
+from nodewise.cpu.cluster.setup_objects import SetupOptions
+from nodewise.cpu.names import LABEL
+from nodewise.errors import Conflict, NodewiseError, Problem, Refused, Unavailable
+
+CHECKED: Final = "can be reconfigured"
+DONE: Final = "reconfigured"
+UNTOUCHED: Final = "not touched"
+
+
+class NodeResult(NamedTuple):
+    """What came of a node."""
+
+    node: str
+    state: str
+    """`can be reconfigured`, `reconfigured`, `not touched`, or `failed`."""
+    error: str = ""
+
+
+class ReconfigurationReport(NamedTuple):
+    """What came of all nodes, in their order."""
+
+    nodes: Sequence[NodeResult]
+
+    @property
+    def is_whole(self) -> bool:
+        return not any(one.error for one in self.nodes)
+
+    def as_dict(self) -> dict[str, Any]:
+        """As `reconfigure_setup -o json` prints it."""
+        return {
+            "nodes": [{key: value for key, value in one._asdict().items() if value} for one in self.nodes]
+        }
+
+
+def nodes(requests: ApiClient) -> list[str]:
+    """The schedulable nodes that have pools, in the API server's order. Refused if there is none."""
+    labelled = setup.list_nodes(requests, f"{LABEL}=true")
+    found = [node["metadata"]["name"] for node in labelled if not node["spec"].get("unschedulable")]
+    if not found:
+        problem = Problem("nodes", "none that is schedulable", f"at least one with the label {LABEL}=true")
+        raise Refused("no node to reconfigure", [problem])
+    return found
+
+
+def reconfigure(
+    requests: ApiClient,
+    names: Sequence[str],
+    wish: SetupOptions,
+    patience: Callable[[], Deadline],
+    tell: ProgressReporter,
+    *,
+    only_check: bool = False,
+) -> ReconfigurationReport:
+    """Look at all nodes at once, then give them other pools one by one; `patience` is anew for each step."""
+    checks = _Pods(requests, wish, patience(), tell, checks=True)
+    errors = checks.run(names)
+    if errors or only_check:
+        pool_allocations = [
+            NodeResult(node, "failed" if node in errors else CHECKED, errors.get(node, "")) for node in names
+        ]
+        return ReconfigurationReport(pool_allocations)
+    done: list[NodeResult] = []
+    for node in names:
+        failed = _Pods(requests, wish, patience(), tell).run([node])
+        done.append(NodeResult(node, "failed" if failed else DONE, failed.get(node, "")))
+        if failed:
+            break
+    return ReconfigurationReport([*done, *(NodeResult(node, UNTOUCHED) for node in names[len(done) :])])
+
+
+class _Pods:
+    """A pod on each of some nodes, until it is over. One that succeeded is removed; one that failed tells why."""
+
+    def __init__(
+        self,
+        requests: ApiClient,
+        wish: SetupOptions,
+        patience: Deadline,
+        tell: ProgressReporter,
+        *,
+        checks: bool = False,
+    ) -> None:
+        self._requests = requests
+        self._wish = wish
+        self._patience = patience
+        self._tell = tell
+        self._checks = checks
+
+    def run(self, names: Sequence[str]) -> dict[str, str]:
+        """Why it failed, by node."""
+        errors: dict[str, str] = {}
+        made: dict[str, Object] = {}
+        for node in names:
+            try:
+                made[node] = self._made(node)
+            except NodewiseError as error:
+                errors[node] = str(error)
+                if not self._checks:
+                    break
+        return errors | self._awaited(made)
+
+    def _made(self, node: str) -> Object:
+        """A new pod. What an earlier run left is taken away, unless it still works."""
+        wanted = setup_objects.reconfiguring(node, self._wish, checks=self._checks)
+        found = object_writer.find(self._requests, object_writer.path(wanted))
+        if found and not object_writer.is_over(found) and not setup_objects.is_current(found, wanted):
+            seen = f"{object_writer.title(wanted)} is at work, with other options"
+            raise Conflict("the node is being reconfigured already", [Problem(f"node {node}", seen, "")])
+        if found and object_writer.is_over(found):
+            object_writer.remove(self._requests, wanted, self._patience, found)
+        self._tell(object_writer.title(wanted))
+        made: Object = object_writer.ensure(self._requests, wanted, self._patience).found
+        return made
+
+    def _awaited(self, waiting: dict[str, Object]) -> dict[str, str]:
+        errors: dict[str, str] = {}
+        for node, pod in waiting.items():
+            progress = self._end(node, pod)
+            if progress.is_done:
+                self._remove(pod)
+            else:
+                errors[node] = progress.why
+        return errors
+
+    def _remove(self, pod: Object) -> None:
+        """What stays is replaced by the next run; the node is done all the same."""
+        try:
+            object_writer.remove(self._requests, pod, self._patience, pod)
+        except NodewiseError as error:
+            self._tell(str(error))
+
+    def _end(self, node: str, made: Object) -> PodProgress:
+        """How a pod ended, or how far it is when there is no time left."""
+        while True:
+            progress = self._look(made)
+            if progress.is_done or progress.has_failed:
+                self._patience.hurry()
+                return progress
+            if self._patience.is_over:
+                return progress._replace(
+                    why=f"not ready after {self._patience.timeout_s:g} s: {progress.why}"
+                )
+            self._tell(f"waiting for node {node}: {progress.why}")
+            self._patience.pause()
+
+    def _look(self, made: Object) -> PodProgress:
+        try:
+            found = object_writer.find(self._requests, object_writer.path(made))
+        except Unavailable as error:
+            return PodProgress(why=str(error))
+        except NodewiseError as error:
+            return PodProgress(has_failed=True, why=str(error))
+        is_other = found is not None and found["metadata"]["uid"] != made["metadata"]["uid"]
+        return pod_progress.once(None if is_other else found)

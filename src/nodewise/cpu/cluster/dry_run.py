@@ -1,0 +1,89 @@
+"""Whether a pod that asks for a core would get what it needs: one is sent to the API server to be tried, not made."""
+
+from typing import Any, Final, NamedTuple
+
+from nodewise.cpu.api_client import ApiClient
+from nodewise.cpu.cluster.api_versions import ApiFeatures
+from nodewise.cpu.names import EXCLUSIVE_CORES, INJECTED
+from nodewise.errors import NodewiseError, Refused
+from nodewise.kube.resources import PODS, Resource
+
+WEBHOOK: Final = "cmk.intel.com"
+"""What it is called in whatever configuration it is."""
+NUM_CORES: Final = "CMK_NUM_CORES"
+
+
+class Check(NamedTuple):
+    """One thing that was looked at. `ok` is None where nobody can tell, or it is not wanted."""
+
+    name: str
+    ok: bool | None
+    seen: str
+    remedy: str = ""
+    """What to do; empty where nothing is."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return self._asdict()
+
+
+class ValidationTarget(NamedTuple):
+    """What a node is held to. The pod that is tried would be in `pods`."""
+
+    node: str
+    namespace: str
+    taint: bool = True
+    pods: str = "default"
+
+
+def webhook(requests: ApiClient, wanted: ValidationTarget, dialect: ApiFeatures) -> Check:
+    """That a pod which asks for a core gets what it needs. Only where pods can be tried without being made."""
+    if dialect.webhooks != "v1":
+        return Check("webhook", ok=None, seen="this API server cannot try a pod without making it")
+    configurations = Resource(
+        "admissionregistration.k8s.io", "v1", "mutatingwebhookconfigurations", "", namespaced=False
+    )
+    try:
+        found = requests.get(configurations.path())["items"]
+    except Refused as error:
+        return Check("webhook", ok=None, seen=str(error), remedy="the right to list webhook configurations")
+    if not any(hook["name"] == WEBHOOK for one in found for hook in one.get("webhooks") or ()):
+        return Check("webhook", ok=None, seen="not installed: pods have to bring all that `isolate` needs")
+    return _tried(requests, wanted)
+
+
+def _tried(requests: ApiClient, wanted: ValidationTarget) -> Check:
+    try:
+        pod = requests.create(f"{PODS.path(wanted.pods)}?dryRun=All", _pod(wanted))
+    except Refused as error:
+        return Check("webhook", ok=None, seen=str(error), remedy="the right to create pods, for a dry run")
+    except NodewiseError as error:
+        remedy = (
+            f"see what keeps pods out of namespace {wanted.pods}; `kubectl logs` of cmk-webhook-deployment"
+        )
+        return Check("webhook", ok=False, seen=str(error), remedy=remedy)
+    annotated = (pod["metadata"].get("annotations") or {}).get(INJECTED) == "true"
+    told = {one["name"]: one.get("value") for one in pod["spec"]["containers"][0].get("env") or ()}
+    lacking = [
+        *([] if annotated else [f"annotation {INJECTED}"]),
+        *([] if told.get(NUM_CORES) == "1" else [NUM_CORES]),
+        *([] if pod["spec"]["containers"][0].get("volumeMounts") else ["mounts"]),
+    ]
+    if lacking:
+        remedy = (
+            "is cmk-webhook-deployment ready, and its certificate in cmk-webhook-config? `kubectl logs` it"
+        )
+        return Check(
+            "webhook", ok=False, seen=f"a pod that asks for a core lacks {', '.join(lacking)}", remedy=remedy
+        )
+    return Check("webhook", ok=True, seen="a pod that asks for a core gets what it needs")
+
+
+def _pod(wanted: ValidationTarget) -> dict[str, Any]:
+    resources = {kind: {EXCLUSIVE_CORES: "1"} for kind in ("requests", "limits")}
+    container = {"name": "main", "image": "none", "command": ["true"], "resources": resources}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"generateName": "cmk-validate-"},
+        "spec": {"containers": [container], "restartPolicy": "Never", "nodeName": wanted.node},
+    }

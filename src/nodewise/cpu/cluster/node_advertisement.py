@@ -1,0 +1,169 @@
+"""What a node says of itself so that pods find it: how many exclusive cores it has, a label, and a taint.
+
+Nothing is written where all is as it should be, so this may be asked every few seconds. Whatever others write to the
+node meanwhile stays: their taints are kept as they are, whatever fields these have.
+"""
+
+import json
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from nodewise.cpu.api_client import ApiClient, Object
+from nodewise.cpu.cluster import api_versions
+from nodewise.cpu.cluster.api_versions import ApiFeatures
+from nodewise.cpu.names import EXCLUSIVE_CORES, LABEL, NON_ISOLCPUS_CORES, TAINT
+from nodewise.cpu.pool_allocations import Allocations
+from nodewise.cpu.pools import EXCLUSIVE, NON_ISOLCPUS
+from nodewise.errors import BadInput, Conflict, Problem, shown
+from nodewise.kube.resources import NODES
+from nodewise.observe import logs
+
+TAINTS_ANNOTATION: Final = "scheduler.alpha.kubernetes.io/taints"
+"""Where taints stood below Kubernetes 1.7, as JSON."""
+OURS: Final = {"key": TAINT, "value": "true", "effect": "NoSchedule"}
+
+_MANAGER: Final = {"fieldManager": "nodewise-cpu"}
+_TRIES: Final = 10
+_PAUSE_S: Final = 0.2
+
+
+def counts(allocations: Allocations) -> Mapping[str, int]:
+    """Of each resource how many there are: one for each CPU list of its pool. BadInput without the pool exclusive."""
+    if EXCLUSIVE not in allocations.pools:
+        problem = Problem("pools", ", ".join(allocations.pools) or "none", EXCLUSIVE)
+        raise BadInput("cannot count the node's cores: pool exclusive does not exist", [problem])
+    pools = {EXCLUSIVE_CORES: EXCLUSIVE, NON_ISOLCPUS_CORES: NON_ISOLCPUS}
+    return {
+        resource: len(list(allocations.pools[pool].cpu_lists))
+        for resource, pool in pools.items()
+        if pool in allocations.pools
+    }
+
+
+def advertise(
+    requests: ApiClient,
+    node: str,
+    wanted: Mapping[str, int],
+    *,
+    taint: bool,
+    dialect: ApiFeatures | None = None,
+) -> bool:
+    """Have the node say it; whether anything had to be written. `taint`: whether to add ours, which stays without.
+
+    A resource of which there is none any more is taken away, but for the exclusive cores, of which there may be 0.
+    Refused by an API server that takes no such resources; Conflict if others always write first.
+    """
+    dialect = dialect or api_versions.fetch(requests)
+    api_versions.check(dialect)
+
+    def status(found: Object) -> Object:
+        return _capacity(found, dialect, wanted)
+
+    def labelled(found: Object) -> Object:
+        taints = read_taints(found, dialect)
+        whole = [one for one in taints if one.get("key") != TAINT] + [OURS]
+        has_all = not taint or any(is_ours(one) for one in taints)
+        return _merged(_label(found, "true"), {} if has_all else tainted(whole, dialect))
+
+    return _change(requests, node, {"status": status, "": labelled})
+
+
+def withdraw(requests: ApiClient, node: str, *, dialect: ApiFeatures | None = None) -> bool:
+    """Have the node say none of it any more; whether anything had to be written."""
+    dialect = dialect or api_versions.fetch(requests)
+    steps = {
+        "": lambda found: _untainted(found, dialect),
+        "status": lambda found: _capacity(found, dialect, None),
+    }
+    changed = _change(requests, node, steps)
+    return _change(requests, node, {"": lambda found: _label(found, None)}) or changed
+
+
+def _change(requests: ApiClient, node: str, steps: Mapping[str, Callable[[Object], Object]]) -> bool:
+    """Carry out patches, by subresource, each made from what the node is; anew where somebody wrote meanwhile."""
+    changed = False
+    for subresource, plan in steps.items():
+        for number in range(_TRIES):
+            found = requests.get(NODES.path(name=node))
+            patch = plan(found)
+            if not patch:
+                break
+            version = {name: found["metadata"][name] for name in ("uid", "resourceVersion")}
+            try:
+                requests.patch(
+                    NODES.path(name=node, subresource=subresource),
+                    _merged({"metadata": version}, patch),
+                    "merge",
+                    _MANAGER,
+                )
+            except Conflict:
+                if number == _TRIES - 1:
+                    raise
+                time.sleep(random.uniform(0, _PAUSE_S * (number + 1)))  # noqa: S311 - who waits how long is no secret
+                continue
+            logs.emit("cpu_node_patched", node=node, patch=json.dumps(patch, sort_keys=True))
+            changed = True
+            break
+    return changed
+
+
+def _capacity(found: Object, dialect: ApiFeatures, wanted: Mapping[str, int] | None) -> Object:
+    """The patch of the node's status; None wants no resource at all."""
+    status = found.get("status") or {}
+    capacity, allocatable = (status.get(name) or {} for name in ("capacity", "allocatable"))
+    new: dict[str, Any] = {}
+    gone: dict[str, None] = {}
+    for resource, name in dialect.resources.items():
+        count = None if wanted is None else wanted.get(resource, 0)
+        if count or (count == 0 and resource == EXCLUSIVE_CORES):
+            if str(capacity.get(name)) != str(count):
+                new[name] = str(count)
+        else:
+            gone |= {name: None} if name in capacity or name in allocatable else {}
+    parts = {"capacity": new | gone, "allocatable": {name: None for name in gone if name in allocatable}}
+    filled = {name: part for name, part in parts.items() if part}
+    return {"status": filled} if filled else {}
+
+
+def _label(found: Object, value: str | None) -> Object:
+    labels = found["metadata"].get("labels") or {}
+    return {} if labels.get(LABEL) == value else {"metadata": {"labels": {LABEL: value}}}
+
+
+def is_ours(taint: Mapping[str, Any]) -> bool:
+    return all(taint.get(name) == value for name, value in OURS.items())
+
+
+def read_taints(found: Object, dialect: ApiFeatures) -> Sequence[Mapping[str, Any]]:
+    """The node's taints, each whole; BadInput if the annotation of old API servers cannot be read."""
+    if dialect.taints == "spec":
+        return (found.get("spec") or {}).get("taints") or []
+    text = (found["metadata"].get("annotations") or {}).get(TAINTS_ANNOTATION) or "[]"
+    try:
+        taints = json.loads(text)
+    except (RecursionError, ValueError):
+        taints = None
+    if not isinstance(taints, list) or not all(isinstance(one, dict) for one in taints):
+        problem = Problem(TAINTS_ANNOTATION, shown(text), "a list of taints, as JSON")
+        raise BadInput("cannot read the node's taints", [problem])
+    return taints
+
+
+def tainted(taints: Sequence[Mapping[str, Any]], dialect: ApiFeatures) -> Object:
+    if dialect.taints == "spec":
+        return {"spec": {"taints": list(taints)}}
+    return {"metadata": {"annotations": {TAINTS_ANNOTATION: json.dumps(list(taints), sort_keys=True)}}}
+
+
+def _untainted(found: Object, dialect: ApiFeatures) -> Object:
+    taints = read_taints(found, dialect)
+    others = [one for one in taints if one.get("key") != TAINT]
+    return tainted(others, dialect) if len(others) < len(taints) else {}
+
+
+def _merged(one: Object, other: Object) -> dict[str, Any]:
+    """Both objects in one; what both have is an object in both."""
+    both = {name: _merged(one[name], other[name]) for name in one.keys() & other.keys()}
+    return {**one, **other, **both}

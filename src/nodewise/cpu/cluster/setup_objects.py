@@ -1,0 +1,313 @@
+"""The pods and DaemonSets by which nodes are prepared, as values.
+
+Names, commands and mounts are those of the older CPU manager, so that what it left behind is found and replaced.
+Commands in containers are lines for a shell: `check` lets nothing into them that a shell would read otherwise.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any, Final, NamedTuple
+
+import nodewise
+from nodewise.cpu.api_client import Object
+from nodewise.cpu.cluster.api_versions import ApiFeatures
+from nodewise.cpu.names import DEFAULT_INSTALL_DIR, DEFAULT_SOCKET, NODE_NAME, PROC_FS
+from nodewise.cpu.pools import PoolOptions
+from nodewise.errors import BadSettings, Problem, shown
+
+INIT: Final = "init"
+INSTALL: Final = "install"
+DISCOVER: Final = "discover"
+RECONCILE: Final = "reconcile"
+NODE_REPORT: Final = "nodereport"
+
+ONCE: Final = (INIT, INSTALL, DISCOVER)
+"""Commands that end, in the order in which they run: cores are not advertised before the program is there."""
+ALWAYS: Final = (RECONCILE, NODE_REPORT)
+ALLOWED: Final = (INIT, DISCOVER, INSTALL, RECONCILE, NODE_REPORT)
+
+IMAGE: Final = f"nodewise:{nodewise.__version__}"
+ACCOUNT: Final = "cmk-serviceaccount"
+PULL_POLICIES: Final = ("Never", "IfNotPresent", "Always")
+MADE_FROM: Final = "cpu.nodewise.io/made-from"
+"""The annotation that tells what an object was made from, so that it is found to be the wanted one, or not."""
+
+_PROGRAM: Final = "/cmk/cmk.py"
+_INIT_CONTAINERS: Final = "pod.beta.kubernetes.io/init-containers"
+_PROC: Final = {"name": "host-proc", "hostPath": {"path": "/proc"}}
+_PROC_MOUNT: Final = {"mountPath": "/host/proc", "name": "host-proc", "readOnly": True}
+_AGENT: Final = str(PurePosixPath(DEFAULT_SOCKET).parent)
+_SOCKET: Final = {"name": "agent", "hostPath": {"path": _AGENT, "type": "DirectoryOrCreate"}}
+"""Where there is a node agent it moves the tasks, for it may hold them to their CPUs by cgroup."""
+_SOCKET_MOUNT: Final = {"mountPath": _AGENT, "name": "agent", "readOnly": True}
+_CLOSED: Final = {"readOnlyRootFilesystem": True, "allowPrivilegeEscalation": False}
+_LONGEST_LABEL: Final = 63
+
+_LABEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
+_DOMAIN: Final = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.ASCII)
+_IMAGE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,511}", re.ASCII)
+_PATH: Final = re.compile(r"/[A-Za-z0-9._/-]{0,1023}", re.ASCII)
+_CORES: Final = re.compile(r"-1|[a-z0-9:,-]{0,4096}", re.ASCII)
+_MODE: Final = re.compile(r"[A-Za-z]{1,32}", re.ASCII)
+_NUMBER: Final = re.compile(r"\d{1,6}", re.ASCII)
+
+
+class SetupOptions(NamedTuple):
+    """What every pod is made from, as `cluster-init` and `reconfigure_setup` are told it."""
+
+    ask: PoolOptions = PoolOptions()
+    image: str = IMAGE
+    pull_policy: str = "IfNotPresent"
+    pull_secret: str = ""
+    service_account: str = ACCOUNT
+    namespace: str = "default"
+    install_dir: str = DEFAULT_INSTALL_DIR
+    taint: bool = True
+
+
+def parse_commands(text: str) -> tuple[str, ...]:
+    """The commands of `--cmk-cmd-list`; BadSettings names those that there are not, and init in a later place."""
+    commands = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    wrong = [
+        Problem("--cmk-cmd-list", shown(one), ", ".join(ALLOWED)) for one in commands if one not in ALLOWED
+    ]
+    if INIT in commands[1:]:
+        wrong.append(Problem("--cmk-cmd-list", shown(text), "init must be first"))
+    _raise(wrong)
+    return commands
+
+
+def parse_count(text: str, option: str) -> int:
+    """A number of cores; BadSettings for what is no whole number of 0 or more."""
+    if not _NUMBER.fullmatch(text.strip()):
+        _raise([Problem(option, shown(text), "a positive integer, or 0")])
+    return int(text)
+
+
+def check(wish: SetupOptions) -> None:
+    """BadSettings names each value that cannot be what it should be, or that a shell would read otherwise."""
+    plain = "letters, digits and"
+    patterns = (
+        ("--cmk-img", wish.image, _IMAGE, "an image's name"),
+        ("--pull-secret", wish.pull_secret or "none", _DOMAIN, "a Secret's name"),
+        ("--saname", wish.service_account, _DOMAIN, "a ServiceAccount's name"),
+        ("--namespace", wish.namespace, _LABEL, "a namespace's name"),
+        ("--install-dir", wish.install_dir, _PATH, f"an absolute path of {plain} . _ - /"),
+        ("--exclusive-mode", wish.ask.exclusive_mode, _MODE, "packed or spread"),
+        ("--shared-mode", wish.ask.shared_mode, _MODE, "packed or spread"),
+        ("--excl-non-isolcpus", wish.ask.non_isolcpus, _CORES, "core numbers and ranges, such as 3,5-7"),
+    )
+    wrong = [
+        Problem(at, shown(text), wanted) for at, text, form, wanted in patterns if not form.fullmatch(text)
+    ]
+    if wish.pull_policy not in PULL_POLICIES:
+        wrong.append(Problem("--cmk-img-pol", shown(wish.pull_policy), ", ".join(PULL_POLICIES)))
+    _raise(wrong)
+
+
+def check_node(name: str, option: str = "--host-list") -> None:
+    """BadSettings for a text that no node can be called."""
+    if not _DOMAIN.fullmatch(name):
+        _raise([Problem(option, shown(name), "names of nodes, separated by commas")])
+
+
+def _raise(problems: Sequence[Problem]) -> None:
+    if problems:
+        raise BadSettings("settings", problems)
+
+
+def pod_name(commands: Iterable[str], node: str) -> str:
+    return f"cmk-{'-'.join(commands)}-pod-{node}"
+
+
+def daemon_set_name(commands: Iterable[str], node: str) -> str:
+    return f"cmk-{'-'.join(commands)}-ds-{node}"
+
+
+def reconfigure_name(node: str, *, checks: bool = False) -> str:
+    return f"cmk-reconfigure-check-pod-{node}" if checks else f"cmk-reconfigure-pod-{node}"
+
+
+def preparing(commands: Sequence[str], node: str, wish: SetupOptions, dialect: ApiFeatures) -> Object:
+    """The pod whose containers prepare a node, one after the other, and end."""
+    ordered = [one for one in ONCE if one in commands]
+    containers = [_container(name, _line(name, wish), wish) for name in ordered]
+    first, last = containers[:-1], containers[-1:]
+    return _pod(pod_name(commands, node), node, wish, _with_first(dialect, last, first))
+
+
+def daemon_set(commands: Sequence[str], node: str, wish: SetupOptions, dialect: ApiFeatures) -> Object:
+    """The DaemonSet of a single node, whose containers go on looking after it."""
+    name = daemon_set_name(commands, node)
+    containers = [_container(one, _line(one, wish), wish) for one in commands]
+    spec = _spec(node, wish, {"containers": containers, "restartPolicy": "Always"})
+    if dialect.taints == "spec":
+        spec["tolerations"] = [{"operator": "Exists"}]
+    labels = {"app": label(name)}
+    about: dict[str, Any] = {"labels": labels}
+    whole: dict[str, Any] = {"template": {"metadata": about, "spec": spec}}
+    if dialect.daemon_sets == "apps/v1":
+        whole["selector"] = {"matchLabels": labels}
+    metadata = {"name": name, "namespace": wish.namespace}
+    made = {"apiVersion": dialect.daemon_sets, "kind": "DaemonSet", "metadata": metadata, "spec": whole}
+    stamp = {MADE_FROM: _stamp(made)}
+    about["annotations"] = stamp  # so that its pods tell of which template they are
+    return made | {"metadata": {**metadata, "annotations": stamp}}
+
+
+def reconfiguring(node: str, wish: SetupOptions, *, checks: bool = False) -> Object:
+    """The pod that gives a node other pools, or only looks whether it could."""
+    ask = wish.ask
+    line = (
+        f"{_PROGRAM} reconfigure --node-name={node} --num-exclusive-cores={ask.exclusive}"
+        f" --num-shared-cores={ask.shared} --excl-non-isolcpus={ask.non_isolcpus}"
+        f" --exclusive-mode={ask.exclusive_mode} --shared-mode={ask.shared_mode}"
+        f" --install-dir={wish.install_dir} --namespace={wish.namespace}"
+    )
+    container = _container("reconfigure", line + " --check" * checks, wish)
+    container["volumeMounts"] = [*container["volumeMounts"], _SOCKET_MOUNT]
+    parts = {
+        "containers": [container],
+        "hostPID": True,
+        "tolerations": [{"operator": "Exists"}],
+        "volumes": [_PROC, _SOCKET],
+    }
+    return _pod(reconfigure_name(node, checks=checks), node, wish, {"spec": parts})
+
+
+def label(name: str) -> str:
+    """The name as a label's value, which may not be as long as a name: its end is a digest where it has to be cut."""
+    if len(name) <= _LONGEST_LABEL:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:10]
+    return f"{name[: _LONGEST_LABEL - 11]}-{digest}"
+
+
+def _line(command: str, wish: SetupOptions) -> str:
+    """What a container runs, to the letter as the older program had it."""
+    namespace = f"--namespace={wish.namespace}"
+    forever = (
+        f"{_PROGRAM} isolate --pool=infra {namespace} {_PROGRAM} -- %s --interval=5 --publish {namespace}"
+    )
+    ask = wish.ask
+    lines = {
+        INIT: f"{_PROGRAM} init --num-exclusive-cores={ask.exclusive} --num-shared-cores={ask.shared}"
+        f" --shared-mode={ask.shared_mode} --exclusive-mode={ask.exclusive_mode}"
+        f" --excl-non-isolcpus={ask.non_isolcpus} {namespace}",
+        INSTALL: f"{_PROGRAM} install",
+        DISCOVER: f"{_PROGRAM} discover {namespace}" + ("" if wish.taint else " --no-taint"),
+        RECONCILE: forever % "reconcile",
+        NODE_REPORT: forever % "node-report",
+    }
+    return lines[command]
+
+
+def _container(name: str, line: str, wish: SetupOptions) -> dict[str, Any]:
+    program = {"mountPath": DEFAULT_INSTALL_DIR, "name": "cmk-install-dir"}
+    mounts = {
+        INIT: [_PROC_MOUNT],
+        INSTALL: [program, _PROC_MOUNT],  # it leaves versions alone that somebody runs
+        DISCOVER: [],
+        RECONCILE: [_PROC_MOUNT, program | {"readOnly": True}],
+        NODE_REPORT: [_PROC_MOUNT, program | {"readOnly": True}],
+    }.get(name, [_PROC_MOUNT])
+    return {
+        "name": name,
+        "image": wish.image,
+        "imagePullPolicy": wish.pull_policy,
+        "command": ["/bin/bash", "-c"],
+        "args": [line],
+        "env": [
+            {"name": PROC_FS, "value": "/host/proc"},
+            {"name": NODE_NAME, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+        ],
+        "securityContext": _rights(name),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        **({"volumeMounts": mounts} if mounts else {}),
+    }
+
+
+def _rights(name: str) -> Mapping[str, Any]:
+    """As few as each needs. Whose a process is stands in its environment, which its owner and SYS_PTRACE may read."""
+    if name == INSTALL:
+        return {
+            "privileged": True,  # profiles of SELinux and AppArmor keep other containers from the host
+            "runAsUser": 0,  # the host's folder is root's, and the image's user is not
+        }
+    if name in {RECONCILE, "reconfigure"}:
+        added = ["DAC_READ_SEARCH", "SYS_PTRACE", *(["SYS_NICE"] if name == "reconfigure" else [])]
+        capabilities = {"drop": ["ALL"], "add": added}
+        return {**_CLOSED, "runAsUser": 0, "capabilities": capabilities}
+    return {
+        **_CLOSED,
+        "runAsNonRoot": True,
+        "runAsUser": 1000,
+        "runAsGroup": 3000,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def _with_first(
+    dialect: ApiFeatures, containers: Sequence[Object], first: Sequence[Object]
+) -> Mapping[str, Mapping[str, Any]]:
+    """Containers, and those that run before them, as this API server takes them: spec and annotations."""
+    if first and dialect.init_containers == "annotation":
+        return {
+            "annotations": {_INIT_CONTAINERS: json.dumps(list(first))},
+            "spec": {"containers": containers},
+        }
+    spec: dict[str, Any] = {"containers": containers} | ({"initContainers": list(first)} if first else {})
+    if dialect.taints == "spec":
+        spec["tolerations"] = [{"operator": "Exists"}]
+    return {"spec": spec}
+
+
+def _pod(name: str, node: str, wish: SetupOptions, parts: Mapping[str, Mapping[str, Any]]) -> Object:
+    """A pod that runs once."""
+    metadata = {"name": name, "namespace": wish.namespace, "annotations": dict(parts.get("annotations", {}))}
+    spec = _spec(node, wish, {"restartPolicy": "Never", **parts["spec"]})
+    return stamped({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+
+
+def _spec(node: str, wish: SetupOptions, parts: Mapping[str, Any]) -> dict[str, Any]:
+    program = {"name": "cmk-install-dir", "hostPath": {"path": wish.install_dir}}
+    return {
+        "nodeName": node,
+        "serviceAccountName": wish.service_account,
+        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+        "volumes": [_PROC, program],
+        **({"imagePullSecrets": [{"name": wish.pull_secret}]} if wish.pull_secret else {}),
+        **parts,
+    }
+
+
+def _stamp(made: Object) -> str:
+    return hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def stamped(made: Object) -> Object:
+    """The object with what it was made from written on it."""
+    metadata = made["metadata"]
+    annotations = {**metadata.get("annotations", {}), MADE_FROM: _stamp(made)}
+    return {**made, "metadata": {**metadata, "annotations": annotations}}
+
+
+def is_current(found: Object, wanted: Object) -> bool:
+    """Whether an object that is there was made from the same, and nobody has changed anything of that since."""
+    stamp = wanted["metadata"]["annotations"][MADE_FROM]
+    same = (found["metadata"].get("annotations") or {}).get(MADE_FROM) == stamp
+    return same and all(
+        agrees(found.get(key), wanted[key]) for key in wanted.keys() - {"metadata", "apiVersion"}
+    )
+
+
+def agrees(found: object, wanted: object) -> bool:
+    """Whether what both name is the same: servers add defaults, and leave out what they do not know."""
+    if isinstance(wanted, Mapping) and isinstance(found, Mapping):
+        return all(agrees(found[key], wanted[key]) for key in wanted if key in found)
+    if isinstance(wanted, list | tuple) and isinstance(found, list):
+        return all(any(agrees(one, other) for one in found) for other in wanted)
+    return found == wanted

@@ -1,0 +1,208 @@
+"""Whether a node is as the CPU manager needs it: each thing that its older manual had people look at, and the remedy.
+
+Everything is only looked at. A pod that asks for a core is sent to the API server to be tried, not to be made.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from nodewise.cpu import pool_allocations
+from nodewise.cpu.allocation_store import AllocationStore, StoredAllocations
+from nodewise.cpu.api_client import ApiClient, Object
+from nodewise.cpu.cluster import dry_run, node_advertisement, reports
+from nodewise.cpu.cluster.api_versions import ApiFeatures
+from nodewise.cpu.cluster.dry_run import Check, ValidationTarget
+from nodewise.cpu.names import EXCLUSIVE_CORES, LABEL
+from nodewise.cpu.pool_allocations import Allocations
+from nodewise.errors import NodewiseError, Refused
+from nodewise.kube.api import NotFound
+from nodewise.kube.resources import NODES, PODS, selector
+
+_SWEEPERS: Final = re.compile(r"\b(cpu|cmk) agent\b|\breconcile\b")
+"""In the command of a container that frees what is over."""
+
+
+def validate(
+    requests: ApiClient, store: AllocationStore, wanted: ValidationTarget, dialect: ApiFeatures
+) -> Iterator[Check]:
+    """All that can be seen from afar, in the order of the manual. Unavailable if the API server does not answer."""
+    try:
+        node: Object = requests.get(NODES.path(name=wanted.node))
+    except NotFound as error:
+        yield Check("node", ok=False, seen=str(error), remedy="name one of `kubectl get nodes`")
+        return
+    yield _label(node, wanted)
+    yield _taint(node, wanted, dialect)
+    stored, told = _pools(store, wanted)
+    yield told
+    yield from _resources(node, stored, wanted, dialect)
+    yield from _processes(requests, stored, wanted)
+    yield _report(requests, stored, wanted, dialect)
+    yield dry_run.webhook(requests, wanted, dialect)
+
+
+def _label(node: Object, wanted: ValidationTarget) -> Check:
+    seen = (node["metadata"].get("labels") or {}).get(LABEL)
+    return Check(
+        "label",
+        seen == "true",
+        f"{LABEL}={seen}" if seen else f"no {LABEL}",
+        _discover(wanted, seen != "true"),
+    )
+
+
+def _discover(wanted: ValidationTarget, is_wrong: bool) -> str:
+    remedy = f"nodewise cpu discover --node-name {wanted.node} --namespace {wanted.namespace}"
+    return remedy if is_wrong else ""
+
+
+def _taint(node: Object, wanted: ValidationTarget, dialect: ApiFeatures) -> Check:
+    try:
+        ours = [
+            one
+            for one in node_advertisement.read_taints(node, dialect)
+            if one.get("key") == node_advertisement.OURS["key"]
+        ]
+    except NodewiseError as error:
+        return Check("taint", ok=False, seen=str(error), remedy="mend the node's annotation")
+    is_there = any(node_advertisement.is_ours(one) for one in ours)
+    seen = "cmk=true:NoSchedule" if is_there else f"{ours[0]}" if ours else "no taint cmk"
+    if not wanted.taint and not is_there:
+        return Check("taint", ok=None, seen=seen)
+    return Check("taint", is_there, seen, _discover(wanted, not is_there))
+
+
+def _pools(store: AllocationStore, wanted: ValidationTarget) -> tuple[StoredAllocations | None, Check]:
+    try:
+        stored = store.read()
+    except NotFound as error:
+        remedy = f"nodewise cpu cluster-init --host-list {wanted.node} --namespace {wanted.namespace}"
+        return None, Check("pools", ok=False, seen=str(error), remedy=remedy)
+    except NodewiseError as error:
+        return None, Check("pools", ok=False, seen=str(error), remedy=f"mend {store.place}")
+    if stored.intent:
+        seen = f"being reconfigured by process {stored.intent.by.pid} since {stored.intent.since}"
+        remedy = "wait; the node agent takes it back if that process is gone"
+        return stored, Check("pools", ok=False, seen=seen, remedy=remedy)
+    if overlaps := pool_allocations.overlaps(stored.allocations):
+        remedy = "give each CPU to one list: nodewise cpu reconfigure"
+        return stored, Check("pools", ok=False, seen="; ".join(overlaps), remedy=remedy)
+    lists = ", ".join(
+        f"{pool.name} {len(list(pool.cpu_lists))}" for pool in stored.allocations.pools.values()
+    )
+    return stored, Check("pools", ok=True, seen=f"{store.place}: {lists}")
+
+
+def _resources(
+    node: Object, stored: StoredAllocations | None, wanted: ValidationTarget, dialect: ApiFeatures
+) -> Iterator[Check]:
+    """That the node says of each resource what its pools have, and that pods may have as many."""
+    if not dialect.resources:
+        yield Check(
+            "resources", ok=False, seen="Kubernetes 1.8.0 takes none", remedy="Kubernetes 1.8.1 or later"
+        )
+        return
+    if stored is None:
+        yield Check("resources", ok=None, seen="the pools are not known")
+        return
+    try:
+        counts = node_advertisement.counts(stored.allocations)
+    except NodewiseError as error:
+        yield Check("resources", ok=False, seen=str(error), remedy="nodewise cpu reconfigure")
+        return
+    for resource, count in counts.items():
+        name = dialect.resources[resource]
+        if not count and resource != EXCLUSIVE_CORES:
+            continue
+        status = node.get("status") or {}
+        has, gives = (str((status.get(part) or {}).get(name, "none")) for part in ("capacity", "allocatable"))
+        remedy = ""
+        if has != str(count):
+            remedy = f"{_discover(wanted, is_wrong=True)}; the node agent does it after a kubelet's restart"
+        elif gives != has:
+            remedy = "the kubelet gives what the node has within seconds: is it running?"
+        seen = f"capacity {has}, allocatable {gives}; the pool has {count}"
+        yield Check(name, not remedy, seen, remedy)
+
+
+def _processes(
+    requests: ApiClient, stored: StoredAllocations | None, wanted: ValidationTarget
+) -> Iterator[Check]:
+    """That somebody frees what is over, and that those who hold cores are pods of the node."""
+    try:
+        pods = requests.get(PODS.path(), {"fieldSelector": selector("spec.nodeName", wanted.node)})["items"]
+    except Refused as error:
+        yield Check("agent", ok=None, seen=str(error), remedy="the right to list pods")
+        return
+    sweepers = [pod for pod in pods if _SWEEPERS.search(_commands(pod))]
+    ready = [pod for pod in sweepers if _is_ready(pod)]
+    names = ", ".join(pod["metadata"]["name"] for pod in ready or sweepers)
+    seen = (
+        f"ready: {names}" if ready else f"not ready: {names}" if sweepers else "no node agent, no reconcile"
+    )
+    remedy = (
+        ""
+        if ready
+        else "`kubectl describe` the pod"
+        if sweepers
+        else "kubectl apply -f deploy/cpu-agent.yaml"
+    )
+    yield Check("agent", bool(ready), seen, remedy)
+    if stored is not None:
+        yield _tasks(stored.allocations, pods)
+
+
+def _commands(pod: Object) -> str:
+    parts = [
+        [*(one.get("command") or ()), *(one.get("args") or ())] for one in pod["spec"].get("containers") or ()
+    ]
+    return "\n".join(" ".join(map(str, words)) for words in parts)
+
+
+def _is_ready(pod: Object) -> bool:
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
+
+
+def _tasks(allocations: Allocations, pods: Sequence[Object]) -> Check:
+    tasks = {task for _, cpu_list in allocations.cpu_lists for task in cpu_list.tasks}
+    known = {pod["metadata"]["uid"] for pod in pods}
+    strays = sorted(str(task.pid) for task in tasks if task.pod and task.pod not in known)
+    if strays:
+        seen = f"processes {', '.join(strays)} hold cores for pods that are not on the node"
+        return Check("tasks", ok=False, seen=seen, remedy="nodewise cpu reconcile, on the node")
+    return Check("tasks", ok=True, seen=f"{len(tasks)} running")
+
+
+def _report(
+    requests: ApiClient, stored: StoredAllocations | None, wanted: ValidationTarget, dialect: ApiFeatures
+) -> Check:
+    kind = reports.NODE_REPORT
+    is_old = dialect.reports == "third-party"
+    resource = kind.old_resource if is_old else kind.resource
+    remedy = (
+        "kubectl apply -f deploy/crds/cmk-reports.yaml; the node agent, or `node-report --publish`, writes it"
+    )
+    try:
+        found = requests.get(resource.path(wanted.namespace, reports.name_of(wanted.node)))
+    except Refused as error:
+        return Check(kind.name, ok=False, seen=str(error), remedy=remedy)
+    report = (found if is_old else found.get("spec") or {}).get("report") or {}
+    wrong = [
+        f"{name}: {error}"
+        for name, check in (report.get("checks") or {}).items()
+        for error in check.get("errors") or ()
+    ]
+    if wrong:
+        return Check(kind.name, ok=False, seen="; ".join(wrong), remedy="mend what it names")
+    if stored is not None and _lists(report.get("description")) != _lists(
+        pool_allocations.as_description(stored.allocations)
+    ):
+        return Check(kind.name, ok=False, seen="it tells of other pools: it is old", remedy=remedy)
+    return Check(kind.name, ok=True, seen="tells of these pools, and of nothing wrong")
+
+
+def _lists(description: Mapping[str, Any] | None) -> Mapping[str, set[str]]:
+    pools = (description or {}).get("pools") or {}
+    return {name: set(pool.get("cpuLists") or ()) for name, pool in pools.items()}

@@ -1,1 +1,0 @@
-"""Holds containers to the CPUs of their tasks, through the container runtime."""

@@ -1,0 +1,1 @@
+"""Enforcement of allocations: cpusets of containers, set through the container runtime."""

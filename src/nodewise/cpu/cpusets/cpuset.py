@@ -1,0 +1,123 @@
+"""Cpusets of containers and processes, and the file with the cpusets that containers had before enforcement.
+
+Process ids are those of the host, as in its `/proc`, `proc`.
+"""
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from nodewise import trusted_files
+from nodewise.cpu import cpulist, procfs
+from nodewise.cpu.cgroups import parse_cgroup
+from nodewise.cpu.kernel_files import read_text
+from nodewise.errors import BadInput, Problem, Unavailable, shown
+
+Cpus = frozenset[int]
+
+
+class Cpuset(NamedTuple):
+    """CPUs, and NUMA nodes for memory. An empty set means unspecified."""
+
+    cpus: Cpus = frozenset()
+    mems: Cpus = frozenset()
+
+    def __str__(self) -> str:
+        mems = f", NUMA nodes {cpulist.format_ranges(self.mems)}" if self.mems else ""
+        return f"CPUs {cpulist.format_ranges(self.cpus)}{mems}"
+
+
+class ContainerCpuset(NamedTuple):
+    """The cpuset of a running container: as configured at the runtime, and as inherited from its pod."""
+
+    configured: Cpuset
+    inherited: Cpuset
+
+    @property
+    def effective(self) -> Cpuset:
+        return Cpuset(
+            self.configured.cpus or self.inherited.cpus, self.configured.mems or self.inherited.mems
+        )
+
+
+class Containers(Protocol):
+    """The containers of a node, by id. Both methods raise `Unavailable` or `Refused`."""
+
+    def find(self, container: str) -> ContainerCpuset | None:
+        """The container's cpuset; None if it is not running."""
+        ...
+
+    def confine(self, container: str, cpuset: Cpuset) -> None:
+        """Set the parts of the cpuset that are not empty. A container that has ended is no error."""
+        ...
+
+
+def parse(cpus: str, mems: str, field: str) -> Cpuset:
+    """A cpuset from two lists in the kernel's form. BadInput names `field`."""
+    return Cpuset(*(frozenset(cpulist.parse_list(text, field)) for text in (cpus, mems)))
+
+
+def read_cpuset(proc: Path, pid: int) -> Cpuset:
+    """The cpuset of a process's first thread. Unavailable if the process has ended."""
+    file = proc / f"{pid}/status"
+    try:
+        text = read_text(file)
+    except OSError as error:
+        raise Unavailable("cannot tell what a container has", [Problem(str(file), str(error), "")]) from error
+    lists = dict(re.findall(r"^(Cpus|Mems)_allowed_list:[ \t]*([^ \t\n]+)", text, re.MULTILINE))
+    return parse(lists.get("Cpus", ""), lists.get("Mems", ""), str(file))
+
+
+def list_processes(proc: Path, containers: Collection[str]) -> Mapping[str, Sequence[int]]:
+    """The processes of each of the containers, by container id. Unavailable if `proc` cannot be read."""
+    processes: dict[str, list[int]] = {container: [] for container in containers}
+    for pid in procfs.pids(proc):
+        try:
+            text = read_text(proc / f"{pid}/cgroup")
+        except OSError:
+            continue
+        if (pids := processes.get(parse_cgroup(text).container)) is not None:
+            pids.append(pid)
+    return processes
+
+
+def load_originals(file: Path) -> dict[str, Cpuset]:
+    """The original cpusets by container; empty without a file. Unavailable or BadInput if it cannot be read."""
+    try:
+        trusted_files.check_folder(file.parent)
+        originals = json.loads(trusted_files.read_bytes(file))
+        return {
+            container: parse(cpuset["cpus"], cpuset["mems"], f"{file}: {container}")
+            for container, cpuset in originals.items()
+        }
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise Unavailable(
+            "cannot tell what containers had before", [Problem(str(file), str(error), "")]
+        ) from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        remedy = "remove the file: containers that are confined now stay so until they end"
+        problem = Problem(str(file), shown(error), "what nodewise wrote")
+        raise BadInput("cannot tell what containers had before", [problem], remedy=remedy) from error
+
+
+def save_originals(file: Path, originals: Mapping[str, Cpuset]) -> None:
+    """Replace the file atomically. Unavailable if it cannot be written."""
+    value = {
+        container: {"cpus": cpulist.format_ranges(cpuset.cpus), "mems": cpulist.format_ranges(cpuset.mems)}
+        for container, cpuset in originals.items()
+    }
+    new = file.with_suffix(".new")
+    try:
+        trusted_files.check_folder(file.parent)
+        file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        new.write_text(json.dumps(value), encoding="utf-8")
+        new.chmod(0o644)
+        new.replace(file)
+    except OSError as error:
+        raise Unavailable(
+            "cannot keep what containers had before", [Problem(str(file), str(error), "")]
+        ) from error

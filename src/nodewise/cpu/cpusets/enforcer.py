@@ -1,0 +1,217 @@
+"""Enforcement of allocations by the cpusets of containers, so that no thread leaves its pool.
+
+A container in which tasks hold CPUs gets a cpuset of exactly these CPUs, and of their NUMA nodes. A container without
+tasks gets back the cpuset that it had before its first task.
+
+The node agent calls `admit` after it stored an allocation, before it answers the wrapper, and after a release; `widen`
+before it moves tasks to other CPUs; and `check` after each garbage collection, which also repairs cpusets after a
+restart of the kubelet or the agent. During a reconfiguration a container has both the old and the new CPUs.
+"""
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from nodewise.cpu import ended_tasks, procfs
+from nodewise.cpu.allocation_store import StoredAllocations
+from nodewise.cpu.cpusets import cpuset
+from nodewise.cpu.cpusets.cpuset import Containers, Cpus, Cpuset
+from nodewise.cpu.ended_tasks import KnownProcesses
+from nodewise.cpu.node import thread_affinity
+from nodewise.cpu.node.thread_affinity import Thread
+from nodewise.cpu.pool_allocations import Task
+from nodewise.cpu.topology import Topology
+from nodewise.errors import NodewiseError, Problem
+
+DEFAULT_ORIGINALS: Final = Path("/run/nodewise/cpusets.json")
+"""The file with the original cpusets. It does not survive a reboot, and neither do the containers in it."""
+
+Read = Callable[[], StoredAllocations]
+"""Reads the store. It is called under the enforcer's lock: an earlier result may be older than another thread's."""
+
+
+class EnforcementResult(NamedTuple):
+    """The result of a check: the containers whose cpuset changed, by id, and the failures."""
+
+    changed: Mapping[str, Cpuset]
+    problems: Sequence[Problem]
+
+
+def cpus_of_tasks(stored: StoredAllocations) -> Mapping[Task, Cpus]:
+    """The CPUs of each task. During a reconfiguration these are the old, the new and the intermediate ones."""
+    cpus: dict[Task, Cpus] = {}
+    sources = [stored.allocations, stored.intent.target] if stored.intent else [stored.allocations]
+    for _, cpu_list in chain.from_iterable(allocations.cpu_lists for allocations in sources):
+        for task in cpu_list.tasks:
+            cpus[task] = cpus.get(task, frozenset()) | frozenset(cpu_list.cpus)
+    for move in stored.intent.moves if stored.intent else ():
+        cpus[move.task] = cpus.get(move.task, frozenset()) | move.before | move.after
+    return cpus
+
+
+def target_cpusets(
+    task_cpus: Mapping[Task, Cpus], topology: Topology, originals: Mapping[str, Cpuset]
+) -> Mapping[str, Cpuset]:
+    """The cpuset that each container should have, by id: the CPUs of its tasks, or its original one without tasks.
+
+    Tasks without a known container are left out.
+    """
+    cpus: dict[str, Cpus] = {}
+    for task, own in task_cpus.items():
+        if task.container:
+            cpus[task.container] = cpus.get(task.container, frozenset()) | own
+    numa = {cpu.cpu: cpu.numa for cpu in topology.cpus}
+    return {
+        **originals,
+        **{container: Cpuset(own, _numa_nodes(own, numa)) for container, own in cpus.items()},
+    }
+
+
+def _numa_nodes(cpus: Cpus, numa: Mapping[int, int | None]) -> Cpus:
+    """The NUMA nodes of the CPUs; none if the node of one of them is unknown."""
+    nodes = {numa.get(cpu) for cpu in cpus}
+    return frozenset() if None in nodes else frozenset(node for node in nodes if node is not None)
+
+
+def mask_after(mask: Cpus, old: Cpus, new: Cpus, own: Cpus | None) -> Cpus:
+    """The affinity of a thread once its container's cpuset is `new` instead of `old`.
+
+    The thread keeps what is left of its `mask`. A thread of a task stays on the task's `own` CPUs; another thread
+    follows the cpuset if it could use all of it. (Cgroups of version 1 do not keep this: there each thread may use the
+    whole cpuset after a change.)
+    """
+    if own is None and mask >= old:
+        return new
+    within = new if own is None else own
+    return (mask & within) or within
+
+
+class _NodeState(NamedTuple):
+    """The node at one moment."""
+
+    targets: Mapping[str, Cpuset]
+    """The cpusets that containers should have."""
+    with_tasks: frozenset[str]
+    """Containers in which tasks hold CPUs."""
+    own_cpus: Mapping[int, Cpus]
+    """The task's CPUs of each process of a task, by process id."""
+    processes: Mapping[str, Sequence[int]]
+    """The processes of each container."""
+
+
+class CpusetEnforcer:
+    """Sets the cpusets of one node's containers. Its methods may be called from several threads.
+
+    `originals` is the file with the original cpusets; it outlives the agent. `proc` is the host's, and the agent has to
+    be in the host's namespace of process ids (`thread_affinity.check_namespace`).
+    """
+
+    def __init__(
+        self, containers: Containers, topology: Topology, proc: Path, originals: Path = DEFAULT_ORIGINALS
+    ) -> None:
+        self._containers = containers
+        self._topology = topology
+        self._proc = proc
+        self._originals = originals
+        self._lock = threading.Lock()
+
+    def admit(self, read: Read, container: str, known: KnownProcesses | None = None) -> bool:
+        """Set one container's cpuset after an allocation or a release. Returns whether anything changed.
+
+        Raises the error that prevents it: an allocation has to be taken back then. `known` is the result of the last
+        garbage collection, if there was one; processes are read anew.
+        """
+        with self._lock:
+            stored, originals = read(), cpuset.load_originals(self._originals)
+            node = self._read_node(stored, originals, self._find_processes(stored, known), [container])
+            return any(self._enforce(target, node, originals) for target in node.targets)
+
+    def widen(self, read: Read, tasks: Collection[Task]) -> None:
+        """Allow these tasks all CPUs that the reconfiguration in progress needs. Raises the error that prevents it."""
+        with self._lock:
+            stored, originals = read(), cpuset.load_originals(self._originals)
+            known = self._find_processes(stored, None)
+            node = self._read_node(stored, originals, known, [task.container for task in tasks])
+            for container in node.targets:
+                self._enforce(container, node, originals)
+
+    def check(self, read: Read, known: KnownProcesses | None = None) -> EnforcementResult:
+        """Set the cpusets of all containers. A failure is reported and does not stop the others.
+
+        `known` is the result of a garbage collection just now; without it the processes are read.
+        """
+        changed: dict[str, Cpuset] = {}
+        problems = []
+        with self._lock:
+            stored, originals = read(), cpuset.load_originals(self._originals)
+            if known is None:
+                known = self._find_processes(stored, None)
+            node = self._read_node(stored, originals, known)
+            for container, target in node.targets.items():
+                try:
+                    if self._enforce(container, node, originals):
+                        changed[container] = target
+                except NodewiseError as error:
+                    problems.append(Problem(f"container {container}", str(error), str(target)))
+        return EnforcementResult(changed, problems)
+
+    def _read_node(
+        self,
+        stored: StoredAllocations,
+        originals: Mapping[str, Cpuset],
+        known: KnownProcesses,
+        containers: Collection[str] | None = None,
+    ) -> _NodeState:
+        """The state of these containers, or of all that need a cpuset."""
+        task_cpus = cpus_of_tasks(stored)
+        targets = target_cpusets(task_cpus, self._topology, originals)
+        if containers is not None:
+            targets = {container: target for container, target in targets.items() if container in containers}
+        # a process below two tasks, one of which started the other, belongs to the inner one: the smaller family wins
+        families = sorted(known.items(), key=lambda item: len(item[1]), reverse=True)
+        own_cpus = {
+            pid: task_cpus[task] for task, family in families if task in task_cpus for pid, _ in family
+        }
+        with_tasks = frozenset(task.container for task in task_cpus)
+        return _NodeState(targets, with_tasks, own_cpus, cpuset.list_processes(self._proc, targets))
+
+    def _find_processes(self, stored: StoredAllocations, earlier: KnownProcesses | None) -> KnownProcesses:
+        """The processes of each task as they are now."""
+        boot, table = procfs.read_boot(self._proc), procfs.read_processes(self._proc)
+        return ended_tasks.remove_ended_tasks(stored.allocations, table.processes, boot, earlier).known
+
+    def _enforce(self, container: str, node: _NodeState, originals: dict[str, Cpuset]) -> bool:
+        """Set one container's cpuset and the affinities of its threads, if they differ. Returns whether they did."""
+        current = self._containers.find(container)
+        changes = current is not None and self._confine(container, current.effective, node, originals)
+        if container in originals and (current is None or container not in node.with_tasks):
+            del originals[container]
+            cpuset.save_originals(self._originals, originals)
+        return changes
+
+    def _confine(
+        self, container: str, current: Cpuset, node: _NodeState, originals: dict[str, Cpuset]
+    ) -> bool:
+        target, pids = node.targets[container], node.processes[container]
+        masks = {thread.name: thread.cpus for thread in self._threads(pids)}
+        has_strays = any(mask - target.cpus for mask in masks.values())
+        differs = current.cpus != target.cpus or (bool(target.mems) and current.mems != target.mems)
+        changes = has_strays or differs
+        if changes:
+            # saved first: whoever is killed after the next line can still restore the container
+            if container not in originals:
+                originals[container] = current
+                cpuset.save_originals(self._originals, originals)
+            self._containers.confine(container, target)
+        for thread in self._threads(pids):
+            mask = masks.get(thread.name, thread.cpus)
+            cpus = mask_after(mask, current.cpus, target.cpus, node.own_cpus.get(thread.pid))
+            if thread.cpus != cpus:
+                thread_affinity.set_affinity(thread, cpus)
+                changes = True
+        return changes
+
+    def _threads(self, pids: Iterable[int]) -> Iterator[Thread]:
+        return chain.from_iterable(thread_affinity.read(self._proc, pid) for pid in pids)

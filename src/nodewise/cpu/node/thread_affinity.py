@@ -1,0 +1,90 @@
+"""CPU affinities of the threads of a node's processes, read from the host's `/proc` and set.
+
+Standard library only.
+
+A thread is identified by its id and its start, because ids are reused. Ids are those of the host, so a process that
+sets affinities has to be in the host's namespace of process ids.
+"""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from nodewise.cpu import cpulist, procfs
+from nodewise.cpu.kernel_files import read_text
+from nodewise.errors import BadSettings, Problem, Refused
+
+
+class Thread(NamedTuple):
+    """A thread and the CPUs that it may use."""
+
+    pid: int
+    tid: int
+    start: int
+    cpus: frozenset[int]
+
+    @property
+    def name(self) -> str:
+        """The thread's identity: `<id>-<start>`."""
+        return f"{self.tid}-{self.start}"
+
+
+def check_namespace(proc: Path) -> None:
+    """BadSettings if the process ids below `proc` are not those of this process's namespace."""
+    pid_in_proc = procfs.read_self(proc).pid
+    if pid_in_proc != os.getpid():
+        seen = f"we are {os.getpid()} here and {pid_in_proc} in {proc}"
+        raise BadSettings(
+            "cannot move processes from here",
+            [Problem("process ids", seen, "the host's")],
+            remedy="run it with hostPID: true, or ask the node agent",
+        )
+
+
+def read(proc: Path, pid: int) -> Iterator[Thread]:
+    """The threads of a process; those that end meanwhile are left out."""
+    try:
+        tids = procfs.numbers(proc / str(pid) / "task")
+    except OSError:
+        return
+    for tid in tids:
+        folder = proc / str(pid) / "task" / str(tid)
+        try:
+            stat = procfs.parse_stat(read_text(folder / "stat"), str(folder / "stat"))
+            allowed = procfs.ALLOWED.search(read_text(folder / "status"))
+        except OSError:
+            continue
+        if allowed and not stat.has_ended:
+            cpus = frozenset(cpulist.parse_list(allowed[1], str(folder / "status")))
+            yield Thread(pid, tid, stat.start, cpus)
+
+
+def set_affinity(thread: Thread, cpus: frozenset[int]) -> None:
+    """Let a thread run on exactly these CPUs. A thread that has ended is no error.
+
+    Refused if the kernel does not allow all of them: then the affinity is unchanged.
+    """
+    try:
+        os.sched_setaffinity(thread.tid, cpus)
+        # the kernel drops CPUs outside of the cpuset without an error, as long as one is left
+        actual = frozenset(os.sched_getaffinity(thread.tid))
+    except ProcessLookupError:
+        return
+    except OSError as error:
+        why = (
+            "none of them is online and in its cpuset" if error.errno == errno.EINVAL else str(error.strerror)
+        )
+        raise _refused(thread, f"cannot use CPUs {cpulist.format_ranges(cpus)}: {why}", "") from error
+    if actual != cpus:
+        with suppress(OSError):
+            os.sched_setaffinity(thread.tid, thread.cpus)
+        seen = f"may use CPUs {cpulist.format_ranges(actual) or 'none'} only"
+        raise _refused(thread, seen, cpulist.format_ranges(cpus))
+
+
+def _refused(thread: Thread, seen: str, wanted: str) -> Refused:
+    problem = Problem(f"process {thread.pid}, thread {thread.tid}", seen, wanted)
+    return Refused("cannot move a process", [problem])

@@ -1,0 +1,49 @@
+"""The webhook's port: HTTPS, and one path."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from nodewise.cpu.webhook import review
+from nodewise.cpu.webhook.config import LiveMutations
+from nodewise.cpu.webhook.review import ReviewResponse
+from nodewise.observe import logs
+from nodewise.observe.metrics_registry import MetricsRegistry
+from nodewise.serve.application import Application, Lane, Request, Response, Route
+from nodewise.serve.options import ServeOptions
+from nodewise.serve.server import Server
+
+LONGEST_BYTES: Final = 3 * 2**20
+"""A review holds a pod, of which the API server takes 1.5 MiB or so at most, with room to spare."""
+
+
+_LARGE_BYTES: Final = 2**16
+_MOST_LARGE: Final = 8
+"""So many large reviews are held at once, so that memory is bounded whatever comes."""
+
+
+def served(
+    mutations: LiveMutations, options: ServeOptions, meters: MetricsRegistry, *, any_client: bool
+) -> Server:
+    """The server, to be started: for clients with a certificate of `options.client_ca`, or for `any_client`."""
+    aside = ThreadPoolExecutor(1, thread_name_prefix="large-reviews")
+
+    def told(request: Request, answer: ReviewResponse) -> Response:
+        meters.count("cpu_reviews_total", outcome=answer.outcome)
+        if answer.outcome == "mutated":
+            logs.emit("cpu_pod_mutated", namespace=answer.told)
+        elif answer.outcome == "refused":
+            logs.emit("cpu_pod_refused", error=answer.told, peer=request.peer)
+        return Response(200, answer.body)
+
+    async def mutate(request: Request) -> Response:
+        """A large one is not to hold up the others: it is answered beside them, one at a time."""
+        if len(request.body) < _LARGE_BYTES:
+            return told(request, review.answer(request.body, mutations))
+        held = mutations()
+        loop = asyncio.get_running_loop()
+        return told(request, await loop.run_in_executor(aside, review.answer, request.body, lambda: held))
+
+    lane = Lane(_MOST_LARGE, _LARGE_BYTES)
+    app = Application([Route("POST", review.PATH, mutate, lane)], meters, max_body_bytes=LONGEST_BYTES)
+    return Server(app, options, meters, verify_clients=not any_client)

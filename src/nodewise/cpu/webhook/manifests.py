@@ -1,0 +1,277 @@
+"""The webhook's objects in a cluster, as values, in the order in which they are to be made.
+
+It needs no rights: its pods have no token. Names are those of the older CPU manager, so that what it left is replaced.
+"""
+
+import base64
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, Literal, NamedTuple
+
+import yaml
+
+import nodewise
+from nodewise.cpu import names
+from nodewise.cpu.webhook import certificates, mutation
+from nodewise.cpu.webhook.certificates import SERVICE, Certificate
+from nodewise.cpu.webhook.review import PATH
+
+SECRET: Final = "cmk-webhook-certs"  # noqa: S105 - its name
+CONFIG_MAP: Final = "cmk-webhook-configmap"
+DEPLOYMENT: Final = "cmk-webhook-deployment"
+REGISTRATION: Final = "cmk-webhook-config"
+NAME: Final = "cmk.intel.com"
+DEFAULT_CAFILE: Final = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
+
+_LABELS: Final[Mapping[str, str]] = {"app": "cmk-webhook-app"}
+_PORT: Final = 8443
+_HEALTH_PORT: Final = 9002
+_CONFIG: Final = "/etc/webhook"
+_CERTS: Final = "/etc/webhook-certs"
+_CLIENTS: Final = "/etc/webhook-clients"
+_CERT, _KEY = "cert.pem", "key.pem"
+_ASKED: Final = (
+    "(object.spec.containers + (has(object.spec.initContainers) ? object.spec.initContainers : [])).exists(c,"
+    " has(c.resources) && ["
+    f"'{names.EXCLUSIVE_CORES}', '{names.NON_ISOLCPUS_CORES}'].exists(name,"
+    " (has(c.resources.requests) && name in c.resources.requests)"
+    " || (has(c.resources.limits) && name in c.resources.limits)))"
+)
+_ANNOTATED: Final = f"has(object.metadata.annotations) && '{names.MUTATE}' in object.metadata.annotations"
+
+Object = dict[str, Any]
+
+
+class Installation(NamedTuple):
+    """How the webhook runs, and which pods it sees."""
+
+    namespace: str = "default"
+    image: str = f"nodewise:{nodewise.__version__}"
+    pull_policy: str = "IfNotPresent"
+    pull_secret: str = ""
+    install_dir: str = names.DEFAULT_INSTALL_DIR
+    """Where the program is on nodes."""
+    cafile: str = ""
+    """Who calls has to show a certificate of this CA, a path in the container; `DEFAULT_CAFILE` is the cluster's.
+    Empty: anybody may call, as no API server shows one unless its own configuration says so."""
+    failure_policy: Literal["Ignore", "Fail"] = "Ignore"
+    """What becomes of a pod that asks for cores while the webhook does not answer."""
+    selector: Mapping[str, str] = {}
+    """Labels of the namespaces whose pods it sees; empty: all but kube-system."""
+    version: Literal["v1", "v1beta1"] = "v1"
+    """Of `admissionregistration.k8s.io`: the older one below Kubernetes 1.16."""
+    replicas: int = 2
+
+
+def kept(secret: Object | None, registration: Object | None, namespace: str, now: datetime) -> Certificate:
+    """The certificate that the cluster has, while it serves; else one made now, beside which the former is trusted."""
+    cert, key = (_decoded(((secret or {}).get("data") or {}).get(name)) for name in (_CERT, _KEY))
+    trusted = _decoded(_client(registration).get("caBundle"))
+    if key and certificates.is_valid(cert, trusted, namespace, now):
+        return Certificate(cert, key, trusted)
+    made = certificates.create(namespace, now)
+    return made._replace(authorities=certificates.trust_bundle(made, trusted, now))
+
+
+def _decoded(text: Any) -> bytes:
+    try:
+        return base64.b64decode(text or "", validate=True)
+    except (TypeError, ValueError):
+        return b""
+
+
+def objects(wish: Installation, made: Certificate | None) -> Sequence[Object]:
+    """Secret, ConfigMap, Service, Deployment and MutatingWebhookConfiguration; without a certificate no Secret, and
+    nothing that the API server would trust.
+    """
+    parts = [_config_map(wish), _service(wish), _deployment(wish), _registration(wish, made)]
+    return parts if made is None else [_secret(wish, made), *parts]
+
+
+def in_order(made: Sequence[Object], found: Object | None) -> Sequence[Object]:
+    """The objects as they are to be made, where the registration `found` is there already.
+
+    The registration is last, for who is called has to be there. But it is first where it calls this Service already
+    and a new certificate comes: its authority has to be trusted, beside the former, before it is shown.
+    """
+    *others, registration = made
+    had, wanted = _client(found), _client(registration)
+    renews = bool(had.get("caBundle")) and had["caBundle"] != wanted.get("caBundle")
+    is_here = (had.get("service") or {}).get("namespace") == wanted["service"]["namespace"]
+    return [registration, *others] if renews and is_here else made
+
+
+def _client(registration: Object | None) -> Mapping[str, Any]:
+    hooks = (registration or {}).get("webhooks") or [{}]
+    return hooks[0].get("clientConfig") or {}
+
+
+class _Blocks(yaml.SafeDumper):
+    """Texts of several lines as people write them."""
+
+
+_Blocks.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
+    ),
+)
+
+
+def printed(made: Sequence[Object]) -> str:
+    """The objects as documents of YAML."""
+    return yaml.dump_all(made, Dumper=_Blocks, sort_keys=False)
+
+
+def _object(version: str, kind: str, name: str, wish: Installation, **parts: Any) -> Object:
+    metadata = {"name": name, "namespace": wish.namespace, "labels": dict(_LABELS)}
+    return {"apiVersion": version, "kind": kind, "metadata": metadata, **parts}
+
+
+def _secret(wish: Installation, made: Certificate) -> Object:
+    data = {_CERT: _encoded(made.cert), _KEY: _encoded(made.key)}
+    return _object("v1", "Secret", SECRET, wish, type="Opaque", data=data)
+
+
+def _encoded(text: bytes) -> str:
+    return base64.b64encode(text).decode()
+
+
+def _config_map(wish: Installation) -> Object:
+    per_pod, per_container = mutation.defaults(wish.install_dir)
+    server = {
+        "binding-address": "0.0.0.0",  # noqa: S104 - of a pod
+        "port": _PORT,
+        "cert": f"{_CERTS}/{_CERT}",
+        "key": f"{_CERTS}/{_KEY}",
+        "mutations": f"{_CONFIG}/mutations.yaml",
+    }
+    data = {
+        "server.yaml": yaml.safe_dump({"server": server}),
+        "mutations.yaml": yaml.safe_dump({"mutations": {"perPod": per_pod, "perContainer": per_container}}),
+    }
+    return _object("v1", "ConfigMap", CONFIG_MAP, wish, data=data)
+
+
+def _service(wish: Installation) -> Object:
+    spec = {"selector": dict(_LABELS), "ports": [{"name": "https", "port": 443, "targetPort": _PORT}]}
+    return _object("v1", "Service", SERVICE, wish, spec=spec)
+
+
+def _deployment(wish: Installation) -> Object:
+    spec = {
+        "replicas": wish.replicas,
+        "selector": {"matchLabels": dict(_LABELS)},
+        "strategy": {"rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+        "template": {"metadata": {"labels": dict(_LABELS)}, "spec": _pod(wish)},
+    }
+    return _object("apps/v1", "Deployment", DEPLOYMENT, wish, spec=spec)
+
+
+def _pod(wish: Installation) -> Object:
+    volumes = [
+        {"name": "config", "configMap": {"name": CONFIG_MAP}},
+        {"name": "certs", "secret": {"secretName": SECRET}},
+    ]
+    if wish.cafile == DEFAULT_CAFILE:
+        volumes.append({"name": "clients", "configMap": {"name": "kube-root-ca.crt"}})
+    controls = {"operator": "Exists", "effect": "NoSchedule"}
+    return {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "containers": [_container(wish)],
+        "volumes": volumes,
+        # where every node has pools it has to run on one of them
+        "tolerations": [controls | {"key": names.TAINT}],
+        "terminationGracePeriodSeconds": 30,
+        **({"imagePullSecrets": [{"name": wish.pull_secret}]} if wish.pull_secret else {}),
+    }
+
+
+def _container(wish: Installation) -> Object:
+    mounts = {"config": _CONFIG, "certs": _CERTS}
+    arguments = [
+        f"--conf-file={_CONFIG}/server.yaml",
+        "--health-address=0.0.0.0",
+        f"--health-port={_HEALTH_PORT}",
+    ]
+    if wish.cafile == DEFAULT_CAFILE:
+        mounts["clients"] = _CLIENTS
+        arguments.append(f"--cafile={_CLIENTS}/ca.crt")
+    elif wish.cafile:
+        arguments.append(f"--cafile={wish.cafile}")
+    return {
+        "name": "cmk-webhook",
+        "image": wish.image,
+        "imagePullPolicy": wish.pull_policy,
+        "command": ["nodewise", "cpu", "webhook"],
+        "args": [*arguments, f"--insecure={not wish.cafile}"],
+        "ports": [
+            {"name": "https", "containerPort": _PORT},
+            {"name": "health", "containerPort": _HEALTH_PORT},
+        ],
+        "readinessProbe": {"httpGet": {"path": "/readyz", "port": "health"}, "periodSeconds": 5},
+        "livenessProbe": {"httpGet": {"path": "/healthz", "port": "health"}, "periodSeconds": 10},
+        "resources": {"requests": {"cpu": "50m", "memory": "96Mi"}, "limits": {"memory": "512Mi"}},
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": 1000,
+            "runAsGroup": 3000,
+            "readOnlyRootFilesystem": True,
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "volumeMounts": [
+            {"name": name, "mountPath": path, "readOnly": True} for name, path in mounts.items()
+        ],
+    }
+
+
+def _registration(wish: Installation, made: Certificate | None) -> Object:
+    service = {"name": SERVICE, "namespace": wish.namespace, "path": PATH}
+    trusted = {"caBundle": _encoded(made.authorities)} if made else {}
+    rule = {"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"]}
+    hook = {
+        "name": NAME,
+        "clientConfig": {"service": service, **trusted},
+        "rules": [rule],
+        "failurePolicy": wish.failure_policy,
+        "namespaceSelector": _selector(wish),
+        **(_newer() if wish.version == "v1" else {}),
+    }
+    version = f"admissionregistration.k8s.io/{wish.version}"
+    metadata = {"name": REGISTRATION, "labels": dict(_LABELS)}
+    return {
+        "apiVersion": version,
+        "kind": "MutatingWebhookConfiguration",
+        "metadata": metadata,
+        "webhooks": [hook],
+    }
+
+
+def _selector(wish: Installation) -> Object:
+    if wish.selector:
+        return {"matchLabels": dict(wish.selector)}
+    if wish.version == "v1beta1":
+        return {}  # no label has a namespace's name there
+    not_ours = {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": ["kube-system"]}
+    return {"matchExpressions": [not_ours]}
+
+
+def _newer() -> Object:
+    """What the first version did not have.
+
+    The webhook's own pods do not come to it, or none could start while there is none; and of other pods those that ask
+    for cores only (Kubernetes 1.28 and later; before, the webhook lets the others pass itself).
+    """
+    own = {"key": "app", "operator": "NotIn", "values": [_LABELS["app"]]}
+    return {
+        "admissionReviewVersions": ["v1", "v1beta1"],
+        "sideEffects": "None",
+        "timeoutSeconds": 5,
+        "reinvocationPolicy": "IfNeeded",
+        "matchPolicy": "Equivalent",
+        "objectSelector": {"matchExpressions": [own]},
+        "matchConditions": [{"name": "asks-for-cores", "expression": f"({_ANNOTATED}) || {_ASKED}"}],
+    }

@@ -1,0 +1,121 @@
+"""Laws of a node's state in the API server: whatever it answers, no CPU is given twice and none is lost."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nodewise.cpu import allocation_store, allocator, ended_tasks, pool_allocations
+from nodewise.cpu.allocation_store import AllocationStore, StoredAllocations
+from nodewise.cpu.allocator import AllocationRequest
+from nodewise.cpu.api_client import NO_PARAMS
+from nodewise.cpu.ended_tasks import Process
+from nodewise.cpu.pool_allocations import Allocations, Task
+from nodewise.cpu.store.configmap import ConfigMapStore
+from nodewise.errors import Conflict, Unavailable
+from nodewise.kube.api import Patch
+from tests.unit.cpu.node.fake_api_server import Asked
+
+FRESH = pool_allocations.from_lists(
+    {"exclusive": {0: ("0,4", "1,5"), 1: ("2,6",)}, "shared": {0: ("3",)}, "infra": {0: ("7",)}}
+)
+FAULTS = st.sampled_from(["none", "none", "none", "error", "lost", "overtaken", "conflict"])
+
+
+class Flaky(Asked):
+    """An API server that fails before a write, or after it, or lets somebody else write first."""
+
+    def __init__(self, draw: Callable[[], str], overtake: Callable[[], None]) -> None:
+        super().__init__()
+        self._draw = draw
+        self._overtake = overtake
+
+    def patch(self, path: str, body: Any, kind: Patch, params: Mapping[str, str] = NO_PARAMS) -> Any:
+        fault = self._draw()
+        if fault == "error":
+            raise Unavailable("500")
+        if fault == "conflict":
+            raise Conflict("409")
+        if fault == "overtaken":
+            self._overtake()
+        answer = super().patch(path, body, kind, params)
+        if fault == "lost":
+            raise Unavailable("no answer in time")
+        return answer
+
+
+class Tasks:
+    """Tasks that claim and release; a task that was refused an answer ends, and a sweep takes away what it left."""
+
+    def __init__(self, draw: Callable[[], str]) -> None:
+        flaky = Flaky(draw, self._overtake)
+        self.calm: AllocationStore = ConfigMapStore(Asked(flaky.api), "ns", "node1")
+        self._flaky: AllocationStore = ConfigMapStore(flaky, "ns", "node1")
+        self.calm.create(FRESH)
+        self.granted: dict[Task, frozenset[int]] = {}
+        self._count = 0
+
+    def claim(self, store: AllocationStore | None = None) -> None:
+        self._count += 1
+        task = Task(self._count, start=self._count, boot="now")
+
+        def decide(stored: StoredAllocations) -> tuple[Allocations, frozenset[int]]:
+            # a try before may have been written although nobody said so
+            claim = allocator.allocate(
+                allocator.release(stored.allocations, task), AllocationRequest("exclusive"), task, 0.0
+            )
+            return claim.allocations, frozenset(claim.cpus)
+
+        try:
+            cpus = allocation_store.update(store or self._flaky, decide, lambda number: None)
+        except Unavailable:
+            return
+        assert not any(cpus & others for others in self.granted.values())
+        self.granted[task] = cpus
+
+    def release(self, task: Task) -> None:
+        del self.granted[task]
+        self._change(lambda stored: allocator.release(stored.allocations, task))
+
+    def sweep(self) -> None:
+        alive = {task.pid: Process(task.start or 0, 0) for task in self.granted}
+        self._change(
+            lambda stored: ended_tasks.remove_ended_tasks(stored.allocations, alive, "now").allocations
+        )
+
+    def _change(self, decide: Callable[[StoredAllocations], Allocations]) -> None:
+        try:
+            allocation_store.update(self._flaky, lambda stored: (decide(stored), None), lambda number: None)
+        except Unavailable:
+            return  # whoever sweeps next does it
+
+    def _overtake(self) -> None:
+        self.claim(self.calm)
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_whatever_the_api_server_answers_no_cpu_has_two_owners_and_nothing_is_lost(
+    data: st.DataObject,
+) -> None:
+    tasks = Tasks(lambda: data.draw(FAULTS))
+    for step in data.draw(st.lists(st.sampled_from(["claim", "claim", "release", "sweep"]), max_size=12)):
+        if step == "claim":
+            tasks.claim()
+        elif step == "release" and tasks.granted:
+            tasks.release(data.draw(st.sampled_from(sorted(tasks.granted))))
+        elif step == "sweep":
+            tasks.sweep()
+        cpu_lists = [cpu_list for _, cpu_list in tasks.calm.read().allocations.cpu_lists]
+        assert all(len(cpu_list.tasks) <= 1 for cpu_list in cpu_lists)
+        held = {task: frozenset(cpu_list.cpus) for cpu_list in cpu_lists for task in cpu_list.tasks}
+        assert tasks.granted.items() <= held.items()
+    tasks.granted.clear()
+    alive: dict[int, Process] = {}
+    allocation_store.update(
+        tasks.calm,
+        lambda stored: (ended_tasks.remove_ended_tasks(stored.allocations, alive, "now").allocations, None),
+        lambda number: None,
+    )
+    assert tasks.calm.read().allocations == FRESH

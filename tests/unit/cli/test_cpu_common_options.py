@@ -1,0 +1,73 @@
+"""What the CPU manager's commands find out before they begin: the node, the host's processes, the lock's patience."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from nodewise.cli.cpu import common_options
+from nodewise.cpu.cluster.blocking_client import BlockingClient
+from nodewise.errors import BadSettings
+from nodewise.kube.resources import PODS
+from nodewise.simulate.api import FakeApi
+
+INSIDE = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "HOSTNAME": "web-1"}
+NOT_TOLD = {"node_name": ""}
+
+
+@pytest.fixture
+def asked() -> Iterator[BlockingClient]:
+    """Two pods of one name, in two namespaces, and one that is nowhere yet."""
+    fake = FakeApi()
+    for namespace, node in (("ours", "node-1"), ("theirs", "node-2")):
+        fake.put(PODS, {"metadata": {"name": "web-1", "namespace": namespace}, "spec": {"nodeName": node}})
+    fake.put(PODS, {"metadata": {"name": "waiting", "namespace": "ours"}, "spec": {}})
+    with BlockingClient(fake) as opened:
+        yield opened
+
+
+@pytest.fixture
+def account(tmp_path: Path) -> Path:
+    (tmp_path / "namespace").write_text("ours\n")
+    return tmp_path
+
+
+class TestNode:
+    def test_is_the_one_that_was_told(self, asked: BlockingClient, account: Path) -> None:
+        assert common_options.node({"node_name": "told"}, asked, INSIDE, account) == "told"
+
+    def test_is_that_of_our_pod_in_our_namespace(self, asked: BlockingClient, account: Path) -> None:
+        assert common_options.node(NOT_TOLD, asked, INSIDE, account) == "node-1"
+
+    @pytest.mark.parametrize(
+        ("environ", "words"),
+        [
+            ({}, "not in a pod"),
+            (INSIDE | {"HOSTNAME": "node-1"}, "pod node-1"),
+            (INSIDE | {"HOSTNAME": "waiting"}, "on no node"),
+        ],
+    )
+    def test_is_never_guessed(
+        self, environ: Mapping[str, str], words: str, asked: BlockingClient, account: Path
+    ) -> None:
+        with pytest.raises(BadSettings, match=rf"{words}.*--node-name"):
+            common_options.node(NOT_TOLD, asked, environ, account)
+
+    def test_is_not_known_without_a_service_account(self, asked: BlockingClient, tmp_path: Path) -> None:
+        with pytest.raises(BadSettings, match=r"fieldPath: spec\.nodeName"):
+            common_options.node(NOT_TOLD, asked, INSIDE, tmp_path)
+
+
+class TestPatience:
+    def test_is_as_the_older_program_had_it(self) -> None:
+        assert common_options.lock_timeout_s({}) == 30
+        assert common_options.lock_timeout_s({"CMK_LOCK_TIMEOUT": "0.5"}) == 0.5
+
+    @pytest.mark.parametrize("text", ["soon", "-1", "inf", "nan", ""])
+    def test_is_a_number_of_seconds(self, text: str) -> None:
+        with pytest.raises(BadSettings, match="CMK_LOCK_TIMEOUT"):
+            common_options.lock_timeout_s({"CMK_LOCK_TIMEOUT": text})
+
+
+def test_a_mount_that_was_named_is_the_hosts() -> None:
+    assert common_options.proc({"proc_fs": "/host/proc"}) == Path("/host/proc")

@@ -1,0 +1,87 @@
+"""The picture of a machine: what stands in it, and that it is the same each time."""
+
+import re
+import xml.etree.ElementTree as ET
+from collections import Counter
+
+import pytest
+from hypothesis import given
+
+from nodewise.cli.cpu import machine_svg
+from nodewise.cpu import pools, topology
+from nodewise.cpu.pools import PoolOptions
+from nodewise.cpu.topology import Topology
+from tests.conformance.cmk import machines as made_up
+from tests.laws.test_cpu_laws import machines as any_machine
+from tests.unit.cpu import machines
+
+SVG = "{http://www.w3.org/2000/svg}"
+Rectangle = tuple[float, float, float, float, str]
+
+
+def rectangles(element: ET.Element, x: float = 0, y: float = 0) -> list[Rectangle]:
+    """Left, top, right, bottom and class of every rectangle of a picture."""
+    moved = re.fullmatch(r"translate\((\d+),(\d+)\)", element.get("transform", ""))
+    x, y = (x + int(moved[1]), y + int(moved[2])) if moved else (x, y)
+    found: list[Rectangle] = []
+    if element.tag == f"{SVG}rect":
+        left, top = x + float(element.get("x", 0)), y + float(element.get("y", 0))
+        size = float(element.attrib["width"]), float(element.attrib["height"])
+        found.append((left, top, left + size[0], top + size[1], element.attrib["class"]))
+    return found + [one for child in element for one in rectangles(child, x, y)]
+
+
+def texts(drawn: ET.Element) -> Counter[str]:
+    return Counter(element.text or "" for element in drawn.iter(f"{SVG}text"))
+
+
+@pytest.mark.parametrize("name", machines.NAMES)
+def test_every_cpu_of_a_real_machine_stands_in_it_once(name: str) -> None:
+    machine = machines.machine(name)
+    plan = pools.plan(machine, PoolOptions(1, 0))
+    drawn = ET.fromstring(machine_svg.draw(machine, plan))
+    shapes = Counter(name for *_, name in rectangles(drawn))
+    assert shapes["cell"] == len(machine.online)
+    assert shapes["off"] == len(machine.cpus) - len(machine.online)
+    cells = [element.text for element in drawn.iter(f"{SVG}text") if element.get("class") == "n"]
+    assert sorted(int(text or "") for text in cells) == [cpu.cpu for cpu in machine.cpus]
+    assert sum(text.startswith("Socket ") for text in texts(drawn).elements()) == len(machine.sockets)
+    nodes = {cpu.numa for cpu in machine.cpus if cpu.online}
+    named = {int(found[1]) for text in texts(drawn) if (found := re.match(r"NUMA node (\d+)", text))}
+    assert named == nodes - {None}
+
+
+def test_the_legend_counts_the_cores_of_each_pool() -> None:
+    machine = topology.parse(made_up.texts("T8", "0-2,8-10"))
+    drawn = ET.fromstring(machine_svg.draw(machine, pools.plan(machine, PoolOptions(1, 1))))
+    assert {"exclusive: 1 core", "shared: 1 core", "infra: 5 cores", "unused: 1 core"} <= set(texts(drawn))
+    assert "isolated by the kernel" in texts(drawn)
+    shapes = Counter(name for *_, name in rectangles(drawn))
+    assert [shapes[name] for name in ("ex", "sh", "in", "un")] == [2, 2, 6, 2], "the cores, and the legend"
+    tips = [element.text for element in drawn.iter(f"{SVG}title")]
+    assert "core 0, CPUs 0,8, exclusive" in tips
+    assert tips[0] == "1 socket, 8 cores, 16 CPUs; 1 exclusive, 1 shared, 5 infra, 1 unused"
+
+
+def test_kinds_of_cores_are_told_apart() -> None:
+    drawn = ET.fromstring(machine_svg.draw(machines.machine("20em64t-hybrid-1p6c2t+2ca4co1t")))
+    assert {"NUMA node 0, performance cores", "NUMA node 0, efficiency cores"} <= set(texts(drawn))
+
+
+@given(any_machine())
+def test_nothing_overlaps_and_all_is_inside(machine: Topology) -> None:
+    text = machine_svg.draw(machine)
+    assert text == machine_svg.draw(machine)
+    drawn = ET.fromstring(text)
+    (_, _, width, height, _), *shapes = rectangles(drawn)
+    assert all(0 <= x0 < x1 <= width and 0 <= y0 < y1 <= height for x0, y0, x1, y1, _ in shapes)
+    small = [shape for shape in shapes if shape[4] in {"in", "off"}]
+    for at, (x0, y0, x1, y1, _) in enumerate(small):
+        for other in small[at + 1 :]:
+            assert x1 <= other[0] or other[2] <= x0 or y1 <= other[1] or other[3] <= y0
+
+
+def test_there_is_a_dark_one_in_it() -> None:
+    text = machine_svg.draw(machines.machine("rv64-visionfive2"))
+    assert "@media (prefers-color-scheme: dark)" in text
+    assert "<script" not in text

@@ -1,0 +1,160 @@
+"""The node agent gives its node other pools, and takes back what somebody else could not end."""
+
+import contextlib
+import json
+import os
+import subprocess
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodewise.cpu import pool_allocations, procfs
+from nodewise.cpu.agent.garbage_collector import GarbageCollector
+from nodewise.cpu.allocation_store import Intent
+from nodewise.cpu.node import thread_affinity
+from nodewise.cpu.pool_allocations import Allocations, Task
+from nodewise.cpu.reconfiguration import execution
+from nodewise.cpu.reconfiguration_plan import Move
+from nodewise.cpu.store.directory import DirectoryStore
+from nodewise.observe.metrics_registry import MetricsRegistry
+from tests.cluster import availability
+from tests.cluster.sandboxes import wait
+from tests.conformance.cmk import machines
+from tests.conformance.cmk.test_node_commands import write
+from tests.unit.cpu.agent import agents
+from tests.unit.cpu.agent.agents import PATIENCE_S, Running
+from tests.unit.cpu.reconfiguration import process_trees
+
+PROC = Path("/proc")
+POOLS: dict[str, dict[int, tuple[str, ...]]] = {
+    "exclusive": {0: ("0",)},
+    "shared": {0: ()},
+    "infra": {0: ("1",)},
+}
+ZERO, ONE = frozenset({0}), frozenset({1})
+
+
+pytestmark = pytest.mark.root
+
+
+@pytest.fixture(autouse=True)
+def two_cpus() -> None:
+    if not {0, 1} <= os.sched_getaffinity(0):
+        availability.not_run("moving processes takes two CPUs")
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> str:
+    """The option of a machine whose second core is the isolated one, and so the one to be exclusive."""
+    return f"--sysfs={write(machines.texts('B2', '1'), tmp_path / 'machine')}"
+
+
+def family(task: Task) -> list[thread_affinity.Thread]:
+    """All threads of a task and its children, as the kernel has them now."""
+    processes = procfs.read_processes(PROC).processes
+    found = {task.pid}
+    while more := {pid for pid, one in processes.items() if one.parent in found} - found:
+        found |= more
+    return [thread for pid in found for thread in thread_affinity.read(PROC, pid)]
+
+
+def everywhere(task: Task) -> set[frozenset[int]]:
+    return {thread.cpus for thread in family(task)}
+
+
+def reconfigure(agent: Running, *options: str) -> Any:
+    """What the command prints, which asks the agent."""
+    words = [
+        "reconfigure",
+        f"--agent={agent.path}",
+        "--num-exclusive-cores=1",
+        "--num-shared-cores=0",
+        *options,
+    ]
+    done = subprocess.run(
+        [agents.BIN / "nodewise", "cpu", *words], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_it_moves_who_runs_however_often_it_sweeps(tmp_path: Path, machine: str) -> None:
+    with agents.running(tmp_path, machine, "--interval=0.1s", pools=POOLS) as agent:
+        wrapper = agent.isolate("sh", "-c", "sleep 1000 & echo runs; exec cat")
+        assert wrapper.stdout
+        assert wrapper.stdout.readline() == "runs\n"
+        (task,) = agent.expect_held("0")
+        move = {"pid": task.pid, "from": "0", "to": "1"}
+        assert reconfigure(agent, "--check") == {"moves": [move], "done": False}
+        assert (everywhere(task), list(agent.holders())) == ({ZERO}, ["0"])
+        assert reconfigure(agent) == {"moves": [move], "done": True}
+        assert len(family(task)) >= 3
+        assert (everywhere(task), agent.holders()) == ({ONE}, {"1": (task,)})
+        assert reconfigure(agent) == {"moves": [], "done": True}
+        assert agent.store.read().intent is None
+        (sleep,) = (one.pid for one in family(task) if name(one.pid) == "sleep")
+        assert wrapper.stdin
+        wrapper.stdin.close()
+        os.kill(sleep, 9)
+        assert wrapper.wait(PATIENCE_S) == 0
+        agent.expect_free()
+
+
+def name(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return (PROC / f"{pid}/comm").read_text().strip()
+    return ""
+
+
+def test_it_takes_back_what_a_program_left_that_is_gone(tmp_path: Path, machine: str) -> None:
+    with (
+        agents.running(tmp_path, machine, "--interval=0.2s", pools=POOLS) as agent,
+        agent.holder() as wrapper,
+    ):
+        (task,) = agent.expect_held("0")
+        stored = agent.store.read()
+        gone = Task(2**22 - 1, 1, procfs.read_boot(PROC))
+        intent = Intent(stored.allocations, gone, "then", (Move(task, ZERO, ONE),))
+        for thread in family(task):
+            os.sched_setaffinity(thread.tid, ONE)
+        agent.store.replace(stored.version, stored.allocations, intent)
+        wait(
+            "it is taken back",
+            lambda: agent.store.read().intent is None or None,
+            PATIENCE_S,
+            lambda: agent.log,
+        )
+        assert (everywhere(task), agent.holders()) == ({ZERO}, {"0": (task,)})
+        assert "cpu_intent_recovered" in agent.log
+        assert wrapper.stdin
+        wrapper.stdin.close()
+
+
+def test_it_takes_back_who_is_known_by_its_sweeps_alone(tmp_path: Path) -> None:
+    """The wrapper is gone and its children carry no mark."""
+    store = DirectoryStore(tmp_path / "state")
+    with process_trees.running({0}) as found:
+        cpu_lists = [
+            pool_allocations.parse_cpu_list("0", tasks=[found.task]),
+            pool_allocations.parse_cpu_list("1"),
+        ]
+        store.create(Allocations({"exclusive": pool_allocations.pool("exclusive", {0: cpu_lists})}))
+        collector = GarbageCollector(store, PROC, MetricsRegistry(), partial(execution.recover, store, PROC))
+        collector.collect()
+        found.process.kill()
+        found.process.wait()
+        left = [one for pid in found.pids[1:] for one in thread_affinity.read(PROC, pid)]
+        for thread in left:
+            os.sched_setaffinity(thread.tid, ONE)
+        stored = store.read()
+        gone = Task(2**22 - 1, 1, procfs.read_boot(PROC))
+        store.replace(
+            stored.version,
+            stored.allocations,
+            Intent(stored.allocations, gone, "then", (Move(found.task, ZERO, ONE),)),
+        )
+        collector.collect()
+        assert store.read()[::2] == (stored.allocations, None)
+        assert {frozenset(os.sched_getaffinity(thread.tid)) for thread in left} == {ZERO}

@@ -1,0 +1,60 @@
+"""An API server in memory as `Requests`, which fails where a test wants it, and a clock that nobody waits for."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlencode
+
+from nodewise.cpu.api_client import NO_PARAMS, Object
+from nodewise.errors import Unavailable
+from nodewise.kube import responses
+from nodewise.kube.api import Patch
+from nodewise.kube.responses import Call
+from tests.conformance.cmk.server import Server
+
+
+class Clock:
+    """Goes on when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def monotonic(self) -> float:
+        return self.time
+
+    def sleep(self, seconds: float, /) -> None:
+        self.time += max(seconds, 0.001)
+
+
+class Asked:
+    """Every call is counted; from number `fails` on none is answered, until `fails` is None again."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.calls = 0
+        self.fails: int | None = None
+
+    def get(self, path: str, params: Mapping[str, str] = NO_PARAMS) -> Any:
+        return self._ask("GET", f"{path}?{urlencode(params)}")
+
+    def create(self, path: str, body: Object) -> Any:
+        return self._ask("POST", path, body)
+
+    def replace(self, path: str, body: Object) -> Any:
+        return self._ask("PUT", path, body)
+
+    def patch(self, path: str, body: Any, kind: Patch, params: Mapping[str, str] = NO_PARAMS) -> Any:
+        return self._ask("PATCH", f"{path}?{urlencode(params)}", body, f"application/{kind}-patch+json")
+
+    def delete(self, path: str, body: Object | None = None) -> Any:
+        return self._ask("DELETE", path, body)
+
+    def _ask(self, verb: str, target: str, body: Any = None, content_type: str = "application/json") -> Any:
+        self.calls += 1
+        if self.fails is not None and self.calls >= self.fails:
+            raise Unavailable(f"{verb} {target}")
+        sent = json.loads(json.dumps(body)) if body is not None else None
+        code, answer = self.server.answer(verb, target, sent, content_type)
+        if code < 300:
+            return json.loads(json.dumps(answer))
+        raise responses.error(Call(verb, target), code, responses.status_of(json.dumps(answer).encode()))

@@ -1,0 +1,95 @@
+"""The node agent's DaemonSet is the one that ships, and somebody's own is told from it."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from nodewise.cpu.cluster import agent_daemonset, api_versions, setup_objects
+from nodewise.cpu.cluster.setup_objects import SetupOptions
+
+MANIFEST = Path(__file__).parents[4] / agent_daemonset.MANIFEST
+NEWEST = api_versions.TABLE[-1]
+WISH = SetupOptions(namespace=agent_daemonset.MANIFEST_NAMESPACE)
+
+
+def shipped() -> Any:
+    [found] = [one for one in yaml.safe_load_all(MANIFEST.read_text()) if one["kind"] == "DaemonSet"]
+    return found
+
+
+def test_it_is_what_ships() -> None:
+    assert agent_daemonset.daemon_set(WISH, NEWEST) == shipped()
+
+
+def test_its_account_is_what_ships() -> None:
+    accounts = [
+        (one["metadata"]["name"], one["metadata"]["namespace"])
+        for one in yaml.safe_load_all(MANIFEST.read_text())
+        if one["kind"] == "ServiceAccount"
+    ]
+    assert accounts == [(agent_daemonset.NAME, agent_daemonset.MANIFEST_NAMESPACE)]
+
+
+def test_wishes_are_heeded() -> None:
+    made = agent_daemonset.daemon_set(
+        SetupOptions(image="i:2", pull_policy="Never", pull_secret="s", namespace="n"), NEWEST
+    )
+    spec = made["spec"]["template"]["spec"]
+    [container] = spec["containers"]
+    assert (container["image"], container["imagePullPolicy"]) == ("i:2", "Never")
+    assert (spec["imagePullSecrets"], made["metadata"]["namespace"]) == ([{"name": "s"}], "n")
+    assert container["args"][0] == "--namespace=n"
+
+
+def test_an_older_api_server_lets_no_such_priority_into_the_namespace() -> None:
+    older = agent_daemonset.daemon_set(WISH, api_versions.features_of((1, 12)))
+    assert "priorityClassName" not in older["spec"]["template"]["spec"]
+
+
+def test_servers_that_do_not_know_the_field_of_app_armor_get_its_annotation() -> None:
+    def made(*version: int) -> tuple[Any, Any]:
+        template = agent_daemonset.daemon_set(WISH, api_versions.features_of(version))["spec"]["template"]
+        (container,) = template["spec"]["containers"]
+        return template["metadata"].get("annotations"), container["securityContext"].get("appArmorProfile")
+
+    key = "container.apparmor.security.beta.kubernetes.io/agent"
+    assert made(1, 29) == ({key: "unconfined"}, None)
+    assert made(1, 30) == (None, {"type": "Unconfined"})
+
+
+def test_the_one_that_ships_is_nobodys_whatever_its_image() -> None:
+    other = agent_daemonset.daemon_set(
+        WISH._replace(image="i:2", pull_policy="Always", pull_secret="s"), NEWEST
+    )
+    assert not agent_daemonset.is_another(shipped(), other)
+
+
+def test_a_charts_stays_with_the_chart() -> None:
+    found = shipped()
+    found["metadata"]["labels"]["app.kubernetes.io/managed-by"] = "Helm"
+    assert agent_daemonset.is_another(found, shipped())
+
+
+def test_one_that_cannot_be_replaced_is_somebodys() -> None:
+    """The selector of a DaemonSet never changes."""
+    found = shipped()
+    found["spec"]["selector"] = {"matchLabels": {"app": "another"}}
+    assert agent_daemonset.is_another(found, shipped())
+
+
+@pytest.mark.parametrize("part", ["args", "volumeMounts"])
+def test_one_with_more_to_it_is_somebodys_unless_it_was_made_from_here(part: str) -> None:
+    wanted = shipped()
+    found = copy.deepcopy(wanted)
+    more: dict[str, Any] = {
+        "args": "--enforce=cgroup",
+        "volumeMounts": {"name": "runtime", "mountPath": "/r"},
+    }
+    found["spec"]["template"]["spec"]["containers"][0][part].append(more[part])
+    assert agent_daemonset.is_another(found, wanted)
+    assert agent_daemonset.is_another(wanted, found)
+    found["metadata"]["annotations"] = {setup_objects.MADE_FROM: "former"}
+    assert not agent_daemonset.is_another(found, wanted)

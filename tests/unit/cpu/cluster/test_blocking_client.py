@@ -1,0 +1,43 @@
+"""The blocking facade over the API server in memory; `tests/cluster/test_cpu_requests.py` has the real one."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from nodewise.cpu.cluster.blocking_client import BlockingClient
+from nodewise.errors import Unavailable
+from nodewise.simulate.api import FakeApi
+from tests.unit.cpu.api_client_suite import CONFIG_MAPS, ApiClientSuite
+
+
+@pytest.fixture
+def asked() -> Iterator[BlockingClient]:
+    with BlockingClient(FakeApi()) as opened:
+        yield opened
+
+
+@pytest.fixture
+def space() -> str:
+    return "default"
+
+
+class TestBlocking(ApiClientSuite):
+    pass
+
+
+def test_who_asks_after_the_end_is_told() -> None:
+    opened = BlockingClient(FakeApi())
+    opened.close()
+    opened.close()
+    with pytest.raises(Unavailable, match="closed by us"):
+        opened.get(CONFIG_MAPS.path("default"))
+
+
+def test_an_answer_that_is_no_json_is_no_answer() -> None:
+    fake = FakeApi()
+    fake.raw["/version"] = b"<html>"
+    with (
+        BlockingClient(fake, "https://proxy") as opened,
+        pytest.raises(Unavailable, match="https://proxy/version"),
+    ):
+        opened.get("/version")

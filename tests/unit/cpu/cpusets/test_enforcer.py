@@ -1,0 +1,192 @@
+"""Which cpuset containers should have, and what their threads keep."""
+
+from pathlib import Path
+
+import pytest
+
+from nodewise.cpu import pool_allocations
+from nodewise.cpu.allocation_store import Intent, StoredAllocations
+from nodewise.cpu.cpusets import cpuset
+from nodewise.cpu.cpusets.cpuset import ContainerCpuset, Cpuset
+from nodewise.cpu.cpusets.enforcer import CpusetEnforcer, cpus_of_tasks, mask_after, target_cpusets
+from nodewise.cpu.pool_allocations import Allocations, Task
+from nodewise.cpu.reconfiguration_plan import Move
+from nodewise.cpu.topology import Cpu, Topology
+from nodewise.errors import BadInput, Refused
+
+A, B = "a" * 64, "b" * 64
+ONE = Task(11, 100, "boot", "pod", A)
+TWO = Task(12, 100, "boot", "pod", A)
+OTHER = Task(13, 100, "boot", "pod", B)
+MACHINE = Topology(tuple(Cpu(cpu, numa=cpu // 4) for cpu in range(8)), ())
+UNKNOWN = Topology(tuple(Cpu(cpu) for cpu in range(8)), ())
+
+
+def cpus(*numbers: int) -> frozenset[int]:
+    return frozenset(numbers)
+
+
+def stored(*cpu_lists: tuple[str, str, list[Task]], target: Allocations | None = None) -> StoredAllocations:
+    """Slots of socket 0: pool, CPU list, tasks."""
+    pools: dict[str, list[pool_allocations.CpuListAllocation]] = {}
+    for pool, text, tasks in cpu_lists:
+        pools.setdefault(pool, []).append(pool_allocations.parse_cpu_list(text, tasks=tasks))
+    found = Allocations({name: pool_allocations.pool(name, {0: of}) for name, of in pools.items()})
+    return StoredAllocations(found, "1", Intent(target, ONE, "") if target else None)
+
+
+def test_a_container_gets_the_cpus_and_the_numa_nodes_of_all_its_tasks() -> None:
+    holding = cpus_of_tasks(
+        stored(("exclusive", "1,5", [ONE]), ("exclusive", "2", [OTHER]), ("shared", "0", [TWO]))
+    )
+    assert target_cpusets(holding, MACHINE, {}) == {
+        A: Cpuset(cpus(0, 1, 5), cpus(0, 1)),
+        B: Cpuset(cpus(2), cpus(0)),
+    }
+
+
+def test_memory_is_left_alone_where_nodes_are_not_known() -> None:
+    assert target_cpusets(cpus_of_tasks(stored(("exclusive", "1", [ONE]))), UNKNOWN, {}) == {
+        A: Cpuset(cpus(1))
+    }
+
+
+def test_a_container_that_holds_nothing_gets_back_what_it_had() -> None:
+    before = {A: Cpuset(cpus(0, 1)), B: Cpuset(cpus(0, 1, 2))}
+    found = target_cpusets(
+        cpus_of_tasks(stored(("exclusive", "1", [ONE]), ("exclusive", "2", []))), UNKNOWN, before
+    )
+    assert found == {A: Cpuset(cpus(1)), B: Cpuset(cpus(0, 1, 2))}
+
+
+def test_a_task_of_no_known_container_confines_none() -> None:
+    assert target_cpusets(cpus_of_tasks(stored(("exclusive", "1", [Task(11)]))), UNKNOWN, {}) == {}
+
+
+def test_during_a_reconfiguration_a_container_has_the_old_and_the_new_cpus() -> None:
+    target = stored(("exclusive", "3", [ONE])).allocations
+    assert cpus_of_tasks(stored(("exclusive", "1", [ONE]), target=target)) == {ONE: cpus(1, 3)}
+
+
+@pytest.mark.parametrize(
+    ("mask", "old", "new", "own", "after"),
+    [
+        pytest.param({0, 1}, {0, 1}, {1}, {1}, {1}, id="the wrapper that just claimed"),
+        pytest.param({1}, {1}, {0, 1}, {1}, {1}, id="a task stays when another one comes"),
+        pytest.param({1, 2, 3}, {0, 1, 2, 3}, {2, 3}, {2, 3}, {2, 3}, id="what is left of its own"),
+        pytest.param({2}, {0, 1, 2, 3}, {2, 3}, {2, 3}, {2}, id="a thread that chose one of its CPUs keeps it"),
+        pytest.param({0}, {0, 1}, {1}, {1}, {1}, id="a thread that chose what it must not have"),
+        pytest.param({1}, {1}, {0, 1}, None, {0, 1}, id="another thread follows when it widens"),
+        pytest.param({0, 1}, {0, 1}, {1}, None, {1}, id="another thread follows when it narrows"),
+        pytest.param({1}, {0, 1}, {1, 2}, None, {1}, id="another thread that chose keeps it"),
+        pytest.param({0}, {0, 1}, {2}, None, {2}, id="another thread whose choice is gone"),
+    ],
+)  # fmt: skip
+def test_what_a_thread_may_use_after_a_change(
+    mask: set[int], old: set[int], new: set[int], own: set[int] | None, after: set[int]
+) -> None:
+    given = [frozenset(one) for one in (mask, old, new)]
+    assert mask_after(*given, None if own is None else frozenset(own)) == frozenset(after)
+
+
+class Runtime:
+    """Containers that are nothing but their records."""
+
+    def __init__(self, **told: Cpuset) -> None:
+        self.told = {{"a": A, "b": B}[name]: one for name, one in told.items()}
+        self.sets: list[tuple[str, Cpuset]] = []
+        self.refuses = ""
+
+    def find(self, container: str) -> ContainerCpuset | None:
+        inherited = Cpuset(cpus(*range(8)), cpus(0, 1))
+        return ContainerCpuset(self.told[container], inherited) if container in self.told else None
+
+    def confine(self, container: str, to: Cpuset) -> None:
+        if container == self.refuses:
+            raise Refused("cannot confine a container")
+        self.sets.append((container, to))
+        self.told[container] = to
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Path:
+    return tmp_path / "run/cpusets.json"
+
+
+def enforcer(runtime: Runtime, memory: Path) -> CpusetEnforcer:
+    return CpusetEnforcer(runtime, MACHINE, Path("/proc"), memory)
+
+
+def test_what_a_container_had_outlives_the_agent(memory: Path) -> None:
+    runtime = Runtime(a=Cpuset(), b=Cpuset(cpus(2, 3), cpus(0)))
+    both = stored(("exclusive", "5", [ONE]), ("exclusive", "2", [OTHER]))
+    changed, problems = enforcer(runtime, memory).check(lambda: both, {})
+    assert (changed, problems) == (
+        {A: Cpuset(cpus(5), cpus(1)), B: Cpuset(cpus(2), cpus(0))}, [],
+    )  # fmt: skip
+    assert enforcer(runtime, memory).check(lambda: both, {}).changed == {}
+    changed, _ = enforcer(runtime, memory).check(
+        lambda: stored(("exclusive", "5", []), ("exclusive", "2", [])), {}
+    )
+    assert changed == {
+        A: Cpuset(cpus(*range(8)), cpus(0, 1)),
+        B: Cpuset(cpus(2, 3), cpus(0)),
+    }
+    assert cpuset.load_originals(memory) == {}
+
+
+def test_what_somebody_else_set_is_set_again(memory: Path) -> None:
+    runtime = Runtime(a=Cpuset())
+    one = stored(("exclusive", "5", [ONE]))
+    assert enforcer(runtime, memory).admit(lambda: one, A, {})
+    assert not enforcer(runtime, memory).admit(lambda: one, A, {})
+    runtime.told[A] = Cpuset(cpus(0, 1))
+    assert enforcer(runtime, memory).check(lambda: one, {}).changed == {A: Cpuset(cpus(5), cpus(1))}
+
+
+def test_a_container_that_is_gone_is_forgotten(memory: Path) -> None:
+    runtime = Runtime(a=Cpuset())
+    enforcer(runtime, memory).admit(lambda: stored(("exclusive", "5", [ONE])), A, {})
+    del runtime.told[A]
+    assert enforcer(runtime, memory).check(lambda: stored(("exclusive", "5", [ONE])), {}) == ({}, [])
+    assert cpuset.load_originals(memory) == {}
+
+
+def test_a_check_goes_on_after_one_that_cannot_be_confined_and_says_so(memory: Path) -> None:
+    runtime = Runtime(a=Cpuset(), b=Cpuset())
+    runtime.refuses = A
+    both = stored(("exclusive", "5", [ONE]), ("exclusive", "2", [OTHER]))
+    changed, (problem,) = enforcer(runtime, memory).check(lambda: both, {})
+    assert list(changed) == [B]
+    assert problem == (f"container {A}", "cannot confine a container", "CPUs 5, NUMA nodes 1")
+    with pytest.raises(Refused):
+        enforcer(runtime, memory).admit(lambda: both, A, {})
+
+
+def test_a_container_that_holds_nothing_and_never_did_is_left_alone(memory: Path) -> None:
+    runtime = Runtime(a=Cpuset())
+    assert not enforcer(runtime, memory).admit(lambda: stored(("exclusive", "5", [])), A, {})
+    assert runtime.sets == []
+
+
+def test_a_memory_that_cannot_be_read_is_named(memory: Path) -> None:
+    memory.parent.mkdir()
+    memory.write_text('{"x": {"cpus": "one"}}')
+    with pytest.raises(BadInput, match="cannot tell what containers had"):
+        enforcer(Runtime(), memory).check(stored, {})
+
+
+def test_a_task_may_pass_cpus_while_the_node_is_being_reconfigured_and_no_longer(memory: Path) -> None:
+    runtime = Runtime(a=Cpuset(cpus(1)), b=Cpuset())
+    target = stored(("exclusive", "3", [ONE])).allocations
+    moves = (Move(ONE, cpus(1), cpus(2)), Move(ONE, cpus(2), cpus(3)))
+    first = stored(("exclusive", "1", [ONE]), ("exclusive", "5", [OTHER]), target=target)
+    assert first.intent
+    now = [first._replace(intent=first.intent._replace(moves=moves))]
+    one = enforcer(runtime, memory)
+    one.widen(lambda: now[0], [ONE])
+    assert [container for container, _ in runtime.sets] == [A]
+    assert runtime.told[A].cpus == cpus(1, 2, 3)
+    assert list(one.check(lambda: now[0], {}).changed) == [B]
+    now[0] = StoredAllocations(target, "2")
+    assert one.check(lambda: now[0], {}).changed[A] == Cpuset(cpus(3), cpus(0))

@@ -1,0 +1,37 @@
+"""`Requests` to an API server in memory."""
+
+import asyncio
+import json
+from collections.abc import Coroutine, Mapping
+from typing import Any
+
+from nodewise.cpu.api_client import NO_PARAMS, Object
+from nodewise.kube.api import Patch
+from nodewise.simulate.api import FakeApi
+
+
+class Asked:
+    """One call after the other; `api` is the server."""
+
+    def __init__(self, api: FakeApi | None = None) -> None:
+        self.api = api or FakeApi()
+
+    def get(self, path: str, params: Mapping[str, str] = NO_PARAMS) -> Any:
+        return _value(self.api.get(path, params))
+
+    def create(self, path: str, body: Object) -> Any:
+        return _value(self.api.create(path, body))
+
+    def replace(self, path: str, body: Object) -> Any:
+        return _value(self.api.replace(path, body))
+
+    def patch(self, path: str, body: Any, kind: Patch, params: Mapping[str, str] = NO_PARAMS) -> Any:
+        return _value(self.api.patch(path, body, kind, params))
+
+    def delete(self, path: str, body: Object | None = None) -> Any:
+        return _value(self.api.delete(path, b"" if body is None else body))
+
+
+def _value(call: Coroutine[Any, Any, bytes]) -> Any:
+    answer = asyncio.run(call)
+    return json.loads(answer) if answer else None

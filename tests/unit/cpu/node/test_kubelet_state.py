@@ -1,0 +1,102 @@
+"""What the kubelet's checkpoints say, and where that is at odds with the pools."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodewise.cpu import pool_allocations
+from nodewise.cpu.node import kubelet_state
+from nodewise.cpu.node.kubelet_state import KubeletAllocation, KubeletState
+from nodewise.errors import BadInput
+
+POOLS = pool_allocations.from_lists(
+    {"exclusive": {0: ["2,6", "3,7"]}, "shared": {0: ["1,5"]}, "infra": {0: ["0", "4"]}}
+)
+UID = "c26b9e2e-0b7b-4d61-9c2e-6a1f5e0a3c11"
+
+
+def cpus(*numbers: int) -> frozenset[int]:
+    return frozenset(numbers)
+
+
+def checkpoint(**fields: Any) -> str:
+    return json.dumps({"policyName": "static", "defaultCpuSet": "", "checksum": 1} | fields)
+
+
+def test_the_policy_none_gives_nothing_away_and_is_at_odds_with_nothing() -> None:
+    found = kubelet_state.parse('{"policyName":"none","defaultCpuSet":"","checksum":1353318690}')
+    assert found == KubeletState("none")
+    assert kubelet_state.conflicts(found, POOLS) == []
+
+
+@pytest.mark.parametrize(
+    ("told", "given"),
+    [
+        ({"entries": {"4fa1": "2-3"}}, KubeletAllocation("", "4fa1", cpus(2, 3))),
+        ({"entries": {UID: {"main": "2-3"}}}, KubeletAllocation(UID, "main", cpus(2, 3))),
+        ({"podEntries": {UID: {"cpuSet": "2-3"}}}, KubeletAllocation(UID, "", cpus(2, 3))),
+    ],
+    ids=["version 1", "version 2", "version 3"],
+)  # fmt: skip
+def test_what_it_gave_away_in_all_versions(told: Any, given: KubeletAllocation) -> None:
+    assert kubelet_state.parse(checkpoint(**told)).allocations == (given,)
+
+
+def test_containers_that_it_gave_cpus_of_pools_are_named() -> None:
+    found = kubelet_state.parse(checkpoint(entries={UID: {"main": "2-3", "side": "9"}}))
+    (problem,) = kubelet_state.conflicts(found, POOLS)
+    assert (
+        str(problem)
+        == f"container main of pod {UID} has CPUs 2-3: CPUs 2-3 are in the node's pools; wanted others"
+    )
+
+
+def test_exclusive_cpus_that_it_leaves_to_all_are_named_with_what_helps() -> None:
+    (problem,) = kubelet_state.conflicts(kubelet_state.parse(checkpoint(defaultCpuSet="0-2,4-7")), POOLS)
+    assert "CPUs 2,6-7 of exclusive pools are open to all containers" in str(problem)
+    assert "strict-cpu-reservation" in problem.expected
+    assert kubelet_state.conflicts(kubelet_state.parse(checkpoint(defaultCpuSet="0-1,4-5")), POOLS) == []
+
+
+def test_a_memory_manager_that_sets_nodes_is_named() -> None:
+    memory = '{"policyName":"Static","machineState":{},"checksum":1}'
+    (problem,) = kubelet_state.conflicts(kubelet_state.parse(checkpoint(), memory), POOLS)
+    assert "memoryManagerPolicy Static" in problem.field
+
+
+def test_what_of_the_kubelet_s_own_would_replace_a_pool() -> None:
+    said = kubelet_state.kubelet_alternatives(POOLS)
+    assert list(said) == ["exclusive", "shared", "infra"]
+    assert "full-pcpus-only" in said["exclusive"]
+    assert "strict-cpu-reservation" in said["infra"]
+    assert kubelet_state.kubelet_alternatives(
+        pool_allocations.from_lists({"exclusive-non-isolcpus": {0: ["1"]}})
+    ) == {"exclusive-non-isolcpus": said["exclusive"]}
+
+
+def test_it_is_read_from_the_kubelet_s_folder(tmp_path: Path) -> None:
+    assert kubelet_state.read(tmp_path) is None
+    (tmp_path / kubelet_state.CPU_STATE).write_text(checkpoint(defaultCpuSet="0-3"))
+    assert kubelet_state.read(tmp_path) == KubeletState("static", cpus(0, 1, 2, 3))
+    (tmp_path / kubelet_state.MEMORY_STATE).write_text('{"policyName":"None"}')
+    assert kubelet_state.read(tmp_path) == KubeletState("static", cpus(0, 1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("", "cpu_manager_state"),
+        ("[]", "cpu_manager_state"),
+        ('{"defaultCpuSet": 3}', "defaultCpuSet"),
+        ('{"defaultCpuSet": "3-"}', "defaultCpuSet"),
+        ('{"entries": []}', "entries"),
+        ('{"entries": {"a": {"b": null}}}', "entries.a.b"),
+        ('{"podEntries": {"a": "1"}}', "podEntries.a"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_read_is_named(text: str, field: str) -> None:
+    with pytest.raises(BadInput) as raised:
+        kubelet_state.parse(text)
+    assert field in raised.value.problems[0].field

@@ -1,0 +1,37 @@
+"""Whose a process may be that nobody may look at."""
+
+from pathlib import Path
+
+import pytest
+
+from nodewise.cpu import procfs
+from nodewise.cpu.ended_tasks import Process
+from nodewise.cpu.pool_allocations import Task
+from nodewise.cpu.procfs import ProcessTable
+
+POD, OTHER = "a" * 32, "b" * 32
+HERE, THERE = "c" * 64, "d" * 64
+TASK = Task(100, 5, "now", POD, HERE)
+CASES = {
+    "its container": (TASK, 9, f"/kubepods/pod{POD}/{HERE}", True),
+    "a group that was made in its container": (TASK, 9, f"/kubepods/pod{POD}/{HERE}/{THERE}", True),
+    "started before it": (TASK, 4, f"/kubepods/pod{POD}/{HERE}", False),
+    "another container of its pod": (TASK, 9, f"/kubepods/pod{POD}/{THERE}", False),
+    "another pod, which made a group with its name": (
+        TASK, 9, f"/kubepods/pod{OTHER}/{THERE}/kubepods/pod{POD}/{HERE}", False,
+    ),
+    "the host": (TASK, 9, "/system.slice/ssh.service", False),
+    "its pod, where no container is known": (TASK._replace(container=""), 9, f"/kubepods/pod{POD}/{HERE}", True),
+    "a task of which nothing is known": (Task(100, 5, "now"), 9, f"/kubepods/pod{OTHER}/{THERE}", True),
+    "a task of an older program": (Task(100), 9, f"/kubepods/pod{POD}/{HERE}", False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_whose_it_may_be(tmp_path: Path, case: str) -> None:
+    """A tenant can hide its processes: that may hold its own tasks, and nobody else's."""
+    task, start, path, may = CASES[case]
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7/cgroup").write_text(f"0::{path}\n")
+    census = ProcessTable({7: Process(start, 1), 8: Process(9, 1)}, frozenset({7, 8}))
+    assert procfs.unreadable_processes_of(task, census, tmp_path) == ((7,) if may else ())

@@ -1,0 +1,415 @@
+"""Pools change under real processes: all of it or nothing, whatever fails and whoever dies."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodewise.cpu import pool_allocations, procfs
+from nodewise.cpu.allocation_store import Intent, StoredAllocations
+from nodewise.cpu.pool_allocations import Allocations, Task
+from nodewise.cpu.reconfiguration import execution
+from nodewise.cpu.store.directory import DirectoryStore
+from nodewise.errors import BadInput, Conflict, Refused, Unavailable
+from tests.unit.cpu.reconfiguration import process_trees
+from tests.unit.cpu.reconfiguration.process_trees import PROC, Family
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(not {0, 1} <= os.sched_getaffinity(0), reason="moves processes between two CPUs"),
+]
+ZERO, ONE, BOTH = frozenset({0}), frozenset({1}), frozenset({0, 1})
+Lists = dict[str, dict[str, tuple[Task, ...]]]
+
+
+def node(lists: Lists) -> Allocations:
+    return Allocations(
+        {
+            name: pool_allocations.pool(
+                name,
+                {
+                    0: [
+                        pool_allocations.parse_cpu_list(text, tasks=tasks)
+                        for text, tasks in cpu_lists.items()
+                    ]
+                },
+            )
+            for name, cpu_lists in lists.items()
+        }
+    )
+
+
+def only(**lists: str) -> Mapping[str, Mapping[int, tuple[str, ...]]]:
+    return {name: {0: (text,)} for name, text in lists.items()}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> DirectoryStore:
+    return DirectoryStore(tmp_path / "state", 30)
+
+
+@contextlib.contextmanager
+def held(store: DirectoryStore, **cpus: str) -> Iterator[dict[str, Family]]:
+    """A family in each pool, on that list."""
+    with contextlib.ExitStack() as stack:
+        found = {
+            pool: stack.enter_context(process_trees.running({int(cpu) for cpu in text.split(",")}))
+            for pool, text in cpus.items()
+        }
+        store.create(node({pool: {text: (found[pool].task,)} for pool, text in cpus.items()}))
+        yield found
+
+
+def test_every_thread_of_a_family_moves(store: DirectoryStore) -> None:
+    """Case 210."""
+    with held(store, exclusive="0") as found:
+        family = found["exclusive"]
+        assert len(family.affinities) == 9
+        came = execution.reconfigure(store, only(exclusive="1"), PROC)
+        assert family.everywhere == {ONE}
+        assert store.read()[::2] == (node({"exclusive": {"1": (family.task,)}}), None)
+        assert [move.task.pid for move in came.moves] == [family.process.pid]
+
+
+LATE = """
+import os, sys, time
+from pathlib import Path
+print(flush=True)
+time.sleep(0.5)
+os.sched_setaffinity(0, {0})
+Path("/proc/self/comm").write_text(f"isolate-{os.getpid()}")
+time.sleep(1000)
+"""
+
+
+def test_a_wrapper_that_is_on_its_way_to_its_cpus_comes_along(store: DirectoryStore) -> None:
+    """It was told that it holds a list, and goes there after the plan was made."""
+    with subprocess.Popen([sys.executable, "-c", LATE], stdout=subprocess.PIPE) as wrapper:
+        try:
+            assert wrapper.stdout
+            wrapper.stdout.readline()
+            stat = procfs.parse_stat((PROC / f"{wrapper.pid}/stat").read_text())
+            task = Task(wrapper.pid, stat.start, procfs.read_boot(PROC))
+            store.create(node({"exclusive": {"0": (task,)}}))
+            execution.reconfigure(store, only(exclusive="1"), PROC)
+            assert os.sched_getaffinity(wrapper.pid) == ONE
+        finally:
+            wrapper.kill()
+
+
+def test_who_is_of_no_pool_stays(store: DirectoryStore) -> None:
+    """Case 208: the process above, which is on more CPUs, is nobody's."""
+    with process_trees.running({0, 1}, below=0) as above, held(store, exclusive="0") as found:
+        execution.reconfigure(store, only(exclusive="1"), PROC)
+        assert (above.everywhere, found["exclusive"].everywhere) == ({BOTH}, {ONE})
+
+
+def test_a_task_on_two_lists_moves_from_both(store: DirectoryStore) -> None:
+    """Case 209, of as many lists as this machine has CPUs."""
+    with process_trees.running({0, 1}) as family:
+        store.create(node({"exclusive": {"0": (family.task,), "1": (family.task,)}, "infra": {}}))
+        execution.reconfigure(store, {"exclusive": {0: ("1", "0")}, "infra": {0: ()}}, PROC)
+        assert family.everywhere == {BOTH}
+
+
+def test_whose_list_survives_is_not_touched(store: DirectoryStore) -> None:
+    with held(store, exclusive="0", shared="0,1") as found:
+        exclusive, shared = found["exclusive"], found["shared"]
+        os.sched_setaffinity(exclusive.pids[1], {0, 1})
+        before = exclusive.affinities
+        execution.reconfigure(store, only(exclusive="0", shared="1"), PROC)
+        assert (exclusive.affinities, shared.everywhere) == (before, {ONE})
+
+
+def test_a_thread_on_one_cpu_of_its_list_goes_to_one(store: DirectoryStore) -> None:
+    with process_trees.running({0, 1}, pinned=ZERO) as family:
+        store.create(node({"shared": {"0,1": (family.task,)}}))
+        execution.reconfigure(store, only(shared="1"), PROC)
+        assert family.everywhere == {ONE}
+
+
+def test_who_forks_all_the_time_is_moved_whole(store: DirectoryStore) -> None:
+    with process_trees.running({0}, forks=True) as family:
+        store.create(node({"exclusive": {"0": (family.task,)}}))
+        execution.reconfigure(store, only(exclusive="1"), PROC)
+        until = time.monotonic() + 0.5
+        while time.monotonic() < until:
+            assert seen_below(family) == {ONE}
+
+
+def seen_below(family: Family) -> set[frozenset[int]]:
+    """Where the processes of the family's session may run."""
+    found = set()
+    for pid, process in procfs.read_processes(PROC).processes.items():
+        if pid in family.pids or process.parent == family.pids[-1]:
+            with contextlib.suppress(ProcessLookupError):
+                found.add(frozenset(os.sched_getaffinity(pid)))
+    return found
+
+
+def test_who_ends_meanwhile_is_forgotten(store: DirectoryStore) -> None:
+    with held(store, infra="0", shared="0") as found:
+
+        def end(wanted: Mapping[Task, frozenset[int]]) -> None:
+            assert wanted == {family.task: BOTH for family in found.values()}
+            os.killpg(found["infra"].process.pid, 9)
+            found["infra"].process.wait()
+
+        execution.reconfigure(store, only(infra="1", shared="1"), PROC, widen=end)
+        assert found["shared"].everywhere == {ONE}
+
+
+def test_tasks_that_are_over_do_not_count(store: DirectoryStore) -> None:
+    with held(store, exclusive="0") as found:
+        gone = found["exclusive"].task._replace(start=2**40)
+        stored = store.read()
+        store.replace(stored.version, node({"exclusive": {"0": (found["exclusive"].task,), "1": (gone,)}}))
+        execution.reconfigure(store, only(exclusive="1"), PROC)
+        assert found["exclusive"].everywhere == {ONE}
+
+
+def test_looking_touches_nothing(store: DirectoryStore) -> None:
+    with held(store, exclusive="0") as found:
+        before = store.read()
+        came = execution.reconfigure(store, only(exclusive="1"), PROC, only_check=True)
+        assert [move.after for move in came.moves] == [ONE]
+        with pytest.raises(BadInput, match="1 CPU lists held; wanted at most 0"):
+            execution.reconfigure(store, {"exclusive": {0: ()}}, PROC, only_check=True)
+        assert (store.read(), found["exclusive"].everywhere) == (before, {ZERO})
+
+
+def test_what_the_kernel_does_not_allow_is_undone(store: DirectoryStore) -> None:
+    """The second task's list has a CPU that this machine has not."""
+    with held(store, infra="0", shared="0") as found:
+        before = store.read().allocations
+        with pytest.raises(Refused, match=r"thread \d+: may use CPUs 1 only; wanted 1,63"):
+            execution.reconfigure(store, only(infra="1", shared="1,63"), PROC)
+        assert [family.everywhere for family in found.values()] == [{ZERO}, {ZERO}]
+        assert store.read()[::2] == (before, None)
+
+
+def test_a_thread_that_was_on_one_cpu_is_there_again(store: DirectoryStore) -> None:
+    with process_trees.running({0, 1}, pinned=ZERO) as family:
+        store.create(node({"shared": {"0,1": (family.task,)}}))
+        before = family.affinities
+        with pytest.raises(Refused):
+            execution.reconfigure(store, only(shared="1,63"), PROC)
+        assert family.affinities == before
+
+
+def test_a_signal_that_ends_it_undoes_it(store: DirectoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the third thread; later ones come through, so that it can be undone."""
+    put, count = os.sched_setaffinity, iter(range(1000))
+
+    def interrupted(tid: int, cpus: frozenset[int]) -> None:
+        if next(count) == 3:
+            signal.raise_signal(signal.SIGINT)
+        put(tid, cpus)
+
+    with held(store, exclusive="0") as found:
+        before = store.read().allocations
+        monkeypatch.setattr(os, "sched_setaffinity", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            execution.reconfigure(store, only(exclusive="1"), PROC)
+        assert next(count) > 4
+        assert (store.read()[::2], found["exclusive"].everywhere) == ((before, None), {ZERO})
+
+
+class Meddled:
+    """A book in which somebody else writes first, at chosen calls of `replace`."""
+
+    def __init__(self, store: DirectoryStore, meddle: Mapping[int, Any]) -> None:
+        self._store, self._meddle, self._calls = store, meddle, 0
+        self.place = store.place
+
+    def read(self) -> StoredAllocations:
+        return self._store.read()
+
+    def create(self, first: Allocations) -> None:
+        self._store.create(first)
+
+    def replace(self, version: str, new: Allocations, intent: Intent | None = None) -> None:
+        self._calls += 1
+        if self._calls in self._meddle:
+            self._meddle[self._calls]()
+        self._store.replace(version, new, intent)
+
+    def delete(self, version: str) -> None:
+        self._store.delete(version)
+
+
+def test_who_writes_first_is_heeded(store: DirectoryStore) -> None:
+    """Before the intent somebody claims a core; before the end a task ends."""
+    with held(store, infra="0") as found, process_trees.running({1}) as late:
+
+        def claim() -> None:
+            stored = store.read()
+            store.replace(
+                stored.version,
+                node({"infra": {"0": (found["infra"].task,)}, "shared": {"1": (late.task,)}}),
+            )
+
+        def leave() -> None:
+            stored = store.read()
+            new = stored.allocations.mapped(
+                lambda _, cpu_list: (one for one in cpu_list.tasks if one != late.task)
+            )
+            store.replace(stored.version, new, stored.intent)
+
+        meddled = Meddled(store, {1: claim, 3: leave})
+        execution.reconfigure(meddled, only(infra="1", shared="0"), PROC)
+        assert store.read()[::2] == (
+            node({"infra": {"1": (found["infra"].task,)}, "shared": {"0": ()}}),
+            None,
+        )
+        assert found["infra"].everywhere == {ONE}
+
+
+def test_who_gives_cores_away_meanwhile_is_not_overwritten(store: DirectoryStore) -> None:
+    """An older program heeds no intent."""
+    with held(store, exclusive="0") as found, process_trees.running({1}) as late:
+        both = node({"exclusive": {"0": (found["exclusive"].task,), "1": (late.task,)}})
+
+        def claim() -> None:
+            stored = store.read()
+            store.replace(stored.version, both, stored.intent)
+
+        with pytest.raises(Conflict, match=f"tasks {late.task.pid}"):
+            execution.reconfigure(Meddled(store, {2: claim}), only(exclusive="1"), PROC)
+        assert store.read()[::2] == (both, None)
+        assert found["exclusive"].everywhere == {ZERO}
+
+
+def test_an_answer_that_was_lost_is_no_failure(store: DirectoryStore) -> None:
+    class Lossy(Meddled):
+        def replace(self, version: str, new: Allocations, intent: Intent | None = None) -> None:
+            super().replace(version, new, intent)
+            if intent is None:
+                raise Unavailable("no answer")
+
+    with held(store, exclusive="0") as found:
+        execution.reconfigure(Lossy(store, {}), only(exclusive="1"), PROC)
+        assert store.read()[::2] == (node({"exclusive": {"1": (found["exclusive"].task,)}}), None)
+        assert found["exclusive"].everywhere == {ONE}
+
+
+def test_a_book_that_never_answers_again_keeps_its_intent(
+    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone() -> None:
+        raise Unavailable("no answer")
+
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    with held(store, exclusive="0") as found:
+        before = store.read().allocations
+        with pytest.raises(Unavailable):
+            execution.reconfigure(
+                Meddled(store, dict.fromkeys(range(2, 99), gone)), only(exclusive="1"), PROC
+            )
+        assert (store.read().intent is None, found["exclusive"].everywhere) == (False, {ONE})
+        assert execution.recover(store, PROC)
+        assert (store.read()[::2], found["exclusive"].everywhere) == ((before, None), {ZERO})
+
+
+def test_who_is_at_it_is_left_to_it(store: DirectoryStore) -> None:
+    with held(store, exclusive="0") as found, process_trees.running({0, 1}) as carrier:
+        stored = store.read()
+        store.replace(stored.version, stored.allocations, Intent(stored.allocations, carrier.task, "now"))
+        assert not execution.recover(store, PROC)
+        for only_check in (True, False):
+            with pytest.raises(
+                Unavailable, match=f"being reconfigured by process {carrier.task.pid} since now"
+            ):
+                execution.reconfigure(store, only(exclusive="1"), PROC, only_check=only_check)
+        assert found["exclusive"].everywhere == {ZERO}
+
+
+def test_who_is_at_it_in_another_thread_is_left_to_it(store: DirectoryStore) -> None:
+    """The node agent sweeps while it moves tasks."""
+    with held(store, exclusive="0") as found, ThreadPoolExecutor(1) as other:
+
+        def sweep(wanted: Mapping[Task, frozenset[int]]) -> None:
+            assert not other.submit(execution.recover, store, PROC).result(10)
+
+        execution.reconfigure(store, only(exclusive="1"), PROC, widen=sweep)
+        assert found["exclusive"].everywhere == {ONE}
+        assert store.read()[::2] == (node({"exclusive": {"1": (found["exclusive"].task,)}}), None)
+
+
+def test_what_an_earlier_boot_began_is_over(store: DirectoryStore) -> None:
+    with held(store, exclusive="0") as found:
+        stored = store.read()
+        store.replace(
+            stored.version, stored.allocations, Intent(stored.allocations, Task(1, 1, "earlier"), "then")
+        )
+        assert execution.recover(store, PROC)
+        assert (store.read()[::2], found["exclusive"].everywhere) == ((stored.allocations, None), {ZERO})
+
+
+CARRIER = """
+import json, os, signal, sys
+from pathlib import Path
+from nodewise.cpu.reconfiguration import execution
+from nodewise.cpu.store.directory import DirectoryStore
+
+step, path, lists = int(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
+
+def counted(work):
+    def wrapped(*given):
+        for when in (0, 1):
+            global step
+            step -= 1
+            if step < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            done = done if when else work(*given)
+        return done
+    return wrapped
+
+os.sched_setaffinity = counted(os.sched_setaffinity)
+DirectoryStore.replace = counted(DirectoryStore.replace)
+lists = {name: {int(socket): texts for socket, texts in sockets.items()} for name, sockets in lists.items()}
+execution.reconfigure(DirectoryStore(path, 30), lists, Path("/proc"))
+"""
+"""Kills itself before or after a step: writing, or setting a thread's affinity."""
+
+
+def test_who_is_killed_between_any_two_steps_leaves_nothing_half_done(tmp_path: Path) -> None:
+    """Either old state and old affinities, or all new."""
+    lists = {"infra": {0: ["1"]}, "shared": {0: ["1"]}}
+    ends = set()
+    with (
+        process_trees.running({0}, below=1, threads=1) as one,
+        process_trees.running({0, 1}, below=1, threads=1, pinned=ZERO) as other,
+    ):
+        before = {**one.affinities, **other.affinities}
+        old = node({"infra": {"0": (one.task,)}, "shared": {"0,1": (other.task,)}})
+        new = node({"infra": {"1": (one.task,)}, "shared": {"1": (other.task,)}})
+        for step in range(1000):
+            store = DirectoryStore(tmp_path / str(step), 30)
+            store.create(old)
+            command = [sys.executable, "-c", CARRIER, str(step), str(tmp_path / str(step)), json.dumps(lists)]
+            code = subprocess.run(command, check=False).returncode
+            execution.recover(store, PROC)
+            now = {**one.affinities, **other.affinities}
+            is_old = (store.read()[::2], now) == ((old, None), before)
+            is_new = (store.read()[::2], set(now.values())) == ((new, None), {ONE})
+            assert is_old or is_new, step
+            ends.add(is_new)
+            if code == 0:
+                break
+            assert code == -9
+            if is_new:
+                execution.reconfigure(store, {"infra": {0: ("0",)}, "shared": {0: ("0,1",)}}, PROC)
+                for tid, cpus in before.items():
+                    os.sched_setaffinity(tid, cpus)
+    assert ends == {False, True}
+    assert step > 2 * len(before)

@@ -1,0 +1,125 @@
+"""The state in a ConfigMap."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from nodewise.cpu import names
+from nodewise.cpu.pool_allocations import IDENTITIES
+from nodewise.cpu.store.configmap import CONFIG_MAPS, LEASE_S, Clock, ConfigMapStore
+from nodewise.errors import BadInput, Conflict
+from tests.unit.cpu.node.fake_api_server import Asked
+from tests.unit.cpu.store.store_suite import FREE, HELD, StoreSuite
+
+PATH = CONFIG_MAPS.path("ns", "cmk-config-node1")
+LOCK = {"metadata": {"annotations": {names.OWNER: "cmk-isolate-pod"}}}
+
+
+@pytest.fixture
+def asked() -> Asked:
+    return Asked()
+
+
+@pytest.fixture
+def store(asked: Asked) -> ConfigMapStore:
+    return ConfigMapStore(asked, "ns", "node1")
+
+
+class TestConfigMapBook(StoreSuite):
+    pass
+
+
+def test_the_older_program_reads_it(store: ConfigMapStore, asked: Asked) -> None:
+    store.create(HELD)
+    found = asked.get(PATH)
+    assert found["metadata"]["annotations"][names.OWNER] == ""
+    assert yaml.safe_load(found["data"]["config"])["exclusive"] == {0: {"0,4": ["17"], "1,5": []}, 1: {}}
+
+
+def test_what_others_put_there_stays(store: ConfigMapStore, asked: Asked) -> None:
+    store.create(FREE)
+    asked.patch(PATH, {"metadata": {"annotations": {"a": "b"}}, "data": {"other": "x"}}, "merge")
+    store.replace(store.read().version, HELD)
+    found = asked.get(PATH)
+    assert found["metadata"]["annotations"]["a"] == "b"
+    assert found["data"]["other"] == "x"
+
+
+@pytest.mark.parametrize(
+    ("change", "seen"),
+    [
+        ({"data": None}, "data.config"),
+        ({"data": {"config": "a: ["}}, "YAML"),
+        ({"data": {"config": "exclusive: 5"}}, "exclusive"),
+        ({"metadata": {"annotations": {IDENTITIES: "x"}}}, IDENTITIES),
+        ({"metadata": {"annotations": {names.INTENT: "x"}}}, names.INTENT),
+        ({"metadata": {"annotations": {names.INTENT: "{}"}}}, names.INTENT),
+    ],
+)
+def test_what_cannot_be_read_is_named(
+    store: ConfigMapStore, asked: Asked, change: dict[str, Any], seen: str
+) -> None:
+    store.create(FREE)
+    asked.patch(PATH, change, "merge")
+    with pytest.raises(BadInput, match=seen) as told:
+        store.read()
+    assert str(told.value).startswith("cannot read ConfigMap ns/cmk-config-node1: ")
+
+
+class Waiting:
+    """Time that passes only while somebody sleeps; at some second something happens."""
+
+    def __init__(self, asked: Asked, events: dict[int, dict[str, Any]]) -> None:
+        self.seconds, self._asked, self._events = 0.0, asked, events
+        self.told: list[str] = []
+        self.store = ConfigMapStore(
+            asked, "ns", "node1", warn=self.told.append, clock=Clock(lambda: self.seconds, self._sleep)
+        )
+
+    def _sleep(self, seconds: float) -> None:
+        self.seconds += seconds
+        if change := self._events.pop(int(self.seconds), None):
+            self._asked.patch(PATH, change, "merge")
+
+
+@pytest.fixture
+def locked(store: ConfigMapStore, asked: Asked) -> Iterator[Asked]:
+    store.create(FREE)
+    asked.patch(PATH, LOCK, "merge")
+    return asked
+
+
+def test_who_locked_it_is_waited_for(locked: Asked) -> None:
+    release = {"metadata": {"annotations": {names.OWNER: ""}}}
+    waiting = Waiting(locked, {3: release})
+    version = waiting.store.read().version
+    with pytest.raises(Conflict):
+        waiting.store.replace(version, HELD)
+    assert waiting.seconds == 3
+    waiting.store.replace(waiting.store.read().version, HELD)
+    assert (waiting.store.read().allocations, waiting.seconds, waiting.told) == (HELD, 3, [])
+
+
+def test_a_lock_is_taken_over_when_nothing_has_happened_for_long(locked: Asked) -> None:
+    """Case 103."""
+    waiting = Waiting(locked, {})
+    waiting.store.replace(waiting.store.read().version, HELD)
+    assert waiting.seconds == LEASE_S
+    assert waiting.store.read().allocations == HELD
+    assert locked.get(PATH)["metadata"]["annotations"][names.OWNER] == ""
+    assert "cmk-isolate-pod" in waiting.told[0]
+
+
+def test_the_holder_that_moves_is_not_overtaken(locked: Asked) -> None:
+    """What the older program writes while it holds its lock is never lost."""
+    theirs = {"data": {"config": yaml.safe_dump({"exclusive": {0: {"0,4": ["99"], "1,5": []}}})}}
+    waiting = Waiting(locked, {int(LEASE_S) - 1: theirs})
+    with pytest.raises(Conflict):
+        waiting.store.replace(waiting.store.read().version, HELD)
+    assert [
+        task.pid for _, cpu_list in waiting.store.read().allocations.cpu_lists for task in cpu_list.tasks
+    ] == [99]
+    assert json.dumps(waiting.told) == "[]"

@@ -1,0 +1,53 @@
+"""What goes over the socket is read as it was meant."""
+
+import json
+
+import pytest
+
+from nodewise.cpu import agent_messages
+from nodewise.cpu.agent_messages import ReconfigureRequest
+from nodewise.cpu.pool_allocations import Task
+from nodewise.cpu.pools import PoolOptions
+from nodewise.cpu.reconfiguration_plan import Move
+from nodewise.errors import BadInput, Refused
+
+
+def test_other_pools_are_asked_for() -> None:
+    request = ReconfigureRequest(PoolOptions(2, 3, "spread", "packed", "6"), only_check=True)
+    assert (
+        agent_messages.parse_reconfigure_request(
+            agent_messages.decode(agent_messages.encode_reconfigure_request(request))
+        )
+        == request
+    )
+
+
+def test_what_is_not_said_is_as_without_it() -> None:
+    assert agent_messages.parse_reconfigure_request({}) == ReconfigureRequest(PoolOptions())
+
+
+def test_all_that_is_wrong_with_wanted_pools_is_named() -> None:
+    with pytest.raises(BadInput) as caught:
+        agent_messages.parse_reconfigure_request({"exclusive": "2", "shared_mode": 1, "only_check": "no"})
+    assert [problem.field for problem in caught.value.problems] == ["exclusive", "shared_mode", "only_check"]
+
+
+def test_moves_are_told_by_process_id() -> None:
+    moves = (Move(Task(17, 5, "one"), frozenset({1, 2}), frozenset({3})),)
+    told = agent_messages.parse_reconfigure_response(
+        agent_messages.decode(agent_messages.encode_reconfigure_response(moves))
+    )
+    assert told == (moves[0]._replace(task=Task(17)),)
+
+
+def test_why_it_cannot_be_is_told() -> None:
+    with pytest.raises(Refused, match="no CPU is free"):
+        agent_messages.parse_reconfigure_response(
+            json.loads(agent_messages.encode_error(Refused("no CPU is free")))
+        )
+
+
+@pytest.mark.parametrize("answer", [{}, {"moves": 1}, {"moves": [[1, "x", "2"]]}, {"moves": [[1, "2"]]}])
+def test_what_is_no_answer_is_shown(answer: dict[str, object]) -> None:
+    with pytest.raises(BadInput, match="cannot read the node agent's answer"):
+        agent_messages.parse_reconfigure_response(answer)

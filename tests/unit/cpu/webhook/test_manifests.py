@@ -1,0 +1,206 @@
+import base64
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import yaml
+from cryptography import x509
+
+from nodewise.cpu.webhook import certificates, manifests
+from nodewise.cpu.webhook.manifests import DEFAULT_CAFILE, Installation, Object
+
+NOW = datetime(2026, 7, 1, tzinfo=UTC)
+
+
+WISH = Installation()
+
+
+def installed(wish: Installation = WISH) -> dict[str, Object]:
+    made = certificates.create(wish.namespace, NOW)
+    return {one["kind"]: one for one in manifests.objects(wish, made)}
+
+
+def test_they_are_in_the_order_in_which_they_are_made() -> None:
+    assert list(installed()) == [
+        "Secret",
+        "ConfigMap",
+        "Service",
+        "Deployment",
+        "MutatingWebhookConfiguration",
+    ]
+
+
+def test_without_a_certificate_there_is_no_secret_and_nothing_is_trusted() -> None:
+    found = {one["kind"]: one for one in manifests.objects(Installation(), None)}
+    assert "Secret" not in found
+    assert "caBundle" not in found["MutatingWebhookConfiguration"]["webhooks"][0]["clientConfig"]
+
+
+def test_a_certificate_that_serves_is_kept_and_its_objects_are_the_same() -> None:
+    before = installed()
+    args = (before["Secret"], before["MutatingWebhookConfiguration"], "default")
+    kept = manifests.kept(*args, NOW + timedelta(days=3000))
+    assert list(before.values()) == manifests.objects(Installation(), kept)
+
+
+@pytest.mark.parametrize("days", [3290, 4000])
+def test_one_that_ends_is_made_anew_and_the_former_is_trusted_beside_it_while_it_lasts(days: int) -> None:
+    before = installed()
+    args = (before["Secret"], before["MutatingWebhookConfiguration"], "default")
+    now = NOW + timedelta(days=days)
+    kept = manifests.kept(*args, now)
+    assert certificates.is_valid(kept.cert, kept.authorities, "default", now)
+    old = base64.b64decode(before["Secret"]["data"]["cert.pem"])
+    trusted = x509.load_pem_x509_certificates(kept.authorities)
+    assert len(trusted) == (2 if days < 3650 else 1)
+    assert certificates.is_valid(old, kept.authorities, "default", NOW) == (days < 3650)
+
+
+@pytest.mark.parametrize(
+    ("secret", "registration"),
+    [
+        (None, None),
+        ({"data": None}, {"webhooks": None}),
+        (
+            {"data": {"cert.pem": "!", "key.pem": "eA=="}},
+            {"webhooks": [{"clientConfig": {"caBundle": "eA=="}}]},
+        ),
+        ({"data": {"cert.pem": 5}}, {"webhooks": [{}]}),
+    ],
+)
+def test_what_cannot_be_used_is_made_anew(secret: Object | None, registration: Object | None) -> None:
+    kept = manifests.kept(secret, registration, "default", NOW)
+    assert certificates.is_valid(kept.cert, kept.authorities, "default", NOW)
+
+
+def test_who_is_trusted_is_told_before_the_new_certificate_is_shown() -> None:
+    before = installed()
+    hook = before["MutatingWebhookConfiguration"]
+    again = manifests.objects(WISH, manifests.kept(before["Secret"], hook, "default", NOW))
+    assert kinds(manifests.in_order(again, hook))[-1] == "MutatingWebhookConfiguration"
+    renewed = manifests.objects(
+        WISH, manifests.kept(before["Secret"], hook, "default", NOW + timedelta(days=3300))
+    )
+    assert kinds(manifests.in_order(renewed, hook)) == [
+        "MutatingWebhookConfiguration",
+        "Secret",
+        "ConfigMap",
+        "Service",
+        "Deployment",
+    ]
+
+
+def test_nothing_is_called_in_a_namespace_where_nothing_serves_yet() -> None:
+    hook = installed()["MutatingWebhookConfiguration"]
+    moved = Installation("other")
+    made = manifests.objects(moved, manifests.kept(None, hook, "other", NOW))
+    for found in (hook, None, {"webhooks": None}):
+        assert kinds(manifests.in_order(made, found))[-1] == "MutatingWebhookConfiguration"
+
+
+def kinds(made: Sequence[Object]) -> list[str]:
+    return [one["kind"] for one in made]
+
+
+def test_one_for_another_namespace_is_not_kept() -> None:
+    made = certificates.create("one", NOW)
+    assert not certificates.is_valid(made.cert, made.authorities, "two", NOW)
+
+
+def test_one_of_another_authority_does_not_serve() -> None:
+    made, other = certificates.create("one", NOW), certificates.create("one", NOW)
+    assert not certificates.is_valid(made.cert, other.authorities, "one", NOW)
+    assert certificates.is_valid(made.cert, other.authorities + made.authorities, "one", NOW)
+
+
+def test_a_namespace_whose_name_is_long_has_a_certificate_too() -> None:
+    space = "n" * 63
+    made = certificates.create(space, NOW)
+    assert certificates.is_valid(made.cert, made.authorities, space, NOW)
+
+
+def test_the_webhook_has_no_token_and_no_rights_and_reads_its_files_beside_the_systems() -> None:
+    spec = installed()["Deployment"]["spec"]["template"]["spec"]
+    assert spec["automountServiceAccountToken"] is False
+    assert "serviceAccountName" not in spec
+    (container,) = spec["containers"]
+    assert container["securityContext"]["runAsNonRoot"]
+    assert [mount["mountPath"] for mount in container["volumeMounts"]] == [
+        "/etc/webhook",
+        "/etc/webhook-certs",
+    ]
+    assert not any("hostPath" in volume for volume in spec["volumes"])
+
+
+@pytest.mark.parametrize(
+    ("cafile", "said"),
+    [
+        ("", ["--insecure=True"]),
+        (DEFAULT_CAFILE, ["--cafile=/etc/webhook-clients/ca.crt", "--insecure=False"]),
+        ("/etc/own.crt", ["--cafile=/etc/own.crt", "--insecure=False"]),
+    ],
+)
+def test_mutual_tls_is_for_who_has_told_the_api_server(cafile: str, said: list[str]) -> None:
+    (container,) = installed(Installation(cafile=cafile))["Deployment"]["spec"]["template"]["spec"][
+        "containers"
+    ]
+    assert container["args"][3:] == said
+
+
+def test_an_older_api_server_gets_only_what_it_knows() -> None:
+    found = installed(Installation(version="v1beta1"))["MutatingWebhookConfiguration"]
+    assert found["apiVersion"] == "admissionregistration.k8s.io/v1beta1"
+    assert found["webhooks"][0].keys() == {
+        "name",
+        "clientConfig",
+        "rules",
+        "failurePolicy",
+        "namespaceSelector",
+    }
+
+
+def test_wishes_are_heeded() -> None:
+    wish = Installation("own", "image:1", "Never", "secret", "/opt/cmk", "", "Fail", {"cores": "yes"})
+    found = installed(wish)
+    spec = found["Deployment"]["spec"]["template"]["spec"]
+    assert spec["imagePullSecrets"] == [{"name": "secret"}]
+    assert (spec["containers"][0]["image"], spec["containers"][0]["imagePullPolicy"]) == ("image:1", "Never")
+    mutations = yaml.safe_load(found["ConfigMap"]["data"]["mutations.yaml"])["mutations"]
+    assert mutations["perPod"]["spec"]["volumes"][0]["hostPath"]["path"] == "/opt/cmk"
+    (hook,) = found["MutatingWebhookConfiguration"]["webhooks"]
+    assert hook["failurePolicy"] == "Fail"
+    assert hook["namespaceSelector"] == {"matchLabels": {"cores": "yes"}}
+    assert hook["clientConfig"]["service"]["namespace"] == "own"
+
+
+def test_the_api_servers_files_name_each_other() -> None:
+    texts = certificates.admission_files("/etc/x/", "ns1", certificates.ClientCertificate("/c", "/k"))
+    configuration = yaml.safe_load(texts[certificates.ADMISSION_CONFIGURATION])
+    assert (
+        configuration["plugins"][0]["configuration"]["kubeConfigFile"] == f"/etc/x/{certificates.KUBECONFIG}"
+    )
+    (user,) = yaml.safe_load(texts[certificates.KUBECONFIG])["users"]
+    assert user == {
+        "name": "cmk-webhook-service.ns1.svc",
+        "user": {"client-certificate": "/c", "client-key": "/k"},
+    }
+
+
+DEPLOY = Path(__file__).parents[4] / "deploy"
+
+
+def test_all_that_ships_of_the_cpu_manager_is_in_one_namespace() -> None:
+    """But for the rights to the older program's reports, which are in `default`."""
+    found: set[tuple[str, str]] = set()
+    for path in DEPLOY.glob("cpu*.yaml"):
+        for one in yaml.safe_load_all(path.read_text()):
+            about = one["metadata"]
+            name = about["name"] if one["kind"] == "Namespace" else about.get("namespace", "")
+            found.add((name, about["name"] if name == "default" else ""))
+    assert found == {("cmk-namespace", ""), ("default", "cmk-uninstall"), ("", "")}
+
+
+def test_the_manifest_that_ships_is_what_the_command_prints() -> None:
+    shipped = (Path(__file__).parents[4] / "deploy/cpu-webhook.yaml").read_text()
+    assert list(yaml.safe_load_all(shipped)) == manifests.objects(Installation("cmk-namespace"), None)
