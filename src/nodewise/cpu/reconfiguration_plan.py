@@ -1,11 +1,10 @@
-"""From the pools that a node has to those it should have, under tasks that go on running.
+"""The plan of a reconfiguration: the moves of running tasks from a node's current pools to other ones.
 
 Standard library only.
 
-Tasks whose CPU list survives are never touched; the others get a free list of their pool, on the same socket where
-there is one. Processes are moved one task at a time, in an order in which no CPU of an exclusive task is ever another
-task's as well: whichever move is the last one, isolation holds. Nothing is planned in part: it can be done whole, or
-the error says why not.
+Tasks whose CPU list survives are not moved; the others get a free list of their pool, on the same socket if possible.
+Tasks are moved one at a time, in an order in which no CPU of an exclusive task ever belongs to another task as well:
+isolation holds after each move. A plan is complete, or an error tells why there is none.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +19,7 @@ Cpus = frozenset[int]
 
 
 class Move(NamedTuple):
-    """All processes of a task go from some CPUs to others."""
+    """All processes of a task move from the CPUs `before` to the CPUs `after`."""
 
     task: Task
     before: Cpus
@@ -28,45 +27,46 @@ class Move(NamedTuple):
 
 
 class Reconfiguration(NamedTuple):
-    """The state when all is done, and the moves that lead there."""
+    """The allocations after all moves, and the moves."""
 
     allocations: Allocations
     moves: tuple[Move, ...]
 
 
 def plan(allocations: Allocations, lists: Mapping[str, Mapping[int, Iterable[str]]]) -> Reconfiguration:
-    """How the node comes to have these lists (those of a `pools.Plan`).
+    """The plan for these lists (those of a `pools.PoolPlan`).
 
-    BadInput if a pool will have fewer lists than are held, or is none that there can be; Refused if tasks of exclusive
-    pools would have to change places with nowhere to go in between.
+    BadInput if a pool will have fewer lists than are held, or is unknown; Refused if tasks of exclusive pools would
+    have to swap lists without a free list in between.
     """
     target = from_lists(lists)
     _check(allocations, target)
     held: dict[tuple[str, str], list[Task]] = {}
     for name in sorted(allocations.pools):
         if any(cpu_list.tasks for cpu_list in allocations.pools[name].cpu_lists):
-            settled = _settled(allocations.pools[name], target.pools[name])
-            held.update({(name, text): tasks for text, tasks in settled.items()})
+            assigned = _assign(allocations.pools[name], target.pools[name])
+            held.update({(name, text): tasks for text, tasks in assigned.items()})
     after = target.mapped(lambda pool, cpu_list: held.get((pool.name, cpu_list.text), ()))
     exclusive = {
         task for pool, cpu_list in allocations.cpu_lists if pool.is_exclusive for task in cpu_list.tasks
     }
-    return Reconfiguration(after, tuple(_Moving(allocations, after, exclusive).moves()))
+    return Reconfiguration(after, tuple(_MovePlanner(allocations, after, exclusive).moves()))
 
 
-def carried(cpus: Cpus, before: Cpus, after: Cpus) -> Cpus:
-    """Where a thread that may use `cpus`, which are among `before`, is to be when its task goes on to `after`.
+def affinity_after(cpus: Cpus, before: Cpus, after: Cpus) -> Cpus:
+    """The affinity of a thread, `cpus` within `before`, when its task moves to `after`.
 
-    A thread that its program put on some of the CPUs goes to those in the same places of the order, so that threads
-    which shared no CPU share none afterwards; where the lists are not as long, it stays if it can.
+    A thread with an affinity of its own gets the CPUs at the same positions, so that threads that shared no CPU share
+    none afterwards. If the lists differ in length it keeps its affinity if that lies within `after`.
     """
     if cpus == before:
         return after
     if len(before) == len(after):
-        places = dict(zip(sorted(before), sorted(after), strict=True))
-        return frozenset(places[cpu] for cpu in cpus)
-    stays = cpus <= after
-    return cpus if stays else after
+        counterparts = dict(zip(sorted(before), sorted(after), strict=True))
+        return frozenset(counterparts[cpu] for cpu in cpus)
+    # CPUs are sets: "<=" is the subset relation, not an order that min() could use
+    lies_within = cpus <= after
+    return cpus if lies_within else after
 
 
 def _check(allocations: Allocations, target: Allocations) -> None:
@@ -77,58 +77,64 @@ def _check(allocations: Allocations, target: Allocations) -> None:
     ]
     for pool in allocations.pools.values():
         held = sum(bool(cpu_list.tasks) for cpu_list in pool.cpu_lists)
-        there = len(list(target.pools[pool.name].cpu_lists)) if pool.name in target.pools else 0
-        if held > there and (pool.is_exclusive or not there):
+        available = len(list(target.pools[pool.name].cpu_lists)) if pool.name in target.pools else 0
+        if held > available and (pool.is_exclusive or not available):
             problems.append(
-                Problem(f"pool {pool.name}", f"{held} CPU lists held", f"at most {there}, as there will be")
+                Problem(
+                    f"pool {pool.name}", f"{held} CPU lists held", f"at most {available}, as there will be"
+                )
             )
     if problems:
         raise BadInput("the tasks that run do not fit into the new pools", problems)
 
 
-def _settled(old: Pool, new: Pool) -> Mapping[str, list[Task]]:
-    """Of each new list the tasks: first those whose list survives, then those who stay on their socket."""
-    settled: dict[str, list[Task]] = {}
+def _assign(old: Pool, new: Pool) -> Mapping[str, list[Task]]:
+    """The tasks of each new list: first those whose list survives, then those that stay on their socket."""
+    assigned: dict[str, list[Task]] = {}
     left = [
         (socket, cpu_list)
         for socket in sorted(old.sockets)
         for cpu_list in old.sockets[socket]
         if cpu_list.tasks
     ]
-    rounds: Sequence[bool | None] = (None, True, False)
-    for same_socket in rounds:
+    for same_list, same_socket in ((True, False), (False, True), (False, False)):
         waiting, left = left, []
         for socket, cpu_list in waiting:
-            among = new.sockets.get(socket, ()) if same_socket else tuple(new.cpu_lists)
-            place = _place(cpu_list, among, settled, new, kept=same_socket is None)
-            if place is None:
+            candidates = new.sockets.get(socket, ()) if same_socket else tuple(new.cpu_lists)
+            successor = _successor(cpu_list, candidates, assigned, new, same_list=same_list)
+            if successor is None:
                 left.append((socket, cpu_list))
             else:
-                here = settled.setdefault(place.text, [])
-                here += (task for task in cpu_list.tasks if task not in here)
-    return settled
+                tasks = assigned.setdefault(successor.text, [])
+                tasks += (task for task in cpu_list.tasks if task not in tasks)
+    return assigned
 
 
-def _place(
+def _successor(
     cpu_list: CpuListAllocation,
-    among: Iterable[CpuListAllocation],
-    settled: Mapping[str, object],
+    candidates: Iterable[CpuListAllocation],
+    assigned: Mapping[str, object],
     new: Pool,
     *,
-    kept: bool,
+    same_list: bool,
 ) -> CpuListAllocation | None:
-    """The same list, if `kept`; else one that is free, or any if several tasks may share it."""
-    if kept:
-        return next((one for one in among if set(one.cpus) == set(cpu_list.cpus)), None)
-    return next((one for one in among if not new.is_exclusive or one.text not in settled), None)
+    """The same list, with `same_list`; else a free list, or any list of a pool that is not exclusive."""
+    for candidate in candidates:
+        if same_list:
+            fits = set(candidate.cpus) == set(cpu_list.cpus)
+        else:
+            fits = not new.is_exclusive or candidate.text not in assigned
+        if fits:
+            return candidate
+    return None
 
 
-class _Moving:
-    """Where tasks are while they are moved."""
+class _MovePlanner:
+    """Orders moves by simulating them."""
 
     def __init__(self, before: Allocations, after: Allocations, exclusive: set[Task]) -> None:
-        self._at = _cpus(before)
-        self._to = _cpus(after)
+        self._current = _cpus(before)
+        self._target = _cpus(after)
         self._exclusive = exclusive
         self._lists = [
             frozenset(cpu_list.cpus)
@@ -138,32 +144,34 @@ class _Moving:
         self._parked: set[Task] = set()
 
     def moves(self) -> Iterable[Move]:
-        order = sorted(self._at, key=lambda task: (task.pid, task.start or 0))
-        while waiting := [task for task in order if self._at[task] != self._to[task]]:
-            task = next((one for one in waiting if self._is_clear(one, self._to[one])), None)
-            yield self._moved(task, self._to[task]) if task else self._aside(waiting)
+        order = sorted(self._current, key=lambda task: (task.pid, task.start or 0))
+        while waiting := [task for task in order if self._current[task] != self._target[task]]:
+            movable = next((task for task in waiting if self._is_free_for(task, self._target[task])), None)
+            yield self._move(movable, self._target[movable]) if movable else self._move_aside(waiting)
 
-    def _moved(self, task: Task, cpus: Cpus) -> Move:
-        move = Move(task, self._at[task], cpus)
-        self._at[task] = cpus
+    def _move(self, task: Task, cpus: Cpus) -> Move:
+        move = Move(task, self._current[task], cpus)
+        self._current[task] = cpus
         return move
 
-    def _is_clear(self, task: Task, cpus: Cpus) -> bool:
-        """Whether the task may be there now: nobody's exclusive CPUs are shared."""
-        others = (other for other in self._at if other != task and {task, other} & self._exclusive)
-        return all(cpus.isdisjoint(self._at[other]) for other in others)
+    def _is_free_for(self, task: Task, cpus: Cpus) -> bool:
+        """Whether the task may use these CPUs now without sharing CPUs of an exclusive task."""
+        others = (other for other in self._current if other != task and {task, other} & self._exclusive)
+        return all(cpus.isdisjoint(self._current[other]) for other in others)
 
-    def _aside(self, waiting: Sequence[Task]) -> Move:
-        """A move out of the way: of a task that may share CPUs if that is possible, for it fits anywhere."""
-        wanted = frozenset(cpu for task in waiting if task in self._exclusive for cpu in self._to[task])
-        for task in sorted(waiting, key=lambda one: one in self._exclusive):
-            cpus = None if task in self._parked else self._free_place(task, wanted)
-            if cpus and cpus != self._at[task]:
+    def _move_aside(self, waiting: Sequence[Task]) -> Move:
+        """A move to CPUs that no task needs; preferably of a task that may share CPUs, as it has more choice."""
+        wanted = frozenset(cpu for task in waiting if task in self._exclusive for cpu in self._target[task])
+        for task in sorted(waiting, key=lambda task: task in self._exclusive):
+            cpus = None if task in self._parked else self._free_cpus(task, wanted)
+            if cpus and cpus != self._current[task]:
                 self._parked.add(task)
-                return self._moved(task, cpus)
+                return self._move(task, cpus)
         problems = [
             Problem(
-                f"task {task.pid}", f"CPUs {cpulist.format_ranges(self._at[task])}", "others that are free"
+                f"task {task.pid}",
+                f"CPUs {cpulist.format_ranges(self._current[task])}",
+                "others that are free",
             )
             for task in waiting
         ]
@@ -173,20 +181,20 @@ class _Moving:
             remedy="let one of them end first",
         )
 
-    def _free_place(self, task: Task, wanted: Cpus) -> Cpus | None:
-        """A list that nobody uses or waits for; for a task that may share, all CPUs that no exclusive task does."""
+    def _free_cpus(self, task: Task, wanted: Cpus) -> Cpus | None:
+        """A list that no task uses or waits for. For a task that may share: all CPUs that no exclusive task uses."""
         if task in self._exclusive:
-            places = (cpus for cpus in self._lists if not cpus & wanted and self._is_clear(task, cpus))
-            return next(places, None)
-        held = frozenset(cpu for one in self._exclusive for cpu in self._at[one])
+            free_lists = (cpus for cpus in self._lists if not cpus & wanted and self._is_free_for(task, cpus))
+            return next(free_lists, None)
+        held = frozenset(cpu for other in self._exclusive for cpu in self._current[other])
         free = frozenset().union(*self._lists) - held - wanted
-        return (self._at[task] & free) or free
+        return (self._current[task] & free) or free
 
 
 def _cpus(allocations: Allocations) -> dict[Task, Cpus]:
-    """Of each task the CPUs of all its lists."""
-    found: dict[Task, Cpus] = {}
+    """The CPUs of all lists of each task."""
+    cpus: dict[Task, Cpus] = {}
     for _, cpu_list in allocations.cpu_lists:
         for task in cpu_list.tasks:
-            found[task] = found.get(task, frozenset()) | frozenset(cpu_list.cpus)
-    return found
+            cpus[task] = cpus.get(task, frozenset()) | frozenset(cpu_list.cpus)
+    return cpus

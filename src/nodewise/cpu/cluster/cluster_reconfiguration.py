@@ -69,10 +69,10 @@ def reconfigure(
     checks = _Pods(requests, wish, patience(), tell, checks=True)
     errors = checks.run(names)
     if errors or only_check:
-        pool_allocations = [
+        results = [
             NodeResult(node, "failed" if node in errors else CHECKED, errors.get(node, "")) for node in names
         ]
-        return ReconfigurationReport(pool_allocations)
+        return ReconfigurationReport(results)
     done: list[NodeResult] = []
     for node in names:
         failed = _Pods(requests, wish, patience(), tell).run([node])

@@ -1,1 +1,1 @@
-"""Moves running tasks to other CPUs, all of it or nothing."""
+"""The execution of a reconfiguration: running tasks are moved to other CPUs, all of them or none."""

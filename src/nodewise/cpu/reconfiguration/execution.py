@@ -1,11 +1,11 @@
-"""Gives a node other pools under tasks that go on running, and takes back what somebody could not end.
+"""The execution of a reconfiguration: a node gets other pools while its tasks run. Recovery of an interrupted one.
 
 Standard library only.
 
-First the intent is written beside the state, with all that is needed to undo it: from then on nobody gets a core.
-Then every thread of every family goes where the plan has it, one task after the other; then the new state is written.
-Whatever fails, the moves are undone in reverse and the intent is taken back; whoever dies leaves the intent, and
-`recover` does the same in his place. Where even that fails the intent stays: no core is given away until it is done.
+First an intent is stored beside the allocations, with all that is needed to undo the moves: from then on no CPUs are
+allocated. Then all threads of the tasks are moved, one task after the other; then the new allocations are stored. After
+an error the moves are undone in reverse and the intent is removed. A process that is killed leaves the intent, and
+`recover` does the same for it. If that fails too the intent stays, and no CPUs are allocated until a later recovery.
 """
 
 import threading
@@ -15,8 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from nodewise.cpu import allocation_store, procfs
-from nodewise.cpu import reconfiguration_plan as planning
+from nodewise.cpu import allocation_store, procfs, reconfiguration_plan
 from nodewise.cpu.allocation_store import AllocationStore, Intent, StoredAllocations
 from nodewise.cpu.ended_tasks import KnownProcesses
 from nodewise.cpu.node import thread_affinity
@@ -26,19 +25,19 @@ from nodewise.cpu.reconfiguration_plan import Cpus, Reconfiguration
 from nodewise.errors import Conflict, NodewiseError, Problem, Refused, Unavailable
 
 Lists = Mapping[str, Mapping[int, Iterable[str]]]
-"""Of each pool and socket the CPU lists: `pools.Plan.pools`."""
+"""The CPU lists of each pool and socket: `pools.PoolPlan.pools`."""
 Widen = Callable[[Mapping[Task, Cpus]], None]
-"""Lets the containers of tasks use these CPUs, on which the tasks are, will be, and pass."""
+"""Widens the cpusets of the tasks' containers to these CPUs: the old, the intermediate and the new ones."""
 
-_NOBODY: Final[KnownProcesses] = {}
-_PATIENCE_S: Final = 3.0
-"""For wrappers between the answer that they hold CPUs and their being there."""
-_AT_IT: Final = threading.Lock()
-"""Held by the thread of this program that moves tasks."""
+_NONE_KNOWN: Final[KnownProcesses] = {}
+_WRAPPER_PATIENCE_S: Final = 3.0
+"""How long to wait for wrappers that have not set the affinity of their allocation yet."""
+_LOCK: Final = threading.Lock()
+"""Held by the thread of this process that moves tasks."""
 
 
-def _nothing(wanted: Mapping[Task, Cpus]) -> None:
-    """Where nobody confines containers."""
+def _no_cpusets(cpus: Mapping[Task, Cpus]) -> None:
+    """The `Widen` without enforcement."""
 
 
 def reconfigure(
@@ -46,25 +45,25 @@ def reconfigure(
     lists: Lists,
     proc: Path,
     *,
-    known: KnownProcesses = _NOBODY,
-    widen: Widen = _nothing,
+    known: KnownProcesses = _NONE_KNOWN,
+    widen: Widen = _no_cpusets,
     only_check: bool = False,
 ) -> Reconfiguration:
-    """Give the node these lists; what came of it. With `only_check` nothing is touched: what would come of it.
+    """Give the node these lists; returns the executed plan. With `only_check` the plan is returned and nothing changed.
 
-    `known` is that of the last sweep, if there was one. Tasks that are over are forgotten on the way. BadInput or
-    Refused say why it cannot be: then all is as it was. Unavailable: somebody else is at it, or the book does not
-    answer; one that stops to answer at the very end keeps its intent, and `recover` puts all back.
+    `known` is the result of the last garbage collection, if there was one. Ended tasks are removed. BadInput or Refused
+    if it is not possible: then nothing has changed. Unavailable if another process is reconfiguring the node, or the
+    store does not respond; if it stops responding at the end, the intent stays and `recover` rolls back.
     """
     if only_check:
-        return _tried(store, lists, proc, known, widen, only_check=True)
+        return _attempt(store, lists, proc, known, widen, only_check=True)
     thread_affinity.check_namespace(proc)
-    with _AT_IT:
+    with _LOCK:
         _recover(store, proc, known)
-        return _tried(store, lists, proc, known, widen)
+        return _attempt(store, lists, proc, known, widen)
 
 
-def _tried(
+def _attempt(
     store: AllocationStore,
     lists: Lists,
     proc: Path,
@@ -73,87 +72,87 @@ def _tried(
     *,
     only_check: bool = False,
 ) -> Reconfiguration:
-    """Anew for as long as others write first."""
-    for number in range(allocation_store.MAX_ATTEMPTS):
-        _pause(number)
+    """Plan and execute, again if the store changed meanwhile."""
+    for attempt in range(allocation_store.MAX_ATTEMPTS):
+        _pause(attempt)
         stored = store.read()
         if stored.intent and (not only_check or _is_alive(stored.intent.by, proc)):
             raise allocation_store.under_reconfiguration(store.place, stored.intent)
-        families = ProcessTrees(proc, stored.allocations, known)
-        found = planning.plan(families.allocations, lists)
+        trees = ProcessTrees(proc, stored.allocations, known)
+        plan = reconfiguration_plan.plan(trees.allocations, lists)
         if only_check:
-            return found
+            return plan
         try:
-            _begin(store, stored, families, found, widen)
-        except _Overtaken:
+            _execute(store, stored, trees, plan, widen)
+        except _StoreChanged:
             continue
-        return found
+        return plan
     raise Unavailable(
         f"cannot write {store.place}",
         [Problem("", f"others wrote first, {allocation_store.MAX_ATTEMPTS} times", "")],
     )
 
 
-class _Overtaken(Exception):
-    """Somebody wrote before we began."""
+class _StoreChanged(Exception):
+    """The store changed before the intent was stored."""
 
 
-def _begin(
+def _execute(
     store: AllocationStore,
     stored: StoredAllocations,
-    families: ProcessTrees,
-    found: Reconfiguration,
+    trees: ProcessTrees,
+    plan: Reconfiguration,
     widen: Widen,
 ) -> None:
-    """From the intent to the end."""
-    by = _self(families.proc)
-    families.await_wrappers(found.moves, _PATIENCE_S)
-    saved = families.elsewhere(found.moves)
-    intent = Intent(found.allocations, by, datetime.now(UTC).isoformat(), found.moves, saved)
+    """Store the intent, move all tasks, and store the new allocations."""
+    by = _self(trees.proc)
+    trees.await_wrappers(plan.moves, _WRAPPER_PATIENCE_S)
+    deviating = trees.deviating_threads(plan.moves)
+    intent = Intent(plan.allocations, by, datetime.now(UTC).isoformat(), plan.moves, deviating)
     try:
-        if not found.moves:
-            store.replace(stored.version, found.allocations)
+        if not plan.moves:
+            store.replace(stored.version, plan.allocations)
             return
-        store.replace(stored.version, families.allocations, intent)
+        store.replace(stored.version, trees.allocations, intent)
     except Conflict as error:
-        raise _Overtaken from error
-    mover = TaskMover(families, intent.moves, saved)
+        raise _StoreChanged from error
+    mover = TaskMover(trees, intent.moves, deviating)
     try:
-        widen(mover.wanted())
-        mover.forward()
-        _commit(store, intent, families.allocations)
-    except _Unsure as error:
-        raise error.why from error
+        widen(mover.all_cpus())
+        mover.move_forward()
+        _commit(store, intent, trees.allocations)
+    except _UnknownOutcome as error:
+        raise error.cause from error
     except BaseException as error:
         _undo(store, intent, mover, error)
         raise
 
 
-class _Unsure(Exception):
-    """The book does not say whether the new state was written."""
+class _UnknownOutcome(Exception):
+    """The store does not respond, so it is unknown whether the new allocations were stored."""
 
-    def __init__(self, why: Unavailable) -> None:
+    def __init__(self, cause: Unavailable) -> None:
         super().__init__()
-        self.why = why
+        self.cause = cause
 
 
 def _commit(store: AllocationStore, intent: Intent, before: Allocations) -> None:
-    """Write the new state, with what became of tasks meanwhile. Conflict if somebody took the intent back."""
-    moved = _tasks(before)
+    """Store the new allocations, without tasks that ended meanwhile. Conflict if the intent was removed."""
+    moved = before.tasks
 
-    def ended(stored: StoredAllocations) -> Allocations:
-        living = _tasks(stored.allocations)
-        if strange := living - moved:
-            pids = ", ".join(str(task.pid) for task in sorted(strange))
+    def without_ended(stored: StoredAllocations) -> Allocations:
+        living = stored.allocations.tasks
+        if unmoved := living - moved:
+            pids = ", ".join(str(task.pid) for task in sorted(unmoved))
             raise Conflict(
                 "somebody gave cores away meanwhile", [Problem(store.place, f"tasks {pids}", "no new ones")]
             )
         return intent.target.mapped(lambda _, cpu_list: (task for task in cpu_list.tasks if task in living))
 
     try:
-        stored = _end(store, intent, ended)
+        stored = _finish(store, intent, without_ended)
     except Unavailable as error:
-        raise _Unsure(error) from error
+        raise _UnknownOutcome(error) from error
     if stored and _lists(stored.allocations) != _lists(intent.target):
         raise Conflict(
             "somebody took the reconfiguration back", [Problem(store.place, "other pools", "ours")]
@@ -161,10 +160,10 @@ def _commit(store: AllocationStore, intent: Intent, before: Allocations) -> None
 
 
 def _undo(store: AllocationStore, intent: Intent, mover: TaskMover, why: BaseException) -> None:
-    """All as it was; an error if that cannot be, and then the intent stays for `recover`."""
+    """Undo the moves and remove the intent. Refused if that fails: then the intent stays for `recover`."""
     try:
-        mover.back()
-        _end(store, intent, lambda stored: stored.allocations)
+        mover.move_back()
+        _finish(store, intent, lambda stored: stored.allocations)
     except NodewiseError as error:
         remedy = "nobody gets a core until a later try undoes it: nodewise cpu reconfigure, or the node agent"
         problems = [Problem("", str(why), ""), Problem("", str(error), "")]
@@ -173,14 +172,17 @@ def _undo(store: AllocationStore, intent: Intent, mover: TaskMover, why: BaseExc
         ) from error
 
 
-def recover(store: AllocationStore, proc: Path, *, known: KnownProcesses = _NOBODY) -> bool:
-    """Undo what a program began that is gone, or what this one could not end; whether there was something to undo."""
-    if not _AT_IT.acquire(blocking=False):
+def recover(store: AllocationStore, proc: Path, *, known: KnownProcesses = _NONE_KNOWN) -> bool:
+    """Roll back a reconfiguration whose process has ended, or that this process could not finish.
+
+    Returns whether there was one.
+    """
+    if not _LOCK.acquire(blocking=False):
         return False
     try:
         return _recover(store, proc, known)
     finally:
-        _AT_IT.release()
+        _LOCK.release()
 
 
 def _recover(store: AllocationStore, proc: Path, known: KnownProcesses) -> bool:
@@ -190,24 +192,25 @@ def _recover(store: AllocationStore, proc: Path, known: KnownProcesses) -> bool:
         return False
     if intent.by.boot == procfs.read_boot(proc):
         thread_affinity.check_namespace(proc)
-    ours = intent._replace(by=_self(proc))
+    taken_over = intent._replace(by=_self(proc))
     try:
-        store.replace(stored.version, stored.allocations, ours)
+        store.replace(stored.version, stored.allocations, taken_over)
     except Conflict:
         return False
-    if intent.by.boot == ours.by.boot:
-        TaskMover(ProcessTrees(proc, stored.allocations, known), intent.moves, intent.threads).back()
-    _end(store, ours, lambda stored: stored.allocations)
+    if intent.by.boot == taken_over.by.boot:
+        trees = ProcessTrees(proc, stored.allocations, known)
+        TaskMover(trees, intent.moves, intent.threads).move_back()
+    _finish(store, taken_over, lambda stored: stored.allocations)
     return True
 
 
-def _end(
+def _finish(
     store: AllocationStore, intent: Intent, decide: Callable[[StoredAllocations], Allocations]
 ) -> StoredAllocations | None:
-    """Write a state without the intent; what is stored if the intent is ours no longer. Tries long."""
+    """Store allocations without the intent. Returns the content if it no longer has this intent."""
     why: NodewiseError | None = None
-    for number in range(allocation_store.MAX_ATTEMPTS):
-        _pause(number)
+    for attempt in range(allocation_store.MAX_ATTEMPTS):
+        _pause(attempt)
         try:
             stored = store.read()
             if stored.intent is None or (stored.intent.by, stored.intent.since) != (intent.by, intent.since):
@@ -231,20 +234,16 @@ def _self(proc: Path) -> Task:
 
 
 def _is_alive(by: Task, proc: Path) -> bool:
-    """Whether somebody else still carries it out."""
+    """Whether the process that carries out the reconfiguration is another one that is alive."""
     process = procfs.read_processes(proc).processes.get(by.pid)
-    is_there = process is not None and process.start == by.start and by.boot == procfs.read_boot(proc)
-    return is_there and by.pid != procfs.read_self(proc).pid
-
-
-def _tasks(allocations: Allocations) -> frozenset[Task]:
-    return frozenset(task for _, cpu_list in allocations.cpu_lists for task in cpu_list.tasks)
+    is_running = process is not None and process.start == by.start and by.boot == procfs.read_boot(proc)
+    return is_running and by.pid != procfs.read_self(proc).pid
 
 
 def _lists(allocations: Allocations) -> frozenset[tuple[str, str]]:
     return frozenset((pool.name, cpu_list.text) for pool, cpu_list in allocations.cpu_lists)
 
 
-def _pause(number: int) -> None:
-    """Before the try of this number, from 0."""
-    time.sleep(min(0.05 * number, 1.0))
+def _pause(attempt: int) -> None:
+    """Wait before an attempt; not before the first one, which is 0."""
+    time.sleep(min(0.05 * attempt, 1.0))

@@ -1,11 +1,11 @@
-"""Moves tasks with all that they started, every thread of it, from list to list and back.
+"""The process trees of tasks, and the moves of all their threads from CPU list to CPU list and back.
 
 Standard library only.
 
-A family changes while it is moved: threads are started, processes fork and end. So all are looked at again until none
-is found elsewhere; what is new inherits from one that was moved, or is moved in the next round. A thread that its
-program put on one of the task's CPUs gets the one in the same place of the new list; one that its program let run on
-CPUs of others is left alone.
+A process tree changes while it is moved: threads are started, processes fork and end. So it is read again until no
+thread is on the wrong CPUs; a new thread inherits its affinity from one that was moved, or is moved in the next round.
+A thread whose program gave it some of the task's CPUs gets those at the same positions of the new list. A thread whose
+program gave it CPUs of other pools is left alone.
 """
 
 import time
@@ -19,150 +19,160 @@ from nodewise.cpu.node import thread_affinity
 from nodewise.cpu.node.thread_affinity import Thread
 from nodewise.cpu.pool_allocations import Allocations, Task
 from nodewise.cpu.procfs import ProcessTable
-from nodewise.cpu.reconfiguration_plan import Cpus, Move, carried
+from nodewise.cpu.reconfiguration_plan import Cpus, Move, affinity_after
 from nodewise.errors import Problem, Refused
 
 _PAUSE_S: Final = 0.02
-_ROUNDS: Final = 200
-"""How often a family is looked at again because there was something new."""
+_MAX_ROUNDS: Final = 200
+"""How often a process tree is read again because it has changed."""
 
 
 class ProcessTrees:
-    """Which processes of a node are whose. A process of two tasks, one started by the other, is the inner one's."""
+    """The processes of each task. A process below two tasks, one of which started the other, is the inner one's."""
 
     def __init__(self, proc: Path, allocations: Allocations, known: KnownProcesses) -> None:
-        """`allocations` as it is stored; `known` from an earlier sweep. Refused if not all processes can be seen."""
+        """`allocations` as stored; `known` from an earlier collection. Refused if a process cannot be assigned."""
         self.proc = proc
         self._boot = procfs.read_boot(proc)
-        self._names: Mapping[int, int] = {}
+        self._wrappers: Mapping[int, int] = {}
+        """The wrapper that each process is named after, by process id."""
         self.allocations, self._known = allocations, known
-        self.allocations = self._look()
-        """The state without the tasks that are over, and with what the kernel knows of the others."""
+        self.allocations = self._update()
+        """The allocations without tasks that have ended, and with the start of the others."""
 
-    def _look(self) -> Allocations:
-        census = procfs.read_processes(self.proc)
-        _check_seen(self.allocations, census, self._boot, self.proc)
-        swept = ended_tasks.remove_ended_tasks(self.allocations, census.processes, self._boot, self._known)
-        self._known = swept.known
-        self._names = {pid: one.wrapper for pid, one in census.processes.items()}
-        return swept.allocations
+    def _update(self) -> Allocations:
+        table = procfs.read_processes(self.proc)
+        _check_readable(self.allocations, table, self._boot, self.proc)
+        result = ended_tasks.remove_ended_tasks(self.allocations, table.processes, self._boot, self._known)
+        self._known = result.known
+        self._wrappers = {pid: process.wrapper for pid, process in table.processes.items()}
+        return result.allocations
 
     def threads(self, task: Task) -> Iterator[Thread]:
-        """Of all that the task started, as it is now."""
-        self._look()
+        """The threads of all processes of the task, as they are now."""
+        self._update()
         for pid in sorted(self._pids().get(task, ())):
             yield from thread_affinity.read(self.proc, pid)
 
     def _pids(self) -> Mapping[Task, set[int]]:
-        smallest: dict[int, Task] = {}
-        for task in sorted(self._known, key=lambda one: len(self._known[one]), reverse=True):
-            smallest.update({pid: task for pid, _ in self._known[task]})
-        found: dict[Task, set[int]] = {}
-        for pid, task in smallest.items():
-            found.setdefault(task, set()).add(pid)
-        return found
+        owners: dict[int, Task] = {}
+        # smaller families last: of two tasks the inner one has fewer processes
+        for task in sorted(self._known, key=lambda task: len(self._known[task]), reverse=True):
+            owners.update({pid: task for pid, _ in self._known[task]})
+        pids: dict[Task, set[int]] = {}
+        for pid, task in owners.items():
+            pids.setdefault(task, set()).add(pid)
+        return pids
 
     def await_wrappers(self, moves: Iterable[Move], patience_s: float) -> None:
-        """Wait for wrappers that were given CPUs and did not go there yet: they would once the task is elsewhere.
+        """Wait for wrappers that have an allocation but not its affinity yet: they would set it after the move.
 
-        A wrapper has its name when it is there. Whoever does not take the name is waited for in vain.
+        A wrapper takes its name after it has set its affinity. One that never does so is waited for in vain.
         """
         paths = _paths(moves)
-        end = time.monotonic() + patience_s
-        while any(self._is_coming(task, path[0]) for task, path in paths.items()) and time.monotonic() < end:
+        deadline = time.monotonic() + patience_s
+        while any(self._is_starting(task, path[0]) for task, path in paths.items()):
+            if time.monotonic() >= deadline:
+                return
             time.sleep(_PAUSE_S)
 
-    def _is_coming(self, task: Task, place: Cpus) -> bool:
-        """Whether a wrapper that started nothing yet is elsewhere."""
-        found = list(self.threads(task))
-        if {thread.pid for thread in found} != {task.pid} or all(thread.cpus == place for thread in found):
+    def _is_starting(self, task: Task, cpus: Cpus) -> bool:
+        """Whether the task is a wrapper without children that has not set its affinity yet."""
+        threads = list(self.threads(task))
+        if {thread.pid for thread in threads} != {task.pid} or all(thread.cpus == cpus for thread in threads):
             return False
-        return self._names.get(task.pid) != task.pid
+        return self._wrappers.get(task.pid) != task.pid
 
-    def elsewhere(self, moves: Iterable[Move]) -> Mapping[str, Cpus]:
-        """The threads of tasks to be moved that are not where their task is, by name: what could not be guessed."""
-        paths = _paths(moves)
+    def deviating_threads(self, moves: Iterable[Move]) -> Mapping[str, Cpus]:
+        """The affinities, by thread name, of threads that are not on their task's CPUs before the first move.
+
+        They have to be recorded, because they cannot be derived afterwards.
+        """
         return {
             thread.name: thread.cpus
-            for task, path in paths.items()
+            for task, path in _paths(moves).items()
             for thread in self.threads(task)
             if thread.cpus != path[0]
         }
 
 
-def _check_seen(allocations: Allocations, census: ProcessTable, boot: str, proc: Path) -> None:
-    """Refused if a process whose environment cannot be read may be one that a wrapper which is gone left behind."""
-    lost = {
+def _check_readable(allocations: Allocations, table: ProcessTable, boot: str, proc: Path) -> None:
+    """Refused if an unreadable process may belong to a task whose wrapper has ended."""
+    processes = table.processes
+    without_wrapper = {
         task
-        for _, cpu_list in allocations.cpu_lists
-        for task in cpu_list.tasks
+        for task in allocations.tasks
         if task.boot == boot
-        if task.pid not in census.processes or census.processes[task.pid].start != task.start
+        if task.pid not in processes or processes[task.pid].start != task.start
     }
-    found = {pid for task in lost for pid in procfs.unreadable_processes_of(task, census, proc)}
-    if found:
-        problems = [Problem(f"process {pid}", "its environment cannot be read", "") for pid in sorted(found)]
+    pids = {pid for task in without_wrapper for pid in procfs.unreadable_processes_of(task, table, proc)}
+    if pids:
+        problems = [Problem(f"process {pid}", "its environment cannot be read", "") for pid in sorted(pids)]
         remedy = "run it as root with the capability SYS_PTRACE"
         raise Refused("cannot tell whose processes these are", problems, remedy=remedy)
 
 
 class TaskMover:
-    """Carries moves out; `saved` is `Families.elsewhere` of the time before the first one."""
+    """Executes moves. `deviating` is `ProcessTrees.deviating_threads` from before the first move."""
 
-    def __init__(self, families: ProcessTrees, moves: Sequence[Move], saved: Mapping[str, Cpus]) -> None:
-        self._families = families
+    def __init__(self, trees: ProcessTrees, moves: Sequence[Move], deviating: Mapping[str, Cpus]) -> None:
+        self._trees = trees
         self._moves = moves
-        self._saved = saved
+        self._deviating = deviating
         self._paths = _paths(moves)
 
-    def wanted(self) -> Mapping[Task, Cpus]:
-        """All CPUs that each task is on, comes to, or passes."""
+    def all_cpus(self) -> Mapping[Task, Cpus]:
+        """The CPUs of each task before, between and after its moves."""
         return {task: frozenset().union(*path) for task, path in self._paths.items()}
 
-    def forward(self) -> None:
-        """All moves, in order. Refused if the kernel does not let a thread go."""
+    def move_forward(self) -> None:
+        """Execute all moves, in order. Refused if the kernel does not allow an affinity."""
         for move in self._moves:
-            self._settle(move.task, move.after)
+            self._place(move.task, move.after)
 
-    def back(self) -> None:
-        """The same in reverse, whichever of the moves were made; tasks that never left are not touched."""
-        gone = {task for task, path in self._paths.items() if self._misplaced(task, path[0])}
+    def move_back(self) -> None:
+        """Undo all moves in reverse order, whichever were executed. Tasks that were not moved are not touched."""
+        moved = {task for task, path in self._paths.items() if self._misplaced(task, path[0])}
         for move in reversed(self._moves):
-            if move.task in gone:
-                self._settle(move.task, move.before)
+            if move.task in moved:
+                self._place(move.task, move.before)
 
-    def _settle(self, task: Task, place: Cpus) -> None:
-        for _ in range(_ROUNDS):
-            misplaced = self._misplaced(task, place)
+    def _place(self, task: Task, cpus: Cpus) -> None:
+        for _ in range(_MAX_ROUNDS):
+            misplaced = self._misplaced(task, cpus)
             if not misplaced:
                 return
-            for thread, cpus in misplaced:
-                thread_affinity.set_affinity(thread, cpus)
-        problem = Problem(f"task {task.pid}", f"still starts threads elsewhere after {_ROUNDS} rounds", "")
-        raise Refused("cannot move a task", [problem])
+            for thread, affinity in misplaced:
+                thread_affinity.set_affinity(thread, affinity)
+        seen = f"still starts threads elsewhere after {_MAX_ROUNDS} rounds"
+        raise Refused("cannot move a task", [Problem(f"task {task.pid}", seen, "")])
 
-    def _misplaced(self, task: Task, place: Cpus) -> Sequence[tuple[Thread, Cpus]]:
-        """The threads that are not as they should be when the task is there, and how they should be."""
+    def _misplaced(self, task: Task, cpus: Cpus) -> Sequence[tuple[Thread, Cpus]]:
+        """The threads with another affinity than they should have when the task is on `cpus`, and that affinity."""
         path = self._paths[task]
-        found = [(thread, self._origin(thread, path)) for thread in self._families.threads(task)]
-        wanted = [(thread, carried(origin, path[0], place)) for thread, origin in found if origin]
-        return [(thread, cpus) for thread, cpus in wanted if cpus != thread.cpus]
+        misplaced = []
+        for thread in self._trees.threads(task):
+            original = self._original_affinity(thread, path)
+            affinity = affinity_after(original, path[0], cpus) if original else thread.cpus
+            if affinity != thread.cpus:
+                misplaced.append((thread, affinity))
+        return misplaced
 
-    def _origin(self, thread: Thread, path: Sequence[Cpus]) -> Cpus | None:
-        """Where the thread was before the first move, or would have been; None if it was never on its task's list."""
-        saved = self._saved.get(thread.name)
-        if saved is not None:
-            return saved if saved <= path[0] else None
+    def _original_affinity(self, thread: Thread, path: Sequence[Cpus]) -> Cpus | None:
+        """The affinity before the first move, or that of a thread started since; None if outside the task's list."""
+        deviating = self._deviating.get(thread.name)
+        if deviating is not None:
+            return deviating if deviating <= path[0] else None
         if thread.cpus in path:
             return path[0]
-        for place in path:
-            if thread.cpus < place:
-                return carried(thread.cpus, place, path[0])
+        for cpus in path:
+            if thread.cpus < cpus:
+                return affinity_after(thread.cpus, cpus, path[0])
         return path[0] if thread.cpus <= frozenset().union(*path) else None
 
 
 def _paths(moves: Iterable[Move]) -> dict[Task, list[Cpus]]:
-    """Where each task is, one place after the other, beginning with that before the first move."""
+    """The successive CPUs of each task, beginning with those before its first move."""
     paths: dict[Task, list[Cpus]] = {}
     for move in moves:
         paths.setdefault(move.task, [move.before]).append(move.after)
