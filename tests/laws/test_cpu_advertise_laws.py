@@ -62,9 +62,9 @@ def test_said_twice_is_said_once_and_others_keep_what_they_say(
 ) -> None:
     name = a_node(dialect, taints, capacity)
     before = others(name, dialect)
-    node_advertisement.advertise(ASKED, name, counts, taint=taint, dialect=dialect)
+    node_advertisement.advertise(ASKED, name, counts, taint=taint, features=dialect)
     said = ASKED.get(NODES.path(name=name))
-    assert not node_advertisement.advertise(ASKED, name, counts, taint=taint, dialect=dialect)
+    assert not node_advertisement.advertise(ASKED, name, counts, taint=taint, features=dialect)
     assert ASKED.get(NODES.path(name=name)) == said
     assert others(name, dialect) == before
     for resource, told in dialect.resources.items():
@@ -74,12 +74,12 @@ def test_said_twice_is_said_once_and_others_keep_what_they_say(
     assert not taint or any(
         node_advertisement.is_ours(one) for one in node_advertisement.read_taints(said, dialect)
     )
-    node_advertisement.withdraw(ASKED, name, dialect=dialect)
+    node_advertisement.withdraw(ASKED, name, features=dialect)
     left = ASKED.get(NODES.path(name=name))
     assert others(name, dialect) == before
     assert LABEL not in left["metadata"]["labels"]
     assert not any(told in left["status"]["capacity"] for told in dialect.resources.values())
-    assert not node_advertisement.withdraw(ASKED, name, dialect=dialect)
+    assert not node_advertisement.withdraw(ASKED, name, features=dialect)
 
 
 @given(

@@ -1,18 +1,25 @@
 """What the CPU manager's commands find out before they begin: the node, the host's processes, the lock's patience."""
 
+import dataclasses
+import importlib
+import inspect
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from nodewise.cli.cpu import common_options
+from nodewise.cli import options
+from nodewise.cli.cpu import COMMANDS, common_options
+from nodewise.cli.cpu.common_options import NodeOptions, ProcessOptions
 from nodewise.cpu.cluster.blocking_client import BlockingClient
 from nodewise.errors import BadSettings
 from nodewise.kube.resources import PODS
+from nodewise.serve.options import AdminOptions
 from nodewise.simulate.api import FakeApi
 
 INSIDE = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "HOSTNAME": "web-1"}
-NOT_TOLD = {"node_name": ""}
+UNNAMED = NodeOptions(kubeconfig="", namespace="default", node_name="")
 
 
 @pytest.fixture
@@ -34,10 +41,10 @@ def account(tmp_path: Path) -> Path:
 
 class TestNode:
     def test_is_the_one_that_was_told(self, asked: BlockingClient, account: Path) -> None:
-        assert common_options.node({"node_name": "told"}, asked, INSIDE, account) == "told"
+        assert common_options.node(replace(UNNAMED, node_name="named"), asked, INSIDE, account) == "named"
 
     def test_is_that_of_our_pod_in_our_namespace(self, asked: BlockingClient, account: Path) -> None:
-        assert common_options.node(NOT_TOLD, asked, INSIDE, account) == "node-1"
+        assert common_options.node(UNNAMED, asked, INSIDE, account) == "node-1"
 
     @pytest.mark.parametrize(
         ("environ", "words"),
@@ -51,11 +58,11 @@ class TestNode:
         self, environ: Mapping[str, str], words: str, asked: BlockingClient, account: Path
     ) -> None:
         with pytest.raises(BadSettings, match=rf"{words}.*--node-name"):
-            common_options.node(NOT_TOLD, asked, environ, account)
+            common_options.node(UNNAMED, asked, environ, account)
 
     def test_is_not_known_without_a_service_account(self, asked: BlockingClient, tmp_path: Path) -> None:
         with pytest.raises(BadSettings, match=r"fieldPath: spec\.nodeName"):
-            common_options.node(NOT_TOLD, asked, INSIDE, tmp_path)
+            common_options.node(UNNAMED, asked, INSIDE, tmp_path)
 
 
 class TestPatience:
@@ -70,4 +77,18 @@ class TestPatience:
 
 
 def test_a_mount_that_was_named_is_the_hosts() -> None:
-    assert common_options.proc({"proc_fs": "/host/proc"}) == Path("/host/proc")
+    assert common_options.proc(ProcessOptions(proc_fs="/host/proc")) == Path("/host/proc")
+
+
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"isolate", "reaffinitize"}))
+def test_a_command_has_a_typed_field_for_each_parameter(name: str) -> None:
+    """Commands of click's decorators have their parameters in their signature."""
+    module, _ = COMMANDS[name]
+    command = importlib.import_module(module).command
+    exposed = {parameter.name for parameter in command.params if parameter.expose_value}
+    called = inspect.getclosurevars(command.callback).nonlocals.get("options")
+    if called is None:
+        return
+    names = {field.name for field in dataclasses.fields(called)}
+    admin = {parameter.name for parameter in options.parameters(AdminOptions, has_file=False)}
+    assert exposed == (names - {"admin"}) | (admin if "admin" in names else set())

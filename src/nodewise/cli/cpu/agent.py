@@ -4,13 +4,14 @@ import resource
 import signal
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
-from nodewise.cli import options
+from nodewise.cli import options as cli_options
 from nodewise.cli.cpu import common_options
 from nodewise.cli.parameter_types import Duration
 from nodewise.cpu import names, procfs
@@ -38,7 +39,25 @@ _SPARE_FILES: Final = 256
 """Besides one for each connection: for `/proc`, the API server, the container runtime."""
 
 
-def run(**given: Any) -> None:
+@dataclass(frozen=True, kw_only=True)
+class AgentOptions(common_options.StoreOptions, common_options.MachineOptions, common_options.ProcessOptions):
+    """Options of `agent`."""
+
+    socket: str
+    interval: float
+    enforce: str
+    runtime_endpoint: str
+    kubelet_dir: str
+    allow_unrequested: bool
+    no_taint: bool
+    nfd_dir: str
+    publish: bool
+    max_connections: int
+    max_per_pod: int
+    admin: AdminOptions
+
+
+def run(options: AgentOptions) -> None:
     """Give the node's containers CPUs, take them back when they are over, and tell the cluster of the node.
 
     `isolate` asks it at a socket, so that workloads need no rights in the cluster. What a container may have of an
@@ -58,21 +77,20 @@ def run(**given: Any) -> None:
       2  the command line or a setting is wrong
     """
     common_options.start_logs()
-    registry, proc = MetricsRegistry(), common_options.proc(given)
+    registry, proc = MetricsRegistry(), common_options.proc(options)
     _check_process_ids(proc)
-    if not LEAST_INTERVAL_S <= given["interval"] < float("inf"):
-        problem = Problem("--interval", f"{given['interval']:g}s", f"at least {LEAST_INTERVAL_S:g}s")
+    if not LEAST_INTERVAL_S <= options.interval < float("inf"):
+        problem = Problem("--interval", f"{options.interval:g}s", f"at least {LEAST_INTERVAL_S:g}s")
         raise BadSettings("settings", [problem])
-    limits = ConnectionLimits(given["max_connections"], given["max_per_pod"])
+    limits = ConnectionLimits(options.max_connections, options.max_per_pod)
     _allow_files(limits.connections + _SPARE_FILES)
     with ExitStack() as stack:
-        node_agent = _agent(given, proc, limits, registry, stack)
+        node_agent = _agent(options, proc, limits, registry, stack)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: node_agent.stop())
-        admin = options.build(AdminOptions, given)
-        url = stack.enter_context(serve_admin_port(node_agent.waiting_for, admin, registry))
-        logs.emit("started", address=given["socket"], health=url)
-        node_agent.run(Path(given["socket"]))
+        url = stack.enter_context(serve_admin_port(node_agent.waiting_for, options.admin, registry))
+        logs.emit("started", address=options.socket, health=url)
+        node_agent.run(Path(options.socket))
         logs.emit("stopping")
 
 
@@ -95,69 +113,69 @@ def _allow_files(wanted: int) -> None:
 
 
 def _agent(
-    given: common_options.Given,
+    options: AgentOptions,
     proc: Path,
     limits: ConnectionLimits,
     registry: MetricsRegistry,
     stack: ExitStack,
 ) -> NodeAgent:
-    store = common_options.store(given)
-    cluster = _cluster(given)
+    store = common_options.store(options)
+    cluster = _cluster(options)
     pods = PodRequests(cluster.api, cluster.node) if cluster else None
-    if pods is None or given["allow_unrequested"]:
+    if pods is None or options.allow_unrequested:
         why = "--allow-unrequested" if pods else "there is no API server (--conf-dir)"
         logs.emit("cpu_unchecked", why=why)
-    read_machine = partial(_machine, given, cluster)
+    read_machine = partial(_machine, options, cluster)
     machine_at_start = read_machine()
-    enforcer = _enforcer(given, machine_at_start, proc, stack)
+    enforcer = _enforcer(options, machine_at_start, proc, stack)
     collector = GarbageCollector(store, proc, registry, partial(execution.recover, store, proc))
     node = AgentNode(
         store,
         proc,
         procfs.read_boot(proc),
-        Path(given["sysfs"]),
+        Path(options.sysfs),
         machine_at_start.fast,
-        most_tasks=given["max_per_pod"],
+        most_tasks=options.max_per_pod,
     )
-    authorizer = ReconfigurationAuthorizer(pods, common_options.requests(given).namespace if cluster else "")
+    authorizer = ReconfigurationAuthorizer(pods, common_options.api(options).namespace if cluster else "")
     reconfiguring = ReconfigurationService(store, proc, read_machine, collector, authorizer, enforcer)
     service = AllocationService(
         node,
         collector,
         registry,
-        None if given["allow_unrequested"] else pods,
+        None if options.allow_unrequested else pods,
         enforcer,
         reconfiguring.answer,
     )
-    active = _publishers(given, store, proc, cluster, enforcer)
-    return NodeAgent(service, active, limits, given["interval"], registry)
+    active = _publishers(options, store, proc, cluster, enforcer)
+    return NodeAgent(service, active, limits, options.interval, registry)
 
 
-def _cluster(given: common_options.Given) -> ClusterNode | None:
+def _cluster(options: AgentOptions) -> ClusterNode | None:
     """None for a directory without a cluster."""
-    if given["conf_dir"] and not given["kubeconfig"]:
+    if not options.is_in_cluster:
         return None
-    asked = common_options.requests(given)
-    return ClusterNode(asked, common_options.node(given, asked), given["namespace"])
+    api = common_options.api(options)
+    return ClusterNode(api, common_options.node(options, api), options.namespace)
 
 
-def _machine(given: common_options.Given, cluster: ClusterNode | None) -> Machine:
+def _machine(options: AgentOptions, cluster: ClusterNode | None) -> Machine:
     labels = machine.fetch_labels(cluster.api, cluster.node) if cluster else machine.NO_LABELS
-    return machine.read(Path(given["sysfs"]), labels)
+    return machine.read(Path(options.sysfs), labels)
 
 
 def _enforcer(
-    given: common_options.Given, found: Machine, proc: Path, stack: ExitStack
+    options: AgentOptions, node_machine: Machine, proc: Path, stack: ExitStack
 ) -> CpusetEnforcer | None:
-    if given["enforce"] == "none":
+    if options.enforce == "none":
         return None
-    runtime = container_runtime.ContainerRuntime(container_runtime.endpoint(given["runtime_endpoint"]), proc)
+    runtime = container_runtime.ContainerRuntime(container_runtime.endpoint(options.runtime_endpoint), proc)
     stack.callback(runtime.close)
-    return CpusetEnforcer(runtime, found.topology, proc)
+    return CpusetEnforcer(runtime, node_machine.topology, proc)
 
 
 def _publishers(
-    given: common_options.Given,
+    options: AgentOptions,
     store: AllocationStore,
     proc: Path,
     cluster: ClusterNode | None,
@@ -165,16 +183,16 @@ def _publishers(
 ) -> Sequence[Publisher]:
     active: list[Publisher] = [publishers.CpusetPublisher(enforcer, store)] if enforcer else []
     # the first process is the host's, so its root needs no mount
-    checkpoints = Path(given["kubelet_dir"]) if given["kubelet_dir"] else proc / _HOST_KUBELET
+    checkpoints = Path(options.kubelet_dir) if options.kubelet_dir else proc / _HOST_KUBELET
     active.append(publishers.KubeletConflictPublisher(checkpoints))
-    active.append(publishers.FeaturePublisher(Path(given["nfd_dir"]), Path(given["sysfs"])))
+    active.append(publishers.FeaturePublisher(Path(options.nfd_dir), Path(options.sysfs)))
     if cluster is None:
         return active
-    active.append(publishers.NodeAdvertiser(cluster, taint=not given["no_taint"]))
-    if given["publish"]:
+    active.append(publishers.NodeAdvertiser(cluster, taint=not options.no_taint))
+    if options.publish:
         active += [
             publishers.ReconcileReportPublisher(cluster),
-            publishers.NodeReportPublisher(cluster, store, Path(given["sysfs"])),
+            publishers.NodeReportPublisher(cluster, store, Path(options.sysfs)),
         ]
     return active
 
@@ -247,14 +265,14 @@ _OWN: Final[Sequence[click.Parameter]] = (
     ),
 )
 
-command = click.Command(
+command = common_options.make_command(
     "agent",
-    callback=run,
-    help=run.__doc__,
-    short_help="Give a node's containers CPUs, and take them back.",
-    params=[
-        *common_options.options(*common_options.PLACE, "sysfs", "proc_fs"),
+    run,
+    AgentOptions,
+    "Give a node's containers CPUs, and take them back.",
+    [
+        *common_options.parameters(*common_options.STORE, "sysfs", "proc_fs"),
         *_OWN,
-        *options.parameters(AdminOptions, has_file=False),
+        *cli_options.parameters(AdminOptions, has_file=False),
     ],
 )

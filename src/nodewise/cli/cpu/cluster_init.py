@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
 import click
 
@@ -29,7 +30,21 @@ _ANYBODY: Final = (
 _NO_AGENT: Final = "pods that the webhook has seen to ask the node agent for CPUs, and --no-agent makes none"
 
 
-def run(**given: Any) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ClusterInitOptions(setup_options.SetupParameters):
+    """Options of `cluster-init`."""
+
+    host_list: str
+    all_hosts: bool
+    cmk_cmd_list: str
+    pull_secret: str
+    no_taint: bool
+    no_agent: bool
+    cafile: str
+    insecure: str
+
+
+def run(options: ClusterInitOptions) -> None:
     """Prepare nodes: pools of cores, the program, the resource to ask for, and what looks after all that.
 
     On each node a pod runs init, install and discover, one after the other, and ends; then a DaemonSet runs reconcile
@@ -51,65 +66,67 @@ def run(**given: Any) -> None:
       2  the command line or a setting is wrong
     """
     common_options.start_logs()
-    commands = pods.parse_commands(given["cmk_cmd_list"])
-    wish = setup_options.wish(given)
-    if bool(given["host_list"]) == given["all_hosts"]:
+    commands = pods.parse_commands(options.cmk_cmd_list)
+    pods_options = setup_options.build(options, pull_secret=options.pull_secret, taint=not options.no_taint)
+    if bool(options.host_list) == options.all_hosts:
         raise BadSettings("settings", [Problem("--host-list, --all-hosts", "both or none", "one of them")])
-    requests = common_options.requests(given)
-    dialect = api_versions.fetch(requests)
+    api = common_options.api(options)
+    features = api_versions.fetch(api)
     plan = SetupPlan(
-        hosts(given, requests),
+        hosts(options, api),
         commands,
-        wish,
-        agent(given, wish, dialect),
-        webhook(given, wish, requests, dialect),
+        pods_options,
+        agent(options, pods_options, features),
+        webhook(options, pods_options, api, features),
     )
-    with setup_options.telling() as tell:
-        report = setup.prepare(requests, plan, dialect, Deadline(given["timeout_s"]), tell)
-    show(report, given["output"])
+    with setup_options.progress_reporter() as report_progress:
+        report = setup.prepare(api, plan, features, Deadline(options.timeout_s), report_progress)
+    show(report, options.output)
     if plan.shared and plan.agent is None:
         terminal.tell(_NO_AGENT)
     click.get_current_context().exit(exit_codes.DONE if report.is_whole else exit_codes.FAILED)
 
 
-def hosts(given: common_options.Given, requests: ApiClient) -> Sequence[str]:
+def hosts(options: ClusterInitOptions, api: ApiClient) -> Sequence[str]:
     """The nodes that were asked for; BadSettings if there is none, or not that one."""
-    if not given["all_hosts"]:
-        return setup.known(requests, [name.strip() for name in given["host_list"].split(",")])
-    found = setup.schedulable(requests)
-    if not found:
+    if not options.all_hosts:
+        return setup.known(api, [name.strip() for name in options.host_list.split(",")])
+    nodes = setup.schedulable(api)
+    if not nodes:
         raise BadSettings("settings", [Problem("--all-hosts", "no node is schedulable", "one at least")])
-    return found
+    return nodes
 
 
-def agent(given: common_options.Given, wish: SetupOptions, dialect: ApiFeatures) -> Object | None:
+def agent(options: ClusterInitOptions, pods_options: SetupOptions, features: ApiFeatures) -> Object | None:
     """The node agent, where the API server is new enough to have pods made ready for it."""
     return (
-        None if given["no_agent"] or dialect.webhooks == "none" else agent_daemonset.daemon_set(wish, dialect)
+        None
+        if options.no_agent or features.webhooks == "none"
+        else agent_daemonset.daemon_set(pods_options, features)
     )
 
 
 def webhook(
-    given: common_options.Given, wish: SetupOptions, requests: ApiClient, dialect: ApiFeatures
+    options: ClusterInitOptions, pods_options: SetupOptions, api: ApiClient, features: ApiFeatures
 ) -> Sequence[Object]:
     """What makes pods ready for the pools, where the API server has webhooks. A certificate that serves stays."""
-    if dialect.webhooks == "none":
+    if features.webhooks == "none":
         return ()
-    mutual = not is_true(given["insecure"], "--insecure") and is_told("insecure", "cafile")
+    mutual = not is_true(options.insecure, "--insecure") and is_told("insecure", "cafile")
     if not mutual:
         terminal.tell(_ANYBODY)
     installation = Installation(
-        namespace=wish.namespace,
-        image=wish.image,
-        pull_policy=wish.pull_policy,
-        pull_secret=wish.pull_secret,
-        install_dir=wish.install_dir,
-        cafile=given["cafile"] if mutual else "",
-        version=dialect.webhooks,
+        namespace=pods_options.namespace,
+        image=pods_options.image,
+        pull_policy=pods_options.pull_policy,
+        pull_secret=pods_options.pull_secret,
+        install_dir=pods_options.install_dir,
+        cafile=options.cafile if mutual else "",
+        version=features.webhooks,
     )
-    registration, secret, *_ = map(object_writer.path, removal.webhook(wish.namespace, dialect))
-    hook, certs = object_writer.find(requests, registration), object_writer.find(requests, secret)
-    certificate = manifests.kept(certs, hook, wish.namespace, datetime.now(UTC))
+    registration, secret, *_ = map(object_writer.path, removal.webhook(options.namespace, features))
+    hook, certs = object_writer.find(api, registration), object_writer.find(api, secret)
+    certificate = manifests.kept(certs, hook, options.namespace, datetime.now(UTC))
     return manifests.in_order(manifests.objects(installation, certificate), hook)
 
 
@@ -118,22 +135,22 @@ def show(report: SetupReport, output: str) -> None:
     if output == "json":
         click.echo(json.dumps(report.as_dict(), indent=2, sort_keys=True))
         return
-    parts = [(one.node, one) for one in report.nodes]
+    parts = [(node.node, node) for node in report.nodes]
     parts += [("(agent)", report.agent), ("(webhook)", report.shared)]
-    rows = [(name, "failed" if one.error else "ready", _told(one)) for name, one in parts if one.steps]
+    rows = [(name, "failed" if part.error else "ready", _detail(part)) for name, part in parts if part.steps]
     tables.show(["NODE", "RESULT", "DETAIL"], rows)
 
 
-def _told(one: PreparedNode) -> str:
-    return one.error or ", ".join(f"{step.name} {step.outcome}" for step in one.steps)
+def _detail(node: PreparedNode) -> str:
+    return node.error or ", ".join(f"{step.name} {step.outcome}" for step in node.steps)
 
 
-command = click.Command(
+command = common_options.make_command(
     "cluster-init",
-    callback=run,
-    help=run.__doc__,
-    short_help="Prepare nodes, from one place.",
-    params=[
+    run,
+    ClusterInitOptions,
+    "Prepare nodes, from one place.",
+    [
         click.Option(
             ["--host-list"], default="", metavar="NODES", help="Nodes to prepare, separated by commas."
         ),
@@ -166,6 +183,6 @@ command = click.Command(
             metavar="True|False",
             help="Whether anybody may call the webhook, without a certificate of that CA.",
         ),
-        *setup_options.options(TIMEOUT_S),
+        *setup_options.parameters(TIMEOUT_S),
     ],
 )

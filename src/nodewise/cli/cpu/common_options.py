@@ -1,4 +1,4 @@
-"""Options that several of the CPU manager's commands take, and what they choose: a book, a cluster, a machine."""
+"""Options that several commands of the CPU manager have, as typed fields, and what they select: a store, a machine."""
 
 import json
 import os
@@ -7,12 +7,14 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import click
 
+from nodewise.cli import options as cli_options
 from nodewise.cpu import names, sysfs, topology
 from nodewise.cpu.allocation_store import AllocationStore
 from nodewise.cpu.api_client import ApiClient
@@ -28,9 +30,103 @@ from nodewise.kube.kubeconfig import ACCOUNT
 from nodewise.kube.options import KubeOptions
 from nodewise.kube.resources import PODS
 from nodewise.observe import logs
+from nodewise.serve.options import AdminOptions
 
-Given = Mapping[str, Any]
-"""A command's parameters, by name."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApiServerOptions:
+    """Options of a command that uses the API server."""
+
+    kubeconfig: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeOptions(ApiServerOptions):
+    """Options that select a node, and the namespace of its objects."""
+
+    namespace: str
+    node_name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreOptions(NodeOptions):
+    """Options that select a node's store."""
+
+    conf_dir: str
+
+    @property
+    def is_in_cluster(self) -> bool:
+        """False for a directory without a cluster."""
+        return not self.conf_dir or bool(self.kubeconfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineOptions:
+    """The option for the folder that holds the machine's `sys` and `proc`."""
+
+    sysfs: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessOptions:
+    """The option for the host's `/proc`."""
+
+    proc_fs: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolCounts:
+    """Options for the sizes of pools."""
+
+    num_exclusive_cores: int
+    num_shared_cores: int
+    exclusive_mode: str
+    shared_mode: str
+    excl_non_isolcpus: str
+
+    @property
+    def pools(self) -> PoolOptions:
+        return PoolOptions(
+            self.num_exclusive_cores,
+            self.num_shared_cores,
+            self.exclusive_mode,
+            self.shared_mode,
+            self.excl_non_isolcpus,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntervalOptions:
+    """Options of a command that may run at an interval."""
+
+    interval: int
+    publish: bool
+
+
+def make_command(
+    name: str,
+    run: Callable[[T], None],
+    options: type[T],
+    short_help: str,
+    parameters: Sequence[click.Parameter],
+) -> click.Command:
+    """A command that calls `run`, whose docstring is the help, with its typed options.
+
+    The dataclass `options` has a field for each parameter. A field `admin` takes those of the admin port.
+    """
+
+    def callback(**values: Any) -> None:
+        own = {field.name: values[field.name] for field in fields(options) if field.name in values}  # type: ignore[arg-type]
+        if any(field.name == "admin" for field in fields(options)):  # type: ignore[arg-type]
+            own["admin"] = cli_options.build(AdminOptions, values)
+        run(options(**own))
+
+    return click.Command(
+        name, callback=callback, help=run.__doc__, short_help=short_help, params=list(parameters)
+    )
+
 
 _LEVELS: Final[Mapping[str, str]] = {
     "critical": "error", "error": "error", "warning": "warning", "info": "info", "debug": "debug",
@@ -88,8 +184,8 @@ _OPTIONS: Final[Mapping[str, Callable[[], click.Option]]] = {
     ),
 }  # fmt: skip
 
-PLACE: Final = ("namespace", "node_name", "kubeconfig", "conf_dir")
-"""The options that `store` needs."""
+STORE: Final = ("namespace", "node_name", "kubeconfig", "conf_dir")
+"""The parameters of `StoreOptions`."""
 POOLS: Final = (
     "num_exclusive_cores",
     "num_shared_cores",
@@ -97,56 +193,45 @@ POOLS: Final = (
     "shared_mode",
     "excl_non_isolcpus",
 )
-"""The options that `ask` needs."""
+"""The parameters of `PoolCounts`."""
 
 
-def options(*chosen: str) -> list[click.Parameter]:
-    """These of the options that are shared, by the names of their parameters."""
-    return [_OPTIONS[name]() for name in chosen]
+def parameters(*names: str) -> list[click.Parameter]:
+    """The parameters with these names."""
+    return [_OPTIONS[name]() for name in names]
 
 
 def start_logs(environ: Mapping[str, str] = os.environ) -> None:
-    """Log lines at the level of `CMK_LOG_LEVEL`, in any case; a word that is no level is told, and means info."""
+    """Log at the level of `CMK_LOG_LEVEL`, in any case. An unknown level is logged, and means info."""
     word = environ.get(names.LOG_LEVEL, "").strip() or "info"
     if word.lower() not in _LEVELS:
         logs.later("variable_ignored", variable=names.LOG_LEVEL, seen=word)
     logs.configure(_LEVELS.get(word.lower(), "info"))
 
 
-def ask(given: Given) -> PoolOptions:
-    """How many cores go where."""
-    return PoolOptions(
-        given["num_exclusive_cores"],
-        given["num_shared_cores"],
-        given["exclusive_mode"],
-        given["shared_mode"],
-        given["excl_non_isolcpus"],
-    )
-
-
-def requests(given: Given) -> BlockingApiClient:
-    """The API server that `--kubeconfig` names, or ours: one connection, which ends with the command."""
+def api(options: ApiServerOptions) -> BlockingApiClient:
+    """A client of the API server of `--kubeconfig`, or of this pod: one connection per command."""
     context = click.get_current_context()
     opened = context.meta.get(_REQUESTS)
     if opened is None:
-        opened = context.meta[_REQUESTS] = BlockingApiClient(KubeOptions(kubeconfig=given["kubeconfig"]))
+        opened = context.meta[_REQUESTS] = BlockingApiClient(KubeOptions(kubeconfig=options.kubeconfig))
         context.call_on_close(opened.close)
     assert isinstance(opened, BlockingApiClient)
     return opened
 
 
-def store(given: Given) -> AllocationStore:
-    """Where this node's state is: the directory that was named, else the node's ConfigMap."""
-    if given["conf_dir"]:
-        return DirectoryStore(Path(given["conf_dir"]), lock_timeout_s())
-    asked = requests(given)
-    return ConfigMapStore(asked, given["namespace"], node(given, asked))
+def store(options: StoreOptions) -> AllocationStore:
+    """The node's store: the directory of `--conf-dir`, else the node's ConfigMap."""
+    if options.conf_dir:
+        return DirectoryStore(Path(options.conf_dir), lock_timeout_s())
+    client = api(options)
+    return ConfigMapStore(client, options.namespace, node(options, client))
 
 
-def publish(given: Given, kind: reports.Kind, report: Mapping[str, Any]) -> None:
-    """Have the API server keep this node's newest report of a kind."""
-    asked = requests(given)
-    reports.publish(asked, kind, node(given, asked), given["namespace"], report)
+def publish(options: NodeOptions, kind: reports.Kind, report: Mapping[str, Any]) -> None:
+    """Store a report of this node in the API server."""
+    client = api(options)
+    reports.publish(client, kind, node(options, client), options.namespace, report)
 
 
 def lock_timeout_s(environ: Mapping[str, str] = os.environ) -> float:
@@ -162,11 +247,11 @@ def lock_timeout_s(environ: Mapping[str, str] = os.environ) -> float:
 
 
 def node(
-    given: Given, asked: ApiClient, environ: Mapping[str, str] = os.environ, account: Path = ACCOUNT
+    options: NodeOptions, client: ApiClient, environ: Mapping[str, str] = os.environ, account: Path = ACCOUNT
 ) -> str:
-    """The node's name: as told, else that of the pod we are in. BadSettings if neither is known."""
-    if given["node_name"]:
-        return str(given["node_name"])
+    """The name of `--node-name`, else of this pod's node. BadSettings if neither is known."""
+    if options.node_name:
+        return options.node_name
     pod = environ.get("HOSTNAME") or socket.gethostname()
     space = account / "namespace"
     remedy = f"give --node-name, or {names.NODE_NAME} by the downward API (fieldPath: spec.nodeName)"
@@ -175,21 +260,21 @@ def node(
             "which node is this?", [Problem("", "not told, and not in a pod", "")], remedy=remedy
         )
     try:
-        found = asked.get(PODS.path(space.read_text().strip(), pod))
+        node = client.get(PODS.path(space.read_text().strip(), pod))
     except Refused as error:
         raise BadSettings(
             "which node is this?", [Problem(f"pod {pod}", str(error), "")], remedy=remedy
         ) from error
-    name = found.get("spec", {}).get("nodeName", "")
+    name = node.get("spec", {}).get("nodeName", "")
     if not name:
         raise BadSettings("which node is this?", [Problem(f"pod {pod}", "on no node", "")], remedy=remedy)
     return str(name)
 
 
-def proc(given: Given) -> Path:
-    """The host's `/proc`. BadSettings in a container that was not told where it is: its own shows other processes."""
-    if given["proc_fs"]:
-        return Path(given["proc_fs"])
+def proc(options: ProcessOptions) -> Path:
+    """The host's `/proc`. BadSettings in a container without the option: its own `/proc` has other process ids."""
+    if options.proc_fs:
+        return Path(options.proc_fs)
     if _pid_namespace() != _INITIAL_PID_NAMESPACE:
         seen = "not set, and /proc is a container's own"
         problem = Problem(names.PROC_FS, seen, "where the host's /proc is mounted, such as /host/proc")
@@ -204,21 +289,21 @@ def _pid_namespace() -> str:
         return ""
 
 
-def machine(given: Given) -> Topology:
-    """The machine's sockets, cores and CPUs; BadInput names what of its files cannot be read."""
-    return topology.parse(sysfs.read(Path(given["sysfs"])))
+def machine(options: MachineOptions) -> Topology:
+    """The machine's sockets, cores and CPUs. BadInput names the files that cannot be read."""
+    return topology.parse(sysfs.read(Path(options.sysfs)))
 
 
-def labels(given: Given) -> Mapping[str, str]:
-    """The node's labels, which say what its processor can do; none for a directory without a cluster."""
-    if given["conf_dir"] and not given["kubeconfig"]:
+def labels(options: StoreOptions) -> Mapping[str, str]:
+    """The node's labels, which name features of its processor; none without a cluster."""
+    if not options.is_in_cluster:
         return NO_LABELS
-    asked = requests(given)
-    return fetch_labels(asked, node(given, asked))
+    client = api(options)
+    return fetch_labels(client, node(options, client))
 
 
 def print_json(value: Any) -> None:
-    """As CMK printed it: keys in order, two blanks for each level. Unavailable if it cannot be written."""
+    """Print JSON in CMK's form: sorted keys, indented by two. Unavailable if it cannot be written."""
     try:
         click.echo(json.dumps(value, indent=2, sort_keys=True))
     except BrokenPipeError:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -12,7 +13,14 @@ from nodewise.cpu import pool_allocations
 from nodewise.cpu.allocation_store import StoredAllocations
 
 
-def run(output: str | None, **given: Any) -> None:
+@dataclass(frozen=True, kw_only=True)
+class DescribeOptions(common_options.StoreOptions):
+    """Options of `describe`."""
+
+    output: str | None
+
+
+def run(options: DescribeOptions) -> None:
     """Print a node's pools, and the tasks on each of their CPU lists.
 
     Takes no lock, changes nothing.
@@ -29,9 +37,9 @@ def run(output: str | None, **given: Any) -> None:
       2  the command line or a setting is wrong
     """
     common_options.start_logs()
-    stored = common_options.store(given).read()
-    if output == "json" or (output is None and not sys.stdout.isatty()):
-        path = {"path": given["conf_dir"]} if given["conf_dir"] else {}
+    stored = common_options.store(options).read()
+    if options.output == "json" or (options.output is None and not sys.stdout.isatty()):
+        path = {"path": options.conf_dir} if options.conf_dir else {}
         common_options.print_json({**path, **_described(stored)})
         return
     head = ["POOL", "SOCKET", "CPUS", "TASK", "POD", "CONTAINER"]
@@ -57,10 +65,10 @@ def _rows(stored: StoredAllocations) -> Iterator[Sequence[str]]:
                 )
 
 
-command = click.Command(
+command = common_options.make_command(
     "describe",
-    callback=run,
-    help=run.__doc__,
-    short_help="A node's pools, and who holds which CPUs.",
-    params=common_options.options(*common_options.PLACE, "output"),
+    run,
+    DescribeOptions,
+    "A node's pools, and who holds which CPUs.",
+    common_options.parameters(*common_options.STORE, "output"),
 )

@@ -1,6 +1,6 @@
 """`nodewise cpu discover`: has a node say how many exclusive cores it has."""
 
-from typing import Any
+from dataclasses import dataclass
 
 import click
 
@@ -9,7 +9,14 @@ from nodewise.cpu.cluster import node_advertisement
 from nodewise.observe import logs
 
 
-def run(*, no_taint: bool, **given: Any) -> None:
+@dataclass(frozen=True, kw_only=True)
+class DiscoverOptions(common_options.StoreOptions):
+    """Options of `discover`."""
+
+    no_taint: bool
+
+
+def run(options: DiscoverOptions) -> None:
     """Have this node say how many exclusive cores it has, by its resources, a label and a taint.
 
     Writes only what is not so already, and leaves what others wrote as it is, their taints with it. A kubelet that
@@ -27,20 +34,20 @@ def run(*, no_taint: bool, **given: Any) -> None:
       2  the command line or a setting is wrong
     """
     common_options.start_logs()
-    counts = node_advertisement.counts(common_options.store(given).read().allocations)
-    asked = common_options.requests(given)
-    node = common_options.node(given, asked)
-    if not node_advertisement.advertise(asked, node, counts, taint=not no_taint):
+    counts = node_advertisement.counts(common_options.store(options).read().allocations)
+    api = common_options.api(options)
+    node = common_options.node(options, api)
+    if not node_advertisement.advertise(api, node, counts, taint=not options.no_taint):
         logs.emit("cpu_advertised", node=node)
 
 
-command = click.Command(
+command = common_options.make_command(
     "discover",
-    callback=run,
-    help=run.__doc__,
-    short_help="Have a node say how many exclusive cores it has.",
-    params=[
-        *common_options.options(*common_options.PLACE),
+    run,
+    DiscoverOptions,
+    "Have a node say how many exclusive cores it has.",
+    [
+        *common_options.parameters(*common_options.STORE),
         click.Option(["--no-taint"], is_flag=True, help="Do not taint the node: other pods may use it."),
     ],
 )

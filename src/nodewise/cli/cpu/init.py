@@ -1,7 +1,7 @@
 """`nodewise cpu init`: a node's first pools."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -10,7 +10,12 @@ from nodewise.cpu.node import bootstrap, machine
 from nodewise.observe import logs
 
 
-def run(**given: Any) -> None:
+@dataclass(frozen=True, kw_only=True)
+class InitOptions(common_options.StoreOptions, common_options.MachineOptions, common_options.PoolCounts):
+    """Options of `init`."""
+
+
+def run(options: InitOptions) -> None:
     """Divide this node's cores into pools, and write who holds them: nobody yet.
 
     A node that has these very pools already stays as it is, and so do its tasks. One that has others is refused:
@@ -28,25 +33,24 @@ def run(**given: Any) -> None:
       2  the command line or a setting is wrong
     """
     common_options.start_logs()
-    root = Path(given["sysfs"])
+    root = Path(options.sysfs)
     machine.log_huge_pages(root)
-    ask = common_options.ask(given)
-    logs.emit("cpu_cores_asked", exclusive=ask.exclusive, shared=ask.shared)
-    found = machine.read(root, common_options.labels(given))
-    plan = found.plan(ask)
-    machine.log_plan(found, plan)
-    store = common_options.store(given)
+    logs.emit("cpu_cores_asked", exclusive=options.pools.exclusive, shared=options.pools.shared)
+    node_machine = machine.read(root, common_options.labels(options))
+    plan = node_machine.plan(options.pools)
+    machine.log_plan(node_machine, plan)
+    store = common_options.store(options)
     if not bootstrap.create_pools(store, plan):
         logs.emit("cpu_pools_kept", place=store.place)
 
 
-command = click.Command(
+command = common_options.make_command(
     "init",
-    callback=run,
-    help=run.__doc__,
-    short_help="Divide a node's cores into pools.",
-    params=[
-        *common_options.options(*common_options.POOLS, *common_options.PLACE, "sysfs"),
+    run,
+    InitOptions,
+    "Divide a node's cores into pools.",
+    [
+        *common_options.parameters(*common_options.POOLS, *common_options.STORE, "sysfs"),
         click.Option(["--socket-id"], type=int, default=-1, hidden=True, expose_value=False),
     ],
 )

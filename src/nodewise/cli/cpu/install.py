@@ -5,11 +5,12 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
 from nodewise.cli.cpu import COMMANDS, common_options
+from nodewise.cli.cpu.common_options import ProcessOptions
 from nodewise.cpu import names
 from nodewise.cpu.install import bundle, installation
 from nodewise.errors import BadSettings, Problem
@@ -21,7 +22,7 @@ _ELSEWHERE: Final = frozenset({"agent", "cluster-init", "webhook"})
 _FOLDER: Final = click.Path(file_okay=False, path_type=Path)
 
 
-@click.command(params=common_options.options("proc_fs"))
+@click.command(params=common_options.parameters("proc_fs"))
 @click.option(
     "--install-dir",
     type=_FOLDER,
@@ -51,7 +52,7 @@ _FOLDER: Final = click.Path(file_okay=False, path_type=Path)
     help="Only build a ready folder there, for an image; needs nodewise[install].",
 )
 def command(
-    install_dir: Path, mount_path: Path, ready: Path | None, build_only: Path | None, **given: Any
+    install_dir: Path, mount_path: Path, ready: Path | None, build_only: Path | None, proc_fs: str
 ) -> None:
     """Install `cmk` on the host: a program that needs nothing of the images of the containers that call it.
 
@@ -79,7 +80,7 @@ def command(
     if not mount_path.is_absolute():
         raise BadSettings("cannot install", [Problem("--mount-path", str(mount_path), "an absolute path")])
     with _ready(ready or _found()) as folder:
-        done = installation.install(folder, install_dir, mount_path, _proc(given))
+        done = installation.install(folder, install_dir, mount_path, _proc(proc_fs))
     click.echo(f"{done.program}: {'installed' if done.changed else 'already there'} ({done.version})")
     for version in done.removed:
         click.echo(f"{install_dir / version}: removed, nobody runs it any more")
@@ -108,8 +109,8 @@ def _found() -> Path | None:
     return own if getattr(sys, "frozen", False) else _READY if _READY.is_dir() else None
 
 
-def _proc(given: dict[str, Any]) -> Path | None:
+def _proc(proc_fs: str) -> Path | None:
     try:
-        return common_options.proc(given)
+        return common_options.proc(ProcessOptions(proc_fs=proc_fs))
     except BadSettings:
         return None

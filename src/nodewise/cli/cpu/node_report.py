@@ -1,7 +1,7 @@
 """`nodewise cpu node-report`: what a node is and has, and what is wrong with it."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -10,7 +10,16 @@ from nodewise.cpu.cluster import reports
 from nodewise.cpu.node import kubelet_state, machine, node_report
 
 
-def run(*, interval: int, publish: bool, **given: Any) -> None:
+@dataclass(frozen=True, kw_only=True)
+class NodeReportOptions(
+    common_options.StoreOptions, common_options.MachineOptions, common_options.IntervalOptions
+):
+    """Options of `node-report`."""
+
+    kubelet_dir: str
+
+
+def run(options: NodeReportOptions) -> None:
     """Print a node's cores and pools, and what is wrong with them.
 
     Takes no lock. A node whose pools cannot be read is reported as well: `checks` says why. The kubelet's own CPU
@@ -28,25 +37,25 @@ def run(*, interval: int, publish: bool, **given: Any) -> None:
       2  the command line or a setting is wrong
     """
     common_options.start_logs()
-    store = common_options.store(given)
+    store = common_options.store(options)
 
     def once() -> None:
-        found = machine.read(Path(given["sysfs"]), common_options.labels(given))
-        report = node_report.make(store, found, Path(given["kubelet_dir"]))
+        node_machine = machine.read(Path(options.sysfs), common_options.labels(options))
+        report = node_report.make(store, node_machine, Path(options.kubelet_dir))
         common_options.print_json(report)
-        if publish:
-            common_options.publish(given, reports.NODE_REPORT, report)
+        if options.publish:
+            common_options.publish(options, reports.NODE_REPORT, report)
 
-    common_options.run_at_interval(once, interval)
+    common_options.run_at_interval(once, options.interval)
 
 
-command = click.Command(
+command = common_options.make_command(
     "node-report",
-    callback=run,
-    help=run.__doc__,
-    short_help="What a node is and has, and what is wrong with it.",
-    params=[
-        *common_options.options(*common_options.PLACE, "sysfs"),
+    run,
+    NodeReportOptions,
+    "What a node is and has, and what is wrong with it.",
+    [
+        *common_options.parameters(*common_options.STORE, "sysfs"),
         *common_options.interval_options(),
         click.Option(
             ["--kubelet-dir"],

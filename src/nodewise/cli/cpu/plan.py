@@ -9,6 +9,7 @@ import click
 
 from nodewise.cli import tables, terminal
 from nodewise.cli.cpu import common_options, machine_svg
+from nodewise.cli.cpu.common_options import MachineOptions, PoolCounts
 from nodewise.cli.cpu.topology import OUTPUT
 from nodewise.cpu import cpulist, pools, speed_select
 from nodewise.cpu.pools import PoolPlan
@@ -20,7 +21,7 @@ _REST: Final = "power"
 """The class of the CPUs that a plain list for SST-CP does not name."""
 
 
-@click.command(params=[*common_options.options("sysfs", *common_options.POOLS), OUTPUT])
+@click.command(params=[*common_options.parameters("sysfs", *common_options.POOLS), OUTPUT])
 @click.option(
     "--sst-bf",
     default="",
@@ -34,7 +35,7 @@ _REST: Final = "power"
     help="Plan as for a node with SST-CP whose CPUs of high core power are these and all others are of class power; "
     "or all classes: 'performance=2-3;balance_performance=4-5;power=0-1'.",
 )
-def command(output: str, sst_bf: str, sst_cp: str, **given: Any) -> None:
+def command(output: str, sst_bf: str, sst_cp: str, sysfs: str, **counts: Any) -> None:
     """Show which cores of a machine `init` would put into which pool.
 
     Nothing is changed. Exclusive cores are chosen first, then shared ones, and what is left is infra; where the kernel
@@ -53,10 +54,10 @@ def command(output: str, sst_bf: str, sst_cp: str, **given: Any) -> None:
       2  the command line or a setting is wrong
     """
     common_options.start_logs()
-    machine = common_options.machine(given)
+    machine = common_options.machine(MachineOptions(sysfs=sysfs))
     fast = _cpus("--sst-bf", sst_bf, machine)
     found = pools.plan(
-        machine, common_options.ask(given), fast, _preferences(sst_cp, machine) if sst_cp else None
+        machine, PoolCounts(**counts).pools, fast, _preferences(sst_cp, machine) if sst_cp else None
     )
     for problem in found.warnings:
         terminal.tell(str(problem))

@@ -1,9 +1,7 @@
 """`nodewise cpu reconcile`: frees what tasks held that are over."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import click
 
 from nodewise.cli.cpu import common_options
 from nodewise.cpu.allocation_store import AllocationStore, Intent
@@ -16,7 +14,14 @@ from nodewise.errors import NodewiseError
 from nodewise.observe import logs
 
 
-def run(*, interval: int, publish: bool, **given: Any) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ReconcileOptions(
+    common_options.StoreOptions, common_options.ProcessOptions, common_options.IntervalOptions
+):
+    """Options of `reconcile`."""
+
+
+def run(options: ReconcileOptions) -> None:
     """Free the CPU lists of tasks that are over, and print which they were.
 
     A task is over when its wrapper and all that this started are gone. Tasks that may run on other CPUs than those of
@@ -35,27 +40,27 @@ def run(*, interval: int, publish: bool, **given: Any) -> None:
       2  the command line or a setting is wrong
     """
     common_options.start_logs()
-    proc = common_options.proc(given)
-    store = common_options.store(given)
+    proc = common_options.proc(options)
+    store = common_options.store(options)
     known: KnownProcesses | None = None
-    told = CollectionLog()
+    log = CollectionLog()
 
     def once() -> None:
         nonlocal known
-        done = garbage_collection.collect_garbage(store, proc, known, common_options.pause_before_retry)
-        known = done.known
-        if done.stored.intent:
-            _take_back(store, proc, done.stored.intent, known)
-        told.log(done)
-        common_options.print_json(done.as_report())
-        if publish:
-            common_options.publish(given, reports.RECONCILE_REPORT, done.as_report())
+        collection = garbage_collection.collect_garbage(store, proc, known, common_options.pause_before_retry)
+        known = collection.known
+        if collection.stored.intent:
+            _recover(store, proc, collection.stored.intent, known)
+        log.log(collection)
+        common_options.print_json(collection.as_report())
+        if options.publish:
+            common_options.publish(options, reports.RECONCILE_REPORT, collection.as_report())
 
-    common_options.run_at_interval(once, interval)
+    common_options.run_at_interval(once, options.interval)
 
 
-def _take_back(store: AllocationStore, proc: Path, intent: Intent, known: KnownProcesses) -> None:
-    """Undo a reconfiguration whose process is gone; where we may not, say who can."""
+def _recover(store: AllocationStore, proc: Path, intent: Intent, known: KnownProcesses) -> None:
+    """Roll back a reconfiguration whose process has ended. Without permission this is logged."""
     try:
         if execution.recover(store, proc, known=known):
             logs.emit("cpu_intent_recovered", pid=intent.by.pid, since=intent.since)
@@ -63,10 +68,10 @@ def _take_back(store: AllocationStore, proc: Path, intent: Intent, known: KnownP
         logs.emit("cpu_intent_left", pid=intent.by.pid, since=intent.since, why=str(error))
 
 
-command = click.Command(
+command = common_options.make_command(
     "reconcile",
-    callback=run,
-    help=run.__doc__,
-    short_help="Free what tasks held that are over.",
-    params=[*common_options.options(*common_options.PLACE, "proc_fs"), *common_options.interval_options()],
+    run,
+    ReconcileOptions,
+    "Free what tasks held that are over.",
+    [*common_options.parameters(*common_options.STORE, "proc_fs"), *common_options.interval_options()],
 )

@@ -3,14 +3,14 @@
 import signal
 import socket
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
 from nodewise.cli import terminal
 from nodewise.cli.cpu import common_options
-from nodewise.cli.cpu.common_options import Given
 from nodewise.cpu import agent_messages, cpulist, names
 from nodewise.cpu.agent_messages import ReconfigureRequest
 from nodewise.cpu.cluster import api_versions, node_advertisement
@@ -19,11 +19,25 @@ from nodewise.cpu.reconfiguration import execution
 from nodewise.cpu.reconfiguration_plan import Move
 from nodewise.errors import Problem, Unavailable
 
-_PATIENCE_S: Final = 300.0
-"""For the agent to move all tasks of a node."""
+_RESPONSE_S: Final = 300.0
+"""The timeout for the agent to move all tasks of a node."""
 
 
-def run(*, check: bool, agent: str, direct: bool, **given: Any) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ReconfigureOptions(
+    common_options.StoreOptions,
+    common_options.MachineOptions,
+    common_options.ProcessOptions,
+    common_options.PoolCounts,
+):
+    """Options of `reconfigure`."""
+
+    check: bool
+    agent: str
+    direct: bool
+
+
+def run(options: ReconfigureOptions) -> None:
     """Give this node other pools, under tasks that go on running.
 
     Tasks whose CPU list survives are not touched; the others move to free lists of their pool, with every thread of
@@ -42,12 +56,13 @@ def run(*, check: bool, agent: str, direct: bool, **given: Any) -> None:
       2  the command line or a setting is wrong
     """
     common_options.start_logs()
-    request = ReconfigureRequest(common_options.ask(given), check)
-    is_ours = direct or given["conf_dir"] or not Path(agent).exists()
-    moves = None if is_ours else _asked(Path(agent), request)
+    request = ReconfigureRequest(options.pools, options.check)
+    agent = Path(options.agent)
+    uses_agent = not options.direct and not options.conf_dir and agent.exists()
+    moves = _request_agent(agent, request) if uses_agent else None
     if moves is None:
-        moves = _own(request, given)
-    told = [
+        moves = _reconfigure(request, options)
+    values = [
         {
             "pid": move.task.pid,
             "from": cpulist.format_ranges(move.before),
@@ -55,66 +70,65 @@ def run(*, check: bool, agent: str, direct: bool, **given: Any) -> None:
         }
         for move in moves
     ]
-    common_options.print_json({"moves": told, "done": not check})
+    common_options.print_json({"moves": values, "done": not options.check})
 
 
-def _asked(path: Path, request: ReconfigureRequest) -> Sequence[Move] | None:
-    """What the agent did; None if nobody listens there any more. Unavailable if it does not answer."""
+def _request_agent(path: Path, request: ReconfigureRequest) -> Sequence[Move] | None:
+    """The moves that the agent made; None if no agent listens. Unavailable if it does not respond."""
     with socket.socket(socket.AF_UNIX) as connected:
-        connected.settimeout(_PATIENCE_S)
+        connected.settimeout(_RESPONSE_S)
         try:
             connected.connect(str(path))
         except ConnectionRefusedError:
             terminal.tell(f"nobody listens at {path}: doing it without the node agent")
             return None
         except OSError as error:
-            raise _silent(path, str(error)) from error
+            raise _no_response(path, str(error)) from error
         try:
             connected.sendall(agent_messages.encode_reconfigure_request(request))
             with connected.makefile("rb") as answer:
                 line = answer.readline()
         except OSError as error:
-            raise _silent(path, str(error)) from error
+            raise _no_response(path, str(error)) from error
     if not line:
-        raise _silent(path, "hung up")
+        raise _no_response(path, "hung up")
     return agent_messages.parse_reconfigure_response(agent_messages.decode(line))
 
 
-def _silent(path: Path, why: str) -> Unavailable:
+def _no_response(path: Path, why: str) -> Unavailable:
     return Unavailable("the node agent does not answer", [Problem(str(path), why, "")])
 
 
-def _own(request: ReconfigureRequest, given: Given) -> Sequence[Move]:
-    """Without an agent. A signal that ends us undoes what was done."""
-    proc = common_options.proc(given)
-    store = common_options.store(given)
-    is_in_cluster = not given["conf_dir"] or bool(given["kubeconfig"])
-    if is_in_cluster:
-        api_versions.check(api_versions.fetch(common_options.requests(given)))
-    seen = machine.read(Path(given["sysfs"]), common_options.labels(given))
-    plan = seen.plan(request.pools)
-    machine.log_plan(seen, plan)
+def _reconfigure(request: ReconfigureRequest, options: ReconfigureOptions) -> Sequence[Move]:
+    """Reconfigure without an agent. A terminating signal rolls back."""
+    proc = common_options.proc(options)
+    store = common_options.store(options)
+    if options.is_in_cluster:
+        api_versions.check(api_versions.fetch(common_options.api(options)))
+    node_machine = machine.read(Path(options.sysfs), common_options.labels(options))
+    plan = node_machine.plan(request.pools)
+    machine.log_plan(node_machine, plan)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    found = execution.reconfigure(store, plan.pools, proc, only_check=request.only_check)
-    if is_in_cluster and not request.only_check:
-        asked = common_options.requests(given)
+    reconfiguration = execution.reconfigure(store, plan.pools, proc, only_check=request.only_check)
+    if options.is_in_cluster and not request.only_check:
+        api = common_options.api(options)
         node_advertisement.advertise(
-            asked,
-            common_options.node(given, asked),
-            node_advertisement.counts(found.allocations),
+            api,
+            common_options.node(options, api),
+            node_advertisement.counts(reconfiguration.allocations),
             taint=False,
         )
-    return found.moves
+    return reconfiguration.moves
 
 
-command = click.Command(
+command = common_options.make_command(
     "reconfigure",
-    callback=run,
-    help=run.__doc__,
-    short_help="Give a node other pools, under tasks that run.",
-    params=[
+    run,
+    ReconfigureOptions,
+    "Give a node other pools, under tasks that run.",
+    [
         click.Option(["--check"], is_flag=True, help="Only look whether it can be done."),
-        *common_options.options(*common_options.POOLS, *common_options.PLACE, "sysfs", "proc_fs"),
+        *common_options.parameters(*common_options.POOLS, *common_options.STORE, "sysfs", "proc_fs"),
         click.Option(
             ["--agent"], default=names.DEFAULT_SOCKET, show_default=True, metavar="PATH",
             help="The node agent's socket.",

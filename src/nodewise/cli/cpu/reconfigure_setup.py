@@ -1,7 +1,8 @@
 """`nodewise cpu reconfigure_setup`: other pools for all nodes, under tasks that run."""
 
 import json
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
 import click
 
@@ -13,7 +14,14 @@ from nodewise.cpu.cluster.object_writer import Deadline
 TIMEOUT_S: Final = 300.0
 
 
-def run(**given: Any) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ReconfigureSetupOptions(setup_options.SetupParameters):
+    """Options of `reconfigure_setup`."""
+
+    check: bool
+
+
+def run(options: ReconfigureSetupOptions) -> None:
     """Give all nodes that have pools other ones, without ending what runs in them.
 
     A pod on each node looks first whether it can be done there; nothing is changed unless all of them say so. Then one
@@ -32,31 +40,31 @@ def run(**given: Any) -> None:
       2  the command line or a setting is wrong
     """
     common_options.start_logs()
-    wish = setup_options.wish(given)
-    requests = common_options.requests(given)
+    pods_options = setup_options.build(options)
+    api = common_options.api(options)
 
-    def patience() -> Deadline:
-        return Deadline(given["timeout_s"])
+    def deadline() -> Deadline:
+        return Deadline(options.timeout_s)
 
-    with setup_options.telling() as tell:
-        names = cluster_reconfiguration.nodes(requests)
+    with setup_options.progress_reporter() as report_progress:
+        names = cluster_reconfiguration.nodes(api)
         report = cluster_reconfiguration.reconfigure(
-            requests, names, wish, patience, tell, only_check=given["check"]
+            api, names, pods_options, deadline, report_progress, only_check=options.check
         )
-    if given["output"] == "json":
+    if options.output == "json":
         click.echo(json.dumps(report.as_dict(), indent=2, sort_keys=True))
     else:
-        tables.show(["NODE", "RESULT", "DETAIL"], [(*one[:2], one.error or "-") for one in report.nodes])
+        tables.show(["NODE", "RESULT", "DETAIL"], [(*node[:2], node.error or "-") for node in report.nodes])
     click.get_current_context().exit(exit_codes.DONE if report.is_whole else exit_codes.FAILED)
 
 
-command = click.Command(
+command = common_options.make_command(
     "reconfigure_setup",
-    callback=run,
-    help=run.__doc__,
-    short_help="Give all nodes other pools, under tasks that run.",
-    params=[
+    run,
+    ReconfigureSetupOptions,
+    "Give all nodes other pools, under tasks that run.",
+    [
         click.Option(["--check"], is_flag=True, help="Only look whether it can be done; change nothing."),
-        *setup_options.options(TIMEOUT_S),
+        *setup_options.parameters(TIMEOUT_S),
     ],
 )

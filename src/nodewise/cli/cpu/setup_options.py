@@ -1,15 +1,15 @@
-"""Options of the commands that make pods on nodes, and what is told of their work."""
+"""Options of the commands that make pods on nodes, and the display of their progress."""
 
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Final
 
 import click
 
 from nodewise.cli import terminal
 from nodewise.cli.cpu import common_options
-from nodewise.cli.cpu.common_options import Given
 from nodewise.cli.options import output_option
 from nodewise.cli.progress import Progress
 from nodewise.cpu.cluster import setup_objects
@@ -20,8 +20,26 @@ from nodewise.cpu.pools import PoolOptions
 _COUNTS: Final = ("num_exclusive_cores", "num_shared_cores")
 
 
-def options(timeout_s: float) -> list[click.Parameter]:
-    """Of the pods, the cluster, and how long to wait."""
+@dataclass(frozen=True, kw_only=True)
+class SetupParameters(common_options.ApiServerOptions):
+    """Options of a command that makes pods on nodes, as they are on the command line."""
+
+    cmk_img: str
+    cmk_img_pol: str
+    saname: str
+    install_dir: str
+    num_exclusive_cores: str
+    num_shared_cores: str
+    exclusive_mode: str
+    shared_mode: str
+    excl_non_isolcpus: str
+    namespace: str
+    timeout_s: float
+    output: str
+
+
+def parameters(timeout_s: float) -> list[click.Parameter]:
+    """The parameters of `SetupParameters`."""
     own = SetupOptions()
     return [
         click.Option(["--cmk-img"], default=own.image, show_default=True, metavar="IMAGE", help="Image of the pods."),
@@ -45,8 +63,8 @@ def options(timeout_s: float) -> list[click.Parameter]:
             ["--num-shared-cores"], default=str(PoolOptions().shared), show_default=True, metavar="N",
             help="Cores of the pool shared.",
         ),
-        *common_options.options(*(name for name in common_options.POOLS if name not in _COUNTS)),
-        *common_options.options("namespace", "kubeconfig"),
+        *common_options.parameters(*(name for name in common_options.POOLS if name not in _COUNTS)),
+        *common_options.parameters("namespace", "kubeconfig"),
         click.Option(
             ["--timeout", "timeout_s"], type=click.FloatRange(min=0, min_open=True), default=timeout_s,
             show_default=True, metavar="SECONDS", help="How long to wait for nodes.",
@@ -55,35 +73,41 @@ def options(timeout_s: float) -> list[click.Parameter]:
     ]  # fmt: skip
 
 
-def wish(given: Given) -> SetupOptions:
-    """What pods are made from; BadSettings names all options that cannot be used."""
-    counts = {name: setup_objects.parse_count(given[name], "--" + name.replace("_", "-")) for name in _COUNTS}
-    wished = SetupOptions(
-        common_options.ask({**given, **counts}),
-        given["cmk_img"],
-        given["cmk_img_pol"],
-        given.get("pull_secret") or "",
-        given["saname"],
-        given["namespace"],
-        given["install_dir"],
-        taint=not given.get("no_taint"),
+def build(parameters: SetupParameters, *, pull_secret: str = "", taint: bool = True) -> SetupOptions:
+    """The options of the pods. BadSettings names all invalid ones."""
+    parse = setup_objects.parse_count
+    options = SetupOptions(
+        PoolOptions(
+            parse(parameters.num_exclusive_cores, "--num-exclusive-cores"),
+            parse(parameters.num_shared_cores, "--num-shared-cores"),
+            parameters.exclusive_mode,
+            parameters.shared_mode,
+            parameters.excl_non_isolcpus,
+        ),
+        parameters.cmk_img,
+        parameters.cmk_img_pol,
+        pull_secret,
+        parameters.saname,
+        parameters.namespace,
+        parameters.install_dir,
+        taint=taint,
     )
-    setup_objects.check(wished)
-    return wished
+    setup_objects.check(options)
+    return options
 
 
 @contextlib.contextmanager
-def telling() -> Iterator[Callable[[str], None]]:
-    """What is being done: one line that changes on a terminal, else a line each time that it is something else."""
+def progress_reporter() -> Iterator[Callable[[str], None]]:
+    """Shows progress: one changing line on a terminal, else a line for each change."""
     if sys.stderr.isatty():
         with Progress() as progress:
             yield progress.say
         return
     last = [""]
 
-    def tell(doing: str) -> None:
+    def report_progress(doing: str) -> None:
         if doing != last[0]:
             terminal.tell(doing)
         last[0] = doing
 
-    yield tell
+    yield report_progress

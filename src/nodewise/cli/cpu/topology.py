@@ -1,20 +1,21 @@
 """`nodewise cpu topology`: the sockets, cores and CPUs of a machine."""
 
 import json
-from typing import Any, Final
+from typing import Final
 
 import click
 
 from nodewise.cli import tables, terminal
 from nodewise.cli.cpu import common_options, machine_svg
+from nodewise.cli.cpu.common_options import MachineOptions
 from nodewise.cli.options import output_option
 from nodewise.cpu.topology import Cpu, Topology
 
 OUTPUT: Final = output_option(["table", "json", "svg"])
 
 
-@click.command(params=[*common_options.options("sysfs"), OUTPUT])
-def command(output: str, **given: Any) -> None:
+@click.command(params=[*common_options.parameters("sysfs"), OUTPUT])
+def command(output: str, sysfs: str) -> None:
     """Show a machine's sockets, NUMA nodes, cores and CPUs, as its kernel tells them.
 
     `core` and `socket` are numbered as lscpu does it, `core_id` and `package_id` are the kernel's own numbers. CPUs
@@ -32,7 +33,7 @@ def command(output: str, **given: Any) -> None:
       2  the command line or a setting is wrong
     """
     common_options.start_logs()
-    machine = common_options.machine(given)
+    machine = common_options.machine(MachineOptions(sysfs=sysfs))
     for problem in machine.unread:
         terminal.tell(str(problem))
     if output == "json":

@@ -1,16 +1,17 @@
 """`nodewise cpu uninstall`: nothing of the CPU manager is left."""
 
+import dataclasses
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
 from nodewise.cli import tables, terminal
 from nodewise.cli.cpu import common_options
-from nodewise.cli.cpu.common_options import Given
 from nodewise.cli.options import output_option
 from nodewise.cpu import procfs
 from nodewise.cpu.agent import socket_file
@@ -28,7 +29,18 @@ from nodewise.errors import NodewiseError
 TIMEOUT_S: Final = 120.0
 
 
-def run(**given: Any) -> None:
+@dataclass(frozen=True, kw_only=True)
+class UninstallOptions(common_options.StoreOptions, common_options.ProcessOptions):
+    """Options of `uninstall`."""
+
+    scope: str
+    crds: bool
+    install_dir: str
+    timeout_s: float
+    output: str
+
+
+def run(options: UninstallOptions) -> None:
     """Remove the CPU manager from a node: its pods, pools, reports, resources, taint, label and program.
 
     By default also what all nodes share: the webhook, and the node agent when no node has pools any more. --scope node
@@ -49,42 +61,47 @@ def run(**given: Any) -> None:
       2  the command line or a setting is wrong
     """
     common_options.start_logs()
-    requests = common_options.requests(given)
-    dialect = api_versions.fetch(requests)
+    api = common_options.api(options)
+    features = api_versions.fetch(api)
     steps: list[RemovalStep] = []
     try:
-        if given["scope"] != "cluster":
-            _leave_node(given, requests, dialect, steps.append)
-        if given["scope"] != "node":
-            _leave_cluster(given, requests, dialect, steps.append)
+        if options.scope != "cluster":
+            _leave_node(options, api, features, steps.append)
+        if options.scope != "node":
+            _leave_cluster(options, api, features, steps.append)
     finally:
-        _show(steps, given["output"])
+        _show(steps, options.output)
 
 
 def _leave_node(
-    given: Given, requests: ApiClient, dialect: ApiFeatures, tell: Callable[[RemovalStep], None]
+    options: UninstallOptions,
+    api: ApiClient,
+    features: ApiFeatures,
+    report_progress: Callable[[RemovalStep], None],
 ) -> None:
-    name = common_options.node(given, requests)
-    store = common_options.store({**given, "node_name": name})
-    proc = common_options.proc(given)
-    is_here = removal.boot_of(requests, name) in {"", procfs.read_boot(proc)}
+    name = common_options.node(options, api)
+    store = common_options.store(dataclasses.replace(options, node_name=name))
+    proc = common_options.proc(options)
+    is_here = removal.boot_of(api, name) in {"", procfs.read_boot(proc)}
     if not is_here:
         terminal.tell(f"not on node {name}: tasks that are over are not known as such")
 
-    def sweep() -> None:
+    def collect() -> None:
         garbage_collection.collect_garbage(store, proc, None, common_options.pause_before_retry)
 
-    node = RemovedNode(name, given["namespace"], store, sweep if is_here else None)
-    removal.leave(requests, node, dialect, Deadline(given["timeout_s"]), tell)
-    program = f"program in {given['install_dir']}"
+    node = RemovedNode(name, options.namespace, store, collect if is_here else None)
+    removal.leave(api, node, features, Deadline(options.timeout_s), report_progress)
+    program = f"program in {options.install_dir}"
     if not is_here:
-        tell(RemovalStep(program, f"not looked for: this is not node {name}"))
+        report_progress(RemovalStep(program, f"not looked for: this is not node {name}"))
         return
-    tell(RemovalStep(program, _word(was_there=installation.remove(Path(given["install_dir"])))))
+    report_progress(RemovalStep(program, _word(was_there=installation.remove(Path(options.install_dir)))))
     socket = Path(DEFAULT_SOCKET)
-    tell(RemovalStep(f"files of the node agent in {socket.parent}", _cleared(socket)))
+    report_progress(RemovalStep(f"files of the node agent in {socket.parent}", _cleared(socket)))
     file = nfd_feature.FOLDER / nfd_feature.FILE
-    tell(RemovalStep(f"feature file {file}", _word(was_there=nfd_feature.write(nfd_feature.FOLDER, ()))))
+    report_progress(
+        RemovalStep(f"feature file {file}", _word(was_there=nfd_feature.write(nfd_feature.FOLDER, ())))
+    )
 
 
 def _cleared(socket: Path) -> str:
@@ -99,15 +116,20 @@ def _word(*, was_there: bool) -> str:
 
 
 def _leave_cluster(
-    given: Given, requests: ApiClient, dialect: ApiFeatures, tell: Callable[[RemovalStep], None]
+    options: UninstallOptions,
+    api: ApiClient,
+    features: ApiFeatures,
+    report_progress: Callable[[RemovalStep], None],
 ) -> None:
-    namespace = given["namespace"]
+    namespace = options.namespace
     shared_objects = [
-        *removal.webhook(namespace, dialect),
-        *removal.agent(requests, namespace, dialect, tell),
-        *(removal.definitions(dialect) if given["crds"] else ()),
+        *removal.webhook(namespace, features),
+        *removal.agent(api, namespace, features, report_progress),
+        *(removal.definitions(features) if options.crds else ()),
     ]
-    removal.leave_cluster(requests, namespace, shared_objects, dialect, Deadline(given["timeout_s"]), tell)
+    removal.leave_cluster(
+        api, namespace, shared_objects, features, Deadline(options.timeout_s), report_progress
+    )
 
 
 def _show(steps: list[RemovalStep], output: str) -> None:
@@ -118,12 +140,12 @@ def _show(steps: list[RemovalStep], output: str) -> None:
     sys.stdout.flush()
 
 
-command = click.Command(
+command = common_options.make_command(
     "uninstall",
-    callback=run,
-    help=run.__doc__,
-    short_help="Remove the CPU manager from a node, and from the cluster.",
-    params=[
+    run,
+    UninstallOptions,
+    "Remove the CPU manager from a node, and from the cluster.",
+    [
         click.Option(
             ["--scope"],
             type=click.Choice(["all", "node", "cluster"]),
@@ -141,7 +163,7 @@ command = click.Command(
             metavar="DIR",
             help="Folder that the program is in.",
         ),
-        *common_options.options(*common_options.PLACE, "proc_fs"),
+        *common_options.parameters(*common_options.STORE, "proc_fs"),
         click.Option(
             ["--timeout", "timeout_s"],
             type=click.FloatRange(min=0, min_open=True),

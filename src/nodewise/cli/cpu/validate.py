@@ -2,14 +2,15 @@
 
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
 from nodewise.cli import exit_codes, tables
 from nodewise.cli.cpu import common_options
-from nodewise.cli.cpu.common_options import Given
+from nodewise.cli.cpu.common_options import StoreOptions
 from nodewise.cpu import procfs
 from nodewise.cpu.api_client import ApiClient
 from nodewise.cpu.cluster import api_versions, removal, validation
@@ -20,7 +21,20 @@ from nodewise.errors import NodewiseError
 _WORDS: Final = {True: "ok", False: "WRONG", None: "-"}
 
 
-def run(*, name: str, output: str | None, no_taint: bool, pod_namespace: str, **given: Any) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ValidateOptions(common_options.ApiServerOptions, common_options.ProcessOptions):
+    """Options of `validate`."""
+
+    name: str
+    namespace: str
+    conf_dir: str
+    output: str | None
+    no_taint: bool
+    pod_namespace: str
+    install_dir: str
+
+
+def run(options: ValidateOptions) -> None:
     """Look whether NODE is as it has to be for pods to get cores of their own, and say what to do where it is not.
 
     Its label, taint, pools, resources, agent, tasks and report; the webhook, by a pod that is tried and not made; and
@@ -39,47 +53,48 @@ def run(*, name: str, output: str | None, no_taint: bool, pod_namespace: str, **
       3  something is wrong
     """
     common_options.start_logs()
-    place = {**given, "node_name": name}
-    requests = common_options.requests(place)
-    wanted = ValidationTarget(name, given["namespace"], not no_taint, pod_namespace)
-    found = [
-        *validation.validate(requests, common_options.store(place), wanted, api_versions.fetch(requests))
-    ]
-    if len(found) > 1:
-        found.append(_program(requests, name, given))
-    is_well = all(check.ok is not False for check in found)
-    if output == "json" or (output is None and not sys.stdout.isatty()):
+    name = options.name
+    store_options = StoreOptions(
+        kubeconfig=options.kubeconfig, namespace=options.namespace, node_name=name, conf_dir=options.conf_dir
+    )
+    api, store = common_options.api(options), common_options.store(store_options)
+    target = ValidationTarget(name, options.namespace, not options.no_taint, options.pod_namespace)
+    checks = [*validation.validate(api, store, target, api_versions.fetch(api))]
+    if len(checks) > 1:
+        checks.append(_program(api, name, options))
+    is_well = all(check.ok is not False for check in checks)
+    if options.output == "json" or (options.output is None and not sys.stdout.isatty()):
         common_options.print_json(
-            {"node": name, "ok": is_well, "checks": [check.as_dict() for check in found]}
+            {"node": name, "ok": is_well, "checks": [check.as_dict() for check in checks]}
         )
     else:
-        rows = [(check.name, _WORDS[check.ok], check.seen, check.remedy or "-") for check in found]
+        rows = [(check.name, _WORDS[check.ok], check.seen, check.remedy or "-") for check in checks]
         tables.show(*tables.without("WHAT TO DO", ["CHECK", "", "SEEN", "WHAT TO DO"], rows))
     click.get_current_context().exit(exit_codes.DONE if is_well else exit_codes.NO)
 
 
-def _program(requests: ApiClient, name: str, given: Given) -> Check:
+def _program(api: ApiClient, name: str, options: ValidateOptions) -> Check:
     """Whether the program is installed, if this is the node."""
-    file = Path(given["install_dir"]) / "cmk"
+    file = Path(options.install_dir) / "cmk"
     try:
-        is_here = removal.boot_of(requests, name) == procfs.read_boot(Path(given["proc_fs"] or "/proc"))
+        is_here = removal.boot_of(api, name) == procfs.read_boot(Path(options.proc_fs or "/proc"))
     except NodewiseError:
         is_here = False
     if not is_here:
         return Check("program", ok=None, seen=f"{file} not looked for: this is not node {name}")
     is_there = file.is_file() and os.access(file, os.X_OK)
-    remedy = "" if is_there else f"nodewise cpu install --install-dir {given['install_dir']}, on the node"
+    remedy = "" if is_there else f"nodewise cpu install --install-dir {options.install_dir}, on the node"
     return Check("program", is_there, f"{file}" if is_there else f"no program {file}", remedy)
 
 
-command = click.Command(
+command = common_options.make_command(
     "validate",
-    callback=run,
-    help=run.__doc__,
-    short_help="Whether a node is as the CPU manager needs it.",
-    params=[
+    run,
+    ValidateOptions,
+    "Whether a node is as the CPU manager needs it.",
+    [
         click.Argument(["name"], metavar="NODE"),
-        *common_options.options("namespace", "kubeconfig", "conf_dir", "proc_fs", "output"),
+        *common_options.parameters("namespace", "kubeconfig", "conf_dir", "proc_fs", "output"),
         click.Option(["--no-taint"], is_flag=True, help="The node needs no taint."),
         click.Option(
             ["--pod-namespace"], default="default", show_default=True, metavar="NAMESPACE",

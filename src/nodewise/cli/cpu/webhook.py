@@ -2,13 +2,15 @@
 
 import asyncio
 import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, Literal
 
 import click
 
-from nodewise.cli import options
+from nodewise.cli import options as cli_options
 from nodewise.cli.cpu import common_options
 from nodewise.cli.parameter_types import Duration
 from nodewise.cpu.names import DEFAULT_INSTALL_DIR
@@ -32,7 +34,28 @@ _UNTRUSTED: Final = (
 )
 
 
-def run(**given: Any) -> None:
+@dataclass(frozen=True, kw_only=True)
+class WebhookOptions:
+    """Options of `webhook`."""
+
+    conf_file: str
+    cafile: str
+    insecure: str
+    admin: AdminOptions
+    shutdown_delay: float
+    print_admission_config: str
+    client_certificate: str
+    client_key: str
+    print_manifests: bool
+    with_certificate: bool
+    namespace: str
+    image: str
+    install_dir: str
+    failure_policy: Literal["Ignore", "Fail"]
+    namespace_selector: Sequence[str]
+
+
+def run(options: WebhookOptions) -> None:
     """Give pods that ask for cores what they need to run `isolate`: the program, the agent's socket, CMK_NUM_CORES.
 
     The API server calls it for new pods. --conf-file says where it listens and what pods get; what pods get may be
@@ -52,14 +75,14 @@ def run(**given: Any) -> None:
       1  it cannot serve, or cannot write
       2  the command line or a setting is wrong
     """
-    any_client = is_true(given["insecure"], "--insecure")
-    if given["print_admission_config"]:
-        _print_admission(given)
-    elif given["print_manifests"]:
-        _print_manifests(given)
+    any_client = is_true(options.insecure, "--insecure")
+    if options.print_admission_config:
+        _print_admission(options)
+    elif options.print_manifests:
+        _print_manifests(options)
     else:
         common_options.start_logs()
-        asyncio.run(_serve(given, any_client=any_client))
+        asyncio.run(_serve(options, any_client=any_client))
 
 
 def is_true(word: str, option: str) -> bool:
@@ -70,19 +93,17 @@ def is_true(word: str, option: str) -> bool:
     return found
 
 
-def _print_admission(given: common_options.Given) -> None:
-    client = ClientCertificate(given["client_certificate"], given["client_key"])
-    where = given["print_admission_config"]
+def _print_admission(options: WebhookOptions) -> None:
+    client = ClientCertificate(options.client_certificate, options.client_key)
+    where = options.print_admission_config
     if where == "-":
-        texts = certificates.admission_files(
-            certificates.DEFAULT_ADMISSION_FOLDER, given["namespace"], client
-        )
+        texts = certificates.admission_files(certificates.DEFAULT_ADMISSION_FOLDER, options.namespace, client)
         click.echo("---\n".join(f"# {name}\n{text}" for name, text in texts.items()), nl=False)
         return
     folder = Path(where).absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in certificates.admission_files(str(folder), given["namespace"], client).items():
+        for name, text in certificates.admission_files(str(folder), options.namespace, client).items():
             (folder / name).write_text(text)
             click.echo(f"{folder / name}")
     except OSError as error:
@@ -90,20 +111,22 @@ def _print_admission(given: common_options.Given) -> None:
         raise BadSettings("settings", [found]) from error
 
 
-def _print_manifests(given: common_options.Given) -> None:
-    mutual = not is_true(given["insecure"], "--insecure") and is_told("insecure", "cafile")
-    wish = Installation(
-        namespace=given["namespace"],
-        image=given["image"],
-        install_dir=given["install_dir"],
-        cafile=given["cafile"] if mutual else "",
-        failure_policy=given["failure_policy"],
-        selector=dict(_label(text) for text in given["namespace_selector"]),
+def _print_manifests(options: WebhookOptions) -> None:
+    mutual = not is_true(options.insecure, "--insecure") and is_told("insecure", "cafile")
+    installation = Installation(
+        namespace=options.namespace,
+        image=options.image,
+        install_dir=options.install_dir,
+        cafile=options.cafile if mutual else "",
+        failure_policy=options.failure_policy,
+        selector=dict(_label(text) for text in options.namespace_selector),
     )
-    made = certificates.create(wish.namespace, datetime.now(UTC)) if given["with_certificate"] else None
+    made = (
+        certificates.create(installation.namespace, datetime.now(UTC)) if options.with_certificate else None
+    )
     if made is None:
         click.echo(_UNTRUSTED.format(secret=manifests.SECRET), nl=False)
-    click.echo(manifests.printed(manifests.objects(wish, made)), nl=False)
+    click.echo(manifests.printed(manifests.objects(installation, made)), nl=False)
 
 
 def is_told(*parameters: str) -> bool:
@@ -119,22 +142,22 @@ def _label(text: str) -> tuple[str, str]:
     return key, value
 
 
-async def _serve(given: common_options.Given, *, any_client: bool) -> None:
-    meters = MetricsRegistry()
-    file = config.server(given["conf_file"])
-    mutations = config.LiveMutations(file.mutations, meters)
+async def _serve(options: WebhookOptions, *, any_client: bool) -> None:
+    registry = MetricsRegistry()
+    file = config.server(options.conf_file)
+    mutations = config.LiveMutations(file.mutations, registry)
     serve = ServeOptions(
         address=file.binding_address,
         port=file.port,
         cert=file.cert,
         key=file.key,
-        client_ca=given["cafile"],
+        client_ca=options.cafile,
         any_client=True,  # the API server's name differs from cluster to cluster, and a mutation has no side effect
         max_body_bytes=https_server.LONGEST_BYTES,
     )
-    server = https_server.served(mutations, serve, meters, any_client=any_client)
-    admin_app = Application(admin_routes(tuple, meters), meters, max_body_bytes=2**16)
-    admin = admin_server(admin_app, options.build(AdminOptions, given), meters)
+    server = https_server.served(mutations, serve, registry, any_client=any_client)
+    admin_app = Application(admin_routes(tuple, registry), registry, max_body_bytes=2**16)
+    admin = admin_server(admin_app, options.admin, registry)
     came: asyncio.Queue[int] = asyncio.Queue()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, came.put_nowait, number)
@@ -142,12 +165,12 @@ async def _serve(given: common_options.Given, *, any_client: bool) -> None:
         if any_client:
             logs.emit("cpu_webhook_any_client")
         else:
-            logs.emit("cpu_webhook_mutual", cafile=given["cafile"])
+            logs.emit("cpu_webhook_mutual", cafile=options.cafile)
         await server.start()
         await admin.start()
         if await came.get() == signal.SIGTERM:
             server.drain()
-            await asyncio.wait([asyncio.create_task(came.get())], timeout=given["shutdown_delay"])
+            await asyncio.wait([asyncio.create_task(came.get())], timeout=options.shutdown_delay)
     finally:
         await admin.stop()
         await server.stop()
@@ -156,7 +179,7 @@ async def _serve(given: common_options.Given, *, any_client: bool) -> None:
 def _serving() -> list[click.Parameter]:
     """Where it listens, and whom it serves."""
     option = click.Option
-    admin = options.parameters(AdminOptions, has_file=False)
+    admin = cli_options.parameters(AdminOptions, has_file=False)
     return [
         option(["--conf-file"], metavar="PATH", default=config.DEFAULT_FILE, show_default=True,
                help="server.yaml, a folder of *.yaml, or a pattern."),
@@ -199,10 +222,10 @@ def _printing() -> list[click.Parameter]:
     ]  # fmt: skip
 
 
-command = click.Command(
+command = common_options.make_command(
     "webhook",
-    callback=run,
-    help=run.__doc__,
-    short_help="Give pods that ask for cores what they need.",
-    params=[*_serving(), *_printing()],
+    run,
+    WebhookOptions,
+    "Give pods that ask for cores what they need.",
+    [*_serving(), *_printing()],
 )

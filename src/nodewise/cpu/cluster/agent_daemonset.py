@@ -27,33 +27,33 @@ _MANAGED: Final = "app.kubernetes.io/managed-by"
 _PULLING: Final = ("image", "imagePullPolicy")
 
 
-def daemon_set(wish: SetupOptions, dialect: ApiFeatures) -> Object:
+def daemon_set(options: SetupOptions, features: ApiFeatures) -> Object:
     """One for all nodes with the label `LABEL`."""
     labels = {"app": NAME}
     return {
-        "apiVersion": dialect.daemon_sets,
+        "apiVersion": features.daemon_sets,
         "kind": "DaemonSet",
-        "metadata": {"name": NAME, "namespace": wish.namespace, "labels": labels},
+        "metadata": {"name": NAME, "namespace": options.namespace, "labels": labels},
         "spec": {
             "selector": {"matchLabels": labels},
             "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "10%"}},
             "template": {
-                "metadata": {"labels": labels, **_annotations(dialect)},
-                "spec": _pod(wish, dialect),
+                "metadata": {"labels": labels, **_annotations(features)},
+                "spec": _pod(options, features),
             },
         },
     }
 
 
-def _annotations(dialect: ApiFeatures) -> Object:
-    if dialect.app_armor == "field":
+def _annotations(features: ApiFeatures) -> Object:
+    if features.app_armor == "field":
         return {}
     return {"annotations": {f"container.apparmor.security.beta.kubernetes.io/{_CONTAINER}": "unconfined"}}
 
 
-def _pod(wish: SetupOptions, dialect: ApiFeatures) -> Object:
+def _pod(options: SetupOptions, features: ApiFeatures) -> Object:
     # older API servers let pods of that class into kube-system only
-    priority = {} if dialect.webhooks == "v1beta1" else {"priorityClassName": "system-node-critical"}
+    priority = {} if features.webhooks == "v1beta1" else {"priorityClassName": "system-node-critical"}
     folders = {"socket": _FOLDER, "features": _FEATURES}
     return {
         "serviceAccountName": NAME,
@@ -62,25 +62,25 @@ def _pod(wish: SetupOptions, dialect: ApiFeatures) -> Object:
         "nodeSelector": {LABEL: "true"},
         "tolerations": [{"operator": "Exists"}],
         "hostPID": True,
-        "containers": [_container(wish, dialect, folders)],
+        "containers": [_container(options, features, folders)],
         "volumes": [
             {"name": name, "hostPath": {"path": path, "type": "DirectoryOrCreate"}}
             for name, path in folders.items()
         ],
-        **({"imagePullSecrets": [{"name": wish.pull_secret}]} if wish.pull_secret else {}),
+        **({"imagePullSecrets": [{"name": options.pull_secret}]} if options.pull_secret else {}),
     }
 
 
-def _container(wish: SetupOptions, dialect: ApiFeatures, folders: Mapping[str, str]) -> Object:
+def _container(options: SetupOptions, features: ApiFeatures, folders: Mapping[str, str]) -> Object:
     def probe(path: str, **more: int) -> Object:
         return {"httpGet": {"path": path, "port": "health"}, "periodSeconds": 10, **more}
 
     return {
         "name": _CONTAINER,
-        "image": wish.image,
-        "imagePullPolicy": wish.pull_policy,
+        "image": options.image,
+        "imagePullPolicy": options.pull_policy,
         "command": ["nodewise", "cpu", "agent"],
-        "args": [f"--namespace={wish.namespace}", "--health-address=0.0.0.0"],
+        "args": [f"--namespace={options.namespace}", "--health-address=0.0.0.0"],
         "env": [
             {"name": NODE_NAME, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
             {"name": PROC_FS, "value": "/proc"},
@@ -95,7 +95,7 @@ def _container(wish: SetupOptions, dialect: ApiFeatures, folders: Mapping[str, s
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"], "add": ["DAC_READ_SEARCH", "SYS_PTRACE", "SYS_NICE"]},
             # their profiles for containers keep whose a process of the host is from whoever asks
-            **({"appArmorProfile": {"type": "Unconfined"}} if dialect.app_armor == "field" else {}),
+            **({"appArmorProfile": {"type": "Unconfined"}} if features.app_armor == "field" else {}),
             "seLinuxOptions": {"type": "spc_t"},
             # it admits ptrace, process_vm_readv and kcmp to who has SYS_PTRACE, and sched_setaffinity to everybody
             "seccompProfile": {"type": "RuntimeDefault"},

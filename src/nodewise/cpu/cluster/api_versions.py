@@ -66,14 +66,14 @@ def features_of(version: Version) -> ApiFeatures:
     return next(row for row in reversed(TABLE) if row.since <= version)
 
 
-def fetch(requests: ApiClient) -> ApiFeatures:
+def fetch(api: ApiClient) -> ApiFeatures:
     """What the API server that answers understands."""
-    answer = requests.get("/version")
+    answer = api.get("/version")
     return features_of(parse(answer.get("gitVersion") if isinstance(answer, Mapping) else answer))
 
 
-def check(dialect: ApiFeatures) -> None:
+def check(features: ApiFeatures) -> None:
     """Refused if no node can advertise cores there."""
-    if not dialect.resources:
+    if not features.resources:
         problem = Problem("API server", "Kubernetes 1.8.0", "1.8.1 or later, or 1.7")
         raise Refused("cannot advertise cores: this version takes neither kind of resource", [problem])

@@ -98,8 +98,8 @@ class BlockingClient:
 class BlockingApiClient(BlockingClient):
     """The API server that the settings name; BadSettings if they cannot be used. Nothing is sent before a call."""
 
-    def __init__(self, options: KubeOptions, meters: MetricsRegistry | None = None) -> None:
-        api = connect(options, meters or MetricsRegistry())
+    def __init__(self, options: KubeOptions, registry: MetricsRegistry | None = None) -> None:
+        api = connect(options, registry or MetricsRegistry())
         super().__init__(api, api.server)
         self.namespace: Final = api.namespace
         """The service account's or the context's."""

@@ -46,9 +46,9 @@ class ReconfigurationReport(NamedTuple):
         }
 
 
-def nodes(requests: ApiClient) -> list[str]:
+def nodes(api: ApiClient) -> list[str]:
     """The schedulable nodes that have pools, in the API server's order. Refused if there is none."""
-    labelled = setup.list_nodes(requests, f"{LABEL}=true")
+    labelled = setup.list_nodes(api, f"{LABEL}=true")
     found = [node["metadata"]["name"] for node in labelled if not node["spec"].get("unschedulable")]
     if not found:
         problem = Problem("nodes", "none that is schedulable", f"at least one with the label {LABEL}=true")
@@ -57,16 +57,16 @@ def nodes(requests: ApiClient) -> list[str]:
 
 
 def reconfigure(
-    requests: ApiClient,
+    api: ApiClient,
     names: Sequence[str],
-    wish: SetupOptions,
-    patience: Callable[[], Deadline],
-    tell: ProgressReporter,
+    options: SetupOptions,
+    deadline: Callable[[], Deadline],
+    report_progress: ProgressReporter,
     *,
     only_check: bool = False,
 ) -> ReconfigurationReport:
-    """Look at all nodes at once, then give them other pools one by one; `patience` is anew for each step."""
-    checks = _Pods(requests, wish, patience(), tell, checks=True)
+    """Look at all nodes at once, then give them other pools one by one; `deadline` is anew for each step."""
+    checks = _Pods(api, options, deadline(), report_progress, checks=True)
     errors = checks.run(names)
     if errors or only_check:
         results = [
@@ -75,7 +75,7 @@ def reconfigure(
         return ReconfigurationReport(results)
     done: list[NodeResult] = []
     for node in names:
-        failed = _Pods(requests, wish, patience(), tell).run([node])
+        failed = _Pods(api, options, deadline(), report_progress).run([node])
         done.append(NodeResult(node, "failed" if failed else DONE, failed.get(node, "")))
         if failed:
             break
@@ -87,17 +87,17 @@ class _Pods:
 
     def __init__(
         self,
-        requests: ApiClient,
-        wish: SetupOptions,
-        patience: Deadline,
-        tell: ProgressReporter,
+        api: ApiClient,
+        options: SetupOptions,
+        deadline: Deadline,
+        report_progress: ProgressReporter,
         *,
         checks: bool = False,
     ) -> None:
-        self._requests = requests
-        self._wish = wish
-        self._patience = patience
-        self._tell = tell
+        self._api = api
+        self._wish = options
+        self._deadline = deadline
+        self._report_progress = report_progress
         self._checks = checks
 
     def run(self, names: Sequence[str]) -> dict[str, str]:
@@ -116,14 +116,14 @@ class _Pods:
     def _made(self, node: str) -> Object:
         """A new pod. What an earlier run left is taken away, unless it still works."""
         wanted = setup_objects.reconfiguring(node, self._wish, checks=self._checks)
-        found = object_writer.find(self._requests, object_writer.path(wanted))
+        found = object_writer.find(self._api, object_writer.path(wanted))
         if found and not object_writer.is_over(found) and not setup_objects.is_current(found, wanted):
             seen = f"{object_writer.title(wanted)} is at work, with other options"
             raise Conflict("the node is being reconfigured already", [Problem(f"node {node}", seen, "")])
         if found and object_writer.is_over(found):
-            object_writer.remove(self._requests, wanted, self._patience, found)
-        self._tell(object_writer.title(wanted))
-        made: Object = object_writer.ensure(self._requests, wanted, self._patience).found
+            object_writer.remove(self._api, wanted, self._deadline, found)
+        self._report_progress(object_writer.title(wanted))
+        made: Object = object_writer.ensure(self._api, wanted, self._deadline).found
         return made
 
     def _awaited(self, waiting: dict[str, Object]) -> dict[str, str]:
@@ -139,27 +139,27 @@ class _Pods:
     def _remove(self, pod: Object) -> None:
         """What stays is replaced by the next run; the node is done all the same."""
         try:
-            object_writer.remove(self._requests, pod, self._patience, pod)
+            object_writer.remove(self._api, pod, self._deadline, pod)
         except NodewiseError as error:
-            self._tell(str(error))
+            self._report_progress(str(error))
 
     def _end(self, node: str, made: Object) -> PodProgress:
         """How a pod ended, or how far it is when there is no time left."""
         while True:
             progress = self._look(made)
             if progress.is_done or progress.has_failed:
-                self._patience.hurry()
+                self._deadline.hurry()
                 return progress
-            if self._patience.is_over:
+            if self._deadline.is_over:
                 return progress._replace(
-                    why=f"not ready after {self._patience.timeout_s:g} s: {progress.why}"
+                    why=f"not ready after {self._deadline.timeout_s:g} s: {progress.why}"
                 )
-            self._tell(f"waiting for node {node}: {progress.why}")
-            self._patience.pause()
+            self._report_progress(f"waiting for node {node}: {progress.why}")
+            self._deadline.pause()
 
     def _look(self, made: Object) -> PodProgress:
         try:
-            found = object_writer.find(self._requests, object_writer.path(made))
+            found = object_writer.find(self._api, object_writer.path(made))
         except Unavailable as error:
             return PodProgress(why=str(error))
         except NodewiseError as error:

@@ -35,25 +35,25 @@ class ValidationTarget(NamedTuple):
     pods: str = "default"
 
 
-def webhook(requests: ApiClient, wanted: ValidationTarget, dialect: ApiFeatures) -> Check:
+def webhook(api: ApiClient, wanted: ValidationTarget, features: ApiFeatures) -> Check:
     """That a pod which asks for a core gets what it needs. Only where pods can be tried without being made."""
-    if dialect.webhooks != "v1":
+    if features.webhooks != "v1":
         return Check("webhook", ok=None, seen="this API server cannot try a pod without making it")
     configurations = Resource(
         "admissionregistration.k8s.io", "v1", "mutatingwebhookconfigurations", "", namespaced=False
     )
     try:
-        found = requests.get(configurations.path())["items"]
+        found = api.get(configurations.path())["items"]
     except Refused as error:
         return Check("webhook", ok=None, seen=str(error), remedy="the right to list webhook configurations")
     if not any(hook["name"] == WEBHOOK for one in found for hook in one.get("webhooks") or ()):
         return Check("webhook", ok=None, seen="not installed: pods have to bring all that `isolate` needs")
-    return _tried(requests, wanted)
+    return _tried(api, wanted)
 
 
-def _tried(requests: ApiClient, wanted: ValidationTarget) -> Check:
+def _tried(api: ApiClient, wanted: ValidationTarget) -> Check:
     try:
-        pod = requests.create(f"{PODS.path(wanted.pods)}?dryRun=All", _pod(wanted))
+        pod = api.create(f"{PODS.path(wanted.pods)}?dryRun=All", _pod(wanted))
     except Refused as error:
         return Check("webhook", ok=None, seen=str(error), remedy="the right to create pods, for a dry run")
     except NodewiseError as error:

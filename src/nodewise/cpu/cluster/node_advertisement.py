@@ -43,56 +43,56 @@ def counts(allocations: Allocations) -> Mapping[str, int]:
 
 
 def advertise(
-    requests: ApiClient,
+    api: ApiClient,
     node: str,
     wanted: Mapping[str, int],
     *,
     taint: bool,
-    dialect: ApiFeatures | None = None,
+    features: ApiFeatures | None = None,
 ) -> bool:
     """Have the node say it; whether anything had to be written. `taint`: whether to add ours, which stays without.
 
     A resource of which there is none any more is taken away, but for the exclusive cores, of which there may be 0.
     Refused by an API server that takes no such resources; Conflict if others always write first.
     """
-    dialect = dialect or api_versions.fetch(requests)
-    api_versions.check(dialect)
+    features = features or api_versions.fetch(api)
+    api_versions.check(features)
 
     def status(found: Object) -> Object:
-        return _capacity(found, dialect, wanted)
+        return _capacity(found, features, wanted)
 
     def labelled(found: Object) -> Object:
-        taints = read_taints(found, dialect)
+        taints = read_taints(found, features)
         whole = [one for one in taints if one.get("key") != TAINT] + [OURS]
         has_all = not taint or any(is_ours(one) for one in taints)
-        return _merged(_label(found, "true"), {} if has_all else tainted(whole, dialect))
+        return _merged(_label(found, "true"), {} if has_all else tainted(whole, features))
 
-    return _change(requests, node, {"status": status, "": labelled})
+    return _change(api, node, {"status": status, "": labelled})
 
 
-def withdraw(requests: ApiClient, node: str, *, dialect: ApiFeatures | None = None) -> bool:
+def withdraw(api: ApiClient, node: str, *, features: ApiFeatures | None = None) -> bool:
     """Have the node say none of it any more; whether anything had to be written."""
-    dialect = dialect or api_versions.fetch(requests)
+    features = features or api_versions.fetch(api)
     steps = {
-        "": lambda found: _untainted(found, dialect),
-        "status": lambda found: _capacity(found, dialect, None),
+        "": lambda found: _untainted(found, features),
+        "status": lambda found: _capacity(found, features, None),
     }
-    changed = _change(requests, node, steps)
-    return _change(requests, node, {"": lambda found: _label(found, None)}) or changed
+    changed = _change(api, node, steps)
+    return _change(api, node, {"": lambda found: _label(found, None)}) or changed
 
 
-def _change(requests: ApiClient, node: str, steps: Mapping[str, Callable[[Object], Object]]) -> bool:
+def _change(api: ApiClient, node: str, steps: Mapping[str, Callable[[Object], Object]]) -> bool:
     """Carry out patches, by subresource, each made from what the node is; anew where somebody wrote meanwhile."""
     changed = False
     for subresource, plan in steps.items():
         for number in range(_TRIES):
-            found = requests.get(NODES.path(name=node))
+            found = api.get(NODES.path(name=node))
             patch = plan(found)
             if not patch:
                 break
             version = {name: found["metadata"][name] for name in ("uid", "resourceVersion")}
             try:
-                requests.patch(
+                api.patch(
                     NODES.path(name=node, subresource=subresource),
                     _merged({"metadata": version}, patch),
                     "merge",
@@ -109,13 +109,13 @@ def _change(requests: ApiClient, node: str, steps: Mapping[str, Callable[[Object
     return changed
 
 
-def _capacity(found: Object, dialect: ApiFeatures, wanted: Mapping[str, int] | None) -> Object:
+def _capacity(found: Object, features: ApiFeatures, wanted: Mapping[str, int] | None) -> Object:
     """The patch of the node's status; None wants no resource at all."""
     status = found.get("status") or {}
     capacity, allocatable = (status.get(name) or {} for name in ("capacity", "allocatable"))
     new: dict[str, Any] = {}
     gone: dict[str, None] = {}
-    for resource, name in dialect.resources.items():
+    for resource, name in features.resources.items():
         count = None if wanted is None else wanted.get(resource, 0)
         if count or (count == 0 and resource == EXCLUSIVE_CORES):
             if str(capacity.get(name)) != str(count):
@@ -136,9 +136,9 @@ def is_ours(taint: Mapping[str, Any]) -> bool:
     return all(taint.get(name) == value for name, value in OURS.items())
 
 
-def read_taints(found: Object, dialect: ApiFeatures) -> Sequence[Mapping[str, Any]]:
+def read_taints(found: Object, features: ApiFeatures) -> Sequence[Mapping[str, Any]]:
     """The node's taints, each whole; BadInput if the annotation of old API servers cannot be read."""
-    if dialect.taints == "spec":
+    if features.taints == "spec":
         return (found.get("spec") or {}).get("taints") or []
     text = (found["metadata"].get("annotations") or {}).get(TAINTS_ANNOTATION) or "[]"
     try:
@@ -151,16 +151,16 @@ def read_taints(found: Object, dialect: ApiFeatures) -> Sequence[Mapping[str, An
     return taints
 
 
-def tainted(taints: Sequence[Mapping[str, Any]], dialect: ApiFeatures) -> Object:
-    if dialect.taints == "spec":
+def tainted(taints: Sequence[Mapping[str, Any]], features: ApiFeatures) -> Object:
+    if features.taints == "spec":
         return {"spec": {"taints": list(taints)}}
     return {"metadata": {"annotations": {TAINTS_ANNOTATION: json.dumps(list(taints), sort_keys=True)}}}
 
 
-def _untainted(found: Object, dialect: ApiFeatures) -> Object:
-    taints = read_taints(found, dialect)
+def _untainted(found: Object, features: ApiFeatures) -> Object:
+    taints = read_taints(found, features)
     others = [one for one in taints if one.get("key") != TAINT]
-    return tainted(others, dialect) if len(others) < len(taints) else {}
+    return tainted(others, features) if len(others) < len(taints) else {}
 
 
 def _merged(one: Object, other: Object) -> dict[str, Any]:

@@ -110,15 +110,15 @@ def title(made: Object) -> str:
     return f"{made['kind']} {made['metadata']['name']}"
 
 
-def find(requests: ApiClient, at: str) -> Any:
+def find(api: ApiClient, at: str) -> Any:
     """The object, or None where there is none."""
     try:
-        return requests.get(at)
+        return api.get(at)
     except NotFound:
         return None
 
 
-def ensure(requests: ApiClient, wanted: Object, patience: Deadline) -> Applied:
+def ensure(api: ApiClient, wanted: Object, deadline: Deadline) -> Applied:
     """The wanted object is there, made anew only if what is there was made from something else.
 
     A pod that failed is replaced; one that succeeded stays, and is not run again. Conflict if others change it all
@@ -127,42 +127,42 @@ def ensure(requests: ApiClient, wanted: Object, patience: Deadline) -> Applied:
     wanted = wanted if _is_stamped(wanted) else setup_objects.stamped(wanted)
     for _ in range(_TRIES - 1):
         try:
-            return _ensured(requests, wanted, patience)
+            return _ensured(api, wanted, deadline)
         except Conflict:
-            patience.pause()
-    return _ensured(requests, wanted, patience)
+            deadline.pause()
+    return _ensured(api, wanted, deadline)
 
 
 def _is_stamped(wanted: Object) -> bool:
     return setup_objects.MADE_FROM in wanted["metadata"].get("annotations", {})
 
 
-def _ensured(requests: ApiClient, wanted: Object, patience: Deadline) -> Applied:
+def _ensured(api: ApiClient, wanted: Object, deadline: Deadline) -> Applied:
     at = path(wanted)
-    found = find(requests, at)
+    found = find(api, at)
     if found is None:
-        return Applied(_created(requests, wanted), "created")
+        return Applied(_created(api, wanted), "created")
     if _is_usable(found) and setup_objects.is_current(found, wanted):
         return Applied(found, "unchanged")
     if wanted["kind"] == "Pod":
-        remove(requests, wanted, patience, found=found)
-        return Applied(_created(requests, wanted), "replaced")
+        remove(api, wanted, deadline, found=found)
+        return Applied(_created(api, wanted), "replaced")
     try:
-        return Applied(_replaced(requests, at, found, wanted), "replaced")
+        return Applied(_replaced(api, at, found, wanted), "replaced")
     except NotFound as error:
         raise Conflict(f"{title(wanted)} was deleted meanwhile") from error
 
 
-def _replaced(requests: ApiClient, at: str, found: Object, wanted: Object) -> Any:
+def _replaced(api: ApiClient, at: str, found: Object, wanted: Object) -> Any:
     if wanted["kind"] == "Service":  # its address is the server's, and stays
         change = {"metadata": {"annotations": wanted["metadata"]["annotations"]}, "spec": wanted["spec"]}
-        return requests.patch(at, change, "merge")
-    return requests.replace(at, _over(found, wanted))
+        return api.patch(at, change, "merge")
+    return api.replace(at, _over(found, wanted))
 
 
-def _created(requests: ApiClient, wanted: Object) -> Any:
+def _created(api: ApiClient, wanted: Object) -> Any:
     metadata = wanted["metadata"]
-    return requests.create(resource(wanted).path(metadata.get("namespace", "")), wanted)
+    return api.create(resource(wanted).path(metadata.get("namespace", "")), wanted)
 
 
 def _is_usable(found: Object) -> bool:
@@ -177,26 +177,24 @@ def _over(found: Object, wanted: Object) -> Object:
     return {**wanted, "metadata": {**own, **kept, "resourceVersion": before["resourceVersion"]}}
 
 
-def remove(requests: ApiClient, made: Object, patience: Deadline, found: Object | None = None) -> bool:
+def remove(api: ApiClient, made: Object, deadline: Deadline, found: Object | None = None) -> bool:
     """Delete an object and wait until it is gone; False where it was not there.
 
     Unavailable if it is there still when there is no time left, as a pod on a node that does not answer.
     """
     at = path(made)
-    found = found or find(requests, at)
+    found = found or find(api, at)
     if found is None:
         return False
     uid = found["metadata"]["uid"]
     with contextlib.suppress(NotFound, Conflict):  # it is gone, or another one by now
-        requests.delete(at, {"preconditions": {"uid": uid}, "propagationPolicy": "Background"})
-    patience.until(
-        f"waiting until {title(made)} is gone", lambda: True if _is_gone(requests, at, uid) else None
-    )
+        api.delete(at, {"preconditions": {"uid": uid}, "propagationPolicy": "Background"})
+    deadline.until(f"waiting until {title(made)} is gone", lambda: True if _is_gone(api, at, uid) else None)
     return True
 
 
-def _is_gone(requests: ApiClient, at: str, uid: str) -> bool:
-    found = find(requests, at)
+def _is_gone(api: ApiClient, at: str, uid: str) -> bool:
+    found = find(api, at)
     return found is None or found["metadata"]["uid"] != uid
 
 

@@ -61,49 +61,53 @@ class RemovedNode(NamedTuple):
 
 
 def leave(
-    requests: ApiClient, node: RemovedNode, dialect: ApiFeatures, patience: Deadline, tell: ProgressReporter
+    api: ApiClient,
+    node: RemovedNode,
+    features: ApiFeatures,
+    deadline: Deadline,
+    report_progress: ProgressReporter,
 ) -> None:
     """Remove from a node everything but the program. Unavailable if tasks run: then all is as it was."""
-    _await_no_tasks(node, patience, _own_pods(requests, node), spares_infra=True)
-    for one in _own(requests, node, dialect):
-        _remove(requests, one, patience, tell)
-    _remove_state(node, patience, tell)
-    if not dialect.resources:
-        tell(RemovalStep("resources", "not supported by Kubernetes 1.8.0: left as they are"))
-    _withdraw(requests, node, dialect, patience, tell)
-    _remove_reports(requests, node, dialect, tell)
+    _await_no_tasks(node, deadline, _own_pods(api, node), spares_infra=True)
+    for one in _own(api, node, features):
+        _remove(api, one, deadline, report_progress)
+    _remove_state(node, deadline, report_progress)
+    if not features.resources:
+        report_progress(RemovalStep("resources", "not supported by Kubernetes 1.8.0: left as they are"))
+    _withdraw(api, node, features, deadline, report_progress)
+    _remove_reports(api, node, features, report_progress)
     gone = Resource("", "v1", "configmaps", "ConfigMap").path(node.namespace, f"cmk-reconfigure-{node.name}")
-    _delete(requests, gone, f"ConfigMap cmk-reconfigure-{node.name}", tell)
+    _delete(api, gone, f"ConfigMap cmk-reconfigure-{node.name}", report_progress)
 
 
 def leave_cluster(
-    requests: ApiClient,
+    api: ApiClient,
     namespace: str,
     shared: Iterable[Object],
-    dialect: ApiFeatures,
-    patience: Deadline,
-    tell: ProgressReporter,
+    features: ApiFeatures,
+    deadline: Deadline,
+    report_progress: ProgressReporter,
 ) -> None:
     """Remove what all nodes share, such as the webhook, the first of `shared` first."""
     samples = [_named("Pod", "v1", name, namespace) for name in _SHARED_PODS]
-    samples += [_named("DaemonSet", dialect.daemon_sets, name, namespace) for name in _SHARED_DAEMON_SETS]
+    samples += [_named("DaemonSet", features.daemon_sets, name, namespace) for name in _SHARED_DAEMON_SETS]
     for one in (*samples, *shared):
-        _remove(requests, one, patience, tell)
+        _remove(api, one, deadline, report_progress)
 
 
-def definitions(dialect: ApiFeatures) -> Sequence[Object]:
+def definitions(features: ApiFeatures) -> Sequence[Object]:
     """The kinds of reports, whose objects go with them."""
-    return [reports.definition(kind, dialect) for kind in reports.KINDS]
+    return [reports.definition(kind, features) for kind in reports.KINDS]
 
 
 def agent(
-    requests: ApiClient, namespace: str, dialect: ApiFeatures, tell: ProgressReporter
+    api: ApiClient, namespace: str, features: ApiFeatures, report_progress: ProgressReporter
 ) -> Sequence[Object]:
     """The node agent's DaemonSet, unless a node has pools still: then it says so."""
-    if dialect.webhooks == "none":
+    if features.webhooks == "none":
         return ()
-    made = _named("DaemonSet", dialect.daemon_sets, agent_daemonset.NAME, namespace)
-    left = [node["metadata"]["name"] for node in setup.list_nodes(requests, f"{LABEL}=true")]
+    made = _named("DaemonSet", features.daemon_sets, agent_daemonset.NAME, namespace)
+    left = [node["metadata"]["name"] for node in setup.list_nodes(api, f"{LABEL}=true")]
     if not left:
         return [made]
     who = (
@@ -111,15 +115,15 @@ def agent(
         if len(left) == 1
         else f"{len(left)} nodes have pools, {left[0]} among them"
     )
-    tell(RemovalStep(object_writer.title(made), f"left: {who}"))
+    report_progress(RemovalStep(object_writer.title(made), f"left: {who}"))
     return ()
 
 
-def webhook(namespace: str, dialect: ApiFeatures) -> Sequence[Object]:
+def webhook(namespace: str, features: ApiFeatures) -> Sequence[Object]:
     """What `cluster-init` makes of the webhook, the caller first: nothing is called that is going."""
-    if dialect.webhooks == "none":
+    if features.webhooks == "none":
         return ()
-    group = f"admissionregistration.k8s.io/{dialect.webhooks}"
+    group = f"admissionregistration.k8s.io/{features.webhooks}"
     return [
         _named("MutatingWebhookConfiguration", group, "cmk-webhook-config", ""),
         _named("Secret", "v1", "cmk-webhook-certs", namespace),
@@ -134,48 +138,46 @@ def _named(kind: str, version: str, name: str, namespace: str) -> Object:
     return {"apiVersion": version, "kind": kind, "metadata": about}
 
 
-def _own(requests: ApiClient, node: RemovedNode, dialect: ApiFeatures) -> list[Object]:
+def _own(api: ApiClient, node: RemovedNode, features: ApiFeatures) -> list[Object]:
     """The pods and DaemonSets that prepare, look after and reconfigure this node, whatever their commands are."""
     command = f"(?:{'|'.join(setup_objects.ALLOWED)})"
     name = re.escape(node.name)
     form = re.compile(
         rf"cmk-{command}(?:-{command})*-(?:pod|ds)-{name}|cmk-reconfigure(?:-check)?-pod-{name}"
     )
-    group, _, version = dialect.daemon_sets.rpartition("/")
+    group, _, version = features.daemon_sets.rpartition("/")
     folders = {
         ("Pod", "v1"): PODS.path(node.namespace),
-        ("DaemonSet", dialect.daemon_sets): Resource(group, version, _DAEMON_SETS, "").path(node.namespace),
+        ("DaemonSet", features.daemon_sets): Resource(group, version, _DAEMON_SETS, "").path(node.namespace),
     }
     return [
         _named(kind, version, one["metadata"]["name"], node.namespace)
         for (kind, version), folder in folders.items()
-        for one in setup.list_all(requests, folder, {})
+        for one in setup.list_all(api, folder, {})
         if form.fullmatch(one["metadata"]["name"])
     ]
 
 
-def _own_pods(requests: ApiClient, node: RemovedNode) -> frozenset[str]:
+def _own_pods(api: ApiClient, node: RemovedNode) -> frozenset[str]:
     """UIDs of the pods of this node's DaemonSets, which run in the pool infra themselves."""
-    there = setup.list_all(requests, PODS.path(node.namespace), {})
+    there = setup.list_all(api, PODS.path(node.namespace), {})
     form = re.compile(rf"cmk-[a-z-]+-ds-{re.escape(node.name)}-[a-z0-9]+")
     return frozenset(pod["metadata"]["uid"] for pod in there if form.fullmatch(pod["metadata"]["name"]))
 
 
-def _remove(requests: ApiClient, made: Object, patience: Deadline, tell: ProgressReporter) -> None:
+def _remove(api: ApiClient, made: Object, deadline: Deadline, report_progress: ProgressReporter) -> None:
     """With a DaemonSet its pods, waited for: they hold a place in the pool infra."""
-    was_there = object_writer.remove(requests, made, patience)
+    was_there = object_writer.remove(api, made, deadline)
     if made["kind"] == "DaemonSet":
-        _remove_pods(requests, made, patience)
-    tell(RemovalStep(object_writer.title(made), "removed" if was_there else "not there"))
+        _remove_pods(api, made, deadline)
+    report_progress(RemovalStep(object_writer.title(made), "removed" if was_there else "not there"))
 
 
-def _remove_pods(requests: ApiClient, made: Object, patience: Deadline) -> None:
+def _remove_pods(api: ApiClient, made: Object, deadline: Deadline) -> None:
     about = made["metadata"]
     params = {"labelSelector": selector("app", setup_objects.label(about["name"]))}
-    for pod in setup.list_all(requests, PODS.path(about["namespace"]), params):
-        object_writer.remove(
-            requests, {"apiVersion": "v1", "kind": "Pod", "metadata": pod["metadata"]}, patience
-        )
+    for pod in setup.list_all(api, PODS.path(about["namespace"]), params):
+        object_writer.remove(api, {"apiVersion": "v1", "kind": "Pod", "metadata": pod["metadata"]}, deadline)
 
 
 def _running(allocations: Allocations, spared: Callable[[str, str], bool]) -> Iterator[Problem]:
@@ -189,7 +191,7 @@ def _running(allocations: Allocations, spared: Callable[[str, str], bool]) -> It
 
 
 def _await_no_tasks(
-    node: RemovedNode, patience: Deadline, own: frozenset[str], *, spares_infra: bool
+    node: RemovedNode, deadline: Deadline, own: frozenset[str], *, spares_infra: bool
 ) -> StoredAllocations | None:
     """The state on which nothing runs; None if there is none. Unavailable if tasks run for `TASKS_S` still.
 
@@ -199,7 +201,7 @@ def _await_no_tasks(
     def spared(pool: str, pod: str) -> bool:
         return spares_infra and pool == INFRA and (not pod or pod in own)
 
-    end = patience.now() + TASKS_S
+    end = deadline.now() + TASKS_S
     while True:
         stored = _swept(node)
         if stored is None:
@@ -207,10 +209,10 @@ def _await_no_tasks(
         running = list(_running(stored.allocations, spared))
         if not running:
             return stored
-        if patience.now() >= end:
+        if deadline.now() >= end:
             remedy = "end them first; nothing of them was touched"
             raise Unavailable(f"running tasks on node {node.name}", running, remedy=remedy)
-        patience.pause()
+        deadline.pause()
 
 
 def _swept(node: RemovedNode) -> StoredAllocations | None:
@@ -226,55 +228,59 @@ def _swept(node: RemovedNode) -> StoredAllocations | None:
     return stored
 
 
-def _remove_state(node: RemovedNode, patience: Deadline, tell: ProgressReporter) -> None:
+def _remove_state(node: RemovedNode, deadline: Deadline, report_progress: ProgressReporter) -> None:
     while True:
-        stored = _await_no_tasks(node, patience, frozenset(), spares_infra=False)
+        stored = _await_no_tasks(node, deadline, frozenset(), spares_infra=False)
         if stored is None:
-            return tell(RemovalStep(node.store.place, "not there"))
+            return report_progress(RemovalStep(node.store.place, "not there"))
         try:
             node.store.delete(stored.version)
         except Conflict:
             continue  # a task came, or went
-        return tell(RemovalStep(node.store.place, "removed"))
+        return report_progress(RemovalStep(node.store.place, "removed"))
 
 
 def _remove_reports(
-    requests: ApiClient, node: RemovedNode, dialect: ApiFeatures, tell: ProgressReporter
+    api: ApiClient, node: RemovedNode, features: ApiFeatures, report_progress: ProgressReporter
 ) -> None:
     """In both namespaces: the older program had them in `default`, wherever all else was."""
     name = reports.name_of(node.name)
     for kind in reports.KINDS:
-        place = kind.old_resource if dialect.reports == "third-party" else kind.resource
+        place = kind.old_resource if features.reports == "third-party" else kind.resource
         for namespace in dict.fromkeys((node.namespace, "default")):
-            _delete(requests, place.path(namespace, name), f"{place.kind} {namespace}/{name}", tell)
+            _delete(api, place.path(namespace, name), f"{place.kind} {namespace}/{name}", report_progress)
 
 
-def _delete(requests: ApiClient, path: str, title: str, tell: ProgressReporter) -> None:
+def _delete(api: ApiClient, path: str, title: str, report_progress: ProgressReporter) -> None:
     try:
-        requests.delete(path)
+        api.delete(path)
     except NotFound:
-        tell(RemovalStep(title, "not there"))
+        report_progress(RemovalStep(title, "not there"))
     else:
-        tell(RemovalStep(title, "removed"))
+        report_progress(RemovalStep(title, "removed"))
 
 
 def _withdraw(
-    requests: ApiClient, node: RemovedNode, dialect: ApiFeatures, patience: Deadline, tell: ProgressReporter
+    api: ApiClient,
+    node: RemovedNode,
+    features: ApiFeatures,
+    deadline: Deadline,
+    report_progress: ProgressReporter,
 ) -> None:
     """Until it stays away: a node agent in the middle of a round may write it once more."""
     title = "resources, taint and label"
     try:
-        was_there = again = node_advertisement.withdraw(requests, node.name, dialect=dialect)
-        while again and not patience.is_over:
-            patience.rest(_ROUND_S)
-            again = node_advertisement.withdraw(requests, node.name, dialect=dialect)
+        was_there = again = node_advertisement.withdraw(api, node.name, features=features)
+        while again and not deadline.is_over:
+            deadline.rest(_ROUND_S)
+            again = node_advertisement.withdraw(api, node.name, features=features)
     except NotFound:
-        tell(RemovalStep(f"Node {node.name}", "not there"))
+        report_progress(RemovalStep(f"Node {node.name}", "not there"))
     else:
-        tell(RemovalStep(title, "removed" if was_there else "not there"))
+        report_progress(RemovalStep(title, "removed" if was_there else "not there"))
 
 
-def boot_of(requests: ApiClient, node: str) -> str:
+def boot_of(api: ApiClient, node: str) -> str:
     """The boot id of the node's kernel, as its kubelet told it; empty if that is not known."""
-    found: Mapping[str, Any] = object_writer.find(requests, NODES.path(name=node)) or {}
+    found: Mapping[str, Any] = object_writer.find(api, NODES.path(name=node)) or {}
     return str((found.get("status") or {}).get("nodeInfo", {}).get("bootID", ""))

@@ -122,9 +122,9 @@ def name_of(node: str) -> str:
     return name
 
 
-def definition(kind: Kind, dialect: ApiFeatures) -> dict[str, Any]:
+def definition(kind: Kind, features: ApiFeatures) -> dict[str, Any]:
     """What makes an API server know the kind."""
-    if dialect.reports == "third-party":
+    if features.reports == "third-party":
         name = f"{kind.old.lower()}.{_OLD_GROUP}"
         head = {"apiVersion": "extensions/v1beta1", "kind": "ThirdPartyResource", "metadata": {"name": name}}
         return {**head, "description": "A report of the CPU manager", "versions": [{"name": "v1"}]}
@@ -135,14 +135,14 @@ def definition(kind: Kind, dialect: ApiFeatures) -> dict[str, Any]:
         "shortNames": [kind.short],
     }
     spec: dict[str, Any] = {"group": GROUP, "scope": "Namespaced", "names": names}
-    if dialect.reports == "v1":
+    if features.reports == "v1":
         schema = {"type": "object", "properties": {"spec": _object(("report",), report=kind.schema)}}
         version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
         spec["versions"] = [{**version, "additionalPrinterColumns": _columns(kind)}]
     else:
         spec["version"] = "v1"
     return {
-        "apiVersion": f"apiextensions.k8s.io/{dialect.reports}",
+        "apiVersion": f"apiextensions.k8s.io/{features.reports}",
         "kind": "CustomResourceDefinition",
         "metadata": {"name": f"{kind.resource.plural}.{GROUP}"},
         "spec": spec,
@@ -158,12 +158,12 @@ def _columns(kind: Kind) -> list[dict[str, str]]:
 
 
 def publish(
-    requests: ApiClient,
+    api: ApiClient,
     kind: Kind,
     node: str,
     namespace: str,
     report: Mapping[str, Any],
-    dialect: ApiFeatures | None = None,
+    features: ApiFeatures | None = None,
 ) -> bool:
     """Have the API server keep the node's newest report of a kind; False if it cannot, which is logged.
 
@@ -171,14 +171,14 @@ def publish(
     without an answer, Refused without rights.
     """
     name = name_of(node)
-    dialect = dialect or api_versions.fetch(requests)
-    resource = kind.old_resource if dialect.reports == "third-party" else kind.resource
+    features = features or api_versions.fetch(api)
+    resource = kind.old_resource if features.reports == "third-party" else kind.resource
     body = _body(resource, name, report)
     for is_last in (False, True):
         try:
-            _put(requests, resource, namespace, body)
+            _put(api, resource, namespace, body)
         except NotFound as error:
-            if not is_last and define(requests, kind, dialect):
+            if not is_last and define(api, kind, features):
                 continue
             logs.emit("cpu_report_skipped", kind=resource.kind, name=name, why=str(error))
             return False
@@ -197,22 +197,22 @@ def _body(resource: Resource, name: str, report: Mapping[str, Any]) -> dict[str,
     return {**head, "spec": {"report": report}}
 
 
-def _put(requests: ApiClient, resource: Resource, namespace: str, body: dict[str, Any]) -> None:
+def _put(api: ApiClient, resource: Resource, namespace: str, body: dict[str, Any]) -> None:
     """Make the object, or let the body take the place of what there is; NotFound if its kind is unknown."""
     path = resource.path(namespace, body["metadata"]["name"])
     for number in range(_TRIES):
         try:
-            found = requests.get(path)
+            found = api.get(path)
         except NotFound:
             found = None
         if found and all(found.get(part) == body[part] for part in ("spec", "report") if part in body):
             return
         try:
             if found is None:
-                requests.create(resource.path(namespace), body)
+                api.create(resource.path(namespace), body)
             else:
                 version = {"resourceVersion": found["metadata"]["resourceVersion"]}
-                requests.replace(path, {**body, "metadata": {**body["metadata"], **version}})
+                api.replace(path, {**body, "metadata": {**body["metadata"], **version}})
         except Conflict:
             if number == _TRIES - 1:
                 raise
@@ -220,15 +220,15 @@ def _put(requests: ApiClient, resource: Resource, namespace: str, body: dict[str
         return
 
 
-def define(requests: ApiClient, kind: Kind, dialect: ApiFeatures) -> bool:
+def define(api: ApiClient, kind: Kind, features: ApiFeatures) -> bool:
     """Make the API server know a kind, and wait until it does; False if we may not, or it does not in time."""
-    body = definition(kind, dialect)
-    third_party = dialect.reports == "third-party"
+    body = definition(kind, features)
+    third_party = features.reports == "third-party"
     resource = kind.old_resource if third_party else kind.resource
     plural = "thirdpartyresources" if third_party else "customresourcedefinitions"
     group, _, version = body["apiVersion"].partition("/")
     try:
-        requests.create(Resource(group, version, plural, body["kind"], namespaced=False).path(), body)
+        api.create(Resource(group, version, plural, body["kind"], namespaced=False).path(), body)
     except Conflict:
         pass
     except Refused as error:
@@ -236,16 +236,16 @@ def define(requests: ApiClient, kind: Kind, dialect: ApiFeatures) -> bool:
         return False
     end = time.monotonic() + _SERVED_S
     while time.monotonic() < end:
-        if _is_served(requests, resource):
+        if _is_served(api, resource):
             return True
         time.sleep(0.2)
     return False
 
 
-def _is_served(requests: ApiClient, resource: Resource) -> bool:
+def _is_served(api: ApiClient, resource: Resource) -> bool:
     """The list of all objects is refused to who may only write some; that it is refused shows that it is served."""
     try:
-        found: Object = requests.get(escaped("apis", resource.group, resource.version))
+        found: Object = api.get(escaped("apis", resource.group, resource.version))
     except NodewiseError:
         return False
     return any(one.get("name") == resource.plural for one in found.get("resources") or ())

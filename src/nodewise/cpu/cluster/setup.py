@@ -27,7 +27,7 @@ class SetupPlan(NamedTuple):
 
     nodes: Sequence[str]
     commands: Sequence[str]
-    wish: SetupOptions
+    options: SetupOptions
     agent: Object | None = None
     """The node agent's DaemonSet, if it is to be made."""
     shared: Sequence[Object] = ()
@@ -77,54 +77,56 @@ class SetupReport(NamedTuple):
         return {"nodes": [one.as_dict() for one in self.nodes], **parts}
 
 
-def schedulable(requests: ApiClient) -> list[str]:
+def schedulable(api: ApiClient) -> list[str]:
     """Names of all nodes on which pods may be placed, in the API server's order."""
-    return [
-        node["metadata"]["name"] for node in list_nodes(requests) if not node["spec"].get("unschedulable")
-    ]
+    return [node["metadata"]["name"] for node in list_nodes(api) if not node["spec"].get("unschedulable")]
 
 
-def known(requests: ApiClient, nodes: Sequence[str]) -> list[str]:
+def known(api: ApiClient, nodes: Sequence[str]) -> list[str]:
     """The same names, each once. BadSettings names those that no node has."""
     for name in nodes:
         setup_objects.check_node(name)
-    there = {node["metadata"]["name"] for node in list_nodes(requests)}
+    there = {node["metadata"]["name"] for node in list_nodes(api)}
     missing = [Problem("--host-list", name, "a node of the cluster") for name in nodes if name not in there]
     if missing:
         raise BadSettings("settings", missing)
     return list(dict.fromkeys(nodes))
 
 
-def list_nodes(requests: ApiClient, selector: str = "") -> list[Any]:
+def list_nodes(api: ApiClient, selector: str = "") -> list[Any]:
     """All nodes, or those with a label."""
-    return list_all(requests, NODES.path(), {"labelSelector": selector} if selector else {})
+    return list_all(api, NODES.path(), {"labelSelector": selector} if selector else {})
 
 
-def list_all(requests: ApiClient, path: str, params: Mapping[str, str]) -> list[Any]:
+def list_all(api: ApiClient, path: str, params: Mapping[str, str]) -> list[Any]:
     """Every object of a list that comes in pages."""
-    answer = requests.get(path, {**params, "limit": PAGE})
+    answer = api.get(path, {**params, "limit": PAGE})
     found = list(answer["items"])
     while further := answer.get("metadata", {}).get("continue"):
-        answer = requests.get(path, {**params, "limit": PAGE, "continue": further})
+        answer = api.get(path, {**params, "limit": PAGE, "continue": further})
         found += answer["items"]
     return found
 
 
 def prepare(
-    requests: ApiClient, plan: SetupPlan, dialect: ApiFeatures, patience: Deadline, tell: ProgressReporter
+    api: ApiClient,
+    plan: SetupPlan,
+    features: ApiFeatures,
+    deadline: Deadline,
+    report_progress: ProgressReporter,
 ) -> SetupReport:
     """Carry the plan out. What fails on a node is in the report; an error is raised where nothing can be done.
 
     Refused before anything is changed if the node agent has no account.
     """
     _check_names(plan)
-    _check_account(requests, plan)
-    preparing = _NodeSetup(requests, plan, dialect, patience, tell)
+    _check_account(api, plan)
+    preparing = _NodeSetup(api, plan, features, deadline, report_progress)
     preparing.run_once([one for one in plan.commands if one in ONCE])
     preparing.run_always([one for one in plan.commands if one in ALWAYS])
     agent = PreparedNode("", tuple(preparing.run_agent()))
     is_wanted = not agent.error and (preparing.ready() or not plan.nodes)
-    shared = _share(requests, plan.shared, patience, tell) if is_wanted else ()
+    shared = _share(api, plan.shared, deadline, report_progress) if is_wanted else ()
     nodes = [PreparedNode(node, tuple(preparing.steps[node])) for node in plan.nodes]
     return SetupReport(nodes, agent, PreparedNode("", tuple(shared)))
 
@@ -135,14 +137,14 @@ def _check_names(plan: SetupPlan) -> None:
         raise BadInput("cannot prepare nodes", [Problem("nodes", ", ".join(plan.nodes), "each once")])
 
 
-def _check_account(requests: ApiClient, plan: SetupPlan) -> None:
+def _check_account(api: ApiClient, plan: SetupPlan) -> None:
     """Pods of an account that is not there are never made; what it may do is for somebody with more rights to say."""
     if plan.agent is None:
         return
-    namespace = plan.wish.namespace
+    namespace = plan.options.namespace
     about = {"name": agent_daemonset.NAME, "namespace": namespace}
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": about}
-    if object_writer.find(requests, object_writer.path(account)) is None:
+    if object_writer.find(api, object_writer.path(account)) is None:
         problem = Problem(
             f"ServiceAccount {namespace}/{agent_daemonset.NAME}", "not there", "the node agent's"
         )
@@ -155,18 +157,18 @@ class _NodeSetup:
 
     def __init__(
         self,
-        requests: ApiClient,
+        api: ApiClient,
         plan: SetupPlan,
-        dialect: ApiFeatures,
-        patience: Deadline,
-        tell: ProgressReporter,
+        features: ApiFeatures,
+        deadline: Deadline,
+        report_progress: ProgressReporter,
     ) -> None:
         self.steps: dict[str, list[SetupStep]] = {node: [] for node in plan.nodes}
-        self._requests = requests
+        self._api = api
         self._plan = plan
-        self._dialect = dialect
-        self._patience = patience
-        self._tell = tell
+        self._features = features
+        self._deadline = deadline
+        self._report_progress = report_progress
 
     def ready(self) -> list[str]:
         """The nodes on which nothing has failed so far."""
@@ -174,11 +176,11 @@ class _NodeSetup:
 
     def run_once(self, commands: Sequence[str]) -> None:
         make = setup_objects.preparing
-        made = self._make(commands, lambda node: make(commands, node, self._plan.wish, self._dialect))
-        looked_up = PODS.path(self._plan.wish.namespace)
+        made = self._make(commands, lambda node: make(commands, node, self._plan.options, self._features))
+        looked_up = PODS.path(self._plan.options.namespace)
 
         def look(waiting: Mapping[str, Object]) -> Mapping[str, PodProgress]:
-            there = {pod["metadata"]["uid"]: pod for pod in list_all(self._requests, looked_up, {})}
+            there = {pod["metadata"]["uid"]: pod for pod in list_all(self._api, looked_up, {})}
             return {
                 node: pod_progress.once(there.get(one["metadata"]["uid"])) for node, one in waiting.items()
             }
@@ -187,12 +189,13 @@ class _NodeSetup:
 
     def run_always(self, commands: Sequence[str]) -> None:
         made = self._make(
-            commands, lambda node: setup_objects.daemon_set(commands, node, self._plan.wish, self._dialect)
+            commands,
+            lambda node: setup_objects.daemon_set(commands, node, self._plan.options, self._features),
         )
-        looked_up, watched = PODS.path(self._plan.wish.namespace), PodWatch()
+        looked_up, watched = PODS.path(self._plan.options.namespace), PodWatch()
 
         def look(waiting: Mapping[str, Object]) -> Mapping[str, PodProgress]:
-            there, now = list_all(self._requests, looked_up, {}), self._patience.now()
+            there, now = list_all(self._api, looked_up, {}), self._deadline.now()
             return {
                 node: watched.steady(pod_progress.owned(there, one["metadata"]["uid"]), _stamp(one), now)
                 for node, one in waiting.items()
@@ -206,20 +209,20 @@ class _NodeSetup:
         if wanted is None or not (self.ready() or not self._plan.nodes):
             return ()
         title = object_writer.title(wanted)
-        self._tell(title)
+        self._report_progress(title)
         try:
-            found = object_writer.find(self._requests, object_writer.path(wanted))
+            found = object_writer.find(self._api, object_writer.path(wanted))
             if found is not None and agent_daemonset.is_another(found, wanted):
                 made, outcome = found, "left as somebody made it"
             else:
-                made, outcome = object_writer.ensure(self._requests, wanted, self._patience)
+                made, outcome = object_writer.ensure(self._api, wanted, self._deadline)
             waiting = self._awaited(made)
         except NodewiseError as error:
             return [SetupStep(title, "failed", str(error))]
-        looked_up, watched = PODS.path(self._plan.wish.namespace), PodWatch()
+        looked_up, watched = PODS.path(self._plan.options.namespace), PodWatch()
 
         def look(waiting: Mapping[str, Object]) -> Mapping[str, PodProgress]:
-            there, now = list_all(self._requests, looked_up, {}), self._patience.now()
+            there, now = list_all(self._api, looked_up, {}), self._deadline.now()
             ours = list(pod_progress.owned(there, made["metadata"]["uid"]))
             return {node: watched.running(agent_daemonset.pods_of(ours, made, node), now) for node in waiting}
 
@@ -228,7 +231,7 @@ class _NodeSetup:
 
     def _awaited(self, made: Object) -> dict[str, Object]:
         """The ready nodes that get a pod of the agent: those with the label, which `discover` gives."""
-        labelled = {node["metadata"]["name"] for node in list_nodes(self._requests, f"{names.LABEL}=true")}
+        labelled = {node["metadata"]["name"] for node in list_nodes(self._api, f"{names.LABEL}=true")}
         waiting = {}
         for node in self.ready():
             step = SetupStep(f"node agent of {object_writer.title(made)}", "ready")
@@ -247,9 +250,9 @@ class _NodeSetup:
         made: dict[str, Object] = {}
         for node in self.ready() if commands else ():
             one = wanted(node)
-            self._tell(f"{object_writer.title(one)}: {','.join(commands)}")
+            self._report_progress(f"{object_writer.title(one)}: {','.join(commands)}")
             try:
-                made[node], outcome = object_writer.ensure(self._requests, one, self._patience)
+                made[node], outcome = object_writer.ensure(self._api, one, self._deadline)
             except NodewiseError as error:
                 self.steps[node].append(SetupStep(object_writer.title(one), "failed", str(error)))
             else:
@@ -263,17 +266,17 @@ class _NodeSetup:
         while waiting:
             progress = self._look(waiting, look)
             for node in [node for node, one in progress.items() if one.is_done or one.has_failed]:
-                self._patience.hurry()
+                self._deadline.hurry()
                 del waiting[node]
                 if progress[node].has_failed:
                     self._fail(node, progress[node].why)
-            if waiting and self._patience.is_over:
+            if waiting and self._deadline.is_over:
                 for node in waiting:
-                    self._fail(node, f"not ready after {self._patience.timeout_s:g} s: {progress[node].why}")
+                    self._fail(node, f"not ready after {self._deadline.timeout_s:g} s: {progress[node].why}")
                 return
             if waiting:
-                self._tell(f"waiting for {_some(waiting)}: {progress[next(iter(waiting))].why}")
-                self._patience.pause()
+                self._report_progress(f"waiting for {_some(waiting)}: {progress[next(iter(waiting))].why}")
+                self._deadline.pause()
 
     def _look(
         self,
@@ -302,15 +305,15 @@ def _some(nodes: Iterable[str]) -> str:
 
 
 def _share(
-    requests: ApiClient, wanted: Sequence[Object], patience: Deadline, tell: ProgressReporter
+    api: ApiClient, wanted: Sequence[Object], deadline: Deadline, report_progress: ProgressReporter
 ) -> list[SetupStep]:
     """What all nodes share, up to the first object that cannot be made."""
     steps: list[SetupStep] = []
     for one in wanted:
-        tell(object_writer.title(one))
+        report_progress(object_writer.title(one))
         try:
             steps.append(
-                SetupStep(object_writer.title(one), object_writer.ensure(requests, one, patience).outcome)
+                SetupStep(object_writer.title(one), object_writer.ensure(api, one, deadline).outcome)
             )
         except NodewiseError as error:
             return [*steps, SetupStep(object_writer.title(one), "failed", str(error))]

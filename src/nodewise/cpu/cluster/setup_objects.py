@@ -87,24 +87,24 @@ def parse_count(text: str, option: str) -> int:
     return int(text)
 
 
-def check(wish: SetupOptions) -> None:
+def check(options: SetupOptions) -> None:
     """BadSettings names each value that cannot be what it should be, or that a shell would read otherwise."""
     plain = "letters, digits and"
     patterns = (
-        ("--cmk-img", wish.image, _IMAGE, "an image's name"),
-        ("--pull-secret", wish.pull_secret or "none", _DOMAIN, "a Secret's name"),
-        ("--saname", wish.service_account, _DOMAIN, "a ServiceAccount's name"),
-        ("--namespace", wish.namespace, _LABEL, "a namespace's name"),
-        ("--install-dir", wish.install_dir, _PATH, f"an absolute path of {plain} . _ - /"),
-        ("--exclusive-mode", wish.ask.exclusive_mode, _MODE, "packed or spread"),
-        ("--shared-mode", wish.ask.shared_mode, _MODE, "packed or spread"),
-        ("--excl-non-isolcpus", wish.ask.non_isolcpus, _CORES, "core numbers and ranges, such as 3,5-7"),
+        ("--cmk-img", options.image, _IMAGE, "an image's name"),
+        ("--pull-secret", options.pull_secret or "none", _DOMAIN, "a Secret's name"),
+        ("--saname", options.service_account, _DOMAIN, "a ServiceAccount's name"),
+        ("--namespace", options.namespace, _LABEL, "a namespace's name"),
+        ("--install-dir", options.install_dir, _PATH, f"an absolute path of {plain} . _ - /"),
+        ("--exclusive-mode", options.ask.exclusive_mode, _MODE, "packed or spread"),
+        ("--shared-mode", options.ask.shared_mode, _MODE, "packed or spread"),
+        ("--excl-non-isolcpus", options.ask.non_isolcpus, _CORES, "core numbers and ranges, such as 3,5-7"),
     )
     wrong = [
         Problem(at, shown(text), wanted) for at, text, form, wanted in patterns if not form.fullmatch(text)
     ]
-    if wish.pull_policy not in PULL_POLICIES:
-        wrong.append(Problem("--cmk-img-pol", shown(wish.pull_policy), ", ".join(PULL_POLICIES)))
+    if options.pull_policy not in PULL_POLICIES:
+        wrong.append(Problem("--cmk-img-pol", shown(options.pull_policy), ", ".join(PULL_POLICIES)))
     _raise(wrong)
 
 
@@ -131,43 +131,43 @@ def reconfigure_name(node: str, *, checks: bool = False) -> str:
     return f"cmk-reconfigure-check-pod-{node}" if checks else f"cmk-reconfigure-pod-{node}"
 
 
-def preparing(commands: Sequence[str], node: str, wish: SetupOptions, dialect: ApiFeatures) -> Object:
+def preparing(commands: Sequence[str], node: str, options: SetupOptions, features: ApiFeatures) -> Object:
     """The pod whose containers prepare a node, one after the other, and end."""
     ordered = [one for one in ONCE if one in commands]
-    containers = [_container(name, _line(name, wish), wish) for name in ordered]
+    containers = [_container(name, _line(name, options), options) for name in ordered]
     first, last = containers[:-1], containers[-1:]
-    return _pod(pod_name(commands, node), node, wish, _with_first(dialect, last, first))
+    return _pod(pod_name(commands, node), node, options, _with_first(features, last, first))
 
 
-def daemon_set(commands: Sequence[str], node: str, wish: SetupOptions, dialect: ApiFeatures) -> Object:
+def daemon_set(commands: Sequence[str], node: str, options: SetupOptions, features: ApiFeatures) -> Object:
     """The DaemonSet of a single node, whose containers go on looking after it."""
     name = daemon_set_name(commands, node)
-    containers = [_container(one, _line(one, wish), wish) for one in commands]
-    spec = _spec(node, wish, {"containers": containers, "restartPolicy": "Always"})
-    if dialect.taints == "spec":
+    containers = [_container(one, _line(one, options), options) for one in commands]
+    spec = _spec(node, options, {"containers": containers, "restartPolicy": "Always"})
+    if features.taints == "spec":
         spec["tolerations"] = [{"operator": "Exists"}]
     labels = {"app": label(name)}
     about: dict[str, Any] = {"labels": labels}
     whole: dict[str, Any] = {"template": {"metadata": about, "spec": spec}}
-    if dialect.daemon_sets == "apps/v1":
+    if features.daemon_sets == "apps/v1":
         whole["selector"] = {"matchLabels": labels}
-    metadata = {"name": name, "namespace": wish.namespace}
-    made = {"apiVersion": dialect.daemon_sets, "kind": "DaemonSet", "metadata": metadata, "spec": whole}
+    metadata = {"name": name, "namespace": options.namespace}
+    made = {"apiVersion": features.daemon_sets, "kind": "DaemonSet", "metadata": metadata, "spec": whole}
     stamp = {MADE_FROM: _stamp(made)}
     about["annotations"] = stamp  # so that its pods tell of which template they are
     return made | {"metadata": {**metadata, "annotations": stamp}}
 
 
-def reconfiguring(node: str, wish: SetupOptions, *, checks: bool = False) -> Object:
+def reconfiguring(node: str, options: SetupOptions, *, checks: bool = False) -> Object:
     """The pod that gives a node other pools, or only looks whether it could."""
-    ask = wish.ask
+    ask = options.ask
     line = (
         f"{_PROGRAM} reconfigure --node-name={node} --num-exclusive-cores={ask.exclusive}"
         f" --num-shared-cores={ask.shared} --excl-non-isolcpus={ask.non_isolcpus}"
         f" --exclusive-mode={ask.exclusive_mode} --shared-mode={ask.shared_mode}"
-        f" --install-dir={wish.install_dir} --namespace={wish.namespace}"
+        f" --install-dir={options.install_dir} --namespace={options.namespace}"
     )
-    container = _container("reconfigure", line + " --check" * checks, wish)
+    container = _container("reconfigure", line + " --check" * checks, options)
     container["volumeMounts"] = [*container["volumeMounts"], _SOCKET_MOUNT]
     parts = {
         "containers": [container],
@@ -175,7 +175,7 @@ def reconfiguring(node: str, wish: SetupOptions, *, checks: bool = False) -> Obj
         "tolerations": [{"operator": "Exists"}],
         "volumes": [_PROC, _SOCKET],
     }
-    return _pod(reconfigure_name(node, checks=checks), node, wish, {"spec": parts})
+    return _pod(reconfigure_name(node, checks=checks), node, options, {"spec": parts})
 
 
 def label(name: str) -> str:
@@ -186,26 +186,26 @@ def label(name: str) -> str:
     return f"{name[: _LONGEST_LABEL - 11]}-{digest}"
 
 
-def _line(command: str, wish: SetupOptions) -> str:
+def _line(command: str, options: SetupOptions) -> str:
     """What a container runs, to the letter as the older program had it."""
-    namespace = f"--namespace={wish.namespace}"
+    namespace = f"--namespace={options.namespace}"
     forever = (
         f"{_PROGRAM} isolate --pool=infra {namespace} {_PROGRAM} -- %s --interval=5 --publish {namespace}"
     )
-    ask = wish.ask
+    ask = options.ask
     lines = {
         INIT: f"{_PROGRAM} init --num-exclusive-cores={ask.exclusive} --num-shared-cores={ask.shared}"
         f" --shared-mode={ask.shared_mode} --exclusive-mode={ask.exclusive_mode}"
         f" --excl-non-isolcpus={ask.non_isolcpus} {namespace}",
         INSTALL: f"{_PROGRAM} install",
-        DISCOVER: f"{_PROGRAM} discover {namespace}" + ("" if wish.taint else " --no-taint"),
+        DISCOVER: f"{_PROGRAM} discover {namespace}" + ("" if options.taint else " --no-taint"),
         RECONCILE: forever % "reconcile",
         NODE_REPORT: forever % "node-report",
     }
     return lines[command]
 
 
-def _container(name: str, line: str, wish: SetupOptions) -> dict[str, Any]:
+def _container(name: str, line: str, options: SetupOptions) -> dict[str, Any]:
     program = {"mountPath": DEFAULT_INSTALL_DIR, "name": "cmk-install-dir"}
     mounts = {
         INIT: [_PROC_MOUNT],
@@ -216,8 +216,8 @@ def _container(name: str, line: str, wish: SetupOptions) -> dict[str, Any]:
     }.get(name, [_PROC_MOUNT])
     return {
         "name": name,
-        "image": wish.image,
-        "imagePullPolicy": wish.pull_policy,
+        "image": options.image,
+        "imagePullPolicy": options.pull_policy,
         "command": ["/bin/bash", "-c"],
         "args": [line],
         "env": [
@@ -251,35 +251,39 @@ def _rights(name: str) -> Mapping[str, Any]:
 
 
 def _with_first(
-    dialect: ApiFeatures, containers: Sequence[Object], first: Sequence[Object]
+    features: ApiFeatures, containers: Sequence[Object], first: Sequence[Object]
 ) -> Mapping[str, Mapping[str, Any]]:
     """Containers, and those that run before them, as this API server takes them: spec and annotations."""
-    if first and dialect.init_containers == "annotation":
+    if first and features.init_containers == "annotation":
         return {
             "annotations": {_INIT_CONTAINERS: json.dumps(list(first))},
             "spec": {"containers": containers},
         }
     spec: dict[str, Any] = {"containers": containers} | ({"initContainers": list(first)} if first else {})
-    if dialect.taints == "spec":
+    if features.taints == "spec":
         spec["tolerations"] = [{"operator": "Exists"}]
     return {"spec": spec}
 
 
-def _pod(name: str, node: str, wish: SetupOptions, parts: Mapping[str, Mapping[str, Any]]) -> Object:
+def _pod(name: str, node: str, options: SetupOptions, parts: Mapping[str, Mapping[str, Any]]) -> Object:
     """A pod that runs once."""
-    metadata = {"name": name, "namespace": wish.namespace, "annotations": dict(parts.get("annotations", {}))}
-    spec = _spec(node, wish, {"restartPolicy": "Never", **parts["spec"]})
+    metadata = {
+        "name": name,
+        "namespace": options.namespace,
+        "annotations": dict(parts.get("annotations", {})),
+    }
+    spec = _spec(node, options, {"restartPolicy": "Never", **parts["spec"]})
     return stamped({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
 
 
-def _spec(node: str, wish: SetupOptions, parts: Mapping[str, Any]) -> dict[str, Any]:
-    program = {"name": "cmk-install-dir", "hostPath": {"path": wish.install_dir}}
+def _spec(node: str, options: SetupOptions, parts: Mapping[str, Any]) -> dict[str, Any]:
+    program = {"name": "cmk-install-dir", "hostPath": {"path": options.install_dir}}
     return {
         "nodeName": node,
-        "serviceAccountName": wish.service_account,
+        "serviceAccountName": options.service_account,
         "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
         "volumes": [_PROC, program],
-        **({"imagePullSecrets": [{"name": wish.pull_secret}]} if wish.pull_secret else {}),
+        **({"imagePullSecrets": [{"name": options.pull_secret}]} if options.pull_secret else {}),
         **parts,
     }
 

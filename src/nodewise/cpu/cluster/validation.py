@@ -24,22 +24,22 @@ _SWEEPERS: Final = re.compile(r"\b(cpu|cmk) agent\b|\breconcile\b")
 
 
 def validate(
-    requests: ApiClient, store: AllocationStore, wanted: ValidationTarget, dialect: ApiFeatures
+    api: ApiClient, store: AllocationStore, wanted: ValidationTarget, features: ApiFeatures
 ) -> Iterator[Check]:
     """All that can be seen from afar, in the order of the manual. Unavailable if the API server does not answer."""
     try:
-        node: Object = requests.get(NODES.path(name=wanted.node))
+        node: Object = api.get(NODES.path(name=wanted.node))
     except NotFound as error:
         yield Check("node", ok=False, seen=str(error), remedy="name one of `kubectl get nodes`")
         return
     yield _label(node, wanted)
-    yield _taint(node, wanted, dialect)
+    yield _taint(node, wanted, features)
     stored, told = _pools(store, wanted)
     yield told
-    yield from _resources(node, stored, wanted, dialect)
-    yield from _processes(requests, stored, wanted)
-    yield _report(requests, stored, wanted, dialect)
-    yield dry_run.webhook(requests, wanted, dialect)
+    yield from _resources(node, stored, wanted, features)
+    yield from _processes(api, stored, wanted)
+    yield _report(api, stored, wanted, features)
+    yield dry_run.webhook(api, wanted, features)
 
 
 def _label(node: Object, wanted: ValidationTarget) -> Check:
@@ -57,11 +57,11 @@ def _discover(wanted: ValidationTarget, is_wrong: bool) -> str:
     return remedy if is_wrong else ""
 
 
-def _taint(node: Object, wanted: ValidationTarget, dialect: ApiFeatures) -> Check:
+def _taint(node: Object, wanted: ValidationTarget, features: ApiFeatures) -> Check:
     try:
         ours = [
             one
-            for one in node_advertisement.read_taints(node, dialect)
+            for one in node_advertisement.read_taints(node, features)
             if one.get("key") == node_advertisement.OURS["key"]
         ]
     except NodewiseError as error:
@@ -95,10 +95,10 @@ def _pools(store: AllocationStore, wanted: ValidationTarget) -> tuple[StoredAllo
 
 
 def _resources(
-    node: Object, stored: StoredAllocations | None, wanted: ValidationTarget, dialect: ApiFeatures
+    node: Object, stored: StoredAllocations | None, wanted: ValidationTarget, features: ApiFeatures
 ) -> Iterator[Check]:
     """That the node says of each resource what its pools have, and that pods may have as many."""
-    if not dialect.resources:
+    if not features.resources:
         yield Check(
             "resources", ok=False, seen="Kubernetes 1.8.0 takes none", remedy="Kubernetes 1.8.1 or later"
         )
@@ -112,7 +112,7 @@ def _resources(
         yield Check("resources", ok=False, seen=str(error), remedy="nodewise cpu reconfigure")
         return
     for resource, count in counts.items():
-        name = dialect.resources[resource]
+        name = features.resources[resource]
         if not count and resource != EXCLUSIVE_CORES:
             continue
         status = node.get("status") or {}
@@ -126,12 +126,10 @@ def _resources(
         yield Check(name, not remedy, seen, remedy)
 
 
-def _processes(
-    requests: ApiClient, stored: StoredAllocations | None, wanted: ValidationTarget
-) -> Iterator[Check]:
+def _processes(api: ApiClient, stored: StoredAllocations | None, wanted: ValidationTarget) -> Iterator[Check]:
     """That somebody frees what is over, and that those who hold cores are pods of the node."""
     try:
-        pods = requests.get(PODS.path(), {"fieldSelector": selector("spec.nodeName", wanted.node)})["items"]
+        pods = api.get(PODS.path(), {"fieldSelector": selector("spec.nodeName", wanted.node)})["items"]
     except Refused as error:
         yield Check("agent", ok=None, seen=str(error), remedy="the right to list pods")
         return
@@ -176,16 +174,16 @@ def _tasks(allocations: Allocations, pods: Sequence[Object]) -> Check:
 
 
 def _report(
-    requests: ApiClient, stored: StoredAllocations | None, wanted: ValidationTarget, dialect: ApiFeatures
+    api: ApiClient, stored: StoredAllocations | None, wanted: ValidationTarget, features: ApiFeatures
 ) -> Check:
     kind = reports.NODE_REPORT
-    is_old = dialect.reports == "third-party"
+    is_old = features.reports == "third-party"
     resource = kind.old_resource if is_old else kind.resource
     remedy = (
         "kubectl apply -f deploy/crds/cmk-reports.yaml; the node agent, or `node-report --publish`, writes it"
     )
     try:
-        found = requests.get(resource.path(wanted.namespace, reports.name_of(wanted.node)))
+        found = api.get(resource.path(wanted.namespace, reports.name_of(wanted.node)))
     except Refused as error:
         return Check(kind.name, ok=False, seen=str(error), remedy=remedy)
     report = (found if is_old else found.get("spec") or {}).get("report") or {}

@@ -58,7 +58,7 @@ def test_the_agent_looks_at_all_cpus(tmp_path: Path) -> None:
         (folder / "energy_performance_preference").write_text(f"{word}\n")
     (tmp_path / "features.d").mkdir()
     publisher = publishers.FeaturePublisher(tmp_path / "features.d", tmp_path)
-    done = CollectionRound(StoredAllocations(Allocations({}), "1"), (), (), (), {})
+    done = CollectionRound((), (), (), {}, StoredAllocations(Allocations({}), "1"))
     publisher.publish(done)
     assert (tmp_path / "features.d" / "nodewise-cpu").read_text() == WANTED
 
