@@ -1,7 +1,7 @@
-"""Gives all nodes other pools: looked at everywhere first, then done on one node after the other.
+"""The reconfiguration of all nodes: checked on all of them first, then executed on one node after the other.
 
-Nothing is changed unless every node says that it can be. A node on which it fails stays as it was, and the nodes after
-it are not touched. Who runs it again goes on where it ended: on a node that has these pools nothing happens.
+Nothing is changed unless the check succeeds on every node. A node on which the reconfiguration fails is unchanged, and
+the nodes after it are not touched. A repeated run continues: nothing happens on nodes that have these pools.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ UNTOUCHED: Final = "not touched"
 
 
 class NodeResult(NamedTuple):
-    """What came of a node."""
+    """The result for a node."""
 
     node: str
     state: str
@@ -31,29 +31,29 @@ class NodeResult(NamedTuple):
 
 
 class ReconfigurationReport(NamedTuple):
-    """What came of all nodes, in their order."""
+    """The results for all nodes, in their order."""
 
     nodes: Sequence[NodeResult]
 
     @property
     def is_whole(self) -> bool:
-        return not any(one.error for one in self.nodes)
+        return not any(node.error for node in self.nodes)
 
     def as_dict(self) -> dict[str, Any]:
-        """As `reconfigure_setup -o json` prints it."""
+        """The output of `reconfigure_setup -o json`."""
         return {
-            "nodes": [{key: value for key, value in one._asdict().items() if value} for one in self.nodes]
+            "nodes": [{key: value for key, value in node._asdict().items() if value} for node in self.nodes]
         }
 
 
 def nodes(api: ApiClient) -> list[str]:
     """The schedulable nodes that have pools, in the API server's order. Refused if there is none."""
     labelled = setup.list_nodes(api, f"{LABEL}=true")
-    found = [node["metadata"]["name"] for node in labelled if not node["spec"].get("unschedulable")]
-    if not found:
+    nodes = [node["metadata"]["name"] for node in labelled if not node["spec"].get("unschedulable")]
+    if not nodes:
         problem = Problem("nodes", "none that is schedulable", f"at least one with the label {LABEL}=true")
         raise Refused("no node to reconfigure", [problem])
-    return found
+    return nodes
 
 
 def reconfigure(
@@ -65,7 +65,7 @@ def reconfigure(
     *,
     only_check: bool = False,
 ) -> ReconfigurationReport:
-    """Look at all nodes at once, then give them other pools one by one; `deadline` is anew for each step."""
+    """Check all nodes at once, then reconfigure them one by one. `deadline` makes a new one for each step."""
     checks = _Pods(api, options, deadline(), report_progress, checks=True)
     errors = checks.run(names)
     if errors or only_check:
@@ -83,7 +83,7 @@ def reconfigure(
 
 
 class _Pods:
-    """A pod on each of some nodes, until it is over. One that succeeded is removed; one that failed tells why."""
+    """Runs a pod on each of some nodes. A pod that succeeded is removed; one that failed stays for its log."""
 
     def __init__(
         self,
@@ -101,35 +101,35 @@ class _Pods:
         self._checks = checks
 
     def run(self, names: Sequence[str]) -> dict[str, str]:
-        """Why it failed, by node."""
+        """The errors by node."""
         errors: dict[str, str] = {}
         made: dict[str, Object] = {}
         for node in names:
             try:
-                made[node] = self._made(node)
+                made[node] = self._create(node)
             except NodewiseError as error:
                 errors[node] = str(error)
                 if not self._checks:
                     break
-        return errors | self._awaited(made)
+        return errors | self._await(made)
 
-    def _made(self, node: str) -> Object:
-        """A new pod. What an earlier run left is taken away, unless it still works."""
+    def _create(self, node: str) -> Object:
+        """A new pod. One that has ended in an earlier run is removed; Conflict if it is still running."""
         wanted = setup_objects.reconfiguring(node, self._wish, checks=self._checks)
         found = object_writer.find(self._api, object_writer.path(wanted))
-        if found and not object_writer.is_over(found) and not setup_objects.is_current(found, wanted):
+        if found and not object_writer.has_ended(found) and not setup_objects.is_current(found, wanted):
             seen = f"{object_writer.title(wanted)} is at work, with other options"
             raise Conflict("the node is being reconfigured already", [Problem(f"node {node}", seen, "")])
-        if found and object_writer.is_over(found):
+        if found and object_writer.has_ended(found):
             object_writer.remove(self._api, wanted, self._deadline, found)
         self._report_progress(object_writer.title(wanted))
-        made: Object = object_writer.ensure(self._api, wanted, self._deadline).found
+        made: Object = object_writer.ensure(self._api, wanted, self._deadline).current
         return made
 
-    def _awaited(self, waiting: dict[str, Object]) -> dict[str, str]:
+    def _await(self, waiting: dict[str, Object]) -> dict[str, str]:
         errors: dict[str, str] = {}
         for node, pod in waiting.items():
-            progress = self._end(node, pod)
+            progress = self._await_end(node, pod)
             if progress.is_done:
                 self._remove(pod)
             else:
@@ -137,16 +137,16 @@ class _Pods:
         return errors
 
     def _remove(self, pod: Object) -> None:
-        """What stays is replaced by the next run; the node is done all the same."""
+        """Remove a pod. An error is only reported: the next run replaces the pod."""
         try:
             object_writer.remove(self._api, pod, self._deadline, pod)
         except NodewiseError as error:
             self._report_progress(str(error))
 
-    def _end(self, node: str, made: Object) -> PodProgress:
-        """How a pod ended, or how far it is when there is no time left."""
+    def _await_end(self, node: str, made: Object) -> PodProgress:
+        """The progress of a pod at its end or at the deadline."""
         while True:
-            progress = self._look(made)
+            progress = self._progress(made)
             if progress.is_done or progress.has_failed:
                 self._deadline.hurry()
                 return progress
@@ -157,7 +157,7 @@ class _Pods:
             self._report_progress(f"waiting for node {node}: {progress.why}")
             self._deadline.pause()
 
-    def _look(self, made: Object) -> PodProgress:
+    def _progress(self, made: Object) -> PodProgress:
         try:
             found = object_writer.find(self._api, object_writer.path(made))
         except Unavailable as error:

@@ -1,7 +1,7 @@
-"""Objects of the cluster made what they should be: nothing where they are it already, so that it can be done again.
+"""Idempotent creation, replacement and removal of objects in a cluster.
 
-Who waits gives up at a deadline, asks less often while nothing happens, and knows objects by their UID: one of the
-same name may be another one.
+Waiting ends at a deadline, with growing pauses while nothing changes. Objects are identified by their UID, because an
+object may be deleted and created again with the same name.
 """
 
 import contextlib
@@ -33,14 +33,14 @@ _PLURALS: Final[Mapping[str, str]] = {
 _OF_THE_CLUSTER: Final = frozenset(
     {"CustomResourceDefinition", "MutatingWebhookConfiguration", "ThirdPartyResource"}
 )
-_OVER: Final = frozenset({"Succeeded", "Failed"})
+_ENDED: Final = frozenset({"Succeeded", "Failed"})
 _TRIES: Final = 10
 _FIRST_S: Final = 0.1
 _LONGEST_S: Final = 1.0
 
 
 class Time(Protocol):
-    """The two things to know of time while waiting."""
+    """The clock for waiting."""
 
     def monotonic(self) -> float: ...
 
@@ -48,7 +48,7 @@ class Time(Protocol):
 
 
 class Deadline:
-    """A time limit, from now on, and pauses that grow while nothing happens."""
+    """A time limit from now on, and pauses that grow while nothing changes."""
 
     def __init__(self, timeout_s: float, clock: Time = time) -> None:
         self.timeout_s = timeout_s
@@ -61,7 +61,7 @@ class Deadline:
         return self._clock.monotonic() >= self._end
 
     def now(self) -> float:
-        """Seconds of a clock that never jumps."""
+        """Seconds of a monotonic clock."""
         return self._clock.monotonic()
 
     def pause(self) -> None:
@@ -70,15 +70,15 @@ class Deadline:
         self._pause_s = min(self._pause_s * 1.6, _LONGEST_S)
 
     def rest(self, seconds: float) -> None:
-        """A pause that does not depend on how long nothing has happened."""
+        """Wait for a fixed time."""
         self._clock.sleep(seconds)
 
     def hurry(self) -> None:
-        """Something happened: more may happen soon."""
+        """Begin again with short pauses, because something changed."""
         self._pause_s = _FIRST_S
 
     def until(self, what: str, see: Callable[[], Seen | None]) -> Seen:
-        """The first thing other than None that `see` returns. Unavailable when there is no time left."""
+        """The first result of `see` that is not None. Unavailable at the deadline."""
         while (seen := see()) is None:
             if self.is_over:
                 raise Unavailable(what, [Problem("", f"not so after {self.timeout_s:g} s", "")])
@@ -87,14 +87,14 @@ class Deadline:
 
 
 class Applied(NamedTuple):
-    """An object as it is now, and what was done to it."""
+    """An object of the API server, and what was done to it."""
 
-    found: Any
+    current: Any
     outcome: Outcome
 
 
 def resource(made: Object) -> Resource:
-    """Where objects of this kind are; KeyError for a kind that nobody makes here."""
+    """The resource of an object. KeyError for a kind that is not created here."""
     group, _, version = made["apiVersion"].rpartition("/")
     kind = made["kind"]
     return Resource(group, version, _PLURALS[kind], kind, kind not in _OF_THE_CLUSTER)
@@ -106,12 +106,12 @@ def path(made: Object) -> str:
 
 
 def title(made: Object) -> str:
-    """`Pod cmk-init-pod-node1`, as people are told it."""
+    """The object's name in messages: `Pod cmk-init-pod-node1`."""
     return f"{made['kind']} {made['metadata']['name']}"
 
 
 def find(api: ApiClient, at: str) -> Any:
-    """The object, or None where there is none."""
+    """The object at a path, or None."""
     try:
         return api.get(at)
     except NotFound:
@@ -119,10 +119,10 @@ def find(api: ApiClient, at: str) -> Any:
 
 
 def ensure(api: ApiClient, wanted: Object, deadline: Deadline) -> Applied:
-    """The wanted object is there, made anew only if what is there was made from something else.
+    """Create an object, or replace one that was made from another template.
 
-    A pod that failed is replaced; one that succeeded stays, and is not run again. Conflict if others change it all
-    the time; whatever else the API server refuses.
+    A failed pod is replaced; one that succeeded stays, and is not run again. Conflict if others keep changing it;
+    raises any other error of the API server.
     """
     wanted = wanted if _is_stamped(wanted) else setup_objects.stamped(wanted)
     for _ in range(_TRIES - 1):
@@ -139,25 +139,25 @@ def _is_stamped(wanted: Object) -> bool:
 
 def _ensured(api: ApiClient, wanted: Object, deadline: Deadline) -> Applied:
     at = path(wanted)
-    found = find(api, at)
-    if found is None:
+    current = find(api, at)
+    if current is None:
         return Applied(_created(api, wanted), "created")
-    if _is_usable(found) and setup_objects.is_current(found, wanted):
-        return Applied(found, "unchanged")
+    if _is_usable(current) and setup_objects.is_current(current, wanted):
+        return Applied(current, "unchanged")
     if wanted["kind"] == "Pod":
-        remove(api, wanted, deadline, found=found)
+        remove(api, wanted, deadline, current=current)
         return Applied(_created(api, wanted), "replaced")
     try:
-        return Applied(_replaced(api, at, found, wanted), "replaced")
+        return Applied(_replaced(api, at, current, wanted), "replaced")
     except NotFound as error:
         raise Conflict(f"{title(wanted)} was deleted meanwhile") from error
 
 
-def _replaced(api: ApiClient, at: str, found: Object, wanted: Object) -> Any:
-    if wanted["kind"] == "Service":  # its address is the server's, and stays
+def _replaced(api: ApiClient, at: str, current: Object, wanted: Object) -> Any:
+    if wanted["kind"] == "Service":  # keeps the address that the API server chose
         change = {"metadata": {"annotations": wanted["metadata"]["annotations"]}, "spec": wanted["spec"]}
         return api.patch(at, change, "merge")
-    return api.replace(at, _over(found, wanted))
+    return api.replace(at, _replacement(current, wanted))
 
 
 def _created(api: ApiClient, wanted: Object) -> Any:
@@ -165,43 +165,43 @@ def _created(api: ApiClient, wanted: Object) -> Any:
     return api.create(resource(wanted).path(metadata.get("namespace", "")), wanted)
 
 
-def _is_usable(found: Object) -> bool:
-    leaving = found["metadata"].get("deletionTimestamp")
-    return not leaving and (found["kind"] != "Pod" or phase(found) != "Failed")
+def _is_usable(current: Object) -> bool:
+    leaving = current["metadata"].get("deletionTimestamp")
+    return not leaving and (current["kind"] != "Pod" or phase(current) != "Failed")
 
 
-def _over(found: Object, wanted: Object) -> Object:
-    """The wanted object in the place of that very version, with what others have written on its outside."""
-    before, own = found["metadata"], wanted["metadata"]
+def _replacement(current: Object, wanted: Object) -> Object:
+    """The wanted object as a replacement of this version, with the annotations and labels of others."""
+    before, own = current["metadata"], wanted["metadata"]
     kept = {key: {**(before.get(key) or {}), **own.get(key, {})} for key in ("annotations", "labels")}
     return {**wanted, "metadata": {**own, **kept, "resourceVersion": before["resourceVersion"]}}
 
 
-def remove(api: ApiClient, made: Object, deadline: Deadline, found: Object | None = None) -> bool:
-    """Delete an object and wait until it is gone; False where it was not there.
+def remove(api: ApiClient, made: Object, deadline: Deadline, current: Object | None = None) -> bool:
+    """Delete an object and wait until it is gone. Returns False if it did not exist.
 
-    Unavailable if it is there still when there is no time left, as a pod on a node that does not answer.
+    Unavailable if it still exists at the deadline, such as a pod on a node that does not respond.
     """
     at = path(made)
-    found = found or find(api, at)
-    if found is None:
+    current = current or find(api, at)
+    if current is None:
         return False
-    uid = found["metadata"]["uid"]
-    with contextlib.suppress(NotFound, Conflict):  # it is gone, or another one by now
+    uid = current["metadata"]["uid"]
+    with contextlib.suppress(NotFound, Conflict):  # deleted meanwhile, or created again
         api.delete(at, {"preconditions": {"uid": uid}, "propagationPolicy": "Background"})
     deadline.until(f"waiting until {title(made)} is gone", lambda: True if _is_gone(api, at, uid) else None)
     return True
 
 
 def _is_gone(api: ApiClient, at: str, uid: str) -> bool:
-    found = find(api, at)
-    return found is None or found["metadata"]["uid"] != uid
+    current = find(api, at)
+    return current is None or current["metadata"]["uid"] != uid
 
 
 def phase(pod: Object) -> str:
     return str(pod.get("status", {}).get("phase", ""))
 
 
-def is_over(pod: Object) -> bool:
-    """Whether all its containers have ended for good."""
-    return phase(pod) in _OVER
+def has_ended(pod: Object) -> bool:
+    """Whether all containers of a pod have ended for good."""
+    return phase(pod) in _ENDED

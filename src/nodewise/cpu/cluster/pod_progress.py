@@ -1,4 +1,4 @@
-"""How far pods are: which are done, which failed, which go on as they should, and why others do not."""
+"""The progress of pods: whether they succeeded, failed or run steadily, and why not yet."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
@@ -8,13 +8,13 @@ from nodewise.cpu.cluster.object_writer import phase
 from nodewise.cpu.cluster.setup_objects import MADE_FROM
 
 SETTLED_S: Final = 3.0
-"""A container that has run for as long without a restart is taken to run. One that cannot start ends sooner."""
-_WORDS: Final = 300
+"""A container that has run for this long without a restart counts as running. One that cannot start ends sooner."""
+_MAX_CHARACTERS: Final = 300
 _WAITING: Final = frozenset({"", "ContainerCreating", "PodInitializing"})
 
 
 class PodProgress(NamedTuple):
-    """Whether there is nothing more to wait for, and what is the matter."""
+    """Whether a pod is done or has failed, and the reason if it is not done."""
 
     is_done: bool = False
     has_failed: bool = False
@@ -22,71 +22,81 @@ class PodProgress(NamedTuple):
 
 
 def once(pod: Object | None) -> PodProgress:
-    """Of a pod that is to run once: it is done when it succeeded."""
+    """The progress of a pod that runs once: it is done when it succeeded."""
     if pod is None:
         return PodProgress(has_failed=True, why="somebody deleted the pod")
-    state = phase(pod)
-    if state == "Failed":
+    current = phase(pod)
+    if current == "Failed":
         name = pod["metadata"]["name"]
         return PodProgress(
             has_failed=True, why="; ".join([f"pod {name} went into Failed state", *trouble(pod)])
         )
-    return PodProgress(is_done=state == "Succeeded", why="; ".join(trouble(pod)) or state or "Pending")
+    return PodProgress(is_done=current == "Succeeded", why="; ".join(trouble(pod)) or current or "Pending")
 
 
 class PodWatch:
-    """Of pods that are to run on: for how long each has run without a restart."""
+    """Measures for how long pods have run without a restart."""
 
     def __init__(self) -> None:
         self._since: dict[tuple[str, int], float] = {}
 
     def steady(self, pods: Iterable[Object], stamp: str, now: float) -> PodProgress:
-        """Done when a pod made from the wanted template has run for a while. `now` never jumps back."""
+        """Done when a pod made from the wanted template has run for `SETTLED_S`. `now` is monotonic."""
         ours = [pod for pod in pods if (pod["metadata"].get("annotations") or {}).get(MADE_FROM) == stamp]
         return self.running(ours, now)
 
     def running(self, pods: Iterable[Object], now: float) -> PodProgress:
-        """Done when one of the pods has run for a while."""
-        progress = [self._one(pod, now) for pod in pods if not pod["metadata"].get("deletionTimestamp")]
-        if any(one.is_done for one in progress):
+        """Done when one of the pods has run for `SETTLED_S`."""
+        progress = [self._progress(pod, now) for pod in pods if not pod["metadata"].get("deletionTimestamp")]
+        if any(item.is_done for item in progress):
             return PodProgress(is_done=True)
         return next(iter(progress), PodProgress(why="its DaemonSet has made no pod yet"))
 
-    def _one(self, pod: Object, now: float) -> PodProgress:
-        found = list(pod.get("status", {}).get("containerStatuses") or ())
-        names = {one["name"] for one in pod["spec"]["containers"]}
-        running = {one["name"] for one in found if one.get("ready") and "running" in one.get("state", {})}
+    def _progress(self, pod: Object, now: float) -> PodProgress:
+        statuses = list(pod.get("status", {}).get("containerStatuses") or ())
+        names = {container["name"] for container in pod["spec"]["containers"]}
+        running = {
+            status["name"]
+            for status in statuses
+            if status.get("ready") and "running" in status.get("state", {})
+        }
         if phase(pod) != "Running" or running != names:
             return PodProgress(why="; ".join(trouble(pod)) or phase(pod) or "Pending")
-        key = (pod["metadata"]["uid"], sum(int(one.get("restartCount", 0)) for one in found))
+        key = (pod["metadata"]["uid"], sum(int(status.get("restartCount", 0)) for status in statuses))
         since = self._since.setdefault(key, now)
         return PodProgress(is_done=now - since >= SETTLED_S, why="it has just started")
 
 
 def owned(pods: Iterable[Object], uid: str) -> Iterator[Object]:
-    """Those that the object with this UID made."""
+    """The pods that the object with this UID owns."""
     return (
-        pod for pod in pods if any(one["uid"] == uid for one in pod["metadata"].get("ownerReferences") or ())
+        pod
+        for pod in pods
+        if any(owner["uid"] == uid for owner in pod["metadata"].get("ownerReferences") or ())
     )
 
 
 def trouble(pod: Object) -> list[str]:
-    """What hinders a pod, as its node tells it."""
+    """The problems of a pod that its status reports."""
     status = pod.get("status", {})
     containers = [
-        one for key in ("initContainerStatuses", "containerStatuses") for one in status.get(key) or ()
+        item for key in ("initContainerStatuses", "containerStatuses") for item in status.get(key) or ()
     ]
-    found = [f"container {one['name']}: {said}" for one in containers if (said := _said(one))]
+    problems = [
+        f"container {status['name']}: {problem}" for status in containers if (problem := _problem(status))
+    ]
     whole = ": ".join(filter(None, (status.get("reason"), status.get("message"))))
     conditions = [
-        one["message"]
-        for one in status.get("conditions") or ()
-        if one.get("type") == "PodScheduled" and one.get("status") == "False" and one.get("message")
+        condition["message"]
+        for condition in status.get("conditions") or ()
+        if condition.get("type") == "PodScheduled"
+        and condition.get("status") == "False"
+        and condition.get("message")
     ]
-    return [*([whole[:_WORDS]] if whole else []), *found, *conditions]
+    return [*([whole[:_MAX_CHARACTERS]] if whole else []), *problems, *conditions]
 
 
-def _said(container: Mapping[str, Any]) -> str:
+def _problem(container: Mapping[str, Any]) -> str:
     state, last = container.get("state") or {}, container.get("lastState") or {}
     waiting = state.get("waiting") or {}
     ended = state.get("terminated") or last.get("terminated") or {}
@@ -96,4 +106,4 @@ def _said(container: Mapping[str, Any]) -> str:
     if ended.get("exitCode"):
         message = (ended.get("message") or "").strip().splitlines()
         words += [f"exit code {ended['exitCode']}", *message[-1:]]
-    return ": ".join(words)[:_WORDS]
+    return ": ".join(words)[:_MAX_CHARACTERS]

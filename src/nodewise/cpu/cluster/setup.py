@@ -1,7 +1,7 @@
-"""Prepares nodes: on each a pod that ends, then a DaemonSet that stays; for all the node agent, and one webhook.
+"""The preparation of nodes: a pod that runs once, then a DaemonSet on each; the node agent and one webhook for all.
 
-Everything can be done again: what is there and was made from the same is left alone, a pod that succeeded is not run
-again, what differs is replaced. A node on which something fails does not hold up the others; the report says why.
+It is idempotent: unchanged objects are left alone, a pod that succeeded is not run again, other objects are replaced. A
+failure on one node does not affect the others; the report has its reason.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,24 +18,24 @@ from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem, Refus
 from nodewise.kube.resources import NODES, PODS
 
 ProgressReporter = Callable[[str], None]
-"""Hears what is being done, for people who wait."""
+"""Shows progress to people who wait."""
 PAGE: Final = "500"
 
 
 class SetupPlan(NamedTuple):
-    """What is to be done, and where."""
+    """The nodes, the commands to run on them, and the objects to create."""
 
     nodes: Sequence[str]
     commands: Sequence[str]
     options: SetupOptions
     agent: Object | None = None
-    """The node agent's DaemonSet, if it is to be made."""
+    """The node agent's DaemonSet, if it is to be created."""
     shared: Sequence[Object] = ()
-    """The webhook's objects, in the order in which they are made."""
+    """The webhook's objects, in the order of creation."""
 
 
 class SetupStep(NamedTuple):
-    """One object, and what was done to it: created, replaced, unchanged, left as somebody made it; or why not."""
+    """An object and what was done to it: created, replaced, unchanged, left as somebody made it; or the error."""
 
     name: str
     outcome: str
@@ -43,14 +43,14 @@ class SetupStep(NamedTuple):
 
 
 class PreparedNode(NamedTuple):
-    """What came of one node, or of what all share (`node` is empty). Of the agent each node says if it is ready."""
+    """The steps for one node, or for all of them (`node` is empty). Each node has a step for its agent pod."""
 
     node: str
     steps: tuple[SetupStep, ...] = ()
 
     @property
     def error(self) -> str:
-        """Empty if all went well."""
+        """The first error, or empty."""
         return next((step.error for step in self.steps if step.error), "")
 
     def as_dict(self) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class PreparedNode(NamedTuple):
 
 
 class SetupReport(NamedTuple):
-    """What came of it, in the order in which nodes were named."""
+    """The result for each node, in the given order, for the agent and for shared objects."""
 
     nodes: Sequence[PreparedNode]
     agent: PreparedNode
@@ -67,14 +67,14 @@ class SetupReport(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        return not any(one.error for one in (*self.nodes, self.agent, self.shared))
+        return not any(part.error for part in (*self.nodes, self.agent, self.shared))
 
     def as_dict(self) -> dict[str, Any]:
-        """As `cluster-init -o json` prints it."""
+        """The output of `cluster-init -o json`."""
         parts = {"agent": self.agent.as_dict(), "webhook": self.shared.as_dict()}
         for part in parts.values():
             del part["node"]
-        return {"nodes": [one.as_dict() for one in self.nodes], **parts}
+        return {"nodes": [node.as_dict() for node in self.nodes], **parts}
 
 
 def schedulable(api: ApiClient) -> list[str]:
@@ -83,7 +83,7 @@ def schedulable(api: ApiClient) -> list[str]:
 
 
 def known(api: ApiClient, nodes: Sequence[str]) -> list[str]:
-    """The same names, each once. BadSettings names those that no node has."""
+    """The names without duplicates. BadSettings names those that are not nodes."""
     for name in nodes:
         setup_objects.check_node(name)
     there = {node["metadata"]["name"] for node in list_nodes(api)}
@@ -99,13 +99,13 @@ def list_nodes(api: ApiClient, selector: str = "") -> list[Any]:
 
 
 def list_all(api: ApiClient, path: str, params: Mapping[str, str]) -> list[Any]:
-    """Every object of a list that comes in pages."""
-    answer = api.get(path, {**params, "limit": PAGE})
-    found = list(answer["items"])
-    while further := answer.get("metadata", {}).get("continue"):
-        answer = api.get(path, {**params, "limit": PAGE, "continue": further})
-        found += answer["items"]
-    return found
+    """Every object of a list, read in pages."""
+    page = api.get(path, {**params, "limit": PAGE})
+    items = list(page["items"])
+    while token := page.get("metadata", {}).get("continue"):
+        page = api.get(path, {**params, "limit": PAGE, "continue": token})
+        items += page["items"]
+    return items
 
 
 def prepare(
@@ -115,15 +115,15 @@ def prepare(
     deadline: Deadline,
     report_progress: ProgressReporter,
 ) -> SetupReport:
-    """Carry the plan out. What fails on a node is in the report; an error is raised where nothing can be done.
+    """Execute the plan. Failures on nodes are in the report; other errors are raised.
 
     Refused before anything is changed if the node agent has no account.
     """
     _check_names(plan)
     _check_account(api, plan)
     preparing = _NodeSetup(api, plan, features, deadline, report_progress)
-    preparing.run_once([one for one in plan.commands if one in ONCE])
-    preparing.run_always([one for one in plan.commands if one in ALWAYS])
+    preparing.run_once([command for command in plan.commands if command in ONCE])
+    preparing.run_always([command for command in plan.commands if command in ALWAYS])
     agent = PreparedNode("", tuple(preparing.run_agent()))
     is_wanted = not agent.error and (preparing.ready() or not plan.nodes)
     shared = _share(api, plan.shared, deadline, report_progress) if is_wanted else ()
@@ -132,13 +132,13 @@ def prepare(
 
 
 def _check_names(plan: SetupPlan) -> None:
-    """Objects of two nodes must not have one name, which they cannot while nodes have names of their own."""
+    """The names of nodes must be unique, so that the names of their objects are."""
     if len(set(plan.nodes)) != len(plan.nodes):
         raise BadInput("cannot prepare nodes", [Problem("nodes", ", ".join(plan.nodes), "each once")])
 
 
 def _check_account(api: ApiClient, plan: SetupPlan) -> None:
-    """Pods of an account that is not there are never made; what it may do is for somebody with more rights to say."""
+    """Refused without the agent's account, for which pods are never created. Its rights need an administrator."""
     if plan.agent is None:
         return
     namespace = plan.options.namespace
@@ -153,7 +153,7 @@ def _check_account(api: ApiClient, plan: SetupPlan) -> None:
 
 
 class _NodeSetup:
-    """The nodes while they are prepared: those on which a step failed take no further ones."""
+    """Prepares nodes step by step. A node on which a step failed takes no further ones."""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class _NodeSetup:
         self._report_progress = report_progress
 
     def ready(self) -> list[str]:
-        """The nodes on which nothing has failed so far."""
+        """The nodes without a failure so far."""
         return [node for node, steps in self.steps.items() if not any(step.error for step in steps)]
 
     def run_once(self, commands: Sequence[str]) -> None:
@@ -204,7 +204,7 @@ class _NodeSetup:
         self._wait(made, look)
 
     def run_agent(self) -> Iterable[SetupStep]:
-        """One object for all, made if any node is ready; each node waits for its own pod of it."""
+        """Create the agent's DaemonSet if any node is ready, and wait for its pod on each node."""
         wanted = self._plan.agent
         if wanted is None or not (self.ready() or not self._plan.nodes):
             return ()
@@ -230,7 +230,7 @@ class _NodeSetup:
         return [SetupStep(title, outcome)]
 
     def _awaited(self, made: Object) -> dict[str, Object]:
-        """The ready nodes that get a pod of the agent: those with the label, which `discover` gives."""
+        """The ready nodes that get an agent pod: those with the label, which `discover` sets."""
         labelled = {node["metadata"]["name"] for node in list_nodes(self._api, f"{names.LABEL}=true")}
         waiting = {}
         for node in self.ready():
@@ -246,7 +246,7 @@ class _NodeSetup:
         return waiting
 
     def _make(self, commands: Sequence[str], wanted: Callable[[str], Object]) -> dict[str, Object]:
-        """One object for each node that is still ready, as the API server has it."""
+        """Create one object for each node that is still ready; returns them by node."""
         made: dict[str, Object] = {}
         for node in self.ready() if commands else ():
             one = wanted(node)
@@ -262,7 +262,7 @@ class _NodeSetup:
     def _wait(
         self, waiting: dict[str, Object], look: Callable[[Mapping[str, Object]], Mapping[str, PodProgress]]
     ) -> None:
-        """Until all are done, or failed, or there is no time left."""
+        """Wait until all are done or failed, or until the deadline."""
         while waiting:
             progress = self._look(waiting, look)
             for node in [node for node, one in progress.items() if one.is_done or one.has_failed]:
@@ -283,7 +283,7 @@ class _NodeSetup:
         waiting: Mapping[str, Object],
         look: Callable[[Mapping[str, Object]], Mapping[str, PodProgress]],
     ) -> Mapping[str, PodProgress]:
-        """An API server that does not answer may answer later; one that refuses will not."""
+        """The progress of all. Without a response of the API server it is unknown; a refusal is a failure."""
         try:
             return look(waiting)
         except Unavailable as error:
@@ -307,7 +307,7 @@ def _some(nodes: Iterable[str]) -> str:
 def _share(
     api: ApiClient, wanted: Sequence[Object], deadline: Deadline, report_progress: ProgressReporter
 ) -> list[SetupStep]:
-    """What all nodes share, up to the first object that cannot be made."""
+    """Create the shared objects, up to the first failure."""
     steps: list[SetupStep] = []
     for one in wanted:
         report_progress(object_writer.title(one))
