@@ -79,10 +79,12 @@ class Tasks:
         self._change(lambda stored: allocator.release(stored.allocations, task))
 
     def sweep(self) -> None:
-        alive = {task.pid: Process(task.start or 0, 0) for task in self.granted}
-        self._change(
-            lambda stored: ended_tasks.remove_ended_tasks(stored.allocations, alive, "now").allocations
-        )
+        def remove_ended(stored: StoredAllocations) -> Allocations:
+            # read after the store, in each attempt, as `garbage_collection.collect_garbage` does
+            alive = {task.pid: Process(task.start or 0, 0) for task in self.granted}
+            return ended_tasks.remove_ended_tasks(stored.allocations, alive, "now").allocations
+
+        self._change(remove_ended)
 
     def _change(self, decide: Callable[[StoredAllocations], Allocations]) -> None:
         try:
