@@ -11,21 +11,22 @@ from typing import Final
 from tests.cluster.toolchain import MissingError
 
 from bench import (
-    bursts,
-    clients,
-    gpu,
-    growth,
-    isolating,
-    names,
+    bench_processes,
+    bursty_pods,
+    gpu_agent,
+    isolate_times,
+    load_clients,
+    node_names,
     report,
     results,
-    scoring,
-    stage,
-    start,
-    whole,
+    scaling,
+    scoring_agents,
+    startup,
+    whole_nodes,
 )
-from bench.clients import Client
-from bench.progress import told
+from bench.bench_processes import Ground
+from bench.load_clients import Client
+from bench.progress_lines import told
 from bench.results import (
     BURSTS,
     GPU,
@@ -39,7 +40,6 @@ from bench.results import (
     Results,
     Spent,
 )
-from bench.stage import Ground
 
 Part = Callable[[Ground], Measured]
 
@@ -54,8 +54,8 @@ def main() -> None:
     known: Results = results.read() if results.PATH.exists() else {}
     with tempfile.TemporaryDirectory(prefix="nodewise-bench-") as folder:
         told("building the client (Go, the first time a minute)")
-        papers = stage.papers(Path(folder))
-        client = Client(clients.program(Path(folder)), papers.server_ca, papers.scheduler)
+        papers = bench_processes.papers(Path(folder))
+        client = Client(load_clients.program(Path(folder)), papers.server_ca, papers.scheduler)
         for name, part in wanted.items():
             known = _measured(name, part, Ground(_inside(folder, name), papers, client), known)
             if options.write:
@@ -88,14 +88,14 @@ def _parts(options: argparse.Namespace) -> dict[str, Part]:
     """All that can be measured here, in order."""
     times, requests, seconds = options.rounds, options.requests, options.seconds
     return {
-        NAMES: partial(names.measure, times=times, requests=requests, seconds=seconds),
-        WHOLE_NODES: partial(whole.measure, times=times, requests=max(requests // 100, 5)),
-        GPU: partial(gpu.measure, times=times, requests=requests),
-        SCORING: partial(scoring.measure, times=times, requests=requests),
-        START: partial(start.measure, times=times),
-        GROWTH: partial(growth.measure, requests=max(requests // 10, 30), periods=2),
-        ISOLATE: partial(isolating.measure, times=times, requests=requests, seconds=seconds),
-        BURSTS: partial(bursts.measure, runs=times, hours=options.hours),
+        NAMES: partial(node_names.measure, times=times, requests=requests, seconds=seconds),
+        WHOLE_NODES: partial(whole_nodes.measure, times=times, requests=max(requests // 100, 5)),
+        GPU: partial(gpu_agent.measure, times=times, requests=requests),
+        SCORING: partial(scoring_agents.measure, times=times, requests=requests),
+        START: partial(startup.measure, times=times),
+        GROWTH: partial(scaling.measure, requests=max(requests // 10, 30), periods=2),
+        ISOLATE: partial(isolate_times.measure, times=times, requests=requests, seconds=seconds),
+        BURSTS: partial(bursty_pods.measure, runs=times, hours=options.hours),
     }
 
 

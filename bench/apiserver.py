@@ -18,7 +18,7 @@ from urllib.parse import parse_qs
 
 import uvicorn
 
-from bench import child, fleet
+from bench import cluster_data, server_process
 
 METRICS_API: Final = "/apis/custom.metrics.k8s.io"
 VERSION: Final = "v1beta2"
@@ -66,7 +66,7 @@ class ApiServer:
         metric = path.removeprefix(f"{METRICS_API}/{VERSION}/nodes/*/")
         if metric in self._answers:
             now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ").encode()
-            return 200, next(self._answers[metric]).replace(fleet.STAMP, now)
+            return 200, next(self._answers[metric]).replace(cluster_data.STAMP, now)
         status = {
             "kind": "Status",
             "apiVersion": "v1",
@@ -138,9 +138,9 @@ async def _watched(receive: Receive, send: Send, kind: str) -> None:
 
 def built(count: int) -> ApiServer:
     """The API server of a fleet of so many nodes."""
-    names = sorted(fleet.names(count))  # as etcd has them
-    nodes = [json.dumps(fleet.node(name, number)).encode() for number, name in enumerate(names)]
-    policies = [json.dumps(policy).encode() for policy in fleet.policies()]
+    names = sorted(cluster_data.names(count))  # as etcd has them
+    nodes = [json.dumps(cluster_data.node(name, number)).encode() for number, name in enumerate(names)]
+    policies = [json.dumps(policy).encode() for policy in cluster_data.policies()]
     collections: dict[str, tuple[str, Sequence[bytes]]] = {
         "/api/v1/nodes": ("Node", nodes),
         "/api/v1/pods": ("Pod", []),
@@ -148,14 +148,14 @@ def built(count: int) -> ApiServer:
         "/apis/telemetry.intel.com/v1alpha1/taspolicies": ("TASPolicy", policies),
     }
     answers = {
-        metric: itertools.cycle([fleet.answer(metric, names, seed) for seed in range(VARIANTS)])
-        for metric in fleet.METRICS
+        metric: itertools.cycle([cluster_data.answer(metric, names, seed) for seed in range(VARIANTS)])
+        for metric in cluster_data.METRICS
     }
     return ApiServer(collections, answers)
 
 
 def main() -> None:
-    parser = child.arguments(__doc__)
+    parser = server_process.arguments(__doc__)
     parser.add_argument("--nodes", type=int, required=True)
     options = parser.parse_args()
     opened = socket.create_server(("127.0.0.1", 0))
@@ -171,7 +171,7 @@ def main() -> None:
         ssl_ca_certs=options.client_ca,
         ssl_cert_reqs=ssl.CERT_REQUIRED,
     )
-    child.announce(opened.getsockname()[1])
+    server_process.announce(opened.getsockname()[1])
     uvicorn.Server(config).run(sockets=[opened])
 
 

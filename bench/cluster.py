@@ -14,14 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from tests.cluster import controlplane, custom_metrics, programs, sandboxes
-from tests.cluster.sandboxes import Sandbox
+from tests.cluster import controlplane, custom_metrics, programs, test_namespaces
+from tests.cluster.test_namespaces import Sandbox
 
-from bench import binding, fleet, population, report, results, rivals
-from bench.binding import Bindings, Bound
-from bench.progress import told
+from bench import bind_rounds, cluster_data, contenders, etcd_population, report, results
+from bench.bind_rounds import Bindings, Bound
+from bench.contenders import ADMITTING, ALL, HALF, NODEWISE, NONE, NOTHING
+from bench.progress_lines import told
 from bench.results import CLUSTER, FIGURES, Measured
-from bench.rivals import ADMITTING, ALL, HALF, NODEWISE, NONE, NOTHING
 
 PATH: Final = Path(__file__).parent / "cluster-results.json"
 NOTES: Final = PATH.with_name("cluster.md")
@@ -32,7 +32,7 @@ TARGET: Final = 0.85
 MERGED_NODES: Final = 5000
 """A run with so many nodes gives the keys of results.json."""
 REJECTED: Final = {0, 1, 2, 3, 4}
-"""Last digits of the numbers of nodes that break a rule, in every answer of `fleet`: half of all."""
+"""Last digits of the numbers of nodes that break a rule, in every answer of `cluster_data`: half of all."""
 SLOWEST_RATE: Final = 5.0
 """Pods a second; a round that is slower is given up."""
 
@@ -77,14 +77,14 @@ def _arguments() -> argparse.Namespace:
 @contextlib.contextmanager
 def _prepared(options: argparse.Namespace, programs: Path, folder: Path) -> Iterator[Bench]:
     """A control plane with the nodes, the policy, and metrics that change."""
-    names = fleet.names(options.nodes)
-    with controlplane.running(programs, folder) as plane, sandboxes.created(plane) as sandbox:
+    names = cluster_data.names(options.nodes)
+    with controlplane.running(programs, folder) as plane, test_namespaces.created(plane) as sandbox:
         told(f"making {options.nodes} nodes")
-        population.fill(plane.etcd, population.nodes(names), lambda count: told(f"{count} made"))
-        rivals.policies(sandbox)
+        etcd_population.fill(plane.etcd, etcd_population.nodes(names), lambda count: told(f"{count} made"))
+        contenders.policies(sandbox)
         with (
             custom_metrics.behind(sandbox, folder, ("v1beta2",)) as metrics,
-            rivals.feeding(metrics, names),
+            contenders.feeding(metrics, names),
         ):
             yield Bench(sandbox, folder, options.nodes, options.pods)
 
@@ -106,17 +106,17 @@ def _round(bench: Bench, name: str, number: int) -> Bound:
     """RuntimeError if nodewise's rules were not obeyed: then it was not nodewise that was measured."""
     plane = bench.sandbox.plane
     deadline_s = 60 + bench.pods / SLOWEST_RATE
-    with rivals.extenders(name, plane, bench.folder / f"{name}-{number}") as extenders:
+    with contenders.extenders(name, plane, bench.folder / f"{name}-{number}") as extenders:
         policy = ALL if name == ADMITTING else HALF
-        seen = binding.round_of(bench.sandbox, bench.pods, policy, extenders, deadline_s)
+        seen = bind_rounds.round_of(bench.sandbox, bench.pods, policy, extenders, deadline_s)
     if name == NODEWISE and (wrong := _violating(seen, bench.nodes)):
         raise RuntimeError(f"{wrong} pods are on nodes that the policy rejects")
-    return binding.summary(seen)
+    return bind_rounds.summary(seen)
 
 
 def _violating(seen: Bindings, nodes: int) -> int:
     """How many pods are on a node that breaks a rule."""
-    numbers = {name: number for number, name in enumerate(fleet.names(nodes))}
+    numbers = {name: number for number, name in enumerate(cluster_data.names(nodes))}
     return sum(numbers[node] % 10 in REJECTED for node in seen.node_of.values())
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from bench import growth, rounds
+from bench import alternating_rounds, scaling
 from bench.results import (
     BURSTS_ASKED,
     FILTER,
@@ -67,13 +67,15 @@ def _form(series: str) -> str:
 
 def _middle(series: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Each percentile of the middle round; those that a round lacks are left out."""
-    keys = (f"p{share}_ms" for share in rounds.PERCENTILES)
-    return {key: rounds.median(series, key) for key in keys if all(key in each for each in series)}
+    keys = (f"p{share}_ms" for share in alternating_rounds.PERCENTILES)
+    return {
+        key: alternating_rounds.median(series, key) for key in keys if all(key in each for each in series)
+    }
 
 
-def lines(rows: Sequence[growth.Row]) -> dict[str, list[float]]:
+def lines(rows: Sequence[scaling.Row]) -> dict[str, list[float]]:
     """By quantity: how many times as much as at the smallest size."""
-    return {name: [row[name] / rows[0][name] for row in rows] for name in growth.QUANTITIES}
+    return {name: [row[name] / rows[0][name] for row in rows] for name in scaling.QUANTITIES}
 
 
 def bindings(results: Results) -> dict[str, float]:
@@ -141,7 +143,7 @@ def _growth(figure: "Figure", results: Results) -> None:
     nodes = [row["nodes"] for row in rows]
     axes = figure.subplots()
     for name, values in lines(rows).items():
-        axes.plot(nodes, values, marker="o", markersize=4, label=growth.QUANTITIES[name][0])
+        axes.plot(nodes, values, marker="o", markersize=4, label=scaling.QUANTITIES[name][0])
     axes.plot(
         nodes, [count / nodes[0] for count in nodes], "--", color=REFERENCE, label="the nodes themselves"
     )

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from bench import bursts, growth, plots
+from bench import bursty_pods, plots, scaling
 from bench.results import BURSTS_ASKED, FIGURES, PARTS, Figure, Results
 
 README: Final = Path(__file__).parent / "README.md"
@@ -87,7 +87,7 @@ def _places(results_: Results) -> list[str]:
     return [*lines, "", f"Versions: {', '.join(f'{name} {version}' for name, version in versions.items())}."]
 
 
-def _growth(sizes: Sequence[growth.Row]) -> list[str]:
+def _growth(sizes: Sequence[scaling.Row]) -> list[str]:
     """A row a quantity, a column a size, and what grows faster than the nodes."""
     if not sizes:
         return []
@@ -95,19 +95,17 @@ def _growth(sizes: Sequence[growth.Row]) -> list[str]:
     columns = [f"{row['nodes']:,} nodes" for row in sizes]
     head = ["what", *columns, f"per node, {most:,} by {less:,}", "grows as nodes to the power of"]
     lines = ["### Growth", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for name, (meaning, unit) in growth.QUANTITIES.items():
+    for name, (meaning, unit) in scaling.QUANTITIES.items():
         values = [_value(row[name], unit) for row in sizes]
-        powers = [f"{growth.per_node(sizes, name):.2f}", f"{growth.exponent(sizes, name):.2f}"]
+        powers = [f"{scaling.per_node(sizes, name):.2f}", f"{scaling.exponent(sizes, name):.2f}"]
         lines.append(f"| {' | '.join([meaning, *values, *powers])} |")
-    named = [growth.QUANTITIES[name][0] for name in growth.faster(sizes)]
+    named = [scaling.QUANTITIES[name][0] for name in scaling.faster(sizes)]
     verdict = (
         f"Faster than the nodes grows: {'; '.join(named)}."
         if named
         else "Nothing grows faster than the nodes."
     )
-    margin = (
-        f"Faster is what needs more than {growth.FASTER:g} times as much per node at {most:,} as at {less:,}."
-    )
+    margin = f"Faster is what needs more than {scaling.FASTER:g} times as much per node at {most:,} as at {less:,}."
     return [*lines, "", f"{verdict} {margin}"]
 
 
@@ -127,10 +125,10 @@ def _bursts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
     lines = ["### Bursty pods", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for row in rows:
-        means = {key: statistics.mean(row[key]) for key in bursts.COUNTED}
+        means = {key: statistics.mean(row[key]) for key in bursty_pods.COUNTED}
         share = f"{means['node_minutes'] / row['all_node_minutes']:.2%}"
         runs = ", ".join(map(str, row["node_minutes"]))
-        counts = [f"{means[key]:.0f}" for key in bursts.COUNTED[1:5]]
+        counts = [f"{means[key]:.0f}" for key in bursty_pods.COUNTED[1:5]]
         cells = [BURSTS_ASKED[row["agents"]], f"{means['node_minutes']:.0f}", share, runs, *counts]
         lines.append(f"| {' | '.join(cells)} |")
     return lines

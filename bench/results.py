@@ -10,8 +10,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bench import rounds
-from bench.rounds import Rounds
+from bench import alternating_rounds
+from bench.alternating_rounds import Rounds
 
 PATH: Final = Path(__file__).parent / "results.json"
 PROGRAMS: Final = ("nodewise", "msgspec", "numpy", "uvicorn", "uvloop", "httptools", "httpx2")
@@ -158,14 +158,14 @@ def figures_of_names(measured: Rounds) -> dict[str, float]:
     for verb in (FILTER, PRIORITIZE):
         series, nothing = measured[verb], measured[NOTHING + verb]
         for field in ("p50_ms", "p99_ms"):
-            figures[f"{verb}_names_5000_{field}"] = rounds.median(series, field)
-            figures[f"nothing_{verb}_5000_{field}"] = rounds.median(nothing, field)
-        figures[f"{verb}_names_5000_ratio"] = rounds.ratio(series, nothing, "p50_ms")
+            figures[f"{verb}_names_5000_{field}"] = alternating_rounds.median(series, field)
+            figures[f"nothing_{verb}_5000_{field}"] = alternating_rounds.median(nothing, field)
+        figures[f"{verb}_names_5000_ratio"] = alternating_rounds.ratio(series, nothing, "p50_ms")
     refresh, nothing = measured[REFRESH], measured[NOTHING + REFRESH]
     for field in ("p50", "p99"):
-        figures[f"filter_names_5000_{field}_refresh_ms"] = rounds.median(refresh, f"{field}_ms")
+        figures[f"filter_names_5000_{field}_refresh_ms"] = alternating_rounds.median(refresh, f"{field}_ms")
     figures["filter_names_5000_max_refresh_ms"] = max(each["max_ms"] for each in refresh)
-    figures["filter_names_5000_refresh_ratio"] = rounds.ratio(refresh, nothing, "p99_ms")
+    figures["filter_names_5000_refresh_ratio"] = alternating_rounds.ratio(refresh, nothing, "p99_ms")
     return figures
 
 
@@ -173,14 +173,14 @@ def figures_of_whole(measured: Rounds) -> dict[str, float]:
     figures: dict[str, float] = {}
     for verb in (FILTER, PRIORITIZE):
         series, nothing = measured[WHOLE + verb], measured[NOTHING + WHOLE + verb]
-        figures[f"{verb}_full_5000_p50_ms"] = rounds.median(series, "p50_ms")
-        figures[f"{verb}_full_5000_ratio"] = rounds.ratio(series, nothing, "p50_ms")
+        figures[f"{verb}_full_5000_p50_ms"] = alternating_rounds.median(series, "p50_ms")
+        figures[f"{verb}_full_5000_ratio"] = alternating_rounds.ratio(series, nothing, "p50_ms")
     return figures
 
 
 def figures_of_scoring(measured: Rounds) -> dict[str, float]:
     return {
-        f"score_{agent}_names_5000_{field}": rounds.median(measured[SCORED + agent], field)
+        f"score_{agent}_names_5000_{field}": alternating_rounds.median(measured[SCORED + agent], field)
         for agent in SCORING_AGENTS
         for field in ("p50_ms", "p99_ms")
     }

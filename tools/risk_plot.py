@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from nodewise.agents.safe.options import SafeOptions
-from nodewise.agents.safe.tail import Tail
+from nodewise.agents.safe.risk_scores import Tail
 from nodewise.cli.simulate.plots import STYLE
 
 PICTURE: Final = Path("docs/pictures/safe-tail.svg")

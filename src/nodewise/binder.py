@@ -1,7 +1,7 @@
 """The interface of an agent that allocates devices: an allocation is recorded for the node before the pod is bound.
 
 The record is a Lease in nodewise's own namespace, one per node. No I/O here either: `extender.binding` and
-`extender.claims` read, write and repeat.
+`extender.reservations` read, write and repeat.
 """
 
 from abc import abstractmethod

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 from nodewise.agent import AgentKind, ObjectKey, Snapshot
 from nodewise.clock import Clock
 from nodewise.kube.api import Api
-from nodewise.kube.events import Recorder
+from nodewise.kube.event_recorder import Recorder
 from nodewise.kube.store import Store
 from nodewise.observe.metrics_registry import MetricsRegistry
 

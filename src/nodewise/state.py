@@ -11,8 +11,8 @@ import msgspec
 
 from nodewise.kube.resources import Resource
 from nodewise.kube.store import Change, Changes, difference
+from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.node_index import NodeIndex
-from nodewise.metrics.snapshot import MetricsSnapshot
 from nodewise.metrics.source import MetricRequest
 
 __all__ = [

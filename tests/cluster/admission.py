@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from tests.cluster import objects, processes
 from tests.cluster.api import MERGE, Api, ApiError, Object, folder_of, path_of
-from tests.cluster.sandboxes import wait
+from tests.cluster.test_namespaces import wait
 
 DRY_RUN: Final = {"dryRun": "All"}
 DENIED: Final = "ValidatingAdmissionPolicy"

@@ -14,21 +14,21 @@ from tests.cluster import (
     custom_metrics,
     extender_double,
     health_example,
+    metrics_pipeline,
     monitoring,
     packages,
-    pipeline,
     programs,
-    sandboxes,
+    test_namespaces,
 )
 from tests.cluster.audit import AuditLog
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
 from tests.cluster.extender_double import Double
-from tests.cluster.pipeline import Measuring, Pipeline
-from tests.cluster.sandboxes import Sandbox
+from tests.cluster.metrics_pipeline import Measuring, Pipeline
 from tests.cluster.schedulers import RealScheduler, Scheduler
 from tests.cluster.shared_control_plane import SHARED, SharedControlPlane
 from tests.cluster.simulated_scheduler import SimulatedScheduler
+from tests.cluster.test_namespaces import Sandbox
 from tests.cluster.toolchain import MissingError
 
 Got = TypeVar("Got")
@@ -74,7 +74,7 @@ def audit_log(plane: ControlPlane, shared_control_plane: SharedControlPlane) -> 
 @pytest.fixture
 def sandbox(plane: ControlPlane) -> Iterator[Sandbox]:
     """A namespace of the test's own; nodes and all else made through it are gone afterwards."""
-    with sandboxes.created(plane) as own:
+    with test_namespaces.created(plane) as own:
         yield own
 
 
@@ -99,7 +99,7 @@ def descheduler_program(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(scope="session")
 def adapter_program(request: pytest.FixtureRequest) -> Path:
-    """prometheus-adapter; see `pipeline`."""
+    """prometheus-adapter; see `metrics_pipeline`."""
     return got(request, programs.prometheus_adapter)
 
 
@@ -112,7 +112,7 @@ def measuring(
         monitoring.running(
             prometheus_programs, plane.folder / "monitoring", health_example.NODES
         ) as scraping,
-        pipeline.adapting(plane, adapter_program, scraping.url) as adapting,
+        metrics_pipeline.adapting(plane, adapter_program, scraping.url) as adapting,
     ):
         yield Measuring(scraping, adapting)
 
@@ -120,7 +120,7 @@ def measuring(
 @pytest.fixture(name="pipeline")
 def _pipeline(measuring: Measuring, sandbox: Sandbox) -> Iterator[Pipeline]:
     """The custom metrics API of the control plane, with values that travel from text files; nodes are the test's."""
-    with pipeline.registered(sandbox.api, *measuring) as both_ends:
+    with metrics_pipeline.registered(sandbox.api, *measuring) as both_ends:
         yield both_ends
 
 

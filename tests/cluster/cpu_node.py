@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nodewise.cpu import names, pool_allocations
+from nodewise.cpu import cmk_names, pool_allocations
 from nodewise.cpu.cluster.blocking_client import BlockingApiClient
 from nodewise.cpu.pool_allocations import Allocations
 from nodewise.cpu.store import configmap
@@ -18,7 +18,7 @@ from tests import forks
 from tests.cluster import objects, processes
 from tests.cluster.access import User
 from tests.cluster.api import Object
-from tests.cluster.sandboxes import Sandbox
+from tests.cluster.test_namespaces import Sandbox
 from tests.conformance.cmk import machines
 
 NODEWISE = Path(sys.executable).parent / "nodewise"
@@ -44,7 +44,7 @@ class Node:
 
     @property
     def config_map(self) -> str:
-        return f"/api/v1/namespaces/{self.sandbox.namespace}/configmaps/{names.config_map(self.name)}"
+        return f"/api/v1/namespaces/{self.sandbox.namespace}/configmaps/{cmk_names.config_map(self.name)}"
 
     def now(self) -> Object:
         return self.sandbox.api.get(self.path)

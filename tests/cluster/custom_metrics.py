@@ -13,11 +13,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.cluster import aggregation, api, loopback
+from tests.cluster import aggregated_api, api, loopback
 from tests.cluster.api import Object
 from tests.cluster.certificates import Authority
 from tests.cluster.loopback import Receive, Scope, Send, Tls
-from tests.cluster.sandboxes import Sandbox
+from tests.cluster.test_namespaces import Sandbox
 
 GROUP = "custom.metrics.k8s.io"
 VERSIONS = ("v1beta1", "v1beta2")
@@ -173,7 +173,7 @@ def behind(sandbox: Sandbox, folder: Path, versions: tuple[str, ...] = VERSIONS)
             for one in registered:
                 sandbox.api.create(one)
             for one in registered:
-                aggregation.wait_available(sandbox.api, one)
+                aggregated_api.wait_available(sandbox.api, one)
             yield metrics
         finally:
             for one in registered:

@@ -11,12 +11,12 @@ import yaml
 
 from nodewise.cli.demo import say
 from nodewise.cli.demo.cluster import METRIC, example
-from tests.cluster import controlplane, custom_metrics, objects, programs, sandboxes, served
+from tests.cluster import controlplane, custom_metrics, extender_process, objects, programs, test_namespaces
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
-from tests.cluster.sandboxes import Sandbox
-from tests.cluster.served import Served
+from tests.cluster.extender_process import Served
+from tests.cluster.test_namespaces import Sandbox
 
 BAD = {"rack1-a": 0, "rack1-b": 2, "rack2-a": 0}
 CPU = {"rack1-a": "8", "rack1-b": "16", "rack2-a": "8"}
@@ -32,7 +32,7 @@ def main() -> None:
         with sandbox(plane) as ours, custom_metrics.behind(ours, Path(folder)) as metrics:
             definition(ours)
             metrics.set(METRIC, BAD)
-            with served.extender(plane, Path(folder)) as nodewise:
+            with extender_process.extender(plane, Path(folder)) as nodewise:
                 by_us(plane, ours, metrics, nodewise, by_requests)
     say("\nnext: nodewise decide examples/health-metric -o wide")
 
@@ -40,23 +40,28 @@ def main() -> None:
 @contextlib.contextmanager
 def sandbox(plane: ControlPlane) -> Iterator[Sandbox]:
     """A namespace, and the nodes of the example."""
-    with sandboxes.created(plane) as own:
+    with test_namespaces.created(plane) as own:
         own.nodes(*(objects.node(name, cpu=cpu) for name, cpu in CPU.items()))
         yield own
 
 
 def definition(own: Sandbox) -> None:
-    for one in served.manifest("crds/taspolicies.yaml"):
+    for one in extender_process.manifest("crds/taspolicies.yaml"):
         own.api.ensure(one)
     path = "/apis/telemetry.intel.com/v1alpha1/taspolicies"
-    sandboxes.wait("TASPolicy is served", lambda: own.api.answers(path) or None)
+    test_namespaces.wait("TASPolicy is served", lambda: own.api.answers(path) or None)
     policy: Object = yaml.safe_load((example() / "policy.yaml").read_text())
     own.put({**policy, "metadata": {"name": policy["metadata"]["name"]}})
 
 
 def pod(name: str, **more: Any) -> Object:
     return objects.pod(
-        name, cpu="1", memory="2Gi", labels={"telemetry-policy": "demo-policy"}, limits=served.LIMITS, **more
+        name,
+        cpu="1",
+        memory="2Gi",
+        labels={"telemetry-policy": "demo-policy"},
+        limits=extender_process.LIMITS,
+        **more,
     )
 
 
@@ -71,7 +76,7 @@ def by_us(
     plane: ControlPlane, own: Sandbox, metrics: CustomMetrics, nodewise: Served, by_requests: dict[str, str]
 ) -> None:
     names = list(by_requests)
-    sandboxes.wait("the metric is known", lambda: nodewise.fetched(METRIC) or None)
+    test_namespaces.wait("the metric is known", lambda: nodewise.fetched(METRIC) or None)
     with plane.start_scheduler({"extenders": [nodewise.entry(ignorable=False)]}):
         own.pods(*(pod(name) for name in names))
         ours = {name: own.expect_bound(name) for name in names}
@@ -89,12 +94,12 @@ def by_us(
 def waits_and_heals(own: Sandbox, metrics: CustomMetrics, nodewise: Served) -> None:
     metrics.set(METRIC, dict.fromkeys(BAD, 1))
     bad = all_rejected(own, nodewise)
-    sandboxes.wait("every node is bad", bad)
+    test_namespaces.wait("every node is bad", bad)
     own.pods(pod("app-5"))
     say(f"\nevery disk fails; kubectl describe pod app-5:\n  {own.expect_event('app-5')}")
     began = time.monotonic()
     metrics.set(METRIC, BAD | {"rack1-a": 1})
-    sandboxes.wait(
+    test_namespaces.wait(
         "rack2-a is good", lambda: not nodewise.rejects(own.namespace, "rack2-a", "demo-policy") or None
     )
     own.annotate("rack1-a", "nodewise.io/demo", "woken")

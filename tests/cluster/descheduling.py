@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.cluster import health_example, processes, sandboxes
+from tests.cluster import health_example, processes, test_namespaces
 from tests.cluster.access import rule
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.processes import Process
@@ -41,7 +41,9 @@ def once(plane: ControlPlane, program: Path, policy: Path = health_example.DESCH
         "-v=4",
     ]
     with Process(arguments, plane.folder / f"{user.name}.log") as process:
-        sandboxes.wait("the descheduler ends", lambda: None if process.is_running else True, 60, process.tail)
+        test_namespaces.wait(
+            "the descheduler ends", lambda: None if process.is_running else True, 60, process.tail
+        )
     log = process.log.read_text()
     found = re.search(r'"Number of evictions/requests" totalEvicted=(\d+)', log)
     assert found, f"the descheduler did not get to the end of its pass:\n{process.tail()}"

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.cluster import access, objects, processes, served
+from tests.cluster import access, extender_process, objects, processes
 from tests.cluster.access import User
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.sandboxes import Sandbox
-from tests.cluster.served import OWN_NAMESPACE, Papers, Served
+from tests.cluster.extender_process import OWN_NAMESPACE, Papers, Served
+from tests.cluster.test_namespaces import Sandbox
 
 PREFIX = "gpu.intel.com/"
 CARDS = "gas-container-cards"
@@ -37,9 +37,9 @@ def user(plane: ControlPlane) -> User:
     """Somebody with the rights that ship for the gpu agent."""
     made = plane.user(f"nodewise-{processes.number()}")
     for kind, namespace in (("ClusterRole", ""), ("Role", OWN_NAMESPACE)):
-        shipped = served.manifest("gpu.yaml")
+        shipped = extender_process.manifest("gpu.yaml")
         more: list[Object] = next(one for one in shipped if one["kind"] == kind)["rules"]
-        access.grant(plane.api, made.name, [*served.rules(kind), *more], namespace)
+        access.grant(plane.api, made.name, [*extender_process.rules(kind), *more], namespace)
     return made
 
 
@@ -49,7 +49,9 @@ def extender(
 ) -> Iterator[Served]:
     """An extender with the gpu agent; ready when it is handed out."""
     by = by or user(plane)
-    with served.extender(plane, folder, "--agents=gpu", *FAST, *more, papers=papers, by=by) as running:
+    with extender_process.extender(
+        plane, folder, "--agents=gpu", *FAST, *more, papers=papers, by=by
+    ) as running:
         yield running
 
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import yaml
 
-from tests.cluster import sandboxes
+from tests.cluster import test_namespaces
 from tests.cluster.api import Object
-from tests.cluster.sandboxes import Sandbox, wait
+from tests.cluster.test_namespaces import Sandbox, wait
 
 FOLDER = Path(__file__).parents[2] / "examples" / "health-metric"
 CLUSTER = FOLDER / "cluster"
@@ -51,14 +51,14 @@ def pods(sandbox: Sandbox) -> list[Object]:
     pods = sandbox.api.get(f"/api/v1/namespaces/{sandbox.namespace}/pods", labelSelector="app=demo-app")[
         "items"
     ]
-    return [pod for pod in pods if not sandboxes.is_leaving(pod)]
+    return [pod for pod in pods if not test_namespaces.is_leaving(pod)]
 
 
 def placed(sandbox: Sandbox) -> str:
     """The node of the one pod of the demo application, once it has one."""
 
     def node() -> str | None:
-        found = [sandboxes.node_of(pod) for pod in pods(sandbox)]
+        found = [test_namespaces.node_of(pod) for pod in pods(sandbox)]
         return found[0] if len(found) == 1 else None
 
     return wait("the demo application is placed", node, show=lambda: pods(sandbox))

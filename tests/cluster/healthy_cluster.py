@@ -19,16 +19,16 @@ import yaml
 from tests.cluster import (
     controlplane,
     custom_metrics,
+    extender_process,
     gpu,
     health_example,
     installation,
     loopback,
     objects,
     processes,
+    purpose_certificates,
     read_only_commands,
-    sandboxes,
-    served,
-    single_use,
+    test_namespaces,
 )
 from tests.cluster.access import User
 from tests.cluster.api import Api, Object, path_of
@@ -36,16 +36,16 @@ from tests.cluster.audit import AuditLog
 from tests.cluster.certificates import Authority
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
+from tests.cluster.extender_process import Served
 from tests.cluster.loopback import Receive, Scope, Send, Tls
 from tests.cluster.processes import Process
-from tests.cluster.sandboxes import wait
-from tests.cluster.served import Served
+from tests.cluster.test_namespaces import wait
 
 NAMESPACE: Final = installation.NAMESPACE
 TENANT: Final = "web"
 DOCTOR: Final = "nodewise-doctor"
 SYSTEM: Final = "kube-system"
-INSTALLED: Final = served.ROOT / "deploy" / "kustomize" / "tas-gas" / "nodewise.yaml"
+INSTALLED: Final = extender_process.ROOT / "deploy" / "kustomize" / "tas-gas" / "nodewise.yaml"
 POLICIES: Final = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{TENANT}/taspolicies"
 PLAIN, CARDS, POOLS = ("a", "b"), "cards", "pools"
 """The nodes: plain ones, one with cards, and one whose cores are in pools."""
@@ -74,7 +74,7 @@ class Cluster:
         self.plane = plane
         self.folder = folder
         self.log = log
-        self.papers = single_use.Certificates(folder)
+        self.papers = purpose_certificates.Certificates(folder)
         self.doctor: User
         """The account of deploy/doctor.yaml."""
         self.metrics: CustomMetrics
@@ -105,7 +105,7 @@ class Cluster:
 
     def measured(self) -> tuple["Diagnosis", float]:
         """What doctor says, and the most MiB of memory that it held."""
-        command = [str(served.NODEWISE), "doctor", *self._given(None), "-o", "json"]
+        command = [str(extender_process.NODEWISE), "doctor", *self._given(None), "-o", "json"]
         # a process's count starts with what its parent holds, so its parent is a small one
         run = [sys.executable, "-c", _MEASURING, *command]
         done = subprocess.run(run, capture_output=True, text=True, timeout=300, check=False)
@@ -231,11 +231,11 @@ def installed(plane: ControlPlane, log: AuditLog, folder: Path) -> Iterator[Clus
 
 def _install(cluster: Cluster) -> None:
     """As `kubectl apply -k deploy/kustomize/tas-gas` would, without what needs controllers."""
-    deploy = served.ROOT / "deploy"
-    served.define(cluster.api)
+    deploy = extender_process.ROOT / "deploy"
+    extender_process.define(cluster.api)
     cluster.plane.kubectl("apply", "-f", str(deploy / "crds" / "cmk-reports.yaml"))
     cluster.api.create(_secret(cluster))
-    for one in served.manifest("doctor.yaml"):
+    for one in extender_process.manifest("doctor.yaml"):
         if one["kind"] != "Job":
             cluster.api.ensure(one)
     cluster.doctor = cluster.plane.service_account(DOCTOR, NAMESPACE)
@@ -271,24 +271,33 @@ def _nodes(cluster: Cluster, stack: contextlib.ExitStack) -> None:
 
 
 def _metrics(cluster: Cluster, stack: contextlib.ExitStack) -> None:
-    own = stack.enter_context(sandboxes.created(cluster.plane))
+    own = stack.enter_context(test_namespaces.created(cluster.plane))
     cluster.metrics = stack.enter_context(custom_metrics.behind(own, cluster.folder))
     cluster.metrics.set("heat", dict.fromkeys(NODES, 20))
     cluster.api.create(
-        policy("pol", dontschedule=[served.HOT], deschedule=[served.HOT], scheduleonmetric=[served.COOLEST])
+        policy(
+            "pol",
+            dontschedule=[extender_process.HOT],
+            deschedule=[extender_process.HOT],
+            scheduleonmetric=[extender_process.COOLEST],
+        )
     )
 
 
 def _replicas(cluster: Cluster, stack: contextlib.ExitStack) -> None:
     account = cluster.plane.service_account("nodewise", NAMESPACE)
-    given = served.arguments(account, cluster.papers)
-    given += [f"--namespace={NAMESPACE}", "--agents=telemetry,gpu", f"--client-name={single_use.CLIENT}"]
+    given = extender_process.arguments(account, cluster.papers)
+    given += [
+        f"--namespace={NAMESPACE}",
+        "--agents=telemetry,gpu",
+        f"--client-name={purpose_certificates.CLIENT}",
+    ]
     address = processes.own_address()
     given += [f"--address={address}", f"--health-address={address}"]
     path = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/nodewise"
     template = cluster.api.get(path)["spec"]["template"]
     for number, node in enumerate(PLAIN):
-        replica = stack.enter_context(served.started(cluster.folder, given, cluster.papers))
+        replica = stack.enter_context(extender_process.started(cluster.folder, given, cluster.papers))
         cluster.replicas.append(replica)
         cluster.api.create(installation.endpoint(f"nodewise-{number}", replica.url))
         own = _listening(template, replica)
@@ -310,7 +319,7 @@ def _listening(template: Object, replica: Served) -> Object:
 
 def _scheduler(cluster: Cluster) -> None:
     entry = gpu.entry(cluster.replicas[0])
-    entry["managedResources"] = [*served.MANAGED, *gpu.MANAGED]
+    entry["managedResources"] = [*extender_process.MANAGED, *gpu.MANAGED]
     cluster.config = controlplane.SCHEDULER | {
         "leaderElection": {"leaderElect": True},
         "extenders": [entry],
@@ -367,7 +376,7 @@ def _descheduler(cluster: Cluster) -> None:
 
 
 def _workloads(cluster: Cluster) -> None:
-    shop = served.pod("shop")
+    shop = extender_process.pod("shop")
     put_running(cluster.api, running_pod("shop", TENANT, PLAIN[1], shop))
     train = gpu.pod("train")
     train["metadata"]["annotations"] = {gpu.CARDS: "card0"}

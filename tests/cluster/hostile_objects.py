@@ -11,7 +11,7 @@ from typing import Final
 
 import yaml
 
-from tests.cluster import defects, gpu, healthy_cluster, loopback, processes, single_use
+from tests.cluster import gpu, healthy_cluster, loopback, misconfigurations, processes, purpose_certificates
 from tests.cluster.api import Object
 from tests.cluster.healthy_cluster import Cluster
 from tests.cluster.loopback import Receive, Scope, Send, Tls
@@ -57,7 +57,7 @@ def scheduler_of_a_tenant(name: str, text: str) -> Callable[[Cluster], AbstractC
     labels = {"component": "kube-scheduler"}
     pod = {"metadata": {"labels": labels}, "spec": {"containers": [container], "volumes": volumes}}
     whole = healthy_cluster.running_pod(f"scheduler-{name}", healthy_cluster.TENANT, "b", pod)
-    return defects.created(kept, whole)
+    return misconfigurations.created(kept, whole)
 
 
 def extender_of_a_tenant() -> Callable[[Cluster], AbstractContextManager[None]]:
@@ -75,7 +75,7 @@ def extender_of_a_tenant() -> Callable[[Cluster], AbstractContextManager[None]]:
     volumes = [{"name": "config", "configMap": {"name": "nodewise"}}]
     labels = {"app.kubernetes.io/name": "nodewise", "app.kubernetes.io/component": "extender"}
     pod = {"metadata": {"labels": labels}, "spec": {"containers": [container], "volumes": volumes}}
-    return defects.created(
+    return misconfigurations.created(
         kept, healthy_cluster.running_pod("nodewise-of-a-tenant", healthy_cluster.TENANT, "b", pod)
     )
 
@@ -83,12 +83,12 @@ def extender_of_a_tenant() -> Callable[[Cluster], AbstractContextManager[None]]:
 @contextlib.contextmanager
 def talking_pods(cluster: Cluster) -> Iterator[None]:
     """Pods with as much in annotations and conditions as the API server takes."""
-    pods = [defects.waiting(f"talks-{at}", labels={"telemetry-policy": "ghost"}) for at in range(5)]
+    pods = [misconfigurations.waiting(f"talks-{at}", labels={"telemetry-policy": "ghost"}) for at in range(5)]
     for pod in pods:
         pod["metadata"]["annotations"] = {"note": LONG, gpu.CARDS: ESCAPES}
         pod["spec"]["schedulingGates"] = [{"name": "tests/held"}]
     said = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": ESCAPES + LONG}
-    with defects.created(*pods)(cluster):
+    with misconfigurations.created(*pods)(cluster):
         for pod in pods:
             path = f"/api/v1/namespaces/{healthy_cluster.TENANT}/pods/{pod['metadata']['name']}"
             healthy_cluster.status(cluster.api, path, {"conditions": [said]})
@@ -104,14 +104,14 @@ def odd_policies(cluster: Cluster) -> Iterator[None]:
         healthy_cluster.policy("many", dontschedule=100 * [rule], deschedule=100 * [rule]),
         healthy_cluster.policy("labels", labeling=[rule | {"labels": labels}]),
     ]
-    with defects.created(*made)(cluster):
+    with misconfigurations.created(*made)(cluster):
         yield
 
 
 @contextlib.contextmanager
 def odd_values(cluster: Cluster) -> Iterator[None]:
     """Values under names that are none, very many of them."""
-    with defects.measured("names", "names", (ESCAPES, LONG, *map(str, range(20_000))))(cluster):
+    with misconfigurations.measured("names", "names", (ESCAPES, LONG, *map(str, range(20_000))))(cluster):
         yield
 
 
@@ -120,8 +120,8 @@ def odd_answers(cluster: Cluster) -> Iterator[None]:
     """An adapter that answers with what is no list, and one that never answers."""
     metrics = cluster.metrics
     with (
-        defects.measured("odd", "odd", ("a",))(cluster),
-        defects.measured("mute", "mute", ("a",))(cluster),
+        misconfigurations.measured("odd", "odd", ("a",))(cluster),
+        misconfigurations.measured("mute", "mute", ("a",))(cluster),
     ):
         metrics.say("odd", b'{"items": ' + 20_000 * b"[" + ESCAPES.encode())
         metrics.hang("mute")
@@ -150,7 +150,7 @@ def odd_cards() -> Callable[[Cluster], AbstractContextManager[None]]:
     """A node that says of its cards what nobody understands."""
     node = gpu.node("odd")
     node["metadata"]["annotations"] = {"nodewise.io/gpu-cards": ESCAPES + LONG}
-    return defects.created(node)
+    return misconfigurations.created(node)
 
 
 class _Mute:
@@ -164,10 +164,14 @@ class _Mute:
 @contextlib.contextmanager
 def strange_server(cluster: Cluster) -> Iterator[None]:
     """Somebody at the entry's address whose certificate's name is written to be read on a terminal, and who is mute."""
-    pair = cluster.papers.leaf(ESCAPES[:60], cluster.papers.authority, "other.example", use=single_use.SERVER)
+    pair = cluster.papers.leaf(
+        ESCAPES[:60], cluster.papers.authority, "other.example", use=purpose_certificates.SERVER
+    )
     with loopback.serving(_Mute(), Tls(pair), host=processes.own_address()) as url:
         odd = f"{url}/scheduler?{ESCAPES}#{ESCAPES}"
-        with defects.entry(urlPrefix=odd, httpTimeout=ESCAPES, weight=ESCAPES, filterVerb=[ESCAPES])(cluster):
+        with misconfigurations.entry(
+            urlPrefix=odd, httpTimeout=ESCAPES, weight=ESCAPES, filterVerb=[ESCAPES]
+        )(cluster):
             yield
 
 

@@ -15,7 +15,7 @@ from tools.image.errors import ImageError
 import nodewise
 from tests.cluster import toolchain
 from tests.cluster.toolchain import MissingError
-from tests.node import installed
+from tests.node import installed_program
 
 NAME = f"{contents.NAME}:{nodewise.__version__}"
 """What pods say."""
@@ -35,7 +35,7 @@ def archive() -> Path:
         file = folder / f"{contents.NAME}.oci.tar"
         if not file.exists():
             try:
-                assemble.make(file, Inputs(home, installed.ready(), fresh=False), identity())
+                assemble.make(file, Inputs(home, installed_program.ready(), fresh=False), identity())
             except ImageError as error:
                 raise MissingError(f"no image: {error}", "see `make image`") from error
         folder.touch()

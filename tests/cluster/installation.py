@@ -10,25 +10,25 @@ from typing import NamedTuple
 from tests.cluster import (
     admission,
     custom_metrics,
+    extender_process,
     objects,
     processes,
     resource_metrics,
     rights,
-    sandboxes,
-    served,
+    test_namespaces,
 )
 from tests.cluster.access import User
 from tests.cluster.api import JSON_PATCH, Object, path_of
 from tests.cluster.audit import AuditLog
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
+from tests.cluster.extender_process import Papers, Served
 from tests.cluster.rights import Right
-from tests.cluster.sandboxes import wait
-from tests.cluster.served import Papers, Served
+from tests.cluster.test_namespaces import wait
 
 NAMESPACE = "nodewise"
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:nodewise"
-HOST = f"{served.SERVICE}.{NAMESPACE}.svc"
+HOST = f"{extender_process.SERVICE}.{NAMESPACE}.svc"
 ADVERTISED = "telemetry/scheduling"
 
 
@@ -46,9 +46,11 @@ class Shipped(NamedTuple):
     @contextlib.contextmanager
     def started(self, folder: Path) -> Iterator[Served]:
         """A replica at an address of this machine, by the service account; not waited for to be ready."""
-        given = served.arguments(self.account, self.papers)
+        given = extender_process.arguments(self.account, self.papers)
         given += [f"--namespace={NAMESPACE}", f"--advertise-resource={ADVERTISED}=1000"]
-        with served.started(folder, [*given, f"--address={processes.own_address()}"], self.papers) as running:
+        with extender_process.started(
+            folder, [*given, f"--address={processes.own_address()}"], self.papers
+        ) as running:
             yield running
 
     def labels(self, node: str) -> dict[str, str]:
@@ -69,7 +71,7 @@ class Shipped(NamedTuple):
     def missing(self, right: Right) -> Iterator[None]:
         """The account's role without one right, until the block is left."""
         kind = "Role" if right.namespace else "ClusterRole"
-        role = next(one for one in served.manifest("rbac.yaml") if one["kind"] == kind)
+        role = next(one for one in extender_process.manifest("rbac.yaml") if one["kind"] == kind)
         self._put(role | {"rules": rights.without(role["rules"], right)})
         try:
             wait("it is gone", lambda: not rights.holds(self.plane.api, ACCOUNT, right) or None)
@@ -99,12 +101,12 @@ def policy(name: str, metric: str, *strategies: str) -> Object:
 
 
 def pod(name: str, policy: str) -> Object:
-    return objects.pod(name, labels={"telemetry-policy": policy}, limits=served.LIMITS)
+    return objects.pod(name, labels={"telemetry-policy": policy}, limits=extender_process.LIMITS)
 
 
 def endpoint(name: str, url: str) -> Object:
     """An EndpointSlice of a replica, where `nodewise explain` looks for it."""
-    made = served.endpoint(name, url)
+    made = extender_process.endpoint(name, url)
     return made | {"metadata": made["metadata"] | {"namespace": NAMESPACE}}
 
 
@@ -117,11 +119,11 @@ def shown(papers: Papers) -> list[str]:
 @contextlib.contextmanager
 def installed(plane: ControlPlane, log: AuditLog, folder: Path) -> Iterator[Shipped]:
     """The manifests applied, and the metrics APIs served until the block is left."""
-    served.define(plane.api)
+    extender_process.define(plane.api)
     for name in ("rbac.yaml", "reader.yaml"):
-        plane.kubectl("apply", "-f", str(served.ROOT / "deploy" / name))
+        plane.kubectl("apply", "-f", str(extender_process.ROOT / "deploy" / name))
     with (
-        sandboxes.created(plane) as own,
+        test_namespaces.created(plane) as own,
         custom_metrics.behind(own, folder) as custom,
         resource_metrics.behind(plane.api, folder) as resource,
     ):

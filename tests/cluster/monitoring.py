@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx2
 
-from tests.cluster import packages, processes, prometheus, sandboxes
+from tests.cluster import packages, processes, prometheus, test_namespaces
 from tests.cluster.processes import Process
 from tests.cluster.prometheus import Prometheus
 
@@ -132,10 +132,10 @@ class Monitoring:
         return {one["metric"]["instance"]: float(one["value"][1]) for one in self.prometheus.ask(series)}
 
     def wait_scraped(
-        self, series: str, values: Mapping[str, float], deadline_s: float = sandboxes.PATIENCE_S
+        self, series: str, values: Mapping[str, float], deadline_s: float = test_namespaces.PATIENCE_S
     ) -> None:
         """Waits until Prometheus has these values, and of no other node."""
-        sandboxes.wait(
+        test_namespaces.wait(
             f"Prometheus has {series} {dict(values)}",
             lambda: self.values(series) == dict(values) or None,
             deadline_s,

@@ -14,8 +14,8 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.cluster import building, toolchain
-from tests.cluster.building import say
+from tests.cluster import go_builds, toolchain
+from tests.cluster.go_builds import say
 from tests.cluster.toolchain import MissingError
 
 PACKAGES = ("prometheus", "prometheus-node-exporter")
@@ -48,7 +48,7 @@ class Unpacked(NamedTuple):
     def get(self) -> Path:
         """The folder that is kept, fetched now where it must be: about ten seconds. Raises MissingError."""
         if not self.find():
-            with building.alone(Path(f"{self.home()}.lock"), self.name):
+            with go_builds.alone(Path(f"{self.home()}.lock"), self.name):
                 if not self.find():
                     self._fetch()
         return self.home()

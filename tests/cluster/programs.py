@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.cluster import image_archive, packages
-from tests.cluster.building import Module, say
+from tests.cluster.go_builds import Module, say
 from tests.cluster.toolchain import MissingError
 
 VERSION = "v1.36.3"

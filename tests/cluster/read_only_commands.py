@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from tests import forks
-from tests.cluster import access, objects, processes, served
+from tests.cluster import access, extender_process, objects, processes
 from tests.cluster.access import User
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
-from tests.cluster.sandboxes import Sandbox
+from tests.cluster.test_namespaces import Sandbox
 
 
 def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -31,7 +31,7 @@ def reader(
     plane: ControlPlane, rules: list[Object] | None = None, namespace: str = "", service_namespace: str = ""
 ) -> User:
     """A user with the rights that ship for looking, or with these; the Service of the replicas is where named."""
-    everywhere, inside = served.manifest("reader.yaml")
+    everywhere, inside = extender_process.manifest("reader.yaml")
     user = plane.user(f"reader-{processes.number()}", rules or everywhere["rules"], namespace)
     if service_namespace:
         access.grant(plane.api, user.name, inside["rules"], service_namespace)
@@ -40,7 +40,10 @@ def reader(
 
 def policy(namespace: str, *rules: Object, name: str = "pol") -> Object:
     """Avoids the nodes that break these rules, and prefers the coolest."""
-    strategies = {"dontschedule": {"rules": list(rules)}, "scheduleonmetric": {"rules": [served.COOLEST]}}
+    strategies = {
+        "dontschedule": {"rules": list(rules)},
+        "scheduleonmetric": {"rules": [extender_process.COOLEST]},
+    }
     return {
         "apiVersion": "telemetry.intel.com/v1alpha1",
         "kind": "TASPolicy",
@@ -57,7 +60,7 @@ def policy_file(folder: Path, namespace: str, *rules: Object) -> Path:
 
 def warm(sandbox: Sandbox, metrics: CustomMetrics) -> None:
     """Nodes a to d, of which a and d are too hot, b is the coolest."""
-    served.define(sandbox.api)
+    extender_process.define(sandbox.api)
     sandbox.nodes(*objects.nodes("a b c d"))
     metrics.set("heat", {"a": 90, "b": 30, "c": 60, "d": "84500m"})
-    sandbox.create(policy(sandbox.namespace, served.HOT))
+    sandbox.create(policy(sandbox.namespace, extender_process.HOT))

@@ -9,12 +9,12 @@ from typing import Any
 
 import httpx2
 
-from tests.cluster import balancer, gpu, load
+from tests.cluster import gpu, load_balancer, scheduler_calls
 from tests.cluster.api import Object
-from tests.cluster.balancer import Balancer, Endpoint
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.sandboxes import Sandbox, wait
-from tests.cluster.served import Papers, Served
+from tests.cluster.extender_process import Papers, Served
+from tests.cluster.load_balancer import Balancer, Endpoint
+from tests.cluster.test_namespaces import Sandbox, wait
 
 
 class Replicas:
@@ -57,7 +57,7 @@ class Replicas:
 
 @contextlib.contextmanager
 def behind_a_service(plane: ControlPlane, folder: Path, count: int) -> Iterator[Replicas]:
-    with balancer.serving() as service:
+    with load_balancer.serving() as service:
         made = Replicas(plane, folder, service)
         try:
             for _ in range(count):
@@ -133,7 +133,7 @@ def charge(pod: Object, resource: str) -> dict[tuple[str, str], int]:
 def recorded(sandbox: Sandbox) -> Iterator[History]:
     """The history of a namespace's pods while the block lasts."""
     history = History(sandbox)
-    with load.watched(sandbox.plane, history):
+    with scheduler_calls.watched(sandbox.plane, history):
         yield history
 
 

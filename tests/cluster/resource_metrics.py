@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tests.cluster import aggregation, loopback, processes
-from tests.cluster.aggregation import Backend
+from tests.cluster import aggregated_api, loopback, processes
+from tests.cluster.aggregated_api import Backend
 from tests.cluster.api import Api, Object
 from tests.cluster.certificates import Authority
 from tests.cluster.loopback import Receive, Scope, Send, Tls
@@ -64,6 +64,6 @@ def behind(api: Api, folder: Path) -> Iterator[ResourceMetrics]:
     metrics = ResourceMetrics()
     with (
         loopback.serving(metrics, Tls(backend.certificate()), backend.port),
-        aggregation.registered(api, backend, {GROUP: ["v1beta1"]}),
+        aggregated_api.registered(api, backend, {GROUP: ["v1beta1"]}),
     ):
         yield metrics

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 from nodewise.clock import ManualClock
-from nodewise.simulate import cluster
+from nodewise.simulate import simulated_cluster
 from tests.cluster.api import Object
 from tests.cluster.schedulers import Outcome
 
@@ -17,14 +17,14 @@ class SimulatedScheduler:
         self, nodes: Sequence[Object], extenders: Sequence[Object], running: Sequence[Object] = ()
     ) -> Iterator["SimulatedCluster"]:
         clock = ManualClock(1_700_000_000)
-        with cluster.Cluster(nodes, extenders, running, clock) as made:
+        with simulated_cluster.Cluster(nodes, extenders, running, clock) as made:
             yield SimulatedCluster(made, clock)
 
 
 class SimulatedCluster:
     """A simulated cluster whose time is moved by hand."""
 
-    def __init__(self, made: cluster.Cluster, clock: ManualClock) -> None:
+    def __init__(self, made: simulated_cluster.Cluster, clock: ManualClock) -> None:
         self._cluster = made
         self._clock = clock
 
@@ -46,7 +46,7 @@ class SimulatedCluster:
         return self._cluster.event(pod)
 
     def pass_time(self, seconds: float) -> None:
-        cluster.pass_time(self._cluster, self._clock, seconds)
+        simulated_cluster.pass_time(self._cluster, self._clock, seconds)
 
     def touch(self, node: str) -> None:
         self._cluster.touch(node)

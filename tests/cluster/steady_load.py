@@ -12,8 +12,8 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from tests.cluster.certificates import Pair
-from tests.cluster.sandboxes import PATIENCE_S, wait
-from tests.cluster.served import Served
+from tests.cluster.extender_process import Served
+from tests.cluster.test_namespaces import PATIENCE_S, wait
 
 VERSIONS = (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3)
 BAD, GOOD = "rack1-b", "rack1-a"

@@ -6,13 +6,13 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from tests.cluster import access, admission, objects, rights, served
+from tests.cluster import access, admission, extender_process, objects, rights
 from tests.cluster.access import User
 from tests.cluster.api import JSON_PATCH, MERGE, ApiError, Object
 from tests.cluster.audit import AuditLog
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.rights import Right
-from tests.cluster.sandboxes import wait
+from tests.cluster.test_namespaces import wait
 
 NAMESPACE: Final = "nodewise"
 MANIFESTS: Final = ("rbac.yaml", "gpu.yaml", "annotator.yaml", "trust.yaml")
@@ -316,7 +316,7 @@ class Cluster(NamedTuple):
 @pytest.fixture(scope="module")
 def cluster(plane: ControlPlane, audit_log: AuditLog) -> Cluster:
     for name in MANIFESTS:
-        plane.kubectl("apply", "-f", str(served.ROOT / "deploy" / name))
+        plane.kubectl("apply", "-f", str(extender_process.ROOT / "deploy" / name))
     plane.api.create(objects.namespace("tenant"))
     plane.api.create(node())
     plane.api.patch(STATUS, {"status": IN_STATUS})
@@ -475,10 +475,14 @@ def test_the_expressions_have_no_type_errors(cluster: Cluster) -> None:
     names = [
         one["metadata"]["name"]
         for name in (*MANIFESTS, "cpu-agent.yaml")
-        for one in served.manifest(name)
+        for one in extender_process.manifest(name)
         if one["kind"] == "ValidatingAdmissionPolicy"
     ]
-    shipped = [one for one in served.manifest("cpu-agent.yaml") if one["kind"] == "ValidatingAdmissionPolicy"]
+    shipped = [
+        one
+        for one in extender_process.manifest("cpu-agent.yaml")
+        if one["kind"] == "ValidatingAdmissionPolicy"
+    ]
     for one in shipped:
         cluster.plane.api.ensure(one)
     root = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"

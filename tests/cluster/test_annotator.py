@@ -14,28 +14,28 @@ import pytest
 from nodewise.annotator import patch_writer
 from nodewise.annotator.patch_writer import WriteResult
 from nodewise.annotator.patches import NodePlan
-from nodewise.kube.connect import connect
+from nodewise.kube.connection_settings import connect
 from nodewise.kube.options import KubeOptions
 from nodewise.kube.resources import NODES, PODS
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.simulate import api_server
-from nodewise.simulate.api import FakeApi
+from nodewise.simulate import in_memory_api_server
+from nodewise.simulate.in_memory_api import FakeApi
 from tests.cluster import (
     admission,
+    extender_process,
     objects,
     packages,
     prometheus,
     read_only_commands,
     resource_metrics,
     rights,
-    sandboxes,
-    served,
+    test_namespaces,
 )
 from tests.cluster.audit import AuditLog
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.processes import Process
 from tests.cluster.prometheus import Prometheus
-from tests.cluster.sandboxes import Sandbox, wait
+from tests.cluster.test_namespaces import Sandbox, wait
 from tests.unit.annotator.objects import node, pod
 
 STEP_S = 15
@@ -111,7 +111,7 @@ class Cluster:
 
     def annotate(self, *arguments: str) -> tuple[Any, dict[str, dict[str, str]]]:
         """What the command says, and what the nodes have then."""
-        with api_server.serving(self.api) as server:
+        with in_memory_api_server.serving(self.api) as server:
             given = [f"--kubeconfig={server.kubeconfig(self._folder)}", f"--prometheus-url={self._url}"]
             done = read_only_commands.run("annotate", "--once", "-o", "json", *given, *arguments)
             assert done.stdout, done.stderr
@@ -228,8 +228,8 @@ def test_the_rights_that_ship_are_those_that_were_needed(
     """Neither more nor less: a run of the command as it ships, and the API server's audit log."""
     with contextlib.ExitStack() as stack:
         for name in ("rbac.yaml", "annotator.yaml"):
-            plane.kubectl("apply", "-f", str(served.ROOT / "deploy" / name))
-        all_sandboxes = [stack.enter_context(sandboxes.created(plane)) for _ in range(2)]
+            plane.kubectl("apply", "-f", str(extender_process.ROOT / "deploy" / name))
+        all_sandboxes = [stack.enter_context(test_namespaces.created(plane)) for _ in range(2)]
         measured = stack.enter_context(resource_metrics.behind(plane.api, tmp_path))
         measured.cpu = {"a": "1", "b": "500m"}
         all_sandboxes[0].nodes(*objects.nodes("a b"))
@@ -238,7 +238,9 @@ def test_the_rights_that_ship_are_those_that_were_needed(
         account = plane.service_account("nodewise-annotator", NAMESPACE)
         admission.wait_nodes(plane.api, account.api)
         command = ["annotate", f"--kubeconfig={account.kubeconfig}", "--health-port=0", "--log-format=json"]
-        process = stack.enter_context(Process([served.NODEWISE, *command], tmp_path / "annotate.log"))
+        process = stack.enter_context(
+            Process([extender_process.NODEWISE, *command], tmp_path / "annotate.log")
+        )
 
         def annotated(name: str) -> dict[str, str] | None:
             found = plane.api.get(f"/api/v1/nodes/{name}")["metadata"].get("annotations", {})
@@ -263,7 +265,7 @@ def test_the_rights_that_ship_are_those_that_were_needed(
     requests = [one for one in audit_log.requests(ACCOUNT) if one.resource]
     assert [one for one in requests if one.is_refused] == []
     assert [one for one in requests if "nodewise-annotator" not in one.allowed_by] == []
-    assert rights.needed(requests) == rights.granted(served.manifest("annotator.yaml"))
+    assert rights.needed(requests) == rights.granted(extender_process.manifest("annotator.yaml"))
 
 
 def test_the_extenders_leader_annotates_with_the_rights_of_the_extender(
@@ -273,7 +275,7 @@ def test_the_extenders_leader_annotates_with_the_rights_of_the_extender(
     sandbox.pods(objects.running_on("a", objects.pod("web", cpu="250m")))
     with resource_metrics.behind(plane.api, tmp_path) as measured:
         measured.cpu = {"a": "1", "b": "500m"}
-        with served.extender(plane, tmp_path, "--annotate=all") as running:
+        with extender_process.extender(plane, tmp_path, "--annotate=all") as running:
             running.wait_leading()
 
             def free(name: str) -> str | None:

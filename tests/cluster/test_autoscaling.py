@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cluster import health_example, objects, packages, pipeline, programs
+from tests.cluster import health_example, metrics_pipeline, objects, packages, programs
 from tests.cluster.api import ApiError, Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.pipeline import Measuring, Pipeline
-from tests.cluster.sandboxes import Sandbox, wait
+from tests.cluster.metrics_pipeline import Measuring, Pipeline
+from tests.cluster.test_namespaces import Sandbox, wait
 
 FOLDER = health_example.FOLDER.parent / "power" / "cluster"
 SERIES = "node_package_power_avg"
 DRAWN = {"rack1-a": "72.133", "rack1-b": "40.821", "rack2-a": "51.774"}
 EXTERNAL = "external.metrics.k8s.io"
-APIS = {**pipeline.APIS, EXTERNAL: ("v1beta1",)}
+APIS = {**metrics_pipeline.APIS, EXTERNAL: ("v1beta1",)}
 
 
 @pytest.fixture
@@ -26,8 +26,8 @@ def power(plane: ControlPlane, sandbox: Sandbox, measuring: Measuring) -> Iterat
     sandbox.nodes(*(objects.node(name) for name in DRAWN))
     program, url = programs.prometheus_adapter(), measuring.monitoring.url
     with (
-        pipeline.adapting(plane, program, url, FOLDER / "adapter-rules.yaml") as adapter,
-        pipeline.registered(sandbox.api, measuring.monitoring, adapter, APIS) as both_ends,
+        metrics_pipeline.adapting(plane, program, url, FOLDER / "adapter-rules.yaml") as adapter,
+        metrics_pipeline.registered(sandbox.api, measuring.monitoring, adapter, APIS) as both_ends,
     ):
         both_ends.monitoring.set(SERIES, DRAWN)
         yield both_ends

@@ -23,26 +23,26 @@ import pytest
 
 from tests import effort
 from tests.cluster import (
-    balancer,
     controlplane,
     custom_metrics,
-    faults,
-    load,
+    extender_process,
+    load_balancer,
     monitoring,
     objects,
     packages,
-    sandboxes,
-    served,
+    process_kills,
+    scheduler_calls,
+    test_namespaces,
 )
 from tests.cluster.access import User
 from tests.cluster.api import Object
-from tests.cluster.balancer import Balancer, Endpoint
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
-from tests.cluster.load import Caller, Failed, Pods
+from tests.cluster.extender_process import Papers, Served
+from tests.cluster.load_balancer import Balancer, Endpoint
 from tests.cluster.processes import Process
-from tests.cluster.sandboxes import Sandbox, wait
-from tests.cluster.served import Papers, Served
+from tests.cluster.scheduler_calls import Caller, Failed, Pods
+from tests.cluster.test_namespaces import Sandbox, wait
 
 HOT = {"metricname": "heat", "operator": "GreaterThan", "target": 80}
 BUSY = {"metricname": "load", "operator": "GreaterThan", "target": 5, "query": "node_load"}
@@ -56,7 +56,9 @@ POD_SCHEDULER = {"clientConnection": {"qps": 5000, "burst": 5000}}
 
 def pod(name: str) -> Object:
     """One that names the policy, and so comes to nodewise."""
-    return objects.pod(name, cpu="1m", memory="1Mi", labels={"telemetry-policy": "pol"}, limits=served.LIMITS)
+    return objects.pod(
+        name, cpu="1m", memory="1Mi", labels={"telemetry-policy": "pol"}, limits=extender_process.LIMITS
+    )
 
 
 def plain(name: str) -> Object:
@@ -76,19 +78,19 @@ class Replicas:
     """Replicas of nodewise behind one Service."""
 
     def __init__(self, plane: ControlPlane, folder: Path, service: Balancer) -> None:
-        served.define(plane.api)
+        extender_process.define(plane.api)
         self.service = service
         self.papers = Papers(folder)
         self.running: list[Served] = []
         self._plane = plane
         self._folder = folder
-        self._user: User = served.user(plane)
+        self._user: User = extender_process.user(plane)
         self._stack = contextlib.ExitStack()
 
     def start(self) -> Served:
         """One more; the Service knows it when this returns."""
         one = self._stack.enter_context(
-            served.extender(
+            extender_process.extender(
                 self._plane, self._folder, "--shutdown-delay=2s", papers=self.papers, by=self._user
             )
         )
@@ -137,8 +139,8 @@ def replicas(
     """Two of them, three nodes of which `a` is hot, and a policy."""
     sandbox.nodes(*map(roomy, "abc"))
     metrics.set("heat", {"a": 90, "b": 10, "c": 10})
-    served.policy(sandbox, dontschedule=[HOT], deschedule=[HOT])
-    with balancer.serving() as service:
+    extender_process.policy(sandbox, dontschedule=[HOT], deschedule=[HOT])
+    with load_balancer.serving() as service:
         made = Replicas(plane, tmp_path, service)
         try:
             made.start()
@@ -172,8 +174,8 @@ def test_a_rolling_update_fails_no_call_and_delays_no_pod(
     body = asked(sandbox.namespace, "pol", "a", "b", "c")
     with (
         plane.start_scheduler(POD_SCHEDULER | {"extenders": [replicas.entry()]}),
-        load.calling(CALLERS, lambda: replicas.caller(body)) as callers,
-        load.coming(sandbox, pod, "web", most_unbound=20, pause_s=0.02) as pods,
+        scheduler_calls.calling(CALLERS, lambda: replicas.caller(body)) as callers,
+        scheduler_calls.coming(sandbox, pod, "web", most_unbound=20, pause_s=0.02) as pods,
     ):
         until_bound(pods, 20)
         leader = replicas.leader()
@@ -201,11 +203,11 @@ def test_a_leader_that_is_killed_takes_only_its_own_calls_with_it_and_is_followe
     replicas.service.only = endpoint(leader)  # kube-scheduler's connection is one of those that break
     with (
         plane.start_scheduler(POD_SCHEDULER | {"extenders": [filtering]}),
-        load.coming(sandbox, pod, "web", most_unbound=20) as pods,
+        scheduler_calls.coming(sandbox, pod, "web", most_unbound=20) as pods,
     ):
         until_bound(pods, 20)
         replicas.service.only = None
-        with load.calling(CALLERS, lambda: replicas.caller(body)) as callers:
+        with scheduler_calls.calling(CALLERS, lambda: replicas.caller(body)) as callers:
             until_bound(pods, 50)
             killed_s = time.monotonic()
             with stopped(leader.process):
@@ -280,7 +282,9 @@ class Rates:
         self._rounds += 1
         with self._plane.start_scheduler(POD_SCHEDULER | {"extenders": extenders}):
             first()
-            with load.coming(self._corner, plain, f"plain-{self._rounds}", most_unbound=40) as pods:
+            with scheduler_calls.coming(
+                self._corner, plain, f"plain-{self._rounds}", most_unbound=40
+            ) as pods:
                 until_bound(pods, 40)
                 began_s = time.monotonic()
                 time.sleep(for_s)
@@ -315,7 +319,7 @@ def test_pods_without_a_policy_are_bound_as_ever_while_all_replicas_stand_still(
         still = rates.compare([replicas.entry()])
         wait("the Service knows", lambda: not replicas.service.ready or None)
         crowded = rates.compare([replicas.entry()], policy_pods)
-        assert [name for name in waiting if sandboxes.node_of(sandbox.pod(name))] == []
+        assert [name for name in waiting if test_namespaces.node_of(sandbox.pod(name))] == []
         said = failures(sandbox)
         assert set(said) == set(waiting)
         assert all(replicas.service.url in text for text in said.values()), said
@@ -349,12 +353,12 @@ class Scene:
         self._plane = plane
         self._folder = folder
         self._api_server = plane.processes[1]
-        self._command = faults.command(self._api_server)
+        self._command = process_kills.command(self._api_server)
         self._restarted = contextlib.ExitStack()
         self._stack = contextlib.ExitStack()
         enter = self._stack.enter_context
-        served.define(plane.api)
-        self.sandbox = enter(sandboxes.created(plane))
+        extender_process.define(plane.api)
+        self.sandbox = enter(test_namespaces.created(plane))
         self.sandbox.nodes(*map(roomy, "abc"))
         self.metrics = enter(custom_metrics.behind(self.sandbox, folder))
         self.scraping = enter(monitoring.running(programs, folder / "prometheus", "abc"))
@@ -371,7 +375,7 @@ class Scene:
             f"--max-age={MAX_AGE_S}s",
             f"--sync-period={PERIOD_S:g}s",
         ]
-        return self._stack.enter_context(served.extender(self._plane, self._folder, *more))
+        return self._stack.enter_context(extender_process.extender(self._plane, self._folder, *more))
 
     def load(self, busy: str) -> None:
         """The one node that is busy from now on, by what Prometheus says."""
@@ -431,7 +435,7 @@ def test_without_the_api_server_calls_are_answered_from_what_is_held_and_it_is_s
     scene.until_rejected("far", "a")
     scene.until_rejected("near", "b")
     names = iter(("far", "near"))
-    with load.calling(2, lambda: scene.caller(next(names))) as callers:
+    with scheduler_calls.calling(2, lambda: scene.caller(next(names))) as callers:
         began_s = time.monotonic()
         with scene.stand_still():
             wait("it is said", lambda: nodewise.events("kube_silent") or None)

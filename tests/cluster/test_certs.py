@@ -15,17 +15,17 @@ import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from nodewise.serve.issuing import is_by
+from nodewise.serve.certificate_issuer import is_by
 from tests import forks
-from tests.cluster import access, objects, processes, served, steady_load
+from tests.cluster import access, extender_process, objects, processes, steady_load
 from tests.cluster.access import User
 from tests.cluster.api import Object
 from tests.cluster.certificates import Pair
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
-from tests.cluster.sandboxes import Sandbox, wait
-from tests.cluster.served import NODEWISE, ROOT, policy
+from tests.cluster.extender_process import NODEWISE, ROOT, policy
 from tests.cluster.steady_load import Identity
+from tests.cluster.test_namespaces import Sandbox, wait
 from tests.cluster.test_rotation import clients_end_after, reloads
 from tests.cluster.test_rotation_scheduler import HOT, stream
 
@@ -42,7 +42,7 @@ def certs(*arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess[
     return done
 
 
-class Written(served.Papers):
+class Written(extender_process.Papers):
     """Certificates of a folder that the command wrote."""
 
     def __init__(self, folder: Path) -> None:
@@ -92,7 +92,7 @@ def test_two_renewals_under_load_cost_no_call_of_clients_that_read_their_ca_file
         "--health-port=0",
         *written.flags,
     ]
-    with served.started(tmp_path, arguments, written) as nodewise:
+    with extender_process.started(tmp_path, arguments, written) as nodewise:
         nodewise.process.wait_ready(nodewise.is_ready)
         with steady_load.load(nodewise, Identity(trusted, written.client)) as load:
             for times in (1, 2):
@@ -116,7 +116,7 @@ def test_a_real_scheduler_binds_on_through_a_renewal_if_it_is_started_anew_when_
     sandbox.nodes(*(objects.node(name, cpu="400") for name in "ab"))
     metrics.set("heat", {"a": 90, "b": 10})
     policy(sandbox, dontschedule=[HOT])
-    with served.extender(plane, tmp_path, *written.flags, papers=written) as nodewise:
+    with extender_process.extender(plane, tmp_path, *written.flags, papers=written) as nodewise:
         wait("the metric is known", lambda: nodewise.fetched("heat") or None)
         config = {"extenders": [nodewise.entry()]}
         with plane.start_scheduler(config) as first, stream(sandbox) as pods:

@@ -10,11 +10,11 @@ import yaml
 from tools import chart
 
 import nodewise
-from tests.cluster import monitoring, objects, packages, pipeline, programs, rights, served
+from tests.cluster import extender_process, metrics_pipeline, monitoring, objects, packages, programs, rights
 from tests.cluster.api import Object
 from tests.cluster.conftest import got
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.sandboxes import Sandbox, wait
+from tests.cluster.test_namespaces import Sandbox, wait
 
 pytestmark = pytest.mark.cluster
 
@@ -164,7 +164,7 @@ def test_everything_else_that_can_be_switched_on(helm: Helm, sandbox: Sandbox, t
 def test_rights_are_those_of_the_manifests(helm: Helm) -> None:
     """The same roles, rules and bindings, whole; and nothing besides."""
     made = helm.rendered("nodewise", "--values", ALL)
-    shipped = [one for name in MANIFESTS for one in served.manifest(name)]
+    shipped = [one for name in MANIFESTS for one in extender_process.manifest(name)]
     assert _roles(made) == _roles(shipped)
     assert _bindings(made) == _bindings(shipped)
 
@@ -188,7 +188,9 @@ ADVERTISES = "agents.telemetry.settings.advertise_resource=telemetry/scheduling=
 def test_admission_policies_are_those_of_the_manifests(helm: Helm) -> None:
     """The same policies and bindings, whole; and nothing besides."""
     made = helm.rendered("nodewise", "--values", ALL, "--set", ADVERTISES)
-    assert _policies(made) == _policies([one for name in MANIFESTS for one in served.manifest(name)])
+    assert _policies(made) == _policies(
+        [one for name in MANIFESTS for one in extender_process.manifest(name)]
+    )
 
 
 def _policies(found: list[Object]) -> dict[tuple[str, ...], Object]:
@@ -268,7 +270,7 @@ def test_the_webhook_is_the_one_that_the_program_prints(helm: Helm) -> None:
     ours = {_key(one): one for one in made}
     registration = ours["MutatingWebhookConfiguration", "cmk-webhook-config", ""]
     assert registration["webhooks"][0]["clientConfig"].pop("caBundle") == "QQ=="
-    for shipped in served.manifest("cpu-webhook.yaml"):
+    for shipped in extender_process.manifest("cpu-webhook.yaml"):
         assert _content(ours[_key(shipped)]) == _content(shipped)
 
 
@@ -296,7 +298,7 @@ def test_the_node_agent_is_the_one_of_the_manifests(helm: Helm) -> None:
         return {key: value for key, value in one.items() if key not in {"imagePullPolicy", "ports"}}
 
     assert container(helm.rendered("nodewise", "--values", ALL)) == container(
-        served.manifest("cpu-agent.yaml")
+        extender_process.manifest("cpu-agent.yaml")
     )
 
 
@@ -421,7 +423,7 @@ def test_the_program_knows_what_each_pod_tells_it(helm: Helm, tmp_path: Path, na
     )
     mounted = {"/etc/nodewise/config/nodewise.yaml": str(tmp_path / "nodewise.yaml")}
     command = [
-        str(served.NODEWISE),
+        str(extender_process.NODEWISE),
         *container["command"][1:],
         *(_at(one, mounted) for one in container["args"]),
     ]
@@ -514,7 +516,7 @@ def test_what_the_pod_runs_serves_with_the_rights_that_it_has(
     file.write_text(yaml.safe_dump_all([one for one in made if one["kind"] != "Deployment"]))
     sandbox.plane.kubectl("apply", "--server-side", "-f", str(file))
     try:
-        papers = served.Papers(tmp_path)
+        papers = extender_process.Papers(tmp_path)
         papers.client = papers.authority.issue("nodewise-scheduler-client")
         account = sandbox.plane.service_account("nodewise", space)
         config = next(
@@ -531,7 +533,7 @@ def test_what_the_pod_runs_serves_with_the_rights_that_it_has(
         arguments = [_at(one, mounted) for one in container["args"]]
         free = ["--port=0", "--health-port=0", "--address=127.0.0.1", f"--kubeconfig={account.kubeconfig}"]
         here = [*arguments, *free, f"--namespace={space}", "--identity=nodewise-0", "--sync-period=500ms"]
-        with served.started(tmp_path, here, papers) as running:
+        with extender_process.started(tmp_path, here, papers) as running:
             running.process.wait_ready(running.is_ready)
             running.wait_leading()
             if "telemetry" in _agents(values):
@@ -604,7 +606,7 @@ def test_a_second_scheduler_is_configured_as_the_program_would_have_it(
     file.write_text(data["nodewise"]["nodewise.yaml"])
     folder = "/etc/nodewise/client"
     command = [
-        str(served.NODEWISE),
+        str(extender_process.NODEWISE),
         "configure",
         "render-scheduler",
         f"--config={file}",
@@ -628,7 +630,7 @@ def test_a_second_scheduler_runs_and_has_every_right_that_it_needs(
     file = tmp_path / "objects.yaml"
     file.write_text(yaml.safe_dump_all([one for one in made if one["kind"] != "Deployment"]))
     sandbox.plane.kubectl("apply", "--server-side", "-f", str(file))
-    papers = served.Papers(tmp_path)
+    papers = extender_process.Papers(tmp_path)
     papers.client = papers.authority.issue("nodewise-scheduler-client")
     try:
         config = next(
@@ -643,7 +645,7 @@ def test_a_second_scheduler_runs_and_has_every_right_that_it_needs(
         ):
             config = config.replace(f"/etc/nodewise/client/{name}", str(path))
         account = sandbox.plane.service_account("nodewise-scheduler", space)
-        with served.extender(
+        with extender_process.extender(
             sandbox.plane, tmp_path, "--client-name=nodewise-scheduler-client", papers=papers
         ) as running:
             config = config.replace(f"https://nodewise.{space}.svc:9001", running.url)
@@ -653,7 +655,7 @@ def test_a_second_scheduler_runs_and_has_every_right_that_it_needs(
                 sandbox.put(_chosen("one"))
                 one = f"/api/v1/namespaces/{space}/pods/one"
                 wait("the pod is bound", lambda: sandbox.api.get(one)["spec"].get("nodeName"))
-                sandbox.put(_chosen("two", limits=served.LIMITS))
+                sandbox.put(_chosen("two", limits=extender_process.LIMITS))
                 wait("nodewise was asked", lambda: running.decisions("two") or None)
                 lease = f"/apis/coordination.k8s.io/v1/namespaces/{space}/leases/nodewise-scheduler"
                 assert sandbox.api.find(lease)
@@ -694,8 +696,8 @@ def test_the_demo_of_metrics_names_each_nodes_value(
         monitoring.running(
             prometheus_programs, tmp_path / "monitoring", ["chart-a", "chart-b"], [job]
         ) as scraping,
-        pipeline.adapting(plane, adapter_program, scraping.url, rules) as adapter,
-        pipeline.registered(sandbox.api, scraping, adapter) as ends,
+        metrics_pipeline.adapting(plane, adapter_program, scraping.url, rules) as adapter,
+        metrics_pipeline.registered(sandbox.api, scraping, adapter) as ends,
     ):
         ends.set_health("chart-a", 0)
         ends.set_health("chart-b", 2)
@@ -703,8 +705,8 @@ def test_the_demo_of_metrics_names_each_nodes_value(
         config = tmp_path / "nodewise.yaml"
         config.write_text(yaml.safe_dump(settings | {"prometheus_url": [scraping.url]}))
         unhealthy = {"metricname": "node_health_metric", "operator": "GreaterThan", "target": 0}
-        served.policy(sandbox, dontschedule=[unhealthy])
-        with served.extender(plane, tmp_path, f"--config={config}") as running:
+        extender_process.policy(sandbox, dontschedule=[unhealthy])
+        with extender_process.extender(plane, tmp_path, f"--config={config}") as running:
             running.wait_fetched("node_health_metric")
             wait("b is avoided", lambda: running.rejects(sandbox.namespace, "chart-b") or None)
             assert not running.rejects(sandbox.namespace, "chart-a")

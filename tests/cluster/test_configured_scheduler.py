@@ -17,9 +17,9 @@ from tests.cluster import processes, programs
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.processes import NotReadyError, Process
-from tests.conformance.configure import pods
-from tests.conformance.configure.hosts import Host
-from tests.conformance.configure.pods import changed
+from tests.conformance.configure import scheduler_manifests
+from tests.conformance.configure.control_plane_hosts import Host
+from tests.conformance.configure.scheduler_manifests import changed
 
 KUBECONFIG = "/etc/kubernetes/scheduler.conf"
 IMAGE = f"registry.k8s.io/kube-scheduler:{programs.VERSION}"
@@ -28,7 +28,7 @@ IMAGE = f"registry.k8s.io/kube-scheduler:{programs.VERSION}"
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
     found = Host(tmp_path / "host")
-    found.write(pods.text(pods.pod(36, image=IMAGE)))
+    found.write(scheduler_manifests.text(scheduler_manifests.pod(36, image=IMAGE)))
     return found
 
 
@@ -91,7 +91,7 @@ def of_host(host: Host, plane: ControlPlane) -> Object:
     return value
 
 
-TEMPLATES = {"tas": pods.TAS, "gas": pods.GAS, "both": pods.BOTH}
+TEMPLATES = {"tas": scheduler_manifests.TAS, "gas": scheduler_manifests.GAS, "both": scheduler_manifests.BOTH}
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -163,8 +163,12 @@ def test_what_is_merged_into_the_users_own_is_read_with_all_that_was_theirs(
 ) -> None:
     own = host.k / "own.yaml"
     own.write_text(USERS)
-    command = [*pods.pod(36)["spec"]["containers"][0]["command"], f"--config={own}"]
-    host.write(pods.text(changed(pods.pod(36, image=IMAGE), "spec.containers.0.command", command)))
+    command = [*scheduler_manifests.pod(36)["spec"]["containers"][0]["command"], f"--config={own}"]
+    host.write(
+        scheduler_manifests.text(
+            changed(scheduler_manifests.pod(36, image=IMAGE), "spec.containers.0.command", command)
+        )
+    )
     ran = host.run("--merge")
     assert ran.code == 0, ran.err
     assert host.config.read_text().startswith(USERS)
@@ -197,13 +201,13 @@ def test_what_kube_scheduler_does_not_start_with_is_refused(
 ) -> None:
     """The real program refuses it, and we do before it is in its place."""
     old, new = BROKEN[what]
-    assert old in pods.TAS
+    assert old in scheduler_manifests.TAS
     assert host.run().code == 0
     whole = host.everything()
-    host.template.write_text(pods.TAS.replace(old, new))
+    host.template.write_text(scheduler_manifests.TAS.replace(old, new))
     assert host.run().code == 1
     assert host.everything() == whole
-    broken = pods.TAS.replace(old, new).replace("XVERSIONX", "v1")
+    broken = scheduler_manifests.TAS.replace(old, new).replace("XVERSIONX", "v1")
     host.config.write_text(broken)
     with scheduler(plane, host) as (process, address), pytest.raises(NotReadyError):
         process.wait_ready(lambda: plane.api.answers(f"{address}/healthz"))

@@ -5,13 +5,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.cluster import sandboxes, served
+from tests.cluster import extender_process, test_namespaces
 from tests.cluster.api import Api, ApiError, Object
 from tests.cluster.controlplane import ControlPlane
-from tests.conformance.tas import rows
-from tests.conformance.tas.singles import DefinitionRow, DefinitionTable
+from tests.conformance.tas import table_rows
+from tests.conformance.tas.single_rows import DefinitionRow, DefinitionTable
 
-TABLE = rows.read("crd", DefinitionTable)
+TABLE = table_rows.read("crd", DefinitionTable)
 OURS = "telemetry.intel.com"
 OLDER = "older.nodewise.io"
 VERSION = "v1alpha1"
@@ -27,11 +27,11 @@ class Offered(NamedTuple):
 @pytest.fixture(scope="module")
 def api(plane: ControlPlane) -> Iterator[Api]:
     """An API server that knows our definition with its admission policy, and the older one under another group."""
-    served.define(plane.api)
+    extender_process.define(plane.api)
     made = plane.api.create(_definition(OLDER, TABLE.older))
     path = f"/apis/{OLDER}/{VERSION}/taspolicies"
-    sandboxes.wait("the older definition is served", lambda: plane.api.answers(path) or None)
-    with served.refusing_unknown_fields(plane.api):
+    test_namespaces.wait("the older definition is served", lambda: plane.api.answers(path) or None)
+    with extender_process.refusing_unknown_fields(plane.api):
         yield plane.api
     plane.api.delete(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{made['metadata']['name']}")
 

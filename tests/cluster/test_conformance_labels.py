@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster.controlplane import ControlPlane
-from tests.conformance.tas import playing, stage, stories
-from tests.conformance.tas.stage import Stage
-from tests.conformance.tas.telling import Telling
+from tests.conformance.tas import stories, story_environment, story_rounds
+from tests.conformance.tas.story_environment import Stage
+from tests.conformance.tas.story_runner import Telling
 
 STORIES = stories.every()
 
@@ -21,8 +21,8 @@ class Told:
 
 @pytest.fixture(scope="module")
 def told(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
-    with stage.opened(plane, tmp_path_factory.mktemp("stories")) as opened:
-        yield Told(opened, playing.tell(STORIES, opened))
+    with story_environment.opened(plane, tmp_path_factory.mktemp("stories")) as opened:
+        yield Told(opened, story_rounds.tell(STORIES, opened))
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 import httpx2
 import pytest
 
-from nodewise.cpu.names import EXCLUSIVE_CORES, LABEL
-from tests.cluster import admission, availability, objects, rights, served
+from nodewise.cpu.cmk_names import EXCLUSIVE_CORES, LABEL
+from tests.cluster import admission, availability, extender_process, objects, rights
 from tests.cluster.access import User
 from tests.cluster.api import Api, ApiError, Object
 from tests.cluster.audit import AuditLog
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.processes import Process
-from tests.cluster.sandboxes import wait
+from tests.cluster.test_namespaces import wait
 from tests.node import cgroups
 
 NAMESPACE = "cmk-namespace"
@@ -67,7 +67,7 @@ def cluster(
     folder = tmp_path_factory.mktemp("agents")
     with contextlib.ExitStack() as stack:
         for name in ("crds/cmk-reports.yaml", "cpu.yaml", "cpu-agent.yaml"):
-            plane.kubectl("apply", "-f", str(served.ROOT / "deploy" / name))
+            plane.kubectl("apply", "-f", str(extender_process.ROOT / "deploy" / name))
         wait("reports are served", lambda: plane.api.answers(f"{REPORTS}/cmk-nodereports") or None)
         places = [_place(plane, node, folder, stack) for node in NODES]
         for place in places:
@@ -84,13 +84,13 @@ def _place(plane: ControlPlane, node: str, folder: Path, stack: contextlib.ExitS
     pod["spec"] |= {"nodeName": node, "serviceAccountName": "cmk-agent"}
     account = plane.pod_account(plane.api.create(pod))
     where = [f"--node-name={node}", f"--namespace={NAMESPACE}"]
-    init = [served.NODEWISE, "cpu", "init", *where, f"--kubeconfig={plane.admin.kubeconfig}"]
+    init = [extender_process.NODEWISE, "cpu", "init", *where, f"--kubeconfig={plane.admin.kubeconfig}"]
     subprocess.run(
         [*init, "--num-exclusive-cores=1", "--num-shared-cores=0"], check=True, capture_output=True
     )
     path = folder / f"run-{node}/cpu.sock"
     command = [
-        served.NODEWISE,
+        extender_process.NODEWISE,
         "cpu",
         "agent",
         *where,
@@ -420,7 +420,7 @@ def test_the_rights_that_ship_are_those_that_were_needed(cluster: Cluster) -> No
             wrapper.wait()
             wait("it is free again", lambda place=place: cluster.is_free(place.node))
             wrapper.communicate()
-    shipped = rights.granted(served.manifest("cpu-agent.yaml"))
+    shipped = rights.granted(extender_process.manifest("cpu-agent.yaml"))
 
     def needed() -> set[rights.Right]:
         asked = cluster.log.requests(ACCOUNT)

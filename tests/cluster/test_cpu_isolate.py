@@ -23,9 +23,9 @@ from tests.cluster import access, availability, objects, processes
 from tests.cluster.access import rule
 from tests.cluster.certificates import Authority
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.sandboxes import Sandbox
-from tests.conformance.cmk import crowd, isolating
-from tests.conformance.cmk.isolating import clean, show
+from tests.cluster.test_namespaces import Sandbox
+from tests.conformance.cmk import concurrent_isolates, isolate_process
+from tests.conformance.cmk.isolate_process import clean, show
 from tests.unit.cpu.api_client_suite import CONFIG_MAPS, ApiClientSuite
 from tests.unit.cpu.store.store_suite import StoreSuite
 from tests.unit.test_yaml_loader import bomb
@@ -144,7 +144,7 @@ class Pod:
 
     def run(self, *words: str) -> tuple[int, str, str]:
         process = self.start(*words)
-        out, errors = process.communicate(timeout=isolating.PATIENCE_S)
+        out, errors = process.communicate(timeout=isolate_process.PATIENCE_S)
         return process.returncode, out, errors
 
 
@@ -205,9 +205,9 @@ def test_no_cpu_has_two_owners_whoever_is_killed(
     plane: ControlPlane, pod: Pod, store: ConfigMapStore, space: str, tmp_path: Path
 ) -> None:
     allow(plane, space, *RIGHTS)
-    store.replace(store.read().version, crowd.fresh())
-    many = crowd.Crowd(Place(pod, store), tmp_path, random.Random(8), pod.environment)
-    crowd.keep_the_law(many, store)
+    store.replace(store.read().version, concurrent_isolates.fresh())
+    many = concurrent_isolates.Crowd(Place(pod, store), tmp_path, random.Random(8), pod.environment)
+    concurrent_isolates.keep_the_law(many, store)
 
 
 def test_without_rights_or_a_state_it_says_so(plane: ControlPlane, pod: Pod, space: str) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from nodewise.cpu import names
+from nodewise.cpu import cmk_names
 from nodewise.cpu.cluster import api_versions, node_advertisement, reports
 from nodewise.cpu.cluster.reports import KINDS, NODE_REPORT, RECONCILE_REPORT
-from nodewise.cpu.names import EXCLUSIVE_CORES, NON_ISOLCPUS_CORES
+from nodewise.cpu.cmk_names import EXCLUSIVE_CORES, NON_ISOLCPUS_CORES
 from nodewise.cpu.pool_allocations import Task
 from nodewise.cpu.topology import CPUS
 from nodewise.errors import Conflict
@@ -20,7 +20,7 @@ from tests.cluster import processes
 from tests.cluster.access import User, rule
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.cpu_node import GONE, Node, requests
-from tests.cluster.sandboxes import Sandbox, wait
+from tests.cluster.test_namespaces import Sandbox, wait
 
 CRDS = Path(__file__).parents[2] / "deploy" / "crds" / "cmk-reports.yaml"
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -81,7 +81,7 @@ class TestPools:
             word = {1: "performance", 2: "performance", 3: "balance_performance", 4: "balance_performance"}
             (folder / "energy_performance_preference").write_text(word.get(cpu % 8, "power") + "\n")
         (node.folder / CPUS / "isolated").write_text("1-4,9-12\n")
-        node.sandbox.api.patch(node.path, {"metadata": {"labels": {names.SST_CP: "true"}}})
+        node.sandbox.api.patch(node.path, {"metadata": {"labels": {cmk_names.SST_CP: "true"}}})
         done = node.init(2, "--num-shared-cores", 2)
         assert done.returncode == 0, done.stderr
         assert "performance, balance_performance, power" in done.stderr
@@ -152,14 +152,14 @@ class TestDiscover:
         now = node.now()
         assert now["status"]["capacity"][EXCLUSIVE_CORES] == "2"
         assert NON_ISOLCPUS_CORES not in now["status"]["capacity"]
-        assert now["metadata"]["labels"][names.LABEL] == "true"
+        assert now["metadata"]["labels"][cmk_names.LABEL] == "true"
         assert now["spec"]["taints"] == [FOREIGN, node_advertisement.OURS]
         again = node.run("discover")
         assert node.now() == now
         assert "cpu_advertised" in again.stderr
 
     def test_a_taint_that_is_ours_in_part_is_mended(self, node: Node) -> None:
-        wrong = {"key": names.TAINT, "value": "false", "effect": "NoSchedule"}
+        wrong = {"key": cmk_names.TAINT, "value": "false", "effect": "NoSchedule"}
         node.sandbox.api.patch(node.path, {"spec": {"taints": [wrong, FOREIGN]}})
         node.init()
         node.run("discover", "--no-taint")
@@ -223,7 +223,9 @@ class TestDiscover:
             other.join()
             node_advertisement.advertise(asked, node.name, {EXCLUSIVE_CORES: 1}, taint=True)
         taints = node.now()["spec"]["taints"]
-        assert sorted(one["key"] for one in taints) == sorted([names.TAINT, *(one["key"] for one in theirs)])
+        assert sorted(one["key"] for one in taints) == sorted(
+            [cmk_names.TAINT, *(one["key"] for one in theirs)]
+        )
 
 
 class TestReconcile:

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import yaml
 
-from nodewise.cpu import names, pools, procfs
+from nodewise.cpu import cmk_names, pools, procfs
 from nodewise.cpu.cluster import agent_daemonset, api_versions, setup_objects
 from nodewise.cpu.cluster.setup_objects import SetupOptions
 from nodewise.cpu.pool_allocations import IDENTITIES
 from tests import forks
-from tests.cluster import kubelet_double, served
+from tests.cluster import extender_process, kubelet_double
 from tests.cluster import objects as cluster_objects
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.kubelet_double import Kubelets
-from tests.cluster.sandboxes import Sandbox, wait
+from tests.cluster.test_namespaces import Sandbox, wait
 
 CONTROLLERS = "daemonset-controller,garbage-collector-controller"
 PREPARING = ("init", "install", "discover")
@@ -191,7 +191,7 @@ def test_an_agent_that_does_not_run_is_told_and_what_ships_is_taken_over(
     sandbox: Sandbox, nodes: list[str], kubelets: Kubelets
 ) -> None:
     """As who applies deploy/cpu-agent.yaml first: the DaemonSet stays the same one, and gets the image."""
-    [shipped] = [one for one in served.manifest("cpu-agent.yaml") if one["kind"] == "DaemonSet"]
+    [shipped] = [one for one in extender_process.manifest("cpu-agent.yaml") if one["kind"] == "DaemonSet"]
     container = shipped["spec"]["template"]["spec"]["containers"][0]
     container["args"][0] = f"--namespace={sandbox.namespace}"
     shipped["metadata"]["namespace"] = sandbox.namespace
@@ -264,7 +264,7 @@ def test_all_that_is_made_is_what_the_api_server_knows(sandbox: Sandbox, nodes: 
 
 @pytest.mark.parametrize("name", ["cpu-cluster-init.yaml", "cpu-uninstall.yaml", "cpu-pods.yaml"])
 def test_the_manifests_that_ship_are_what_the_api_server_knows(sandbox: Sandbox, name: str) -> None:
-    for one in served.manifest(name):
+    for one in extender_process.manifest(name):
         about = one["metadata"] | {"namespace": sandbox.namespace}
         version = one["apiVersion"]
         path = f"/{'api' if version == 'v1' else 'apis'}/{version}/namespaces/{sandbox.namespace}"
@@ -279,7 +279,7 @@ class TestReconfigureSetup:
     @pytest.fixture
     def labelled(self, sandbox: Sandbox, nodes: list[str]) -> list[str]:
         for node in nodes:
-            sandbox.api.patch(f"/api/v1/nodes/{node}", {"metadata": {"labels": {names.LABEL: "true"}}})
+            sandbox.api.patch(f"/api/v1/nodes/{node}", {"metadata": {"labels": {cmk_names.LABEL: "true"}}})
         return nodes
 
     def reconfigured(self, sandbox: Sandbox) -> Any:
@@ -328,11 +328,11 @@ class TestUninstall:
         path = f"/api/v1/nodes/{nodes[0]}"
         boot = procfs.read_boot(Path("/proc"))
         info = sandbox.api.get(path)["status"].get("nodeInfo", {}) | {"bootID": boot}
-        cores = {names.EXCLUSIVE_CORES: "2", names.NON_ISOLCPUS_CORES: "1"}
+        cores = {cmk_names.EXCLUSIVE_CORES: "2", cmk_names.NON_ISOLCPUS_CORES: "1"}
         status = {"status": {"nodeInfo": info, "capacity": cores, "allocatable": cores}}
         sandbox.api.patch(f"{path}/status", status)
         cmk = {"key": "cmk", "value": "true", "effect": "NoSchedule"}
-        taints = {"spec": {"taints": [FOREIGN, cmk]}, "metadata": {"labels": {names.LABEL: "true"}}}
+        taints = {"spec": {"taints": [FOREIGN, cmk]}, "metadata": {"labels": {cmk_names.LABEL: "true"}}}
         sandbox.api.patch(path, taints)
         return nodes[0]
 
@@ -350,14 +350,14 @@ class TestUninstall:
         config = {name: {0: {text: [str(me.pid)] if name == pool else []}} for name, text in texts.items()}
         known = {pool: {texts[pool]: [task]}} if pool else {}
         annotations = {"Owner": "", IDENTITIES: json.dumps(known)}
-        metadata = {"name": names.config_map(node), "annotations": annotations}
+        metadata = {"name": cmk_names.config_map(node), "annotations": annotations}
         made = {
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": metadata,
             "data": {"config": yaml.safe_dump(config)},
         }
-        sandbox.api.delete(f"/api/v1/namespaces/{sandbox.namespace}/configmaps/{names.config_map(node)}")
+        sandbox.api.delete(f"/api/v1/namespaces/{sandbox.namespace}/configmaps/{cmk_names.config_map(node)}")
         sandbox.put(made)
 
     def left(
@@ -390,13 +390,13 @@ class TestUninstall:
     def is_left(self, sandbox: Sandbox, node: str) -> None:
         found = sandbox.api.get(f"/api/v1/nodes/{node}")
         assert found["spec"]["taints"] == [FOREIGN]
-        assert names.LABEL not in found["metadata"]["labels"]
+        assert cmk_names.LABEL not in found["metadata"]["labels"]
         for part in ("capacity", "allocatable"):
             assert not [name for name in found["status"][part] if name.startswith("cmk.")]
         own = {
             setup_objects.pod_name(PREPARING, node),
             setup_objects.daemon_set_name(LOOKING, node),
-            names.config_map(node),
+            cmk_names.config_map(node),
         }
         assert not [one for one in made(sandbox) if one.split(maxsplit=1)[1] in own]
 

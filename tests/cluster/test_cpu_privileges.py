@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from nodewise.cpu import names, procfs
+from nodewise.cpu import cmk_names, procfs
 from tests import forks
-from tests.cluster import kubelet_double, objects, rights, served
+from tests.cluster import extender_process, kubelet_double, objects, rights
 from tests.cluster.access import User
 from tests.cluster.audit import AuditLog
 from tests.cluster.controlplane import ControlPlane
@@ -52,7 +52,9 @@ class Run(NamedTuple):
         )
 
     def shipped(self, role: str) -> set[Right]:
-        return rights.granted(one for one in served.manifest("cpu.yaml") if one["metadata"]["name"] == role)
+        return rights.granted(
+            one for one in extender_process.manifest("cpu.yaml") if one["metadata"]["name"] == role
+        )
 
     def check(self, account: str, role: str) -> None:
         """A right for all objects of a kind is needed where several were asked for, else that for the one."""
@@ -64,8 +66,8 @@ class Run(NamedTuple):
 @pytest.fixture(scope="module")
 def run(plane: ControlPlane, audit_log: AuditLog, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     for name in ("crds/cmk-reports.yaml", "cpu.yaml"):
-        plane.kubectl("apply", "-f", str(served.ROOT / "deploy" / name))
-    for manifest in served.manifest("cpu-agent.yaml"):
+        plane.kubectl("apply", "-f", str(extender_process.ROOT / "deploy" / name))
+    for manifest in extender_process.manifest("cpu-agent.yaml"):
         if manifest["kind"] in {"ServiceAccount", "DaemonSet"}:  # the policy admits pods on a node
             plane.api.create(manifest)
     for name in NODES:
@@ -91,7 +93,7 @@ def test_of_who_prepares(run: Run) -> None:
     run.plane.api.patch(secret, {"data": {"cert.pem": ""}})
     run.cpu(setup, *given, "--cmk-img=other:v2", "--install-dir=/opt/other")
     for node in NODES:
-        run.plane.api.patch(f"/api/v1/nodes/{node}", {"metadata": {"labels": {names.LABEL: "true"}}})
+        run.plane.api.patch(f"/api/v1/nodes/{node}", {"metadata": {"labels": {cmk_names.LABEL: "true"}}})
     run.cpu(setup, "reconfigure_setup", f"--namespace={NAMESPACE}", "--timeout=60")
     run.check("cmk-setup", "cmk-setup")
 
@@ -115,7 +117,7 @@ def test_of_a_nodes_own_commands(run: Run) -> None:
 
 def dead_task(run: Run, node: str) -> None:
     """A task on the node's exclusive list that is over."""
-    path = f"/api/v1/namespaces/{NAMESPACE}/configmaps/{names.config_map(node)}"
+    path = f"/api/v1/namespaces/{NAMESPACE}/configmaps/{cmk_names.config_map(node)}"
     found = run.plane.api.get(path)
     config = found["data"]["config"].replace("[]", "['999999999']", 1)
     assert config != found["data"]["config"]

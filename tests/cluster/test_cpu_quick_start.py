@@ -8,27 +8,27 @@ from typing import Any
 import pytest
 import yaml
 
-from nodewise.cpu import names
-from tests import pages, reader
+from nodewise.cpu import cmk_names
+from tests import page_code_blocks, page_reader
 from tests.cluster import controlplane, kubelet_double, objects
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.served import NODEWISE
-from tests.pages import Block
-from tests.reader import Reader
+from tests.cluster.extender_process import NODEWISE
+from tests.page_code_blocks import Block
+from tests.page_reader import Reader
 
 NAMESPACE = "cmk-namespace"
 NODES = ("node1", "node2")
-PAGE = pages.ROOT / "docs/cpu.md"
+PAGE = page_code_blocks.ROOT / "docs/cpu.md"
 
 
 def quick_start(language: str) -> list[Block]:
     """The blocks of that section."""
-    return [one for one in pages.section(PAGE, "## Quick start") if one.language == language]
+    return [one for one in page_code_blocks.section(PAGE, "## Quick start") if one.language == language]
 
 
 def commands() -> list[str]:
     """What is typed, in order."""
-    return [step.typed for block in quick_start("console") for step in pages.steps(block)]
+    return [step.typed for block in quick_start("console") for step in page_code_blocks.steps(block)]
 
 
 def pod() -> Any:
@@ -50,14 +50,14 @@ def plane(control_plane_programs: Path, tmp_path: Path) -> Iterator[ControlPlane
 def shell(plane: ControlPlane, control_plane_programs: Path) -> Iterator[Reader]:
     """Of somebody who follows the page, with a cluster's own kubeconfig in place of the reader's."""
     kubeconfig = str(plane.admin.kubeconfig)
-    plain = reader.plain_environment()
+    plain = page_reader.plain_environment()
     environment = {
         **plain,
         "PATH": f"{control_plane_programs}:{NODEWISE.parent}:{plain['PATH']}",
         "KUBECONFIG": kubeconfig,
         "NODE_NAME": "",
     }
-    with reader.reading(pages.ROOT, environment, {"~/.kube/config": kubeconfig}) as typing:
+    with page_reader.reading(page_code_blocks.ROOT, environment, {"~/.kube/config": kubeconfig}) as typing:
         yield typing
 
 
@@ -82,6 +82,6 @@ def test_it_works_as_it_stands(shell: Reader, plane: ControlPlane) -> None:
     assert checks["agent"]["seen"].partition(": ")[2].count("cmk-agent-") == 1
     made = pod()
     requested = made["spec"]["containers"][0]["resources"]["limits"]
-    assert requested == {names.EXCLUSIVE_CORES: 1}
+    assert requested == {cmk_names.EXCLUSIVE_CORES: 1}
     made["metadata"]["namespace"] = "default"
     plane.api.create(made)

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from nodewise.cpu import names
-from nodewise.cpu.names import EXCLUSIVE_CORES
+from nodewise.cpu import cmk_names
+from nodewise.cpu.cmk_names import EXCLUSIVE_CORES
 from nodewise.cpu.pool_allocations import Task
 from tests.cluster import objects, test_cpu_webhook
 from tests.cluster.api import Object
 from tests.cluster.cpu_node import Node
-from tests.cluster.sandboxes import Sandbox
+from tests.cluster.test_namespaces import Sandbox
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_a_webhook_that_does_not_see_the_pod(prepared: Node, tmp_path: Path) -> 
     with test_cpu_webhook.running(prepared.sandbox, tmp_path, "--insecure=True"):
         found = checks(prepared, code=3)
     assert wrong(found) == {"webhook"}
-    assert names.INJECTED in found["webhook"]["seen"]
+    assert cmk_names.INJECTED in found["webhook"]["seen"]
 
 
 def test_a_table_for_people(prepared: Node) -> None:

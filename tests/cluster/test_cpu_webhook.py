@@ -14,15 +14,15 @@ import httpx2
 import pytest
 import yaml
 
-from nodewise.cpu import names
+from nodewise.cpu import cmk_names
 from nodewise.cpu.webhook import certificates
 from nodewise.cpu.webhook import manifests as webhook_manifests
-from tests.cluster import controlplane, loopback, sandboxes
+from tests.cluster import controlplane, loopback, test_namespaces
 from tests.cluster.api import Api, ApiError, Object, folder_of, path_of
 from tests.cluster.certificates import Authority, Pair
+from tests.cluster.extender_process import NODEWISE
 from tests.cluster.processes import Process, free_port, number
-from tests.cluster.sandboxes import Sandbox, wait
-from tests.cluster.served import NODEWISE
+from tests.cluster.test_namespaces import Sandbox, wait
 
 REGISTRATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 
@@ -96,7 +96,7 @@ def running(
 
 def mutated(running: Running) -> Object | None:
     """An API server hears of a registration a moment after it was made."""
-    found = running.offered(pod(requests={names.EXCLUSIVE_CORES: "1"}))
+    found = running.offered(pod(requests={cmk_names.EXCLUSIVE_CORES: "1"}))
     return found if "annotations" in found["metadata"] else None
 
 
@@ -118,7 +118,7 @@ def pod(
 
 
 def expect_ready_for_cores(found: Object) -> None:
-    assert found["metadata"]["annotations"][names.INJECTED] == "true"
+    assert found["metadata"]["annotations"][cmk_names.INJECTED] == "true"
     spec = found["spec"]
     one, other = spec["containers"]
     assert one["env"] == [{"name": "CMK_NUM_CORES", "value": "1"}]
@@ -134,13 +134,13 @@ def expect_ready_for_cores(found: Object) -> None:
 def plain(plane: controlplane.ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """With TLS of the server alone, as it is where the API server was told nothing."""
     with (
-        sandboxes.created(plane) as sandbox,
+        test_namespaces.created(plane) as sandbox,
         running(sandbox, tmp_path_factory.mktemp("webhook"), "--insecure=True") as made,
     ):
         yield made
 
 
-@pytest.mark.parametrize("resource", [names.EXCLUSIVE_CORES, names.NON_ISOLCPUS_CORES])
+@pytest.mark.parametrize("resource", [cmk_names.EXCLUSIVE_CORES, cmk_names.NON_ISOLCPUS_CORES])
 def test_a_pod_that_is_made_is_mutated(plain: Running, resource: str) -> None:
     name = f"made-{resource.rpartition('/')[2]}"
     plain.sandbox.put(pod(name, requests={resource: "1"}))
@@ -152,7 +152,7 @@ def test_that_everybody_is_served_is_said(plain: Running) -> None:
 
 
 def test_a_pod_that_is_mutated_already_stays_as_it_is(plain: Running) -> None:
-    first = plain.offered(pod(requests={names.EXCLUSIVE_CORES: "1"}))
+    first = plain.offered(pod(requests={cmk_names.EXCLUSIVE_CORES: "1"}))
     before = plain.count("untouched")
     again = plain.offered(
         {key: first[key] for key in ("apiVersion", "kind", "spec")}
@@ -169,12 +169,12 @@ def test_the_api_server_asks_only_about_pods_that_ask_for_cores(plain: Running) 
         assert "volumes" not in found["spec"]
         assert "env" not in found["spec"]["containers"][0]
     assert before == {outcome: plain.count(outcome) for outcome in before}
-    plain.offered(pod(annotations={names.MUTATE: "no"}))
+    plain.offered(pod(annotations={cmk_names.MUTATE: "no"}))
     assert plain.count("untouched") == before["untouched"] + 1
 
 
 def test_all_containers_of_a_pod_that_wants_to_be_mutated(plain: Running) -> None:
-    found = plain.offered(pod(annotations={names.MUTATE: "true"}))
+    found = plain.offered(pod(annotations={cmk_names.MUTATE: "true"}))
     mounts = [len(one["volumeMounts"]) for one in found["spec"]["containers"]]
     assert mounts == [2, 2]
 
@@ -202,7 +202,7 @@ def admitted(webhook: Running) -> Object | None:
 
 def test_a_container_that_runs_first_is_seen(plain: Running) -> None:
     asked = pod()
-    first = {"name": "i1", "image": "none", "resources": {"limits": {names.EXCLUSIVE_CORES: "1"}}}
+    first = {"name": "i1", "image": "none", "resources": {"limits": {cmk_names.EXCLUSIVE_CORES: "1"}}}
     asked["spec"]["initContainers"] = [first]
     found = plain.offered(asked)["spec"]
     assert found["initContainers"][0]["env"] == [{"name": "CMK_NUM_CORES", "value": "1"}]
@@ -210,20 +210,20 @@ def test_a_container_that_runs_first_is_seen(plain: Running) -> None:
 
 
 def test_the_webhooks_own_pods_and_other_namespaces_do_not_need_it(plain: Running, sandbox: Sandbox) -> None:
-    own = pod(requests={names.EXCLUSIVE_CORES: "1"})
+    own = pod(requests={cmk_names.EXCLUSIVE_CORES: "1"})
     own["metadata"]["labels"] = {"app": "cmk-webhook-app"}
     assert "volumes" not in plain.offered(own)["spec"]
-    sandbox.put(pod("elsewhere", requests={names.EXCLUSIVE_CORES: "1"}))
+    sandbox.put(pod("elsewhere", requests={cmk_names.EXCLUSIVE_CORES: "1"}))
     assert "volumes" not in (sandbox.pod("elsewhere") or {})["spec"]
 
 
 def test_a_container_that_another_webhook_adds_gets_what_it_needs(plain: Running, tmp_path: Path) -> None:
     """It is asked after ours, by its name; so the API server asks ours once more."""
-    added = {"name": "added", "image": "none", "resources": {"limits": {names.EXCLUSIVE_CORES: "2"}}}
+    added = {"name": "added", "image": "none", "resources": {"limits": {cmk_names.EXCLUSIVE_CORES: "2"}}}
     with another_webhook(plain.sandbox, tmp_path, added):
 
         def seen() -> Object | None:
-            spec: Object = plain.offered(pod(requests={names.EXCLUSIVE_CORES: "1"}))["spec"]
+            spec: Object = plain.offered(pod(requests={cmk_names.EXCLUSIVE_CORES: "1"}))["spec"]
             return spec if len(spec["containers"]) > 2 else None
 
         spec = wait("the other webhook is asked", seen)
@@ -286,8 +286,8 @@ def test_a_certificate_made_anew_loses_no_pod(plain: Running) -> None:
     for content, file in ((made.cert, plain.pair.cert), (made.key, plain.pair.key)):
         file.write_bytes(content)
     while not plain.says("tls_reloaded"):
-        expect_ready_for_cores(plain.offered(pod(requests={names.EXCLUSIVE_CORES: "1"})))
-    expect_ready_for_cores(plain.offered(pod(requests={names.EXCLUSIVE_CORES: "1"})))
+        expect_ready_for_cores(plain.offered(pod(requests={cmk_names.EXCLUSIVE_CORES: "1"})))
+    expect_ready_for_cores(plain.offered(pod(requests={cmk_names.EXCLUSIVE_CORES: "1"})))
 
 
 def test_what_is_printed_is_what_an_api_server_takes(sandbox: Sandbox) -> None:
@@ -333,7 +333,7 @@ def test_an_api_server_with_a_certificate_is_served_by_mutual_tls(told: Told, tm
     with named_sandbox(told.plane, "told") as sandbox:
         arguments = ("--insecure=False", f"--cafile={told.clients.ca_file}")
         with running(sandbox, tmp_path, *arguments, port=told.port) as webhook:
-            sandbox.put(pod("mutual", requests={names.EXCLUSIVE_CORES: "1"}))
+            sandbox.put(pod("mutual", requests={cmk_names.EXCLUSIVE_CORES: "1"}))
             expect_ready_for_cores(sandbox.pod("mutual") or {})
             assert webhook.says("info", "cpu_webhook_mutual")
             assert not webhook.says("any_client")
@@ -343,7 +343,7 @@ def test_an_api_server_that_shows_none_is_refused_and_both_say_so(told: Told, tm
     """The files are for another webhook."""
     arguments = ("--insecure=False", f"--cafile={told.clients.ca_file}")
     with (
-        sandboxes.created(told.plane) as sandbox,
+        test_namespaces.created(told.plane) as sandbox,
         running(sandbox, tmp_path, *arguments, asks=False) as webhook,
     ):
         said = wait("the API server is refused", functools.partial(refusal, webhook))
@@ -353,7 +353,7 @@ def test_an_api_server_that_shows_none_is_refused_and_both_say_so(told: Told, tm
 
 def refusal(webhook: Running) -> str | None:
     try:
-        webhook.offered(pod(requests={names.EXCLUSIVE_CORES: "1"}))
+        webhook.offered(pod(requests={cmk_names.EXCLUSIVE_CORES: "1"}))
     except ApiError as error:
         return str(error)
     return None
@@ -362,7 +362,7 @@ def refusal(webhook: Running) -> str | None:
 @contextlib.contextmanager
 def named_sandbox(plane: controlplane.ControlPlane, name: str) -> Iterator[Sandbox]:
     """A sandbox whose namespace is called so, as the API server's files have it."""
-    with sandboxes.created(plane) as sandbox:
+    with test_namespaces.created(plane) as sandbox:
         api: Api = sandbox.api
         api.ensure({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
         sandbox.namespace, own = name, sandbox.namespace

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import access, objects, read_only_commands, served
+from tests.cluster import access, extender_process, objects, read_only_commands
 from tests.cluster.access import rule
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
+from tests.cluster.extender_process import HOT, pod
 from tests.cluster.read_only_commands import run, told, warm
-from tests.cluster.sandboxes import Sandbox, wait
-from tests.cluster.served import HOT, pod
+from tests.cluster.test_namespaces import Sandbox, wait
 
 LEAST = [
     rule("list", "nodes"),
@@ -49,7 +49,7 @@ def versions(sandbox: Sandbox) -> dict[str, str]:
 
 
 def test_the_rights_that_ship_are_to_look_only() -> None:
-    rules = [rule for role in served.manifest("reader.yaml") for rule in role["rules"]]
+    rules = [rule for role in extender_process.manifest("reader.yaml") for rule in role["rules"]]
     assert {verb for rule in rules for verb in rule["verbs"]} == {"get", "list"}
 
 
@@ -64,7 +64,7 @@ def test_waiting_pods_are_decided_as_kube_scheduler_then_places_them(
     assert list(found[0]) == ["pod", "agents", "feasible", "scores", "rejected", "values", "error"]
     assert found[0]["feasible"] == ["b", "c"]
     assert found[0]["scores"] == {"b": 10, "c": 9}
-    with served.extender(plane, tmp_path) as nodewise:
+    with extender_process.extender(plane, tmp_path) as nodewise:
         wait("heat is known", lambda: nodewise.fetched("heat") or None)
         with plane.start_scheduler({"extenders": [nodewise.entry()]}):
             assert {cluster.expect_bound(f"web-{number}") for number in range(3)} == {"b"}

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import descheduling, extender_double, health_example, objects, served
+from tests.cluster import descheduling, extender_double, extender_process, health_example, objects
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_double import Double
 from tests.cluster.health_example import LABEL, NODES
-from tests.cluster.sandboxes import Sandbox
+from tests.cluster.test_namespaces import Sandbox
 
 ADVERTISED = {"telemetry/scheduling": "1000"}
 
@@ -28,7 +28,7 @@ def replicas(plane: ControlPlane) -> Iterator[None]:
 def scheduled(plane: ControlPlane, double: Double) -> Iterator[None]:
     """kube-scheduler, which leaves telemetry/scheduling to an extender, as nodewise has it do."""
     with plane.start_scheduler(
-        {"extenders": [extender_double.entry(double.url, managedResources=served.MANAGED)]}
+        {"extenders": [extender_double.entry(double.url, managedResources=extender_process.MANAGED)]}
     ):
         yield
 

@@ -14,14 +14,14 @@ import yaml
 
 from nodewise.doctor.findings import CATALOGUE
 from tests.cluster import (
-    defects,
+    extender_process,
     healthy_cluster,
     installation,
+    misconfigurations,
     objects,
     processes,
     read_only_commands,
     rights,
-    served,
 )
 from tests.cluster.api import Object, path_of
 from tests.cluster.audit import AuditLog
@@ -29,7 +29,7 @@ from tests.cluster.controlplane import ControlPlane
 from tests.cluster.doctor_cases import DOCTOR_CASES, DoctorCase
 from tests.cluster.healthy_cluster import Cluster, Diagnosis
 from tests.cluster.hostile_objects import HOSTILE, HOSTILE_FILES
-from tests.cluster.sandboxes import wait
+from tests.cluster.test_namespaces import wait
 
 BAD_SETTINGS, FOUND = 2, 3
 FORBIDDEN: Final = 403
@@ -112,7 +112,7 @@ def second_scheduler(cluster: Cluster) -> Iterator[Object]:
         running = healthy_cluster.running_pod(
             "second-0", healthy_cluster.NAMESPACE, healthy_cluster.PLAIN[0], pod, owner="second"
         )
-        with defects.created(running)(cluster):
+        with misconfigurations.created(running)(cluster):
             yield next(one for one in made if one["kind"] == "ConfigMap")
     finally:
         for one in made:
@@ -121,7 +121,7 @@ def second_scheduler(cluster: Cluster) -> Iterator[Object]:
 
 def by_service(cluster: Cluster) -> contextlib.AbstractContextManager[None]:
     """As it is in a cluster whose kube-scheduler asks the cluster's DNS."""
-    return defects.entry(urlPrefix=f"https://{installation.HOST}:9001/scheduler")(cluster)
+    return misconfigurations.entry(urlPrefix=f"https://{installation.HOST}:9001/scheduler")(cluster)
 
 
 def test_each_finding_is_planted() -> None:
@@ -146,7 +146,7 @@ def _found(cluster: Cluster, case: DoctorCase) -> Diagnosis | None:
 
 
 def _place(cluster: Cluster, case: DoctorCase) -> str:
-    return defects.ENTRY if case.about == "entry" else case.about
+    return misconfigurations.ENTRY if case.about == "entry" else case.about
 
 
 # hostile
@@ -186,9 +186,9 @@ def assert_harmless(done: "subprocess.CompletedProcess[str]") -> None:
 
 def _rules() -> list[Object]:
     """Those that ship."""
-    found: list[Object] = next(one for one in served.manifest("doctor.yaml") if one["kind"] == "ClusterRole")[
-        "rules"
-    ]
+    found: list[Object] = next(
+        one for one in extender_process.manifest("doctor.yaml") if one["kind"] == "ClusterRole"
+    )["rules"]
     return found
 
 
@@ -203,12 +203,15 @@ def test_the_rights_that_ship_are_enough_and_hardly_one_is_too_many(cluster: Clu
     used = {
         (one.verb, one.resource, one.group) for one in rights.needed(one for one in asked if one.resource)
     }
-    granted = {(one.verb, one.resource, one.group) for one in rights.granted(served.manifest("doctor.yaml"))}
+    granted = {
+        (one.verb, one.resource, one.group)
+        for one in rights.granted(extender_process.manifest("doctor.yaml"))
+    }
     assert granted - used == {("list", "nodes", "metrics.k8s.io")}, "no policy here names a metric of it"
 
 
 def test_the_job_that_ships_is_one_for_a_real_api_server(cluster: Cluster) -> None:
-    file = str(served.ROOT / "deploy" / "doctor.yaml")
+    file = str(extender_process.ROOT / "deploy" / "doctor.yaml")
     assert "job.batch/nodewise-doctor" in cluster.plane.kubectl(
         "apply", "--dry-run=server", "--validate=strict", "-f", file
     )
@@ -253,9 +256,9 @@ def crowded(cluster: Cluster, nodes: int, policies: int) -> Iterator[None]:
     names = [f"crowd-{at}" for at in range(nodes)]
     made = [objects.node(name, labels=CROWD) for name in names]
     for at in range(policies):
-        policy = healthy_cluster.policy(f"crowd-{at}", dontschedule=[served.HOT])
+        policy = healthy_cluster.policy(f"crowd-{at}", dontschedule=[extender_process.HOT])
         policy["metadata"]["labels"] = CROWD
-        pod = defects.waiting(f"crowd-{at}", labels=CROWD | {"telemetry-policy": f"crowd-{at}"})
+        pod = misconfigurations.waiting(f"crowd-{at}", labels=CROWD | {"telemetry-policy": f"crowd-{at}"})
         made += [policy, pod | {"spec": pod["spec"] | GATED}]
     cluster.metrics.set("heat", dict.fromkeys([*healthy_cluster.NODES, *names], 20))
     try:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import objects, processes, read_only_commands, served
+from tests.cluster import extender_process, objects, processes, read_only_commands
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
+from tests.cluster.extender_process import Papers, Served, pod
 from tests.cluster.read_only_commands import run, told, warm
-from tests.cluster.sandboxes import Sandbox, wait
-from tests.cluster.served import Papers, Served, pod
+from tests.cluster.test_namespaces import Sandbox, wait
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def cluster(sandbox: Sandbox, metrics: CustomMetrics) -> Sandbox:
 @pytest.fixture
 def papers(sandbox: Sandbox, tmp_path: Path) -> Papers:
     """The certificate is for the Service's name, as the addresses of pods are in none."""
-    return Papers(tmp_path, f"{served.SERVICE}.{sandbox.namespace}.svc")
+    return Papers(tmp_path, f"{extender_process.SERVICE}.{sandbox.namespace}.svc")
 
 
 @contextlib.contextmanager
@@ -31,7 +31,7 @@ def replica(
     plane: ControlPlane, papers: Papers, folder: Path, address: str = "127.0.0.1"
 ) -> Iterator[Served]:
     """One replica; ready."""
-    with served.extender(plane, folder, f"--address={address}", papers=papers) as running:
+    with extender_process.extender(plane, folder, f"--address={address}", papers=papers) as running:
         yield running
 
 
@@ -52,9 +52,9 @@ def test_every_replica_is_asked_and_one_that_is_gone_is_named(
     address = processes.own_address()
     with replica(plane, papers, tmp_path, address) as one, replica(plane, papers, tmp_path, address) as other:
         for name, running in (("one", one), ("other", other)):
-            cluster.put(served.endpoint(name, running.url))
-        cluster.put(served.endpoint("starting", f"https://{address}:1", ready=False))
-        tls = one.entry()["tlsConfig"] | {"serverName": f"{served.SERVICE}.{cluster.namespace}.svc"}
+            cluster.put(extender_process.endpoint(name, running.url))
+        cluster.put(extender_process.endpoint("starting", f"https://{address}:1", ready=False))
+        tls = one.entry()["tlsConfig"] | {"serverName": f"{extender_process.SERVICE}.{cluster.namespace}.svc"}
         filters = one.entry(prioritizeVerb="", preemptVerb="", httpTimeout="30s", tlsConfig=tls)
         scores = other.entry(
             filterVerb="", preemptVerb="", managedResources=[], httpTimeout="30s", tlsConfig=tls
@@ -130,7 +130,7 @@ def test_pods_that_are_scheduled_without_their_policy(
     with replica(plane, papers, tmp_path) as running:
         with plane.start_scheduler({"extenders": [running.entry()]}):
             cluster.pods(
-                objects.pod("misspelt", labels={"telemetry-polcy": "pol"}, limits=served.LIMITS),
+                objects.pod("misspelt", labels={"telemetry-polcy": "pol"}, limits=extender_process.LIMITS),
                 objects.pod("unasked", labels={"telemetry-policy": "pol"}),
             )
             cluster.expect_bound("misspelt")

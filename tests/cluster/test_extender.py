@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 
-from tests.cluster import objects, processes, sandboxes, served
+from tests.cluster import extender_process, objects, processes, test_namespaces
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
-from tests.cluster.sandboxes import Sandbox, wait
-from tests.cluster.served import COOLEST, HOT, Served, heated, pod, policy
+from tests.cluster.extender_process import COOLEST, HOT, Served, heated, pod, policy
+from tests.cluster.test_namespaces import Sandbox, wait
 
 FORMS = pytest.mark.parametrize("cached", [True, False], ids=["names", "whole nodes"])
 
 
 @pytest.fixture
 def nodewise(plane: ControlPlane, metrics: CustomMetrics, tmp_path: Path) -> Iterator[Served]:
-    with served.extender(plane, tmp_path) as running:
+    with extender_process.extender(plane, tmp_path) as running:
         yield running
 
 
@@ -83,11 +83,11 @@ def test_before_readiness_nothing_is_placed_by_a_policy(
 ) -> None:
     """The API server refuses it the list of policies, so it never gets ready."""
     heated(sandbox, metrics, {"a": 1, "b": 1})
-    papers = served.Papers(tmp_path)
-    blind = plane.user(f"blind-{processes.number()}", [served.rules()[0]])
-    with served.started(tmp_path, served.arguments(blind, papers), papers) as running:
+    papers = extender_process.Papers(tmp_path)
+    blind = plane.user(f"blind-{processes.number()}", [extender_process.rules()[0]])
+    with extender_process.started(tmp_path, extender_process.arguments(blind, papers), papers) as running:
         with schedule(plane, running, ignorable=True):
-            sandbox.pods(pod("web"), objects.pod("plain", limits=served.LIMITS))
+            sandbox.pods(pod("web"), objects.pod("plain", limits=extender_process.LIMITS))
             assert "nodewise: starting, policies are not read yet" in sandbox.expect_event("web")
             sandbox.expect_stays_unbound("web", 1)
             assert sandbox.expect_bound("plain") in {"a", "b"}
@@ -106,7 +106,7 @@ def test_nobody_is_evicted_from_a_node_that_the_policy_rejects(
         sandbox.pods(pod("large", cpu="3", priority=100))
         sandbox.expect_rejected("large")
         sandbox.expect_stays_unbound("large", 1)
-        assert not sandboxes.is_leaving(sandbox.pod("small"))
+        assert not test_namespaces.is_leaving(sandbox.pod("small"))
         metrics.set("heat", {"a": 10})
         wait("a is cool", lambda: not nodewise.rejects(sandbox.namespace, "a") or None)
         sandbox.pods(pod("later", cpu="3", priority=100))
@@ -141,8 +141,8 @@ def test_the_flags_of_the_older_system_serve_its_scheduler_unchanged(
 ) -> None:
     """Its command line, and its extender entry: whole nodes, ignorable, no CA for our certificate, no preempt verb."""
     heated(sandbox, metrics, {"a": 90, "b": 10})
-    papers = served.Papers(tmp_path)
-    user = plane.user(f"tas-{processes.number()}", served.rules())
+    papers = extender_process.Papers(tmp_path)
+    user = plane.user(f"tas-{processes.number()}", extender_process.rules())
     port = processes.free_port()
     old = ["-kubeConfig", str(user.kubeconfig), "-port", str(port), "-cert", str(papers.server.cert)]
     old += [
@@ -154,7 +154,7 @@ def test_the_flags_of_the_older_system_serve_its_scheduler_unchanged(
         "2s",
         "-v=2",
     ]
-    with served.started(tmp_path, [*old, "--health-port=0"], papers) as running:
+    with extender_process.started(tmp_path, [*old, "--health-port=0"], papers) as running:
         running.process.wait_ready(running.is_ready)
         tls = {"certFile": str(papers.client.cert), "keyFile": str(papers.client.key)}
         entry = {
@@ -163,7 +163,7 @@ def test_the_flags_of_the_older_system_serve_its_scheduler_unchanged(
             "filterVerb": "scheduler/filter",
             "weight": 1,
             "enableHTTPS": True,
-            "managedResources": served.MANAGED,
+            "managedResources": extender_process.MANAGED,
             "ignorable": True,
             "tlsConfig": {"insecure": False} | tls,
         }
@@ -178,12 +178,14 @@ def test_a_policys_status_says_what_is_wrong_with_it(
     """Without deploy/policy-fields.yaml the API server stores unknown fields."""
     policy(sandbox, dontschedule=[HOT | {"whenMissing": "reject"}])
     nodewise.wait_leading()
-    wait("the status is written", lambda: served.condition(sandbox, "Valid")["status"] or None)
-    said = served.condition(sandbox, "Valid")
+    wait("the status is written", lambda: extender_process.condition(sandbox, "Valid")["status"] or None)
+    said = extender_process.condition(sandbox, "Valid")
     assert said["status"] == "False"
     assert "whenMissing: an unknown field" in said["message"]
     assert 'did you mean "when_missing"?' in said["message"]
     path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{sandbox.namespace}/taspolicies/pol"
     sandbox.api.patch(path, {"spec": {"strategies": {"dontschedule": {"rules": [HOT]}}}})
-    wait("the status is good", lambda: served.condition(sandbox, "Valid")["status"] == "True" or None)
+    wait(
+        "the status is good", lambda: extender_process.condition(sandbox, "Valid")["status"] == "True" or None
+    )
     assert len(nodewise.events("policy_problem")) == 1

@@ -8,23 +8,23 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster.controlplane import ControlPlane
-from tests.conformance.gas import asking
-from tests.conformance.gas import stage as stages
-from tests.conformance.gas.rows import Case, HttpRow
-from tests.conformance.gas.stage import Stage
+from tests.conformance.gas import case_requests
+from tests.conformance.gas import story_environment as stages
+from tests.conformance.gas.story_environment import Stage
+from tests.conformance.gas.table_rows import Case, HttpRow
 
 
 @pytest.fixture(scope="module")
 def stage(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     with stages.on(plane) as ground:
-        yield from asking.staged(ground, tmp_path_factory.mktemp("gas"))
+        yield from case_requests.staged(ground, tmp_path_factory.mktemp("gas"))
 
 
-@pytest.mark.parametrize("case", asking.CASES, ids=str)
+@pytest.mark.parametrize("case", case_requests.CASES, ids=str)
 def test_where_a_pod_goes(stage: Stage, case: Case) -> None:
-    asking.place(stage, case)
+    case_requests.place(stage, case)
 
 
-@pytest.mark.parametrize("row", asking.REQUESTS, ids=str)
+@pytest.mark.parametrize("row", case_requests.REQUESTS, ids=str)
 def test_requests(stage: Stage, row: HttpRow) -> None:
-    asking.call(stage, row)
+    case_requests.call(stage, row)

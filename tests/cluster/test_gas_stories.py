@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster.controlplane import ControlPlane
-from tests.conformance.gas import rows
-from tests.conformance.gas import stage as stages
-from tests.conformance.gas.rows import STORIES, Story
-from tests.conformance.gas.stage import Troubled
-from tests.conformance.gas.telling import Telling
+from tests.conformance.gas import story_environment as stages
+from tests.conformance.gas import table_rows
+from tests.conformance.gas.story_environment import Troubled
+from tests.conformance.gas.story_runner import Telling
+from tests.conformance.gas.table_rows import STORIES, Story
 
-TOLD: list[Story] = [story for table in STORIES for story in rows.stories(table)]
+TOLD: list[Story] = [story for table in STORIES for story in table_rows.stories(table)]
 
 
 @pytest.fixture(scope="module")

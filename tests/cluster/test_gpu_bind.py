@@ -8,8 +8,8 @@ import pytest
 
 from tests.cluster import gpu, objects
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.sandboxes import Sandbox, wait
-from tests.cluster.served import Served
+from tests.cluster.extender_process import Served
+from tests.cluster.test_namespaces import Sandbox, wait
 
 
 @pytest.fixture

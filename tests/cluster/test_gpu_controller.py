@@ -14,10 +14,10 @@ from nodewise.extender.binding import DROPPED
 from tests.cluster import gpu, loopback, objects, replicas
 from tests.cluster.api import ApiError, Object
 from tests.cluster.controlplane import ControlPlane
+from tests.cluster.extender_process import OWN_NAMESPACE, Served
 from tests.cluster.loopback import Receive, Send
-from tests.cluster.sandboxes import Sandbox, wait
-from tests.cluster.served import OWN_NAMESPACE, Served
-from tests.conformance.tas.between import Between
+from tests.cluster.test_namespaces import Sandbox, wait
+from tests.conformance.tas.faulty_proxy import Between
 
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{OWN_NAMESPACE}/leases"
 CENSUS = f"/api/v1/namespaces/{OWN_NAMESPACE}/configmaps/nodewise-gpu-typical-pods"

@@ -12,8 +12,8 @@ from nodewise.agents.gpu.descheduling import LABEL
 from tests.cluster import descheduling, gpu, objects
 from tests.cluster.api import ApiError, Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.sandboxes import Sandbox, wait
-from tests.cluster.served import Served
+from tests.cluster.extender_process import Served
+from tests.cluster.test_namespaces import Sandbox, wait
 
 POLICY = Path(__file__).parent / "gpu-descheduler-policy.yaml"
 POLICIES = "telemetry.aware.scheduling.hot"

@@ -11,7 +11,7 @@ from tests.cluster import gpu, replicas
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.replicas import History, Replicas
-from tests.cluster.sandboxes import Sandbox, wait
+from tests.cluster.test_namespaces import Sandbox, wait
 
 NODES, CARDS = effort.of(24, 50), 8
 TRIPLES, SINGLES = 3 * NODES // 2, 5 * NODES // 2

@@ -8,13 +8,13 @@ from typing import NamedTuple
 import httpx2
 import pytest
 
-from tests.cluster import admission, gpu, processes, rights, sandboxes, served
+from tests.cluster import admission, extender_process, gpu, processes, rights, test_namespaces
 from tests.cluster.api import Object
 from tests.cluster.audit import AuditLog, Request
 from tests.cluster.controlplane import ControlPlane
+from tests.cluster.extender_process import Papers, Served
 from tests.cluster.installation import ACCOUNT, HOST, NAMESPACE
-from tests.cluster.sandboxes import Sandbox, wait
-from tests.cluster.served import Papers, Served
+from tests.cluster.test_namespaces import Sandbox, wait
 
 NODES = ("g1", "g2")
 EMPTIED = "telemetry.aware.scheduling.p/gas-deschedule-pods-card0"
@@ -109,19 +109,24 @@ class Run(NamedTuple):
 
 @pytest.fixture
 def run(plane: ControlPlane, audit_log: AuditLog, tmp_path: Path) -> Iterator[Run]:
-    served.define(plane.api)
+    extender_process.define(plane.api)
     for name in ("rbac.yaml", "gpu.yaml"):
-        plane.kubectl("apply", "-f", str(served.ROOT / "deploy" / name))
+        plane.kubectl("apply", "-f", str(extender_process.ROOT / "deploy" / name))
     account = plane.service_account("nodewise", NAMESPACE)
     admission.wait_nodes(plane.api, account.api)
     admission.wait_pods(plane.api, account.api)
     papers = Papers(tmp_path, HOST, processes.own_address())
-    options = [*served.arguments(account, papers), f"--namespace={NAMESPACE}", "--agents=gpu", *gpu.FAST]
-    with sandboxes.created(plane) as first, sandboxes.created(plane) as second:
+    options = [
+        *extender_process.arguments(account, papers),
+        f"--namespace={NAMESPACE}",
+        "--agents=gpu",
+        *gpu.FAST,
+    ]
+    with test_namespaces.created(plane) as first, test_namespaces.created(plane) as second:
         first.nodes(*(gpu.node(name, 8, shares=100) for name in NODES))
         with (
-            served.started(tmp_path, options, papers) as one,
-            served.started(tmp_path, options, papers) as other,
+            extender_process.started(tmp_path, options, papers) as one,
+            extender_process.started(tmp_path, options, papers) as other,
         ):
             wait("both are ready", lambda: (one.is_ready() and other.is_ready()) or None)
             yield Run(plane, audit_log, (first, second), (one, other), papers)
@@ -136,7 +141,7 @@ def test_the_rights_that_ship_are_those_that_were_needed(run: Run) -> None:
     requests = [one for one in run.requests() if one.resource]
     assert [one for one in requests if one.is_refused] == []
     needed = rights.needed(requests)
-    shipped = rights.granted(served.manifest("gpu.yaml"))
+    shipped = rights.granted(extender_process.manifest("gpu.yaml"))
     assert shipped <= needed, shipped - needed
-    beyond = needed - shipped - rights.granted(served.manifest("rbac.yaml"))
+    beyond = needed - shipped - rights.granted(extender_process.manifest("rbac.yaml"))
     assert beyond == set()

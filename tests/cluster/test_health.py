@@ -12,15 +12,22 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.cluster import descheduling, health_example, label_watch, objects, pipeline, served
+from tests.cluster import (
+    descheduling,
+    extender_process,
+    health_example,
+    label_watch,
+    metrics_pipeline,
+    objects,
+)
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
+from tests.cluster.extender_process import Served
 from tests.cluster.health_example import NODES, POLICY
 from tests.cluster.label_watch import Change
+from tests.cluster.metrics_pipeline import Measuring
 from tests.cluster.monitoring import HEALTH, Monitoring
-from tests.cluster.pipeline import Measuring
-from tests.cluster.sandboxes import Sandbox, wait
-from tests.cluster.served import Served
+from tests.cluster.test_namespaces import Sandbox, wait
 
 ADAPTER, DIRECT = "through the adapter", "straight from Prometheus"
 
@@ -29,7 +36,7 @@ ADAPTER, DIRECT = "through the adapter", "straight from Prometheus"
 def way(request: pytest.FixtureRequest, sandbox: Sandbox, measuring: Measuring) -> Iterator[str]:
     """How values get to nodewise; every node is there, and well."""
     sandbox.nodes(*(objects.node(name) for name in NODES))
-    with pipeline.registered(sandbox.api, *measuring) as both_ends:
+    with metrics_pipeline.registered(sandbox.api, *measuring) as both_ends:
         both_ends.monitoring.set(HEALTH, dict.fromkeys(NODES, 0))
         both_ends.wait_visible("health_metric", dict.fromkeys(NODES, "0"))
         yield request.param
@@ -53,10 +60,10 @@ def policy(way: str) -> Object:
 @contextlib.contextmanager
 def serving(plane: ControlPlane, sandbox: Sandbox, way: str, folder: Path, *more: str) -> Iterator[Served]:
     """nodewise with the policy and the metric, and with telemetry/scheduling on every node."""
-    served.define(sandbox.api)
+    extender_process.define(sandbox.api)
     sandbox.put(policy(way))
     given = ["--advertise-resource=telemetry/scheduling=1000", *more]
-    with served.extender(plane, folder, *given) as running:
+    with extender_process.extender(plane, folder, *given) as running:
         wait("the metric is known", lambda: running.fetched("health_metric") or None)
         yield running
 

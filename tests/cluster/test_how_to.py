@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from tests import pages, reader
+from tests import page_code_blocks, page_reader
 from tests.cluster import availability
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.served import NODEWISE
-from tests.conformance.configure import pods
-from tests.reader import Reader
+from tests.cluster.extender_process import NODEWISE
+from tests.conformance.configure import scheduler_manifests
+from tests.page_reader import Reader
 
-PAGE = pages.HOW_TO / "install-on-kubeadm.md"
-FROM_TAS = pages.HOW_TO / "migrate-from-tas.md"
+PAGE = page_code_blocks.HOW_TO / "install-on-kubeadm.md"
+FROM_TAS = page_code_blocks.HOW_TO / "migrate-from-tas.md"
 TAS = """\
 apiVersion: kubescheduler.config.k8s.io/v1
 kind: KubeSchedulerConfiguration
@@ -56,18 +56,18 @@ def host(plane: ControlPlane, control_plane_programs: Path, tmp_path: Path) -> I
     shutil.copytree("/etc", etc, symlinks=True, ignore=_of_a_cluster)
     manifests = etc / "kubernetes/manifests"
     manifests.mkdir(parents=True)
-    (manifests / "kube-scheduler.yaml").write_text(pods.text(pods.pod(36, "3")))
+    (manifests / "kube-scheduler.yaml").write_text(scheduler_manifests.text(scheduler_manifests.pod(36, "3")))
     for name in ("admin.conf", "scheduler.conf"):
         shutil.copy(plane.admin.kubeconfig, etc / "kubernetes" / name)
     home = tmp_path / "root"
     home.mkdir()
-    plain = reader.plain_environment()
+    plain = page_reader.plain_environment()
     environment = {**plain, "PATH": f"{control_plane_programs}:{NODEWISE.parent}:{plain['PATH']}"}
     shell = [*own, "sh", "-e", "-c", f"mount --bind {etc} /etc; exec bash"]
     try:
         plane.api.ensure({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
-        with reader.reading(home, environment, shell=shell) as typing:
-            (install,) = pages.section(PAGE, "## 1. nodewise in the cluster")
+        with page_reader.reading(home, environment, shell=shell) as typing:
+            (install,) = page_code_blocks.section(PAGE, "## 1. nodewise in the cluster")
             (certs,) = [line for line in install.text.splitlines() if line.startswith("nodewise certs ")]
             typing.types(f"KUBECONFIG=/etc/kubernetes/admin.conf {certs}")
             yield typing
@@ -82,13 +82,13 @@ def _of_a_cluster(folder: str, _names: list[str]) -> set[str]:
 
 
 def test_a_host_of_kubeadm_is_configured_and_left(host: Reader, tmp_path: Path) -> None:
-    (see,) = pages.section(PAGE, "## Verify")
-    (check,) = [step.typed for step in pages.steps(see) if "--check" in step.typed]
-    (undo,) = pages.section(PAGE, "## Undo")
+    (see,) = page_code_blocks.section(PAGE, "## Verify")
+    (check,) = [step.typed for step in page_code_blocks.steps(see) if "--check" in step.typed]
+    (undo,) = page_code_blocks.section(PAGE, "## Undo")
     (uninstall,) = [line for line in undo.text.splitlines() if "--uninstall" in line]
     manifest = tmp_path / "etc/kubernetes/manifests/kube-scheduler.yaml"
     before = manifest.read_text()
-    host.follows(pages.section(PAGE, "## 2. kube-scheduler"))
+    host.follows(page_code_blocks.section(PAGE, "## 2. kube-scheduler"))
     assert "--config=/etc/kubernetes/" in manifest.read_text()
     assert sorted(path.name for path in (tmp_path / "etc/certs").iterdir()) == [
         "ca.crt",
@@ -110,8 +110,8 @@ def test_a_host_comes_from_tas_and_goes_back(host: Reader, tmp_path: Path) -> No
     assert text.count(command) == 1
     before = text.replace(command, f"{command}    - --config=/etc/kubernetes/scheduler-config.yaml\n")
     manifest.write_text(before)
-    fetch, _ = pages.section(PAGE, "## 2. kube-scheduler")
-    host.follows([fetch, *pages.section(FROM_TAS, "## 3. The switch")])
+    fetch, _ = page_code_blocks.section(PAGE, "## 2. kube-scheduler")
+    host.follows([fetch, *page_code_blocks.section(FROM_TAS, "## 3. The switch")])
     assert "tas-service" not in configured.read_text()
     assert "https://nodewise.nodewise.svc:9001" in configured.read_text()
     (back,) = re.findall(r"`(nodewise configure --restore)`", FROM_TAS.read_text())

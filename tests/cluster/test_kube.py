@@ -18,23 +18,23 @@ import pytest
 
 from nodewise.clock import SystemClock
 from nodewise.errors import NodewiseError, Refused, Unavailable
-from nodewise.kube import watching
+from nodewise.kube import list_watch
 from nodewise.kube.api import Api, Expired
-from nodewise.kube.client import HttpApi
-from nodewise.kube.connect import connect
+from nodewise.kube.connection_settings import connect
+from nodewise.kube.http_client import HttpApi
 from nodewise.kube.options import KubeOptions
 from nodewise.kube.reflector import Reflector, Target
 from nodewise.kube.resources import EVENTS, NODES, Resource
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.simulate.api import CONFIGMAPS
+from nodewise.simulate.in_memory_api import CONFIGMAPS
 from tests import effort
 from tests.cluster import access, processes
 from tests.cluster.access import Server, rule
-from tests.cluster.big_list import Found
 from tests.cluster.certificates import Pair
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.sandboxes import Sandbox
-from tests.unit.kube.suite import (
+from tests.cluster.list_memory import Found
+from tests.cluster.test_namespaces import Sandbox
+from tests.unit.kube.api_suite import (
     CONFIGMAP,
     ApiSuite,
     ElectionSuite,
@@ -132,10 +132,10 @@ async def test_a_watch_from_before_a_kind_was_known_is_expired(api: HttpApi, san
     things = Resource(f"{sandbox.namespace}.example.com", "v1", "things", "Thing")
     sandbox.create(definition_of(things))
     await until_served(api, things)
-    before = watching.Watching("1")
+    before = list_watch.Watching("1")
     async with aclosing(api.watch(things.path(), {"resourceVersion": before.version})) as lines:
         with pytest.raises(Expired, match="too old resource version: 1"):
-            watching.line(before, await anext(lines))
+            list_watch.line(before, await anext(lines))
 
 
 async def test_a_version_that_is_no_longer_kept_is_listed_anew(api: HttpApi, sandbox: Sandbox) -> None:
@@ -144,7 +144,7 @@ async def test_a_version_that_is_no_longer_kept_is_listed_anew(api: HttpApi, san
     await until_served(api, things)
     await api.create(things.path("default"), item("a") | {"apiVersion": things.api_version, "kind": "Thing"})
     reflector = Reflector(api, Target(things, CONFIGMAP), SystemClock(), MetricsRegistry(), random.random)
-    reflector._state = watching.Watching("1")
+    reflector._state = list_watch.Watching("1")
     async with running(reflector.run()):
         await reflector.until_synced()
     assert list(reflector.store.snapshot()) == [("default", "a")]
@@ -422,16 +422,16 @@ def big_node(number: int) -> dict[str, Any]:
 async def test_many_nodes_are_listed_by_pages_held_in_less_than_they_are_and_block_nobody(
     plane: ControlPlane, many_nodes: int
 ) -> None:
-    """In a process of its own. How long list and steps take is measured by `bench/start.py`."""
+    """In a process of its own. How long list and steps take is measured by `bench/startup.py`."""
     assert len(await answer_of(plane.admin.kubeconfig, NODES.path(name="big-00000"))) > 10_000
-    command = [sys.executable, "-m", "tests.cluster.big_list", str(plane.admin.kubeconfig)]
+    command = [sys.executable, "-m", "tests.cluster.list_memory", str(plane.admin.kubeconfig)]
     done = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     output, _ = await done.communicate()
     listed = Found(**json.loads(output))
     pages = listed.pages_bytes
     assert listed.nodes >= many_nodes
-    assert len(pages) >= many_nodes / watching.MOST_LIMIT
-    assert max(pages) < 2 * watching.PAGE_BYTES
+    assert len(pages) >= many_nodes / list_watch.MOST_LIMIT
+    assert max(pages) < 2 * list_watch.PAGE_BYTES
     assert listed.held_bytes < sum(pages)
     assert listed.most_in_a_step == 1  # one slice, by a clock that makes one of each node
     assert listed.turns > listed.nodes

@@ -14,9 +14,9 @@ import yaml
 
 from tests.cluster import programs
 from tests.cluster.conftest import got
-from tests.cluster.served import NODEWISE
-from tests.conformance.configure import pods
-from tests.conformance.configure.hosts import Host
+from tests.cluster.extender_process import NODEWISE
+from tests.conformance.configure import scheduler_manifests
+from tests.conformance.configure.control_plane_hosts import Host
 
 pytestmark = pytest.mark.cluster
 
@@ -118,7 +118,9 @@ def test_the_manifest_that_tests_start_from_is_kubeadms(root: Root, tmp_path: Pa
     """And `nodewise configure` edits kubeadm's own text, and takes it back to the byte."""
     kinds = ("ClusterConfiguration", "InitConfiguration")
     root.write([{"apiVersion": "kubeadm.k8s.io/v1beta4", "kind": kind} for kind in kinds])
-    assert root.scheduler() == pods.pod(36, image=f"registry.k8s.io/kube-scheduler:{programs.VERSION}")
+    assert root.scheduler() == scheduler_manifests.pod(
+        36, image=f"registry.k8s.io/kube-scheduler:{programs.VERSION}"
+    )
     text = root.manifest.read_text()
     host = Host(tmp_path / "host")
     host.write(text)

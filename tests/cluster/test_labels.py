@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import access, label_watch, objects, served
+from tests.cluster import access, extender_process, label_watch, objects
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
+from tests.cluster.extender_process import HOT, heated, policy
 from tests.cluster.label_watch import Change, LabelWatch
-from tests.cluster.sandboxes import Sandbox, wait
-from tests.cluster.served import HOT, heated, policy
+from tests.cluster.test_namespaces import Sandbox, wait
 
 PREFIX = "telemetry.aware.scheduling.pol"
 
@@ -44,7 +44,7 @@ def test_a_node_is_labelled_while_it_violates_and_a_restart_moves_nothing(
     tmp_path: Path,
 ) -> None:
     heated(sandbox, metrics, {"a": 90, "b": 50, "c": 95}, deschedule=[HOT])
-    with served.extender(plane, tmp_path):
+    with extender_process.extender(plane, tmp_path):
         until(sandbox, "a", {"pol": "violating"})
         until(sandbox, "c", {"pol": "violating"})
         metrics.set("heat", {"a": 20, "b": 50, "c": 95})
@@ -54,7 +54,7 @@ def test_a_node_is_labelled_while_it_violates_and_a_restart_moves_nothing(
         sandbox.api.patch(path, {"metadata": {"annotations": {"touched": "1"}}})
         sandbox.annotate("c", "touched", "1")
         metrics.fail("heat")
-    with served.extender(plane, tmp_path) as again:
+    with extender_process.extender(plane, tmp_path) as again:
         again.wait_leading()
         metrics.set("heat", {"a": 20, "b": 90, "c": 95})
         until(sandbox, "b", {"pol": "violating"})
@@ -70,10 +70,10 @@ def test_labels_of_a_policy_that_went_while_nobody_looked_go_too(
 ) -> None:
     heated(sandbox, metrics, {"a": 90}, deschedule=[HOT], labeling=[HOT | {"labels": ["hot=yes"]}])
     sandbox.nodes(objects.node("unmeasured"))
-    with served.extender(plane, tmp_path):
+    with extender_process.extender(plane, tmp_path):
         until(sandbox, "a", {"pol": "violating", f"{PREFIX}/hot": "yes"})
     sandbox.api.delete(f"/apis/telemetry.intel.com/v1alpha1/namespaces/{sandbox.namespace}/taspolicies/pol")
-    with served.extender(plane, tmp_path):
+    with extender_process.extender(plane, tmp_path):
         until(sandbox, "a", {})
 
 
@@ -81,10 +81,10 @@ def test_labels_of_a_policy_that_lost_trust_while_nobody_looked_go_too(
     plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, tmp_path: Path
 ) -> None:
     heated(sandbox, metrics, {"a": 90}, deschedule=[HOT], labeling=[HOT | {"labels": ["hot=yes"]}])
-    with served.extender(plane, tmp_path):
+    with extender_process.extender(plane, tmp_path):
         until(sandbox, "a", {"pol": "violating", f"{PREFIX}/hot": "yes"})
     sandbox.trust(granted=False)
-    with served.extender(plane, tmp_path):
+    with extender_process.extender(plane, tmp_path):
         until(sandbox, "a", {})
 
 
@@ -93,13 +93,13 @@ def test_labels_stay_while_nodewise_cannot_read_which_namespaces_are_trusted(
 ) -> None:
     """It is not ready and rejects all nodes, but takes no label away."""
     heated(sandbox, metrics, {"a": 90}, deschedule=[HOT])
-    papers = served.Papers(tmp_path)
-    with served.extender(plane, tmp_path, papers=papers):
+    papers = extender_process.Papers(tmp_path)
+    with extender_process.extender(plane, tmp_path, papers=papers):
         until(sandbox, "a", {"pol": "violating"})
-    less = [rule for rule in served.rules() if "namespaces" not in rule["resources"]]
+    less = [rule for rule in extender_process.rules() if "namespaces" not in rule["resources"]]
     blind = plane.user(f"blind-{sandbox.namespace}", less)
-    access.grant(plane.api, blind.name, served.rules("Role"), served.OWN_NAMESPACE)
-    with served.started(tmp_path, served.arguments(blind, papers), papers) as running:
+    access.grant(plane.api, blind.name, extender_process.rules("Role"), extender_process.OWN_NAMESPACE)
+    with extender_process.started(tmp_path, extender_process.arguments(blind, papers), papers) as running:
         wait("it is named", lambda: "namespaces" in str(running.events("kube_lost")) or None)
         running.wait_leading()
         time.sleep(2)
@@ -116,14 +116,14 @@ def test_a_label_of_somebody_else_is_left_alone_and_the_policy_says_so(
     mine = {"pol": "mine", "telemetry.aware.scheduling.other/x": "1"}
     for node in ("a", "b"):
         sandbox.api.patch(f"/api/v1/nodes/{node}", {"metadata": {"labels": mine}})
-    with served.extender(plane, tmp_path):
+    with extender_process.extender(plane, tmp_path):
         until(sandbox, "a", mine | {f"{PREFIX}/hot": "yes"})
         until(sandbox, "c", {"pol": "violating", f"{PREFIX}/hot": "yes"})
         wait(
             "the policy says so",
-            lambda: served.condition(sandbox, "LabelConflict")["status"] == "True" or None,
+            lambda: extender_process.condition(sandbox, "LabelConflict")["status"] == "True" or None,
         )
-        assert "node a" in served.condition(sandbox, "LabelConflict")["message"]
+        assert "node a" in extender_process.condition(sandbox, "LabelConflict")["message"]
         metrics.set("heat", {"a": 10, "b": 10, "c": 10})
         until(sandbox, "a", mine)
         until(sandbox, "c", {})
@@ -153,7 +153,7 @@ def test_labels_of_the_older_system_are_taken_over_without_a_gap(
             params={"fieldManager": "extender"},
         )
     wait("the old labels were seen", lambda: len(labels.changes) == 4 or None)
-    with served.extender(plane, tmp_path) as running:
+    with extender_process.extender(plane, tmp_path) as running:
         until(sandbox, "a", {"pol": "violating"})
         until(sandbox, "b", {})
         assert len(running.events("labels_taken_over")) == 2
@@ -174,17 +174,23 @@ def test_a_metric_that_stops_holds_labels_and_verdicts_and_says_so(
     tmp_path: Path,
 ) -> None:
     heated(sandbox, metrics, {"a": 90, "b": 50, "c": 95}, deschedule=[HOT], dontschedule=[HOT])
-    with served.extender(plane, tmp_path, "--max-age=5s") as running:
+    with extender_process.extender(plane, tmp_path, "--max-age=5s") as running:
         until(sandbox, "a", {"pol": "violating"})
         until(sandbox, "c", {"pol": "violating"})
         metrics.fail("heat")
-        wait("it is suspended", lambda: served.condition(sandbox, "Suspended")["status"] == "True" or None)
-        assert "heat GreaterThan 80" in served.condition(sandbox, "Suspended")["message"]
+        wait(
+            "it is suspended",
+            lambda: extender_process.condition(sandbox, "Suspended")["status"] == "True" or None,
+        )
+        assert "heat GreaterThan 80" in extender_process.condition(sandbox, "Suspended")["message"]
         assert running.rejects(sandbox.namespace, "a")
         assert not running.rejects(sandbox.namespace, "b")
         metrics.set("heat", {"a": 10, "b": 50, "c": 95})
         until(sandbox, "a", {})
-        wait("it is well again", lambda: served.condition(sandbox, "Suspended")["status"] == "False" or None)
+        wait(
+            "it is well again",
+            lambda: extender_process.condition(sandbox, "Suspended")["status"] == "False" or None,
+        )
     wait("all changes are seen", lambda: len(labels.of("pol")) >= 3 or None)
     assert len(labels.of("pol")) == 3
 
@@ -203,7 +209,7 @@ def test_an_extended_resource_is_kept_on_every_node(
         found = {status[part].get("telemetry/scheduling") for part in ("capacity", "allocatable")}
         return found == {"1k"} or None
 
-    with served.extender(plane, tmp_path, "--advertise-resource=telemetry/scheduling=1000"):
+    with extender_process.extender(plane, tmp_path, "--advertise-resource=telemetry/scheduling=1000"):
         wait("a has it", lambda: advertised("a"))
         gone = [{"op": "remove", "path": "/status/capacity/telemetry~1scheduling"}]
         headers = {"Content-Type": "application/json-patch+json"}

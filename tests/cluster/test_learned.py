@@ -7,12 +7,12 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.cluster import access, objects, processes, served
+from tests.cluster import access, extender_process, objects, processes
 from tests.cluster.access import User
 from tests.cluster.api import ApiError, Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.sandboxes import Sandbox, wait
-from tests.cluster.served import OWN_NAMESPACE, Papers, Served
+from tests.cluster.extender_process import OWN_NAMESPACE, Papers, Served
+from tests.cluster.test_namespaces import Sandbox, wait
 
 MEMORY = f"/api/v1/namespaces/{OWN_NAMESPACE}/configmaps/nodewise-memory"
 AGENT = "--agents=learned"
@@ -21,9 +21,9 @@ AGENT = "--agents=learned"
 @pytest.fixture
 def by(plane: ControlPlane) -> Iterator[User]:
     """Somebody with the rights that ship for agents that remember, where nothing is remembered yet."""
-    made = plane.user(f"nodewise-{processes.number()}", served.rules())
-    memory = next(one for one in served.manifest("memory.yaml") if one["kind"] == "Role")["rules"]
-    access.grant(plane.api, made.name, [*served.rules("Role"), *memory], OWN_NAMESPACE)
+    made = plane.user(f"nodewise-{processes.number()}", extender_process.rules())
+    memory = next(one for one in extender_process.manifest("memory.yaml") if one["kind"] == "Role")["rules"]
+    access.grant(plane.api, made.name, [*extender_process.rules("Role"), *memory], OWN_NAMESPACE)
     _forget(plane)
     yield made
     _forget(plane)
@@ -60,7 +60,7 @@ def test_pods_avoid_the_node_on_which_their_like_failed_also_after_a_restart(
 ) -> None:
     sandbox.nodes(*objects.nodes("a b"))
     papers = Papers(tmp_path)
-    with served.extender(plane, tmp_path, AGENT, papers=papers, by=by) as nodewise:
+    with extender_process.extender(plane, tmp_path, AGENT, papers=papers, by=by) as nodewise:
         nodewise.wait_leading()
         with plane.start_scheduler({"extenders": [entry(nodewise)]}):
             for number in range(3):
@@ -77,7 +77,7 @@ def test_pods_avoid_the_node_on_which_their_like_failed_also_after_a_restart(
             assert (told["b"]["tried"], told["b"]["missing"]) == (0, "never tried")
     assert _kept(plane, sandbox)["a"][:2] == [pytest.approx(0.729, abs=1e-3), 3]
     with (
-        served.extender(plane, tmp_path, AGENT, papers=papers, by=by) as nodewise,
+        extender_process.extender(plane, tmp_path, AGENT, papers=papers, by=by) as nodewise,
         plane.start_scheduler({"extenders": [entry(nodewise)]}),
     ):
         sandbox.pods(*(web(f"later-{number}") for number in range(4)))

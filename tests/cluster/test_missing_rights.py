@@ -8,21 +8,21 @@ import pytest
 
 from tests.cluster import (
     access,
+    extender_process,
     installation,
     objects,
     processes,
     read_only_commands,
     rights,
-    sandboxes,
-    served,
+    test_namespaces,
 )
 from tests.cluster.api import Api, path_of
 from tests.cluster.audit import AuditLog
 from tests.cluster.controlplane import ControlPlane
+from tests.cluster.extender_process import Served
 from tests.cluster.installation import NAMESPACE, Shipped, pod, policy
 from tests.cluster.rights import Right
-from tests.cluster.sandboxes import Sandbox, wait
-from tests.cluster.served import Served
+from tests.cluster.test_namespaces import Sandbox, wait
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ WITHOUT = {
 
 
 def test_every_right_has_its_row() -> None:
-    assert WITHOUT.keys() == rights.granted(served.manifest("rbac.yaml"))
+    assert WITHOUT.keys() == rights.granted(extender_process.manifest("rbac.yaml"))
 
 
 def lease(api: Api, *, there: bool) -> None:
@@ -117,7 +117,7 @@ class Scene(NamedTuple):
         found = {
             "labels": shipped.labels("a").get("pol") == "violating",
             "new trust": shipped.labels("a").get("granted") == "violating",
-            "status": bool(served.status(sandbox, "pol")),
+            "status": bool(extender_process.status(sandbox, "pol")),
             "advertise": shipped.advertises("b"),
             "wake": bool(running.events("woken")),
             "ready": running.is_ready(),
@@ -150,7 +150,7 @@ def test_a_right_that_is_missing_is_named_and_costs_only_what_it_is_for(
     shipped.metrics.set("heat", {"a": 90, "b": 10, "late": 90})
     sandbox.put(policy("pol", "heat", "dontschedule", "deschedule"))
     lease(sandbox.api, there=right.verb == "update")
-    with sandboxes.created(shipped.plane, trusted=False) as other, shipped.missing(right):
+    with test_namespaces.created(shipped.plane, trusted=False) as other, shipped.missing(right):
         # before the start: without the watch of policies only the first list has it
         other.put(policy("granted", "heat", "deschedule"))
         with shipped.started(tmp_path) as running:
@@ -210,13 +210,13 @@ READERS = {
 
 
 def test_every_right_of_a_reader_has_its_row() -> None:
-    assert READERS.keys() == rights.granted(served.manifest("reader.yaml"))
+    assert READERS.keys() == rights.granted(extender_process.manifest("reader.yaml"))
 
 
 @pytest.fixture(scope="module")
 def decided(shipped: Shipped, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A pod on its node that a replica was asked about."""
-    with sandboxes.created(shipped.plane) as sandbox:
+    with test_namespaces.created(shipped.plane) as sandbox:
         sandbox.nodes(*objects.nodes("a b"))
         shipped.metrics.set("heat", {"a": 90, "b": 10})
         sandbox.put(policy("pol", "heat", "dontschedule"))
@@ -232,7 +232,7 @@ def test_a_reader_is_told_which_right_is_missing(shipped: Shipped, decided: str,
     given, code = READERS[right]
     plane = shipped.plane
     user = plane.user(f"reader-{processes.number()}")
-    for role in served.manifest("reader.yaml"):
+    for role in extender_process.manifest("reader.yaml"):
         less = rights.without(role["rules"], right)
         access.grant(plane.api, user.name, less, role["metadata"].get("namespace", ""))
     more = (decided, *installation.shown(shipped.papers)) if given is EXPLAIN else ()

@@ -9,12 +9,12 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.cluster import access, objects, processes, served
+from tests.cluster import access, extender_process, objects, processes
 from tests.cluster.access import User
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.sandboxes import Sandbox, wait
-from tests.cluster.served import OWN_NAMESPACE, Served
+from tests.cluster.extender_process import OWN_NAMESPACE, Served
+from tests.cluster.test_namespaces import Sandbox, wait
 
 NODES = "a b c"
 CPU = 4
@@ -43,7 +43,7 @@ def test_one_node_after_another_is_filled(plane: ControlPlane, sandbox: Sandbox,
     how = ["--agents=pigeon", "--policy-objective=CONSOLIDATE", "--pigeon-usage=pods"]
     there: Counter[str] = Counter()
     with (
-        served.extender(plane, tmp_path, *how) as running,
+        extender_process.extender(plane, tmp_path, *how) as running,
         plane.start_scheduler({"extenders": [entry(running)]}),
     ):
         for number in range(2 * CPU):
@@ -73,9 +73,9 @@ def forget(plane: ControlPlane) -> None:
 
 def keeper(plane: ControlPlane) -> User:
     """Somebody with the rights that ship, those to remember among them."""
-    memory = next(one for one in served.manifest("memory.yaml") if one["kind"] == "Role")["rules"]
-    made = plane.user(f"nodewise-{processes.number()}", served.rules())
-    access.grant(plane.api, made.name, [*served.rules("Role"), *memory], OWN_NAMESPACE)
+    memory = next(one for one in extender_process.manifest("memory.yaml") if one["kind"] == "Role")["rules"]
+    made = plane.user(f"nodewise-{processes.number()}", extender_process.rules())
+    access.grant(plane.api, made.name, [*extender_process.rules("Role"), *memory], OWN_NAMESPACE)
     return made
 
 
@@ -90,7 +90,7 @@ def test_what_pods_ask_for_outlives_the_process(
     sandbox.nodes(*objects.nodes(NODES, cpu="32"))
     user = keeper(plane)
     with (
-        served.extender(plane, tmp_path, "--agents=pigeon", by=user) as running,
+        extender_process.extender(plane, tmp_path, "--agents=pigeon", by=user) as running,
         plane.start_scheduler({"extenders": [entry(running)]}),
     ):
         for number, cpu in enumerate(("1", "3")):
@@ -99,7 +99,7 @@ def test_what_pods_ask_for_outlives_the_process(
         before = wait("both have counted", lambda: demand(running) if demand(running)["pods"] == 2 else None)
     kept = plane.api.get(KEPT)["data"]
     assert json.loads(kept["pigeon.json"])["samples"] == 2
-    with served.extender(plane, tmp_path, "--agents=pigeon", by=user) as running:
+    with extender_process.extender(plane, tmp_path, "--agents=pigeon", by=user) as running:
         wait("it remembers", lambda: demand(running) == before or None)
     assert before["resources"]["cpu"]["pod_mean"] == 2000
     assert before["resources"]["cpu"]["pod_deviation"] == 1000

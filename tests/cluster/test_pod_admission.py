@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cluster import admission, objects, programs, served
+from tests.cluster import admission, extender_process, objects, programs
 from tests.cluster.api import Api, ApiError, Object, folder_of, path_of
-from tests.cluster.sandboxes import Sandbox, wait
+from tests.cluster.test_namespaces import Sandbox, wait
 from tests.unit.agents.telemetry.test_misspelt_label import MISSPELT, OTHERS
 
 RIGHT = {"telemetry-policy": "pol"}
@@ -29,7 +29,7 @@ KINDS = {
 
 def manifests(*actions: str, resource: str = "telemetry/scheduling") -> list[Object]:
     """The admission policy and its binding, with other actions and another resource."""
-    policy, binding = deepcopy(served.manifest("pod-admission.yaml"))
+    policy, binding = deepcopy(extender_process.manifest("pod-admission.yaml"))
     [constant] = [one for one in policy["spec"]["variables"] if one["name"] == "resource"]
     constant["expression"] = f"'{resource}'"
     if actions:
@@ -110,14 +110,14 @@ def test_misspelt_keys_are_reported_and_others_are_not(sandbox: Sandbox) -> None
             assert warnings(sandbox.api, in_namespace(sandbox, objects.pod("web", labels={key: "pol"}))) == []
         assert warnings(sandbox.api, in_namespace(sandbox, objects.pod("web"))) == []
         both = RIGHT | {"x/telemetry-policy": "pol"}
-        pod = objects.pod("web", labels=both, limits=served.LIMITS)
+        pod = objects.pod("web", labels=both, limits=extender_process.LIMITS)
         assert warnings(sandbox.api, in_namespace(sandbox, pod)) == []
 
 
 def test_a_policy_label_without_the_request_is_reported(sandbox: Sandbox) -> None:
     pod = in_namespace(sandbox, objects.pod("web", labels=RIGHT))
     init = deepcopy(pod)
-    asks = {"resources": {"limits": served.LIMITS, "requests": served.LIMITS}}
+    asks = {"resources": {"limits": extender_process.LIMITS, "requests": extender_process.LIMITS}}
     init["spec"]["initContainers"] = [init["spec"]["containers"][0] | {"name": "first"} | asks]
     with enforced(sandbox, manifests()):
         [warning] = warnings(sandbox.api, pod)
@@ -142,7 +142,7 @@ def test_kubectl_apply_of_a_workload_prints_the_warning(sandbox: Sandbox, tmp_pa
         again = kubectl(sandbox, "annotate", "-f", str(file), "a=b")
         assert again.returncode == 0
         assert "telemetry-polcy" not in again.stderr
-        file.write_text(yaml.safe_dump(workload(kind, RIGHT, served.LIMITS)))
+        file.write_text(yaml.safe_dump(workload(kind, RIGHT, extender_process.LIMITS)))
         fine = kubectl(sandbox, "create", "--dry-run=server", "-o", "name", "-f", str(file))
         assert "found the pod label" not in fine.stderr
 
@@ -159,4 +159,4 @@ def test_deny_refuses_pods_and_workloads(sandbox: Sandbox, tmp_path: Path) -> No
         assert "no request for telemetry/scheduling" in done.stderr
         scaled = sandbox.api.patch(path_of(before), {"spec": {"replicas": 0}})
         assert scaled["spec"]["replicas"] == 0
-        sandbox.pods(objects.pod("other"), served.pod("right"))
+        sandbox.pods(objects.pod("other"), extender_process.pod("right"))

@@ -10,13 +10,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nodewise.agents.telemetry import policy as policies
-from nodewise.agents.telemetry import schema
+from nodewise.agents.telemetry import policy_lint
 from nodewise.agents.telemetry.policy import PolicyObject
-from tests.cluster import served
+from tests.cluster import extender_process
 from tests.cluster.api import Api, ApiError
 from tests.cluster.controlplane import ControlPlane
-from tests.conformance.tas import rows
-from tests.conformance.tas.singles import DefinitionTable
+from tests.conformance.tas import table_rows
+from tests.conformance.tas.single_rows import DefinitionTable
 
 PATH = "/apis/telemetry.intel.com/v1alpha1/namespaces/default/taspolicies"
 WHOLE: dict[str, Any] = {
@@ -75,8 +75,8 @@ ATOMS = [
 
 @pytest.fixture(scope="module")
 def api(plane: ControlPlane) -> Iterator[Api]:
-    served.define(plane.api)
-    with served.refusing_unknown_fields(plane.api):
+    extender_process.define(plane.api)
+    with extender_process.refusing_unknown_fields(plane.api):
         yield plane.api
 
 
@@ -94,7 +94,7 @@ def expected_refusals(policy: Any) -> list[str]:
     spec = PolicyObject(spec=msgspec.Raw(msgspec.json.encode(policy.get("spec"))))
     read = policies.read(spec).problems
     unknown = [problem for problem in read if problem.found in {"an unknown strategy", "an unknown field"}]
-    return [str(problem) for problem in (*schema.problems(policy), *unknown)]
+    return [str(problem) for problem in (*policy_lint.problems(policy), *unknown)]
 
 
 def check(api: Api, policy: Any) -> None:
@@ -102,7 +102,7 @@ def check(api: Api, policy: Any) -> None:
     assert bool(refused) == bool(expected), (policy, refused, expected)
 
 
-@pytest.mark.parametrize("row", rows.read("crd", DefinitionTable).rows, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", table_rows.read("crd", DefinitionTable).rows, ids=lambda row: row.name)
 def test_they_agree_about_the_rows_of_the_definition(api: Api, row: Any) -> None:
     metadata = {"namespace": "default", **({"name": row.object_name} if row.object_name else {})}
     specs = [*row.specs, *({"strategies": {"dontschedule": {"rules": [rule]}}} for rule in row.rules)]

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cluster import admission, programs, served
+from tests.cluster import admission, extender_process, programs
 from tests.cluster.api import JSON_PATCH, Api, ApiError
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
-from tests.cluster.sandboxes import Sandbox, wait
-from tests.cluster.served import HOT
+from tests.cluster.extender_process import HOT
+from tests.cluster.test_namespaces import Sandbox, wait
 
 DEFINITION = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/taspolicies.telemetry.intel.com"
 STRATEGIES = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/strategies"
@@ -24,9 +24,9 @@ MISSPELT = {"dontSchedule": {"rules": [HOT]}}
 @contextlib.contextmanager
 def before_the_upgrade(api: Api) -> Iterator[None]:
     """A definition that takes unknown strategies, as the older ones did; afterwards it is ours again."""
-    served.define(api)
-    probe = served.tas_policy("probe", MISSPELT, "default")
-    rules = served.manifest("crds/taspolicies.yaml")[0]
+    extender_process.define(api)
+    probe = extender_process.tas_policy("probe", MISSPELT, "default")
+    rules = extender_process.manifest("crds/taspolicies.yaml")[0]
     for key in STRATEGIES.split("/")[1:]:
         rules = rules[int(key)] if key.isdigit() else rules[key]
     path = f"{STRATEGIES}/x-kubernetes-validations"
@@ -52,14 +52,16 @@ def test_a_stored_policy_with_a_misspelt_strategy_rejects_its_pods_and_says_so(
     plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, tmp_path: Path
 ) -> None:
     """The pod of such a policy was bound to the node that the policy was meant to exclude."""
-    served.heated(sandbox, metrics, {"hot": 90}, dontschedule=[HOT])
+    extender_process.heated(sandbox, metrics, {"hot": 90}, dontschedule=[HOT])
     with before_the_upgrade(plane.api):
-        sandbox.put(served.tas_policy("odd", MISSPELT))
+        sandbox.put(extender_process.tas_policy("odd", MISSPELT))
     with (
-        served.extender(plane, tmp_path) as nodewise,
+        extender_process.extender(plane, tmp_path) as nodewise,
         plane.start_scheduler({"extenders": [nodewise.entry()]}),
     ):
-        sandbox.pods(served.pod("web") | {"metadata": {"name": "web", "labels": {"telemetry-policy": "odd"}}})
+        sandbox.pods(
+            extender_process.pod("web") | {"metadata": {"name": "web", "labels": {"telemetry-policy": "odd"}}}
+        )
         message = sandbox.expect_event("web")
         assert f"{sandbox.namespace}/odd: spec.strategies.dontSchedule: an unknown strategy" in message
         assert 'did you mean "dontschedule"?' in message
@@ -69,7 +71,7 @@ def test_a_stored_policy_with_a_misspelt_strategy_rejects_its_pods_and_says_so(
 def test_a_stored_policy_can_be_read_changed_elsewhere_corrected_and_deleted(sandbox: Sandbox) -> None:
     api = sandbox.api
     with before_the_upgrade(api):
-        made = sandbox.put(served.tas_policy("odd", MISSPELT))
+        made = sandbox.put(extender_process.tas_policy("odd", MISSPELT))
     path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{sandbox.namespace}/taspolicies/odd"
     assert api.get(path)["spec"] == made["spec"]
     assert api.patch(path, {"metadata": {"labels": {"a": "b"}}})["metadata"]["labels"] == {"a": "b"}
@@ -83,10 +85,12 @@ def test_a_stored_policy_can_be_read_changed_elsewhere_corrected_and_deleted(san
 
 
 def test_a_stored_policy_with_an_unknown_field_can_be_changed_elsewhere(sandbox: Sandbox) -> None:
-    served.define(sandbox.api)
-    sandbox.put(served.tas_policy("odd", {"dontschedule": {"rules": [HOT | {"whenMissing": "reject"}]}}))
+    extender_process.define(sandbox.api)
+    sandbox.put(
+        extender_process.tas_policy("odd", {"dontschedule": {"rules": [HOT | {"whenMissing": "reject"}]}})
+    )
     path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{sandbox.namespace}/taspolicies/odd"
-    with served.refusing_unknown_fields(sandbox.api):
+    with extender_process.refusing_unknown_fields(sandbox.api):
         sandbox.api.patch(path, {"metadata": {"labels": {"a": "b"}}})
         sandbox.api.patch(f"{path}/status", {"status": {"violatingNodes": 1}})
         with pytest.raises(ApiError, match='did you mean "when_missing"'):
@@ -99,11 +103,11 @@ def test_kubectl_apply_is_refused_whatever_validation_it_asks_for(
     sandbox: Sandbox, tmp_path: Path, validation: str
 ) -> None:
     file = tmp_path / "policy.yaml"
-    field = served.tas_policy("odd", {"dontschedule": {"rules": [HOT | {"maxAge": "90s"}]}})
-    strategy = served.tas_policy("odder", MISSPELT)
+    field = extender_process.tas_policy("odd", {"dontschedule": {"rules": [HOT | {"maxAge": "90s"}]}})
+    strategy = extender_process.tas_policy("odder", MISSPELT)
     file.write_text(yaml.safe_dump_all([field, strategy]))
-    served.define(sandbox.api)
-    with served.refusing_unknown_fields(sandbox.api):
+    extender_process.define(sandbox.api)
+    with extender_process.refusing_unknown_fields(sandbox.api):
         done = _kubectl(sandbox, "apply", f"--validate={validation}", "-f", str(file))
     assert done.returncode == 1
     assert 'found field "maxAge", expected one of metricname,' in done.stderr
@@ -121,9 +125,9 @@ def test_the_largest_policy_that_the_definition_takes_is_within_the_cost_limits(
     }
     rules = {"logicalOperator": "allOf", "policyName": "p", "rules": [full] * 100}
     whole = dict.fromkeys(("dontschedule", "scheduleonmetric", "deschedule", "labeling"), rules)
-    served.define(sandbox.api)
-    with served.refusing_unknown_fields(sandbox.api):
-        admission.try_create(sandbox.api, served.tas_policy("large", whole, sandbox.namespace))
+    extender_process.define(sandbox.api)
+    with extender_process.refusing_unknown_fields(sandbox.api):
+        admission.try_create(sandbox.api, extender_process.tas_policy("large", whole, sandbox.namespace))
 
 
 def _kubectl(sandbox: Sandbox, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -8,19 +8,19 @@ import pytest
 from tests.cluster import (
     access,
     custom_metrics,
+    extender_process,
     installation,
     objects,
     read_only_commands,
     rights,
-    sandboxes,
-    served,
+    test_namespaces,
 )
 from tests.cluster.api import Object
 from tests.cluster.audit import AuditLog
 from tests.cluster.controlplane import ControlPlane
+from tests.cluster.extender_process import Served
 from tests.cluster.installation import ACCOUNT, HOST, NAMESPACE, Shipped, pod, policy
-from tests.cluster.sandboxes import Sandbox, wait
-from tests.cluster.served import Served
+from tests.cluster.test_namespaces import Sandbox, wait
 
 READER = "reader"
 EVERYBODYS = "system:discovery"
@@ -65,8 +65,8 @@ class Run(NamedTuple):
             for node in ("a", "b", "c")
         ]
         statuses = [
-            served.status(self.first, "cool"),
-            served.status(self.second, "calm"),
+            extender_process.status(self.first, "cool"),
+            extender_process.status(self.second, "calm"),
         ]
         ready = self.filters.is_ready() and self.scores.is_ready()
         return ready and all(nodes) and all(statuses) and len(self.told("labels_taken_over")) == 2
@@ -112,7 +112,7 @@ class Run(NamedTuple):
 def recorded(shipped: Shipped, tmp_path_factory: pytest.TempPathFactory) -> AuditLog:
     """The log of a run in which nodewise did all that it can do."""
     folder = tmp_path_factory.mktemp("replicas")
-    with sandboxes.created(shipped.plane) as first, sandboxes.created(shipped.plane) as second:
+    with test_namespaces.created(shipped.plane) as first, test_namespaces.created(shipped.plane) as second:
         first.nodes(*objects.nodes("a b c"))
         for node in ("a", "b"):
             shipped.label_as_the_older_system(node, "cool")
@@ -140,4 +140,4 @@ def test_the_rights_that_ship_are_those_that_were_needed(recorded: AuditLog, fil
     assert all(EVERYBODYS in one.allowed_by for one in discovery)
     rest = [one for one in requests if one.resource]
     assert [one for one in rest if "nodewise" not in one.allowed_by] == []
-    assert rights.needed(rest) == rights.granted(served.manifest(file))
+    assert rights.needed(rest) == rights.granted(extender_process.manifest(file))

@@ -19,7 +19,7 @@ from nodewise.metrics.source import MetricRequest
 from tests.cluster import objects, packages, prometheus, read_only_commands
 from tests.cluster.api import Object
 from tests.cluster.certificates import Authority
-from tests.cluster.sandboxes import wait
+from tests.cluster.test_namespaces import wait
 from tests.unit.metrics.prometheus_double import Given
 from tests.unit.metrics.prometheus_suite import Holding, PrometheusSuite, fetch, source, values
 

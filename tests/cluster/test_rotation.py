@@ -13,11 +13,11 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.cluster import served, steady_load
+from tests.cluster import extender_process, steady_load
 from tests.cluster.certificates import Authority, Issued
-from tests.cluster.sandboxes import wait
-from tests.cluster.served import ROOT, Served
+from tests.cluster.extender_process import ROOT, Served
 from tests.cluster.steady_load import Identity
+from tests.cluster.test_namespaces import wait
 from tests.cluster.tls_resumption import REFUSED, RESUMED, SERVED, Resumer, resumed
 
 HOSTS = ("127.0.0.1", "localhost")
@@ -28,7 +28,7 @@ class Site:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.papers = served.Papers(folder)
+        self.papers = extender_process.Papers(folder)
         self.ca = self.papers.authority
         self.bundle = folder / "client-ca.crt"
         self.bundle.write_bytes(self.ca.ca_pem)
@@ -67,7 +67,7 @@ def site(tmp_path: Path) -> Site:
 
 @pytest.fixture
 def nodewise(site: Site) -> Iterator[Served]:
-    with served.started(site.folder, site.arguments(), site.papers) as running:
+    with extender_process.started(site.folder, site.arguments(), site.papers) as running:
         running.process.wait_ready(running.is_ready)
         yield running
 

@@ -12,19 +12,19 @@ import msgspec
 import pytest
 
 from nodewise.errors import Unavailable
-from nodewise.kube.client import HttpApi
-from nodewise.kube.connect import connect
+from nodewise.kube.connection_settings import connect
+from nodewise.kube.http_client import HttpApi
 from nodewise.kube.options import KubeOptions
 from nodewise.kube.resources import NODES
 from nodewise.observe.metrics_registry import MetricsRegistry
-from tests.cluster import access, objects, processes, served
+from tests.cluster import access, extender_process, objects, processes
 from tests.cluster.access import RBAC, User
 from tests.cluster.api import Object
 from tests.cluster.certificates import Authority
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
-from tests.cluster.sandboxes import Sandbox, node_of, scheduled, wait
-from tests.cluster.served import Served, policy
+from tests.cluster.extender_process import Served, policy
+from tests.cluster.test_namespaces import Sandbox, node_of, scheduled, wait
 from tests.cluster.test_rotation import HOSTS, clients_end_after, metric, reloads
 
 HOT = {"metricname": "heat", "operator": "GreaterThan", "target": 80}
@@ -35,7 +35,7 @@ class Rotating:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.papers = served.Papers(folder)
+        self.papers = extender_process.Papers(folder)
         self.old = self.papers.authority
         self.new = Authority(folder, "new-ca")
         self.bundle = folder / "client-ca.crt"
@@ -69,13 +69,15 @@ def nodewise(
     metrics.set("heat", {"a": 90, "b": 10})
     policy(sandbox, dontschedule=[HOT])
     flags = (f"--client-ca={rotating.bundle}", "--reload-period=100ms", "--connection-age=1s")
-    with served.extender(plane, rotating.folder, *flags, papers=rotating.papers) as running:
+    with extender_process.extender(plane, rotating.folder, *flags, papers=rotating.papers) as running:
         wait("the metric is known", lambda: running.fetched("heat") or None)
         yield running
 
 
 def pod(name: str) -> Object:
-    return objects.pod(name, cpu="1m", memory="1Mi", labels={"telemetry-policy": "pol"}, limits=served.LIMITS)
+    return objects.pod(
+        name, cpu="1m", memory="1Mi", labels={"telemetry-policy": "pol"}, limits=extender_process.LIMITS
+    )
 
 
 class Stream:
@@ -317,10 +319,10 @@ def test_a_running_nodewise_goes_on_as_whom_its_new_certificate_names(
     plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, tmp_path: Path
 ) -> None:
     """The rights of the old name are gone afterwards, and still policies are heard of and their status is written."""
-    first = served.user(plane)
+    first = extender_process.user(plane)
     second = Renewed(plane, first.name)
-    access.bind(plane.api, second.name, f"test-{first.name}", served.OWN_NAMESPACE)
-    with served.extender(plane, tmp_path, by=first) as running:
+    access.bind(plane.api, second.name, f"test-{first.name}", extender_process.OWN_NAMESPACE)
+    with extender_process.extender(plane, tmp_path, by=first) as running:
         ends_s = metric(running, "tls_certificate_expires_seconds", "kube_client")
         assert first.pair
         first.pair.replace(plane.authority.issued(second.name, days=200))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import extender_double, objects, sandboxes
+from tests.cluster import extender_double, objects, test_namespaces
 from tests.cluster.certificates import Authority
 from tests.cluster.extender_double import Double
 from tests.cluster.loopback import Tls
@@ -205,7 +205,7 @@ def test_a_rejected_pod_is_tried_again_at_any_cluster_event_and_not_before(
     with plain(scheduler, double) as cluster:
         cluster.submit(objects.pod("web"))
         # the pod's own new condition is an event, which has it tried once more at once
-        sandboxes.wait("the second try", lambda: len(double.asked("filter")) > 1 or None)
+        test_namespaces.wait("the second try", lambda: len(double.asked("filter")) > 1 or None)
         cluster.pass_time(1)
         double.reject = {}
         cluster.pass_time(3)

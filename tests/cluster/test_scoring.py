@@ -12,15 +12,15 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.cluster import measured_machine, objects, packages, processes, served
+from tests.cluster import extender_process, monitored_machine, objects, packages, processes
 from tests.cluster.access import User
 from tests.cluster.api import Object
 from tests.cluster.conftest import got
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.measured_machine import Machine
+from tests.cluster.extender_process import NODEWISE
+from tests.cluster.monitored_machine import Machine
 from tests.cluster.prometheus import Prometheus
-from tests.cluster.sandboxes import Sandbox, wait
-from tests.cluster.served import NODEWISE
+from tests.cluster.test_namespaces import Sandbox, wait
 
 WINDOW_S = 20
 SCRAPED_S = 2
@@ -52,7 +52,7 @@ def measured(
     with contextlib.ExitStack() as stack:
         machines = {
             name: stack.enter_context(
-                measured_machine.running(machine_packages, prometheus_programs.node_exporter, folder / name)
+                monitored_machine.running(machine_packages, prometheus_programs.node_exporter, folder / name)
             )
             for name in NODES
         }
@@ -75,7 +75,9 @@ class Annotator:
     """`nodewise annotate` by somebody with the rights that ship for it."""
 
     def __init__(self, plane: ControlPlane, measured: Measured) -> None:
-        role = next(one for one in served.manifest("annotator.yaml") if one["kind"] == "ClusterRole")
+        role = next(
+            one for one in extender_process.manifest("annotator.yaml") if one["kind"] == "ClusterRole"
+        )
         self._plane = plane
         self._user: User = plane.user(f"annotator-{processes.number()}", role["rules"])
         self._url = measured.prometheus.url
@@ -100,7 +102,7 @@ class Annotator:
 
     def free_share(self, node: str) -> float:
         """Of a node's CPUs, as its annotation says."""
-        return float(self.annotations(node)["mean-free-cpu"]) / 1000 / measured_machine.CPUS
+        return float(self.annotations(node)["mean-free-cpu"]) / 1000 / monitored_machine.CPUS
 
     def until(self, node: str, low: float, high: float) -> None:
         """Annotate again and again, until a node has so much of its CPUs free."""
@@ -117,7 +119,7 @@ class Annotator:
 
 
 def node(name: str, machine_: Machine) -> Object:
-    return objects.node(name, cpu=str(measured_machine.CPUS), memory=str(machine_.memory_bytes))
+    return objects.node(name, cpu=str(monitored_machine.CPUS), memory=str(machine_.memory_bytes))
 
 
 def pinned(pod: Object, node_name: str) -> Object:
@@ -136,7 +138,7 @@ def test_pods_avoid_the_node_that_is_really_loaded(
         load.enter_context(measured.machines["busy"].load())
         annotator.until("busy", 0.0, 0.05)
         assert annotator.free_share("calm") > 0.5
-        nodewise = stack.enter_context(served.extender(plane, tmp_path, "--agents=safe,congestion"))
+        nodewise = stack.enter_context(extender_process.extender(plane, tmp_path, "--agents=safe,congestion"))
         entry = nodewise.entry(managedResources=[])
         stack.enter_context(plane.start_scheduler({"extenders": [entry]}))
 
@@ -164,7 +166,7 @@ def test_what_is_annotated_is_what_prometheus_says(
         available = measured.prometheus.ask(f'node_memory_MemAvailable_bytes{{node="{name}"}}')[0]["value"][1]
         assert float(found["mean-free-memory"]) == pytest.approx(float(available), rel=0.05)
         assert int(found["allocatable_memory"]) == one.memory_bytes
-        assert 0 <= float(found["std-free-cpu"]) <= measured_machine.CPUS * 500
+        assert 0 <= float(found["std-free-cpu"]) <= monitored_machine.CPUS * 500
         assert found["requested-cpu"] == "0"
-        assert found["free-cpu"] == str(measured_machine.CPUS * 1000)
+        assert found["free-cpu"] == str(monitored_machine.CPUS * 1000)
     assert annotator.once()["written"]["failed"] == 0

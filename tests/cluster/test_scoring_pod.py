@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cluster import objects, processes, served
+from tests.cluster import extender_process, objects, processes
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.sandboxes import Sandbox, wait
-from tests.cluster.served import NODEWISE, ROOT, Papers
+from tests.cluster.extender_process import NODEWISE, ROOT, Papers
+from tests.cluster.test_namespaces import Sandbox, wait
 
 MANIFESTS = ("scoring.yaml", "test-pod.yaml")
 LOCAL = "--url=http://127.0.0.1:1"
@@ -28,7 +28,7 @@ def rendered(*arguments: str) -> str:
 
 
 def shipped(kind: str) -> list[Object]:
-    return [one for one in served.manifest("scoring.yaml") if one["kind"] == kind]
+    return [one for one in extender_process.manifest("scoring.yaml") if one["kind"] == kind]
 
 
 PRINTED: dict[str, list[str]] = {
@@ -64,7 +64,7 @@ def test_the_api_server_takes_the_manifests(plane: ControlPlane, file: str) -> N
 def test_the_pair_places_the_test_pod_where_there_is_no_congestion(
     plane: ControlPlane, sandbox: Sandbox, tmp_path: Path
 ) -> None:
-    for one in served.manifest("scoring.yaml"):
+    for one in extender_process.manifest("scoring.yaml"):
         if one["kind"] in {"ServiceAccount", "ClusterRoleBinding", "Role", "RoleBinding"}:
             plane.api.ensure(one)
     [config], [deployment] = shipped("ConfigMap"), shipped("Deployment")
@@ -74,13 +74,13 @@ def test_the_pair_places_the_test_pod_where_there_is_no_congestion(
     sandbox.nodes(*nodes)
     file = tmp_path / "nodewise.yaml"
     file.write_text(config["data"]["nodewise.yaml"])
-    with served.started(tmp_path, _arguments(deployment, file), Papers(tmp_path)) as nodewise:
+    with extender_process.started(tmp_path, _arguments(deployment, file), Papers(tmp_path)) as nodewise:
         wait("it is ready", lambda: nodewise.is_ready() or None)
         text = config["data"]["scheduler.yaml"].replace("http://127.0.0.1:9001", nodewise.url)
         account = plane.service_account("my-scheduler", "kube-system")
         scheduler = plane.start_scheduler(text, user=account)
         try:
-            [pod] = served.manifest("test-pod.yaml")
+            [pod] = extender_process.manifest("test-pod.yaml")
             sandbox.pods(pod)
             assert sandbox.expect_bound("test-pod") == "idle"
             assert "Successfully assigned" in sandbox.expect_event("test-pod", "Scheduled")

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import yaml
 
-from tests.cluster import processes, served
+from tests.cluster import extender_process, processes
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
-from tests.cluster.sandboxes import Sandbox, wait
-from tests.cluster.served import NODEWISE, Papers
+from tests.cluster.extender_process import NODEWISE, Papers
+from tests.cluster.test_namespaces import Sandbox, wait
 
 NAME, NAMESPACE = "nodewise-scheduler", "nodewise"
 LOOPBACK = "http://127.0.0.1:9001"
@@ -47,18 +47,18 @@ def test_a_pod_is_placed_by_a_policy(
         if one["kind"] not in {"Deployment", "Namespace"}:
             plane.api.ensure(one)
     account = plane.service_account(NAME, NAMESPACE)
-    served.heated(sandbox, metrics, {"hot": 90, "cool": 10})
+    extender_process.heated(sandbox, metrics, {"hot": 90, "cool": 10})
     _, own = found["Deployment"]["spec"]["template"]["spec"]["containers"]
     local = [word for word in own["command"][2:] if not word.startswith("--health-address")]
     ports = [f"--port={processes.free_port()}", "--health-port=0", "--sync-period=500ms"]
     arguments = [*local, *ports, f"--kubeconfig={account.kubeconfig}", f"--namespace={NAMESPACE}"]
-    with served.started(tmp_path, arguments, Papers(tmp_path)) as nodewise:
+    with extender_process.started(tmp_path, arguments, Papers(tmp_path)) as nodewise:
         wait("it is ready", lambda: nodewise.is_ready() or None)
         config = found["ConfigMap"]["data"]["scheduler.yaml"]
         assert LOOPBACK in config
         scheduler = plane.start_scheduler(config.replace(LOOPBACK, nodewise.url), user=account)
         try:
-            pod = served.pod("web")
+            pod = extender_process.pod("web")
             pod["spec"]["schedulerName"] = NAME
             sandbox.pods(pod)
             assert sandbox.expect_bound("web") == "cool"

@@ -7,7 +7,7 @@ import subprocess
 from urllib.parse import urlsplit
 
 from tests.cluster import availability, steady_load
-from tests.cluster.served import Served
+from tests.cluster.extender_process import Served
 from tests.cluster.steady_load import Identity
 
 RESUMED, SERVED, REFUSED = "resumed", "a whole new handshake", "refused"

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from nodewise.cli.demo import extender_process
 from nodewise.cli.demo.extender_process import Child
 from nodewise.cli.main import command
-from nodewise.simulate.cluster import Cluster
+from nodewise.simulate.simulated_cluster import Cluster
 from tests.cluster import objects
 
 Json = dict[str, Any]

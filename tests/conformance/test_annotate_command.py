@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from nodewise.kube.resources import NODES, PODS
-from nodewise.simulate import api_server
-from nodewise.simulate.api import FakeApi
-from nodewise.simulate.api_server import ApiServer
+from nodewise.simulate import in_memory_api_server
+from nodewise.simulate.in_memory_api import FakeApi
+from nodewise.simulate.in_memory_api_server import ApiServer
 from tests import forks
 from tests.conformance.test_commands import NODEWISE
 from tests.unit.annotator.objects import Object, node, pod
@@ -66,7 +66,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
         api.put(NODES, node(name, ready="False" if name == "rack2-a" else "True"))
     api.put(PODS, pod("web", "rack1-a", {"cpu": "500m", "memory": "1.5Gi"}))
     api.put(PODS, pod("done", "rack1-a", {"cpu": "1"}, phase="Succeeded"))
-    with api_server.serving(api) as server:
+    with in_memory_api_server.serving(api) as server:
         yield Shell(server, tmp_path)
 
 

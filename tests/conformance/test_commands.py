@@ -12,8 +12,8 @@ import pytest
 
 from nodewise.agents.telemetry import TASPOLICIES
 from nodewise.kube.resources import NODES, PODS, Resource
-from nodewise.simulate import api_server
-from nodewise.simulate.api import FakeApi
+from nodewise.simulate import in_memory_api_server
+from nodewise.simulate.in_memory_api import FakeApi
 from tests import forks
 from tests.cluster.certificates import Authority
 
@@ -276,7 +276,7 @@ class TestDecideCluster:
             api.put(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}})
         for pod in pods:
             api.put(PODS, pod)
-        with api_server.serving(api) as server:
+        with in_memory_api_server.serving(api) as server:
             done = run("decide", "--cluster", "--kubeconfig", str(server.kubeconfig(folder)), "-o", "json")
             assert {verb for verb, _ in server.call(lambda served: served.calls)} == {"get"}
         return done

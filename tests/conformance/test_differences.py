@@ -6,7 +6,7 @@ The numbers are those of the cases that were written down when the older system 
 import re
 from pathlib import Path
 
-from tests.conformance.tas import cases, singles, stories
+from tests.conformance.tas import cases, single_rows, stories
 
 PAGE = (Path(__file__).parents[2] / "docs" / "differences.md").read_text().partition("\n## GPU")[0]
 """The part about TAS, which comes first; others have letters and numbers of their own."""
@@ -35,7 +35,7 @@ def rows_of_tables() -> list[tuple[str, str]]:
     """The number of every row and how it departs; rows of what is new here have no number and are left out."""
     asked = [(case.row.number, case.row.differs) for case in cases.every()]
     told = [(story.number, story.differs) for story in stories.every()]
-    others = [(row.number, row.differs) for row in singles.every()]
+    others = [(row.number, row.differs) for row in single_rows.every()]
     return [(number, differs) for number, differs in asked + told + others if number]
 
 

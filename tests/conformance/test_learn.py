@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests import pages
+from tests import page_code_blocks
 from tests.cluster import availability, processes
-from tests.cluster.served import NODEWISE
-from tests.reader import plain_environment, reading
+from tests.cluster.extender_process import NODEWISE
+from tests.page_reader import plain_environment, reading
 
-PAGE = pages.LEARN / "build-an-agent.md"
+PAGE = page_code_blocks.LEARN / "build-an-agent.md"
 SERVED = "127.0.0.1:9001"
 
 
@@ -50,7 +50,7 @@ def test_building_an_agent(tmp_path: Path) -> None:
     answers = f"until curl -s -o {os.devnull} {served}; do kill -0 $! || break; sleep 0.1; done"
     instead = {SERVED: served, "--no-cluster --unsafe &\n": f"--no-cluster --unsafe &\n{answers}\n"}
     with reading(tmp_path, environment(tmp_path / "environment", port), instead) as reader:
-        reader.follows(pages.blocks(PAGE))
+        reader.follows(page_code_blocks.blocks(PAGE))
         # what the page says of an entry point: it is the installed package that is found, by its metadata
         found = reader.types(
             "python -c \"from importlib.metadata import entry_points as e; print(e(name='quiet'))\""
@@ -59,8 +59,8 @@ def test_building_an_agent(tmp_path: Path) -> None:
 
 
 def test_a_first_policy_as_far_as_it_needs_no_cluster(tmp_path: Path) -> None:
-    page = pages.LEARN / "first-policy.md"
-    found = pages.section(page, "## 1. What was measured", "\n## 4. In the cluster")
+    page = page_code_blocks.LEARN / "first-policy.md"
+    found = page_code_blocks.section(page, "## 1. What was measured", "\n## 4. In the cluster")
     assert {block.language for block in found} == {"sh", "yaml", "console"}
     plain = plain_environment()
     with reading(tmp_path, {**plain, "PATH": f"{NODEWISE.parent}:{plain['PATH']}"}) as reader:
@@ -69,7 +69,7 @@ def test_a_first_policy_as_far_as_it_needs_no_cluster(tmp_path: Path) -> None:
 
 def test_the_page_has_all_kinds_of_blocks() -> None:
     """So that the test above cannot pass by finding none."""
-    found = pages.blocks(PAGE)
+    found = page_code_blocks.blocks(PAGE)
     assert {block.language for block in found} == {"sh", "text", "python", "yaml"}
     assert PAGE.read_text().count("```") == 2 * len(found)
     assert len(found) > 10
@@ -86,7 +86,7 @@ def test_a_page_that_is_wrong_is_noticed(tmp_path: Path) -> None:
     }.items():
         page.write_text(wrong)
         with reading(tmp_path, plain_environment()) as reader, pytest.raises(AssertionError, match=said):
-            reader.follows(pages.blocks(page))
+            reader.follows(page_code_blocks.blocks(page))
 
 
 def test_what_may_differ_from_what_a_page_shows(tmp_path: Path) -> None:
@@ -97,4 +97,4 @@ def test_what_may_differ_from_what_a_page_shows(tmp_path: Path) -> None:
         "$ (exit 3)\n$ echo $?\n3\n```\n"
     )
     with reading(tmp_path, plain_environment()) as reader:
-        reader.follows(pages.blocks(page))
+        reader.follows(page_code_blocks.blocks(page))

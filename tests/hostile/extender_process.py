@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from tests.forks import NODEWISE, ForkedProcess
-from tests.unit.serve.papers import Papers
+from tests.unit.serve.certificate_files import Papers
 
 PATIENCE_S = 60.0
 """For an answer on a loaded machine; nothing here is a limit of speed."""

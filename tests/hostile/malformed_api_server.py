@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from nodewise.agents.telemetry import TASPOLICIES
 from nodewise.kube.resources import NAMESPACES, NODES
-from nodewise.simulate.api import FakeApi
-from nodewise.simulate.api_server import ApiServer, Receive, Scope, Send
+from nodewise.simulate.in_memory_api import FakeApi
+from nodewise.simulate.in_memory_api_server import ApiServer, Receive, Scope, Send
 from tests.hostile import cluster_files
 
 GROUP = "/apis/custom.metrics.k8s.io"

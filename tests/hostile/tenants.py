@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs
 
-from tests.cluster import access, custom_metrics, gpu, loopback, objects, sandboxes, served
+from tests.cluster import access, custom_metrics, extender_process, gpu, loopback, objects, test_namespaces
 from tests.cluster.api import Api, Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
+from tests.cluster.extender_process import HOT, OWN_NAMESPACE, Served
 from tests.cluster.loopback import Receive, Scope, Send
-from tests.cluster.sandboxes import Sandbox, wait
-from tests.cluster.served import HOT, OWN_NAMESPACE, Served
+from tests.cluster.test_namespaces import Sandbox, wait
 
 __all__ = ["HOT", "NODES", "POLICY_LABEL", "Stage", "Tenant", "running"]
 
@@ -77,11 +77,11 @@ class Tenant:
 
     def status(self, name: str) -> Object:
         """The status of one of the tenant's policies; empty while there is none."""
-        return served.status(self.sandbox, name)
+        return extender_process.status(self.sandbox, name)
 
     def condition(self, kind: str, name: str) -> Object:
         """One condition of one of the tenant's policies; its status is empty while there is none."""
-        return served.condition(self.sandbox, kind, name)
+        return extender_process.condition(self.sandbox, kind, name)
 
     def delete_policies(self) -> None:
         self.sandbox.api.delete(f"/apis/{TASPOLICY}/namespaces/{self.namespace}/taspolicies")
@@ -193,8 +193,8 @@ def _pod(pod: Object) -> Object:
 @contextlib.contextmanager
 def running(plane: ControlPlane, folder: Path, *flags: str) -> Iterator[Stage]:
     """The stage, with nodewise ready and leading; `flags` are its further flags."""
-    with sandboxes.created(plane) as own, custom_metrics.behind(own, folder) as metrics:
-        served.define(plane.api)
+    with test_namespaces.created(plane) as own, custom_metrics.behind(own, folder) as metrics:
+        extender_process.define(plane.api)
         own.nodes(*(gpu.node(name, cards=2) for name in NODES))
         metrics.set("heat", dict.fromkeys(NODES, 90))
         tenants = [Tenant(plane, name) for name in ("attacker", "victim")]

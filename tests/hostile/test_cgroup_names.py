@@ -12,8 +12,8 @@ import pytest
 from nodewise.cpu.cpusets import cpuset
 from tests.laws.test_cpu_kernel_file_laws import OTHER, OWN, SEPARATORS, path_of
 from tests.node import cgroups
-from tests.unit.cpu.agent import agents
-from tests.unit.cpu.agent.agents import PATIENCE_S, Running
+from tests.unit.cpu.agent import agent_process
+from tests.unit.cpu.agent.agent_process import PATIENCE_S, Running
 
 POOLS = {"exclusive": {0: ("0",)}, "shared": {0: ("1",)}, "infra": {0: ()}}
 USER = 1000
@@ -33,7 +33,7 @@ sys.stdin.read()
 @pytest.fixture(scope="module")
 def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("agent")
-    with agents.running(folder, pools=POOLS) as running:
+    with agent_process.running(folder, pools=POOLS) as running:
         for above in (running.path.parent, *running.path.parents):
             if above.owner() == "root" and above != Path("/"):
                 above.chmod(0o755)

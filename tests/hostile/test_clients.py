@@ -9,12 +9,12 @@ import pytest
 
 from nodewise.agents.gpu import limits
 from nodewise.agents.gpu.demand import ContainerDemand
-from tests.cluster import gpu, objects, sandboxes
+from tests.cluster import gpu, objects, test_namespaces
 from tests.cluster.api import Object
 from tests.cluster.certificates import Pair
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.sandboxes import Sandbox, wait
-from tests.cluster.served import Papers, Served
+from tests.cluster.extender_process import Papers, Served
+from tests.cluster.test_namespaces import Sandbox, wait
 
 EVIL = "system:node:evil"
 SELECTOR = {"zone": "elsewhere"}
@@ -34,7 +34,7 @@ def evil(papers: Papers) -> Pair:
 
 @pytest.fixture
 def sandbox(plane: ControlPlane) -> Iterator[Sandbox]:
-    with sandboxes.created(plane) as own:
+    with test_namespaces.created(plane) as own:
         own.nodes(gpu.node("g1", cards=2))
         yield own
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from nodewise.cpu import procfs
-from tests.unit.cpu.agent import agents
-from tests.unit.cpu.agent.agents import PATIENCE_S, Running
+from tests.unit.cpu.agent import agent_process
+from tests.unit.cpu.agent.agent_process import PATIENCE_S, Running
 
 POOLS = {"exclusive": {0: ("0",)}, "shared": {0: ("1",)}, "infra": {0: ()}}
 TASK = {"pid": 1, "start": 5, "boot": "b", "pod": "p", "container": "c"}
@@ -57,7 +57,7 @@ WRONG: list[dict[str, Any]] = [
 @pytest.fixture(scope="module")
 def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("agent")
-    with agents.running(folder, "--interval=1s", "--max-per-pod=40", pools=POOLS) as running:
+    with agent_process.running(folder, "--interval=1s", "--max-per-pod=40", pools=POOLS) as running:
         yield running
 
 
@@ -123,7 +123,7 @@ def test_who_does_not_read_is_not_waited_for(agent: Running) -> None:
 
 
 def test_a_thousand_connections_of_one_tenant_are_its_own_trouble(tmp_path: Path) -> None:
-    with agents.running(tmp_path, "--max-connections=60", "--max-per-pod=40", pools=POOLS) as agent:
+    with agent_process.running(tmp_path, "--max-connections=60", "--max-per-pod=40", pools=POOLS) as agent:
         with contextlib.ExitStack() as stack:
             links = []
             for _ in range(1_000):
@@ -143,7 +143,7 @@ def test_a_thousand_connections_of_one_tenant_are_its_own_trouble(tmp_path: Path
 
 
 def test_one_that_idles_gives_way_to_another_tenant(tmp_path: Path) -> None:
-    with agents.running(tmp_path, "--max-connections=20", "--max-per-pod=20", pools=POOLS) as agent:
+    with agent_process.running(tmp_path, "--max-connections=20", "--max-per-pod=20", pools=POOLS) as agent:
         with contextlib.ExitStack() as stack:
             clients = [stack.enter_context(agent.client()) for _ in range(20)]
             for client in clients:
@@ -153,7 +153,7 @@ def test_one_that_idles_gives_way_to_another_tenant(tmp_path: Path) -> None:
 
 
 def test_one_that_holds_gives_way_too_and_loses_nothing(tmp_path: Path) -> None:
-    with agents.running(tmp_path, "--max-connections=5", "--max-per-pod=7", pools=POOLS) as agent:
+    with agent_process.running(tmp_path, "--max-connections=5", "--max-per-pod=7", pools=POOLS) as agent:
         wrappers = [agent.holder("shared") for _ in range(5)]
         assert _claim_as(agent, 65534)["cpus"] == [1]
         assert {task.pid for task in agent.holders()["1"]} >= {wrapper.pid for wrapper in wrappers}

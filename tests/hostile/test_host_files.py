@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from nodewise.configure.files import digest
-from tests.conformance.configure.hosts import Host
+from nodewise.configure.host_files import digest
+from tests.conformance.configure.control_plane_hosts import Host
 
 pytestmark = pytest.mark.root
 TENANT = 1000

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.sandboxes import wait
+from tests.cluster.test_namespaces import wait
 from tests.hostile import cluster_files, responses
 from tests.hostile.cases import cases, data
 from tests.hostile.extender_process import PATIENCE_S, Line, Target, candidates

@@ -12,15 +12,15 @@ from nodewise.agent import ClusterState
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.policy import PolicyMetadata, PolicyObject
 from nodewise.agents.telemetry.state import TelemetryStateBuilder
-from nodewise.cooperative import run_at_once
+from nodewise.cooperative_scheduling import run_at_once
 from nodewise.errors import BadInput, NodewiseError
-from nodewise.metrics import values
+from nodewise.metrics import metric_value_list
 from nodewise.metrics.column import lay_out
-from nodewise.metrics.custom import chosen_version
+from nodewise.metrics.custom_metrics_api import chosen_version
+from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.node_index import NodeIndex
-from nodewise.metrics.prometheus import answers, queries
+from nodewise.metrics.prometheus import queries, query_responses
 from nodewise.metrics.series import Sample, Series, newer
-from nodewise.metrics.snapshot import MetricsSnapshot
 from nodewise.metrics.source import MetricRequest
 from tests.hostile import json_strategies
 from tests.hostile.json_strategies import anything, encoded, mostly
@@ -72,10 +72,15 @@ def decided(*objects: PolicyObject, values_: Any = (3, 90)) -> Any:
     state = TelemetryStateBuilder(TelemetryOptions(), 60.0)
     listed = {(one.metadata.namespace, one.metadata.name): one for one in objects}
     metric_requests = state.metric_requests({"taspolicies": listed})
-    entries = [("a", values.Sample(values_[0] * 10**9, None)), ("b", values.Sample(values_[1] * 10**9, None))]
+    entries = [
+        ("a", metric_value_list.Sample(values_[0] * 10**9, None)),
+        ("b", metric_value_list.Sample(values_[1] * 10**9, None)),
+    ]
     known = MetricsSnapshot(
         {
-            metric_request.key: values.collect(MetricRequest(metric_request.key), "s", 0.0, entries)
+            metric_request.key: metric_value_list.collect(
+                MetricRequest(metric_request.key), "s", 0.0, entries
+            )
             for metric_request in metric_requests
         }
     )
@@ -135,7 +140,9 @@ items = st.fixed_dictionaries(
 )
 def test_any_answer_about_a_metric_is_a_series_or_bad_input(answer: Any) -> None:
     try:
-        found = values.collect(MetricRequest("m"), "s", 0.0, values.entries(values.items(encoded(answer))))
+        found = metric_value_list.collect(
+            MetricRequest("m"), "s", 0.0, metric_value_list.entries(metric_value_list.items(encoded(answer)))
+        )
     except BadInput as error:
         assert error.problems
         return
@@ -175,15 +182,15 @@ envelopes = st.fixed_dictionaries(
 
 @given(mostly(envelopes, metric_keys), st.sampled_from((200, 301, 400, 404, 422, 500, 503)))
 def test_any_answer_of_prometheus_is_series_or_an_error(answer: Any, status: int) -> None:
-    assert isinstance(answers.refusal("query", status, encoded(answer)), NodewiseError)
+    assert isinstance(query_responses.refusal("query", status, encoded(answer)), NodewiseError)
     try:
-        listed = list(answers.found(answers.read(encoded(answer))))
+        listed = list(query_responses.found(query_responses.read(encoded(answer))))
     except BadInput as error:
         assert error.problems
         return
     for one in listed:
         try:
-            answers.nano(one.value)
+            query_responses.nano(one.value)
         except ValueError as error:
             assert len(str(error)) < 200
 
@@ -200,9 +207,13 @@ def test_any_discovery_is_a_version_or_an_error(answer: Any) -> None:
     "body", [b"[" * 100_000, b'{"items":' + b"[" * 100_000, b"\xff", b"", b"<html>", b"null"]
 )
 def test_no_answer_is_anything_but_bad_input(body: bytes) -> None:
-    for read in (lambda: list(values.items(body)), lambda: answers.read(body), lambda: chosen_version(body)):
+    for read in (
+        lambda: list(metric_value_list.items(body)),
+        lambda: query_responses.read(body),
+        lambda: chosen_version(body),
+    ):
         try:
             read()
         except NodewiseError as error:
             assert str(error)
-    assert isinstance(answers.refusal("query", 500, body), NodewiseError)
+    assert isinstance(query_responses.refusal("query", 500, body), NodewiseError)

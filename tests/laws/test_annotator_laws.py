@@ -10,10 +10,10 @@ from hypothesis.extra import numpy as arrays
 from nodewise.annotator import allocation, patches, sample_statistics, usage
 from nodewise.annotator.patches import PatchRules
 from nodewise.annotator.usage import NodeUsage, ResourceUsage
-from nodewise.cooperative import run_at_once
-from nodewise.statistics import annotations
-from nodewise.statistics.annotations import ANNOTATED_AT
-from nodewise.statistics.capacity import Capacity
+from nodewise.cooperative_scheduling import run_at_once
+from nodewise.statistics import load_annotations
+from nodewise.statistics.load_annotations import ANNOTATED_AT
+from nodewise.statistics.node_capacity import Capacity
 from tests.unit.annotator.objects import pod, read_pods
 
 NOW = 1_800_000_000.0
@@ -42,18 +42,18 @@ def test_what_is_free_is_a_number_between_nothing_and_all(measured: NodeUsage, w
     for key, text in usage.usage_annotations(measured, whole).items():
         if text is not None:
             most = whole.cpu_milli if key.endswith("cpu") else whole.memory_bytes
-            assert 0 <= annotations.number(text) <= most
+            assert 0 <= load_annotations.number(text) <= most
 
 
 @given(USAGE, WHOLE)
 def test_a_reader_has_the_real_use_again(measured: NodeUsage, whole: Capacity) -> None:
     texts = usage.usage_annotations(measured, whole)
     for key, used, most, digits in (
-        (annotations.MEAN_FREE_CPU, measured.cpu.mean, whole.cpu_milli, 0.001),
-        (annotations.MEAN_FREE_MEMORY, measured.memory.mean, whole.memory_bytes, 1.0),
+        (load_annotations.MEAN_FREE_CPU, measured.cpu.mean, whole.cpu_milli, 0.001),
+        (load_annotations.MEAN_FREE_MEMORY, measured.memory.mean, whole.memory_bytes, 1.0),
     ):
         if texts[key] is not None:
-            read = most - annotations.number(texts[key])
+            read = most - load_annotations.number(texts[key])
             assert abs(read - min(max(used, 0), most)) <= digits + 1e-12 * most
 
 
@@ -75,11 +75,11 @@ def test_what_stands_with_a_time_that_counts_is_right_within_two_percent(
     left = {**stands, **patches.compute_patch(stands, wanted, {}, NOW, RULES)}
     assert patches.age_s({key: text for key, text in left.items() if text}, NOW) < RULES.refresh_s
     for key, text in wanted.items():
-        stood = annotations.number(left.get(key))
+        stood = load_annotations.number(left.get(key))
         if text is None:
             assert left.get(key) is None
         else:
-            assert abs(annotations.number(text) - stood) <= 0.02 * abs(stood)
+            assert abs(load_annotations.number(text) - stood) <= 0.02 * abs(stood)
 
 
 @given(STANDING)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewise.agents.safe import beta
-from nodewise.agents.safe.tail import Tail
-from tests.unit.agents.safe.reference import tails
+from nodewise.agents.safe import beta_distribution
+from nodewise.agents.safe.risk_scores import Tail
+from tests.unit.agents.safe.reference_beta import tails
 
 SHAPE = st.floats(-8, 13).map(lambda power: 10**power)
 PLACE = st.integers(0, 2**20).map(lambda steps: steps / 2**20)
@@ -27,9 +27,11 @@ tail = cache(Tail)
 @given(PLACE, SHAPE, SHAPE)
 def test_both_sides_are_exact_and_make_1(x, alpha, beta_) -> None:
     lower, upper = tails(x, alpha, beta_)
-    assert beta.cdf(x, alpha, beta_) == pytest.approx(float(lower), abs=1e-9)
-    assert beta.survival(x, alpha, beta_) == pytest.approx(float(upper), abs=1e-9)
-    assert beta.cdf(x, alpha, beta_) + beta.survival(x, alpha, beta_) == pytest.approx(1, abs=1e-9)
+    assert beta_distribution.cdf(x, alpha, beta_) == pytest.approx(float(lower), abs=1e-9)
+    assert beta_distribution.survival(x, alpha, beta_) == pytest.approx(float(upper), abs=1e-9)
+    assert beta_distribution.cdf(x, alpha, beta_) + beta_distribution.survival(
+        x, alpha, beta_
+    ) == pytest.approx(1, abs=1e-9)
 
 
 @given(SHAPE, SHAPE, st.floats(-40, 40))
@@ -37,20 +39,22 @@ def test_around_the_mean_as_well(alpha, beta_, room) -> None:
     logit = math.log(alpha / beta_) + room * min(math.sqrt(1 / alpha + 1 / beta_), 10)
     x = 1 / (1 + math.exp(min(-logit, 700)))
     lower, upper = tails(x, alpha, beta_)
-    assert beta.cdf(x, alpha, beta_) == pytest.approx(float(lower), abs=1e-9)
-    assert beta.survival(x, alpha, beta_) == pytest.approx(float(upper), abs=1e-9)
+    assert beta_distribution.cdf(x, alpha, beta_) == pytest.approx(float(lower), abs=1e-9)
+    assert beta_distribution.survival(x, alpha, beta_) == pytest.approx(float(upper), abs=1e-9)
 
 
 @given(PLACE, SHAPE, SHAPE)
 def test_the_mirror_image_has_the_other_side(x, alpha, beta_) -> None:
-    assert beta.survival(x, alpha, beta_) == pytest.approx(beta.cdf(1 - x, beta_, alpha), abs=1e-9)
+    assert beta_distribution.survival(x, alpha, beta_) == pytest.approx(
+        beta_distribution.cdf(1 - x, beta_, alpha), abs=1e-9
+    )
 
 
 @given(MEAN, MEAN, st.floats(1e-3, 1), st.floats(0.01, 0.99))
 def test_at_one_spread_the_risk_rises_with_the_mean(one, other, spread, threshold) -> None:
     means = np.array(sorted([one, other]))
-    low, high = beta.risk(
-        means, np.maximum(spread * np.sqrt(means * (1 - means)), 2 * beta.STEADY), threshold
+    low, high = beta_distribution.risk(
+        means, np.maximum(spread * np.sqrt(means * (1 - means)), 2 * beta_distribution.STEADY), threshold
     )
     assert low <= high + 1e-9
 
@@ -58,7 +62,7 @@ def test_at_one_spread_the_risk_rises_with_the_mean(one, other, spread, threshol
 @given(MEAN, DEVIATION, st.floats(0.01, 0.99))
 def test_the_risk_stays_within_what_its_moments_allow(mean, deviation, threshold) -> None:
     """The inequalities of Markov, for the utilisation and for what is free."""
-    risk = float(beta.risk(mean, deviation, threshold))
+    risk = float(beta_distribution.risk(mean, deviation, threshold))
     assert 0 <= risk <= min(1, mean / threshold) + 1e-9
     assert 1 - risk <= min(1, (1 - mean) / (1 - threshold)) + 1e-9
 
@@ -67,7 +71,7 @@ def test_the_risk_stays_within_what_its_moments_allow(mean, deviation, threshold
 def test_scores_and_verdicts_are_what_the_risk_says(threshold, percentile, nodes) -> None:
     told = tail(threshold, percentile)
     mean, deviation = (np.array([node[at] for node in nodes], float) for at in (0, 1))
-    risk = beta.risk(mean, deviation, threshold)
+    risk = beta_distribution.risk(mean, deviation, threshold)
     assert told.rejects(mean, deviation).tolist() == (risk > percentile).tolist()
     for score, one in zip(told.scores(mean, deviation).tolist(), risk.tolist(), strict=True):
         if math.isnan(one):

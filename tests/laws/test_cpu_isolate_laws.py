@@ -7,12 +7,14 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.conformance.cmk import crowd, isolating
+from tests.conformance.cmk import concurrent_isolates, isolate_process
 
 
 @settings(max_examples=2)
 @given(st.integers(0, 2**32))
 def test_no_cpu_has_two_owners_and_nothing_is_left(seed: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        node = isolating.made(Path(folder), crowd.fresh())
-        crowd.keep_the_law(crowd.Crowd(node, Path(folder), random.Random(seed), {}), node.store)
+        node = isolate_process.made(Path(folder), concurrent_isolates.fresh())
+        concurrent_isolates.keep_the_law(
+            concurrent_isolates.Crowd(node, Path(folder), random.Random(seed), {}), node.store
+        )

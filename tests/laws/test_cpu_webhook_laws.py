@@ -8,11 +8,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewise.cpu import names
-from nodewise.cpu.webhook import json_objects, mutation, review
-from nodewise.cpu.webhook.mutation import Mutations
+from nodewise.cpu import cmk_names
+from nodewise.cpu.webhook import admission_review, json_objects, pod_mutation
+from nodewise.cpu.webhook.pod_mutation import Mutations
 from nodewise.errors import BadInput, BadSettings
-from tests.unit.cpu.webhook.patching import applied
+from tests.unit.cpu.webhook.json_patch import applied
 
 WORDS = st.sampled_from(["a", "b", "name", "env", "spec", "x/y", "~", "volumeMounts", ""])
 JSON = st.recursive(
@@ -27,7 +27,9 @@ RESOURCES = st.none() | st.fixed_dictionaries(
     optional={
         part: st.none()
         | st.dictionaries(
-            st.sampled_from(["cpu", names.EXCLUSIVE_CORES, names.NON_ISOLCPUS_CORES]), AMOUNTS, max_size=3
+            st.sampled_from(["cpu", cmk_names.EXCLUSIVE_CORES, cmk_names.NON_ISOLCPUS_CORES]),
+            AMOUNTS,
+            max_size=3,
         )
         for part in ("requests", "limits")
     },
@@ -48,7 +50,9 @@ CONTAINER = st.fixed_dictionaries(
     optional={"env": ENV, "volumeMounts": MOUNTS, "resources": RESOURCES},
 )
 ANNOTATIONS = st.none() | st.dictionaries(
-    st.sampled_from(["a", names.MUTATE, names.INJECTED]), st.sampled_from(["true", "1", "no"]), max_size=3
+    st.sampled_from(["a", cmk_names.MUTATE, cmk_names.INJECTED]),
+    st.sampled_from(["true", "1", "no"]),
+    max_size=3,
 )
 PODS = st.fixed_dictionaries(
     {
@@ -73,7 +77,7 @@ PER_POD = st.fixed_dictionaries(
         "spec": st.fixed_dictionaries({}, optional={"volumes": listed("name"), "serviceAccountName": WORDS}),
     },
 )
-MUTATIONS = st.just(mutation.defaults()) | st.builds(Mutations, PER_POD, PER_CONTAINER)
+MUTATIONS = st.just(pod_mutation.defaults()) | st.builds(Mutations, PER_POD, PER_CONTAINER)
 LISTS = (("env", "name"), ("volumeMounts", "mountPath"))
 
 
@@ -85,7 +89,7 @@ def asked(pod: Any, mutations: Mutations) -> list[json_objects.Operation]:
     """The patch for a pod, through a whole review."""
     request = {"uid": "7", "kind": {"kind": "Pod"}, "operation": "CREATE", "object": pod}
     body = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
-    response = json.loads(review.answer(encoded(body), lambda: mutations).body)["response"]
+    response = json.loads(admission_review.answer(encoded(body), lambda: mutations).body)["response"]
     assert response["uid"] == "7"
     assert response["allowed"]
     return json.loads(base64.b64decode(response["patch"])) if "patch" in response else []
@@ -135,15 +139,17 @@ def test_nothing_stands_twice(pod: Any, mutations: Mutations) -> None:
 @given(PODS, MUTATIONS)
 def test_who_does_not_ask_is_left_alone_and_who_asks_gets_a_number(pod: Any, mutations: Mutations) -> None:
     operations = asked(pod, mutations)
-    if not mutation.is_asked(encoded(pod)):
+    if not pod_mutation.is_asked(encoded(pod)):
         assert operations == []
         return
     spec = applied(operations, pod)["spec"]
     for container in (*spec["containers"], *(spec.get("initContainers") or ())):
         amounts = container.get("resources") or {}
-        sums = [(amounts.get(part) or {}).get(names.EXCLUSIVE_CORES, 0) for part in ("requests", "limits")]
+        sums = [
+            (amounts.get(part) or {}).get(cmk_names.EXCLUSIVE_CORES, 0) for part in ("requests", "limits")
+        ]
         if any(str(one) not in ("0", "") for one in sums):
-            (number,) = [one for one in container["env"] if one["name"] == mutation.NUM_CORES]
+            (number,) = [one for one in container["env"] if one["name"] == pod_mutation.NUM_CORES]
             assert isinstance(number["value"], str)
 
 
@@ -155,7 +161,7 @@ def test_every_review_gets_an_answer_whatever_is_in_it(data: st.DataObject) -> N
     for _ in range(data.draw(st.integers(0, 2))):
         body = spoilt(body, data)
     try:
-        answer = review.answer(encoded(body), mutation.defaults)
+        answer = admission_review.answer(encoded(body), pod_mutation.defaults)
     except BadInput:
         return
     told = json.loads(answer.body)["response"]

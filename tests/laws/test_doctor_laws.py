@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from nodewise.agents.gpu import resource_profile
 from nodewise.agents.telemetry import policy as policies
 from nodewise.doctor import examination
-from nodewise.doctor.collectors import access, deschedulers, nodes, programs, replicas
+from nodewise.doctor.collectors import access_rules, deschedulers, nodes, programs, replicas
 from nodewise.doctor.collectors import policies as policy_collectors
 from nodewise.doctor.facts import (
     Descheduler,
@@ -21,7 +21,7 @@ from nodewise.doctor.facts import (
     Server,
 )
 from nodewise.doctor.parsing import certificates, scheduler_configuration, workloads
-from nodewise.visible import short
+from nodewise.terminal_escaping import short
 from tests.unit.doctor.facts_factory import NOW, POLICY, SOUND
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -119,7 +119,7 @@ def test_a_cluster_of_any_shape_is_examined(config: Any, workload: Any, more: An
         policies=(POLICY._replace(problems=problems),),
         node_count=5000,
         metrics={"heat": MetricCoverage(0, (str(more),))},
-        admission_policies=access.enforced_policies([config, more], [more]),
+        admission_policies=access_rules.enforced_policies([config, more], [more]),
         deschedulers=(deschedulers.read_policy("d", more), Descheduler("e", ())),
         programs_elsewhere=(deployment.where,),
     )

@@ -7,16 +7,22 @@ import msgspec
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from nodewise import cooperative, quantity
+from nodewise import cooperative_scheduling, quantity
 from nodewise.agent import Snapshot
 from nodewise.agents.telemetry.agent import TelemetryAgent
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.state import TelemetryStateBuilder
-from nodewise.extender import decision_codec, explaining, ledger, redeciding, thresholds
-from nodewise.extender.chain import Chain
+from nodewise.extender import (
+    attempt_explanation,
+    counterfactual_targets,
+    counterfactuals,
+    decision_codec,
+    decision_endpoint,
+)
+from nodewise.extender.agent_chain import Chain
+from nodewise.extender.attempt_explanation import Attempt
 from nodewise.extender.decision import Decision, DecisionRing
-from nodewise.extender.explaining import Attempt
-from tests.unit.agents.telemetry.worlds import cluster_state, metrics_snapshot, policy, series, snapshot
+from tests.unit.agents.telemetry.snapshots import cluster_state, metrics_snapshot, policy, series, snapshot
 
 NODES = [f"n{i}" for i in range(12)]
 NUMBERS = st.integers(-20, 20) | st.fractions(-5, 5, max_denominator=8).map(float) | st.just(10**25)
@@ -63,7 +69,7 @@ def passing(decision: Decision) -> set[str]:
 @given(WORLDS)
 def test_so_many_more_nodes_pass_with_the_other_target_as_it_says(of: ClusterState) -> None:
     before = of.filter()
-    for change in redeciding.changes(before):
+    for change in counterfactuals.changes(before):
         for step in change.relaxed:
             after = of.with_rule(change.number, target=quantity.to_text(step.target))
             assert passing(after) >= passing(before)
@@ -73,7 +79,7 @@ def test_so_many_more_nodes_pass_with_the_other_target_as_it_says(of: ClusterSta
 @given(WORLDS)
 def test_so_many_more_nodes_pass_where_missing_values_pass_as_it_says(of: ClusterState) -> None:
     before = of.filter()
-    by_number = {change.number: change.unmeasured for change in redeciding.changes(before)}
+    by_number = {change.number: change.unmeasured for change in counterfactuals.changes(before)}
     for number in range(len(of.rules)):
         after = of.with_rule(number, when_missing="pass")
         assert len(passing(after) - passing(before)) == by_number.get(number, 0)
@@ -81,7 +87,7 @@ def test_so_many_more_nodes_pass_where_missing_values_pass_as_it_says(of: Cluste
 
 @given(WORLDS)
 def test_the_last_target_is_the_one_beyond_which_nothing_is_gained(of: ClusterState) -> None:
-    for change in redeciding.changes(of.filter()):
+    for change in counterfactuals.changes(of.filter()):
         counts = [step.more for step in change.relaxed]
         assert counts == sorted(set(counts))
         assert change.rule.operator == "Equals" or not change.alone or counts[-1] == change.alone
@@ -93,13 +99,13 @@ def test_every_verdict_of_a_rule_that_is_not_held_follows_from_its_evidence(of: 
     values = (getattr(of, rule["metricname"]).values() for rule in of.rules)
     assume(all(any(value is not None for value in of_nodes) for of_nodes in values))
     for _, verdict in of.filter().verdicts:
-        assert redeciding.follows(verdict)
+        assert counterfactuals.follows(verdict)
 
 
 @given(WORLDS)
 def test_every_node_is_told_once_those_that_pass_first(of: ClusterState) -> None:
     decision = of.filter()
-    findings = explaining.explain(Attempt(decision)).findings
+    findings = attempt_explanation.explain(Attempt(decision)).findings
     assert sorted(one.node for one in findings) == sorted(NODES)
     passes = [not one.reasons for one in findings]
     assert passes == sorted(passes, reverse=True)
@@ -110,15 +116,17 @@ def test_every_node_is_told_once_those_that_pass_first(of: ClusterState) -> None
 def test_another_process_reads_what_was_decided(of: ClusterState) -> None:
     ring = DecisionRing()
     ring.add(of.filter())
-    _, (found,) = ledger.read(cooperative.run_at_once(ledger.page(ring, {"form": "arrays"})))
-    assert cooperative.run_at_once(decision_codec.encoded(found)) == cooperative.run_at_once(
-        decision_codec.encoded(of.filter())
+    _, (found,) = decision_endpoint.read(
+        cooperative_scheduling.run_at_once(decision_endpoint.page(ring, {"form": "arrays"}))
     )
+    assert cooperative_scheduling.run_at_once(
+        decision_codec.encoded(found)
+    ) == cooperative_scheduling.run_at_once(decision_codec.encoded(of.filter()))
 
 
 @given(st.integers(-(10**12), 10**12), st.integers(-(10**12), 10**12))
 def test_a_round_number_is_never_short_of_the_value(target: int, value: int) -> None:
-    found = thresholds.rounded(target, value)
+    found = counterfactual_targets.rounded(target, value)
     if value != target:
         assert abs(found - target) >= abs(value - target)
         assert abs(found - value) * 4 <= abs(value - target)
@@ -133,12 +141,14 @@ def test_a_rule_that_holds_its_verdicts_is_not_argued_with() -> None:
         given_world = cluster_state(
             [policy(dontschedule=[hot])], metrics_snapshot(series("a", **values)), " ".join(NODES)
         )
-        agent_state = cooperative.run_at_once(state.build(msgspec.structs.replace(given_world, now=now)))
+        agent_state = cooperative_scheduling.run_at_once(
+            state.build(msgspec.structs.replace(given_world, now=now))
+        )
         return Chain([TelemetryAgent()]).filter(
             POD, NODES, Snapshot(given_world.nodes, {"telemetry": agent_state}, now), now
         )
 
     before, after = filter_at(1000.0, dict.fromkeys(NODES, 9)), filter_at(1001.0, {})
     assert not after.kept().any()
-    assert [explaining.explain(Attempt(one)).held for one in (before, after)] == [False, True]
-    assert list(redeciding.changes(after)) == []
+    assert [attempt_explanation.explain(Attempt(one)).held for one in (before, after)] == [False, True]
+    assert list(counterfactuals.changes(after)) == []

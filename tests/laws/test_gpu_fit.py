@@ -13,8 +13,8 @@ from nodewise.agents.gpu.fit import Balanced, FirstFit, FitResult, GpuOrder, fit
 from nodewise.agents.gpu.gpu_layout import GpuLayout
 from nodewise.agents.gpu.node_gpus import Link, NodeGpus
 from nodewise.agents.gpu.subdevices import SubdeviceRequest
-from tests.laws import gpu_scalar as scalar
-from tests.laws.gpu_scalar import SUBDEVICES, DoesNotFit, GpuUsage
+from tests.laws import gpu_reference_fit as scalar
+from tests.laws.gpu_reference_fit import SUBDEVICES, DoesNotFit, GpuUsage
 
 NAMES = ("card0", "card1", "card10", "card2", "card3")
 COUNT, MEMORY = "gpu.intel.com/i915", "gpu.intel.com/memory.max"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nodewise.agents.gpu.allocation_record import Reservation
 from nodewise.agents.gpu.state import ALLOCATION_RECORDS, PODS
-from tests.laws.gpu_protocol import CAPACITY, LOST, NODES, Answer, Call, Process, Replica, Server, Stored
+from tests.laws.gpu_bind_model import CAPACITY, LOST, NODES, Answer, Call, Process, Replica, Server, Stored
 
 NAMES = ("a", "b")
 WHICH = st.integers(0, 1)

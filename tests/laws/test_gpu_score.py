@@ -8,7 +8,7 @@ from nodewise.agents.gpu import fragmentation, score
 from nodewise.agents.gpu.candidate_gpus import CandidateGpus
 from nodewise.agents.gpu.fit import fit
 from nodewise.agents.gpu.score import PlacementInputs
-from tests.unit.agents.gpu.boards import COUNT, MILLI, WHOLE, board, demand, plain, share
+from tests.unit.agents.gpu.gpu_layouts import COUNT, MILLI, WHOLE, board, demand, plain, share
 
 MODELS = ["A", "B", ""]
 GPU = st.tuples(st.integers(0, WHOLE), st.sampled_from(MODELS))

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nodewise.errors import BadInput
-from nodewise.kube import documents, fields
+from nodewise.kube import documents, field_merge
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=12)
 NUMBERS = st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False, width=32)
@@ -98,7 +98,7 @@ PODS = st.fixed_dictionaries(
 @given(PODS, st.permutations([One, Two]))
 def test_a_merged_type_reads_what_each_declared_type_reads(pod: dict[str, Any], order: list[Any]) -> None:
     data = msgspec.json.encode(pod)
-    merged = msgspec.json.decode(data, type=fields.merge("Pod", *order))
+    merged = msgspec.json.decode(data, type=field_merge.merge("Pod", *order))
     one, two = msgspec.json.decode(data, type=One), msgspec.json.decode(data, type=Two)
     assert merged.metadata.labels == one.metadata.labels
     assert merged.metadata.annotations == two.metadata.annotations

@@ -14,9 +14,9 @@ from nodewise.kube.api import DEADLINE_S, NONE, Params
 from nodewise.kube.elector import Elector
 from nodewise.kube.lease import LeaseLock
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.simulate.api import FakeApi
-from tests.unit.kube import virtual
-from tests.unit.kube.virtual import VirtualClock
+from nodewise.simulate.in_memory_api import FakeApi
+from tests.unit.kube import virtual_time
+from tests.unit.kube.virtual_time import VirtualClock
 
 METERS = MetricsRegistry()
 
@@ -159,4 +159,4 @@ async def election(seed: int) -> None:
 @settings(deadline=None, max_examples=25)
 @given(st.integers(0, 2**32))
 def test_two_leaders_never_lead_at_once(seed: int) -> None:
-    virtual.run(election(seed))
+    virtual_time.run(election(seed))

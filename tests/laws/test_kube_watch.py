@@ -13,21 +13,21 @@ from hypothesis import strategies as st
 
 from nodewise.clock import ManualClock
 from nodewise.errors import Refused, Unavailable
-from nodewise.kube import fields, watching
+from nodewise.kube import field_merge, list_watch
 from nodewise.kube.decoder import ObjectDecoder
-from nodewise.kube.lines import Cutter
+from nodewise.kube.line_splitter import Cutter
+from nodewise.kube.list_watch import Watching
 from nodewise.kube.reflector import Reflector, Target
 from nodewise.kube.store import Changes, Key
-from nodewise.kube.watching import Watching
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.simulate.api import CONFIGMAPS, FakeApi
+from nodewise.simulate.in_memory_api import CONFIGMAPS, FakeApi
 
 
 class Data(msgspec.Struct, frozen=True):
     data: dict[str, str] = {}
 
 
-CONFIGMAP = fields.merge("ConfigMap", Data)
+CONFIGMAP = field_merge.merge("ConfigMap", Data)
 
 NAMES = st.sampled_from("abcdef")
 VALUES = st.text(max_size=4)
@@ -82,11 +82,11 @@ def test_the_watch_ends_in_the_same_store_however_its_frames_are_cut(
     data, expected = watch_of(events)
     decoder = ObjectDecoder("ConfigMap", CONFIGMAP, METERS)
     cutter = Cutter()
-    state: watching.State = Watching("0")
+    state: list_watch.State = Watching("0")
     for piece in pieces(data, cuts):
         for line in cutter.feed(piece):
             assert isinstance(state, Watching)
-            state, frame = watching.line(state, line)
+            state, frame = list_watch.line(state, line)
             decoder.apply(frame)
     assert {name: o.data["k"] for (_, name), o in decoder.store.snapshot().items()} == expected
     assert state == Watching(str(max(len(events) - 1, 0)))

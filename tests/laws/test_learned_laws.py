@@ -13,7 +13,7 @@ from nodewise.agents.learned.options import LearnedOptions
 from nodewise.agents.learned.pods import ObservedPod
 from nodewise.agents.learned.rewards import LearningRule, RewardEstimate
 from nodewise.agents.learned.state import LearnedStateBuilder
-from tests.unit.agents.learned.lives import START, Life, end, pod, running, stamp, terminated, waiting
+from tests.unit.agents.learned.pod_histories import START, Life, end, pod, running, stamp, terminated, waiting
 
 PODS = 400
 PERIOD_S = 60.0

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nodewise.errors import BadInput
-from nodewise.metrics import values
+from nodewise.metrics import metric_value_list
 
 NAMES = st.sampled_from(["a", "b", 'q"', '},{"describedObject":{', "[{", "}]", "é", ""])
 SCALARS = st.none() | st.booleans() | st.integers(-9, 9) | NAMES
@@ -54,7 +54,7 @@ def bodies(draw: st.DrawFn) -> bytes:
 def read(body: bytes) -> str:
     """The items, or that it is no list."""
     try:
-        found = list(values.items(body))
+        found = list(metric_value_list.items(body))
     except BadInput:
         return "bad"
     return repr([one if isinstance(one, tuple) else msgspec.to_builtins(one) for one in found])
@@ -67,7 +67,7 @@ def read(body: bytes) -> str:
 @example(b'{"items":[{"describedObject":{"name":"a"}},{"describedObject":{"name":"b"}}}]}')
 @example(b'{"items":[{"describedObject":{"name":"a"},"x":[{},{"describedObject":0}]}]}')
 def test_an_item_is_the_same_however_the_list_is_read(body: bytes) -> None:
-    with mock.patch.object(values, "_cut", return_value=()):
+    with mock.patch.object(metric_value_list, "_cut", return_value=()):
         whole = read(body)
     assert read(body) == whole
 
@@ -77,6 +77,6 @@ def test_a_list_as_go_writes_it_is_never_read_whole() -> None:
         {"describedObject": {"kind": "Node", "name": f"n-{number}"}, "value": "1"} for number in range(3)
     ]
     body = json.dumps({"kind": "MetricValueList", "items": listed}, separators=(",", ":")).encode()
-    assert [bytes(cut) for cut in values._cut(body)] == [
+    assert [bytes(cut) for cut in metric_value_list._cut(body)] == [
         json.dumps(one, separators=(",", ":")).encode() for one in listed
     ]

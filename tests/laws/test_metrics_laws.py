@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewise import cooperative
-from nodewise.metrics import aggregation, nodes, resource
+from nodewise import cooperative_scheduling
+from nodewise.metrics import aggregation, node_attributes, resource_metrics_api
 from nodewise.metrics.aggregation import AGGREGATIONS
-from nodewise.metrics.nodes import Nodes, Room
-from nodewise.metrics.prometheus import answers, matching, queries
-from nodewise.metrics.prometheus.answers import Found
+from nodewise.metrics.node_attributes import Nodes, Room
+from nodewise.metrics.prometheus import node_matching, queries, query_responses
+from nodewise.metrics.prometheus.query_responses import Found
 from nodewise.metrics.series import Sample
 from nodewise.metrics.source import MetricRequest, merge_requests
 
@@ -31,12 +31,12 @@ series = st.builds(
 )
 
 
-def owned(found: list[Found]) -> matching.Owned:
-    return cooperative.run_at_once(matching.match(found, LABELS, FLEET))
+def owned(found: list[Found]) -> node_matching.Owned:
+    return cooperative_scheduling.run_at_once(node_matching.match(found, LABELS, FLEET))
 
 
-def match(found: list[Found], aggregate: str = "") -> matching.Matched:
-    return cooperative.run_at_once(matching.reduce(owned(found), aggregate))
+def match(found: list[Found], aggregate: str = "") -> node_matching.Matched:
+    return cooperative_scheduling.run_at_once(node_matching.reduce(owned(found), aggregate))
 
 
 aggregations = st.sampled_from(("", *AGGREGATIONS))
@@ -95,19 +95,19 @@ def test_a_series_more_changes_no_node_but_its_own(found: list[Found], more: Fou
 def test_a_value_is_its_text_and_nothing_else(value: float) -> None:
     exact = Decimal(repr(value)) * NANO
     wanted = int(exact.to_integral_value(ROUND_UP, Context(prec=400)))
-    assert answers.nano(repr(value)) == wanted
+    assert query_responses.nano(repr(value)) == wanted
 
 
 @given(st.text(max_size=30))
 def test_any_text_is_a_value_or_a_reason(text: str) -> None:
     with suppress(ValueError):
-        assert isinstance(answers.nano(text), int)
+        assert isinstance(query_responses.nano(text), int)
 
 
 @given(st.binary(max_size=80))
 def test_any_body_is_an_answer_or_bad_input(body: bytes) -> None:
-    with pytest.raises(answers.BadInput):
-        answers.read(body)
+    with pytest.raises(query_responses.BadInput):
+        query_responses.read(body)
 
 
 @given(st.text(alphabet="ab{}[]=~!\"'`\\, \n", max_size=20))
@@ -123,14 +123,18 @@ def test_an_address_means_its_node_with_and_without_a_port(address: object, port
     fleet = Nodes({"n": Room(None, None)}, {str(ip_address(str(address))): "n"})
     host = f"[{address}]" if ":" in str(address) else str(address)
     assert fleet.find(str(address)) == fleet.find(f"{host}:{port}") == "n"
-    assert nodes.without_port(f"{host}:{port}") == str(address)
+    assert node_attributes.without_port(f"{host}:{port}") == str(address)
 
 
 @given(st.integers(0, 10**18), st.integers(1, 10**18))
 def test_a_share_is_as_near_as_a_nano_can_be(used: int, whole: int) -> None:
-    item = resource.NodeMetrics(metadata=resource._Metadata("n"), usage=resource._Usage(f"{used}n", "0"))
+    item = resource_metrics_api.NodeMetrics(
+        metadata=resource_metrics_api._Metadata("n"), usage=resource_metrics_api._Usage(f"{used}n", "0")
+    )
     fleet = Nodes({"n": Room(whole, 1)}, {})
-    ((_, share),) = cooperative.run_at_once(resource.by_metric([item], fleet))["cpu_usage_share"]
+    ((_, share),) = cooperative_scheduling.run_at_once(resource_metrics_api.by_metric([item], fleet))[
+        "cpu_usage_share"
+    ]
     assert not isinstance(share, str)
     assert abs(share.value * whole - used * NANO) * 2 <= whole
 

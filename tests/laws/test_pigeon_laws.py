@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from nodewise.agents.pigeon import demand as demands
-from nodewise.agents.pigeon import ranks
-from nodewise.agents.pigeon.memory import DemandMemory
+from nodewise.agents.pigeon import score_scaling
 from nodewise.agents.pigeon.node_requests import HoldingPod, NodeRequests
 from nodewise.agents.pigeon.objectives import LAYOUTS, OBJECTIVES, Objective, Table
+from nodewise.agents.pigeon.pod_statistics import DemandMemory
 from tests.unit.agents.pigeon.clusters import Cluster, node
 from tests.unit.agents.pigeon.test_node_requests import followed, held, kept
 
@@ -76,7 +76,7 @@ def test_incremental_moments_are_the_direct_ones(
 
 @given(st.lists(st.floats(0, 1e6) | st.just(np.nan), max_size=8))
 def test_the_best_that_fits_has_10_the_worst_1_and_what_does_not_fit_0(values: list[float]) -> None:
-    points = ranks.stretched(np.array(values)).tolist()
+    points = score_scaling.stretched(np.array(values)).tolist()
     fitting = sorted(
         (value, -score) for value, score in zip(values, points, strict=True) if not np.isnan(value)
     )

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from nodewise.agent import ClusterState, NodeIndex
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.state import POLICIES
-from nodewise.extender import deltas
-from nodewise.extender.tape import Exchange, Record
+from nodewise.extender import recording_deltas
+from nodewise.extender.recording_file import Exchange, Record
+from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.series import Sample, Series
-from nodewise.metrics.snapshot import MetricsSnapshot
-from tests.unit.agents.telemetry.worlds import policy, rule
+from tests.unit.agents.telemetry.snapshots import policy, rule
 from tests.unit.extender.recordings import Recorded, body, played, records
 
 NODES = [f"n{i}" for i in range(8)]
@@ -184,7 +184,7 @@ def test_a_recording_that_was_cut_anywhere_replays_up_to_there(
 @given(HISTORIES)
 def test_worlds_come_back_as_they_were(history: list[Any]) -> None:
     scene = recorded(history, TelemetryOptions())
-    rebuilding = deltas.Rebuilding({POLICIES: type(policy())})
+    rebuilding = recording_deltas.Rebuilding({POLICIES: type(policy())})
     back = [
         cluster_state
         for cluster_state in map(rebuilding.take, records(scene.recorded.ended()))

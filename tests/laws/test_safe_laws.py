@@ -4,11 +4,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.series import Sample, Series
-from nodewise.metrics.snapshot import MetricsSnapshot
-from nodewise.statistics import queries
-from nodewise.statistics.queries import StatisticsOptions
-from tests.unit.agents.safe.nodes import GIB, KEYS, NOW, Asked, loaded, node, pod
+from nodewise.statistics import load_queries
+from nodewise.statistics.load_queries import StatisticsOptions
+from tests.unit.agents.safe.node_statistics import GIB, KEYS, NOW, Asked, loaded, node, pod
 
 NOTHING = pod()
 MIB = GIB // 1024
@@ -133,7 +133,7 @@ def test_metrics_and_annotations_that_say_the_same_get_the_same_answer(cpu, cpu_
     annotated = node(cpu=4000 - cpu, cpu_std=cpu_std, memory=8 * GIB - memory, memory_std=memory_std)
     milli, nano = 10**6, 10**9
     values = (cpu * milli, cpu_std * milli, memory * nano, memory_std * nano)
-    metric_requests = queries.metric_requests(StatisticsOptions(statistics="metrics"))
+    metric_requests = load_queries.metric_requests(StatisticsOptions(statistics="metrics"))
     series = (
         Series(metric_request.key, "prometheus", NOW, {"n1": Sample(value, None)})
         for metric_request, value in zip(metric_requests, values, strict=True)

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodewise import cooperative
+from nodewise import cooperative_scheduling
 from nodewise.agent import ClusterState, Inputs, MetricRequest, NodeIndex
 from nodewise.agents import pigeon
 from nodewise.agents.pigeon.node_requests import HoldingPod
@@ -17,22 +17,22 @@ from nodewise.agents.pigeon.options import PigeonOptions
 from nodewise.agents.pigeon.state import PODS, PigeonStateBuilder
 from nodewise.clock import ManualClock
 from nodewise.extender.snapshot_cache import Override, SnapshotCache, Stores
-from nodewise.kube import fields
+from nodewise.kube import field_merge
 from nodewise.kube.store import Key, Writer
+from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.refresher import Refresher, RefreshOptions
-from nodewise.metrics.snapshot import MetricsSnapshot
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.state import NODES
 from tests.unit.agents.pigeon.clusters import node
-from tests.unit.changes import built
+from tests.unit.state_changes import built
 
-Thing = fields.merge("Thing")
+Thing = field_merge.merge("Thing")
 NAMES = st.sampled_from("abc")
 KINDS = st.sampled_from([NODES, "things", "ledgers"])
 
 
 def thing(name: str, uid: int) -> Any:
-    return Thing(metadata=fields.ObjectMeta(name=name, uid=str(uid)))
+    return Thing(metadata=field_merge.ObjectMeta(name=name, uid=str(uid)))
 
 
 class Mirror:
@@ -264,7 +264,7 @@ def test_what_pigeon_knows_of_nodes_is_what_a_fresh_list_says(
         objects = {("", name): nodes[name] for name in names}
         cluster_state = ClusterState(index, {PODS: held}, MetricsSnapshot(), 0.0, objects)
         found = built(state, cluster_state)
-        fresh = cooperative.run_at_once(pigeon.KIND.state(options, 5.0).build(cluster_state))
+        fresh = cooperative_scheduling.run_at_once(pigeon.KIND.state(options, 5.0).build(cluster_state))
         assert np.array_equal(found.room, fresh.room)
         assert np.array_equal(found.scale, fresh.scale)
         assert np.array_equal(found.missing, fresh.missing)

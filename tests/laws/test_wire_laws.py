@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from nodewise.agent import NodeIndex, Scores, Verdict
 from nodewise.errors import BadInput
-from nodewise.extender import wire
+from nodewise.extender import wire_format
 from nodewise.extender.decision import Decision, PodRef
-from nodewise.extender.wire import Candidacy
-from nodewise.kube.fields import merge
+from nodewise.extender.wire_format import Candidacy
+from nodewise.kube.field_merge import merge
 
-READER = wire.Reader(merge("Pod"))
+READER = wire_format.Reader(merge("Pod"))
 KEYS = [
     "Pod",
     "pod",
@@ -83,8 +83,8 @@ def test_names_go_through_as_they_came(names: list[str], more: list[str]) -> Non
             assert any("\ud800" <= char <= "\udfff" for name in names for char in name)
             return
         decision = Decision("filter", PodRef("", ""), 0.0, 1, request.names)
-        assert json.loads(b"".join(wire.filter_response(request, decision)))["NodeNames"] == names
-        assert [one["Host"] for one in json.loads(wire.prioritize_response(decision))] == names
+        assert json.loads(b"".join(wire_format.filter_response(request, decision)))["NodeNames"] == names
+        assert [one["Host"] for one in json.loads(wire_format.prioritize_response(decision))] == names
 
 
 ALIKE = st.text('ab-.é\\"', max_size=20)
@@ -117,10 +117,10 @@ def test_answers_say_of_each_name_what_was_decided(names: list[str], data: st.Da
     decision = Decision(
         "filter", PodRef("", ""), 0.0, 1, request.names, (("t", verdict),), (("t", Scores(np.array(points))),)
     )
-    said = json.loads(b"".join(wire.filter_response(request, decision)))
+    said = json.loads(b"".join(wire_format.filter_response(request, decision)))
     assert said["NodeNames"] == [name for name, code in zip(names, codes, strict=True) if not code]
     assert said["FailedNodes"] == {
         name: whys[code - 1] for name, code in zip(names, codes, strict=True) if code
     }
-    liked = json.loads(wire.prioritize_response(decision))
+    liked = json.loads(wire_format.prioritize_response(decision))
     assert [(one["Host"], one["Score"]) for one in liked] == list(zip(names, points, strict=True))

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import custom_metrics, image_archive, packages, programs, sandboxes
+from tests.cluster import custom_metrics, image_archive, packages, programs, test_namespaces
 from tests.cluster.conftest import control_plane_programs, got, plane, sandbox, shared_control_plane
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
-from tests.cluster.sandboxes import Sandbox
-from tests.node import host, installed, kubelet
-from tests.node.host import Host
+from tests.cluster.test_namespaces import Sandbox
+from tests.node import host_kubelet, installed_program, kubelet
+from tests.node.host_kubelet import Host
 from tests.node.kubelet import Kubelet
 
 __all__ = ["control_plane_programs", "plane", "sandbox", "shared_control_plane"]
@@ -31,7 +31,7 @@ def container_programs(request: pytest.FixtureRequest) -> packages.Containers:
 @pytest.fixture(scope="session")
 def program() -> Path:
     """The program that is installed on nodes, ready to be: needs nothing of the image that it starts in."""
-    return installed.ready()
+    return installed_program.ready()
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def whole(
 ) -> Iterator[Host]:
     """A control plane with a real node whose pods can do all that pods of a cluster can."""
     folder = tmp_path_factory.mktemp("whole")
-    with host.running(control_plane_programs, kubelet_program, container_programs, folder) as running:
+    with host_kubelet.running(control_plane_programs, kubelet_program, container_programs, folder) as running:
         yield running
 
 
@@ -71,8 +71,8 @@ def clusters_own(whole: Host) -> Iterator[None]:
 @pytest.fixture
 def room(whole: Host) -> Iterator[Sandbox]:
     """A namespace of the test's own there."""
-    with sandboxes.created(whole.plane) as own:
-        host.wait_admitted(own)
+    with test_namespaces.created(whole.plane) as own:
+        host_kubelet.wait_admitted(own)
         yield own
 
 

@@ -11,23 +11,23 @@ from typing import Any
 
 import httpx2
 
-from nodewise.cpu import names
+from nodewise.cpu import cmk_names
 from nodewise.cpu.cpusets import cpuset
 from nodewise.cpu.node import thread_affinity
 from tests.cluster import processes
 from tests.cluster.access import User
 from tests.cluster.api import Object
+from tests.cluster.extender_process import NODEWISE
 from tests.cluster.processes import Process
-from tests.cluster.sandboxes import Sandbox, wait
-from tests.cluster.served import NODEWISE
-from tests.node import workloads
+from tests.cluster.test_namespaces import Sandbox, wait
+from tests.node import cpu_workloads
 from tests.node.kubelet import Kubelet
 
 EXCLUSIVE = frozenset({0})
 """The only core of the pool; the others of the machine are infra's."""
-ISOLATE = f"{names.DEFAULT_INSTALL_DIR}/cmk isolate --pool=exclusive"
+ISOLATE = f"{cmk_names.DEFAULT_INSTALL_DIR}/cmk isolate --pool=exclusive"
 PERIOD_S = 2.0
-MOUNTED = {"program": names.DEFAULT_INSTALL_DIR, "socket": str(Path(names.DEFAULT_SOCKET).parent)}
+MOUNTED = {"program": cmk_names.DEFAULT_INSTALL_DIR, "socket": str(Path(cmk_names.DEFAULT_SOCKET).parent)}
 
 
 class Manager:
@@ -65,7 +65,7 @@ class Manager:
     def agent(self, *options: str) -> Process:
         """The node agent, once it answers and the kubelet offers the pool's cores."""
         self._health_port = processes.free_port()
-        socket = self.node.runtime.inside(names.DEFAULT_SOCKET)
+        socket = self.node.runtime.inside(cmk_names.DEFAULT_SOCKET)
         socket.unlink(missing_ok=True)
         words = [
             "agent",
@@ -92,7 +92,7 @@ class Manager:
     def offered(self) -> str:
         """How many exclusive cores the kubelet says that it has."""
         status = self.sandbox.api.get(self.node.path)["status"]
-        return status["allocatable"].get(names.EXCLUSIVE_CORES, "")
+        return status["allocatable"].get(cmk_names.EXCLUSIVE_CORES, "")
 
     def tasks(self, pool: str = "exclusive") -> list[str]:
         """The process ids that hold anything of a pool."""
@@ -102,7 +102,7 @@ class Manager:
     def masks(self, pod: Object) -> dict[str, frozenset[int]]:
         """Of all threads in a pod's container, by program and thread id, the CPUs that they may use."""
         proc = self.node.runtime.inside("/proc")
-        (pids,) = cpuset.list_processes(proc, [workloads.container_of(pod)]).values()
+        (pids,) = cpuset.list_processes(proc, [cpu_workloads.container_of(pod)]).values()
         found = {}
         for thread in (one for pid in pids for one in thread_affinity.read(proc, pid)):
             with contextlib.suppress(OSError):
@@ -145,11 +145,11 @@ def managed(sandbox: Sandbox, node: Kubelet, program: Path, folder: Path, user: 
 
 def pod(name: str, script: str, on: str, *, cores: int = 1, **spec: Any) -> Object:
     """A pod that has what `isolate` needs, and requests so many exclusive cores."""
-    made = workloads.pod(name, script, on=on, **spec)
+    made = cpu_workloads.pod(name, script, on=on, **spec)
     (container,) = made["spec"]["containers"]
     container["volumeMounts"] = [{"name": key, "mountPath": path} for key, path in MOUNTED.items()]
     if cores:
-        container["resources"] = {"limits": {names.EXCLUSIVE_CORES: str(cores)}}
+        container["resources"] = {"limits": {cmk_names.EXCLUSIVE_CORES: str(cores)}}
     made["spec"]["volumes"] = [{"name": key, "hostPath": {"path": path}} for key, path in MOUNTED.items()]
     return made
 

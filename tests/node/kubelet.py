@@ -12,7 +12,7 @@ from tests.cluster.certificates import Pair
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.packages import Containers
 from tests.cluster.processes import Process
-from tests.cluster.sandboxes import wait
+from tests.cluster.test_namespaces import wait
 from tests.node import cgroups, runtime
 from tests.node.runtime import Runtime
 

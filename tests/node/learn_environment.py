@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Final
 
 import nodewise
-from tests import pages, reader
+from tests import page_code_blocks, page_reader
 from tests.cluster import objects
-from tests.cluster.served import NODEWISE
+from tests.cluster.extender_process import NODEWISE
 from tests.node import image
-from tests.node.host import Host
+from tests.node.host_kubelet import Host
 from tests.node.port_forwarding import forwarding
-from tests.reader import Reader
+from tests.page_reader import Reader
 
 REAL: Final = "nodewise-worker2"
 PAUSE: Final = "registry.k8s.io/pause:3.10"
@@ -36,7 +36,7 @@ def laptop(whole: Host, programs: Path, busybox: Path, archive: Path, folder: Pa
     home = folder / "repository"
     home.mkdir()
     for name in ("deploy", "examples"):
-        (home / name).symlink_to(pages.ROOT / name)
+        (home / name).symlink_to(page_code_blocks.ROOT / name)
     pause = folder / "pause.tar"
     image.write(pause, busybox, PAUSE, command=image.PAUSE)
     whole.node.runtime.load(pause)
@@ -45,7 +45,7 @@ def laptop(whole: Host, programs: Path, busybox: Path, archive: Path, folder: Pa
         "make": _make(archive),
         "kubectl": f'case "$*" in *port-forward*) exec sleep 600;; esac\nexec {programs / "kubectl"} "$@"',
     }
-    plain = reader.plain_environment()
+    plain = page_reader.plain_environment()
     environment = {
         **plain,
         "PATH": f"{_written(tools, folder)}:{NODEWISE.parent}:{plain['PATH']}",
@@ -54,7 +54,7 @@ def laptop(whole: Host, programs: Path, busybox: Path, archive: Path, folder: Pa
     }
     with (
         forwarding(lambda: _network_of_scheduler(whole), 9002) as port,
-        reader.reading(home, environment, {_ADMIN: f"127.0.0.1:{port}"}) as typing,
+        page_reader.reading(home, environment, {_ADMIN: f"127.0.0.1:{port}"}) as typing,
     ):
         yield typing
 

@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from tests import pages, reader
+from tests import page_code_blocks, page_reader
 from tests.cluster.api import ApiError, Object
-from tests.cluster.sandboxes import Sandbox, wait
-from tests.cluster.served import NODEWISE
-from tests.node import host
-from tests.node.host import Host
+from tests.cluster.extender_process import NODEWISE
+from tests.cluster.test_namespaces import Sandbox, wait
+from tests.node import host_kubelet
+from tests.node.host_kubelet import Host
 from tests.node.network import Target
 from tests.node.port_forwarding import forwarding
-from tests.reader import Reader
+from tests.page_reader import Reader
 
 ADMIN: Final = "127.0.0.1:9002"
 """Where pages have a replica's admin port."""
@@ -40,7 +40,7 @@ def operator(
     home = folder / "repository"
     home.mkdir()
     for name in ("deploy", "examples"):
-        (home / name).symlink_to(pages.ROOT / name)
+        (home / name).symlink_to(page_code_blocks.ROOT / name)
     tools = folder / "bin"
     tools.mkdir()
     _script(
@@ -49,8 +49,8 @@ def operator(
     if helm:
         (tools / "helm").symlink_to(helm)
     kubeconfig = whole.plane.admin.kubeconfig
-    whole.path(f"{host.KUBERNETES}/admin.conf").write_text(kubeconfig.read_text())
-    plain = reader.plain_environment()
+    whole.path(f"{host_kubelet.KUBERNETES}/admin.conf").write_text(kubeconfig.read_text())
+    plain = page_reader.plain_environment()
     environment = {
         **plain,
         "PATH": f"{tools}:{NODEWISE.parent}:{plain['PATH']}",
@@ -58,15 +58,15 @@ def operator(
         "HOME": str(folder),
     }
     # doctor knows the host that it is on by its name
-    steps = f"echo {host.NAME} > /proc/sys/kernel/hostname; cd {shlex.quote(str(home))}; exec bash"
+    steps = f"echo {host_kubelet.NAME} > /proc/sys/kernel/hostname; cd {shlex.quote(str(home))}; exec bash"
     shell = whole.node.runtime.enter(["unshare", "--uts", "sh", "-e", "-c", steps], network=True)
-    place = {NODE: host.NAME, **(instead or {})}
+    place = {NODE: host_kubelet.NAME, **(instead or {})}
     with contextlib.ExitStack() as stack:
         if forwarded:
             port = stack.enter_context(forwarding(lambda: _network_of(whole, forwarded()), 9002))
             whole.network.hand_on(("127.0.0.1", port), lambda: Target(("127.0.0.1", port)))
             place[ADMIN] = f"127.0.0.1:{port}"
-        yield stack.enter_context(reader.reading(home, environment, place, shell))
+        yield stack.enter_context(page_reader.reading(home, environment, place, shell))
 
 
 def expect_refused(room: Sandbox, pod: Object, words: str) -> None:

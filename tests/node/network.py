@@ -20,7 +20,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from tests.cluster.api import Api
-from tests.cluster.balancer import pump
+from tests.cluster.load_balancer import pump
 from tests.node.runtime import Runtime
 
 _NEWNET = 0x40000000

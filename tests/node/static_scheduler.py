@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tests.cluster.api import Object
-from tests.cluster.sandboxes import wait
-from tests.conformance.configure import pods
-from tests.node import host, network
-from tests.node.host import Host
+from tests.cluster.test_namespaces import wait
+from tests.conformance.configure import scheduler_manifests
+from tests.node import host_kubelet, network
+from tests.node.host_kubelet import Host
 from tests.node.network import Address, Target
 
-_MIRROR: Final = f"/api/v1/namespaces/kube-system/pods/kube-scheduler-{host.NAME}"
+_MIRROR: Final = f"/api/v1/namespaces/kube-system/pods/kube-scheduler-{host_kubelet.NAME}"
 LEASE: Final = (
     "--leader-elect-lease-duration=4s",
     "--leader-elect-renew-deadline=3s",
@@ -35,7 +35,7 @@ class Static:
     """kube-scheduler as a static pod; from `static`."""
 
     def __init__(self, whole: Host) -> None:
-        self.manifest = whole.path(f"{host.MANIFESTS}/kube-scheduler.yaml")
+        self.manifest = whole.path(f"{host_kubelet.MANIFESTS}/kube-scheduler.yaml")
         self._whole = whole
         self._targets: dict[Address, Target] = {}
 
@@ -78,7 +78,7 @@ class Static:
 
         def ready() -> Shown | None:
             pod = self._pod()
-            return self._seen() if pod and host.is_ready(pod) else None
+            return self._seen() if pod and host_kubelet.is_ready(pod) else None
 
         return wait("kube-scheduler is ready", ready, _TURN_S, self.told)
 
@@ -104,14 +104,14 @@ class Static:
 @contextlib.contextmanager
 def static(whole: Host) -> Iterator[Static]:
     """kube-scheduler from a manifest as kubeadm writes it, until the block is left."""
-    minor, patch = host.VERSION.split(".")[1:]
+    minor, patch = host_kubelet.VERSION.split(".")[1:]
     user = whole.plane.user("system:kube-scheduler")
     config = whole.plane.kubectl(
         f"--kubeconfig={user.kubeconfig}", "config", "view", "--raw", "--flatten", "--minify"
     )
-    _private(whole.path(f"{host.KUBERNETES}/scheduler.conf"), config)
+    _private(whole.path(f"{host_kubelet.KUBERNETES}/scheduler.conf"), config)
     running = Static(whole)
-    running.write(pods.text(_impatient(pods.pod(int(minor), patch))))
+    running.write(scheduler_manifests.text(_impatient(scheduler_manifests.pod(int(minor), patch))))
     try:
         running.shown()
         yield running

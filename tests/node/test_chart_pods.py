@@ -13,14 +13,14 @@ from cryptography import x509
 from nodewise.cpu.cpusets import cpuset
 from tests.cluster.api import Object
 from tests.cluster.custom_metrics import CustomMetrics
-from tests.cluster.sandboxes import Sandbox, wait
-from tests.cluster.served import NODEWISE
+from tests.cluster.extender_process import NODEWISE
 from tests.cluster.test_certs import Applied
 from tests.cluster.test_chart import CHART, Helm, helm_program
-from tests.node import cpu_manager, host, placement, static_scheduler, workloads
+from tests.cluster.test_namespaces import Sandbox, wait
+from tests.node import cpu_manager, cpu_workloads, host_kubelet, preferred_nodes, static_scheduler
 from tests.node.cpu_manager import EXCLUSIVE, ISOLATE, Manager
-from tests.node.host import Host
-from tests.node.placement import FAR
+from tests.node.host_kubelet import Host
+from tests.node.preferred_nodes import FAR
 from tests.node.static_scheduler import Static
 
 __all__ = ["helm_program"]
@@ -145,10 +145,10 @@ class Stream:
     def _run(self) -> None:
         while not self._over.wait(PAUSE_S):
             name = f"web-{len(self.made)}"
-            self._room.pods(placement.with_policy(name, host.NAME))
+            self._room.pods(preferred_nodes.with_policy(name, host_kubelet.NAME))
             self.made.append(name)
             found = self._whole.pods(self._room.namespace, **EXTENDER)
-            self.ready.append(sum(map(host.is_ready, found)))
+            self.ready.append(sum(map(host_kubelet.is_ready, found)))
 
     def goes_on(self) -> None:
         """Waits until some more were made and bound."""
@@ -180,12 +180,15 @@ def stream(whole: Host, room: Sandbox) -> Iterator[Stream]:
 def test_replicas_serve_the_scheduler_through_a_renewal_and_an_upgrade(
     whole: Host, room: Sandbox, heat: CustomMetrics, scheduler: Static, release: Release, tmp_path: Path
 ) -> None:
-    placement.policy(room, heat, hot=host.NAME)
+    preferred_nodes.policy(room, heat, hot=host_kubelet.NAME)
     before = scheduler.shown()
     configure(whole, room, tmp_path)
     configured = scheduler.wait_another_than(before)
-    room.pods(placement.plain("plain", host.NAME), placement.with_policy("first", host.NAME))
-    assert room.expect_bound("plain") == host.NAME
+    room.pods(
+        preferred_nodes.plain("plain", host_kubelet.NAME),
+        preferred_nodes.with_policy("first", host_kubelet.NAME),
+    )
+    assert room.expect_bound("plain") == host_kubelet.NAME
     assert room.expect_bound("first", 120) == FAR
     old, serial = release.pods(2), shown(whole)
     with stream(whole, room) as pods:
@@ -232,7 +235,7 @@ class TestCpuManager:
         values = {
             "cpu.namespace": room.namespace,
             "cpu.createNamespace": "false",
-            "cpu.setup.hosts": f"{{{host.NAME}}}",
+            "cpu.setup.hosts": f"{{{host_kubelet.NAME}}}",
             "cpu.setup.args": "{--insecure=True,--num-exclusive-cores=1,--num-shared-cores=0}",
             "cpu.agent.args": f"{{--interval={cpu_manager.PERIOD_S:g}s}}",
         }
@@ -246,7 +249,7 @@ class TestCpuManager:
         whole.wait_ready(room.namespace, 2, app="cmk-webhook-app")
         wait("the kubelet offers cores", lambda: manager.offered() == "1" or None, show=manager.offered)
         room.pods(cpu_manager.pod("pinned", f"exec {ISOLATE} -- busybox sleep 1000", whole.node.name))
-        pod = workloads.running(room, "pinned")
+        pod = cpu_workloads.running(room, "pinned")
         manager.wait_held(pod)
         assert set(manager.masks(pod).values()) == {EXCLUSIVE}
         room.api.delete(f"/api/v1/namespaces/{room.namespace}/pods/pinned")
@@ -261,6 +264,6 @@ class TestCpuManager:
 def seccomp_modes(whole: Host, pod: Object) -> set[str]:
     """Of all processes of a pod's container what the kernel says: 2 is a filter, 0 none."""
     proc = whole.node.runtime.inside("/proc")
-    (pids,) = cpuset.list_processes(proc, [workloads.container_of(pod)]).values()
+    (pids,) = cpuset.list_processes(proc, [cpu_workloads.container_of(pod)]).values()
     lines = "\n".join((proc / f"{pid}/status").read_text() for pid in pids)
     return set(re.findall(r"^Seccomp:\s*(\d)", lines, re.MULTILINE))

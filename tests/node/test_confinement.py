@@ -9,8 +9,8 @@ from nodewise.cpu.cpusets.container_runtime import ContainerRuntime
 from nodewise.cpu.cpusets.cpuset import Cpuset
 from nodewise.cpu.node import thread_affinity
 from nodewise.errors import Refused
-from tests.cluster.sandboxes import Sandbox, wait
-from tests.node import runtime, workloads
+from tests.cluster.test_namespaces import Sandbox, wait
+from tests.node import cpu_workloads, runtime
 from tests.node.kubelet import Kubelet
 
 pytestmark = pytest.mark.cluster
@@ -36,8 +36,8 @@ def masks(node: Kubelet, container: str) -> list[frozenset[int]]:
 def test_a_running_container_is_held_to_its_cpus_and_let_go(
     sandbox: Sandbox, node: Kubelet, asking: ContainerRuntime
 ) -> None:
-    sandbox.pods(workloads.pod("held", "sleep 1000 & sleep 1000; true", on=node.name))
-    container = workloads.container_of(workloads.running(sandbox, "held"))
+    sandbox.pods(cpu_workloads.pod("held", "sleep 1000 & sleep 1000; true", on=node.name))
+    container = cpu_workloads.container_of(cpu_workloads.running(sandbox, "held"))
     assert asking.version().startswith("containerd ")
     before = asking.find(container)
     assert before is not None
@@ -58,15 +58,15 @@ def test_a_running_container_is_held_to_its_cpus_and_let_go(
 def test_cpus_that_are_not_there_are_refused_in_the_runtime_s_words(
     sandbox: Sandbox, node: Kubelet, asking: ContainerRuntime
 ) -> None:
-    sandbox.pods(workloads.pod("held", "sleep 1000", on=node.name))
-    container = workloads.container_of(workloads.running(sandbox, "held"))
+    sandbox.pods(cpu_workloads.pod("held", "sleep 1000", on=node.name))
+    container = cpu_workloads.container_of(cpu_workloads.running(sandbox, "held"))
     with pytest.raises(Refused, match=r"cpuset\.cpus"):
         asking.confine(container, Cpuset(frozenset({4000})))
 
 
 def test_a_container_that_ended_is_none(sandbox: Sandbox, node: Kubelet, asking: ContainerRuntime) -> None:
-    sandbox.pods(workloads.pod("short", "exit 0", on=node.name))
-    container = workloads.container_of(workloads.ended(sandbox, "short"))
+    sandbox.pods(cpu_workloads.pod("short", "exit 0", on=node.name))
+    container = cpu_workloads.container_of(cpu_workloads.ended(sandbox, "short"))
     assert asking.find(container) is None
     asking.confine(container, Cpuset(ONE))
     assert asking.find("d" * 64) is None

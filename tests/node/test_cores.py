@@ -11,8 +11,8 @@ from nodewise.cpu.pool_allocations import Task
 from tests.cluster import packages
 from tests.cluster.conftest import got
 from tests.cluster.virtual_machine import Entry
-from tests.node import cores
-from tests.node.cores import CMK, Machine
+from tests.node import virtual_cpu_machine
+from tests.node.virtual_cpu_machine import CMK, Machine
 
 pytestmark = pytest.mark.cluster
 
@@ -32,14 +32,14 @@ def machine_packages(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(scope="module")
 def files(program: Path) -> Mapping[str, Entry]:
-    return cores.files(program)
+    return virtual_cpu_machine.files(program)
 
 
 @pytest.fixture(scope="module")
 def booted(
     machine_packages: Path, files: Mapping[str, Entry], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Machine]:
-    with cores.running(machine_packages, files, tmp_path_factory.mktemp("cores")) as machine:
+    with virtual_cpu_machine.running(machine_packages, files, tmp_path_factory.mktemp("cores")) as machine:
         yield machine
 
 
@@ -53,7 +53,7 @@ def machine(booted: Machine) -> Iterator[Machine]:
 @pytest.fixture
 def place(request: pytest.FixtureRequest) -> str:
     """The option that says where this test's state is."""
-    return f"--conf-dir={cores.STATE}/{abs(hash(request.node.name))}"
+    return f"--conf-dir={virtual_cpu_machine.STATE}/{abs(hash(request.node.name))}"
 
 
 def init(machine: Machine, place: str, mode: str = "packed") -> None:
@@ -167,8 +167,8 @@ def test_a_cpuset_without_the_pools_cores_is_an_error(machine: Machine, place: s
 
 def test_no_task_outlives_a_boot(machine_packages: Path, files: Mapping[str, Entry], tmp_path: Path) -> None:
     """Neither a task nor a reconfiguration that the power ended; on the second boot some cores are isolated."""
-    place = f"--conf-dir={cores.STATE}/pools"
-    with cores.running(machine_packages, files, tmp_path / "first") as machine:
+    place = f"--conf-dir={virtual_cpu_machine.STATE}/pools"
+    with virtual_cpu_machine.running(machine_packages, files, tmp_path / "first") as machine:
         init(machine, place)
         for name in "ab":
             machine.start(name, place, "--pool=exclusive")
@@ -177,7 +177,9 @@ def test_no_task_outlives_a_boot(machine_packages: Path, files: Mapping[str, Ent
         pids = {machine.pid(name) for name in "abc"}
         assert set().union(*held.values()) == pids
         state = machine.state()
-    with cores.running(machine_packages, files, tmp_path / "second", state, "isolcpus=2-7") as machine:
+    with virtual_cpu_machine.running(
+        machine_packages, files, tmp_path / "second", state, "isolcpus=2-7"
+    ) as machine:
         assert machine.boot() != boot
         assert tasks(machine, place) == held
         told = machine.cmk("reconcile", place)["reclaimedCpuLists"]

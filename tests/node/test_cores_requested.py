@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from nodewise.cpu import names
+from nodewise.cpu import cmk_names
 from tests.cluster import test_cpu_webhook as webhooks
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.sandboxes import Sandbox, wait
-from tests.cluster.served import manifest
-from tests.node import cpu_manager, image, workloads
+from tests.cluster.extender_process import manifest
+from tests.cluster.test_namespaces import Sandbox, wait
+from tests.node import cpu_manager, cpu_workloads, image
 from tests.node.cpu_manager import EXCLUSIVE, ISOLATE, Manager
 from tests.node.kubelet import Kubelet
 
@@ -32,7 +32,7 @@ def plain(name: str, *command: str) -> Object:
         "name": "main",
         "image": image.NAME,
         "command": [*ISOLATE.split(), "--", *command],
-        "resources": {"limits": {names.EXCLUSIVE_CORES: "1"}},
+        "resources": {"limits": {cmk_names.EXCLUSIVE_CORES: "1"}},
     }
     spec = {
         "containers": [container],
@@ -53,15 +53,15 @@ def test_a_pod_that_only_requests_a_core_is_mutated_scheduled_and_pinned(
     ):
         sandbox.pods(plain("wants-one", "busybox", "sleep", "1000"), plain("waits", "busybox", "true"))
         assert sandbox.expect_bound("wants-one") == node.name
-        pod = workloads.running(sandbox, "wants-one")
+        pod = cpu_workloads.running(sandbox, "wants-one")
         manager.wait_held(pod)
         wait("its command runs", lambda: True if len(manager.masks(pod)) == 2 else None)
         assert set(manager.masks(pod).values()) == {EXCLUSIVE}
         sandbox.expect_rejected("waits")
         # not at once: its object would go before its processes do, and the next pod come while they still run
         sandbox.api.request("DELETE", f"/api/v1/namespaces/{sandbox.namespace}/pods/wants-one")
-        pod = workloads.ended(sandbox, "waits")
-        assert workloads.exit_code(pod) == 0, node.log(pod, "main")
+        pod = cpu_workloads.ended(sandbox, "waits")
+        assert cpu_workloads.exit_code(pod) == 0, node.log(pod, "main")
 
 
 def traces(sandbox: Sandbox, node: Kubelet) -> Object:
@@ -95,7 +95,7 @@ def test_nothing_is_left_of_a_node_that_was_left(
             sandbox.api.create(definition)
         with manager.agent("--enforce=cgroup"):
             sandbox.pods(cpu_manager.pod("holds", f"exec {ISOLATE} -- busybox sleep 1000", node.name))
-            pod = workloads.running(sandbox, "holds")
+            pod = cpu_workloads.running(sandbox, "holds")
             manager.wait_held(pod)
             report = f"/apis/intel.com/v1/namespaces/{sandbox.namespace}/cmk-nodereports/{node.name}"
             wait("the node's report is there", lambda: sandbox.api.find(report))

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from nodewise.cpu import names
+from nodewise.cpu import cmk_names
 from tests.cluster import packages
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.processes import Process
-from tests.cluster.sandboxes import Sandbox, wait
+from tests.cluster.test_namespaces import Sandbox, wait
 from tests.conformance.cmk import machines
 from tests.conformance.cmk.test_node_commands import write
-from tests.node import cpu_manager, workloads
+from tests.node import cpu_manager, cpu_workloads
 from tests.node import kubelet as kubelets
 from tests.node.cpu_manager import EXCLUSIVE, ISOLATE, Manager
 from tests.node.kubelet import Kubelet
@@ -78,7 +78,7 @@ def test_a_child_that_tries_to_escape_fails_to_and_the_container_is_let_go_after
     script = f"{PREPARED} {ISOLATE} -- sh -c '{ESCAPES}'; echo over; sleep 1000"
     with manager.agent(*ENFORCED):
         sandbox.pods(cpu_manager.pod("escaping", script, node.name))
-        pod = workloads.running(sandbox, "escaping")
+        pod = cpu_workloads.running(sandbox, "escaping")
         wrapper = manager.wait_held(pod)
         lines = said(node, pod, "other=1")
         assert any("Invalid argument" in line for line in lines)
@@ -101,12 +101,12 @@ def test_a_confined_pod_is_moved_to_another_core_with_its_cpuset(
         sandbox.pods(
             cpu_manager.pod("moved", f"{ISOLATE} -- sh -c 'sleep 1000 & sleep 1000; true'; true", node.name)
         )
-        pod = workloads.running(sandbox, "moved")
+        pod = cpu_workloads.running(sandbox, "moved")
         manager.wait_held(pod)
         wait("all of it runs", lambda: True if len(manager.masks(pod)) == 5 else None)
         wait_masks(manager, pod, EXCLUSIVE)
         pools = ("--num-exclusive-cores=1", "--num-shared-cores=0")
-        said = json.loads(manager.run("reconfigure", f"--agent={names.DEFAULT_SOCKET}", *pools))
+        said = json.loads(manager.run("reconfigure", f"--agent={cmk_names.DEFAULT_SOCKET}", *pools))
         assert [(move["from"], move["to"]) for move in said["moves"]] == [("0", "1")]
         wait_masks(manager, pod, frozenset({1}))
 
@@ -119,7 +119,7 @@ def test_a_restarted_kubelet_that_widens_cpusets_and_forgets_resources_is_put_ri
         manager.agent(*ENFORCED) as agent,
     ):
         sandbox.pods(cpu_manager.pod("held", f"sleep 1000 & {ISOLATE} -- busybox sleep 1000", static.name))
-        pod = workloads.running(sandbox, "held")
+        pod = cpu_workloads.running(sandbox, "held")
         manager.wait_held(pod)
         wait_masks(manager, pod, EXCLUSIVE)
         before = enforced(agent)
@@ -127,9 +127,9 @@ def test_a_restarted_kubelet_that_widens_cpusets_and_forgets_resources_is_put_ri
         wait("the cpuset was narrowed again", lambda: True if enforced(agent) > before else None)
         # it admits anew what it finds, the oldest pods first, and by what the node offers then
         sandbox.pods(cpu_manager.pod("later", "exec busybox sleep 1000", static.name, cores=0))
-        workloads.running(sandbox, "later")
+        cpu_workloads.running(sandbox, "later")
         # what a kubelet does that finds no checkpoint of devices; one of 1.36 finds its socket in their place
-        nothing = {"status": {"capacity": {names.EXCLUSIVE_CORES: "0"}}}
+        nothing = {"status": {"capacity": {cmk_names.EXCLUSIVE_CORES: "0"}}}
         sandbox.api.patch(f"{static.path}/status", nothing)
         wait("the cores are offered no more", lambda: True if manager.offered() == "0" else None)
         wait("the cores are offered again", lambda: True if manager.offered() == "1" else None)
@@ -141,10 +141,10 @@ def test_a_restarted_kubelet_that_widens_cpusets_and_forgets_resources_is_put_ri
 def test_a_kubelet_that_gives_cpus_of_pools_away_is_told_of(
     plane: ControlPlane, sandbox: Sandbox, static: Kubelet, program: Path, tmp_path: Path
 ) -> None:
-    guaranteed = workloads.pod("guaranteed", "sleep 1000", on=static.name)
+    guaranteed = cpu_workloads.pod("guaranteed", "sleep 1000", on=static.name)
     guaranteed["spec"]["containers"][0]["resources"] = {"limits": {"cpu": "1", "memory": "64Mi"}}
     sandbox.pods(guaranteed)
-    uid = workloads.running(sandbox, "guaranteed")["metadata"]["uid"]
+    uid = cpu_workloads.running(sandbox, "guaranteed")["metadata"]["uid"]
     with (
         cpu_manager.managed(sandbox, static, program, tmp_path, plane.admin) as manager,
         manager.agent("--no-publish") as agent,

@@ -23,10 +23,10 @@ from nodewise.cpu.cluster import api_versions, setup_objects
 from nodewise.cpu.cluster.setup_objects import SetupOptions
 from tests.cluster import image_archive, toolchain
 from tests.cluster.conftest import got
+from tests.cluster.extender_process import NODEWISE
 from tests.cluster.packages import Containers
-from tests.cluster.served import NODEWISE
-from tests.conformance.configure import hosts
-from tests.node import installed, runtime
+from tests.conformance.configure import control_plane_hosts
+from tests.node import installed_program, runtime
 from tests.node.runtime import Runtime
 
 pytestmark = pytest.mark.cluster
@@ -166,7 +166,7 @@ def test_it_is_small_enough(archive: Path) -> None:
 
 def test_the_same_inputs_make_the_same_image(archive: Path, tmp_path: Path) -> None:
     """But for Debian's and the wheels' layers, which are taken from the cache: see the test of layers."""
-    inputs = Inputs(toolchain.cache() / "image", installed.ready(), fresh=False)
+    inputs = Inputs(toolchain.cache() / "image", installed_program.ready(), fresh=False)
     files = [tmp_path / "one.oci.tar", tmp_path / "two.oci.tar"]
     made = [assemble.make(file, inputs, identity()) for file in files]
     assert made[0].digest == made[1].digest
@@ -271,7 +271,7 @@ def test_every_command_has_its_help(image: Image) -> None:
 @pytest.fixture
 def host(containerd: Runtime, tmp_path: Path) -> Iterator[Path]:
     """A host's /etc/kubernetes as kubeadm makes it, with papers of a client; it is one of the runtime's namespaces."""
-    made = hosts.Host(tmp_path)
+    made = control_plane_hosts.Host(tmp_path)
     inside = containerd.inside(KUBERNETES)
     shutil.copytree(made.k, inside)
     yield inside
@@ -371,7 +371,7 @@ def test_a_container_installs_the_program_on_its_host(
         containerd.enter(["/opt/bin/cmk", "--version"]), capture_output=True, text=True, check=False
     )
     assert said(version).strip().endswith(nodewise.__version__)
-    installed.install(tmp_path / "own")
+    installed_program.install(tmp_path / "own")
     names = [path.name for path in (tmp_path / "own").glob(".cmk-*")]
     assert [path.name for path in folder.glob(".cmk-*")] == names, "the same as from a source tree"
 

@@ -14,17 +14,17 @@ from pathlib import Path
 import pytest
 
 import nodewise
-from tests import pages
+from tests import page_code_blocks
 from tests.cluster import image_archive, packages
 from tests.cluster.conftest import got
 from tests.cluster.packages import Containers
-from tests.conformance.configure import hosts
+from tests.conformance.configure import control_plane_hosts
 from tests.node import cgroups, runtime
 from tests.node.runtime import Runtime
 
 pytestmark = pytest.mark.cluster
 
-PAGE = pages.HOW_TO / "image.md"
+PAGE = page_code_blocks.HOW_TO / "image.md"
 IN_DIST = f"dist/nodewise-{nodewise.__version__}.oci.tar"
 KUBERNETES = "/etc/kubernetes"
 
@@ -124,7 +124,11 @@ def digest(archive: Path) -> str:
 
 
 def test_skopeo_shows_the_digest_by_the_line_of_the_how_to(operator: Operator, digest: str) -> None:
-    typed = [step.typed for block in pages.section(PAGE, "## Check it") for step in pages.steps(block)]
+    typed = [
+        step.typed
+        for block in page_code_blocks.section(PAGE, "## Check it")
+        for step in page_code_blocks.steps(block)
+    ]
     [inspect] = [line for line in typed if line.startswith("skopeo inspect")]
     assert operator.sees(inspect) == digest
 
@@ -184,14 +188,14 @@ def test_podman_runs_it_as_its_own_user_without_any_right(podman: Operator) -> N
 def host(operator: Operator, tmp_path: Path) -> Iterator[Path]:
     """A host's /etc/kubernetes as kubeadm makes it, with papers of a client."""
     inside = operator.machine.inside(KUBERNETES)
-    shutil.copytree(hosts.Host(tmp_path).k, inside)
+    shutil.copytree(control_plane_hosts.Host(tmp_path).k, inside)
     yield inside
     shutil.rmtree(inside)
 
 
 def test_it_configures_a_host_by_the_lines_of_the_how_to(podman: Operator, host: Path) -> None:
     """And undoes it: the backup is of this host, though each container has a name of its own."""
-    [block] = pages.section(PAGE, "### Configure a host with it")
+    [block] = page_code_blocks.section(PAGE, "### Configure a host with it")
     line = block.text.replace("nerdctl --namespace k8s.io run", "podman run")
     manifest = host / "manifests/kube-scheduler.yaml"
     before = manifest.read_bytes()

@@ -12,7 +12,7 @@ import pytest
 from nodewise.cli.cpu import COMMANDS
 from nodewise.cpu.install import installation
 from tests.cluster import availability, packages
-from tests.node import installed, runtime
+from tests.node import installed_program, runtime
 
 BIN = Path(sys.executable).parent
 ELSEWHERE = ("agent", "cluster-init", "webhook")
@@ -64,7 +64,7 @@ class Image:
 def empty(tmp_path: Path, program: Path) -> Image:
     """Nothing but the mount."""
     image = Image(tmp_path / "image")
-    installation.install(program, tmp_path / "host", installed.MOUNT, None)
+    installation.install(program, tmp_path / "host", installed_program.MOUNT, None)
     image.mount(tmp_path / "host", "opt/bin", "bind,ro")
     return image
 
@@ -156,7 +156,7 @@ def test_whoever_starts_it_while_it_is_replaced_starts_one_of_both(
     starting.start()
     try:
         for folder in (second, program, second, program):
-            installation.install(folder, tmp_path / "host", installed.MOUNT, Path("/proc"))
+            installation.install(folder, tmp_path / "host", installed_program.MOUNT, Path("/proc"))
     finally:
         done.set()
         starting.join()

@@ -7,8 +7,8 @@ import pytest
 
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.processes import Process
-from tests.cluster.sandboxes import Sandbox, wait
-from tests.node import cpu_manager, workloads
+from tests.cluster.test_namespaces import Sandbox, wait
+from tests.node import cpu_manager, cpu_workloads
 from tests.node.cpu_manager import EXCLUSIVE, ISOLATE, Manager
 from tests.node.kubelet import Kubelet
 
@@ -39,7 +39,7 @@ def test_a_pod_runs_pinned_with_every_thread(
 ) -> None:
     script = f'exec {ISOLATE} -- sh -c "sleep 1000 & {THREADS}"'
     sandbox.pods(cpu_manager.with_python(cpu_manager.pod("pinned", script, node.name)))
-    pod = workloads.running(sandbox, "pinned")
+    pod = cpu_workloads.running(sandbox, "pinned")
     masks = wait(
         "all of it runs",
         lambda: found if len(found := manager.masks(pod)) == 7 else None,
@@ -53,38 +53,38 @@ def test_a_second_one_fails_with_the_reason_and_runs_after_the_first_ended(
     sandbox: Sandbox, node: Kubelet, manager: Manager, agent: Process
 ) -> None:
     sandbox.pods(cpu_manager.pod("first", f"exec {ISOLATE} -- busybox sleep 1000", node.name))
-    manager.wait_held(workloads.running(sandbox, "first"))
+    manager.wait_held(cpu_workloads.running(sandbox, "first"))
     sandbox.pods(cpu_manager.pod("second", f"exec {ISOLATE} -- busybox echo ran", node.name, cores=0))
-    second = workloads.ended(sandbox, "second")
-    assert workloads.exit_code(second) == 125
+    second = cpu_workloads.ended(sandbox, "second")
+    assert cpu_workloads.exit_code(second) == 125
     (reason,) = node.log(second, "main")
     assert "pool exclusive: 0 of 1 CPU lists free, 1 held; wanted 1" in reason
     sandbox.pods(
         cpu_manager.pod("third", f"exec {ISOLATE} --wait 5m -- busybox echo ran", node.name, cores=0)
     )
-    third = workloads.running(sandbox, "third")
+    third = cpu_workloads.running(sandbox, "third")
     manager.wait_sweep()
     assert node.log(third, "main") == []
     sandbox.api.delete(f"/api/v1/namespaces/{sandbox.namespace}/pods/first")
-    third = workloads.ended(sandbox, "third")
-    assert (workloads.exit_code(third), node.log(third, "main")) == (0, ["ran"])
+    third = cpu_workloads.ended(sandbox, "third")
+    assert (cpu_workloads.exit_code(third), node.log(third, "main")) == (0, ["ran"])
 
 
 def test_who_did_not_request_a_core_gets_none(sandbox: Sandbox, node: Kubelet, manager: Manager) -> None:
     with manager.agent("--no-publish"):
         sandbox.pods(cpu_manager.pod("plain", f"exec {ISOLATE} -- busybox echo ran", node.name, cores=0))
-        plain = workloads.ended(sandbox, "plain")
-        assert workloads.exit_code(plain) == 125
+        plain = cpu_workloads.ended(sandbox, "plain")
+        assert cpu_workloads.exit_code(plain) == 125
         assert "at most 0, which its container requests" in "".join(node.log(plain, "main"))
         sandbox.pods(cpu_manager.pod("asking", f"exec {ISOLATE} -- busybox echo ran", node.name))
-        assert workloads.exit_code(workloads.ended(sandbox, "asking")) == 0
+        assert cpu_workloads.exit_code(cpu_workloads.ended(sandbox, "asking")) == 0
 
 
 def test_the_core_of_a_killed_pod_is_free_after_one_sweep(
     sandbox: Sandbox, node: Kubelet, manager: Manager, agent: Process
 ) -> None:
     sandbox.pods(cpu_manager.pod("killed", f"exec {ISOLATE} -- busybox sleep 1000", node.name))
-    pod = workloads.running(sandbox, "killed")
+    pod = cpu_workloads.running(sandbox, "killed")
     manager.wait_held(pod)
     sandbox.api.delete(f"/api/v1/namespaces/{sandbox.namespace}/pods/killed")
     manager.wait_gone(pod)
@@ -96,7 +96,7 @@ def test_a_killed_wrapper_s_core_is_held_until_all_that_it_started_has_ended(
     sandbox: Sandbox, node: Kubelet, manager: Manager, agent: Process
 ) -> None:
     sandbox.pods(cpu_manager.pod("left", f"{ISOLATE} -- busybox sleep 1000; sleep 1000", node.name))
-    pod = workloads.running(sandbox, "left")
+    pod = cpu_workloads.running(sandbox, "left")
     wrapper = manager.wait_held(pod)
     wait(
         "its command runs",

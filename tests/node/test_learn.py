@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from tests import pages
+from tests import page_code_blocks
 from tests.cluster import image_archive, packages
 from tests.cluster.conftest import got
-from tests.node import host
-from tests.node.host import Host
+from tests.node import host_kubelet
+from tests.node.host_kubelet import Host
 from tests.node.learn_environment import REAL, laptop, other_nodes
 
 pytestmark = pytest.mark.cluster
 
-CLUSTER = pages.LEARN / "a-cluster-on-a-laptop.md"
-POLICY = pages.LEARN / "first-policy.md"
+CLUSTER = page_code_blocks.LEARN / "a-cluster-on-a-laptop.md"
+POLICY = page_code_blocks.LEARN / "first-policy.md"
 
 
 @pytest.fixture
@@ -31,7 +31,9 @@ def cluster(
     tmp_path: Path,
 ) -> Iterator[Host]:
     """What kind would have made."""
-    with host.running(control_plane_programs, kubelet_program, container_programs, tmp_path, REAL) as running:
+    with host_kubelet.running(
+        control_plane_programs, kubelet_program, container_programs, tmp_path, REAL
+    ) as running:
         other_nodes(running)
         running.plane.start_scheduler({})
         yield running
@@ -45,9 +47,9 @@ def test_a_cluster_and_a_policy(
     tmp_path: Path,
 ) -> None:
     archive = got(request, image_archive.archive)
-    end = pages.section(CLUSTER, "## Clean up")
-    begin = [block for block in pages.blocks(CLUSTER) if block not in end]
-    policy = pages.blocks(POLICY)
+    end = page_code_blocks.section(CLUSTER, "## Clean up")
+    begin = [block for block in page_code_blocks.blocks(CLUSTER) if block not in end]
+    policy = page_code_blocks.blocks(POLICY)
     assert len(begin) > 5
     assert len(end) == 1
     assert len(policy) > 10

@@ -12,27 +12,27 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nodewise.cpu import names
-from tests import pages
+from nodewise.cpu import cmk_names
+from tests import page_code_blocks
 from tests.cluster import admission
 from tests.cluster.api import ApiError, Object
-from tests.cluster.sandboxes import Sandbox, wait
-from tests.node import cpu_manager, host, image, migration, workloads
+from tests.cluster.test_namespaces import Sandbox, wait
+from tests.node import cpu_manager, cpu_workloads, host_kubelet, image, migration
 from tests.node.cpu_manager import EXCLUSIVE, ISOLATE, Manager
-from tests.node.host import Host
-from tests.node.workloads import container_of
+from tests.node.cpu_workloads import container_of
+from tests.node.host_kubelet import Host
 
 pytestmark = pytest.mark.cluster
 
-PAGE = pages.HOW_TO / "migrate-from-cmk.md"
+PAGE = page_code_blocks.HOW_TO / "migrate-from-cmk.md"
 NAMESPACE = "cmk-namespace"
-DAEMONS = f"cmk-reconcile-nodereport-ds-{host.NAME}"
+DAEMONS = f"cmk-reconcile-nodereport-ds-{host_kubelet.NAME}"
 DOES_NOTHING = {"image": image.NAME, "command": ["busybox", "sleep", "1000000000"]}
 WEBHOOK = {"app": "cmk-webhook-app"}
 INSIDE = f"/api/v1/namespaces/{NAMESPACE}"
 APPS = f"/apis/apps/v1/namespaces/{NAMESPACE}"
 MADE_ANEW = (
-    f"{INSIDE}/pods/cmk-install-discover-pod-{host.NAME}",
+    f"{INSIDE}/pods/cmk-install-discover-pod-{host_kubelet.NAME}",
     f"{APPS}/daemonsets/{DAEMONS}",
     f"{INSIDE}/secrets/cmk-webhook-certs",
     f"{INSIDE}/configmaps/cmk-webhook-configmap",
@@ -52,7 +52,7 @@ def objects() -> list[Object]:
     grace = {"terminationGracePeriodSeconds": 0, "tolerations": [{"operator": "Exists"}]}
     daemon_spec = {
         **grace,
-        "nodeName": host.NAME,
+        "nodeName": host_kubelet.NAME,
         "serviceAccountName": "cmk-serviceaccount",
         "containers": daemons,
     }
@@ -107,7 +107,7 @@ def pools(task: str) -> str:
 def old_task(whole: Host, room: Sandbox) -> Object:
     """A pod in which CMK's `isolate` runs a command."""
     room.pods(cpu_manager.pod("of-before", "exec busybox sleep 1000", whole.node.name, cores=0))
-    return workloads.running(room, "of-before")
+    return cpu_workloads.running(room, "of-before")
 
 
 def pid_of(whole: Host, pod: Object) -> str:
@@ -134,9 +134,9 @@ def cmk(whole: Host, room: Sandbox, clusters_own: None, old_task: Object) -> Ite
             }
         }
     )
-    node.label({names.LABEL: "true"})
+    node.label({cmk_names.LABEL: "true"})
     api.patch(node.path, {"spec": {"taints": [{"key": "cmk", "value": "true", "effect": "NoSchedule"}]}})
-    node.advertise({names.EXCLUSIVE_CORES: "1"})
+    node.advertise({cmk_names.EXCLUSIVE_CORES: "1"})
     program = whole.path("/opt/bin/cmk")
     program.parent.mkdir(exist_ok=True)
     program.write_text("CMK's\n")
@@ -150,24 +150,24 @@ def cmk(whole: Host, room: Sandbox, clusters_own: None, old_task: Object) -> Ite
     clear(whole)
 
 
-MANIFESTS = [pages.ROOT / "deploy" / name for name in ("cpu-agent.yaml", "cpu.yaml")]
+MANIFESTS = [page_code_blocks.ROOT / "deploy" / name for name in ("cpu-agent.yaml", "cpu.yaml")]
 
 
 def clear(whole: Host) -> None:
     """The node as it was."""
     api, node = whole.plane.api, whole.node
     api.delete("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/cmk-role-binding-node")
-    api.patch(node.path, {"metadata": {"labels": {names.LABEL: None}}, "spec": {"taints": None}})
-    api.patch(f"{node.path}/status", {"status": {"capacity": {names.EXCLUSIVE_CORES: None}}})
+    api.patch(node.path, {"metadata": {"labels": {cmk_names.LABEL: None}}, "spec": {"taints": None}})
+    api.patch(f"{node.path}/status", {"status": {"capacity": {cmk_names.EXCLUSIVE_CORES: None}}})
     whole.said("sh", "-c", "rm -rf /opt/bin/*")
 
 
 def of_cmk() -> Object:
     """A pod as CMK's webhook had it, with what `isolate` needed then; it takes what is no core of its own."""
-    made = workloads.pod(
+    made = cpu_workloads.pod(
         "of-cmk",
         f"exec /opt/bin/cmk isolate --pool=infra --namespace={NAMESPACE} busybox -- sleep 1000",
-        on=host.NAME,
+        on=host_kubelet.NAME,
         serviceAccountName="cmk-serviceaccount",
         automountServiceAccountToken=True,
     )
@@ -186,12 +186,12 @@ def of_cmk() -> Object:
 
 def wants_a_core(name: str) -> Object:
     """A pod as nodewise's webhook has it, which waits for the only core."""
-    return cpu_manager.pod(name, f"exec {ISOLATE} --wait=100s -- busybox sleep 1000", host.NAME)
+    return cpu_manager.pod(name, f"exec {ISOLATE} --wait=100s -- busybox sleep 1000", host_kubelet.NAME)
 
 
 def tasks(whole: Host, pool: str) -> list[str]:
     """Who holds a pool, as CMK reads it."""
-    text = whole.plane.api.get(f"{INSIDE}/configmaps/cmk-config-{host.NAME}")["data"]["config"]
+    text = whole.plane.api.get(f"{INSIDE}/configmaps/cmk-config-{host_kubelet.NAME}")["data"]["config"]
     return [task for lists in yaml.safe_load(text)[pool].values() for held in lists.values() for task in held]
 
 
@@ -205,7 +205,7 @@ def test_a_core_goes_from_a_task_of_cmk_to_one_of_nodewise_and_the_state_back(
     tmp_path: Path,
 ) -> None:
     api, old = whole.plane.api, pid_of(whole, old_task)
-    hold, away, install, look, let, rights = pages.section(PAGE, "## Node by node")
+    hold, away, install, look, let, rights = page_code_blocks.section(PAGE, "## Node by node")
     validate, describe = look.text.splitlines(keepends=True)
     kubeconfig = str(whole.plane.admin.kubeconfig)
     with migration.operator(
@@ -225,7 +225,7 @@ def test_a_core_goes_from_a_task_of_cmk_to_one_of_nodewise_and_the_state_back(
         typing.follows([let])
         api.create(of_cmk())
         room.pods(wants_a_core("new"))
-        new = workloads.running(room, "new")
+        new = cpu_workloads.running(room, "new")
         wait(
             "a pod of CMK's form holds infra",
             lambda: tasks(whole, "infra") or None,
@@ -241,11 +241,11 @@ def test_a_core_goes_from_a_task_of_cmk_to_one_of_nodewise_and_the_state_back(
         manager = Manager(room, whole.node, whole.plane.admin, tmp_path)
         assert set(manager.masks(new).values()) == {EXCLUSIVE}
 
-        typing.follows(pages.section(PAGE, "## Roll back"))
+        typing.follows(page_code_blocks.section(PAGE, "## Roll back"))
         for path in MADE_ANEW:
             wait(f"{path} can be made anew", lambda path=path: None if api.find(path) else True)
         assert tasks(whole, "exclusive") == held
-        assert workloads.running(room, "new")["metadata"]["uid"] == new["metadata"]["uid"]
+        assert cpu_workloads.running(room, "new")["metadata"]["uid"] == new["metadata"]["uid"]
         account = whole.plane.service_account("cmk-serviceaccount", NAMESPACE, RIGHTS)
         config_map = _made("v1", "ConfigMap", "cmk-webhook-configmap", data={"server.yaml": ""})
         admission.wait_allowed(lambda: admission.try_create(account.api, config_map))
@@ -258,7 +258,7 @@ def test_a_core_goes_from_a_task_of_cmk_to_one_of_nodewise_and_the_state_back(
 @pytest.mark.usefixtures("clusters_own")
 def test_the_pods_that_leave_nodes_become_ready(whole: Host, image: str) -> None:
     """As the undo of cpu-pools.md waits for it; here on a node that has nothing to leave."""
-    manifests = [str(pages.ROOT / "deploy" / name) for name in ("cpu.yaml", "cpu-uninstall.yaml")]
+    manifests = [str(page_code_blocks.ROOT / "deploy" / name) for name in ("cpu.yaml", "cpu-uninstall.yaml")]
     files = [f"--filename={file}" for file in manifests]
     whole.plane.kubectl("apply", *files)
     try:

@@ -11,24 +11,24 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests import pages
+from tests import page_code_blocks
 from tests.cluster import gpu
 from tests.cluster.api import Object
-from tests.cluster.sandboxes import Sandbox, wait
 from tests.cluster.test_chart import helm_program
-from tests.conformance.configure import pods as kubeadm
-from tests.node import host, image, migration, static_scheduler, workloads
-from tests.node.host import Host
+from tests.cluster.test_namespaces import Sandbox, wait
+from tests.conformance.configure import scheduler_manifests as kubeadm
+from tests.node import cpu_workloads, host_kubelet, image, migration, static_scheduler
+from tests.node.host_kubelet import Host
 from tests.node.static_scheduler import Static
-from tests.pages import Step
-from tests.reader import Reader
+from tests.page_code_blocks import Step
+from tests.page_reader import Reader
 
 __all__ = ["helm_program"]
 
 pytestmark = pytest.mark.cluster
 
-PAGE = pages.HOW_TO / "migrate-from-gas.md"
-KUBEADM = pages.HOW_TO / "install-on-kubeadm.md"
+PAGE = page_code_blocks.HOW_TO / "migrate-from-gas.md"
+KUBEADM = page_code_blocks.HOW_TO / "install-on-kubeadm.md"
 CONFIG = "/etc/kubernetes/scheduler-config.yaml"
 SERVICE = "10.0.0.9"
 """No other Service gets it: the API server itself gives away those from 10.0.0.17 on."""
@@ -108,7 +108,7 @@ roleRef: {{kind: ClusterRole, name: gas-handler, apiGroup: rbac.authorization.k8
 @pytest.fixture
 def cards(whole: Host) -> Iterator[None]:
     """The host has three cards, as Intel's plugin tells of them."""
-    shape = gpu.node(host.NAME, cards=3, millicores=1000)
+    shape = gpu.node(host_kubelet.NAME, cards=3, millicores=1000)
     whole.node.label({key: text for key, text in shape["metadata"]["labels"].items() if "intel" in key})
     extended = {key: amount for key, amount in shape["status"]["capacity"].items() if "/" in key}
     whole.node.advertise(extended)
@@ -177,7 +177,7 @@ def operator(
 ) -> Iterator[Reader]:
     instead = {
         "my-namespace": room.namespace,
-        "control1": host.NAME,
+        "control1": host_kubelet.NAME,
         "values-gas.yaml": f"values-gas.yaml --set service.clusterIP={SERVICE}",
     }
 
@@ -195,7 +195,9 @@ def pod(name: str, card: str = "") -> Object:
     """A pod that wants most of a card; with a card one that GAS has bound."""
     limits = {f"{gpu.PREFIX}i915": "1", f"{gpu.PREFIX}millicores": "600"}
     container = {"resources": {"limits": limits}}
-    made = workloads.pod(name, "exec sleep 1000", on=host.NAME if card else "", container=container)
+    made = cpu_workloads.pod(
+        name, "exec sleep 1000", on=host_kubelet.NAME if card else "", container=container
+    )
     if card:
         made["metadata"]["annotations"] = {gpu.CARDS: card, "gas-ts": "1700000000500000000"}
     return made
@@ -205,24 +207,24 @@ def test_pods_keep_their_cards_from_gas_to_nodewise_and_back(
     whole: Host, room: Sandbox, cards: None, scheduler: Static, operator: Reader
 ) -> None:
     beside, switch, seen, away, back = (
-        pages.section(PAGE, f"## {title}") for title in ("1.", "2.", "3.", "4.", "Roll back")
+        page_code_blocks.section(PAGE, f"## {title}") for title in ("1.", "2.", "3.", "4.", "Roll back")
     )
     hold, stop, configure, restarted, let = switch
     restore, start = back
-    fetch, _ = pages.section(KUBEADM, "## 2. kube-scheduler")
+    fetch, _ = page_code_blocks.section(KUBEADM, "## 2. kube-scheduler")
     before = _written(whole, scheduler)
     room.pods(pod("of-before", "card0"))
 
     operator.follows(beside)
     room.pods(pod("of-meanwhile", "card2"))
-    (_, curl) = pages.steps(beside[-1])
+    (_, curl) = page_code_blocks.steps(beside[-1])
     wait("nodewise knows both", lambda: _held(operator, curl) == {"card0", "card2"} or None)
     migration.name_service(whole, "nodewise", "nodewise")
 
     operator.follows([hold])
     migration.expect_refused(room, pod("too-early"), "exceeded quota: no-cards")
-    room.pods(workloads.pod("without-cards", "exec sleep 1000"))
-    assert room.expect_bound("without-cards") == host.NAME
+    room.pods(cpu_workloads.pod("without-cards", "exec sleep 1000"))
+    assert room.expect_bound("without-cards") == host_kubelet.NAME
     operator.follows([stop])
     assert whole.pods("default", app="gas") == []
     asked_gas = scheduler.shown()
@@ -231,7 +233,7 @@ def test_pods_keep_their_cards_from_gas_to_nodewise_and_back(
     asked_us = scheduler.wait_ready()
     operator.follows([restarted, let])
     room.pods(pod("first"))
-    assert room.expect_bound("first") == host.NAME
+    assert room.expect_bound("first") == host_kubelet.NAME
     room.pods(pod("second"))
     room.expect_rejected("second")
     operator.follows(seen)
@@ -240,7 +242,7 @@ def test_pods_keep_their_cards_from_gas_to_nodewise_and_back(
     assert _written(whole, scheduler) == before
     scheduler.wait_another_than(asked_us)
     operator.follows([start, let])
-    running = {name: workloads.running(room, name) for name in ("of-before", "of-meanwhile", "first")}
+    running = {name: cpu_workloads.running(room, name) for name in ("of-before", "of-meanwhile", "first")}
     assert [gpu.cards_of(one) for one in running.values()] == [["card0"], ["card2"], ["card1"]]
     operator.follows(away)
     wait("GAS is gone", lambda: None if whole.pods("default", app="gas") else True)

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from tests import pages
+from tests import page_code_blocks
 from tests.cluster import resource_metrics
 from tests.cluster.api import Object
-from tests.cluster.sandboxes import wait
-from tests.node import host, image, migration
-from tests.node.host import Host
-from tests.reader import Reader
+from tests.cluster.test_namespaces import wait
+from tests.node import host_kubelet, image, migration
+from tests.node.host_kubelet import Host
+from tests.page_reader import Reader
 
 pytestmark = pytest.mark.cluster
 
-PAGE = pages.HOW_TO / "migrate-from-kube-safe-scheduler.md"
+PAGE = page_code_blocks.HOW_TO / "migrate-from-kube-safe-scheduler.md"
 SYSTEM = "kube-system"
 OLDER = {"my-scheduler": {"app": "my-scheduler"}} | {
     name: {"daemon": name} for name in ("node-annotator", "k8s-assessor")
@@ -62,7 +62,7 @@ def safe(whole: Host, clusters_own: None, tmp_path: Path) -> Iterator[None]:
         whole.wait_ready(SYSTEM, **labels)
     api.patch(whole.node.path, {"metadata": {"annotations": WRITTEN}})
     with resource_metrics.behind(api, folder) as metrics:
-        metrics.cpu = {host.NAME: "500m"}
+        metrics.cpu = {host_kubelet.NAME: "500m"}
         yield
     for name in OLDER:
         api.delete(f"/apis/apps/v1/namespaces/{SYSTEM}/deployments/{name}")
@@ -80,7 +80,7 @@ def operator(
 
 def test_annotations_and_the_scheduler_change_hands_and_change_back(whole: Host, operator: Reader) -> None:
     look, annotator, (pair, _), seen, back = (
-        pages.section(PAGE, f"## {title}") for title in ("1.", "2.", "3.", "4.", "Roll back")
+        page_code_blocks.section(PAGE, f"## {title}") for title in ("1.", "2.", "3.", "4.", "Roll back")
     )
     operator.follows(look)
     operator.follows(annotator)

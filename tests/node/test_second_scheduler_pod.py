@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import served
+from tests.cluster import extender_process
 from tests.cluster.api import Object
 from tests.cluster.custom_metrics import CustomMetrics
-from tests.cluster.sandboxes import Sandbox, wait
-from tests.cluster.served import NODEWISE
-from tests.node import host, placement
-from tests.node.host import Host
-from tests.node.placement import FAR
+from tests.cluster.extender_process import NODEWISE
+from tests.cluster.test_namespaces import Sandbox, wait
+from tests.node import host_kubelet, preferred_nodes
+from tests.node.host_kubelet import Host
+from tests.node.preferred_nodes import FAR
 
 pytestmark = pytest.mark.cluster
 
@@ -34,7 +34,7 @@ def scheduler(
     whole: Host, clusters_own: None, image: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Object]:
     """Its pod, ready, as `nodewise configure --mode second-scheduler | kubectl apply -f -` makes it."""
-    served.define(whole.plane.api)
+    extender_process.define(whole.plane.api)
     command = [NODEWISE, "configure", "--mode", "second-scheduler", "--image", image]
     environment = {"KUBECONFIG": str(whole.plane.admin.kubeconfig), "PATH": "/usr/bin:/bin"}
     text = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
@@ -51,10 +51,12 @@ def scheduler(
 def test_a_pod_that_chooses_it_is_placed_by_a_policy_and_others_as_ever(
     whole: Host, room: Sandbox, heat: CustomMetrics, scheduler: Object
 ) -> None:
-    placement.policy(room, heat, hot=FAR)
-    room.pods(placement.plain("plain", FAR), placement.with_policy("web", FAR, schedulerName=NAME))
+    preferred_nodes.policy(room, heat, hot=FAR)
+    room.pods(
+        preferred_nodes.plain("plain", FAR), preferred_nodes.with_policy("web", FAR, schedulerName=NAME)
+    )
     assert room.expect_bound("plain") == FAR
-    assert room.expect_bound("web") == host.NAME
+    assert room.expect_bound("web") == host_kubelet.NAME
     (pod,) = whole.pods(NAMESPACE, app=NAME)
     assert [one["restartCount"] for one in pod["status"]["containerStatuses"]] == [0, 0]
     assert pod["metadata"]["uid"] == scheduler["metadata"]["uid"]

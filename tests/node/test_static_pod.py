@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import served
+from tests.cluster import extender_process
 from tests.cluster.api import Object
 from tests.cluster.custom_metrics import CustomMetrics
-from tests.cluster.sandboxes import Sandbox, wait
-from tests.cluster.served import NODEWISE
+from tests.cluster.extender_process import NODEWISE
 from tests.cluster.test_certs import Written
-from tests.node import host, placement, static_scheduler, workloads
-from tests.node.host import Host
-from tests.node.placement import FAR
+from tests.cluster.test_namespaces import Sandbox, wait
+from tests.node import cpu_workloads, host_kubelet, preferred_nodes, static_scheduler
+from tests.node.host_kubelet import Host
+from tests.node.preferred_nodes import FAR
 from tests.node.static_scheduler import Static
 
 pytestmark = pytest.mark.cluster
@@ -32,7 +32,7 @@ def scheduler(whole: Host) -> Iterator[Static]:
 @pytest.fixture
 def policy(room: Sandbox, heat: CustomMetrics) -> None:
     """One that leaves only the real node."""
-    placement.policy(room, heat, hot=FAR)
+    preferred_nodes.policy(room, heat, hot=FAR)
 
 
 @pytest.fixture
@@ -49,12 +49,12 @@ def configure(papers: Written, *more: str) -> list[str | Path]:
 
 def plain(name: str) -> Object:
     """A pod that would rather be on the far node."""
-    return placement.plain(name, FAR)
+    return preferred_nodes.plain(name, FAR)
 
 
 def with_policy(name: str) -> Object:
     """The same, but its policy says otherwise."""
-    return placement.with_policy(name, FAR)
+    return preferred_nodes.with_policy(name, FAR)
 
 
 def test_a_static_scheduler_is_made_to_ask_nodewise_and_made_to_forget_it(
@@ -64,7 +64,7 @@ def test_a_static_scheduler_is_made_to_ask_nodewise_and_made_to_forget_it(
     room.pods(plain("before"), with_policy("waiting"))
     assert room.expect_bound("before") == FAR
     assert "Insufficient telemetry/scheduling" in room.expect_rejected("waiting")
-    with served.extender(whole.plane, tmp_path, *papers.flags, papers=papers) as nodewise:
+    with extender_process.extender(whole.plane, tmp_path, *papers.flags, papers=papers) as nodewise:
         nodewise.wait_fetched("heat")
         scheduler.hand_on(EXTENDER, nodewise.url)
         assert whole.tried(*configure(papers, "--check")).returncode == 3
@@ -73,11 +73,11 @@ def test_a_static_scheduler_is_made_to_ask_nodewise_and_made_to_forget_it(
         before = scheduler.shown()
         whole.said(*configure(papers))
         scheduler.wait_another_than(before)
-        assert room.expect_bound("waiting") == host.NAME
-        workloads.running(room, "waiting")
+        assert room.expect_bound("waiting") == host_kubelet.NAME
+        cpu_workloads.running(room, "waiting")
         room.pods(plain("plain"), with_policy("web"))
         assert room.expect_bound("plain") == FAR
-        assert room.expect_bound("web") == host.NAME
+        assert room.expect_bound("web") == host_kubelet.NAME
         assert nodewise.decisions("web")
 
         configured = scheduler.wait_ready()
@@ -121,8 +121,8 @@ def test_the_kubelet_runs_every_file_of_its_folder_but_those_that_begin_with_a_d
 ) -> None:
     """Hence no backup lies there, and what is about to be renamed into its place begins with a dot."""
     for name, file in {"hidden": ".kube-scheduler.yaml.new", "kept": "kube-scheduler.yaml.backup"}.items():
-        pod = workloads.pod(name, "exec sleep 1000", automountServiceAccountToken=None)
+        pod = cpu_workloads.pod(name, "exec sleep 1000", automountServiceAccountToken=None)
         pod["metadata"]["namespace"] = room.namespace
         scheduler.place(file, json.dumps(pod))
-    wait("the copy runs", lambda: room.pod(f"kept-{host.NAME}"))
-    assert room.pod(f"hidden-{host.NAME}") is None
+    wait("the copy runs", lambda: room.pod(f"kept-{host_kubelet.NAME}"))
+    assert room.pod(f"hidden-{host_kubelet.NAME}") is None

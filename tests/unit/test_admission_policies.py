@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from nodewise.agents.gpu import agent, descheduling, node_allocations
-from nodewise.agents.telemetry import labels
+from nodewise.agents.telemetry import node_labels
 from nodewise.annotator.fields import WrittenAnnotations
-from nodewise.extender import binding, waking
+from nodewise.extender import binding, requeueing
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 STATISTICS = {field.encode_name for field in msgspec.structs.fields(WrittenAnnotations)}
@@ -41,11 +41,15 @@ def words(file: str, name: str, variable: str) -> set[str]:
 
 def test_the_annotations_of_nodes() -> None:
     assert words("annotator.yaml", "nodewise-annotator", "annotationKeys") == STATISTICS
-    assert words("rbac.yaml", "nodewise-nodes", "annotationKeys") == STATISTICS | {waking.ANNOTATION}
+    assert words("rbac.yaml", "nodewise-nodes", "annotationKeys") == STATISTICS | {requeueing.ANNOTATION}
 
 
 def test_the_labels_of_nodes() -> None:
-    assert words("rbac.yaml", "nodewise-nodes", "otherLabels") == {labels.PREFIX, labels.VIOLATING, "/"}
+    assert words("rbac.yaml", "nodewise-nodes", "otherLabels") == {
+        node_labels.PREFIX,
+        node_labels.VIOLATING,
+        "/",
+    }
 
 
 def test_the_labels_of_pods() -> None:

@@ -9,7 +9,7 @@ from tools import reference
 from tools.site import lines, links
 
 from nodewise.cli.main import COMMANDS
-from nodewise.observe.events import EVENTS
+from nodewise.observe.log_events import EVENTS
 from nodewise.observe.metrics import METRICS
 from tests.cluster import rights
 from tests.cluster.rights import Right

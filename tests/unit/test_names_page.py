@@ -13,14 +13,14 @@ from nodewise import binder
 from nodewise.agents.gpu import agent as gpu
 from nodewise.agents.gpu import demand, demand_histogram, node_allocations, policy_labels
 from nodewise.agents.telemetry.agent import POLICY_LABEL
-from nodewise.agents.telemetry.labels import PREFIX, VIOLATING
+from nodewise.agents.telemetry.node_labels import PREFIX, VIOLATING
 from nodewise.agents.telemetry.status import GOOD
 from nodewise.annotator import patch_writer
 from nodewise.cli.extender_wiring import LEASE
-from nodewise.cpu import names
-from nodewise.extender import events, remembering
-from nodewise.kube.events import Type
-from nodewise.statistics import annotations
+from nodewise.cpu import cmk_names
+from nodewise.extender import agent_memory, pod_events
+from nodewise.kube.event_recorder import Type
+from nodewise.statistics import load_annotations
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src/nodewise"
@@ -92,14 +92,14 @@ def test_what_is_none_of_these_is_still_in_the_code() -> None:
         policy_labels._SUBDEVICE_DISABLE,
         policy_labels._SUBDEVICE_DESCHEDULE,
         policy_labels._SUBDEVICE_PREFERRED,
-        names.OWNER,
-        names.config_map("<node>"),
+        cmk_names.OWNER,
+        cmk_names.config_map("<node>"),
         patch_writer.FIELD_MANAGER,
         binder.HOLDINGS,
         LEASE,
-        remembering.NAME,
+        agent_memory.NAME,
         demand_histogram.NAME,
-        *(row.key for row in annotations.TABLE),
+        *(row.key for row in load_annotations.TABLE),
     ],
 )
 def test_the_page_of_names_has(name: str) -> None:
@@ -127,7 +127,7 @@ def test_the_page_of_events_has_every_reason() -> None:
         r'yield _of\(\s*"(\w+)", .*?"(\w+)",', (SOURCE / "agents/telemetry/status.py").read_text()
     )
     assert {condition for condition, _ in bad} == GOOD.keys()
-    reasons = {events.REASON, events.NOT_BOUND, "AllWell", *(reason for _, reason in bad)}
+    reasons = {pod_events.REASON, pod_events.NOT_BOUND, "AllWell", *(reason for _, reason in bad)}
     told = set(re.findall(r"^\| `(\w+)` \| (?:Warning|Normal) \|", EVENTS, re.MULTILINE))
     assert told == reasons
     assert set(get_args(Type)) == {"Warning", "Normal"}

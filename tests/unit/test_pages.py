@@ -14,19 +14,29 @@ import yaml
 
 from nodewise.agents.telemetry import policy as policies
 from nodewise.agents.telemetry.policy import PolicyObject
-from nodewise.cli import cpu, legacy
+from nodewise.cli import cpu, older_flags
 from nodewise.cli.main import command
-from nodewise.configure import configuration_file, versions
+from nodewise.configure import scheduler_configuration_file, scheduler_versions
 from nodewise.cpu.workload import arguments
 from nodewise.errors import BadInput, BadSettings
-from nodewise.observe.events import EVENTS
+from nodewise.observe.log_events import EVENTS
 from nodewise.observe.metrics import METRICS
-from tests import pages
-from tests.pages import ROOT, Block
+from tests import page_code_blocks
+from tests.page_code_blocks import ROOT, Block
 
 SCHEMA = json.loads((ROOT / "deploy/chart/nodewise/values.schema.json").read_text())
-SHELLS = [block for page in pages.pages() for block in pages.blocks(page) if block.language in pages.SHELL]
-YAML = [block for page in pages.pages() for block in pages.blocks(page) if block.language == "yaml"]
+SHELLS = [
+    block
+    for page in page_code_blocks.pages()
+    for block in page_code_blocks.blocks(page)
+    if block.language in page_code_blocks.SHELL
+]
+YAML = [
+    block
+    for page in page_code_blocks.pages()
+    for block in page_code_blocks.blocks(page)
+    if block.language == "yaml"
+]
 PROGRAMS = ("nodewise", "cmk")
 INLINE = re.compile(r"`((?:nodewise|cmk) [^`\n]*)`")
 UNKNOWN = r"No such option|No such command '[^A-Z']+'|no such option"
@@ -50,7 +60,7 @@ def problem(words: list[str]) -> str:
         elif words[1:2] == ["isolate"]:
             arguments.parse(words[2:])
         else:
-            _read(cpu.command, ["cmk", *legacy.cmk(words[1:])])
+            _read(cpu.command, ["cmk", *older_flags.cmk(words[1:])])
     except (click.UsageError, BadSettings) as error:
         return error.format_message() if isinstance(error, click.UsageError) else str(error)
     except click.exceptions.Exit:
@@ -83,7 +93,9 @@ def _given(words: list[str]) -> Iterator[str]:
 
 @pytest.mark.parametrize("block", SHELLS, ids=lambda block: block.where)
 def test_commands_of_ours_exist(block: Block) -> None:
-    lines = [words for step in pages.steps(block) for words in pages.commands(step.typed)]
+    lines = [
+        words for step in page_code_blocks.steps(block) for words in page_code_blocks.commands(step.typed)
+    ]
     found = [(words, problem(_without_gaps(words))) for words in lines if words[0] in PROGRAMS]
     assert [f"{' '.join(words)}: {wrong}" for words, wrong in found if wrong] == []
 
@@ -92,7 +104,7 @@ def _without_gaps(words: list[str]) -> list[str]:
     return [word for word in words if word not in {"…", "..."}]
 
 
-@pytest.mark.parametrize("page", pages.pages(), ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", page_code_blocks.pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_in_sentences_exist(page: Path) -> None:
     """Arguments may be left out here, and a word in capitals stands for another; with a colon it is a message."""
     found = [one for one in INLINE.findall(page.read_text()) if ": " not in one]
@@ -102,13 +114,17 @@ def test_commands_in_sentences_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("block", SHELLS, ids=lambda block: block.where)
 def test_files_that_commands_name_exist(block: Block) -> None:
-    lines = [words for step in pages.steps(block) for words in pages.commands(step.typed)]
+    lines = [
+        words for step in page_code_blocks.steps(block) for words in page_code_blocks.commands(step.typed)
+    ]
     assert [path for words in lines for path in _given(words) if not list(_there(path))] == []
 
 
 @pytest.mark.parametrize("block", SHELLS, ids=lambda block: block.where)
 def test_recipes_of_make_exist(block: Block) -> None:
-    lines = [words for step in pages.steps(block) for words in pages.commands(step.typed)]
+    lines = [
+        words for step in page_code_blocks.steps(block) for words in page_code_blocks.commands(step.typed)
+    ]
     called = {word for words in lines if words[0] == "make" for word in words[1:] if "=" not in word}
     assert called <= set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
@@ -119,7 +135,7 @@ def _there(path: str) -> Iterator[Path]:
     return iter([ROOT])
 
 
-@pytest.mark.parametrize("page", pages.pages(), ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", page_code_blocks.pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_metrics_and_log_events_exist(page: Path) -> None:
     text = page.read_text()
     metrics = set(re.findall(r"`nodewise_(\w+)", text))
@@ -158,10 +174,14 @@ def doubts(found: Mapping[str, Any]) -> list[str]:
         "kind": "KubeSchedulerConfiguration",
         **found,
     }
-    terms = configuration_file.RenderOptions(versions.parse_setting("1.36.3"), "", "", insecure=False)
+    terms = scheduler_configuration_file.RenderOptions(
+        scheduler_versions.parse_setting("1.36.3"), "", "", insecure=False
+    )
     try:
         return list(
-            configuration_file.render_template(yaml.safe_dump(whole).encode(), "the page", terms).warnings
+            scheduler_configuration_file.render_template(
+                yaml.safe_dump(whole).encode(), "the page", terms
+            ).warnings
         )
     except BadInput as error:
         return [str(error)]
@@ -189,11 +209,11 @@ def wrong_values(value: Any, schema: Mapping[str, Any], at: str = "") -> Iterato
 
 def test_every_page_to_learn_from_is_followed_by_a_test() -> None:
     tests = "".join(path.read_text() for path in (ROOT / "tests").glob("*/test_learn.py"))
-    assert [page.name for page in pages.LEARN.glob("*.md") if f'"{page.name}"' not in tests] == []
+    assert [page.name for page in page_code_blocks.LEARN.glob("*.md") if f'"{page.name}"' not in tests] == []
 
 
 def test_a_page_that_is_wrong_is_noticed() -> None:
-    (line,) = pages.commands("sudo X=1 nodewise decide --nope 2>/dev/null # as it was\n")
+    (line,) = page_code_blocks.commands("sudo X=1 nodewise decide --nope 2>/dev/null # as it was\n")
     assert line == ["nodewise", "decide", "--nope"]
     assert "No such option" in problem(line)
     assert "No such command" in problem(["nodewise", "decode"])

@@ -8,10 +8,10 @@ from typing import Final
 import pytest
 from packaging.requirements import Requirement
 
-from tests import pages
+from tests import page_code_blocks
 
-BOOTSTRAP: Final = pages.ROOT / "tools/bootstrap.txt"
-GO: Final = pages.ROOT / "tests/cluster/go.txt"
+BOOTSTRAP: Final = page_code_blocks.ROOT / "tools/bootstrap.txt"
+GO: Final = page_code_blocks.ROOT / "tests/cluster/go.txt"
 HASH: Final = re.compile(r" --hash=sha256:[0-9a-f]{64}")
 
 
@@ -31,8 +31,8 @@ def test_each_requirement_has_a_version_and_hashes_and_no_address(file: Path) ->
 
 
 def test_what_pip_installs_before_the_lock_is_pinned_in_the_versions_of_the_lock() -> None:
-    project = tomllib.loads((pages.ROOT / "pyproject.toml").read_text())
-    packages = tomllib.loads((pages.ROOT / "uv.lock").read_text())["package"]
+    project = tomllib.loads((page_code_blocks.ROOT / "pyproject.toml").read_text())
+    packages = tomllib.loads((page_code_blocks.ROOT / "uv.lock").read_text())["package"]
     locked = {one["name"]: one.get("version", "") for one in packages}
     versions = dict(requirement.split("==") for requirement in pinned(BOOTSTRAP))
     assert {"uv", *(Requirement(one).name for one in project["build-system"]["requires"])} <= set(versions)
@@ -41,7 +41,7 @@ def test_what_pip_installs_before_the_lock_is_pinned_in_the_versions_of_the_lock
 
 
 def test_the_containerfile_starts_from_a_digest() -> None:
-    text = (pages.ROOT / "Containerfile").read_text()
+    text = (page_code_blocks.ROOT / "Containerfile").read_text()
     (base,) = re.findall(r"^ARG BASE=(\S+)$", text, re.MULTILINE)
     assert re.fullmatch(r"docker\.io/library/debian:13-slim@sha256:[0-9a-f]{64}", base)
     assert {line.split()[1] for line in text.splitlines() if line.startswith("FROM ")} == {
@@ -51,7 +51,11 @@ def test_the_containerfile_starts_from_a_digest() -> None:
 
 
 def test_every_installation_of_this_tree_is_by_hash() -> None:
-    files = [pages.ROOT / "Makefile", pages.ROOT / "Containerfile", *(pages.ROOT / ".ci").iterdir()]
+    files = [
+        page_code_blocks.ROOT / "Makefile",
+        page_code_blocks.ROOT / "Containerfile",
+        *(page_code_blocks.ROOT / ".ci").iterdir(),
+    ]
     lines = [
         line.strip() for file in files for line in file.read_text().splitlines() if "pip install" in line
     ]

@@ -8,10 +8,10 @@ import yaml
 
 from nodewise.cpu.cluster import agent_daemonset, api_versions, setup_objects
 from nodewise.cpu.cluster.setup_objects import SetupOptions
-from tests import pages
+from tests import page_code_blocks
 
 NEWEST: Final = api_versions.TABLE[-1]
-DEPLOY: Final = pages.ROOT / "deploy"
+DEPLOY: Final = page_code_blocks.ROOT / "deploy"
 
 OWNERS = "reads whose the processes of the host are, and in which pods, from /proc"
 MOVES = "moves the processes of the host when pools change"

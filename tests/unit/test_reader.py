@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tests import reader
+from tests import page_reader
 
 
 def test_a_line_that_somebody_else_began_ends_a_step_all_the_same(tmp_path: Path) -> None:
-    with reader.reading(tmp_path, reader.plain_environment()) as typing:
+    with page_reader.reading(tmp_path, page_reader.plain_environment()) as typing:
         # from here on every line of the shell begins as one of a job in the background does
         said = typing.types("echo() { printf 'a log line %s\\n' \"$*\"; }; echo a; echo b")
         assert said.startswith("a log line a\na log line b\n")
@@ -17,7 +17,7 @@ def test_a_line_that_somebody_else_began_ends_a_step_all_the_same(tmp_path: Path
 
 def test_a_shell_that_ended_is_told(tmp_path: Path) -> None:
     with (
-        reader.reading(tmp_path, reader.plain_environment()) as typing,
+        page_reader.reading(tmp_path, page_reader.plain_environment()) as typing,
         pytest.raises(AssertionError, match="ended"),
     ):
         typing.types("echo a; exit")

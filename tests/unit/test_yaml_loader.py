@@ -17,7 +17,7 @@ from nodewise.cli import config_file
 from nodewise.configure import yaml_editor
 from nodewise.cpu.store import configmap
 from nodewise.cpu.store.configmap import ConfigMapTexts
-from nodewise.cpu.webhook import config as webhook
+from nodewise.cpu.webhook import webhook_config as webhook
 from nodewise.doctor.collectors import deschedulers
 from nodewise.doctor.parsing import scheduler_configuration
 from nodewise.errors import BadInput, NodewiseError

@@ -5,8 +5,8 @@ from typing import Final
 
 from nodewise.cli import agent_kinds
 from nodewise.cli.agent_kinds import role
-from nodewise.configure import scheduler, static_pod, yaml_editor
-from nodewise.configure.scheduler import EntryFiles, SchedulerOptions
+from nodewise.configure import scheduler_configuration, static_pod, yaml_editor
+from nodewise.configure.scheduler_configuration import EntryFiles, SchedulerOptions
 from tools.image import contents
 
 _URL: Final = "https://nodewise.nodewise.svc:9001"
@@ -20,7 +20,7 @@ def template(agents: str) -> str:
     names = agents.split(",")
     roles = [role(kind, kind.options()) for kind in agent_kinds.chosen(names)]
     several = len(names) > 1
-    found = scheduler.configuration(
+    found = scheduler_configuration.configuration(
         roles,
         SchedulerOptions(
             _URL,

@@ -8,7 +8,7 @@ from typing import Final
 
 import click
 
-from nodewise.cli import cpu, exit_codes, legacy, main
+from nodewise.cli import cpu, exit_codes, main, older_flags
 from nodewise.cli.options import Sectioned, section
 from tools.reference.text import MADE, code, entry, table
 
@@ -151,7 +151,7 @@ def commands_page() -> str:
 def cmk_page() -> str:
     """The commands of the script `cmk`, and the older program's flags."""
     rows = []
-    for name, flags in legacy.CMK.items():
+    for name, flags in older_flags.CMK.items():
         old = ", ".join(_older(flag, replacement) for flag, replacement in flags.items())
         rows.append((f"`cmk {name}`", f"[`nodewise cpu {name}`](cpu.md#nodewise-cpu-{name})", old))
     return "".join(
@@ -174,7 +174,7 @@ def _is_command(cell: str) -> bool:
     return cell.strip("`").removeprefix("cmk ") in cpu.COMMANDS
 
 
-def _older(name: str, flag: legacy.Flag) -> str:
+def _older(name: str, flag: older_flags.Flag) -> str:
     if flag.name == f"--{name}":
         return code(f"--{name}")
     return f"{code(f'--{name}')} ({code(flag.name) or 'no meaning here'})"

@@ -8,7 +8,7 @@ import msgspec
 
 from nodewise import agents
 from nodewise.cli.extender_options import GROUPS
-from nodewise.cli.legacy import GAS, SAFE, TAS
+from nodewise.cli.older_flags import GAS, SAFE, TAS
 from nodewise.cli.settings import Setting, declared
 from tools.reference.text import MADE, entry, table
 

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, cast
 import nodewise
 from nodewise.agent import AgentKind
 from nodewise.errors import BadSettings, Problem
-from nodewise.extender import validation
+from nodewise.extender import result_validation
 from nodewise.extender.third_party import AgentError, Origin, ThirdPartyKind, raising
 
 ENTRY_POINT_GROUP: Final = "nodewise.agents"
@@ -113,9 +113,9 @@ def _load_third_party(entry: EntryPoint, origin: Origin, others: tuple[AgentKind
     """Import an entry point, once, and validate its kind."""
     try:
         with raising(origin):
-            kind = ThirdPartyKind(validation.kind(entry.load(), entry.name, others), origin)
+            kind = ThirdPartyKind(result_validation.kind(entry.load(), entry.name, others), origin)
     except AgentError as error:
         cause = error.__cause__
         why = error.why if cause is None else f"{error.why}: {cause}"
-        return InstalledAgent(origin, None, validation.text(" ".join(why.split())))
+        return InstalledAgent(origin, None, result_validation.text(" ".join(why.split())))
     return InstalledAgent(origin, cast("AgentKind", kind))

@@ -5,10 +5,10 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from nodewise import quantity
-from nodewise.statistics import annotations
-from nodewise.statistics.amounts import MAX_AMOUNT, Quantity
-from nodewise.statistics.capacity import GPU, Capacity
-from nodewise.statistics.requests import is_holding
+from nodewise.statistics import load_annotations
+from nodewise.statistics.integer_quantities import MAX_AMOUNT, Quantity
+from nodewise.statistics.node_capacity import GPU, Capacity
+from nodewise.statistics.pod_requests import is_holding
 
 
 class Allocation(NamedTuple):
@@ -22,11 +22,11 @@ class Allocation(NamedTuple):
 
 
 _KEYS: Final = (
-    (annotations.REQUESTED_CPU, annotations.FREE_CPU),
-    (annotations.REQUESTED_MEMORY, annotations.FREE_MEMORY),
-    (annotations.REQUESTED_PODS, annotations.FREE_PODS),
-    (annotations.REQUESTED_GPU, annotations.FREE_GPU),
-    (annotations.REQUESTED_EPHEMERAL_STORAGE, annotations.FREE_EPHEMERAL_STORAGE),
+    (load_annotations.REQUESTED_CPU, load_annotations.FREE_CPU),
+    (load_annotations.REQUESTED_MEMORY, load_annotations.FREE_MEMORY),
+    (load_annotations.REQUESTED_PODS, load_annotations.FREE_PODS),
+    (load_annotations.REQUESTED_GPU, load_annotations.FREE_GPU),
+    (load_annotations.REQUESTED_EPHEMERAL_STORAGE, load_annotations.FREE_EPHEMERAL_STORAGE),
 )
 """In the order of `Allocation` and `Capacity`."""
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from nodewise import cooperative
+from nodewise import cooperative_scheduling
 from nodewise.annotator import fields, patch_writer, patches
 from nodewise.annotator.allocation import Allocation, allocation_by_node
 from nodewise.annotator.options import AnnotatorConfig
@@ -19,8 +19,8 @@ from nodewise.metrics.source import Source
 from nodewise.metrics.source_selection import SourceSelector
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.statistics import capacity
-from nodewise.statistics.queries import WindowOptions
+from nodewise.statistics import node_capacity
+from nodewise.statistics.load_queries import WindowOptions
 
 QUERY_TIMEOUT_S: Final = 15.0
 """Of one metric. Prometheus' own time-out is shorter and has a better message."""
@@ -105,11 +105,13 @@ class Annotator:
     ) -> AnnotationPlan:
         """Measure and plan without writing; `keeps_complete` as in `patches.NodeMeasurements`."""
         nodes = list(nodes)
-        allocations = await cooperative.run(allocation_by_node(pods, self.config.gpu))
+        allocations = await cooperative_scheduling.run(allocation_by_node(pods, self.config.gpu))
         measured = await self._measure(self._usage_source, nodes, allocations) if self._usage_source else None
         usage = measured.usage if measured else None
         measurements = NodeMeasurements(usage, allocations, self._clock.now(), keeps_complete)
-        plan = await cooperative.run(patches.plan_patches(nodes, measurements, self.config, self._rules))
+        plan = await cooperative_scheduling.run(
+            patches.plan_patches(nodes, measurements, self.config, self._rules)
+        )
         return AnnotationPlan(plan, measured.failures if measured else ())
 
     async def _measure(
@@ -117,9 +119,9 @@ class Annotator:
     ) -> UsageMeasurement:
         requests = {}
         if self.config.use_requests:
-            async for node in cooperative.iterate(filter(fields.is_ready, nodes)):
+            async for node in cooperative_scheduling.iterate(filter(fields.is_ready, nodes)):
                 name = node.metadata.name
-                allocatable_bytes = capacity.read(node.status.allocatable).memory_bytes
+                allocatable_bytes = node_capacity.read(node.status.allocatable).memory_bytes
                 requested_bytes = allocations.get(name, Allocation()).memory_bytes
                 requests[name] = MemoryRequests(allocatable_bytes, requested_bytes)
         return await source.measure(requests)

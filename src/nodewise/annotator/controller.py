@@ -13,8 +13,8 @@ from nodewise.controllers import Controller, Handle
 from nodewise.kube.resources import PODS
 from nodewise.metrics.source import Source
 from nodewise.metrics.source_selection import Limits, SourceSelector
-from nodewise.statistics import requests
-from nodewise.statistics.queries import WindowOptions
+from nodewise.statistics import pod_requests
+from nodewise.statistics.load_queries import WindowOptions
 
 NODE_FIELDS: Final = AnnotatedNode
 """To be merged into the type of nodes in the store."""
@@ -28,7 +28,7 @@ def watched(settings: AnnotatorOptions) -> tuple[Watched, ...]:
     config = options.leader_config(settings)
     if config is None or not config.needs_pods:
         return ()
-    return (Watched(BOUND_PODS, PODS, fields.POD, selectors=requests.HOLDING_SELECTORS),)
+    return (Watched(BOUND_PODS, PODS, fields.POD, selectors=pod_requests.HOLDING_SELECTORS),)
 
 
 class AnnotatorController(Controller):

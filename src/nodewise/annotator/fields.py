@@ -5,10 +5,10 @@ from typing import Any, Final
 
 import msgspec
 
-from nodewise.kube.fields import merge
-from nodewise.statistics import annotations
-from nodewise.statistics.annotations import UsageAnnotations
-from nodewise.statistics.requests import HoldingSpec, HoldingStatus, RequestingPod
+from nodewise.kube.field_merge import merge
+from nodewise.statistics import load_annotations
+from nodewise.statistics.load_annotations import UsageAnnotations
+from nodewise.statistics.pod_requests import HoldingSpec, HoldingStatus, RequestingPod
 
 ALLOCATABLE_MEMORY: Final = "allocatable_memory"
 REQUESTED_MEMORY: Final = "reqested_memory"
@@ -18,18 +18,20 @@ REQUESTED_MEMORY: Final = "reqested_memory"
 class WrittenAnnotations(UsageAnnotations, frozen=True, gc=False):
     """All annotations that the annotator writes."""
 
-    requested_cpu: str | None = msgspec.field(default=None, name=annotations.REQUESTED_CPU)
-    requested_memory: str | None = msgspec.field(default=None, name=annotations.REQUESTED_MEMORY)
-    requested_pods: str | None = msgspec.field(default=None, name=annotations.REQUESTED_PODS)
-    requested_gpu: str | None = msgspec.field(default=None, name=annotations.REQUESTED_GPU)
+    requested_cpu: str | None = msgspec.field(default=None, name=load_annotations.REQUESTED_CPU)
+    requested_memory: str | None = msgspec.field(default=None, name=load_annotations.REQUESTED_MEMORY)
+    requested_pods: str | None = msgspec.field(default=None, name=load_annotations.REQUESTED_PODS)
+    requested_gpu: str | None = msgspec.field(default=None, name=load_annotations.REQUESTED_GPU)
     requested_ephemeral_storage: str | None = msgspec.field(
-        default=None, name=annotations.REQUESTED_EPHEMERAL_STORAGE
+        default=None, name=load_annotations.REQUESTED_EPHEMERAL_STORAGE
     )
-    free_cpu: str | None = msgspec.field(default=None, name=annotations.FREE_CPU)
-    free_memory: str | None = msgspec.field(default=None, name=annotations.FREE_MEMORY)
-    free_pods: str | None = msgspec.field(default=None, name=annotations.FREE_PODS)
-    free_gpu: str | None = msgspec.field(default=None, name=annotations.FREE_GPU)
-    free_ephemeral_storage: str | None = msgspec.field(default=None, name=annotations.FREE_EPHEMERAL_STORAGE)
+    free_cpu: str | None = msgspec.field(default=None, name=load_annotations.FREE_CPU)
+    free_memory: str | None = msgspec.field(default=None, name=load_annotations.FREE_MEMORY)
+    free_pods: str | None = msgspec.field(default=None, name=load_annotations.FREE_PODS)
+    free_gpu: str | None = msgspec.field(default=None, name=load_annotations.FREE_GPU)
+    free_ephemeral_storage: str | None = msgspec.field(
+        default=None, name=load_annotations.FREE_EPHEMERAL_STORAGE
+    )
     allocatable_memory: str | None = msgspec.field(default=None, name=ALLOCATABLE_MEMORY)
     reqested_memory: str | None = msgspec.field(default=None, name=REQUESTED_MEMORY)
 

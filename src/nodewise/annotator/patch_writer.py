@@ -7,14 +7,14 @@ from typing import Final, NamedTuple
 from nodewise.annotator.patches import NodePlan
 from nodewise.errors import BadInput, NodewiseError, Unavailable
 from nodewise.kube.api import Api, NotFound
-from nodewise.kube.bulk import every
+from nodewise.kube.concurrent_calls import every
 from nodewise.kube.resources import NODES
 
 FIELD_MANAGER: Final = "nodewise-annotator"
 QPS: Final = 1000.0
 BURST: Final = 10_000
-"""Rate limit of the API client that writes. The number of concurrent calls (`kube.bulk`) limits a burst instead: one
-that is spread over minutes makes kube-scheduler retry unschedulable pods all the time.
+"""Rate limit of the API client that writes. The number of concurrent calls (`kube.concurrent_calls`) limits a
+burst instead: one that is spread over minutes makes kube-scheduler retry unschedulable pods all the time.
 """
 
 

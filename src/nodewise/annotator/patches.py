@@ -20,9 +20,9 @@ from nodewise.annotator.usage import (
 )
 from nodewise.clock import format_duration, format_rfc3339
 from nodewise.errors import BadSettings, Problem
-from nodewise.statistics import annotations, capacity
-from nodewise.statistics.annotations import ANNOTATED_AT
-from nodewise.statistics.capacity import Capacity
+from nodewise.statistics import load_annotations, node_capacity
+from nodewise.statistics.load_annotations import ANNOTATED_AT
+from nodewise.statistics.node_capacity import Capacity
 
 MIN_CHANGE_SHARE: Final = 0.02
 """A number that differs from the current one by no more than this share of it is not written."""
@@ -130,7 +130,7 @@ def _plan_node(
 ) -> NodePlan:
     name, now = node.metadata.name, measurements.now
     current = fields.current_annotations(node)
-    allocatable = capacity.read(node.status.allocatable, config.gpu)
+    allocatable = node_capacity.read(node.status.allocatable, config.gpu)
     allocation = measurements.allocation.get(name, Allocation())
     desired: dict[str, str | None] = {}
     if config.allocation:
@@ -158,13 +158,13 @@ def has_changed(current: str | None, desired: str | None, share: float = MIN_CHA
     """Whether to write an annotation: it is absent, not a number, or differs by more than the share of it."""
     if current is None or desired is None:
         return current != desired
-    old, new = annotations.number(current), annotations.number(desired)
+    old, new = load_annotations.number(current), load_annotations.number(desired)
     return isnan(old) or not abs(new - old) <= share * abs(old)
 
 
 def age_s(current: CurrentAnnotations, now: float) -> float:
     """The age of a node's statistics; NaN if unknown, for example because their time is in the future."""
-    age = now - annotations.time(current.get(ANNOTATED_AT))
+    age = now - load_annotations.time(current.get(ANNOTATED_AT))
     return float("nan") if age < -_MAX_CLOCK_SKEW_S else max(age, 0.0)
 
 

@@ -5,19 +5,19 @@ from math import nan
 from typing import Final, NamedTuple
 
 from nodewise import clock as clocks
-from nodewise import cooperative
+from nodewise import cooperative_scheduling
 from nodewise.annotator import sample_statistics
 from nodewise.annotator.options import AnnotatorConfig
 from nodewise.annotator.usage import MILLI, MemoryRequests, NodeUsage, ResourceUsage, UsageMeasurement
 from nodewise.errors import NodewiseError
-from nodewise.metrics.prometheus.ranges import Points
+from nodewise.metrics.prometheus.range_samples import Points
 from nodewise.metrics.prometheus.source import PrometheusMetrics
 from nodewise.metrics.series import Series
 from nodewise.metrics.source import MetricRequest
 from nodewise.metrics.source_selection import SourceSelector
 from nodewise.quantity import NANO
-from nodewise.statistics import queries
-from nodewise.statistics.queries import WindowOptions
+from nodewise.statistics import load_queries
+from nodewise.statistics.load_queries import WindowOptions
 
 ValueByNode = Mapping[str, float]
 
@@ -49,7 +49,7 @@ class PrometheusUsageSource:
         clock: clocks.Clock,
     ) -> None:
         self._selector = selector
-        self._metric_requests = queries.metric_requests(options)
+        self._metric_requests = load_queries.metric_requests(options)
         self._options = options
         self._config = config
         self._sources = sources
@@ -72,7 +72,7 @@ class PrometheusUsageSource:
             memory_mean, memory_deviation = await _limited_statistics(points, requests)
         cpu_forecast, memory_forecast = await self._update_forecasts(failures)
         usage = {}
-        async for node in cooperative.iterate(cpu_mean.keys() | memory_mean.keys()):
+        async for node in cooperative_scheduling.iterate(cpu_mean.keys() | memory_mean.keys()):
             usage[node] = NodeUsage(
                 _resource_usage(node, (cpu_mean, cpu_deviation, cpu_forecast), MILLI),
                 _resource_usage(node, (memory_mean, memory_deviation, memory_forecast), 1.0),
@@ -103,23 +103,23 @@ class PrometheusUsageSource:
     ) -> ValueByNode:
         forecasts = {}
         points_by_node = await self._query_samples(query, window_s, failures)
-        async for node, points in cooperative.iterate(points_by_node.items()):
+        async for node, points in cooperative_scheduling.iterate(points_by_node.items()):
             forecasts[node] = sample_statistics.forecast(points[:, 1])
         return forecasts
 
     def _cpu_query(self, step_s: float) -> SampleQuery:
-        default = queries.cpu_used(max(step_s, _MIN_RATE_S), self._options.exporter_matchers)
+        default = load_queries.cpu_used(max(step_s, _MIN_RATE_S), self._options.exporter_matchers)
         return SampleQuery("cpu", self._config.cpu_samples_query or default, step_s)
 
     def _memory_query(self, step_s: float) -> SampleQuery:
-        default = queries.memory_used(self._options.exporter_matchers)
+        default = load_queries.memory_used(self._options.exporter_matchers)
         return SampleQuery("memory", self._config.memory_samples_query or default, step_s)
 
     async def _query_samples(
         self, query: SampleQuery, window_s: float, failures: list[str]
     ) -> Mapping[str, Points]:
         """The samples of the first Prometheus that has any, by node name."""
-        text = f"({query.text})[{queries.span(window_s)}:{queries.span(query.step_s)}]"
+        text = f"({query.text})[{load_queries.span(window_s)}:{load_queries.span(query.step_s)}]"
         reason = "only Prometheus has samples, and none is configured: give --prometheus-url"
         for source in self._sources:
             try:
@@ -139,7 +139,7 @@ async def _limited_statistics(
 ) -> tuple[ValueByNode, ValueByNode]:
     """Mean and deviation of memory usage without the usage beyond requests, which is a limit on free memory."""
     means, deviations = {}, {}
-    async for node, points in cooperative.iterate(points_by_node.items()):
+    async for node, points in cooperative_scheduling.iterate(points_by_node.items()):
         if memory := requests.get(node):
             free = memory.allocatable_bytes - points[:, 1]
             summary = sample_statistics.summarize(sample_statistics.limit_usage_to_requests(free, *memory))

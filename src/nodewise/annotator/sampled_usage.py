@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise import clock as clocks
-from nodewise import cooperative
+from nodewise import cooperative_scheduling
 from nodewise.annotator import sample_statistics
 from nodewise.annotator.options import AnnotatorConfig
 from nodewise.annotator.usage import MILLI, MemoryRequests, NodeUsage, ResourceUsage, UsageMeasurement
@@ -17,11 +17,11 @@ from nodewise.metrics.series import Series
 from nodewise.metrics.source import MetricRequest
 from nodewise.metrics.source_selection import SourceSelector
 from nodewise.quantity import NANO
-from nodewise.statistics.queries import WindowOptions
+from nodewise.statistics.load_queries import WindowOptions
 
 CPU: Final = "cpu_usage"
 MEMORY: Final = "memory_usage"
-"""The names in `metrics.resource`, in cores and bytes."""
+"""The names in `metrics.resource_metrics_api`, in cores and bytes."""
 
 _MIN_INTERVAL_S: Final = 5.0
 """metrics-server itself has new values every 15 s."""
@@ -62,7 +62,7 @@ class SampledUsageSource:
     async def _append(self, series: Series, samples_by_node: dict[str, deque[tuple[float, float]]]) -> None:
         """Store each sample once: the source may return the same one several times."""
         now = self._clock.now()
-        async for node, sample in cooperative.iterate(series.samples.items()):
+        async for node, sample in cooperative_scheduling.iterate(series.samples.items()):
             samples = samples_by_node.setdefault(node, deque())
             time = min(sample.at if sample.at is not None else now, now)
             if not samples or time > samples[-1][0]:
@@ -72,7 +72,7 @@ class SampledUsageSource:
         """Remove samples older than the window, also while the source fails."""
         oldest = self._clock.now() - self._window_s
         for samples_by_node in self._samples.values():
-            async for node, samples in cooperative.iterate(list(samples_by_node.items())):
+            async for node, samples in cooperative_scheduling.iterate(list(samples_by_node.items())):
                 while samples and samples[0][0] <= oldest:
                     samples.popleft()
                 if not samples:
@@ -86,7 +86,7 @@ class SampledUsageSource:
         cpu, memory = self._samples[CPU], self._samples[MEMORY]
         failures = tuple(f"{metric}: {reason}" for metric, reason in self._failures.items())
         usage = {}
-        async for node in cooperative.iterate(cpu.keys() | memory.keys()):
+        async for node in cooperative_scheduling.iterate(cpu.keys() | memory.keys()):
             spans = [
                 samples[-1][0] - samples[0][0] for samples in (cpu.get(node), memory.get(node)) if samples
             ]

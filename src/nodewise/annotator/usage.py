@@ -5,8 +5,8 @@ from math import isfinite, nan
 from typing import Final, NamedTuple, Protocol
 
 from nodewise.annotator.fields import ALLOCATABLE_MEMORY
-from nodewise.statistics import annotations
-from nodewise.statistics.capacity import Capacity
+from nodewise.statistics import load_annotations
+from nodewise.statistics.node_capacity import Capacity
 
 MILLI: Final = 1000.0
 """Milli-CPU per core."""
@@ -68,11 +68,15 @@ class UsageSource(Protocol):
         ...
 
 
-_CPU_KEYS: Final = (annotations.MEAN_FREE_CPU, annotations.STD_FREE_CPU, annotations.FORECAST_FREE_CPU)
+_CPU_KEYS: Final = (
+    load_annotations.MEAN_FREE_CPU,
+    load_annotations.STD_FREE_CPU,
+    load_annotations.FORECAST_FREE_CPU,
+)
 _MEMORY_KEYS: Final = (
-    annotations.MEAN_FREE_MEMORY,
-    annotations.STD_FREE_MEMORY,
-    annotations.FORECAST_FREE_MEMORY,
+    load_annotations.MEAN_FREE_MEMORY,
+    load_annotations.STD_FREE_MEMORY,
+    load_annotations.FORECAST_FREE_MEMORY,
 )
 USAGE_KEYS: Final = (*_CPU_KEYS, *_MEMORY_KEYS)
 REQUIRED_KEYS: Final = (*_CPU_KEYS[:2], *_MEMORY_KEYS[:2])

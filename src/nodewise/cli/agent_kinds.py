@@ -10,12 +10,12 @@ from nodewise.cli import data_sources
 from nodewise.cli.decide_inputs import PodPlace
 from nodewise.cli.extender_options import GROUPS
 from nodewise.cli.settings import Group, declared
-from nodewise.configure.scheduler import Role
+from nodewise.configure.scheduler_configuration import Role
 from nodewise.errors import BadSettings, Problem
-from nodewise.extender import chain
+from nodewise.extender import agent_chain
+from nodewise.extender.requeueing import WaitingFields
 from nodewise.extender.third_party import ThirdPartyKind
-from nodewise.extender.waking import WaitingFields
-from nodewise.kube.fields import merge
+from nodewise.kube.field_merge import merge
 
 _MOST_DIGITS: Final = 18
 
@@ -62,8 +62,8 @@ def role(kind: AgentKind, options: Any) -> Role:
     agent = kind.agent(options)
     return Role(
         kind.name,
-        filters=bool(chain.filters(agent)),
-        prioritizes=bool(chain.scorers(agent)),
+        filters=bool(agent_chain.filters(agent)),
+        prioritizes=bool(agent_chain.scorers(agent)),
         binds=isinstance(agent, BindPlugin),
         resources=kind.resources(options),
         keeps_memory=kind.keeps_memory,

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from nodewise.extender.explaining import Part
+from nodewise.extender.attempt_explanation import Part
 
 
 def numbers(by_agent: Mapping[str, Mapping[str, Any]]) -> str:

@@ -21,10 +21,10 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _others(words: Sequence[str]) -> NoReturn:
-    from nodewise.cli import cpu, exit_codes, legacy, main
+    from nodewise.cli import cpu, exit_codes, main, older_flags
 
     try:
-        translated = legacy.cmk(words)
+        translated = older_flags.cmk(words)
     except BadSettings as error:
         sys.exit(main.told(error, exit_codes.USAGE))
     main.run(translated, cpu.command, "cmk")

@@ -10,22 +10,22 @@ import msgspec
 from nodewise.agent import AgentKind, Watched
 from nodewise.clock import Clock
 from nodewise.errors import BadSettings, NodewiseError, Problem
+from nodewise.extender.requeueing import WaitingFields
 from nodewise.extender.snapshot_cache import ApplyResponse, Stores
-from nodewise.extender.waking import WaitingFields
-from nodewise.kube import files, listing
+from nodewise.kube import list_all, object_files
 from nodewise.kube.api import Api
-from nodewise.kube.fields import merge
-from nodewise.kube.files import Objects
+from nodewise.kube.field_merge import merge
+from nodewise.kube.object_files import Objects
 from nodewise.kube.reflector import Reflector, Target
 from nodewise.kube.resources import NODES, PODS
 from nodewise.kube.store import Store, Writer
-from nodewise.metrics import file as metric_files
-from nodewise.metrics.custom import CustomMetrics
-from nodewise.metrics.file import FileMetrics
-from nodewise.metrics.nodes import Lookup, NodeFields
+from nodewise.metrics import metric_files
+from nodewise.metrics.custom_metrics_api import CustomMetrics
+from nodewise.metrics.metric_files import FileMetrics
+from nodewise.metrics.node_attributes import Lookup, NodeFields
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.source import PrometheusMetrics, Setting
-from nodewise.metrics.resource import ResourceMetrics
+from nodewise.metrics.resource_metrics_api import ResourceMetrics
 from nodewise.metrics.source import Source
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -87,7 +87,7 @@ class Relister:
 
     async def read(self, name: str) -> Store[Any]:
         """A list by itself (`controllers.Relister`)."""
-        return await listing.read(self._api, self._targets[name], self._meters, lambda _: None)
+        return await list_all.read(self._api, self._targets[name], self._meters, lambda _: None)
 
     def begin(self) -> None:
         """Fill all stores from new lists."""
@@ -157,7 +157,7 @@ def from_files(paths: Sequence[str], needs: Needs, period_s: float) -> Feed:
 
     def fill() -> None:
         plain, _ = metric_files.split(paths)
-        found = files.read(plain)
+        found = object_files.read(plain)
         for one in wanted:
             writers[one.name].replace(given(found, one))
 

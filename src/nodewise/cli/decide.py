@@ -16,13 +16,13 @@ from nodewise.cli.options import ClusterOptions, CommandLine
 from nodewise.cli.settings import CommandOptions
 from nodewise.errors import BadInput, BadSettings, Problem
 from nodewise.extender import agent_states
-from nodewise.extender.chain import Chain, weighed
-from nodewise.extender.weights import ChainOptions
+from nodewise.extender.agent_chain import Chain, weighed
+from nodewise.extender.score_weights import ChainOptions
 from nodewise.kube.api import Api
-from nodewise.kube.connect import connect
+from nodewise.kube.connection_settings import connect
+from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.refresher import RefreshOptions
-from nodewise.metrics.snapshot import MetricsSnapshot
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.option import Argument, Option

@@ -12,25 +12,25 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from nodewise import agents, clock, cooperative
+from nodewise import agents, clock, cooperative_scheduling
 from nodewise.agent import AgentKind, MetricRequest, ObjectKey, Watched
 from nodewise.cli import data_sources, terminal
 from nodewise.cli.data_sources import Ground
 from nodewise.cli.progress import Progress
-from nodewise.kube import files, listing
+from nodewise.kube import list_all, object_files
 from nodewise.kube.api import Api, NotFound
-from nodewise.kube.fields import merge
-from nodewise.kube.files import Objects
+from nodewise.kube.field_merge import merge
+from nodewise.kube.object_files import Objects
 from nodewise.kube.reflector import Target
 from nodewise.kube.resources import NODES, PODS, Resource
-from nodewise.metrics import file as metric_files
-from nodewise.metrics import nodes as node_facts
-from nodewise.metrics.nodes import Nodes
+from nodewise.metrics import metric_files
+from nodewise.metrics import node_attributes as node_facts
+from nodewise.metrics.metrics_snapshot import MetricsSnapshot
+from nodewise.metrics.node_attributes import Nodes
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.source import PrometheusMetrics
 from nodewise.metrics.refresher import Refresher, RefreshOptions
 from nodewise.metrics.series import Series
-from nodewise.metrics.snapshot import MetricsSnapshot
 from nodewise.metrics.source import NotThere, Source
 from nodewise.observe.metrics_registry import MetricsRegistry
 
@@ -117,7 +117,7 @@ async def read(wish: Wish, api: Api | None) -> Read:
     """Everything but the metrics of live sources. `BadInput` names what cannot be read in files."""
     kinds = [agents.load(name) for name in wish.options]
     plain, tables = metric_files.split(wish.paths)
-    sources = _Sources(api, files.read(plain), files.read(wish.policies))
+    sources = _Sources(api, object_files.read(plain), object_files.read(wish.policies))
     watched = [
         one
         for one in data_sources.watched(kinds, wish.options)
@@ -129,7 +129,7 @@ async def read(wish: Wish, api: Api | None) -> Read:
     objects = {one.name: keyed for one, keyed in zip(watched, others, strict=True)}
     kinds = [kind for kind in kinds if wish.agents or _takes_part(kind, wish, objects, nodes, pods)]
     objects |= await _bound_pods(sources, kinds, wish)
-    known = cooperative.run_at_once(node_facts.read(nodes.values()))
+    known = cooperative_scheduling.run_at_once(node_facts.read(nodes.values()))
     return Read(kinds, nodes, pods, objects, metric_files.snapshot(sources.given, tables, known))
 
 
@@ -192,7 +192,7 @@ async def _one(api: Api, one: _Sought, told: Callable[[int], None]) -> Keyed | N
     selectors = dict(watched.selectors) | ({"fieldSelector": one.fields} if one.fields else {})
     target = Target[Any](watched.resource, watched.type, namespace, selectors, watched.keep)
     try:
-        store = await listing.read(api, target, MetricsRegistry(), told)
+        store = await list_all.read(api, target, MetricsRegistry(), told)
     except NotFound:
         return None
     return store.snapshot()
@@ -234,7 +234,10 @@ async def measured(
     found: Read, metric_requests: Iterable[MetricRequest], how: Measuring, api: Api | None
 ) -> MetricsSnapshot:
     """The metrics that are wanted, asked for once: of the files, then of the sources in their order."""
-    nodes, meters = cooperative.run_at_once(node_facts.read(found.nodes.values())), MetricsRegistry()
+    nodes, meters = (
+        cooperative_scheduling.run_at_once(node_facts.read(found.nodes.values())),
+        MetricsRegistry(),
+    )
 
     async def lookup() -> Nodes:
         return nodes

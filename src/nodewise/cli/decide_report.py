@@ -13,10 +13,10 @@ from msgspec.structs import replace
 from nodewise.agent import Snapshot
 from nodewise.cli import agent_values, tables
 from nodewise.cli.progress import Progress
-from nodewise.extender import report
-from nodewise.extender.chain import Chain
+from nodewise.extender import decision_document
+from nodewise.extender.agent_chain import Chain
+from nodewise.extender.attempt_explanation import Part
 from nodewise.extender.decision import Decision
-from nodewise.extender.explaining import Part
 
 _GETS: Final = "GETS"
 _DETAILS: Final = "DETAILS"
@@ -93,7 +93,7 @@ def _staying(filtered: Decision, node: str, alone: Decision) -> Decision:
 
 def document(one: Decided, *, running: bool) -> dict[str, Any]:
     """The pod as `-o json` has it; `node` and `stays` (null while it waits) only beside running ones."""
-    found = report.pod(one.filtered, one.scored, one.agents)
+    found = decision_document.pod(one.filtered, one.scored, one.agents)
     return {**found, "node": one.node or None, "stays": one.stays if one.node else None} if running else found
 
 
@@ -102,7 +102,7 @@ def _json(outcome: Outcome) -> bool:
     well, between = True, b""
     click.echo(b'{"decisions":[', nl=False)
     for one in _answered(outcome):
-        click.echo(between + report.encode(document(one, running=outcome.running)), nl=False)
+        click.echo(between + decision_document.encode(document(one, running=outcome.running)), nl=False)
         well, between = well and one.is_well, b","
     click.echo(b"]}")
     return well
@@ -111,7 +111,7 @@ def _json(outcome: Outcome) -> bool:
 def _yaml(outcome: Outcome) -> bool:
     listed = list(_answered(outcome))
     documents = [document(one, running=outcome.running) for one in listed]
-    plain = msgspec.json.decode(report.encode({"decisions": documents}))
+    plain = msgspec.json.decode(decision_document.encode({"decisions": documents}))
     click.echo(yaml.safe_dump(plain, sort_keys=False), nl=False)
     return all(one.is_well for one in listed)
 
@@ -187,7 +187,9 @@ def _moving(one: Decided) -> list[str]:
     name, fits, best, gets, why = _waiting(one)
     if not one.node:
         return [name, "-", "-", fits, best, gets, why]
-    here = report.rejected(one.filtered, np.flatnonzero([name == one.node for name in one.filtered.names]))
+    here = decision_document.rejected(
+        one.filtered, np.flatnonzero([name == one.node for name in one.filtered.names])
+    )
     reasons = "; ".join(rejection["reason"] for rejection in here.get(one.node, []))
     return [name, one.node, "no", fits, best, gets, reasons]
 
@@ -213,9 +215,13 @@ def _said(one: Decided, node: str) -> dict[str, str]:
     """What agents say of a node besides, by agent."""
     found: dict[str, str] = {}
     for decision in (one.filtered, one.scored):
-        at = np.flatnonzero([name == node for name in decision.names]) if report.has_details(decision) else ()
+        at = (
+            np.flatnonzero([name == node for name in decision.names])
+            if decision_document.has_details(decision)
+            else ()
+        )
         for position in at:
-            found |= dict(report.said(decision, int(position)))
+            found |= dict(decision_document.said(decision, int(position)))
     return found
 
 

@@ -20,11 +20,11 @@ from nodewise.clock import SystemClock
 from nodewise.doctor import examination
 from nodewise.doctor.collectors import collect
 from nodewise.doctor.collectors.cluster_reader import ClusterReader
-from nodewise.doctor.collectors.session import SchedulerClient, Session, Target
+from nodewise.doctor.collectors.collection_session import SchedulerClient, Session, Target
 from nodewise.doctor.findings import CATALOGUE, PAGE, Finding, Report, Severity
 from nodewise.errors import BadSettings, Problem
-from nodewise.kube import credentials, kubeconfig, trust
-from nodewise.kube.connect import connect
+from nodewise.kube import credentials, kubeconfig, tls
+from nodewise.kube.connection_settings import connect
 from nodewise.kube.options import KubeOptions
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -130,7 +130,7 @@ async def _report(settings: DoctorOptions, cluster: KubeOptions) -> Report:
 def _scheduler_client(cluster: KubeOptions) -> SchedulerClient:
     """The credentials for the API server. kube-scheduler's own certificate is self-signed and not verified."""
     chosen = kubeconfig.find(cluster.kubeconfig, cluster.context, os.environ)
-    context = trust.context(chosen)
+    context = tls.context(chosen)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     return SchedulerClient(context, credentials.auth(chosen, lambda *_: None, SystemClock()))

@@ -9,12 +9,12 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from nodewise.cli import agent_kinds, extender_wiring, legacy, options
+from nodewise.cli import agent_kinds, extender_wiring, older_flags, options
 from nodewise.cli.extender_components import ExtenderConfig, Tools
 from nodewise.cli.extender_options import GROUPS, ExtenderOptions
 from nodewise.cli.options import CommandLine, Sectioned
 from nodewise.clock import SystemClock
-from nodewise.observe import logs, supervision
+from nodewise.observe import background_tasks, logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 
 
@@ -22,8 +22,8 @@ class _ExtenderCommand(Sectioned):
     """Understands the flags of the older programs as well."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        flag = legacy.implies_any_client(args)
-        rest = super().parse_args(ctx, legacy.translate(args, legacy.EXTENDER))
+        flag = older_flags.implies_any_client(args)
+        rest = super().parse_args(ctx, older_flags.translate(args, older_flags.EXTENDER))
         sources = {ctx.get_parameter_source(name) for name in ("client_name", "any_client")}
         if flag and sources == {ParameterSource.DEFAULT}:
             ctx.params["any_client"] = True
@@ -80,7 +80,7 @@ command = options.make_command(
 async def _serve(config: ExtenderConfig) -> None:
     running = extender_wiring.wired(config, Tools(SystemClock(), MetricsRegistry()))
     signals = _signals()
-    tasks = [asyncio.create_task(supervision.keep_running(task)) for task in running.tasks]
+    tasks = [asyncio.create_task(background_tasks.keep_running(task)) for task in running.tasks]
     try:
         gc.collect()
         gc.freeze()  # what is there at the start stays: no collection walks through it

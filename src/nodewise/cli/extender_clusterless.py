@@ -5,13 +5,13 @@ from nodewise.cli import extender_components
 from nodewise.cli.extender_components import ExtenderConfig, Readiness, Running, Tools
 from nodewise.cli.extender_options import ExtenderOptions
 from nodewise.errors import BadSettings, Problem
-from nodewise.extender import lone
+from nodewise.extender import clusterless_snapshots
+from nodewise.extender.clusterless_snapshots import LoneSnapshots
 from nodewise.extender.decision import DecisionRing
-from nodewise.extender.lone import LoneSnapshots
 from nodewise.extender.request_handler import RequestHandler
 from nodewise.extender.routes import Extender
-from nodewise.extender.weights import ChainOptions
-from nodewise.observe import lag
+from nodewise.extender.score_weights import ChainOptions
+from nodewise.observe import event_loop_lag
 
 
 def wired(config: ExtenderConfig, tools: Tools) -> Running:
@@ -26,9 +26,9 @@ def wired(config: ExtenderConfig, tools: Tools) -> Running:
     ]
     if problems:
         raise BadSettings("settings", problems)
-    lone.check(config.agents, config.agent_options)
+    clusterless_snapshots.check(config.agents, config.agent_options)
     states = extender_components.states(config)
-    lone.check_metrics(states)
+    clusterless_snapshots.check_metrics(states)
     request_handler = RequestHandler(
         config.agents, config.agent_options, states, config.settings[ChainOptions]
     )
@@ -37,7 +37,7 @@ def wired(config: ExtenderConfig, tools: Tools) -> Running:
     extender = Extender(request_handler, snapshots.snapshot, ring, *tools)
 
     async def watch_loop() -> None:
-        await lag.watch(*tools)
+        await event_loop_lag.watch(*tools)
 
     memory = extender_components.memory(own.state, None, states, lambda: True, tools)
     tasks = [watch_loop, *(one.run for one in memory)]

@@ -8,9 +8,9 @@ import msgspec
 from nodewise.agent import AgentKind, StateBuilder
 from nodewise.cli.options import SettingsByGroup
 from nodewise.clock import Clock
-from nodewise.extender.remembering import InConfigMap, InFile, Memory
+from nodewise.extender.agent_memory import InConfigMap, InFile, Memory
 from nodewise.extender.routes import Extender
-from nodewise.kube.client import HttpApi
+from nodewise.kube.http_client import HttpApi
 from nodewise.kube.options import KubeOptions
 from nodewise.metrics.refresher import RefreshOptions
 from nodewise.observe.metrics_registry import MetricsRegistry

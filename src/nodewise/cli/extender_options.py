@@ -5,13 +5,13 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from nodewise.annotator.options import AnnotatorOptions
-from nodewise.extender.weights import ChainOptions
+from nodewise.extender.score_weights import ChainOptions
 from nodewise.kube.options import KubeOptions
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.refresher import RefreshOptions
 from nodewise.option import Option
 from nodewise.serve.options import AdminOptions, ServeOptions
-from nodewise.statistics.queries import WindowOptions
+from nodewise.statistics.load_queries import WindowOptions
 
 
 class ExtenderOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,32 +20,32 @@ from nodewise.cli.extender_components import ExtenderConfig, Readiness, Running,
 from nodewise.cli.extender_options import ExtenderOptions
 from nodewise.controllers import Controller, ControllerKind, Handle, WriteCounter
 from nodewise.errors import BadSettings, Problem
-from nodewise.extender import claims, recording, third_party
+from nodewise.extender import recording, reservations, third_party
 from nodewise.extender.binding import Bindings, Eligibility
 from nodewise.extender.decision import DecisionRing
-from nodewise.extender.events import PodEvents
-from nodewise.extender.leading import Leading
+from nodewise.extender.leader_loop import Leading
+from nodewise.extender.pod_events import PodEvents
 from nodewise.extender.recording import Recording
 from nodewise.extender.request_handler import RequestHandler
+from nodewise.extender.requeueing import Waker
 from nodewise.extender.routes import BindRoutes, Extender
+from nodewise.extender.score_weights import ChainOptions
 from nodewise.extender.snapshot_cache import SnapshotCache
-from nodewise.extender.waking import Waker
-from nodewise.extender.weights import ChainOptions
-from nodewise.kube.client import HttpApi
-from nodewise.kube.connect import connect
+from nodewise.kube.connection_settings import connect
 from nodewise.kube.elector import Elector
-from nodewise.kube.events import Recorder, Reporter
+from nodewise.kube.event_recorder import Recorder, Reporter
+from nodewise.kube.http_client import HttpApi
 from nodewise.kube.lease import LeaseLock
 from nodewise.kube.liveness import ApiServerLiveness
 from nodewise.kube.options import KubeOptions
 from nodewise.kube.store import Store
-from nodewise.metrics.nodes import NodeBook
+from nodewise.metrics.node_attributes import NodeBook
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.source import PrometheusMetrics
 from nodewise.metrics.refresher import Refresher, RefreshOptions
 from nodewise.metrics.source import Source
-from nodewise.observe import lag, logs
-from nodewise.statistics.queries import WindowOptions
+from nodewise.observe import event_loop_lag, logs
+from nodewise.statistics.load_queries import WindowOptions
 
 LEASE: Final = "nodewise-extender"
 """The Lease by which the replicas agree who leads."""
@@ -141,7 +141,7 @@ def _running(config: ExtenderConfig, api: HttpApi | None, components: Components
         await keeper.run()
 
     async def watch_loop() -> None:
-        await lag.watch(*tools)
+        await event_loop_lag.watch(*tools)
 
     memory = extender_components.memory(config.settings[ExtenderOptions].state, api, states, leads, tools)
     for one in memory:
@@ -209,7 +209,7 @@ def _binding(
     if api is None or binder is None:
         return None
     kube: KubeOptions = config.settings[KubeOptions]
-    ground = claims.Ground(
+    ground = reservations.Ground(
         # a rate limit of its own: labels that queue up must not hold up pods
         api.with_rate_limit(kube.kube_qps, kube.kube_burst),
         api.namespace,

@@ -11,7 +11,7 @@ import click
 import nodewise
 from nodewise.cli import exit_codes, terminal
 from nodewise.errors import BadSettings, NodewiseError
-from nodewise.visible import short
+from nodewise.terminal_escaping import short
 
 COMMANDS: Final = {
     "extender": ("nodewise.cli.extender", "Serve kube-scheduler: filter, prioritize and preempt."),

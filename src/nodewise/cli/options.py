@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, Protocol, T
 import click
 import msgspec
 
-from nodewise.cli import config_file, legacy, settings
+from nodewise.cli import config_file, older_flags, settings
 from nodewise.cli.config_file import Sections
 from nodewise.cli.parameter_types import bounded_type, parameter_type
 from nodewise.cli.settings import CommandOptions, Group, Setting
@@ -173,7 +173,7 @@ class _Option(click.Option):
             return None
         if value is not None or self.envvar is None or self.name is None:
             return value
-        return legacy.of_variable(self.name, os.environ)
+        return older_flags.of_variable(self.name, os.environ)
 
 
 def _shared_option(setting: Setting) -> click.Option:

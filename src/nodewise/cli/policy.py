@@ -17,7 +17,7 @@ from nodewise.cli import terminal
 from nodewise.cli.exit_codes import DONE, NO
 from nodewise.cli.options import output_option
 from nodewise.errors import BadInput, Problem
-from nodewise.kube import documents, files
+from nodewise.kube import documents, object_files
 
 _STDIN: Final = "standard input"
 _PLACE: Final = re.compile(r"(?P<source>.*), document (?P<document>\d+)(?P<items>(, items\[\d+\])*)")
@@ -64,7 +64,7 @@ def lint(ctx: click.Context, paths: Sequence[str], output: str) -> None:
       3  problems
     """
     stdin = sys.stdin.buffer.read() if "-" in paths else b""
-    objects = files.read(paths, io.BytesIO(stdin))
+    objects = object_files.read(paths, io.BytesIO(stdin))
     policies = objects.of(TASPOLICIES, PolicyObject)
     if not policies:
         raise BadInput("policy lint", [Problem(" ".join(paths), "no TASPolicy", "at least one")])
@@ -101,12 +101,12 @@ class _Sources:
         return documents.line(self._documents[source][number - 1], f"{items}.{field}".lstrip("."))
 
 
-def _checked(policy: PolicyObject, entry: files.Entry, sources: _Sources) -> Checked:
-    from nodewise.agents.telemetry import schema  # start-up time: no other command needs it
+def _checked(policy: PolicyObject, entry: object_files.Entry, sources: _Sources) -> Checked:
+    from nodewise.agents.telemetry import policy_lint  # start-up time: no other command needs it
 
     place = _PLACE.fullmatch(entry.where)
     assert place, "files.py writes where an object is"
-    problems = [(sources.line(place, problem.field), problem) for problem in schema.lint(entry.data)]
+    problems = [(sources.line(place, problem.field), problem) for problem in policy_lint.lint(entry.data)]
     name = f"{policy.metadata.namespace}/{policy.metadata.name}"
     return Checked(name, place["source"], sorted(problems, key=lambda numbered: numbered[0]))
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from nodewise.visible import visible
+from nodewise.terminal_escaping import visible
 
 _WHOLE: Final = 10_000
 """Columns of a pipe: nobody wants a line there that was broken to fit."""

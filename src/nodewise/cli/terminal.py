@@ -2,7 +2,7 @@
 
 import click
 
-from nodewise.visible import visible
+from nodewise.terminal_escaping import visible
 
 
 def say(text: str) -> None:

@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from nodewise import trusted_files
-from nodewise.configure import files
-from nodewise.configure.files import PERMISSIONS, STAGED, Change, digest, fsync_folder, read_file
+from nodewise.configure import host_files
+from nodewise.configure.host_files import PERMISSIONS, STAGED, Change, digest, fsync_folder, read_file
 from nodewise.errors import BadInput, Problem
 
 INDEX: Final = "nodewise-backup.json"
@@ -71,12 +71,12 @@ def save(changes: Sequence[Change], backup: Backup) -> None:
             name = os.path.basename(change.path)
             name = name if name not in names | {INDEX} else f"{len(names)}-{name}"
             names.add(name)
-            files.write(os.path.join(folder, name), change.before, change.mode_before, change.owner)
+            host_files.write(os.path.join(folder, name), change.before, change.mode_before, change.owner)
         digests = digest(change.before), digest(change.after)
         mode = change.mode_before & PERMISSIONS
         entries.append(SavedFile(change.path, name, mode, change.owner, *digests))
     index = Index(False, tuple(entries), os.uname().nodename, backup.manifest, backup.cluster)
-    files.write(os.path.join(folder, INDEX), _encoded(index), 0o600, None)
+    host_files.write(os.path.join(folder, INDEX), _encoded(index), 0o600, None)
     fsync_folder(folder)
     os.rename(folder, backup.path)
     fsync_folder(backup.parent)
@@ -88,7 +88,7 @@ def mark_finished(folder: str) -> None:
     if found is not None:
         path = os.path.join(folder, INDEX)
         data = _encoded(msgspec.structs.replace(found, finished=True))
-        os.rename(files.write_staged(path, data, 0o600, None), path)
+        os.rename(host_files.write_staged(path, data, 0o600, None), path)
         fsync_folder(folder)
 
 
@@ -155,7 +155,7 @@ def restore_changes(folder: str, places: Sequence[str]) -> list[Change]:
             raise BadInput(
                 f"{folder} is no backup", [Problem("--restore", "nothing in it", "a backup folder")]
             )
-        return [files.replace_change(place, read_file(name)) for place, name in there]
+        return [host_files.replace_change(place, read_file(name)) for place, name in there]
     return [restore_change(folder, entry) for entry in index.files]
 
 

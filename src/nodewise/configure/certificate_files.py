@@ -16,8 +16,8 @@ from typing import Any, Final, NamedTuple
 
 from nodewise import trusted_files
 from nodewise.configure import path_checks
-from nodewise.configure.certificates import Both, Side, trusting
-from nodewise.configure.files import fsync_folder
+from nodewise.configure.certificate_renewal import Both, Side, trusting
+from nodewise.configure.host_files import fsync_folder
 from nodewise.errors import BadInput, Problem
 
 _DATA: Final = "..data"

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
-from nodewise.configure.certificates import Both, Side, Wish
-from nodewise.serve.issuing import is_address
+from nodewise.configure.certificate_renewal import Both, Side, Wish
+from nodewise.serve.certificate_issuer import is_address
 
 Object = Mapping[str, Any]
 

@@ -11,7 +11,7 @@ import msgspec
 
 from nodewise.clock import Clock
 from nodewise.configure import certificate_objects as objects
-from nodewise.configure.certificates import Both, Side
+from nodewise.configure.certificate_renewal import Both, Side
 from nodewise.errors import BadInput, NodewiseError, Problem, Refused, Unavailable
 from nodewise.kube.api import Api, NotFound
 from nodewise.kube.resources import Resource

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from nodewise.configure.files import digest
+from nodewise.configure.host_files import digest
 
 _HEAD: Final = """\
 #!/bin/sh

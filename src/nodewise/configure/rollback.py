@@ -3,10 +3,9 @@
 import os
 from collections.abc import Iterator, Sequence
 
-from nodewise.configure import backups, diff, static_pod, yaml_editor
+from nodewise.configure import backups, file_diff, static_pod, yaml_editor
 from nodewise.configure.backups import Index
-from nodewise.configure.files import Change, digest, read_file
-from nodewise.configure.host import (
+from nodewise.configure.control_plane_host import (
     NAMES,
     HostRequest,
     Plan,
@@ -17,6 +16,7 @@ from nodewise.configure.host import (
     managed_files,
     read_required,
 )
+from nodewise.configure.host_files import Change, digest, read_file
 from nodewise.configure.static_pod import Manifest, PriorState
 from nodewise.errors import BadInput, Problem
 
@@ -32,7 +32,7 @@ def plan_uninstall(asked: HostRequest) -> Plan:
         changes, warnings = _own_files(found)
         if found.users_config:
             warnings.append(f"the configuration {found.users_config} is not ours, and stays")
-    said = diff.pod_changes(found.document.value, value, found.at)
+    said = file_diff.pod_changes(found.document.value, value, found.at)
     return Plan([pod, *changes], (), warnings, None, said, found.own_certs or "")
 
 
@@ -58,7 +58,7 @@ def plan_restore(asked: HostRequest, folder: str) -> Plan:
     warnings += [] if index is None else _outdated(index)
     said: list[str] = []
     if pods and pods[0].at == pods[1].at:
-        said = diff.pod_changes(pods[0].document.value, pods[1].document.value, pods[0].at)
+        said = file_diff.pod_changes(pods[0].document.value, pods[1].document.value, pods[0].at)
     changes = sorted(changes, key=lambda change: change.path == asked.manifest)
     return Plan(changes, warnings=warnings, summary=said)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from nodewise.configure import yaml_editor
-from nodewise.configure.scheduler import Role
+from nodewise.configure.scheduler_configuration import Role
 
 URL: Final = "http://127.0.0.1:9001"
 _RBAC: Final = "rbac.authorization.k8s.io"

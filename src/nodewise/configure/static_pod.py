@@ -9,8 +9,8 @@ import posixpath
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from nodewise.configure import scheduler_command, versions, yaml_editor
-from nodewise.configure.versions import Version
+from nodewise.configure import scheduler_command_line, scheduler_versions, yaml_editor
+from nodewise.configure.scheduler_versions import Version
 from nodewise.configure.yaml_editor import Document
 from nodewise.errors import BadInput, Problem
 
@@ -53,11 +53,11 @@ class Manifest(NamedTuple):
     @property
     def config(self) -> str | None:
         """The configuration that is read now, as the container names it."""
-        return scheduler_command.flag_value(self.container, "config")
+        return scheduler_command_line.flag_value(self.container, "config")
 
     @property
     def kubeconfig(self) -> str:
-        return scheduler_command.flag_value(self.container, "kubeconfig") or ""
+        return scheduler_command_line.flag_value(self.container, "kubeconfig") or ""
 
     @property
     def own_config(self) -> str | None:
@@ -135,7 +135,7 @@ def read(data: bytes, name: str, container: str = "") -> Manifest:
     found = Manifest(document, _which(spec.get("containers"), container))
     for where, field in ((found.container, "volumeMounts"), (spec, "volumes")):
         _check_list(where, field)
-    scheduler_command.flags_field(found.container)
+    scheduler_command_line.flags_field(found.container)
     return found
 
 
@@ -143,14 +143,14 @@ def version(manifest: Manifest) -> Version:
     image = manifest.container.get("image")
     if not isinstance(image, str):
         raise BadInput("not found error: imageName not found")
-    return versions.parse_image(image)
+    return scheduler_versions.parse_image(image)
 
 
 def add_configuration(manifest: Manifest, wanted: DesiredState) -> dict[str, Any]:
     """The pod with our configuration. `BadInput` where somebody else's mount is in its place."""
     root: dict[str, Any] = copy.deepcopy(manifest.document.value)
     container = root["spec"]["containers"][manifest.at]
-    container.update(scheduler_command.with_config(container, wanted.config))
+    container.update(scheduler_command_line.with_config(container, wanted.config))
     mounts = {CONFIG_VOLUME: {"mountPath": wanted.config, "name": CONFIG_VOLUME, "readOnly": True}}
     volumes = {CONFIG_VOLUME: {"hostPath": {"path": wanted.config, "type": "File"}, "name": CONFIG_VOLUME}}
     if wanted.certs:
@@ -184,7 +184,7 @@ def remove_configuration(manifest: Manifest) -> dict[str, Any]:
         return root
     spec, container = root["spec"], root["spec"]["containers"][manifest.at]
     before = manifest.before or PriorState()
-    container.update(scheduler_command.with_config(container, manifest.users_config or before.config))
+    container.update(scheduler_command_line.with_config(container, manifest.users_config or before.config))
     for where, field in ((container, "volumeMounts"), (spec, "volumes")):
         _put(where, field, [entry for entry in where.get(field) or [] if entry["name"] not in OURS])
     if spec.get("dnsPolicy") == DNS_POLICY:

@@ -14,7 +14,7 @@
 | `procfs.py`, `kernel_files.py`, `cgroups.py` | processes of a node, with their pods and containers |
 | `reconfiguration_plan.py`, `reconfiguration/` | other pools under running tasks: the moves, and their execution |
 | `agent_messages.py` | the protocol between `isolate` and the node agent |
-| `api_client.py`, `names.py` | the interface of API clients, and CMK's names in a cluster |
+| `api_client.py`, `cmk_names.py` | the interface of API clients, and CMK's names in a cluster |
 | `workload/` | `isolate`, which runs in containers of workloads |
 | `node/` | the machine of a node, its processes and its kubelet |
 | `cpusets/` | enforcement by cpusets of containers |

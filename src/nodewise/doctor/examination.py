@@ -19,7 +19,7 @@ from nodewise.doctor.findings import (
     finding,
 )
 from nodewise.doctor.parsing.scheduler_configuration import SchedulerConfiguration
-from nodewise.visible import short
+from nodewise.terminal_escaping import short
 
 _MAX_LISTED: Final = 3
 _MAX_FINDINGS: Final = 10

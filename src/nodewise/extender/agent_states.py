@@ -8,9 +8,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from nodewise import cooperative
+from nodewise import cooperative_scheduling
 from nodewise.agent import ClusterState, Inputs, NodeIndex, StateBuilder
-from nodewise.metrics.snapshot import MetricsSnapshot
+from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.observe import logs
 from nodewise.state import NODES
 
@@ -95,7 +95,7 @@ def all_built(builders: Mapping[str, StateBuilder[Any]], cluster_state: ClusterS
     agent_states: dict[str, Any] = {}
     for name, builder in builders.items():
         try:
-            agent_states[name] = cooperative.run_at_once(builder.build(cluster_state))
+            agent_states[name] = cooperative_scheduling.run_at_once(builder.build(cluster_state))
         except Exception as error:  # noqa: BLE001 - a defect of one agent must not stop the others
             logs.emit("agent_failed", agent=name, exc_info=error)
     return agent_states

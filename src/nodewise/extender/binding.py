@@ -1,6 +1,6 @@
 """The bind verb: the pod's entry in the node's ledger, then one Binding that carries its annotations.
 
-    read the pod ─▶ entry in the ledger (`claims`) ─▶ POST pods/binding ─▶ done
+    read the pod ─▶ entry in the ledger (`reservations`) ─▶ POST pods/binding ─▶ done
          ▲                                                   │ changed, or nobody knows
          └───────────────────────────────────────────────────┘
 
@@ -20,8 +20,8 @@ from nodewise.agent import ObjectKey, Reason
 from nodewise.binder import BindPlan, Refusal
 from nodewise.clock import format_rfc3339
 from nodewise.errors import UNREADABLE, BadInput, Conflict, NodewiseError, Problem, Unavailable
-from nodewise.extender.claims import CALL_S, Desk, Ground
-from nodewise.extender.wire import BindingArgs
+from nodewise.extender.reservations import CALL_S, Desk, Ground
+from nodewise.extender.wire_format import BindingArgs
 from nodewise.kube.api import NotFound
 from nodewise.kube.resources import PODS
 from nodewise.kube.store import Store

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.agent import Details, Evidence, Joined, Names, Scores, ValueState, Verdict
-from nodewise.extender import numbers
+from nodewise.extender import decision_values
 from nodewise.extender.decision import Decision, PodRef, Verb
 from nodewise.metrics.column import States
 
@@ -153,12 +153,12 @@ def _details(given: Details | None, size: int, *, rejects: bool) -> Generator[No
         return None
     texts: list[str] = []
     for candidate in range(size):
-        if candidate % numbers.PART == 0:
+        if candidate % decision_values.PART == 0:
             yield
         texts.append(given.text(candidate))
     yield
     distances = _raw(given.distances().tolist() if rejects else [0.0] * size)
-    told = yield from numbers.encoded(given, size)
+    told = yield from decision_values.encoded(given, size)
     return _Details(_raw(texts), distances, msgspec.Raw(told))
 
 

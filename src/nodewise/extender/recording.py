@@ -17,13 +17,13 @@ from typing import Any, BinaryIO, Final, Literal, NamedTuple, Protocol
 import msgspec
 
 import nodewise
-from nodewise import cooperative
+from nodewise import cooperative_scheduling
 from nodewise.agent import AgentKind, ClusterState
 from nodewise.clock import Clock
 from nodewise.errors import BadSettings, Problem
-from nodewise.extender import deltas, tape
-from nodewise.extender.tape import AgentHeader, Exchange, Gap, Header, Recalled, Record
-from nodewise.extender.weights import ChainOptions
+from nodewise.extender import recording_deltas, recording_file
+from nodewise.extender.recording_file import AgentHeader, Exchange, Gap, Header, Recalled, Record
+from nodewise.extender.score_weights import ChainOptions
 from nodewise.kube.store import ChangeLog
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -114,7 +114,7 @@ class Recording:
         self, file: BinaryIO, header: Header, max_bytes: int, clock: Clock, meters: MetricsRegistry
     ) -> None:
         self._backlog = _Backlog()
-        self._told = deltas.EMPTY
+        self._told = recording_deltas.EMPTY
         self._unwritten = ChangeLog()
         """Changes of cluster states that were lost."""
         self._lost = Gap()
@@ -123,8 +123,8 @@ class Recording:
         self._meters = meters
         self._max_bytes = max_bytes
         self._one_writer = threading.Lock()
-        self._written = deltas.EMPTY
-        self._tape = tape.Writer(file)
+        self._written = recording_deltas.EMPTY
+        self._tape = recording_file.Writer(file)
         self._tape.write(Record(header))
         self._flush()
 
@@ -145,7 +145,7 @@ class Recording:
 
     def exchange(self, exchange: Exchange, body: bytes, answer: Sequence[bytes]) -> None:
         if self._admits():
-            record = tape.record(exchange, body, b"".join(answer))
+            record = recording_file.record(exchange, body, b"".join(answer))
             self._backlog.put(record, _ITEM_BYTES + sum(record.entry.sizes))
         elif not self._ended:
             self._lost = Gap(requests=self._lost.requests + 1, worlds=self._lost.worlds)
@@ -154,7 +154,7 @@ class Recording:
     def recalled(self, agent: str, kept: bytes) -> None:
         """Without a bound: without it whatever the agent answers from then on is another answer."""
         if not self._ended:
-            self._backlog.put(tape.record(Recalled(agent=agent), kept), _ITEM_BYTES + len(kept))
+            self._backlog.put(recording_file.record(Recalled(agent=agent), kept), _ITEM_BYTES + len(kept))
 
     def _admits(self) -> bool:
         """Whether there is room; what was lost while there was none is told first."""
@@ -210,10 +210,10 @@ class Recording:
             self._tape.write(item)
             return
         began_s = time.perf_counter()
-        for entry in deltas.entries(self._written, item.cluster_state, item.generation):
+        for entry in recording_deltas.entries(self._written, item.cluster_state, item.generation):
             if entry is not None:
                 self._tape.write(entry)
-            if time.perf_counter() - began_s > cooperative.SLICE_S:
+            if time.perf_counter() - began_s > cooperative_scheduling.SLICE_S:
                 time.sleep(_PAUSE_S)
                 began_s = time.perf_counter()
         self._written = item.cluster_state
@@ -229,7 +229,7 @@ class Recording:
         self._ended = True
         self._backlog = _Backlog()
         with contextlib.suppress(OSError):
-            self._tape.write(Record(tape.End(why=why)))
+            self._tape.write(Record(recording_file.End(why=why)))
             self._tape.close()
         self._meters.set("recording_bytes", self._tape.size_bytes)
         if error or why == "full":
@@ -256,7 +256,7 @@ def header(kinds: Sequence[AgentKind], options: Mapping[str, Any], general: Sett
     """What a replay has to know besides the entries."""
     agents = tuple(AgentHeader(kind.name, msgspec.to_builtins(options[kind.name])) for kind in kinds)
     return Header(
-        format=tape.FORMAT,
+        format=recording_file.FORMAT,
         nodewise=nodewise.__version__,
         agents=agents,
         sync_period_s=general.sync_period_s,

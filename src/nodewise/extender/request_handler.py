@@ -9,11 +9,11 @@ from typing import Any, Final, NamedTuple
 
 from nodewise.agent import AgentKind, FilterPlugin, Plugin, ScorePlugin, Snapshot, StateBuilder, StateExporter
 from nodewise.errors import BadSettings, Problem
-from nodewise.extender import wire
-from nodewise.extender.chain import Chain, Filter, Scorer, weighed
+from nodewise.extender import wire_format
+from nodewise.extender.agent_chain import Chain, Filter, Scorer, weighed
 from nodewise.extender.decision import Decision, Verb
-from nodewise.extender.weights import ChainOptions
-from nodewise.kube.fields import merge
+from nodewise.extender.score_weights import ChainOptions
+from nodewise.kube.field_merge import merge
 
 ALL_AGENTS: Final = "/scheduler"
 """The prefix of paths that are answered by all agents; `/agents/<name>` is answered by one."""
@@ -52,7 +52,9 @@ class RequestHandler:
         self.chain = Chain(agents, weights, states)
         """The chain of all agents."""
         single = {agent.name: Chain([agent], weights, states) for agent in agents}
-        self._reader: wire.Reader[Any] = wire.Reader(merge("Pod", *(kind.pod_fields for kind in kinds)))
+        self._reader: wire_format.Reader[Any] = wire_format.Reader(
+            merge("Pod", *(kind.pod_fields for kind in kinds))
+        )
         chains = {ALL_AGENTS: self.chain, **{f"/agents/{name}": chain for name, chain in single.items()}}
         self._chains: dict[str, tuple[Verb, Chain]] = {
             f"{prefix}/{verb}": (verb, chain) for prefix, chain in chains.items() for verb in _VERBS
@@ -92,25 +94,29 @@ def is_named_path(path: str) -> bool:
     return path.startswith((_PREDICATES, _PRIORITIES))
 
 
-def _filter(reader: wire.Reader[Any], chain: Chain, body: bytes, snapshot: Snapshot, now: float) -> Answer:
+def _filter(
+    reader: wire_format.Reader[Any], chain: Chain, body: bytes, snapshot: Snapshot, now: float
+) -> Answer:
     candidacy = reader.candidacy(body, snapshot.nodes)
     decision = chain.filter(candidacy.pod, candidacy.names, snapshot, now)
-    return Answer(decision, lambda: wire.filter_response(candidacy, decision))
+    return Answer(decision, lambda: wire_format.filter_response(candidacy, decision))
 
 
 def _prioritize(
-    reader: wire.Reader[Any], chain: Chain, body: bytes, snapshot: Snapshot, now: float
+    reader: wire_format.Reader[Any], chain: Chain, body: bytes, snapshot: Snapshot, now: float
 ) -> Answer:
     candidacy = reader.candidacy(body, snapshot.nodes)
     decision = chain.prioritize(candidacy.pod, candidacy.names, snapshot, now)
-    return Answer(decision, lambda: [wire.prioritize_response(decision)])
+    return Answer(decision, lambda: [wire_format.prioritize_response(decision)])
 
 
-def _preempt(reader: wire.Reader[Any], chain: Chain, body: bytes, snapshot: Snapshot, now: float) -> Answer:
+def _preempt(
+    reader: wire_format.Reader[Any], chain: Chain, body: bytes, snapshot: Snapshot, now: float
+) -> Answer:
     preemption = reader.preemption(body)
     decision = chain.preempt(preemption.pod, preemption.uids(), snapshot, now)
-    return Answer(decision, lambda: [wire.preempt_response(preemption, decision)])
+    return Answer(decision, lambda: [wire_format.preempt_response(preemption, decision)])
 
 
-_Handle = Callable[[wire.Reader[Any], Chain, bytes, Snapshot, float], Answer]
+_Handle = Callable[[wire_format.Reader[Any], Chain, bytes, Snapshot, float], Answer]
 _VERBS: Final[Mapping[Verb, _Handle]] = {"filter": _filter, "prioritize": _prioritize, "preempt": _preempt}

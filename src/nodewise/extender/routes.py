@@ -12,17 +12,17 @@ import msgspec
 import numpy as np
 
 import nodewise
-from nodewise import cooperative
+from nodewise import cooperative_scheduling
 from nodewise.agent import Snapshot, StateExporter, Verdict
 from nodewise.binder import BindPlugin
 from nodewise.clock import Clock
 from nodewise.errors import Unavailable
-from nodewise.extender import ledger, wire
+from nodewise.extender import decision_endpoint, wire_format
 from nodewise.extender.binding import Bindings, Outcome
 from nodewise.extender.decision import Decision, DecisionRing, PodRef
 from nodewise.extender.recording import Recorder, Silent
+from nodewise.extender.recording_file import Exchange
 from nodewise.extender.request_handler import ALL_AGENTS, RequestHandler, is_named_path
-from nodewise.extender.tape import Exchange
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.application import Handler, Lane, Request, Response, Route
 
@@ -108,14 +108,16 @@ class Extender:
             raise
 
     async def _decisions(self, request: Request) -> Response:
-        return Response(200, await cooperative.run(ledger.page(self._ring, request.query)))
+        return Response(
+            200, await cooperative_scheduling.run(decision_endpoint.page(self._ring, request.query))
+        )
 
     def _state(self, agent: StateExporter[Any, Any]) -> Handler:
         async def answer(request: Request) -> Response:
             agent_state = self.moment()[0].agent_states.get(agent.name)
             if agent_state is None:
                 raise Unavailable(f"agent {agent.name} has seen no whole list yet", retry_after_s=1.0)
-            return Response(200, await cooperative.run(agent.export(agent_state, request.query)))
+            return Response(200, await cooperative_scheduling.run(agent.export(agent_state, request.query)))
 
         return answer
 
@@ -136,10 +138,10 @@ def _version(_: Request) -> Response:
 
 
 def _refused_bind(request: Request) -> Response:
-    binding = wire.binding(request.body)
+    binding = wire_format.binding(request.body)
     pod = f"{binding.pod_namespace}/{binding.pod_name}"
     error = f"nodewise does not bind {pod}: leave bindVerb of this entry empty"
-    return Response(200, wire.bind_response(error))
+    return Response(200, wire_format.bind_response(error))
 
 
 class NotBound(msgspec.Struct, frozen=True):
@@ -169,13 +171,13 @@ class BindRoutes:
         return [Route("POST", f"{path}/bind", self._bind, pinned_only=True) for path in paths]
 
     async def _bind(self, request: Request) -> Response:
-        binding = wire.binding(request.body)
+        binding = wire_format.binding(request.body)
         outcome = await self._bindings.bind(binding)
         self._extender.keep(self._decision(binding, outcome))
         is_refused = bool(outcome.error) and self._binder.bind_errors == "status"
-        return Response(404 if is_refused else 200, wire.bind_response(outcome.error))
+        return Response(404 if is_refused else 200, wire_format.bind_response(outcome.error))
 
-    def _decision(self, binding: wire.BindingArgs, outcome: Outcome) -> Decision:
+    def _decision(self, binding: wire_format.BindingArgs, outcome: Outcome) -> Decision:
         snapshot, at = self._extender.moment()
         pod = PodRef(binding.pod_namespace, binding.pod_name, binding.pod_uid)
         names = snapshot.nodes.named([binding.node])

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from nodewise import cooperative
+from nodewise import cooperative_scheduling
 from nodewise.agent import ClusterState, MetricRequest, NodeIndex, ObjectKey, Snapshot, StateBuilder
 from nodewise.clock import Clock
 from nodewise.extender.agent_states import AgentStates
@@ -209,7 +209,7 @@ class SnapshotCache:
         for name in self._agent_states.due(cluster_state):
             began = self._clock.monotonic()
             try:
-                problems = await cooperative.run(self._agent_states.build(name, cluster_state))
+                problems = await cooperative_scheduling.run(self._agent_states.build(name, cluster_state))
             except Exception as error:  # noqa: BLE001 - a defect of one agent must not delay the others' states
                 logs.emit("agent_failed", agent=name, exc_info=error)
             else:
@@ -227,7 +227,7 @@ class SnapshotCache:
             )
         )
         self._metrics.set("view_generation", self.snapshot.generation)
-        async for _ in cooperative.iterate(range(len(dropped))):
+        async for _ in cooperative_scheduling.iterate(range(len(dropped))):
             dropped.pop()  # to free 5,000 samples takes some tenths of a millisecond
 
     async def _take(self) -> tuple[ClusterState, frozenset[MetricRequest]]:

@@ -1,7 +1,8 @@
 """Third-party agents: agents that an installed package brings by an entry point.
 
 They run in nodewise's process and thread, like nodewise's own agents. What they return is validated here
-(`extender.validation`). An exception or an invalid result is counted, logged and raised as `AgentError`: the chain then
+(`extender.result_validation`). An exception or an invalid result is counted, logged and raised as
+`AgentError`: the chain then
 rejects the pods that the agent says concern it, and leaves the agent's scores out. A third-party agent has no
 controller, no `bind` and no `GET /state`, because these run with nodewise's rights on the API server.
 
@@ -34,8 +35,8 @@ from nodewise.agent import (
 )
 from nodewise.clock import Clock, SystemClock
 from nodewise.errors import BadInput, BadSettings, Problem
-from nodewise.extender import validation
-from nodewise.extender.validation import InvalidResult
+from nodewise.extender import result_validation
+from nodewise.extender.result_validation import InvalidResult
 from nodewise.metrics.source import MetricRequest
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -145,10 +146,10 @@ class ThirdPartyKind(AgentKind):
     """The kind of a third-party agent."""
 
     def __init__(self, kind: Any, origin: Origin) -> None:
-        """`kind` passed `validation.kind`."""
+        """`kind` passed `result_validation.kind`."""
         self.name = origin.agent
         self.origin = origin
-        self.summary: str = validation.text(kind.summary)
+        self.summary: str = result_validation.text(kind.summary)
         self.options: type[msgspec.Struct] = kind.options
         self.pod_fields: type[msgspec.Struct] = kind.pod_fields
         self.node_fields: type[msgspec.Struct] = kind.node_fields
@@ -159,19 +160,23 @@ class ThirdPartyKind(AgentKind):
 
     def watched(self, options: Any) -> Sequence[Watched]:
         with self.reporter.starting("watched"):
-            return validation.watched(self._kind.watched(options), self.name)
+            return result_validation.watched(self._kind.watched(options), self.name)
 
     def resources(self, options: Any) -> Mapping[str, bool]:
         with self.reporter.starting("resources"):
-            return validation.resources(self._kind.resources(options))
+            return result_validation.resources(self._kind.resources(options))
 
     def state(self, options: Any, sync_period_s: float) -> "ThirdPartyState":
         with self.reporter.starting("state"):
-            return ThirdPartyState(validation.state(self._kind.state(options, sync_period_s)), self.reporter)
+            return ThirdPartyState(
+                result_validation.state(self._kind.state(options, sync_period_s)), self.reporter
+            )
 
     def agent(self, options: Any) -> "ThirdPartyAgent":
         with self.reporter.starting("agent"):
-            return ThirdPartyAgent(validation.agent(self._kind.agent(options), self.name), self.reporter)
+            return ThirdPartyAgent(
+                result_validation.agent(self._kind.agent(options), self.name), self.reporter
+            )
 
     def concerns(self, options: Any, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:
         try:
@@ -204,7 +209,7 @@ class ThirdPartyAgent(FilterPlugin[Any, Any], ScorePlugin[Any, Any]):
         """The agent's key. Where it fails the pod's key is equal to no other."""
         try:
             with self._reporter.reporting("equivalence_key"):
-                return validation.hashable(self._agent.equivalence_key(pod))
+                return result_validation.hashable(self._agent.equivalence_key(pod))
         except AgentError:
             return object()
 
@@ -224,12 +229,12 @@ class ThirdPartyAgent(FilterPlugin[Any, Any], ScorePlugin[Any, Any]):
     def _verdict(
         self, function: Callable[..., Any], pod: Any, candidates: Names, snapshot: Snapshot
     ) -> Verdict | None:
-        return self._call("filter", function, validation.verdict, pod, candidates, snapshot)
+        return self._call("filter", function, result_validation.verdict, pod, candidates, snapshot)
 
     def _scores(
         self, function: Callable[..., Any], pod: Any, candidates: Names, snapshot: Snapshot
     ) -> Scores | None:
-        return self._call("score", function, validation.scores, pod, candidates, snapshot)
+        return self._call("score", function, result_validation.scores, pod, candidates, snapshot)
 
     def _call(
         self,
@@ -265,12 +270,12 @@ class ThirdPartyDetails:
 
     def text(self, candidate: int) -> str:
         """Empty where the agent fails."""
-        return self._read(lambda: validation.text(self._details.text(candidate)), "")
+        return self._read(lambda: result_validation.text(self._details.text(candidate)), "")
 
     def distances(self) -> NDArray[np.float64]:
         """All as far as possible where the agent fails."""
         return self._read(
-            lambda: validation.numbers(self._details.distances(), self._size, "distances"),
+            lambda: result_validation.numbers(self._details.distances(), self._size, "distances"),
             np.ones(self._size),
         )
 
@@ -278,7 +283,7 @@ class ThirdPartyDetails:
         """Empty where the agent fails, or has none."""
         if not hasattr(self._details, "numbers"):
             return {}
-        return self._read(lambda: validation.json_object(self._details.numbers(candidate)), {})
+        return self._read(lambda: result_validation.json_object(self._details.numbers(candidate)), {})
 
     def _read(self, read: Callable[[], T], default: T) -> T:
         try:
@@ -303,14 +308,14 @@ class ThirdPartyState(StateBuilder[Any]):
     def metric_requests(self, objects: Mapping[str, Any]) -> frozenset[MetricRequest]:
         """The metrics that the agent names; those of the call before where it fails."""
         with suppress(AgentError), self._reporter.reporting("metric_requests"):
-            self._metric_requests = validation.metric_requests(self._state.metric_requests(objects))
+            self._metric_requests = result_validation.metric_requests(self._state.metric_requests(objects))
         return self._metric_requests
 
     def problems(self, objects: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
         """Empty where the agent fails."""
         try:
             with self._reporter.reporting("problems"):
-                return validation.problems(self._state.problems(objects))
+                return result_validation.problems(self._state.problems(objects))
         except AgentError:
             return {}
 
@@ -341,7 +346,7 @@ class ThirdPartyState(StateBuilder[Any]):
     def keep(self, kept: bytes | None) -> bytes | None:
         try:
             with self._reporter.reporting("keep"):
-                return validation.memory(self._state.keep(kept))
+                return result_validation.memory(self._state.keep(kept))
         except AgentError:
             return None
 

@@ -8,8 +8,8 @@ import httpx2
 
 from nodewise.clock import Clock
 from nodewise.errors import BadSettings, Problem, Refused
+from nodewise.kube.exec_plugin import Plugin, Show
 from nodewise.kube.kubeconfig import Chosen
-from nodewise.kube.plugin import Plugin, Show
 
 REREAD_S: Final = 60.0
 """A kubelet renews a token at 80 % of its life of an hour; client-go reads every minute too."""

@@ -10,7 +10,7 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 
 from nodewise.errors import UNREADABLE
-from nodewise.kube import watching
+from nodewise.kube import list_watch
 from nodewise.kube.store import Key, Named, Store, Writer
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -58,9 +58,9 @@ class ObjectDecoder(Generic[T]):
         """Apply the server's response to a write of ours, before the watch delivers it (`Writer.apply_response`)."""
         raw = msgspec.Raw(data)
         item = self._kept(raw)
-        return None if item is None else self._writer.apply_response(item, watching.version_of(raw))
+        return None if item is None else self._writer.apply_response(item, list_watch.version_of(raw))
 
-    def apply(self, frame: watching.Frame) -> None:
+    def apply(self, frame: list_watch.Frame) -> None:
         """Apply an event of the watch."""
         if frame.kind == "bookmark":
             self._writer.reach(frame.version)
@@ -83,7 +83,7 @@ class ObjectDecoder(Generic[T]):
         try:
             return self._owned(self._decoder.decode(data))
         except UNREADABLE as error:
-            self._note(watching.key_of(data), str(error))
+            self._note(list_watch.key_of(data), str(error))
             return None
 
     def _owned(self, item: T) -> T:

@@ -1,20 +1,20 @@
-"""Keeps a store in sync with the objects of one kind in the API server, by the pure steps of `watching`."""
+"""Keeps a store in sync with the objects of one kind in the API server, by the pure steps of `list_watch`."""
 
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from nodewise import cooperative
+from nodewise import cooperative_scheduling
 from nodewise.clock import Clock
 from nodewise.errors import NodewiseError, Problem, Unavailable
-from nodewise.kube import watching
+from nodewise.kube import list_watch
 from nodewise.kube.api import Api, Expired
 from nodewise.kube.decoder import ObjectDecoder
+from nodewise.kube.list_watch import Checking, Listing, State, Watching
 from nodewise.kube.rate_limit import Backoff
 from nodewise.kube.resources import Resource
 from nodewise.kube.store import Named, Store
-from nodewise.kube.watching import Checking, Listing, State, Watching
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 
@@ -68,7 +68,7 @@ class Reflector(Generic[T]):
         self._path = target.resource.path(target.namespace)
         self._decoder = ObjectDecoder(self._kind, target.type, meters, target.keep)
         self._state: State = Listing()
-        self._limit = watching.FIRST_LIMIT
+        self._limit = list_watch.FIRST_LIMIT
         self._failures = 0
         self._failed_by: type[NodewiseError] | None = None
         self._failed_at_s = float("-inf")
@@ -76,7 +76,7 @@ class Reflector(Generic[T]):
         self._trouble = ""
         self._synced = asyncio.Event()
         self._wants_relist = False
-        self._pace = cooperative.Pacer()
+        self._pace = cooperative_scheduling.Pacer()
 
     @property
     def store(self) -> Store[T]:
@@ -113,7 +113,7 @@ class Reflector(Generic[T]):
             try:
                 await self._advance(self._state)
             except NodewiseError as error:
-                self._state = watching.failed(self._state, error)
+                self._state = list_watch.failed(self._state, error)
                 await self._wait(error)
 
     async def _advance(self, state: State) -> None:
@@ -121,7 +121,7 @@ class Reflector(Generic[T]):
         if self._wants_relist:
             self._wants_relist = False
             state = self._state = Listing(reason="doubt")
-        asked = watching.request(state, self._limit, self._random)
+        asked = list_watch.request(state, self._limit, self._random)
         if isinstance(state, Listing):
             await self._list(state, {**self._target.selectors, **asked})
         elif isinstance(state, Checking):
@@ -132,20 +132,20 @@ class Reflector(Generic[T]):
     async def _check(self, state: Checking, params: Mapping[str, str]) -> None:
         body = await self._api.get(self._path, params)
         self._record_response()
-        self._state = watching.checked(state, body)
+        self._state = list_watch.checked(state, body)
 
     async def _list(self, state: Listing, params: Mapping[str, str]) -> None:
         body = await self._api.get(self._path, params, timeout_s=PAGE_S)
         self._record_response()
         # to find a page's objects and to decode them are half a millisecond each; together it would be too long
         await asyncio.sleep(0)
-        after, page = watching.page(state, body)
-        self._limit = watching.next_limit(self._limit, len(page.items), len(body))
+        after, page = list_watch.page(state, body)
+        self._limit = list_watch.next_limit(self._limit, len(page.items), len(body))
         if page.is_first:
             self._meters.count("kube_lists_total", kind=self._kind, reason=state.reason)
             self._decoder.restart()
         await asyncio.sleep(0)
-        async for item in cooperative.iterate(page.items):
+        async for item in cooperative_scheduling.iterate(page.items):
             self._decoder.add(item)
         self._state = after
         if isinstance(after, Watching):
@@ -169,7 +169,7 @@ class Reflector(Generic[T]):
 
     def _step(self, line: bytes) -> None:
         if isinstance(self._state, Watching):
-            self._state, frame = watching.line(self._state, line)
+            self._state, frame = list_watch.line(self._state, line)
             self._decoder.apply(frame)
 
     def _record_response(self) -> None:

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import msgspec
 
-from nodewise import cooperative
+from nodewise import cooperative_scheduling
 from nodewise.clock import Clock
+from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.series import Series, newer
-from nodewise.metrics.snapshot import MetricsSnapshot
 from nodewise.metrics.source import MetricRequest, Source, merge_requests
 from nodewise.metrics.source_selection import Failure, Limits, SourceSelector
 from nodewise.observe import logs
@@ -113,7 +113,7 @@ class Refresher:
         outcome = await self._selector.ask(request)
         before = self.snapshot.series.get(request.key)
         if isinstance(outcome, Series):
-            outcome = await cooperative.run(newer(before, outcome))
+            outcome = await cooperative_scheduling.run(newer(before, outcome))
         if request not in self._requests:
             return
         if isinstance(outcome, Series):

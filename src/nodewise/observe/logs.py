@@ -4,9 +4,9 @@ import logging
 import sys
 from typing import Any, Final, Literal, NamedTuple
 
-from nodewise.observe.events import EVENTS
+from nodewise.observe.log_events import EVENTS
 from nodewise.observe.plain import structlog
-from nodewise.visible import visible
+from nodewise.terminal_escaping import visible
 
 Format = Literal["text", "json"]
 _LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}

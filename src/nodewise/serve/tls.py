@@ -19,10 +19,10 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from nodewise.clock import Clock, SystemClock
 from nodewise.errors import BadSettings, Problem
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.serve import pem
-from nodewise.serve.certificates import Kept
+from nodewise.serve import pem_files
+from nodewise.serve.certificate_reloader import Kept
 from nodewise.serve.options import ServeOptions
-from nodewise.serve.pem import Bundle, Pair
+from nodewise.serve.pem_files import Bundle, Pair
 from nodewise.serve.tls_handshake import PROTOCOL, ServerContext
 
 _CIPHERS: Final = "ECDHE-ECDSA-AES256-GCM-SHA384:ECDHE-RSA-AES256-GCM-SHA384"  # of TLS 1.2; 1.3 has its own
@@ -51,8 +51,8 @@ def _context(pair: Pair, bundle: Bundle | None) -> ServerContext:
         context.verify_mode = ssl.CERT_REQUIRED
         # A certificate in the bundle is trusted as it is, so that a bundle of intermediates works as in Go.
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-        pem.trust(context, bundle.authorities)
-    pem.load(context, pair.certificate, pair.key)
+        pem_files.trust(context, bundle.authorities)
+    pem_files.load(context, pair.certificate, pair.key)
     context.bundle = bundle
     return context
 
@@ -129,13 +129,17 @@ class Tls:
         now_s = clock.now()
         problems: list[Problem] = []
         try:
-            self._pair = Kept("serving", {"cert": options.cert, "key": options.key}, pem.pair, meters, now_s)
+            self._pair = Kept(
+                "serving", {"cert": options.cert, "key": options.key}, pem_files.pair, meters, now_s
+            )
         except BadSettings as error:
             problems.extend(error.problems)
         self._bundle: Kept[Bundle] | None = None
         try:
             if verify_clients:
-                self._bundle = Kept("client_ca", {"client_ca": options.client_ca}, pem.bundle, meters, now_s)
+                self._bundle = Kept(
+                    "client_ca", {"client_ca": options.client_ca}, pem_files.bundle, meters, now_s
+                )
         except BadSettings as error:
             problems.extend(error.problems)
         if problems:

@@ -9,17 +9,17 @@ from typing import Any, NamedTuple
 import httpx2
 import msgspec
 
-from nodewise import cooperative
+from nodewise import cooperative_scheduling
 from nodewise.agent import AgentKind, ClusterState, NodeIndex, ObjectKey, Snapshot, StateBuilder, Watched
 from nodewise.clock import Clock
 from nodewise.errors import BadSettings, Problem
 from nodewise.extender.agent_states import AgentStates
 from nodewise.extender.request_handler import RequestHandler
-from nodewise.extender.weights import ChainOptions
-from nodewise.kube.fields import merge
+from nodewise.extender.score_weights import ChainOptions
+from nodewise.kube.field_merge import merge
 from nodewise.kube.resources import PODS
 from nodewise.kube.store import Change, ChangeLog
-from nodewise.metrics.snapshot import MetricsSnapshot
+from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.state import NODES
 
 URL = "http://127.0.0.1:9001"
@@ -84,7 +84,7 @@ class InProcess(httpx2.BaseTransport):
             changes=self._log.take(),
         )
         for name in self._slots.due(cluster_state):
-            cooperative.run_at_once(self._slots.build(name, cluster_state))
+            cooperative_scheduling.run_at_once(self._slots.build(name, cluster_state))
         self._generation += 1
         self.snapshot = Snapshot(self._index, self._slots.newest(), cluster_state.now, self._generation)
 

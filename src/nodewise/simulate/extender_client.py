@@ -12,11 +12,11 @@ import httpx2
 
 from nodewise.clock import SystemClock
 from nodewise.errors import BadInput, BadSettings, Problem, Unavailable
-from nodewise.simulate import extender_failure, extender_wire, objects
+from nodewise.simulate import extender_failure, extender_wire, scheduler_objects
 from nodewise.simulate.extender_entry import Entry, TlsConfig
 from nodewise.simulate.extender_wire import Filtered, HostScore, MetaPod, MetaVictims, Preempted, Victims
 from nodewise.simulate.node_info import NodeInfo
-from nodewise.simulate.objects import Pod
+from nodewise.simulate.scheduler_objects import Pod
 
 _SERVES: Final = 200
 _WATCH: Final = SystemClock()
@@ -112,7 +112,7 @@ class Extender:
             return [self._known(name, known) for name in answer.node_names]
         items = (answer.nodes.items if answer.nodes else None) or []
         try:
-            return [NodeInfo(objects.node(item)) for item in items]
+            return [NodeInfo(scheduler_objects.node(item)) for item in items]
         except BadInput as error:
             raise Unavailable(f"json: cannot unmarshal the answer: {error}") from error
 

@@ -8,8 +8,8 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from nodewise.simulate import resources
-from nodewise.simulate.objects import Node, Pod
 from nodewise.simulate.resources import Amounts
+from nodewise.simulate.scheduler_objects import Node, Pod
 
 _NOTHING: Final[Amounts] = MappingProxyType({})
 

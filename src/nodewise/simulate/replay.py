@@ -11,18 +11,18 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from nodewise import cooperative
+from nodewise import cooperative_scheduling
 from nodewise.agent import AgentKind, ClusterState, NodeIndex, ObjectKey, Snapshot
 from nodewise.errors import BadInput
-from nodewise.extender import tape
+from nodewise.extender import recording_file
 from nodewise.extender.agent_states import AgentStates
-from nodewise.extender.deltas import Rebuilding
+from nodewise.extender.recording_deltas import Rebuilding
+from nodewise.extender.recording_file import Exchange, Record
 from nodewise.extender.request_handler import RequestHandler
-from nodewise.extender.tape import Exchange, Record
-from nodewise.extender.weights import ChainOptions
-from nodewise.kube.fields import merge
-from nodewise.simulate import differences
-from nodewise.simulate.differences import KEPT, Difference, Outcome
+from nodewise.extender.score_weights import ChainOptions
+from nodewise.kube.field_merge import merge
+from nodewise.simulate import response_differences
+from nodewise.simulate.response_differences import KEPT, Difference, Outcome
 from nodewise.state import NODES
 
 _VIEWS: Final = 8
@@ -70,7 +70,7 @@ class Tally(msgspec.Struct):
     """Requests whose snapshot the recording does not have, or whose path no agent of ours serves."""
     failed: list[str] = []
     """Defects of agents, for which there was no slot or no snapshot, each once."""
-    lost: tape.Gap = tape.Gap()
+    lost: recording_file.Gap = recording_file.Gap()
     """What the recorder could not write as fast as it came."""
     end: str = "cut off"
     """`stopped` or `full` where the recorder wrote an end."""
@@ -130,18 +130,18 @@ class Player:
         match entry:
             case Exchange():
                 return self._exchange(entry, *record.blobs)
-            case tape.Recalled():
+            case recording_file.Recalled():
                 self._recall(entry.agent, *record.blobs)
-            case tape.Gap():
+            case recording_file.Gap():
                 lost = self.tally.lost
-                self.tally.lost = tape.Gap(
+                self.tally.lost = recording_file.Gap(
                     requests=lost.requests + entry.requests, worlds=lost.worlds + entry.worlds
                 )
-            case tape.End():
+            case recording_file.End():
                 self.tally.end = entry.why
             case _:
                 cluster_state = self._worlds.take(record)
-                if cluster_state is not None and isinstance(entry, tape.Moment):
+                if cluster_state is not None and isinstance(entry, recording_file.Moment):
                     self._see(cluster_state, entry.generation)
         return None
 
@@ -181,7 +181,7 @@ class Player:
         }
         for name in self._slots.due(cluster_state):
             try:
-                cooperative.run_at_once(self._slots.build(name, cluster_state))
+                cooperative_scheduling.run_at_once(self._slots.build(name, cluster_state))
             except Exception as error:  # noqa: BLE001 - as recorded: the agent has no state, the others have
                 self._note(error)
         return Snapshot(cluster_state.nodes, self._slots.newest(), cluster_state.now, generation)
@@ -197,8 +197,8 @@ class Player:
         if replayed == recorded:
             self.tally.same += 1
             return None
-        nodes = differences.changes(verb, recorded, replayed)
-        text = "" if nodes else differences.parting(recorded, replayed)
+        nodes = response_differences.changes(verb, recorded, replayed)
+        text = "" if nodes else response_differences.parting(recorded, replayed)
         difference = Difference(exchange.at, exchange.path, pod, exchange.generation, nodes, text)
         self.tally.different += 1
         self.tally.pods.setdefault(pod, PodChange()).add(difference)

@@ -2,13 +2,13 @@
 
 | module | content |
 |---|---|
-| `annotations.py` | the annotations of nodes that carry statistics, and the parsing of their texts |
-| `amounts.py` | quantities as whole milli-units or whole units |
-| `capacity.py` | the allocatable resources of nodes |
-| `requests.py` | the requests of pods, and which pods hold them |
-| `queries.py` | Prometheus queries and the settings of statistics |
-| `load.py` | the usage of all nodes, from annotations or from metrics |
-| `missing.py` | the treatment of nodes without statistics |
+| `load_annotations.py` | the annotations of nodes that carry statistics, and the parsing of their texts |
+| `integer_quantities.py` | quantities as whole milli-units or whole units |
+| `node_capacity.py` | the allocatable resources of nodes |
+| `pod_requests.py` | the requests of pods, and which pods hold them |
+| `load_queries.py` | Prometheus queries and the settings of statistics |
+| `node_load.py` | the usage of all nodes, from annotations or from metrics |
+| `missing_statistics.py` | the treatment of nodes without statistics |
 
 Arrays are by node number and one longer than the index; unknown values are NaN, never 0.
 """

@@ -12,8 +12,8 @@ from nodewise.cpu import pool_allocations
 from nodewise.cpu.pool_allocations import Allocations
 from nodewise.cpu.store import directory
 from tests import forks
-from tests.conformance.cmk import rows
-from tests.conformance.cmk.server import Server, serving
+from tests.conformance.cmk import table_rows
+from tests.conformance.cmk.minimal_api_server import Server, serving
 
 NODEWISE = Path(sys.executable).parent / "nodewise"
 BOOT = "one"
@@ -49,7 +49,7 @@ def write(files: Mapping[str, str | None], at: Path) -> Path:
     return at
 
 
-def lists(pools: rows.Pools) -> Allocations:
+def lists(pools: table_rows.Pools) -> Allocations:
     """A node with these CPU lists, and no task."""
     return pool_allocations.from_lists(
         {name: {at: text.split() for at, text in pool.items()} for name, pool in pools.items()}

@@ -8,8 +8,8 @@ import pytest
 
 import nodewise
 from tests import forks
-from tests.conformance.cmk import machines, rows
-from tests.conformance.cmk.rows import ArgumentsRow
+from tests.conformance.cmk import machines, table_rows
+from tests.conformance.cmk.table_rows import ArgumentsRow
 
 CMK = Path(sys.executable).parent / "cmk"
 
@@ -18,7 +18,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     return forks.run([CMK, *words])
 
 
-@pytest.mark.parametrize("row", rows.read("arguments", ArgumentsRow), ids=lambda row: row.id)
+@pytest.mark.parametrize("row", table_rows.read("arguments", ArgumentsRow), ids=lambda row: row.id)
 def test_command_lines(row: ArgumentsRow, tmp_path: Path) -> None:
     for told in row.runs:
         words = told.words

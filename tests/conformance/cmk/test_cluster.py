@@ -14,26 +14,26 @@ from typing import Any
 import pytest
 import yaml
 
-from nodewise.cpu import names, procfs
+from nodewise.cpu import cmk_names, procfs
 from nodewise.cpu.pool_allocations import IDENTITIES
 from tests import forks
-from tests.conformance.cmk import rows, server
-from tests.conformance.cmk.rows import ClusterRow
-from tests.conformance.cmk.server import Object, Refusal, Server
+from tests.conformance.cmk import minimal_api_server, table_rows
+from tests.conformance.cmk.minimal_api_server import Object, Refusal, Server
+from tests.conformance.cmk.table_rows import ClusterRow
 
 PROC = Path("/proc")
-ROWS = rows.read("cluster", ClusterRow)
+ROWS = table_rows.read("cluster", ClusterRow)
 SLOW_S = 120
 
 
 @pytest.fixture
 def cluster(row: ClusterRow) -> Iterator[Server]:
-    with server.serving(row.version) as serving:
+    with minimal_api_server.serving(row.version) as serving:
         for name in row.nodes:
             serving.node(name)
         for name in row.labelled:
             node = serving.node(name, **({"taints": row.taints} if row.taints else {}))
-            node["metadata"]["labels"] = {names.LABEL: "true"}
+            node["metadata"]["labels"] = {cmk_names.LABEL: "true"}
             node["status"] = {"capacity": dict(row.capacity), "allocatable": dict(row.capacity)}
         for name in row.cordoned:
             serving.node(name, unschedulable=True)
@@ -65,12 +65,12 @@ def scripted(row: ClusterRow) -> Callable[[Server], None]:
     """Nodes at work, but for pods whose phases the row tells."""
 
     def behave(serving: Server) -> None:
-        server.nodes_at_work(serving)
+        minimal_api_server.nodes_at_work(serving)
         for path, pod in serving.folder("pods").items():
             phases = row.pods.get(path.rpartition("/")[2])
             if phases:
                 phase = phases[min(serving.looks, len(phases)) - 1]
-                pod["status"] = server.running(pod) if phase == "Running" else {"phase": phase}
+                pod["status"] = minimal_api_server.running(pod) if phase == "Running" else {"phase": phase}
 
     return behave
 
@@ -147,7 +147,7 @@ def check_pods(row: ClusterRow, cluster: Server) -> None:
 def check_node(row: ClusterRow, cluster: Server) -> None:
     """What is left of the node when it was left."""
     node = cluster.objects[f"/api/v1/nodes/{(row.labelled or row.nodes)[0]}"]
-    assert names.LABEL not in node["metadata"].get("labels", {})
+    assert cmk_names.LABEL not in node["metadata"].get("labels", {})
     assert node["spec"].get("taints", []) == row.leaves_taints
     kept = row.capacity if row.keeps_capacity else {}
     for part in ("capacity", "allocatable"):

@@ -7,23 +7,23 @@ import pytest
 from nodewise.cpu import cpulist, pools, topology
 from nodewise.cpu.pools import PoolOptions, PoolPlan
 from nodewise.errors import BadInput
-from tests.conformance.cmk import machines, rows
-from tests.conformance.cmk.rows import LineRow, ListRow, MaskRow, PoolsRow
+from tests.conformance.cmk import machines, table_rows
+from tests.conformance.cmk.table_rows import LineRow, ListRow, MaskRow, PoolsRow
 
 
-@pytest.mark.parametrize("row", rows.read("lists", ListRow), ids=lambda row: row.id)
+@pytest.mark.parametrize("row", table_rows.read("lists", ListRow), ids=lambda row: row.id)
 def test_lists(row: ListRow) -> None:
     with pytest.raises(BadInput) as caught:
         cpulist.parse_list(row.text)
     assert [part for part in row.error if part not in str(caught.value)] == []
 
 
-@pytest.mark.parametrize("row", rows.read("masks", MaskRow), ids=lambda row: row.id)
+@pytest.mark.parametrize("row", table_rows.read("masks", MaskRow), ids=lambda row: row.id)
 def test_masks(row: MaskRow) -> None:
     assert cpulist.format_mask(row.cpus) == row.mask
 
 
-@pytest.mark.parametrize("row", rows.read("lines", LineRow), ids=lambda row: row.id)
+@pytest.mark.parametrize("row", table_rows.read("lines", LineRow), ids=lambda row: row.id)
 def test_command_lines(row: LineRow) -> None:
     isolated, problems = cpulist.parse_isolcpus(row.line, last=63)
     assert (isolated, bool(problems)) == (set(cpulist.parse_list(row.isolated)), row.warns)
@@ -53,7 +53,7 @@ def brief(plan: PoolPlan) -> Mapping[str, Mapping[int, str]]:
     }
 
 
-@pytest.mark.parametrize("row", rows.read("pools", PoolsRow), ids=lambda row: row.id)
+@pytest.mark.parametrize("row", table_rows.read("pools", PoolsRow), ids=lambda row: row.id)
 def test_pools(row: PoolsRow) -> None:
     if row.error:
         with pytest.raises(BadInput) as caught:
@@ -68,7 +68,7 @@ def test_pools(row: PoolsRow) -> None:
 
 
 def test_every_pool_has_every_socket() -> None:
-    row = next(row for row in rows.read("pools", PoolsRow) if row.number == 52)
+    row = next(row for row in table_rows.read("pools", PoolsRow) if row.number == 52)
     assert {pool: set(sockets) for pool, sockets in planned(row).pools.items()} == {
         "exclusive": {0, 1},
         "shared": {0, 1},

@@ -6,8 +6,8 @@ The numbers are those of the cases that were written down when CMK was observed.
 import re
 from pathlib import Path
 
-from tests.conformance.cmk import rows
-from tests.conformance.cmk.rows import (
+from tests.conformance.cmk import table_rows
+from tests.conformance.cmk.table_rows import (
     ArgumentsRow,
     ClaimRow,
     ClusterRow,
@@ -110,7 +110,7 @@ TABLES: dict[str, type[Row]] = {
 
 
 def tables() -> list[Row]:
-    return [row for table, kind in TABLES.items() for row in rows.read(table, kind)]
+    return [row for table, kind in TABLES.items() for row in table_rows.read(table, kind)]
 
 
 def section() -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from nodewise.cpu import names, procfs, sysfs
+from nodewise.cpu import cmk_names, procfs, sysfs
 from nodewise.cpu.cluster import api_versions, setup_objects
 from nodewise.cpu.cluster.setup_objects import SetupOptions
 from nodewise.cpu.node import machine, nfd_feature
@@ -19,8 +19,8 @@ from nodewise.cpu.store import configmap
 from nodewise.cpu.topology import CPUS
 from nodewise.cpu.webhook import certificates
 from tests.cluster import availability
-from tests.conformance.cmk import isolating
-from tests.conformance.cmk.isolating import Node
+from tests.conformance.cmk import isolate_process
+from tests.conformance.cmk.isolate_process import Node
 from tests.conformance.cmk.node_commands import (
     CONFIG_MAP,
     answered,
@@ -40,7 +40,7 @@ NEWEST = api_versions.TABLE[-1]
 def two(tmp_path: Path) -> Node:
     if not {0, 1} <= os.sched_getaffinity(0):
         availability.not_run("isolate takes CPUs 0 and 1")
-    return isolating.on_two_cpus(tmp_path)
+    return isolate_process.on_two_cpus(tmp_path)
 
 
 @pytest.mark.parametrize("is_whole", [False, True], ids=["as CMK writes tasks", "with its start"])
@@ -71,10 +71,10 @@ def test_b19_the_id_of_a_thread_holds_nothing(is_whole: bool, tmp_path: Path) ->
 def test_b37_isolate_asks_for_one_configmap_and_no_pod(two: Node, tmp_path: Path) -> None:
     with cluster("v1.36.3", tmp_path) as (server, leading):
         texts = configmap.format_texts(two.store.read().allocations)
-        about = {"name": "cmk-config-n1", "annotations": {names.OWNER: "", IDENTITIES: texts.identities}}
+        about = {"name": "cmk-config-n1", "annotations": {cmk_names.OWNER: "", IDENTITIES: texts.identities}}
         server.put(CONFIG_MAP, {"metadata": about, "data": {"config": texts.config}})
         words = [CMK, "isolate", "--direct", *leading, "--pool=exclusive", "true"]
-        done = isolating.run([str(word) for word in words])
+        done = isolate_process.run([str(word) for word in words])
         asked = [(one.verb, one.path) for one in server.requests]
         assert done.returncode == 0, done.stderr
     assert asked == [("PATCH", CONFIG_MAP)] * 2
@@ -121,8 +121,8 @@ def test_b49_a_certificate_is_valid_east_of_greenwich_too() -> None:
 
 @pytest.mark.parametrize(("word", "is_on"), [("true", True), ("True", True), ("false", False), ("", False)])
 def test_b67_a_label_that_says_false_means_false(word: str, is_on: bool) -> None:
-    assert machine.is_enabled({names.SST_BF: word}, names.SST_BF) == is_on
-    assert not machine.is_enabled({}, names.SST_BF)
+    assert machine.is_enabled({cmk_names.SST_BF: word}, cmk_names.SST_BF) == is_on
+    assert not machine.is_enabled({}, cmk_names.SST_BF)
 
 
 @pytest.mark.parametrize("option", ["--version", "--help", "-h"])
@@ -130,15 +130,15 @@ def test_b67_a_label_that_says_false_means_false(word: str, is_on: bool) -> None
 def test_b68_an_option_behind_the_command_is_the_command_s(
     option: str, between: tuple[str, ...], two: Node
 ) -> None:
-    done = isolating.run(two.words("--pool", "exclusive", sys.executable, *between, option))
-    python = isolating.run([sys.executable, option])
+    done = isolate_process.run(two.words("--pool", "exclusive", sys.executable, *between, option))
+    python = isolate_process.run([sys.executable, option])
     assert (done.returncode, done.stdout) == (python.returncode, python.stdout)
 
 
 @pytest.mark.parametrize("word", ["debug", "Debug", "DEBUG", "warning", "nonsense", ""])
 def test_b70_any_word_is_a_level_of_the_log(word: str, two: Node) -> None:
-    level = {names.LOG_LEVEL: word}
-    assert isolating.run(two.words("--pool=exclusive", "true"), level).returncode == 0
+    level = {cmk_names.LOG_LEVEL: word}
+    assert isolate_process.run(two.words("--pool=exclusive", "true"), level).returncode == 0
     done = run("describe", "--conf-dir", two.root, environment=level)
     assert done.returncode == 0
     assert ("variable_ignored" in done.stderr) == (word == "nonsense")

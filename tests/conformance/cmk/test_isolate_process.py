@@ -13,13 +13,13 @@ import pytest
 import yaml
 
 from nodewise.cpu import ended_tasks, pool_allocations
-from nodewise.cpu.names import LOCK_TIMEOUT
+from nodewise.cpu.cmk_names import LOCK_TIMEOUT
 from nodewise.cpu.node import garbage_collection
 from nodewise.cpu.store.file_transaction import TransactionalDirectory
 from tests.cluster import availability
-from tests.conformance.cmk import isolating, rows
-from tests.conformance.cmk.isolating import Node, clean, run, said, show, shown, started, texts, until
-from tests.conformance.cmk.rows import ClaimRow, StoryRow, WordsRow
+from tests.conformance.cmk import isolate_process, table_rows
+from tests.conformance.cmk.isolate_process import Node, clean, run, said, show, shown, started, texts, until
+from tests.conformance.cmk.table_rows import ClaimRow, StoryRow, WordsRow
 from tests.conformance.cmk.test_tasks import node as state_of_row
 
 FAILED = 125
@@ -40,7 +40,7 @@ print(child, flush=True)
 def two(tmp_path: Path) -> Node:
     if not {0, 1} <= os.sched_getaffinity(0):
         availability.not_run("isolate takes CPUs 0 and 1")
-    return isolating.on_two_cpus(tmp_path)
+    return isolate_process.on_two_cpus(tmp_path)
 
 
 def wait(number: int) -> None:
@@ -51,14 +51,14 @@ def swept(node: Node, known: ended_tasks.KnownProcesses | None = None) -> ended_
     return garbage_collection.collect_garbage(node.store, Path("/proc"), known, wait).known
 
 
-@pytest.mark.parametrize("row", rows.read("isolate", ClaimRow), ids=lambda row: row.id)
+@pytest.mark.parametrize("row", table_rows.read("isolate", ClaimRow), ids=lambda row: row.id)
 def test_lists_and_environment(row: ClaimRow, tmp_path: Path) -> None:
     """The machine of the rows has other CPUs than ours, so no affinity is set."""
-    node = isolating.made(tmp_path, state_of_row(row))
+    node = isolate_process.made(tmp_path, state_of_row(row))
     before = node.holders()
     unchanged = texts(node.root)
     socket = [] if row.socket is None else [f"--socket-id={row.socket}"]
-    tell = "--", sys.executable, "-c", f"{isolating.SHOW}\nos.system({f'cat {node.root}/tasks.json'!r})"
+    tell = "--", sys.executable, "-c", f"{isolate_process.SHOW}\nos.system({f'cat {node.root}/tasks.json'!r})"
     done = run(
         node.words(f"--pool={row.pool}", "--no-affinity", *socket, *tell), {"CMK_NUM_CORES": row.cores}
     )
@@ -82,12 +82,12 @@ def test_lists_and_environment(row: ClaimRow, tmp_path: Path) -> None:
     assert node.holders() == before
 
 
-@pytest.mark.parametrize("row", rows.read("words", WordsRow), ids=lambda row: row.id)
+@pytest.mark.parametrize("row", table_rows.read("words", WordsRow), ids=lambda row: row.id)
 def test_words(row: WordsRow, two: Node, tmp_path: Path) -> None:
     for name in ("sleep", "cmk.py", "cmd", "echo"):
         program = tmp_path / "bin" / name
         program.parent.mkdir(exist_ok=True)
-        program.write_text(f"#!{sys.executable}\n{isolating.SHOW.replace('sys.argv[1:]', 'sys.argv')}")
+        program.write_text(f"#!{sys.executable}\n{isolate_process.SHOW.replace('sys.argv[1:]', 'sys.argv')}")
         program.chmod(0o755)
     line = row.line.format(conf=two.root)
     done = run(two.words(*shlex.split(line)), {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"})
@@ -107,7 +107,7 @@ def both_win(two: Node) -> None:
     words = two.words("--pool=exclusive", *show())
     with started(words) as one, started(words) as other:
         cpus = [json.loads(said(process))["cpus"] for process in (one, other)]
-        assert [one.wait(isolating.PATIENCE_S), other.wait(isolating.PATIENCE_S)] == [0, 0]
+        assert [one.wait(isolate_process.PATIENCE_S), other.wait(isolate_process.PATIENCE_S)] == [0, 0]
     # whichever was over first may have left its CPU to the other
     assert all(cpu in ([0], [1]) for cpu in cpus)
     assert two.holders() == {}
@@ -167,7 +167,7 @@ def signals(two: Node) -> None:
         child = int(said(process))
         assert two.holders() == {"0": [process.pid]}
         process.terminate()
-        assert process.wait(isolating.PATIENCE_S) == 128 + signal.SIGTERM
+        assert process.wait(isolate_process.PATIENCE_S) == 128 + signal.SIGTERM
         assert not Path(f"/proc/{child}").exists()
     assert two.holders() == {}
 
@@ -216,7 +216,7 @@ def no_proc_fs(two: Node) -> None:
     with started(words, {"CMK_PROC_FS": outside}) as process:
         told = json.loads(said(process))
         assert told["environment"]["NODEWISE_CPU_TASK"].partition("-")[0] != str(told["parent"])
-        assert process.wait(isolating.PATIENCE_S) == 0
+        assert process.wait(isolate_process.PATIENCE_S) == 0
 
 
 STORIES: dict[str, Callable[[Node], None]] = {
@@ -239,7 +239,7 @@ STORIES: dict[str, Callable[[Node], None]] = {
     "row",
     [
         pytest.param(row, id=row.id, marks=[pytest.mark.root] * (row.story == "no_proc_fs"))
-        for row in rows.read("isolate_process", StoryRow)
+        for row in table_rows.read("isolate_process", StoryRow)
     ],
 )
 def test_stories(row: StoryRow, two: Node) -> None:

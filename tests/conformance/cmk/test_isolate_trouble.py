@@ -19,8 +19,18 @@ from nodewise.cpu import pool_allocations
 from nodewise.cpu.allocation_store import Intent
 from nodewise.cpu.pool_allocations import Task
 from tests.cluster import availability
-from tests.conformance.cmk import isolating
-from tests.conformance.cmk.isolating import PATIENCE_S, Node, clean, run, said, show, shown, started, until
+from tests.conformance.cmk import isolate_process
+from tests.conformance.cmk.isolate_process import (
+    PATIENCE_S,
+    Node,
+    clean,
+    run,
+    said,
+    show,
+    shown,
+    started,
+    until,
+)
 
 FAILED = 125
 COUNT = """
@@ -43,7 +53,7 @@ CPUSET = Path("/sys/fs/cgroup/cpuset")
 def two(tmp_path: Path) -> Node:
     if not {0, 1} <= os.sched_getaffinity(0):
         availability.not_run("isolate takes CPUs 0 and 1")
-    return isolating.on_two_cpus(tmp_path)
+    return isolate_process.on_two_cpus(tmp_path)
 
 
 def cpu(node: Node, *options: str) -> list[str]:
@@ -52,7 +62,7 @@ def cpu(node: Node, *options: str) -> list[str]:
 
 def test_a_list_that_names_a_cpu_that_is_offline_is_an_error(tmp_path: Path) -> None:
     last = max(map(int, re.findall(r"\d+", Path("/sys/devices/system/cpu/online").read_text())))
-    node = isolating.made(tmp_path, pool_allocations.from_lists({"exclusive": {0: (f"0,{last + 1}",)}}))
+    node = isolate_process.made(tmp_path, pool_allocations.from_lists({"exclusive": {0: (f"0,{last + 1}",)}}))
     done = run(cpu(node, *show()))
     assert done.returncode == FAILED
     assert f"0 of 1 CPU lists free, CPUs {last + 1} offline" in done.stderr

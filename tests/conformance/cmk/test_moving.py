@@ -14,10 +14,10 @@ from nodewise.cpu.store.configmap import ConfigMapTexts
 from nodewise.cpu.store.directory import DirectoryStore
 from nodewise.kube.resources import NODES
 from tests.cluster import availability
-from tests.conformance.cmk import machines, rows
+from tests.conformance.cmk import machines, table_rows
+from tests.conformance.cmk.minimal_api_server import Server
 from tests.conformance.cmk.node_commands import CONFIG_MAP, cluster, directory_of, run, write
-from tests.conformance.cmk.rows import MovedRow, Pools
-from tests.conformance.cmk.server import Server
+from tests.conformance.cmk.table_rows import MovedRow, Pools
 from tests.conformance.cmk.test_reconfigure import brief
 from tests.unit.cpu.reconfiguration import process_trees
 from tests.unit.cpu.reconfiguration.process_trees import Family
@@ -71,7 +71,7 @@ def filled(found: Allocations) -> Pools:
 
 
 @pytest.mark.parametrize("place", ["directory", "configmap"])
-@pytest.mark.parametrize("row", rows.read("moving", MovedRow), ids=lambda row: row.id)
+@pytest.mark.parametrize("row", table_rows.read("moving", MovedRow), ids=lambda row: row.id)
 @pytest.mark.root
 def test_processes_are_moved(row: MovedRow, place: str, tmp_path: Path) -> None:
     if not {0, 1} <= os.sched_getaffinity(0):

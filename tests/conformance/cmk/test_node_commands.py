@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nodewise.cpu import names, pool_allocations, procfs
+from nodewise.cpu import cmk_names, pool_allocations, procfs
 from nodewise.cpu.allocation_store import Intent
 from nodewise.cpu.cluster import api_versions
 from nodewise.cpu.pool_allocations import Allocations, Task
@@ -20,7 +20,8 @@ from nodewise.cpu.store.directory import DirectoryStore
 from nodewise.errors import BadInput
 from nodewise.kube.resources import NODES
 from tests.cluster import availability
-from tests.conformance.cmk import machines, rows
+from tests.conformance.cmk import machines, table_rows
+from tests.conformance.cmk.minimal_api_server import Refusal, Server
 from tests.conformance.cmk.node_commands import (
     BOOT,
     CONFIG_MAP,
@@ -33,17 +34,16 @@ from tests.conformance.cmk.node_commands import (
     run,
     write,
 )
-from tests.conformance.cmk.rows import (
+from tests.conformance.cmk.table_rows import (
     ContainerRow,
     DiscoverRow,
     InitRow,
     SweepRow,
     VersionRow,
 )
-from tests.conformance.cmk.server import Refusal, Server
 
 
-@pytest.mark.parametrize("row", rows.read("versions", VersionRow), ids=lambda row: row.text)
+@pytest.mark.parametrize("row", table_rows.read("versions", VersionRow), ids=lambda row: row.text)
 def test_versions(row: VersionRow) -> None:
     if row.error:
         with pytest.raises(BadInput) as caught:
@@ -55,7 +55,7 @@ def test_versions(row: VersionRow) -> None:
     assert not row.older or found > api_versions.parse(row.older)
 
 
-@pytest.mark.parametrize("row", rows.read("init", InitRow), ids=lambda row: row.id)
+@pytest.mark.parametrize("row", table_rows.read("init", InitRow), ids=lambda row: row.id)
 def test_a_node_that_has_pools(row: InitRow, tmp_path: Path) -> None:
     machine = write(machines.texts("T8"), tmp_path / "machine")
     options = ["--sysfs", machine, "--num-exclusive-cores", row.asked[0], "--num-shared-cores", row.asked[1]]
@@ -106,7 +106,9 @@ def _stored(server: Server) -> Allocations:
     )
 
 
-@pytest.mark.parametrize("row", rows.read("discover", DiscoverRow), ids=lambda row: f"{row.id}-{row.version}")
+@pytest.mark.parametrize(
+    "row", table_rows.read("discover", DiscoverRow), ids=lambda row: f"{row.id}-{row.version}"
+)
 def test_what_a_node_says_of_itself(row: DiscoverRow, tmp_path: Path) -> None:
     conf = directory_of(lists(row.pools), tmp_path / "conf")
     is_old = api_versions.parse(row.version) < (1, 7)
@@ -126,13 +128,13 @@ def test_what_a_node_says_of_itself(row: DiscoverRow, tmp_path: Path) -> None:
     written = json.loads(node["metadata"].get("annotations", {}).get(_TAINTS, "null"))
     assert (written if is_old else node["spec"].get("taints")) == row.tainted
     label = None if row.error else "true"
-    assert node["metadata"].get("labels", {}).get(names.LABEL) == label
+    assert node["metadata"].get("labels", {}).get(cmk_names.LABEL) == label
 
 
 _TAINTS = "scheduler.alpha.kubernetes.io/taints"
 
 
-@pytest.mark.parametrize("row", rows.read("reconcile", SweepRow), ids=lambda row: row.id)
+@pytest.mark.parametrize("row", table_rows.read("reconcile", SweepRow), ids=lambda row: row.id)
 def test_reconcile(row: SweepRow, tmp_path: Path) -> None:
     found = configmap.parse_texts(
         ConfigMapTexts(yaml.safe_dump({name: {0: at} for name, at in row.state.items()}))
@@ -170,7 +172,7 @@ def test_a_reconfiguration_whose_process_is_gone_is_taken_back(tmp_path: Path) -
     assert (stored.intent, stored.allocations) == (None, lists({"exclusive": {0: "0"}}))
 
 
-@pytest.mark.parametrize("row", rows.read("container", ContainerRow), ids=lambda row: row.id)
+@pytest.mark.parametrize("row", table_rows.read("container", ContainerRow), ids=lambda row: row.id)
 def test_a_container_says_where_the_hosts_processes_are(row: ContainerRow, tmp_path: Path) -> None:
     unshare = shutil.which("unshare") or availability.not_run(
         "there is no program unshare: install util-linux"

@@ -7,15 +7,15 @@ import pytest
 
 from nodewise.cpu.cluster import reports
 from nodewise.kube.resources import NODES
-from tests.conformance.cmk import machines, rows
+from tests.conformance.cmk import machines, table_rows
+from tests.conformance.cmk.minimal_api_server import Refusal, serving
 from tests.conformance.cmk.node_commands import answered, cluster, directory_of, lists, run, write
-from tests.conformance.cmk.rows import NameRow, PublishRow
-from tests.conformance.cmk.server import Refusal, serving
+from tests.conformance.cmk.table_rows import NameRow, PublishRow
 
 REPORT = "/apis/intel.com/v1/namespaces/default/cmk-nodereports/n1"
 
 
-@pytest.mark.parametrize("row", rows.read("names", NameRow), ids=lambda row: row.node)
+@pytest.mark.parametrize("row", table_rows.read("names", NameRow), ids=lambda row: row.node)
 def test_names_of_reports(row: NameRow, tmp_path: Path) -> None:
     """By the report that `--publish` makes."""
     write({"conf": None}, tmp_path)
@@ -30,7 +30,9 @@ def test_names_of_reports(row: NameRow, tmp_path: Path) -> None:
     assert made == ([row.name] if row.name else [])
 
 
-@pytest.mark.parametrize("row", rows.read("publish", PublishRow), ids=lambda row: f"{row.id}-{row.answers}")
+@pytest.mark.parametrize(
+    "row", table_rows.read("publish", PublishRow), ids=lambda row: f"{row.id}-{row.answers}"
+)
 def test_reports_are_published(row: PublishRow, tmp_path: Path) -> None:
     conf = directory_of(lists({"exclusive": {0: "0"}}), tmp_path / "conf")
     with cluster("v1.36.3", tmp_path) as (server, leading):

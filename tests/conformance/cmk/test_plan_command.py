@@ -13,8 +13,8 @@ import pytest
 from nodewise.cpu import cpulist
 from tests import forks
 from tests.conformance.cmk import machines as made_up
-from tests.conformance.cmk import rows
-from tests.conformance.cmk.rows import PoolsRow
+from tests.conformance.cmk import table_rows
+from tests.conformance.cmk.table_rows import PoolsRow
 from tests.unit.cpu import machines
 
 NODEWISE = Path(sys.executable).parent / "nodewise"
@@ -62,7 +62,7 @@ def test_real_machines(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "row",
-    [row for row in rows.read("pools", PoolsRow) if row.number in {41, 46, 57, 64, 66, 70, 79, 85, 87}],
+    [row for row in table_rows.read("pools", PoolsRow) if row.number in {41, 46, 57, 64, 66, 70, 79, 85, 87}],
     ids=lambda row: row.id,
 )
 def test_cases(row: PoolsRow, tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from nodewise.cpu.pool_allocations import Allocations
 from nodewise.cpu.pools import PoolOptions
 from nodewise.cpu.reconfiguration_plan import Reconfiguration
 from nodewise.errors import BadInput
-from tests.conformance.cmk import machines, rows
-from tests.conformance.cmk.rows import MoveRow, Pools
+from tests.conformance.cmk import machines, table_rows
+from tests.conformance.cmk.table_rows import MoveRow, Pools
 
 
 def node(told: Pools) -> Allocations:
@@ -45,7 +45,7 @@ def reconfigured(row: MoveRow) -> Reconfiguration:
     return reconfiguration_plan.plan(node(row.before), wanted.pools)
 
 
-@pytest.mark.parametrize("row", rows.read("reconfigure", MoveRow), ids=lambda row: row.id)
+@pytest.mark.parametrize("row", table_rows.read("reconfigure", MoveRow), ids=lambda row: row.id)
 def test_reconfigurations(row: MoveRow) -> None:
     if row.error:
         with pytest.raises(BadInput) as caught:

@@ -14,8 +14,8 @@ from nodewise.cpu.pools import PoolOptions
 from nodewise.cpu.store import configmap, directory
 from nodewise.cpu.store.configmap import ConfigMapTexts
 from nodewise.errors import BadInput, NodewiseError
-from tests.conformance.cmk import machines, rows
-from tests.conformance.cmk.rows import ClaimRow, Pools, SweepRow
+from tests.conformance.cmk import machines, table_rows
+from tests.conformance.cmk.table_rows import ClaimRow, Pools, SweepRow
 
 C1: Pools = {
     "exclusive": {0: "0,11 1,12 2,13", 1: "3,14"},
@@ -53,7 +53,7 @@ def holders(found: Allocations) -> Mapping[str, list[int]]:
     }
 
 
-@pytest.mark.parametrize("row", rows.read("isolate", ClaimRow), ids=lambda row: row.id)
+@pytest.mark.parametrize("row", table_rows.read("isolate", ClaimRow), ids=lambda row: row.id)
 def test_claims(row: ClaimRow) -> None:
     if row.error:
         with pytest.raises(NodewiseError) as caught:
@@ -77,7 +77,7 @@ def test_134_each_of_several_shared_lists_is_chosen() -> None:
     assert {claimed(row, draw).cpu_lists[0].text for draw in (0.0, 0.3, 0.7, 0.999)} == {"4,15", "5,16"}
 
 
-@pytest.mark.parametrize("row", rows.read("reconcile", SweepRow), ids=lambda row: row.id)
+@pytest.mark.parametrize("row", table_rows.read("reconcile", SweepRow), ids=lambda row: row.id)
 def test_sweeps(row: SweepRow) -> None:
     config = {name: {0: lists} for name, lists in row.state.items()}
     before = configmap.parse_texts(ConfigMapTexts(yaml.safe_dump(config)))

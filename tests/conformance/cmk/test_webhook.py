@@ -20,10 +20,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from tests import forks
-from tests.conformance.cmk import rows, webhooks
-from tests.conformance.cmk.rows import StoryRow, WebhookHttpRow, WebhookRow
-from tests.conformance.cmk.webhooks import CMK, NODEWISE, Object, Papers, Webhook
-from tests.unit.cpu.webhook.patching import applied
+from tests.conformance.cmk import table_rows, webhook_process
+from tests.conformance.cmk.table_rows import StoryRow, WebhookHttpRow, WebhookRow
+from tests.conformance.cmk.webhook_process import CMK, NODEWISE, Object, Papers, Webhook
+from tests.unit.cpu.webhook.json_patch import applied
 
 OLDER: Object = {
     "perPod": {
@@ -54,14 +54,14 @@ TOLERATED = {
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Webhook]:
-    with webhooks.serving(tmp_path_factory.mktemp("own"), "--insecure=True") as running:
+    with webhook_process.serving(tmp_path_factory.mktemp("own"), "--insecure=True") as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def older(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Webhook]:
     folder = tmp_path_factory.mktemp("older")
-    with webhooks.serving(folder, "--insecure=True", mutations=OLDER) as running:
+    with webhook_process.serving(folder, "--insecure=True", mutations=OLDER) as running:
         yield running
 
 
@@ -102,7 +102,7 @@ def by_name(entries: list[Object] | None, key: str, value: str) -> dict[str, Any
     return found
 
 
-@pytest.mark.parametrize("row", rows.read("webhook", WebhookRow), ids=lambda row: row.id)
+@pytest.mark.parametrize("row", table_rows.read("webhook", WebhookRow), ids=lambda row: row.id)
 def test_pods(row: WebhookRow, own: Webhook, older: Webhook) -> None:
     asked = {"own": own, "older": older}[row.mutations]
     pod = pod_of(row.pod)
@@ -138,13 +138,17 @@ def test_pods(row: WebhookRow, own: Webhook, older: Webhook) -> None:
 def content(row: WebhookHttpRow) -> bytes:
     if row.text is not None:
         return row.text.encode()
-    body = webhooks.review(webhooks.asking()) if row.body is None else {"apiVersion": webhooks.V1, **row.body}
+    body = (
+        webhook_process.review(webhook_process.asking())
+        if row.body is None
+        else {"apiVersion": webhook_process.V1, **row.body}
+    )
     text = json.dumps(body).encode()
     padding = max(0, row.pad - len(text) - len(b'"pad": "", '))
     return text.replace(b"{", b'{"pad": "%s", ' % (b"x" * padding), 1) if row.pad else text
 
 
-@pytest.mark.parametrize("row", rows.read("webhook_http", WebhookHttpRow), ids=lambda row: row.id)
+@pytest.mark.parametrize("row", table_rows.read("webhook_http", WebhookHttpRow), ids=lambda row: row.id)
 def test_requests(row: WebhookHttpRow, own: Webhook) -> None:
     sent = content(row)
     assert len(sent) == (row.pad or len(sent))
@@ -160,12 +164,12 @@ def test_requests(row: WebhookHttpRow, own: Webhook) -> None:
         assert response.get("status", {}).get("code") == (400 if row.error else None)
     else:
         assert answer.json()["error"]
-    assert own.operations(webhooks.asking())
+    assert own.operations(webhook_process.asking())
 
 
 @pytest.mark.parametrize("version", ["admission.k8s.io/v1", "admission.k8s.io/v1beta1"])
 def test_the_answer_is_of_the_version_that_asks(version: str, own: Webhook) -> None:
-    answer = own.post(webhooks.review(webhooks.asking(), version)).json()
+    answer = own.post(webhook_process.review(webhook_process.asking(), version)).json()
     assert answer["apiVersion"] == version
     assert answer["response"]["patchType"] == "JSONPatch"
 
@@ -173,7 +177,7 @@ def test_the_answer_is_of_the_version_that_asks(version: str, own: Webhook) -> N
 def test_what_is_not_new_is_left_alone(own: Webhook) -> None:
     """A registration that sends too much must not keep pods from going."""
     for operation in ("DELETE", "UPDATE", "CONNECT"):
-        body = webhooks.review(webhooks.asking())
+        body = webhook_process.review(webhook_process.asking())
         body["request"] |= {"operation": operation, "object": None}
         assert own.post(body).json()["response"] == {"uid": "u1", "allowed": True}
 
@@ -182,7 +186,7 @@ def test_clients_that_say_nothing_hold_nobody_up(own: Webhook) -> None:
     port = int(own.url.rpartition(":")[2])
     silent = [socket.create_connection(("127.0.0.1", port), 60) for _ in range(20)]
     try:
-        assert own.operations(webhooks.asking())
+        assert own.operations(webhook_process.asking())
     finally:
         for one in silent:
             one.close()
@@ -193,12 +197,14 @@ def test_both_versions_of_tls_are_served(version: ssl.TLSVersion, own: Webhook) 
     context = own.papers.context()
     context.minimum_version = context.maximum_version = version
     with own.client(context) as client:
-        assert client.post("/mutate", json=webhooks.review(webhooks.asking())).status_code == 200
+        assert (
+            client.post("/mutate", json=webhook_process.review(webhook_process.asking())).status_code == 200
+        )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_well(number: signal.Signals, tmp_path: Path) -> None:
-    with webhooks.serving(tmp_path, "--insecure=True") as running:
+    with webhook_process.serving(tmp_path, "--insecure=True") as running:
         os.kill(running.process.pid, number)
         assert running.process._child.wait(60) == 0
 
@@ -229,20 +235,20 @@ def certificate(folder: Path) -> None:
 
 
 def bad_mutations(folder: Path) -> None:
-    with webhooks.serving(folder, "--insecure=True") as running:
-        before = running.operations(webhooks.asking())
+    with webhook_process.serving(folder, "--insecure=True") as running:
+        before = running.operations(webhook_process.asking())
         for text in ("mutations: {perPod: [1]}", "mutations: {", "", "mutations: {perpod: {}}"):
             running.mutations.write_text(text)
-            assert running.operations(webhooks.asking()) == before
+            assert running.operations(webhook_process.asking()) == before
         assert running.says("warning", "cpu_mutations_failed", "mutations.perPod", "[1]", "a mapping")
         assert running.says("cpu_mutations_failed", "mutations.perpod", "unknown")
         assert "nodewise_cpu_mutations_failing 1.0" in httpx2.get(f"{running.health}/metrics").text
         running.mutations.unlink()
-        assert running.operations(webhooks.asking()) == before
+        assert running.operations(webhook_process.asking()) == before
         assert running.says("cpu_mutations_failed", "No such file")
         running.mutations.write_text("mutations: {perPod: {metadata: {labels: {a: b}}}}")
         assert {"op": "add", "path": "/metadata/labels", "value": {"a": "b"}} in running.operations(
-            webhooks.asking()
+            webhook_process.asking()
         )
         assert "nodewise_cpu_mutations_failing 0.0" in httpx2.get(f"{running.health}/metrics").text
     ended = started(folder, "--insecure=True", mutations={"perPod": [1]})
@@ -251,12 +257,12 @@ def bad_mutations(folder: Path) -> None:
 
 
 def edited_mutations(folder: Path) -> None:
-    with webhooks.serving(folder, "--insecure=True") as running:
-        assert running.operations(webhooks.asking())
-        edited = webhooks.own_mutations()
+    with webhook_process.serving(folder, "--insecure=True") as running:
+        assert running.operations(webhook_process.asking())
+        edited = webhook_process.own_mutations()
         edited["perContainer"] = {"env": [{"name": "EDITED", "value": "yes"}]}
         running.mutations.write_text(yaml.safe_dump({"mutations": edited}))
-        pod = applied(running.operations(webhooks.asking()), webhooks.asking())
+        pod = applied(running.operations(webhook_process.asking()), webhook_process.asking())
         env = [one["name"] for one in pod["spec"]["containers"][0]["env"]]
         assert env == ["EDITED", "CMK_NUM_CORES"]
 
@@ -264,12 +270,12 @@ def edited_mutations(folder: Path) -> None:
 def no_certificate(folder: Path) -> None:
     """Also where a word says no in another way than `False`."""
     for word in ("False", "no"):
-        with webhooks.serving(folder, f"--insecure={word}") as running:
+        with webhook_process.serving(folder, f"--insecure={word}") as running:
             for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
                 context = running.papers.context()
                 context.minimum_version = context.maximum_version = version
                 with running.client(context) as client, pytest.raises(httpx2.TransportError):
-                    client.post("/mutate", json=webhooks.review(webhooks.asking()))
+                    client.post("/mutate", json=webhook_process.review(webhook_process.asking()))
             assert running.says("info", "cpu_webhook_mutual", "cafile=")
     ended = started(folder, "--insecure=perhaps")
     assert ended.returncode == 2
@@ -277,19 +283,19 @@ def no_certificate(folder: Path) -> None:
 
 
 def client_certificate(folder: Path) -> None:
-    with webhooks.serving(folder, "--insecure=False") as running:
-        answer = running.post(webhooks.review(webhooks.asking()), shows=True)
+    with webhook_process.serving(folder, "--insecure=False") as running:
+        answer = running.post(webhook_process.review(webhook_process.asking()), shows=True)
         assert answer.status_code == 200
         assert answer.json()["response"]["allowed"]
         strangers = running.papers.servers.issue("stranger")
         context = running.papers.servers.client_context(strangers)
         with running.client(context) as client, pytest.raises(httpx2.TransportError):
-            client.post("/mutate", json=webhooks.review(webhooks.asking()))
+            client.post("/mutate", json=webhook_process.review(webhook_process.asking()))
 
 
 def any_client(folder: Path) -> None:
-    with webhooks.serving(folder, "--insecure=True") as running:
-        assert running.post(webhooks.review(webhooks.asking())).status_code == 200
+    with webhook_process.serving(folder, "--insecure=True") as running:
+        assert running.post(webhook_process.review(webhook_process.asking())).status_code == 200
         assert running.says("warning", "cpu_webhook_any_client")
         port = int(running.url.rpartition(":")[2])
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -313,8 +319,8 @@ def started(
 ) -> subprocess.CompletedProcess[str]:
     """A start that fails."""
     papers = Papers(folder)
-    given = webhooks.own_mutations() if mutations is None else mutations
-    file = webhooks.configure(folder, papers, given, without=without)
+    given = webhook_process.own_mutations() if mutations is None else mutations
+    file = webhook_process.configure(folder, papers, given, without=without)
     command = [CMK, "webhook", "--conf-file", file, "--health-port=0", *arguments]
     return forks.run(command)
 
@@ -333,6 +339,6 @@ STORIES: dict[str, Callable[[Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("row", rows.read("webhook_process", StoryRow), ids=lambda row: row.id)
+@pytest.mark.parametrize("row", table_rows.read("webhook_process", StoryRow), ids=lambda row: row.id)
 def test_stories(row: StoryRow, tmp_path: Path) -> None:
     STORIES[row.story](tmp_path)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.cmk import webhooks
-from tests.conformance.cmk.webhooks import Object, Webhook
+from tests.conformance.cmk import webhook_process
+from tests.conformance.cmk.webhook_process import Object, Webhook
 
 CORES = "cmk.intel.com/exclusive-cores"
 LONGEST = 3 * 2**20
@@ -17,7 +17,7 @@ SPOILS: list[Any] = [None, True, 0, -1, 1.5, "", "x", [], [[]], [None], {}, {"a"
 
 @pytest.fixture(scope="module")
 def webhook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Webhook]:
-    with webhooks.serving(tmp_path_factory.mktemp("hostile"), "--insecure=True") as running:
+    with webhook_process.serving(tmp_path_factory.mktemp("hostile"), "--insecure=True") as running:
         yield running
 
 
@@ -35,17 +35,17 @@ def spoilt(value: Any) -> Iterator[Any]:
 
 def whole() -> Object:
     """A review of a pod that has everything that is looked at."""
-    pod = webhooks.asking()
+    pod = webhook_process.asking()
     pod["metadata"]["annotations"] = {"cmk.intel.com/mutate": "true"}
     container = pod["spec"]["containers"][0]
     container |= {"env": [{"name": "A", "value": "b"}], "volumeMounts": [{"name": "v", "mountPath": "/v"}]}
     container["resources"]["limits"] = {CORES: "1"}
     pod["spec"] |= {"initContainers": [container], "volumes": [{"name": "v"}], "tolerations": [{"key": "a"}]}
-    return webhooks.review(pod)
+    return webhook_process.review(pod)
 
 
 def in_a_review(pod: str) -> bytes:
-    return json.dumps(webhooks.review({})).replace('"object": {}', f'"object": {pod}').encode()
+    return json.dumps(webhook_process.review({})).replace('"object": {}', f'"object": {pod}').encode()
 
 
 def in_a_container(text: str) -> bytes:
@@ -120,13 +120,13 @@ def test_each_thing_that_is_something_else(webhook: Webhook) -> None:
                 # of what does not go together with the mutations nobody can say who is wrong
                 assert answer.status_code == (500 if "mutations" in told["error"] else 400), body
                 assert told["problems"], body
-    assert webhook.operations(webhooks.asking())
+    assert webhook.operations(webhook_process.asking())
 
 
 @pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE)
 def test_bodies_that_mean_harm(webhook: Webhook, body: bytes) -> None:
     expect_answer(webhook, body)
-    assert webhook.operations(webhooks.asking())
+    assert webhook.operations(webhook_process.asking())
 
 
 def test_who_asks_meanwhile_is_answered(webhook: Webhook) -> None:
@@ -148,7 +148,7 @@ def test_who_asks_meanwhile_is_answered(webhook: Webhook) -> None:
         thread.start()
     try:
         for _ in range(30):
-            assert webhook.operations(webhooks.asking())
+            assert webhook.operations(webhook_process.asking())
     finally:
         ended.set()
         for thread in threads:

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.configure.hosts import Host
+from tests.conformance.configure.control_plane_hosts import Host
 
 
 @pytest.fixture

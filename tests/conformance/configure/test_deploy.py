@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import yaml
 
-from nodewise import cooperative
-from nodewise.agents.telemetry import labels
+from nodewise import cooperative_scheduling
+from nodewise.agents.telemetry import node_labels
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.policy import PolicyObject
 from nodewise.agents.telemetry.state import TelemetryStateBuilder
-from tests.conformance.configure.rows import row
-from tests.unit.agents.telemetry.worlds import (
+from tests.conformance.configure.case_numbers import row
+from tests.unit.agents.telemetry.snapshots import (
     cluster_state,
     metrics_snapshot,
     policy,
@@ -100,7 +100,7 @@ def test_the_definition_of_policies() -> None:
 
 @row(123, "nodes are known by the label `node`")
 def test_the_adapters_rule_for_metrics_of_nodes() -> None:
-    """A real adapter answers by it in tests/cluster/test_pipeline.py."""
+    """A real adapter answers by it in tests/cluster/test_metrics_pipeline.py."""
     values = yaml.safe_load((DEPLOY / "metrics" / "prometheus-adapter.yaml").read_text())
     [found] = values["rules"]["custom"]
     assert found["resources"] == {"overrides": {"node": {"resource": "node"}}}
@@ -161,11 +161,11 @@ LABELS: dict[str, tuple[list[tuple[str, str, int, list[str]]], dict[str, set[str
 def labelled(one: PolicyObject) -> dict[str, set[str]]:
     given = cluster_state([one], metrics_snapshot(*METRICS), NODES)
     builder = TelemetryStateBuilder(TelemetryOptions(trust_all_namespaces=True), 60.0)
-    agent_state = cooperative.run_at_once(builder.build(given))
-    columns = labels.united(column for decided in agent_state.values() for column in decided.labels)
+    agent_state = cooperative_scheduling.run_at_once(builder.build(given))
+    columns = node_labels.united(column for decided in agent_state.values() for column in decided.labels)
     return {
         node: {f"{key.rpartition('/')[2]}={value}" for key, value in found.items()}
-        for node, found in labels.desired(columns, given.nodes, {}).items()
+        for node, found in node_labels.desired(columns, given.nodes, {}).items()
     }
 
 

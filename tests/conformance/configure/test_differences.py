@@ -7,8 +7,14 @@ have gaps. A number without a test, and one that is tested and not among them, f
 import re
 from pathlib import Path
 
-from tests.conformance.configure import test_deploy, test_elsewhere, test_failures, test_runs, test_shapes
-from tests.conformance.configure.rows import EVERY
+from tests.conformance.configure import (
+    test_configure_runs,
+    test_deploy,
+    test_failures,
+    test_manifest_forms,
+    test_other_platforms,
+)
+from tests.conformance.configure.case_numbers import EVERY
 
 PAGE = Path(__file__).parents[3] / "docs" / "differences.md"
 HEADING = "\n## The configurator"
@@ -26,7 +32,7 @@ NUMBERS = {
     *range(113, 126),
 }
 NUMBER = r"\d+[ab]?"
-MODULES = (test_deploy, test_elsewhere, test_failures, test_runs, test_shapes)
+MODULES = (test_deploy, test_other_platforms, test_failures, test_configure_runs, test_manifest_forms)
 """Whose import makes the list."""
 
 

@@ -7,10 +7,10 @@ from functools import partial
 import pytest
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from tests.conformance.configure import obstacles, pods
-from tests.conformance.configure.hosts import AUTHORITY, CLIENT, PROGRAM, Host, Ran, issue
-from tests.conformance.configure.pods import changed
-from tests.conformance.configure.rows import row
+from tests.conformance.configure import fault_injection, scheduler_manifests
+from tests.conformance.configure.case_numbers import row
+from tests.conformance.configure.control_plane_hosts import AUTHORITY, CLIENT, PROGRAM, Host, Ran, issue
+from tests.conformance.configure.scheduler_manifests import changed
 
 
 def refused(host: Host, *flags: str, **other: str) -> str:
@@ -95,7 +95,7 @@ def closed(host):
 
 
 def as_nobody(host: Host, *flags: str, **other: str) -> Ran:
-    return host.words(*host.base(**other), *flags, before=obstacles.become_nobody)
+    return host.words(*host.base(**other), *flags, before=fault_injection.become_nobody)
 
 
 @row(85, "the reason is told: permission denied")
@@ -302,7 +302,9 @@ extenders:
 
 def with_own(host: Host, path: str) -> None:
     words = ["kube-scheduler", f"--config={path}"]
-    host.write(pods.text(changed(pods.pod(30), "spec.containers.0.command", words)))
+    host.write(
+        scheduler_manifests.text(changed(scheduler_manifests.pod(30), "spec.containers.0.command", words))
+    )
 
 
 @pytest.mark.parametrize("name", ["scheduler-config.yaml", "own.yaml"])
@@ -334,7 +336,7 @@ def test_the_disk_is_full(host, tmp_path):
     """Whatever cannot be written, all is as it was."""
     before = host.everything()
     for size in (100, 600, 1000, 1500):
-        ran = host.words(*host.base(), before=partial(obstacles.limit_files, size))
+        ran = host.words(*host.base(), before=partial(fault_injection.limit_files, size))
         assert ran.code == 1
         assert "nothing was changed: File too large" in ran.err
         assert host.everything() == before

@@ -16,21 +16,21 @@ from typing import Any
 import pytest
 import yaml
 
-from nodewise.configure import files, transaction
+from nodewise.configure import file_transaction, host_files
 from nodewise.configure.backups import Backup
-from nodewise.configure.files import Change
+from nodewise.configure.host_files import Change
 from nodewise.errors import BadInput, Conflict
-from tests.conformance.configure import obstacles, pods
-from tests.conformance.configure.hosts import AUTHORITY, Host
-from tests.conformance.configure.pods import changed
+from tests.conformance.configure import fault_injection, scheduler_manifests
+from tests.conformance.configure.control_plane_hosts import AUTHORITY, Host
+from tests.conformance.configure.scheduler_manifests import changed
 from tests.conformance.configure.test_failures import refused
 
-POD = pods.pod(30)
+POD = scheduler_manifests.pod(30)
 IMAGE = "spec.containers.0.image"
 
 
 def write(host: Host, value: Any) -> None:
-    host.write(pods.text(value))
+    host.write(scheduler_manifests.text(value))
 
 
 # files of other kinds
@@ -98,14 +98,14 @@ def test_owners_are_kept(host):
 @pytest.mark.parametrize("name", ["ca.crt", "ca.key", "scheduler-client.crt"])
 def test_no_file_of_the_cluster_is_taken_for_the_place_of_the_configuration(host, name):
     template = host.work / name
-    template.write_text(pods.TAS)
+    template.write_text(scheduler_manifests.TAS)
     assert f"{host.k}/pki/{name}: " in refused(host, f=str(template), d=str(host.k / "pki"))
 
 
 def test_a_kubeconfig_is_not_overwritten_by_a_template_of_its_name(host):
     (host.k / "scheduler.conf").write_text("apiVersion: v1\nkind: Config\nclusters: []\n")
     template = host.work / "scheduler.conf"
-    template.write_text(pods.TAS)
+    template.write_text(scheduler_manifests.TAS)
     assert "kind Config" in refused(host, f=str(template))
 
 
@@ -182,7 +182,7 @@ def prepared(tmp_path: Path) -> list[Change]:
 
 def test_what_somebody_writes_while_we_prepare_is_not_overwritten(tmp_path, monkeypatch):
     changes = prepared(tmp_path)
-    real = files.write_staged
+    real = host_files.write_staged
 
     def staged(path, *more):
         found = real(path, *more)
@@ -190,9 +190,9 @@ def test_what_somebody_writes_while_we_prepare_is_not_overwritten(tmp_path, monk
             Path(path).write_bytes(b"theirs")
         return found
 
-    monkeypatch.setattr(files, "write_staged", staged)
+    monkeypatch.setattr(host_files, "write_staged", staged)
     with pytest.raises(Conflict, match="changed by somebody else"):
-        transaction.commit(changes, Backup(str(tmp_path), "backup_x"))
+        file_transaction.commit(changes, Backup(str(tmp_path), "backup_x"))
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"manifest": b"theirs"}
 
 
@@ -203,9 +203,9 @@ def test_what_somebody_writes_after_us_is_left_when_we_give_up(tmp_path, monkeyp
         Path(changes[1].path).write_bytes(b"theirs")
         raise OSError(errno.EIO, os.strerror(errno.EIO), changes[0].path)
 
-    monkeypatch.setattr(transaction, "_verify", verify)
+    monkeypatch.setattr(file_transaction, "_verify", verify)
     with pytest.raises(Exception, match="Input/output error"):
-        transaction.commit(changes, Backup(str(tmp_path), "backup_x"))
+        file_transaction.commit(changes, Backup(str(tmp_path), "backup_x"))
     assert (tmp_path / "manifest").read_bytes() == b"theirs"
 
 
@@ -243,7 +243,7 @@ def test_control_c_at_any_moment(tmp_path):
         number += 3
         host = Host(tmp_path / str(number))
         before = host.everything()
-        done = host.words(*host.base(), before=partial(obstacles.end_at, number, signal.SIGINT))
+        done = host.words(*host.base(), before=partial(fault_injection.end_at, number, signal.SIGINT))
         codes.add(done.code)
         if done.code == 0:
             break
@@ -414,8 +414,8 @@ def test_what_the_user_added_stays_when_we_go(host):
     ],
 )
 def test_odd_texts_are_edited_or_refused_and_never_broken(host, old, new):
-    text = pods.text(POD).replace(old, new)
-    assert text != pods.text(POD)
+    text = scheduler_manifests.text(POD).replace(old, new)
+    assert text != scheduler_manifests.text(POD)
     host.write(text)
     before = host.everything()
     ran = host.run()
@@ -433,4 +433,4 @@ def test_content_has_a_limit(tmp_path):
     with path.open("wb") as file:
         file.truncate(2**34)
     with pytest.raises(BadInput, match="at most"):
-        files.read_file(str(path))
+        host_files.read_file(str(path))

@@ -6,7 +6,7 @@ The numbers are those of the cases that were written down when the older system 
 import re
 from pathlib import Path
 
-from tests.conformance.gas import rows
+from tests.conformance.gas import table_rows
 
 PAGE = Path(__file__).parents[3] / "docs" / "differences.md"
 NUMBERS = {
@@ -31,9 +31,9 @@ FAULTS = {*range(1, 56)}
 
 def rows_of_tables() -> list[tuple[int, str]]:
     """The number of every row and how it departs."""
-    told = [(row.number, row.differs) for table in rows.STORIES for row in rows.stories(table)]
-    asked = [(case.row.number, case.row.differs) for case in rows.placing()]
-    return asked + told + [(row.number, row.differs) for row in (*rows.parts(), *rows.http())]
+    told = [(row.number, row.differs) for table in table_rows.STORIES for row in table_rows.stories(table)]
+    asked = [(case.row.number, case.row.differs) for case in table_rows.placing()]
+    return asked + told + [(row.number, row.differs) for row in (*table_rows.parts(), *table_rows.http())]
 
 
 def section() -> str:

@@ -2,12 +2,12 @@
 
 import pytest
 
-from tests.conformance.gas import notation
+from tests.conformance.gas import table_notation
 
 
 def test_labels_of_a_node():
     text = "gn=0.1 gn2=Z.2 cards= D:gas-disable-card0 D(a):gas-prefer-gpu=card1 foo.bar/x=y; i915=2"
-    labels = notation.node("n", text)["metadata"]["labels"]
+    labels = table_notation.node("n", text)["metadata"]["labels"]
     assert labels == {
         "kubernetes.io/hostname": "n",
         "gpu.intel.com/gpu-numbers": "0.1",
@@ -21,7 +21,7 @@ def test_labels_of_a_node():
 
 def test_a_label_that_there_is_not():
     with pytest.raises(KeyError):
-        notation.node("n", "gm=0.1; i915=2")
+        table_notation.node("n", "gm=0.1; i915=2")
 
 
 @pytest.mark.parametrize(
@@ -33,14 +33,14 @@ def test_a_label_that_there_is_not():
     ],
 )
 def test_resources_of_a_node(text, allocatable, capacity):
-    status = notation.node("n", text)["status"]
+    status = table_notation.node("n", text)["status"]
     for field, wanted in (("allocatable", allocatable), ("capacity", capacity)):
         found = {name: amount for name, amount in status[field].items() if "/" in name}
         assert found == {f"gpu.intel.com/{name}": amount for name, amount in wanted.items()}
 
 
 def test_containers_of_a_pod():
-    spec = notation.pod("p", "init:setup[i915=1] [mon=1][] side[mc=5]", {}, "xe")["spec"]
+    spec = table_notation.pod("p", "init:setup[i915=1] [mon=1][] side[mc=5]", {}, "xe")["spec"]
     assert [(one["name"], one["resources"]["requests"]) for one in spec["containers"]] == [
         ("c0", {"gpu.intel.com/xe_monitoring": "1"}),
         ("c1", {}),
@@ -53,11 +53,11 @@ def test_containers_of_a_pod():
 @pytest.mark.parametrize("text", ["", "[i915=1", "[i915=1] x"])
 def test_what_is_no_pod(text):
     with pytest.raises(ValueError, match="is no container"):
-        notation.pod("p", text, {})
+        table_notation.pod("p", text, {})
 
 
 def test_a_pod_that_is_there_already():
-    told = notation.running("n1 c=card0|card1 t=|card1:gt0; [i915=1][i915=1]")
+    told = table_notation.running("n1 c=card0|card1 t=|card1:gt0; [i915=1][i915=1]")
     assert told.node == "n1"
     assert told.annotations == {"gas-container-cards": "card0|card1", "gas-container-tiles": "|card1:gt0"}
     assert told.containers == "[i915=1][i915=1]"

@@ -2,15 +2,15 @@
 
 import pytest
 
-from tests.conformance.gas import parts, rows
-from tests.conformance.gas.rows import PartRow
+from tests.conformance.gas import component_calls, table_rows
+from tests.conformance.gas.table_rows import PartRow
 
 
-@pytest.mark.parametrize("row", rows.parts(), ids=str)
+@pytest.mark.parametrize("row", table_rows.parts(), ids=str)
 def test_parts(row: PartRow) -> None:
     if row.refuses:
         with pytest.raises((ValueError, OverflowError)) as caught:
-            parts.asked(row)
+            component_calls.asked(row)
         assert row.refuses in str(caught.value)
     else:
-        assert parts.asked(row) == row.gives
+        assert component_calls.asked(row) == row.gives

@@ -12,10 +12,10 @@ import pytest
 
 from tests import forks
 from tests.cluster.api import Object, path_of
-from tests.cluster.sandboxes import wait
-from tests.conformance.gas import notation
-from tests.conformance.gas import stage as stages
-from tests.conformance.gas.stage import PATIENCE_S, Stage
+from tests.cluster.test_namespaces import wait
+from tests.conformance.gas import story_environment as stages
+from tests.conformance.gas import table_notation
+from tests.conformance.gas.story_environment import PATIENCE_S, Stage
 
 TYPICAL = "pods,cpu,gpu.intel.com/i915,gpu.intel.com/millicores\n10,4,1,500\n"
 NODES = ["n1", "n2", "n3"]
@@ -84,9 +84,9 @@ def test_one_node_alone_is_the_best(stage: Stage) -> None:
 
 @pytest.mark.parametrize("node", NODES)
 def test_decide_goes_by_the_cpu_of_files(tmp_path: Path, flags: list[str], node: str) -> None:
-    asked, plain = notation.pod("asked", ASKED, {}), notation.pod("plain", "[cpu=6]", {})
+    asked, plain = table_notation.pod("asked", ASKED, {}), table_notation.pod("plain", "[cpu=6]", {})
     plain["spec"]["nodeName"] = node
-    listed = [*(notation.node(name, NODE) for name in NODES), asked, plain]
+    listed = [*(table_notation.node(name, NODE) for name in NODES), asked, plain]
     file = tmp_path / "world.json"
     file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": listed}))
     done = forks.run([forks.NODEWISE, "decide", file, *flags, "-o", "json"], check=True)

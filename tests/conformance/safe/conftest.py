@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.conformance.safe.stage import Stage
+from tests.conformance.safe.test_processes import Stage
 
 
 @pytest.fixture(scope="session")

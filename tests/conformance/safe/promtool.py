@@ -9,8 +9,8 @@ from typing import Final
 
 import yaml
 
-from nodewise.statistics import queries
-from nodewise.statistics.queries import WindowOptions
+from nodewise.statistics import load_queries
+from nodewise.statistics.load_queries import WindowOptions
 from tests.cluster import availability, packages
 from tests.cluster.toolchain import MissingError
 
@@ -21,7 +21,7 @@ _NOBODYS: Final = -1.0
 def deviation(given: Mapping[str, float]) -> float:
     """Of the cores in use, as we ask for it, where one CPU is idle for that share of each second."""
     window_s = 300
-    asked = queries.metric_requests(WindowOptions(statistics_window_s=window_s)).cpu_deviation.query
+    asked = load_queries.metric_requests(WindowOptions(statistics_window_s=window_s)).cpu_deviation.query
     scrape_s = int(given["scrape_s"])
     scrapes = 4 * window_s // scrape_s
     counter = {

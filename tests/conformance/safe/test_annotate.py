@@ -7,17 +7,17 @@ import pytest
 
 from tests import forks
 from tests.cluster.api import Api, Object
-from tests.cluster.served import NODEWISE
-from tests.conformance.gas import stage as gas
-from tests.conformance.safe import parts, rows
-from tests.conformance.safe.rows import PartRow
+from tests.cluster.extender_process import NODEWISE
+from tests.conformance.gas import story_environment as gas
+from tests.conformance.safe import component_calls, table_rows
+from tests.conformance.safe.table_rows import PartRow
 
 NODES = "/api/v1/nodes"
 ANNOTATED_AT = "nodewise.io/annotated-at"
 MEMORY_ROW = {"node": {"memory": "8Gi"}, "pods": [{"requests": [{"memory": "1.5Gi"}]}]}
 CASES = {
     f"n{at}-{row.number}": row
-    for at, row in enumerate(rows.read("annotator", PartRow))
+    for at, row in enumerate(table_rows.read("annotator", PartRow))
     if row.part in {"allocation", "memory"}
 }
 
@@ -28,11 +28,11 @@ def given(row: PartRow) -> Mapping[str, Any]:
 
 
 def lay(api: Api, name: str, row: PartRow) -> None:
-    node = parts.node(given(row))
+    node = component_calls.node(given(row))
     node["metadata"] = {"name": name}
     api.create({"apiVersion": "v1", "kind": "Node", **node})
     for number, one in enumerate(given(row)["pods"]):
-        pod = parts.pod(number, one)
+        pod = component_calls.pod(number, one)
         pod["metadata"] = {"name": f"{name}-{number}", "namespace": "default"}
         pod["spec"]["nodeName"] = name if pod["spec"]["nodeName"] else ""
         api.create({"apiVersion": "v1", "kind": "Pod", **pod})

@@ -7,8 +7,8 @@ to 139, three more coefficients of variation, only results were written down, an
 import re
 from pathlib import Path
 
-from tests.conformance.safe import rows
-from tests.conformance.safe.rows import PARTS, CongestionRow, KeptRow, NodeRow, PartRow, RiskRow, Row
+from tests.conformance.safe import table_rows
+from tests.conformance.safe.table_rows import PARTS, CongestionRow, KeptRow, NodeRow, PartRow, RiskRow, Row
 
 PAGE = Path(__file__).parents[3] / "docs" / "differences.md"
 HEADING = "\n## kube-safe-scheduler"
@@ -39,17 +39,17 @@ FAULTS = {"H": 7, "S": 14, "B": 5, "C": 2, "P": 15, "K": 10, "A": 10, "D": 4}
 
 
 def tables() -> list[Row]:
-    told: list[Row] = [ask for story in rows.stories() for ask in story.asks]
-    parts = [row for table in PARTS for row in rows.read(table, PartRow)]
-    risks, nodes = rows.read("risk", RiskRow), rows.read("endtoend", NodeRow)
+    told: list[Row] = [ask for story in table_rows.stories() for ask in story.asks]
+    parts = [row for table in PARTS for row in table_rows.read(table, PartRow)]
+    risks, nodes = table_rows.read("risk", RiskRow), table_rows.read("endtoend", NodeRow)
     return [
         *told,
         *parts,
         *risks,
         *nodes,
-        *rows.read("congestion", CongestionRow),
-        *rows.read("kept", KeptRow),
-        *rows.http(),
+        *table_rows.read("congestion", CongestionRow),
+        *table_rows.read("kept", KeptRow),
+        *table_rows.http(),
     ]
 
 

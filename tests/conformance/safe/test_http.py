@@ -12,12 +12,12 @@ import pytest
 
 import nodewise
 from tests.cluster import processes
+from tests.cluster.extender_process import NODEWISE
 from tests.cluster.processes import Process
-from tests.cluster.served import NODEWISE
-from tests.conformance.safe import rows
-from tests.conformance.safe import stage as staging
-from tests.conformance.safe.rows import HttpRow
-from tests.conformance.safe.stage import Asked
+from tests.conformance.safe import table_rows
+from tests.conformance.safe import test_processes as staging
+from tests.conformance.safe.table_rows import HttpRow
+from tests.conformance.safe.test_processes import Asked
 
 ENTRY = "[nodewise.agents]\nfoo = nodewise_foo:KIND\n"
 METADATA = "Metadata-Version: 2.1\nName: nodewise-foo\nVersion: 1.0\n"
@@ -42,7 +42,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
         assert not made.events("outside_agent_failed")
 
 
-@pytest.mark.parametrize("row", rows.http(), ids=lambda row: row.id)
+@pytest.mark.parametrize("row", table_rows.http(), ids=lambda row: row.id)
 def test_requests(asked: Asked, row: HttpRow) -> None:
     answer = asked.send(row.path, row.body.encode(), row.method)
     assert answer.status_code == row.status, answer.text

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.sandboxes import wait
-from tests.conformance.safe import rows
-from tests.conformance.safe import stage as staging
-from tests.conformance.safe.rows import KeptRow
-from tests.conformance.safe.stage import Asked
+from tests.cluster.test_namespaces import wait
+from tests.conformance.safe import table_rows
+from tests.conformance.safe import test_processes as staging
+from tests.conformance.safe.table_rows import KeptRow
+from tests.conformance.safe.test_processes import Asked
 
 NODES = ["n1", "n2", "n3"]
 PATIENCE_S = 60
@@ -26,7 +26,7 @@ def write(folder: Path, row: KeptRow) -> None:
     (folder / "memory.json").write_text(json.dumps({"learned": kept}))
 
 
-@pytest.mark.parametrize("row", rows.read("kept", KeptRow), ids=lambda row: row.id)
+@pytest.mark.parametrize("row", table_rows.read("kept", KeptRow), ids=lambda row: row.id)
 def test_rewards_that_were_kept(tmp_path: Path, row: KeptRow) -> None:
     write(tmp_path, row)
     flags = [

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.safe import parts, rows
-from tests.conformance.safe.rows import PARTS, PartRow
+from tests.conformance.safe import component_calls, table_rows
+from tests.conformance.safe.table_rows import PARTS, PartRow
 
-ROWS = [row for table in PARTS for row in rows.read(table, PartRow)]
+ROWS = [row for table in PARTS for row in table_rows.read(table, PartRow)]
 PROGRAMS = {"deviation": pytest.mark.cluster}
 """Parts that a real program computes: Prometheus's own engine."""
 
@@ -29,5 +29,5 @@ def is_close(found: Any, wanted: Any, row: PartRow) -> bool:
     "row", [pytest.param(row, id=row.id, marks=PROGRAMS.get(row.part, ())) for row in ROWS]
 )
 def test_parts(row: PartRow) -> None:
-    found = parts.asked(row)
+    found = component_calls.asked(row)
     assert is_close(found, row.gives, row), found

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.safe import notation, rows
-from tests.conformance.safe import stage as staging
-from tests.conformance.safe.rows import Ask, Story
-from tests.conformance.safe.stage import Asked, Object
+from tests.conformance.safe import table_notation, table_rows
+from tests.conformance.safe import test_processes as staging
+from tests.conformance.safe.table_rows import Ask, Story
+from tests.conformance.safe.test_processes import Asked, Object
 
 Start = Callable[[Story], Asked]
 CLIENTS, TIMES = 6, 60
@@ -34,9 +34,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def pod(ask: Ask) -> Object:
-    init = [{"name": "i", "resources": {"requests": notation.amounts(ask.init)}}] if ask.init else []
+    init = [{"name": "i", "resources": {"requests": table_notation.amounts(ask.init)}}] if ask.init else []
     metadata = {"uid": ask.uid} if ask.uid else {}
-    return staging.pod(notation.amounts(ask.pod), metadata=metadata, initContainers=init)
+    return staging.pod(table_notation.amounts(ask.pod), metadata=metadata, initContainers=init)
 
 
 def told(asked: Asked, given: Object, nodes: list[Object]) -> list[Object]:
@@ -51,11 +51,11 @@ def near(value: float | None, within: float) -> Any:
     return value if value is None else pytest.approx(value, abs=within, rel=0)
 
 
-@pytest.mark.parametrize("story", rows.stories(), ids=lambda story: story.id)
+@pytest.mark.parametrize("story", table_rows.stories(), ids=lambda story: story.id)
 def test_pods_one_after_another(start: Start, story: Story) -> None:
     asked = start(story)
     for ask in story.asks:
-        nodes = notation.nodes(story.nodes if ask.nodes is None else ask.nodes)
+        nodes = table_notation.nodes(story.nodes if ask.nodes is None else ask.nodes)
         found = told(asked, pod(ask), nodes)
         assert [one["score"] for one in found] == ask.scores, (ask.number, found)
         close = [near(one, ask.within) for one in ask.objectives]
@@ -70,7 +70,7 @@ PLAIN = Story(nodes="n1(4,8Gi;1000,2Gi) n2(4,8Gi;2000,4Gi) n3(4,8Gi;3000,6Gi)", 
 
 def test_248_many_clients_at_once_have_whole_answers(start: Start) -> None:
     asked = start(PLAIN)
-    nodes = notation.nodes(PLAIN.nodes)
+    nodes = table_notation.nodes(PLAIN.nodes)
 
     def client(number: int) -> list[int]:
         pods = [staging.pod({"cpu": f"{100 + number}m", "memory": "1Gi"}) for _ in range(TIMES)]
@@ -87,7 +87,7 @@ def test_248_many_clients_at_once_have_whole_answers(start: Start) -> None:
 
 def test_249_a_pod_among_400_nodes_is_logged_in_few_words(start: Start) -> None:
     asked = start(PLAIN)
-    nodes = notation.nodes(" ".join(f"n{number}(4,8Gi;{number},{number}Mi)" for number in range(400)))
+    nodes = table_notation.nodes(" ".join(f"n{number}(4,8Gi;{number},{number}Mi)" for number in range(400)))
     before = asked.process.log.stat().st_size
     asked.ask("/scheduler/priorities/pigeon-holing", staging.request(staging.pod({"cpu": "1"}), nodes))
     assert asked.process.log.stat().st_size - before < LOG_BYTES

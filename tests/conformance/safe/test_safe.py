@@ -5,14 +5,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.conformance.safe import rows
-from tests.conformance.safe import stage as staging
-from tests.conformance.safe.rows import CongestionRow, NodeRow, RiskRow, Row
-from tests.conformance.safe.stage import Asked, Object, Stage
+from tests.conformance.safe import table_rows
+from tests.conformance.safe import test_processes as staging
+from tests.conformance.safe.table_rows import CongestionRow, NodeRow, RiskRow, Row
+from tests.conformance.safe.test_processes import Asked, Object, Stage
 
-RISKS = rows.read("risk", RiskRow)
-NODES = rows.read("endtoend", NodeRow)
-CONGESTION = rows.read("congestion", CongestionRow)
+RISKS = table_rows.read("risk", RiskRow)
+NODES = table_rows.read("endtoend", NodeRow)
+CONGESTION = table_rows.read("congestion", CongestionRow)
 PREDICATE = "/scheduler/predicates/safe-overload"
 
 

@@ -7,8 +7,8 @@ its metrics' names, so that no case can see another; `own` takes both out of an 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from tests.conformance.tas import rows
-from tests.conformance.tas.rows import (
+from tests.conformance.tas import table_rows
+from tests.conformance.tas.table_rows import (
     Ask,
     Call,
     ClusterState,
@@ -54,12 +54,12 @@ def http() -> list[Case]:
 
 
 def operators() -> list[Case]:
-    table = rows.read("operators", OperatorTable)
+    table = table_rows.read("operators", OperatorTable)
     return list(_numbered((made for row in table.rows for made in _operator_rows(row)), Call().path))
 
 
 def violations() -> list[Case]:
-    table = rows.read("violations", ViolationTable)
+    table = table_rows.read("violations", ViolationTable)
     return list(_numbered((made for row in table.rows for made in _violation_rows(row)), Call().path))
 
 
@@ -68,7 +68,7 @@ def every() -> list[Case]:
 
 
 def _cases(name: str) -> list[Case]:
-    table = rows.read(name, Table)
+    table = table_rows.read(name, Table)
     return list(_numbered(table.rows, table.path))
 
 

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from tests.conformance.tas import rows
-from tests.conformance.tas.rows import Logged
+from tests.conformance.tas import table_rows
+from tests.conformance.tas.table_rows import Logged
 
 TABLES = ("metrics", "controller", "deschedule", "labeling", "endtoend", "process")
 PREFIX = "telemetry.aware.scheduling."
@@ -104,7 +104,7 @@ class _Table(msgspec.Struct):
 
 def every() -> list[Story]:
     """The stories of all tables."""
-    return [story for name in TABLES for story in rows.read(name, _Table).stories]
+    return [story for name in TABLES for story in table_rows.read(name, _Table).stories]
 
 
 class Names:

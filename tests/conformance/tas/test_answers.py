@@ -17,13 +17,13 @@ from nodewise.agents.telemetry.state import POLICIES, TelemetryStateBuilder
 from nodewise.errors import NodewiseError
 from nodewise.kube.api import DEADLINE_S, NONE, NotFound, Params
 from nodewise.kube.decoder import ObjectDecoder
-from nodewise.metrics.custom import CustomMetrics
+from nodewise.metrics.custom_metrics_api import CustomMetrics
 from nodewise.metrics.series import Series
 from nodewise.metrics.source import MetricRequest
 from nodewise.observe.metrics_registry import MetricsRegistry
-from tests.conformance.tas import rows, worlds
-from tests.conformance.tas.between import METRICS
-from tests.conformance.tas.singles import Answered, AnswerRow, AnswerTable, ObjectRow, ObjectTable
+from tests.conformance.tas import cluster_files, table_rows
+from tests.conformance.tas.faulty_proxy import METRICS
+from tests.conformance.tas.single_rows import Answered, AnswerRow, AnswerTable, ObjectRow, ObjectTable
 
 PERIOD_S = 5.0
 
@@ -59,7 +59,7 @@ def _group(offered: tuple[str, ...]) -> bytes:
 
 def _listed(look: Answered) -> bytes:
     items = [
-        worlds.value("m", item["node"], item["value"]) | {k: v for k, v in item.items() if k != "node"}
+        cluster_files.value("m", item["node"], item["value"]) | {k: v for k, v in item.items() if k != "node"}
         for item in look.items
     ]
     return json.dumps({"kind": "MetricValueList", "items": items}).encode()
@@ -113,7 +113,7 @@ def read_of(series: Series, look: Answered) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    "row", rows.read("metrics", AnswerTable).answers, ids=lambda row: f"{row.number} {row.name}"
+    "row", table_rows.read("metrics", AnswerTable).answers, ids=lambda row: f"{row.number} {row.name}"
 )
 def test_answers(row: AnswerRow) -> None:
     metric_requests, problems = wanted(row)
@@ -124,7 +124,7 @@ def test_answers(row: AnswerRow) -> None:
 
 
 @pytest.mark.parametrize(
-    "row", rows.read("controller", ObjectTable).objects, ids=lambda row: f"{row.number} {row.name}"
+    "row", table_rows.read("controller", ObjectTable).objects, ids=lambda row: f"{row.number} {row.name}"
 )
 def test_objects(row: ObjectRow, capsys: pytest.CaptureFixture[str]) -> None:
     decoder: ObjectDecoder[PolicyObject] = ObjectDecoder("TASPolicy", PolicyObject, MetricsRegistry())

@@ -8,13 +8,13 @@ import httpx2
 import pytest
 
 from tests import forks
-from tests.cluster import loopback, served
-from tests.cluster.sandboxes import wait
-from tests.cluster.served import NODEWISE, Papers, Served
-from tests.conformance.tas import rows
-from tests.conformance.tas.singles import ProcessRow, ProcessTable
+from tests.cluster import extender_process, loopback
+from tests.cluster.extender_process import NODEWISE, Papers, Served
+from tests.cluster.test_namespaces import wait
+from tests.conformance.tas import table_rows
+from tests.conformance.tas.single_rows import ProcessRow, ProcessTable
 
-ROWS = rows.read("process", ProcessTable).rows
+ROWS = table_rows.read("process", ProcessTable).rows
 DEADLINE_S = 60
 NOBODY = "http://127.0.0.1:1"
 """Where no API server answers."""
@@ -50,7 +50,7 @@ def test_a_process_that_does_not_start(row: ProcessRow, tmp_path: Path) -> None:
 @each([row for row in ROWS if row.signal])
 def test_a_process_that_is_told_to_end(row: ProcessRow, tmp_path: Path) -> None:
     papers = Papers(tmp_path)
-    with served.started(tmp_path, arguments(row, papers, tmp_path), papers) as running:
+    with extender_process.started(tmp_path, arguments(row, papers, tmp_path), papers) as running:
         os.kill(running.process.pid, getattr(signal, row.signal))
         assert running.process._child.wait(DEADLINE_S) == row.exit
         assert running.events(row.logged)
@@ -59,7 +59,7 @@ def test_a_process_that_is_told_to_end(row: ProcessRow, tmp_path: Path) -> None:
 @each([row for row in ROWS if row.exit is None])
 def test_a_process_that_goes_on(row: ProcessRow, tmp_path: Path) -> None:
     papers = Papers(tmp_path)
-    with served.started(tmp_path, arguments(row, papers, tmp_path), papers) as running:
+    with extender_process.started(tmp_path, arguments(row, papers, tmp_path), papers) as running:
         if row.logged:
             wait(row.logged, lambda: running.events(row.logged) or None)
         assert rejections(running) == {"n1": row.reason}

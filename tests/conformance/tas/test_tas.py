@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from tests.conformance.tas import cases, requests, worlds
+from tests.conformance.tas import cases, cluster_files, request_bodies
 from tests.conformance.tas.cases import Case
-from tests.conformance.tas.extender import Answer, Extender, Heard
-from tests.conformance.tas.rows import Call, Expect
+from tests.conformance.tas.extender_process import Answer, Extender, Heard
+from tests.conformance.tas.table_rows import Call, Expect
 
 EARLY_S = 0.5  # a timer of the event loop may end a little before ours
 LATE_S = 60.0  # no limit on speed: long enough for any machine
@@ -40,9 +40,9 @@ class HostPriority(msgspec.Struct, rename="pascal", forbid_unknown_fields=True):
 @pytest.fixture(scope="module")
 def extender(tmp_path_factory) -> Iterator[Extender]:
     made = Extender(tmp_path_factory.mktemp("tas"))
-    worlds.lay(cases.every(), made.objects)
+    cluster_files.lay(cases.every(), made.objects)
     with made:
-        made.first = made.ask(FIRST.path, requests.body(FIRST))
+        made.first = made.ask(FIRST.path, request_bodies.body(FIRST))
         yield made
 
 
@@ -72,13 +72,13 @@ def each(found: list[Case]):
 
 @each([*cases.filtering(), *cases.prioritizing(), *cases.operators(), *cases.violations()])
 def test_answers(extender, case):
-    check(case, extender.ask(case.path, requests.body(case)))
+    check(case, extender.ask(case.path, request_bodies.body(case)))
     check_log(case, extender)
 
 
 @each([case for case in cases.http() if case.row.connect.send is None])
 def test_requests(extender, case):
-    row, body = case.row, requests.body(case)
+    row, body = case.row, request_bodies.body(case)
     if row.expect.refused:
         assert row.expect.refused in extender.refusal(row.connect)
         return
@@ -134,7 +134,7 @@ def check_filtered(case: Case, result: FilterResult, expect: Expect) -> None:
     assert result.nodes is not None
     if case.form == "whole":
         assert [bytes(item).decode() for item in result.nodes.items] == [
-            requests.node(ask, name) for name in expect.kept or ()
+            request_bodies.node(ask, name) for name in expect.kept or ()
         ]
     else:
         names = [msgspec.json.decode(item)["metadata"]["name"] for item in result.nodes.items]

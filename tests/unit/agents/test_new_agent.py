@@ -15,11 +15,11 @@ from nodewise.cli import agent_kinds, config_file
 from nodewise.cli.agents import command, scaffold
 from nodewise.cli.extender_options import GROUPS
 from nodewise.cli.simulate import bursts
-from nodewise.doctor.checks import entries
-from nodewise.doctor.collectors.access import needed_rights
+from nodewise.doctor.checks import extender_entries
+from nodewise.doctor.collectors.access_rules import needed_rights
 from nodewise.doctor.facts import Extender
 from nodewise.doctor.parsing.workloads import Workload
-from nodewise.extender.chain import Chain, scorers
+from nodewise.extender.agent_chain import Chain, scorers
 
 NAME = "probe"
 
@@ -79,6 +79,6 @@ def test_simulations_compare_it(kind: AgentKind) -> None:
 
 def test_doctor_examines_it(kind: AgentKind) -> None:
     extender = Extender(Workload("Deployment/nodewise/nodewise", "nodewise"), {"agents": f"{NAME},safe"})
-    [finding] = entries.similar_agents.function((extender,))
+    [finding] = extender_entries.similar_agents.function((extender,))
     assert f"{NAME}, safe" in finding.found
     assert any("nodewise-memory" in right for right in needed_rights(extender))

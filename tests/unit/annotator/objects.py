@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 
 from nodewise.annotator.fields import POD, AnnotatedNode
-from nodewise.kube.fields import merge
-from nodewise.metrics.nodes import NodeFields
+from nodewise.kube.field_merge import merge
+from nodewise.metrics.node_attributes import NodeFields
 
 NODE: Any = merge("Node", NodeFields, AnnotatedNode)
 Object = dict[str, Any]

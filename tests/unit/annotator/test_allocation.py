@@ -6,8 +6,8 @@ import pytest
 
 from nodewise.annotator import allocation
 from nodewise.annotator.allocation import Allocation
-from nodewise.cooperative import run_at_once
-from nodewise.statistics import capacity
+from nodewise.cooperative_scheduling import run_at_once
+from nodewise.statistics import node_capacity
 from tests.unit.annotator.objects import node, pod, read_node, read_pods
 
 SIDECAR = {"name": "s", "restartPolicy": "Always", "resources": {"requests": {"cpu": "3", "memory": "1Gi"}}}
@@ -19,7 +19,7 @@ def written(manifest: dict[str, Any], *pods: dict[str, Any]) -> dict[str, str]:
     allocated = run_at_once(allocation.allocation_by_node(read_pods(*pods)))
     return dict(
         allocation.allocation_annotations(
-            allocated.get(read.metadata.name, Allocation()), capacity.read(read.status.allocatable)
+            allocated.get(read.metadata.name, Allocation()), node_capacity.read(read.status.allocatable)
         )
     )
 

@@ -16,9 +16,9 @@ from nodewise.metrics.series import Sample, Series
 from nodewise.metrics.source import MetricRequest
 from nodewise.metrics.source_selection import Limits, SourceSelector
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.simulate.api import FakeApi
-from nodewise.statistics.annotations import ANNOTATED_AT
-from nodewise.statistics.queries import WindowOptions
+from nodewise.simulate.in_memory_api import FakeApi
+from nodewise.statistics.load_annotations import ANNOTATED_AT
+from nodewise.statistics.load_queries import WindowOptions
 from tests.unit.annotator.objects import Object, node, pod, read_node, read_pods
 
 pytestmark = pytest.mark.anyio

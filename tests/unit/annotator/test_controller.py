@@ -13,9 +13,9 @@ from nodewise.annotator.options import AnnotatorOptions
 from nodewise.clock import ManualClock
 from nodewise.kube.resources import NODES
 from nodewise.kube.store import Writer
-from nodewise.simulate.api import FakeApi
-from nodewise.statistics.queries import WindowOptions
-from tests.unit.agents.hands import hands
+from nodewise.simulate.in_memory_api import FakeApi
+from nodewise.statistics.load_queries import WindowOptions
+from tests.unit.agents.fake_handle import hands
 from tests.unit.annotator.objects import node, pod, read_node, read_pods
 from tests.unit.annotator.test_annotator import GIB, START, Meter
 

@@ -4,15 +4,15 @@ from math import nan
 
 import pytest
 
-from nodewise import cooperative
+from nodewise import cooperative_scheduling
 from nodewise.annotator import patches, usage
 from nodewise.annotator.allocation import Allocation
 from nodewise.annotator.options import AnnotatorConfig
 from nodewise.annotator.patches import NodeMeasurements, PatchRules
 from nodewise.annotator.usage import NodeUsage, ResourceUsage
 from nodewise.clock import format_rfc3339
-from nodewise.statistics.annotations import ANNOTATED_AT
-from nodewise.statistics.capacity import Capacity
+from nodewise.statistics.load_annotations import ANNOTATED_AT
+from nodewise.statistics.node_capacity import Capacity
 from tests.unit.annotator import objects
 
 NOW = 1_800_000_000.0
@@ -99,7 +99,7 @@ def test_allocation_alone_makes_no_statistics_of_use_look_newer(
 ) -> None:
     node = objects.read_node(objects.node("n1", {**stands, **time}))
     known = NodeMeasurements(None, {"n1": Allocation(cpu_milli=1500)}, NOW)
-    (plan,) = cooperative.run_at_once(
+    (plan,) = cooperative_scheduling.run_at_once(
         patches.plan_patches([node], known, AnnotatorConfig(usage=False, allocation=True), RULES)
     ).nodes
     assert plan.patch["requested-cpu"] == "1500"

@@ -1,12 +1,12 @@
 """What grows faster than the nodes, from rows as the bench writes them."""
 
 import pytest
-from bench import growth, plots
+from bench import plots, scaling
 
 PLAIN = {"filter_ms": 1.0, "prioritize_ms": 1.0, "refresh_cpu_ms": 1.0, "ready_s": 1.0, "rss_mib": 1.0}
 
 
-def rows(**last: float) -> list[growth.Row]:
+def rows(**last: float) -> list[scaling.Row]:
     """5,000 nodes with 1 of everything, and 20,000 nodes."""
     return [{"nodes": 5000, **PLAIN}, {"nodes": 20_000, **PLAIN, **last}]
 
@@ -21,16 +21,16 @@ def rows(**last: float) -> list[growth.Row]:
 )
 def test_growth_is_told_as_a_power_and_per_node(value, exponent, per_node):
     found = rows(filter_ms=value)
-    assert growth.exponent(found, "filter_ms") == pytest.approx(exponent)
-    assert growth.per_node(found, "filter_ms") == pytest.approx(per_node)
+    assert scaling.exponent(found, "filter_ms") == pytest.approx(exponent)
+    assert scaling.per_node(found, "filter_ms") == pytest.approx(per_node)
 
 
 def test_what_grows_faster_than_the_nodes_is_named():
-    assert growth.faster(rows(filter_ms=4.0, rss_mib=5.0, ready_s=16.0)) == ["ready_s", "rss_mib"]
+    assert scaling.faster(rows(filter_ms=4.0, rss_mib=5.0, ready_s=16.0)) == ["ready_s", "rss_mib"]
 
 
 def test_a_little_more_is_noise():
-    assert growth.faster(rows(filter_ms=4.4)) == []
+    assert scaling.faster(rows(filter_ms=4.4)) == []
 
 
 def test_lines_begin_at_one():

@@ -2,36 +2,36 @@
 
 import json
 
-from bench import fleet, population
+from bench import cluster_data, etcd_population
 
-NAMES = fleet.names(10)
+NAMES = cluster_data.names(10)
 
 
 def test_nodes_have_some_ten_kilobytes():
-    for key, value in population.nodes(NAMES):
+    for key, value in etcd_population.nodes(NAMES):
         assert key == f"/registry/minions/{json.loads(value)['metadata']['name']}"
         assert 9_500 < len(value) < 11_000
         assert "resourceVersion" not in json.loads(value)["metadata"]
 
 
 def test_pods_have_some_five_kilobytes_and_the_first_ones_wait():
-    found = [json.loads(value) for _, value in population.pods(NAMES, population.WAITING_PODS + 20)]
+    found = [json.loads(value) for _, value in etcd_population.pods(NAMES, etcd_population.WAITING_PODS + 20)]
     waiting = [one for one in found if "nodeName" not in one["spec"]]
-    assert len(waiting) == population.WAITING_PODS
+    assert len(waiting) == etcd_population.WAITING_PODS
     assert {one["status"]["phase"] for one in waiting} == {"Pending"}
     assert {one["spec"]["nodeName"] for one in found if one not in waiting} == set(NAMES)
-    assert all(4_000 < len(json.dumps(one)) < 6_500 for one in found[:: population.WAITING_PODS // 2])
+    assert all(4_000 < len(json.dumps(one)) < 6_500 for one in found[:: etcd_population.WAITING_PODS // 2])
 
 
 def test_a_transaction_takes_so_many_keys_and_bytes():
-    small = [population.Entry(str(number), b"x") for number in range(250)]
-    assert [len(batch) for batch in population.batches(small)] == [100, 100, 50]
-    large = [population.Entry(str(number), b"x" * 200_000) for number in range(5)]
-    assert [len(batch) for batch in population.batches(large)] == [2, 2, 1]
+    small = [etcd_population.Entry(str(number), b"x") for number in range(250)]
+    assert [len(batch) for batch in etcd_population.batches(small)] == [100, 100, 50]
+    large = [etcd_population.Entry(str(number), b"x" * 200_000) for number in range(5)]
+    assert [len(batch) for batch in etcd_population.batches(large)] == [2, 2, 1]
 
 
 def test_whole_nodes_are_sent_in_the_order_of_names():
-    names = [json.loads(body)["NodeNames"] for body in fleet.requests(NAMES, 2)]
-    whole = [json.loads(body)["Nodes"]["items"] for body in fleet.whole_requests(NAMES, 2)]
+    names = [json.loads(body)["NodeNames"] for body in cluster_data.requests(NAMES, 2)]
+    whole = [json.loads(body)["Nodes"]["items"] for body in cluster_data.whole_requests(NAMES, 2)]
     assert [[node["metadata"]["name"] for node in items] for items in whole] == names
     assert all("kind" not in node for items in whole for node in items)

@@ -16,7 +16,7 @@ from nodewise.cpu.cluster.blocking_client import BlockingClient
 from nodewise.errors import BadSettings
 from nodewise.kube.resources import PODS
 from nodewise.serve.options import AdminOptions
-from nodewise.simulate.api import FakeApi
+from nodewise.simulate.in_memory_api import FakeApi
 
 INSIDE = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "HOSTNAME": "web-1"}
 UNNAMED = NodeOptions(kubeconfig="", namespace="default", node_name="")

@@ -11,13 +11,13 @@ from nodewise.cli.explain import rendering
 from nodewise.cli.explain.explanation import Story
 from nodewise.cli.explain.pods import Seen, State
 from nodewise.cli.explain.replicas import Answer, Replica
-from nodewise.extender import explaining
+from nodewise.extender import attempt_explanation
+from nodewise.extender.attempt_explanation import Attempt
 from nodewise.extender.decision import Decision
 from nodewise.extender.decision_codec import Told, ToldDetails
-from nodewise.extender.explaining import Attempt
-from nodewise.extender.ledger import Page
+from nodewise.extender.decision_endpoint import Page
 from tests.unit.extender.decisions import AT, Counted, decision, evidence, of, ranked, verdict
-from tests.unit.extender.test_explaining import scored
+from tests.unit.extender.test_attempt_explanation import scored
 
 WAITS = State("u", "2026-11-21T09:00:00Z", "", "Pending", "default-scheduler", (), ("t/s",))
 WAITING = Seen(WAITS)
@@ -33,7 +33,7 @@ def story(*calls: Decision | None, seen: Seen = WAITING, tries: int = 1) -> Stor
         kept_since="2026-11-21T09:00:00Z",
     )
     answers = [Answer(Replica("http://one"), page)]
-    return Story("d/p", seen, answers, explaining.explain(Attempt(*calls)), AT + 12.3)
+    return Story("d/p", seen, answers, attempt_explanation.explain(Attempt(*calls)), AT + 12.3)
 
 
 def lines(

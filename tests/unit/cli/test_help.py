@@ -10,7 +10,7 @@ from tools.reference.commands import every, help_and_default, summary
 from nodewise import agents
 from nodewise.cli import cmk
 from nodewise.cli.main import run
-from tests import pages
+from tests import page_code_blocks
 from tests.unit.test_pages import problem
 
 COMMANDS = every()
@@ -53,7 +53,7 @@ def test_it_begins_with_what_the_command_does_in_a_sentence(typed: str) -> None:
 
 @pytest.mark.parametrize("typed", COMMANDS)
 def test_it_has_examples_that_the_command_line_understands(typed: str) -> None:
-    lines = list(pages.commands(block(typed, "Examples?")))
+    lines = list(page_code_blocks.commands(block(typed, "Examples?")))
     assert lines
     ours = [words for words in lines if words[0] == "nodewise"]
     assert ours

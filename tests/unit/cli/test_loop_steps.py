@@ -3,7 +3,7 @@
 Counted are the lines of our Python that a step runs, not its time: the same on a machine of any speed. Some 20,000
 lines are the 2 ms that a step may take; a list of all names is fewer, anything that is done with each of 5,000 nodes
 is more. What numpy and msgspec do with all nodes at once is one line. How long the steps take is measured by
-`bench/start.py`.
+`bench/startup.py`.
 """
 
 import asyncio
@@ -14,32 +14,32 @@ from types import FrameType
 from typing import Any, Final
 
 import msgspec
-from bench import fleet
+from bench import cluster_data
 
 import nodewise
-from nodewise import agents, cooperative
+from nodewise import agents, cooperative_scheduling
 from nodewise import clock as clocks
 from nodewise.cli import data_sources
 from nodewise.clock import SystemClock
-from nodewise.extender.chain import Chain
+from nodewise.extender.agent_chain import Chain
 from nodewise.extender.decision import DecisionRing
-from nodewise.extender.leading import Leading
+from nodewise.extender.leader_loop import Leading
 from nodewise.extender.request_handler import RequestHandler
+from nodewise.extender.requeueing import Waker
 from nodewise.extender.routes import Extender
 from nodewise.extender.snapshot_cache import SnapshotCache
-from nodewise.extender.waking import Waker
 from nodewise.kube.resources import NAMESPACES, NODES, PODS, Resource
-from nodewise.metrics.custom import CustomMetrics
+from nodewise.metrics.custom_metrics_api import CustomMetrics
 from nodewise.metrics.refresher import Refresher, RefreshOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.application import Request
-from nodewise.simulate.api import FakeApi
-from tests.unit.agents.hands import hands
+from nodewise.simulate.in_memory_api import FakeApi
+from tests.unit.agents.fake_handle import hands
 
 COUNT: Final = 5000
 MOST_LINES: Final = 4 * COUNT
-METRICS: Final = (fleet.TEMPERATURE, fleet.ERRORS, fleet.POWER)
-NAMES: Final = fleet.names(COUNT)
+METRICS: Final = (cluster_data.TEMPERATURE, cluster_data.ERRORS, cluster_data.POWER)
+NAMES: Final = cluster_data.names(COUNT)
 PERIOD_S: Final = 0.5
 OURS: Final = str(Path(nodewise.__file__).parent)
 NOT_MEASURED: Final = str(Path(OURS, "simulate"))
@@ -48,7 +48,7 @@ TASPOLICIES: Final = Resource("telemetry.intel.com", "v1alpha1", "taspolicies", 
 KIND: Final = agents.load("telemetry")
 OPTIONS: Final = {"telemetry": KIND.options()}
 LABELLED: Final = [
-    {"metricname": fleet.TEMPERATURE, "operator": "GreaterThan", "target": 80, "labels": ["heat=high"]}
+    {"metricname": cluster_data.TEMPERATURE, "operator": "GreaterThan", "target": 80, "labels": ["heat=high"]}
 ]
 
 
@@ -109,11 +109,11 @@ def cluster() -> FakeApi:
         metadata = {"name": name, "labels": {"kubernetes.io/hostname": name}}
         api.put(NODES, {"metadata": metadata, "status": {"addresses": []}})
     labels = {"nodewise.io/trusted": "true"}
-    api.put(NAMESPACES, {"metadata": {"name": fleet.NAMESPACE, "labels": labels}})
-    for given in [fleet.policies()[0], fleet.policy("hot", {"labeling": {"rules": LABELLED}})]:
+    api.put(NAMESPACES, {"metadata": {"name": cluster_data.NAMESPACE, "labels": labels}})
+    for given in [cluster_data.policies()[0], cluster_data.policy("hot", {"labeling": {"rules": LABELLED}})]:
         api.put(TASPOLICIES, given)
     for number in range(10):
-        api.put(PODS, fleet.pod(number))
+        api.put(PODS, cluster_data.pod(number))
     api.raw["/apis/custom.metrics.k8s.io"] = msgspec.json.encode({"preferredVersion": {"version": "v1beta2"}})
     say(api, 0)
     return api
@@ -123,7 +123,7 @@ def say(api: FakeApi, seed: int) -> None:
     """Other values for all nodes."""
     now = clocks.format_rfc3339(SystemClock().now()).encode()
     for metric in METRICS:
-        body = fleet.answer(metric, NAMES, seed).replace(fleet.STAMP, now)
+        body = cluster_data.answer(metric, NAMES, seed).replace(cluster_data.STAMP, now)
         api.raw[f"/apis/custom.metrics.k8s.io/v1beta2/nodes/%2A/{metric}"] = body
 
 
@@ -160,7 +160,7 @@ class Ground:
 
     async def ask(self) -> None:
         """Filter and prioritize."""
-        bodies = fleet.requests(NAMES, 2)
+        bodies = cluster_data.requests(NAMES, 2)
         routes = {route.path: route for route in self.extender.routes()}
         for path, body in zip(("/scheduler/filter", "/scheduler/prioritize"), bodies, strict=True):
             request = Request("POST", path, {}, body, "application/json", "")
@@ -206,4 +206,4 @@ def test_a_loop_over_all_nodes_would_be_seen() -> None:
 
 def through(count: int) -> None:
     """Through so many things at once."""
-    cooperative.run_at_once(None for _ in range(count))
+    cooperative_scheduling.run_at_once(None for _ in range(count))

@@ -7,7 +7,7 @@ import pytest
 from nodewise.cli.explain import missing_decision
 from nodewise.cli.explain.pods import Seen, State
 from nodewise.cli.explain.replicas import Answer, Replica
-from nodewise.extender.ledger import Page
+from nodewise.extender.decision_endpoint import Page
 
 CREATED = "2026-11-21T10:00:00Z"
 BEFORE, AFTER = "2026-11-21T09:00:00Z", "2026-11-21T11:00:00Z"

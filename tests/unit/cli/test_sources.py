@@ -6,7 +6,7 @@ import pytest
 
 from nodewise.cli.data_sources import Ground, sources
 from nodewise.errors import BadSettings
-from nodewise.metrics.nodes import NONE, Nodes
+from nodewise.metrics.node_attributes import NONE, Nodes
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
 

@@ -13,10 +13,10 @@ from nodewise.cli.configure import report
 from nodewise.cli.explain import rendering
 from nodewise.cli.explain.pods import Seen
 from nodewise.cli.explain.replicas import Answer, Replica
-from nodewise.configure import diff
+from nodewise.configure import file_diff
 from nodewise.cpu.store import configmap
 from nodewise.cpu.workload import isolate
-from nodewise.extender.ledger import Page
+from nodewise.extender.decision_endpoint import Page
 
 EVIL = "no\x1b[2J\u202e\x9b31m\rKIND all is well"
 SHOWN = r"no\x1b[2J\u202e\x9b31m\rKIND all is well"
@@ -37,7 +37,9 @@ SAID: dict[str, Callable[[str], object]] = {
     "a replica that is left out": lambda text: explain._complain([HERE, gone(text)], Seen(None)),
     "why a pod's state is not known": lambda text: explain._complain([HERE], Seen(None, error=text)),
     "configure": report.say,
-    "what changes in a file": lambda text: click.echo(diff.unified_diff("x", b"", text.encode()), nl=False),
+    "what changes in a file": lambda text: click.echo(
+        file_diff.unified_diff("x", b"", text.encode()), nl=False
+    ),
     "who held a node's book": configmap._warn,
     "isolate": lambda text: isolate.log("error", text),
     "another package's agent": lambda text: click.echo(agents._shown(text)),

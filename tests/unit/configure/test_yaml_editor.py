@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from nodewise.configure import static_pod, yaml_editor
 from nodewise.configure.static_pod import DesiredState, PriorState
 from nodewise.errors import BadInput
-from tests.conformance.configure import pods
+from tests.conformance.configure import scheduler_manifests
 
 NAMES = st.sampled_from(["a", "b", "c", "name", "path"])
 SCALARS = st.one_of(
@@ -64,10 +64,10 @@ def test_whatever_is_read_is_read_or_refused(data):
     assert yaml_editor.rewrite(document, document.value) == data
 
 
-@pytest.mark.parametrize("style", [pods.text, json.dumps], ids=["yaml", "json"])
+@pytest.mark.parametrize("style", [scheduler_manifests.text, json.dumps], ids=["yaml", "json"])
 @pytest.mark.parametrize("minor", range(19, 38))
 def test_all_that_is_put_in_can_be_taken_out_to_the_byte(minor, style):
-    old = style(pods.pod(minor)).encode()
+    old = style(scheduler_manifests.pod(minor)).encode()
     found = static_pod.read(old, "m")
     wanted = DesiredState("/k/config.yaml", "/k/certs", "hash", PriorState())
     new = yaml_editor.rewrite(found.document, static_pod.add_configuration(found, wanted))

@@ -22,7 +22,7 @@ ALLOWED = {
     "nodewise",
     "nodewise.errors",
     "nodewise.trusted_files",
-    "nodewise.visible",
+    "nodewise.terminal_escaping",
     "nodewise.cpu",
     "nodewise.kube",
     "nodewise.kube.api",

@@ -22,7 +22,7 @@ from nodewise.doctor.facts import (
 )
 from nodewise.doctor.parsing import certificates, scheduler_configuration
 from nodewise.doctor.parsing.workloads import Container, Workload
-from nodewise.serve.issuing import Issuer, Leaf
+from nodewise.serve.certificate_issuer import Issuer, Leaf
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
 YEAR = timedelta(days=365)

@@ -23,7 +23,7 @@ from nodewise.doctor.facts import (
 )
 from nodewise.doctor.findings import CATALOGUE
 from nodewise.doctor.parsing import certificates
-from nodewise.serve.issuing import Issuer
+from nodewise.serve.certificate_issuer import Issuer
 from tests.unit.doctor import facts_factory
 from tests.unit.doctor.facts_factory import (
     ACCOUNT,

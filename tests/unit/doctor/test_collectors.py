@@ -18,10 +18,10 @@ from nodewise.clock import SystemClock
 from nodewise.doctor import examination
 from nodewise.doctor.collectors import COLLECTORS, collect, policies
 from nodewise.doctor.collectors.cluster_reader import ClusterReader, parse_json
+from nodewise.doctor.collectors.collection_session import Session, Target
 from nodewise.doctor.collectors.programs import Replica
 from nodewise.doctor.collectors.replicas import read_metrics
 from nodewise.doctor.collectors.schedulers import read_configuration_file
-from nodewise.doctor.collectors.session import Session, Target
 from nodewise.doctor.facts import Extender, Facts, Unavailable
 from nodewise.doctor.findings import CATALOGUE, Report
 from nodewise.doctor.parsing.scheduler_configuration import SchedulerConfiguration

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from nodewise.doctor.checks.policies import feasible_nodes_to_find
-from nodewise.doctor.collectors.access import enforced_policies, needed_rights
+from nodewise.doctor.collectors.access_rules import enforced_policies, needed_rights
 from nodewise.doctor.collectors.deschedulers import parse_policy
 from nodewise.doctor.collectors.replicas import parse_metrics
 from nodewise.doctor.facts import AdmissionPolicy, Unavailable

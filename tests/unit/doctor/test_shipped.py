@@ -15,7 +15,7 @@ from nodewise.doctor import examination
 from nodewise.doctor.collectors import tls_probe
 from nodewise.doctor.facts import Server
 from nodewise.doctor.findings import Finding
-from nodewise.serve.issuing import Issuer
+from nodewise.serve.certificate_issuer import Issuer
 from tests.unit.doctor.facts_factory import CLIENT, HOST, YEAR
 from tests.unit.doctor.test_collectors import facts
 

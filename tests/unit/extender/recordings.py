@@ -5,25 +5,25 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from nodewise import agents, cooperative
+from nodewise import agents, cooperative_scheduling
 from nodewise.agent import ClusterState, NodeIndex, Snapshot
 from nodewise.agents.telemetry import TelemetryKind
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.clock import ManualClock
 from nodewise.errors import BadInput
-from nodewise.extender import recording, tape
+from nodewise.extender import recording, recording_file
 from nodewise.extender.agent_states import AgentStates
 from nodewise.extender.decision import DecisionRing
 from nodewise.extender.recording import Recording
+from nodewise.extender.recording_file import Record
 from nodewise.extender.request_handler import RequestHandler
 from nodewise.extender.routes import Extender
-from nodewise.extender.tape import Record
-from nodewise.extender.weights import ChainOptions
+from nodewise.extender.score_weights import ChainOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.application import Request
-from nodewise.simulate.differences import Difference
 from nodewise.simulate.replay import Cast, Player
-from tests.unit.changes import changed
+from nodewise.simulate.response_differences import Difference
+from tests.unit.state_changes import changed
 
 KIND = agents.load("telemetry")
 PERIOD_S = 5.0
@@ -73,7 +73,7 @@ class Recorded:
         self._state.metric_requests(cluster_state.objects)
         self.recording.cluster_state(cluster_state, generation)
         for name in self._slots.due(cluster_state):
-            cooperative.run_at_once(self._slots.build(name, cluster_state))
+            cooperative_scheduling.run_at_once(self._slots.build(name, cluster_state))
         self.snapshot = Snapshot(cluster_state.nodes, self._slots.newest(), cluster_state.now, generation)
 
     def ask(self, path: str, body: bytes) -> bytes:
@@ -99,7 +99,7 @@ def body(policy: str | None, names: str, **more: Any) -> bytes:
 
 
 def records(file: bytes) -> list[Record]:
-    return list(tape.read(io.BytesIO(file)))
+    return list(recording_file.read(io.BytesIO(file)))
 
 
 class Played(NamedTuple):

@@ -16,17 +16,17 @@ from nodewise.agent import ClusterState, Inputs, MetricRequest, Snapshot, Watche
 from nodewise.binder import HOLDINGS, LEDGER, BindingFields, BindPlan, LedgerLease, Refusal
 from nodewise.errors import NodewiseError, Problem, Unavailable
 from nodewise.extender.binding import Bindings, Outcome
-from nodewise.extender.claims import Ground
+from nodewise.extender.reservations import Ground
 from nodewise.extender.snapshot_cache import SnapshotCache, Stores
-from nodewise.extender.wire import BindingArgs
+from nodewise.extender.wire_format import BindingArgs
 from nodewise.kube.api import DEADLINE_S, NONE, Params
-from nodewise.kube.fields import merge
+from nodewise.kube.field_merge import merge
 from nodewise.kube.reflector import Reflector, Target
 from nodewise.kube.resources import LEASES, NODES, PODS
 from nodewise.metrics.refresher import Refresher, RefreshOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.simulate.api import FakeApi
-from tests.unit.kube.virtual import VirtualClock
+from nodewise.simulate.in_memory_api import FakeApi
+from tests.unit.kube.virtual_time import VirtualClock
 
 OURS = "nodewise"
 CARD = "card"

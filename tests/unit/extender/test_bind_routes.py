@@ -13,7 +13,7 @@ from nodewise.extender.binding import Outcome
 from nodewise.extender.decision import Decision, DecisionRing
 from nodewise.extender.request_handler import RequestHandler
 from nodewise.extender.routes import BindRoutes, Extender
-from nodewise.extender.wire import BindingArgs
+from nodewise.extender.wire_format import BindingArgs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.application import Request
 from tests.unit.extender.replicas import NoCard

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nodewise import cooperative
+from nodewise import cooperative_scheduling
 from nodewise.agent import ClusterState
 from nodewise.binder import HOLDINGS, LEDGER
 from nodewise.errors import Conflict, NodewiseError, Problem, Refused
@@ -30,7 +30,7 @@ from tests.unit.extender.replicas import (
     raising,
     replica,
 )
-from tests.unit.kube import virtual
+from tests.unit.kube import virtual_time
 
 FORBIDDEN = Refused("create", [Problem("", "pods/binding is forbidden", "")])
 
@@ -49,7 +49,7 @@ def play(test: Callable[[Api, Replica], Coroutine[Any, Any, None]], **made: Any)
             await one.bindings.close()
         never_twice(api)
 
-    virtual.run(main())
+    virtual_time.run(main())
     return api
 
 
@@ -270,7 +270,7 @@ class TestChanged:
                 api.before = once("create", "leases", lambda: api.put(LEASES, {"metadata": meta}) and None)
                 assert "a defect of ours" in (await one.bind(pod(api, "p"))).error
 
-        virtual.run(main())
+        virtual_time.run(main())
 
     def test_who_loses_the_last_card_is_refused(self) -> None:
         async def main() -> None:
@@ -282,7 +282,7 @@ class TestChanged:
                 assert sorted(outcome.result for outcome in outcomes) == ["bound", "refused"]
             never_twice(api)
 
-        virtual.run(main())
+        virtual_time.run(main())
 
     def test_a_ledger_that_was_deleted_is_made_anew(self) -> None:
         async def test(api: Api, one: Replica) -> None:
@@ -299,7 +299,7 @@ class TestChanged:
             async with replica(api) as one:
                 await test(api, one)
 
-        virtual.run(main())
+        virtual_time.run(main())
 
     @pytest.mark.parametrize("text", ["", "{", "[]", '{"u":1}', "null", '{"u":{"seen":1}}'])
     def test_a_ledger_that_nobody_can_read_does_not_stop_anybody(self, text: str) -> None:
@@ -510,7 +510,7 @@ def test_a_process_that_is_killed_leaves_a_pod_that_another_binds(part: str, mom
         assert node_of(api, "p") == "n1"
         never_twice(api)
 
-    virtual.run(main())
+    virtual_time.run(main())
 
 
 class TestMany:
@@ -526,7 +526,7 @@ class TestMany:
             assert len(api.writes("leases")) < 5
             never_twice(api)
 
-        virtual.run(main())
+        virtual_time.run(main())
 
     @pytest.mark.parametrize("seed", range(5))
     def test_every_view_is_what_the_world_that_was_told_for_it_gives(self, seed: int) -> None:
@@ -536,7 +536,7 @@ class TestMany:
 
         def looked(one: Replica) -> None:
             snapshot = one.keeper.snapshot
-            given = cooperative.run_at_once(OneCardEach().build(worlds[snapshot.generation]))
+            given = cooperative_scheduling.run_at_once(OneCardEach().build(worlds[snapshot.generation]))
             assert {node: held for node, held in snapshot.agent_states["t"].items() if held} == given
             seen.append(len(given.get("n1", {})))
 
@@ -591,7 +591,7 @@ class TestMany:
             bound = [new for _, new in api.changes(PODS) if new and node_of(api, new["metadata"]["name"])]
             assert bound
 
-        virtual.run(main())
+        virtual_time.run(main())
 
 
 def test_errors_are_told_in_the_servers_words() -> None:

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 
 from nodewise.agent import ClusterState, NodeIndex
+from nodewise.agents.telemetry.namespace_trust import NAMESPACES
 from nodewise.agents.telemetry.state import POLICIES
-from nodewise.agents.telemetry.trust import NAMESPACES
 from nodewise.errors import BadInput, BadSettings
-from nodewise.extender import recording, tape
-from nodewise.extender.tape import End, Exchange, Gap, Header, Record, SeriesEntry
+from nodewise.extender import recording, recording_file
+from nodewise.extender.recording_file import End, Exchange, Gap, Header, Record, SeriesEntry
+from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.series import Sample
-from nodewise.metrics.snapshot import MetricsSnapshot
-from tests.unit.agents.telemetry.worlds import NOW, cluster_state, metrics_snapshot, policy, rule, series
+from tests.unit.agents.telemetry.snapshots import NOW, cluster_state, metrics_snapshot, policy, rule, series
 from tests.unit.extender.recordings import Disk, Recorded, body, records
 
 HEAT = policy(dontschedule=[rule("heat", target=5)])
-HEADER = Header(format=tape.FORMAT, nodewise="1", agents=(), sync_period_s=5.0, at=1.0)
+HEADER = Header(format=recording_file.FORMAT, nodewise="1", agents=(), sync_period_s=5.0, at=1.0)
 
 
 def kinds(file: bytes) -> list[str]:
@@ -34,7 +34,7 @@ def entries(file: bytes, kind: type) -> list[Any]:
 
 def written(*given: Record) -> bytes:
     disk = Disk()
-    writer = tape.Writer(disk)
+    writer = recording_file.Writer(disk)
     for one in given:
         writer.write(one)
     writer.close()
@@ -43,11 +43,11 @@ def written(*given: Record) -> bytes:
 
 class TestTape:
     def test_bytes_come_back_as_they_were(self) -> None:
-        exchange = tape.record(Exchange(path="/x", at=0.1, generation=3), b"\n{\xff\x00", b"")
+        exchange = recording_file.record(Exchange(path="/x", at=0.1, generation=3), b"\n{\xff\x00", b"")
         assert records(written(Record(HEADER), exchange)) == [Record(HEADER), exchange]
 
     def test_a_person_can_read_it(self) -> None:
-        exchange = tape.record(Exchange(path="/x", at=0.5, generation=3), b'{"Pod":1}', b"[]")
+        exchange = recording_file.record(Exchange(path="/x", at=0.5, generation=3), b'{"Pod":1}', b"[]")
         text = gzip.decompress(written(Record(HEADER), exchange)).splitlines()
         assert text[1:] == [
             b'{"kind":"request","path":"/x","at":0.5,"generation":3,"sizes":[9,2]}',
@@ -106,8 +106,8 @@ class TestEntries:
             )
         told = [(one.nodes is None, one.columns) for one in entries(recorded.ended(), SeriesEntry)]
         assert told[1:] == [
-            (True, {"value": tape.Cells(at=[3], to=[8])}),
-            (True, {"at": tape.Cells(one=2.0)}),
+            (True, {"value": recording_file.Cells(at=[3], to=[8])}),
+            (True, {"at": recording_file.Cells(one=2.0)}),
             (True, {}),
         ]
 
@@ -215,7 +215,9 @@ class TestFile:
 
 
 def test_reading_needs_no_whole_file() -> None:
-    file = written(Record(HEADER), *[tape.record(Exchange(path="/x", at=1.0, generation=1), b"a" * 99)] * 9)
-    found = [len(list(tape.read(io.BytesIO(file[:size])))) for size in range(len(file), 120, -1)]
+    file = written(
+        Record(HEADER), *[recording_file.record(Exchange(path="/x", at=1.0, generation=1), b"a" * 99)] * 9
+    )
+    found = [len(list(recording_file.read(io.BytesIO(file[:size])))) for size in range(len(file), 120, -1)]
     assert found == sorted(found, reverse=True)
     assert found[0] == 10

@@ -10,17 +10,17 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from nodewise import cooperative
+from nodewise import cooperative_scheduling
 from nodewise.agent import Evidence, Inputs, MetricRequest, Scores, ValueState, Verdict
 from nodewise.controllers import ControllerKind
 from nodewise.errors import BadSettings
-from nodewise.extender import validation
-from nodewise.extender.chain import AgentFailed, Chain
+from nodewise.extender import result_validation
+from nodewise.extender.agent_chain import AgentFailed, Chain
 from nodewise.extender.decision import Decision
+from nodewise.extender.result_validation import InvalidResult
 from nodewise.extender.third_party import NoState, ThirdPartyKind
-from nodewise.extender.validation import InvalidResult
-from tests.unit.extender import odd_agent
-from tests.unit.extender.odd_agent import ORIGIN, STRANGER, No, OddKind, OddSetup, pod
+from tests.unit.extender import replaceable_agent
+from tests.unit.extender.replaceable_agent import ORIGIN, STRANGER, No, OddKind, OddSetup, pod
 
 
 def fails(error: BaseException) -> Callable[[], Any]:
@@ -35,7 +35,7 @@ def gives(answer: Any) -> Callable[[], Any]:
 
 
 def ranked(setup: OddSetup, snapshot: Any = None) -> Decision:
-    return Chain([setup.agent]).prioritize(pod(), odd_agent.NAMES, snapshot or setup.snapshot, 1.0)
+    return Chain([setup.agent]).prioritize(pod(), replaceable_agent.NAMES, snapshot or setup.snapshot, 1.0)
 
 
 def unscored(setup: OddSetup, snapshot: Any = None) -> str:
@@ -48,13 +48,13 @@ def unscored(setup: OddSetup, snapshot: Any = None) -> str:
 
 def filtered(setup: OddSetup, asking: Any = None, snapshot: Any = None) -> Decision:
     chain = Chain([setup.agent])
-    return chain.filter(asking or pod(), odd_agent.NAMES, snapshot or setup.snapshot, 1.0)
+    return chain.filter(asking or pod(), replaceable_agent.NAMES, snapshot or setup.snapshot, 1.0)
 
 
 def why(decision: Decision) -> str:
     """The one reason for which all candidates are rejected."""
     [(_, verdict)] = decision.verdicts
-    assert verdict.codes.tolist() == [1] * len(odd_agent.NAMES)
+    assert verdict.codes.tolist() == [1] * len(replaceable_agent.NAMES)
     (reason,) = verdict.reasons
     assert isinstance(reason, AgentFailed)
     assert reason.is_failure
@@ -65,7 +65,7 @@ def why(decision: Decision) -> str:
 class TestAnswers:
     def test_a_good_agent_is_asked_as_if_it_were_ours(self) -> None:
         setup = OddSetup(filter=gives(Verdict(np.array([0, 1, 0], np.int64), (No(),))))
-        decision = Chain([setup.agent]).filter(pod(), odd_agent.NAMES, setup.snapshot, 1.0)
+        decision = Chain([setup.agent]).filter(pod(), replaceable_agent.NAMES, setup.snapshot, 1.0)
         assert decision.names[decision.kept()].tolist() == ["a", "c"]
         assert [reason.text() for _, verdict in decision.verdicts for reason in verdict.reasons] == [
             "odd says no"
@@ -84,7 +84,7 @@ class TestAnswers:
         setup = OddSetup()
         seen: list[Any] = []
         setup.agent._agent.filter = lambda _pod, names, snapshot: (
-            seen.append(snapshot) or odd_agent.passes(len(names))
+            seen.append(snapshot) or replaceable_agent.passes(len(names))
         )
         setup.agent.filter(pod(), setup.names, setup.snapshot)
         assert seen[0].agent_states == {"odd": "build"}
@@ -111,7 +111,7 @@ class TestCrashes:
     def test_it_rejects_with_the_kind_of_error(self, error: BaseException) -> None:
         setup = OddSetup(filter=fails(error), score=fails(error))
         assert why(filtered(setup)) == type(error).__name__
-        victims: Any = dict.fromkeys(odd_agent.NAMES, frozenset())
+        victims: Any = dict.fromkeys(replaceable_agent.NAMES, frozenset())
         assert why(Chain([setup.agent]).preempt(pod(), victims, setup.snapshot, 1.0)) == type(error).__name__
         assert unscored(setup) == type(error).__name__
         assert setup.failures() == {"exception": 3.0}
@@ -130,7 +130,9 @@ class TestCrashes:
 
     def test_others_are_asked_all_the_same(self) -> None:
         broken, good = OddSetup(filter=fails(ZeroDivisionError())), OddSetup()
-        decision = Chain([broken.agent, good.agent]).filter(pod(), odd_agent.NAMES, good.snapshot, 1.0)
+        decision = Chain([broken.agent, good.agent]).filter(
+            pod(), replaceable_agent.NAMES, good.snapshot, 1.0
+        )
         assert [verdict.codes.tolist() for _, verdict in decision.verdicts] == [[1, 1, 1], [0, 0, 0]]
 
 
@@ -184,7 +186,7 @@ class TestShapes:
 
     def test_of_evidence(self) -> None:
         good = Evidence("m", "LessThan", 3, np.array([1, 2, 3]), np.zeros(3, np.uint8), np.full(3, np.nan))
-        assert validation.scores(Scores(np.ones(3, np.int64), (good,)), 3) is not None
+        assert result_validation.scores(Scores(np.ones(3, np.int64), (good,)), 3) is not None
         for bad in (
             replace(good, operator="Near"),
             replace(good, metric=7),
@@ -195,7 +197,7 @@ class TestShapes:
             replace(good, ages_s=None),
         ):
             with pytest.raises(InvalidResult):
-                validation.scores(Scores(np.ones(3, np.int64), (bad,)), 3)
+                result_validation.scores(Scores(np.ones(3, np.int64), (bad,)), 3)
 
     def test_no_answer_about_no_candidates(self) -> None:
         setup = OddSetup()
@@ -204,8 +206,8 @@ class TestShapes:
         assert setup.agent.score(pod(), none, setup.snapshot).points.tolist() == []
 
     def test_words_that_cannot_be_written_are_mended(self) -> None:
-        assert validation.text("a\ud800b") == "a?b"
-        assert len(validation.text("x" * 10_000)) == 500
+        assert result_validation.text("a\ud800b") == "a?b"
+        assert len(result_validation.text("x" * 10_000)) == 500
 
 
 class TestDetails:
@@ -243,12 +245,18 @@ class TestDetails:
 class TestSlots:
     def test_a_slot_is_computed_for_each_world(self) -> None:
         setup = OddSetup()
-        assert cooperative.run_at_once(setup.state.build(setup.cluster_state(1.0))) == ("slot of", 1.0)
-        assert cooperative.run_at_once(setup.state.build(setup.cluster_state(2.0))) == ("slot of", 2.0)
+        assert cooperative_scheduling.run_at_once(setup.state.build(setup.cluster_state(1.0))) == (
+            "slot of",
+            1.0,
+        )
+        assert cooperative_scheduling.run_at_once(setup.state.build(setup.cluster_state(2.0))) == (
+            "slot of",
+            2.0,
+        )
 
     def test_a_crash_leaves_none_until_it_works_again(self) -> None:
         setup = OddSetup(build=fails(ZeroDivisionError("by zero")))
-        slot = cooperative.run_at_once(setup.state.build(setup.cluster_state()))
+        slot = cooperative_scheduling.run_at_once(setup.state.build(setup.cluster_state()))
         assert slot == NoState("ZeroDivisionError")
         snapshot = msgspec.structs.replace(setup.snapshot, agent_states={"odd": slot})
         assert why(filtered(setup, snapshot=snapshot)) == "ZeroDivisionError"
@@ -256,7 +264,10 @@ class TestSlots:
         assert setup.agent.filter(STRANGER, setup.names, snapshot) is None
         assert setup.failures() == {"exception": 1.0}
         setup.odd.replacements.clear()
-        assert cooperative.run_at_once(setup.state.build(setup.cluster_state())) == ("slot of", 1.0)
+        assert cooperative_scheduling.run_at_once(setup.state.build(setup.cluster_state())) == (
+            "slot of",
+            1.0,
+        )
 
     def test_before_the_first_snapshot_its_pods_wait(self) -> None:
         setup = OddSetup()
@@ -273,12 +284,12 @@ class TestSlots:
 
     def test_a_want_is_taken_whole(self) -> None:
         metric_request = MetricRequest("m", "m > 0", 60.0, "max", empty_is_healthy=True)
-        assert validation.metric_requests(frozenset({metric_request})) == {metric_request}
+        assert result_validation.metric_requests(frozenset({metric_request})) == {metric_request}
         with pytest.raises(InvalidResult, match="aggregate 'median', expected one of max, min, sum, avg"):
-            validation.metric_requests(frozenset({metric_request._replace(aggregate="median")}))
+            result_validation.metric_requests(frozenset({metric_request._replace(aggregate="median")}))
 
 
-class WithInputs(odd_agent.OddState):
+class WithInputs(replaceable_agent.OddState):
     def __init__(self, objects: Any) -> None:
         super().__init__(OddKind())
         self.inputs = Inputs(objects)
@@ -297,7 +308,7 @@ class TestStart:
     )
     def test_what_cannot_begin_is_a_bad_setting(self, part: str, does: Callable[[], Any], words: str) -> None:
         with pytest.raises(BadSettings, match=f"--agents: 'odd', {part}: {words}"):
-            OddSetup(**{part: does}).kind.watched(odd_agent.Options())
+            OddSetup(**{part: does}).kind.watched(replaceable_agent.Options())
 
     def test_its_pods_are_known_by_the_resources_that_it_names(self) -> None:
         class Marked(OddKind):
@@ -305,11 +316,11 @@ class TestStart:
                 return self.does("resources", {"odd.example/pods": 1})
 
         known = ThirdPartyKind(Marked(), ORIGIN)
-        assert known.resources(odd_agent.Options()) == {"odd.example/pods": True}
-        assert OddSetup().kind.resources(odd_agent.Options()) == {}
+        assert known.resources(replaceable_agent.Options()) == {"odd.example/pods": True}
+        assert OddSetup().kind.resources(replaceable_agent.Options()) == {}
         bad = ThirdPartyKind(Marked(resources=gives(["odd.example/pods"])), ORIGIN)
         with pytest.raises(BadSettings, match="resources: resources of type list, expected dict"):
-            bad.resources(odd_agent.Options())
+            bad.resources(replaceable_agent.Options())
 
     def test_it_has_no_controller(self) -> None:
         assert not isinstance(OddSetup().kind, ControllerKind)
@@ -367,7 +378,7 @@ class Mistaken(OddKind):
 )
 def test_a_kind_of_the_wrong_shape(kind: Any, words: str) -> None:
     with pytest.raises(InvalidResult, match=re.escape(words)):
-        validation.kind(kind, "odd", [OddKind()])
+        result_validation.kind(kind, "odd", [OddKind()])
 
 
 class TestTold:
@@ -381,7 +392,7 @@ class TestTold:
             ("exception", "filter", "ZeroDivisionError"),
             ("shape", "score", "a result of type int, expected Scores"),
         ]
-        assert (lines[0]["agent"], lines[0]["package"], lines[0]["version"]) == odd_agent.ORIGIN
+        assert (lines[0]["agent"], lines[0]["package"], lines[0]["version"]) == replaceable_agent.ORIGIN
         assert str(lines[0]["exc_info"]) == "by zero"
         setup.clock.advance(60.0)
         with capture_logs() as lines:

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from nodewise.clock import ManualClock
-from nodewise.extender.remembering import InFile, Memory
+from nodewise.extender.agent_memory import InFile, Memory
 from nodewise.extender.third_party import ThirdPartyState
-from tests.unit.extender import odd_agent
-from tests.unit.extender.odd_agent import OddKind, OddSetup
+from tests.unit.extender import replaceable_agent
+from tests.unit.extender.replaceable_agent import OddKind, OddSetup
 
 
-class Learning(odd_agent.OddState):
+class Learning(replaceable_agent.OddState):
     """Keeps what it is told to."""
 
     memory_scope = "replica"

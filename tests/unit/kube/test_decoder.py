@@ -3,9 +3,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise.kube import fields
+from nodewise.kube import field_merge
 from nodewise.kube.decoder import ObjectDecoder
-from nodewise.kube.watching import Frame
+from nodewise.kube.list_watch import Frame
 from nodewise.observe.metrics_registry import MetricsRegistry
 
 
@@ -17,7 +17,7 @@ class Sized(msgspec.Struct, frozen=True):
     spec: Spec = Spec()
 
 
-Thing = fields.merge("Thing", Sized)
+Thing = field_merge.merge("Thing", Sized)
 
 
 def raw(name: str, size: object) -> msgspec.Raw:

@@ -3,8 +3,8 @@
 import pytest
 
 from nodewise.kube.api import Api
-from nodewise.simulate.api import CONFIGMAPS, FakeApi
-from tests.unit.kube.suite import ApiSuite, ElectionSuite, EventSuite, ReflectorSuite, decoded, item
+from nodewise.simulate.in_memory_api import CONFIGMAPS, FakeApi
+from tests.unit.kube.api_suite import ApiSuite, ElectionSuite, EventSuite, ReflectorSuite, decoded, item
 
 
 @pytest.fixture

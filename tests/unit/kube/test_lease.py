@@ -9,7 +9,7 @@ from nodewise.kube.elector import Elector
 from nodewise.kube.lease import LeaseLock, Seen, Spec
 from nodewise.kube.resources import LEASES
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.simulate.api import FakeApi
+from nodewise.simulate.in_memory_api import FakeApi
 
 SEAT = LeaseLock("ns", "nodewise", "us")
 OURS = Spec("us", 15, acquire_time="then", renew_time="then", lease_transitions=4)

@@ -4,7 +4,7 @@ from structlog.testing import capture_logs
 from nodewise.clock import ManualClock
 from nodewise.kube.liveness import ApiServerLiveness
 from nodewise.observe.metrics_registry import MetricsRegistry
-from tests.unit.serve.calling import counted
+from tests.unit.serve.raw_client import counted
 
 
 class Watched:

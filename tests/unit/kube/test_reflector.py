@@ -1,4 +1,4 @@
-"""The runner: pace, patience and what it says; `suite` and the laws show that stores come out right."""
+"""The runner: pace, patience and what it says; `api_suite` and the laws show that stores come out right."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,8 +11,8 @@ from nodewise.clock import ManualClock
 from nodewise.errors import Refused, Unavailable
 from nodewise.kube.reflector import Reflector, Target
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.simulate.api import CONFIGMAPS, FakeApi
-from tests.unit.kube.suite import CONFIGMAP, running
+from nodewise.simulate.in_memory_api import CONFIGMAPS, FakeApi
+from tests.unit.kube.api_suite import CONFIGMAP, running
 
 
 class Followed:

@@ -2,14 +2,14 @@ from typing import Any
 
 import pytest
 
-from nodewise.kube import fields
+from nodewise.kube import field_merge
 from nodewise.kube.store import Change, ChangeLog, Writer
 
-Thing = fields.merge("Thing")
+Thing = field_merge.merge("Thing")
 
 
 def thing(name: str, uid: str = "1") -> Any:
-    return Thing(metadata=fields.ObjectMeta(name=name, namespace="n", uid=uid))
+    return Thing(metadata=field_merge.ObjectMeta(name=name, namespace="n", uid=uid))
 
 
 def test_an_empty_store_is_not_synced() -> None:

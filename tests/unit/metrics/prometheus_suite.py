@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nodewise.errors import BadInput, Unavailable
-from nodewise.metrics.nodes import Nodes, Room
+from nodewise.metrics.node_attributes import Nodes, Room
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.source import PrometheusMetrics, Setting
 from nodewise.metrics.series import Series

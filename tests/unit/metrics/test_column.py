@@ -1,12 +1,12 @@
 import numpy as np
 
-from nodewise import cooperative
-from nodewise.cooperative import run_at_once
+from nodewise import cooperative_scheduling
+from nodewise.cooperative_scheduling import run_at_once
 from nodewise.metrics import column
 from nodewise.metrics.column import Column
+from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.node_index import NodeIndex
 from nodewise.metrics.series import Sample, Series, State, newer
-from nodewise.metrics.snapshot import MetricsSnapshot
 
 INDEX = NodeIndex(["a", "b", "c"])
 
@@ -16,7 +16,7 @@ def series(**values: Sample) -> Series:
 
 
 def laid_out(given: Series, index: NodeIndex) -> Column:
-    return cooperative.run_at_once(column.lay_out(given, index))
+    return cooperative_scheduling.run_at_once(column.lay_out(given, index))
 
 
 class TestIndex:

@@ -19,7 +19,7 @@ from nodewise.metrics.series import Series
 from nodewise.metrics.source import MetricRequest
 from tests.unit.metrics.prometheus_double import Given, Prometheus, serving
 from tests.unit.metrics.prometheus_suite import Holding, PrometheusSuite, fetch, source, values
-from tests.unit.serve.papers import Papers
+from tests.unit.serve.certificate_files import Papers
 
 ONE = {'temp{instance="a"}': "1"}
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from nodewise.cooperative import run_at_once
-from nodewise.metrics.nodes import Nodes
-from nodewise.metrics.prometheus import answers, ranges
+from nodewise.cooperative_scheduling import run_at_once
+from nodewise.metrics.node_attributes import Nodes
+from nodewise.metrics.prometheus import query_responses, range_samples
 
 NODES = Nodes({}, {"a": "a", "b": "b", "10.0.0.1": "a"})
 
@@ -15,7 +15,9 @@ NODES = Nodes({}, {"a": "a", "b": "b", "10.0.0.1": "a"})
 def read(*series: tuple[dict[str, Any], Any]) -> dict[str, list[list[float]]]:
     listed = [{"metric": labels, "values": values} for labels, values in series]
     body = {"status": "success", "data": {"resultType": "matrix", "result": listed}}
-    found = ranges.by_node(answers.read(json.dumps(body).encode()), ["node", "instance"], NODES)
+    found = range_samples.by_node(
+        query_responses.read(json.dumps(body).encode()), ["node", "instance"], NODES
+    )
     return {name: points.tolist() for name, points in run_at_once(found).items()}
 
 
@@ -69,4 +71,7 @@ def test_a_series_that_cannot_be_read_stands_in_nobodys_way(values: Any) -> None
 def test_a_histogram_has_no_values() -> None:
     assert read(({"node": "b"}, [[1, "2"]])) == {"b": [[1, 2]]}
     body = {"status": "success", "data": {"resultType": "matrix", "result": [{"metric": {"node": "a"}}]}}
-    assert run_at_once(ranges.by_node(answers.read(json.dumps(body).encode()), ["node"], NODES)) == {}
+    assert (
+        run_at_once(range_samples.by_node(query_responses.read(json.dumps(body).encode()), ["node"], NODES))
+        == {}
+    )

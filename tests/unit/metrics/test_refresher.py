@@ -10,8 +10,8 @@ from nodewise.metrics.refresher import Refresher, RefreshOptions
 from nodewise.metrics.series import Sample, Series
 from nodewise.metrics.source import MetricRequest
 from nodewise.observe.metrics_registry import MetricsRegistry
-from tests.unit.kube import virtual
-from tests.unit.kube.virtual import VirtualClock
+from tests.unit.kube import virtual_time
+from tests.unit.kube.virtual_time import VirtualClock
 
 
 class Source:
@@ -47,7 +47,7 @@ def scenario(
         await play(refresher)
         return refresher
 
-    return virtual.run(run())
+    return virtual_time.run(run())
 
 
 def test_a_new_metric_is_asked_for_at_once_and_only_once() -> None:

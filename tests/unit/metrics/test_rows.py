@@ -15,7 +15,7 @@ from nodewise import clock as clocks
 from nodewise.clock import ManualClock
 from nodewise.errors import Unavailable
 from nodewise.kube.api import NotFound
-from nodewise.metrics.custom import CustomMetrics
+from nodewise.metrics.custom_metrics_api import CustomMetrics
 from nodewise.metrics.refresher import Refresher, RefreshOptions
 from nodewise.metrics.series import Sample
 from nodewise.metrics.source import MetricRequest

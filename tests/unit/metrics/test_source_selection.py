@@ -12,7 +12,7 @@ from nodewise.metrics.series import Sample, Series
 from nodewise.metrics.source import MetricRequest, NotThere, NoValues
 from nodewise.metrics.source_selection import LOOK_S, Failure, Limits, SourceSelector
 from nodewise.observe.metrics_registry import MetricsRegistry
-from tests.unit.kube import virtual
+from tests.unit.kube import virtual_time
 
 M = MetricRequest("m")
 
@@ -67,7 +67,7 @@ def played(play: Callable[[Stage], Awaitable[Any]], *sources: Source) -> list[tu
         await play(Stage(*sources))
 
     with structlog.testing.capture_logs() as lines:
-        virtual.run(run())
+        virtual_time.run(run())
     return [(line["metric"], line["used"], line["unused"]) for line in lines]
 
 

@@ -10,8 +10,8 @@ import pytest
 from nodewise import clock
 from nodewise.errors import BadInput, NodewiseError, Unavailable
 from nodewise.kube.api import NotFound
-from nodewise.metrics.custom import CustomMetrics, chosen_version
-from nodewise.metrics.file import FileMetrics
+from nodewise.metrics.custom_metrics_api import CustomMetrics, chosen_version
+from nodewise.metrics.metric_files import FileMetrics
 from nodewise.metrics.series import Sample, Series
 from nodewise.metrics.source import MetricRequest
 

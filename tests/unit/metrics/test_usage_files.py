@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from nodewise.errors import BadInput, Unavailable
-from nodewise.kube import files
-from nodewise.metrics import file
-from nodewise.metrics.file import FileMetrics
-from nodewise.metrics.nodes import Nodes, Room
+from nodewise.kube import object_files
+from nodewise.metrics import metric_files
+from nodewise.metrics.metric_files import FileMetrics
+from nodewise.metrics.node_attributes import Nodes, Room
 from nodewise.metrics.source import MetricRequest
 
 NANO = 10**9
@@ -38,7 +38,7 @@ def written(folder: Path, *objects: Any) -> str:
 
 
 def shares(path: str) -> dict[str, int]:
-    series = file.snapshot(files.read([path])).series["cpu_usage_share"]
+    series = metric_files.snapshot(object_files.read([path])).series["cpu_usage_share"]
     return {node: sample.value for node, sample in series.samples.items()}
 
 
@@ -46,7 +46,7 @@ def shares(path: str) -> dict[str, int]:
 def test_usage_is_divided_by_the_allocatable_of_the_nodes_beside_it(tmp_path: Path, used: Any) -> None:
     path = written(tmp_path, used, NODE)
     assert shares(path) == {"a": NANO // 4}
-    found = file.snapshot(files.read([path])).series
+    found = metric_files.snapshot(object_files.read([path])).series
     assert found["memory_usage"].samples["a"].value == 1024 * NANO
     assert found["memory_usage_share"].invalid == {"a": "the Node says no allocatable memory"}
 
@@ -54,7 +54,7 @@ def test_usage_is_divided_by_the_allocatable_of_the_nodes_beside_it(tmp_path: Pa
 def test_without_nodes_beside_it_by_that_of_the_nodes_that_are_known(tmp_path: Path) -> None:
     known = Nodes({"a": Room(2 * NANO, None)}, {})
     path = written(tmp_path, USED)
-    found = file.snapshot(files.read([path]), known=known).series["cpu_usage_share"]
+    found = metric_files.snapshot(object_files.read([path]), known=known).series["cpu_usage_share"]
     assert found.samples["a"].value == NANO // 2
 
 
@@ -84,7 +84,7 @@ def test_files_without_usage_have_no_metrics_of_it(tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     path = written(tmp_path, ONE | {"timestamp": 5})
     with pytest.raises(BadInput, match=r"0\.json, document 1: Expected .*; wanted a NodeMetrics"):
-        file.snapshot(files.read([path]))
+        metric_files.snapshot(object_files.read([path]))
 
 
 def test_what_a_file_has_under_a_name_answers_the_query_of_that_name(tmp_path: Path) -> None:

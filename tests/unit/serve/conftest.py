@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.unit.serve.papers import Papers
+from tests.unit.serve.certificate_files import Papers
 
 
 @pytest.fixture(

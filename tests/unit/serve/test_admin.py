@@ -5,7 +5,7 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.admin import admin_routes, admin_server, called_locally
 from nodewise.serve.application import Application, Request, Response, Route
 from nodewise.serve.options import AdminOptions
-from tests.unit.serve.calling import calling
+from tests.unit.serve.raw_client import calling
 
 pytestmark = pytest.mark.anyio
 

@@ -9,7 +9,7 @@ from nodewise.errors import BadInput, Conflict, NodewiseError, Problem, Refused,
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve import responses
 from nodewise.serve.application import Application, Head, Lane, Peer, Request, Response, Route
-from tests.unit.serve.calling import ECHO, JSON, Answer, counted
+from tests.unit.serve.raw_client import ECHO, JSON, Answer, counted
 
 pytestmark = pytest.mark.anyio
 
@@ -192,7 +192,7 @@ async def test_the_kind_of_an_error_gives_the_status(error, status):
 
     answer = await ask(app_of(Route("POST", "/x", handler)), "/x")
     assert answer.status == status
-    assert answer.json() == {"error": str(error), "problems": [p._asdict() for p in error.problems]}
+    assert answer.json() == {"error": str(error), "problems": [p.to_dict() for p in error.problems]}
     assert answer.headers.get("retry-after") == ("3" if status == 503 else None)
 
 

@@ -14,7 +14,7 @@ from nodewise.serve.client_authorizer import PINNED, Client, ClientAuthorizer, c
 from nodewise.serve.close_reasons import CloseReasons
 from nodewise.serve.options import ServeOptions
 from nodewise.serve.tls import Tls
-from tests.unit.serve.calling import (
+from tests.unit.serve.raw_client import (
     ECHO,
     RefusedError,
     called,

@@ -7,7 +7,7 @@ from nodewise.clock import ManualClock
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve import close_reasons
 from nodewise.serve.close_reasons import CloseReasons
-from tests.unit.serve.calling import counted
+from tests.unit.serve.raw_client import counted
 
 
 def test_every_reason_that_is_looked_up_is_in_the_table():

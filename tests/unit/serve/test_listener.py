@@ -7,8 +7,8 @@ from structlog.testing import capture_logs
 
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.options import ServeOptions
-from tests.unit.serve import patient
-from tests.unit.serve.calling import (
+from tests.unit.serve import waiting_loop
+from tests.unit.serve.raw_client import (
     PLAIN,
     called,
     calling,
@@ -60,7 +60,7 @@ async def test_a_handshake_that_drips_gets_no_more_time(papers):
         assert rest.done()
 
 
-@pytest.mark.parametrize("anyio_backend", [patient.BACKEND])
+@pytest.mark.parametrize("anyio_backend", [waiting_loop.BACKEND])
 async def test_h25_a_header_over_tls_that_stops(papers):
     async with (
         serving(papers.options(header_timeout_s=0.05)) as server,
@@ -71,7 +71,7 @@ async def test_h25_a_header_over_tls_that_stops(papers):
         assert await slow.rest() == b""
 
 
-@pytest.mark.parametrize("anyio_backend", [patient.BACKEND])
+@pytest.mark.parametrize("anyio_backend", [waiting_loop.BACKEND])
 async def test_a_body_over_tls_that_stops(papers):
     options = papers.options(body_idle_timeout_s=0.05)
     async with serving(options) as server, calling(server, papers.context()) as slow:

@@ -7,8 +7,8 @@ from structlog.testing import capture_logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.application import Request, Response, Route
 from nodewise.serve.options import ServeOptions
-from tests.unit.serve import patient
-from tests.unit.serve.calling import (
+from tests.unit.serve import waiting_loop
+from tests.unit.serve.raw_client import (
     ECHO,
     PLAIN,
     Answer,
@@ -37,7 +37,7 @@ HEAD = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 @pytest.fixture
 def anyio_backend():
     """One event loop is enough here: what differs between them is TLS and closing, in test_server and test_tls."""
-    return patient.BACKEND
+    return waiting_loop.BACKEND
 
 
 async def ended_by(data: bytes, options: ServeOptions = SHORT) -> tuple[str, bytes]:

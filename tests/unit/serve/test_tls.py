@@ -16,7 +16,8 @@ from nodewise.errors import BadSettings
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve import tls
 from nodewise.serve.tls import Tls
-from tests.unit.serve.calling import (
+from tests.unit.serve.certificate_files import NAMES, issue
+from tests.unit.serve.raw_client import (
     ECHO,
     RefusedError,
     Slow,
@@ -28,7 +29,6 @@ from tests.unit.serve.calling import (
     serving,
     until,
 )
-from tests.unit.serve.papers import NAMES, issue
 
 pytestmark = pytest.mark.anyio
 

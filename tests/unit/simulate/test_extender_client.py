@@ -7,16 +7,18 @@ import httpx2
 import pytest
 
 from nodewise.errors import BadSettings, Unavailable
-from nodewise.simulate import extender_entry, node_info, objects
+from nodewise.simulate import extender_entry, node_info, scheduler_objects
 from nodewise.simulate.extender_client import Extender
 from nodewise.simulate.extender_wire import Victims
 from tests.cluster import objects as made
 from tests.unit.simulate import fake_extender
 
-POD = objects.named(objects.pod(made.pod("web", limits={"telemetry/scheduling": "1"})), "u1", 0)
-SMALL = objects.named(objects.pod(made.running_on("a", made.pod("small"))), "u2", 0)
-A = node_info.holding(objects.node(made.node("a")), [SMALL])
-B = node_info.NodeInfo(objects.node(made.node("b")))
+POD = scheduler_objects.named(
+    scheduler_objects.pod(made.pod("web", limits={"telemetry/scheduling": "1"})), "u1", 0
+)
+SMALL = scheduler_objects.named(scheduler_objects.pod(made.running_on("a", made.pod("small"))), "u2", 0)
+A = node_info.holding(scheduler_objects.node(made.node("a")), [SMALL])
+B = node_info.NodeInfo(scheduler_objects.node(made.node("b")))
 NODES = [A, B]
 
 

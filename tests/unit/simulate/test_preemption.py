@@ -3,11 +3,11 @@ from typing import Any
 
 import pytest
 
-from nodewise.simulate import extender_entry, node_info, objects, plugins, preemption
+from nodewise.simulate import extender_entry, filter_plugins, node_info, preemption, scheduler_objects
 from nodewise.simulate.extender_client import Extender
 from nodewise.simulate.node_info import NodeInfo
-from nodewise.simulate.objects import Pod
 from nodewise.simulate.preemption import Preemption, Situation
+from nodewise.simulate.scheduler_objects import Pod
 from nodewise.simulate.unschedulable_message import Rejection
 from tests.cluster import objects as made
 from tests.unit.simulate import fake_extender
@@ -17,26 +17,26 @@ CLAIMS = "no new claims to deallocate, preemption: "
 
 
 def running(name: str, node: str, cpu: str = "3", priority: int = 0, started_s: float = 100) -> Pod:
-    pod = objects.pod(made.running_on(node, made.pod(name, cpu=cpu, priority=priority)))
-    return objects.bound(objects.named(pod, f"uid-{name}", 0), node, started_s)
+    pod = scheduler_objects.pod(made.running_on(node, made.pod(name, cpu=cpu, priority=priority)))
+    return scheduler_objects.bound(scheduler_objects.named(pod, f"uid-{name}", 0), node, started_s)
 
 
 def full(name: str, *pods: Pod) -> NodeInfo:
     """A node of four cores, and pods on it."""
-    return node_info.holding(objects.node(made.node(name)), pods)
+    return node_info.holding(scheduler_objects.node(made.node(name)), pods)
 
 
 def attempt(*infos: NodeInfo, extenders: list[Extender] | None = None, **fields: Any) -> Preemption:
     """What comes of a pod of priority 100 that wants three cores; `spec` and `rejections` may be given."""
     spec, rejections = fields.get("spec", {}), fields.get("rejections")
     obj = made.pod("large", cpu="3", priority=100)
-    pod = objects.pod(obj | {"spec": obj["spec"] | spec, "status": fields.get("status", {})})
+    pod = scheduler_objects.pod(obj | {"spec": obj["spec"] | spec, "status": fields.get("status", {})})
     nodes = {info.name: info for info in infos}
-    standard = plugins.standard()
+    standard = filter_plugins.standard()
     seen = Situation(
         nodes,
         dict.fromkeys(nodes, NOT_NOW) if rejections is None else rejections,
-        lambda info: plugins.judge(standard, pod, info),
+        lambda info: filter_plugins.judge(standard, pod, info),
     )
     return preemption.attempt(pod, seen, extenders or [], Random(0))
 
@@ -103,7 +103,7 @@ def test_a_pod_may_not_want_to_preempt() -> None:
 
 
 def test_who_waits_for_victims_to_go_takes_no_others() -> None:
-    going = objects.leaving(running("small", "a"), end_s=130)
+    going = scheduler_objects.leaving(running("small", "a"), end_s=130)
     found = attempt(full("a", going), full("b", running("other", "b")), status={"nominatedNodeName": "a"})
     assert found == Preemption(f"{CLAIMS}not eligible due to a terminating pod on the nominated node.")
 

@@ -12,13 +12,13 @@ from nodewise.agents.telemetry import reasons
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.state import POLICIES, TelemetryStateBuilder
 from nodewise.errors import BadInput
-from nodewise.extender import tape
-from nodewise.extender.tape import Exchange, Gap, Moment, Record
-from nodewise.metrics.snapshot import MetricsSnapshot
-from nodewise.simulate import differences
-from nodewise.simulate.differences import NodeChange, Outcome
+from nodewise.extender import recording_file
+from nodewise.extender.recording_file import Exchange, Gap, Moment, Record
+from nodewise.metrics.metrics_snapshot import MetricsSnapshot
+from nodewise.simulate import response_differences
 from nodewise.simulate.replay import Cast, Player, PodChange
-from tests.unit.agents.telemetry.worlds import NOW, cluster_state, metrics_snapshot, policy, rule, series
+from nodewise.simulate.response_differences import NodeChange, Outcome
+from tests.unit.agents.telemetry.snapshots import NOW, cluster_state, metrics_snapshot, policy, rule, series
 from tests.unit.extender.recordings import Recorded, body, played, records
 
 TOO_HOT = "telemetry policy d/pol: heat GreaterThan {}"
@@ -132,13 +132,13 @@ class TestRecalling:
         }
         answer = f'[{{"Host":"n1"   ,"Score":{score}}} ]\n'.encode()
         request = Exchange(path="/scheduler/prioritize", at=NOW, generation=1)
-        return tape.record(request, json.dumps(asked).encode(), answer)
+        return recording_file.record(request, json.dumps(asked).encode(), answer)
 
     def test_scores_are_those_of_what_was_kept(self) -> None:
         kept = b'{"version":1,"until":0,"types":{"d/web":{"n1":[0.5,9,9,1000]}}}'
         player = self.player()
-        player.play(tape.record(tape.Recalled(agent="learned"), kept))
-        player.play(Record(tape.Nodes(added=("n1",))))
+        player.play(recording_file.record(recording_file.Recalled(agent="learned"), kept))
+        player.play(Record(recording_file.Nodes(added=("n1",))))
         player.play(Record(Moment(generation=1, now=NOW)))
         found = player.play(self.exchange(7))
         assert found is not None
@@ -147,7 +147,7 @@ class TestRecalling:
     @pytest.mark.parametrize(("agent", "kept"), [("learned", b"{}"), ("pigeon", b"{}"), ("nobody", b"")])
     def test_what_cannot_be_recalled_is_left_out(self, agent: str, kept: bytes) -> None:
         player = self.player()
-        assert player.play(tape.record(tape.Recalled(agent=agent), kept)) is None
+        assert player.play(recording_file.record(recording_file.Recalled(agent=agent), kept)) is None
 
 
 def _answers(given: list[Record]) -> list[bytes]:
@@ -161,7 +161,7 @@ class TestHoles:
         assert (tally.unanswered, tally.requests, tally.same) == (2, 2, 0)
 
     def test_a_path_that_nobody_serves_any_more(self) -> None:
-        old = tape.record(Exchange(path="/scheduler/guess", at=1.0, generation=1), b"{}", b"{}")
+        old = recording_file.record(Exchange(path="/scheduler/guess", at=1.0, generation=1), b"{}", b"{}")
         assert played([*recorded(), old]).player.tally.unanswered == 1
 
     def test_requests_before_the_first_view(self) -> None:
@@ -176,11 +176,11 @@ class TestHoles:
     @pytest.mark.parametrize(
         "entry",
         [
-            Record(tape.Nodes(gone=("nobody",))),
-            Record(tape.Objects(of=POLICIES, order=(("d", "x"),))),
-            tape.record(tape.Object(of=POLICIES, key=("d", "x")), b"[]"),
-            tape.record(tape.SeriesEntry(metric="m", nodes=("a", "b")), b"{}"),
-            Record(tape.SeriesEntry(metric="m")),
+            Record(recording_file.Nodes(gone=("nobody",))),
+            Record(recording_file.Objects(of=POLICIES, order=(("d", "x"),))),
+            recording_file.record(recording_file.Object(of=POLICIES, key=("d", "x")), b"[]"),
+            recording_file.record(recording_file.SeriesEntry(metric="m", nodes=("a", "b")), b"{}"),
+            Record(recording_file.SeriesEntry(metric="m")),
         ],
         ids=["a node that was not there", "no such object", "no object", "no samples", "no series"],
     )
@@ -189,7 +189,7 @@ class TestHoles:
             played([recorded()[0], entry])
 
     def test_objects_of_an_agent_that_is_off_are_left_out(self) -> None:
-        other = tape.record(tape.Object(of="cards", key=("", "n1")), b"{}")
+        other = recording_file.record(recording_file.Object(of="cards", key=("", "n1")), b"{}")
         whole = recorded("filter")
         assert played([whole[0], other, *whole[1:]]).differences == []
 
@@ -221,16 +221,16 @@ class TestDefects:
 class TestParting:
     def test_whole_nodes_are_told_apart_by_name(self) -> None:
         whole = b'{"Nodes":{"items":[{"metadata":{"name":"a"}}]},"FailedNodes":{"b":"hot"}}'
-        assert differences.by_node("filter", whole) == {"a": "kept", "b": "hot"}
+        assert response_differences.by_node("filter", whole) == {"a": "kept", "b": "hot"}
 
     def test_bytes_that_say_the_same_differ_all_the_same(self) -> None:
         one, other = Outcome(b'[{"Host":"a","Score":1}]'), Outcome(b'[{"Host":"a", "Score":1}]')
-        assert differences.changes("prioritize", one, other) == ()
-        assert differences.parting(one, other).startswith("from byte 13 on: ")
+        assert response_differences.changes("prioritize", one, other) == ()
+        assert response_differences.parting(one, other).startswith("from byte 13 on: ")
 
     @pytest.mark.parametrize("body", [b"", b"[]", b'{"Nodes":{"items":[{}]}}', b"\xff"])
     def test_what_is_no_answer_names_no_node(self, body: bytes) -> None:
-        assert differences.changes("filter", Outcome(body), Outcome(b'{"NodeNames":["a"]}')) == ()
+        assert response_differences.changes("filter", Outcome(body), Outcome(b'{"NodeNames":["a"]}')) == ()
 
 
 def test_nothing_recorded_is_nothing_replayed() -> None:

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from nodewise.agent import FilterPlugin, Names, ScorePlugin, Scores, Snapshot, Verdict
 from nodewise.agents.congestion.options import CongestionOptions
 from nodewise.agents.congestion.state import CongestionState, Factors, why_missing
-from nodewise.statistics.annotations import CONGESTION_FACTOR
-from nodewise.statistics.missing import NoStatistics, StatisticsNotReady
+from nodewise.statistics.load_annotations import CONGESTION_FACTOR
+from nodewise.statistics.missing_statistics import NoStatistics, StatisticsNotReady
 
 PRIORITY: Final = "congestion"
 """Its name in kube-scheduler's configuration, as in the older system, which had no predicate."""

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-from nodewise.statistics.missing import MissingOptions
+from nodewise.statistics.missing_statistics import MissingOptions
 
 
 class CongestionOptions(MissingOptions, frozen=True, kw_only=True):

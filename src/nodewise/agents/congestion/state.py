@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from nodewise.agent import MAX_SCORE, ClusterState, Inputs, StateBuilder
 from nodewise.agents.congestion.options import CongestionOptions
-from nodewise.statistics import annotations
-from nodewise.statistics.annotations import CONGESTION_FACTOR, CongestionAnnotations
+from nodewise.statistics import load_annotations
+from nodewise.statistics.load_annotations import CONGESTION_FACTOR, CongestionAnnotations
 
 _NODES_PER_PART: Final = 512
 """Nodes that are read between two yields: half a millisecond."""
@@ -63,7 +63,7 @@ class CongestionStateBuilder(StateBuilder[CongestionState]):
         while part := list(islice(nodes, _NODES_PER_PART)):
             numbers = cluster_state.nodes.numbers([name for (_, name), _ in part])
             texts = [annotation(node) for _, node in part]
-            factors[numbers] = annotations.integers(texts)
+            factors[numbers] = load_annotations.integers(texts)
             for at in np.flatnonzero(np.isnan(factors[numbers])).tolist():
                 if text := texts[at]:
                     # one character more than is shown tells that there are more

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, 
 from functools import partial
 from typing import Any, Final
 
-from nodewise import cooperative
+from nodewise import cooperative_scheduling
 from nodewise.agent import ClusterState, NodeIndex, Snapshot
 from nodewise.agents.gpu import consistency, demand_histogram, descheduling, garbage_collection, metrics
 from nodewise.agents.gpu.consistency import Difference, ObservedChanges
@@ -34,10 +34,10 @@ from nodewise.controllers import Controller, Handle
 from nodewise.errors import BadInput, Conflict, NodewiseError, Refused
 from nodewise.kube import resources
 from nodewise.kube.api import NotFound
-from nodewise.kube.bulk import every
+from nodewise.kube.concurrent_calls import every
 from nodewise.kube.store import Changes, Store
-from nodewise.metrics.snapshot import MetricsSnapshot
-from nodewise.observe import logs, supervision
+from nodewise.metrics.metrics_snapshot import MetricsSnapshot
+from nodewise.observe import background_tasks, logs
 from nodewise.state import NODES
 
 NAME: Final = "gpu"
@@ -93,7 +93,7 @@ class GpuController(Controller):
 
     async def run(self) -> None:
         """Check the allocations and publish metrics, in every replica."""
-        await supervision.keep_all_running(self._checker.run, self._gauges.run)
+        await background_tasks.keep_all_running(self._checker.run, self._gauges.run)
 
 
 class DescheduleLabels:
@@ -111,7 +111,7 @@ class DescheduleLabels:
         """Write the labels that differ."""
         now_s = self._handle.clock.monotonic()
         self._written = {uid: written for uid, written in self._written.items() if written[1] > now_s}
-        changes = await cooperative.run(descheduling.changes(agent_state))
+        changes = await cooperative_scheduling.run(descheduling.changes(agent_state))
         await every(self._write(written) for written in changes if not self._is_written(written.pod))
 
     def _is_written(self, pod: AllocatedPod) -> bool:
@@ -156,9 +156,9 @@ class GarbageCollector:
     async def _collect(self, agent_state: GpuState) -> None:
         leases, nodes = self._handle.objects[ALLOCATION_RECORDS].snapshot(), self._handle.nodes
         names = {name for _, name in nodes.snapshot()}
-        unconfirmed = await cooperative.run(garbage_collection.unconfirmed(agent_state, leases))
+        unconfirmed = await cooperative_scheduling.run(garbage_collection.unconfirmed(agent_state, leases))
         gone = (
-            await cooperative.run(garbage_collection.orphaned_records(agent_state, leases, names))
+            await cooperative_scheduling.run(garbage_collection.orphaned_records(agent_state, leases, names))
             if nodes.synced
             else []
         )
@@ -264,12 +264,12 @@ class DemandCounter:
         there: DemandConfigMap | None = self._handle.objects[DEMAND_CONFIGMAP].get(
             self._handle.namespace, demand_histogram.NAME
         )
-        before = await cooperative.run(demand_histogram.read(there))
+        before = await cooperative_scheduling.run(demand_histogram.read(there))
         reader = DemandReader(self._profile, self._options, self._handle.clock.now())
-        after = await cooperative.run(demand_histogram.added(before, self._old, self._new, reader))
+        after = await cooperative_scheduling.run(demand_histogram.added(before, self._old, self._new, reader))
         if after.history != before.history:
             namespace = self._handle.namespace
-            data = await cooperative.run(demand_histogram.data_of(after))
+            data = await cooperative_scheduling.run(demand_histogram.data_of(after))
             body = demand_histogram.body(data, namespace, there.metadata.resourceVersion if there else "")
             if there is None:
                 await self._handle.api.create(_CONFIGMAPS.path(namespace), body)
@@ -326,7 +326,7 @@ class ConsistencyChecker:
             if ours is None:
                 return None
             computed = await self._computed(fresh)
-            return await cooperative.run(
+            return await cooperative_scheduling.run(
                 consistency.differences(ours, computed, listening.told, self._stored)
             )
         finally:
@@ -369,7 +369,7 @@ class ConsistencyChecker:
         cluster_state = ClusterState(
             index, objects, MetricsSnapshot(), self._handle.clock.now(), nodes, versions
         )
-        return await cooperative.run(GpuStateBuilder(self._profile).build(cluster_state))
+        return await cooperative_scheduling.run(GpuStateBuilder(self._profile).build(cluster_state))
 
     def _stored(self, node: str) -> str:
         return record_text(
@@ -420,11 +420,13 @@ class MetricsPublisher:
 
     async def show(self, agent_state: GpuState) -> None:
         """Set the metrics that changed, and remove those that are gone."""
-        details = await cooperative.run(metrics.details(agent_state, self._profile, self._most))
+        details = await cooperative_scheduling.run(metrics.details(agent_state, self._profile, self._most))
         values = {**metrics.totals(agent_state, self._profile), **details}
-        async for (name, labels), value in cooperative.iterate(values.items()):
+        async for (name, labels), value in cooperative_scheduling.iterate(values.items()):
             if self._shown.get((name, labels)) != value:
                 self._handle.meters.set(name, value, **dict(labels))
-        async for name, labels in cooperative.iterate([key for key in self._shown if key not in values]):
+        async for name, labels in cooperative_scheduling.iterate(
+            [key for key in self._shown if key not in values]
+        ):
             self._handle.meters.forget(name, **dict(labels))
         self._shown = values

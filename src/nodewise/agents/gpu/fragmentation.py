@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise import cooperative
+from nodewise import cooperative_scheduling
 from nodewise.agents.gpu.candidate_gpus import CandidateGpus
 from nodewise.agents.gpu.gpu_layout import GpuLayout
 from nodewise.agents.gpu.typical_pods import PodClass
@@ -99,7 +99,7 @@ NO_WORKLOAD: Final = WorkloadTables(np.zeros(0, np.int64), {}, (), np.zeros((1, 
 
 def tables(classes: Mapping[PodClass, float], counts: Sequence[str] = ()) -> WorkloadTables:
     """The result of `building`, computed in one step."""
-    return cooperative.run_at_once(building(classes, counts))
+    return cooperative_scheduling.run_at_once(building(classes, counts))
 
 
 def building(

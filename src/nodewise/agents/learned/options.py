@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 
 from nodewise.option import Option
-from nodewise.statistics.missing import MissingRules, Score
+from nodewise.statistics.missing_statistics import MissingRules, Score
 
 
 class LearnedOptions(MissingRules, msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from nodewise.agents.learned.pods import Container, ContainerState, ObservedPod, Terminated
-from nodewise.statistics import annotations
+from nodewise.statistics import load_annotations
 
 RUNS: Final = 1.0
 SUSPICIOUS: Final = 0.5
@@ -160,7 +160,7 @@ def _ended_at(pod: ObservedPod) -> float:
 
 
 def _up_at(pod: ObservedPod) -> float:
-    return _latest(annotations.time(_started(container)) for container in _containers(pod))
+    return _latest(load_annotations.time(_started(container)) for container in _containers(pod))
 
 
 def _started(container: Container) -> str | None:
@@ -173,4 +173,4 @@ def _latest(times_s: Iterable[float]) -> float:
 
 
 def _time(ended: Terminated | None, which: str) -> float:
-    return annotations.time(getattr(ended, which)) if ended is not None else np.nan
+    return load_annotations.time(getattr(ended, which)) if ended is not None else np.nan

@@ -6,11 +6,11 @@
 | `config.py` | the older system's file, and the configuration of both |
 | `resources.py` | requests, capacity and requested amounts in the same units |
 | `node_requests.py` | the sum of pod requests on each node |
-| `moments.py` | mean and covariance over nodes, without and with a pod |
+| `mean_covariance.py` | mean and covariance over nodes, without and with a pod |
 | `objectives.py` | the three objectives |
 | `demand.py` | mean and covariance of pod requests |
-| `memory.py` | the counted pods, and the stored form |
-| `ranks.py` | values of the objective as scores |
+| `pod_statistics.py` | the counted pods, and the stored form |
+| `score_scaling.py` | values of the objective as scores |
 | `details.py` | the value of the objective on each node, as numbers and text |
 | `state.py` | computes the agent's state from nodes and pods |
 | `agent.py` | answers requests, and `/state/pigeon` |
@@ -27,7 +27,7 @@ from nodewise.agents.pigeon.agent import PigeonAgent
 from nodewise.agents.pigeon.node_requests import HoldingPod
 from nodewise.agents.pigeon.options import PigeonOptions
 from nodewise.agents.pigeon.state import PODS, PigeonNode, PigeonPod, PigeonStateBuilder
-from nodewise.statistics.requests import HOLDING_SELECTORS
+from nodewise.statistics.pod_requests import HOLDING_SELECTORS
 
 _PODS: Final = Resource("", "v1", "pods", "Pod")
 

@@ -16,13 +16,13 @@ from nodewise.agent import (
     Verdict,
 )
 from nodewise.agents.pigeon import demand as demands
-from nodewise.agents.pigeon import ranks, resources
+from nodewise.agents.pigeon import resources, score_scaling
 from nodewise.agents.pigeon.config import PigeonConfig
 from nodewise.agents.pigeon.details import PigeonDetails, bits
 from nodewise.agents.pigeon.options import PigeonOptions
 from nodewise.agents.pigeon.resources import NAMES, UNIT_NAMES, Row
 from nodewise.agents.pigeon.state import PigeonPod, PigeonState
-from nodewise.statistics.missing import NoStatistics, StatisticsNotReady
+from nodewise.statistics.missing_statistics import NoStatistics, StatisticsNotReady
 
 PRIORITY: Final = "pigeon-holing"
 """The older system's name of the agent's scores."""
@@ -40,7 +40,7 @@ class PigeonAgent(
     def __init__(self, options: PigeonOptions, config: PigeonConfig) -> None:
         self._options = options
         self._config = config
-        self._rank = ranks.RANKS[options.pigeon_scaling]
+        self._rank = score_scaling.RANKS[options.pigeon_scaling]
         self.filter_enabled = options.rejects_missing
         self.predicates = {PRIORITY: self.filter} if options.rejects_missing else {}
         self.priorities = {PRIORITY: self.score}
@@ -94,7 +94,7 @@ class PigeonAgent(
             self._config.objective, measured, variability, bits(lacking), missing if missing.any() else None
         )
 
-    def _points(self, details: PigeonDetails) -> ranks.Points:
+    def _points(self, details: PigeonDetails) -> score_scaling.Points:
         values = details.values()
         default, missing = self._options.score_missing, details.missing
         if default is None or missing is None:

@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from nodewise.agents.pigeon import moments
-from nodewise.agents.pigeon.moments import Floats
+from nodewise.agents.pigeon import mean_covariance
+from nodewise.agents.pigeon.mean_covariance import Floats
 from nodewise.agents.pigeon.resources import NAMES, Row
 
 WINDOW: Final = 100
@@ -77,4 +77,4 @@ def variability(of: DemandStatistics, scale: Row) -> float:
     mean = of.mean[:some] * per_unit
     along = mean * per_unit
     variance = np.maximum(along @ of.covariance[:some, :some] @ along, 0.0)
-    return float(moments.variability(mean[:, None], np.array([variance]))[0])
+    return float(mean_covariance.variability(mean[:, None], np.array([variance]))[0])

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agents.pigeon.moments import Floats
+from nodewise.agents.pigeon.mean_covariance import Floats
 from nodewise.agents.pigeon.objectives import Objective
 from nodewise.agents.pigeon.resources import NAMES
 

@@ -11,8 +11,8 @@ from nodewise.agent import ObjectKey
 from nodewise.agents.pigeon import resources
 from nodewise.agents.pigeon.resources import Amounts
 from nodewise.state import Change
-from nodewise.statistics.amounts import Quantity
-from nodewise.statistics.requests import (
+from nodewise.statistics.integer_quantities import Quantity
+from nodewise.statistics.pod_requests import (
     HoldingSpec,
     HoldingStatus,
     RequestedResources,

@@ -9,8 +9,8 @@ from typing import Final, Literal, NamedTuple, Protocol, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agents.pigeon import moments
-from nodewise.agents.pigeon.moments import Floats, Growth, Moments
+from nodewise.agents.pigeon import mean_covariance
+from nodewise.agents.pigeon.mean_covariance import Floats, Growth, Moments
 
 Objective = Literal["A_BINPACK", "LOAD_BALANCE", "CONSOLIDATE"]
 OBJECTIVES: Final[tuple[Objective, ...]] = get_args(Objective)
@@ -48,11 +48,13 @@ class Balance:
     def __init__(self, table: Table, prime: int) -> None:
         self._prime = prime
         self._per_unit = _per_unit(table.capacity[prime])
-        self._moments: Moments = moments.of(_shares(table, prime)[None])
+        self._moments: Moments = mean_covariance.of(_shares(table, prime)[None])
 
     def measured(self, columns: NDArray[np.intp], demand: Floats) -> Floats:
         growth = Growth(columns, (demand[self._prime] * self._per_unit[columns])[None])
-        deviation: Floats = np.sqrt(moments.grown_variance(self._moments, growth, np.ones_like(growth.by)))
+        deviation: Floats = np.sqrt(
+            mean_covariance.grown_variance(self._moments, growth, np.ones_like(growth.by))
+        )
         return deviation
 
 
@@ -102,12 +104,12 @@ class Fit:
         has_none = table.capacity <= 0
         shares = np.where(has_none, table.used > 0, np.clip(table.used * _per_unit(table.capacity), 0.0, 1.0))
         self._per_unit = _per_unit(table.capacity)
-        self._moments = moments.of(shares)
+        self._moments = mean_covariance.of(shares)
 
     def measured(self, columns: NDArray[np.intp], demand: Floats) -> Floats:
         growth = Growth(columns, demand[:, None] * self._per_unit[:, columns])
-        mean = moments.grown_mean(self._moments, growth)
-        return moments.variability(mean, moments.grown_variance(self._moments, growth, mean))
+        mean = mean_covariance.grown_mean(self._moments, growth)
+        return mean_covariance.variability(mean, mean_covariance.grown_variance(self._moments, growth, mean))
 
 
 LAYOUTS: Final[Mapping[Objective, Callable[[Table, int], Layout]]] = {

@@ -4,10 +4,10 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from nodewise.agents.pigeon.ranks import Scaling
 from nodewise.agents.pigeon.resources import GPU, NAMES
+from nodewise.agents.pigeon.score_scaling import Scaling
 from nodewise.option import Option
-from nodewise.statistics.missing import MissingRules, Score, When
+from nodewise.statistics.missing_statistics import MissingRules, Score, When
 
 
 class PigeonOptions(MissingRules, msgspec.Struct, frozen=True, kw_only=True):

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.errors import UNREADABLE
-from nodewise.statistics import amounts, annotations, capacity, requests
-from nodewise.statistics.amounts import MAX_AMOUNT
-from nodewise.statistics.annotations import AllocationAnnotations
-from nodewise.statistics.requests import RequestingPod
+from nodewise.statistics import integer_quantities, load_annotations, node_capacity, pod_requests
+from nodewise.statistics.integer_quantities import MAX_AMOUNT
+from nodewise.statistics.load_annotations import AllocationAnnotations
+from nodewise.statistics.pod_requests import RequestingPod
 
 NAMES: Final = ("cpu", "memory", "pods", "gpu", "ephemeral-storage")
 """Also of the annotations `requested-<name>`, whatever the resource is called that counts as `gpu`."""
@@ -40,7 +40,7 @@ _decode: Final = msgspec.json.Decoder(dict[str, Any] | None).decode
 def taken(pod: RequestingPod, gpu: str = GPU) -> Amounts:
     """What the containers of a pod ask for, without those that initialise, and without overhead."""
     cpu, memory, devices, storage = (
-        requests.together(pod, name) for name in ("cpu", "memory", gpu, NAMES[-1])
+        pod_requests.together(pod, name) for name in ("cpu", "memory", gpu, NAMES[-1])
     )
     return (cpu, memory, 1, devices, storage)
 
@@ -55,7 +55,7 @@ def demand(pod: RequestingPod, gpu: str = GPU) -> Row:
 
 def allocatable(raw: msgspec.Raw, gpu: str = GPU) -> Amounts:
     """What a node can give to pods, in the units of quantities; 0 for what it does not say."""
-    whole = capacity.read(raw)
+    whole = node_capacity.read(raw)
     devices = whole.gpu if gpu == GPU else _amount(raw, gpu)
     return (whole.cpu_milli, whole.memory_bytes, whole.pods, devices, whole.ephemeral_storage_bytes)
 
@@ -65,7 +65,7 @@ def _amount(raw: msgspec.Raw, resource: str) -> int:
         fields = _decode(raw) or {}
     except UNREADABLE:
         fields = {}
-    return amounts.units(fields.get(resource))
+    return integer_quantities.units(fields.get(resource))
 
 
 def requested(written: AllocationAnnotations | None) -> Amounts:
@@ -82,7 +82,7 @@ def requested(written: AllocationAnnotations | None) -> Amounts:
         written.requested_gpu,
         written.requested_ephemeral_storage,
     )
-    return tuple(map(annotations.number, texts))
+    return tuple(map(load_annotations.number, texts))
 
 
 def counted(raw_amounts: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -11,15 +11,15 @@ from nodewise.agent import ClusterState, Inputs, NodeIndex, ObjectKey, StateBuil
 from nodewise.agents.pigeon import resources
 from nodewise.agents.pigeon.config import DEFAULT, PigeonConfig
 from nodewise.agents.pigeon.details import Bits, bits
-from nodewise.agents.pigeon.memory import DemandMemory
-from nodewise.agents.pigeon.moments import Floats
+from nodewise.agents.pigeon.mean_covariance import Floats
 from nodewise.agents.pigeon.node_requests import NodeRequests
 from nodewise.agents.pigeon.objectives import A_BINPACK, LAYOUTS, Layout, Table
+from nodewise.agents.pigeon.pod_statistics import DemandMemory
 from nodewise.agents.pigeon.resources import Amounts, Row
 from nodewise.state import NODES
-from nodewise.statistics.annotations import AllocationAnnotations
-from nodewise.statistics.capacity import NodeStatus
-from nodewise.statistics.requests import RequestingPod
+from nodewise.statistics.load_annotations import AllocationAnnotations
+from nodewise.statistics.node_capacity import NodeStatus
+from nodewise.statistics.pod_requests import RequestingPod
 
 PODS: Final = "pigeon_pods"
 """The key of the pods in `ClusterState.objects`."""

@@ -4,8 +4,8 @@
 |---|---|
 | `options.py` | settings |
 | `state.py` | the load of nodes, without and with a pod |
-| `beta.py` | the beta distribution as a model of a node's load |
-| `tail.py` | from mean and deviation to verdicts and scores, for all nodes at once |
+| `beta_distribution.py` | the beta distribution as a model of a node's load |
+| `risk_scores.py` | from mean and deviation to verdicts and scores, for all nodes at once |
 | `details.py` | the numbers of each node, and their texts |
 | `agent.py` | answers requests |
 
@@ -21,8 +21,8 @@ from nodewise.agent import AgentKind, LoadScoring
 from nodewise.agents.safe.agent import PodFields, SafeAgent
 from nodewise.agents.safe.options import SafeOptions
 from nodewise.agents.safe.state import SafeStateBuilder
-from nodewise.statistics.annotations import UsageAnnotations
-from nodewise.statistics.load import UsageNode
+from nodewise.statistics.load_annotations import UsageAnnotations
+from nodewise.statistics.node_load import UsageNode
 
 
 class SafeKind(AgentKind):

@@ -20,12 +20,12 @@ from nodewise.agent import (
 from nodewise.agents.safe import state as shares
 from nodewise.agents.safe.details import RiskDetails
 from nodewise.agents.safe.options import SafeOptions
+from nodewise.agents.safe.risk_scores import Tail
 from nodewise.agents.safe.state import SafeState, Shares
-from nodewise.agents.safe.tail import Tail
-from nodewise.statistics import requests
-from nodewise.statistics.load import RESOURCES
-from nodewise.statistics.missing import NoStatistics, StatisticsNotReady
-from nodewise.statistics.requests import PodRequest, RequestingPod
+from nodewise.statistics import pod_requests
+from nodewise.statistics.missing_statistics import NoStatistics, StatisticsNotReady
+from nodewise.statistics.node_load import RESOURCES
+from nodewise.statistics.pod_requests import PodRequest, RequestingPod
 
 OWN_MISSING: Final = 0
 """The score of a node without statistics, as in the older system."""
@@ -80,7 +80,7 @@ class SafeAgent(FilterPlugin[PodFields, SafeState], ScorePlugin[PodFields, SafeS
 
     def equivalence_key(self, pod: PodFields) -> PodRequest:
         """What the pod requests; no other field matters."""
-        return requests.effective(pod)
+        return pod_requests.effective(pod)
 
     def filter(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Verdict | None:
         """Rejects nodes where the risk of overload is above the percentile."""

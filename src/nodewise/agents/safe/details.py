@@ -6,10 +6,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agents.safe import beta
+from nodewise.agents.safe import beta_distribution
 from nodewise.agents.safe.state import Shares
-from nodewise.statistics.load import RESOURCES
-from nodewise.statistics.missing import Missing
+from nodewise.statistics.missing_statistics import Missing
+from nodewise.statistics.node_load import RESOURCES
 
 _BLOCK: Final = 64
 """Candidates whose risk is computed together in about 0.3 ms; one by one it takes ten times as long."""
@@ -58,7 +58,7 @@ class RiskDetails:
         if risks is None:
             here = slice(block * _BLOCK, (block + 1) * _BLOCK)
             mean, deviation = self.shares.mean[:, here], self.shares.deviation[:, here]
-            risks = self._risks[block] = beta.risk(mean, deviation, self.threshold)
+            risks = self._risks[block] = beta_distribution.risk(mean, deviation, self.threshold)
         return risks
 
     def distances(self) -> NDArray[np.float64]:
@@ -79,7 +79,7 @@ class RiskDetails:
     def _numbers(self, number: int, candidate: int) -> dict[str, Any]:
         mean = float(self.shares.mean[number, candidate])
         deviation = float(self.shares.deviation[number, candidate])
-        shapes = beta.fit(mean, deviation if deviation >= beta.STEADY else 0.0)
+        shapes = beta_distribution.fit(mean, deviation if deviation >= beta_distribution.STEADY else 0.0)
         numbers: dict[str, Any] = {
             "mean_share": mean,
             "std_share": deviation,
@@ -91,15 +91,19 @@ class RiskDetails:
         missing = Missing(int(self.shares.missing[number, candidate]))
         if missing:
             numbers["missing"] = missing.words
-        if self.prints_table and beta.valid(*shapes):
+        if self.prints_table and beta_distribution.valid(*shapes):
             numbers["table"] = _table(shapes)
         return numbers
 
 
-def _table(shapes: beta.Shapes) -> dict[str, list[float]]:
+def _table(shapes: beta_distribution.Shapes) -> dict[str, list[float]]:
     """Density, cumulative probability and mean residual of the distribution at steps of 0.05."""
     x = np.arange(21) / 20
-    functions = {"pdf": beta.pdf, "cdf": beta.cdf, "residual": beta.mean_residual_life}
+    functions = {
+        "pdf": beta_distribution.pdf,
+        "cdf": beta_distribution.cdf,
+        "residual": beta_distribution.mean_residual_life,
+    }
     return {"x": x.tolist(), **{name: function(x, *shapes).tolist() for name, function in functions.items()}}
 
 

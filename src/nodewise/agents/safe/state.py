@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from nodewise.agent import ClusterState, Inputs, MetricRequest, ObjectKey, StateBuilder
 from nodewise.agents.safe.options import SafeOptions
-from nodewise.statistics.load import Load, LoadReader, Table
-from nodewise.statistics.missing import Missing
-from nodewise.statistics.requests import PodRequest
+from nodewise.statistics.missing_statistics import Missing
+from nodewise.statistics.node_load import Load, LoadReader, Table
+from nodewise.statistics.pod_requests import PodRequest
 
 
 class SafeState(NamedTuple):

@@ -4,17 +4,17 @@
 |---|---|
 | `operators.py` | what LessThan, GreaterThan and Equals mean |
 | `policy.py` | a TASPolicy read into values, with its problems |
-| `schema.py` | what `policy lint` reports: what the API server refuses, and what has no effect |
-| `taspolicies.yaml` | the shipped definition, for `schema.py` |
-| `trust.py` | which namespaces' policies may affect the whole cluster |
-| `rules.py` | which nodes break which rules |
-| `ranks.py` | from values to scores |
+| `policy_lint.py` | what `policy lint` reports: what the API server refuses, and what has no effect |
+| `taspolicies.yaml` | the shipped definition, for `policy_lint.py` |
+| `namespace_trust.py` | which namespaces' policies may affect the whole cluster |
+| `rule_evaluation.py` | which nodes break which rules |
+| `rank_scores.py` | from values to scores |
 | `reasons.py` | why a node is rejected, in words |
 | `state.py` | policies and samples in, the slot of the snapshot out |
 | `agent.py` | answers a request by look-up |
-| `suspension.py` | a rule that loses most of its nodes at once |
-| `labels.py` | which node labels policies want |
-| `ownership.py` | whose a node's labels are |
+| `rule_suspension.py` | a rule that loses most of its nodes at once |
+| `node_labels.py` | which node labels policies want |
+| `label_ownership.py` | whose a node's labels are |
 | `status.py` | what a policy's status should say |
 | `controller.py` | writes labels, status and events, in the leader |
 | `options.py` | settings |
@@ -30,10 +30,10 @@ import msgspec
 from nodewise.agent import Resource, Watched
 from nodewise.agents.telemetry.agent import PodFields, TelemetryAgent
 from nodewise.agents.telemetry.controller import TelemetryController
+from nodewise.agents.telemetry.namespace_trust import LABEL, NAMESPACES, VALUE, NamespaceObject
 from nodewise.agents.telemetry.options import TelemetryOptions, max_age_s
 from nodewise.agents.telemetry.policy import PolicyObject
 from nodewise.agents.telemetry.state import POLICIES, TelemetryStateBuilder
-from nodewise.agents.telemetry.trust import LABEL, NAMESPACES, VALUE, NamespaceObject
 from nodewise.controllers import ControllerKind, Handle
 
 

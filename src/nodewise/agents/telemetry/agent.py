@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from nodewise.agent import FilterPlugin, Names, Reason, ScorePlugin, Scores, Snapshot, Verdict
-from nodewise.agents.telemetry import ranks, reasons
+from nodewise.agents.telemetry import rank_scores, reasons
 from nodewise.agents.telemetry.state import PolicyState, TelemetryState
 
 POLICY_LABEL: Final = "telemetry-policy"
@@ -84,7 +84,7 @@ class TelemetryAgent(FilterPlugin[PodFields, TelemetryState], ScorePlugin[PodFie
         if not isinstance(policy, PolicyState) or policy.ranks is None or policy.preferring is None:
             return None
         evidence = policy.preferring.evidence(candidates, ranks_only=True)
-        return Scores(ranks.points(policy.ranks[candidates.numbers]), (evidence,))
+        return Scores(rank_scores.points(policy.ranks[candidates.numbers]), (evidence,))
 
     def _policy(self, pod: PodFields, snapshot: Snapshot) -> PolicyState | Reason | None:
         """The decided policy that the pod names, the reason why there is none, or None if it names none."""

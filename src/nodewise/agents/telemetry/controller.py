@@ -1,5 +1,5 @@
 """The telemetry agent's hand on the API server: node labels, policies' status, events. Only here does the agent touch
-it, and only in the leader. What is to be written is computed elsewhere (`labels`, `ownership`, `status`).
+it, and only in the leader. What is to be written is computed elsewhere (`node_labels`, `label_ownership`, `status`).
 """
 
 import asyncio
@@ -9,12 +9,12 @@ from typing import Any, Final
 
 import msgspec
 
-from nodewise import cooperative, quantity
+from nodewise import cooperative_scheduling, quantity
 from nodewise.agent import ObjectKey, Resource, Snapshot
-from nodewise.agents.telemetry import labels, ownership, status
-from nodewise.agents.telemetry.labels import Labels
+from nodewise.agents.telemetry import label_ownership, node_labels, status
+from nodewise.agents.telemetry.label_ownership import FIELD_MANAGER
+from nodewise.agents.telemetry.node_labels import Labels
 from nodewise.agents.telemetry.options import TelemetryOptions
-from nodewise.agents.telemetry.ownership import FIELD_MANAGER
 from nodewise.agents.telemetry.policy import PolicyObject
 from nodewise.agents.telemetry.state import POLICIES, PolicyState, TelemetryState
 from nodewise.agents.telemetry.status import Status
@@ -22,8 +22,8 @@ from nodewise.clock import format_rfc3339
 from nodewise.controllers import Controller, Handle
 from nodewise.errors import Conflict, Refused, Unavailable
 from nodewise.kube.api import NotFound
-from nodewise.kube.bulk import every
-from nodewise.kube.events import About
+from nodewise.kube.concurrent_calls import every
+from nodewise.kube.event_recorder import About
 from nodewise.kube.resources import NODES
 from nodewise.observe import logs
 
@@ -66,7 +66,7 @@ class TelemetryController(Controller):
     async def _write(self, snapshot: Snapshot, agent_state: TelemetryState) -> None:
         """Labels, and then the status that tells who else owns one of them."""
         decided = {key: (state.policy, state.labels) for key, state in agent_state.items()}
-        claims = labels.claims(decided)
+        claims = node_labels.claims(decided)
         clashes = dict(claims.clashes)
         try:
             await self._labels.step(snapshot, claims.columns)
@@ -102,7 +102,7 @@ class LabelWriter:
         shown = ", ".join(nodes[:5]) + (f" and {len(nodes) - 5} more" if len(nodes) > 5 else "")  # noqa: PLR2004
         return f"somebody else owns a label of that key on node {shown}; it is left alone" if nodes else ""
 
-    async def step(self, snapshot: Snapshot, columns: dict[str, labels.LabelColumn]) -> None:
+    async def step(self, snapshot: Snapshot, columns: dict[str, node_labels.LabelColumn]) -> None:
         """Write what differs, for a while: what is left then is decided again with the next snapshot.
 
         Each node's failure is its own; the first one is raised at the end.
@@ -111,7 +111,7 @@ class LabelWriter:
         await asyncio.sleep(0)
         await every(self._read(node, frozenset(columns)) for node in sorted(self._doubted))
         await asyncio.sleep(0)
-        wanted = labels.desired(columns, snapshot.nodes, self._owned)
+        wanted = node_labels.desired(columns, snapshot.nodes, self._owned)
         self._forgive()
         allowed = {
             node: self._allowed(node, wanted.get(node, {})) for node in wanted.keys() | self._owned.keys()
@@ -140,7 +140,7 @@ class LabelWriter:
     async def _doubt_changed(self) -> None:
         """Doubt the nodes that changed and show other labels of ours than we know of."""
         seen: dict[str, Any] = {}
-        async for node in cooperative.iterate(self._handle.nodes.values()):
+        async for node in cooperative_scheduling.iterate(self._handle.nodes.values()):
             name = node.metadata.name
             seen[name] = node
             if self._seen.get(name) is node:
@@ -149,7 +149,9 @@ class LabelWriter:
             owned = self._owned.get(name, {})
             there = labels_of(node)
             if {
-                key: there[key] for key in there if key in owned or ownership.is_candidate(key, there[key])
+                key: there[key]
+                for key in there
+                if key in owned or label_ownership.is_candidate(key, there[key])
             } != owned:
                 self._doubted.add(name)
         self._seen = seen
@@ -214,9 +216,9 @@ class LabelWriter:
         path = NODES.path(name=name)
         try:
             metadata = msgspec.json.decode(await self._handle.api.get(path))["metadata"]
-            heirloom = ownership.inherited(metadata, keys)
+            heirloom = label_ownership.inherited(metadata, keys)
             if heirloom:
-                entries = ownership.taken_over(metadata, heirloom, NODES.api_version)
+                entries = label_ownership.taken_over(metadata, heirloom, NODES.api_version)
                 patch = [
                     {"op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]},
                     {"op": "replace", "path": "/metadata/managedFields", "value": entries},
@@ -226,7 +228,7 @@ class LabelWriter:
                 metadata = {**metadata, "managedFields": entries}
         except NotFound:
             return {}
-        return ownership.owned(metadata)
+        return label_ownership.owned(metadata)
 
 
 class StatusWriter:

@@ -86,7 +86,7 @@ class Rule(msgspec.Struct, frozen=True):
     unusable: str = ""
     """Why the rule cannot be evaluated; empty if it can."""
     refusal: str = ""
-    """What of the rule needs a trusted namespace, where it is unusable for that (`trust`)."""
+    """What of the rule needs a trusted namespace, where it is unusable for that (`namespace_trust`)."""
     remedy: str = ""
     """What makes the rule usable, where that is not a change of the policy."""
 
@@ -114,7 +114,7 @@ class Policy(msgspec.Struct, frozen=True):
     strategies: Mapping[str, Strategy] = {}
     problems: tuple[Problem, ...] = ()
     not_trusted: str = ""
-    """What of the policy has no effect because its namespace is not trusted (`trust`); empty for nothing."""
+    """What of the policy has no effect because its namespace is not trusted (`namespace_trust`); empty for nothing."""
 
     def rules(self, strategy: str) -> tuple[Rule, ...]:
         """The rules of a strategy, empty if the policy does not have it."""

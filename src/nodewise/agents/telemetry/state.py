@@ -4,12 +4,12 @@ from collections.abc import Generator, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from nodewise.agent import ClusterState, Inputs, MetricRequest, ObjectKey, StateBuilder
-from nodewise.agents.telemetry import labels, ranks, reasons, rules, suspension
+from nodewise.agents.telemetry import node_labels, rank_scores, reasons, rule_evaluation, rule_suspension
 from nodewise.agents.telemetry import policy as policies
-from nodewise.agents.telemetry.labels import LabelColumn
+from nodewise.agents.telemetry.namespace_trust import NAMESPACES, Trust
+from nodewise.agents.telemetry.node_labels import LabelColumn
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.policy import Policy, PolicyObject, Rule
-from nodewise.agents.telemetry.trust import NAMESPACES, Trust
 from nodewise.metrics import column as columns
 from nodewise.metrics.column import Column
 from nodewise.metrics.node_index import NodeIndex
@@ -23,12 +23,12 @@ class PolicyState(NamedTuple):
     """One policy, decided over all nodes."""
 
     policy: Policy
-    judged: rules.Judged | None
+    judged: rule_evaluation.Judged | None
     """None where the policy filters nothing."""
-    filtering: tuple[rules.Measured, ...]
-    ranks: ranks.Ranks | None
+    filtering: tuple[rule_evaluation.Measured, ...]
+    ranks: rank_scores.Ranks | None
     """Dense ranks by node number; None where the policy prefers nothing."""
-    preferring: rules.Measured | None
+    preferring: rule_evaluation.Measured | None
     labels: tuple[LabelColumn, ...] = ()
     """The node labels that the policy wants."""
     waits_for: Mapping[str, str] = {}
@@ -63,7 +63,7 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         self._read: dict[ObjectKey, tuple[PolicyObject, bool, Policy]] = {}
         """By key: the object, whether its namespace is trusted, and the policy that follows from both."""
         self._columns: dict[str, _LaidOut] = {}
-        self._memories: dict[Rule, suspension.Memory] = {}
+        self._memories: dict[Rule, rule_suspension.Memory] = {}
 
     def policies(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> dict[ObjectKey, Policy]:
         """All policies with what of them counts, problems included."""
@@ -100,7 +100,7 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
     def build(self, cluster_state: ClusterState) -> Generator[None, None, TelemetryState]:
         """Judge and rank all nodes by every policy."""
         agent_state: dict[ObjectKey, PolicyState] = {}
-        memo: dict[Rule, rules.Measured] = {}
+        memo: dict[Rule, rule_evaluation.Measured] = {}
         policies_ = self.policies(cluster_state.objects)
         metric_requests = (rule.metric_request() for policy in policies_.values() for rule in _rules(policy))
         for metric_request in {
@@ -118,14 +118,14 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         return agent_state
 
     def _decide(
-        self, policy: Policy, cluster_state: ClusterState, memo: dict[Rule, rules.Measured]
+        self, policy: Policy, cluster_state: ClusterState, memo: dict[Rule, rule_evaluation.Measured]
     ) -> Generator[None, None, PolicyState]:
         filtering = yield from self._all_measured(policy.rules("dontschedule"), cluster_state, memo)
         # Only the first rule of scheduleonmetric counts, as in the older system.
         first = [rule for rule in policy.rules("scheduleonmetric")[:1] if not rule.unusable]
         preferring = next(iter((yield from self._all_measured(first, cluster_state, memo))), None)
         ranked = (
-            ranks.dense(preferring.rule.operator, preferring.column, preferring.states)
+            rank_scores.dense(preferring.rule.operator, preferring.column, preferring.states)
             if preferring
             else None
         )
@@ -145,26 +145,26 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         )
 
     def _labels(
-        self, policy: Policy, cluster_state: ClusterState, memo: dict[Rule, rules.Measured]
+        self, policy: Policy, cluster_state: ClusterState, memo: dict[Rule, rule_evaluation.Measured]
     ) -> Generator[None, None, list[LabelColumn]]:
         """What the policy's `deschedule` and `labeling` want; a rule that cannot be evaluated has no say."""
-        measured: dict[str, list[rules.Measured]] = {}
+        measured: dict[str, list[rule_evaluation.Measured]] = {}
         for name in ("deschedule", "labeling"):
             listed = policy.rules(name)
             usable = [rule for rule in listed if not rule.unusable]
             # of rules that must all be broken, one that nobody can evaluate is not
             void = len(usable) < len(listed) and policy.strategies[name].all_of
             measured[name] = yield from self._all_measured(() if void else usable, cluster_state, memo)
-        descheduling = labels.deschedule(policy, measured["deschedule"])
+        descheduling = node_labels.deschedule(policy, measured["deschedule"])
         wanted = [] if descheduling is None else [descheduling]
-        for column in labels.labeling(policy, measured["labeling"]):
+        for column in node_labels.labeling(policy, measured["labeling"]):
             yield
             wanted.append(column)
         return wanted
 
     def _judge(
-        self, policy: Policy, filtering: tuple[rules.Measured, ...], cluster_state: ClusterState
-    ) -> rules.Judged | None:
+        self, policy: Policy, filtering: tuple[rule_evaluation.Measured, ...], cluster_state: ClusterState
+    ) -> rule_evaluation.Judged | None:
         """The verdicts of `dontschedule`; a rule that cannot be answered rejects every node."""
         if not filtering:
             return None
@@ -173,32 +173,32 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         for item in filtering:
             if item.rule.unusable:
                 reason = reasons.RuleUnusable(name, item.rule.unusable, item.rule.remedy)
-                return rules.reject_all(size, reason)
+                return rule_evaluation.reject_all(size, reason)
             cause = self._unfetched(item.rule, cluster_state)
             if cause is not None:
-                return rules.reject_all(
+                return rule_evaluation.reject_all(
                     size, reasons.NeverFetched(name, item.rule.metric_request().name, cause)
                 )
-        judge = rules.all_of if policy.strategies["dontschedule"].all_of else rules.any_of
+        judge = rule_evaluation.all_of if policy.strategies["dontschedule"].all_of else rule_evaluation.any_of
         return judge(name, filtering)
 
     def _all_measured(
-        self, listed: Iterable[Rule], cluster_state: ClusterState, memo: dict[Rule, rules.Measured]
-    ) -> Generator[None, None, list[rules.Measured]]:
-        measured_rules: list[rules.Measured] = []
+        self, listed: Iterable[Rule], cluster_state: ClusterState, memo: dict[Rule, rule_evaluation.Measured]
+    ) -> Generator[None, None, list[rule_evaluation.Measured]]:
+        measured_rules: list[rule_evaluation.Measured] = []
         for rule in listed:
             measured = yield from self._measured(rule, cluster_state, memo)
             measured_rules.append(measured)
         return measured_rules
 
     def _measured(
-        self, rule: Rule, cluster_state: ClusterState, memo: dict[Rule, rules.Measured]
-    ) -> Generator[None, None, rules.Measured]:
+        self, rule: Rule, cluster_state: ClusterState, memo: dict[Rule, rule_evaluation.Measured]
+    ) -> Generator[None, None, rule_evaluation.Measured]:
         """The rule over all nodes; equal rules of several policies are computed once."""
         evaluated = memo.get(rule)
         if evaluated is None:
             column = self._column(rule.metric_request().key, cluster_state)
-            measured = rules.measure(
+            measured = rule_evaluation.measure(
                 rule, column, cluster_state.now, self._max_age_s, reject_missing=self._reject_missing
             )
             yield
@@ -206,14 +206,16 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
             yield
         return evaluated
 
-    def _held(self, measured: rules.Measured, cluster_state: ClusterState) -> rules.Measured:
+    def _held(
+        self, measured: rule_evaluation.Measured, cluster_state: ClusterState
+    ) -> rule_evaluation.Measured:
         """With the verdicts of before, where the rule lost most of its nodes at once."""
         rule = measured.rule
         max_age_s = self._max_age_s if rule.max_age_s is None else rule.max_age_s
         before = self._memories.get(rule)
-        memory = suspension.remember(before, measured, cluster_state.nodes, cluster_state.now, max_age_s)
+        memory = rule_suspension.remember(before, measured, cluster_state.nodes, cluster_state.now, max_age_s)
         self._memories[rule] = memory
-        return suspension.held(measured, memory)
+        return rule_suspension.held(measured, memory)
 
     def _waits_for(self, policy: Policy, cluster_state: ClusterState) -> dict[str, str]:
         causes = {rule.metric_request().key: self._unfetched(rule, cluster_state) for rule in _rules(policy)}

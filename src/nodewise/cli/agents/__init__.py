@@ -15,7 +15,7 @@ from nodewise.cli.agents import scaffold
 from nodewise.cli.extender_options import GROUPS
 from nodewise.cli.options import output_option
 from nodewise.cli.settings import declared
-from nodewise.visible import visible
+from nodewise.terminal_escaping import visible
 
 
 @click.group()

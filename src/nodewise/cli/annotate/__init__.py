@@ -16,7 +16,7 @@ from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.observe import logs
 from nodewise.option import Option
 from nodewise.serve.options import AdminOptions
-from nodewise.statistics.queries import WindowOptions
+from nodewise.statistics.load_queries import WindowOptions
 
 GROUPS: Final = (AnnotateOptions, WindowOptions, PrometheusOptions, AdminOptions)
 

@@ -10,8 +10,8 @@ from nodewise.annotator.annotator import AnnotationPlan
 from nodewise.annotator.patch_writer import WriteResult
 from nodewise.annotator.patches import NodePlan
 from nodewise.cli import tables
-from nodewise.statistics import annotations as keys
-from nodewise.statistics.annotations import ANNOTATED_AT
+from nodewise.statistics import load_annotations as keys
+from nodewise.statistics.load_annotations import ANNOTATED_AT
 
 _MIB: Final = 2**20
 _COLUMNS: Final = (

@@ -20,15 +20,15 @@ from nodewise.cli.options import SettingsByGroup
 from nodewise.cli.progress import Progress
 from nodewise.clock import SystemClock
 from nodewise.errors import BadSettings, Problem
-from nodewise.kube import listing
-from nodewise.kube.client import HttpApi
-from nodewise.kube.connect import connect
-from nodewise.kube.fields import merge
+from nodewise.kube import list_all
+from nodewise.kube.connection_settings import connect
+from nodewise.kube.field_merge import merge
+from nodewise.kube.http_client import HttpApi
 from nodewise.kube.options import KubeOptions
 from nodewise.kube.reflector import Reflector, Target
 from nodewise.kube.resources import NODES, PODS
 from nodewise.kube.store import Store
-from nodewise.metrics.nodes import NodeBook, NodeFields
+from nodewise.metrics.node_attributes import NodeBook, NodeFields
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.source import PrometheusMetrics
 from nodewise.metrics.source_selection import Limits, SourceSelector
@@ -38,8 +38,8 @@ from nodewise.option import Option
 from nodewise.serve.admin import admin_routes, admin_server
 from nodewise.serve.application import Application
 from nodewise.serve.options import AdminOptions
-from nodewise.statistics import requests
-from nodewise.statistics.queries import WindowOptions
+from nodewise.statistics import pod_requests
+from nodewise.statistics.load_queries import WindowOptions
 
 _NODE: Final[Any] = merge("Node", NodeFields, AnnotatedNode)
 _TICK_S: Final = 1.0
@@ -116,7 +116,7 @@ async def once(settings: SettingsByGroup, kube: KubeOptions, *, dry: bool) -> Ou
         stores = []
         for target in _targets(_config(settings)):
             progress.say(f"reading {target.resource.plural}")
-            stores.append(await listing.read(tools.api, target, tools.meters, lambda _: None))
+            stores.append(await list_all.read(tools.api, target, tools.meters, lambda _: None))
         wired = _wired(settings, stores, tools)
         for close in wired.closing:
             stack.push_async_callback(close)
@@ -173,7 +173,7 @@ def _config(settings: SettingsByGroup) -> AnnotatorConfig:
 
 
 def _targets(config: AnnotatorConfig) -> list[Target[Any]]:
-    pods = [Target(PODS, POD, selectors=requests.HOLDING_SELECTORS)] if config.needs_pods else []
+    pods = [Target(PODS, POD, selectors=pod_requests.HOLDING_SELECTORS)] if config.needs_pods else []
     return [Target(NODES, _NODE), *pods]
 
 

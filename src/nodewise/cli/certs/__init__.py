@@ -19,16 +19,16 @@ from nodewise.cli.options import CommandLine, make_command, parameters
 from nodewise.clock import SystemClock
 from nodewise.configure import certificate_files as files
 from nodewise.configure import certificate_objects as objects
+from nodewise.configure import certificate_renewal
 from nodewise.configure import certificate_secrets as stored
-from nodewise.configure import certificates
+from nodewise.configure.certificate_renewal import Both, Outlook, Shown, Side, Wish, stamp
 from nodewise.configure.certificate_secrets import Place, Request
-from nodewise.configure.certificates import Both, Outlook, Shown, Side, Wish, stamp
 from nodewise.errors import BadInput, BadSettings, Conflict, Problem, Unavailable
 from nodewise.kube.api import Api
-from nodewise.kube.connect import connect
+from nodewise.kube.connection_settings import connect
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.serve import issuing
+from nodewise.serve import certificate_issuer
 
 _TRIES: Final = 5
 _LOCAL: Final = ("localhost", "127.0.0.1", "::1")
@@ -75,13 +75,13 @@ def run(command_line: CommandLine) -> None:
     elif options.apply or options.check:
         asyncio.run(_in_cluster(options, wish))
     else:
-        made = certificates.taken(Both(), "make", wish, datetime.now(UTC))
+        made = certificate_renewal.taken(Both(), "make", wish, datetime.now(UTC))
         _print(objects.secrets(made, options.namespace, _place(options).names), options.output)
 
 
 def _wish(options: CertsOptions) -> Wish:
     own = _LOCAL if options.host_dir else ()
-    names = (*certificates.service_names(options.namespace, options.service), *own, *options.names)
+    names = (*certificate_renewal.service_names(options.namespace, options.service), *own, *options.names)
 
     wish = Wish(
         tuple(dict.fromkeys(names)),
@@ -92,7 +92,7 @@ def _wish(options: CertsOptions) -> Wish:
         timedelta(seconds=options.settle_s),
         options.renew,
     )
-    certificates.check(wish)
+    certificate_renewal.check(wish)
     return wish
 
 
@@ -106,10 +106,10 @@ def _place(options: CertsOptions) -> Place:
 
 def _decide(options: CertsOptions, before: Both, wish: Wish, now: datetime) -> Outlook:
     """What is to be done now. Unavailable while this machine's clock cannot be right."""
-    found = certificates.outlook(before, wish, now)
+    found = certificate_renewal.outlook(before, wish, now)
     if found.step == "clock":
         raise Unavailable("nothing was changed", [Problem("", found.reasons[0], "")])
-    return certificates.restarted(found, wish, now) if options.restarted else found
+    return certificate_renewal.restarted(found, wish, now) if options.restarted else found
 
 
 def _on_host(options: CertsOptions, wish: Wish) -> None:
@@ -118,7 +118,7 @@ def _on_host(options: CertsOptions, wish: Wish) -> None:
     try:
         files.check_place(folder)
         if options.check:
-            _tell_check(options, certificates.outlook(files.read(folder).both, wish, now))
+            _tell_check(options, certificate_renewal.outlook(files.read(folder).both, wish, now))
         with files.alone(folder):
             found = files.read(folder)
             if not options.replace:
@@ -126,12 +126,14 @@ def _on_host(options: CertsOptions, wish: Wish) -> None:
             elif found.foreign:
                 wish = wish._replace(is_forced=True)
             todo = _decide(options, found.both, wish, now)
-            after = certificates.taken(found.both, todo.step, wish, now)
+            after = certificate_renewal.taken(found.both, todo.step, wish, now)
             if after != found.both:
                 files.write(folder, after)
     except OSError as error:
         raise BadInput("files", [Problem(str(error.filename or folder), error.strerror or "", "")]) from error
-    _tell_done(options, todo, certificates.outlook(after, wish._replace(is_forced=False), now), str(folder))
+    _tell_done(
+        options, todo, certificate_renewal.outlook(after, wish._replace(is_forced=False), now), str(folder)
+    )
 
 
 async def _in_cluster(options: CertsOptions, wish: Wish) -> None:
@@ -140,12 +142,12 @@ async def _in_cluster(options: CertsOptions, wish: Wish) -> None:
     try:
         if options.check:
             found = await stored.read(api, place)
-            _tell_check(options, certificates.outlook(found.both, wish, now))
+            _tell_check(options, certificate_renewal.outlook(found.both, wish, now))
         todo, after = await _applied(api, options, wish, now)
     finally:
         await api.close()
     where = ", ".join(f"Secret {place.namespace}/{name}" for name in place.names)
-    _tell_done(options, todo, certificates.outlook(after, wish._replace(is_forced=False), now), where)
+    _tell_done(options, todo, certificate_renewal.outlook(after, wish._replace(is_forced=False), now), where)
 
 
 async def _applied(api: Api, options: CertsOptions, wish: Wish, now: datetime) -> tuple[Outlook, Both]:
@@ -161,7 +163,7 @@ async def _applied(api: Api, options: CertsOptions, wish: Wish, now: datetime) -
         if options.replace:
             before = before._replace(client=before.client._replace(signer=""))
         todo = _decide(options, before, wish, now)
-        after = certificates.taken(before, todo.step, wish, now)
+        after = certificate_renewal.taken(before, todo.step, wish, now)
         try:
             await stored.write(api, place, found, after)
         except Conflict:
@@ -206,28 +208,28 @@ def _check_signing(options: CertsOptions, found: stored.Found) -> None:
         raise BadInput("nodewise's own certificate comes first", [problem])
 
 
-async def _signed(api: Api, options: CertsOptions, wish: Wish) -> issuing.Leaf:
+async def _signed(api: Api, options: CertsOptions, wish: Wish) -> certificate_issuer.Leaf:
     """A certificate of the signer's with its key. BadInput where it is not a client's."""
-    made = issuing.request(wish.client_name)
+    made = certificate_issuer.request(wish.client_name)
     name = _name_of(f"{wish.client_name[:40]}-{secrets.token_hex(4)}")
     wanted = Request(name, options.signer_name, made.cert, wish.valid)
     cert = await stored.signed(
         api, wanted, options.timeout_s, SystemClock(), lambda: _tell_waiting(wanted, options.timeout_s)
     )
-    if trouble := certificates.trouble_of_issued(cert, made.key):
+    if trouble := certificate_renewal.trouble_of_issued(cert, made.key):
         problem = Problem("certificate", trouble, "a client's certificate")
         raise BadInput(f"signer {options.signer_name}", [problem])
     return made._replace(cert=cert)
 
 
 async def _write_signed(
-    api: Api, options: CertsOptions, wish: Wish, leaf: issuing.Leaf, authorities: bytes
+    api: Api, options: CertsOptions, wish: Wish, leaf: certificate_issuer.Leaf, authorities: bytes
 ) -> None:
     """Whom to trust comes first, and where a client is at work its new certificate only when that has arrived."""
     place = _place(options)
     found = await stored.read(api, place)
     server, client = found.both
-    trusted = certificates.trusting(server.trusted, authorities)
+    trusted = certificate_renewal.trusting(server.trusted, authorities)
     await stored.write(api, place, found, Both(server._replace(trusted=trusted), client))
     if client.cert and trusted != server.trusted:
         terminal.tell(
@@ -247,7 +249,7 @@ def _signer_ca(path: str) -> bytes:
         found = Path(path).read_bytes()
     except OSError as error:
         raise BadSettings("settings", [Problem("--signer-ca", str(error), "a PEM file")]) from error
-    if not certificates.is_authority(found):
+    if not certificate_renewal.is_authority(found):
         raise BadSettings(
             "settings", [Problem("--signer-ca", f"{path} holds no authority", "its certificate, PEM")]
         )

@@ -6,7 +6,7 @@ import click
 
 from nodewise.cli.parameter_types import Duration
 from nodewise.cli.settings import CommandOptions
-from nodewise.configure import certificate_secrets, certificates
+from nodewise.configure import certificate_renewal, certificate_secrets
 from nodewise.errors import BadSettings, Problem
 from nodewise.kube.options import KubeOptions
 from nodewise.option import Option
@@ -82,19 +82,19 @@ class CertsOptions(CommandOptions, frozen=True, kw_only=True):
     namespace: Annotated[str, Option("-n --namespace", metavar="NAMESPACE", section=_CONTENTS)] = "nodewise"
     """Where nodewise runs."""
 
-    service: Annotated[str, Option(metavar="NAME", section=_CONTENTS)] = certificates.SERVICE
+    service: Annotated[str, Option(metavar="NAME", section=_CONTENTS)] = certificate_renewal.SERVICE
     """Its Service's name."""
 
     names: Annotated[tuple[str, ...], Option("--name", metavar="NAME", section=_CONTENTS)] = ()
     """A further host name or address of nodewise; may be given several times."""
 
-    client_name: Annotated[str, Option(metavar="NAME", section=_CONTENTS)] = certificates.CLIENT
+    client_name: Annotated[str, Option(metavar="NAME", section=_CONTENTS)] = certificate_renewal.CLIENT
     """kube-scheduler's name to nodewise: what `nodewise extender --client-name` lets in."""
 
     secret: Annotated[str, Option(metavar="NAME", section=_CONTENTS)] = "nodewise-tls"  # noqa: S105 - a name
     """Name of nodewise's Secret."""
 
-    client_secret: Annotated[str, Option(metavar="NAME", section=_CONTENTS)] = certificates.CLIENT
+    client_secret: Annotated[str, Option(metavar="NAME", section=_CONTENTS)] = certificate_renewal.CLIENT
     """Name of kube-scheduler's Secret."""
 
     lifetime_s: Annotated[float, Option(section=_CONTENTS, type=_LongDuration(), default_text="365d")] = (

@@ -7,7 +7,7 @@ from typing import Final
 import click
 import msgspec
 
-from nodewise.cli import agent_kinds, legacy
+from nodewise.cli import agent_kinds, older_flags
 from nodewise.cli.configure import host, platforms
 from nodewise.cli.configure.options import HOST, ConfigureOptions, check_mode
 from nodewise.cli.main import Table
@@ -33,7 +33,7 @@ class _ConfigureCommand(Table, Sectioned):
         for flag, word in itertools.pairwise(args):
             if flag in {"-dry-run", "--dry-run"} and word.lower() in {"true", "false", "t", "f", "0", "1"}:
                 raise click.UsageError(f"{flag} {word}: say {flag}={word}", ctx)
-        return super().parse_args(ctx, legacy.translate(args, legacy.CONFIGURATOR))
+        return super().parse_args(ctx, older_flags.translate(args, older_flags.CONFIGURATOR))
 
 
 def run(command_line: CommandLine) -> None:

@@ -21,20 +21,20 @@ from nodewise.cli.configure.options import (
 )
 from nodewise.configure import (
     backups,
-    files,
-    host,
-    mounts,
+    container_mounts,
+    control_plane_host,
+    file_transaction,
+    host_files,
     other_hosts,
     path_checks,
     rollback,
-    scheduler,
+    scheduler_configuration,
     static_pod,
-    transaction,
 )
 from nodewise.configure.backups import Backup
-from nodewise.configure.host import HostRequest, Plan
+from nodewise.configure.control_plane_host import HostRequest, Plan
 from nodewise.configure.other_hosts import OtherHostRun
-from nodewise.configure.scheduler import EntryFiles, Role, SchedulerOptions
+from nodewise.configure.scheduler_configuration import EntryFiles, Role, SchedulerOptions
 from nodewise.errors import BadInput, NodewiseError, Problem
 
 _IN_IMAGE: Final = "NODEWISE_IMAGE"
@@ -69,7 +69,7 @@ def _run(options: ConfigureOptions, roles: Sequence[Role], weights: dict[str, in
     folder = os.path.dirname(asked.manifest)
     if not os.path.isdir(folder):
         return _change(options, asked)  # which tells all that is missing
-    with transaction.lock_folder(folder):
+    with file_transaction.lock_folder(folder):
         _mend(asked)
         return _change(options, asked)
 
@@ -113,7 +113,7 @@ def _change(options: ConfigureOptions, asked: HostRequest) -> int:
     plan = _plan(options, asked, backup)
     report.plan_of(asked, plan)
     changes = plan.changed
-    transaction.commit(changes, backup if changes else None)
+    file_transaction.commit(changes, backup if changes else None)
     with contextlib.suppress(OSError):
         os.rmdir(plan.emptied)  # none, or not empty: it stays
     report.done(asked, plan, backup)
@@ -129,7 +129,7 @@ def _plan(options: ConfigureOptions, asked: HostRequest, backup: Backup | None) 
         return rollback.plan_uninstall(asked)
     if options.restore is not None:
         return rollback.plan_restore(asked, _named_backup(options, asked))
-    return host.plan(asked, backup)
+    return control_plane_host.plan(asked, backup)
 
 
 def _named_backup(options: ConfigureOptions, asked: HostRequest) -> str:
@@ -148,13 +148,15 @@ def _named_backup(options: ConfigureOptions, asked: HostRequest) -> str:
 def _backup(asked: HostRequest) -> Backup | None:
     if not asked.backup_dir:
         return None
-    return Backup(asked.backup_dir, backups.new_name(), asked.manifest, host.cluster_digest(asked))
+    return Backup(
+        asked.backup_dir, backups.new_name(), asked.manifest, control_plane_host.cluster_digest(asked)
+    )
 
 
 def _mend(asked: HostRequest) -> None:
     """What a run left that was ended."""
     if asked.backup_dir and os.path.isdir(asked.backup_dir):
-        for mended in transaction.recover(asked.backup_dir, host.managed_files(asked)):
+        for mended in file_transaction.recover(asked.backup_dir, control_plane_host.managed_files(asked)):
             report.say(_MENDED[mended.what].format(mended.folder))
     folders = [
         asked.config_dir,
@@ -162,7 +164,7 @@ def _mend(asked: HostRequest) -> None:
         os.path.dirname(asked.manifest),
         *map(os.path.dirname, asked.deployments),
     ]
-    files.remove_staged([os.path.realpath(folder) for folder in folders])
+    host_files.remove_staged([os.path.realpath(folder) for folder in folders])
 
 
 _MENDED: Final = {
@@ -231,7 +233,7 @@ def _builtin(
     if not url.startswith("http:"):
         folder = static_pod.CERTS_MOUNT
         papers = EntryFiles(ca or "none", f"{folder}/client.crt", f"{folder}/client.key")
-    found = scheduler.configuration(
+    found = scheduler_configuration.configuration(
         roles,
         SchedulerOptions(
             url,
@@ -254,11 +256,11 @@ def check_mounts(options: ConfigureOptions) -> None:
     """BadInput, in a container of our image, for folders that are gone with it: the scheduler would not start."""
     if not os.environ.get(_IN_IMAGE):
         return
-    found = mounts.read(_MOUNTS.read_bytes().decode("utf-8", "surrogateescape"))
+    found = container_mounts.read(_MOUNTS.read_bytes().decode("utf-8", "surrogateescape"))
     folders = {flag: os.path.realpath(folder) for flag, folder in _folders(options).items()}
-    if problems := mounts.container_folders(folders, found):
+    if problems := container_mounts.container_folders(folders, found):
         raise BadInput("file check error", problems)
-    for mount in mounts.uncertain_mounts(folders.values(), found):
+    for mount in container_mounts.uncertain_mounts(folders.values(), found):
         text = f"{mount.point} is {mount.root} of its file system; the host has to have it as {mount.point}"
         click.echo(f"warning: {text}", err=True)
 

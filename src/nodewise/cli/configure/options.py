@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Final, Literal
 
 from nodewise.cli.settings import CommandOptions, Setting, declared
-from nodewise.configure.platforms import PLATFORMS
+from nodewise.configure.platform_files import PLATFORMS
 from nodewise.errors import BadSettings, Problem
 from nodewise.option import Option
 

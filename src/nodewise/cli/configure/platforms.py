@@ -11,12 +11,18 @@ import msgspec
 
 import nodewise
 from nodewise.cli.configure.options import SECOND, SECOND_SCHEDULER_NAME, ConfigureOptions
-from nodewise.configure import platforms, scheduler, second_scheduler, versions, yaml_editor
-from nodewise.configure.platforms import PLATFORMS, Platform
-from nodewise.configure.scheduler import EntryFiles, Role, SchedulerOptions
-from nodewise.configure.versions import Version
+from nodewise.configure import (
+    platform_files,
+    scheduler_configuration,
+    scheduler_versions,
+    second_scheduler,
+    yaml_editor,
+)
+from nodewise.configure.platform_files import PLATFORMS, Platform
+from nodewise.configure.scheduler_configuration import EntryFiles, Role, SchedulerOptions
+from nodewise.configure.scheduler_versions import Version
 from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem
-from nodewise.kube.connect import connect
+from nodewise.kube.connection_settings import connect
 from nodewise.kube.options import KubeOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
 
@@ -32,12 +38,12 @@ def run(options: ConfigureOptions, roles: Sequence[Role], weights: Mapping[str, 
 def _second(options: ConfigureOptions, roles: Sequence[Role], weights: Mapping[str, int]) -> None:
     version, tag = _version(options.kubernetes_version)
     name = options.scheduler_name or SECOND_SCHEDULER_NAME
-    if name == scheduler.DEFAULT_SCHEDULER:
+    if name == scheduler_configuration.DEFAULT_SCHEDULER:
         raise BadSettings(
             "settings", [Problem("--scheduler-name", repr(name), "another: that is the cluster's own")]
         )
     wish = _wish(options, weights, second_scheduler.URL)._replace(scheduler_name=name)
-    found = scheduler.configuration(roles, wish) | {"apiVersion": version.api_version}
+    found = scheduler_configuration.configuration(roles, wish) | {"apiVersion": version.api_version}
     objects = second_scheduler.objects(
         second_scheduler.SecondSchedulerOptions(
             name,
@@ -60,7 +66,7 @@ def _second(options: ConfigureOptions, roles: Sequence[Role], weights: Mapping[s
 def _version(text: str) -> tuple[Version, str]:
     """By the flag, or as the cluster says; with the image's tag."""
     if text:
-        version = versions.parse_setting(text)
+        version = scheduler_versions.parse_setting(text)
         whole = text.removeprefix("v")
         return version, f"v{whole}" if whole.count(".") > 1 else f"v{whole}.0"
     try:
@@ -69,7 +75,7 @@ def _version(text: str) -> tuple[Version, str]:
         wanted = "the cluster's version, for no cluster said it: kube-scheduler has to be of the same"
         raise BadSettings("settings", [Problem("--kubernetes-version", str(error), wanted)]) from error
     tag = seen.partition("+")[0].partition("-")[0]
-    return versions.parse_setting(tag), tag
+    return scheduler_versions.parse_setting(tag), tag
 
 
 async def _asked() -> str:
@@ -95,13 +101,13 @@ def _platform(
     folder = platform.certs
     papers = EntryFiles(f"{folder}/ca.crt", f"{folder}/client.crt", f"{folder}/client.key")
     wish = _wish(options, weights, url)._replace(papers=papers, kubeconfig=platform.kubeconfig)
-    found = scheduler.configuration(roles, wish)
+    found = scheduler_configuration.configuration(roles, wish)
     if options.kubernetes_version:
-        found["apiVersion"] = versions.parse_setting(options.kubernetes_version).api_version
+        found["apiVersion"] = scheduler_versions.parse_setting(options.kubernetes_version).api_version
     for entry in found["extenders"]:
         if urlsplit(url).hostname != service:
             entry["tlsConfig"]["serverName"] = service
-    _give(options, platforms.files(platform, found))
+    _give(options, platform_files.files(platform, found))
     click.echo(_REMARKS[options.mode].format(platform), err=True)
 
 

@@ -10,8 +10,8 @@ from nodewise.cli import agent_kinds, options, terminal
 from nodewise.cli.extender_options import GROUPS, ExtenderOptions
 from nodewise.cli.options import CommandLine
 from nodewise.cli.settings import CommandOptions
-from nodewise.configure import scheduler
-from nodewise.configure.scheduler import EntryFiles, SchedulerOptions
+from nodewise.configure import scheduler_configuration
+from nodewise.configure.scheduler_configuration import EntryFiles, SchedulerOptions
 from nodewise.observe import logs
 from nodewise.option import Option
 
@@ -31,7 +31,7 @@ class RenderOptions(CommandOptions, frozen=True, kw_only=True):
     """An entry for each agent, not one for all."""
 
     entry_weights: Annotated[str, Option("--weights --weight", metavar="WEIGHTS")] = str(
-        scheduler.DEFAULT_WEIGHT
+        scheduler_configuration.DEFAULT_WEIGHT
     )
     """How much scores count beside the default plugins': a score counts `score x weight x 10` next to their 0 to 100
     each. One number, or by entry, such as `safe=20,congestion=5`."""
@@ -42,7 +42,7 @@ class RenderOptions(CommandOptions, frozen=True, kw_only=True):
     whole_nodes: bool = False
     """Have whole nodes sent, for `nodewise extender --no-cluster`. 800 times as much to send."""
 
-    scheduler_name: Annotated[str, Option(metavar="NAME")] = scheduler.DEFAULT_SCHEDULER
+    scheduler_name: Annotated[str, Option(metavar="NAME")] = scheduler_configuration.DEFAULT_SCHEDULER
     """The profile's name, by which pods choose it."""
 
     scheduler_kubeconfig: Annotated[str, Option(metavar="FILE")] = ""
@@ -99,8 +99,8 @@ def run(command_line: CommandLine) -> None:
         own.scheduler_name,
         own.scheduler_kubeconfig,
     )
-    configuration = scheduler.configuration(roles, wish)
-    for agent in scheduler.agents_without_filter(roles, wish):
+    configuration = scheduler_configuration.configuration(roles, wish)
+    for agent in scheduler_configuration.agents_without_filter(roles, wish):
         why = "nothing marks the pods that it concerns; --filter-all-pods has it asked about all of them"
         terminal.tell(f"the filter of {agent} is not asked: {why}")
     if own.output == "json":

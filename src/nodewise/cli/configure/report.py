@@ -10,12 +10,12 @@ import msgspec
 
 from nodewise.cli import exit_codes
 from nodewise.cli.configure.options import ConfigureOptions
-from nodewise.configure import diff, host
+from nodewise.configure import control_plane_host, file_diff
 from nodewise.configure.backups import Backup
-from nodewise.configure.files import Change
-from nodewise.configure.host import HostRequest, Plan
+from nodewise.configure.control_plane_host import HostRequest, Plan
+from nodewise.configure.host_files import Change
 from nodewise.errors import BadInput
-from nodewise.visible import visible
+from nodewise.terminal_escaping import visible
 
 
 def say(text: str) -> None:
@@ -38,7 +38,7 @@ def plan_of(asked: HostRequest, plan: Plan) -> None:
     say(f'Manifest file is located at: "{asked.manifest}"')
     if plan.version is not None:
         say(f'Scheduler config file is located at: "{asked.template or "the built-in template"}"')
-        say(f'Scheduler config destination will be: "{host.config_path(asked)}"')
+        say(f'Scheduler config destination will be: "{control_plane_host.config_path(asked)}"')
         say(f"kube-scheduler {plan.version}, configuration {plan.version.api_version}")
     for text in plan.warnings:
         say(f"warning: {text}")
@@ -61,7 +61,7 @@ def changes(options: ConfigureOptions, asked: HostRequest, plan: Plan) -> None:
         elif options.output == "text":
             sys.stderr.flush()
             click.echo(
-                diff.unified_diff(change.path, change.before, change.after, colour=colour),
+                file_diff.unified_diff(change.path, change.before, change.after, colour=colour),
                 nl=False,
                 color=True,
             )
@@ -81,7 +81,7 @@ def _kind(asked: HostRequest, change: Change) -> str:
         return "Manifest"
     if change.path in asked.deployments:
         return "Deployment"
-    return "Certs" if os.path.basename(change.path) in host.PAPERS else "Scheduler config"
+    return "Certs" if os.path.basename(change.path) in control_plane_host.PAPERS else "Scheduler config"
 
 
 def done(asked: HostRequest, plan: Plan, backup: Backup | None) -> None:
@@ -142,7 +142,7 @@ def summary(options: ConfigureOptions, plan: Plan, backup: Backup | None, *, wri
 
 
 def _file(change: Change) -> dict[str, Any]:
-    is_secret = os.path.basename(change.path) in host.PAPERS
+    is_secret = os.path.basename(change.path) in control_plane_host.PAPERS
     what = "none" if change.is_none else "remove" if change.after is None else "write"
-    text = "" if is_secret else diff.unified_diff(change.path, change.before, change.after)
+    text = "" if is_secret else file_diff.unified_diff(change.path, change.before, change.after)
     return {"path": change.path, "change": what, "diff": text}

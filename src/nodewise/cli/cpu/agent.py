@@ -14,7 +14,7 @@ import click
 from nodewise.cli import options as cli_options
 from nodewise.cli.cpu import common_options
 from nodewise.cli.parameter_types import Duration
-from nodewise.cpu import names, procfs
+from nodewise.cpu import cmk_names, procfs
 from nodewise.cpu.agent import publishers
 from nodewise.cpu.agent.agent import NodeAgent, Publisher, serve_admin_port
 from nodewise.cpu.agent.allocation_service import AgentNode, AllocationService
@@ -202,7 +202,7 @@ _HOST_KUBELET: Final = f"1/root{kubelet_state.DEFAULT_FOLDER}"
 _OWN: Final[Sequence[click.Parameter]] = (
     click.Option(
         ["--socket"],
-        default=names.DEFAULT_SOCKET,
+        default=cmk_names.DEFAULT_SOCKET,
         show_default=True,
         metavar="PATH",
         help="Where to listen; in a folder that nobody else may write to.",

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from nodewise.cli import options as cli_options
-from nodewise.cpu import names, sysfs, topology
+from nodewise.cpu import cmk_names, sysfs, topology
 from nodewise.cpu.allocation_store import AllocationStore
 from nodewise.cpu.api_client import ApiClient
 from nodewise.cpu.cluster import reports
@@ -141,7 +141,7 @@ _OPTIONS: Final[Mapping[str, Callable[[], click.Option]]] = {
         help="Where the ConfigMaps of nodes are."
     ),
     "node_name": lambda: click.Option(
-        ["--node-name"], default="", envvar=names.NODE_NAME, show_envvar=True, metavar="NODE",
+        ["--node-name"], default="", envvar=cmk_names.NODE_NAME, show_envvar=True, metavar="NODE",
         help="The node. Default: that of the pod we are in.",
     ),
     "kubeconfig": lambda: click.Option(
@@ -152,11 +152,11 @@ _OPTIONS: Final[Mapping[str, Callable[[], click.Option]]] = {
         ["--conf-dir"], default="", metavar="DIR", help="Keep the state in this directory, not in a ConfigMap."
     ),
     "sysfs": lambda: click.Option(
-        ["--sysfs"], default="/", envvar=names.SYSFS, show_envvar=True, metavar="DIR", show_default=True,
+        ["--sysfs"], default="/", envvar=cmk_names.SYSFS, show_envvar=True, metavar="DIR", show_default=True,
         help="What holds the `sys` and `proc` of the machine.",
     ),
     "proc_fs": lambda: click.Option(
-        ["--proc-fs"], default="", envvar=names.PROC_FS, show_envvar=True, metavar="DIR",
+        ["--proc-fs"], default="", envvar=cmk_names.PROC_FS, show_envvar=True, metavar="DIR",
         help="Where the host's /proc is. Default: /proc, outside of containers.",
     ),
     "num_exclusive_cores": lambda: click.Option(
@@ -203,9 +203,9 @@ def parameters(*names: str) -> list[click.Parameter]:
 
 def start_logs(environ: Mapping[str, str] = os.environ) -> None:
     """Log at the level of `CMK_LOG_LEVEL`, in any case. An unknown level is logged, and means info."""
-    word = environ.get(names.LOG_LEVEL, "").strip() or "info"
+    word = environ.get(cmk_names.LOG_LEVEL, "").strip() or "info"
     if word.lower() not in _LEVELS:
-        logs.later("variable_ignored", variable=names.LOG_LEVEL, seen=word)
+        logs.later("variable_ignored", variable=cmk_names.LOG_LEVEL, seen=word)
     logs.configure(_LEVELS.get(word.lower(), "info"))
 
 
@@ -236,13 +236,13 @@ def publish(options: NodeOptions, kind: reports.Kind, report: Mapping[str, Any])
 
 def lock_timeout_s(environ: Mapping[str, str] = os.environ) -> float:
     """How long to wait for who writes to the same directory (`CMK_LOCK_TIMEOUT`)."""
-    text = environ.get(names.LOCK_TIMEOUT, "30")
+    text = environ.get(cmk_names.LOCK_TIMEOUT, "30")
     try:
         seconds = float(text)
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < float("inf"):
-        raise BadSettings("settings", [Problem(names.LOCK_TIMEOUT, shown(text), "seconds, such as 30")])
+        raise BadSettings("settings", [Problem(cmk_names.LOCK_TIMEOUT, shown(text), "seconds, such as 30")])
     return seconds
 
 
@@ -254,7 +254,7 @@ def node(
         return options.node_name
     pod = environ.get("HOSTNAME") or socket.gethostname()
     space = account / "namespace"
-    remedy = f"give --node-name, or {names.NODE_NAME} by the downward API (fieldPath: spec.nodeName)"
+    remedy = f"give --node-name, or {cmk_names.NODE_NAME} by the downward API (fieldPath: spec.nodeName)"
     if not environ.get("KUBERNETES_SERVICE_HOST") or not space.is_file():
         raise BadSettings(
             "which node is this?", [Problem("", "not told, and not in a pod", "")], remedy=remedy
@@ -277,7 +277,7 @@ def proc(options: ProcessOptions) -> Path:
         return Path(options.proc_fs)
     if _pid_namespace() != _INITIAL_PID_NAMESPACE:
         seen = "not set, and /proc is a container's own"
-        problem = Problem(names.PROC_FS, seen, "where the host's /proc is mounted, such as /host/proc")
+        problem = Problem(cmk_names.PROC_FS, seen, "where the host's /proc is mounted, such as /host/proc")
         raise BadSettings("cannot see the host's processes", [problem])
     return Path("/proc")
 

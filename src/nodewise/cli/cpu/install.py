@@ -11,7 +11,7 @@ import click
 
 from nodewise.cli.cpu import COMMANDS, common_options
 from nodewise.cli.cpu.common_options import ProcessOptions
-from nodewise.cpu import names
+from nodewise.cpu import cmk_names
 from nodewise.cpu.install import bundle, installation
 from nodewise.errors import BadSettings, Problem
 
@@ -26,14 +26,14 @@ _FOLDER: Final = click.Path(file_okay=False, path_type=Path)
 @click.option(
     "--install-dir",
     type=_FOLDER,
-    default=names.DEFAULT_INSTALL_DIR,
+    default=cmk_names.DEFAULT_INSTALL_DIR,
     show_default=True,
     help="The host's folder, as it is seen here.",
 )
 @click.option(
     "--mount-path",
     type=_FOLDER,
-    default=names.DEFAULT_INSTALL_DIR,
+    default=cmk_names.DEFAULT_INSTALL_DIR,
     show_default=True,
     help="Where containers see that folder. The program starts only there.",
 )

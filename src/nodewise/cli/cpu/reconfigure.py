@@ -11,7 +11,7 @@ import click
 
 from nodewise.cli import terminal
 from nodewise.cli.cpu import common_options
-from nodewise.cpu import agent_messages, cpulist, names
+from nodewise.cpu import agent_messages, cmk_names, cpulist
 from nodewise.cpu.agent_messages import ReconfigureRequest
 from nodewise.cpu.cluster import api_versions, node_advertisement
 from nodewise.cpu.node import machine
@@ -130,7 +130,7 @@ command = common_options.make_command(
         click.Option(["--check"], is_flag=True, help="Only look whether it can be done."),
         *common_options.parameters(*common_options.POOLS, *common_options.STORE, "sysfs", "proc_fs"),
         click.Option(
-            ["--agent"], default=names.DEFAULT_SOCKET, show_default=True, metavar="PATH",
+            ["--agent"], default=cmk_names.DEFAULT_SOCKET, show_default=True, metavar="PATH",
             help="The node agent's socket.",
         ),
         click.Option(["--direct"], is_flag=True, help="Do it without the node agent."),

@@ -14,7 +14,7 @@ from nodewise.cli.options import output_option
 from nodewise.cli.progress import Progress
 from nodewise.cpu.cluster import setup_objects
 from nodewise.cpu.cluster.setup_objects import SetupOptions
-from nodewise.cpu.names import DEFAULT_INSTALL_DIR
+from nodewise.cpu.cmk_names import DEFAULT_INSTALL_DIR
 from nodewise.cpu.pools import PoolOptions
 
 _COUNTS: Final = ("num_exclusive_cores", "num_shared_cores")

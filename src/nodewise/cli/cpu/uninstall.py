@@ -20,9 +20,9 @@ from nodewise.cpu.cluster import api_versions, removal
 from nodewise.cpu.cluster.api_versions import ApiFeatures
 from nodewise.cpu.cluster.object_writer import Deadline
 from nodewise.cpu.cluster.removal import RemovalStep, RemovedNode
+from nodewise.cpu.cmk_names import DEFAULT_INSTALL_DIR, DEFAULT_SOCKET
 from nodewise.cpu.cpusets import enforcer
 from nodewise.cpu.install import installation
-from nodewise.cpu.names import DEFAULT_INSTALL_DIR, DEFAULT_SOCKET
 from nodewise.cpu.node import garbage_collection, nfd_feature
 from nodewise.errors import NodewiseError
 

@@ -15,7 +15,7 @@ from nodewise.cpu import procfs
 from nodewise.cpu.api_client import ApiClient
 from nodewise.cpu.cluster import api_versions, removal, validation
 from nodewise.cpu.cluster.dry_run import Check, ValidationTarget
-from nodewise.cpu.names import DEFAULT_INSTALL_DIR
+from nodewise.cpu.cmk_names import DEFAULT_INSTALL_DIR
 from nodewise.errors import NodewiseError
 
 _WORDS: Final = {True: "ok", False: "WRONG", None: "-"}

@@ -13,8 +13,8 @@ import click
 from nodewise.cli import options as cli_options
 from nodewise.cli.cpu import common_options
 from nodewise.cli.parameter_types import Duration
-from nodewise.cpu.names import DEFAULT_INSTALL_DIR
-from nodewise.cpu.webhook import certificates, config, https_server, manifests
+from nodewise.cpu.cmk_names import DEFAULT_INSTALL_DIR
+from nodewise.cpu.webhook import certificates, https_server, manifests, webhook_config
 from nodewise.cpu.webhook.certificates import ClientCertificate
 from nodewise.cpu.webhook.manifests import Installation
 from nodewise.errors import BadSettings, Problem, shown
@@ -144,8 +144,8 @@ def _label(text: str) -> tuple[str, str]:
 
 async def _serve(options: WebhookOptions, *, any_client: bool) -> None:
     registry = MetricsRegistry()
-    file = config.server(options.conf_file)
-    mutations = config.LiveMutations(file.mutations, registry)
+    file = webhook_config.server(options.conf_file)
+    mutations = webhook_config.LiveMutations(file.mutations, registry)
     serve = ServeOptions(
         address=file.binding_address,
         port=file.port,
@@ -181,7 +181,7 @@ def _serving() -> list[click.Parameter]:
     option = click.Option
     admin = cli_options.parameters(AdminOptions, has_file=False)
     return [
-        option(["--conf-file"], metavar="PATH", default=config.DEFAULT_FILE, show_default=True,
+        option(["--conf-file"], metavar="PATH", default=webhook_config.DEFAULT_FILE, show_default=True,
                help="server.yaml, a folder of *.yaml, or a pattern."),
         option(["--cafile"], metavar="FILE", default=manifests.DEFAULT_CAFILE, show_default=True,
                help="CA of the certificate that the API server has to show."),

@@ -24,10 +24,10 @@ from nodewise.cli.demo import extender_process
 from nodewise.cli.demo.cluster import LABEL, NAMESPACE, Stage, example, pod_like, staged
 from nodewise.cli.demo.extender_process import Child
 from nodewise.errors import NodewiseError, Unavailable
-from nodewise.kube.connect import connect
+from nodewise.kube.connection_settings import connect
 from nodewise.kube.options import KubeOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.simulate.cluster import Cluster
+from nodewise.simulate.simulated_cluster import Cluster
 
 _SCALE: Final = 5000
 _CALLS: Final = 200

@@ -10,12 +10,12 @@ import msgspec
 
 import nodewise
 from nodewise.agents.telemetry import TASPOLICIES
-from nodewise.extender.waking import ANNOTATION
-from nodewise.kube import files
+from nodewise.extender.requeueing import ANNOTATION
+from nodewise.kube import object_files
 from nodewise.kube.resources import NAMESPACES, NODES, PODS
-from nodewise.simulate import api_server
-from nodewise.simulate.api import FakeApi
-from nodewise.simulate.api_server import ApiServer
+from nodewise.simulate import in_memory_api_server
+from nodewise.simulate.in_memory_api import FakeApi
+from nodewise.simulate.in_memory_api_server import ApiServer
 
 NAMESPACE: Final = "health-metric-demo"
 LABEL: Final = "demo-policy"
@@ -35,7 +35,7 @@ def example() -> Path:
 
 def objects(group: str, kind: str) -> list[Object]:
     """The example's objects of a kind."""
-    return [json.loads(one.data) for one in files.read([example()]).entries(group, kind)]
+    return [json.loads(one.data) for one in object_files.read([example()]).entries(group, kind)]
 
 
 def pod_like(name: str) -> Object:
@@ -113,5 +113,5 @@ def _labels(node: Object) -> Object:
 @contextlib.contextmanager
 def staged(folder: Path) -> Iterator[Stage]:
     """The stage until the block is left."""
-    with api_server.serving(FakeApi(TASPOLICIES)) as server:
+    with in_memory_api_server.serving(FakeApi(TASPOLICIES)) as server:
         yield Stage(server, folder)

@@ -16,9 +16,9 @@ from nodewise.cli.options import ClusterOptions, CommandLine
 from nodewise.cli.progress import Progress
 from nodewise.cli.settings import CommandOptions
 from nodewise.errors import BadSettings, NodewiseError, Problem, Unavailable
-from nodewise.extender import explaining
-from nodewise.kube.client import HttpApi
-from nodewise.kube.connect import connect
+from nodewise.extender import attempt_explanation
+from nodewise.kube.connection_settings import connect
+from nodewise.kube.http_client import HttpApi
 from nodewise.kube.options import KubeOptions
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -162,8 +162,8 @@ async def _told(asked: Asked, api: HttpApi | None) -> Story:
     _complain(answers, seen)
     known = [decision for answer in answers for decision in answer.decisions]
     uid = seen.state.uid if seen.state else ""
-    attempt = explaining.last_attempt(known, uid) or explaining.last_attempt(known)
-    explanation = explaining.explain(attempt) if attempt else None
+    attempt = attempt_explanation.last_attempt(known, uid) or attempt_explanation.last_attempt(known)
+    explanation = attempt_explanation.explain(attempt) if attempt else None
     return Story(f"{namespace}/{asked.pod}", seen, answers, explanation, clock.SystemClock().now())
 
 

@@ -7,10 +7,10 @@ from nodewise import clock, quantity
 from nodewise.cli.explain import missing_decision
 from nodewise.cli.explain.pods import Seen
 from nodewise.cli.explain.replicas import Answer
-from nodewise.extender import report
+from nodewise.extender import decision_document
+from nodewise.extender.attempt_explanation import Explanation, Finding, Group, Measured, Part
+from nodewise.extender.counterfactuals import Change
 from nodewise.extender.decision import Decision
-from nodewise.extender.explaining import Explanation, Finding, Group, Measured, Part
-from nodewise.extender.redeciding import Change
 
 
 class Story(NamedTuple):
@@ -85,13 +85,16 @@ def _attempt(told: Explanation) -> dict[str, Any]:
         "changes": [_change(one) for one in told.changes],
         "preempt": None
         if preempted is None
-        else {"feasible": preempted.names[preempted.kept()].tolist(), "rejected": report.rejected(preempted)},
+        else {
+            "feasible": preempted.names[preempted.kept()].tolist(),
+            "rejected": decision_document.rejected(preempted),
+        },
         "bind": None if bound is None else _bind(bound),
     }
 
 
 def _bind(bound: Decision) -> dict[str, Any]:
-    why = report.rejected(bound).get(bound.names[0], [])
+    why = decision_document.rejected(bound).get(bound.names[0], [])
     return {"node": bound.names[0], "told": bound.told, "refused": why[0]["reason"] if why else None}
 
 

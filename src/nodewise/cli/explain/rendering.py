@@ -10,10 +10,10 @@ from nodewise.cli import agent_values, tables, terminal
 from nodewise.cli.explain import explanation as stories
 from nodewise.cli.explain import missing_decision
 from nodewise.cli.explain.explanation import Story
-from nodewise.extender import report
+from nodewise.extender import decision_document
+from nodewise.extender.attempt_explanation import Explanation, Finding, Measured
+from nodewise.extender.counterfactuals import Change
 from nodewise.extender.decision import Decision
-from nodewise.extender.explaining import Explanation, Finding, Measured
-from nodewise.extender.redeciding import Change
 
 FEW: Final = 20
 """So many nodes are shown one by one; of more, those that matter."""
@@ -128,7 +128,7 @@ def _remarks(story: Story, judged: Decision) -> Iterator[str]:
 def _end(bound: Decision) -> str:
     """What came of the bind."""
     node = bound.names[0]
-    refused = report.rejected(bound).get(node)
+    refused = decision_document.rejected(bound).get(node)
     if refused:
         return f"kube-scheduler chose {node}, and the bind failed: {refused[0]['reason']}"
     return f"kube-scheduler chose {node}; bound" + (f", with {bound.told}" if bound.told else "")
@@ -295,7 +295,7 @@ def _remedies(explanation: Explanation) -> Iterator[str]:
 
 
 def _json(story: Story, *, every_node: bool) -> None:  # noqa: ARG001 - always all
-    click.echo(report.encode(stories.document(story)))
+    click.echo(decision_document.encode(stories.document(story)))
 
 
 FORMS: Final[dict[str, Callable[..., None]]] = {"text": text, "wide": wide, "json": _json}

@@ -10,9 +10,9 @@ import httpx2
 import msgspec
 
 from nodewise.errors import UNREADABLE, BadInput, BadSettings, NodewiseError, Problem, Refused, Unavailable
-from nodewise.extender import ledger
+from nodewise.extender import decision_endpoint
 from nodewise.extender.decision import Decision
-from nodewise.extender.ledger import Page
+from nodewise.extender.decision_endpoint import Page
 from nodewise.kube.api import Api
 from nodewise.kube.resources import Resource, selector
 
@@ -150,7 +150,7 @@ async def ask(
 
 async def _answer(client: httpx2.AsyncClient, replica: Replica, query: Mapping[str, str]) -> Answer:
     try:
-        page, decisions = ledger.read(await _get(client, replica, query))
+        page, decisions = decision_endpoint.read(await _get(client, replica, query))
     except NodewiseError as error:
         return Answer(replica, None, (), str(error))
     return Answer(replica, page, decisions)

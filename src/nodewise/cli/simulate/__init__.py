@@ -19,14 +19,14 @@ from nodewise.cli.settings import CommandOptions, declared
 from nodewise.cli.simulate import bursts, replay_report, trace
 from nodewise.cli.simulate.replay_report import Replayed
 from nodewise.errors import BadInput, Problem
-from nodewise.extender import tape
-from nodewise.extender.tape import Header, Record
-from nodewise.extender.weights import ChainOptions
-from nodewise.kube import files
+from nodewise.extender import recording_file
+from nodewise.extender.recording_file import Header, Record
+from nodewise.extender.score_weights import ChainOptions
+from nodewise.kube import object_files
 from nodewise.observe import logs
 from nodewise.option import Argument, Option
-from nodewise.simulate.differences import Difference
 from nodewise.simulate.replay import Cast, Player
+from nodewise.simulate.response_differences import Difference
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -98,7 +98,7 @@ def _explicit(command_line: CommandLine) -> dict[str, Any]:
 def _replayed(path: Path, policy: Sequence[str], chosen: Mapping[str, Any], limit: int) -> Replayed:
     try:
         with path.open("rb") as file:
-            records = tape.read(file)
+            records = recording_file.read(file)
             header = cast("Header", next(records).entry)
             asked = agent_kinds.chosen((one.name for one in header.agents), RecordedOptions)
             agent_options, own, changed = _settings(header, asked, chosen)
@@ -151,7 +151,7 @@ def _objects(paths: Sequence[str], watched: Sequence[Watched]) -> dict[str, dict
     """The objects that take the place of recorded ones, by the name in `Watched`. `BadInput` if there are none."""
     if not paths:
         return {}
-    read = files.read(paths)
+    read = object_files.read(paths)
     found: dict[str, dict[ObjectKey, Any]] = {}
     for one in watched:
         items: list[Any] = read.of(one.resource, cast("type[Any]", one.type))

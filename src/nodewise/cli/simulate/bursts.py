@@ -19,17 +19,17 @@ from nodewise.cli import agent_kinds, options, tables
 from nodewise.cli.options import CommandLine
 from nodewise.cli.settings import CommandOptions
 from nodewise.cli.simulate import plots
-from nodewise.configure import scheduler
-from nodewise.configure.scheduler import SchedulerOptions
+from nodewise.configure import scheduler_configuration
+from nodewise.configure.scheduler_configuration import SchedulerOptions
 from nodewise.errors import BadSettings, Problem
-from nodewise.extender.weights import ChainOptions
+from nodewise.extender.score_weights import ChainOptions
 from nodewise.observe import logs
 from nodewise.option import Option
-from nodewise.simulate import bursts
-from nodewise.simulate.bursts import Outcome
+from nodewise.simulate import bursts_simulation
 from nodewise.simulate.bursts_extender import URL, Asked
+from nodewise.simulate.bursts_simulation import Outcome
 from nodewise.simulate.bursts_workload import Scenario
-from nodewise.statistics.queries import WindowOptions
+from nodewise.statistics.load_queries import WindowOptions
 
 NONE: Final = "none"
 PODS: Final = "pods"
@@ -74,7 +74,7 @@ class BurstOptions(CommandOptions, frozen=True, kw_only=True):
     runs: Annotated[int, Meta(ge=1, le=100)] = 1
     """Runs of each, with seeds one after another; the table has their mean."""
 
-    entry_weight: Annotated[int, Meta(ge=1, le=10_000)] = scheduler.DEFAULT_WEIGHT
+    entry_weight: Annotated[int, Meta(ge=1, le=10_000)] = scheduler_configuration.DEFAULT_WEIGHT
     """How much scores count beside the default plugins', as in `configure render-scheduler`."""
 
     filter_all_pods: bool = False
@@ -122,7 +122,10 @@ def run(command_line: CommandLine) -> None:
     scenario = Scenario(nodes=own.nodes, hours=own.hours, window_s=window_s)
     asked = [_asked(names, own, command_line) for names in dict.fromkeys(own.agents)]
     runs = _runs(scenario, asked, range(own.seed, own.seed + own.runs))
-    means = {entry.name: bursts.mean([run for run in runs if run.agents == entry.name]) for entry in asked}
+    means = {
+        entry.name: bursts_simulation.mean([run for run in runs if run.agents == entry.name])
+        for entry in asked
+    }
     if own.svg is not None:
         nodes_by_minute = {name: mean["nodes_by_minute"] for name, mean in means.items()}
         plots.draw_bursts(nodes_by_minute, Path(own.svg))
@@ -143,7 +146,7 @@ def _asked(names: str, own: BurstOptions, command_line: CommandLine) -> Asked:
     agent_options = {kind.name: command_line.agent_options(kind) for kind in chosen}
     roles = [agent_kinds.role(kind, agent_options[kind.name]) for kind in chosen]
     wish = SchedulerOptions(URL, filter_all_pods=own.filter_all_pods, weights={"": own.entry_weight})
-    entries = scheduler.configuration(roles, wish)["extenders"]
+    entries = scheduler_configuration.configuration(roles, wish)["extenders"]
     chain = command_line.settings(ChainOptions)
     return Asked(",".join(kind.name for kind in chosen), chosen, agent_options, chain, entries)
 
@@ -154,7 +157,9 @@ def _runs(scenario: Scenario, asked: Sequence[Asked], seeds: Sequence[int]) -> l
     with Progress(console=Console(stderr=True), transient=True, disable=hidden) as progress:
         bar = progress.add_task("placing", total=len(asked) * len(seeds) * scenario.minutes)
         return [
-            bursts.run(scenario, one, seed, lambda: progress.advance(bar)) for one in asked for seed in seeds
+            bursts_simulation.run(scenario, one, seed, lambda: progress.advance(bar))
+            for one in asked
+            for seed in seeds
         ]
 
 

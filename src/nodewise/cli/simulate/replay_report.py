@@ -9,9 +9,9 @@ import msgspec
 import nodewise
 from nodewise import clock
 from nodewise.cli import tables, terminal
-from nodewise.extender.tape import Header
-from nodewise.simulate.differences import Difference, Told
+from nodewise.extender.recording_file import Header
 from nodewise.simulate.replay import Tally
+from nodewise.simulate.response_differences import Difference, Told
 
 _NAMED: Final = 3
 """Nodes that are named of those that changed in the same way."""

@@ -19,8 +19,8 @@ from nodewise.cli.settings import CommandOptions
 from nodewise.cli.simulate import plots
 from nodewise.errors import BadInput, BadSettings, Problem, shown
 from nodewise.option import Argument, Option
-from nodewise.simulate import trace, trace_files
-from nodewise.simulate.trace import Outcome, Trace
+from nodewise.simulate import gpu_trace, gpu_trace_files
+from nodewise.simulate.gpu_trace import Outcome, Trace
 
 _TOLD_PCT: Final = (50, 80, 90, 100, 130)
 """The shares that the published results name."""
@@ -89,9 +89,9 @@ def run(command_line: CommandLine) -> None:
     if asked.svg is not None:
         plots.check()
     known = _published(asked.published, Path(asked.pods_file).stem) if asked.published else {}
-    runs = _runs(asked, Trace(trace_files.nodes(asked.nodes_file), trace_files.pods(asked.pods_file)))
+    runs = _runs(asked, Trace(gpu_trace_files.nodes(asked.nodes_file), gpu_trace_files.pods(asked.pods_file)))
     means: dict[str, Any] = {
-        name: trace.mean([one for one in runs if one.placement == name]) for name in asked.placements
+        name: gpu_trace.mean([one for one in runs if one.placement == name]) for name in asked.placements
     }
     if asked.svg is not None:
         plots.draw_allocation(
@@ -108,7 +108,7 @@ def _runs(asked: TraceOptions, pods: Trace) -> list[Outcome]:
         total = len(placements) * asked.seeds * round(asked.arrivals * 100)
         bar = progress.add_task("placing", total=total)
         return [
-            trace.run(pods, placement, seed, asked.arrivals, lambda _: progress.advance(bar))
+            gpu_trace.run(pods, placement, seed, asked.arrivals, lambda _: progress.advance(bar))
             for placement in placements
             for seed in range(asked.seed, asked.seed + asked.seeds)
         ]

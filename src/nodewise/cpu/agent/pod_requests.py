@@ -8,7 +8,7 @@ from typing import Any, Final
 from nodewise import quantity
 from nodewise.cpu.allocator import WHAT
 from nodewise.cpu.api_client import ApiClient, Object
-from nodewise.cpu.names import EXCLUSIVE_CORES, NON_ISOLCPUS_CORES
+from nodewise.cpu.cmk_names import EXCLUSIVE_CORES, NON_ISOLCPUS_CORES
 from nodewise.cpu.pool_allocations import Task
 from nodewise.cpu.pools import EXCLUSIVE, NON_ISOLCPUS
 from nodewise.errors import Problem, Refused, Unavailable

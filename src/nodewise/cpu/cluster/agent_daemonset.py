@@ -11,7 +11,7 @@ from nodewise.cpu.api_client import Object
 from nodewise.cpu.cluster import setup_objects
 from nodewise.cpu.cluster.api_versions import ApiFeatures
 from nodewise.cpu.cluster.setup_objects import SetupOptions
-from nodewise.cpu.names import DEFAULT_SOCKET, LABEL, NODE_NAME, PROC_FS
+from nodewise.cpu.cmk_names import DEFAULT_SOCKET, LABEL, NODE_NAME, PROC_FS
 
 NAME: Final = "cmk-agent"
 """Of the DaemonSet, of its pods' label `app`, and of their service account."""

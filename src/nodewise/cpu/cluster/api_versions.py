@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Final, Literal, NamedTuple
 
 from nodewise.cpu.api_client import ApiClient
-from nodewise.cpu.names import EXCLUSIVE_CORES, NON_ISOLCPUS_CORES, OPAQUE
+from nodewise.cpu.cmk_names import EXCLUSIVE_CORES, NON_ISOLCPUS_CORES, OPAQUE
 from nodewise.errors import BadInput, Problem, Refused, shown
 
 Version = tuple[int, ...]

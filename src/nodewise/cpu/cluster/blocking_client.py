@@ -1,4 +1,4 @@
-"""The API server for who asks one thing after the other: `kube.client.HttpApi` behind `requests.Requests`.
+"""The API server for who asks one thing after the other: `kube.http_client.HttpApi` behind `requests.Requests`.
 
 The client runs on an event loop of its own, in a thread of its own, so any number of threads may ask.
 """
@@ -14,7 +14,7 @@ import msgspec
 from nodewise.cpu.api_client import NO_PARAMS, Object
 from nodewise.errors import UNREADABLE, Problem, Unavailable, shown
 from nodewise.kube.api import DEADLINE_S, Api, Patch
-from nodewise.kube.connect import connect
+from nodewise.kube.connection_settings import connect
 from nodewise.kube.options import KubeOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
 

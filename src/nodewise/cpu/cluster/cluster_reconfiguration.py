@@ -13,7 +13,7 @@ from nodewise.cpu.cluster.object_writer import Deadline
 from nodewise.cpu.cluster.pod_progress import PodProgress
 from nodewise.cpu.cluster.setup import ProgressReporter
 from nodewise.cpu.cluster.setup_objects import SetupOptions
-from nodewise.cpu.names import LABEL
+from nodewise.cpu.cmk_names import LABEL
 from nodewise.errors import Conflict, NodewiseError, Problem, Refused, Unavailable
 
 CHECKED: Final = "can be reconfigured"

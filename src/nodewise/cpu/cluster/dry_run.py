@@ -4,7 +4,7 @@ from typing import Any, Final, NamedTuple
 
 from nodewise.cpu.api_client import ApiClient
 from nodewise.cpu.cluster.api_versions import ApiFeatures
-from nodewise.cpu.names import EXCLUSIVE_CORES, INJECTED
+from nodewise.cpu.cmk_names import EXCLUSIVE_CORES, INJECTED
 from nodewise.errors import NodewiseError, Refused
 from nodewise.kube.resources import PODS, Resource
 

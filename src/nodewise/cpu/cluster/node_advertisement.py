@@ -13,7 +13,7 @@ from typing import Any, Final
 from nodewise.cpu.api_client import ApiClient, Object
 from nodewise.cpu.cluster import api_versions
 from nodewise.cpu.cluster.api_versions import ApiFeatures
-from nodewise.cpu.names import EXCLUSIVE_CORES, LABEL, NON_ISOLCPUS_CORES, TAINT
+from nodewise.cpu.cmk_names import EXCLUSIVE_CORES, LABEL, NON_ISOLCPUS_CORES, TAINT
 from nodewise.cpu.pool_allocations import Allocations
 from nodewise.cpu.pools import EXCLUSIVE, NON_ISOLCPUS
 from nodewise.errors import BadInput, Conflict, Problem, shown

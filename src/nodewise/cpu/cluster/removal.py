@@ -21,7 +21,7 @@ from nodewise.cpu.cluster import (
 )
 from nodewise.cpu.cluster.api_versions import ApiFeatures
 from nodewise.cpu.cluster.object_writer import Deadline
-from nodewise.cpu.names import LABEL
+from nodewise.cpu.cmk_names import LABEL
 from nodewise.cpu.pool_allocations import Allocations
 from nodewise.cpu.pools import INFRA
 from nodewise.errors import Conflict, Problem, Unavailable

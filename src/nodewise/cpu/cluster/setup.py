@@ -7,7 +7,7 @@ failure on one node does not affect the others; the report has its reason.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from nodewise.cpu import names
+from nodewise.cpu import cmk_names
 from nodewise.cpu.api_client import ApiClient, Object
 from nodewise.cpu.cluster import agent_daemonset, object_writer, pod_progress, setup_objects
 from nodewise.cpu.cluster.api_versions import ApiFeatures
@@ -231,7 +231,7 @@ class _NodeSetup:
 
     def _awaited(self, made: Object) -> dict[str, Object]:
         """The ready nodes that get an agent pod: those with the label, which `discover` sets."""
-        labelled = {node["metadata"]["name"] for node in list_nodes(self._api, f"{names.LABEL}=true")}
+        labelled = {node["metadata"]["name"] for node in list_nodes(self._api, f"{cmk_names.LABEL}=true")}
         waiting = {}
         for node in self.ready():
             step = SetupStep(f"node agent of {object_writer.title(made)}", "ready")
@@ -239,9 +239,7 @@ class _NodeSetup:
                 self.steps[node].append(step)
                 waiting[node] = made
             elif setup_objects.DISCOVER in self._plan.commands:
-                why = (
-                    f"no agent comes to a node without the label {names.LABEL}=true, which discover gives it"
-                )
+                why = f"no agent comes to a node without the label {cmk_names.LABEL}=true, which discover gives it"
                 self.steps[node].append(step._replace(outcome="failed", error=why))
         return waiting
 

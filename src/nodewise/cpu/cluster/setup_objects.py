@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import nodewise
 from nodewise.cpu.api_client import Object
 from nodewise.cpu.cluster.api_versions import ApiFeatures
-from nodewise.cpu.names import DEFAULT_INSTALL_DIR, DEFAULT_SOCKET, NODE_NAME, PROC_FS
+from nodewise.cpu.cmk_names import DEFAULT_INSTALL_DIR, DEFAULT_SOCKET, NODE_NAME, PROC_FS
 from nodewise.cpu.pools import PoolOptions
 from nodewise.errors import BadSettings, Problem, shown
 

@@ -13,7 +13,7 @@ from nodewise.cpu.api_client import ApiClient, Object
 from nodewise.cpu.cluster import dry_run, node_advertisement, reports
 from nodewise.cpu.cluster.api_versions import ApiFeatures
 from nodewise.cpu.cluster.dry_run import Check, ValidationTarget
-from nodewise.cpu.names import EXCLUSIVE_CORES, LABEL
+from nodewise.cpu.cmk_names import EXCLUSIVE_CORES, LABEL
 from nodewise.cpu.pool_allocations import Allocations
 from nodewise.errors import NodewiseError, Refused
 from nodewise.kube.api import NotFound

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from nodewise.cpu import names, pools, speed_select, sysfs, topology
+from nodewise.cpu import cmk_names, pools, speed_select, sysfs, topology
 from nodewise.cpu.api_client import ApiClient
 from nodewise.cpu.cpulist import format_ranges
 from nodewise.cpu.kernel_files import read_text
@@ -37,7 +37,7 @@ def read(root: Path, labels: Mapping[str, str] = NO_LABELS) -> Machine:
     BadInput names the files that cannot be read.
     """
     texts = sysfs.read(root)
-    has_fast, has_classes = is_enabled(labels, names.SST_BF), is_enabled(labels, names.SST_CP)
+    has_fast, has_classes = is_enabled(labels, cmk_names.SST_BF), is_enabled(labels, cmk_names.SST_CP)
     fast = speed_select.fast_cpus(texts, sysfs.read_base_mhz(root)) if has_fast else ()
     preferences = speed_select.preferences(texts) if has_classes else None
     return Machine(topology.parse(texts), frozenset(fast), preferences)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from nodewise import trusted_files
-from nodewise.cpu.names import SST_CP
+from nodewise.cpu.cmk_names import SST_CP
 from nodewise.errors import Problem, Refused
 
 FOLDER: Final = Path("/etc/kubernetes/node-feature-discovery/features.d")

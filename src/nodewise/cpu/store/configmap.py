@@ -14,13 +14,13 @@ from typing import Any, Final, NamedTuple
 import yaml
 
 from nodewise import yaml_loader
-from nodewise.cpu import allocation_store, names, pool_allocations
+from nodewise.cpu import allocation_store, cmk_names, pool_allocations
 from nodewise.cpu.allocation_store import Intent, StoredAllocations
 from nodewise.cpu.api_client import ApiClient
 from nodewise.cpu.pool_allocations import IDENTITIES, Allocations
 from nodewise.errors import BadInput, Conflict, Problem, shown
 from nodewise.kube.resources import Resource
-from nodewise.visible import visible
+from nodewise.terminal_escaping import visible
 
 CONFIG_MAPS: Final = Resource("", "v1", "configmaps", "ConfigMap")
 KEY: Final = "config"
@@ -85,7 +85,7 @@ class ConfigMapStore:
     ) -> None:
         self._api = api
         self._namespace = namespace
-        self._name = names.config_map(node)
+        self._name = cmk_names.config_map(node)
         self._path = CONFIG_MAPS.path(namespace, self._name)
         self._warn = warn
         self._clock = clock
@@ -100,13 +100,13 @@ class ConfigMapStore:
         return self._parse(self._api.get(self._path))
 
     def create(self, first: Allocations) -> None:
-        metadata = {"name": self._name, "namespace": self._namespace, "annotations": {names.OWNER: ""}}
+        metadata = {"name": self._name, "namespace": self._namespace, "annotations": {cmk_names.OWNER: ""}}
         config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
         self._api.create(CONFIG_MAPS.path(self._namespace), _with_allocations(config_map, first, None))
 
     def replace(self, version: str, new: Allocations, intent: Intent | None = None) -> None:
         self._await_owner(version)
-        patch = {"metadata": {"resourceVersion": version, "annotations": {names.OWNER: ""}}}
+        patch = {"metadata": {"resourceVersion": version, "annotations": {cmk_names.OWNER: ""}}}
         config_map = self._api.patch(self._path, _with_allocations(patch, new, intent), "merge")
         self._owners = {_version(config_map): ""}
 
@@ -120,11 +120,11 @@ class ConfigMapStore:
         if not isinstance(config, str):
             raise BadInput(f"cannot read {self.place}", [Problem(f"data.{KEY}", shown(config), "YAML")])
         texts = ConfigMapTexts(config, annotations.get(IDENTITIES) or "{}")
-        self._owners = {_version(config_map): annotations.get(names.OWNER) or ""}
+        self._owners = {_version(config_map): annotations.get(cmk_names.OWNER) or ""}
         with _with_place(f"cannot read {self.place}"):
             allocations = parse_texts(texts)
-        with _with_place(f"cannot read {self.place}: annotation {names.INTENT}"):
-            intent = allocation_store.load_intent(annotations.get(names.INTENT), names.INTENT)
+        with _with_place(f"cannot read {self.place}: annotation {cmk_names.INTENT}"):
+            intent = allocation_store.load_intent(annotations.get(cmk_names.INTENT), cmk_names.INTENT)
         return StoredAllocations(allocations, _version(config_map), intent)
 
     def _await_owner(self, version: str) -> None:
@@ -163,7 +163,7 @@ def _with_allocations(
     texts = format_texts(allocations)
     metadata = base["metadata"]
     annotations = {**metadata["annotations"], IDENTITIES: texts.identities}
-    annotations[names.INTENT] = None if intent is None else json.dumps(intent.as_dict(), sort_keys=True)
+    annotations[cmk_names.INTENT] = None if intent is None else json.dumps(intent.as_dict(), sort_keys=True)
     return {
         **base,
         "metadata": {**metadata, "annotations": annotations},

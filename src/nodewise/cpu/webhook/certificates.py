@@ -8,7 +8,7 @@ import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from nodewise.serve.issuing import Issuer, is_by
+from nodewise.serve.certificate_issuer import Issuer, is_by
 
 SERVICE: Final = "cmk-webhook-service"
 VALID: Final = timedelta(days=3650)

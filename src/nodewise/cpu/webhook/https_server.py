@@ -4,9 +4,9 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from nodewise.cpu.webhook import review
-from nodewise.cpu.webhook.config import LiveMutations
-from nodewise.cpu.webhook.review import ReviewResponse
+from nodewise.cpu.webhook import admission_review
+from nodewise.cpu.webhook.admission_review import ReviewResponse
+from nodewise.cpu.webhook.webhook_config import LiveMutations
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.application import Application, Lane, Request, Response, Route
@@ -39,11 +39,15 @@ def served(
     async def mutate(request: Request) -> Response:
         """A large one is not to hold up the others: it is answered beside them, one at a time."""
         if len(request.body) < _LARGE_BYTES:
-            return told(request, review.answer(request.body, mutations))
+            return told(request, admission_review.answer(request.body, mutations))
         held = mutations()
         loop = asyncio.get_running_loop()
-        return told(request, await loop.run_in_executor(aside, review.answer, request.body, lambda: held))
+        return told(
+            request, await loop.run_in_executor(aside, admission_review.answer, request.body, lambda: held)
+        )
 
     lane = Lane(_MOST_LARGE, _LARGE_BYTES)
-    app = Application([Route("POST", review.PATH, mutate, lane)], meters, max_body_bytes=LONGEST_BYTES)
+    app = Application(
+        [Route("POST", admission_review.PATH, mutate, lane)], meters, max_body_bytes=LONGEST_BYTES
+    )
     return Server(app, options, meters, verify_clients=not any_client)

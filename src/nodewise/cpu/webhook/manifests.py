@@ -11,10 +11,10 @@ from typing import Any, Final, Literal, NamedTuple
 import yaml
 
 import nodewise
-from nodewise.cpu import names
-from nodewise.cpu.webhook import certificates, mutation
+from nodewise.cpu import cmk_names
+from nodewise.cpu.webhook import certificates, pod_mutation
+from nodewise.cpu.webhook.admission_review import PATH
 from nodewise.cpu.webhook.certificates import SERVICE, Certificate
-from nodewise.cpu.webhook.review import PATH
 
 SECRET: Final = "cmk-webhook-certs"  # noqa: S105 - its name
 CONFIG_MAP: Final = "cmk-webhook-configmap"
@@ -33,11 +33,11 @@ _CERT, _KEY = "cert.pem", "key.pem"
 _ASKED: Final = (
     "(object.spec.containers + (has(object.spec.initContainers) ? object.spec.initContainers : [])).exists(c,"
     " has(c.resources) && ["
-    f"'{names.EXCLUSIVE_CORES}', '{names.NON_ISOLCPUS_CORES}'].exists(name,"
+    f"'{cmk_names.EXCLUSIVE_CORES}', '{cmk_names.NON_ISOLCPUS_CORES}'].exists(name,"
     " (has(c.resources.requests) && name in c.resources.requests)"
     " || (has(c.resources.limits) && name in c.resources.limits)))"
 )
-_ANNOTATED: Final = f"has(object.metadata.annotations) && '{names.MUTATE}' in object.metadata.annotations"
+_ANNOTATED: Final = f"has(object.metadata.annotations) && '{cmk_names.MUTATE}' in object.metadata.annotations"
 
 Object = dict[str, Any]
 
@@ -49,7 +49,7 @@ class Installation(NamedTuple):
     image: str = f"nodewise:{nodewise.__version__}"
     pull_policy: str = "IfNotPresent"
     pull_secret: str = ""
-    install_dir: str = names.DEFAULT_INSTALL_DIR
+    install_dir: str = cmk_names.DEFAULT_INSTALL_DIR
     """Where the program is on nodes."""
     cafile: str = ""
     """Who calls has to show a certificate of this CA, a path in the container; `DEFAULT_CAFILE` is the cluster's.
@@ -138,7 +138,7 @@ def _encoded(text: bytes) -> str:
 
 
 def _config_map(wish: Installation) -> Object:
-    per_pod, per_container = mutation.defaults(wish.install_dir)
+    per_pod, per_container = pod_mutation.defaults(wish.install_dir)
     server = {
         "binding-address": "0.0.0.0",  # noqa: S104 - of a pod
         "port": _PORT,
@@ -182,7 +182,7 @@ def _pod(wish: Installation) -> Object:
         "containers": [_container(wish)],
         "volumes": volumes,
         # where every node has pools it has to run on one of them
-        "tolerations": [controls | {"key": names.TAINT}],
+        "tolerations": [controls | {"key": cmk_names.TAINT}],
         "terminationGracePeriodSeconds": 30,
         **({"imagePullSecrets": [{"name": wish.pull_secret}]} if wish.pull_secret else {}),
     }

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from nodewise.cpu import names
+from nodewise.cpu import cmk_names
 from nodewise.errors import BadSettings, Problem, shown
 
 
@@ -36,15 +36,19 @@ OPTIONS: Final = (
     Option(
         "--wait", "DURATION", "Keep trying for so long where too few CPU lists are free, such as 30s or 5m."
     ),
-    Option("--agent-socket", "PATH", f"Where the node agent listens. Default: {names.DEFAULT_SOCKET}."),
+    Option("--agent-socket", "PATH", f"Where the node agent listens. Default: {cmk_names.DEFAULT_SOCKET}."),
     Option("--conf-dir", "DIR", "Without a node agent: the directory of the node's state.", in_cmk=True),
     Option("--direct", "", "Ask no node agent; without --conf-dir the state is in a ConfigMap."),
     Option("--namespace", "NAMESPACE", "Of the ConfigMap. Default: default.", in_cmk=True),
     Option(
-        "--node-name", "NAME", f"The node, without a node agent. Default: {names.NODE_NAME}, else our pod's."
+        "--node-name",
+        "NAME",
+        f"The node, without a node agent. Default: {cmk_names.NODE_NAME}, else our pod's.",
     ),
     Option("--kubeconfig", "FILE", "For the ConfigMap. Default: the pod's service account."),
-    Option("--proc-fs", "DIR", f"Where the host's /proc is, without a node agent. Default: {names.PROC_FS}."),
+    Option(
+        "--proc-fs", "DIR", f"Where the host's /proc is, without a node agent. Default: {cmk_names.PROC_FS}."
+    ),
     Option("--help", "", "Show this message and exit.", in_cmk=True),
     Option("--version", "", "Show the version and exit.", in_cmk=True),
 )

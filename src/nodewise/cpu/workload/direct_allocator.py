@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from nodewise.cpu import allocation_store, allocator, cpulist, names, procfs
+from nodewise.cpu import allocation_store, allocator, cmk_names, cpulist, procfs
 from nodewise.cpu.agent_messages import AllocateRequest, AllocateResponse
 from nodewise.cpu.allocation_store import AllocationStore, StoredAllocations
 from nodewise.cpu.allocator import AllocationRequest
@@ -96,13 +96,13 @@ def host_proc(configured: str) -> Path:
 
     BadSettings in a container, whose own `/proc` has other process ids.
     """
-    path = configured or os.environ.get(names.PROC_FS, "")
+    path = configured or os.environ.get(cmk_names.PROC_FS, "")
     if path:
         return Path(path)
     own = Path("/proc")
     if _pid_namespace(own) != INITIAL_PID_NAMESPACE:
         seen = "not set, and /proc is a container's own"
-        problem = Problem(names.PROC_FS, seen, "where the host's /proc is mounted, such as /host/proc")
+        problem = Problem(cmk_names.PROC_FS, seen, "where the host's /proc is mounted, such as /host/proc")
         raise BadSettings("cannot see the host's processes", [problem])
     return own
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from nodewise import __version__
-from nodewise.cpu import allocator, cpulist, names
+from nodewise.cpu import allocator, cmk_names, cpulist
 from nodewise.cpu.agent_messages import AllocateRequest, AllocateResponse
 from nodewise.cpu.pool_allocations import Task
 from nodewise.cpu.pools import IS_EXCLUSIVE
@@ -22,7 +22,7 @@ from nodewise.cpu.workload import arguments
 from nodewise.cpu.workload.arguments import Arguments
 from nodewise.cpu.workload.command_runner import CommandRunner, CommandStartError, Terminated
 from nodewise.errors import NodewiseError, Problem, Refused, Unavailable
-from nodewise.visible import visible
+from nodewise.terminal_escaping import visible
 
 FAILED: Final = 125
 """The exit code of failures before the command starts, as of env(1)."""
@@ -61,7 +61,7 @@ def main(words: Sequence[str], program: str = "cmk") -> int:
 
 def log(level: str, text: str) -> None:
     """Print a line on stderr, unless `CMK_LOG_LEVEL` is higher. An unknown level means info."""
-    least = _LEVELS.get(os.environ.get(names.LOG_LEVEL, "info").strip().lower(), 1)
+    least = _LEVELS.get(os.environ.get(cmk_names.LOG_LEVEL, "info").strip().lower(), 1)
     if _LEVELS[level] >= least:
         print(f"nodewise: {visible(text)}", file=sys.stderr, flush=True)  # noqa: T201
 
@@ -128,7 +128,7 @@ def _count(pool: str) -> int:
 
 def _open_allocator(options: Arguments, runner: CommandRunner) -> CpuAllocator:
     """The node agent if there is one, so that a node never has two states; else the directory or the ConfigMap."""
-    socket = Path(options.agent_socket or names.DEFAULT_SOCKET)
+    socket = Path(options.agent_socket or cmk_names.DEFAULT_SOCKET)
     has_agent = socket.exists() or (not options.conf_dir and socket.parent.is_dir())
     if has_agent and not options.is_direct:
         from nodewise.cpu.workload.agent_client import AgentClient
@@ -153,8 +153,8 @@ def _open_allocator(options: Arguments, runner: CommandRunner) -> CpuAllocator:
 
 
 def _lock_timeout_s() -> float:
-    text = os.environ.get(names.LOCK_TIMEOUT, "")
-    return arguments.parse_duration(names.LOCK_TIMEOUT, text) if text else 30.0
+    text = os.environ.get(cmk_names.LOCK_TIMEOUT, "")
+    return arguments.parse_duration(cmk_names.LOCK_TIMEOUT, text) if text else 30.0
 
 
 def _pin(response: AllocateResponse) -> None:

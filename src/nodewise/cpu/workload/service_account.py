@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from nodewise.cpu import names
+from nodewise.cpu import cmk_names
 from nodewise.cpu.allocation_store import AllocationStore
 from nodewise.cpu.api_client import NO_PARAMS, ApiClient, Object
 from nodewise.cpu.store.configmap import ConfigMapStore
@@ -140,12 +140,12 @@ def open_store(options: Arguments) -> AllocationStore:
         from nodewise.kube.options import KubeOptions
 
         api = BlockingApiClient(KubeOptions(kubeconfig=options.kubeconfig))
-        node = options.node_name or os.environ.get(names.NODE_NAME, "")
+        node = options.node_name or os.environ.get(cmk_names.NODE_NAME, "")
         if not node:
             raise _unknown_node("not told")
     else:
         api = ServiceAccountClient()
-        node = options.node_name or os.environ.get(names.NODE_NAME, "") or _node_of_pod(api)
+        node = options.node_name or os.environ.get(cmk_names.NODE_NAME, "") or _node_of_pod(api)
     return ConfigMapStore(api, options.namespace or "default", node)
 
 
@@ -164,5 +164,5 @@ def _node_of_pod(api: ServiceAccountClient) -> str:
 
 
 def _unknown_node(seen: str) -> BadSettings:
-    remedy = f"give --node-name, or {names.NODE_NAME} by the downward API (fieldPath: spec.nodeName)"
+    remedy = f"give --node-name, or {cmk_names.NODE_NAME} by the downward API (fieldPath: spec.nodeName)"
     return BadSettings("which node is this?", [Problem("", seen, "")], remedy=remedy)

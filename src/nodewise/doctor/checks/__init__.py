@@ -3,11 +3,11 @@
 from typing import Final
 
 from nodewise.doctor.check import Check
-from nodewise.doctor.checks import certificates, entries, nodes, policies, reachability, replicas
+from nodewise.doctor.checks import certificates, extender_entries, nodes, policies, reachability, replicas
 
 CHECKS: Final[tuple[Check, ...]] = (
     *reachability.CHECKS,
-    *entries.CHECKS,
+    *extender_entries.CHECKS,
     *certificates.CHECKS,
     *policies.CHECKS,
     *nodes.CHECKS,

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from nodewise.doctor.check import check
-from nodewise.doctor.checks.entries import entry_finding
+from nodewise.doctor.checks.extender_entries import entry_finding
 from nodewise.doctor.facts import (
     EntryCertificates,
     Extender,
@@ -23,14 +23,14 @@ from nodewise.doctor.findings import Finding, NotChecked, Result, finding
 from nodewise.doctor.parsing.certificates import Certificate, Chain, is_signed_by, is_valid_for
 from nodewise.doctor.parsing.scheduler_configuration import split_url
 from nodewise.serve.options import ISSUED_CLIENT, SCHEDULER, is_loopback
-from nodewise.visible import short
+from nodewise.terminal_escaping import short
 
 EXPIRES_SOON: Final = timedelta(days=14)
 OLDER_FLAGS: Final = frozenset(
     {"cacert", "kubeConfig", "syncPeriod", "enableAllowlist", "enableDenylist", "balancedResource"}
     | {"qps", "burst"}
 )
-"""Flags that only TAS or GAS has; they imply --any-client. A test compares them with those of `cli.legacy`."""
+"""Flags that only TAS or GAS has; they imply --any-client. A test compares them with those of `cli.older_flags`."""
 _CLIENT_REASONS: Final = ("client_name", "ca_client")
 """Reasons of refused connections that are the client certificate's fault."""
 

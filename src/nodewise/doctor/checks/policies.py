@@ -21,7 +21,7 @@ from nodewise.doctor.facts import (
 )
 from nodewise.doctor.findings import Finding, NotChecked, Result, finding
 from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, SchedulerConfiguration
-from nodewise.visible import short
+from nodewise.terminal_escaping import short
 
 _AFFINITY_PLUGIN: Final = "RemovePodsViolatingNodeAffinity"
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"

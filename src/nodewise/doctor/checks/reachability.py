@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Final, cast
 
 from nodewise.doctor.check import check
-from nodewise.doctor.checks.entries import extender_beside
+from nodewise.doctor.checks.extender_entries import extender_beside
 from nodewise.doctor.facts import (
     Extenders,
     PodInfo,
@@ -19,7 +19,7 @@ from nodewise.doctor.facts import (
 from nodewise.doctor.findings import Finding, NotChecked, Result, finding
 from nodewise.doctor.parsing.scheduler_configuration import split_url
 from nodewise.serve.options import is_loopback
-from nodewise.visible import short
+from nodewise.terminal_escaping import short
 
 DEFAULT_SCHEDULER: Final = "default-scheduler"
 _IDLE_S: Final = 600.0

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from nodewise.agents.telemetry.trust import LABEL
+from nodewise.agents.telemetry.namespace_trust import LABEL
 from nodewise.doctor.check import check
 from nodewise.doctor.facts import (
     AdmissionPolicy,
@@ -15,7 +15,7 @@ from nodewise.doctor.facts import (
 )
 from nodewise.doctor.findings import NOT_CHECKED, Finding, NotChecked, Result, Severity, finding
 from nodewise.doctor.parsing import workloads
-from nodewise.visible import short
+from nodewise.terminal_escaping import short
 
 _MAX_RIGHTS: Final = 6
 _MAX_LISTED: Final = 3

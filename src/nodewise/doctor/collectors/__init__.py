@@ -6,15 +6,23 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from nodewise.clock import SystemClock
-from nodewise.doctor.collectors import access, deschedulers, nodes, policies, programs, replicas, schedulers
-from nodewise.doctor.collectors.session import Collector, Session
+from nodewise.doctor.collectors import (
+    access_rules,
+    deschedulers,
+    nodes,
+    policies,
+    programs,
+    replicas,
+    schedulers,
+)
+from nodewise.doctor.collectors.collection_session import Collector, Session
 from nodewise.doctor.facts import Facts
 
 COLLECTORS: Final[dict[str, Collector[Any]]] = {
     "schedulers": schedulers.schedulers,
     "extenders": replicas.extenders,
     "replica_metrics": replicas.replica_metrics,
-    "missing_rights": access.missing_rights,
+    "missing_rights": access_rules.missing_rights,
     "pods": programs.pods,
     "policies": policies.policies,
     "node_count": nodes.node_count,
@@ -24,8 +32,8 @@ COLLECTORS: Final[dict[str, Collector[Any]]] = {
     "deschedulers": deschedulers.deschedulers,
     "gpu_nodes": nodes.gpu_nodes,
     "kubelets": nodes.kubelets,
-    "cluster_ca": access.cluster_ca,
-    "admission_policies": access.admission_policies,
+    "cluster_ca": access_rules.cluster_ca,
+    "admission_policies": access_rules.admission_policies,
     "programs_elsewhere": programs.programs_elsewhere,
 }
 

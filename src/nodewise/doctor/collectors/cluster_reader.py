@@ -10,7 +10,7 @@ from nodewise.doctor.facts import Unavailable
 from nodewise.errors import UNREADABLE, NodewiseError, Refused
 from nodewise.kube.api import Api, Expired, NotFound
 from nodewise.kube.resources import Resource
-from nodewise.visible import short
+from nodewise.terminal_escaping import short
 
 T = TypeVar("T")
 

@@ -8,15 +8,15 @@ from typing import Any, Final
 
 import msgspec
 
+from nodewise.doctor.collectors.collection_session import Session
 from nodewise.doctor.collectors.programs import find_container, is_descheduler, programs
-from nodewise.doctor.collectors.session import Session
 from nodewise.doctor.facts import Descheduler, Unavailable
 from nodewise.doctor.parsing import workloads
 from nodewise.doctor.parsing.object_fields import get, get_list, get_mapping, get_text, get_texts
 from nodewise.doctor.parsing.workloads import Workload
 from nodewise.errors import UNREADABLE, BadInput
 from nodewise.kube import documents
-from nodewise.visible import short
+from nodewise.terminal_escaping import short
 
 _AFFINITY: Final = "RemovePodsViolatingNodeAffinity"
 _MAX_BYTES: Final = 2**20

@@ -8,20 +8,20 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from nodewise import cooperative
+from nodewise import cooperative_scheduling
 from nodewise.agents.gpu import node_gpus, resource_profile
 from nodewise.agents.gpu.node_gpus import GpuNode
-from nodewise.cpu.names import LABEL
+from nodewise.cpu.cmk_names import LABEL
 from nodewise.doctor.collectors.cluster_reader import ClusterReader, parse_json
+from nodewise.doctor.collectors.collection_session import Session
 from nodewise.doctor.collectors.replicas import extenders
-from nodewise.doctor.collectors.session import Session
 from nodewise.doctor.facts import Extender, GpuNodeInfo, KubeletConfiguration, Unavailable
 from nodewise.doctor.parsing.object_fields import get_labels, get_mapping, get_text
 from nodewise.errors import UNREADABLE
 from nodewise.kube.resources import NODES
-from nodewise.metrics import nodes as node_facts
-from nodewise.metrics.nodes import MeasuredStatus, Nodes
-from nodewise.visible import short
+from nodewise.metrics import node_attributes as node_facts
+from nodewise.metrics.node_attributes import MeasuredStatus, Nodes
+from nodewise.terminal_escaping import short
 
 _MAX_KUBELETS: Final = 50
 _MAX_GPU_NODES: Final = 5000
@@ -61,7 +61,7 @@ async def node_list(session: Session) -> NodeList | Unavailable:
     nodes = await session.reader.get_list(NODES, partial(parse_node, profiles))
     if isinstance(nodes, Unavailable):
         return nodes
-    return NodeList(nodes, cooperative.run_at_once(node_facts.read(nodes)))
+    return NodeList(nodes, cooperative_scheduling.run_at_once(node_facts.read(nodes)))
 
 
 def _resource_profile(listed: Sequence[Extender]) -> list[resource_profile.ResourceProfile]:

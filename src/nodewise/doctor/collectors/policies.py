@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from nodewise import clock, cooperative
+from nodewise import clock, cooperative_scheduling
 from nodewise.agent import ClusterState, NodeIndex, ObjectKey
 from nodewise.agents.telemetry import policy as taspolicy
 from nodewise.agents.telemetry import status as policy_status
@@ -20,22 +20,22 @@ from nodewise.agents.telemetry.policy import PolicyObject, Rule
 from nodewise.agents.telemetry.state import POLICIES, PolicyState, TelemetryStateBuilder, missing_cause
 from nodewise.clock import SystemClock
 from nodewise.doctor.collectors.cluster_reader import API_SERVICES, TASPOLICIES, ClusterReader, unavailable
+from nodewise.doctor.collectors.collection_session import Session
 from nodewise.doctor.collectors.nodes import node_list
 from nodewise.doctor.collectors.replicas import extenders
-from nodewise.doctor.collectors.session import Session
 from nodewise.doctor.facts import Extender, MetricCoverage, MetricsApi, PolicyEvaluation, Unavailable
 from nodewise.doctor.parsing.object_fields import get_condition, get_text
 from nodewise.errors import UNREADABLE, NodewiseError
 from nodewise.kube.api import NotFound
 from nodewise.metrics import column as columns
-from nodewise.metrics import custom, resource
-from nodewise.metrics.custom import CustomMetrics
-from nodewise.metrics.nodes import Nodes
-from nodewise.metrics.resource import ResourceMetrics
+from nodewise.metrics import custom_metrics_api, resource_metrics_api
+from nodewise.metrics.custom_metrics_api import CustomMetrics
+from nodewise.metrics.metrics_snapshot import MetricsSnapshot
+from nodewise.metrics.node_attributes import Nodes
+from nodewise.metrics.resource_metrics_api import ResourceMetrics
 from nodewise.metrics.series import Series, State
-from nodewise.metrics.snapshot import MetricsSnapshot
 from nodewise.metrics.source import MetricRequest, Source
-from nodewise.visible import short
+from nodewise.terminal_escaping import short
 
 MAX_METRICS: Final = 100
 _MAX_NAMES: Final = 5
@@ -118,9 +118,15 @@ async def metric_series(session: Session) -> dict[str, Series | Unavailable]:
         series: Series | Unavailable = _no_values(request.metric, "no source was asked")
         async with limit:
             if sources.custom:
-                series = await _fetch(custom_source, f"get nodes/{request.metric}.{custom.GROUP}", request)
-            if sources.resource and request.metric in resource.METRICS and not _has_values(series):
-                series = await _fetch(resource_source, f"list nodes.{resource.GROUP}", request)
+                series = await _fetch(
+                    custom_source, f"get nodes/{request.metric}.{custom_metrics_api.GROUP}", request
+                )
+            if (
+                sources.resource
+                and request.metric in resource_metrics_api.METRICS
+                and not _has_values(series)
+            ):
+                series = await _fetch(resource_source, f"list nodes.{resource_metrics_api.GROUP}", request)
         return series
 
     if not (sources.custom or sources.resource):
@@ -171,7 +177,7 @@ def _coverage(series: Series, index: NodeIndex) -> MetricCoverage:
     names = {*series.samples, *series.invalid}
     if not names:
         return MetricCoverage(0, (), series.source)
-    column = cooperative.run_at_once(columns.lay_out(series, index))
+    column = cooperative_scheduling.run_at_once(columns.lay_out(series, index))
     nodes = int(np.count_nonzero(column.initial_states[:-1] == State.FRESH))
     others = sorted(short(name, 100) for name in names if name not in index)
     return MetricCoverage(nodes, tuple(others[:_MAX_NAMES]), missing_cause(series, index, column))
@@ -215,7 +221,7 @@ def evaluate(
     state = TelemetryStateBuilder(options, max_age_s(options, sync_period_s))
     now = SystemClock().now()
     cluster = ClusterState(NodeIndex(nodes), {POLICIES: by_key}, MetricsSnapshot(by_request), now)
-    return cooperative.run_at_once(state.build(cluster))
+    return cooperative_scheduling.run_at_once(state.build(cluster))
 
 
 def _options(listed: Sequence[Extender]) -> tuple[TelemetryOptions, float]:
@@ -271,10 +277,10 @@ async def metrics_apis(session: Session) -> tuple[MetricsApi, ...] | Unavailable
     sources = await session.require(_metric_sources)
     if sources.other:
         return ()
-    usage = set(names) & set(resource.METRICS)
+    usage = set(names) & set(resource_metrics_api.METRICS)
     groups = {
-        custom.GROUP: ("v1beta1", "v1beta2") if sources.custom and set(names) - usage else (),
-        resource.GROUP: ("v1beta1",) if sources.resource and usage else (),
+        custom_metrics_api.GROUP: ("v1beta1", "v1beta2") if sources.custom and set(names) - usage else (),
+        resource_metrics_api.GROUP: ("v1beta1",) if sources.resource and usage else (),
     }
     apis: list[MetricsApi] = []
     for group, versions in groups.items():

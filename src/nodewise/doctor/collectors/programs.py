@@ -17,13 +17,13 @@ from nodewise.doctor.collectors.cluster_reader import (
     ClusterReader,
     parse_json,
 )
-from nodewise.doctor.collectors.session import SYSTEM_NAMESPACE, Session
+from nodewise.doctor.collectors.collection_session import SYSTEM_NAMESPACE, Session
 from nodewise.doctor.facts import PodInfo, Unavailable
 from nodewise.doctor.parsing import workloads
 from nodewise.doctor.parsing.object_fields import get, get_labels, get_list, get_mapping, get_text, get_texts
 from nodewise.doctor.parsing.workloads import Container, Workload
 from nodewise.kube.resources import PODS, selector
-from nodewise.visible import short
+from nodewise.terminal_escaping import short
 
 _MAX_PODS: Final = 20_000
 """In a cluster with more pods, not all of them are read to find single ones."""

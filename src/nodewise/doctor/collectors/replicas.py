@@ -7,8 +7,8 @@ from typing import Final
 
 from nodewise.clock import SystemClock
 from nodewise.doctor.collectors.cluster_reader import ClusterReader
+from nodewise.doctor.collectors.collection_session import Session
 from nodewise.doctor.collectors.programs import Replica, find_container, programs, replicas_of
-from nodewise.doctor.collectors.session import Session
 from nodewise.doctor.facts import Extender, ReplicaMetrics, Unavailable
 from nodewise.doctor.parsing import workloads
 from nodewise.doctor.parsing.workloads import Workload

@@ -11,9 +11,9 @@ import httpx2
 
 from nodewise.doctor.collectors import tls_probe
 from nodewise.doctor.collectors.cluster_reader import ENDPOINT_SLICES, SERVICES, ClusterReader, parse_json
+from nodewise.doctor.collectors.collection_session import Session, Target
 from nodewise.doctor.collectors.files import as_chain, host_path, is_this_host, may_read_host, read_local
 from nodewise.doctor.collectors.programs import find_container, is_scheduler, programs
-from nodewise.doctor.collectors.session import Session, Target
 from nodewise.doctor.collectors.tls_probe import Address, Probe
 from nodewise.doctor.facts import EntryCertificates, Scheduler, Server, Service, Unavailable, readable
 from nodewise.doctor.parsing import certificates, scheduler_configuration, workloads
@@ -24,7 +24,7 @@ from nodewise.doctor.parsing.workloads import Container, Workload
 from nodewise.errors import BadSettings, Problem
 from nodewise.kube.resources import selector
 from nodewise.serve.options import is_loopback
-from nodewise.visible import short
+from nodewise.terminal_escaping import short
 
 _SERVICE_HOST: Final = re.compile(r"([a-z0-9-]+)\.([a-z0-9-]+)\.svc(\.[a-z0-9.-]+)?\.?")
 _MAX_ENDPOINTS: Final = 2

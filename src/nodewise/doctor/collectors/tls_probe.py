@@ -10,7 +10,7 @@ from nodewise.doctor.facts import Server
 from nodewise.doctor.parsing.certificates import Chain, is_signed_by, is_valid_for, parse_der
 from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, split_url
 from nodewise.serve.tls_handshake import chain_of
-from nodewise.visible import short
+from nodewise.terminal_escaping import short
 
 _CONNECT_TIMEOUT_S: Final = 3.0
 _RESPONSE_TIMEOUT_S: Final = 5.0

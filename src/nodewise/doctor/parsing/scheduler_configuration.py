@@ -17,7 +17,7 @@ from nodewise.doctor.parsing import certificates
 from nodewise.doctor.parsing.object_fields import get_any_case, get_list, get_number, get_text
 from nodewise.errors import UNREADABLE, BadInput, shown
 from nodewise.kube import documents
-from nodewise.visible import short
+from nodewise.terminal_escaping import short
 
 _NODEWISE_PATH: Final = re.compile(r"/(?:scheduler|agents/(?P<agent>[^/]+))/[^/]")
 _MAX_PATH: Final = 1000

@@ -19,7 +19,7 @@ from nodewise.doctor.parsing.object_fields import (
 )
 from nodewise.errors import UNREADABLE, BadInput
 from nodewise.kube import documents
-from nodewise.visible import short
+from nodewise.terminal_escaping import short
 
 _TEMPLATES: Final = {
     "Deployment": ("spec", "template"),

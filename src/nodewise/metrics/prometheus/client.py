@@ -6,10 +6,10 @@ from typing import Final
 import httpx2
 
 from nodewise.errors import BadInput, NodewiseError, Problem, Unavailable
-from nodewise.kube import client as kube_client
-from nodewise.metrics.prometheus import answers
-from nodewise.metrics.prometheus.access import Access
-from nodewise.metrics.prometheus.answers import Answer
+from nodewise.kube import http_client as kube_client
+from nodewise.metrics.prometheus import query_responses
+from nodewise.metrics.prometheus.credentials import Access
+from nodewise.metrics.prometheus.query_responses import Answer
 
 _PATH: Final = "/api/v1/query"
 _LONGEST_URL: Final = 2000
@@ -34,7 +34,7 @@ class Client:
         """
         what = f"query {query if len(query) <= 200 else query[:199] + '…'} to {self._access.url}"  # noqa: PLR2004
         try:
-            return answers.read(await self._body(query, what))
+            return query_responses.read(await self._body(query, what))
         except tuple(kube_client.TRANSLATED) as error:
             seen = str(error) or type(error).__name__
             raise Unavailable(what, [self._hidden(Problem("", seen, ""))]) from error
@@ -57,7 +57,7 @@ class Client:
             raise Unavailable(what, [problem], remedy="a cheaper query, or --prometheus-timeout") from error
         if not response.is_success:
             retry_after = response.headers.get("retry-after", "")
-            raise answers.refusal(what, response.status_code, body, retry_after)
+            raise query_responses.refusal(what, response.status_code, body, retry_after)
         return body
 
     def _request(self, http: httpx2.AsyncClient, query: str) -> httpx2.Request:

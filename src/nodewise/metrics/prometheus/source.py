@@ -2,15 +2,15 @@
 
 from typing import Final, NamedTuple
 
-from nodewise import cooperative
+from nodewise import cooperative_scheduling
 from nodewise.errors import Problem
-from nodewise.metrics.nodes import Lookup
-from nodewise.metrics.prometheus import answers, matching, queries, ranges
-from nodewise.metrics.prometheus.access import Access
+from nodewise.metrics.node_attributes import Lookup
+from nodewise.metrics.prometheus import node_matching, queries, query_responses, range_samples
 from nodewise.metrics.prometheus.client import Client
-from nodewise.metrics.prometheus.matching import Identity, Owned
+from nodewise.metrics.prometheus.credentials import Access
+from nodewise.metrics.prometheus.node_matching import Identity, Owned
 from nodewise.metrics.prometheus.options import PrometheusOptions
-from nodewise.metrics.prometheus.ranges import Points
+from nodewise.metrics.prometheus.range_samples import Points
 from nodewise.metrics.series import Series
 from nodewise.metrics.source import MetricRequest, NoValues
 from nodewise.observe import logs
@@ -52,8 +52,10 @@ class PrometheusMetrics:
         query = queries.of(request, request.max_age_s or self._max_age_s)
         answer = await self._client.ask(query)
         nodes = await self._nodes()
-        owned = await cooperative.run(matching.match(answers.found(answer), self._labels, nodes))
-        strangers, example = len(owned.strangers), matching.example(owned, self._labels)
+        owned = await cooperative_scheduling.run(
+            node_matching.match(query_responses.found(answer), self._labels, nodes)
+        )
+        strangers, example = len(owned.strangers), node_matching.example(owned, self._labels)
         self._meters.set("metric_series_unmatched", strangers, metric=request.name)
         self._tell(request.name, "metric_warning", warnings="; ".join(answer.warnings)[:500])
         if not owned.by_node and (strangers or not request.empty_is_healthy):
@@ -63,8 +65,8 @@ class PrometheusMetrics:
             "metric_series_unmatched",
             example=f"{strangers} series, such as {example}" if example else "",
         )
-        matched = await cooperative.run(
-            matching.reduce(owned, request.aggregate, await self._current(request, owned))
+        matched = await cooperative_scheduling.run(
+            node_matching.reduce(owned, request.aggregate, await self._current(request, owned))
         )
         return Series(request.metric, self.name, now, matched.samples, matched.invalid)
 
@@ -74,16 +76,16 @@ class PrometheusMetrics:
         A range has the samples of series that have ended as well. An instant query leaves these out: Prometheus marks
         a series as ended when its target is gone, or gives it up after a look-back of five minutes.
         """
-        if not await cooperative.run(matching.needs_ended(owned, request.aggregate)):
+        if not await cooperative_scheduling.run(node_matching.needs_ended(owned, request.aggregate)):
             return None
         answer = await self._client.ask(queries.instant(request))
-        return await cooperative.run(matching.identities(answers.found(answer)))
+        return await cooperative_scheduling.run(node_matching.identities(query_responses.found(answer)))
 
     async def samples(self, query: str) -> dict[str, Points]:
         """All samples of each node that a query of a range gives, such as `up[1h:1m]`. Errors as those of `fetch`."""
         answer = await self._client.ask(query)
         nodes = await self._nodes()
-        return await cooperative.run(ranges.by_node(answer, self._labels, nodes))
+        return await cooperative_scheduling.run(range_samples.by_node(answer, self._labels, nodes))
 
     async def close(self) -> None:
         """End all connections."""

@@ -7,8 +7,8 @@ import pytest
 from nodewise.agent import Details, Snapshot
 from nodewise.agents.congestion.agent import CongestionAgent
 from nodewise.agents.congestion.options import CongestionOptions
-from nodewise.extender import chain
-from tests.unit.agents.congestion.worlds import POD, scores, snapshot
+from nodewise.extender import agent_chain
+from tests.unit.agents.congestion.snapshots import POD, scores, snapshot
 
 NO_FACTOR = [None, "", "abc", "50.5", " 50", "50 ", "0x10", "1e1", "1_0", "٣", "nan", "99999999999999999999"]
 
@@ -131,7 +131,7 @@ class TestRejecting:
     def test_nobody_is_rejected_otherwise(self) -> None:
         agent = CongestionAgent(CongestionOptions())
         assert agent.predicates == {}
-        assert chain.filters(agent) == []
+        assert agent_chain.filters(agent) == []
 
     def test_nodes_without_a_factor(self) -> None:
         agent = CongestionAgent(self.OPTIONS)

@@ -16,7 +16,7 @@ from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.pods import AllocatedPod
 from nodewise.agents.gpu.reasons import NotReady, UnknownNode
 from nodewise.binder import BindPlan, Refusal
-from tests.unit.agents.gpu.facts import PREFIX, agent_state, cluster_state, entry, lease, node, pod
+from tests.unit.agents.gpu.gpu_snapshots import PREFIX, agent_state, cluster_state, entry, lease, node, pod
 
 NODES = {"plain": node("", ""), "n1": node("i915=20 mc=2000 t=4"), "n2": node("i915=20 mc=2000 t=4")}
 PREFER = {"telemetry.aware.scheduling.p/gas-prefer-gpu": "card1"}

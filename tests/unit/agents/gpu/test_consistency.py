@@ -5,13 +5,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise import cooperative
+from nodewise import cooperative_scheduling
 from nodewise.agents.gpu import consistency, gpu_layout
 from nodewise.agents.gpu import state as states
 from nodewise.agents.gpu.consistency import ObservedChanges
 from nodewise.agents.gpu.resource_profile import INTEL
 from nodewise.agents.gpu.state import GpuState, GpuStateBuilder
-from tests.unit.agents.gpu.facts import agent_state, cluster_state, entry, lease, node, pod
+from tests.unit.agents.gpu.gpu_snapshots import agent_state, cluster_state, entry, lease, node, pod
 
 NODES = {"n1": node(), "n2": node()}
 PODS = [pod("a", "n1", "card0"), pod("b", "n2", "card1")]
@@ -25,7 +25,7 @@ def different(
     def text(name: str) -> str:
         return stored if stored is not None else (ours.nodes[name].record_text if name in ours.nodes else "")
 
-    found = cooperative.run_at_once(
+    found = cooperative_scheduling.run_at_once(
         consistency.differences(ours, fresh, told or ObservedChanges(set(), set()), text)
     )
     return {one.node: one.what for one in found}

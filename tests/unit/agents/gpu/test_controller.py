@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nodewise import cooperative
+from nodewise import cooperative_scheduling
 from nodewise.agent import ObjectKey
 from nodewise.agents.gpu import (
     KIND,
@@ -27,17 +27,17 @@ from nodewise.cli import data_sources
 from nodewise.cli.data_sources import Relister
 from nodewise.controllers import Handle, WriteCounter
 from nodewise.errors import BadInput, Conflict, NodewiseError, Refused, Unavailable
-from nodewise.extender.leading import Leading
+from nodewise.extender.leader_loop import Leading
 from nodewise.extender.snapshot_cache import SnapshotCache
 from nodewise.kube.api import NONE, Params, Patch
-from nodewise.kube.events import Recorder, Reporter
+from nodewise.kube.event_recorder import Recorder, Reporter
 from nodewise.kube.resources import LEASES, NODES, PODS
 from nodewise.metrics.refresher import Refresher, RefreshOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.simulate.api import CONFIGMAPS, FakeApi
-from tests.unit.agents.gpu.facts import agent_state, amounts, cluster_state, entry, node, pod
-from tests.unit.kube import virtual
-from tests.unit.kube.virtual import VirtualClock
+from nodewise.simulate.in_memory_api import CONFIGMAPS, FakeApi
+from tests.unit.agents.gpu.gpu_snapshots import agent_state, amounts, cluster_state, entry, node, pod
+from tests.unit.kube import virtual_time
+from tests.unit.kube.virtual_time import VirtualClock
 
 OURS = "nodewise"
 PERIOD_S = 5.0
@@ -204,7 +204,7 @@ def play(
             await test(api, leader)
         return leader
 
-    return virtual.run(main())
+    return virtual_time.run(main())
 
 
 class TestLabels:
@@ -528,7 +528,7 @@ def test_a_defect_of_the_check_restarts_the_check_alone() -> None:
         await asyncio.wait([task])
         assert asyncio.all_tasks() == before
 
-    virtual.run(main())
+    virtual_time.run(main())
 
 
 class TestGauges:
@@ -561,5 +561,5 @@ class TestGauges:
     @pytest.mark.parametrize(("most", "count"), [(4, 4), (3, 0), (0, 0)])
     def test_of_too_many_cards_there_are_totals_only(self, most: int, count: int) -> None:
         found = agent_state(cluster_state({"n1": node(), "n2": node()}, [pod("a", "n1", "card0")]))
-        assert len(cooperative.run_at_once(metrics.details(found, INTEL, most))) == count
+        assert len(cooperative_scheduling.run_at_once(metrics.details(found, INTEL, most))) == count
         assert metrics.totals(found, INTEL)["gpu_pods", ()] == 1

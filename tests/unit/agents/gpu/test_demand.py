@@ -11,7 +11,7 @@ from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.pods import AllocatedPod, GpuPod
 from nodewise.agents.gpu.reasons import RejectionKind
 from nodewise.agents.gpu.resource_profile import GENERIC, INTEL
-from tests.unit.agents.gpu.objects import container, pod, raw_pod
+from tests.unit.agents.gpu.gpu_objects import container, pod, raw_pod
 
 OPTIONS = GpuOptions()
 LISTS = GpuOptions(enable_allowlist=True, enable_denylist=True)

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise import clock, cooperative
+from nodewise import clock, cooperative_scheduling
 from nodewise.agents.gpu import demand_histogram
 from nodewise.agents.gpu.demand_histogram import (
     NAME,
@@ -19,7 +19,7 @@ from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.pods import AllocatedPod
 from nodewise.agents.gpu.resource_profile import INTEL
 from nodewise.agents.gpu.state import DEMAND_CONFIGMAP
-from tests.unit.agents.gpu.facts import agent_state, cluster_state, node, pod
+from tests.unit.agents.gpu.gpu_snapshots import agent_state, cluster_state, node, pod
 
 NOW = clock.parse_rfc3339("2026-11-21T12:00:00Z")
 TODAY = int(NOW // 86_400)
@@ -35,7 +35,7 @@ def came(name: str, at: str = "2026-11-21T11:00:00Z", requests: str = "i915=1 mc
 
 
 def added(counted: DemandHistogram, old: Any = (), new: Any = ()) -> DemandHistogram:
-    return cooperative.run_at_once(demand_histogram.added(counted, old, new, READER))
+    return cooperative_scheduling.run_at_once(demand_histogram.added(counted, old, new, READER))
 
 
 def counts(counted: DemandHistogram) -> dict[int, int]:
@@ -45,7 +45,8 @@ def counts(counted: DemandHistogram) -> dict[int, int]:
 
 def kept(counted: DemandHistogram) -> DemandConfigMap:
     return DemandConfigMap(
-        DemandMetadata(NAME, "nw", "1"), dict(cooperative.run_at_once(demand_histogram.data_of(counted)))
+        DemandMetadata(NAME, "nw", "1"),
+        dict(cooperative_scheduling.run_at_once(demand_histogram.data_of(counted))),
     )
 
 
@@ -71,21 +72,25 @@ def test_pods_without_cards_are_nobody() -> None:
 
 def test_what_is_written_is_read_again() -> None:
     found = added(NOTHING, [came("a"), came("b"), came("c", "2026-11-20T01:00:00Z", "i915=2 mc=500")])
-    assert cooperative.run_at_once(demand_histogram.read(kept(found))) == found
-    assert cooperative.run_at_once(demand_histogram.read(None)) == NOTHING
+    assert cooperative_scheduling.run_at_once(demand_histogram.read(kept(found))) == found
+    assert cooperative_scheduling.run_at_once(demand_histogram.read(None)) == NOTHING
 
 
 @pytest.mark.parametrize(
     "data", [None, {}, {"day-x": "[]"}, {f"day-{TODAY}": "{"}, {f"day-{TODAY}": '[{"pods": -1}]'}]
 )
 def test_garbage_counts_for_nothing(data: dict[str, str] | None) -> None:
-    found = cooperative.run_at_once(demand_histogram.read(DemandConfigMap(DemandMetadata(NAME), data)))
+    found = cooperative_scheduling.run_at_once(
+        demand_histogram.read(DemandConfigMap(DemandMetadata(NAME), data))
+    )
     assert found.history == {}
     assert counts(added(found, [came("a")])) == {0: 1}
 
 
 def test_a_time_in_the_future_stops_no_counting_of_those_that_come() -> None:
-    wild = cooperative.run_at_once(demand_histogram.read(DemandConfigMap(DemandMetadata(NAME), {UNTIL: "x"})))
+    wild = cooperative_scheduling.run_at_once(
+        demand_histogram.read(DemandConfigMap(DemandMetadata(NAME), {UNTIL: "x"}))
+    )
     assert counts(added(wild, new=[came("a")])) == {0: 1}
 
 

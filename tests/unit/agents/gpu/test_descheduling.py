@@ -5,10 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise import cooperative
+from nodewise import cooperative_scheduling
 from nodewise.agents.gpu import descheduling
 from nodewise.agents.gpu.pods import AllocatedLabels, AllocatedPod
-from tests.unit.agents.gpu.facts import agent_state, cluster_state, entry, lease, node, pod
+from tests.unit.agents.gpu.gpu_snapshots import agent_state, cluster_state, entry, lease, node, pod
 
 SUBDEVICED = "i915=1 t=1"
 HOT = "telemetry.aware.scheduling.hot/gas-"
@@ -29,7 +29,9 @@ def labelled(one: AllocatedPod, value: str | None = "gpu") -> AllocatedPod:
 
 
 def found(nodes: dict[str, Any], *pods: AllocatedPod, leases: Any = ()) -> dict[str, bool]:
-    changes = cooperative.run_at_once(descheduling.changes(agent_state(cluster_state(nodes, pods, leases))))
+    changes = cooperative_scheduling.run_at_once(
+        descheduling.changes(agent_state(cluster_state(nodes, pods, leases)))
+    )
     return {change.pod.metadata.name: change.is_wanted for change in changes}
 
 

@@ -19,8 +19,8 @@ from nodewise.agents.gpu.pods import AllocatedPod, GpuPod
 from nodewise.agents.gpu.reasons import InvalidDemand, RejectionKind
 from nodewise.agents.gpu.resource_profile import INTEL
 from nodewise.agents.gpu.subdevices import SubdeviceRequest
-from tests.conformance.gas import checking, notation, rows
-from tests.conformance.gas.rows import Case
+from tests.conformance.gas import expectations, table_notation, table_rows
+from tests.conformance.gas.table_rows import Case
 
 MC = "gpu.intel.com/millicores"
 SUBDEVICES = "gpu.intel.com/tiles"
@@ -34,8 +34,8 @@ class Node(NamedTuple):
 
 def as_read(case: Case, name: str) -> Node:
     """A node of a row, with the pods that run there."""
-    told = decode(GpuNode, notation.node(name, case.row.nodes[name], case.driver))
-    running = [one for one in map(notation.running, case.row.running) if one.node == name]
+    told = decode(GpuNode, table_notation.node(name, case.row.nodes[name], case.driver))
+    running = [one for one in map(table_notation.running, case.row.running) if one.node == name]
     bound = [booked(f"r{number}", name, one, case.driver) for number, one in enumerate(running)]
     pods = node_allocations.PodIndex({("d", pod.metadata.name): pod for pod in bound}, "9")
     return Node(
@@ -44,8 +44,8 @@ def as_read(case: Case, name: str) -> Node:
     )
 
 
-def booked(name: str, node: str, given: notation.Running, driver: str) -> AllocatedPod:
-    made = notation.pod(name, given.containers, given.annotations, driver)
+def booked(name: str, node: str, given: table_notation.Running, driver: str) -> AllocatedPod:
+    made = table_notation.pod(name, given.containers, given.annotations, driver)
     made["metadata"] |= {"namespace": "d", "uid": name}
     made["spec"]["nodeName"] = node
     return decode(AllocatedPod, made)
@@ -57,20 +57,20 @@ def decode(type_: type[Any], value: Any) -> Any:
 
 def demand_of(case: Case) -> Demand:
     options = GpuOptions(enable_allowlist="allow" in case.row.flags, enable_denylist="deny" in case.row.flags)
-    pod = decode(GpuPod, notation.pod("p", case.row.pod, case.row.annotations, case.driver))
+    pod = decode(GpuPod, table_notation.pod("p", case.row.pod, case.row.annotations, case.driver))
     return demands.read(pod, INTEL, options)
 
 
 def order_of(case: Case) -> GpuOrder:
     word, _, short = case.row.flags.partition(" ")
-    return Balanced(notation.resource(short, case.driver)) if word == "balanced" else FirstFit()
+    return Balanced(table_notation.resource(short, case.driver)) if word == "balanced" else FirstFit()
 
 
 def laid_out(nodes: list[Node]) -> gpu_layout.GpuLayout:
     return gpu_layout.build(nodes, np.arange(len(nodes) + 1), SUBDEVICES)
 
 
-KNOWN = [case for case in rows.placing() if demand_of(case).wants_gpus]
+KNOWN = [case for case in table_rows.placing() if demand_of(case).wants_gpus]
 
 
 @pytest.mark.parametrize("case", KNOWN, ids=str)
@@ -85,7 +85,7 @@ def test_case(case: Case) -> None:
         why = case.row.expect.failed.get(name, case.row.expect.why)
         if fitted.codes[at]:
             reason = fitted.reasons[fitted.codes[at] - 1]
-            assert checking.begins(reason.text(), checking.PREFIX + checking.REASONS[why])
+            assert expectations.begins(reason.text(), expectations.PREFIX + expectations.REASONS[why])
     if case.row.kept:
         first = names.index(case.row.kept[0])
         check_taken(case, nodes[first], demand, fitted, first)
@@ -111,7 +111,7 @@ def check_taken(case: Case, node: Node, demand: Demand, fitted: FitResult, at: i
         ]
         for pair in (zip(one, given, strict=True) for one, given in zip(taken, numbers, strict=True))
     ]
-    checking.check_tiles("|".join(map(",".join, told)), case.row.expect.tiles)
+    expectations.check_tiles("|".join(map(",".join, told)), case.row.expect.tiles)
 
 
 def gpus(count: int = 2, **more: Any) -> NodeGpus:
@@ -124,7 +124,7 @@ def gpus(count: int = 2, **more: Any) -> NodeGpus:
 
 
 def held(gpu: str = "card0", subdevices: frozenset[int] = frozenset(), **amounts: int) -> NodeAllocations:
-    by_name = {notation.resource(short): amount for short, amount in amounts.items()}
+    by_name = {table_notation.resource(short): amount for short, amount in amounts.items()}
     return node_allocations.EMPTY._replace(amounts={gpu: by_name}, subdevices={gpu: subdevices})
 
 
@@ -134,7 +134,7 @@ def ask(*containers: str, **more: Any) -> Demand:
     for number, text in enumerate(containers):
         count, *parts = text.split()
         pairs = (part.split("=") for part in parts)
-        per_gpu = {COUNT: 1} | {notation.resource(short): int(amount) for short, amount in pairs}
+        per_gpu = {COUNT: 1} | {table_notation.resource(short): int(amount) for short, amount in pairs}
         made.append(ContainerDemand(f"c{number}", int(count), per_gpu if int(count) else {}))
     return Demand(tuple(made), **more)
 
@@ -146,7 +146,7 @@ def fit_one(
 
 
 def text(fitted: FitResult, at: int = 0) -> str:
-    return fitted.reasons[fitted.codes[at] - 1].text().removeprefix(checking.PREFIX)
+    return fitted.reasons[fitted.codes[at] - 1].text().removeprefix(expectations.PREFIX)
 
 
 def test_a_node_without_cards_says_so_whatever_the_annotations() -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from nodewise.agent import Details, Snapshot
 from nodewise.agents.gpu.pods import AllocatedPod
-from tests.unit.agents.gpu.facts import node, pod
+from tests.unit.agents.gpu.gpu_snapshots import node, pod
 from tests.unit.agents.gpu.test_agent import agent, new, snapshot
 
 LINKED = {"gpu.intel.com/xe-links": "0.0-1.0"}

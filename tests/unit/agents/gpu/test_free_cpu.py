@@ -13,7 +13,16 @@ from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.pods import MOST_CPU_MILLI, AllocatedPod, cpu_milli
 from nodewise.agents.gpu.resource_profile import INTEL
 from nodewise.agents.gpu.state import PODS, GpuStateBuilder
-from tests.unit.agents.gpu.facts import agent_state, cluster_state, cpu_free, entry, lease, node, pod, read
+from tests.unit.agents.gpu.gpu_snapshots import (
+    agent_state,
+    cluster_state,
+    cpu_free,
+    entry,
+    lease,
+    node,
+    pod,
+    read,
+)
 
 NODES = {"plain": node("", "", cpu="8"), "n1": node(cpu="8"), "n2": node(cpu="7500m")}
 PLAIN = ("",)

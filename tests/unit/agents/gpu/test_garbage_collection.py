@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from nodewise import cooperative
+from nodewise import cooperative_scheduling
 from nodewise.agents.gpu import garbage_collection
 from nodewise.agents.gpu.garbage_collection import UnconfirmedReservation
 from nodewise.agents.gpu.pods import AllocatedPod
-from tests.unit.agents.gpu.facts import agent_state, cluster_state, entry, lease, lease_of, node, pod
+from tests.unit.agents.gpu.gpu_snapshots import agent_state, cluster_state, entry, lease, lease_of, node, pod
 
 NODES = {"n1": node()}
 
@@ -18,14 +18,14 @@ def unconfirmed(
     pods: Iterable[AllocatedPod] = (), leases: Iterable[Any] = (), version: str = "10"
 ) -> list[UnconfirmedReservation]:
     given = cluster_state(NODES, pods, leases, version)
-    return cooperative.run_at_once(
+    return cooperative_scheduling.run_at_once(
         garbage_collection.unconfirmed(agent_state(given), given.objects["ledgers"])
     )
 
 
 def orphaned_records(pods: Iterable[AllocatedPod], leases: Iterable[Any]) -> list[str]:
     given = cluster_state(NODES, pods, leases)
-    found = cooperative.run_at_once(
+    found = cooperative_scheduling.run_at_once(
         garbage_collection.orphaned_records(agent_state(given), given.objects["ledgers"], NODES)
     )
     return [one.metadata.name for one in found]

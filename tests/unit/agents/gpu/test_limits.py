@@ -11,7 +11,7 @@ from nodewise.agents.gpu.pods import AllocatedPod
 from nodewise.agents.gpu.resource_profile import INTEL
 from nodewise.agents.gpu.state import GpuStateBuilder
 from nodewise.binder import HOLDINGS, BindPlan, LedgerLease, Refusal
-from tests.unit.agents.gpu.facts import lease_of, node
+from tests.unit.agents.gpu.gpu_snapshots import lease_of, node
 from tests.unit.agents.gpu.test_agent import NOW, agent, new, snapshot, texts
 
 FULL = reasons.RecordFull().text()

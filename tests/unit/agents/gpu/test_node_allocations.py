@@ -10,7 +10,7 @@ from nodewise.agents.gpu.node_allocations import PodIndex, may_hold_gpus
 from nodewise.agents.gpu.node_gpus import NodeGpus
 from nodewise.agents.gpu.pods import AllocatedPod
 from nodewise.agents.gpu.resource_profile import INTEL
-from tests.unit.agents.gpu.facts import (
+from tests.unit.agents.gpu.gpu_snapshots import (
     ONE,
     PREFIX,
     agent_state,

@@ -7,7 +7,7 @@ from nodewise.agents.gpu import fragmentation, score
 from nodewise.agents.gpu.demand import Demand
 from nodewise.agents.gpu.fit import fit
 from nodewise.agents.gpu.score import PlacementInputs
-from tests.unit.agents.gpu.boards import COUNT, MILLI, board, demand, share
+from tests.unit.agents.gpu.gpu_layouts import COUNT, MILLI, board, demand, share
 
 TYPICAL = fragmentation.tables({share(500): 3, share(1000): 1}, (COUNT,))
 

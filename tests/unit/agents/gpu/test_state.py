@@ -5,14 +5,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise import cooperative
+from nodewise import cooperative_scheduling
 from nodewise.agent import ClusterState, NodeIndex
 from nodewise.agents.gpu import resource_cap
 from nodewise.agents.gpu import state as states
 from nodewise.agents.gpu.resource_profile import INTEL
 from nodewise.agents.gpu.state import GpuState, GpuStateBuilder
-from tests.unit.agents.gpu import objects
-from tests.unit.agents.gpu.facts import (
+from tests.unit.agents.gpu import gpu_objects
+from tests.unit.agents.gpu.gpu_snapshots import (
     PREFIX,
     agent_state,
     charged,
@@ -24,7 +24,7 @@ from tests.unit.agents.gpu.facts import (
     node,
     pod,
 )
-from tests.unit.changes import changed
+from tests.unit.state_changes import changed
 
 I915 = f"{PREFIX}i915"
 NODES = {"plain": node("", ""), "n1": node(), "n2": node(numbers="0.1.2", allocatable="i915=3")}
@@ -177,7 +177,7 @@ class TestOnlyWhatChanged:
             for _, _ in zip(range(steps), half, strict=False):
                 pass
             half.close()
-            assert laid_out(cooperative.run_at_once(state.build(worlds[2]))) == laid_out(
+            assert laid_out(cooperative_scheduling.run_at_once(state.build(worlds[2]))) == laid_out(
                 agent_state(worlds[2])
             )
 
@@ -278,4 +278,4 @@ class TestInventedResources:
 
 
 def invented(allocatable: str, gpus: str) -> Any:
-    return objects.node("", allocatable, gpus=gpus)
+    return gpu_objects.node("", allocatable, gpus=gpus)

@@ -10,7 +10,7 @@ from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.resource_profile import GENERIC
 from nodewise.agents.gpu.typical_pods import PodClass
 from nodewise.errors import BadSettings
-from tests.unit.agents.gpu.boards import demand, share
+from tests.unit.agents.gpu.gpu_layouts import demand, share
 
 HALF = "{cpu: 3152m, nvidia.com/gpu: 1, nvidia.com/gpu-milli: 500}"
 EXPECTED = {share(500, cpu_milli=3152): 7, share(1000, gpus=8, models=["A", "B"]): 2}

@@ -3,14 +3,23 @@
 import msgspec
 import pytest
 
-from nodewise import cooperative
+from nodewise import cooperative_scheduling
 from nodewise.agent import NodeIndex
 from nodewise.agents.learned import memory as memories
 from nodewise.agents.learned.memory import RewardMemory
 from nodewise.agents.learned.options import LearnedOptions
 from nodewise.agents.learned.rewards import LearningRule, RewardEstimate
 from nodewise.errors import BadInput
-from tests.unit.agents.learned.lives import NEVER_FADES, START, Life, end, pod, running, terminated, waiting
+from tests.unit.agents.learned.pod_histories import (
+    NEVER_FADES,
+    START,
+    Life,
+    end,
+    pod,
+    running,
+    terminated,
+    waiting,
+)
 
 
 def kept(types: dict[str, dict[str, list[float]]], until: float = START) -> bytes:
@@ -218,7 +227,9 @@ class TestBounds:
         memory = RewardMemory(self.RULE)
         for node, times in (("n3", 3), ("n1", 1), ("gone", 5)):
             memory.learn("d/D", node, 0.0, times, START)
-        known = cooperative.run_at_once(memory.lay_out(NodeIndex(["n1", "n2", "n3"]), START))["d/D"]
+        known = cooperative_scheduling.run_at_once(memory.lay_out(NodeIndex(["n1", "n2", "n3"]), START))[
+            "d/D"
+        ]
         assert known.nodes.tolist() == [0, 2]
         assert known.tried.tolist() == [1, 3]
         assert known.rewards.tolist() == pytest.approx([0.9, 0.729])

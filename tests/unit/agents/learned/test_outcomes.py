@@ -7,7 +7,7 @@ import pytest
 
 from nodewise.agents.learned import outcomes
 from nodewise.agents.learned.outcomes import PodOutcome
-from tests.unit.agents.learned.lives import START, end, pod, running, stamp, terminated, waiting
+from tests.unit.agents.learned.pod_histories import START, end, pod, running, stamp, terminated, waiting
 
 MTTF_S = 600.0
 HOUR = 3600.0

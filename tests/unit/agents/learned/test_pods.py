@@ -16,8 +16,8 @@ from nodewise.agents.learned.pods import (
     pod_reducer,
 )
 from nodewise.agents.telemetry.agent import PodFields as TelemetryPod
-from nodewise.kube.fields import merge
-from tests.unit.agents.learned.lives import pod, running
+from nodewise.kube.field_merge import merge
+from tests.unit.agents.learned.pod_histories import pod, running
 
 REPLICA_SET = {"kind": "ReplicaSet", "name": "web-5d4f8c7b9", "controller": True}
 OWNED = {"kind": "Thing", "name": "other"}

@@ -2,12 +2,12 @@
 
 import pytest
 
-from nodewise import cooperative
+from nodewise import cooperative_scheduling
 from nodewise.agent import ClusterState
 from nodewise.agents.learned.options import LearnedOptions
 from nodewise.agents.learned.state import PODS
-from nodewise.metrics.snapshot import MetricsSnapshot
-from tests.unit.agents.learned.lives import NEVER_FADES, Life, end, pod, running, terminated, waiting
+from nodewise.metrics.metrics_snapshot import MetricsSnapshot
+from tests.unit.agents.learned.pod_histories import NEVER_FADES, Life, end, pod, running, terminated, waiting
 
 
 def began(options: LearnedOptions = NEVER_FADES, nodes: int = 3) -> Life:
@@ -187,7 +187,7 @@ def test_a_slot_that_was_given_up_half_way_loses_nothing_and_counts_nothing_twic
         # what follows a failed build is built from nothing
         life.now += 1
         found = ClusterState(life.index, {PODS: life.pods}, MetricsSnapshot(), life.now)
-        life.agent_state = cooperative.run_at_once(life.state.build(found))
+        life.agent_state = cooperative_scheduling.run_at_once(life.state.build(found))
         assert [life.numbers(node) for node in range(3)] == [whole.numbers(node) for node in range(3)]
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nodewise import cooperative
+from nodewise import cooperative_scheduling
 from nodewise.agent import ScorePlugin, StateExporter
-from nodewise.agents.pigeon import ranks
+from nodewise.agents.pigeon import score_scaling
 from tests.unit.agents.pigeon.clusters import N3, P1, Cluster, close, pod
 
 NAN = float("nan")
@@ -122,8 +122,8 @@ def test_pods_one_after_another(name: str) -> None:
 )
 def test_values_become_scores(values: list[float], stretched: list[int], absolute: list[int]) -> None:
     given = np.array(values, float)
-    assert ranks.stretched(given).tolist() == stretched
-    assert ranks.absolute(given).tolist() == absolute
+    assert score_scaling.stretched(given).tolist() == stretched
+    assert score_scaling.absolute(given).tolist() == absolute
 
 
 def test_absolute_scores_where_asked_for() -> None:
@@ -136,7 +136,7 @@ def test_what_the_agent_goes_by_is_shown() -> None:
     for uid, requests in enumerate([P1, "1500m,3Gi"]):
         cluster.asked(pod(requests, uid=f"u{uid}"))
     found = json.loads(
-        cooperative.run_at_once(cluster.agent.export(cluster.snapshot.agent_states["pigeon"], {}))
+        cooperative_scheduling.run_at_once(cluster.agent.export(cluster.snapshot.agent_states["pigeon"], {}))
     )
     assert found["resources"] == {
         "cpu": {"unit": "milli", "node_mean": 4000, "pod_mean": 1000, "pod_deviation": 500},

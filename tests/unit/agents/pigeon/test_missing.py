@@ -5,8 +5,8 @@ import pytest
 
 from nodewise.agent import Names, Snapshot
 from nodewise.agents.pigeon.agent import PigeonAgent
-from nodewise.extender import chain
-from nodewise.extender.chain import Chain
+from nodewise.extender import agent_chain
+from nodewise.extender.agent_chain import Chain
 from tests.unit.agents.pigeon.clusters import N3, P1, Cluster, node, nodes, pod
 
 BALANCE = {"policy_objective": "LOAD_BALANCE"}
@@ -101,7 +101,7 @@ def rejected(agent: PigeonAgent, snapshot: Snapshot, names: str) -> list[str]:
 
 def test_nobody_is_rejected_unless_asked_for() -> None:
     cluster = Cluster({"none": node(CAPACITY, None)})
-    assert chain.filters(cluster.agent) == []
+    assert agent_chain.filters(cluster.agent) == []
 
 
 def test_nodes_without_statistics_are_rejected_where_asked_for() -> None:

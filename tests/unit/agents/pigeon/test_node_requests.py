@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise import cooperative
+from nodewise import cooperative_scheduling
 from nodewise.agents import pigeon
 from nodewise.agents.pigeon import node_requests
 from nodewise.agents.pigeon.node_requests import HoldingPod, NodeRequests
@@ -42,7 +42,7 @@ def followed(
     pods: dict[tuple[str, str], HoldingPod],
     before: Mapping[tuple[str, str], HoldingPod] = MappingProxyType({}),
 ) -> NodeRequests:
-    cooperative.run_at_once(holdings.apply(difference(before, pods).items()))
+    cooperative_scheduling.run_at_once(holdings.apply(difference(before, pods).items()))
     return holdings
 
 

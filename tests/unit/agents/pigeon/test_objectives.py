@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nodewise.agents.pigeon import demand as demands
-from nodewise.agents.pigeon import moments
+from nodewise.agents.pigeon import mean_covariance
 from nodewise.agents.pigeon.objectives import LAYOUTS, Objective, Table
 from tests.unit.agents.pigeon.clusters import close
 
@@ -61,7 +61,7 @@ def test_variability_of_several_resources(
     mean: list[float], covariance: list[list[float]], variability: float
 ) -> None:
     given = np.array(mean)
-    found = moments.variability(given[:, None], np.array([given @ np.array(covariance) @ given]))
+    found = mean_covariance.variability(given[:, None], np.array([given @ np.array(covariance) @ given]))
     assert close(found, [variability], 1e-5)
 
 

@@ -7,8 +7,8 @@ from nodewise import clock
 from nodewise.agent import NodeIndex, ScorePlugin, Snapshot
 from nodewise.agents.safe import KIND
 from nodewise.agents.safe.options import SafeOptions
-from nodewise.metrics.snapshot import MetricsSnapshot
-from tests.unit.agents.safe.nodes import GIB, NOW, Asked, loaded, node, pod
+from nodewise.metrics.metrics_snapshot import MetricsSnapshot
+from tests.unit.agents.safe.node_statistics import GIB, NOW, Asked, loaded, node, pod
 
 NOTHING = pod()
 

@@ -11,7 +11,7 @@ from nodewise import agents
 from nodewise.agent import Snapshot
 from nodewise.agents.telemetry import policy as policies
 from nodewise.agents.telemetry.controller import LabelWriter, StatusWriter
-from nodewise.agents.telemetry.labels import LabelColumn
+from nodewise.agents.telemetry.node_labels import LabelColumn
 from nodewise.agents.telemetry.policy import PolicyObject
 from nodewise.agents.telemetry.state import POLICIES, PolicyState
 from nodewise.cli import data_sources
@@ -22,8 +22,8 @@ from nodewise.kube.resources import NODES, Resource
 from nodewise.kube.store import Writer
 from nodewise.metrics.node_index import NodeIndex
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.simulate.api import FakeApi
-from tests.unit.agents.hands import hands
+from nodewise.simulate.in_memory_api import FakeApi
+from tests.unit.agents.fake_handle import hands
 
 LABEL = {"pol": "violating"}
 TASPOLICIES = Resource("telemetry.intel.com", "v1alpha1", "taspolicies", "TASPolicy")

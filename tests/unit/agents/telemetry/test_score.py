@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.unit.agents.telemetry.worlds import (
+from tests.unit.agents.telemetry.snapshots import (
     cluster_state,
     metrics_snapshot,
     pod,

@@ -14,9 +14,9 @@ import pytest
 from nodewise.cpu import pool_allocations, procfs
 from nodewise.cpu.allocation_store import Intent
 from nodewise.cpu.node import thread_affinity
-from tests.cluster.sandboxes import wait
-from tests.unit.cpu.agent import agents
-from tests.unit.cpu.agent.agents import PATIENCE_S, Running
+from tests.cluster.test_namespaces import wait
+from tests.unit.cpu.agent import agent_process
+from tests.unit.cpu.agent.agent_process import PATIENCE_S, Running
 
 PROC = Path("/proc")
 POOLS = {"exclusive": {0: ("0",)}, "shared": {0: ()}, "infra": {0: ("1",)}}
@@ -25,7 +25,7 @@ CLAIM = {"do": "claim", "pool": "exclusive"}
 
 @pytest.fixture
 def agent(tmp_path: Path) -> Iterator[Running]:
-    with agents.running(tmp_path, "--interval=1s", pools=POOLS) as running:
+    with agent_process.running(tmp_path, "--interval=1s", pools=POOLS) as running:
         yield running
 
 
@@ -81,7 +81,7 @@ def test_a_killed_wrapper_holds_until_its_descendants_are_over(agent: Running) -
 
 def test_what_a_command_leaves_without_an_environment_holds_its_cores(tmp_path: Path) -> None:
     """It is known as the wrapper's child only, and no sweep came by while the command ran."""
-    with agents.running(tmp_path, "--interval=3s", pools=POOLS) as agent:
+    with agent_process.running(tmp_path, "--interval=3s", pools=POOLS) as agent:
         wrapper = agent.isolate("env", "-i", "sh", "-c", "sleep 600 >/dev/null 2>&1 & echo $!")
         said, told = wrapper.communicate(timeout=PATIENCE_S)
         sleeper = int(said)
@@ -136,11 +136,11 @@ def test_the_task_of_another_is_not_given_back(agent: Running) -> None:
 
 
 def test_an_agent_that_starts_anew_finds_all_as_it_was(tmp_path: Path) -> None:
-    with agents.running(tmp_path, pools=POOLS) as first:
+    with agent_process.running(tmp_path, pools=POOLS) as first:
         wrapper = first.holder()
         held = first.expect_held("0")
         first.process.kill()
-    with agents.started(tmp_path, "--interval=1s") as second:
+    with agent_process.started(tmp_path, "--interval=1s") as second:
         _wait_for_sweeps(second, 2)
         assert second.holders() == {"0": held}
         wrapper.communicate("")
@@ -149,7 +149,7 @@ def test_an_agent_that_starts_anew_finds_all_as_it_was(tmp_path: Path) -> None:
 
 
 def test_with_sigterm_it_leaves_the_state_as_it_is(tmp_path: Path) -> None:
-    with agents.running(tmp_path, pools=POOLS) as agent:
+    with agent_process.running(tmp_path, pools=POOLS) as agent:
         wrapper = agent.holder()
         held = agent.expect_held("0")
         agent.process.stop(PATIENCE_S)
@@ -164,7 +164,7 @@ def test_with_sigterm_it_leaves_the_state_as_it_is(tmp_path: Path) -> None:
 def test_without_pools_it_says_so_and_serves_when_there_are_some(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     path = tmp_path / "run/cpu.sock"
-    with agents.starting(tmp_path, "--interval=1s") as agent:
+    with agent_process.starting(tmp_path, "--interval=1s") as agent:
         wait("it listens", lambda: path.exists() or None, PATIENCE_S, lambda: agent.log)
         with agent.client() as client:
             assert "there are no pools" in client.ask(CLAIM)["error"]["what"]
@@ -181,7 +181,7 @@ def test_who_ends_without_a_word_is_swept_at_once(tmp_path: Path) -> None:
         "s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1])\n"
         's.sendall(b\'{"do":"claim","pool":"exclusive"}\\n\'); print(s.recv(65536))\n'
     )
-    with agents.running(tmp_path, "--interval=1h", pools=POOLS) as agent:
+    with agent_process.running(tmp_path, "--interval=1h", pools=POOLS) as agent:
         for _ in range(3):
             ran = subprocess.run([sys.executable, "-c", program, agent.path], capture_output=True, check=True)
             assert b"cpus" in ran.stdout
@@ -223,7 +223,10 @@ def test_root_on_the_host_may_ask_for_other_pools(agent: Running) -> None:
 
 
 def test_a_tenant_has_no_more_connections_than_its_share(tmp_path: Path) -> None:
-    with agents.running(tmp_path, "--max-per-pod=3", pools=POOLS) as agent, contextlib.ExitStack() as stack:
+    with (
+        agent_process.running(tmp_path, "--max-per-pod=3", pools=POOLS) as agent,
+        contextlib.ExitStack() as stack,
+    ):
         wrappers = [agent.holder("infra") for _ in range(3)]
         wait("three tasks", lambda: True if len(agent.holders().get("1", ())) == 3 else None)
         fourth = agent.isolate("true", pool="infra")
@@ -242,7 +245,10 @@ def test_a_tenant_has_no_more_tasks_than_its_share(tmp_path: Path) -> None:
         's.sendall(b\'{"do":"claim","pool":"infra"}\\n\'); print(s.recv(65536), flush=True)\n'
         "s.close(); input()\n"
     )
-    with agents.running(tmp_path, "--max-per-pod=3", pools=POOLS) as agent, contextlib.ExitStack() as stack:
+    with (
+        agent_process.running(tmp_path, "--max-per-pod=3", pools=POOLS) as agent,
+        contextlib.ExitStack() as stack,
+    ):
         for _ in range(3):
             command = [sys.executable, "-S", "-c", program, agent.path]
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}

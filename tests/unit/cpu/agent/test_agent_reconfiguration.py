@@ -20,11 +20,11 @@ from nodewise.cpu.reconfiguration_plan import Move
 from nodewise.cpu.store.directory import DirectoryStore
 from nodewise.observe.metrics_registry import MetricsRegistry
 from tests.cluster import availability
-from tests.cluster.sandboxes import wait
+from tests.cluster.test_namespaces import wait
 from tests.conformance.cmk import machines
 from tests.conformance.cmk.test_node_commands import write
-from tests.unit.cpu.agent import agents
-from tests.unit.cpu.agent.agents import PATIENCE_S, Running
+from tests.unit.cpu.agent import agent_process
+from tests.unit.cpu.agent.agent_process import PATIENCE_S, Running
 from tests.unit.cpu.reconfiguration import process_trees
 
 PROC = Path("/proc")
@@ -74,14 +74,18 @@ def reconfigure(agent: Running, *options: str) -> Any:
         *options,
     ]
     done = subprocess.run(
-        [agents.BIN / "nodewise", "cpu", *words], capture_output=True, text=True, check=False, timeout=120
+        [agent_process.BIN / "nodewise", "cpu", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
 def test_it_moves_who_runs_however_often_it_sweeps(tmp_path: Path, machine: str) -> None:
-    with agents.running(tmp_path, machine, "--interval=0.1s", pools=POOLS) as agent:
+    with agent_process.running(tmp_path, machine, "--interval=0.1s", pools=POOLS) as agent:
         wrapper = agent.isolate("sh", "-c", "sleep 1000 & echo runs; exec cat")
         assert wrapper.stdout
         assert wrapper.stdout.readline() == "runs\n"
@@ -110,7 +114,7 @@ def name(pid: int) -> str:
 
 def test_it_takes_back_what_a_program_left_that_is_gone(tmp_path: Path, machine: str) -> None:
     with (
-        agents.running(tmp_path, machine, "--interval=0.2s", pools=POOLS) as agent,
+        agent_process.running(tmp_path, machine, "--interval=0.2s", pools=POOLS) as agent,
         agent.holder() as wrapper,
     ):
         (task,) = agent.expect_held("0")

@@ -10,7 +10,7 @@ from nodewise.cpu.api_client import Object
 from nodewise.cpu.pool_allocations import Task
 from nodewise.errors import Refused, Unavailable
 from nodewise.kube.resources import PODS
-from nodewise.simulate.api import FakeApi
+from nodewise.simulate.in_memory_api import FakeApi
 from tests.unit.cpu.node.fake_api_server import Asked
 
 EXCLUSIVE = "cmk.intel.com/exclusive-cores"

@@ -7,10 +7,10 @@ from urllib.parse import urlencode
 
 from nodewise.cpu.api_client import NO_PARAMS, Object
 from nodewise.errors import Unavailable
-from nodewise.kube import responses
+from nodewise.kube import error_responses
 from nodewise.kube.api import Patch
-from nodewise.kube.responses import Call
-from tests.conformance.cmk.server import Server
+from nodewise.kube.error_responses import Call
+from tests.conformance.cmk.minimal_api_server import Server
 
 
 class Clock:
@@ -57,4 +57,6 @@ class Asked:
         code, answer = self.server.answer(verb, target, sent, content_type)
         if code < 300:
             return json.loads(json.dumps(answer))
-        raise responses.error(Call(verb, target), code, responses.status_of(json.dumps(answer).encode()))
+        raise error_responses.error(
+            Call(verb, target), code, error_responses.status_of(json.dumps(answer).encode())
+        )

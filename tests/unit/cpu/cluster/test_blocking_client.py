@@ -6,7 +6,7 @@ import pytest
 
 from nodewise.cpu.cluster.blocking_client import BlockingClient
 from nodewise.errors import Unavailable
-from nodewise.simulate.api import FakeApi
+from nodewise.simulate.in_memory_api import FakeApi
 from tests.unit.cpu.api_client_suite import CONFIG_MAPS, ApiClientSuite
 
 

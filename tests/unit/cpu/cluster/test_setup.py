@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from nodewise.cpu import names, pool_allocations
+from nodewise.cpu import cmk_names, pool_allocations
 from nodewise.cpu.cluster import (
     agent_daemonset,
     api_versions,
@@ -21,7 +21,7 @@ from nodewise.cpu.cluster.setup_objects import SetupOptions
 from nodewise.cpu.pool_allocations import Allocations, Task
 from nodewise.cpu.store.configmap import ConfigMapStore
 from nodewise.errors import NodewiseError, Refused
-from tests.conformance.cmk.server import Refusal, Server
+from tests.conformance.cmk.minimal_api_server import Refusal, Server
 from tests.unit.cpu.cluster.fake_cluster import Asked, Clock
 
 DIALECT = api_versions.features_of((1, 36))
@@ -95,10 +95,10 @@ def test_whatever_fails_a_second_run_ends_it(asked: Asked) -> None:
 def test_whatever_fails_leaving_once_more_ends_it(asked: Asked) -> None:
     untouched = kept(asked.server)
     for node in asked.server.folder("nodes").values():
-        node["metadata"]["labels"] = {names.LABEL: "true"}
+        node["metadata"]["labels"] = {cmk_names.LABEL: "true"}
     assert prepare(asked).is_whole
     config = yaml.safe_dump({"exclusive": {0: {"0": []}}, "shared": {}, "infra": {0: {"1": []}}})
-    name = names.config_map("node1")
+    name = cmk_names.config_map("node1")
     asked.server.put(
         f"/api/v1/namespaces/cmk/configmaps/{name}", {"metadata": {"name": name}, "data": {"config": config}}
     )

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewise.cli import cpu, legacy
+from nodewise.cli import cpu, older_flags
 from nodewise.cpu.cluster import api_versions, pod_progress, setup_objects
 from nodewise.cpu.cluster.pod_progress import PodWatch
 from nodewise.cpu.cluster.setup_objects import SetupOptions
@@ -134,7 +134,7 @@ def test_our_own_program_understands_how_nodes_are_reconfigured(checks: bool) ->
 
 def understood(words: list[str]) -> dict[str, Any]:
     """The options that the script `cmk` would run the command with; a usage error is raised."""
-    name, *options = legacy.cmk(words)
+    name, *options = older_flags.cmk(words)
     command = cpu.command.get_command(click.Context(cpu.command), name)
     assert command is not None
     return command.make_context(name, options).params

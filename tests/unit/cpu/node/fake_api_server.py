@@ -7,7 +7,7 @@ from typing import Any
 
 from nodewise.cpu.api_client import NO_PARAMS, Object
 from nodewise.kube.api import Patch
-from nodewise.simulate.api import FakeApi
+from nodewise.simulate.in_memory_api import FakeApi
 
 
 class Asked:

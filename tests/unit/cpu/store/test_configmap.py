@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from nodewise.cpu import names
+from nodewise.cpu import cmk_names
 from nodewise.cpu.pool_allocations import IDENTITIES
 from nodewise.cpu.store.configmap import CONFIG_MAPS, LEASE_S, Clock, ConfigMapStore
 from nodewise.errors import BadInput, Conflict
@@ -15,7 +15,7 @@ from tests.unit.cpu.node.fake_api_server import Asked
 from tests.unit.cpu.store.store_suite import FREE, HELD, StoreSuite
 
 PATH = CONFIG_MAPS.path("ns", "cmk-config-node1")
-LOCK = {"metadata": {"annotations": {names.OWNER: "cmk-isolate-pod"}}}
+LOCK = {"metadata": {"annotations": {cmk_names.OWNER: "cmk-isolate-pod"}}}
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ class TestConfigMapBook(StoreSuite):
 def test_the_older_program_reads_it(store: ConfigMapStore, asked: Asked) -> None:
     store.create(HELD)
     found = asked.get(PATH)
-    assert found["metadata"]["annotations"][names.OWNER] == ""
+    assert found["metadata"]["annotations"][cmk_names.OWNER] == ""
     assert yaml.safe_load(found["data"]["config"])["exclusive"] == {0: {"0,4": ["17"], "1,5": []}, 1: {}}
 
 
@@ -55,8 +55,8 @@ def test_what_others_put_there_stays(store: ConfigMapStore, asked: Asked) -> Non
         ({"data": {"config": "a: ["}}, "YAML"),
         ({"data": {"config": "exclusive: 5"}}, "exclusive"),
         ({"metadata": {"annotations": {IDENTITIES: "x"}}}, IDENTITIES),
-        ({"metadata": {"annotations": {names.INTENT: "x"}}}, names.INTENT),
-        ({"metadata": {"annotations": {names.INTENT: "{}"}}}, names.INTENT),
+        ({"metadata": {"annotations": {cmk_names.INTENT: "x"}}}, cmk_names.INTENT),
+        ({"metadata": {"annotations": {cmk_names.INTENT: "{}"}}}, cmk_names.INTENT),
     ],
 )
 def test_what_cannot_be_read_is_named(
@@ -93,7 +93,7 @@ def locked(store: ConfigMapStore, asked: Asked) -> Iterator[Asked]:
 
 
 def test_who_locked_it_is_waited_for(locked: Asked) -> None:
-    release = {"metadata": {"annotations": {names.OWNER: ""}}}
+    release = {"metadata": {"annotations": {cmk_names.OWNER: ""}}}
     waiting = Waiting(locked, {3: release})
     version = waiting.store.read().version
     with pytest.raises(Conflict):
@@ -109,7 +109,7 @@ def test_a_lock_is_taken_over_when_nothing_has_happened_for_long(locked: Asked) 
     waiting.store.replace(waiting.store.read().version, HELD)
     assert waiting.seconds == LEASE_S
     assert waiting.store.read().allocations == HELD
-    assert locked.get(PATH)["metadata"]["annotations"][names.OWNER] == ""
+    assert locked.get(PATH)["metadata"]["annotations"][cmk_names.OWNER] == ""
     assert "cmk-isolate-pod" in waiting.told[0]
 
 

@@ -1,0 +1,53 @@
+"""Bursty pods on 200 nodes: how long nodes are too full, with each scoring agent and without any.
+
+This is `nodewise simulate bursts` as it is by default, run by run. The figures do not depend on the machine.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from bench import bench_processes
+from bench.progress_lines import told
+from bench.results import BURSTS_ASKED, Measured, bursts_key
+
+SEED: Final = 1
+COUNTED: Final = (
+    "node_minutes",
+    "cpu_node_minutes",
+    "memory_node_minutes",
+    "restarts",
+    "unplaced_pods",
+    "waited_minutes",
+)
+"""Of each run; for README.md."""
+
+Row = dict[str, Any]
+
+
+def measure(ground: bench_processes.Ground, runs: int, hours: float) -> Measured:  # noqa: ARG001 - every part gets its ground
+    """So many runs of each, with seeds one after another."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        rows = list(pool.map(lambda agents: _row(agents, runs, hours), BURSTS_ASKED))
+    figures = {bursts_key(row["agents"]): statistics.mean(row["node_minutes"]) for row in rows}
+    return Measured({key: round(value, 1) for key, value in figures.items()}, {}, "", more={"bursts": rows})
+
+
+def _row(agents: str, runs: int, hours: float) -> Row:
+    """What each run came to, seed by seed."""
+    settings = {"agents": agents, "seed": SEED, "runs": runs, "hours": hours, "output": "json"}
+    words = ["simulate", "bursts", *(f"--{name}={value}" for name, value in settings.items())]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("NODEWISE_")}
+    ended = subprocess.run(
+        [*bench_processes.PROGRAM, *words], capture_output=True, text=True, check=False, env=kept
+    )
+    if ended.returncode:
+        raise RuntimeError(f"nodewise {' '.join(words)}: {ended.stderr[-500:]}")
+    results: Sequence[Mapping[str, Any]] = json.loads(ended.stdout)["runs"]
+    told(f"{agents}: {[run['node_minutes'] for run in results]} node-minutes")
+    counts = {name: [run[name] for run in results] for name in COUNTED}
+    return {"agents": agents, "all_node_minutes": results[0]["all_node_minutes"], **counts}

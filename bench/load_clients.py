@@ -1,0 +1,79 @@
+"""Asks a server by a client in a process of its own: Go's, built from `client/`, or Python's where there is no Go."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.cluster.certificates import Pair
+
+SOURCE = Path(__file__).parent / "client"
+
+
+class Taken(NamedTuple):
+    """What a client measured: how long each request took, in the order in which they were made."""
+
+    client: str
+    tls: str
+    connections: int
+    answer_bytes: int
+    micros: list[float]
+
+
+class HttpLoad(NamedTuple):
+    """What is asked, over and over."""
+
+    url: str
+    bodies: Path
+    """A folder; the files in it take turns."""
+    warmup: int = 0
+    requests: int = 1
+    """At least so many."""
+    seconds: float = 0.0
+    """For at least so long."""
+    save: Path | None = None
+    """Where to write the last answer's body."""
+
+
+class Client(NamedTuple):
+    """A client program with what it needs to be let in."""
+
+    program: Sequence[str]
+    ca: Path
+    pair: Pair
+
+    def ask(self, load: HttpLoad) -> Taken:
+        """One connection, one request in flight. RuntimeError if the client fails, reconnects or lacks TLS 1.3."""
+        options = {
+            "url": load.url,
+            "bodies": load.bodies,
+            "warmup": load.warmup,
+            "requests": load.requests,
+            "seconds": load.seconds,
+            "save": load.save or "",
+            "ca": self.ca,
+            "cert": self.pair.cert,
+            "key": self.pair.key,
+        }
+        arguments = [f"--{name}={value}" for name, value in options.items()]
+        ended = subprocess.run([*self.program, *arguments], capture_output=True, text=True, check=False)
+        if ended.returncode:
+            raise RuntimeError(f"the client failed: {ended.stderr[-500:]}")
+        taken = Taken(**json.loads(ended.stdout))
+        if taken.connections != 1 or taken.tls != "TLS 1.3":
+            raise RuntimeError(f"{taken.connections} connections with {taken.tls}, not 1 with TLS 1.3")
+        return taken
+
+
+def program(folder: Path) -> list[str]:
+    """The command of the best client that this machine can have; a Go client is built into the folder."""
+    go = shutil.which("go")
+    if go:
+        target = folder / "client"
+        built = subprocess.run([go, "build", "-o", target, "."], cwd=SOURCE, check=False)
+        if built.returncode == 0:
+            return [str(target)]
+    return [sys.executable, "-m", "bench.python_client"]

@@ -1,0 +1,46 @@
+"""A process that does nothing, on the very stack of the extender: fixed bytes for every request.
+
+    python -m bench.null_server --cert FILE --key FILE --client-ca FILE /scheduler/filter=FILE …
+
+What it takes is the cost of TLS, HTTP and of moving as many bytes; the rest of an extender's time is its own.
+"""
+
+import asyncio
+from pathlib import Path
+
+import uvloop
+
+from bench import server_process
+from nodewise.observe.metrics_registry import MetricsRegistry
+from nodewise.serve.application import Application, Handler, Response, Route
+from nodewise.serve.options import ServeOptions
+from nodewise.serve.server import Server
+
+
+def _giving(body: bytes) -> Handler:
+    response = Response(200, body)
+    return lambda _request: response
+
+
+async def _serve(options: ServeOptions, routes: list[Route]) -> None:
+    meters = MetricsRegistry()
+    server = Server(Application(routes, meters, max_body_bytes=options.max_body_bytes), options, meters)
+    await server.start()
+    server_process.announce(server.port)
+    await asyncio.Event().wait()
+
+
+def main() -> None:
+    parser = server_process.arguments(__doc__)
+    parser.add_argument("answers", nargs="+", metavar="PATH=FILE")
+    arguments = parser.parse_args()
+    pairs = (answer.split("=", 1) for answer in arguments.answers)
+    routes = [Route("POST", path, _giving(Path(file).read_bytes())) for path, file in pairs]
+    options = ServeOptions(
+        address="127.0.0.1", port=0, cert=arguments.cert, key=arguments.key, client_ca=arguments.client_ca
+    )
+    uvloop.run(_serve(options, routes))
+
+
+if __name__ == "__main__":
+    main()

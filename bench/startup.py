@@ -1,0 +1,117 @@
+"""Start and memory: a real API server with 5,000 nodes of 10 kB and 50,000 pods of 5 kB."""
+
+import contextlib
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tests.cluster import controlplane, custom_metrics, extender_process, objects, programs, test_namespaces
+from tests.cluster.access import User
+from tests.cluster.test_namespaces import Sandbox
+
+from bench import bench_processes, cluster_data, contenders, etcd_population
+from bench.cluster_data import Object
+from bench.node_names import NODES
+from bench.progress_lines import told
+from bench.results import Measured
+
+POD_COUNT: Final = 50_000
+MOVING_METRIC: Final = cluster_data.OTHERS[-1]
+MOVING_TARGET: Final = 897_300
+"""Of values up to 900,000: some fifteen of 5,000 nodes are above it, other ones in each period."""
+SETTLE_S: Final = 6.0
+"""After it is ready: three periods."""
+
+
+class Start(NamedTuple):
+    """One start of the extender."""
+
+    ready_s: float
+    rss_mib: float
+    """The larger of when it was ready and some periods later."""
+    peak_mib: float
+
+
+class Plane(NamedTuple):
+    """The control plane with everything in it, and who the extender is to it."""
+
+    sandbox: Sandbox
+    folder: Path
+    user: User
+
+
+def measure(ground: bench_processes.Ground, times: int) -> Measured:
+    """So many starts."""
+    told("finding the control plane (where it has to be built: five minutes)")
+    with _filled(programs.folder(), ground.folder) as plane:
+        starts = []
+        for number in range(times):
+            starts.append(_start(plane, number))
+            told(f"start {number + 1} of {times}: {starts[-1]}")
+    figures = {
+        "ready_s": round(statistics.median(start.ready_s for start in starts), 2),
+        "rss_50000_pods_mib": round(statistics.median(start.rss_mib for start in starts), 1),
+        "rss_50000_pods_peak_mib": round(statistics.median(start.peak_mib for start in starts), 1),
+    }
+    more = {"starts": [start._asdict() for start in starts]}
+    versions = {"kubernetes": programs.VERSION}
+    return Measured(figures, {}, "", more, versions)
+
+
+@contextlib.contextmanager
+def _filled(programs: Path, folder: Path) -> Iterator[Plane]:
+    """A control plane with nodes, pods, policies, and ten metrics that change."""
+    named = cluster_data.names(NODES)
+    with controlplane.running(programs, folder) as plane, test_namespaces.created(plane) as sandbox:
+        for what, entries in (
+            (f"{NODES} nodes", etcd_population.nodes(named)),
+            (f"{POD_COUNT} pods", etcd_population.pods(named, POD_COUNT)),
+        ):
+            told(f"writing {what} into etcd")
+            etcd_population.fill(plane.etcd, entries, lambda count: told(f"{count} written"))
+        extender_process.define(plane.api)
+        sandbox.create(objects.namespace(cluster_data.NAMESPACE, trusted=True))
+        for policy in policies():
+            sandbox.create(policy)
+        with (
+            custom_metrics.behind(sandbox, folder, ("v1beta2",)) as metrics,
+            contenders.feeding(metrics, named, cluster_data.METRICS),
+        ):
+            yield Plane(sandbox, folder, extender_process.user(plane))
+
+
+def policies() -> list[Object]:
+    """The fleet's, and one whose labels are on other nodes after each refresh."""
+    rule = {
+        "metricname": MOVING_METRIC,
+        "operator": "GreaterThan",
+        "target": MOVING_TARGET,
+        "labels": ["tier=hot"],
+    }
+    policies = [*cluster_data.policies(), cluster_data.policy("moving", {"labeling": {"rules": [rule]}})]
+    own = ("uid", "resourceVersion", "generation")
+    return [
+        policy | {"metadata": {key: value for key, value in policy["metadata"].items() if key not in own}}
+        for policy in policies
+    ]
+
+
+def _start(plane: Plane, number: int) -> Start:
+    """One start, with the rights that ship."""
+    folder = plane.folder / f"start-{number}"
+    folder.mkdir()
+    arguments = [
+        *extender_process.arguments(plane.user, extender_process.Papers(folder)),
+        f"--sync-period={contenders.PERIOD_S}s",
+        "--log-format=json",
+    ]
+    with bench_processes.serving(bench_processes.PROGRAM, arguments, folder / "extender.log") as extender:
+        rss_mib = extender.rss_mib()
+        time.sleep(SETTLE_S)
+        return Start(
+            round(extender.ready_s, 2),
+            round(max(rss_mib, extender.rss_mib()), 1),
+            round(extender.peak_mib(), 1),
+        )

@@ -1,0 +1,108 @@
+"""Who owns a node's labels, read from and written to `metadata.managedFields`. No I/O.
+
+Ownership is the API server's own book (KEP-555, server-side apply): the manager and operation that last wrote a key.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from nodewise.agents.telemetry.node_labels import PREFIX, VIOLATING, Labels
+
+FIELD_MANAGER: Final = "nodewise-telemetry"
+"""Who owns what we write."""
+OLD_MANAGERS: Final = frozenset(["extender"])
+"""Telemetry Aware Scheduling named no manager, so the API server took the first part of its user agent."""
+
+Entry = dict[str, Any]
+"""One entry of managedFields."""
+
+
+def owned(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """The labels that are ours by server-side apply, with the values that they have now."""
+    labels = metadata.get("labels") or {}
+    ours = {key for entry in _entries(metadata) if _is_ours(entry) for key in _label_keys(entry)}
+    return {key: labels[key] for key in ours if key in labels}
+
+
+def inherited(metadata: Mapping[str, Any], policies: frozenset[str]) -> frozenset[str]:
+    """The label keys that the older system alone owns and that mean what ours mean.
+
+    `<policy>=violating` of a policy that exists, and every key below `telemetry.aware.scheduling.`.
+    """
+    owners: dict[str, set[str]] = {}
+    for entry in _entries(metadata):
+        for key in _label_keys(entry):
+            owners.setdefault(key, set()).add(str(entry.get("manager", "")))
+    labels: Labels = metadata.get("labels") or {}
+    return frozenset(
+        key
+        for key, managers in owners.items()
+        if managers <= OLD_MANAGERS and _is_telemetrys(key, labels.get(key, ""), policies)
+    )
+
+
+def _is_telemetrys(key: str, value: str, policies: frozenset[str]) -> bool:
+    return key.startswith(PREFIX) or (key in policies and value == VIOLATING)
+
+
+def is_candidate(key: str, value: str) -> bool:
+    """Whether a label may be ours or the older system's at all, whatever the policies say by now."""
+    return value == VIOLATING or key.startswith(PREFIX)
+
+
+def taken_over(metadata: Mapping[str, Any], keys: frozenset[str], api_version: str) -> list[Entry]:
+    """managedFields with these label keys moved from the older system's entries to ours; values do not change.
+
+    As client-go's `csaupgrade` (v0.36) moves a client-side apply to a server-side one.
+    """
+    entries = [_without(entry, keys) if _is_old(entry) else dict(entry) for entry in _entries(metadata)]
+    ours = next((entry for entry in entries if _is_ours(entry)), None)
+    if ours is None:
+        ours = {
+            "manager": FIELD_MANAGER,
+            "operation": "Apply",
+            "apiVersion": api_version,
+            "fieldsType": "FieldsV1",
+            "fieldsV1": {},
+        }
+        entries.append(ours)
+    fields: Entry = {f"f:{key}": {} for key in {*_label_keys(ours), *keys}}
+    ours["fieldsV1"] = {"f:metadata": {"f:labels": fields}}
+    return [entry for entry in entries if entry["fieldsV1"]]
+
+
+def _without(entry: Mapping[str, Any], keys: frozenset[str]) -> Entry:
+    """The entry without some labels, and without what is empty then."""
+    fields = dict(entry.get("fieldsV1") or {})
+    metadata = dict(fields.get("f:metadata") or {})
+    labels = {
+        name: inner
+        for name, inner in (metadata.get("f:labels") or {}).items()
+        if name.removeprefix("f:") not in keys
+    }
+    if labels.keys() - {"."}:
+        metadata["f:labels"] = labels
+    else:
+        metadata.pop("f:labels", None)
+    if metadata:
+        fields["f:metadata"] = metadata
+    else:
+        fields.pop("f:metadata", None)
+    return {**entry, "fieldsV1": fields}
+
+
+def _entries(metadata: Mapping[str, Any]) -> Sequence[Entry]:
+    return metadata.get("managedFields") or ()
+
+
+def _is_ours(entry: Mapping[str, Any]) -> bool:
+    return entry.get("manager") == FIELD_MANAGER and entry.get("operation") == "Apply"
+
+
+def _is_old(entry: Mapping[str, Any]) -> bool:
+    return entry.get("manager") in OLD_MANAGERS and not entry.get("subresource")
+
+
+def _label_keys(entry: Mapping[str, Any]) -> list[str]:
+    labels = ((entry.get("fieldsV1") or {}).get("f:metadata") or {}).get("f:labels") or {}
+    return [name.removeprefix("f:") for name in labels if name != "."]

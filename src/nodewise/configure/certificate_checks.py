@@ -1,0 +1,127 @@
+"""Whether certificates are what they have to be. A CA's key is never one."""
+
+import datetime as dt
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from nodewise.configure.certificate_renewal import is_ca, public_der
+from nodewise.errors import Problem, shown
+from nodewise.serve.client_authorizer import client_of
+from nodewise.serve.options import ISSUED_CLIENT, SCHEDULER
+
+_SOON: Final = dt.timedelta(days=30)
+
+
+class ClientCertificate(NamedTuple):
+    """Contents in PEM."""
+
+    cert: bytes
+    key: bytes
+    ca: bytes | None
+
+
+class CheckResult(NamedTuple):
+    problems: Sequence[Problem]
+    warnings: Sequence[str]
+
+
+def check(
+    papers: ClientCertificate, others: Mapping[str, bytes], now: dt.datetime, *, allow_ca_key: bool
+) -> CheckResult:
+    """All that is wrong with a client's papers. `others`: files near them, among which may be a CA's certificate."""
+    chain, authority = _certificates(papers.cert), _certificates(papers.ca or b"")
+    key = _public_key(papers.key)
+    problems = list(_unreadable(chain, key))
+    if papers.ca is not None and not authority:
+        problems.append(Problem("--ca", "no certificate in PEM", "the CA of nodewise's certificate"))
+    warnings: list[str] = []
+    if chain and key is not None:
+        problems += _wrong_leaf(chain[0], key, now)
+        warnings += _doubtful_leaf(chain[0], now)
+        key_of_ca = _key_of_ca(_owners(chain[0], key, {"--ca": papers.ca or b"", **others}))
+        if key_of_ca is not None and allow_ca_key:
+            warnings.append(f"-key is {key_of_ca.found}; whoever reads it can be anybody in the cluster")
+        elif key_of_ca is not None:
+            problems.append(key_of_ca)
+    if authority and not any(map(is_ca, authority)):
+        warnings.append("--ca is no CA's certificate")
+    return CheckResult(problems, warnings)
+
+
+def _unreadable(chain: Sequence[x509.Certificate], key: bytes | None) -> Iterable[Problem]:
+    if not chain:
+        yield Problem("-cert", "no certificate in PEM", "a client certificate")
+    if key is None:
+        yield Problem("-key", "no private key in PEM without a password", "that of the certificate")
+
+
+def _key_of_ca(owners: Sequence[str]) -> Problem | None:
+    if not owners:
+        return None
+    wanted = (
+        "a client certificate of its own, as `nodewise certs --host /etc/nodewise/pki` makes one, by -cert and -key; "
+        "--allow-ca-key to copy this nevertheless"
+    )
+    return Problem("-key", f"the key of a CA: {', '.join(owners)}", wanted)
+
+
+def _wrong_leaf(leaf: x509.Certificate, key: bytes, now: dt.datetime) -> Iterable[Problem]:
+    if public_der(leaf.public_key()) != key:
+        yield Problem("-key", "not the key of the certificate", "that of -cert")
+    if now > leaf.not_valid_after_utc:
+        yield Problem("-cert", f"over since {leaf.not_valid_after_utc:%Y-%m-%d %H:%M}", "one that is valid")
+    if now < leaf.not_valid_before_utc:
+        yield Problem(
+            "-cert", f"valid from {leaf.not_valid_before_utc:%Y-%m-%d %H:%M} on", "one that is valid"
+        )
+    try:
+        usage = leaf.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except (x509.ExtensionNotFound, ValueError):
+        return
+    if (
+        ExtendedKeyUsageOID.CLIENT_AUTH not in usage
+        and ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE not in usage
+    ):
+        yield Problem("-cert", "not for client use", "extended key usage clientAuth")
+
+
+def _doubtful_leaf(leaf: x509.Certificate, now: dt.datetime) -> Iterable[str]:
+    if now <= leaf.not_valid_after_utc < now + _SOON:
+        yield f"-cert is over on {leaf.not_valid_after_utc:%Y-%m-%d}"
+    client = client_of(leaf.public_bytes(Encoding.DER))
+    if not client.for_client:
+        yield (
+            "-cert lacks the extended key usage clientAuth: nodewise answers it with 403, or with --any-client only "
+            "to filter, prioritize and preempt"
+        )
+    elif {SCHEDULER, ISSUED_CLIENT}.isdisjoint(client.names):
+        named = f"--client-name {shown(client.names[0])}" if client.names else "a certificate with a name"
+        yield f"-cert has neither the name {SCHEDULER} nor {ISSUED_CLIENT}: nodewise needs {named}"
+
+
+def _owners(leaf: x509.Certificate, key: bytes, files: Mapping[str, bytes]) -> list[str]:
+    """Who shows that a key is a CA's: its own certificate, or a CA's with the same key, whatever its name."""
+    found = ["-cert"] if is_ca(leaf) else []
+    for name, data in files.items():
+        if any(is_ca(one) and public_der(one.public_key()) == key for one in _certificates(data)):
+            found.append(name)
+    return found
+
+
+def _certificates(data: bytes) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(data)
+    except ValueError:
+        return []
+
+
+def _public_key(data: bytes) -> bytes | None:
+    try:
+        return public_der(load_pem_private_key(data, None).public_key())
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        return None

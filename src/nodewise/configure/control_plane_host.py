@@ -1,0 +1,358 @@
+"""A control-plane host: what is there, what is wrong with it, and which files are to change."""
+
+import datetime as dt
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from nodewise.configure import (
+    backups,
+    certificate_checks,
+    file_diff,
+    path_checks,
+    scheduler_configuration_file,
+    scheduler_versions,
+    static_pod,
+    yaml_editor,
+)
+from nodewise.configure.backups import Backup
+from nodewise.configure.host_files import Change, digest, read_file
+from nodewise.configure.scheduler_configuration_file import Rendered, RenderOptions
+from nodewise.configure.scheduler_versions import Version
+from nodewise.configure.static_pod import DesiredState, Manifest
+from nodewise.errors import BadInput, Problem
+
+CONFIG_NAME: Final = "scheduler-config.yaml"
+NAMES: Final = {"key": "client.key", "cert": "client.crt", "ca": "ca.crt"}
+PAPERS: Final = frozenset(NAMES.values())
+_MODES: Final = {"key": 0o600, "cert": 0o644, "ca": 0o644}
+_MOST_FILES: Final = 200
+_LARGEST: Final = 2**18
+_OLD_MASTER: Final = 24
+"""Minor version from which nodes of the control plane are not called `master`."""
+
+
+class HostRequest(NamedTuple):
+    """What somebody wants; all paths are absolute."""
+
+    manifest: str
+    template: str
+    """Empty: the built-in one."""
+    config_dir: str
+    cert_dir: str
+    cert: str
+    key: str
+    ca: str
+    """Empty: none."""
+    builtin: Callable[[str, str], dict[str, Any]]
+    """A configuration by kube-scheduler's kubeconfig and the CA that it is to see."""
+    container: str = ""
+    version: str = ""
+    existing: str = ""
+    """What to do with a configuration of the user's own: `merge`, `replace`, or nothing."""
+    allow_ca_key: bool = False
+    deployments: Sequence[str] = ()
+    backup_dir: str = ""
+    """Empty: none."""
+    writes: bool = True
+    pod_folders: Sequence[str] = ()
+    """Where the kubelet looks for static pods."""
+
+
+class Plan(NamedTuple):
+    """The files in the order in which they change, the manifest last, and what to say about it."""
+
+    changes: Sequence[Change]
+    notes: Sequence[str] = ()
+    warnings: Sequence[str] = ()
+    version: Version | None = None
+    summary: Sequence[str] = ()
+    emptied: str = ""
+    """A folder that is not needed any more."""
+    needed: Mapping[str, bytes] = {}
+    """The files that all of it is made of, by their paths, but for the manifest."""
+    config_hash: str = ""
+
+    @property
+    def changed(self) -> list[Change]:
+        """Those of the files that get other contents, or go."""
+        return [change for change in self.changes if not change.is_none]
+
+
+class HostFiles(NamedTuple):
+    """The contents of the files that a run needs."""
+
+    manifest: Manifest
+    template: bytes | None
+    papers: certificate_checks.ClientCertificate | None
+
+
+def plan(asked: HostRequest, backup: Backup | None) -> Plan:
+    """What has to change; nothing is written. `BadInput` for all that is wrong on the host."""
+    read = _read(asked)
+    version = (
+        scheduler_versions.parse_setting(asked.version)
+        if asked.version
+        else static_pod.version(read.manifest)
+    )
+    destination = config_path(asked)
+    warnings = [*_check_papers(asked, read), *_other_names(asked.manifest)]
+    if version.is_newer_than_tried:
+        warnings.append(
+            f"kube-scheduler {version} is newer than what was tried, 1.{scheduler_versions.NEWEST}"
+        )
+    ca = f"{static_pod.CERTS_MOUNT}/{NAMES['ca']}" if asked.ca else ""
+    terms = RenderOptions(version, read.manifest.kubeconfig, ca, not asked.ca)
+    rendered = _rendered(asked, read, terms)
+    _check_named(asked, read, rendered)
+    config = file_change(
+        destination,
+        rendered.data,
+        0o600 if scheduler_configuration_file.has_key_data(rendered.value) else 0o644,
+    )
+    papers = _paper_changes(asked, read.papers)
+    before = static_pod.prior_state(read.manifest)
+    if read.manifest.before is None and before.config and read.manifest.on_host(before.config) == destination:
+        before = before._replace(backup=backup.path if backup else None)
+    hashed = config_hash([rendered.data, *(change.after or b"" for change in papers)])
+    wanted = DesiredState(destination, asked.cert_dir if papers else "", hashed, before)
+    value = static_pod.add_configuration(read.manifest, wanted)
+    pod = file_change(asked.manifest, yaml_editor.rewrite(read.manifest.document, value), 0o600)
+    changes = [*papers, config, *_deployments(asked, version), pod]
+    return Plan(
+        changes,
+        _stale(read.manifest, wanted),
+        [*warnings, *rendered.warnings],
+        version,
+        file_diff.pod_changes(read.manifest.document.value, value, read.manifest.at),
+        needed=_needed(asked, read),
+        config_hash=hashed,
+    )
+
+
+def _other_names(path: str) -> Iterable[str]:
+    if os.stat(path).st_nlink > 1:
+        yield f"{path} has another name, a hard link, which keeps the old content"
+
+
+def cluster_digest(asked: HostRequest) -> str:
+    """By what the cluster is known: a digest of its CA's certificate, empty where that is not there."""
+    path = os.path.join(os.path.dirname(os.path.dirname(asked.manifest)), "pki", "ca.crt")
+    try:
+        return digest(read_file(path)) or ""
+    except (OSError, BadInput):
+        return ""
+
+
+def _needed(asked: HostRequest, read: HostFiles) -> dict[str, bytes]:
+    papers = {getattr(asked, field): getattr(read.papers, field, None) for field in NAMES}
+    found = {**({asked.template: read.template} if asked.template else {}), **papers}
+    return dict([*filter(None, [_users(asked, read)])]) | {
+        path: data for path, data in found.items() if data is not None
+    }
+
+
+def config_path(asked: HostRequest) -> str:
+    return path_checks.resolve(
+        os.path.join(asked.config_dir, os.path.basename(asked.template) or CONFIG_NAME)
+    )
+
+
+def managed_files(asked: HostRequest) -> set[str]:
+    """All files that a run may write or remove, by their real paths: those that the flags and the manifest name."""
+    configs, folders = {config_path(asked)}, {asked.cert_dir}
+    try:
+        found = static_pod.read(read_file(asked.manifest) or b"", asked.manifest, asked.container)
+    except (OSError, BadInput):
+        found = None  # a backup may be the cure, and what is wrong is said with all other problems
+    if found is not None:
+        before = found.before.config if found.before else None
+        configs |= {found.on_host(path) for path in (found.users_config, before) if path}
+        configs |= {found.own_config} if found.own_config else set()
+        folders |= {found.own_certs} if found.own_certs else set()
+    papers = {os.path.join(folder, name) for folder in folders for name in PAPERS}
+    return {asked.manifest, *map(path_checks.resolve, {*configs, *papers, *asked.deployments})}
+
+
+def config_hash(contents: Sequence[bytes]) -> str:
+    """One for all files that kube-scheduler reads at its start only."""
+    return hashlib.sha256(b"".join(hashlib.sha256(data).digest() for data in contents)).hexdigest()
+
+
+def _read(asked: HostRequest) -> HostFiles:
+    """All files that are needed. `BadInput` with a line for each that is not as it has to be."""
+    problems: list[str] = []
+    pod = path_checks.read_checked(asked.manifest, problems, writes=asked.writes)
+    template = path_checks.read_checked(asked.template, problems) if asked.template else None
+    path = config_path(asked)
+    problems += path_checks.file_problems(path, [asked.manifest, *_papers_of(asked)], writes=asked.writes)
+    papers = None
+    if _needs_papers(asked, template):
+        key, cert = (
+            path_checks.read_checked(asked.key, problems),
+            path_checks.read_checked(asked.cert, problems),
+        )
+        ca = path_checks.read_checked(asked.ca, problems) if asked.ca else None
+        problems += path_checks.folder_problems(asked.cert_dir, writes=asked.writes)
+        papers = certificate_checks.ClientCertificate(cert or b"", key or b"", ca if asked.ca else None)
+    folders = [os.path.dirname(path), asked.cert_dir, asked.backup_dir]
+    problems += path_checks.static_pod_folder_problems(folders, asked.pod_folders)
+    if asked.backup_dir and asked.writes:
+        problems += path_checks.backup_folder_problems(asked.backup_dir)
+    if problems or pod is None:
+        raise BadInput("file check error: " + "\n".join([*dict.fromkeys(problems), *_hint(asked)]))
+    return HostFiles(static_pod.read(pod, asked.manifest, asked.container), template, papers)
+
+
+def _hint(asked: HostRequest) -> list[str]:
+    """Where there is no static pod, there is another way."""
+    if os.path.lexists(asked.manifest):
+        return []
+    text = "Is this a host of the control plane, set up by kubeadm? Elsewhere name the manifest with -m. "
+    return [text + "Clusters without one have --mode second-scheduler, or --mode with their distribution."]
+
+
+def _papers_of(asked: HostRequest) -> list[str]:
+    return [getattr(asked, field) for field in NAMES]
+
+
+def _needs_papers(asked: HostRequest, template: bytes | None) -> bool:
+    if asked.template:
+        return template is None or b"https://" in template
+    return any("tlsConfig" in entry for entry in asked.builtin("", asked.ca)["extenders"])
+
+
+def read_required(path: str) -> bytes:
+    problems: list[str] = []
+    found = path_checks.read_checked(path, problems)
+    if found is None:
+        raise BadInput("file check error: " + "\n".join(problems))
+    return found
+
+
+def _check_papers(asked: HostRequest, read: HostFiles) -> list[str]:
+    if read.papers is None:
+        return []
+    folders = {
+        os.path.dirname(asked.key),
+        os.path.dirname(asked.cert),
+        *(os.path.join(os.path.dirname(folder), "pki") for folder in asked.pod_folders),
+        os.path.join(asked.config_dir, "pki"),
+    }
+    others = {path: data for folder in sorted(folders) for path, data in _certificates(folder)}
+    now = dt.datetime.now(dt.UTC)
+    found = certificate_checks.check(read.papers, others, now, allow_ca_key=asked.allow_ca_key)
+    if found.problems:
+        raise BadInput("certificates", found.problems)
+    return list(found.warnings)
+
+
+def _certificates(folder: str) -> Iterable[tuple[str, bytes]]:
+    """Files that may hold a CA's certificate; what cannot be read is left out."""
+    left = _MOST_FILES
+    for parent, _, names in os.walk(folder):
+        for name in sorted(names):
+            path = os.path.join(parent, name)
+            left -= 1
+            if left < 0:
+                return
+            try:
+                small = stat.S_ISREG(os.stat(path).st_mode) and os.stat(path).st_size <= _LARGEST
+                data = (read_file(path, is_trusted=False) or b"") if small else b""
+            except (OSError, BadInput):
+                continue
+            if b"CERTIFICATE-----" in data:
+                yield path, data
+
+
+def _rendered(asked: HostRequest, read: HostFiles, terms: RenderOptions) -> Rendered:
+    if asked.template:
+        own = scheduler_configuration_file.render_template(read.template or b"", asked.template, terms)
+    else:
+        own = scheduler_configuration_file.render_value(asked.builtin(terms.kubeconfig, terms.ca), terms)
+    users = _users(asked, read)
+    if users is None:
+        return own
+    path, data = users
+    found = scheduler_configuration_file.merge_entries(data, path, own.value["extenders"], terms)
+    return found._replace(warnings=[*own.warnings, *found.warnings])
+
+
+def _users(asked: HostRequest, read: HostFiles) -> tuple[str, bytes] | None:
+    """The configuration of the user's own that ours is merged into, as it was before. `BadInput` if nobody says how."""
+    before = read.manifest.before
+    users = read.manifest.users_config or (before.config if before else None)
+    if users is None or asked.existing == "replace":
+        return None
+    if asked.existing != "merge":
+        if read.manifest.users_config is None:
+            wanted = f"--merge to keep {users}, which is used without us, or --replace"
+        else:
+            wanted = "--merge to have our entries put among its own, or --replace"
+        raise BadInput("manifest", [Problem("--config", f"the configuration {users} is in use", wanted)])
+    path = read.manifest.on_host(users)
+    if before and before.backup and path == config_path(asked):
+        return path, backups.original_content(before.backup, path)
+    return path, read_required(path)
+
+
+def _check_named(asked: HostRequest, read: HostFiles, rendered: Rendered) -> None:
+    """Files that are named have to be there: kube-scheduler does not start without."""
+    ours = {f"{static_pod.CERTS_MOUNT}/{name}" for name in NAMES.values()} if read.papers else set()
+    if not asked.ca:
+        ours.discard(f"{static_pod.CERTS_MOUNT}/{NAMES['ca']}")
+    problems = []
+    for field, path in scheduler_configuration_file.named_files(rendered.value):
+        inside, name = os.path.split(path)
+        host = (
+            os.path.join(asked.cert_dir, name)
+            if inside == static_pod.CERTS_MOUNT
+            else read.manifest.on_host(path)
+        )
+        if field.startswith("extenders") and path not in ours and not os.path.isfile(host):
+            problems.append(Problem(field, f"{path}, and there is no {host}", "a file that is there"))
+    if problems:
+        raise BadInput(asked.template or "the built-in template", problems)
+
+
+def _paper_changes(asked: HostRequest, papers: certificate_checks.ClientCertificate | None) -> list[Change]:
+    """Copies beside each other; modes are ours, whatever they were."""
+    found = []
+    for field, name in NAMES.items():
+        data = getattr(papers, field, None)
+        if data is not None:
+            path = path_checks.resolve(os.path.join(asked.cert_dir, name))
+            there = file_change(path, data, 0)
+            old_mode = there.mode if there.before is not None else None
+            found.append(there._replace(mode=_MODES[field], old_mode=old_mode))
+    return found
+
+
+def file_change(path: str, after: bytes | None, mode: int) -> Change:
+    """A file with its mode and owner, or with this mode where there is none."""
+    before = read_file(path)
+    if before is None:
+        return Change(path, None, after, mode)
+    status = os.stat(path)
+    return Change(path, before, after, stat.S_IMODE(status.st_mode), (status.st_uid, status.st_gid))
+
+
+def _deployments(asked: HostRequest, version: Version) -> list[Change]:
+    """Manifests of the older extenders, with the control plane's name before 1.24."""
+    if version.minor >= _OLD_MASTER:
+        return []
+    names = (b"node-role.kubernetes.io/control-plane", b"node-role.kubernetes.io/master")
+    found = []
+    for path in asked.deployments:
+        if not os.path.isfile(path):
+            seen = f'couldn\'t read deployment file "{path}", err: open {path}: no such file or directory'
+            raise BadInput(seen)
+        found.append(file_change(path_checks.resolve(path), read_required(path).replace(*names), 0o644))
+    return found
+
+
+def _stale(found: Manifest, wanted: DesiredState) -> list[str]:
+    pairs = ((found.own_config, wanted.config), (found.own_certs, wanted.certs))
+    return [f"{old} is not used any more" for old, new in pairs if old and old.rstrip("/") != new]

@@ -1,0 +1,265 @@
+"""kube-scheduler's configuration: of a template, of a file that is there, or of our own making."""
+
+import copy
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+from nodewise.configure import yaml_editor
+from nodewise.configure.scheduler_versions import Version
+from nodewise.configure.yaml_editor import Document
+from nodewise.errors import BadInput, Problem
+
+_GROUP: Final = "kubescheduler.config.k8s.io/"
+_HTTP_TIMEOUT: Final = "5s"
+"""kube-scheduler's own, said aloud: an extender that hangs holds up every pod for as long."""
+_FIELDS: Final = frozenset(
+    [
+        "apiVersion",
+        "kind",
+        "clientConnection",
+        "leaderElection",
+        "profiles",
+        "extenders",
+        "parallelism",
+        "percentageOfNodesToScore",
+        "podInitialBackoffSeconds",
+        "podMaxBackoffSeconds",
+        "enableProfiling",
+        "enableContentionProfiling",
+        "delayCacheUntilActive",
+        "healthzBindAddress",
+        "metricsBindAddress",
+    ]
+)
+_BOOLEANS: Final = frozenset({"enableHTTPS", "nodeCacheCapable", "ignorable"})
+_VERBS: Final = frozenset({"filterVerb", "prioritizeVerb", "preemptVerb", "bindVerb"})
+_ENTRY: Final = {"urlPrefix", "weight", "httpTimeout", "managedResources", "tlsConfig", *_BOOLEANS, *_VERBS}
+_TLS: Final = frozenset(
+    ["insecure", "serverName", "certFile", "keyFile", "caFile", "certData", "keyData", "caData"]
+)
+_DURATION: Final = re.compile(r"(\d+(\.\d+)?(ns|us|µs|ms|s|m|h))+")
+
+
+class RenderOptions(NamedTuple):
+    """What a configuration has to say on this host."""
+
+    version: Version
+    kubeconfig: str
+    """For kube-scheduler's own connection: its flag does not count any more beside a configuration."""
+    ca: str
+    """As kube-scheduler sees it; empty: none."""
+    insecure: bool
+    """Whether no CA is wanted."""
+
+
+class Rendered(NamedTuple):
+    data: bytes
+    value: dict[str, Any]
+    warnings: Sequence[str]
+
+
+def render_template(data: bytes, name: str, terms: RenderOptions) -> Rendered:
+    """A template with the version that this kube-scheduler reads, and with what it leaves out. `BadInput`: unusable."""
+    document = _read(data, name)
+    found = copy.deepcopy(document.value)
+    written = str(found.get("apiVersion"))
+    warnings = []
+    if "XVERSIONX" not in written and written != terms.version.api_version:
+        warnings.append(f"{name} says {written}; written as {terms.version.api_version}")
+    found["apiVersion"] = terms.version.api_version
+    if terms.kubeconfig:
+        connection = found.setdefault("clientConnection", {})
+        if isinstance(connection, dict):
+            connection.setdefault("kubeconfig", terms.kubeconfig)
+    for entry in found["extenders"]:
+        _complete(entry, terms)
+    return _rendered(document, found, warnings)
+
+
+def merge_entries(
+    data: bytes, name: str, extenders: Sequence[Mapping[str, Any]], terms: RenderOptions
+) -> Rendered:
+    """A configuration that is there, with our entries among its own; an entry of the same address is replaced."""
+    document = _read(data, name, extenders_needed=False)
+    found = copy.deepcopy(document.value)
+    if not terms.version.loads(str(found.get("apiVersion"))):
+        wanted = f"one that kube-scheduler {terms.version} loads, such as {terms.version.api_version}"
+        raise BadInput(name, [Problem("apiVersion", repr(found.get("apiVersion")), wanted)])
+    left = {entry["urlPrefix"]: dict(entry) for entry in extenders}
+    theirs = found.get("extenders") or []
+    found["extenders"] = [left.pop(entry["urlPrefix"], entry) for entry in theirs] + list(left.values())
+    return _rendered(document, found, [])
+
+
+def render_value(value: Mapping[str, Any], terms: RenderOptions) -> Rendered:
+    """A configuration of our own making."""
+    found = {**value, "apiVersion": terms.version.api_version}
+    for entry in found["extenders"]:
+        _complete(entry, terms)
+    _check(found, "the built-in template", extenders_needed=True)
+    return Rendered(yaml_editor.dump(found).encode(), found, [])
+
+
+def named_files(value: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    """Where a configuration names files, and which."""
+    kubeconfig = (value.get("clientConnection") or {}).get("kubeconfig")
+    if kubeconfig:
+        yield "clientConnection.kubeconfig", kubeconfig
+    for at, entry in enumerate(value.get("extenders") or []):
+        for field in ("caFile", "certFile", "keyFile"):
+            path = (entry.get("tlsConfig") or {}).get(field)
+            if path:
+                yield f"extenders[{at}].tlsConfig.{field}", path
+
+
+def has_key_data(value: Mapping[str, Any]) -> bool:
+    return any((entry.get("tlsConfig") or {}).get("keyData") for entry in value.get("extenders") or [])
+
+
+def _complete(entry: dict[str, Any], terms: RenderOptions) -> None:
+    """What is left out, and would let anybody answer, or hold up every pod for as long as somebody likes."""
+    entry.setdefault("httpTimeout", _HTTP_TIMEOUT)
+    if not entry.get("enableHTTPS"):
+        return
+    tls = entry.setdefault("tlsConfig", {})
+    if terms.insecure:
+        if not (tls.get("caFile") or tls.get("caData")):
+            tls["insecure"] = True
+    elif terms.ca and not tls.get("insecure") and not tls.get("caFile") and not tls.get("caData"):
+        tls["caFile"] = terms.ca
+
+
+def _rendered(document: Document, value: dict[str, Any], warnings: Sequence[str]) -> Rendered:
+    _check(value, document.name, extenders_needed=True)
+    return Rendered(yaml_editor.rewrite(document, value), value, [*warnings, *_doubtful(value)])
+
+
+def _doubtful(value: Mapping[str, Any]) -> Iterable[str]:
+    for at, entry in enumerate(value["extenders"]):
+        where = f"extenders[{at}]"
+        if entry.get("filterVerb") and entry.get("ignorable"):
+            yield f"{where}.ignorable is true: while it does not answer, pods are placed without it"
+        if entry.get("filterVerb") and not entry.get("preemptVerb"):
+            yield f"{where} has no preemptVerb: pods may be evicted from nodes that it then rejects"
+        if entry.get("enableHTTPS") and not entry.get("nodeCacheCapable"):
+            yield f"{where}.nodeCacheCapable is not true: whole nodes are sent with each call"
+        tls = entry.get("tlsConfig") or {}
+        if entry.get("enableHTTPS") and tls.get("insecure"):
+            yield f"{where}.tlsConfig.insecure is true: anybody can answer in its place"
+
+
+def _read(data: bytes, name: str, *, extenders_needed: bool = True) -> Document:
+    document = yaml_editor.parse(data, name)
+    if not isinstance(document.value, dict):
+        raise BadInput(name, [Problem("", "no map", "a KubeSchedulerConfiguration")])
+    _check(document.value, name, extenders_needed=extenders_needed)
+    return document
+
+
+def _check(value: Mapping[str, Any], name: str, *, extenders_needed: bool) -> None:
+    problems = [*_wrong_head(value), *_wrong_entries(value.get("extenders"), needed=extenders_needed)]
+    if problems:
+        raise BadInput(name, problems)
+
+
+def _wrong_head(value: Mapping[str, Any]) -> Iterable[Problem]:
+    if value.get("kind") != "KubeSchedulerConfiguration":
+        yield Problem("kind", repr(value.get("kind")), "KubeSchedulerConfiguration")
+    if not str(value.get("apiVersion")).startswith(_GROUP):
+        yield Problem("apiVersion", repr(value.get("apiVersion")), f"{_GROUP}XVERSIONX")
+    for field in value:
+        if field not in _FIELDS:
+            yield Problem(str(field), "unknown", "a field of KubeSchedulerConfiguration")
+    connection = value.get("clientConnection")
+    if connection is not None and not isinstance(connection, dict):
+        yield Problem("clientConnection", "no map", "a map")
+
+
+def _wrong_entries(entries: Any, *, needed: bool) -> Iterable[Problem]:
+    if entries is None and not needed:
+        return
+    if not isinstance(entries, list) or (needed and not entries):
+        yield Problem("extenders", "none" if not entries else "no list", "at least one")
+    elif not all(isinstance(entry, dict) for entry in entries):
+        yield Problem("extenders", "an entry that is no map", "maps")
+    else:
+        yield from _wrong_maps(entries)
+
+
+def _wrong_maps(entries: Sequence[Mapping[str, Any]]) -> Iterable[Problem]:
+    for at, entry in enumerate(entries):
+        for problem in _wrong_entry(entry):
+            yield problem._replace(field=f"extenders[{at}].{problem.field}")
+    if sum(bool(entry.get("bindVerb")) for entry in entries) > 1:
+        yield Problem("extenders", "several with bindVerb", "one that binds")
+
+
+def _wrong_entry(entry: Mapping[str, Any]) -> Iterable[Problem]:
+    for field, value in entry.items():
+        if field not in _ENTRY:
+            yield Problem(str(field), "unknown", "a field of an extender")
+        elif field in _BOOLEANS and not isinstance(value, bool):
+            yield Problem(field, repr(value), "true or false")
+        elif field in _VERBS and not isinstance(value, str):
+            yield Problem(field, repr(value), "a path")
+    if not _is_address(entry.get("urlPrefix")):
+        yield Problem("urlPrefix", repr(entry.get("urlPrefix")), "an address such as https://HOST:PORT/PATH")
+    if entry.get("prioritizeVerb") and not _is_weight(entry.get("weight")):
+        yield Problem("weight", repr(entry.get("weight")), "a whole number from 1 on, beside prioritizeVerb")
+    timeout = entry.get("httpTimeout", _HTTP_TIMEOUT)
+    if not isinstance(timeout, str) or not _DURATION.fullmatch(timeout):
+        yield Problem("httpTimeout", repr(timeout), "a duration such as 5s")
+    yield from _wrong_resources(entry.get("managedResources"))
+    yield from _wrong_tls(entry.get("tlsConfig"))
+
+
+def _is_weight(weight: Any) -> bool:
+    return isinstance(weight, int) and not isinstance(weight, bool) and weight >= 1
+
+
+def _wrong_resources(resources: Any) -> Iterable[Problem]:
+    if resources is None:
+        return
+    if not isinstance(resources, list) or not all(isinstance(one, dict) for one in resources):
+        yield Problem("managedResources", "no list of maps", "name and ignoredByScheduler")
+        return
+    for one in resources:
+        named = isinstance(one.get("name"), str) and "/" in one["name"]
+        if not named or not isinstance(one.get("ignoredByScheduler", False), bool) or set(one) - _RESOURCE:
+            yield Problem("managedResources", repr(one), "name and ignoredByScheduler")
+
+
+_RESOURCE: Final = {"name", "ignoredByScheduler"}
+
+
+def _wrong_tls(tls: Any) -> Iterable[Problem]:
+    if tls is None:
+        return
+    if not isinstance(tls, dict):
+        yield Problem("tlsConfig", "no map", "a map")
+        return
+    for field in tls:
+        if field not in _TLS:
+            yield Problem(f"tlsConfig.{field}", "unknown", "a field of tlsConfig")
+    if tls.get("insecure") and (tls.get("caFile") or tls.get("caData")):
+        yield Problem(
+            "tlsConfig.insecure", "true beside a CA", "one of them: kube-scheduler does not start so"
+        )
+    for file, data in (("certFile", "keyFile"), ("certData", "keyData")):
+        if bool(tls.get(file)) != bool(tls.get(data)):
+            yield Problem(f"tlsConfig.{file}", f"{file} and {data} are not both given", "both, or none")
+
+
+def _is_address(text: Any) -> bool:
+    try:
+        parts = urlsplit(text) if isinstance(text, str) else None
+        return (
+            parts is not None
+            and parts.scheme in {"http", "https"}
+            and bool(parts.hostname)
+            and parts.port != 0
+        )
+    except ValueError:
+        return False

@@ -1,0 +1,113 @@
+"""An AdmissionReview answered: bytes in, bytes out."""
+
+import base64
+from collections.abc import Callable
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+
+from nodewise.cpu.webhook import json_objects, pod_mutation
+from nodewise.cpu.webhook.pod_mutation import Mutations
+from nodewise.errors import UNREADABLE, BadInput, Problem, shown
+
+PATH: Final = "/mutate"
+"""Where the API server sends reviews."""
+VERSIONS: Final = ("admission.k8s.io/v1", "admission.k8s.io/v1beta1")
+_WHAT: Final = "the review cannot be read"
+_OBJECT: Final = "request.object"
+
+
+class _Kind(msgspec.Struct, frozen=True):
+    kind: str = ""
+
+
+class _Request(msgspec.Struct, frozen=True):
+    uid: str = ""
+    kind: _Kind = _Kind()
+    operation: str = "CREATE"
+    namespace: str = ""
+    object: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Review(msgspec.Struct, frozen=True, rename="camel"):
+    api_version: str = ""
+    kind: str = ""
+    request: _Request | None = None
+
+
+class ReviewResponse(NamedTuple):
+    """What goes back, and what it came to."""
+
+    body: bytes
+    outcome: Literal["mutated", "untouched", "refused"]
+    told: str = ""
+    """Of a mutated pod its namespace and its name, as far as it has one; of a refusal the reason."""
+
+
+_REVIEW: Final = msgspec.json.Decoder(_Review)
+
+
+def answer(body: bytes, mutations: Callable[[], Mutations]) -> ReviewResponse:
+    """The answer to a review: with a patch, without one, or a refusal that says what is wrong with the object.
+
+    BadInput for what is no review at all, or has nothing by which it could be answered. BadSettings where the mutations
+    do not go together with the pod.
+    """
+    review, request = _read(body)
+    try:
+        return _decided(review, request, mutations)
+    except BadInput as error:
+        status = {"code": 400, "reason": "BadRequest", "message": f"nodewise: {error}"}
+        response = {"uid": request.uid, "allowed": False, "status": status}
+        return ReviewResponse(_encoded(review, response), "refused", str(error))
+
+
+def _read(body: bytes) -> tuple[_Review, _Request]:
+    try:
+        review = _REVIEW.decode(body)
+    except UNREADABLE as error:
+        raise pod_mutation.unreadable(error, _WHAT) from error
+    if review.kind != "AdmissionReview":
+        raise BadInput(_WHAT, [Problem("kind", shown(review.kind), "AdmissionReview")])
+    if review.api_version not in VERSIONS:
+        raise BadInput(_WHAT, [Problem("apiVersion", shown(review.api_version), " or ".join(VERSIONS))])
+    if review.request is None:
+        raise BadInput(_WHAT, [Problem("request", "missing", "what the API server asks")])
+    if not review.request.uid:
+        raise BadInput(_WHAT, [Problem("request.uid", "missing", "by what the answer is known")])
+    return review, review.request
+
+
+def _decided(review: _Review, request: _Request, mutations: Callable[[], Mutations]) -> ReviewResponse:
+    allowed = {"uid": request.uid, "allowed": True}
+    if request.operation != "CREATE":
+        return ReviewResponse(_encoded(review, allowed), "untouched")
+    if request.kind.kind != "Pod":
+        raise BadInput(_WHAT, [Problem("request.kind.kind", shown(request.kind.kind), "Pod")])
+    pod = bytes(request.object)
+    if pod == b"null":
+        raise BadInput(_WHAT, [Problem(_OBJECT, "missing", "a pod")])
+    try:
+        operations = _operations(pod, mutations)
+    except BadInput as error:
+        found = [one._replace(field=f"{_OBJECT}.{one.field}".rstrip(".")) for one in error.problems]
+        raise BadInput(error.what, found) from error
+    if not operations:
+        return ReviewResponse(_encoded(review, allowed), "untouched")
+    encoded = base64.b64encode(msgspec.json.encode(operations)).decode()
+    response = allowed | {"patchType": "JSONPatch", "patch": encoded}
+    return ReviewResponse(_encoded(review, response), "mutated", request.namespace)
+
+
+def _operations(pod: bytes, mutations: Callable[[], Mutations]) -> list[json_objects.Operation]:
+    if not pod_mutation.is_asked(pod):
+        return []
+    try:
+        whole = msgspec.json.decode(pod)
+    except UNREADABLE as error:
+        raise pod_mutation.unreadable(error, "the pod cannot be read") from error
+    return list(json_objects.json_patch(whole, pod_mutation.mutate(whole, mutations())))
+
+
+def _encoded(review: _Review, response: dict[str, Any]) -> bytes:
+    return msgspec.json.encode({"apiVersion": review.api_version, "kind": review.kind, "response": response})

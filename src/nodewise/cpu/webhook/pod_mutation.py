@@ -1,0 +1,193 @@
+"""Which pods ask for cores, and what they get besides them.
+
+The same pod mutated once more is the same pod: what is there already, by its name, stays as it is.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple, TypeVar
+
+import msgspec
+
+from nodewise import quantity
+from nodewise.cpu import cmk_names
+from nodewise.cpu.allocator import COUNT_VARIABLE
+from nodewise.cpu.webhook.json_objects import merge
+from nodewise.errors import UNREADABLE, BadInput, BadSettings, Problem, shown
+
+NUM_CORES: Final = COUNT_VARIABLE
+_WORDS: Final = ("true", "True", "1")
+_KINDS: Final = ("containers", "initContainers")
+_WHAT: Final = "the pod cannot be read"
+_MOST_PARTS: Final = 100_000
+"""Objects and lists in a pod: a hundred times more than the largest that people make, and a tenth of what three
+megabytes could hold, which would cost seconds.
+"""
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class Mutations(NamedTuple):
+    """Partial objects in the form of Kubernetes' API."""
+
+    per_pod: Mapping[str, Any]
+    per_container: Mapping[str, Any]
+    """For each container that asks for cores; for every container of a pod with `cmk.intel.com/mutate`."""
+
+
+class _Resources(msgspec.Struct, frozen=True):
+    requests: dict[str, str | int] | None = None
+    limits: dict[str, str | int] | None = None
+
+
+class _Container(msgspec.Struct, frozen=True):
+    resources: _Resources | None = None
+
+
+class _Spec(msgspec.Struct, frozen=True, rename="camel"):
+    containers: list[_Container] | None = None
+    init_containers: list[_Container] | None = None
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    annotations: dict[str, Any] | None = None
+
+
+class _Pod(msgspec.Struct, frozen=True):
+    """What of a pod is looked at before it is known whether it is any of ours."""
+
+    metadata: _Metadata | None = None
+    spec: _Spec | None = None
+
+
+_POD: Final = msgspec.json.Decoder(_Pod)
+
+
+def defaults(install_dir: str = cmk_names.DEFAULT_INSTALL_DIR) -> Mutations:
+    """What a pod needs where the node agent runs: the program and the agent's socket, both read-only, and to be let
+    onto nodes that have pools.
+    """
+    program, socket = "cmk-install-dir", "nodewise-cpu-agent"
+    socket_dir = cmk_names.DEFAULT_SOCKET.rpartition("/")[0]
+    volumes = [
+        # a pod waits on a node that is not prepared yet; the agent may come later than the pod
+        _host_path(program, install_dir, "Directory"),
+        _host_path(socket, socket_dir, "DirectoryOrCreate"),
+    ]
+    mounts = [
+        {"name": program, "mountPath": cmk_names.DEFAULT_INSTALL_DIR, "readOnly": True},
+        {"name": socket, "mountPath": socket_dir, "readOnly": True},
+    ]
+    tolerated = {"key": cmk_names.TAINT, "operator": "Exists", "effect": "NoSchedule"}
+    return Mutations(
+        {
+            "metadata": {"annotations": {cmk_names.INJECTED: "true"}},
+            "spec": {"tolerations": [tolerated], "volumes": volumes},
+        },
+        {"volumeMounts": mounts},
+    )
+
+
+def _host_path(name: str, path: str, kind: str) -> dict[str, Any]:
+    return {"name": name, "hostPath": {"path": path, "type": kind}}
+
+
+def is_asked(pod: bytes) -> bool:
+    """Whether a pod, as JSON, asks for cores or to be mutated. BadInput names the field that cannot be read."""
+    parts = pod.count(b"{") + pod.count(b"[")
+    if parts > _MOST_PARTS:
+        raise BadInput(_WHAT, [Problem("", f"{parts} objects and lists", f"at most {_MOST_PARTS}")])
+    found = _decoded(pod)
+    return _is_annotated(found) or any(
+        _count(one.resources, f"spec.{kind}[{index}]")
+        for kind, containers in zip(_KINDS, _containers(found), strict=True)
+        for index, one in enumerate(containers)
+    )
+
+
+def _decoded(pod: bytes) -> _Pod:
+    try:
+        return _POD.decode(pod)
+    except UNREADABLE as error:
+        raise unreadable(error, _WHAT) from error
+
+
+def unreadable(error: Exception, what: str, below: str = "") -> BadInput:
+    """What msgspec says of bytes, with the field that it means."""
+    if isinstance(error, RecursionError):
+        return BadInput(what, [Problem(below, "nested too deep", "a Kubernetes object")])
+    seen, _, path = str(error).partition(" - at `$")
+    field = f"{below}{path.rstrip('`')}".removeprefix(".")
+    return BadInput(what, [Problem(field, shown(seen), "")])
+
+
+def _containers(pod: _Pod) -> tuple[list[_Container], list[_Container]]:
+    spec = pod.spec or _Spec()
+    return spec.containers or [], spec.init_containers or []
+
+
+def _is_annotated(pod: _Pod) -> bool:
+    annotations = (pod.metadata and pod.metadata.annotations) or {}
+    return annotations.get(cmk_names.MUTATE) in _WORDS
+
+
+def _count(resources: _Resources | None, path: str) -> int:
+    """How many lists a container asks for: of the first pool that it asks any of."""
+    told = resources or _Resources()
+    for name in (cmk_names.EXCLUSIVE_CORES, cmk_names.NON_ISOLCPUS_CORES):
+        for where, amounts in (("requests", told.requests), ("limits", told.limits)):
+            lists = _whole((amounts or {}).get(name, 0), f"{path}.resources.{where}[{name}]")
+            if lists > 0:
+                return lists
+    return 0
+
+
+def _whole(amount: str | int, path: str) -> int:
+    try:
+        lists, rest = divmod(quantity.parse(str(amount)), quantity.NANO)
+    except ValueError:
+        rest = lists = -1
+    if rest:
+        raise BadInput(_WHAT, [Problem(path, shown(amount), "a whole number of CPU lists")])
+    return lists
+
+
+def mutate(pod: Mapping[str, Any], mutations: Mutations) -> Mapping[str, Any]:
+    """The pod with what it lacks; what is unchanged is the very same value. It `is_asked`.
+
+    BadSettings where the mutations do not go together with the pod.
+    """
+    merged: dict[str, Any] = merge(dict(pod), dict(mutations.per_pod))
+    looked = _looked(merged, _Pod, "perPod")
+    everywhere = _is_annotated(looked)
+    for kind, containers in zip(_KINDS, _containers(looked), strict=True):
+        whole = merged["spec"][kind] if containers else []
+        treated = [
+            _treated(one, mutations.per_container, f"spec.{kind}[{index}]")
+            if everywhere or _count(container.resources, f"spec.{kind}[{index}]")
+            else one
+            for index, (one, container) in enumerate(zip(whole, containers, strict=True))
+        ]
+        if any(one is not other for one, other in zip(whole, treated, strict=True)):
+            merged = merged | {"spec": merged["spec"] | {kind: treated}}
+    return merged
+
+
+def _treated(container: dict[str, Any], given: Mapping[str, Any], path: str) -> dict[str, Any]:
+    merged: dict[str, Any] = merge(container, dict(given))
+    looked = _looked(merged, _Container, "perContainer")
+    lists = _count(looked.resources, path)
+    env = merged.get("env") or []
+    if not isinstance(env, list):
+        raise BadInput(_WHAT, [Problem(f"{path}.env", shown(env), "a list")])
+    if not lists or any(isinstance(one, dict) and one.get("name") == NUM_CORES for one in env):
+        return merged
+    return merged | {"env": [*env, {"name": NUM_CORES, "value": str(lists)}]}
+
+
+def _looked(merged: Mapping[str, Any], kind: type[T], given: str) -> T:
+    """What of a merged object is looked at. It could be read before, so what is wrong now the mutations brought."""
+    try:
+        return msgspec.convert(merged, kind)
+    except UNREADABLE as error:
+        wrong = unreadable(error, "mutations cannot be used", given)
+        raise BadSettings(wrong.what, wrong.problems) from error

@@ -1,0 +1,186 @@
+"""The webhook's two files: `server.yaml`, where it listens, and `mutations.yaml`, what pods get.
+
+Either may be a file, a folder (all of its *.yaml, in the order of their names) or a pattern such as
+`/etc/webhook/*.yaml`; several files are merged, and the later ones win.
+"""
+
+import glob
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from nodewise.cpu.webhook.json_objects import merge
+from nodewise.cpu.webhook.pod_mutation import Mutations
+from nodewise.errors import UNREADABLE, BadInput, BadSettings, Problem, shown
+from nodewise.kube import documents
+from nodewise.observe import logs
+from nodewise.observe.metrics_registry import MetricsRegistry
+
+DEFAULT_FILE: Final = "/etc/webhook/server.yaml"
+_WHAT: Final = "the webhook's files"
+_PARTS: Final[Mapping[str, Any]] = {
+    "perPod": {"metadata": {"annotations": {}, "labels": {}}, "spec": {}},
+    "perContainer": {"env": [], "volumeMounts": [], "resources": {}},
+}
+"""The partial objects, and where they have to have mappings."""
+_TEXTS: Final = ("metadata.annotations", "metadata.labels")
+
+
+class ServerFile(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
+    """The key `server` of server.yaml. Every key has to be there."""
+
+    binding_address: str
+    port: int
+    """0 picks a free one."""
+    cert: str
+    key: str
+    """Paths of PEM files."""
+    mutations: str
+    """Path of mutations.yaml."""
+
+
+Contents = Mapping[str, bytes]
+"""What each file holds, by its path, in order."""
+
+
+def contents(source: str) -> Contents:
+    """BadSettings where there is no file, or one cannot be read."""
+    try:
+        found = {str(path): path.read_bytes() for path in _paths(source)}
+    except OSError as error:
+        seen = f"{error.filename or source}: {error.strerror or error}"
+        raise BadSettings(_WHAT, [Problem("", seen, "a readable YAML file")]) from error
+    if not found:
+        raise BadSettings(_WHAT, [Problem("", f"{source}: no *.yaml there", "at least one")])
+    return found
+
+
+def _paths(source: str) -> list[Path]:
+    path = Path(source)
+    if path.is_dir():
+        return sorted(one for one in path.glob("*.yaml") if not one.name.startswith("."))
+    if path.exists() or not glob.has_magic(source):
+        return [path]
+    return sorted(map(Path, glob.glob(source)))  # noqa: PTH207 - an absolute pattern, as the file has it
+
+
+def _merged(held: Contents) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for path, text in held.items():
+        try:
+            for _, document in documents.documents(text, path):
+                found = merge(found, msgspec.json.decode(document))
+        except (BadInput, *UNREADABLE) as error:
+            raise BadSettings(_WHAT, [Problem(path, str(error), "YAML")]) from error
+        except BadSettings as error:
+            raise BadSettings(
+                _WHAT, [one._replace(field=f"{path}: {one.field}") for one in error.problems]
+            ) from error
+    return found
+
+
+def server(source: str) -> ServerFile:
+    """Where to listen. BadSettings names every key that lacks, or cannot be used."""
+    given = _merged(contents(source)).get("server")
+    if not isinstance(given, dict):
+        seen = "missing" if given is None else shown(given)
+        raise BadSettings(_WHAT, [Problem(f"{source}: server", seen, "a mapping")])
+    keys = [field.encode_name for field in msgspec.structs.fields(ServerFile)]
+    lacking = [Problem(f"{source}: server.{key}", "missing", "") for key in keys if given.get(key) is None]
+    if lacking:
+        raise BadSettings(_WHAT, lacking)
+    try:
+        return msgspec.convert(given, ServerFile, strict=False)
+    except msgspec.ValidationError as error:
+        seen, _, path = str(error).partition(" - at `$")
+        raise BadSettings(_WHAT, [Problem(f"{source}: server{path.rstrip('`')}", seen, "")]) from error
+
+
+def mutations(held: Contents) -> Mutations:
+    """What pods get. BadSettings names everything that could not be merged into a pod."""
+    source = ", ".join(held)
+    given = _merged(held).get("mutations")
+    if not isinstance(given, dict):
+        seen = "missing" if given is None else shown(given)
+        raise BadSettings(_WHAT, [Problem(f"{source}: mutations", seen, "perPod and perContainer")])
+    parts = {key: {} if given.get(key) is None else given[key] for key in _PARTS}
+    problems = [
+        Problem(f"mutations.{key}", "unknown", " or ".join(_PARTS)) for key in given.keys() - parts.keys()
+    ]
+    for key, value in parts.items():
+        problems += _wrong(f"mutations.{key}", value, _PARTS[key])
+    if problems:
+        raise BadSettings(_WHAT, [one._replace(field=f"{source}: {one.field}") for one in problems])
+    return Mutations(parts["perPod"], parts["perContainer"])
+
+
+def _wrong(path: str, value: Any, shape: Mapping[str, Any]) -> Iterator[Problem]:
+    """What the API server would refuse of each pod, so that nobody could make one."""
+    try:
+        merge(shape, value, path)
+    except BadSettings as error:
+        yield from error.problems
+        return
+    for name, texts in _texts(value):
+        yield from (
+            Problem(f"{path}.{name}.{key}", shown(text), "a text in quotes")
+            for key, text in texts.items()
+            if not isinstance(text, str)
+        )
+    env = value.get("env") or []
+    for index, one in enumerate(env if isinstance(env, list) else [env]):
+        if not isinstance(one, dict) or not isinstance(one.get("name"), str):
+            yield Problem(f"{path}.env[{index}]", shown(one), "a name, and a value")
+        elif not isinstance(one.get("value", ""), str):
+            yield Problem(f"{path}.env[{index}].value", shown(one["value"]), "a text in quotes")
+
+
+def _texts(part: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for name in _TEXTS:
+        found: Any = part
+        for key in name.split("."):
+            found = found.get(key) or {}
+        yield name, found
+
+
+class LiveMutations:
+    """The newest mutations that can be used: the files are looked at each time somebody asks.
+
+    What cannot be used never takes the place of what is in use; it is said in the log and in a metric.
+    """
+
+    def __init__(self, source: str, meters: MetricsRegistry) -> None:
+        """BadSettings where they cannot be used now."""
+        self._source = source
+        self._meters = meters
+        self._tried: Contents = contents(source)
+        self._value = mutations(self._tried)
+        self._trouble = ""
+        meters.set("cpu_mutations_failing", 0)
+
+    def __call__(self) -> Mutations:
+        seen: Contents = {}
+        try:
+            seen = contents(self._source)
+            if seen != self._tried:
+                self._tried = seen
+                self._take(mutations(seen))
+        except BadSettings as error:
+            self._tried = seen
+            self._fail(str(error))
+        return self._value
+
+    def _take(self, fresh: Mutations) -> None:
+        self._value = fresh
+        self._trouble = ""
+        self._meters.set("cpu_mutations_failing", 0)
+        logs.emit("cpu_mutations_read", files=", ".join(self._tried))
+
+    def _fail(self, trouble: str) -> None:
+        if trouble == self._trouble:
+            return
+        self._trouble = trouble
+        self._meters.set("cpu_mutations_failing", 1)
+        logs.emit("cpu_mutations_failed", error=trouble)

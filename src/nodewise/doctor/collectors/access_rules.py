@@ -1,0 +1,175 @@
+"""Who may do what: the rights of nodewise's accounts, the admission policies that limit them, and the cluster's CA."""
+
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from nodewise import agents
+from nodewise.configure import second_scheduler
+from nodewise.doctor.collectors.cluster_reader import (
+    ADMISSION_BINDINGS,
+    ADMISSION_POLICIES,
+    CONFIG_MAPS,
+    ClusterReader,
+    parse_json,
+)
+from nodewise.doctor.collectors.collection_session import SYSTEM_NAMESPACE, Session
+from nodewise.doctor.collectors.policies import metric_names
+from nodewise.doctor.collectors.replicas import extenders
+from nodewise.doctor.facts import AdmissionPolicy, Extender, MissingRights, Right, Unavailable
+from nodewise.doctor.parsing import certificates
+from nodewise.doctor.parsing.certificates import Chain
+from nodewise.doctor.parsing.object_fields import get, get_list, get_text, get_texts
+from nodewise.metrics import custom_metrics_api, resource_metrics_api
+
+_CLUSTER_CA: Final = "extension-apiserver-authentication"
+_REVIEW: Final = "create subjectaccessreviews.authorization.k8s.io"
+_MAX_METRICS: Final = 20
+
+
+async def missing_rights(session: Session) -> tuple[MissingRights | Unavailable, ...]:
+    """Of each extender, the rights that its account does not have."""
+    listed = await session.require(extenders)
+    names = await session.get(metric_names)
+    metrics = [] if isinstance(names, Unavailable) else names
+    session.reader.say("reviewing the rights of nodewise")
+    return tuple(await asyncio.gather(*(_missing_rights(session.reader, one, metrics) for one in listed)))
+
+
+async def _missing_rights(
+    reader: ClusterReader, extender: Extender, metrics: Sequence[str]
+) -> MissingRights | Unavailable:
+    namespace, account = extender.workload.namespace, extender.workload.account
+    rights = needed_rights(extender, metrics)
+    user = f"system:serviceaccount:{namespace}:{account}"
+    answers = await asyncio.gather(*(_is_allowed(reader, user, right) for right in rights))
+    for answer in answers:
+        if isinstance(answer, Unavailable):
+            return answer
+    missing = tuple(right for right, is_allowed in zip(rights, answers, strict=True) if not is_allowed)
+    return MissingRights(f"ServiceAccount/{namespace}/{account}", missing)
+
+
+async def _is_allowed(reader: ClusterReader, user: str, right: Right) -> bool | Unavailable:
+    """Whether a service account has a right, according to the API server."""
+    name, _, subresource = right.resource.partition("/")
+    attributes = {
+        "verb": right.verb,
+        "group": right.group,
+        "resource": name,
+        "subresource": subresource,
+        "namespace": right.namespace,
+        "name": right.name,
+    }
+    accounts = "system:serviceaccounts"
+    spec = {
+        "user": user,
+        "groups": [accounts, f"{accounts}:{user.split(':')[2]}", "system:authenticated"],
+        "resourceAttributes": {key: value for key, value in attributes.items() if value},
+    }
+    body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
+    response: Any = await reader.review(body, _REVIEW)
+    return response if isinstance(response, Unavailable) else get(response, "status", "allowed") is True
+
+
+def needed_rights(extender: Extender, metrics: Sequence[str] = ()) -> list[Right]:
+    """The rights that an extender's agents need, as deploy/*.yaml grant them; none without a cluster."""
+    if extender.is_set("no_cluster") or extender.settings.get("objects_from"):
+        return []
+    cluster_rules, own_rules = _rules(extender)
+    rights = [right for rule in cluster_rules for right in _rights_of_rule(rule, "")]
+    rights += [right for rule in own_rules for right in _rights_of_rule(rule, extender.workload.namespace)]
+    rights = [right for right in rights if _is_needed(extender, right)]
+    return list(dict.fromkeys([*rights, *_rights_of_metrics(extender, metrics)]))
+
+
+def _rules(extender: Extender) -> tuple[list[second_scheduler.Rule], list[second_scheduler.Rule]]:
+    """The rules for the cluster, and for nodewise's own namespace."""
+    cluster_rules, own_rules = list(second_scheduler.CLUSTER_RULES), list(second_scheduler.RULES)
+    if "gpu" in extender.agents:
+        cluster_rules += second_scheduler.GPU_CLUSTER_RULES
+        own_rules += second_scheduler.GPU_RULES
+    kinds = filter(None, map(agents.find, extender.agents))
+    if any(kind.keeps_memory for kind in kinds) and not extender.settings.get("state"):
+        own_rules += second_scheduler.MEMORY_RULES
+    return cluster_rules, own_rules
+
+
+def _rights_of_rule(rule: second_scheduler.Rule, namespace: str) -> Iterator[Right]:
+    for group in rule["apiGroups"]:
+        for name in rule["resources"]:
+            for verb in rule["verbs"]:
+                for object_name in rule.get("resourceNames", [""]):
+                    yield Right(verb, group, name, namespace, object_name)
+
+
+def _is_needed(extender: Extender, right: Right) -> bool:
+    """Whether an extender with these settings needs a right of the rules."""
+    if right.group in (resource_metrics_api.GROUP, custom_metrics_api.GROUP):
+        return False  # depends on the policies: `_rights_of_metrics`
+    if right.group == "telemetry.intel.com":
+        return "telemetry" in extender.agents
+    if right.resource == "namespaces":
+        return "telemetry" in extender.agents and not extender.is_set("trust_all_namespaces")
+    if right.resource == "nodes/status":
+        return "advertise_resource" in extender.settings
+    return True
+
+
+def _rights_of_metrics(extender: Extender, metrics: Sequence[str]) -> Iterator[Right]:
+    """Each custom metric is a resource of its own, as a rule of RBAC may name it."""
+    if "telemetry" not in extender.agents or "prometheus_url" in extender.settings:
+        return
+    sources = set(extender.values("metrics") or ["auto"])
+    if sources & {"auto", "resource"} and any(name in resource_metrics_api.METRICS for name in metrics):
+        yield Right("list", resource_metrics_api.GROUP, "nodes")
+    if sources & {"auto", "custom"}:
+        for name in [name for name in metrics if name not in resource_metrics_api.METRICS][:_MAX_METRICS]:
+            yield Right("get", custom_metrics_api.GROUP, f"nodes/{name}")
+
+
+async def admission_policies(session: Session) -> tuple[AdmissionPolicy, ...] | Unavailable:
+    """The admission policies that are enforced; none if the API server does not have the kind."""
+    policies, bindings = await asyncio.gather(
+        session.reader.get_list(ADMISSION_POLICIES, parse_json),
+        session.reader.get_list(ADMISSION_BINDINGS, parse_json),
+    )
+    if isinstance(policies, Unavailable):
+        return policies
+    return bindings if isinstance(bindings, Unavailable) else enforced_policies(policies, bindings)
+
+
+def enforced_policies(policies: Iterable[Any], bindings: Iterable[Any]) -> tuple[AdmissionPolicy, ...]:
+    """The policies that fail closed and have a binding that denies everywhere; others enforce nothing."""
+    denying = {
+        get_text(binding, "spec", "policyName")
+        for binding in bindings
+        if "Deny" in get_texts(binding, "spec", "validationActions")
+        and get(binding, "spec", "matchResources") is None
+    }
+    return tuple(
+        _admission_policy(policy)
+        for policy in policies
+        if get_text(policy, "metadata", "name") in denying
+        and get_text(policy, "spec", "failurePolicy") != "Ignore"
+    )
+
+
+def _admission_policy(policy: Any) -> AdmissionPolicy:
+    rules = get_list(policy, "spec", "matchConstraints", "resourceRules")
+    conditions = get_list(policy, "spec", "matchConditions")
+    return AdmissionPolicy(
+        get_text(policy, "metadata", "name"),
+        frozenset(name for rule in rules for name in get_texts(rule, "resources")),
+        tuple(get_text(condition, "expression") for condition in conditions),
+    )
+
+
+async def cluster_ca(session: Session) -> Chain | Unavailable:
+    """The CA of the cluster's clients, whose private key no other program may have."""
+    what = f"ConfigMap/{SYSTEM_NAMESPACE}/{_CLUSTER_CA}"
+    right = f"get configmaps {_CLUSTER_CA} in namespace {SYSTEM_NAMESPACE}"
+    config_map = await session.reader.get(what, right, CONFIG_MAPS.path(SYSTEM_NAMESPACE, _CLUSTER_CA))
+    if isinstance(config_map, Unavailable):
+        return config_map
+    return certificates.parse_pem(get_text(config_map, "data", "client-ca-file").encode())

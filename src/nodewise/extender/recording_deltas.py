@@ -1,0 +1,226 @@
+"""Cluster states as entries of a recording, each by its changes, and cluster states rebuilt from such entries.
+
+The entries of objects are the changes that agent states are built from, so a replay builds them from the same changes.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+import msgspec
+from msgspec import UNSET
+
+from nodewise.agent import ClusterState, NodeIndex, ObjectKey
+from nodewise.errors import BadInput, Problem, shown
+from nodewise.extender import recording_file
+from nodewise.extender.recording_file import Cells, Record
+from nodewise.kube.store import Change, ChangeLog, Changes, difference
+from nodewise.metrics.metrics_snapshot import MetricsSnapshot
+from nodewise.metrics.series import Sample, Series
+from nodewise.state import NODES
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+EMPTY: Final = ClusterState(NodeIndex(), {}, MetricsSnapshot(), 0.0)
+"""Before the first cluster state."""
+_ABSENT: Final = object()
+_NONE: Final[Mapping[ObjectKey, Any]] = {}
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def entries(old: ClusterState, new: ClusterState, generation: int) -> Iterator[Record | None]:
+    """What makes the new cluster state of the old one, by the changes that the new one brings.
+
+    None now and then, where the writer may pause.
+    """
+    if new.nodes is not old.nodes:
+        yield _nodes(old.nodes, new.nodes)
+    for name in (*new.objects, NODES):
+        yield from _objects(name, _changes(name, old, new))
+    if new.metrics is not old.metrics:
+        yield from _metrics(old.metrics, new.metrics)
+    yield recording_file.record(
+        recording_file.Moment(generation=generation, now=new.now, versions=dict(new.versions))
+    )
+
+
+class _Moves(NamedTuple, Generic[K]):
+    """How one mapping becomes another."""
+
+    changed: Sequence[K]
+    """Changed or new, in the order of the new mapping."""
+    gone: tuple[K, ...]
+    order: tuple[K, ...] | None
+    """All keys, where removing and adding alone would leave them in another order."""
+
+
+def _moves(old: Mapping[K, Any], new: Mapping[K, Any]) -> _Moves[K]:
+    changed = [key for key, value in new.items() if old.get(key, _ABSENT) is not value]
+    gone = tuple(key for key in old if key not in new)
+    left = [key for key in old if key in new] + [key for key in changed if key not in old]
+    return _Moves(changed, gone, None if left == list(new) else tuple(new))
+
+
+def _nodes(old: NodeIndex, new: NodeIndex) -> Record:
+    moves = _moves(dict.fromkeys(old.known), dict.fromkeys(new.known))
+    return recording_file.record(
+        recording_file.Nodes(added=tuple(moves.changed), gone=moves.gone, order=moves.order)
+    )
+
+
+def _changes(name: str, old: ClusterState, new: ClusterState) -> Changes[Any]:
+    if new.changes is not None:
+        return new.changes.get(name, {})
+    if name == NODES:
+        return difference(old.node_objects, new.node_objects)
+    return difference(old.objects.get(name, {}), new.objects[name])
+
+
+def _objects(name: str, changes: Changes[Any]) -> Iterator[Record | None]:
+    for key, change in changes.items():
+        if change.new is not None:
+            yield recording_file.record(recording_file.Object(of=name, key=key), _encode(change.new))
+    deleted = tuple(key for key, change in changes.items() if change.new is None)
+    if deleted:
+        yield recording_file.record(recording_file.Objects(of=name, gone=deleted))
+
+
+def _metrics(old: MetricsSnapshot, new: MetricsSnapshot) -> Iterator[Record | None]:
+    moves = _moves(old.series, new.series)
+    for metric in moves.changed:
+        yield from _series(metric, old.series.get(metric), new.series[metric])
+    before, rest = (msgspec.structs.replace(one, series={}) for one in (old, new))
+    blobs = () if rest == before else (_encode(rest),)
+    yield recording_file.record(recording_file.Metrics(gone=moves.gone, order=moves.order), *blobs)
+
+
+def _series(metric: str, old: Series | None, new: Series) -> Iterator[Record | None]:
+    nodes = tuple(new.samples)
+    same = old is not None and tuple(old.samples) == nodes
+    columns: dict[str, Cells] = {}
+    for field in Sample.__struct_fields__:
+        before = _column(old, field) if old is not None and same else []
+        changed = _cells(before, _column(new, field))
+        if changed is not None:
+            columns[field] = changed
+        yield None
+    told = recording_file.SeriesEntry(metric=metric, nodes=None if same else nodes, columns=columns)
+    yield recording_file.record(told, _encode(msgspec.structs.replace(new, samples={})))
+
+
+def _column(series: Series, field: str) -> list[Any]:
+    """One field of all samples, in the order of the nodes."""
+    return list(map(attrgetter(field), series.samples.values()))
+
+
+def _cells(old: list[Any], new: list[Any]) -> Cells | None:
+    """The shortest way to tell a column; None where it is as before."""
+    if old == new:
+        return None
+    if new.count(new[0]) == len(new):
+        return Cells(one=new[0])
+    if len(old) == len(new):
+        at = [place for place, (a, b) in enumerate(zip(old, new, strict=True)) if a != b]
+        if 2 * len(at) < len(new):
+            return Cells(at=at, to=[new[place] for place in at])
+    return Cells(every=new)
+
+
+class Rebuilding:
+    """Rebuilds cluster states from entries. What did not change stays the same object from one to the next."""
+
+    def __init__(self, watched: Mapping[str, type]) -> None:
+        """The types of objects by their name in `Watched`, of nodes by `NODES`; objects of other names are left out."""
+        self._decoders: dict[str, msgspec.json.Decoder[Any]] = {
+            name: msgspec.json.Decoder(type_) for name, type_ in watched.items()
+        }
+        self._nodes = NodeIndex()
+        self._objects: dict[str, dict[ObjectKey, Any]] = {name: {} for name in watched}
+        self._shared: dict[str, Mapping[ObjectKey, Any]] = {name: {} for name in watched}
+        """The objects of the newest cluster state, which do not change any more."""
+        self._log = ChangeLog()
+        self._series: dict[str, Series] = {}
+        self._metrics = MetricsSnapshot()
+
+    def take(self, record: Record) -> ClusterState | None:
+        """Take the next entry; the cluster state, if the entry completes one.
+
+        `BadInput` if the entry does not follow the others.
+        """
+        try:
+            return self._taken(*record)
+        except (LookupError, TypeError, ValueError, msgspec.MsgspecError) as error:
+            seen = f"{type(record.entry).__name__}: {shown(error)}"
+            raise BadInput(
+                "recording", [Problem("entry", seen, "one that follows those before it")]
+            ) from error
+
+    def _taken(self, entry: recording_file.AnyEntry, blobs: Sequence[bytes]) -> ClusterState | None:
+        match entry:
+            case recording_file.Nodes():
+                names = dict.fromkeys(self._nodes.known) | dict.fromkeys(entry.added)
+                self._nodes = NodeIndex(_moved(names, entry))
+            case recording_file.Object() if entry.of in self._objects:
+                objects, item = self._unshared(entry.of), self._decoders[entry.of].decode(blobs[0])
+                self._log.add(entry.of, {entry.key: Change(objects.get(entry.key), item)})
+                objects[entry.key] = item
+            case recording_file.Objects() if entry.of in self._objects:
+                objects = self._unshared(entry.of)
+                self._log.add(entry.of, {key: Change(objects[key], None) for key in entry.gone})
+                self._objects[entry.of] = _moved(objects, entry)
+            case recording_file.SeriesEntry():
+                self._series[entry.metric] = _fetched(self._series.get(entry.metric), entry, blobs[0])
+            case recording_file.Metrics():
+                self._series = _moved(self._series, entry)
+                rest = msgspec.json.decode(blobs[0], type=MetricsSnapshot) if blobs else self._metrics
+                self._metrics = msgspec.structs.replace(rest, series=dict(self._series))
+            case recording_file.Moment():
+                return self._cluster_state(entry)
+        return None
+
+    def _cluster_state(self, moment: recording_file.Moment) -> ClusterState:
+        self._shared.update(self._objects)
+        objects = dict(self._shared)
+        nodes = objects.pop(NODES, _NONE)
+        changes = self._log.take()
+        return ClusterState(self._nodes, objects, self._metrics, moment.now, nodes, moment.versions, changes)
+
+    def _unshared(self, name: str) -> dict[ObjectKey, Any]:
+        """The objects of a kind, to be changed: a copy, if the newest cluster state has them."""
+        if self._shared[name] is self._objects[name]:
+            self._objects[name] = dict(self._objects[name])
+        return self._objects[name]
+
+
+def _moved(
+    items: dict[K, V], entry: recording_file.Nodes | recording_file.Objects | recording_file.Metrics
+) -> dict[K, V]:
+    gone: Sequence[Any] = entry.gone
+    for key in gone:
+        del items[key]
+    order: Sequence[Any] | None = entry.order
+    return items if order is None else {key: items[key] for key in order}
+
+
+def _fetched(old: Series | None, entry: recording_file.SeriesEntry, rest: bytes) -> Series:
+    nodes = tuple(old.samples) if entry.nodes is None and old is not None else entry.nodes or ()
+    before = old if entry.nodes is None else None
+    columns = [
+        _mended(_column(before, field) if before else [], entry.columns.get(field), len(nodes))
+        for field in Sample.__struct_fields__
+    ]
+    samples = dict(zip(nodes, map(Sample, *columns), strict=True))
+    return msgspec.structs.replace(msgspec.json.decode(rest, type=Series), samples=samples)
+
+
+def _mended(old: list[Any], cells: Cells | None, size: int) -> list[Any]:
+    if cells is None:
+        return old
+    if cells.every is not UNSET:
+        return cells.every
+    if cells.one is not UNSET:
+        return [cells.one] * size
+    for place, value in zip(cells.at, cells.to, strict=True):
+        old[place] = value
+    return old

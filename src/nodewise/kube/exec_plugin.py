@@ -1,0 +1,175 @@
+"""Credentials from a program: the exec plugins of client-go (KEP-541), in all versions of their protocol.
+
+Source: client-go v0.36 plugin/pkg/client/auth/exec/exec.go and pkg/apis/clientauthentication.
+"""
+
+import asyncio
+import os
+from base64 import b64encode
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, Final
+
+import httpx2
+import msgspec
+
+from nodewise import clock
+from nodewise.clock import Clock
+from nodewise.errors import BadSettings, Problem, Refused, Unavailable
+from nodewise.kube import tls
+from nodewise.kube.kubeconfig import Chosen
+
+LONGEST_S: Final = 60.0
+"""A program that runs longer is ended; asking an identity provider takes a second or two."""
+
+EARLY_S: Final = 10.0
+"""A token is renewed so long before it ends, so that none expires on its way."""
+
+Flow = AsyncGenerator[httpx2.Request, httpx2.Response]
+Show = Callable[[bytes, bytes, str], None]
+"""Takes a certificate and its key, PEM, and whose they are. BadSettings if they are no pair."""
+
+
+class _PluginStatus(msgspec.Struct, frozen=True, rename="camel"):
+    token: str = ""
+    client_certificate_data: str = ""
+    client_key_data: str = ""
+    expiration_timestamp: str = ""
+
+
+class _PluginAnswer(msgspec.Struct, frozen=True):
+    status: _PluginStatus = _PluginStatus()
+
+
+class Settings(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """`users[].user.exec` of a kubeconfig (client-go v0.36 clientcmd/api/v1 ExecConfig)."""
+
+    command: str
+    api_version: str = "client.authentication.k8s.io/v1"
+    args: tuple[str, ...] | None = None
+    env: tuple[dict[str, str], ...] | None = None
+    install_hint: str = ""
+    provide_cluster_info: bool = False
+
+
+class Plugin(httpx2.Auth):
+    """Credentials from a program (exec plugin), kept until they end or are refused; one run at a time.
+
+    A client certificate that the program gives is handed to `show`, with what to call it in an error.
+    """
+
+    def __init__(self, chosen: Chosen, show: Show, clock: Clock) -> None:
+        self._settings = _settings(chosen)
+        self._what = f"credential plugin {self._settings.command}"
+        self._cluster = _cluster_info(chosen) if self._settings.provide_cluster_info else None
+        self._show = show
+        self._clock = clock
+        self._lock = asyncio.Lock()
+        self._token = ""
+        self._ends_at_s = float("-inf")
+
+    async def async_auth_flow(self, request: httpx2.Request) -> Flow:
+        await self._renew(self._clock.now() >= self._ends_at_s)
+        response = yield self._signed(request)
+        if response.status_code == httpx2.codes.UNAUTHORIZED:
+            refused = request.headers.get("Authorization", "")
+            await self._renew(refused == self._header())
+            yield self._signed(request)
+
+    def _header(self) -> str:
+        return f"Bearer {self._token}" if self._token else ""
+
+    def _signed(self, request: httpx2.Request) -> httpx2.Request:
+        if self._token:
+            request.headers["Authorization"] = self._header()
+        return request
+
+    async def _renew(self, needed: bool) -> None:
+        """Run the program if that is needed, and still is when our turn comes."""
+        if not needed:
+            return
+        before = self._ends_at_s, self._token
+        async with self._lock:
+            if (self._ends_at_s, self._token) == before:
+                self._take(await self._run())
+
+    async def _run(self) -> bytes:
+        """The program's answer. It has no terminal: a service cannot ask anybody for a password."""
+        pipe = asyncio.subprocess.PIPE
+        try:
+            process = await asyncio.create_subprocess_exec(
+                self._settings.command,
+                *(self._settings.args or ()),
+                env=self._environment(),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=pipe,
+                stderr=pipe,
+            )
+        except OSError as error:
+            problem = Problem("command", str(error), "a program that can be run")
+            raise BadSettings(self._what, [problem], remedy=self._settings.install_hint) from error
+        output, complaint = await _finished(process, self._what)
+        if process.returncode:
+            seen = f"exit status {process.returncode}: {complaint.decode(errors='replace').strip()[-500:]}"
+            raise Unavailable(self._what, [Problem("", seen, "exit status 0")], retry_after_s=5.0)
+        return output
+
+    def _environment(self) -> dict[str, str]:
+        """Ours, the kubeconfig's, and what the protocol says (KEP-541)."""
+        spec: dict[str, Any] = {"interactive": False}
+        if self._cluster is not None:
+            spec["cluster"] = self._cluster
+        info = {"kind": "ExecCredential", "apiVersion": self._settings.api_version, "spec": spec}
+        own = {pair["name"]: pair.get("value", "") for pair in self._settings.env or () if "name" in pair}
+        return {**os.environ, **own, "KUBERNETES_EXEC_INFO": msgspec.json.encode(info).decode()}
+
+    def _take(self, output: bytes) -> None:
+        try:
+            status = msgspec.json.decode(output, type=_PluginAnswer).status
+            ends_at_s = _end_s(status)
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise Refused(self._what, [Problem("", str(error), "an ExecCredential with a status")]) from error
+        if not status.token and not status.client_certificate_data:
+            raise Refused(self._what, [Problem("status", "neither token nor certificate", "one of them")])
+        if status.client_certificate_data:
+            pair = status.client_certificate_data.encode(), status.client_key_data.encode()
+            self._show(*pair, self._what)
+        self._token = status.token
+        self._ends_at_s = ends_at_s - EARLY_S
+
+
+def _end_s(status: _PluginStatus) -> float:
+    """When the credentials end, in seconds since 1970; without a word of the program they do not."""
+    end = status.expiration_timestamp
+    return clock.parse_rfc3339(end) if end else float("inf")
+
+
+async def _finished(process: asyncio.subprocess.Process, what: str) -> tuple[bytes, bytes]:
+    """What the program wrote; one that does not end, or that nobody waits for any more, is ended."""
+    try:
+        async with asyncio.timeout(LONGEST_S):
+            return await process.communicate()
+    except TimeoutError as error:
+        raise Unavailable(what, [Problem("", f"no end after {LONGEST_S:g} s", "")]) from error
+    finally:
+        if process.returncode is None:
+            process.kill()
+
+
+def _settings(chosen: Chosen) -> Settings:
+    try:
+        return msgspec.convert(chosen.user["exec"], Settings)
+    except msgspec.ValidationError as error:
+        what = f"kubeconfig {chosen.source}, context {chosen.name}"
+        raise BadSettings(what, [Problem("user: exec", str(error), "a credential plugin")]) from error
+
+
+def _cluster_info(chosen: Chosen) -> dict[str, Any]:
+    """The cluster as the protocol tells a plugin of it: the authority always as data, never as a file."""
+    fields = ("server", "tls-server-name", "insecure-skip-tls-verify", "proxy-url", "disable-compression")
+    info: dict[str, Any] = {field: chosen.cluster[field] for field in fields if field in chosen.cluster}
+    if authority := tls.authority(chosen):
+        info["certificate-authority-data"] = b64encode(authority).decode()
+    for entry in chosen.cluster.get("extensions") or ():
+        if isinstance(entry, dict) and entry.get("name") == "client.authentication.k8s.io/exec":
+            info["config"] = entry.get("extension")
+    return info

@@ -1,0 +1,263 @@
+"""The API server over HTTP: httpx2's client behind `api.Api`, with its exceptions made ours."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
+
+import httpx2
+import msgspec
+
+from nodewise.clock import Clock
+from nodewise.cooperative_scheduling import Pacer
+from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem, Unavailable, shown
+from nodewise.kube import connection_renewal, error_responses
+from nodewise.kube.api import DEADLINE_S, IDLE_S, NONE, Params, Patch
+from nodewise.kube.error_responses import Call
+from nodewise.kube.line_splitter import Cutter
+from nodewise.kube.rate_limit import TokenBucket
+from nodewise.observe.metrics_registry import MetricsRegistry
+
+TRANSLATED: Final[Mapping[type[Exception], type[NodewiseError]]] = {
+    httpx2.HTTPError: Unavailable,
+    httpx2.StreamError: Unavailable,
+    httpx2.SSEError: Unavailable,
+    httpx2.UnsupportedProtocol: BadSettings,
+    httpx2.InvalidURL: BadSettings,
+    httpx2.CookieConflict: Unavailable,
+    ssl.SSLError: Unavailable,
+    OSError: Unavailable,
+}
+"""Every exception of httpx2, and what of the system comes through it; the most specific row counts."""
+
+_TYPES: Final[Mapping[Patch, str]] = {
+    "merge": "application/merge-patch+json",
+    "json": "application/json-patch+json",
+    "strategic": "application/strategic-merge-patch+json",
+    "apply": "application/apply-patch+yaml",  # JSON is YAML, and every version since 1.16 knows this name
+}
+_JSON: Final = "application/json"
+MOST_BYTES: Final = 256 << 20
+"""Of an answer. The first page of a list, of objects as large as etcd takes them, is 150 MiB."""
+_CANNOT: Final = 500
+"""From this status on the server, or its storage, is not able to answer."""
+
+
+class Account(NamedTuple):
+    """Whom we ask, and as whom."""
+
+    server: str
+    namespace: str = "default"
+    extensions: Mapping[str, Any] = {}
+    """What httpx2 is told with each call; `sni_hostname` is the kubeconfig's tls-server-name."""
+    hint: Callable[[], str] = str
+    """What we know of our own credentials, asked when the server refuses them."""
+
+
+class HttpApi:
+    """An `Api`. `server` and `namespace` say where it leads; the namespace is where our own objects live."""
+
+    def __init__(
+        self,
+        http: httpx2.AsyncClient,
+        account: Account,
+        bucket: TokenBucket,
+        clock: Clock,
+        meters: MetricsRegistry,
+        heard: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._http = http
+        self._account = account
+        self._bucket = bucket
+        self._clock = clock
+        self._meters = meters
+        self._heard = heard
+        self.server = account.server
+        self.namespace = account.namespace
+
+    async def get(self, path: str, params: Params = NONE, *, timeout_s: float = DEADLINE_S) -> bytes:
+        request = self._request("GET", path, params)
+        return await self._answer("get", request, timeout_s)
+
+    async def create(
+        self, path: str, body: object, params: Params = NONE, *, timeout_s: float = DEADLINE_S
+    ) -> bytes:
+        request = self._request("POST", path, params, body)
+        return await self._write("create", request, timeout_s)
+
+    async def replace(
+        self, path: str, body: object, params: Params = NONE, *, timeout_s: float = DEADLINE_S
+    ) -> bytes:
+        request = self._request("PUT", path, params, body)
+        return await self._write("replace", request, timeout_s)
+
+    async def patch(
+        self, path: str, body: object, kind: Patch, params: Params = NONE, *, timeout_s: float = DEADLINE_S
+    ) -> bytes:
+        request = self._request("PATCH", path, params, body, _TYPES[kind])
+        return await self._write("patch", request, timeout_s)
+
+    async def delete(
+        self, path: str, body: object = b"", params: Params = NONE, *, timeout_s: float = DEADLINE_S
+    ) -> bytes:
+        request = self._request("DELETE", path, params, body)
+        return await self._write("delete", request, timeout_s)
+
+    async def watch(
+        self, path: str, params: Params = NONE, *, idle_s: float = IDLE_S
+    ) -> AsyncGenerator[bytes, None]:
+        request = self._request("GET", path, {**params, "watch": "1"})
+        request.extensions["timeout"] = {"connect": DEADLINE_S, "read": idle_s, "write": DEADLINE_S}
+        cutter = Cutter()
+        with self._translated("watch", request):
+            response = await self._http.send(request, stream=True)
+            try:
+                await self._checked("watch", request, response)
+                async for piece in response.aiter_bytes():
+                    for line in cutter.feed(piece):
+                        yield line
+                    if connection_renewal.is_retired(response):
+                        return  # as if the server had ended it; who watches goes on from the last line
+                if rest := cutter.rest():
+                    yield rest
+            finally:
+                await response.aclose()
+
+    def with_rate_limit(self, qps: float, burst: int, heard: Callable[[], None] = lambda: None) -> "HttpApi":
+        """The same server and connections with a limit on writes of its own, for what must not queue up.
+
+        `heard` is told of each answer, be it a refusal, but not of one that says that the server cannot answer.
+        """
+        return HttpApi(self._http, self._account, TokenBucket(qps, burst), self._clock, self._meters, heard)
+
+    async def close(self) -> None:
+        """End all connections; watches under way end with them."""
+        await self._http.aclose()
+
+    def _request(
+        self, method: str, path: str, params: Params, body: object = b"", content_type: str = _JSON
+    ) -> httpx2.Request:
+        if self._http.is_closed:
+            problem = Problem("", "the connection was closed by us", "")
+            raise Unavailable(f"{method} {self.server}{path}", [problem])
+        content = body if isinstance(body, bytes) else msgspec.json.encode(body)
+        headers = {"Content-Type": content_type} if content else {}
+        try:
+            return self._http.build_request(
+                method,
+                path,
+                params=dict(params) or None,
+                content=content or None,
+                headers=headers,
+                extensions=dict(self._account.extensions),
+            )
+        except httpx2.InvalidURL as error:
+            problem = Problem("path", str(error), "one that a URL can hold")
+            raise BadInput(f"{method} {self.server}{path[:200]}", [problem]) from error
+
+    async def _write(self, verb: str, request: httpx2.Request, timeout_s: float) -> bytes:
+        """Sent when our own limit allows it; no later than the deadline does."""
+        wait_s = self._bucket.take(self._clock.monotonic(), timeout_s)
+        if wait_s is None:
+            self._meters.count("kube_requests_total", verb=verb, outcome="held_back")
+            seen = f"our own limit would hold it back for more than {timeout_s:g} s"
+            problem = Problem("", seen, "")
+            raise Unavailable(
+                str(_call(verb, request)), [problem], remedy="raise --kube-qps and --kube-burst"
+            )
+        if wait_s:
+            await self._clock.sleep(wait_s)
+        return await self._answer(verb, request, timeout_s - wait_s)
+
+    async def _answer(self, verb: str, request: httpx2.Request, timeout_s: float) -> bytes:
+        # to build a request, to send it, to take the answer in and to use it are half a millisecond each
+        await asyncio.sleep(0)
+        body = await self._sent(verb, request, timeout_s)
+        await asyncio.sleep(0)
+        return body
+
+    async def _sent(self, verb: str, request: httpx2.Request, timeout_s: float) -> bytes:
+        with self._translated(verb, request):
+            try:
+                async with asyncio.timeout(timeout_s):
+                    response = await self._http.send(request, stream=True)
+                    try:
+                        await self._checked(verb, request, response)
+                        return await _whole(response)
+                    finally:
+                        await response.aclose()
+            except TimeoutError as error:
+                problem = Problem("", f"no answer within {timeout_s:g} s", "")
+                raise Unavailable(str(_call(verb, request)), [problem]) from error
+
+    async def _checked(self, verb: str, request: httpx2.Request, response: httpx2.Response) -> None:
+        """Raise the error of an answer that is no success, or not to be unpacked."""
+        if problem := packed(response):
+            raise Unavailable(str(_call(verb, request)), [problem])
+        if response.status_code < _CANNOT and response.status_code != httpx2.codes.TOO_MANY_REQUESTS:
+            self._heard()
+        if response.is_success:
+            return
+        status = error_responses.status_of(await _whole(response))
+        retry_after = response.headers.get("retry-after", "")
+        call = _call(verb, request)
+        hint = self._account.hint() if response.status_code == httpx2.codes.UNAUTHORIZED else ""
+        raise error_responses.error(call, response.status_code, status, retry_after, hint)
+
+    @contextmanager
+    def _translated(self, verb: str, request: httpx2.Request) -> Iterator[None]:
+        """Our errors pass, the libraries' become ours, and each outcome is counted."""
+        outcome = "ok"
+        try:
+            yield
+        except NodewiseError as error:
+            outcome = type(error).__name__.lower()
+            raise
+        except tuple(TRANSLATED) as error:
+            ours = translated(error, _call(verb, request), self.server)
+            outcome = type(ours).__name__.lower()
+            raise ours from error
+        finally:
+            self._meters.count("kube_requests_total", verb=verb, outcome=outcome)
+
+
+def kind_of(error: type[Exception]) -> type[NodewiseError] | None:
+    """The row of the table for this exception or the nearest of its parents; None for a stranger."""
+    return next((TRANSLATED[parent] for parent in error.__mro__ if parent in TRANSLATED), None)
+
+
+def translated(error: Exception, call: Call, server: str) -> NodewiseError:
+    """A library's exception as ours, with the server's URL, as a wrong one is the commonest cause."""
+    kind = kind_of(type(error)) or Unavailable
+    seen = str(error) or type(error).__name__
+    remedy = f"is the API server at {server} up, and is this its address?"
+    return kind(str(call), [Problem("", seen, "")], remedy=remedy)
+
+
+def _call(verb: str, request: httpx2.Request) -> Call:
+    """For messages: without the query, whose tokens and times would make each failure look like a new one."""
+    return Call(verb, str(request.url.copy_with(query=None)))
+
+
+def packed(response: httpx2.Response) -> Problem | None:
+    """What is wrong with an answer that would have to be unpacked, though we said that we take none.
+
+    To unpack it would be one long step, and nobody knows how large it gets.
+    """
+    encoding = response.headers.get("content-encoding", "identity")
+    return None if encoding == "identity" else Problem("Content-Encoding", shown(encoding), "none")
+
+
+async def _whole(response: httpx2.Response) -> bytes:
+    pieces = []
+    size = 0
+    pace = Pacer()
+    async for piece in response.aiter_bytes():
+        await pace.pause()
+        size += len(piece)
+        if size > MOST_BYTES:
+            seen = f"more than {MOST_BYTES // 2**20} MiB"
+            raise Unavailable(f"{response.request.method} {response.url.path}", [Problem("answer", seen, "")])
+        pieces.append(piece)
+    return b"".join(pieces)

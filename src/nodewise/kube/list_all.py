@@ -1,0 +1,50 @@
+"""All objects of a kind, once: for who looks and goes. It needs the right to list, and nothing else."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from nodewise import cooperative_scheduling
+from nodewise.kube import list_watch
+from nodewise.kube.api import Api, Expired
+from nodewise.kube.decoder import ObjectDecoder
+from nodewise.kube.list_watch import Listing, State
+from nodewise.kube.reflector import PAGE_S, Target
+from nodewise.kube.store import Named, Store
+from nodewise.observe.metrics_registry import MetricsRegistry
+
+T = TypeVar("T", bound=Named)
+
+_AGAIN = 3
+"""A list whose pages went stale under way is begun anew, so often."""
+
+
+async def read(api: Api, target: Target[T], meters: MetricsRegistry, told: Callable[[int], None]) -> Store[T]:
+    """The objects as a reflector would hold them: one that cannot be decoded counts as absent, and is logged.
+
+    `told` gets the count so far after each page. Errors are those of `Api.get`.
+    """
+    decoder = ObjectDecoder(target.resource.kind, target.type, meters, target.keep)
+    path = target.resource.path(target.namespace)
+    state: State = Listing()
+    limit, count, expired = list_watch.FIRST_LIMIT, 0, 0
+    while isinstance(state, Listing):
+        params = {**target.selectors, **list_watch.request(state, limit, float)}
+        try:
+            body = await api.get(path, params, timeout_s=PAGE_S)
+        except Expired as error:
+            expired += 1
+            if expired == _AGAIN:
+                raise
+            state = list_watch.failed(state, error)
+            continue
+        state, page = list_watch.page(state, body)
+        limit = list_watch.next_limit(limit, len(page.items), len(body))
+        if page.is_first:
+            decoder.restart()
+            count = 0
+        async for item in cooperative_scheduling.iterate(page.items):
+            decoder.add(item)
+        count += len(page.items)
+        told(count)
+    decoder.finish(state.version)
+    return decoder.store

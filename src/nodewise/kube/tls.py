@@ -1,0 +1,140 @@
+"""TLS towards the API server: whom we trust, and the certificate we show."""
+
+import ssl
+from base64 import b64decode, b64encode
+from binascii import Error as Base64Error
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from cryptography import x509
+
+from nodewise.clock import Clock, format_rfc3339
+from nodewise.errors import BadSettings, Problem
+from nodewise.kube.kubeconfig import Chosen
+from nodewise.observe.metrics_registry import MetricsRegistry
+from nodewise.serve import pem_files
+from nodewise.serve.certificate_reloader import Kept, Watched
+
+_REMEDY: Final = "renew the credentials in the kubeconfig"
+
+
+def context(chosen: Chosen) -> ssl.SSLContext:
+    """What verifies the server and identifies us. `BadSettings` where a file is missing or does not fit."""
+    what = f"kubeconfig {chosen.source}, context {chosen.name}"
+    made = _verifying(chosen, what)
+    pair = _pair(chosen.user, what)
+    if pair is not None:
+        load(made, *pair, what)
+    return made
+
+
+def load(context: ssl.SSLContext, certificate: bytes, key: bytes, what: str) -> None:
+    """Load a PEM pair into a context; new connections show it."""
+    try:
+        pem_files.load(context, certificate, key)
+    except (ssl.SSLError, ValueError) as error:
+        problem = Problem("client-certificate, client-key", _reason(error), "an unencrypted pair in PEM")
+        raise BadSettings(what, [problem], remedy="is the key the one of this certificate?") from error
+
+
+class Papers:
+    """What verifies the server and identifies us, its files read again when they change. Inline data stay."""
+
+    def __init__(self, chosen: Chosen, meters: MetricsRegistry, clock: Clock) -> None:
+        """BadSettings where a file cannot be used."""
+        self._chosen = chosen
+        self._shown: tuple[bytes, bytes] | None = None
+        pair = _files(chosen.user, "client-certificate", "client-key")
+        bundle = _files(chosen.cluster, "certificate-authority")
+        now_s = clock.now()
+        self._pair = Kept("kube_client", pair, pem_files.pair, meters, now_s) if pair else None
+        self._bundle = Kept("kube_ca", bundle, pem_files.bundle, meters, now_s) if bundle else None
+        self._watched = Watched([one for one in (self._pair, self._bundle) if one], clock)
+
+    def has_news(self) -> bool:
+        """Whether the files hold something else than when this was last asked."""
+        return self._watched.look()
+
+    def show(self, certificate: bytes, key: bytes, what: str) -> bool:
+        """Show this pair from now on, PEM; False if it is shown already. BadSettings, after `what`, if it is none."""
+        load(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), certificate, key, what)
+        before, self._shown = self._shown, (certificate, key)
+        return before != self._shown
+
+    def context(self) -> ssl.SSLContext:
+        """A context of what is in use now."""
+        user, cluster = dict(self._chosen.user), dict(self._chosen.cluster)
+        shown = self._shown or (self._pair.value[:2] if self._pair else None)
+        if shown:
+            names = ("client-certificate-data", "client-key-data")
+            user |= {name: b64encode(text).decode() for name, text in zip(names, shown, strict=True)}
+        if self._bundle:
+            cluster["certificate-authority-data"] = b64encode(self._bundle.value.pem).decode()
+        return context(self._chosen._replace(user=user, cluster=cluster))
+
+
+def _files(section: Mapping[str, Any], *fields: str) -> Mapping[str, str]:
+    """The path of each field, if all of them are given as files, and none inline."""
+    files = {
+        field: section[field] for field in fields if section.get(field) and not section.get(f"{field}-data")
+    }
+    return files if len(files) == len(fields) else {}
+
+
+def expiry(chosen: Chosen, now_s: float) -> str:
+    """What to say when our credentials are refused: that the client certificate is over, if it is."""
+    try:
+        pair = _pair(chosen.user, "")
+        ends = x509.load_pem_x509_certificate(pair[0]).not_valid_after_utc.timestamp() if pair else now_s
+    except (BadSettings, ValueError):
+        return ""
+    if ends >= now_s:
+        return ""
+    return f"the client certificate of {chosen.source} expired at {format_rfc3339(ends)}: {_REMEDY}"
+
+
+def authority(chosen: Chosen) -> bytes:
+    """The certificates, in PEM, that the server is verified against; empty: those of the system."""
+    what = f"kubeconfig {chosen.source}, context {chosen.name}"
+    return _bytes(chosen.cluster, "certificate-authority", what)
+
+
+def _verifying(chosen: Chosen, what: str) -> ssl.SSLContext:
+    trusted = authority(chosen)
+    try:
+        made = ssl.create_default_context(cadata=trusted.decode("ascii") if trusted else None)
+    except (ssl.SSLError, ValueError) as error:
+        problem = Problem("certificate-authority", _reason(error), "certificates in PEM")
+        raise BadSettings(what, [problem]) from error
+    if chosen.cluster.get("insecure-skip-tls-verify"):
+        made.check_hostname = False
+        made.verify_mode = ssl.CERT_NONE
+    # Python 3.13 is stricter than Go: it would refuse the CAs without an Authority Key Identifier that
+    # clusters in the field have, and that every other client accepts
+    made.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    return made
+
+
+def _pair(user: Mapping[str, Any], what: str) -> tuple[bytes, bytes] | None:
+    certificate, key = _bytes(user, "client-certificate", what), _bytes(user, "client-key", what)
+    if bool(certificate) != bool(key):
+        missing = "client-key" if certificate else "client-certificate"
+        raise BadSettings(what, [Problem(missing, "not set", "certificate and key, or neither")])
+    return (certificate, key) if certificate else None
+
+
+def _bytes(section: Mapping[str, Any], field: str, what: str) -> bytes:
+    """What a field gives: inline (`-data`, which wins as in client-go), or as a file; empty if not set."""
+    try:
+        if inline := section.get(f"{field}-data"):
+            return b64decode(inline, validate=True)
+        return Path(path).read_bytes() if (path := section.get(field)) else b""
+    except (OSError, Base64Error, ValueError, TypeError) as error:
+        wanted = "base64 in -data, or a file that can be read"
+        raise BadSettings(what, [Problem(field, str(error), wanted)]) from error
+
+
+def _reason(error: Exception) -> str:
+    """OpenSSL's own word without its numbers and source lines: `KEY_VALUES_MISMATCH`."""
+    return getattr(error, "reason", None) or str(error)

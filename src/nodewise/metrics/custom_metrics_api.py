@@ -1,0 +1,106 @@
+"""The custom metrics API (custom.metrics.k8s.io v1beta1 and v1beta2), asked through the API server.
+
+One call a metric: `GET /apis/custom.metrics.k8s.io/<version>/nodes/*/<metric>`.
+"""
+
+import asyncio
+from typing import Final
+
+import msgspec
+
+from nodewise import cooperative_scheduling
+from nodewise.errors import UNREADABLE, BadInput, NodewiseError, Problem, Unavailable
+from nodewise.kube.api import Api, NotFound
+from nodewise.kube.resources import escaped
+from nodewise.metrics import metric_value_list
+from nodewise.metrics.series import Series
+from nodewise.metrics.source import MetricRequest, NotThere
+
+GROUP: Final = "custom.metrics.k8s.io"
+_READABLE: Final = ("v1beta1", "v1beta2")
+_REMEDY: Final = (
+    "install prometheus-adapter or another server of this API, or use another source of --metrics"
+)
+_SHARED_S: Final = 1.0
+"""An API that is not registered is looked up once for all metrics of a round, and again in the next round."""
+
+
+class _Version(msgspec.Struct, frozen=True):
+    version: str = ""
+
+
+class _Group(msgspec.Struct, frozen=True):
+    preferredVersion: _Version = _Version()  # noqa: N815
+    versions: list[_Version] = []
+
+
+class CustomMetrics:
+    """The source `custom`. The version is looked up again after every failed call, so an upgrade is noticed."""
+
+    name = "custom"
+
+    def __init__(self, api: Api, timeout_s: float = 5.0) -> None:
+        self._api = api
+        self._timeout_s = timeout_s
+        self._version = ""
+        self._looking = asyncio.Lock()
+        self._absent: tuple[float, NotThere] | None = None
+
+    def takes(self, request: MetricRequest) -> bool:
+        """Any metric by its name; the API knows no expressions."""
+        return bool(request.metric) and not request.query
+
+    async def fetch(self, request: MetricRequest, now: float) -> Series:
+        """All nodes' values of a metric. `NotThere` without the API, `Refused` or `Unavailable` without the metric."""
+        version = await self._spoken(now)
+        path = escaped("apis", GROUP, version, "nodes", "*", request.metric)
+        await asyncio.sleep(0)  # what comes before has taken its time
+        try:
+            body = await self._api.get(path, timeout_s=self._timeout_s)
+        except NodewiseError:
+            self._version = ""
+            raise
+        entries = metric_value_list.entries(metric_value_list.items(body))
+        gathering = metric_value_list.Gathering()
+        async for node, entry in cooperative_scheduling.iterate(entries):
+            gathering.add(node, entry)
+        series = await cooperative_scheduling.run(gathering.series(request, self.name, now))
+        if not series.samples and not series.invalid:
+            raise Unavailable(
+                f"metric {request.metric}", [Problem("items", "an empty list", "a value of a node")]
+            )
+        return series
+
+    async def _spoken(self, now: float) -> str:
+        """The version to ask in. What was learnt of it is shared by all metrics."""
+        async with self._looking:
+            if self._absent and now - self._absent[0] < _SHARED_S:
+                raise self._absent[1]
+            self._absent = None
+            if not self._version:
+                self._version = await self._find_version(now)
+            return self._version
+
+    async def _find_version(self, now: float) -> str:
+        try:
+            body = await self._api.get(f"/apis/{GROUP}", timeout_s=self._timeout_s)
+        except NotFound as error:
+            absent = NotThere(f"{GROUP} is not registered: {error}", remedy=_REMEDY)
+            self._absent = (now, absent)
+            raise absent from error
+        return chosen_version(body)
+
+
+def chosen_version(body: bytes) -> str:
+    """The version to speak, from the API group's discovery document: the preferred one, else the first we read."""
+    try:
+        group = msgspec.json.decode(body, type=_Group)
+    except UNREADABLE as error:
+        raise BadInput(f"discovery of {GROUP}", [Problem("", str(error), "an APIGroup")]) from error
+    offered = [group.preferredVersion.version, *(version.version for version in group.versions)]
+    for version in offered:
+        if version in _READABLE:
+            return version
+    raise Unavailable(
+        f"{GROUP} offers only {', '.join(offered)}", remedy=f"nodewise reads {', '.join(_READABLE)}"
+    )

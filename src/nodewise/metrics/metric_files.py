@@ -1,0 +1,178 @@
+"""Node metrics from files: MetricValueLists and NodeMetricsLists in YAML or JSON, or CSV lines
+`node,metric,value[,timestamp]`.
+
+A value without a timestamp is as new as the last reading: its age is unknown and counts as fresh.
+"""
+
+import csv
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from nodewise import cooperative_scheduling
+from nodewise.errors import UNREADABLE, BadInput, Problem
+from nodewise.kube import object_files
+from nodewise.kube.field_merge import merge
+from nodewise.kube.object_files import Objects
+from nodewise.kube.resources import NODES
+from nodewise.metrics import metric_value_list, resource_metrics_api
+from nodewise.metrics import node_attributes as node_facts
+from nodewise.metrics.aggregation import AGGREGATIONS
+from nodewise.metrics.metric_value_list import Entry, Item
+from nodewise.metrics.metrics_snapshot import MetricsSnapshot
+from nodewise.metrics.node_attributes import Lookup, NodeFields, Nodes
+from nodewise.metrics.resource_metrics_api import NodeMetrics
+from nodewise.metrics.series import Series
+from nodewise.metrics.source import MetricRequest, NotThere
+
+SOURCE: Final = "file"
+_CUSTOM: Final = "custom.metrics.k8s.io"
+_CSV_FIELDS: Final = (3, 4)
+_WHAT: Final = "metrics from files"
+_NODE: Final[Any] = merge("Node", NodeFields)
+
+T = TypeVar("T")
+
+
+class FileMetrics:
+    """The source `file`. Files are read again when they changed."""
+
+    name = SOURCE
+
+    def __init__(self, paths: Sequence[str], nodes: Lookup | None = None) -> None:
+        self._paths = paths
+        self._nodes = nodes
+        self._seen: object = None
+        self._known = node_facts.NONE
+        self._snapshot = MetricsSnapshot()
+
+    def takes(self, request: MetricRequest) -> bool:
+        """Any metric by its name. A rule's query is not asked: what the file has under the name is its answer.
+
+        So `decide`, which has files only, says the same as an extender that serves from them.
+        """
+        return bool(request.metric)
+
+    async def fetch(self, request: MetricRequest, now: float) -> Series:
+        """The metric as it stands in the files. `NotThere` if it does not, `BadInput` if they cannot be read."""
+        known = await self._nodes() if self._nodes else node_facts.NONE
+        seen = fingerprint(self._paths)
+        if seen != self._seen or known is not self._known:
+            plain, tables = split(self._paths)
+            self._snapshot = snapshot(object_files.read(plain) if plain else Objects({}), tables, known)
+            self._seen, self._known = seen, known
+        series = select(self._snapshot, request)
+        if series is None:
+            raise NotThere(f"metric {request.metric} is not in {', '.join(self._paths)}")
+        return msgspec.structs.replace(series, fetched_at=now)
+
+
+def select(snapshot: MetricsSnapshot, request: MetricRequest) -> Series | None:
+    """The series of a metric by its name, whatever the query of the request is; None if it is not there."""
+    name = MetricRequest(request.metric, aggregate=request.aggregate).key
+    return snapshot.series.get(name) or snapshot.series.get(request.metric)
+
+
+def snapshot(
+    objects: Objects, tables: Iterable[Path] = (), known: Nodes = node_facts.NONE
+) -> MetricsSnapshot:
+    """All metrics of these objects and CSV files. `BadInput` names each line that cannot be read.
+
+    Usage of nodes (NodeMetrics) is divided by the allocatable of the Nodes among the objects; if there are none,
+    of the nodes that are `known`. A metric with several values of a node is there once more for each aggregation.
+    """
+    by_metric: dict[str, list[Entry]] = {}
+    for item in (*_listed(objects), *(item for table in tables for item in _rows(table))):
+        by_metric.setdefault(item.metric_name, []).extend(metric_value_list.entries([item]))
+    for metric, usage in _used(objects, known).items():
+        by_metric.setdefault(metric, []).extend(usage)
+    return MetricsSnapshot(
+        {
+            request.key: metric_value_list.collect(request, SOURCE, 0.0, entries)
+            for metric, entries in by_metric.items()
+            if entries
+            for request in _requests(metric, entries)
+        }
+    )
+
+
+def _requests(metric: str, entries: Sequence[Entry]) -> list[MetricRequest]:
+    has_several = len({node for node, _ in entries}) < len(entries)
+    return [
+        MetricRequest(metric, aggregate=aggregation)
+        for aggregation in ("", *(AGGREGATIONS if has_several else ()))
+    ]
+
+
+def split(paths: Iterable[str]) -> tuple[list[str], list[Path]]:
+    """Paths of objects, and CSV files; a folder may hold both."""
+    plain: list[str] = []
+    tables: list[Path] = []
+    for path in paths:
+        folder = Path(path)
+        if folder.suffix == ".csv":
+            tables.append(folder)
+            continue
+        inside = sorted(folder.glob("*.csv")) if folder.is_dir() else []
+        tables += inside
+        if not inside or any(file.suffix in object_files.SUFFIXES for file in folder.iterdir()):
+            plain.append(path)
+    return plain, tables
+
+
+def fingerprint(paths: Iterable[str]) -> tuple[tuple[str, int, int], ...]:
+    """What changes when a file of these changes: names, times and sizes."""
+    metrics: list[tuple[str, int, int]] = []
+    for path in map(Path, paths):
+        for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+            try:
+                stat = file.stat()
+            except OSError:
+                continue
+            metrics.append((str(file), stat.st_mtime_ns, stat.st_size))
+    return tuple(metrics)
+
+
+def _listed(objects: Objects) -> Iterator[Item]:
+    for where, item in _decoded(objects, (_CUSTOM, "MetricValue"), Item):
+        if not item.metric_name or not item.describedObject.name:
+            problem = Problem(where, "no metric or no node", "metric.name and describedObject.name")
+            raise BadInput(_WHAT, [problem])
+        yield item
+
+
+def _used(objects: Objects, known: Nodes) -> dict[str, list[Entry]]:
+    """What nodes use, by metric."""
+    listed = [item for _, item in _decoded(objects, (resource_metrics_api.GROUP, "NodeMetrics"), NodeMetrics)]
+    if not listed:
+        return {}
+    own = objects.of(NODES, _NODE)
+    nodes = cooperative_scheduling.run_at_once(node_facts.read(own)) if own else known
+    return cooperative_scheduling.run_at_once(resource_metrics_api.by_metric(listed, nodes))
+
+
+def _decoded(objects: Objects, kind: tuple[str, str], type_: type[T]) -> Iterator[tuple[str, T]]:
+    """The objects of a kind, each with the place where it stands."""
+    decode = msgspec.json.Decoder(type_).decode
+    for entry in objects.entries(*kind):
+        try:
+            yield entry.where, decode(entry.data)
+        except UNREADABLE as error:
+            raise BadInput(_WHAT, [Problem(entry.where, str(error), f"a {kind[1]}")]) from error
+
+
+def _rows(table: Path) -> Iterator[Item]:
+    try:
+        text = table.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(_WHAT, [Problem(str(table), str(error), "a CSV file")]) from error
+    for number, row in enumerate(csv.reader(text.splitlines()), 1):
+        if not row or row[0].lstrip().startswith("#") or row[:3] == ["node", "metric", "value"]:
+            continue
+        if len(row) not in _CSV_FIELDS:
+            problem = Problem(f"{table}, line {number}", ",".join(row), "node,metric,value[,timestamp]")
+            raise BadInput(_WHAT, [problem])
+        node, metric, value, *stamp = (field.strip() for field in row)
+        yield metric_value_list.item(node, metric, value, stamp[0] if stamp else None)

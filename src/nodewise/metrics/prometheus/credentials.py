@@ -1,0 +1,176 @@
+"""Towards Prometheus: whom we trust, and who we are. All files are read again, so they may be renewed."""
+
+import os
+import ssl
+from base64 import b64encode
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import httpx2
+
+from nodewise.clock import Clock, SystemClock
+from nodewise.errors import BadSettings, Problem, Refused
+from nodewise.kube import proxy_settings
+from nodewise.kube.connection_renewal import Renewing
+from nodewise.metrics.prometheus.options import PrometheusOptions
+from nodewise.observe.metrics_registry import MetricsRegistry
+from nodewise.serve import pem_files
+from nodewise.serve.certificate_reloader import Kept, Watched
+
+_WHAT: Final = "Prometheus' settings"
+_HEADERS: Final = {
+    # unpacking happens on the event loop, and the network of a cluster is faster
+    "Accept-Encoding": "identity",
+    "Accept": "application/json",
+    "User-Agent": "nodewise",
+}
+_HIDDEN: Final = "(hidden)"
+_LIMITS: Final = httpx2.Limits(max_connections=None, max_keepalive_connections=8, keepalive_expiry=60.0)
+_SYSTEM: Final = SystemClock()
+
+
+class Secret(httpx2.Auth):
+    """An Authorization header whose secret is in a file. While a new one is put in its place the old one serves."""
+
+    def __init__(self, path: str, header: Callable[[str], str]) -> None:
+        self._path = Path(path)
+        self._header = header
+        self._secret = ""
+
+    def auth_flow(self, request: httpx2.Request) -> Generator[httpx2.Request, httpx2.Response, None]:
+        self._read()
+        request.headers["Authorization"] = self._header(self._secret)
+        yield request
+
+    def hide(self, text: str) -> str:
+        """The text without the secret, whatever somebody else put it there for."""
+        if not self._secret:
+            return text
+        for form in (self._secret, self._header(self._secret).partition(" ")[2]):
+            text = text.replace(form, _HIDDEN)
+        return text
+
+    def _read(self) -> None:
+        try:
+            secret = self._path.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            if self._secret:
+                return
+            seen = getattr(error, "strerror", None) or type(error).__name__
+            problem = Problem(str(self._path), seen, "a file with a token or a password")
+            raise Refused("Prometheus' credentials", [problem]) from error
+        if not secret.isascii() or not secret.isprintable():
+            problem = Problem(
+                str(self._path), "a line break or a character that no header may have", "a secret"
+            )
+            raise Refused("Prometheus' credentials", [problem])
+        self._secret = secret
+
+
+class Access:
+    """The way to one Prometheus. `BadSettings` names all settings that cannot be used."""
+
+    def __init__(
+        self, url: str, options: PrometheusOptions, meters: MetricsRegistry, clock: Clock = _SYSTEM
+    ) -> None:
+        if problems := list(_problems(url, options)):
+            raise BadSettings(_WHAT, problems)
+        self.url = url.rstrip("/")
+        self._secret = _secret(options)
+        self.http = _client(self.url, _Papers(options, meters, clock), self._secret)
+
+    def hide(self, text: str) -> str:
+        """The text without our secrets."""
+        return self._secret.hide(text) if self._secret else text
+
+
+def _problems(url: str, options: PrometheusOptions) -> Iterator[Problem]:
+    yield from _url_problems(url)
+    if options.prometheus_token_file and options.prometheus_user:
+        yield Problem("--prometheus-token-file", "given with --prometheus-user", "one of the two")
+    pairs = (
+        ("--prometheus-user", options.prometheus_user, options.prometheus_password_file),
+        ("--prometheus-cert", options.prometheus_cert, options.prometheus_key),
+    )
+    for flag, first, second in pairs:
+        if bool(first) != bool(second):
+            other = "--prometheus-password-file" if flag.endswith("user") else "--prometheus-key"
+            yield Problem(flag, f"only one of it and {other} is given", "both or neither")
+    if not options.prometheus_node_label:
+        yield Problem("--prometheus-node-label", "none", "at least one label")
+
+
+def _url_problems(url: str) -> Iterator[Problem]:
+    """What is wrong with a URL. One with a password in it is not repeated."""
+    flag = "--prometheus-url"
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        yield Problem(flag, "no URL", "http://host:port")
+        return
+    if parts.username or parts.password or "@" in parts.netloc:
+        wanted = "--prometheus-user and --prometheus-password-file, or --prometheus-token-file"
+        yield Problem(flag, "a URL with credentials in it", wanted)
+    elif parts.query or parts.fragment:
+        yield Problem(flag, f"{parts.scheme}://{parts.netloc} with ? or #", "a URL without")
+    elif not usable:
+        yield Problem(flag, repr(url), "http://host:port or https://host:port")
+
+
+class _Papers:
+    """What verifies Prometheus and identifies us. BadSettings where a file cannot be used."""
+
+    def __init__(self, options: PrometheusOptions, meters: MetricsRegistry, clock: Clock) -> None:
+        now_s = clock.now()
+        pair = {"--prometheus-cert": options.prometheus_cert, "--prometheus-key": options.prometheus_key}
+        bundle = {"--prometheus-ca": options.prometheus_ca}
+        self._pair = (
+            Kept("prometheus_client", pair, pem_files.pair, meters, now_s) if all(pair.values()) else None
+        )
+        self._bundle = (
+            Kept("prometheus_ca", bundle, pem_files.bundle, meters, now_s) if all(bundle.values()) else None
+        )
+        self._watched = Watched([files for files in (self._pair, self._bundle) if files], clock, every_s=0.0)
+
+    def has_news(self) -> bool:
+        """Whether the files hold something else than when this was last asked."""
+        return self._watched.look()
+
+    def context(self) -> ssl.SSLContext:
+        made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        if self._bundle:
+            pem_files.trust(made, self._bundle.value.authorities)
+        else:
+            made.load_default_certs()
+        if self._pair:
+            pem_files.load(made, self._pair.value.certificate, self._pair.value.key)
+        return made
+
+
+def _secret(options: PrometheusOptions) -> Secret | None:
+    if options.prometheus_token_file:
+        return Secret(options.prometheus_token_file, lambda token: f"Bearer {token}")
+    if options.prometheus_user:
+        user = options.prometheus_user
+        return Secret(options.prometheus_password_file, lambda password: _basic(user, password))
+    return None
+
+
+def _basic(user: str, password: str) -> str:
+    return "Basic " + b64encode(f"{user}:{password}".encode()).decode()
+
+
+def _client(url: str, papers: _Papers, secret: Secret | None) -> httpx2.AsyncClient:
+    way = proxy_settings.of(url, os.environ) or None
+
+    def make() -> httpx2.AsyncHTTPTransport:
+        return httpx2.AsyncHTTPTransport(verify=papers.context(), proxy=way, limits=_LIMITS, trust_env=False)
+
+    transport = Renewing(make, papers.has_news)
+    # no timeout here: every call has its own deadline
+    return httpx2.AsyncClient(
+        base_url=url, auth=secret, headers=_HEADERS, transport=transport, timeout=None, trust_env=False
+    )

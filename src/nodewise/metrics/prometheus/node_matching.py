@@ -1,0 +1,183 @@
+"""Whose series these are: each belongs to the node that one of its labels names, or to none.
+
+Of the labels given, those count that name a node in at least one series of the answer; of these, the first that a
+series has decides for it. So `node="0"`, where it is the number of a memory zone, leaves the word to `instance`;
+and where `node` does name nodes, a series of a node that is gone is not taken for one of the node that reports it.
+"""
+
+from collections.abc import Generator, Iterable, Sequence
+from itertools import chain
+from typing import Final, NamedTuple
+
+from nodewise.metrics import aggregation
+from nodewise.metrics.node_attributes import Nodes
+from nodewise.metrics.prometheus import query_responses
+from nodewise.metrics.prometheus.query_responses import Found
+from nodewise.metrics.series import Sample
+
+_MOST_NAMED: Final = 5
+_STRIDE: Final = 32
+"""So many series are one part of the work, some 0.1 ms; to pause after each would take longer than they do."""
+
+
+class Owned(NamedTuple):
+    """The series of each node."""
+
+    by_node: dict[str, list[Found]]
+    strangers: list[Found]
+    """Series that belong to no node."""
+
+
+class Matched(NamedTuple):
+    """The value of each node."""
+
+    samples: dict[str, Sample]
+    invalid: dict[str, str]
+    """Why a node has no value, although there is a series of it."""
+
+
+Identity = frozenset[tuple[str, str]]
+"""The labels of a series."""
+
+
+def match(series: Iterable[Found], labels: Sequence[str], nodes: Nodes) -> Generator[None, None, Owned]:
+    """The node of each series; yields between parts of the work."""
+    parsed: list[Found] = []
+    for item in series:
+        parsed.append(item)
+        if not len(parsed) % _STRIDE:
+            yield
+    deciding = yield from _deciding(parsed, labels, nodes)
+    return (yield from _sorted(parsed, deciding, nodes))
+
+
+def needs_ended(owned: Owned, aggregate: str) -> Generator[None, None, bool]:
+    """Whether the values depend on which series have ended.
+
+    They do where the series of a node have samples of different times: of one exporter that was restarted, and has
+    another `pod` label since, or of two that are scraped at different times.
+    """
+    for number, own in enumerate(owned.by_node.values()):
+        if (
+            len(own) > 1
+            and len({item.at for item in own}) > 1
+            and (aggregate or len({item.value for item in own}) > 1)
+        ):
+            return True
+        if not number % _STRIDE:
+            yield
+    return False
+
+
+def identities(series: Iterable[Found]) -> Generator[None, None, frozenset[Identity]]:
+    """The labels of all series; yields between parts of the work."""
+    identities: set[Identity] = set()
+    for number, item in enumerate(series):
+        identities.add(frozenset(item.labels.items()))
+        if not number % _STRIDE:
+            yield
+    return frozenset(identities)
+
+
+def reduce(
+    owned: Owned, aggregate: str, current: frozenset[Identity] | None = None
+) -> Generator[None, None, Matched]:
+    """The value of each node; yields between parts of the work.
+
+    Of several series of a node those count that are `current`; all of them if none is, or if that is not known.
+    """
+    matched = Matched({}, {})
+    for number, (node, own) in enumerate(owned.by_node.items()):
+        counting = own
+        if current is not None and len(own) > 1:
+            counting = [item for item in own if frozenset(item.labels.items()) in current] or own
+        try:
+            matched.samples[node] = _value(counting, aggregate)
+        except ValueError as error:
+            matched.invalid[node] = str(error)
+        if not number % _STRIDE:
+            yield
+    return matched
+
+
+def example(owned: Owned, labels: Sequence[str]) -> str:
+    """One of the series of no node, by the labels that were looked at."""
+    if not owned.strangers:
+        return ""
+    own = owned.strangers[0].labels
+    pairs = [f'{label}="{own[label][:80]}"' for label in labels if label in own]
+    return ", ".join(pairs) or f"a series without {' or '.join(labels)}"
+
+
+def owners(
+    series: Sequence[Found], labels: Sequence[str], nodes: Nodes
+) -> Generator[None, None, list[str | None]]:
+    """The node of each series, None for one that belongs to none; yields between parts of the work."""
+    deciding = yield from _deciding(series, labels, nodes)
+    owning: list[str | None] = []
+    for item in series:
+        owning.append(_node_of(item, deciding, nodes))
+        if not len(owning) % _STRIDE:
+            yield
+    return owning
+
+
+def _value(own: Sequence[Found], aggregate: str) -> Sample:
+    """The value of one node's series. ValueError with the reason if it has none."""
+    if len(own) == 1:
+        return _sample(own[0])
+    return aggregation.reduce([_entry(item) for item in own], aggregate, _conflict(own))
+
+
+def _sample(item: Found) -> Sample:
+    # a scraped value is one of a moment, not of a window
+    return Sample(query_responses.nano(item.value), item.at, 0.0)
+
+
+def _entry(item: Found) -> Sample | str:
+    try:
+        return _sample(item)
+    except ValueError as error:
+        return str(error)
+
+
+def _conflict(own: Sequence[Found]) -> str:
+    """Which labels the series differ in, and what to do."""
+    names = dict.fromkeys(chain.from_iterable(item.labels for item in own))
+    differing = [name for name in names if len({item.labels.get(name, "") for item in own}) > 1]
+    listed = ", ".join(f'"{name[:80]}"' for name in differing[:_MOST_NAMED])
+    where = f" in label{'s' if len(differing) > 1 else ''} {listed}" if differing else ""
+    return f"{len(own)} series of one node differ{where}: set aggregate: max or use a query"
+
+
+def _deciding(
+    series: Sequence[Found], labels: Sequence[str], nodes: Nodes
+) -> Generator[None, None, list[str]]:
+    """The labels that name a node in at least one series."""
+    deciding = []
+    for label in labels:
+        for number, item in enumerate(series):
+            if (text := item.labels.get(label)) and nodes.find(text) is not None:
+                deciding.append(label)
+                break
+            if not number % _STRIDE:
+                yield
+    return deciding
+
+
+def _sorted(series: Sequence[Found], deciding: Sequence[str], nodes: Nodes) -> Generator[None, None, Owned]:
+    by_node: dict[str, list[Found]] = {}
+    strangers: list[Found] = []
+    for number, item in enumerate(series):
+        node = _node_of(item, deciding, nodes)
+        (strangers if node is None else by_node.setdefault(node, [])).append(item)
+        if not number % _STRIDE:
+            yield
+    return Owned(by_node, strangers)
+
+
+def _node_of(item: Found, deciding: Sequence[str], nodes: Nodes) -> str | None:
+    for label in deciding:
+        if text := item.labels.get(label):
+            return nodes.find(text)
+    return None

@@ -1,0 +1,174 @@
+"""The resource metrics API (metrics.k8s.io v1beta1), which metrics-server answers: what nodes use.
+
+One call for all its metrics: `GET /apis/metrics.k8s.io/v1beta1/nodes`. Sources: k8s.io/metrics v0.36
+`pkg/apis/metrics/v1beta1`; allocatable is the Node's own, which is what `kubectl top node` divides by.
+"""
+
+import asyncio
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from nodewise import clock, cooperative_scheduling, quantity
+from nodewise.errors import UNREADABLE, BadInput, NodewiseError, Problem, Unavailable, shown
+from nodewise.kube.api import Api, NotFound
+from nodewise.metrics.metric_value_list import Entry, Gathering
+from nodewise.metrics.node_attributes import Lookup, Nodes, Room
+from nodewise.metrics.series import Sample, Series
+from nodewise.metrics.source import MetricRequest, NotThere
+
+GROUP: Final = "metrics.k8s.io"
+METRICS: Final = ("cpu_usage", "memory_usage", "cpu_usage_share", "memory_usage_share")
+"""Cores and bytes, and the shares (0 to 1) of what the node can give to pods."""
+
+_PATH: Final = f"/apis/{GROUP}/v1beta1/nodes"
+_REMEDY: Final = "install metrics-server, or use another source of --metrics"
+_SHARED_S: Final = 1.0
+_WINDOW_S: Final = 60.0
+_NOBODY: Final = Room(None, None)
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    name: str = ""
+
+
+class _Usage(msgspec.Struct, frozen=True):
+    cpu: Any = None
+    memory: Any = None
+
+
+class NodeMetrics(msgspec.Struct, frozen=True):
+    """What one node used, on average over the window that ended at the timestamp."""
+
+    metadata: _Metadata = _Metadata()
+    timestamp: str | None = None
+    window: str | None = None
+    usage: _Usage = _Usage()
+
+
+class _List(msgspec.Struct, frozen=True):
+    items: list[msgspec.Raw] | None = None
+
+
+_decode_list = msgspec.json.Decoder(_List).decode
+_decode = msgspec.json.Decoder(NodeMetrics).decode
+
+
+class Reading(NamedTuple):
+    """One answer: the entries of each metric, or why there are none, and which metrics had their share of it."""
+
+    at: float
+    entries: Mapping[str, list[Entry]]
+    failure: NodewiseError | None
+    served: set[str]
+
+
+class ResourceMetrics:
+    """The source `resource`. Its four metrics share one call a round."""
+
+    name = "resource"
+
+    def __init__(self, api: Api, nodes: Lookup, timeout_s: float = 5.0) -> None:
+        self._api = api
+        self._nodes = nodes
+        self._timeout_s = timeout_s
+        self._turn = asyncio.Lock()
+        self._reading = Reading(float("-inf"), {}, None, set())
+
+    def takes(self, request: MetricRequest) -> bool:
+        """The four metrics there are."""
+        return request.metric in METRICS and not request.query
+
+    async def fetch(self, request: MetricRequest, now: float) -> Series:
+        """One of the metrics. `NotThere` without the API, `Unavailable` if no node was measured."""
+        reading = await self._current(request.metric, now)
+        if reading.failure:
+            raise reading.failure
+        gathering = Gathering()
+        async for node, entry in cooperative_scheduling.iterate(reading.entries[request.metric]):
+            gathering.add(node, entry)
+        return await cooperative_scheduling.run(gathering.series(request, self.name, now))
+
+    async def _current(self, metric: str, now: float) -> Reading:
+        """The answer of this round: a metric that had its share of the last one begins the next round."""
+        async with self._turn:
+            if metric in self._reading.served or now - self._reading.at > _SHARED_S:
+                self._reading = await self._read(now)
+            self._reading.served.add(metric)
+            return self._reading
+
+    async def _read(self, now: float) -> Reading:
+        try:
+            body = await self._api.get(_PATH, timeout_s=self._timeout_s)
+            nodes = await self._nodes()
+            entries = await cooperative_scheduling.run(by_metric(items(body), nodes))
+        except NotFound as error:
+            return Reading(now, {}, NotThere(f"{GROUP} is not registered: {error}", remedy=_REMEDY), set())
+        except NodewiseError as error:
+            return Reading(now, {}, error, set())
+        if not entries[METRICS[0]]:
+            problem = Problem("items", "an empty list", "what a node uses")
+            return Reading(now, {}, Unavailable(GROUP, [problem], remedy="is metrics-server well?"), set())
+        return Reading(now, entries, None, set())
+
+
+def items(body: bytes) -> Iterator[NodeMetrics | None]:
+    """The items of a NodeMetricsList, None in place of one that cannot be read. `BadInput` if it is no such list."""
+    try:
+        listed = _decode_list(body).items or ()
+    except UNREADABLE as error:
+        raise BadInput(f"answer of {GROUP}", [Problem("", str(error), "a NodeMetricsList")]) from error
+    for raw in listed:
+        try:
+            yield _decode(raw)
+        except UNREADABLE:
+            yield None
+
+
+def by_metric(
+    listed: Iterable[NodeMetrics | None], nodes: Nodes
+) -> Generator[None, None, dict[str, list[Entry]]]:
+    """The entries of all four metrics, in the order of the list; yields between nodes."""
+    entries: dict[str, list[Entry]] = {metric: [] for metric in METRICS}
+    cpu, memory, cpu_share, memory_share = (entries[metric] for metric in METRICS)
+    for item in listed:
+        if item is not None and (name := item.metadata.name):
+            room = nodes.rooms.get(name, _NOBODY)
+            for value, whole, of, usage, share in (
+                (item.usage.cpu, room.cpu, "cpu", cpu, cpu_share),
+                (item.usage.memory, room.memory, "memory", memory, memory_share),
+            ):
+                used = _sample(item, value)
+                usage.append((name, used))
+                share.append((name, used if isinstance(used, str) else _share(used, whole, of)))
+        yield
+    return entries
+
+
+def _sample(item: NodeMetrics, value: Any) -> Sample | str:
+    """A usage, or what is wrong with it."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return f"{shown(value)} is not {quantity.WANTED}"
+    try:
+        return Sample(quantity.parse(str(value)), _time(item.timestamp), _window_s(item.window))
+    except ValueError as error:
+        return str(error)
+
+
+@lru_cache(maxsize=4096)
+def _time(text: str | None) -> float | None:
+    return clock.parse_rfc3339(text) if text else None
+
+
+@lru_cache(maxsize=4096)
+def _window_s(text: str | None) -> float:
+    return clock.parse_duration(text) if text else _WINDOW_S
+
+
+def _share(used: Sample, whole: int | None, of: str) -> Sample | str:
+    """Usage by allocatable, to the nearest nano; more than 1 is possible, as the system's own usage counts too."""
+    if not whole or whole < 0:
+        return f"the Node says no allocatable {of}"
+    return Sample((2 * used.value * quantity.NANO + whole) // (2 * whole), used.at, used.window_s)

@@ -1,0 +1,96 @@
+"""What stands on the nodes: what `nodewise annotate` writes once a minute, and `congestion-factor` beside it.
+
+The statistics are of samples of a window, one a minute. nodewise has no writer of
+`congestion-factor`; here it is the load of the node's busier resource in the minute that has just passed, in per cent.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from nodewise import cooperative_scheduling
+from nodewise.annotator import fields
+from nodewise.annotator.allocation import allocation_by_node
+from nodewise.annotator.options import AnnotatorConfig
+from nodewise.annotator.patches import NodeMeasurements, PatchRules, plan_patches
+from nodewise.annotator.sample_statistics import summarize
+from nodewise.annotator.usage import NodeUsage, ResourceUsage
+from nodewise.kube.field_merge import merge
+from nodewise.simulate.bursts_workload import CPU_MILLI, MEMORY_BYTES, MINUTE_S
+from nodewise.statistics.load_annotations import CONGESTION_FACTOR
+from nodewise.statistics.load_queries import WindowOptions
+
+Object = dict[str, Any]
+Use = NDArray[np.float64]
+"""Shape (2, nodes): milli-CPU and bytes."""
+
+CAPACITY: Final = np.array([[CPU_MILLI], [MEMORY_BYTES]], np.float64)
+_OPTIONS: Final = WindowOptions()
+_RULES: Final = PatchRules(_OPTIONS.max_age_s)
+_CONFIG: Final = AnnotatorConfig(usage=True, allocation=True)
+
+_NODE: Final = merge("Node", fields.AnnotatedNode)
+_POD: Final = merge("Pod", fields.BoundPod)
+
+
+class Annotated:
+    """The nodes with their annotations."""
+
+    def __init__(self, nodes: Sequence[Object], window_s: float = 900.0) -> None:
+        self.objects = {node["metadata"]["name"]: node for node in nodes}
+        self._read = {name: _node(node) for name, node in self.objects.items()}
+        self._window: deque[Use] = deque(maxlen=max(round(window_s / MINUTE_S), 1))
+        self._pods: dict[str, Any] = {}
+
+    def put_pod(self, pod: Object) -> None:
+        """A pod that is on a node from now on."""
+        self._pods[pod["metadata"]["name"]] = msgspec.json.decode(msgspec.json.encode(pod), type=_POD)
+
+    def remove_pod(self, name: str) -> None:
+        del self._pods[name]
+
+    def write(self, use: Use, now: float) -> Mapping[str, Object]:
+        """Take the use of this minute, and annotate; the nodes that changed, by name."""
+        self._window.append(use)
+        allocations = cooperative_scheduling.run_at_once(allocation_by_node(self._pods.values()))
+        measurements = NodeMeasurements(self._usage(), allocations, now)
+        plans = cooperative_scheduling.run_at_once(
+            plan_patches(self._read.values(), measurements, _CONFIG, _RULES)
+        )
+        factors = np.minimum(np.rint(100 * use / CAPACITY).max(axis=0), 100).astype(int).tolist()
+        changed: dict[str, Object] = {}
+        for plan, factor in zip(plans.nodes, factors, strict=True):
+            changed |= self._patched(plan.name, {**plan.patch, CONGESTION_FACTOR: str(factor)})
+        return changed
+
+    def _usage(self) -> Mapping[str, NodeUsage]:
+        window = np.array(self._window)
+        brief = len(window) < (self._window.maxlen or 0) / 2
+        return {
+            name: NodeUsage(_used(window[:, 0, at]), _used(window[:, 1, at]), is_brief=brief)
+            for at, name in enumerate(self._read)
+        }
+
+    def _patched(self, name: str, patch: Mapping[str, str | None]) -> Mapping[str, Object]:
+        """The node, if the patch changes it."""
+        node = self.objects[name]
+        before = node["metadata"].get("annotations") or {}
+        after = {key: text for key, text in {**before, **patch}.items() if text is not None}
+        if after == before:
+            return {}
+        self.objects[name] = {**node, "metadata": {**node["metadata"], "annotations": after}}
+        self._read[name] = _node(self.objects[name])
+        return {name: self.objects[name]}
+
+
+def _used(values: NDArray[np.float64]) -> ResourceUsage:
+    summary = summarize(values)
+    return ResourceUsage(summary.mean, summary.deviation)
+
+
+def _node(obj: Object) -> Any:
+    return msgspec.json.decode(msgspec.json.encode(obj), type=_NODE)

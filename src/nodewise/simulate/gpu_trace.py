@@ -1,0 +1,229 @@
+"""A published GPU trace, placed by the gpu agent itself: its filter, its scores, its choice of cards, its books.
+
+As in Weng et al. (USENIX ATC 2023): pods are drawn from the trace with replacement, come one after another and stay,
+until the cards that came to be asked for are so many per cent of all cards. A pod that fits nowhere has failed and does
+not come again.
+
+Around the agent stands what kube-scheduler does for it: nodes with too little CPU or memory left are no candidates, the
+node with the most points is taken, and among equal ones one at random. kube-scheduler's own scores are left out, as
+with an extender of great weight; so is sampling.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from nodewise import clock, cooperative_scheduling
+from nodewise.agent import ClusterState, Names, NodeIndex, Snapshot
+from nodewise.agents.gpu import fragmentation, typical_pods
+from nodewise.agents.gpu.agent import GpuAgent
+from nodewise.agents.gpu.candidate_gpus import CandidateGpus
+from nodewise.agents.gpu.demand import MODELS
+from nodewise.agents.gpu.fragmentation import WorkloadTables
+from nodewise.agents.gpu.node_gpus import GPUS, GpuNode
+from nodewise.agents.gpu.options import GpuOptions, Placement
+from nodewise.agents.gpu.pods import AllocatedPod
+from nodewise.agents.gpu.resource_profile import GENERIC
+from nodewise.agents.gpu.state import GpuState, GpuStateBuilder
+from nodewise.binder import HOLDINGS, BindPlan, LedgerLease, LedgerMetadata
+from nodewise.metrics.metrics_snapshot import MetricsSnapshot
+from nodewise.simulate.gpu_trace_files import CARD_MILLI, TraceNode, TracePod
+
+COUNT: Final = "nvidia.com/gpu"
+MILLI: Final = "nvidia.com/gpu-milli"
+_NAMESPACE: Final = "trace"
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What one run came to. Per cent are of all cards, by each whole per cent of them that was asked for so far."""
+
+    placement: str
+    seed: int
+    allocated_gpu_pct: dict[int, float]
+    fragmented_gpu_pct: dict[int, float]
+    """Free, and of no use to pods of the trace."""
+    arrived_pods: int
+    failed_pods: int
+    seconds: float
+
+
+class Trace(NamedTuple):
+    """A cluster and its workload."""
+
+    nodes: Sequence[TraceNode]
+    pods: Sequence[TracePod]
+
+    @property
+    def cards_milli(self) -> int:
+        return CARD_MILLI * sum(node.cards for node in self.nodes)
+
+
+def run(
+    trace: Trace,
+    placement: Placement,
+    seed: int,
+    arrivals: float,
+    report_progress: Callable[[int], None] = lambda _: None,
+) -> Outcome:
+    """Replay until `arrivals` (1.3: 130 per cent) of all cards were asked for; `told` hears of each per cent."""
+    began = clock.SystemClock().monotonic()
+    random = np.random.default_rng(seed)
+    cluster = _Cluster(trace, placement, random)
+    end, cards_milli = round(arrivals * 100), trace.cards_milli
+    allocated, fragmented = {0: 0.0}, {0: cluster.fragmented_pct()}
+    arrived = count = failed = 0
+    while len(allocated) <= end:
+        pod = trace.pods[int(random.integers(len(trace.pods)))]
+        count += 1
+        arrived += pod.demand_milli
+        failed += not cluster.place(pod, f"pod-{count}")
+        while len(allocated) <= end and arrived * 100 >= len(allocated) * cards_milli:
+            report_progress(len(allocated))
+            fragmented[len(allocated)] = cluster.fragmented_pct()
+            allocated[len(allocated)] = cluster.allocated_pct()
+    took_s = round(clock.SystemClock().monotonic() - began, 3)
+    return Outcome(placement, seed, allocated, fragmented, count, failed, took_s)
+
+
+def mean(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Of runs that were equally long: what they have by per cent and in numbers, on average."""
+    by_pct = {
+        field: {
+            pct: _mean([getattr(outcome, field)[pct] for outcome in outcomes])
+            for pct in getattr(outcomes[0], field)
+        }
+        for field in ("allocated_gpu_pct", "fragmented_gpu_pct")
+    }
+    numbers = {
+        field: _mean([getattr(outcome, field) for outcome in outcomes])
+        for field in ("arrived_pods", "failed_pods", "seconds")
+    }
+    return {**by_pct, **numbers}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return round(sum(values) / len(values), 4)
+
+
+class _Cluster:
+    """The nodes, what is free of them, and the agent's state."""
+
+    def __init__(self, trace: Trace, placement: Placement, random: np.random.Generator) -> None:
+        options = GpuOptions(gpu_placement=placement, gpu_profile="generic")
+        self._agent = GpuAgent(options, GENERIC)
+        self._builder = GpuStateBuilder(GENERIC)
+        self._random = random
+        self._index = NodeIndex(node.name for node in trace.nodes)
+        self._cpu = np.array([node.cpu_milli for node in trace.nodes], np.int64)
+        self._memory = np.array([node.memory_mib for node in trace.nodes], np.int64)
+        self._templates = {pod: _pod(pod) for pod in set(trace.pods)}
+        self._records: dict[str, dict[str, Mapping[str, Any]]] = {}
+        self._cards_milli, self._allocated_milli = trace.cards_milli, 0
+        objects = {("", node.name): _node(node) for node in trace.nodes}
+        cluster_state = ClusterState(self._index, {}, MetricsSnapshot(), 0.0, objects)
+        agent_state: GpuState = cooperative_scheduling.run_at_once(self._builder.build(cluster_state))
+        nothing = np.zeros(agent_state.layout.size + 1, np.int64)
+        self._state = agent_state._replace(workload=self._workload(trace), cpu_free=nothing)
+        self._follow_cpu(slice(None))
+
+    def place(self, pod: TracePod, name: str) -> bool:
+        """Whether a pod found a place; it stays there."""
+        candidates = np.flatnonzero((self._cpu >= pod.cpu_milli) & (self._memory >= pod.memory_mib))
+        pod_to_place = _named(self._templates[pod], name)
+        snapshot = Snapshot(self._index, {GpuAgent.name: self._state}, 0.0)
+        node = self._chosen(pod_to_place, candidates, snapshot)
+        if node is None:
+            return False
+        on = str(self._index.names[node])
+        plan = self._agent.bind(pod_to_place, on, snapshot, now=0.0)
+        if plan is not None:
+            if not isinstance(plan, BindPlan):
+                raise AssertionError(f"{on} passed the filter and is refused: {plan.error}")
+            self._allocate(on, pod_to_place, plan)
+        self._cpu[node] -= pod.cpu_milli
+        self._memory[node] -= pod.memory_mib
+        self._allocated_milli += pod.demand_milli
+        self._follow_cpu(node)
+        return True
+
+    def allocated_pct(self) -> float:
+        return round(100 * self._allocated_milli / self._cards_milli, 4)
+
+    def fragmented_pct(self) -> float:
+        known, layout = self._state.workload, self._state.layout
+        candidate_gpus = CandidateGpus(layout)
+        hosts = fragmentation.hosts(known, self._state.cpu_free, len(candidate_gpus))
+        cards = fragmentation.fragmented(
+            known, fragmentation.gpu_cells_of(known, candidate_gpus), hosts
+        ).sum()
+        return round(100 * float(cards) * CARD_MILLI / self._cards_milli, 4)
+
+    def _chosen(self, pod: AllocatedPod, candidates: Any, snapshot: Snapshot) -> int | None:
+        """The node with the most points, by number; None where the pod fits nowhere."""
+        verdict = self._agent.filter(pod, Names(self._index, candidates), snapshot)
+        if verdict is not None:
+            candidates = candidates[verdict.codes == 0]
+        if not len(candidates):
+            return None
+        scores = self._agent.score(pod, Names(self._index, candidates), snapshot)
+        if scores is not None:
+            candidates = candidates[scores.points == scores.points.max()]
+        return int(candidates[self._random.integers(len(candidates))])
+
+    def _allocate(self, node: str, pod: AllocatedPod, plan: BindPlan) -> None:
+        held = self._records.setdefault(node, {})
+        held[pod.metadata.uid] = plan.entry
+        metadata = LedgerMetadata(
+            name=f"gpu-{node}", annotations={HOLDINGS: msgspec.json.encode(held).decode()}
+        )
+        self._state = self._builder.amended(self._state, node, LedgerLease(metadata))
+
+    def _follow_cpu(self, nodes: int | slice) -> None:
+        """Let the agent know of the CPU that is left; nodes without cards share a column that says nothing."""
+        assert self._state.cpu_free is not None
+        free = self._state.cpu_free.copy()
+        free[self._state.layout.rows[:-1][nodes]] = self._cpu[nodes]
+        self._state = self._state._replace(cpu_free=free)
+
+    def _workload(self, trace: Trace) -> WorkloadTables:
+        """The whole trace is the workload, as in the paper."""
+        came = Counter(trace.pods)
+        often: Counter[typical_pods.PodClass] = Counter()
+        for pod, times in came.items():
+            for pod_class in typical_pods.of(self._agent.equivalence_key(self._templates[pod])):
+                often[pod_class] += times
+        return fragmentation.tables(often, GENERIC.counts)
+
+
+def _node(node: TraceNode) -> GpuNode:
+    """The node as the API server would have it; as many pods may share a card as it has thousandths."""
+    cards = [
+        {"name": f"card{at}", "model": node.model, "capacity": {COUNT: CARD_MILLI, MILLI: CARD_MILLI}}
+        for at in range(node.cards)
+    ]
+    annotations = {GPUS: msgspec.json.encode(cards).decode()} if cards else {}
+    allocatable = {"cpu": f"{node.cpu_milli}m", "memory": f"{node.memory_mib}Mi"}
+    manifest = {"metadata": {"annotations": annotations}, "status": {"allocatable": allocatable}}
+    return msgspec.json.decode(msgspec.json.encode(manifest), type=GpuNode)
+
+
+def _pod(pod: TracePod) -> AllocatedPod:
+    """The pod likewise, without a name."""
+    requests = {"cpu": f"{pod.cpu_milli}m", "memory": f"{pod.memory_mib}Mi"}
+    if pod.cards:
+        requests |= {COUNT: str(pod.cards), MILLI: str(pod.demand_milli)}
+    annotations = {MODELS: ",".join(pod.models)} if pod.models else {}
+    manifest = {
+        "metadata": {"name": "", "namespace": _NAMESPACE, "annotations": annotations},
+        "spec": {"containers": [{"name": "main", "resources": {"requests": requests}}]},
+    }
+    return msgspec.json.decode(msgspec.json.encode(manifest), type=AllocatedPod)
+
+
+def _named(pod: AllocatedPod, name: str) -> AllocatedPod:
+    """A copy with a name of its own."""
+    replace = msgspec.structs.replace
+    return replace(pod, metadata=replace(pod.metadata, name=name, uid=name, resourceVersion="1"))

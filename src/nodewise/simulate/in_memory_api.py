@@ -1,0 +1,391 @@
+# ruff: noqa: ARG002, PLR2004 - the deadlines of the interface mean nothing in memory; paths have few parts
+"""An API server in memory: an `nodewise.kube.api.Api` with lists by pages, watches, bookmarks, 410 and conflicts.
+
+It passes `tests/unit/kube/api_suite.py`, which the real one passes too. It knows no admission, no validation
+of a kind's own, and of server-side apply what `applying` does.
+"""
+
+import asyncio
+import base64
+import itertools
+import json
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+import msgspec
+
+from nodewise import clock
+from nodewise.errors import NodewiseError
+from nodewise.kube import error_responses
+from nodewise.kube.api import DEADLINE_S, IDLE_S, NONE, Params, Patch
+from nodewise.kube.error_responses import Call, Cause, Details, Status
+from nodewise.kube.resources import EVENTS, LEASES, NAMESPACES, NODES, PODS, Resource
+from nodewise.simulate import server_side_apply
+
+Object = dict[str, Any]
+
+CONFIGMAPS = Resource("", "v1", "configmaps", "ConfigMap")
+
+
+class _Place(NamedTuple):
+    """What a path leads to; an empty name is a collection, and of all namespaces if `namespace` is empty."""
+
+    resource: Resource
+    namespace: str
+    name: str
+    sub: str
+
+
+class _Entry(NamedTuple):
+    """What happened at a revision: before and after."""
+
+    revision: int
+    resource: Resource
+    old: Object | None
+    new: Object | None
+
+
+class FakeApi:
+    """`put` and `remove` change it as another client would; `cut`, `compact`, `bookmark` and `fail` make trouble."""
+
+    def __init__(self, *resources: Resource) -> None:
+        known = (NAMESPACES, NODES, PODS, LEASES, EVENTS, CONFIGMAPS, *resources)
+        self._kinds = {(r.api_version, r.plural): r for r in known}
+        self._objects: dict[tuple[Resource, str, str], Object] = {}
+        self._log: list[_Entry] = []
+        self._revision = 10
+        self._oldest = 0
+        self._pages: dict[tuple[int, _Place, tuple[str, str]], list[Object]] = {}
+        """By version, collection and selectors."""
+        self._ids = itertools.count(1)
+        self._news = asyncio.Event()
+        self._cuts = 0
+        self._faults: deque[NodewiseError] = deque()
+        self.calls: list[tuple[str, str]] = []
+        """Verb and path of every call, in order."""
+        self.raw: dict[str, bytes] = {}
+        """Answers to `get` for paths of other servers, as that of a metrics API."""
+
+    # what tests do
+
+    def put(self, resource: Resource, item: Mapping[str, Any]) -> Object:
+        """Make or change an object."""
+        meta = item["metadata"]
+        key = (resource, meta.get("namespace", "") if resource.namespaced else "", meta["name"])
+        return self._store(key, json.loads(json.dumps(item)))
+
+    def remove(self, resource: Resource, name: str, namespace: str = "") -> None:
+        self._drop((resource, namespace, name))
+
+    def objects(self, resource: Resource) -> dict[tuple[str, str], Object]:
+        """What there is of a kind, by namespace and name."""
+        return {(key[1], key[2]): item for key, item in self._objects.items() if key[0] == resource}
+
+    def changes(self, resource: Resource) -> list[tuple[Object | None, Object | None]]:
+        """All that happened to objects of a kind, oldest first: before and after."""
+        return [(entry.old, entry.new) for entry in self._log if entry.resource == resource]
+
+    def fail(self, error: NodewiseError, times: int = 1) -> None:
+        """Let the next calls fail, watches among them."""
+        self._faults.extend([error] * times)
+
+    def cut(self) -> None:
+        """End every watch, as a server does that stops."""
+        self._cuts += 1
+        self._wake()
+
+    def compact(self) -> None:
+        """Forget what happened: older versions and pages are answered 410. Open watches go on."""
+        self._oldest = self._revision
+        self._pages.clear()
+
+    def bookmark(self) -> None:
+        """Send every watch that wants it a bookmark."""
+        self._log.append(_Entry(self._revision, _BOOKMARK, None, None))
+        self._wake()
+
+    # the Api
+
+    async def get(self, path: str, params: Params = NONE, *, timeout_s: float = DEADLINE_S) -> bytes:
+        await self._called("get", path)
+        if path in self.raw:
+            return self.raw[path]
+        place = self._place("get", path)
+        if not place.name:
+            return msgspec.json.encode(self._list(place, params))
+        return msgspec.json.encode(self._found("get", path, place))
+
+    async def create(
+        self, path: str, body: object, params: Params = NONE, *, timeout_s: float = DEADLINE_S
+    ) -> bytes:
+        await self._called("create", path)
+        place = self._place("create", path)
+        item = _decoded("create", path, body)
+        if place.sub == "binding":
+            return self._bound(path, place, item)
+        meta = item.setdefault("metadata", {})
+        name = meta.get("name") or f"{meta.get('generateName', '')}{next(self._ids)}"
+        if place.resource.namespaced:
+            meta.setdefault("namespace", place.namespace)
+        key = (place.resource, place.namespace, name)
+        if key in self._objects:
+            raise _error("create", path, 409, f'{place.resource.plural} "{name}" already exists')
+        meta["name"] = name
+        return msgspec.json.encode(self._store(key, item))
+
+    async def replace(
+        self, path: str, body: object, params: Params = NONE, *, timeout_s: float = DEADLINE_S
+    ) -> bytes:
+        await self._called("replace", path)
+        place = self._place("replace", path)
+        before = self._found("replace", path, place)
+        item = _decoded("replace", path, body)
+        return self._changed("replace", path, place, before, item)
+
+    async def patch(
+        self, path: str, body: object, kind: Patch, params: Params = NONE, *, timeout_s: float = DEADLINE_S
+    ) -> bytes:
+        await self._called("patch", path)
+        place = self._place("patch", path)
+        before = self._found("patch", path, place)
+        patch = _decoded("patch", path, body)
+        if kind == "apply":
+            manager, force = params.get("fieldManager", ""), params.get("force") == "true"
+            item, clashes = server_side_apply.applied(before, patch, manager)
+            if clashes and not force:
+                causes = tuple(Cause(field, f"owned by {owner}") for field, owner in clashes.items())
+                text = f"Apply failed with {len(clashes)} conflicts"
+                status = Status(kind="Status", message=text, code=409, details=Details(causes))
+                raise error_responses.error(Call("patch", path), 409, status)
+        elif kind == "merge":
+            item = _merged(before, patch)
+        else:
+            raise NotImplementedError(f"the stand-in knows no {kind} patches")
+        return self._changed("patch", path, place, before, item)
+
+    async def delete(
+        self, path: str, body: object = b"", params: Params = NONE, *, timeout_s: float = DEADLINE_S
+    ) -> bytes:
+        await self._called("delete", path)
+        place = self._place("delete", path)
+        item = self._found("delete", path, place)
+        options = _decoded("delete", path, body) if body else {}
+        for field, wanted in (options.get("preconditions") or {}).items():
+            if item["metadata"][field] != wanted:
+                raise _error("delete", path, 409, f"the {field} in the precondition does not match")
+        self._drop((place.resource, item["metadata"].get("namespace", ""), place.name))
+        return b'{"kind":"Status","status":"Success"}'
+
+    async def watch(
+        self, path: str, params: Params = NONE, *, idle_s: float = IDLE_S
+    ) -> AsyncGenerator[bytes, None]:
+        await self._called("watch", path)
+        place = self._place("watch", path)
+        version = int(params.get("resourceVersion") or self._revision)
+        if version < self._oldest:
+            text = f"too old resource version: {version} ({self._oldest})"
+            gone = {"kind": "Status", "code": 410, "reason": "Expired", "message": text}
+            yield msgspec.json.encode({"type": "ERROR", "object": gone})
+            return
+        position = next((i for i, e in enumerate(self._log) if e.revision > version), len(self._log))
+        cuts = self._cuts
+        while cuts == self._cuts:
+            while position < len(self._log):
+                line = _line(self._log[position], place, params)
+                position += 1
+                if line:
+                    yield line
+            await self._news.wait()
+
+    async def close(self) -> None:
+        self.cut()
+
+    # within
+
+    async def _called(self, verb: str, path: str) -> None:
+        self.calls.append((verb, path))
+        await asyncio.sleep(0)
+        if self._faults:
+            raise self._faults.popleft()
+
+    def _place(self, verb: str, path: str) -> _Place:
+        parts = [unquote(part) for part in path.strip("/").split("/")]
+        size = 2 if parts[0] == "api" else 3
+        version, rest = "/".join(parts[1:size]), parts[size:]
+        namespace = ""
+        if len(rest) > 2 and rest[0] == "namespaces":
+            namespace, rest = rest[1], rest[2:]
+        rest += [""] * 3
+        resource = self._kinds.get((version, rest[0]))
+        if resource is None:
+            known = any(version == api_version for api_version, _ in self._kinds)
+            text = "the server could not find the requested resource" if known else "404 page not found"
+            raise _error(verb, path, 404, text)
+        return _Place(resource, namespace, rest[1], rest[2])
+
+    def _bound(self, path: str, place: _Place, binding: Object) -> bytes:
+        """As BindingREST (kubernetes v1.36 pkg/registry/core/pod/storage): preconditions, and annotations added."""
+        pod = self._found("create", path, place)
+        meta = binding["metadata"]
+        for field in ("uid", "resourceVersion"):
+            if meta.get(field, pod["metadata"][field]) != pod["metadata"][field]:
+                raise _error("create", path, 409, f"the {field} in the precondition does not match")
+        if pod["metadata"].get("deletionTimestamp"):
+            raise _error(
+                "create", path, 409, f"pod {place.name} is being deleted, cannot be assigned to a host"
+            )
+        if node := pod.get("spec", {}).get("nodeName"):
+            raise _error("create", path, 409, f'pod {place.name} is already assigned to node "{node}"')
+        annotations = {**pod["metadata"].get("annotations", {}), **meta.get("annotations", {})}
+        item = {
+            **pod,
+            "metadata": {**pod["metadata"], "annotations": annotations},
+            "spec": {**pod.get("spec", {}), "nodeName": binding["target"]["name"]},
+        }
+        self._store((place.resource, place.namespace, place.name), item)
+        return b'{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Success","code":201}'
+
+    def _found(self, verb: str, path: str, place: _Place) -> Object:
+        item = self._objects.get((place.resource, place.namespace, place.name))
+        if item is None:
+            raise _error(verb, path, 404, f'{place.resource.plural} "{place.name}" not found')
+        return item
+
+    def _list(self, place: _Place, params: Params) -> Object:
+        limit = int(params.get("limit", 0)) or 1 << 40
+        selectors = params.get("fieldSelector", ""), params.get("labelSelector", "")
+        if token := params.get("continue"):
+            revision, start = json.loads(base64.b64decode(token))
+            if (revision, place, selectors) not in self._pages:
+                raise _error("get", place.resource.plural, 410, "the provided continue parameter is too old")
+            items = self._pages[revision, place, selectors]
+        else:
+            revision, start = self._revision, 0
+            items = [i for k, i in sorted(self._objects.items()) if _is_in(i, k[0], place, params)]
+            self._pages[revision, place, selectors] = items
+        meta = {"resourceVersion": str(revision)}
+        if start + limit < len(items):
+            meta["continue"] = base64.b64encode(json.dumps([revision, start + limit]).encode()).decode()
+        resource = place.resource
+        head = {"kind": f"{resource.kind}List", "apiVersion": resource.api_version, "metadata": meta}
+        return head | {"items": items[start : start + limit]}
+
+    def _changed(self, verb: str, path: str, place: _Place, before: Object, item: Object) -> bytes:
+        meta = before["metadata"]
+        other = [
+            field
+            for field in ("resourceVersion", "uid")
+            if item["metadata"].get(field, "") not in {"", meta[field]}
+        ]
+        if "uid" in other and verb == "patch":
+            cause = Cause("metadata.uid", "field is immutable")
+            raise error_responses.error(
+                Call(verb, path), 422, Status(kind="Status", details=Details((cause,)))
+            )
+        if other:
+            raise _error(verb, path, 409, "the object has been modified; please apply your changes")
+        return msgspec.json.encode(self._store((place.resource, meta.get("namespace", ""), place.name), item))
+
+    def _store(self, key: tuple[Resource, str, str], item: Object) -> Object:
+        old = self._objects.get(key)
+        self._revision += 1
+        kept = (
+            {field: old["metadata"][field] for field in ("uid", "creationTimestamp")}
+            if old
+            else {
+                "uid": f"uid-{next(self._ids)}",
+                "creationTimestamp": clock.format_rfc3339(1_700_000_000 + self._revision),
+            }
+        )
+        meta = {**item["metadata"], **kept, "resourceVersion": str(self._revision)}
+        head = {"apiVersion": key[0].api_version, "kind": key[0].kind}
+        new = {**item, **head, "metadata": meta}
+        self._objects[key] = new
+        self._note(_Entry(self._revision, key[0], old, new))
+        return new
+
+    def _drop(self, key: tuple[Resource, str, str]) -> None:
+        old = self._objects.pop(key)
+        self._revision += 1
+        last = {**old, "metadata": {**old["metadata"], "resourceVersion": str(self._revision)}}
+        self._note(_Entry(self._revision, key[0], last, None))
+
+    def _note(self, entry: _Entry) -> None:
+        self._log.append(entry)
+        self._wake()
+
+    def _wake(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+
+_BOOKMARK = Resource("", "", "", "Bookmark")
+
+
+def _line(entry: _Entry, place: _Place, params: Params) -> bytes:
+    """A watch event as one watcher sees it; empty if it does not."""
+    if entry.resource is _BOOKMARK:
+        if params.get("allowWatchBookmarks") != "true":
+            return b""
+        item: Object = {"kind": place.resource.kind, "metadata": {"resourceVersion": str(entry.revision)}}
+        return msgspec.json.encode({"type": "BOOKMARK", "object": item})
+    was = entry.old is not None and _is_in(entry.old, entry.resource, place, params)
+    now = entry.new is not None and _is_in(entry.new, entry.resource, place, params)
+    if not was and not now:
+        return b""
+    kind = "DELETED" if not now else "MODIFIED" if was else "ADDED"
+    item = dict((entry.new if now else entry.old) or {})
+    item["metadata"] = {**item["metadata"], "resourceVersion": str(entry.revision)}
+    return msgspec.json.encode({"type": kind, "object": item})
+
+
+def _is_in(item: Object, resource: Resource, place: _Place, params: Params) -> bool:
+    if resource != place.resource or (place.namespace and item["metadata"]["namespace"] != place.namespace):
+        return False
+    labels = item["metadata"].get("labels", {})
+    return _selects(params.get("fieldSelector", ""), lambda path: _at(item, path.split("."))) and _selects(
+        params.get("labelSelector", ""), labels.get
+    )
+
+
+def _selects(selector: str, value_of: Callable[[str], Any]) -> bool:
+    """`a=b,c!=d`: whether every part of it is so."""
+    for part in filter(None, selector.split(",")):
+        name, _, value = part.partition("=")
+        if (value_of(name.removesuffix("!")) == value) == name.endswith("!"):
+            return False
+    return True
+
+
+def _at(item: Any, path: list[str]) -> Any:
+    for step in path:
+        item = item.get(step, "") if isinstance(item, dict) else ""
+    return item
+
+
+def _merged(before: Any, patch: Any) -> Any:
+    """RFC 7386."""
+    if not isinstance(patch, dict):
+        return patch
+    merged = dict(before) if isinstance(before, dict) else {}
+    for field, value in patch.items():
+        if value is None:
+            merged.pop(field, None)
+        else:
+            merged[field] = _merged(merged.get(field), value)
+    return merged
+
+
+def _decoded(verb: str, path: str, body: object) -> Object:
+    data = body if isinstance(body, bytes) else msgspec.json.encode(body)
+    try:
+        decoded: Object = json.loads(data)
+    except ValueError as error:
+        raise _error(verb, path, 400, str(error)) from error
+    return decoded
+
+
+def _error(verb: str, path: str, code: int, message: str) -> NodewiseError:
+    return error_responses.error(Call(verb, path), code, Status(kind="Status", message=message, code=code))

@@ -1,0 +1,168 @@
+"""The API server in memory over HTTP on loopback, in a thread of its own: for a real process that needs one."""
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from urllib.parse import parse_qsl
+
+import uvicorn
+
+from nodewise.errors import BadInput, Conflict, NodewiseError, Refused, Unavailable
+from nodewise.kube.api import Expired, NotFound, Patch
+from nodewise.simulate.in_memory_api import FakeApi
+
+T = TypeVar("T")
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+_CODES: Final[tuple[tuple[type[NodewiseError], int], ...]] = (
+    (NotFound, 404),
+    (Expired, 410),
+    (Conflict, 409),
+    (Refused, 403),
+    (BadInput, 400),
+    (Unavailable, 503),
+)
+_PATCHES: Final[dict[str, Patch]] = {
+    "application/merge-patch+json": "merge",
+    "application/json-patch+json": "json",
+    "application/apply-patch+yaml": "apply",
+    "application/strategic-merge-patch+json": "strategic",
+}
+
+
+class ApiServer:
+    """Serves a `FakeApi`. `url` is where; change objects through `call` only, for they live in another thread."""
+
+    def __init__(self, api: FakeApi) -> None:
+        self._api = api
+        self._opened = socket.create_server(("127.0.0.1", 0))
+        # An answer is a head and a body: without this the body waits 40 ms for the client to acknowledge the head.
+        self._opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._loop = asyncio.new_event_loop()
+        self.url = f"http://127.0.0.1:{self._opened.getsockname()[1]}"
+        config = uvicorn.Config(self, loop="none", lifespan="off", log_config=None, access_log=False)
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def call(self, work: Callable[[FakeApi], T]) -> T:
+        """The result of `work`, done in the server's thread."""
+
+        async def done() -> T:
+            return work(self._api)
+
+        return asyncio.run_coroutine_threadsafe(done(), self._loop).result(10)
+
+    def kubeconfig(self, folder: Path) -> Path:
+        """A kubeconfig that leads here."""
+        file = folder / "kubeconfig"
+        named = {"name": "here"}
+        whole = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [named | {"cluster": {"server": self.url}}],
+            "users": [named | {"user": {}}],
+            "contexts": [named | {"context": {"cluster": "here", "user": "here"}}],
+            "current-context": "here",
+        }
+        file.write_text(json.dumps(whole))
+        file.chmod(0o600)
+        return file
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._api.cut)
+        self._server.should_exit = True
+        self._thread.join(10)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self._server.serve(sockets=[self._opened]))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        params = dict(parse_qsl(scope["query_string"].decode()))
+        path = scope["raw_path"].decode() if scope.get("raw_path") else scope["path"]
+        try:
+            if params.pop("watch", "") in {"1", "true"}:
+                await self._watched(path, params, receive, send)
+                return
+            answer = await self._answer(scope, path, params, await _body(receive))
+        except NodewiseError as error:
+            code = next(code for kind, code in _CODES if isinstance(error, kind))
+            causes = [
+                {"field": problem.field, "message": problem.found}
+                for problem in error.problems
+                if problem.field
+            ]
+            status = {"kind": "Status", "code": code, "message": str(error), "details": {"causes": causes}}
+            await _sent(send, code, json.dumps(status).encode())
+        else:
+            await _sent(send, 200, answer)
+
+    async def _answer(self, scope: Scope, path: str, params: dict[str, str], body: bytes) -> bytes:
+        method = scope["method"]
+        if method == "GET":
+            return await self._api.get(path, params)
+        if method == "POST":
+            return await self._api.create(path, body, params)
+        if method == "PUT":
+            return await self._api.replace(path, body, params)
+        if method == "PATCH":
+            kind = _PATCHES[dict(scope["headers"]).get(b"content-type", b"").decode()]
+            return await self._api.patch(path, body, kind, params)
+        return await self._api.delete(path, body, params)
+
+    async def _watched(self, path: str, params: dict[str, str], receive: Receive, send: Send) -> None:
+        """Lines as they come, until the client goes."""
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        left = asyncio.ensure_future(_gone(receive))
+        async with contextlib.aclosing(self._api.watch(path, params)) as lines:
+            while True:
+                line = asyncio.ensure_future(anext(lines, b""))
+                await asyncio.wait({line, left}, return_when=asyncio.FIRST_COMPLETED)
+                if left.done() or not line.result():
+                    line.cancel()
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await line
+                    break
+                await send({"type": "http.response.body", "body": line.result() + b"\n", "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _body(receive: Receive) -> bytes:
+    parts: list[bytes] = []
+    while True:
+        message = await receive()
+        parts.append(message.get("body", b""))
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
+async def _sent(send: Send, status: int, body: bytes) -> None:
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+@contextlib.contextmanager
+def serving(api: FakeApi) -> Iterator[ApiServer]:
+    """A server until the block is left."""
+    server = ApiServer(api)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()

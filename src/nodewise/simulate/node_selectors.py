@@ -1,0 +1,106 @@
+"""Which nodes a pod wants by their labels, and which taints it puts up with.
+
+Sources: k8s.io/component-helpers v0.36.3 scheduling/corev1/nodeaffinity, k8s.io/apimachinery v0.36.3
+pkg/labels/selector.go, k8s.io/api v0.36.3 core/v1/toleration.go.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from nodewise.simulate.scheduler_objects import Node, Pod, Taint
+
+Values = Sequence[str]
+Term = Mapping[str, Any]
+
+NOT_SCHEDULED: Final = ("NoSchedule", "NoExecute")
+"""Effects that keep a pod off a node."""
+
+NOT_PREFERRED: Final = ("PreferNoSchedule",)
+"""Effects that make a node the worse choice."""
+
+
+def matches(pod: Pod, node: Node) -> bool:
+    """Whether a node has what the pod's nodeSelector and its required node affinity ask for."""
+    chosen = pod.spec.get("nodeSelector") or {}
+    if any(node.labels.get(label) != value for label, value in chosen.items()):
+        return False
+    required = _node_affinity(pod).get("requiredDuringSchedulingIgnoredDuringExecution")
+    if required is None:
+        return True
+    return any(_term_matches(term, node) for term in required.get("nodeSelectorTerms") or ())
+
+
+def preference(pod: Pod, node: Node) -> int:
+    """The weights of the preferred terms that a node matches, together."""
+    preferred = _node_affinity(pod).get("preferredDuringSchedulingIgnoredDuringExecution") or ()
+    return sum(term["weight"] for term in preferred if _term_matches(term.get("preference") or {}, node))
+
+
+def untolerated(pod: Pod, node: Node, effects: Sequence[str]) -> list[Taint]:
+    """The node's taints of some effects that the pod does not tolerate."""
+    tolerations = pod.spec.get("tolerations") or ()
+    taints = [taint for taint in node.taints if taint.effect in effects]
+    return [taint for taint in taints if not any(tolerates(toleration, taint) for toleration in tolerations)]
+
+
+def tolerates(toleration: Term, taint: Taint) -> bool:
+    """Whether one toleration covers a taint; what it does not name, it does not mind."""
+    if toleration.get("effect") not in (None, "", taint.effect):
+        return False
+    if toleration.get("key") not in (None, "", taint.key):
+        return False
+    operator = toleration.get("operator") or "Equal"
+    return operator == "Exists" or (operator == "Equal" and (toleration.get("value") or "") == taint.value)
+
+
+def _node_affinity(pod: Pod) -> Term:
+    affinity: Term = (pod.spec.get("affinity") or {}).get("nodeAffinity") or {}
+    return affinity
+
+
+def _term_matches(term: Term, node: Node) -> bool:
+    """All requirements of a term; one without any matches nothing."""
+    labels, fields = term.get("matchExpressions") or (), term.get("matchFields") or ()
+    if not labels and not fields:
+        return False
+    return all(
+        _label_fits(requirement, node.labels.get(requirement["key"])) for requirement in labels
+    ) and all(_field_fits(requirement, node.name) for requirement in fields)
+
+
+def _label_fits(requirement: Term, label: str | None) -> bool:
+    judge = _OPERATORS.get(requirement["operator"])
+    return judge is not None and judge(label, requirement.get("values") or ())
+
+
+def _field_fits(requirement: Term, name: str) -> bool:
+    values = requirement.get("values") or ()
+    known = requirement["key"] == "metadata.name" and requirement["operator"] in ("In", "NotIn")
+    return known and len(values) == 1 and _label_fits(requirement, name)
+
+
+def _number(text: str) -> int | None:
+    try:
+        return int(text)
+    except ValueError:
+        return None
+
+
+def _compared(holds: Callable[[int, int], bool]) -> Callable[[str | None, Values], bool]:
+    def judge(label: str | None, values: Values) -> bool:
+        has = None if label is None else _number(label)
+        bound = _number(values[0]) if len(values) == 1 else None
+        return has is not None and bound is not None and holds(has, bound)
+
+    return judge
+
+
+_OPERATORS: Final[Mapping[str, Callable[[str | None, Values], bool]]] = {
+    "In": lambda label, values: label in values,
+    "NotIn": lambda label, values: label not in values,
+    "Exists": lambda label, _: label is not None,
+    "DoesNotExist": lambda label, _: label is None,
+    "Gt": _compared(int.__gt__),
+    "Lt": _compared(int.__lt__),
+}
+"""What each operator of a requirement says of a label, which is None where the node has none."""

@@ -1,0 +1,85 @@
+"""Registers a server on loopback as an aggregated API of the API server."""
+
+import contextlib
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import httpx2
+
+from tests.cluster import objects, test_namespaces
+from tests.cluster.api import Api, ApiError, Object, path_of
+from tests.cluster.certificates import Authority, Pair
+
+
+class Backend(NamedTuple):
+    """Where the API server hands requests on to: a Service that stands for a port of this machine."""
+
+    namespace: str
+    name: str
+    port: int
+    authority: Authority
+
+    def certificate(self) -> Pair:
+        """For the name by which the API server calls the Service."""
+        return self.authority.issue(self.name, f"{self.name}.{self.namespace}.svc", "localhost", "127.0.0.1")
+
+    def service(self) -> Object:
+        """Without endpoint routing the API server sends what is for this Service to localhost itself."""
+        return {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": self.name, "namespace": self.namespace},
+            "spec": {"type": "ExternalName", "externalName": "localhost", "ports": [{"port": self.port}]},
+        }
+
+    def api_service(self, group: str, version: str) -> Object:
+        """The later a version's number, the more clients are to prefer it."""
+        service = {"name": self.name, "namespace": self.namespace, "port": self.port}
+        return {
+            "apiVersion": "apiregistration.k8s.io/v1",
+            "kind": "APIService",
+            "metadata": {"name": f"{version}.{group}"},
+            "spec": {
+                "group": group,
+                "version": version,
+                "service": service,
+                "caBundle": b64encode(self.authority.ca_pem).decode(),
+                "groupPriorityMinimum": 100,
+                "versionPriority": 100 + int(version[-1]),
+            },
+        }
+
+
+@contextlib.contextmanager
+def registered(api: Api, backend: Backend, versions: Mapping[str, Sequence[str]]) -> Iterator[None]:
+    """The backend answers for these versions of groups until the block is left."""
+    api.ensure(objects.namespace(backend.namespace))
+    service = backend.service()
+    ones = [backend.api_service(group, version) for group in versions for version in versions[group]]
+    try:
+        for one in (service, *ones):
+            api.create(one)
+        for one in ones:
+            wait_available(api, one)
+        yield
+    finally:
+        for one in (*ones, service):
+            api.delete(path_of(one))
+
+
+def wait_available(api: Api, one: Object) -> None:
+    """Until the API server hands on what is asked of an APIService; that its status says so comes a moment before."""
+    path, spec = path_of(one), one["spec"]
+
+    def available() -> bool | None:
+        conditions = api.get(path).get("status", {}).get("conditions", [])
+        if not any(c["type"] == "Available" and c["status"] == "True" for c in conditions):
+            return None
+        try:
+            api.request("GET", f"/apis/{spec['group']}/{spec['version']}")
+        except ApiError as error:
+            return None if error.code == httpx2.codes.SERVICE_UNAVAILABLE else True
+        return True
+
+    test_namespaces.wait(f"{path} is available", available, show=lambda: api.get(path).get("status"))

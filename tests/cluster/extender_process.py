@@ -1,0 +1,248 @@
+"""nodewise as its users run it: the command, a kubeconfig with the rights that ship, mutual TLS."""
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import yaml
+
+from tests.cluster import access, admission, objects, processes
+from tests.cluster.access import User
+from tests.cluster.api import Api, Object, path_of
+from tests.cluster.certificates import Authority, Pair
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.custom_metrics import CustomMetrics
+from tests.cluster.processes import Process
+from tests.cluster.test_namespaces import Sandbox, wait
+
+ROOT = Path(__file__).parents[2]
+NODEWISE = Path(sys.executable).parent / "nodewise"
+MANAGED = [{"name": "telemetry/scheduling", "ignoredByScheduler": True}]
+OWN_NAMESPACE = "default"
+SERVICE = "nodewise"
+LIMITS = {"telemetry/scheduling": "1"}
+"""What a pod asks for so that kube-scheduler sends it to us."""
+HOT = {"metricname": "heat", "operator": "GreaterThan", "target": 80}
+COOLEST = {"metricname": "heat", "operator": "LessThan"}
+
+
+def manifest(name: str) -> list[Object]:
+    """The objects of a file below `deploy/`."""
+    return list(yaml.safe_load_all((ROOT / "deploy" / name).read_text()))
+
+
+def rules(kind: str = "ClusterRole") -> list[Object]:
+    """The rights that ship: everywhere, or in nodewise's own namespace (`Role`)."""
+    found: list[Object] = next(one for one in manifest("rbac.yaml") if one["kind"] == kind)["rules"]
+    return found
+
+
+def define(api: Api) -> None:
+    """The API server serves TASPolicies from now on, if it did not before."""
+    for definition in manifest("crds/taspolicies.yaml"):
+        api.ensure(definition)
+    path = "/apis/telemetry.intel.com/v1alpha1/taspolicies"
+    wait("TASPolicy is served", lambda: api.answers(path) or None)
+
+
+@contextlib.contextmanager
+def refusing_unknown_fields(api: Api) -> Iterator[None]:
+    """The API server enforces `deploy/policy-fields.yaml`, and no longer does so afterwards."""
+    wrong = tas_policy("wrong", {"dontschedule": {"rules": [HOT | {"colour": "red"}]}}, OWN_NAMESPACE)
+    made = [api.create(one) for one in manifest("policy-fields.yaml")]
+    try:
+        admission.wait_denied(lambda: admission.try_create(api, wrong))
+        yield
+    finally:
+        for one in made:
+            api.delete(path_of(one))
+        admission.wait_allowed(lambda: admission.try_create(api, wrong))
+
+
+def tas_policy(name: str, strategies: Object, namespace: str = "") -> Object:
+    """A TASPolicy, in a namespace or for `Sandbox.put`."""
+    return {
+        "apiVersion": "telemetry.intel.com/v1alpha1",
+        "kind": "TASPolicy",
+        "metadata": {"name": name, **({"namespace": namespace} if namespace else {})},
+        "spec": {"strategies": strategies},
+    }
+
+
+def policy(sandbox: Sandbox, **strategies: list[Object]) -> None:
+    """A TASPolicy `pol` in the test's namespace."""
+    define(sandbox.api)
+    sandbox.put(tas_policy("pol", {name: {"rules": rules} for name, rules in strategies.items()}))
+
+
+def pod(name: str, **more: Any) -> Object:
+    """A pod of the policy `pol` that kube-scheduler asks us about; see `objects.pod`."""
+    return objects.pod(name, labels={"telemetry-policy": "pol"}, limits=LIMITS, **more)
+
+
+def heated(
+    sandbox: Sandbox, metrics: CustomMetrics, heat: Mapping[str, str | int], **strategies: list[Object]
+) -> None:
+    """Nodes that measure this heat, and a policy that avoids the hot ones, or what `strategies` say."""
+    sandbox.nodes(*objects.nodes(" ".join(heat)))
+    metrics.set("heat", heat)
+    policy(sandbox, **(strategies or {"dontschedule": [HOT]}))
+
+
+def status(sandbox: Sandbox, name: str = "pol") -> Object:
+    """The status of a policy of the test; empty while there is none."""
+    path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{sandbox.namespace}/taspolicies/{name}"
+    found: Object = sandbox.api.get(path).get("status", {})
+    return found
+
+
+def condition(sandbox: Sandbox, kind: str, name: str = "pol") -> Object:
+    """One condition of a policy's status; one without a word where it is not there."""
+    found = status(sandbox, name).get("conditions", [])
+    return next((one for one in found if one["type"] == kind), {"status": "", "message": ""})
+
+
+class Served:
+    """A running `nodewise extender`."""
+
+    def __init__(self, process: Process, papers: "Papers") -> None:
+        self.process = process
+        self.papers = papers
+        self.url = ""
+        self.health = ""
+
+    def events(self, name: str = "") -> list[Object]:
+        """What it logged, oldest first; of one event, or all."""
+        lines = [line for line in self.process.log.read_text().splitlines() if line.startswith("{")]
+        found = [json.loads(line) for line in lines]
+        return [one for one in found if name in {"", one["event"]}]
+
+    def find_address(self) -> bool:
+        """Whether it has said where it serves."""
+        for one in self.events("started"):
+            self.url, self.health = one["address"], one["health"]
+        return bool(self.url)
+
+    def is_ready(self) -> bool:
+        with contextlib.suppress(httpx2.TransportError):
+            return httpx2.get(f"{self.health}/readyz").status_code == httpx2.codes.OK
+        return False
+
+    def decisions(self, pod: str) -> list[Object]:
+        """The newest decisions about a pod."""
+        found: list[Object] = httpx2.get(f"{self.health}/decisions", params={"pod": pod}).json()["decisions"]
+        return found
+
+    def fetched(self, metric: str) -> bool:
+        """Whether a metric was fetched with success."""
+        return f'nodewise_metric_nodes{{metric="{metric}"}}' in httpx2.get(f"{self.health}/metrics").text
+
+    def wait_fetched(self, metric: str) -> None:
+        """Until it knows a metric that a policy just named."""
+        wait(f"{metric} is known", lambda: (self.is_ready() and self.fetched(metric)) or None)
+
+    def wait_leading(self) -> None:
+        """Until its controllers run: the one before may have been killed, and its Lease has to end."""
+        wait("it leads", lambda: self.events("leading") or None)
+
+    def rejects(self, namespace: str, node: str, policy: str = "pol") -> bool:
+        """What it says of a node now, asked as kube-scheduler would."""
+        pod = {"metadata": {"name": "probe", "namespace": namespace, "labels": {"telemetry-policy": policy}}}
+        context = self.papers.authority.client_context(self.papers.client)
+        with httpx2.Client(verify=context, trust_env=False) as client:
+            answer = client.post(f"{self.url}/scheduler/filter", json={"Pod": pod, "NodeNames": [node]})
+        return node in (answer.json()["FailedNodes"] or {})
+
+    def entry(self, **fields: Any) -> Object:
+        """The extender's entry of a scheduler configuration."""
+        tls = {
+            "caFile": str(self.papers.authority.ca_file),
+            "certFile": str(self.papers.client.cert),
+            "keyFile": str(self.papers.client.key),
+        }
+        return {
+            "urlPrefix": f"{self.url}/scheduler",
+            "filterVerb": "filter",
+            "prioritizeVerb": "prioritize",
+            "preemptVerb": "preempt",
+            "weight": 5,
+            "enableHTTPS": True,
+            "nodeCacheCapable": True,
+            "httpTimeout": "30s",
+            "ignorable": False,
+            "managedResources": MANAGED,
+            "tlsConfig": tls,
+        } | fields
+
+
+class Papers:
+    """The certificates of one extender and its scheduler."""
+
+    def __init__(self, folder: Path, *hosts: str) -> None:
+        self.authority = Authority(folder, "nodewise-ca")
+        self.server: Pair = self.authority.issue("nodewise", "127.0.0.1", "localhost", *hosts)
+        self.client: Pair = self.authority.issue("system:kube-scheduler")
+
+
+@contextlib.contextmanager
+def started(folder: Path, arguments: Sequence[str], papers: Papers) -> Iterator[Served]:
+    """The command with these arguments, from its first line to its end."""
+    process = Process(
+        [NODEWISE, "extender", "--log-format=json", "--shutdown-delay=0s", *arguments],
+        folder / f"nodewise-{processes.number()}.log",
+    )
+    with process:
+        served = Served(process, papers)
+        process.wait_ready(served.find_address)
+        yield served
+
+
+def endpoint(name: str, url: str, *, ready: bool = True) -> Object:
+    """An EndpointSlice of one replica behind the Service `SERVICE`."""
+    address, _, port = url.removeprefix("https://").rpartition(":")
+    return {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {"name": name, "labels": {"kubernetes.io/service-name": SERVICE}},
+        "addressType": "IPv4",
+        "endpoints": [{"addresses": [address], "conditions": {"ready": ready}}],
+        "ports": [{"name": "https", "port": int(port)}],
+    }
+
+
+def user(plane: ControlPlane) -> User:
+    """Somebody with the rights that ship, nodewise's own namespace being `OWN_NAMESPACE`."""
+    made = plane.user(f"nodewise-{processes.number()}", rules())
+    access.grant(plane.api, made.name, rules("Role"), OWN_NAMESPACE)
+    return made
+
+
+def arguments(user: User, papers: Papers) -> list[str]:
+    """Mutual TLS on free ports of loopback, and a short period; what is said after them wins."""
+    return [
+        f"--kubeconfig={user.kubeconfig}",
+        f"--namespace={OWN_NAMESPACE}",
+        "--address=127.0.0.1",
+        "--port=0",
+        "--health-port=0",
+        f"--cert={papers.server.cert}",
+        f"--key={papers.server.key}",
+        f"--client-ca={papers.authority.ca_file}",
+        "--sync-period=500ms",
+    ]
+
+
+@contextlib.contextmanager
+def extender(
+    plane: ControlPlane, folder: Path, *more: str, papers: Papers | None = None, by: User | None = None
+) -> Iterator[Served]:
+    """An extender of this control plane, `by` a user with the rights that ship; ready when it is handed out."""
+    define(plane.api)
+    papers = papers or Papers(folder)
+    with started(folder, [*arguments(by or user(plane), papers), *more], papers) as served:
+        served.process.wait_ready(served.is_ready)
+        yield served

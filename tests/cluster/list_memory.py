@@ -1,0 +1,118 @@
+"""A list of thousands of nodes, watched from within: a process of its own, which holds nothing else.
+
+    python -m tests.cluster.list_memory KUBECONFIG
+
+One JSON object on its standard output, `Found`. Of time nothing is measured: the clock by which the reflector cuts its
+work into slices goes on by one slice at each look, so that what a step may do is the same on a machine of any speed.
+"""
+
+import asyncio
+import gc
+import itertools
+import json
+import random
+import resource
+import sys
+from asyncio.events import Handle
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import msgspec
+
+from nodewise import cooperative_scheduling
+from nodewise.clock import SystemClock
+from nodewise.kube import field_merge
+from nodewise.kube.connection_settings import connect
+from nodewise.kube.decoder import ObjectDecoder
+from nodewise.kube.http_client import HttpApi
+from nodewise.kube.options import KubeOptions
+from nodewise.kube.reflector import Reflector, Target
+from nodewise.kube.resources import NODES
+from nodewise.observe.metrics_registry import MetricsRegistry
+
+
+class NodeMeta(msgspec.Struct, frozen=True, gc=False):
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+
+
+class NodeStatus(msgspec.Struct, frozen=True, gc=False):
+    allocatable: dict[str, str] = {}
+
+
+class NodeFields(msgspec.Struct, frozen=True, gc=False):
+    metadata: NodeMeta
+    status: NodeStatus = NodeStatus()
+
+
+class Found(NamedTuple):
+    """What the list was made of."""
+
+    nodes: int
+    pages_bytes: list[int]
+    held_bytes: int
+    """How much larger the process became."""
+    most_in_a_step: int
+    """Nodes decoded between two turns of everybody else."""
+    turns: int
+    """Of a task that does nothing but take its turn."""
+
+
+class Steps:
+    """Counts what each step of the event loop decodes, and how large the pages are."""
+
+    def __init__(self, api: HttpApi) -> None:
+        self.pages_bytes: list[int] = []
+        self.decoded = self.most_in_a_step = self.turns = 0
+        self._get, api.get = api.get, self._noted
+        add, run = ObjectDecoder.add, Handle._run
+
+        def counted(decoder: ObjectDecoder[Any], data: msgspec.Raw) -> None:
+            self.decoded += 1
+            add(decoder, data)
+
+        def step(handle: Handle) -> None:
+            before = self.decoded
+            run(handle)
+            self.most_in_a_step = max(self.most_in_a_step, self.decoded - before)
+
+        ObjectDecoder.add, Handle._run = counted, step
+
+    async def _noted(self, path: str, params: Mapping[str, str], **given: Any) -> bytes:
+        body = await self._get(path, params, **given)
+        self.pages_bytes.append(len(body))
+        return body
+
+    async def take_turns(self) -> None:
+        while True:
+            self.turns += 1
+            await asyncio.sleep(0)
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+async def found(kubeconfig: str) -> Found:
+    api = connect(KubeOptions(kubeconfig=kubeconfig), MetricsRegistry())
+    await api.get("/version")
+    target = Target(NODES, field_merge.merge("Node", NodeFields))
+    reflector = Reflector(api, target, SystemClock(), MetricsRegistry(), random.random)
+    gc.collect()
+    before = resident_bytes()
+    steps = Steps(api)
+    tasks = [asyncio.ensure_future(one) for one in (reflector.run(), steps.take_turns())]
+    await reflector.until_synced()
+    for task in tasks:
+        task.cancel()
+    held = resident_bytes() - before
+    await api.close()
+    return Found(len(reflector.store), steps.pages_bytes, held, steps.most_in_a_step, steps.turns)
+
+
+if __name__ == "__main__":
+    looks = itertools.count()
+    cooperative_scheduling.time = SimpleNamespace(perf_counter=looks.__next__)
+    print(json.dumps(asyncio.run(found(sys.argv[1]))._asdict()))

@@ -1,0 +1,127 @@
+"""The whole way of a value: node exporter, Prometheus, prometheus-adapter, and the API server's custom metrics.
+
+What is expensive runs for the whole session (`measuring`); the API is registered for one test (`registered`), since a
+control plane has one custom metrics API and other tests serve it themselves.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.cluster import aggregated_api, health_example, processes, test_namespaces
+from tests.cluster.access import rule
+from tests.cluster.aggregated_api import Backend
+from tests.cluster.api import Api, ApiError
+from tests.cluster.certificates import Authority
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.monitoring import Monitoring
+from tests.cluster.processes import Process
+
+GROUP = "custom.metrics.k8s.io"
+APIS: Mapping[str, Sequence[str]] = {GROUP: ("v1beta1", "v1beta2")}
+NAMESPACE = "custom-metrics"
+RIGHTS = [
+    rule("get list watch", "nodes namespaces pods services configmaps"),
+    rule("create", "tokenreviews", "authentication.k8s.io"),
+    rule("create", "subjectaccessreviews", "authorization.k8s.io"),
+]
+
+
+class Adapter(NamedTuple):
+    """A running prometheus-adapter and where it serves; it hears of a new series within a second."""
+
+    process: Process
+    backend: Backend
+
+
+class Measuring(NamedTuple):
+    """What runs for the whole session: exporters of the example's nodes, Prometheus, and an adapter that asks it."""
+
+    monitoring: Monitoring
+    adapter: Adapter
+
+
+@contextlib.contextmanager
+def adapting(
+    plane: ControlPlane, program: Path, prometheus_url: str, rules: Path = health_example.ADAPTER_RULES
+) -> Iterator[Adapter]:
+    """prometheus-adapter as a user of the control plane with no more rights than it needs."""
+    port = processes.free_port()
+    folder = plane.folder / f"prometheus-adapter-{port}"
+    folder.mkdir()
+    authority = Authority(folder, "adapter-ca")
+    backend = Backend(NAMESPACE, "prometheus-adapter", port, authority)
+    user = plane.user(folder.name, RIGHTS)
+    flags = _flags(backend, user.kubeconfig) | {"prometheus-url": prometheus_url, "config": str(rules)}
+    arguments = [program, *(f"--{flag}={value}" for flag, value in flags.items())]
+    with (
+        Api(f"https://localhost:{backend.port}", authority.client_context()) as probe,
+        Process(arguments, folder / "log") as process,
+    ):
+        process.wait_ready(lambda: probe.answers("/healthz"))
+        yield Adapter(process, backend)
+
+
+def _flags(backend: Backend, kubeconfig: Path) -> dict[str, str]:
+    pair = backend.certificate()
+    return {
+        "lister-kubeconfig": str(kubeconfig),
+        "authentication-kubeconfig": str(kubeconfig),
+        "authorization-kubeconfig": str(kubeconfig),
+        "bind-address": "127.0.0.1",
+        "secure-port": str(backend.port),
+        "tls-cert-file": str(pair.cert),
+        "tls-private-key-file": str(pair.key),
+        "metrics-relist-interval": "1s",
+        "metrics-max-age": "10s",
+        "enable-priority-and-fairness": "false",
+    }
+
+
+class Pipeline:
+    """Both ends of the way: what nodes measure, and what the API server answers."""
+
+    def __init__(self, monitoring: Monitoring, api: Api) -> None:
+        self.monitoring = monitoring
+        self.api = api
+
+    def set_health(self, node: str, value: float) -> None:
+        """The health of one node from now on, written as its owner would write it: into a text file."""
+        self.monitoring.set_health(node, value)
+
+    def read(self, metric: str, node: str = "*", version: str = "v1beta2") -> list[dict[str, Any]]:
+        """The items that the API server answers; raises ApiError."""
+        found: list[dict[str, Any]] = self.api.get(f"/apis/{GROUP}/{version}/nodes/{node}/{metric}")["items"]
+        return found
+
+    def values(self, metric: str) -> dict[str, str] | None:
+        """Quantity by node, as it goes over the wire; None where the API has no answer."""
+        try:
+            return {item["describedObject"]["name"]: item["value"] for item in self.read(metric)}
+        except ApiError:
+            return None
+
+    def wait_visible(
+        self, metric: str, values: Mapping[str, str], deadline_s: float = test_namespaces.PATIENCE_S
+    ) -> None:
+        """Waits until the API server answers with exactly these; of nodes that exist, others are left out."""
+        test_namespaces.wait(
+            f"{metric} is {dict(values)}",
+            lambda: self.values(metric) == dict(values) or None,
+            deadline_s,
+            lambda: (self.values(metric), self.monitoring.values(f"node_{metric}")),
+        )
+
+
+@contextlib.contextmanager
+def registered(
+    api: Api, monitoring: Monitoring, adapter: Adapter, apis: Mapping[str, Sequence[str]] = APIS
+) -> Iterator[Pipeline]:
+    """The custom metrics of the API server come from the adapter; afterwards no node measures anything."""
+    try:
+        with aggregated_api.registered(api, adapter.backend, apis):
+            yield Pipeline(monitoring, api)
+    finally:
+        monitoring.clear()
+        monitoring.start()

@@ -1,0 +1,428 @@
+"""Misconfigurations of a healthy cluster: each exists while a context lasts; everything is as before afterwards."""
+
+import contextlib
+import copy
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Final
+
+from tests.cluster import (
+    custom_metrics,
+    extender_process,
+    gpu,
+    healthy_cluster,
+    installation,
+    loopback,
+    objects,
+    processes,
+    purpose_certificates,
+)
+from tests.cluster.api import Object, path_of
+from tests.cluster.certificates import Authority, Pair
+from tests.cluster.healthy_cluster import Cluster
+from tests.cluster.loopback import Tls
+from tests.cluster.test_namespaces import wait
+
+ENTRY: Final = "/scheduler"
+"""How the URL of the extender's entry ends."""
+Defect = Callable[[Cluster], AbstractContextManager[None]]
+Change = Callable[[Cluster, Object, Object], None]
+"""Of a scheduler's configuration, and the first of its extenders."""
+
+CROWD: Final = 150
+"""Nodes, of which kube-scheduler looks at 100."""
+
+
+def configured(change: Change) -> Defect:
+    """Another configuration of the scheduler than the sound one."""
+
+    @contextlib.contextmanager
+    def apply(cluster: Cluster) -> Iterator[None]:
+        sound_one = cluster.config
+        cluster.config = copy.deepcopy(sound_one)
+        change(cluster, cluster.config, cluster.config["extenders"][0])
+        try:
+            yield
+        finally:
+            cluster.config = sound_one
+
+    return apply
+
+
+def entry(**fields: object) -> Defect:
+    """Other fields in the extender's entry; None: without."""
+
+    def change(cluster: Cluster, config: Object, entry: Object) -> None:
+        entry |= fields
+        for name in [name for name, value in entry.items() if value is None]:
+            del entry[name]
+
+    return configured(change)
+
+
+def client(pair: Callable[[Cluster], Pair]) -> Defect:
+    """kube-scheduler with another client certificate."""
+
+    def change(cluster: Cluster, config: Object, entry: Object) -> None:
+        cert, key = pair(cluster)
+        entry["tlsConfig"] |= {"certFile": str(cert), "keyFile": str(key)}
+
+    return configured(change)
+
+
+def created(*made: Object) -> Defect:
+    """Objects that are not in the sound cluster."""
+
+    @contextlib.contextmanager
+    def apply(cluster: Cluster) -> Iterator[None]:
+        try:
+            for one in made:
+                cluster.api.create(one)
+            yield
+        finally:
+            for one in reversed(made):
+                cluster.api.delete(path_of(one))
+
+    return apply
+
+
+def deleted(*paths: str) -> Defect:
+    """Without objects of the sound cluster."""
+
+    @contextlib.contextmanager
+    def apply(cluster: Cluster) -> Iterator[None]:
+        kept = [cluster.api.get(path) for path in paths]
+        try:
+            for path in paths:
+                cluster.api.delete(path)
+            yield
+        finally:
+            for one in kept:
+                for field in ("uid", "resourceVersion", "creationTimestamp", "managedFields"):
+                    one["metadata"].pop(field, None)
+                cluster.api.ensure(one)
+                if "status" in one:
+                    healthy_cluster.status(cluster.api, path_of(one), one["status"])
+
+    return apply
+
+
+def waiting(name: str, scheduler: str = "", **more: object) -> Object:
+    """A pod of the tenant that no node has."""
+    pod = objects.pod(name, labels=more.pop("labels", None), limits=extender_process.LIMITS)  # type: ignore[arg-type]
+    pod["metadata"]["namespace"] = healthy_cluster.TENANT
+    pod["spec"] |= more | ({"schedulerName": scheduler} if scheduler else {})
+    return pod
+
+
+def asking_for(policy: str) -> Defect:
+    """A pod that names a policy, beyond what the scheduler has to place."""
+    pod = waiting(
+        f"asks-{policy}", labels={"telemetry-policy": policy}, schedulingGates=[{"name": "tests/held"}]
+    )
+    return created(pod)
+
+
+def measured(policy: str, metric: str, names: tuple[str, ...] = ()) -> Defect:
+    """A policy, a pod of it, and its metric under these names."""
+    rule = {"metricname": metric, "operator": "GreaterThan", "target": 80}
+
+    @contextlib.contextmanager
+    def apply(cluster: Cluster) -> Iterator[None]:
+        if names:
+            cluster.metrics.set(metric, dict.fromkeys(names, 20))
+        with (
+            created(healthy_cluster.policy(policy, dontschedule=[rule]))(cluster),
+            asking_for(policy)(cluster),
+        ):
+            yield
+        cluster.metrics.forget(metric)
+
+    return apply
+
+
+# configuration of kube-scheduler
+
+
+def no_extender(cluster: Cluster, config: Object, entry: Object) -> None:
+    del config["extenders"]
+
+
+def elsewhere(cluster: Cluster, config: Object, entry: Object) -> None:
+    entry["urlPrefix"] = f"https://{processes.own_address()}:{processes.free_port()}/scheduler"
+
+
+def no_ca(cluster: Cluster, config: Object, entry: Object) -> None:
+    del entry["tlsConfig"]["caFile"]
+
+
+def other_ca(cluster: Cluster, config: Object, entry: Object) -> None:
+    entry["tlsConfig"]["caFile"] = str(stranger(cluster).ca_file)
+
+
+def other_name(cluster: Cluster, config: Object, entry: Object) -> None:
+    entry["tlsConfig"]["serverName"] = "other.example"
+
+
+def unweighted(cluster: Cluster, config: Object, entry: Object) -> None:
+    del entry["weight"]
+
+
+def counted(cluster: Cluster, config: Object, entry: Object) -> None:
+    entry["managedResources"] = [
+        {**one, "ignoredByScheduler": False} if one in extender_process.MANAGED else one
+        for one in entry["managedResources"]
+    ]
+
+
+def insecure(cluster: Cluster, config: Object, entry: Object) -> None:
+    del entry["tlsConfig"]["caFile"]
+    entry["tlsConfig"]["insecure"] = True
+
+
+def no_cards(cluster: Cluster, config: Object, entry: Object) -> None:
+    entry["managedResources"] = extender_process.MANAGED
+
+
+def load_aware_beside_ours(cluster: Cluster, config: Object, entry: Object) -> None:
+    plugins = {"score": {"enabled": [{"name": "LoadVariationRiskBalancing", "weight": 5}]}}
+    config["profiles"][0]["plugins"] = plugins
+
+
+def load_aware(cluster: Cluster, config: Object, entry: Object) -> None:
+    enabled = [{"name": "TargetLoadPacking", "weight": 5}, {"name": "LowRiskOverCommitment", "weight": 5}]
+    config["profiles"][0]["plugins"] = {"score": {"enabled": enabled}}
+
+
+def stranger(cluster: Cluster) -> Authority:
+    return Authority(cluster.folder, f"stranger-{processes.number()}")
+
+
+def strangers_client(cluster: Cluster) -> Pair:
+    return cluster.papers.leaf(purpose_certificates.CLIENT, stranger(cluster))
+
+
+def ca_pair(cluster: Cluster) -> Pair:
+    return Pair(cluster.papers.authority.ca_file, cluster.papers.authority.key_file())
+
+
+def lasting(days: int) -> Callable[[Cluster], Pair]:
+    return lambda cluster: cluster.papers.leaf(
+        purpose_certificates.CLIENT, cluster.papers.authority, days=days
+    )
+
+
+def for_servers(cluster: Cluster) -> Pair:
+    return cluster.papers.leaf(
+        purpose_certificates.CLIENT, cluster.papers.authority, use=purpose_certificates.SERVER
+    )
+
+
+def other_client(cluster: Cluster) -> Pair:
+    return cluster.papers.leaf("kubelet", cluster.papers.authority)
+
+
+def mixed_up(cluster: Cluster) -> Pair:
+    return Pair(cluster.papers.client.cert, strangers_client(cluster).key)
+
+
+# the cluster
+
+
+@contextlib.contextmanager
+def without_trust(cluster: Cluster) -> Iterator[None]:
+    """The tenant's namespace lost the trust that its policy needs, and the policy says so."""
+    path = f"/api/v1/namespaces/{healthy_cluster.TENANT}"
+    cluster.api.patch(path, {"metadata": {"labels": {"nodewise.io/trusted": None}}})
+    wait("the policy says so", lambda: _not_trusted(cluster) == "True" or None)
+    yield
+    cluster.api.patch(path, {"metadata": {"labels": {"nodewise.io/trusted": "true"}}})
+    wait("the policy is well again", lambda: _not_trusted(cluster) == "False" or None)
+
+
+def _not_trusted(cluster: Cluster) -> str:
+    path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{healthy_cluster.TENANT}/taspolicies/pol"
+    conditions = cluster.api.get(path).get("status", {}).get("conditions", [])
+    return next((str(one["status"]) for one in conditions if one["type"] == "NotTrusted"), "")
+
+
+@contextlib.contextmanager
+def any_client(cluster: Cluster) -> Iterator[None]:
+    """nodewise is started with --any-client, as its Deployment says."""
+    with _flag(cluster, "--any-client"):
+        yield
+
+
+@contextlib.contextmanager
+def trusting_all(cluster: Cluster) -> Iterator[None]:
+    """nodewise is started with --trust-all-namespaces, as its Deployment says."""
+    with _flag(cluster, "--trust-all-namespaces"):
+        yield
+
+
+@contextlib.contextmanager
+def _flag(cluster: Cluster, flag: str) -> Iterator[None]:
+    """A flag more in the arguments of nodewise's Deployment."""
+    path = f"/apis/apps/v1/namespaces/{healthy_cluster.NAMESPACE}/deployments/nodewise"
+    before = cluster.api.get(path)["spec"]["template"]["spec"]["containers"]
+    changed = [one | {"args": [*one.get("args", []), flag]} for one in before]
+    cluster.api.patch(path, {"spec": {"template": {"spec": {"containers": changed}}}})
+    yield
+    cluster.api.patch(path, {"spec": {"template": {"spec": {"containers": before}}}})
+
+
+@contextlib.contextmanager
+def expired_server(cluster: Cluster) -> Iterator[None]:
+    """Somebody answers whose certificate was over yesterday."""
+    host = processes.own_address()
+    pair = cluster.papers.leaf(
+        "late", cluster.papers.authority, host, use=purpose_certificates.SERVER, days=-1
+    )
+    with (
+        loopback.serving(healthy_cluster.Kubelet(), Tls(pair), host=host) as url,
+        entry(urlPrefix=f"{url}/scheduler")(cluster),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def crowd(cluster: Cluster) -> Iterator[None]:
+    """Many nodes, nearly all of which a policy rejects, and a pod of it that does not say so by an affinity."""
+    names = [f"crowd-{number}" for number in range(CROWD)]
+    heat = dict.fromkeys((*healthy_cluster.NODES, *names), 20)
+    with measured("busy", "load", (*healthy_cluster.NODES, *names))(cluster):
+        cluster.metrics.set("heat", heat)
+        cluster.metrics.set("load", heat | dict.fromkeys(names[:-5], 95))
+        try:
+            for name in names:
+                cluster.api.create(objects.node(name, labels={"crowd": ""}))
+            yield
+        finally:
+            cluster.api.request("DELETE", "/api/v1/nodes", params={"labelSelector": "crowd"})
+            cluster.metrics.set("heat", dict.fromkeys(healthy_cluster.NODES, 20))
+
+
+@contextlib.contextmanager
+def static_cpus(cluster: Cluster) -> Iterator[None]:
+    """The kubelet of a node with pools hands out CPUs itself."""
+    kubelet = cluster.kubelets[healthy_cluster.POOLS]
+    before = kubelet.configuration
+    kubelet.configuration = before | {"cpuManagerPolicy": "static"}
+    yield
+    kubelet.configuration = before
+
+
+@contextlib.contextmanager
+def single_numa_node(cluster: Cluster) -> Iterator[None]:
+    """The kubelet of a node with pools turns away pods whose CPUs are of several NUMA nodes."""
+    kubelet = cluster.kubelets[healthy_cluster.POOLS]
+    before = kubelet.configuration
+    kubelet.configuration = before | {"topologyManagerPolicy": "single-numa-node"}
+    yield
+    kubelet.configuration = before
+
+
+SERVICE: Final = f"https://{installation.HOST}"
+"""How kube-scheduler calls nodewise where it asks the cluster's DNS."""
+
+
+@contextlib.contextmanager
+def nobody_ready(cluster: Cluster) -> Iterator[None]:
+    """A Service whose endpoints are not ready."""
+    folder = f"/apis/discovery.k8s.io/v1/namespaces/{healthy_cluster.NAMESPACE}/endpointslices"
+    kept = cluster.api.get(folder)["items"]
+    for one in kept:
+        unready = [end | {"conditions": {"ready": False}} for end in one["endpoints"]]
+        cluster.api.patch(f"{folder}/{one['metadata']['name']}", {"endpoints": unready})
+    with entry(urlPrefix=f"{SERVICE}:9001/scheduler")(cluster):
+        yield
+    for one in kept:
+        cluster.api.patch(f"{folder}/{one['metadata']['name']}", {"endpoints": one["endpoints"]})
+
+
+@contextlib.contextmanager
+def no_replica(cluster: Cluster) -> Iterator[None]:
+    """nodewise was scaled to nothing."""
+    deployment = f"/apis/apps/v1/namespaces/{healthy_cluster.NAMESPACE}/deployments/nodewise"
+    cluster.api.patch(deployment, {"spec": {"replicas": 0}})
+    yield
+    cluster.api.patch(deployment, {"spec": {"replicas": 2}})
+
+
+def unsent() -> Object:
+    """A pod that names a policy and asks for none of the resources by which nodewise hears of pods."""
+    pod = waiting("unsent", labels={"telemetry-policy": "pol"}, schedulingGates=[{"name": "tests/held"}])
+    pod["spec"]["containers"][0]["resources"] = {}
+    return pod
+
+
+def mislabelled() -> Object:
+    """A pod whose label for a policy is misspelt."""
+    return waiting("mislabelled", labels={"telemetry-polcy": "pol"}, schedulingGates=[{"name": "tests/held"}])
+
+
+@contextlib.contextmanager
+def other_plugin(cluster: Cluster) -> Iterator[None]:
+    """A descheduler that runs another plugin than the one that minds labels."""
+    path = f"/api/v1/namespaces/{healthy_cluster.SYSTEM}/configmaps/descheduler-policy"
+    before = cluster.api.get(path)["data"]["policy.yaml"]
+    text = "\n".join(line for line in before.splitlines() if not line.startswith("#"))
+    other = text.replace("RemovePodsViolatingNodeAffinity", "RemoveDuplicates").partition("    args:")[0]
+    other += "  plugins:\n    balance: {enabled: [RemoveDuplicates]}\n"
+    cluster.api.patch(path, {"data": {"policy.yaml": other}})
+    yield
+    cluster.api.patch(path, {"data": {"policy.yaml": before}})
+
+
+@contextlib.contextmanager
+def one_down(cluster: Cluster) -> Iterator[None]:
+    """One of two replicas starts again and again."""
+    deployment = f"/apis/apps/v1/namespaces/{healthy_cluster.NAMESPACE}/deployments/nodewise"
+    pod = f"/api/v1/namespaces/{healthy_cluster.NAMESPACE}/pods/nodewise-1"
+    kept = [(path, cluster.api.get(path)["status"]) for path in (deployment, pod)]
+    waits = {
+        "waiting": {"reason": "CrashLoopBackOff", "message": "back-off 5m0s restarting failed container"}
+    }
+    crashing = [
+        one | {"ready": False, "restartCount": 9, "state": waits} for one in kept[1][1]["containerStatuses"]
+    ]
+    unready = [one | {"status": "False"} for one in kept[1][1]["conditions"] if one["type"] != "PodScheduled"]
+    healthy_cluster.status(
+        cluster.api, deployment, {"readyReplicas": 1, "availableReplicas": 1, "unavailableReplicas": 1}
+    )
+    healthy_cluster.status(cluster.api, pod, {"conditions": unready, "containerStatuses": crashing})
+    yield
+    healthy_cluster.status(cluster.api, deployment, {"unavailableReplicas": None})
+    for path, before in kept:
+        healthy_cluster.status(cluster.api, path, before)
+
+
+@contextlib.contextmanager
+def unserved(cluster: Cluster) -> Iterator[None]:
+    """Nobody answers for the custom metrics API any more."""
+    paths = [
+        f"/apis/apiregistration.k8s.io/v1/apiservices/{v}.{custom_metrics.GROUP}"
+        for v in custom_metrics.VERSIONS
+    ]
+    ports = [cluster.api.get(path)["spec"]["service"]["port"] for path in paths]
+
+    def is_available(*, wanted: str) -> bool | None:
+        found = [cluster.api.get(path)["status"]["conditions"] for path in paths]
+        return all(one["status"] == wanted for conditions in found for one in conditions) or None
+
+    for path in paths:
+        cluster.api.patch(path, {"spec": {"service": {"port": processes.free_port()}}})
+    wait("it is unavailable", functools.partial(is_available, wanted="False"))
+    try:
+        yield
+    finally:
+        for path, port in zip(paths, ports, strict=True):
+            cluster.api.patch(path, {"spec": {"service": {"port": port}}})
+        wait("it is available", functools.partial(is_available, wanted="True"))
+
+
+def bare_node() -> Object:
+    made = gpu.node("bare")
+    del made["metadata"]["labels"][f"{gpu.PREFIX}gpu-numbers"]
+    return made

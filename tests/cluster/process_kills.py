@@ -1,0 +1,290 @@
+"""Programs that are killed at random moments and started again, while somebody asks nodewise and looks at labels.
+
+Every answer must tell one of the truths that may be told (`truths`), or reject all nodes because nobody knows.
+"""
+
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from tests.cluster.api import Object
+from tests.cluster.metric_values import HOT, OURS, POLICY, Held, History, Truth
+from tests.cluster.processes import Process
+
+NAMESPACE = "shop"
+RULE = f"heat GreaterThan {HOT}"
+"""How the reason of a node that breaks the rule ends; other reasons say that nobody knows."""
+
+
+class Supervised:
+    """A program that is killed, and started again as it was: with its data, at its address."""
+
+    def __init__(self, name: str, process: Process, is_live: Callable[[], bool]) -> None:
+        self.name = name
+        self.is_live = is_live
+        self.process = process
+        self.killed_s = float("-inf")
+        self.collapses = 0
+        """How often it ended by itself."""
+        self._due_s = float("inf")
+        self._command = command(process)
+
+    def kill(self, pause_s: float) -> None:
+        """End it now as a crash would; it starts again after a pause."""
+        self.killed_s = time.monotonic()
+        self.process.kill()
+        self._due_s = time.monotonic() + pause_s
+
+    def supervise(self) -> bool:
+        """Start it if it is time to; whether it runs."""
+        if self.process.is_running:
+            return True
+        now_s = time.monotonic()
+        if self._due_s == float("inf"):
+            self.collapses += 1
+            self._due_s = now_s + 1.0
+        if now_s >= self._due_s:
+            self._due_s = float("inf")
+            self.process = Process(self._command, self.process.log)
+        return self.process.is_running
+
+
+def command(process: Process) -> list[str]:
+    """The command line of a program that runs."""
+    return Path(f"/proc/{process.pid}/cmdline").read_bytes().decode().rstrip("\0").split("\0")
+
+
+class Looker(threading.Thread):
+    """Does one thing over and over, in a thread, until `end`."""
+
+    def __init__(self, look: Callable[[], None], pause_s: float) -> None:
+        super().__init__(daemon=True)
+        self._look = look
+        self._pause_s = pause_s
+        self._ended = threading.Event()
+        self.defect: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            while not self._ended.wait(self._pause_s):
+                self._look()
+        except Exception as error:  # the test's thread raises it
+            self.defect = error
+
+    def end(self) -> None:
+        self._ended.set()
+        self.join(30)
+        if self.defect:
+            raise self.defect
+
+
+class Caller:
+    """Asks nodewise as kube-scheduler does, over one connection that it opens again when it must."""
+
+    def __init__(self, url: str, client: httpx2.Client, history: History, nodewise: Supervised) -> None:
+        self._url = url
+        self._client = client
+        self._history = history
+        self._nodewise = nodewise
+        self._filtered = Held(history, Truth.rejected)
+        self._scored = Held(history, Truth.scores)
+        self._well_s = time.monotonic()
+        self._knew_s = dict.fromkeys(("filter", "prioritize"), float("-inf"))
+        self.answers = self.refusals = self.unanswered = 0
+        self.wrong: list[str] = []
+
+    @property
+    def oldest_s(self) -> float:
+        return max(self._filtered.oldest_s, self._scored.oldest_s)
+
+    def look(self) -> None:
+        """One pod's two calls, each answer held against the truth."""
+        for verb in ("filter", "prioritize"):
+            floor, asked_s = self._history.floor, time.monotonic()
+            try:
+                answer = self.ask(verb)
+            except httpx2.TransportError as error:
+                self._failed(verb, error, asked_s)
+                continue
+            self._check(verb, answer, floor, asked_s)
+            self._well_s = asked_s
+
+    def ask(self, verb: str, policy: str = POLICY) -> httpx2.Response:
+        """What nodewise answers about a pod of the policy and all nodes."""
+        metadata = {"name": "probe", "namespace": NAMESPACE, "labels": {"telemetry-policy": policy}}
+        body = {"Pod": {"metadata": metadata}, "NodeNames": sorted(self._history.newest.heat)}
+        return self._client.post(f"{self._url}/scheduler/{verb}", json=body)
+
+    def _failed(self, verb: str, error: Exception, asked_s: float) -> None:
+        """No answer is in order while nodewise is dead: from a kill until it answers again."""
+        self.unanswered += 1
+        if self._nodewise.killed_s < self._well_s:
+            self.wrong.append(
+                f"{verb}: no answer although nodewise was not killed: {error!r} at {asked_s:.1f}"
+            )
+
+    def _check(self, verb: str, answer: httpx2.Response, floor: int, asked_s: float) -> None:
+        """A refusal is in order as long as nodewise cannot know better: from a kill until it has values again."""
+        answered_s = time.monotonic()
+        self.answers += 1
+        if answer.status_code != httpx2.codes.OK:
+            self.wrong.append(f"{verb}: status {answer.status_code} at {answered_s:.1f}: {answer.text[:300]}")
+            return
+        if is_refusal(answer, verb):
+            self.refusals += 1
+            if self._nodewise.killed_s < self._knew_s[verb]:
+                self.wrong.append(
+                    f"{verb}: refused although it knew at {answered_s:.1f}: {answer.text[-200:]}"
+                )
+            return
+        self._knew_s[verb] = asked_s
+        said = failed(answer) if verb == "filter" else scores(answer)
+        held: Held[Any] = self._filtered if verb == "filter" else self._scored
+        if held.told(said, floor, answered_s) is None:
+            self.wrong.append(f"{verb}: no truth at {answered_s:.1f}: {self._difference(said)}")
+
+    def _difference(self, said: Any) -> str:
+        meant = (
+            self._history.newest.rejected() if isinstance(said, frozenset) else self._history.newest.scores()
+        )
+        return f"{sorted(said ^ meant)[:10]}" if isinstance(said, frozenset) else f"{said} for {meant}"
+
+
+def failed(answer: httpx2.Response) -> frozenset[str]:
+    """The nodes that a filter call was refused."""
+    return frozenset(answer.json().get("FailedNodes") or {})
+
+
+def is_refusal(answer: httpx2.Response, verb: str) -> bool:
+    """Whether no node passes, none because of its value; or no node is better than another."""
+    if verb == "prioritize":
+        return not any(scores(answer).values())
+    said = answer.json()
+    reasons = (said["FailedNodes"] or {}).values()
+    return not said["NodeNames"] and len(reasons) > 0 and not any(RULE in reason for reason in reasons)
+
+
+def scores(answer: httpx2.Response) -> dict[str, int]:
+    """The points that a prioritize call gave."""
+    return {one["Host"]: one["Score"] for one in answer.json()}
+
+
+class LabelLooker:
+    """Reads all nodes again and again, whenever the API server lets it."""
+
+    def __init__(self, client: httpx2.Client, history: History, foreign: Mapping[str, str]) -> None:
+        self._client = client
+        self._history = history
+        self._foreign = foreign
+        # the two labels come from two metrics, which nodewise fetches one after the other
+        self._held = {
+            (node, key): Held(history, lambda truth, node=node, key=key: truth.labels(node).get(key))
+            for node in history.newest.heat
+            for key in OURS
+        }
+        self.looks = 0
+        self.wrong: list[str] = []
+
+    def look(self) -> None:
+        """Each label of each node must be that of a truth, and what others put there must be there."""
+        floor = self._history.floor
+        try:
+            found = self.read()
+        except httpx2.HTTPError:
+            return
+        seen_s = time.monotonic()
+        self.looks += 1
+        for node in self._history.newest.heat:
+            ours, others = split(found.get(node, {}))
+            if others != {**self._foreign, "kubernetes.io/hostname": node}:
+                self.wrong.append(f"labels of others on {node} at {seen_s:.1f}: {others}")
+            for key in OURS:
+                held = self._held[node, key]
+                if held.told(ours.get(key), floor, seen_s) is None:
+                    self.wrong.append(f"{key} of {node} at {seen_s:.1f}: {ours.get(key)}; {held.meanings()}")
+
+    def forget(self) -> None:
+        """The API server is to have labels of any earlier time."""
+        self._history.floor = 0
+        for held in self._held.values():
+            held.forget()
+
+    def read(self) -> dict[str, dict[str, str]]:
+        """The labels of all nodes now. Raises HTTPError."""
+        slim = {"Accept": "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"}
+        listed: Object = self._client.get("/api/v1/nodes", headers=slim).raise_for_status().json()
+        return {item["metadata"]["name"]: item["metadata"].get("labels", {}) for item in listed["items"]}
+
+
+def split(labels: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """nodewise's labels, and those of others."""
+    ours = {key: value for key, value in labels.items() if key in OURS}
+    return ours, {key: value for key, value in labels.items() if key not in ours}
+
+
+class Storm:
+    """Kills programs at random moments and has them start again; keeps a diary for whoever must find out why."""
+
+    def __init__(self, parts: Sequence[Supervised], chance: random.Random) -> None:
+        self._parts = parts
+        self._chance = chance
+        self.faults = 0
+        self.diary: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.diary.append(f"{time.monotonic():.1f} {text}")
+
+    def kill(self, kills: int, length_s: float, meanwhile: Sequence[Callable[[], None]]) -> None:
+        """So many kills within about `length_s`, and at random moments among them what is to be done meanwhile."""
+        began_s = time.monotonic()
+        acts = [*meanwhile, *[self._kill] * kills]
+        due = sorted((self._chance.uniform(0, length_s), number) for number in range(len(acts)))
+        while due:
+            self._supervise()
+            if time.monotonic() - began_s >= due[0][0]:
+                acts[due.pop(0)[1]]()
+            time.sleep(0.01)
+
+    def wait_live(self, deadline_s: float = 120.0) -> None:
+        """Until every program lives and answers."""
+        end = time.monotonic() + deadline_s
+        while not (self._supervise() and all(part.is_live() for part in self._parts)):
+            assert time.monotonic() < end, f"not all parts came back: {self.told()}"
+            time.sleep(0.05)
+        self.note("all live")
+
+    def told(self) -> str:
+        """The end of the diary."""
+        return "\n".join(self.diary[-40:])
+
+    def _supervise(self) -> bool:
+        running = [part.supervise() for part in self._parts]
+        return all(running)
+
+    def _kill(self) -> None:
+        running = [part for part in self._parts if part.process.is_running]
+        while not running:
+            self._supervise()
+            running = [part for part in self._parts if part.process.is_running]
+        victim = self._chance.choice(running)
+        pause_s = self._chance.uniform(0.05, 1.5)
+        victim.kill(pause_s)
+        self.faults += 1
+        self.note(f"fault {self.faults}: {victim.name} killed, back after {pause_s:.1f} s")
+
+
+@contextlib.contextmanager
+def ending(parts: Sequence[Supervised]) -> Iterator[None]:
+    """At the end the programs that were started again end too."""
+    try:
+        yield
+    finally:
+        for part in reversed(parts):
+            part.process.stop()

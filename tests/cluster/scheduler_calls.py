@@ -1,0 +1,225 @@
+"""Calls as kube-scheduler makes them, without end, and pods without end; what became of each.
+
+A caller keeps one connection, as Go's net/http does (transport.go, shouldRetryRequest): one that was closed while it
+was idle is left and a new one opened; a call whose first byte was written is never made again, because a POST is not
+idempotent; a new connection that fails fails the call.
+"""
+
+import contextlib
+import http.client
+import json
+import select
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+from urllib.parse import urlsplit
+
+from tests.cluster.api import Object
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.test_namespaces import Sandbox
+
+VERBS = ("filter", "prioritize")
+
+
+class Failed(NamedTuple):
+    """A call without an answer, or with one that is none."""
+
+    began_s: float
+    at_s: float
+    port: int
+    """The caller's; 0 where there was no connection."""
+    why: str
+
+
+class Caller(threading.Thread):
+    """Calls filter and prioritize in turn about one pod, one after another, until `end`."""
+
+    def __init__(
+        self, url: str, context: ssl.SSLContext, body: Mapping[str, Any], pause_s: float = 0.0
+    ) -> None:
+        super().__init__(daemon=True)
+        self._url = urlsplit(url)
+        self._context = context
+        self._body = json.dumps(body).encode()
+        self._pause_s = pause_s
+        self._ended = threading.Event()
+        self._connection: http.client.HTTPSConnection | None = None
+        self.answers: dict[str, Any] = {}
+        """The newest by verb."""
+        self.calls = 0
+        self.slowest_s = 0.0
+        self.failed: list[Failed] = []
+        self.start()
+
+    def run(self) -> None:
+        while not self._ended.wait(self._pause_s):
+            for verb in VERBS:
+                self._call(verb)
+        self._leave()
+
+    def end(self) -> None:
+        self._ended.set()
+        self.join(60)
+
+    def _call(self, verb: str) -> None:
+        began_s, port = time.monotonic(), 0
+        self.calls += 1
+        try:
+            connection = self._connected()
+            port = connection.sock.getsockname()[1]
+            connection.request("POST", f"/scheduler/{verb}", self._body, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            content = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            self.failed.append(Failed(began_s, time.monotonic(), port, f"{verb}: {error!r}"))
+            self._leave()
+            self._ended.wait(0.01)
+            return
+        self.slowest_s = max(self.slowest_s, time.monotonic() - began_s)
+        if answer.status == http.HTTPStatus.OK:
+            self.answers[verb] = json.loads(content)
+        else:
+            self.failed.append(
+                Failed(began_s, time.monotonic(), port, f"{verb}: {answer.status} {content[:200]!r}")
+            )
+
+    def _connected(self) -> http.client.HTTPSConnection:
+        """The kept connection unless its server has closed it, else a new one."""
+        kept = self._connection
+        if kept is not None and kept.sock is not None and not select.select([kept.sock], [], [], 0)[0]:
+            return kept
+        self._leave()
+        host, port = self._url.hostname or "", self._url.port
+        self._connection = http.client.HTTPSConnection(host, port, context=self._context, timeout=60)
+        self._connection.connect()
+        return self._connection
+
+    def _leave(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+
+
+@contextlib.contextmanager
+def calling(count: int, make: Callable[[], Caller]) -> Iterator[Sequence[Caller]]:
+    """So many callers until the block is left."""
+    callers = [make() for _ in range(count)]
+    try:
+        yield callers
+    finally:
+        for caller in callers:
+            caller.end()
+
+
+class Pods:
+    """Pods that come one after another, as many as may be unbound at once, and when each was made and bound."""
+
+    def __init__(self, sandbox: Sandbox, most_unbound: int, pause_s: float) -> None:
+        self._corner = sandbox
+        self._most_unbound = most_unbound
+        self._pause_s = pause_s
+        self.place = f"/api/v1/namespaces/{sandbox.namespace}/pods"
+        self._ended = threading.Event()
+        self.made_s: dict[str, float] = {}
+        self.bound_s: dict[str, float] = {}
+        self.ended = ""
+        """Why nobody looks any more."""
+
+    def make(self, pod: Callable[[str], Object], prefix: str) -> None:
+        """Makes pods until `end`."""
+        number = 0
+        while not self._ended.wait(self._pause_s):
+            if len(self.made_s) - len(self.bound_s) < self._most_unbound:
+                name = f"{prefix}-{number}"
+                self.made_s[name] = time.monotonic()
+                self._corner.api.request("POST", self.place, json=pod(name))
+                number += 1
+            else:
+                self._ended.wait(0.002)
+
+    def end(self) -> None:
+        self._ended.set()
+
+    def unbound(self) -> list[str]:
+        """Those that wait."""
+        return sorted(self.made_s.keys() - self.bound_s.keys())
+
+    def told(self) -> str:
+        """How it stands, and one that waits, for whoever must find out why."""
+        waiting = self.unbound()
+        newest = [self._corner.pod(name) for name in waiting[:1]]
+        return f"{len(self.bound_s)} bound of {len(self.made_s)}; {waiting[:5]}; {newest}; {self.ended}"
+
+    def waits_s(self) -> dict[str, float]:
+        """How long each that is bound had to wait."""
+        return {name: self.bound_s[name] - self.made_s[name] for name in self.bound_s}
+
+    def bound_between(self, begin_s: float, end_s: float) -> int:
+        """How many were bound in a stretch of time."""
+        return sum(begin_s <= at_s < end_s for at_s in list(self.bound_s.values()))
+
+    def see(self, line: bytes) -> None:
+        """Takes in one event of a watch."""
+        found = json.loads(line)["object"]
+        name = found["metadata"]["name"]
+        if found.get("spec", {}).get("nodeName") and name in self.made_s and name not in self.bound_s:
+            self.bound_s[name] = time.monotonic()
+
+
+@contextlib.contextmanager
+def coming(
+    sandbox: Sandbox, pod: Callable[[str], Object], prefix: str, most_unbound: int, pause_s: float = 0.0
+) -> Iterator[Pods]:
+    """Pods until the block is left."""
+    pods = Pods(sandbox, most_unbound, pause_s)
+    maker = threading.Thread(target=pods.make, args=(pod, prefix), daemon=True)
+    with watched(sandbox.plane, pods):
+        maker.start()
+        try:
+            yield pods
+        finally:
+            pods.end()
+            maker.join(30)
+
+
+class Seeing(Protocol):
+    """Whom a watch of pods is told to."""
+
+    place: str
+    """The path of the pods."""
+    ended: str
+
+    def see(self, line: bytes) -> None: ...
+
+
+@contextlib.contextmanager
+def watched(plane: ControlPlane, pods: Seeing) -> Iterator[None]:
+    """A watch on the pods. Whoever reads is gone before its socket is closed: another would be given its number."""
+    context = plane.authority.client_context(plane.admin.pair)
+    version = plane.api.get(pods.place, limit="1")["metadata"]["resourceVersion"]
+    server = urlsplit(plane.url)
+    connection = http.client.HTTPSConnection(server.hostname or "", server.port, context=context)
+    connection.request("GET", f"{pods.place}?watch=1&resourceVersion={version}")
+    stream = connection.sock
+    lines = connection.getresponse()
+
+    def follow() -> None:
+        try:
+            for line in lines:
+                pods.see(line)
+        except (OSError, http.client.HTTPException) as error:
+            pods.ended = repr(error)  # leaving the block is one
+
+    reader = threading.Thread(target=follow, daemon=True)
+    reader.start()
+    try:
+        yield
+    finally:
+        socket.socket.shutdown(
+            stream, socket.SHUT_RDWR
+        )  # that of TLS would pull the rug from under the reader
+        reader.join(10)
+        connection.close()

@@ -1,0 +1,69 @@
+"""What people see of cards: `decide --cluster` with the right to list, and `explain` from real decisions."""
+
+from pathlib import Path
+
+from tests.cluster import gpu, read_only_commands
+from tests.cluster.access import rule
+from tests.cluster.api import Object
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.read_only_commands import run, told
+from tests.cluster.test_decide import given
+from tests.cluster.test_namespaces import Sandbox, wait
+
+SHORT = "card0 has 400 gpu.intel.com/millicores left, 600 wanted: 200 too little"
+
+
+def node(name: str = "g1") -> Object:
+    return gpu.node(name, cards=2, shares=10, millicores=1000)
+
+
+def running(sandbox: Sandbox, name: str, cards: str, on: str = "g1") -> Object:
+    """A pod as the older system left it: the cards stand in its annotation, and no ledger names it."""
+    made = gpu.pod(name, millicores=600)
+    made["metadata"]["annotations"] = {gpu.CARDS: cards}
+    return made | {"spec": made["spec"] | {"nodeName": on}}
+
+
+def test_running_pods_hold_their_cards_in_a_decision(plane: ControlPlane, sandbox: Sandbox) -> None:
+    """No right but to list nodes, pods and policies is needed."""
+    sandbox.nodes(node())
+    sandbox.pods(running(sandbox, "a", "card0"), running(sandbox, "b", "card1"))
+    sandbox.pods(gpu.pod("large", millicores=600), gpu.pod("small", millicores=300))
+    found = {
+        one["pod"].partition("/")[2]: one
+        for one in told(run(*given(plane, sandbox, "-o", "json")), 3)["decisions"]
+    }
+    assert set(found) == {"large", "small"}
+    assert (found["large"]["feasible"], found["large"]["details"]) == ([], {"g1": {"gpu": SHORT}})
+    assert found["small"]["details"] == {"g1": {"gpu": "main: card0"}}
+    table = run(*given(plane, sandbox, "--running"))
+    assert "0 running where a policy rejects them, 2 where they may stay" in table.stdout
+    assert f"(g1: {SHORT})" in table.stdout
+
+
+def test_the_pods_of_other_namespaces_hold_cards_too(plane: ControlPlane, sandbox: Sandbox) -> None:
+    sandbox.nodes(node())
+    sandbox.pods(gpu.pod("new", millicores=600))
+    other = running(sandbox, "elsewhere", "card0")
+    other["metadata"]["namespace"] = "default"
+    sandbox.create(other)
+    (one,) = told(run(*given(plane, sandbox, "-o", "json")))["decisions"]
+    assert one["details"] == {"g1": {"gpu": "main: card1"}}
+
+
+def test_an_explanation_ends_with_the_cards(plane: ControlPlane, sandbox: Sandbox, tmp_path: Path) -> None:
+    sandbox.nodes(node())
+    with gpu.extender(plane, tmp_path) as served, plane.start_scheduler({"extenders": [gpu.entry(served)]}):
+        for name in ("one", "two"):
+            sandbox.pods(gpu.pod(name, millicores=600))
+            sandbox.expect_bound(name)
+        sandbox.pods(gpu.pod("three", millicores=600))
+        wait("the third was asked about", lambda: served.decisions("three") or None)
+        kubeconfig = read_only_commands.reader(plane, [rule("get", "pods")]).kubeconfig
+        asked = [f"--kubeconfig={kubeconfig}", "--server", served.health]
+        bound = run("explain", f"{sandbox.namespace}/two", *asked)
+        assert "is on g1: the one node asked about passes" in bound.stdout
+        assert bound.stdout.rstrip().endswith("kube-scheduler chose g1; bound, with main: card1")
+        waiting = run("explain", f"{sandbox.namespace}/three", *asked)
+        assert "waits: the one node asked about is rejected" in waiting.stdout
+        assert SHORT in waiting.stdout

@@ -1,0 +1,397 @@
+"""SIGKILL at random moments of all programs on a value's way: etcd, kube-apiserver, Prometheus, its adapter, nodewise.
+
+What is shown, with the period (`--sync-period`) of 10 s and all other settings as they ship:
+
+- While programs die and come back, whoever asks nodewise is told one truth as a whole, none older than what was known
+  before the storm, or is refused; the same is seen of every node's labels. A call goes unanswered only between a kill
+  of nodewise and its next answer.
+- Within two periods after the storm labels and decisions are those of the newest truth. The two periods are counted
+  from the moment at which every program answers its own health check and the new values can be read where nodewise
+  reads them: in the custom metrics API, through the API server. The scrape interval and the adapter come before that
+  and have nothing to do with nodewise. One period is the longest time until the next refresh; of the second, a tenth
+  goes by until the leader looks, and 2.5 s go by for writing 100 nodes (50 at once, then 20 a second).
+- Nothing is lost: policies, nodes, what others wrote on nodes; nodewise did not end by itself, leads, and logged
+  no traceback and no flood.
+
+`NODEWISE_FAULTS_SEED` searches other storms, `NODEWISE_FAULTS` sets the number of faults.
+"""
+
+import contextlib
+import os
+import random
+import shutil
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests import effort
+from tests.cluster import (
+    controlplane,
+    extender_process,
+    metric_values,
+    metrics_pipeline,
+    monitoring,
+    objects,
+    packages,
+    process_kills,
+    processes,
+)
+from tests.cluster.api import Api, ApiError, Object
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.custom_metrics import CustomMetrics
+from tests.cluster.extender_process import Served
+from tests.cluster.metric_values import BUSY, HOT, POLICY, History
+from tests.cluster.metrics_pipeline import Adapter
+from tests.cluster.monitoring import Monitoring
+from tests.cluster.process_kills import NAMESPACE, Caller, LabelLooker, Looker, Storm, Supervised
+from tests.cluster.test_namespaces import Sandbox, wait
+
+NODES = tuple(f"n{number:03}" for number in range(100))
+FOREIGN = {"rack": "7", "owner.example.com/team": "blue"}
+FAULTS = int(os.environ.get("NODEWISE_FAULTS", effort.of("12", "100")))
+SEED = int(os.environ.get("NODEWISE_FAULTS_SEED", "20261121"))
+KILLS = 6
+"""Faults of one storm, after which all is to be well again."""
+STORM_S = 5.0
+PERIOD_S = 10.0
+CROSSING = 50
+"""Nodes that cross a threshold with one change, at most; there are two changes in a storm."""
+METRICS = f"/apis/{metrics_pipeline.GROUP}/v1beta2/nodes/*"
+POLICIES = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{NAMESPACE}/taspolicies"
+EXPORTER = "all"
+"""One exporter tells of all nodes, so that a scrape sees one truth."""
+JOB = {**monitoring.JOB, "honor_labels": True}
+MAX_AGE_S = 60.0
+"""The default: what is older counts for nothing."""
+MOST_WARNINGS = 40
+"""Log lines a storm, on average, that are not of level info."""
+
+
+class Scene:
+    """Everything that runs, what is true, and who looks."""
+
+    def __init__(self, plane: ControlPlane, scraping: Monitoring, adapter: Adapter, nodewise: Served) -> None:
+        self._api = plane.api
+        self._data = plane.folder / "etcd"
+        self._scraping = scraping
+        self._served = nodewise
+        self._chance = random.Random(SEED)
+        self._late = 0
+        self.took_s: list[float] = []
+        self.history = History(metric_values.first_truth(NODES, self._chance))
+        self.parts = _parts(plane, scraping, adapter, nodewise)
+        self.storm = Storm(self.parts, self._chance)
+        self.caller = Caller(nodewise.url, self._client(), self.history, self.parts[-1])
+        context = plane.authority.client_context(plane.admin.pair)
+        looking = httpx2.Client(base_url=plane.url, verify=context, timeout=60, trust_env=False)
+        self.labels = LabelLooker(looking, self.history, FOREIGN)
+        self._probe = Caller(nodewise.url, self._client(), self.history, self.parts[-1])
+        self._expose()
+
+    def _client(self) -> httpx2.Client:
+        papers = self._served.papers
+        context = papers.authority.client_context(papers.client)
+        return httpx2.Client(verify=context, timeout=60, trust_env=False)
+
+    def change(self) -> None:
+        """Another truth from now on."""
+        truth = self.history.newest.changed(self._chance, CROSSING)
+        self.history.add(truth)
+        self._expose()
+        self.storm.note(f"truth {len(self.history.truths) - 1}")
+
+    def _expose(self) -> None:
+        folder = self._scraping.exporter(EXPORTER).folder
+        part = folder / "truth.part"
+        part.write_text(self.history.newest.exposition())
+        part.rename(folder / "truth.prom")
+
+    def recover(self) -> None:
+        """Within two periods after the newest truth can be read, all is right."""
+        wait("the newest truth can be read", self._is_readable, 120, self.storm.told)
+        began_s = time.monotonic()
+        self._hand_in()
+        self.storm.note("readable")
+        while amiss := self._amiss():
+            took_s = time.monotonic() - began_s
+            assert took_s <= 2 * PERIOD_S, f"after {took_s:.1f} s {amiss}\n{self.told()}"
+            time.sleep(0.1)
+        self.took_s.append(time.monotonic() - began_s)
+        self.storm.note(f"right after {self.took_s[-1]:.1f} s")
+        self.history.settled()
+        assert self.wrong() == [], self.told()
+
+    def wrong(self) -> list[str]:
+        """What was seen meanwhile that must not be."""
+        return [*self.caller.wrong, *self.labels.wrong][:10]
+
+    def told(self) -> str:
+        """What happened, for whoever must find out why."""
+        shown = []
+        with contextlib.suppress(httpx2.TransportError):
+            shown = httpx2.get(f"{self._served.health}/metrics").text.splitlines()
+        kube = [line for line in shown if line.startswith("nodewise_kube")]
+        return "\n".join([*self.wrong(), self.storm.told(), self.parts[-1].process.tail(40), *kube])
+
+    def _is_readable(self) -> bool | None:
+        truth = self.history.newest
+        try:
+            self._api.get(POLICIES)
+            values = {name: self._measured(name) for name in ("heat", "load")}
+        except (ApiError, httpx2.TransportError):
+            return None
+        return values == {"heat": truth.heat, "load": truth.load} or None
+
+    def _measured(self, metric: str) -> dict[str, int]:
+        items = self._api.get(f"{METRICS}/{metric}")["items"]
+        return {item["describedObject"]["name"]: int(item["value"]) for item in items}
+
+    def _hand_in(self) -> None:
+        """A policy that comes now, and one that goes: nodewise must watch again to know of it."""
+        self._late += 1
+        self._api.create(policy(f"late-{self._late}", dontschedule=[TOO_HOT]))
+        self._api.delete(f"{POLICIES}/late-{self._late - 1}")
+
+    def _amiss(self) -> str:
+        """What is not as it should be by now; empty if all is well."""
+        truth = self.history.newest
+        labels = {node: process_kills.split(found)[0] for node, found in self.labels.read().items()}
+        wanted = {node: truth.labels(node) for node in NODES}
+        if labels != wanted:
+            unlike = [node for node in NODES if labels.get(node) != wanted[node]]
+            return f"labels of {len(unlike)} nodes are not right: {unlike[:5]}"
+        try:
+            return self._misjudged()
+        except httpx2.TransportError as error:
+            return f"no answer: {error!r}"
+
+    def _misjudged(self) -> str:
+        truth = self.history.newest
+        for name in (POLICY, f"late-{self._late}"):
+            if not self.is_judged(name):
+                return f"policy {name} is not judged by the newest truth"
+        if process_kills.scores(self._probe.ask("prioritize")) != truth.scores():
+            return "scores are not those of the newest truth"
+        gone = self._probe.ask("filter", f"late-{self._late - 1}").json()["FailedNodes"]
+        return "" if "does not exist" in str(gone) else "a policy that went is still known"
+
+    def back_up(self) -> Path:
+        """A copy of all that is in etcd now."""
+        copy = self._data.with_name("backup")
+        self.parts[0].kill(0.0)
+        shutil.copytree(self._data, copy)
+        self.storm.wait_live()
+        return copy
+
+    def put_back(self, copy: Path) -> None:
+        """etcd has what it had then, and counts on from there; the API server starts with that."""
+        for part in self.parts[:2]:
+            part.kill(0.0)
+        shutil.rmtree(self._data)
+        copy.rename(self._data)
+        self.storm.note("etcd was put back")
+        self.labels.forget()
+        self.storm.wait_live()
+
+    @property
+    def newest_policy(self) -> str:
+        """The name of the policy that was created last."""
+        return f"late-{self._late}"
+
+    def is_judged(self, name: str) -> bool:
+        """Whether nodewise judges by a policy of this name, and by the newest truth."""
+        return process_kills.failed(self._probe.ask("filter", name)) == self.history.newest.rejected()
+
+    def check_end(self) -> None:
+        """Nothing is lost, and the log can be read."""
+        kept = {item["metadata"]["name"] for item in self._api.get(POLICIES)["items"]}
+        assert kept == {POLICY, f"late-{self._late}"}
+        assert self.labels.read().keys() == set(NODES)
+        assert self.parts[-1].collapses == 0, "nodewise ended by itself"
+        assert self.caller.oldest_s < MAX_AGE_S + 2 * PERIOD_S
+        wait("the policy's status is right", self._is_told, 60, lambda: self._api.get(f"{POLICIES}/{POLICY}"))
+        self._check_log()
+
+    def _is_told(self) -> bool | None:
+        status = self._api.get(f"{POLICIES}/{POLICY}")["status"]
+        well = {one["type"]: one["status"] for one in status["conditions"]}
+        count = len(self.history.newest.rejected())
+        return (well["MetricsFetched"] == "True" and status["violatingNodes"] == count) or None
+
+    def _check_log(self) -> None:
+        """No traceback, no flood, and each trouble told once."""
+        assert "Traceback" not in self.parts[-1].process.log.read_text()
+        loud = self._loud()
+        assert loud.total() <= MOST_WARNINGS * len(self.took_s), loud.most_common()
+        known: dict[str, str] = {}
+        for line in self._served.events():
+            if line["event"] == "started":
+                known = {}
+            if line["event"].startswith(("kube_", "metric_")):
+                said = f"{line['event']} {line.get('error')}"
+                about = line.get("kind") or line.get("metric") or ""
+                assert known.get(about) != said, f"told twice: {line}"
+                known[about] = said
+
+    def _loud(self) -> Counter[str]:
+        return Counter(one["event"] for one in self._served.events() if one["level"] != "info")
+
+    def report(self) -> str:
+        """What came of it, in figures."""
+        killed = Counter(line.split()[3] for line in self.storm.diary if " fault " in line)
+        took = f"{statistics.median(self.took_s):.1f} s in the median, {max(self.took_s):.1f} s at most"
+        said = self.caller
+        return "\n".join(
+            [
+                f"seed {SEED}: {self.storm.faults} faults, {dict(killed)}",
+                f"right after {took}; {len(self.history.truths)} truths",
+                f"{said.answers} answers, {said.refusals} refusals, {said.unanswered} calls without an answer",
+                f"the most outdated answer was so by {said.oldest_s:.1f} s",
+                f"{self.labels.looks} looks at all labels",
+                f"log: {dict(self._loud())}",
+            ]
+        )
+
+
+TOO_HOT: Object = {"metricname": "heat", "operator": "GreaterThan", "target": HOT}
+SURGE: Object = {
+    "metricname": "load",
+    "operator": "GreaterThan",
+    "target": BUSY,
+    "labels": ["surge=yes"],
+}
+IDLEST: Object = {"metricname": "load", "operator": "LessThan"}
+
+
+def policy(name: str, **strategies: list[Object]) -> Object:
+    """A TASPolicy in our namespace."""
+    return {
+        "apiVersion": "telemetry.intel.com/v1alpha1",
+        "kind": "TASPolicy",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": {"strategies": {name: {"rules": rules} for name, rules in strategies.items()}},
+    }
+
+
+def _parts(
+    plane: ControlPlane, scraping: Monitoring, adapter: Adapter, nodewise: Served
+) -> tuple[Supervised, ...]:
+    """What is killed; nodewise comes last."""
+    etcd, api_server = plane.processes[:2]
+    probe = Api(f"https://localhost:{adapter.backend.port}", adapter.backend.authority.client_context())
+    asking = plane.api.answers
+    [client_url] = [one for one in process_kills.command(etcd) if one.startswith("--listen-client-urls=")]
+    return (
+        Supervised("etcd", etcd, lambda: asking(f"{client_url.partition('=')[2]}/health")),
+        Supervised("kube-apiserver", api_server, lambda: asking("/readyz")),
+        Supervised("prometheus", scraping.prometheus.process, lambda: asking(f"{scraping.url}/-/ready")),
+        Supervised("prometheus-adapter", adapter.process, lambda: probe.answers("/healthz")),
+        Supervised("nodewise", nodewise.process, lambda: asking(f"{nodewise.health}/healthz")),
+    )
+
+
+@pytest.fixture(scope="module")
+def scene(
+    control_plane_programs: Path,
+    prometheus_programs: packages.Programs,
+    adapter_program: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Scene]:
+    tmp_path = tmp_path_factory.mktemp("faults")
+    with contextlib.ExitStack() as stack:
+        plane = stack.enter_context(controlplane.running(control_plane_programs, tmp_path))
+        scraping = stack.enter_context(
+            monitoring.running(prometheus_programs, tmp_path / "monitoring", [EXPORTER], [JOB])
+        )
+        adapter = stack.enter_context(metrics_pipeline.adapting(plane, adapter_program, scraping.url))
+        _populate(plane, adapter)
+        ports = [f"--port={processes.free_port()}", f"--health-port={processes.free_port()}"]
+        own = [f"--sync-period={PERIOD_S:g}s", "--identity=nodewise-0"]
+        nodewise = stack.enter_context(extender_process.extender(plane, tmp_path, *ports, *own))
+        made = Scene(plane, scraping, adapter, nodewise)
+        stack.enter_context(process_kills.ending(made.parts))
+        made.recover()
+        for looker in (Looker(made.caller.look, 0.05), Looker(made.labels.look, 0.3)):
+            stack.callback(looker.end)
+        yield made
+
+
+def _populate(plane: ControlPlane, adapter: Adapter) -> None:
+    """Nodes, the policy, and the custom metrics API."""
+    api = plane.api
+    extender_process.define(api)
+    for name in (NAMESPACE, adapter.backend.namespace):
+        api.create(objects.namespace(name, trusted=name == NAMESPACE))
+    for name in NODES:
+        api.create(objects.node(name, labels=FOREIGN))
+    api.create(adapter.backend.service())
+    for version in metrics_pipeline.APIS[metrics_pipeline.GROUP]:
+        api.create(adapter.backend.api_service(metrics_pipeline.GROUP, version))
+    strategies = {
+        "dontschedule": [TOO_HOT],
+        "deschedule": [TOO_HOT],
+        "labeling": [SURGE],
+        "scheduleonmetric": [IDLEST],
+    }
+    api.create(policy(POLICY, **strategies))
+
+
+def test_a_hundred_kills_at_random_moments_lose_nothing(scene: Scene) -> None:
+    for begun in range(0, FAULTS, KILLS):
+        scene.storm.kill(min(KILLS, FAULTS - begun), STORM_S, [scene.change, scene.change])
+        scene.storm.wait_live()
+        scene.recover()
+    scene.check_end()
+    print(scene.report())
+
+
+def test_an_etcd_that_was_put_back_is_followed(scene: Scene) -> None:
+    """A watch from a version that the API server does not have yet tells nothing till it has it: who waits for it
+    would go on with what was there before, for as long as it takes to make as many changes again.
+    """
+    kept = scene.newest_policy
+    copy = scene.back_up()
+    for _ in range(3):
+        scene.change()
+        scene.recover()
+    scene.change()
+    scene.put_back(copy)
+    scene.recover()
+    assert scene.is_judged(kept), "a policy that was deleted since is there again"
+
+
+def test_more_changes_than_the_rate_allows_are_a_backlog_that_falls(
+    plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, tmp_path: Path
+) -> None:
+    names = [f"m{number:03}" for number in range(250)]
+    sandbox.nodes(*(objects.node(name) for name in names))
+    metrics.set("heat", dict.fromkeys(names, 10))
+    extender_process.policy(sandbox, deschedule=[TOO_HOT])
+    with extender_process.extender(plane, tmp_path, "--kube-qps=20", "--kube-burst=20") as running:
+        wait("it leads", lambda: running.events("leading") or None)
+        wait("the metric is known", lambda: running.fetched("heat") or None)
+        metrics.set("heat", dict.fromkeys(names, 90))
+        seen: list[float] = []
+
+        def written() -> bool | None:
+            seen.append(_gauge(running, "nodewise_nodes_to_label"))
+            return (max(seen) > 0 and seen[-1] == 0) or None
+
+        wait("all labels are written", written, 60, lambda: seen)
+        assert max(seen) > 100
+        assert len({*seen}) > 5, f"the backlog falls as labels are written: {seen}"
+        assert {name for name in names if _is_violating(sandbox, name)} == set(names)
+
+
+def _gauge(running: Served, name: str) -> float:
+    lines = httpx2.get(f"{running.health}/metrics").text.splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
+
+
+def _is_violating(sandbox: Sandbox, node: str) -> bool:
+    return sandbox.api.get(f"/api/v1/nodes/{node}")["metadata"]["labels"].get("pol") == "violating"

@@ -1,0 +1,97 @@
+"""A pod that every node was too bad for is bound soon after one heals; nothing is written while nobody waits."""
+
+import time
+from pathlib import Path
+
+import httpx2
+
+from tests.cluster import extender_process, objects
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.custom_metrics import CustomMetrics
+from tests.cluster.extender_process import Served, heated, pod
+from tests.cluster.test_namespaces import Sandbox, wait
+
+PERIOD_S = 0.5
+TRIES = 3
+"""A machine that stands still may spoil one."""
+WRITES = ("create", "patch", "delete")
+"""All but `replace`, by which the leader keeps its Lease."""
+
+
+def writes(running: Served) -> float:
+    """How many writes it sent so far, but for its Lease."""
+    lines = httpx2.get(f"{running.health}/metrics").text.splitlines()
+    found = [line for line in lines if line.startswith("nodewise_kube_requests_total{")]
+    return sum(float(line.split()[1]) for line in found if any(f'verb="{verb}"' in line for verb in WRITES))
+
+
+def test_a_pod_is_bound_within_5_s_and_a_period_of_the_heal(
+    plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, tmp_path: Path
+) -> None:
+    heated(sandbox, metrics, {"a": 90, "b": 90})
+    with extender_process.extender(plane, tmp_path) as running:
+        running.wait_fetched("heat")
+        running.wait_leading()
+        with plane.start_scheduler({"extenders": [running.entry()]}):
+            sandbox.pods(pod("web-1"), pod("web-2"))
+            sandbox.expect_event("web-1")
+            sandbox.expect_event("web-2")
+            took_s = [_healed(sandbox, metrics)]
+            while took_s[-1] >= 5 + PERIOD_S and len(took_s) < TRIES:
+                _sickened(sandbox, metrics, running)
+                took_s.append(_healed(sandbox, metrics))
+        assert took_s[-1] < 5 + PERIOD_S, took_s
+        assert 1 <= len(running.events("woken")) <= 2 * len(took_s) + sum(took_s)
+
+
+def _healed(sandbox: Sandbox, metrics: CustomMetrics) -> float:
+    """After how many seconds two pods that wait are on the node that heals."""
+    time.sleep(3)  # longer than any retry of kube-scheduler's own that follows a rejection
+    sandbox.expect_stays_unbound("web-1", 1)
+    healed_s = time.monotonic()
+    metrics.set("heat", {"a": 10, "b": 90})
+    assert sandbox.expect_bound("web-1") == "a"
+    assert sandbox.expect_bound("web-2") == "a"
+    return time.monotonic() - healed_s
+
+
+def _sickened(sandbox: Sandbox, metrics: CustomMetrics, running: Served) -> None:
+    """As before the heal: two pods for which no node is good enough."""
+    for name in ("web-1", "web-2"):
+        sandbox.api.delete(f"/api/v1/namespaces/{sandbox.namespace}/pods/{name}")
+        wait(f"{name} is gone", lambda name=name: True if sandbox.pod(name) is None else None)  # type: ignore[misc]
+    metrics.set("heat", {"a": 90, "b": 90})
+    wait("a is rejected", lambda: running.rejects(sandbox.namespace, "a") or None)
+    sandbox.pods(pod("web-1"), pod("web-2"))
+    sandbox.expect_rejected("web-1")
+    sandbox.expect_rejected("web-2")
+
+
+def _settled(running: Served) -> float:
+    """The writes so far, once there was none for six periods."""
+    seen = [-1.0, writes(running)]
+    while seen[-1] != seen[-2]:
+        assert len(seen) < 20, seen
+        time.sleep(6 * PERIOD_S)
+        seen.append(writes(running))
+    return seen[-1]
+
+
+def test_nothing_is_written_while_nobody_waits(
+    plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, tmp_path: Path
+) -> None:
+    heated(sandbox, metrics, {"a": 90, "b": 10})
+    with extender_process.extender(plane, tmp_path) as running:
+        running.wait_fetched("heat")
+        running.wait_leading()
+        wait("the status is written", lambda: extender_process.status(sandbox) or None)
+        before = _settled(running)
+        assert before > 0, "the status at least"
+        sandbox.pods(
+            objects.running_on("b", objects.pod("runs")), pod("unseen")
+        )  # nobody schedules: it waits unseen
+        for heat in (10, 90, 10, 90):
+            metrics.set("heat", {"a": heat, "b": 10})
+            time.sleep(2 * PERIOD_S)
+        assert writes(running) == before
+        assert running.events("woken") == []

@@ -1,0 +1,123 @@
+"""Many isolates at once as real processes, which come and go, and which somebody ends at any time in any way."""
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Protocol
+
+from nodewise.cpu import ended_tasks, pool_allocations
+from nodewise.cpu.allocation_store import AllocationStore
+from nodewise.cpu.node import garbage_collection
+from nodewise.cpu.pool_allocations import Allocations
+from tests.conformance.cmk.isolate_process import clean, until
+
+AT_ONCE: Final = 12
+IN_ALL: Final = 40
+LISTS: Final = ("0", "1", "2,3", "4")
+WITNESS: Final = """
+import fcntl, os, sys, time
+folder, seconds = sys.argv[1], float(sys.argv[2])
+held = []
+for cpu in os.environ["CMK_CPUS_ASSIGNED"].split(","):
+    held.append(open(f"{folder}/{cpu}", "w"))
+    try:
+        fcntl.flock(held[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        open(f"{folder}/twice", "a").write(f"{cpu} ")
+open(f"{folder}/served", "a").write("x")
+time.sleep(seconds)
+"""
+"""Holds a lock of its own for each CPU that it was told, for as long as it lives; nobody else may have it."""
+SIGNALS: Final = (None, None, signal.SIGTERM, signal.SIGINT, *3 * [signal.SIGKILL])
+
+
+class Node(Protocol):
+    """Where the state is, and the command line of an isolate there."""
+
+    @property
+    def store(self) -> AllocationStore: ...
+
+    def words(self, *more: str) -> list[str]: ...
+
+
+class Crowd:
+    """Isolates that come and go. `step` starts some, ends some and sweeps."""
+
+    def __init__(
+        self, node: Node, folder: Path, chance: random.Random, environment: Mapping[str, str]
+    ) -> None:
+        self._node = node
+        self._environment = environment
+        self.folder = folder / "witness"
+        self.folder.mkdir()
+        self._chance = chance
+        self._running: dict[subprocess.Popen[bytes], int | None] = {}
+        self._started = 0
+        self._known: ended_tasks.KnownProcesses | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self._started == IN_ALL and not self._running
+
+    def step(self) -> None:
+        if self._started < IN_ALL and len(self._running) < AT_ONCE:
+            self._start()
+        cpu_lists = list(self._node.store.read().allocations.cpu_lists)
+        assert all(len(cpu_list.tasks) <= 1 for pool, cpu_list in cpu_lists if pool.is_exclusive)
+        holders = {task.pid for _, cpu_list in cpu_lists for task in cpu_list.tasks}
+        for process, number in list(self._running.items()):
+            if process.poll() is not None:
+                del self._running[process]
+            elif number is not None and self._chance.random() < (0.3 if process.pid in holders else 0.005):
+                process.send_signal(number)
+                self._running[process] = None
+        if self._chance.random() < 0.4:
+            self.sweep()
+
+    def sweep(self) -> None:
+        found = garbage_collection.collect_garbage(
+            self._node.store, Path("/proc"), self._known, lambda number: time.sleep(0.01)
+        )
+        self._known = found.known
+
+    def _start(self) -> None:
+        self._started += 1
+        pool = self._chance.choice(["exclusive", "exclusive", "shared"])
+        words = self._node.words(
+            f"--pool={pool}", "--wait=50s", "--no-affinity", "--", sys.executable, "-S", "-c"
+        )
+        folder = self.folder if pool == "exclusive" else self.folder / "shared"
+        folder.mkdir(exist_ok=True)
+        seconds = self._chance.uniform(0, 1.2)
+        count = self._chance.choice(["1", "1", "2"])
+        environment = clean({**self._environment, "CMK_LOG_LEVEL": "error", "CMK_NUM_CORES": count})
+        program = WITNESS if pool == "exclusive" else "import sys, time; time.sleep(float(sys.argv[2]))"
+        process = subprocess.Popen(
+            [*words, program, str(folder), str(seconds)], env=environment, stderr=subprocess.DEVNULL
+        )
+        self._running[process] = self._chance.choice(SIGNALS)
+
+
+def fresh() -> Allocations:
+    return pool_allocations.from_lists({"exclusive": {0: LISTS}, "shared": {0: ("5",)}, "infra": {0: ("6",)}})
+
+
+def keep_the_law(crowd: Crowd, store: AllocationStore) -> None:
+    """No CPU has two owners, everybody comes to an end, and in the end nothing is held."""
+    deadline = time.monotonic() + 300
+    while not crowd.is_over:
+        crowd.step()
+        assert time.monotonic() < deadline, "somebody waits for ever"
+        time.sleep(0.02)
+    assert not (crowd.folder / "twice").exists()
+    assert (crowd.folder / "served").stat().st_size > IN_ALL / 5
+
+    def is_free() -> bool:
+        crowd.sweep()
+        return store.read().allocations == fresh()
+
+    until(is_free)

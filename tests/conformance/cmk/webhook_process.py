@@ -1,0 +1,142 @@
+"""The webhook as a process of its own, with certificates, asked as an API server asks it."""
+
+import base64
+import contextlib
+import json
+import re
+import ssl
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx2
+import yaml
+
+from nodewise.cpu.webhook import pod_mutation
+from tests.cluster.certificates import Authority
+from tests.cluster.processes import Process, number
+from tests.forks import ForkedProcess
+
+Object = dict[str, Any]
+NODEWISE = Path(sys.executable).with_name("nodewise")
+CMK = NODEWISE.with_name("cmk")
+PATIENCE_S = 60.0
+V1 = "admission.k8s.io/v1"
+
+
+class Papers:
+    """Who the server is, and who may call it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.servers = Authority(folder, "servers")
+        self.clients = Authority(folder, "clients")
+        self.server = self.servers.issue("webhook", "127.0.0.1", "localhost")
+        self.client = self.clients.issue("kube-apiserver")
+
+    def context(self, *, shows: bool = False) -> ssl.SSLContext:
+        """A client's, that shows its certificate or none."""
+        return self.servers.client_context(self.client if shows else None)
+
+
+class Webhook(NamedTuple):
+    """One that serves."""
+
+    process: Process
+    url: str
+    health: str
+    papers: Papers
+    mutations: Path
+
+    def post(self, body: Object | bytes, *, shows: bool = False, **headers: str) -> httpx2.Response:
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        sent = {"Content-Type": "application/json", **headers}
+        with self.client(self.papers.context(shows=shows)) as client:
+            return client.post("/mutate", content=content, headers=sent)
+
+    def client(self, context: ssl.SSLContext) -> httpx2.Client:
+        return httpx2.Client(base_url=self.url, verify=context, trust_env=False, timeout=PATIENCE_S)
+
+    def operations(self, pod: Object) -> list[Object]:
+        """The patch for a pod."""
+        answer = self.post(review(pod)).raise_for_status().json()
+        assert answer["apiVersion"] == V1
+        assert answer["kind"] == "AdmissionReview"
+        assert answer["response"]["uid"] == "u1"
+        assert answer["response"]["allowed"] is True
+        assert answer.keys() == {"apiVersion", "kind", "response"}
+        patch = answer["response"].get("patch")
+        assert answer["response"].get("patchType") == ("JSONPatch" if patch else None)
+        return json.loads(base64.b64decode(patch)) if patch else []
+
+    def says(self, *parts: str) -> bool:
+        """Whether a log line has all of these."""
+        lines = self.process.log.read_text().splitlines()
+        return any(all(part in line for part in parts) for line in lines)
+
+
+def review(pod: Object, version: str = V1, uid: str = "u1") -> Object:
+    kind = {"group": "", "version": "v1", "kind": "Pod"}
+    request = {"uid": uid, "kind": kind, "operation": "CREATE", "namespace": "default", "object": pod}
+    return {"apiVersion": version, "kind": "AdmissionReview", "request": request}
+
+
+def asking(count: str = "1") -> Object:
+    """A pod that asks for cores."""
+    resources = {"requests": {"cmk.intel.com/exclusive-cores": count}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "asking"},
+        "spec": {"containers": [{"name": "c1", "image": "none", "resources": resources}]},
+    }
+
+
+def until(what: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not what():
+        assert time.monotonic() < end, "not so after a minute"
+        time.sleep(0.02)
+
+
+def own_mutations() -> Object:
+    per_pod, per_container = pod_mutation.defaults()
+    return {"perPod": per_pod, "perContainer": per_container}
+
+
+def configure(folder: Path, papers: Papers, mutations: Object, *, without: str = "") -> Path:
+    """Writes the two files; the path of server.yaml, which lacks a key where `without` says so."""
+    (folder / "mutations.yaml").write_text(yaml.safe_dump({"mutations": mutations}))
+    server = {
+        "binding-address": "127.0.0.1",
+        "port": 0,
+        "cert": str(papers.server.cert),
+        "key": str(papers.server.key),
+        "mutations": str(folder / "mutations.yaml"),
+    }
+    server.pop(without, None)
+    (folder / "server.yaml").write_text(yaml.safe_dump({"server": server}))
+    return folder / "server.yaml"
+
+
+@contextlib.contextmanager
+def serving(folder: Path, *arguments: str, mutations: Object | None = None) -> Iterator[Webhook]:
+    """The command, from its first line to its end; the client CA is that of the papers."""
+    papers = Papers(folder)
+    file = configure(folder, papers, own_mutations() if mutations is None else mutations)
+    given = [
+        f"--conf-file={file}",
+        f"--cafile={papers.clients.ca_file}",
+        "--health-port=0",
+        "--shutdown-delay=0s",
+        *arguments,
+    ]
+    log = folder / f"webhook-{number()}.log"
+    with ForkedProcess([CMK, "webhook", *given], log) as process:
+        process.wait_ready(lambda: len(_urls(log)) > 1)
+        yield Webhook(process, *_urls(log), papers, folder / "mutations.yaml")
+
+
+def _urls(log: Path) -> list[str]:
+    return re.findall(r"listening .*url=(\S+)", log.read_text())

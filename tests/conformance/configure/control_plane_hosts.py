@@ -1,0 +1,158 @@
+"""A host of the control plane in a temporary folder, and the real command run on it."""
+
+import datetime as dt
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from tests import forks
+from tests.conformance.configure import scheduler_manifests
+
+TEMPLATE = "deploy/extender-configuration/scheduler-config.yaml"
+PROGRAM = [sys.executable, "-m", "nodewise", "configure"]
+
+
+class Ran(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+class Pair(NamedTuple):
+    cert: bytes
+    key: bytes
+
+
+class Host:
+    """K is `root/K`, as in the list of cases; the working directory has the template of TAS."""
+
+    def __init__(self, root: Path, minor: int = 30) -> None:
+        self.k, self.work = root / "K", root / "S"
+        self.certs = self.k / "certs"
+        for folder in (self.k / "manifests", self.k / "pki", (self.work / TEMPLATE).parent):
+            folder.mkdir(parents=True)
+        self.manifest = self.k / "manifests" / "kube-scheduler.yaml"
+        self.config = self.k / "scheduler-config.yaml"
+        self.template = self.work / TEMPLATE
+        self.template.write_bytes(scheduler_manifests.TAS.encode())
+        (self.work / "deploy" / "tas-deployment.yaml").write_text(
+            "a: node-role.kubernetes.io/control-plane\n"
+        )
+        self.write(scheduler_manifests.text(scheduler_manifests.pod(minor)))
+        for name, data in PAPERS.items():
+            self.papers(name, data)
+
+    def papers(self, name: str, data: bytes) -> Path:
+        path = self.k / "pki" / name
+        path.write_bytes(data)
+        path.chmod(0o600 if name.endswith(".key") else 0o644)
+        return path
+
+    def write(self, text: str | bytes) -> None:
+        self.manifest.write_bytes(text if isinstance(text, bytes) else text.encode())
+        self.manifest.chmod(0o600)
+
+    def base(self, **other: str) -> list[str]:
+        """The base flags, with others in their place."""
+        flags = {
+            "b": f"{self.k}",
+            "d": f"{self.k}",
+            "cert": f"{self.k}/pki/scheduler-client.crt",
+            "key": f"{self.k}/pki/scheduler-client.key",
+            "cert-dir": f"{self.certs}/",
+            "m": f"{self.manifest}",
+        } | {name.replace("_", "-"): value for name, value in other.items()}
+        return [word for name, value in flags.items() for word in (f"-{name}", value)]
+
+    def run(self, *more: str, **other: str) -> Ran:
+        return self.words(*self.base(**other), *more)
+
+    def words(
+        self, *words: str, env: dict[str, str] | None = None, before: Callable[[], object] | None = None
+    ) -> Ran:
+        environment = env or {
+            name: value for name, value in os.environ.items() if not name.startswith("NODEWISE_")
+        }
+        done = forks.run([forks.NODEWISE, "configure", *words], cwd=self.work, env=environment, before=before)
+        assert "Traceback" not in done.stderr, done.stderr
+        return Ran(done.returncode, done.stdout, done.stderr)
+
+    @property
+    def pod(self) -> dict[str, Any]:
+        return yaml.safe_load(self.manifest.read_bytes())
+
+    @property
+    def container(self) -> dict[str, Any]:
+        return self.pod["spec"]["containers"][0]
+
+    @property
+    def configuration(self) -> dict[str, Any]:
+        return yaml.safe_load(self.config.read_bytes())
+
+    @property
+    def backups(self) -> list[Path]:
+        return sorted(self.k.glob("backup_*"))
+
+    def everything(self) -> dict[str, tuple[int, bytes | None]]:
+        """All that is there: names, modes and contents."""
+        return {
+            str(path.relative_to(self.k)): (
+                path.lstat().st_mode,
+                path.read_bytes() if path.is_file() else None,
+            )
+            for path in sorted(self.k.rglob("*"))
+        }
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def issue(
+    name: str,
+    *,
+    by: Pair | None = None,
+    is_ca: bool = False,
+    key: bytes | None = None,
+    days: int = 100,
+    usage: x509.ObjectIdentifier = ExtendedKeyUsageOID.CLIENT_AUTH,
+) -> Pair:
+    """A certificate with its key, in PEM; signed by itself where nobody is named."""
+    own = serialization.load_pem_private_key(key, None) if key else ec.generate_private_key(ec.SECP256R1())
+    assert isinstance(own, ec.EllipticCurvePrivateKey)
+    issuer = x509.load_pem_x509_certificate(by.cert).subject if by else _name(name)
+    signer = serialization.load_pem_private_key(by.key, None) if by else own
+    now = dt.datetime.now(dt.UTC)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(_name(name))
+        .issuer_name(issuer)
+        .public_key(own.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(days=200))
+        .not_valid_after(now + dt.timedelta(days=days))
+        .add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
+    )
+    if not is_ca:
+        builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+    pem = serialization.Encoding.PEM
+    private = own.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return Pair(builder.sign(signer, hashes.SHA256()).public_bytes(pem), private)  # type: ignore[arg-type]
+
+
+AUTHORITY = issue("kubernetes", is_ca=True)
+CLIENT = issue("nodewise-scheduler-client", by=AUTHORITY)
+PAPERS = {
+    "ca.crt": AUTHORITY.cert,
+    "ca.key": AUTHORITY.key,
+    "scheduler-client.crt": CLIENT.cert,
+    "scheduler-client.key": CLIENT.key,
+}

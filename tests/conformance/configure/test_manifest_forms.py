@@ -1,0 +1,485 @@
+"""Manifests of many shapes, command lines and versions: the numbered cases 29 to 80, and 115."""
+
+import json
+
+import pytest
+import yaml
+
+from tests.conformance.configure import scheduler_manifests
+from tests.conformance.configure.case_numbers import row
+from tests.conformance.configure.control_plane_hosts import Host
+from tests.conformance.configure.scheduler_manifests import GONE, changed
+
+POD = scheduler_manifests.pod(30)
+C = "spec.containers.0"
+
+
+def refused(host: Host, text: str | bytes, *flags: str) -> str:
+    """A run that fails, and changes nothing; what it says."""
+    host.write(text)
+    before = host.everything()
+    ran = host.run(*flags)
+    assert ran.code == 1
+    assert host.everything() == before
+    assert ran.err.splitlines()[-1] != "Done."
+    return ran.err
+
+
+def taken(host: Host, text: str | bytes, *flags: str) -> str:
+    """A run that succeeds, and that a second one finds nothing to change after; what it says."""
+    host.write(text)
+    ran = host.run(*flags)
+    assert ran.code == 0, ran.err
+    once = host.manifest.read_bytes()
+    assert host.run(*flags, "--check").code == 0
+    assert host.manifest.read_bytes() == once
+    return ran.err
+
+
+def added(host: Host, text: bytes) -> list[bytes]:
+    """The lines of the manifest that are new; all others are there, in order."""
+    left = text.splitlines(keepends=True)
+    found = []
+    for line in host.manifest.read_bytes().splitlines(keepends=True):
+        if left and left[0] == line:
+            left.pop(0)
+        else:
+            found.append(line)
+    assert left == []
+    return found
+
+
+COMMENTED = (
+    scheduler_manifests.text(POD)
+    .replace("spec:\n", "# who owns this\nspec:\n\n  # one only\n")
+    .replace("    - --leader-elect=true\n", "    - '--leader-elect=true'   # we have three\n    # the end\n")
+    .replace("  hostNetwork: true\n", '  "hostNetwork": true  # needed\n')
+)
+
+
+@row(29, "they stay")
+def test_comments_blank_lines_and_quotes_stay(host):
+    taken(host, COMMENTED)
+    assert len(added(host, COMMENTED.encode())) == 19
+
+
+@row(30, "line ends and byte order mark stay")
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_line_ends_and_byte_order_mark_stay(host, mark, end):
+    text = mark + scheduler_manifests.text(POD).encode().replace(b"\n", end)
+    taken(host, text)
+    assert all(line.endswith(end) for line in added(host, text))
+    assert host.manifest.read_bytes().startswith(mark + b"apiVersion")
+
+
+def test_no_line_end_at_the_end(host):
+    text = scheduler_manifests.text(changed(POD, "status", GONE)).rstrip("\n")
+    taken(host, text)
+    assert host.pod["spec"]["volumes"][-1]["name"] == "certdir"
+
+
+@row(32, "refused")
+@row(34, "refused, and it says that there are two")
+@pytest.mark.parametrize(
+    "text", [f"{scheduler_manifests.text(POD)}---\na: b\n", f"---\n---\n{scheduler_manifests.text(POD)}"]
+)
+def test_several_documents(host, text):
+    assert "2 documents" in refused(host, text)
+
+
+@row(33, "the marker stays")
+def test_a_document_marker_stays(host):
+    text = f"---\n{scheduler_manifests.text(POD)}"
+    taken(host, text)
+    assert host.manifest.read_text().startswith("---\napiVersion")
+
+
+@row(35)
+@row(36)
+@row(37)
+@row(38)
+@row(40)
+@row(57)
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "spec not found"),
+        ("\n", "spec not found"),
+        ("spec:\n\tcontainers: []\n", 'unmarshaling of "'),
+        (scheduler_manifests.text(POD) + "kind: Pod\n", "'kind' twice"),
+        ("- a\n", 'unmarshaling of "'),
+        ("a: b\n", "spec not found"),
+        ("spec: 5\n", "spec not found"),
+        (scheduler_manifests.text(changed(POD, "spec.containers", GONE)), "imageName not found"),
+        (scheduler_manifests.text(changed(POD, "spec.containers", [])), "imageName not found"),
+        (scheduler_manifests.text(POD).replace("  hostNetwork", "  1: x\n  hostNetwork"), "spec"),
+        (b"\xff\xfe\x00", "UTF-8"),
+        ("[" * 5000, 'unmarshaling of "'),
+        (
+            "a: &a [x, x]\nb: &b [*a, *a]\n" + "".join(f"c{i}: &c{i} [*b, *b, *b]\n" for i in range(3)),
+            "spec not",
+        ),
+        (scheduler_manifests.text(changed(POD, "metadata", 5)), "metadata"),
+        (scheduler_manifests.text(changed(POD, "metadata.annotations", [])), "metadata.annotations"),
+        (b"a" * (2**20 + 1), "bytes"),
+    ],
+)
+def test_what_is_no_pod(host, text, says):
+    assert says in refused(host, text)
+
+
+def test_aliases_that_would_fill_the_memory(host):
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
+    assert "values" in refused(host, scheduler_manifests.text(POD) + "\n".join(lines) + "\n")
+
+
+@row(41)
+def test_no_mounts(host):
+    taken(host, scheduler_manifests.text(changed(POD, f"{C}.volumeMounts", GONE)))
+    assert [mount["name"] for mount in host.container["volumeMounts"]] == ["schedulerconfig", "certdir"]
+
+
+def test_no_volumes_and_little_else(host):
+    small = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "kube-scheduler"},
+        "spec": {
+            "containers": [{"name": "kube-scheduler", "image": "a/b:v1.30.1", "command": ["kube-scheduler"]}]
+        },
+    }
+    taken(host, scheduler_manifests.text(small))
+    assert len(host.pod["spec"]["volumes"]) == 2
+    old = scheduler_manifests.text(small)
+    assert host.run("--uninstall").code == 0
+    assert host.manifest.read_text() == old
+
+
+@row(42, "nothing is written")
+@row(43, "nothing is written")
+@row(45, "refused")
+@row(47, "nothing is written")
+@row(48, "refused")
+@pytest.mark.parametrize(
+    ("where", "value", "says"),
+    [
+        (f"{C}.volumeMounts", None, "volumeMounts type wrong, should have been array in manifest file"),
+        (f"{C}.volumeMounts", {}, "volumeMounts type wrong, should have been array in manifest file"),
+        (f"{C}.volumeMounts", ["x"], "volumeMount type error"),
+        (f"{C}.volumeMounts", [{"mountPath": "/x"}], "a volumeMount without a name"),
+        ("spec.volumes", ["x"], "volume type error in manifest file, should have been a map"),
+        ("spec.volumes", [{"emptyDir": {}}], "a volume without a name"),
+        ("spec.volumes", None, "volumes type wrong"),
+        ("spec.volumes", {}, "volumes type wrong"),
+        (
+            f"{C}.volumeMounts",
+            [{"name": "x", "mountPath": "/host/certs"}],
+            "/host/certs is mounted already, by 'x'",
+        ),
+    ],
+)
+def test_mounts_and_volumes_of_wrong_shapes(host, where, value, says):
+    assert says in refused(host, scheduler_manifests.text(changed(POD, where, value)))
+
+
+FORMER_MOUNTS = [
+    {"mountPath": "/old/config.yaml", "name": "schedulerconfig"},
+    {"mountPath": "/host/certs", "name": "certdir"},
+    {"mountPath": "/etc/kubernetes/scheduler.conf", "name": "kubeconfig", "readOnly": True},
+]
+FORMER_VOLUMES = [
+    {"hostPath": {"path": "/old/config.yaml"}, "name": "schedulerconfig"},
+    {"hostPath": {"path": "/old/certs"}, "name": "certdir"},
+    *POD["spec"]["volumes"],
+]
+
+
+def former(config: str = "/old/config.yaml"):
+    """As an older configurator left it."""
+    command = [*POD["spec"]["containers"][0]["command"], f"--config={config}"]
+    found = changed(POD, f"{C}.volumeMounts", FORMER_MOUNTS)
+    found = changed(changed(found, "spec.volumes", FORMER_VOLUMES), f"{C}.command", command)
+    return changed(found, "spec.dnsPolicy", "ClusterFirstWithHostNet")
+
+
+@row(49, "replaced where they stand")
+@row(115, "a requirement on the new program")
+def test_entries_of_the_older_configurator_are_taken_over(host):
+    text = yaml.safe_dump(former(), indent=4, width=1000)
+    said = taken(host, text)
+    assert [mount["name"] for mount in host.container["volumeMounts"]] == [
+        "schedulerconfig",
+        "certdir",
+        "kubeconfig",
+    ]
+    assert [v["name"] for v in host.pod["spec"]["volumes"]] == ["schedulerconfig", "certdir", "kubeconfig"]
+    assert host.container["volumeMounts"][0]["mountPath"] == str(host.config)
+    assert host.container["command"][-1] == f"--config={host.config}"
+    assert "/old/config.yaml is not used any more" in said
+    assert host.run("--uninstall").code == 0
+    assert host.pod == POD
+
+
+@row("71b", "replaced where it stands")
+def test_what_the_older_script_left_is_taken_over(host):
+    program, *flags = POD["spec"]["containers"][0]["command"]
+    taken(
+        host,
+        scheduler_manifests.text(
+            changed(former(), f"{C}.command", [program, "--config=/old/config.yaml", *flags])
+        ),
+    )
+    assert host.container["command"] == [program, f"--config={host.config}", *flags]
+    assert host.container["volumeMounts"][1] == {
+        "mountPath": "/host/certs",
+        "name": "certdir",
+        "readOnly": True,
+    }
+
+
+EXTRA = changed(
+    changed(
+        POD,
+        f"{C}.volumeMounts",
+        [*POD["spec"]["containers"][0]["volumeMounts"], {"mountPath": "/x", "name": "x"}],
+    ),
+    "spec.volumes",
+    [*POD["spec"]["volumes"], {"hostPath": {"path": "/x", "type": "Directory"}, "name": "x"}],
+)
+
+
+@row(50)
+@row(113, "valid, where the older script made broken YAML")
+def test_further_volumes_are_kept(host):
+    taken(host, scheduler_manifests.text(EXTRA))
+    assert [volume["name"] for volume in host.pod["spec"]["volumes"]] == [
+        "kubeconfig",
+        "x",
+        "schedulerconfig",
+        "certdir",
+    ]
+    assert host.pod["spec"]["volumes"][:2] == EXTRA["spec"]["volumes"]
+
+
+@row(51)
+@row(52)
+@row(53)
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        ("spec.dnsPolicy", "Default"),
+        ("spec.dnsPolicy", "None"),
+        ("spec.hostNetwork", GONE),
+        ("spec.dnsPolicy", "ClusterFirstWithHostNet"),
+    ],
+)
+def test_the_dns_policy_is_set_and_set_back(host, where, value):
+    old = changed(changed(POD, "spec.dnsConfig", {"nameservers": ["1.2.3.4"]}), where, value)
+    taken(host, scheduler_manifests.text(old))
+    assert host.pod["spec"]["dnsPolicy"] == "ClusterFirstWithHostNet"
+    assert host.pod["spec"]["dnsConfig"] == {"nameservers": ["1.2.3.4"]}
+    assert host.run("--uninstall").code == 0
+    assert host.manifest.read_text() == scheduler_manifests.text(old)
+
+
+SIDECAR = {"name": "sidecar", "image": "a/b:v0.3.1", "command": ["x"], "volumeMounts": []}
+
+
+@row(54, "the container is known by its name")
+def test_kube_scheduler_is_the_second_container(host):
+    taken(
+        host, scheduler_manifests.text(changed(POD, "spec.containers", [SIDECAR, *POD["spec"]["containers"]]))
+    )
+    assert host.pod["spec"]["containers"][0] == SIDECAR
+    assert f"--config={host.config}" in host.pod["spec"]["containers"][1]["command"]
+
+
+def test_a_container_of_another_name(host):
+    other = changed(POD, f"{C}.name", "scheduler")
+    taken(host, scheduler_manifests.text(other))
+    both = changed(other, "spec.containers", [{**SIDECAR, "command": ["y"]}, other["spec"]["containers"][0]])
+    taken(host, scheduler_manifests.text(both), "--container", "scheduler")
+    assert "--container" in refused(host, scheduler_manifests.text(both), "--container", "nobody")
+
+
+@row(55, "unchanged")
+@row(56, "unchanged")
+def test_spellings_are_kept(host):
+    text = scheduler_manifests.text(POD).replace("readOnly: true", "readOnly: yes")
+    text = text.replace(
+        "metadata:\n", "metadata:\n  annotations:\n    a: 1.10\n    e: 0644\n    g: 2024-01-02\n"
+    )
+    taken(host, text)
+    added(host, text.encode())
+
+
+@row(58, "kept, or refused")
+def test_anchors_and_merge_keys(host):
+    kept = (
+        scheduler_manifests.text(POD)
+        .replace("  labels:\n", "  labels: &labels\n")
+        .replace("status: {}\n", "status: *labels\n")
+    )
+    taken(host, kept)
+    added(host, kept.encode())
+    mounts = "volumeMounts:\n    - mountPath: /etc/kubernetes/scheduler.conf"
+    shared = scheduler_manifests.text(POD).replace(
+        mounts, mounts.replace("volumeMounts:", "volumeMounts: &mounts")
+    )
+    shared = shared.replace("status: {}\n", "status: {a: *mounts}\n")
+    assert "cannot be changed without changing" in refused(host, shared)
+    merged = scheduler_manifests.text(POD).replace(
+        "spec:\n", "x-base: &base\n  dnsPolicy: Default\nspec:\n  <<: *base\n"
+    )
+    assert "cannot be changed without changing" in refused(host, merged)
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_json_stays_json(host, indent):
+    taken(host, json.dumps(POD, indent=indent))
+    found = json.loads(host.manifest.read_text())
+    assert found["spec"]["volumes"][-1]["name"] == "certdir"
+    assert host.run("--uninstall").code == 0
+    assert json.loads(host.manifest.read_text()) == POD
+
+
+def test_flow_style_stays(host):
+    text = yaml.safe_dump(POD, default_flow_style=True, width=1000)
+    taken(host, text)
+    assert host.run("--uninstall").code == 0
+    assert host.manifest.read_text() == text
+
+
+def command(*words, **other):
+    return scheduler_manifests.text(changed(POD, f"{C}.command", ["kube-scheduler", *words]))
+
+
+@row(59, "refused without --merge or --replace; replaced where it stands")
+def test_a_configuration_of_the_users_own(host):
+    text = command("--config=/old.yaml", "--leader-elect=true")
+    assert "the configuration /old.yaml is in use" in refused(host, text)
+    taken(host, text, "--replace")
+    assert host.container["command"] == ["kube-scheduler", f"--config={host.config}", "--leader-elect=true"]
+    assert host.run("--uninstall").code == 0
+    assert host.manifest.read_text() == text
+
+
+@row(60)
+@row(61)
+@row(63)
+@row(65, "removed")
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (["--config", "/old.yaml", "--v=2"], ["C", "--v=2"]),
+        (["-config=/old.yaml"], ["C"]),
+        (["--config=/a", "--v=2", "--config=/b"], ["C", "--v=2"]),
+        (["--policy-configmap=x", "--policy-configmap-namespace=y"], ["C"]),
+        (["--policy-configmap", "x", "--v=2"], ["--v=2", "C"]),
+        (["--policy-config-file=/p", "--use-legacy-policy-config=true"], ["C"]),
+        (["--use-legacy-policy-config", "--v=2"], ["--v=2", "C"]),
+        (
+            ["--config-foo=x", "--Config=y", "--write-config-to=z"],
+            ["--config-foo=x", "--Config=y", "--write-config-to=z", "C"],
+        ),
+    ],
+)
+def test_the_command_line(host, words, wanted):
+    taken(host, command(*words), "--replace")
+    expected = [f"--config={host.config}" if word == "C" else word for word in wanted]
+    assert host.container["command"] == ["kube-scheduler", *expected]
+
+
+@row(62, "refused: a flag without its value")
+@row(67)
+@row(68)
+@row(69)
+@row(70, "refused")
+@row("71a", "refused")
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (["kube-scheduler", "--config", "--leader-elect=false"], "--config without a value"),
+        (["kube-scheduler", "--config"], "--config without a value"),
+        (GONE, "'command' missing from YAML spec container in manifest file"),
+        ("kube-scheduler", "command is not an array type in manifest file"),
+        (None, "command is not an array type in manifest file"),
+        (["kube-scheduler", 5], "command array item is not a string type in manifest file"),
+        ([], "'command' missing"),
+        (["/bin/sh", "-c", "exec kube-scheduler --v=2"], "'/bin/sh'; wanted kube-scheduler"),
+    ],
+)
+def test_command_lines_that_cannot_be_edited(host, value, says):
+    assert says in refused(host, scheduler_manifests.text(changed(POD, f"{C}.command", value)), "--replace")
+
+
+@row(71, "edited where the flags are")
+@pytest.mark.parametrize(("flags", "wanted"), [(["--config=/old"], ["C"]), (["--v=2"], ["--v=2", "C"])])
+def test_flags_in_args(host, flags, wanted):
+    pod = changed(changed(POD, f"{C}.command", ["kube-scheduler"]), f"{C}.args", flags)
+    taken(host, scheduler_manifests.text(pod), "--replace")
+    assert host.container["command"] == ["kube-scheduler"]
+    assert host.container["args"] == [f"--config={host.config}" if word == "C" else word for word in wanted]
+
+
+DIGEST = "@sha256:" + "0" * 64
+
+
+@row(72)
+@row(73)
+@row(74)
+@row(75, "1.30 is taken")
+@row(80, "with a warning")
+@pytest.mark.parametrize(
+    ("image", "seen"),
+    [
+        (f"registry.k8s.io/kube-scheduler:v1.30.2{DIGEST}", "1.30"),
+        ("localhost:5000/kube-scheduler:v1.28.3", "1.28"),
+        ("a/b:v1.28.4-rke2r1-build20231201", "1.28"),
+        ("a/b:v1.31.0-rc.1", "1.31"),
+        ("a/b:v1.29.3-eks-1-29-4", "1.29"),
+        ("a/b:v1.030.1", "1.30"),
+        ("a/b:v1.30.*", "1.30"),
+        ("a/b:v1.30", "1.30"),
+        ("a/b:1.30.1", "1.30"),
+        ("a/b:v1.99.0", "1.99"),
+    ],
+)
+def test_versions(host, image, seen):
+    said = taken(host, scheduler_manifests.text(changed(POD, f"{C}.image", image)))
+    assert f"kube-scheduler {seen}, configuration" in said
+    assert ("is newer than what was tried" in said) == (seen == "1.99")
+
+
+@row(76, "1.30.1 is taken; the others' error names --kubernetes-version")
+@row(77, "nothing is written")
+@row(78, "it says so")
+@row(79)
+@pytest.mark.parametrize(
+    ("image", "says"),
+    [
+        ("a/b:latest", "version not found from imageName: a/b:latest (say it with --kubernetes-version)"),
+        ("a/b", "version not found"),
+        (f"a/b{DIGEST}", "--kubernetes-version"),
+        ("localhost:5000/b", "version not found"),
+        ("a/b:v1", "version not found"),
+        ("a/b:v1.x.3", "version not found"),
+        ("a/b:V1.30.1", "version not found"),
+        ("a/b:v1." + "9" * 30, "version not found"),
+        ("a/b:v1.18.20", "k8s version older than 1.19 isn't supported"),
+        ("a/b:v2.5.1", "unsupported major version 2"),
+        (5, "imageName not found"),
+        (GONE, "imageName not found"),
+    ],
+)
+def test_versions_that_cannot_be_used(host, image, says):
+    text = scheduler_manifests.text(changed(POD, f"{C}.image", image))
+    assert says in refused(host, text)
+    if "version not found" in says or "imageName" in says:
+        assert "kube-scheduler 1.30," in taken(host, text, "--kubernetes-version", "v1.30.4")
+
+
+def test_a_pod_of_kubernetes_1_18(host):
+    assert "older than 1.19" in refused(host, scheduler_manifests.text(scheduler_manifests.pod(18, "20")))

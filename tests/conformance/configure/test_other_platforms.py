@@ -1,0 +1,269 @@
+"""What is printed for clusters whose static pods are not edited: the numbered cases 119 to 122."""
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from nodewise.configure import second_scheduler
+from tests.conformance.configure.case_numbers import row
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+ADDRESS = "https://10.96.0.9:9001"
+FIELDS = {
+    "urlPrefix", "filterVerb", "prioritizeVerb", "preemptVerb", "bindVerb", "weight", "enableHTTPS", "httpTimeout",
+    "tlsConfig", "nodeCacheCapable", "managedResources", "ignorable",
+}  # fmt: skip
+"""Of an extender, in kube-scheduler's v1 types."""
+
+
+def second(host, *flags: str) -> dict[tuple[str, str], dict]:
+    ran = host.words("--mode", "second-scheduler", "--kubernetes-version", "1.36.3", *flags)
+    assert ran.code == 0, ran.err
+    return {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(ran.out)}
+
+
+def files(host, mode: str, *flags: str) -> dict[str, str]:
+    ran = host.words("--mode", mode, "-o", "json", *flags)
+    assert ran.code == 0, ran.err
+    return json.loads(ran.out)
+
+
+@row(
+    119, "what is needed for a sound call is there too: preemptVerb, httpTimeout, caFile; no ignorable filter"
+)
+@pytest.mark.parametrize("agents", ["telemetry", "gpu", "telemetry,gpu"])
+def test_the_configuration_for_each_agent(host, agents):
+    flags = ["--agents", agents, "--one-entry-per-agent", "--namespace", "mine"]
+    value = yaml.safe_load(files(host, "kubeadm", *flags)["scheduler-config.yaml"])
+    assert [entry["urlPrefix"] for entry in value["extenders"]] == [
+        f"https://nodewise.mine.svc:9001/agents/{agent}" for agent in agents.split(",")
+    ]
+    for entry in value["extenders"]:
+        assert set(entry) <= FIELDS
+        assert (entry["ignorable"], entry["nodeCacheCapable"]) == (False, True)
+        assert {"httpTimeout", "preemptVerb", "filterVerb"} <= set(entry)
+        assert entry["tlsConfig"]["caFile"] == "/host/certs/ca.crt"
+    resources = [one["name"] for entry in value["extenders"] for one in entry["managedResources"]]
+    assert ("gpu.intel.com/xe" in resources) == ("gpu" in agents)
+
+
+@row(120, "kube-scheduler and nodewise in one pod, on loopback")
+def test_a_second_scheduler(host):
+    found = second(host)
+    name = "nodewise-scheduler"
+    bound = {
+        (one["roleRef"]["name"], one["metadata"].get("namespace"))
+        for (kind, _), one in found.items()
+        if kind.endswith("Binding")
+    }
+    assert bound >= {
+        ("system:kube-scheduler", None),
+        ("system:volume-scheduler", None),
+        ("extension-apiserver-authentication-reader", "kube-system"),
+        (name, None),
+        (name, "nodewise"),
+    }
+    value = yaml.safe_load(found["ConfigMap", name]["data"]["scheduler.yaml"])
+    assert "clientConnection" not in value
+    assert [profile["schedulerName"] for profile in value["profiles"]] == [name]
+    assert value["leaderElection"] == {
+        "leaderElect": True,
+        "resourceName": name,
+        "resourceNamespace": "nodewise",
+    }
+    assert [entry["urlPrefix"] for entry in value["extenders"]] == ["http://127.0.0.1:9001/scheduler"]
+    assert "tlsConfig" not in value["extenders"][0]
+    pod = found["Deployment", name]["spec"]["template"]["spec"]
+    assert pod["containers"][0]["image"] == "registry.k8s.io/kube-scheduler:v1.36.3"
+    assert not {"hostNetwork", "hostPID"} & set(pod)
+    assert pod["enableServiceLinks"] is False
+    assert all("hostPath" not in volume for volume in pod["volumes"])
+    assert "--unsafe" in pod["containers"][1]["command"]
+
+
+def test_the_second_schedulers_name(host):
+    assert ("Deployment", "other") in second(host, "--scheduler-name", "other", "--namespace", "n")
+    ran = host.words(
+        "--mode", "second-scheduler", "--kubernetes-version", "1.36", "--scheduler-name", "default-scheduler"
+    )
+    assert ran.code == 2
+
+
+@pytest.mark.parametrize("mode", ["second-scheduler", "kubeadm"])
+@pytest.mark.parametrize(
+    ("flag", "seen"),
+    [
+        ("--namespace", "a.b"),
+        ("--scheduler-name", "No Name"),
+        ("--scheduler-name", "n\n"),
+        ("--image", "a\nb: c"),
+    ],
+)
+def test_names_that_no_object_can_have(host, mode, flag, seen):
+    ran = host.words("--mode", mode, "--kubernetes-version", "1.36", flag, seen)
+    assert (ran.code, ran.out) == (2, "")
+    assert f"{flag}: {seen!r}; wanted" in ran.err
+
+
+def test_the_version_has_to_be_known(host):
+    ran = host.words("--mode", "second-scheduler", env={"PATH": "/usr/bin:/bin", "KUBECONFIG": "/nowhere"})
+    assert ran.code == 2
+    assert "--kubernetes-version" in ran.err
+
+
+def rules(file: str, kind: str, name: str) -> list[str]:
+    """Rights one by one: group, resource, verb, name."""
+    for one in yaml.safe_load_all((DEPLOY / file).read_text()):
+        if (one["kind"], one["metadata"]["name"]) == (kind, name):
+            return single(one["rules"])
+    raise AssertionError(name)
+
+
+def single(rules) -> list[str]:
+    return sorted(
+        "/".join(parts)
+        for rule in rules
+        for parts in itertools.product(
+            rule["apiGroups"], rule["resources"], rule["verbs"], rule.get("resourceNames", [""])
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("own", "file", "kind", "name"),
+    [
+        (second_scheduler.CLUSTER_RULES, "rbac.yaml", "ClusterRole", "nodewise"),
+        (second_scheduler.RULES, "rbac.yaml", "Role", "nodewise"),
+        (second_scheduler.GPU_CLUSTER_RULES, "gpu.yaml", "ClusterRole", "nodewise-gpu"),
+        (second_scheduler.GPU_RULES, "gpu.yaml", "Role", "nodewise-gpu"),
+        (second_scheduler.MEMORY_RULES, "memory.yaml", "Role", "nodewise-memory"),
+    ],
+)
+def test_rights_are_those_that_ship(own, file, kind, name):
+    assert single(own) == rules(file, kind, name)
+
+
+@row(121, "a requirement on the new program")
+@pytest.mark.parametrize(
+    ("mode", "kubeconfig"),
+    [
+        ("k3s", "/var/lib/rancher/k3s/server/cred/scheduler.kubeconfig"),
+        ("rke2", "/var/lib/rancher/rke2/server/cred/scheduler.kubeconfig"),
+        ("microk8s", "/var/snap/microk8s/current/credentials/scheduler.config"),
+    ],
+)
+def test_distributions(host, mode, kubeconfig):
+    found = files(host, mode, "--extender-url", ADDRESS)
+    value = yaml.safe_load(found["scheduler-config.yaml"])
+    assert value["clientConnection"] == {"kubeconfig": kubeconfig}
+    [entry] = value["extenders"]
+    assert entry["urlPrefix"] == f"{ADDRESS}/scheduler"
+    assert entry["tlsConfig"]["serverName"] == "nodewise.nodewise.svc"
+    [snippet] = [text for name, text in found.items() if name != "scheduler-config.yaml"]
+    assert "config=/" in snippet
+    assert snippet.partition("config=")[2].split()[0].endswith("/nodewise/scheduler-config.yaml")
+    assert host.words("--mode", mode).code == 2
+    assert "not run by us" in host.words("--mode", mode, "--extender-url", ADDRESS).err
+
+
+def test_talos_takes_the_whole_configuration(host):
+    patch = yaml.safe_load(files(host, "talos", "--extender-url", ADDRESS)["machine-config-patch.yaml"])
+    assert patch["cluster"]["scheduler"]["config"]["kind"] == "KubeSchedulerConfiguration"
+    assert "clientConnection" not in patch["cluster"]["scheduler"]["config"]
+
+
+@row(122, "a requirement on the new program")
+def test_kubeadm(host):
+    found = files(host, "kubeadm")
+    assert yaml.safe_load(found["patches/kube-scheduler+strategic.yaml"]) == {
+        "spec": {"dnsPolicy": "ClusterFirstWithHostNet"}
+    }
+    path = "/etc/kubernetes/nodewise/scheduler-config.yaml"
+    args = {"v1beta3": {"config": path}, "v1beta4": [{"name": "config", "value": path}]}
+    for version, wanted in args.items():
+        cluster, init = yaml.safe_load_all(found[f"kubeadm-{version}.yaml"])
+        assert cluster["scheduler"]["extraArgs"] == wanted
+        assert cluster["apiVersion"] == init["apiVersion"] == f"kubeadm.k8s.io/{version}"
+        assert [volume["pathType"] for volume in cluster["scheduler"]["extraVolumes"]] == [
+            "File",
+            "Directory",
+        ]
+
+
+def test_kind(host):
+    """Patches of both versions of kubeadm's configuration: kind merges those of the one that it writes."""
+    cluster = yaml.safe_load(files(host, "kind")["kind.yaml"])
+    patches = [yaml.safe_load(text) for text in cluster["kubeadmConfigPatches"]]
+    path = "/nodewise/scheduler-config.yaml"
+    found = {(patch["apiVersion"], patch["kind"]): patch for patch in patches}
+    for version, args in {
+        "v1beta3": {"config": path},
+        "v1beta4": [{"name": "config", "value": path}],
+    }.items():
+        assert found[f"kubeadm.k8s.io/{version}", "ClusterConfiguration"]["scheduler"]["extraArgs"] == args
+        init = found[f"kubeadm.k8s.io/{version}", "InitConfiguration"]
+        assert init["patches"] == {"directory": "/nodewise/patches"}
+    assert cluster["nodes"][0]["extraMounts"] == [{"hostPath": ".", "containerPath": "/nodewise"}]
+
+
+def test_cluster_api(host):
+    found = {name: yaml.safe_load(text) for name, text in files(host, "capi").items()}
+    path = "/etc/kubernetes/nodewise/scheduler-config.yaml"
+    for version, args in {
+        "v1beta1": {"config": path},
+        "v1beta2": [{"name": "config", "value": path}],
+    }.items():
+        plane = found[f"kubeadmcontrolplane-{version}.yaml"]
+        assert (plane["apiVersion"], plane["kind"]) == (
+            f"controlplane.cluster.x-k8s.io/{version}",
+            "KubeadmControlPlane",
+        )
+        spec = plane["spec"]["kubeadmConfigSpec"]
+        assert spec["clusterConfiguration"]["scheduler"]["extraArgs"] == args
+        written = {one["path"]: one for one in spec["files"]}
+        value = yaml.safe_load(written[path]["content"])
+        named = value["extenders"][0]["tlsConfig"].values()
+        folder = {one["mountPath"]: one["hostPath"] for one in volumes(spec)}["/host/certs"]
+        assert {f"{folder}/{Path(name).name}" for name in named} <= set(written)
+        assert written[f"{folder}/client.key"]["permissions"] == "0600"
+        for phase in ("initConfiguration", "joinConfiguration"):
+            patch = written[f"{spec[phase]['patches']['directory']}/kube-scheduler+strategic.yaml"]
+            assert yaml.safe_load(patch["content"]) == {"spec": {"dnsPolicy": "ClusterFirstWithHostNet"}}
+    assert found["clusterresourceset.yaml"]["kind"] == "ClusterResourceSet"
+    assert "not run by us" in host.words("--mode", "capi").err
+
+
+def volumes(spec):
+    return spec["clusterConfiguration"]["scheduler"]["extraVolumes"]
+
+
+def test_texts_of_several_lines_can_be_read(host):
+    assert "content: |" in host.words("--mode", "capi").out
+    assert "\\n" not in host.words("--mode", "second-scheduler", "--kubernetes-version", "1.36").out
+
+
+def test_files_are_written_into_a_folder_and_nothing_is_overwritten(host, tmp_path):
+    into = tmp_path / "new"
+    assert host.words("--mode", "kubeadm", "--into", str(into)).code == 0
+    assert (into / "patches" / "kube-scheduler+strategic.yaml").exists()
+    assert host.words("--mode", "kubeadm", "--into", str(into)).code == 0
+    (into / "scheduler-config.yaml").write_text("mine")
+    assert host.words("--mode", "kubeadm", "--into", str(into)).code == 1
+    assert (into / "scheduler-config.yaml").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--mode", "kubeadm", "--uninstall"],
+        ["--mode", "kubeadm", "-f", "x"],
+        ["--mode", "nowhere"],
+        ["--into", "x"],
+        ["--scheduler-name", "x"],
+    ],
+)
+def test_flags_of_other_modes(host, flags):
+    assert host.words(*flags).code == 2

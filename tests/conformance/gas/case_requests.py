@@ -1,0 +1,75 @@
+"""The cases of the tables asked of a stage, whatever its API server is."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import httpx2
+import pytest
+
+from tests.conformance.gas import expectations, story_environment, table_rows
+from tests.conformance.gas.story_environment import Ground, Stage
+from tests.conformance.gas.table_rows import Case, HttpRow
+
+CASES: Final = sorted(table_rows.placing(), key=lambda case: case.row.flags)
+REQUESTS: Final = table_rows.http()
+NODE: Final = "http-n1"
+ORDINARY: Final = REQUESTS[0]
+
+
+def staged(ground: Ground, folder: Path) -> Iterator[Stage]:
+    """All rows laid into one cluster before the first process starts."""
+    made = Stage(ground, folder)
+    try:
+        made.lay(CASES)
+        made.node(NODE, "gn=0.1; i915=16")
+        yield made
+    finally:
+        made.close()
+
+
+def place(on: Stage, case: Case) -> None:
+    """A pod is filtered, then bound, and then the API server says what it was told to write."""
+    row = case.row
+    served = on.extender(row.flags)
+    pod = on.pod(f"{case.tag}-p", row.pod, case.driver, **row.annotations)
+    name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+    expectations.check_filtered(case, on.filter(served, pod, [f"{case.tag}-{node}" for node in row.names]))
+    node = f"{case.tag}-{(row.kept or row.names)[0]}"
+    answer = on.bind(served, name, uid, node)
+    if not row.kept:
+        expectations.check_refused(case, answer, on.find(name))
+        return
+    expectations.check_bound(case, answer, on.find(name))
+    if row.expect.books is not None:
+        assert on.books(served, node) == story_environment.full(row.expect.books, case.driver)
+
+
+def call(on: Stage, row: HttpRow) -> None:
+    """A request is answered as it should be, and the process lives on."""
+    expect = row.expect
+    if expect.refused:
+        with pytest.raises(httpx2.TransportError) as caught:
+            on.call(row, NODE)
+        assert expect.refused in str(caught.value).replace("_", " ").lower()
+    else:
+        _check(row, on.call(row, NODE))
+    assert on.extender().process.is_running
+    assert on.call(ORDINARY, NODE).status_code == 200
+
+
+def _check(row: HttpRow, answer: httpx2.Response) -> None:
+    expect = row.expect
+    assert answer.status_code == expect.status, answer.text
+    assert answer.headers["Content-Type"] == expect.content_type
+    if expect.field:
+        assert expect.field in [problem["field"] for problem in answer.json()["problems"]]
+    if expect.answer is not None:
+        assert answer.text.endswith("\n")
+        assert answer.json() == _named(expect.answer)
+
+
+def _named(answer: Any) -> Any:
+    """An answer of the table about our node."""
+    return json.loads(json.dumps(answer).replace('"n1"', f'"{NODE}"'))

@@ -1,0 +1,121 @@
+"""The parts that the rows of parts.yaml ask, each with values as a table has them."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from nodewise.agents.gpu import (
+    allocation_record,
+    amounts,
+    demand,
+    node_allocations,
+    node_gpus,
+    node_labels,
+    subdevices,
+)
+from nodewise.agents.gpu.node_allocations import PodIndex
+from nodewise.agents.gpu.node_gpus import GpuNode
+from nodewise.agents.gpu.options import GpuOptions
+from nodewise.agents.gpu.pods import AllocatedPod, GpuPod
+from nodewise.agents.gpu.resource_profile import INTEL
+from tests.cluster.api import Object
+from tests.conformance.gas import table_notation
+from tests.conformance.gas.table_rows import PartRow
+
+
+def asked(row: PartRow) -> Any:
+    """What the part gives; of a node's cards the fields that the row names. ValueError, OverflowError: it refuses."""
+    if row.part == "demand":
+        return _demand(row.given, row.annotations)
+    found = _plain(_PARTS[row.part](row.given))
+    return {field: found[field] for field in row.gives} if row.part == "cards" else found
+
+
+def _demand(text: str, annotations: Mapping[str, str]) -> None:
+    pod = msgspec.convert(table_notation.pod("p", text, annotations), GpuPod)
+    problem = demand.read(pod, INTEL, GpuOptions()).problem
+    if problem is not None:
+        raise ValueError(problem.text())
+
+
+def _joined(given: dict[str, str]) -> str:
+    return node_labels.joined(given, min(given))
+
+
+def _groups(given: list[Any]) -> list[frozenset[str]]:
+    tags, *names = given
+    groups = node_labels.groups(node_labels.joined(tags, min(tags)))
+    return [node_labels.with_groups([name], groups) for name in names]
+
+
+def _cards(text: str) -> dict[str, Any]:
+    fields = node_gpus.read(_node(text), INTEL)._asdict()
+    return {_FIELDS_OF_TABLES.get(name, name): value for name, value in fields.items()}
+
+
+def _node(text: str) -> GpuNode:
+    return msgspec.json.decode(msgspec.json.encode(table_notation.node("n", text)), type=GpuNode)
+
+
+def _books(given: list[str]) -> list[Any]:
+    """What all pods hold, and what is held when the last one is gone."""
+    pods = [_running(f"p{number}", text) for number, text in enumerate(given)]
+    return [_held(pods), _held(pods[:-1])]
+
+
+def _held(pods: list[AllocatedPod]) -> Any:
+    by_key = {(pod.metadata.namespace, pod.metadata.name): pod for pod in pods}
+    found = node_allocations.of_node("n1", allocation_record.EMPTY, pods, PodIndex(by_key, "1"), INTEL)
+    return {card: _short(held) for card, held in found.amounts.items()}
+
+
+def _running(name: str, text: str) -> AllocatedPod:
+    told = table_notation.running(text)
+    made = table_notation.pod(name, told.containers, told.annotations)
+    made["metadata"]["uid"] = name
+    made["spec"]["nodeName"] = told.node
+    return msgspec.convert(made, AllocatedPod)
+
+
+def _ended(given: dict[str, str]) -> bool:
+    metadata = {"name": "p", "deletionTimestamp": given.get("deletionTimestamp")}
+    pod: Object = {"metadata": metadata, "status": {"phase": given["phase"]}}
+    return node_allocations.has_ended(msgspec.convert(pod, AllocatedPod))
+
+
+def _short(held: Mapping[str, int]) -> dict[str, int]:
+    return {table_notation.short(resource): amount for resource, amount in held.items()}
+
+
+def _plain(value: Any) -> Any:
+    """Sets in order, tuples as lists, mappings as dicts: as a table has them."""
+    if isinstance(value, Mapping):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, frozenset):
+        return sorted(value)
+    return list(map(_plain, value)) if isinstance(value, list | tuple) else value
+
+
+_FIELDS_OF_TABLES: Final = {
+    "names": "cards",
+    "subdevices_off": "tiles_off",
+    "subdevices_descheduled": "tiles_descheduled",
+    "subdevices_preferred": "tiles_preferred",
+}
+"""The names of fields in the tables that differ from those of `NodeGpus`."""
+
+_PARTS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "amount": amounts.exact,
+    "books": _books,
+    "cards": _cards,
+    "devices": node_labels.devices,
+    "divided": lambda given: amounts.divided(*given),
+    "ended": _ended,
+    "groups": _groups,
+    "joined": _joined,
+    "links": lambda given: node_labels.links(given[0], node_labels.devices(given[1]))[0],
+    "reordered": lambda given: subdevices.reorder(*given),
+    "tiles": allocation_record.read_subdevices,
+    "total": amounts.total,
+}

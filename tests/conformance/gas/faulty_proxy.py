@@ -1,0 +1,52 @@
+"""Stands between a process and the API server, as for the older system's cases, and lets some writes fail."""
+
+import contextlib
+import ssl
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from tests.cluster import loopback
+from tests.cluster.loopback import Receive, Scope, Send
+from tests.conformance.tas.faulty_proxy import Between
+
+PODS: Final = "/api/v1/pods"
+_FAILED: Final = 500
+
+
+class Trouble(Between):
+    """An ASGI application."""
+
+    def __init__(self, url: str, context: ssl.SSLContext) -> None:
+        super().__init__(url, context)
+        self._failing: Mapping[str, str] = {}
+
+    @contextlib.contextmanager
+    def failing(self, messages: Mapping[str, str]) -> Iterator[None]:
+        """Writes to `leases` of nodes, or of a `binding`, fail with these messages until the block is left."""
+        self._failing = messages
+        try:
+            yield
+        finally:
+            self._failing = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["raw_path"].decode()
+        message = next((said for part, said in self._failing.items() if _is_of(path, part)), "")
+        if not message or scope["method"] == "GET":
+            await super().__call__(scope, receive, send)
+            return
+        await loopback.body_of(receive)
+        status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": _FAILED}
+        await loopback.answer(send, _FAILED, {**status, "reason": "InternalError", "message": message})
+
+
+def _is_of(path: str, part: str) -> bool:
+    return path.endswith(f"/{part}") or f"/{part}/gpu-" in path
+
+
+@contextlib.contextmanager
+def serving(url: str, context: ssl.SSLContext) -> Iterator[tuple[Trouble, str]]:
+    """Between a process and the API server at `url`, until the block is left; and the address to give the process."""
+    trouble = Trouble(url, context)
+    with loopback.serving(trouble) as address:
+        yield trouble, address

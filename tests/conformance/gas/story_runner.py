@@ -1,0 +1,131 @@
+"""One story told: what happens is made to happen, and what must be so is compared with what is."""
+
+import contextlib
+from typing import Final
+
+from tests.cluster.test_namespaces import wait
+from tests.conformance.gas import story_environment, table_notation
+from tests.conformance.gas.story_environment import Troubled
+from tests.conformance.gas.table_rows import Bind, Step, Story
+
+DEADLINE_S: Final = 30.0
+"""No limit on speed."""
+SOMEBODYS: Final = "example.com/team"
+
+
+class Telling:
+    """From the story's beginning to its end."""
+
+    def __init__(self, story: Story, tag: str, stage: Troubled) -> None:
+        self.story = story
+        self._tag, self._stage = tag, stage
+
+    def begin(self) -> None:
+        """The nodes, and the pods that are there before the process starts."""
+        for name, text in self.story.nodes.items():
+            self._stage.node(self._name(name), text)
+        for name, text in self.story.before.items():
+            self._make(name, text)
+        for name in self.story.labelled:
+            self._patch(name, {"labels": {SOMEBODYS: "blue"}})
+        for name in self.story.already:
+            self._patch(name, {"labels": {story_environment.TOLD: "gpu"}})
+
+    def tell(self) -> None:
+        """Every step. AssertionError where something is not so."""
+        for step in self.story.steps:
+            with self._stage.blind() if step.blind else contextlib.nullcontext():
+                self._act(step)
+            with self._stage.trouble.failing(step.fail):
+                if step.bind:
+                    self._bind(step.bind)
+            self._stage.settle()
+            self._check(step)
+
+    def _act(self, step: Step) -> None:
+        for name, text in step.change.items():
+            self._change(name, text)
+        for name, text in step.pods.items():
+            self._make(name, text)
+        for name in step.leave:
+            self._stage.api.request("DELETE", self._path(name))
+        for name in step.remove:
+            self._stage.api.delete(self._path(name))
+        for name, text in step.again.items():
+            self._make(name, text)
+        for name, phase in step.phase.items():
+            self._stage.api.patch(f"{self._path(name)}/status", {"status": {"phase": phase}})
+        for name, given in step.annotate.items():
+            self._patch(name, {"annotations": table_notation.annotations(given)})
+        for number, name in enumerate(step.touch):
+            self._patch(name, {"annotations": {"touched": str(number)}})
+
+    def _change(self, name: str, text: str | None) -> None:
+        """A node that is deleted, made, or labelled otherwise."""
+        path = f"/api/v1/nodes/{self._name(name)}"
+        now = self._stage.api.find(path)
+        if text is None:
+            self._stage.api.delete(path)
+        elif now is None:
+            self._stage.node(self._name(name), text)
+        else:
+            wanted = table_notation.node(name, text)["metadata"]["labels"]
+            gone = {
+                key: None for key in now["metadata"]["labels"] if key.startswith(table_notation.TELEMETRY)
+            }
+            self._stage.api.patch(path, {"metadata": {"labels": gone | wanted}})
+
+    def _make(self, name: str, text: str) -> None:
+        phase, _, rest = text.partition(" ")
+        told = table_notation.running(rest)
+        on = "" if told.node == "-" else self._name(told.node)
+        made = self._stage.pod(self._name(name), told.containers, node=on, **told.annotations)
+        self._stage.set_phase(made, phase)
+
+    def _bind(self, bind: Bind) -> None:
+        names = {name: self._name(name) for name in (bind.pod, bind.node)}
+        uid = bind.uid or self._stage.find(names[bind.pod])["metadata"]["uid"]
+        answer = self._stage.bind(self._stage.extender(), names[bind.pod], uid, names[bind.node])
+        error = answer.json()["Error"]
+        wanted = bind.error.format(**names)
+        assert bool(error) == bool(wanted), error
+        assert wanted in error or wanted == "ANY", error
+        assert answer.status_code == (404 if wanted else 200)
+
+    def _check(self, step: Step) -> None:
+        if step.books is not None:
+            wanted = {node: story_environment.full(books) for node, books in step.books.items()}
+            wait("the books", lambda: self._books() == wanted or None, DEADLINE_S, self._books)
+        for name, cards in step.cards.items():
+            annotations = self._stage.find(self._name(name))["metadata"].get("annotations", {})
+            assert annotations.get(table_notation.CARDS) == cards
+            assert (table_notation.TILES in annotations) == (cards is not None and "|" in cards)
+        if step.told is not None:
+            self._check_told(sorted(step.told))
+
+    def _check_told(self, wanted: list[str]) -> None:
+        """Soon, and still when the leader has told all that it knew then; it takes its steps one after another."""
+        self._stage.settle_told()
+        wait("who is told", lambda: self._told() == wanted or None, DEADLINE_S, self._told)
+        self._stage.settle_told()
+        assert self._told() == wanted
+
+    def _books(self) -> dict[str, story_environment.Books]:
+        """By node that there is."""
+        nodes = [
+            name for name in self.story.nodes if self._stage.api.find(f"/api/v1/nodes/{self._name(name)}")
+        ]
+        return {node: self._stage.books(self._stage.extender(), self._name(node)) for node in nodes}
+
+    def _told(self) -> list[str]:
+        found = {name: self._stage.find(self._name(name)) for name in self.story.before}
+        return sorted(name for name, pod in found.items() if story_environment.is_told(pod))
+
+    def _patch(self, name: str, metadata: dict[str, dict[str, str]]) -> None:
+        self._stage.api.patch(self._path(name), {"metadata": metadata})
+
+    def _path(self, name: str) -> str:
+        return f"/api/v1/namespaces/{self._stage.namespace}/pods/{self._name(name)}"
+
+    def _name(self, name: str) -> str:
+        return f"{self._tag}-{name}"

@@ -1,0 +1,131 @@
+"""Real processes without a cluster, one for each environment, and the ways to ask them."""
+
+import contextlib
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from tests.cluster.extender_process import NODEWISE
+from tests.cluster.processes import Process
+from tests.forks import ForkedProcess
+
+Object = dict[str, Any]
+AGENTS = "safe,congestion,pigeon"
+
+
+class Asked:
+    """One running process."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.http = httpx2.Client(trust_env=False, timeout=60)
+        self.url = ""
+        self.health = ""
+
+    def events(self, name: str) -> list[Object]:
+        """What it logged of one event, oldest first."""
+        lines = [line for line in self.process.log.read_text().splitlines() if line.startswith("{")]
+        return [one for one in map(json.loads, lines) if one["event"] == name]
+
+    def is_up(self) -> bool:
+        for one in self.events("started"):
+            self.url, self.health = one["address"], one["health"]
+        return bool(self.url) and self.http.get(f"{self.health}/readyz").is_success
+
+    def send(
+        self, path: str, body: bytes, method: str = "POST", content_type: str = "application/json"
+    ) -> Any:
+        """The answer as it comes."""
+        headers = {"Content-Type": content_type} if content_type else {}
+        return self.http.request(method, f"{self.url}{path}", content=body, headers=headers)
+
+    def ask(self, path: str, body: Object) -> Any:
+        """The JSON of an answer that must be good."""
+        answer = self.send(path, json.dumps(body).encode())
+        assert answer.status_code == httpx2.codes.OK, answer.text
+        return answer.json()
+
+    def scores(self, name: str, body: Object) -> dict[str, int]:
+        return {one["Host"]: one["Score"] for one in self.ask(f"/scheduler/priorities/{name}", body)}
+
+    def numbers(self, agent: str, pod: str) -> dict[str, Object]:
+        """By node: on what the newest answer about the pod rested."""
+        found = self.http.get(f"{self.health}/decisions", params={"pod": pod, "limit": "1"}).json()
+        by_node: dict[str, Object] = found["decisions"][0]["numbers"][agent]
+        return by_node
+
+
+@contextlib.contextmanager
+def running(folder: Path, environment: Mapping[str, str], *arguments: str) -> Iterator[Asked]:
+    """A process of its own, in a folder of its own."""
+    given = [f"--agents={AGENTS}", *arguments]  # what comes last counts
+    lone = [] if any(one.startswith("--objects-from") for one in arguments) else ["--no-cluster"]
+    ports = ["--unsafe", "--port=0", "--health-port=0", "--log-format=json", "--shutdown-delay=0s"]
+    command = [str(NODEWISE), "extender", *lone, *ports, *given]
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("NODEWISE_")}
+    process = ForkedProcess(command, folder / "log", {**clean, **environment}, folder)
+    asked = Asked(process)
+    try:
+        process.wait_ready(asked.is_up)
+        yield asked
+    finally:
+        asked.http.close()
+        process.stop()
+
+
+@contextlib.contextmanager
+def starting(folder: Path) -> Iterator[Callable[[Mapping[str, str]], Asked]]:
+    """Starts processes in a folder, with the environment that each is given; they end with us."""
+    with contextlib.ExitStack() as stack:
+        yield lambda environment: stack.enter_context(running(folder, environment))
+
+
+class Stage:
+    """Processes by their environment, each started when it is first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._running: dict[tuple[tuple[str, str], ...], Asked] = {}
+        self._open = contextlib.ExitStack()
+        self._numbers = itertools.count(1)
+
+    def close(self) -> None:
+        self._open.close()
+
+    def with_(self, environment: Mapping[str, str]) -> Asked:
+        key = tuple(sorted(environment.items()))
+        if key not in self._running:
+            folder = self._folder / str(next(self._numbers))
+            folder.mkdir()
+            self._running[key] = self._open.enter_context(running(folder, environment))
+        return self._running[key]
+
+
+_pods = itertools.count(1)
+
+
+def pod(*requests: Mapping[str, Any], **more: Any) -> Object:
+    """A pod of one container a request, with a name that never comes again."""
+    name = f"p{next(_pods)}"
+    containers = [
+        {"name": f"c{number}", "resources": {"requests": dict(one)}} for number, one in enumerate(requests)
+    ]
+    metadata = {"name": name, "namespace": "d", "uid": name, **more.pop("metadata", {})}
+    return {"metadata": metadata, "spec": {"containers": containers, **more}}
+
+
+def node(name: str, allocatable: Mapping[str, Any], annotations: Mapping[str, str | None]) -> Object:
+    given = {key: value for key, value in annotations.items() if value is not None}
+    return {
+        "metadata": {"name": name, "annotations": given},
+        "status": {"allocatable": {key: str(value) for key, value in allocatable.items()}},
+    }
+
+
+def request(asked: Object, nodes: Sequence[Object]) -> Object:
+    return {"pod": asked, "nodes": {"items": list(nodes)}}

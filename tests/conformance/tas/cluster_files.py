@@ -1,0 +1,83 @@
+"""The worlds of all cases laid into one folder, as Kubernetes objects for `--objects-from`."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tests.conformance.tas.cases import Case
+from tests.conformance.tas.table_rows import ClusterState
+
+
+def lay(cases: Iterable[Case], folder: Path) -> None:
+    """Write the objects of every case's world."""
+    worlds = {case.tag: case.row.cluster_state for case in cases}
+    nodes = {name for cluster_state in worlds.values() for name in _known(cluster_state)}
+    items = [_node(name) for name in sorted(nodes)]
+    for tag, cluster_state in worlds.items():
+        items += _objects(tag, cluster_state)
+    document = {"apiVersion": "v1", "kind": "List", "items": items}
+    (folder / "worlds.json").write_bytes(msgspec.json.encode(document))
+
+
+def _known(cluster_state: ClusterState) -> Iterator[str]:
+    yield from cluster_state.nodes
+    for values in cluster_state.metrics.values():
+        yield from values
+
+
+def _node(name: str) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
+
+
+def _objects(tag: str, cluster_state: ClusterState) -> Iterator[dict[str, Any]]:
+    for metric, values in cluster_state.metrics.items():
+        items = [value(f"{tag}_{metric}", node, given) for node, given in values.items()]
+        yield {"apiVersion": "custom.metrics.k8s.io/v1beta2", "kind": "MetricValueList", "items": items}
+    for name, spec in cluster_state.policies.items():
+        yield {
+            "apiVersion": "telemetry.intel.com/v1alpha1",
+            "kind": "TASPolicy",
+            "metadata": {"namespace": tag, "name": name},
+            **({} if spec is None else {"spec": {"strategies": strategies(tag, spec)}}),
+        }
+
+
+def value(metric: str, node: str, given: Any) -> dict[str, Any]:
+    """An item of a MetricValueList."""
+    return {
+        "describedObject": {"kind": "Node", "name": node},
+        "metric": {"name": metric},
+        "value": given,
+    }
+
+
+def strategies(tag: str, given: dict[str, Any]) -> dict[str, Any]:
+    """Strategies as a policy has them; a list is short for rules, a text for a rule."""
+    return {name: _strategy(tag, strategy) for name, strategy in given.items()}
+
+
+def _strategy(tag: str, given: Any) -> dict[str, Any]:
+    strategy = {"rules": given} if isinstance(given, list) else given
+    return {**strategy, "rules": [_rule(tag, rule) for rule in strategy["rules"]]}
+
+
+def _rule(tag: str, given: str | dict[str, Any]) -> dict[str, Any]:
+    """A rule in words made an object; the metric's name gets the case's tag, unless it is empty.
+
+    The words are `metric operator target [label,label]`; the last two may be left out.
+    """
+    if isinstance(given, str):
+        words, _, labels = given.partition("[")
+        metric, operator, *target = words.split()
+        rule: dict[str, Any] = {"metricname": metric, "operator": operator}
+        if target:
+            rule["target"] = int(target[0])
+        if labels:
+            rule["labels"] = labels.removesuffix("]").split(",")
+    else:
+        rule = dict(given)
+    if rule["metricname"]:
+        rule["metricname"] = f"{tag}_{rule['metricname']}"
+    return rule

@@ -1,0 +1,226 @@
+"""One story being told: what happens is made to happen, and what must be so is compared with what is."""
+
+from collections import deque
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from tests.cluster import objects, test_namespaces
+from tests.cluster.api import JSON_PATCH, Object
+from tests.cluster.custom_metrics import Sample
+from tests.cluster.extender_process import LIMITS
+from tests.conformance.tas import cluster_files
+from tests.conformance.tas.faulty_proxy import NODES
+from tests.conformance.tas.stories import Judged, Labels, Names, Pod, Step, Story
+from tests.conformance.tas.story_environment import POLICIES, ROW, Stage
+
+OLD_MANAGER = "extender"
+"""As the API server names who wrote the older system's labels."""
+DEADLINE_S = 60.0
+
+
+class Telling:
+    """From the story's beginning to its end; `failures` says what was not so."""
+
+    def __init__(self, story: Story, tag: str, stage: Stage) -> None:
+        self.story, self.names = story, Names(tag)
+        self.failures: list[str] = []
+        self._stage = stage
+        self._left = deque(story.steps)
+        self._touched = 0
+        self._labels: Labels = self.names.labels(story.nodes)
+        self._history: dict[tuple[str, str], list[str | None]] = {}
+
+    def __str__(self) -> str:
+        return f"{self.story.number} {self.story.name}".strip()
+
+    @property
+    def next(self) -> Step | None:
+        """What happens next; None at the end, or where the story went wrong."""
+        return self._left[0] if self._left and not self.failures else None
+
+    @property
+    def number(self) -> int:
+        """Of the step that comes next."""
+        return len(self.story.steps) - len(self._left) + 1
+
+    def begin(self) -> None:
+        """The nodes and namespaces."""
+        stage, names = self._stage, self.names
+        given = {policy for step in self.story.steps for policy in step.policies}
+        for space in {names.policy(policy)[0] for policy in ("demo", *given)}:
+            stage.sandbox.create(objects.namespace(space))
+        for node, labels in self._labels.items():
+            stage.sandbox.nodes(objects.node(node, labels={ROW: names.tag, **labels}))
+
+    def _tas_labels(self, node: str, labels: dict[str, str]) -> None:
+        """As the older system wrote them: by JSON patch."""
+        steps = [
+            {"op": "add", "path": f"/metadata/labels/{key.replace('/', '~1')}", "value": value}
+            for key, value in labels.items()
+        ]
+        headers, params = {"Content-Type": JSON_PATCH}, {"fieldManager": OLD_MANAGER}
+        self._stage.api.request("PATCH", f"{NODES}/{node}", json=steps, headers=headers, params=params)
+        self._expect({**self._labels, node: {**self._labels[node], **labels}})
+
+    def act(self) -> None:
+        """Let the next step happen."""
+        step, stage, names = self._left[0], self._stage, self.names
+        if self.number == 1:
+            for node, labels in names.labels(self.story.of_tas).items():
+                self._tas_labels(node, labels)
+        for node, status in step.refuse.items():
+            stage.between.refuse(names.node(node), status)
+        for metric, given in step.metrics.items():
+            self._measure(names.metric(metric), given)
+        for policy, strategies in step.policies.items():
+            whole = None if strategies is None else cluster_files.strategies(names.tag, strategies)
+            stage.policy(*names.policy(policy), whole)
+        for policy in step.touch:
+            self._touch(policy)
+        for name, pod in step.pods.items():
+            self._submit(name, pod)
+        self._label(step)
+
+    def _measure(self, metric: str, given: Any) -> None:
+        metrics = self._stage.metrics
+        if given == "hang":
+            metrics.hang(metric)
+        elif isinstance(given, int):
+            metrics.fail(metric, given)
+        elif isinstance(given, list):
+            items = [cluster_files.value(metric, self.names.node(node), value) for node, value in given]
+            metrics.say(metric, msgspec.json.encode({"kind": "MetricValueList", "items": items}))
+        else:
+            metrics.set(metric, {self.names.node(node): _sample(value) for node, value in given.items()})
+
+    def _touch(self, policy: str) -> None:
+        self._touched += 1
+        space, name = self.names.policy(policy)
+        path = POLICIES.replace("taspolicies", f"namespaces/{space}/taspolicies/{name}")
+        self._stage.api.patch(path, {"metadata": {"annotations": {"touched": str(self._touched)}}})
+
+    def _submit(self, name: str, pod: Pod) -> None:
+        space, policy = self.names.policy(pod.policy)
+        made = objects.pod(name, labels={"telemetry-policy": policy}, limits=LIMITS)
+        made["metadata"]["namespace"] = space
+        made["spec"]["nodeSelector"] = {ROW: self.names.tag}
+        self._stage.sandbox.create(made)
+
+    def _label(self, step: Step) -> None:
+        """What somebody else writes, and what is to be there at the end of the step."""
+        after = {node: dict(labels) for node, labels in self._labels.items()}
+        for node, given in step.label.items():
+            name = self.names.node(node)
+            changed = {self.names.label(key): value for key, value in given.items()}
+            self._stage.api.patch(f"{NODES}/{name}", {"metadata": {"labels": changed}})
+            after[name] = {
+                key: value for key, value in {**after[name], **changed}.items() if value is not None
+            }
+        self._expect(after)
+        if step.labels is not UNSET:
+            self._expect({**{node: {} for node in self._labels}, **self.names.labels(step.labels)})
+
+    def _expect(self, after: Labels) -> None:
+        for node, labels in after.items():
+            before = self._labels[node]
+            for key in before.keys() | labels.keys():
+                if before.get(key) != labels.get(key):
+                    self._history.setdefault((node, key), []).append(labels.get(key))
+        self._labels = after
+
+    def lacks(self, found: Labels) -> str:
+        """What is not so, of the step that happened last; empty when all is. `found` are all nodes' labels."""
+        step = self._left[0]
+        there = {node: found.get(node) for node in self._labels}
+        if there != self._labels:
+            return self.names.own(f"wanted labels {self._labels}, found {there}")
+        wrong = [self._unjudged(policy, judged) for policy, judged in step.judged.items()]
+        wrong += [self._unconditional(policy, step) for policy in step.conditions]
+        wrong += [self._unscheduled(name, pod) for name, pod in step.pods.items()]
+        wrong += [self._unlogged(step)]
+        return self.names.own("; ".join(filter(None, wrong)))
+
+    def _unjudged(self, policy: str, judged: Judged) -> str:
+        space, name = self.names.policy(policy)
+        pod = {"metadata": {"name": "probe", "namespace": space, "labels": {"telemetry-policy": name}}}
+        nodes = list(self._labels)
+        wrong = []
+        if judged.failed is not UNSET:
+            failed = self._stage.ask("filter", pod, nodes)["FailedNodes"]
+            own = (
+                None
+                if failed is None
+                else {self.names.own(n): self.names.own(why) for n, why in failed.items()}
+            )
+            wrong += [f"wanted {policy} to reject {judged.failed}, found {own}"] * (own != judged.failed)
+        if judged.scores is not None:
+            scores = {
+                self.names.own(one["Host"]): one["Score"] for one in self._stage.ask("prioritize", pod, nodes)
+            }
+            wrong += [f"wanted scores {judged.scores}, found {scores}"] * (scores != judged.scores)
+        return "; ".join(wrong)
+
+    def _unconditional(self, policy: str, step: Step) -> str:
+        wanted = step.conditions[policy]
+        space, name = self.names.policy(policy)
+        path = POLICIES.replace("taspolicies", f"namespaces/{space}/taspolicies/{name}")
+        listed = (self._stage.api.get(path).get("status") or {}).get("conditions", [])
+        found: Object = next((one for one in listed if one["type"] == wanted.type), {})
+        message = self.names.own(found.get("message", ""))
+        good = found.get("status") == wanted.status and all(word in message for word in wanted.about)
+        return "" if good else f"wanted condition {wanted}, found {found}"
+
+    def _unscheduled(self, name: str, pod: Pod) -> str:
+        space, _ = self.names.policy(pod.policy)
+        found = self._stage.api.find(f"/api/v1/namespaces/{space}/pods/{name}")
+        if pod.lands:
+            node = self.names.own(test_namespaces.node_of(found) or "")
+            return "" if node == pod.lands else f"wanted pod {name} on {pod.lands}, found {node or found}"
+        message = self.names.own((test_namespaces.scheduled(found) or {}).get("message", ""))
+        return (
+            "" if pod.waits in message and message else f"wanted pod {name} told {pod.waits}, found {message}"
+        )
+
+    def _unlogged(self, step: Step) -> str:
+        wanted = step.logged
+        if wanted is None:
+            return ""
+        lines = map(self.names.own, self._stage.logged(wanted.event))
+        if any(all(word in line for word in wanted.about) for line in lines):
+            return ""
+        return f"wanted {wanted.event} logged with {wanted.about}"
+
+    def finish(self, polled: dict[str, int]) -> None:
+        """The step is over. `polled`: by metric, how often it was asked for since all was seen."""
+        step = self._left.popleft()
+        for metric, wanted in step.polled.items():
+            if bool(polled.get(self.names.metric(metric))) != wanted:
+                self.fail(f"metric {metric} is {'not ' * wanted}asked for")
+        for node, count in step.patches.items():
+            found = self._stage.between.patches[self.names.node(node)]
+            if found != count:
+                self.fail(f"node {node} was written {found} times, wanted {count}")
+
+    def fail(self, why: str) -> None:
+        self.failures.append(why)
+
+    def end(self) -> None:
+        """A watch must have seen exactly the changes from step to step: no label came or went in between."""
+        if self.failures:
+            return
+        seen: dict[tuple[str, str], list[str | None]] = {}
+        for change in self._stage.watch.changes:
+            if change.node in self._labels:
+                seen.setdefault((change.node, change.key), []).append(change.new)
+        if seen != self._history:
+            self.fail(self.names.own(f"wanted the changes {self._history}, seen {seen}"))
+
+
+def _sample(value: Any) -> str | Sample:
+    if not isinstance(value, dict):
+        return str(value)
+    measured = datetime.now(UTC) - timedelta(seconds=value["age_s"])
+    return Sample(str(value["value"]), measured.strftime("%Y-%m-%dT%H:%M:%SZ"))

@@ -1,0 +1,280 @@
+"""A model of how pods get their cards: an API server, replicas that bind, and one that clears up.
+
+The books are the real ones (`agents.gpu.state`). Every call to the server is a message, which may arrive late, after
+its sender gave up, or never; every process may be killed between any two calls; what a replica knows lags behind.
+"""
+
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, NamedTuple
+
+from nodewise.agent import ClusterState, NodeIndex
+from nodewise.agents.gpu import allocation_record
+from nodewise.agents.gpu.allocation_record import Reservation
+from nodewise.agents.gpu.pods import AllocatedPod
+from nodewise.agents.gpu.resource_profile import INTEL
+from nodewise.agents.gpu.state import ALLOCATION_RECORDS, PODS, GpuState, GpuStateBuilder
+from nodewise.kube.store import Writer
+from nodewise.metrics.metrics_snapshot import MetricsSnapshot
+from tests.unit.agents.gpu.gpu_snapshots import lease, node, pod
+from tests.unit.state_changes import built
+
+NODES = ("n1", "n2")
+CAPACITY = 1
+"""Pods that one card takes; each node has one card."""
+_NODE = node("i915=1", "0")
+_TRIES = 3
+
+
+class Stored(NamedTuple):
+    """A pod on the server."""
+
+    name: str
+    uid: str
+    version: int
+    on: str = ""
+    gpus: str = ""
+    """In its annotation."""
+    holds: str = ""
+    """The card that its containers were given when it was bound, whatever is written since."""
+    has_ended: bool = False
+
+
+class AllocationRecord(NamedTuple):
+    version: int
+    entries: Mapping[str, Reservation]
+
+
+class Answer(NamedTuple):
+    ok: bool
+    found: Any = None
+
+
+LOST = Answer(ok=False, found="lost")
+"""Nobody knows whether the call arrived."""
+
+Call = Callable[["Server"], Answer]
+Process = Generator[Call, Answer, None]
+
+
+class Server:
+    """Pods and ledgers, with what the real API server promises: one order of writes, and preconditions."""
+
+    def __init__(self) -> None:
+        self.version = 10
+        self.pods: dict[str, Stored] = {}
+        self.allocation_record: dict[str, AllocationRecord] = {}
+        self.history: list[tuple[int, str, str, Any]] = []
+        """(version, kind, name, the object or None)."""
+
+    def put_pod(self, one: Stored) -> Stored:
+        self.version += 1
+        self.pods[one.name] = one._replace(version=self.version)
+        self.history.append((self.version, PODS, one.name, self.pods[one.name]))
+        return self.pods[one.name]
+
+    def delete_pod(self, name: str) -> None:
+        self.version += 1
+        del self.pods[name]
+        self.history.append((self.version, PODS, name, None))
+
+    def get_pod(self, name: str) -> Answer:
+        found = self.pods.get(name)
+        return Answer(ok=found is not None, found=found)
+
+    def get_record(self, on: str) -> Answer:
+        return Answer(ok=True, found=self.allocation_record.get(on))
+
+    def put_record(self, on: str, entries: Mapping[str, Reservation], version: int | None) -> Answer:
+        """Replace the ledger of this version; None: create it."""
+        known = self.allocation_record.get(on)
+        if (known.version if known else None) != version:
+            return Answer(ok=False)
+        self.version += 1
+        self.allocation_record[on] = AllocationRecord(self.version, dict(entries))
+        self.history.append((self.version, ALLOCATION_RECORDS, on, self.allocation_record[on]))
+        return Answer(ok=True, found=self.allocation_record[on])
+
+    def bind(self, seen: Stored, on: str, gpu: str) -> Answer:
+        """`POST pods/binding` with the uid and the resourceVersion as preconditions."""
+        found = self.pods.get(seen.name)
+        if (
+            found is None
+            or (found.uid, found.version) != (seen.uid, seen.version)
+            or found.on
+            or found.has_ended
+        ):
+            return Answer(ok=False)
+        return Answer(ok=True, found=self.put_pod(found._replace(on=on, gpus=gpu, holds=gpu)))
+
+    def drop_claim(self, seen: Stored) -> Answer:
+        """`PATCH` an annotation, with the same preconditions: no Binding that is under way will be taken."""
+        found = self.pods.get(seen.name)
+        if found is None or (found.uid, found.version) != (seen.uid, seen.version):
+            return Answer(ok=False)
+        return Answer(ok=True, found=self.put_pod(found))
+
+    def in_use(self) -> dict[tuple[str, str], list[str]]:
+        """By node and card: the pods that use it."""
+        found: dict[tuple[str, str], list[str]] = {}
+        for one in self.pods.values():
+            if one.on and not one.has_ended:
+                found.setdefault((one.on, one.holds), []).append(one.name)
+        return found
+
+
+class Replica:
+    """One process: what it knows of pods and of ledgers, each as old as its watch."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.start()
+
+    def start(self) -> None:
+        """Lists, as after a restart."""
+        self.state = GpuStateBuilder(INTEL)
+        self.stores: dict[str, Writer[Any]] = {PODS: Writer(), ALLOCATION_RECORDS: Writer()}
+        self.seen = dict.fromkeys(self.stores, len(self.server.history))
+        self.known = dict(self.server.pods)
+        """The pods as the server holds them, as far as the watch has come."""
+        for one in self.server.pods.values():
+            self.stores[PODS].add(_pod(one))
+        for on, held in self.server.allocation_record.items():
+            self.stores[ALLOCATION_RECORDS].add(_lease(on, held))
+        for writer in self.stores.values():
+            writer.finish(str(self.server.version))
+
+    def watch(self, kind: str, most: int) -> None:
+        """The next events of a kind, or a bookmark."""
+        for version, of, name, found in self.server.history[self.seen[kind] :][:most]:
+            self.seen[kind] += 1
+            writer = self.stores[kind]
+            if kind == of == PODS:
+                self.known[name] = found
+            if of != kind:
+                writer.reach(str(version))
+            elif found is None:
+                writer.remove(("d", name) if kind == PODS else ("nw", f"gpu-{name}"), str(version))
+            else:
+                writer.apply(_pod(found) if kind == PODS else _lease(name, found), str(version))
+
+    def learn(self, on: str, held: AllocationRecord | None) -> None:
+        if held is not None:
+            self.stores[ALLOCATION_RECORDS].apply_response(_lease(on, held), str(held.version))
+
+    def build(self) -> GpuState:
+        objects = {kind: writer.store.snapshot() for kind, writer in self.stores.items()}
+        versions = {kind: writer.store.resource_version for kind, writer in self.stores.items()}
+        cluster_state = ClusterState(INDEX, objects, MetricsSnapshot(), 0.0, NODE_OBJECTS, versions)
+        found: GpuState = built(self.state, cluster_state)
+        return found
+
+    def record(self, on: str) -> tuple[int | None, dict[str, Reservation]]:
+        """The newest that it knows: the version to replace, and the entries."""
+        found = self.stores[ALLOCATION_RECORDS].store.get("nw", f"gpu-{on}")
+        if found is None:
+            return None, {}
+        return int(found.metadata.resourceVersion), dict(allocation_record.read(found).entries)
+
+    def plan(self, seen: Stored, on: str) -> str | None:
+        """The card that the pod would get; the one that it has, if it has one."""
+        allocations = self.build().nodes[on].allocations
+        if seen.uid in allocations.by_uid:
+            return allocations.by_uid[seen.uid].gpus[0][0]
+        for gpu in ("card0",):
+            if sum(allocations.amounts.get(gpu, {}).values()) < CAPACITY:
+                return gpu
+        return None
+
+    def bind(self, name: str, on: str) -> Process:
+        """One bind request of kube-scheduler; it may end at any call. The first look at the pod may be an old one."""
+        held = self.known.get(name)
+        for _ in range(_TRIES):
+            seen = held or (yield lambda server: server.get_pod(name)).found
+            held = None
+            if not isinstance(seen, Stored) or seen.on or seen.has_ended:
+                return
+            gpu = yield from self._claim(seen, on)
+            if gpu is None:
+                return
+            answer = yield lambda server, seen=seen, gpu=gpu: server.bind(seen, on, gpu)  # type: ignore[misc]
+            if answer.ok:
+                return
+            if answer is LOST:
+                yield from self.clear(on, seen.name, seen.uid)
+                return
+
+    def _claim(self, seen: Stored, on: str) -> Generator[Call, Answer, str | None]:
+        for _ in range(_TRIES):
+            gpu = self.plan(seen, on)
+            if gpu is None:
+                return None
+            version, entries = self.record(on)
+            for uid in self.build().nodes[on].allocations.stale:
+                entries.pop(uid, None)
+            before = entries[seen.uid].seen if seen.uid in entries else ""
+            version_seen = allocation_record.newer(before, str(seen.version))
+            charged = ({"gpu.intel.com/i915": 1},)
+            entries[seen.uid] = Reservation(f"d/{seen.name}", gpu, seen=version_seen, charged=charged)
+            if (yield from self._write(on, entries, version)):
+                return gpu
+        return None
+
+    def _write(
+        self, on: str, entries: Mapping[str, Reservation], version: int | None
+    ) -> Generator[Call, Answer, bool]:
+        answer = yield lambda server: server.put_record(on, entries, version)
+        if answer.ok:
+            self.learn(on, answer.found)
+            return True
+        looked = yield lambda server: server.get_record(on)
+        if looked is not LOST:
+            self.learn(on, looked.found)
+        return False
+
+    def clear(self, on: str, name: str, uid: str) -> Process:
+        """Take out an entry whose bind never came: first make sure that it never will."""
+        entry = self.record(on)[1].get(uid)
+        if entry is None:
+            return
+        looked = yield lambda server: server.get_pod(name)
+        if looked is LOST:
+            return
+        found = looked.found
+        if found is not None and found.uid == uid:
+            if found.on == on:
+                return
+            if not found.on and found.version == int(entry.seen):
+                dropped = yield lambda server: server.drop_claim(found)
+                if not dropped.ok:
+                    return
+        for _ in range(_TRIES):
+            version, entries = self.record(on)
+            if uid not in entries or entries[uid].seen != entry.seen:
+                return
+            del entries[uid]
+            if (yield from self._write(on, entries, version)):
+                return
+
+    def sweep(self) -> list[tuple[str, str, str]]:
+        """Entries of pods that are bound nowhere, as far as it knows: node, pod, uid."""
+        found = []
+        for on, one in self.build().nodes.items():
+            for uid, held in one.allocations.by_uid.items():
+                key = tuple(held.pod.split("/"))
+                known = self.stores[PODS].store.get(key[0], key[1])
+                if known is None or known.metadata.uid != uid or not known.spec.nodeName:
+                    found.append((on, key[1], uid))
+        return found
+
+
+INDEX = NodeIndex(NODES)
+NODE_OBJECTS: Mapping[tuple[str, str], Any] = {("", name): _NODE for name in NODES}
+
+
+def _pod(one: Stored) -> AllocatedPod:
+    phase = "Succeeded" if one.has_ended else "Running" if one.on else "Pending"
+    return pod(one.name, one.on, one.gpus or None, ["i915=1"], uid=one.uid, phase=phase)
+
+
+def _lease(on: str, held: AllocationRecord) -> Any:
+    return lease(on, str(held.version), **held.entries)

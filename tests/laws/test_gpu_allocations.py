@@ -1,0 +1,240 @@
+"""Books of cards: whatever happened before, they are those of a fresh list."""
+
+from functools import partial
+from typing import Any
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodewise import cooperative_scheduling
+from nodewise.agent import ClusterState, NodeIndex
+from nodewise.agents.gpu import amounts, free_cpu
+from nodewise.agents.gpu.pods import cpu_milli
+from nodewise.agents.gpu.resource_profile import INTEL
+from nodewise.agents.gpu.state import ALLOCATION_RECORDS, PODS, GpuState, GpuStateBuilder
+from nodewise.extender.agent_states import AgentStates
+from nodewise.kube.store import Change, ChangeLog, Writer
+from nodewise.state import NODES as KIND_OF_NODES
+from tests.unit.agents.gpu.gpu_snapshots import (
+    agent_state,
+    cluster_state,
+    cpu_free,
+    entry,
+    laid_out,
+    lease,
+    lease_of,
+    node,
+    pod,
+)
+
+NODES = ("n1", "n2")
+PODS_NAMED = ("a", "b")
+GPUS = st.sampled_from([None, "card0", "card1", "card0,card1", "card0|card1", "card9", "card0,card0", ""])
+REQUESTS = st.sampled_from(
+    [("i915=1 mc=100",), ("i915=2 mc=2000 t=4",), ("i915=1", "i915=1"), ("",), ("mc=5",)]
+)
+SUBDEVICES = st.sampled_from([None, "card0:gt0", "card0:gt0+gt1,card1:gt7", "x"])
+VERSIONS = st.sampled_from(["5", "6", "7", "8", "", "x"])
+
+SOME_PODS = st.builds(
+    lambda name, *rest, **more: pod(name, *rest, uid=f"uid-{name}-{more.pop('life')}", **more),
+    st.sampled_from(PODS_NAMED),
+    st.sampled_from(["", *NODES, "nosuch"]),
+    GPUS,
+    REQUESTS,
+    subdevices=SUBDEVICES,
+    life=st.integers(0, 1),
+    phase=st.sampled_from(["Pending", "Running", "Succeeded", "Failed"]),
+    cpu=st.sampled_from(["100m", "2", "x", ""]),
+)
+LIVES = st.tuples(st.sampled_from(PODS_NAMED), st.integers(0, 1))
+"""A pod's name, and which of the pods of this name it is."""
+SOME_ENTRIES = st.tuples(
+    GPUS.map(lambda text: text or ""), VERSIONS, REQUESTS, SUBDEVICES.map(lambda text: text or "")
+)
+
+
+def record_of(on: str, held: dict[tuple[str, int], Any], odd: list[Any]) -> Any:
+    entries = {f"uid_{name}_{life}": entry(name, *rest) for (name, life), rest in held.items()}
+    return lease(on, **entries, **{f"odd{number}": one for number, one in enumerate(odd)})
+
+
+SOME_RECORDS = st.builds(
+    record_of,
+    st.sampled_from(NODES),
+    st.dictionaries(LIVES, SOME_ENTRIES, min_size=1, max_size=3),
+    st.lists(st.sampled_from([3, {"pod": 1}]), max_size=1),
+) | st.builds(lease_of, st.sampled_from(NODES), st.sampled_from(["", "{", "[]"]))
+SOME_NODES = st.builds(
+    node,
+    st.sampled_from(["i915=4 mc=2000 t=8", "i915=2", ""]),
+    st.sampled_from(["0.1", "0.1.2", "", "x"]),
+    cpu=st.sampled_from(["4", "0", "x", ""]),
+)
+
+STEP = st.one_of(
+    st.tuples(st.just("pod"), SOME_PODS),
+    st.tuples(st.just("pod_gone"), st.sampled_from(PODS_NAMED)),
+    st.tuples(st.just("record"), SOME_RECORDS),
+    st.tuples(st.just("record_gone"), st.sampled_from(NODES)),
+    st.tuples(st.just("node"), st.sampled_from(NODES), SOME_NODES),
+    st.tuples(st.just("node_gone"), st.sampled_from(NODES)),
+    st.tuples(st.just("pod"), SOME_PODS),
+    st.tuples(st.just("record"), SOME_RECORDS),
+    st.tuples(st.just("version"), VERSIONS),
+    st.tuples(st.just("relist"), st.randoms(use_true_random=False)),
+    st.tuples(st.just("version"), VERSIONS),
+    st.tuples(st.just("give_up"), st.integers(0, 12)),
+    st.tuples(st.just("rebuild")),
+    st.tuples(st.just("amend"), SOME_RECORDS),
+)
+HISTORIES = st.lists(st.lists(STEP, min_size=1, max_size=2), min_size=3, max_size=12)
+"""Steps between two slots."""
+
+
+class Scene:
+    """Stores that change, and a state that follows them."""
+
+    def __init__(self) -> None:
+        self.state = GpuStateBuilder(INTEL)
+        self.states = AgentStates({"gpu": self.state}, 5.0)
+        self.log = ChangeLog()
+        self.pods, self.allocation_record = Writer[Any](), Writer[Any]()
+        self.pods.store.subscribe(partial(self.log.add, PODS))
+        self.allocation_record.store.subscribe(partial(self.log.add, ALLOCATION_RECORDS))
+        self.nodes: dict[tuple[str, str], Any] = {("", name): node() for name in NODES}
+        self.index = NodeIndex()
+        self.at = "7"
+
+    def cluster_state(self) -> ClusterState:
+        objects = {
+            PODS: self.pods.store.snapshot(),
+            ALLOCATION_RECORDS: self.allocation_record.store.snapshot(),
+        }
+        names = tuple(name for _, name in self.nodes)
+        if names != self.index.known:
+            self.index = NodeIndex(names)
+        plain = cluster_state({}, version=self.at, index=self.index)
+        return msgspec.structs.replace(plain, objects=objects, node_objects=dict(self.nodes))
+
+    def pod(self, given: Any) -> None:
+        self.pods.apply(given)
+
+    def pod_gone(self, name: str) -> None:
+        self.pods.remove(("d", name))
+
+    def record(self, given: Any) -> None:
+        self.allocation_record.apply(given)
+
+    def record_gone(self, name: str) -> None:
+        self.allocation_record.remove(("nw", f"gpu-{name}"))
+
+    def node(self, name: str, given: Any) -> None:
+        self.log.add(KIND_OF_NODES, {("", name): Change(self.nodes.get(("", name)), given)})
+        self.nodes["", name] = given
+
+    def node_gone(self, name: str) -> None:
+        self.log.add(KIND_OF_NODES, {("", name): Change(self.nodes.pop(("", name), None), None)})
+
+    def relist(self, random: Any) -> None:
+        for writer in (self.pods, self.allocation_record):
+            items = writer.store.values()
+            random.shuffle(items)
+            writer.replace(items)
+
+    def version(self, version: str) -> None:
+        self.at = version
+
+    def compute(self) -> GpuState:
+        given_world = self.cluster_state()
+        cooperative_scheduling.run_at_once(self.states.build("gpu", self.changed(given_world)))
+        found: GpuState = self.states.newest()["gpu"]
+        assert shown(found) == shown(agent_state(given_world))
+        return found
+
+    def changed(self, given: ClusterState) -> ClusterState:
+        return msgspec.structs.replace(given, changes=self.log.take())
+
+    def give_up(self, steps: int) -> None:
+        half = self.states.build("gpu", self.changed(self.cluster_state()))
+        for _, _ in zip(range(steps), half, strict=False):
+            pass
+        half.close()
+
+    def rebuild(self) -> None:
+        self.states.rebuild()
+
+    def amend(self, given: Any) -> None:
+        name = given.metadata.name.removeprefix("gpu-")
+        amended = self.state.amended(self.compute(), name, given)
+        before = self.cluster_state()
+        with_it = {**before.objects[ALLOCATION_RECORDS], ("nw", given.metadata.name): given}
+        computed = agent_state(
+            msgspec.structs.replace(before, objects={**before.objects, ALLOCATION_RECORDS: with_it})
+        )
+        if name in amended.nodes:
+            assert shown(amended) == shown(computed)
+
+    def live(self, history: list[list[tuple[Any, ...]]]) -> GpuState:
+        """The slot after the last step."""
+        for steps in history:
+            for kind, *rest in steps:
+                getattr(self, kind)(*rest)
+            self.compute()
+        return self.compute()
+
+
+def shown(found: GpuState) -> Any:
+    """All that a slot says, without the order in which it came to it."""
+    nodes = {
+        name: (*one._replace(bound=()), sorted(one.bound, key=lambda bound: bound.metadata.uid))
+        for name, one in found.nodes.items()
+    }
+    return nodes, laid_out(found), cpu_free(found)
+
+
+@given(HISTORIES)
+def test_any_history_ends_in_the_books_of_a_fresh_list(history: list[list[tuple[Any, ...]]]) -> None:
+    scene = Scene()
+    found = scene.live(history)
+    for name, row in zip((*scene.index.known, ""), found.layout.rows.tolist(), strict=True):
+        assert row == found.rows.get(name, len(found.rows))
+
+
+@given(HISTORIES)
+def test_free_cpu_is_what_neither_pods_on_the_node_nor_its_claims_request(
+    history: list[list[tuple[Any, ...]]],
+) -> None:
+    scene = Scene()
+    found = scene.live(history)
+    pods = scene.pods.store.values()
+    for name, free in cpu_free(found).items():
+        coming = {
+            uid for uid, held in found.nodes[name].allocations.by_uid.items() if held.source == "ledger"
+        }
+        requested = sum(
+            cpu_milli(one)
+            for one in pods
+            if (one.spec.nodeName == name and one.status.phase not in ("Succeeded", "Failed"))
+            or (not one.spec.nodeName and one.metadata.uid in coming)
+        )
+        assert free == free_cpu.allocatable(scene.nodes["", name]) - requested
+
+
+@given(SOME_PODS)
+def test_what_is_kept_of_a_pod_takes_as_much_cpu(given_pod: Any) -> None:
+    kept = free_cpu.with_cpu(given_pod)
+    assert free_cpu.taken(given_pod) == (free_cpu.taken(kept) if kept is not None else 0)
+    assert kept is None or free_cpu.with_cpu(kept) == kept
+    assert (kept is given_pod) is (free_cpu.with_gpus(given_pod) is not None)
+
+
+@given(HISTORIES)
+def test_nothing_that_is_held_is_negative_or_beyond_all_amounts(history: list[list[tuple[Any, ...]]]) -> None:
+    for one in Scene().live(history).nodes.values():
+        for held in one.allocations.amounts.values():
+            assert all(0 < amount <= amounts.LARGEST for amount in held.values())
+        assert one.allocations.stale.isdisjoint(
+            one.allocations.by_uid.keys() - {b.metadata.uid for b in one.bound}
+        )

@@ -1,0 +1,124 @@
+"""What the gpu agent's leader does, done: nothing is left to do, and nobody lost what he holds."""
+
+from typing import Any
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodewise import cooperative_scheduling
+from nodewise.agents.gpu import (
+    allocation_record,
+    consistency,
+    descheduling,
+    garbage_collection,
+    node_allocations,
+)
+from nodewise.agents.gpu.consistency import ObservedChanges
+from nodewise.agents.gpu.pods import AllocatedLabels, AllocatedPod
+from nodewise.agents.gpu.state import GpuState
+from tests.laws.test_gpu_allocations import NODES, SOME_PODS, SOME_RECORDS, VERSIONS
+from tests.unit.agents.gpu.gpu_snapshots import agent_state, cluster_state, lease, node
+
+HOT = "telemetry.aware.scheduling.hot/gas-"
+MARKS = st.dictionaries(
+    st.sampled_from(
+        [f"{HOT}deschedule-pods-card0", f"{HOT}tile-deschedule-card0_gt0", f"{HOT}disable-card1"]
+    ),
+    st.sampled_from(["true", "PCI_GROUP"]),
+)
+MARKED = st.fixed_dictionaries(
+    {
+        name: MARKS.map(lambda policy_labels: node("i915=4 mc=2000 t=8", "0.1", **policy_labels))
+        for name in NODES
+    }
+)
+
+
+def told(pod: AllocatedPod, value: str | None) -> AllocatedPod:
+    metadata = msgspec.structs.replace(pod.metadata, labels=AllocatedLabels(value))
+    return msgspec.structs.replace(pod, metadata=metadata)
+
+
+LABELLED = st.builds(told, SOME_PODS, st.sampled_from([None, "gpu", "somebody"]))
+
+
+def by_name(pods: list[AllocatedPod]) -> list[AllocatedPod]:
+    return list({pod.metadata.name: pod for pod in pods}.values())
+
+
+PODS = st.lists(LABELLED, max_size=4).map(by_name)
+ALLOCATION_RECORDS = st.lists(SOME_RECORDS, max_size=2).map(
+    lambda all_: {one.metadata.name: one for one in all_}.values()
+)
+
+
+@given(MARKED, PODS, ALLOCATION_RECORDS)
+def test_labels_that_were_written_leave_nothing_to_write(nodes: Any, pods: Any, leases: Any) -> None:
+    def changes(of: list[AllocatedPod]) -> list[descheduling.Change]:
+        return cooperative_scheduling.run_at_once(
+            descheduling.changes(agent_state(cluster_state(nodes, of, leases)))
+        )
+
+    wanted = {one.pod.metadata.uid: one.is_wanted for one in changes(pods)}
+    after = [
+        told(pod, "gpu" if wanted[pod.metadata.uid] else None) if pod.metadata.uid in wanted else pod
+        for pod in pods
+    ]
+    assert changes(after) == []
+    for pod, now in zip(pods, after, strict=True):
+        if now is not pod and now.metadata.labels and now.metadata.labels.deschedule:
+            assert now.spec.nodeName in nodes
+            assert not node_allocations.has_ended(now)
+
+
+@given(PODS, ALLOCATION_RECORDS, VERSIONS)
+def test_what_is_loose_can_go_without_anybody_on_a_node_losing_what_he_holds(
+    pods: Any, leases: Any, version: str
+) -> None:
+    nodes = {name: node() for name in NODES}
+    given_world = cluster_state(nodes, pods, leases, version)
+    found = agent_state(given_world)
+    unconfirmed = cooperative_scheduling.run_at_once(
+        garbage_collection.unconfirmed(found, given_world.objects["ledgers"])
+    )
+    gone = {(one.node, one.uid) for one in unconfirmed}
+    left = [_without(one, gone) for one in leases]
+    after = agent_state(cluster_state(nodes, pods, left, version))
+    on_node = {(pod.spec.nodeName, pod.metadata.uid) for pod in pods}
+    for name in NODES:
+        before = _held(found, name)
+        kept = {
+            uid: held for uid, held in before.items() if held.source == "ledger" and (name, uid) in on_node
+        }
+        assert kept.items() <= _held(after, name).items()
+        assert not (after.nodes[name].allocations.stale if name in after.nodes else ())
+    left_world = cluster_state(nodes, pods, left, version)
+    assert (
+        cooperative_scheduling.run_at_once(
+            garbage_collection.unconfirmed(after, left_world.objects["ledgers"])
+        )
+        == []
+    )
+
+
+@given(MARKED, PODS, ALLOCATION_RECORDS, VERSIONS)
+def test_a_fresh_list_of_the_same_differs_nowhere(nodes: Any, pods: Any, leases: Any, version: str) -> None:
+    ours = agent_state(cluster_state(nodes, pods, leases, version))
+    fresh = agent_state(cluster_state(nodes, reversed(pods), leases, version))
+    texts = {name: one.record_text for name, one in ours.nodes.items()}
+    differences = consistency.differences(
+        ours, fresh, ObservedChanges(set(), set()), lambda name: texts[name]
+    )
+    assert cooperative_scheduling.run_at_once(differences) == []
+
+
+def _held(found: GpuState, name: str) -> dict[str, node_allocations.PodAllocation]:
+    return dict(found.nodes[name].allocations.by_uid) if name in found.nodes else {}
+
+
+def _without(one: Any, gone: set[tuple[str, str]]) -> Any:
+    name = one.metadata.name.removeprefix("gpu-")
+    entries = allocation_record.read(one).entries
+    kept = {uid.replace("-", "_"): entry for uid, entry in entries.items() if (name, uid) not in gone}
+    return lease(name, **kept)

@@ -1,0 +1,118 @@
+"""Answers to our own writes, learnt before the watch brings them, with a watch that lags and lists anew."""
+
+from typing import Any, NamedTuple
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodewise.kube import field_merge
+from nodewise.kube.store import Changes, Key, Writer
+
+Thing = field_merge.merge("Thing")
+NAMES = "abc"
+
+
+class Happened(NamedTuple):
+    """At the version that is its place in the history, from 1."""
+
+    name: str
+    is_there: bool
+
+
+HISTORIES = st.lists(st.builds(Happened, st.sampled_from(NAMES), st.booleans()), min_size=1, max_size=15)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("watch")),
+        st.tuples(st.just("relist"), st.integers(0, 15), st.integers(0, 15), st.integers(0, 3)),
+        st.tuples(st.just("learn"), st.integers(1, 15)),
+        st.tuples(st.just("bookmark")),
+    ),
+    max_size=40,
+)
+
+
+class Reader:
+    def __init__(self, history: list[Happened]) -> None:
+        self.history = history
+        self.at = 0
+        self.writer: Writer[Any] = Writer()
+        self.writer.finish("0")
+        self.learnt = dict.fromkeys(NAMES, 0)
+
+    def thing(self, version: int) -> Any:
+        metadata = field_merge.ObjectMeta(name=self.history[version - 1].name, uid=str(version))
+        return Thing(metadata=metadata)
+
+    def newest(self, name: str, version: int) -> Any:
+        """What the server held of this name at a version."""
+        places = [at for at, one in enumerate(self.history[:version], 1) if one.name == name]
+        return self.thing(places[-1]) if places and self.history[places[-1] - 1].is_there else None
+
+    def watch(self) -> None:
+        if self.at == len(self.history):
+            return
+        self.at += 1
+        name, is_there = self.history[self.at - 1]
+        if is_there:
+            self.writer.apply(self.thing(self.at), str(self.at))
+        else:
+            self.writer.remove(("", name), str(self.at))
+
+    def bookmark(self) -> None:
+        self.writer.reach(str(self.at))
+
+    def relist(self, ahead: int, learnt: int, place: int) -> None:
+        """A list that comes in by pages; an answer to a write of ours comes in between."""
+        before, self.at = self.at, min(self.at + ahead, len(self.history))
+        self.writer.restart()
+        for number, name in enumerate((*NAMES, "")):
+            if number == place and learnt > 0:
+                at, self.at = self.at, before
+                self.learn(learnt)
+                self.at = at
+            item = self.newest(name, self.at) if name else None
+            if item is not None:
+                self.writer.add(item)
+        self.writer.finish(str(self.at))
+
+    def learn(self, version: int) -> None:
+        if version > len(self.history) or not self.history[version - 1].is_there:
+            return
+        name = self.history[version - 1].name
+        self.learnt[name] = max(self.learnt[name], version)
+        stands = self.writer.apply_response(self.thing(version), str(version))
+        assert stands == self.expected()[name]
+
+    def expected(self) -> dict[str, Any]:
+        return {name: self.newest(name, max(self.at, self.learnt[name])) for name in NAMES}
+
+    def held(self) -> dict[str, Any]:
+        return {name: self.writer.store.get("", name) for name in NAMES}
+
+
+@given(HISTORIES, STEPS)
+def test_every_object_is_as_new_as_the_newest_that_was_told_of_it(
+    history: list[Happened], steps: list[tuple[Any, ...]]
+) -> None:
+    reader = Reader(history)
+    told: dict[Key, Any] = {}
+
+    def follow(changes: Changes[Any] | None) -> None:
+        if changes is None:
+            told.update(reader.writer.store.snapshot())
+            return
+        for key, (old, new) in changes.items():
+            assert told.get(key) is old
+            if new is None:
+                del told[key]
+            else:
+                told[key] = new
+
+    reader.writer.store.subscribe(follow)
+    for kind, *rest in steps:
+        getattr(reader, kind)(*rest)
+        assert reader.held() == reader.expected()
+        assert told == reader.writer.store.snapshot()
+    while reader.at < len(history):
+        reader.watch()
+    assert reader.held() == {name: reader.newest(name, len(history)) for name in NAMES}

@@ -1,0 +1,129 @@
+"""A host of a cluster: a kubelet that is in the network of its pods, as on a real machine.
+
+Static pods run from its folder of manifests; pods that have the host's network reach the API server as everybody here
+does, the others by its Service, with the tokens that the kubelet mounts. Services are served by `network`.
+"""
+
+import contextlib
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from tests.cluster import controlplane
+from tests.cluster.api import Object
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.packages import Containers
+from tests.cluster.test_namespaces import Sandbox, wait
+from tests.node import image, kubelet, network
+from tests.node.kubelet import Kubelet
+from tests.node.network import Network
+from tests.node.runtime import Runtime
+
+NAME: Final = "host"
+ADDRESS: Final = "10.88.1.1"
+KUBERNETES: Final = "/etc/kubernetes"
+MANIFESTS: Final = f"{KUBERNETES}/manifests"
+VERSION: Final = "1.36.3"
+SCHEDULER_IMAGE: Final = f"registry.k8s.io/kube-scheduler:v{VERSION}"
+ADMISSION: Final = {"disable-admission-plugins": "TaintNodesByCondition"}
+SETTINGS: Final = {"staticPodPath": MANIFESTS, "syncFrequency": "2s"}
+"""The second: how soon pods see that a Secret changed."""
+
+
+class Host(NamedTuple):
+    """A control plane with one real node."""
+
+    plane: ControlPlane
+    node: Kubelet
+    network: Network
+
+    def path(self, path: str) -> Path:
+        """A file of the host, seen from here."""
+        return self.node.runtime.inside(path)
+
+    def tried(self, *words: str | Path) -> "subprocess.CompletedProcess[str]":
+        """What comes of a command on the host."""
+        command = self.node.runtime.enter(words, network=True)
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+    def said(self, *words: str | Path) -> str:
+        """What a command prints on the host; it has to succeed."""
+        done = self.tried(*words)
+        assert done.returncode == 0, f"{words}: {done.stderr}{done.stdout}"
+        return done.stdout
+
+    def pods(self, namespace: str, **labels: str) -> list[Object]:
+        """The pods with these labels."""
+        about = ",".join(f"{key}={value}" for key, value in labels.items())
+        found: list[Object] = self.plane.api.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector=about)[
+            "items"
+        ]
+        return found
+
+    def wait_ready(self, namespace: str, count: int = 1, **labels: str) -> list[Object]:
+        """Until so many pods with these labels are there, all ready."""
+
+        def ready() -> list[Object] | None:
+            found = self.pods(namespace, **labels)
+            return found if len(found) == count and all(map(is_ready, found)) else None
+
+        what = f"{count} pods of {labels} are ready"
+        return wait(what, ready, 120, lambda: self.told(namespace, **labels))
+
+    def told(self, namespace: str, **labels: str) -> object:
+        """What is known of pods, where they are not what they should be."""
+        found = self.pods(namespace, **labels)
+        events = self.plane.api.get(f"/api/v1/namespaces/{namespace}/events")["items"]
+        logs = {
+            f"{pod['metadata']['name']}/{one['name']}": self.log(pod, one["name"])
+            for pod in found
+            for one in pod["spec"]["containers"]
+        }
+        return [pod["status"] for pod in found], [one["message"] for one in events][-20:], logs
+
+    def log(self, pod: Object, container: str) -> str:
+        """The last lines of a container."""
+        return "\n".join(self.node.log(pod, container)[-40:])
+
+
+@contextlib.contextmanager
+def running(
+    programs: Path, kubelet_program: Path, containers: Containers, folder: Path, name: str = NAME
+) -> Iterator[Host]:
+    """A host of this name that is ready, and controllers; kube-scheduler's image is there, and nobody runs it yet."""
+    networks: list[Network] = []
+
+    @contextlib.contextmanager
+    def prepared(runtime: Runtime) -> Iterator[str]:
+        runtime.inside(MANIFESTS).mkdir(parents=True)
+        with network.of(runtime, containers.busybox) as made:
+            networks.append(made)
+            server = network.address_of(plane.url)
+            outside = network.out_to(server)
+            for address in (ADDRESS, controlplane.SERVICE):
+                made.add(address)
+            made.hand_on(server, outside)
+            made.hand_on((controlplane.SERVICE, 443), outside)
+            yield ADDRESS
+
+    with (
+        controlplane.running(programs, folder, ADMISSION) as plane,
+        plane.start_controller_manager(),
+        kubelet.running(plane, kubelet_program, containers, folder, name, SETTINGS, prepared) as node,
+    ):
+        archive = folder / "kube-scheduler.tar"
+        image.write_program(archive, programs / "kube-scheduler", SCHEDULER_IMAGE)
+        node.runtime.load(archive)
+        yield Host(plane, node, networks[0])
+
+
+def wait_admitted(sandbox: Sandbox) -> None:
+    """Until pods are let into a namespace: their service account is made a moment after it."""
+    path = f"/api/v1/namespaces/{sandbox.namespace}/serviceaccounts/default"
+    wait("the namespace has a service account", lambda: sandbox.api.find(path))
+
+
+def is_ready(pod: Object) -> bool:
+    conditions: list[Any] = pod.get("status", {}).get("conditions", [])
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)

@@ -1,0 +1,42 @@
+"""Pods that prefer one of two nodes, and a policy that leaves them the other.
+
+One node is the real one; the other there is for kube-scheduler alone: what is bound to it does not run.
+"""
+
+from typing import Any, Final
+
+from tests.cluster import extender_process, objects
+from tests.cluster.api import Object
+from tests.cluster.custom_metrics import CustomMetrics
+from tests.cluster.test_namespaces import Sandbox
+from tests.node import cpu_workloads, host_kubelet
+
+FAR: Final = "far"
+
+
+def policy(room: Sandbox, heat: CustomMetrics, hot: str) -> None:
+    """Makes the node `FAR`, and the policy `pol`, which leaves the other one than the hot."""
+    # pods below tolerate it; those that have to run do not
+    taint = {"key": "nodewise.test/no-kubelet", "effect": "NoSchedule"}
+    far = objects.node(FAR, pods=1000)
+    room.nodes(far | {"spec": {"taints": [taint]}})
+    heat.set("heat", {name: 90 if name == hot else 10 for name in (host_kubelet.NAME, FAR)})
+    extender_process.policy(room, dontschedule=[extender_process.HOT])
+
+
+def plain(name: str, rather: str, **spec: Any) -> Object:
+    """A pod that is placed on a node if nothing is in the way."""
+    return cpu_workloads.pod(name, "exec sleep 1000", affinity=_rather(rather), **spec)
+
+
+def with_policy(name: str, rather: str, **spec: Any) -> Object:
+    """The same; the policy may be in the way."""
+    made = plain(name, rather, container={"resources": {"limits": extender_process.LIMITS}}, **spec)
+    made["metadata"]["labels"] = {"telemetry-policy": "pol"}
+    return made
+
+
+def _rather(node: str) -> Object:
+    expression = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}
+    term = {"weight": 100, "preference": {"matchExpressions": [expression]}}
+    return {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [term]}}

@@ -1,0 +1,97 @@
+"""A container learns from inside which cards are its own: real kube-scheduler, real kubelet, the downward API."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import gpu
+from tests.cluster.api import Object
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.test_namespaces import Sandbox, wait
+from tests.node import image
+from tests.node.kubelet import Kubelet
+
+pytestmark = pytest.mark.cluster
+
+TELL = 'echo "mask=$ZE_AFFINITY_MASK"; exec busybox sleep {for_s}'
+FOR_EVER_S = 1_000_000_000
+
+
+@pytest.fixture
+def cards(plane: ControlPlane, sandbox: Sandbox, node: Kubelet, tmp_path: Path) -> Iterator[None]:
+    """The node has four cards of 1000 millicores each; nodewise, and a scheduler that asks it."""
+    shape = gpu.node(node.name, cards=4, shares=10, millicores=1000)
+    node.label(shape["metadata"]["labels"])
+    node.advertise({name: amount for name, amount in shape["status"]["capacity"].items() if "/" in name})
+    with gpu.extender(plane, tmp_path) as served, plane.start_scheduler({"extenders": [gpu.entry(served)]}):
+        yield
+
+
+def pod(name: str, for_s: int = FOR_EVER_S, **cards: int) -> Object:
+    """Containers that say which cards they were told and stay so long; each wants so many, and most of each."""
+    made = gpu.pod(name)
+    made["spec"]["containers"] = [_container(*each, for_s) for each in cards.items()]
+    return made
+
+
+def _container(name: str, cards: int, for_s: int) -> Object:
+    told = {"fieldRef": {"fieldPath": f"metadata.annotations['cards.nodewise.io/{name}']"}}
+    wanted = {f"{gpu.PREFIX}i915": str(cards), f"{gpu.PREFIX}millicores": str(600 * cards)} if cards else {}
+    return {
+        "name": name,
+        "image": image.NAME,
+        "command": ["sh", "-c", TELL.format(for_s=for_s)],
+        "env": [{"name": "ZE_AFFINITY_MASK", "valueFrom": told}],
+        "resources": {"limits": wanted},
+    }
+
+
+def test_each_container_is_told_its_own_cards(sandbox: Sandbox, node: Kubelet, cards: None) -> None:
+    sandbox.pods(pod("train", main=2), pod("video", decode=1, encode=1, sidecar=0))
+    told = _told(sandbox, node, "train") | _told(sandbox, node, "video")
+    assert {name: len(numbers) for name, numbers in told.items()} == {
+        "main": 2,
+        "decode": 1,
+        "encode": 1,
+        "sidecar": 0,
+    }
+    assert sorted(number for numbers in told.values() for number in numbers) == ["0", "1", "2", "3"]
+
+
+def test_a_container_that_starts_anew_is_told_what_its_annotation_says_by_then(
+    sandbox: Sandbox, node: Kubelet, cards: None
+) -> None:
+    sandbox.pods(pod("short", for_s=2, main=1))
+    assert _told(sandbox, node, "short") == {"main": ["0"]}
+    found = sandbox.pod("short") or {}
+    path = f"/api/v1/namespaces/{sandbox.namespace}/pods/short"
+    sandbox.api.patch(path, {"metadata": {"annotations": {"cards.nodewise.io/main": "3"}}})
+    wait("it is told anew", lambda: node.log(found, "main")[-1:] == ["mask=3"] or None)
+    assert gpu.ledger(sandbox, node.name)[found["metadata"]["uid"]]["cards"] == "card0"
+
+
+def _told(sandbox: Sandbox, node: Kubelet, name: str) -> dict[str, list[str]]:
+    """The numbers of cards that each container of a running pod was told, which are those of its annotations."""
+    assert sandbox.expect_bound(name) == node.name
+
+    def running() -> Object | None:
+        found = sandbox.pod(name) or {}
+        return found if found.get("status", {}).get("phase") == "Running" else None
+
+    found = wait(f"pod {name} runs", running, show=lambda: (sandbox.pod(name), sandbox.events(name)))
+    annotations = found["metadata"]["annotations"]
+    told = {}
+    for container in (each["name"] for each in found["spec"]["containers"]):
+        mask = _mask(node, found, container)
+        assert mask == annotations.get(f"cards.nodewise.io/{container}", "")
+        told[container] = [number for number in mask.split(",") if number]
+    assert sorted(gpu.cards_of(found)) == sorted(f"card{number}" for held in told.values() for number in held)
+    return told
+
+
+def _mask(node: Kubelet, pod: Object, container: str) -> str:
+    """What a container says that its variable holds."""
+    (line,) = wait(f"container {container} speaks", lambda: node.log(pod, container) or None)
+    assert line.startswith("mask=")
+    return line.removeprefix("mask=")

@@ -1,0 +1,280 @@
+"""A virtual machine of eight CPUs: two sockets, two NUMA nodes, two threads a core, cgroups of version 2.
+
+The installed program is in it, and no Python beside it; commands go to a shell of it. What it held over a boot is
+handed to the next one, as a disk would. Multi-threaded workloads are this interpreter with the modules that they need.
+"""
+
+import base64
+import contextlib
+import io
+import json
+import shlex
+import socket
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nodewise.cpu import cmk_names, cpulist, sysfs
+from nodewise.cpu.install import installation
+from nodewise.cpu.topology import CPUS, NODES
+from tests.cluster import processes, virtual_machine
+from tests.cluster.test_namespaces import wait
+from tests.cluster.virtual_machine import Entry, Hardware
+
+STATE = "/state"
+"""What outlives a boot."""
+CMK = f"{cmk_names.DEFAULT_INSTALL_DIR}/cmk"
+HARDWARE = Hardware(
+    smp="8,sockets=2,cores=2,threads=2",
+    memory="1024",
+    options=(
+        *("-accel", "tcg,thread=multi", "-cpu", "Skylake-Server"),
+        *("-object", "memory-backend-ram,id=m0,size=512M", "-object", "memory-backend-ram,id=m1,size=512M"),
+        *("-numa", "node,cpus=0-3,memdev=m0", "-numa", "node,cpus=4-7,memdev=m1"),
+    ),
+)
+_FILES = "/(present|online|isolated|cpulist|physical_package_id|core_id|die_id|thread_siblings_list|cmdline)$"
+_PORT = 9101
+_INIT = f"""\
+/bin/busybox mount -t cgroup2 none /sys/fs/cgroup
+echo +cpuset > /sys/fs/cgroup/cgroup.subtree_control
+/bin/busybox --install -s /bin
+/bin/busybox tar -x -C {STATE} -f /state.tar
+while true; do /bin/busybox nc -ll -p {_PORT} -e /bin/serve; done
+"""
+_SERVE = """#!/bin/sh
+export PATH=/bin
+read -r script
+printf %s "$script" | base64 -d > /tmp/script.$$
+sh /tmp/script.$$ </dev/null >/tmp/out.$$ 2>/tmp/err.$$
+echo $?
+base64 -w 0 /tmp/out.$$; echo
+base64 -w 0 /tmp/err.$$; echo
+rm /tmp/*.$$
+"""
+_LOADED = """
+import os, sys, threading, time
+print("\\n".join(getattr(one, "__file__", "") or "" for one in list(sys.modules.values())))
+"""
+WORKLOAD = """
+import os, sys, threading, time
+below, count, pinned = map(int, sys.argv[1:4])
+while below and not os.fork():
+    below -= 1
+
+def wait(ready, cpu):
+    if cpu >= 0:
+        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[cpu]})
+    ready.wait()
+    time.sleep(10000)
+
+ready = threading.Barrier(count + 1)
+for number in range(count):
+    threading.Thread(target=wait, args=(ready, -1 if number else pinned), daemon=True).start()
+ready.wait()
+os.write(1, b"ready\\n")
+time.sleep(10000)
+"""
+"""A chain of processes, each with so many further threads; of each the first one goes to one CPU, if wanted."""
+
+
+class Said(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+class Machine:
+    """One that runs."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    def tried(self, script: str, timeout_s: float = 120) -> Said:
+        """What came of lines for a shell."""
+        with socket.create_connection(("127.0.0.1", self._port), timeout_s) as connection:
+            connection.sendall(base64.b64encode(script.encode()) + b"\n")
+            with connection.makefile() as lines:
+                answer = lines.read().splitlines()
+        code, out, err = answer
+        return Said(int(code), *(base64.b64decode(one).decode() for one in (out, err)))
+
+    def run(self, script: str, timeout_s: float = 120) -> str:
+        """What lines for a shell print; AssertionError if they fail."""
+        said = self.tried(script, timeout_s)
+        assert said.code == 0, f"{script}: {said.err}"
+        return said.out
+
+    def cmk(self, *words: str | int) -> Any:
+        """What a command of the program prints, which is JSON if it prints anything."""
+        out = self.run(shlex.join([CMK, *map(str, words)]))
+        return json.loads(out) if out.strip() else None
+
+    def boot(self) -> str:
+        return self.run("cat /proc/sys/kernel/random/boot_id").strip()
+
+    def start(self, name: str, *options: str, inside: str = "", below: int = 2, pinned: int = -1) -> None:
+        """Start a workload by `isolate`, perhaps in a cgroup; until all of it is there."""
+        words = [CMK, "isolate", *options, "/bin/workload", "--", str(below), "2", str(pinned)]
+        enter = f"echo $$ > /sys/fs/cgroup/{inside}/cgroup.procs; " if inside else ""
+        self._launch(name, enter, words)
+        wait(f"{name} runs", lambda: self._is_ready(name, below + 1), 120, lambda: self._said(name))
+
+    def _launch(self, name: str, before: str, words: Iterable[str]) -> None:
+        line = f"{before}echo $$ > /tmp/{name}.pid; exec {shlex.join(words)}"
+        self.run(f"setsid sh -c {shlex.quote(line)} > /tmp/{name}.out 2> /tmp/{name}.err &")
+
+    def _is_ready(self, name: str, count: int) -> bool | None:
+        return self.run(f"grep -c ready /tmp/{name}.out || true").strip() == str(count) or None
+
+    def _said(self, name: str) -> str:
+        return self.run(f"cat /tmp/{name}.err")
+
+    def pid(self, name: str) -> int:
+        """Of the wrapper."""
+        return int(self.run(f"cat /tmp/{name}.pid"))
+
+    def kill(self, name: str) -> None:
+        """All processes of a workload, and the wrapper."""
+        self.run(f"kill -9 -{self.pid(name)}")
+
+    def end(self, name: str) -> None:
+        """Have the wrapper end its command, and wait for it to be over."""
+        pid = self.pid(name)
+        self.run(f"kill {pid}")
+        wait(f"{name} ends", lambda: self.tried(f"kill -0 {pid}").code or None, 120)
+
+    def everybody_ends(self) -> None:
+        """All workloads, and what started them."""
+        self.run("for file in /tmp/*.pid; do kill -9 -$(cat $file); done 2>/dev/null; rm -f /tmp/*.pid; true")
+
+    def threads(self, name: str) -> Mapping[int, "Where"]:
+        """All threads of a workload and its wrapper, by id, and where they may run: read from outside."""
+        fields = "Name|Tgid|Pid|PPid|Cpus_allowed_list|Mems_allowed_list"
+        end = "/^Mems_allowed_list:/"
+        script = (
+            "cat /proc/[0-9]*/task/[0-9]*/status 2>/dev/null |"
+            f' awk \'/^({fields}):/ {{printf "%s ", $2}} {end} {{print ""}}\''
+        )
+        found: dict[int, tuple[int, int, Where]] = {}
+        for line in self.run(script).splitlines():
+            if len(words := line.split()) == len(fields.split("|")):  # else it ended meanwhile
+                comm, tgid, pid, parent, cpus, mems = words
+                where = Where(comm, *(frozenset(cpulist.parse_list(text)) for text in (cpus, mems)))
+                found[int(pid)] = (int(tgid), int(parent), where)
+        family = {self.pid(name)}
+        while more := {tgid for tgid, parent, _ in found.values() if parent in family} - family:
+            family |= more
+        return {tid: where for tid, (tgid, _, where) in found.items() if tgid in family}
+
+    def everywhere(self, name: str) -> set[frozenset[int]]:
+        """The CPUs of all threads."""
+        return {where.cpus for where in self.threads(name).values()}
+
+    def cgroup(self, name: str, cpus: Iterable[int], mems: Iterable[int]) -> None:
+        """Make one with a cpuset."""
+        place = f"/sys/fs/cgroup/{name}"
+        lists = [cpulist.format_ranges(numbers) for numbers in (cpus, mems)]
+        self.run(
+            f"mkdir -p {place}; echo {lists[0]} > {place}/cpuset.cpus; echo {lists[1]} > {place}/cpuset.mems"
+        )
+
+    def sysfs(self) -> Mapping[str, str]:
+        """The files of the machine, as `sysfs.read` gives them."""
+        with tempfile.TemporaryDirectory() as folder:
+            paths = f"{CPUS}/ {NODES}/node*/cpu* proc/cmdline"
+            files = self.run(
+                f"cd /; find {paths} -type f -perm -400 2>/dev/null | grep -E '{_FILES}'"
+            ).split()
+            texts = self.run(
+                f"cd /; for file in {' '.join(files)}; do base64 -w 0 $file; echo; done"
+            ).splitlines()
+            for file, text in zip(files, texts, strict=True):
+                path = Path(folder) / file
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(base64.b64decode(text))
+            return sysfs.read(Path(folder))
+
+    def state(self) -> bytes:
+        """All that is to outlive the boot, as a tar file."""
+        return base64.b64decode(self.run(f"tar -c -C {STATE} . | base64 -w 0"))
+
+
+class Where(NamedTuple):
+    """Where a thread may run."""
+
+    name: str
+    cpus: frozenset[int]
+    mems: frozenset[int]
+
+
+def files(ready: Path) -> Mapping[str, Entry]:
+    """All that is on the machine but its state: the installed program, and the workload."""
+    with tempfile.TemporaryDirectory() as folder:
+        into = Path(folder)
+        installation.install(ready, into, Path(cmk_names.DEFAULT_INSTALL_DIR), None)
+        installed = virtual_machine.tree(into, cmk_names.DEFAULT_INSTALL_DIR.lstrip("/"))
+    return {
+        **installed,
+        **_interpreter(),
+        "bin/serve": virtual_machine.script(_SERVE),
+        "bin/workload": virtual_machine.script("#!/bin/python3 -S\n" + WORKLOAD),
+        "tmp/empty": virtual_machine.script(""),
+        f"{STATE.lstrip('/')}/empty": virtual_machine.script(""),
+        "init": virtual_machine.script(virtual_machine.START + _INIT),
+    }
+
+
+def _interpreter() -> Mapping[str, Entry]:
+    """This interpreter, its libraries, and the modules that the workload imports, where it looks for them."""
+    base = Path(sys.base_prefix)
+    real = Path(sys._base_executable).resolve()  # type: ignore[attr-defined]
+    loaded = subprocess.run(
+        [real, "-S", "-I", "-c", _LOADED], capture_output=True, text=True, check=True
+    ).stdout
+    ldd = subprocess.run(["ldd", real], capture_output=True, text=True, check=True).stdout
+    libraries = [Path(word) for word in ldd.split() if word.startswith("/")]
+    modules = [Path(name) for name in loaded.splitlines() if name]
+    found = {str(path).lstrip("/"): virtual_machine.program(path) for path in (*libraries, *modules)}
+    link = Entry(0o120777, str(real).encode())
+    return {**found, str(real).lstrip("/"): virtual_machine.program(real), "bin/python3": link} | _marked(
+        base
+    )
+
+
+def _marked(base: Path) -> Mapping[str, Entry]:
+    """By this file an interpreter knows where its modules are."""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    return {f"{base}/lib/{version}/os.py".lstrip("/"): virtual_machine.program(base / f"lib/{version}/os.py")}
+
+
+@contextlib.contextmanager
+def running(
+    root: Path, given: Mapping[str, Entry], folder: Path, state: bytes = b"", kernel: str = ""
+) -> Iterator[Machine]:
+    """A machine of the packages below `root` with `files`, and the state of an earlier boot. Raises NotReadyError."""
+    port = processes.free_port()
+    whole = {**given, "state.tar": Entry(0o100644, state or _nothing())}
+    hardware = HARDWARE._replace(kernel=kernel)
+    with virtual_machine.running(root, folder, whole, hardware, ((port, _PORT),)) as process:
+        machine = Machine(port)
+        process.wait_ready(lambda: _answers(machine), 120)
+        yield machine
+
+
+def _answers(machine: Machine) -> bool:
+    try:
+        return machine.tried("true", 20).code == 0
+    except (OSError, ValueError):
+        return False
+
+
+def _nothing() -> bytes:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w"):
+        pass
+    return content.getvalue()

@@ -1,0 +1,42 @@
+"""Nodes with a congestion factor: `view({"n1": "50", "n2": None})`."""
+
+from collections.abc import Mapping
+
+from nodewise import cooperative_scheduling
+from nodewise.agent import ClusterState, NodeIndex, Snapshot
+from nodewise.agents.congestion.agent import CongestionAgent, PodFields
+from nodewise.agents.congestion.options import CongestionOptions
+from nodewise.agents.congestion.state import CongestionNode, CongestionStateBuilder, NodeMetadata
+from nodewise.metrics.metrics_snapshot import MetricsSnapshot
+from nodewise.statistics.load_annotations import CongestionAnnotations
+
+NOW = 1000.0
+POD = PodFields()
+
+
+def node(factor: str | None) -> CongestionNode:
+    if factor is None:
+        return CongestionNode()
+    return CongestionNode(NodeMetadata(CongestionAnnotations(congestion_factor=factor)))
+
+
+def cluster_state(factors: Mapping[str, str | None]) -> ClusterState:
+    nodes = {("", name): node(factor) for name, factor in factors.items()}
+    return ClusterState(NodeIndex(factors), {}, MetricsSnapshot(), NOW, nodes)
+
+
+def snapshot(factors: Mapping[str, str | None], options: CongestionOptions | None = None) -> Snapshot:
+    given = cluster_state(factors)
+    agent_state = cooperative_scheduling.run_at_once(
+        CongestionStateBuilder(options or CongestionOptions()).build(given)
+    )
+    return Snapshot(given.nodes, {"congestion": agent_state}, NOW, 1)
+
+
+def scores(factors: Mapping[str, str | None], options: CongestionOptions | None = None) -> dict[str, int]:
+    given = snapshot(factors, options)
+    found = CongestionAgent(options or CongestionOptions()).score(
+        POD, given.nodes.named(list(factors)), given
+    )
+    assert found is not None
+    return dict(zip(factors, found.points.tolist(), strict=True))

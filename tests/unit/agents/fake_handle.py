@@ -1,0 +1,43 @@
+"""The hands of a controller in tests."""
+
+from typing import Any
+
+from nodewise.agent import NodeIndex, Snapshot
+from nodewise.clock import Clock
+from nodewise.controllers import Handle, ReservationCleaner, WriteCounter
+from nodewise.kube.api import Api
+from nodewise.kube.event_recorder import Recorder, Reporter
+from nodewise.kube.store import Store, Writer
+from nodewise.observe.metrics_registry import MetricsRegistry
+
+
+class Lists:
+    """Asked anew, it answers what a test says."""
+
+    def __init__(self) -> None:
+        self.fresh: dict[str, Store[Any]] = {}
+        self.begun = 0
+
+    async def read(self, name: str) -> Store[Any]:
+        return self.fresh.get(name) or Writer[Any]().store
+
+    def begin(self) -> None:
+        self.begun += 1
+
+
+def hands(
+    api: Api,
+    objects: dict[str, Store[Any]],
+    nodes: Store[Any],
+    clock: Clock,
+    meters: MetricsRegistry | None = None,
+    *,
+    snapshot: Snapshot | None = None,
+    lists: Lists | None = None,
+    ledgers: ReservationCleaner | None = None,
+) -> Handle:
+    meters = meters or MetricsRegistry()
+    recorder = Recorder(api, Reporter("test", "test"), clock, meters)
+    seen = snapshot or Snapshot(NodeIndex(), {}, 0.0)
+    more = ("nodewise", lambda: seen, lists or Lists(), ledgers)
+    return Handle(api, objects, nodes, recorder, clock, meters, WriteCounter(), *more)

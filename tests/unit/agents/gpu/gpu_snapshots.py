@@ -1,0 +1,142 @@
+"""Nodes, pods, ledgers and worlds, in few words."""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from nodewise.agent import ClusterState, NodeIndex
+from nodewise.agents.gpu import allocation_record
+from nodewise.agents.gpu.allocation_record import Reservation
+from nodewise.agents.gpu.node_allocations import GPUS, SUBDEVICES
+from nodewise.agents.gpu.node_gpus import GpuNode
+from nodewise.agents.gpu.pods import AllocatedPod
+from nodewise.agents.gpu.resource_profile import INTEL
+from nodewise.agents.gpu.state import ALLOCATION_RECORDS, PODS, GpuState, GpuStateBuilder
+from nodewise.binder import HOLDINGS, LedgerLease
+from nodewise.metrics.metrics_snapshot import MetricsSnapshot
+from tests.unit.state_changes import built
+
+PREFIX = "gpu.intel.com/"
+SHORT = {"mc": "millicores", "mem": "memory.max", "t": "tiles", "mon": "i915_monitoring"}
+ONE = "i915=1 mc=100"
+
+
+def amounts(text: str) -> dict[str, int]:
+    """`i915=1 mc=100` with full names."""
+    pairs = (part.split("=") for part in text.split())
+    return {PREFIX + SHORT.get(name, name): int(value) for name, value in pairs}
+
+
+def node(
+    allocatable: str = "i915=4 mc=2000", numbers: str = "0.1", *, cpu: str = "", **labels: str
+) -> GpuNode:
+    metadata = {"labels": {f"{PREFIX}gpu-numbers": numbers, **labels}}
+    given = {name: str(amount) for name, amount in amounts(allocatable).items()}
+    given |= {"cpu": cpu} if cpu else {}
+    return read(GpuNode, {"metadata": metadata, "status": {"allocatable": given}})
+
+
+def pod(
+    name: str,
+    on: str = "",
+    gpus: str | None = None,
+    requests: Iterable[str] = (ONE,),
+    *,
+    subdevices: str | None = None,
+    uid: str = "",
+    phase: str = "Running",
+    cpu: str = "",
+) -> AllocatedPod:
+    """Each of its containers requests as much CPU."""
+    notes = {key: value for key, value in {GPUS: gpus, SUBDEVICES: subdevices}.items() if value is not None}
+    containers = [
+        {"name": f"c{number}", "resources": {"requests": amounts(text) | ({"cpu": cpu} if cpu else {})}}
+        for number, text in enumerate(requests)
+    ]
+    metadata = {"name": name, "namespace": "d", "uid": uid or f"uid-{name}", "annotations": notes}
+    spec = {"nodeName": on, "containers": containers}
+    return read(AllocatedPod, {"metadata": metadata, "spec": spec, "status": {"phase": phase}})
+
+
+def entry(
+    name: str, gpus: str, seen: str = "5", charged: Iterable[str] = (ONE,), subdevices: str = ""
+) -> Reservation:
+    return Reservation(f"d/{name}", gpus, subdevices, 7.0, seen, tuple(amounts(text) for text in charged))
+
+
+def lease(on: str, version: str = "1", **entries: Reservation | Any) -> LedgerLease:
+    """By pod uid; what is no entry is taken as it is."""
+    plain = {
+        uid.replace("_", "-"): dict(allocation_record.wire(one)) if isinstance(one, Reservation) else one
+        for uid, one in entries.items()
+    }
+    return lease_of(on, json.dumps(plain), version)
+
+
+def lease_of(on: str, text: str, version: str = "1") -> LedgerLease:
+    metadata = {"name": f"gpu-{on}", "namespace": "nw", "resourceVersion": version}
+    return read(LedgerLease, {"metadata": {**metadata, "annotations": {HOLDINGS: text}}})
+
+
+def read(type_: type[Any], value: Any) -> Any:
+    return msgspec.json.decode(msgspec.json.encode(value), type=type_)
+
+
+def cluster_state(
+    nodes: Mapping[str, GpuNode],
+    pods: Iterable[AllocatedPod] = (),
+    leases: Iterable[LedgerLease] = (),
+    version: str = "10",
+    index: NodeIndex | None = None,
+) -> ClusterState:
+    objects: dict[str, Any] = {
+        PODS: {(one.metadata.namespace, one.metadata.name): one for one in pods},
+        ALLOCATION_RECORDS: {(one.metadata.namespace, one.metadata.name): one for one in leases},
+    }
+    by_key = {("", name): one for name, one in nodes.items()}
+    return ClusterState(
+        index or NodeIndex(nodes),
+        objects,
+        MetricsSnapshot(),
+        0.0,
+        by_key,
+        {PODS: version, ALLOCATION_RECORDS: version},
+    )
+
+
+def agent_state(given: ClusterState, state: GpuStateBuilder | None = None) -> GpuState:
+    found: GpuState = built(state or GpuStateBuilder(INTEL), given)
+    return found
+
+
+def charged(found: GpuState, on: str = "n1") -> dict[str, dict[str, int]]:
+    """What is held of each card, resources without their prefix."""
+    allocations = found.nodes[on].allocations
+    return {
+        gpu: {name.removeprefix(PREFIX): amount for name, amount in held.items()}
+        for gpu, held in allocations.amounts.items()
+    }
+
+
+def cpu_free(found: GpuState) -> dict[str, int]:
+    """By node with cards."""
+    assert found.cpu_free is not None
+    return {name: int(found.cpu_free[row]) for name, row in found.rows.items()}
+
+
+def laid_out(found: GpuState) -> dict[str, Any]:
+    """By node with cards: each card's free amounts of what it has, as the layout has them."""
+    layout = found.layout
+    return {
+        name: {
+            gpu: {
+                resource: int(layout.free[resource][place, row])
+                for resource in sorted(layout.free)
+                if layout.capacity[resource][place, row]
+            }
+            for place, gpu in enumerate(layout.gpus(row))
+        }
+        for name, row in found.rows.items()
+    }

@@ -1,0 +1,118 @@
+"""Pods that live and fail, and a state that watches them: `life.tell(pod("p1", "n1", running()))`."""
+
+from typing import Any
+
+import msgspec
+
+from nodewise import clock
+from nodewise.agent import ClusterState, NodeIndex, Snapshot
+from nodewise.agents.learned import LearnedKind
+from nodewise.agents.learned.agent import LearnedAgent
+from nodewise.agents.learned.options import LearnedOptions
+from nodewise.agents.learned.pods import ObservedPod, PendingPod, PendingPodMetadata
+from nodewise.agents.learned.state import PODS, LearnedState, LearnedStateBuilder
+from nodewise.metrics.metrics_snapshot import MetricsSnapshot
+from tests.unit.state_changes import built
+
+START = clock.parse_rfc3339("2026-11-21T11:00:00Z")
+NEVER_FADES = LearnedOptions(learned_half_life_s=0.0)
+
+
+def stamp(at_s: float) -> str:
+    """Seconds after the start, as the kubelet writes it."""
+    return clock.format_rfc3339(START + at_s)
+
+
+def running(restarts: int = 0, last: dict[str, Any] | None = None, at_s: float = 0.0) -> dict[str, Any]:
+    return _container({"running": {"startedAt": stamp(at_s)}}, restarts, last)
+
+
+def waiting(restarts: int = 0, last: dict[str, Any] | None = None) -> dict[str, Any]:
+    return _container({"waiting": {"reason": "CrashLoopBackOff"}}, restarts, last)
+
+
+def terminated(
+    began_s: float = 0.0,
+    ended_s: float = 0.0,
+    restarts: int = 0,
+    last: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    return _container({"terminated": end(began_s, ended_s)}, restarts, last)
+
+
+def end(began_s: float, ended_s: float) -> dict[str, Any]:
+    return {"exitCode": 1, "startedAt": stamp(began_s), "finishedAt": stamp(ended_s)}
+
+
+def _container(state: dict[str, Any], restarts: int, last: dict[str, Any] | None) -> dict[str, Any]:
+    return {"state": state, "restartCount": restarts, "lastState": {"terminated": last} if last else {}}
+
+
+def pod(
+    name: str, node: str, *containers: dict[str, Any], phase: str = "Running", uid: str = "", **metadata: Any
+) -> ObservedPod:
+    """Of type D in the namespace d, if the metadata does not say otherwise; containers are called c0, c1, …."""
+    about = {"name": name, "namespace": "d", "uid": uid or name, "labels": {"podtype": "D"}} | metadata
+    statuses = [{"name": f"c{number}", **one} for number, one in enumerate(containers)]
+    given = {
+        "metadata": about,
+        "spec": {"nodeName": node},
+        "status": {"phase": phase, "containerStatuses": statuses},
+    }
+    return msgspec.json.decode(msgspec.json.encode(given), type=ObservedPod)
+
+
+class Life:
+    """A state, the world that it is told, and time. Nodes are n1, n2, …."""
+
+    def __init__(self, options: LearnedOptions = NEVER_FADES, nodes: int = 3, now: float = START) -> None:
+        self.options = options
+        self.state = LearnedStateBuilder(options)
+        self.now = now
+        self.index = NodeIndex(f"n{number + 1}" for number in range(nodes))
+        self.pods: dict[tuple[str, str], ObservedPod] = {}
+        (watched,) = LearnedKind().watched(options)
+        self._keep = watched.keep
+        self.agent_state: LearnedState | None = None
+
+    def tell(self, *pods: ObservedPod, after_s: float = 1.0) -> LearnedState:
+        """The next world, in which these pods are new or changed."""
+        assert self._keep is not None
+        told = dict(self.pods)
+        for one in pods:
+            key = one.metadata.namespace, one.metadata.name
+            kept = self._keep(one)
+            told.pop(key, None) if kept is None else told.update({key: kept})
+        self.pods = told
+        return self.look(after_s)
+
+    def look(self, after_s: float = 1.0) -> LearnedState:
+        self.now += after_s
+        self.agent_state = built(
+            self.state, ClusterState(self.index, {PODS: self.pods}, MetricsSnapshot(), self.now)
+        )
+        return self.agent_state
+
+    def forget_pod(self, name: str) -> None:
+        self.pods = {key: one for key, one in self.pods.items() if key[1] != name}
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self.index, {"learned": self.agent_state} if self.agent_state else {}, self.now, 1)
+
+    def _ask(self, type_: str, namespace: str = "d") -> Any:
+        asking = PendingPod(PendingPodMetadata(name="asks", namespace=namespace, labels={"podtype": type_}))
+        given = self.snapshot()
+        return LearnedAgent(self.options).score(asking, given.nodes.named(self.index.known), given)
+
+    def points(self, type_: str = "D", namespace: str = "d") -> list[int]:
+        """The scores of all nodes."""
+        points: list[int] = self._ask(type_, namespace).points.tolist()
+        return points
+
+    def numbers(self, node: int = 0, type_: str = "D") -> dict[str, Any]:
+        """What is told of a node."""
+        numbers: dict[str, Any] = self._ask(type_).details.numbers(node)
+        return numbers
+
+    def reward(self, node: int = 0, type_: str = "D") -> float:
+        return round(self.numbers(node, type_)["reward"], 6)

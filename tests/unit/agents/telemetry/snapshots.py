@@ -1,0 +1,102 @@
+"""Small worlds in the notation of the specification: `metrics("m", n1=5)`, `policy(dontschedule=[...])`."""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from nodewise import cooperative_scheduling, quantity
+from nodewise.agent import ClusterState, Names, NodeIndex, ObjectKey, Snapshot
+from nodewise.agents.telemetry.agent import PodFields, PodMetadata, TelemetryAgent
+from nodewise.agents.telemetry.namespace_trust import (
+    NAMESPACES,
+    NamespaceLabels,
+    NamespaceMetadata,
+    NamespaceObject,
+)
+from nodewise.agents.telemetry.options import TelemetryOptions
+from nodewise.agents.telemetry.policy import PolicyMetadata, PolicyObject
+from nodewise.agents.telemetry.state import POLICIES, TelemetryStateBuilder
+from nodewise.metrics.metrics_snapshot import MetricsSnapshot
+from nodewise.metrics.series import Sample, Series
+
+NOW = 1000.0
+
+
+def series(metric: str, at: float | None = NOW, **values: object) -> Series:
+    """A metric with a quantity for each node; None for a value that cannot be read."""
+    good = {n: Sample(quantity.parse(str(v)), at) for n, v in values.items() if v is not None}
+    return Series(metric, "test", NOW, good, {n: "bad" for n, v in values.items() if v is None})
+
+
+def metrics_snapshot(*found: Series) -> MetricsSnapshot:
+    return MetricsSnapshot({one.metric: one for one in found})
+
+
+def rule(metric: str, operator: str = "GreaterThan", target: Any = None, **more: Any) -> dict[str, Any]:
+    return (
+        {"metricname": metric, "operator": operator} | ({} if target is None else {"target": target}) | more
+    )
+
+
+def policy(name: str = "pol", namespace: str = "d", **strategies: Any) -> PolicyObject:
+    """Strategies are lists of rules, or whole strategy objects."""
+    listed = {
+        key: given if isinstance(given, dict) else {"rules": given} for key, given in strategies.items()
+    }
+    return PolicyObject(
+        PolicyMetadata(name, namespace), msgspec.Raw(msgspec.json.encode({"strategies": listed}))
+    )
+
+
+def namespaces(*trusted: str) -> dict[ObjectKey, NamespaceObject]:
+    """Namespaces with the label that grants trust."""
+    labels = NamespaceLabels(trusted="true")
+    return {("", name): NamespaceObject(NamespaceMetadata(name, labels=labels)) for name in trusted}
+
+
+def cluster_state(
+    policies: list[PolicyObject],
+    metrics: MetricsSnapshot,
+    nodes: str = "n1 n2 n3",
+    trusted: tuple[str, ...] = ("d", "e"),
+) -> ClusterState:
+    """Policies in namespaces of which some are trusted."""
+    by_key = {(one.metadata.namespace, one.metadata.name): one for one in policies}
+    objects = {POLICIES: by_key, NAMESPACES: namespaces(*trusted)}
+    return ClusterState(NodeIndex(nodes.split()), objects, metrics, NOW)
+
+
+def snapshot(
+    given: ClusterState, options: TelemetryOptions | None = None, max_age_s: float = 60.0
+) -> Snapshot:
+    state = TelemetryStateBuilder(options or TelemetryOptions(), max_age_s)
+    return Snapshot(
+        given.nodes, {"telemetry": cooperative_scheduling.run_at_once(state.build(given))}, given.now, 1
+    )
+
+
+def pod(label: str | None = "pol", namespace: str = "d") -> PodFields:
+    labels = {"app": "x"} if label is None else {"telemetry-policy": label}
+    return PodFields(PodMetadata(namespace, labels))
+
+
+def candidates(given: Snapshot, names: str) -> Names:
+    return given.nodes.named(names.split())
+
+
+def rejected(given: Snapshot, names: str = "n1 n2 n3", of: PodFields | None = None) -> dict[str, str] | None:
+    """Rejected nodes with their reasons, or None where the agent has nothing to say."""
+    verdict = TelemetryAgent().filter(of or pod(), candidates(given, names), given)
+    if verdict is None:
+        return None
+    return {
+        name: verdict.reasons[code - 1].text()
+        for name, code in zip(names.split(), verdict.codes.tolist(), strict=True)
+        if code
+    }
+
+
+def scores(given: Snapshot, names: str = "n1 n2 n3", of: PodFields | None = None) -> dict[str, int] | None:
+    found = TelemetryAgent().score(of or pod(), candidates(given, names), given)
+    return None if found is None else dict(zip(names.split(), np.asarray(found.points).tolist(), strict=True))

@@ -1,0 +1,87 @@
+# ruff: noqa: E501 - the rows of a table
+"""What `policy lint` reports beyond the reader; a real API server agrees by tests/cluster/test_policy_lint.py."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+import pytest
+
+from nodewise.agents.telemetry import policy_lint
+from tests.unit.agents.telemetry.snapshots import rule
+
+RULE = "spec.strategies.dontschedule.rules[0]"
+
+
+def linted(spec: Any, **metadata: Any) -> list[str]:
+    whole = {
+        "apiVersion": policy_lint.API_VERSION,
+        "kind": "TASPolicy",
+        "metadata": {"name": "p"} | metadata,
+        "spec": spec,
+    }
+    return [str(problem) for problem in policy_lint.lint(msgspec.json.encode(whole))]
+
+
+def one_rule(**fields: Any) -> Any:
+    return {"strategies": {"dontschedule": {"rules": [rule("m", target=1) | fields]}}}
+
+
+PROBLEMS = {
+    "a fraction as a number": (one_rule(target=0.8), f'{RULE}.target: 0.8; wanted an integer of 64 bits, or a string such as "0.8"'),
+    "an operator in lower case": (one_rule(operator="equals"), 'GreaterThan; did you mean "Equals"?'),
+    "an age without a unit": (one_rule(max_age="90"), f"{RULE}.max_age: '90'; wanted a text that matches"),
+    "a line break after a name": (one_rule(metricname="m\n"), f"{RULE}.metricname: 'm\\n'; wanted a text that matches"),
+    "a name that is too long": (one_rule(metricname="m" * 254), "254 characters; wanted at most 253"),
+    "a strategy without rules": ({"strategies": {"dontschedule": {}}}, "dontschedule.rules: none; wanted a value, which is required"),
+    "too many rules": ({"strategies": {"dontschedule": {"rules": [rule("m", target=1)] * 101}}}, "dontschedule.rules: 101 entries; wanted at most 100"),
+    "a misspelt strategy": ({"strategies": {"dontSchedule": {"rules": []}}}, 'did you mean "dontschedule"?'),
+    "a misspelt field": (one_rule(whenMissing="reject"), 'did you mean "when_missing"?'),
+    "a rule without a target": ({"strategies": {"deschedule": {"rules": [{"metricname": "m", "operator": "Equals"}]}}}, "deschedule.rules[0].target: none; wanted a target; without one the value is compared with 0"),
+    "labeling without labels": ({"strategies": {"labeling": {"rules": [rule("m", target=1)]}}}, "labeling.rules[0].labels: none; wanted at least one label"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("spec", "said"), PROBLEMS.values(), ids=PROBLEMS)
+def test_a_problem_is_reported(spec: Any, said: str) -> None:
+    assert any(said in problem for problem in linted(spec)), linted(spec)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "said"),
+    [
+        ({"name": "Web"}, "metadata.name: 'Web'"),
+        ({"name": ""}, "metadata.name: none"),
+        ({"namespace": "a.b"}, "metadata.namespace: 'a.b'"),
+        ({"labels": {"a b": "c"}}, "metadata.labels.a b: 'a b'"),
+        ({"labels": {"a": "-"}}, "metadata.labels.a: '-'"),
+        ({"annotations": {"a": 5}}, 'metadata.annotations.a: 5; wanted a string, such as "5"'),
+    ],
+    ids=str,
+)
+def test_a_problem_of_the_metadata_is_reported(metadata: Any, said: str) -> None:
+    assert any(said in problem for problem in linted(one_rule(), **metadata))
+
+
+def test_a_field_is_reported_once() -> None:
+    assert len(linted(one_rule(operator="equals"))) == 1
+
+
+def test_a_preference_needs_no_target() -> None:
+    assert (
+        linted({"strategies": {"scheduleonmetric": {"rules": [{"metricname": "m", "operator": "LessThan"}]}}})
+        == []
+    )
+
+
+def test_every_keyword_of_the_definition_is_understood() -> None:
+    assert {key for one in schemas(policy_lint.spec()) for key in one} <= policy_lint.KEYWORDS
+
+
+def schemas(found: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """A schema and all below it."""
+    yield found
+    inner = [*found.get("properties", {}).values(), found.get("additionalProperties"), found.get("items")]
+    for one in inner:
+        if one:
+            yield from schemas(one)

@@ -1,0 +1,100 @@
+"""The rule about half the nodes."""
+
+import msgspec
+
+from nodewise import cooperative_scheduling
+from nodewise.agent import Snapshot
+from nodewise.agents.telemetry.options import TelemetryOptions
+from nodewise.agents.telemetry.state import TelemetryStateBuilder
+from nodewise.metrics.metrics_snapshot import MetricsSnapshot
+from nodewise.metrics.series import Sample, Series
+from tests.unit.agents.telemetry.snapshots import cluster_state, policy, rejected, rule
+
+POLICY = policy(dontschedule=[rule("m", target=10)])
+MAX_AGE_S = 60.0
+
+
+class Story:
+    """One state through time: each `see` is a fetch at that moment, or none."""
+
+    def __init__(self, nodes: str = "n1 n2 n3 n4", given: object = POLICY) -> None:
+        self.state = TelemetryStateBuilder(TelemetryOptions(), MAX_AGE_S)
+        self.nodes = nodes
+        self.policy = given
+        self.snapshot = MetricsSnapshot()
+
+    def see(self, at: float, **values: int) -> set[str]:
+        """The nodes that are rejected."""
+        if values:
+            samples = {node: Sample(value * 10**9, at) for node, value in values.items()}
+            self.snapshot = self.snapshot.with_series(Series("m", "s", at, samples))
+        given = cluster_state([self.policy], self.snapshot, self.nodes)  # type: ignore[list-item]
+        given = msgspec.structs.replace(given, now=at)
+        agent_state = cooperative_scheduling.run_at_once(self.state.build(given))
+        self.suspended = bool(next(iter(agent_state.values())).suspended)
+        return set(rejected(Snapshot(given.nodes, {"telemetry": agent_state}, at), self.nodes) or ())
+
+
+def test_a_source_that_dies_leaves_the_last_verdicts() -> None:
+    story = Story()
+    assert story.see(0, n1=50, n2=5, n3=50, n4=5) == {"n1", "n3"}
+    assert story.see(59) == {"n1", "n3"}
+    assert not story.suspended
+    for at in (61, 100, 1000, 100_000):
+        assert story.see(at) == {"n1", "n3"}
+        assert story.suspended
+
+
+def test_and_they_end_when_half_of_the_nodes_are_back() -> None:
+    story = Story()
+    story.see(0, n1=50, n2=5, n3=50, n4=5)
+    story.see(100)
+    assert story.see(200, n1=5) == {"n3"}, "fresh values count at once, the others hold"
+    assert story.suspended
+    assert story.see(210, n1=5, n2=50) == {"n2"}
+    assert not story.suspended
+
+
+def test_one_node_of_many_that_vanishes_passes() -> None:
+    story = Story()
+    story.see(0, n1=50, n2=50, n3=50, n4=50)
+    assert story.see(5, n2=50, n3=50, n4=50) == {"n2", "n3", "n4"}
+    assert not story.suspended
+
+
+def test_most_of_the_nodes_that_vanish_at_once_hold() -> None:
+    story = Story()
+    story.see(0, n1=50, n2=50, n3=50, n4=50)
+    assert story.see(5, n4=50) == {"n1", "n2", "n3", "n4"}
+    assert story.suspended
+
+
+def test_nodes_that_leave_the_cluster_are_not_lost_values() -> None:
+    story = Story()
+    story.see(0, n1=50, n2=50, n3=50, n4=50)
+    story.nodes = "n4 n5"
+    assert story.see(5, n4=50) == {"n4"}
+    assert not story.suspended
+
+
+def test_nodes_get_other_numbers_and_keep_their_verdicts() -> None:
+    story = Story()
+    story.see(0, n1=50, n2=5, n3=50, n4=5)
+    story.nodes = "n0 n4 n3 n2 n1"
+    assert story.see(100) == {"n1", "n3"}
+
+
+def test_nodes_lost_slowly_pass_one_by_one() -> None:
+    story = Story()
+    for step in range(5):
+        left = {f"n{n}": 50 for n in range(1, 5 - step)} or {"x": 1}
+        found = story.see(step * 100, **left)
+        assert found == set(left) - {"x"} or story.suspended
+    assert story.suspended, "the last two of two within one max age are more than half"
+
+
+def test_where_the_unmeasured_are_rejected_a_held_pass_still_passes() -> None:
+    strict = policy(dontschedule=[rule("m", target=10, when_missing="reject")])
+    story = Story(given=strict)
+    story.see(0, n1=50, n2=5, n3=50, n4=5)
+    assert story.see(100) == {"n1", "n3"}

@@ -1,0 +1,147 @@
+"""A node agent over a directory, as a process of its own; and who asks it."""
+
+import contextlib
+import json
+import re
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from nodewise.cpu import pool_allocations
+from nodewise.cpu.allocation_store import AllocationStore
+from nodewise.cpu.pool_allocations import Task
+from nodewise.cpu.store.directory import DirectoryStore
+from tests.cluster.processes import Process
+from tests.cluster.test_namespaces import wait
+
+BIN = Path(sys.executable).parent
+PATIENCE_S = 60.0
+ONLINE = "sys/devices/system/cpu/online"
+
+
+class Running:
+    """An agent that runs, and its node's book."""
+
+    def __init__(self, process: Process, store: AllocationStore, path: Path) -> None:
+        self.process = process
+        self.store = store
+        self.path = path
+
+    @property
+    def log(self) -> str:
+        return self.process.log.read_text()
+
+    def fetch(self, path: str) -> str:
+        """A page of the admin port."""
+        found = re.findall(r"health=(http\S+)", self.log)
+        with urllib.request.urlopen(found[-1] + path, timeout=PATIENCE_S) as answer:
+            return str(answer.read().decode())
+
+    def is_ready(self) -> bool:
+        with contextlib.suppress(OSError, IndexError):
+            return self.path.exists() and '"ready":true' in self.fetch("/readyz")
+        return False
+
+    def holders(self) -> dict[str, tuple[Task, ...]]:
+        """Of each CPU list that somebody holds, the tasks."""
+        return {
+            cpu_list.text: cpu_list.tasks
+            for _, cpu_list in self.store.read().allocations.cpu_lists
+            if cpu_list.tasks
+        }
+
+    def expect_free(self) -> None:
+        wait("all is free", lambda: True if not self.holders() else None, PATIENCE_S, lambda: self.log)
+
+    def expect_held(self, text: str) -> tuple[Task, ...]:
+        return wait(f"list {text} is held", lambda: self.holders().get(text), PATIENCE_S, lambda: self.log)
+
+    def client(self) -> "Client":
+        return Client(self.path)
+
+    def isolate(
+        self, *command: str, pool: str = "exclusive", options: Sequence[str] = ()
+    ) -> subprocess.Popen[str]:
+        """A real `cmk isolate` that asks this agent."""
+        ours = [f"--pool={pool}", f"--agent-socket={self.path}", *options]
+        return subprocess.Popen(
+            [BIN / "cmk", "isolate", *ours, command[0], "--", *command[1:]],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def holder(self, pool: str = "exclusive") -> subprocess.Popen[str]:
+        """A wrapper whose command runs, until its standard input ends."""
+        wrapper = self.isolate("sh", "-c", "echo runs; exec cat", pool=pool)
+        assert wrapper.stdout
+        assert wrapper.stdout.readline() == "runs\n"
+        return wrapper
+
+
+class Client:
+    """A connection to the agent by which anything can be sent."""
+
+    def __init__(self, path: Path) -> None:
+        self.link = socket.socket(socket.AF_UNIX)
+        self.link.settimeout(PATIENCE_S)
+        self.link.connect(str(path))
+        self._lines = self.link.makefile("rb")
+
+    def ask(self, message: Any) -> Any:
+        return self.ask_bytes(json.dumps(message).encode() + b"\n")
+
+    def ask_bytes(self, sent: bytes) -> Any:
+        self.link.sendall(sent)
+        return self.answer()
+
+    def answer(self) -> Any:
+        """The next line; None if the agent closed the connection."""
+        try:
+            line = self._lines.readline()
+        except ConnectionResetError:
+            return None
+        return json.loads(line) if line else None
+
+    def close(self) -> None:
+        self._lines.close()
+        self.link.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@contextlib.contextmanager
+def running(folder: Path, *options: str, pools: dict[str, dict[int, tuple[str, ...]]]) -> Iterator[Running]:
+    """An agent whose node has these pools, until the end of the context."""
+    store = DirectoryStore(folder / "state")
+    if not (folder / "state").exists():
+        store.create(pool_allocations.from_lists(pools))
+    with started(folder, *options) as agent:
+        yield agent
+
+
+@contextlib.contextmanager
+def started(folder: Path, *options: str) -> Iterator[Running]:
+    """An agent for the state that is there, ready."""
+    with starting(folder, *options) as agent:
+        agent.process.wait_ready(agent.is_ready)
+        yield agent
+
+
+@contextlib.contextmanager
+def starting(folder: Path, *options: str) -> Iterator[Running]:
+    """The same, not waited for."""
+    path = folder / "run/cpu.sock"
+    command = [BIN / "nodewise", "cpu", "agent", f"--conf-dir={folder / 'state'}", f"--socket={path}"]
+    process = Process([*command, "--health-port=0", "--proc-fs=/proc", *options], folder / "agent.log")
+    with process:
+        yield Running(process, DirectoryStore(folder / "state"), path)

@@ -1,0 +1,226 @@
+"""Asking agents, keeping decisions, keeping the snapshot."""
+
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+import pytest
+
+from nodewise.agent import FilterPlugin, Names, NodeIndex, ScorePlugin, Scores, Snapshot, Verdict, Victims
+from nodewise.errors import BadSettings
+from nodewise.extender import decision_document
+from nodewise.extender.agent_chain import Chain, weighed
+from nodewise.extender.decision import Decision, DecisionRing, PodRef
+from nodewise.extender.score_weights import ChainOptions, Priority
+
+POD: Any = SimpleNamespace(metadata=SimpleNamespace(namespace="d", name="p", uid="u"))
+VIEW = Snapshot(NodeIndex(["a", "b", "c"]), {}, 0.0, 7)
+
+
+class Because(msgspec.Struct, frozen=True):
+    why: str
+    is_failure: ClassVar[bool] = False
+
+    def text(self) -> str:
+        return self.why
+
+    def remedy(self) -> str:
+        return ""
+
+
+class Rejecting(FilterPlugin[Any, Any], ScorePlugin[Any, Any]):
+    """Rejects some nodes; None makes it silent."""
+
+    def __init__(self, name: str, rejects: str | None) -> None:
+        self.name = name
+        self.rejects = rejects
+
+    def equivalence_key(self, _pod: Any) -> str:
+        return self.name
+
+    def filter(self, _pod: Any, candidates: Names, _view: Snapshot) -> Verdict | None:
+        if self.rejects is None:
+            return None
+        codes = np.array([name in self.rejects.split() for name in candidates], np.int16)
+        return Verdict(codes, (Because(f"{self.name} says no"),))
+
+    def preempt(self, pod: Any, candidates: Names, snapshot: Snapshot, _victims: Victims) -> Verdict | None:
+        return self.filter(pod, candidates, snapshot)
+
+    def score(self, _pod: Any, candidates: Names, _view: Snapshot) -> Scores | None:
+        return None if self.rejects is None else Scores(np.arange(len(candidates)))
+
+
+class Broken(Rejecting):
+    def equivalence_key(self, _pod: Any) -> str:
+        raise ZeroDivisionError
+
+    def filter(self, _pod: Any, candidates: Names, _view: Snapshot) -> Verdict | None:
+        raise ZeroDivisionError
+
+    score = filter  # type: ignore[assignment]
+
+
+def kept(*agents: Any, names: str = "a b c") -> list[str]:
+    decision = Chain(agents).filter(POD, names.split(), VIEW, 1.0)
+    found: list[str] = decision.names[decision.kept()].tolist()
+    return found
+
+
+class TestChain:
+    def test_a_node_passes_if_every_agent_lets_it(self) -> None:
+        assert kept(Rejecting("t", "a"), Rejecting("g", "c")) == ["b"]
+
+    def test_pods_that_ask_the_same_have_equal_questions(self) -> None:
+        chain = Chain([Rejecting("t", "a"), Rejecting("g", "")])
+        assert chain.equivalence_key(POD) == chain.equivalence_key(POD) == ("t", "g")
+        broken = Chain([Broken("t", "")])
+        assert broken.equivalence_key(POD) != broken.equivalence_key(POD)
+
+    def test_order_and_repetitions_are_those_of_the_request(self) -> None:
+        assert kept(Rejecting("t", "a"), names="c x a c") == ["c", "x", "c"]
+
+    def test_without_an_opinion_everything_passes(self) -> None:
+        assert kept(Rejecting("t", None)) == ["a", "b", "c"]
+
+    def test_a_defect_of_an_agent_rejects_and_says_so(self) -> None:
+        decision = Chain([Broken("t", ""), Rejecting("g", "a")]).filter(POD, ["a", "b"], VIEW, 1.0)
+        assert decision.kept().tolist() == [False, False]
+        assert decision_document.rejected(decision)["a"] == [
+            {"agent": "t", "reason": "nodewise: agent t failed, see the log of nodewise"},
+            {"agent": "g", "reason": "g says no"},
+        ]
+        assert decision_document.failure(decision) == "nodewise: agent t failed, see the log of nodewise"
+
+    def test_a_defect_while_scoring_costs_the_scores_only(self) -> None:
+        decision = Chain([Broken("t", ""), Rejecting("g", "")]).prioritize(POD, ["a", "b"], VIEW, 1.0)
+        assert decision.points().tolist() == [0, 1]
+
+    def test_a_node_is_scored_once(self) -> None:
+        decision = Chain([Rejecting("g", "")]).prioritize(POD, ["b", "x", "b", "x", "y"], VIEW, 1.0)
+        assert decision.names.tolist() == ["b", "x", "y"]
+
+
+def decision(name: str, nodes: int = 100) -> Decision:
+    return Decision("filter", PodRef("d", name), 0.0, 1, Names.of(["n"] * nodes))
+
+
+class TestRing:
+    def test_the_oldest_make_room(self) -> None:
+        ring = DecisionRing(max_bytes=10 * decision("p24").size_bytes())
+        for number in range(25):
+            ring.add(decision(f"p{number}"))
+        assert len(ring) == 10
+        assert ring.size_bytes <= 10 * decision("p24").size_bytes()
+        assert [one.pod.name for one in ring.about()][-2:] == ["p23", "p24"]
+
+    def test_one_that_is_larger_than_the_ring_is_not_kept(self) -> None:
+        ring = DecisionRing(max_bytes=5000)
+        ring.add(decision("large", nodes=10_000))
+        assert (len(ring), ring.size_bytes) == (0, 0)
+
+    def test_a_long_name_counts(self) -> None:
+        assert decision("x" * 1_000_000).size_bytes() > decision("x").size_bytes() + 999_000
+
+    def test_by_pod(self) -> None:
+        ring = DecisionRing()
+        for name in ("a", "b", "a"):
+            ring.add(decision(name))
+        assert len(ring.about("d", "a")) == len(ring.about(name="a")) == 2
+        assert not ring.about("e", "a")
+
+    def test_by_pod_the_oldest_make_room_too(self) -> None:
+        ring = DecisionRing(max_bytes=3 * decision("a").size_bytes())
+        for name in "abab":
+            ring.add(decision(name))
+        assert (len(ring.about("d", "a")), len(ring.about("d", "b"))) == (1, 2)
+        for _ in range(3):
+            ring.add(decision("c"))
+        assert not ring.about("d", "a")
+        assert len(ring) == len(ring.about("d", "c")) == 3
+
+
+class Two(Rejecting):
+    """Two priorities and a predicate, by names."""
+
+    def __init__(self) -> None:
+        super().__init__("two", "a")
+        self.predicates = {"two-fits": self.filter}
+        self.priorities = {"two-low": self._low, "two-high": self._high}
+
+    def _low(self, pod, candidates, snapshot):
+        return Scores(np.full(len(candidates), 2, np.int64))
+
+    def _high(self, pod, candidates, snapshot):
+        return Scores(np.full(len(candidates), 10, np.int64))
+
+
+class Liking(Two):
+    """Scores and never filters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name = "liking"
+        self.filter_enabled = False
+        self.predicates = {}
+        self.priorities = {"liking": self._high}
+
+
+def weights(text: str, *agents) -> dict:
+    return weighed(agents, ChainOptions(weights=text))
+
+
+class TestPriorities:
+    def test_each_counts_by_its_weight(self) -> None:
+        two = Two()
+        chain = Chain([two], weights("two-low=3,two-high=1", two))
+        decision = chain.prioritize(POD, ["b"], VIEW, 1.0)
+        assert [(name, given.label, given.weight) for name, given in decision.scores] == [
+            ("two", "two-low", 3.0),
+            ("two", "two-high", 1.0),
+        ]
+        assert decision.points().tolist() == [4]
+
+    def test_a_priority_s_own_weight_wins_over_its_agent_s(self) -> None:
+        two = Two()
+        for text in ("two=5,two-low=0", "two-low=0,two=5"):
+            found = weights(text, two)
+            assert [found[Priority("two", label)] for label in ("two-low", "two-high")] == [0.0, 5.0]
+
+    @pytest.mark.parametrize(
+        ("text", "seen"),
+        [
+            ("two-lo=1", "one of two, two-high, two-low"),
+            ("two=-1", "from 0"),
+            ("two=nan", "from 0"),
+            ("two", "name=number"),
+            ("two=0", "at least one weight above 0"),
+            ("two=1e308", "from 0 to 1000000"),
+            ("two=1,two=2", "it once"),
+        ],
+    )
+    def test_a_weight_that_cannot_be_used_is_named(self, text: str, seen: str) -> None:
+        with pytest.raises(BadSettings, match=seen):
+            weights(text, Two())
+
+    def test_a_weight_of_nobody_is_not_that_of_who_has_no_names(self) -> None:
+        with pytest.raises(BadSettings, match="name=number"):
+            weights("=5", Two(), Rejecting("nameless", "a"))
+
+    def test_who_has_no_predicate_is_not_asked_to_filter(self) -> None:
+        assert Chain([Liking()]).filter(POD, ["a"], VIEW, 1.0).verdicts == ()
+
+    def test_what_was_asked_about_is_counted_once_a_call(self) -> None:
+        class Counting:
+            def __init__(self) -> None:
+                self.pods: list[object] = []
+
+            def asked(self, pod) -> None:
+                self.pods.append(pod)
+
+        counting = Counting()
+        chain = Chain([Two()], None, {"two": counting, "other": Counting()})
+        chain.filter(POD, ["a"], VIEW, 1.0)
+        chain.prioritize(POD, ["a"], VIEW, 1.0)
+        assert counting.pods == [POD]

@@ -1,0 +1,287 @@
+"""What agents must not forget, in both places where it is kept."""
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+
+from nodewise.clock import ManualClock
+from nodewise.errors import BadInput, Conflict, Unavailable
+from nodewise.extender.agent_memory import NAME, InConfigMap, InFile, Kept, Memory
+from nodewise.simulate.in_memory_api import CONFIGMAPS, FakeApi
+
+
+class Sum:
+    """Learns numbers; what is kept is their sum."""
+
+    def __init__(self, *, each: bool = True) -> None:
+        self.memory_scope = "replica" if each else "leader"
+        self.kept = 0
+        self.news = 0
+
+    @property
+    def known(self) -> int:
+        return self.kept + self.news
+
+    def recall(self, kept: bytes) -> None:
+        try:
+            self.kept, self.news = msgspec.json.decode(kept, type=int), 0
+        except msgspec.MsgspecError as error:
+            raise BadInput("sum") from error
+
+    def keep(self, kept: bytes | None) -> bytes | None:
+        if not self.news:
+            return None
+        try:
+            return msgspec.json.encode((msgspec.json.decode(kept, type=int) if kept else 0) + self.news)
+        except msgspec.MsgspecError:
+            return msgspec.json.encode(self.news)
+
+
+class Place:
+    """A keeping that is made anew for each process that looks there."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.kind = kind
+        self.path = folder / "state.json"
+        self.api = FakeApi()
+
+    def keeping(self) -> InConfigMap | InFile:
+        return InFile(str(self.path)) if self.kind == "file" else InConfigMap(self.api, "nodewise")
+
+    def spoil(self, text: str) -> None:
+        if self.kind == "file":
+            self.path.write_text(f'{{"sum":{text}}}')
+        else:
+            meta = {"name": NAME, "namespace": "nodewise"}
+            self.api.put(CONFIGMAPS, {"metadata": meta, "data": {"sum.json": text}})
+
+
+@pytest.fixture(params=["file", "configmap"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    return Place(request.param, tmp_path)
+
+
+def memory(place: Place, state: Any, *, leads: bool = True) -> Memory:
+    return Memory({"sum": state}, place.keeping(), lambda: leads, ManualClock())
+
+
+def done(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(work)
+
+
+async def steps(one: Memory, count: int = 2) -> None:
+    for _ in range(count):
+        await one.step()
+
+
+async def learning(one: Memory, state: Sum, news: int) -> None:
+    """Recall, learn, keep."""
+    await one.step()
+    state.news = news
+    await one.step()
+
+
+class TestMemory:
+    def test_what_was_learnt_outlives_the_process(self, place: Place) -> None:
+        first, second = Sum(), Sum()
+        done(steps(memory(place, first), 1))
+        first.news = 7
+        one = memory(place, first)
+        done(steps(one))
+        done(steps(memory(place, second)))
+        assert (first.known, second.known) == (7, 7)
+
+    def test_it_is_kept_at_the_end(self, place: Place) -> None:
+        first, second = Sum(), Sum()
+        one = memory(place, first)
+
+        async def live() -> None:
+            await one.step()
+            first.news = 3
+            await one.close()
+
+        done(live())
+        done(steps(memory(place, second)))
+        assert second.known == 3
+
+    def test_replicas_that_learn_different_things_fold_them_together(self, place: Place) -> None:
+        states = [Sum(), Sum()]
+        memories = [memory(place, state) for state in states]
+
+        async def live() -> None:
+            for one in memories:
+                await one.step()
+            states[0].news, states[1].news = 5, 6
+            for _ in range(2):
+                for one in memories:
+                    await one.step()
+
+        done(live())
+        assert [state.known for state in states] == [11, 11]
+
+    def test_where_all_see_the_same_the_leader_keeps_it(self, place: Place) -> None:
+        state, later = Sum(each=False), Sum(each=False)
+        done(learning(memory(place, state, leads=False), state, 5))
+        done(steps(memory(place, later)))
+        assert later.known == 0
+
+    @pytest.mark.parametrize(("each", "recalled"), [(True, [b"3", b"5"]), (False, [b"3"])])
+    def test_what_cannot_be_known_from_what_was_seen_is_told(
+        self, place: Place, *, each: bool, recalled: list[bytes]
+    ) -> None:
+        place.spoil("3")
+        state, told = Sum(each=each), list[tuple[str, bytes]]()
+        one = memory(place, state)
+        one.subscribe(lambda agent, text: told.append((agent, text)))
+
+        async def live() -> None:
+            await one.step()
+            state.news = 2
+            await one.step()
+            await one.step()
+
+        done(live())
+        assert told == [("sum", text) for text in recalled]
+
+    @pytest.mark.parametrize("text", ['"a"', "[]", "{}", "1e400"])
+    def test_what_cannot_be_read_is_begun_anew(self, place: Place, text: str) -> None:
+        place.spoil(text)
+        state, later = Sum(), Sum()
+        done(learning(memory(place, state), state, 2))
+        done(steps(memory(place, later)))
+        assert later.known == 2
+
+    @pytest.mark.parametrize("part", ["recall", "keep"])
+    def test_a_defect_of_one_agent_costs_no_other_its_memory(self, place: Place, part: str) -> None:
+        place.spoil("4")
+        state, later = Sum(), Sum()
+
+        async def live() -> None:
+            one = Memory({"sum": Broken(part), "other": state}, place.keeping(), lambda: True, ManualClock())
+            await one.step()
+            state.news = 2
+            await one.step()
+
+        with capture_logs() as lines:
+            done(live())
+        done(steps(Memory({"other": later}, place.keeping(), lambda: True, ManualClock()), 1))
+        assert later.known == 2
+        assert [(line["event"], line["agent"]) for line in lines] == [("agent_failed", "sum")]
+
+    def test_one_that_would_keep_too_much_beside_others_does_not(self, place: Place) -> None:
+        state, later = Sum(), Sum()
+        large = [Large(), Large()]
+
+        async def live() -> None:
+            states: dict[str, Any] = {"large": large[0], "larger": large[1], "sum": state}
+            one = Memory(states, place.keeping(), lambda: True, ManualClock())
+            await one.step()
+            state.news = 2
+            await one.step()
+
+        with capture_logs() as lines:
+            done(live())
+        done(steps(memory(place, later), 1))
+        assert later.known == 2
+        (line,) = lines
+        assert line["event"] == "memory_failed"
+        assert "agent larger would keep 500000 bytes, too much" in line["error"]
+
+
+class Broken(Sum):
+    """Has a defect there."""
+
+    def __init__(self, part: str) -> None:
+        super().__init__()
+        self.part = part
+
+    def recall(self, kept: bytes) -> None:
+        if self.part == "recall":
+            raise ZeroDivisionError
+        super().recall(kept)
+
+    def keep(self, kept: bytes | None) -> bytes | None:
+        if self.part == "keep":
+            raise ZeroDivisionError
+        return super().keep(kept)
+
+
+class Large(Sum):
+    """Keeps half of what there is room for."""
+
+    def recall(self, kept: bytes) -> None:
+        """Never mind."""
+
+    def keep(self, kept: bytes | None) -> bytes | None:
+        return b"1" * 500_000 if kept is None else None
+
+
+class TestFile:
+    def test_an_empty_file_is_a_beginning(self, tmp_path: Path) -> None:
+        place, state, later = Place("file", tmp_path), Sum(), Sum()
+        place.path.touch()
+        done(learning(memory(place, state), state, 2))
+        done(steps(memory(place, later), 1))
+        assert later.known == 2
+
+    def test_a_file_that_is_none_of_ours_is_left_alone(self, tmp_path: Path) -> None:
+        path = tmp_path / "state.json"
+        path.write_text("not ours")
+        state = Sum()
+        one = Memory({"sum": state}, InFile(str(path)), lambda: True, ManualClock())
+
+        async def live() -> None:
+            await one.step()
+            state.news = 2
+            await steps(one)
+
+        done(live())
+        assert path.read_text() == "not ours"
+
+    def test_an_error_names_the_option(self, tmp_path: Path) -> None:
+        with pytest.raises(BadInput, match="--state"):
+            asyncio.run(InFile(str(tmp_path / "no" / "where")).write(Kept({"a": b"1"})))
+
+
+class TestConfigMap:
+    def test_a_write_in_between_is_a_conflict(self) -> None:
+        api = FakeApi()
+        keeping = InConfigMap(api, "nodewise")
+
+        async def race() -> None:
+            await keeping.write(Kept({"a": b"1"}))
+            seen = await keeping.read()
+            await keeping.write(Kept({"a": b"2"}, seen.version))
+            await keeping.write(Kept({"a": b"3"}, seen.version))
+
+        with pytest.raises(Conflict):
+            asyncio.run(race())
+
+    def test_what_others_write_beside_it_stays(self) -> None:
+        api = FakeApi()
+        meta = {"name": NAME, "namespace": "nodewise", "labels": {"by": "helm"}}
+        api.put(CONFIGMAPS, {"metadata": meta, "data": {"sum.json": "1"}})
+        state = Sum()
+        one = Memory({"sum": state}, InConfigMap(api, "nodewise"), lambda: True, ManualClock())
+
+        async def live() -> bytes:
+            await one.step()
+            state.news = 2
+            await one.step()
+            return await api.get(f"/api/v1/namespaces/nodewise/configmaps/{NAME}")
+
+        found = msgspec.json.decode(asyncio.run(live()))
+        assert (found["data"], found["metadata"]["labels"]) == ({"sum.json": "3"}, {"by": "helm"})
+
+    def test_an_api_server_that_is_away_is_asked_again(self) -> None:
+        place = Place("configmap", Path())
+        place.spoil("4")
+        place.api.fail(Unavailable("the API server"))
+        state = Sum()
+        done(steps(memory(place, state)))
+        assert state.known == 4

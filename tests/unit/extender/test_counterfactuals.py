@@ -1,0 +1,117 @@
+"""What another rule would have changed: thresholds, missing values, rules that must all be broken."""
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from nodewise import quantity
+from nodewise.agent import Verdict
+from nodewise.extender import counterfactual_targets, counterfactuals
+from nodewise.extender.counterfactuals import Change
+from nodewise.extender.decision_codec import Told, ToldDetails
+from tests.unit.extender.decisions import decision, evidence, of, verdict
+
+ROUND = [
+    pytest.param("80", "84.7", "85", id="up, to a round number beyond"),
+    pytest.param("80", "81", "81", id="a round number stays"),
+    pytest.param("80", "81.3", "81.5", id="near is rounded finely"),
+    pytest.param("80", "97", "100", id="far is rounded coarsely"),
+    pytest.param("0.8", "0.83", "0.83", id="a share"),
+    pytest.param("50", "42", "40", id="down, for LessThan"),
+    pytest.param("0", "-3", "-3", id="below zero"),
+    pytest.param("-100", "-3", "0", id="up, from below zero"),
+    pytest.param("0", "1n", "1n", id="the smallest step there is"),
+    pytest.param("0", "100E", "100E", id="beyond 64 bits"),
+]
+
+
+@pytest.mark.parametrize(("target", "value", "wanted"), ROUND)
+def test_targets_are_round_numbers(target: str, value: str, wanted: str) -> None:
+    assert counterfactual_targets.rounded(quantity.parse(target), quantity.parse(value)) == quantity.parse(
+        wanted
+    )
+
+
+def told(change: Change) -> str:
+    """`3 at 85, 4 at 90`, as an operator reads it."""
+    return ", ".join(f"{one.more} at {quantity.to_text(one.target)}" for one in change.relaxed)
+
+
+@pytest.mark.parametrize(
+    ("rule", "values", "wanted"),
+    [
+        pytest.param("GreaterThan 80", "84.7 82 70", "1 at 82, 2 at 85", id="over a threshold"),
+        pytest.param("GreaterThan 80", "90 90 90", "3 at 90", id="equal values go together"),
+        pytest.param(
+            "GreaterThan 80", "81 1000 70", "1 at 81, 2 at 1000", id="one far off hides no near one"
+        ),
+        pytest.param("LessThan 10", "4 9 50", "1 at 9, 2 at 4", id="under a threshold"),
+        pytest.param("GreaterThan 80", "80 79 -", "", id="nobody is rejected"),
+        pytest.param("Equals 2", "2 2 1", "", id="another number would reject others"),
+    ],
+)
+def test_one_rule(rule: str, values: str, wanted: str) -> None:
+    found = list(counterfactuals.changes(of(("t", verdict(evidence("heat", values, rule))))))
+    assert [told(one) for one in found if one.relaxed] == ([wanted] if wanted else [])
+    rejected = sum(counterfactuals.rejects(evidence("heat", values, rule)))
+    assert [one.alone for one in found] == ([rejected] if rejected else [])
+
+
+def test_many_nodes_are_told_in_four_steps_at_most() -> None:
+    values = " ".join(str(81 + number / 10) for number in range(500))
+    (found,) = counterfactuals.changes(decision(heat=values))
+    assert len(found.relaxed) == 4
+    assert found.relaxed[-1].more == found.alone == 500
+    assert found.relaxed[0].more >= 1
+
+
+def test_only_nodes_that_no_other_rule_rejects_count() -> None:
+    heat, dust = counterfactuals.changes(decision(heat="85 85 70", dust="10 90 90"))
+    assert (told(heat), told(dust)) == ("1 at 85", "1 at 90")
+
+
+def test_only_nodes_that_no_other_agent_rejects_count() -> None:
+    given = of(("gpu", verdict(evidence("cards", "90 1"))), ("telemetry", verdict(evidence("heat", "85 85"))))
+    found = {one.agent: told(one) for one in counterfactuals.changes(given)}
+    assert found == {"telemetry": "1 at 85"}
+
+
+def test_rules_that_must_all_be_broken_are_each_enough() -> None:
+    rules = evidence("heat", "85 99 70"), evidence("dust", "90 82 90")
+    heat, dust = counterfactuals.changes(of(("t", verdict(*rules, joined="all"))))
+    assert heat.enough
+    assert dust.enough
+    assert (told(heat), told(dust)) == ("1 at 85, 2 at 100", "1 at 82, 2 at 90")
+
+
+def test_nodes_without_a_value_are_no_matter_of_a_threshold() -> None:
+    (found,) = counterfactuals.changes(
+        of(("t", verdict(evidence("heat", "- ! 9~ 85", rejects_missing=True))))
+    )
+    assert (found.alone, found.unmeasured, told(found)) == (1, 3, "1 at 85")
+
+
+@pytest.mark.parametrize("joined", ["any", None])
+def test_nothing_is_told_where_more_than_the_evidence_decides(joined: None) -> None:
+    held = replace(verdict(evidence("heat", "90 70")), evidence=(evidence("heat", "- 70"),), joined=joined)
+    assert list(counterfactuals.changes(of(("t", held)))) == []
+
+
+def test_a_change_names_the_rule_that_it_is_about() -> None:
+    given = decision(heat="85 70", dust="1 90")
+    for change in counterfactuals.changes(given):
+        rule = replace(change.rule, target=change.relaxed[-1].target)
+        passing = counterfactuals.passing_with(given, change.agent, change.number, rule)
+        assert int((passing & ~given.kept()).sum()) == change.relaxed[-1].more
+
+
+def test_an_operator_that_is_not_known_rejects_nobody() -> None:
+    rule = replace(evidence("heat", "85 70"), operator="Above")
+    assert not counterfactuals.rejects(rule).any()
+    assert np.array_equal(counterfactual_targets.without_effect(rule).values, rule.values)
+
+
+def test_details_say_how_far_a_node_is_from_passing() -> None:
+    details = ToldDetails(["", "lacks 1", "lacks 3"], np.array([1.0, 0.25, 0.75]))
+    given = of(("gpu", Verdict(np.array([0, 1, 1], np.int16), (Told("full"),), details=details)))
+    assert counterfactuals.closeness(given).tolist() == [0.0, 1.25, 1.75]

@@ -1,0 +1,144 @@
+"""Decisions put into words."""
+
+import json
+
+import numpy as np
+
+from nodewise import cooperative_scheduling
+from nodewise.agent import Evidence, Names, Scores, Verdict
+from nodewise.extender import decision_codec, decision_document
+from nodewise.extender.decision import Decision, PodRef
+from nodewise.extender.decision_codec import Told, ToldDetails
+from tests.unit.extender import decisions
+from tests.unit.extender.decisions import COUNT, Counted, decision, large, of, ranked
+
+
+def words(given: Decision) -> dict[str, object]:
+    found: dict[str, object] = json.loads(
+        cooperative_scheduling.run_at_once(decision_document.encoded(given))
+    )
+    return found
+
+
+def test_a_filter_answer() -> None:
+    found = words(decision(heat="81 70 -"))
+    assert list(found) == ["time", "verb", "pod", "uid", "view", "feasible", "rejected", "values"]
+    assert found["time"] == "2026-11-21T10:00:00Z"
+    assert found["feasible"] == ["n2", "n3"]
+    assert found["rejected"] == {
+        "n1": [{"agent": "telemetry", "reason": "policy d/pol: heat GreaterThan 80"}]
+    }
+    values = found["values"]
+    assert isinstance(values, list)
+    assert values[0] == {
+        "node": "n1",
+        "metric": "heat",
+        "value": 81,
+        "target": 80,
+        "operator": "GreaterThan",
+        "state": "fresh",
+        "age_s": 2.5,
+    }
+    assert (values[2]["value"], values[2]["state"], values[2]["age_s"]) == (None, "missing", None)
+
+
+def test_a_prioritize_answer() -> None:
+    ref, names = PodRef("d", "p", "u"), Names.of(["a", "b"])
+    given = Decision("prioritize", ref, 0.0, 1, names, scores=(("t", Scores(np.array([10, 9]))),))
+    assert words(given)["scores"] == {"a": 10, "b": 9}
+
+
+def test_what_is_made_in_parts_is_what_is_made_at_once() -> None:
+    found = words(large())
+    assert found["rejected"] == decision_document.rejected(large())
+    assert json.dumps(found["values"]) == decision_document.encode(
+        decision_document.values(large())
+    ).decode().replace(":", ": ").replace(",", ", ")
+    assert len(list(decision_document.encoded(large()))) > COUNT / 100
+
+
+def test_a_decision_without_an_opinion() -> None:
+    plain = Decision("filter", PodRef("d", "p"), 0.0, 1, Names.of(["a"]))
+    found = words(plain)
+    assert (found["feasible"], found["rejected"], found["values"]) == (["a"], {}, [])
+
+
+def test_why_nobody_could_answer() -> None:
+    assert decision_document.failure(decision(heat="81 70 -")) is None
+
+
+def test_values_without_a_target() -> None:
+    one = Evidence("m", "LessThan", None, np.array([5]), np.array([0], np.uint8), np.array([np.nan]))
+    given = decisions.of(("t", Verdict(np.array([0], np.int16), (), (one,))))
+    assert decision_document.values(given)[0]["target"] is None
+
+
+def test_details_are_told_by_node_and_agent() -> None:
+    lacks, gets = ToldDetails(["lacks 2", ""], np.ones(2)), ToldDetails(["c: card1"], np.ones(1))
+    filtered = decisions.of(("gpu", Verdict(np.array([1, 0], np.int16), (Told("full"),), details=lacks)))
+    assert words(filtered)["details"] == {"n1": {"gpu": "lacks 2"}}
+    scores = (("gpu", Scores(np.array([10]), details=gets)),)
+    scored = Decision("prioritize", PodRef("d", "p"), 1.0, 1, Names.of(["n2"]), scores=scores)
+    found = decision_document.pod(filtered, scored, ["gpu"])
+    assert found["details"] == {"n1": {"gpu": "lacks 2"}, "n2": {"gpu": "c: card1"}}
+    assert filtered.size_bytes() >= decisions.of(nodes="n1 n2").size_bytes() + lacks.nbytes
+
+
+NUMBERS = {"cpu": {"share": 0.5, "limit": None, "cores": [0, 1]}, "rank": 0}
+
+
+def test_numbers_are_told_by_agent_and_node() -> None:
+    details = Counted((0.5, -1.0, float("nan")))
+    given = of(("a", Verdict(np.array([0, 1, 0], np.int16), (Told("no"),), details=details)))
+    nan = {"cpu": NUMBERS["cpu"] | {"share": None}, "rank": 2}  # type: ignore[operator]
+    assert words(given)["numbers"] == {"a": {"n1": NUMBERS, "n3": nan}}
+    assert decision_document.numbered(given) == words(given)["numbers"]
+
+
+def test_many_numbers_are_made_in_parts() -> None:
+    many = Counted((0.5,) * COUNT)
+    given = ranked(
+        ("a", Scores(np.zeros(COUNT, np.int64), details=many)), nodes=" ".join(map(str, range(COUNT)))
+    )
+    found = words(given)["numbers"]
+    assert found == decision_document.numbered(given)
+    assert len(found["a"]) == COUNT  # type: ignore[index]
+    assert len(list(decision_document.encoded(given))) > COUNT / 10
+
+
+def test_a_pods_numbers_are_those_of_filter_and_score() -> None:
+    filtered = of(
+        ("a", Verdict(np.array([0, 1], np.int16), (Told("no"),), details=Counted((0.5, 0.5)))), nodes="n1 n2"
+    )
+    scored = ranked(
+        ("a", Scores(np.array([3]), details=Counted((0.25,)))),
+        ("b", Scores(np.array([9]), details=Counted((0.5,)), label="rank", weight=3.0)),
+        nodes="n1",
+    )
+    found = json.loads(decision_document.encode(decision_document.pod(filtered, scored, ["a", "b"])))
+    assert found["numbers"]["a"]["n1"]["cpu"]["share"] == 0.25
+    assert found["numbers"]["a"]["n2"]["cpu"]["share"] == 0.5
+    assert found["numbers"]["b"] == {"n1": NUMBERS}
+    assert found["parts"] == {
+        "a": {"agent": "a", "weight": 1.0, "scores": {"n1": 3}},
+        "rank": {"agent": "b", "weight": 3.0, "scores": {"n1": 9}},
+    }
+    assert found["details"]["n1"] == {"a": "share 0.25", "b": "share 0.5"}
+
+
+def test_a_score_that_is_all_there_is_has_no_parts_and_no_numbers() -> None:
+    found = words(ranked(("t", Scores(np.array([3, 4])))))
+    assert found.keys().isdisjoint({"parts", "numbers"})
+    named = words(ranked(("t", Scores(np.array([3, 4]), label="load"))))
+    assert named["parts"] == {"load": {"agent": "t", "weight": 1.0, "scores": {"n1": 3, "n2": 4}}}
+
+
+def test_numbers_come_back_from_arrays_as_they_were_told() -> None:
+    given = ranked(("a", Scores(np.array([3, 4]), details=Counted((0.5, -1.0)), label="l", weight=2.5)))
+    again = decision_codec.read(cooperative_scheduling.run_at_once(decision_codec.encoded(given)))
+    assert decision_document.numbered(again) == decision_document.numbered(given)
+    assert decision_document.parts(again) == decision_document.parts(given)
+    plain = ranked(("a", Scores(np.array([3, 4]), details=ToldDetails(["x", ""], np.zeros(2)))))
+    once = cooperative_scheduling.run_at_once(decision_codec.encoded(plain))
+    assert cooperative_scheduling.run_at_once(decision_codec.encoded(decision_codec.read(once))) == once
+    assert decision_document.numbered(decision_codec.read(once)) == {}

@@ -1,0 +1,139 @@
+"""The kept decisions as another process gets them."""
+
+import json
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from nodewise import cooperative_scheduling
+from nodewise.agent import Names, Scores
+from nodewise.errors import BadInput
+from nodewise.extender import decision_codec, decision_document, decision_endpoint
+from nodewise.extender.decision import Decision, DecisionRing, PodRef
+from tests.unit.extender import decisions
+
+
+def body(ring: DecisionRing, **query: str) -> bytes:
+    return cooperative_scheduling.run_at_once(decision_endpoint.page(ring, query))
+
+
+def filled(*given: Decision) -> DecisionRing:
+    ring = DecisionRing()
+    for one in given:
+        ring.add(one)
+    return ring
+
+
+def same(one: Decision, other: Decision) -> bool:
+    """Equal in every word that can be said of them."""
+    return all(
+        cooperative_scheduling.run_at_once(encode(one)) == cooperative_scheduling.run_at_once(encode(other))
+        for encode in (decision_document.encoded, decision_codec.encoded)
+    )
+
+
+SCORED = Decision(
+    "prioritize",
+    PodRef("d", "p", "u"),
+    5.25,
+    1,
+    Names.of(["a", "b"]),
+    scores=(("telemetry", Scores(np.array([10, 0]), (replace(decisions.evidence("power", "3 -"), target=None),))),),
+)  # fmt: skip
+
+
+DETAILED = decisions.decision(heat="81 70")
+DETAILED = msgspec.structs.replace(
+    DETAILED,
+    verdicts=tuple(
+        (
+            agent,
+            replace(
+                verdict, details=decision_codec.ToldDetails(["card0 is full", ""], np.array([0.25, 1.0]))
+            ),
+        )
+        for agent, verdict in DETAILED.verdicts
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        pytest.param(DETAILED, id="details"),
+        pytest.param(decisions.decision(heat="81 70 - ! 90~"), id="every state"),
+        pytest.param(decisions.decision(heat="81500m 1n 100E"), id="beyond 64 bits, and the smallest"),
+        pytest.param(SCORED, id="scores"),
+        pytest.param(decisions.of(nodes="a b"), id="nobody has an opinion"),
+        pytest.param(decisions.large(), id="many nodes"),
+    ],
+)
+def test_what_is_read_back_is_what_was_written(given: Decision) -> None:
+    _, found = decision_endpoint.read(body(filled(given), form="arrays"))
+    assert same(found[0], given)
+    assert found[0].at == given.at
+    assert [one.distances().tolist() for _, one in found[0].details()] == [
+        one.distances().tolist() for _, one in given.details()
+    ]
+    assert [verdict.joined for _, verdict in found[0].verdicts] == [v.joined for _, v in given.verdicts]
+
+
+def at(seconds: float, name: str = "p", verb: Any = "filter") -> Decision:
+    return Decision(verb, PodRef("d", name), seconds, 1, Names.of(["n"]))
+
+
+def test_the_newest_come_first_and_what_is_known_beside_them() -> None:
+    ring = filled(at(0, "other"), at(10), at(11, verb="prioritize"), at(20), at(30))
+    page, found = decision_endpoint.read(body(ring, namespace="d", pod="p", limit="2", form="arrays"))
+    assert [one.at for one in found] == [30, 20]
+    assert (page.found, page.tries, page.since) == (4, 3, "1970-01-01T00:00:10Z")
+    assert (page.kept, page.kept_since) == (5, "1970-01-01T00:00:00Z")
+
+
+def test_a_page_ends_where_it_grows_large() -> None:
+    ring = filled(*[decisions.large()] * 20)
+    page, found = decision_endpoint.read(body(ring, form="arrays"))
+    assert 3 < len(found) < 20 == page.found
+    assert 1 <= len(json.loads(body(ring))["decisions"]) < 5
+
+
+def test_nothing_is_kept() -> None:
+    found = json.loads(body(DecisionRing(), pod="p"))
+    assert found == {"decisions": [], "found": 0, "tries": 0, "since": None, "kept": 0, "kept_since": None}
+
+
+def test_words_are_the_usual_form() -> None:
+    found = json.loads(body(filled(decisions.decision(heat="81 70"))))
+    assert found["decisions"][0]["feasible"] == ["n2"]
+
+
+@pytest.mark.parametrize("limit", ["0", "x", "1001", "-1", "1.5", "", "²", "9" * 5000])
+def test_a_limit_that_cannot_be_used(limit: str) -> None:
+    with pytest.raises(BadInput, match="limit"):
+        body(DecisionRing(), limit=limit)
+
+
+def test_every_problem_of_a_query_is_named() -> None:
+    with pytest.raises(BadInput, match=r"limit.*form.*words or arrays"):
+        body(DecisionRing(), limit="0", form="poem")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        pytest.param(b'"decisions"', b'"verdicts"', id="another form"),
+        pytest.param(b'"codes":[1,0]', b'"codes":[1]', id="too few codes"),
+        pytest.param(b'"codes":[1,0]', b'"codes":[1,2]', id="a code without a reason"),
+        pytest.param(b'"states":["fresh"', b'"states":["frozen"', id="an unknown state"),
+        pytest.param(b'"ages_s":[2.5', b'"ages_s":["old"', id="an age that is none"),
+        pytest.param(b"{", b"<", id="no JSON"),
+    ],
+)
+def test_what_another_version_may_answer_is_an_error(old: bytes, new: bytes) -> None:
+    given = body(filled(decisions.decision(heat="81 70")), form="arrays")
+    assert old in given
+    with pytest.raises(BadInput, match="decisions"):
+        decision_endpoint.read(given.replace(old, new))

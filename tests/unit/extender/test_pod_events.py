@@ -1,0 +1,53 @@
+import numpy as np
+
+from nodewise.agent import Evidence, Names, Verdict
+from nodewise.extender import pod_events
+from nodewise.extender.decision import Decision, PodRef
+from tests.unit.extender.test_wire_format import Because
+
+NANO = 10**9
+
+
+def decision(codes: list[int], verb: str = "filter", values: tuple[int, ...] = (81, 97)) -> Decision:
+    evidence = Evidence(
+        "heat",
+        "GreaterThan",
+        80 * NANO,
+        np.array(values) * NANO,
+        np.zeros(len(values), np.uint8),
+        np.zeros(len(values)),
+    )
+    verdict = Verdict(np.array(codes, np.int16), (Because("heat GreaterThan 80"),), (evidence,))
+    names = Names.of([f"n{i}" for i in range(len(codes))])
+    return Decision(verb, PodRef("d", "p", "u"), 0.0, 1, names, (("telemetry", verdict),))  # type: ignore[arg-type]
+
+
+class Told:
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def record(self, about: object, kind: str, reason: str, note: str, action: str) -> None:
+        self.notes.append(note)
+
+
+def test_a_pod_that_no_node_takes_is_told_why_without_measured_values() -> None:
+    told = Told()
+    pod_events.PodEvents(told)(decision([1, 1]))  # type: ignore[arg-type]
+    assert told.notes == ["none of 2 candidates passes: 2 heat GreaterThan 80"]
+
+
+def test_nothing_is_told_while_a_node_is_left_or_of_other_questions() -> None:
+    told = Told()
+    tell = pod_events.PodEvents(told)  # type: ignore[arg-type]
+    tell(decision([1, 0]))
+    tell(decision([1, 1], verb="preempt"))
+    tell(Decision("filter", PodRef("d", "p"), 0.0, 1, Names.of([])))
+    assert told.notes == []
+
+
+def test_a_pod_that_could_not_be_bound_is_told_why() -> None:
+    told = Told()
+    tell = pod_events.PodEvents(told)  # type: ignore[arg-type]
+    tell(decision([1], verb="bind"))
+    tell(Decision("bind", PodRef("d", "p"), 0.0, 1, Names.of(["n0"]), told="main: card0"))
+    assert told.notes == ["not bound to n0: heat GreaterThan 80"]

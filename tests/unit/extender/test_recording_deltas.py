@@ -1,0 +1,70 @@
+"""Worlds told by their differences, and made again of these."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from nodewise.agent import ClusterState
+from nodewise.agents.gpu.node_gpus import GpuNode
+from nodewise.agents.gpu.pods import AllocatedPod
+from nodewise.agents.gpu.state import ALLOCATION_RECORDS, PODS
+from nodewise.binder import LedgerLease
+from nodewise.extender import recording_deltas
+from nodewise.extender.recording_deltas import Rebuilding
+from nodewise.kube.field_merge import merge
+from nodewise.state import NODES
+from tests.unit.agents.gpu.gpu_snapshots import (
+    agent_state,
+    charged,
+    cluster_state,
+    entry,
+    laid_out,
+    lease,
+    node,
+    pod,
+)
+from tests.unit.state_changes import changed
+
+
+def again(worlds: Sequence[ClusterState]) -> list[ClusterState]:
+    """The worlds, told and made again."""
+    making = Rebuilding({PODS: AllocatedPod, ALLOCATION_RECORDS: LedgerLease, NODES: merge("Node", GpuNode)})
+    made: list[Any] = []
+    for number, (old, new) in enumerate(zip([recording_deltas.EMPTY, *worlds[:-1]], worlds, strict=True), 1):
+        records = [one for one in recording_deltas.entries(old, changed(old, new), number) if one is not None]
+        made += [found for one in records if (found := making.take(one)) is not None]
+    return made
+
+
+def test_nodes_and_their_pods_and_the_versions_are_told() -> None:
+    first = {"n1": named("n1"), "n2": named("n2")}
+    worlds = [
+        cluster_state(first, [pod("a", "n1", "card0")], [lease("n1", uid_b=entry("b", "card1", "11"))], "10"),
+        cluster_state({**first, "n2": named("n2", "0.1.2")}, [pod("a", "n1", "card0")], [], "12"),
+        cluster_state({"n2": named("n2", "0.1.2")}, [pod("c", "n2", "card2")], [], "13"),
+    ]
+    for found, wanted in zip(again(worlds), worlds, strict=True):
+        assert list(found.node_objects) == list(wanted.node_objects)
+        assert found.objects == wanted.objects
+        assert found.versions == wanted.versions
+        one, other = agent_state(found), agent_state(wanted)
+        assert laid_out(one) == laid_out(other)
+        assert {name: charged(one, name) for name in one.nodes} == {
+            name: charged(other, name) for name in other.nodes
+        }
+
+
+def test_what_did_not_change_stays_the_same_object() -> None:
+    given = cluster_state({"n1": named("n1")}, [pod("a", "n1", "card0")])
+    first, second = again([given, given])
+    assert second.objects[PODS] is first.objects[PODS]
+    assert second.node_objects is first.node_objects
+
+
+def named(name: str, numbers: str = "0.1") -> Any:
+    """A node as the extender holds it, with its name."""
+    bare = node(numbers=numbers)
+    metadata = {"name": name, "labels": bare.metadata.labels}
+    raw = msgspec.json.encode({"metadata": metadata, "status": bare.status})
+    return msgspec.json.decode(raw, type=merge("Node", GpuNode))

@@ -1,0 +1,391 @@
+# ruff: noqa: E501 - the rows of a table
+"""Requests and answers, byte for byte where kube-scheduler looks."""
+
+import json
+import tracemalloc
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pytest
+
+from nodewise.agent import Names, NodeIndex, Scores, Verdict
+from nodewise.errors import BadInput
+from nodewise.extender import lenient_decoder, request_limits, wire_format
+from nodewise.extender.decision import Decision, PodRef
+from nodewise.extender.wire_format import Candidacy, MetaVictims, Preemption
+from nodewise.kube.field_merge import merge
+
+READER = wire_format.Reader(merge("Pod"))
+
+
+class _Status(msgspec.Struct, frozen=True):
+    allocatable: dict[str, str] | None = None
+
+
+class _NodeFields(msgspec.Struct, frozen=True):
+    status: _Status = _Status()
+
+
+NODES: Any = wire_format.NodeReader(merge("Node", _NodeFields))
+POD = {"metadata": {"name": "p", "namespace": "d", "uid": "u1"}}
+
+
+def body(**fields: Any) -> bytes:
+    return json.dumps({"Pod": POD} | fields).encode()
+
+
+def node(name: str, **more: Any) -> dict[str, Any]:
+    return {"metadata": {"name": name}} | more
+
+
+def read(given: bytes, known: str = "a b") -> Candidacy[Any]:
+    return READER.candidacy(given, NodeIndex(known.split()))
+
+
+class TestReading:
+    def test_names(self) -> None:
+        found = read(body(Nodes=None, NodeNames=["b", "a"]))
+        assert (list(found.names), found.nodes, found.pod.metadata.name) == (["b", "a"], None, "p")
+
+    def test_names_as_go_writes_them(self) -> None:
+        found = read(b'{"Pod":{"metadata":{"name":"p"}},"NodeNames":["b","a"]}')
+        assert found.names.numbers.tolist() == [1, 0]
+
+    def test_names_of_nodes_that_are_not_known(self) -> None:
+        found = read(b'{"Pod":{"metadata":{"name":"p"}},"NodeNames":["b","x","a"]}')
+        assert (list(found.names), found.names.numbers.tolist()) == (["b", "x", "a"], [1, 2, 0])
+
+    def test_whole_nodes_keep_their_bytes(self) -> None:
+        raw = b'{"metadata": {"name":"a", "x": "<&>"},  "spec":{"unknownField":1}}'
+        found = read(b'{"Pod":{"metadata":{"name":"p"}},"Nodes":{"items":[' + raw + b"]}}")
+        assert list(found.names) == ["a"]
+        assert found.nodes is not None
+        assert bytes(found.nodes[0]) == raw
+
+    @pytest.mark.parametrize(
+        ("raw", "name"),
+        [
+            (b'{"metadata":{"name":"a","uid":"u"},"spec":{"x":"\xc3\xbc"}}', "a"),
+            (b'{"metadata":{"name":"%b"}}' % (b"n" * 300), "n" * 300),
+            (b'{"metadata":{"name":"a\\u0062"}}', "ab"),
+            (b'{"metadata":{"name":"\xc3\xbc"}}', "ü"),
+            (b'{"metadata":{"namespace":"","name":"a"}}', "a"),
+            (b'{"kind":"Node","metadata":{"name":"a"}}', "a"),
+        ],
+    )
+    def test_names_of_whole_nodes(self, raw: bytes, name: str) -> None:
+        found = read(b'{"Pod":{"metadata":{"name":"p"}},"Nodes":{"items":[' + raw + b"]}}")
+        assert list(found.names) == [name]
+
+    @pytest.mark.parametrize("items", [[], None])
+    def test_no_nodes_are_no_error(self, items: Any) -> None:
+        assert list(read(body(Nodes={"items": items})).names) == []
+
+    def test_keys_in_other_case_are_read_as_go_reads_them(self) -> None:
+        text = json.dumps({"pod": POD, "nodes": {"ITEMS": [node("a")]}}).encode()
+        assert list(read(text).names) == ["a"]
+
+    def test_bytes_after_the_value_are_not_read(self) -> None:
+        assert list(read(body(NodeNames=["a"]) + b" trailing").names) == ["a"]
+
+    def test_of_two_equal_keys_the_last_counts(self) -> None:
+        found = read(b'{"Pod":{"metadata":{"name":"p"}},"NodeNames":["a"],"NodeNames":["b"]}')
+        assert list(found.names) == ["b"]
+
+    def test_victims_by_uid(self) -> None:
+        victims = {"a": {"Pods": [{"UID": "v"}], "NumPDBViolations": 2}}
+        read = READER.preemption(body(NodeNameToVictims=None, NodeNameToMetaVictims=victims))
+        assert msgspec.to_builtins(read.victims) == victims
+
+    def test_whole_victims_become_uids(self) -> None:
+        victims = {"a": {"Pods": [{"metadata": {"uid": "v"}, "spec": {}}]}, "b": None}
+        read = READER.preemption(body(NodeNameToVictims=victims))
+        assert msgspec.to_builtins(read.victims) == {
+            "a": {"Pods": [{"UID": "v"}], "NumPDBViolations": 0},
+            "b": {"Pods": [], "NumPDBViolations": 0},
+        }
+
+
+DEEP = b"[" * 200_000
+BAD = {
+    "no JSON": (b"garbage", "body"),
+    "nothing": (b"", "body"),
+    "cut off": (body(NodeNames=["a"])[:-4], "body"),
+    "an array": (b"[]", "body"),
+    "null": (b"null", "body"),
+    "an empty object": (b"{}", "Pod"),
+    "no pod": (json.dumps({"Pod": None, "NodeNames": ["a"]}).encode(), "Pod"),
+    "a pod that is text": (json.dumps({"Pod": "p", "NodeNames": []}).encode(), "Pod"),
+    "a name that is a number": (body(NodeNames=["a", 3]), "NodeNames[1]"),
+    "neither nodes nor names": (body(), "Nodes"),
+    "both null": (body(Nodes=None, NodeNames=None), "Nodes"),
+    "a node without a name": (body(Nodes={"items": [node("a"), {"metadata": {}}]}), "Nodes.items[1].metadata"),
+    "a node that is text": (body(Nodes={"items": ["a"]}), "Nodes.items[0]"),
+    "labels that are a list": (json.dumps({"Pod": {"metadata": {"name": 7}}, "NodeNames": []}).encode(), "Pod.metadata.name"),
+    "deep nesting": (b'{"Pod":' + DEEP, "Pod"),
+    "deep nesting in what nobody reads": (b'{"Pod":{"spec":' + DEEP + b"]" * 200_000 + b'},"NodeNames":[]}', "body"),
+    "bytes that are no UTF-8": (b'{"Pod":{"metadata":{"name":"\xff"}},"NodeNames":[]}', "body"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "field"), BAD.values(), ids=BAD)
+def test_bad_input_names_the_field(given: bytes, field: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        read(given)
+    assert [problem.field for problem in caught.value.problems] == [field], str(caught.value)
+
+
+def test_a_preemption_without_victims_is_bad_input() -> None:
+    with pytest.raises(BadInput, match="NodeNameToVictims: null or absent"):
+        READER.preemption(body())
+
+
+class Because(NamedTuple):
+    why: str
+    is_failure = False
+
+    def text(self) -> str:
+        return self.why
+
+
+def decision(names: str, verdicts: Any = (), scores: Any = ()) -> Decision:
+    listed = Names.of(names.split())
+    return Decision(
+        "filter",
+        PodRef("d", "p"),
+        0.0,
+        1,
+        listed,
+        tuple(
+            (agent, Verdict(np.array(codes, np.int16), tuple(map(Because, whys))))
+            for agent, codes, whys in verdicts
+        ),
+        tuple((agent, Scores(np.array(points))) for agent, points in scores),
+    )
+
+
+NAMES: Any = Candidacy(None, Names.of([]), None)
+
+
+def filtered(request: Any, given: Decision) -> bytes:
+    return b"".join(wire_format.filter_response(request, given))
+
+
+class TestAnswers:
+    def test_names_for_names(self) -> None:
+        found = filtered(NAMES, decision("a b", [("t", [0, 1], ["hot"])]))
+        assert found.replace(b" ", b"") == (
+            b'{"Nodes":null,"NodeNames":["a"],"FailedNodes":{"b":"hot"},'
+            b'"FailedAndUnresolvableNodes":null,"Error":""}\n'
+        )
+
+    def test_nobody_had_anything_to_say(self) -> None:
+        found = filtered(NAMES, decision("a b"))
+        assert json.loads(found)["NodeNames"] == ["a", "b"]
+        assert json.loads(found)["FailedNodes"] is None
+
+    def test_all_are_rejected(self) -> None:
+        found = json.loads(filtered(NAMES, decision("a b", [("t", [2, 1], ["x", 'y "z"'])])))
+        assert found["NodeNames"] == []
+        assert found["FailedNodes"] == {"a": 'y "z"', "b": "x"}
+
+    def test_whole_nodes_for_whole_nodes(self) -> None:
+        raws = [msgspec.Raw(json.dumps(node(name)).encode()) for name in "abc"]
+        request = Candidacy(None, Names.of(list("abc")), raws)
+        found = filtered(request, decision("a b c", [("t", [0, 1, 0], ["x"])]))
+        assert json.loads(found)["Nodes"]["items"] == [node("a"), node("c")]
+        assert json.loads(found)["NodeNames"] is None
+        assert bytes(raws[0]) in found
+
+    def test_the_first_agent_that_rejects_gives_the_reason(self) -> None:
+        found = filtered(NAMES, decision("a b", [("t", [1, 0], ["hot"]), ("g", [1, 1], ["full"])]))
+        assert json.loads(found)["FailedNodes"] == {"a": "hot", "b": "full"}
+
+    def test_scores(self) -> None:
+        found = wire_format.prioritize_response(decision("a b", scores=[("t", [10, 0])]))
+        assert found.replace(b" ", b"") == b'[{"Host":"a","Score":10},{"Host":"b","Score":0}]\n'
+
+    def test_scores_of_several_agents_are_averaged(self) -> None:
+        found = wire_format.prioritize_response(decision("a b", scores=[("t", [10, 0]), ("g", [5, 1])]))
+        assert [one["Score"] for one in json.loads(found)] == [8, 0]
+
+    def test_no_candidates(self) -> None:
+        assert wire_format.prioritize_response(decision("")) == b"[]\n"
+        assert json.loads(filtered(NAMES, decision("", [("t", [], ["x"])])))["FailedNodes"] == {}
+
+    def test_strange_names_survive(self) -> None:
+        strange = ['a","b', "\\", '"', "ü\u2028", ""]
+        given = Decision("prioritize", PodRef("", ""), 0.0, 1, Names.of(strange))
+        assert [one["Host"] for one in json.loads(wire_format.prioritize_response(given))] == strange
+
+    def test_preempt_leaves_the_nodes_that_are_kept(self) -> None:
+        request: Any = Preemption(None, {"a": MetaVictims([], 1), "b": MetaVictims()})
+        found = wire_format.preempt_response(request, decision("a b", [("t", [0, 1], ["x"])]))
+        assert json.loads(found) == {"NodeNameToMetaVictims": {"a": {"Pods": [], "NumPDBViolations": 1}}}
+
+
+WHOLE = {"metadata": {"name": "a"}, "status": {"allocatable": {"cpu": "8"}}}
+PADDING = 70_000
+
+
+def _in_case(
+    value: Any, change: Callable[[str], str], keep: frozenset[str] = frozenset({"allocatable"})
+) -> Any:
+    """The value with other keys; what is below `allocatable` stays, as resources are no fields."""
+    if isinstance(value, list):
+        return [_in_case(item, change, keep) for item in value]
+    if isinstance(value, dict):
+        return {
+            change(key): item if key in keep else _in_case(item, change, keep) for key, item in value.items()
+        }
+    return value
+
+
+SIZES = {"small": 1, "beyond 64 KiB": PADDING}
+CASES = {"lower": str.lower, "upper": str.upper, "swapped": str.swapcase, "exact": str}
+BODIES = {
+    "names": lambda size: {"Pod": POD, "NodeNames": ["a", "n" * size]},
+    "whole nodes": lambda size: {"Pod": POD, "Nodes": {"items": [WHOLE, {"metadata": {"name": "n" * size}}]}},
+}
+
+
+class TestSecondReading:
+    """Large bodies are read like small ones, in bounded time and memory."""
+
+    @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
+    @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+    @pytest.mark.parametrize("made", BODIES.values(), ids=BODIES)
+    @pytest.mark.parametrize("trailing", [b"", b" trailing", b"{}", b"\x00"])
+    def test_keys_in_any_case_and_trailing_bytes_are_read(
+        self, size: int, case: Callable[[str], str], made: Callable[[int], Any], trailing: bytes
+    ) -> None:
+        given = json.dumps(_in_case(made(size), case)).encode() + trailing
+        expected = read(json.dumps(made(size)).encode())
+        found = read(given)
+        assert (found.pod, list(found.names)) == (expected.pod, list(expected.names))
+        assert list(found.names) == ["a", "n" * size]
+
+    @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
+    def test_a_preempt_request_too(self, size: int) -> None:
+        given = {"pod": POD, "nodenametometavictims": {"n" * size: {"Pods": [{"UID": "u"}]}}}
+        found = READER.preemption(json.dumps(given).encode() + b" trailing")
+        assert found.uids() == {"n" * size: frozenset({"u"})}
+
+    @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
+    def test_whole_nodes_are_read_in_any_case(self, size: int) -> None:
+        nodes = [_in_case(WHOLE, str.upper), {"metadata": {"name": "n" * size}}]
+        found = NODES.nodes(json.dumps({"NODES": {"ITEMS": nodes}, "POD": POD}).encode())
+        assert found is not None
+        assert [node.metadata.name for node in found] == ["a", "n" * size]
+        assert found[0].status.allocatable == {"cpu": "8"}
+
+    @pytest.mark.parametrize(("more", "is_read"), [(0, True), (1, False)], ids=["at the limit", "beyond it"])
+    def test_the_longest_body(self, monkeypatch: pytest.MonkeyPatch, more: int, is_read: bool) -> None:
+        given = json.dumps({"pod": POD, "nodeNames": ["n" * PADDING]}).encode()
+        monkeypatch.setattr(lenient_decoder, "MOST_BYTES", len(given) - more)
+        _is_read_or_refused(given, "body", is_read)
+
+    @pytest.mark.parametrize(("more", "is_read"), [(0, True), (1, False)], ids=["at the limit", "beyond it"])
+    def test_the_most_values(self, monkeypatch: pytest.MonkeyPatch, more: int, is_read: bool) -> None:
+        given = json.dumps({"pod": POD, "nodeNames": ["a"] * 2**18}).encode()
+        monkeypatch.setattr(request_limits, "MOST_VALUES", given.count(b",") - more)
+        _is_read_or_refused(given, "body", is_read)
+
+    @pytest.mark.parametrize(("more", "is_read"), [(0, True), (1, False)], ids=["at the limit", "beyond it"])
+    def test_the_most_whole_nodes_in_other_case(self, more: int, is_read: bool) -> None:
+        nodes = [{"Metadata": {"Name": "a"}}] * (lenient_decoder.MOST_NODES + more)
+        given = json.dumps({"Pod": POD, "Nodes": {"items": nodes}}).encode()
+        _is_read_or_refused(given, "Nodes.items", is_read)
+        if not is_read:
+            with pytest.raises(BadInput, match="16385 nodes without"):
+                NODES.nodes(given)
+
+    def test_an_object_of_many_keys_stays_as_it_is(self) -> None:
+        given = {f"key-{number}": 0 for number in range(lenient_decoder.MOST_KEYS)} | {
+            "pod": POD,
+            "nodeNames": ["a"],
+        }
+        with pytest.raises(BadInput, match="Pod: null or absent"):
+            read(json.dumps(given).encode())
+
+    def test_lists_in_lists_are_not_copied_level_by_level(self) -> None:
+        levels = 300
+        nested = b"[" * levels + b'"' + b"x" * 2**16 + b'"' + b"]" * levels
+        given = b'{"pod":{"metadata":{"name":"p"},"spec":{"containers":' + nested + b"}}}"
+        tracemalloc.start()
+        try:
+            lenient_decoder.rewrite(given)
+            _, peak_bytes = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak_bytes < 20 * len(given)
+
+    def test_many_values_and_trailing_bytes_are_looked_at_as_without_these(self) -> None:
+        given = _filled(b'"x":[', b"0,", 2**21, b'0],"NodeNames":["a"]}') + b" trailing"
+        assert list(read(given).names) == ["a"]
+
+
+def _is_read_or_refused(given: bytes, field: str, is_read: bool) -> None:
+    if is_read:
+        assert len(read(given).names)
+        return
+    with pytest.raises(BadInput) as caught:
+        read(given)
+    assert [problem.field for problem in caught.value.problems] == [field]
+
+
+def _filled(before: bytes, unit: bytes, times: int, after: bytes) -> bytes:
+    return b'{"Pod":{"metadata":{"name":"p"}},' + before + unit * times + after
+
+
+LARGE = {
+    "values that nobody reads": (_filled(b'"x":[', b"0,", 2**21, b"0]}"), "body"),
+    "names": (_filled(b'"NodeNames":[', b'"",', 2**21, b'""]}'), "NodeNames"),
+    "what is no name": (_filled(b'"NodeNames":[', b"0,", 2**21 + 1, b"0]}"), "NodeNames"),
+    "nodes": (_filled(b'"Nodes":{"items":[', b'{"metadata":{"name":"a"}},', 2**21, b'{"metadata":{"name":"a"}}]}}'), "Nodes.items"),
+    "what is no node": (_filled(b'"Nodes":{"items":[', b"0,", 2**21, b"0]}}"), "Nodes.items[0]"),
+    "somewhat fewer names": (_filled(b'"NodeNames":[', b'"",', 2**18, b'""]}'), "NodeNames"),
+    "somewhat fewer nodes": (_filled(b'"Nodes":{"items":[', b'{"metadata":{"name":"a"}},', 2**18, b'{"metadata":{"name":"a"}}]}}'), "Nodes.items"),
+    "a pod": (_filled(b'"NodeNames":[],"Pod":{"metadata":{"name":"p","labels":{', b'"a":"",', 2**21, b'"b":""}}}}'), "Pod"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "field"), LARGE.values(), ids=LARGE)
+def test_more_than_any_cluster_has_is_refused_before_it_is_built(given: bytes, field: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        read(given)
+    assert [problem.field for problem in caught.value.problems] == [field], str(caught.value)
+
+
+def test_more_victims_than_any_cluster_has_are_refused() -> None:
+    with pytest.raises(BadInput, match="body: 4194305 values; wanted at most 4194304"):
+        READER.preemption(_filled(b'"NodeNameToMetaVictims":{"a":{"Pods":[', b"{},", 2**22, b"{}]}}}"))
+
+
+class TestBinding:
+    GIVEN = b'{"PodName":"p","PodNamespace":"d","PodUID":"u","Node":"a"}\n'
+
+    def test_the_pod_and_its_node(self) -> None:
+        found = wire_format.binding(self.GIVEN)
+        assert (found.pod_namespace, found.pod_name, found.pod_uid, found.node) == ("d", "p", "u", "a")
+
+    def test_keys_in_other_case_and_trailing_bytes_are_read_as_go_reads_them(self) -> None:
+        assert wire_format.binding(self.GIVEN.lower() + b"x") == wire_format.binding(self.GIVEN)
+
+    def test_all_that_is_missing_is_named(self) -> None:
+        with pytest.raises(BadInput) as caught:
+            wire_format.binding(b'{"PodName":"p","PodUID":""}')
+        assert [problem.field for problem in caught.value.problems] == ["PodNamespace", "PodUID", "Node"]
+
+    @pytest.mark.parametrize("given", [b"", b"foo", b"[]", b'{"PodName":1}', b"\xff", b"[" * 10**6])
+    def test_what_is_no_request_is_bad_input(self, given: bytes) -> None:
+        with pytest.raises(BadInput):
+            wire_format.binding(given)
+
+    @pytest.mark.parametrize("error", ["", "will not fit", 'pod "p" not found'])
+    def test_the_answer_as_go_reads_it(self, error: str) -> None:
+        answer = wire_format.bind_response(error)
+        assert json.loads(answer) == {"Error": error}
+        assert answer.endswith(b"\n")

@@ -1,0 +1,429 @@
+"""What every `Api` does, the fake and the real one. A class that inherits `ApiSuite` gives the fixtures.
+
+`api` is the API server, `space` a namespace that is empty, `watch_s` how long to wait for a watch's event.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
+from typing import Any
+
+import msgspec
+import pytest
+
+from nodewise.clock import SystemClock
+from nodewise.errors import BadInput, Conflict
+from nodewise.kube import field_merge
+from nodewise.kube.api import Api, Expired, NotFound
+from nodewise.kube.elector import Elector
+from nodewise.kube.event_recorder import About, Recorder, Reporter
+from nodewise.kube.lease import LeaseLock, Timings
+from nodewise.kube.reflector import Reflector, Target
+from nodewise.kube.resources import EVENTS, LEASES, PODS
+from nodewise.kube.store import Changes, Key
+from nodewise.observe.metrics_registry import MetricsRegistry
+from nodewise.simulate.in_memory_api import CONFIGMAPS
+
+
+class DataFields(msgspec.Struct, frozen=True):
+    data: dict[str, str] = {}
+
+
+CONFIGMAP = field_merge.merge("ConfigMap", DataFields)
+
+
+def item(name: str, **data: str) -> dict[str, Any]:
+    return {"metadata": {"name": name}, "data": data}
+
+
+def unbound(name: str, annotations: dict[str, str] | None = None) -> dict[str, Any]:
+    """A pod that nobody has placed."""
+    spec = {"containers": [{"name": "c", "image": "none"}], "automountServiceAccountToken": False}
+    return {"metadata": {"name": name, "annotations": annotations or {}}, "spec": spec}
+
+
+def bound(pod: dict[str, Any], **more: Any) -> tuple[str, dict[str, Any]]:
+    """The Binding of this version of a pod to the node `n1`: where it is posted, and what."""
+    meta = pod["metadata"]
+    target = {"apiVersion": "v1", "kind": "Node", "name": "n1"}
+    named = {key: meta[key] for key in ("name", "namespace", "uid", "resourceVersion")} | more
+    body = {"apiVersion": "v1", "kind": "Binding", "metadata": named, "target": target}
+    return PODS.path(meta["namespace"], meta["name"], "binding"), body
+
+
+def decoded(body: bytes) -> Any:
+    return msgspec.json.decode(body)
+
+
+PATIENCE_S = 60.0
+
+
+async def eventually(what: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not what():
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def running(work: Awaitable[None]) -> AsyncIterator[None]:
+    """A task for as long as the test needs it."""
+    task = asyncio.ensure_future(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+class ApiSuite:
+    """Reads, writes and watches."""
+
+    async def test_what_is_created_can_be_read(self, api: Api, space: str) -> None:
+        made = decoded(await api.create(CONFIGMAPS.path(space), item("a", k="v")))
+        found = decoded(await api.get(CONFIGMAPS.path(space, "a")))
+        assert found["data"] == {"k": "v"}
+        assert found["metadata"]["uid"] == made["metadata"]["uid"]
+        assert found["metadata"]["namespace"] == space
+
+    async def test_a_list_keeps_to_its_selector(self, api: Api, space: str) -> None:
+        for name in "abc":
+            await api.create(CONFIGMAPS.path(space), item(name))
+        selector = {"fieldSelector": "metadata.name!=b,metadata.name!=c,metadata.name!=kube-root-ca.crt"}
+        found = decoded(await api.get(CONFIGMAPS.path(space), selector))
+        assert [one["metadata"]["name"] for one in found["items"]] == ["a"]
+
+    async def test_another_list_leaves_the_pages_of_this_one_alone(self, api: Api, space: str) -> None:
+        for name in "ab":
+            await api.create(CONFIGMAPS.path(space), item(name))
+        page = {"limit": "1", "fieldSelector": "metadata.name!=kube-root-ca.crt"}
+        first = decoded(await api.get(CONFIGMAPS.path(space), page))
+        await api.get(LEASES.path(space), {"limit": "1"})
+        rest = decoded(
+            await api.get(CONFIGMAPS.path(space), {**page, "continue": first["metadata"]["continue"]})
+        )
+        assert [one["metadata"]["name"] for one in [*first["items"], *rest["items"]]] == ["a", "b"]
+
+    async def test_a_list_by_another_selector_leaves_the_pages_of_this_one_alone(
+        self, api: Api, space: str
+    ) -> None:
+        for name in "ab":
+            await api.create(CONFIGMAPS.path(space), item(name))
+        page = {"limit": "1", "fieldSelector": "metadata.name!=kube-root-ca.crt"}
+        first = decoded(await api.get(CONFIGMAPS.path(space), page))
+        await api.get(CONFIGMAPS.path(space), {"limit": "1", "fieldSelector": "metadata.name=a"})
+        token = first["metadata"]["continue"]
+        rest = decoded(await api.get(CONFIGMAPS.path(space), {**page, "continue": token}))
+        assert [one["metadata"]["name"] for one in [*first["items"], *rest["items"]]] == ["a", "b"]
+
+    async def test_creating_twice_is_a_conflict(self, api: Api, space: str) -> None:
+        await api.create(CONFIGMAPS.path(space), item("a"))
+        with pytest.raises(Conflict, match='"a" already exists'):
+            await api.create(CONFIGMAPS.path(space), item("a"))
+
+    async def test_a_body_that_is_no_json_is_bad_input(self, api: Api, space: str) -> None:
+        with pytest.raises(BadInput):
+            await api.create(CONFIGMAPS.path(space), b"{")
+
+    async def test_what_is_not_there_is_not_found(self, api: Api, space: str) -> None:
+        path = CONFIGMAPS.path(space, "none")
+        for call in (
+            api.get(path),
+            api.delete(path),
+            api.replace(path, item("none")),
+            api.patch(path, {}, "merge"),
+        ):
+            with pytest.raises(NotFound, match='"none" not found'):
+                await call
+
+    async def test_a_kind_that_does_not_exist_is_not_found(self, api: Api) -> None:
+        with pytest.raises(NotFound, match="could not find the requested resource"):
+            await api.get("/api/v1/things")
+
+    async def test_a_group_that_does_not_exist_is_not_found(self, api: Api) -> None:
+        with pytest.raises(NotFound, match="404 page not found"):
+            await api.get("/apis/telemetry.example.com/v1/things")
+
+    async def test_a_write_with_an_old_version_is_a_conflict(self, api: Api, space: str) -> None:
+        path = CONFIGMAPS.path(space, "a")
+        old = decoded(await api.create(CONFIGMAPS.path(space), item("a", k="1")))
+        new = decoded(await api.replace(path, old | {"data": {"k": "2"}}))
+        assert new["metadata"]["resourceVersion"] != old["metadata"]["resourceVersion"]
+        with pytest.raises(Conflict):
+            await api.replace(path, old | {"data": {"k": "3"}})
+
+    async def test_a_merge_patch_changes_what_it_names(self, api: Api, space: str) -> None:
+        path = CONFIGMAPS.path(space, "a")
+        await api.create(CONFIGMAPS.path(space), item("a", stays="1", goes="1"))
+        new = decoded(await api.patch(path, {"data": {"goes": None, "comes": "1"}}, "merge"))
+        assert new["data"] == {"stays": "1", "comes": "1"}
+
+    async def test_a_patch_with_another_version_is_a_conflict(self, api: Api, space: str) -> None:
+        path = CONFIGMAPS.path(space, "a")
+        old = decoded(await api.create(CONFIGMAPS.path(space), item("a")))
+        await api.patch(path, {"data": {"k": "1"}}, "merge")
+        with pytest.raises(Conflict):
+            await api.patch(
+                path, {"metadata": {"resourceVersion": old["metadata"]["resourceVersion"]}}, "merge"
+            )
+
+    async def test_a_patch_cannot_give_another_uid(self, api: Api, space: str) -> None:
+        path = CONFIGMAPS.path(space, "a")
+        await api.create(CONFIGMAPS.path(space), item("a"))
+        with pytest.raises(BadInput) as caught:
+            await api.patch(path, {"metadata": {"uid": "of-its-predecessor"}, "data": {"k": "1"}}, "merge")
+        assert {problem.field for problem in caught.value.problems} == {"metadata.uid"}
+        assert not decoded(await api.get(path)).get("data")
+
+    async def test_a_replacement_with_another_uid_is_a_conflict(self, api: Api, space: str) -> None:
+        old = decoded(await api.create(CONFIGMAPS.path(space), item("a")))
+        old["metadata"]["uid"] = "of-its-predecessor"
+        with pytest.raises(Conflict):
+            await api.replace(CONFIGMAPS.path(space, "a"), old)
+
+    async def test_a_binding_puts_the_pod_on_the_node_and_adds_its_annotations(
+        self, api: Api, space: str
+    ) -> None:
+        pod = decoded(await api.create(PODS.path(space), unbound("p", {"a": "1", "b": "1"})))
+        await api.create(*bound(pod, annotations={"b": "2", "c": "2"}))
+        now = decoded(await api.get(PODS.path(space, "p")))
+        assert now["spec"]["nodeName"] == "n1"
+        assert now["metadata"]["annotations"] == {"a": "1", "b": "2", "c": "2"}
+        with pytest.raises(Conflict, match='pod p is already assigned to node "n1"'):
+            await api.create(*bound(now))
+
+    @pytest.mark.parametrize("field", ["uid", "resourceVersion"])
+    async def test_a_binding_is_for_the_very_pod_that_it_names(
+        self, api: Api, space: str, field: str
+    ) -> None:
+        pod = decoded(await api.create(PODS.path(space), unbound("p")))
+        now = decoded(
+            await api.patch(PODS.path(space, "p"), {"metadata": {"annotations": {"a": "1"}}}, "merge")
+        )
+        with pytest.raises(Conflict):
+            await api.create(*bound(pod if field == "resourceVersion" else now, uid="of-its-predecessor"))
+        with pytest.raises(NotFound, match='"none" not found'):
+            await api.create(*bound({"metadata": {**now["metadata"], "name": "none"}}))
+        await api.create(*bound(now))
+
+    async def test_deleting_another_object_of_the_name_is_a_conflict(self, api: Api, space: str) -> None:
+        await api.create(CONFIGMAPS.path(space), item("a"))
+        with pytest.raises(Conflict):
+            await api.delete(CONFIGMAPS.path(space, "a"), {"preconditions": {"uid": "of-its-predecessor"}})
+
+    async def test_pages_give_every_object_once(self, api: Api, space: str) -> None:
+        for name in "abcdefg":
+            await api.create(CONFIGMAPS.path(space), item(name))
+        names, params = [], {"limit": "3"}
+        for _ in range(3):
+            page = decoded(await api.get(CONFIGMAPS.path(space), params))
+            names += [entry["metadata"]["name"] for entry in page["items"]]
+            params["continue"] = page["metadata"].get("continue", "")
+        assert names == list("abcdefg")
+        assert params["continue"] == ""
+
+    async def test_a_watch_tells_what_happened_since_a_version(self, api: Api, space: str) -> None:
+        begun = decoded(await api.get(CONFIGMAPS.path(space)))["metadata"]["resourceVersion"]
+        await api.create(CONFIGMAPS.path(space), item("a", k="1"))
+        await api.patch(CONFIGMAPS.path(space, "a"), {"data": {"k": "2"}}, "merge")
+        await api.delete(CONFIGMAPS.path(space, "a"))
+        params = {"resourceVersion": begun, "timeoutSeconds": "60"}
+        seen = []
+        async with aclosing(api.watch(CONFIGMAPS.path(space), params)) as lines:
+            async for line in lines:
+                event = decoded(line)
+                seen.append((event["type"], event["object"]["data"]["k"]))
+                if len(seen) == 3:
+                    break
+        assert seen == [("ADDED", "1"), ("MODIFIED", "2"), ("DELETED", "2")]
+
+    async def test_a_watch_keeps_to_its_selector(self, api: Api, space: str) -> None:
+        params = {"fieldSelector": "metadata.name=b", "timeoutSeconds": "60", "resourceVersion": ""}
+        params["resourceVersion"] = decoded(await api.get(CONFIGMAPS.path(space)))["metadata"][
+            "resourceVersion"
+        ]
+        for name in "abc":
+            await api.create(CONFIGMAPS.path(space), item(name))
+        async with aclosing(api.watch(CONFIGMAPS.path(space), params)) as lines:
+            event = decoded(await anext(lines))
+        assert event["object"]["metadata"]["name"] == "b"
+
+    async def test_a_page_that_is_no_longer_kept_is_expired(self, api: Api, space: str) -> None:
+        path, token = await self.old_page(api, space)
+        with pytest.raises(Expired):
+            await api.get(path, {"limit": "1", "continue": token})
+
+    async def old_page(self, api: Api, space: str) -> tuple[str, str]:
+        """A collection, and the continue token of a page that the server has forgotten."""
+        raise NotImplementedError
+
+
+class ReflectorSuite:
+    """A store stays equal to the server."""
+
+    def reflector(self, api: Api, space: str, **selectors: str) -> Reflector[Any]:
+        target = Target(CONFIGMAPS, CONFIGMAP, space, selectors)
+        return Reflector(api, target, SystemClock(), MetricsRegistry(), random.random)
+
+    async def test_a_store_has_what_was_there_and_what_comes(self, api: Api, space: str) -> None:
+        await api.create(CONFIGMAPS.path(space), item("before", k="1"))
+        reflector = self.reflector(api, space)
+        async with running(reflector.run()):
+            await reflector.until_synced()
+            assert [(i.metadata.name, i.data) for i in reflector.store.values()] == [("before", {"k": "1"})]
+            await api.create(CONFIGMAPS.path(space), item("later", k="1"))
+            await eventually(lambda: len(reflector.store) == 2)
+            await api.patch(CONFIGMAPS.path(space, "before"), {"data": {"k": "2"}}, "merge")
+            await eventually(lambda: "2" in str(reflector.store.get(space, "before")))
+            before_s = SystemClock().monotonic()
+            await api.delete(CONFIGMAPS.path(space, "before"))
+            await eventually(lambda: list(reflector.store.snapshot()) == [(space, "later")])
+            assert reflector.age_s() < SystemClock().monotonic() - before_s
+
+    async def test_subscribers_are_told_each_change(self, api: Api, space: str) -> None:
+        reflector = self.reflector(api, space)
+        told: list[tuple[Any, Any]] = []
+
+        def note(changes: Changes[Any] | None) -> None:
+            assert changes is not None
+            told.extend((old and old.data, new and new.data) for old, new in changes.values())
+
+        async with running(reflector.run()):
+            await reflector.until_synced()
+            reflector.store.subscribe(note)
+            await api.create(CONFIGMAPS.path(space), item("a", k="1"))
+            await api.patch(CONFIGMAPS.path(space, "a"), {"data": {"k": "2"}}, "merge")
+            await api.delete(CONFIGMAPS.path(space, "a"))
+            await eventually(lambda: len(told) == 3)
+        assert told == [(None, {"k": "1"}), ({"k": "1"}, {"k": "2"}), ({"k": "2"}, None)]
+
+    async def test_an_object_that_leaves_the_selection_leaves_the_store(self, api: Api, space: str) -> None:
+        reflector = self.reflector(api, space, labelSelector="on=yes")
+        labelled = {"metadata": {"name": "a", "labels": {"on": "yes"}}}
+        await api.create(CONFIGMAPS.path(space), labelled)
+        async with running(reflector.run()):
+            await reflector.until_synced()
+            assert len(reflector.store) == 1
+            await api.patch(CONFIGMAPS.path(space, "a"), {"metadata": {"labels": {"on": "no"}}}, "merge")
+            await eventually(lambda: len(reflector.store) == 0)
+
+    async def test_many_pages_make_one_store(self, api: Api, space: str) -> None:
+        names = [f"n{number:03}" for number in range(230)]
+        for name in names:
+            await api.create(CONFIGMAPS.path(space), item(name))
+        reflector = self.reflector(api, space)
+        sizes: list[int] = []
+        reflector.store.subscribe(lambda _: sizes.append(len(reflector.store)))
+        async with running(reflector.run()):
+            await reflector.until_synced()
+        found: list[Key] = list(reflector.store.snapshot())
+        assert found == [(space, name) for name in names]
+        assert sizes == [230], "readers never saw a half-filled store"
+
+
+QUICK = Timings(duration_s=1.0, renew_s=0.6, retry_s=0.05)
+LONG = Timings(duration_s=600.0, renew_s=400.0, retry_s=0.05)
+"""A Lease that does not end by itself within a test, however slow the machine."""
+
+
+class ElectionSuite:
+    """One leads, and another when that one stops."""
+
+    def elector(self, api: Api, space: str, identity: str, timings: Timings = LONG) -> Elector:
+        lock = LeaseLock(space, "nodewise", identity, timings)
+        return Elector(api, lock, SystemClock(), MetricsRegistry(), random.random)
+
+    async def test_one_leads_and_the_lease_says_who(self, api: Api, space: str) -> None:
+        a, b = self.elector(api, space, "a"), self.elector(api, space, "b")
+        async with running(a.run()):
+            await eventually(lambda: a.leading)
+            async with running(b.run()):
+                await eventually(lambda: b.holder == "a")
+                assert not b.leading
+        spec = decoded(await api.get(LEASES.path(space, "nodewise")))["spec"]
+        assert spec["holderIdentity"] == "a"
+        assert spec["leaseDurationSeconds"] == 600
+        assert spec["leaseTransitions"] == 0
+
+    async def test_who_stops_lets_another_in_at_once(self, api: Api, space: str) -> None:
+        a, b = self.elector(api, space, "a"), self.elector(api, space, "b")
+        async with running(a.run()):
+            await eventually(lambda: a.leading)
+        await a.stop()
+        assert not a.leading
+        async with running(b.run()):
+            await eventually(lambda: b.leading)
+        spec = decoded(await api.get(LEASES.path(space, "nodewise")))["spec"]
+        assert (spec["holderIdentity"], spec["leaseTransitions"]) == ("b", 1)
+
+    async def test_who_dies_is_followed_when_the_lease_ends(self, api: Api, space: str) -> None:
+        a, b = (self.elector(api, space, name, QUICK) for name in "ab")
+        async with running(a.run()):
+            await eventually(lambda: a.leading)
+        async with running(b.run()):
+            await eventually(lambda: b.leading)
+        assert not a.leading
+
+    async def test_who_starts_again_under_its_name_does_not_wait(self, api: Api, space: str) -> None:
+        died, again = (self.elector(api, space, "a") for _ in range(2))
+        async with running(died.run()):
+            await eventually(lambda: died.leading)
+        async with running(again.run()):
+            await eventually(lambda: again.leading)
+        spec = decoded(await api.get(LEASES.path(space, "nodewise")))["spec"]
+        assert (spec["holderIdentity"], spec["leaseTransitions"]) == ("a", 0)
+
+    async def test_labels_of_others_on_the_lease_stay(self, api: Api, space: str) -> None:
+        a = self.elector(api, space, "a")
+        path = LEASES.path(space, "nodewise")
+        async with running(a.run()):
+            await eventually(lambda: a.leading)
+            await api.patch(path, {"metadata": {"labels": {"team": "x"}}}, "merge")
+            before = decoded(await api.get(path))["spec"]["renewTime"]
+
+            async def renewed() -> Any:
+                while (lease := decoded(await api.get(path)))["spec"]["renewTime"] == before:
+                    await asyncio.sleep(0.02)
+                return lease
+
+            lease = await asyncio.wait_for(renewed(), PATIENCE_S)
+            assert lease["metadata"]["labels"] == {"team": "x"}
+            assert a.leading
+
+
+class EventSuite:
+    """What is recorded can be read."""
+
+    async def test_repeats_become_one_event_with_a_count(self, api: Api, space: str) -> None:
+        recorder = Recorder(api, Reporter("nodewise.io/test", "replica-1"), SystemClock(), MetricsRegistry())
+        about = About(CONFIGMAPS, space, "a", "uid-of-a")
+        recorder.record(about, "Warning", "TooHot", "80 degrees", "Filtering")
+        await recorder.flush()
+        for _ in range(3):
+            recorder.record(about, "Warning", "TooHot", "80 degrees", "Filtering")
+        await recorder.flush()
+        (event,) = decoded(await api.get(EVENTS.path(space)))["items"]
+        assert event["series"]["count"] == 4
+        assert (event["note"], event["reason"], event["type"]) == ("80 degrees", "TooHot", "Warning")
+        assert event["regarding"]["name"] == "a"
+        assert event["regarding"]["uid"] == "uid-of-a"
+        assert event["reportingController"] == "nodewise.io/test"
+
+    async def test_an_event_that_the_server_has_dropped_begins_anew(self, api: Api, space: str) -> None:
+        recorder = Recorder(api, Reporter("nodewise.io/test", "replica-1"), SystemClock(), MetricsRegistry())
+        about = About(CONFIGMAPS, space, "a")
+        for _ in range(2):
+            recorder.record(about, "Normal", "Fine", "all is well")
+            await recorder.flush()
+            (event,) = decoded(await api.get(EVENTS.path(space)))["items"]
+            await api.delete(EVENTS.path(space, event["metadata"]["name"]))
+        assert "series" not in event
+
+    async def test_texts_are_cut_to_what_the_server_takes(self, api: Api, space: str) -> None:
+        recorder = Recorder(api, Reporter("nodewise.io/test", "r" * 300), SystemClock(), MetricsRegistry())
+        recorder.record(About(CONFIGMAPS, space, "a" * 253), "Normal", "R" * 200, "ü" * 2000, "A" * 200)
+        await recorder.flush()
+        (event,) = decoded(await api.get(EVENTS.path(space)))["items"]
+        assert event["note"].startswith("üü")
+        assert event["note"].endswith("…")

@@ -1,0 +1,101 @@
+"""Which connections a call goes out on, and when old ones are closed."""
+
+from collections.abc import AsyncIterator
+
+import httpx2
+import pytest
+
+from nodewise.kube.connection_renewal import Renewing, is_retired
+
+pytestmark = pytest.mark.anyio
+
+
+class Body(httpx2.AsyncByteStream):
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield b"some"
+        yield b"body"
+
+
+class Connections(httpx2.AsyncBaseTransport):
+    """Answers with its number; 0 cannot be reached."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.is_closed = False
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        assert not self.is_closed
+        if request.url.path == "/unreachable":
+            raise httpx2.ConnectError("nobody listens")
+        return httpx2.Response(200, headers={"number": str(self.number)}, stream=Body())
+
+    async def aclose(self) -> None:
+        self.is_closed = True
+
+
+class Files:
+    """What `Renewing` is made from."""
+
+    def __init__(self) -> None:
+        self.made: list[Connections] = []
+        self.news = False
+        self.transport = Renewing(self.make, self.has_news)
+        self.http = httpx2.AsyncClient(transport=self.transport, base_url="https://host")
+
+    def make(self) -> Connections:
+        self.made.append(Connections(len(self.made) + 1))
+        return self.made[-1]
+
+    def has_news(self) -> bool:
+        news, self.news = self.news, False
+        return news
+
+    async def called(self) -> str:
+        return str((await self.http.get("/")).headers["number"])
+
+    @property
+    def closed(self) -> list[bool]:
+        return [one.is_closed for one in self.made]
+
+
+async def test_a_change_has_the_next_call_go_out_on_new_connections() -> None:
+    files = Files()
+    assert [await files.called(), await files.called()] == ["1", "1"]
+    files.news = True
+    assert [await files.called(), await files.called()] == ["2", "2"]
+    assert files.closed == [True, False]
+
+
+async def test_a_call_under_way_is_finished_on_its_old_connection() -> None:
+    files = Files()
+    async with files.http.stream("GET", "/") as under_way:
+        assert not is_retired(under_way)
+        files.news = True
+        assert is_retired(under_way), "who watches asks, and so notices without another call"
+        assert await files.called() == "2"
+        assert files.closed == [False, False]
+        assert b"".join([piece async for piece in under_way.aiter_bytes()]) == b"somebody"
+    assert await files.called() == "2"
+    assert files.closed == [True, False]
+
+
+async def test_a_call_that_fails_keeps_no_connections_open() -> None:
+    files = Files()
+    with pytest.raises(httpx2.ConnectError):
+        await files.http.get("/unreachable")
+    files.news = True
+    assert await files.called() == "2"
+    assert files.closed == [True, False]
+
+
+async def test_a_close_closes_all() -> None:
+    files = Files()
+    async with files.http.stream("GET", "/"):
+        files.news = True
+        assert await files.called() == "2"
+        await files.http.aclose()
+    assert files.closed == [True, True]
+
+
+async def test_a_transport_of_another_kind_is_never_retired() -> None:
+    assert not is_retired(httpx2.Response(200))

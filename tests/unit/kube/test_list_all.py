@@ -1,0 +1,116 @@
+"""All objects of a kind, once."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from nodewise.errors import Refused, Unavailable
+from nodewise.kube import list_all
+from nodewise.kube.api import NONE, Expired, Params
+from nodewise.kube.field_merge import merge
+from nodewise.kube.reflector import Target
+from nodewise.kube.resources import NODES, PODS
+from nodewise.observe import logs
+from nodewise.observe.metrics_registry import MetricsRegistry
+from nodewise.simulate.in_memory_api import FakeApi
+
+NODE: Any = merge("Node")
+ALL = Target(NODES, NODE)
+
+
+class Small(FakeApi):
+    """Gives pages of two, and lets a test in before each."""
+
+    def __init__(self, before: Callable[[int], None] = lambda _: None) -> None:
+        super().__init__()
+        self._before = before
+        self.asked = 0
+
+    async def get(self, path: str, params: Params = NONE, **more: Any) -> bytes:
+        self.asked += 1
+        self._before(self.asked)
+        return await super().get(path, {**params, "limit": "2"} if "limit" in params else params, **more)
+
+
+def filled(api: FakeApi, names: str = "a b c d e") -> FakeApi:
+    for name in names.split():
+        api.put(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}})
+    return api
+
+
+def read(api: FakeApi, target: Target[Any] = ALL) -> tuple[list[str], list[int]]:
+    counts: list[int] = []
+    store = asyncio.run(list_all.read(api, target, MetricsRegistry(), counts.append))
+    return [name for _, name in store.snapshot()], counts
+
+
+def test_page_by_page() -> None:
+    api = filled(Small())
+    assert read(api) == (list("abcde"), [2, 4, 5])
+    assert {verb for verb, _ in api.calls} == {"get"}
+
+
+def test_nothing_there() -> None:
+    assert read(Small()) == ([], [0])
+
+
+def test_pages_that_went_stale_are_read_anew() -> None:
+    def compact(asked: int) -> None:
+        if asked == 2:
+            api.put(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "f"}})
+            api.compact()
+
+    api = Small(compact)
+    filled(api)
+    assert read(api) == (list("abcdef"), [2, 2, 4, 6])
+
+
+def test_pages_that_go_stale_for_ever_are_an_error() -> None:
+    def compact(asked: int) -> None:
+        if asked % 2 == 0:
+            api.put(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"n{asked}"}})
+            api.compact()
+
+    api = Small(compact)
+    filled(api)
+    with pytest.raises(Expired):
+        read(api)
+    assert api.asked == 6
+
+
+@pytest.mark.parametrize("error", [Refused("no right"), Unavailable("down")])
+def test_errors_are_the_callers(error: Exception) -> None:
+    api = filled(Small())
+    api.fail(error)  # type: ignore[arg-type]
+    with pytest.raises(type(error)):
+        read(api)
+
+
+class Spec(msgspec.Struct, frozen=True):
+    unschedulable: bool = False
+
+
+class Fields(msgspec.Struct, frozen=True):
+    spec: Spec = Spec()
+
+
+def test_an_object_that_cannot_be_read_counts_as_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(logs, "emit", lambda event, **_: said.append(event))
+    api = filled(Small())
+    odd = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "x"}, "spec": {"unschedulable": "maybe"}}
+    api.put(NODES, odd)
+    assert read(api, Target(NODES, merge("Node", Fields)))[0] == list("abcde")
+    assert said == ["object_unreadable"]
+
+
+def test_one_namespace() -> None:
+    api = Small()
+    for namespace in ("web", "db"):
+        metadata = {"name": "p", "namespace": namespace}
+        api.put(PODS, {"apiVersion": "v1", "kind": "Pod", "metadata": metadata})
+    store = asyncio.run(list_all.read(api, Target(PODS, NODE, "web"), MetricsRegistry(), lambda _: None))
+    assert list(store.snapshot()) == [("web", "p")]

@@ -1,0 +1,146 @@
+from typing import Any
+
+import msgspec
+import pytest
+
+from nodewise.errors import Conflict, NodewiseError, Refused, Unavailable
+from nodewise.kube import list_watch
+from nodewise.kube.api import Expired
+from nodewise.kube.list_watch import Checking, Frame, Listing, State, Watching
+
+
+def event(type_: str, **item: Any) -> bytes:
+    return msgspec.json.encode({"type": type_, "object": item})
+
+
+META = {"name": "a", "namespace": "n", "resourceVersion": "7"}
+
+
+@pytest.mark.parametrize(
+    ("state", "wanted"),
+    [
+        pytest.param(Listing(), {"limit": "50"}, id="the first page asks for the newest state"),
+        pytest.param(Listing("t"), {"limit": "50", "continue": "t"}, id="a later page"),
+        pytest.param(Checking("7"), {"limit": "1"}, id="a look at the version"),
+        pytest.param(
+            Watching("7"),
+            {"resourceVersion": "7", "allowWatchBookmarks": "true", "timeoutSeconds": "450"},
+            id="a watch, with bookmarks, for five to ten minutes",
+        ),
+    ],
+)
+def test_what_is_asked(state: State, wanted: dict[str, str]) -> None:
+    assert list_watch.request(state, 50, lambda: 0.5) == wanted
+
+
+def test_a_page_that_is_not_the_last_leads_to_the_next() -> None:
+    state, page = list_watch.page(Listing(), b'{"metadata": {"continue": "t"}, "items": [{"x": 1}]}')
+    assert state == Listing("t")
+    assert (page.is_first, page.is_last, [bytes(item) for item in page.items]) == (True, False, [b'{"x": 1}'])
+
+
+def test_the_last_page_leads_to_the_watch() -> None:
+    state, page = list_watch.page(Listing("t"), b'{"metadata": {"resourceVersion": "9"}, "items": null}')
+    assert state == Watching("9")
+    assert (page.is_first, page.is_last, page.items) == (False, True, [])
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"items": 3}', b'{"items": [{]}', b"\xff"])
+def test_a_page_that_is_none_is_unavailable(body: bytes) -> None:
+    with pytest.raises(Unavailable):
+        list_watch.page(Listing(), body)
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "key"),
+    [
+        pytest.param(event("ADDED", metadata=META), "put", ("n", "a"), id="added"),
+        pytest.param(event("MODIFIED", metadata=META), "put", ("n", "a"), id="modified"),
+        pytest.param(event("DELETED", metadata=META), "gone", ("n", "a"), id="deleted"),
+        pytest.param(
+            event("BOOKMARK", metadata={"resourceVersion": "7"}), "bookmark", ("", ""), id="bookmark"
+        ),
+    ],
+)
+def test_a_line_says_what_happened_and_moves_the_version(
+    line: bytes, kind: str, key: tuple[str, str]
+) -> None:
+    state, frame = list_watch.line(Watching("6"), line)
+    assert state == Watching("7")
+    assert (frame.kind, frame.key) == (kind, key)
+
+
+def test_an_object_without_a_version_does_not_lose_ours() -> None:
+    state, frame = list_watch.line(Watching("6"), event("ADDED", metadata={"name": "a"}))
+    assert state == Watching("6")
+    assert isinstance(frame, Frame)
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        pytest.param(event("ERROR", kind="Status", code=410, message="too old"), Expired, id="410 Gone"),
+        pytest.param(event("ERROR", kind="Status", code=500), Unavailable, id="500"),
+        pytest.param(event("ERROR", kind="Status", code=403), Refused, id="403"),
+        pytest.param(event("ERROR"), Refused, id="an error that says nothing"),
+        pytest.param(event("SURPRISE"), Refused, id="a type that we do not know"),
+        pytest.param(b'{"type": "ADDED", "object": {"meta', Unavailable, id="cut off"),
+        pytest.param(b'{"type": "ADDED", "object": {"metadata": 3}}', Unavailable, id="no object"),
+        pytest.param(b"null", Unavailable, id="no event"),
+        pytest.param(b"\x00\xff", Unavailable, id="no JSON"),
+    ],
+)
+def test_what_is_no_event_is_an_error(line: bytes, kind: type[NodewiseError]) -> None:
+    with pytest.raises(kind):
+        list_watch.line(Watching("6"), line)
+
+
+@pytest.mark.parametrize(
+    ("state", "after"),
+    [
+        pytest.param(Listing("t"), Listing("t"), id="a page is asked for again"),
+        pytest.param(
+            Watching("7"), Checking("7"), id="before a watch goes on the server's version is looked at"
+        ),
+        pytest.param(Checking("7"), Checking("7"), id="and looked at again"),
+    ],
+)
+def test_after_a_failure_we_go_on_where_we_were(state: State, after: State) -> None:
+    for error in (Unavailable("down"), Refused("no"), Conflict("other")):
+        assert list_watch.failed(state, error) == after
+    assert list_watch.failed(state, Expired("gone")) == Listing(reason="expired")
+
+
+@pytest.mark.parametrize(
+    ("found", "after"),
+    [
+        pytest.param("700", Watching("700"), id="nothing happened"),
+        pytest.param("1000", Watching("700"), id="newer, although it sorts before as a text"),
+        pytest.param("90", Listing(reason="older"), id="put back"),
+        pytest.param("x7", Watching("700"), id="no number"),
+        pytest.param("", Watching("700"), id="none"),
+    ],
+)
+def test_a_server_that_was_put_back_is_listed_anew(found: str, after: State) -> None:
+    body = msgspec.json.encode({"metadata": {"resourceVersion": found, "continue": "t"}, "items": []})
+    assert list_watch.checked(Checking("700"), body) == after
+
+
+def test_a_look_at_the_version_that_is_no_list_is_an_error() -> None:
+    with pytest.raises(Unavailable):
+        list_watch.checked(Checking("7"), b"[]")
+
+
+@pytest.mark.parametrize(
+    ("limit", "count", "size_bytes", "wanted"),
+    [
+        pytest.param(100, 0, 100, 100, id="an empty page teaches nothing"),
+        pytest.param(100, 100, 1000, 200, id="small objects: more, but at most twice"),
+        pytest.param(400, 400, 4000, 500, id="never more than client-go asks for"),
+        pytest.param(100, 100, 1 << 20, 100, id="just right"),
+        pytest.param(100, 100, 10 << 20, 10, id="large objects: fewer"),
+        pytest.param(100, 1, 10 << 20, 1, id="at least one"),
+    ],
+)
+def test_pages_grow_and_shrink_with_the_objects(limit: int, count: int, size_bytes: int, wanted: int) -> None:
+    assert list_watch.next_limit(limit, count, size_bytes) == wanted

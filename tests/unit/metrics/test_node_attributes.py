@@ -1,0 +1,117 @@
+"""What sources know of nodes."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from nodewise import cooperative_scheduling
+from nodewise.kube.field_merge import merge
+from nodewise.kube.store import Writer
+from nodewise.metrics import node_attributes
+from nodewise.metrics.node_attributes import NodeBook, NodeFields, Nodes, Room
+
+NANO = 10**9
+NODE: Any = merge("Node", NodeFields)
+
+
+def node(name: str, *addresses: tuple[str, Any], **allocatable: Any) -> Any:
+    listed = [{"type": kind, "address": address} for kind, address in addresses]
+    status = {"addresses": listed, "allocatable": allocatable}
+    return decoded({"metadata": {"name": name}, "status": status})
+
+
+def decoded(obj: dict[str, Any]) -> Any:
+    return msgspec.json.decode(msgspec.json.encode(obj), type=NODE)
+
+
+def read(*given: Any) -> Nodes:
+    return cooperative_scheduling.run_at_once(node_attributes.read(given))
+
+
+FLEET = read(
+    node("a", ("InternalIP", "10.0.0.1"), ("Hostname", "a"), ("ExternalIP", "1.2.3.4")),
+    node("b", ("InternalIP", "10.0.0.2"), ("InternalIP", "fd00:0:0::2"), ("Hostname", "b.example")),
+    node("10.0.0.1", ("InternalIP", "10.0.0.3")),
+    node("d", ("InternalIP", "10.0.0.9"), ("Hostname", "localhost")),
+    node("e", ("InternalIP", "10.0.0.9"), ("Hostname", "localhost")),
+)
+
+FOUND = {
+    "a": "a",
+    "a:9100": "a",
+    "10.0.0.2": "b",
+    "10.0.0.2:9100": "b",
+    "fd00::2": "b",
+    "[fd00::2]:9100": "b",
+    "[FD00:0::2]": "b",
+    "b.example:9100": "b",
+    "10.0.0.1:9100": "10.0.0.1",  # a node's name comes before another's address
+    "10.0.0.3": "10.0.0.1",
+    "10.0.0.9": None,  # two nodes say so
+    "localhost:9100": None,
+    "1.2.3.4": None,
+    "x": None,
+    "a:b": None,
+    "": None,
+    ":9100": None,
+    "[": None,
+}
+
+
+@pytest.mark.parametrize(("text", "name"), FOUND.items(), ids=FOUND)
+def test_which_node_a_text_means(text: str, name: str | None) -> None:
+    assert FLEET.find(text) == name
+
+
+ALLOCATABLE = {
+    "quantities": ({"cpu": "3920m", "memory": "2Gi"}, Room(3_920_000_000, 2 * 2**30 * NANO)),
+    "numbers": ({"cpu": 4, "memory": 1.5}, Room(4 * NANO, 1_500_000_000)),
+    "nothing": ({}, Room(None, None)),
+    "null": ({"cpu": None, "memory": None}, Room(None, None)),
+    "no quantities": ({"cpu": "many", "memory": ["1Gi"]}, Room(None, None)),
+    "yes": ({"cpu": True, "memory": {}}, Room(None, None)),
+}
+
+
+@pytest.mark.parametrize(("given", "room"), ALLOCATABLE.values(), ids=ALLOCATABLE)
+def test_allocatable(given: dict[str, Any], room: Room) -> None:
+    assert read(node("a", **given)).rooms == {"a": room}
+
+
+ODD = {
+    "no status": {},
+    "null in it": {"status": {"addresses": None, "allocatable": None}},
+    "a list of it": {"status": {"allocatable": ["cpu"]}},
+    "an odd address": {"status": {"addresses": [{"type": 3, "address": []}, {}]}},
+}
+
+
+@pytest.mark.parametrize("more", ODD.values(), ids=ODD)
+def test_an_odd_node_is_still_a_node(more: dict[str, Any]) -> None:
+    found = read(decoded({"metadata": {"name": "a"}} | more))
+    assert found == Nodes({"a": Room(None, None)}, {"a": "a"})
+
+
+class TestBook:
+    def test_it_is_read_again_only_when_something_of_it_changed(self) -> None:
+        writer: Writer[Any] = Writer()
+        book = NodeBook(writer.store)
+
+        async def play() -> None:
+            assert await book.read() == node_attributes.NONE
+            writer.replace([node("a", cpu="1")])
+            first = await book.read()
+            assert list(first.rooms) == ["a"]
+            writer.apply(node("a", cpu="1"))
+            assert await book.read() is first
+            writer.apply(node("a", cpu="2"))
+            second = await book.read()
+            assert second.rooms["a"].cpu == 2 * NANO
+            writer.apply(node("b"))
+            assert list((await book.read()).rooms) == ["a", "b"]
+            writer.remove(("", "a"))
+            assert list((await book.read()).rooms) == ["b"]
+
+        asyncio.run(play())

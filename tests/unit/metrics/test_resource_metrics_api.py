@@ -1,0 +1,181 @@
+"""metrics.k8s.io: four metrics of one call."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from nodewise import clock
+from nodewise.errors import BadInput, NodewiseError, Unavailable
+from nodewise.kube.api import NotFound
+from nodewise.metrics.node_attributes import Nodes, Room
+from nodewise.metrics.resource_metrics_api import METRICS, ResourceMetrics
+from nodewise.metrics.series import Sample, Series
+from nodewise.metrics.source import MetricRequest, NotThere
+
+NANO = 10**9
+GI = 2**30 * NANO
+STAMP = "2026-11-21T00:00:00Z"
+AT = clock.parse_rfc3339(STAMP)
+ROOMS = {"a": Room(4 * NANO, 8 * GI), "thirds": Room(3 * NANO, 3 * GI), "full": Room(0, None)}
+
+
+async def nodes() -> Nodes:
+    return Nodes(ROOMS, {})
+
+
+class Server:
+    """An API server with one answer."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+        self.asked: list[str] = []
+
+    async def get(self, path: str, *_: Any, **__: Any) -> bytes:
+        self.asked.append(path)
+        await asyncio.sleep(0)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer if isinstance(self.answer, bytes) else json.dumps(self.answer).encode()
+
+
+def item(node: str, cpu: Any, memory: Any = "1Gi", **more: Any) -> dict[str, Any]:
+    measured = {"metadata": {"name": node}, "timestamp": STAMP, "window": "20.05s"}
+    return measured | {"usage": {"cpu": cpu, "memory": memory}} | more
+
+
+def fetch(*items: Any) -> dict[str, Series]:
+    api: Any = Server({"items": items})
+    source = ResourceMetrics(api, nodes)
+
+    async def all_four() -> dict[str, Series]:
+        found = await asyncio.gather(*(source.fetch(MetricRequest(metric), 5.0) for metric in METRICS))
+        return dict(zip(METRICS, found, strict=True))
+
+    return asyncio.run(all_four())
+
+
+def test_usage_and_its_share_of_what_the_node_can_give() -> None:
+    found = fetch(item("a", "1500m", "2Gi"))
+    assert {metric: series.samples["a"] for metric, series in found.items()} == {
+        "cpu_usage": Sample(1_500_000_000, AT, 20.05),
+        "memory_usage": Sample(2 * GI, AT, 20.05),
+        "cpu_usage_share": Sample(375_000_000, AT, 20.05),
+        "memory_usage_share": Sample(250_000_000, AT, 20.05),
+    }
+    assert {(series.source, series.fetched_at) for series in found.values()} == {("resource", 5.0)}
+
+
+SHARES = {
+    "a third goes down": ("1", 333_333_333),
+    "two thirds go up": ("2", 666_666_667),
+    "more than all": ("4500m", 1_500_000_000),
+    "next to nothing": ("1n", 0),
+    "nothing": ("0", 0),
+}
+
+
+@pytest.mark.parametrize(("cpu", "nano"), SHARES.values(), ids=SHARES)
+def test_a_share_is_to_the_nearest_nano(cpu: str, nano: int) -> None:
+    assert fetch(item("thirds", cpu))["cpu_usage_share"].samples["thirds"].value == nano
+
+
+@pytest.mark.parametrize("node", ["full", "stranger"])
+def test_without_allocatable_there_is_no_share(node: str) -> None:
+    found = fetch(item(node, "1"))
+    assert found["cpu_usage"].samples[node].value == NANO
+    assert found["cpu_usage_share"].invalid == {node: "the Node says no allocatable cpu"}
+    assert found["memory_usage_share"].invalid == {node: "the Node says no allocatable memory"}
+
+
+@pytest.mark.parametrize("bad", ["NaN", "many", None, True, [], {}])
+def test_a_bad_value_spoils_its_own_metric_and_node_only(bad: Any) -> None:
+    found = fetch(item("a", bad), item("thirds", "1"))
+    assert list(found["cpu_usage"].samples) == list(found["cpu_usage_share"].samples) == ["thirds"]
+    assert list(found["cpu_usage"].invalid) == list(found["cpu_usage_share"].invalid) == ["a"]
+    assert list(found["memory_usage_share"].samples) == ["a", "thirds"]
+
+
+@pytest.mark.parametrize("more", [{"timestamp": "noon"}, {"window": "long"}])
+def test_a_bad_time_spoils_its_own_node_only(more: dict[str, Any]) -> None:
+    found = fetch(item("a", "1", **more), item("thirds", "1"))["cpu_usage"]
+    assert (list(found.samples), list(found.invalid)) == (["thirds"], ["a"])
+
+
+def test_a_node_without_a_time_is_as_new_as_the_reading() -> None:
+    found = fetch(item("a", "1", timestamp=None, window=None))["cpu_usage"].samples["a"]
+    assert (found.at, found.window_s) == (None, 60.0)
+
+
+@pytest.mark.parametrize("odd", [3, {}, {"usage": None}, {"metadata": {"name": 7}}, {"usage": {"cpu": "1"}}])
+def test_an_item_that_names_no_node_is_passed_over(odd: Any) -> None:
+    assert list(fetch(odd, item("a", "1"))["cpu_usage"].samples) == ["a"]
+
+
+FAILURES: dict[str, tuple[Any, type[NodewiseError], str]] = {
+    "not registered": (NotFound("get"), NotThere, "metrics.k8s.io is not registered.*install metrics-server"),
+    "not answering": (Unavailable("get: 503"), Unavailable, "503"),
+    "empty": ({"items": []}, Unavailable, "an empty list; wanted what a node uses"),
+    "null": ({"items": None}, Unavailable, "an empty list"),
+    "no list": (b"[]", BadInput, "a NodeMetricsList"),
+    "garbage": (b"garbage", BadInput, "a NodeMetricsList"),
+}
+
+
+@pytest.mark.parametrize(("answer", "kind", "words"), FAILURES.values(), ids=FAILURES)
+def test_failures(answer: Any, kind: type[NodewiseError], words: str) -> None:
+    api: Any = Server(answer)
+    with pytest.raises(kind, match=words):
+        asyncio.run(ResourceMetrics(api, nodes).fetch(MetricRequest("cpu_usage"), 0.0))
+
+
+ASKS: dict[str, tuple[list[tuple[str, float]], int]] = {
+    "four in a round": ([(metric, 0.0) for metric in METRICS], 1),
+    "two rounds": ([(metric, at) for at in (0.0, 5.0) for metric in METRICS], 2),
+    "two rounds in another order": (
+        [("cpu_usage", 0.0), ("memory_usage", 0.0), ("memory_usage", 5.0), ("cpu_usage", 5.0)],
+        2,
+    ),
+    "a metric has each answer once, however short the period": ([("cpu_usage", 0.0), ("cpu_usage", 0.5)], 2),
+    "a metric that comes late gets a new answer": ([("cpu_usage", 0.0), ("memory_usage", 3.0)], 2),
+}
+
+
+@pytest.mark.parametrize(("calls", "times"), ASKS.values(), ids=ASKS)
+@pytest.mark.parametrize("answer", [{"items": [item("a", "1")]}, Unavailable("503")], ids=["good", "failed"])
+def test_calls(calls: list[tuple[str, float]], times: int, answer: Any) -> None:
+    api: Any = Server(answer)
+    source = ResourceMetrics(api, nodes)
+
+    async def play() -> None:
+        rounds = {at: [metric for metric, other in calls if other == at] for _, at in calls}
+        for at, metrics in rounds.items():
+            asked = (source.fetch(MetricRequest(metric), at) for metric in metrics)
+            await asyncio.gather(*asked, return_exceptions=True)
+
+    asyncio.run(play())
+    assert api.asked == ["/apis/metrics.k8s.io/v1beta1/nodes"] * times
+
+
+def test_one_that_nobody_waits_for_any_more_leaves_the_others_their_turn() -> None:
+    api: Any = Server({"items": [item("a", "1")]})
+    source = ResourceMetrics(api, nodes)
+
+    async def play() -> Series:
+        first = asyncio.create_task(source.fetch(MetricRequest("cpu_usage"), 0.0))
+        second = asyncio.create_task(source.fetch(MetricRequest("memory_usage"), 0.0))
+        await asyncio.sleep(0)
+        first.cancel()
+        return await second
+
+    assert asyncio.run(play()).samples
+
+
+def test_only_the_four_are_taken() -> None:
+    source = ResourceMetrics(Server({}), nodes)  # type: ignore[arg-type]
+    assert all(source.takes(MetricRequest(metric)) for metric in METRICS)
+    assert not any(
+        source.takes(request)
+        for request in (MetricRequest("temp"), MetricRequest("cpu_usage", "cpu_usage * 2"))
+    )

@@ -1,0 +1,36 @@
+"""Background tasks that are restarted after a defect, each by itself."""
+
+import asyncio
+
+import pytest
+
+from nodewise.observe import background_tasks, logs
+from tests.unit.kube import virtual_time
+
+
+def test_a_defect_restarts_its_own_task_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(logs, "emit", lambda event, **fields: told.append(f"{event} {fields['task']}"))
+    starts = {"good": 0, "bad": 0, "nothing": 0}
+
+    async def good() -> None:
+        starts["good"] += 1
+        await asyncio.Event().wait()
+
+    async def bad() -> None:
+        starts["bad"] += 1
+        raise TypeError("a defect")
+
+    async def nothing() -> None:
+        starts["nothing"] += 1
+
+    async def main() -> None:
+        task = asyncio.create_task(background_tasks.keep_all_running(good, nothing, bad))
+        await asyncio.sleep(3.5)
+        task.cancel()
+        await asyncio.wait([task])
+
+    virtual_time.run(main())
+    assert starts == {"good": 1, "bad": 4, "nothing": 1}
+    assert len(told) == 4
+    assert all(line.startswith("task_failed ") and line.endswith("bad") for line in told)

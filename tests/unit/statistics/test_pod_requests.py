@@ -1,0 +1,84 @@
+"""What a pod asks for."""
+
+import msgspec
+import pytest
+
+from nodewise.agents.gpu.pods import GpuPod
+from nodewise.kube import field_merge
+from nodewise.statistics import integer_quantities, pod_requests
+from nodewise.statistics.pod_requests import PodRequest, RequestingPod
+
+_POD = field_merge.merge("Pod", RequestingPod, GpuPod)
+
+
+def pod(*containers, init=()):
+    def one(given):
+        always = {"restartPolicy": "Always"} if given.pop("sidecar", False) else {}
+        return {"name": "c", "resources": {"requests": given}, **always}
+
+    spec = {"containers": [one(dict(c)) for c in containers], "initContainers": [one(dict(c)) for c in init]}
+    return msgspec.convert({"metadata": {"name": "p"}, "spec": spec}, _POD)
+
+
+def test_containers_add_up():
+    found = pod_requests.effective(pod({"cpu": "500m", "memory": "1Gi"}, {"cpu": "0.25"}))
+    assert found == PodRequest(750, 2**30)
+
+
+def test_the_largest_init_container_counts_where_it_asks_for_more():
+    found = pod_requests.effective(
+        pod({"cpu": "1", "memory": "2Ki"}, init=({"cpu": "100m"}, {"cpu": "2", "memory": "1Ki"}))
+    )
+    assert found == PodRequest(2000, 2048)
+
+
+def test_a_sidecar_runs_beside_the_containers():
+    assert pod_requests.effective(pod({"cpu": "1"}, init=({"cpu": "500m", "sidecar": True},))) == PodRequest(
+        1500, 0
+    )
+
+
+def test_init_containers_do_not_count_together():
+    given = pod({"cpu": "1", "gpu": "2"}, {"gpu": 1}, init=({"cpu": "4"},))
+    assert pod_requests.together(given, "cpu") == 1000
+    assert pod_requests.together(given, "gpu") == 3
+    assert pod_requests.together(given, "memory") == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "milli", "units"),
+    [
+        ("0.0005", 1, 1),
+        ("1500m", 1500, 2),
+        (1, 1000, 1),
+        (0.5, 500, 1),
+        (None, 0, 0),
+        ("", 0, 0),
+        ("lots", 0, 0),
+        ("-4", 0, 0),
+        ("1e300", 0, 0),
+        ("9E", integer_quantities.MAX_AMOUNT, integer_quantities.MAX_AMOUNT),
+        (True, 0, 0),
+        ([], 0, 0),
+    ],
+)
+def test_quantities_are_rounded_up_and_bounded(text, milli, units):
+    assert (integer_quantities.milli(text), integer_quantities.units(text)) == (milli, units)
+
+
+def test_a_pod_without_requests_asks_for_nothing():
+    for given in ({}, {"spec": {"containers": None, "initContainers": None}}):
+        bare = msgspec.convert({"metadata": {"name": "p"}} | given, _POD)
+        assert pod_requests.effective(bare) == PodRequest(0, 0)
+    assert pod_requests.effective(
+        msgspec.convert({"spec": {"containers": [{"resources": None}]}}, RequestingPod)
+    ) == (
+        0,
+        0,
+    )
+
+
+def test_many_large_requests_stay_within_bounds():
+    assert pod_requests.effective(pod(*[{"cpu": "8E", "memory": "8E"}] * 9)) == PodRequest(
+        integer_quantities.MAX_AMOUNT, integer_quantities.MAX_AMOUNT
+    )
