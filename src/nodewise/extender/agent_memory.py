@@ -66,12 +66,12 @@ class InConfigMap:
         except NotFound:
             return Kept({})
         try:
-            found = msgspec.json.decode(answer, type=_ConfigMap)
+            config_map = msgspec.json.decode(answer, type=_ConfigMap)
         except UNREADABLE as error:
             raise BadInput(f"ConfigMap {NAME}", [Problem("", str(error), "a ConfigMap")]) from error
-        texts = {key.removesuffix(".json"): text.encode() for key, text in (found.data or {}).items()}
-        self._metadata = {key: value for key, value in found.metadata.items() if key != "managedFields"}
-        return Kept(texts, str(found.metadata.get("resourceVersion", "")))
+        texts = {key.removesuffix(".json"): text.encode() for key, text in (config_map.data or {}).items()}
+        self._metadata = {key: value for key, value in config_map.metadata.items() if key != "managedFields"}
+        return Kept(texts, str(config_map.metadata.get("resourceVersion", "")))
 
     async def write(self, kept: Kept) -> None:
         meta = {**(self._metadata if kept.version else {}), "name": NAME, "namespace": self._namespace}
@@ -92,13 +92,13 @@ class InFile:
 
     async def read(self) -> Kept:
         try:
-            found = msgspec.json.decode(self._path.read_bytes() or b"{}", type=dict[str, msgspec.Raw])
+            texts = msgspec.json.decode(self._path.read_bytes() or b"{}", type=dict[str, msgspec.Raw])
         except FileNotFoundError:
             return Kept({})
         except (OSError, *UNREADABLE) as error:
             wanted = "a JSON object that nodewise wrote, or no file"
             raise BadInput("memory", [Problem(f"--state {self._path}", str(error), wanted)]) from error
-        return Kept({agent: bytes(text) for agent, text in found.items()}, "there")
+        return Kept({agent: bytes(text) for agent, text in texts.items()}, "there")
 
     async def write(self, kept: Kept) -> None:
         body = msgspec.json.encode({agent: msgspec.Raw(text) for agent, text in kept.texts.items()})
@@ -140,9 +140,9 @@ class Memory:
         self._failure = ""
         self._told: list[Callable[[str, bytes], None]] = []
 
-    def subscribe(self, told: Callable[[str, bytes], None]) -> None:
+    def subscribe(self, subscriber: Callable[[str, bytes], None]) -> None:
         """Have it told, by the agent's name, what agents recall that they may not know from what they saw."""
-        self._told.append(told)
+        self._told.append(subscriber)
 
     async def run(self) -> None:
         """Recall at once, keep once a period, until cancelled."""
@@ -184,8 +184,8 @@ class Memory:
         if state is None:
             return
         if state.memory_scope == "replica" or not self._recalled:
-            for told in self._told:
-                told(agent, text)
+            for subscriber in self._told:
+                subscriber(agent, text)
         try:
             state.recall(text)
         except BadInput as error:

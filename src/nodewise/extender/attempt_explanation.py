@@ -31,9 +31,9 @@ class Attempt(NamedTuple):
     @property
     def judged(self) -> Decision:
         """The decision that says most: filter, else preempt, else prioritize, else bind."""
-        found = self.filtered or self.preempted or self.scored or self.bound
-        assert found is not None, "an attempt has a decision"
-        return found
+        decision = self.filtered or self.preempted or self.scored or self.bound
+        assert decision is not None, "an attempt has a decision"
+        return decision
 
 
 def last_attempt(decisions: Iterable[Decision], uid: str = "") -> Attempt | None:
@@ -47,9 +47,13 @@ def last_attempt(decisions: Iterable[Decision], uid: str = "") -> Attempt | None
     filtered = _last(near, "filter")
     if filtered is None:
         return Attempt(None, _last(near, "prioritize"), _last(near, "preempt"), _last(near, "bind"))
-    after = [one for one in near if one.at >= filtered.at - _SKEW_S]
+    after = [decision for decision in near if decision.at >= filtered.at - _SKEW_S]
     passed = set(filtered.names[filtered.kept()].tolist())
-    scored = [one for one in after if one.verb == "prioritize" and passed.issuperset(one.names.tolist())]
+    scored = [
+        decision
+        for decision in after
+        if decision.verb == "prioritize" and passed.issuperset(decision.names.tolist())
+    ]
     return Attempt(filtered, scored[-1] if scored else None, _last(after, "preempt"), _last(after, "bind"))
 
 
@@ -61,7 +65,7 @@ def _newest_of_pod(ordered: Sequence[Decision], uid: str) -> list[Decision]:
 
 
 def _last(decisions: Sequence[Decision], verb: Verb) -> Decision | None:
-    return next((one for one in reversed(decisions) if one.verb == verb), None)
+    return next((decision for decision in reversed(decisions) if decision.verb == verb), None)
 
 
 class Measured(NamedTuple):
@@ -130,7 +134,9 @@ def explain(attempt: Attempt) -> Explanation:
     """Everything about an attempt, node by node and rule by rule."""
     judged = attempt.judged
     findings = tuple(_findings(attempt))
-    held = any(one.joined is not None and not counterfactuals.follows(one) for _, one in judged.verdicts)
+    held = any(
+        verdict.joined is not None and not counterfactuals.follows(verdict) for _, verdict in judged.verdicts
+    )
     groups, stuck = tuple(_groups(findings)), int(counterfactuals.stuck(judged).sum())
     return Explanation(attempt, findings, groups, tuple(counterfactuals.changes(judged)), stuck, held)
 
@@ -194,16 +200,16 @@ def _reasons(judged: Decision, position: int) -> Iterator[tuple[str, Reason]]:
 
 def _parts(scored: Decision, position: int) -> Iterator[Part]:
     if decision_document.has_parts(scored):
-        for agent, given in scored.scores:
-            yield Part(given.label or agent, given.weight, int(given.points[position]))
+        for agent, scores in scored.scores:
+            yield Part(scores.label or agent, scores.weight, int(scores.points[position]))
 
 
 def _rule(rule: Evidence) -> tuple[Evidence, counterfactuals.Mask]:
     return rule, counterfactuals.rejects(rule)
 
 
-def _measured(given: tuple[Evidence, counterfactuals.Mask], position: int) -> Measured:
-    rule, rejects = given
+def _measured(rule_and_mask: tuple[Evidence, counterfactuals.Mask], position: int) -> Measured:
+    rule, rejects = rule_and_mask
     state = ValueState(int(rule.states[position]))
     known = state in {ValueState.FRESH, ValueState.STALE}
     age_s = float(rule.ages_s[position])
@@ -221,9 +227,9 @@ def _measured(given: tuple[Evidence, counterfactuals.Mask], position: int) -> Me
 def _groups(findings: Iterable[Finding]) -> list[Group]:
     """By the first reason of each node, which is the one that the pod's event shows."""
     by_reason: dict[tuple[str, str], list[Finding]] = {}
-    for one in findings:
-        if one.reasons:
-            agent, reason = one.reasons[0]
-            by_reason.setdefault((agent, reason.text()), []).append(one)
+    for finding in findings:
+        if finding.reasons:
+            agent, reason = finding.reasons[0]
+            by_reason.setdefault((agent, reason.text()), []).append(finding)
     groups = [Group(agent, nodes[0].reasons[0][1], tuple(nodes)) for (agent, _), nodes in by_reason.items()]
     return sorted(groups, key=lambda group: -len(group.nodes))

@@ -118,12 +118,12 @@ class Bindings:
         self._binding: dict[BindingArgs, asyncio.Task[Outcome]] = {}
         self._clearing: set[asyncio.Task[None]] = set()
 
-    async def bind(self, asked: BindingArgs) -> Outcome:
+    async def bind(self, args: BindingArgs) -> Outcome:
         """What came of it. It goes on if the caller is cancelled; who asks again meanwhile gets the same answer."""
-        task = self._binding.get(asked)
+        task = self._binding.get(args)
         if task is None:
-            task = self._binding[asked] = asyncio.create_task(self._timed(asked))
-            task.add_done_callback(lambda _: self._binding.pop(asked, None))
+            task = self._binding[args] = asyncio.create_task(self._timed(args))
+            task.add_done_callback(lambda _: self._binding.pop(args, None))
         return await asyncio.shield(task)
 
     async def drop(self, node: str, pod: ObjectKey, uid: str, seen: str) -> bool:
@@ -149,26 +149,26 @@ class Bindings:
         if tasks:
             await asyncio.wait(tasks, timeout=self._deadline_s)
 
-    async def _timed(self, asked: BindingArgs) -> Outcome:
+    async def _timed(self, args: BindingArgs) -> Outcome:
         began_s = self._on.clock.monotonic()
-        outcome = await self._one(asked, began_s + self._deadline_s)
+        outcome = await self._one(args, began_s + self._deadline_s)
         seconds = self._on.clock.monotonic() - began_s
         self._on.meters.count("bind_total", outcome=outcome.result)
         self._on.meters.observe("bind_seconds", seconds)
-        pod = f"{asked.pod_namespace}/{asked.pod_name}"
+        pod = f"{args.pod_namespace}/{args.pod_name}"
         if outcome.error:
-            logs.emit("bind_failed", pod=pod, node=asked.node, error=outcome.error)
+            logs.emit("bind_failed", pod=pod, node=args.node, error=outcome.error)
         else:
-            logs.emit("bound", pod=pod, node=asked.node, holds=outcome.told, seconds=round(seconds, 3))
+            logs.emit("bound", pod=pod, node=args.node, holds=outcome.told, seconds=round(seconds, 3))
         return outcome
 
-    async def _one(self, asked: BindingArgs, until_s: float) -> Outcome:
+    async def _one(self, args: BindingArgs, until_s: float) -> Outcome:
         try:
-            bind = _Bind(asked, self._on, self._desk(asked.node), self._read_pod, until_s)
+            bind = _Bind(args, self._on, self._desk(args.node), self._read_pod, until_s)
         except BadInput as error:  # names that cannot be part of a path
             return Outcome("failed", _words(error))
         try:
-            return await bind.run(self._pods.get(asked.pod_namespace, asked.pod_name), self._eligibility)
+            return await bind.run(self._pods.get(args.pod_namespace, args.pod_name), self._eligibility)
         except _Failed as failed:
             return Outcome("failed", failed.error)
         finally:
@@ -193,18 +193,18 @@ class _Bind:
 
     def __init__(
         self,
-        asked: BindingArgs,
+        args: BindingArgs,
         on: Ground,
         desk: Desk,
         read: Callable[[bytes], Any],
         until_s: float,
     ) -> None:
-        self._asked = asked
+        self._asked = args
         self._on = on
         self._desk = desk
         self._read = read
         self._until_s = until_s
-        self._path = PODS.path(asked.pod_namespace, asked.pod_name)
+        self._path = PODS.path(args.pod_namespace, args.pod_name)
         self._refused_at = ""
         """The version for which a Binding was refused."""
         self._seen: set[str] = set()
@@ -241,8 +241,8 @@ class _Bind:
 
     async def _attempt(self, pod: Any) -> Outcome:
         """With one version of the pod. `Conflict` and `Unavailable`: read it again."""
-        asked, version = self._asked, pod.metadata.resourceVersion
-        if pod.metadata.uid != asked.pod_uid:
+        args, version = self._asked, pod.metadata.resourceVersion
+        if pod.metadata.uid != args.pod_uid:
             raise _Failed("provided UID is incorrect")
         if pod.spec.nodeName:
             return self._placed(pod)
@@ -312,8 +312,8 @@ class _Bind:
             await self._on.clock.sleep(_PAUSE_S * (2**number - 1))
             try:
                 await self.give_back(self._seen)
-            except NodewiseError as found:
-                error = found
+            except NodewiseError as failure:
+                error = failure
                 continue
             return
         logs.emit("claims_left", node=self._asked.node, pods=[self._asked.pod_uid], error=str(error))

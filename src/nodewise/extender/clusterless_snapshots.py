@@ -21,7 +21,7 @@ def check(kinds: Sequence[AgentKind], options: Mapping[str, Any]) -> None:
     problems = []
     for kind in kinds:
         if watched := kind.watched(options[kind.name]):
-            needed = ", ".join(one.resource.plural for one in watched)
+            needed = ", ".join(entry.resource.plural for entry in watched)
             problems.append(Problem("--no-cluster", f"agent {kind.name}", f"a cluster: it reads {needed}"))
     if problems:
         raise BadSettings("settings", problems)

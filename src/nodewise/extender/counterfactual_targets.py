@@ -45,9 +45,9 @@ def rounded(target: int, value: int) -> int:
     slack = abs(value - target) // 4
     best = value
     for step in _steps(10 * abs(value)):
-        found = -(-value // step) * step if value > target else value // step * step
-        if abs(found - value) <= slack:
-            best = found
+        candidate = -(-value // step) * step if value > target else value // step * step
+        if abs(candidate - value) <= slack:
+            best = candidate
     return best
 
 

@@ -100,11 +100,11 @@ def _change(decision: Decision, agent: str, verdict: Verdict, number: int) -> Ch
 
     alone = gained(counterfactual_targets.without_effect(rule))
     values = rule.values[alone].tolist()
-    found: dict[int, int] = {}
+    target_by_gain: dict[int, int] = {}
     for target in counterfactual_targets.proposed(rule, values):
         more = int(gained(replace(rule, target=target)).sum())
-        found.setdefault(more, target)
-    relaxed = tuple(Relaxed(target, more) for more, target in sorted(found.items()) if more)
+        target_by_gain.setdefault(more, target)
+    relaxed = tuple(Relaxed(target, more) for more, target in sorted(target_by_gain.items()) if more)
     lenient = gained(replace(rule, rejects_missing=False))
     enough = verdict.joined == "all" and len(verdict.evidence) > 1
     return Change(agent, number, rule, enough, relaxed, int(alone.sum()), int(lenient.sum()))
@@ -112,15 +112,15 @@ def _change(decision: Decision, agent: str, verdict: Verdict, number: int) -> Ch
 
 def stuck(decision: Decision) -> Mask:
     """Rejected candidates that no change of a single rule lets pass, as far as evidence tells."""
-    found = ~decision.kept()
+    rejected = ~decision.kept()
     for agent, verdict in decision.verdicts:
         if not follows(verdict):
-            found &= verdict.codes == 0
+            rejected &= verdict.codes == 0
             continue
         for number, rule in enumerate(verdict.evidence):
             harmless = replace(counterfactual_targets.without_effect(rule), rejects_missing=False)
-            found &= ~passing_with(decision, agent, number, harmless)
-    return found
+            rejected &= ~passing_with(decision, agent, number, harmless)
+    return rejected
 
 
 def closeness(decision: Decision) -> NDArray[np.float64]:

@@ -119,17 +119,17 @@ def encoded(decision: Decision) -> Generator[None, None, bytes]:
     yield
     verdicts = []
     for agent, verdict in decision.verdicts:
-        reasons = [Told(one.text(), one.is_failure, one.remedy()) for one in verdict.reasons]
+        reasons = [Told(reason.text(), reason.is_failure, reason.remedy()) for reason in verdict.reasons]
         rules = yield from _rules(verdict.evidence)
         details = yield from _details(verdict.details, len(verdict.codes), rejects=True)
         codes = _raw(verdict.codes.tolist())
         verdicts.append(_Verdict(agent, verdict.joined, codes, reasons, rules, details))
     scores = []
-    for agent, given in decision.scores:
-        rules = yield from _rules(given.evidence)
-        details = yield from _details(given.details, len(given.points), rejects=False)
-        points = _raw(given.points.tolist())
-        scores.append(_Scores(agent, points, rules, details, given.label, given.weight))
+    for agent, agent_scores in decision.scores:
+        rules = yield from _rules(agent_scores.evidence)
+        details = yield from _details(agent_scores.details, len(agent_scores.points), rejects=False)
+        points = _raw(agent_scores.points.tolist())
+        scores.append(_Scores(agent, points, rules, details, agent_scores.label, agent_scores.weight))
     pod = decision.pod
     return _encode(
         _Decision(
@@ -147,31 +147,33 @@ def encoded(decision: Decision) -> Generator[None, None, bytes]:
     )
 
 
-def _details(given: Details | None, size: int, *, rejects: bool) -> Generator[None, None, _Details | None]:
+def _details(details: Details | None, size: int, *, rejects: bool) -> Generator[None, None, _Details | None]:
     """Nobody is far from passing who was only scored."""
-    if given is None:
+    if details is None:
         return None
     texts: list[str] = []
     for candidate in range(size):
         if candidate % decision_values.PART == 0:
             yield
-        texts.append(given.text(candidate))
+        texts.append(details.text(candidate))
     yield
-    distances = _raw(given.distances().tolist() if rejects else [0.0] * size)
-    told = yield from decision_values.encoded(given, size)
-    return _Details(_raw(texts), distances, msgspec.Raw(told))
+    distances = _raw(details.distances().tolist() if rejects else [0.0] * size)
+    numbers = yield from decision_values.encoded(details, size)
+    return _Details(_raw(texts), distances, msgspec.Raw(numbers))
 
 
 def _rules(evidence: Sequence[Evidence]) -> Generator[None, None, list[Rule]]:
     rules = []
-    for one in evidence:
-        values = _raw(one.values.tolist())
+    for rule in evidence:
+        values = _raw(rule.values.tolist())
         yield
-        states = _raw(_STATES[one.states].tolist())
+        states = _raw(_STATES[rule.states].tolist())
         yield
-        ages = _raw(np.round(one.ages_s, 3).tolist())  # NaN is written as null
+        ages = _raw(np.round(rule.ages_s, 3).tolist())  # NaN is written as null
         yield
-        rules.append(Rule(one.metric, one.operator, one.target, one.rejects_missing, values, states, ages))
+        rules.append(
+            Rule(rule.metric, rule.operator, rule.target, rule.rejects_missing, values, states, ages)
+        )
     return rules
 
 
@@ -181,56 +183,63 @@ def _raw(listed: list[Any]) -> msgspec.Raw:
 
 def read(raw: bytes | msgspec.Raw) -> Decision:
     """The decision. One of `errors.UNREADABLE` if it is none."""
-    given = msgspec.json.decode(raw, type=_Decision)
-    names = Names.of(_list(given.nodes, str))
-    verdicts = tuple((one.agent, _verdict(one, len(names))) for one in given.verdicts)
-    scores = tuple((one.agent, _scores(one, len(names))) for one in given.scores)
-    ref = PodRef(given.namespace, given.pod, given.uid)
-    return Decision(given.verb, ref, given.at, given.snapshot, names, verdicts, scores, given.told)
-
-
-def _verdict(given: _Verdict, size: int) -> Verdict:
-    codes = np.array(_sized(given.codes, int, size), np.int16)
-    if len(codes) and not 0 <= codes.min() <= codes.max() <= len(given.reasons):
-        raise ValueError("a code without a reason")
-    return Verdict(
-        codes,
-        tuple(given.reasons),
-        _evidence(given.rules, size),
-        given.joined,
-        _told(given.details, size),
+    document = msgspec.json.decode(raw, type=_Decision)
+    names = Names.of(_list(document.nodes, str))
+    verdicts = tuple(
+        (verdict_document.agent, _verdict(verdict_document, len(names)))
+        for verdict_document in document.verdicts
+    )
+    scores = tuple(
+        (scores_document.agent, _scores(scores_document, len(names))) for scores_document in document.scores
+    )
+    ref = PodRef(document.namespace, document.pod, document.uid)
+    return Decision(
+        document.verb, ref, document.at, document.snapshot, names, verdicts, scores, document.told
     )
 
 
-def _told(given: _Details | None, size: int) -> ToldDetails | None:
-    if given is None:
+def _verdict(verdict: _Verdict, size: int) -> Verdict:
+    codes = np.array(_sized(verdict.codes, int, size), np.int16)
+    if len(codes) and not 0 <= codes.min() <= codes.max() <= len(verdict.reasons):
+        raise ValueError("a code without a reason")
+    return Verdict(
+        codes,
+        tuple(verdict.reasons),
+        _evidence(verdict.rules, size),
+        verdict.joined,
+        _told(verdict.details, size),
+    )
+
+
+def _told(details: _Details | None, size: int) -> ToldDetails | None:
+    if details is None:
         return None
-    texts = _sized(given.texts, str, size)
-    far = np.array(_sized(given.distances, float, size), np.float64)
-    told = _list(given.numbers, dict[str, Any])
-    return ToldDetails(texts, far, _sized(given.numbers, dict[str, Any], size) if told else ())
+    texts = _sized(details.texts, str, size)
+    far = np.array(_sized(details.distances, float, size), np.float64)
+    numbers = _list(details.numbers, dict[str, Any])
+    return ToldDetails(texts, far, _sized(details.numbers, dict[str, Any], size) if numbers else ())
 
 
-def _scores(given: _Scores, size: int) -> Scores:
-    points = np.array(_sized(given.points, int, size), np.int64)
-    if not 0 <= given.weight < float("inf"):
-        raise ValueError(f"a weight of {given.weight}")
-    evidence, details = _evidence(given.rules, size), _told(given.details, size)
-    return Scores(points, evidence, details, given.label, given.weight)
+def _scores(scores: _Scores, size: int) -> Scores:
+    points = np.array(_sized(scores.points, int, size), np.int64)
+    if not 0 <= scores.weight < float("inf"):
+        raise ValueError(f"a weight of {scores.weight}")
+    evidence, details = _evidence(scores.rules, size), _told(scores.details, size)
+    return Scores(points, evidence, details, scores.label, scores.weight)
 
 
 def _evidence(rules: Sequence[Rule], size: int) -> tuple[Evidence, ...]:
     return tuple(
         Evidence(
-            one.metric,
-            one.operator,
-            one.target_nano,
-            _whole(_sized(one.values_nano, int, size)),
-            _states(_sized(one.states, str, size)),
-            np.array(_sized(one.ages_s, float | None, size), np.float64),
-            one.rejects_missing,
+            rule.metric,
+            rule.operator,
+            rule.target_nano,
+            _whole(_sized(rule.values_nano, int, size)),
+            _states(_sized(rule.states, str, size)),
+            np.array(_sized(rule.ages_s, float | None, size), np.float64),
+            rule.rejects_missing,
         )
-        for one in rules
+        for rule in rules
     )
 
 
@@ -254,5 +263,5 @@ def _sized(raw: msgspec.Raw, kind: Any, size: int) -> list[Any]:
 
 
 def _list(raw: msgspec.Raw, kind: Any) -> list[Any]:
-    found: list[Any] = msgspec.json.decode(raw, type=list[kind])
-    return found
+    items: list[Any] = msgspec.json.decode(raw, type=list[kind])
+    return items

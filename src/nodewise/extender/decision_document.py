@@ -45,8 +45,8 @@ def pod(filtered: Decision, scored: Decision, agents: list[str]) -> dict[str, An
     }
 
 
-def _where_any(key: str, found: dict[str, Any]) -> dict[str, Any]:
-    return {key: found} if found else {}
+def _where_any(key: str, value: dict[str, Any]) -> dict[str, Any]:
+    return {key: value} if value else {}
 
 
 Numbers = dict[str, dict[str, dict[str, Any]]]
@@ -55,65 +55,69 @@ Numbers = dict[str, dict[str, dict[str, Any]]]
 
 def _merged(of_verdicts: Numbers, of_scores: Numbers) -> Numbers:
     """Where both have numbers of a node, these are put together."""
-    found = dict(of_verdicts)
+    numbers = dict(of_verdicts)
     for agent, by_node in of_scores.items():
-        before = found.get(agent, {})
-        found[agent] = before | {node: before.get(node, {}) | one for node, one in by_node.items()}
-    return found
+        before = numbers.get(agent, {})
+        numbers[agent] = before | {
+            node: before.get(node, {}) | node_numbers for node, node_numbers in by_node.items()
+        }
+    return numbers
 
 
 def _together(filtered: Decision, scored: Decision) -> dict[str, dict[str, str]]:
     """Details of all nodes; where the scores say more, theirs."""
-    found = details(filtered)
+    texts = details(filtered)
     for node, by_agent in details(scored).items():
-        found[node] = found.get(node, {}) | by_agent
-    return found
+        texts[node] = texts.get(node, {}) | by_agent
+    return texts
 
 
-def encoded(given: Decision) -> Generator[None, None, bytes]:
+def encoded(decision: Decision) -> Generator[None, None, bytes]:
     """One answer to kube-scheduler as JSON, made in parts: at 5,000 nodes it has megabytes."""
     document: dict[str, Any] = {
-        "time": format_rfc3339(given.at),
-        "verb": given.verb,
-        "pod": f"{given.pod.namespace}/{given.pod.name}",
-        "uid": given.pod.uid,
-        "view": given.generation,
+        "time": format_rfc3339(decision.at),
+        "verb": decision.verb,
+        "pod": f"{decision.pod.namespace}/{decision.pod.name}",
+        "uid": decision.pod.uid,
+        "view": decision.generation,
     }
-    if given.verb == "prioritize":
-        document["scores"] = dict(zip(given.names.tolist(), given.points().tolist(), strict=True))
+    if decision.verb == "prioritize":
+        document["scores"] = dict(zip(decision.names.tolist(), decision.points().tolist(), strict=True))
         yield
-        document |= _where_any("parts", parts(given))
+        document |= _where_any("parts", parts(decision))
     else:
-        document["feasible"] = given.names[given.kept()].tolist()
-        out = np.flatnonzero(~given.kept())
-        reasons = yield from _joined(b"{}", (rejected(given, some) for some in _parts(out)))
+        document["feasible"] = decision.names[decision.kept()].tolist()
+        out = np.flatnonzero(~decision.kept())
+        reasons = yield from _joined(b"{}", (rejected(decision, some) for some in _parts(out)))
         document["rejected"] = msgspec.Raw(reasons)
-    if given.told:
-        document["told"] = given.told
+    if decision.told:
+        document["told"] = decision.told
     yield
     # put together by hand: the encoder takes five times as long to copy megabytes
-    told = [encode(document)[:-1]]
+    members = [encode(document)[:-1]]
     yield
-    every = np.arange(len(given.names))
-    if has_details(given):
-        one = yield from _joined(
-            b"{}", (details(given, some) for some in _parts(every, decision_values.PART))
+    every = np.arange(len(decision.names))
+    if has_details(decision):
+        texts = yield from _joined(
+            b"{}", (details(decision, some) for some in _parts(every, decision_values.PART))
         )
-        told += [b',"details":', one]
-        told += yield from _numbers_in_parts(given)
-    measured = yield from _joined(b"[]", (values(given, some) for some in _parts(every)))
-    return b"".join((*told, b',"values":', measured, b"}"))
+        members += [b',"details":', texts]
+        members += yield from _numbers_in_parts(decision)
+    measured = yield from _joined(b"[]", (values(decision, some) for some in _parts(every)))
+    return b"".join((*members, b',"values":', measured, b"}"))
 
 
-def _numbers_in_parts(given: Decision) -> Generator[None, None, list[bytes]]:
+def _numbers_in_parts(decision: Decision) -> Generator[None, None, list[bytes]]:
     """The member `numbers` of an object; nothing where there are none."""
-    found: list[bytes] = []
-    for agent in dict.fromkeys(agent for agent, _ in given.details()):
-        every = _parts(np.arange(len(given.names)), decision_values.PART)
-        told = yield from _joined(b"{}", (numbered(given, some, agent).get(agent, {}) for some in every))
-        if told != b"{}":
-            found += [b"," if found else b',"numbers":{', encode(agent), b":", told]
-    return [*found, b"}"] if found else []
+    members: list[bytes] = []
+    for agent in dict.fromkeys(agent for agent, _ in decision.details()):
+        every = _parts(np.arange(len(decision.names)), decision_values.PART)
+        numbers = yield from _joined(
+            b"{}", (numbered(decision, some, agent).get(agent, {}) for some in every)
+        )
+        if numbers != b"{}":
+            members += [b"," if members else b',"numbers":{', encode(agent), b":", numbers]
+    return [*members, b"}"] if members else []
 
 
 def _parts(positions: Positions, size: int = _PART) -> Iterator[Positions]:
@@ -130,9 +134,9 @@ def _joined(brackets: bytes, parts: Iterable[Any]) -> Generator[None, None, byte
     return brackets[:1] + b",".join(filter(None, inner)) + brackets[1:]
 
 
-def failure(given: Decision) -> str | None:
+def failure(decision: Decision) -> str | None:
     """Why an agent could not answer and rejected every node; None if all could."""
-    for _, verdict in given.verdicts:
+    for _, verdict in decision.verdicts:
         for code in np.unique(verdict.codes[verdict.codes > 0]).tolist():
             reason = verdict.reasons[int(code) - 1]
             if reason.is_failure:
@@ -140,86 +144,86 @@ def failure(given: Decision) -> str | None:
     return None
 
 
-def rejected(given: Decision, positions: Positions | None = None) -> dict[str, list[dict[str, str]]]:
+def rejected(decision: Decision, positions: Positions | None = None) -> dict[str, list[dict[str, str]]]:
     """Each rejected node with every agent's reason, in the order in which the agents were asked.
 
     `positions` are those of rejected candidates; None: of all of them.
     """
-    found: dict[str, list[dict[str, str]]] = {}
-    out = np.flatnonzero(~given.kept()) if positions is None else positions
+    reasons_by_node: dict[str, list[dict[str, str]]] = {}
+    out = np.flatnonzero(~decision.kept()) if positions is None else positions
     for position in out.tolist():
-        reasons = found.setdefault(given.names[position], [])
-        for agent, verdict in given.verdicts:
+        reasons = reasons_by_node.setdefault(decision.names[position], [])
+        for agent, verdict in decision.verdicts:
             code = int(verdict.codes[position])
             if code:
                 reasons.append({"agent": agent, "reason": verdict.reasons[code - 1].text()})
-    return found
+    return reasons_by_node
 
 
-def has_details(given: Decision) -> bool:
+def has_details(decision: Decision) -> bool:
     """Whether an agent knows more of the candidates than reasons, values and scores."""
-    return any(True for _ in given.details())
+    return any(True for _ in decision.details())
 
 
-def details(given: Decision, positions: Positions | None = None) -> dict[str, dict[str, str]]:
+def details(decision: Decision, positions: Positions | None = None) -> dict[str, dict[str, str]]:
     """By node and agent: what the pod gets there, or what is in its way.
 
     `positions` are those of some candidates; None: of all.
     """
-    every = np.arange(len(given.names)) if positions is None else positions
-    found = {given.names[position]: dict(said(given, position)) for position in every.tolist()}
-    return {node: by_agent for node, by_agent in found.items() if by_agent}
+    every = np.arange(len(decision.names)) if positions is None else positions
+    texts = {decision.names[position]: dict(said(decision, position)) for position in every.tolist()}
+    return {node: by_agent for node, by_agent in texts.items() if by_agent}
 
 
-def said(given: Decision, position: int) -> Iterator[tuple[str, str]]:
+def said(decision: Decision, position: int) -> Iterator[tuple[str, str]]:
     """Each agent's details of one candidate; none that are empty."""
-    for agent, one in given.details():
-        if text := one.text(position):
+    for agent, agent_details in decision.details():
+        if text := agent_details.text(position):
             yield agent, text
 
 
-def numbered(given: Decision, positions: Positions | None = None, agent: str = "") -> Numbers:
+def numbered(decision: Decision, positions: Positions | None = None, agent: str = "") -> Numbers:
     """The numbers that answers rest on, of the agents that have any, or of one.
 
     `positions` are those of some candidates; None: of all.
     """
-    every = np.arange(len(given.names)) if positions is None else positions
-    found: Numbers = {}
+    every = np.arange(len(decision.names)) if positions is None else positions
+    numbers: Numbers = {}
     for position in every.tolist():
-        for name, one in decision_values.of(given, position, agent):
-            found.setdefault(name, {}).setdefault(given.names[position], {}).update(one)
-    return found
+        for name, agent_numbers in decision_values.of(decision, position, agent):
+            numbers.setdefault(name, {}).setdefault(decision.names[position], {}).update(agent_numbers)
+    return numbers
 
 
-def has_parts(given: Decision) -> bool:
+def has_parts(decision: Decision) -> bool:
     """Whether the score is made of several, or of one that has a name of its own."""
-    return len(given.scores) > 1 or any(scores.label for _, scores in given.scores)
+    return len(decision.scores) > 1 or any(scores.label for _, scores in decision.scores)
 
 
-def parts(given: Decision) -> dict[str, dict[str, Any]]:
+def parts(decision: Decision) -> dict[str, dict[str, Any]]:
     """By its name, each priority's weight and scores; empty where the one score of an agent without names is all."""
-    if not has_parts(given):
+    if not has_parts(decision):
         return {}
-    nodes = given.names.tolist()
+    nodes = decision.names.tolist()
     return {
         scores.label or agent: {
             "agent": agent,
             "weight": scores.weight,
             "scores": dict(zip(nodes, scores.points.tolist(), strict=True)),
         }
-        for agent, scores in given.scores
+        for agent, scores in decision.scores
     }
 
 
-def values(given: Decision, positions: Positions | None = None) -> list[dict[str, Any]]:
+def values(decision: Decision, positions: Positions | None = None) -> list[dict[str, Any]]:
     """What was measured: for each candidate, each rule's value, state and age in seconds (null where unknown).
 
     `positions` are those of some candidates; None: of all.
     """
-    evidence = list(given.evidence())
-    every = np.arange(len(given.names)) if positions is None else positions
+    evidence = list(decision.evidence())
+    every = np.arange(len(decision.names)) if positions is None else positions
     return [
-        _value(given.names[position], measured, position)
+        _value(decision.names[position], measured, position)
         for position in every.tolist()
         for measured in evidence
     ]

@@ -50,13 +50,13 @@ class Page(Facts, frozen=True, kw_only=True):
 def page(ring: DecisionRing, query: Mapping[str, str]) -> Parts:
     """The answer to a query. `BadInput` names the parameter that cannot be used."""
     limit, form = _asked(query)
-    found = ring.about(query.get("namespace", ""), query.get("pod", ""))
-    facts = _encode(_facts(ring, found))
+    matching = ring.about(query.get("namespace", ""), query.get("pod", ""))
+    facts = _encode(_facts(ring, matching))
     make = _FORMS[form]
     decisions: list[bytes] = []
     size = 0
-    for one in list(islice(reversed(found), limit)):
-        decisions.append((yield from make(one)))
+    for decision in list(islice(reversed(matching), limit)):
+        decisions.append((yield from make(decision)))
         size += len(decisions[-1])
         if size >= _ENOUGH_BYTES:
             break
@@ -64,11 +64,11 @@ def page(ring: DecisionRing, query: Mapping[str, str]) -> Parts:
     return b"".join((b'{"decisions":[', b",".join(decisions), b"],", facts[1:], b"\n"))
 
 
-def _facts(ring: DecisionRing, found: Sequence[Decision]) -> Facts:
+def _facts(ring: DecisionRing, decisions: Sequence[Decision]) -> Facts:
     return Facts(
-        found=len(found),
-        tries=sum(one.verb == "filter" for one in found),
-        since=_time(found[0].at if found else None),
+        found=len(decisions),
+        tries=sum(decision.verb == "filter" for decision in decisions),
+        since=_time(decisions[0].at if decisions else None),
         kept=len(ring),
         kept_since=_time(ring.since),
     )
@@ -93,7 +93,7 @@ def _time(at: float | None) -> str | None:
 def read(body: bytes) -> tuple[Page, list[Decision]]:
     """An answer in the form `arrays`, read. `BadInput` if it is none, as of another version of nodewise."""
     try:
-        found = msgspec.json.decode(body, type=Page)
-        return found, [decision_codec.read(one) for one in found.decisions]
+        page = msgspec.json.decode(body, type=Page)
+        return page, [decision_codec.read(decision) for decision in page.decisions]
     except UNREADABLE as error:
         raise BadInput("decisions", [Problem("", str(error), "the form of this version")]) from error

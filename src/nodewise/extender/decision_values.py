@@ -16,35 +16,35 @@ PART: Final = 2
 _NOTHING: Final = b"{}"
 
 
-def of(given: Decision, position: int, agent: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+def of(decision: Decision, position: int, agent: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     """Each agent's numbers of one candidate, or one agent's, where there are any."""
-    for name, one in given.details():
-        if agent in {"", name} and (found := one.numbers(position)):
-            yield name, plain(found)
+    for name, details in decision.details():
+        if agent in {"", name} and (numbers := details.numbers(position)):
+            yield name, plain(numbers)
 
 
-def together(*given: tuple[Decision, int]) -> dict[str, dict[str, Any]]:
+def together(*places: tuple[Decision, int]) -> dict[str, dict[str, Any]]:
     """By agent, the numbers of one node in several decisions, where it stands at these positions."""
-    found: dict[str, dict[str, Any]] = {}
-    for decision, position in given:
-        for agent, one in of(decision, position):
-            found.setdefault(agent, {}).update(one)
-    return found
+    numbers: dict[str, dict[str, Any]] = {}
+    for decision, position in places:
+        for agent, agent_numbers in of(decision, position):
+            numbers.setdefault(agent, {}).update(agent_numbers)
+    return numbers
 
 
-def encoded(given: Details, size: int) -> Generator[None, None, bytes]:
+def encoded(details: Details, size: int) -> Generator[None, None, bytes]:
     """One agent's numbers as a JSON list by candidate, made in parts; empty where there are none."""
-    found: list[bytes] = []
+    items: list[bytes] = []
     for candidate in range(size):
         if candidate % PART == 0:
             yield
-        found.append(msgspec.json.encode(plain(given.numbers(candidate))))
-    return b"[" + b",".join(found) + b"]" if any(one != _NOTHING for one in found) else b"[]"
+        items.append(msgspec.json.encode(plain(details.numbers(candidate))))
+    return b"[" + b",".join(items) + b"]" if any(item != _NOTHING for item in items) else b"[]"
 
 
-def plain(given: Mapping[str, Any]) -> dict[str, Any]:
+def plain(numbers: Mapping[str, Any]) -> dict[str, Any]:
     """Without numpy's types; what is no number is null."""
-    return {str(key): _plain(value) for key, value in given.items()}
+    return {str(key): _plain(value) for key, value in numbers.items()}
 
 
 def _plain(value: Any) -> Any:
@@ -54,4 +54,4 @@ def _plain(value: Any) -> Any:
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return plain(value)
-    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -241,7 +241,9 @@ def _new_samples(before: ClusterState, cluster_state: ClusterState) -> int:
         return 0
     known = before.metrics.series
     return sum(
-        len(one.samples) for name, one in cluster_state.metrics.series.items() if known.get(name) is not one
+        len(series.samples)
+        for name, series in cluster_state.metrics.series.items()
+        if known.get(name) is not series
     )
 
 

@@ -90,7 +90,7 @@ def _metrics(old: MetricsSnapshot, new: MetricsSnapshot) -> Iterator[Record | No
     moves = _moves(old.series, new.series)
     for metric in moves.changed:
         yield from _series(metric, old.series.get(metric), new.series[metric])
-    before, rest = (msgspec.structs.replace(one, series={}) for one in (old, new))
+    before, rest = (msgspec.structs.replace(metrics, series={}) for metrics in (old, new))
     blobs = () if rest == before else (_encode(rest),)
     yield recording_file.record(recording_file.Metrics(gone=moves.gone, order=moves.order), *blobs)
 
@@ -105,8 +105,8 @@ def _series(metric: str, old: Series | None, new: Series) -> Iterator[Record | N
         if changed is not None:
             columns[field] = changed
         yield None
-    told = recording_file.SeriesEntry(metric=metric, nodes=None if same else nodes, columns=columns)
-    yield recording_file.record(told, _encode(msgspec.structs.replace(new, samples={})))
+    entry = recording_file.SeriesEntry(metric=metric, nodes=None if same else nodes, columns=columns)
+    yield recording_file.record(entry, _encode(msgspec.structs.replace(new, samples={})))
 
 
 def _column(series: Series, field: str) -> list[Any]:

@@ -175,11 +175,11 @@ class Writer:
         self.size_bytes = 0
         """What went into the file until now."""
 
-    def write(self, given: Record) -> None:
-        self._put(self._deflater.compress(_encode(given.entry) + b"\n"))
-        for blob in given.blobs:
+    def write(self, record: Record) -> None:
+        self._put(self._deflater.compress(_encode(record.entry) + b"\n"))
+        for blob in record.blobs:
             self._put(self._deflater.compress(blob))
-        if given.blobs:
+        if record.blobs:
             self._put(self._deflater.compress(b"\n"))
 
     def flush(self) -> None:
@@ -244,9 +244,9 @@ class _Inflating(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         data = b""
         while not data and not self._inflater.eof:
-            given = self._inflater.unconsumed_tail or self._file.read(_CHUNK_BYTES)
-            data = self._inflater.decompress(given, len(buffer))
-            if not given and not data:
+            compressed = self._inflater.unconsumed_tail or self._file.read(_CHUNK_BYTES)
+            data = self._inflater.decompress(compressed, len(buffer))
+            if not compressed and not data:
                 break
         buffer[: len(data)] = data
         return len(data)

@@ -151,7 +151,11 @@ def _reason_marks(agent: Plugin[Any, Any]) -> tuple[str, ...]:
 
 def _rejection(pod: Any) -> str | None:
     """What kube-scheduler says of a pod that it found no node for; None for any other pod."""
-    for one in pod.status.conditions:
-        if one.type == "PodScheduled" and one.status == "False" and one.reason == "Unschedulable":
-            return str(one.message)
+    for condition in pod.status.conditions:
+        if (
+            condition.type == "PodScheduled"
+            and condition.status == "False"
+            and condition.reason == "Unschedulable"
+        ):
+            return str(condition.message)
     return None

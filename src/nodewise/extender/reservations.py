@@ -144,8 +144,8 @@ class Desk:
 
     def _ledger(self) -> LedgerLease | None:
         """The newest that we know of; None: there is none."""
-        found: LedgerLease | None = self._on.ledgers.get(self._on.namespace, self._name)
-        return None if found is not None and found is self._gone else found
+        record: LedgerLease | None = self._on.ledgers.get(self._on.namespace, self._name)
+        return None if record is not None and record is self._gone else record
 
     def _plan(self, pod: Any) -> BindPlan | Refusal | None:
         """Upon the newest ledger and all that wait; each plan upon the ones before it."""
@@ -188,9 +188,9 @@ class Desk:
 
     def _forget(self, claims: Iterable[_Claim]) -> None:
         """These wait no longer; one that came again in between does."""
-        claims = [one for one in claims if self._waiting.get(one.uid) is one]
-        for one in claims:
-            del self._waiting[one.uid]
+        claims = [reservation for reservation in claims if self._waiting.get(reservation.uid) is reservation]
+        for reservation in claims:
+            del self._waiting[reservation.uid]
         if claims:
             self._show()
 
@@ -206,10 +206,10 @@ class Desk:
                     error = failed
                     break
                 await self._on.clock.sleep(_PAUSE_S * max(lost - 1, 0))
-        except NodewiseError as found:
-            error = found
-        except Exception as found:  # noqa: BLE001 - who waits is told, and the next one may have more luck
-            logs.emit("agent_failed", agent=self._on.binder.name, exc_info=found)
+        except NodewiseError as failure:
+            error = failure
+        except Exception as failure:  # noqa: BLE001 - who waits is told, and the next one may have more luck
+            logs.emit("agent_failed", agent=self._on.binder.name, exc_info=failure)
         finally:
             self._writing = None
             self._give_up(error)
@@ -313,10 +313,10 @@ class Desk:
             self._gone = known
 
     def _learn(self, answer: bytes) -> LedgerLease | None:
-        found: LedgerLease | None = self._on.snapshots.apply_response(
+        record: LedgerLease | None = self._on.snapshots.apply_response(
             self._on.binder.allocation_records, answer
         )
-        return found
+        return record
 
 
 def holdings(ledger: LedgerLease | None) -> Holdings:

@@ -24,7 +24,7 @@ def evidence(
     words = values.split()
     states = [ValueState.STALE if word[-1] == "~" else _STATES.get(word, ValueState.FRESH) for word in words]
     exact = [0 if word in _STATES else quantity.parse(word.rstrip("~")) for word in words]
-    fits = all(abs(one) < 2**63 for one in exact)
+    fits = all(abs(value) < 2**63 for value in exact)
     return Evidence(
         metric,
         operator,
@@ -36,19 +36,19 @@ def evidence(
     )
 
 
-def breaks(one: Evidence) -> Any:
+def breaks(rule: Evidence) -> Any:
     """Written out once more, on purpose: what `explaining` must agree with."""
-    fresh = one.states == ValueState.FRESH
-    return (fresh & np.asarray(COMPARISONS[one.operator](one.values, one.target), bool)) | (
-        ~fresh & one.rejects_missing
+    fresh = rule.states == ValueState.FRESH
+    return (fresh & np.asarray(COMPARISONS[rule.operator](rule.values, rule.target), bool)) | (
+        ~fresh & rule.rejects_missing
     )
 
 
 def verdict(*rules: Evidence, joined: Joined | None = "any", advice: str = "") -> Verdict:
     """What rejects by these rules, the first that is broken named."""
-    masks = [breaks(one) for one in rules]
+    masks = [breaks(rule) for rule in rules]
     texts = [
-        f"policy d/pol: {one.metric} {one.operator} {quantity.to_text(one.target or 0)}" for one in rules
+        f"policy d/pol: {rule.metric} {rule.operator} {quantity.to_text(rule.target or 0)}" for rule in rules
     ]
     if joined == "all":
         codes = np.where(np.logical_and.reduce(masks), 1, 0)
@@ -68,7 +68,7 @@ def of(*verdicts: tuple[str, Verdict], nodes: str = "", at: float = AT, verb: An
 
 def decision(**values: str) -> Decision:
     """One agent that rejects nodes with a value over 80, whatever the metrics."""
-    return of(("telemetry", verdict(*(evidence(metric, given) for metric, given in values.items()))))
+    return of(("telemetry", verdict(*(evidence(metric, value) for metric, value in values.items()))))
 
 
 def large() -> Decision:
@@ -101,6 +101,6 @@ class Counted(NamedTuple):
         }
 
 
-def ranked(*given: tuple[str, Scores], nodes: str = "n1 n2", at: float = AT) -> Decision:
+def ranked(*scores: tuple[str, Scores], nodes: str = "n1 n2", at: float = AT) -> Decision:
     """A prioritize call."""
-    return Decision("prioritize", PodRef("d", "p", "u"), at, 7, Names.of(nodes.split()), scores=given)
+    return Decision("prioritize", PodRef("d", "p", "u"), at, 7, Names.of(nodes.split()), scores=scores)

@@ -110,11 +110,11 @@ class Played(NamedTuple):
 
 
 def played(
-    given: list[Record], options: TelemetryOptions | None = None, objects: Mapping[str, Any] | None = None
+    records: list[Record], options: TelemetryOptions | None = None, objects: Mapping[str, Any] | None = None
 ) -> Played:
     """Replay with the recorded options, or others."""
-    header: Any = given[0].entry
+    header: Any = records[0].entry
     chosen = options or TelemetryOptions(**header.agents[0].options)
     player = Player(Cast([KIND], {"telemetry": chosen}, header.sync_period_s, objects or {}))
-    found = [player.play(record) for record in given[1:]]
-    return Played(player, [one for one in found if one is not None])
+    responses = [player.play(record) for record in records[1:]]
+    return Played(player, [response for response in responses if response is not None])

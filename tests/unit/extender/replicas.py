@@ -60,7 +60,9 @@ class OneCardEach:
             return None
         held = snapshot.agent_states[self.name].get(node, {})
         mine = held.get(pod.metadata.uid)
-        free = [card for card in self._cards if card not in {one["card"] for one in held.values()}]
+        free = [
+            card for card in self._cards if card not in {reservation["card"] for reservation in held.values()}
+        ]
         if mine is None and not free:
             return Refusal("will not fit", NoCard())
         card = mine["card"] if mine else free[0]
@@ -78,7 +80,8 @@ class OneCardEach:
     def build(self, cluster_state: ClusterState) -> Generator[None, None, Any]:
         yield
         return {
-            name.removeprefix("t-"): _held(one) for (_, name), one in cluster_state.objects["ledgers"].items()
+            name.removeprefix("t-"): _held(record)
+            for (_, name), record in cluster_state.objects["ledgers"].items()
         }
 
     def amended(self, agent_state: Any, node: str, ledger: LedgerLease | None) -> Any:
@@ -87,8 +90,8 @@ class OneCardEach:
 
 
 def _held(ledger: LedgerLease) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((ledger.metadata.annotations or {}).get(HOLDINGS, "{}"))
-    return found
+    holdings: dict[str, Any] = json.loads((ledger.metadata.annotations or {}).get(HOLDINGS, "{}"))
+    return holdings
 
 
 class Api(FakeApi):
@@ -127,8 +130,8 @@ class Api(FakeApi):
 
     def writes(self, of: str = "") -> list[str]:
         """The verbs of all writes so far, `bind` for a Binding; of paths that hold a text."""
-        found = [(verb, path) for verb, path in self.calls if verb not in {"get", "watch"} and of in path]
-        return ["bind" if path.endswith("/binding") else verb for verb, path in found]
+        calls = [(verb, path) for verb, path in self.calls if verb not in {"get", "watch"} and of in path]
+        return ["bind" if path.endswith("/binding") else verb for verb, path in calls]
 
 
 class Replica:
@@ -145,7 +148,10 @@ class Replica:
 
     def held(self, node: str = "n1") -> dict[str, str]:
         """Who holds which card, as a filter call would see it."""
-        return {one["card"]: uid for uid, one in self.keeper.snapshot.agent_states["t"].get(node, {}).items()}
+        return {
+            reservation["card"]: uid
+            for uid, reservation in self.keeper.snapshot.agent_states["t"].get(node, {}).items()
+        }
 
 
 def asked(pod: Mapping[str, Any], node: str = "n1") -> BindingArgs:
@@ -154,7 +160,7 @@ def asked(pod: Mapping[str, Any], node: str = "n1") -> BindingArgs:
 
 
 @asynccontextmanager
-async def replica(api: Api, agent: Any = None) -> AsyncIterator[Replica]:
+async def start_replica(api: Api, agent: Any = None) -> AsyncIterator[Replica]:
     """A process for as long as the block lasts; at its end it is killed, whatever it does."""
     agent = agent or OneCardEach()
     clock, meters = VirtualClock(), MetricsRegistry()
@@ -163,19 +169,21 @@ async def replica(api: Api, agent: Any = None) -> AsyncIterator[Replica]:
         Watched("ledgers", LEASES, LedgerLease, None, True, {"labelSelector": f"{LEDGER}=t"}),
     ]
     targets = {"nodes": Target(NODES, merge("Node"))} | {
-        one.name: Target(one.resource, one.type, OURS if one.own_namespace else "", one.selectors)
-        for one in watched
+        entry.name: Target(entry.resource, entry.type, OURS if entry.own_namespace else "", entry.selectors)
+        for entry in watched
     }
-    reflectors = {name: Reflector(api, one, clock, meters, lambda: 0.5) for name, one in targets.items()}
-    objects = {name: one.store for name, one in reflectors.items() if name != "nodes"}
-    apply_response = {name: one.apply_response for name, one in reflectors.items()}
+    reflectors = {
+        name: Reflector(api, target, clock, meters, lambda: 0.5) for name, target in targets.items()
+    }
+    objects = {name: reflector.store for name, reflector in reflectors.items() if name != "nodes"}
+    apply_response = {name: reflector.apply_response for name, reflector in reflectors.items()}
     stores = Stores(reflectors["nodes"].store, objects, apply_response)
     refresher = Refresher([], RefreshOptions(), clock, meters)
     keeper = SnapshotCache({"t": agent}, stores, refresher, clock, meters, 5.0)
     ground = Ground(api, OURS, objects["ledgers"], keeper, agent, agent, clock, meters)
     bindings = Bindings(ground, objects["pods"], POD, DEADLINE_S_OF_A_BIND, None)
     before = asyncio.all_tasks()
-    tasks = [asyncio.create_task(one.run()) for one in reflectors.values()]
+    tasks = [asyncio.create_task(reflector.run()) for reflector in reflectors.values()]
     tasks.append(asyncio.create_task(keeper.run()))
     while keeper.waiting_for():
         await asyncio.sleep(0.01)
@@ -208,8 +216,8 @@ def node_of(api: Api, name: str) -> str:
 def entries(api: Api, node: str = "n1") -> dict[str, Any]:
     """What stands in the node's ledger, by pod uid."""
     lease = api.objects(LEASES).get((OURS, f"t-{node}"), {"metadata": {}})
-    found: dict[str, Any] = json.loads(lease["metadata"].get("annotations", {}).get(HOLDINGS, "{}"))
-    return found
+    holdings: dict[str, Any] = json.loads(lease["metadata"].get("annotations", {}).get(HOLDINGS, "{}"))
+    return holdings
 
 
 def lost() -> NodewiseError:
@@ -220,8 +228,8 @@ def once(verb: str, part: str, what: Callable[[], None]) -> Callable[[str, str],
     """A hook for `Api.before` and `after`: at the first write of the kind."""
     left = SimpleNamespace(count=1)
 
-    def hook(found: str, path: str) -> None:
-        if found == verb and part in path and left.count:
+    def hook(called_verb: str, path: str) -> None:
+        if called_verb == verb and part in path and left.count:
             left.count -= 1
             what()
 

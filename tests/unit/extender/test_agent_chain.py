@@ -64,8 +64,8 @@ class Broken(Rejecting):
 
 def kept(*agents: Any, names: str = "a b c") -> list[str]:
     decision = Chain(agents).filter(POD, names.split(), VIEW, 1.0)
-    found: list[str] = decision.names[decision.kept()].tolist()
-    return found
+    feasible: list[str] = decision.names[decision.kept()].tolist()
+    return feasible
 
 
 class TestChain:
@@ -113,7 +113,7 @@ class TestRing:
             ring.add(decision(f"p{number}"))
         assert len(ring) == 10
         assert ring.size_bytes <= 10 * decision("p24").size_bytes()
-        assert [one.pod.name for one in ring.about()][-2:] == ["p23", "p24"]
+        assert [decision.pod.name for decision in ring.about()][-2:] == ["p23", "p24"]
 
     def test_one_that_is_larger_than_the_ring_is_not_kept(self) -> None:
         ring = DecisionRing(max_bytes=5000)
@@ -176,7 +176,7 @@ class TestPriorities:
         two = Two()
         chain = Chain([two], weights("two-low=3,two-high=1", two))
         decision = chain.prioritize(POD, ["b"], VIEW, 1.0)
-        assert [(name, given.label, given.weight) for name, given in decision.scores] == [
+        assert [(name, scores.label, scores.weight) for name, scores in decision.scores] == [
             ("two", "two-low", 3.0),
             ("two", "two-high", 1.0),
         ]
@@ -185,8 +185,8 @@ class TestPriorities:
     def test_a_priority_s_own_weight_wins_over_its_agent_s(self) -> None:
         two = Two()
         for text in ("two=5,two-low=0", "two-low=0,two=5"):
-            found = weights(text, two)
-            assert [found[Priority("two", label)] for label in ("two-low", "two-high")] == [0.0, 5.0]
+            chosen = weights(text, two)
+            assert [chosen[Priority("two", label)] for label in ("two-low", "two-high")] == [0.0, 5.0]
 
     @pytest.mark.parametrize(
         ("text", "seen"),

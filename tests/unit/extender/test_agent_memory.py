@@ -74,16 +74,16 @@ def done(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(work)
 
 
-async def steps(one: Memory, count: int = 2) -> None:
+async def steps(agent_memory: Memory, count: int = 2) -> None:
     for _ in range(count):
-        await one.step()
+        await agent_memory.step()
 
 
-async def learning(one: Memory, state: Sum, news: int) -> None:
+async def learning(agent_memory: Memory, state: Sum, news: int) -> None:
     """Recall, learn, keep."""
-    await one.step()
+    await agent_memory.step()
     state.news = news
-    await one.step()
+    await agent_memory.step()
 
 
 class TestMemory:
@@ -91,19 +91,19 @@ class TestMemory:
         first, second = Sum(), Sum()
         done(steps(memory(place, first), 1))
         first.news = 7
-        one = memory(place, first)
-        done(steps(one))
+        agent_memory = memory(place, first)
+        done(steps(agent_memory))
         done(steps(memory(place, second)))
         assert (first.known, second.known) == (7, 7)
 
     def test_it_is_kept_at_the_end(self, place: Place) -> None:
         first, second = Sum(), Sum()
-        one = memory(place, first)
+        agent_memory = memory(place, first)
 
         async def live() -> None:
-            await one.step()
+            await agent_memory.step()
             first.news = 3
-            await one.close()
+            await agent_memory.close()
 
         done(live())
         done(steps(memory(place, second)))
@@ -114,12 +114,12 @@ class TestMemory:
         memories = [memory(place, state) for state in states]
 
         async def live() -> None:
-            for one in memories:
-                await one.step()
+            for agent_memory in memories:
+                await agent_memory.step()
             states[0].news, states[1].news = 5, 6
             for _ in range(2):
-                for one in memories:
-                    await one.step()
+                for agent_memory in memories:
+                    await agent_memory.step()
 
         done(live())
         assert [state.known for state in states] == [11, 11]
@@ -135,18 +135,18 @@ class TestMemory:
         self, place: Place, *, each: bool, recalled: list[bytes]
     ) -> None:
         place.spoil("3")
-        state, told = Sum(each=each), list[tuple[str, bytes]]()
-        one = memory(place, state)
-        one.subscribe(lambda agent, text: told.append((agent, text)))
+        state, notified = Sum(each=each), list[tuple[str, bytes]]()
+        agent_memory = memory(place, state)
+        agent_memory.subscribe(lambda agent, text: notified.append((agent, text)))
 
         async def live() -> None:
-            await one.step()
+            await agent_memory.step()
             state.news = 2
-            await one.step()
-            await one.step()
+            await agent_memory.step()
+            await agent_memory.step()
 
         done(live())
-        assert told == [("sum", text) for text in recalled]
+        assert notified == [("sum", text) for text in recalled]
 
     @pytest.mark.parametrize("text", ['"a"', "[]", "{}", "1e400"])
     def test_what_cannot_be_read_is_begun_anew(self, place: Place, text: str) -> None:
@@ -162,10 +162,12 @@ class TestMemory:
         state, later = Sum(), Sum()
 
         async def live() -> None:
-            one = Memory({"sum": Broken(part), "other": state}, place.keeping(), lambda: True, ManualClock())
-            await one.step()
+            agent_memory = Memory(
+                {"sum": Broken(part), "other": state}, place.keeping(), lambda: True, ManualClock()
+            )
+            await agent_memory.step()
             state.news = 2
-            await one.step()
+            await agent_memory.step()
 
         with capture_logs() as lines:
             done(live())
@@ -179,10 +181,10 @@ class TestMemory:
 
         async def live() -> None:
             states: dict[str, Any] = {"large": large[0], "larger": large[1], "sum": state}
-            one = Memory(states, place.keeping(), lambda: True, ManualClock())
-            await one.step()
+            agent_memory = Memory(states, place.keeping(), lambda: True, ManualClock())
+            await agent_memory.step()
             state.news = 2
-            await one.step()
+            await agent_memory.step()
 
         with capture_logs() as lines:
             done(live())
@@ -233,12 +235,12 @@ class TestFile:
         path = tmp_path / "state.json"
         path.write_text("not ours")
         state = Sum()
-        one = Memory({"sum": state}, InFile(str(path)), lambda: True, ManualClock())
+        agent_memory = Memory({"sum": state}, InFile(str(path)), lambda: True, ManualClock())
 
         async def live() -> None:
-            await one.step()
+            await agent_memory.step()
             state.news = 2
-            await steps(one)
+            await steps(agent_memory)
 
         done(live())
         assert path.read_text() == "not ours"
@@ -267,16 +269,16 @@ class TestConfigMap:
         meta = {"name": NAME, "namespace": "nodewise", "labels": {"by": "helm"}}
         api.put(CONFIGMAPS, {"metadata": meta, "data": {"sum.json": "1"}})
         state = Sum()
-        one = Memory({"sum": state}, InConfigMap(api, "nodewise"), lambda: True, ManualClock())
+        memory_keeper = Memory({"sum": state}, InConfigMap(api, "nodewise"), lambda: True, ManualClock())
 
         async def live() -> bytes:
-            await one.step()
+            await memory_keeper.step()
             state.news = 2
-            await one.step()
+            await memory_keeper.step()
             return await api.get(f"/api/v1/namespaces/nodewise/configmaps/{NAME}")
 
-        found = msgspec.json.decode(asyncio.run(live()))
-        assert (found["data"], found["metadata"]["labels"]) == ({"sum.json": "3"}, {"by": "helm"})
+        config_map = msgspec.json.decode(asyncio.run(live()))
+        assert (config_map["data"], config_map["metadata"]["labels"]) == ({"sum.json": "3"}, {"by": "helm"})
 
     def test_an_api_server_that_is_away_is_asked_again(self) -> None:
         place = Place("configmap", Path())

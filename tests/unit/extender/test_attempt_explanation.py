@@ -18,11 +18,11 @@ def call(verb: Any, at: float, names: str = "a b", uid: str = "u") -> Decision:
     return Decision(verb, PodRef("d", "p", uid), at, 1, Names.of(names.split()))
 
 
-def told(*given: Decision, uid: str = "") -> tuple[float | None, float | None, float | None]:
+def told(*decisions: Decision, uid: str = "") -> tuple[float | None, float | None, float | None]:
     """When the calls of the last attempt were made."""
-    found = attempt_explanation.last_attempt(given, uid)
-    assert found
-    times = [one.at if one else None for one in found]
+    attempt = attempt_explanation.last_attempt(decisions, uid)
+    assert attempt
+    times = [decision.at if decision else None for decision in attempt]
     return times[0], times[1], times[2]
 
 
@@ -32,7 +32,7 @@ class TestAttempts:
         assert attempt_explanation.last_attempt([call("filter", 1.0)], uid="another") is None
 
     @pytest.mark.parametrize(
-        ("calls", "found"),
+        ("calls", "expected"),
         [
             pytest.param([("filter", 1), ("prioritize", 1.1)], (1, 1.1, None), id="filter and prioritize"),
             pytest.param([("filter", 1), ("preempt", 1.1)], (1, None, 1.1), id="filter and preempt"),
@@ -51,9 +51,9 @@ class TestAttempts:
             pytest.param([("filter", 1), ("prioritize", 30)], (None, 30, None), id="the filter call is lost"),
         ],
     )
-    def test_which_calls_are_one_attempt(self, calls: list[Any], found: Any) -> None:
-        given = [call(verb, at) for verb, at in calls]
-        assert told(*given) == told(*reversed(given)) == found
+    def test_which_calls_are_one_attempt(self, calls: list[Any], expected: Any) -> None:
+        decisions = [call(verb, at) for verb, at in calls]
+        assert told(*decisions) == told(*reversed(decisions)) == expected
 
     def test_scores_of_nodes_that_did_not_pass_belong_to_another_attempt(self) -> None:
         assert told(call("prioritize", 59.5, names="a x"), call("filter", 60.0)) == (60.0, None, None)
@@ -66,15 +66,15 @@ class TestAttempts:
 
 def scored(points: dict[str, int], *rules: Evidence) -> Decision:
     names = Names.of(list(points))
-    given = Scores(np.array(list(points.values()), np.int64), rules)
-    return Decision("prioritize", PodRef("d", "p", "u"), AT, 7, names, scores=(("telemetry", given),))
+    scores = Scores(np.array(list(points.values()), np.int64), rules)
+    return Decision("prioritize", PodRef("d", "p", "u"), AT, 7, names, scores=(("telemetry", scores),))
 
 
 class TestFindings:
     def test_passing_by_score_then_rejected_by_closeness(self) -> None:
         attempt = Attempt(decision(heat="95 70 82 60 -"), scored({"n2": 9, "n4": 10, "n5": 0}))
-        found = attempt_explanation.explain(attempt).findings
-        assert [(one.node, one.score) for one in found] == [
+        findings = attempt_explanation.explain(attempt).findings
+        assert [(finding.node, finding.score) for finding in findings] == [
             ("n4", 10),
             ("n2", 9),
             ("n5", 0),
@@ -83,17 +83,20 @@ class TestFindings:
         ]
 
     def test_fewer_broken_rules_are_closer_than_a_smaller_excess(self) -> None:
-        found = attempt_explanation.explain(Attempt(decision(heat="81 99", dust="81 10"))).findings
-        assert [one.node for one in found] == ["n2", "n1"]
+        findings = attempt_explanation.explain(Attempt(decision(heat="81 99", dust="81 10"))).findings
+        assert [finding.node for finding in findings] == ["n2", "n1"]
 
     def test_without_a_value_is_farthest(self) -> None:
-        given = of(("t", verdict(evidence("heat", "- 1000", rejects_missing=True))))
-        assert [one.node for one in attempt_explanation.explain(Attempt(given)).findings] == ["n2", "n1"]
+        rejected = of(("t", verdict(evidence("heat", "- 1000", rejects_missing=True))))
+        assert [finding.node for finding in attempt_explanation.explain(Attempt(rejected)).findings] == [
+            "n2",
+            "n1",
+        ]
 
     def test_all_of_counts_the_nearest_of_its_rules(self) -> None:
         rules = evidence("heat", "99 95 90"), evidence("dust", "81 90 99")
-        found = attempt_explanation.explain(Attempt(of(("t", verdict(*rules, joined="all"))))).findings
-        assert [one.node for one in found] == ["n1", "n2", "n3"]
+        findings = attempt_explanation.explain(Attempt(of(("t", verdict(*rules, joined="all"))))).findings
+        assert [finding.node for finding in findings] == ["n1", "n2", "n3"]
 
     def test_what_was_measured(self) -> None:
         rank = replace(evidence("power", "5"), target=None)
@@ -102,36 +105,37 @@ class TestFindings:
         heat, power = first.measured
         assert (heat.value, heat.target, heat.age_s, heat.rejects) == (70 * 10**9, 80 * 10**9, 2.5, False)
         assert (power.metric, power.target, power.rejects) == ("power", None, False)
-        assert [one.rejects for one in second.measured] == [True]
+        assert [measured.rejects for measured in second.measured] == [True]
 
     def test_a_stale_value_is_told_a_missing_one_is_none(self) -> None:
         stale, missing = (
-            one.measured[0] for one in attempt_explanation.explain(Attempt(decision(heat="9~ -"))).findings
+            finding.measured[0]
+            for finding in attempt_explanation.explain(Attempt(decision(heat="9~ -"))).findings
         )
         assert (stale.value, stale.age_s) == (9 * 10**9, 2.5)
         assert (missing.value, missing.age_s) == (None, None)
 
     def test_before_any_answer_there_is_nothing_to_measure(self) -> None:
-        given = of(("t", Verdict(np.ones(2, np.int16), (Told("no policy", failure=True),))))
-        found = attempt_explanation.explain(Attempt(given))
-        assert [one.measured for one in found.findings] == [(), ()]
-        assert (found.changes, found.held) == ((), False)
+        rejected = of(("t", Verdict(np.ones(2, np.int16), (Told("no policy", failure=True),))))
+        explanation = attempt_explanation.explain(Attempt(rejected))
+        assert [finding.measured for finding in explanation.findings] == [(), ()]
+        assert (explanation.changes, explanation.held) == ((), False)
 
 
 class TestGroups:
     def test_nodes_with_one_reason_are_one_group(self) -> None:
         groups = attempt_explanation.explain(Attempt(decision(heat="81 70 82 10", dust="1 90 2 3"))).groups
-        assert [(group.reason.text(), [one.node for one in group.nodes]) for group in groups] == [
+        assert [(group.reason.text(), [finding.node for finding in group.nodes]) for group in groups] == [
             ("policy d/pol: heat GreaterThan 80", ["n1", "n3"]),
             ("policy d/pol: dust GreaterThan 80", ["n2"]),
         ]
 
     def test_of_two_agents_the_first_gives_the_reason(self) -> None:
-        given = of(
+        rejected = of(
             ("gpu", verdict(evidence("cards", "90 1"))), ("telemetry", verdict(evidence("heat", "90 90")))
         )
-        groups = attempt_explanation.explain(Attempt(given)).groups
-        assert {group.agent: [one.node for one in group.nodes] for group in groups} == {
+        groups = attempt_explanation.explain(Attempt(rejected)).groups
+        assert {group.agent: [finding.node for finding in group.nodes] for group in groups} == {
             "gpu": ["n1"],
             "telemetry": ["n2"],
         }
@@ -140,5 +144,5 @@ class TestGroups:
 def test_rejections_that_do_not_follow_from_the_values_are_held() -> None:
     rule = evidence("heat", "- 70")
     held = replace(verdict(evidence("heat", "90 70")), evidence=(rule,))
-    found = attempt_explanation.explain(Attempt(of(("t", held))))
-    assert (found.held, found.changes) == (True, ())
+    explanation = attempt_explanation.explain(Attempt(of(("t", held))))
+    assert (explanation.held, explanation.changes) == (True, ())

@@ -29,8 +29,8 @@ class Bindings:
         self.outcome = outcome
         self.asked: list[BindingArgs] = []
 
-    async def bind(self, asked: BindingArgs) -> Outcome:
-        self.asked.append(asked)
+    async def bind(self, args: BindingArgs) -> Outcome:
+        self.asked.append(args)
         return self.outcome
 
 
@@ -44,22 +44,22 @@ class Binder:
 def play(outcome: Outcome, bind_errors: str = "status", body: Any = ASKED) -> tuple[int, Any, list[Decision]]:
     """Status, body, and what is kept."""
     ring = DecisionRing()
-    told: list[Decision] = []
+    decisions: list[Decision] = []
     snapshot = Snapshot(NodeIndex(["n1"]), {}, 5.0, 7)
     extender = Extender(
         RequestHandler([], {}), lambda *_: snapshot, ring, ManualClock(9.0), MetricsRegistry()
     )
-    extender.subscribe(told.append)
+    extender.subscribe(decisions.append)
     bindings: Any = Bindings(outcome)
     binder: Any = Binder(bind_errors)
     routes = BindRoutes(bindings, binder, extender).routes()
     assert [route.path for route in routes] == ["/scheduler/bind", "/agents/gpu/bind"]
-    asked = Request("POST", "/scheduler/bind", {}, json.dumps(body).encode(), "application/json", "")
+    request = Request("POST", "/scheduler/bind", {}, json.dumps(body).encode(), "application/json", "")
     handler: Any = routes[0].handler
-    answer = asyncio.run(handler(asked))
+    answer = asyncio.run(handler(request))
     assert bindings.asked == [BindingArgs("p", "d", "u", "n1")]
-    assert told == list(ring.about("d", "p"))
-    return answer.status, json.loads(answer.body), told
+    assert decisions == list(ring.about("d", "p"))
+    return answer.status, json.loads(answer.body), decisions
 
 
 def test_success_is_an_empty_error() -> None:
@@ -71,8 +71,8 @@ def test_success_is_an_empty_error() -> None:
 
 @pytest.mark.parametrize(("bind_errors", "status"), [("status", 404), ("field", 200)])
 def test_a_refusal_is_told_as_it_is_asked_for(bind_errors: str, status: int) -> None:
-    found, body, kept = play(REFUSED, bind_errors)
-    assert (found, body) == (status, {"Error": "will not fit"})
+    actual_status, body, kept = play(REFUSED, bind_errors)
+    assert (actual_status, body) == (status, {"Error": "will not fit"})
     assert kept[0].kept().tolist() == [False]
     assert kept[0].verdicts[0][1].reasons[0].text() == "no card is free"
 

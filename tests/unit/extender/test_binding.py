@@ -28,7 +28,7 @@ from tests.unit.extender.replicas import (
     pod,
     put_pod,
     raising,
-    replica,
+    start_replica,
 )
 from tests.unit.kube import virtual_time
 
@@ -43,10 +43,10 @@ def play(test: Callable[[Api, Replica], Coroutine[Any, Any, None]], **made: Any)
         for name in ("n1", "n2"):
             api.put(NODES, {"metadata": {"name": name}})
         put_pod(api, "p", annotations={"kept": "1"})
-        async with replica(api) as one:
+        async with start_replica(api) as replica:
             api.calls.clear()
-            await test(api, one)
-            await one.bindings.close()
+            await test(api, replica)
+            await replica.bindings.close()
         never_twice(api)
 
     virtual_time.run(main())
@@ -54,17 +54,17 @@ def play(test: Callable[[Api, Replica], Coroutine[Any, Any, None]], **made: Any)
 
 
 def after(call: Callable[[Api, Replica], Any]) -> Callable[[Api, Replica], Coroutine[Any, Any, None]]:
-    async def test(api: Api, one: Replica) -> None:
-        await call(api, one)
+    async def test(api: Api, replica: Replica) -> None:
+        await call(api, replica)
 
     return test
 
 
 class TestWell:
     def test_the_entry_stands_in_the_ledger_before_the_pod_is_bound(self) -> None:
-        async def test(api: Api, one: Replica) -> None:
+        async def test(api: Api, replica: Replica) -> None:
             seen = pod(api, "p")["metadata"]["resourceVersion"]
-            assert await one.bind(pod(api, "p")) == Outcome("bound", told="a")
+            assert await replica.bind(pod(api, "p")) == Outcome("bound", told="a")
             assert api.calls == [
                 ("create", LEASES.path(OURS)),
                 ("create", PODS.path("d", "p", "binding")),
@@ -73,39 +73,39 @@ class TestWell:
             assert now["spec"]["nodeName"] == "n1"
             assert now["metadata"]["annotations"] == {"kept": "1", CARD: "a"}
             assert entries(api)[now["metadata"]["uid"]]["seen"] == seen
-            assert one.held() == {"a": now["metadata"]["uid"]}
+            assert replica.held() == {"a": now["metadata"]["uid"]}
 
         play(test)
 
     def test_the_ledger_stays_when_its_node_is_made_anew(self) -> None:
         """A Node may be deleted and register again while its pods go on."""
-        api = play(after(lambda api, one: one.bind(pod(api, "p"))))
+        api = play(after(lambda api, replica: replica.bind(pod(api, "p"))))
         meta = api.objects(LEASES)[OURS, "t-n1"]["metadata"]
         assert "ownerReferences" not in meta
         assert meta["labels"] == {"nodewise.io/ledger": "t"}
 
     def test_a_pod_that_asks_for_no_card_is_bound_by_one_write(self) -> None:
-        async def test(api: Api, one: Replica) -> None:
-            assert await one.bind(put_pod(api, "plain")) == Outcome("bound")
+        async def test(api: Api, replica: Replica) -> None:
+            assert await replica.bind(put_pod(api, "plain")) == Outcome("bound")
             assert api.writes() == ["bind"]
             assert node_of(api, "plain") == "n1"
 
         play(test)
 
     def test_a_pod_that_we_have_not_heard_of_is_read(self) -> None:
-        async def test(api: Api, one: Replica) -> None:
+        async def test(api: Api, replica: Replica) -> None:
             api._wake = lambda: None  # type: ignore[method-assign]
-            assert (await one.bind(put_pod(api, "new"))).result == "bound"
+            assert (await replica.bind(put_pod(api, "new"))).result == "bound"
             assert ("get", PODS.path("d", "new")) in api.calls
 
         play(test)
 
     def test_the_next_filter_call_sees_the_card_taken_before_anything_is_written(self) -> None:
-        async def test(api: Api, one: Replica) -> None:
-            task = asyncio.create_task(one.bind(pod(api, "p")))
+        async def test(api: Api, replica: Replica) -> None:
+            task = asyncio.create_task(replica.bind(pod(api, "p")))
             for _ in range(10):  # no call takes so little time
                 await asyncio.sleep(0)
-            assert list(one.held()) == ["a"]
+            assert list(replica.held()) == ["a"]
             assert api.writes() == []
             await task
 
@@ -114,37 +114,37 @@ class TestWell:
 
 class TestAgain:
     def test_a_repeated_bind_is_a_success_without_a_write(self) -> None:
-        async def test(api: Api, one: Replica) -> None:
-            await one.bind(pod(api, "p"))
+        async def test(api: Api, replica: Replica) -> None:
+            await replica.bind(pod(api, "p"))
             writes = api.writes()
-            assert (await one.bind(pod(api, "p"))).result == "already"
+            assert (await replica.bind(pod(api, "p"))).result == "already"
             assert api.writes() == writes
 
         play(test)
 
     def test_two_calls_at_once_are_one_bind(self) -> None:
-        async def test(api: Api, one: Replica) -> None:
-            outcomes = await asyncio.gather(*(one.bind(pod(api, "p")) for _ in range(3)))
+        async def test(api: Api, replica: Replica) -> None:
+            outcomes = await asyncio.gather(*(replica.bind(pod(api, "p")) for _ in range(3)))
             assert {outcome.result for outcome in outcomes} == {"bound"}
             assert api.writes() == ["create", "bind"]
 
         play(test)
 
     def test_a_pod_on_another_node_is_an_error_and_holds_nothing_here(self) -> None:
-        async def test(api: Api, one: Replica) -> None:
-            await one.bind(pod(api, "p"), "n2")
-            outcome = await one.bind(pod(api, "p"), "n1")
+        async def test(api: Api, replica: Replica) -> None:
+            await replica.bind(pod(api, "p"), "n2")
+            outcome = await replica.bind(pod(api, "p"), "n1")
             assert outcome == Outcome("failed", 'pod p is already assigned to node "n2"')
-            await one.bindings.close()
+            await replica.bindings.close()
             assert entries(api) == {}
             assert len(entries(api, "n2")) == 1
 
         play(test)
 
     def test_a_call_to_another_replica_meanwhile_gets_the_same_card(self) -> None:
-        async def test(api: Api, one: Replica) -> None:
-            async with replica(api) as other:
-                outcomes = await asyncio.gather(one.bind(pod(api, "p")), other.bind(pod(api, "p")))
+        async def test(api: Api, replica: Replica) -> None:
+            async with start_replica(api) as other:
+                outcomes = await asyncio.gather(replica.bind(pod(api, "p")), other.bind(pod(api, "p")))
             assert [outcome.error for outcome in outcomes] == ["", ""]
             assert pod(api, "p")["metadata"]["annotations"][CARD] == "a"
             assert len(entries(api)) == 1
@@ -154,11 +154,11 @@ class TestAgain:
 
 class TestWrong:
     def test_a_pod_that_is_not_there(self) -> None:
-        async def test(api: Api, one: Replica) -> None:
+        async def test(api: Api, replica: Replica) -> None:
             gone = pod(api, "p")
             api.remove(PODS, "p", "d")
             await asyncio.sleep(0.1)
-            outcome = await one.bind(gone)
+            outcome = await replica.bind(gone)
             assert outcome.error == 'could not retrieve pod p: pod fetch error: pod "p" not found'
             assert api.writes() == []
 
@@ -171,66 +171,68 @@ class TestWrong:
     def test_names_that_could_be_another_path_fail_without_a_call(
         self, namespace: str, name: str, node: str
     ) -> None:
-        async def test(api: Api, one: Replica) -> None:
+        async def test(api: Api, replica: Replica) -> None:
             before = len(api.calls)
-            outcome = await one.bind({"metadata": {"namespace": namespace, "name": name, "uid": "u"}}, node)
+            outcome = await replica.bind(
+                {"metadata": {"namespace": namespace, "name": name, "uid": "u"}}, node
+            )
             assert outcome.error.startswith("segment: ")
             assert len(api.calls) == before
 
         play(test)
 
     def test_another_pod_of_the_name(self) -> None:
-        async def test(api: Api, one: Replica) -> None:
+        async def test(api: Api, replica: Replica) -> None:
             earlier = {"metadata": {**pod(api, "p")["metadata"], "uid": "of-its-predecessor"}}
-            assert (await one.bind(earlier)).error == "provided UID is incorrect"
+            assert (await replica.bind(earlier)).error == "provided UID is incorrect"
             assert api.writes() == []
 
         play(test)
 
     def test_a_pod_that_is_being_deleted(self) -> None:
-        async def test(api: Api, one: Replica) -> None:
+        async def test(api: Api, replica: Replica) -> None:
             leaving = put_pod(api, "leaving", deletionTimestamp="2026-01-01T00:00:00Z")
-            assert "is being deleted, cannot be assigned to a host" in (await one.bind(leaving)).error
-            await one.bindings.close()
+            assert "is being deleted, cannot be assigned to a host" in (await replica.bind(leaving)).error
+            await replica.bindings.close()
             assert entries(api) == {}
 
         play(test)
 
     def test_what_the_agent_refuses_is_told_and_nothing_is_written(self) -> None:
-        async def test(api: Api, one: Replica) -> None:
+        async def test(api: Api, replica: Replica) -> None:
             for name in ("a", "b", "c"):
-                await one.bind(put_pod(api, name))
+                await replica.bind(put_pod(api, name))
             api.calls.clear()
-            outcome = await one.bind(pod(api, "p"))
+            outcome = await replica.bind(pod(api, "p"))
             assert (outcome.result, outcome.error) == ("refused", "will not fit")
             assert api.writes() == []
 
         play(test)
 
     def test_a_binding_that_is_refused_leaves_no_entry(self) -> None:
-        async def test(api: Api, one: Replica) -> None:
+        async def test(api: Api, replica: Replica) -> None:
             api.before = lambda verb, path: raising(FORBIDDEN)() if path.endswith("/binding") else None
-            assert await one.bind(pod(api, "p")) == Outcome("failed", "pods/binding is forbidden")
-            await one.bindings.close()
+            assert await replica.bind(pod(api, "p")) == Outcome("failed", "pods/binding is forbidden")
+            await replica.bindings.close()
             assert entries(api) == {}
-            assert one.held() == {}
+            assert replica.held() == {}
             assert DROPPED in pod(api, "p")["metadata"]["annotations"]
             api.before = lambda verb, path: None
-            assert (await one.bind(pod(api, "p"))).result == "bound"
+            assert (await replica.bind(pod(api, "p"))).result == "bound"
 
         play(test)
 
 
 class TestChanged:
     def test_a_pod_that_somebody_changes_is_bound_as_it_is_then(self) -> None:
-        async def test(api: Api, one: Replica) -> None:
+        async def test(api: Api, replica: Replica) -> None:
             def touch() -> None:
                 api.put(
                     PODS, {**pod(api, "p"), "metadata": {**pod(api, "p")["metadata"], "labels": {"a": "1"}}}
                 )
 
             api.before = once("create", "/binding", touch)
-            assert (await one.bind(pod(api, "p"))).result == "bound"
+            assert (await replica.bind(pod(api, "p"))).result == "bound"
             assert api.writes() == ["create", "bind", "replace", "bind"]
             now = pod(api, "p")["metadata"]
             assert now["labels"] == {"a": "1"}
@@ -239,9 +241,9 @@ class TestChanged:
         play(test)
 
     def test_a_ledger_that_another_replica_wrote_is_planned_upon(self) -> None:
-        async def test(api: Api, one: Replica) -> None:
-            async with replica(api) as other:
-                outcomes = await asyncio.gather(one.bind(pod(api, "p")), other.bind(put_pod(api, "q")))
+        async def test(api: Api, replica: Replica) -> None:
+            async with start_replica(api) as other:
+                outcomes = await asyncio.gather(replica.bind(pod(api, "p")), other.bind(put_pod(api, "q")))
             assert sorted(outcome.told for outcome in outcomes) == ["a", "b"]
             assert len(entries(api)) == 2
 
@@ -251,10 +253,10 @@ class TestChanged:
         class Defect(OneCardEach):
             plans = 0
 
-            def bind(self, *given: Any) -> Any:
+            def bind(self, *args: Any) -> Any:
                 self.plans += 1
                 assert self.plans < 2
-                return super().bind(*given)
+                return super().bind(*args)
 
         async def main() -> None:
             api = Api()
@@ -266,9 +268,9 @@ class TestChanged:
                 "labels": {LEDGER: "t"},
                 "annotations": {HOLDINGS: "{}"},
             }
-            async with replica(api, Defect()) as one:
+            async with start_replica(api, Defect()) as replica:
                 api.before = once("create", "leases", lambda: api.put(LEASES, {"metadata": meta}) and None)
-                assert "a defect of ours" in (await one.bind(pod(api, "p"))).error
+                assert "a defect of ours" in (await replica.bind(pod(api, "p"))).error
 
         virtual_time.run(main())
 
@@ -277,18 +279,21 @@ class TestChanged:
             api = Api()
             api.put(NODES, {"metadata": {"name": "n1"}})
             pods = [put_pod(api, name) for name in "pq"]
-            async with replica(api, OneCardEach("a")) as one, replica(api, OneCardEach("a")) as other:
-                outcomes = await asyncio.gather(one.bind(pods[0]), other.bind(pods[1]))
+            async with (
+                start_replica(api, OneCardEach("a")) as replica,
+                start_replica(api, OneCardEach("a")) as other,
+            ):
+                outcomes = await asyncio.gather(replica.bind(pods[0]), other.bind(pods[1]))
                 assert sorted(outcome.result for outcome in outcomes) == ["bound", "refused"]
             never_twice(api)
 
         virtual_time.run(main())
 
     def test_a_ledger_that_was_deleted_is_made_anew(self) -> None:
-        async def test(api: Api, one: Replica) -> None:
-            await one.bind(put_pod(api, "q"))
+        async def test(api: Api, replica: Replica) -> None:
+            await replica.bind(put_pod(api, "q"))
             api.before = once("replace", "leases", lambda: api.remove(LEASES, "t-n1", OURS))
-            assert (await one.bind(pod(api, "p"))).result == "bound"
+            assert (await replica.bind(pod(api, "p"))).result == "bound"
             assert pod(api, "p")["metadata"]["uid"] in entries(api)
 
         api = Api()
@@ -296,18 +301,18 @@ class TestChanged:
 
         async def main() -> None:
             put_pod(api, "p")
-            async with replica(api) as one:
-                await test(api, one)
+            async with start_replica(api) as replica:
+                await test(api, replica)
 
         virtual_time.run(main())
 
     @pytest.mark.parametrize("text", ["", "{", "[]", '{"u":1}', "null", '{"u":{"seen":1}}'])
     def test_a_ledger_that_nobody_can_read_does_not_stop_anybody(self, text: str) -> None:
-        async def test(api: Api, one: Replica) -> None:
+        async def test(api: Api, replica: Replica) -> None:
             meta = {"name": "t-n1", "namespace": OURS, "labels": {"nodewise.io/ledger": "t"}}
             api.put(LEASES, {"metadata": meta | {"annotations": {"other": text}}})
             await asyncio.sleep(0.1)
-            assert (await one.bind(pod(api, "p"))).result == "bound"
+            assert (await replica.bind(pod(api, "p"))).result == "bound"
 
         play(test)
 
@@ -318,9 +323,9 @@ class TestLost:
     @pytest.mark.parametrize("part", ["leases", "/binding"])
     @pytest.mark.parametrize("moment", ["before", "after"])
     def test_one_is_made_up_for(self, part: str, moment: str) -> None:
-        async def test(api: Api, one: Replica) -> None:
+        async def test(api: Api, replica: Replica) -> None:
             setattr(api, moment, once("create", part, raising(lost())))
-            outcome = await one.bind(pod(api, "p"))
+            outcome = await replica.bind(pod(api, "p"))
             assert outcome.error == ""
             assert node_of(api, "p") == "n1"
             assert pod(api, "p")["metadata"]["annotations"][CARD] == "a"
@@ -328,34 +333,34 @@ class TestLost:
         play(test)
 
     def test_bindings_that_never_come_through_end_in_time_and_leave_no_entry(self) -> None:
-        async def test(api: Api, one: Replica) -> None:
+        async def test(api: Api, replica: Replica) -> None:
             api.before = lambda verb, path: raising(lost())() if path.endswith("/binding") else None
             began_s = asyncio.get_running_loop().time()
-            outcome = await one.bind(pod(api, "p"))
+            outcome = await replica.bind(pod(api, "p"))
             assert outcome == Outcome("failed", "no answer")
             assert asyncio.get_running_loop().time() - began_s < 4.5
-            await one.bindings.close()
+            await replica.bindings.close()
             assert entries(api) == {}
-            assert one.held() == {}
+            assert replica.held() == {}
 
         play(test)
 
     def test_a_binding_that_comes_late_after_all_finds_the_pod_changed(self) -> None:
         """The entry goes only after that; else the card could be another pod's by then."""
 
-        async def test(api: Api, one: Replica) -> None:
+        async def test(api: Api, replica: Replica) -> None:
             late: list[Any] = []
             real = api._bound
 
-            def held_up(*given: Any) -> bytes:
-                late.append(partial(real, *given))
+            def held_up(*args: Any) -> bytes:
+                late.append(partial(real, *args))
                 raise lost()
 
             api._bound = held_up  # type: ignore[method-assign]
-            assert (await one.bind(pod(api, "p"))).error
-            await one.bindings.close()
+            assert (await replica.bind(pod(api, "p"))).error
+            await replica.bindings.close()
             api._bound = real  # type: ignore[method-assign]
-            assert (await one.bind(put_pod(api, "q"))).told == "a"
+            assert (await replica.bind(put_pod(api, "q"))).told == "a"
             for arrives in late:
                 with pytest.raises(Conflict):
                     arrives()
@@ -363,12 +368,12 @@ class TestLost:
         play(test)
 
     def test_one_that_comes_late_while_we_look_keeps_its_entry(self) -> None:
-        async def test(api: Api, one: Replica) -> None:
+        async def test(api: Api, replica: Replica) -> None:
             late: list[Any] = []
             real = api._bound
 
-            def held_up(*given: Any) -> bytes:
-                late.append(partial(real, *given))
+            def held_up(*args: Any) -> bytes:
+                late.append(partial(real, *args))
                 raise lost()
 
             def arrive() -> None:
@@ -376,27 +381,27 @@ class TestLost:
 
             api._bound = held_up  # type: ignore[method-assign]
             api.before = once("patch", "pods", arrive)
-            assert (await one.bind(pod(api, "p"))).error
-            await one.bindings.close()
+            assert (await replica.bind(pod(api, "p"))).error
+            await replica.bindings.close()
             assert node_of(api, "p") == "n1"
-            assert list(one.held()) == ["a"]
+            assert list(replica.held()) == ["a"]
             assert len(entries(api)) == 1
 
         play(test)
 
     def test_a_server_that_answers_nothing_is_told_in_time(self) -> None:
-        async def test(api: Api, one: Replica) -> None:
+        async def test(api: Api, replica: Replica) -> None:
             api.before = lambda verb, path: raising(lost())()
-            outcome = await one.bind(pod(api, "p"))
+            outcome = await replica.bind(pod(api, "p"))
             assert outcome == Outcome("failed", "no answer")
             api.before = lambda verb, path: None
             await asyncio.sleep(10)
-            assert (await one.bind(pod(api, "p"))).error == ""
+            assert (await replica.bind(pod(api, "p"))).error == ""
 
         play(test)
 
     def test_reading_the_pod_again_takes_no_longer_than_there_is_time(self) -> None:
-        async def test(api: Api, one: Replica) -> None:
+        async def test(api: Api, replica: Replica) -> None:
             real = api.create
 
             async def slow(path: str, body: object, params: Any = None, *, timeout_s: float) -> bytes:
@@ -410,7 +415,7 @@ class TestLost:
             api.create, api.get = slow, hangs  # type: ignore[method-assign]
             api.before = once("create", "/binding", raising(Conflict("create", [Problem("", "changed", "")])))
             began_s = asyncio.get_running_loop().time()
-            assert (await one.bind(pod(api, "p"))).error
+            assert (await replica.bind(pod(api, "p"))).error
             assert asyncio.get_running_loop().time() - began_s < 4.1
 
         play(test)
@@ -418,7 +423,7 @@ class TestLost:
     def test_an_entry_that_is_written_while_nobody_waits_for_it_any_more_counts(self) -> None:
         """The bind was given up, and the write came through; the pod is bound by its entry when it is tried again."""
 
-        async def test(api: Api, one: Replica) -> None:
+        async def test(api: Api, replica: Replica) -> None:
             real = api.create
 
             async def slow(path: str, body: object, params: Any = None, *, timeout_s: float) -> bytes:
@@ -428,22 +433,22 @@ class TestLost:
 
             api.create = slow  # type: ignore[method-assign]
             api.before = lambda verb, path: raising(lost())() if verb == "patch" else None
-            assert (await one.bind(pod(api, "p"))).error
-            assert (await one.bind(put_pod(api, "q"))).error == ""
+            assert (await replica.bind(pod(api, "p"))).error
+            assert (await replica.bind(put_pod(api, "q"))).error == ""
             api.before = lambda verb, path: None
-            assert (await one.bind(pod(api, "p"))).error == ""
+            assert (await replica.bind(pod(api, "p"))).error == ""
 
         play(test)
 
     @pytest.mark.parametrize("seed", range(8))
     def test_what_waits_is_shown_however_many_nodes_are_bound_to_meanwhile(self, seed: int) -> None:
-        async def test(api: Api, one: Replica) -> None:
+        async def test(api: Api, replica: Replica) -> None:
             others = [(put_pod(api, "q"), "n2"), (put_pod(api, "r"), "n1")]
             await asyncio.sleep(0.1)
             binds: list[asyncio.Task[Outcome]] = []
 
             def come() -> None:
-                binds.extend(asyncio.create_task(one.bind(*other)) for other in others)
+                binds.extend(asyncio.create_task(replica.bind(*other)) for other in others)
 
             def change() -> None:
                 api.put(PODS, pod(api, "p") | {"status": {"touched": "1"}})
@@ -451,23 +456,23 @@ class TestLost:
                 asyncio.get_running_loop().call_later(0.001, come)
 
             api.before = once("create", "p/binding", change)
-            binding = asyncio.create_task(one.bind(pod(api, "p")))
+            binding = asyncio.create_task(replica.bind(pod(api, "p")))
             shown: set[str] = set()
             while not binds or not all(task.done() for task in (binding, *binds)):
-                assert shown <= one.held().keys(), "what was shown is gone"
-                shown |= one.held().keys()
+                assert shown <= replica.held().keys(), "what was shown is gone"
+                shown |= replica.held().keys()
                 await asyncio.sleep(0.001)
             assert shown == {"a", "b"}
 
         play(test, seed=seed)
 
     def test_a_client_that_leaves_does_not_end_the_bind(self) -> None:
-        async def test(api: Api, one: Replica) -> None:
-            call = asyncio.create_task(one.bind(pod(api, "p")))
+        async def test(api: Api, replica: Replica) -> None:
+            call = asyncio.create_task(replica.bind(pod(api, "p")))
             await asyncio.sleep(0)
             call.cancel()
             await asyncio.wait([call])
-            await one.bindings.close()
+            await replica.bindings.close()
             assert node_of(api, "p") == "n1"
 
         play(test)
@@ -484,7 +489,7 @@ def test_a_process_that_is_killed_leaves_a_pod_that_another_binds(part: str, mom
         api = Api()
         api.put(NODES, {"metadata": {"name": "n1"}})
         put_pod(api, "p")
-        async with replica(api) as first:
+        async with start_replica(api) as first:
             hang = asyncio.Event()
             reached = asyncio.Event()
 
@@ -502,9 +507,11 @@ def test_a_process_that_is_killed_leaves_a_pod_that_another_binds(part: str, mom
             await reached.wait()
         call.cancel()
         del api._answered
-        async with replica(api) as second:
+        async with start_replica(api) as second:
             others = [put_pod(api, name) for name in "qrs"]
-            outcomes = await asyncio.gather(*(second.bind(one) for one in [pod(api, "p"), *others]))
+            outcomes = await asyncio.gather(
+                *(second.bind(waiting_pod) for waiting_pod in [pod(api, "p"), *others])
+            )
             assert outcomes[0].error == ""
             assert sorted(outcome.result for outcome in outcomes[1:]) == ["bound", "bound", "refused"]
         assert node_of(api, "p") == "n1"
@@ -520,8 +527,8 @@ class TestMany:
             api.put(NODES, {"metadata": {"name": "n1"}})
             cards = " ".join(map(str, range(100)))
             pods = [put_pod(api, f"p{number}") for number in range(100)]
-            async with replica(api, OneCardEach(cards)) as one:
-                outcomes = await asyncio.gather(*(one.bind(each) for each in pods))
+            async with start_replica(api, OneCardEach(cards)) as replica:
+                outcomes = await asyncio.gather(*(replica.bind(each) for each in pods))
             assert [outcome.error for outcome in outcomes] == [""] * 100
             assert len(api.writes("leases")) < 5
             never_twice(api)
@@ -534,21 +541,21 @@ class TestMany:
         worlds: dict[int, ClusterState] = {}
         seen: list[int] = []
 
-        def looked(one: Replica) -> None:
-            snapshot = one.keeper.snapshot
-            given = cooperative_scheduling.run_at_once(OneCardEach().build(worlds[snapshot.generation]))
-            assert {node: held for node, held in snapshot.agent_states["t"].items() if held} == given
-            seen.append(len(given.get("n1", {})))
+        def looked(replica: Replica) -> None:
+            snapshot = replica.keeper.snapshot
+            built = cooperative_scheduling.run_at_once(OneCardEach().build(worlds[snapshot.generation]))
+            assert {node: held for node, held in snapshot.agent_states["t"].items() if held} == built
+            seen.append(len(built.get("n1", {})))
 
-        async def test(api: Api, one: Replica) -> None:
-            one.keeper.subscribe(lambda cluster_state, number: worlds.update({number: cluster_state}))
-            one.keeper.touch()
+        async def test(api: Api, replica: Replica) -> None:
+            replica.keeper.subscribe(lambda cluster_state, number: worlds.update({number: cluster_state}))
+            replica.keeper.touch()
             await asyncio.sleep(0.1)
             api.before = once("create", "/binding", raising(FORBIDDEN))
             pods = [put_pod(api, f"p{number}") for number in range(4)]
-            binds = [asyncio.create_task(one.bind(each)) for each in pods]
+            binds = [asyncio.create_task(replica.bind(each)) for each in pods]
             while not all(bind.done() for bind in binds) or len(seen) < 1000:
-                looked(one)
+                looked(replica)
                 await asyncio.sleep(0.0003)
             assert {0, 2, 3} <= set(seen)
 
@@ -582,9 +589,9 @@ class TestMany:
                         api.put(PODS, pod(api, name) | {"status": {"touched": str(luck.random())}})
 
             agents = [OneCardEach("a b c d e f g h") for _ in range(2)]
-            async with replica(api, agents[0]) as one, replica(api, agents[1]) as other:
+            async with start_replica(api, agents[0]) as replica, start_replica(api, agents[1]) as other:
                 api.before, api.after = trouble, trouble
-                await asyncio.gather(*(come_and_go(number, [one, other]) for number in range(24)))
+                await asyncio.gather(*(come_and_go(number, [replica, other]) for number in range(24)))
                 api.before = api.after = lambda verb, path: None
                 await asyncio.sleep(30)
             never_twice(api)
@@ -595,10 +602,10 @@ class TestMany:
 
 
 def test_errors_are_told_in_the_servers_words() -> None:
-    async def test(api: Api, one: Replica) -> None:
+    async def test(api: Api, replica: Replica) -> None:
         error = NodewiseError("x", [Problem("", "the server's words", "")])
         api.before = once("create", "leases", raising(error))
-        assert (await one.bind(pod(api, "p"))).error == "the server's words"
+        assert (await replica.bind(pod(api, "p"))).error == "the server's words"
 
     play(test)
 
@@ -607,12 +614,12 @@ class TestWhatAnotherProcessLeft:
     """The leader clears up after a process that is gone (`agent.Ledgers`)."""
 
     def test_a_pod_that_waits_is_changed_before_its_entry_goes(self) -> None:
-        async def test(api: Api, one: Replica) -> None:
+        async def test(api: Api, replica: Replica) -> None:
             await stopped_before_its_binding(api)
             late = pod(api, "p")
             [(uid, entry)] = entries(api).items()
             api.calls.clear()
-            assert await one.bindings.drop("n1", ("d", "p"), uid, entry["seen"])
+            assert await replica.bindings.drop("n1", ("d", "p"), uid, entry["seen"])
             assert api.writes() == ["patch", "replace"]
             assert entries(api) == {}
             assert DROPPED in pod(api, "p")["metadata"]["annotations"]
@@ -622,23 +629,23 @@ class TestWhatAnotherProcessLeft:
         play(test)
 
     def test_the_entry_of_a_pod_on_the_node_stays(self) -> None:
-        async def test(api: Api, one: Replica) -> None:
-            await one.bind(pod(api, "p"))
+        async def test(api: Api, replica: Replica) -> None:
+            await replica.bind(pod(api, "p"))
             [(uid, entry)] = entries(api).items()
-            assert not await one.bindings.drop("n1", ("d", "p"), uid, entry["seen"])
+            assert not await replica.bindings.drop("n1", ("d", "p"), uid, entry["seen"])
             assert list(entries(api)) == [uid]
 
         play(test)
 
     @pytest.mark.parametrize("comes_again", [False, True])
     def test_a_pod_that_is_gone_has_its_entry_taken_out(self, comes_again: bool) -> None:
-        async def test(api: Api, one: Replica) -> None:
+        async def test(api: Api, replica: Replica) -> None:
             await stopped_before_its_binding(api)
             [(uid, entry)] = entries(api).items()
             api.remove(PODS, "p", "d")
             if comes_again:
                 put_pod(api, "p")
-            assert await one.bindings.drop("n1", ("d", "p"), uid, entry["seen"])
+            assert await replica.bindings.drop("n1", ("d", "p"), uid, entry["seen"])
             assert entries(api) == {}
             if comes_again:
                 assert DROPPED not in pod(api, "p")["metadata"].get("annotations", {})
@@ -646,32 +653,32 @@ class TestWhatAnotherProcessLeft:
         play(test)
 
     def test_an_entry_that_was_made_anew_meanwhile_stays(self) -> None:
-        async def test(api: Api, one: Replica) -> None:
+        async def test(api: Api, replica: Replica) -> None:
             await stopped_before_its_binding(api)
             [(uid, entry)] = entries(api).items()
-            await one.bindings.drop("n1", ("d", "p"), uid, "1")
+            await replica.bindings.drop("n1", ("d", "p"), uid, "1")
             assert entries(api) == {uid: entry}
 
         play(test)
 
     def test_an_api_server_that_does_not_answer_is_told(self) -> None:
-        async def test(api: Api, one: Replica) -> None:
+        async def test(api: Api, replica: Replica) -> None:
             await stopped_before_its_binding(api)
             [(uid, entry)] = entries(api).items()
             api.fail(lost())
             with pytest.raises(NodewiseError):
-                await one.bindings.drop("n1", ("d", "p"), uid, entry["seen"])
+                await replica.bindings.drop("n1", ("d", "p"), uid, entry["seen"])
             assert entries(api) == {uid: entry}
 
         play(test)
 
     def test_what_does_not_count_any_more_goes_in_one_write(self) -> None:
-        async def test(api: Api, one: Replica) -> None:
+        async def test(api: Api, replica: Replica) -> None:
             for name in ("x", "y"):
-                await one.bind(put_pod(api, name))
+                await replica.bind(put_pod(api, name))
             seen = {uid: entry["seen"] for uid, entry in entries(api).items()}
             api.calls.clear()
-            await one.bindings.prune("n1", seen)
+            await replica.bindings.prune("n1", seen)
             assert (api.writes(), entries(api)) == (["replace"], {})
             for name in ("x", "y"):
                 api.remove(PODS, name, "d")

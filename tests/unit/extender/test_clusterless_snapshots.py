@@ -83,8 +83,8 @@ class TestView:
         assert [made.snapshot(body(), 0.0).generation for _ in range(2)] == [1, 2]
 
     def test_keys_in_other_case_are_understood(self) -> None:
-        given = body('{"Metadata":{"NAME":"a","Annotations":{"heat":"2"}}}').replace(b'"Nodes"', b'"NODES"')
-        assert snapshots().snapshot(given.replace(b'"items"', b'"Items"'), 0.0).agent_states == {
+        request = body('{"Metadata":{"NAME":"a","Annotations":{"heat":"2"}}}').replace(b'"Nodes"', b'"NODES"')
+        assert snapshots().snapshot(request.replace(b'"items"', b'"Items"'), 0.0).agent_states == {
             "heats": {"a": "2"}
         }
 
@@ -96,11 +96,14 @@ class TestView:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(clusterless_snapshots, "_REMEMBERED", 2)
-        one, preempt = snapshots(), b'{"Pod":{"metadata":{"name":"p"}},"NodeNameToVictims":{"a":{"pods":[]}}}'
-        assert one.snapshot(preempt, 5.0).agent_states == {"heats": {}}
-        one.snapshot(body(NODE % ("a", 1), NODE % ("b", 2)), 5.0)
-        one.snapshot(body(NODE % ("a", 3), NODE % ("c", 4)), 6.0)
-        assert one.snapshot(preempt, 7.0).agent_states == {"heats": {"a": "3", "c": "4"}}
+        source, preempt = (
+            snapshots(),
+            b'{"Pod":{"metadata":{"name":"p"}},"NodeNameToVictims":{"a":{"pods":[]}}}',
+        )
+        assert source.snapshot(preempt, 5.0).agent_states == {"heats": {}}
+        source.snapshot(body(NODE % ("a", 1), NODE % ("b", 2)), 5.0)
+        source.snapshot(body(NODE % ("a", 3), NODE % ("c", 4)), 6.0)
+        assert source.snapshot(preempt, 7.0).agent_states == {"heats": {"a": "3", "c": "4"}}
 
     def test_a_node_that_cannot_be_read_is_named(self) -> None:
         with pytest.raises(BadInput, match=r"Nodes\.items\[1\]\.metadata\.annotations\.heat"):

@@ -34,7 +34,7 @@ def test_targets_are_round_numbers(target: str, value: str, wanted: str) -> None
 
 def told(change: Change) -> str:
     """`3 at 85, 4 at 90`, as an operator reads it."""
-    return ", ".join(f"{one.more} at {quantity.to_text(one.target)}" for one in change.relaxed)
+    return ", ".join(f"{relaxed.more} at {quantity.to_text(relaxed.target)}" for relaxed in change.relaxed)
 
 
 @pytest.mark.parametrize(
@@ -51,18 +51,18 @@ def told(change: Change) -> str:
     ],
 )
 def test_one_rule(rule: str, values: str, wanted: str) -> None:
-    found = list(counterfactuals.changes(of(("t", verdict(evidence("heat", values, rule))))))
-    assert [told(one) for one in found if one.relaxed] == ([wanted] if wanted else [])
+    changes = list(counterfactuals.changes(of(("t", verdict(evidence("heat", values, rule))))))
+    assert [told(change) for change in changes if change.relaxed] == ([wanted] if wanted else [])
     rejected = sum(counterfactuals.rejects(evidence("heat", values, rule)))
-    assert [one.alone for one in found] == ([rejected] if rejected else [])
+    assert [change.alone for change in changes] == ([rejected] if rejected else [])
 
 
 def test_many_nodes_are_told_in_four_steps_at_most() -> None:
     values = " ".join(str(81 + number / 10) for number in range(500))
-    (found,) = counterfactuals.changes(decision(heat=values))
-    assert len(found.relaxed) == 4
-    assert found.relaxed[-1].more == found.alone == 500
-    assert found.relaxed[0].more >= 1
+    (change,) = counterfactuals.changes(decision(heat=values))
+    assert len(change.relaxed) == 4
+    assert change.relaxed[-1].more == change.alone == 500
+    assert change.relaxed[0].more >= 1
 
 
 def test_only_nodes_that_no_other_rule_rejects_count() -> None:
@@ -71,9 +71,11 @@ def test_only_nodes_that_no_other_rule_rejects_count() -> None:
 
 
 def test_only_nodes_that_no_other_agent_rejects_count() -> None:
-    given = of(("gpu", verdict(evidence("cards", "90 1"))), ("telemetry", verdict(evidence("heat", "85 85"))))
-    found = {one.agent: told(one) for one in counterfactuals.changes(given)}
-    assert found == {"telemetry": "1 at 85"}
+    rejected = of(
+        ("gpu", verdict(evidence("cards", "90 1"))), ("telemetry", verdict(evidence("heat", "85 85")))
+    )
+    texts = {change.agent: told(change) for change in counterfactuals.changes(rejected)}
+    assert texts == {"telemetry": "1 at 85"}
 
 
 def test_rules_that_must_all_be_broken_are_each_enough() -> None:
@@ -85,10 +87,10 @@ def test_rules_that_must_all_be_broken_are_each_enough() -> None:
 
 
 def test_nodes_without_a_value_are_no_matter_of_a_threshold() -> None:
-    (found,) = counterfactuals.changes(
+    (change,) = counterfactuals.changes(
         of(("t", verdict(evidence("heat", "- ! 9~ 85", rejects_missing=True))))
     )
-    assert (found.alone, found.unmeasured, told(found)) == (1, 3, "1 at 85")
+    assert (change.alone, change.unmeasured, told(change)) == (1, 3, "1 at 85")
 
 
 @pytest.mark.parametrize("joined", ["any", None])
@@ -98,11 +100,11 @@ def test_nothing_is_told_where_more_than_the_evidence_decides(joined: None) -> N
 
 
 def test_a_change_names_the_rule_that_it_is_about() -> None:
-    given = decision(heat="85 70", dust="1 90")
-    for change in counterfactuals.changes(given):
+    rejected = decision(heat="85 70", dust="1 90")
+    for change in counterfactuals.changes(rejected):
         rule = replace(change.rule, target=change.relaxed[-1].target)
-        passing = counterfactuals.passing_with(given, change.agent, change.number, rule)
-        assert int((passing & ~given.kept()).sum()) == change.relaxed[-1].more
+        passing = counterfactuals.passing_with(rejected, change.agent, change.number, rule)
+        assert int((passing & ~rejected.kept()).sum()) == change.relaxed[-1].more
 
 
 def test_an_operator_that_is_not_known_rejects_nobody() -> None:
@@ -113,5 +115,5 @@ def test_an_operator_that_is_not_known_rejects_nobody() -> None:
 
 def test_details_say_how_far_a_node_is_from_passing() -> None:
     details = ToldDetails(["", "lacks 1", "lacks 3"], np.array([1.0, 0.25, 0.75]))
-    given = of(("gpu", Verdict(np.array([0, 1, 1], np.int16), (Told("full"),), details=details)))
-    assert counterfactuals.closeness(given).tolist() == [0.0, 1.25, 1.75]
+    rejected = of(("gpu", Verdict(np.array([0, 1, 1], np.int16), (Told("full"),), details=details)))
+    assert counterfactuals.closeness(rejected).tolist() == [0.0, 1.25, 1.75]

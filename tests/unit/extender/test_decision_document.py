@@ -13,22 +13,22 @@ from tests.unit.extender import decisions
 from tests.unit.extender.decisions import COUNT, Counted, decision, large, of, ranked
 
 
-def words(given: Decision) -> dict[str, object]:
-    found: dict[str, object] = json.loads(
-        cooperative_scheduling.run_at_once(decision_document.encoded(given))
+def words(answer: Decision) -> dict[str, object]:
+    document: dict[str, object] = json.loads(
+        cooperative_scheduling.run_at_once(decision_document.encoded(answer))
     )
-    return found
+    return document
 
 
 def test_a_filter_answer() -> None:
-    found = words(decision(heat="81 70 -"))
-    assert list(found) == ["time", "verb", "pod", "uid", "view", "feasible", "rejected", "values"]
-    assert found["time"] == "2026-11-21T10:00:00Z"
-    assert found["feasible"] == ["n2", "n3"]
-    assert found["rejected"] == {
+    document = words(decision(heat="81 70 -"))
+    assert list(document) == ["time", "verb", "pod", "uid", "view", "feasible", "rejected", "values"]
+    assert document["time"] == "2026-11-21T10:00:00Z"
+    assert document["feasible"] == ["n2", "n3"]
+    assert document["rejected"] == {
         "n1": [{"agent": "telemetry", "reason": "policy d/pol: heat GreaterThan 80"}]
     }
-    values = found["values"]
+    values = document["values"]
     assert isinstance(values, list)
     assert values[0] == {
         "node": "n1",
@@ -44,14 +44,14 @@ def test_a_filter_answer() -> None:
 
 def test_a_prioritize_answer() -> None:
     ref, names = PodRef("d", "p", "u"), Names.of(["a", "b"])
-    given = Decision("prioritize", ref, 0.0, 1, names, scores=(("t", Scores(np.array([10, 9]))),))
-    assert words(given)["scores"] == {"a": 10, "b": 9}
+    scored = Decision("prioritize", ref, 0.0, 1, names, scores=(("t", Scores(np.array([10, 9]))),))
+    assert words(scored)["scores"] == {"a": 10, "b": 9}
 
 
 def test_what_is_made_in_parts_is_what_is_made_at_once() -> None:
-    found = words(large())
-    assert found["rejected"] == decision_document.rejected(large())
-    assert json.dumps(found["values"]) == decision_document.encode(
+    document = words(large())
+    assert document["rejected"] == decision_document.rejected(large())
+    assert json.dumps(document["values"]) == decision_document.encode(
         decision_document.values(large())
     ).decode().replace(":", ": ").replace(",", ", ")
     assert len(list(decision_document.encoded(large()))) > COUNT / 100
@@ -59,8 +59,8 @@ def test_what_is_made_in_parts_is_what_is_made_at_once() -> None:
 
 def test_a_decision_without_an_opinion() -> None:
     plain = Decision("filter", PodRef("d", "p"), 0.0, 1, Names.of(["a"]))
-    found = words(plain)
-    assert (found["feasible"], found["rejected"], found["values"]) == (["a"], {}, [])
+    document = words(plain)
+    assert (document["feasible"], document["rejected"], document["values"]) == (["a"], {}, [])
 
 
 def test_why_nobody_could_answer() -> None:
@@ -68,9 +68,9 @@ def test_why_nobody_could_answer() -> None:
 
 
 def test_values_without_a_target() -> None:
-    one = Evidence("m", "LessThan", None, np.array([5]), np.array([0], np.uint8), np.array([np.nan]))
-    given = decisions.of(("t", Verdict(np.array([0], np.int16), (), (one,))))
-    assert decision_document.values(given)[0]["target"] is None
+    rule = Evidence("m", "LessThan", None, np.array([5]), np.array([0], np.uint8), np.array([np.nan]))
+    filtered = decisions.of(("t", Verdict(np.array([0], np.int16), (), (rule,))))
+    assert decision_document.values(filtered)[0]["target"] is None
 
 
 def test_details_are_told_by_node_and_agent() -> None:
@@ -79,8 +79,8 @@ def test_details_are_told_by_node_and_agent() -> None:
     assert words(filtered)["details"] == {"n1": {"gpu": "lacks 2"}}
     scores = (("gpu", Scores(np.array([10]), details=gets)),)
     scored = Decision("prioritize", PodRef("d", "p"), 1.0, 1, Names.of(["n2"]), scores=scores)
-    found = decision_document.pod(filtered, scored, ["gpu"])
-    assert found["details"] == {"n1": {"gpu": "lacks 2"}, "n2": {"gpu": "c: card1"}}
+    document = decision_document.pod(filtered, scored, ["gpu"])
+    assert document["details"] == {"n1": {"gpu": "lacks 2"}, "n2": {"gpu": "c: card1"}}
     assert filtered.size_bytes() >= decisions.of(nodes="n1 n2").size_bytes() + lacks.nbytes
 
 
@@ -89,21 +89,21 @@ NUMBERS = {"cpu": {"share": 0.5, "limit": None, "cores": [0, 1]}, "rank": 0}
 
 def test_numbers_are_told_by_agent_and_node() -> None:
     details = Counted((0.5, -1.0, float("nan")))
-    given = of(("a", Verdict(np.array([0, 1, 0], np.int16), (Told("no"),), details=details)))
+    rejected = of(("a", Verdict(np.array([0, 1, 0], np.int16), (Told("no"),), details=details)))
     nan = {"cpu": NUMBERS["cpu"] | {"share": None}, "rank": 2}  # type: ignore[operator]
-    assert words(given)["numbers"] == {"a": {"n1": NUMBERS, "n3": nan}}
-    assert decision_document.numbered(given) == words(given)["numbers"]
+    assert words(rejected)["numbers"] == {"a": {"n1": NUMBERS, "n3": nan}}
+    assert decision_document.numbered(rejected) == words(rejected)["numbers"]
 
 
 def test_many_numbers_are_made_in_parts() -> None:
     many = Counted((0.5,) * COUNT)
-    given = ranked(
+    scored = ranked(
         ("a", Scores(np.zeros(COUNT, np.int64), details=many)), nodes=" ".join(map(str, range(COUNT)))
     )
-    found = words(given)["numbers"]
-    assert found == decision_document.numbered(given)
-    assert len(found["a"]) == COUNT  # type: ignore[index]
-    assert len(list(decision_document.encoded(given))) > COUNT / 10
+    numbers = words(scored)["numbers"]
+    assert numbers == decision_document.numbered(scored)
+    assert len(numbers["a"]) == COUNT  # type: ignore[index]
+    assert len(list(decision_document.encoded(scored))) > COUNT / 10
 
 
 def test_a_pods_numbers_are_those_of_filter_and_score() -> None:
@@ -115,29 +115,29 @@ def test_a_pods_numbers_are_those_of_filter_and_score() -> None:
         ("b", Scores(np.array([9]), details=Counted((0.5,)), label="rank", weight=3.0)),
         nodes="n1",
     )
-    found = json.loads(decision_document.encode(decision_document.pod(filtered, scored, ["a", "b"])))
-    assert found["numbers"]["a"]["n1"]["cpu"]["share"] == 0.25
-    assert found["numbers"]["a"]["n2"]["cpu"]["share"] == 0.5
-    assert found["numbers"]["b"] == {"n1": NUMBERS}
-    assert found["parts"] == {
+    document = json.loads(decision_document.encode(decision_document.pod(filtered, scored, ["a", "b"])))
+    assert document["numbers"]["a"]["n1"]["cpu"]["share"] == 0.25
+    assert document["numbers"]["a"]["n2"]["cpu"]["share"] == 0.5
+    assert document["numbers"]["b"] == {"n1": NUMBERS}
+    assert document["parts"] == {
         "a": {"agent": "a", "weight": 1.0, "scores": {"n1": 3}},
         "rank": {"agent": "b", "weight": 3.0, "scores": {"n1": 9}},
     }
-    assert found["details"]["n1"] == {"a": "share 0.25", "b": "share 0.5"}
+    assert document["details"]["n1"] == {"a": "share 0.25", "b": "share 0.5"}
 
 
 def test_a_score_that_is_all_there_is_has_no_parts_and_no_numbers() -> None:
-    found = words(ranked(("t", Scores(np.array([3, 4])))))
-    assert found.keys().isdisjoint({"parts", "numbers"})
+    document = words(ranked(("t", Scores(np.array([3, 4])))))
+    assert document.keys().isdisjoint({"parts", "numbers"})
     named = words(ranked(("t", Scores(np.array([3, 4]), label="load"))))
     assert named["parts"] == {"load": {"agent": "t", "weight": 1.0, "scores": {"n1": 3, "n2": 4}}}
 
 
 def test_numbers_come_back_from_arrays_as_they_were_told() -> None:
-    given = ranked(("a", Scores(np.array([3, 4]), details=Counted((0.5, -1.0)), label="l", weight=2.5)))
-    again = decision_codec.read(cooperative_scheduling.run_at_once(decision_codec.encoded(given)))
-    assert decision_document.numbered(again) == decision_document.numbered(given)
-    assert decision_document.parts(again) == decision_document.parts(given)
+    scored = ranked(("a", Scores(np.array([3, 4]), details=Counted((0.5, -1.0)), label="l", weight=2.5)))
+    again = decision_codec.read(cooperative_scheduling.run_at_once(decision_codec.encoded(scored)))
+    assert decision_document.numbered(again) == decision_document.numbered(scored)
+    assert decision_document.parts(again) == decision_document.parts(scored)
     plain = ranked(("a", Scores(np.array([3, 4]), details=ToldDetails(["x", ""], np.zeros(2)))))
     once = cooperative_scheduling.run_at_once(decision_codec.encoded(plain))
     assert cooperative_scheduling.run_at_once(decision_codec.encoded(decision_codec.read(once))) == once

@@ -20,17 +20,17 @@ def body(ring: DecisionRing, **query: str) -> bytes:
     return cooperative_scheduling.run_at_once(decision_endpoint.page(ring, query))
 
 
-def filled(*given: Decision) -> DecisionRing:
+def filled(*kept: Decision) -> DecisionRing:
     ring = DecisionRing()
-    for one in given:
-        ring.add(one)
+    for item in kept:
+        ring.add(item)
     return ring
 
 
-def same(one: Decision, other: Decision) -> bool:
+def same(first: Decision, other: Decision) -> bool:
     """Equal in every word that can be said of them."""
     return all(
-        cooperative_scheduling.run_at_once(encode(one)) == cooperative_scheduling.run_at_once(encode(other))
+        cooperative_scheduling.run_at_once(encode(first)) == cooperative_scheduling.run_at_once(encode(other))
         for encode in (decision_document.encoded, decision_codec.encoded)
     )
 
@@ -61,7 +61,7 @@ DETAILED = msgspec.structs.replace(
 
 
 @pytest.mark.parametrize(
-    "given",
+    "written",
     [
         pytest.param(DETAILED, id="details"),
         pytest.param(decisions.decision(heat="81 70 - ! 90~"), id="every state"),
@@ -71,14 +71,14 @@ DETAILED = msgspec.structs.replace(
         pytest.param(decisions.large(), id="many nodes"),
     ],
 )
-def test_what_is_read_back_is_what_was_written(given: Decision) -> None:
-    _, found = decision_endpoint.read(body(filled(given), form="arrays"))
-    assert same(found[0], given)
-    assert found[0].at == given.at
-    assert [one.distances().tolist() for _, one in found[0].details()] == [
-        one.distances().tolist() for _, one in given.details()
+def test_what_is_read_back_is_what_was_written(written: Decision) -> None:
+    _, listed = decision_endpoint.read(body(filled(written), form="arrays"))
+    assert same(listed[0], written)
+    assert listed[0].at == written.at
+    assert [details.distances().tolist() for _, details in listed[0].details()] == [
+        details.distances().tolist() for _, details in written.details()
     ]
-    assert [verdict.joined for _, verdict in found[0].verdicts] == [v.joined for _, v in given.verdicts]
+    assert [verdict.joined for _, verdict in listed[0].verdicts] == [v.joined for _, v in written.verdicts]
 
 
 def at(seconds: float, name: str = "p", verb: Any = "filter") -> Decision:
@@ -87,27 +87,27 @@ def at(seconds: float, name: str = "p", verb: Any = "filter") -> Decision:
 
 def test_the_newest_come_first_and_what_is_known_beside_them() -> None:
     ring = filled(at(0, "other"), at(10), at(11, verb="prioritize"), at(20), at(30))
-    page, found = decision_endpoint.read(body(ring, namespace="d", pod="p", limit="2", form="arrays"))
-    assert [one.at for one in found] == [30, 20]
+    page, listed = decision_endpoint.read(body(ring, namespace="d", pod="p", limit="2", form="arrays"))
+    assert [item.at for item in listed] == [30, 20]
     assert (page.found, page.tries, page.since) == (4, 3, "1970-01-01T00:00:10Z")
     assert (page.kept, page.kept_since) == (5, "1970-01-01T00:00:00Z")
 
 
 def test_a_page_ends_where_it_grows_large() -> None:
     ring = filled(*[decisions.large()] * 20)
-    page, found = decision_endpoint.read(body(ring, form="arrays"))
-    assert 3 < len(found) < 20 == page.found
+    page, listed = decision_endpoint.read(body(ring, form="arrays"))
+    assert 3 < len(listed) < 20 == page.found
     assert 1 <= len(json.loads(body(ring))["decisions"]) < 5
 
 
 def test_nothing_is_kept() -> None:
-    found = json.loads(body(DecisionRing(), pod="p"))
-    assert found == {"decisions": [], "found": 0, "tries": 0, "since": None, "kept": 0, "kept_since": None}
+    page = json.loads(body(DecisionRing(), pod="p"))
+    assert page == {"decisions": [], "found": 0, "tries": 0, "since": None, "kept": 0, "kept_since": None}
 
 
 def test_words_are_the_usual_form() -> None:
-    found = json.loads(body(filled(decisions.decision(heat="81 70"))))
-    assert found["decisions"][0]["feasible"] == ["n2"]
+    page = json.loads(body(filled(decisions.decision(heat="81 70"))))
+    assert page["decisions"][0]["feasible"] == ["n2"]
 
 
 @pytest.mark.parametrize("limit", ["0", "x", "1001", "-1", "1.5", "", "²", "9" * 5000])
@@ -133,7 +133,7 @@ def test_every_problem_of_a_query_is_named() -> None:
     ],
 )
 def test_what_another_version_may_answer_is_an_error(old: bytes, new: bytes) -> None:
-    given = body(filled(decisions.decision(heat="81 70")), form="arrays")
-    assert old in given
+    page = body(filled(decisions.decision(heat="81 70")), form="arrays")
+    assert old in page
     with pytest.raises(BadInput, match="decisions"):
-        decision_endpoint.read(given.replace(old, new))
+        decision_endpoint.read(page.replace(old, new))

@@ -86,9 +86,9 @@ class Leader:
 
 @pytest.fixture(autouse=True)
 def events(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
-    found: list[tuple[str, dict[str, Any]]] = []
-    monkeypatch.setattr(logs, "emit", lambda event, **fields: found.append((event, fields)))
-    return found
+    events: list[tuple[str, dict[str, Any]]] = []
+    monkeypatch.setattr(logs, "emit", lambda event, **fields: events.append((event, fields)))
+    return events
 
 
 @pytest.mark.parametrize("error", [Refused("no right"), TypeError("a defect"), asyncio.CancelledError()])

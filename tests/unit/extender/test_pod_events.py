@@ -31,23 +31,23 @@ class Told:
 
 
 def test_a_pod_that_no_node_takes_is_told_why_without_measured_values() -> None:
-    told = Told()
-    pod_events.PodEvents(told)(decision([1, 1]))  # type: ignore[arg-type]
-    assert told.notes == ["none of 2 candidates passes: 2 heat GreaterThan 80"]
+    recorder = Told()
+    pod_events.PodEvents(recorder)(decision([1, 1]))  # type: ignore[arg-type]
+    assert recorder.notes == ["none of 2 candidates passes: 2 heat GreaterThan 80"]
 
 
 def test_nothing_is_told_while_a_node_is_left_or_of_other_questions() -> None:
-    told = Told()
-    tell = pod_events.PodEvents(told)  # type: ignore[arg-type]
+    recorder = Told()
+    tell = pod_events.PodEvents(recorder)  # type: ignore[arg-type]
     tell(decision([1, 0]))
     tell(decision([1, 1], verb="preempt"))
     tell(Decision("filter", PodRef("d", "p"), 0.0, 1, Names.of([])))
-    assert told.notes == []
+    assert recorder.notes == []
 
 
 def test_a_pod_that_could_not_be_bound_is_told_why() -> None:
-    told = Told()
-    tell = pod_events.PodEvents(told)  # type: ignore[arg-type]
+    recorder = Told()
+    tell = pod_events.PodEvents(recorder)  # type: ignore[arg-type]
     tell(decision([1], verb="bind"))
     tell(Decision("bind", PodRef("d", "p"), 0.0, 1, Names.of(["n0"]), told="main: card0"))
-    assert told.notes == ["not bound to n0: heat GreaterThan 80"]
+    assert recorder.notes == ["not bound to n0: heat GreaterThan 80"]

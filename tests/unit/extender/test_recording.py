@@ -25,18 +25,18 @@ HEADER = Header(format=recording_file.FORMAT, nodewise="1", agents=(), sync_peri
 
 
 def kinds(file: bytes) -> list[str]:
-    return [type(one.entry).__name__ for one in records(file)]
+    return [type(record.entry).__name__ for record in records(file)]
 
 
 def entries(file: bytes, kind: type) -> list[Any]:
-    return [one.entry for one in records(file) if isinstance(one.entry, kind)]
+    return [record.entry for record in records(file) if isinstance(record.entry, kind)]
 
 
-def written(*given: Record) -> bytes:
+def written(*contents: Record) -> bytes:
     disk = Disk()
     writer = recording_file.Writer(disk)
-    for one in given:
-        writer.write(one)
+    for record in contents:
+        writer.write(record)
     writer.close()
     return disk.contents
 
@@ -55,7 +55,7 @@ class TestTape:
         ]
 
     @pytest.mark.parametrize(
-        ("file", "said"),
+        ("file", "message"),
         [
             (b"", "header: none"),
             (b"no gzip", "entry 1"),
@@ -67,8 +67,8 @@ class TestTape:
         ],
         ids=["empty", "no gzip", "no kind", "no header", "wrong checksum", "of a later format"],
     )  # fmt: skip
-    def test_what_is_no_recording_is_said_to_be_none(self, file: bytes, said: str) -> None:
-        with pytest.raises(BadInput, match=said):
+    def test_what_is_no_recording_is_said_to_be_none(self, file: bytes, message: str) -> None:
+        with pytest.raises(BadInput, match=message):
             records(file)
 
 
@@ -76,15 +76,15 @@ class TestEntries:
     def test_what_does_not_change_is_not_told_again(self) -> None:
         recorded = Recorded()
         heat = metrics_snapshot(series("heat", n1=1, n2=9))
-        given = cluster_state([HEAT], heat, "n1 n2")
-        recorded.see(given)
-        recorded.see(ClusterState(given.nodes, given.objects, heat, NOW + 1))
+        state = cluster_state([HEAT], heat, "n1 n2")
+        recorded.see(state)
+        recorded.see(ClusterState(state.nodes, state.objects, heat, NOW + 1))
         assert kinds(recorded.ended()) == [
             "Header",
             *(
                 "Nodes",
                 "Object",
-                *(["Object"] * len(given.objects[NAMESPACES])),
+                *(["Object"] * len(state.objects[NAMESPACES])),
                 "SeriesEntry",
                 "Metrics",
                 "Moment",
@@ -100,20 +100,20 @@ class TestEntries:
         second = {**first, "n3": Sample(8, 1.0)}
         third = {name: Sample(sample.value, 2.0) for name, sample in second.items()}
         for samples in (first, second, third, third):
-            one = series("heat")
+            heat = series("heat")
             recorded.see(
-                ClusterState(nodes, {POLICIES: {}}, metrics_snapshot(with_samples(one, samples)), NOW)
+                ClusterState(nodes, {POLICIES: {}}, metrics_snapshot(with_samples(heat, samples)), NOW)
             )
-        told = [(one.nodes is None, one.columns) for one in entries(recorded.ended(), SeriesEntry)]
-        assert told[1:] == [
+        columns = [(entry.nodes is None, entry.columns) for entry in entries(recorded.ended(), SeriesEntry)]
+        assert columns[1:] == [
             (True, {"value": recording_file.Cells(at=[3], to=[8])}),
             (True, {"at": recording_file.Cells(one=2.0)}),
             (True, {}),
         ]
 
 
-def with_samples(one: Any, samples: dict[str, Sample]) -> Any:
-    return type(one)(one.metric, one.source, one.fetched_at, samples)
+def with_samples(fetched: Any, samples: dict[str, Sample]) -> Any:
+    return type(fetched)(fetched.metric, fetched.source, fetched.fetched_at, samples)
 
 
 class TestRecording:
@@ -127,9 +127,9 @@ class TestRecording:
     def test_a_request_that_cannot_be_read_is_recorded_with_its_error(self) -> None:
         recorded = Recorded()
         recorded.ask("/scheduler/filter", b"garbage")
-        found = records(recorded.ended())[1]
-        assert (found.entry.error, found.blobs[0]) == ("BadInput", b"garbage")  # type: ignore[union-attr]
-        assert b"wanted an ExtenderArgs object" in found.blobs[1]
+        exchange = records(recorded.ended())[1]
+        assert (exchange.entry.error, exchange.blobs[0]) == ("BadInput", b"garbage")  # type: ignore[union-attr]
+        assert b"wanted an ExtenderArgs object" in exchange.blobs[1]
 
     def test_it_ends_at_its_limit_and_says_so_once(self, capsys: Any) -> None:
         recorded = Recorded(max_bytes=400)
@@ -218,6 +218,6 @@ def test_reading_needs_no_whole_file() -> None:
     file = written(
         Record(HEADER), *[recording_file.record(Exchange(path="/x", at=1.0, generation=1), b"a" * 99)] * 9
     )
-    found = [len(list(recording_file.read(io.BytesIO(file[:size])))) for size in range(len(file), 120, -1)]
-    assert found == sorted(found, reverse=True)
-    assert found[0] == 10
+    lengths = [len(list(recording_file.read(io.BytesIO(file[:size])))) for size in range(len(file), 120, -1)]
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[0] == 10

@@ -32,8 +32,12 @@ def again(worlds: Sequence[ClusterState]) -> list[ClusterState]:
     making = Rebuilding({PODS: AllocatedPod, ALLOCATION_RECORDS: LedgerLease, NODES: merge("Node", GpuNode)})
     made: list[Any] = []
     for number, (old, new) in enumerate(zip([recording_deltas.EMPTY, *worlds[:-1]], worlds, strict=True), 1):
-        records = [one for one in recording_deltas.entries(old, changed(old, new), number) if one is not None]
-        made += [found for one in records if (found := making.take(one)) is not None]
+        records = [
+            record
+            for record in recording_deltas.entries(old, changed(old, new), number)
+            if record is not None
+        ]
+        made += [found for record in records if (found := making.take(record)) is not None]
     return made
 
 
@@ -44,20 +48,20 @@ def test_nodes_and_their_pods_and_the_versions_are_told() -> None:
         cluster_state({**first, "n2": named("n2", "0.1.2")}, [pod("a", "n1", "card0")], [], "12"),
         cluster_state({"n2": named("n2", "0.1.2")}, [pod("c", "n2", "card2")], [], "13"),
     ]
-    for found, wanted in zip(again(worlds), worlds, strict=True):
-        assert list(found.node_objects) == list(wanted.node_objects)
-        assert found.objects == wanted.objects
-        assert found.versions == wanted.versions
-        one, other = agent_state(found), agent_state(wanted)
-        assert laid_out(one) == laid_out(other)
-        assert {name: charged(one, name) for name in one.nodes} == {
+    for actual, wanted in zip(again(worlds), worlds, strict=True):
+        assert list(actual.node_objects) == list(wanted.node_objects)
+        assert actual.objects == wanted.objects
+        assert actual.versions == wanted.versions
+        actual_state, other = agent_state(actual), agent_state(wanted)
+        assert laid_out(actual_state) == laid_out(other)
+        assert {name: charged(actual_state, name) for name in actual_state.nodes} == {
             name: charged(other, name) for name in other.nodes
         }
 
 
 def test_what_did_not_change_stays_the_same_object() -> None:
-    given = cluster_state({"n1": named("n1")}, [pod("a", "n1", "card0")])
-    first, second = again([given, given])
+    state = cluster_state({"n1": named("n1")}, [pod("a", "n1", "card0")])
+    first, second = again([state, state])
     assert second.objects[PODS] is first.objects[PODS]
     assert second.node_objects is first.node_objects
 

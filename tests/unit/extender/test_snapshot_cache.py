@@ -56,10 +56,10 @@ class Sizes:
 
     def build(self, cluster_state: ClusterState) -> Generator[None, None, Mapping[str, int]]:
         self.worlds.append(cluster_state)
-        sizes = {name: one.size for (_, name), one in cluster_state.objects["ledgers"].items()}
+        sizes = {name: item.size for (_, name), item in cluster_state.objects["ledgers"].items()}
         yield
         self.meanwhile()
-        return sizes | {name: one.size for (_, name), one in cluster_state.node_objects.items()}
+        return sizes | {name: node.size for (_, name), node in cluster_state.node_objects.items()}
 
 
 def named(*names: str, size: int = 0) -> list[Any]:
@@ -92,8 +92,8 @@ class Parts:
 
     def learn(self, name: str, size: int, version: str) -> None:
         """What a bind does with the answer to its write."""
-        found = self.keeper.apply_response("ledgers", f"{name} {size} {version}".encode())
-        self.keeper.amend(name, "s", lambda agent_state: {**agent_state, name: found.size})
+        item = self.keeper.apply_response("ledgers", f"{name} {size} {version}".encode())
+        self.keeper.amend(name, "s", lambda agent_state: {**agent_state, name: item.size})
         self.keeper.withdraw(name)
 
 
@@ -151,12 +151,12 @@ class TestPublishing:
         assert parts.keeper.snapshot.agent_states["t"] == 3
 
     def test_a_world_is_told_before_slots_are_computed_of_it(self, parts: Parts) -> None:
-        told: list[tuple[int, int, int]] = []
+        reports: list[tuple[int, int, int]] = []
 
         async def play() -> None:
             await parts.full()
             parts.keeper.subscribe(
-                lambda cluster_state, number: told.append(
+                lambda cluster_state, number: reports.append(
                     (len(cluster_state.nodes), number, parts.counting.computed)
                 )
             )
@@ -164,7 +164,7 @@ class TestPublishing:
             await parts.keeper.publish()
 
         asyncio.run(play())
-        assert told == [(1, 2, 1)]
+        assert reports == [(1, 2, 1)]
         assert parts.keeper.snapshot.generation == 2
 
     def test_all_objects_of_a_world_are_of_one_instant(self, parts: Parts) -> None:
@@ -298,10 +298,10 @@ class TestLearning:
         assert parts.keeper.snapshot.agent_states["s"]["x"] == 9
 
     def test_each_view_has_a_number_and_a_world_of_its_own(self, parts: Parts) -> None:
-        told: dict[int, dict[str, int]] = {}
+        sizes: dict[int, dict[str, int]] = {}
 
         def tell(cluster_state: ClusterState, number: int) -> None:
-            told[number] = {name: one.size for (_, name), one in cluster_state.objects["ledgers"].items()}
+            sizes[number] = {name: item.size for (_, name), item in cluster_state.objects["ledgers"].items()}
 
         async def play() -> None:
             await parts.full()
@@ -311,7 +311,7 @@ class TestLearning:
             await parts.keeper.publish()
 
         asyncio.run(play())
-        assert told == {2: {"x": 1}, 3: {"x": 1}, 4: {"x": 1, "y": 2}, 5: {"x": 1, "y": 2}}
+        assert sizes == {2: {"x": 1}, 3: {"x": 1}, 4: {"x": 1, "y": 2}, 5: {"x": 1, "y": 2}}
         assert parts.keeper.snapshot.generation == 5
 
     def test_what_stands_is_in_every_view_until_it_is_taken_back(self, parts: Parts) -> None:

@@ -40,29 +40,33 @@ def node(name: str, **more: Any) -> dict[str, Any]:
     return {"metadata": {"name": name}} | more
 
 
-def read(given: bytes, known: str = "a b") -> Candidacy[Any]:
-    return READER.candidacy(given, NodeIndex(known.split()))
+def read(request: bytes, known: str = "a b") -> Candidacy[Any]:
+    return READER.candidacy(request, NodeIndex(known.split()))
 
 
 class TestReading:
     def test_names(self) -> None:
-        found = read(body(Nodes=None, NodeNames=["b", "a"]))
-        assert (list(found.names), found.nodes, found.pod.metadata.name) == (["b", "a"], None, "p")
+        candidacy = read(body(Nodes=None, NodeNames=["b", "a"]))
+        assert (list(candidacy.names), candidacy.nodes, candidacy.pod.metadata.name) == (
+            ["b", "a"],
+            None,
+            "p",
+        )
 
     def test_names_as_go_writes_them(self) -> None:
-        found = read(b'{"Pod":{"metadata":{"name":"p"}},"NodeNames":["b","a"]}')
-        assert found.names.numbers.tolist() == [1, 0]
+        candidacy = read(b'{"Pod":{"metadata":{"name":"p"}},"NodeNames":["b","a"]}')
+        assert candidacy.names.numbers.tolist() == [1, 0]
 
     def test_names_of_nodes_that_are_not_known(self) -> None:
-        found = read(b'{"Pod":{"metadata":{"name":"p"}},"NodeNames":["b","x","a"]}')
-        assert (list(found.names), found.names.numbers.tolist()) == (["b", "x", "a"], [1, 2, 0])
+        candidacy = read(b'{"Pod":{"metadata":{"name":"p"}},"NodeNames":["b","x","a"]}')
+        assert (list(candidacy.names), candidacy.names.numbers.tolist()) == (["b", "x", "a"], [1, 2, 0])
 
     def test_whole_nodes_keep_their_bytes(self) -> None:
         raw = b'{"metadata": {"name":"a", "x": "<&>"},  "spec":{"unknownField":1}}'
-        found = read(b'{"Pod":{"metadata":{"name":"p"}},"Nodes":{"items":[' + raw + b"]}}")
-        assert list(found.names) == ["a"]
-        assert found.nodes is not None
-        assert bytes(found.nodes[0]) == raw
+        candidacy = read(b'{"Pod":{"metadata":{"name":"p"}},"Nodes":{"items":[' + raw + b"]}}")
+        assert list(candidacy.names) == ["a"]
+        assert candidacy.nodes is not None
+        assert bytes(candidacy.nodes[0]) == raw
 
     @pytest.mark.parametrize(
         ("raw", "name"),
@@ -76,8 +80,8 @@ class TestReading:
         ],
     )
     def test_names_of_whole_nodes(self, raw: bytes, name: str) -> None:
-        found = read(b'{"Pod":{"metadata":{"name":"p"}},"Nodes":{"items":[' + raw + b"]}}")
-        assert list(found.names) == [name]
+        candidacy = read(b'{"Pod":{"metadata":{"name":"p"}},"Nodes":{"items":[' + raw + b"]}}")
+        assert list(candidacy.names) == [name]
 
     @pytest.mark.parametrize("items", [[], None])
     def test_no_nodes_are_no_error(self, items: Any) -> None:
@@ -91,8 +95,8 @@ class TestReading:
         assert list(read(body(NodeNames=["a"]) + b" trailing").names) == ["a"]
 
     def test_of_two_equal_keys_the_last_counts(self) -> None:
-        found = read(b'{"Pod":{"metadata":{"name":"p"}},"NodeNames":["a"],"NodeNames":["b"]}')
-        assert list(found.names) == ["b"]
+        candidacy = read(b'{"Pod":{"metadata":{"name":"p"}},"NodeNames":["a"],"NodeNames":["b"]}')
+        assert list(candidacy.names) == ["b"]
 
     def test_victims_by_uid(self) -> None:
         victims = {"a": {"Pods": [{"UID": "v"}], "NumPDBViolations": 2}}
@@ -130,10 +134,10 @@ BAD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("given", "field"), BAD.values(), ids=BAD)
-def test_bad_input_names_the_field(given: bytes, field: str) -> None:
+@pytest.mark.parametrize(("request_body", "field"), BAD.values(), ids=BAD)
+def test_bad_input_names_the_field(request_body: bytes, field: str) -> None:
     with pytest.raises(BadInput) as caught:
-        read(given)
+        read(request_body)
     assert [problem.field for problem in caught.value.problems] == [field], str(caught.value)
 
 
@@ -169,47 +173,47 @@ def decision(names: str, verdicts: Any = (), scores: Any = ()) -> Decision:
 NAMES: Any = Candidacy(None, Names.of([]), None)
 
 
-def filtered(request: Any, given: Decision) -> bytes:
-    return b"".join(wire_format.filter_response(request, given))
+def filtered(request: Any, answer: Decision) -> bytes:
+    return b"".join(wire_format.filter_response(request, answer))
 
 
 class TestAnswers:
     def test_names_for_names(self) -> None:
-        found = filtered(NAMES, decision("a b", [("t", [0, 1], ["hot"])]))
-        assert found.replace(b" ", b"") == (
+        response = filtered(NAMES, decision("a b", [("t", [0, 1], ["hot"])]))
+        assert response.replace(b" ", b"") == (
             b'{"Nodes":null,"NodeNames":["a"],"FailedNodes":{"b":"hot"},'
             b'"FailedAndUnresolvableNodes":null,"Error":""}\n'
         )
 
     def test_nobody_had_anything_to_say(self) -> None:
-        found = filtered(NAMES, decision("a b"))
-        assert json.loads(found)["NodeNames"] == ["a", "b"]
-        assert json.loads(found)["FailedNodes"] is None
+        response = filtered(NAMES, decision("a b"))
+        assert json.loads(response)["NodeNames"] == ["a", "b"]
+        assert json.loads(response)["FailedNodes"] is None
 
     def test_all_are_rejected(self) -> None:
-        found = json.loads(filtered(NAMES, decision("a b", [("t", [2, 1], ["x", 'y "z"'])])))
-        assert found["NodeNames"] == []
-        assert found["FailedNodes"] == {"a": 'y "z"', "b": "x"}
+        response = json.loads(filtered(NAMES, decision("a b", [("t", [2, 1], ["x", 'y "z"'])])))
+        assert response["NodeNames"] == []
+        assert response["FailedNodes"] == {"a": 'y "z"', "b": "x"}
 
     def test_whole_nodes_for_whole_nodes(self) -> None:
         raws = [msgspec.Raw(json.dumps(node(name)).encode()) for name in "abc"]
         request = Candidacy(None, Names.of(list("abc")), raws)
-        found = filtered(request, decision("a b c", [("t", [0, 1, 0], ["x"])]))
-        assert json.loads(found)["Nodes"]["items"] == [node("a"), node("c")]
-        assert json.loads(found)["NodeNames"] is None
-        assert bytes(raws[0]) in found
+        response = filtered(request, decision("a b c", [("t", [0, 1, 0], ["x"])]))
+        assert json.loads(response)["Nodes"]["items"] == [node("a"), node("c")]
+        assert json.loads(response)["NodeNames"] is None
+        assert bytes(raws[0]) in response
 
     def test_the_first_agent_that_rejects_gives_the_reason(self) -> None:
-        found = filtered(NAMES, decision("a b", [("t", [1, 0], ["hot"]), ("g", [1, 1], ["full"])]))
-        assert json.loads(found)["FailedNodes"] == {"a": "hot", "b": "full"}
+        response = filtered(NAMES, decision("a b", [("t", [1, 0], ["hot"]), ("g", [1, 1], ["full"])]))
+        assert json.loads(response)["FailedNodes"] == {"a": "hot", "b": "full"}
 
     def test_scores(self) -> None:
-        found = wire_format.prioritize_response(decision("a b", scores=[("t", [10, 0])]))
-        assert found.replace(b" ", b"") == b'[{"Host":"a","Score":10},{"Host":"b","Score":0}]\n'
+        response = wire_format.prioritize_response(decision("a b", scores=[("t", [10, 0])]))
+        assert response.replace(b" ", b"") == b'[{"Host":"a","Score":10},{"Host":"b","Score":0}]\n'
 
     def test_scores_of_several_agents_are_averaged(self) -> None:
-        found = wire_format.prioritize_response(decision("a b", scores=[("t", [10, 0]), ("g", [5, 1])]))
-        assert [one["Score"] for one in json.loads(found)] == [8, 0]
+        response = wire_format.prioritize_response(decision("a b", scores=[("t", [10, 0]), ("g", [5, 1])]))
+        assert [score["Score"] for score in json.loads(response)] == [8, 0]
 
     def test_no_candidates(self) -> None:
         assert wire_format.prioritize_response(decision("")) == b"[]\n"
@@ -217,13 +221,13 @@ class TestAnswers:
 
     def test_strange_names_survive(self) -> None:
         strange = ['a","b', "\\", '"', "ü\u2028", ""]
-        given = Decision("prioritize", PodRef("", ""), 0.0, 1, Names.of(strange))
-        assert [one["Host"] for one in json.loads(wire_format.prioritize_response(given))] == strange
+        scored = Decision("prioritize", PodRef("", ""), 0.0, 1, Names.of(strange))
+        assert [score["Host"] for score in json.loads(wire_format.prioritize_response(scored))] == strange
 
     def test_preempt_leaves_the_nodes_that_are_kept(self) -> None:
         request: Any = Preemption(None, {"a": MetaVictims([], 1), "b": MetaVictims()})
-        found = wire_format.preempt_response(request, decision("a b", [("t", [0, 1], ["x"])]))
-        assert json.loads(found) == {"NodeNameToMetaVictims": {"a": {"Pods": [], "NumPDBViolations": 1}}}
+        response = wire_format.preempt_response(request, decision("a b", [("t", [0, 1], ["x"])]))
+        assert json.loads(response) == {"NodeNameToMetaVictims": {"a": {"Pods": [], "NumPDBViolations": 1}}}
 
 
 WHOLE = {"metadata": {"name": "a"}, "status": {"allocatable": {"cpu": "8"}}}
@@ -261,78 +265,78 @@ class TestSecondReading:
     def test_keys_in_any_case_and_trailing_bytes_are_read(
         self, size: int, case: Callable[[str], str], made: Callable[[int], Any], trailing: bytes
     ) -> None:
-        given = json.dumps(_in_case(made(size), case)).encode() + trailing
+        request = json.dumps(_in_case(made(size), case)).encode() + trailing
         expected = read(json.dumps(made(size)).encode())
-        found = read(given)
-        assert (found.pod, list(found.names)) == (expected.pod, list(expected.names))
-        assert list(found.names) == ["a", "n" * size]
+        candidacy = read(request)
+        assert (candidacy.pod, list(candidacy.names)) == (expected.pod, list(expected.names))
+        assert list(candidacy.names) == ["a", "n" * size]
 
     @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
     def test_a_preempt_request_too(self, size: int) -> None:
-        given = {"pod": POD, "nodenametometavictims": {"n" * size: {"Pods": [{"UID": "u"}]}}}
-        found = READER.preemption(json.dumps(given).encode() + b" trailing")
-        assert found.uids() == {"n" * size: frozenset({"u"})}
+        fields = {"pod": POD, "nodenametometavictims": {"n" * size: {"Pods": [{"UID": "u"}]}}}
+        preemption = READER.preemption(json.dumps(fields).encode() + b" trailing")
+        assert preemption.uids() == {"n" * size: frozenset({"u"})}
 
     @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
     def test_whole_nodes_are_read_in_any_case(self, size: int) -> None:
         nodes = [_in_case(WHOLE, str.upper), {"metadata": {"name": "n" * size}}]
-        found = NODES.nodes(json.dumps({"NODES": {"ITEMS": nodes}, "POD": POD}).encode())
-        assert found is not None
-        assert [node.metadata.name for node in found] == ["a", "n" * size]
-        assert found[0].status.allocatable == {"cpu": "8"}
+        decoded = NODES.nodes(json.dumps({"NODES": {"ITEMS": nodes}, "POD": POD}).encode())
+        assert decoded is not None
+        assert [node.metadata.name for node in decoded] == ["a", "n" * size]
+        assert decoded[0].status.allocatable == {"cpu": "8"}
 
     @pytest.mark.parametrize(("more", "is_read"), [(0, True), (1, False)], ids=["at the limit", "beyond it"])
     def test_the_longest_body(self, monkeypatch: pytest.MonkeyPatch, more: int, is_read: bool) -> None:
-        given = json.dumps({"pod": POD, "nodeNames": ["n" * PADDING]}).encode()
-        monkeypatch.setattr(lenient_decoder, "MOST_BYTES", len(given) - more)
-        _is_read_or_refused(given, "body", is_read)
+        request = json.dumps({"pod": POD, "nodeNames": ["n" * PADDING]}).encode()
+        monkeypatch.setattr(lenient_decoder, "MOST_BYTES", len(request) - more)
+        _is_read_or_refused(request, "body", is_read)
 
     @pytest.mark.parametrize(("more", "is_read"), [(0, True), (1, False)], ids=["at the limit", "beyond it"])
     def test_the_most_values(self, monkeypatch: pytest.MonkeyPatch, more: int, is_read: bool) -> None:
-        given = json.dumps({"pod": POD, "nodeNames": ["a"] * 2**18}).encode()
-        monkeypatch.setattr(request_limits, "MOST_VALUES", given.count(b",") - more)
-        _is_read_or_refused(given, "body", is_read)
+        request = json.dumps({"pod": POD, "nodeNames": ["a"] * 2**18}).encode()
+        monkeypatch.setattr(request_limits, "MOST_VALUES", request.count(b",") - more)
+        _is_read_or_refused(request, "body", is_read)
 
     @pytest.mark.parametrize(("more", "is_read"), [(0, True), (1, False)], ids=["at the limit", "beyond it"])
     def test_the_most_whole_nodes_in_other_case(self, more: int, is_read: bool) -> None:
         nodes = [{"Metadata": {"Name": "a"}}] * (lenient_decoder.MOST_NODES + more)
-        given = json.dumps({"Pod": POD, "Nodes": {"items": nodes}}).encode()
-        _is_read_or_refused(given, "Nodes.items", is_read)
+        request = json.dumps({"Pod": POD, "Nodes": {"items": nodes}}).encode()
+        _is_read_or_refused(request, "Nodes.items", is_read)
         if not is_read:
             with pytest.raises(BadInput, match="16385 nodes without"):
-                NODES.nodes(given)
+                NODES.nodes(request)
 
     def test_an_object_of_many_keys_stays_as_it_is(self) -> None:
-        given = {f"key-{number}": 0 for number in range(lenient_decoder.MOST_KEYS)} | {
+        fields = {f"key-{number}": 0 for number in range(lenient_decoder.MOST_KEYS)} | {
             "pod": POD,
             "nodeNames": ["a"],
         }
         with pytest.raises(BadInput, match="Pod: null or absent"):
-            read(json.dumps(given).encode())
+            read(json.dumps(fields).encode())
 
     def test_lists_in_lists_are_not_copied_level_by_level(self) -> None:
         levels = 300
         nested = b"[" * levels + b'"' + b"x" * 2**16 + b'"' + b"]" * levels
-        given = b'{"pod":{"metadata":{"name":"p"},"spec":{"containers":' + nested + b"}}}"
+        request = b'{"pod":{"metadata":{"name":"p"},"spec":{"containers":' + nested + b"}}}"
         tracemalloc.start()
         try:
-            lenient_decoder.rewrite(given)
+            lenient_decoder.rewrite(request)
             _, peak_bytes = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-        assert peak_bytes < 20 * len(given)
+        assert peak_bytes < 20 * len(request)
 
     def test_many_values_and_trailing_bytes_are_looked_at_as_without_these(self) -> None:
-        given = _filled(b'"x":[', b"0,", 2**21, b'0],"NodeNames":["a"]}') + b" trailing"
-        assert list(read(given).names) == ["a"]
+        request = _filled(b'"x":[', b"0,", 2**21, b'0],"NodeNames":["a"]}') + b" trailing"
+        assert list(read(request).names) == ["a"]
 
 
-def _is_read_or_refused(given: bytes, field: str, is_read: bool) -> None:
+def _is_read_or_refused(request: bytes, field: str, is_read: bool) -> None:
     if is_read:
-        assert len(read(given).names)
+        assert len(read(request).names)
         return
     with pytest.raises(BadInput) as caught:
-        read(given)
+        read(request)
     assert [problem.field for problem in caught.value.problems] == [field]
 
 
@@ -352,10 +356,10 @@ LARGE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("given", "field"), LARGE.values(), ids=LARGE)
-def test_more_than_any_cluster_has_is_refused_before_it_is_built(given: bytes, field: str) -> None:
+@pytest.mark.parametrize(("request_body", "field"), LARGE.values(), ids=LARGE)
+def test_more_than_any_cluster_has_is_refused_before_it_is_built(request_body: bytes, field: str) -> None:
     with pytest.raises(BadInput) as caught:
-        read(given)
+        read(request_body)
     assert [problem.field for problem in caught.value.problems] == [field], str(caught.value)
 
 
@@ -368,8 +372,8 @@ class TestBinding:
     GIVEN = b'{"PodName":"p","PodNamespace":"d","PodUID":"u","Node":"a"}\n'
 
     def test_the_pod_and_its_node(self) -> None:
-        found = wire_format.binding(self.GIVEN)
-        assert (found.pod_namespace, found.pod_name, found.pod_uid, found.node) == ("d", "p", "u", "a")
+        args = wire_format.binding(self.GIVEN)
+        assert (args.pod_namespace, args.pod_name, args.pod_uid, args.node) == ("d", "p", "u", "a")
 
     def test_keys_in_other_case_and_trailing_bytes_are_read_as_go_reads_them(self) -> None:
         assert wire_format.binding(self.GIVEN.lower() + b"x") == wire_format.binding(self.GIVEN)
@@ -379,10 +383,10 @@ class TestBinding:
             wire_format.binding(b'{"PodName":"p","PodUID":""}')
         assert [problem.field for problem in caught.value.problems] == ["PodNamespace", "PodUID", "Node"]
 
-    @pytest.mark.parametrize("given", [b"", b"foo", b"[]", b'{"PodName":1}', b"\xff", b"[" * 10**6])
-    def test_what_is_no_request_is_bad_input(self, given: bytes) -> None:
+    @pytest.mark.parametrize("request_body", [b"", b"foo", b"[]", b'{"PodName":1}', b"\xff", b"[" * 10**6])
+    def test_what_is_no_request_is_bad_input(self, request_body: bytes) -> None:
         with pytest.raises(BadInput):
-            wire_format.binding(given)
+            wire_format.binding(request_body)
 
     @pytest.mark.parametrize("error", ["", "will not fit", 'pod "p" not found'])
     def test_the_answer_as_go_reads_it(self, error: str) -> None:
