@@ -198,5 +198,6 @@ class TestScipy:
             beta_distribution.risk(0.5, 0.1, 0.9)
 
     def test_it_is_imported_when_it_is_needed(self) -> None:
-        code = "import sys; from nodewise.agents.safe import beta, tail; sys.exit('scipy' in sys.modules)"
+        modules = "beta_distribution, risk_scores"
+        code = f"import sys; from nodewise.agents.safe import {modules}; sys.exit('scipy' in sys.modules)"
         subprocess.run([sys.executable, "-c", code], check=True)
