@@ -103,4 +103,4 @@ def test_every_annotation_that_is_declared_stands_in_the_table():
         )
         for field in load_annotations.msgspec.structs.fields(struct)
     }
-    assert declared == {one.key for one in load_annotations.TABLE if one.reader}
+    assert declared == {field.key for field in load_annotations.TABLE if field.reader}

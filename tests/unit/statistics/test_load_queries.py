@@ -6,18 +6,18 @@ from nodewise.statistics.load_queries import StatisticsOptions
 
 
 def test_one_window_for_cpu_and_memory():
-    asked = load_queries.metric_requests(StatisticsOptions(statistics_window_s=600.0))
-    assert asked.cpu_mean.query == f"avg_over_time(({load_queries.cpu_used(120.0)})[600s:30s])"
-    assert asked.cpu_deviation.query == f"stddev_over_time(({load_queries.cpu_used(120.0)})[600s:30s])"
-    assert asked.memory_mean.query == f"avg_over_time(({load_queries.memory_used()})[600s:30s])"
-    assert asked.memory_deviation.query == f"stddev_over_time(({load_queries.memory_used()})[600s:30s])"
-    assert {metric_request.max_age_s for metric_request in asked} == {3600.0}
+    requests = load_queries.metric_requests(StatisticsOptions(statistics_window_s=600.0))
+    assert requests.cpu_mean.query == f"avg_over_time(({load_queries.cpu_used(120.0)})[600s:30s])"
+    assert requests.cpu_deviation.query == f"stddev_over_time(({load_queries.cpu_used(120.0)})[600s:30s])"
+    assert requests.memory_mean.query == f"avg_over_time(({load_queries.memory_used()})[600s:30s])"
+    assert requests.memory_deviation.query == f"stddev_over_time(({load_queries.memory_used()})[600s:30s])"
+    assert {metric_request.max_age_s for metric_request in requests} == {3600.0}
 
 
 def test_a_short_window_has_short_rates():
-    asked = load_queries.metric_requests(StatisticsOptions(statistics_window_s=10.0))
-    assert asked.cpu_mean.query == f"avg_over_time(({load_queries.cpu_used(2.0)})[10s:500ms])"
-    assert '{mode="idle"}[2s]' in asked.cpu_mean.query
+    requests = load_queries.metric_requests(StatisticsOptions(statistics_window_s=10.0))
+    assert requests.cpu_mean.query == f"avg_over_time(({load_queries.cpu_used(2.0)})[10s:500ms])"
+    assert '{mode="idle"}[2s]' in requests.cpu_mean.query
 
 
 def test_a_query_of_ones_own_gets_the_window_put_in():
@@ -34,6 +34,6 @@ def test_none_of_them_is_a_selector_whose_samples_would_be_asked_for():
 
 
 def test_matchers_choose_among_several_exporters():
-    asked = load_queries.metric_requests(StatisticsOptions(exporter_matchers='job="node"'))
-    assert 'node_cpu_seconds_total{mode="idle", job="node"}' in asked.cpu_mean.query
-    assert asked.memory_mean.query.count('{job="node"}') == 2
+    requests = load_queries.metric_requests(StatisticsOptions(exporter_matchers='job="node"'))
+    assert 'node_cpu_seconds_total{mode="idle", job="node"}' in requests.cpu_mean.query
+    assert requests.memory_mean.query.count('{job="node"}') == 2

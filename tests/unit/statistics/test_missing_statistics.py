@@ -22,15 +22,17 @@ def test_words(word, rejects):
     assert msgspec.convert({"when_missing": word}, MissingOptions).rejects_missing is rejects
 
 
-@pytest.mark.parametrize("given", [{"score_missing": 11}, {"score_missing": -1}, {"when_missing": "ignore"}])
-def test_what_is_out_of_bounds_is_refused(given):
+@pytest.mark.parametrize(
+    "settings", [{"score_missing": 11}, {"score_missing": -1}, {"when_missing": "ignore"}]
+)
+def test_what_is_out_of_bounds_is_refused(settings):
     with pytest.raises(msgspec.ValidationError):
-        msgspec.convert(given, MissingOptions)
+        msgspec.convert(settings, MissingOptions)
 
 
 def test_every_state_has_words_but_the_one_where_nothing_is_missing():
     assert not Missing.PRESENT.words
-    assert len({one.words for one in Missing}) == len(Missing)
+    assert len({reason.words for reason in Missing}) == len(Missing)
 
 
 def test_the_reason_names_the_agent_and_what_to_do():

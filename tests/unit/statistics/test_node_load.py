@@ -24,26 +24,30 @@ NAN = np.nan
 
 
 def node(name, allocatable=None, **annotations):
-    given = {key.replace("_", "-"): value for key, value in annotations.items()}
-    if "at" in given:
-        given[ANNOTATED_AT] = given.pop("at")
+    renamed = {key.replace("_", "-"): value for key, value in annotations.items()}
+    if "at" in renamed:
+        renamed[ANNOTATED_AT] = renamed.pop("at")
     body = {
-        "metadata": {"name": name, "annotations": given or None},
+        "metadata": {"name": name, "annotations": renamed or None},
         "status": {"allocatable": {"cpu": "4", "memory": "8Gi"} if allocatable is None else allocatable},
     }
     return msgspec.json.decode(json.dumps(body), type=NODE)
 
 
 def cluster_state(*nodes, snapshot=None, now=NOW, index=None):
-    index = index or NodeIndex([one.metadata.name for one in nodes])
+    index = index or NodeIndex([node_object.metadata.name for node_object in nodes])
     return ClusterState(
-        index, {}, snapshot or MetricsSnapshot(), now, {("", one.metadata.name): one for one in nodes}
+        index,
+        {},
+        snapshot or MetricsSnapshot(),
+        now,
+        {("", node_object.metadata.name): node_object for node_object in nodes},
     )
 
 
-def read(given, reader=None, **options):
+def read(cluster, reader=None, **options):
     return cooperative_scheduling.run_at_once(
-        (reader or LoadReader(StatisticsOptions(**options))).read(given)
+        (reader or LoadReader(StatisticsOptions(**options))).read(cluster)
     )
 
 
@@ -89,9 +93,9 @@ def test_without_a_time_annotations_are_fresh_and_of_unknown_age(stamp):
 
 
 def test_the_age_that_counts_can_be_set():
-    given = cluster_state(node("a", mean_free_cpu="100", at=clock.format_rfc3339(NOW - 100)))
-    assert read(given, statistics_max_age_s=99.0).missing[0, 0] == Missing.STALE
-    assert read(given, statistics_max_age_s=101.0).missing[0, 0] == Missing.PRESENT
+    cluster = cluster_state(node("a", mean_free_cpu="100", at=clock.format_rfc3339(NOW - 100)))
+    assert read(cluster, statistics_max_age_s=99.0).missing[0, 0] == Missing.STALE
+    assert read(cluster, statistics_max_age_s=101.0).missing[0, 0] == Missing.PRESENT
 
 
 def test_only_nodes_that_changed_are_read_again():

@@ -12,24 +12,27 @@ _POD = field_merge.merge("Pod", RequestingPod, GpuPod)
 
 
 def pod(*containers, init=()):
-    def one(given):
-        always = {"restartPolicy": "Always"} if given.pop("sidecar", False) else {}
-        return {"name": "c", "resources": {"requests": given}, **always}
+    def container(fields):
+        always = {"restartPolicy": "Always"} if fields.pop("sidecar", False) else {}
+        return {"name": "c", "resources": {"requests": fields}, **always}
 
-    spec = {"containers": [one(dict(c)) for c in containers], "initContainers": [one(dict(c)) for c in init]}
+    spec = {
+        "containers": [container(dict(c)) for c in containers],
+        "initContainers": [container(dict(c)) for c in init],
+    }
     return msgspec.convert({"metadata": {"name": "p"}, "spec": spec}, _POD)
 
 
 def test_containers_add_up():
-    found = pod_requests.effective(pod({"cpu": "500m", "memory": "1Gi"}, {"cpu": "0.25"}))
-    assert found == PodRequest(750, 2**30)
+    request = pod_requests.effective(pod({"cpu": "500m", "memory": "1Gi"}, {"cpu": "0.25"}))
+    assert request == PodRequest(750, 2**30)
 
 
 def test_the_largest_init_container_counts_where_it_asks_for_more():
-    found = pod_requests.effective(
+    request = pod_requests.effective(
         pod({"cpu": "1", "memory": "2Ki"}, init=({"cpu": "100m"}, {"cpu": "2", "memory": "1Ki"}))
     )
-    assert found == PodRequest(2000, 2048)
+    assert request == PodRequest(2000, 2048)
 
 
 def test_a_sidecar_runs_beside_the_containers():
@@ -39,10 +42,10 @@ def test_a_sidecar_runs_beside_the_containers():
 
 
 def test_init_containers_do_not_count_together():
-    given = pod({"cpu": "1", "gpu": "2"}, {"gpu": 1}, init=({"cpu": "4"},))
-    assert pod_requests.together(given, "cpu") == 1000
-    assert pod_requests.together(given, "gpu") == 3
-    assert pod_requests.together(given, "memory") == 0
+    gpu_pod = pod({"cpu": "1", "gpu": "2"}, {"gpu": 1}, init=({"cpu": "4"},))
+    assert pod_requests.together(gpu_pod, "cpu") == 1000
+    assert pod_requests.together(gpu_pod, "gpu") == 3
+    assert pod_requests.together(gpu_pod, "memory") == 0
 
 
 @pytest.mark.parametrize(
@@ -67,8 +70,8 @@ def test_quantities_are_rounded_up_and_bounded(text, milli, units):
 
 
 def test_a_pod_without_requests_asks_for_nothing():
-    for given in ({}, {"spec": {"containers": None, "initContainers": None}}):
-        bare = msgspec.convert({"metadata": {"name": "p"}} | given, _POD)
+    for fields in ({}, {"spec": {"containers": None, "initContainers": None}}):
+        bare = msgspec.convert({"metadata": {"name": "p"}} | fields, _POD)
         assert pod_requests.effective(bare) == PodRequest(0, 0)
     assert pod_requests.effective(
         msgspec.convert({"spec": {"containers": [{"resources": None}]}}, RequestingPod)

@@ -26,17 +26,17 @@ def cluster_state(factors: Mapping[str, str | None]) -> ClusterState:
 
 
 def snapshot(factors: Mapping[str, str | None], options: CongestionOptions | None = None) -> Snapshot:
-    given = cluster_state(factors)
+    cluster = cluster_state(factors)
     agent_state = cooperative_scheduling.run_at_once(
-        CongestionStateBuilder(options or CongestionOptions()).build(given)
+        CongestionStateBuilder(options or CongestionOptions()).build(cluster)
     )
-    return Snapshot(given.nodes, {"congestion": agent_state}, NOW, 1)
+    return Snapshot(cluster.nodes, {"congestion": agent_state}, NOW, 1)
 
 
 def scores(factors: Mapping[str, str | None], options: CongestionOptions | None = None) -> dict[str, int]:
-    given = snapshot(factors, options)
-    found = CongestionAgent(options or CongestionOptions()).score(
-        POD, given.nodes.named(list(factors)), given
+    cluster_snapshot = snapshot(factors, options)
+    scores = CongestionAgent(options or CongestionOptions()).score(
+        POD, cluster_snapshot.nodes.named(list(factors)), cluster_snapshot
     )
-    assert found is not None
-    return dict(zip(factors, found.points.tolist(), strict=True))
+    assert scores is not None
+    return dict(zip(factors, scores.points.tolist(), strict=True))

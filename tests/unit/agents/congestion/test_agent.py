@@ -66,17 +66,21 @@ def test_a_node_without_a_factor_gets_the_score_that_was_set() -> None:
 
 
 def test_a_node_that_nobody_knows_has_no_factor() -> None:
-    given = snapshot({"n1": "100"}, CongestionOptions(score_missing=4))
-    found = CongestionAgent(CongestionOptions()).score(POD, given.nodes.named(["n9", "n1"]), given)
-    assert found is not None
-    assert found.points.tolist() == [4, 0]
+    cluster_snapshot = snapshot({"n1": "100"}, CongestionOptions(score_missing=4))
+    scores = CongestionAgent(CongestionOptions()).score(
+        POD, cluster_snapshot.nodes.named(["n9", "n1"]), cluster_snapshot
+    )
+    assert scores is not None
+    assert scores.points.tolist() == [4, 0]
 
 
 def test_no_candidates_and_no_nodes() -> None:
-    given = snapshot({})
-    found = CongestionAgent(CongestionOptions()).score(POD, given.nodes.named([]), given)
-    assert found is not None
-    assert found.points.tolist() == []
+    cluster_snapshot = snapshot({})
+    scores = CongestionAgent(CongestionOptions()).score(
+        POD, cluster_snapshot.nodes.named([]), cluster_snapshot
+    )
+    assert scores is not None
+    assert scores.points.tolist() == []
 
 
 def test_without_a_slot_nothing_is_said() -> None:
@@ -90,14 +94,16 @@ class TestWhatIsTold:
     def details(self) -> Details:
         texts = ["55", None, "50.5", "9" * 20, "-5", "x\n" + "y" * 60]
         factors = {f"n{number}": text for number, text in enumerate(texts)}
-        given = snapshot(factors)
-        found = CongestionAgent(CongestionOptions()).score(POD, given.nodes.named(list(factors)), given)
-        assert found is not None
-        return found.details
+        cluster_snapshot = snapshot(factors)
+        scores = CongestionAgent(CongestionOptions()).score(
+            POD, cluster_snapshot.nodes.named(list(factors)), cluster_snapshot
+        )
+        assert scores is not None
+        return scores.details
 
     def test_in_words(self) -> None:
-        told = self.details()
-        assert [told.text(at) for at in range(6)] == [
+        details = self.details()
+        assert [details.text(at) for at in range(6)] == [
             "congestion-factor 55 of 100",
             "no congestion-factor",
             'congestion-factor "50.5" is not a whole number',
@@ -107,20 +113,22 @@ class TestWhatIsTold:
         ]
 
     def test_in_numbers(self) -> None:
-        told = self.details()
-        assert told.numbers(0) == {"factor": 55, "max": 100}
-        assert told.numbers(1) == {"factor": None, "max": 100, "missing": "no congestion-factor"}
-        assert told.numbers(4) == {"factor": -5, "max": 100}
-        assert msgspec.json.encode(told.numbers(2))
+        details = self.details()
+        assert details.numbers(0) == {"factor": 55, "max": 100}
+        assert details.numbers(1) == {"factor": None, "max": 100, "missing": "no congestion-factor"}
+        assert details.numbers(4) == {"factor": -5, "max": 100}
+        assert msgspec.json.encode(details.numbers(2))
 
     def test_of_a_long_text_no_more_is_kept_than_is_shown_and_it_counts(self) -> None:
-        given = snapshot({"n1": "x" * 100_000, "n2": "55"})
-        agent_state = given.agent_states["congestion"]
+        cluster_snapshot = snapshot({"n1": "x" * 100_000, "n2": "55"})
+        agent_state = cluster_snapshot.agent_states["congestion"]
         assert [len(text) for text in agent_state.invalid_texts.values()] == [41]
-        found = CongestionAgent(CongestionOptions()).score(POD, given.nodes.named(["n1", "n2"]), given)
-        assert found is not None
-        assert found.details is not None
-        assert found.details.nbytes > agent_state.factors[:2].nbytes + 41
+        scores = CongestionAgent(CongestionOptions()).score(
+            POD, cluster_snapshot.nodes.named(["n1", "n2"]), cluster_snapshot
+        )
+        assert scores is not None
+        assert scores.details is not None
+        assert scores.details.nbytes > agent_state.factors[:2].nbytes + 41
 
 
 class TestRejecting:
@@ -135,9 +143,12 @@ class TestRejecting:
 
     def test_nodes_without_a_factor(self) -> None:
         agent = CongestionAgent(self.OPTIONS)
-        given = snapshot({"n1": "1000", "n2": None, "n3": "50.5"}, self.OPTIONS)
-        candidates = given.nodes.named(["n1", "n2", "n3"])
-        for verdict in (agent.filter(POD, candidates, given), agent.preempt(POD, candidates, given, {})):
+        cluster_snapshot = snapshot({"n1": "1000", "n2": None, "n3": "50.5"}, self.OPTIONS)
+        candidates = cluster_snapshot.nodes.named(["n1", "n2", "n3"])
+        for verdict in (
+            agent.filter(POD, candidates, cluster_snapshot),
+            agent.preempt(POD, candidates, cluster_snapshot, {}),
+        ):
             assert verdict is not None
             assert verdict.codes.tolist() == [0, 1, 1]
             assert [reason.text() for reason in verdict.reasons] == ["congestion: no fresh statistics"]

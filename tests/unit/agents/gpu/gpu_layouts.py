@@ -38,8 +38,8 @@ def share(milli: int, gpus: int = 1, cpu_milli: int = 0, models: Sequence[str] |
 
 
 def demand(milli: int, gpus: int = 1, cpu_milli: int = 0) -> Demand:
-    one = ContainerDemand("main", gpus, Amounts({COUNT: 1, MILLI: milli}))
-    return Demand((one,), cpu_milli=cpu_milli)
+    container = ContainerDemand("main", gpus, Amounts({COUNT: 1, MILLI: milli}))
+    return Demand((container,), cpu_milli=cpu_milli)
 
 
 def plain(
@@ -47,14 +47,14 @@ def plain(
 ) -> float:
     """The measure of one node, in cards, as the paper writes it."""
     total = sum(classes.values())
-    found = 0.0
-    for one, often in classes.items():
-        wanted = one.per_gpu[MILLI]
+    fragmentation = 0.0
+    for profile, often in classes.items():
+        wanted = profile.per_gpu[MILLI]
         fit = [
             left
             for left, model in zip(free, models, strict=True)
-            if left >= wanted and (one.models is None or model in one.models)
+            if left >= wanted and (profile.models is None or model in profile.models)
         ]
-        hosted = len(fit) >= one.gpus and cpu_milli >= one.cpu_milli
-        found += often / total * (sum(free) - (sum(fit) if hosted else 0))
-    return found / WHOLE
+        hosted = len(fit) >= profile.gpus and cpu_milli >= profile.cpu_milli
+        fragmentation += often / total * (sum(free) - (sum(fit) if hosted else 0))
+    return fragmentation / WHOLE

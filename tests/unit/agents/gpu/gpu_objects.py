@@ -27,7 +27,7 @@ def resources(text: str) -> dict[str, str]:
 
 def labels(text: str) -> dict[str, str]:
     """`gn=0.1 gn2=Z.2 D:gas-prefer-gpu=card1`: D: is a telemetry policy `pol`, D(a): one named a."""
-    found = {}
+    values = {}
     for part in text.split():
         key, _, value = part.partition("=")
         base = key.rstrip("23456789")
@@ -36,8 +36,8 @@ def labels(text: str) -> dict[str, str]:
         elif key.startswith("D"):
             policy, _, name = key[1:].partition(":")
             key = f"telemetry.aware.scheduling.{policy.strip('()') or 'pol'}/{name}"
-        found[key] = value
-    return found
+        values[key] = value
+    return values
 
 
 def node(tags: str = "", allocatable: str = "", *, gpus: str | None = None) -> GpuNode:
@@ -46,17 +46,17 @@ def node(tags: str = "", allocatable: str = "", *, gpus: str | None = None) -> G
 
 def raw_node(tags: Any, allocatable: Any, gpus: str | None = None) -> GpuNode:
     annotations = {"other": "x"} if gpus is None else {GPUS: gpus}
-    given = {
+    document = {
         "metadata": {"name": "n", "labels": tags, "annotations": annotations},
         "status": {"allocatable": allocatable},
     }
-    return msgspec.json.decode(msgspec.json.encode(given), type=GpuNode)
+    return msgspec.json.decode(msgspec.json.encode(document), type=GpuNode)
 
 
 def pod(*containers: str, init: Sequence[Mapping[str, Any]] = (), **annotations: str) -> GpuPod:
     """Containers c0, c1, … by their requests; `gas_deny="card0"` is the annotation gas-deny."""
-    given = {key.replace("_", "-"): value for key, value in annotations.items()}
-    return raw_pod([container(f"c{at}", text) for at, text in enumerate(containers)], init, given)
+    renamed = {key.replace("_", "-"): value for key, value in annotations.items()}
+    return raw_pod([container(f"c{at}", text) for at, text in enumerate(containers)], init, renamed)
 
 
 def container(name: str, requests: str, **more: Any) -> dict[str, Any]:
@@ -64,8 +64,8 @@ def container(name: str, requests: str, **more: Any) -> dict[str, Any]:
 
 
 def raw_pod(containers: Any, init: Any = (), annotations: Any = None) -> GpuPod:
-    given = {
+    document = {
         "metadata": {"name": "p", "annotations": annotations},
         "spec": {"containers": containers, "initContainers": init},
     }
-    return msgspec.json.decode(msgspec.json.encode(given), type=GpuPod)
+    return msgspec.json.decode(msgspec.json.encode(document), type=GpuPod)

@@ -33,9 +33,9 @@ def node(
     allocatable: str = "i915=4 mc=2000", numbers: str = "0.1", *, cpu: str = "", **labels: str
 ) -> GpuNode:
     metadata = {"labels": {f"{PREFIX}gpu-numbers": numbers, **labels}}
-    given = {name: str(amount) for name, amount in amounts(allocatable).items()}
-    given |= {"cpu": cpu} if cpu else {}
-    return read(GpuNode, {"metadata": metadata, "status": {"allocatable": given}})
+    allocatable_quantities = {name: str(amount) for name, amount in amounts(allocatable).items()}
+    allocatable_quantities |= {"cpu": cpu} if cpu else {}
+    return read(GpuNode, {"metadata": metadata, "status": {"allocatable": allocatable_quantities}})
 
 
 def pod(
@@ -69,8 +69,10 @@ def entry(
 def lease(on: str, version: str = "1", **entries: Reservation | Any) -> LedgerLease:
     """By pod uid; what is no entry is taken as it is."""
     plain = {
-        uid.replace("_", "-"): dict(allocation_record.wire(one)) if isinstance(one, Reservation) else one
-        for uid, one in entries.items()
+        uid.replace("_", "-"): dict(allocation_record.wire(reservation))
+        if isinstance(reservation, Reservation)
+        else reservation
+        for uid, reservation in entries.items()
     }
     return lease_of(on, json.dumps(plain), version)
 
@@ -92,10 +94,10 @@ def cluster_state(
     index: NodeIndex | None = None,
 ) -> ClusterState:
     objects: dict[str, Any] = {
-        PODS: {(one.metadata.namespace, one.metadata.name): one for one in pods},
-        ALLOCATION_RECORDS: {(one.metadata.namespace, one.metadata.name): one for one in leases},
+        PODS: {(pod.metadata.namespace, pod.metadata.name): pod for pod in pods},
+        ALLOCATION_RECORDS: {(lease.metadata.namespace, lease.metadata.name): lease for lease in leases},
     }
-    by_key = {("", name): one for name, one in nodes.items()}
+    by_key = {("", name): node for name, node in nodes.items()}
     return ClusterState(
         index or NodeIndex(nodes),
         objects,
@@ -106,29 +108,29 @@ def cluster_state(
     )
 
 
-def agent_state(given: ClusterState, state: GpuStateBuilder | None = None) -> GpuState:
-    found: GpuState = built(state or GpuStateBuilder(INTEL), given)
-    return found
+def agent_state(cluster: ClusterState, state: GpuStateBuilder | None = None) -> GpuState:
+    gpu_state: GpuState = built(state or GpuStateBuilder(INTEL), cluster)
+    return gpu_state
 
 
-def charged(found: GpuState, on: str = "n1") -> dict[str, dict[str, int]]:
+def charged(gpu_state: GpuState, on: str = "n1") -> dict[str, dict[str, int]]:
     """What is held of each card, resources without their prefix."""
-    allocations = found.nodes[on].allocations
+    allocations = gpu_state.nodes[on].allocations
     return {
         gpu: {name.removeprefix(PREFIX): amount for name, amount in held.items()}
         for gpu, held in allocations.amounts.items()
     }
 
 
-def cpu_free(found: GpuState) -> dict[str, int]:
+def cpu_free(gpu_state: GpuState) -> dict[str, int]:
     """By node with cards."""
-    assert found.cpu_free is not None
-    return {name: int(found.cpu_free[row]) for name, row in found.rows.items()}
+    assert gpu_state.cpu_free is not None
+    return {name: int(gpu_state.cpu_free[row]) for name, row in gpu_state.rows.items()}
 
 
-def laid_out(found: GpuState) -> dict[str, Any]:
+def laid_out(gpu_state: GpuState) -> dict[str, Any]:
     """By node with cards: each card's free amounts of what it has, as the layout has them."""
-    layout = found.layout
+    layout = gpu_state.layout
     return {
         name: {
             gpu: {
@@ -138,5 +140,5 @@ def laid_out(found: GpuState) -> dict[str, Any]:
             }
             for place, gpu in enumerate(layout.gpus(row))
         }
-        for name, row in found.rows.items()
+        for name, row in gpu_state.rows.items()
     }

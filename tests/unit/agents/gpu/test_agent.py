@@ -32,8 +32,8 @@ def agent(**options: Any) -> GpuAgent:
 def snapshot(
     pods: Iterable[AllocatedPod] = (), allocation_record: Any = (), nodes: Any = NODES, version: str = "50"
 ) -> Snapshot:
-    given = cluster_state(nodes, pods, allocation_record, version=version)
-    return Snapshot(given.nodes, {"gpu": agent_state(given)}, NOW)
+    cluster = cluster_state(nodes, pods, allocation_record, version=version)
+    return Snapshot(cluster.nodes, {"gpu": agent_state(cluster)}, NOW)
 
 
 def new(name: str, *requests: str, **annotations: str) -> AllocatedPod:
@@ -44,52 +44,54 @@ def new(name: str, *requests: str, **annotations: str) -> AllocatedPod:
     return msgspec.structs.replace(made, metadata=meta)
 
 
-def texts(asked: AllocatedPod, given: Snapshot, names: str = "plain n1 n2 x", **options: Any) -> list[str]:
+def texts(
+    gpu_pod: AllocatedPod, cluster_snapshot: Snapshot, names: str = "plain n1 n2 x", **options: Any
+) -> list[str]:
     """Why each node is rejected; an empty text for one that passes."""
-    verdict = agent(**options).filter(asked, given.nodes.named(names.split()), given)
+    verdict = agent(**options).filter(gpu_pod, cluster_snapshot.nodes.named(names.split()), cluster_snapshot)
     assert verdict is not None
     return [verdict.reasons[code - 1].text() if code else "" for code in verdict.codes.tolist()]
 
 
-def plan(asked: AllocatedPod, given: Snapshot, on: str = "n1", **options: Any) -> BindPlan:
-    found = agent(**options).bind(asked, on, given, NOW)
-    assert isinstance(found, BindPlan)
-    return found
+def plan(gpu_pod: AllocatedPod, cluster_snapshot: Snapshot, on: str = "n1", **options: Any) -> BindPlan:
+    bind_plan = agent(**options).bind(gpu_pod, on, cluster_snapshot, NOW)
+    assert isinstance(bind_plan, BindPlan)
+    return bind_plan
 
 
 class TestFilter:
     def test_a_pod_without_cards_passes_untouched(self) -> None:
-        for asked in (new("p", ""), new("p", "i915=0")):
-            assert agent().filter(asked, snapshot().nodes.named(["n1"]), snapshot()) is None
+        for gpu_pod in (new("p", ""), new("p", "i915=0")):
+            assert agent().filter(gpu_pod, snapshot().nodes.named(["n1"]), snapshot()) is None
 
     def test_nodes_are_rejected_in_words(self) -> None:
         full = [pod("a", "n1", "card0", ["i915=1 mc=600"]), pod("b", "n1", "card1", ["i915=1 mc=600"])]
-        found = texts(new("p", "i915=1 mc=600"), snapshot(full))
-        assert [text.startswith(COUNT + "will not fit") for text in found] == [True, True, False, False]
-        assert found[2:] == ["", "Couldn't retrieve node's information"]
+        reasons = texts(new("p", "i915=1 mc=600"), snapshot(full))
+        assert [text.startswith(COUNT + "will not fit") for text in reasons] == [True, True, False, False]
+        assert reasons[2:] == ["", "Couldn't retrieve node's information"]
 
     def test_without_books_nothing_passes(self) -> None:
-        asked, bare = new("p", "i915=1"), Snapshot(snapshot().nodes, {}, NOW)
-        verdict = agent().filter(asked, bare.nodes.named(["n1", "n2"]), bare)
+        gpu_pod, bare = new("p", "i915=1"), Snapshot(snapshot().nodes, {}, NOW)
+        verdict = agent().filter(gpu_pod, bare.nodes.named(["n1", "n2"]), bare)
         assert verdict is not None
         assert (verdict.codes.tolist(), verdict.reasons) == ([1, 1], (NotReady(),))
 
     def test_where_a_preferred_card_fits_only_such_nodes_pass(self) -> None:
         nodes = NODES | {"n2": node("i915=20 mc=2000", **PREFER)}
-        found = texts(new("p", "i915=1"), snapshot(nodes=nodes), "n1 n2")
-        assert found == ["nodewise: a node with a preferred GPU fits", ""]
+        reasons = texts(new("p", "i915=1"), snapshot(nodes=nodes), "n1 n2")
+        assert reasons == ["nodewise: a node with a preferred GPU fits", ""]
 
     def test_a_balanced_placement_asks_for_no_preference(self) -> None:
         nodes = NODES | {"n2": node("i915=20 mc=2000", **PREFER)}
-        found = texts(new("p", "i915=1"), snapshot(nodes=nodes), "n1 n2", balanced_resource="millicores")
-        assert found == ["", ""]
+        reasons = texts(new("p", "i915=1"), snapshot(nodes=nodes), "n1 n2", balanced_resource="millicores")
+        assert reasons == ["", ""]
 
 
 class TestPreempt:
-    def kept(self, asked: AllocatedPod, given: Snapshot, **victims: str) -> list[str]:
-        names = given.nodes.named(list(victims))
+    def kept(self, gpu_pod: AllocatedPod, cluster_snapshot: Snapshot, **victims: str) -> list[str]:
+        names = cluster_snapshot.nodes.named(list(victims))
         uids = {name: frozenset(text.split()) for name, text in victims.items()}
-        verdict = agent().preempt(asked, names, given, uids)
+        verdict = agent().preempt(gpu_pod, names, cluster_snapshot, uids)
         assert verdict is not None
         return names[verdict.codes == 0].tolist()
 
@@ -99,12 +101,12 @@ class TestPreempt:
             for name in ("n1", "n2")
             for gpu in ("card0", "card1")
         ]
-        given = snapshot(there)
-        uid = {one.metadata.name: one.metadata.uid for one in there}
-        asked = new("p", "i915=2 mc=1800")
-        assert self.kept(asked, given, n1=f"{uid['n1-card0']} {uid['n1-card1']}", n2=uid["n2-card0"]) == [
-            "n1"
-        ]
+        cluster_snapshot = snapshot(there)
+        uid = {holder.metadata.name: holder.metadata.uid for holder in there}
+        gpu_pod = new("p", "i915=2 mc=1800")
+        assert self.kept(
+            gpu_pod, cluster_snapshot, n1=f"{uid['n1-card0']} {uid['n1-card1']}", n2=uid["n2-card0"]
+        ) == ["n1"]
 
     def test_a_pod_without_cards_has_no_opinion(self) -> None:
         assert agent().preempt(new("p", ""), snapshot().nodes.named(["n1"]), snapshot(), {}) is None
@@ -112,29 +114,29 @@ class TestPreempt:
     def test_nodes_are_laid_out_with_what_the_pod_asks_about(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Where each node has resources of its own, those of all candidates would make arrays without end."""
         laid_out: list[GpuLayout] = []
-        build, given = gpu_layout.build, snapshot()
+        build, cluster_snapshot = gpu_layout.build, snapshot()
 
-        def building(*given: Any) -> GpuLayout:
-            laid_out.append(build(*given))
+        def building(*arguments: Any) -> GpuLayout:
+            laid_out.append(build(*arguments))
             return laid_out[-1]
 
         monkeypatch.setattr(gpu_layout, "build", building)
-        agent().preempt(new("p", "i915=1"), given.nodes.named(["n1", "n2"]), given, {})
+        agent().preempt(new("p", "i915=1"), cluster_snapshot.nodes.named(["n1", "n2"]), cluster_snapshot, {})
         assert list(laid_out[0].capacity) == [f"{PREFIX}i915", f"{PREFIX}tiles"]
 
 
 class TestBind:
     def test_the_pod_is_told_its_cards(self) -> None:
-        found = plan(new("p", "i915=2 mc=600", "", "i915=1"), snapshot())
-        assert found.annotations == {
+        bind_plan = plan(new("p", "i915=2 mc=600", "", "i915=1"), snapshot())
+        assert bind_plan.annotations == {
             "gas-ts": "1700000000500000000",
             "gas-container-cards": "card0,card1||card0",
             "gas-container-tiles": "||",
             "cards.nodewise.io/c0": "0,1",
             "cards.nodewise.io/c2": "0",
         }
-        assert found.told == "c0: card0, card1; c2: card0"
-        written = msgspec.convert(found.entry, Reservation)
+        assert bind_plan.told == "c0: card0, card1; c2: card0"
+        written = msgspec.convert(bind_plan.entry, Reservation)
         assert (written.gpus, written.seen, written.at) == ("card0,card1|card0", "40", NOW)
         assert written.charged == (
             {"gpu.intel.com/i915": 1, "gpu.intel.com/millicores": 300},
@@ -143,7 +145,7 @@ class TestBind:
 
     def test_an_entry_does_not_grow_with_containers_that_request_nothing(self) -> None:
         alone, among = new("p", "i915=1 t=1"), new("p", *[""] * 31, "i915=1 t=1", *[""] * 32)
-        entries = [plan(asked, snapshot()).entry for asked in (alone, among)]
+        entries = [plan(gpu_pod, snapshot()).entry for gpu_pod in (alone, among)]
         assert entries[0] == entries[1]
         annotations = plan(among, snapshot()).annotations
         assert annotations["gas-container-cards"] == "|" * 31 + "card0" + "|" * 32
@@ -153,28 +155,28 @@ class TestBind:
         "gpus", ["card1", "|card1"], ids=["as it is now", "with a part for each container"]
     )
     def test_an_entry_is_told_again_by_container(self, gpus: str) -> None:
-        asked = new("p", "", "i915=1")
+        gpu_pod = new("p", "", "i915=1")
         record = lease("n1", uid_p=entry("p", gpus, charged=["i915=1"] * len(gpus.split("|"))))
-        found = plan(asked, snapshot([asked], [record]))
-        assert found.annotations["gas-container-cards"] == "|card1"
+        bind_plan = plan(gpu_pod, snapshot([gpu_pod], [record]))
+        assert bind_plan.annotations["gas-container-cards"] == "|card1"
 
     def test_tiles_are_named(self) -> None:
-        found = plan(new("p", "i915=1 t=2", "i915=1"), snapshot())
-        assert found.annotations["gas-container-tiles"] == "card0:gt0+gt1|"
-        assert found.told.startswith("c0: card0 gt0+gt1; c1: ")
+        bind_plan = plan(new("p", "i915=1 t=2", "i915=1"), snapshot())
+        assert bind_plan.annotations["gas-container-tiles"] == "card0:gt0+gt1|"
+        assert bind_plan.told.startswith("c0: card0 gt0+gt1; c1: ")
 
     def test_one_container_without_tiles_has_no_word_of_them(self) -> None:
         assert "gas-container-tiles" not in plan(new("p", "i915=1"), snapshot()).annotations
 
     def test_tiles_that_somebody_wrote_before_are_overwritten(self) -> None:
-        found = plan(new("p", "i915=1", gas_container_tiles="card1:gt1"), snapshot())
-        assert found.annotations["gas-container-tiles"] == ""
+        bind_plan = plan(new("p", "i915=1", gas_container_tiles="card1:gt1"), snapshot())
+        assert bind_plan.annotations["gas-container-tiles"] == ""
 
     def test_a_pod_that_asks_for_no_card_needs_no_entry(self) -> None:
         assert agent().bind(new("p", "i915=0"), "n1", snapshot(), NOW) is None
 
     @pytest.mark.parametrize(
-        ("asked", "on", "error"),
+        ("gpu_pod", "on", "error"),
         [
             (new("p", "i915=3"), "n1", "will not fit"),
             (new("p", "i915=1"), "plain", "will not fit"),
@@ -183,37 +185,43 @@ class TestBind:
             (new("p", "i915=1"), "x", 'error reading node x: node fetch error: node "x" not found'),
         ],
     )
-    def test_a_refusal_is_in_the_older_systems_words(self, asked: AllocatedPod, on: str, error: str) -> None:
-        found = agent().bind(asked, on, snapshot(), NOW)
-        assert isinstance(found, Refusal)
-        assert found.error == error
-        assert (on == "x") == isinstance(found.reason, UnknownNode)
+    def test_a_refusal_is_in_the_older_systems_words(
+        self, gpu_pod: AllocatedPod, on: str, error: str
+    ) -> None:
+        refusal = agent().bind(gpu_pod, on, snapshot(), NOW)
+        assert isinstance(refusal, Refusal)
+        assert refusal.error == error
+        assert (on == "x") == isinstance(refusal.reason, UnknownNode)
 
     def test_a_pod_keeps_the_cards_of_its_entry(self) -> None:
         """Also where it would get others now, as for a bind that is tried again."""
-        asked = new("p", "i915=1 mc=600")
+        gpu_pod = new("p", "i915=1 mc=600")
         mine = entry("p", "card1", seen="40")
-        found = plan(asked, snapshot([asked], [lease("n1", uid_p=mine)]))
-        assert found.annotations["gas-container-cards"] == "card1"
-        assert msgspec.convert(found.entry, Reservation) == mine
+        bind_plan = plan(gpu_pod, snapshot([gpu_pod], [lease("n1", uid_p=mine)]))
+        assert bind_plan.annotations["gas-container-cards"] == "card1"
+        assert msgspec.convert(bind_plan.entry, Reservation) == mine
 
     def test_an_entry_of_an_earlier_version_is_written_anew(self) -> None:
-        asked = new("p", "i915=1 mc=600")
+        gpu_pod = new("p", "i915=1 mc=600")
         mine = entry("p", "card1", seen="30")
-        found = msgspec.convert(plan(asked, snapshot([asked], [lease("n1", uid_p=mine)])).entry, Reservation)
-        assert (found.gpus, found.seen, found.at) == ("card1", "40", NOW)
+        reservation = msgspec.convert(
+            plan(gpu_pod, snapshot([gpu_pod], [lease("n1", uid_p=mine)])).entry, Reservation
+        )
+        assert (reservation.gpus, reservation.seen, reservation.at) == ("card1", "40", NOW)
 
     def test_an_entry_never_goes_back_to_an_older_version_of_the_pod(self) -> None:
         """Who has seen to it that no Binding of the older one comes would take it out under a pod that is bound."""
-        asked = new("p", "i915=1 mc=600")
+        gpu_pod = new("p", "i915=1 mc=600")
         mine = entry("p", "card1", seen="50")
-        found = msgspec.convert(plan(asked, snapshot([asked], [lease("n1", uid_p=mine)])).entry, Reservation)
-        assert (found.gpus, found.seen) == ("card1", "50")
+        reservation = msgspec.convert(
+            plan(gpu_pod, snapshot([gpu_pod], [lease("n1", uid_p=mine)])).entry, Reservation
+        )
+        assert (reservation.gpus, reservation.seen) == ("card1", "50")
 
     def test_entries_that_do_not_count_any_more_are_named(self) -> None:
         gone = lease("n1", u_gone=entry("gone", "card0", seen="10"))
-        found = plan(new("p", "i915=1"), snapshot(allocation_record=[gone]))
-        assert found.stale == {"u-gone"}
+        bind_plan = plan(new("p", "i915=1"), snapshot(allocation_record=[gone]))
+        assert bind_plan.stale == {"u-gone"}
 
     def test_cards_that_are_called_otherwise_are_told_by_name(self) -> None:
         gpus = msgspec.json.encode([{"name": "left"}, {"name": "card7"}]).decode()
@@ -226,8 +234,8 @@ class TestBind:
             ),
             type=type(node()),
         )
-        found = plan(new("p", "i915=2"), snapshot(nodes={"n1": made}))
-        assert found.annotations["cards.nodewise.io/c0"] == "7,left"
+        bind_plan = plan(new("p", "i915=2"), snapshot(nodes={"n1": made}))
+        assert bind_plan.annotations["cards.nodewise.io/c0"] == "7,left"
 
 
 class TestScore:
@@ -235,20 +243,22 @@ class TestScore:
         assert agent().score(new("p", "i915=1"), snapshot().nodes.named(["n1"]), snapshot()) is None
 
     def test_pack_likes_the_fuller_node(self) -> None:
-        given = snapshot([pod("a", "n2", "card0", ["i915=1 mc=100"])])
-        found = agent(gpu_placement="pack").score(
-            new("p", "i915=1 mc=100"), given.nodes.named(["n1", "n2"]), given
+        cluster_snapshot = snapshot([pod("a", "n2", "card0", ["i915=1 mc=100"])])
+        scores = agent(gpu_placement="pack").score(
+            new("p", "i915=1 mc=100"), cluster_snapshot.nodes.named(["n1", "n2"]), cluster_snapshot
         )
-        assert found is not None
-        assert found.points.tolist() == [9, 10]
+        assert scores is not None
+        assert scores.points.tolist() == [9, 10]
 
     def test_a_pod_says_otherwise_for_itself(self) -> None:
-        given = snapshot([pod("a", "n2", "card0", ["i915=1 mc=100"])])
-        asked = new("p", "i915=1 mc=100")
+        cluster_snapshot = snapshot([pod("a", "n2", "card0", ["i915=1 mc=100"])])
+        gpu_pod = new("p", "i915=1 mc=100")
         notes = {"nodewise.io/gpu-placement": "spread"}
-        asked = msgspec.structs.replace(
-            asked, metadata=msgspec.structs.replace(asked.metadata, annotations=notes)
+        gpu_pod = msgspec.structs.replace(
+            gpu_pod, metadata=msgspec.structs.replace(gpu_pod.metadata, annotations=notes)
         )
-        found = agent(gpu_placement="pack").score(asked, given.nodes.named(["n1", "n2"]), given)
-        assert found is not None
-        assert found.points.tolist() == [10, 9]
+        scores = agent(gpu_placement="pack").score(
+            gpu_pod, cluster_snapshot.nodes.named(["n1", "n2"]), cluster_snapshot
+        )
+        assert scores is not None
+        assert scores.points.tolist() == [10, 9]

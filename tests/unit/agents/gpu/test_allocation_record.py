@@ -33,16 +33,16 @@ def test_no_ledger_has_no_entries() -> None:
 
 @pytest.mark.parametrize("bad", [None, 3, [], {}, {"pod": "d/a"}, {"pod": "d/a", "cards": 7}, "text"])
 def test_an_entry_that_cannot_be_read_costs_no_other(bad: Any) -> None:
-    found = allocation_record.read(lease("n1", u1=GOOD, u2=bad))
-    assert found.entries == {"u1": GOOD}
-    assert list(found.unreadable) == ["u2"]
+    record = allocation_record.read(lease("n1", u1=GOOD, u2=bad))
+    assert record.entries == {"u1": GOOD}
+    assert list(record.unreadable) == ["u2"]
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "3", '"', "null", "\x00"])
 def test_a_ledger_that_cannot_be_read_says_so(text: str) -> None:
-    found = allocation_record.read(lease_of("n1", text))
-    assert (found.entries, found.unreadable) == ({}, {})
-    assert found.problem.startswith("nodewise.io/holdings cannot be read: ")
+    record = allocation_record.read(lease_of("n1", text))
+    assert (record.entries, record.unreadable) == ({}, {})
+    assert record.problem.startswith("nodewise.io/holdings cannot be read: ")
 
 
 def test_fields_of_a_newer_version_are_passed_over() -> None:

@@ -20,15 +20,15 @@ C = pod("c", "n1")
 
 
 def different(
-    ours: GpuState, fresh: GpuState, told: ObservedChanges | None = None, stored: Any = None
+    ours: GpuState, fresh: GpuState, changes: ObservedChanges | None = None, stored: Any = None
 ) -> dict[str, str]:
     def text(name: str) -> str:
         return stored if stored is not None else (ours.nodes[name].record_text if name in ours.nodes else "")
 
-    found = cooperative_scheduling.run_at_once(
-        consistency.differences(ours, fresh, told or ObservedChanges(set(), set()), text)
+    differences = cooperative_scheduling.run_at_once(
+        consistency.differences(ours, fresh, changes or ObservedChanges(set(), set()), text)
     )
-    return {one.node: one.what for one in found}
+    return {difference.node: difference.what for difference in differences}
 
 
 def of(*pods: Any, leases: Any = (LEDGER,), nodes: Any = NODES, version: str = "10") -> GpuState:
@@ -52,18 +52,18 @@ def test_equal_objects_are_no_difference() -> None:
     ids=["a pod that is gone", "a pod not heard of", "ledger", "cards", "node gone", "node not heard of"],
 )
 def test_what_was_missed_is_found(ours: GpuState, fresh: GpuState, what: str) -> None:
-    [(name, said)] = different(ours, fresh).items()
+    [(name, difference)] = different(ours, fresh).items()
     assert name == "n1"
-    assert said.startswith(what)
+    assert difference.startswith(what)
 
 
 @pytest.mark.parametrize(
-    "told",
+    "changes",
     [ObservedChanges({"n1"}, set()), ObservedChanges(set(), {("d", "c")})],
     ids=["its node, its ledger or a pod on it", "a pod that its ledger names"],
 )
-def test_a_node_with_news_in_flight_is_left_to_the_next_time(told: ObservedChanges) -> None:
-    assert different(of(*PODS, C), of(PODS[1], C), told) == {}
+def test_a_node_with_news_in_flight_is_left_to_the_next_time(changes: ObservedChanges) -> None:
+    assert different(of(*PODS, C), of(PODS[1], C), changes) == {}
 
 
 def test_a_claim_that_is_being_written_is_none() -> None:
@@ -79,16 +79,16 @@ def test_an_array_that_was_not_brought_up_to_date_is_found() -> None:
     empty = gpu_layout.with_row(
         ours.layout, ours.rows["n1"], ours.nodes["n1"].gpus, states.node_allocations.EMPTY
     )
-    found = different(ours._replace(layout=empty), of(*PODS, C))
-    assert found == {"n1": "what is free of its cards, or of its CPU, was not brought up to date"}
+    differences = different(ours._replace(layout=empty), of(*PODS, C))
+    assert differences == {"n1": "what is free of its cards, or of its CPU, was not brought up to date"}
 
 
 def test_what_the_watches_tell() -> None:
-    told = ObservedChanges(set(), set())
-    told.node(msgspec.json.decode(b'{"metadata": {"name": "n1"}}', type=_Named))
-    told.record(lease("n2"))
-    told.pod(pod("p", "n3"))
-    assert told == ObservedChanges({"n1", "n2", "n3"}, {("d", "p")})
+    changes = ObservedChanges(set(), set())
+    changes.node(msgspec.json.decode(b'{"metadata": {"name": "n1"}}', type=_Named))
+    changes.record(lease("n2"))
+    changes.pod(pod("p", "n3"))
+    assert changes == ObservedChanges({"n1", "n2", "n3"}, {("d", "p")})
 
 
 class _Metadata(msgspec.Struct):

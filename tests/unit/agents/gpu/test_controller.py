@@ -85,7 +85,7 @@ class Api(FakeApi):
 
     def record(self, on: str, **entries: tuple[str, str, str]) -> None:
         """By pod uid: name, cards and version."""
-        held = {uid: dict(allocation_record.wire(entry(*given))) for uid, given in entries.items()}
+        held = {uid: dict(allocation_record.wire(entry(*arguments))) for uid, arguments in entries.items()}
         meta = {"name": f"gpu-{on}", "namespace": OURS, "labels": {LEDGER: "gpu"}}
         self.put(LEASES, {"metadata": {**meta, "annotations": {HOLDINGS: json.dumps(held)}}})
 
@@ -128,7 +128,7 @@ class Clearing:
     def _take_out(self, node: str, uids: set[str]) -> None:
         lease = self._api.objects(LEASES)[OURS, f"gpu-{node}"]
         held = json.loads(lease["metadata"]["annotations"][HOLDINGS])
-        left = {uid: one for uid, one in held.items() if uid not in uids}
+        left = {uid: reservation for uid, reservation in held.items() if uid not in uids}
         meta = {**lease["metadata"], "annotations": {HOLDINGS: json.dumps(left)}}
         self._api.put(LEASES, {**lease, "metadata": meta})
 
@@ -153,17 +153,17 @@ class Leader:
 
     def __init__(self, api: Api, **options: Any) -> None:
         self.api, self.clock, self.meters = api, VirtualClock(), MetricsRegistry()
-        given = GpuOptions(**options)
-        needs = data_sources.needs([KIND], {"gpu": given})
+        gpu_options = GpuOptions(**options)
+        needs = data_sources.needs([KIND], {"gpu": gpu_options})
         self.feed = data_sources.from_cluster(api, needs, self.clock, self.meters, OURS)
         refresher = Refresher([], RefreshOptions(), self.clock, self.meters)
-        self.state = KIND.state(given, PERIOD_S)
+        self.state = KIND.state(gpu_options, PERIOD_S)
         stores = self.feed.stores
         self.keeper = SnapshotCache({"gpu": self.state}, stores, refresher, self.clock, self.meters, PERIOD_S)
         assert self.feed.relister is not None
         self.begun = Begun(self.feed.relister, self.keeper)
         self.clearing = Clearing(api)
-        self.controller = KIND.controller(given, self._hands())
+        self.controller = KIND.controller(gpu_options, self._hands())
         self.leads = True
         self.leading = Leading(
             [self.controller], lambda: self.keeper.snapshot, lambda: self.leads, self.clock
@@ -179,7 +179,9 @@ class Leader:
     @asynccontextmanager
     async def going(self) -> AsyncIterator[None]:
         work = [*(task() for task in self.feed.tasks), self.keeper.run(), self.leading.run(PERIOD_S)]
-        tasks = [asyncio.create_task(one) for one in (*work, self.controller.run(), self.api.tell())]
+        tasks = [
+            asyncio.create_task(coroutine) for coroutine in (*work, self.controller.run(), self.api.tell())
+        ]
         try:
             yield
         finally:
@@ -365,12 +367,12 @@ class TestCounting:
     def counted(api: Api) -> dict[str, int]:
         """By millicores of a card: how many pods."""
         data = api.objects(CONFIGMAPS)[OURS, demand_histogram.NAME]["data"]
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for key, text in data.items():
             for row in json.loads(text) if key.startswith("day-") else ():
                 share = str(row["per_card"]["gpu.intel.com/millicores"])
-                found[share] = found.get(share, 0) + row["pods"]
-        return found
+                counts[share] = counts.get(share, 0) + row["pods"]
+        return counts
 
     def test_each_pod_counts_once_whoever_leads(self) -> None:
         async def test(api: Api, leader: Leader) -> None:
@@ -501,7 +503,7 @@ class TestChecks:
 
     def _held(self, leader: Leader) -> set[str]:
         allocations = leader.keeper.snapshot.agent_states["gpu"].nodes["n1"].allocations
-        return {one.pod for one in allocations.by_uid.values()}
+        return {reservation.pod for reservation in allocations.by_uid.values()}
 
 
 class Failing(FakeApi):
@@ -560,6 +562,6 @@ class TestGauges:
 
     @pytest.mark.parametrize(("most", "count"), [(4, 4), (3, 0), (0, 0)])
     def test_of_too_many_cards_there_are_totals_only(self, most: int, count: int) -> None:
-        found = agent_state(cluster_state({"n1": node(), "n2": node()}, [pod("a", "n1", "card0")]))
-        assert len(cooperative_scheduling.run_at_once(metrics.details(found, INTEL, most))) == count
-        assert metrics.totals(found, INTEL)["gpu_pods", ()] == 1
+        gpu_state = agent_state(cluster_state({"n1": node(), "n2": node()}, [pod("a", "n1", "card0")]))
+        assert len(cooperative_scheduling.run_at_once(metrics.details(gpu_state, INTEL, most))) == count
+        assert metrics.totals(gpu_state, INTEL)["gpu_pods", ()] == 1

@@ -17,23 +17,26 @@ OPTIONS = GpuOptions()
 LISTS = GpuOptions(enable_allowlist=True, enable_denylist=True)
 
 
-def read(given: GpuPod, options: GpuOptions = OPTIONS) -> Demand:
-    return demand.read(given, INTEL, options)
+def read(gpu_pod: GpuPod, options: GpuOptions = OPTIONS) -> Demand:
+    return demand.read(gpu_pod, INTEL, options)
 
 
-def wanted(found: Demand) -> list[tuple[int, dict[str, int]]]:
-    assert found.problem is None
+def wanted(pod_demand: Demand) -> list[tuple[int, dict[str, int]]]:
+    assert pod_demand.problem is None
     return [
-        (one.count, {INTEL.short(name): a for name, a in one.per_gpu.items()}) for one in found.containers
+        (container.count, {INTEL.short(name): a for name, a in container.per_gpu.items()})
+        for container in pod_demand.containers
     ]
 
 
-def refused(given: GpuPod, options: GpuOptions = OPTIONS) -> tuple[RejectionKind, str]:
-    found = read(given, options)
-    assert found.problem is not None
-    assert found.wants_gpus
-    assert found.problem.text().startswith(f"Not enough GPU-resources for deployment: {found.problem.kind}")
-    return found.problem.kind, found.problem.words
+def refused(gpu_pod: GpuPod, options: GpuOptions = OPTIONS) -> tuple[RejectionKind, str]:
+    pod_demand = read(gpu_pod, options)
+    assert pod_demand.problem is not None
+    assert pod_demand.wants_gpus
+    assert pod_demand.problem.text().startswith(
+        f"Not enough GPU-resources for deployment: {pod_demand.problem.kind}"
+    )
+    return pod_demand.problem.kind, pod_demand.problem.words
 
 
 EXPECTED: dict[str, tuple[list[str], list[tuple[int, dict[str, int]]]]] = {
@@ -57,9 +60,9 @@ EXPECTED: dict[str, tuple[list[str], list[tuple[int, dict[str, int]]]]] = {
 }
 
 
-@pytest.mark.parametrize(("containers", "found"), EXPECTED.values(), ids=EXPECTED)
-def test_what_each_container_wants_of_each_card(containers: list[str], found: Any) -> None:
-    assert wanted(read(pod(*containers))) == found
+@pytest.mark.parametrize(("containers", "expected"), EXPECTED.values(), ids=EXPECTED)
+def test_what_each_container_wants_of_each_card(containers: list[str], expected: Any) -> None:
+    assert wanted(read(pod(*containers))) == expected
 
 
 NOT_CONCERNED = {
@@ -75,9 +78,9 @@ NOT_CONCERNED = {
 }
 
 
-@pytest.mark.parametrize("given", NOT_CONCERNED.values(), ids=NOT_CONCERNED)
-def test_a_pod_that_asks_for_no_card_has_nothing_to_do_with_us(given: GpuPod) -> None:
-    assert read(given) == NOTHING
+@pytest.mark.parametrize("gpu_pod", NOT_CONCERNED.values(), ids=NOT_CONCERNED)
+def test_a_pod_that_asks_for_no_card_has_nothing_to_do_with_us(gpu_pod: GpuPod) -> None:
+    assert read(gpu_pod) == NOTHING
     assert not NOTHING.wants_gpus
 
 
@@ -113,15 +116,15 @@ BAD_ARGS = {
 }
 
 
-@pytest.mark.parametrize(("given", "words"), BAD_ARGS.values(), ids=BAD_ARGS)
-def test_bad_args(given: GpuPod, words: str) -> None:
-    assert refused(given) == (RejectionKind.BAD_ARGS, words)
+@pytest.mark.parametrize(("gpu_pod", "words"), BAD_ARGS.values(), ids=BAD_ARGS)
+def test_bad_args(gpu_pod: GpuPod, words: str) -> None:
+    assert refused(gpu_pod) == (RejectionKind.BAD_ARGS, words)
 
 
 def test_linked_cards_are_even_and_containers_without_cards_do_not_matter() -> None:
-    found = read(pod("", "i915=2 t=2", "i915=4", gas_allocate_xelink=""))
-    assert found.linked
-    assert [one.count for one in found.containers] == [0, 2, 4]
+    pod_demand = read(pod("", "i915=2 t=2", "i915=4", gas_allocate_xelink=""))
+    assert pod_demand.linked
+    assert [container.count for container in pod_demand.containers] == [0, 2, 4]
 
 
 @pytest.mark.parametrize("names", ["c0", "", "c0,c0", "c0,c7", "c0, c1", "c0,c1,", ","])
@@ -150,20 +153,20 @@ CONFLICTS = {
 def test_68_what_shares_a_card_asks_for_one_and_for_nothing_of_its_own(
     containers: list[str], words: str
 ) -> None:
-    kind, found = refused(pod(*containers, gas_same_gpu="c0,c1"))
+    kind, message = refused(pod(*containers, gas_same_gpu="c0,c1"))
     assert kind is RejectionKind.CONFLICT
-    assert found.startswith(words)
+    assert message.startswith(words)
 
 
 @pytest.mark.parametrize(("names", "group"), [("c1,c2", (1, 2)), ("c2,c0", (2, 0)), ("c0,c1,c2", (0, 1, 2))])
 def test_a_group_is_given_by_the_places_of_its_containers(names: str, group: tuple[int, ...]) -> None:
-    found = read(pod("i915=1", "i915=1 mc=4", "xe=1", gas_same_gpu=names))
-    assert (found.same_gpu, found.problem) == (group, None)
+    pod_demand = read(pod("i915=1", "i915=1 mc=4", "xe=1", gas_same_gpu=names))
+    assert (pod_demand.same_gpu, pod_demand.problem) == (group, None)
 
 
 def test_a_group_that_wants_more_than_64_bits_hold_is_an_overflow() -> None:
-    given = pod("i915=1 mem=9223372036854775807", "i915=1 mem=1", gas_same_gpu="c0,c1")
-    assert refused(given) == (RejectionKind.OVERFLOW, "gas-same-gpu: the sum of gpu.intel.com/memory.max")
+    gpu_pod = pod("i915=1 mem=9223372036854775807", "i915=1 mem=1", gas_same_gpu="c0,c1")
+    assert refused(gpu_pod) == (RejectionKind.OVERFLOW, "gas-same-gpu: the sum of gpu.intel.com/memory.max")
 
 
 def test_what_older_systems_said_only_of_nodes_with_cards_we_say_of_those_too() -> None:
@@ -173,7 +176,10 @@ def test_what_older_systems_said_only_of_nodes_with_cards_we_say_of_those_too() 
         "group": read(pod("i915=1", gas_same_gpu="")),
         "odd": read(pod("i915=1", gas_allocate_xelink="")),
     }
-    assert {name: found.problem and found.problem.at_once for name, found in at_once.items()} == {
+    assert {
+        name: demand_of_pod.problem and demand_of_pod.problem.at_once
+        for name, demand_of_pod in at_once.items()
+    } == {
         "both": True,
         "init": True,
         "group": False,
@@ -194,8 +200,8 @@ LISTED: dict[str, tuple[dict[str, str], Any, Any]] = {
 
 @pytest.mark.parametrize(("annotations", "allow", "deny"), LISTED.values(), ids=LISTED)
 def test_lists_of_cards(annotations: dict[str, str], allow: Any, deny: Any) -> None:
-    found = read(pod("i915=1", **annotations), LISTS)
-    assert (found.allow, found.deny) == (allow, deny)
+    pod_demand = read(pod("i915=1", **annotations), LISTS)
+    assert (pod_demand.allow, pod_demand.deny) == (allow, deny)
     off = read(pod("i915=1", **annotations))
     assert (off.allow, off.deny) == (None, frozenset())
 
@@ -207,8 +213,8 @@ def test_a_list_has_an_end(key: str) -> None:
 
 
 def annotated(**annotations: str) -> GpuPod:
-    given = {f"nodewise.io/{key.replace('_', '-')}": value for key, value in annotations.items()}
-    return raw_pod([container("c0", "i915=1")], (), given)
+    renamed = {f"nodewise.io/{key.replace('_', '-')}": value for key, value in annotations.items()}
+    return raw_pod([container("c0", "i915=1")], (), renamed)
 
 
 def test_models_are_named_between_commas() -> None:
@@ -234,16 +240,16 @@ def test_an_unknown_placement_is_refused(word: str) -> None:
 
 
 def test_annotations_count_by_being_there() -> None:
-    found = read(pod("i915=2", gas_allocate_xelink="false", gas_allocate_single_numa=""))
-    assert (found.linked, found.single_numa) == (True, True)
+    pod_demand = read(pod("i915=2", gas_allocate_xelink="false", gas_allocate_single_numa=""))
+    assert (pod_demand.linked, pod_demand.single_numa) == (True, True)
 
 
 def test_a_limit_without_a_request_is_a_request() -> None:
     limits = {"gpu.intel.com/i915": 2, "gpu.intel.com/millicores": 10, "cpu": "1"}
     requests = {"gpu.intel.com/millicores": "4", "cpu": None}
-    found = read(raw_pod([{"name": "c0", "resources": {"limits": limits, "requests": requests}}]))
-    assert wanted(found) == [(2, {"i915": 1, "millicores": 2})]
-    assert found.cpu_milli == 1000
+    pod_demand = read(raw_pod([{"name": "c0", "resources": {"limits": limits, "requests": requests}}]))
+    assert wanted(pod_demand) == [(2, {"i915": 1, "millicores": 2})]
+    assert pod_demand.cpu_milli == 1000
 
 
 @pytest.mark.parametrize(
@@ -255,27 +261,28 @@ def test_cpu_of_typical_pods(cpu: Any, milli: int) -> None:
 
 
 def test_other_profiles_have_other_names() -> None:
-    given = pod("nvidia.com/gpu=2 nvidia.com/gpu-milli=901 nvidia.com/mig-1g.5gb=1 i915=1")
-    found = demand.read(given, GENERIC, OPTIONS)
-    assert [(one.count, dict(one.per_gpu)) for one in found.containers] == [
+    gpu_pod = pod("nvidia.com/gpu=2 nvidia.com/gpu-milli=901 nvidia.com/mig-1g.5gb=1 i915=1")
+    pod_demand = demand.read(gpu_pod, GENERIC, OPTIONS)
+    assert [(container.count, dict(container.per_gpu)) for container in pod_demand.containers] == [
         (2, {"nvidia.com/gpu": 1, "nvidia.com/gpu-milli": 450})
     ]
     assert demand.read(pod("nvidia.com/mig-1g.5gb=1"), GENERIC, OPTIONS) == NOTHING
 
 
 def test_the_whole_request_is_told_for_books_even_where_the_pod_would_be_refused() -> None:
-    given = pod("i915=2 mc=5", "mc=7 foo=x", "", init=[container("i", "i915=1")])
-    found = [
-        {INTEL.short(name): amount for name, amount in one.items()} for one in demand.whole(given, INTEL)
+    gpu_pod = pod("i915=2 mc=5", "mc=7 foo=x", "", init=[container("i", "i915=1")])
+    totals = [
+        {INTEL.short(name): amount for name, amount in totals_of_container.items()}
+        for totals_of_container in demand.whole(gpu_pod, INTEL)
     ]
-    assert found == [{"i915": 2, "millicores": 5}, {"millicores": 7}, {}]
+    assert totals == [{"i915": 2, "millicores": 5}, {"millicores": 7}, {}]
 
 
 def test_names_of_any_length_make_no_long_text() -> None:
-    given = raw_pod([container("c" * 10_000, "x" * 10_000 + "=1")])
-    found = read(given)
-    assert found.problem is not None
-    assert len(found.problem.text()) < 300
+    gpu_pod = raw_pod([container("c" * 10_000, "x" * 10_000 + "=1")])
+    pod_demand = read(gpu_pod)
+    assert pod_demand.problem is not None
+    assert len(pod_demand.problem.text()) < 300
 
 
 def test_pods_of_one_kind_ask_one_question() -> None:
@@ -291,11 +298,11 @@ def test_a_pod_in_the_books_is_read_like_one_to_be_placed() -> None:
         b' "spec": {"nodeName": "n", "containers": [{"name": "c0", "resources":'
         b' {"requests": {"gpu.intel.com/i915": "1"}}}]}}'
     )
-    found = msgspec.json.decode(body, type=AllocatedPod)
-    assert (found.metadata.uid, found.metadata.resourceVersion, found.spec.nodeName) == ("u", "7", "n")
-    assert found.metadata.labels is not None
-    assert found.metadata.labels.deschedule == "gpu"
-    assert read(found) == read(pod("i915=1"))
+    decoded = msgspec.json.decode(body, type=AllocatedPod)
+    assert (decoded.metadata.uid, decoded.metadata.resourceVersion, decoded.spec.nodeName) == ("u", "7", "n")
+    assert decoded.metadata.labels is not None
+    assert decoded.metadata.labels.deschedule == "gpu"
+    assert read(decoded) == read(pod("i915=1"))
 
 
 def test_a_pod_has_so_many_containers() -> None:
@@ -310,14 +317,14 @@ def test_a_pod_has_so_many_containers() -> None:
 
 
 def test_annotations_leave_room_for_those_of_the_cards() -> None:
-    asked = pod("i915=1")
-    room = limits.MOST_ANNOTATION_BYTES - limits.annotation_bytes(read(asked).containers, INTEL.subdevices)
+    gpu_pod = pod("i915=1")
+    room = limits.MOST_ANNOTATION_BYTES - limits.annotation_bytes(read(gpu_pod).containers, INTEL.subdevices)
     for size, fits in ((room, True), (room + 1, False)):
-        metadata = msgspec.structs.replace(asked.metadata, annotations={"ü": "x" * (size - 2)})
-        given = msgspec.structs.replace(asked, metadata=metadata)
-        assert (read(given).problem is None) == fits
+        metadata = msgspec.structs.replace(gpu_pod.metadata, annotations={"ü": "x" * (size - 2)})
+        annotated_pod = msgspec.structs.replace(gpu_pod, metadata=metadata)
+        assert (read(annotated_pod).problem is None) == fits
         if not fits:
-            assert f"have {size} bytes; at most {room}" in refused(given)[1]
+            assert f"have {size} bytes; at most {room}" in refused(annotated_pod)[1]
 
 
 def test_many_containers_and_resources_are_looked_at_up_to_a_bound() -> None:

@@ -52,9 +52,11 @@ def kept(counted: DemandHistogram) -> DemandConfigMap:
 
 def test_each_counts_on_the_day_on_which_it_came() -> None:
     pods = [came("a"), came("b", "2026-11-19T01:00:00Z"), came("c", "2026-11-14T01:00:00Z"), came("d", "")]
-    found = added(NOTHING, pods)
-    assert counts(found) == {0: 1, 2: 1}, "what is older than seven days does not count, nor without a time"
-    assert found.until == "2026-11-21T11:00:00Z"
+    histogram = added(NOTHING, pods)
+    assert counts(histogram) == {0: 1, 2: 1}, (
+        "what is older than seven days does not count, nor without a time"
+    )
+    assert histogram.until == "2026-11-21T11:00:00Z"
     assert counts(added(NOTHING, new=[came("d", "")])) == {0: 1}
 
 
@@ -71,8 +73,8 @@ def test_pods_without_cards_are_nobody() -> None:
 
 
 def test_what_is_written_is_read_again() -> None:
-    found = added(NOTHING, [came("a"), came("b"), came("c", "2026-11-20T01:00:00Z", "i915=2 mc=500")])
-    assert cooperative_scheduling.run_at_once(demand_histogram.read(kept(found))) == found
+    histogram = added(NOTHING, [came("a"), came("b"), came("c", "2026-11-20T01:00:00Z", "i915=2 mc=500")])
+    assert cooperative_scheduling.run_at_once(demand_histogram.read(kept(histogram))) == histogram
     assert cooperative_scheduling.run_at_once(demand_histogram.read(None)) == NOTHING
 
 
@@ -80,11 +82,11 @@ def test_what_is_written_is_read_again() -> None:
     "data", [None, {}, {"day-x": "[]"}, {f"day-{TODAY}": "{"}, {f"day-{TODAY}": '[{"pods": -1}]'}]
 )
 def test_garbage_counts_for_nothing(data: dict[str, str] | None) -> None:
-    found = cooperative_scheduling.run_at_once(
+    histogram = cooperative_scheduling.run_at_once(
         demand_histogram.read(DemandConfigMap(DemandMetadata(NAME), data))
     )
-    assert found.history == {}
-    assert counts(added(found, [came("a")])) == {0: 1}
+    assert histogram.history == {}
+    assert counts(added(histogram, [came("a")])) == {0: 1}
 
 
 def test_a_time_in_the_future_stops_no_counting_of_those_that_come() -> None:
@@ -107,7 +109,7 @@ def test_the_slot_has_tables_of_what_was_counted() -> None:
     plain = cluster_state({"n1": node()})
     assert not agent_state(plain).workload
     objects = {**plain.objects, DEMAND_CONFIGMAP: {("nw", NAME): kept(added(NOTHING, [came("a")]))}}
-    given = msgspec.structs.replace(plain, objects=objects, now=NOW)
-    assert list(agent_state(given).workload.resources) == ["gpu.intel.com/i915", "gpu.intel.com/millicores"]
-    eight_days_later = msgspec.structs.replace(given, now=NOW + 8 * 86_400)
+    cluster = msgspec.structs.replace(plain, objects=objects, now=NOW)
+    assert list(agent_state(cluster).workload.resources) == ["gpu.intel.com/i915", "gpu.intel.com/millicores"]
+    eight_days_later = msgspec.structs.replace(cluster, now=NOW + 8 * 86_400)
     assert not agent_state(eight_days_later).workload

@@ -23,9 +23,9 @@ def marked(numbers: str = "0.1.2", **policy_labels: str) -> Any:
     return node("i915=9 mc=3000 t=6", numbers, **GROUPS, **named)
 
 
-def labelled(one: AllocatedPod, value: str | None = "gpu") -> AllocatedPod:
-    metadata = msgspec.structs.replace(one.metadata, labels=AllocatedLabels(value))
-    return msgspec.structs.replace(one, metadata=metadata)
+def labelled(gpu_pod: AllocatedPod, value: str | None = "gpu") -> AllocatedPod:
+    metadata = msgspec.structs.replace(gpu_pod.metadata, labels=AllocatedLabels(value))
+    return msgspec.structs.replace(gpu_pod, metadata=metadata)
 
 
 def found(nodes: dict[str, Any], *pods: AllocatedPod, leases: Any = ()) -> dict[str, bool]:
@@ -96,7 +96,7 @@ def test_a_label_that_is_right_is_left() -> None:
 
 
 @pytest.mark.parametrize(
-    "one",
+    "gpu_pod",
     [
         pod("p", "n1", "card1"),
         pod("p", "n1", "card0", phase="Succeeded"),
@@ -105,8 +105,8 @@ def test_a_label_that_is_right_is_left() -> None:
     ],
     ids=["of another card", "ended", "on a node that is gone", "on no node"],
 )
-def test_a_label_that_nobody_wants_goes(one: AllocatedPod) -> None:
-    assert found(GPU0, labelled(one)) == {"p": False}
+def test_a_label_that_nobody_wants_goes(gpu_pod: AllocatedPod) -> None:
+    assert found(GPU0, labelled(gpu_pod)) == {"p": False}
 
 
 def test_another_value_is_somebody_elses_until_the_pod_is_to_go() -> None:
@@ -119,7 +119,7 @@ def test_tiles_of_a_strange_name_hurt_nobody() -> None:
 
 
 def test_the_patch_is_for_this_very_pod() -> None:
-    told = descheduling.patch(descheduling.Change(pod("p"), is_wanted=True))
-    assert told == {"metadata": {"uid": "uid-p", "labels": {descheduling.LABEL: "gpu"}}}
+    patch = descheduling.patch(descheduling.Change(pod("p"), is_wanted=True))
+    assert patch == {"metadata": {"uid": "uid-p", "labels": {descheduling.LABEL: "gpu"}}}
     taken = descheduling.patch(descheduling.Change(pod("p"), is_wanted=False))
     assert taken["metadata"]["labels"] == {descheduling.LABEL: None}

@@ -34,18 +34,24 @@ class Node(NamedTuple):
 
 def as_read(case: Case, name: str) -> Node:
     """A node of a row, with the pods that run there."""
-    told = decode(GpuNode, table_notation.node(name, case.row.nodes[name], case.driver))
-    running = [one for one in map(table_notation.running, case.row.running) if one.node == name]
-    bound = [booked(f"r{number}", name, one, case.driver) for number, one in enumerate(running)]
+    gpu_node = decode(GpuNode, table_notation.node(name, case.row.nodes[name], case.driver))
+    running = [
+        running_pod
+        for running_pod in map(table_notation.running, case.row.running)
+        if running_pod.node == name
+    ]
+    bound = [
+        booked(f"r{number}", name, running_pod, case.driver) for number, running_pod in enumerate(running)
+    ]
     pods = node_allocations.PodIndex({("d", pod.metadata.name): pod for pod in bound}, "9")
     return Node(
-        node_gpus.read(told, INTEL),
+        node_gpus.read(gpu_node, INTEL),
         node_allocations.of_node(name, allocation_record.EMPTY, bound, pods, INTEL),
     )
 
 
-def booked(name: str, node: str, given: table_notation.Running, driver: str) -> AllocatedPod:
-    made = table_notation.pod(name, given.containers, given.annotations, driver)
+def booked(name: str, node: str, running: table_notation.Running, driver: str) -> AllocatedPod:
+    made = table_notation.pod(name, running.containers, running.annotations, driver)
     made["metadata"] |= {"namespace": "d", "uid": name}
     made["spec"]["nodeName"] = node
     return decode(AllocatedPod, made)
@@ -95,32 +101,36 @@ def check_taken(case: Case, node: Node, demand: Demand, fitted: FitResult, at: i
     """The cards, and the tiles of those containers that ask for some."""
     taken = [
         [
-            SubdeviceRequest(node.gpus.names[gpu], one.per_gpu.get(SUBDEVICES, 0), linked)
+            SubdeviceRequest(node.gpus.names[gpu], container.per_gpu.get(SUBDEVICES, 0), linked)
             for gpu, linked in zip(chosen, ends or (-1,) * len(chosen), strict=True)
         ]
-        for one, chosen, ends in zip(demand.containers, fitted.gpus(at), fitted.subdevices(at), strict=True)
+        for container, chosen, ends in zip(
+            demand.containers, fitted.gpus(at), fitted.subdevices(at), strict=True
+        )
     ]
-    assert "|".join(",".join(gpu.gpu for gpu in one) for one in taken) == case.row.expect.cards
-    if not any(SUBDEVICES in one.per_gpu for one in demand.containers):
+    assert "|".join(",".join(gpu.gpu for gpu in gpus) for gpus in taken) == case.row.expect.cards
+    if not any(SUBDEVICES in container.per_gpu for container in demand.containers):
         return
     numbers = subdevices.assign(node.gpus, node.allocations, SUBDEVICES, taken)
-    told = [
+    subdevices_by_container = [
         [
-            f"{gpu.gpu}:{'+'.join(f'gt{subdevice}' for subdevice in found)}" if found else ""
-            for gpu, found in pair
+            f"{gpu.gpu}:{'+'.join(f'gt{subdevice}' for subdevice in subdevices)}" if subdevices else ""
+            for gpu, subdevices in pair
         ]
-        for pair in (zip(one, given, strict=True) for one, given in zip(taken, numbers, strict=True))
+        for pair in (
+            zip(gpus, subdevices, strict=True) for gpus, subdevices in zip(taken, numbers, strict=True)
+        )
     ]
-    expectations.check_tiles("|".join(map(",".join, told)), case.row.expect.tiles)
+    expectations.check_tiles("|".join(map(",".join, subdevices_by_container)), case.row.expect.tiles)
 
 
 def gpus(count: int = 2, **more: Any) -> NodeGpus:
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "names": tuple(f"card{number}" for number in range(count)),
         "capacity": {COUNT: (8,) * count, MC: (1000,) * count, SUBDEVICES: (2,) * count},
         "models": ("",) * count,
     }
-    return NodeGpus(**(given | more))
+    return NodeGpus(**(fields | more))
 
 
 def held(gpu: str = "card0", subdevices: frozenset[int] = frozenset(), **amounts: int) -> NodeAllocations:
@@ -160,7 +170,7 @@ def test_a_node_without_cards_says_so_whatever_the_annotations() -> None:
 
 
 @pytest.mark.parametrize(
-    ("demand", "node", "said"),
+    ("demand", "node", "expected"),
     [
         (ask("1 mc=1001"), gpus(), f"container c0: no card has 1001 {MC} left"),
         (ask("2 mc=950"), gpus(), f"container c0: fewer than 2 cards have 950 {MC} left"),
@@ -182,23 +192,23 @@ def test_a_node_without_cards_says_so_whatever_the_annotations() -> None:
         ),
     ],
 )
-def test_the_reason_says_what_is_wanted(demand: Demand, node: NodeGpus, said: str) -> None:
-    assert text(fit_one(node, held(mc=100), demand)) == f"will not fit: {said}"
+def test_the_reason_says_what_is_wanted(demand: Demand, node: NodeGpus, expected: str) -> None:
+    assert text(fit_one(node, held(mc=100), demand)) == f"will not fit: {expected}"
 
 
 def test_what_is_lacking_is_told_of_the_card_that_comes_closest() -> None:
     fitted = fit_one(gpus(), held(mc=700), ask("2 mc=500"))
-    found = fitted.shortfalls.at(0)
-    assert found is not None
-    assert found.text() == f"card0 has 300 {MC} left, 500 wanted: 200 too little"
+    shortfall = fitted.shortfalls.at(0)
+    assert shortfall is not None
+    assert shortfall.text() == f"card0 has 300 {MC} left, 500 wanted: 200 too little"
     assert fit_one(gpus(), held(mc=700), ask("1 mc=500")).shortfalls.at(0) is None
 
 
 def test_what_is_lacking_where_no_card_has_all() -> None:
     node = gpus(capacity={COUNT: (8, 8), MC: (1000, 500), SUBDEVICES: (1, 2)})
-    found = fit_one(node, node_allocations.EMPTY, ask("1 mc=600 t=2")).shortfalls.at(0)
-    assert found is not None
-    assert found.text() == f"card0 has 1 {SUBDEVICES} left, 2 wanted: 1 too little"
+    shortfall = fit_one(node, node_allocations.EMPTY, ask("1 mc=600 t=2")).shortfalls.at(0)
+    assert shortfall is not None
+    assert shortfall.text() == f"card0 has 1 {SUBDEVICES} left, 2 wanted: 1 too little"
 
 
 def test_only_cards_of_the_models_that_the_pod_names() -> None:
@@ -248,10 +258,10 @@ def test_candidates_come_in_any_order_and_as_often_as_one_likes() -> None:
     layout = laid_out(
         [Node(gpus(), held(mc=1000)), Node(gpus(1), node_allocations.EMPTY), Node(gpus(), held(mc=1))]
     )
-    for asked in ([2, 0, 3, 1, 1, 2], [3], [1, 1, 1, 1, 1, 1, 0], []):
-        fitted = fit(layout, np.array(asked, np.intp), ask("1 mc=1000"), FirstFit())
-        assert [fitted.gpus(at) for at in range(len(asked))] == [
-            {0: ((1,),), 1: ((0,),), 2: ((1,),), 3: ((),)}[row] for row in asked
+    for selection in ([2, 0, 3, 1, 1, 2], [3], [1, 1, 1, 1, 1, 1, 0], []):
+        fitted = fit(layout, np.array(selection, np.intp), ask("1 mc=1000"), FirstFit())
+        assert [fitted.gpus(at) for at in range(len(selection))] == [
+            {0: ((1,),), 1: ((0,),), 2: ((1,),), 3: ((),)}[row] for row in selection
         ]
 
 

@@ -17,15 +17,17 @@ NODES = {
 HELD = [pod("a", "n1", "card0", ["i915=1 mc=700"]), pod("b", "n1", "card1", ["i915=1 mc=900"])]
 
 
-def details(asked: AllocatedPod, given: Snapshot, **options: str) -> Details:
-    verdict = agent(**options).filter(asked, given.nodes.named(["plain", "n1", "n2"]), given)
+def details(gpu_pod: AllocatedPod, cluster_snapshot: Snapshot, **options: str) -> Details:
+    verdict = agent(**options).filter(
+        gpu_pod, cluster_snapshot.nodes.named(["plain", "n1", "n2"]), cluster_snapshot
+    )
     assert verdict is not None
     assert verdict.details is not None
     return verdict.details
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("gpu_pod", "expected"),
     [
         (
             new("p", "i915=1 mc=400"),
@@ -43,33 +45,37 @@ def details(asked: AllocatedPod, given: Snapshot, **options: str) -> Details:
     ],
     ids=["what is lacking", "by container", "linked tiles"],
 )
-def test_the_cards_or_what_is_lacking(asked: AllocatedPod, told: list[str]) -> None:
-    found = details(asked, snapshot(HELD, nodes=NODES))
-    assert [found.text(candidate) for candidate in range(3)] == told
+def test_the_cards_or_what_is_lacking(gpu_pod: AllocatedPod, expected: list[str]) -> None:
+    fit_details = details(gpu_pod, snapshot(HELD, nodes=NODES))
+    assert [fit_details.text(candidate) for candidate in range(3)] == expected
 
 
 def test_the_distance_is_the_share_that_is_lacking() -> None:
-    found = details(new("p", "i915=1 mc=400"), snapshot(HELD, nodes=NODES))
-    assert found.distances()[:2].tolist() == pytest.approx([1.0, 0.25])
-    assert found.nbytes >= sum(one.nbytes for one in (np.zeros(3), np.zeros(3)))
+    fit_details = details(new("p", "i915=1 mc=400"), snapshot(HELD, nodes=NODES))
+    assert fit_details.distances()[:2].tolist() == pytest.approx([1.0, 0.25])
+    assert fit_details.nbytes >= sum(array.nbytes for array in (np.zeros(3), np.zeros(3)))
 
 
 def test_cards_are_told_where_they_are_chosen() -> None:
     """Filter asks only whether a pod fits where the placement makes no difference to that; the scores know more."""
-    asked, given = new("p", "i915=1 mc=50"), snapshot(HELD, nodes=NODES)
-    assert details(asked, given, gpu_placement="spread").text(1) == ""
-    scores = agent(gpu_placement="spread").score(asked, given.nodes.named(["n1", "n2"]), given)
+    gpu_pod, cluster_snapshot = new("p", "i915=1 mc=50"), snapshot(HELD, nodes=NODES)
+    assert details(gpu_pod, cluster_snapshot, gpu_placement="spread").text(1) == ""
+    scores = agent(gpu_placement="spread").score(
+        gpu_pod, cluster_snapshot.nodes.named(["n1", "n2"]), cluster_snapshot
+    )
     assert scores is not None
     assert scores.details is not None
     assert [scores.details.text(candidate) for candidate in range(2)] == ["c0: card0", "c0: card0"]
-    packed = agent(gpu_placement="pack").score(asked, given.nodes.named(["n1"]), given)
+    packed = agent(gpu_placement="pack").score(
+        gpu_pod, cluster_snapshot.nodes.named(["n1"]), cluster_snapshot
+    )
     assert packed is not None
     assert packed.details is not None
     assert packed.details.text(0) == "c0: card1"
 
 
 def test_a_demand_that_nobody_can_answer_has_none() -> None:
-    given = snapshot(HELD, nodes=NODES)
-    verdict = agent().filter(new("p", "i915=-1"), given.nodes.named(["n1"]), given)
+    cluster_snapshot = snapshot(HELD, nodes=NODES)
+    verdict = agent().filter(new("p", "i915=-1"), cluster_snapshot.nodes.named(["n1"]), cluster_snapshot)
     assert verdict is not None
     assert verdict.details is None

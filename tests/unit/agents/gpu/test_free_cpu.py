@@ -29,15 +29,15 @@ PLAIN = ("",)
 
 
 def with_pods(before: ClusterState, *pods: AllocatedPod) -> ClusterState:
-    found = {(one.metadata.namespace, one.metadata.name): one for one in pods}
-    return msgspec.structs.replace(before, objects={**before.objects, PODS: found})
+    by_key = {(pod.metadata.namespace, pod.metadata.name): pod for pod in pods}
+    return msgspec.structs.replace(before, objects={**before.objects, PODS: by_key})
 
 
 class TestKept:
     def test_of_a_plain_pod_its_cpu_is_kept(self) -> None:
-        given = pod("a", "n1", requests=PLAIN, cpu="1500m")
-        assert given.metadata.annotations == {}
-        kept = free_cpu.with_cpu(given)
+        allocated_pod = pod("a", "n1", requests=PLAIN, cpu="1500m")
+        assert allocated_pod.metadata.annotations == {}
+        kept = free_cpu.with_cpu(allocated_pod)
         assert kept is not None
         assert (kept.metadata.name, kept.metadata.uid, kept.spec.nodeName) == ("a", "uid-a", "n1")
         assert kept.metadata.annotations is None
@@ -54,7 +54,7 @@ class TestKept:
         assert first.spec.nodeName is second.spec.nodeName
 
     @pytest.mark.parametrize(
-        "given",
+        "allocated_pod",
         [
             pod("a", "n1", requests=PLAIN),
             pod("a", "", requests=PLAIN, cpu="1"),
@@ -65,14 +65,16 @@ class TestKept:
         ],
         ids=["no cpu", "on no node", "succeeded", "failed", "negative", "garbage"],
     )
-    def test_nothing_is_kept_of_one_that_takes_nothing(self, given: AllocatedPod) -> None:
-        assert free_cpu.with_cpu(given) is None
-        assert free_cpu.with_gpus(given) is None
+    def test_nothing_is_kept_of_one_that_takes_nothing(self, allocated_pod: AllocatedPod) -> None:
+        assert free_cpu.with_cpu(allocated_pod) is None
+        assert free_cpu.with_gpus(allocated_pod) is None
 
-    @pytest.mark.parametrize("given", [pod("a"), pod("a", "n1", "card0", PLAIN)], ids=["asks", "says so"])
-    def test_all_is_kept_of_one_that_may_hold_cards(self, given: AllocatedPod) -> None:
-        assert free_cpu.with_cpu(given) is given
-        assert free_cpu.with_gpus(given) is given
+    @pytest.mark.parametrize(
+        "allocated_pod", [pod("a"), pod("a", "n1", "card0", PLAIN)], ids=["asks", "says so"]
+    )
+    def test_all_is_kept_of_one_that_may_hold_cards(self, allocated_pod: AllocatedPod) -> None:
+        assert free_cpu.with_cpu(allocated_pod) is allocated_pod
+        assert free_cpu.with_gpus(allocated_pod) is allocated_pod
 
     @pytest.mark.parametrize(
         ("options", "kept"),
@@ -86,7 +88,7 @@ class TestKept:
     def test_plain_pods_are_kept_where_the_placement_asks_for_cpu(
         self, options: GpuOptions, kept: bool
     ) -> None:
-        keep = next(one.keep for one in KIND.watched(options) if one.name == PODS)
+        keep = next(watch.keep for watch in KIND.watched(options) if watch.name == PODS)
         assert keep is not None
         assert (keep(pod("a", "n1", requests=PLAIN, cpu="1")) is not None) is kept
         assert keep(pod("b", "n1")) is not None
@@ -113,7 +115,7 @@ class TestRequested:
 
         spec = {
             "containers": [*map(container, containers)],
-            "initContainers": [container(*one) for one in init],
+            "initContainers": [container(*arguments) for arguments in init],
         }
         assert cpu_milli(read(AllocatedPod, {"metadata": {"name": "a"}, "spec": spec})) == milli
 
@@ -165,19 +167,19 @@ class TestFree:
             ([pod("b", "n2", requests=PLAIN, cpu="9")], {"n1": 7000, "n2": -1500}),
             ([], {"n1": 7000, "n2": 7500}),
         ):
-            found = agent_state(with_pods(before, *gpu_pods, *pods), state)
-            assert cpu_free(found) == left
-            assert found.layout is first.layout
+            gpu_state = agent_state(with_pods(before, *gpu_pods, *pods), state)
+            assert cpu_free(gpu_state) == left
+            assert gpu_state.layout is first.layout
         assert cpu_free(first) == {"n1": 7000, "n2": 7500}
 
     def test_plain_pods_are_nobodys_business_otherwise(self) -> None:
-        found = agent_state(
+        gpu_state = agent_state(
             cluster_state(
                 NODES, [pod("b", "plain", requests=PLAIN, cpu="2"), pod("c", "n1", requests=PLAIN, cpu="2")]
             )
         )
-        assert sorted(found.nodes) == ["n1", "n2"]
-        assert found.nodes["n1"].bound == ()
+        assert sorted(gpu_state.nodes) == ["n1", "n2"]
+        assert gpu_state.nodes["n1"].bound == ()
 
     def test_nodes_change(self) -> None:
         state, pods = GpuStateBuilder(INTEL), [pod("b", "n1", requests=PLAIN, cpu="2")]
@@ -203,14 +205,14 @@ class TestFree:
         assert cpu_free(state.amended(claimed, "n1", record)) == {"n1": 6000, "n2": 7500}
         assert cpu_free(state.amended(claimed, "n1", None)) == {"n1": 8000, "n2": 7500}
         bound = pod("a", "n1", "card1", cpu="2")
-        told = msgspec.structs.replace(
+        changed = msgspec.structs.replace(
             with_pods(before, bound),
             objects={PODS: {("d", "a"): bound}, "ledgers": {("nw", "gpu-n1"): record}},
         )
         assert bound.metadata.annotations == {GPUS: "card1"}
-        assert cpu_free(agent_state(told, state)) == {"n1": 6000, "n2": 7500}
+        assert cpu_free(agent_state(changed, state)) == {"n1": 6000, "n2": 7500}
 
     def test_garbage_amounts_are_summed_up_without_an_overflow(self) -> None:
         pods = [pod(f"p{number}", "n1", requests=PLAIN, cpu="1e30") for number in range(100)]
-        found = agent_state(cluster_state(NODES, [*pods, pod("a", "n1", "card0", cpu="1e30")]))
-        assert cpu_free(found) == {"n1": 8000 - 101 * MOST_CPU_MILLI, "n2": 7500}
+        gpu_state = agent_state(cluster_state(NODES, [*pods, pod("a", "n1", "card0", cpu="1e30")]))
+        assert cpu_free(gpu_state) == {"n1": 8000 - 101 * MOST_CPU_MILLI, "n2": 7500}

@@ -17,18 +17,18 @@ NODES = {"n1": node()}
 def unconfirmed(
     pods: Iterable[AllocatedPod] = (), leases: Iterable[Any] = (), version: str = "10"
 ) -> list[UnconfirmedReservation]:
-    given = cluster_state(NODES, pods, leases, version)
+    cluster = cluster_state(NODES, pods, leases, version)
     return cooperative_scheduling.run_at_once(
-        garbage_collection.unconfirmed(agent_state(given), given.objects["ledgers"])
+        garbage_collection.unconfirmed(agent_state(cluster), cluster.objects["ledgers"])
     )
 
 
 def orphaned_records(pods: Iterable[AllocatedPod], leases: Iterable[Any]) -> list[str]:
-    given = cluster_state(NODES, pods, leases)
-    found = cooperative_scheduling.run_at_once(
-        garbage_collection.orphaned_records(agent_state(given), given.objects["ledgers"], NODES)
+    cluster = cluster_state(NODES, pods, leases)
+    records = cooperative_scheduling.run_at_once(
+        garbage_collection.orphaned_records(agent_state(cluster), cluster.objects["ledgers"], NODES)
     )
-    return [one.metadata.name for one in found]
+    return [record.metadata.name for record in records]
 
 
 @pytest.mark.parametrize(
@@ -49,11 +49,13 @@ def orphaned_records(pods: Iterable[AllocatedPod], leases: Iterable[Any]) -> lis
 def test_an_entry(pods: list[AllocatedPod], seen: str, why: Any, on: str) -> None:
     if on == "gone":
         pods = [
-            pod("p", "gone") if one.spec.nodeName == "n1" and one.status.phase == "Running" else one
-            for one in pods
+            pod("p", "gone")
+            if pod_on_node.spec.nodeName == "n1" and pod_on_node.status.phase == "Running"
+            else pod_on_node
+            for pod_on_node in pods
         ]
-    found = unconfirmed(pods, [lease(on, uid_p=entry("p", "card0", seen))])
-    assert found == ([UnconfirmedReservation(on, "uid-p", ("d", "p"), seen, why)] if why else [])
+    reservations = unconfirmed(pods, [lease(on, uid_p=entry("p", "card0", seen))])
+    assert reservations == ([UnconfirmedReservation(on, "uid-p", ("d", "p"), seen, why)] if why else [])
 
 
 def test_what_cannot_be_read_is_nobodys() -> None:

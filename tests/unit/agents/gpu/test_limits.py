@@ -18,8 +18,8 @@ FULL = reasons.RecordFull().text()
 ASKED = new("p", "i915=1")
 
 
-def room(asked: AllocatedPod = ASKED) -> int:
-    return limits.room_for(demand.read(asked, INTEL, agent()._options).containers, INTEL.subdevices)
+def room(gpu_pod: AllocatedPod = ASKED) -> int:
+    return limits.room_for(demand.read(gpu_pod, INTEL, agent()._options).containers, INTEL.subdevices)
 
 
 def filled(size: int, on: str = "n1") -> LedgerLease:
@@ -28,16 +28,16 @@ def filled(size: int, on: str = "n1") -> LedgerLease:
     return lease_of(on, text.replace('""', f'"{"x" * (size - len(text))}"'))
 
 
-def bound(asked: AllocatedPod, given: Snapshot, on: str = "n1") -> BindPlan | Refusal | None:
-    return agent().bind(asked, on, given, NOW)
+def bound(gpu_pod: AllocatedPod, cluster_snapshot: Snapshot, on: str = "n1") -> BindPlan | Refusal | None:
+    return agent().bind(gpu_pod, on, cluster_snapshot, NOW)
 
 
 @pytest.mark.parametrize(("more", "why"), [(0, ""), (1, FULL)], ids=["at the limit", "beyond it"])
 def test_filter_score_and_bind_go_by_the_same_room_in_a_ledger(more: int, why: str) -> None:
-    given = snapshot(allocation_record=[filled(room() + more)])
-    assert texts(ASKED, given, "n1 n2") == [why, ""]
-    assert isinstance(bound(ASKED, given), Refusal if why else BindPlan)
-    assert isinstance(bound(ASKED, given, "n2"), BindPlan)
+    cluster_snapshot = snapshot(allocation_record=[filled(room() + more)])
+    assert texts(ASKED, cluster_snapshot, "n1 n2") == [why, ""]
+    assert isinstance(bound(ASKED, cluster_snapshot), Refusal if why else BindPlan)
+    assert isinstance(bound(ASKED, cluster_snapshot, "n2"), BindPlan)
 
 
 def test_the_reason_names_the_limits() -> None:
@@ -48,16 +48,16 @@ def test_the_reason_names_the_limits() -> None:
 @pytest.mark.parametrize(("longer", "why"), [(0, ""), (1, FULL)], ids=["at the limit", "beyond it"])
 def test_a_nodes_name_is_the_ledgers_too(longer: int, why: str) -> None:
     name = "n" * (limits.LONGEST_NODE + longer)
-    given = snapshot(nodes={name: node()})
-    assert texts(ASKED, given, name) == [why]
-    assert isinstance(bound(ASKED, given, name), Refusal if why else BindPlan)
+    cluster_snapshot = snapshot(nodes={name: node()})
+    assert texts(ASKED, cluster_snapshot, name) == [why]
+    assert isinstance(bound(ASKED, cluster_snapshot, name), Refusal if why else BindPlan)
 
 
 def test_the_ledger_of_a_bind_that_is_being_written_counts() -> None:
     state_view = snapshot()
     agent_state = GpuStateBuilder(INTEL).amended(state_view.agent_states["gpu"], "n1", filled(room() + 1))
-    given = Snapshot(state_view.nodes, {"gpu": agent_state}, NOW)
-    assert texts(ASKED, given, "n1") == [FULL]
+    cluster_snapshot = Snapshot(state_view.nodes, {"gpu": agent_state}, NOW)
+    assert texts(ASKED, cluster_snapshot, "n1") == [FULL]
 
 
 def test_preempt_counts_on_the_entries_of_victims() -> None:
@@ -65,10 +65,10 @@ def test_preempt_counts_on_the_entries_of_victims() -> None:
     text = '{"uid-v":{"pod":"d/v","cards":"card0","seen":"5","charged":[{}],"more":""}}'
     text = text.replace('"more":""', f'"more":"{"x" * (room() + 1 - len(text))}"')
     assert len(text) == room() + 1
-    given = snapshot([victim], [lease_of("n1", text)])
-    names = given.nodes.named(["n1"])
+    cluster_snapshot = snapshot([victim], [lease_of("n1", text)])
+    names = cluster_snapshot.nodes.named(["n1"])
     for victims, is_rejected in ((frozenset(), True), (frozenset({"uid-v"}), False)):
-        verdict = agent().preempt(ASKED, names, given, {"n1": victims})
+        verdict = agent().preempt(ASKED, names, cluster_snapshot, {"n1": victims})
         assert verdict is not None
         assert bool(verdict.codes[0]) is is_rejected
 
@@ -83,17 +83,17 @@ ASKING = {
 
 @pytest.mark.parametrize("requests", ASKING.values(), ids=ASKING)
 def test_an_entry_is_no_longer_than_filter_expects(requests: tuple[str, ...]) -> None:
-    asked = new("p" * 253, *requests)
+    gpu_pod = new("p" * 253, *requests)
     names = {"namespace": "d" * 63, "uid": "u" * 64, "resourceVersion": "9" * 40}
-    asked = msgspec.structs.replace(asked, metadata=msgspec.structs.replace(asked.metadata, **names))
+    gpu_pod = msgspec.structs.replace(gpu_pod, metadata=msgspec.structs.replace(gpu_pod.metadata, **names))
     amounts = f"i915=128 mc=64000 mem={2**62} t=256"
-    given = snapshot(nodes={"n1": node(amounts, ".".join(map(str, range(64))))})
-    found: Any = bound(asked, given)
-    assert isinstance(found, BindPlan), found
-    containers = demand.read(asked, INTEL, agent()._options).containers
-    written = msgspec.json.encode({asked.metadata.uid: found.entry})
+    cluster_snapshot = snapshot(nodes={"n1": node(amounts, ".".join(map(str, range(64))))})
+    bind_plan: Any = bound(gpu_pod, cluster_snapshot)
+    assert isinstance(bind_plan, BindPlan), bind_plan
+    containers = demand.read(gpu_pod, INTEL, agent()._options).containers
+    written = msgspec.json.encode({gpu_pod.metadata.uid: bind_plan.entry})
     assert len(written) <= limits.entry_bytes(containers, INTEL.subdevices)
-    added = sum(len(key) + len(value) for key, value in found.annotations.items())
+    added = sum(len(key) + len(value) for key, value in bind_plan.annotations.items())
     assert added <= limits.annotation_bytes(containers, INTEL.subdevices)
 
 

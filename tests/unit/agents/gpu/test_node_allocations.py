@@ -49,17 +49,17 @@ class TestAnnotations:
         }
 
     def test_157_one_without_annotation_holds_what_nobody_knows(self) -> None:
-        given = pod("a", "n1")
-        assert allocations(given) == {}
-        assert problems(given) == ("pod d/a asks for cards, and nothing says which it has",)
+        allocated_pod = pod("a", "n1")
+        assert allocations(allocated_pod) == {}
+        assert problems(allocated_pod) == ("pod d/a asks for cards, and nothing says which it has",)
 
     def test_158_one_on_no_node_holds_nothing(self) -> None:
         assert allocations(pod("a", "", "card0", phase="Pending")) == {}
 
     def test_159_a_part_for_each_container(self) -> None:
-        given = pod("a", "n1", "card0|card1")
-        assert allocations(given) == {}
-        assert problems(given) == (
+        allocated_pod = pod("a", "n1", "card0|card1")
+        assert allocations(allocated_pod) == {}
+        assert problems(allocated_pod) == (
             "pod d/a: gas-container-cards is 'card0|card1', of 2 containers; it has 1",
         )
 
@@ -83,19 +83,21 @@ class TestAnnotations:
         assert allocations(pod("a", "n1", "|card1", ["mc=500", ONE])) == {"card1": HELD}
 
     def test_tiles(self) -> None:
-        given = pod("a", "n1", "card0,card1", ["i915=2 t=4"], subdevices="card0:gt0+gt1,card1:gt3+nonsense")
-        held = agent_state(cluster_state(NODES, [given])).nodes["n1"].allocations
+        allocated_pod = pod(
+            "a", "n1", "card0,card1", ["i915=2 t=4"], subdevices="card0:gt0+gt1,card1:gt3+nonsense"
+        )
+        held = agent_state(cluster_state(NODES, [allocated_pod])).nodes["n1"].allocations
         assert held.subdevices == {"card0": {0, 1}, "card1": {3}}
         assert held.amounts["card0"][f"{PREFIX}tiles"] == 2
 
     def test_cards_that_the_node_does_not_have_are_told(self) -> None:
-        given = pod("a", "n1", "card7")
-        assert allocations(given) == {"card7": HELD}
-        assert problems(given) == ("d/a hold 'card7', which the node does not have",)
+        allocated_pod = pod("a", "n1", "card7")
+        assert allocations(allocated_pod) == {"card7": HELD}
+        assert problems(allocated_pod) == ("d/a hold 'card7', which the node does not have",)
 
     def test_more_than_there_is_is_told(self) -> None:
-        given = [pod(f"p{number}", "n1", "card0", ["i915=1 mc=600"]) for number in range(2)]
-        assert problems(*given) == ("d/p0, d/p1 hold 1200 gpu.intel.com/millicores of card0, which has 1000",)
+        pods = [pod(f"p{number}", "n1", "card0", ["i915=1 mc=600"]) for number in range(2)]
+        assert problems(*pods) == ("d/p0, d/p1 hold 1200 gpu.intel.com/millicores of card0, which has 1000",)
 
     @pytest.mark.parametrize("text", ["", ",", "card0,", "\x00", "🙂", "x" * 100_000, "card0|" * 1000])
     def test_garbage_of_a_tenant_concerns_nobody_else(self, text: str) -> None:
@@ -104,9 +106,9 @@ class TestAnnotations:
         assert allocations(good, pod("bad", "n1", text, []))["card0"] == HELD
 
     def test_a_sum_is_never_more_than_the_largest_amount(self) -> None:
-        given = [pod(f"p{number}", "n1", "card0", [f"i915=1 mc={amounts.LARGEST}"]) for number in range(3)]
-        assert allocations(*given)["card0"] == {"i915": 3, "millicores": amounts.LARGEST}
-        assert agent_state(cluster_state(NODES, given)).layout.free[f"{PREFIX}millicores"].min() < 0
+        pods = [pod(f"p{number}", "n1", "card0", [f"i915=1 mc={amounts.LARGEST}"]) for number in range(3)]
+        assert allocations(*pods)["card0"] == {"i915": 3, "millicores": amounts.LARGEST}
+        assert agent_state(cluster_state(NODES, pods)).layout.free[f"{PREFIX}millicores"].min() < 0
 
 
 class TestLedger:
@@ -125,7 +127,7 @@ class TestLedger:
         assert allocations(pod("a", "n1", "card0", phase="Failed"), uid_a=entry("a", "card1")) == {}
 
     def test_162_one_that_terminates_still_holds_its_cards(self) -> None:
-        given = pod("a", "n1", "card0")
+        allocated_pod = pod("a", "n1", "card0")
         leaving = read(
             AllocatedPod,
             {
@@ -137,7 +139,7 @@ class TestLedger:
                 "status": {"phase": "Running"},
             },
         )
-        assert allocations(given, uid_a=entry("a", "card0")) == {"card0": HELD}
+        assert allocations(allocated_pod, uid_a=entry("a", "card0")) == {"card0": HELD}
         assert allocations(leaving, uid_a=entry("a", "card0")) == {"card0": {"i915": 1}}
         assert allocations(uid_a=entry("a", "card0")) == {}
 
@@ -154,8 +156,8 @@ class TestLedger:
     def test_163_one_whose_pod_is_not_there_counts_until_we_know_that_it_went(
         self, version: str, seen: str, counts: bool
     ) -> None:
-        found = allocations(version=version, uid_a=entry("a", "card0", seen))
-        assert found == ({"card0": HELD} if counts else {})
+        charged_amounts = allocations(version=version, uid_a=entry("a", "card0", seen))
+        assert charged_amounts == ({"card0": HELD} if counts else {})
 
     @pytest.mark.parametrize(
         ("version", "seen"), [("", "5"), ("10", ""), ("x", "5"), ("10", "0x5"), ("10", "²")]
@@ -171,33 +173,35 @@ class TestLedger:
         assert allocations(failed, uid_a=entry("a", "card0", "9")) == {}
 
     def test_one_whose_pod_is_elsewhere_does_not_count(self) -> None:
-        found = agent_state(
+        gpu_state = agent_state(
             cluster_state(NODES, [pod("a", "n2", "card0")], [lease("n1", uid_a=entry("a", "card1"))])
         )
-        assert charged(found) == {}
-        assert charged(found, "n2") == {"card0": HELD}
-        assert found.nodes["n1"].allocations.stale == {"uid-a"}
+        assert charged(gpu_state) == {}
+        assert charged(gpu_state, "n2") == {"card0": HELD}
+        assert gpu_state.nodes["n1"].allocations.stale == {"uid-a"}
 
     def test_the_pods_own_requests_are_charged_where_it_is_known(self) -> None:
-        given = entry("a", "card0", "11", ["i915=7"])
-        assert allocations(pod("a", "n1"), uid_a=given) == {"card0": HELD}
-        assert allocations(uid_a=given) == {"card0": {"i915": 7}}
+        reservation = entry("a", "card0", "11", ["i915=7"])
+        assert allocations(pod("a", "n1"), uid_a=reservation) == {"card0": HELD}
+        assert allocations(uid_a=reservation) == {"card0": {"i915": 7}}
 
     def test_several_containers(self) -> None:
-        given = entry("a", "card0,card1||card0", "11", ["i915=1 mc=50", "", ONE])
-        assert allocations(uid_a=given) == {
+        reservation = entry("a", "card0,card1||card0", "11", ["i915=1 mc=50", "", ONE])
+        assert allocations(uid_a=reservation) == {
             "card0": {"i915": 2, "millicores": 150},
             "card1": {"i915": 1, "millicores": 50},
         }
 
     def test_an_entry_that_cannot_be_read_leaves_its_bound_pod_to_the_annotations(self) -> None:
-        given = pod("a", "n1", "card0")
-        assert allocations(given, uid_a={"pod": 3}, uid_b=entry("b", "card1", "11")) == {
+        allocated_pod = pod("a", "n1", "card0")
+        assert allocations(allocated_pod, uid_a={"pod": 3}, uid_b=entry("b", "card1", "11")) == {
             "card0": HELD,
             "card1": HELD,
         }
-        assert problems(given, uid_a={"pod": 3})[0].startswith("the ledger's entry for pod uid uid-a: ")
-        assert allocations(given, text="{") == {"card0": HELD}
+        assert problems(allocated_pod, uid_a={"pod": 3})[0].startswith(
+            "the ledger's entry for pod uid uid-a: "
+        )
+        assert allocations(allocated_pod, text="{") == {"card0": HELD}
 
     @pytest.mark.parametrize(
         "odd",
@@ -209,12 +213,14 @@ class TestLedger:
         ],
     )
     def test_an_odd_entry_holds_nothing_negative(self, odd: Reservation) -> None:
-        found = allocations(uid_a=odd, uid_b=entry("b", "card1", "11"))
-        assert found["card1"] == HELD
-        assert all(0 < amount <= amounts.LARGEST for gpu in found.values() for amount in gpu.values())
+        charged_amounts = allocations(uid_a=odd, uid_b=entry("b", "card1", "11"))
+        assert charged_amounts["card1"] == HELD
+        assert all(
+            0 < amount <= amounts.LARGEST for gpu in charged_amounts.values() for amount in gpu.values()
+        )
 
     def test_what_does_not_count_is_told_to_whoever_writes_the_ledger(self) -> None:
-        given = lease(
+        record = lease(
             "n1",
             uid_gone=entry("gone", "card0", "9"),
             uid_late=entry("late", "card0", "11"),
@@ -222,34 +228,34 @@ class TestLedger:
             uid_ended=entry("ended", "card0", "12"),
         )
         pods = [pod("ended", "n1", phase="Succeeded")]
-        found = agent_state(cluster_state(NODES, pods, [given])).nodes["n1"].allocations
-        assert found.stale == {"uid-gone", "uid-ended"}
-        assert found.undecided
+        allocations_of_node = agent_state(cluster_state(NODES, pods, [record])).nodes["n1"].allocations
+        assert allocations_of_node.stale == {"uid-gone", "uid-ended"}
+        assert allocations_of_node.undecided
 
 
 def test_a_text_of_very_many_cards_holds_none_and_is_a_problem() -> None:
     """Tenants write it, and whoever adds up hundreds of thousands of names keeps everybody waiting."""
-    given = pod("a", "n1", ",".join(f"c{number}" for number in range(20_000)))
-    assert allocations(given) == {}
-    (said,) = problems(given)
-    assert "names more than 1024 cards" in said
+    allocated_pod = pod("a", "n1", ",".join(f"c{number}" for number in range(20_000)))
+    assert allocations(allocated_pod) == {}
+    (problem,) = problems(allocated_pod)
+    assert "names more than 1024 cards" in problem
 
 
 def test_of_very_many_conflicts_some_are_told() -> None:
-    given = [
-        pod(f"p{number}", "n1", ",".join(f"c{number}-{at}" for at in range(100))) for number in range(20)
-    ]
-    found = node_allocations.of_node("n1", allocation_record.EMPTY, given, PodIndex({}, "10"), INTEL)
-    told = list(node_allocations.conflicts(found, NodeGpus()))
-    assert len(told) == 17
-    assert told[-1].startswith("pods hold more than there is of further cards")
+    pods = [pod(f"p{number}", "n1", ",".join(f"c{number}-{at}" for at in range(100))) for number in range(20)]
+    allocations_of_node = node_allocations.of_node(
+        "n1", allocation_record.EMPTY, pods, PodIndex({}, "10"), INTEL
+    )
+    conflicts = list(node_allocations.conflicts(allocations_of_node, NodeGpus()))
+    assert len(conflicts) == 17
+    assert conflicts[-1].startswith("pods hold more than there is of further cards")
 
 
 def test_169_a_node_that_went_has_no_books() -> None:
-    found = agent_state(
+    gpu_state = agent_state(
         cluster_state({"n2": node()}, [pod("a", "n1", "card0")], [lease("n1", uid_a=entry("a", "card0"))])
     )
-    assert list(found.nodes) == ["n2"]
+    assert list(gpu_state.nodes) == ["n2"]
 
 
 @pytest.mark.parametrize(

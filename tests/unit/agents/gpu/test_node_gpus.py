@@ -16,8 +16,8 @@ def read(tags: str = "", allocatable: str = "") -> NodeGpus:
     return node_gpus.read(node(tags, allocatable), INTEL)
 
 
-def capacity(found: NodeGpus) -> dict[str, tuple[int, ...]]:
-    return {INTEL.short(name): row for name, row in found.capacity.items()}
+def capacity(gpus: NodeGpus) -> dict[str, tuple[int, ...]]:
+    return {INTEL.short(name): row for name, row in gpus.capacity.items()}
 
 
 NAMES = {
@@ -34,8 +34,8 @@ NAMES = {
 
 @pytest.mark.parametrize(("tags", "names"), NAMES.values(), ids=NAMES)
 def test_which_cards_there_are(tags: str, names: str) -> None:
-    found = read(tags)
-    assert (found.names, found.problems) == (tuple(names.split()), ())
+    gpus = read(tags)
+    assert (gpus.names, gpus.problems) == (tuple(names.split()), ())
 
 
 ODD_NAMES = {
@@ -59,10 +59,10 @@ ODD_NAMES = {
 
 @pytest.mark.parametrize(("tags", "names", "problem"), ODD_NAMES.values(), ids=ODD_NAMES)
 def test_names_that_cannot_count_are_left_out_with_a_problem(tags: str, names: str, problem: str) -> None:
-    found = read(tags)
-    assert found.names == tuple(names.split())
-    assert len(found.problems) == 1
-    assert problem in found.problems[0]
+    gpus = read(tags)
+    assert gpus.names == tuple(names.split())
+    assert len(gpus.problems) == 1
+    assert problem in gpus.problems[0]
 
 
 CAPACITY: dict[str, tuple[str, str, dict[str, tuple[int, ...]]]] = {
@@ -85,9 +85,9 @@ def test_what_each_card_has(tags: str, allocatable: str, wanted: dict[str, tuple
 
 @pytest.mark.parametrize("amount", ["1500m", "0.5", "-3", "many", "", "10E"])
 def test_an_amount_that_cannot_be_read_is_absent(amount: str) -> None:
-    found = read("gn=0", f"i915={amount} mc=5")
-    assert capacity(found) == {"millicores": (5,)}
-    assert f"allocatable gpu.intel.com/i915: {amount!r} is not a whole number" in found.problems[0]
+    gpus = read("gn=0", f"i915={amount} mc=5")
+    assert capacity(gpus) == {"millicores": (5,)}
+    assert f"allocatable gpu.intel.com/i915: {amount!r} is not a whole number" in gpus.problems[0]
 
 
 def test_resources_that_no_card_is_named_for_are_a_problem() -> None:
@@ -97,9 +97,9 @@ def test_resources_that_no_card_is_named_for_are_a_problem() -> None:
 
 
 def test_more_resources_than_can_be_kept_are_none() -> None:
-    found = read("gn=0", " ".join(f"r{number}=1" for number in range(65)))
-    assert (found.names, found.capacity) == ((), {})
-    assert found.problems == ("1 cards of 65 resources; at most 64 of 64 count",)
+    gpus = read("gn=0", " ".join(f"r{number}=1" for number in range(65)))
+    assert (gpus.names, gpus.capacity) == ((), {})
+    assert gpus.problems == ("1 cards of 65 resources; at most 64 of 64 count",)
 
 
 MARKED = {
@@ -127,15 +127,15 @@ def test_cards_that_policies_take_out(tags: str, names: str) -> None:
 
 
 def test_47_a_name_is_compared_as_it_is() -> None:
-    found = read("gn=0.10 D:gas-disable-card10= D:gas-disable-xcard0=")
-    assert found.unusable == {"card10"}
-    assert found.problems == ("gas-disable-'xcard0': the node has no such card",)
+    gpus = read("gn=0.10 D:gas-disable-card10= D:gas-disable-xcard0=")
+    assert gpus.unusable == {"card10"}
+    assert gpus.problems == ("gas-disable-'xcard0': the node has no such card",)
 
 
 def test_pods_of_a_card_that_is_gone_are_still_to_be_marked() -> None:
-    found = read("gn=0 D:gas-deschedule-pods-card3= D:gas-tile-deschedule-card3_gt7=")
-    assert (found.descheduled, found.unusable) == ({"card3"}, frozenset())
-    assert (found.subdevices_descheduled, found.subdevices_off) == ({"card3": {7}}, {})
+    gpus = read("gn=0 D:gas-deschedule-pods-card3= D:gas-tile-deschedule-card3_gt7=")
+    assert (gpus.descheduled, gpus.unusable) == ({"card3"}, frozenset())
+    assert (gpus.subdevices_descheduled, gpus.subdevices_off) == ({"card3": {7}}, {})
 
 
 PREFERRED = {
@@ -173,7 +173,10 @@ SUBDEVICES: dict[str, tuple[str, str, dict[str, set[int]]]] = {
     ),
     "144": (
         "gn=0.1 "
-        + " ".join(f"D:gas-tile-disable-card{one}=" for one in ("0_gt0", "0_gt3", "0_gt4", "1_gt8", "1_gt9")),
+        + " ".join(
+            f"D:gas-tile-disable-card{subdevice}="
+            for subdevice in ("0_gt0", "0_gt3", "0_gt4", "1_gt8", "1_gt9")
+        ),
         "t=8",
         {"card0": {0, 3}},
     ),
@@ -190,9 +193,9 @@ def test_143_tiles_to_deschedule_and_to_prefer() -> None:
         "D:gas-tile-disable-card5_gt99= D:gas-tile-deschedule-card2_gt2= D:gas-tile-deschedule-card2_gt3= "
         "D:gas-tile-preferred-card2=gt1 D(q):gas-tile-preferred-card2=gx1 D(r):gas-tile-preferred-carrd2=gt3"
     )
-    found = read(tags)
-    assert found.subdevices_descheduled == {"card2": {2, 3}}
-    assert found.subdevices_preferred == {"card2": (1,)}
+    gpus = read(tags)
+    assert gpus.subdevices_descheduled == {"card2": {2, 3}}
+    assert gpus.subdevices_preferred == {"card2": (1,)}
 
 
 @pytest.mark.parametrize(
@@ -220,16 +223,16 @@ NUMA: dict[str, tuple[str, tuple[set[str], ...]]] = {
 
 @pytest.mark.parametrize(("tags", "groups"), NUMA.values(), ids=NUMA)
 def test_cards_by_numa_node(tags: str, groups: tuple[set[str], ...]) -> None:
-    found = read(f"gn=0.1.2.3 {tags}")
-    assert (found.numa, found.numa_problem) == (groups, "")
+    gpus = read(f"gn=0.1.2.3 {tags}")
+    assert (gpus.numa, gpus.numa_problem) == (groups, "")
 
 
 @pytest.mark.parametrize("text", ["0-0.1_2.3", "0-0-1", "_", "0-0_", "-1", "0-", "0-0 numa2=1"])
 def test_111_a_numa_map_that_cannot_be_read_is_a_problem(text: str) -> None:
-    found = read(f"gn=0.1.2.3 numa={text}")
-    assert found.numa == ()
-    assert found.numa_problem
-    assert found.names == ("card0", "card1", "card2", "card3")
+    gpus = read(f"gn=0.1.2.3 numa={text}")
+    assert gpus.numa == ()
+    assert gpus.numa_problem
+    assert gpus.names == ("card0", "card1", "card2", "card3")
 
 
 def link(text: str) -> Link:
@@ -288,8 +291,8 @@ def test_cards_that_all_name_one_large_group_cost_no_more_than_the_group() -> No
 def test_of_very_many_links_the_first_are_read() -> None:
     by_index = tuple(f"card{number}" for number in range(100))
     text = "_".join(f"{number % 99}.{number // 99}-99.0" for number in range(100_000))
-    found, stopped = node_labels.links(text, by_index)
-    assert (len(found), stopped) == (4096, "there are more than 4096 links; the others do not count")
+    pairs, stopped = node_labels.links(text, by_index)
+    assert (len(pairs), stopped) == (4096, "there are more than 4096 links; the others do not count")
 
 
 def test_142_which_labels_are_of_telemetry_policies() -> None:
@@ -301,8 +304,8 @@ def test_142_which_labels_are_of_telemetry_policies() -> None:
 
 
 def test_146_cards_by_device_index() -> None:
-    found = node_labels.devices("1.10.11.2.3.4.5.6.7.8.9")
-    assert (found[0], found[1], found[10], len(found)) == ("card1", "card2", "card11", 11)
+    names = node_labels.devices("1.10.11.2.3.4.5.6.7.8.9")
+    assert (names[0], names[1], names[10], len(names)) == ("card1", "card2", "card11", 11)
     assert node_labels.devices("") == ()
 
 
@@ -311,15 +314,15 @@ def generic(tags: dict[str, Any], allocatable: dict[str, Any]) -> NodeGpus:
 
 
 def test_cards_that_are_counted_by_their_resource() -> None:
-    found = generic({}, {"nvidia.com/gpu": "2", "nvidia.com/gpu-milli": "2k", "nvidia.com/mig-1g.5gb": "7"})
-    assert found.names == ("card0", "card1")
-    assert found.capacity == {"nvidia.com/gpu": (1, 1), "nvidia.com/gpu-milli": (1000, 1000)}
-    assert found.problems == ()
+    gpus = generic({}, {"nvidia.com/gpu": "2", "nvidia.com/gpu-milli": "2k", "nvidia.com/mig-1g.5gb": "7"})
+    assert gpus.names == ("card0", "card1")
+    assert gpus.capacity == {"nvidia.com/gpu": (1, 1), "nvidia.com/gpu-milli": (1000, 1000)}
+    assert gpus.problems == ()
 
 
 def test_cards_that_are_counted_by_a_label_because_each_is_offered_several_times() -> None:
-    found = generic({"nvidia.com/gpu.count": "2"}, {"nvidia.com/gpu": "20"})
-    assert (found.names, found.capacity) == (("card0", "card1"), {"nvidia.com/gpu": (10, 10)})
+    gpus = generic({"nvidia.com/gpu.count": "2"}, {"nvidia.com/gpu": "20"})
+    assert (gpus.names, gpus.capacity) == (("card0", "card1"), {"nvidia.com/gpu": (10, 10)})
 
 
 @pytest.mark.parametrize(
@@ -334,19 +337,24 @@ def test_cards_that_are_counted_by_a_label_because_each_is_offered_several_times
 def test_a_count_that_cannot_be_is_no_card(
     tags: dict[str, str], allocatable: dict[str, str], problem: str
 ) -> None:
-    found = generic(tags, allocatable)
-    assert found.names == ()
-    assert problem in found.problems[0]
+    gpus = generic(tags, allocatable)
+    assert gpus.names == ()
+    assert problem in gpus.problems[0]
 
 
-def annotated(given: Any, allocatable: str = "") -> NodeGpus:
+def annotated(annotation: Any, allocatable: str = "") -> NodeGpus:
     return node_gpus.read(
-        node("gn=0.1.2", allocatable, gpus=given if isinstance(given, str) else json.dumps(given)), INTEL
+        node(
+            "gn=0.1.2",
+            allocatable,
+            gpus=annotation if isinstance(annotation, str) else json.dumps(annotation),
+        ),
+        INTEL,
     )
 
 
 def test_cards_that_differ() -> None:
-    found = annotated(
+    gpus = annotated(
         [
             {
                 "name": "b",
@@ -356,13 +364,13 @@ def test_cards_that_differ() -> None:
             {"name": "a", "model": "Flex", "capacity": {"gpu.intel.com/i915": 1}},
         ]
     )
-    assert (found.names, found.models, found.problems) == (("a", "b"), ("Flex", "Max"), ())
-    assert capacity(found) == {"i915": (1, 2), "memory.max": (0, 48 * 2**30)}
+    assert (gpus.names, gpus.models, gpus.problems) == (("a", "b"), ("Flex", "Max"), ())
+    assert capacity(gpus) == {"i915": (1, 2), "memory.max": (0, 48 * 2**30)}
 
 
 def test_cards_without_a_capacity_have_an_even_share() -> None:
-    found = annotated([{"name": "a", "model": "Max"}, {"name": "b", "capacity": None}], "i915=5")
-    assert (found.models, capacity(found)) == (("Max", ""), {"i915": (2, 2)})
+    gpus = annotated([{"name": "a", "model": "Max"}, {"name": "b", "capacity": None}], "i915=5")
+    assert (gpus.models, capacity(gpus)) == (("Max", ""), {"i915": (2, 2)})
 
 
 ODD_ANNOTATIONS: dict[str, tuple[Any, str, str]] = {
@@ -397,12 +405,12 @@ ODD_ANNOTATIONS: dict[str, tuple[Any, str, str]] = {
 }
 
 
-@pytest.mark.parametrize(("given", "names", "problem"), ODD_ANNOTATIONS.values(), ids=ODD_ANNOTATIONS)
-def test_what_cannot_be_read_of_the_annotation_is_left_out(given: Any, names: str, problem: str) -> None:
-    found = annotated(given)
-    assert found.names == tuple(names.split())
-    assert len(found.problems) == 1
-    assert problem in found.problems[0]
+@pytest.mark.parametrize(("annotation", "names", "problem"), ODD_ANNOTATIONS.values(), ids=ODD_ANNOTATIONS)
+def test_what_cannot_be_read_of_the_annotation_is_left_out(annotation: Any, names: str, problem: str) -> None:
+    gpus = annotated(annotation)
+    assert gpus.names == tuple(names.split())
+    assert len(gpus.problems) == 1
+    assert problem in gpus.problems[0]
 
 
 @pytest.mark.parametrize("raw", [None, [], 3, "x", {"gpu.intel.com/gpu-numbers": 3}])
@@ -415,6 +423,6 @@ def test_a_node_of_nothing_has_no_cards_and_no_problem() -> None:
 
 
 def test_of_very_many_problems_some_are_told() -> None:
-    found = read(" ".join(f"D:gas-disable-x{number}=" for number in range(40)))
-    assert len(found.problems) == 17
-    assert found.problems[-1] == "and 24 more"
+    gpus = read(" ".join(f"D:gas-disable-x{number}=" for number in range(40)))
+    assert len(gpus.problems) == 17
+    assert gpus.problems[-1] == "and 24 more"

@@ -36,13 +36,13 @@ def test_a_balanced_resource_and_another_placement_exclude_each_other(placement:
 
 
 def test_the_command_line_says_so_too() -> None:
-    given = {one.field: one.default for one in settings.declared(GpuOptions)}
-    assert command_options.build(GpuOptions, given) == GpuOptions()
+    defaults = {setting.field: setting.default for setting in settings.declared(GpuOptions)}
+    assert command_options.build(GpuOptions, defaults) == GpuOptions()
     with pytest.raises(BadSettings, match="--balanced-resource"):
-        command_options.build(GpuOptions, given | {"gpu_placement": "pack", "balanced_resource": "tiles"})
+        command_options.build(GpuOptions, defaults | {"gpu_placement": "pack", "balanced_resource": "tiles"})
 
 
 def test_every_setting_is_explained() -> None:
-    found = {one.flag: one.help for one in settings.declared(GpuOptions)}
-    assert all(len(text) > 40 for text in found.values())
-    assert set(PLACEMENTS) <= set(found["--gpu-placement"].replace("`", " ").split())
+    help_by_flag = {setting.flag: setting.help for setting in settings.declared(GpuOptions)}
+    assert all(len(text) > 40 for text in help_by_flag.values())
+    assert set(PLACEMENTS) <= set(help_by_flag["--gpu-placement"].replace("`", " ").split())

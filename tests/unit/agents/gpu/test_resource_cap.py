@@ -19,11 +19,11 @@ def invented(place: int, count: int) -> NodeGpus:
 
 
 def of(nodes: dict[str, NodeGpus]) -> ResourceCap:
-    found = ResourceCap()
+    cap = ResourceCap()
     for name, gpus in nodes.items():
-        found.put(name, gpus)
-    found.settle()
-    return found
+        cap.put(name, gpus)
+    cap.settle()
+    return cap
 
 
 def test_few_resources_are_all_kept() -> None:
@@ -36,11 +36,11 @@ def test_those_of_most_nodes_are_kept_whatever_the_order_and_the_others_are_a_pr
 ):
     nodes = {f"n{place}": invented(place, 64) for place in range(20)}
     limited = {name: of(nodes).limited(gpus) for name, gpus in nodes.items()}
-    assert len(set().union(*(one.capacity for one in limited.values()))) == resource_cap.MOST
-    assert all("common" in one.capacity for one in limited.values())
-    (said,) = next(one.problems for one in limited.values() if one.problems)
-    assert "which count as absent" in said
-    assert len(said) < 300
+    assert len(set().union(*(gpus.capacity for gpus in limited.values()))) == resource_cap.MOST
+    assert all("common" in gpus.capacity for gpus in limited.values())
+    (problem,) = next(gpus.problems for gpus in limited.values() if gpus.problems)
+    assert "which count as absent" in problem
+    assert len(problem) < 300
     again = of(dict(reversed(nodes.items())))
     assert {name: again.limited(gpus) for name, gpus in nodes.items()} == limited
 
@@ -49,16 +49,16 @@ def test_one_node_of_many_cards_leaves_the_arrays_small(monkeypatch: pytest.Monk
     monkeypatch.setattr(resource_cap, "CELLS", 64 * 11 * 20)
     nodes = {f"n{place}": invented(place, 10) for place in range(9)}
     nodes["wide"] = node("common", gpus=64)
-    found = of(nodes)
-    kept = set().union(*(found.limited(gpus).capacity for gpus in nodes.values()))
+    cap = of(nodes)
+    kept = set().union(*(cap.limited(gpus).capacity for gpus in nodes.values()))
     assert len(kept) == 20
 
 
 def test_when_there_is_room_again_the_nodes_that_gain_are_named() -> None:
-    found = of({"a": node("x", "y"), **{f"n{place}": invented(place, 64) for place in range(20)}})
-    assert "x" not in found.limited(node("x", "y")).capacity
+    cap = of({"a": node("x", "y"), **{f"n{place}": invented(place, 64) for place in range(20)}})
+    assert "x" not in cap.limited(node("x", "y")).capacity
     for place in range(20):
-        found.put(f"n{place}", None)
-    assert found.settle() == ["a"]
-    assert found.limited(node("x", "y")) == node("x", "y")
-    assert found.settle() == []
+        cap.put(f"n{place}", None)
+    assert cap.settle() == ["a"]
+    assert cap.limited(node("x", "y")) == node("x", "y")
+    assert cap.settle() == []

@@ -45,8 +45,8 @@ def test_which_resources_are_of_cards(of: ResourceProfile, resource: str, ours: 
 def test_a_file_says_all_of_it(tmp_path: Path) -> None:
     file = tmp_path / "profile.yaml"
     file.write_text(WHOLE)
-    found = resource_profile.load(str(file))
-    assert found == ResourceProfile(
+    profile = resource_profile.load(str(file))
+    assert profile == ResourceProfile(
         prefix="example.com/",
         counts=("example.com/gpu", "example.com/gpu.shared"),
         shares=frozenset({"example.com/gpu-memory"}),
@@ -56,14 +56,14 @@ def test_a_file_says_all_of_it(tmp_path: Path) -> None:
         count_label="example.com/gpu.number",
     )
     ours = {"gpu", "gpu.shared", "gpu-memory", "gpu-monitor", "slice"}
-    assert {name for name in (*ours, "other") if found.has("example.com/" + name)} == ours
-    assert found.short("example.com/slice") == "slice"
+    assert {name for name in (*ours, "other") if profile.has("example.com/" + name)} == ours
+    assert profile.short("example.com/slice") == "slice"
 
 
 def test_a_file_of_two_fields_is_enough() -> None:
-    found = resource_profile.parse({"prefix": "amd.com/", "counts": ["gpu"]}, "f")
-    assert found.has("amd.com/anything")
-    assert (found.labelled, found.count_label) == (False, "amd.com/gpu.count")
+    profile = resource_profile.parse({"prefix": "amd.com/", "counts": ["gpu"]}, "f")
+    assert profile.has("amd.com/anything")
+    assert (profile.labelled, profile.count_label) == (False, "amd.com/gpu.count")
 
 
 WRONG: dict[str, tuple[Any, str]] = {
@@ -106,9 +106,9 @@ WRONG: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize(("document", "said"), WRONG.values(), ids=WRONG)
-def test_a_wrong_field_is_named_with_what_is_wanted(document: Any, said: str) -> None:
-    with pytest.raises(BadSettings, match=said):
+@pytest.mark.parametrize(("document", "message"), WRONG.values(), ids=WRONG)
+def test_a_wrong_field_is_named_with_what_is_wanted(document: Any, message: str) -> None:
+    with pytest.raises(BadSettings, match=message):
         resource_profile.parse(document, "f")
 
 

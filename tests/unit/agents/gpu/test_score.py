@@ -18,17 +18,19 @@ def inputs(placement, workload=TYPICAL, cpu_free=None):
 
 def gpu(placement, free, wanted, **more):
     """The position of the card of the only node that a pod gets."""
-    asked = demand(wanted)
-    fitted = fit(board(free), np.array([0]), asked, score.order(inputs(placement, **more), asked))
+    pod_demand = demand(wanted)
+    fitted = fit(board(free), np.array([0]), pod_demand, score.order(inputs(placement, **more), pod_demand))
     return fitted.gpus(0)[0][0]
 
 
-def points(placement, nodes, asked, **more):
+def points(placement, nodes, pod_demand, **more):
     laid_out, rows = board(*nodes), np.arange(len(nodes))
     going_by = inputs(placement, **more)
-    fitted = fit(laid_out, rows, asked, score.order(going_by, asked)) if asked.wants_gpus else None
-    found = score.points(going_by, laid_out, rows, asked, fitted)
-    return None if found is None else found.tolist()
+    fitted = (
+        fit(laid_out, rows, pod_demand, score.order(going_by, pod_demand)) if pod_demand.wants_gpus else None
+    )
+    node_points = score.points(going_by, laid_out, rows, pod_demand, fitted)
+    return None if node_points is None else node_points.tolist()
 
 
 @pytest.mark.parametrize(
@@ -53,9 +55,9 @@ def test_without_typical_pods_fragmentation_is_pack() -> None:
 
 
 def test_a_pods_own_placement_wins() -> None:
-    asked = demand(200)._replace(placement="spread")
+    pod_demand = demand(200)._replace(placement="spread")
 
-    assert points("pack", [(1000,), (300,)], asked) == [10, 9]
+    assert points("pack", [(1000,), (300,)], pod_demand) == [10, 9]
 
 
 @pytest.mark.parametrize(
@@ -76,9 +78,9 @@ def test_fragmentation_likes_the_node_that_it_spoils_least() -> None:
 
 
 def test_among_equal_nodes_one_alone_is_the_best() -> None:
-    found = points("pack", [(1000,)] * 30, demand(500))
+    node_points = points("pack", [(1000,)] * 30, demand(500))
 
-    assert sorted(found, reverse=True)[:12] == [10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 0]
+    assert sorted(node_points, reverse=True)[:12] == [10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 0]
 
 
 @pytest.mark.parametrize("placement", ["first-fit", "spread", "balanced"])
@@ -99,14 +101,16 @@ def test_fragmentation_takes_cpu_where_free_cards_do_not_need_it() -> None:
     workload = fragmentation.tables({share(500, cpu_milli=6000): 1}, (COUNT,))
     cpu = np.array([8000, 16000, 5000, 0])
 
-    found = points("fragmentation", [(1000,)] * 3, Demand(cpu_milli=4000), workload=workload, cpu_free=cpu)
+    node_points = points(
+        "fragmentation", [(1000,)] * 3, Demand(cpu_milli=4000), workload=workload, cpu_free=cpu
+    )
 
-    assert found[0] == min(found)
+    assert node_points[0] == min(node_points)
 
 
 def test_whether_a_pod_fits_does_not_depend_on_the_order_of_cards() -> None:
-    laid_out, asked = board((900, 500, 700), (100, 100)), demand(400, gpus=2)
-    quick = fit(laid_out, np.array([0, 1]), asked, score.fitting(inputs("fragmentation"), asked))
-    whole = fit(laid_out, np.array([0, 1]), asked, score.order(inputs("fragmentation"), asked))
+    laid_out, pod_demand = board((900, 500, 700), (100, 100)), demand(400, gpus=2)
+    quick = fit(laid_out, np.array([0, 1]), pod_demand, score.fitting(inputs("fragmentation"), pod_demand))
+    whole = fit(laid_out, np.array([0, 1]), pod_demand, score.order(inputs("fragmentation"), pod_demand))
 
     assert (quick.codes == 0).tolist() == (whole.codes == 0).tolist() == [True, False]

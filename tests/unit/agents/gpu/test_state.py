@@ -36,17 +36,17 @@ class Watching:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.state = GpuStateBuilder(INTEL)
         self.computed: list[str] = []
-        one = states.node_allocations.of_node
+        of_node = states.node_allocations.of_node
 
-        def counted(name: str, *given: Any) -> Any:
+        def counted(name: str, *arguments: Any) -> Any:
             self.computed.append(name)
-            return one(name, *given)
+            return of_node(name, *arguments)
 
         monkeypatch.setattr(states.node_allocations, "of_node", counted)
 
-    def build(self, given: ClusterState) -> GpuState:
+    def build(self, cluster: ClusterState) -> GpuState:
         self.computed.clear()
-        return agent_state(given, self.state)
+        return agent_state(cluster, self.state)
 
 
 @pytest.fixture
@@ -56,42 +56,42 @@ def watching(monkeypatch: pytest.MonkeyPatch) -> Watching:
 
 def of_objects(before: ClusterState, **changes: Any) -> ClusterState:
     """The same world with other objects; what is not given stays the same mapping."""
-    objects = {**before.objects, **{name: given for name, given in changes.items() if name in before.objects}}
-    rest = {name: given for name, given in changes.items() if name not in before.objects}
+    objects = {**before.objects, **{name: value for name, value in changes.items() if name in before.objects}}
+    rest = {name: value for name, value in changes.items() if name not in before.objects}
     return msgspec.structs.replace(before, objects=objects, **rest)
 
 
-def free(found: GpuState, name: str) -> dict[str, int]:
-    return {gpu: amounts[I915] for gpu, amounts in laid_out(found)[name].items()}
+def free(gpu_state: GpuState, name: str) -> dict[str, int]:
+    return {gpu: amounts[I915] for gpu, amounts in laid_out(gpu_state)[name].items()}
 
 
 def test_nodes_with_cards_are_laid_out() -> None:
-    found = agent_state(cluster_state(NODES, [pod("a", "n1", "card1")]))
-    assert free(found, "n1") == {"card0": 2, "card1": 1}
-    assert free(found, "n2") == {"card0": 1, "card1": 1, "card2": 1}
-    assert list(found.rows) == ["n1", "n2"]
-    assert found.layout.rows.tolist() == [2, 0, 1, 2]
+    gpu_state = agent_state(cluster_state(NODES, [pod("a", "n1", "card1")]))
+    assert free(gpu_state, "n1") == {"card0": 2, "card1": 1}
+    assert free(gpu_state, "n2") == {"card0": 1, "card1": 1, "card2": 1}
+    assert list(gpu_state.rows) == ["n1", "n2"]
+    assert gpu_state.layout.rows.tolist() == [2, 0, 1, 2]
 
 
 def test_an_empty_world() -> None:
-    found = agent_state(cluster_state({}))
-    assert (found.nodes, found.layout.size, found.layout.rows.tolist()) == ({}, 0, [0])
+    gpu_state = agent_state(cluster_state({}))
+    assert (gpu_state.nodes, gpu_state.layout.size, gpu_state.layout.rows.tolist()) == ({}, 0, [0])
 
 
 def test_a_node_without_cards_on_which_a_pod_has_some_is_shown() -> None:
-    found = agent_state(cluster_state(NODES, [pod("a", "plain", "card0")]))
-    assert charged(found, "plain") == {"card0": {"i915": 1, "millicores": 100}}
-    assert "plain" not in found.rows
+    gpu_state = agent_state(cluster_state(NODES, [pod("a", "plain", "card0")]))
+    assert charged(gpu_state, "plain") == {"card0": {"i915": 1, "millicores": 100}}
+    assert "plain" not in gpu_state.rows
 
 
 class TestOnlyWhatChanged:
     def test_nothing_is_computed_where_nothing_changed(self, watching: Watching) -> None:
-        given = cluster_state(
+        cluster = cluster_state(
             NODES, [pod("a", "n1", "card1")], [lease("n2", uid_b=entry("b", "card0", "11"))]
         )
-        first = watching.build(given)
+        first = watching.build(cluster)
         assert sorted(watching.computed) == ["n1", "n2"]
-        second = watching.build(given)
+        second = watching.build(cluster)
         assert watching.computed == []
         assert second.layout is first.layout
 
@@ -101,12 +101,12 @@ class TestOnlyWhatChanged:
         )
         watching.build(before)
         key = ("d", "a")
-        found = watching.build(
+        gpu_state = watching.build(
             of_objects(before, pods={**before.objects["pods"], key: pod("a", "n2", "card2")})
         )
         assert sorted(watching.computed) == ["n1", "n2"]
-        assert charged(found) == {}
-        assert free(found, "n2") == {"card0": 0, "card1": 1, "card2": 0}
+        assert charged(gpu_state) == {}
+        assert free(gpu_state, "n2") == {"card0": 0, "card1": 1, "card2": 0}
 
     def test_a_newer_version_of_the_pods_concerns_only_entries_of_pods_not_seen(
         self, watching: Watching
@@ -116,53 +116,53 @@ class TestOnlyWhatChanged:
         )
         assert free(watching.build(before), "n1") == {"card0": 2, "card1": 1}
         for version, left in (("11", 1), ("12", 2), ("13", 2)):
-            found = watching.build(of_objects(before, versions={"pods": version}))
-            assert free(found, "n1")["card1"] == left
+            gpu_state = watching.build(of_objects(before, versions={"pods": version}))
+            assert free(gpu_state, "n1")["card1"] == left
         assert watching.computed == []
 
     def test_a_ledger_concerns_its_node(self, watching: Watching) -> None:
         before = cluster_state(NODES, [pod("x", "n2", "card0")])
         watching.build(before)
         record = lease("n1", uid_a=entry("a", "card1", "12"))
-        found = watching.build(of_objects(before, ledgers={("nw", "gpu-n1"): record}))
+        gpu_state = watching.build(of_objects(before, ledgers={("nw", "gpu-n1"): record}))
         assert watching.computed == ["n1"]
-        assert free(found, "n1")["card1"] == 1
-        found = watching.build(of_objects(before, ledgers={}))
-        assert free(found, "n1")["card1"] == 2
+        assert free(gpu_state, "n1")["card1"] == 1
+        gpu_state = watching.build(of_objects(before, ledgers={}))
+        assert free(gpu_state, "n1")["card1"] == 2
 
     def test_other_leases_are_nobodys_ledger(self) -> None:
-        given = lease("n1", uid_a=entry("a", "card1", "12"))
-        found = cluster_state(NODES, leases=[given])
-        other = {("nw", "nodewise-extender"): given}
-        assert charged(agent_state(of_objects(found, ledgers=other))) == {}
+        record = lease("n1", uid_a=entry("a", "card1", "12"))
+        cluster = cluster_state(NODES, leases=[record])
+        other = {("nw", "nodewise-extender"): record}
+        assert charged(agent_state(of_objects(cluster, ledgers=other))) == {}
 
     def test_a_node_whose_labels_change(self, watching: Watching) -> None:
         before = cluster_state(NODES, [pod("x", "n2", "card0")])
         watching.build(before)
         nodes = {**before.node_objects, ("", "n1"): node(numbers="0.1.2.3")}
-        found = watching.build(of_objects(before, node_objects=nodes))
+        gpu_state = watching.build(of_objects(before, node_objects=nodes))
         assert watching.computed == ["n1"]
-        assert free(found, "n1") == dict.fromkeys(("card0", "card1", "card2", "card3"), 1)
+        assert free(gpu_state, "n1") == dict.fromkeys(("card0", "card1", "card2", "card3"), 1)
 
     def test_cards_come_and_go_with_the_nodes(self) -> None:
         state = GpuStateBuilder(INTEL)
         pods = [pod("a", "n1", "card0"), pod("b", "n2", "card0")]
         for names in (["n2", "n1"], ["n1"], [], ["plain", "n2", "n1"], ["n1", "plain"]):
-            found = agent_state(cluster_state({name: NODES[name] for name in names}, pods), state)
-            assert laid_out(found) == laid_out(
+            gpu_state = agent_state(cluster_state({name: NODES[name] for name in names}, pods), state)
+            assert laid_out(gpu_state) == laid_out(
                 agent_state(cluster_state({name: NODES[name] for name in names}, pods))
             )
-            assert sorted(found.nodes) == sorted({*names} - {"plain"})
+            assert sorted(gpu_state.nodes) == sorted({*names} - {"plain"})
         gone = agent_state(cluster_state({"n1": node("", "")}, pods), state)
         assert gone.rows == {}
 
     def test_numbers_of_nodes_change_and_the_cards_stay(self, watching: Watching) -> None:
         before = cluster_state(NODES)
         first = watching.build(before)
-        found = watching.build(of_objects(before, nodes=NodeIndex(["n2", "x", "n1", "plain"])))
+        gpu_state = watching.build(of_objects(before, nodes=NodeIndex(["n2", "x", "n1", "plain"])))
         assert watching.computed == []
-        assert found.layout.free is first.layout.free
-        assert found.layout.rows.tolist() == [1, 2, 0, 2, 2]
+        assert gpu_state.layout.free is first.layout.free
+        assert gpu_state.layout.rows.tolist() == [1, 2, 0, 2, 2]
 
     def test_a_slot_that_was_given_up_half_way_costs_nothing_but_time(self) -> None:
         worlds = [
@@ -193,14 +193,14 @@ class TestOnlyWhatChanged:
 
 class TestAmended:
     def test_an_entry_counts_at_once(self) -> None:
-        given = cluster_state(NODES, [pod("a", phase="Pending"), pod("b", "n1", "card0")])
+        cluster = cluster_state(NODES, [pod("a", phase="Pending"), pod("b", "n1", "card0")])
         record = lease("n1", uid_a=entry("a", "card1"))
         state = GpuStateBuilder(INTEL)
-        found = state.amended(agent_state(given, state), "n1", record)
-        computed = agent_state(of_objects(given, ledgers={("nw", "gpu-n1"): record}))
-        assert laid_out(found) == laid_out(computed)
-        assert free(found, "n1") == {"card0": 1, "card1": 1}
-        assert found.nodes["n1"] == computed.nodes["n1"]
+        gpu_state = state.amended(agent_state(cluster, state), "n1", record)
+        computed = agent_state(of_objects(cluster, ledgers={("nw", "gpu-n1"): record}))
+        assert laid_out(gpu_state) == laid_out(computed)
+        assert free(gpu_state, "n1") == {"card0": 1, "card1": 1}
+        assert gpu_state.nodes["n1"] == computed.nodes["n1"]
 
     def test_the_same_ledger_gives_the_same_slot(self) -> None:
         record = lease("n1", uid_a=entry("a", "card1", "11"))
@@ -217,18 +217,18 @@ class TestAmended:
 
     def test_the_next_slot_is_computed_from_its_world_alone(self) -> None:
         state = GpuStateBuilder(INTEL)
-        given = cluster_state(NODES)
-        state.amended(agent_state(given, state), "n1", lease("n1", uid_a=entry("a", "card1", "11")))
-        assert free(agent_state(given, state), "n1") == {"card0": 2, "card1": 2}
+        cluster = cluster_state(NODES)
+        state.amended(agent_state(cluster, state), "n1", lease("n1", uid_a=entry("a", "card1", "11")))
+        assert free(agent_state(cluster, state), "n1") == {"card0": 2, "card1": 2}
 
 
 class TestProblems:
     def test_they_are_those_of_the_newest_slot(self) -> None:
         state = GpuStateBuilder(INTEL)
         agent_state(cluster_state(NODES, [pod("a", "n1", "card7")], [lease_of("n2", "{")]), state)
-        found = state.problems({})
-        assert sorted(found) == ["node n1", "node n2"]
-        assert found["node n1"] == ("d/a hold 'card7', which the node does not have",)
+        problems = state.problems({})
+        assert sorted(problems) == ["node n1", "node n2"]
+        assert problems["node n1"] == ("d/a hold 'card7', which the node does not have",)
         agent_state(cluster_state(NODES), state)
         assert state.problems({}) == {}
 
@@ -237,13 +237,13 @@ class TestProblems:
 
 
 def test_an_entry_that_a_version_ended_counts_again_when_versions_begin_anew() -> None:
-    state, given = (
+    state, cluster = (
         GpuStateBuilder(INTEL),
         cluster_state(NODES, leases=[lease("n1", uid_a=entry("a", "card1", "8"))]),
     )
     for version, left in (("7", 1), ("8", 2), ("", 1), ("9", 2), ("3", 1), ("x", 1), ("9", 2)):
-        found = agent_state(of_objects(given, versions={"pods": version}), state)
-        assert free(found, "n1")["card1"] == left
+        gpu_state = agent_state(of_objects(cluster, versions={"pods": version}), state)
+        assert free(gpu_state, "n1")["card1"] == left
 
 
 class TestInventedResources:
@@ -255,10 +255,10 @@ class TestInventedResources:
         for number in range(50):
             gpus = [{"name": f"c{number}-{at}"} for at in range(64)]
             odd = invented(f"i915=64 x{number}=64", msgspec.json.encode(gpus).decode())
-            found = agent_state(cluster_state({**plain, "odd": odd}), state)
-            assert f"{PREFIX}x{number}" in found.layout.capacity
-            assert len(found.layout.capacity) <= 4
-            assert len(found.layout.names) < 1500
+            gpu_state = agent_state(cluster_state({**plain, "odd": odd}), state)
+            assert f"{PREFIX}x{number}" in gpu_state.layout.capacity
+            assert len(gpu_state.layout.capacity) <= 4
+            assert len(gpu_state.layout.names) < 1500
 
     def test_beyond_a_bound_they_count_as_absent_and_are_a_problem(self) -> None:
         nodes = {
@@ -268,11 +268,11 @@ class TestInventedResources:
             for number in range(30)
         }
         state = GpuStateBuilder(INTEL)
-        found = agent_state(cluster_state(nodes), state)
-        assert len(found.layout.capacity) == resource_cap.MOST
-        assert f"{PREFIX}i915" in found.layout.capacity
-        assert any("count as absent" in text for one in state.problems({}).values() for text in one)
-        few = {name: one for name, one in nodes.items() if name in ("n28", "n29")}
+        gpu_state = agent_state(cluster_state(nodes), state)
+        assert len(gpu_state.layout.capacity) == resource_cap.MOST
+        assert f"{PREFIX}i915" in gpu_state.layout.capacity
+        assert any("count as absent" in text for texts in state.problems({}).values() for text in texts)
+        few = {name: gpu_node for name, gpu_node in nodes.items() if name in ("n28", "n29")}
         assert laid_out(agent_state(cluster_state(few), state)) == laid_out(agent_state(cluster_state(few)))
         assert not state.problems({})
 

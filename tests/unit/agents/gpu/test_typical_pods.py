@@ -72,14 +72,14 @@ def test_a_wrong_file_is_told_by_entry_and_field(tmp_path, text, words) -> None:
 
 
 def test_only_the_last_seven_days_count() -> None:
-    one = share(500)
+    half_gpu = share(500)
     history = {}
     for today in range(100, 110):
-        history = typical_pods.seen(history, today, [one, one])
+        history = typical_pods.seen(history, today, [half_gpu, half_gpu])
 
     assert sorted(history) == list(range(103, 110))
-    assert typical_pods.classes(history, 109) == {one: 14}
-    assert typical_pods.classes(history, 112) == {one: 8}
+    assert typical_pods.classes(history, 109) == {half_gpu: 14}
+    assert typical_pods.classes(history, 112) == {half_gpu: 8}
 
 
 def test_a_history_survives_the_config_map() -> None:
@@ -118,14 +118,14 @@ def test_the_config_map_has_place_for_whatever_tenants_ask_for() -> None:
 def test_garbage_in_the_config_map_is_left_out(text) -> None:
     good = json.dumps([{"pods": 2, "cards": 1, "per_card": {"a": 3}}, 7])
 
-    found = typical_pods.decode({"day-5": text, "day-6": good, "day-x": good, "other": good})
+    history = typical_pods.decode({"day-5": text, "day-6": good, "day-x": good, "other": good})
 
-    assert [sum(counts.values()) for counts in found.values()] == [2]
+    assert [sum(counts.values()) for counts in history.values()] == [2]
 
 
 def test_each_container_with_cards_is_a_class() -> None:
-    one = demand(500, cpu_milli=100)
-    both = one._replace(containers=(*one.containers, *demand(200, gpus=2).containers))
+    single = demand(500, cpu_milli=100)
+    both = single._replace(containers=(*single.containers, *demand(200, gpus=2).containers))
 
     assert list(typical_pods.of(both)) == [
         share(500, cpu_milli=100),

@@ -53,13 +53,13 @@ def pod(
 ) -> ObservedPod:
     """Of type D in the namespace d, if the metadata does not say otherwise; containers are called c0, c1, …."""
     about = {"name": name, "namespace": "d", "uid": uid or name, "labels": {"podtype": "D"}} | metadata
-    statuses = [{"name": f"c{number}", **one} for number, one in enumerate(containers)]
-    given = {
+    statuses = [{"name": f"c{number}", **status} for number, status in enumerate(containers)]
+    document = {
         "metadata": about,
         "spec": {"nodeName": node},
         "status": {"phase": phase, "containerStatuses": statuses},
     }
-    return msgspec.json.decode(msgspec.json.encode(given), type=ObservedPod)
+    return msgspec.json.decode(msgspec.json.encode(document), type=ObservedPod)
 
 
 class Life:
@@ -78,12 +78,12 @@ class Life:
     def tell(self, *pods: ObservedPod, after_s: float = 1.0) -> LearnedState:
         """The next world, in which these pods are new or changed."""
         assert self._keep is not None
-        told = dict(self.pods)
-        for one in pods:
-            key = one.metadata.namespace, one.metadata.name
-            kept = self._keep(one)
-            told.pop(key, None) if kept is None else told.update({key: kept})
-        self.pods = told
+        pods_after = dict(self.pods)
+        for changed_pod in pods:
+            key = changed_pod.metadata.namespace, changed_pod.metadata.name
+            kept = self._keep(changed_pod)
+            pods_after.pop(key, None) if kept is None else pods_after.update({key: kept})
+        self.pods = pods_after
         return self.look(after_s)
 
     def look(self, after_s: float = 1.0) -> LearnedState:
@@ -94,15 +94,17 @@ class Life:
         return self.agent_state
 
     def forget_pod(self, name: str) -> None:
-        self.pods = {key: one for key, one in self.pods.items() if key[1] != name}
+        self.pods = {key: pod for key, pod in self.pods.items() if key[1] != name}
 
     def snapshot(self) -> Snapshot:
         return Snapshot(self.index, {"learned": self.agent_state} if self.agent_state else {}, self.now, 1)
 
     def _ask(self, type_: str, namespace: str = "d") -> Any:
         asking = PendingPod(PendingPodMetadata(name="asks", namespace=namespace, labels={"podtype": type_}))
-        given = self.snapshot()
-        return LearnedAgent(self.options).score(asking, given.nodes.named(self.index.known), given)
+        cluster_snapshot = self.snapshot()
+        return LearnedAgent(self.options).score(
+            asking, cluster_snapshot.nodes.named(self.index.known), cluster_snapshot
+        )
 
     def points(self, type_: str = "D", namespace: str = "d") -> list[int]:
         """The scores of all nodes."""

@@ -217,9 +217,9 @@ class TestBounds:
                 memory.learn(f"d/t{type_}", f"a-node-with-a-rather-long-name-{node:05d}", reward, 1, START)
         text = memory.text(START)
         assert 400_000 < len(text) < 2**19
-        found = memories.read(text)
-        assert list(found.types)[-1] == "d/t7"
-        partly = next(iter(found.types.values()))
+        restored = memories.read(text)
+        assert list(restored.types)[-1] == "d/t7"
+        partly = next(iter(restored.types.values()))
         assert len(partly) < 5000
         assert {pair.reward for pair in list(partly.values())[:50]} == {0.9}
 
@@ -290,6 +290,6 @@ def test_a_time_to_come_is_as_good_as_now() -> None:
 def test_pairs_are_read_as_they_were_written() -> None:
     memory = RewardMemory(LearningRule(1.0, 0.0))
     memory.learn("d/D", "n1", 0.0, 3, START)
-    found = memories.read(memory.text(START + 5))
-    assert found.until == START + 5
-    assert found.types == {"d/D": {"n1": RewardEstimate(pytest.approx(0.729), 3, 3.0, START)}}
+    restored = memories.read(memory.text(START + 5))
+    assert restored.until == START + 5
+    assert restored.types == {"d/D": {"n1": RewardEstimate(pytest.approx(0.729), 3, 3.0, START)}}

@@ -13,8 +13,8 @@ MTTF_S = 600.0
 HOUR = 3600.0
 
 
-def told(found: PodOutcome | None) -> tuple[float, int] | None:
-    return None if found is None else (found.reward, found.times)
+def told(outcome: PodOutcome | None) -> tuple[float, int] | None:
+    return None if outcome is None else (outcome.reward, outcome.times)
 
 
 def first(*containers: dict[str, Any], phase: str = "Running") -> tuple[float, int] | None:
@@ -135,8 +135,8 @@ class TestSince:
         ],
     )
     def test_a_time(self, containers: list[dict[str, Any]], phase: str, reward: float | None) -> None:
-        found = outcomes.outcome_since(pod("p", "n1", *containers, phase=phase), START + 100, MTTF_S)
-        assert told(found) == (None if reward is None else (reward, 1))
+        outcome = outcomes.outcome_since(pod("p", "n1", *containers, phase=phase), START + 100, MTTF_S)
+        assert told(outcome) == (None if reward is None else (reward, 1))
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "2026-13-01T00:00:00Z", "9" * 1000, None])

@@ -46,7 +46,7 @@ def test_a_pod_has_one_type_before_and_after_it_is_placed(metadata: dict[str, An
 
 
 @pytest.mark.parametrize(
-    ("given", "held"),
+    ("observed_pod", "held"),
     [
         (pod("p", "n1", running()), True),
         (pod("p", "", running()), False),
@@ -56,8 +56,8 @@ def test_a_pod_has_one_type_before_and_after_it_is_placed(metadata: dict[str, An
         (pod("p", "n1", running(), namespace="other"), False),
     ],
 )
-def test_what_is_held(given: ObservedPod, held: bool) -> None:
-    assert (pod_reducer(["d"])(given) is not None) is held
+def test_what_is_held(observed_pod: ObservedPod, held: bool) -> None:
+    assert (pod_reducer(["d"])(observed_pod) is not None) is held
 
 
 def test_what_is_held_is_read_again_as_it_was() -> None:

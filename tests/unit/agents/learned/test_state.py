@@ -17,25 +17,25 @@ def began(options: LearnedOptions = NEVER_FADES, nodes: int = 3) -> Life:
 
 
 def test_ten_failures() -> None:
-    life, found = began(), []
+    life, measured = began(), []
     for number in range(10):
         life.tell(pod(f"p{number}", "n1", phase="Failed"))
-        found.append((life.reward(), life.points()[0]))
+        measured.append((life.reward(), life.points()[0]))
     rewards = [0.9, 0.81, 0.729, 0.6561, 0.59049, 0.531441, 0.478297, 0.430467, 0.38742, 0.348678]
-    assert found == list(zip(rewards, [9, 8, 7, 6, 5, 5, 4, 4, 3, 3], strict=True))
+    assert measured == list(zip(rewards, [9, 8, 7, 6, 5, 5, 4, 4, 3, 3], strict=True))
 
 
 def test_a_failure_a_start_another_and_a_suspicion() -> None:
-    life, found = began(), []
-    for one in (
+    life, rewards = began(), []
+    for observed_pod in (
         pod("a", "n1", phase="Failed"),
         pod("b", "n1", running()),
         pod("c", "n1", running()),
         pod("d", "n1", terminated()),
     ):
-        life.tell(one)
-        found.append(life.reward())
-    assert found == [0.9, 0.91, 0.919, 0.8771]
+        life.tell(observed_pod)
+        rewards.append(life.reward())
+    assert rewards == [0.9, 0.91, 0.919, 0.8771]
 
 
 def test_a_new_node_begins_with_the_prior() -> None:
@@ -159,9 +159,9 @@ class TestExploration:
         life = began(self.OPTIONS, 2)
         assert life.points() == [5, 5]
         life.tell(*(pod(f"p{number}", "n1", running()) for number in range(5)))
-        told = [life.numbers(node) for node in range(2)]
-        assert told[0]["bonus"] == pytest.approx(0.2 * (1.791759469 / 6) ** 0.5)
-        assert told[1]["bonus"] == pytest.approx(0.2 * 1.791759469**0.5)
+        details = [life.numbers(node) for node in range(2)]
+        assert details[0]["bonus"] == pytest.approx(0.2 * (1.791759469 / 6) ** 0.5)
+        assert details[1]["bonus"] == pytest.approx(0.2 * 1.791759469**0.5)
         assert life.points() == [8, 7]
 
     def test_no_score_leaves_the_scale(self) -> None:
@@ -186,8 +186,8 @@ def test_a_slot_that_was_given_up_half_way_loses_nothing_and_counts_nothing_twic
         work.close()
         # what follows a failed build is built from nothing
         life.now += 1
-        found = ClusterState(life.index, {PODS: life.pods}, MetricsSnapshot(), life.now)
-        life.agent_state = cooperative_scheduling.run_at_once(life.state.build(found))
+        cluster = ClusterState(life.index, {PODS: life.pods}, MetricsSnapshot(), life.now)
+        life.agent_state = cooperative_scheduling.run_at_once(life.state.build(cluster))
         assert [life.numbers(node) for node in range(3)] == [whole.numbers(node) for node in range(3)]
 
 

@@ -22,34 +22,34 @@ N3 = "n1(4,8Gi;1000,2Gi) n2(4,8Gi;2000,4Gi) n3(4,8Gi;3000,6Gi)"
 
 
 def node(allocatable: dict[str, Any] | None, annotations: dict[str, str] | None) -> PigeonNode:
-    given = {"metadata": {"annotations": annotations}, "status": {"allocatable": allocatable}}
-    return msgspec.json.decode(msgspec.json.encode(given), type=PigeonNode)
+    document = {"metadata": {"annotations": annotations}, "status": {"allocatable": allocatable}}
+    return msgspec.json.decode(msgspec.json.encode(document), type=PigeonNode)
 
 
 def nodes(text: str) -> dict[str, PigeonNode]:
     """`n1(4,8Gi;1000,2Gi)`: capacity; requested, in the order of the resources."""
-    found = {}
+    result = {}
     for name, capacity, used in re.findall(r"(\w+)\(([^;)]*);?([^)]*)\)", text):
         allocatable = dict(zip(RESOURCES, capacity.split(","), strict=False))
-        units = [str(quantity.parse(one) // quantity.NANO) for one in used.split(",") if one]
-        annotations = {f"requested-{key}": one for key, one in zip(RESOURCES, units, strict=False)}
-        found[name] = node(allocatable, annotations or None)
-    return found
+        units = [str(quantity.parse(amount) // quantity.NANO) for amount in used.split(",") if amount]
+        annotations = {f"requested-{key}": amount for key, amount in zip(RESOURCES, units, strict=False)}
+        result[name] = node(allocatable, annotations or None)
+    return result
 
 
 def pod(*containers: str, uid: str = "", init: Iterable[str] = ()) -> PigeonPod:
     """Each container as `500m,1Gi`."""
     spec = {
-        "containers": [_container(one) for one in containers],
-        "initContainers": [_container(one) for one in init],
+        "containers": [_container(requests) for requests in containers],
+        "initContainers": [_container(requests) for requests in init],
     }
-    given = {"metadata": {"uid": uid}, "spec": spec}
-    return msgspec.json.decode(msgspec.json.encode(given), type=PigeonPod)
+    document = {"metadata": {"uid": uid}, "spec": spec}
+    return msgspec.json.decode(msgspec.json.encode(document), type=PigeonPod)
 
 
 def _container(text: str) -> dict[str, Any]:
-    given = dict(zip(RESOURCES, text.split(","), strict=False))
-    return {"resources": {"requests": {key: one for key, one in given.items() if one}}}
+    requests = dict(zip(RESOURCES, text.split(","), strict=False))
+    return {"resources": {"requests": {key: amount for key, amount in requests.items() if amount}}}
 
 
 P1 = "500m,1Gi"
@@ -67,44 +67,52 @@ class Told(NamedTuple):
 class Cluster:
     """A process that serves the agent."""
 
-    def __init__(self, given: str | dict[str, PigeonNode] = N3, **options: Any) -> None:
+    def __init__(self, node_texts: str | dict[str, PigeonNode] = N3, **options: Any) -> None:
         self.options = PigeonOptions(**options)
         self.state: PigeonStateBuilder = pigeon.KIND.state(self.options, 5.0)
         self.agent: PigeonAgent = pigeon.KIND.agent(self.options)
         self.snapshot = Snapshot(NodeIndex(()), {}, 0.0)
-        self.has(given)
+        self.has(node_texts)
 
-    def has(self, given: str | dict[str, PigeonNode], pods: Mapping[Any, HoldingPod] = {}) -> None:
+    def has(self, node_texts: str | dict[str, PigeonNode], pods: Mapping[Any, HoldingPod] = {}) -> None:
         """The nodes that there are now, and the pods on them."""
-        found = nodes(given) if isinstance(given, str) else given
-        index = self.snapshot.nodes if tuple(found) == self.snapshot.nodes.known else NodeIndex(found)
+        node_objects = nodes(node_texts) if isinstance(node_texts, str) else node_texts
+        index = (
+            self.snapshot.nodes
+            if tuple(node_objects) == self.snapshot.nodes.known
+            else NodeIndex(node_objects)
+        )
         cluster_state = ClusterState(
-            index, {PODS: pods}, MetricsSnapshot(), 0.0, {("", name): one for name, one in found.items()}
+            index,
+            {PODS: pods},
+            MetricsSnapshot(),
+            0.0,
+            {("", name): node_object for name, node_object in node_objects.items()},
         )
         self.snapshot = Snapshot(index, {"pigeon": built(self.state, cluster_state)}, 0.0)
 
-    def asked(self, given: PigeonPod | str = P1, names: str = "") -> Told:
+    def asked(self, of: PigeonPod | str = P1, names: str = "") -> Told:
         """A prioritize call."""
-        one = pod(given) if isinstance(given, str) else given
-        told = self.judged(one, names)
-        self.state.asked(one)
-        return told
+        pigeon_pod = pod(of) if isinstance(of, str) else of
+        result = self.judged(pigeon_pod, names)
+        self.state.asked(pigeon_pod)
+        return result
 
-    def judged(self, given: PigeonPod | str = P1, names: str = "") -> Told:
+    def judged(self, of: PigeonPod | str = P1, names: str = "") -> Told:
         """The same without a trace."""
-        one = pod(given) if isinstance(given, str) else given
+        pigeon_pod = pod(of) if isinstance(of, str) else of
         candidates = self.snapshot.nodes.named(names.split() or list(self.snapshot.nodes.known))
-        scores = self.agent.score(one, candidates, self.snapshot)
+        scores = self.agent.score(pigeon_pod, candidates, self.snapshot)
         assert scores is not None
         details: Any = scores.details
         numbers = [details.numbers(at) for at in range(len(candidates))]
         return Told(
             scores.points.tolist(),
-            [float(one["objective"]) for one in numbers],
-            next((one.get("demand_variability") for one in numbers), None),
+            [float(details["objective"]) for details in numbers],
+            next((details.get("demand_variability") for details in numbers), None),
             [details.text(at) for at in range(len(candidates))],
         )
 
 
-def close(found: Any, wanted: Any, tolerance: float) -> bool:
-    return np.allclose(found, wanted, rtol=0, atol=tolerance, equal_nan=True)
+def close(values: Any, wanted: Any, tolerance: float) -> bool:
+    return np.allclose(values, wanted, rtol=0, atol=tolerance, equal_nan=True)

@@ -60,10 +60,10 @@ CASES: dict[str, tuple[str, dict[str, Any], str, list[float], list[int]]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_first_pod(name: str) -> None:
-    given, options, asked, objectives, scores = CASES[name]
-    told = Cluster(given, **options).asked(asked)
-    assert close(told.objectives, objectives, 2e-6)
-    assert told.scores == scores
+    node_texts, options, pod_text, objectives, scores = CASES[name]
+    result = Cluster(node_texts, **options).asked(pod_text)
+    assert close(result.objectives, objectives, 2e-6)
+    assert result.scores == scores
 
 
 SEQUENCES: dict[str, tuple[str, dict[str, Any], list[tuple[str, float, list[float], list[int]]]]] = {
@@ -97,14 +97,14 @@ SEQUENCES: dict[str, tuple[str, dict[str, Any], list[tuple[str, float, list[floa
 
 @pytest.mark.parametrize("name", SEQUENCES)
 def test_pods_one_after_another(name: str) -> None:
-    given, options, steps = SEQUENCES[name]
-    cluster = Cluster(given, **options)
-    for asked, variability, objectives, scores in steps:
-        told = cluster.asked(asked)
-        assert told.demand_variability is not None
-        assert close(told.demand_variability, variability, 5e-6)
-        assert close(told.objectives, objectives, 5e-4 if variability == 0 else 2e-6)
-        assert told.scores == scores
+    node_texts, options, steps = SEQUENCES[name]
+    cluster = Cluster(node_texts, **options)
+    for pod_text, variability, objectives, scores in steps:
+        result = cluster.asked(pod_text)
+        assert result.demand_variability is not None
+        assert close(result.demand_variability, variability, 5e-6)
+        assert close(result.objectives, objectives, 5e-4 if variability == 0 else 2e-6)
+        assert result.scores == scores
 
 
 @pytest.mark.parametrize(
@@ -121,9 +121,9 @@ def test_pods_one_after_another(name: str) -> None:
     ],
 )
 def test_values_become_scores(values: list[float], stretched: list[int], absolute: list[int]) -> None:
-    given = np.array(values, float)
-    assert score_scaling.stretched(given).tolist() == stretched
-    assert score_scaling.absolute(given).tolist() == absolute
+    objectives = np.array(values, float)
+    assert score_scaling.stretched(objectives).tolist() == stretched
+    assert score_scaling.absolute(objectives).tolist() == absolute
 
 
 def test_absolute_scores_where_asked_for() -> None:
@@ -135,15 +135,15 @@ def test_what_the_agent_goes_by_is_shown() -> None:
     cluster = Cluster(N3)
     for uid, requests in enumerate([P1, "1500m,3Gi"]):
         cluster.asked(pod(requests, uid=f"u{uid}"))
-    found = json.loads(
+    output = json.loads(
         cooperative_scheduling.run_at_once(cluster.agent.export(cluster.snapshot.agent_states["pigeon"], {}))
     )
-    assert found["resources"] == {
+    assert output["resources"] == {
         "cpu": {"unit": "milli", "node_mean": 4000, "pod_mean": 1000, "pod_deviation": 500},
         "memory": {"unit": "MiB", "node_mean": 8192, "pod_mean": 2048, "pod_deviation": 1024},
     }
-    assert (found["objective"], found["pods"]) == ("A_BINPACK", 2)
-    assert found["demand_variability"] == pytest.approx(0.5)
+    assert (output["objective"], output["pods"]) == ("A_BINPACK", 2)
+    assert output["demand_variability"] == pytest.approx(0.5)
 
 
 def test_the_older_systems_name_of_the_scores() -> None:

@@ -119,8 +119,8 @@ def test_all_problems_are_told_together(folder: Path) -> None:
 
 def test_file_and_settings_may_agree(folder: Path) -> None:
     text = "policyObjective=CONSOLIDATE\npolicyResourceIndex=1"
-    given = aim(folder, text, policy_objective="CONSOLIDATE", policy_resource_index=1)
-    assert given == PigeonConfig("CONSOLIDATE", 1, 2)
+    config = aim(folder, text, policy_objective="CONSOLIDATE", policy_resource_index=1)
+    assert config == PigeonConfig("CONSOLIDATE", 1, 2)
 
 
 def test_a_file_by_another_name(folder: Path) -> None:
@@ -129,8 +129,8 @@ def test_a_file_by_another_name(folder: Path) -> None:
 
 
 def test_keys_that_mean_nothing_are_told_and_do_no_harm(folder: Path) -> None:
-    found = aim(folder, "policyObjective=CONSOLIDATE\nalpha=3\nbeta\n")
-    assert found.objective == "CONSOLIDATE"
+    config = aim(folder, "policyObjective=CONSOLIDATE\nalpha=3\nbeta\n")
+    assert config.objective == "CONSOLIDATE"
     state = pigeon.KIND.state(PigeonOptions(), 5.0)
     assert state.problems({}) == {
         "pigeon.cfg": (

@@ -38,37 +38,37 @@ def one(**annotations: str) -> Cluster:
 )
 def test_how_an_annotation_is_read(cpu: str, share: float) -> None:
     """By the deviation of two shares, of which the other is 0.5: half of how far they are apart."""
-    told = one(cpu=cpu, memory="0").judged("40m,16Mi", names="it")
-    assert told.objectives == pytest.approx([abs(share + 0.01 - 0.5) / 2])
+    result = one(cpu=cpu, memory="0").judged("40m,16Mi", names="it")
+    assert result.objectives == pytest.approx([abs(share + 0.01 - 0.5) / 2])
 
 
 @pytest.mark.parametrize("cpu", ["1e308", "99999999999999999999", "4001"])
 def test_a_node_of_which_more_is_requested_than_it_has_takes_no_pod(cpu: str) -> None:
-    told = one(cpu=cpu, memory="0").judged()
-    assert told.scores == [0, 10]
-    assert told.texts[0] == "does not fit: cpu"
+    result = one(cpu=cpu, memory="0").judged()
+    assert result.scores == [0, 10]
+    assert result.texts[0] == "does not fit: cpu"
 
 
 def test_memory_in_the_older_annotators_decimal_form() -> None:
-    given = Cluster({"it": node(CAPACITY, {"requested-cpu": "0", "requested-memory": "1610612736.0"})})
-    assert given.judged(",6656Mi").scores == [10]
-    assert given.judged(",6657Mi").scores == [0]
+    cluster = Cluster({"it": node(CAPACITY, {"requested-cpu": "0", "requested-memory": "1610612736.0"})})
+    assert cluster.judged(",6656Mi").scores == [10]
+    assert cluster.judged(",6657Mi").scores == [0]
 
 
 def test_what_is_missing_is_named_and_counts_as_empty() -> None:
-    told = one(memory="abc").judged()
-    assert told.scores == [10, 1]
-    assert told.texts[0].endswith("; cpu, memory: no statistics")
-    assert "no statistics" not in told.texts[1]
+    result = one(memory="abc").judged()
+    assert result.scores == [10, 1]
+    assert result.texts[0].endswith("; cpu, memory: no statistics")
+    assert "no statistics" not in result.texts[1]
 
 
 def test_the_numbers_of_a_node() -> None:
     cluster = Cluster({"it": node(CAPACITY, {"requested-cpu": "1000"}), **nodes("full(4,8Gi;4000,0)")})
     scores = cluster.agent.score(pod(P1), cluster.snapshot.nodes.named(["it", "full"]), cluster.snapshot)
     assert scores is not None
-    given, full = (scores.details.numbers(at) for at in (0, 1))
-    assert given["missing"] == ["memory"]
-    assert given["objective"] == abs(given["system_variability"] - given["demand_variability"]) > 0
+    bare, full = (scores.details.numbers(at) for at in (0, 1))
+    assert bare["missing"] == ["memory"]
+    assert bare["objective"] == abs(bare["system_variability"] - bare["demand_variability"]) > 0
     assert np.isnan(full["objective"])
     assert "missing" not in full
     assert scores.details.nbytes > 0
@@ -76,21 +76,25 @@ def test_the_numbers_of_a_node() -> None:
 
 
 def test_a_resource_that_does_not_count_is_not_missed() -> None:
-    told = Cluster({"it": node(CAPACITY, {"requested-cpu": "0"})}, num_resources=1).judged()
-    assert "no statistics" not in told.texts[0]
+    result = Cluster({"it": node(CAPACITY, {"requested-cpu": "0"})}, num_resources=1).judged()
+    assert "no statistics" not in result.texts[0]
 
 
 def test_a_resource_that_a_node_does_not_have_is_not_missed() -> None:
-    annotations = {f"requested-{one}": "0" for one in ("cpu", "memory", "pods")}
-    told = Cluster({"it": node(CAPACITY, annotations)}, num_resources=4).judged()
-    assert told.texts == ["A_BINPACK 0.000000"]
+    annotations = {f"requested-{resource}": "0" for resource in ("cpu", "memory", "pods")}
+    result = Cluster({"it": node(CAPACITY, annotations)}, num_resources=4).judged()
+    assert result.texts == ["A_BINPACK 0.000000"]
 
 
 def test_a_score_of_their_own_for_nodes_without_statistics() -> None:
-    given = {"none": node(CAPACITY, None), "small": node({"cpu": "100m", "memory": "8Gi"}, None), **nodes(N3)}
-    told = Cluster(given, **BALANCE, score_missing=7).judged()
-    assert told.scores[:2] == [7, 0]
-    assert sorted(told.scores[2:]) == [1, 5, 10] or max(told.scores[2:]) == 10
+    node_objects = {
+        "none": node(CAPACITY, None),
+        "small": node({"cpu": "100m", "memory": "8Gi"}, None),
+        **nodes(N3),
+    }
+    result = Cluster(node_objects, **BALANCE, score_missing=7).judged()
+    assert result.scores[:2] == [7, 0]
+    assert sorted(result.scores[2:]) == [1, 5, 10] or max(result.scores[2:]) == 10
 
 
 def rejected(agent: PigeonAgent, snapshot: Snapshot, names: str) -> list[str]:
@@ -124,10 +128,10 @@ def test_before_the_first_view_nothing_is_known() -> None:
 
 
 def test_a_node_that_nobody_knows_takes_no_pod() -> None:
-    told = Cluster(N3).judged(names="n1 nX")
-    assert told.scores == [10, 0]
-    assert told.texts[1] == "does not fit: cpu, memory; cpu, memory: no statistics"
-    assert told.objectives[1] != told.objectives[1]
+    result = Cluster(N3).judged(names="n1 nX")
+    assert result.scores == [10, 0]
+    assert result.texts[1] == "does not fit: cpu, memory; cpu, memory: no statistics"
+    assert result.objectives[1] != result.objectives[1]
 
 
 def test_a_node_that_nobody_knows_has_no_statistics() -> None:
@@ -159,32 +163,32 @@ def test_only_some_of_the_nodes_are_asked_about_and_all_count() -> None:
 
 def test_a_pod_with_a_container_that_initialises() -> None:
     """Row 164: only what runs together counts, and a pod that asks for no memory counts 16 MiB."""
-    told = Cluster(N3, **BALANCE).judged(pod("100m", init=["4"]))
-    assert np.allclose(told.objectives, [0.194007, 0.204464, 0.214411], atol=2e-6)
-    assert told.scores == [10, 5, 1]
+    result = Cluster(N3, **BALANCE).judged(pod("100m", init=["4"]))
+    assert np.allclose(result.objectives, [0.194007, 0.204464, 0.214411], atol=2e-6)
+    assert result.scores == [10, 5, 1]
 
 
 def test_cards_are_counted() -> None:
-    given = "a(4,8Gi,110,4;0,0,0,2) b(4,8Gi,110,4;0,0,0,4)"
-    told = Cluster(given, num_resources=4).judged("1,1Gi,,2")
-    assert told.scores == [10, 0]
-    assert told.texts[1] == "does not fit: gpu"
+    node_texts = "a(4,8Gi,110,4;0,0,0,2) b(4,8Gi,110,4;0,0,0,4)"
+    result = Cluster(node_texts, num_resources=4).judged("1,1Gi,,2")
+    assert result.scores == [10, 0]
+    assert result.texts[1] == "does not fit: gpu"
 
 
 def test_cards_by_another_name() -> None:
-    given = {"a": node({**CAPACITY, "nvidia.com/gpu": "1"}, None), "b": node(CAPACITY, None)}
-    asked = pod("1,1Gi")
+    node_objects = {"a": node({**CAPACITY, "nvidia.com/gpu": "1"}, None), "b": node(CAPACITY, None)}
+    pigeon_pod = pod("1,1Gi")
     container = {"cpu": "1", "memory": "1Gi", "nvidia.com/gpu": "1"}
-    asked.spec.containers[0].resources.requests.update(container)  # type: ignore[index,union-attr]
-    told = Cluster(given, num_resources=4, pigeon_gpu_resource="nvidia.com/gpu").judged(asked)
-    assert told.scores == [10, 0]
+    pigeon_pod.spec.containers[0].resources.requests.update(container)  # type: ignore[index,union-attr]
+    result = Cluster(node_objects, num_resources=4, pigeon_gpu_resource="nvidia.com/gpu").judged(pigeon_pod)
+    assert result.scores == [10, 0]
 
 
 def test_storage_is_counted_in_the_units_of_what_nodes_have() -> None:
     """Rows 169 and 170 of the older system's cases: 1Gi fitted nowhere and 4Gi everywhere."""
-    given = "a(4,8Gi,110,0,100Gi;0,0,0,0,0) b(4,8Gi,110,0,100Gi;0,0,0,0,98Gi)"
-    assert Cluster(given, num_resources=5).judged("1,1Gi,,,1Gi").scores == [10, 1]
-    assert Cluster(given, num_resources=5).judged("1,1Gi,,,4Gi").scores == [10, 0]
+    node_texts = "a(4,8Gi,110,0,100Gi;0,0,0,0,0) b(4,8Gi,110,0,100Gi;0,0,0,0,98Gi)"
+    assert Cluster(node_texts, num_resources=5).judged("1,1Gi,,,1Gi").scores == [10, 1]
+    assert Cluster(node_texts, num_resources=5).judged("1,1Gi,,,4Gi").scores == [10, 0]
 
 
 def test_nodes_that_come_and_go() -> None:
@@ -200,14 +204,14 @@ def test_nodes_that_come_and_go() -> None:
 
 
 def test_nodes_that_do_not_change_are_not_laid_out_again() -> None:
-    given = nodes(N3)
-    cluster = Cluster(given)
+    node_objects = nodes(N3)
+    cluster = Cluster(node_objects)
     first = cluster.snapshot.agent_states["pigeon"]
-    cluster.has(given)
+    cluster.has(node_objects)
     assert cluster.snapshot.agent_states["pigeon"] is first
     cluster.has(nodes(N3))
     assert cluster.snapshot.agent_states["pigeon"] is first, "other objects that say the same"
-    cluster.has({**given, "n2": nodes("n2(4,8Gi;0,0)")["n2"]})
+    cluster.has({**node_objects, "n2": nodes("n2(4,8Gi;0,0)")["n2"]})
     assert cluster.snapshot.agent_states["pigeon"] is not first
     assert (
         cluster.judged().scores

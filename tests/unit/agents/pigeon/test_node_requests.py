@@ -22,19 +22,19 @@ def held(
     name: str, on: str, requests: dict[str, Any] | None = None, phase: str = "Running", **more: Any
 ) -> HoldingPod:
     spec = {"nodeName": on, "containers": [{"resources": {"requests": requests}}], **more}
-    given = {
+    document = {
         "metadata": {"name": name, "namespace": "d", "uid": name},
         "spec": spec,
         "status": {"phase": phase},
     }
-    return msgspec.json.decode(msgspec.json.encode(given), type=HoldingPod)
+    return msgspec.json.decode(msgspec.json.encode(document), type=HoldingPod)
 
 
 def kept(pods: Iterable[HoldingPod], gpu: str = "gpu") -> dict[tuple[str, str], HoldingPod]:
     """What a store holds of these."""
     keep = node_requests.keeper(gpu)
-    found = ((one, keep(one)) for one in pods)
-    return {("d", one.metadata.name): rest for one, rest in found if rest is not None}
+    reduced = ((holding_pod, keep(holding_pod)) for holding_pod in pods)
+    return {("d", holding_pod.metadata.name): rest for holding_pod, rest in reduced if rest is not None}
 
 
 def followed(
@@ -72,11 +72,11 @@ def test_pods_on_no_node_take_nothing() -> None:
 
 
 def test_of_what_is_kept_no_more_is_read_than_it_takes() -> None:
-    one = held("a", "n1", ONE, initContainers=[{"resources": {"requests": {"cpu": "64"}}}])
-    (rest,) = kept([one]).values()
+    sidecar_pod = held("a", "n1", ONE, initContainers=[{"resources": {"requests": {"cpu": "64"}}}])
+    (rest,) = kept([sidecar_pod]).values()
     assert msgspec.json.decode(msgspec.json.encode(rest), type=HoldingPod) == rest
     assert kept([rest]) == {("d", "a"): rest}
-    assert followed(NodeRequests("gpu"), kept([one])).of("n1") == followed(
+    assert followed(NodeRequests("gpu"), kept([sidecar_pod])).of("n1") == followed(
         NodeRequests("gpu"), kept([rest])
     ).of("n1")
 
@@ -135,6 +135,8 @@ def test_annotations_are_not_looked_at_then() -> None:
 
 def test_pods_are_watched_only_then() -> None:
     assert pigeon.KIND.watched(PigeonOptions()) == ()
-    (one,) = pigeon.KIND.watched(PigeonOptions(pigeon_usage="pods"))
-    assert one.selectors == {"fieldSelector": "spec.nodeName!=,status.phase!=Failed,status.phase!=Succeeded"}
-    assert one.name in pigeon.KIND.state(PigeonOptions(pigeon_usage="pods"), 5.0).inputs.objects
+    (watch,) = pigeon.KIND.watched(PigeonOptions(pigeon_usage="pods"))
+    assert watch.selectors == {
+        "fieldSelector": "spec.nodeName!=,status.phase!=Failed,status.phase!=Succeeded"
+    }
+    assert watch.name in pigeon.KIND.state(PigeonOptions(pigeon_usage="pods"), 5.0).inputs.objects

@@ -60,9 +60,11 @@ def test_shares_of_one_resource(shares: list[float], balance: float, consolidati
 def test_variability_of_several_resources(
     mean: list[float], covariance: list[list[float]], variability: float
 ) -> None:
-    given = np.array(mean)
-    found = mean_covariance.variability(given[:, None], np.array([given @ np.array(covariance) @ given]))
-    assert close(found, [variability], 1e-5)
+    mean_vector = np.array(mean)
+    variabilities = mean_covariance.variability(
+        mean_vector[:, None], np.array([mean_vector @ np.array(covariance) @ mean_vector])
+    )
+    assert close(variabilities, [variability], 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -85,20 +87,20 @@ def test_variability_of_several_resources(
 def test_statistics_of_pods(
     samples: list[tuple[int, int]], mean: list[float], second_moments: list[list[float]]
 ) -> None:
-    found = demands.NONE
+    distribution = demands.NONE
     for sample in samples:
-        found = demands.add_pod(found, np.array([*sample, 0, 0, 0], float))
-    assert found.samples == 100
-    assert np.allclose(found.mean[:2], mean, rtol=1e-6)
-    assert np.allclose(found.second_moments[:2, :2], second_moments, rtol=1e-6)
+        distribution = demands.add_pod(distribution, np.array([*sample, 0, 0, 0], float))
+    assert distribution.samples == 100
+    assert np.allclose(distribution.mean[:2], mean, rtol=1e-6)
+    assert np.allclose(distribution.second_moments[:2, :2], second_moments, rtol=1e-6)
 
 
 def test_equal_pods_have_no_variability_at_all() -> None:
-    found = demands.NONE
+    distribution = demands.NONE
     for _ in range(1000):
-        found = demands.add_pod(found, np.array([500, 1024, 1, 0, 0], float))
-    found = demands.add_pods(found, [np.array([500, 1024, 1, 0, 0], float)] * 1000)
-    assert demands.variability(found, np.array([4000.0, 8192.0])) == 0
+        distribution = demands.add_pod(distribution, np.array([500, 1024, 1, 0, 0], float))
+    distribution = demands.add_pods(distribution, [np.array([500, 1024, 1, 0, 0], float)] * 1000)
+    assert demands.variability(distribution, np.array([4000.0, 8192.0])) == 0
 
 
 @pytest.mark.parametrize("known", [0, 1, 60, 500])
@@ -115,7 +117,7 @@ def test_many_pods_at_once_come_to_what_they_do_one_by_one(known: int, count: in
 
 
 def test_a_resource_that_no_node_has_does_not_count_for_demand() -> None:
-    found = demands.add_pod(demands.NONE, np.array([500, 1024, 1, 8, 0], float))
-    found = demands.add_pod(found, np.array([500, 1024, 1, 0, 0], float))
-    assert demands.variability(found, np.array([4000.0, 8192.0, 110.0, 0.0])) == 0
-    assert demands.variability(found, np.array([4000.0, 8192.0, 110.0, 8.0])) > 0
+    distribution = demands.add_pod(demands.NONE, np.array([500, 1024, 1, 8, 0], float))
+    distribution = demands.add_pod(distribution, np.array([500, 1024, 1, 0, 0], float))
+    assert demands.variability(distribution, np.array([4000.0, 8192.0, 110.0, 0.0])) == 0
+    assert demands.variability(distribution, np.array([4000.0, 8192.0, 110.0, 8.0])) > 0

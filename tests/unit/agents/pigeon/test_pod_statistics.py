@@ -17,16 +17,16 @@ SMALL, LARGE = np.array([100, 128, 1, 0, 0], float), np.array([8000, 65536, 1, 0
 def test_a_pod_that_is_tried_again_counts_once() -> None:
     cluster = Cluster()
     cluster.asked(pod(P1, uid="a"))
-    told = [cluster.asked(pod("2,512Mi", uid="b")) for _ in range(3)]
-    assert [one.demand_variability for one in told] == pytest.approx([0.522936] * 3, abs=1e-6)
-    assert told[0].scores == told[1].scores == told[2].scores == [1, 10, 0]
+    results = [cluster.asked(pod("2,512Mi", uid="b")) for _ in range(3)]
+    assert [result.demand_variability for result in results] == pytest.approx([0.522936] * 3, abs=1e-6)
+    assert results[0].scores == results[1].scores == results[2].scores == [1, 10, 0]
 
 
 def test_pods_without_a_uid_count_each_time() -> None:
     cluster = Cluster()
-    found = [cluster.asked(one).demand_variability for one in (P1, "2,512Mi", "2,512Mi")]
-    assert found[0] == 0
-    assert found[1] != found[2]
+    variabilities = [cluster.asked(of).demand_variability for of in (P1, "2,512Mi", "2,512Mi")]
+    assert variabilities[0] == 0
+    assert variabilities[1] != variabilities[2]
 
 
 def test_an_answer_changes_nothing() -> None:
@@ -48,8 +48,8 @@ def test_statistics_outlive_the_process() -> None:
     kept = before.state.keep(None)
     assert kept is not None
     after.state.recall(kept)
-    asked = pod("900m,512Mi", uid="b")
-    assert after.judged(asked) == before.judged(asked)
+    pigeon_pod = pod("900m,512Mi", uid="b")
+    assert after.judged(pigeon_pod) == before.judged(pigeon_pod)
     assert after.judged(pod(P1, uid="a")).demand_variability == 0
 
 
@@ -62,11 +62,11 @@ def test_what_is_kept_already_is_no_news() -> None:
 
 
 def test_a_write_that_did_not_come_through_is_made_again() -> None:
-    one, other = DemandMemory(), DemandMemory()
-    one.count("a", SMALL)
-    one.keep(None)  # somebody else was faster:
+    memory, other = DemandMemory(), DemandMemory()
+    memory.count("a", SMALL)
+    memory.keep(None)  # somebody else was faster:
     other.count("b", LARGE)
-    kept = one.keep(other.keep(None))
+    kept = memory.keep(other.keep(None))
     assert kept is not None
     assert json.loads(kept)["samples"] == 2
     assert len(json.loads(kept)["pods"]) == 2
@@ -74,15 +74,15 @@ def test_a_write_that_did_not_come_through_is_made_again() -> None:
 
 def test_what_is_not_known_to_be_kept_changes_no_answer() -> None:
     """A replay knows of what was recalled, and of nothing else."""
-    one, other = DemandMemory(), DemandMemory()
-    one.count("a", SMALL)
+    memory, other = DemandMemory(), DemandMemory()
+    memory.count("a", SMALL)
     other.count("b", LARGE)
-    before = one.statistics
-    kept = one.keep(other.keep(None))
-    assert one.statistics is before
+    before = memory.statistics
+    kept = memory.keep(other.keep(None))
+    assert memory.statistics is before
     assert kept is not None
-    one.recall(kept)
-    assert one.statistics.samples == 2
+    memory.recall(kept)
+    assert memory.statistics.samples == 2
 
 
 def test_what_cannot_be_read_is_written_over() -> None:

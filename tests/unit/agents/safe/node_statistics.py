@@ -60,8 +60,8 @@ class Asked:
         self.options = SafeOptions(**options)
         self.agent = agent(self.options)
         self.state = KIND.state(self.options, 5.0)
-        index = NodeIndex([one.metadata.name for one in nodes])
-        objects = {("", one.metadata.name): one for one in nodes}
+        index = NodeIndex([node_object.metadata.name for node_object in nodes])
+        objects = {("", node_object.metadata.name): node_object for node_object in nodes}
         cluster_state = ClusterState(index, {}, metrics_snapshot or MetricsSnapshot(), now, objects)
         self.snapshot = Snapshot(
             index, {"safe": cooperative_scheduling.run_at_once(self.state.build(cluster_state))}, now

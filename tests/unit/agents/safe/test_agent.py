@@ -32,14 +32,14 @@ def test_the_less_risk_the_better(mean, deviation, answer):
 
 def test_a_bursty_node_that_is_nearly_idle_is_not_rejected():
     """No beta distribution has so large a deviation; it is capped, and the risk is about the mean."""
-    asked = Asked(loaded(0.1, 0.31))
-    assert asked.accepts(NOTHING) == [True]
-    assert asked.numbers(NOTHING)["cpu"]["risk"] == pytest.approx(0.1, abs=0.01)
+    call = Asked(loaded(0.1, 0.31))
+    assert call.accepts(NOTHING) == [True]
+    assert call.numbers(NOTHING)["cpu"]["risk"] == pytest.approx(0.1, abs=0.01)
 
 
 def test_the_pod_adds_its_request_to_the_mean():
-    asked = Asked(node(cpu=2000, cpu_std=400, memory=3 * GIB, memory_std=GIB // 2))
-    cpu, memory = asked.numbers(pod(cpu="500m", memory="1Gi")).values()
+    call = Asked(node(cpu=2000, cpu_std=400, memory=3 * GIB, memory_std=GIB // 2))
+    cpu, memory = call.numbers(pod(cpu="500m", memory="1Gi")).values()
     assert (cpu["mean_share"], cpu["std_share"]) == (0.625, 0.1)
     assert (memory["mean_share"], memory["std_share"]) == (0.75, 0.0625)
     assert cpu["risk"] == pytest.approx(0.000345, abs=1e-6)
@@ -48,11 +48,11 @@ def test_the_pod_adds_its_request_to_the_mean():
 
 
 def test_the_worse_resource_decides():
-    asked = Asked(node(cpu=2000, cpu_std=400, memory=0.2 * GIB, memory_std=GIB // 2))
-    verdict = asked.filter(pod(cpu="500m"))
+    call = Asked(node(cpu=2000, cpu_std=400, memory=0.2 * GIB, memory_std=GIB // 2))
+    verdict = call.filter(pod(cpu="500m"))
     assert verdict.codes.tolist() == [2]
     assert verdict.reasons[1].text() == "safe: risk of memory above 30 %"
-    assert asked.overload(pod(cpu="500m")) == [0]
+    assert call.overload(pod(cpu="500m")) == [0]
 
 
 def test_of_two_reasons_the_first_is_told():
@@ -61,14 +61,14 @@ def test_of_two_reasons_the_first_is_told():
 
 @pytest.mark.parametrize("weight", [0, 20, 100])
 def test_a_forecast_counts_by_its_weight(weight):
-    asked = Asked(node(cpu=2500, cpu_std=400, cpu_forecast=1000), safe_forecast_weight=weight)
-    assert asked.numbers(NOTHING)["cpu"]["mean_share"] == pytest.approx(0.375 + 0.00375 * weight)
+    call = Asked(node(cpu=2500, cpu_std=400, cpu_forecast=1000), safe_forecast_weight=weight)
+    assert call.numbers(NOTHING)["cpu"]["mean_share"] == pytest.approx(0.375 + 0.00375 * weight)
 
 
 @pytest.mark.parametrize("text", ["N/A", "None", "nan", ""])
 def test_a_forecast_that_is_no_number_does_not_count(text):
-    asked = Asked(node(cpu=2500, cpu_forecast=text))
-    assert asked.numbers(NOTHING)["cpu"]["mean_share"] == 0.375
+    call = Asked(node(cpu=2500, cpu_forecast=text))
+    assert call.numbers(NOTHING)["cpu"]["mean_share"] == 0.375
 
 
 @pytest.mark.parametrize(("std", "share"), [("abc", 0), ("nan", 0), ("-400", 0), ("1e308", 1), ("400", 0.1)])
@@ -80,15 +80,15 @@ def test_a_deviation_that_is_none_is_0(std, share):
     ("free", "share"), [("-1e308", 1), ("1e308", 0), ("5000", 0), ("-2000", 1), ("4000.0", 0)]
 )
 def test_shares_stay_between_0_and_1(free, share):
-    asked = Asked(node(cpu=free, cpu_forecast=free, cpu_std="1e308"))
-    assert asked.numbers(NOTHING)["cpu"]["mean_share"] == share
-    assert 0 <= asked.overload(NOTHING)[0] <= 10
+    call = Asked(node(cpu=free, cpu_forecast=free, cpu_std="1e308"))
+    assert call.numbers(NOTHING)["cpu"]["mean_share"] == share
+    assert 0 <= call.overload(NOTHING)[0] <= 10
 
 
 def test_with_a_percentile_of_0_no_risk_is_the_only_one_accepted():
-    asked = Asked(loaded(0.2, 0.05, "calm"), loaded(0.2, 0.1, "lively"), safe_percentile=0)
-    assert asked.accepts(NOTHING) == [True, False]
-    assert asked.overload(NOTHING) == [10, 0]
+    call = Asked(loaded(0.2, 0.05, "calm"), loaded(0.2, 0.1, "lively"), safe_percentile=0)
+    assert call.accepts(NOTHING) == [True, False]
+    assert call.overload(NOTHING) == [10, 0]
 
 
 def test_a_risk_equal_to_the_percentile_is_accepted():
@@ -103,19 +103,19 @@ class TestWithoutStatistics:
         assert Asked(self.BARE).all(pod(cpu="1")) == (True, 0, 0)
 
     def test_it_can_be_rejected_and_scored_otherwise(self):
-        asked = Asked(self.BARE, loaded(0.2, 0.05), when_missing="reject", score_missing=5)
-        verdict = asked.filter(NOTHING)
+        call = Asked(self.BARE, loaded(0.2, 0.05), when_missing="reject", score_missing=5)
+        verdict = call.filter(NOTHING)
         assert verdict.codes.tolist() == [3, 0]
         assert verdict.reasons[2].text() == "safe: no fresh statistics"
-        assert asked.overload(NOTHING) == [5, 10]
-        assert asked.balance(NOTHING) == [5, 8]
+        assert call.overload(NOTHING) == [5, 10]
+        assert call.balance(NOTHING) == [5, 8]
 
     def test_pass_is_another_word_for_accept(self):
         assert Asked(self.BARE, when_missing="pass").accepts(NOTHING) == [True]
 
     def test_one_resource_is_enough(self):
-        asked = Asked(node(memory=3 * GIB, memory_std=GIB // 2), when_missing="reject")
-        assert asked.all(pod(cpu="500m", memory="1Gi")) == (True, 9, 5)
+        call = Asked(node(memory=3 * GIB, memory_std=GIB // 2), when_missing="reject")
+        assert call.all(pod(cpu="500m", memory="1Gi")) == (True, 9, 5)
 
     def test_the_decision_names_what_is_missing(self):
         details = Asked(node(memory=3 * GIB, memory_std=0)).filter(NOTHING).details
@@ -124,79 +124,82 @@ class TestWithoutStatistics:
         assert np.isnan(details.numbers(0)["cpu"]["mean_share"])
         assert "missing" not in details.numbers(0)["memory"]
 
-    @pytest.mark.parametrize("given", [{}, {"cpu_std": ""}, {"cpu_std": "nan"}, {"cpu_std": "1e400"}])
-    def test_the_decision_tells_a_deviation_that_is_missing_from_one_of_0(self, given):
-        asked = Asked(node(cpu=1000, memory=3 * GIB, memory_std=0, **given), when_missing="reject")
-        assert asked.accepts(NOTHING) == [True]
-        details = asked.filter(NOTHING).details
+    @pytest.mark.parametrize("annotations", [{}, {"cpu_std": ""}, {"cpu_std": "nan"}, {"cpu_std": "1e400"}])
+    def test_the_decision_tells_a_deviation_that_is_missing_from_one_of_0(self, annotations):
+        call = Asked(node(cpu=1000, memory=3 * GIB, memory_std=0, **annotations), when_missing="reject")
+        assert call.accepts(NOTHING) == [True]
+        details = call.filter(NOTHING).details
         assert details.text(0) == "cpu 75 %, no deviation, risk 0 %; memory 62.5 % ± 0 %, risk 0 %"
-        told = details.numbers(0)
-        assert told["cpu"]["missing"] == "no deviation"
-        assert (told["cpu"]["std_share"], told["cpu"]["risk"]) == (0, 0)
-        assert "missing" not in told["memory"]
+        numbers = details.numbers(0)
+        assert numbers["cpu"]["missing"] == "no deviation"
+        assert (numbers["cpu"]["std_share"], numbers["cpu"]["risk"]) == (0, 0)
+        assert "missing" not in numbers["memory"]
 
     def test_old_ones_are_none(self):
         old = node(cpu=2000, at=clock.format_rfc3339(NOW - 4000))
-        asked = Asked(old, when_missing="reject")
-        assert asked.accepts(NOTHING) == [False]
-        assert asked.filter(NOTHING).details.text(0).startswith("cpu: statistics are too old; ")
+        call = Asked(old, when_missing="reject")
+        assert call.accepts(NOTHING) == [False]
+        assert call.filter(NOTHING).details.text(0).startswith("cpu: statistics are too old; ")
 
     def test_a_node_without_capacity_has_none(self):
-        asked = Asked(node(room={}, cpu=2000, cpu_std=0))
-        assert asked.all(pod(cpu="1")) == (True, 0, 0)
-        assert asked.numbers(NOTHING)["cpu"]["missing"] == "nothing is allocatable"
+        call = Asked(node(room={}, cpu=2000, cpu_std=0))
+        assert call.all(pod(cpu="1")) == (True, 0, 0)
+        assert call.numbers(NOTHING)["cpu"]["missing"] == "nothing is allocatable"
 
     def test_a_node_that_nobody_knows_has_none(self):
-        asked = Asked(loaded(0.2, 0.05))
-        assert asked.filter(NOTHING, ["strange", "n1"]).codes.tolist() == [0, 0]
-        assert asked.overload(NOTHING, ["strange", "n1"]) == [0, 10]
+        call = Asked(loaded(0.2, 0.05))
+        assert call.filter(NOTHING, ["strange", "n1"]).codes.tolist() == [0, 0]
+        assert call.overload(NOTHING, ["strange", "n1"]) == [0, 10]
 
 
 class TestOfManyNodes:
     def test_answers_are_in_the_order_of_the_request(self):
-        asked = Asked(loaded(0.2, 0.05, "a"), loaded(0.95, 0.0, "b"), loaded(0.75, 0.1, "c"))
-        assert asked.overload(NOTHING, ["c", "b", "a"]) == [6, 0, 10]
-        assert asked.filter(NOTHING, ["c", "b", "a"]).codes.tolist() == [0, 1, 0]
+        call = Asked(loaded(0.2, 0.05, "a"), loaded(0.95, 0.0, "b"), loaded(0.75, 0.1, "c"))
+        assert call.overload(NOTHING, ["c", "b", "a"]) == [6, 0, 10]
+        assert call.filter(NOTHING, ["c", "b", "a"]).codes.tolist() == [0, 1, 0]
 
     def test_no_nodes(self):
-        asked = Asked()
-        assert asked.overload(NOTHING) == []
-        assert asked.balance(NOTHING) == []
-        assert asked.filter(NOTHING).codes.tolist() == []
-        assert asked.filter(NOTHING).details.distances().tolist() == []
+        call = Asked()
+        assert call.overload(NOTHING) == []
+        assert call.balance(NOTHING) == []
+        assert call.filter(NOTHING).codes.tolist() == []
+        assert call.filter(NOTHING).details.distances().tolist() == []
 
     def test_5000_equal_ones(self):
-        asked = Asked(*(loaded(0.75, 0.1, f"n{number}") for number in range(5000)))
-        assert set(asked.overload(NOTHING)) == {6}
-        assert set(asked.balance(NOTHING)) == {5}
-        assert not asked.filter(NOTHING).codes.any()
+        call = Asked(*(loaded(0.75, 0.1, f"n{number}") for number in range(5000)))
+        assert set(call.overload(NOTHING)) == {6}
+        assert set(call.balance(NOTHING)) == {5}
+        assert not call.filter(NOTHING).codes.any()
 
 
 class TestPreempting:
     def test_what_a_victim_frees_nobody_knows(self):
-        asked = Asked(loaded(0.95, 0.0))
-        verdict = asked.agent.preempt(NOTHING, asked.names, asked.snapshot, {"n1": frozenset({"other"})})
+        call = Asked(loaded(0.95, 0.0))
+        verdict = call.agent.preempt(NOTHING, call.names, call.snapshot, {"n1": frozenset({"other"})})
         assert verdict.codes.tolist() == [1]
 
     def test_a_pod_that_is_there_already_is_not_added_once_more(self):
-        asked = Asked(loaded(0.8, 0.0, "a"), loaded(0.8, 0.0, "b"))
-        given = pod(uid="u", cpu="1")
+        call = Asked(loaded(0.8, 0.0, "a"), loaded(0.8, 0.0, "b"))
+        pod_with_request = pod(uid="u", cpu="1")
         victims = {"a": frozenset({"u"}), "b": frozenset({"other"})}
-        assert asked.accepts(given) == [False, False]
-        assert asked.agent.preempt(given, asked.names, asked.snapshot, victims).codes.tolist() == [0, 1]
+        assert call.accepts(pod_with_request) == [False, False]
+        assert call.agent.preempt(pod_with_request, call.names, call.snapshot, victims).codes.tolist() == [
+            0,
+            1,
+        ]
 
     def test_a_pod_without_an_identity_is_nobodys_victim(self):
-        asked = Asked(loaded(0.8, 0.0))
-        verdict = asked.agent.preempt(pod(cpu="1"), asked.names, asked.snapshot, {"n1": frozenset()})
+        call = Asked(loaded(0.8, 0.0))
+        verdict = call.agent.preempt(pod(cpu="1"), call.names, call.snapshot, {"n1": frozenset()})
         assert verdict.codes.tolist() == [1]
 
 
 class TestDetails:
     def test_distances_grow_with_the_risk(self):
-        asked = Asked(
+        call = Asked(
             loaded(0.85, 0.1, "near"), loaded(0.95, 0.15, "far"), loaded(0.95, 0.0, "full"), node("bare")
         )
-        near, far, full, bare = asked.filter(NOTHING).details.distances()
+        near, far, full, bare = call.filter(NOTHING).details.distances()
         assert 0 < near < far < full
         assert full == bare == 1
 
@@ -208,7 +211,7 @@ class TestDetails:
         """They are worked out in blocks."""
         loads = [(number % 97 / 97, number % 31 / 62) for number in range(150)]
         details = (
-            Asked(*(loaded(*one, f"n{place}") for place, one in enumerate(loads))).filter(NOTHING).details
+            Asked(*(loaded(*load, f"n{place}") for place, load in enumerate(loads))).filter(NOTHING).details
         )
         for place in (0, 63, 64, 100, 149):
             assert repr(details.numbers(place)) == repr(Asked(loaded(*loads[place])).numbers(NOTHING))
@@ -224,14 +227,14 @@ class TestDetails:
         assert cpu["risk"] == 0
 
     def test_the_distribution_where_it_is_asked_for(self):
-        asked = Asked(loaded(0.5, 0.05**0.5), loaded(0.5, 0.0, "steady"), safe_print_table=True)
-        table = asked.numbers(NOTHING)["cpu"]["table"]
+        call = Asked(loaded(0.5, 0.05**0.5), loaded(0.5, 0.0, "steady"), safe_print_table=True)
+        table = call.numbers(NOTHING)["cpu"]["table"]
         assert {len(column) for column in table.values()} == {21}
         assert [column[18] for column in table.values()] == pytest.approx(
             [0.9, 0.54, 0.972, 0.033929], abs=1e-6
         )
-        assert "table" not in asked.numbers(NOTHING)["memory"]
-        assert "table" not in asked.numbers(NOTHING, 1)["cpu"]
+        assert "table" not in call.numbers(NOTHING)["memory"]
+        assert "table" not in call.numbers(NOTHING, 1)["cpu"]
 
 
 def test_its_judgements_have_names():
@@ -264,11 +267,11 @@ def test_before_metrics_were_asked_for_no_node_is_accepted():
     metric_requests = sorted(KIND.state(SafeOptions(statistics="metrics"), 5.0).metric_requests({}))
     some = MetricsSnapshot(failures={metric_request.key: "away" for metric_request in metric_requests[1:]})
     for metrics_snapshot in (None, some):
-        asked = Asked(node(), statistics="metrics", metrics_snapshot=metrics_snapshot)
-        verdict = asked.filter(NOTHING)
+        call = Asked(node(), statistics="metrics", metrics_snapshot=metrics_snapshot)
+        verdict = call.filter(NOTHING)
         assert (verdict.codes.tolist(), verdict.reasons[0].is_failure) == ([1], True)
         assert verdict.reasons[0].text() == "safe: starting, the load of nodes is not known yet"
-        assert asked.agent.score(NOTHING, asked.names, asked.snapshot) is None
+        assert call.agent.score(NOTHING, call.names, call.snapshot) is None
     failed = some.with_failure(metric_requests[0].key, "away")
     assert Asked(node(), statistics="metrics", metrics_snapshot=failed).accepts(NOTHING) == [True]
 

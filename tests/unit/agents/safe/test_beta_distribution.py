@@ -32,10 +32,10 @@ def _asked():
 
 class TestTheIncompleteBetaFunction:
     def test_it_is_exact_over_the_whole_domain(self) -> None:
-        x, alpha, beta_ = (np.array(one) for one in zip(*list(_asked())[::3], strict=True))
+        x, alpha, beta_ = (np.array(column) for column in zip(*list(_asked())[::3], strict=True))
         below, above = beta_distribution.cdf(x, alpha, beta_), beta_distribution.survival(x, alpha, beta_)
         for at in range(len(x)):
-            lower, upper = (float(one) for one in tails(x[at], alpha[at], beta_[at]))
+            lower, upper = (float(probability) for probability in tails(x[at], alpha[at], beta_[at]))
             assert below[at] == pytest.approx(lower, abs=1e-9)
             assert above[at] == pytest.approx(upper, abs=1e-9)
             assert below[at] == pytest.approx(lower, rel=1e-6, abs=1e-300)
@@ -54,7 +54,7 @@ class TestTheIncompleteBetaFunction:
     @pytest.mark.parametrize("shape", [1e-8, 0.5, 1e3, 1e7, 1e11, 1e13])
     def test_equal_shapes_are_no_exception(self, shape) -> None:
         for x in (1e-16, 0.25, 0.5 - 1 / math.sqrt(shape + 9), 0.5 + 0.1 / math.sqrt(shape + 9), 1 - 2**-53):
-            lower, upper = (float(one) for one in tails(x, shape, shape))
+            lower, upper = (float(probability) for probability in tails(x, shape, shape))
             assert beta_distribution.cdf(x, shape, shape) == pytest.approx(lower, rel=1e-6, abs=1e-300)
             assert beta_distribution.survival(x, shape, shape) == pytest.approx(upper, rel=1e-6, abs=1e-300)
             assert beta_distribution.survival(x, shape, shape) == pytest.approx(upper, abs=1e-9)
@@ -133,7 +133,7 @@ class TestFitting:
         )
         assert shapes.alpha[:2].tolist() == pytest.approx([1, 319.8])
         assert shapes.beta[:2].tolist() == pytest.approx([1, 1279.2])
-        assert np.isnan([one[2:] for one in shapes]).all()
+        assert np.isnan([shape[2:] for shape in shapes]).all()
 
 
 class TestRisk:

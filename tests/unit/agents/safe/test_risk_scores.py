@@ -19,20 +19,22 @@ def _graded(risk, percentile):
     return 0 if share >= 1 else int(10 * (1 - math.sqrt(share)))
 
 
-def _agrees(told: Tail, mean, deviation) -> None:
-    risk = beta_distribution.risk(mean, deviation, told.threshold)
-    assert told.scores(mean, deviation).tolist() == [_graded(one, told.percentile) for one in risk]
-    assert told.rejects(mean, deviation).tolist() == (risk > told.percentile).tolist()
+def _agrees(tail: Tail, mean, deviation) -> None:
+    risk = beta_distribution.risk(mean, deviation, tail.threshold)
+    assert tail.scores(mean, deviation).tolist() == [
+        _graded(node_risk, tail.percentile) for node_risk in risk
+    ]
+    assert tail.rejects(mean, deviation).tolist() == (risk > tail.percentile).tolist()
 
 
-def _near_levels(told: Tail, rng):
+def _near_levels(tail: Tail, rng):
     """Nodes at all distances from 1e-11 to 1 from the levels of risk."""
-    levels = risk_scores._levels(told.percentile)
+    levels = risk_scores._levels(tail.percentile)
     wide, steady = rng.uniform(1e-4, risk_scores._WIDEST, NODES // 20), 10 ** rng.uniform(-6, -1, NODES // 20)
     spreads = np.concatenate([wide, steady])
-    points = risk_scores._points(told.threshold, *np.meshgrid(spreads, levels))
+    points = risk_scores._points(tail.threshold, *np.meshgrid(spreads, levels))
     points += rng.choice([-1, 1], points.shape) * 10 ** rng.uniform(-11, 0, points.shape)
-    means, rests = risk_scores._means(told.threshold, np.sinh(points) * spreads)
+    means, rests = risk_scores._means(tail.threshold, np.sinh(points) * spreads)
     return means.ravel(), (spreads * np.sqrt(means * rests)).ravel()
 
 
@@ -54,10 +56,10 @@ class TestAgainstTheRisk:
     @pytest.mark.parametrize("percentile", [0, 1e-15, 0.01, 0.3, 1])
     def test_near_levels_and_edges(self, threshold, percentile) -> None:
         rng = np.random.default_rng(round(1000 * (threshold + percentile)))
-        told = Tail(threshold, percentile)
-        _agrees(told, *_near_levels(told, rng))
-        _agrees(told, *_at_edges(threshold, rng))
-        _agrees(told, rng.random(NODES), rng.random(NODES) / 2)
+        tail = Tail(threshold, percentile)
+        _agrees(tail, *_near_levels(tail, rng))
+        _agrees(tail, *_at_edges(threshold, rng))
+        _agrees(tail, rng.random(NODES), rng.random(NODES) / 2)
 
     @pytest.mark.parametrize("threshold", [0, 1e-9, 0.0009, 0.9991, 1])
     def test_where_there_are_no_curves(self, threshold) -> None:
@@ -67,17 +69,17 @@ class TestAgainstTheRisk:
     @pytest.mark.parametrize("threshold", [0.1, 0.5, 0.9, 0.95])
     def test_few_risks_are_computed(self, threshold, monkeypatch) -> None:
         rng = np.random.default_rng(2)
-        told = Tail(threshold, 0.3)
-        asked = []
+        tail = Tail(threshold, 0.3)
+        sizes = []
         survival = beta_distribution.survival
         monkeypatch.setattr(
             beta_distribution,
             "survival",
-            lambda x, alpha, beta_: asked.append(len(alpha)) or survival(x, alpha, beta_),
+            lambda x, alpha, beta_: sizes.append(len(alpha)) or survival(x, alpha, beta_),
         )
-        told.scores(rng.random(NODES), rng.random(NODES) / 2)
-        told.scores(np.clip(threshold + rng.normal(0, 0.05, NODES), 0, 1), rng.gamma(3, 0.02, NODES))
-        assert sum(asked) < NODES / 100
+        tail.scores(rng.random(NODES), rng.random(NODES) / 2)
+        tail.scores(np.clip(threshold + rng.normal(0, 0.05, NODES), 0, 1), rng.gamma(3, 0.02, NODES))
+        assert sum(sizes) < NODES / 100
 
 
 class TestScores:
@@ -103,14 +105,14 @@ class TestScores:
         assert not Tail(0.9, 1).rejects([0.95, 1, 0.2], [0.15, 0, 0]).any()
 
     def test_what_is_missing_has_none_and_is_not_rejected(self) -> None:
-        told = Tail(0.9, 0.3)
-        assert told.scores([math.nan, 0.95, math.nan, 0.3], [0.1, math.nan, 0, 0]).tolist() == [
+        tail = Tail(0.9, 0.3)
+        assert tail.scores([math.nan, 0.95, math.nan, 0.3], [0.1, math.nan, 0, 0]).tolist() == [
             -1,
             -1,
             -1,
             10,
         ]
-        assert told.rejects([math.nan, 0.95, math.nan, 0.95], [0.1, math.nan, 0, 0]).tolist() == [
+        assert tail.rejects([math.nan, 0.95, math.nan, 0.95], [0.1, math.nan, 0, 0]).tolist() == [
             False
         ] * 3 + [True]
 
@@ -123,12 +125,12 @@ class TestScores:
         ]
 
     def test_a_bursty_node_that_is_nearly_idle_is_not_rejected(self) -> None:
-        told = Tail(0.9, 0.3)
+        tail = Tail(0.9, 0.3)
         mean, deviation = [0.05, 0.1, 0.1, 0], [0.25, 0.3, 0.31, 0.25]
-        assert not told.rejects(mean, deviation).any()
-        assert told.scores(mean, deviation).tolist() == [5, 4, 4, 10]
+        assert not tail.rejects(mean, deviation).any()
+        assert tail.scores(mean, deviation).tolist() == [5, 4, 4, 10]
 
     def test_shapes(self) -> None:
-        told = Tail(0.9, 0.3)
-        assert told.scores(np.full((2, 3), 0.5), 0.1).shape == (2, 3)
-        assert told.scores([], []).shape == told.rejects([], []).shape == (0,)
+        tail = Tail(0.9, 0.3)
+        assert tail.scores(np.full((2, 3), 0.5), 0.1).shape == (2, 3)
+        assert tail.scores([], []).shape == tail.rejects([], []).shape == (0,)

@@ -29,8 +29,8 @@ def series(metric: str, at: float | None = NOW, **values: object) -> Series:
     return Series(metric, "test", NOW, good, {n: "bad" for n, v in values.items() if v is None})
 
 
-def metrics_snapshot(*found: Series) -> MetricsSnapshot:
-    return MetricsSnapshot({one.metric: one for one in found})
+def metrics_snapshot(*series: Series) -> MetricsSnapshot:
+    return MetricsSnapshot({metric_series.metric: metric_series for metric_series in series})
 
 
 def rule(metric: str, operator: str = "GreaterThan", target: Any = None, **more: Any) -> dict[str, Any]:
@@ -42,7 +42,8 @@ def rule(metric: str, operator: str = "GreaterThan", target: Any = None, **more:
 def policy(name: str = "pol", namespace: str = "d", **strategies: Any) -> PolicyObject:
     """Strategies are lists of rules, or whole strategy objects."""
     listed = {
-        key: given if isinstance(given, dict) else {"rules": given} for key, given in strategies.items()
+        key: strategy if isinstance(strategy, dict) else {"rules": strategy}
+        for key, strategy in strategies.items()
     }
     return PolicyObject(
         PolicyMetadata(name, namespace), msgspec.Raw(msgspec.json.encode({"strategies": listed}))
@@ -62,17 +63,17 @@ def cluster_state(
     trusted: tuple[str, ...] = ("d", "e"),
 ) -> ClusterState:
     """Policies in namespaces of which some are trusted."""
-    by_key = {(one.metadata.namespace, one.metadata.name): one for one in policies}
+    by_key = {(policy.metadata.namespace, policy.metadata.name): policy for policy in policies}
     objects = {POLICIES: by_key, NAMESPACES: namespaces(*trusted)}
     return ClusterState(NodeIndex(nodes.split()), objects, metrics, NOW)
 
 
 def snapshot(
-    given: ClusterState, options: TelemetryOptions | None = None, max_age_s: float = 60.0
+    cluster: ClusterState, options: TelemetryOptions | None = None, max_age_s: float = 60.0
 ) -> Snapshot:
     state = TelemetryStateBuilder(options or TelemetryOptions(), max_age_s)
     return Snapshot(
-        given.nodes, {"telemetry": cooperative_scheduling.run_at_once(state.build(given))}, given.now, 1
+        cluster.nodes, {"telemetry": cooperative_scheduling.run_at_once(state.build(cluster))}, cluster.now, 1
     )
 
 
@@ -81,13 +82,15 @@ def pod(label: str | None = "pol", namespace: str = "d") -> PodFields:
     return PodFields(PodMetadata(namespace, labels))
 
 
-def candidates(given: Snapshot, names: str) -> Names:
-    return given.nodes.named(names.split())
+def candidates(cluster_snapshot: Snapshot, names: str) -> Names:
+    return cluster_snapshot.nodes.named(names.split())
 
 
-def rejected(given: Snapshot, names: str = "n1 n2 n3", of: PodFields | None = None) -> dict[str, str] | None:
+def rejected(
+    cluster_snapshot: Snapshot, names: str = "n1 n2 n3", of: PodFields | None = None
+) -> dict[str, str] | None:
     """Rejected nodes with their reasons, or None where the agent has nothing to say."""
-    verdict = TelemetryAgent().filter(of or pod(), candidates(given, names), given)
+    verdict = TelemetryAgent().filter(of or pod(), candidates(cluster_snapshot, names), cluster_snapshot)
     if verdict is None:
         return None
     return {
@@ -97,6 +100,12 @@ def rejected(given: Snapshot, names: str = "n1 n2 n3", of: PodFields | None = No
     }
 
 
-def scores(given: Snapshot, names: str = "n1 n2 n3", of: PodFields | None = None) -> dict[str, int] | None:
-    found = TelemetryAgent().score(of or pod(), candidates(given, names), given)
-    return None if found is None else dict(zip(names.split(), np.asarray(found.points).tolist(), strict=True))
+def scores(
+    cluster_snapshot: Snapshot, names: str = "n1 n2 n3", of: PodFields | None = None
+) -> dict[str, int] | None:
+    node_scores = TelemetryAgent().score(of or pod(), candidates(cluster_snapshot, names), cluster_snapshot)
+    return (
+        None
+        if node_scores is None
+        else dict(zip(names.split(), np.asarray(node_scores.points).tolist(), strict=True))
+    )

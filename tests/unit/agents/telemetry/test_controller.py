@@ -84,15 +84,15 @@ class Ground:
 
     def labelled(self) -> set[str]:
         """The nodes that carry the label in the API server."""
-        found = self.api.objects(NODES)
-        return {name for (_, name), node in found.items() if "pol" in node["metadata"]["labels"]}
+        node_objects = self.api.objects(NODES)
+        return {name for (_, name), node in node_objects.items() if "pol" in node["metadata"]["labels"]}
 
     def left(self) -> float:
         """What the gauge says is still to be written."""
         [line] = [
-            one
-            for one in self.meters.exposition().splitlines()
-            if one.startswith(b"nodewise_nodes_to_label ")
+            line
+            for line in self.meters.exposition().splitlines()
+            if line.startswith(b"nodewise_nodes_to_label ")
         ]
         return float(line.split()[1])
 
@@ -176,8 +176,8 @@ async def test_a_status_that_could_not_be_written_is_written_later(
     error: NodewiseError, pause_s: float
 ) -> None:
     ground = Ground()
-    given = {"metadata": {"name": "pol", "namespace": "ns", "uid": "1"}, "spec": {"strategies": {}}}
-    stored = ground.api.put(TASPOLICIES, given)
+    document = {"metadata": {"name": "pol", "namespace": "ns", "uid": "1"}, "spec": {"strategies": {}}}
+    stored = ground.api.put(TASPOLICIES, document)
     obj = msgspec.json.decode(msgspec.json.encode(stored), type=PolicyObject)
     ground.policies.replace([obj])
     agent_state = {("ns", "pol"): PolicyState(policies.read(obj), None, (), None, None)}
@@ -188,7 +188,7 @@ async def test_a_status_that_could_not_be_written_is_written_later(
     ground.clock.advance(pause_s)
     await writer.step(agent_state, {})
     [written] = ground.api.objects(TASPOLICIES).values()
-    assert {one["type"] for one in written["status"]["conditions"]} == {"Valid", "MetricsFetched"}
+    assert {condition["type"] for condition in written["status"]["conditions"]} == {"Valid", "MetricsFetched"}
 
 
 async def test_policies_that_change_all_the_time_hold_up_neither_labels_nor_the_status_of_others() -> None:
@@ -201,13 +201,15 @@ async def test_policies_that_change_all_the_time_hold_up_neither_labels_nor_the_
         objects = [policy_object(ground, name, generation if name != "quiet" else 1) for name in names]
         ground.policies.replace(objects)
         agent_state = {
-            ("ns", one.metadata.name): PolicyState(policies.read(one), None, (), None, None)
-            for one in objects
+            ("ns", policy_object.metadata.name): PolicyState(
+                policies.read(policy_object), None, (), None, None
+            )
+            for policy_object in objects
         }
         began_s = ground.clock.monotonic()
         await writer.step(agent_state, {})
         assert ground.clock.monotonic() - began_s < 4.0
-    assert all(one["status"] for one in ground.api.objects(TASPOLICIES).values())
+    assert all(policy_object["status"] for policy_object in ground.api.objects(TASPOLICIES).values())
 
 
 def policy_object(ground: Ground, name: str, generation: int) -> PolicyObject:

@@ -20,7 +20,7 @@ RULE: dict[str, Any] = STRATEGY["properties"]["rules"]["items"]
 def admission_fields(variable: str) -> list[str]:
     """A list of the admission policy."""
     policy, _ = yaml.safe_load_all((DEPLOY / "policy-fields.yaml").read_text())
-    [expression] = [one["expression"] for one in policy["spec"]["variables"] if one["name"] == variable]
+    [expression] = [entry["expression"] for entry in policy["spec"]["variables"] if entry["name"] == variable]
     return re.findall(r"'(\w+)'", expression)
 
 
@@ -47,4 +47,4 @@ def test_suggestions_are_unambiguous() -> None:
 
 
 def test_unknown_fields_are_kept_for_the_admission_policy_to_refuse() -> None:
-    assert all(one["x-kubernetes-preserve-unknown-fields"] for one in (SPEC, STRATEGY, RULE))
+    assert all(schema["x-kubernetes-preserve-unknown-fields"] for schema in (SPEC, STRATEGY, RULE))

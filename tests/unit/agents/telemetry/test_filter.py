@@ -22,11 +22,11 @@ TWO = (series("memory", n1=10), series("cpu", n1=200))
 
 def broken(rules: list[Any], logical: str | None = None, metrics: Any = TWO) -> bool:
     strategy = {"rules": rules} | ({} if logical is None else {"logicalOperator": logical})
-    found = rejected(
+    reasons = rejected(
         snapshot(cluster_state([policy(dontschedule=strategy)], metrics_snapshot(*metrics))), "n1"
     )
-    assert found is not None
-    return bool(found)
+    assert reasons is not None
+    return bool(reasons)
 
 
 VIOLATIONS = {
@@ -72,19 +72,19 @@ def test_operator(value: str, operator: str, target: Any, expected: bool) -> Non
 
 
 def test_a_reason_names_policy_rule_and_threshold_and_never_the_node() -> None:
-    given = cluster_state(
+    cluster = cluster_state(
         [policy(dontschedule=[rule("m", target="0.8")])], metrics_snapshot(series("m", n1=1, n2=2, n3=0))
     )
     text = "telemetry policy d/pol: m GreaterThan 0.8"
-    assert rejected(snapshot(given)) == {"n1": text, "n2": text}
+    assert rejected(snapshot(cluster)) == {"n1": text, "n2": text}
 
 
 def test_of_several_broken_rules_the_first_is_the_reason() -> None:
-    given = cluster_state(
+    cluster = cluster_state(
         [policy(dontschedule=[rule("a", "Equals", 1), rule("b", "Equals", 1)])],
         metrics_snapshot(series("a", n1=1, n2=0), series("b", n1=1, n2=1)),
     )
-    assert rejected(snapshot(given), "n1 n2") == {
+    assert rejected(snapshot(cluster), "n1 n2") == {
         "n1": "telemetry policy d/pol: a Equals 1",
         "n2": "telemetry policy d/pol: b Equals 1",
     }
@@ -92,62 +92,62 @@ def test_of_several_broken_rules_the_first_is_the_reason() -> None:
 
 def test_all_of_names_every_rule() -> None:
     strategy = {"logicalOperator": "allOf", "rules": [rule("m", target=1), rule("m", "LessThan", 10)]}
-    given = cluster_state([policy(dontschedule=strategy)], metrics_snapshot(series("m", n1=5, n2=50)))
-    assert rejected(snapshot(given), "n1 n2") == {
+    cluster = cluster_state([policy(dontschedule=strategy)], metrics_snapshot(series("m", n1=5, n2=50)))
+    assert rejected(snapshot(cluster), "n1 n2") == {
         "n1": "telemetry policy d/pol: m GreaterThan 1 and m LessThan 10"
     }
 
 
 class TestValuesThatAreNotThere:
     def test_a_metric_that_was_never_fetched_rejects_every_node(self) -> None:
-        given = cluster_state([policy(dontschedule=[rule("absent", target=1)])], metrics_snapshot())
+        cluster = cluster_state([policy(dontschedule=[rule("absent", target=1)])], metrics_snapshot())
         text = "telemetry policy d/pol: metric absent was never fetched"
-        assert rejected(snapshot(given), "n1 nX") == {"n1": text, "nX": text}
+        assert rejected(snapshot(cluster), "n1 nX") == {"n1": text, "nX": text}
 
     def test_a_node_without_a_value_passes(self) -> None:
-        given = cluster_state(
+        cluster = cluster_state(
             [policy(dontschedule=[rule("m", target=1)])], metrics_snapshot(series("m", n1=5))
         )
-        assert rejected(snapshot(given), "n1 n2 nX") == {"n1": "telemetry policy d/pol: m GreaterThan 1"}
+        assert rejected(snapshot(cluster), "n1 n2 nX") == {"n1": "telemetry policy d/pol: m GreaterThan 1"}
 
     @pytest.mark.parametrize("by", ["option", "rule"])
     def test_or_is_rejected_where_that_is_asked_for(self, by: str) -> None:
         rules = [rule("m", target=1) if by == "option" else rule("m", target=1, when_missing="reject")]
         options = TelemetryOptions(when_missing="reject" if by == "option" else "pass")
-        given = cluster_state([policy(dontschedule=rules)], metrics_snapshot(series("m", n1=0, n3=None)))
+        cluster = cluster_state([policy(dontschedule=rules)], metrics_snapshot(series("m", n1=0, n3=None)))
         text = "telemetry policy d/pol: no fresh value of m"
-        assert rejected(snapshot(given, options), "n1 n2 n3 nX") == dict.fromkeys(("n2", "n3", "nX"), text)
+        assert rejected(snapshot(cluster, options), "n1 n2 n3 nX") == dict.fromkeys(("n2", "n3", "nX"), text)
 
     def test_the_rule_wins_over_the_option(self) -> None:
         rules = [rule("m", target=1, when_missing="pass")]
-        given = cluster_state([policy(dontschedule=rules)], metrics_snapshot(series("m", n1=0)))
-        assert rejected(snapshot(given, TelemetryOptions(when_missing="reject")), "n2") == {}
+        cluster = cluster_state([policy(dontschedule=rules)], metrics_snapshot(series("m", n1=0)))
+        assert rejected(snapshot(cluster, TelemetryOptions(when_missing="reject")), "n2") == {}
 
     def test_a_value_that_is_too_old_counts_as_missing(self) -> None:
         old = Series("m", "test", 1000.0, {"n1": Sample(5 * 10**9, 900.0), "n2": Sample(0, 1000.0)})
-        given = cluster_state([policy(dontschedule=[rule("m", target=1)])], metrics_snapshot(old))
-        assert rejected(snapshot(given, max_age_s=99), "n1") == {}
-        assert rejected(snapshot(given, max_age_s=100), "n1") != {}
+        cluster = cluster_state([policy(dontschedule=[rule("m", target=1)])], metrics_snapshot(old))
+        assert rejected(snapshot(cluster, max_age_s=99), "n1") == {}
+        assert rejected(snapshot(cluster, max_age_s=100), "n1") != {}
 
     def test_a_rule_may_have_its_own_max_age(self) -> None:
-        given = cluster_state(
+        cluster = cluster_state(
             [policy(dontschedule=[rule("m", target=1, max_age="5m")])],
             metrics_snapshot(series("m", at=800.0, n1=5)),
         )
-        assert rejected(snapshot(given, max_age_s=60), "n1") != {}
+        assert rejected(snapshot(cluster, max_age_s=60), "n1") != {}
 
     def test_a_value_of_unknown_age_is_fresh(self) -> None:
-        given = cluster_state(
+        cluster = cluster_state(
             [policy(dontschedule=[rule("m", target=1)])], metrics_snapshot(series("m", at=None, n1=5))
         )
-        assert rejected(snapshot(given, max_age_s=1), "n1") != {}
+        assert rejected(snapshot(cluster, max_age_s=1), "n1") != {}
 
     def test_all_of_needs_every_value(self) -> None:
         strategy = {"logicalOperator": "allOf", "rules": [rule("a", target=3), rule("b", "Equals", 7)]}
-        given = cluster_state(
+        cluster = cluster_state(
             [policy(dontschedule=strategy)], metrics_snapshot(series("a", n2=4), series("b", n1=7))
         )
-        assert rejected(snapshot(given), "n1 n2") == {}
+        assert rejected(snapshot(cluster), "n1 n2") == {}
 
 
 class TestPodsAndPolicies:
@@ -172,8 +172,8 @@ class TestPodsAndPolicies:
         assert rejected(self.given, "n1", of=pod("")) == {"n1": text}
 
     def test_before_policies_are_read_a_pod_that_names_one_is_rejected(self) -> None:
-        given = snapshot(cluster_state([], metrics_snapshot()))
-        empty = type(given)(given.nodes, {}, 0.0)
+        cluster_snapshot = snapshot(cluster_state([], metrics_snapshot()))
+        empty = type(cluster_snapshot)(cluster_snapshot.nodes, {}, 0.0)
         assert rejected(empty, "n1") == {"n1": "nodewise: starting, policies are not read yet"}
         assert rejected(empty, of=pod(None)) is None
 
@@ -184,16 +184,16 @@ class TestPodsAndPolicies:
             "telemetry policy d/pol: spec.strategies.dontSchedule: an unknown strategy; wanted dontschedule, "
             'scheduleonmetric, deschedule, labeling; did you mean "dontschedule"?'
         )
-        found = rejected(snapshot(cluster_state([misspelt], metrics_snapshot(series("m", n1=1)))))
-        assert found is not None
-        assert set(found.values()) == {reason}
+        reasons = rejected(snapshot(cluster_state([misspelt], metrics_snapshot(series("m", n1=1)))))
+        assert reasons is not None
+        assert set(reasons.values()) == {reason}
 
     @pytest.mark.parametrize("strategy", ["dontschedule", "scheduleonmetric", "deschedule", "labeling"])
     def test_an_unknown_field_of_any_rule_rejects_every_node(self, strategy: str) -> None:
         misspelt = policy(**{strategy: [rule("m", whenMissing="reject")]})
-        found = rejected(snapshot(cluster_state([misspelt], metrics_snapshot(series("m", n1=1)))))
-        assert found is not None
-        assert all('did you mean "when_missing"?' in reason for reason in found.values())
+        reasons = rejected(snapshot(cluster_state([misspelt], metrics_snapshot(series("m", n1=1)))))
+        assert reasons is not None
+        assert all('did you mean "when_missing"?' in reason for reason in reasons.values())
 
     @pytest.mark.parametrize("strategies", [{}, {"dontschedule": []}, {"scheduleonmetric": [rule("m")]}])
     def test_a_policy_that_filters_nothing_passes_untouched(self, strategies: dict[str, Any]) -> None:
@@ -213,24 +213,28 @@ class TestPodsAndPolicies:
 
     @pytest.mark.parametrize("rules", UNUSABLE.values(), ids=UNUSABLE)
     def test_a_rule_that_cannot_be_evaluated_rejects_and_says_why(self, rules: Any) -> None:
-        given = snapshot(cluster_state([policy(dontschedule=rules)], metrics_snapshot(series("m", n1=1))))
-        found = rejected(given, "n1")
-        assert found is not None
-        assert "spec.strategies.dontschedule.rules" in found["n1"]
-        assert "wanted" in found["n1"]
+        cluster_snapshot = snapshot(
+            cluster_state([policy(dontschedule=rules)], metrics_snapshot(series("m", n1=1)))
+        )
+        reasons = rejected(cluster_snapshot, "n1")
+        assert reasons is not None
+        assert "spec.strategies.dontschedule.rules" in reasons["n1"]
+        assert "wanted" in reasons["n1"]
 
 
 def test_a_label_that_is_no_name_does_not_make_the_answer_longer() -> None:
     """It stands in the answer once for every node."""
-    found = rejected(snapshot(cluster_state([], metrics_snapshot())), "n1", pod("x" * 100_000, "y" * 100_000))
-    assert found is not None
-    assert len(found["n1"]) < 200
+    reasons = rejected(
+        snapshot(cluster_state([], metrics_snapshot())), "n1", pod("x" * 100_000, "y" * 100_000)
+    )
+    assert reasons is not None
+    assert len(reasons["n1"]) < 200
 
 
 def test_what_many_rules_say_together_is_cut() -> None:
     many = {"rules": [rule("m" * 200, target=9)] * 100, "logicalOperator": "allOf"}
-    found = rejected(
+    reasons = rejected(
         snapshot(cluster_state([policy(dontschedule=many)], metrics_snapshot(series("m" * 200, n1=10)))), "n1"
     )
-    assert found is not None
-    assert len(found["n1"]) < 600
+    assert reasons is not None
+    assert len(reasons["n1"]) < 600

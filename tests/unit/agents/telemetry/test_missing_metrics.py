@@ -46,9 +46,9 @@ UNUSABLE = {
 }
 
 
-def only(given: ClusterState, state: TelemetryStateBuilder | None = None) -> PolicyState:
+def only(cluster: ClusterState, state: TelemetryStateBuilder | None = None) -> PolicyState:
     made = state or TelemetryStateBuilder(TelemetryOptions(), 60.0)
-    agent_state: PolicyState = cooperative_scheduling.run_at_once(made.build(given))["d", "pol"]
+    agent_state: PolicyState = cooperative_scheduling.run_at_once(made.build(cluster))["d", "pol"]
     return agent_state
 
 
@@ -59,12 +59,12 @@ def fetched(agent_state: PolicyState) -> Condition:
 @pytest.mark.parametrize(("answer", "cause"), UNUSABLE.values(), ids=UNUSABLE)
 class TestUsableOnNoNode:
     def test_every_node_is_rejected(self, answer: Series, cause: str) -> None:
-        given = snapshot(cluster_state([HOT], metrics_snapshot(answer)))
-        assert rejected(given) == UNFETCHED
-        assert rejected(given, "nX") == {"nX": UNFETCHED["n1"]}
-        found = only(cluster_state([HOT], metrics_snapshot(answer))).judged
-        assert found is not None
-        assert cause in found.reasons[0].remedy(), "for explain, which shows it beside the reason"
+        cluster_snapshot = snapshot(cluster_state([HOT], metrics_snapshot(answer)))
+        assert rejected(cluster_snapshot) == UNFETCHED
+        assert rejected(cluster_snapshot, "nX") == {"nX": UNFETCHED["n1"]}
+        judgement = only(cluster_state([HOT], metrics_snapshot(answer))).judged
+        assert judgement is not None
+        assert cause in judgement.reasons[0].remedy(), "for explain, which shows it beside the reason"
 
     def test_the_condition_has_the_cause(self, answer: Series, cause: str) -> None:
         condition = fetched(only(cluster_state([HOT], metrics_snapshot(answer))))
@@ -89,24 +89,24 @@ class TestUsableOnNoNode:
 
 def test_one_node_with_a_value_is_enough() -> None:
     answer = Series("m", "test", NOW, {"n3": Sample(81 * 10**9, NOW)}, {"n1": CONFLICT})
-    given = cluster_state([HOT], metrics_snapshot(answer))
-    assert rejected(snapshot(given)) == {"n3": "telemetry policy d/pol: m GreaterThan 80"}
-    assert fetched(only(given)).status == "True"
+    cluster = cluster_state([HOT], metrics_snapshot(answer))
+    assert rejected(snapshot(cluster)) == {"n3": "telemetry policy d/pol: m GreaterThan 80"}
+    assert fetched(only(cluster)).status == "True"
 
 
 def test_values_that_are_all_stale_at_the_first_look_count_as_never_fetched() -> None:
-    given = cluster_state([HOT], metrics_snapshot(series("m", at=NOW - 600, n1=81, n2=5)))
-    assert rejected(snapshot(given)) == UNFETCHED
-    condition = fetched(only(given))
+    cluster = cluster_state([HOT], metrics_snapshot(series("m", at=NOW - 600, n1=81, n2=5)))
+    assert rejected(snapshot(cluster)) == UNFETCHED
+    condition = fetched(only(cluster))
     assert condition.status == "False"
     assert "never fetched: m (every value is older than max_age);" in condition.message
 
 
 def test_one_fresh_value_is_enough() -> None:
     answer = Series("m", "test", NOW, {"n1": Sample(81 * 10**9, NOW - 600), "n2": Sample(5 * 10**9, NOW)})
-    given = cluster_state([HOT], metrics_snapshot(answer))
-    assert rejected(snapshot(given)) == {}
-    assert fetched(only(given)).status == "True"
+    cluster = cluster_state([HOT], metrics_snapshot(answer))
+    assert rejected(snapshot(cluster)) == {}
+    assert fetched(only(cluster)).status == "True"
 
 
 def test_a_cluster_without_nodes_lacks_no_value() -> None:
@@ -129,19 +129,20 @@ def test_a_source_that_answers_without_a_value_is_named_in_the_condition() -> No
 class Timeline:
     """One state through time: each `see` is an answer at that moment."""
 
-    def __init__(self, given: PolicyObject) -> None:
+    def __init__(self, policy_object: PolicyObject) -> None:
         self.state = TelemetryStateBuilder(TelemetryOptions(), 60.0)
-        self.policy = given
+        self.policy = policy_object
         self.snapshot = MetricsSnapshot()
 
     def see(self, at: float, answer: Series | None, nodes: str = NODES) -> set[str]:
         """The nodes that are rejected; without an answer the old one remains."""
         if answer:
             self.snapshot = self.snapshot.with_series(msgspec.structs.replace(answer, fetched_at=at))
-        given = msgspec.structs.replace(cluster_state([self.policy], self.snapshot, nodes), now=at)
-        self.agent_state = only(given, self.state)
+        cluster = msgspec.structs.replace(cluster_state([self.policy], self.snapshot, nodes), now=at)
+        self.agent_state = only(cluster, self.state)
         return set(
-            rejected(Snapshot(given.nodes, {"telemetry": {("d", "pol"): self.agent_state}}, at), nodes) or ()
+            rejected(Snapshot(cluster.nodes, {"telemetry": {("d", "pol"): self.agent_state}}, at), nodes)
+            or ()
         )
 
 
@@ -169,11 +170,11 @@ class TestSuspension:
 class TestAggregations:
     def test_two_rules_with_different_aggregations_share_no_values(self) -> None:
         rules = [rule("m", target=80, aggregate="max"), rule("m", "LessThan", 10, aggregate="min")]
-        given = cluster_state(
+        cluster = cluster_state(
             [policy(dontschedule=rules)],
             metrics_snapshot(series("max(m)", n1=97, n2=41), series("min(m)", n1=41, n2=5)),
         )
-        assert rejected(snapshot(given), "n1 n2") == {
+        assert rejected(snapshot(cluster), "n1 n2") == {
             "n1": "telemetry policy d/pol: max(m) GreaterThan 80",
             "n2": "telemetry policy d/pol: min(m) LessThan 10",
         }
@@ -193,9 +194,9 @@ def empty(**values: object) -> Series:
 
 class TestEmptyResult:
     def test_it_counts_as_fetched(self) -> None:
-        given = cluster_state([emptying()], metrics_snapshot(empty()))
-        assert rejected(snapshot(given)) == {}
-        assert fetched(only(given)).status == "True"
+        cluster = cluster_state([emptying()], metrics_snapshot(empty()))
+        assert rejected(snapshot(cluster)) == {}
+        assert fetched(only(cluster)).status == "True"
 
     def test_without_the_field_it_does_not(self) -> None:
         plain = msgspec.structs.replace(empty(), metric=f"m by {QUERY}")
@@ -214,8 +215,8 @@ class TestEmptyResult:
         )
 
     def test_nodes_without_a_value_pass_even_where_the_unmeasured_are_rejected(self) -> None:
-        given = cluster_state([emptying(when_missing="reject")], metrics_snapshot(empty(n1=1)))
-        assert rejected(snapshot(given, TelemetryOptions(when_missing="reject"))) == {
+        cluster = cluster_state([emptying(when_missing="reject")], metrics_snapshot(empty(n1=1)))
+        assert rejected(snapshot(cluster, TelemetryOptions(when_missing="reject"))) == {
             "n1": "telemetry policy d/pol: m GreaterThan 0"
         }
 

@@ -30,19 +30,21 @@ VALUES = metrics_snapshot(series("m", n1=5, n2=15, n3=7), series("k", n1=1, n2=2
 REMEDY = "kubectl label namespace d nodewise.io/trusted=true"
 
 
-def decided(given: PolicyObject, options: TelemetryOptions | None = None, *trusted: str) -> PolicyState:
+def decided(
+    policy_object: PolicyObject, options: TelemetryOptions | None = None, *trusted: str
+) -> PolicyState:
     state = TelemetryStateBuilder(options or TelemetryOptions(), 60.0)
     agent_state: dict[Any, PolicyState] = cooperative_scheduling.run_at_once(
-        state.build(cluster_state([given], VALUES, trusted=trusted))
+        state.build(cluster_state([policy_object], VALUES, trusted=trusted))
     )
     return agent_state["d", "pol"]
 
 
-def snapshot(given: PolicyObject, **options: Any) -> Snapshot:
-    found = cluster_state([given], VALUES, trusted=())
+def snapshot(policy_object: PolicyObject, **options: Any) -> Snapshot:
+    cluster = cluster_state([policy_object], VALUES, trusted=())
     state = TelemetryStateBuilder(TelemetryOptions(**options), 60.0)
     return Snapshot(
-        found.nodes, {"telemetry": cooperative_scheduling.run_at_once(state.build(found))}, found.now, 1
+        cluster.nodes, {"telemetry": cooperative_scheduling.run_at_once(state.build(cluster))}, cluster.now, 1
     )
 
 
@@ -73,11 +75,13 @@ def test_a_policy_without_trust_labels_nothing_and_says_so() -> None:
     agent_state = decided(LABELLING, None, "other")
     assert agent_state.labels == ()
     assert status.violating(agent_state) == 0
-    found = condition(agent_state)
-    assert found is not None
-    assert (found.status, found.reason) == ("True", "NamespaceNotTrusted")
-    assert found.message.startswith("namespace d is not trusted: deschedule and labeling have no effect; ")
-    assert REMEDY in found.message
+    not_trusted = condition(agent_state)
+    assert not_trusted is not None
+    assert (not_trusted.status, not_trusted.reason) == ("True", "NamespaceNotTrusted")
+    assert not_trusted.message.startswith(
+        "namespace d is not trusted: deschedule and labeling have no effect; "
+    )
+    assert REMEDY in not_trusted.message
     state = TelemetryStateBuilder(TelemetryOptions(), 60.0)
     assert not state.metric_requests(cluster_state([LABELLING], VALUES, trusted=()).objects), (
         "its metrics are not fetched"
@@ -85,24 +89,24 @@ def test_a_policy_without_trust_labels_nothing_and_says_so() -> None:
 
 
 def test_names_and_preferences_work_without_trust() -> None:
-    given = snapshot(policy(dontschedule=[HOT], scheduleonmetric=[rule("k", "LessThan")]))
-    assert rejected(given, "n1 n2") == {"n2": "telemetry policy d/pol: m GreaterThan 10"}
-    assert scores(given, "n1 n3") == {"n1": 10, "n3": 9}
+    cluster_snapshot = snapshot(policy(dontschedule=[HOT], scheduleonmetric=[rule("k", "LessThan")]))
+    assert rejected(cluster_snapshot, "n1 n2") == {"n2": "telemetry policy d/pol: m GreaterThan 10"}
+    assert scores(cluster_snapshot, "n1 n3") == {"n1": 10, "n3": 9}
 
 
 def test_a_query_without_trust_is_not_asked_and_rejects_with_the_remedy() -> None:
-    given = policy(dontschedule=[QUERIED])
+    policy_object = policy(dontschedule=[QUERIED])
     state = TelemetryStateBuilder(TelemetryOptions(), 60.0)
-    assert not state.metric_requests(cluster_state([given], VALUES, trusted=()).objects)
-    found = rejected(snapshot(given)) or {}
-    assert found.keys() == {"n1", "n2", "n3"}
-    for text in found.values():
+    assert not state.metric_requests(cluster_state([policy_object], VALUES, trusted=()).objects)
+    reasons = rejected(snapshot(policy_object)) or {}
+    assert reasons.keys() == {"n1", "n2", "n3"}
+    for text in reasons.values():
         assert "namespace d is not trusted: rules with a query cannot be used" in text
         assert REMEDY in text
         assert "secret_series" not in text
-    said = condition(decided(given))
-    assert said is not None
-    assert "secret_series" not in said.message
+    not_trusted = condition(decided(policy_object))
+    assert not_trusted is not None
+    assert "secret_series" not in not_trusted.message
 
 
 def test_a_preference_by_a_query_without_trust_is_none() -> None:
@@ -111,36 +115,38 @@ def test_a_preference_by_a_query_without_trust_is_none() -> None:
 
 def test_metrics_that_are_not_allowed() -> None:
     """The expression must match the whole name; trusted namespaces are not restricted."""
-    given = policy(dontschedule=[HOT], scheduleonmetric=[rule("k", "LessThan")])
-    refused = snapshot(given, allowed_metrics="k|m.+")
+    policy_object = policy(dontschedule=[HOT], scheduleonmetric=[rule("k", "LessThan")])
+    refused = snapshot(policy_object, allowed_metrics="k|m.+")
     text = (rejected(refused) or {})["n1"]
     assert "namespace d is not trusted: metric m is not one of --allowed-metrics" in text
     assert scores(refused, "n1 n3") == {"n1": 10, "n3": 9}
-    assert rejected(snapshot(given, allowed_metrics="k|m"), "n1 n2") is not None
-    assert (rejected(snapshot(given, allowed_metrics="k|m")) or {}).keys() == {"n2"}
-    trusted = decided(given, TelemetryOptions(allowed_metrics="nothing"), "d")
+    assert rejected(snapshot(policy_object, allowed_metrics="k|m"), "n1 n2") is not None
+    assert (rejected(snapshot(policy_object, allowed_metrics="k|m")) or {}).keys() == {"n2"}
+    trusted = decided(policy_object, TelemetryOptions(allowed_metrics="nothing"), "d")
     assert condition(trusted) is None
 
 
 def test_a_policy_without_trust_does_not_lengthen_the_requests_for_a_metric() -> None:
     """A metric is requested with the longest age of all rules, those of other namespaces too."""
-    given = policy(
+    policy_object = policy(
         dontschedule=[HOT | {"max_age": "8784h"}], scheduleonmetric=[rule("k") | {"max_age": "15m"}]
     )
     state = TelemetryStateBuilder(TelemetryOptions(), 60.0)
-    metric_requests = state.metric_requests(cluster_state([given], VALUES, trusted=()).objects)
+    metric_requests = state.metric_requests(cluster_state([policy_object], VALUES, trusted=()).objects)
     assert {metric_request.metric: metric_request.max_age_s for metric_request in metric_requests} == {
         "k": 900.0
     }
-    text = (rejected(snapshot(given)) or {})["n1"]
+    text = (rejected(snapshot(policy_object)) or {})["n1"]
     assert "namespace d is not trusted: rules with a max_age above 15m cannot be used" in text
     assert REMEDY in text
-    trusted = state.metric_requests(cluster_state([given], VALUES, trusted=("d",)).objects)
+    trusted = state.metric_requests(cluster_state([policy_object], VALUES, trusted=("d",)).objects)
     assert {metric_request.metric for metric_request in trusted} == {"k", "m"}
     patient = TelemetryStateBuilder(TelemetryOptions(), 366 * 86400.0)
     assert {
         metric_request.metric
-        for metric_request in patient.metric_requests(cluster_state([given], VALUES, trusted=()).objects)
+        for metric_request in patient.metric_requests(
+            cluster_state([policy_object], VALUES, trusted=()).objects
+        )
     } == {
         "k",
         "m",
@@ -149,10 +155,10 @@ def test_a_policy_without_trust_does_not_lengthen_the_requests_for_a_metric() ->
 
 def test_the_remedy_fits_into_a_condition_however_many_rules_are_refused() -> None:
     rules = [rule(f"{'m' * 250}{number}") for number in range(100)]
-    found = condition(decided(policy(dontschedule=rules), TelemetryOptions(allowed_metrics="k")))
-    assert found is not None
-    assert "98 more rules cannot be used" in found.message
-    assert found.message.endswith(REMEDY)
+    not_trusted = condition(decided(policy(dontschedule=rules), TelemetryOptions(allowed_metrics="k")))
+    assert not_trusted is not None
+    assert "98 more rules cannot be used" in not_trusted.message
+    assert not_trusted.message.endswith(REMEDY)
 
 
 def test_an_expression_that_is_none_is_named_at_the_start() -> None:
@@ -163,23 +169,23 @@ def test_an_expression_that_is_none_is_named_at_the_start() -> None:
 def test_trust_that_is_granted_and_taken_away() -> None:
     """The policy object stays the same; its labels and its condition follow the namespace."""
     state, before = TelemetryStateBuilder(TelemetryOptions(), 60.0), Status()
-    said = []
+    observed = []
     for trusted in ((), ("d",), ()):
-        found: PolicyState = cooperative_scheduling.run_at_once(
+        policy_state: PolicyState = cooperative_scheduling.run_at_once(
             state.build(cluster_state([LABELLING], VALUES, trusted=trusted))
         )["d", "pol"]
-        before = status.desired(found, 1, "", before, "now")
-        said.append((len(found.labels), before.by_type()["NotTrusted"].status))
-    assert said == [(0, "True"), (2, "False"), (0, "True")]
+        before = status.desired(policy_state, 1, "", before, "now")
+        observed.append((len(policy_state.labels), before.by_type()["NotTrusted"].status))
+    assert observed == [(0, "True"), (2, "False"), (0, "True")]
 
 
 @pytest.mark.parametrize("labels", [{}, {"nodewise.io/trusted": "True"}, {"nodewise.io/trusted": True}, None])
 def test_only_the_very_label_grants_trust(labels: Any) -> None:
     raw = msgspec.json.encode({"metadata": {"name": "d", "labels": labels}})
-    given = cluster_state([LABELLING], VALUES, trusted=())
-    objects = {**given.objects, NAMESPACES: {("", "d"): msgspec.json.decode(raw, type=NamespaceObject)}}
+    cluster = cluster_state([LABELLING], VALUES, trusted=())
+    objects = {**cluster.objects, NAMESPACES: {("", "d"): msgspec.json.decode(raw, type=NamespaceObject)}}
     state = TelemetryStateBuilder(TelemetryOptions(), 60.0)
     agent_state = cooperative_scheduling.run_at_once(
-        state.build(msgspec.structs.replace(given, objects=objects))
+        state.build(msgspec.structs.replace(cluster, objects=objects))
     )
     assert agent_state["d", "pol"].labels == ()

@@ -15,23 +15,24 @@ STALE = 900.0
 def wanted(
     policies: Any, *metrics: Any, owned: Any = None, nodes: str = "n1 n2 n3"
 ) -> dict[str, dict[str, str]]:
-    given = cluster_state(
+    cluster = cluster_state(
         policies if isinstance(policies, list) else [policies], metrics_snapshot(*metrics), nodes
     )
     agent_state = cooperative_scheduling.run_at_once(
-        TelemetryStateBuilder(TelemetryOptions(), 60.0).build(given)
+        TelemetryStateBuilder(TelemetryOptions(), 60.0).build(cluster)
     )
     columns = node_labels.united(column for decided in agent_state.values() for column in decided.labels)
-    return node_labels.desired(columns, given.nodes, owned or {})
+    return node_labels.desired(columns, cluster.nodes, owned or {})
 
 
 def labelled(
     rules: list[Any], *metrics: Any, owned: Any = None, logical: str = "anyOf"
 ) -> dict[str, dict[str, str]]:
     strategy = {"rules": rules, "logicalOperator": logical}
-    found = wanted(policy(labeling=strategy), *metrics, owned=owned)
+    labels = wanted(policy(labeling=strategy), *metrics, owned=owned)
     return {
-        node: {key.removeprefix(P): value for key, value in given.items()} for node, given in found.items()
+        node: {key.removeprefix(P): value for key, value in labels_of_node.items()}
+        for node, labels_of_node in labels.items()
     }
 
 
@@ -46,8 +47,8 @@ class TestDeschedule:
 
     def test_a_value_that_is_stale_or_missing_or_bad_holds_the_label(self) -> None:
         owned = {name: {"pol": "violating"} for name in ("n1", "n2", "n3", "gone")}
-        found = wanted(self.rules, series("m", at=STALE, n1=5, n3=None), owned=owned)
-        assert found == {name: {"pol": "violating"} for name in ("n1", "n2", "n3")}
+        labels = wanted(self.rules, series("m", at=STALE, n1=5, n3=None), owned=owned)
+        assert labels == {name: {"pol": "violating"} for name in ("n1", "n2", "n3")}
 
     def test_a_metric_that_was_never_fetched_holds_the_label(self) -> None:
         owned = {"n1": {"pol": "violating"}}

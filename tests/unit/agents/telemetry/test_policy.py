@@ -12,8 +12,8 @@ from tests.unit.agents.telemetry.snapshots import policy, rule
 
 
 def problems(spec: Any, name: str = "pol") -> list[str]:
-    given = PolicyObject(PolicyMetadata(name, "d"), msgspec.Raw(msgspec.json.encode(spec)))
-    return [str(problem) for problem in policies.read(given).problems]
+    policy_object = PolicyObject(PolicyMetadata(name, "d"), msgspec.Raw(msgspec.json.encode(spec)))
+    return [str(problem) for problem in policies.read(policy_object).problems]
 
 
 def one_rule(**fields: Any) -> dict[str, Any]:
@@ -58,9 +58,9 @@ PROBLEMS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("spec", "said"), PROBLEMS.values(), ids=PROBLEMS)
-def test_a_problem_names_field_seen_and_wanted(spec: Any, said: str) -> None:
-    assert any(said in problem for problem in problems(spec)), problems(spec)
+@pytest.mark.parametrize(("spec", "message"), PROBLEMS.values(), ids=PROBLEMS)
+def test_a_problem_names_field_seen_and_wanted(spec: Any, message: str) -> None:
+    assert any(message in problem for problem in problems(spec)), problems(spec)
 
 
 def test_all_problems_are_named_together() -> None:
@@ -68,10 +68,10 @@ def test_all_problems_are_named_together() -> None:
 
 
 def test_a_good_policy_has_none() -> None:
-    given = policy(
+    policy_object = policy(
         dontschedule=[rule("m", target=3, labels=["a=b"], query="up", max_age="90s", when_missing="reject")]
     )
-    read = policies.read(given)
+    read = policies.read(policy_object)
     assert read.problems == ()
     assert read.rules("dontschedule")[0].max_age_s == 90
     assert read.rules("labeling") == ()
@@ -79,8 +79,8 @@ def test_a_good_policy_has_none() -> None:
 
 @pytest.mark.parametrize("spec", [7, [], {"strategies": []}, {"strategies": "all"}, {"strategies": 0}])
 def test_a_policy_of_which_nobody_can_say_what_it_wants_lets_no_node_pass(spec: Any) -> None:
-    given = PolicyObject(PolicyMetadata("pol", "d"), msgspec.Raw(msgspec.json.encode(spec)))
-    (only,) = policies.read(given).rules("dontschedule")
+    policy_object = PolicyObject(PolicyMetadata("pol", "d"), msgspec.Raw(msgspec.json.encode(spec)))
+    (only,) = policies.read(policy_object).rules("dontschedule")
     assert only.unusable
 
 
@@ -94,24 +94,26 @@ def test_a_policy_of_which_nobody_can_say_what_it_wants_lets_no_node_pass(spec: 
     ids=["a strategy", "a field of a strategy", "a field of a rule"],
 )
 def test_a_policy_with_an_unknown_name_lets_no_node_pass_and_labels_none_by_it(strategies: Any) -> None:
-    given = PolicyObject(
+    policy_object = PolicyObject(
         PolicyMetadata("pol", "d"), msgspec.Raw(msgspec.json.encode({"strategies": strategies}))
     )
-    read = policies.read(given)
-    assert all(one.unusable for one in read.rules("dontschedule") or pytest.fail("it filters nothing"))
-    assert all(one.unusable for one in read.rules("deschedule"))
+    read = policies.read(policy_object)
+    assert all(
+        rule_read.unusable for rule_read in read.rules("dontschedule") or pytest.fail("it filters nothing")
+    )
+    assert all(rule_read.unusable for rule_read in read.rules("deschedule"))
 
 
 def test_the_strategies_beside_an_unknown_one_count() -> None:
-    given = policy(dontSchedule=[rule("m")], deschedule=[rule("m")])
-    assert not policies.read(given).rules("deschedule")[0].unusable
+    policy_object = policy(dontSchedule=[rule("m")], deschedule=[rule("m")])
+    assert not policies.read(policy_object).rules("deschedule")[0].unusable
 
 
 def test_deep_nesting_is_a_problem_not_a_crash() -> None:
-    given = PolicyObject(
+    policy_object = PolicyObject(
         PolicyMetadata("deep", "d"), msgspec.Raw(b'{"strategies":' + b"[" * 100_000 + b"]" * 100_000 + b"}")
     )
-    assert policies.read(given).problems
+    assert policies.read(policy_object).problems
 
 
 @pytest.mark.parametrize(

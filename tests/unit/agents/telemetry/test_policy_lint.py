@@ -42,13 +42,13 @@ PROBLEMS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("spec", "said"), PROBLEMS.values(), ids=PROBLEMS)
-def test_a_problem_is_reported(spec: Any, said: str) -> None:
-    assert any(said in problem for problem in linted(spec)), linted(spec)
+@pytest.mark.parametrize(("spec", "message"), PROBLEMS.values(), ids=PROBLEMS)
+def test_a_problem_is_reported(spec: Any, message: str) -> None:
+    assert any(message in problem for problem in linted(spec)), linted(spec)
 
 
 @pytest.mark.parametrize(
-    ("metadata", "said"),
+    ("metadata", "message"),
     [
         ({"name": "Web"}, "metadata.name: 'Web'"),
         ({"name": ""}, "metadata.name: none"),
@@ -59,8 +59,8 @@ def test_a_problem_is_reported(spec: Any, said: str) -> None:
     ],
     ids=str,
 )
-def test_a_problem_of_the_metadata_is_reported(metadata: Any, said: str) -> None:
-    assert any(said in problem for problem in linted(one_rule(), **metadata))
+def test_a_problem_of_the_metadata_is_reported(metadata: Any, message: str) -> None:
+    assert any(message in problem for problem in linted(one_rule(), **metadata))
 
 
 def test_a_field_is_reported_once() -> None:
@@ -75,13 +75,13 @@ def test_a_preference_needs_no_target() -> None:
 
 
 def test_every_keyword_of_the_definition_is_understood() -> None:
-    assert {key for one in schemas(policy_lint.spec()) for key in one} <= policy_lint.KEYWORDS
+    assert {key for schema in schemas(policy_lint.spec()) for key in schema} <= policy_lint.KEYWORDS
 
 
-def schemas(found: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def schemas(schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """A schema and all below it."""
-    yield found
-    inner = [*found.get("properties", {}).values(), found.get("additionalProperties"), found.get("items")]
-    for one in inner:
-        if one:
-            yield from schemas(one)
+    yield schema
+    inner = [*schema.get("properties", {}).values(), schema.get("additionalProperties"), schema.get("items")]
+    for subschema in inner:
+        if subschema:
+            yield from schemas(subschema)

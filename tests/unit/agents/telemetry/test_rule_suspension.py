@@ -17,10 +17,10 @@ MAX_AGE_S = 60.0
 class Story:
     """One state through time: each `see` is a fetch at that moment, or none."""
 
-    def __init__(self, nodes: str = "n1 n2 n3 n4", given: object = POLICY) -> None:
+    def __init__(self, nodes: str = "n1 n2 n3 n4", policy_object: object = POLICY) -> None:
         self.state = TelemetryStateBuilder(TelemetryOptions(), MAX_AGE_S)
         self.nodes = nodes
-        self.policy = given
+        self.policy = policy_object
         self.snapshot = MetricsSnapshot()
 
     def see(self, at: float, **values: int) -> set[str]:
@@ -28,11 +28,11 @@ class Story:
         if values:
             samples = {node: Sample(value * 10**9, at) for node, value in values.items()}
             self.snapshot = self.snapshot.with_series(Series("m", "s", at, samples))
-        given = cluster_state([self.policy], self.snapshot, self.nodes)  # type: ignore[list-item]
-        given = msgspec.structs.replace(given, now=at)
-        agent_state = cooperative_scheduling.run_at_once(self.state.build(given))
+        cluster = cluster_state([self.policy], self.snapshot, self.nodes)  # type: ignore[list-item]
+        cluster = msgspec.structs.replace(cluster, now=at)
+        agent_state = cooperative_scheduling.run_at_once(self.state.build(cluster))
         self.suspended = bool(next(iter(agent_state.values())).suspended)
-        return set(rejected(Snapshot(given.nodes, {"telemetry": agent_state}, at), self.nodes) or ())
+        return set(rejected(Snapshot(cluster.nodes, {"telemetry": agent_state}, at), self.nodes) or ())
 
 
 def test_a_source_that_dies_leaves_the_last_verdicts() -> None:
@@ -88,13 +88,13 @@ def test_nodes_lost_slowly_pass_one_by_one() -> None:
     story = Story()
     for step in range(5):
         left = {f"n{n}": 50 for n in range(1, 5 - step)} or {"x": 1}
-        found = story.see(step * 100, **left)
-        assert found == set(left) - {"x"} or story.suspended
+        labelled = story.see(step * 100, **left)
+        assert labelled == set(left) - {"x"} or story.suspended
     assert story.suspended, "the last two of two within one max age are more than half"
 
 
 def test_where_the_unmeasured_are_rejected_a_held_pass_still_passes() -> None:
     strict = policy(dontschedule=[rule("m", target=10, when_missing="reject")])
-    story = Story(given=strict)
+    story = Story(policy_object=strict)
     story.see(0, n1=50, n2=5, n3=50, n4=5)
     assert story.see(100) == {"n1", "n3"}

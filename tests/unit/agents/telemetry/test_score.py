@@ -15,12 +15,12 @@ from tests.unit.agents.telemetry.snapshots import (
 
 
 def ranked(operator: str, names: str | None = None, **values: object) -> dict[str, int] | None:
-    given = cluster_state(
+    cluster = cluster_state(
         [policy(scheduleonmetric=[rule("m", operator)])],
         metrics_snapshot(series("m", **values)),
         " ".join(values),
     )
-    return scores(snapshot(given), names or " ".join(values))
+    return scores(snapshot(cluster), names or " ".join(values))
 
 
 def test_greater_than_likes_large_values() -> None:
@@ -54,9 +54,9 @@ def test_eleven_candidates_use_the_whole_scale_one_by_one() -> None:
 
 
 def test_more_than_eleven_share_the_scale() -> None:
-    found = ranked("GreaterThan", **{f"n{i:02}": i for i in range(1, 14)})
-    assert found is not None
-    assert list(found.values()) == [0, 1, 2, 2, 3, 4, 5, 6, 7, 8, 8, 9, 10]
+    points = ranked("GreaterThan", **{f"n{i:02}": i for i in range(1, 14)})
+    assert points is not None
+    assert list(points.values()) == [0, 1, 2, 2, 3, 4, 5, 6, 7, 8, 8, 9, 10]
 
 
 def test_exact_quantities_are_compared_not_floats() -> None:
@@ -67,26 +67,28 @@ def test_exact_quantities_are_compared_not_floats() -> None:
             strict=True,
         )
     )
-    found = ranked("GreaterThan", **values)
-    assert found is not None
-    assert sorted(found, key=lambda name: -found[name]) == list("ihjcbefagd")
+    points = ranked("GreaterThan", **values)
+    assert points is not None
+    assert sorted(points, key=lambda name: -points[name]) == list("ihjcbefagd")
 
 
 def test_only_the_first_rule_counts_and_its_target_does_not() -> None:
-    given = cluster_state(
+    cluster = cluster_state(
         [policy(scheduleonmetric=[rule("m", "LessThan", 99), rule("k", "GreaterThan")])],
         metrics_snapshot(series("m", n1=1, n2=2), series("k", n1=1, n2=2)),
     )
-    assert scores(snapshot(given), "n2 n1") == {"n1": 10, "n2": 9}
+    assert scores(snapshot(cluster), "n2 n1") == {"n1": 10, "n2": 9}
 
 
 def test_a_metric_that_nobody_gave_scores_nothing() -> None:
-    given = cluster_state([policy(scheduleonmetric=[rule("absent")])], metrics_snapshot())
-    assert scores(snapshot(given), "n1 n2") == {"n1": 0, "n2": 0}
+    cluster = cluster_state([policy(scheduleonmetric=[rule("absent")])], metrics_snapshot())
+    assert scores(snapshot(cluster), "n1 n2") == {"n1": 0, "n2": 0}
 
 
 def test_without_the_strategy_or_a_policy_there_is_no_opinion() -> None:
-    given = snapshot(cluster_state([policy(dontschedule=[rule("m")])], metrics_snapshot(series("m", n1=1))))
-    assert scores(given) is None
-    assert scores(given, of=pod("nope")) is None
-    assert scores(given, of=pod(None)) is None
+    cluster_snapshot = snapshot(
+        cluster_state([policy(dontschedule=[rule("m")])], metrics_snapshot(series("m", n1=1)))
+    )
+    assert scores(cluster_snapshot) is None
+    assert scores(cluster_snapshot, of=pod("nope")) is None
+    assert scores(cluster_snapshot, of=pod(None)) is None
