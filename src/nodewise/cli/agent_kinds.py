@@ -27,15 +27,15 @@ def known(*groups: Group) -> list[AgentKind]:
 
 def chosen(names: Iterable[str], *groups: Group) -> list[AgentKind]:
     """Those of these names. `BadSettings` for one that is not there, or cannot be used beside these settings."""
-    found = [agents.load(name) for name in names]
+    kinds = [agents.load(name) for name in names]
     problems = [
         Problem("--agents", f"{kind.name!r} cannot be used: {why}", "")
-        for kind in found
+        for kind in kinds
         if (why := clash(kind, groups))
     ]
     if problems:
         raise BadSettings("agents", problems)
-    return found
+    return kinds
 
 
 def clash(kind: Any, groups: Iterable[Group]) -> str:
@@ -72,14 +72,14 @@ def role(kind: AgentKind, options: Any) -> Role:
 
 def weights(text: str) -> dict[str, int]:
     """`20`, or `safe=20,congestion=5`."""
-    found: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     problems = []
     for part in (part.strip() for part in text.split(",") if part.strip()):
         name, equals, number = (side.strip() for side in part.rpartition("="))
-        if (equals and not name) or name in found or not (number.isascii() and number.isdecimal()):
+        if (equals and not name) or name in numbers or not (number.isascii() and number.isdecimal()):
             problems.append(Problem("--weights", repr(part), "a whole number, or agent=number, each once"))
         else:
-            found[name] = int(number[:_MOST_DIGITS])
+            numbers[name] = int(number[:_MOST_DIGITS])
     if problems:
         raise BadSettings("settings", problems)
-    return found
+    return numbers

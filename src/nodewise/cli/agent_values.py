@@ -8,19 +8,19 @@ from nodewise.extender.attempt_explanation import Part
 
 def numbers(by_agent: Mapping[str, Mapping[str, Any]]) -> str:
     """`safe cpu mean_share=0.62 risk=0.0003; safe memory missing=no statistics; congestion factor=50`."""
-    return "; ".join(line for agent, one in by_agent.items() for line in _lines(agent, one))
+    return "; ".join(line for agent, values in by_agent.items() for line in _lines(agent, values))
 
 
-def _lines(path: str, given: Mapping[str, Any]) -> Iterator[str]:
+def _lines(path: str, values: Mapping[str, Any]) -> Iterator[str]:
     """What is innermost together, below the names that lead there; nothing of what is no number."""
     own = [
         f"{key}={_short(value)}"
-        for key, value in given.items()
+        for key, value in values.items()
         if value is not None and not isinstance(value, Mapping)
     ]
     if own:
         yield f"{path} {' '.join(own)}"
-    for key, value in given.items():
+    for key, value in values.items():
         if isinstance(value, Mapping):
             yield from _lines(f"{path} {key}", value)
 
@@ -32,8 +32,9 @@ def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def parts(given: Iterable[Part]) -> str:
+def parts(score_parts: Iterable[Part]) -> str:
     """`safe-overload 9, congestion 5 x2`: weights where they are not 1."""
     return ", ".join(
-        f"{one.label} {one.points}" + (f" x{one.weight:.4g}" if one.weight != 1 else "") for one in given
+        f"{part.label} {part.points}" + (f" x{part.weight:.4g}" if part.weight != 1 else "")
+        for part in score_parts
     )

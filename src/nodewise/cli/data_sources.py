@@ -102,7 +102,7 @@ def from_cluster(api: Api, needs: Needs, clock: Clock, meters: MetricsRegistry, 
         return Reflector(api, target, clock, meters, random.random)
 
     targets = {"nodes": Target(NODES, needs.node_type)} | {
-        one.name: _target(one, namespace) for one in needs.watched
+        watched.name: _target(watched, namespace) for watched in needs.watched
     }
     others = {name: reflector(target) for name, target in targets.items()}
     relister = Relister(api, targets, others.values())
@@ -116,9 +116,9 @@ def from_cluster(api: Api, needs: Needs, clock: Clock, meters: MetricsRegistry, 
     )
 
 
-def _target(one: Watched, namespace: str) -> Target[Any]:
-    inside = namespace if one.own_namespace else ""
-    return Target(one.resource, one.type, inside, one.selectors, one.keep)
+def _target(watched: Watched, namespace: str) -> Target[Any]:
+    inside = namespace if watched.own_namespace else ""
+    return Target(watched.resource, watched.type, inside, watched.selectors, watched.keep)
 
 
 def waiting_pods(
@@ -132,15 +132,17 @@ def waiting_pods(
 
 def watched(kinds: Iterable[AgentKind], options: Mapping[str, Any]) -> list[Watched]:
     """What the agents need besides nodes, each once."""
-    return list({one.name: one for kind in kinds for one in kind.watched(options[kind.name])}.values())
+    return list(
+        {watched.name: watched for kind in kinds for watched in kind.watched(options[kind.name])}.values()
+    )
 
 
-def given(objects: Objects, one: Watched) -> list[Any]:
+def given(objects: Objects, watched: Watched) -> list[Any]:
     """Those of files that count. Pods have a uid, by which books are kept: who writes one into a file leaves it out."""
-    found: list[Any] = objects.of(one.resource, cast("type[Any]", one.type))
-    if one.resource == PODS:
-        found = [*map(_identified, found)]
-    return found if one.keep is None else [kept for kept in map(one.keep, found) if kept is not None]
+    items: list[Any] = objects.of(watched.resource, cast("type[Any]", watched.type))
+    if watched.resource == PODS:
+        items = [*map(_identified, items)]
+    return items if watched.keep is None else [kept for kept in map(watched.keep, items) if kept is not None]
 
 
 def _identified(pod: Any) -> Any:
@@ -153,13 +155,13 @@ def _identified(pod: Any) -> Any:
 def from_files(paths: Sequence[str], needs: Needs, period_s: float) -> Feed:
     """Read nodes and what the agents watch from files, and again whenever these change."""
     wanted = [Watched("nodes", NODES, needs.node_type), *needs.watched]
-    writers: dict[str, Writer[Any]] = {one.name: Writer() for one in wanted}
+    writers: dict[str, Writer[Any]] = {watched.name: Writer() for watched in wanted}
 
     def fill() -> None:
         plain, _ = metric_files.split(paths)
-        found = object_files.read(plain)
-        for one in wanted:
-            writers[one.name].replace(given(found, one))
+        objects = object_files.read(plain)
+        for watched in wanted:
+            writers[watched.name].replace(given(objects, watched))
 
     async def follow() -> None:
         before = metric_files.fingerprint(paths)
@@ -212,23 +214,23 @@ def sources(names: Sequence[str], objects_from: Sequence[str], ground: Ground) -
     `auto` is every one that can be made. Which APIs the cluster has is not asked here: each source looks for its
     own whenever it is asked, so one that is installed later is found then.
     """
-    found: list[Source] = [FileMetrics(tuple(objects_from), ground.nodes)] if objects_from else []
-    plain = [one for name in names for one in (_MAKERS if name == "auto" else [name])]
+    sources: list[Source] = [FileMetrics(tuple(objects_from), ground.nodes)] if objects_from else []
+    plain = [source_name for name in names for source_name in (_MAKERS if name == "auto" else [name])]
     for name in dict.fromkeys(plain):
         kind, _, path = name.partition(":")
         if kind == "file" and path:
-            found.append(FileMetrics((path,), ground.nodes))
+            sources.append(FileMetrics((path,), ground.nodes))
         elif name in _MAKERS:
-            found += _made(name, ground, asked=name in names)
+            sources += _made(name, ground, required=name in names)
         else:
             wanted = f"auto, {', '.join(_MAKERS)} or file:PATH"
             raise BadSettings("settings", [Problem("--metrics", repr(name), wanted)])
-    return found
+    return sources
 
 
-def _made(name: str, ground: Ground, *, asked: bool) -> list[Source]:
+def _made(name: str, ground: Ground, *, required: bool) -> list[Source]:
     made = _MAKERS[name](ground)
-    if not made and asked:
+    if not made and required:
         seen = f"{name}, without {_NEEDS.get(name, 'a cluster')}"
         raise BadSettings("settings", [Problem("--metrics", seen, "what this source needs")])
     return made

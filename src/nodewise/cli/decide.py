@@ -120,8 +120,8 @@ def run(command_line: CommandLine) -> None:
     _complete(wish, situation.found, pods, live=own.cluster)
     chain = _chain(situation, wish, command_line.settings(ChainOptions))
     names = situation.found.node_names
-    told = (decide_report.decide(chain, pod, names, situation.snapshot) for pod in pods)
-    outcome = Outcome(told, wish.running)
+    decisions = (decide_report.decide(chain, pod, names, situation.snapshot) for pod in pods)
+    outcome = Outcome(decisions, wish.running)
     if not decide_report.FORMS[own.output](outcome):
         click.get_current_context().exit(exit_codes.NO)
 
@@ -137,42 +137,44 @@ async def _situation(wish: Wish, command_line: CommandLine) -> Situation:
 
 
 async def _read(wish: Wish, command_line: CommandLine, api: Api | None) -> Situation:
-    found = await decide_inputs.read(wish, api)
+    inputs = await decide_inputs.read(wish, api)
     refresh = command_line.settings(RefreshOptions)
-    states = {kind.name: kind.state(wish.options[kind.name], refresh.sync_period_s) for kind in found.kinds}
+    states = {kind.name: kind.state(wish.options[kind.name], refresh.sync_period_s) for kind in inputs.kinds}
     metric_requests = (
-        metric_request for state in states.values() for metric_request in state.metric_requests(found.objects)
+        metric_request
+        for state in states.values()
+        for metric_request in state.metric_requests(inputs.objects)
     )
     how = Measuring(wish.metrics, refresh, command_line.settings(PrometheusOptions))
-    metrics_snapshot = await decide_inputs.measured(found, metric_requests, how, api)
-    at = _now(command_line.settings(DecideOptions).now, found.snapshot if api is None else None)
-    return Situation(found, states, _view(states, found, metrics_snapshot, at))
+    metrics_snapshot = await decide_inputs.measured(inputs, metric_requests, how, api)
+    at = _now(command_line.settings(DecideOptions).now, inputs.snapshot if api is None else None)
+    return Situation(inputs, states, _view(states, inputs, metrics_snapshot, at))
 
 
 def _view(
-    states: dict[str, StateBuilder[Any]], found: Read, metrics_snapshot: MetricsSnapshot, at: float
+    states: dict[str, StateBuilder[Any]], inputs: Read, metrics_snapshot: MetricsSnapshot, at: float
 ) -> Snapshot:
     cluster_state = ClusterState(
-        NodeIndex(found.node_names), found.objects, metrics_snapshot, at, found.nodes
+        NodeIndex(inputs.node_names), inputs.objects, metrics_snapshot, at, inputs.nodes
     )
     return Snapshot(cluster_state.nodes, agent_states.all_built(states, cluster_state), at, 1)
 
 
-def _now(text: str, given: MetricsSnapshot | None) -> float:
+def _now(text: str, metrics: MetricsSnapshot | None) -> float:
     """The moment of the decision: as told, else the newest timestamp of files, else now."""
     if text:
         try:
             return clock.parse_rfc3339(text)
         except ValueError as error:
             raise BadSettings("settings", [Problem("--now", repr(text), "2026-11-21T00:43:47Z")]) from error
-    series = given.series.values() if given else ()
-    times = [sample.at for one in series for sample in one.samples.values()]
+    series = metrics.series.values() if metrics else ()
+    times = [sample.at for node_series in series for sample in node_series.samples.values()]
     return max((at for at in times if at is not None), default=clock.SystemClock().now())
 
 
-def _pods(found: Read, wish: Wish) -> list[Any]:
+def _pods(inputs: Read, wish: Wish) -> list[Any]:
     """The pods to decide: those that wait, then those that run."""
-    inside = [pod for (namespace, _), pod in found.pods.items() if wish.namespace in {"", namespace}]
+    inside = [pod for (namespace, _), pod in inputs.pods.items() if wish.namespace in {"", namespace}]
     waiting = [pod for pod in inside if not pod.spec.nodeName]
     running = [pod for pod in inside if pod.spec.nodeName and _lasts(pod)] if wish.running else []
     return [*waiting, *running]
@@ -182,10 +184,10 @@ def _lasts(pod: Any) -> bool:
     return pod.metadata.deletionTimestamp is None and pod.status.phase not in {"Succeeded", "Failed"}
 
 
-def _complete(wish: Wish, found: Read, pods: Sequence[Any], *, live: bool) -> None:
+def _complete(wish: Wish, inputs: Read, pods: Sequence[Any], *, live: bool) -> None:
     """A cluster may be without pods that wait; files without any pod to decide were not meant."""
     where = " ".join(wish.paths) or "the cluster"
-    problems = [] if found.nodes else [Problem(where, "no Node", "at least one")]
+    problems = [] if inputs.nodes else [Problem(where, "no Node", "at least one")]
     if not pods and not live:
         seen = "no Pod" if wish.running else "no Pod without spec.nodeName"
         problems.append(Problem(where, seen, "at least one to decide"))

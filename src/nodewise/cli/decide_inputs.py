@@ -119,14 +119,15 @@ async def read(wish: Wish, api: Api | None) -> Read:
     plain, tables = metric_files.split(wish.paths)
     sources = _Sources(api, object_files.read(plain), object_files.read(wish.policies))
     watched = [
-        one
-        for one in data_sources.watched(kinds, wish.options)
-        if one.resource != PODS and not one.own_namespace
+        kind_watched
+        for kind_watched in data_sources.watched(kinds, wish.options)
+        if kind_watched.resource != PODS and not kind_watched.own_namespace
     ]
     nodes, pods, *others = await _read(
-        sources, [*_nodes_and_pods(kinds, wish), *(_Sought(one, wish.namespace) for one in watched)]
+        sources,
+        [*_nodes_and_pods(kinds, wish), *(_Sought(kind_watched, wish.namespace) for kind_watched in watched)],
     )
-    objects = {one.name: keyed for one, keyed in zip(watched, others, strict=True)}
+    objects = {kind_watched.name: keyed for kind_watched, keyed in zip(watched, others, strict=True)}
     kinds = [kind for kind in kinds if wish.agents or _takes_part(kind, wish, objects, nodes, pods)]
     objects |= await _bound_pods(sources, kinds, wish)
     known = cooperative_scheduling.run_at_once(node_facts.read(nodes.values()))
@@ -135,9 +136,13 @@ async def read(wish: Wish, api: Api | None) -> Read:
 
 async def _bound_pods(sources: _Sources, kinds: Sequence[AgentKind], wish: Wish) -> dict[str, Keyed]:
     """By the name in `Watched`, the pods that agents watch."""
-    watched = [one for one in data_sources.watched(kinds, wish.options) if one.resource == PODS]
-    pods = await _read(sources, [_Sought(one, fields=_BOUND) for one in watched])
-    return {one.name: keyed for one, keyed in zip(watched, pods, strict=True)}
+    watched = [
+        pods_watched
+        for pods_watched in data_sources.watched(kinds, wish.options)
+        if pods_watched.resource == PODS
+    ]
+    pods = await _read(sources, [_Sought(pods_watched, fields=_BOUND) for pods_watched in watched])
+    return {pods_watched.name: keyed for pods_watched, keyed in zip(watched, pods, strict=True)}
 
 
 def _nodes_and_pods(kinds: Sequence[AgentKind], wish: Wish) -> tuple[_Sought, _Sought]:
@@ -151,7 +156,7 @@ def _nodes_and_pods(kinds: Sequence[AgentKind], wish: Wish) -> tuple[_Sought, _S
 def _takes_part(kind: AgentKind, wish: Wish, objects: Mapping[str, Keyed], nodes: Keyed, pods: Keyed) -> bool:
     """Whether an agent has anything to do: an object of its own is there, or it says so itself."""
     options = wish.options[kind.name]
-    if any(objects.get(one.name) for one in kind.watched(options)):
+    if any(objects.get(watched.name) for watched in kind.watched(options)):
         return True
     return kind.concerns(options, nodes.values(), pods.values())
 
@@ -160,13 +165,15 @@ async def _read(sources: _Sources, sought: Sequence[_Sought]) -> list[Keyed]:
     """Of each kind what is in the cluster and in files, by namespace and name."""
     listed = await _listed(sources.api, sought) if sources.api else [{} for _ in sought]
     return [
-        {**found, **_keyed(sources.given, one.watched), **_keyed(sources.tried, one.watched)}
-        for one, found in zip(sought, listed, strict=True)
+        {**listed_objects, **_keyed(sources.given, query.watched), **_keyed(sources.tried, query.watched)}
+        for query, listed_objects in zip(sought, listed, strict=True)
     ]
 
 
-def _keyed(objects: Objects, one: Watched) -> Keyed:
-    return {(item.metadata.namespace, item.metadata.name): item for item in data_sources.given(objects, one)}
+def _keyed(objects: Objects, watched: Watched) -> Keyed:
+    return {
+        (item.metadata.namespace, item.metadata.name): item for item in data_sources.given(objects, watched)
+    }
 
 
 async def _listed(api: Api, sought: Sequence[_Sought]) -> list[Keyed]:
@@ -174,25 +181,27 @@ async def _listed(api: Api, sought: Sequence[_Sought]) -> list[Keyed]:
     counts: dict[str, int] = {}
     with Progress() as progress:
 
-        def told(name: str, count: int) -> None:
+        def show_count(name: str, count: int) -> None:
             counts[name] = count
             progress.say("reading " + ", ".join(f"{count:,} {name}" for name, count in counts.items()))
 
-        listed = await asyncio.gather(*(_one(api, one, partial(told, one.watched.name)) for one in sought))
-    for one, found in zip(sought, listed, strict=True):
-        if found is None:
-            _say_unknown(one.watched.resource)
-    return [found or {} for found in listed]
+        listed = await asyncio.gather(
+            *(_one(api, query, partial(show_count, query.watched.name)) for query in sought)
+        )
+    for query, objects in zip(sought, listed, strict=True):
+        if objects is None:
+            _say_unknown(query.watched.resource)
+    return [objects or {} for objects in listed]
 
 
-async def _one(api: Api, one: _Sought, told: Callable[[int], None]) -> Keyed | None:
+async def _one(api: Api, query: _Sought, on_progress: Callable[[int], None]) -> Keyed | None:
     """All objects of a kind that count here; None where the cluster does not know the kind."""
-    watched = one.watched
-    namespace = one.namespace if watched.resource.namespaced else ""
-    selectors = dict(watched.selectors) | ({"fieldSelector": one.fields} if one.fields else {})
+    watched = query.watched
+    namespace = query.namespace if watched.resource.namespaced else ""
+    selectors = dict(watched.selectors) | ({"fieldSelector": query.fields} if query.fields else {})
     target = Target[Any](watched.resource, watched.type, namespace, selectors, watched.keep)
     try:
-        store = await list_all.read(api, target, MetricsRegistry(), told)
+        store = await list_all.read(api, target, MetricsRegistry(), on_progress)
     except NotFound:
         return None
     return store.snapshot()
@@ -231,11 +240,11 @@ class Measuring(NamedTuple):
 
 
 async def measured(
-    found: Read, metric_requests: Iterable[MetricRequest], how: Measuring, api: Api | None
+    inputs: Read, metric_requests: Iterable[MetricRequest], how: Measuring, api: Api | None
 ) -> MetricsSnapshot:
     """The metrics that are wanted, asked for once: of the files, then of the sources in their order."""
     nodes, meters = (
-        cooperative_scheduling.run_at_once(node_facts.read(found.nodes.values())),
+        cooperative_scheduling.run_at_once(node_facts.read(inputs.nodes.values())),
         MetricsRegistry(),
     )
 
@@ -245,7 +254,7 @@ async def measured(
     back_s = max(5 * how.refresh.sync_period_s, 60.0)
     ground = Ground(api, lookup, how.prometheus, back_s, how.refresh.metrics_timeout_s, meters)
     live = data_sources.sources(how.names, (), ground)
-    held: list[Source] = [Held(found.snapshot)] if found.snapshot.series or not live else []
+    held: list[Source] = [Held(inputs.snapshot)] if inputs.snapshot.series or not live else []
     refresher = Refresher([*held, *live], how.refresh, clock.SystemClock(), meters)
     with Progress() as progress:
         progress.say("asking for metrics")

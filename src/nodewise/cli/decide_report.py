@@ -91,46 +91,56 @@ def _staying(filtered: Decision, node: str, alone: Decision) -> Decision:
     return msgspec.structs.replace(filtered, verdicts=verdicts)
 
 
-def document(one: Decided, *, running: bool) -> dict[str, Any]:
+def document(pod_decision: Decided, *, running: bool) -> dict[str, Any]:
     """The pod as `-o json` has it; `node` and `stays` (null while it waits) only beside running ones."""
-    found = decision_document.pod(one.filtered, one.scored, one.agents)
-    return {**found, "node": one.node or None, "stays": one.stays if one.node else None} if running else found
+    entry = decision_document.pod(pod_decision.filtered, pod_decision.scored, pod_decision.agents)
+    return (
+        {
+            **entry,
+            "node": pod_decision.node or None,
+            "stays": pod_decision.stays if pod_decision.node else None,
+        }
+        if running
+        else entry
+    )
 
 
 def _json(outcome: Outcome) -> bool:
     """Written pod by pod, so that a whole cluster needs no memory."""
     well, between = True, b""
     click.echo(b'{"decisions":[', nl=False)
-    for one in _answered(outcome):
-        click.echo(between + decision_document.encode(document(one, running=outcome.running)), nl=False)
-        well, between = well and one.is_well, b","
+    for pod_decision in _answered(outcome):
+        click.echo(
+            between + decision_document.encode(document(pod_decision, running=outcome.running)), nl=False
+        )
+        well, between = well and pod_decision.is_well, b","
     click.echo(b"]}")
     return well
 
 
 def _yaml(outcome: Outcome) -> bool:
     listed = list(_answered(outcome))
-    documents = [document(one, running=outcome.running) for one in listed]
+    documents = [document(pod_decision, running=outcome.running) for pod_decision in listed]
     plain = msgspec.json.decode(decision_document.encode({"decisions": documents}))
     click.echo(yaml.safe_dump(plain, sort_keys=False), nl=False)
-    return all(one.is_well for one in listed)
+    return all(pod_decision.is_well for pod_decision in listed)
 
 
 def _answered(outcome: Outcome) -> Iterator[Decided]:
     """Those that wait, and of the running ones those that an agent judges: of the others nothing is to be said."""
-    return (one for one in outcome.pods if not one.node or one.is_judged)
+    return (pod_decision for pod_decision in outcome.pods if not pod_decision.node or pod_decision.is_judged)
 
 
 def _table(outcome: Outcome) -> bool:
     """A row a pod: where it may go, which node is liked best, and why not elsewhere."""
     if outcome.running:
-        told = _told(outcome, lambda one: [_moving(one)])
-        told.show(("POD", "NODE", "STAYS", "FITS", "BEST", _GETS, "WHY NOT THERE, OR ELSEWHERE"))
+        table = _told(outcome, lambda pod_decision: [_moving(pod_decision)])
+        table.show(("POD", "NODE", "STAYS", "FITS", "BEST", _GETS, "WHY NOT THERE, OR ELSEWHERE"))
     else:
-        told = _told(outcome, lambda one: [_waiting(one)])
-        told.show(("POD", "FITS", "BEST", _GETS, "WHY NOT ELSEWHERE"))
-    _summary(outcome, told.counts)
-    return told.well
+        table = _told(outcome, lambda pod_decision: [_waiting(pod_decision)])
+        table.show(("POD", "FITS", "BEST", _GETS, "WHY NOT ELSEWHERE"))
+    _summary(outcome, table.counts)
+    return table.well
 
 
 class _Told(NamedTuple):
@@ -152,21 +162,21 @@ def _told(outcome: Outcome, rows: Callable[[Decided], Iterable[list[str]]]) -> _
     listed: list[list[str]] = []
     counts, well = Counter[str](), True
     with Progress() as progress:
-        for number, one in enumerate(outcome.pods):
+        for number, pod_decision in enumerate(outcome.pods):
             if number % _OFTEN == 0:
                 progress.say(f"deciding pod {number + 1:,}")
-            kind = _kind(one)
+            kind = _kind(pod_decision)
             counts[kind] += 1
-            well = well and one.is_well
+            well = well and pod_decision.is_well
             if kind in {"waits", "goes"}:
-                listed += rows(one)
+                listed += rows(pod_decision)
     return _Told(listed, counts, well)
 
 
-def _kind(one: Decided) -> str:
-    if not one.node:
+def _kind(pod_decision: Decided) -> str:
+    if not pod_decision.node:
         return "waits"
-    return ("stays" if one.stays else "goes") if one.is_judged else "free"
+    return ("stays" if pod_decision.stays else "goes") if pod_decision.is_judged else "free"
 
 
 def _summary(outcome: Outcome, counts: Counter[str]) -> None:
@@ -178,97 +188,104 @@ def _summary(outcome: Outcome, counts: Counter[str]) -> None:
     click.echo(f"pods: {counts['waits']:,} waiting, {where}, {counts['free']:,} that no policy judges")
 
 
-def _waiting(one: Decided) -> list[str]:
-    kept = int(one.filtered.kept().sum())
-    return [_name(one), f"{kept}/{len(one.filtered.names)}", _best(one), _gets(one), _reasons(one)]
+def _waiting(pod_decision: Decided) -> list[str]:
+    kept = int(pod_decision.filtered.kept().sum())
+    return [
+        _name(pod_decision),
+        f"{kept}/{len(pod_decision.filtered.names)}",
+        _best(pod_decision),
+        _gets(pod_decision),
+        _reasons(pod_decision),
+    ]
 
 
-def _moving(one: Decided) -> list[str]:
-    name, fits, best, gets, why = _waiting(one)
-    if not one.node:
+def _moving(pod_decision: Decided) -> list[str]:
+    name, fits, best, gets, why = _waiting(pod_decision)
+    if not pod_decision.node:
         return [name, "-", "-", fits, best, gets, why]
     here = decision_document.rejected(
-        one.filtered, np.flatnonzero([name == one.node for name in one.filtered.names])
+        pod_decision.filtered,
+        np.flatnonzero([name == pod_decision.node for name in pod_decision.filtered.names]),
     )
-    reasons = "; ".join(rejection["reason"] for rejection in here.get(one.node, []))
-    return [name, one.node, "no", fits, best, gets, reasons]
+    reasons = "; ".join(rejection["reason"] for rejection in here.get(pod_decision.node, []))
+    return [name, pod_decision.node, "no", fits, best, gets, reasons]
 
 
-def _name(one: Decided) -> str:
-    return f"{one.filtered.pod.namespace}/{one.filtered.pod.name}"
+def _name(pod_decision: Decided) -> str:
+    return f"{pod_decision.filtered.pod.namespace}/{pod_decision.filtered.pod.name}"
 
 
-def _best(one: Decided) -> str:
-    points = one.scored.points()
-    return one.scored.names[int(points.argmax())] if len(points) else "-"
+def _best(pod_decision: Decided) -> str:
+    points = pod_decision.scored.points()
+    return pod_decision.scored.names[int(points.argmax())] if len(points) else "-"
 
 
-def _gets(one: Decided) -> str:
+def _gets(pod_decision: Decided) -> str:
     """What the pod would get on the node that is liked best."""
-    points = one.scored.points()
+    points = pod_decision.scored.points()
     if not len(points):
         return "-"
-    return "; ".join(_said(one, one.scored.names[int(points.argmax())]).values()) or "-"
+    return "; ".join(_said(pod_decision, pod_decision.scored.names[int(points.argmax())]).values()) or "-"
 
 
-def _said(one: Decided, node: str) -> dict[str, str]:
+def _said(pod_decision: Decided, node: str) -> dict[str, str]:
     """What agents say of a node besides, by agent."""
-    found: dict[str, str] = {}
-    for decision in (one.filtered, one.scored):
+    details: dict[str, str] = {}
+    for decision in (pod_decision.filtered, pod_decision.scored):
         at = (
             np.flatnonzero([name == node for name in decision.names])
             if decision_document.has_details(decision)
             else ()
         )
         for position in at:
-            found |= dict(decision_document.said(decision, int(position)))
-    return found
+            details |= dict(decision_document.said(decision, int(position)))
+    return details
 
 
-def _reasons(one: Decided) -> str:
+def _reasons(pod_decision: Decided) -> str:
     """Each reason with the number of its nodes, and what the one that comes closest lacks."""
     counts, closest = Counter[str](), dict[str, str]()
-    for _, verdict in one.filtered.verdicts:
+    for _, verdict in pod_decision.filtered.verdicts:
         for code in np.unique(verdict.codes[verdict.codes > 0]).tolist():
             text = verdict.reasons[code - 1].text()
             at = np.flatnonzero(verdict.codes == code)
             counts[text] += len(at)
             if verdict.details is not None:
                 nearest = int(at[verdict.details.distances()[at].argmin()])
-                said = verdict.details.text(nearest)
-                closest[text] = f" ({one.filtered.names[nearest]}: {said})" if said else ""
+                lacking = verdict.details.text(nearest)
+                closest[text] = f" ({pod_decision.filtered.names[nearest]}: {lacking})" if lacking else ""
     return "; ".join(f"{count} {text}{closest.get(text, '')}" for text, count in counts.most_common()) or "-"
 
 
 def _wide(outcome: Outcome) -> bool:
     """A row a pod and node, with what was measured there."""
-    told = _told(outcome, lambda one: _rows(document(one, running=outcome.running)))
+    table = _told(outcome, lambda pod_decision: _rows(document(pod_decision, running=outcome.running)))
     here = ("ON",) if outcome.running else ()
-    told.show(("POD", *here, "NODE", "SCORE", _MADE_OF, "MEASURED", _DETAILS, _NUMBERS, "REJECTED"))
-    _summary(outcome, told.counts)
-    return told.well
+    table.show(("POD", *here, "NODE", "SCORE", _MADE_OF, "MEASURED", _DETAILS, _NUMBERS, "REJECTED"))
+    _summary(outcome, table.counts)
+    return table.well
 
 
-def _rows(one: dict[str, Any]) -> Iterator[list[str]]:
+def _rows(entry: dict[str, Any]) -> Iterator[list[str]]:
     measured: dict[str, dict[str, None]] = {}
-    for value in one["values"]:
+    for value in entry["values"]:
         text = f"{value['metric']}={value['value'] if value['value'] is not None else value['state']}"
         measured.setdefault(value["node"], {})[text] = None
-    here = [one["node"] or "-"] if "node" in one else []
-    for node in [*one["feasible"], *one["rejected"]]:
-        why = "; ".join(rejection["reason"] for rejection in one["rejected"].get(node, []))
-        score = str(one["scores"].get(node, "-"))
-        details = "; ".join(one.get("details", {}).get(node, {}).values())
+    here = [entry["node"] or "-"] if "node" in entry else []
+    for node in [*entry["feasible"], *entry["rejected"]]:
+        why = "; ".join(rejection["reason"] for rejection in entry["rejected"].get(node, []))
+        score = str(entry["scores"].get(node, "-"))
+        details = "; ".join(entry.get("details", {}).get(node, {}).values())
         values = " ".join(measured.get(node, ()))
-        counted = {agent: of[node] for agent, of in one.get("numbers", {}).items() if node in of}
-        cells = [score, _made_of(one, node), values, details, agent_values.numbers(counted), why]
-        yield [one["pod"], *here, node, *(cell or "-" for cell in cells)]
+        counted = {agent: of[node] for agent, of in entry.get("numbers", {}).items() if node in of}
+        cells = [score, _made_of(entry, node), values, details, agent_values.numbers(counted), why]
+        yield [entry["pod"], *here, node, *(cell or "-" for cell in cells)]
 
 
-def _made_of(one: dict[str, Any], node: str) -> str:
+def _made_of(entry: dict[str, Any], node: str) -> str:
     return agent_values.parts(
         Part(label, part["weight"], part["scores"][node])
-        for label, part in one.get("parts", {}).items()
+        for label, part in entry.get("parts", {}).items()
         if node in part["scores"]
     )
 

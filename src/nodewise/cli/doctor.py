@@ -141,10 +141,10 @@ def print_table(report: Report, *, color: bool) -> None:
     console = Console(highlight=False, no_color=not color)
     console.width = min(console.width, _MAX_WIDTH)
     for severity, (heading, style) in _HEADINGS.items():
-        findings = [one for one in report.findings if one.severity == severity]
+        findings = [finding for finding in report.findings if finding.severity == severity]
         if findings:
             _print(console, Text(heading, style), 0)
-            for id_, group in groupby(findings, key=lambda one: one.id):
+            for id_, group in groupby(findings, key=lambda finding: finding.id):
                 _print_group(console, id_, list(group))
             console.print()
     _print(console, Text(_summary(report)), 0)
@@ -176,7 +176,9 @@ def _print(console: Console, text: Text, indent: int, label: str = "") -> None:
 
 
 def _summary(report: Report) -> str:
-    numbers = {severity: sum(one.severity == severity for one in report.findings) for severity in _HEADINGS}
+    numbers = {
+        severity: sum(finding.severity == severity for finding in report.findings) for severity in _HEADINGS
+    }
     counts = [f"{number} {name}{'' if number == 1 else 's'}" for name, number in numbers.items() if number]
     checks = f"{len(report.checked)} of {len(report.checked) + len(report.not_checked)} checks were made"
     result = f"{', '.join(counts)}." if counts else "Nothing is wrong."

@@ -40,8 +40,8 @@ def wired(config: ExtenderConfig, tools: Tools) -> Running:
         await event_loop_lag.watch(*tools)
 
     memory = extender_components.memory(own.state, None, states, lambda: True, tools)
-    tasks = [watch_loop, *(one.run for one in memory)]
+    tasks = [watch_loop, *(agent_memory.run for agent_memory in memory)]
     readiness = Readiness(tuple, tools.meters)
     tools.meters.set("ready", 1.0)
     servers = extender_components.servers(config, extender, extender.refusing_routes(), readiness, tools)
-    return Running(servers, tasks, [one.close for one in memory], readiness)
+    return Running(servers, tasks, [agent_memory.close for agent_memory in memory], readiness)

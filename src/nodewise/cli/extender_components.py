@@ -40,10 +40,10 @@ def placed(config: ExtenderConfig, namespace: str) -> ExtenderConfig:
     named: str = config.settings[KubeOptions].namespace
     namespace = named or ("" if namespace == "default" else namespace)
     options = {
-        name: msgspec.structs.replace(one, own_namespace=one.own_namespace or namespace)
-        if "own_namespace" in one.__struct_fields__
-        else one
-        for name, one in config.agent_options.items()
+        name: msgspec.structs.replace(agent_options, own_namespace=agent_options.own_namespace or namespace)
+        if "own_namespace" in agent_options.__struct_fields__
+        else agent_options
+        for name, agent_options in config.agent_options.items()
     }
     return config._replace(agent_options=options)
 
@@ -104,7 +104,7 @@ def memory(
     tools: Tools,
 ) -> list[Memory]:
     """What keeps what agents learn; nothing where none learns, or where there is no place to keep it."""
-    learning = {name: one for name, one in states.items() if one.memory_scope != "none"}
+    learning = {name: state for name, state in states.items() if state.memory_scope != "none"}
     if not learning or not (path or api):
         return []
     keeping = InFile(path) if path else InConfigMap(cast("HttpApi", api), cast("HttpApi", api).namespace)

@@ -144,12 +144,12 @@ def _running(config: ExtenderConfig, api: HttpApi | None, components: Components
         await event_loop_lag.watch(*tools)
 
     memory = extender_components.memory(config.settings[ExtenderOptions].state, api, states, leads, tools)
-    for one in memory:
-        one.subscribe(recorder.recalled)
+    for agent_memory in memory:
+        agent_memory.subscribe(recorder.recalled)
     tasks: list[Task] = [*feed.tasks, refresher.run, publish, watch_loop, *leader.tasks]
-    tasks += [one.run for one in memory]
+    tasks += [agent_memory.run for agent_memory in memory]
     closing: list[Callable[[], Awaitable[None]]] = [binding.bindings.close] if binding else []
-    closing += [*(one.close for one in memory), *leader.closing]
+    closing += [*(agent_memory.close for agent_memory in memory), *leader.closing]
     closing += [source.close for source in sources if isinstance(source, PrometheusMetrics)]
     if isinstance(recorder, Recording):
         tasks.append(recorder.run)
@@ -220,7 +220,9 @@ def _binding(
         *tools,
     )
     watched = data_sources.watched(config.agents, config.agent_options)
-    pod_type = next(one.type for one in watched if one.name == binder.pods)
+    pod_type = next(
+        watched_objects.type for watched_objects in watched if watched_objects.name == binder.pods
+    )
     own: ExtenderOptions = config.settings[ExtenderOptions]
     eligibility = Eligibility(
         resource for kind in config.agents for resource in kind.resources(config.agent_options[kind.name])

@@ -44,8 +44,8 @@ _LONGEST: Final = 10_000
 class Table(click.Group):
     """Looks commands up in a table: name to module and short help."""
 
-    def __init__(self, *given: Any, commands_of: Mapping[str, tuple[str, str]], **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(self, *arguments: Any, commands_of: Mapping[str, tuple[str, str]], **named: Any) -> None:
+        super().__init__(*arguments, **named)
         self._table = commands_of
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's interface

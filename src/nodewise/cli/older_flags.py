@@ -205,12 +205,12 @@ def of_variable(field: str, environment: Mapping[str, str]) -> str | None:
     text = environment.get(variable.name) if variable else None
     if variable is None or not text:
         return None
-    found = variable.read(text)
-    if found is None:
+    value = variable.read(text)
+    if value is None:
         _later("variable_ignored", variable=variable.name, seen=text[:80], wanted=variable.wanted)
     elif field == "log_level":
         _later("log_level_set", whatever_level=True, value=text)
-    return found
+    return value
 
 
 def _same(*names: str, boolean: bool = False) -> Mapping[str, Flag]:
@@ -266,8 +266,8 @@ def cmk(arguments: Sequence[str]) -> list[str]:
         return [*arguments[at : at + 1], *arguments[:at], *arguments[at + 1 :]]
     command = words[at : at + 1] if at is not None else []
     table = CMK.get("".join(command), {})
-    found = docopt(words if at is None else words[:at] + words[at + 1 :], table)
-    return ["--version"] if "--version" in found else [*command, *found, *verbatim]
+    translated = docopt(words if at is None else words[:at] + words[at + 1 :], table)
+    return ["--version"] if "--version" in translated else [*command, *translated, *verbatim]
 
 
 def until(words: Sequence[str], end: str) -> tuple[list[str], list[str]]:
@@ -284,7 +284,7 @@ def _subcommand(words: Sequence[str]) -> int | None:
         name, equals, _ = word.partition("=")
         if not value_of_option and not word.startswith("-"):
             return at
-        flags = [every[one] for one in _candidates(name, every)]
+        flags = [every[candidate] for candidate in _candidates(name, every)]
         value_of_option = (
             not value_of_option and not equals and bool(flags) and not any(flag.boolean for flag in flags)
         )
@@ -327,7 +327,7 @@ def _candidates(option: str, table: Mapping[str, Flag]) -> list[str]:
     name = option.removeprefix("--")
     if name == option or not name:
         return []
-    return [name] if name in table else [one for one in table if one.startswith(name)]
+    return [name] if name in table else [candidate for candidate in table if candidate.startswith(name)]
 
 
 def _listed(names: Sequence[str]) -> str:

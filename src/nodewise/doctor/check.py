@@ -63,7 +63,7 @@ def check(*ids: str) -> Callable[[Function], Check]:
         parameters = inspect.signature(function).parameters.values()
         unknown = {parameter.name for parameter in parameters} - {*Facts._fields, *DERIVED}
         assert not unknown, f"{function.__name__} needs facts that do not exist: {unknown}"
-        needs = frozenset(one.name for one in parameters if one.default is one.empty)
-        return Check(ids, function, needs, frozenset(one.name for one in parameters) - needs)
+        needs = frozenset(parameter.name for parameter in parameters if parameter.default is parameter.empty)
+        return Check(ids, function, needs, frozenset(parameter.name for parameter in parameters) - needs)
 
     return declare

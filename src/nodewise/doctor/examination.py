@@ -61,14 +61,19 @@ def _reasons(missing: Iterable[NotChecked]) -> dict[str, str]:
     return {id_: short("; ".join(by_id[id_])) for id_ in CATALOGUE if id_ in by_id}
 
 
-def _order(one: Finding) -> tuple[int, int, str, str]:
-    return SEVERITIES.index(one.severity), list(CATALOGUE).index(one.id), one.object, one.found
+def _order(item: Finding) -> tuple[int, int, str, str]:
+    return (
+        SEVERITIES.index(item.severity),
+        list(CATALOGUE).index(item.id),
+        item.object,
+        item.found,
+    )
 
 
 def _limited(findings: Iterable[Finding]) -> list[Finding]:
     """The first findings of each id, and the number of the others."""
     kept: list[Finding] = []
-    for _, group in groupby(findings, key=lambda one: (one.severity, one.id)):
+    for _, group in groupby(findings, key=lambda item: (item.severity, item.id)):
         same = list(group)
         kept += same[:_MAX_FINDINGS]
         if len(same) > _MAX_FINDINGS:
@@ -84,13 +89,13 @@ def _not_checked(missing: Iterable[NotChecked]) -> Iterator[Finding]:
         by_fact.setdefault(result.unavailable, {})[result.id] = None
     for unavailable, ids in by_fact.items():
         more = f" and {len(ids) - _MAX_LISTED} more checks" if len(ids) > _MAX_LISTED else ""
-        found = f"{unavailable.reason}; not checked: {', '.join(list(ids)[:_MAX_LISTED])}{more}"
+        actual = f"{unavailable.reason}; not checked: {', '.join(list(ids)[:_MAX_LISTED])}{more}"
         expected = f"the right to {unavailable.right}" if unavailable.right else "to be readable"
         remedy = unavailable.remedy
         if not remedy and not unavailable.right:  # the catalogue's remedy is to grant the right
             remedy = "correct what is named, or leave it out with --skip"
         severity: Severity = "note" if unavailable.is_minor else "warning"
-        yield finding(NOT_CHECKED, unavailable.what, found, expected, remedy=remedy, severity=severity)
+        yield finding(NOT_CHECKED, unavailable.what, actual, expected, remedy=remedy, severity=severity)
 
 
 def _examined(facts: Facts, fields: frozenset[str]) -> Iterator[str]:
@@ -99,7 +104,9 @@ def _examined(facts: Facts, fields: frozenset[str]) -> Iterator[str]:
     read = {name: value for name, value in values.items() if not isinstance(value, Unavailable)}
     if "schedulers" in read:
         where = [
-            one.where for one in read["schedulers"] if isinstance(one.configuration, SchedulerConfiguration)
+            scheduler.where
+            for scheduler in read["schedulers"]
+            if isinstance(scheduler.configuration, SchedulerConfiguration)
         ]
         names = f" ({', '.join(where[:_MAX_LISTED])})" if where else ""
         yield f"{_count(len(where), 'configuration')} of kube-scheduler{names}"

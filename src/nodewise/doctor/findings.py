@@ -86,11 +86,11 @@ class Report(NamedTuple):
 
 
 def finding(
-    id_: str, object_: str, found: str, expected: str, *, remedy: str = "", severity: Severity | None = None
+    id_: str, object_: str, actual: str, expected: str, *, remedy: str = "", severity: Severity | None = None
 ) -> Finding:
     """A finding; remedy and severity default to those of the catalogue."""
     kind = CATALOGUE[id_]
-    texts = (short(object_, _MAX_LENGTH), short(found, _MAX_LENGTH), short(expected, _MAX_LENGTH))
+    texts = (short(object_, _MAX_LENGTH), short(actual, _MAX_LENGTH), short(expected, _MAX_LENGTH))
     return Finding(id_, *texts, severity or kind.severity, short(remedy or kind.remedy, _MAX_LENGTH))
 
 

@@ -12,7 +12,7 @@ def shown(capsys: pytest.CaptureFixture[str], text: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("said", "line"),
+    ("message", "line"),
     [
         pytest.param("it is forbidden: ö, 漢", "it is forbidden: ö, 漢", id="plain words stay"),
         pytest.param("no\x1b[2J\x07", r"no\x1b[2J\x07", id="what a terminal obeys is shown"),
@@ -21,9 +21,9 @@ def shown(capsys: pytest.CaptureFixture[str], text: str) -> str:
     ],
 )
 def test_an_error_is_one_line_that_a_terminal_only_shows(
-    capsys: pytest.CaptureFixture[str], said: str, line: str
+    capsys: pytest.CaptureFixture[str], message: str, line: str
 ) -> None:
-    assert shown(capsys, said) == f"nodewise: {line}\n"
+    assert shown(capsys, message) == f"nodewise: {line}\n"
 
 
 def test_an_endless_error_is_cut(capsys: pytest.CaptureFixture[str]) -> None:

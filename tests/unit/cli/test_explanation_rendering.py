@@ -37,9 +37,9 @@ def story(*calls: Decision | None, seen: Seen = WAITING, tries: int = 1) -> Stor
 
 
 def lines(
-    capsys: pytest.CaptureFixture[str], told: Story, form: str = "text", *, nodes: bool = False
+    capsys: pytest.CaptureFixture[str], pod_story: Story, form: str = "text", *, nodes: bool = False
 ) -> list[str]:
-    rendering.FORMS[form](told, every_node=nodes)
+    rendering.FORMS[form](pod_story, every_node=nodes)
     return capsys.readouterr().out.splitlines()
 
 
@@ -75,19 +75,19 @@ def test_of_many_nodes_the_one_that_lacks_least_is_told(capsys: pytest.CaptureFi
     (agent, verdict), *_ = carded(*[f"lacks {n}" for n in range(30)], codes="1 " * 30).verdicts
     assert verdict.details is not None
     far = ToldDetails([verdict.details.text(n) for n in range(30)], np.arange(30)[::-1] / 30)
-    found = "\n".join(lines(capsys, story(of((agent, replace(verdict, details=far))))))
-    assert "will not fit: too little memory  n30: lacks 29; n29: lacks 28; n28: lacks 27; …" in found
+    output = "\n".join(lines(capsys, story(of((agent, replace(verdict, details=far))))))
+    assert "will not fit: too little memory  n30: lacks 29; n29: lacks 28; n28: lacks 27; …" in output
 
 
 def test_a_bind_that_failed(capsys: pytest.CaptureFixture[str]) -> None:
     refused = ("gpu", Verdict(np.ones(1, np.int16), (Told("will not fit"),)))
-    found = lines(capsys, story(carded("a: card0", codes="0"), None, None, of(refused, verb="bind")))
-    assert "kube-scheduler chose n1, and the bind failed: will not fit" in found
+    output = lines(capsys, story(carded("a: card0", codes="0"), None, None, of(refused, verb="bind")))
+    assert "kube-scheduler chose n1, and the bind failed: will not fit" in output
 
 
 def test_a_pod_that_waits(capsys: pytest.CaptureFixture[str]) -> None:
-    said = Seen(WAITS._replace(message="0/3 nodes are available"))
-    assert lines(capsys, story(decision(heat="81.5 95 -"), seen=said, tries=14)) == [
+    state = Seen(WAITS._replace(message="0/3 nodes are available"))
+    assert lines(capsys, story(decision(heat="81.5 95 -"), seen=state, tries=14)) == [
         "d/p waits: 1 of the 3 nodes asked about passes",
         "last attempt 2026-11-21T10:00:00Z, 12s ago; 14 attempts since 2026-11-21T09:41:10Z",
         "kube-scheduler: 0/3 nodes are available",
@@ -104,58 +104,58 @@ def test_a_pod_that_waits(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_every_rule_in_rows_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     rank = replace(evidence("power", "300"), target=None, operator="LessThan")
-    told = lines(capsys, story(decision(heat="81.5 70"), scored({"n2": 10}, rank)), "wide")
-    assert told[3:6] == [
+    output = lines(capsys, story(decision(heat="81.5 70"), scored({"n2": 10}, rank)), "wide")
+    assert output[3:6] == [
         "NODE  VERDICT   SCORE  RULE                    VALUE  AGE   REJECTS",
         "n2    passes    10     heat GreaterThan 80     70     2.5s  no",
         "                       power LessThan (ranks)  300    2.5s  -",
     ]
-    assert told[6].split() == ["n1", "rejected", "-", "heat", "GreaterThan", "80", "81.5", "2.5s", "yes"]
+    assert output[6].split() == ["n1", "rejected", "-", "heat", "GreaterThan", "80", "81.5", "2.5s", "yes"]
 
 
 MANY = decision(heat=" ".join(str(60 + number) for number in range(50)))
 
 
 def test_many_nodes_are_told_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
-    said = lines(capsys, story(MANY, scored({"n1": 10})))
-    assert said[3].split() == ["NODES", "VERDICT", "BEST,", "OR", "CLOSEST", "TO", "PASSING"]
-    assert said[4].startswith("21     pass ")
-    assert "n1: score 10, heat 60 (2.5s old); n2: heat 61 (2.5s old); n3: heat 62 (2.5s old); …" in said[4]
-    assert said[5].startswith(
+    output = lines(capsys, story(MANY, scored({"n1": 10})))
+    assert output[3].split() == ["NODES", "VERDICT", "BEST,", "OR", "CLOSEST", "TO", "PASSING"]
+    assert output[4].startswith("21     pass ")
+    assert "n1: score 10, heat 60 (2.5s old); n2: heat 61 (2.5s old); n3: heat 62 (2.5s old); …" in output[4]
+    assert output[5].startswith(
         "29     policy d/pol: heat GreaterThan 80  n22: heat 81 (2.5s old); n23: heat 82"
     )
     assert (
-        said[-1]
+        output[-1]
         == "  heat GreaterThan: 1 more node passes at 81 instead of 80, 10 at 90, 15 at 95, 29 at 110"
     )
 
 
 @pytest.mark.parametrize("form", ["text", "wide"])
 def test_all_nodes_are_told_when_asked(capsys: pytest.CaptureFixture[str], form: str) -> None:
-    said = lines(capsys, story(MANY), form, nodes=True)
-    assert sum(line.startswith("n") for line in said) == 50
+    output = lines(capsys, story(MANY), form, nodes=True)
+    assert sum(line.startswith("n") for line in output) == 50
 
 
 def test_of_many_nodes_the_best_and_the_closest(capsys: pytest.CaptureFixture[str]) -> None:
-    said = lines(capsys, story(MANY), "wide")
-    names = [line.split()[0] for line in said if line.startswith("n")]
+    output = lines(capsys, story(MANY), "wide")
+    names = [line.split()[0] for line in output if line.startswith("n")]
     assert names == [f"n{number}" for number in (*range(1, 11), *range(22, 32))]
-    assert "30 more nodes: --nodes shows all" in said
+    assert "30 more nodes: --nodes shows all" in output
 
 
 def failed() -> Decision:
     plain = verdict(evidence("heat", "1 1 1", rejects_missing=False), joined=None)
-    told = (Told("nodewise: policy d/pol does not exist", failure=True, advice="make TASPolicy d/pol"),)
-    return of(("t", replace(plain, codes=plain.codes + 1, reasons=told, evidence=())))
+    reasons = (Told("nodewise: policy d/pol does not exist", failure=True, advice="make TASPolicy d/pol"),)
+    return of(("t", replace(plain, codes=plain.codes + 1, reasons=reasons, evidence=())))
 
 
 @pytest.mark.parametrize("form", ["text", "wide"])
 def test_what_is_no_nodes_fault_is_told_once(capsys: pytest.CaptureFixture[str], form: str) -> None:
-    said = lines(capsys, story(failed()), form)
-    assert said[0] == "d/p waits: none of the 3 nodes asked about passes"
-    assert said[4].startswith("3      nodewise: policy d/pol does not exist")
-    assert said[-1] == "  make TASPolicy d/pol (3 nodes)"
-    assert len([line for line in said if "does not exist" in line]) == 1
+    output = lines(capsys, story(failed()), form)
+    assert output[0] == "d/p waits: none of the 3 nodes asked about passes"
+    assert output[4].startswith("3      nodewise: policy d/pol does not exist")
+    assert output[-1] == "  make TASPolicy d/pol (3 nodes)"
+    assert len([line for line in output if "does not exist" in line]) == 1
 
 
 REMARKS = [
@@ -234,30 +234,32 @@ ENDINGS = [
 ]
 
 
-@pytest.mark.parametrize(("given", "wanted"), ENDINGS)
+@pytest.mark.parametrize(("attempt", "wanted"), ENDINGS)
 def test_what_would_have_changed_it(
-    capsys: pytest.CaptureFixture[str], given: Decision, wanted: list[str]
+    capsys: pytest.CaptureFixture[str], attempt: Decision, wanted: list[str]
 ) -> None:
-    said = lines(capsys, story(given))
-    assert said[said.index("What would have changed it:") + 1 :] == [f"  {line}" for line in wanted]
+    output = lines(capsys, story(attempt))
+    assert output[output.index("What would have changed it:") + 1 :] == [f"  {line}" for line in wanted]
 
 
 def test_pods_that_could_be_evicted(capsys: pytest.CaptureFixture[str]) -> None:
-    given = story(decision(heat="90 90"), None, decision(heat="90 70"))
-    assert "of 2 nodes where pods could be evicted for it, 1 would pass then" in lines(capsys, given)
+    preempted = story(decision(heat="90 90"), None, decision(heat="90 70"))
+    assert "of 2 nodes where pods could be evicted for it, 1 would pass then" in lines(capsys, preempted)
 
 
 def test_the_document_says_the_same() -> None:
-    found = stories.document(story(decision(heat="81.5 70"), scored({"n2": 10})))
-    attempt = found["attempt"]
-    assert (found["pod"], found["tries"], found["why_none"]) == ("d/p", 1, None)
+    document = stories.document(story(decision(heat="81.5 70"), scored({"n2": 10})))
+    attempt = document["attempt"]
+    assert (document["pod"], document["tries"], document["why_none"]) == ("d/p", 1, None)
     assert (attempt["asked"], attempt["passing"], attempt["calls"]) == (2, 1, ["filter", "prioritize"])
-    assert [(one["node"], one["passes"], one["score"]) for one in attempt["nodes"]] == [
+    assert [(node["node"], node["passes"], node["score"]) for node in attempt["nodes"]] == [
         ("n2", True, 10),
         ("n1", False, None),
     ]
     assert attempt["groups"][0]["nodes"] == ["n1"]
-    assert [(float(one["target"]), one["nodes"]) for one in attempt["changes"][0]["more"]] == [(81.5, 1)]
+    assert [(float(relaxed["target"]), relaxed["nodes"]) for relaxed in attempt["changes"][0]["more"]] == [
+        (81.5, 1)
+    ]
 
 
 def test_what_a_score_is_made_of_and_the_numbers_it_rests_on(capsys: pytest.CaptureFixture[str]) -> None:

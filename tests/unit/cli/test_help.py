@@ -19,21 +19,23 @@ COLUMNS = 80
 
 def shown(typed: str) -> str:
     command = COMMANDS[typed]
-    found = click.Context(command, info_name=typed, terminal_width=COLUMNS, max_content_width=110)
-    return command.get_help(found)
+    context = click.Context(command, info_name=typed, terminal_width=COLUMNS, max_content_width=110)
+    return command.get_help(context)
 
 
 def block(typed: str, title: str) -> str:
     """What stands below a title of the text; empty where it has none."""
-    found = re.search(
+    match = re.search(
         rf"^{title}:\n((?:  .*\n?)+)", inspect.cleandoc(COMMANDS[typed].help or ""), re.MULTILINE
     )
-    return found[1] if found else ""
+    return match[1] if match else ""
 
 
 def options(typed: str) -> list[click.Option]:
-    found = COMMANDS[typed].params
-    return [one for one in found if isinstance(one, click.Option) and not one.hidden]
+    parameters = COMMANDS[typed].params
+    return [
+        parameter for parameter in parameters if isinstance(parameter, click.Option) and not parameter.hidden
+    ]
 
 
 def only_leads_on(typed: str) -> bool:
@@ -61,7 +63,7 @@ def test_it_has_examples_that_the_command_line_understands(typed: str) -> None:
     assert only_leads_on(typed) or any(" ".join(words).startswith(typed) for words in ours)
 
 
-@pytest.mark.parametrize("typed", [one for one in COMMANDS if not only_leads_on(one)])
+@pytest.mark.parametrize("typed", [name for name in COMMANDS if not only_leads_on(name)])
 def test_it_has_the_exit_codes(typed: str) -> None:
     codes = re.findall(r"^  (\S+) +\S", block(typed, "Exit codes"), re.MULTILINE)
     assert codes
@@ -72,8 +74,12 @@ def test_it_has_the_exit_codes(typed: str) -> None:
 @pytest.mark.parametrize("typed", COMMANDS)
 def test_each_option_says_what_it_means_and_in_which_form_it_is_wanted(typed: str) -> None:
     context = click.Context(COMMANDS[typed], info_name=typed)
-    silent = [one.opts for one in options(typed) if not help_and_default(one, context)[0]]
-    formless = [one.opts for one in options(typed) if not one.is_flag and one.make_metavar(context) == "TEXT"]
+    silent = [option.opts for option in options(typed) if not help_and_default(option, context)[0]]
+    formless = [
+        option.opts
+        for option in options(typed)
+        if not option.is_flag and option.make_metavar(context) == "TEXT"
+    ]
     assert silent == []
     assert formless == [], "metavar, or `Option(metavar=…)` of the field"
 
@@ -92,28 +98,28 @@ def test_a_hundred_options_stand_below_what_they_are_about() -> None:
 def test_a_number_that_has_a_default_shows_it(typed: str) -> None:
     context = click.Context(COMMANDS[typed], info_name=typed)
     numbers = (click.types.IntParamType, click.types.FloatParamType)
-    found = [
-        one
-        for one in options(typed)
-        if isinstance(one.type, numbers) and isinstance(one.default, int | float)
+    numeric = [
+        option
+        for option in options(typed)
+        if isinstance(option.type, numbers) and isinstance(option.default, int | float)
     ]
-    assert [one.opts for one in found if not help_and_default(one, context)[1]] == []
+    assert [option.opts for option in numeric if not help_and_default(option, context)[1]] == []
 
 
 def test_cmk_has_the_same_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cmk.run(["describe", "--help"])
-    told = capsys.readouterr().out
-    assert "Usage: cmk describe" in told
-    assert block("nodewise cpu describe", "Exit codes").strip().splitlines()[0] in told
+    output = capsys.readouterr().out
+    assert "Usage: cmk describe" in output
+    assert block("nodewise cpu describe", "Exit codes").strip().splitlines()[0] in output
 
 
 def test_isolate_tells_the_same_where_it_starts_fast(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cmk.run(["isolate", "--help"])
-    told = capsys.readouterr().out
-    assert [line for line in told.splitlines() if len(line) > COLUMNS] == []
-    assert block("nodewise cpu isolate", "Exit codes") in f"{told}\n"
+    output = capsys.readouterr().out
+    assert [line for line in output.splitlines() if len(line) > COLUMNS] == []
+    assert block("nodewise cpu isolate", "Exit codes") in f"{output}\n"
 
 
 @pytest.mark.parametrize(

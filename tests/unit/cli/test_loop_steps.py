@@ -72,10 +72,10 @@ class Lines:
             sys.settrace(before)
             self._note(self._by_function)
 
-    def _note(self, found: dict[str, int]) -> None:
+    def _note(self, lines_by_function: dict[str, int]) -> None:
         self.steps += 1
-        if (ran := sum(found.values())) >= MOST_LINES:
-            name = max(found, key=lambda one: found[one])
+        if (ran := sum(lines_by_function.values())) >= MOST_LINES:
+            name = max(lines_by_function, key=lambda function: lines_by_function[function])
             self.too_many[name] = max(ran, self.too_many.get(name, 0))
 
     def _called(self, frame: FrameType, _event: str, _given: Any) -> Any:
@@ -110,8 +110,8 @@ def cluster() -> FakeApi:
         api.put(NODES, {"metadata": metadata, "status": {"addresses": []}})
     labels = {"nodewise.io/trusted": "true"}
     api.put(NAMESPACES, {"metadata": {"name": cluster_data.NAMESPACE, "labels": labels}})
-    for given in [cluster_data.policies()[0], cluster_data.policy("hot", {"labeling": {"rules": LABELLED}})]:
-        api.put(TASPOLICIES, given)
+    for policy in [cluster_data.policies()[0], cluster_data.policy("hot", {"labeling": {"rules": LABELLED}})]:
+        api.put(TASPOLICIES, policy)
     for number in range(10):
         api.put(PODS, cluster_data.pod(number))
     api.raw["/apis/custom.metrics.k8s.io"] = msgspec.json.encode({"preferredVersion": {"version": "v1beta2"}})
@@ -156,7 +156,7 @@ class Ground:
     def tasks(self) -> list[asyncio.Task[None]]:
         running = [*(task() for task in self.feed.tasks), self.pods.run(), self.refresher.run()]
         running += [self.keeper.run(), self.leading.run(PERIOD_S)]
-        return [asyncio.create_task(one) for one in running]
+        return [asyncio.create_task(coroutine) for coroutine in running]
 
     async def ask(self) -> None:
         """Filter and prioritize."""

@@ -62,6 +62,6 @@ CASES = [
 
 @pytest.mark.parametrize(("seen", "answers", "wanted"), CASES)
 def test_reasons(seen: Seen, answers: list[Answer], wanted: list[str]) -> None:
-    found = missing_decision.reasons(seen, answers)
-    assert len(found) == len(wanted)
-    assert all(words in reason for words, reason in zip(wanted, found, strict=True))
+    causes = missing_decision.reasons(seen, answers)
+    assert len(causes) == len(wanted)
+    assert all(words in reason for words, reason in zip(wanted, causes, strict=True))

@@ -49,9 +49,9 @@ LEGACY = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("given", "ours"), LEGACY.values(), ids=LEGACY)
-def test_flags_of_the_older_systems(given: list[str], ours: list[str]) -> None:
-    assert older_flags.translate(given, older_flags.EXTENDER) == ours
+@pytest.mark.parametrize(("arguments", "ours"), LEGACY.values(), ids=LEGACY)
+def test_flags_of_the_older_systems(arguments: list[str], ours: list[str]) -> None:
+    assert older_flags.translate(arguments, older_flags.EXTENDER) == ours
 
 
 ANY_CLIENT: dict[str, tuple[list[str], dict[str, str], bool]] = {
@@ -65,16 +65,16 @@ ANY_CLIENT: dict[str, tuple[list[str], dict[str, str], bool]] = {
 }
 
 
-@pytest.mark.parametrize(("given", "environment", "any_client"), ANY_CLIENT.values(), ids=ANY_CLIENT)
+@pytest.mark.parametrize(("arguments", "environment", "any_client"), ANY_CLIENT.values(), ids=ANY_CLIENT)
 def test_flags_that_only_tas_or_gas_has_imply_any_client(
-    given: list[str], environment: dict[str, str], any_client: bool, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], environment: dict[str, str], any_client: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    context = extender.command.make_context("extender", given)
+    context = extender.command.make_context("extender", arguments)
     warnings = [early.event for early in logs._early if early.event == "any_client_implied"]
     assert context.params["any_client"] is any_client
-    assert warnings == (["any_client_implied"] if any_client and "--any-client" not in given else [])
+    assert warnings == (["any_client_implied"] if any_client and "--any-client" not in arguments else [])
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,16 +95,16 @@ def told(*arguments: str, file: str = "", **environment: str) -> tuple[Options, 
     """What a command line and variables make of the settings, and what is logged of them."""
     seen: list[Options] = []
 
-    def callback(**given: Any) -> None:
-        seen.append(options.build(Options, given))
+    def callback(**values: Any) -> None:
+        seen.append(options.build(Options, values))
         logs.configure(seen[0].log_level, "json")
 
     command = click.Command("x", callback=callback, params=options.parameters(Options))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "f.yaml"
         path.write_text(file)
-        given = ["--config", str(path), *arguments]
-        done = CliRunner().invoke(command, given, env=environment, standalone_mode=False)
+        words = ["--config", str(path), *arguments]
+        done = CliRunner().invoke(command, words, env=environment, standalone_mode=False)
     if done.exception:
         raise done.exception
     return seen[0], [json.loads(line) for line in done.stderr.splitlines()]
@@ -135,12 +135,12 @@ OLD_VALUES = {
 def test_a_variable_of_an_older_program_acts_as_the_new_one(variable: str) -> None:
     field, valid, invalid = OLD_VALUES[variable]
     for text, value in valid.items():
-        found, lines = told(**{variable: text})
-        assert getattr(found, field) == value
+        settings, lines = told(**{variable: text})
+        assert getattr(settings, field) == value
         assert [line["event"] for line in lines] == (["log_level_set"] if variable == "LOG_LEVEL" else [])
     for text in filter(None, invalid):
-        found, lines = told(**{variable: text})
-        assert found == Options()
+        settings, lines = told(**{variable: text})
+        assert settings == Options()
         [line] = lines
         assert (line["event"], line["variable"], line["level"]) == ("variable_ignored", variable, "warning")
         assert text in line["seen"]
@@ -150,12 +150,12 @@ def test_a_variable_of_an_older_program_acts_as_the_new_one(variable: str) -> No
 
 def test_flags_and_new_variables_win_over_old_ones_and_these_over_the_file() -> None:
     file = "safe_utilization: 70\nsafe_percentile: 71\nport: 1\n"
-    found, lines = told(
+    settings, lines = told(
         "--port=3", file=file, HTTP_PORT="2", SAFEUTILIZATION="72", SAFEPERCENTILE="x", NODEWISE_NUM_RESOURCES="4",
         NUM_RESOURCES="9",
     )  # fmt: skip
-    assert (found.port, found.safe_utilization, found.safe_percentile) == (3, 72, 71)
-    assert found.num_resources == 4
+    assert (settings.port, settings.safe_utilization, settings.safe_percentile) == (3, 72, 71)
+    assert settings.num_resources == 4
     assert [line["variable"] for line in lines] == ["SAFEPERCENTILE"]
 
 
@@ -188,13 +188,13 @@ def test_doctor_knows_the_flags_that_imply_any_client() -> None:
     assert certificates.OLDER_FLAGS == older_flags.OLDER_ONLY
 
 
-@pytest.mark.parametrize(("given", "ours"), CMK.values(), ids=CMK)
-def test_command_lines_of_cmk(given: list[str], ours: list[str]) -> None:
-    assert older_flags.cmk(given) == ours
+@pytest.mark.parametrize(("arguments", "ours"), CMK.values(), ids=CMK)
+def test_command_lines_of_cmk(arguments: list[str], ours: list[str]) -> None:
+    assert older_flags.cmk(arguments) == ours
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("arguments", "message"),
     [
         (
             ["init", "--num=2"],
@@ -204,10 +204,10 @@ def test_command_lines_of_cmk(given: list[str], ours: list[str]) -> None:
         (["reconcile", "--publish=no"], "--publish: the value 'no'; wanted none"),
     ],
 )
-def test_what_docopt_does_not_understand(given: list[str], told: str) -> None:
+def test_what_docopt_does_not_understand(arguments: list[str], message: str) -> None:
     with pytest.raises(BadSettings) as caught:
-        older_flags.cmk(given)
-    assert told in str(caught.value)
+        older_flags.cmk(arguments)
+    assert message in str(caught.value)
 
 
 def test_what_has_no_meaning_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,9 +32,9 @@ def test_out_of_the_cluster_the_old_file_is_taken_where_it_is_there(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("kubectl.conf").write_text("")
-    given = {"CLUSTER_CONF": "out-of-cluster"}
-    assert older_variables.flags(given, []) == ["--kubeconfig", "kubectl.conf"]
-    assert older_variables.flags(given, ["--kubeconfig=other"]) == []
+    environment = {"CLUSTER_CONF": "out-of-cluster"}
+    assert older_variables.flags(environment, []) == ["--kubeconfig", "kubectl.conf"]
+    assert older_variables.flags(environment, ["--kubeconfig=other"]) == []
 
 
 @pytest.mark.parametrize(
@@ -54,10 +54,10 @@ def test_out_of_the_cluster_the_old_file_is_taken_where_it_is_there(
 def test_a_value_that_cannot_be_used_is_told_and_the_default_holds(
     name: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[tuple[str, dict[str, str]]] = []
-    monkeypatch.setattr(older_variables.logs, "later", lambda event, **fields: told.append((event, fields)))
+    events: list[tuple[str, dict[str, str]]] = []
+    monkeypatch.setattr(older_variables.logs, "later", lambda event, **fields: events.append((event, fields)))
     assert older_variables.flags({name: text}, []) == []
-    [(event, fields)] = told
+    [(event, fields)] = events
     assert (event, fields["variable"], fields["seen"]) == ("variable_ignored", name, text)
     assert fields["wanted"]
 

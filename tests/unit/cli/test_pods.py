@@ -24,20 +24,20 @@ def test_a_pod_that_waits() -> None:
         {"type": "Ready", "status": "False"},
         {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"},
     ]
-    found = state(
+    pod = state(
         status={"phase": "Pending", "conditions": conditions},
         uid="u",
         creationTimestamp="2026-11-21T10:00:00Z",
     )
-    assert (found.uid, found.created, found.node, found.phase) == ("u", "2026-11-21T10:00:00Z", "", "Pending")
-    assert (found.reason, found.message) == ("Unschedulable", "0/3 nodes")
-    assert found.scheduler == "default-scheduler"
+    assert (pod.uid, pod.created, pod.node, pod.phase) == ("u", "2026-11-21T10:00:00Z", "", "Pending")
+    assert (pod.reason, pod.message) == ("Unschedulable", "0/3 nodes")
+    assert pod.scheduler == "default-scheduler"
 
 
 def test_a_pod_that_runs_has_nothing_against_it() -> None:
     conditions = [{"type": "PodScheduled", "status": "True", "message": "old"}]
-    found = state({"nodeName": "a"}, {"conditions": conditions})
-    assert (found.node, found.reason, found.message) == ("a", "", "")
+    pod = state({"nodeName": "a"}, {"conditions": conditions})
+    assert (pod.node, pod.reason, pod.message) == ("a", "", "")
 
 
 @pytest.mark.parametrize(

@@ -31,9 +31,9 @@ def test_a_terminal_is_told_of_what_takes_long(
     with Progress() as telling:
         telling.say("reading 12,000 pods")
         telling._timer.join()
-    told = capsys.readouterr()
-    assert "reading 12,000 pods" in told.err
-    assert told.out == ""
+    output = capsys.readouterr()
+    assert "reading 12,000 pods" in output.err
+    assert output.out == ""
 
 
 def test_what_is_asked_may_be_called_anything(

@@ -47,9 +47,9 @@ CASES = [
 
 @pytest.mark.parametrize(("slices", "urls"), CASES)
 def test_ready_replicas(slices: list[Any], urls: list[str]) -> None:
-    found = replicas.ready(msgspec.json.encode({"items": slices}), SERVICE)
-    assert [one.url for one in found] == urls
-    assert {one.host for one in found} <= {"nodewise.nodewise.svc"}
+    endpoints = replicas.ready(msgspec.json.encode({"items": slices}), SERVICE)
+    assert [endpoint.url for endpoint in endpoints] == urls
+    assert {endpoint.host for endpoint in endpoints} <= {"nodewise.nodewise.svc"}
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"items": 7}'])

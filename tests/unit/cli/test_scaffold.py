@@ -34,8 +34,8 @@ def foo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.parametrize("name", ["foo", "my-own-agent2"])
 def test_a_new_package_passes_its_own_tests(name: str, tmp_path: Path) -> None:
-    said = new(name, tmp_path / "made")
-    assert f"src/{scaffold.package(name)}/agent.py" in said
+    output = new(name, tmp_path / "made")
+    assert f"src/{scaffold.package(name)}/agent.py" in output
     plain = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST")}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],

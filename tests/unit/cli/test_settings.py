@@ -40,12 +40,12 @@ def told(*arguments: str, file: Path | None = None, **environment: str) -> Optio
     """What a command line makes of the settings."""
     seen: list[Options] = []
 
-    def callback(**given: Any) -> None:
-        seen.append(options.build(Options, given))
+    def callback(**values: Any) -> None:
+        seen.append(options.build(Options, values))
 
     command = click.Command("x", callback=callback, params=options.parameters(Options))
-    given = [*(["--config", str(file)] if file else []), *arguments]
-    done = CliRunner().invoke(command, given, env=environment, standalone_mode=False)
+    words = [*(["--config", str(file)] if file else []), *arguments]
+    done = CliRunner().invoke(command, words, env=environment, standalone_mode=False)
     if done.exception:
         raise done.exception
     return seen[0]
@@ -67,8 +67,8 @@ def test_what_a_kubelet_says_of_a_service_is_no_setting() -> None:
 
 
 def test_sizes_lists_and_switches() -> None:
-    found = told("--room-bytes", "64Mi", "--where", "a", "--where", "b", "--dry")
-    assert (found.room_bytes, found.where, found.dry) == (64 * 2**20, ("a", "b"), True)
+    parsed = told("--room-bytes", "64Mi", "--where", "a", "--where", "b", "--dry")
+    assert (parsed.room_bytes, parsed.where, parsed.dry) == (64 * 2**20, ("a", "b"), True)
 
 
 @pytest.mark.parametrize("text", ["0s", "-1s"])
@@ -94,7 +94,10 @@ def test_a_file_that_cannot_be_used_says_why(text: str, tmp_path: Path) -> None:
 
 
 def test_help_and_pages_come_from_the_docstrings() -> None:
-    rows = {one.flag: (one.variable, one.shown_default(), one.help) for one in settings.declared(Options)}
+    rows = {
+        setting.flag: (setting.variable, setting.shown_default(), setting.help)
+        for setting in settings.declared(Options)
+    }
     assert rows["--wait"] == ("NODEWISE_WAIT", "5s", "How long.")
     assert rows["--room-bytes"] == ("NODEWISE_ROOM_BYTES", "1Mi", "How much.")
     assert rows["--dry"][1] == ""
@@ -146,8 +149,8 @@ def told_agents(*arguments: str, file: str = "", tmp_path: Path, **environment: 
     """What a command line and a file make of the agents' settings."""
     seen: dict[str, Any] = {}
 
-    def callback(**given: Any) -> None:
-        seen.update({kind.name: CommandLine(given).agent_options(kind) for kind in KINDS})
+    def callback(**values: Any) -> None:
+        seen.update({kind.name: CommandLine(values).agent_options(kind) for kind in KINDS})
 
     command = click.Command("x", callback=callback, params=options.parameters(Options, kinds=KINDS))
     path = tmp_path / "f.yaml"
@@ -162,17 +165,17 @@ def told_agents(*arguments: str, file: str = "", tmp_path: Path, **environment: 
 
 def test_what_several_agents_inherit_is_one_option(tmp_path: Path) -> None:
     every = options.parameters(Options, kinds=KINDS)
-    assert len({one.name for one in every}) == len(every)
-    [option] = [one for one in every if one.name == "when_missing"]
+    assert len({setting.name for setting in every}) == len(every)
+    [option] = [setting for setting in every if setting.name == "when_missing"]
     assert isinstance(option, click.Option)
     assert isinstance(option.type, click.Choice)
     assert option.type.choices == ("accept", "pass", "reject")
     assert option.help == (
         "[first, second] Of a node without statistics. [old] Of a node without a value. [default: accept]"
     )
-    found = told_agents("--when-missing", "reject", "--score-missing", "3", tmp_path=tmp_path)
-    assert [one.when_missing for one in found.values()] == ["reject"] * 3
-    assert (found["first"].score_missing, found["second"].score_missing) == (3, 3)
+    options_by_agent = told_agents("--when-missing", "reject", "--score-missing", "3", tmp_path=tmp_path)
+    assert [options.when_missing for options in options_by_agent.values()] == ["reject"] * 3
+    assert (options_by_agent["first"].score_missing, options_by_agent["second"].score_missing) == (3, 3)
 
 
 @pytest.mark.parametrize(
@@ -181,9 +184,9 @@ def test_what_several_agents_inherit_is_one_option(tmp_path: Path) -> None:
 def test_an_agent_that_knows_another_word_for_the_same_takes_it(
     word: str, its: tuple[str, str], tmp_path: Path
 ) -> None:
-    found = told_agents(*(["--when-missing", word] if word else []), tmp_path=tmp_path)
-    assert (found["first"].when_missing, found["old"].when_missing) == its
-    assert found["first"].score_missing is None
+    options_by_agent = told_agents(*(["--when-missing", word] if word else []), tmp_path=tmp_path)
+    assert (options_by_agent["first"].when_missing, options_by_agent["old"].when_missing) == its
+    assert options_by_agent["first"].score_missing is None
 
 
 def test_two_settings_of_one_name_that_mean_different_things_are_refused() -> None:
@@ -196,23 +199,28 @@ def test_two_settings_of_one_name_that_mean_different_things_are_refused() -> No
 
 def test_a_section_is_for_one_agent_alone(tmp_path: Path) -> None:
     file = "when_missing: reject\nfirst: {share: 80, wait: 2s, when_missing: pass, score_missing: 4}\n"
-    found = told_agents(file=file, tmp_path=tmp_path)
-    assert found["first"] == FirstOptions(
+    options_by_agent = told_agents(file=file, tmp_path=tmp_path)
+    assert options_by_agent["first"] == FirstOptions(
         first_share=80, first_wait_s=2.0, when_missing="pass", score_missing=4
     )
-    assert (found["second"].when_missing, found["old"].when_missing) == ("reject", "reject")
+    assert (options_by_agent["second"].when_missing, options_by_agent["old"].when_missing) == (
+        "reject",
+        "reject",
+    )
 
 
 def test_keys_of_a_section_may_have_the_agents_name_before_them(tmp_path: Path) -> None:
-    found = told_agents(file="first: {first_share: 80}\nsecond: {words: one}\n", tmp_path=tmp_path)
-    assert (found["first"].first_share, found["second"].second_words) == (80, ("one",))
+    options_by_agent = told_agents(file="first: {first_share: 80}\nsecond: {words: one}\n", tmp_path=tmp_path)
+    assert (options_by_agent["first"].first_share, options_by_agent["second"].second_words) == (80, ("one",))
 
 
 def test_flags_and_variables_win_over_a_section(tmp_path: Path) -> None:
     file = "first: {share: 80, wait: 2s}\nfirst_share: 70\nsecond: {words: [a, b]}"
-    found = told_agents("--first-share", "60", file=file, NODEWISE_FIRST_WAIT="3s", tmp_path=tmp_path)
-    assert (found["first"].first_share, found["first"].first_wait_s) == (60, 3.0)
-    assert found["second"].second_words == ("a", "b")
+    options_by_agent = told_agents(
+        "--first-share", "60", file=file, NODEWISE_FIRST_WAIT="3s", tmp_path=tmp_path
+    )
+    assert (options_by_agent["first"].first_share, options_by_agent["first"].first_wait_s) == (60, 3.0)
+    assert options_by_agent["second"].second_words == ("a", "b")
     assert told_agents(file=file, tmp_path=tmp_path)["first"].first_share == 80
 
 
@@ -246,8 +254,8 @@ def test_all_problems_of_a_file_are_told_at_once(tmp_path: Path) -> None:
     assert len(refused.value.problems) == 3
 
 
-@pytest.mark.parametrize("given", [{"kube_qps": 0.0}, {"kube_qps": -1.0}, {"kube_burst": 0}])
-def test_a_limit_under_which_nothing_could_ever_be_written_is_refused(given: dict[str, float]) -> None:
-    defaults = {one.field: one.default for one in settings.declared(KubeOptions)}
+@pytest.mark.parametrize("limits", [{"kube_qps": 0.0}, {"kube_qps": -1.0}, {"kube_burst": 0}])
+def test_a_limit_under_which_nothing_could_ever_be_written_is_refused(limits: dict[str, float]) -> None:
+    defaults = {setting.field: setting.default for setting in settings.declared(KubeOptions)}
     with pytest.raises(BadSettings, match="--kube-"):
-        options.build(KubeOptions, defaults | given)
+        options.build(KubeOptions, defaults | limits)

@@ -23,9 +23,9 @@ def test_a_terminal_folds_the_last_column_and_cuts_nothing_off(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "20")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    said = shown(capsys)
-    assert " ".join(said).split().count("word") == 10
-    assert len(said) > 3
+    lines = shown(capsys)
+    assert " ".join(lines).split().count("word") == 10
+    assert len(lines) > 3
 
 
 def test_markup_and_braces_are_words(capsys: pytest.CaptureFixture[str]) -> None:

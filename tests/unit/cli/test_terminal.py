@@ -29,7 +29,7 @@ def gone(why: str) -> Answer:
     return Answer(Replica("https://gone"), None, error=why)
 
 
-SAID: dict[str, Callable[[str], object]] = {
+OUTPUTS: dict[str, Callable[[str], object]] = {
     "a line": terminal.say,
     "a line on standard error": terminal.tell,
     "a cell": lambda text: tables.show(("A", "B"), [("x", text)]),
@@ -46,9 +46,9 @@ SAID: dict[str, Callable[[str], object]] = {
 }
 
 
-@pytest.mark.parametrize("said", SAID.values(), ids=SAID)
-def test_words_of_others_are_shown(capsys: pytest.CaptureFixture[str], said: Callable[[str], object]) -> None:
-    said(EVIL)
+@pytest.mark.parametrize("show", OUTPUTS.values(), ids=OUTPUTS)
+def test_words_of_others_are_shown(capsys: pytest.CaptureFixture[str], show: Callable[[str], object]) -> None:
+    show(EVIL)
     printed = "".join(capsys.readouterr())
     assert SHOWN in printed
     assert all(line.isprintable() for line in printed.split("\n"))

@@ -156,21 +156,21 @@ def config(**changed: Any) -> Facts:
 
 def certificates_of(changed: EntryCertificates) -> Facts:
     """With other certificates of kube-scheduler's."""
-    return _with(lambda one: one._replace(certificates={0: changed}))
+    return _with(lambda base: base._replace(certificates={0: changed}))
 
 
 def server(**changed: Any) -> Facts:
     """With another server at the address."""
-    return _with(lambda one: one._replace(servers={0: one.servers[0]._replace(**changed)}))
+    return _with(lambda base: base._replace(servers={0: base.servers[0]._replace(**changed)}))
 
 
 def service(**changed: Any) -> Facts:
-    return _with(lambda one: one._replace(services={0: Service("Service/nodewise/nodewise", **changed)}))
+    return _with(lambda base: base._replace(services={0: Service("Service/nodewise/nodewise", **changed)}))
 
 
 def pod(**changed: Any) -> Facts:
     """With another workload of kube-scheduler."""
-    return _with(lambda one: one._replace(workload=STATIC._replace(**changed)))
+    return _with(lambda base: base._replace(workload=STATIC._replace(**changed)))
 
 
 def _with(change: Callable[[Scheduler], Scheduler]) -> Facts:
@@ -179,8 +179,8 @@ def _with(change: Callable[[Scheduler], Scheduler]) -> Facts:
 
 def extender(*, settings: dict[str, str] | None = None, **changed: Any) -> Facts:
     """With other settings of the replicas, or other facts of their pods."""
-    one = EXTENDER._replace(workload=EXTENDER.workload._replace(**changed))
-    return SOUND._replace(extenders=(one._replace(settings={**EXTENDER.settings, **(settings or {})}),))
+    replica = EXTENDER._replace(workload=EXTENDER.workload._replace(**changed))
+    return SOUND._replace(extenders=(replica._replace(settings={**EXTENDER.settings, **(settings or {})}),))
 
 
 def policy(**changed: Any) -> Facts:

@@ -79,9 +79,9 @@ def metrics(**changed: Any) -> Facts:
     return SOUND._replace(replica_metrics=(METRICS._replace(**changed),))
 
 
-def profile(plugins: Any, **told: str) -> Facts:
+def profile(plugins: Any, **settings: str) -> Facts:
     facts = config(profiles=[{"schedulerName": "default-scheduler", "plugins": plugins}])
-    return facts._replace(extenders=(EXTENDER._replace(settings={**EXTENDER.settings, **told}),))
+    return facts._replace(extenders=(EXTENDER._replace(settings={**EXTENDER.settings, **settings}),))
 
 
 def crowd(rejected: int | None, nodes: int = 5000, **changed: Any) -> Facts:
@@ -90,8 +90,12 @@ def crowd(rejected: int | None, nodes: int = 5000, **changed: Any) -> Facts:
 
 def second(*hosts: Any) -> Facts:
     """Schedulers on several hosts, each with this configuration."""
-    found = [scheduler(one, STATIC._replace(where=f"Pod/{at}")) for at, one in enumerate(hosts)]
-    return SOUND._replace(schedulers=tuple(one._replace(where=f"Pod/{at}") for at, one in enumerate(found)))
+    places = [f"Pod/{number}" for number in range(len(hosts))]
+    schedulers = [
+        scheduler(configuration, STATIC._replace(where=place))._replace(where=place)
+        for configuration, place in zip(hosts, places, strict=True)
+    ]
+    return SOUND._replace(schedulers=tuple(schedulers))
 
 
 UNASKED = metrics(calls=0)._replace(pods=(WAITING._replace(message="0/1"),))
@@ -122,8 +126,8 @@ NOT_LIMITED = {"admission-policy-missing"}
 
 def limited(*admission: AdmissionPolicy, **settings: str) -> Facts:
     """With these admission policies, and settings of the replicas."""
-    told = EXTENDER._replace(settings={**EXTENDER.settings, **settings})
-    return SOUND._replace(admission_policies=admission, extenders=(told,))
+    configured = EXTENDER._replace(settings={**EXTENDER.settings, **settings})
+    return SOUND._replace(admission_policies=admission, extenders=(configured,))
 
 
 NODES_LIMITED, PODS_LIMITED, TRUST_LIMITED = ADMISSION
@@ -380,15 +384,18 @@ CASES: list[tuple[str, Facts, set[str]]] = [
 @pytest.mark.parametrize(("facts", "expected"), [pytest.param(*case[1:], id=case[0]) for case in CASES])
 def test_what_is_found(facts: Facts, expected: set[str]) -> None:
     report = examination.examine(facts)
-    grave = {one.id for one in report.findings if one.severity != "note"}
+    grave = {finding.id for finding in report.findings if finding.severity != "note"}
     assert grave == expected, report.findings
     assert report.is_sound == (not expected)
-    assert all(one.object and one.found and one.expected and one.remedy for one in report.findings)
+    assert all(
+        finding.object and finding.found and finding.expected and finding.remedy
+        for finding in report.findings
+    )
 
 
 def test_the_remedy_for_values_that_differ_is_an_aggregation() -> None:
     report = examination.examine(SOUND._replace(metrics={"heat": MetricCoverage(0, (), DIFFER)}))
-    (finding,) = (one for one in report.findings if one.id == "metric-missing")
+    (finding,) = (finding for finding in report.findings if finding.id == "metric-missing")
     assert DIFFER in finding.found
     assert finding.remedy.startswith("set aggregate in the rule")
 
@@ -402,8 +409,8 @@ def test_what_could_not_be_read_is_told_once_with_its_right() -> None:
         node_count=FORBIDDEN, node_resources=FORBIDDEN, gpu_nodes=FORBIDDEN, kubelets=FORBIDDEN
     )
     report = examination.examine(facts)
-    (one,) = report.findings
-    assert (one.object, one.expected) == ("nodes", "the right to list nodes")
+    (finding,) = report.findings
+    assert (finding.object, finding.expected) == ("nodes", "the right to list nodes")
     names = [id_ for id_, _ in report.not_checked]
     assert names == [
         "sample-too-small",
@@ -427,14 +434,18 @@ def test_what_is_skipped_is_neither_told_nor_missed() -> None:
 
 def test_the_gravest_come_first() -> None:
     facts = entry(httpTimeout=None, ignorable=True)._replace(programs_elsewhere=("Pod/web/scheduler",))
-    assert [one.severity for one in examination.examine(facts).findings] == ["error", "warning", "note"]
+    assert [finding.severity for finding in examination.examine(facts).findings] == [
+        "error",
+        "warning",
+        "note",
+    ]
 
 
 def test_programs_of_other_namespaces_are_a_note() -> None:
     report = examination.examine(SOUND._replace(programs_elsewhere=("Pod/web/kube-scheduler",)))
-    (one,) = report.findings
-    assert (one.id, one.severity, report.is_sound) == ("not-looked-at", "note", True)
-    assert "-n web" in one.remedy
+    (finding,) = report.findings
+    assert (finding.id, finding.severity, report.is_sound) == ("not-looked-at", "note", True)
+    assert "-n web" in finding.remedy
 
 
 def test_of_very_many_only_some_are_told() -> None:
@@ -447,13 +458,13 @@ def test_of_very_many_only_some_are_told() -> None:
 def test_a_scheduler_beside_an_extender_without_a_cluster_sends_whole_nodes() -> None:
     beside = STATIC._replace(where="Deployment/kube-system/my", is_static=False, host_network=False)
     fields = {**PLAIN, "urlPrefix": "http://127.0.0.1:9001/scheduler", "bindVerb": ""}
-    told = Extender(beside, {"agents": "safe", "no_cluster": "true"})
+    clusterless = Extender(beside, {"agents": "safe", "no_cluster": "true"})
     for names, wanted in ((True, {"names-not-used"}), (False, set())):
-        one = scheduler({**CONFIGURATION, "extenders": [{**fields, "nodeCacheCapable": names}]}, beside)
+        local = scheduler({**CONFIGURATION, "extenders": [{**fields, "nodeCacheCapable": names}]}, beside)
         facts = SOUND._replace(
-            schedulers=(one._replace(services={}),), extenders=(told,), policies=(), pods=()
+            schedulers=(local._replace(services={}),), extenders=(clusterless,), policies=(), pods=()
         )
-        assert {one.id for one in examination.examine(facts).findings} == wanted
+        assert {finding.id for finding in examination.examine(facts).findings} == wanted
 
 
 def test_what_two_entries_ask_together_is_asked() -> None:
@@ -465,11 +476,11 @@ def test_what_two_entries_ask_together_is_asked() -> None:
         "httpTimeout": "1s",
     }
     cards = {**ENTRY, "prioritizeVerb": "", "managedResources": ENTRY["managedResources"][1:]}
-    one = scheduler({**CONFIGURATION, "extenders": [telemetry, cards]})
-    both = one._replace(
-        certificates=dict.fromkeys((0, 1), one.certificates[0]),
-        servers=dict.fromkeys((0, 1), one.servers[0]),
-        services=dict.fromkeys((0, 1), one.services[0]),
+    base = scheduler({**CONFIGURATION, "extenders": [telemetry, cards]})
+    both = base._replace(
+        certificates=dict.fromkeys((0, 1), base.certificates[0]),
+        servers=dict.fromkeys((0, 1), base.servers[0]),
+        services=dict.fromkeys((0, 1), base.services[0]),
     )
     report = examination.examine(SOUND._replace(schedulers=(both,)))
     assert report.findings == []
@@ -485,9 +496,9 @@ def test_a_second_scheduler_is_not_asked_what_other_replicas_answer() -> None:
     }
     profiles = [{"schedulerName": "mine"}]
     mine = scheduler({**CONFIGURATION, "profiles": profiles, "extenders": [fields]}, beside)
-    told = Extender(beside, {"agents": "safe", "no_cluster": "true"})
+    clusterless = Extender(beside, {"agents": "safe", "no_cluster": "true"})
     facts = SOUND._replace(
-        schedulers=(scheduler(), mine._replace(services={})), extenders=(*SOUND.extenders, told)
+        schedulers=(scheduler(), mine._replace(services={})), extenders=(*SOUND.extenders, clusterless)
     )
     assert examination.examine(facts).findings == []
 
@@ -496,16 +507,16 @@ def test_a_hidden_configuration_beside_one_that_asks_nodewise_is_a_note() -> Non
     hidden = Unavailable("/etc/kubernetes/s.yaml of Pod/kube-system/kube-scheduler-b", "it lies on host b")
     other = Scheduler("Pod/b", hidden, STATIC._replace(where="Pod/b"))
     report = examination.examine(SOUND._replace(schedulers=(scheduler(), other)))
-    assert [(one.id, one.severity) for one in report.findings] == [("not-looked-at", "note")]
+    assert [(finding.id, finding.severity) for finding in report.findings] == [("not-looked-at", "note")]
     assert "no-ca-file" in dict(report.not_checked)
 
 
 def test_loopback_without_nodewise_beside_it_leads_nowhere() -> None:
     beside = STATIC._replace(where="Deployment/kube-system/my", is_static=False, host_network=False)
     fields = {**PLAIN, "urlPrefix": "http://127.0.0.1:9001/scheduler"}
-    one = scheduler({**CONFIGURATION, "extenders": [fields]}, beside)
-    report = examination.examine(SOUND._replace(schedulers=(one._replace(services={}),)))
-    assert "extender-not-reached" in {one.id for one in report.findings}
+    sending = scheduler({**CONFIGURATION, "extenders": [fields]}, beside)
+    report = examination.examine(SOUND._replace(schedulers=(sending._replace(services={}),)))
+    assert "extender-not-reached" in {finding.id for finding in report.findings}
 
 
 def test_the_certificate_in_the_replicas_secret_stands_for_a_handshake() -> None:
@@ -515,15 +526,15 @@ def test_the_certificate_in_the_replicas_secret_stands_for_a_handshake() -> None
         (STRANGE, {"unknown-ca"}),
     ):
         facts = away._replace(extenders=(EXTENDER._replace(serving=chain),))
-        assert {one.id for one in examination.examine(facts).findings} == wanted
+        assert {finding.id for finding in examination.examine(facts).findings} == wanted
 
 
 def test_a_client_ca_in_the_replicas_secret_stands_for_a_call() -> None:
     facts = server(response="")._replace(
         extenders=(EXTENDER._replace(client_ca=certificates.parse_pem(STRANGER.cert)),)
     )
-    (one,) = examination.examine(facts).findings
-    assert (one.id, "--client-ca" in one.remedy) == ("unknown-ca", True)
+    (finding,) = examination.examine(facts).findings
+    assert (finding.id, "--client-ca" in finding.remedy) == ("unknown-ca", True)
 
 
 def test_a_configuration_that_cannot_be_read_is_not_sound() -> None:

@@ -146,20 +146,20 @@ SECOND = {DEPLOYMENTS: [second()], "/api/v1/namespaces/nodewise/configmaps/secon
 
 
 def test_a_second_scheduler_by_its_config_map() -> None:
-    found = facts(SECOND)
-    assert not isinstance(found.schedulers, Unavailable)
-    (one,) = found.schedulers
-    assert one.where == "ConfigMap/nodewise/second"
-    assert isinstance(one.configuration, SchedulerConfiguration)
-    assert one.configuration.entries[0].is_nodewise
-    assert not isinstance(found.extenders, Unavailable)
-    (nodewise,) = found.extenders
+    cluster = facts(SECOND)
+    assert not isinstance(cluster.schedulers, Unavailable)
+    (scheduler,) = cluster.schedulers
+    assert scheduler.where == "ConfigMap/nodewise/second"
+    assert isinstance(scheduler.configuration, SchedulerConfiguration)
+    assert scheduler.configuration.entries[0].is_nodewise
+    assert not isinstance(cluster.extenders, Unavailable)
+    (nodewise,) = cluster.extenders
     assert (nodewise.agents, nodewise.workload.where) == (("safe",), "Deployment/nodewise/second")
 
 
 def test_a_config_map_that_may_not_be_read_is_said_with_its_right() -> None:
     report = examination.examine(facts(SECOND, ("configmaps",)))
-    rights = [one.expected for one in report.findings if one.id == "not-looked-at"]
+    rights = [finding.expected for finding in report.findings if finding.id == "not-looked-at"]
     assert "the right to get configmaps second in namespace nodewise" in rights
 
 
@@ -191,30 +191,30 @@ def test_a_port_that_is_a_path_is_not_asked_by_the_proxy() -> None:
 
 
 def test_a_tenants_scheduler_is_named_and_not_looked_into() -> None:
-    found = facts({DEPLOYMENTS: [second("web")]})
-    assert found.schedulers == ()
-    assert found.programs_elsewhere == ("Deployment/web/second",)
+    cluster = facts({DEPLOYMENTS: [second("web")]})
+    assert cluster.schedulers == ()
+    assert cluster.programs_elsewhere == ("Deployment/web/second",)
 
 
 def test_a_static_pod_without_config_has_no_extender() -> None:
     report = examination.examine(facts({"/api/v1/pods": [static("")]}))
-    assert "extender-not-registered" in {one.id for one in report.findings}
+    assert "extender-not-registered" in {finding.id for finding in report.findings}
 
 
 def test_a_static_pods_file_on_another_host_has_to_be_named(tmp_path: Path) -> None:
     cluster = {"/api/v1/pods": [static()]}
     hidden = examination.examine(facts(cluster))
-    assert "--scheduler-config" in " ".join(one.remedy for one in hidden.findings)
+    assert "--scheduler-config" in " ".join(finding.remedy for finding in hidden.findings)
     file = tmp_path / "copy.yaml"
     file.write_text(yaml.safe_dump({**CONFIGURATION, "extenders": []}))
     named = facts(cluster, (), str(file))
     assert not isinstance(named.schedulers, Unavailable)
-    (one,) = named.schedulers
-    assert (one.where, one.workload.where if one.workload else "") == (
+    (scheduler,) = named.schedulers
+    assert (scheduler.where, scheduler.workload.where if scheduler.workload else "") == (
         str(file),
         "Pod/kube-system/kube-scheduler-cp",
     )
-    assert "extender-not-registered" in {one.id for one in examination.examine(named).findings}
+    assert "extender-not-registered" in {finding.id for finding in examination.examine(named).findings}
 
 
 @pytest.mark.parametrize(
@@ -231,17 +231,17 @@ def test_files_of_this_host_are_read_for_its_own_static_pods_alone(
     pod = static()
     pod["metadata"]["namespace"] = namespace
     pod["spec"] |= {"nodeName": node, "volumes": [{"name": "s", "hostPath": {"path": str(file)}}]}
-    found = facts({"/api/v1/pods": [pod]})
-    assert not isinstance(found.schedulers, Unavailable)
-    (one,) = found.schedulers
-    assert isinstance(one.configuration, SchedulerConfiguration) == wanted
+    cluster = facts({"/api/v1/pods": [pod]})
+    assert not isinstance(cluster.schedulers, Unavailable)
+    (scheduler,) = cluster.schedulers
+    assert isinstance(scheduler.configuration, SchedulerConfiguration) == wanted
 
 
 def test_certificates_of_a_second_scheduler_come_from_its_secret_and_its_key_goes_nowhere(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    one = second()
-    spec = one["spec"]["template"]["spec"]
+    workload = second()
+    spec = workload["spec"]["template"]["spec"]
     spec["containers"][0]["volumeMounts"].append({"name": "tls", "mountPath": "/tls"})
     spec["volumes"].append({"name": "tls", "secret": {"secretName": "client"}})
     tls = {"caFile": "/tls/ca.crt", "certFile": "/tls/tls.crt", "keyFile": "/tls/tls.key"}
@@ -251,23 +251,23 @@ def test_certificates_of_a_second_scheduler_come_from_its_secret_and_its_key_goe
     }
     data = {"tls.crt": OWN.cert, "tls.key": OWN.key, "ca.crt": AUTHORITY.cert}
     secret = {"data": {name: base64.b64encode(text).decode() for name, text in data.items()}}
-    found = facts(
+    cluster = facts(
         {
-            DEPLOYMENTS: [one],
+            DEPLOYMENTS: [workload],
             "/api/v1/namespaces/nodewise/configmaps/second": {
                 "data": {"scheduler.yaml": yaml.safe_dump(config)}
             },
             "/api/v1/namespaces/nodewise/secrets/client": secret,
         }
     )
-    assert not isinstance(found.schedulers, Unavailable)
-    certificates = found.schedulers[0].certificates[0]
+    assert not isinstance(cluster.schedulers, Unavailable)
+    certificates = cluster.schedulers[0].certificates[0]
     assert not isinstance(certificates.client, Unavailable)
     assert certificates.client
     assert certificates.client[0].public_key == certificates.key
     for print_report in (print_table, print_json):
-        assert "PRIVATE" not in printed(examination.examine(found), capsys, print_report)
-    assert b"PRIVATE" not in repr(found).encode()
+        assert "PRIVATE" not in printed(examination.examine(cluster), capsys, print_report)
+    assert b"PRIVATE" not in repr(cluster).encode()
 
 
 def test_policies_metrics_and_pods() -> None:
@@ -277,7 +277,7 @@ def test_policies_metrics_and_pods() -> None:
         for name, value in (("a", "90"), ("b", "10"), ("10.0.0.9:9100", "1"))
     ]
     group = {"preferredVersion": {"version": "v1beta1"}, "versions": []}
-    found = facts(
+    cluster = facts(
         {
             "/api/v1/nodes": [{"metadata": {"name": name}} for name in "abc"],
             POLICIES: [{"metadata": {"name": "pol", "namespace": "web"}, "spec": {"strategies": rules}}],
@@ -286,16 +286,16 @@ def test_policies_metrics_and_pods() -> None:
             "/api/v1/pods": [{**ALL, "spec": {"schedulerName": "mine", "schedulingGates": [{"name": "x"}]}}],
         }
     )
-    assert not isinstance(found.policies, Unavailable)
-    assert [(one.where, one.rejected_nodes, one.source) for one in found.policies] == [
+    assert not isinstance(cluster.policies, Unavailable)
+    assert [(policy.where, policy.rejected_nodes, policy.source) for policy in cluster.policies] == [
         ("TASPolicy/web/pol", 1, "by its metrics")
     ]
-    assert not isinstance(found.metrics, Unavailable)
-    heat = found.metrics["heat"]
+    assert not isinstance(cluster.metrics, Unavailable)
+    heat = cluster.metrics["heat"]
     assert not isinstance(heat, Unavailable)
-    assert (heat.nodes, heat.other_names, found.node_count) == (2, ("10.0.0.9:9100",), 3)
-    assert not isinstance(found.pods, Unavailable)
-    assert [(one.name, one.scheduler_name, one.is_gated) for one in found.pods] == [("p", "mine", True)]
+    assert (heat.nodes, heat.other_names, cluster.node_count) == (2, ("10.0.0.9:9100",), 3)
+    assert not isinstance(cluster.pods, Unavailable)
+    assert [(pod.name, pod.scheduler_name, pod.is_gated) for pod in cluster.pods] == [("p", "mine", True)]
 
 
 def test_facts_that_no_check_needs_are_not_read() -> None:
@@ -338,10 +338,10 @@ def test_policies_are_evaluated_with_the_settings_of_the_replicas(
 def test_who_may_read_nothing_is_told_each_right() -> None:
     report = examination.examine(facts({}, ("/api", "/apis")))
     assert not report.is_sound
-    rights = " ".join(one.expected for one in report.findings)
+    rights = " ".join(finding.expected for finding in report.findings)
     for right in ("list nodes", "list pods", "list taspolicies.telemetry.intel.com", "list deployments.apps"):
         assert right in rights
-    assert {one.id for one in report.findings} == {"not-looked-at"}
+    assert {finding.id for finding in report.findings} == {"not-looked-at"}
 
 
 def test_an_api_server_that_is_away_ends_it() -> None:
@@ -362,9 +362,9 @@ def test_a_list_that_never_ends_is_left() -> None:
             return b'{"items": [{}], "metadata": {"continue": "here"}}'
 
     endless: Any = Endless({})
-    found = asyncio.run(reader(endless).get_list(NODES, parse_json))
-    assert isinstance(found, Unavailable)
-    assert "begins again" in found.reason
+    listed = asyncio.run(reader(endless).get_list(NODES, parse_json))
+    assert isinstance(listed, Unavailable)
+    assert "begins again" in listed.reason
 
 
 @pytest.mark.parametrize("text", ["kind: Pod", "[", ""])
@@ -401,8 +401,8 @@ def test_findings_stand_by_severity_and_fit_into_80_columns(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    found = entry(ignorable=True, httpTimeout=None)._replace(programs_elsewhere=("Pod/web/x",))
-    lines = printed(examination.examine(found), capsys).splitlines()
+    sick = entry(ignorable=True, httpTimeout=None)._replace(programs_elsewhere=("Pod/web/x",))
+    lines = printed(examination.examine(sick), capsys).splitlines()
     heads = [line for line in lines if line and not line.startswith(" ")]
     assert heads[:3] == ["Error", "Warning", "Note"]
     assert all(len(line) <= 80 and line == line.rstrip() for line in lines)
@@ -410,10 +410,10 @@ def test_findings_stand_by_severity_and_fit_into_80_columns(
 
 
 def test_json_has_the_fields_that_programs_read(capsys: pytest.CaptureFixture[str]) -> None:
-    told = msgspec.json.decode(printed(examination.examine(entry(ignorable=True)), capsys, print_json))
-    assert told["sound"] is False
-    (one,) = told["findings"]
-    assert set(one) == {"id", "severity", "object", "seen", "wanted", "remedy", "doc"}
-    assert (one["id"], one["doc"]) == ("wrong-ignorable", "docs/how-to/doctor.md#wrong-ignorable")
-    assert "wrong-ignorable" in told["checked"]
-    assert told["not_checked"] == []
+    report = msgspec.json.decode(printed(examination.examine(entry(ignorable=True)), capsys, print_json))
+    assert report["sound"] is False
+    (document,) = report["findings"]
+    assert set(document) == {"id", "severity", "object", "seen", "wanted", "remedy", "doc"}
+    assert (document["id"], document["doc"]) == ("wrong-ignorable", "docs/how-to/doctor.md#wrong-ignorable")
+    assert "wrong-ignorable" in report["checked"]
+    assert report["not_checked"] == []

@@ -49,8 +49,8 @@ def test_findings_name_their_section() -> None:
 
 
 def test_the_table_of_rights_has_a_row_for_each() -> None:
-    shipped = [one for one in yaml.safe_load_all(MANIFEST.read_text()) if one]
-    assert {(one.verb, one.resource, one.group) for one in rights.granted(shipped)} == table()
+    shipped = [manifest for manifest in yaml.safe_load_all(MANIFEST.read_text()) if manifest]
+    assert {(right.verb, right.resource, right.group) for right in rights.granted(shipped)} == table()
 
 
 def table() -> set[tuple[str, str, str]]:

@@ -24,15 +24,15 @@ def parsed(value: Any) -> SchedulerConfiguration:
 
 
 def entry(**fields: Any) -> ExtenderEntry:
-    (one,) = parsed({**KIND, "extenders": [fields]}).entries
-    return one
+    (only_entry,) = parsed({**KIND, "extenders": [fields]}).entries
+    return only_entry
 
 
 def admission_policy(**spec: Any) -> Any:
     rules = [{"apiGroups": [""], "resources": ["nodes", "nodes/*"]}]
     conditions = [{"name": "account", "expression": "a == 'b'"}]
-    found = {"matchConstraints": {"resourceRules": rules}, "matchConditions": conditions, **spec}
-    return {"metadata": {"name": "p"}, "spec": found}
+    policy_spec = {"matchConstraints": {"resourceRules": rules}, "matchConditions": conditions, **spec}
+    return {"metadata": {"name": "p"}, "spec": policy_spec}
 
 
 def admission_binding(**spec: Any) -> Any:
@@ -75,8 +75,8 @@ def test_which_admission_policies_are_enforced(policy: Any, binding: Any, is_enf
     ],
 )
 def test_whose_entry_it_is(url: str, verb: str, owner: tuple[bool, str]) -> None:
-    one = entry(urlPrefix=url, filterVerb=verb)
-    assert (one.is_nodewise, one.agent) == owner
+    extender = entry(urlPrefix=url, filterVerb=verb)
+    assert (extender.is_nodewise, extender.agent) == owner
 
 
 def test_configz_has_the_names_of_gos_fields() -> None:
@@ -96,26 +96,32 @@ def test_configz_has_the_names_of_gos_fields() -> None:
             }
         ],
     }
-    found = scheduler_configuration.parse_configz({"kubescheduler.config.k8s.io": internal})
-    (one,) = found.entries
-    assert (one.http_timeout, one.node_cache_capable, one.enable_https, one.ca_file, one.weight) == (
+    configuration = scheduler_configuration.parse_configz({"kubescheduler.config.k8s.io": internal})
+    (only_entry,) = configuration.entries
+    assert (
+        only_entry.http_timeout,
+        only_entry.node_cache_capable,
+        only_entry.enable_https,
+        only_entry.ca_file,
+        only_entry.weight,
+    ) == (
         "1s",
         True,
         True,
         "/ca",
         10,
     )
-    assert (found.profiles[0].scheduler_name, found.profiles[0].percentage) == ("mine", 30)
-    assert one.managed_resources[0].is_ignored
+    assert (configuration.profiles[0].scheduler_name, configuration.profiles[0].percentage) == ("mine", 30)
+    assert only_entry.managed_resources[0].is_ignored
 
 
 @pytest.mark.parametrize(
     "text", [b"", b"- 1", b"{", b"kind: Pod", b"kind: [x]", b"\xff\xfe", b"a: &a [*a]", b"a: 1\n---\nb: 2"]
 )
 def test_what_is_no_configuration_has_a_problem(text: bytes) -> None:
-    found = scheduler_configuration.parse(text)
-    assert found.problems
-    assert not found.profiles
+    configuration = scheduler_configuration.parse(text)
+    assert configuration.problems
+    assert not configuration.profiles
 
 
 @pytest.mark.parametrize(
@@ -161,8 +167,8 @@ MOUNTS = (
     ],
 )
 def test_where_a_file_comes_from(path: str, wanted: tuple[str, str] | None) -> None:
-    found = workloads.find_mount(Container("c", mounts=MOUNTS), path)
-    assert (None if found is None else (found[0].name, found[1])) == wanted
+    mount = workloads.find_mount(Container("c", mounts=MOUNTS), path)
+    assert (None if mount is None else (mount[0].name, mount[1])) == wanted
 
 
 @pytest.mark.parametrize(
@@ -217,9 +223,9 @@ def test_settings_of_flags_variables_and_file() -> None:
     file = (
         b"{agents: telemetry, health-port: 9003, no_cluster: true, metrics: [custom, resource], gpu: {x: 1}}"
     )
-    found = workloads.settings(container, file)
+    settings = workloads.settings(container, file)
     assert {
-        name: found[name] for name in ("agents", "client_name", "unsafe", "port", "health_port", "metrics")
+        name: settings[name] for name in ("agents", "client_name", "unsafe", "port", "health_port", "metrics")
     } == {
         "agents": "gpu",
         "client_name": "a,b",
@@ -228,7 +234,7 @@ def test_settings_of_flags_variables_and_file() -> None:
         "health_port": "9003",
         "metrics": "custom,resource",
     }
-    assert EXTENDER._replace(settings=found).is_set("no_cluster")
+    assert EXTENDER._replace(settings=settings).is_set("no_cluster")
     assert workloads.settings_file(container) == "/c"
 
 
@@ -247,9 +253,9 @@ def test_plugins_of_both_versions_of_a_deschedulers_policy() -> None:
           RemovePodsViolatingNodeAffinity: {enabled: true, params: {nodeAffinityType: [x]}}
           LowNodeUtilization: {enabled: false}
     """
-    found = parse_policy("d", new.encode())
-    assert found.plugins == ("RemovePodsViolatingNodeAffinity", "RemoveDuplicates")
-    assert found.affinity_types == ("requiredDuringSchedulingIgnoredDuringExecution",)
+    policy = parse_policy("d", new.encode())
+    assert policy.plugins == ("RemovePodsViolatingNodeAffinity", "RemoveDuplicates")
+    assert policy.affinity_types == ("requiredDuringSchedulingIgnoredDuringExecution",)
     assert parse_policy("d", old.encode()).plugins == ("RemovePodsViolatingNodeAffinity",)
     assert isinstance(parse_policy("d", b"{").plugins, Unavailable)
 
@@ -266,14 +272,18 @@ nodewise_metric_nodes{metric="heat"} 12.0
 nodewise_metric_series_unmatched{metric="heat"} NaN
 rubbish
 """
-    found = parse_metrics("p", body, 1100.0)
-    assert (found.calls, found.uptime_s, found.ca_clients) == (9, 100.0, 1)
-    assert (found.refused, found.metric_nodes, found.unmatched) == ({"client_name": 4}, {"heat": 12}, {})
+    metrics = parse_metrics("p", body, 1100.0)
+    assert (metrics.calls, metrics.uptime_s, metrics.ca_clients) == (9, 100.0, 1)
+    assert (metrics.refused, metrics.metric_nodes, metrics.unmatched) == (
+        {"client_name": 4},
+        {"heat": 12},
+        {},
+    )
 
 
 def test_rights_follow_agents_and_settings() -> None:
-    def needed(*metrics: str, **told: str) -> set[str]:
-        return {str(one) for one in needed_rights(EXTENDER._replace(settings=told), metrics)}
+    def needed(*metrics: str, **settings: str) -> set[str]:
+        return {str(right) for right in needed_rights(EXTENDER._replace(settings=settings), metrics)}
 
     assert "get nodes/heat.custom.metrics.k8s.io" in needed("heat", agents="telemetry")
     assert "list nodes.metrics.k8s.io" in needed("cpu_usage", agents="telemetry")
@@ -287,12 +297,12 @@ def test_rights_follow_agents_and_settings() -> None:
 
 
 def test_a_key_leaves_no_trace_in_an_entry() -> None:
-    one = entry(urlPrefix="https://n/scheduler", tlsConfig={"keyData": "c2VjcmV0IGtleQ=="})
-    assert b"secret" not in msgspec.json.encode([field for field in one if isinstance(field, str)])
-    assert one.key_data == b""
+    extender = entry(urlPrefix="https://n/scheduler", tlsConfig={"keyData": "c2VjcmV0IGtleQ=="})
+    assert b"secret" not in msgspec.json.encode([field for field in extender if isinstance(field, str)])
+    assert extender.key_data == b""
 
 
 def test_a_sound_configuration_is_read_whole() -> None:
-    found = parsed(CONFIGURATION)
-    assert not found.problems
-    assert found.entries[0].is_nodewise
+    configuration = parsed(CONFIGURATION)
+    assert not configuration.problems
+    assert configuration.entries[0].is_nodewise

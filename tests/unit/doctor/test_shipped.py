@@ -43,23 +43,25 @@ def _without_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def cluster(text: str) -> dict[str, Any]:
     """The objects of a manifest as an API server has them once all run."""
-    found: dict[str, Any] = {}
-    for one in filter(None, yaml.safe_load_all(text)):
-        kind, metadata = one["kind"], one["metadata"]
+    objects: dict[str, Any] = {}
+    for document in filter(None, yaml.safe_load_all(text)):
+        kind, metadata = document["kind"], document["metadata"]
         if kind in COLLECTIONS:
             if kind in ("Deployment", "DaemonSet"):
-                one["status"] = {"readyReplicas": one["spec"].get("replicas", 1), "numberReady": 0}
-            found.setdefault(f"/apis/{COLLECTIONS[kind]}", []).append(one)
+                document["status"] = {"readyReplicas": document["spec"].get("replicas", 1), "numberReady": 0}
+            objects.setdefault(f"/apis/{COLLECTIONS[kind]}", []).append(document)
         elif kind in OBJECTS:
-            found[f"/api/v1/namespaces/{metadata['namespace']}/{OBJECTS[kind]}/{metadata['name']}"] = one
+            objects[f"/api/v1/namespaces/{metadata['namespace']}/{OBJECTS[kind]}/{metadata['name']}"] = (
+                document
+            )
     for name, (leaf, authority) in PAPERS.items():
         data = {"tls.crt": leaf.cert, "tls.key": leaf.key, "ca.crt": authority.cert}
         secret = {"data": {key: base64.b64encode(text).decode() for key, text in data.items()}}
-        found[f"/api/v1/namespaces/nodewise/secrets/{name}"] = secret
+        objects[f"/api/v1/namespaces/nodewise/secrets/{name}"] = secret
     ready = [{"addresses": ["10.0.0.7"], "conditions": {"ready": True}}]
     slices = "/apis/discovery.k8s.io/v1/namespaces/nodewise/endpointslices"
-    found[slices] = [{"endpoints": ready, "ports": [{"name": "https", "port": 9001}]}]
-    return found
+    objects[slices] = [{"endpoints": ready, "ports": [{"name": "https", "port": 9001}]}]
+    return objects
 
 
 def printed(*arguments: str) -> str:

@@ -44,15 +44,15 @@ def list_agents(output: str) -> None:
       0  listed
       2  the command line is wrong
     """
-    rows = [_row(one) for one in agents.installed()]
+    rows = [_row(agent) for agent in agents.installed()]
     if output == "json":
         click.echo(msgspec.json.encode({"agents": rows}))
         return
     table = Table("NAME", "WHAT IT DOES", "PACKAGE", box=None, header_style="")
     for row in rows:
         package = "" if row["package"] == "nodewise" else f"{row['package']} {row['version']}"
-        told = f"broken: {row['broken']}" if row["broken"] else row["summary"]
-        table.add_row(*map(_shown, (row["name"], told, package.strip())))
+        description = f"broken: {row['broken']}" if row["broken"] else row["summary"]
+        table.add_row(*map(_shown, (row["name"], description, package.strip())))
     Console(highlight=False).print(table)
 
 
@@ -61,10 +61,10 @@ def _shown(text: str) -> Text:
     return Text(visible(text))
 
 
-def _row(one: agents.InstalledAgent) -> dict[str, str]:
-    name, package, version = one.origin
-    summary = one.kind.summary if one.kind else ""
-    broken = agent_kinds.clash(one.kind, GROUPS) if one.kind else one.why
+def _row(agent: agents.InstalledAgent) -> dict[str, str]:
+    name, package, version = agent.origin
+    summary = agent.kind.summary if agent.kind else ""
+    broken = agent_kinds.clash(agent.kind, GROUPS) if agent.kind else agent.why
     return {"name": name, "summary": summary, "package": package, "version": version, "broken": broken}
 
 

@@ -36,9 +36,9 @@ def package(name: str) -> str:
 def files(name: str) -> Mapping[str, str]:
     """The text of each file of the package, by its path in the new folder."""
     rest = TEMPLATE / "package"
-    found = {f"src/nodewise_template/{path.name}": path for path in TEMPLATE.glob("*.py")}
-    found |= {str(path.relative_to(rest)): path for path in rest.rglob("*") if path.suffix in _SUFFIXES}
-    return {_renamed(to, name): _renamed(path.read_text(), name) for to, path in sorted(found.items())}
+    paths = {f"src/nodewise_template/{path.name}": path for path in TEMPLATE.glob("*.py")}
+    paths |= {str(path.relative_to(rest)): path for path in rest.rglob("*") if path.suffix in _SUFFIXES}
+    return {_renamed(to, name): _renamed(path.read_text(), name) for to, path in sorted(paths.items())}
 
 
 _SUFFIXES: Final = {".py", ".toml", ".md"}
@@ -55,7 +55,7 @@ def _renamed(text: str, name: str) -> str:
         "Template": "".join(part.capitalize() for part in name.split("-")),
         "template": name,
     }
-    return re.sub("|".join(map(re.escape, forms)), lambda found: forms[found[0]], text)
+    return re.sub("|".join(map(re.escape, forms)), lambda match: forms[match[0]], text)
 
 
 def write(name: str, folder: Path) -> None:

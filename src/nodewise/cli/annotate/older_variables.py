@@ -70,11 +70,11 @@ def _table(environment: Mapping[str, str], arguments: Sequence[str]) -> Iterator
         text = environment.get(name, "")
         if not text or _is_said(variable.flag, environment, arguments):
             continue
-        found = variable.read(text)
-        if found is None:
+        value = variable.read(text)
+        if value is None:
             logs.later("variable_ignored", variable=name, seen=text[:80], wanted=variable.wanted)
         else:
-            yield from found
+            yield from value
 
 
 def _prometheus(environment: Mapping[str, str], arguments: Sequence[str]) -> Iterator[str]:
@@ -89,4 +89,4 @@ def _prometheus(environment: Mapping[str, str], arguments: Sequence[str]) -> Ite
 
 def _is_said(flag: str, environment: Mapping[str, str], arguments: Sequence[str]) -> bool:
     own = "NODEWISE_" + flag.removeprefix("--").replace("-", "_").upper()
-    return own in environment or any(one.partition("=")[0] == flag for one in arguments)
+    return own in environment or any(argument.partition("=")[0] == flag for argument in arguments)

@@ -65,8 +65,8 @@ def summary(plan: AnnotationPlan, written: WriteResult) -> str:
         (len(patches.not_ready), "not ready"),
         (len(patches.unmeasured), "not measured"),
     )
-    said = [f"{count} {what}" for number, (count, what) in enumerate(counts) if count or not number]
-    return f"nodes: {', '.join(said)}"
+    parts = [f"{count} {what}" for number, (count, what) in enumerate(counts) if count or not number]
+    return f"nodes: {', '.join(parts)}"
 
 
 def notes(plan: AnnotationPlan, *, one_sample: bool) -> Iterator[str]:

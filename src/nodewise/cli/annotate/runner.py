@@ -136,7 +136,7 @@ async def serve(settings: SettingsByGroup, kube: KubeOptions) -> None:
             Reflector(tools.api, target, tools.clock, tools.meters, random.random)
             for target in _targets(_config(settings))
         ]
-        wired = _wired(settings, [one.store for one in reflectors], tools)
+        wired = _wired(settings, [reflector.store for reflector in reflectors], tools)
         for close in wired.closing:
             stack.push_async_callback(close)
         app = Application(
@@ -148,7 +148,7 @@ async def serve(settings: SettingsByGroup, kube: KubeOptions) -> None:
             asyncio.get_running_loop().add_signal_handler(number, ended.set)
         stack.push_async_callback(admin.stop)
         await admin.start()
-        tasks = [asyncio.create_task(one.run()) for one in reflectors]
+        tasks = [asyncio.create_task(reflector.run()) for reflector in reflectors]
         tasks.append(asyncio.create_task(_forever(wired, reflectors, tools.api)))
         stack.push_async_callback(_ended, tasks)
         logs.emit("started", address="", health=admin.url)
@@ -211,13 +211,13 @@ def _source(own: AnnotateOptions, prometheus: PrometheusOptions) -> str:
 
 
 def _missing(reflectors: Sequence[Reflector[Any]]) -> list[str]:
-    return [] if all(one.synced for one in reflectors) else ["nodes and pods of the API server"]
+    return [] if all(reflector.synced for reflector in reflectors) else ["nodes and pods of the API server"]
 
 
 async def _forever(wired: _Wired, reflectors: Sequence[Reflector[Any]], api: HttpApi) -> None:
     """A defect is logged, and the next period tried again: others' statistics grow old without it."""
-    for one in reflectors:
-        await one.until_synced()
+    for reflector in reflectors:
+        await reflector.until_synced()
     lane = _lane(api)
     while True:
         try:

@@ -129,57 +129,57 @@ def _asked(own: ExplainOptions, command_line: CommandLine) -> Asked:
     )
 
 
-async def _story(asked: Asked) -> Story:
-    api = _api(asked)
+async def _story(query: Asked) -> Story:
+    api = _api(query)
     try:
-        return await _told(asked, api)
+        return await _told(query, api)
     finally:
         if api is not None:
             await api.close()
 
 
-def _api(asked: Asked) -> HttpApi | None:
+def _api(query: Asked) -> HttpApi | None:
     """The API server; None where nobody names one and the servers are given."""
     try:
-        return connect(asked.kube, MetricsRegistry())
+        return connect(query.kube, MetricsRegistry())
     except BadSettings as error:
-        if asked.servers and not asked.kube.kubeconfig and not asked.kube.context:
+        if query.servers and not query.kube.kubeconfig and not query.kube.context:
             return None
         remedy = f"{error.remedy}; or name a replica's admin port with --server".lstrip("; ")
         raise BadSettings(error.what, error.problems, remedy=remedy) from error
 
 
-async def _told(asked: Asked, api: HttpApi | None) -> Story:
-    namespace = asked.namespace or (api.namespace if api else "default")
+async def _told(query: Asked, api: HttpApi | None) -> Story:
+    namespace = query.namespace or (api.namespace if api else "default")
     with Progress() as progress:
         progress.say("looking for the replicas of nodewise")
-        found = await _replicas(asked, api)
-        progress.say(f"asking {len(found)} of them about pod {namespace}/{asked.pod}")
+        targets = await _replicas(query, api)
+        progress.say(f"asking {len(targets)} of them about pod {namespace}/{query.pod}")
         answers, seen = await asyncio.gather(
-            replicas.ask(found, asked.papers, namespace, asked.pod, asked.timeout_s),
-            _seen(api, namespace, asked),
+            replicas.ask(targets, query.papers, namespace, query.pod, query.timeout_s),
+            _seen(api, namespace, query),
         )
     _complain(answers, seen)
     known = [decision for answer in answers for decision in answer.decisions]
     uid = seen.state.uid if seen.state else ""
     attempt = attempt_explanation.last_attempt(known, uid) or attempt_explanation.last_attempt(known)
     explanation = attempt_explanation.explain(attempt) if attempt else None
-    return Story(f"{namespace}/{asked.pod}", seen, answers, explanation, clock.SystemClock().now())
+    return Story(f"{namespace}/{query.pod}", seen, answers, explanation, clock.SystemClock().now())
 
 
-async def _replicas(asked: Asked, api: HttpApi | None) -> list[Replica]:
-    if asked.servers:
-        return [Replica(_url(one), asked.server_name) for one in asked.servers]
+async def _replicas(query: Asked, api: HttpApi | None) -> list[Replica]:
+    if query.servers:
+        return [Replica(_url(server), query.server_name) for server in query.servers]
     assert api is not None, "without --server there is an API server, or an error was raised"
-    if not asked.papers.cert:
+    if not query.papers.cert:
         remedy = (
-            f"or forward a replica's admin port, kubectl -n {asked.service.namespace} port-forward "
-            f"deploy/{asked.service.name} 9002, and name it: --server http://127.0.0.1:9002"
+            f"or forward a replica's admin port, kubectl -n {query.service.namespace} port-forward "
+            f"deploy/{query.service.name} 9002, and name it: --server http://127.0.0.1:9002"
         )
         wanted = "the certificate and key of a client that the extender accepts, and its --ca"
         raise BadSettings("settings", [Problem("--cert, --key", "not given", wanted)], remedy=remedy)
-    found = await replicas.find(api, asked.service)
-    return [Replica(one.url, asked.server_name or one.host) for one in found]
+    endpoints = await replicas.find(api, query.service)
+    return [Replica(endpoint.url, query.server_name or endpoint.host) for endpoint in endpoints]
 
 
 def _url(server: str) -> str:
@@ -190,25 +190,25 @@ def _url(server: str) -> str:
     )
 
 
-async def _seen(api: HttpApi | None, namespace: str, asked: Asked) -> Seen:
+async def _seen(api: HttpApi | None, namespace: str, query: Asked) -> Seen:
     """The pod as the cluster has it, if there is a cluster and it answers."""
     if api is None:
         return Seen(None)
     try:
-        found = await pods.read(api, namespace, asked.pod, asked.timeout_s)
+        state = await pods.read(api, namespace, query.pod, query.timeout_s)
     except NodewiseError as error:
         return Seen(None, error=str(error))
-    return Seen(found, gone=found is None)
+    return Seen(state, gone=state is None)
 
 
 def _complain(answers: Sequence[Answer], seen: Seen) -> None:
     """What is missing, on stderr. `Unavailable` where nobody answered."""
-    silent = [one for one in answers if one.page is None]
+    silent = [response for response in answers if response.page is None]
     if len(silent) == len(answers):
-        problems = [Problem(one.replica.url, one.error, "") for one in silent]
+        problems = [Problem(response.replica.url, response.error, "") for response in silent]
         raise Unavailable("no replica of nodewise answers", problems)
-    for one in silent:
-        terminal.tell(f"{one.replica.url} is left out: {one.error}")
+    for response in silent:
+        terminal.tell(f"{response.replica.url} is left out: {response.error}")
     if seen.error:
         terminal.tell(f"the pod's own state is not known: {seen.error}")
 

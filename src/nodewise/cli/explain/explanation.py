@@ -25,11 +25,14 @@ class Story(NamedTuple):
 
     @property
     def tries(self) -> int:
-        return sum(one.page.tries for one in self.answers if one.page)
+        return sum(response.page.tries for response in self.answers if response.page)
 
     @property
     def since(self) -> str | None:
-        return min((one.page.since for one in self.answers if one.page and one.page.since), default=None)
+        return min(
+            (response.page.since for response in self.answers if response.page and response.page.since),
+            default=None,
+        )
 
 
 def warning(story: Story) -> str:
@@ -50,7 +53,7 @@ def document(story: Story) -> dict[str, Any]:
         "pod": story.pod,
         "state": state._asdict() if state else None,
         "gone": story.seen.gone,
-        "replicas": [_replica(one) for one in story.answers],
+        "replicas": [_replica(response) for response in story.answers],
         "tries": story.tries,
         "since": story.since,
         "attempt": _attempt(story.explanation) if story.explanation else None,
@@ -70,19 +73,23 @@ def _replica(answer: Answer) -> dict[str, Any]:
     }
 
 
-def _attempt(told: Explanation) -> dict[str, Any]:
-    judged, preempted, bound = told.attempt.judged, told.attempt.preempted, told.attempt.bound
-    calls = [one.verb for one in told.attempt if one]
+def _attempt(explanation: Explanation) -> dict[str, Any]:
+    judged, preempted, bound = (
+        explanation.attempt.judged,
+        explanation.attempt.preempted,
+        explanation.attempt.bound,
+    )
+    calls = [call.verb for call in explanation.attempt if call]
     return {
         "time": clock.format_rfc3339(judged.at),
         "view": judged.generation,
         "calls": calls,
         "asked": len(judged.names),
         "passing": int(judged.kept().sum()),
-        "held": told.held,
-        "nodes": [_node(one) for one in told.findings],
-        "groups": [_group(one) for one in told.groups],
-        "changes": [_change(one) for one in told.changes],
+        "held": explanation.held,
+        "nodes": [_node(node) for node in explanation.findings],
+        "groups": [_group(group) for group in explanation.groups],
+        "changes": [_change(change) for change in explanation.changes],
         "preempt": None
         if preempted is None
         else {
@@ -98,32 +105,32 @@ def _bind(bound: Decision) -> dict[str, Any]:
     return {"node": bound.names[0], "told": bound.told, "refused": why[0]["reason"] if why else None}
 
 
-def _node(one: Finding) -> dict[str, Any]:
+def _node(node: Finding) -> dict[str, Any]:
     return {
-        "node": one.node,
-        "passes": not one.reasons,
-        "score": one.score,
-        "reasons": [{"agent": agent, "reason": reason.text()} for agent, reason in one.reasons],
-        "measured": [_measured(measured) for measured in one.measured],
-        **({"details": dict(one.details)} if one.details else {}),
-        **({"numbers": one.numbers} if one.numbers else {}),
-        **({"parts": {part.label: _part(part) for part in one.parts}} if one.parts else {}),
+        "node": node.node,
+        "passes": not node.reasons,
+        "score": node.score,
+        "reasons": [{"agent": agent, "reason": reason.text()} for agent, reason in node.reasons],
+        "measured": [_measured(measured) for measured in node.measured],
+        **({"details": dict(node.details)} if node.details else {}),
+        **({"numbers": node.numbers} if node.numbers else {}),
+        **({"parts": {part.label: _part(part) for part in node.parts}} if node.parts else {}),
     }
 
 
-def _part(one: Part) -> dict[str, Any]:
-    return {"weight": one.weight, "score": one.points}
+def _part(part: Part) -> dict[str, Any]:
+    return {"weight": part.weight, "score": part.points}
 
 
-def _measured(one: Measured) -> dict[str, Any]:
+def _measured(measured: Measured) -> dict[str, Any]:
     return {
-        "metric": one.metric,
-        "operator": one.operator,
-        "target": None if one.target is None else quantity.to_decimal(one.target),
-        "value": None if one.value is None else quantity.to_decimal(one.value),
-        "state": one.state.name.lower(),
-        "age_s": one.age_s,
-        "rejects": one.rejects,
+        "metric": measured.metric,
+        "operator": measured.operator,
+        "target": None if measured.target is None else quantity.to_decimal(measured.target),
+        "value": None if measured.value is None else quantity.to_decimal(measured.value),
+        "state": measured.state.name.lower(),
+        "age_s": measured.age_s,
+        "rejects": measured.rejects,
     }
 
 
@@ -133,7 +140,7 @@ def _group(group: Group) -> dict[str, Any]:
         "reason": group.reason.text(),
         "failure": group.reason.is_failure,
         "remedy": group.reason.remedy(),
-        "nodes": [one.node for one in group.nodes],
+        "nodes": [node.node for node in group.nodes],
     }
 
 
@@ -144,7 +151,10 @@ def _change(change: Change) -> dict[str, Any]:
         "metric": change.rule.metric,
         "operator": change.rule.operator,
         "target": quantity.to_decimal(change.rule.target or 0),
-        "more": [{"target": quantity.to_decimal(one.target), "nodes": one.more} for one in change.relaxed],
+        "more": [
+            {"target": quantity.to_decimal(relaxed.target), "nodes": relaxed.more}
+            for relaxed in change.relaxed
+        ],
         "alone": change.alone,
         "missing": change.unmeasured,
         "one_is_enough": change.enough,

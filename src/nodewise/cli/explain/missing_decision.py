@@ -13,8 +13,8 @@ _MANAGED: Final = "telemetry/scheduling or gpu.intel.com/i915"
 
 def reasons(seen: Seen, answers: Sequence[Answer]) -> list[str]:
     """Each in one sentence."""
-    found = [*(_of_state(seen.state) if seen.state else _of_unseen(seen)), *_of_rings(seen.state, answers)]
-    return found or ["kube-scheduler has not asked about it yet"]
+    causes = [*(_of_state(seen.state) if seen.state else _of_unseen(seen)), *_of_rings(seen.state, answers)]
+    return causes or ["kube-scheduler has not asked about it yet"]
 
 
 def of_labels(state: State) -> str:
@@ -66,7 +66,7 @@ def _of_state(state: State) -> Iterator[str]:
 
 def _of_rings(state: State | None, answers: Sequence[Answer]) -> Iterator[str]:
     """Whether the decisions may have been there once."""
-    pages = [one.page for one in answers if one.page]
+    pages = [response.page for response in answers if response.page]
     if pages and not any(page.kept for page in pages):
         yield (
             "nodewise has decided nothing at all since it started: is it in the extenders of kube-scheduler's "

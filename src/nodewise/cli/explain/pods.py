@@ -102,7 +102,7 @@ def state(body: bytes) -> State:
         pod = msgspec.json.decode(body, type=_Pod)
     except UNREADABLE as error:
         raise BadInput("the pod", [Problem("", str(error), "a Pod")]) from error
-    spec, said = pod.spec, _unscheduled(pod.status)
+    spec, condition = pod.spec, _unscheduled(pod.status)
     labels = pod.metadata.labels or {}
     gates = tuple(gate.name for gate in spec.scheduling_gates or ())
     return State(
@@ -113,21 +113,29 @@ def state(body: bytes) -> State:
         spec.scheduler_name,
         gates,
         _extended(spec),
-        said.reason,
-        said.message,
+        condition.reason,
+        condition.message,
         labels.get(POLICY_LABEL),
         misspelt_label(labels),
     )
 
 
 def _unscheduled(status: _Status) -> _Condition:
-    said = (one for one in status.conditions or () if one.type == "PodScheduled" and one.status != "True")
-    return next(said, _Condition())
+    unscheduled = (
+        condition
+        for condition in status.conditions or ()
+        if condition.type == "PodScheduled" and condition.status != "True"
+    )
+    return next(unscheduled, _Condition())
 
 
 def _extended(spec: _Spec) -> tuple[str, ...]:
     """Extended resources carry a domain; kube-scheduler looks at containers and init containers only."""
     containers = (*(spec.containers or ()), *(spec.init_containers or ()))
-    asked = [one.resources for one in containers if one.resources]
-    names = {name for one in asked for name in (*(one.requests or ()), *(one.limits or ()))}
+    resources = [container.resources for container in containers if container.resources]
+    names = {
+        name
+        for container_resources in resources
+        for name in (*(container_resources.requests or ()), *(container_resources.limits or ()))
+    }
     return tuple(sorted(name for name in names if "/" in name))

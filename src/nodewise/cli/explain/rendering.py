@@ -36,14 +36,14 @@ def text(story: Story, *, every_node: bool) -> None:
     if every_node or (len(findings) <= FEW and not _nobody_could_say(story.explanation)):
         rows = [
             [
-                one.node,
-                _score(one),
-                agent_values.parts(one.parts) or "-",
-                _values(one),
-                _details(one) or "-",
-                _why(one),
+                node.node,
+                _score(node),
+                agent_values.parts(node.parts) or "-",
+                _values(node),
+                _details(node) or "-",
+                _why(node),
             ]
-            for one in findings
+            for node in findings
         ]
         head = ("NODE", "SCORE", _MADE_OF, "MEASURED", _DETAILS, "REJECTED")
         tables.show(*tables.without(_OFTEN_EMPTY, head, rows))
@@ -61,7 +61,7 @@ def wide(story: Story, *, every_node: bool) -> None:
     shown = findings if every_node or len(findings) <= FEW else _telling(findings)
     _say(_heading(story))
     _warn(story)
-    rows = (row for one in shown for row in _rows(one))
+    rows = (row for node in shown for row in _rows(node))
     tables.show(("NODE", "VERDICT", "SCORE", "RULE", "VALUE", "AGE", "REJECTS"), rows)
     if len(shown) < len(findings):
         click.echo(f"{len(findings) - len(shown):,} more nodes: --nodes shows all")
@@ -79,8 +79,8 @@ def _warn(story: Story) -> None:
         terminal.say(f"Warning: {warning}")
 
 
-def _say(found: Iterator[str]) -> None:
-    for line in found:
+def _say(lines: Iterator[str]) -> None:
+    for line in lines:
         terminal.say(line)
 
 
@@ -88,8 +88,8 @@ def _heading(story: Story) -> Iterator[str]:
     """What came of it, when, and what kube-scheduler says itself."""
     assert story.explanation is not None
     judged = story.explanation.attempt.judged
-    asked, passing = len(judged.names), int(judged.kept().sum())
-    yield f"{story.pod} {_place(story)}: {_of(passing, asked)}"
+    total, passing = len(judged.names), int(judged.kept().sum())
+    yield f"{story.pod} {_place(story)}: {_of(passing, total)}"
     known = f"; {story.tries} attempts since {story.since}" if story.tries > 1 else ""
     yield f"last attempt {clock.format_rfc3339(judged.at)}, {age(max(story.now - judged.at, 0.0))} ago{known}"
     yield from _remarks(story, judged)
@@ -103,12 +103,12 @@ def _place(story: Story) -> str:
     return f"is on {state.node}" if state.node else "waits"
 
 
-def _of(passing: int, asked: int) -> str:
+def _of(passing: int, total: int) -> str:
     """How the attempt ended, of the nodes that kube-scheduler asked about."""
-    if asked == 1:
+    if total == 1:
         return f"the one node asked about {'passes' if passing else 'is rejected'}"
-    many = "all" if passing == asked else f"{passing:,}" if passing else "none"
-    return f"{many} of the {asked:,} nodes asked about {'pass' if passing > 1 else 'passes'}"
+    many = "all" if passing == total else f"{passing:,}" if passing else "none"
+    return f"{many} of the {total:,} nodes asked about {'pass' if passing > 1 else 'passes'}"
 
 
 def _remarks(story: Story, judged: Decision) -> Iterator[str]:
@@ -121,8 +121,8 @@ def _remarks(story: Story, judged: Decision) -> Iterator[str]:
         yield _chosen(story, state.node)
     preempted = story.explanation.attempt.preempted if story.explanation else None
     if preempted is not None:
-        left, asked = int(preempted.kept().sum()), len(preempted.names)
-        yield f"of {_count(asked, 'node')} where pods could be evicted for it, {left} would pass then"
+        left, total = int(preempted.kept().sum()), len(preempted.names)
+        yield f"of {_count(total, 'node')} where pods could be evicted for it, {left} would pass then"
 
 
 def _end(bound: Decision) -> str:
@@ -138,7 +138,7 @@ def _chosen(story: Story, node: str) -> str:
     """Why the pod is on this node, as far as it is our doing."""
     assert story.explanation is not None
     findings = story.explanation.findings
-    own = next((one for one in findings if one.node == node), None)
+    own = next((finding for finding in findings if finding.node == node), None)
     if own is None:
         return f"kube-scheduler did not ask about {node} then: somebody else, or an earlier attempt, placed the pod"
     if own.reasons:
@@ -148,7 +148,7 @@ def _chosen(story: Story, node: str) -> str:
         )
     if own.score is None:
         return f"{node} passes; no scores were asked for or given"
-    best = max(one.score or 0 for one in findings)
+    best = max(node.score or 0 for node in findings)
     if own.score == best:
         return f"{node} passes and has the best score, {best}"
     return (
@@ -158,7 +158,7 @@ def _chosen(story: Story, node: str) -> str:
 
 
 def _tell_groups(explanation: Explanation) -> None:
-    passing = [one for one in explanation.findings if not one.reasons]
+    passing = [node for node in explanation.findings if not node.reasons]
     rows = [
         [f"{len(group.nodes):,}", group.reason.text(), _named(group.nodes, rejecting=True)]
         for group in explanation.groups
@@ -170,47 +170,47 @@ def _tell_groups(explanation: Explanation) -> None:
 
 def _named(nodes: Sequence[Finding], *, rejecting: bool) -> str:
     """The first few, each with its score and what was measured there."""
-    told = []
-    for one in nodes[:_CLOSEST]:
-        score = "" if one.score is None else f"score {one.score}"
-        said = ", ".join(filter(None, (score, _values(one, rejecting=rejecting), _details(one))))
-        told.append(f"{one.node}: {said}" if said not in {"", "-"} else one.node)
-    return "; ".join([*told, *(["…"] if len(nodes) > _CLOSEST else [])])
+    texts = []
+    for node in nodes[:_CLOSEST]:
+        score = "" if node.score is None else f"score {node.score}"
+        text_of_node = ", ".join(filter(None, (score, _values(node, rejecting=rejecting), _details(node))))
+        texts.append(f"{node.node}: {text_of_node}" if text_of_node not in {"", "-"} else node.node)
+    return "; ".join([*texts, *(["…"] if len(nodes) > _CLOSEST else [])])
 
 
 def _telling(findings: Sequence[Finding]) -> Sequence[Finding]:
     """Half of the few for those that pass, the rest for those that come closest."""
-    passing = [one for one in findings if not one.reasons]
+    passing = [node for node in findings if not node.reasons]
     best = passing[: max(FEW // 2, FEW - (len(findings) - len(passing)))]
     return [*best, *findings[len(passing) : len(passing) + FEW - len(best)]]
 
 
-def _rows(one: Finding) -> Iterator[list[str]]:
+def _rows(node: Finding) -> Iterator[list[str]]:
     """The node's own row carries its first rule; the others follow without its name."""
-    head = [one.node, "rejected" if one.reasons else "passes", _score(one)]
+    head = [node.node, "rejected" if node.reasons else "passes", _score(node)]
     rules = [
         [_rule(m), _value(m), _age(m), "yes" if m.rejects else "no" if m.target is not None else "-"]
-        for m in one.measured
+        for m in node.measured
     ]
     if not rules:
-        text = "; ".join(filter(None, (*(reason.text() for _, reason in one.reasons), _details(one))))
+        text = "; ".join(filter(None, (*(reason.text() for _, reason in node.reasons), _details(node))))
         rules = [[text or "-", "-", "-", "-"]]
-    elif one.details:
-        rules.append([_details(one), "-", "-", "-"])
-    besides = filter(None, (agent_values.parts(one.parts), agent_values.numbers(one.numbers)))
+    elif node.details:
+        rules.append([_details(node), "-", "-", "-"])
+    besides = filter(None, (agent_values.parts(node.parts), agent_values.numbers(node.numbers)))
     rules += [[text, "-", "-", "-"] for text in besides]
     for number, rule in enumerate(rules):
         yield [*(head if not number else ["", "", ""]), *rule]
 
 
-def _score(one: Finding) -> str:
-    return "-" if one.score is None else str(one.score)
+def _score(node: Finding) -> str:
+    return "-" if node.score is None else str(node.score)
 
 
-def _values(one: Finding, *, rejecting: bool = False) -> str:
+def _values(node: Finding, *, rejecting: bool = False) -> str:
     """`heat 81.5 (4s), power 300 (4s)`; each value once. `rejecting`: those that speak against the node."""
     texts: dict[str, None] = {}
-    for measured in one.measured:
+    for measured in node.measured:
         if measured.rejects or not rejecting:
             old = f" ({_age(measured)} old)" if measured.age_s is not None else ""
             texts[f"{measured.metric} {_value(measured)}{old}"] = None
@@ -235,12 +235,12 @@ def _rule(measured: Measured) -> str:
     return f"{measured.metric} {measured.operator} {quantity.to_text(measured.target)}"
 
 
-def _details(one: Finding) -> str:
-    return "; ".join(text for _, text in one.details)
+def _details(node: Finding) -> str:
+    return "; ".join(text for _, text in node.details)
 
 
-def _why(one: Finding) -> str:
-    return "; ".join(reason.text() for _, reason in one.reasons) or "-"
+def _why(node: Finding) -> str:
+    return "; ".join(reason.text() for _, reason in node.reasons) or "-"
 
 
 def age(seconds: float) -> str:
@@ -270,7 +270,7 @@ def _changes(changes: Sequence[Change]) -> Iterator[str]:
         target = quantity.to_text(rule.target or 0)
         if change.relaxed:
             first, *rest = change.relaxed
-            more = "".join(f", {one.more:,} at {quantity.to_text(one.target)}" for one in rest)
+            more = "".join(f", {relaxed.more:,} at {quantity.to_text(relaxed.target)}" for relaxed in rest)
             verb = "passes" if first.more == 1 else "pass"
             yield (
                 f"{rule.metric} {rule.operator}: {_count(first.more, 'more node')} {verb} at "

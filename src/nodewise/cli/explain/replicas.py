@@ -102,12 +102,12 @@ async def find(api: Api, service: Service) -> list[Replica]:
     """The ready replicas behind a Service. `Unavailable` if there is none."""
     of_service = {"labelSelector": selector("kubernetes.io/service-name", service.name)}
     body = await api.get(SLICES.path(service.namespace), of_service)
-    found = ready(body, service)
-    if not found:
+    replicas = ready(body, service)
+    if not replicas:
         problem = Problem(f"Service {service.namespace}/{service.name}", "no ready endpoint", "at least one")
         remedy = "is it called otherwise? --service and --service-namespace name another, --server a replica"
         raise Unavailable("looking for nodewise", [problem], remedy=remedy)
-    return found
+    return replicas
 
 
 def ready(body: bytes, service: Service) -> list[Replica]:
@@ -116,13 +116,13 @@ def ready(body: bytes, service: Service) -> list[Replica]:
         slices = msgspec.json.decode(body, type=_Slices).items or ()
     except UNREADABLE as error:
         raise BadInput("EndpointSlices", [Problem("", str(error), "a list of them")]) from error
-    urls = (url for one in slices for url in _urls(one))
+    urls = (url for endpoint_slice in slices for url in _urls(endpoint_slice))
     return [Replica(url, service.host) for url in dict.fromkeys(urls)]
 
 
-def _urls(given: _Slice) -> Iterator[str]:
-    port = _port(given.ports or ())
-    for endpoint in given.endpoints or ():
+def _urls(endpoint_slice: _Slice) -> Iterator[str]:
+    port = _port(endpoint_slice.ports or ())
+    for endpoint in endpoint_slice.endpoints or ():
         if endpoint.conditions.ready is not False and port:
             for address in endpoint.addresses[:1]:
                 yield f"https://[{address}]:{port}" if ":" in address else f"https://{address}:{port}"
@@ -130,7 +130,7 @@ def _urls(given: _Slice) -> Iterator[str]:
 
 def _port(ports: Iterable[_Port]) -> int | None:
     """The port named https, else our default's number, else the first."""
-    numbers = {one.port: one.name for one in ports if one.port}
+    numbers = {port.port: port.name for port in ports if port.port}
     named = [number for number, name in numbers.items() if name == "https"]
     usual = [number for number in numbers if number == PORT]
     return next(iter([*named, *usual, *numbers]), None)
@@ -141,11 +141,11 @@ async def ask(
 ) -> list[Answer]:
     """What each replica decided about a pod, all asked at once; one that does not answer stops no other."""
     query = {"namespace": namespace, "pod": pod, "limit": _MOST, "form": "arrays"}
-    secure = any(one.url.startswith("https:") for one in replicas)
+    secure = any(replica.url.startswith("https:") for replica in replicas)
     # the system's CAs take longer to read than a replica to answer
     context = papers.context() if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     async with httpx2.AsyncClient(verify=context, timeout=timeout_s, trust_env=False) as client:
-        return list(await asyncio.gather(*(_answer(client, one, query) for one in replicas)))
+        return list(await asyncio.gather(*(_answer(client, replica, query) for replica in replicas)))
 
 
 async def _answer(client: httpx2.AsyncClient, replica: Replica, query: Mapping[str, str]) -> Answer:
@@ -157,8 +157,8 @@ async def _answer(client: httpx2.AsyncClient, replica: Replica, query: Mapping[s
 
 
 async def _get(client: httpx2.AsyncClient, replica: Replica, query: Mapping[str, str]) -> bytes:
-    asked = "&".join(f"{name}={quote(value, safe='')}" for name, value in query.items())
-    url = f"{replica.url.rstrip('/')}/decisions?{asked}"
+    parameters = "&".join(f"{name}={quote(value, safe='')}" for name, value in query.items())
+    url = f"{replica.url.rstrip('/')}/decisions?{parameters}"
     names = {"sni_hostname": replica.host} if replica.host else {}
     try:
         answer = await client.get(url, extensions=names)

@@ -41,14 +41,14 @@ def server_is_verified(registrations: Registrations) -> Iterator[Finding]:
         entry = registration.entry
         scheme, host, _, _ = split_url(entry.url)
         if scheme == "http" and host and not is_loopback(host):
-            found, expected = (f".urlPrefix {entry.url} is plain HTTP", "https://, or a loopback address")
+            actual, expected = (f".urlPrefix {entry.url} is plain HTTP", "https://, or a loopback address")
         elif entry.enable_https and entry.insecure:
-            found, expected = ".tlsConfig.insecure is true", "caFile, and no insecure"
+            actual, expected = ".tlsConfig.insecure is true", "caFile, and no insecure"
         elif entry.enable_https and not (entry.ca_file or entry.ca_data):
-            found, expected = ".tlsConfig has no caFile", "caFile"
+            actual, expected = ".tlsConfig has no caFile", "caFile"
         else:
             continue
-        yield entry_finding("no-ca-file", registration, found, expected)
+        yield entry_finding("no-ca-file", registration, actual, expected)
 
 
 @check("ca-key-as-client-key", "client-certificate-wrong", "server-certificate-wrong", "unknown-ca")
@@ -77,16 +77,16 @@ def _client(registration: Registration, now: datetime, extenders: Extenders) -> 
         yield NotChecked(id_, client)
         yield NotChecked("ca-key-as-client-key", client)
     elif not client:
-        found = f": {name} contains no certificate in PEM"
-        yield entry_finding(id_, registration, found, "a client certificate")
+        actual = f": {name} contains no certificate in PEM"
+        yield entry_finding(id_, registration, actual, "a client certificate")
     elif client[0].is_ca:
-        found = f": {name} is a CA's certificate ({_names(client[0])})"
-        yield entry_finding("ca-key-as-client-key", registration, found, "a certificate of its own")
+        actual = f": {name} is a CA's certificate ({_names(client[0])})"
+        yield entry_finding("ca-key-as-client-key", registration, actual, "a certificate of its own")
     else:
         yield from _validity(id_, registration, client[0], name, now)
         if not client[0].for_client:
-            found = f": {name} is not for client use"
-            yield entry_finding(id_, registration, found, "extended key usage clientAuth")
+            actual = f": {name} is not for client use"
+            yield entry_finding(id_, registration, actual, "extended key usage clientAuth")
         yield from _client_name(registration, client[0], extenders)
 
 
@@ -107,14 +107,14 @@ def _client_name(registration: Registration, leaf: Certificate, extenders: Exten
     }
     if names.isdisjoint(leaf.names):
         expected = "one of these names"
-        found = (
+        actual = (
             f": {_cert_name(registration)} is for {_names(leaf)}, and nodewise accepts --client-name"
             f" {', '.join(sorted(names))}"
         )
         remedy = "make another: nodewise certs"
         if leaf.names:
             remedy = f"start nodewise with --client-name {leaf.names[0]}, or {remedy}"
-        yield entry_finding("client-certificate-wrong", registration, found, expected, remedy)
+        yield entry_finding("client-certificate-wrong", registration, actual, expected, remedy)
 
 
 def _accepts_any_client(extender: Extender) -> bool:
@@ -131,12 +131,12 @@ def _validity(
     if now > certificate.not_after:
         yield entry_finding(id_, registration, f": {name} expired on {ends}", "a valid certificate")
     elif now < certificate.not_before:
-        found = f": {name} is not valid before {certificate.not_before:%Y-%m-%d %H:%M}"
-        yield entry_finding(id_, registration, found, "a valid certificate")
+        actual = f": {name} is not valid before {certificate.not_before:%Y-%m-%d %H:%M}"
+        yield entry_finding(id_, registration, actual, "a valid certificate")
     elif certificate.not_after - now < min(EXPIRES_SOON, lifetime / 4):
-        found = f"{registration.entry.field}: {name} expires on {ends}"
+        actual = f"{registration.entry.field}: {name} expires on {ends}"
         expected = "a certificate that was renewed in time"
-        yield finding(id_, registration.where, found, expected, severity="warning")
+        yield finding(id_, registration.where, actual, expected, severity="warning")
 
 
 def _key(registration: Registration, cluster_ca: Chain) -> Iterator[Result]:
@@ -149,24 +149,28 @@ def _key(registration: Registration, cluster_ca: Chain) -> Iterator[Result]:
     if isinstance(own.key, Unavailable):
         yield NotChecked(id_, own.key)
     elif not own.key:
-        found = f": {name} contains no key in PEM" if name else ".tlsConfig has no keyFile"
-        yield entry_finding(id_, registration, found, "the client certificate's key")
+        actual = f": {name} contains no key in PEM" if name else ".tlsConfig has no keyFile"
+        yield entry_finding(id_, registration, actual, "the client certificate's key")
     else:
         client = readable(own.client)
         if client and client[0].public_key != own.key:
-            found = f": {name} is not the key of {cert_name}"
-            yield entry_finding(id_, registration, found, "the client certificate's key")
+            actual = f": {name} is not the key of {cert_name}"
+            yield entry_finding(id_, registration, actual, "the client certificate's key")
         yield from _key_of_ca(registration, cluster_ca, own.key, name)
 
 
 def _key_of_ca(registration: Registration, cluster_ca: Chain, key: bytes, name: str) -> Iterator[Finding]:
     """A CA's key as the client's. With a CA's certificate as the client's, that is the finding."""
     client = readable(registration.certificates.client)
-    authorities = [one for one in (*cluster_ca, *readable(registration.certificates.ca)) if one.is_ca]
-    owner = next((one for one in authorities if one.public_key == key), None)
+    authorities = [
+        certificate
+        for certificate in (*cluster_ca, *readable(registration.certificates.ca))
+        if certificate.is_ca
+    ]
+    owner = next((authority for authority in authorities if authority.public_key == key), None)
     if owner is not None and not (client and client[0].is_ca):
-        found = f": {name} is the key of the CA {_names(owner)}"
-        yield entry_finding("ca-key-as-client-key", registration, found, "a key of its own")
+        actual = f": {name} is the key of the CA {_names(owner)}"
+        yield entry_finding("ca-key-as-client-key", registration, actual, "a key of its own")
 
 
 def _is_accepted(registration: Registration, extenders: Extenders) -> Iterator[Finding]:
@@ -174,16 +178,16 @@ def _is_accepted(registration: Registration, extenders: Extenders) -> Iterator[F
     name, chain = _cert_name(registration) or "certData", readable(registration.certificates.client)
     remedy = "put the CA that signed it into nodewise's --client-ca, or make another: nodewise certs"
     expected = "a certificate of the --client-ca"
-    accepted = [authorities for one in extenders if (authorities := readable(one.client_ca))]
+    accepted = [authorities for extender in extenders if (authorities := readable(extender.client_ca))]
     response = registration.server.response
     if response and response != "answered":
-        found = f": nodewise rejects {name}: {response}"
-        yield entry_finding("unknown-ca", registration, found, expected, remedy)
+        actual = f": nodewise rejects {name}: {response}"
+        yield entry_finding("unknown-ca", registration, actual, expected, remedy)
     elif response or not chain or not accepted:
         return
     elif not any(is_signed_by(chain[0], chain[1:], authorities) for authorities in accepted):
-        found = f": {name} is not signed by nodewise's --client-ca, {_names(accepted[0][0])}"
-        yield entry_finding("unknown-ca", registration, found, expected, remedy)
+        actual = f": {name} is not signed by nodewise's --client-ca, {_names(accepted[0][0])}"
+        yield entry_finding("unknown-ca", registration, actual, expected, remedy)
 
 
 def _server(registration: Registration, now: datetime, extenders: Extenders) -> Iterator[Result]:
@@ -203,8 +207,8 @@ def _server(registration: Registration, now: datetime, extenders: Extenders) -> 
     leaf, host = server.certificates[0], entry.server_name or split_url(entry.url)[1]
     id_ = "server-certificate-wrong"
     if not is_valid_for(leaf, host):
-        found = f": nodewise's certificate is for {_names(leaf)}, and kube-scheduler verifies {host}"
-        yield entry_finding(id_, registration, found, f"a certificate for {host}")
+        actual = f": nodewise's certificate is for {_names(leaf)}, and kube-scheduler verifies {host}"
+        yield entry_finding(id_, registration, actual, f"a certificate for {host}")
     name = f"nodewise's certificate, from {server.source},"
     yield from _validity(id_, registration, leaf, name, now)
     if not entry.insecure and (entry.ca_file or entry.ca_data):
@@ -217,11 +221,11 @@ def _server_ca(registration: Registration, server: Server, own: EntryCertificate
     if isinstance(own.ca, Unavailable):
         yield NotChecked("unknown-ca", own.ca)
     elif not own.ca:
-        found = f": {name} contains no certificate in PEM"
-        yield entry_finding("unknown-ca", registration, found, "the CA of nodewise's certificate")
+        actual = f": {name} contains no certificate in PEM"
+        yield entry_finding("unknown-ca", registration, actual, "the CA of nodewise's certificate")
     elif not is_signed_by(server.certificates[0], server.certificates[1:], own.ca):
-        found = f": {name} is {_names(own.ca[0])}, which did not sign nodewise's certificate, from {server.source}"
-        yield entry_finding("unknown-ca", registration, found, "the CA that did")
+        actual = f": {name} is {_names(own.ca[0])}, which did not sign nodewise's certificate, from {server.source}"
+        yield entry_finding("unknown-ca", registration, actual, "the CA that did")
 
 
 def _is_reported(registration: Registration) -> bool:
@@ -252,8 +256,8 @@ def any_client(extenders: Extenders) -> Iterator[Finding]:
     for extender in filter(_accepts_any_client, extenders):
         if not extender.is_set("unsafe"):
             expected = "--client-name with the name in kube-scheduler's certificate, without --any-client"
-            found = "--any-client, or a flag of TAS or GAS"
-            yield finding("any-client", extender.workload.where, found, expected)
+            actual = "--any-client, or a flag of TAS or GAS"
+            yield finding("any-client", extender.workload.where, actual, expected)
 
 
 @check("ca-key-as-client-key", "client-certificate-wrong")
@@ -261,9 +265,9 @@ def refused_clients(replica_metrics: tuple[ReplicaMetrics, ...] = ()) -> Iterato
     """Clients that replicas have counted."""
     for metrics in replica_metrics:
         if metrics.ca_clients:
-            found = f"{metrics.ca_clients} connections of a client that presents a CA's certificate"
+            actual = f"{metrics.ca_clients} connections of a client that presents a CA's certificate"
             expected = "a client certificate of its own"
-            yield finding("ca-key-as-client-key", metrics.pod, found, expected)
+            yield finding("ca-key-as-client-key", metrics.pod, actual, expected)
         refused = [
             f"{count} refused for {reason}"
             for reason, count in sorted(metrics.refused.items())
@@ -282,8 +286,8 @@ def scheduler_errors(pods: Pods = ()) -> Iterator[Finding]:
         message = pod.message.lower()
         if not pod.node and "x509" in message:
             id_ = "unknown-ca" if "unknown authority" in message else "server-certificate-wrong"
-            found = f"kube-scheduler reports: {short(pod.message)}"
-            yield finding(id_, pod.where, found, "a successful handshake")
+            actual = f"kube-scheduler reports: {short(pod.message)}"
+            yield finding(id_, pod.where, actual, "a successful handshake")
             return
 
 

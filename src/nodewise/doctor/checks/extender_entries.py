@@ -40,7 +40,9 @@ def agents_of(registration: Registration, extenders: Extenders) -> frozenset[str
     """The agents that an entry calls, as far as that is known."""
     if registration.entry.agent:
         return frozenset({registration.entry.agent})
-    return frozenset(agent for one in _extenders_of(registration, extenders) for agent in one.agents)
+    return frozenset(
+        agent for extender in _extenders_of(registration, extenders) for agent in extender.agents
+    )
 
 
 def _extenders_of(registration: Registration, extenders: Extenders) -> Extenders:
@@ -51,14 +53,18 @@ def _extenders_of(registration: Registration, extenders: Extenders) -> Extenders
     if own is not None:
         return (own,)
     labels = split_url(registration.entry.url)[1].split(".")
-    near = tuple(one for one in extenders if labels[2:3] == ["svc"] and one.workload.namespace == labels[1])
+    near = tuple(
+        extender
+        for extender in extenders
+        if labels[2:3] == ["svc"] and extender.workload.namespace == labels[1]
+    )
     return near or extenders
 
 
 def extender_beside(scheduler: Scheduler, extenders: Extenders) -> Extender | None:
     """The extender in the scheduler's own pod."""
     where = scheduler.workload.where if scheduler.workload else ""
-    return next((one for one in extenders if where and one.workload.where == where), None)
+    return next((extender for extender in extenders if where and extender.workload.where == where), None)
 
 
 def has_scores(policies: Policies) -> bool:
@@ -67,10 +73,10 @@ def has_scores(policies: Policies) -> bool:
 
 
 def entry_finding(
-    id_: str, registration: Registration, found: str, expected: str, remedy: str = ""
+    id_: str, registration: Registration, actual: str, expected: str, remedy: str = ""
 ) -> Finding:
     """A finding about a field of an entry."""
-    return finding(id_, registration.where, f"{registration.entry.field}{found}", expected, remedy=remedy)
+    return finding(id_, registration.where, f"{registration.entry.field}{actual}", expected, remedy=remedy)
 
 
 @check("names-not-used")
@@ -105,15 +111,15 @@ def _timeout(registration: Registration, timeout: str, least_s: float) -> Iterat
     try:
         timeout_s = clock.parse_duration(timeout)
     except ValueError:
-        found = f".httpTimeout: invalid duration {timeout[:50]!r}"
-        yield entry_finding("http-timeout-missing", registration, found, expected)
+        actual = f".httpTimeout: invalid duration {timeout[:50]!r}"
+        yield entry_finding("http-timeout-missing", registration, actual, expected)
         return
-    found = f".httpTimeout: {timeout}"
+    actual = f".httpTimeout: {timeout}"
     if timeout_s < least_s:
-        yield entry_finding("http-timeout-short", registration, found, expected)
+        yield entry_finding("http-timeout-short", registration, actual, expected)
     elif timeout_s > _MAX_TIMEOUT_S:
         yield entry_finding(
-            "http-timeout-long", registration, found, f"{expected}, at most {_MAX_TIMEOUT_S:g}s"
+            "http-timeout-long", registration, actual, f"{expected}, at most {_MAX_TIMEOUT_S:g}s"
         )
 
 
@@ -121,8 +127,8 @@ def _timeout(registration: Registration, timeout: str, least_s: float) -> Iterat
 def ignorable(registrations: Registrations) -> Iterator[Finding]:
     for registration in registrations:
         if registration.entry.filter_verb and registration.entry.ignorable:
-            found = ".ignorable is true beside filterVerb"
-            yield entry_finding("wrong-ignorable", registration, found, "false")
+            actual = ".ignorable is true beside filterVerb"
+            yield entry_finding("wrong-ignorable", registration, actual, "false")
 
 
 @check("bind-verb-missing")
@@ -136,24 +142,24 @@ def verbs(registrations: Registrations, extenders: Extenders = ()) -> Iterator[F
         ):
             yield from _gpu_verbs(registration)
         if entry.filter_verb and not entry.preempt_verb:
-            found = f"{entry.field} has filterVerb and no preemptVerb"
+            actual = f"{entry.field} has filterVerb and no preemptVerb"
             expected = "preemptVerb: preempt"
-            yield finding("bind-verb-missing", registration.where, found, expected, severity="warning")
+            yield finding("bind-verb-missing", registration.where, actual, expected, severity="warning")
 
 
 def _gpu_verbs(registration: Registration) -> Iterator[Finding]:
     entry = registration.entry
     for name, verb in (("bind", entry.bind_verb), ("filter", entry.filter_verb)):
         if not verb:
-            found = f" has no {name}Verb, and calls the gpu agent"
-            yield entry_finding("bind-verb-missing", registration, found, f"{name}Verb: {name}")
+            actual = f" has no {name}Verb, and calls the gpu agent"
+            yield entry_finding("bind-verb-missing", registration, actual, f"{name}Verb: {name}")
     if not _gpu_resources(entry):
-        found = ".managedResources names no GPU resource"
-        yield entry_finding("bind-verb-missing", registration, found, "gpu.intel.com/i915 and the like")
+        actual = ".managedResources names no GPU resource"
+        yield entry_finding("bind-verb-missing", registration, actual, "gpu.intel.com/i915 and the like")
 
 
 def _gpu_resources(entry: ExtenderEntry) -> list[str]:
-    return [one.name for one in entry.managed_resources if one.name.startswith(_GPU_RESOURCES)]
+    return [resource.name for resource in entry.managed_resources if resource.name.startswith(_GPU_RESOURCES)]
 
 
 def _other_entries(
@@ -161,11 +167,11 @@ def _other_entries(
 ) -> list[ExtenderEntry]:
     """The other entries of the same scheduler that call an agent."""
     return [
-        one.entry
-        for one in registrations
-        if one.configuration is registration.configuration
-        and one.entry != registration.entry
-        and agent in agents_of(one, extenders)
+        other.entry
+        for other in registrations
+        if other.configuration is registration.configuration
+        and other.entry != registration.entry
+        and agent in agents_of(other, extenders)
     ]
 
 
@@ -178,8 +184,8 @@ def managed_resources(
         for resource in registration.entry.managed_resources:
             is_gpu = resource.name.startswith(_GPU_RESOURCES)
             if not resource.is_ignored and not is_gpu and resource.name not in node_resources:
-                found = f".managedResources: {resource.name} is counted, and no node has it"
-                yield entry_finding("resource-not-ignored", registration, found, "ignoredByScheduler: true")
+                actual = f".managedResources: {resource.name} is counted, and no node has it"
+                yield entry_finding("resource-not-ignored", registration, actual, "ignoredByScheduler: true")
 
 
 @check("weight-zero")
@@ -190,11 +196,11 @@ def weight(
         entry = registration.entry
         if entry.prioritize_verb:
             if not _has_weight(entry):
-                found = (
+                actual = (
                     f".weight is {'not set' if entry.weight is None else entry.weight} beside prioritizeVerb"
                 )
                 expected = "5 or more; kube-scheduler does not start without"
-                yield entry_finding("weight-zero", registration, found, expected)
+                yield entry_finding("weight-zero", registration, actual, expected)
             continue
         agents = agents_of(registration, extenders)
         scorers = sorted(name for name in agents if _load_scoring(name) != "none")
@@ -205,8 +211,8 @@ def weight(
             if not any(map(_has_weight, _other_entries(registration, registrations, extenders, agent)))
         ]
         if unused:
-            found = f" has no prioritizeVerb, and no entry requests the scores of {', '.join(unused)}"
-            yield entry_finding("weight-zero", registration, found, "prioritizeVerb: prioritize, weight: 10")
+            actual = f" has no prioritizeVerb, and no entry requests the scores of {', '.join(unused)}"
+            yield entry_finding("weight-zero", registration, actual, "prioritizeVerb: prioritize, weight: 10")
 
 
 def _has_weight(entry: ExtenderEntry) -> bool:
@@ -223,9 +229,9 @@ def own_pods(registrations: Registrations, extenders: Extenders) -> Iterator[Fin
         for workload in (extender.workload for extender in extenders):
             is_fixed = workload.is_static or workload.node != ""
             if registration.configuration.serves(workload.scheduler_name) and not is_fixed:
-                found = f" filters all pods of {workload.scheduler_name}, {workload.where} among them"
+                actual = f" filters all pods of {workload.scheduler_name}, {workload.where} among them"
                 expected = "managedResources, or another scheduler"
-                yield entry_finding("filters-own-pods", registration, found, expected)
+                yield entry_finding("filters-own-pods", registration, actual, expected)
 
 
 @check("two-load-aware-scorers")
@@ -238,17 +244,19 @@ def load_aware_scorers(
     """Score plugins of other projects beside nodewise's scores, or beside each other."""
     id_ = "two-load-aware-scorers"
     for scheduler in schedulers:
-        own_entries = [one for one in registrations if one.scheduler.where == scheduler.where]
+        own_entries = [
+            registration for registration in registrations if registration.scheduler.where == scheduler.where
+        ]
         own = sorted(_scorers(own_entries, extenders, policies))
         for profile in scheduler.profiles:
             names = [name for name in profile.plugins if name in _LOAD_AWARE_PLUGINS]
             plugins = [f"{name} ({_LOAD_AWARE_PLUGINS[name]})" for name in names]
-            found = f"profile {profile.scheduler_name} has {', '.join(plugins)}"
+            actual = f"profile {profile.scheduler_name} has {', '.join(plugins)}"
             if plugins and own:
-                found = f"{found}, and nodewise scores by {', '.join(own)}"
-                yield finding(id_, scheduler.where, found, "one of them")
+                actual = f"{actual}, and nodewise scores by {', '.join(own)}"
+                yield finding(id_, scheduler.where, actual, "one of them")
             elif len(plugins) > 1:
-                yield finding(id_, scheduler.where, found, "one of them")
+                yield finding(id_, scheduler.where, actual, "one of them")
 
 
 @check("two-load-aware-scorers")
@@ -257,9 +265,9 @@ def similar_agents(extenders: Extenders = ()) -> Iterator[Finding]:
     for extender in extenders:
         similar = [name for name in extender.agents if _load_scoring(name) == "whole"]
         if len(similar) > 1:
-            found = f"--agents has {', '.join(similar)}, whose scores are added by --weights"
+            actual = f"--agents has {', '.join(similar)}, whose scores are added by --weights"
             where, expected = extender.workload.where, "one, or intended weights"
-            yield finding("two-load-aware-scorers", where, found, expected, severity="note")
+            yield finding("two-load-aware-scorers", where, actual, expected, severity="note")
 
 
 def _scorers(registrations: list[Registration], extenders: Extenders, policies: Policies) -> set[str]:

@@ -18,12 +18,12 @@ def gpu_labels(gpu_nodes: tuple[GpuNodeInfo, ...]) -> Iterator[Finding]:
     id_ = "gpu-node-without-labels"
     without = [node for node in gpu_nodes if not node.gpus]
     if without:
-        found = f"{without[0].resource} is allocatable, and no GPU is named{_reason(without)}"
-        yield finding(id_, _where(without), found, "labels or an annotation with GPUs")
+        actual = f"{without[0].resource} is allocatable, and no GPU is named{_reason(without)}"
+        yield finding(id_, _where(without), actual, "labels or an annotation with GPUs")
     incomplete = [node for node in gpu_nodes if node.gpus and node.problems]
     if incomplete:
-        found = f"not all labels can be read{_reason(incomplete)}"
-        yield finding(id_, _where(incomplete), found, "labels that can be read", severity="warning")
+        actual = f"not all labels can be read{_reason(incomplete)}"
+        yield finding(id_, _where(incomplete), actual, "labels that can be read", severity="warning")
 
 
 def _reason(nodes: Sequence[GpuNodeInfo]) -> str:
@@ -39,8 +39,8 @@ def kubelet_policies(kubelets: tuple[KubeletConfiguration, ...]) -> Iterator[Fin
         if policies := _conflicting_policies(kubelet):
             by_policies.setdefault(policies, []).append(kubelet)
     for policies, nodes in sorted(by_policies.items()):
-        found = f"{policies}, and the node has pools"
-        yield finding("kubelet-policy-conflict", _where(nodes), found, "none on nodes with pools")
+        actual = f"{policies}, and the node has pools"
+        yield finding("kubelet-policy-conflict", _where(nodes), actual, "none on nodes with pools")
 
 
 def _conflicting_policies(kubelet: KubeletConfiguration) -> str:

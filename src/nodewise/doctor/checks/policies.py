@@ -56,9 +56,9 @@ def pods_of_missing_policies(pods: Pods, policies: Policies) -> Iterator[Finding
     for (namespace, name), names in sorted(missing.items()):
         elsewhere = sorted(other for other, same in existing if same == name)
         hint = f"; one exists in {', '.join(elsewhere[:_MAX_LISTED])}" if elsewhere else ""
-        found = f"{len(names)} {'pods name' if len(names) > 1 else 'pod names'} it ({_list(names)}){hint}"
+        actual = f"{len(names)} {'pods name' if len(names) > 1 else 'pod names'} it ({_list(names)}){hint}"
         where = f"TASPolicy/{namespace}/{name}"
-        yield finding("policy-unknown", where, found, f"a TASPolicy in namespace {namespace}")
+        yield finding("policy-unknown", where, actual, f"a TASPolicy in namespace {namespace}")
 
 
 @check("policy-label-misspelt")
@@ -70,9 +70,9 @@ def misspelled_labels(pods: Pods) -> Iterator[Finding]:
             by_key.setdefault((pod.namespace, pod.misspelled_label), []).append(pod.name)
     for (namespace, key), names in sorted(by_key.items()):
         count = f"{len(names)} pods have" if len(names) > 1 else "1 pod has"
-        found = f"{count} the label {key} ({_list(names)})"
+        actual = f"{count} the label {key} ({_list(names)})"
         where = f"Pod/{namespace}/{names[0]}"
-        yield finding("policy-label-misspelt", where, found, f"the label {POLICY_LABEL}")
+        yield finding("policy-label-misspelt", where, actual, f"the label {POLICY_LABEL}")
 
 
 @check("policy-without-effect")
@@ -80,26 +80,26 @@ def policy_problems(policies: Policies) -> Iterator[Finding]:
     for policy in policies:
         if policy.problems:
             more = len(policy.problems) - _MAX_LISTED
-            found = "; ".join(policy.problems[:_MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
-            yield finding("policy-without-effect", policy.where, found, "fields that can be read")
+            actual = "; ".join(policy.problems[:_MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
+            yield finding("policy-without-effect", policy.where, actual, "fields that can be read")
 
 
 @check("policy-without-effect")
 def policies_without_agent(policies: Policies, extenders: Extenders) -> Iterator[Finding]:
-    if policies and extenders and not any("telemetry" in one.agents for one in extenders):
+    if policies and extenders and not any("telemetry" in extender.agents for extender in extenders):
         where = ", ".join(extender.workload.where for extender in extenders)
-        found = f"{len(policies)} TASPolicies, and --agents is {', '.join(extenders[0].agents)}"
-        yield finding("policy-without-effect", where, found, "the agent telemetry among --agents")
+        actual = f"{len(policies)} TASPolicies, and --agents is {', '.join(extenders[0].agents)}"
+        yield finding("policy-without-effect", where, actual, "the agent telemetry among --agents")
 
 
 @check("policy-without-effect")
 def policies_without_filter(policies: Policies, registrations: Registrations) -> Iterator[Finding]:
     """Policies that filter, without an entry that filters."""
-    entries = [one.entry for one in registrations if _calls_telemetry(one.entry)]
-    policy = next((one for one in policies if "dontschedule" in one.strategies), None)
+    entries = [registration.entry for registration in registrations if _calls_telemetry(registration.entry)]
+    policy = next((candidate for candidate in policies if "dontschedule" in candidate.strategies), None)
     if policy and entries and not any(entry.filter_verb for entry in entries):
-        found = "has the strategy dontschedule, and no entry of nodewise has a filterVerb"
-        yield finding("policy-without-effect", policy.where, found, "filterVerb: filter")
+        actual = "has the strategy dontschedule, and no entry of nodewise has a filterVerb"
+        yield finding("policy-without-effect", policy.where, actual, "filterVerb: filter")
 
 
 def _calls_telemetry(entry: ExtenderEntry) -> bool:
@@ -109,27 +109,33 @@ def _calls_telemetry(entry: ExtenderEntry) -> bool:
 @check("policy-without-effect")
 def pods_without_extender(policies: Policies, pods: Pods, schedulers: Schedulers = ()) -> Iterator[Finding]:
     """Pods that name a policy which filters, and that no scheduler sends to nodewise; one for each policy."""
-    filtering = {(one.namespace, one.name) for one in policies if "dontschedule" in one.strategies}
+    filtering = {
+        (policy.namespace, policy.name) for policy in policies if "dontschedule" in policy.strategies
+    }
     configurations = [
-        one.configuration for one in schedulers if isinstance(one.configuration, SchedulerConfiguration)
+        scheduler.configuration
+        for scheduler in schedulers
+        if isinstance(scheduler.configuration, SchedulerConfiguration)
     ]
     for pod in pods:
         key = (pod.namespace, pod.policy)
         if key in filtering and not pod.avoids_violating and (why := _why_not_sent(pod, configurations)):
             filtering.remove(key)
             expected = "a scheduler that calls nodewise, and a request of the entry's managedResources"
-            found = f"names the policy {pod.policy}, {why}"
-            yield finding("policy-without-effect", pod.where, found, expected)
+            actual = f"names the policy {pod.policy}, {why}"
+            yield finding("policy-without-effect", pod.where, actual, expected)
 
 
 def _why_not_sent(pod: PodInfo, configurations: list[SchedulerConfiguration]) -> str:
     """Why its scheduler does not send a pod to nodewise; empty if it does, or if that is unknown."""
     if not configurations:
         return _missing_request(pod, [{SCHEDULING_RESOURCE}])
-    serving = [one for one in configurations if one.serves(pod.scheduler_name)]
+    serving = [configuration for configuration in configurations if configuration.serves(pod.scheduler_name)]
     entries = [entry for configuration in serving for entry in configuration.entries]
     if filters := list(filter(_filters_by_policy, entries)):
-        return _missing_request(pod, [{one.name for one in entry.managed_resources} for entry in filters])
+        return _missing_request(
+            pod, [{resource.name for resource in entry.managed_resources} for entry in filters]
+        )
     # without any entry of nodewise, extender-not-registered reports it
     is_known = bool(serving) and any(map(_has_nodewise, configurations))
     return f"and its scheduler {pod.scheduler_name} does not call nodewise to filter" if is_known else ""
@@ -199,12 +205,12 @@ def _sample_of_policy(
     own = [pod for pod in pods if (pod.namespace, pod.policy) == (policy.namespace, policy.name)]
     is_avoided = bool(own) and all(pod.avoids_violating for pod in own)
     if size <= policy.rejected_nodes < node_count and not is_avoided:
-        found = (
+        actual = (
             f"rejects {policy.rejected_nodes:,} of {node_count:,} nodes ({policy.source}), and {scheduler_name}"
             f" looks at {size:,}"
         )
         expected = f"fewer than {size:,} rejected, a larger sample, or the node affinity"
-        yield finding("sample-too-small", policy.where, found, expected)
+        yield finding("sample-too-small", policy.where, actual, expected)
 
 
 @check("descheduler-missing")
@@ -213,14 +219,17 @@ def descheduler(
 ) -> Iterator[Result]:
     """The strategy deschedule needs a descheduler that evicts pods from the labelled nodes."""
     id_ = "descheduler-missing"
-    policy = next((one for one in policies if "deschedule" in one.strategies), None)
+    policy = next((candidate for candidate in policies if "deschedule" in candidate.strategies), None)
     if policy is None:
         return
     if not deschedulers:
         places = " or ".join(namespaces) or "this cluster"
-        found = f"has the strategy deschedule, and no descheduler runs in {places}"
-        yield finding(id_, policy.where, found, _DESCHEDULER)
-    unavailable = next((one.plugins for one in deschedulers if isinstance(one.plugins, Unavailable)), None)
+        actual = f"has the strategy deschedule, and no descheduler runs in {places}"
+        yield finding(id_, policy.where, actual, _DESCHEDULER)
+    unavailable = next(
+        (descheduler.plugins for descheduler in deschedulers if isinstance(descheduler.plugins, Unavailable)),
+        None,
+    )
     if any(map(_evicts, deschedulers)):
         return
     if unavailable is not None:
@@ -228,14 +237,14 @@ def descheduler(
         return
     for where, plugins, _ in deschedulers:
         names = ", ".join(map(str, plugins)) or "no plugin"
-        found = f"has {names}, and {policy.where} has the strategy deschedule"
-        yield finding(id_, where, found, _DESCHEDULER)
+        actual = f"has {names}, and {policy.where} has the strategy deschedule"
+        yield finding(id_, where, actual, _DESCHEDULER)
 
 
-def _evicts(one: Descheduler) -> bool:
+def _evicts(descheduler: Descheduler) -> bool:
     """Whether it evicts pods from the nodes that a policy labels."""
-    has_plugin = not isinstance(one.plugins, Unavailable) and _AFFINITY_PLUGIN in one.plugins
-    return has_plugin and (not one.affinity_types or _REQUIRED in one.affinity_types)
+    has_plugin = not isinstance(descheduler.plugins, Unavailable) and _AFFINITY_PLUGIN in descheduler.plugins
+    return has_plugin and (not descheduler.affinity_types or _REQUIRED in descheduler.affinity_types)
 
 
 @check("metrics-api-unavailable")
@@ -243,11 +252,11 @@ def metrics_api(metrics_apis: tuple[MetricsApi, ...]) -> Iterator[Finding]:
     for api in metrics_apis:
         where = f"APIService/{api.name}"
         if not api.exists:
-            found = "does not exist, and policies name its metrics"
-            yield finding("metrics-api-unavailable", where, found, "one that is Available")
+            actual = "does not exist, and policies name its metrics"
+            yield finding("metrics-api-unavailable", where, actual, "one that is Available")
         elif not api.available:
-            found = f"is not Available: {short(api.message)}"
-            yield finding("metrics-api-unavailable", where, found, "Available: True")
+            actual = f"is not Available: {short(api.message)}"
+            yield finding("metrics-api-unavailable", where, actual, "Available: True")
 
 
 _METRICS_API: Final = Unavailable("metrics", "the metrics API does not respond", is_minor=True)
@@ -278,8 +287,8 @@ def _unavailable_metrics(policies: Iterable[PolicyEvaluation]) -> Iterator[Findi
     """Doctor cannot request the metrics of queries, so only the status says whether they are available."""
     for policy in policies:
         if policy.unavailable_metrics:
-            found = short(policy.unavailable_metrics)
-            yield finding("metric-missing", policy.where, found, "MetricsFetched: True")
+            actual = short(policy.unavailable_metrics)
+            yield finding("metric-missing", policy.where, actual, "MetricsFetched: True")
 
 
 def _is_available(metrics_apis: tuple[MetricsApi, ...] | None) -> bool:
@@ -303,7 +312,7 @@ def _coverage(
     replica_metrics: tuple[ReplicaMetrics, ...],
 ) -> MetricCoverage | Unavailable | None:
     """Of a metric according to the replicas, to its source, or to a policy's status; None if none of them says."""
-    known = [one for one in replica_metrics if metric in one.metric_nodes]
+    known = [metrics for metrics in replica_metrics if metric in metrics.metric_nodes]
     if known:
         return _coverage_of_replicas(metric, policies, known)
     if metric in metrics:
@@ -316,9 +325,9 @@ def _coverage(
 def _coverage_of_replicas(
     metric: str, policies: list[PolicyEvaluation], replica_metrics: list[ReplicaMetrics]
 ) -> MetricCoverage:
-    nodes = max(one.metric_nodes[metric] for one in replica_metrics)
-    unmatched = max(one.unmatched.get(metric, 0) for one in replica_metrics)
-    message = next((one.unavailable_metrics for one in policies if one.unavailable_metrics), "")
+    nodes = max(metrics.metric_nodes[metric] for metrics in replica_metrics)
+    unmatched = max(metrics.unmatched.get(metric, 0) for metrics in replica_metrics)
+    message = next((policy.unavailable_metrics for policy in policies if policy.unavailable_metrics), "")
     reason = ("" if nodes else message) or f"from {replica_metrics[0].pod}"
     return MetricCoverage(nodes, (f"{unmatched} series",) if unmatched else (), reason)
 
@@ -330,23 +339,23 @@ def _metric_findings(
     reason = f" ({short(coverage.error)})" if coverage.error else ""
     others = ", ".join(coverage.other_names[:_MAX_LISTED])
     if others and not coverage.nodes:
-        found = f"metric {metric} has values under names that are no nodes: {others}{reason}"
-        yield finding("metric-names-mismatch", users, found, "names of nodes")
+        actual = f"metric {metric} has values under names that are no nodes: {others}{reason}"
+        yield finding("metric-names-mismatch", users, actual, "names of nodes")
     elif not coverage.nodes:
-        found = f"no node has a value of {metric}{reason}"
+        actual = f"no node has a value of {metric}{reason}"
         remedy = (
             f"export {metric}, or name a metric that exists: kubectl get --raw"
             f" /apis/custom.metrics.k8s.io/v1beta1/nodes/*/{metric}"
         )
         if "aggregate" in coverage.error:
             remedy = "set aggregate in the rule, or have the source give each node one value"
-        yield finding("metric-missing", users, found, "a value of each node", remedy=remedy)
+        yield finding("metric-missing", users, actual, "a value of each node", remedy=remedy)
     elif others:
-        found = (
+        actual = (
             f"metric {metric} has values of {coverage.nodes} nodes, and under other names: {others}{reason}"
         )
         expected = "names of nodes only"
-        yield finding("metric-names-mismatch", users, found, expected, severity="note")
+        yield finding("metric-names-mismatch", users, actual, expected, severity="note")
 
 
 CHECKS: Final = (

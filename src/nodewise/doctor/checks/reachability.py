@@ -47,14 +47,14 @@ def registered(
 ) -> Iterator[Result]:
     """Whether an entry leads to nodewise. Calls of a scheduler whose configuration is hidden prove that one does."""
     id_ = "extender-not-registered"
-    if any(isinstance(one, Registration) for one in registrations):
+    if any(isinstance(registration, Registration) for registration in registrations):
         yield from _static_pods_without_entry(registrations, schedulers)
         return
-    if any(one.calls for one in replica_metrics):
+    if any(metrics.calls for metrics in replica_metrics):
         return
-    if found := _missing_calls(pods, replica_metrics):
-        where = ", ".join(one.pod for one in replica_metrics)
-        yield finding(id_, where, found, "an entry in a scheduler's extenders")
+    if actual := _missing_calls(pods, replica_metrics):
+        where = ", ".join(metrics.pod for metrics in replica_metrics)
+        yield finding(id_, where, actual, "an entry in a scheduler's extenders")
         return
     for unavailable in registrations:
         yield NotChecked(id_, cast("Unavailable", unavailable))
@@ -65,7 +65,7 @@ def registered(
 
 def _missing_calls(pods: Pods, replica_metrics: tuple[ReplicaMetrics, ...]) -> str:
     """Says that pods were created for which a scheduler should have called nodewise; empty if that is unknown."""
-    uptime_s = min((one.uptime_s for one in replica_metrics), default=0.0)
+    uptime_s = min((metrics.uptime_s for metrics in replica_metrics), default=0.0)
     created = [pod for pod in pods if pod.policy and pod.age_s < uptime_s - _QUEUE_S and not pod.is_gated]
     if not created or any(pod.scheduler_name != DEFAULT_SCHEDULER for pod in created):
         return ""
@@ -77,13 +77,21 @@ def _static_pods_without_entry(
     registrations: tuple[Registration | Unavailable, ...], schedulers: Schedulers
 ) -> Iterator[Finding]:
     """Hosts of the control plane that differ: after the next leader election a scheduler without nodewise leads."""
-    names = {one.scheduler.where for one in registrations if isinstance(one, Registration)}
-    static = [one for one in schedulers if one.workload and one.workload.is_static and one.profiles]
+    names = {
+        registration.scheduler.where
+        for registration in registrations
+        if isinstance(registration, Registration)
+    }
+    static = [
+        scheduler
+        for scheduler in schedulers
+        if scheduler.workload and scheduler.workload.is_static and scheduler.profiles
+    ]
     if any(scheduler.where in names for scheduler in static):
         for scheduler in static:
             if scheduler.where not in names:
-                found = "no entry in extenders leads to nodewise, and on other hosts one does"
-                yield finding("extender-not-registered", scheduler.where, found, "the same on all hosts")
+                actual = "no entry in extenders leads to nodewise, and on other hosts one does"
+                yield finding("extender-not-registered", scheduler.where, actual, "the same on all hosts")
 
 
 @check("extender-not-reached")
@@ -93,7 +101,7 @@ def addresses(
     replica_metrics: tuple[ReplicaMetrics, ...] = (),
 ) -> Iterator[Result]:
     """Whether the address of each entry leads to nodewise."""
-    is_called = any(one.calls for one in replica_metrics)
+    is_called = any(metrics.calls for metrics in replica_metrics)
     for registration in registrations:
         host, service = split_url(registration.entry.url)[1], registration.service
         workload = registration.scheduler.workload
@@ -112,8 +120,8 @@ def addresses(
 
 def _own_pod(registration: Registration, extenders: Extenders | None) -> Iterator[Finding]:
     if extenders is not None and extender_beside(registration.scheduler, extenders) is None:
-        found = "leads to the scheduler's own pod, and no nodewise runs in it"
-        yield _unreached(registration, found, "a container with nodewise extender, or a Service")
+        actual = "leads to the scheduler's own pod, and no nodewise runs in it"
+        yield _unreached(registration, actual, "a container with nodewise extender, or a Service")
 
 
 def _server(registration: Registration, *, is_called: bool) -> Iterator[Result]:
@@ -131,17 +139,17 @@ def _endpoints(registration: Registration, service: Service) -> Iterator[Result]
     """Whether the Service exists, has the port, and has a ready endpoint."""
     port = split_url(registration.entry.url)[3]
     if service.ports is None:
-        found = f"leads to {service.where}, which does not exist"
-        yield _unreached(registration, found, "a Service that exists")
+        actual = f"leads to {service.where}, which does not exist"
+        yield _unreached(registration, actual, "a Service that exists")
     elif port not in service.ports:
         ports = ", ".join(map(str, service.ports)) or "none"
-        found = f"names port {port}, and {service.where} has {ports}"
-        yield _unreached(registration, found, "one of these")
+        actual = f"names port {port}, and {service.where} has {ports}"
+        yield _unreached(registration, actual, "one of these")
     elif isinstance(service.ready_endpoints, Unavailable):
         yield NotChecked("extender-not-reached", service.ready_endpoints)
     elif not service.ready_endpoints:
-        found = f"leads to {service.where}, which has no ready endpoint"
-        yield _unreached(registration, found, "at least one")
+        actual = f"leads to {service.where}, which has no ready endpoint"
+        yield _unreached(registration, actual, "at least one")
 
 
 def _name_resolution(registration: Registration) -> Iterator[Finding]:
@@ -150,13 +158,13 @@ def _name_resolution(registration: Registration) -> Iterator[Finding]:
     if workload is None or not workload.host_network or workload.dns_policy == "ClusterFirstWithHostNet":
         return
     host = split_url(registration.entry.url)[1]
-    found = f"names {host}, which {workload.where} cannot resolve: hostNetwork with dnsPolicy {workload.dns_policy}"
-    yield _unreached(registration, found, "dnsPolicy: ClusterFirstWithHostNet, or the cluster IP")
+    actual = f"names {host}, which {workload.where} cannot resolve: hostNetwork with dnsPolicy {workload.dns_policy}"
+    yield _unreached(registration, actual, "dnsPolicy: ClusterFirstWithHostNet, or the cluster IP")
 
 
-def _unreached(registration: Registration, found: str, expected: str) -> Finding:
+def _unreached(registration: Registration, actual: str, expected: str) -> Finding:
     field = f"{registration.entry.field}.urlPrefix"
-    return finding("extender-not-reached", registration.where, f"{field} {found}", expected)
+    return finding("extender-not-reached", registration.where, f"{field} {actual}", expected)
 
 
 @check("extender-not-reached")
@@ -164,14 +172,16 @@ def calls(
     registrations: Registrations, pods: Pods = (), replica_metrics: tuple[ReplicaMetrics, ...] = ()
 ) -> Iterator[Finding]:
     """Replicas without any call, although an entry leads to them and pods wait."""
-    uptime_s = min((one.uptime_s for one in replica_metrics), default=0.0)
-    is_called = any(one.calls for one in replica_metrics)
-    resources = {resource.name for one in registrations for resource in one.entry.managed_resources}
+    uptime_s = min((metrics.uptime_s for metrics in replica_metrics), default=0.0)
+    is_called = any(metrics.calls for metrics in replica_metrics)
+    resources = {
+        resource.name for registration in registrations for resource in registration.entry.managed_resources
+    }
     waiting = [pod for pod in pods if _waits_for_nodewise(pod, resources)]
     if registrations and waiting and uptime_s >= _IDLE_S and not is_called:
-        replicas = ", ".join(one.pod for one in replica_metrics)
-        found = f"no call in {uptime_s:.0f} s, and {waiting[0].namespace}/{waiting[0].name} waits"
-        yield finding("extender-not-reached", replicas, found, "calls of kube-scheduler")
+        replicas = ", ".join(metrics.pod for metrics in replica_metrics)
+        actual = f"no call in {uptime_s:.0f} s, and {waiting[0].namespace}/{waiting[0].name} waits"
+        yield finding("extender-not-reached", replicas, actual, "calls of kube-scheduler")
 
 
 def _waits_for_nodewise(pod: PodInfo, resources: set[str]) -> bool:
@@ -185,15 +195,15 @@ def scheduler_errors(pods: Pods = ()) -> Iterator[Finding]:
         message = pod.message.lower()
         is_error = "extender" in message and any(error in message for error in _CALL_ERRORS)
         if not pod.node and is_error and "x509" not in message:
-            found = f"kube-scheduler reports: {short(pod.message)}"
-            yield finding("extender-not-reached", pod.where, found, "a response")
+            actual = f"kube-scheduler reports: {short(pod.message)}"
+            yield finding("extender-not-reached", pod.where, actual, "a response")
             return
 
 
 @check("scheduler-not-running")
 def pods_without_scheduler(pods: Pods, schedulers: Schedulers = ()) -> Iterator[Finding]:
     """Pods without a message of a scheduler, by their schedulerName."""
-    served = {profile.scheduler_name for one in schedulers for profile in one.profiles}
+    served = {profile.scheduler_name for scheduler in schedulers for profile in scheduler.profiles}
     by_name: dict[str, list[PodInfo]] = {}
     for pod in pods:
         is_known = pod.scheduler_name == DEFAULT_SCHEDULER or pod.scheduler_name in served
@@ -203,19 +213,19 @@ def pods_without_scheduler(pods: Pods, schedulers: Schedulers = ()) -> Iterator[
     for name, waiting in sorted(by_name.items()):
         more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
         first = f"{waiting[0].namespace}/{waiting[0].name}{more}"
-        found = f"no scheduler has reported on {first}; {_who_serves(name, schedulers)}"
+        actual = f"no scheduler has reported on {first}; {_who_serves(name, schedulers)}"
         yield finding(
-            "scheduler-not-running", f"schedulerName/{name}", found, "a running scheduler of that name"
+            "scheduler-not-running", f"schedulerName/{name}", actual, "a running scheduler of that name"
         )
 
 
 @check("scheduler-not-running")
 def schedulers_without_pods(schedulers: Schedulers = ()) -> Iterator[Finding]:
-    for workload in (one.workload for one in schedulers):
+    for workload in (scheduler.workload for scheduler in schedulers):
         if workload is not None and workload.replicas and workload.ready == 0:
             reasons = f": {'; '.join(workload.problems)}" if workload.problems else ""
-            found = f"0 of {workload.replicas} are ready{reasons}"
-            yield finding("scheduler-not-running", workload.where, found, "at least 1", severity="warning")
+            actual = f"0 of {workload.replicas} are ready{reasons}"
+            yield finding("scheduler-not-running", workload.where, actual, "at least 1", severity="warning")
 
 
 def _who_serves(name: str, schedulers: Schedulers) -> str:

@@ -28,14 +28,17 @@ def installed(
     registrations: tuple[Registration | Unavailable, ...] = (),
 ) -> Iterator[Finding]:
     id_ = "replicas-not-ready"
-    is_reached = any(isinstance(one, Registration) and one.server.address for one in registrations)
+    is_reached = any(
+        isinstance(registration, Registration) and registration.server.address
+        for registration in registrations
+    )
     if not extenders and not is_reached:  # a server that responds may run outside of this cluster
         where = ", ".join(f"Namespace/{name}" for name in namespaces) or "cluster"
-        found, expected = (
+        actual, expected = (
             "no workload runs nodewise extender",
             "a Deployment that does, or -n with its namespace",
         )
-        yield finding(id_, where, found, expected, remedy="install it: docs/install.md")
+        yield finding(id_, where, actual, expected, remedy="install it: docs/install.md")
 
 
 @check("replicas-not-ready")
@@ -47,9 +50,9 @@ def ready_replicas(extenders: Extenders) -> Iterator[Finding]:
                 yield finding(id_, workload.where, "has 0 replicas", "at least one")
         elif workload.ready is not None and workload.ready < workload.replicas:
             reasons = f": {'; '.join(dict.fromkeys(workload.problems))}" if workload.problems else ""
-            found = f"{workload.ready} of {workload.replicas} are ready{reasons}"
+            actual = f"{workload.ready} of {workload.replicas} are ready{reasons}"
             severity: Severity = "warning" if workload.ready else "error"
-            yield finding(id_, workload.where, found, "all", severity=severity)
+            yield finding(id_, workload.where, actual, "all", severity=severity)
 
 
 @check("rights-missing")
@@ -60,8 +63,8 @@ def rights(missing_rights: tuple[MissingRights, ...], extenders: Extenders = ())
     for account, missing in missing_rights:
         if missing:
             more = f" and {len(missing) - _MAX_RIGHTS} more" if len(missing) > _MAX_RIGHTS else ""
-            found = f"may not {'; '.join(map(str, missing[:_MAX_RIGHTS]))}{more}"
-            yield finding("rights-missing", account, found, "the rights of deploy/*.yaml")
+            actual = f"may not {'; '.join(map(str, missing[:_MAX_RIGHTS]))}{more}"
+            yield finding("rights-missing", account, actual, "the rights of deploy/*.yaml")
 
 
 @check("admission-policy-missing")
@@ -72,11 +75,11 @@ def admission(extenders: Extenders, admission_policies: tuple[AdmissionPolicy, .
     for extender in writing:
         yield from _account(extender, admission_policies)
     if writing and not any(_matches(policy, "namespaces", LABEL) for policy in admission_policies):
-        where, found = (
+        where, actual = (
             "ValidatingAdmissionPolicy/nodewise-trust",
             f"no policy limits who may set the namespace label {LABEL}",
         )
-        yield finding(id_, where, found, "the policy of deploy/trust.yaml, with a binding that denies")
+        yield finding(id_, where, actual, "the policy of deploy/trust.yaml, with a binding that denies")
 
 
 def _has_own_account(extender: Extender) -> bool:
@@ -92,10 +95,10 @@ def _account(extender: Extender, admission_policies: tuple[AdmissionPolicy, ...]
     user = f"'system:serviceaccount:{namespace}:{account}'"
     for resource, file in files.items():
         if not any(_matches(policy, resource, user) for policy in admission_policies):
-            found = f"no policy limits what it writes to {resource}"
+            actual = f"no policy limits what it writes to {resource}"
             expected = f"the policy of {file} for this account, with a binding that denies"
             where = f"ServiceAccount/{namespace}/{account}"
-            yield finding("admission-policy-missing", where, found, expected)
+            yield finding("admission-policy-missing", where, actual, expected)
 
 
 def _matches(policy: AdmissionPolicy, resource: str, text: str) -> bool:
@@ -112,10 +115,12 @@ def other_namespaces(
         count = len(programs_elsewhere)
         more = f" and {count - _MAX_LISTED} more" if count > _MAX_LISTED else ""
         where = ", ".join(short(name, 100) for name in programs_elsewhere[:_MAX_LISTED]) + more
-        found = f"run or are named as a scheduler, a descheduler or nodewise, outside {', '.join(namespaces)}"
+        actual = (
+            f"run or are named as a scheduler, a descheduler or nodewise, outside {', '.join(namespaces)}"
+        )
         remedy = f"if they are yours: -n {short(programs_elsewhere[0].split('/')[1], 80)}"
         expected = "nothing, if they are a tenant's"
-        yield finding(NOT_CHECKED, where, found, expected, remedy=remedy, severity="note")
+        yield finding(NOT_CHECKED, where, actual, expected, remedy=remedy, severity="note")
 
 
 CHECKS: Final = (installed, ready_replicas, rights, admission, other_namespaces)

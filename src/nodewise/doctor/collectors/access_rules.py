@@ -33,7 +33,9 @@ async def missing_rights(session: Session) -> tuple[MissingRights | Unavailable,
     names = await session.get(metric_names)
     metrics = [] if isinstance(names, Unavailable) else names
     session.reader.say("reviewing the rights of nodewise")
-    return tuple(await asyncio.gather(*(_missing_rights(session.reader, one, metrics) for one in listed)))
+    return tuple(
+        await asyncio.gather(*(_missing_rights(session.reader, extender, metrics) for extender in listed))
+    )
 
 
 async def _missing_rights(

@@ -66,7 +66,7 @@ async def node_list(session: Session) -> NodeList | Unavailable:
 
 def _resource_profile(listed: Sequence[Extender]) -> list[resource_profile.ResourceProfile]:
     """The profiles of the extenders' gpu agents."""
-    names = {one.settings.get("gpu_profile", "intel") for one in listed if "gpu" in one.agents}
+    names = {extender.settings.get("gpu_profile", "intel") for extender in listed if "gpu" in extender.agents}
     return [resource_profile.PROFILES[name] for name in sorted(names) if name in resource_profile.PROFILES]
 
 

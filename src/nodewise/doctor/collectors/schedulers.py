@@ -51,7 +51,9 @@ async def schedulers(session: Session) -> tuple[Scheduler, ...] | Unavailable:
     names = frozenset(scheduler.where for scheduler in named)
     merged = _merge(named, list(running))
     return tuple(
-        await asyncio.gather(*(_with_entries(session, one, is_named=one.where in names) for one in merged))
+        await asyncio.gather(
+            *(_with_entries(session, scheduler, is_named=scheduler.where in names) for scheduler in merged)
+        )
     )
 
 
@@ -68,7 +70,10 @@ def _merge(named: list[Scheduler], running: list[Scheduler]) -> list[Scheduler]:
     ]
     if hidden:
         workload = hidden[0].workload
-        named = [one._replace(workload=workload) if one.workload is None else one for one in named]
+        named = [
+            scheduler._replace(workload=workload) if scheduler.workload is None else scheduler
+            for scheduler in named
+        ]
     return [*named, *(scheduler for scheduler in running if scheduler not in hidden)]
 
 
@@ -81,8 +86,8 @@ def read_configuration_file(path: str) -> Scheduler:
         raise BadSettings("settings", [problem]) from error
     configuration = scheduler_configuration.parse(data)
     if configuration.problems and not configuration.profiles:
-        found = f"{path}: {'; '.join(configuration.problems)}"
-        raise BadSettings("settings", [Problem("--scheduler-config", found, "a KubeSchedulerConfiguration")])
+        actual = f"{path}: {'; '.join(configuration.problems)}"
+        raise BadSettings("settings", [Problem("--scheduler-config", actual, "a KubeSchedulerConfiguration")])
     return Scheduler(path, configuration)
 
 
