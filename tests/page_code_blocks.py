@@ -52,8 +52,8 @@ def blocks(page: Path) -> list[Block]:
     """All fenced blocks, in their order."""
     text = page.read_text()
     return [
-        Block(page, text.count("\n", 0, found.start()) + 2, found[2], textwrap.dedent(found[3]))
-        for found in _FENCED.finditer(text)
+        Block(page, text.count("\n", 0, match.start()) + 2, match[2], textwrap.dedent(match[3]))
+        for match in _FENCED.finditer(text)
     ]
 
 
@@ -63,7 +63,7 @@ def section(page: Path, begin: str, end: str = "\n## ") -> list[Block]:
     at = text.index(f"\n{begin}")
     stop = text.find(end, at + 1)
     first, last = (text.count("\n", 0, place) for place in (at, stop if stop >= 0 else len(text)))
-    return [one for one in blocks(page) if first < one.line <= last]
+    return [block for block in blocks(page) if first < block.line <= last]
 
 
 def steps(block: Block) -> list[Step]:

@@ -119,9 +119,9 @@ class Reader:
     def _sees(self, shown: Sequence[str]) -> None:
         at = 0
         for line in filter(str.strip, shown):
-            found = _pattern(self._own(line)).search(self._printed, at)
-            assert found, f"does not show {line.strip()!r}:\n{self._printed}"
-            at = found.end()
+            match = _pattern(self._own(line)).search(self._printed, at)
+            assert match, f"does not show {line.strip()!r}:\n{self._printed}"
+            at = match.end()
 
     def _saves(self, block: Block) -> None:
         first, _, rest = block.text.partition("\n")
@@ -172,13 +172,13 @@ def plain_environment() -> dict[str, str]:
 def edited(text: str, block: str) -> str:
     """The text with the block's functions in the place of its own."""
     lines = text.splitlines()
-    given = block.splitlines()
-    wanted = {one.name: one for one in _functions(textwrap.dedent("\n".join(given)))}
-    there = sorted(_functions(text), key=lambda one: -one.lineno)
-    assert wanted.keys() <= {one.name for one in there}
+    replacement = block.splitlines()
+    wanted = {function.name: function for function in _functions(textwrap.dedent("\n".join(replacement)))}
+    there = sorted(_functions(text), key=lambda function: -function.lineno)
+    assert wanted.keys() <= {function.name for function in there}
     for old in there:
         if new := wanted.get(old.name):
-            lines[old.lineno - 1 : old.end_lineno] = given[new.lineno - 1 : new.end_lineno]
+            lines[old.lineno - 1 : old.end_lineno] = replacement[new.lineno - 1 : new.end_lineno]
     return "\n".join(lines) + "\n"
 
 
@@ -200,9 +200,9 @@ def _with_codes(steps: Sequence[Step]) -> list[Step]:
 
 def _pattern(line: str) -> re.Pattern[str]:
     made, at = [], 0
-    for found in _VARIABLE.finditer(line):
-        made += [_spread(line[at : found.start()]), _any(found[0])]
-        at = found.end()
+    for match in _VARIABLE.finditer(line):
+        made += [_spread(line[at : match.start()]), _any(match[0])]
+        at = match.end()
     return re.compile(r"(?<!\w)" + r"\s*".join([*made, _spread(line[at:])]) + r"(?!\w)")
 
 
@@ -211,7 +211,7 @@ def _spread(text: str) -> str:
     return r"\s*".join(map(re.escape, "".join(text.split())))
 
 
-def _any(found: str) -> str:
-    if found in {"…", "..."}:
+def _any(variable: str) -> str:
+    if variable in {"…", "..."}:
         return ".*"
-    return _TIME if "T" in found else _DURATION
+    return _TIME if "T" in variable else _DURATION

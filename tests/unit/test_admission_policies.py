@@ -16,26 +16,26 @@ from nodewise.extender import binding, requeueing
 DEPLOY = Path(__file__).parents[2] / "deploy"
 STATISTICS = {field.encode_name for field in msgspec.structs.fields(WrittenAnnotations)}
 ALL_POLICIES = [
-    (path.name, one["metadata"]["name"])
+    (path.name, item["metadata"]["name"])
     for path in sorted(DEPLOY.glob("*.yaml"))
-    for one in yaml.safe_load_all(path.read_text())
-    if one and one["kind"] == "ValidatingAdmissionPolicy"
+    for item in yaml.safe_load_all(path.read_text())
+    if item and item["kind"] == "ValidatingAdmissionPolicy"
 ]
 
 
 def policy(file: str, name: str) -> dict[str, Any]:
     objects = yaml.safe_load_all((DEPLOY / file).read_text())
     (spec,) = [
-        one["spec"]
-        for one in objects
-        if (one["kind"], one["metadata"]["name"]) == ("ValidatingAdmissionPolicy", name)
+        item["spec"]
+        for item in objects
+        if (item["kind"], item["metadata"]["name"]) == ("ValidatingAdmissionPolicy", name)
     ]
     return dict(spec)
 
 
 def words(file: str, name: str, variable: str) -> set[str]:
     """The string literals of a variable."""
-    variables = {one["name"]: one["expression"] for one in policy(file, name)["variables"]}
+    variables = {variable["name"]: variable["expression"] for variable in policy(file, name)["variables"]}
     return set(re.findall(r"'([^']*)'", variables[variable]))
 
 
@@ -79,7 +79,7 @@ def test_each_policy_has_a_condition() -> None:
 
 
 WARNS = ("pod-admission.yaml", "nodewise-pod-labels")
-DENY = [one for one in ALL_POLICIES if one != WARNS]
+DENY = [name for name in ALL_POLICIES if name != WARNS]
 
 
 def test_the_policy_about_everybodys_pods_only_warns_and_its_errors_stop_none() -> None:
@@ -96,5 +96,5 @@ def test_every_policy_denies_and_fails_closed_for_what_it_matches_alone(file: st
     (condition,) = spec["matchConditions"]
     assert condition["expression"].startswith(CONDITIONS[name])
     objects = yaml.safe_load_all((DEPLOY / file).read_text())
-    bindings = [one["spec"] for one in objects if one["kind"] == "ValidatingAdmissionPolicyBinding"]
+    bindings = [item["spec"] for item in objects if item["kind"] == "ValidatingAdmissionPolicyBinding"]
     assert {"policyName": name, "validationActions": ["Deny"]} in bindings

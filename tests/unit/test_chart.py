@@ -45,17 +45,19 @@ def test_every_value_is_described_and_no_other_is_allowed() -> None:
 
 
 def _undescribed(schema: dict[str, Any], path: str) -> list[str]:
-    found = []
-    for name, one in schema.get("properties", {}).items():
-        found += [] if one.get("description") else [f"{path}.{name}"]
-        found += _undescribed(one, f"{path}.{name}")
-    return found
+    undescribed = []
+    for name, value in schema.get("properties", {}).items():
+        undescribed += [] if value.get("description") else [f"{path}.{name}"]
+        undescribed += _undescribed(value, f"{path}.{name}")
+    return undescribed
 
 
 def _open(schema: dict[str, Any], name: str) -> list[str]:
     """Objects of which any key is taken, and any value."""
-    found = [name] if schema.get("type") == "object" and "additionalProperties" not in schema else []
-    return found + [one for key, value in schema.get("properties", {}).items() for one in _open(value, key)]
+    names = [name] if schema.get("type") == "object" and "additionalProperties" not in schema else []
+    return names + [
+        inner_name for key, value in schema.get("properties", {}).items() for inner_name in _open(value, key)
+    ]
 
 
 def test_the_schema_knows_exactly_the_values_that_there_are() -> None:
@@ -67,7 +69,11 @@ def test_the_schema_knows_exactly_the_values_that_there_are() -> None:
 
 def _paths(schema: dict[str, Any], path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     inner = schema.get("properties", {})
-    return [found for key, one in inner.items() for found in _paths(one, (*path, key))] if inner else [path]
+    return (
+        [inner_path for key, value in inner.items() for inner_path in _paths(value, (*path, key))]
+        if inner
+        else [path]
+    )
 
 
 _WITH_RESOURCES = [
@@ -92,9 +98,9 @@ def _given(values: Any, schema: dict[str, Any], path: tuple[str, ...] = ()) -> l
     if not isinstance(values, dict) or "properties" not in schema or not values:
         return [path]
     return [
-        found
-        for key, one in values.items()
-        for found in _given(one, schema["properties"].get(key, {}), (*path, key))
+        inner_path
+        for key, value in values.items()
+        for inner_path in _given(value, schema["properties"].get(key, {}), (*path, key))
     ]
 
 
@@ -106,10 +112,12 @@ def test_there_is_one_switch_for_each_agent() -> None:
 
 @pytest.mark.parametrize("values", chart.combinations(), ids=lambda path: path.stem)
 def test_the_program_takes_the_settings_of_each_combination(values: Path, tmp_path: Path) -> None:
-    given = yaml.safe_load((ROOT / values).read_text())
-    sections = {name: one["settings"] for name, one in given.get("agents", {}).items() if one.get("settings")}
+    settings = yaml.safe_load((ROOT / values).read_text())
+    sections = {
+        name: agent["settings"] for name, agent in settings.get("agents", {}).items() if agent.get("settings")
+    }
     file = tmp_path / "nodewise.yaml"
-    file.write_text(yaml.safe_dump({**given.get("settings", {}), **sections}))
+    file.write_text(yaml.safe_dump({**settings.get("settings", {}), **sections}))
     config_file.read(str(file), GROUPS, agents.built_in())
 
 
@@ -122,33 +130,35 @@ def test_dashboards_show_metrics_that_there_are_with_labels_that_they_have(path:
     assert used - {PREFIX + name for name in _series()} == set()
     for text in expressions:
         known = {label for name in re.findall(rf"{PREFIX}(\w+)", text) for label in _series()[name]}
-        asked = {one.strip() for group in re.findall(r"by \(([^)]*)\)", text) for one in group.split(",")}
-        assert asked - known - {"pod", "le"} == set(), text
+        grouped = {
+            label.strip() for group in re.findall(r"by \(([^)]*)\)", text) for label in group.split(",")
+        }
+        assert grouped - known - {"pod", "le"} == set(), text
 
 
 def _series() -> dict[str, tuple[str, ...]]:
     """The labels of everything that /metrics shows."""
-    found = {name: one.labels for name, one in METRICS.items()}
-    for name, one in METRICS.items():
-        if one.kind == "histogram":
-            found |= {f"{name}_{part}": one.labels for part in ("bucket", "sum", "count")}
-    return found
+    labels = {name: metric.labels for name, metric in METRICS.items()}
+    for name, metric in METRICS.items():
+        if metric.kind == "histogram":
+            labels |= {f"{name}_{part}": metric.labels for part in ("bucket", "sum", "count")}
+    return labels
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "deploy").glob("*.yaml")), ids=lambda path: path.stem)
 def test_nothing_of_other_services_reaches_the_settings_of_a_manifest_s_pods(path: Path) -> None:
     """A Service called nodewise sets NODEWISE_PORT, which is a setting. The chart's own are looked at with Helm."""
-    for one in yaml.safe_load_all(path.read_text()):
-        spec = one.get("spec", {}) if one else {}
+    for manifest in yaml.safe_load_all(path.read_text()):
+        spec = manifest.get("spec", {}) if manifest else {}
         spec = spec.get("jobTemplate", {}).get("spec", spec)
         pod = spec.get("template", {}).get("spec", spec)
         images = [container["image"] for container in _containers(pod)]
         if any(image.startswith("nodewise:") for image in images):
-            assert pod.get("enableServiceLinks") is False, one["metadata"]["name"]
+            assert pod.get("enableServiceLinks") is False, manifest["metadata"]["name"]
 
 
 def _containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
-    return [one for kind in ("initContainers", "containers") for one in pod.get(kind, ())]
+    return [container for kind in ("initContainers", "containers") for container in pod.get(kind, ())]
 
 
 def test_dashboards_have_names_of_their_own() -> None:

@@ -92,9 +92,9 @@ def test_the_page_of_rights_has_a_row_for_each(manifest: str) -> None:
     section = page.partition(f"`deploy/{manifest}`\n")[2].partition("\n## ")[0]
     rows = [line.split("|")[1:5] for line in section.splitlines() if line.startswith("| `")]
     granted = rights.granted(yaml.safe_load_all((ROOT / "deploy" / manifest).read_text()))
-    told = [_right(*(cell.strip() for cell in row)) for row in rows]
-    assert set(told) == granted
-    assert len(told) == len(granted)
+    documented = [_right(*(cell.strip() for cell in row)) for row in rows]
+    assert set(documented) == granted
+    assert len(documented) == len(granted)
 
 
 def _right(verb: str, resource: str, group: str, where: str) -> Right:

@@ -57,9 +57,9 @@ def texts() -> frozenset[str]:
 
 def keys() -> set[str]:
     """Every text of the code that has the form of a key; a group of the API is followed by a version or nothing."""
-    found = {text for text in texts() if KEY.fullmatch(text)}
+    keys = {text for text in texts() if KEY.fullmatch(text)}
     is_group = re.compile(r".*(k8s\.io/.*|/v\d\w*)")
-    own = {text for text in found if not is_group.fullmatch(text)}
+    own = {text for text in keys if not is_group.fullmatch(text)}
     return own - NONE_OF_THESE.keys()
 
 
@@ -128,6 +128,6 @@ def test_the_page_of_events_has_every_reason() -> None:
     )
     assert {condition for condition, _ in bad} == GOOD.keys()
     reasons = {pod_events.REASON, pod_events.NOT_BOUND, "AllWell", *(reason for _, reason in bad)}
-    told = set(re.findall(r"^\| `(\w+)` \| (?:Warning|Normal) \|", EVENTS, re.MULTILINE))
-    assert told == reasons
+    documented = set(re.findall(r"^\| `(\w+)` \| (?:Warning|Normal) \|", EVENTS, re.MULTILINE))
+    assert documented == reasons
     assert set(get_args(Type)) == {"Warning", "Normal"}

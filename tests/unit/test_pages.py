@@ -70,13 +70,13 @@ def problem(words: list[str]) -> str:
 
 def _read(group: click.Command, words: list[str]) -> None:
     parent, left = None, words
-    found: click.Command | None = group
-    while found:
-        here = found.make_context(left[0], list(left[1:]), parent=parent)
+    command: click.Command | None = group
+    while command:
+        here = command.make_context(left[0], list(left[1:]), parent=parent)
         parent, rest = here, [*here._protected_args, *here.args]
-        if not isinstance(found, click.Group) or not rest:
+        if not isinstance(command, click.Group) or not rest:
             return
-        _, found, behind = found.resolve_command(here, rest)
+        _, command, behind = command.resolve_command(here, rest)
         left = [rest[0], *behind]
 
 
@@ -96,8 +96,8 @@ def test_commands_of_ours_exist(block: Block) -> None:
     lines = [
         words for step in page_code_blocks.steps(block) for words in page_code_blocks.commands(step.typed)
     ]
-    found = [(words, problem(_without_gaps(words))) for words in lines if words[0] in PROGRAMS]
-    assert [f"{' '.join(words)}: {wrong}" for words, wrong in found if wrong] == []
+    checked = [(words, problem(_without_gaps(words))) for words in lines if words[0] in PROGRAMS]
+    assert [f"{' '.join(words)}: {wrong}" for words, wrong in checked if wrong] == []
 
 
 def _without_gaps(words: list[str]) -> list[str]:
@@ -107,9 +107,9 @@ def _without_gaps(words: list[str]) -> list[str]:
 @pytest.mark.parametrize("page", page_code_blocks.pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_in_sentences_exist(page: Path) -> None:
     """Arguments may be left out here, and a word in capitals stands for another; with a colon it is a message."""
-    found = [one for one in INLINE.findall(page.read_text()) if ": " not in one]
-    told = {line: problem(_without_gaps(line.replace("…", " … ").split())) for line in found}
-    assert {line: wrong for line, wrong in told.items() if re.search(UNKNOWN, wrong)} == {}
+    lines = [line for line in INLINE.findall(page.read_text()) if ": " not in line]
+    problems = {line: problem(_without_gaps(line.replace("…", " … ").split())) for line in lines}
+    assert {line: wrong for line, wrong in problems.items() if re.search(UNKNOWN, wrong)} == {}
 
 
 @pytest.mark.parametrize("block", SHELLS, ids=lambda block: block.where)
@@ -146,33 +146,33 @@ def test_metrics_and_log_events_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("block", YAML, ids=lambda block: block.where)
 def test_yaml_can_be_read(block: Block) -> None:
-    found = [one for one in yaml.safe_load_all(block.text) if one is not None]
-    assert found
-    for one in found:
-        if not isinstance(one, dict):
+    documents = [document for document in yaml.safe_load_all(block.text) if document is not None]
+    assert documents
+    for document in documents:
+        if not isinstance(document, dict):
             continue
-        if one.get("kind") == "KubeSchedulerConfiguration" or set(one) == {"extenders"}:
-            assert doubts(one) == []
-        elif one.get("kind") == "TASPolicy":
-            assert lint(one) == []
-        elif set(one) == {"rules"}:
-            assert lint({"metadata": {"name": "p"}, "spec": {"strategies": {"dontschedule": one}}}) == []
-        elif "kind" not in one and set(one) <= SCHEMA["properties"].keys():
-            assert list(wrong_values(one, SCHEMA)) == []
+        if document.get("kind") == "KubeSchedulerConfiguration" or set(document) == {"extenders"}:
+            assert doubts(document) == []
+        elif document.get("kind") == "TASPolicy":
+            assert lint(document) == []
+        elif set(document) == {"rules"}:
+            assert lint({"metadata": {"name": "p"}, "spec": {"strategies": {"dontschedule": document}}}) == []
+        elif "kind" not in document and set(document) <= SCHEMA["properties"].keys():
+            assert list(wrong_values(document, SCHEMA)) == []
 
 
-def lint(found: Mapping[str, Any]) -> list[str]:
+def lint(policy: Mapping[str, Any]) -> list[str]:
     """What `nodewise policy lint` would say of a policy."""
-    read = policies.read(msgspec.json.decode(json.dumps(found), type=PolicyObject))
+    read = policies.read(msgspec.json.decode(json.dumps(policy), type=PolicyObject))
     return [str(problem) for problem in read.problems]
 
 
-def doubts(found: Mapping[str, Any]) -> list[str]:
+def doubts(configuration: Mapping[str, Any]) -> list[str]:
     """What `nodewise configure` would say of a configuration of kube-scheduler."""
     whole = {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",
-        **found,
+        **configuration,
     }
     terms = scheduler_configuration_file.RenderOptions(
         scheduler_versions.parse_setting("1.36.3"), "", "", insecure=False

@@ -24,18 +24,21 @@ def pinned(file: Path) -> dict[str, int]:
 
 @pytest.mark.parametrize("file", [BOOTSTRAP, GO], ids=lambda file: file.name)
 def test_each_requirement_has_a_version_and_hashes_and_no_address(file: Path) -> None:
-    found = pinned(file)
-    assert found
-    assert all("==" in requirement and hashes for requirement, hashes in found.items())
+    requirements = pinned(file)
+    assert requirements
+    assert all("==" in requirement and hashes for requirement, hashes in requirements.items())
     assert "://" not in file.read_text()
 
 
 def test_what_pip_installs_before_the_lock_is_pinned_in_the_versions_of_the_lock() -> None:
     project = tomllib.loads((page_code_blocks.ROOT / "pyproject.toml").read_text())
     packages = tomllib.loads((page_code_blocks.ROOT / "uv.lock").read_text())["package"]
-    locked = {one["name"]: one.get("version", "") for one in packages}
+    locked = {package["name"]: package.get("version", "") for package in packages}
     versions = dict(requirement.split("==") for requirement in pinned(BOOTSTRAP))
-    assert {"uv", *(Requirement(one).name for one in project["build-system"]["requires"])} <= set(versions)
+    assert {
+        "uv",
+        *(Requirement(requirement).name for requirement in project["build-system"]["requires"]),
+    } <= set(versions)
     assert [name for name in versions if locked.get(name, versions[name]) != versions[name]] == []
     assert pinned(BOOTSTRAP)[f"uv=={versions['uv']}"] > 5, "files for each platform"
 

@@ -67,8 +67,8 @@ def containers(source: str, made: Mapping[str, Any]) -> Iterator[Shipped]:
     for key in ("jobTemplate", "spec", "template", "spec"):
         spec = spec.get(key, spec)
     for kind in ("initContainers", "containers"):
-        for one in spec.get(kind) or ():
-            yield Shipped(source, made["metadata"]["name"], spec, one)
+        for container in spec.get(kind) or ():
+            yield Shipped(source, made["metadata"]["name"], spec, container)
 
 
 def shipped() -> Iterator[Shipped]:
@@ -86,17 +86,17 @@ def shipped() -> Iterator[Shipped]:
         yield from containers("nodewise.cpu.cluster", made)
 
 
-def openings(one: Shipped) -> set[str]:
+def openings(shipped_container: Shipped) -> set[str]:
     """What the container may do that a closed one may not."""
-    pod: Mapping[str, Any] = one.pod.get("securityContext") or {}
-    own: Mapping[str, Any] = one.container.get("securityContext") or {}
+    pod: Mapping[str, Any] = shipped_container.pod.get("securityContext") or {}
+    own: Mapping[str, Any] = shipped_container.container.get("securityContext") or {}
     both = {**pod, **own}
     capabilities = own.get("capabilities") or {}
     conditions = {
-        "hostPath": any("hostPath" in volume for volume in one.pod.get("volumes") or ()),
-        "hostPID": one.pod.get("hostPID"),
-        "hostNetwork": one.pod.get("hostNetwork"),
-        "hostIPC": one.pod.get("hostIPC"),
+        "hostPath": any("hostPath" in volume for volume in shipped_container.pod.get("volumes") or ()),
+        "hostPID": shipped_container.pod.get("hostPID"),
+        "hostNetwork": shipped_container.pod.get("hostNetwork"),
+        "hostIPC": shipped_container.pod.get("hostIPC"),
         "privileged": own.get("privileged"),
         "escalation": own.get("allowPrivilegeEscalation") is not False,
         "writableRoot": own.get("readOnlyRootFilesystem") is not True,
@@ -109,12 +109,16 @@ def openings(one: Shipped) -> set[str]:
     return {name for name, is_open in conditions.items() if is_open}
 
 
-ALL: Final = [one for one in shipped() if not one.source.endswith("cpu-pods.yaml")]
+ALL: Final = [
+    shipped_container
+    for shipped_container in shipped()
+    if not shipped_container.source.endswith("cpu-pods.yaml")
+]
 """All but `cpu-pods.yaml`, whose pods are workloads to copy from."""
 
 
 def test_all_kinds_of_pods_are_looked_at() -> None:
-    names = {one.owner for one in ALL}
+    names = {shipped_container.owner for shipped_container in ALL}
     assert {
         "cmk-agent",
         "nodewise",
@@ -124,17 +128,23 @@ def test_all_kinds_of_pods_are_looked_at() -> None:
     } <= names
 
 
-@pytest.mark.parametrize("one", ALL, ids=lambda one: f"{one.source} {one.owner} {one.container['name']}")
-def test_a_container_may_do_no_more_than_its_exceptions_say(one: Shipped) -> None:
-    assert openings(one) == set(EXCEPTIONS.get((one.owner, one.container["name"]), {}))
+@pytest.mark.parametrize(
+    "shipped_container", ALL, ids=lambda item: f"{item.source} {item.owner} {item.container['name']}"
+)
+def test_a_container_may_do_no_more_than_its_exceptions_say(shipped_container: Shipped) -> None:
+    assert openings(shipped_container) == set(
+        EXCEPTIONS.get((shipped_container.owner, shipped_container.container["name"]), {})
+    )
 
 
 def test_no_exception_is_left_over() -> None:
-    assert set(EXCEPTIONS) <= {(one.owner, one.container["name"]) for one in ALL}
+    assert set(EXCEPTIONS) <= {
+        (shipped_container.owner, shipped_container.container["name"]) for shipped_container in ALL
+    }
 
 
 def test_a_container_that_may_do_more_is_seen() -> None:
-    closed = next(one for one in ALL if not openings(one))
+    closed = next(shipped_container for shipped_container in ALL if not openings(shipped_container))
     for change in ({"privileged": True}, {"capabilities": {"drop": ["ALL"], "add": ["SYS_ADMIN"]}}):
         container = {**closed.container, "securityContext": {**closed.container["securityContext"], **change}}
         assert openings(closed._replace(container=container))

@@ -10,8 +10,8 @@ from tests import page_reader
 def test_a_line_that_somebody_else_began_ends_a_step_all_the_same(tmp_path: Path) -> None:
     with page_reader.reading(tmp_path, page_reader.plain_environment()) as typing:
         # from here on every line of the shell begins as one of a job in the background does
-        said = typing.types("echo() { printf 'a log line %s\\n' \"$*\"; }; echo a; echo b")
-        assert said.startswith("a log line a\na log line b\n")
+        output = typing.types("echo() { printf 'a log line %s\\n' \"$*\"; }; echo a; echo b")
+        assert output.startswith("a log line a\na log line b\n")
         assert typing.types("printf c").startswith("c")
 
 

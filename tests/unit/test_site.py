@@ -56,9 +56,9 @@ def test_each_page_of_docs_is_in_the_site(site: Path) -> None:
 
 
 def test_no_page_loads_anything_from_another_host(site: Path) -> None:
-    found = {(name, url) for name, text in pages(site) for url in loaded(text)}
-    assert any(url.endswith(".css") for _, url in found)
-    assert [(name, url) for name, url in found if urlsplit(url).netloc] == []
+    resources = {(name, url) for name, text in pages(site) for url in loaded(text)}
+    assert any(url.endswith(".css") for _, url in resources)
+    assert [(name, url) for name, url in resources if urlsplit(url).netloc] == []
 
 
 def test_no_page_has_what_makes_the_theme_fetch_from_another_host(site: Path) -> None:
@@ -84,8 +84,8 @@ def test_every_page_shows_the_four_sections(site: Path) -> None:
 
 
 def test_the_search_finds_words_of_a_page(site: Path) -> None:
-    found = json.loads((site / "search/search_index.json").read_text())["docs"]
-    assert any("percentageOfNodesToScore" in entry["text"] for entry in found)
+    entries = json.loads((site / "search/search_index.json").read_text())["docs"]
+    assert any("percentageOfNodesToScore" in entry["text"] for entry in entries)
     assert "percentageOfNodesToScore" in (site / "search/search_index.js").read_text(), (
         "for a page opened as a file"
     )

@@ -124,7 +124,7 @@ def test_a_run_without_root_trusts_root_and_its_own_user(tree: Path) -> None:
         "except trusted_files.Untrusted as error: print('refused', error.problems[0].expected)\n"
     )
 
-    def asked() -> str:
+    def run_unprivileged() -> str:
         ran = subprocess.run(
             [sys.executable, "-c", program, str(tree / "a/b/file")],
             capture_output=True,
@@ -133,12 +133,12 @@ def test_a_run_without_root_trusts_root_and_its_own_user(tree: Path) -> None:
         )
         return ran.stdout.strip()
 
-    assert asked() == str(tree / "a/b/file")
+    assert run_unprivileged() == str(tree / "a/b/file")
     os.chown(tree / "a/b", TENANT, TENANT)
     (tree / "a/b").chmod(0o775)  # of its own group, as with umask 002
-    assert asked() == str(tree / "a/b/file")
+    assert run_unprivileged() == str(tree / "a/b/file")
     os.chown(tree / "a/b", TENANT + 1, 0)
-    assert asked() == "refused owner root or user 1000, writable by no one else"
+    assert run_unprivileged() == "refused owner root or user 1000, writable by no one else"
 
 
 def socket_in(folder: Path) -> None:

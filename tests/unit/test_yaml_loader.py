@@ -57,14 +57,14 @@ def uses(module: Path) -> Iterator[str]:
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in ("yaml", "ruamel"):
             yield node.module or ""
         if isinstance(node, ast.Import) and any(
-            one.name.startswith(("ruamel", "yaml.")) for one in node.names
+            alias.name.startswith(("ruamel", "yaml.")) for alias in node.names
         ):
             yield "an import"
 
 
 def test_only_the_loader_reads_yaml() -> None:
     readers = {path.relative_to(SOURCES).as_posix(): set(uses(path)) for path in SOURCES.rglob("*.py")}
-    assert [name for name, found in readers.items() if found] == ["yaml_loader.py"]
+    assert [name for name, reads in readers.items() if reads] == ["yaml_loader.py"]
 
 
 def through_file(read: Callable[[str], object]) -> Callable[[str, Path], object]:

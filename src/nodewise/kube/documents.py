@@ -95,10 +95,10 @@ def _from_several(text: bytes, source: str) -> Iterator[tuple[int, bytes]]:
 def _from_flow(text: bytes, source: str, problem: Problem) -> Iterator[tuple[int, bytes]]:
     """YAML may begin like JSON: `{kind: Node}`. What is neither is told as JSON that it is not."""
     try:
-        found = list(_from_yaml(text, source))
+        objects = list(_from_yaml(text, source))
     except BadInput as error:
         raise BadInput(source, [problem]) from error
-    yield from found
+    yield from objects
 
 
 def _from_yaml(text: bytes, source: str) -> Iterator[tuple[int, bytes]]:

@@ -48,11 +48,11 @@ def merge(base_name: str, *declared: Declared) -> type[Any]:
 def _merged(type_name: str, path: str, declared: tuple[Declared, ...]) -> type[Any]:
     """The union of some structs; `path` is where they stand, for messages: `Node.status`."""
     unique = tuple(dict.fromkeys(declared))
-    found: dict[str, list[tuple[Declared, FieldInfo]]] = {}
+    declarations: dict[str, list[tuple[Declared, FieldInfo]]] = {}
     for struct in unique:
         for field in msgspec.structs.fields(struct):
-            found.setdefault(field.encode_name, []).append((struct, field))
-    fields = [_field(f"{path}.{wire}", wire, owners) for wire, owners in found.items()]
+            declarations.setdefault(field.encode_name, []).append((struct, field))
+    fields = [_field(f"{path}.{wire}", wire, owners) for wire, owners in declarations.items()]
     return msgspec.defstruct(type_name, fields, **_OPTIONS)
 
 

@@ -61,14 +61,14 @@ def choose(kubeconfig: str, context: str, environ: Mapping[str, str]) -> Chosen:
         raise BadSettings(
             what, [Problem("current-context", "not set", known)], remedy="give one with --context"
         )
-    found = _named(document, "contexts", name, what)
-    cluster = _named(document, "clusters", found.get("cluster") or "", what)
-    user = _named(document, "users", found["user"], what) if found.get("user") else {}
+    chosen = _named(document, "contexts", name, what)
+    cluster = _named(document, "clusters", chosen.get("cluster") or "", what)
+    user = _named(document, "users", chosen["user"], what) if chosen.get("user") else {}
     if not cluster.get("server"):
         raise BadSettings(
-            what, [Problem(f"cluster {found['cluster']}: server", "not set", "https://host:port")]
+            what, [Problem(f"cluster {chosen['cluster']}: server", "not set", "https://host:port")]
         )
-    return Chosen(source, name, found, cluster, user)
+    return Chosen(source, name, chosen, cluster, user)
 
 
 def _paths(kubeconfig: str, environ: Mapping[str, str]) -> list[Path]:
@@ -145,8 +145,8 @@ def _named(document: Mapping[str, Any], section: str, name: str, what: str) -> M
     key = _NAMED[section]
     for entry in document[section]:
         if entry["name"] == name:
-            found: Mapping[str, Any] = entry[key]
-            return found
+            fields: Mapping[str, Any] = entry[key]
+            return fields
     raise BadSettings(what, [Problem(key, f"there is none named {name!r}", _known(document, section))])
 
 

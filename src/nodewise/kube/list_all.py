@@ -18,7 +18,9 @@ _AGAIN = 3
 """A list whose pages went stale under way is begun anew, so often."""
 
 
-async def read(api: Api, target: Target[T], meters: MetricsRegistry, told: Callable[[int], None]) -> Store[T]:
+async def read(
+    api: Api, target: Target[T], meters: MetricsRegistry, report_count: Callable[[int], None]
+) -> Store[T]:
     """The objects as a reflector would hold them: one that cannot be decoded counts as absent, and is logged.
 
     `told` gets the count so far after each page. Errors are those of `Api.get`.
@@ -45,6 +47,6 @@ async def read(api: Api, target: Target[T], meters: MetricsRegistry, told: Calla
         async for item in cooperative_scheduling.iterate(page.items):
             decoder.add(item)
         count += len(page.items)
-        told(count)
+        report_count(count)
     decoder.finish(state.version)
     return decoder.store

@@ -129,12 +129,12 @@ def request(state: State, limit: int, random: Callable[[], float]) -> dict[str, 
 def page(state: Listing, body: bytes) -> tuple[State, Page]:
     """One page of the list. `Unavailable` if it is none."""
     try:
-        found = _LIST.decode(body)
+        page = _LIST.decode(body)
     except UNREADABLE as error:
         raise Unavailable("list", [Problem("", str(error), "a list of objects")]) from error
-    token = found.metadata.token
-    after = state._replace(token=token) if token else Watching(found.metadata.resource_version)
-    return after, Page(found.items or [], is_first=not state.token, is_last=not token)
+    token = page.metadata.token
+    after = state._replace(token=token) if token else Watching(page.metadata.resource_version)
+    return after, Page(page.items or [], is_first=not state.token, is_last=not token)
 
 
 def checked(state: Checking, body: bytes) -> State:
@@ -143,11 +143,11 @@ def checked(state: Checking, body: bytes) -> State:
     Versions of a kind are whole numbers that grow (KEP-5504); a server whose versions are not is believed.
     """
     try:
-        found = _LIST.decode(body).metadata.resource_version
+        resource_version = _LIST.decode(body).metadata.resource_version
     except UNREADABLE as error:
         raise Unavailable("list", [Problem("", str(error), "a list of objects")]) from error
-    are_numbers = found.isdecimal() and state.version.isdecimal()
-    if are_numbers and int(found) < int(state.version):
+    are_numbers = resource_version.isdecimal() and state.version.isdecimal()
+    if are_numbers and int(resource_version) < int(state.version):
         return Listing(reason="older")
     return Watching(state.version)
 

@@ -56,7 +56,7 @@ class Objects:
         A namespaced object without a namespace is in `default`, as for kubectl.
         """
         decoder = msgspec.json.Decoder(type_)
-        found: dict[Key, T] = {}
+        objects: dict[Key, T] = {}
         problems = []
         for entry in self._entries.get((resource.group, resource.kind), ()):
             try:
@@ -65,12 +65,12 @@ class Objects:
                 problems.append(_problem(entry.where, error))
                 continue
             key = (item.metadata.namespace, item.metadata.name)
-            if key in found:
+            if key in objects:
                 problems.append(Problem(entry.where, f"{resource.kind} {key[1]} stands twice", "one of each"))
-            found[key] = item
+            objects[key] = item
         if problems:
             raise BadInput(f"objects of kind {resource.kind}", problems)
-        return list(found.values())
+        return list(objects.values())
 
 
 def read(paths: Iterable[str | Path], stdin: BinaryIO | None = None) -> Objects:
@@ -111,10 +111,10 @@ def _texts(
 def _files(path: Path, problems: list[Problem]) -> list[Path]:
     if not path.is_dir():
         return [path]
-    found = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES and file.is_file())
-    if not found:
+    files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES and file.is_file())
+    if not files:
         problems.append(Problem(str(path), "a folder without such files", f"files in {', '.join(SUFFIXES)}"))
-    return found
+    return files
 
 
 def _objects(text: bytes, source: str) -> Iterator[tuple[Kind, Entry]]:

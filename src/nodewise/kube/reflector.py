@@ -121,13 +121,13 @@ class Reflector(Generic[T]):
         if self._wants_relist:
             self._wants_relist = False
             state = self._state = Listing(reason="doubt")
-        asked = list_watch.request(state, self._limit, self._random)
+        parameters = list_watch.request(state, self._limit, self._random)
         if isinstance(state, Listing):
-            await self._list(state, {**self._target.selectors, **asked})
+            await self._list(state, {**self._target.selectors, **parameters})
         elif isinstance(state, Checking):
-            await self._check(state, asked)
+            await self._check(state, parameters)
         else:
-            await self._watch({**self._target.selectors, **asked})
+            await self._watch({**self._target.selectors, **parameters})
 
     async def _check(self, state: Checking, params: Mapping[str, str]) -> None:
         body = await self._api.get(self._path, params)

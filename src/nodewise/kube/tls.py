@@ -50,7 +50,7 @@ class Papers:
         now_s = clock.now()
         self._pair = Kept("kube_client", pair, pem_files.pair, meters, now_s) if pair else None
         self._bundle = Kept("kube_ca", bundle, pem_files.bundle, meters, now_s) if bundle else None
-        self._watched = Watched([one for one in (self._pair, self._bundle) if one], clock)
+        self._watched = Watched([files for files in (self._pair, self._bundle) if files], clock)
 
     def has_news(self) -> bool:
         """Whether the files hold something else than when this was last asked."""

@@ -70,8 +70,8 @@ class Issuer:
 def request(name: str) -> Leaf:
     """A request for a client's certificate, in the place of the certificate, with its key."""
     key = ec.generate_private_key(ec.SECP256R1())
-    asked = x509.CertificateSigningRequestBuilder().subject_name(_named(name)).sign(key, hashes.SHA256())
-    return Leaf(asked.public_bytes(_PEM), private_pem(key))
+    request = x509.CertificateSigningRequestBuilder().subject_name(_named(name)).sign(key, hashes.SHA256())
+    return Leaf(request.public_bytes(_PEM), private_pem(key))
 
 
 def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:

@@ -139,5 +139,7 @@ class Watched:
         if now_s < self._next_s:
             return False
         self._next_s = now_s + self._every_s
-        changed = [one.look(self._clock.now()) for one in self._kept]  # each of them, whatever the first says
+        changed = [
+            files.look(self._clock.now()) for files in self._kept
+        ]  # each of them, whatever the first says
         return any(changed)

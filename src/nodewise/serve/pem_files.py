@@ -52,23 +52,23 @@ class Bundle(NamedTuple):
 
     def begin_s(self) -> float:
         """When the first of them begins to be valid, in seconds since 1970."""
-        return min(one.not_valid_before_utc.timestamp() for one in self.authorities)
+        return min(certificate.not_valid_before_utc.timestamp() for certificate in self.authorities)
 
     def end_s(self, now_s: float) -> float:
         """When the next of them ends; when the last one ended, if none is left."""
-        ends = [one.not_valid_after_utc.timestamp() for one in self.authorities]
+        ends = [certificate.not_valid_after_utc.timestamp() for certificate in self.authorities]
         return min((end for end in ends if end > now_s), default=max(ends))
 
 
 def contents(paths: Paths) -> Contents:
     """What the files hold now."""
-    found: dict[str, bytes | _Unreadable] = {}
+    contents: dict[str, bytes | _Unreadable] = {}
     for field, path in paths.items():
         try:
-            found[field] = Path(path).read_bytes() if path else b""
+            contents[field] = Path(path).read_bytes() if path else b""
         except OSError as error:
-            found[field] = _Unreadable(error.strerror or str(error))
-    return found
+            contents[field] = _Unreadable(error.strerror or str(error))
+    return contents
 
 
 def pair(paths: Paths, held: Contents) -> Pair:
@@ -87,8 +87,8 @@ def pair(paths: Paths, held: Contents) -> Pair:
     try:
         load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), certificate, key)
     except (ssl.SSLError, OSError) as error:
-        found = Problem(cert_field, f"{cert_path} with {key_path}: {error}", "a pair that OpenSSL takes")
-        raise BadSettings(WHAT, [found]) from error
+        problem = Problem(cert_field, f"{cert_path} with {key_path}: {error}", "a pair that OpenSSL takes")
+        raise BadSettings(WHAT, [problem]) from error
     return Pair(certificate, key, tuple(chain))
 
 

@@ -82,17 +82,17 @@ class ApiSuite:
 
     async def test_what_is_created_can_be_read(self, api: Api, space: str) -> None:
         made = decoded(await api.create(CONFIGMAPS.path(space), item("a", k="v")))
-        found = decoded(await api.get(CONFIGMAPS.path(space, "a")))
-        assert found["data"] == {"k": "v"}
-        assert found["metadata"]["uid"] == made["metadata"]["uid"]
-        assert found["metadata"]["namespace"] == space
+        configmap = decoded(await api.get(CONFIGMAPS.path(space, "a")))
+        assert configmap["data"] == {"k": "v"}
+        assert configmap["metadata"]["uid"] == made["metadata"]["uid"]
+        assert configmap["metadata"]["namespace"] == space
 
     async def test_a_list_keeps_to_its_selector(self, api: Api, space: str) -> None:
         for name in "abc":
             await api.create(CONFIGMAPS.path(space), item(name))
         selector = {"fieldSelector": "metadata.name!=b,metadata.name!=c,metadata.name!=kube-root-ca.crt"}
-        found = decoded(await api.get(CONFIGMAPS.path(space), selector))
-        assert [one["metadata"]["name"] for one in found["items"]] == ["a"]
+        page = decoded(await api.get(CONFIGMAPS.path(space), selector))
+        assert [item["metadata"]["name"] for item in page["items"]] == ["a"]
 
     async def test_another_list_leaves_the_pages_of_this_one_alone(self, api: Api, space: str) -> None:
         for name in "ab":
@@ -103,7 +103,7 @@ class ApiSuite:
         rest = decoded(
             await api.get(CONFIGMAPS.path(space), {**page, "continue": first["metadata"]["continue"]})
         )
-        assert [one["metadata"]["name"] for one in [*first["items"], *rest["items"]]] == ["a", "b"]
+        assert [item["metadata"]["name"] for item in [*first["items"], *rest["items"]]] == ["a", "b"]
 
     async def test_a_list_by_another_selector_leaves_the_pages_of_this_one_alone(
         self, api: Api, space: str
@@ -115,7 +115,7 @@ class ApiSuite:
         await api.get(CONFIGMAPS.path(space), {"limit": "1", "fieldSelector": "metadata.name=a"})
         token = first["metadata"]["continue"]
         rest = decoded(await api.get(CONFIGMAPS.path(space), {**page, "continue": token}))
-        assert [one["metadata"]["name"] for one in [*first["items"], *rest["items"]]] == ["a", "b"]
+        assert [item["metadata"]["name"] for item in [*first["items"], *rest["items"]]] == ["a", "b"]
 
     async def test_creating_twice_is_a_conflict(self, api: Api, space: str) -> None:
         await api.create(CONFIGMAPS.path(space), item("a"))
@@ -283,11 +283,11 @@ class ReflectorSuite:
 
     async def test_subscribers_are_told_each_change(self, api: Api, space: str) -> None:
         reflector = self.reflector(api, space)
-        told: list[tuple[Any, Any]] = []
+        reported: list[tuple[Any, Any]] = []
 
         def note(changes: Changes[Any] | None) -> None:
             assert changes is not None
-            told.extend((old and old.data, new and new.data) for old, new in changes.values())
+            reported.extend((old and old.data, new and new.data) for old, new in changes.values())
 
         async with running(reflector.run()):
             await reflector.until_synced()
@@ -295,8 +295,8 @@ class ReflectorSuite:
             await api.create(CONFIGMAPS.path(space), item("a", k="1"))
             await api.patch(CONFIGMAPS.path(space, "a"), {"data": {"k": "2"}}, "merge")
             await api.delete(CONFIGMAPS.path(space, "a"))
-            await eventually(lambda: len(told) == 3)
-        assert told == [(None, {"k": "1"}), ({"k": "1"}, {"k": "2"}), ({"k": "2"}, None)]
+            await eventually(lambda: len(reported) == 3)
+        assert reported == [(None, {"k": "1"}), ({"k": "1"}, {"k": "2"}), ({"k": "2"}, None)]
 
     async def test_an_object_that_leaves_the_selection_leaves_the_store(self, api: Api, space: str) -> None:
         reflector = self.reflector(api, space, labelSelector="on=yes")
@@ -317,8 +317,8 @@ class ReflectorSuite:
         reflector.store.subscribe(lambda _: sizes.append(len(reflector.store)))
         async with running(reflector.run()):
             await reflector.until_synced()
-        found: list[Key] = list(reflector.store.snapshot())
-        assert found == [(space, name) for name in names]
+        keys: list[Key] = list(reflector.store.snapshot())
+        assert keys == [(space, name) for name in names]
         assert sizes == [230], "readers never saw a half-filled store"
 
 

@@ -55,7 +55,7 @@ class Files:
 
     @property
     def closed(self) -> list[bool]:
-        return [one.is_closed for one in self.made]
+        return [transport.is_closed for transport in self.made]
 
 
 async def test_a_change_has_the_next_call_go_out_on_new_connections() -> None:

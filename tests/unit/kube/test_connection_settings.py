@@ -157,23 +157,23 @@ class Filed:
         self.write(authority.issue_cert("us.example.com"))
         self.trust(authority)
         user = {"client-certificate": str(folder / "crt"), "client-key": str(folder / "key")}
-        found = chosen({"certificate-authority": str(folder / "ca")}, user)
-        self.papers = tls.Papers(found, self.meters, self.clock)
+        kubeconfig_context = chosen({"certificate-authority": str(folder / "ca")}, user)
+        self.papers = tls.Papers(kubeconfig_context, self.meters, self.clock)
 
     def write(self, leaf: trustme.LeafCert) -> None:
         (self.folder / "crt").write_bytes(leaf.cert_chain_pems[0].bytes())
         (self.folder / "key").write_bytes(leaf.private_key_pem.bytes())
 
     def trust(self, *authorities: trustme.CA) -> None:
-        (self.folder / "ca").write_bytes(b"".join(one.cert_pem.bytes() for one in authorities))
+        (self.folder / "ca").write_bytes(b"".join(authority.cert_pem.bytes() for authority in authorities))
 
     def has_news(self) -> bool:
         """Asked twice, as it takes to see that a change is whole."""
-        found = []
+        results = []
         for _ in range(2):
             self.clock.advance(1.0)
-            found.append(self.papers.has_news())
-        return any(found)
+            results.append(self.papers.has_news())
+        return any(results)
 
 
 @pytest.fixture
@@ -339,9 +339,11 @@ def plugin_of(folder: Path, answer: str, clock: ManualClock, **settings: Any) ->
     script.chmod(0o755)
     env = [{"name": "COUNT", "value": str(folder / "count")}]
     exec_ = {"command": str(script), "apiVersion": "client.authentication.k8s.io/v1", "env": env, **settings}
-    found = chosen({"certificate-authority-data": base64.b64encode(b"CA").decode()}, {"exec": exec_})
+    kubeconfig_context = chosen(
+        {"certificate-authority-data": base64.b64encode(b"CA").decode()}, {"exec": exec_}
+    )
     show.clear()
-    return Plugin(found, show, clock)
+    return Plugin(kubeconfig_context, show, clock)
 
 
 async def test_a_plugins_token_is_kept_until_it_is_refused(tmp_path: Path) -> None:
@@ -362,15 +364,21 @@ async def test_a_plugins_token_is_renewed_before_it_ends(tmp_path: Path) -> None
     assert await signed(auth) == ["Bearer t-2"]
 
 
-@pytest.mark.parametrize(("asked", "told"), [(True, ["server", "certificate-authority-data"]), (False, None)])
+@pytest.mark.parametrize(
+    ("provides", "cluster_fields"), [(True, ["server", "certificate-authority-data"]), (False, None)]
+)
 async def test_a_plugin_is_told_of_the_cluster_if_it_asks(
-    tmp_path: Path, asked: bool, told: list[str] | None
+    tmp_path: Path, provides: bool, cluster_fields: list[str] | None
 ) -> None:
-    await signed(plugin_of(tmp_path, '{"status": {"token": "t"}}', ManualClock(), provideClusterInfo=asked))
+    await signed(
+        plugin_of(tmp_path, '{"status": {"token": "t"}}', ManualClock(), provideClusterInfo=provides)
+    )
     info = yaml.safe_load((tmp_path / "count.info").read_text())
     assert info["apiVersion"] == "client.authentication.k8s.io/v1"
     assert info["spec"]["interactive"] is False
-    assert (list(info["spec"]["cluster"]) if told else info["spec"].get("cluster")) == told
+    assert (
+        list(info["spec"]["cluster"]) if cluster_fields else info["spec"].get("cluster")
+    ) == cluster_fields
 
 
 async def test_a_plugin_may_give_a_certificate(tmp_path: Path, pair: trustme.LeafCert) -> None:

@@ -36,7 +36,7 @@ def decoder(meters: MetricsRegistry) -> ObjectDecoder[Any]:
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def log_lines(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     monkeypatch.setattr(
         "nodewise.observe.logs.emit", lambda event, **fields: lines.append({"event": event} | fields)
@@ -49,7 +49,7 @@ def names(decoder: ObjectDecoder[Any]) -> list[str]:
 
 
 def test_one_object_that_cannot_be_read_does_not_stop_the_rest(
-    decoder: ObjectDecoder[Any], meters: MetricsRegistry, said: list[dict[str, Any]]
+    decoder: ObjectDecoder[Any], meters: MetricsRegistry, log_lines: list[dict[str, Any]]
 ) -> None:
     for name, size in (("a", 1), ("bad", "large"), ("b", 2)):
         decoder.add(raw(name, size))
@@ -57,7 +57,7 @@ def test_one_object_that_cannot_be_read_does_not_stop_the_rest(
     assert names(decoder) == ["a", "b"]
     assert b'kube_unreadable_total{kind="Thing"} 1.0' in meters.exposition()
     assert b'kube_objects{kind="Thing"} 2.0' in meters.exposition()
-    (line,) = said
+    (line,) = log_lines
     assert line["event"] == "object_unreadable"
     assert (line["namespace"], line["name"]) == ("n", "bad")
     assert line["error"] == "Expected `int`, got `str` - at `$.spec.size`"
@@ -78,14 +78,14 @@ def test_an_unreadable_object_can_be_deleted(decoder: ObjectDecoder[Any]) -> Non
 
 
 def test_a_bad_object_is_named_once_and_a_thousand_do_not_fill_the_log(
-    decoder: ObjectDecoder[Any], said: list[dict[str, Any]]
+    decoder: ObjectDecoder[Any], log_lines: list[dict[str, Any]]
 ) -> None:
     for _ in range(3):
         decoder.add(raw("bad", "large"))
-    assert len(said) == 1
+    assert len(log_lines) == 1
     for number in range(1000):
         decoder.add(raw(f"bad-{number}", "large"))
-    assert len(said) == 100
+    assert len(log_lines) == 100
 
 
 def test_what_has_no_name_is_left_out(decoder: ObjectDecoder[Any]) -> None:

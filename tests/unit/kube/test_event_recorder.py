@@ -22,7 +22,7 @@ class Recorded:
         self.api = FakeApi()
         self.clock = ManualClock(1_700_000_000.0)
         self.meters = MetricsRegistry()
-        self.said: list[str] = []
+        self.events: list[str] = []
         self.recorder = Recorder(self.api, Reporter("nodewise.io/test", "r"), self.clock, self.meters)
 
     def record(self, note: str = "hot", about: About = NODE) -> None:
@@ -40,7 +40,7 @@ class Recorded:
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     made = Recorded()
-    monkeypatch.setattr("nodewise.observe.logs.emit", lambda event, **_: made.said.append(event))
+    monkeypatch.setattr("nodewise.observe.logs.emit", lambda event, **_: made.events.append(event))
     return made
 
 
@@ -128,7 +128,7 @@ async def test_of_many_that_are_lost_in_a_row_one_is_told(recorded: Recorded) ->
         for number in range(lost + 1):
             recorded.record(f"{number} of {lost}", About(PODS, "n", f"p{number}-{lost}"))
         await recorded.recorder.flush()
-    assert recorded.said == ["event_lost", "event_lost"]
+    assert recorded.events == ["event_lost", "event_lost"]
     assert recorded.counted("failed") == 8
 
 

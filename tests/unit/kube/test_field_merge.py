@@ -94,26 +94,26 @@ def test_fields_of_several_stand_side_by_side() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "two", "text", "path"),
+    ("first", "second", "text", "path"),
     [
         pytest.param(OneTainted, TwoTainted, '"spec": {"taints": [ITEM]}', "spec.taints.0", id="in a list"),
         pytest.param(OneMaybe, TwoMaybe, '"spec": {"taints": [ITEM]}', "spec.taints.0", id="in an optional"),
         pytest.param(ByName, ByNameToo, '"items": {"x": ITEM}', "items.x", id="in a mapping"),
     ],
 )
-def test_structs_are_merged_at_any_depth(one: Any, two: Any, text: str, path: str) -> None:
+def test_structs_are_merged_at_any_depth(first: Any, second: Any, text: str, path: str) -> None:
     body = text.replace("ITEM", '{"key": "k", "effect": "e"}')
-    found = read(field_merge.merge("Node", one, two), f'{{"metadata": {{"name": "a"}}, {body}}}')
+    value = read(field_merge.merge("Node", first, second), f'{{"metadata": {{"name": "a"}}, {body}}}')
     for step in path.split("."):
-        found = found[int(step)] if step == "0" else found[step] if step == "x" else getattr(found, step)
-    assert (found.key, found.effect) == ("k", "e")
+        value = value[int(step)] if step == "0" else value[step] if step == "x" else getattr(value, step)
+    assert (value.key, value.effect) == ("k", "e")
 
 
 def test_what_may_be_left_out_is_merged_of_any_number() -> None:
     for order in permutations((OneMaybe, TwoMaybe, ResourcesMaybe)):
         body = '{"metadata": {"name": "a"}, "spec": {"taints": [{"key": "k"}], "nodeInfo": "i"}}'
-        found = read(field_merge.merge("Node", *order), body)
-        assert (found.spec.taints[0].key, found.spec.node_info) == ("k", "i")
+        node = read(field_merge.merge("Node", *order), body)
+        assert (node.spec.taints[0].key, node.spec.node_info) == ("k", "i")
 
 
 def test_what_is_left_out_has_the_default_of_the_merged_type() -> None:
@@ -123,10 +123,10 @@ def test_what_is_left_out_has_the_default_of_the_merged_type() -> None:
 
 def test_the_order_of_agents_does_not_matter() -> None:
     text = '{"metadata": {"name": "a", "labels": {"k": "v"}}, "status": {"allocatable": {"cpu": "1"}}}'
-    one, two = (
+    first, second = (
         read(field_merge.merge("Node", *order), text) for order in ((OneNode, TwoNode), (TwoNode, OneNode))
     )
-    assert msgspec.json.decode(msgspec.json.encode(one)) == msgspec.json.decode(msgspec.json.encode(two))
+    assert msgspec.json.decode(msgspec.json.encode(first)) == msgspec.json.decode(msgspec.json.encode(second))
 
 
 def test_merged_objects_do_not_burden_the_garbage_collector_and_cannot_change() -> None:
@@ -174,7 +174,7 @@ class SeveralNumbers(Struct, frozen=True):
 
 
 @pytest.mark.parametrize(
-    ("one", "two", "words"),
+    ("first", "second", "words"),
     [
         pytest.param(
             Text, Number, "Node.value: {here}.Text declares str, {here}.Number declares int", id="types"
@@ -193,9 +193,9 @@ class SeveralNumbers(Struct, frozen=True):
         pytest.param(Text, Several, "Text declares str", id="one and several"),
     ],
 )
-def test_who_disagrees_is_named(one: Any, two: Any, words: str) -> None:
+def test_who_disagrees_is_named(first: Any, second: Any, words: str) -> None:
     with pytest.raises(TypeError) as raised:
-        field_merge.merge("Node", one, two)
+        field_merge.merge("Node", first, second)
     assert words.format(here=__name__) in str(raised.value)
     assert str(raised.value).endswith("they must agree")
 

@@ -95,7 +95,7 @@ async def test_verbs_are_methods() -> None:
 
 def library_exceptions() -> list[type[Exception]]:
     named = (getattr(httpx2, name) for name in dir(httpx2))
-    return [found for found in named if isinstance(found, type) and issubclass(found, Exception)]
+    return [kind for kind in named if isinstance(kind, type) and issubclass(kind, Exception)]
 
 
 @pytest.mark.parametrize("kind", [*library_exceptions(), ssl.SSLError, ConnectionResetError, TimeoutError])
@@ -183,12 +183,12 @@ async def test_a_lane_has_a_limit_of_its_own() -> None:
     ("status", "heard"), [(200, 1), (403, 1), (404, 1), (409, 1), (429, 0), (500, 0), (503, 0), (504, 0)]
 )
 async def test_an_answer_is_heard_unless_it_says_that_the_server_cannot(status: int, heard: int) -> None:
-    told: list[None] = []
+    delays: list[None] = []
     served = Served(lambda _: httpx2.Response(status, content=b"{}"))
-    lane = served.api.with_rate_limit(1.0, 1, lambda: told.append(None))
+    lane = served.api.with_rate_limit(1.0, 1, lambda: delays.append(None))
     with contextlib.suppress(NodewiseError):
         await lane.get("/a")
-    assert len(told) == heard
+    assert len(delays) == heard
 
 
 async def test_after_the_end_calls_are_unavailable_and_no_defect() -> None:

@@ -32,9 +32,13 @@ def chosen(path: Path, context: str = "") -> kubeconfig.Chosen:
 
 
 def test_the_current_context_is_taken(tmp_path: Path) -> None:
-    found = chosen(written(tmp_path, config()))
-    assert (found.name, found.cluster["server"], found.user["token"]) == ("x", "https://host:6443", "t")
-    assert found.context["namespace"] == "ns"
+    kubeconfig_context = chosen(written(tmp_path, config()))
+    assert (
+        kubeconfig_context.name,
+        kubeconfig_context.cluster["server"],
+        kubeconfig_context.user["token"],
+    ) == ("x", "https://host:6443", "t")
+    assert kubeconfig_context.context["namespace"] == "ns"
 
 
 def test_another_context_can_be_named(tmp_path: Path) -> None:
@@ -119,9 +123,13 @@ def test_several_files_are_merged_and_the_first_to_name_a_thing_counts(tmp_path:
     )
     second = written(tmp_path, config(**{"current-context": "other"}), "2")
     environ = {"KUBECONFIG": os.pathsep.join([str(first), str(tmp_path / "none"), str(second)])}
-    found = kubeconfig.choose("", "", environ)
-    assert (found.name, found.user["token"], found.cluster["server"]) == ("x", "first", "https://host:6443")
-    assert found.source == f"{first}{os.pathsep}{second}"
+    kubeconfig_context = kubeconfig.choose("", "", environ)
+    assert (
+        kubeconfig_context.name,
+        kubeconfig_context.user["token"],
+        kubeconfig_context.cluster["server"],
+    ) == ("x", "first", "https://host:6443")
+    assert kubeconfig_context.source == f"{first}{os.pathsep}{second}"
 
 
 def test_an_environment_that_names_only_missing_files_is_an_error(tmp_path: Path) -> None:
@@ -138,12 +146,12 @@ def test_relative_paths_are_meant_from_the_files_folder(tmp_path: Path) -> None:
         "exec": {"command": "bin/plugin"},
     }
     content = config(clusters=[{"name": "c", "cluster": cluster}], users=[{"name": "u", "user": user}])
-    found = chosen(written(tmp_path, content))
-    assert found.cluster["certificate-authority"] == str(tmp_path / "pki/ca.crt")
-    assert found.user["client-certificate"] == str(tmp_path / "pki/u.crt")
-    assert found.user["client-key"] == "/abs/u.key"
-    assert found.user["tokenFile"] == str(tmp_path / "token")
-    assert found.user["exec"]["command"] == str(tmp_path / "bin/plugin")
+    kubeconfig_context = chosen(written(tmp_path, content))
+    assert kubeconfig_context.cluster["certificate-authority"] == str(tmp_path / "pki/ca.crt")
+    assert kubeconfig_context.user["client-certificate"] == str(tmp_path / "pki/u.crt")
+    assert kubeconfig_context.user["client-key"] == "/abs/u.key"
+    assert kubeconfig_context.user["tokenFile"] == str(tmp_path / "token")
+    assert kubeconfig_context.user["exec"]["command"] == str(tmp_path / "bin/plugin")
 
 
 def test_a_plugin_without_a_slash_is_looked_for_on_the_path(tmp_path: Path) -> None:
@@ -160,13 +168,13 @@ def account(tmp_path: Path) -> Path:
 
 def test_a_pod_has_a_service_account_and_is_told_of_the_server(account: Path) -> None:
     environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
-    found = kubeconfig.find("", "", environ, account)
-    assert found.cluster == {
+    kubeconfig_context = kubeconfig.find("", "", environ, account)
+    assert kubeconfig_context.cluster == {
         "server": "https://10.0.0.1:443",
         "certificate-authority": str(account / "ca.crt"),
     }
-    assert found.user == {"tokenFile": str(account / "token")}
-    assert found.context["namespace"] == "system"
+    assert kubeconfig_context.user == {"tokenFile": str(account / "token")}
+    assert kubeconfig_context.context["namespace"] == "system"
 
 
 def test_an_ipv6_address_stands_in_brackets(account: Path) -> None:
@@ -184,5 +192,5 @@ def test_a_file_that_is_named_wins_over_the_pods(account: Path) -> None:
 @pytest.mark.parametrize("environ", [{}, {"KUBERNETES_SERVICE_HOST": "h"}])
 def test_outside_a_pod_kubectls_file_is_taken(environ: dict[str, str], tmp_path: Path) -> None:
     path = written(tmp_path, config())
-    found = kubeconfig.find("", "", environ | {"KUBECONFIG": str(path)}, tmp_path / "no account")
-    assert found.source == str(path)
+    kubeconfig_context = kubeconfig.find("", "", environ | {"KUBECONFIG": str(path)}, tmp_path / "no account")
+    assert kubeconfig_context.source == str(path)

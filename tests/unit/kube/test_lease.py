@@ -66,8 +66,10 @@ class Led:
     def __init__(self) -> None:
         self.api = FakeApi()
         self.clock = ManualClock(1000.0)
-        self.told: list[bool] = []
-        self.elector = Elector(self.api, SEAT, self.clock, MetricsRegistry(), lambda: 0.0, self.told.append)
+        self.transitions: list[bool] = []
+        self.elector = Elector(
+            self.api, SEAT, self.clock, MetricsRegistry(), lambda: 0.0, self.transitions.append
+        )
 
     async def look(self) -> None:
         await self.elector._try()
@@ -116,7 +118,7 @@ async def test_a_leader_that_cannot_renew_stops_at_its_deadline(led: Led) -> Non
     led.clock.advance(2.0)
     assert not led.elector.leading
     await led.look()
-    assert led.told == [True, False]
+    assert led.transitions == [True, False]
 
 
 async def test_a_leader_sees_at_once_that_another_has_taken_it(led: Led) -> None:

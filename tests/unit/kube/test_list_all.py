@@ -27,11 +27,11 @@ class Small(FakeApi):
     def __init__(self, before: Callable[[int], None] = lambda _: None) -> None:
         super().__init__()
         self._before = before
-        self.asked = 0
+        self.pages_read = 0
 
     async def get(self, path: str, params: Params = NONE, **more: Any) -> bytes:
-        self.asked += 1
-        self._before(self.asked)
+        self.pages_read += 1
+        self._before(self.pages_read)
         return await super().get(path, {**params, "limit": "2"} if "limit" in params else params, **more)
 
 
@@ -58,8 +58,8 @@ def test_nothing_there() -> None:
 
 
 def test_pages_that_went_stale_are_read_anew() -> None:
-    def compact(asked: int) -> None:
-        if asked == 2:
+    def compact(pages: int) -> None:
+        if pages == 2:
             api.put(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "f"}})
             api.compact()
 
@@ -69,16 +69,16 @@ def test_pages_that_went_stale_are_read_anew() -> None:
 
 
 def test_pages_that_go_stale_for_ever_are_an_error() -> None:
-    def compact(asked: int) -> None:
-        if asked % 2 == 0:
-            api.put(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"n{asked}"}})
+    def compact(pages: int) -> None:
+        if pages % 2 == 0:
+            api.put(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"n{pages}"}})
             api.compact()
 
     api = Small(compact)
     filled(api)
     with pytest.raises(Expired):
         read(api)
-    assert api.asked == 6
+    assert api.pages_read == 6
 
 
 @pytest.mark.parametrize("error", [Refused("no right"), Unavailable("down")])
@@ -98,13 +98,13 @@ class Fields(msgspec.Struct, frozen=True):
 
 
 def test_an_object_that_cannot_be_read_counts_as_absent(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(logs, "emit", lambda event, **_: said.append(event))
+    events: list[str] = []
+    monkeypatch.setattr(logs, "emit", lambda event, **_: events.append(event))
     api = filled(Small())
     odd = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "x"}, "spec": {"unschedulable": "maybe"}}
     api.put(NODES, odd)
     assert read(api, Target(NODES, merge("Node", Fields)))[0] == list("abcde")
-    assert said == ["object_unreadable"]
+    assert events == ["object_unreadable"]
 
 
 def test_one_namespace() -> None:

@@ -112,7 +112,7 @@ def test_after_a_failure_we_go_on_where_we_were(state: State, after: State) -> N
 
 
 @pytest.mark.parametrize(
-    ("found", "after"),
+    ("resource_version", "after"),
     [
         pytest.param("700", Watching("700"), id="nothing happened"),
         pytest.param("1000", Watching("700"), id="newer, although it sorts before as a text"),
@@ -121,8 +121,10 @@ def test_after_a_failure_we_go_on_where_we_were(state: State, after: State) -> N
         pytest.param("", Watching("700"), id="none"),
     ],
 )
-def test_a_server_that_was_put_back_is_listed_anew(found: str, after: State) -> None:
-    body = msgspec.json.encode({"metadata": {"resourceVersion": found, "continue": "t"}, "items": []})
+def test_a_server_that_was_put_back_is_listed_anew(resource_version: str, after: State) -> None:
+    body = msgspec.json.encode(
+        {"metadata": {"resourceVersion": resource_version, "continue": "t"}, "items": []}
+    )
     assert list_watch.checked(Checking("700"), body) == after
 
 

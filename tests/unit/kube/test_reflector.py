@@ -24,17 +24,17 @@ class Followed:
         self.meters = MetricsRegistry()
         target = Target(CONFIGMAPS, CONFIGMAP)
         self.reflector: Reflector[Any] = Reflector(self.api, target, self.clock, self.meters, lambda: 0.0)
-        self.said: list[str] = []
+        self.events: list[str] = []
 
     def note(self, event: str, **_: Any) -> None:
-        self.said.append(event)
+        self.events.append(event)
 
     @asynccontextmanager
     async def going(self) -> AsyncIterator[None]:
         async with running(self.reflector.run()):
             yield
 
-    def asked(self) -> list[str]:
+    def verbs(self) -> list[str]:
         return [verb for verb, _ in self.api.calls]
 
 
@@ -65,7 +65,7 @@ def followed(monkeypatch: pytest.MonkeyPatch) -> Followed:
 async def test_it_lists_once_and_then_watches(followed: Followed) -> None:
     async with followed.going():
         await turns()
-        assert followed.asked() == ["get", "watch"]
+        assert followed.verbs() == ["get", "watch"]
         assert followed.reflector.synced
         assert followed.clock.slept == []
 
@@ -119,7 +119,7 @@ async def test_a_watch_that_ends_at_once_again_and_again_is_not_asked_in_a_circl
         for _ in range(4):
             followed.api.cut()
             await turns(5)
-    assert followed.asked() == ["get", "watch"] * 5
+    assert followed.verbs() == ["get", "watch"] * 5
     assert [round(slept, 1) for slept in followed.clock.slept] == [1.2, 1.4, 1.8, 2.5]
 
 
@@ -129,9 +129,9 @@ async def test_a_watch_that_ends_after_its_time_is_taken_up_at_once(followed: Fo
         followed.clock.advance(300.0)
         followed.api.cut()
         await turns()
-    assert followed.asked() == ["get", "watch", "watch"]
+    assert followed.verbs() == ["get", "watch", "watch"]
     assert followed.clock.slept == []
-    assert followed.said == []
+    assert followed.events == []
 
 
 async def test_a_version_that_is_gone_is_listed_anew_without_alarm(followed: Followed) -> None:
@@ -144,8 +144,8 @@ async def test_a_version_that_is_gone_is_listed_anew_without_alarm(followed: Fol
         followed.api.compact()
         await turns()
         assert len(followed.reflector.store) == 2
-    assert followed.asked() == ["get", "watch", "watch", "get", "watch"]
-    assert followed.said == []
+    assert followed.verbs() == ["get", "watch", "watch", "get", "watch"]
+    assert followed.events == []
     assert b'kube_lists_total{kind="ConfigMap",reason="expired"} 1.0' in followed.meters.exposition()
 
 
@@ -161,8 +161,8 @@ async def test_what_is_doubted_is_listed_anew_with_the_next_word(followed: Follo
         followed.api.bookmark()
         await turns()
         assert len(followed.reflector.store) == 1
-    assert followed.asked() == ["get", "watch", "get", "watch"]
-    assert followed.said == []
+    assert followed.verbs() == ["get", "watch", "get", "watch"]
+    assert followed.events == []
     assert b'kube_lists_total{kind="ConfigMap",reason="doubt"} 1.0' in followed.meters.exposition()
 
 
@@ -173,7 +173,7 @@ async def test_trouble_is_told_once_and_so_is_its_end(followed: Followed) -> Non
         assert followed.reflector.trouble == "no"
         await turns()
         assert followed.reflector.trouble == ""
-    assert followed.said == ["kube_lost", "kube_back"]
+    assert followed.events == ["kube_lost", "kube_back"]
 
 
 async def test_pages_go_on_after_a_failure_where_they_were(followed: Followed) -> None:
@@ -181,7 +181,7 @@ async def test_pages_go_on_after_a_failure_where_they_were(followed: Followed) -
         followed.api.put(CONFIGMAPS, {"metadata": {"name": f"n{number}", "namespace": "n"}})
     followed.reflector._limit = 2
     async with followed.going():
-        while followed.asked() != ["get", "get"]:
+        while followed.verbs() != ["get", "get"]:
             await asyncio.sleep(0)
         followed.api.fail(Unavailable("down"))
         await turns()
@@ -213,4 +213,4 @@ async def test_a_bookmark_moves_the_version_from_which_a_watch_goes_on(followed:
         followed.clock.advance(300.0)
         followed.api.cut()
         await turns()
-    assert followed.asked() == ["get", "watch", "watch"], "no list was needed"
+    assert followed.verbs() == ["get", "watch", "watch"], "no list was needed"

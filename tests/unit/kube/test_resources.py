@@ -55,7 +55,7 @@ def test_a_value_that_could_add_a_requirement_to_a_selector_is_an_error(value: s
 
 def test_paths_are_made_nowhere_else() -> None:
     """An f-string that begins like a path of the API server holds constants only."""
-    found = [
+    violations = [
         f"{file.name}:{node.lineno}"
         for file in Path(nodewise.__file__).parent.rglob("*.py")
         for node in ast.walk(ast.parse(file.read_text()))
@@ -64,7 +64,7 @@ def test_paths_are_made_nowhere_else() -> None:
         and str(node.values[0].value).startswith(("/api/", "/apis/"))
         and not all(_is_constant(part) for part in node.values)
     ]
-    assert found == []
+    assert violations == []
 
 
 def _is_constant(part: ast.expr) -> bool:

@@ -48,8 +48,8 @@ def test_a_relist_keeps_the_objects_that_have_not_changed() -> None:
 
 def test_changes_are_told_after_they_are_in_the_store() -> None:
     writer = Writer[Any]()
-    told: list[tuple[Any, list[Any]]] = []
-    writer.store.subscribe(lambda changes: told.append((changes, writer.store.values())))
+    reported: list[tuple[Any, list[Any]]] = []
+    writer.store.subscribe(lambda changes: reported.append((changes, writer.store.values())))
     a, b = thing("a", "1"), thing("a", "2")
     writer.apply(a)
     writer.apply(b)
@@ -57,7 +57,7 @@ def test_changes_are_told_after_they_are_in_the_store() -> None:
     writer.remove(("n", "a"))
     writer.finish()
     key = ("n", "a")
-    assert told == [
+    assert reported == [
         ({key: Change(None, a)}, [a]),
         ({key: Change(a, b)}, [b]),
         ({key: Change(b, None)}, []),
@@ -69,11 +69,11 @@ def test_a_relist_is_told_as_the_changes_that_it_brings() -> None:
     writer = Writer[Any]()
     writer.replace([thing("same"), thing("other"), thing("gone")])
     other, gone = writer.store.get("n", "other"), writer.store.get("n", "gone")
-    told: list[Any] = []
-    writer.store.subscribe(told.append)
+    reported: list[Any] = []
+    writer.store.subscribe(reported.append)
     new = [thing("new"), thing("other", uid="2"), thing("same")]
     writer.replace(new)
-    assert told == [
+    assert reported == [
         {
             ("n", "gone"): Change(gone, None),
             ("n", "other"): Change(other, new[1]),
@@ -85,12 +85,12 @@ def test_a_relist_is_told_as_the_changes_that_it_brings() -> None:
 
 def test_a_subscription_can_end() -> None:
     writer = Writer[Any]()
-    told: list[Any] = []
-    end = writer.store.subscribe(told.append)
+    reported: list[Any] = []
+    end = writer.store.subscribe(reported.append)
     writer.apply(thing("a"))
     end()
     writer.apply(thing("b"))
-    assert len(told) == 1
+    assert len(reported) == 1
 
 
 def test_a_snapshot_stays_and_is_made_once() -> None:
@@ -182,9 +182,9 @@ class TestChangeLog:
         log.take()
         for old, new in changes:
             log.add("things", {self.KEY: Change(old, new)})
-        found = log.take()
+        taken = log.take()
         assert log.take() == {}
-        return (found or {}).get("things", {}).get(self.KEY)
+        return (taken or {}).get("things", {}).get(self.KEY)
 
     def test_everything_is_new_at_first(self) -> None:
         log = ChangeLog()

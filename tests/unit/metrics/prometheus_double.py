@@ -34,16 +34,16 @@ class Prometheus:
 
     def __init__(self, series: Given = {}) -> None:  # noqa: B006 - read only
         self.url = ""
-        self.asked: list[dict[str, str]] = []
-        self.series = [self._read(text, given) for text, given in series.items()]
+        self.requests: list[dict[str, str]] = []
+        self.series = [self._read(text, sample) for text, sample in series.items()]
         self.warnings: list[str] = []
         self.authorization = ""
         self.faults: list[tuple[int, bytes, dict[str, str]]] = []
         self.delay_s = 0.0
 
     @staticmethod
-    def _read(text: str, given: str | tuple[str, float]) -> tuple[dict[str, str], float, str]:
-        value, age_s = (given, 0.0) if isinstance(given, str) else given
+    def _read(text: str, sample: str | tuple[str, float]) -> tuple[dict[str, str], float, str]:
+        value, age_s = (sample, 0.0) if isinstance(sample, str) else sample
         name, _, rest = text.partition("{")
         # as Prometheus keeps them: milliseconds
         return {"__name__": name} | dict(PAIR.findall(rest)), round(time.time() - age_s, 3), value
@@ -56,49 +56,49 @@ class Prometheus:
     def answer(self, query: str) -> tuple[int, Any]:
         if NUMBER.fullmatch(query):
             return 200, self._good("scalar", [time.time(), query])
-        if found := RANGE.fullmatch(query):
-            span_s = int(found["span"]) / (1000 if found["unit"] == "ms" else 1)
+        if match := RANGE.fullmatch(query):
+            span_s = int(match["span"]) / (1000 if match["unit"] == "ms" else 1)
             return 200, self._good(
                 "matrix",
                 [
                     {"metric": labels, "values": [[at, value]]}
-                    for labels, at, value in self._within(found, span_s)
+                    for labels, at, value in self._within(match, span_s)
                 ],
             )
-        if found := INSTANT.fullmatch(query):
-            return 200, self._vector((labels, value) for labels, _, value in self._within(found, LOOKBACK_S))
-        if found := TIMES.fullmatch(query):
-            factor = float(found["factor"])
-            within = self._within(found, LOOKBACK_S)
+        if match := INSTANT.fullmatch(query):
+            return 200, self._vector((labels, value) for labels, _, value in self._within(match, LOOKBACK_S))
+        if match := TIMES.fullmatch(query):
+            factor = float(match["factor"])
+            within = self._within(match, LOOKBACK_S)
             return 200, self._vector(
                 (_nameless(labels), _text(float(value) * factor)) for labels, _, value in within
             )
-        if found := MAX_BY.fullmatch(query):
-            return 200, self._vector(self._highest(found))
+        if match := MAX_BY.fullmatch(query):
+            return 200, self._vector(self._highest(match))
         error = f'invalid parameter "query": 1:1: parse error: unexpected {query!r}'
         return 400, {"status": "error", "errorType": "bad_data", "error": error}
 
-    def _highest(self, found: re.Match[str]) -> Iterator[tuple[dict[str, str], str]]:
-        by = re.split(r", *", found["by"])
+    def _highest(self, match: re.Match[str]) -> Iterator[tuple[dict[str, str], str]]:
+        by = re.split(r", *", match["by"])
         groups: dict[tuple[str, ...], list[float]] = {}
-        for labels, _, value in self._within(found, LOOKBACK_S):
-            groups.setdefault(tuple(labels.get(one, "") for one in by), []).append(float(value))
+        for labels, _, value in self._within(match, LOOKBACK_S):
+            groups.setdefault(tuple(labels.get(label, "") for label in by), []).append(float(value))
         for key, values in groups.items():
             yield {name: text for name, text in zip(by, key, strict=True) if text}, _text(max(values))
 
-    def _within(self, found: re.Match[str], span_s: float) -> list[tuple[dict[str, str], float, str]]:
-        wanted = dict(PAIR.findall(found["matchers"] or ""))
-        if found["name"]:
-            wanted["__name__"] = found["name"]
+    def _within(self, match: re.Match[str], span_s: float) -> list[tuple[dict[str, str], float, str]]:
+        wanted = dict(PAIR.findall(match["matchers"] or ""))
+        if match["name"]:
+            wanted["__name__"] = match["name"]
         return [
             (labels, at, value)
             for labels, at, value in self.series
             if wanted.items() <= labels.items() and time.time() - at <= span_s
         ]
 
-    def _vector(self, found: Any) -> dict[str, Any]:
+    def _vector(self, series: Any) -> dict[str, Any]:
         now = time.time()
-        return self._good("vector", [{"metric": labels, "value": [now, value]} for labels, value in found])
+        return self._good("vector", [{"metric": labels, "value": [now, value]} for labels, value in series])
 
     def _good(self, kind: str, result: Any) -> dict[str, Any]:
         good = {"status": "success", "data": {"resultType": kind, "result": result}}
@@ -116,7 +116,7 @@ def _text(value: float) -> str:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    told: Prometheus
+    prometheus: Prometheus
 
     def do_GET(self) -> None:
         self._serve(urlsplit(self.path).query)
@@ -126,14 +126,17 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _serve(self, text: str) -> None:
         form = {key: value[0] for key, value in parse_qs(text).items()}
-        self.told.asked.append(form | {"method": self.command, "path": urlsplit(self.path).path})
-        time.sleep(self.told.delay_s)
-        if self.told.authorization and self.headers.get("Authorization") != self.told.authorization:
+        self.prometheus.requests.append(form | {"method": self.command, "path": urlsplit(self.path).path})
+        time.sleep(self.prometheus.delay_s)
+        if (
+            self.prometheus.authorization
+            and self.headers.get("Authorization") != self.prometheus.authorization
+        ):
             self._say(401, f"who is {self.headers.get('Authorization')}".encode(), {})
-        elif self.told.faults:
-            self._say(*self.told.faults[0])
+        elif self.prometheus.faults:
+            self._say(*self.prometheus.faults[0])
         else:
-            status, answer = self.told.answer(form["query"])
+            status, answer = self.prometheus.answer(form["query"])
             self._say(status, json.dumps(answer, separators=(",", ":")).encode(), {})
 
     def _say(self, status: int, body: bytes, headers: dict[str, str]) -> None:
@@ -156,17 +159,17 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def serving(told: Prometheus, tls: ssl.SSLContext | None = None) -> Iterator[Prometheus]:
+def serving(prometheus: Prometheus, tls: ssl.SSLContext | None = None) -> Iterator[Prometheus]:
     """The double on a port of its own."""
-    handler = type("Handler", (_Handler,), {"told": told})
+    handler = type("Handler", (_Handler,), {"prometheus": prometheus})
     server = _Server(("127.0.0.1", 0), handler)
     if tls:
         server.socket = tls.wrap_socket(server.socket, server_side=True)
-    told.url = f"http{'s' if tls else ''}://127.0.0.1:{server.server_port}"
+    prometheus.url = f"http{'s' if tls else ''}://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:
-        yield told
+        yield prometheus
     finally:
         server.shutdown()
         server.server_close()

@@ -33,19 +33,21 @@ async def known() -> Nodes:
 
 
 def source(url: str, **options: object) -> PrometheusMetrics:
-    given = PrometheusOptions(**{"prometheus_url": (url,), "prometheus_timeout_s": PATIENCE_S} | options)  # type: ignore[arg-type]
-    return PrometheusMetrics(url, Setting(given, 60.0), known, MetricsRegistry())
+    prometheus_options = PrometheusOptions(
+        **{"prometheus_url": (url,), "prometheus_timeout_s": PATIENCE_S} | options
+    )  # type: ignore[arg-type]
+    return PrometheusMetrics(url, Setting(prometheus_options, 60.0), known, MetricsRegistry())
 
 
 def fetch(url: str, metric: str = "temp", **more: Any) -> Series:
     """`more` is of `MetricRequest`."""
 
     async def once() -> Series:
-        asked = source(url)
+        metric_source = source(url)
         try:
-            return await asked.fetch(MetricRequest(metric, **more), time.time())
+            return await metric_source.fetch(MetricRequest(metric, **more), time.time())
         finally:
-            await asked.close()
+            await metric_source.close()
 
     return asyncio.run(once())
 
@@ -92,8 +94,8 @@ class PrometheusSuite:
     def test_the_age_of_an_expressions_value_is_unknown(
         self, prometheus: Holding, query: str, value: float
     ) -> None:
-        found = fetch(prometheus({'temp{instance="a"}': ("81", 30.0)}), query=query)
-        assert (values(found), found.samples["a"].at) == ({"a": value}, None)
+        series = fetch(prometheus({'temp{instance="a"}': ("81", 30.0)}), query=query)
+        assert (values(series), series.samples["a"].at) == ({"a": value}, None)
 
     def test_what_is_older_than_the_max_age_is_not_there(self, prometheus: Holding) -> None:
         url = prometheus({'temp{instance="a"}': ("1", 120.0), 'temp{instance="b"}': "2"})
@@ -122,9 +124,9 @@ class PrometheusSuite:
                 'temp{instance="a",sensor="inlet"}': ("41", ages_s[1]),
             }
         )
-        found = fetch(url)
-        assert found.samples == {}
-        assert found.invalid == {
+        series = fetch(url)
+        assert series.samples == {}
+        assert series.invalid == {
             "a": '2 series of one node differ in label "sensor": set aggregate: max or use a query'
         }
         assert values(fetch(url, aggregate="max")) == {"a": 97.0}
@@ -176,8 +178,8 @@ class PrometheusSuite:
         assert caught.value.cause == (
             "the query gives no series: set empty_means: healthy if that is how a healthy cluster looks"
         )
-        found = fetch(url, query=query, empty_is_healthy=True)
-        assert (found.samples, found.invalid) == ({}, {})
+        series = fetch(url, query=query, empty_is_healthy=True)
+        assert (series.samples, series.invalid) == ({}, {})
 
     def test_series_of_no_node_are_no_empty_result(self, prometheus: Holding) -> None:
         url = prometheus({'temp{instance="x:1"}': "1"})
@@ -193,9 +195,9 @@ class PrometheusSuite:
                 'temp{instance="b"}': "3",
             }
         )
-        found = fetch(url, query="temp * 1")
-        assert values(found) == {"b": 3.0}
-        assert found.invalid == {
+        series = fetch(url, query="temp * 1")
+        assert values(series) == {"b": 3.0}
+        assert series.invalid == {
             "a": '2 series of one node differ in label "core": set aggregate: max or use a query'
         }
         assert values(fetch(url, query="temp * 1", aggregate="max")) == {"a": 2.0, "b": 3.0}
@@ -206,9 +208,9 @@ class PrometheusSuite:
 
     @pytest.mark.parametrize("text", NO_NUMBERS)
     def test_what_is_no_number_spoils_its_own_node_only(self, prometheus: Holding, text: str) -> None:
-        found = fetch(prometheus({'temp{instance="a"}': text, 'temp{instance="b"}': "1"}))
-        assert values(found) == {"b": 1.0}
-        assert found.invalid == {"a": f"{text} is no number that a rule can compare"}
+        series = fetch(prometheus({'temp{instance="a"}': text, 'temp{instance="b"}': "1"}))
+        assert values(series) == {"b": 1.0}
+        assert series.invalid == {"a": f"{text} is no number that a rule can compare"}
 
     @pytest.mark.parametrize("metric", ["absent", "gpu-temp", "9lives", "nan"])
     def test_a_metric_that_is_not_there_says_so(self, prometheus: Holding, metric: str) -> None:

@@ -15,8 +15,8 @@ def series(**values: Sample) -> Series:
     return Series("m", "s", 0.0, values, {"c": "NaN"})
 
 
-def laid_out(given: Series, index: NodeIndex) -> Column:
-    return cooperative_scheduling.run_at_once(column.lay_out(given, index))
+def laid_out(series: Series, index: NodeIndex) -> Column:
+    return cooperative_scheduling.run_at_once(column.lay_out(series, index))
 
 
 class TestIndex:
@@ -30,40 +30,40 @@ class TestIndex:
 
 class TestLayOut:
     def test_values_stand_by_node_number(self) -> None:
-        found = laid_out(series(b=Sample(7, 5.0), ghost=Sample(1, 1.0)), INDEX)
-        assert found.values.tolist() == [0, 7, 0, 0]
-        assert found.values.dtype == np.int64
-        assert [State(s).name for s in found.initial_states] == ["MISSING", "FRESH", "INVALID", "MISSING"]
+        layout = laid_out(series(b=Sample(7, 5.0), ghost=Sample(1, 1.0)), INDEX)
+        assert layout.values.tolist() == [0, 7, 0, 0]
+        assert layout.values.dtype == np.int64
+        assert [State(s).name for s in layout.initial_states] == ["MISSING", "FRESH", "INVALID", "MISSING"]
 
     def test_values_beyond_64_bits_stay_exact(self) -> None:
-        found = laid_out(series(a=Sample(2**63 - 1, 0.0), b=Sample(10**30 + 1, 0.0)), INDEX)
-        assert found.values.tolist()[:2] == [2**63 - 1, 10**30 + 1]
-        assert (found.values > 10**30).tolist() == [False, True, False, False]
+        layout = laid_out(series(a=Sample(2**63 - 1, 0.0), b=Sample(10**30 + 1, 0.0)), INDEX)
+        assert layout.values.tolist()[:2] == [2**63 - 1, 10**30 + 1]
+        assert (layout.values > 10**30).tolist() == [False, True, False, False]
 
     def test_values_of_many_nodes_stay_exact_wherever_one_is_beyond_64_bits(self) -> None:
         names = [f"n{number}" for number in range(1300)]
         for large in (0, 700, 1299):
             wanted = [10**30 if number == large else 2**62 + number for number in range(1300)]
-            given = {name: Sample(value, 1.0) for name, value in zip(names, wanted, strict=True)}
-            found = laid_out(Series("m", "s", 0.0, given), NodeIndex(names))
-            assert found.values.tolist() == [*wanted, 0]
-            assert found.times[:-1].tolist() == [1.0] * 1300
+            samples = {name: Sample(value, 1.0) for name, value in zip(names, wanted, strict=True)}
+            layout = laid_out(Series("m", "s", 0.0, samples), NodeIndex(names))
+            assert layout.values.tolist() == [*wanted, 0]
+            assert layout.times[:-1].tolist() == [1.0] * 1300
 
     def test_no_value_is_from_later_than_it_was_told(self) -> None:
-        told = Series(
+        measured = Series(
             "m", "s", 100.0, {"a": Sample(1, 5000.0), "b": Sample(1, 90.0), "c": Sample(1, None)}, {}
         )
-        ages = laid_out(told, INDEX).ages_s(130.0)
+        ages = laid_out(measured, INDEX).ages_s(130.0)
         assert ages[:2].tolist() == [30.0, 40.0]
         assert np.isnan(ages[2])
 
     def test_states_and_ages_at_a_time(self) -> None:
-        found = laid_out(series(a=Sample(1, 90.0), b=Sample(1, None)), INDEX)
-        assert [State(s).name for s in found.states(100.0, 5.0)] == ["STALE", "FRESH", "INVALID", "MISSING"]
-        assert found.states(95.0, 5.0)[0] == State.FRESH
-        assert found.ages_s(100.0)[0] == 10.0
-        assert found.ages_s(80.0)[0] == 0.0  # a clock that is behind makes nothing older than now
-        assert np.isnan(found.ages_s(100.0)[1:]).all()
+        layout = laid_out(series(a=Sample(1, 90.0), b=Sample(1, None)), INDEX)
+        assert [State(s).name for s in layout.states(100.0, 5.0)] == ["STALE", "FRESH", "INVALID", "MISSING"]
+        assert layout.states(95.0, 5.0)[0] == State.FRESH
+        assert layout.ages_s(100.0)[0] == 10.0
+        assert layout.ages_s(80.0)[0] == 0.0  # a clock that is behind makes nothing older than now
+        assert np.isnan(layout.ages_s(100.0)[1:]).all()
 
 
 class TestNewer:

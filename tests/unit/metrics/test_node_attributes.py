@@ -26,8 +26,8 @@ def decoded(obj: dict[str, Any]) -> Any:
     return msgspec.json.decode(msgspec.json.encode(obj), type=NODE)
 
 
-def read(*given: Any) -> Nodes:
-    return cooperative_scheduling.run_at_once(node_attributes.read(given))
+def read(*allocatable: Any) -> Nodes:
+    return cooperative_scheduling.run_at_once(node_attributes.read(allocatable))
 
 
 FLEET = read(
@@ -75,9 +75,9 @@ ALLOCATABLE = {
 }
 
 
-@pytest.mark.parametrize(("given", "room"), ALLOCATABLE.values(), ids=ALLOCATABLE)
-def test_allocatable(given: dict[str, Any], room: Room) -> None:
-    assert read(node("a", **given)).rooms == {"a": room}
+@pytest.mark.parametrize(("fields", "room"), ALLOCATABLE.values(), ids=ALLOCATABLE)
+def test_allocatable(fields: dict[str, Any], room: Room) -> None:
+    assert read(node("a", **fields)).rooms == {"a": room}
 
 
 ODD = {
@@ -90,8 +90,8 @@ ODD = {
 
 @pytest.mark.parametrize("more", ODD.values(), ids=ODD)
 def test_an_odd_node_is_still_a_node(more: dict[str, Any]) -> None:
-    found = read(decoded({"metadata": {"name": "a"}} | more))
-    assert found == Nodes({"a": Room(None, None)}, {"a": "a"})
+    nodes = read(decoded({"metadata": {"name": "a"}} | more))
+    assert nodes == Nodes({"a": Room(None, None)}, {"a": "a"})
 
 
 class TestBook:

@@ -36,28 +36,28 @@ class TestDouble(PrometheusSuite):
 
 
 @pytest.fixture
-def told() -> Iterator[Prometheus]:
-    with serving(Prometheus(ONE)) as double:
-        yield double
+def server() -> Iterator[Prometheus]:
+    with serving(Prometheus(ONE)) as prometheus:
+        yield prometheus
 
 
-def asked(made: PrometheusMetrics, *between: Callable[[], None]) -> list[Series]:
+def fetch_repeatedly(made: PrometheusMetrics, *between: Callable[[], None]) -> list[Series]:
     """What it gives, called once more after each step in between."""
 
     async def calls() -> list[Series]:
-        found = [await made.fetch(MetricRequest("temp"), time.time())]
+        fetched = [await made.fetch(MetricRequest("temp"), time.time())]
         for step in between:
             step()
-            found.append(await made.fetch(MetricRequest("temp"), time.time()))
+            fetched.append(await made.fetch(MetricRequest("temp"), time.time()))
         await made.close()
-        return found
+        return fetched
 
     return asyncio.run(calls())
 
 
-def test_a_selector_is_asked_with_its_deadline(told: Prometheus) -> None:
-    fetch(told.url + "/prefix/", max_age_s=1.5)
-    assert told.asked == [
+def test_a_selector_is_asked_with_its_deadline(server: Prometheus) -> None:
+    fetch(server.url + "/prefix/", max_age_s=1.5)
+    assert server.requests == [
         {
             "query": '{__name__="temp"}[1500ms]',
             "timeout": "60000ms",
@@ -67,31 +67,41 @@ def test_a_selector_is_asked_with_its_deadline(told: Prometheus) -> None:
     ]
 
 
-def test_a_long_query_goes_as_a_form(told: Prometheus) -> None:
-    fetch(told.url, query=f"max by (instance, {'x' * 3000}) (temp)")
-    assert told.asked[0]["method"] == "POST"
+def test_a_long_query_goes_as_a_form(server: Prometheus) -> None:
+    fetch(server.url, query=f"max by (instance, {'x' * 3000}) (temp)")
+    assert server.requests[0]["method"] == "POST"
 
 
-def said(kind: str, error: str) -> dict[str, str]:
+def error_response(kind: str, error: str) -> dict[str, str]:
     return {"status": "error", "errorType": kind, "error": error}
 
 
 REFUSALS: dict[str, tuple[int, Any, type[NodewiseError], str]] = {
-    "a bad query": (400, said("bad_data", "parse error"), BadInput, "HTTP status 400: bad_data: parse error"),
+    "a bad query": (
+        400,
+        error_response("bad_data", "parse error"),
+        BadInput,
+        "HTTP status 400: bad_data: parse error",
+    ),
     "a query that cannot be carried out": (
         422,
-        said("execution", "many-to-many matching"),
+        error_response("execution", "many-to-many matching"),
         BadInput,
         "execution: many-to-many",
     ),
-    "too slow": (503, said("timeout", "query timed out"), Unavailable, "503: timeout: query timed out"),
-    "its own fault": (500, said("internal", "disk"), Unavailable, "internal: disk"),
+    "too slow": (
+        503,
+        error_response("timeout", "query timed out"),
+        Unavailable,
+        "503: timeout: query timed out",
+    ),
+    "its own fault": (500, error_response("internal", "disk"), Unavailable, "internal: disk"),
     "a proxy's login": (401, b"<html>who are you", Refused, "<html>who are you.*--prometheus-token-file"),
     "no right": (403, b"", Refused, "may not query: grant"),
     "another server": (404, b"404 page not found", Unavailable, "does --prometheus-url lead"),
     "a redirect": (302, b"", Unavailable, "HTTP status 302: no word .does --prometheus-url lead"),
     "too many": (429, b"later", Unavailable, "429: later"),
-    "a good status with bad news": (200, said("internal", "x"), BadInput, "status 'error'"),
+    "a good status with bad news": (200, error_response("internal", "x"), BadInput, "status 'error'"),
     "something else": (200, b"hello", BadInput, "Prometheus' JSON"),
     "deep": (200, b"[" * 100_000, BadInput, "Prometheus' JSON"),
     "no data": (200, {"status": "success"}, BadInput, "nothing; wanted series"),
@@ -99,36 +109,36 @@ REFUSALS: dict[str, tuple[int, Any, type[NodewiseError], str]] = {
 
 
 @pytest.mark.parametrize(("status", "body", "kind", "words"), REFUSALS.values(), ids=REFUSALS)
-def test_refusals(told: Prometheus, status: int, body: Any, kind: type[NodewiseError], words: str) -> None:
-    told.fail(status, body)
+def test_refusals(server: Prometheus, status: int, body: Any, kind: type[NodewiseError], words: str) -> None:
+    server.fail(status, body)
     with pytest.raises(kind, match=words) as caught:
-        fetch(told.url)
-    assert str(caught.value).startswith(f'query {{__name__="temp"}}[60s] to {told.url}: ')
+        fetch(server.url)
+    assert str(caught.value).startswith(f'query {{__name__="temp"}}[60s] to {server.url}: ')
 
 
-def test_a_server_that_asks_for_patience_is_heard(told: Prometheus) -> None:
-    told.fail(503, Retry_After="7")
+def test_a_server_that_asks_for_patience_is_heard(server: Prometheus) -> None:
+    server.fail(503, Retry_After="7")
     with pytest.raises(Unavailable) as caught:
-        fetch(told.url)
+        fetch(server.url)
     assert caught.value.retry_after_s == 7.0
 
 
-def test_one_that_hangs_ends_at_its_deadline(told: Prometheus) -> None:
-    told.delay_s = 2.0
+def test_one_that_hangs_ends_at_its_deadline(server: Prometheus) -> None:
+    server.delay_s = 2.0
     with pytest.raises(Unavailable, match=r"no answer within 0.05 s .*--prometheus-timeout"):
-        asked(source(told.url, prometheus_timeout_s=0.05))
+        fetch_repeatedly(source(server.url, prometheus_timeout_s=0.05))
 
 
-def test_one_that_is_not_there(told: Prometheus) -> None:
+def test_one_that_is_not_there(server: Prometheus) -> None:
     with pytest.raises(Unavailable, match=r'query \{__name__="temp"\}'):
         fetch("http://127.0.0.1:1")
 
 
-def test_an_answer_without_end_is_left(told: Prometheus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_without_end_is_left(server: Prometheus, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "MOST_BYTES", 100)
-    told.fail(200, b" " * 101)
+    server.fail(200, b" " * 101)
     with pytest.raises(BadInput, match=r"more than 0 MiB.*aggregate"):
-        fetch(told.url)
+        fetch(server.url)
 
 
 ODD_SERIES: dict[str, Any] = {
@@ -140,57 +150,60 @@ ODD_SERIES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("odd", ODD_SERIES.values(), ids=ODD_SERIES)
-def test_an_odd_series_spoils_no_other(told: Prometheus, odd: Any) -> None:
+def test_an_odd_series_spoils_no_other(server: Prometheus, odd: Any) -> None:
     good = {"metric": {"instance": "b"}, "values": [[1.5, "7"], [2, "8"]]}
-    told.fail(200, {"status": "success", "data": {"resultType": "matrix", "result": [odd, good]}})
-    found = fetch(told.url)
-    assert values(found) == {"b": 8.0}
-    assert found.samples["b"].at == 2.0
+    server.fail(200, {"status": "success", "data": {"resultType": "matrix", "result": [odd, good]}})
+    series = fetch(server.url)
+    assert values(series) == {"b": 8.0}
+    assert series.samples["b"].at == 2.0
 
 
-def test_a_histogram_is_told(told: Prometheus) -> None:
+def test_a_histogram_is_told(server: Prometheus) -> None:
     odd = ODD_SERIES["a histogram"]
-    told.fail(200, {"status": "success", "data": {"resultType": "matrix", "result": [odd]}})
-    assert "a histogram is no number" in fetch(told.url).invalid["a"]
+    server.fail(200, {"status": "success", "data": {"resultType": "matrix", "result": [odd]}})
+    assert "a histogram is no number" in fetch(server.url).invalid["a"]
 
 
 class TestSecrets:
-    def test_a_token_is_read_at_every_query(self, told: Prometheus, tmp_path: Path) -> None:
+    def test_a_token_is_read_at_every_query(self, server: Prometheus, tmp_path: Path) -> None:
         file = tmp_path / "token"
 
         def renew() -> None:
             file.write_text("two\n")
-            told.authorization = "Bearer two"
+            server.authorization = "Bearer two"
 
         file.write_text("one")
-        told.authorization = "Bearer one"
+        server.authorization = "Bearer one"
         # a file that is just being replaced is not there for a moment
-        assert len(asked(source(told.url, prometheus_token_file=str(file)), renew, file.unlink)) == 3
+        assert (
+            len(fetch_repeatedly(source(server.url, prometheus_token_file=str(file)), renew, file.unlink))
+            == 3
+        )
 
-    def test_user_and_password(self, told: Prometheus, tmp_path: Path) -> None:
+    def test_user_and_password(self, server: Prometheus, tmp_path: Path) -> None:
         (tmp_path / "password").write_text("s3cret\n")
-        told.authorization = "Basic bWU6czNjcmV0"
+        server.authorization = "Basic bWU6czNjcmV0"
         options = {"prometheus_user": "me", "prometheus_password_file": str(tmp_path / "password")}
-        assert values(*asked(source(told.url, **options))) == {"a": 1.0}
+        assert values(*fetch_repeatedly(source(server.url, **options))) == {"a": 1.0}
 
     @pytest.mark.parametrize("user", ["", "me"])
-    def test_a_secret_is_in_no_error(self, told: Prometheus, tmp_path: Path, user: str) -> None:
+    def test_a_secret_is_in_no_error(self, server: Prometheus, tmp_path: Path, user: str) -> None:
         (tmp_path / "secret").write_text("s3cret")
         flag = "prometheus_password_file" if user else "prometheus_token_file"
-        told.authorization = "another"  # and the double says whom it saw
+        server.authorization = "another"  # and the double says whom it saw
         with pytest.raises(Refused, match=r"who is (Bearer|Basic) \(hidden\)") as caught:
-            asked(source(told.url, **{flag: str(tmp_path / "secret"), "prometheus_user": user}))
+            fetch_repeatedly(source(server.url, **{flag: str(tmp_path / "secret"), "prometheus_user": user}))
         assert "s3cret" not in str(caught.value)
         assert "bWU6czNjcmV0" not in str(caught.value)
 
     @pytest.mark.parametrize("content", [None, "two\nlines", "kaé"])
     def test_a_file_without_a_secret_is_named(
-        self, told: Prometheus, tmp_path: Path, content: str | None
+        self, server: Prometheus, tmp_path: Path, content: str | None
     ) -> None:
         if content:
             (tmp_path / "token").write_text(content)
         with pytest.raises(Refused, match=f"{tmp_path}/token"):
-            asked(source(told.url, prometheus_token_file=str(tmp_path / "token")))
+            fetch_repeatedly(source(server.url, prometheus_token_file=str(tmp_path / "token")))
 
 
 BAD_SETTINGS: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -246,14 +259,14 @@ class TestTls:
     def test_a_client_certificate_that_is_renewed(self, tmp_path: Path) -> None:
         papers = Papers(tmp_path)
         options = self.write(papers, papers.server_ca.issue_cert("stranger.example"))
-        with serving(Prometheus(ONE), self.tls(papers)) as told:
-            made = source(told.url, **options)
+        with serving(Prometheus(ONE), self.tls(papers)) as server:
+            made = source(server.url, **options)
             with pytest.raises(Unavailable):
                 asyncio.run(made.fetch(MetricRequest("temp"), 0.0))
             self.write(papers, papers.client)
             with pytest.raises(Unavailable):  # it is seen, and taken when the next call sees it as well
                 asyncio.run(made.fetch(MetricRequest("temp"), 0.0))
-            assert values(*asked(made)) == {"a": 1.0}
+            assert values(*fetch_repeatedly(made)) == {"a": 1.0}
 
     def test_a_ca_that_was_taken_away_is_not_trusted_any_longer(self, tmp_path: Path) -> None:
         """Not on the connection that is still open, either."""
@@ -261,47 +274,47 @@ class TestTls:
         options = self.write(papers, papers.client)
 
         async def calls() -> list[dict[str, float]]:
-            made = source(told.url, **options)
+            made = source(server.url, **options)
             trusted = Path(options["prometheus_ca"])
             other = trustme.CA().cert_pem.bytes()
-            found = [values(await made.fetch(MetricRequest("temp"), 0.0))]
+            results = [values(await made.fetch(MetricRequest("temp"), 0.0))]
             for text in (trusted.read_bytes() + other, other):
                 trusted.write_bytes(text)
-                found.append(values(await made.fetch(MetricRequest("temp"), 0.0)))
+                results.append(values(await made.fetch(MetricRequest("temp"), 0.0)))
             with pytest.raises(Unavailable, match="CERTIFICATE_VERIFY_FAILED"):
                 await made.fetch(MetricRequest("temp"), 0.0)
             await made.close()
-            return found
+            return results
 
-        with serving(Prometheus(ONE), self.tls(papers)) as told:
+        with serving(Prometheus(ONE), self.tls(papers)) as server:
             assert asyncio.run(calls()) == [{"a": 1.0}] * 3
-            assert len(told.asked) == 3
+            assert len(server.requests) == 3
 
     def test_a_server_of_another_ca_is_not_asked(self, tmp_path: Path) -> None:
         papers = Papers(tmp_path)
-        with serving(Prometheus(ONE), self.tls(papers)) as told:
+        with serving(Prometheus(ONE), self.tls(papers)) as server:
             with pytest.raises(Unavailable, match="CERTIFICATE_VERIFY_FAILED"):
-                fetch(told.url)
-            assert told.asked == []
+                fetch(server.url)
+            assert server.requests == []
 
 
 class TestTelling:
-    def test_a_warning_is_told_once_until_it_is_gone(self, told: Prometheus) -> None:
+    def test_a_warning_is_told_once_until_it_is_gone(self, server: Prometheus) -> None:
         partial = "store x: partial response"
         steps = [partial], [], [partial]
-        told.warnings = [partial]
+        server.warnings = [partial]
         with structlog.testing.capture_logs() as lines:
-            asked(source(told.url), *(with_warnings(told, step) for step in steps))
+            fetch_repeatedly(source(server.url), *(with_warnings(server, step) for step in steps))
         assert [(line["event"], line["warnings"]) for line in lines] == [("metric_warning", partial)] * 2
 
     def test_series_of_no_node_are_counted_and_told_once(self) -> None:
         series = ONE | {'temp{instance="x:1"}': "2", 'temp{instance="y:1"}': "3"}
-        with serving(Prometheus(series)) as told, structlog.testing.capture_logs() as lines:
-            made = source(told.url)
-            asked(made, lambda: None)
+        with serving(Prometheus(series)) as server, structlog.testing.capture_logs() as lines:
+            made = source(server.url)
+            fetch_repeatedly(made, lambda: None)
         assert [line["example"] for line in lines] == ['2 series, such as instance="x:1"']
         assert b'nodewise_metric_series_unmatched{metric="temp"} 2.0' in made._meters.exposition()
 
 
-def with_warnings(told: Prometheus, warnings: list[str]) -> Callable[[], None]:
-    return lambda: setattr(told, "warnings", warnings)
+def with_warnings(server: Prometheus, warnings: list[str]) -> Callable[[], None]:
+    return lambda: setattr(server, "warnings", warnings)

@@ -15,19 +15,19 @@ NODES = Nodes({}, {"a": "a", "b": "b", "10.0.0.1": "a"})
 def read(*series: tuple[dict[str, Any], Any]) -> dict[str, list[list[float]]]:
     listed = [{"metric": labels, "values": values} for labels, values in series]
     body = {"status": "success", "data": {"resultType": "matrix", "result": listed}}
-    found = range_samples.by_node(
+    samples = range_samples.by_node(
         query_responses.read(json.dumps(body).encode()), ["node", "instance"], NODES
     )
-    return {name: points.tolist() for name, points in run_at_once(found).items()}
+    return {name: points.tolist() for name, points in run_at_once(samples).items()}
 
 
 def test_samples_are_of_the_node_that_a_label_names() -> None:
-    found = read(
+    samples = read(
         ({"node": "a"}, [[1, "2"], [3, "4.5e3"]]),
         ({"node": "stranger"}, [[1, "2"]]),
         ({}, [[1, "2"]]),
     )
-    assert found == {"a": [[1, 2], [3, 4500]]}
+    assert samples == {"a": [[1, 2], [3, 4500]]}
 
 
 def test_an_address_will_do() -> None:
@@ -35,18 +35,18 @@ def test_an_address_will_do() -> None:
 
 
 def test_several_series_of_a_node_are_one_in_order_of_time() -> None:
-    found = read(
+    samples = read(
         ({"node": "a", "pod": "new"}, [[4, "40"], [5, "50"]]),
         ({"node": "a", "pod": "old"}, [[3, "30"], [4, "41"]]),
     )
-    assert found == {"a": [[3, 30], [4, 41], [5, 50]]}
+    assert samples == {"a": [[3, 30], [4, 41], [5, 50]]}
 
 
 def test_what_is_no_number_is_left_out() -> None:
-    found = read(
+    samples = read(
         ({"node": "a"}, [[1, "NaN"], [2, "2"], [3, "+Inf"], [4, "-Inf"]]), ({"node": "b"}, [[1, "NaN"]])
     )
-    assert found == {"a": [[2, 2]]}
+    assert samples == {"a": [[2, 2]]}
 
 
 @pytest.mark.parametrize(

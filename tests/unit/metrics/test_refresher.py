@@ -20,13 +20,13 @@ class Source:
     def __init__(self, name: str = "s", *has: str) -> None:
         self.name = name
         self.has = has or ("m", "k")
-        self.asked: list[str] = []
+        self.requests: list[str] = []
 
     def takes(self, request: MetricRequest) -> bool:
         return not request.query
 
     async def fetch(self, request: MetricRequest, now: float) -> Series:
-        self.asked.append(request.metric)
+        self.requests.append(request.metric)
         if request.metric == "hang":
             await asyncio.sleep(3600)
         if request.metric not in self.has:
@@ -60,7 +60,7 @@ def test_a_new_metric_is_asked_for_at_once_and_only_once() -> None:
         await refresher.settle()
 
     assert scenario(play, source).snapshot.series.keys() == {"m"}
-    assert source.asked == ["m"]
+    assert source.requests == ["m"]
 
 
 def test_one_that_hangs_delays_no_other_and_ends_at_its_deadline() -> None:
@@ -86,8 +86,8 @@ def test_each_round_asks_again_but_not_what_still_hangs() -> None:
         await refresher.settle()
 
     scenario(play, source, timeout_s=10)
-    assert source.asked.count("m") >= 3
-    assert source.asked.count("hang") == 1
+    assert source.requests.count("m") >= 3
+    assert source.requests.count("hang") == 1
 
 
 def test_the_first_source_that_has_a_metric_wins() -> None:
@@ -97,8 +97,8 @@ def test_the_first_source_that_has_a_metric_wins() -> None:
         refresher.set_requests(requests("m", "k"))
         await refresher.settle()
 
-    found = scenario(play, first, second).snapshot.series
-    assert {name: series.source for name, series in found.items()} == {"m": "first", "k": "second"}
+    by_metric = scenario(play, first, second).snapshot.series
+    assert {name: series.source for name, series in by_metric.items()} == {"m": "first", "k": "second"}
 
 
 def test_a_metric_that_nobody_names_any_more_is_forgotten_even_if_its_answer_is_under_way() -> None:
@@ -112,10 +112,10 @@ def test_a_metric_that_nobody_names_any_more_is_forgotten_even_if_its_answer_is_
 
 def test_a_failure_keeps_the_values_and_is_told() -> None:
     source = Source()
-    told: list[int] = []
+    notifications: list[int] = []
 
     async def play(refresher: Refresher) -> None:
-        refresher.subscribe(lambda: told.append(1))
+        refresher.subscribe(lambda: notifications.append(1))
         refresher.set_requests(requests("m"))
         await refresher.settle()
         source.has = ("k",)
@@ -127,7 +127,7 @@ def test_a_failure_keeps_the_values_and_is_told() -> None:
     snapshot = scenario(play, source).snapshot
     assert snapshot.series["m"].samples["a"].value == 1
     assert snapshot.failures == {"m": "no m"}
-    assert len(told) >= 2
+    assert len(notifications) >= 2
 
 
 def test_without_a_source_every_metric_fails_and_says_why() -> None:
@@ -147,9 +147,9 @@ class Asked(Source):
         return True
 
     async def fetch(self, request: MetricRequest, now: float) -> Series:
-        self.asked.append(request.query or request.metric)
+        self.requests.append(request.query or request.metric)
         return Series(
-            request.metric, self.name, now, {"a": Sample(len(self.asked), 1000.0 - len(self.asked))}
+            request.metric, self.name, now, {"a": Sample(len(self.requests), 1000.0 - len(self.requests))}
         )
 
 
@@ -168,7 +168,7 @@ def test_a_name_by_two_queries_is_two_things_and_neither_stands_in_the_others_wa
         refresher.set_requests(frozenset({MetricRequest("m")}))
 
     assert scenario(play, source).snapshot.series.keys() == {"m"}
-    assert sorted(source.asked) == ["m", "one", "two"]
+    assert sorted(source.requests) == ["m", "one", "two"]
 
 
 def test_rules_of_several_ages_ask_once_with_the_longest() -> None:
@@ -185,4 +185,4 @@ def test_rules_of_several_ages_ask_once_with_the_longest() -> None:
         await refresher.settle()
 
     scenario(play, source)
-    assert source.asked == ["m", "m"]
+    assert source.requests == ["m", "m"]

@@ -30,10 +30,10 @@ class Server:
 
     def __init__(self, answer: Any) -> None:
         self.answer = answer
-        self.asked: list[str] = []
+        self.requests: list[str] = []
 
     async def get(self, path: str, *_: Any, **__: Any) -> bytes:
-        self.asked.append(path)
+        self.requests.append(path)
         await asyncio.sleep(0)
         if isinstance(self.answer, Exception):
             raise self.answer
@@ -50,21 +50,21 @@ def fetch(*items: Any) -> dict[str, Series]:
     source = ResourceMetrics(api, nodes)
 
     async def all_four() -> dict[str, Series]:
-        found = await asyncio.gather(*(source.fetch(MetricRequest(metric), 5.0) for metric in METRICS))
-        return dict(zip(METRICS, found, strict=True))
+        fetched = await asyncio.gather(*(source.fetch(MetricRequest(metric), 5.0) for metric in METRICS))
+        return dict(zip(METRICS, fetched, strict=True))
 
     return asyncio.run(all_four())
 
 
 def test_usage_and_its_share_of_what_the_node_can_give() -> None:
-    found = fetch(item("a", "1500m", "2Gi"))
-    assert {metric: series.samples["a"] for metric, series in found.items()} == {
+    by_metric = fetch(item("a", "1500m", "2Gi"))
+    assert {metric: series.samples["a"] for metric, series in by_metric.items()} == {
         "cpu_usage": Sample(1_500_000_000, AT, 20.05),
         "memory_usage": Sample(2 * GI, AT, 20.05),
         "cpu_usage_share": Sample(375_000_000, AT, 20.05),
         "memory_usage_share": Sample(250_000_000, AT, 20.05),
     }
-    assert {(series.source, series.fetched_at) for series in found.values()} == {("resource", 5.0)}
+    assert {(series.source, series.fetched_at) for series in by_metric.values()} == {("resource", 5.0)}
 
 
 SHARES = {
@@ -83,29 +83,29 @@ def test_a_share_is_to_the_nearest_nano(cpu: str, nano: int) -> None:
 
 @pytest.mark.parametrize("node", ["full", "stranger"])
 def test_without_allocatable_there_is_no_share(node: str) -> None:
-    found = fetch(item(node, "1"))
-    assert found["cpu_usage"].samples[node].value == NANO
-    assert found["cpu_usage_share"].invalid == {node: "the Node says no allocatable cpu"}
-    assert found["memory_usage_share"].invalid == {node: "the Node says no allocatable memory"}
+    by_metric = fetch(item(node, "1"))
+    assert by_metric["cpu_usage"].samples[node].value == NANO
+    assert by_metric["cpu_usage_share"].invalid == {node: "the Node says no allocatable cpu"}
+    assert by_metric["memory_usage_share"].invalid == {node: "the Node says no allocatable memory"}
 
 
 @pytest.mark.parametrize("bad", ["NaN", "many", None, True, [], {}])
 def test_a_bad_value_spoils_its_own_metric_and_node_only(bad: Any) -> None:
-    found = fetch(item("a", bad), item("thirds", "1"))
-    assert list(found["cpu_usage"].samples) == list(found["cpu_usage_share"].samples) == ["thirds"]
-    assert list(found["cpu_usage"].invalid) == list(found["cpu_usage_share"].invalid) == ["a"]
-    assert list(found["memory_usage_share"].samples) == ["a", "thirds"]
+    by_metric = fetch(item("a", bad), item("thirds", "1"))
+    assert list(by_metric["cpu_usage"].samples) == list(by_metric["cpu_usage_share"].samples) == ["thirds"]
+    assert list(by_metric["cpu_usage"].invalid) == list(by_metric["cpu_usage_share"].invalid) == ["a"]
+    assert list(by_metric["memory_usage_share"].samples) == ["a", "thirds"]
 
 
 @pytest.mark.parametrize("more", [{"timestamp": "noon"}, {"window": "long"}])
 def test_a_bad_time_spoils_its_own_node_only(more: dict[str, Any]) -> None:
-    found = fetch(item("a", "1", **more), item("thirds", "1"))["cpu_usage"]
-    assert (list(found.samples), list(found.invalid)) == (["thirds"], ["a"])
+    series = fetch(item("a", "1", **more), item("thirds", "1"))["cpu_usage"]
+    assert (list(series.samples), list(series.invalid)) == (["thirds"], ["a"])
 
 
 def test_a_node_without_a_time_is_as_new_as_the_reading() -> None:
-    found = fetch(item("a", "1", timestamp=None, window=None))["cpu_usage"].samples["a"]
-    assert (found.at, found.window_s) == (None, 60.0)
+    sample = fetch(item("a", "1", timestamp=None, window=None))["cpu_usage"].samples["a"]
+    assert (sample.at, sample.window_s) == (None, 60.0)
 
 
 @pytest.mark.parametrize("odd", [3, {}, {"usage": None}, {"metadata": {"name": 7}}, {"usage": {"cpu": "1"}}])
@@ -151,11 +151,11 @@ def test_calls(calls: list[tuple[str, float]], times: int, answer: Any) -> None:
     async def play() -> None:
         rounds = {at: [metric for metric, other in calls if other == at] for _, at in calls}
         for at, metrics in rounds.items():
-            asked = (source.fetch(MetricRequest(metric), at) for metric in metrics)
-            await asyncio.gather(*asked, return_exceptions=True)
+            fetches = (source.fetch(MetricRequest(metric), at) for metric in metrics)
+            await asyncio.gather(*fetches, return_exceptions=True)
 
     asyncio.run(play())
-    assert api.asked == ["/apis/metrics.k8s.io/v1beta1/nodes"] * times
+    assert api.requests == ["/apis/metrics.k8s.io/v1beta1/nodes"] * times
 
 
 def test_one_that_nobody_waits_for_any_more_leaves_the_others_their_turn() -> None:

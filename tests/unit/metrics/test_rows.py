@@ -40,10 +40,10 @@ class Adapter:
     def __init__(self, offered: Any, **metrics: Any) -> None:
         self.offered = offered
         self.metrics = metrics
-        self.asked: list[tuple[str, Any]] = []
+        self.requests: list[tuple[str, Any]] = []
 
     async def get(self, path: str, params: Any = None, **_: Any) -> bytes:
-        self.asked.append((path, params))
+        self.requests.append((path, params))
         answer = self.offered if path == GROUP else self.metrics[path.rpartition("/")[2]]
         if isinstance(answer, Exception):
             raise answer
@@ -51,7 +51,7 @@ class Adapter:
 
     @property
     def polled(self) -> list[str]:
-        return [path.removeprefix(f"{GROUP}/") for path, _ in self.asked if path != GROUP]
+        return [path.removeprefix(f"{GROUP}/") for path, _ in self.requests if path != GROUP]
 
 
 class Play(NamedTuple):
@@ -94,7 +94,7 @@ async def m1() -> None:
     await on.request("m")
     await on.round()
     assert on.adapter.polled == ["v1beta1/nodes/%2A/m"] * 2
-    assert all(not params for _, params in on.adapter.asked)
+    assert all(not params for _, params in on.adapter.requests)
 
 
 async def m2() -> None:
@@ -176,7 +176,7 @@ async def m11() -> None:
     """A metric without a name is never polled."""
     on = play()
     await on.request("")
-    assert on.adapter.asked == []
+    assert on.adapter.requests == []
 
 
 async def m14() -> None:
@@ -225,7 +225,7 @@ async def appears() -> None:
     on = play(m=[item("a")], k=[item("a")])
     on.adapter.offered = NotFound("404")
     await on.request("m", "k")
-    assert on.adapter.asked == [(GROUP, None)]
+    assert on.adapter.requests == [(GROUP, None)]
     on.adapter.offered = V1
     await on.round()
     assert (on.values("m"), on.values("k")) == ({"a": 1}, {"a": 1})

@@ -25,13 +25,13 @@ class Source:
         self.has = has
         self.queries = queries
         self.absent = absent
-        self.asked: list[str] = []
+        self.requests: list[str] = []
 
     def takes(self, request: MetricRequest) -> bool:
         return self.queries or not request.query
 
     async def fetch(self, request: MetricRequest, now: float) -> Series:
-        self.asked.append(request.metric)
+        self.requests.append(request.metric)
         if self.absent:
             raise NotThere(f"{self.name} is not registered")
         if "hang" in self.has:
@@ -80,7 +80,7 @@ def test_the_first_in_order_wins_and_the_loser_is_named_once() -> None:
         assert await stage.ask() == "first"
 
     assert played(play, first, second, third) == [("m", "first", "second")]
-    assert (len(first.asked), len(second.asked), len(third.asked)) == (4, 1, 1)
+    assert (len(first.requests), len(second.requests), len(third.requests)) == (4, 1, 1)
 
 
 def test_a_source_without_the_metric_is_asked_once_a_minute_only() -> None:
@@ -88,10 +88,10 @@ def test_a_source_without_the_metric_is_asked_once_a_minute_only() -> None:
 
     async def play(stage: Stage) -> None:
         assert [await stage.ask() for _ in range(5)] == ["second"] * 5
-        assert len(first.asked) == 1
+        assert len(first.requests) == 1
         stage.clock.advance(LOOK_S)
         assert [await stage.ask() for _ in range(2)] == ["second"] * 2
-        assert len(first.asked) == 2
+        assert len(first.requests) == 2
 
     assert played(play, first, second) == []
 
@@ -129,7 +129,7 @@ def test_one_that_hangs_delays_a_metric_once_a_minute_only() -> None:
 
     async def play(stage: Stage) -> None:
         assert [await stage.ask() for _ in range(3)] == ["second"] * 3
-        assert len(first.asked) == 1
+        assert len(first.requests) == 1
 
     played(play, first, second)
 
@@ -142,7 +142,7 @@ def test_every_failure_is_told_in_order_and_all_are_asked_again() -> None:
             assert await stage.ask() == "first: no answer within 0.05 s; second: no m"
 
     played(play, first, second)
-    assert len(second.asked) == 2
+    assert len(second.requests) == 2
 
 
 def test_what_is_not_installed_is_told_only_if_there_is_nothing_else_to_say() -> None:
@@ -167,7 +167,7 @@ def test_a_query_goes_to_those_who_understand_one() -> None:
         assert await stage.ask(MetricRequest("m", "sum(m)")) == "prometheus"
 
     assert played(play, custom, prometheus) == []
-    assert custom.asked == []
+    assert custom.requests == []
 
 
 def test_a_query_that_nobody_understands_says_what_is_missing() -> None:
@@ -181,7 +181,7 @@ def test_a_query_that_nobody_understands_says_what_is_missing() -> None:
 class TestEmptyAnswers:
     HEALTHY = MetricRequest("m", "m > 0", empty_is_healthy=True)
 
-    def asked(self, request: MetricRequest, *sources: Source) -> Series | Failure:
+    def fetch(self, request: MetricRequest, *sources: Source) -> Series | Failure:
         async def play() -> Series | Failure:
             return await Stage(*sources).selector.ask(request)
 
@@ -190,24 +190,24 @@ class TestEmptyAnswers:
     def test_values_of_any_source_come_before_an_empty_answer(self) -> None:
         empty, full = Source("a", "nothing", queries=True), Source("b", "m", queries=True)
         for sources in ((empty, full), (full, empty)):
-            outcome = self.asked(self.HEALTHY, *sources)
+            outcome = self.fetch(self.HEALTHY, *sources)
             assert isinstance(outcome, Series)
             assert outcome.source == "b"
 
     def test_one_counts_beside_sources_that_are_not_there(self) -> None:
         absent, empty = Source("a", absent=True, queries=True), Source("b", "nothing", queries=True)
-        outcome = self.asked(self.HEALTHY, absent, empty)
+        outcome = self.fetch(self.HEALTHY, absent, empty)
         assert isinstance(outcome, Series)
         assert outcome.samples == {}
 
     def test_it_does_not_beside_one_that_failed(self) -> None:
         """The one that failed could have had values."""
         broken, empty = Source("a", queries=True), Source("b", "nothing", queries=True)
-        assert self.asked(self.HEALTHY, broken, empty) == Failure("a: no m")
+        assert self.fetch(self.HEALTHY, broken, empty) == Failure("a: no m")
 
     def test_the_cause_is_that_of_a_source_that_answered(self) -> None:
         broken, empty = Source("a", queries=True), Source("b", "nothing", queries=True)
-        outcome = self.asked(self.HEALTHY._replace(empty_is_healthy=False), broken, empty)
+        outcome = self.fetch(self.HEALTHY._replace(empty_is_healthy=False), broken, empty)
         assert outcome == Failure("a: no m; b: query", "the query gives no series")
 
 
@@ -232,9 +232,9 @@ def test_a_source_that_fails_in_a_way_that_nobody_thought_of_is_a_failure_like_a
         return [await stage.ask(), await stage.ask(MetricRequest("n")), await stage.ask(MetricRequest("n"))]
 
     with structlog.testing.capture_logs() as lines:
-        found = asyncio.run(play())
-    assert found[0] == "second"
-    assert "a defect of nodewise: ZeroDivisionError: by nothing" in found[1]
+        sources = asyncio.run(play())
+    assert sources[0] == "second"
+    assert "a defect of nodewise: ZeroDivisionError: by nothing" in sources[1]
     assert [line["task"] for line in lines if line["event"] == "task_failed"] == [
         "fetching metric 'm'",
         "fetching metric 'n'",

@@ -22,11 +22,11 @@ class Answers:
     """An API server that has an answer for each path, or an error."""
 
     def __init__(self, **answers: Any) -> None:
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.answers = answers
 
     async def get(self, path: str, *_: Any, **__: Any) -> bytes:
-        self.asked.append(path)
+        self.requests.append(path)
         answer = self.answers["group" if path.endswith("metrics.k8s.io") else "metric"]
         if isinstance(answer, Exception):
             raise answer
@@ -43,7 +43,7 @@ def item(node: str, value: Any, **more: Any) -> dict[str, Any]:
 
 def fetch(metric: Any, offered: Any = None) -> tuple[Series, list[str]]:
     api: Any = Answers(group=offered or group("v1beta1", "v1beta1"), metric=metric)
-    return asyncio.run(CustomMetrics(api).fetch(MetricRequest("m"), 100.0)), api.asked
+    return asyncio.run(CustomMetrics(api).fetch(MetricRequest("m"), 100.0)), api.requests
 
 
 VERSIONS = {
@@ -64,15 +64,15 @@ def test_a_version_that_nobody_reads_is_named() -> None:
 
 class TestCustom:
     def test_one_call_a_metric_without_a_query(self) -> None:
-        _, asked = fetch({"items": [item("a", "1")]})
-        assert asked == [
+        _, requests = fetch({"items": [item("a", "1")]})
+        assert requests == [
             "/apis/custom.metrics.k8s.io",
             "/apis/custom.metrics.k8s.io/v1beta1/nodes/%2A/m",
         ]
 
     def test_values_windows_and_times(self) -> None:
         stamp = "2026-11-21T00:00:00Z"
-        found, _ = fetch(
+        series, _ = fetch(
             {
                 "items": [
                     item("a", "50", windowSeconds=30, timestamp=stamp),
@@ -82,7 +82,7 @@ class TestCustom:
             }
         )
         at = clock.parse_rfc3339(stamp)
-        assert found.samples == {
+        assert series.samples == {
             "a": Sample(50 * NANO, at, 30),
             "b": Sample(1500 * NANO // 1000, None, 20),
             "c": Sample(2 * NANO, None, 60),
@@ -110,13 +110,13 @@ class TestCustom:
 
     @pytest.mark.parametrize("bad", ["NaN", "12 apples", "", None, True, [], {"a": 1}])
     def test_one_bad_value_spoils_its_own_node_only(self, bad: Any) -> None:
-        found, _ = fetch({"items": [item("a", bad), item("b", "1")]})
-        assert list(found.samples) == ["b"]
-        assert "Kubernetes quantity" in found.invalid["a"]
+        series, _ = fetch({"items": [item("a", bad), item("b", "1")]})
+        assert list(series.samples) == ["b"]
+        assert "Kubernetes quantity" in series.invalid["a"]
 
     def test_a_bad_time_spoils_its_own_node_only(self) -> None:
-        found, _ = fetch({"items": [item("a", "1", timestamp="noon"), item("b", "1")]})
-        assert (list(found.samples), list(found.invalid)) == (["b"], ["a"])
+        series, _ = fetch({"items": [item("a", "1", timestamp="noon"), item("b", "1")]})
+        assert (list(series.samples), list(series.invalid)) == (["b"], ["a"])
 
     def test_an_item_that_is_no_object_is_passed_over(self) -> None:
         assert list(fetch({"items": [3, item("b", "1"), {"describedObject": 7}]})[0].samples) == ["b"]
@@ -147,19 +147,19 @@ class TestCustom:
             return await source.fetch(MetricRequest("m"), 0.0)
 
         assert asyncio.run(twice()).samples
-        assert api.asked[-1].startswith("/apis/custom.metrics.k8s.io/v1beta2/")
+        assert api.requests[-1].startswith("/apis/custom.metrics.k8s.io/v1beta2/")
 
     def test_a_strange_name_stays_one_part_of_the_path(self) -> None:
         api: Any = Answers(group=group("v1beta1", "v1beta1"), metric={"items": [item("a", "1")]})
         asyncio.run(CustomMetrics(api).fetch(MetricRequest("secrets?x"), 0.0))
-        assert api.asked[-1].endswith("/nodes/%2A/secrets%3Fx")
+        assert api.requests[-1].endswith("/nodes/%2A/secrets%3Fx")
 
     @pytest.mark.parametrize("metric", ["..", "../../secrets", "%2e%2e", "a/b"])
     def test_a_name_that_could_be_another_path_is_not_asked_for(self, metric: str) -> None:
         api: Any = Answers(group=group("v1beta1", "v1beta1"), metric={"items": [item("a", "1")]})
         with pytest.raises(BadInput, match="URL path: segment: "):
             asyncio.run(CustomMetrics(api).fetch(MetricRequest(metric), 0.0))
-        assert api.asked == ["/apis/custom.metrics.k8s.io"]
+        assert api.requests == ["/apis/custom.metrics.k8s.io"]
 
 
 class TestFiles:

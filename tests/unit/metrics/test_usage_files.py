@@ -32,8 +32,8 @@ ONE = {"apiVersion": "metrics.k8s.io/v1beta1", "kind": "NodeMetrics"} | USED["it
 
 
 def written(folder: Path, *objects: Any) -> str:
-    for number, given in enumerate(objects):
-        (folder / f"{number}.json").write_text(json.dumps(given))
+    for number, content in enumerate(objects):
+        (folder / f"{number}.json").write_text(json.dumps(content))
     return str(folder)
 
 
@@ -46,16 +46,16 @@ def shares(path: str) -> dict[str, int]:
 def test_usage_is_divided_by_the_allocatable_of_the_nodes_beside_it(tmp_path: Path, used: Any) -> None:
     path = written(tmp_path, used, NODE)
     assert shares(path) == {"a": NANO // 4}
-    found = metric_files.snapshot(object_files.read([path])).series
-    assert found["memory_usage"].samples["a"].value == 1024 * NANO
-    assert found["memory_usage_share"].invalid == {"a": "the Node says no allocatable memory"}
+    series = metric_files.snapshot(object_files.read([path])).series
+    assert series["memory_usage"].samples["a"].value == 1024 * NANO
+    assert series["memory_usage_share"].invalid == {"a": "the Node says no allocatable memory"}
 
 
 def test_without_nodes_beside_it_by_that_of_the_nodes_that_are_known(tmp_path: Path) -> None:
     known = Nodes({"a": Room(2 * NANO, None)}, {})
     path = written(tmp_path, USED)
-    found = metric_files.snapshot(object_files.read([path]), known=known).series["cpu_usage_share"]
-    assert found.samples["a"].value == NANO // 2
+    series = metric_files.snapshot(object_files.read([path]), known=known).series["cpu_usage_share"]
+    assert series.samples["a"].value == NANO // 2
 
 
 def test_a_source_reads_again_when_the_known_nodes_are_others(tmp_path: Path) -> None:
@@ -66,11 +66,11 @@ def test_a_source_reads_again_when_the_known_nodes_are_others(tmp_path: Path) ->
 
     async def twice() -> list[int]:
         source = FileMetrics([written(tmp_path, USED)], nodes)
-        found = []
+        values = []
         for cores in (2, 8):
             rooms.append(Room(cores * NANO, None))
-            found.append((await source.fetch(MetricRequest("cpu_usage_share"), 0.0)).samples["a"].value)
-        return found
+            values.append((await source.fetch(MetricRequest("cpu_usage_share"), 0.0)).samples["a"].value)
+        return values
 
     assert asyncio.run(twice()) == [NANO // 2, NANO // 8]
 

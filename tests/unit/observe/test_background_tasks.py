@@ -9,8 +9,8 @@ from tests.unit.kube import virtual_time
 
 
 def test_a_defect_restarts_its_own_task_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    monkeypatch.setattr(logs, "emit", lambda event, **fields: told.append(f"{event} {fields['task']}"))
+    log_lines: list[str] = []
+    monkeypatch.setattr(logs, "emit", lambda event, **fields: log_lines.append(f"{event} {fields['task']}"))
     starts = {"good": 0, "bad": 0, "nothing": 0}
 
     async def good() -> None:
@@ -32,5 +32,5 @@ def test_a_defect_restarts_its_own_task_only(monkeypatch: pytest.MonkeyPatch) ->
 
     virtual_time.run(main())
     assert starts == {"good": 1, "bad": 4, "nothing": 1}
-    assert len(told) == 4
-    assert all(line.startswith("task_failed ") and line.endswith("bad") for line in told)
+    assert len(log_lines) == 4
+    assert all(line.startswith("task_failed ") and line.endswith("bad") for line in log_lines)

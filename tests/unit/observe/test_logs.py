@@ -43,8 +43,8 @@ def test_collectors_get_them_as_they_are(capsys: pytest.CaptureFixture[str]) -> 
 def test_a_traceback_is_told(capsys: pytest.CaptureFixture[str], form: logs.Format) -> None:
     with pytest.raises(ValueError, match="no") as failed:
         raise ValueError(EVIL)
-    said = logged(capsys, form, exc_info=failed.value)
-    assert "Traceback (most recent call last)" in said
-    assert r"no\x1b[2J\u202e" in said.replace(r"\u001b", r"\x1b")
-    assert all(line.isprintable() for line in said.split("\n"))
-    assert said.count("\n") > 3 if form == "text" else said.count("\n") == 1
+    output = logged(capsys, form, exc_info=failed.value)
+    assert "Traceback (most recent call last)" in output
+    assert r"no\x1b[2J\u202e" in output.replace(r"\u001b", r"\x1b")
+    assert all(line.isprintable() for line in output.split("\n"))
+    assert output.count("\n") > 3 if form == "text" else output.count("\n") == 1

@@ -46,7 +46,7 @@ class Papers:
         self.ca.write_bytes(b"".join(authority.cert_pem.bytes() for authority in authorities))
 
     def options(self, **changes) -> ServeOptions:
-        given = {
+        settings = {
             "address": "127.0.0.1",
             "port": 0,
             "cert": str(self.cert),
@@ -58,7 +58,7 @@ class Papers:
             "header_timeout_s": 60.0,
             "body_idle_timeout_s": 60.0,
         }
-        return ServeOptions(**given | changes)
+        return ServeOptions(**settings | changes)
 
     def trusting(self, *authorities: trustme.CA) -> ssl.SSLContext:
         """A client's context without a certificate."""

@@ -165,8 +165,10 @@ def counted(meters: MetricsRegistry, name: str, **labels: str) -> float:
 
 def reasons_counted(meters: MetricsRegistry) -> list[str]:
     """Why connections were ended."""
-    (family,) = (found for found in meters._registry.collect() if found.name == "nodewise_connections_ended")
-    return [found.labels["reason"] for found in family.samples if found.name.endswith("_total")]
+    (family,) = (
+        family for family in meters._registry.collect() if family.name == "nodewise_connections_ended"
+    )
+    return [sample.labels["reason"] for sample in family.samples if sample.name.endswith("_total")]
 
 
 async def until(what, within_s: float = PATIENCE_S) -> None:

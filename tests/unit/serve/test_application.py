@@ -158,14 +158,14 @@ async def test_a_packed_body_is_refused_by_its_encoding(encoding, status):
 
 
 async def test_a_handler_gets_all_that_was_asked():
-    asked = []
+    requests = []
 
     def handler(request: Request) -> Response:
-        asked.append(request)
+        requests.append(request)
         return Response(204)
 
     await ask(app_of(Route("GET", "/x", handler)), "/x?a=1&b=%20&a=2&c=", method="GET", headers={})
-    assert asked == [Request("GET", "/x", {"a": "2", "b": " ", "c": ""}, b"{}", "", "10.0.0.1:4711")]
+    assert requests == [Request("GET", "/x", {"a": "2", "b": " ", "c": ""}, b"{}", "", "10.0.0.1:4711")]
 
 
 async def test_a_handler_may_wait():

@@ -40,8 +40,8 @@ def test_a_servers_certificate_is_verified_for_each_of_its_names(issuer: Issuer,
 
 def test_a_clients_certificate_is_verified_as_a_clients_and_as_no_servers(issuer: Issuer) -> None:
     leaf = x509.load_pem_x509_certificate(issuer.client("nodewise-scheduler-client").cert)
-    found = policy(issuer).build_client_verifier().verify(leaf, [])
-    assert found.subjects == [DNSName("nodewise-scheduler-client")]
+    verified = policy(issuer).build_client_verifier().verify(leaf, [])
+    assert verified.subjects == [DNSName("nodewise-scheduler-client")]
     with pytest.raises(VerificationError):
         policy(issuer).build_server_verifier(DNSName("nodewise-scheduler-client")).verify(leaf, [])
     server = x509.load_pem_x509_certificate(issuer.server(NAMES, NAMES[0]).cert)
@@ -53,7 +53,7 @@ def test_a_name_that_no_host_has_stands_in_the_subject_alone(issuer: Issuer) -> 
     made = issuer.client("system:kube-scheduler")
     leaf = x509.load_pem_x509_certificate(made.cert)
     assert leaf.subject == Name([x509.NameAttribute(NameOID.COMMON_NAME, "system:kube-scheduler")])
-    assert x509.SubjectAlternativeName not in {type(one.value) for one in leaf.extensions}
+    assert x509.SubjectAlternativeName not in {type(extension.value) for extension in leaf.extensions}
     uses = leaf.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     assert list(uses) == [ExtendedKeyUsageOID.CLIENT_AUTH]
     assert serialization.load_pem_private_key(made.key, None).public_key() == leaf.public_key()

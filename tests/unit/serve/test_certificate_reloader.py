@@ -113,14 +113,14 @@ def expired(files):
 @pytest.mark.parametrize("broken", [garbage, empty, gone, of_another, expired])
 def test_what_cannot_be_used_is_told_once_and_leaves_the_old_one_in_use(files, broken):
     before = files.kept.value
-    said = broken(files)
+    error = broken(files)
     with capture_logs() as lines:
         for later_s in (0, 1, 61, 122):
             assert not files.look(NOW_S + later_s)
     assert files.kept.value is before
     (line,) = lines
     assert line["event"] == "tls_reload_failed"
-    assert said in line["error"]
+    assert error in line["error"]
     assert files.counts("reload_failing", "certificate_expires_seconds") == [1, NOW_S + 90 * DAY_S]
     assert counted(files.meters, "tls_reloads_total", certificate="serving", outcome="failed") == 1
     files.write(files.issue(-1, 120))

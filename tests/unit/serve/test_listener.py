@@ -35,14 +35,14 @@ async def test_h24_plain_http_is_told_that_this_is_https(papers):
     assert reasons_counted(meters) == ["plain_http"]
 
 
-@pytest.mark.parametrize("said", [b"", b"\x16\x03\x01\x02\x00\x01"], ids=["nothing", "half a hello"])
-async def test_h25_who_does_not_finish_the_handshake_is_closed(papers, said):
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\x02\x00\x01"], ids=["nothing", "half a hello"])
+async def test_h25_who_does_not_finish_the_handshake_is_closed(papers, sent):
     meters = MetricsRegistry()
     async with (
         serving(papers.options(handshake_timeout_s=0.2), meters=meters) as server,
         calling(server) as silent,
     ):
-        await silent.send(said)
+        await silent.send(sent)
         assert await silent.rest() == b""
         assert (await served(server, papers.context())).status == 200
     assert reasons_counted(meters) == ["handshake_deadline"]

@@ -57,7 +57,7 @@ async def fresh(server) -> Answer:
         return await caller.ask("/echo")
 
 
-def told(words: bytes) -> tuple[int, str]:
+def refusal(words: bytes) -> tuple[int, str]:
     """Status and first field of a refusal."""
     header, _, body = words.partition(b"\r\n\r\n")
     assert b"connection: close" in header
@@ -74,7 +74,7 @@ async def test_a_client_that_says_nothing_is_closed_without_a_word():
 async def test_a_header_that_stops():
     reason, words = await ended_by(HEAD)
     assert reason == "header_deadline"
-    assert told(words) == (408, "header")
+    assert refusal(words) == (408, "header")
 
 
 async def test_a_header_that_drips_gets_no_more_time():
@@ -86,7 +86,7 @@ async def test_a_header_that_drips_gets_no_more_time():
             await asyncio.sleep(0.01)
             if rest.done():
                 break
-        assert told(await rest) == (408, "header")
+        assert refusal(await rest) == (408, "header")
         assert asyncio.get_running_loop().time() - began < 0.5
 
 
@@ -109,12 +109,12 @@ async def test_empty_lines_do_not_keep_a_connection_open():
 async def test_a_header_too_large(filler, end):
     reason, words = await ended_by(HEAD + filler + end)
     assert reason == "header_size"
-    assert told(words) == (431, "header")
+    assert refusal(words) == (431, "header")
 
 
 async def test_a_path_too_long():
     reason, words = await ended_by(b"GET /" + b"a" * 9000)
-    assert (reason, told(words)) == ("header_size", (431, "header"))
+    assert (reason, refusal(words)) == ("header_size", (431, "header"))
 
 
 async def test_a_header_just_below_the_limit_is_served():
@@ -129,7 +129,7 @@ async def test_a_header_just_below_the_limit_is_served():
 async def test_a_body_that_stops():
     reason, words = await ended_by(HEAD + b"Content-Length: 10\r\n\r\nabc")
     assert reason == "body_deadline"
-    assert told(words) == (408, "body")
+    assert refusal(words) == (408, "body")
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ async def test_a_body_that_drips_gets_no_more_time_than_a_body_has(head):
             await asyncio.sleep(0.02)
             if rest.done():
                 break
-        assert told(await rest) == (408, "body")
+        assert refusal(await rest) == (408, "body")
         assert 0.15 < asyncio.get_running_loop().time() - began < 1
 
 
@@ -191,7 +191,7 @@ async def test_trailers_or_chunk_extensions_without_end(filler):
         await caller.send(HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n")
         await asyncio.sleep(0.01)
         await caller.send(filler)
-        assert told(await caller.rest()) == (400, "body")
+        assert refusal(await caller.rest()) == (400, "body")
     assert counted(meters, "connections_ended_total", reason="bad_request") == 1
 
 
@@ -268,7 +268,7 @@ async def test_after_a_body_that_was_passed_over_the_connection_is_idle_like_any
 async def test_what_is_no_http_is_answered_and_closed(data):
     reason, words = await ended_by(data, PLAIN)
     assert reason == "bad_request"
-    assert told(words)[0] == 400
+    assert refusal(words)[0] == 400
 
 
 async def test_rubbish_after_a_good_request_does_not_take_its_answer():

@@ -7,10 +7,10 @@ from nodewise.serve.responses import Response
 
 
 def kinds() -> list[type[NodewiseError]]:
-    found = [NodewiseError]
-    for kind in found:
-        found.extend(kind.__subclasses__())
-    return [kind for kind in found if kind.__module__ == errors.__name__]
+    kinds = [NodewiseError]
+    for kind in kinds:
+        kinds.extend(kind.__subclasses__())
+    return [kind for kind in kinds if kind.__module__ == errors.__name__]
 
 
 @pytest.mark.parametrize("kind", kinds())

@@ -60,17 +60,17 @@ async def test_all_that_is_wrong_is_said_at_once(papers):
     papers.ca.write_text("nothing of the kind")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        found = await problems_of(papers.options(port=port))
-    assert set(found) == {"cert", "client_ca", "port"}
-    assert "No such file" in found["cert"]
-    assert "holds no certificate" in found["client_ca"]
-    assert found["port"] == f"{port} is in use on 127.0.0.1"
+        problems = await problems_of(papers.options(port=port))
+    assert set(problems) == {"cert", "client_ca", "port"}
+    assert "No such file" in problems["cert"]
+    assert "holds no certificate" in problems["client_ca"]
+    assert problems["port"] == f"{port} is in use on 127.0.0.1"
 
 
 async def test_a_key_of_another_certificate_is_named_with_it(papers):
     papers.key.write_bytes(papers.client.private_key_pem.bytes())
-    found = await problems_of(papers.options())
-    assert found == {"key": f"{papers.key} does not match {papers.cert}"}
+    problems = await problems_of(papers.options())
+    assert problems == {"key": f"{papers.key} does not match {papers.cert}"}
 
 
 async def test_certificates_are_asked_for_when_none_is_given():
@@ -83,15 +83,15 @@ async def test_a_port_that_is_none(port):
 
 
 async def test_an_address_of_another_machine():
-    found = await problems_of(
+    problems = await problems_of(
         ServeOptions(unsafe=True, unsafe_address="192.0.2.1", address="192.0.2.1", port=0)
     )
-    assert found == {"address": "192.0.2.1 is not an address of this machine"}
+    assert problems == {"address": "192.0.2.1 is not an address of this machine"}
 
 
 async def test_plain_http_leaves_the_machine_only_by_name():
-    found = await problems_of(ServeOptions(unsafe=True, address="0.0.0.0", port=0))
-    assert "0.0.0.0" in found["address"]
+    problems = await problems_of(ServeOptions(unsafe=True, address="0.0.0.0", port=0))
+    assert "0.0.0.0" in problems["address"]
     async with serving(
         ServeOptions(unsafe=True, address="0.0.0.0", unsafe_address="0.0.0.0", port=0)
     ) as server:
@@ -213,7 +213,7 @@ async def test_a_stopped_server_stops_again_and_an_unstarted_one_too():
 async def test_nothing_is_left_open(papers):
     """No socket, transport or file is left to the garbage collector, however a connection ended."""
     gc.collect()
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ResourceWarning)
         async with serving(papers.options(handshake_timeout_s=0.15)) as server:
             await served(server, papers.context())
@@ -234,7 +234,7 @@ async def test_nothing_is_left_open(papers):
         del server
         await asyncio.sleep(0.02)
         gc.collect()
-    assert [str(warning.message) for warning in found] == []
+    assert [str(warning.message) for warning in caught] == []
 
 
 async def test_more_connections_than_allowed_are_closed_at_once():
@@ -260,8 +260,8 @@ async def test_handshakes_that_end_together_do_not_exceed_the_limit(papers):
     async with serving(papers.options(max_connections=2)) as server, contextlib.AsyncExitStack() as stack:
         opening = [stack.enter_async_context(calling(server, papers.context())) for _ in range(6)]
         callers = await asyncio.gather(*opening, return_exceptions=True)
-        asked = [caller.ask("/echo") for caller in callers if isinstance(caller, Caller)]
-        answers = await asyncio.gather(*asked, return_exceptions=True)
+        requests = [caller.ask("/echo") for caller in callers if isinstance(caller, Caller)]
+        answers = await asyncio.gather(*requests, return_exceptions=True)
         assert sum(isinstance(answer, Answer) for answer in answers) == 2
 
 
@@ -272,7 +272,7 @@ async def test_those_without_a_certificate_do_not_take_the_place_of_those_with_o
         silent = [await stack.enter_async_context(calling(server)) for _ in range(5)]
         assert (await called(server, papers.context())).status == 200
         await until(lambda: counted(meters, "connections_ended_total", reason="too_many") == 4)
-        assert [await one.rest() for one in silent[:4]] == [b""] * 4
+        assert [await client.rest() for client in silent[:4]] == [b""] * 4
         async with calling(server, papers.context()) as known:
             for _ in range(5):
                 await stack.enter_async_context(calling(server))

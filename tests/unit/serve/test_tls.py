@@ -68,28 +68,28 @@ async def test_no_certificate_is_asked_of_any_client(papers):
 
 
 async def test_no_certificate(papers):
-    reason, told = await refused_because(papers, papers.trusting())
+    reason, error = await refused_because(papers, papers.trusting())
     assert reason == "no_certificate"
-    assert "CERTIFICATE_REQUIRED" in told
+    assert "CERTIFICATE_REQUIRED" in error
 
 
 async def test_a_certificate_of_another_ca(papers):
     stranger = trustme.CA().issue_cert("scheduler.example")
-    reason, told = await refused_because(papers, papers.context(stranger))
+    reason, error = await refused_because(papers, papers.context(stranger))
     assert reason == "unknown_ca"
-    assert "UNKNOWN_CA" in told
+    assert "UNKNOWN_CA" in error
 
 
 async def test_a_certificate_for_servers_only(papers):
-    reason, told = await refused_because(papers, papers.odd_client(usage=ExtendedKeyUsageOID.SERVER_AUTH))
+    reason, error = await refused_because(papers, papers.odd_client(usage=ExtendedKeyUsageOID.SERVER_AUTH))
     assert reason == "purpose"
-    assert "CERTIFICATE" in told
+    assert "CERTIFICATE" in error
 
 
 async def test_an_expired_certificate(papers):
-    reason, told = await refused_because(papers, papers.odd_client(days=-1))
+    reason, error = await refused_because(papers, papers.odd_client(days=-1))
     assert reason == "expired"
-    assert "EXPIRED" in told
+    assert "EXPIRED" in error
 
 
 async def test_a_client_that_does_not_trust_our_certificate(papers):
@@ -119,9 +119,9 @@ async def test_tls_1_1(papers):
     with pytest.warns(DeprecationWarning, match="TLSv1_1"):
         context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
     context.set_ciphers("ALL:@SECLEVEL=0")
-    reason, told = await refused_because(papers, context)
+    reason, error = await refused_because(papers, context)
     assert reason == "protocol_version"
-    assert "PROTOCOL_VERSION" in told
+    assert "PROTOCOL_VERSION" in error
 
 
 @pytest.mark.parametrize(
@@ -163,9 +163,9 @@ async def test_an_rsa_certificate_is_served_with_the_rsa_suite(papers):
 async def test_a_client_that_offers_only_h2(papers):
     context = papers.context()
     context.set_alpn_protocols(["h2"])
-    reason, told = await refused_because(papers, context)
+    reason, error = await refused_because(papers, context)
     assert reason == "alpn"
-    assert "no application protocol" in told
+    assert "no application protocol" in error
 
 
 # reading the files again
@@ -457,10 +457,10 @@ async def test_a_connection_that_is_being_answered_is_closed_after_the_answer(pa
 
 async def test_a_request_behind_the_back_of_the_swap_is_not_acted_upon(papers):
     """The client does not read, so it does not know that we closed, and asks again."""
-    asked = []
+    requests = []
 
     def handler(request):
-        asked.append(request)
+        requests.append(request)
         return ECHO.handler(request)
 
     meters = MetricsRegistry()
@@ -475,7 +475,7 @@ async def test_a_request_behind_the_back_of_the_swap_is_not_acted_upon(papers):
         await until(lambda: counted(meters, "connections_ended_total", reason="client_ca_changed") == 1)
         caller.writer.write(request("/echo"))
         await asyncio.sleep(0.05)
-        assert len(asked) == 1
+        assert len(requests) == 1
         caller.writer.transport.resume_reading()
         assert await caller.rest() == b""
 
