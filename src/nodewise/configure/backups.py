@@ -84,10 +84,10 @@ def save(changes: Sequence[Change], backup: Backup) -> None:
 
 def mark_finished(folder: str) -> None:
     """Say that the run which this is of has ended."""
-    found = read_index(folder)
-    if found is not None:
+    index = read_index(folder)
+    if index is not None:
         path = os.path.join(folder, INDEX)
-        data = _encoded(msgspec.structs.replace(found, finished=True))
+        data = _encoded(msgspec.structs.replace(index, finished=True))
         os.rename(host_files.write_staged(path, data, 0o600, None), path)
         fsync_folder(folder)
 
@@ -102,17 +102,19 @@ def read_index(folder: str) -> Index | None:
     if data is None:
         return None
     try:
-        found = msgspec.json.decode(data, type=Index)
+        index = msgspec.json.decode(data, type=Index)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _bad(folder, str(error)) from error
-    for one in found.files:
-        if not os.path.isabs(one.path) or os.path.normpath(one.path) != one.path:
-            raise _bad(folder, f"the path {one.path!r}")
-        if one.owner is not None and one.owner[0] not in (0, os.geteuid()):
-            raise _bad(folder, f"the owner {one.owner[0]} of {one.path!r}")
-        if one.name is not None and (os.path.basename(one.name) != one.name or one.name in {"", ".", ".."}):
-            raise _bad(folder, f"the name {one.name!r}")
-    return found
+    for file in index.files:
+        if not os.path.isabs(file.path) or os.path.normpath(file.path) != file.path:
+            raise _bad(folder, f"the path {file.path!r}")
+        if file.owner is not None and file.owner[0] not in (0, os.geteuid()):
+            raise _bad(folder, f"the owner {file.owner[0]} of {file.path!r}")
+        if file.name is not None and (
+            os.path.basename(file.name) != file.name or file.name in {"", ".", ".."}
+        ):
+            raise _bad(folder, f"the name {file.name!r}")
+    return index
 
 
 def _bad(folder: str, seen: str) -> BadInput:

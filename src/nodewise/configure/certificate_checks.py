@@ -106,11 +106,14 @@ def _doubtful_leaf(leaf: x509.Certificate, now: dt.datetime) -> Iterable[str]:
 
 def _owners(leaf: x509.Certificate, key: bytes, files: Mapping[str, bytes]) -> list[str]:
     """Who shows that a key is a CA's: its own certificate, or a CA's with the same key, whatever its name."""
-    found = ["-cert"] if is_ca(leaf) else []
+    owners = ["-cert"] if is_ca(leaf) else []
     for name, data in files.items():
-        if any(is_ca(one) and public_der(one.public_key()) == key for one in _certificates(data)):
-            found.append(name)
-    return found
+        if any(
+            is_ca(certificate) and public_der(certificate.public_key()) == key
+            for certificate in _certificates(data)
+        ):
+            owners.append(name)
+    return owners
 
 
 def _certificates(data: bytes) -> list[x509.Certificate]:

@@ -116,12 +116,12 @@ def _is_pod(path: Path) -> bool:
     )
 
 
-def check_ours(folder: Path, found: Found) -> None:
+def check_ours(folder: Path, existing: Found) -> None:
     """BadInput where somebody else's file would be written over."""
-    if found.foreign:
+    if existing.foreign:
         problems = [
             Problem(str(folder / name), "was not written by nodewise certs", "--replace to have it replaced")
-            for name in found.foreign
+            for name in existing.foreign
         ]
         raise BadInput("files", problems)
 
@@ -147,11 +147,11 @@ def write(folder: Path, both: Both) -> None:
 
 
 def _contents(both: Both) -> dict[str, bytes]:
-    found = {"ca.crt": trusting(both.server.trusted, both.client.trusted)}
+    contents = {"ca.crt": trusting(both.server.trusted, both.client.trusted)}
     for side, names in zip(both, (_SERVER, _CLIENT), strict=True):
         values = side._asdict()
-        found |= {name: values[field] for field, name in names.items() if values[field]}
-    return found
+        contents |= {name: values[field] for field, name in names.items() if values[field]}
+    return contents
 
 
 def _content(folder: Path, name: str) -> bytes:

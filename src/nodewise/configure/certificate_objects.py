@@ -38,21 +38,21 @@ def secret(name: str, namespace: str, side: Side) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": TYPE, "data": data}
 
 
-def side(found: Object | None) -> Side:
+def side(secret_object: Object | None) -> Side:
     """What a Secret holds; what cannot be read is not there."""
-    data = (found or {}).get("data") or {}
+    data = (secret_object or {}).get("data") or {}
     values = {field: _decoded(data.get(key)) for field, key in _KEYS.items()}
-    annotations = ((found or {}).get("metadata") or {}).get("annotations") or {}
+    annotations = ((secret_object or {}).get("metadata") or {}).get("annotations") or {}
     return Side(**values, signer=annotations.get(SIGNER, ""))
 
 
-def is_ours(found: Object) -> bool:
-    return (found["metadata"].get("labels") or {}).get(MANAGER) == OURS
+def is_ours(secret_object: Object) -> bool:
+    return (secret_object["metadata"].get("labels") or {}).get(MANAGER) == OURS
 
 
 def secrets(both: Both, namespace: str, names: Sequence[str]) -> list[dict[str, Any]]:
     """nodewise's Secret and kube-scheduler's, by these names."""
-    return [secret(name, namespace, one) for name, one in zip(names, both, strict=True)]
+    return [secret(name, namespace, side) for name, side in zip(names, both, strict=True)]
 
 
 def signing_request(name: str, signer: str, request: bytes, valid: timedelta) -> dict[str, Any]:

@@ -179,7 +179,7 @@ def _switch_to_ready(sides: Sequence[_Judged], now: datetime) -> Outlook | None:
 
 def _begins(*sides: _Judged) -> datetime:
     """From when on all are valid; long ago where there is none."""
-    leaves = [one.leaf for one in sides if one.leaf is not None]
+    leaves = [side.leaf for side in sides if side.leaf is not None]
     return max((leaf.not_valid_before_utc for leaf in leaves), default=datetime.min.replace(tzinfo=UTC))
 
 
@@ -190,18 +190,18 @@ def _behind(begins: datetime, now: datetime) -> str:
     )
 
 
-def restarted(found: Outlook, wish: Wish, now: datetime) -> Outlook:
+def restarted(plan: Outlook, wish: Wish, now: datetime) -> Outlook:
     """The same when kube-scheduler was started anew. Unavailable where that cannot have been late enough."""
-    if found.step != "wait" or found.announced is None:
-        return found
-    settled = found.announced + wish.settle
+    if plan.step != "wait" or plan.announced is None:
+        return plan
+    settled = plan.announced + wish.settle
     if now < settled:
         seen = (
-            f"the new authority was announced at {stamp(found.announced)}, and has to reach both sides first"
+            f"the new authority was announced at {stamp(plan.announced)}, and has to reach both sides first"
         )
         wanted = f"kube-scheduler started anew, and --restarted, after {stamp(settled)}"
         raise Unavailable("--restarted", [Problem("", seen, wanted)])
-    return found._replace(step="switch")
+    return plan._replace(step="switch")
 
 
 def taken(before: Both, step: Step, wish: Wish, now: datetime) -> Both:
@@ -218,7 +218,9 @@ def taken(before: Both, step: Step, wish: Wish, now: datetime) -> Both:
     client, foreign = before.client, b""
     if client.signer:  # its certificate may come of any of them, or of one that these have signed
         held = _certificates(before.server.trusted)
-        foreign = _pem(one for one in held if not _is_ours(one) and one.not_valid_after_utc > now)
+        foreign = _pem(
+            authority for authority in held if not _is_ours(authority) and authority.not_valid_after_utc > now
+        )
     else:
         client = _announced(client, judged_client, issuer.client(wish.client_name))
     known = (before.server.trusted, before.client.trusted)
@@ -231,7 +233,7 @@ def taken(before: Both, step: Step, wish: Wish, now: datetime) -> Both:
 def trusting(trusted: bytes, more: bytes) -> bytes:
     """A bundle with further authorities in it, each once."""
     held = _certificates(trusted)
-    return _pem([*held, *(one for one in _certificates(more) if one not in held)])
+    return _pem([*held, *(authority for authority in _certificates(more) if authority not in held)])
 
 
 def trouble_of_issued(cert: bytes, key: bytes) -> str:
@@ -248,8 +250,8 @@ def trouble_of_issued(cert: bytes, key: bytes) -> str:
 
 def is_authority(cert: bytes) -> bool:
     """Whether there is one certificate at least, and each may sign others."""
-    found = _certificates(cert)
-    return bool(found) and all(map(_is_ca, found))
+    certificates = _certificates(cert)
+    return bool(certificates) and all(map(_is_ca, certificates))
 
 
 def stamp(when: datetime) -> str:
@@ -314,8 +316,8 @@ def _is_ca(cert: x509.Certificate) -> bool:
 def _trouble_now(leaf: x509.Certificate, trusted: bytes, now: datetime) -> str:
     if not leaf.not_valid_before_utc <= now < leaf.not_valid_after_utc:
         return f"is valid from {stamp(leaf.not_valid_before_utc)} to {stamp(leaf.not_valid_after_utc)} only"
-    by = [one for one in _certificates(trusted) if is_by(leaf, one)]
-    if not any(one.not_valid_after_utc > now for one in by):
+    by = [authority for authority in _certificates(trusted) if is_by(leaf, authority)]
+    if not any(authority.not_valid_after_utc > now for authority in by):
         return "is of an authority that the other side's ca.crt does not hold"
     return ""
 
@@ -335,15 +337,17 @@ def _normal(name: str) -> str:
 
 def _names(leaf: x509.Certificate) -> list[str]:
     try:
-        told = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        alternative_names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
         return []
-    addresses = [str(one) for one in told.get_values_for_type(x509.IPAddress)]
-    return [*told.get_values_for_type(x509.DNSName), *addresses]
+    addresses = [str(address) for address in alternative_names.get_values_for_type(x509.IPAddress)]
+    return [*alternative_names.get_values_for_type(x509.DNSName), *addresses]
 
 
 def _common_name(leaf: x509.Certificate) -> str:
-    return next((str(one.value) for one in leaf.subject.get_attributes_for_oid(NameOID.COMMON_NAME)), "")
+    return next(
+        (str(attribute.value) for attribute in leaf.subject.get_attributes_for_oid(NameOID.COMMON_NAME)), ""
+    )
 
 
 def _told(judged: _Judged, side: Side) -> Shown | None:
@@ -369,9 +373,9 @@ def _switched(side: Side) -> Side:
 def _bundle(fresh: bytes, known: Iterable[bytes], other: _Judged, kept: bytes = b"") -> bytes:
     """The new authority, of those that are known the one that signed what the other side shows now, and `kept`."""
     signers = [
-        one
-        for one in _certificates(b"".join(known))
-        if other.works and other.leaf is not None and is_by(other.leaf, one)
+        authority
+        for authority in _certificates(b"".join(known))
+        if other.works and other.leaf is not None and is_by(other.leaf, authority)
     ]
     return _pem(dict.fromkeys([*_certificates(fresh), *signers, *_certificates(kept)]))
 
@@ -388,7 +392,7 @@ def _certificates(pem: bytes) -> list[x509.Certificate]:
 
 
 def _pem(certificates: Iterable[x509.Certificate]) -> bytes:
-    return b"".join(one.public_bytes(_PEM) for one in certificates)
+    return b"".join(certificate.public_bytes(_PEM) for certificate in certificates)
 
 
 def is_ca(certificate: x509.Certificate) -> bool:

@@ -51,7 +51,9 @@ class Found(NamedTuple):
     @property
     def foreign(self) -> tuple[str, ...]:
         return tuple(
-            one["metadata"]["name"] for one in self.secrets if one is not None and not objects.is_ours(one)
+            secret["metadata"]["name"]
+            for secret in self.secrets
+            if secret is not None and not objects.is_ours(secret)
         )
 
 
@@ -61,29 +63,29 @@ async def read(api: Api, place: Place) -> Found:
 
 async def _found(api: Api, path: str) -> dict[str, Any] | None:
     try:
-        found: dict[str, Any] = msgspec.json.decode(await api.get(path))
+        secret_object: dict[str, Any] = msgspec.json.decode(await api.get(path))
     except NotFound:
         return None
-    return found
+    return secret_object
 
 
-def check_ours(place: Place, found: Found) -> None:
+def check_ours(place: Place, existing: Found) -> None:
     """BadInput where somebody else's Secret would be written over."""
-    if found.foreign:
+    if existing.foreign:
         problems = [
             Problem(
                 f"Secret {place.namespace}/{name}",
                 "was not written by nodewise certs",
                 "--replace, or another name by --secret and --client-secret",
             )
-            for name in found.foreign
+            for name in existing.foreign
         ]
         raise BadInput("Secrets", problems)
 
 
-async def write(api: Api, place: Place, found: Found, after: Both) -> None:
+async def write(api: Api, place: Place, existing: Found, after: Both) -> None:
     """Write what differs, nodewise's first. Conflict where somebody else wrote since it was read."""
-    for name, before, side in zip(place.names, found.secrets, after, strict=True):
+    for name, before, side in zip(place.names, existing.secrets, after, strict=True):
         if side == Side() or (
             before is not None and objects.is_ours(before) and objects.side(before) == side
         ):
@@ -122,8 +124,8 @@ async def authority_of(api: Api, signer: str) -> bytes:
         )
         raise BadInput("signer", [problem])
     path = _CONFIG_MAPS.path("kube-system", "extension-apiserver-authentication")
-    found = msgspec.json.decode(await api.get(path))
-    return str((found.get("data") or {}).get("client-ca-file", "")).encode()
+    config_map = msgspec.json.decode(await api.get(path))
+    return str((config_map.get("data") or {}).get("client-ca-file", "")).encode()
 
 
 class Request(NamedTuple):
@@ -168,12 +170,12 @@ async def _until(
 
 
 async def _issued(api: Api, path: str) -> bytes | None:
-    found = msgspec.json.decode(await api.get(path))
-    status = found.get("status") or {}
+    request = msgspec.json.decode(await api.get(path))
+    status = request.get("status") or {}
     for condition in status.get("conditions") or []:
         if condition["type"] in {"Denied", "Failed"}:
             why = condition.get("message") or condition.get("reason") or "no reason given"
-            name = found["metadata"]["name"]
+            name = request["metadata"]["name"]
             raise Refused(f"CertificateSigningRequest {name}", [Problem(condition["type"], why, "")])
     try:
         return base64.b64decode(status.get("certificate") or "", validate=True) or None

@@ -30,7 +30,7 @@ def read(text: str) -> list[Mount]:
 
 
 def _plain(field: str) -> str:
-    return _OCTAL.sub(lambda found: chr(int(found[1], 8)), field)
+    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), field)
 
 
 def container_folders(folders: Mapping[str, str], mounts: Iterable[Mount]) -> list[Problem]:
@@ -47,8 +47,8 @@ def container_folders(folders: Mapping[str, str], mounts: Iterable[Mount]) -> li
 def uncertain_mounts(folders: Iterable[str], mounts: Iterable[Mount]) -> list[Mount]:
     """The mounts of these folders of which it cannot be seen that the host has them at the same path."""
     there = list(mounts)
-    found = dict.fromkeys(_of(folder, there) for folder in folders)
-    return [mount for mount in found if mount.point != "/" and not mount.root.endswith(mount.point)]
+    containing = dict.fromkeys(_of(folder, there) for folder in folders)
+    return [mount for mount in containing if mount.point != "/" and not mount.root.endswith(mount.point)]
 
 
 def _of(folder: str, mounts: Iterable[Mount]) -> Mount:

@@ -89,45 +89,45 @@ class HostFiles(NamedTuple):
     papers: certificate_checks.ClientCertificate | None
 
 
-def plan(asked: HostRequest, backup: Backup | None) -> Plan:
+def plan(request: HostRequest, backup: Backup | None) -> Plan:
     """What has to change; nothing is written. `BadInput` for all that is wrong on the host."""
-    read = _read(asked)
+    read = _read(request)
     version = (
-        scheduler_versions.parse_setting(asked.version)
-        if asked.version
+        scheduler_versions.parse_setting(request.version)
+        if request.version
         else static_pod.version(read.manifest)
     )
-    destination = config_path(asked)
-    warnings = [*_check_papers(asked, read), *_other_names(asked.manifest)]
+    destination = config_path(request)
+    warnings = [*_check_papers(request, read), *_other_names(request.manifest)]
     if version.is_newer_than_tried:
         warnings.append(
             f"kube-scheduler {version} is newer than what was tried, 1.{scheduler_versions.NEWEST}"
         )
-    ca = f"{static_pod.CERTS_MOUNT}/{NAMES['ca']}" if asked.ca else ""
-    terms = RenderOptions(version, read.manifest.kubeconfig, ca, not asked.ca)
-    rendered = _rendered(asked, read, terms)
-    _check_named(asked, read, rendered)
+    ca = f"{static_pod.CERTS_MOUNT}/{NAMES['ca']}" if request.ca else ""
+    terms = RenderOptions(version, read.manifest.kubeconfig, ca, not request.ca)
+    rendered = _rendered(request, read, terms)
+    _check_named(request, read, rendered)
     config = file_change(
         destination,
         rendered.data,
         0o600 if scheduler_configuration_file.has_key_data(rendered.value) else 0o644,
     )
-    papers = _paper_changes(asked, read.papers)
+    papers = _paper_changes(request, read.papers)
     before = static_pod.prior_state(read.manifest)
     if read.manifest.before is None and before.config and read.manifest.on_host(before.config) == destination:
         before = before._replace(backup=backup.path if backup else None)
     hashed = config_hash([rendered.data, *(change.after or b"" for change in papers)])
-    wanted = DesiredState(destination, asked.cert_dir if papers else "", hashed, before)
+    wanted = DesiredState(destination, request.cert_dir if papers else "", hashed, before)
     value = static_pod.add_configuration(read.manifest, wanted)
-    pod = file_change(asked.manifest, yaml_editor.rewrite(read.manifest.document, value), 0o600)
-    changes = [*papers, config, *_deployments(asked, version), pod]
+    pod = file_change(request.manifest, yaml_editor.rewrite(read.manifest.document, value), 0o600)
+    changes = [*papers, config, *_deployments(request, version), pod]
     return Plan(
         changes,
         _stale(read.manifest, wanted),
         [*warnings, *rendered.warnings],
         version,
         file_diff.pod_changes(read.manifest.document.value, value, read.manifest.at),
-        needed=_needed(asked, read),
+        needed=_needed(request, read),
         config_hash=hashed,
     )
 
@@ -137,43 +137,43 @@ def _other_names(path: str) -> Iterable[str]:
         yield f"{path} has another name, a hard link, which keeps the old content"
 
 
-def cluster_digest(asked: HostRequest) -> str:
+def cluster_digest(request: HostRequest) -> str:
     """By what the cluster is known: a digest of its CA's certificate, empty where that is not there."""
-    path = os.path.join(os.path.dirname(os.path.dirname(asked.manifest)), "pki", "ca.crt")
+    path = os.path.join(os.path.dirname(os.path.dirname(request.manifest)), "pki", "ca.crt")
     try:
         return digest(read_file(path)) or ""
     except (OSError, BadInput):
         return ""
 
 
-def _needed(asked: HostRequest, read: HostFiles) -> dict[str, bytes]:
-    papers = {getattr(asked, field): getattr(read.papers, field, None) for field in NAMES}
-    found = {**({asked.template: read.template} if asked.template else {}), **papers}
-    return dict([*filter(None, [_users(asked, read)])]) | {
-        path: data for path, data in found.items() if data is not None
+def _needed(request: HostRequest, read: HostFiles) -> dict[str, bytes]:
+    papers = {getattr(request, field): getattr(read.papers, field, None) for field in NAMES}
+    contents = {**({request.template: read.template} if request.template else {}), **papers}
+    return dict([*filter(None, [_users(request, read)])]) | {
+        path: data for path, data in contents.items() if data is not None
     }
 
 
-def config_path(asked: HostRequest) -> str:
+def config_path(request: HostRequest) -> str:
     return path_checks.resolve(
-        os.path.join(asked.config_dir, os.path.basename(asked.template) or CONFIG_NAME)
+        os.path.join(request.config_dir, os.path.basename(request.template) or CONFIG_NAME)
     )
 
 
-def managed_files(asked: HostRequest) -> set[str]:
+def managed_files(request: HostRequest) -> set[str]:
     """All files that a run may write or remove, by their real paths: those that the flags and the manifest name."""
-    configs, folders = {config_path(asked)}, {asked.cert_dir}
+    configs, folders = {config_path(request)}, {request.cert_dir}
     try:
-        found = static_pod.read(read_file(asked.manifest) or b"", asked.manifest, asked.container)
+        manifest = static_pod.read(read_file(request.manifest) or b"", request.manifest, request.container)
     except (OSError, BadInput):
-        found = None  # a backup may be the cure, and what is wrong is said with all other problems
-    if found is not None:
-        before = found.before.config if found.before else None
-        configs |= {found.on_host(path) for path in (found.users_config, before) if path}
-        configs |= {found.own_config} if found.own_config else set()
-        folders |= {found.own_certs} if found.own_certs else set()
+        manifest = None  # a backup may be the cure, and what is wrong is said with all other problems
+    if manifest is not None:
+        before = manifest.before.config if manifest.before else None
+        configs |= {manifest.on_host(path) for path in (manifest.users_config, before) if path}
+        configs |= {manifest.own_config} if manifest.own_config else set()
+        folders |= {manifest.own_certs} if manifest.own_certs else set()
     papers = {os.path.join(folder, name) for folder in folders for name in PAPERS}
-    return {asked.manifest, *map(path_checks.resolve, {*configs, *papers, *asked.deployments})}
+    return {request.manifest, *map(path_checks.resolve, {*configs, *papers, *request.deployments})}
 
 
 def config_hash(contents: Sequence[bytes]) -> str:
@@ -181,72 +181,74 @@ def config_hash(contents: Sequence[bytes]) -> str:
     return hashlib.sha256(b"".join(hashlib.sha256(data).digest() for data in contents)).hexdigest()
 
 
-def _read(asked: HostRequest) -> HostFiles:
+def _read(request: HostRequest) -> HostFiles:
     """All files that are needed. `BadInput` with a line for each that is not as it has to be."""
     problems: list[str] = []
-    pod = path_checks.read_checked(asked.manifest, problems, writes=asked.writes)
-    template = path_checks.read_checked(asked.template, problems) if asked.template else None
-    path = config_path(asked)
-    problems += path_checks.file_problems(path, [asked.manifest, *_papers_of(asked)], writes=asked.writes)
+    pod = path_checks.read_checked(request.manifest, problems, writes=request.writes)
+    template = path_checks.read_checked(request.template, problems) if request.template else None
+    path = config_path(request)
+    problems += path_checks.file_problems(
+        path, [request.manifest, *_papers_of(request)], writes=request.writes
+    )
     papers = None
-    if _needs_papers(asked, template):
+    if _needs_papers(request, template):
         key, cert = (
-            path_checks.read_checked(asked.key, problems),
-            path_checks.read_checked(asked.cert, problems),
+            path_checks.read_checked(request.key, problems),
+            path_checks.read_checked(request.cert, problems),
         )
-        ca = path_checks.read_checked(asked.ca, problems) if asked.ca else None
-        problems += path_checks.folder_problems(asked.cert_dir, writes=asked.writes)
-        papers = certificate_checks.ClientCertificate(cert or b"", key or b"", ca if asked.ca else None)
-    folders = [os.path.dirname(path), asked.cert_dir, asked.backup_dir]
-    problems += path_checks.static_pod_folder_problems(folders, asked.pod_folders)
-    if asked.backup_dir and asked.writes:
-        problems += path_checks.backup_folder_problems(asked.backup_dir)
+        ca = path_checks.read_checked(request.ca, problems) if request.ca else None
+        problems += path_checks.folder_problems(request.cert_dir, writes=request.writes)
+        papers = certificate_checks.ClientCertificate(cert or b"", key or b"", ca if request.ca else None)
+    folders = [os.path.dirname(path), request.cert_dir, request.backup_dir]
+    problems += path_checks.static_pod_folder_problems(folders, request.pod_folders)
+    if request.backup_dir and request.writes:
+        problems += path_checks.backup_folder_problems(request.backup_dir)
     if problems or pod is None:
-        raise BadInput("file check error: " + "\n".join([*dict.fromkeys(problems), *_hint(asked)]))
-    return HostFiles(static_pod.read(pod, asked.manifest, asked.container), template, papers)
+        raise BadInput("file check error: " + "\n".join([*dict.fromkeys(problems), *_hint(request)]))
+    return HostFiles(static_pod.read(pod, request.manifest, request.container), template, papers)
 
 
-def _hint(asked: HostRequest) -> list[str]:
+def _hint(request: HostRequest) -> list[str]:
     """Where there is no static pod, there is another way."""
-    if os.path.lexists(asked.manifest):
+    if os.path.lexists(request.manifest):
         return []
     text = "Is this a host of the control plane, set up by kubeadm? Elsewhere name the manifest with -m. "
     return [text + "Clusters without one have --mode second-scheduler, or --mode with their distribution."]
 
 
-def _papers_of(asked: HostRequest) -> list[str]:
-    return [getattr(asked, field) for field in NAMES]
+def _papers_of(request: HostRequest) -> list[str]:
+    return [getattr(request, field) for field in NAMES]
 
 
-def _needs_papers(asked: HostRequest, template: bytes | None) -> bool:
-    if asked.template:
+def _needs_papers(request: HostRequest, template: bytes | None) -> bool:
+    if request.template:
         return template is None or b"https://" in template
-    return any("tlsConfig" in entry for entry in asked.builtin("", asked.ca)["extenders"])
+    return any("tlsConfig" in entry for entry in request.builtin("", request.ca)["extenders"])
 
 
 def read_required(path: str) -> bytes:
     problems: list[str] = []
-    found = path_checks.read_checked(path, problems)
-    if found is None:
+    content = path_checks.read_checked(path, problems)
+    if content is None:
         raise BadInput("file check error: " + "\n".join(problems))
-    return found
+    return content
 
 
-def _check_papers(asked: HostRequest, read: HostFiles) -> list[str]:
+def _check_papers(request: HostRequest, read: HostFiles) -> list[str]:
     if read.papers is None:
         return []
     folders = {
-        os.path.dirname(asked.key),
-        os.path.dirname(asked.cert),
-        *(os.path.join(os.path.dirname(folder), "pki") for folder in asked.pod_folders),
-        os.path.join(asked.config_dir, "pki"),
+        os.path.dirname(request.key),
+        os.path.dirname(request.cert),
+        *(os.path.join(os.path.dirname(folder), "pki") for folder in request.pod_folders),
+        os.path.join(request.config_dir, "pki"),
     }
     others = {path: data for folder in sorted(folders) for path, data in _certificates(folder)}
     now = dt.datetime.now(dt.UTC)
-    found = certificate_checks.check(read.papers, others, now, allow_ca_key=asked.allow_ca_key)
-    if found.problems:
-        raise BadInput("certificates", found.problems)
-    return list(found.warnings)
+    result = certificate_checks.check(read.papers, others, now, allow_ca_key=request.allow_ca_key)
+    if result.problems:
+        raise BadInput("certificates", result.problems)
+    return list(result.warnings)
 
 
 def _certificates(folder: str) -> Iterable[tuple[str, bytes]]:
@@ -267,67 +269,67 @@ def _certificates(folder: str) -> Iterable[tuple[str, bytes]]:
                 yield path, data
 
 
-def _rendered(asked: HostRequest, read: HostFiles, terms: RenderOptions) -> Rendered:
-    if asked.template:
-        own = scheduler_configuration_file.render_template(read.template or b"", asked.template, terms)
+def _rendered(request: HostRequest, read: HostFiles, terms: RenderOptions) -> Rendered:
+    if request.template:
+        own = scheduler_configuration_file.render_template(read.template or b"", request.template, terms)
     else:
-        own = scheduler_configuration_file.render_value(asked.builtin(terms.kubeconfig, terms.ca), terms)
-    users = _users(asked, read)
+        own = scheduler_configuration_file.render_value(request.builtin(terms.kubeconfig, terms.ca), terms)
+    users = _users(request, read)
     if users is None:
         return own
     path, data = users
-    found = scheduler_configuration_file.merge_entries(data, path, own.value["extenders"], terms)
-    return found._replace(warnings=[*own.warnings, *found.warnings])
+    merged = scheduler_configuration_file.merge_entries(data, path, own.value["extenders"], terms)
+    return merged._replace(warnings=[*own.warnings, *merged.warnings])
 
 
-def _users(asked: HostRequest, read: HostFiles) -> tuple[str, bytes] | None:
+def _users(request: HostRequest, read: HostFiles) -> tuple[str, bytes] | None:
     """The configuration of the user's own that ours is merged into, as it was before. `BadInput` if nobody says how."""
     before = read.manifest.before
     users = read.manifest.users_config or (before.config if before else None)
-    if users is None or asked.existing == "replace":
+    if users is None or request.existing == "replace":
         return None
-    if asked.existing != "merge":
+    if request.existing != "merge":
         if read.manifest.users_config is None:
             wanted = f"--merge to keep {users}, which is used without us, or --replace"
         else:
             wanted = "--merge to have our entries put among its own, or --replace"
         raise BadInput("manifest", [Problem("--config", f"the configuration {users} is in use", wanted)])
     path = read.manifest.on_host(users)
-    if before and before.backup and path == config_path(asked):
+    if before and before.backup and path == config_path(request):
         return path, backups.original_content(before.backup, path)
     return path, read_required(path)
 
 
-def _check_named(asked: HostRequest, read: HostFiles, rendered: Rendered) -> None:
+def _check_named(request: HostRequest, read: HostFiles, rendered: Rendered) -> None:
     """Files that are named have to be there: kube-scheduler does not start without."""
     ours = {f"{static_pod.CERTS_MOUNT}/{name}" for name in NAMES.values()} if read.papers else set()
-    if not asked.ca:
+    if not request.ca:
         ours.discard(f"{static_pod.CERTS_MOUNT}/{NAMES['ca']}")
     problems = []
     for field, path in scheduler_configuration_file.named_files(rendered.value):
         inside, name = os.path.split(path)
         host = (
-            os.path.join(asked.cert_dir, name)
+            os.path.join(request.cert_dir, name)
             if inside == static_pod.CERTS_MOUNT
             else read.manifest.on_host(path)
         )
         if field.startswith("extenders") and path not in ours and not os.path.isfile(host):
             problems.append(Problem(field, f"{path}, and there is no {host}", "a file that is there"))
     if problems:
-        raise BadInput(asked.template or "the built-in template", problems)
+        raise BadInput(request.template or "the built-in template", problems)
 
 
-def _paper_changes(asked: HostRequest, papers: certificate_checks.ClientCertificate | None) -> list[Change]:
+def _paper_changes(request: HostRequest, papers: certificate_checks.ClientCertificate | None) -> list[Change]:
     """Copies beside each other; modes are ours, whatever they were."""
-    found = []
+    changes = []
     for field, name in NAMES.items():
         data = getattr(papers, field, None)
         if data is not None:
-            path = path_checks.resolve(os.path.join(asked.cert_dir, name))
+            path = path_checks.resolve(os.path.join(request.cert_dir, name))
             there = file_change(path, data, 0)
             old_mode = there.mode if there.before is not None else None
-            found.append(there._replace(mode=_MODES[field], old_mode=old_mode))
-    return found
+            changes.append(there._replace(mode=_MODES[field], old_mode=old_mode))
+    return changes
 
 
 def file_change(path: str, after: bytes | None, mode: int) -> Change:
@@ -339,20 +341,20 @@ def file_change(path: str, after: bytes | None, mode: int) -> Change:
     return Change(path, before, after, stat.S_IMODE(status.st_mode), (status.st_uid, status.st_gid))
 
 
-def _deployments(asked: HostRequest, version: Version) -> list[Change]:
+def _deployments(request: HostRequest, version: Version) -> list[Change]:
     """Manifests of the older extenders, with the control plane's name before 1.24."""
     if version.minor >= _OLD_MASTER:
         return []
     names = (b"node-role.kubernetes.io/control-plane", b"node-role.kubernetes.io/master")
-    found = []
-    for path in asked.deployments:
+    changes = []
+    for path in request.deployments:
         if not os.path.isfile(path):
             seen = f'couldn\'t read deployment file "{path}", err: open {path}: no such file or directory'
             raise BadInput(seen)
-        found.append(file_change(path_checks.resolve(path), read_required(path).replace(*names), 0o644))
-    return found
+        changes.append(file_change(path_checks.resolve(path), read_required(path).replace(*names), 0o644))
+    return changes
 
 
-def _stale(found: Manifest, wanted: DesiredState) -> list[str]:
-    pairs = ((found.own_config, wanted.config), (found.own_certs, wanted.certs))
+def _stale(manifest: Manifest, wanted: DesiredState) -> list[str]:
+    pairs = ((manifest.own_config, wanted.config), (manifest.own_certs, wanted.certs))
     return [f"{old} is not used any more" for old, new in pairs if old and old.rstrip("/") != new]

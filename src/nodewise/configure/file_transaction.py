@@ -100,29 +100,29 @@ def recover(parent: str, managed: Collection[str]) -> list[RecoveredBackup]:
     trusted_files.check_folder(parent)
     for folder in backups.list_incomplete(parent):
         shutil.rmtree(folder, ignore_errors=True)
-    found = []
+    recovered = []
     for folder in backups.list_backups(parent):
         try:
             index = backups.read_index(folder)
         except BadInput:
-            found.append(RecoveredBackup(folder, "unreadable"))
+            recovered.append(RecoveredBackup(folder, "unreadable"))
             continue
         if index is None:
             continue
         host_files.remove_staged([folder])
         if not index.finished and not {entry.path for entry in index.files} <= {*managed}:
-            found.append(RecoveredBackup(folder, "foreign"))
+            recovered.append(RecoveredBackup(folder, "foreign"))
         elif not index.finished:
-            found += _recovered(folder, index)
+            recovered += _recovered(folder, index)
             backups.mark_finished(folder)
-    return found
+    return recovered
 
 
 def _recovered(folder: str, index: Index) -> list[RecoveredBackup]:
     now = [digest(read_file(entry.path)) for entry in index.files]
     if all(seen == entry.after for seen, entry in zip(now, index.files, strict=True)):
         return []
-    if any(seen not in {one.before, one.after} for seen, one in zip(now, index.files, strict=True)):
+    if any(seen not in {entry.before, entry.after} for seen, entry in zip(now, index.files, strict=True)):
         return [RecoveredBackup(folder, "left")]
     commit([backups.restore_change(folder, entry) for entry in index.files])
     return [RecoveredBackup(folder, "undone")]

@@ -18,10 +18,10 @@ _KIND: Final = "KubeSchedulerConfiguration"
 
 def resolve(path: str) -> str:
     """The file behind symbolic links. `BadInput` for a link that leads nowhere, or that others may change."""
-    found = trusted_files.resolve(path)
-    if os.path.islink(path) and not os.path.exists(found):
-        raise BadInput(f"file check error: {path}: a symbolic link that leads nowhere, to {found}")
-    return found
+    real_path = trusted_files.resolve(path)
+    if os.path.islink(path) and not os.path.exists(real_path):
+        raise BadInput(f"file check error: {path}: a symbolic link that leads nowhere, to {real_path}")
+    return real_path
 
 
 def read_checked(path: str, problems: list[str], *, writes: bool = False) -> bytes | None:
@@ -30,7 +30,7 @@ def read_checked(path: str, problems: list[str], *, writes: bool = False) -> byt
         status = os.stat(path)
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(21, os.strerror(21))
-        found = read_file(path)
+        content = read_file(path)
         refusal = (_refusal(path) or _refusal(os.path.dirname(path))) if writes else ""
     except OSError as error:
         refusal = (error.strerror or str(error)).lower()
@@ -40,7 +40,7 @@ def read_checked(path: str, problems: list[str], *, writes: bool = False) -> byt
     if refusal:
         problems.append(f'no access to the file at path "{path}", err: open {path}: {refusal}')
         return None
-    return found
+    return content
 
 
 def cluster_certificate(folder: str | Path) -> str | None:
@@ -92,8 +92,8 @@ def static_pod_folder_problems(folders: Iterable[str], pods: Sequence[str]) -> I
     """What the kubelet would take for a pod, or a folder that somebody may soon put into a pod's name."""
     own = [os.path.realpath(folder) for folder in pods]
     for path in sorted({*folders} - {""}):
-        found = os.path.realpath(path)
-        if any(found == folder or found.startswith(folder + os.sep) for folder in own):
+        real_path = os.path.realpath(path)
+        if any(real_path == folder or real_path.startswith(folder + os.sep) for folder in own):
             yield f"{path}: a folder for static pods"
 
 

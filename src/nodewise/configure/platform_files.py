@@ -73,16 +73,16 @@ def _cluster_configuration(platform: Platform, version: str) -> dict[str, Any]:
 
 
 def _kubeadm(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
-    found = {NAME: yaml_editor.dump(dict(value)), PATCH: _patch()}
+    texts_by_name = {NAME: yaml_editor.dump(dict(value)), PATCH: _patch()}
     for version in _KUBEADM:
         init = {
             "apiVersion": f"kubeadm.k8s.io/{version}",
             "kind": "InitConfiguration",
             "patches": {"directory": _PATCHES},
         }
-        texts = [yaml_editor.dump(one) for one in (_cluster_configuration(platform, version), init)]
-        found[f"kubeadm-{version}.yaml"] = "---\n".join(texts)
-    return found
+        texts = [yaml_editor.dump(document) for document in (_cluster_configuration(platform, version), init)]
+        texts_by_name[f"kubeadm-{version}.yaml"] = "---\n".join(texts)
+    return texts_by_name
 
 
 def _patch() -> str:
@@ -119,7 +119,7 @@ def _capi(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
     for name, key in _SECRET_KEYS.items():
         source = {"contentFrom": {"secret": {"name": "nodewise-scheduler-client", "key": key}}}
         written.append(_machine_file(f"{platform.folder}/certs/{name}", source))
-    found = {}
+    texts_by_name = {}
     for version, is_list in (("v1beta1", False), ("v1beta2", True)):
         spec = {
             "files": written,
@@ -127,7 +127,7 @@ def _capi(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
             "initConfiguration": {"patches": {"directory": _PATCHES}},
             "joinConfiguration": {"patches": {"directory": _PATCHES}},
         }
-        found[f"kubeadmcontrolplane-{version}.yaml"] = yaml_editor.dump(
+        texts_by_name[f"kubeadmcontrolplane-{version}.yaml"] = yaml_editor.dump(
             {
                 "apiVersion": f"controlplane.cluster.x-k8s.io/{version}",
                 "kind": "KubeadmControlPlane",
@@ -135,7 +135,7 @@ def _capi(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
                 "spec": {"kubeadmConfigSpec": spec},
             }
         )
-    return {**found, "clusterresourceset.yaml": yaml_editor.dump(_RESOURCE_SET)}
+    return {**texts_by_name, "clusterresourceset.yaml": yaml_editor.dump(_RESOURCE_SET)}
 
 
 def _machine_file(path: str, source: Mapping[str, Any]) -> dict[str, Any]:

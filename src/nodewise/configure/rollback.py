@@ -21,32 +21,32 @@ from nodewise.configure.static_pod import Manifest, PriorState
 from nodewise.errors import BadInput, Problem
 
 
-def plan_uninstall(asked: HostRequest) -> Plan:
+def plan_uninstall(request: HostRequest) -> Plan:
     """What has to change so that all is gone that a run put here."""
-    found = static_pod.read(read_required(asked.manifest), asked.manifest, asked.container)
-    value = static_pod.remove_configuration(found)
-    pod = file_change(asked.manifest, yaml_editor.rewrite(found.document, value), 0o600)
+    manifest = static_pod.read(read_required(request.manifest), request.manifest, request.container)
+    value = static_pod.remove_configuration(manifest)
+    pod = file_change(request.manifest, yaml_editor.rewrite(manifest.document, value), 0o600)
     changes: list[Change] = []
     warnings: list[str] = []
-    if found.own_config is not None:
-        changes, warnings = _own_files(found)
-        if found.users_config:
-            warnings.append(f"the configuration {found.users_config} is not ours, and stays")
-    said = file_diff.pod_changes(found.document.value, value, found.at)
-    return Plan([pod, *changes], (), warnings, None, said, found.own_certs or "")
+    if manifest.own_config is not None:
+        changes, warnings = _own_files(manifest)
+        if manifest.users_config:
+            warnings.append(f"the configuration {manifest.users_config} is not ours, and stays")
+    summary = file_diff.pod_changes(manifest.document.value, value, manifest.at)
+    return Plan([pod, *changes], (), warnings, None, summary, manifest.own_certs or "")
 
 
-def plan_restore(asked: HostRequest, folder: str) -> Plan:
+def plan_restore(request: HostRequest, folder: str) -> Plan:
     """What brings a backup back, the manifest last. `BadInput` for one that is of elsewhere, unless that is wanted."""
-    changes = backups.restore_changes(folder, [config_path(asked), asked.manifest])
+    changes = backups.restore_changes(folder, [config_path(request), request.manifest])
     index = backups.read_index(folder)
-    problems = [] if index is None else list(_of_elsewhere(index, asked))
-    pods = _pods(changes, asked)
+    problems = [] if index is None else list(_of_elsewhere(index, request))
+    pods = _pods(changes, request)
     problems += _of_another_version(*pods) if pods else []
-    if problems and asked.existing != "replace":
+    if problems and request.existing != "replace":
         remedy = "--uninstall takes out what was put in and leaves the rest as it is now; --replace restores anyway"
         raise BadInput(f"the backup {folder} does not belong here", problems, remedy=remedy)
-    own = managed_files(asked)
+    own = managed_files(request)
     if strangers := [
         Problem("file", change.path, "one that this command manages")
         for change in changes
@@ -56,32 +56,32 @@ def plan_restore(asked: HostRequest, folder: str) -> Plan:
         raise BadInput(f"the backup {folder} does not belong here", strangers, remedy=remedy)
     warnings = [str(problem) for problem in problems]
     warnings += [] if index is None else _outdated(index)
-    said: list[str] = []
+    summary: list[str] = []
     if pods and pods[0].at == pods[1].at:
-        said = file_diff.pod_changes(pods[0].document.value, pods[1].document.value, pods[0].at)
-    changes = sorted(changes, key=lambda change: change.path == asked.manifest)
-    return Plan(changes, warnings=warnings, summary=said)
+        summary = file_diff.pod_changes(pods[0].document.value, pods[1].document.value, pods[0].at)
+    changes = sorted(changes, key=lambda change: change.path == request.manifest)
+    return Plan(changes, warnings=warnings, summary=summary)
 
 
-def _of_elsewhere(index: Index, asked: HostRequest) -> Iterator[Problem]:
-    if index.manifest and index.manifest != asked.manifest:
+def _of_elsewhere(index: Index, request: HostRequest) -> Iterator[Problem]:
+    if index.manifest and index.manifest != request.manifest:
         yield Problem(
-            "--restore", f"a backup of another manifest, {index.manifest}", f"one of {asked.manifest}"
+            "--restore", f"a backup of another manifest, {index.manifest}", f"one of {request.manifest}"
         )
-    here = cluster_digest(asked)
+    here = cluster_digest(request)
     if index.cluster and here and index.cluster != here:
         yield Problem(
             "--restore", "a backup of another cluster_digest, by its pki/ca.crt", "one of this cluster"
         )
 
 
-def _pods(changes: Sequence[Change], asked: HostRequest) -> tuple[Manifest, Manifest] | None:
+def _pods(changes: Sequence[Change], request: HostRequest) -> tuple[Manifest, Manifest] | None:
     """The manifest now and then; None where one of the two cannot be read, for then the backup may be the cure."""
     for change in changes:
-        if change.path == asked.manifest and change.before is not None and change.after is not None:
+        if change.path == request.manifest and change.before is not None and change.after is not None:
             try:
                 now, then = (
-                    static_pod.read(data, asked.manifest, asked.container)
+                    static_pod.read(data, request.manifest, request.container)
                     for data in (change.before, change.after)
                 )
             except BadInput:
@@ -103,21 +103,21 @@ def _outdated(index: Index) -> Iterator[str]:
     host = os.uname().nodename
     if index.host and index.host != host:
         yield f"this backup was made on the host {index.host}, and this is {host}"
-    for one in index.files:
-        if digest(read_file(one.path)) not in {one.before, one.after}:
-            yield f"{one.path} was changed since that run, which is lost"
+    for file in index.files:
+        if digest(read_file(file.path)) not in {file.before, file.after}:
+            yield f"{file.path} was changed since that run, which is lost"
 
 
-def _own_files(found: Manifest) -> tuple[list[Change], list[str]]:
+def _own_files(manifest: Manifest) -> tuple[list[Change], list[str]]:
     """Files to remove, or to bring back; those that somebody changed stay."""
-    config = found.own_config or ""
-    before = found.before or PriorState()
-    certificates = _own_certificates(found)
+    config = manifest.own_config or ""
+    before = manifest.before or PriorState()
+    certificates = _own_certificates(manifest)
     paths = [config, *certificates]
-    if config_hash([read_file(path) or b"" for path in paths]) != found.config_hash:
+    if config_hash([read_file(path) or b"" for path in paths]) != manifest.config_hash:
         return [], [f"{path} is not as it was written, and stays" for path in paths if os.path.isfile(path)]
     removed = [file_change(path, None, 0) for path in certificates]
-    if not before.config or found.on_host(before.config) != config:
+    if not before.config or manifest.on_host(before.config) != config:
         return [*removed, file_change(config, None, 0)], []
     if not before.backup:
         raise BadInput(
@@ -126,7 +126,7 @@ def _own_files(found: Manifest) -> tuple[list[Change], list[str]]:
     return [file_change(config, backups.original_content(before.backup, config), 0), *removed], []
 
 
-def _own_certificates(found: Manifest) -> list[str]:
+def _own_certificates(manifest: Manifest) -> list[str]:
     """The certificate files that are there."""
-    paths = [os.path.join(found.own_certs, name) for name in NAMES.values()] if found.own_certs else []
+    paths = [os.path.join(manifest.own_certs, name) for name in NAMES.values()] if manifest.own_certs else []
     return [path for path in paths if os.path.isfile(path)]

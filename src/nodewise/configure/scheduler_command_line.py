@@ -34,13 +34,13 @@ def flags_field(container: Mapping[str, Any]) -> str:
 
 def flag_value(container: Mapping[str, Any], name: str) -> str | None:
     """What a flag says; the last one counts."""
-    found = None
+    value = None
     for words in (container.get("command") or [], container.get("args") or []):
         for at, word in enumerate(words):
             own, equals, text = word.lstrip("-").partition("=")
             if word.startswith("-") and own == name:
-                found = text if equals else _following(words, at)
-    return found
+                value = text if equals else _following(words, at)
+    return value
 
 
 def with_config(container: Mapping[str, Any], config: str | None) -> dict[str, list[str]]:
@@ -60,21 +60,21 @@ def with_config(container: Mapping[str, Any], config: str | None) -> dict[str, l
 
 
 def _edited(words: Sequence[str], config: str | None) -> list[str]:
-    found: list[str] = []
+    edited: list[str] = []
     left = list(words)
     while left:
         word = left.pop(0)
         name, equals, _ = word.lstrip("-").partition("=")
         is_flag = word.startswith("-") and len(word) - len(word.lstrip("-")) <= 2  # noqa: PLR2004 - dashes
         if not is_flag or (name != "config" and name not in _OBSOLETE):
-            found.append(word)
+            edited.append(word)
             continue
         if not equals and _OBSOLETE.get(name, True):
             _following([word, *left], 0)
             left.pop(0)
-        if name == "config" and config is not None and f"--config={config}" not in found:
-            found.append(f"--config={config}")
-    return found
+        if name == "config" and config is not None and f"--config={config}" not in edited:
+            edited.append(f"--config={config}")
+    return edited
 
 
 def _following(words: Sequence[str], at: int) -> str:

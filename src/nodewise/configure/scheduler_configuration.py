@@ -213,11 +213,11 @@ def _wrong_url(wish: SchedulerOptions) -> Iterable[Problem]:
 def _parts(url: str) -> SplitResult:
     """The parts of an address; empty ones where it is none."""
     try:
-        found = urlsplit(url)
-        _ = found.port, found.hostname
+        parts = urlsplit(url)
+        _ = parts.port, parts.hostname
     except ValueError:
         return urlsplit("")
-    return found if re.fullmatch(r"[\x21-\x7e]+", url) else urlsplit("")
+    return parts if re.fullmatch(r"[\x21-\x7e]+", url) else urlsplit("")
 
 
 def _is_loopback(host: str) -> bool:

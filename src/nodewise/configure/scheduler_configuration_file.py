@@ -63,19 +63,19 @@ class Rendered(NamedTuple):
 def render_template(data: bytes, name: str, terms: RenderOptions) -> Rendered:
     """A template with the version that this kube-scheduler reads, and with what it leaves out. `BadInput`: unusable."""
     document = _read(data, name)
-    found = copy.deepcopy(document.value)
-    written = str(found.get("apiVersion"))
+    configuration = copy.deepcopy(document.value)
+    written = str(configuration.get("apiVersion"))
     warnings = []
     if "XVERSIONX" not in written and written != terms.version.api_version:
         warnings.append(f"{name} says {written}; written as {terms.version.api_version}")
-    found["apiVersion"] = terms.version.api_version
+    configuration["apiVersion"] = terms.version.api_version
     if terms.kubeconfig:
-        connection = found.setdefault("clientConnection", {})
+        connection = configuration.setdefault("clientConnection", {})
         if isinstance(connection, dict):
             connection.setdefault("kubeconfig", terms.kubeconfig)
-    for entry in found["extenders"]:
+    for entry in configuration["extenders"]:
         _complete(entry, terms)
-    return _rendered(document, found, warnings)
+    return _rendered(document, configuration, warnings)
 
 
 def merge_entries(
@@ -83,23 +83,25 @@ def merge_entries(
 ) -> Rendered:
     """A configuration that is there, with our entries among its own; an entry of the same address is replaced."""
     document = _read(data, name, extenders_needed=False)
-    found = copy.deepcopy(document.value)
-    if not terms.version.loads(str(found.get("apiVersion"))):
+    configuration = copy.deepcopy(document.value)
+    if not terms.version.loads(str(configuration.get("apiVersion"))):
         wanted = f"one that kube-scheduler {terms.version} loads, such as {terms.version.api_version}"
-        raise BadInput(name, [Problem("apiVersion", repr(found.get("apiVersion")), wanted)])
+        raise BadInput(name, [Problem("apiVersion", repr(configuration.get("apiVersion")), wanted)])
     left = {entry["urlPrefix"]: dict(entry) for entry in extenders}
-    theirs = found.get("extenders") or []
-    found["extenders"] = [left.pop(entry["urlPrefix"], entry) for entry in theirs] + list(left.values())
-    return _rendered(document, found, [])
+    theirs = configuration.get("extenders") or []
+    configuration["extenders"] = [left.pop(entry["urlPrefix"], entry) for entry in theirs] + list(
+        left.values()
+    )
+    return _rendered(document, configuration, [])
 
 
 def render_value(value: Mapping[str, Any], terms: RenderOptions) -> Rendered:
     """A configuration of our own making."""
-    found = {**value, "apiVersion": terms.version.api_version}
-    for entry in found["extenders"]:
+    configuration = {**value, "apiVersion": terms.version.api_version}
+    for entry in configuration["extenders"]:
         _complete(entry, terms)
-    _check(found, "the built-in template", extenders_needed=True)
-    return Rendered(yaml_editor.dump(found).encode(), found, [])
+    _check(configuration, "the built-in template", extenders_needed=True)
+    return Rendered(yaml_editor.dump(configuration).encode(), configuration, [])
 
 
 def named_files(value: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
@@ -222,13 +224,17 @@ def _is_weight(weight: Any) -> bool:
 def _wrong_resources(resources: Any) -> Iterable[Problem]:
     if resources is None:
         return
-    if not isinstance(resources, list) or not all(isinstance(one, dict) for one in resources):
+    if not isinstance(resources, list) or not all(isinstance(resource, dict) for resource in resources):
         yield Problem("managedResources", "no list of maps", "name and ignoredByScheduler")
         return
-    for one in resources:
-        named = isinstance(one.get("name"), str) and "/" in one["name"]
-        if not named or not isinstance(one.get("ignoredByScheduler", False), bool) or set(one) - _RESOURCE:
-            yield Problem("managedResources", repr(one), "name and ignoredByScheduler")
+    for resource in resources:
+        named = isinstance(resource.get("name"), str) and "/" in resource["name"]
+        if (
+            not named
+            or not isinstance(resource.get("ignoredByScheduler", False), bool)
+            or set(resource) - _RESOURCE
+        ):
+            yield Problem("managedResources", repr(resource), "name and ignoredByScheduler")
 
 
 _RESOURCE: Final = {"name", "ignoredByScheduler"}

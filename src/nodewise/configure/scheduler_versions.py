@@ -29,8 +29,8 @@ class Version(NamedTuple):
     @property
     def api_version(self) -> str:
         """Of the configuration to write."""
-        found = max(first for first in _WRITES if first <= self.minor)
-        return f"{_GROUP}/{_WRITES[found]}"
+        first_minor = max(first for first in _WRITES if first <= self.minor)
+        return f"{_GROUP}/{_WRITES[first_minor]}"
 
     @property
     def is_newer_than_tried(self) -> bool:
@@ -49,21 +49,21 @@ def parse_image(image: str) -> Version:
     name = image.partition("@")[0]
     last = name.rpartition("/")[2]
     _, colon, tag = last.partition(":")
-    found = _VERSION.match(tag) if colon else None
-    if found is None:
+    match = _VERSION.match(tag) if colon else None
+    if match is None:
         remedy = "say it with --kubernetes-version"
         raise BadInput(f"not found error: version not found from imageName: {image}", remedy=remedy)
-    return _supported(int(found[1]), int(found[2]), f"image {image}")
+    return _supported(int(match[1]), int(match[2]), f"image {image}")
 
 
 def parse_setting(text: str) -> Version:
     """By what somebody says it is."""
-    found = re.fullmatch(r"v?(\d{1,9})\.(\d{1,9})(?:\.\d.*)?", text)
-    if found is None:
+    match = re.fullmatch(r"v?(\d{1,9})\.(\d{1,9})(?:\.\d.*)?", text)
+    if match is None:
         raise BadSettings(
             "settings", [Problem("--kubernetes-version", repr(text), "such as 1.30 or v1.30.2")]
         )
-    return _supported(int(found[1]), int(found[2]), "--kubernetes-version")
+    return _supported(int(match[1]), int(match[2]), "--kubernetes-version")
 
 
 def _supported(major: int, minor: int, where: str) -> Version:

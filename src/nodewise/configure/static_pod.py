@@ -47,8 +47,8 @@ class Manifest(NamedTuple):
 
     @property
     def container(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.spec["containers"][self.at]
-        return found
+        container: dict[str, Any] = self.spec["containers"][self.at]
+        return container
 
     @property
     def config(self) -> str | None:
@@ -84,8 +84,8 @@ class Manifest(NamedTuple):
         if text is None:
             return None
         try:
-            found = json.loads(text)
-            return PriorState(found.get("dnsPolicy"), found.get("config"), found.get("backup"))
+            state = json.loads(text)
+            return PriorState(state.get("dnsPolicy"), state.get("config"), state.get("backup"))
         except (ValueError, AttributeError) as error:
             wanted = "as `nodewise configure` wrote it"
             raise BadInput(
@@ -132,11 +132,11 @@ def read(data: bytes, name: str, container: str = "") -> Manifest:
     if not all(isinstance(key, str) for key in [*root, *spec]):
         raise BadInput(f"{name}", [Problem("spec", "a key that is no text", "names of fields")])
     _check_metadata(root, name)
-    found = Manifest(document, _which(spec.get("containers"), container))
-    for where, field in ((found.container, "volumeMounts"), (spec, "volumes")):
+    manifest = Manifest(document, _which(spec.get("containers"), container))
+    for where, field in ((manifest.container, "volumeMounts"), (spec, "volumes")):
         _check_list(where, field)
-    scheduler_command_line.flags_field(found.container)
-    return found
+    scheduler_command_line.flags_field(manifest.container)
+    return manifest
 
 
 def version(manifest: Manifest) -> Version:
@@ -202,9 +202,9 @@ def _remove_annotations(metadata: dict[str, Any]) -> None:
 
 def prior_state(manifest: Manifest) -> PriorState:
     """What was there before us; of a pod that the older configurator edited, as far as it can be known."""
-    found = manifest.before
-    if found is not None:
-        return found
+    prior = manifest.before
+    if prior is not None:
+        return prior
     policy = manifest.spec.get("dnsPolicy")
     taken_over = manifest.own_config is not None and policy == DNS_POLICY
     return PriorState(None if taken_over else policy, manifest.users_config)
@@ -241,11 +241,11 @@ def _check_collisions(mounts: Sequence[Mapping[str, Any]]) -> None:
 
 def _check_others(spec: Mapping[str, Any], at: int) -> None:
     """No other container may have mounted what is replaced."""
-    others = [one for number, one in enumerate(spec["containers"]) if number != at]
-    for one in [*others, *(spec.get("initContainers") or [])]:
-        for mount in (one.get("volumeMounts") or []) if isinstance(one, dict) else []:
+    others = [other for number, other in enumerate(spec["containers"]) if number != at]
+    for other in [*others, *(spec.get("initContainers") or [])]:
+        for mount in (other.get("volumeMounts") or []) if isinstance(other, dict) else []:
             if isinstance(mount, dict) and mount.get("name") in OURS:
-                seen = f"the container {one.get('name')!r} mounts {mount['name']!r}"
+                seen = f"the container {other.get('name')!r} mounts {mount['name']!r}"
                 raise BadInput("manifest", [Problem("volumes", seen, "that name free for us")])
 
 
@@ -283,7 +283,7 @@ def _which(containers: Any, name: str) -> int:
         raise BadInput("not found error", [Problem("--container", repr(name), f"one of {names}")])
     if len(containers) == 1:
         return 0
-    programs = [at for at, one in enumerate(containers) if _program(one) == "kube-scheduler"]
+    programs = [at for at, candidate in enumerate(containers) if _program(candidate) == "kube-scheduler"]
     if len(programs) != 1:
         raise BadInput(
             "not found error", [Problem("spec.containers", f"{names}", "kube-scheduler, or --container")]
@@ -307,9 +307,9 @@ def _program(container: Mapping[str, Any]) -> str:
 
 def _paths(volumes: Any) -> dict[Any, str]:
     """The host's path by the volume's name."""
-    found = {}
+    paths = {}
     for volume in volumes or []:
         source = volume.get("hostPath")
         if isinstance(source, dict) and isinstance(source.get("path"), str):
-            found[volume["name"]] = source["path"]
-    return found
+            paths[volume["name"]] = source["path"]
+    return paths

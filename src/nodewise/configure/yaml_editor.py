@@ -67,12 +67,12 @@ def rewrite(document: Document, wanted: Any) -> bytes:
             _refuse(document)
         pieces += [text[at : edit.start], edit.text]
         at = edit.end
-    found = "".join([*pieces, text[at:]]).encode()
+    text_after = "".join([*pieces, text[at:]]).encode()
     try:
-        same = comparison_key(parse(found, document.name).value) == comparison_key(wanted)
+        same = comparison_key(parse(text_after, document.name).value) == comparison_key(wanted)
     except BadInput:
         same = False
-    return found if same else _refuse(document)
+    return text_after if same else _refuse(document)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -218,10 +218,10 @@ def _items(document: Document, node: yaml.SequenceNode) -> list[tuple[int, int]]
         if at == 0:
             starts.append(node.start_mark.index)
             continue
-        found = list(dash.finditer(document.text, ends[at - 1], item.start_mark.index + 1))
-        if not found:
+        dashes = list(dash.finditer(document.text, ends[at - 1], item.start_mark.index + 1))
+        if not dashes:
             _refuse(document)
-        starts.append(found[-1].end() - 1)
+        starts.append(dashes[-1].end() - 1)
     if document.text[node.start_mark.index : node.start_mark.index + 1] != "-":
         _refuse(document)
     return list(zip(starts, ends, strict=True))
@@ -254,8 +254,8 @@ def _line_start(document: Document, index: int) -> int | None:
 
 
 def _line_end(text: str, index: int) -> int:
-    found = text.find("\n", index)
-    return len(text) if found < 0 else found + 1
+    line_feed = text.find("\n", index)
+    return len(text) if line_feed < 0 else line_feed + 1
 
 
 def _flow_deletions(spans: Sequence[tuple[int, int]], gone: Sequence[int]) -> Iterator[Edit]:

@@ -88,16 +88,16 @@ def text(value: Any) -> str:
 
 def changed(value: dict[str, Any], where: str, new: Any) -> dict[str, Any]:
     """A copy with another value, `None` for a key that is taken away: `spec.containers.0.command`."""
-    found = copy.deepcopy(value)
+    edited = copy.deepcopy(value)
     *path, last = where.split(".")
-    place: Any = found
+    place: Any = edited
     for name in path:
         place = place[int(name)] if isinstance(place, list) else place[name]
     if new is GONE:
         del place[last]
     else:
         place[int(last) if isinstance(place, list) else last] = new
-    return found
+    return edited
 
 
 GONE = object()

@@ -87,10 +87,10 @@ def test_a_first_run(host):
 
 
 def test_what_comes_next_is_told(host):
-    said = host.run().err
-    assert "kubectl --namespace kube-system get pods --selector component=kube-scheduler" in said
-    assert "nodewise configure --restore" in said
-    assert "--print-plan" in said
+    output = host.run().err
+    assert "kubectl --namespace kube-system get pods --selector component=kube-scheduler" in output
+    assert "nodewise configure --restore" in output
+    assert "--print-plan" in output
     assert "kubelet" not in host.run().err, "nothing is restarted when nothing changed"
     assert "Do the same on the other hosts" in host.run("--uninstall").err
 
@@ -358,15 +358,15 @@ def test_colours_are_for_terminals(host, flags, env, coloured):
         check=False,
     )
     os.close(theirs)
-    said = b""
+    output = b""
     while True:
         try:
-            said += os.read(ours, 2**16)
+            output += os.read(ours, 2**16)
         except OSError:
             break
     os.close(ours)
     assert done.returncode == 0
-    assert (b"\x1b[32m+" in said) is coloured
+    assert (b"\x1b[32m+" in output) is coloured
 
 
 @row(106, "on stdout")
@@ -401,15 +401,15 @@ def test_the_last_of_a_flag_counts(host):
 
 @row(110, "a diff, or a summary in JSON")
 def test_what_stands_on_stdout(host):
-    found = json.loads(host.run("-dry-run", "-o", "json").out)
-    assert (found["changed"], found["written"], found["apiVersion"]) == (
+    summary = json.loads(host.run("-dry-run", "-o", "json").out)
+    assert (summary["changed"], summary["written"], summary["apiVersion"]) == (
         True,
         False,
         "kubescheduler.config.k8s.io/v1",
     )
-    assert {file["change"] for file in found["files"]} == {"write"}
-    assert not any("PRIVATE" in file["diff"] for file in found["files"])
-    assert f"command: + --config={host.config}" in found["pod"]
+    assert {file["change"] for file in summary["files"]} == {"write"}
+    assert not any("PRIVATE" in file["diff"] for file in summary["files"])
+    assert f"command: + --config={host.config}" in summary["pod"]
     assert host.run().out == ""
     assert json.loads(host.run("-o", "json").out)["changed"] is False
 
@@ -449,7 +449,7 @@ def test_agents_in_one_entry_or_several(host, flags, paths):
     assert ran.code == 0, ran.err
     entries = host.configuration["extenders"]
     assert [entry["urlPrefix"].partition(":9001/")[2] for entry in entries] == paths
-    resources = {one["name"] for entry in entries for one in entry.get("managedResources", [])}
+    resources = {resource["name"] for entry in entries for resource in entry.get("managedResources", [])}
     if "both" in flags or "gpu" in flags:
         assert {"gpu.intel.com/i915", "gpu.intel.com/xe"} <= resources
     if "--namespace" in flags:

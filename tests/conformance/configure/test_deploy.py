@@ -37,22 +37,22 @@ def test_no_script_ships() -> None:
 
 def objects(name: str) -> list[dict[str, Any]]:
     text = (DEPLOY / "kustomize" / name / "nodewise.yaml").read_text()
-    return [one for one in yaml.safe_load_all(text) if one]
+    return [manifest for manifest in yaml.safe_load_all(text) if manifest]
 
 
-def only(found: list[dict[str, Any]], kind: str) -> dict[str, Any]:
-    [one] = [one for one in found if one["kind"] == kind]
-    return one
+def only(manifests: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    [manifest] = [candidate for candidate in manifests if candidate["kind"] == kind]
+    return manifest
 
 
 @row(116, "the files are mounted read-only and by item, with probes and two replicas, on no particular nodes")
 @pytest.mark.parametrize("name", EXTENDERS)
 def test_the_extenders_deployment(name: str) -> None:
-    found = objects(name)
-    deployment, service = only(found, "Deployment"), only(found, "Service")
+    manifests = objects(name)
+    deployment, service = only(manifests, "Deployment"), only(manifests, "Service")
     pod = deployment["spec"]["template"]["spec"]
     [container] = pod["containers"]
-    assert [(one["port"], one["targetPort"]) for one in service["spec"]["ports"]] == [(9001, "https")]
+    assert [(port["port"], port["targetPort"]) for port in service["spec"]["ports"]] == [(9001, "https")]
     assert service["spec"]["selector"].items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
     assert deployment["spec"]["selector"]["matchLabels"] == service["spec"]["selector"]
     assert {port["name"]: port["containerPort"] for port in container["ports"]}["https"] == 9001
@@ -65,7 +65,7 @@ def test_the_extenders_deployment(name: str) -> None:
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
     assert {mount["readOnly"] for mount in container["volumeMounts"]} == {True}
-    secret = {one["name"]: one.get("secret") for one in pod["volumes"]}["tls"]
+    secret = {volume["name"]: volume.get("secret") for volume in pod["volumes"]}["tls"]
     assert [item["key"] for item in secret["items"]] == ["tls.crt", "tls.key"]
     flags = {word.partition("=")[0] for word in container["args"]}
     assert flags >= {"--cert", "--key", "--client-ca", "--client-name"}
@@ -87,13 +87,13 @@ def rule_schema() -> tuple[dict[str, Any], dict[str, Any]]:
 @row(118)
 def test_the_definition_of_policies() -> None:
     """A real API server refuses and takes them by tests/cluster/test_conformance_crd.py."""
-    strategy, one = rule_schema()
-    fields = one["properties"]
-    assert "operator" in one["required"]
+    strategy, rule = rule_schema()
+    fields = rule["properties"]
+    assert "operator" in rule["required"]
     assert not re.search(fields["metricname"]["pattern"], "a/b")
     assert "Foo" not in fields["operator"]["enum"]
     assert strategy["properties"]["logicalOperator"]["enum"] == ["allOf", "anyOf"]
-    assert not {"target", "labels"} & set(one["required"])
+    assert not {"target", "labels"} & set(rule["required"])
     refusals = yaml.safe_load((ROOT / "tests" / "conformance" / "tas" / "crd.yaml").read_text())["rows"]
     assert {row["number"] for row in refusals if "number" in row} >= {"X2", "X3", "X4", "X7", "X9"}
 
@@ -102,19 +102,19 @@ def test_the_definition_of_policies() -> None:
 def test_the_adapters_rule_for_metrics_of_nodes() -> None:
     """A real adapter answers by it in tests/cluster/test_metrics_pipeline.py."""
     values = yaml.safe_load((DEPLOY / "metrics" / "prometheus-adapter.yaml").read_text())
-    [found] = values["rules"]["custom"]
-    assert found["resources"] == {"overrides": {"node": {"resource": "node"}}}
+    [custom] = values["rules"]["custom"]
+    assert custom["resources"] == {"overrides": {"node": {"resource": "node"}}}
     name = "node_health_metric"
-    assert re.search(re.search(r'__name__=~"([^"]*)"', found["seriesQuery"])[1], name)  # type: ignore[index]
-    assert 'node!=""' in found["seriesQuery"]
-    replaced = found["name"]["as"].replace("$1", r"\1")
-    assert re.sub(found["name"]["matches"], replaced, name) == "health_metric"
+    assert re.search(re.search(r'__name__=~"([^"]*)"', custom["seriesQuery"])[1], name)  # type: ignore[index]
+    assert 'node!=""' in custom["seriesQuery"]
+    replaced = custom["name"]["as"].replace("$1", r"\1")
+    assert re.sub(custom["name"]["matches"], replaced, name) == "health_metric"
     filled = {
         "<<.Series>>": name,
         "<<.LabelMatchers>>": 'node="n1"',
         "<<.GroupBy>>": "node",
     }
-    query = found["metricsQuery"]
+    query = custom["metricsQuery"]
     for hole, text in filled.items():
         query = query.replace(hole, text)
     assert query == 'max(node_health_metric{node="n1"}) by (node)'
@@ -158,14 +158,14 @@ LABELS: dict[str, tuple[list[tuple[str, str, int, list[str]]], dict[str, set[str
 }
 
 
-def labelled(one: PolicyObject) -> dict[str, set[str]]:
-    given = cluster_state([one], metrics_snapshot(*METRICS), NODES)
+def labelled(policy_object: PolicyObject) -> dict[str, set[str]]:
+    state = cluster_state([policy_object], metrics_snapshot(*METRICS), NODES)
     builder = TelemetryStateBuilder(TelemetryOptions(trust_all_namespaces=True), 60.0)
-    agent_state = cooperative_scheduling.run_at_once(builder.build(given))
+    agent_state = cooperative_scheduling.run_at_once(builder.build(state))
     columns = node_labels.united(column for decided in agent_state.values() for column in decided.labels)
     return {
-        node: {f"{key.rpartition('/')[2]}={value}" for key, value in found.items()}
-        for node, found in node_labels.desired(columns, given.nodes, {}).items()
+        node: {f"{key.rpartition('/')[2]}={value}" for key, value in labels.items()}
+        for node, labels in node_labels.desired(columns, state.nodes, {}).items()
     }
 
 
@@ -176,8 +176,8 @@ def rules(rows: list[tuple[str, str, int, list[str]]]) -> Iterator[dict[str, Any
 @row(124)
 def test_what_the_end_to_end_tests_looked_at() -> None:
     """The labels' policies; the others are below."""
-    found = {name: labelled(policy(labeling=list(rules(rows)))) for name, (rows, _) in LABELS.items()}
-    assert found == {name: wanted for name, (_, wanted) in LABELS.items()}
+    labels = {name: labelled(policy(labeling=list(rules(rows)))) for name, (rows, _) in LABELS.items()}
+    assert labels == {name: wanted for name, (_, wanted) in LABELS.items()}
 
 
 def test_where_the_end_to_end_tests_pods_go() -> None:

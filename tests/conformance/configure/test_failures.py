@@ -24,12 +24,12 @@ def refused(host: Host, *flags: str, **other: str) -> str:
 @row(81)
 def test_all_that_is_missing_is_told_at_once(host):
     gone = str(host.manifest.parent / "nope.yaml")
-    said = refused(host, m=gone, key=str(host.k / "nope.key"))
-    lines = [line for line in said.splitlines() if "no access to the file" in line]
+    output = refused(host, m=gone, key=str(host.k / "nope.key"))
+    lines = [line for line in output.splitlines() if "no access to the file" in line]
     assert [line.partition('at path "')[2] for line in lines] == [
         f'{path}", err: open {path}: no such file or directory' for path in (gone, f"{host.k}/nope.key")
     ]
-    assert "file check error: " in said
+    assert "file check error: " in output
 
 
 def test_a_file_that_is_missing_twice_is_told_once(host):
@@ -68,8 +68,8 @@ def test_a_file_that_is_missing_twice_is_told_once(host):
     ],
 )
 def test_paths(host, flags, says):
-    given = {name: value.format(k=host.k) for name, value in flags.items()}
-    assert says.format(k=host.k) in refused(host, **given)
+    paths = {name: value.format(k=host.k) for name, value in flags.items()}
+    assert says.format(k=host.k) in refused(host, **paths)
 
 
 def test_links_that_lead_nowhere(host):
@@ -145,11 +145,11 @@ def test_deployments_on_request(tmp_path):
     host = Host(tmp_path, 23)
     names = [host.work / "deploy" / name for name in ("tas-deployment.yaml", "gas.yaml")]
     names[1].write_text("# control-plane\nb: node-role.kubernetes.io/control-plane\n")
-    given = {"tas_depl": "deploy/tas-deployment.yaml", "gas_depl": "deploy/gas.yaml"}
-    ran = host.run(**given)
+    deployments = {"tas_depl": "deploy/tas-deployment.yaml", "gas_depl": "deploy/gas.yaml"}
+    ran = host.run(**deployments)
     assert [f'Deployment at "{name}" modified' in ran.err for name in names] == [True, True]
     assert names[1].read_text() == "# control-plane\nb: node-role.kubernetes.io/master\n"
-    assert host.run("--check", **given).code == 0
+    assert host.run("--check", **deployments).code == 0
 
 
 @row(97, "nothing is made")
@@ -199,10 +199,10 @@ def test_certificates_that_cannot_be_used(host, cert, key, says):
     (host.k / "pki" / "etcd" / "odd-name.pem").write_bytes(OTHER.cert)
     host.papers("scheduler-client.crt", cert)
     host.papers("scheduler-client.key", key)
-    said = refused(host)
-    assert says in said
-    assert "PRIVATE" not in said
-    if "the key of a CA" in said:
+    output = refused(host)
+    assert says in output
+    assert "PRIVATE" not in output
+    if "the key of a CA" in output:
         assert host.run("--allow-ca-key").code == 0
 
 
@@ -230,9 +230,9 @@ def test_a_certificate_that_nodewise_would_not_answer_is_told(host, papers, says
 
 def test_the_old_defaults_are_the_keys_of_a_ca(host):
     ca = {"cert": f"{host.k}/pki/ca.crt", "key": f"{host.k}/pki/ca.key"}
-    said = refused(host, **ca)
-    assert "--allow-ca-key" in said
-    assert "nodewise certs --host" in said, "how to get a certificate is told where it is missing"
+    output = refused(host, **ca)
+    assert "--allow-ca-key" in output
+    assert "nodewise certs --host" in output, "how to get a certificate is told where it is missing"
 
 
 def test_restore_brings_everything_back(host):
@@ -348,7 +348,7 @@ def test_one_at_a_time(host):
         subprocess.Popen([*PROGRAM, *host.base()], cwd=host.work, stderr=subprocess.PIPE, text=True)
         for _ in range(3)
     ]
-    said = [process.communicate(timeout=120)[1] for process in running]
+    outputs = [process.communicate(timeout=120)[1] for process in running]
     assert [process.returncode for process in running] == [0, 0, 0]
-    assert sum("Manifest written" in text for text in said) == 1
+    assert sum("Manifest written" in text for text in outputs) == 1
     assert len(host.backups) == 1

@@ -185,10 +185,10 @@ def test_what_somebody_writes_while_we_prepare_is_not_overwritten(tmp_path, monk
     real = host_files.write_staged
 
     def staged(path, *more):
-        found = real(path, *more)
+        result = real(path, *more)
         if path.endswith("manifest"):
             Path(path).write_bytes(b"theirs")
-        return found
+        return result
 
     monkeypatch.setattr(host_files, "write_staged", staged)
     with pytest.raises(Conflict, match="changed by somebody else"):
@@ -214,12 +214,12 @@ IN_MODIFY, IN_MOVED_TO, IN_CREATE, IN_DELETE, IN_NONBLOCK = 0x2, 0x80, 0x100, 0x
 
 def events(descriptor: int) -> list[tuple[int, str]]:
     """What happened to names of a folder, as inotify tells the kubelet: inotify(7)."""
-    data, found = os.read(descriptor, 2**16), []
+    data, events = os.read(descriptor, 2**16), []
     while data:
         _, mask, _, length = struct.unpack_from("iIII", data)
-        found.append((mask & 0xFFFF, data[16 : 16 + length].rstrip(b"\0").decode()))
+        events.append((mask & 0xFFFF, data[16 : 16 + length].rstrip(b"\0").decode()))
         data = data[16 + length :]
-    return found
+    return events
 
 
 @pytest.mark.parametrize("flags", [[], ["--restore"], ["--uninstall"]])
@@ -266,10 +266,10 @@ def test_a_backup_of_an_older_kube_scheduler_is_not_restored_after_an_upgrade(ho
     [backup] = host.backups
     upgraded = changed(POD, IMAGE, "registry.k8s.io/kube-scheduler:v1.31.4")
     write(host, upgraded)
-    said = refused(host, "--restore")
-    assert "v1.30.0" in said
-    assert "v1.31.4" in said
-    assert "--uninstall" in said
+    output = refused(host, "--restore")
+    assert "v1.30.0" in output
+    assert "v1.31.4" in output
+    assert "--uninstall" in output
     assert host.run("--restore", str(backup), "--replace").code == 0
     assert host.pod == POD
 
@@ -316,8 +316,8 @@ def test_a_backup_whose_index_makes_no_sense(host, text):
     folder.mkdir()
     (folder / "nodewise-backup.json").write_text(text)
     assert "nodewise-backup.json" in refused(host, "--restore", str(folder))
-    said = host.run().err
-    assert f"{folder}" in said, "a run says what it leaves alone"
+    output = host.run().err
+    assert f"{folder}" in output, "a run says what it leaves alone"
     assert "schedulerconfig" in host.manifest.read_text()
 
 
@@ -390,11 +390,11 @@ def test_what_the_user_added_stays_when_we_go(host):
     write(host, pod)
     assert host.run("--uninstall").code == 0
     wanted = changed(POD, "metadata.annotations", {"a/b": "c"}) if "annotations" in POD["metadata"] else POD
-    found = host.pod
-    assert found["metadata"].pop("annotations") == {"a/b": "c"}
-    assert found["spec"]["containers"][0]["command"].pop() == "--v=5"
-    assert found["spec"]["volumes"].pop() == {"name": "mine", "emptyDir": {}}
-    assert found == wanted
+    pod_after = host.pod
+    assert pod_after["metadata"].pop("annotations") == {"a/b": "c"}
+    assert pod_after["spec"]["containers"][0]["command"].pop() == "--v=5"
+    assert pod_after["spec"]["volumes"].pop() == {"name": "mine", "emptyDir": {}}
+    assert pod_after == wanted
 
 
 # several documents and texts that are odd

@@ -39,14 +39,14 @@ def taken(host: Host, text: str | bytes, *flags: str) -> str:
 def added(host: Host, text: bytes) -> list[bytes]:
     """The lines of the manifest that are new; all others are there, in order."""
     left = text.splitlines(keepends=True)
-    found = []
+    lines = []
     for line in host.manifest.read_bytes().splitlines(keepends=True):
         if left and left[0] == line:
             left.pop(0)
         else:
-            found.append(line)
+            lines.append(line)
     assert left == []
-    return found
+    return lines
 
 
 COMMENTED = (
@@ -199,16 +199,16 @@ FORMER_VOLUMES = [
 def former(config: str = "/old/config.yaml"):
     """As an older configurator left it."""
     command = [*POD["spec"]["containers"][0]["command"], f"--config={config}"]
-    found = changed(POD, f"{C}.volumeMounts", FORMER_MOUNTS)
-    found = changed(changed(found, "spec.volumes", FORMER_VOLUMES), f"{C}.command", command)
-    return changed(found, "spec.dnsPolicy", "ClusterFirstWithHostNet")
+    pod = changed(POD, f"{C}.volumeMounts", FORMER_MOUNTS)
+    pod = changed(changed(pod, "spec.volumes", FORMER_VOLUMES), f"{C}.command", command)
+    return changed(pod, "spec.dnsPolicy", "ClusterFirstWithHostNet")
 
 
 @row(49, "replaced where they stand")
 @row(115, "a requirement on the new program")
 def test_entries_of_the_older_configurator_are_taken_over(host):
     text = yaml.safe_dump(former(), indent=4, width=1000)
-    said = taken(host, text)
+    output = taken(host, text)
     assert [mount["name"] for mount in host.container["volumeMounts"]] == [
         "schedulerconfig",
         "certdir",
@@ -217,7 +217,7 @@ def test_entries_of_the_older_configurator_are_taken_over(host):
     assert [v["name"] for v in host.pod["spec"]["volumes"]] == ["schedulerconfig", "certdir", "kubeconfig"]
     assert host.container["volumeMounts"][0]["mountPath"] == str(host.config)
     assert host.container["command"][-1] == f"--config={host.config}"
-    assert "/old/config.yaml is not used any more" in said
+    assert "/old/config.yaml is not used any more" in output
     assert host.run("--uninstall").code == 0
     assert host.pod == POD
 
@@ -339,8 +339,8 @@ def test_anchors_and_merge_keys(host):
 @pytest.mark.parametrize("indent", [None, 2])
 def test_json_stays_json(host, indent):
     taken(host, json.dumps(POD, indent=indent))
-    found = json.loads(host.manifest.read_text())
-    assert found["spec"]["volumes"][-1]["name"] == "certdir"
+    pod = json.loads(host.manifest.read_text())
+    assert pod["spec"]["volumes"][-1]["name"] == "certdir"
     assert host.run("--uninstall").code == 0
     assert json.loads(host.manifest.read_text()) == POD
 
@@ -448,9 +448,9 @@ DIGEST = "@sha256:" + "0" * 64
     ],
 )
 def test_versions(host, image, seen):
-    said = taken(host, scheduler_manifests.text(changed(POD, f"{C}.image", image)))
-    assert f"kube-scheduler {seen}, configuration" in said
-    assert ("is newer than what was tried" in said) == (seen == "1.99")
+    output = taken(host, scheduler_manifests.text(changed(POD, f"{C}.image", image)))
+    assert f"kube-scheduler {seen}, configuration" in output
+    assert ("is newer than what was tried" in output) == (seen == "1.99")
 
 
 @row(76, "1.30.1 is taken; the others' error names --kubernetes-version")

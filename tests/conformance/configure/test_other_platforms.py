@@ -22,7 +22,9 @@ FIELDS = {
 def second(host, *flags: str) -> dict[tuple[str, str], dict]:
     ran = host.words("--mode", "second-scheduler", "--kubernetes-version", "1.36.3", *flags)
     assert ran.code == 0, ran.err
-    return {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(ran.out)}
+    return {
+        (manifest["kind"], manifest["metadata"]["name"]): manifest for manifest in yaml.safe_load_all(ran.out)
+    }
 
 
 def files(host, mode: str, *flags: str) -> dict[str, str]:
@@ -46,17 +48,17 @@ def test_the_configuration_for_each_agent(host, agents):
         assert (entry["ignorable"], entry["nodeCacheCapable"]) == (False, True)
         assert {"httpTimeout", "preemptVerb", "filterVerb"} <= set(entry)
         assert entry["tlsConfig"]["caFile"] == "/host/certs/ca.crt"
-    resources = [one["name"] for entry in value["extenders"] for one in entry["managedResources"]]
+    resources = [resource["name"] for entry in value["extenders"] for resource in entry["managedResources"]]
     assert ("gpu.intel.com/xe" in resources) == ("gpu" in agents)
 
 
 @row(120, "kube-scheduler and nodewise in one pod, on loopback")
 def test_a_second_scheduler(host):
-    found = second(host)
+    manifests = second(host)
     name = "nodewise-scheduler"
     bound = {
-        (one["roleRef"]["name"], one["metadata"].get("namespace"))
-        for (kind, _), one in found.items()
+        (manifest["roleRef"]["name"], manifest["metadata"].get("namespace"))
+        for (kind, _), manifest in manifests.items()
         if kind.endswith("Binding")
     }
     assert bound >= {
@@ -66,7 +68,7 @@ def test_a_second_scheduler(host):
         (name, None),
         (name, "nodewise"),
     }
-    value = yaml.safe_load(found["ConfigMap", name]["data"]["scheduler.yaml"])
+    value = yaml.safe_load(manifests["ConfigMap", name]["data"]["scheduler.yaml"])
     assert "clientConnection" not in value
     assert [profile["schedulerName"] for profile in value["profiles"]] == [name]
     assert value["leaderElection"] == {
@@ -76,7 +78,7 @@ def test_a_second_scheduler(host):
     }
     assert [entry["urlPrefix"] for entry in value["extenders"]] == ["http://127.0.0.1:9001/scheduler"]
     assert "tlsConfig" not in value["extenders"][0]
-    pod = found["Deployment", name]["spec"]["template"]["spec"]
+    pod = manifests["Deployment", name]["spec"]["template"]["spec"]
     assert pod["containers"][0]["image"] == "registry.k8s.io/kube-scheduler:v1.36.3"
     assert not {"hostNetwork", "hostPID"} & set(pod)
     assert pod["enableServiceLinks"] is False
@@ -116,9 +118,9 @@ def test_the_version_has_to_be_known(host):
 
 def rules(file: str, kind: str, name: str) -> list[str]:
     """Rights one by one: group, resource, verb, name."""
-    for one in yaml.safe_load_all((DEPLOY / file).read_text()):
-        if (one["kind"], one["metadata"]["name"]) == (kind, name):
-            return single(one["rules"])
+    for manifest in yaml.safe_load_all((DEPLOY / file).read_text()):
+        if (manifest["kind"], manifest["metadata"]["name"]) == (kind, name):
+            return single(manifest["rules"])
     raise AssertionError(name)
 
 
@@ -156,13 +158,13 @@ def test_rights_are_those_that_ship(own, file, kind, name):
     ],
 )
 def test_distributions(host, mode, kubeconfig):
-    found = files(host, mode, "--extender-url", ADDRESS)
-    value = yaml.safe_load(found["scheduler-config.yaml"])
+    texts = files(host, mode, "--extender-url", ADDRESS)
+    value = yaml.safe_load(texts["scheduler-config.yaml"])
     assert value["clientConnection"] == {"kubeconfig": kubeconfig}
     [entry] = value["extenders"]
     assert entry["urlPrefix"] == f"{ADDRESS}/scheduler"
     assert entry["tlsConfig"]["serverName"] == "nodewise.nodewise.svc"
-    [snippet] = [text for name, text in found.items() if name != "scheduler-config.yaml"]
+    [snippet] = [text for name, text in texts.items() if name != "scheduler-config.yaml"]
     assert "config=/" in snippet
     assert snippet.partition("config=")[2].split()[0].endswith("/nodewise/scheduler-config.yaml")
     assert host.words("--mode", mode).code == 2
@@ -177,14 +179,14 @@ def test_talos_takes_the_whole_configuration(host):
 
 @row(122, "a requirement on the new program")
 def test_kubeadm(host):
-    found = files(host, "kubeadm")
-    assert yaml.safe_load(found["patches/kube-scheduler+strategic.yaml"]) == {
+    texts = files(host, "kubeadm")
+    assert yaml.safe_load(texts["patches/kube-scheduler+strategic.yaml"]) == {
         "spec": {"dnsPolicy": "ClusterFirstWithHostNet"}
     }
     path = "/etc/kubernetes/nodewise/scheduler-config.yaml"
     args = {"v1beta3": {"config": path}, "v1beta4": [{"name": "config", "value": path}]}
     for version, wanted in args.items():
-        cluster, init = yaml.safe_load_all(found[f"kubeadm-{version}.yaml"])
+        cluster, init = yaml.safe_load_all(texts[f"kubeadm-{version}.yaml"])
         assert cluster["scheduler"]["extraArgs"] == wanted
         assert cluster["apiVersion"] == init["apiVersion"] == f"kubeadm.k8s.io/{version}"
         assert [volume["pathType"] for volume in cluster["scheduler"]["extraVolumes"]] == [
@@ -198,41 +200,44 @@ def test_kind(host):
     cluster = yaml.safe_load(files(host, "kind")["kind.yaml"])
     patches = [yaml.safe_load(text) for text in cluster["kubeadmConfigPatches"]]
     path = "/nodewise/scheduler-config.yaml"
-    found = {(patch["apiVersion"], patch["kind"]): patch for patch in patches}
+    configurations = {(patch["apiVersion"], patch["kind"]): patch for patch in patches}
     for version, args in {
         "v1beta3": {"config": path},
         "v1beta4": [{"name": "config", "value": path}],
     }.items():
-        assert found[f"kubeadm.k8s.io/{version}", "ClusterConfiguration"]["scheduler"]["extraArgs"] == args
-        init = found[f"kubeadm.k8s.io/{version}", "InitConfiguration"]
+        assert (
+            configurations[f"kubeadm.k8s.io/{version}", "ClusterConfiguration"]["scheduler"]["extraArgs"]
+            == args
+        )
+        init = configurations[f"kubeadm.k8s.io/{version}", "InitConfiguration"]
         assert init["patches"] == {"directory": "/nodewise/patches"}
     assert cluster["nodes"][0]["extraMounts"] == [{"hostPath": ".", "containerPath": "/nodewise"}]
 
 
 def test_cluster_api(host):
-    found = {name: yaml.safe_load(text) for name, text in files(host, "capi").items()}
+    manifests = {name: yaml.safe_load(text) for name, text in files(host, "capi").items()}
     path = "/etc/kubernetes/nodewise/scheduler-config.yaml"
     for version, args in {
         "v1beta1": {"config": path},
         "v1beta2": [{"name": "config", "value": path}],
     }.items():
-        plane = found[f"kubeadmcontrolplane-{version}.yaml"]
+        plane = manifests[f"kubeadmcontrolplane-{version}.yaml"]
         assert (plane["apiVersion"], plane["kind"]) == (
             f"controlplane.cluster.x-k8s.io/{version}",
             "KubeadmControlPlane",
         )
         spec = plane["spec"]["kubeadmConfigSpec"]
         assert spec["clusterConfiguration"]["scheduler"]["extraArgs"] == args
-        written = {one["path"]: one for one in spec["files"]}
+        written = {file["path"]: file for file in spec["files"]}
         value = yaml.safe_load(written[path]["content"])
         named = value["extenders"][0]["tlsConfig"].values()
-        folder = {one["mountPath"]: one["hostPath"] for one in volumes(spec)}["/host/certs"]
+        folder = {volume["mountPath"]: volume["hostPath"] for volume in volumes(spec)}["/host/certs"]
         assert {f"{folder}/{Path(name).name}" for name in named} <= set(written)
         assert written[f"{folder}/client.key"]["permissions"] == "0600"
         for phase in ("initConfiguration", "joinConfiguration"):
             patch = written[f"{spec[phase]['patches']['directory']}/kube-scheduler+strategic.yaml"]
             assert yaml.safe_load(patch["content"]) == {"spec": {"dnsPolicy": "ClusterFirstWithHostNet"}}
-    assert found["clusterresourceset.yaml"]["kind"] == "ClusterResourceSet"
+    assert manifests["clusterresourceset.yaml"]["kind"] == "ClusterResourceSet"
     assert "not run by us" in host.words("--mode", "capi").err
 
 

@@ -59,7 +59,7 @@ def at_home(text: bytes, whole: Host, host: Host) -> bytes:
 
 def snapshot(host: Host) -> dict[str, tuple[int, bytes]]:
     """Files and modes but for backups; K stands for the folder, and the hash is left out, which K is part of."""
-    found = {}
+    files = {}
     for name, (mode, data) in host.everything().items():
         if "backup_" in name or data is None:
             continue
@@ -67,10 +67,10 @@ def snapshot(host: Host) -> dict[str, tuple[int, bytes]]:
             pod = yaml.safe_load(data)
             pod["metadata"].get("annotations", {}).pop("nodewise.io/config-hash", None)
             pod["metadata"].get("annotations", {}).pop("nodewise.io/before-configure", None)
-            found[name] = (mode, pod_text(pod, host))
+            files[name] = (mode, pod_text(pod, host))
         else:
-            found[name] = (mode, data.replace(str(host.k).encode(), b"K"))
-    return found
+            files[name] = (mode, data.replace(str(host.k).encode(), b"K"))
+    return files
 
 
 def pod_text(pod: dict[str, Any], host: Host) -> bytes:

@@ -99,17 +99,17 @@ def test_what_is_merged_into_has_to_be_the_same(host: Host, tmp_path: Path):
 
 
 def test_the_plan_for_programs(host: Host):
-    found = json.loads(planned(host, "-o", "json"))
-    assert found["command"][:2] == ["nodewise", "configure"]
-    assert set(found["written"]) == {
+    plan = json.loads(planned(host, "-o", "json"))
+    assert plan["command"][:2] == ["nodewise", "configure"]
+    assert set(plan["written"]) == {
         str(host.config),
         *(str(host.certs / name) for name in ("ca.crt", "client.crt", "client.key")),
     }
     assert host.run().code == 0
-    for path, digest in found["written"].items():
+    for path, digest in plan["written"].items():
         assert hashlib.sha256(Path(path).read_bytes()).hexdigest() == digest
     annotations = host.pod["metadata"]["annotations"]
-    assert annotations["nodewise.io/config-hash"] == found["manifest"]["configHash"]
+    assert annotations["nodewise.io/config-hash"] == plan["manifest"]["configHash"]
 
 
 def test_manifests_may_differ_from_host_to_host(host: Host, tmp_path: Path):

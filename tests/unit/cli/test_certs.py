@@ -48,20 +48,20 @@ def serial(folder: Path, name: str = "tls.crt") -> int:
 def keys_below(folder: Path) -> list[bytes]:
     """Every private key that any file of the folder holds."""
     texts = [path.read_bytes() for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
-    found = (
+    keys_by_file = (
         re.findall(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [^\n]*\n", text, re.DOTALL)
         for text in texts
     )
-    return [key for keys in found for key in keys]
+    return [key for keys in keys_by_file for key in keys]
 
 
-def is_quiet(said: str) -> bool:
+def is_quiet(stderr: str) -> bool:
     """Whether nothing that was said holds a key, in PEM or as Secrets hold it."""
     texts = [
-        said,
+        stderr,
         *(
             base64.b64decode(word).decode("latin-1")
-            for word in re.findall(r"[A-Za-z0-9+/]{40,}={0,2}", said)
+            for word in re.findall(r"[A-Za-z0-9+/]{40,}={0,2}", stderr)
             if len(word) % 4 == 0
         ),
     ]
@@ -77,9 +77,9 @@ def test_two_secrets_are_printed_by_default() -> None:
     leaf = x509.load_pem_x509_certificate(base64.b64decode(server["data"]["tls.crt"]))
     names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert "nodewise.web.svc" in names.get_values_for_type(x509.DNSName)
-    assert [str(one) for one in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.7"]
+    assert [str(address) for address in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.7"]
     listed = json.loads(run("-o", "json").stdout)
-    assert [one["kind"] for one in listed["items"]] == ["Secret", "Secret"]
+    assert [manifest["kind"] for manifest in listed["items"]] == ["Secret", "Secret"]
 
 
 def test_files_are_made_once_and_kept(tmp_path: Path) -> None:
@@ -102,8 +102,8 @@ def test_a_renewal_announces_first_and_switches_when_it_is_told_to(tmp_path: Pat
     assert "start kube-scheduler anew, all replicas, before " in done.stderr
     assert serial(tmp_path) == first
     assert (tmp_path / "ca.crt").read_bytes().count(b"BEGIN") == 2
-    code, said = checked("--host", tmp_path, "-o", "json")
-    assert (code, json.loads(said)["due"], json.loads(said)["next"]) == (3, True, "wait")
+    code, output = checked("--host", tmp_path, "-o", "json")
+    assert (code, json.loads(output)["due"], json.loads(output)["next"]) == (3, True, "wait")
     assert run("--host", tmp_path).stdout.startswith("waiting until ")
     with pytest.raises(Unavailable, match="has to reach both sides first"):
         run("--host", tmp_path, "--restarted")
@@ -113,12 +113,12 @@ def test_a_renewal_announces_first_and_switches_when_it_is_told_to(tmp_path: Pat
 
 
 def test_a_check_changes_nothing_and_says_what_is_due(tmp_path: Path) -> None:
-    code, said = checked("--host", tmp_path / "none")
-    assert (code, said.splitlines()[0]) == (3, "due: certificates are to be made")
+    code, output = checked("--host", tmp_path / "none")
+    assert (code, output.splitlines()[0]) == (3, "due: certificates are to be made")
     assert not (tmp_path / "none").exists()
     run("--host", tmp_path)
-    code, said = checked("--host", tmp_path, "--name", "other.example")
-    assert (code, "does not name other.example" in said) == (3, True)
+    code, output = checked("--host", tmp_path, "--name", "other.example")
+    assert (code, "does not name other.example" in output) == (3, True)
 
 
 @pytest.mark.parametrize("name", ["tls.key", "ca.crt", "..data"])
@@ -145,7 +145,7 @@ def test_no_key_of_an_authority_and_no_forgotten_key_is_on_the_disk_and_none_is_
         keys = [serialization.load_pem_private_key(key, None).public_key() for key in keys_below(folder)]
         assert len(keys) == count
         trusted = x509.load_pem_x509_certificates((folder / "ca.crt").read_bytes())
-        assert not [one for one in trusted if one.public_key() in keys]
+        assert not [authority for authority in trusted if authority.public_key() in keys]
         assert is_quiet(run("--check", "--host", folder, "-o", "json").output)
     assert not is_quiet(run().stdout), "this test would see a key"
 
@@ -178,9 +178,9 @@ def test_two_runs_at_once_make_one_set(tmp_path: Path) -> None:
     folder = tmp_path / "pki"
     words = [program, "certs", "--host", folder]
     running = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    said = [one.communicate(timeout=120)[0] for one in running]
-    assert [one.returncode for one in running] == [0, 0, 0]
-    assert sorted(text.partition(" ")[0] for text in said) == ["made:", "nothing", "nothing"]
+    outputs = [process.communicate(timeout=120)[0] for process in running]
+    assert [process.returncode for process in running] == [0, 0, 0]
+    assert sorted(text.partition(" ")[0] for text in outputs) == ["made:", "nothing", "nothing"]
     assert len(keys_below(folder)) == 2
 
 
@@ -191,8 +191,8 @@ def test_what_is_over_is_made_anew_and_it_is_told_what_to_do_now(tmp_path: Path)
         server=before.server._replace(cert=before.server.cert[:-40] + before.server.cert[-30:])
     )
     files.write(tmp_path, over._replace(client=over.client._replace(key=b"")))
-    code, said = checked("--host", tmp_path)
-    assert (code, said.splitlines()[0]) == (3, "due: certificates are to be made")
+    code, output = checked("--host", tmp_path)
+    assert (code, output.splitlines()[0]) == (3, "due: certificates are to be made")
     done = run("--host", tmp_path)
     assert done.stdout.startswith("made: ")
     assert "  nodewise's certificate cannot be read" in done.stdout
@@ -230,9 +230,9 @@ def test_a_run_that_is_ended_at_any_write_leaves_pairs_that_match_and_the_next_o
         shutil.copytree(tmp_path / "pki", copy, symlinks=True)
         if not ended_at(number, ["--host", copy, "--settle", "0s", *filter(None, [step])], monkeypatch):
             break
-        found = files.read(copy)
-        assert found.foreign == ()
-        for side in found.both:
+        contents = files.read(copy)
+        assert contents.foreign == ()
+        for side in contents.both:
             if not step and not (side.cert and side.key):
                 continue
             leaf = x509.load_pem_x509_certificate(side.cert)
@@ -252,11 +252,11 @@ def ended_at(number: int, arguments: list[str | Path], monkeypatch: pytest.Monke
         pass
 
     def ending(call):
-        def called(*given, **named):
+        def called(*arguments, **named):
             if left[0] == 0:
                 raise EndedError
             left[0] -= 1
-            return call(*given, **named)
+            return call(*arguments, **named)
 
         return called
 
@@ -325,6 +325,12 @@ def test_the_unit_is_one_that_systemd_takes_and_does_what_was_asked(tmp_path: Pa
 
 
 def test_objects_for_cert_manager_are_printed() -> None:
-    found = list(yaml.safe_load_all(run("--cert-manager", "-n", "web").stdout))
-    assert [one["kind"] for one in found] == ["Issuer", "Certificate", "Issuer", "Certificate", "Certificate"]
-    assert {one["metadata"]["namespace"] for one in found} == {"web"}
+    manifests = list(yaml.safe_load_all(run("--cert-manager", "-n", "web").stdout))
+    assert [manifest["kind"] for manifest in manifests] == [
+        "Issuer",
+        "Certificate",
+        "Issuer",
+        "Certificate",
+        "Certificate",
+    ]
+    assert {manifest["metadata"]["namespace"] for manifest in manifests} == {"web"}

@@ -24,15 +24,15 @@ def rendered(*arguments: str) -> tuple[dict[str, Any], str]:
 
 
 def test_what_an_entry_asks_is_what_the_agents_answer() -> None:
-    config, said = rendered(LOCAL, "--one-entry-per-agent", "--agents=telemetry,gpu,safe,congestion")
-    asked = [{key for key in one if key.endswith("Verb")} for one in config["extenders"]]
-    assert asked == [
+    config, output = rendered(LOCAL, "--one-entry-per-agent", "--agents=telemetry,gpu,safe,congestion")
+    verbs = [{key for key in entry if key.endswith("Verb")} for entry in config["extenders"]]
+    assert verbs == [
         {"filterVerb", "prioritizeVerb", "preemptVerb"},
         {"filterVerb", "prioritizeVerb", "preemptVerb", "bindVerb"},
         {"prioritizeVerb"},
         {"prioritizeVerb"},
     ]
-    assert said.startswith("nodewise: the filter of safe is not asked")
+    assert output.startswith("nodewise: the filter of safe is not asked")
 
 
 def test_what_an_agent_filters_follows_from_its_options() -> None:
@@ -73,7 +73,7 @@ def test_weights_that_cannot_be_read_are_named(weights: str) -> None:
 
 def test_what_ships_for_a_pod_of_scheduler_and_extender_is_what_is_printed(tmp_path: Any) -> None:
     documents = yaml.safe_load_all((ROOT / "deploy/scoring.yaml").read_text())
-    data = next(one["data"] for one in documents if one["kind"] == "ConfigMap")
+    data = next(document["data"] for document in documents if document["kind"] == "ConfigMap")
     file = tmp_path / "nodewise.yaml"
     file.write_text(data["nodewise.yaml"])
     arguments = [

@@ -77,7 +77,9 @@ def test_nobody_is_refused_whichever_side_is_a_step_behind() -> None:
     assert second.server.cert == first.server.cert
     assert third.server.cert == second.server.next_cert != first.server.cert
     assert third.server.next_cert == third.client.next_key == b""
-    assert [len(x509.load_pem_x509_certificates(one.server.trusted)) for one in (first, third, fourth)] == [
+    assert [
+        len(x509.load_pem_x509_certificates(state.server.trusted)) for state in (first, third, fourth)
+    ] == [
         1,
         2,
         2,
@@ -94,15 +96,15 @@ def test_a_scheduler_that_read_its_ca_file_before_the_announcement_would_refuse_
 
 def test_it_waits_for_the_restart_and_goes_on_by_itself_in_time() -> None:
     both = announced()
-    found = certificate_renewal.outlook(both, WISH, RENEWED)
-    assert (found.step, found.is_due, found.announced) == ("wait", True, RENEWED)
-    assert RENEWED < found.at < NOW + 90 * DAY
-    assert step(both, found.at) == "switch"
+    plan = certificate_renewal.outlook(both, WISH, RENEWED)
+    assert (plan.step, plan.is_due, plan.announced) == ("wait", True, RENEWED)
+    assert RENEWED < plan.at < NOW + 90 * DAY
+    assert step(both, plan.at) == "switch"
     assert step(both, RENEWED + 3 * DAY, WISH._replace(switch_after=2 * DAY)) == "switch"
     with pytest.raises(Unavailable, match="has to reach both sides first"):
-        certificate_renewal.restarted(found, WISH, RENEWED + timedelta(minutes=2))
-    assert certificate_renewal.restarted(found, WISH, RENEWED + timedelta(minutes=3)).step == "switch"
-    assert step(certificate_renewal.taken(both, "switch", WISH, found.at), found.at) == "nothing"
+        certificate_renewal.restarted(plan, WISH, RENEWED + timedelta(minutes=2))
+    assert certificate_renewal.restarted(plan, WISH, RENEWED + timedelta(minutes=3)).step == "switch"
+    assert step(certificate_renewal.taken(both, "switch", WISH, plan.at), plan.at) == "nothing"
 
 
 def test_a_step_that_was_ended_between_the_two_sides_is_gone_on_with() -> None:
@@ -122,11 +124,11 @@ def test_a_step_that_was_ended_between_the_two_sides_is_gone_on_with() -> None:
 
 
 BROKEN = {
-    "no key": lambda one: one._replace(key=b""),
-    "not PEM": lambda one: one._replace(cert=b"x"),
-    "another's key": lambda one: one._replace(key=made().server.key),
-    "an authority": lambda one: one._replace(cert=one.trusted),
-    "nothing": lambda one: Side(),
+    "no key": lambda side: side._replace(key=b""),
+    "not PEM": lambda side: side._replace(cert=b"x"),
+    "another's key": lambda side: side._replace(key=made().server.key),
+    "an authority": lambda side: side._replace(cert=side.trusted),
+    "nothing": lambda side: Side(),
 }
 
 
@@ -137,9 +139,9 @@ def test_a_side_that_is_broken_gets_a_new_certificate_at_once_and_the_other_one_
 ) -> None:
     both = made()
     broken = both._replace(**{field: BROKEN[what](getattr(both, field))})
-    found = certificate_renewal.outlook(broken, WISH, NOW)
-    assert found.step == "announce"
-    after = certificate_renewal.taken(broken, found.step, WISH, NOW)
+    plan = certificate_renewal.outlook(broken, WISH, NOW)
+    assert plan.step == "announce"
+    after = certificate_renewal.taken(broken, plan.step, WISH, NOW)
     assert works(*after, NOW)
     other = "client" if field == "server" else "server"
     assert getattr(after, other).cert == getattr(both, other).cert
@@ -147,8 +149,8 @@ def test_a_side_that_is_broken_gets_a_new_certificate_at_once_and_the_other_one_
 
 def test_what_is_over_is_replaced_without_waiting() -> None:
     both = made()
-    found = certificate_renewal.outlook(both, WISH, NOW + 91 * DAY)
-    assert found.step == "make"
+    plan = certificate_renewal.outlook(both, WISH, NOW + 91 * DAY)
+    assert plan.step == "make"
     assert works(*certificate_renewal.taken(both, "make", WISH, NOW + 91 * DAY), NOW + 91 * DAY)
     assert step(announced(), NOW + 91 * DAY) == "switch"
 
@@ -179,9 +181,9 @@ def test_an_authority_of_others_that_is_over_is_dropped() -> None:
 def test_a_clock_that_is_behind_makes_nothing_anew() -> None:
     """After a start without a clock's battery every certificate would be one of 1970, and no call would succeed."""
     both = made()
-    found = certificate_renewal.outlook(both, WISH, datetime(1970, 1, 1, tzinfo=UTC))
-    assert (found.step, found.is_due) == ("clock", True)
-    assert "mend the clock" in found.reasons[0]
+    plan = certificate_renewal.outlook(both, WISH, datetime(1970, 1, 1, tzinfo=UTC))
+    assert (plan.step, plan.is_due) == ("clock", True)
+    assert "mend the clock" in plan.reasons[0]
     assert step(both, NOW - DAY, WISH._replace(is_forced=True)) == "make"
     assert step(announced(both), NOW - DAY) == "clock"
     assert step(both, NOW - timedelta(seconds=30)) == "nothing", "clocks differ a little"
@@ -197,9 +199,9 @@ def test_a_clock_that_is_behind_makes_nothing_anew() -> None:
 def test_other_names_are_a_reason_for_a_renewal(changed: dict, words: str) -> None:
     wish = WISH._replace(**changed)
     both = made()
-    found = certificate_renewal.outlook(both, wish, NOW)
-    assert found.step == "announce"
-    assert words in "".join(found.reasons)
+    plan = certificate_renewal.outlook(both, wish, NOW)
+    assert plan.step == "announce"
+    assert words in "".join(plan.reasons)
     after = certificate_renewal.taken(both, "announce", wish, NOW)
     assert step(after, NOW, wish) == "wait"
     assert step(certificate_renewal.taken(after, "switch", wish, NOW), NOW, wish) == "nothing"
@@ -237,9 +239,9 @@ def test_a_certificate_of_the_clusters_signer_that_ends_is_told_and_the_signer_i
         client._replace(cert=leaf.cert, key=leaf.key, signer="example.com/clients"),
     )
     assert certificate_renewal.outlook(both, WISH, NOW).at == NOW + 20 * DAY
-    found = certificate_renewal.outlook(both, WISH, NOW + 21 * DAY)
-    assert (found.step, found.is_due) == ("sign", True)
-    assert found.reasons == ["kube-scheduler's client certificate ends at 2026-07-31T00:00:00Z"]
+    plan = certificate_renewal.outlook(both, WISH, NOW + 21 * DAY)
+    assert (plan.step, plan.is_due) == ("sign", True)
+    assert plan.reasons == ["kube-scheduler's client certificate ends at 2026-07-31T00:00:00Z"]
     assert certificate_renewal.taken(both, "sign", WISH, NOW) == both
 
 
@@ -247,7 +249,7 @@ def test_no_authoritys_key_is_in_anything() -> None:
     second = announced()
     for both in (made(), second, certificate_renewal.taken(second, "switch", WISH, RENEWED)):
         trusted = x509.load_pem_x509_certificates(both.server.trusted + both.client.trusted)
-        public = [one.public_key() for one in trusted]
+        public = [authority.public_key() for authority in trusted]
         for side in both:
             for key in filter(None, (side.key, side.next_key)):
                 assert serialization.load_pem_private_key(key, None).public_key() not in public
@@ -282,7 +284,7 @@ def test_secrets_hold_both_sides_and_are_read_back() -> None:
         made_ = objects.secrets(both, "web", ("nodewise-tls", "client"))
         assert Both(*map(objects.side, made_)) == both
         assert all(map(objects.is_ours, made_))
-        assert [one["type"] for one in made_] == ["kubernetes.io/tls"] * 2
+        assert [secret["type"] for secret in made_] == ["kubernetes.io/tls"] * 2
         assert set(made_[0]["data"]) >= {"tls.crt", "tls.key", "ca.crt"}
 
 
@@ -292,8 +294,8 @@ def test_a_secret_that_cannot_be_read_holds_nothing(data: dict | None) -> None:
 
 
 def test_the_request_is_for_a_client_only() -> None:
-    found = objects.signing_request("x", "example.com/clients", b"request", DAY)["spec"]
-    assert found == {
+    spec = objects.signing_request("x", "example.com/clients", b"request", DAY)["spec"]
+    assert spec == {
         "request": base64.b64encode(b"request").decode(),
         "signerName": "example.com/clients",
         "usages": ["digital signature", "client auth"],
@@ -302,15 +304,21 @@ def test_the_request_is_for_a_client_only() -> None:
 
 
 def test_cert_manager_is_told_the_same_names_and_uses() -> None:
-    found = objects.cert_manager(WISH._replace(names=(*NAMES, "10.0.0.1")), "web", ("nodewise-tls", "client"))
-    specs = {one["metadata"]["name"]: one["spec"] for one in found if one["kind"] == "Certificate"}
+    manifests = objects.cert_manager(
+        WISH._replace(names=(*NAMES, "10.0.0.1")), "web", ("nodewise-tls", "client")
+    )
+    specs = {
+        manifest["metadata"]["name"]: manifest["spec"]
+        for manifest in manifests
+        if manifest["kind"] == "Certificate"
+    }
     assert specs["nodewise-tls"]["dnsNames"] == list(NAMES)
     assert specs["nodewise-tls"]["ipAddresses"] == ["10.0.0.1"]
     assert specs["nodewise-tls"]["usages"] == ["digital signature", "server auth"]
     assert specs["client"]["commonName"] == "nodewise-scheduler-client"
     assert specs["client"]["usages"] == ["digital signature", "client auth"]
     assert (specs["client"]["duration"], specs["client"]["renewBefore"]) == ("2160h", "720h")
-    assert yaml.safe_load(yaml.safe_dump(found)) == found
+    assert yaml.safe_load(yaml.safe_dump(manifests)) == manifests
 
 
 def test_words_of_a_unit_are_quoted() -> None:

@@ -20,10 +20,10 @@ HTTPS = SchedulerOptions("https://nodewise:9001/", EntryFiles("ca.crt", "tls.crt
 
 
 def entries(*roles: Role, url: str = LOCAL, **more: Any) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = scheduler_configuration.configuration(roles, SchedulerOptions(url, **more))[
-        "extenders"
-    ]
-    return found
+    entries: list[dict[str, Any]] = scheduler_configuration.configuration(
+        roles, SchedulerOptions(url, **more)
+    )["extenders"]
+    return entries
 
 
 def test_pods_that_a_resource_marks_are_filtered_and_wait_without_an_answer() -> None:
@@ -63,7 +63,7 @@ RANKS_ONLY = {
 def test_where_nothing_marks_the_pods_they_are_only_prioritized(roles: tuple[Role, ...]) -> None:
     assert entries(*roles) == [RANKS_ONLY]
     assert scheduler_configuration.agents_without_filter(roles, SchedulerOptions(LOCAL)) == [
-        one.agent for one in roles if one is RISK
+        role.agent for role in roles if role is RISK
     ]
 
 
@@ -83,21 +83,24 @@ def test_an_entry_for_each_agent_has_what_that_agent_needs() -> None:
     guard, binder, rank = entries(
         GUARD, BINDER, RANK, one_entry_per_agent=True, weights={"": 7, "binder": 20}
     )
-    assert [one["urlPrefix"].rpartition("/agents/")[2] for one in (guard, binder, rank)] == [
+    assert [entry["urlPrefix"].rpartition("/agents/")[2] for entry in (guard, binder, rank)] == [
         "guard",
         "binder",
         "rank",
     ]
-    assert [one["weight"] for one in (guard, binder, rank)] == [7, 20, 7]
-    assert [one.get("bindVerb") for one in (guard, binder, rank)] == [None, "bind", None]
-    assert [one["httpTimeout"] for one in (guard, binder, rank)] == ["1s", "5s", "1s"]
-    assert [one["ignorable"] for one in (guard, binder, rank)] == [False, False, True]
+    assert [entry["weight"] for entry in (guard, binder, rank)] == [7, 20, 7]
+    assert [entry.get("bindVerb") for entry in (guard, binder, rank)] == [None, "bind", None]
+    assert [entry["httpTimeout"] for entry in (guard, binder, rank)] == ["1s", "5s", "1s"]
+    assert [entry["ignorable"] for entry in (guard, binder, rank)] == [False, False, True]
     assert binder["managedResources"] == [{"name": "vendor/card"}]
 
 
 def test_an_entry_for_all_has_the_resources_of_all() -> None:
     [entry] = entries(GUARD, BINDER)
-    assert [one["name"] for one in entry["managedResources"]] == ["telemetry/scheduling", "vendor/card"]
+    assert [resource["name"] for resource in entry["managedResources"]] == [
+        "telemetry/scheduling",
+        "vendor/card",
+    ]
     assert (entry["bindVerb"], entry["httpTimeout"]) == ("bind", "5s")
 
 
@@ -126,12 +129,12 @@ def test_a_filter_without_a_score_is_not_prioritized() -> None:
 
 
 def test_a_second_scheduler_has_a_name_and_a_lease_of_its_own() -> None:
-    found = scheduler_configuration.configuration(
+    configuration = scheduler_configuration.configuration(
         [RANK], SchedulerOptions(LOCAL, scheduler_name="mine", kubeconfig="/k")
     )
-    assert found["profiles"] == [{"schedulerName": "mine"}]
-    assert found["leaderElection"] == {"leaderElect": True, "resourceName": "mine"}
-    assert found["clientConnection"] == {"kubeconfig": "/k"}
+    assert configuration["profiles"] == [{"schedulerName": "mine"}]
+    assert configuration["leaderElection"] == {"leaderElect": True, "resourceName": "mine"}
+    assert configuration["clientConnection"] == {"kubeconfig": "/k"}
 
 
 LOOPBACK = ["http://localhost:1", "http://[::1]:1", "http://127.9.9.9:1"]
@@ -176,10 +179,10 @@ REFUSED: dict[str, tuple[list[Role], dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("roles", "wish", "said"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(("roles", "wish", "message"), REFUSED.values(), ids=REFUSED)
 def test_what_would_not_work_or_say_yes_by_silence_is_refused(
-    roles: list[Role], wish: dict[str, Any], said: str
+    roles: list[Role], wish: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(BadSettings) as refused:
         scheduler_configuration.configuration(roles, SchedulerOptions(**{"url": LOCAL, **wish}))
-    assert said in str(refused.value)
+    assert message in str(refused.value)

@@ -106,10 +106,10 @@ def _place(options: CertsOptions) -> Place:
 
 def _decide(options: CertsOptions, before: Both, wish: Wish, now: datetime) -> Outlook:
     """What is to be done now. Unavailable while this machine's clock cannot be right."""
-    found = certificate_renewal.outlook(before, wish, now)
-    if found.step == "clock":
-        raise Unavailable("nothing was changed", [Problem("", found.reasons[0], "")])
-    return certificate_renewal.restarted(found, wish, now) if options.restarted else found
+    plan = certificate_renewal.outlook(before, wish, now)
+    if plan.step == "clock":
+        raise Unavailable("nothing was changed", [Problem("", plan.reasons[0], "")])
+    return certificate_renewal.restarted(plan, wish, now) if options.restarted else plan
 
 
 def _on_host(options: CertsOptions, wish: Wish) -> None:
@@ -120,14 +120,14 @@ def _on_host(options: CertsOptions, wish: Wish) -> None:
         if options.check:
             _tell_check(options, certificate_renewal.outlook(files.read(folder).both, wish, now))
         with files.alone(folder):
-            found = files.read(folder)
+            existing = files.read(folder)
             if not options.replace:
-                files.check_ours(folder, found)
-            elif found.foreign:
+                files.check_ours(folder, existing)
+            elif existing.foreign:
                 wish = wish._replace(is_forced=True)
-            todo = _decide(options, found.both, wish, now)
-            after = certificate_renewal.taken(found.both, todo.step, wish, now)
-            if after != found.both:
+            todo = _decide(options, existing.both, wish, now)
+            after = certificate_renewal.taken(existing.both, todo.step, wish, now)
+            if after != existing.both:
                 files.write(folder, after)
     except OSError as error:
         raise BadInput("files", [Problem(str(error.filename or folder), error.strerror or "", "")]) from error
@@ -141,8 +141,8 @@ async def _in_cluster(options: CertsOptions, wish: Wish) -> None:
     place, now = _place(options), datetime.now(UTC)
     try:
         if options.check:
-            found = await stored.read(api, place)
-            _tell_check(options, certificate_renewal.outlook(found.both, wish, now))
+            existing = await stored.read(api, place)
+            _tell_check(options, certificate_renewal.outlook(existing.both, wish, now))
         todo, after = await _applied(api, options, wish, now)
     finally:
         await api.close()
@@ -154,18 +154,18 @@ async def _applied(api: Api, options: CertsOptions, wish: Wish, now: datetime) -
     """What was done, and what there is then. Conflict if others write there all the time."""
     place = _place(options)
     for left in reversed(range(_TRIES)):
-        found = await stored.read(api, place)
+        existing = await stored.read(api, place)
         if not options.replace:
-            stored.check_ours(place, found)
-        elif found.foreign or found.both.client.signer:
+            stored.check_ours(place, existing)
+        elif existing.foreign or existing.both.client.signer:
             wish = wish._replace(is_forced=True)
-        before = found.both
+        before = existing.both
         if options.replace:
             before = before._replace(client=before.client._replace(signer=""))
         todo = _decide(options, before, wish, now)
         after = certificate_renewal.taken(before, todo.step, wish, now)
         try:
-            await stored.write(api, place, found, after)
+            await stored.write(api, place, existing, after)
         except Conflict:
             if not left:
                 raise
@@ -196,11 +196,11 @@ async def _sign(options: CertsOptions, wish: Wish) -> None:
     )
 
 
-def _check_signing(options: CertsOptions, found: stored.Found) -> None:
+def _check_signing(options: CertsOptions, existing: stored.Found) -> None:
     """BadInput where what is there is not ours, or nobody would trust what is signed."""
     if not options.replace:
-        stored.check_ours(_place(options), found)
-    if not found.both.server.cert:
+        stored.check_ours(_place(options), existing)
+    if not existing.both.server.cert:
         place = _place(options)
         problem = Problem(
             f"Secret {place.namespace}/{place.names[0]}", "is not there", "`--apply` without a signer"
@@ -227,33 +227,33 @@ async def _write_signed(
 ) -> None:
     """Whom to trust comes first, and where a client is at work its new certificate only when that has arrived."""
     place = _place(options)
-    found = await stored.read(api, place)
-    server, client = found.both
+    existing = await stored.read(api, place)
+    server, client = existing.both
     trusted = certificate_renewal.trusting(server.trusted, authorities)
-    await stored.write(api, place, found, Both(server._replace(trusted=trusted), client))
+    await stored.write(api, place, existing, Both(server._replace(trusted=trusted), client))
     if client.cert and trusted != server.trusted:
         terminal.tell(
             f"{options.signer_name} is new to nodewise, which gets {wish.settle} to hear of it (--settle)"
         )
         await asyncio.sleep(wish.settle.total_seconds())
-    found = await stored.read(api, place)
-    server, client = found.both
+    existing = await stored.read(api, place)
+    server, client = existing.both
     signed = Side(leaf.cert, leaf.key, client.trusted, signer=options.signer_name)
-    await stored.write(api, place, found, Both(server, signed))
+    await stored.write(api, place, existing, Both(server, signed))
 
 
 def _signer_ca(path: str) -> bytes:
     if not path:
         return b""
     try:
-        found = Path(path).read_bytes()
+        pem = Path(path).read_bytes()
     except OSError as error:
         raise BadSettings("settings", [Problem("--signer-ca", str(error), "a PEM file")]) from error
-    if not certificate_renewal.is_authority(found):
+    if not certificate_renewal.is_authority(pem):
         raise BadSettings(
             "settings", [Problem("--signer-ca", f"{path} holds no authority", "its certificate, PEM")]
         )
-    return found
+    return pem
 
 
 def _name_of(text: str) -> str:
@@ -292,42 +292,46 @@ def _tell_waiting(wanted: Request, timeout_s: float) -> None:
     )
 
 
-def _tell_check(options: CertsOptions, found: Outlook) -> NoReturn:
+def _tell_check(options: CertsOptions, plan: Outlook) -> NoReturn:
     """Print what is due, or when something is, and end."""
     if options.output == "json":
-        click.echo(msgspec.json.encode(_report(found)))
+        click.echo(msgspec.json.encode(_report(plan)))
     else:
-        for line in _lines(found):
+        for line in _lines(plan):
             click.echo(line)
-    raise click.exceptions.Exit(exit_codes.NO if found.is_due else exit_codes.DONE)
+    raise click.exceptions.Exit(exit_codes.NO if plan.is_due else exit_codes.DONE)
 
 
-def _report(found: Outlook) -> dict[str, Any]:
-    def shown(one: Shown | None) -> dict[str, Any] | None:
-        signer = {"signer": one.signer} if one and one.signer else {}
-        return {"names": list(one.names), "ends": stamp(one.ends), **signer} if one else None
+def _report(plan: Outlook) -> dict[str, Any]:
+    def shown(certificate: Shown | None) -> dict[str, Any] | None:
+        signer = {"signer": certificate.signer} if certificate and certificate.signer else {}
+        return (
+            {"names": list(certificate.names), "ends": stamp(certificate.ends), **signer}
+            if certificate
+            else None
+        )
 
     return {
-        "due": found.is_due,
-        "next": found.step if found.is_due else "announce",
-        "at": stamp(found.at),
-        "reasons": list(found.reasons),
-        "server": shown(found.server),
-        "client": shown(found.client),
+        "due": plan.is_due,
+        "next": plan.step if plan.is_due else "announce",
+        "at": stamp(plan.at),
+        "reasons": list(plan.reasons),
+        "server": shown(plan.server),
+        "client": shown(plan.client),
     }
 
 
-def _lines(found: Outlook) -> list[str]:
+def _lines(plan: Outlook) -> list[str]:
     texts: dict[str, Callable[[], str]] = {
         "make": lambda: "due: certificates are to be made",
-        "announce": lambda: f"due since {stamp(found.at)}: a renewal",
-        "wait": lambda: f"due before {stamp(found.at)}: kube-scheduler started anew, then --restarted",
-        "switch": lambda: f"due since {stamp(found.at)}: the new certificates are to be used",
+        "announce": lambda: f"due since {stamp(plan.at)}: a renewal",
+        "wait": lambda: f"due before {stamp(plan.at)}: kube-scheduler started anew, then --restarted",
+        "switch": lambda: f"due since {stamp(plan.at)}: the new certificates are to be used",
         "clock": lambda: "due now: the clock of this machine",
-        "sign": lambda: f"due since {stamp(found.at)}: kube-scheduler's certificate, by --signer-name",
-        "nothing": lambda: f"nothing is due before {stamp(found.at)}",
+        "sign": lambda: f"due since {stamp(plan.at)}: kube-scheduler's certificate, by --signer-name",
+        "nothing": lambda: f"nothing is due before {stamp(plan.at)}",
     }
-    return [texts[found.step](), *(f"  {reason}" for reason in found.reasons)]
+    return [texts[plan.step](), *(f"  {reason}" for reason in plan.reasons)]
 
 
 def _tell_done(options: CertsOptions, done: Outlook, after: Outlook, where: str) -> None:
@@ -335,7 +339,7 @@ def _tell_done(options: CertsOptions, done: Outlook, after: Outlook, where: str)
     if options.output == "json":
         click.echo(msgspec.json.encode({"done": done.step, "where": where, **_report(after)}))
         return
-    said = {
+    messages = {
         "make": f"made: {where}",
         "announce": f"announced a new authority beside the old one: {where}",
         "wait": f"waiting until {stamp(after.at)}, or for --restarted: {where}",
@@ -343,7 +347,7 @@ def _tell_done(options: CertsOptions, done: Outlook, after: Outlook, where: str)
         "sign": f"nothing is to be done here, but kube-scheduler's certificate is due, by --signer-name: {where}",
         "nothing": f"nothing is due before {stamp(after.at)}: {where}",
     }
-    click.echo(said[done.step])
+    click.echo(messages[done.step])
     for reason in done.reasons if done.step in {"announce", "make"} else ():
         click.echo(f"  {reason}")
     if done.step == "make":

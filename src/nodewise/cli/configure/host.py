@@ -61,108 +61,111 @@ def _reason(error: OSError) -> str:
 def _run(options: ConfigureOptions, roles: Sequence[Role], weights: dict[str, int]) -> int:
     check_host(options)
     report.say(f"nodewise {nodewise.__version__}")
-    asked = _asked(options, roles, weights)
+    request = _asked(options, roles, weights)
     if options.print_plan:
-        return _repeat(options, asked)
+        return _repeat(options, request)
     if options.dry_run or options.check:
-        return _look(options, asked)
-    folder = os.path.dirname(asked.manifest)
+        return _look(options, request)
+    folder = os.path.dirname(request.manifest)
     if not os.path.isdir(folder):
-        return _change(options, asked)  # which tells all that is missing
+        return _change(options, request)  # which tells all that is missing
     with file_transaction.lock_folder(folder):
-        _mend(asked)
-        return _change(options, asked)
+        _mend(request)
+        return _change(options, request)
 
 
-def _look(options: ConfigureOptions, asked: HostRequest) -> int:
-    plan = _plan(options, asked, _backup(asked))
-    report.plan_of(asked, plan)
-    report.changes(options, asked, plan)
+def _look(options: ConfigureOptions, request: HostRequest) -> int:
+    plan = _plan(options, request, _backup(request))
+    report.plan_of(request, plan)
+    report.changes(options, request, plan)
     report.summary(options, plan, None, written=False)
     report.say("Done.")
     return exit_codes.NO if options.check and plan.changed else exit_codes.DONE
 
 
-def _repeat(options: ConfigureOptions, asked: HostRequest) -> int:
+def _repeat(options: ConfigureOptions, request: HostRequest) -> int:
     """Tell how the other hosts get the same."""
-    plan = _plan(options, asked, _backup(asked))
+    plan = _plan(options, request, _backup(request))
     for text in plan.warnings:
         report.say(f"warning: {text}")
     written = {
         change.path: change.after
         for change in plan.changes
-        if change.after is not None and change.path not in {asked.manifest, *asked.deployments}
+        if change.after is not None and change.path not in {request.manifest, *request.deployments}
     }
-    found = OtherHostRun(
+    run_elsewhere = OtherHostRun(
         nodewise.__version__,
-        ["configure", *repeated_flags(options, template=asked.template)],
+        ["configure", *repeated_flags(options, template=request.template)],
         plan.needed,
         written,
-        asked.manifest,
+        request.manifest,
         plan.config_hash,
     )
     is_json = options.output == "json"
     click.echo(
-        msgspec.json.encode(other_hosts.document(found)) if is_json else other_hosts.script(found), nl=is_json
+        msgspec.json.encode(other_hosts.document(run_elsewhere))
+        if is_json
+        else other_hosts.script(run_elsewhere),
+        nl=is_json,
     )
     return exit_codes.DONE
 
 
-def _change(options: ConfigureOptions, asked: HostRequest) -> int:
-    backup = None if options.restore is not None else _backup(asked)
-    plan = _plan(options, asked, backup)
-    report.plan_of(asked, plan)
+def _change(options: ConfigureOptions, request: HostRequest) -> int:
+    backup = None if options.restore is not None else _backup(request)
+    plan = _plan(options, request, backup)
+    report.plan_of(request, plan)
     changes = plan.changed
     file_transaction.commit(changes, backup if changes else None)
     with contextlib.suppress(OSError):
         os.rmdir(plan.emptied)  # none, or not empty: it stays
-    report.done(asked, plan, backup)
+    report.done(request, plan, backup)
     report.summary(options, plan, backup if changes else None, written=True)
-    if any(change.path == asked.manifest for change in changes):
+    if any(change.path == request.manifest for change in changes):
         report.next_step(options)
     report.say("Done.")
     return exit_codes.DONE
 
 
-def _plan(options: ConfigureOptions, asked: HostRequest, backup: Backup | None) -> Plan:
+def _plan(options: ConfigureOptions, request: HostRequest, backup: Backup | None) -> Plan:
     if options.uninstall:
-        return rollback.plan_uninstall(asked)
+        return rollback.plan_uninstall(request)
     if options.restore is not None:
-        return rollback.plan_restore(asked, _named_backup(options, asked))
-    return control_plane_host.plan(asked, backup)
+        return rollback.plan_restore(request, _named_backup(options, request))
+    return control_plane_host.plan(request, backup)
 
 
-def _named_backup(options: ConfigureOptions, asked: HostRequest) -> str:
+def _named_backup(options: ConfigureOptions, request: HostRequest) -> str:
     if options.restore != NEWEST:
         return os.path.abspath(str(options.restore))
-    parent = asked.backup_dir or os.path.abspath(options.backup_dir)
-    found = backups.newest(parent, [os.path.basename(asked.manifest)])
-    if found is None:
+    parent = request.backup_dir or os.path.abspath(options.backup_dir)
+    folder = backups.newest(parent, [os.path.basename(request.manifest)])
+    if folder is None:
         raise BadInput(
             "no backup", [Problem("--restore", f"none in {parent}", "the name of a backup folder")]
         )
-    report.say(f'Restoring from "{found}"')
-    return found
+    report.say(f'Restoring from "{folder}"')
+    return folder
 
 
-def _backup(asked: HostRequest) -> Backup | None:
-    if not asked.backup_dir:
+def _backup(request: HostRequest) -> Backup | None:
+    if not request.backup_dir:
         return None
     return Backup(
-        asked.backup_dir, backups.new_name(), asked.manifest, control_plane_host.cluster_digest(asked)
+        request.backup_dir, backups.new_name(), request.manifest, control_plane_host.cluster_digest(request)
     )
 
 
-def _mend(asked: HostRequest) -> None:
+def _mend(request: HostRequest) -> None:
     """What a run left that was ended."""
-    if asked.backup_dir and os.path.isdir(asked.backup_dir):
-        for mended in file_transaction.recover(asked.backup_dir, control_plane_host.managed_files(asked)):
+    if request.backup_dir and os.path.isdir(request.backup_dir):
+        for mended in file_transaction.recover(request.backup_dir, control_plane_host.managed_files(request)):
             report.say(_MENDED[mended.what].format(mended.folder))
     folders = [
-        asked.config_dir,
-        asked.cert_dir,
-        os.path.dirname(asked.manifest),
-        *map(os.path.dirname, asked.deployments),
+        request.config_dir,
+        request.cert_dir,
+        os.path.dirname(request.manifest),
+        *map(os.path.dirname, request.deployments),
     ]
     host_files.remove_staged([os.path.realpath(folder) for folder in folders])
 
@@ -233,7 +236,7 @@ def _builtin(
     if not url.startswith("http:"):
         folder = static_pod.CERTS_MOUNT
         papers = EntryFiles(ca or "none", f"{folder}/client.crt", f"{folder}/client.key")
-    found = scheduler_configuration.configuration(
+    configuration = scheduler_configuration.configuration(
         roles,
         SchedulerOptions(
             url,
@@ -245,31 +248,31 @@ def _builtin(
             kubeconfig=kubeconfig or "/etc/kubernetes/scheduler.conf",
         ),
     )
-    for entry in found["extenders"]:
+    for entry in configuration["extenders"]:
         if "tlsConfig" in entry and not ca:
             entry["tlsConfig"] = {"insecure": True, **entry["tlsConfig"]}
             del entry["tlsConfig"]["caFile"]
-    return found
+    return configuration
 
 
 def check_mounts(options: ConfigureOptions) -> None:
     """BadInput, in a container of our image, for folders that are gone with it: the scheduler would not start."""
     if not os.environ.get(_IN_IMAGE):
         return
-    found = container_mounts.read(_MOUNTS.read_bytes().decode("utf-8", "surrogateescape"))
+    mounts = container_mounts.read(_MOUNTS.read_bytes().decode("utf-8", "surrogateescape"))
     folders = {flag: os.path.realpath(folder) for flag, folder in _folders(options).items()}
-    if problems := container_mounts.container_folders(folders, found):
+    if problems := container_mounts.container_folders(folders, mounts):
         raise BadInput("file check error", problems)
-    for mount in container_mounts.uncertain_mounts(folders.values(), found):
+    for mount in container_mounts.uncertain_mounts(folders.values(), mounts):
         text = f"{mount.point} is {mount.root} of its file system; the host has to have it as {mount.point}"
         click.echo(f"warning: {text}", err=True)
 
 
 def _folders(options: ConfigureOptions) -> dict[str, str]:
     """What is written to, by flag."""
-    found = {"-m": os.path.dirname(os.path.abspath(options.manifest)), "-d": options.config_dir}
+    folders = {"-m": os.path.dirname(os.path.abspath(options.manifest)), "-d": options.config_dir}
     if options.backup_folder:
-        found["-b"] = options.backup_folder
+        folders["-b"] = options.backup_folder
     if options.restore is None and not options.uninstall:
-        found["--cert-dir"] = options.cert_dir
-    return {flag: folder for flag, folder in found.items() if folder}
+        folders["--cert-dir"] = options.cert_dir
+    return {flag: folder for flag, folder in folders.items() if folder}

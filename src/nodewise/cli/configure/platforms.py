@@ -43,7 +43,7 @@ def _second(options: ConfigureOptions, roles: Sequence[Role], weights: Mapping[s
             "settings", [Problem("--scheduler-name", repr(name), "another: that is the cluster's own")]
         )
     wish = _wish(options, weights, second_scheduler.URL)._replace(scheduler_name=name)
-    found = scheduler_configuration.configuration(roles, wish) | {"apiVersion": version.api_version}
+    configuration = scheduler_configuration.configuration(roles, wish) | {"apiVersion": version.api_version}
     objects = second_scheduler.objects(
         second_scheduler.SecondSchedulerOptions(
             name,
@@ -51,7 +51,7 @@ def _second(options: ConfigureOptions, roles: Sequence[Role], weights: Mapping[s
             roles,
             f"registry.k8s.io/kube-scheduler:{tag}",
             options.image or f"nodewise:{nodewise.__version__}",
-            found,
+            configuration,
         )
     )
     if options.output == "json":
@@ -101,13 +101,13 @@ def _platform(
     folder = platform.certs
     papers = EntryFiles(f"{folder}/ca.crt", f"{folder}/client.crt", f"{folder}/client.key")
     wish = _wish(options, weights, url)._replace(papers=papers, kubeconfig=platform.kubeconfig)
-    found = scheduler_configuration.configuration(roles, wish)
+    configuration = scheduler_configuration.configuration(roles, wish)
     if options.kubernetes_version:
-        found["apiVersion"] = scheduler_versions.parse_setting(options.kubernetes_version).api_version
-    for entry in found["extenders"]:
+        configuration["apiVersion"] = scheduler_versions.parse_setting(options.kubernetes_version).api_version
+    for entry in configuration["extenders"]:
         if urlsplit(url).hostname != service:
             entry["tlsConfig"]["serverName"] = service
-    _give(options, platform_files.files(platform, found))
+    _give(options, platform_files.files(platform, configuration))
     click.echo(_REMARKS[options.mode].format(platform), err=True)
 
 

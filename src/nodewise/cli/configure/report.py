@@ -33,12 +33,12 @@ def problems(error: BadInput) -> int:
     return exit_codes.FAILED
 
 
-def plan_of(asked: HostRequest, plan: Plan) -> None:
+def plan_of(request: HostRequest, plan: Plan) -> None:
     """Where files are, and what an operator should know before they change."""
-    say(f'Manifest file is located at: "{asked.manifest}"')
+    say(f'Manifest file is located at: "{request.manifest}"')
     if plan.version is not None:
-        say(f'Scheduler config file is located at: "{asked.template or "the built-in template"}"')
-        say(f'Scheduler config destination will be: "{control_plane_host.config_path(asked)}"')
+        say(f'Scheduler config file is located at: "{request.template or "the built-in template"}"')
+        say(f'Scheduler config destination will be: "{control_plane_host.config_path(request)}"')
         say(f"kube-scheduler {plan.version}, configuration {plan.version.api_version}")
     for text in plan.warnings:
         say(f"warning: {text}")
@@ -46,11 +46,11 @@ def plan_of(asked: HostRequest, plan: Plan) -> None:
         say(text)
 
 
-def changes(options: ConfigureOptions, asked: HostRequest, plan: Plan) -> None:
+def changes(options: ConfigureOptions, request: HostRequest, plan: Plan) -> None:
     """What would change in each file; keys and certificates are not shown."""
     colour = sys.stdout.isatty() and not options.no_color and not os.environ.get("NO_COLOR")
     for change in plan.changes:
-        kind = _kind(asked, change)
+        kind = _kind(request, change)
         if kind == "Certs" and change.is_none:
             continue
         say(_HEADS.get(kind, 'Changes of "{}":').format(change.path))
@@ -76,21 +76,21 @@ _HEADS: Final = {
 }
 
 
-def _kind(asked: HostRequest, change: Change) -> str:
-    if change.path == asked.manifest:
+def _kind(request: HostRequest, change: Change) -> str:
+    if change.path == request.manifest:
         return "Manifest"
-    if change.path in asked.deployments:
+    if change.path in request.deployments:
         return "Deployment"
     return "Certs" if os.path.basename(change.path) in control_plane_host.PAPERS else "Scheduler config"
 
 
-def done(asked: HostRequest, plan: Plan, backup: Backup | None) -> None:
+def done(request: HostRequest, plan: Plan, backup: Backup | None) -> None:
     """What was written and removed, and where backups are."""
     if backup is not None and plan.changed:
         say(f'Backups written to folder "{backup.path}"')
-    _papers_done(asked, [change for change in plan.changed if _kind(asked, change) == "Certs"])
+    _papers_done(request, [change for change in plan.changed if _kind(request, change) == "Certs"])
     for change in plan.changes:
-        kind = _kind(asked, change)
+        kind = _kind(request, change)
         if kind == "Certs":
             continue
         if change.is_none:
@@ -105,10 +105,10 @@ def done(asked: HostRequest, plan: Plan, backup: Backup | None) -> None:
         say(f"  {line}")
 
 
-def _papers_done(asked: HostRequest, papers: Sequence[Change]) -> None:
+def _papers_done(request: HostRequest, papers: Sequence[Change]) -> None:
     """Certificates and keys, which are told together."""
     if any(change.after is not None for change in papers):
-        say(f'Certs written to folder "{asked.cert_dir}"')
+        say(f'Certs written to folder "{request.cert_dir}"')
     elif papers:
         say(f'Certs removed from folder "{os.path.dirname(papers[0].path)}"')
 
@@ -128,7 +128,7 @@ def summary(options: ConfigureOptions, plan: Plan, backup: Backup | None, *, wri
     """All of it as JSON on standard output, where that was asked for."""
     if options.output != "json":
         return
-    found = {
+    result = {
         "changed": bool(plan.changed),
         "written": written and bool(plan.changed),
         "files": list(map(_file, plan.changes)),
@@ -138,7 +138,7 @@ def summary(options: ConfigureOptions, plan: Plan, backup: Backup | None, *, wri
         "kubernetesVersion": str(plan.version) if plan.version else None,
         "apiVersion": plan.version.api_version if plan.version else None,
     }
-    click.echo(msgspec.json.encode(found))
+    click.echo(msgspec.json.encode(result))
 
 
 def _file(change: Change) -> dict[str, Any]:
