@@ -58,19 +58,19 @@ def registered(api: Api, backend: Backend, versions: Mapping[str, Sequence[str]]
     service = backend.service()
     ones = [backend.api_service(group, version) for group in versions for version in versions[group]]
     try:
-        for one in (service, *ones):
-            api.create(one)
-        for one in ones:
-            wait_available(api, one)
+        for manifest in (service, *ones):
+            api.create(manifest)
+        for manifest in ones:
+            wait_available(api, manifest)
         yield
     finally:
-        for one in (*ones, service):
-            api.delete(path_of(one))
+        for manifest in (*ones, service):
+            api.delete(path_of(manifest))
 
 
-def wait_available(api: Api, one: Object) -> None:
+def wait_available(api: Api, service: Object) -> None:
     """Until the API server hands on what is asked of an APIService; that its status says so comes a moment before."""
-    path, spec = path_of(one), one["spec"]
+    path, spec = path_of(service), service["spec"]
 
     def available() -> bool | None:
         conditions = api.get(path).get("status", {}).get("conditions", [])

@@ -38,8 +38,8 @@ class Api:
 
     def get(self, path: str, **query: str) -> Object:
         """The object or list at a path."""
-        found: Object = self.request("GET", path, params=query).json()
-        return found
+        result: Object = self.request("GET", path, params=query).json()
+        return result
 
     def find(self, path: str) -> Object | None:
         """The object at a path, or None where there is none."""

@@ -90,7 +90,7 @@ class Baseline:
         admission.wait_settled(self._api, deleted)
 
     def _added(self, kinds: list[Kind]) -> list[tuple[Kind, str, Mapping[str, Any]]]:
-        return [found for found in self._objects(kinds) if found[1] not in self._paths]
+        return [entry for entry in self._objects(kinds) if entry[1] not in self._paths]
 
     def _objects(self, kinds: list[Kind]) -> Iterable[tuple[Kind, str, Mapping[str, Any]]]:
         """Kind, path and metadata of every object; without those that the API server keeps by itself."""

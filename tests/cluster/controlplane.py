@@ -96,10 +96,13 @@ class ControlPlane:
         """
         port = processes.free_port()
         user = user or self.user("system:kube-scheduler")
-        given = yaml.safe_load(config) if isinstance(config, str) else dict(config)
-        connection = given.get("clientConnection", {}) | {"kubeconfig": str(user.kubeconfig)}
+        configuration = yaml.safe_load(config) if isinstance(config, str) else dict(config)
+        connection = configuration.get("clientConnection", {}) | {"kubeconfig": str(user.kubeconfig)}
         whole = (
-            SCHEDULER | {"leaderElection": {"leaderElect": False}} | given | {"clientConnection": connection}
+            SCHEDULER
+            | {"leaderElection": {"leaderElect": False}}
+            | configuration
+            | {"clientConnection": connection}
         )
         file = self.folder / f"scheduler-{port}.json"
         file.write_text(json.dumps(whole))
@@ -157,9 +160,9 @@ class ControlPlane:
     def kubectl(self, *arguments: str) -> str:
         """What kubectl prints, asked as the administrator."""
         command = [str(self._programs / "kubectl"), f"--kubeconfig={self.admin.kubeconfig}", *arguments]
-        said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        assert said.returncode == 0, f"kubectl {' '.join(arguments)}: {said.stderr}"
-        return said.stdout
+        completed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert completed.returncode == 0, f"kubectl {' '.join(arguments)}: {completed.stderr}"
+        return completed.stdout
 
     def _kept(self, user: User) -> User:
         self._stack.callback(user.api.close)

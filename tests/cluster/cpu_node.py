@@ -81,9 +81,9 @@ class Node:
     def init(self, exclusive: int = 2, *options: object) -> subprocess.CompletedProcess[str]:
         return self.run("init", "--sysfs", self.folder, "--num-exclusive-cores", exclusive, *options)
 
-    def store(self, found: Allocations) -> None:
+    def store(self, allocations: Allocations) -> None:
         """As an older program would, over whatever is there."""
-        texts = configmap.format_texts(found)
+        texts = configmap.format_texts(allocations)
         patch = {
             "metadata": {"annotations": {pool_allocations.IDENTITIES: texts.identities}},
             "data": {"config": texts.config},
@@ -91,9 +91,9 @@ class Node:
         self.sandbox.api.patch(self.config_map, patch)
 
     def stored(self) -> Allocations:
-        found = self.sandbox.api.get(self.config_map)
-        identities = (found["metadata"].get("annotations") or {}).get(pool_allocations.IDENTITIES, "{}")
-        return configmap.parse_texts(configmap.ConfigMapTexts(found["data"]["config"], identities))
+        config_map = self.sandbox.api.get(self.config_map)
+        identities = (config_map["metadata"].get("annotations") or {}).get(pool_allocations.IDENTITIES, "{}")
+        return configmap.parse_texts(configmap.ConfigMapTexts(config_map["data"]["config"], identities))
 
 
 @contextmanager

@@ -57,8 +57,8 @@ class CustomMetrics:
         """The values of a metric from now on, by node; it is well again if it had been told to fail."""
         self.heal(metric)
         self._samples[metric] = {
-            node: given if isinstance(given, Sample) else Sample(str(given), time, window_s)
-            for node, given in values.items()
+            node: value if isinstance(value, Sample) else Sample(str(value), time, window_s)
+            for node, value in values.items()
         }
 
     def fail(self, metric: str, status: int = 503) -> None:
@@ -87,17 +87,17 @@ class CustomMetrics:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request (ASGI)."""
         await loopback.body_of(receive)
-        found = PATH.fullmatch(scope["path"])
-        if not found:
+        match = PATH.fullmatch(scope["path"])
+        if not match:
             return await loopback.answer(
                 send, 404, _status(404, "the server could not find the requested resource")
             )
-        if not found["metric"]:
-            return await loopback.answer(send, 200, self._discovery(found["version"]))
-        self.asked.append(found["metric"])
-        while found["metric"] in self._hung:
+        if not match["metric"]:
+            return await loopback.answer(send, 200, self._discovery(match["version"]))
+        self.asked.append(match["metric"])
+        while match["metric"] in self._hung:
             await asyncio.sleep(0.02)
-        return await loopback.answer(send, *self._answer(found["version"], found["node"], found["metric"]))
+        return await loopback.answer(send, *self._answer(match["version"], match["node"], match["metric"]))
 
     def _answer(self, version: str, node: str, metric: str) -> tuple[int, Any]:
         if metric in self._status:
@@ -170,14 +170,14 @@ def behind(sandbox: Sandbox, folder: Path, versions: tuple[str, ...] = VERSIONS)
         sandbox.put(service)
         registered = [_api_service(version, sandbox.namespace, service, authority) for version in versions]
         try:
-            for one in registered:
-                sandbox.api.create(one)
-            for one in registered:
-                aggregated_api.wait_available(sandbox.api, one)
+            for manifest in registered:
+                sandbox.api.create(manifest)
+            for manifest in registered:
+                aggregated_api.wait_available(sandbox.api, manifest)
             yield metrics
         finally:
-            for one in registered:
-                sandbox.api.delete(api.path_of(one))
+            for manifest in registered:
+                sandbox.api.delete(api.path_of(manifest))
 
 
 def _service(port: int) -> Object:

@@ -46,8 +46,8 @@ def sandbox(plane: ControlPlane) -> Iterator[Sandbox]:
 
 
 def definition(own: Sandbox) -> None:
-    for one in extender_process.manifest("crds/taspolicies.yaml"):
-        own.api.ensure(one)
+    for manifest in extender_process.manifest("crds/taspolicies.yaml"):
+        own.api.ensure(manifest)
     path = "/apis/telemetry.intel.com/v1alpha1/taspolicies"
     test_namespaces.wait("TASPolicy is served", lambda: own.api.answers(path) or None)
     policy: Object = yaml.safe_load((example() / "policy.yaml").read_text())
@@ -83,7 +83,8 @@ def by_us(
         say(f"\n{'NODE':9} {METRIC:14} {'BY REQUESTS ALONE':28} BY NODEWISE")
         for node, value in BAD.items():
             shown = (
-                ", ".join(n for n, at in found.items() if at == node) or "-" for found in (by_requests, ours)
+                ", ".join(n for n, at in placement.items() if at == node) or "-"
+                for placement in (by_requests, ours)
             )
             alone, aware = shown
             say(f"{node:9} {value:<14} {alone:28} {aware}")

@@ -45,6 +45,6 @@ def once(plane: ControlPlane, program: Path, policy: Path = health_example.DESCH
             "the descheduler ends", lambda: None if process.is_running else True, 60, process.tail
         )
     log = process.log.read_text()
-    found = re.search(r'"Number of evictions/requests" totalEvicted=(\d+)', log)
-    assert found, f"the descheduler did not get to the end of its pass:\n{process.tail()}"
-    return Run(int(found[1]), log)
+    evictions = re.search(r'"Number of evictions/requests" totalEvicted=(\d+)', log)
+    assert evictions, f"the descheduler did not get to the end of its pass:\n{process.tail()}"
+    return Run(int(evictions[1]), log)

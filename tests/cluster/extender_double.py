@@ -103,11 +103,11 @@ class Double:
         body = await loopback.body_of(receive)
         if verb not in ALL:
             return await loopback.answer(send, 404, b"{}")
-        said = self._preempted(body) if verb == "preempt" else self._decided(verb, body)
+        response_body = self._preempted(body) if verb == "preempt" else self._decided(verb, body)
         while verb in self._hung:
             await asyncio.sleep(0.02)
         status = self._status.get(verb, 200)
-        return await loopback.answer(send, status, said if status == 200 else b"")
+        return await loopback.answer(send, status, response_body if status == 200 else b"")
 
     def _decided(self, verb: str, body: bytes) -> Any:
         arguments = _ARGUMENTS.decode(body)
@@ -132,9 +132,9 @@ class Double:
 
     def _preempted(self, body: bytes) -> Object:
         arguments = _PREEMPTION.decode(body)
-        given = arguments.uids if arguments.uids is not None else _uids(arguments.victims or {})
-        self._record("preempt", arguments.pod, list(given), whole=arguments.uids is None)
-        return {"NodeNameToMetaVictims": {node: v for node, v in given.items() if node not in self.spare}}
+        uids = arguments.uids if arguments.uids is not None else _uids(arguments.victims or {})
+        self._record("preempt", arguments.pod, list(uids), whole=arguments.uids is None)
+        return {"NodeNameToMetaVictims": {node: v for node, v in uids.items() if node not in self.spare}}
 
     def _record(self, verb: str, pod: msgspec.Raw, nodes: list[str], *, whole: bool) -> None:
         if self.records:
@@ -157,10 +157,10 @@ def _uids(victims: dict[str, Any]) -> Object:
     """Victims as kube-scheduler wants them back: always by uid, also when it sent whole pods."""
     return {
         node: {
-            "Pods": [{"UID": pod["metadata"]["uid"]} for pod in found.get("Pods") or []],
-            "NumPDBViolations": found.get("NumPDBViolations", 0),
+            "Pods": [{"UID": pod["metadata"]["uid"]} for pod in victim.get("Pods") or []],
+            "NumPDBViolations": victim.get("NumPDBViolations", 0),
         }
-        for node, found in victims.items()
+        for node, victim in victims.items()
     }
 
 
@@ -204,9 +204,9 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=9100)
     for name in ("--cert", "--key", "--cacert"):
         parser.add_argument(name, type=Path, help="with all three it serves mutual TLS")
-    given = parser.parse_args()
-    tls = Tls(Pair(given.cert, given.key), given.cacert) if given.cert else None
-    with serving(tls, given.port, records=False) as double, contextlib.suppress(KeyboardInterrupt):
+    options = parser.parse_args()
+    tls = Tls(Pair(options.cert, options.key), options.cacert) if options.cert else None
+    with serving(tls, options.port, records=False) as double, contextlib.suppress(KeyboardInterrupt):
         print(double.url, flush=True)
         threading.Event().wait()
 

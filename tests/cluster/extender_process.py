@@ -37,8 +37,10 @@ def manifest(name: str) -> list[Object]:
 
 def rules(kind: str = "ClusterRole") -> list[Object]:
     """The rights that ship: everywhere, or in nodewise's own namespace (`Role`)."""
-    found: list[Object] = next(one for one in manifest("rbac.yaml") if one["kind"] == kind)["rules"]
-    return found
+    rules: list[Object] = next(document for document in manifest("rbac.yaml") if document["kind"] == kind)[
+        "rules"
+    ]
+    return rules
 
 
 def define(api: Api) -> None:
@@ -53,13 +55,13 @@ def define(api: Api) -> None:
 def refusing_unknown_fields(api: Api) -> Iterator[None]:
     """The API server enforces `deploy/policy-fields.yaml`, and no longer does so afterwards."""
     wrong = tas_policy("wrong", {"dontschedule": {"rules": [HOT | {"colour": "red"}]}}, OWN_NAMESPACE)
-    made = [api.create(one) for one in manifest("policy-fields.yaml")]
+    made = [api.create(document) for document in manifest("policy-fields.yaml")]
     try:
         admission.wait_denied(lambda: admission.try_create(api, wrong))
         yield
     finally:
-        for one in made:
-            api.delete(path_of(one))
+        for document in made:
+            api.delete(path_of(document))
         admission.wait_allowed(lambda: admission.try_create(api, wrong))
 
 
@@ -96,14 +98,16 @@ def heated(
 def status(sandbox: Sandbox, name: str = "pol") -> Object:
     """The status of a policy of the test; empty while there is none."""
     path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{sandbox.namespace}/taspolicies/{name}"
-    found: Object = sandbox.api.get(path).get("status", {})
-    return found
+    status: Object = sandbox.api.get(path).get("status", {})
+    return status
 
 
 def condition(sandbox: Sandbox, kind: str, name: str = "pol") -> Object:
     """One condition of a policy's status; one without a word where it is not there."""
-    found = status(sandbox, name).get("conditions", [])
-    return next((one for one in found if one["type"] == kind), {"status": "", "message": ""})
+    conditions = status(sandbox, name).get("conditions", [])
+    return next(
+        (condition for condition in conditions if condition["type"] == kind), {"status": "", "message": ""}
+    )
 
 
 class Served:
@@ -118,13 +122,13 @@ class Served:
     def events(self, name: str = "") -> list[Object]:
         """What it logged, oldest first; of one event, or all."""
         lines = [line for line in self.process.log.read_text().splitlines() if line.startswith("{")]
-        found = [json.loads(line) for line in lines]
-        return [one for one in found if name in {"", one["event"]}]
+        events = [json.loads(line) for line in lines]
+        return [event for event in events if name in {"", event["event"]}]
 
     def find_address(self) -> bool:
         """Whether it has said where it serves."""
-        for one in self.events("started"):
-            self.url, self.health = one["address"], one["health"]
+        for event in self.events("started"):
+            self.url, self.health = event["address"], event["health"]
         return bool(self.url)
 
     def is_ready(self) -> bool:
@@ -134,8 +138,10 @@ class Served:
 
     def decisions(self, pod: str) -> list[Object]:
         """The newest decisions about a pod."""
-        found: list[Object] = httpx2.get(f"{self.health}/decisions", params={"pod": pod}).json()["decisions"]
-        return found
+        decisions: list[Object] = httpx2.get(f"{self.health}/decisions", params={"pod": pod}).json()[
+            "decisions"
+        ]
+        return decisions
 
     def fetched(self, metric: str) -> bool:
         """Whether a metric was fetched with success."""

@@ -83,7 +83,7 @@ class Module(NamedTuple):
 
     def _build_one(self, go: str, name: str, out: Path) -> None:
         command = [go, "build", "-trimpath", "-buildvcs=false", "-ldflags", self.ldflags, "-o", str(out)]
-        said = subprocess.run(
+        completed = subprocess.run(
             [*command, self.packages[name]],
             cwd=self.folder,
             env=toolchain.environment(),
@@ -91,8 +91,8 @@ class Module(NamedTuple):
             text=True,
             check=False,
         )
-        if said.returncode:
-            last = "\n".join(said.stderr.strip().splitlines()[-15:])
+        if completed.returncode:
+            last = "\n".join(completed.stderr.strip().splitlines()[-15:])
             raise MissingError(f"building {name} failed:\n{last}\n", self.remedy)
 
 

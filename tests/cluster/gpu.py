@@ -38,7 +38,7 @@ def user(plane: ControlPlane) -> User:
     made = plane.user(f"nodewise-{processes.number()}")
     for kind, namespace in (("ClusterRole", ""), ("Role", OWN_NAMESPACE)):
         shipped = extender_process.manifest("gpu.yaml")
-        more: list[Object] = next(one for one in shipped if one["kind"] == kind)["rules"]
+        more: list[Object] = next(manifest for manifest in shipped if manifest["kind"] == kind)["rules"]
         access.grant(plane.api, made.name, [*extender_process.rules(kind), *more], namespace)
     return made
 
@@ -69,8 +69,8 @@ def cards_of(pod: Object) -> list[str]:
 def ledger(sandbox: Sandbox, node: str, namespace: str = OWN_NAMESPACE) -> Mapping[str, Any]:
     """The entries of a node's ledger, by pod uid; none where there is none."""
     path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/gpu-{node}"
-    found = sandbox.api.find(path) or {"metadata": {}}
+    pod = sandbox.api.find(path) or {"metadata": {}}
     entries: Mapping[str, Any] = json.loads(
-        found["metadata"].get("annotations", {}).get("nodewise.io/holdings", "{}")
+        pod["metadata"].get("annotations", {}).get("nodewise.io/holdings", "{}")
     )
     return entries

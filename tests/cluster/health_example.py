@@ -33,10 +33,10 @@ def policy() -> Object:
 
 def deployment(replicas: int = 1) -> Object:
     """The demo application; its pods go at once when they are evicted, since no kubelet lets them end."""
-    found = _at_home(read(CLUSTER / "deployment.yaml"))
-    found["spec"]["replicas"] = replicas
-    found["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 0
-    return found
+    deployment = _at_home(read(CLUSTER / "deployment.yaml"))
+    deployment["spec"]["replicas"] = replicas
+    deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 0
+    return deployment
 
 
 def pod(name: str) -> Object:
@@ -58,8 +58,8 @@ def placed(sandbox: Sandbox) -> str:
     """The node of the one pod of the demo application, once it has one."""
 
     def node() -> str | None:
-        found = [test_namespaces.node_of(pod) for pod in pods(sandbox)]
-        return found[0] if len(found) == 1 else None
+        nodes = [test_namespaces.node_of(pod) for pod in pods(sandbox)]
+        return nodes[0] if len(nodes) == 1 else None
 
     return wait("the demo application is placed", node, show=lambda: pods(sandbox))
 

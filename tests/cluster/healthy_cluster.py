@@ -133,18 +133,20 @@ class Diagnosis:
         self.done = done
         self.code = done.returncode
         assert done.returncode in {0, 3}, f"exit code {done.returncode}: {done.stderr}\n{done.stdout}"
-        said = json.loads(done.stdout)
-        self.sound: bool = said["sound"]
-        self.findings: list[Object] = said["findings"]
-        self.checked: list[str] = said["checked"]
-        self.not_checked: list[Object] = said["not_checked"]
+        report = json.loads(done.stdout)
+        self.sound: bool = report["sound"]
+        self.findings: list[Object] = report["findings"]
+        self.checked: list[str] = report["checked"]
+        self.not_checked: list[Object] = report["not_checked"]
 
     def ids(self, *severities: str) -> set[str]:
         """Of what it found, of these severities or all."""
-        return {one["id"] for one in self.findings if not severities or one["severity"] in severities}
+        return {
+            finding["id"] for finding in self.findings if not severities or finding["severity"] in severities
+        }
 
     def of(self, name: str) -> list[Object]:
-        return [one for one in self.findings if one["id"] == name]
+        return [finding for finding in self.findings if finding["id"] == name]
 
     def __repr__(self) -> str:
         return json.dumps(self.findings + self.not_checked, indent=1)
@@ -167,17 +169,17 @@ def running_pod(name: str, namespace: str, node: str, pod: Object, owner: str = 
 def put_running(api: Api, pod: Object, address: str = "") -> None:
     """Makes a pod, and has its containers run, at an address where one is named."""
     api.create(pod)
-    names = [one["name"] for one in pod["spec"]["containers"]]
+    names = [container["name"] for container in pod["spec"]["containers"]]
     about = {"image": "none", "imageID": "none", "restartCount": 0, "state": {"running": {}}}
     kinds = ("Ready", "ContainersReady", "PodScheduled")
-    found: Object = {
+    pod_status: Object = {
         "phase": "Running",
         "conditions": [{"type": kind, "status": "True"} for kind in kinds],
         "containerStatuses": [about | {"name": name, "ready": True, "started": True} for name in names],
     }
     if address:
-        found |= {"podIP": address, "podIPs": [{"ip": address}]}
-    status(api, path_of(pod), found)
+        pod_status |= {"podIP": address, "podIPs": [{"ip": address}]}
+    status(api, path_of(pod), pod_status)
 
 
 def put_deployment(api: Api, deployment: Object) -> None:
@@ -235,15 +237,15 @@ def _install(cluster: Cluster) -> None:
     extender_process.define(cluster.api)
     cluster.plane.kubectl("apply", "-f", str(deploy / "crds" / "cmk-reports.yaml"))
     cluster.api.create(_secret(cluster))
-    for one in extender_process.manifest("doctor.yaml"):
-        if one["kind"] != "Job":
-            cluster.api.ensure(one)
+    for manifest in extender_process.manifest("doctor.yaml"):
+        if manifest["kind"] != "Job":
+            cluster.api.ensure(manifest)
     cluster.doctor = cluster.plane.service_account(DOCTOR, NAMESPACE)
-    for one in yaml.safe_load_all(INSTALLED.read_text()):
-        if one and one["kind"] == "Deployment":
-            put_deployment(cluster.api, one)
-        elif one and one["kind"] not in {"NetworkPolicy", "PodDisruptionBudget"}:
-            cluster.api.ensure(one)
+    for manifest in yaml.safe_load_all(INSTALLED.read_text()):
+        if manifest and manifest["kind"] == "Deployment":
+            put_deployment(cluster.api, manifest)
+        elif manifest and manifest["kind"] not in {"NetworkPolicy", "PodDisruptionBudget"}:
+            cluster.api.ensure(manifest)
 
 
 def _secret(cluster: Cluster) -> Object:
@@ -286,18 +288,18 @@ def _metrics(cluster: Cluster, stack: contextlib.ExitStack) -> None:
 
 def _replicas(cluster: Cluster, stack: contextlib.ExitStack) -> None:
     account = cluster.plane.service_account("nodewise", NAMESPACE)
-    given = extender_process.arguments(account, cluster.papers)
-    given += [
+    arguments = extender_process.arguments(account, cluster.papers)
+    arguments += [
         f"--namespace={NAMESPACE}",
         "--agents=telemetry,gpu",
         f"--client-name={purpose_certificates.CLIENT}",
     ]
     address = processes.own_address()
-    given += [f"--address={address}", f"--health-address={address}"]
+    arguments += [f"--address={address}", f"--health-address={address}"]
     path = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/nodewise"
     template = cluster.api.get(path)["spec"]["template"]
     for number, node in enumerate(PLAIN):
-        replica = stack.enter_context(extender_process.started(cluster.folder, given, cluster.papers))
+        replica = stack.enter_context(extender_process.started(cluster.folder, arguments, cluster.papers))
         cluster.replicas.append(replica)
         cluster.api.create(installation.endpoint(f"nodewise-{number}", replica.url))
         own = _listening(template, replica)
@@ -309,12 +311,12 @@ def _replicas(cluster: Cluster, stack: contextlib.ExitStack) -> None:
 
 def _listening(template: Object, replica: Served) -> Object:
     """A pod template, its ports as the replica has them: both are at one address."""
-    found: Object = json.loads(
+    response_body: Object = json.loads(
         json.dumps(template)
         .replace("9001", replica.url.rpartition(":")[2])
         .replace("9002", replica.health.rpartition(":")[2])
     )
-    return found
+    return response_body
 
 
 def _scheduler(cluster: Cluster) -> None:
@@ -326,8 +328,12 @@ def _scheduler(cluster: Cluster) -> None:
         "profiles": [{"schedulerName": "default-scheduler"}],
     }
     port = processes.free_port()
-    asked = str(cluster.plane.user("system:kube-scheduler").kubeconfig)
-    flags = {"authentication-kubeconfig": asked, "authorization-kubeconfig": asked, "secure-port": str(port)}
+    kubeconfig = str(cluster.plane.user("system:kube-scheduler").kubeconfig)
+    flags = {
+        "authentication-kubeconfig": kubeconfig,
+        "authorization-kubeconfig": kubeconfig,
+        "secure-port": str(port),
+    }
     cluster.scheduler = cluster.plane.start_scheduler(cluster.config, more=flags)
     cluster.scheduler_url = f"https://127.0.0.1:{port}"
     command = ["kube-scheduler", "--config=/etc/kubernetes/scheduler-config.yaml", "--leader-elect=true"]

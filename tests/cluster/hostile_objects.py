@@ -87,11 +87,16 @@ def talking_pods(cluster: Cluster) -> Iterator[None]:
     for pod in pods:
         pod["metadata"]["annotations"] = {"note": LONG, gpu.CARDS: ESCAPES}
         pod["spec"]["schedulingGates"] = [{"name": "tests/held"}]
-    said = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": ESCAPES + LONG}
+    condition = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": ESCAPES + LONG,
+    }
     with misconfigurations.created(*pods)(cluster):
         for pod in pods:
             path = f"/api/v1/namespaces/{healthy_cluster.TENANT}/pods/{pod['metadata']['name']}"
-            healthy_cluster.status(cluster.api, path, {"conditions": [said]})
+            healthy_cluster.status(cluster.api, path, {"conditions": [condition]})
         yield
 
 

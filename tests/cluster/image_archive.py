@@ -45,12 +45,12 @@ def archive() -> Path:
 
 def _digest() -> str:
     root = contents.ROOT
-    found = hashlib.sha256(identity().version.encode())
+    digest = hashlib.sha256(identity().version.encode())
     folders = (root / "src", root / "tools/image", root / "examples")
     files = [path for folder in folders for path in sorted(folder.rglob("*")) if _counts(path)]
     for path in (*files, root / "uv.lock", root / "pyproject.toml"):
-        found.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
-    return found.hexdigest()[:16]
+        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _counts(path: Path) -> bool:

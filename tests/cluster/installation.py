@@ -46,16 +46,16 @@ class Shipped(NamedTuple):
     @contextlib.contextmanager
     def started(self, folder: Path) -> Iterator[Served]:
         """A replica at an address of this machine, by the service account; not waited for to be ready."""
-        given = extender_process.arguments(self.account, self.papers)
-        given += [f"--namespace={NAMESPACE}", f"--advertise-resource={ADVERTISED}=1000"]
+        arguments = extender_process.arguments(self.account, self.papers)
+        arguments += [f"--namespace={NAMESPACE}", f"--advertise-resource={ADVERTISED}=1000"]
         with extender_process.started(
-            folder, [*given, f"--address={processes.own_address()}"], self.papers
+            folder, [*arguments, f"--address={processes.own_address()}"], self.papers
         ) as running:
             yield running
 
     def labels(self, node: str) -> dict[str, str]:
-        found: dict[str, str] = self._node(node)["metadata"]["labels"]
-        return found
+        labels: dict[str, str] = self._node(node)["metadata"]["labels"]
+        return labels
 
     def advertises(self, node: str) -> bool:
         return ADVERTISED in self._node(node)["status"]["allocatable"]
@@ -71,7 +71,9 @@ class Shipped(NamedTuple):
     def missing(self, right: Right) -> Iterator[None]:
         """The account's role without one right, until the block is left."""
         kind = "Role" if right.namespace else "ClusterRole"
-        role = next(one for one in extender_process.manifest("rbac.yaml") if one["kind"] == kind)
+        role = next(
+            manifest for manifest in extender_process.manifest("rbac.yaml") if manifest["kind"] == kind
+        )
         self._put(role | {"rules": rights.without(role["rules"], right)})
         try:
             wait("it is gone", lambda: not rights.holds(self.plane.api, ACCOUNT, right) or None)
@@ -90,13 +92,13 @@ class Shipped(NamedTuple):
 def policy(name: str, metric: str, *strategies: str) -> Object:
     """Nodes with more than 80 of a metric break the rule of each strategy; the idlest is preferred."""
     rule = {"metricname": metric, "operator": "GreaterThan", "target": 80}
-    given = {strategy: {"rules": [rule]} for strategy in strategies}
+    rules_by_strategy = {strategy: {"rules": [rule]} for strategy in strategies}
     idlest = {"metricname": "cpu_usage", "operator": "LessThan"}
     return {
         "apiVersion": "telemetry.intel.com/v1alpha1",
         "kind": "TASPolicy",
         "metadata": {"name": name},
-        "spec": {"strategies": given | {"scheduleonmetric": {"rules": [idlest]}}},
+        "spec": {"strategies": rules_by_strategy | {"scheduleonmetric": {"rules": [idlest]}}},
     }
 
 

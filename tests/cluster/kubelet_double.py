@@ -26,7 +26,7 @@ def failed(message: str, container: str = "init") -> Object:
 def crashing(pod: Object) -> Object:
     """The status of a pod that starts again and again, at a moment at which it waits for that."""
     waiting = {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting failed container"}
-    names = [one["name"] for one in pod["spec"]["containers"]]
+    names = [container["name"] for container in pod["spec"]["containers"]]
     return {
         "phase": "Running",
         "containerStatuses": [_container(name, {"waiting": waiting}, 4) for name in names],
@@ -35,7 +35,7 @@ def crashing(pod: Object) -> Object:
 
 def running(pod: Object) -> Object:
     """The status of a pod all of whose containers run."""
-    names = [one["name"] for one in pod["spec"]["containers"]]
+    names = [container["name"] for container in pod["spec"]["containers"]]
     return {
         "phase": "Running",
         "containerStatuses": [_container(name, {"running": {}}, ready=True) for name in names],
@@ -57,7 +57,7 @@ def _meant_for(pod: Object) -> str | None:
     """The node of a pod of a DaemonSet that nobody has placed yet: there is no kube-scheduler."""
     affinity = pod["spec"].get("affinity", {}).get("nodeAffinity", {})
     terms = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {}).get("nodeSelectorTerms", [])
-    names = [one["values"][0] for term in terms for one in term.get("matchFields", [])]
+    names = [field["values"][0] for term in terms for field in term.get("matchFields", [])]
     return None if pod["spec"].get("nodeName") or not names else str(names[0])
 
 
@@ -89,7 +89,9 @@ class Kubelets:
             self._api.delete(path)
         elif metadata["uid"] not in self._told and pod["spec"].get("nodeName"):
             status = self._status(pod)
-            if status is SUCCEEDED and "discover" in {one["name"] for one in pod["spec"]["containers"]}:
+            if status is SUCCEEDED and "discover" in {
+                container["name"] for container in pod["spec"]["containers"]
+            }:
                 self._api.patch(f"/api/v1/nodes/{pod['spec']['nodeName']}", LABELLED)
             self._api.patch(f"{path}/status", {"status": status})
             self._told.add(metadata["uid"])

@@ -80,8 +80,8 @@ class Steps:
 
         ObjectDecoder.add, Handle._run = counted, step
 
-    async def _noted(self, path: str, params: Mapping[str, str], **given: Any) -> bytes:
-        body = await self._get(path, params, **given)
+    async def _noted(self, path: str, params: Mapping[str, str], **options: Any) -> bytes:
+        body = await self._get(path, params, **options)
         self.pages_bytes.append(len(body))
         return body
 
@@ -103,7 +103,7 @@ async def found(kubeconfig: str) -> Found:
     gc.collect()
     before = resident_bytes()
     steps = Steps(api)
-    tasks = [asyncio.ensure_future(one) for one in (reflector.run(), steps.take_turns())]
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in (reflector.run(), steps.take_turns())]
     await reflector.until_synced()
     for task in tasks:
         task.cancel()

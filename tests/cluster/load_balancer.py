@@ -27,8 +27,8 @@ class Endpoint(NamedTuple):
 
     @property
     def address(self) -> tuple[str, int]:
-        found = urlsplit(self.url)
-        return found.hostname or "", found.port or 0
+        address = urlsplit(self.url)
+        return address.hostname or "", address.port or 0
 
 
 class Balancer:
@@ -54,8 +54,10 @@ class Balancer:
         async with await asyncio.start_server(self._connected, sock=listening):
             while True:
                 endpoints = self._endpoints
-                found = await asyncio.gather(*map(_is_ready, endpoints))
-                self.ready = [one for one, is_ready in zip(endpoints, found, strict=True) if is_ready]
+                readiness = await asyncio.gather(*map(_is_ready, endpoints))
+                self.ready = [
+                    endpoint for endpoint, is_ready in zip(endpoints, readiness, strict=True) if is_ready
+                ]
                 await asyncio.sleep(PROBE_S)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -85,10 +87,10 @@ async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> No
 
 
 async def _is_ready(endpoint: Endpoint) -> bool:
-    found = urlsplit(endpoint.health)
+    address = urlsplit(endpoint.health)
     try:
         async with asyncio.timeout(PROBE_TIMEOUT_S):
-            reader, writer = await asyncio.open_connection(found.hostname, found.port)
+            reader, writer = await asyncio.open_connection(address.hostname, address.port)
             writer.write(b"GET /readyz HTTP/1.1\r\nHost: probe\r\nConnection: close\r\n\r\n")
             status = await reader.readline()
             writer.close()

@@ -92,8 +92,8 @@ class Pipeline:
 
     def read(self, metric: str, node: str = "*", version: str = "v1beta2") -> list[dict[str, Any]]:
         """The items that the API server answers; raises ApiError."""
-        found: list[dict[str, Any]] = self.api.get(f"/apis/{GROUP}/{version}/nodes/{node}/{metric}")["items"]
-        return found
+        items: list[dict[str, Any]] = self.api.get(f"/apis/{GROUP}/{version}/nodes/{node}/{metric}")["items"]
+        return items
 
     def values(self, metric: str) -> dict[str, str] | None:
         """Quantity by node, as it goes over the wire; None where the API has no answer."""

@@ -77,12 +77,12 @@ def created(*made: Object) -> Defect:
     @contextlib.contextmanager
     def apply(cluster: Cluster) -> Iterator[None]:
         try:
-            for one in made:
-                cluster.api.create(one)
+            for manifest in made:
+                cluster.api.create(manifest)
             yield
         finally:
-            for one in reversed(made):
-                cluster.api.delete(path_of(one))
+            for manifest in reversed(made):
+                cluster.api.delete(path_of(manifest))
 
     return apply
 
@@ -98,12 +98,12 @@ def deleted(*paths: str) -> Defect:
                 cluster.api.delete(path)
             yield
         finally:
-            for one in kept:
+            for stored in kept:
                 for field in ("uid", "resourceVersion", "creationTimestamp", "managedFields"):
-                    one["metadata"].pop(field, None)
-                cluster.api.ensure(one)
-                if "status" in one:
-                    healthy_cluster.status(cluster.api, path_of(one), one["status"])
+                    stored["metadata"].pop(field, None)
+                cluster.api.ensure(stored)
+                if "status" in stored:
+                    healthy_cluster.status(cluster.api, path_of(stored), stored["status"])
 
     return apply
 
@@ -171,8 +171,8 @@ def unweighted(cluster: Cluster, config: Object, entry: Object) -> None:
 
 def counted(cluster: Cluster, config: Object, entry: Object) -> None:
     entry["managedResources"] = [
-        {**one, "ignoredByScheduler": False} if one in extender_process.MANAGED else one
-        for one in entry["managedResources"]
+        {**resource, "ignoredByScheduler": False} if resource in extender_process.MANAGED else resource
+        for resource in entry["managedResources"]
     ]
 
 
@@ -244,7 +244,9 @@ def without_trust(cluster: Cluster) -> Iterator[None]:
 def _not_trusted(cluster: Cluster) -> str:
     path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{healthy_cluster.TENANT}/taspolicies/pol"
     conditions = cluster.api.get(path).get("status", {}).get("conditions", [])
-    return next((str(one["status"]) for one in conditions if one["type"] == "NotTrusted"), "")
+    return next(
+        (str(condition["status"]) for condition in conditions if condition["type"] == "NotTrusted"), ""
+    )
 
 
 @contextlib.contextmanager
@@ -266,7 +268,7 @@ def _flag(cluster: Cluster, flag: str) -> Iterator[None]:
     """A flag more in the arguments of nodewise's Deployment."""
     path = f"/apis/apps/v1/namespaces/{healthy_cluster.NAMESPACE}/deployments/nodewise"
     before = cluster.api.get(path)["spec"]["template"]["spec"]["containers"]
-    changed = [one | {"args": [*one.get("args", []), flag]} for one in before]
+    changed = [container | {"args": [*container.get("args", []), flag]} for container in before]
     cluster.api.patch(path, {"spec": {"template": {"spec": {"containers": changed}}}})
     yield
     cluster.api.patch(path, {"spec": {"template": {"spec": {"containers": before}}}})
@@ -332,13 +334,15 @@ def nobody_ready(cluster: Cluster) -> Iterator[None]:
     """A Service whose endpoints are not ready."""
     folder = f"/apis/discovery.k8s.io/v1/namespaces/{healthy_cluster.NAMESPACE}/endpointslices"
     kept = cluster.api.get(folder)["items"]
-    for one in kept:
-        unready = [end | {"conditions": {"ready": False}} for end in one["endpoints"]]
-        cluster.api.patch(f"{folder}/{one['metadata']['name']}", {"endpoints": unready})
+    for endpoint_slice in kept:
+        unready = [end | {"conditions": {"ready": False}} for end in endpoint_slice["endpoints"]]
+        cluster.api.patch(f"{folder}/{endpoint_slice['metadata']['name']}", {"endpoints": unready})
     with entry(urlPrefix=f"{SERVICE}:9001/scheduler")(cluster):
         yield
-    for one in kept:
-        cluster.api.patch(f"{folder}/{one['metadata']['name']}", {"endpoints": one["endpoints"]})
+    for endpoint_slice in kept:
+        cluster.api.patch(
+            f"{folder}/{endpoint_slice['metadata']['name']}", {"endpoints": endpoint_slice["endpoints"]}
+        )
 
 
 @contextlib.contextmanager
@@ -385,9 +389,14 @@ def one_down(cluster: Cluster) -> Iterator[None]:
         "waiting": {"reason": "CrashLoopBackOff", "message": "back-off 5m0s restarting failed container"}
     }
     crashing = [
-        one | {"ready": False, "restartCount": 9, "state": waits} for one in kept[1][1]["containerStatuses"]
+        container | {"ready": False, "restartCount": 9, "state": waits}
+        for container in kept[1][1]["containerStatuses"]
     ]
-    unready = [one | {"status": "False"} for one in kept[1][1]["conditions"] if one["type"] != "PodScheduled"]
+    unready = [
+        condition | {"status": "False"}
+        for condition in kept[1][1]["conditions"]
+        if condition["type"] != "PodScheduled"
+    ]
     healthy_cluster.status(
         cluster.api, deployment, {"readyReplicas": 1, "availableReplicas": 1, "unavailableReplicas": 1}
     )
@@ -408,8 +417,13 @@ def unserved(cluster: Cluster) -> Iterator[None]:
     ports = [cluster.api.get(path)["spec"]["service"]["port"] for path in paths]
 
     def is_available(*, wanted: str) -> bool | None:
-        found = [cluster.api.get(path)["status"]["conditions"] for path in paths]
-        return all(one["status"] == wanted for conditions in found for one in conditions) or None
+        conditions_of_pods = [cluster.api.get(path)["status"]["conditions"] for path in paths]
+        return (
+            all(
+                condition["status"] == wanted for conditions in conditions_of_pods for condition in conditions
+            )
+            or None
+        )
 
     for path in paths:
         cluster.api.patch(path, {"spec": {"service": {"port": processes.free_port()}}})

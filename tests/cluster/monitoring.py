@@ -129,7 +129,9 @@ class Monitoring:
 
     def values(self, series: str) -> dict[str, float]:
         """The newest value of each node."""
-        return {one["metric"]["instance"]: float(one["value"][1]) for one in self.prometheus.ask(series)}
+        return {
+            sample["metric"]["instance"]: float(sample["value"][1]) for sample in self.prometheus.ask(series)
+        }
 
     def wait_scraped(
         self, series: str, values: Mapping[str, float], deadline_s: float = test_namespaces.PATIENCE_S

@@ -78,18 +78,24 @@ class Unpacked(NamedTuple):
         """The packages, with those that they need."""
         if not self.needs:
             return list(self.packages)
-        said = self._run(["apt-get", *options, "-s", "install", "--no-install-recommends", *self.packages])
-        found = re.findall(r"^Inst (\S+)", said, re.MULTILINE)
-        return list(dict.fromkeys([*self.packages, *(one for one in found if re.match(self.needs, one))]))
+        simulation = self._run(
+            ["apt-get", *options, "-s", "install", "--no-install-recommends", *self.packages]
+        )
+        installed = re.findall(r"^Inst (\S+)", simulation, re.MULTILINE)
+        return list(
+            dict.fromkeys(
+                [*self.packages, *(package for package in installed if re.match(self.needs, package))]
+            )
+        )
 
     def _run(self, command: list[str], folder: Path | None = None) -> str:
-        said = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-        if said.returncode:
-            last = (said.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        completed = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        if completed.returncode:
+            last = (completed.stderr.strip().splitlines() or ["it said nothing"])[-1]
             raise MissingError(
                 f"{command[0]} could not get {' and '.join(self.packages)}: {last}", self.remedy
             )
-        return said.stdout
+        return completed.stdout
 
 
 PROMETHEUS = Unpacked(

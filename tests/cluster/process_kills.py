@@ -145,16 +145,22 @@ class Caller:
                 )
             return
         self._knew_s[verb] = asked_s
-        said = failed(answer) if verb == "filter" else scores(answer)
+        response = failed(answer) if verb == "filter" else scores(answer)
         held: Held[Any] = self._filtered if verb == "filter" else self._scored
-        if held.told(said, floor, answered_s) is None:
-            self.wrong.append(f"{verb}: no truth at {answered_s:.1f}: {self._difference(said)}")
+        if held.told(response, floor, answered_s) is None:
+            self.wrong.append(f"{verb}: no truth at {answered_s:.1f}: {self._difference(response)}")
 
-    def _difference(self, said: Any) -> str:
+    def _difference(self, response: Any) -> str:
         meant = (
-            self._history.newest.rejected() if isinstance(said, frozenset) else self._history.newest.scores()
+            self._history.newest.rejected()
+            if isinstance(response, frozenset)
+            else self._history.newest.scores()
         )
-        return f"{sorted(said ^ meant)[:10]}" if isinstance(said, frozenset) else f"{said} for {meant}"
+        return (
+            f"{sorted(response ^ meant)[:10]}"
+            if isinstance(response, frozenset)
+            else f"{response} for {meant}"
+        )
 
 
 def failed(answer: httpx2.Response) -> frozenset[str]:
@@ -166,14 +172,14 @@ def is_refusal(answer: httpx2.Response, verb: str) -> bool:
     """Whether no node passes, none because of its value; or no node is better than another."""
     if verb == "prioritize":
         return not any(scores(answer).values())
-    said = answer.json()
-    reasons = (said["FailedNodes"] or {}).values()
-    return not said["NodeNames"] and len(reasons) > 0 and not any(RULE in reason for reason in reasons)
+    rejection = answer.json()
+    reasons = (rejection["FailedNodes"] or {}).values()
+    return not rejection["NodeNames"] and len(reasons) > 0 and not any(RULE in reason for reason in reasons)
 
 
 def scores(answer: httpx2.Response) -> dict[str, int]:
     """The points that a prioritize call gave."""
-    return {one["Host"]: one["Score"] for one in answer.json()}
+    return {priority["Host"]: priority["Score"] for priority in answer.json()}
 
 
 class LabelLooker:
@@ -196,13 +202,13 @@ class LabelLooker:
         """Each label of each node must be that of a truth, and what others put there must be there."""
         floor = self._history.floor
         try:
-            found = self.read()
+            allocations = self.read()
         except httpx2.HTTPError:
             return
         seen_s = time.monotonic()
         self.looks += 1
         for node in self._history.newest.heat:
-            ours, others = split(found.get(node, {}))
+            ours, others = split(allocations.get(node, {}))
             if others != {**self._foreign, "kubernetes.io/hostname": node}:
                 self.wrong.append(f"labels of others on {node} at {seen_s:.1f}: {others}")
             for key in OURS:

@@ -63,9 +63,9 @@ def own_address() -> str:
     """An address of this machine other than loopback, which the API server takes for an endpoint."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
         probe.connect(("192.0.2.1", 9))  # nothing is sent
-        found: str = probe.getsockname()[0]
-        if not found.startswith("127."):
-            return found
+        address: str = probe.getsockname()[0]
+        if not address.startswith("127."):
+            return address
     return availability.not_run("this machine has no address but loopback: give it a network")
 
 

@@ -75,7 +75,10 @@ class Prometheus:
     def hold(self, series: Given) -> None:
         """Writes samples into its data; before it starts."""
         now = time.time()
-        aged = {text: given if isinstance(given, tuple) else (given, 0.0) for text, given in series.items()}
+        aged = {
+            text: samples if isinstance(samples, tuple) else (samples, 0.0)
+            for text, samples in series.items()
+        }
         self.hold_samples(f"{text} {value} {now - age_s:.3f}" for text, (value, age_s) in aged.items())
 
     def hold_samples(self, lines: Iterable[str]) -> None:
@@ -89,13 +92,13 @@ class Prometheus:
     def ask(self, query: str) -> list[Object]:
         """What it answers to a query: series with their labels and their newest value."""
         answer = self.client.get(f"{self.url}/api/v1/query", params={"query": query})
-        found: list[Object] = answer.raise_for_status().json()["data"]["result"]
-        return found
+        result: list[Object] = answer.raise_for_status().json()["data"]["result"]
+        return result
 
     def targets(self) -> Any:
         """What it scrapes, and what went wrong with it."""
         answer = self.client.get(f"{self.url}/api/v1/targets").json()["data"]
-        return [(one["labels"], one["lastError"]) for one in answer["activeTargets"]]
+        return [(target["labels"], target["lastError"]) for target in answer["activeTargets"]]
 
 
 @contextlib.contextmanager

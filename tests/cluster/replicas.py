@@ -31,18 +31,20 @@ class Replicas:
 
     def start(self) -> Served:
         """One more; the Service knows it when this returns."""
-        one = self._stack.enter_context(
+        replica = self._stack.enter_context(
             gpu.extender(self._plane, self._folder, papers=self.papers, by=self._user)
         )
-        self.running.append(one)
+        self.running.append(replica)
         self._publish()
-        wait("the Service has it", lambda: Endpoint(one.url, one.health) in self._service.ready or None)
-        return one
+        wait(
+            "the Service has it", lambda: Endpoint(replica.url, replica.health) in self._service.ready or None
+        )
+        return replica
 
-    def kill(self, one: Served) -> None:
+    def kill(self, replica: Served) -> None:
         """At once, in the middle of whatever it does."""
-        one.process.kill()
-        self.running.remove(one)
+        replica.process.kill()
+        self.running.remove(replica)
         self._publish()
 
     def entry(self) -> Object:
@@ -52,7 +54,7 @@ class Replicas:
         self._stack.close()
 
     def _publish(self) -> None:
-        self._service.set_endpoints(*(Endpoint(one.url, one.health) for one in self.running))
+        self._service.set_endpoints(*(Endpoint(replica.url, replica.health) for replica in self.running))
 
 
 @contextlib.contextmanager
@@ -137,7 +139,7 @@ def recorded(sandbox: Sandbox) -> Iterator[History]:
         yield history
 
 
-def held(one: Served) -> dict[str, Any]:
+def held(replica: Served) -> dict[str, Any]:
     """Who holds cards, by this replica's books: pods by node, of nodes where somebody does."""
-    state = httpx2.get(f"{one.health}/state/gpu", timeout=30).json()["nodes"]
+    state = httpx2.get(f"{replica.health}/state/gpu", timeout=30).json()["nodes"]
     return {name: node["pods"] for name, node in state.items() if node["pods"]}

@@ -28,9 +28,9 @@ def granted(objects: Iterable[Object]) -> set[Right]:
     """What the Roles and ClusterRoles among some objects allow, each right once."""
     return {
         right
-        for one in objects
-        for rule in one.get("rules", ())
-        for right in of_rule(rule, one["metadata"].get("namespace", ""))
+        for manifest in objects
+        for rule in manifest.get("rules", ())
+        for right in of_rule(rule, manifest["metadata"].get("namespace", ""))
     }
 
 
@@ -49,9 +49,9 @@ def needed(requests: Iterable[Request]) -> set[Right]:
     A right is of one name, or one namespace, if no request was about another.
     """
     places = defaultdict(set)
-    for one in requests:
-        resource = ANY if one.group in NAMED_BY_USERS else one.resource
-        places[one.verb, one.group, resource].add((one.name, one.namespace))
+    for request in requests:
+        resource = ANY if request.group in NAMED_BY_USERS else request.resource
+        places[request.verb, request.group, resource].add((request.name, request.namespace))
     return {
         Right(*what, _only(name for name, _ in where), _only(namespace for _, namespace in where))
         for what, where in places.items()

@@ -163,9 +163,9 @@ class Pods:
 
     def see(self, line: bytes) -> None:
         """Takes in one event of a watch."""
-        found = json.loads(line)["object"]
-        name = found["metadata"]["name"]
-        if found.get("spec", {}).get("nodeName") and name in self.made_s and name not in self.bound_s:
+        event = json.loads(line)["object"]
+        name = event["metadata"]["name"]
+        if event.get("spec", {}).get("nodeName") and name in self.made_s and name not in self.bound_s:
             self.bound_s[name] = time.monotonic()
 
 

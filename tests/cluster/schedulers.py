@@ -120,13 +120,13 @@ class RealCluster:
         def see() -> Outcome | None:
             pod = self._corner.pod(name)
             nominated = (pod or {}).get("status", {}).get("nominatedNodeName")
-            found = _outcome(pod)
-            return found if found.node or (found.reason and not nominated) else None
+            outcome = _outcome(pod)
+            return outcome if outcome.node or (outcome.reason and not nominated) else None
 
         return test_namespaces.wait(f"pod {name} is settled", see, show=lambda: self._corner.pod(name))
 
 
 def _outcome(pod: Object | None) -> Outcome:
-    said = test_namespaces.scheduled(pod) or {}
+    condition = test_namespaces.scheduled(pod) or {}
     node = test_namespaces.node_of(pod)
-    return Outcome(node) if node else Outcome(None, said.get("reason", ""), said.get("message", ""))
+    return Outcome(node) if node else Outcome(None, condition.get("reason", ""), condition.get("message", ""))

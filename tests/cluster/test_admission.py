@@ -473,18 +473,18 @@ def test_a_node_with_thousands_of_labels_stays_within_the_cost_limit(cluster: Cl
 def test_the_expressions_have_no_type_errors(cluster: Cluster) -> None:
     """The API server's own check of every expression against the types that a policy matches."""
     names = [
-        one["metadata"]["name"]
+        manifest["metadata"]["name"]
         for name in (*MANIFESTS, "cpu-agent.yaml")
-        for one in extender_process.manifest(name)
-        if one["kind"] == "ValidatingAdmissionPolicy"
+        for manifest in extender_process.manifest(name)
+        if manifest["kind"] == "ValidatingAdmissionPolicy"
     ]
     shipped = [
-        one
-        for one in extender_process.manifest("cpu-agent.yaml")
-        if one["kind"] == "ValidatingAdmissionPolicy"
+        manifest
+        for manifest in extender_process.manifest("cpu-agent.yaml")
+        if manifest["kind"] == "ValidatingAdmissionPolicy"
     ]
-    for one in shipped:
-        cluster.plane.api.ensure(one)
+    for manifest in shipped:
+        cluster.plane.api.ensure(manifest)
     root = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
     process = cluster.plane.start_controller_manager("validatingadmissionpolicy-status-controller")
     try:
@@ -497,8 +497,8 @@ def test_the_expressions_have_no_type_errors(cluster: Cluster) -> None:
             assert checked.get("expressionWarnings", []) == [], json.dumps(checked, indent=1)
     finally:
         process.stop()
-        for one in shipped:
-            cluster.plane.api.delete(f"{root}/{one['metadata']['name']}")
+        for manifest in shipped:
+            cluster.plane.api.delete(f"{root}/{manifest['metadata']['name']}")
 
 
 SPACE: Final = "/api/v1/namespaces/team"

@@ -112,12 +112,15 @@ class Cluster:
     def annotate(self, *arguments: str) -> tuple[Any, dict[str, dict[str, str]]]:
         """What the command says, and what the nodes have then."""
         with in_memory_api_server.serving(self.api) as server:
-            given = [f"--kubeconfig={server.kubeconfig(self._folder)}", f"--prometheus-url={self._url}"]
-            done = read_only_commands.run("annotate", "--once", "-o", "json", *given, *arguments)
+            server_flags = [
+                f"--kubeconfig={server.kubeconfig(self._folder)}",
+                f"--prometheus-url={self._url}",
+            ]
+            done = read_only_commands.run("annotate", "--once", "-o", "json", *server_flags, *arguments)
             assert done.stdout, done.stderr
-            found = server.call(lambda api: api.objects(NODES))
+            nodes = server.call(lambda api: api.objects(NODES))
         return msgspec.json.decode(done.stdout), {
-            name: one["metadata"].get("annotations", {}) for (_, name), one in found.items()
+            name: node["metadata"].get("annotations", {}) for (_, name), node in nodes.items()
         }
 
 
@@ -132,64 +135,64 @@ def free(annotations: Mapping[str, str], what: str) -> float:
 
 
 def test_statistics_are_those_of_the_window(cluster: Cluster) -> None:
-    _, found = cluster.annotate("--exporter-matchers", 'job="node"', "--statistics-window=10m")
+    _, annotations = cluster.annotate("--exporter-matchers", 'job="node"', "--statistics-window=10m")
     for resource in ("cpu", "memory"):
-        assert free(found["wave"], f"mean-free-{resource}") == pytest.approx(0.5, abs=0.03)
-        assert free(found["wave"], f"std-free-{resource}") == pytest.approx(0.25, abs=0.04)
-        assert free(found["steady"], f"mean-free-{resource}") == pytest.approx(0.5)
-        assert free(found["steady"], f"std-free-{resource}") == pytest.approx(0, abs=1e-6)
+        assert free(annotations["wave"], f"mean-free-{resource}") == pytest.approx(0.5, abs=0.03)
+        assert free(annotations["wave"], f"std-free-{resource}") == pytest.approx(0.25, abs=0.04)
+        assert free(annotations["steady"], f"mean-free-{resource}") == pytest.approx(0.5)
+        assert free(annotations["steady"], f"std-free-{resource}") == pytest.approx(0, abs=1e-6)
 
 
 def test_an_exporter_that_was_rolled_out_anew_is_still_one_of_its_node(cluster: Cluster) -> None:
-    said, found = cluster.annotate("--exporter-matchers", 'job="node"')
-    assert "rolled" not in said["unmeasured"]
+    report, annotations = cluster.annotate("--exporter-matchers", 'job="node"')
+    assert "rolled" not in report["unmeasured"]
     for resource in ("cpu", "memory"):
-        assert free(found["rolled"], f"mean-free-{resource}") == pytest.approx(0.5, abs=0.02)
+        assert free(annotations["rolled"], f"mean-free-{resource}") == pytest.approx(0.5, abs=0.02)
 
 
 def test_a_node_that_two_exporters_measure_is_not_measured_until_one_is_chosen(cluster: Cluster) -> None:
-    said, found = cluster.annotate("--what=usage")
-    assert said["unmeasured"] == ["twice"]
-    assert found["twice"] == {}
-    assert "mean-free-cpu" in found["steady"], "the others are"
-    said, found = cluster.annotate("--exporter-matchers", 'job="node"')
-    assert said["unmeasured"] == []
-    assert free(found["twice"], "mean-free-cpu") == pytest.approx(0.5)
+    report, annotations = cluster.annotate("--what=usage")
+    assert report["unmeasured"] == ["twice"]
+    assert annotations["twice"] == {}
+    assert "mean-free-cpu" in annotations["steady"], "the others are"
+    report, annotations = cluster.annotate("--exporter-matchers", 'job="node"')
+    assert report["unmeasured"] == []
+    assert free(annotations["twice"], "mean-free-cpu") == pytest.approx(0.5)
 
 
 def test_a_forecast_goes_on_as_it_was_going(cluster: Cluster) -> None:
     arguments = ("--annotate-forecast", "--annotate-forecast-window=50m", "--exporter-matchers", 'job="node"')
-    _, found = cluster.annotate(*arguments)
+    _, annotations = cluster.annotate(*arguments)
     for resource in ("cpu", "memory"):
-        now = free(found["rising"], f"mean-free-{resource}")
-        ahead = free(found["rising"], f"forcasted-free-{resource}")
+        now = free(annotations["rising"], f"mean-free-{resource}")
+        ahead = free(annotations["rising"], f"forcasted-free-{resource}")
         assert ahead == pytest.approx(0.1, abs=0.04)
         assert ahead < now - 0.05
-        assert free(found["steady"], f"forcasted-free-{resource}") == pytest.approx(0.5, abs=0.01)
+        assert free(annotations["steady"], f"forcasted-free-{resource}") == pytest.approx(0.5, abs=0.01)
 
 
 def test_use_beyond_requests_can_be_left_out(cluster: Cluster) -> None:
     cluster.api.put(PODS, pod("p", "steady", {"memory": "4Gi"}))
-    _, found = cluster.annotate("--annotate-use-requests", "--exporter-matchers", 'job="node"')
-    assert free(found["steady"], "mean-free-memory") == pytest.approx(0.75)
-    assert free(found["wave"], "mean-free-memory") == 1, "nothing is requested there"
-    assert free(found["steady"], "mean-free-cpu") == pytest.approx(0.5)
+    _, annotations = cluster.annotate("--annotate-use-requests", "--exporter-matchers", 'job="node"')
+    assert free(annotations["steady"], "mean-free-memory") == pytest.approx(0.75)
+    assert free(annotations["wave"], "mean-free-memory") == 1, "nothing is requested there"
+    assert free(annotations["steady"], "mean-free-cpu") == pytest.approx(0.5)
 
 
 def test_a_query_of_ones_own_is_asked_with_the_window(cluster: Cluster) -> None:
     query = 'avg_over_time((sum by (node) (rate(node_cpu_seconds_total{job="node"}[2m])))[{window}:1m])'
-    _, found = cluster.annotate("--cpu-mean-query", query, "--exporter-matchers", 'job="node"')
-    assert free(found["steady"], "mean-free-cpu") == pytest.approx(0.5, abs=0.01)
+    _, annotations = cluster.annotate("--cpu-mean-query", query, "--exporter-matchers", 'job="node"')
+    assert free(annotations["steady"], "mean-free-cpu") == pytest.approx(0.5, abs=0.01)
 
 
 def test_prometheus_that_does_not_answer_leaves_statistics_as_they_are(cluster: Cluster) -> None:
     cluster.annotate("--what=usage", "--exporter-matchers", 'job="node"')
     before = cluster.annotate("--what=usage", "--exporter-matchers", 'job="node"')[1]
     cluster._url = "http://127.0.0.1:1"
-    said, found = cluster.annotate("--what=usage", "--exporter-matchers", 'job="node"')
-    assert found == before
-    assert len(said["failures"]) == 4
-    assert len(said["unmeasured"]) == 5
+    report, annotations = cluster.annotate("--what=usage", "--exporter-matchers", 'job="node"')
+    assert annotations == before
+    assert len(report["failures"]) == 4
+    assert len(report["unmeasured"]) == 5
 
 
 @pytest.fixture
@@ -215,7 +218,7 @@ async def test_a_write_insists_on_the_uid_and_makes_no_ghost(plane: ControlPlane
     assert plane.api.find("/api/v1/nodes/gone") is None
     metadata = plane.api.get("/api/v1/nodes/there")["metadata"]
     assert metadata["annotations"] == {"mean-free-cpu": "1"}
-    assert "nodewise-annotator" in {one["manager"] for one in metadata["managedFields"]}
+    assert "nodewise-annotator" in {entry["manager"] for entry in metadata["managedFields"]}
 
 
 NAMESPACE = "nodewise"
@@ -243,8 +246,8 @@ def test_the_rights_that_ship_are_those_that_were_needed(
         )
 
         def annotated(name: str) -> dict[str, str] | None:
-            found = plane.api.get(f"/api/v1/nodes/{name}")["metadata"].get("annotations", {})
-            return found if "mean-free-cpu" in found else None
+            annotations = plane.api.get(f"/api/v1/nodes/{name}")["metadata"].get("annotations", {})
+            return annotations if "mean-free-cpu" in annotations else None
 
         a, b = (
             wait(f"{name} is annotated", lambda name=name: annotated(name), show=process.tail)
@@ -262,9 +265,9 @@ def test_the_rights_that_ship_are_those_that_were_needed(
             assert (
                 'nodewise_node_annotations_total{outcome="done"} 2.0' in client.get(f"{health}/metrics").text
             )
-    requests = [one for one in audit_log.requests(ACCOUNT) if one.resource]
-    assert [one for one in requests if one.is_refused] == []
-    assert [one for one in requests if "nodewise-annotator" not in one.allowed_by] == []
+    requests = [request for request in audit_log.requests(ACCOUNT) if request.resource]
+    assert [request for request in requests if request.is_refused] == []
+    assert [request for request in requests if "nodewise-annotator" not in request.allowed_by] == []
     assert rights.needed(requests) == rights.granted(extender_process.manifest("annotator.yaml"))
 
 
@@ -279,8 +282,8 @@ def test_the_extenders_leader_annotates_with_the_rights_of_the_extender(
             running.wait_leading()
 
             def free(name: str) -> str | None:
-                found = plane.api.get(f"/api/v1/nodes/{name}")["metadata"].get("annotations", {})
-                return found.get("mean-free-cpu")
+                annotations = plane.api.get(f"/api/v1/nodes/{name}")["metadata"].get("annotations", {})
+                return annotations.get("mean-free-cpu")
 
             assert wait("a is annotated", lambda: free("a"), show=running.process.tail) == "3000"
             assert wait("b is annotated", lambda: free("b")) == "3500"

@@ -36,10 +36,10 @@ def power(plane: ControlPlane, sandbox: Sandbox, measuring: Measuring) -> Iterat
 def external(sandbox: Sandbox) -> str | None:
     """The number that the autoscaler goes by."""
     try:
-        found = sandbox.api.get(f"/apis/{EXTERNAL}/v1beta1/namespaces/{sandbox.namespace}/package_power_max")
+        metric = sandbox.api.get(f"/apis/{EXTERNAL}/v1beta1/namespaces/{sandbox.namespace}/package_power_max")
     except ApiError:
         return None
-    return found["items"][0]["value"] if found["items"] else None
+    return metric["items"][0]["value"] if metric["items"] else None
 
 
 def run(sandbox: Sandbox) -> bool | None:
@@ -60,8 +60,8 @@ def test_the_autoscaler_spreads_the_work_while_a_node_is_above_the_limit(
     path = f"/apis/autoscaling/v2/namespaces/{sandbox.namespace}/horizontalpodautoscalers/power-autoscaler"
 
     def status() -> Object:
-        found: Object = sandbox.api.get(path).get("status", {})
-        return found
+        status: Object = sandbox.api.get(path).get("status", {})
+        return status
 
     controllers = "deployment-controller,replicaset-controller,horizontal-pod-autoscaler-controller"
     with plane.start_controller_manager(controllers, {"horizontal-pod-autoscaler-sync-period": "2s"}):
@@ -92,5 +92,5 @@ def test_the_recording_rule_makes_per_cent_of_the_energy_counters(
     file = tmp_path / "test.yaml"
     file.write_text(yaml.safe_dump({"rule_files": [str(FOLDER / "recording-rules.yaml")], "tests": [test]}))
     promtool = prometheus_programs.prometheus.parent / "promtool"
-    said = subprocess.run([promtool, "test", "rules", file], capture_output=True, text=True, check=False)
-    assert said.returncode == 0, said.stdout + said.stderr
+    completed = subprocess.run([promtool, "test", "rules", file], capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stdout + completed.stderr

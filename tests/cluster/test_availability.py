@@ -89,19 +89,19 @@ class Replicas:
 
     def start(self) -> Served:
         """One more; the Service knows it when this returns."""
-        one = self._stack.enter_context(
+        replica = self._stack.enter_context(
             extender_process.extender(
                 self._plane, self._folder, "--shutdown-delay=2s", papers=self.papers, by=self._user
             )
         )
-        self.running.append(one)
+        self.running.append(replica)
         self._publish()
-        wait("the Service has it", lambda: endpoint(one) in self.service.ready or None)
-        return one
+        wait("the Service has it", lambda: endpoint(replica) in self.service.ready or None)
+        return replica
 
-    def gone(self, one: Served) -> None:
+    def gone(self, replica: Served) -> None:
         """The Service forgets one."""
-        self.running.remove(one)
+        self.running.remove(replica)
         self._publish()
 
     def leader(self) -> Served:
@@ -123,13 +123,13 @@ class Replicas:
         self.service.set_endpoints(*map(endpoint, self.running))
 
 
-def endpoint(one: Served) -> Endpoint:
-    return Endpoint(one.url, one.health)
+def endpoint(replica: Served) -> Endpoint:
+    return Endpoint(replica.url, replica.health)
 
 
-def leads(one: Served) -> bool:
-    told = [event["event"] for event in one.events() if event["event"] in {"leading", "not_leading"}]
-    return told[-1:] == ["leading"]
+def leads(replica: Served) -> bool:
+    names = [event["event"] for event in replica.events() if event["event"] in {"leading", "not_leading"}]
+    return names[-1:] == ["leading"]
 
 
 @pytest.fixture
@@ -164,8 +164,8 @@ def until_all_bound(pods: Pods) -> None:
 def failures(sandbox: Sandbox) -> dict[str, str]:
     """The pods of which kube-scheduler told a failure, and what it said."""
     path = f"/api/v1/namespaces/{sandbox.namespace}/events"
-    found = sandbox.api.get(path, fieldSelector="reason=FailedScheduling")["items"]
-    return {event["involvedObject"]["name"]: event["message"] for event in found}
+    events = sandbox.api.get(path, fieldSelector="reason=FailedScheduling")["items"]
+    return {event["involvedObject"]["name"]: event["message"] for event in events}
 
 
 def test_a_rolling_update_fails_no_call_and_delays_no_pod(
@@ -179,17 +179,17 @@ def test_a_rolling_update_fails_no_call_and_delays_no_pod(
     ):
         until_bound(pods, 20)
         leader = replicas.leader()
-        for old in (leader, next(one for one in replicas.running if one is not leader)):
+        for old in (leader, next(replica for replica in replicas.running if replica is not leader)):
             replicas.start()
             os.kill(old.process.pid, signal.SIGTERM)
             until_bound(pods, 20)
-            wait("it has ended", lambda one=old: not one.process.is_running or None)
+            wait("it has ended", lambda replica=old: not replica.process.is_running or None)
             replicas.gone(old)
             until_bound(pods, 20)
             replicas.leader()
-        wait("each caller has called often", lambda: all(one.calls > 100 for one in callers) or None)
+        wait("each caller has called often", lambda: all(caller.calls > 100 for caller in callers) or None)
         until_all_bound(pods)
-    assert [one for caller in callers for one in caller.failed] == []
+    assert [failure for caller in callers for failure in caller.failed] == []
     assert failures(sandbox) == {}
     assert all(set(caller.answers["filter"]["NodeNames"]) == {"b", "c"} for caller in callers)
 
@@ -223,13 +223,15 @@ def test_a_leader_that_is_killed_takes_only_its_own_calls_with_it_and_is_followe
             metrics.set("heat", {"a": 90, "b": 95, "c": 10})
             wait("the new leader labels", lambda: "pol" in labels(sandbox, "b") or None)
         until_all_bound(pods)
-    lost = [one for caller in callers for one in caller.failed]
-    assert [one for one in lost if not is_of(one, dead, replicas.service, killed_s, known_s)] == []
+    lost = [failure for caller in callers for failure in caller.failed]
+    assert [
+        failure for failure in lost if not is_of(failure, dead, replicas.service, killed_s, known_s)
+    ] == []
     assert {str(caller.answers["filter"]["NodeNames"]) for caller in callers} == {"['c']"}
-    said = failures(sandbox)
-    assert said, "kube-scheduler's own call was to break"
-    assert all(replicas.service.url in text for text in said.values()), said
-    waits = [pods.waits_s()[name] for name in said]
+    messages = failures(sandbox)
+    assert messages, "kube-scheduler's own call was to break"
+    assert all(replicas.service.url in text for text in messages.values()), messages
+    waits = [pods.waits_s()[name] for name in messages]
     assert follower is replicas.running[0]
     figures = {
         "calls": sum(caller.calls for caller in callers),
@@ -243,15 +245,15 @@ def test_a_leader_that_is_killed_takes_only_its_own_calls_with_it_and_is_followe
     print(figures)
 
 
-def is_of(one: Failed, dead: Endpoint, service: Balancer, begin_s: float, end_s: float) -> bool:
+def is_of(failure: Failed, dead: Endpoint, service: Balancer, begin_s: float, end_s: float) -> bool:
     """Whether a call was lost with the replica that died, before the Service knew of it."""
-    gone = not one.port or service.taken.get(one.port) == dead
-    return gone and one.at_s >= begin_s and one.began_s <= end_s
+    gone = not failure.port or service.taken.get(failure.port) == dead
+    return gone and failure.at_s >= begin_s and failure.began_s <= end_s
 
 
 def labels(sandbox: Sandbox, node: str) -> dict[str, str]:
-    found: dict[str, str] = sandbox.api.get(f"/api/v1/nodes/{node}")["metadata"]["labels"]
-    return found
+    labels: dict[str, str] = sandbox.api.get(f"/api/v1/nodes/{node}")["metadata"]["labels"]
+    return labels
 
 
 @contextlib.contextmanager
@@ -296,10 +298,10 @@ class Rates:
         self, extenders: list[Object], first: Callable[[], None] = lambda: None
     ) -> list[tuple[float, float]]:
         """Rates without extenders and with these, until one pair is good enough or there are five."""
-        found: list[tuple[float, float]] = []
-        while len(found) < 5 and not any(rate >= 0.5 * none for none, rate in found):
-            found.append((self.measure([], 3), self.measure(extenders, 5, first)))
-        return found
+        rates: list[tuple[float, float]] = []
+        while len(rates) < 5 and not any(rate >= 0.5 * none for none, rate in rates):
+            rates.append((self.measure([], 3), self.measure(extenders, 5, first)))
+        return rates
 
 
 def test_pods_without_a_policy_are_bound_as_ever_while_all_replicas_stand_still(
@@ -315,19 +317,19 @@ def test_pods_without_a_policy_are_bound_as_ever_while_all_replicas_stand_still(
         for name in waiting:
             sandbox.expect_event(name)
 
-    with stopped(*(one.process for one in replicas.running)):
+    with stopped(*(replica.process for replica in replicas.running)):
         still = rates.compare([replicas.entry()])
         wait("the Service knows", lambda: not replicas.service.ready or None)
         crowded = rates.compare([replicas.entry()], policy_pods)
         assert [name for name in waiting if test_namespaces.node_of(sandbox.pod(name))] == []
-        said = failures(sandbox)
-        assert set(said) == set(waiting)
-        assert all(replicas.service.url in text for text in said.values()), said
+        messages = failures(sandbox)
+        assert set(messages) == set(waiting)
+        assert all(replicas.service.url in text for text in messages.values()), messages
     figures = {"none, and all stopped": still, "and ten pods of a policy wait": crowded}
     record_property("figures", figures)
     print(figures)
-    for found in (still, crowded):
-        none, rate = found[-1]
+    for measurements in (still, crowded):
+        none, rate = measurements[-1]
         assert rate >= 0.5 * none, figures
     wait("the Service has them again", lambda: len(replicas.service.ready) == 2 or None)
     with plane.start_scheduler({"extenders": [replicas.entry()]}):
@@ -340,9 +342,9 @@ PERIOD_S = 12.0
 """Two of them are enough for what takes seconds on a loaded machine."""
 
 
-def shown(one: Served, metric: str) -> float:
+def shown(replica: Served, metric: str) -> float:
     """The value of a gauge, named with its labels."""
-    lines = httpx2.get(f"{one.health}/metrics").text.splitlines()
+    lines = httpx2.get(f"{replica.health}/metrics").text.splitlines()
     return next(float(line.split()[-1]) for line in lines if line.startswith(f"nodewise_{metric} "))
 
 
@@ -391,8 +393,13 @@ class Scene:
 
     def states(self, metric: str) -> set[str]:
         """Of the values of a metric, as the newest decisions tell them."""
-        told = self.nodewise.decisions("probe")
-        return {one["state"] for decision in told for one in decision["values"] if one["metric"] == metric}
+        decisions = self.nodewise.decisions("probe")
+        return {
+            value["state"]
+            for decision in decisions
+            for value in decision["values"]
+            if value["metric"] == metric
+        }
 
     def caller(self, name: str) -> Caller:
         papers = self.nodewise.papers
@@ -460,7 +467,10 @@ def test_without_the_api_server_calls_are_answered_from_what_is_held_and_it_is_s
         took_s = time.monotonic() - changed_s
         wait("its return is said", lambda: nodewise.events("kube_answers") or None)
         assert shown(nodewise, "kube_connected") == 1
-    figures = {"obeyed after": round(took_s, 1), "slowest": [round(one.slowest_s, 3) for one in callers]}
+    figures = {
+        "obeyed after": round(took_s, 1),
+        "slowest": [round(caller.slowest_s, 3) for caller in callers],
+    }
     print(figures)
     for caller in callers:
         assert caller.failed == []

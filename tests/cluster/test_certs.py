@@ -159,21 +159,21 @@ class Applied:
 
     def held(self) -> list[dict[str, bytes]]:
         """What both Secrets hold; no private key in them is an authority's."""
-        found = [
+        secrets = [
             {key: base64.b64decode(text) for key, text in self.secret(name)["data"].items()} for name in NAMES
         ]
         keys = [
             serialization.load_pem_private_key(text, None).public_key()
-            for one in found
-            for key, text in one.items()
+            for secret in secrets
+            for key, text in secret.items()
             if key.endswith(".key")
         ]
-        for one in found:
+        for secret in secrets:
             assert all(
                 ca.public_key() not in keys
-                for ca in x509.load_pem_x509_certificates(one.get("ca.crt") or b"")
+                for ca in x509.load_pem_x509_certificates(secret.get("ca.crt") or b"")
             )
-        return found
+        return secrets
 
 
 @pytest.fixture
@@ -192,13 +192,13 @@ def test_secrets_are_written_once_and_renewed_in_two_steps(applied: Applied) -> 
     done = applied("--apply", "--renew")
     assert "start kube-scheduler anew" in done.stderr
     second = applied.held()
-    assert [one["tls.crt"] for one in second] == [one["tls.crt"] for one in first]
-    assert all(one["ca.crt"].count(b"BEGIN") == 2 for one in second)
+    assert [secret["tls.crt"] for secret in second] == [secret["tls.crt"] for secret in first]
+    assert all(secret["ca.crt"].count(b"BEGIN") == 2 for secret in second)
     assert json.loads(applied("--check", "-o", "json", code=3).stdout)["next"] == "wait"
     assert "has to reach both sides first" in applied("--apply", "--restarted", "--settle=1h", code=1).stderr
     applied("--apply", "--restarted")
     third = applied.held()
-    assert [one["tls.crt"] for one in third] == [one["next.crt"] for one in second]
+    assert [secret["tls.crt"] for secret in third] == [secret["next.crt"] for secret in second]
     assert set(third[0]) == {"tls.crt", "tls.key", "ca.crt"}
     applied("--check")
 
@@ -211,14 +211,14 @@ def test_runs_at_once_leave_sides_that_trust_each_other(applied: Applied) -> Non
             subprocess.Popen([*map(str, command), *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
             for _ in range(4)
         ]
-        said = [one.communicate(timeout=120) for one in running]
-        assert [one.returncode for one in running] == [0] * 4, said
+        outputs = [process.communicate(timeout=120) for process in running]
+        assert [process.returncode for process in running] == [0] * 4, outputs
         server, client = applied.held()
         for shown, trusts in ((server, client), (client, server)):
             leaf = x509.load_pem_x509_certificate(shown["tls.crt"])
             own = serialization.load_pem_private_key(shown["tls.key"], None).public_key()
             assert own == leaf.public_key()
-            assert [one for one in x509.load_pem_x509_certificates(trusts["ca.crt"]) if is_by(leaf, one)]
+            assert [ca for ca in x509.load_pem_x509_certificates(trusts["ca.crt"]) if is_by(leaf, ca)]
     applied("--apply", "--restarted")
     applied("--check")
 
@@ -244,8 +244,8 @@ def test_another_ones_secret_is_not_written_over_unless_it_is_to_be_replaced(
     sandbox.put(
         {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": CLIENT}, "type": kind, "data": data}
     )
-    said = applied("--apply", code=1).stderr
-    assert f"Secret {sandbox.namespace}/{CLIENT}: was not written by nodewise certs" in said
+    message = applied("--apply", code=1).stderr
+    assert f"Secret {sandbox.namespace}/{CLIENT}: was not written by nodewise certs" in message
     assert applied.secret(CLIENT)["data"] == data
     assert sandbox.api.find(f"/api/v1/namespaces/{sandbox.namespace}/secrets/{NAMES[0]}") is None
     Applied(sandbox, plane.admin)("--apply", "--replace")
@@ -277,7 +277,7 @@ def signer(plane: ControlPlane) -> Iterator[None]:
 def asking(sandbox: Sandbox, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The command, and the name of its request, once that is there."""
     path = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
-    before = {one["metadata"]["name"] for one in sandbox.api.get(path)["items"]}
+    before = {request["metadata"]["name"] for request in sandbox.api.get(path)["items"]}
     command = [
         NODEWISE,
         "certs",
@@ -289,12 +289,12 @@ def asking(sandbox: Sandbox, *arguments: str) -> Iterator[tuple[subprocess.Popen
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
 
-        def asked() -> str | None:
-            names = {one["metadata"]["name"] for one in sandbox.api.get(path)["items"]} - before
+        def request_name() -> str | None:
+            names = {request["metadata"]["name"] for request in sandbox.api.get(path)["items"]} - before
             return next(iter(names), None)
 
         try:
-            yield child, wait("it asks", asked)
+            yield child, wait("it asks", request_name)
         finally:
             child.kill()
 

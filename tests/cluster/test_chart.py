@@ -42,8 +42,8 @@ TLS = "tls.certManager.enabled=true"
 
 def _agents(values: Path) -> list[str]:
     """The agents that are on with some values."""
-    said = {"telemetry": {"enabled": True}, **yaml.safe_load(values.read_text()).get("agents", {})}
-    return [name for name, one in said.items() if one["enabled"]]
+    agents = {"telemetry": {"enabled": True}, **yaml.safe_load(values.read_text()).get("agents", {})}
+    return [name for name, agent in agents.items() if agent["enabled"]]
 
 
 each_combination = pytest.mark.parametrize("values", COMBINATIONS, ids=lambda path: path.stem)
@@ -80,7 +80,7 @@ class Helm:
     def rendered(self, namespace: str, *more: str | Path) -> list[Object]:
         """The objects that it makes."""
         text = self.said("template", "nodewise", CHART, "--namespace", namespace, *more)
-        return [one for one in yaml.safe_load_all(text) if one]
+        return [manifest for manifest in yaml.safe_load_all(text) if manifest]
 
 
 @pytest.fixture(scope="session")
@@ -101,9 +101,9 @@ def with_definitions(plane: ControlPlane) -> None:
 
 @each_combination
 def test_lint_finds_nothing(helm: Helm, values: Path) -> None:
-    said = helm.said("lint", "--strict", CHART, "--values", values)
-    assert "0 chart(s) failed" in said
-    assert "[WARNING]" not in said
+    output = helm.said("lint", "--strict", CHART, "--values", values)
+    assert "0 chart(s) failed" in output
+    assert "[WARNING]" not in output
 
 
 @each_combination
@@ -117,8 +117,8 @@ def test_every_object_is_one_for_a_real_api_server(
     apply = ["apply", "--server-side", "--validate=strict", "-f", str(file)]
     sandbox.plane.kubectl(*apply, "--dry-run=server")
     try:
-        said = sandbox.plane.kubectl(*apply)
-        assert said.count("serverside-applied") == len(made)
+        output = sandbox.plane.kubectl(*apply)
+        assert output.count("serverside-applied") == len(made)
     finally:
         sandbox.plane.kubectl("delete", "--ignore-not-found", "--wait=false", "-f", str(file))
 
@@ -147,7 +147,7 @@ def test_everything_else_that_can_be_switched_on(helm: Helm, sandbox: Sandbox, t
     file = tmp_path / "values.yaml"
     file.write_text(yaml.safe_dump(values))
     made = helm.rendered(sandbox.namespace, "--values", file)
-    registration = next(one for one in made if one["kind"] == "MutatingWebhookConfiguration")
+    registration = next(manifest for manifest in made if manifest["kind"] == "MutatingWebhookConfiguration")
     assert registration["webhooks"][0]["clientConfig"]["caBundle"] == "LS0tLS1CRUdJTg=="
     registration["webhooks"][0]["clientConfig"]["caBundle"] = ""  # the API server reads it, and that is none
     (tmp_path / "objects.yaml").write_text(yaml.safe_dump_all(made))
@@ -164,22 +164,30 @@ def test_everything_else_that_can_be_switched_on(helm: Helm, sandbox: Sandbox, t
 def test_rights_are_those_of_the_manifests(helm: Helm) -> None:
     """The same roles, rules and bindings, whole; and nothing besides."""
     made = helm.rendered("nodewise", "--values", ALL)
-    shipped = [one for name in MANIFESTS for one in extender_process.manifest(name)]
+    shipped = [manifest for name in MANIFESTS for manifest in extender_process.manifest(name)]
     assert _roles(made) == _roles(shipped)
     assert _bindings(made) == _bindings(shipped)
 
 
-def _roles(found: list[Object]) -> dict[tuple[str, ...], set[rights.Right]]:
-    return {_key(one): rights.granted([one]) for one in found if one["kind"] in {"Role", "ClusterRole"}}
+def _roles(manifests: list[Object]) -> dict[tuple[str, ...], set[rights.Right]]:
+    return {
+        _key(manifest): rights.granted([manifest])
+        for manifest in manifests
+        if manifest["kind"] in {"Role", "ClusterRole"}
+    }
 
 
-def _bindings(found: list[Object]) -> dict[tuple[str, ...], Any]:
+def _bindings(manifests: list[Object]) -> dict[tuple[str, ...], Any]:
     kinds = {"RoleBinding", "ClusterRoleBinding"}
-    return {_key(one): (one["roleRef"], one["subjects"]) for one in found if one["kind"] in kinds}
+    return {
+        _key(manifest): (manifest["roleRef"], manifest["subjects"])
+        for manifest in manifests
+        if manifest["kind"] in kinds
+    }
 
 
-def _key(one: Object) -> tuple[str, ...]:
-    return one["kind"], one["metadata"]["name"], one["metadata"].get("namespace", "")
+def _key(manifest: Object) -> tuple[str, ...]:
+    return manifest["kind"], manifest["metadata"]["name"], manifest["metadata"].get("namespace", "")
 
 
 ADVERTISES = "agents.telemetry.settings.advertise_resource=telemetry/scheduling=1000"
@@ -189,13 +197,13 @@ def test_admission_policies_are_those_of_the_manifests(helm: Helm) -> None:
     """The same policies and bindings, whole; and nothing besides."""
     made = helm.rendered("nodewise", "--values", ALL, "--set", ADVERTISES)
     assert _policies(made) == _policies(
-        [one for name in MANIFESTS for one in extender_process.manifest(name)]
+        [manifest for name in MANIFESTS for manifest in extender_process.manifest(name)]
     )
 
 
-def _policies(found: list[Object]) -> dict[tuple[str, ...], Object]:
+def _policies(manifests: list[Object]) -> dict[tuple[str, ...], Object]:
     kinds = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
-    return {_key(one): one["spec"] for one in found if one["kind"] in kinds}
+    return {_key(manifest): manifest["spec"] for manifest in manifests if manifest["kind"] in kinds}
 
 
 def test_admission_policies_name_the_accounts_of_the_release(helm: Helm) -> None:
@@ -224,17 +232,17 @@ def test_admission_policies_name_the_accounts_of_the_release(helm: Helm) -> None
 
 
 @pytest.mark.parametrize(
-    ("given", "resources"),
+    ("settings", "resources"),
     [
         (ADVERTISES, "['telemetry/scheduling']"),
         ("settings.advertise_resource=example.org/slots=5", "['example.org/slots']"),
         ("agents.telemetry.enabled=true", "[]"),
     ],
 )
-def test_the_policy_of_nodes_knows_the_advertised_resource(helm: Helm, given: str, resources: str) -> None:
-    made = _policies(helm.rendered("nodewise", "--set", given))
+def test_the_policy_of_nodes_knows_the_advertised_resource(helm: Helm, settings: str, resources: str) -> None:
+    made = _policies(helm.rendered("nodewise", "--set", settings))
     variables = made["ValidatingAdmissionPolicy", "nodewise-nodes", ""]["variables"]
-    assert {one["name"]: one["expression"] for one in variables}["resources"] == resources
+    assert {variable["name"]: variable["expression"] for variable in variables}["resources"] == resources
 
 
 def test_a_cluster_without_admission_policies_has_to_be_named(helm: Helm) -> None:
@@ -253,10 +261,10 @@ def test_rights_go_with_what_is_switched_off(helm: Helm) -> None:
         "nodewise-reader",
         "nodewise-trust",
     }
-    resources = {one.resource for one in _roles(helm.rendered("nodewise"))["ClusterRole", "nodewise", ""]}
+    resources = {right.resource for right in _roles(helm.rendered("nodewise"))["ClusterRole", "nodewise", ""]}
     assert "nodes/status" not in resources
     gas = _roles(helm.rendered("nodewise", "--values", CHART / "values/values-gas.yaml"))
-    groups = {one.group for one in gas["ClusterRole", "nodewise", ""]}
+    groups = {right.group for right in gas["ClusterRole", "nodewise", ""]}
     assert groups == {"", "events.k8s.io"}
     assert ("Role", "nodewise-gpu", "nodewise") in gas
     nothing = helm.rendered("nodewise", "--set", "agents.telemetry.enabled=false")
@@ -267,18 +275,18 @@ def test_the_webhook_is_the_one_that_the_program_prints(helm: Helm) -> None:
     made = helm.rendered(
         "nodewise", "--values", ALL, "--set", "cpu.webhook.enabled=true,cpu.webhook.caBundle=QQ=="
     )
-    ours = {_key(one): one for one in made}
+    ours = {_key(manifest): manifest for manifest in made}
     registration = ours["MutatingWebhookConfiguration", "cmk-webhook-config", ""]
     assert registration["webhooks"][0]["clientConfig"].pop("caBundle") == "QQ=="
     for shipped in extender_process.manifest("cpu-webhook.yaml"):
         assert _content(ours[_key(shipped)]) == _content(shipped)
 
 
-def _content(one: Object) -> Any:
+def _content(manifest: Object) -> Any:
     """What an object is about: of a workload its container."""
-    if one["kind"] in WORKLOADS:
-        return _main(one)
-    return one.get("data") or one.get("webhooks") or one.get("spec")
+    if manifest["kind"] in WORKLOADS:
+        return _main(manifest)
+    return manifest.get("data") or manifest.get("webhooks") or manifest.get("spec")
 
 
 def _main(workload: Object) -> Object:
@@ -288,14 +296,14 @@ def _main(workload: Object) -> Object:
 
 def _pod(workload: Object) -> Object:
     """What its pods are to be."""
-    found: Object = workload["spec"].get("jobTemplate", workload)["spec"]["template"]["spec"]
-    return found
+    pod_spec: Object = workload["spec"].get("jobTemplate", workload)["spec"]["template"]["spec"]
+    return pod_spec
 
 
 def test_the_node_agent_is_the_one_of_the_manifests(helm: Helm) -> None:
-    def container(found: list[Object]) -> Object:
-        one = _main(next(one for one in found if one["kind"] == "DaemonSet"))
-        return {key: value for key, value in one.items() if key not in {"imagePullPolicy", "ports"}}
+    def container(manifests: list[Object]) -> Object:
+        agent = _main(next(manifest for manifest in manifests if manifest["kind"] == "DaemonSet"))
+        return {key: value for key, value in agent.items() if key not in {"imagePullPolicy", "ports"}}
 
     assert container(helm.rendered("nodewise", "--values", ALL)) == container(
         extender_process.manifest("cpu-agent.yaml")
@@ -307,16 +315,16 @@ def test_pods_run_this_image_and_nothing_of_other_services_reaches_their_setting
     helm: Helm, values: Path
 ) -> None:
     made = [
-        one
-        for one in helm.rendered("nodewise", "--values", values, "--kube-version=v1.30.0-gke.1")
-        if one["kind"] in WORKLOADS
+        manifest
+        for manifest in helm.rendered("nodewise", "--values", values, "--kube-version=v1.30.0-gke.1")
+        if manifest["kind"] in WORKLOADS
     ]
     assert made
-    for one in made:
-        pod = _pod(one)
+    for manifest in made:
+        pod = _pod(manifest)
         ours = f"nodewise:{nodewise.__version__}"
         theirs = "registry.k8s.io/kube-scheduler:v1.30.0"
-        image = theirs if one["metadata"]["name"] == "nodewise-scheduler" else ours
+        image = theirs if manifest["metadata"]["name"] == "nodewise-scheduler" else ours
         assert {container["image"] for container in pod["containers"]} == {image}
         assert pod["enableServiceLinks"] is False, (
             "a Service called nodewise sets NODEWISE_PORT, which is a setting"
@@ -327,17 +335,26 @@ def test_pods_are_admitted_where_only_restricted_ones_are(helm: Helm, sandbox: S
     label = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
     sandbox.api.patch(f"/api/v1/namespaces/{sandbox.namespace}", label)
     more: list[str | Path] = ["--values", ALL, "--set", "cpu.enabled=false"]
-    made = [one for one in helm.rendered(sandbox.namespace, *more) if one["kind"] in WORKLOADS]
-    assert {one["metadata"]["name"] for one in made} == {"nodewise", "nodewise-annotator", "nodewise-certs"}
-    for one in made:
-        spec = {key: value for key, value in _pod(one).items() if key != "serviceAccountName"}
+    made = [manifest for manifest in helm.rendered(sandbox.namespace, *more) if manifest["kind"] in WORKLOADS]
+    assert {manifest["metadata"]["name"] for manifest in made} == {
+        "nodewise",
+        "nodewise-annotator",
+        "nodewise-certs",
+    }
+    for manifest in made:
+        spec = {key: value for key, value in _pod(manifest).items() if key != "serviceAccountName"}
         sandbox.put(
-            {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": one["metadata"]["name"]}, "spec": spec}
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {"name": manifest["metadata"]["name"]},
+                "spec": spec,
+            }
         )
 
 
 @pytest.mark.parametrize(
-    ("given", "named"),
+    ("setting", "named"),
     [
         ("agents.gpus.enabled=true", "gpus"),
         ("agents.gpu.enabled=maybe", "enabled"),
@@ -360,8 +377,8 @@ def test_pods_are_admitted_where_only_restricted_ones_are(helm: Helm, sandbox: S
         ("replicas=3", "replicas"),
     ],
 )
-def test_a_wrong_value_is_named(helm: Helm, given: str, named: str) -> None:
-    done = helm.run("template", "nodewise", CHART, "--set", given)
+def test_a_wrong_value_is_named(helm: Helm, setting: str, named: str) -> None:
+    done = helm.run("template", "nodewise", CHART, "--set", setting)
     assert done.returncode != 0
     assert "values don't meet the specifications of the schema" in done.stderr
     assert named in done.stderr
@@ -382,9 +399,9 @@ def test_pods_without_their_policy_are_reported_as_the_values_have_it(
     helm: Helm, values: str, actions: list[str] | None, resource: str
 ) -> None:
     made = {
-        (one["kind"], one["metadata"]["name"]): one["spec"]
-        for one in helm.rendered("nodewise", "--set", values)
-        if one["kind"].startswith("ValidatingAdmissionPolicy")
+        (manifest["kind"], manifest["metadata"]["name"]): manifest["spec"]
+        for manifest in helm.rendered("nodewise", "--set", values)
+        if manifest["kind"].startswith("ValidatingAdmissionPolicy")
     }
     if actions is None:
         assert not any(name == "nodewise-pod-labels" for _, name in made)
@@ -416,18 +433,24 @@ def test_the_program_knows_what_each_pod_tells_it(helm: Helm, tmp_path: Path, na
     """Every argument is read, and then there is no API server."""
     more: list[str | Path] = ["--values", ALL, "--set", "cpu.setup.hosts={node1}"]
     made = helm.rendered("nodewise", *more)
-    config = next(one for one in made if _key(one) == ("ConfigMap", "nodewise-annotator", "nodewise"))
+    config = next(
+        manifest for manifest in made if _key(manifest) == ("ConfigMap", "nodewise-annotator", "nodewise")
+    )
     (tmp_path / "nodewise.yaml").write_text(config["data"]["nodewise.yaml"])
     container = _main(
-        next(one for one in made if one["metadata"]["name"] == name and one["kind"] in WORKLOADS)
+        next(
+            manifest
+            for manifest in made
+            if manifest["metadata"]["name"] == name and manifest["kind"] in WORKLOADS
+        )
     )
     mounted = {"/etc/nodewise/config/nodewise.yaml": str(tmp_path / "nodewise.yaml")}
     command = [
         str(extender_process.NODEWISE),
         *container["command"][1:],
-        *(_at(one, mounted) for one in container["args"]),
+        *(_at(argument, mounted) for argument in container["args"]),
     ]
-    said = subprocess.run(
+    completed = subprocess.run(
         [*command, "--kubeconfig=/nowhere/kubeconfig"],
         capture_output=True,
         text=True,
@@ -435,9 +458,9 @@ def test_the_program_knows_what_each_pod_tells_it(helm: Helm, tmp_path: Path, na
         check=False,
         env={"NODE_NAME": "node1", "PATH": "/usr/bin:/bin"},
     )
-    assert said.returncode != 0
-    assert "/nowhere/kubeconfig" in said.stderr
-    assert "Usage:" not in said.stderr
+    assert completed.returncode != 0
+    assert "/nowhere/kubeconfig" in completed.stderr
+    assert "Usage:" not in completed.stderr
 
 
 def test_certificates_are_renewed_by_who_made_them(helm: Helm) -> None:
@@ -447,9 +470,9 @@ def test_certificates_are_renewed_by_who_made_them(helm: Helm) -> None:
 
 
 def test_what_renews_names_what_the_release_has_other_than_the_defaults(helm: Helm) -> None:
-    given = "name=other,service.clusterIP=10.0.0.50,tls.secretName=mine,tls.renewal.names={a.example}"
-    made = helm.rendered("elsewhere", "--set", f"tls.renewal.enabled=true,{given}")
-    (job,) = [one for one in made if one["kind"] == "CronJob"]
+    values = "name=other,service.clusterIP=10.0.0.50,tls.secretName=mine,tls.renewal.names={a.example}"
+    made = helm.rendered("elsewhere", "--set", f"tls.renewal.enabled=true,{values}")
+    (job,) = [manifest for manifest in made if manifest["kind"] == "CronJob"]
     assert _main(job)["args"] == [
         "--apply",
         "--namespace=elsewhere",
@@ -479,12 +502,12 @@ def test_an_upgrade_keeps_names_and_selectors_and_restarts_for_a_new_setting(
         before = yaml.safe_load_all(
             helm.said("get", "manifest", "nodewise", "--namespace", sandbox.namespace)
         )
-        old = {_key(one): one for one in before}
+        old = {_key(manifest): manifest for manifest in before}
         deployment = f"/apis/apps/v1/namespaces/{sandbox.namespace}/deployments/nodewise"
         first = sandbox.api.get(deployment)
         helm.said("upgrade", *release, "--set", "agents.gpu.enabled=true,settings.sync_period=2s")
         after = yaml.safe_load_all(helm.said("get", "manifest", "nodewise", "--namespace", sandbox.namespace))
-        new = {_key(one) for one in after}
+        new = {_key(manifest) for manifest in after}
         assert old.keys() < new
         second = sandbox.api.get(deployment)
         assert second["metadata"]["uid"] == first["metadata"]["uid"]
@@ -501,8 +524,8 @@ def test_an_upgrade_keeps_names_and_selectors_and_restarts_for_a_new_setting(
 
 
 def _checksum(deployment: Object) -> str:
-    found: str = deployment["spec"]["template"]["metadata"]["annotations"]["checksum/config"]
-    return found
+    checksum: str = deployment["spec"]["template"]["metadata"]["annotations"]["checksum/config"]
+    return checksum
 
 
 @each_extender
@@ -513,24 +536,28 @@ def test_what_the_pod_runs_serves_with_the_rights_that_it_has(
     space = sandbox.namespace
     made = helm.rendered(space, "--values", values, "--set", "cpu.enabled=false,annotator.enabled=false")
     file = tmp_path / "objects.yaml"
-    file.write_text(yaml.safe_dump_all([one for one in made if one["kind"] != "Deployment"]))
+    file.write_text(yaml.safe_dump_all([manifest for manifest in made if manifest["kind"] != "Deployment"]))
     sandbox.plane.kubectl("apply", "--server-side", "-f", str(file))
     try:
         papers = extender_process.Papers(tmp_path)
         papers.client = papers.authority.issue("nodewise-scheduler-client")
         account = sandbox.plane.service_account("nodewise", space)
         config = next(
-            one for one in made if one["kind"] == "ConfigMap" and one["metadata"]["name"] == "nodewise"
+            manifest
+            for manifest in made
+            if manifest["kind"] == "ConfigMap" and manifest["metadata"]["name"] == "nodewise"
         )["data"]["nodewise.yaml"]
         (tmp_path / "nodewise.yaml").write_text(config)
-        container = _main(next(one for one in made if _key(one) == ("Deployment", "nodewise", space)))
+        container = _main(
+            next(manifest for manifest in made if _key(manifest) == ("Deployment", "nodewise", space))
+        )
         mounted = {
             "/etc/nodewise/config/nodewise.yaml": str(tmp_path / "nodewise.yaml"),
             "/etc/nodewise/tls/tls.crt": str(papers.server.cert),
             "/etc/nodewise/tls/tls.key": str(papers.server.key),
             "/etc/nodewise/client-ca/ca.crt": str(papers.authority.ca_file),
         }
-        arguments = [_at(one, mounted) for one in container["args"]]
+        arguments = [_at(argument, mounted) for argument in container["args"]]
         free = ["--port=0", "--health-port=0", "--address=127.0.0.1", f"--kubeconfig={account.kubeconfig}"]
         here = [*arguments, *free, f"--namespace={space}", "--identity=nodewise-0", "--sync-period=500ms"]
         with extender_process.started(tmp_path, here, papers) as running:
@@ -538,7 +565,7 @@ def test_what_the_pod_runs_serves_with_the_rights_that_it_has(
             running.wait_leading()
             if "telemetry" in _agents(values):
                 assert running.rejects(space, "a", "no-such-policy")
-            assert [one for one in running.events() if "cannot" in json.dumps(one)] == []
+            assert [event for event in running.events() if "cannot" in json.dumps(event)] == []
     finally:
         sandbox.plane.kubectl("delete", "--ignore-not-found", "--wait=false", "-f", str(file))
 
@@ -560,38 +587,48 @@ def test_files_of_kustomize_are_what_helm_makes(helm_program: Path, monkeypatch:
 @each_combination
 def test_kubectl_applies_them(sandbox: Sandbox, with_definitions: None, tmp_path: Path, values: Path) -> None:
     folder = ROOT / chart.KUSTOMIZE / values.stem.removeprefix("values-")
-    found = list(yaml.safe_load_all(sandbox.plane.kubectl("kustomize", str(folder))))
-    assert {one["kind"] for one in found} & WORKLOADS
-    made = {one["metadata"]["name"] for one in found if one["kind"] == "Namespace"}
-    used = {one["metadata"]["namespace"] for one in found if "namespace" in one["metadata"]}
+    manifests = list(yaml.safe_load_all(sandbox.plane.kubectl("kustomize", str(folder))))
+    assert {manifest["kind"] for manifest in manifests} & WORKLOADS
+    made = {manifest["metadata"]["name"] for manifest in manifests if manifest["kind"] == "Namespace"}
+    used = {
+        manifest["metadata"]["namespace"] for manifest in manifests if "namespace" in manifest["metadata"]
+    }
     assert used <= {"default", "kube-system", *made}
-    for one in found:
-        if one["metadata"].get("namespace") in made:
-            one["metadata"]["namespace"] = sandbox.namespace
+    for manifest in manifests:
+        if manifest["metadata"].get("namespace") in made:
+            manifest["metadata"]["namespace"] = sandbox.namespace
     file = tmp_path / "objects.yaml"
-    file.write_text(yaml.safe_dump_all(found))
+    file.write_text(yaml.safe_dump_all(manifests))
     apply = ["apply", "--server-side", "--force-conflicts", "--validate=strict", "--dry-run=server"]
     sandbox.plane.kubectl(*apply, "-f", str(file))
 
 
 def test_objects_of_other_projects_are_made_where_they_are_wanted(helm: Helm) -> None:
-    plain = {one["apiVersion"] for one in helm.rendered("nodewise", "--values", ALL)}
-    assert not [one for one in plain if one.startswith(("monitoring.coreos.com", "cert-manager.io"))]
+    plain = {manifest["apiVersion"] for manifest in helm.rendered("nodewise", "--values", ALL)}
+    assert not [
+        api_version
+        for api_version in plain
+        if api_version.startswith(("monitoring.coreos.com", "cert-manager.io"))
+    ]
     more = ["--set", f"{TLS},tls.renewal.enabled=false,serviceMonitor.enabled=true"]
     made = helm.rendered("nodewise", "--values", ALL, *more)
-    named = {_key(one)[:2] for one in made}
+    named = {_key(manifest)[:2] for manifest in made}
     assert {
         ("ServiceMonitor", "nodewise"),
         ("ServiceMonitor", "nodewise-annotator"),
         ("PodMonitor", "cmk-agent"),
     } < named
-    services = {one["metadata"]["name"]: one for one in made if one["kind"] == "Service"}
-    for monitor in (one for one in made if one["kind"] == "ServiceMonitor"):
+    services = {manifest["metadata"]["name"]: manifest for manifest in made if manifest["kind"] == "Service"}
+    for monitor in (manifest for manifest in made if manifest["kind"] == "ServiceMonitor"):
         wanted = monitor["spec"]["selector"]["matchLabels"].items()
-        chosen = [one for one in services.values() if wanted <= one["metadata"]["labels"].items()]
+        chosen = [service for service in services.values() if wanted <= service["metadata"]["labels"].items()]
         (service,) = chosen
         assert monitor["spec"]["endpoints"][0]["port"] in {port["name"] for port in service["spec"]["ports"]}
-    certificates = {one["spec"]["secretName"]: one["spec"] for one in made if one["kind"] == "Certificate"}
+    certificates = {
+        manifest["spec"]["secretName"]: manifest["spec"]
+        for manifest in made
+        if manifest["kind"] == "Certificate"
+    }
     assert certificates["nodewise-tls"]["dnsNames"][0] == "nodewise.nodewise.svc"
     assert certificates["nodewise-scheduler-client"]["usages"] == ["client auth", "digital signature"]
 
@@ -601,7 +638,9 @@ def test_a_second_scheduler_is_configured_as_the_program_would_have_it(
     helm: Helm, tmp_path: Path, values: Path
 ) -> None:
     made = helm.rendered("nodewise", "--values", values, "--set", "scheduler.enabled=true")
-    data = {one["metadata"]["name"]: one["data"] for one in made if one["kind"] == "ConfigMap"}
+    data = {
+        manifest["metadata"]["name"]: manifest["data"] for manifest in made if manifest["kind"] == "ConfigMap"
+    }
     file = tmp_path / "nodewise.yaml"
     file.write_text(data["nodewise"]["nodewise.yaml"])
     folder = "/etc/nodewise/client"
@@ -614,8 +653,8 @@ def test_a_second_scheduler_is_configured_as_the_program_would_have_it(
     ]
     command += [f"--ca={folder}/ca.crt", f"--cert={folder}/tls.crt", f"--key={folder}/tls.key"]
     command += ["--scheduler-name=nodewise-scheduler"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True)
-    wanted = yaml.safe_load(said.stdout)
+    completed = subprocess.run(command, capture_output=True, text=True, check=True)
+    wanted = yaml.safe_load(completed.stdout)
     wanted["leaderElection"]["resourceNamespace"] = "nodewise"
     ours = yaml.safe_load(data["nodewise-scheduler"]["scheduler.yaml"])
     assert ours == wanted
@@ -628,15 +667,15 @@ def test_a_second_scheduler_runs_and_has_every_right_that_it_needs(
     space = sandbox.namespace
     made = helm.rendered(space, "--values", CHART / "values/values-second-scheduler.yaml")
     file = tmp_path / "objects.yaml"
-    file.write_text(yaml.safe_dump_all([one for one in made if one["kind"] != "Deployment"]))
+    file.write_text(yaml.safe_dump_all([manifest for manifest in made if manifest["kind"] != "Deployment"]))
     sandbox.plane.kubectl("apply", "--server-side", "-f", str(file))
     papers = extender_process.Papers(tmp_path)
     papers.client = papers.authority.issue("nodewise-scheduler-client")
     try:
         config = next(
-            one["data"]["scheduler.yaml"]
-            for one in made
-            if one["kind"] == "ConfigMap" and "scheduler.yaml" in one["data"]
+            manifest["data"]["scheduler.yaml"]
+            for manifest in made
+            if manifest["kind"] == "ConfigMap" and "scheduler.yaml" in manifest["data"]
         )
         for name, path in (
             ("ca.crt", papers.authority.ca_file),
@@ -653,8 +692,8 @@ def test_a_second_scheduler_runs_and_has_every_right_that_it_needs(
             try:
                 sandbox.nodes(objects.node("chart-node"))
                 sandbox.put(_chosen("one"))
-                one = f"/api/v1/namespaces/{space}/pods/one"
-                wait("the pod is bound", lambda: sandbox.api.get(one)["spec"].get("nodeName"))
+                pod_path = f"/api/v1/namespaces/{space}/pods/one"
+                wait("the pod is bound", lambda: sandbox.api.get(pod_path)["spec"].get("nodeName"))
                 sandbox.put(_chosen("two", limits=extender_process.LIMITS))
                 wait("nodewise was asked", lambda: running.decisions("two") or None)
                 lease = f"/apis/coordination.k8s.io/v1/namespaces/{space}/leases/nodewise-scheduler"
@@ -688,8 +727,8 @@ def test_the_demo_of_metrics_names_each_nodes_value(
     to_address = {"source_labels": ["__address__"], "target_label": "instance"}
     job = {**monitoring.JOB, "relabel_configs": [to_node, to_address]}
     rules = tmp_path / "rules.yaml"
-    given = yaml.safe_load((METRICS / "prometheus-adapter.yaml").read_text())["rules"]
-    rules.write_text(yaml.safe_dump({"rules": given["custom"]}))
+    adapter_rules = yaml.safe_load((METRICS / "prometheus-adapter.yaml").read_text())["rules"]
+    rules.write_text(yaml.safe_dump({"rules": adapter_rules["custom"]}))
     sandbox.nodes(objects.node("chart-a"), objects.node("chart-b"))
     settings = yaml.safe_load((CHART / "values/values-prometheus.yaml").read_text())["settings"]
     with (

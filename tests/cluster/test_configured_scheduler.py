@@ -27,9 +27,9 @@ IMAGE = f"registry.k8s.io/kube-scheduler:{programs.VERSION}"
 
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
-    found = Host(tmp_path / "host")
-    found.write(scheduler_manifests.text(scheduler_manifests.pod(36, image=IMAGE)))
-    return found
+    host_files = Host(tmp_path / "host")
+    host_files.write(scheduler_manifests.text(scheduler_manifests.pod(36, image=IMAGE)))
+    return host_files
 
 
 def inside(text: str, host: Host, plane: ControlPlane) -> str:
@@ -71,18 +71,20 @@ def read(plane: ControlPlane, host: Host) -> Object:
     """The configuration as kube-scheduler itself has it, with its defaults."""
     with scheduler(plane, host) as (process, address):
         process.wait_ready(lambda: plane.api.answers(f"{address}/healthz"))
-        found: Object = plane.api.get(f"{address}/configz")["componentconfig"]
+        configuration: Object = plane.api.get(f"{address}/configz")["componentconfig"]
         assert "strict decoding" not in process.log.read_text().lower()
-        return found
+        return configuration
 
 
-def is_in(wanted: Any, found: Any) -> bool:
+def is_in(wanted: Any, actual: Any) -> bool:
     """Whether all that was written was understood as it was written."""
     if isinstance(wanted, dict):
-        return isinstance(found, dict) and all(is_in(value, found.get(key)) for key, value in wanted.items())
+        return isinstance(actual, dict) and all(
+            is_in(value, actual.get(key)) for key, value in wanted.items()
+        )
     if isinstance(wanted, list):
-        return isinstance(found, list) and len(found) == len(wanted) and all(map(is_in, wanted, found))
-    return bool(wanted == found) or (wanted is False and found is None)
+        return isinstance(actual, list) and len(actual) == len(wanted) and all(map(is_in, wanted, actual))
+    return bool(wanted == actual) or (wanted is False and actual is None)
 
 
 def of_host(host: Host, plane: ControlPlane) -> Object:
@@ -98,9 +100,9 @@ TEMPLATES = {"tas": scheduler_manifests.TAS, "gas": scheduler_manifests.GAS, "bo
 def test_templates_of_the_older_systems_are_read(plane: ControlPlane, host: Host, name: str) -> None:
     host.template.write_text(TEMPLATES[name])
     assert host.run().code == 0
-    found = read(plane, host)
-    assert found["apiVersion"] == "kubescheduler.config.k8s.io/v1"
-    assert is_in(of_host(host, plane)["extenders"], found["extenders"])
+    configuration = read(plane, host)
+    assert configuration["apiVersion"] == "kubescheduler.config.k8s.io/v1"
+    assert is_in(of_host(host, plane)["extenders"], configuration["extenders"])
 
 
 @pytest.mark.parametrize(
@@ -119,9 +121,9 @@ def test_configurations_of_our_own_are_read(plane: ControlPlane, host: Host, fla
     host.template.unlink()
     ran = host.run(*flags)
     assert ran.code == 0, ran.err
-    found = read(plane, host)
-    assert is_in(of_host(host, plane)["extenders"], found["extenders"])
-    assert len(found["extenders"]) == (4 if "pigeon" in flags[1] else 2 if "both" in flags else 1)
+    configuration = read(plane, host)
+    assert is_in(of_host(host, plane)["extenders"], configuration["extenders"])
+    assert len(configuration["extenders"]) == (4 if "pigeon" in flags[1] else 2 if "both" in flags else 1)
 
 
 USERS = """\
@@ -172,17 +174,20 @@ def test_what_is_merged_into_the_users_own_is_read_with_all_that_was_theirs(
     ran = host.run("--merge")
     assert ran.code == 0, ran.err
     assert host.config.read_text().startswith(USERS)
-    found = read(plane, host)
+    configuration = read(plane, host)
     theirs = yaml.safe_load(USERS)
-    assert [one["schedulerName"] for one in found["profiles"]] == ["default-scheduler", "batch"]
-    assert found["parallelism"] == 8
-    for wanted, seen in zip(theirs["profiles"], found["profiles"], strict=True):
-        args = {one["name"]: one["args"] for one in seen["pluginConfig"]}
-        for one in wanted["pluginConfig"]:
-            assert is_in(one["args"], args[one["name"]])
-    assert found["profiles"][0]["percentageOfNodesToScore"] == 50
-    assert is_in(of_host(host, plane)["extenders"], found["extenders"])
-    assert found["extenders"][0]["urlPrefix"] == "http://127.0.0.1:1/other"
+    assert [profile["schedulerName"] for profile in configuration["profiles"]] == [
+        "default-scheduler",
+        "batch",
+    ]
+    assert configuration["parallelism"] == 8
+    for wanted, seen in zip(theirs["profiles"], configuration["profiles"], strict=True):
+        args = {plugin["name"]: plugin["args"] for plugin in seen["pluginConfig"]}
+        for plugin in wanted["pluginConfig"]:
+            assert is_in(plugin["args"], args[plugin["name"]])
+    assert configuration["profiles"][0]["percentageOfNodesToScore"] == 50
+    assert is_in(of_host(host, plane)["extenders"], configuration["extenders"])
+    assert configuration["extenders"][0]["urlPrefix"] == "http://127.0.0.1:1/other"
 
 
 BROKEN = {

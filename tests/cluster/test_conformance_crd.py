@@ -69,20 +69,20 @@ def offered(api: Api, group: str, name: str, spec: Any) -> Offered:
     body = policy | ({} if spec is None else {"spec": spec})
     path = f"/apis/{group}/{VERSION}/namespaces/default/taspolicies"
     try:
-        found = api.request("POST", path, json=body, params={"dryRun": "All"}).json()
+        response_body = api.request("POST", path, json=body, params={"dryRun": "All"}).json()
     except ApiError as error:
         return Offered(refusal=str(error))
-    return Offered(found.get("spec"))
+    return Offered(response_body.get("spec"))
 
 
 @pytest.mark.parametrize("row", TABLE.rows, ids=lambda row: f"{row.number} {row.name}".strip())
 def test_definition(api: Api, row: DefinitionRow) -> None:
     for spec in specs(row):
-        found = offered(api, OURS, row.object_name, spec)
+        response = offered(api, OURS, row.object_name, spec)
         if row.refused:
-            assert row.refused in found.refusal, spec
+            assert row.refused in response.refusal, spec
         else:
-            assert found == Offered(spec)
+            assert response == Offered(spec)
 
 
 @pytest.mark.parametrize(

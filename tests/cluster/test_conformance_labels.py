@@ -12,39 +12,49 @@ from tests.conformance.tas.story_runner import Telling
 STORIES = stories.every()
 
 
-class Told:
-    """The stage after the end, and every story in the order of the tables."""
+class StoryResults:
+    """The stage after the end, and every story, in the order of the tables."""
 
     def __init__(self, stage: Stage, tellings: list[Telling]) -> None:
         self.stage, self.tellings = stage, tellings
 
 
 @pytest.fixture(scope="module")
-def told(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
+def results(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoryResults]:
     with story_environment.opened(plane, tmp_path_factory.mktemp("stories")) as opened:
-        yield Told(opened, story_rounds.tell(STORIES, opened))
+        yield StoryResults(opened, story_rounds.tell(STORIES, opened))
 
 
 @pytest.mark.parametrize(
     "number", range(len(STORIES)), ids=[f"{story.number} {story.name}".strip() for story in STORIES]
 )
-def test_stories(told: Told, number: int) -> None:
-    assert told.tellings[number].failures == []
+def test_stories(results: StoryResults, number: int) -> None:
+    assert results.tellings[number].failures == []
 
 
-def test_no_write_of_a_node_was_idle(told: Told) -> None:
-    assert told.stage.between.idle == []
+def test_no_write_of_a_node_was_idle(results: StoryResults) -> None:
+    assert results.stage.between.idle == []
 
 
-def test_a_metric_is_one_plain_request(told: Told) -> None:
-    asked = [one for one in told.stage.between.requests if "/nodes/" in one.path and "metrics" in one.path]
-    assert asked
-    assert {one.query for one in asked} == {""}
-    assert {one.path.rpartition("/")[0] for one in asked} == {"/apis/custom.metrics.k8s.io/v1beta2/nodes/%2A"}
+def test_a_metric_is_one_plain_request(results: StoryResults) -> None:
+    requests = [
+        request
+        for request in results.stage.between.requests
+        if "/nodes/" in request.path and "metrics" in request.path
+    ]
+    assert requests
+    assert {request.query for request in requests} == {""}
+    assert {request.path.rpartition("/")[0] for request in requests} == {
+        "/apis/custom.metrics.k8s.io/v1beta2/nodes/%2A"
+    }
 
 
-def test_nodes_are_not_listed_once_a_period(told: Told) -> None:
-    gets = [one for one in told.stage.between.requests if (one.method, one.path) == ("GET", "/api/v1/nodes")]
+def test_nodes_are_not_listed_once_a_period(results: StoryResults) -> None:
+    gets = [
+        request
+        for request in results.stage.between.requests
+        if (request.method, request.path) == ("GET", "/api/v1/nodes")
+    ]
     # a list of one, for its version, is how a watch that ended is seen to have missed nothing
-    lists = [one for one in gets if "watch=" not in one.query and one.query != "limit=1"]
+    lists = [request for request in gets if "watch=" not in request.query and request.query != "limit=1"]
     assert len(lists) < 12, lists

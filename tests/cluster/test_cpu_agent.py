@@ -126,13 +126,13 @@ def _containers(cluster: Cluster, place: Place, name: str, *requested: int) -> I
     statuses = [
         {
             "name": f"c{at}",
-            "containerID": f"containerd://{one}",
+            "containerID": f"containerd://{container_id}",
             "image": "",
             "imageID": "",
             "ready": True,
             "restartCount": 0,
         }
-        for at, one in enumerate(ids)
+        for at, container_id in enumerate(ids)
     ]
     if len(ids) > 1:
         cluster.api.patch(
@@ -140,7 +140,7 @@ def _containers(cluster: Cluster, place: Place, name: str, *requested: int) -> I
         )
     with contextlib.ExitStack() as stack:
         stack.callback(_deleted, cluster.api, f"/api/v1/namespaces/default/pods/{name}")
-        folders = [_hierarchy() / f"kubepods-{name}" / f"pod{uid}" / one for one in ids]
+        folders = [_hierarchy() / f"kubepods-{name}" / f"pod{uid}" / container_id for container_id in ids]
         for folder in folders:
             try:
                 folder.mkdir(parents=True)
@@ -157,10 +157,14 @@ def _deleted(api: Api, path: str) -> None:
 
 
 def _hierarchy() -> Path:
-    found = [one.place for one in cgroups.hierarchies() if one.version == 2 or "pids" in one.options]
-    if not found:
+    hierarchies = [
+        hierarchy.place
+        for hierarchy in cgroups.hierarchies()
+        if hierarchy.version == 2 or "pids" in hierarchy.options
+    ]
+    if not hierarchies:
         availability.not_run("cgroups are not mounted")
-    return found[0]
+    return hierarchies[0]
 
 
 def _removed(folder: Path) -> None:
@@ -197,9 +201,9 @@ def test_a_container_gets_what_it_requested_and_no_more(cluster: Cluster) -> Non
             lambda: f"'{first.pid}'" in str(cluster.config_map(place.node)) or None,
         )
         second = _isolate(place, inside, "true")
-        _, said = second.communicate()
+        _, stderr = second.communicate()
         assert second.returncode == 125
-        assert "1 held and 1 more wanted; wanted at most 1, which its container requests" in said
+        assert "1 held and 1 more wanted; wanted at most 1, which its container requests" in stderr
         first.communicate("")
         assert first.returncode == 0
     assert cluster.is_free(place.node)
@@ -210,9 +214,9 @@ def test_a_container_that_requested_nothing_gets_nothing(cluster: Cluster) -> No
     with _containers(cluster, place, "two", 0, 1) as (without, with_one):
         refused = _isolate(place, without, "true")
         assert "wanted at most 0, which its container requests" in refused.communicate()[1]
-        given = _isolate(place, with_one, "true")
-        given.communicate()
-        assert (refused.returncode, given.returncode) == (125, 0)
+        process = _isolate(place, with_one, "true")
+        process.communicate()
+        assert (refused.returncode, process.returncode) == (125, 0)
 
 
 def test_a_process_outside_of_pods_gets_nothing_of_the_exclusive_pool(cluster: Cluster) -> None:
@@ -228,9 +232,9 @@ def test_a_process_outside_of_pods_gets_nothing_of_the_exclusive_pool(cluster: C
 
 
 def test_a_pod_of_another_node_gets_nothing(cluster: Cluster) -> None:
-    one, other = cluster.places
+    first, other = cluster.places
     with _containers(cluster, other, "elsewhere", 1) as (inside,):
-        ran = _isolate(one, inside, "true")
+        ran = _isolate(first, inside, "true")
         assert "not among the node's pods" in ran.communicate()[1]
         assert ran.returncode == 125
 
@@ -266,10 +270,13 @@ def test_a_kubelet_that_takes_the_cores_back_is_put_right(cluster: Cluster) -> N
 
 def test_nothing_is_written_while_nothing_happens(cluster: Cluster) -> None:
     def writes() -> int:
-        return sum(one.verb not in {"get", "list"} for one in cluster.log.requests(ACCOUNT))
+        return sum(request.verb not in {"get", "list"} for request in cluster.log.requests(ACCOUNT))
 
     def sweeps() -> int:
-        return sum("cmk-config" in one.path and one.verb == "get" for one in cluster.log.requests(ACCOUNT))
+        return sum(
+            "cmk-config" in request.path and request.verb == "get"
+            for request in cluster.log.requests(ACCOUNT)
+        )
 
     for place in cluster.places:
         wait("all is free", lambda place=place: cluster.is_free(place.node))
@@ -423,8 +430,12 @@ def test_the_rights_that_ship_are_those_that_were_needed(cluster: Cluster) -> No
     shipped = rights.granted(extender_process.manifest("cpu-agent.yaml"))
 
     def needed() -> set[rights.Right]:
-        asked = cluster.log.requests(ACCOUNT)
-        return rights.needed(one for one in asked if one.resource and (one.code < 400 or one.code == 404))
+        requests = cluster.log.requests(ACCOUNT)
+        return rights.needed(
+            request
+            for request in requests
+            if request.resource and (request.code < 400 or request.code == 404)
+        )
 
     # what a sweep has done is reported after it is done
     wait("all was needed", lambda: shipped <= needed() or None, show=lambda: shipped - needed())
@@ -447,9 +458,11 @@ def test_without_an_api_server_nobody_gets_exclusive_cpus(cluster: Cluster) -> N
     """The last one: it ends the API server."""
     place = cluster.places[0]
     with _containers(cluster, place, "orphan", 1) as (inside,):
-        server = next(one for one in cluster.plane.processes if one.name.startswith("kube-apiserver"))
+        server = next(
+            process for process in cluster.plane.processes if process.name.startswith("kube-apiserver")
+        )
         server.kill()
         wrapper = _isolate(place, inside, "true")
-        _, said = wrapper.communicate()
+        _, stderr = wrapper.communicate()
         assert wrapper.returncode == 125
-        assert cluster.plane.url in said
+        assert cluster.plane.url in stderr

@@ -158,13 +158,13 @@ def pod(plane: ControlPlane, sandbox: Sandbox, account: Path) -> Pod:
 @pytest.fixture
 def store(plane: ControlPlane, space: str) -> Iterator[ConfigMapStore]:
     with BlockingApiClient(options(plane)) as opened:
-        found = ConfigMapStore(opened, space, NODE)
-        found.create(
+        store = ConfigMapStore(opened, space, NODE)
+        store.create(
             pool_allocations.from_lists(
                 {"exclusive": {0: ("0", "1")}, "shared": {0: ("1",)}, "infra": {0: ("0",)}}
             )
         )
-        yield found
+        yield store
 
 
 def test_a_pod_with_rights_of_its_own_needs_no_agent(

@@ -49,7 +49,9 @@ def without_definitions(plane: ControlPlane) -> Iterator[None]:
 
 
 def pids(pools: Mapping[str, Any]) -> list[str]:
-    return [pid for pool in pools.values() for one in pool["cpuLists"].values() for pid in one["tasks"]]
+    return [
+        pid for pool in pools.values() for cpu_list in pool["cpuLists"].values() for pid in cpu_list["tasks"]
+    ]
 
 
 class TestPools:
@@ -62,8 +64,8 @@ class TestPools:
         assert other.returncode == 1
         assert "pool exclusive: 2 CPU lists (0,8 1,9); wanted 3 CPU lists" in other.stderr
         assert node.sandbox.api.get(node.config_map) == made
-        told = node.answered("describe")["pools"]
-        assert list(told["exclusive"]["cpuLists"]) == ["0,8", "1,9"]
+        pools = node.answered("describe")["pools"]
+        assert list(pools["exclusive"]["cpuLists"]) == ["0,8", "1,9"]
 
     def test_two_who_make_them_at_once_agree(self, node: Node) -> None:
         children = [node.start("init", "--sysfs", node.folder, "--num-exclusive-cores", 2) for _ in range(3)]
@@ -111,9 +113,9 @@ class TestPools:
                 lambda pool, _: [Task(7, 5, "b", "pod-1", "c1")] if pool.is_exclusive else []
             )
         )
-        told = node.run("describe", "-o", "table").stdout.splitlines()
-        assert told[0].split() == ["POOL", "SOCKET", "CPUS", "TASK", "POD", "CONTAINER"]
-        assert told[1].split() == ["exclusive", "0", "0,8", "7", "pod-1", "c1"]
+        lines = node.run("describe", "-o", "table").stdout.splitlines()
+        assert lines[0].split() == ["POOL", "SOCKET", "CPUS", "TASK", "POD", "CONTAINER"]
+        assert lines[1].split() == ["exclusive", "0", "0,8", "7", "pod-1", "c1"]
 
     @pytest.mark.parametrize("command", ["init", "describe", "discover", "reconcile", "node-report"])
     def test_a_corrupt_state_is_named_and_left(self, command: str, node: Node) -> None:
@@ -122,10 +124,10 @@ class TestPools:
         node.sandbox.api.patch(node.config_map, {"data": {"config": broken}})
         before = node.sandbox.api.get(node.config_map)
         done = node.init() if command == "init" else node.run(command)
-        told = done.stdout if command == "node-report" else done.stderr
+        output = done.stdout if command == "node-report" else done.stderr
         assert done.returncode == (command != "node-report")
-        assert "pool 'foo'" in told
-        assert "config.exclusive.0.0,8" in told
+        assert "pool 'foo'" in output
+        assert "config.exclusive.0.0,8" in output
         assert "Traceback" not in done.stderr
         assert node.sandbox.api.get(node.config_map) == before
 
@@ -176,22 +178,22 @@ class TestDiscover:
         assert node.now()["status"]["capacity"][EXCLUSIVE_CORES] == "2"
 
     def test_a_pool_that_is_gone_is_no_longer_said(self, node: Node, plane: ControlPlane) -> None:
-        with requests(plane.admin) as asked:
+        with requests(plane.admin) as client:
             for counts in ({EXCLUSIVE_CORES: 1, NON_ISOLCPUS_CORES: 3}, {EXCLUSIVE_CORES: 0}):
-                assert node_advertisement.advertise(asked, node.name, counts, taint=False)
-                assert not node_advertisement.advertise(asked, node.name, counts, taint=False)
+                assert node_advertisement.advertise(client, node.name, counts, taint=False)
+                assert not node_advertisement.advertise(client, node.name, counts, taint=False)
                 capacity = node.now()["status"]["capacity"]
                 assert {name: int(capacity[name]) for name in capacity if "cmk" in name} == counts
 
     def test_all_of_it_can_be_taken_back(self, node: Node, plane: ControlPlane) -> None:
         node.sandbox.api.patch(node.path, {"spec": {"taints": [FOREIGN]}})
         before = node.now()
-        with requests(plane.admin) as asked:
+        with requests(plane.admin) as client:
             node_advertisement.advertise(
-                asked, node.name, {EXCLUSIVE_CORES: 1, NON_ISOLCPUS_CORES: 3}, taint=True
+                client, node.name, {EXCLUSIVE_CORES: 1, NON_ISOLCPUS_CORES: 3}, taint=True
             )
-            assert node_advertisement.withdraw(asked, node.name)
-            assert not node_advertisement.withdraw(asked, node.name)
+            assert node_advertisement.withdraw(client, node.name)
+            assert not node_advertisement.withdraw(client, node.name)
         after = node.now()
         for part in ("spec", "status"):
             assert after[part] == before[part]
@@ -202,29 +204,31 @@ class TestDiscover:
         theirs = [{"key": f"t{number}", "effect": "NoSchedule"} for number in range(15)]
 
         def add() -> None:
-            with requests(plane.admin) as asked:
+            with requests(plane.admin) as client:
                 for taint in theirs:
                     while True:
-                        now = asked.get(node.path)
+                        now = client.get(node.path)
                         version = {"resourceVersion": now["metadata"]["resourceVersion"]}
                         taints = [*(now["spec"].get("taints") or []), taint]
                         try:
-                            asked.patch(node.path, {"metadata": version, "spec": {"taints": taints}}, "merge")
+                            client.patch(
+                                node.path, {"metadata": version, "spec": {"taints": taints}}, "merge"
+                            )
                         except Conflict:
                             continue
                         break
 
         other = threading.Thread(target=add)
         other.start()
-        with requests(plane.admin) as asked:
+        with requests(plane.admin) as client:
             while other.is_alive():
-                node_advertisement.advertise(asked, node.name, {EXCLUSIVE_CORES: 1}, taint=True)
-                node_advertisement.withdraw(asked, node.name)
+                node_advertisement.advertise(client, node.name, {EXCLUSIVE_CORES: 1}, taint=True)
+                node_advertisement.withdraw(client, node.name)
             other.join()
-            node_advertisement.advertise(asked, node.name, {EXCLUSIVE_CORES: 1}, taint=True)
+            node_advertisement.advertise(client, node.name, {EXCLUSIVE_CORES: 1}, taint=True)
         taints = node.now()["spec"]["taints"]
-        assert sorted(one["key"] for one in taints) == sorted(
-            [cmk_names.TAINT, *(one["key"] for one in theirs)]
+        assert sorted(taint["key"] for taint in taints) == sorted(
+            [cmk_names.TAINT, *(taint["key"] for taint in theirs)]
         )
 
 
@@ -247,7 +251,7 @@ class TestReconcile:
             with child:
                 out, err = child.communicate(timeout=120)
             assert child.returncode == 0, err
-            freed += [one["cpus"] for one in json.loads(out)["reclaimedCpuLists"]]
+            freed += [cpu_list["cpus"] for cpu_list in json.loads(out)["reclaimedCpuLists"]]
         assert sorted(freed) == ["0,8", "2,10", "3,11"]
         assert pids(node.answered("describe")["pools"]) == [str(me)]
         (mine,) = [cpu_list.tasks[0] for _, cpu_list in node.stored().cpu_lists if cpu_list.tasks]
@@ -280,26 +284,29 @@ class TestReports:
     def test_kinds_that_are_missing_are_defined(self, node: Node, without_definitions: None) -> None:
         node.init()
         report = node.answered("node-report", "--publish", "--sysfs", node.folder)
-        told = node.answered("reconcile", "--publish", "--proc-fs", "/proc")
+        reconcile_report = node.answered("reconcile", "--publish", "--proc-fs", "/proc")
         namespace = node.sandbox.namespace
-        found = {kind.name: node.sandbox.api.get(kind.resource.path(namespace, node.name)) for kind in KINDS}
-        assert found[NODE_REPORT.name]["spec"]["report"] == report
-        assert found[RECONCILE_REPORT.name]["spec"]["report"] == told
+        objects_by_kind = {
+            kind.name: node.sandbox.api.get(kind.resource.path(namespace, node.name)) for kind in KINDS
+        }
+        assert objects_by_kind[NODE_REPORT.name]["spec"]["report"] == report
+        assert objects_by_kind[RECONCILE_REPORT.name]["spec"]["report"] == reconcile_report
         shown = node.sandbox.plane.kubectl("get", "cmk-nr", node.name, "-n", namespace)
         assert shown.split()[-3:-1] == [node.name, "true"]
         for kind in KINDS:
             path = f"{DEFINITIONS}/{kind.resource.plural}.intel.com"
             conditions = {
-                one["type"]: one["status"] for one in node.sandbox.api.get(path)["status"]["conditions"]
+                condition["type"]: condition["status"]
+                for condition in node.sandbox.api.get(path)["status"]["conditions"]
             }
             assert conditions.get("NonStructuralSchema", "False") == "False"
             assert conditions["Established"] == "True"
 
     def test_a_node_without_pools_is_reported_too(self, node: Node, without_definitions: None) -> None:
         report = node.answered("node-report", "--publish", "--sysfs", node.folder)
-        found = node.sandbox.api.get(NODE_REPORT.resource.path(node.sandbox.namespace, node.name))
-        assert found["spec"]["report"] == report
-        assert found["spec"]["report"]["description"] is None
+        report_object = node.sandbox.api.get(NODE_REPORT.resource.path(node.sandbox.namespace, node.name))
+        assert report_object["spec"]["report"] == report
+        assert report_object["spec"]["report"]["description"] is None
 
     def test_the_definitions_may_be_applied_before(self, node: Node, without_definitions: None) -> None:
         plane = node.sandbox.plane
@@ -331,10 +338,10 @@ class TestReports:
 
     def test_a_report_that_is_none_is_refused(self, node: Node, without_definitions: None) -> None:
         plane = node.sandbox.plane
-        with requests(plane.admin) as asked:
+        with requests(plane.admin) as client:
             dialect = api_versions.TABLE[-1]
-            assert reports.define(asked, NODE_REPORT, dialect)
+            assert reports.define(client, NODE_REPORT, dialect)
             with pytest.raises(Exception, match=r"spec.report.checks"):
                 reports.publish(
-                    asked, NODE_REPORT, node.name, node.sandbox.namespace, {"checks": 5, "topology": {}}
+                    client, NODE_REPORT, node.name, node.sandbox.namespace, {"checks": 5, "topology": {}}
                 )

@@ -37,9 +37,9 @@ def controllers(plane: ControlPlane) -> Iterator[None]:
 @pytest.fixture
 def nodes(sandbox: Sandbox, controllers: None) -> list[str]:
     """Two nodes, one's name in the other's."""
-    found = [f"{sandbox.namespace}-n1", f"{sandbox.namespace}-n10"]
-    sandbox.nodes(*map(cluster_objects.node, found))
-    return found
+    nodes = [f"{sandbox.namespace}-n1", f"{sandbox.namespace}-n10"]
+    sandbox.nodes(*map(cluster_objects.node, nodes))
+    return nodes
 
 
 @pytest.fixture
@@ -61,11 +61,11 @@ HOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 
 
 def run(
-    sandbox: Sandbox, *given: str, timeout_s: float = 60, as_users_do: bool = False
+    sandbox: Sandbox, *words: str, timeout_s: float = 60, as_users_do: bool = False
 ) -> "subprocess.CompletedProcess[str]":
     """Runs a command, with short waits and without its imports unless `as_users_do`."""
     place = (f"--namespace={sandbox.namespace}", f"--kubeconfig={sandbox.plane.admin.kubeconfig}")
-    arguments = ["cpu", *given, *place, f"--timeout={timeout_s:g}", "-o", "json"]
+    arguments = ["cpu", *words, *place, f"--timeout={timeout_s:g}", "-o", "json"]
     environment = {**os.environ, "NODE_NAME": ""}
     if not as_users_do:
         return forks.run(
@@ -81,13 +81,13 @@ def run(
     )
 
 
-def prepared(sandbox: Sandbox, nodes: list[str], *given: str, **more: Any) -> Any:
+def prepared(sandbox: Sandbox, nodes: list[str], *arguments: str, **more: Any) -> Any:
     """The report of cluster-init, and whether the command says that all went well."""
-    said = run(sandbox, "cluster-init", f"--host-list={','.join(nodes)}", *given, **more)
-    assert "Traceback" not in said.stderr, said.stderr
-    report = json.loads(said.stdout)
-    ready = all(one["ready"] for one in (*report["nodes"], report["agent"], report["webhook"]))
-    assert (said.returncode == 0) == ready, said
+    completed = run(sandbox, "cluster-init", f"--host-list={','.join(nodes)}", *arguments, **more)
+    assert "Traceback" not in completed.stderr, completed.stderr
+    report = json.loads(completed.stdout)
+    ready = all(part["ready"] for part in (*report["nodes"], report["agent"], report["webhook"]))
+    assert (completed.returncode == 0) == ready, completed
     return report
 
 
@@ -95,30 +95,30 @@ def made(sandbox: Sandbox) -> dict[str, tuple[str, str]]:
     """UID and version of what is in the namespace, by kind and name; of pods the UID only: kubelets write them."""
     folders = ["api/v1/{}/pods", "api/v1/{}/secrets", "api/v1/{}/configmaps", "api/v1/{}/services"]
     folders += ["apis/apps/v1/{}/daemonsets", "apis/apps/v1/{}/deployments"]
-    found = {}
+    uids = {}
     for folder in folders:
         path = "/" + folder.format(f"namespaces/{sandbox.namespace}")
-        for one in sandbox.api.get(path)["items"]:
-            about = one["metadata"]
+        for stored in sandbox.api.get(path)["items"]:
+            about = stored["metadata"]
             version = about["generation"] if "generation" in about else about["resourceVersion"]
-            found[f"{folder.rpartition('/')[2]} {about['name']}"] = (
+            uids[f"{folder.rpartition('/')[2]} {about['name']}"] = (
                 about["uid"],
                 "" if folder.endswith("pods") else str(version),
             )
-    return found
+    return uids
 
 
 def outcomes(report: Any) -> list[str]:
     return [
         step["outcome"]
-        for one in (*report["nodes"], report["agent"], report["webhook"])
-        for step in one["steps"]
+        for part in (*report["nodes"], report["agent"], report["webhook"])
+        for step in part["steps"]
     ]
 
 
 def test_a_second_run_finds_what_is_there(sandbox: Sandbox, nodes: list[str], kubelets: Kubelets) -> None:
     report = prepared(sandbox, nodes, as_users_do=True)
-    assert [one["node"] for one in report["nodes"]] == nodes
+    assert [node_report["node"] for node_report in report["nodes"]] == nodes
     assert set(outcomes(report)) == {"created", "ready"}
     assert sandbox.api.find(f"{HOOKS}/cmk-webhook-config")
     before = made(sandbox)
@@ -146,9 +146,9 @@ def test_what_differs_is_replaced(sandbox: Sandbox, nodes: list[str], kubelets: 
     assert before[pod] != after[pod]
     assert (before[daemon_set][0], before[secret]) == (after[daemon_set][0], after[secret])
     images = {
-        one["image"]
+        container["image"]
         for pod in sandbox.api.get(f"/api/v1/namespaces/{sandbox.namespace}/pods")["items"]
-        for one in pod["spec"]["containers"]
+        for container in pod["spec"]["containers"]
         if not pod["metadata"].get("deletionTimestamp")
     }
     assert images == {"other:v2"}
@@ -161,7 +161,7 @@ def test_a_pod_that_failed_is_told_and_tried_again(
     name = setup_objects.pod_name(PREPARING, ill)
     kubelets.fates[name] = kubelet_double.failed("too few cores are isolated", "discover")
     report = prepared(sandbox, nodes)
-    assert [one["ready"] for one in report["nodes"]] == [False, True]
+    assert [node_report["ready"] for node_report in report["nodes"]] == [False, True]
     [step] = report["nodes"][0]["steps"]
     assert f"pod {name} went into Failed state" in step["error"]
     assert "container discover: exit code 1: too few cores are isolated" in step["error"]
@@ -191,7 +191,11 @@ def test_an_agent_that_does_not_run_is_told_and_what_ships_is_taken_over(
     sandbox: Sandbox, nodes: list[str], kubelets: Kubelets
 ) -> None:
     """As who applies deploy/cpu-agent.yaml first: the DaemonSet stays the same one, and gets the image."""
-    [shipped] = [one for one in extender_process.manifest("cpu-agent.yaml") if one["kind"] == "DaemonSet"]
+    [shipped] = [
+        manifest
+        for manifest in extender_process.manifest("cpu-agent.yaml")
+        if manifest["kind"] == "DaemonSet"
+    ]
     container = shipped["spec"]["template"]["spec"]["containers"][0]
     container["args"][0] = f"--namespace={sandbox.namespace}"
     shipped["metadata"]["namespace"] = sandbox.namespace
@@ -228,17 +232,17 @@ def test_a_new_certificate_is_trusted_before_it_is_shown(
 
 
 def test_without_the_agents_account_nothing_is_made(sandbox: Sandbox, nodes: list[str]) -> None:
-    said = run(sandbox, "cluster-init", f"--host-list={nodes[0]}")
-    assert said.returncode == 1
-    assert f"ServiceAccount {sandbox.namespace}/{agent_daemonset.NAME}: not there" in said.stderr
-    assert agent_daemonset.how_to_apply(sandbox.namespace) in said.stderr
+    completed = run(sandbox, "cluster-init", f"--host-list={nodes[0]}")
+    assert completed.returncode == 1
+    assert f"ServiceAccount {sandbox.namespace}/{agent_daemonset.NAME}: not there" in completed.stderr
+    assert agent_daemonset.how_to_apply(sandbox.namespace) in completed.stderr
     assert made(sandbox) == {}
 
 
 def test_a_host_that_is_not_there_is_named(sandbox: Sandbox, nodes: list[str]) -> None:
-    said = run(sandbox, "cluster-init", f"--host-list={nodes[0]},nobody")
-    assert said.returncode == 2
-    assert "nobody" in said.stderr
+    completed = run(sandbox, "cluster-init", f"--host-list={nodes[0]},nobody")
+    assert completed.returncode == 2
+    assert "nobody" in completed.stderr
     assert made(sandbox) == {}
 
 
@@ -254,23 +258,22 @@ def test_all_that_is_made_is_what_the_api_server_knows(sandbox: Sandbox, nodes: 
         setup_objects.preparing(PREPARING, f"{'n.' * 100}com", wish, newest),
         setup_objects.daemon_set(LOOKING, f"{'n.' * 100}com", wish, newest),
     ]
-    for one in some:
-        path = (
-            f"/{'api' if one['kind'] == 'Pod' else 'apis'}/{one['apiVersion']}/namespaces/{sandbox.namespace}"
-        )
+    for manifest in some:
+        root = "api" if manifest["kind"] == "Pod" else "apis"
+        path = f"/{root}/{manifest['apiVersion']}/namespaces/{sandbox.namespace}"
         strict = {"dryRun": "All", "fieldValidation": "Strict"}
-        sandbox.api.request("POST", f"{path}/{one['kind'].lower()}s", json=one, params=strict)
+        sandbox.api.request("POST", f"{path}/{manifest['kind'].lower()}s", json=manifest, params=strict)
 
 
 @pytest.mark.parametrize("name", ["cpu-cluster-init.yaml", "cpu-uninstall.yaml", "cpu-pods.yaml"])
 def test_the_manifests_that_ship_are_what_the_api_server_knows(sandbox: Sandbox, name: str) -> None:
-    for one in extender_process.manifest(name):
-        about = one["metadata"] | {"namespace": sandbox.namespace}
-        version = one["apiVersion"]
+    for manifest in extender_process.manifest(name):
+        about = manifest["metadata"] | {"namespace": sandbox.namespace}
+        version = manifest["apiVersion"]
         path = f"/{'api' if version == 'v1' else 'apis'}/{version}/namespaces/{sandbox.namespace}"
         strict = {"dryRun": "All", "fieldValidation": "Strict"}
-        body = one | {"metadata": about}
-        sandbox.api.request("POST", f"{path}/{one['kind'].lower()}s", json=body, params=strict)
+        body = manifest | {"metadata": about}
+        sandbox.api.request("POST", f"{path}/{manifest['kind'].lower()}s", json=body, params=strict)
 
 
 class TestReconfigureSetup:
@@ -283,9 +286,11 @@ class TestReconfigureSetup:
         return nodes
 
     def reconfigured(self, sandbox: Sandbox) -> Any:
-        said = run(sandbox, "reconfigure_setup", "--num-exclusive-cores=2")
-        report = json.loads(said.stdout)
-        assert (said.returncode == 0) == all("error" not in one for one in report["nodes"]), said.stderr
+        completed = run(sandbox, "reconfigure_setup", "--num-exclusive-cores=2")
+        report = json.loads(completed.stdout)
+        assert (completed.returncode == 0) == all(
+            "error" not in node_report for node_report in report["nodes"]
+        ), completed.stderr
         return report["nodes"]
 
     def test_one_after_the_other_and_again(
@@ -293,8 +298,8 @@ class TestReconfigureSetup:
     ) -> None:
         for _ in range(2):
             kubelets.seen.clear()
-            found = self.reconfigured(sandbox)
-            assert [one["state"] for one in found] == ["reconfigured"] * 2
+            node_reports = self.reconfigured(sandbox)
+            assert [node_report["state"] for node_report in node_reports] == ["reconfigured"] * 2
             changing = [setup_objects.reconfigure_name(node) for node in labelled]
             assert [name for name in kubelets.seen if "check" not in name] == changing
             assert len(kubelets.seen) == 4
@@ -305,17 +310,17 @@ class TestReconfigureSetup:
     ) -> None:
         why = "the tasks that run do not fit into the new pools"
         kubelets.fates[setup_objects.reconfigure_name(labelled[1], checks=True)] = kubelet_double.failed(why)
-        found = self.reconfigured(sandbox)
-        assert [one["state"] for one in found] == ["can be reconfigured", "failed"]
-        assert why in found[1]["error"]
+        node_reports = self.reconfigured(sandbox)
+        assert [node_report["state"] for node_report in node_reports] == ["can be reconfigured", "failed"]
+        assert why in node_reports[1]["error"]
         assert [name for name in kubelets.seen if "check" not in name] == []
         kubelets.fates.clear()
-        assert [one["state"] for one in self.reconfigured(sandbox)] == ["reconfigured"] * 2
+        assert [node_report["state"] for node_report in self.reconfigured(sandbox)] == ["reconfigured"] * 2
 
     def test_it_ends_where_it_fails(self, sandbox: Sandbox, labelled: list[str], kubelets: Kubelets) -> None:
         kubelets.fates[setup_objects.reconfigure_name(labelled[0])] = kubelet_double.failed("moved back")
-        found = self.reconfigured(sandbox)
-        assert [one["state"] for one in found] == ["failed", "not touched"]
+        node_reports = self.reconfigured(sandbox)
+        assert [node_report["state"] for node_report in node_reports] == ["failed", "not touched"]
         assert setup_objects.reconfigure_name(labelled[1]) not in kubelets.seen
 
 
@@ -361,18 +366,18 @@ class TestUninstall:
         sandbox.put(made)
 
     def left(
-        self, sandbox: Sandbox, node: str, folder: Path, *given: str, **more: Any
+        self, sandbox: Sandbox, node: str, folder: Path, *arguments: str, **more: Any
     ) -> "subprocess.CompletedProcess[str]":
         place = (f"--node-name={node}", f"--install-dir={folder}", "--proc-fs=/proc")
-        return run(sandbox, "uninstall", *place, *given, **more)
+        return run(sandbox, "uninstall", *place, *arguments, **more)
 
     def test_nothing_is_left(
         self, sandbox: Sandbox, nodes: list[str], node: str, kubelets: Kubelets, tmp_path: Path
     ) -> None:
         prepared(sandbox, nodes)
         self.state(sandbox, node, pools.EXCLUSIVE, boot="another")
-        said = self.left(sandbox, node, tmp_path)
-        assert said.returncode == 0, said.stderr
+        completed = self.left(sandbox, node, tmp_path)
+        assert completed.returncode == 0, completed.stderr
         self.is_left(sandbox, node)
         assert {
             f"daemonsets {agent_daemonset.NAME}",  # the other node has pools
@@ -388,17 +393,17 @@ class TestUninstall:
         }
 
     def is_left(self, sandbox: Sandbox, node: str) -> None:
-        found = sandbox.api.get(f"/api/v1/nodes/{node}")
-        assert found["spec"]["taints"] == [FOREIGN]
-        assert cmk_names.LABEL not in found["metadata"]["labels"]
+        node_object = sandbox.api.get(f"/api/v1/nodes/{node}")
+        assert node_object["spec"]["taints"] == [FOREIGN]
+        assert cmk_names.LABEL not in node_object["metadata"]["labels"]
         for part in ("capacity", "allocatable"):
-            assert not [name for name in found["status"][part] if name.startswith("cmk.")]
+            assert not [name for name in node_object["status"][part] if name.startswith("cmk.")]
         own = {
             setup_objects.pod_name(PREPARING, node),
             setup_objects.daemon_set_name(LOOKING, node),
             cmk_names.config_map(node),
         }
-        assert not [one for one in made(sandbox) if one.split(maxsplit=1)[1] in own]
+        assert not [line for line in made(sandbox) if line.split(maxsplit=1)[1] in own]
 
     @pytest.mark.parametrize("pool", [pools.EXCLUSIVE, pools.SHARED, pools.INFRA])
     def test_a_running_task_keeps_all_as_it_is(
@@ -407,10 +412,10 @@ class TestUninstall:
         prepared(sandbox, [node], "--cmk-cmd-list=init")
         self.state(sandbox, node, pool)
         before = made(sandbox), sandbox.api.get(f"/api/v1/nodes/{node}")
-        said = self.left(sandbox, node, tmp_path)
-        assert said.returncode == 1
-        assert "running tasks" in said.stderr
-        assert f"process {os.getpid()} of pod p1" in said.stderr
+        completed = self.left(sandbox, node, tmp_path)
+        assert completed.returncode == 1
+        assert "running tasks" in completed.stderr
+        assert f"process {os.getpid()} of pod p1" in completed.stderr
         assert (made(sandbox), sandbox.api.get(f"/api/v1/nodes/{node}")) == before
 
     def test_elsewhere_no_task_is_taken_to_be_over(
@@ -419,10 +424,10 @@ class TestUninstall:
         info = sandbox.api.get(f"/api/v1/nodes/{node}")["status"]["nodeInfo"] | {"bootID": "of-the-node"}
         sandbox.api.patch(f"/api/v1/nodes/{node}/status", {"status": {"nodeInfo": info}})
         self.state(sandbox, node, pools.SHARED, boot="of-the-node")
-        said = self.left(sandbox, node, tmp_path, as_users_do=True)
-        assert said.returncode == 1
-        assert "running tasks" in said.stderr
-        assert "not on node" in said.stderr
+        completed = self.left(sandbox, node, tmp_path, as_users_do=True)
+        assert completed.returncode == 1
+        assert "running tasks" in completed.stderr
+        assert "not on node" in completed.stderr
 
     def test_in_two_parts(self, sandbox: Sandbox, node: str, kubelets: Kubelets, tmp_path: Path) -> None:
         prepared(sandbox, [node])
@@ -430,12 +435,12 @@ class TestUninstall:
         (tmp_path / ".cmk-1" / "cmk").write_text("a program")
         (tmp_path / "cmk").symlink_to(".cmk-1/cmk")
         (tmp_path / "other").write_text("somebody's")
-        said = self.left(sandbox, node, tmp_path, "--scope=node")
-        assert said.returncode == 0, said.stderr
+        completed = self.left(sandbox, node, tmp_path, "--scope=node")
+        assert completed.returncode == 0, completed.stderr
         self.is_left(sandbox, node)
         assert [path.name for path in tmp_path.iterdir()] == ["other"]
         assert sandbox.api.find(f"{HOOKS}/cmk-webhook-config")
-        said = run(sandbox, "uninstall", "--scope=cluster")
-        assert said.returncode == 0, said.stderr
+        completed = run(sandbox, "uninstall", "--scope=cluster")
+        assert completed.returncode == 0, completed.stderr
         assert sandbox.api.find(f"{HOOKS}/cmk-webhook-config") is None
         wait("nothing is left", lambda: None if made(sandbox) else True)

@@ -29,9 +29,9 @@ class Run(NamedTuple):
     kubelets: Kubelets
     folder: Path
 
-    def cpu(self, user: User, *given: str, code: int = 0) -> str:
+    def cpu(self, user: User, *words: str, code: int = 0) -> str:
         environment = {**os.environ, "NODE_NAME": "", "CMK_PROC_FS": "/proc"}
-        arguments = ["cpu", *given, f"--kubeconfig={user.kubeconfig}"]
+        arguments = ["cpu", *words, f"--kubeconfig={user.kubeconfig}"]
         done = forks.run(
             [forks.NODEWISE, *arguments], env=environment, constants=forks.SHORT_WAITS, timeout=240
         )
@@ -43,17 +43,22 @@ class Run(NamedTuple):
 
     def needed(self, account: str) -> set[Right]:
         """What was asked for in each namespace, all of it allowed; `/version` and discovery are everybody's."""
-        asked = self.log.requests(f"system:serviceaccount:{NAMESPACE}:{account}")
-        requests = [one for one in asked if one.resource]
-        assert [one for one in requests if one.is_refused] == []
-        places = {one.namespace for one in requests}
+        audited = self.log.requests(f"system:serviceaccount:{NAMESPACE}:{account}")
+        requests = [request for request in audited if request.resource]
+        assert [request for request in requests if request.is_refused] == []
+        places = {request.namespace for request in requests}
         return set().union(
-            *(rights.needed(one for one in requests if one.namespace == place) for place in places)
+            *(
+                rights.needed(request for request in requests if request.namespace == place)
+                for place in places
+            )
         )
 
     def shipped(self, role: str) -> set[Right]:
         return rights.granted(
-            one for one in extender_process.manifest("cpu.yaml") if one["metadata"]["name"] == role
+            manifest
+            for manifest in extender_process.manifest("cpu.yaml")
+            if manifest["metadata"]["name"] == role
         )
 
     def check(self, account: str, role: str) -> None:
@@ -82,16 +87,16 @@ def run(plane: ControlPlane, audit_log: AuditLog, tmp_path_factory: pytest.TempP
 
 def test_of_who_prepares(run: Run) -> None:
     setup = run.account("cmk-setup")
-    given = ("cluster-init", "--all-hosts", f"--namespace={NAMESPACE}", "--timeout=60")
-    run.cpu(setup, *given)
+    arguments = ("cluster-init", "--all-hosts", f"--namespace={NAMESPACE}", "--timeout=60")
+    run.cpu(setup, *arguments)
     service = f"/api/v1/namespaces/{NAMESPACE}/services/cmk-webhook-service"
     run.plane.api.patch(service, {"spec": {"selector": {"app": "another"}}})
     run.plane.api.delete(f"/api/v1/namespaces/{NAMESPACE}/secrets/cmk-webhook-certs")
-    run.cpu(setup, *given, "--cmk-img=other:v2", "--install-dir=/opt/other")
+    run.cpu(setup, *arguments, "--cmk-img=other:v2", "--install-dir=/opt/other")
     run.plane.api.delete(HOOK)
     secret = f"/api/v1/namespaces/{NAMESPACE}/secrets/cmk-webhook-certs"
     run.plane.api.patch(secret, {"data": {"cert.pem": ""}})
-    run.cpu(setup, *given, "--cmk-img=other:v2", "--install-dir=/opt/other")
+    run.cpu(setup, *arguments, "--cmk-img=other:v2", "--install-dir=/opt/other")
     for node in NODES:
         run.plane.api.patch(f"/api/v1/nodes/{node}", {"metadata": {"labels": {cmk_names.LABEL: "true"}}})
     run.cpu(setup, "reconfigure_setup", f"--namespace={NAMESPACE}", "--timeout=60")
@@ -118,9 +123,9 @@ def test_of_a_nodes_own_commands(run: Run) -> None:
 def dead_task(run: Run, node: str) -> None:
     """A task on the node's exclusive list that is over."""
     path = f"/api/v1/namespaces/{NAMESPACE}/configmaps/{cmk_names.config_map(node)}"
-    found = run.plane.api.get(path)
-    config = found["data"]["config"].replace("[]", "['999999999']", 1)
-    assert config != found["data"]["config"]
+    config_map = run.plane.api.get(path)
+    config = config_map["data"]["config"].replace("[]", "['999999999']", 1)
+    assert config != config_map["data"]["config"]
     run.plane.api.patch(path, {"data": {"config": config}})
 
 
@@ -156,7 +161,7 @@ def left(run: Run) -> list[str]:
         ("apis/apps/v1", "daemonsets"),
         ("api/v1", "services"),
     )
-    found: list[Any] = []
+    objects: list[Any] = []
     for root, kind in kinds:
-        found += run.plane.api.get(f"/{root}/namespaces/{NAMESPACE}/{kind}")["items"]
-    return [one["metadata"]["name"] for one in found]
+        objects += run.plane.api.get(f"/{root}/namespaces/{NAMESPACE}/{kind}")["items"]
+    return [stored["metadata"]["name"] for stored in objects]

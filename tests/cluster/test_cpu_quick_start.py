@@ -23,7 +23,7 @@ PAGE = page_code_blocks.ROOT / "docs/cpu.md"
 
 def quick_start(language: str) -> list[Block]:
     """The blocks of that section."""
-    return [one for one in page_code_blocks.section(PAGE, "## Quick start") if one.language == language]
+    return [block for block in page_code_blocks.section(PAGE, "## Quick start") if block.language == language]
 
 
 def commands() -> list[str]:
@@ -64,20 +64,22 @@ def shell(plane: ControlPlane, control_plane_programs: Path) -> Iterator[Reader]
 def test_it_works_as_it_stands(shell: Reader, plane: ControlPlane) -> None:
     apply, prepare, validate = commands()
     shell.types(apply)
-    said = shell.types(prepare)
-    lines = said.splitlines()
-    table = [line.split()[:2] for line in lines[lines.index(next(one for one in lines if "RESULT" in one)) :]]
+    output = shell.types(prepare)
+    lines = output.splitlines()
+    table = [
+        line.split()[:2] for line in lines[lines.index(next(line for line in lines if "RESULT" in line)) :]
+    ]
     assert [row for row in table if row] == [
         ["NODE", "RESULT"],
         *([name, "ready"] for name in NODES),
         ["(agent)", "ready"],
         ["(webhook)", "ready"],
     ]
-    assert "--no-agent" not in said
+    assert "--no-agent" not in output
     agents = plane.api.get(f"/api/v1/namespaces/{NAMESPACE}/pods", labelSelector="app=cmk-agent")["items"]
-    assert {one["spec"]["nodeName"] for one in agents} == set(NODES)
-    assert {one["spec"]["serviceAccountName"] for one in agents} == {"cmk-agent"}
-    checks = {one["name"]: one for one in json.loads(shell.types(validate, may_fail=True))["checks"]}
+    assert {pod["spec"]["nodeName"] for pod in agents} == set(NODES)
+    assert {pod["spec"]["serviceAccountName"] for pod in agents} == {"cmk-agent"}
+    checks = {check["name"]: check for check in json.loads(shell.types(validate, may_fail=True))["checks"]}
     assert checks["label"]["ok"]
     assert checks["agent"]["seen"].partition(": ")[2].count("cmk-agent-") == 1
     made = pod()

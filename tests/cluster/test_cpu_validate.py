@@ -47,28 +47,28 @@ def checks(node: Node, *options: object, code: int = 0) -> dict[str, dict[str, A
     child = node.start_of("validate", node.name, *options, "-o", "json")
     out, err = child.communicate(timeout=120)
     assert child.returncode == code, err + out
-    told = json.loads(out)
-    assert (told["node"], told["ok"]) == (node.name, code == 0)
-    return {check["name"]: check for check in told["checks"]}
+    report = json.loads(out)
+    assert (report["node"], report["ok"]) == (node.name, code == 0)
+    return {check["name"]: check for check in report["checks"]}
 
 
-def wrong(found: dict[str, dict[str, Any]]) -> set[str]:
-    assert all(check["remedy"] for check in found.values() if check["ok"] is False)
-    return {name for name, check in found.items() if check["ok"] is False}
+def wrong(checks_by_name: dict[str, dict[str, Any]]) -> set[str]:
+    assert all(check["remedy"] for check in checks_by_name.values() if check["ok"] is False)
+    return {name for name, check in checks_by_name.items() if check["ok"] is False}
 
 
 def test_a_node_as_it_should_be(prepared: Node) -> None:
-    found = checks(prepared)
-    assert wrong(found) == set()
-    assert {name for name, check in found.items() if check["ok"] is None} == {"webhook", "program"}
-    assert found[EXCLUSIVE_CORES]["seen"] == "capacity 2, allocatable 2; the pool has 2"
+    results = checks(prepared)
+    assert wrong(results) == set()
+    assert {name for name, check in results.items() if check["ok"] is None} == {"webhook", "program"}
+    assert results[EXCLUSIVE_CORES]["seen"] == "capacity 2, allocatable 2; the pool has 2"
 
 
 def test_a_node_that_nobody_prepared(node: Node) -> None:
-    found = checks(node, code=3)
-    assert wrong(found) == {"label", "taint", "pools", "agent", "cmk-nodereport"}
-    assert f"discover --node-name {node.name}" in found["label"]["remedy"]
-    assert "cluster-init" in found["pools"]["remedy"]
+    results = checks(node, code=3)
+    assert wrong(results) == {"label", "taint", "pools", "agent", "cmk-nodereport"}
+    assert f"discover --node-name {node.name}" in results["label"]["remedy"]
+    assert "cluster-init" in results["pools"]["remedy"]
 
 
 def test_a_node_that_is_none(node: Node) -> None:
@@ -91,9 +91,9 @@ def test_a_taint_that_nobody_wants(prepared: Node) -> None:
 def test_tasks_of_pods_that_are_gone(prepared: Node) -> None:
     tasks = [Task(7, 5, "b", "no-such-pod", "c")]
     prepared.store(prepared.stored().mapped(lambda pool, _: tasks if pool.is_exclusive else []))
-    found = checks(prepared, code=3)
-    assert wrong(found) == {"tasks"}
-    assert "processes 7 hold cores" in found["tasks"]["seen"]
+    results = checks(prepared, code=3)
+    assert wrong(results) == {"tasks"}
+    assert "processes 7 hold cores" in results["tasks"]["seen"]
 
 
 def test_tasks_of_pods_that_run(prepared: Node) -> None:
@@ -105,9 +105,9 @@ def test_tasks_of_pods_that_run(prepared: Node) -> None:
 
 def test_a_corrupt_state(prepared: Node) -> None:
     prepared.sandbox.api.patch(prepared.config_map, {"data": {"config": "foo: {}"}})
-    found = checks(prepared, code=3)
-    assert wrong(found) == {"pools"}
-    assert "pool 'foo'" in found["pools"]["seen"]
+    results = checks(prepared, code=3)
+    assert wrong(results) == {"pools"}
+    assert "pool 'foo'" in results["pools"]["seen"]
 
 
 def test_a_report_of_other_pools(prepared: Node) -> None:
@@ -122,16 +122,16 @@ def test_a_webhook_that_works(prepared: Node, tmp_path: Path) -> None:
         assert checks(prepared, "--pod-namespace", space)["webhook"]["ok"] is True
         assert prepared.sandbox.api.get(f"/api/v1/namespaces/{space}/pods")["items"][1:] == []
         running.process.stop()
-        found = checks(prepared, "--pod-namespace", space, code=3)
-        assert wrong(found) == {"webhook"}
-        assert "logs" in found["webhook"]["remedy"]
+        results = checks(prepared, "--pod-namespace", space, code=3)
+        assert wrong(results) == {"webhook"}
+        assert "logs" in results["webhook"]["remedy"]
 
 
 def test_a_webhook_that_does_not_see_the_pod(prepared: Node, tmp_path: Path) -> None:
     with test_cpu_webhook.running(prepared.sandbox, tmp_path, "--insecure=True"):
-        found = checks(prepared, code=3)
-    assert wrong(found) == {"webhook"}
-    assert cmk_names.INJECTED in found["webhook"]["seen"]
+        results = checks(prepared, code=3)
+    assert wrong(results) == {"webhook"}
+    assert cmk_names.INJECTED in results["webhook"]["seen"]
 
 
 def test_a_table_for_people(prepared: Node) -> None:

@@ -55,8 +55,8 @@ class Running(NamedTuple):
 def manifests(*arguments: str) -> dict[str, Object]:
     """What the command prints, by kind."""
     command = [NODEWISE, "cpu", "webhook", "--print-manifests", "--with-certificate", *arguments]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    return {one["kind"]: one for one in yaml.safe_load_all(said.stdout)}
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return {manifest["kind"]: manifest for manifest in yaml.safe_load_all(completed.stdout)}
 
 
 @contextlib.contextmanager
@@ -77,9 +77,9 @@ def running(
     server |= {"binding-address": "127.0.0.1", "port": port, "mutations": str(folder / "mutations.yaml")}
     server |= {"cert": str(folder / "cert.pem"), "key": str(folder / "key.pem")}
     (folder / "server.yaml").write_text(yaml.safe_dump({"server": server}))
-    given = [f"--conf-file={folder / 'server.yaml'}", "--health-port=0", "--shutdown-delay=0s", *arguments]
+    options = [f"--conf-file={folder / 'server.yaml'}", "--health-port=0", "--shutdown-delay=0s", *arguments]
     log = folder / f"webhook-{number()}.log"
-    with Process([NODEWISE, "cpu", "webhook", *given], log) as process, contextlib.ExitStack() as stack:
+    with Process([NODEWISE, "cpu", "webhook", *options], log) as process, contextlib.ExitStack() as stack:
         process.wait_ready(lambda: log.read_text().count("url=") > 1)
         urls = [line.partition("url=")[2].strip() for line in log.read_text().splitlines() if "url=" in line]
         registration = at_hand(
@@ -96,8 +96,8 @@ def running(
 
 def mutated(running: Running) -> Object | None:
     """An API server hears of a registration a moment after it was made."""
-    found = running.offered(pod(requests={cmk_names.EXCLUSIVE_CORES: "1"}))
-    return found if "annotations" in found["metadata"] else None
+    admitted_pod = running.offered(pod(requests={cmk_names.EXCLUSIVE_CORES: "1"}))
+    return admitted_pod if "annotations" in admitted_pod["metadata"] else None
 
 
 def at_hand(registration: Object, space: str, port: int) -> Object:
@@ -111,19 +111,19 @@ def at_hand(registration: Object, space: str, port: int) -> Object:
 def pod(
     name: str = "p", *, requests: dict[str, str] | None = None, annotations: dict[str, str] | None = None
 ) -> Object:
-    asked = {"requests": requests, "limits": requests} if requests else {}
-    containers = [{"name": "c1", "image": "none", "resources": asked}, {"name": "c2", "image": "none"}]
+    resources = {"requests": requests, "limits": requests} if requests else {}
+    containers = [{"name": "c1", "image": "none", "resources": resources}, {"name": "c2", "image": "none"}]
     metadata: Object = {"name": name, **({"annotations": annotations} if annotations else {})}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": containers}}
 
 
-def expect_ready_for_cores(found: Object) -> None:
-    assert found["metadata"]["annotations"][cmk_names.INJECTED] == "true"
-    spec = found["spec"]
-    one, other = spec["containers"]
-    assert one["env"] == [{"name": "CMK_NUM_CORES", "value": "1"}]
-    assert [mount["mountPath"] for mount in one["volumeMounts"]] == ["/opt/bin", "/run/nodewise"]
-    assert all(mount["readOnly"] for mount in one["volumeMounts"])
+def expect_ready_for_cores(admitted_pod: Object) -> None:
+    assert admitted_pod["metadata"]["annotations"][cmk_names.INJECTED] == "true"
+    spec = admitted_pod["spec"]
+    first, other = spec["containers"]
+    assert first["env"] == [{"name": "CMK_NUM_CORES", "value": "1"}]
+    assert [mount["mountPath"] for mount in first["volumeMounts"]] == ["/opt/bin", "/run/nodewise"]
+    assert all(mount["readOnly"] for mount in first["volumeMounts"])
     assert "env" not in other
     assert "volumeMounts" not in other
     assert [volume["hostPath"]["path"] for volume in spec["volumes"]] == ["/opt/bin", "/run/nodewise"]
@@ -164,18 +164,18 @@ def test_a_pod_that_is_mutated_already_stays_as_it_is(plain: Running) -> None:
 
 def test_the_api_server_asks_only_about_pods_that_ask_for_cores(plain: Running) -> None:
     before = {outcome: plain.count(outcome) for outcome in ("mutated", "untouched", "refused")}
-    for one in (pod(), pod(requests={"cpu": "1"}), pod(annotations={"a": "b"})):
-        found = plain.offered(one)
-        assert "volumes" not in found["spec"]
-        assert "env" not in found["spec"]["containers"][0]
+    for submitted_pod in (pod(), pod(requests={"cpu": "1"}), pod(annotations={"a": "b"})):
+        admitted_pod = plain.offered(submitted_pod)
+        assert "volumes" not in admitted_pod["spec"]
+        assert "env" not in admitted_pod["spec"]["containers"][0]
     assert before == {outcome: plain.count(outcome) for outcome in before}
     plain.offered(pod(annotations={cmk_names.MUTATE: "no"}))
     assert plain.count("untouched") == before["untouched"] + 1
 
 
 def test_all_containers_of_a_pod_that_wants_to_be_mutated(plain: Running) -> None:
-    found = plain.offered(pod(annotations={cmk_names.MUTATE: "true"}))
-    mounts = [len(one["volumeMounts"]) for one in found["spec"]["containers"]]
+    admitted_pod = plain.offered(pod(annotations={cmk_names.MUTATE: "true"}))
+    mounts = [len(container["volumeMounts"]) for container in admitted_pod["spec"]["containers"]]
     assert mounts == [2, 2]
 
 
@@ -187,9 +187,9 @@ def test_a_namespace_that_enforces_pod_security_rejects_what_the_webhook_adds(
     label = "pod-security.kubernetes.io/enforce"
     api.patch(space, {"metadata": {"labels": {label: level}}})
     try:
-        said = wait("pods with cores are rejected", lambda: refusal(plain))
-        assert f'violates PodSecurity "{level}:' in said
-        assert 'volumes "cmk-install-dir", "nodewise-cpu-agent"' in said
+        message = wait("pods with cores are rejected", lambda: refusal(plain))
+        assert f'violates PodSecurity "{level}:' in message
+        assert 'volumes "cmk-install-dir", "nodewise-cpu-agent"' in message
         api.patch(space, {"metadata": {"labels": {label: "privileged"}}})
         expect_ready_for_cores(wait("pods with cores are admitted", lambda: admitted(plain)))
     finally:
@@ -201,12 +201,12 @@ def admitted(webhook: Running) -> Object | None:
 
 
 def test_a_container_that_runs_first_is_seen(plain: Running) -> None:
-    asked = pod()
+    requested_pod = pod()
     first = {"name": "i1", "image": "none", "resources": {"limits": {cmk_names.EXCLUSIVE_CORES: "1"}}}
-    asked["spec"]["initContainers"] = [first]
-    found = plain.offered(asked)["spec"]
-    assert found["initContainers"][0]["env"] == [{"name": "CMK_NUM_CORES", "value": "1"}]
-    assert "volumeMounts" not in found["containers"][0]
+    requested_pod["spec"]["initContainers"] = [first]
+    pod_object = plain.offered(requested_pod)["spec"]
+    assert pod_object["initContainers"][0]["env"] == [{"name": "CMK_NUM_CORES", "value": "1"}]
+    assert "volumeMounts" not in pod_object["containers"][0]
 
 
 def test_the_webhooks_own_pods_and_other_namespaces_do_not_need_it(plain: Running, sandbox: Sandbox) -> None:
@@ -228,10 +228,10 @@ def test_a_container_that_another_webhook_adds_gets_what_it_needs(plain: Running
 
         spec = wait("the other webhook is asked", seen)
     wait("the other webhook is gone", lambda: None if seen() else True)
-    one, _, last = spec["containers"]
+    first, _, last = spec["containers"]
     assert last["env"] == [{"name": "CMK_NUM_CORES", "value": "2"}]
-    assert one["env"] == [{"name": "CMK_NUM_CORES", "value": "1"}]
-    assert len(last["volumeMounts"]) == len(one["volumeMounts"]) == len(spec["volumes"]) == 2
+    assert first["env"] == [{"name": "CMK_NUM_CORES", "value": "1"}]
+    assert len(last["volumeMounts"]) == len(first["volumeMounts"]) == len(spec["volumes"]) == 2
 
 
 @contextlib.contextmanager
@@ -295,11 +295,11 @@ def test_what_is_printed_is_what_an_api_server_takes(sandbox: Sandbox) -> None:
     printed = manifests(f"--namespace={sandbox.namespace}", "--insecure=false")
     printed["MutatingWebhookConfiguration"]["metadata"]["name"] += f"-{sandbox.namespace}"
     strictly = {"dryRun": "All", "fieldValidation": "Strict"}
-    for one in printed.values():
-        sandbox.api.request("POST", folder_of(one), json=one, params=strictly)
+    for manifest in printed.values():
+        sandbox.api.request("POST", folder_of(manifest), json=manifest, params=strictly)
 
 
-class Told(NamedTuple):
+class MutualTlsPlane(NamedTuple):
     """An API server that was told to show a certificate, and who signed that."""
 
     plane: controlplane.ControlPlane
@@ -309,16 +309,18 @@ class Told(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def told(control_plane_programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
+def mutual_tls(
+    control_plane_programs: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[MutualTlsPlane]:
     """By the two files that the command writes, for a webhook in the namespace that its sandbox gets."""
-    folder = tmp_path_factory.mktemp("told")
+    folder = tmp_path_factory.mktemp("mutual-tls")
     clients = Authority(folder, "clients")
     pair = clients.issue("kube-apiserver")
     where = folder / "admission"
-    command = [NODEWISE, "cpu", "webhook", f"--print-admission-config={where}", "--namespace=told"]
+    command = [NODEWISE, "cpu", "webhook", f"--print-admission-config={where}", "--namespace=mutual-tls"]
     command += [f"--client-certificate={pair.cert}", f"--client-key={pair.key}"]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    file, kubeconfig = said.stdout.splitlines()
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    file, kubeconfig = completed.stdout.splitlines()
     port = free_port()
     config = yaml.safe_load(Path(kubeconfig).read_text())
     config["users"][0]["name"] += f":{port}"  # a Service has 443, which goes without saying
@@ -326,28 +328,32 @@ def told(control_plane_programs: Path, tmp_path_factory: pytest.TempPathFactory)
     with controlplane.running(
         control_plane_programs, folder, {"admission-control-config-file": file}
     ) as plane:
-        yield Told(plane, clients, port)
+        yield MutualTlsPlane(plane, clients, port)
 
 
-def test_an_api_server_with_a_certificate_is_served_by_mutual_tls(told: Told, tmp_path: Path) -> None:
-    with named_sandbox(told.plane, "told") as sandbox:
-        arguments = ("--insecure=False", f"--cafile={told.clients.ca_file}")
-        with running(sandbox, tmp_path, *arguments, port=told.port) as webhook:
+def test_an_api_server_with_a_certificate_is_served_by_mutual_tls(
+    mutual_tls: MutualTlsPlane, tmp_path: Path
+) -> None:
+    with named_sandbox(mutual_tls.plane, "mutual-tls") as sandbox:
+        arguments = ("--insecure=False", f"--cafile={mutual_tls.clients.ca_file}")
+        with running(sandbox, tmp_path, *arguments, port=mutual_tls.port) as webhook:
             sandbox.put(pod("mutual", requests={cmk_names.EXCLUSIVE_CORES: "1"}))
             expect_ready_for_cores(sandbox.pod("mutual") or {})
             assert webhook.says("info", "cpu_webhook_mutual")
             assert not webhook.says("any_client")
 
 
-def test_an_api_server_that_shows_none_is_refused_and_both_say_so(told: Told, tmp_path: Path) -> None:
+def test_an_api_server_that_shows_none_is_refused_and_both_say_so(
+    mutual_tls: MutualTlsPlane, tmp_path: Path
+) -> None:
     """The files are for another webhook."""
-    arguments = ("--insecure=False", f"--cafile={told.clients.ca_file}")
+    arguments = ("--insecure=False", f"--cafile={mutual_tls.clients.ca_file}")
     with (
-        test_namespaces.created(told.plane) as sandbox,
+        test_namespaces.created(mutual_tls.plane) as sandbox,
         running(sandbox, tmp_path, *arguments, asks=False) as webhook,
     ):
-        said = wait("the API server is refused", functools.partial(refusal, webhook))
-        assert "certificate required" in said
+        message = wait("the API server is refused", functools.partial(refusal, webhook))
+        assert "certificate required" in message
         assert webhook.says("no_certificate")
 
 

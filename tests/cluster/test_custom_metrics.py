@@ -18,18 +18,18 @@ def asked(plane: ControlPlane, metric: str, version: str = "v1beta1", nodes: str
 def test_the_api_server_lists_the_group(plane: ControlPlane, metrics: CustomMetrics) -> None:
     group = plane.api.get(ROOT)
     assert group["preferredVersion"]["version"] == "v1beta2"
-    assert {one["version"] for one in group["versions"]} == {"v1beta1", "v1beta2"}
+    assert {version["version"] for version in group["versions"]} == {"v1beta1", "v1beta2"}
 
 
 def test_values_of_all_nodes(plane: ControlPlane, metrics: CustomMetrics) -> None:
     metrics.set("temp", {"a": "81500m", "b": 40}, time="2026-07-01T12:00:00Z", window_s=60)
-    found = asked(plane, "temp")
-    assert (found["kind"], found["apiVersion"]) == ("MetricValueList", f"{GROUP}/v1beta1")
-    assert [(item["describedObject"]["name"], item["value"]) for item in found["items"]] == [
+    response = asked(plane, "temp")
+    assert (response["kind"], response["apiVersion"]) == ("MetricValueList", f"{GROUP}/v1beta1")
+    assert [(item["describedObject"]["name"], item["value"]) for item in response["items"]] == [
         ("a", "81500m"),
         ("b", "40"),
     ]
-    assert found["items"][0] == {
+    assert response["items"][0] == {
         "describedObject": {"kind": "Node", "name": "a", "apiVersion": "/v1"},
         "metricName": "temp",
         "timestamp": "2026-07-01T12:00:00Z",

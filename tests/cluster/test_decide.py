@@ -58,12 +58,14 @@ def test_waiting_pods_are_decided_as_kube_scheduler_then_places_them(
 ) -> None:
     cluster.pods(*(pod(f"web-{number}") for number in range(3)))
     before = versions(cluster)
-    found = told(run(*given(plane, cluster, "-o", "json")))["decisions"]
+    decisions = told(run(*given(plane, cluster, "-o", "json")))["decisions"]
     assert versions(cluster) == before
-    assert [one["pod"] for one in found] == [f"{cluster.namespace}/web-{number}" for number in range(3)]
-    assert list(found[0]) == ["pod", "agents", "feasible", "scores", "rejected", "values", "error"]
-    assert found[0]["feasible"] == ["b", "c"]
-    assert found[0]["scores"] == {"b": 10, "c": 9}
+    assert [decision["pod"] for decision in decisions] == [
+        f"{cluster.namespace}/web-{number}" for number in range(3)
+    ]
+    assert list(decisions[0]) == ["pod", "agents", "feasible", "scores", "rejected", "values", "error"]
+    assert decisions[0]["feasible"] == ["b", "c"]
+    assert decisions[0]["scores"] == {"b": 10, "c": 9}
     with extender_process.extender(plane, tmp_path) as nodewise:
         wait("heat is known", lambda: nodewise.fetched("heat") or None)
         with plane.start_scheduler({"extenders": [nodewise.entry()]}):
@@ -77,15 +79,19 @@ def test_a_policy_to_try_on_running_pods(plane: ControlPlane, cluster: Sandbox, 
     )
     stricter = read_only_commands.policy_file(tmp_path, cluster.namespace, HOT | {"target": 50})
     calm = told(run(*given(plane, cluster, "--running", "-o", "json")))["decisions"]
-    assert {(one["pod"].rpartition("/")[2], one["stays"]) for one in calm} == {
+    assert {(decision["pod"].rpartition("/")[2], decision["stays"]) for decision in calm} == {
         ("warm", True),
         ("cool", True),
         ("plain", None),
     }
     tried = told(run(*given(plane, cluster, "--running", "--policy", str(stricter), "-o", "json")), 3)
-    found = {one["pod"].rpartition("/")[2]: one for one in tried["decisions"]}
-    assert (found["warm"]["node"], found["warm"]["stays"], found["warm"]["feasible"]) == ("c", False, ["b"])
-    assert found["cool"]["stays"]
+    decisions = {decision["pod"].rpartition("/")[2]: decision for decision in tried["decisions"]}
+    assert (decisions["warm"]["node"], decisions["warm"]["stays"], decisions["warm"]["feasible"]) == (
+        "c",
+        False,
+        ["b"],
+    )
+    assert decisions["cool"]["stays"]
     table = run(*given(plane, cluster, "--running", "--policy", str(stricter)))
     assert "1 running where a policy rejects them, 1 where they may stay" in table.stdout
 
@@ -102,8 +108,8 @@ def test_a_pod_that_fits_nowhere_and_a_metric_that_fails(
     cluster.pods(pod("web"))
     metrics.fail("heat")
     done = run(*given(plane, cluster, "-o", "json"))
-    (one,) = told(done, 3)["decisions"]
-    assert one["error"] == f"telemetry policy {cluster.namespace}/pol: metric heat was never fetched"
+    (decision,) = told(done, 3)["decisions"]
+    assert decision["error"] == f"telemetry policy {cluster.namespace}/pol: metric heat was never fetched"
     assert "told to fail with 503" in done.stderr
 
 
@@ -113,8 +119,8 @@ def test_files_beside_the_cluster_win(plane: ControlPlane, cluster: Sandbox, tmp
     table.write_text(
         "".join(f"{node},heat,{value}\n" for node, value in zip("abcd", (1, 99, 99, 2), strict=True))
     )
-    (one,) = told(run(*given(plane, cluster, str(table), "-o", "json")))["decisions"]
-    assert one["feasible"] == ["a", "d"]
+    (decision,) = told(run(*given(plane, cluster, str(table), "-o", "json")))["decisions"]
+    assert decision["feasible"] == ["a", "d"]
 
 
 def test_rights_of_one_namespace_are_enough_for_it(plane: ControlPlane, cluster: Sandbox) -> None:
@@ -124,14 +130,14 @@ def test_rights_of_one_namespace_are_enough_for_it(plane: ControlPlane, cluster:
     access.grant(
         plane.api, user.name, [rule("list", "nodes namespaces"), rule("get", "*", "custom.metrics.k8s.io")]
     )
-    asked = ["decide", "--cluster", f"--kubeconfig={user.kubeconfig}", "-o", "json"]
-    (one,) = told(run(*asked, "-n", cluster.namespace))["decisions"]
-    assert one["feasible"] == ["b", "c"]
-    assert run(*asked).returncode == 1
+    command = ["decide", "--cluster", f"--kubeconfig={user.kubeconfig}", "-o", "json"]
+    (decision,) = told(run(*command, "-n", cluster.namespace))["decisions"]
+    assert decision["feasible"] == ["b", "c"]
+    assert run(*command).returncode == 1
 
 
 def test_a_missing_right_is_named(plane: ControlPlane, cluster: Sandbox) -> None:
-    done = run(*given(plane, cluster, rules=[one for one in LEAST if "pods" not in one["resources"]]))
+    done = run(*given(plane, cluster, rules=[rule for rule in LEAST if "pods" not in rule["resources"]]))
     assert done.returncode == 1
     assert "cannot list resource" in done.stderr
     assert "grant this right" in done.stderr

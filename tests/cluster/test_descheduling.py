@@ -58,9 +58,9 @@ class TestDemoApplication:
         sandbox.put(health_example.deployment())
         first = health_example.placed(sandbox)
         label(sandbox, first)
-        said = descheduling.once(plane, descheduler_program)
-        assert said.evicted == 0
-        assert "insufficient telemetry/scheduling" in said.log
+        report = descheduling.once(plane, descheduler_program)
+        assert report.evicted == 0
+        assert "insufficient telemetry/scheduling" in report.log
         assert health_example.placed(sandbox) == first
 
     def test_it_stays_where_every_node_is_labelled(

@@ -56,14 +56,19 @@ def test_nothing_is_found_in_a_sound_cluster(cluster: Cluster) -> None:
     assert_sound(cluster.diagnose())
 
 
-def assert_sound(said: Diagnosis) -> None:
-    assert (said.code, said.sound, said.findings, said.not_checked) == (0, True, [], []), said
-    assert set(said.checked) == CATALOGUE.keys() - {"not-looked-at"}
+def assert_sound(diagnosis: Diagnosis) -> None:
+    assert (diagnosis.code, diagnosis.sound, diagnosis.findings, diagnosis.not_checked) == (
+        0,
+        True,
+        [],
+        [],
+    ), diagnosis
+    assert set(diagnosis.checked) == CATALOGUE.keys() - {"not-looked-at"}
 
 
 def test_nor_when_kube_scheduler_says_itself_how_it_is_configured(cluster: Cluster) -> None:
-    given = [f"--kubeconfig={cluster.plane.admin.kubeconfig}", f"--scheduler-url={cluster.scheduler_url}"]
-    assert_sound(Diagnosis(read_only_commands.run("doctor", *given, "-o", "json")))
+    arguments = [f"--kubeconfig={cluster.plane.admin.kubeconfig}", f"--scheduler-url={cluster.scheduler_url}"]
+    assert_sound(Diagnosis(read_only_commands.run("doctor", *arguments, "-o", "json")))
 
 
 def test_nor_where_the_entry_names_the_service(cluster: Cluster) -> None:
@@ -80,43 +85,43 @@ def test_nor_with_the_second_scheduler_that_configure_prints(cluster: Cluster) -
         cluster.api.patch(
             path, {"data": {"scheduler.yaml": text.replace("ignorable: false", "ignorable: true")}}
         )
-        (found,) = cluster.diagnose().findings
-        assert found["id"] == "wrong-ignorable"
-        assert found["object"].startswith("ConfigMap/nodewise/nodewise-scheduler, http://127.0.0.1:")
+        (finding,) = cluster.diagnose().findings
+        assert finding["id"] == "wrong-ignorable"
+        assert finding["object"].startswith("ConfigMap/nodewise/nodewise-scheduler, http://127.0.0.1:")
 
 
 def test_a_scheduler_that_cannot_be_seen_is_no_fault_beside_one_that_asks_nodewise(cluster: Cluster) -> None:
-    given = [f"--kubeconfig={cluster.doctor.kubeconfig}", "-o", "json"]
-    alone = Diagnosis(read_only_commands.run("doctor", *given))
+    arguments = [f"--kubeconfig={cluster.doctor.kubeconfig}", "-o", "json"]
+    alone = Diagnosis(read_only_commands.run("doctor", *arguments))
     assert (alone.code, alone.ids()) == (3, {"not-looked-at"})
     assert "--scheduler-config" in alone.findings[0]["remedy"]
     with second_scheduler(cluster):
-        said = Diagnosis(read_only_commands.run("doctor", *given))
-    assert (said.code, said.sound, said.ids("note")) == (0, True, said.ids())
-    assert said.not_checked
+        diagnosis = Diagnosis(read_only_commands.run("doctor", *arguments))
+    assert (diagnosis.code, diagnosis.sound, diagnosis.ids("note")) == (0, True, diagnosis.ids())
+    assert diagnosis.not_checked
 
 
 @contextlib.contextmanager
 def second_scheduler(cluster: Cluster) -> Iterator[Object]:
     """A scheduler with nodewise in its pod, beside the cluster's own; its ConfigMap."""
     done = read_only_commands.run("configure", "--mode", "second-scheduler", "--kubernetes-version=v1.36.3")
-    made = [one for one in yaml.safe_load_all(done.stdout) if one["kind"] != "Namespace"]
-    deployment = next(one for one in made if one["kind"] == "Deployment")
+    made = [manifest for manifest in yaml.safe_load_all(done.stdout) if manifest["kind"] != "Namespace"]
+    deployment = next(manifest for manifest in made if manifest["kind"] == "Deployment")
     pod = deployment["spec"]["template"]
     try:
-        for one in made:
-            if one is deployment:
-                healthy_cluster.put_deployment(cluster.api, one)
+        for manifest in made:
+            if manifest is deployment:
+                healthy_cluster.put_deployment(cluster.api, manifest)
             else:
-                cluster.api.create(one)
+                cluster.api.create(manifest)
         running = healthy_cluster.running_pod(
             "second-0", healthy_cluster.NAMESPACE, healthy_cluster.PLAIN[0], pod, owner="second"
         )
         with misconfigurations.created(running)(cluster):
-            yield next(one for one in made if one["kind"] == "ConfigMap")
+            yield next(manifest for manifest in made if manifest["kind"] == "ConfigMap")
     finally:
-        for one in made:
-            cluster.api.delete(path_of(one))
+        for manifest in made:
+            cluster.api.delete(path_of(manifest))
 
 
 def by_service(cluster: Cluster) -> contextlib.AbstractContextManager[None]:
@@ -125,24 +130,26 @@ def by_service(cluster: Cluster) -> contextlib.AbstractContextManager[None]:
 
 
 def test_each_finding_is_planted() -> None:
-    assert {one.finding for one in DOCTOR_CASES} == CATALOGUE.keys() - {"not-looked-at"}
+    assert {case.finding for case in DOCTOR_CASES} == CATALOGUE.keys() - {"not-looked-at"}
 
 
 @pytest.mark.parametrize("case", DOCTOR_CASES, ids=_named)
 def test_a_planted_fault_is_found(cluster: Cluster, case: DoctorCase) -> None:
     with case.defect(cluster):
-        said = wait("it is found", functools.partial(_found, cluster, case), 30, cluster.diagnose)
-    found = said.of(case.finding)
-    assert (said.code, said.sound) == (3, False)
-    assert any(_place(cluster, case) in one["object"] for one in found), said
-    assert all(word in " ".join(one["remedy"] for one in found) for word in case.remedy), said
-    assert all(one["seen"] and one["wanted"] and one["remedy"] for one in said.findings), said
-    assert said.ids("error", "warning") <= {case.finding} | case.follows, said
+        diagnosis = wait("it is found", functools.partial(_found, cluster, case), 30, cluster.diagnose)
+    findings = diagnosis.of(case.finding)
+    assert (diagnosis.code, diagnosis.sound) == (3, False)
+    assert any(_place(cluster, case) in finding["object"] for finding in findings), diagnosis
+    assert all(word in " ".join(finding["remedy"] for finding in findings) for word in case.remedy), diagnosis
+    assert all(
+        finding["seen"] and finding["wanted"] and finding["remedy"] for finding in diagnosis.findings
+    ), diagnosis
+    assert diagnosis.ids("error", "warning") <= {case.finding} | case.follows, diagnosis
 
 
 def _found(cluster: Cluster, case: DoctorCase) -> Diagnosis | None:
-    said = cluster.diagnose()
-    return said if case.finding in said.ids() else None
+    diagnosis = cluster.diagnose()
+    return diagnosis if case.finding in diagnosis.ids() else None
 
 
 def _place(cluster: Cluster, case: DoctorCase) -> str:
@@ -186,26 +193,27 @@ def assert_harmless(done: "subprocess.CompletedProcess[str]") -> None:
 
 def _rules() -> list[Object]:
     """Those that ship."""
-    found: list[Object] = next(
-        one for one in extender_process.manifest("doctor.yaml") if one["kind"] == "ClusterRole"
+    rules: list[Object] = next(
+        manifest for manifest in extender_process.manifest("doctor.yaml") if manifest["kind"] == "ClusterRole"
     )["rules"]
-    return found
+    return rules
 
 
 def test_the_rights_that_ship_are_enough_and_hardly_one_is_too_many(cluster: Cluster) -> None:
     assert_sound(cluster.diagnose())
     with by_service(cluster):
         assert_sound(cluster.diagnose())
-    asked = cluster.log.requests(
+    requests = cluster.log.requests(
         f"system:serviceaccount:{healthy_cluster.NAMESPACE}:{healthy_cluster.DOCTOR}"
     )
-    assert [one for one in asked if one.code == FORBIDDEN] == []
+    assert [request for request in requests if request.code == FORBIDDEN] == []
     used = {
-        (one.verb, one.resource, one.group) for one in rights.needed(one for one in asked if one.resource)
+        (right.verb, right.resource, right.group)
+        for right in rights.needed(request for request in requests if request.resource)
     }
     granted = {
-        (one.verb, one.resource, one.group)
-        for one in rights.granted(extender_process.manifest("doctor.yaml"))
+        (right.verb, right.resource, right.group)
+        for right in rights.granted(extender_process.manifest("doctor.yaml"))
     }
     assert granted - used == {("list", "nodes", "metrics.k8s.io")}, "no policy here names a metric of it"
 
@@ -220,13 +228,13 @@ def test_the_job_that_ships_is_one_for_a_real_api_server(cluster: Cluster) -> No
 def test_what_may_not_be_read_is_said_with_the_right_that_is_missing(cluster: Cluster) -> None:
     half = [rule for rule in _rules() if not {"nodes", "taspolicies", "configmaps"} & set(rule["resources"])]
     user = cluster.plane.user("half", half)
-    said = cluster.diagnose(user=user)
-    assert said.code == 3
-    assert said.ids() == {"not-looked-at"}
-    text = str(said)
-    assert all(f"list {one}" in text for one in ("nodes", "taspolicies")), text
-    assert {one["id"] for one in said.not_checked} >= {"gpu-node-without-labels", "policy-unknown"}
-    assert not {one["id"] for one in said.not_checked} & set(said.checked)
+    diagnosis = cluster.diagnose(user=user)
+    assert diagnosis.code == 3
+    assert diagnosis.ids() == {"not-looked-at"}
+    text = str(diagnosis)
+    assert all(f"list {resource}" in text for resource in ("nodes", "taspolicies")), text
+    assert {check["id"] for check in diagnosis.not_checked} >= {"gpu-node-without-labels", "policy-unknown"}
+    assert not {check["id"] for check in diagnosis.not_checked} & set(diagnosis.checked)
 
 
 def test_who_may_read_nothing_is_told_all_of_it_in_few_lines(cluster: Cluster) -> None:
@@ -278,7 +286,7 @@ def crowded(cluster: Cluster, nodes: int, policies: int) -> Iterator[None]:
 
 def test_it_ends_in_a_large_cluster_and_its_memory_is_bounded(cluster: Cluster) -> None:
     with crowded(cluster, nodes=1000, policies=300):
-        said, most_mib = cluster.measured()
-    assert said.code in {0, 3}
+        diagnosis, most_mib = cluster.measured()
+    assert diagnosis.code in {0, 3}
     assert most_mib < 200
-    assert len(said.done.stdout) < 100_000
+    assert len(diagnosis.done.stdout) < 100_000

@@ -50,32 +50,40 @@ def test_every_replica_is_asked_and_one_that_is_gone_is_named(
 ) -> None:
     """Filter goes to one replica, prioritize to another, as behind a Service."""
     address = processes.own_address()
-    with replica(plane, papers, tmp_path, address) as one, replica(plane, papers, tmp_path, address) as other:
-        for name, running in (("one", one), ("other", other)):
+    with (
+        replica(plane, papers, tmp_path, address) as first,
+        replica(plane, papers, tmp_path, address) as other,
+    ):
+        for name, running in (("one", first), ("other", other)):
             cluster.put(extender_process.endpoint(name, running.url))
         cluster.put(extender_process.endpoint("starting", f"https://{address}:1", ready=False))
-        tls = one.entry()["tlsConfig"] | {"serverName": f"{extender_process.SERVICE}.{cluster.namespace}.svc"}
-        filters = one.entry(prioritizeVerb="", preemptVerb="", httpTimeout="30s", tlsConfig=tls)
+        tls = first.entry()["tlsConfig"] | {
+            "serverName": f"{extender_process.SERVICE}.{cluster.namespace}.svc"
+        }
+        filters = first.entry(prioritizeVerb="", preemptVerb="", httpTimeout="30s", tlsConfig=tls)
         scores = other.entry(
             filterVerb="", preemptVerb="", managedResources=[], httpTimeout="30s", tlsConfig=tls
         )
         with plane.start_scheduler({"extenders": [filters, scores]}):
             cluster.pods(pod("web"))
             assert cluster.expect_bound("web") == "b"
-        asked = through_the_cluster(plane, cluster, "web", *certificates(papers))
-        found = told(run(*asked, "-o", "json"))
-        assert {one["url"]: one["found"] for one in found["replicas"]} == {one.url: 1, other.url: 1}
-        assert found["attempt"]["calls"] == ["filter", "prioritize"]
-        assert found["state"]["node"] == "b"
-        nodes = {one["node"]: (one["passes"], one["score"]) for one in found["attempt"]["nodes"]}
+        command = through_the_cluster(plane, cluster, "web", *certificates(papers))
+        report = told(run(*command, "-o", "json"))
+        assert {replica_report["url"]: replica_report["found"] for replica_report in report["replicas"]} == {
+            first.url: 1,
+            other.url: 1,
+        }
+        assert report["attempt"]["calls"] == ["filter", "prioritize"]
+        assert report["state"]["node"] == "b"
+        nodes = {node["node"]: (node["passes"], node["score"]) for node in report["attempt"]["nodes"]}
         assert nodes == {"b": (True, 10), "c": (True, 9), "d": (False, None), "a": (False, None)}
         other.process.kill()
-        late = run(*asked)
+        late = run(*command)
         assert late.returncode == 0
         assert f"{other.url} is left out" in late.stderr
         assert "web is on b: 2 of the 4 nodes asked about pass" in late.stdout
-        one.process.kill()
-        none = run(*asked)
+        first.process.kill()
+        none = run(*command)
         assert none.returncode == 1
         assert none.stderr.count(": no answer") == 2
 
@@ -89,17 +97,17 @@ def test_a_pod_that_waits_is_told_what_would_have_changed_it(
         with plane.start_scheduler({"extenders": [running.entry(httpTimeout="30s")]}):
             cluster.pods(pod("web"))
             event = cluster.expect_event("web")
-        asked = through_the_cluster(plane, cluster, "web", f"--server={running.url}", *certificates(papers))
-        done = run(*asked)
+        command = through_the_cluster(plane, cluster, "web", f"--server={running.url}", *certificates(papers))
+        done = run(*command)
         assert done.returncode == 0, done.stderr
         lines = done.stdout.splitlines()
         assert lines[0].endswith("web waits: none of the 4 nodes asked about passes")
         assert f"kube-scheduler: {event}" in lines
         assert "  heat GreaterThan: 1 more node passes at 82 instead of 80, 3 at 85, 4 at 90" in lines
-        found = told(run(*asked, "-o", "json"))["attempt"]
-        (group,) = found["groups"]
+        attempt = told(run(*command, "-o", "json"))["attempt"]
+        (group,) = attempt["groups"]
         assert f"{len(group['nodes'])} {group['reason']}" in event
-        assert found["changes"][0]["more"][-1] == {"target": 90, "nodes": 4}
+        assert attempt["changes"][0]["more"][-1] == {"target": 90, "nodes": 4}
 
 
 def test_pods_that_nobody_asked_about(
@@ -112,15 +120,15 @@ def test_pods_that_nobody_asked_about(
             cluster.pods(objects.pod("plain"), large)
             cluster.expect_bound("plain")
             cluster.expect_rejected("large")
-        said = {}
+        outputs = {}
         for name in ("plain", "large", "absent"):
             done = run(*through_the_cluster(plane, cluster, name, f"--server={running.health}"))
             assert done.returncode == 3, done.stderr
-            said[name] = done.stdout
-    assert "it requests no extended resource" in said["plain"]
-    assert "Insufficient cpu" in said["large"]
-    assert "only about nodes that its own rules leave" in said["large"]
-    assert "there is no such pod now" in said["absent"]
+            outputs[name] = done.stdout
+    assert "it requests no extended resource" in outputs["plain"]
+    assert "Insufficient cpu" in outputs["large"]
+    assert "only about nodes that its own rules leave" in outputs["large"]
+    assert "there is no such pod now" in outputs["absent"]
 
 
 def test_pods_that_are_scheduled_without_their_policy(

@@ -51,9 +51,9 @@ def test_when_every_node_is_rejected_the_pod_waits_and_its_event_says_why(
     nodewise.wait_fetched("heat")
     with schedule(plane, nodewise):
         sandbox.pods(pod("web"))
-        said = sandbox.expect_event("web")
-        assert f"2 telemetry policy {sandbox.namespace}/pol: heat GreaterThan 80" in said
-        assert said.startswith("0/2 nodes are available")
+        message = sandbox.expect_event("web")
+        assert f"2 telemetry policy {sandbox.namespace}/pol: heat GreaterThan 80" in message
+        assert message.startswith("0/2 nodes are available")
         ours = wait("our own event", lambda: sandbox.events("web", "NoNodePasses") or None)
         assert ours[0].endswith("heat GreaterThan 80"), "no measured values"
         sandbox.pods(objects.pod("plain"))
@@ -70,11 +70,11 @@ def test_no_answer_never_means_yes_even_where_the_scheduler_would_ignore_us(
         wait("the policy is known", lambda: nodewise.events("metric_failed") or None)
     with schedule(plane, nodewise, ignorable=True):
         sandbox.pods(pod("web"))
-        said = sandbox.expect_event("web")
+        message = sandbox.expect_event("web")
         sandbox.expect_stays_unbound("web", 1)
     name = f"{sandbox.namespace}/pol"
-    assert (f"policy {name} does not exist" in said) or (
-        f"policy {name}: metric absent was never fetched" in said
+    assert (f"policy {name} does not exist" in message) or (
+        f"policy {name}: metric absent was never fetched" in message
     )
 
 
@@ -131,7 +131,9 @@ def test_one_metric_that_hangs_or_lies_delays_no_other(
     with schedule(plane, nodewise):
         sandbox.pods(pod("web"))
         assert sandbox.expect_bound("web") == "b"
-    states = {(one["node"], one["metric"]): one["state"] for one in nodewise.decisions("web")[-1]["values"]}
+    states = {
+        (value["node"], value["metric"]): value["state"] for value in nodewise.decisions("web")[-1]["values"]
+    }
     assert states[("a", "dust")] == states[("b", "dust")] == "invalid"
     assert nodewise.is_ready(), "somebody's metric that hangs must not take the extender from the others"
 
@@ -179,10 +181,10 @@ def test_a_policys_status_says_what_is_wrong_with_it(
     policy(sandbox, dontschedule=[HOT | {"whenMissing": "reject"}])
     nodewise.wait_leading()
     wait("the status is written", lambda: extender_process.condition(sandbox, "Valid")["status"] or None)
-    said = extender_process.condition(sandbox, "Valid")
-    assert said["status"] == "False"
-    assert "whenMissing: an unknown field" in said["message"]
-    assert 'did you mean "when_missing"?' in said["message"]
+    condition = extender_process.condition(sandbox, "Valid")
+    assert condition["status"] == "False"
+    assert "whenMissing: an unknown field" in condition["message"]
+    assert 'did you mean "when_missing"?' in condition["message"]
     path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{sandbox.namespace}/taspolicies/pol"
     sandbox.api.patch(path, {"spec": {"strategies": {"dontschedule": {"rules": [HOT]}}}})
     wait(

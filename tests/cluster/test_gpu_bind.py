@@ -25,15 +25,15 @@ def test_a_pod_is_bound_with_its_cards_in_annotations(sandbox: Sandbox, running:
     made["metadata"]["annotations"] = {"mine": "stays"}
     sandbox.pods(made)
     assert sandbox.expect_bound("train") == "g1"
-    found = sandbox.pod("train")
-    assert found is not None
-    annotations = found["metadata"]["annotations"]
+    pod = sandbox.pod("train")
+    assert pod is not None
+    annotations = pod["metadata"]["annotations"]
     assert annotations["mine"] == "stays"
     assert annotations["gas-container-cards"] == "card0,card1"
     assert annotations["cards.nodewise.io/main"] == "0,1"
     assert annotations["gas-ts"].isdecimal()
     assert "gas-container-tiles" not in annotations
-    entry = gpu.ledger(sandbox, "g1")[found["metadata"]["uid"]]
+    entry = gpu.ledger(sandbox, "g1")[pod["metadata"]["uid"]]
     assert entry["cards"] == "card0,card1"
     assert [event["holds"] for event in running.events("bound")] == ["main: card0, card1"]
 
@@ -90,9 +90,9 @@ def test_a_victim_is_taken_only_where_its_card_helps(sandbox: Sandbox, running: 
 
 
 def _bound(sandbox: Sandbox, names: list[str]) -> set[str]:
-    found = set()
+    pod_names = set()
     for name in names:
         with contextlib.suppress(KeyError):
             if (sandbox.pod(name) or {"spec": {}})["spec"]["nodeName"]:
-                found.add(name)
-    return found
+                pod_names.add(name)
+    return pod_names

@@ -59,8 +59,8 @@ def test_a_claim_whose_bind_never_came_is_cleared_and_the_bind_refused_when_it_c
     with gpu.extender(plane, tmp_path) as served, plane.start_scheduler({"extenders": [gpu.entry(served)]}):
         wait("the entry is taken out", lambda: not gpu.ledger(sandbox, "g1") or None)
         assert DROPPED in (sandbox.pod("waiting") or {})["metadata"]["annotations"]
-        [told] = served.events("claim_dropped")
-        assert (told["pod"], told["why"]) == (f"{sandbox.namespace}/waiting", "unbound")
+        [event] = served.events("claim_dropped")
+        assert (event["pod"], event["why"]) == (f"{sandbox.namespace}/waiting", "unbound")
         late = {
             "apiVersion": "v1",
             "kind": "Binding",
@@ -89,8 +89,8 @@ def test_the_ledger_of_a_node_that_is_gone_goes(
 
 def counted(sandbox: Sandbox) -> int:
     """How many pods the count has."""
-    found = sandbox.api.find(CENSUS) or {"data": {}}
-    days = [json.loads(text) for key, text in found["data"].items() if key.startswith("day-")]
+    histogram = sandbox.api.find(CENSUS) or {"data": {}}
+    days = [json.loads(text) for key, text in histogram["data"].items() if key.startswith("day-")]
     return sum(row["pods"] for rows in days for row in rows)
 
 
@@ -112,8 +112,8 @@ def test_the_pods_that_come_are_counted_once_whoever_leads(
 class Lossy(Between):
     """Keeps some lines of watches to itself."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self.swallows: list[bytes] = []
         """A line that has all of this in it."""
         self.swallowed = 0
@@ -165,8 +165,8 @@ def test_an_event_that_was_missed_is_found_and_mended(
         """Watches that say nothing else say how far they are once a minute."""
         number[0] += 1
         touched = {"metadata": {"annotations": {"touched": str(number[0])}}}
-        for one in ("/api/v1/nodes/g2", f"{LEASES}/gpu-g2", path(sandbox, "other")):
-            sandbox.api.patch(one, touched)
+        for object_path in ("/api/v1/nodes/g2", f"{LEASES}/gpu-g2", path(sandbox, "other")):
+            sandbox.api.patch(object_path, touched)
 
     sandbox.pods(objects.running_on("g2", objects.pod("other")))
     with through(plane, tmp_path, "--gpu-check-period=3s") as (served, lossy):
@@ -183,4 +183,4 @@ def test_an_event_that_was_missed_is_found_and_mended(
             return "g1" not in replicas.held(served) or None
 
         wait("the books are mended", mended, 180)
-        assert {told["node"] for told in served.events("books_differ")} == {"g1"}
+        assert {event["node"] for event in served.events("books_differ")} == {"g1"}

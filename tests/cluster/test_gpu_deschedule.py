@@ -63,8 +63,8 @@ def path(sandbox: Sandbox, name: str) -> str:
 
 
 def told(sandbox: Sandbox) -> set[str]:
-    found: list[Object] = sandbox.api.get(f"/api/v1/namespaces/{sandbox.namespace}/pods")["items"]
-    return {one["metadata"]["name"] for one in found if one["metadata"].get("labels", {}).get(LABEL) == "gpu"}
+    pods: list[Object] = sandbox.api.get(f"/api/v1/namespaces/{sandbox.namespace}/pods")["items"]
+    return {pod["metadata"]["name"] for pod in pods if pod["metadata"].get("labels", {}).get(LABEL) == "gpu"}
 
 
 def expect_told(sandbox: Sandbox, *names: str) -> None:

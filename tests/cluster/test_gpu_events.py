@@ -41,7 +41,7 @@ def test_what_no_node_can_answer_is_said_of_all(sandbox: Sandbox, running: Serve
     made["spec"]["initContainers"] = [{**made["spec"]["containers"][0], "name": "first"}]
     made["spec"]["containers"][0] = objects.pod("early")["spec"]["containers"][0]
     sandbox.pods(made)
-    told = sandbox.expect_event("early", "NoNodePasses")
-    assert told.startswith(
+    message = sandbox.expect_event("early", "NoNodePasses")
+    assert message.startswith(
         f"none of 3 candidates passes: 3 {WHY}: bad args: container first is an init container"
     )

@@ -45,8 +45,8 @@ class Flood:
         self.sandbox.api.request("DELETE", self.history.place, params={"gracePeriodSeconds": str(grace_s)})
 
     def expect_nothing_held(self) -> None:
-        for one in self.replicas.running:
-            held = functools.partial(replicas.held, one)
+        for replica in self.replicas.running:
+            held = functools.partial(replicas.held, replica)
             wait("no card is held", lambda held=held: not held() or None, show=held)
 
 
@@ -69,8 +69,8 @@ def test_no_card_is_ever_given_twice_and_none_is_lost(flood: Flood) -> None:
     made.start()
     history.wait_bound(PODS)
     flood.delete_all(30)
-    for one in made.running:
-        assert sum(map(len, replicas.held(one).values())) == PODS, "who terminates still uses its cards"
+    for replica in made.running:
+        assert sum(map(len, replicas.held(replica).values())) == PODS, "who terminates still uses its cards"
     flood.delete_all(0)
     history.wait_empty()
     flood.expect_nothing_held()

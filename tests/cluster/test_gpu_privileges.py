@@ -36,17 +36,17 @@ class Run(NamedTuple):
     def bind(self, replica: Served, sandbox: Sandbox, name: str, node: str) -> str:
         """As kube-scheduler does; the error, empty for success."""
         uid = (sandbox.pod(name) or {})["metadata"]["uid"]
-        asked = {"PodName": name, "PodNamespace": sandbox.namespace, "PodUID": uid, "Node": node}
+        arguments = {"PodName": name, "PodNamespace": sandbox.namespace, "PodUID": uid, "Node": node}
         context = self.papers.authority.client_context(self.papers.client)
         with httpx2.Client(verify=context, trust_env=False, timeout=30) as client:
-            return str(client.post(f"{replica.url}/scheduler/bind", json=asked).json()["Error"])
+            return str(client.post(f"{replica.url}/scheduler/bind", json=arguments).json()["Error"])
 
     def binds_at_once(self) -> None:
         """Both replicas write the ledger of each node, until one of them was too late and looks again."""
         for number in range(50):
             if any(
-                (one.verb, one.resource) == ("get", "leases") and "gpu-" in one.name
-                for one in self.requests()
+                (request.verb, request.resource) == ("get", "leases") and "gpu-" in request.name
+                for request in self.requests()
             ):
                 return
             names = [f"p-{number}-{count}" for count in range(4)]
@@ -54,11 +54,11 @@ class Run(NamedTuple):
                 sandbox.pods(*map(gpu.pod, names))
             places = [(sandbox, name) for sandbox in self.all_sandboxes for name in names]
             with ThreadPoolExecutor(len(places)) as pool:
-                asked = [
+                results = [
                     pool.submit(self.bind, self.replicas[at % 2], sandbox, name, NODES[at // 2 % 2])
                     for at, (sandbox, name) in enumerate(places)
                 ]
-            assert {one.result() for one in asked} == {""}
+            assert {result.result() for result in results} == {""}
         raise AssertionError("no replica ever was too late")
 
     def binds_that_fail(self) -> None:
@@ -86,7 +86,11 @@ class Run(NamedTuple):
             sandbox.pods(gpu.pod("one-more"))
 
         def is_counted() -> bool | None:
-            verbs = {one.verb for one in self.requests() if one.resource == "configmaps" and one.code < 300}
+            verbs = {
+                request.verb
+                for request in self.requests()
+                if request.resource == "configmaps" and request.code < 300
+            }
             return {"create", "update"} <= verbs or None
 
         wait("the count is written again", is_counted, 120)
@@ -125,11 +129,11 @@ def run(plane: ControlPlane, audit_log: AuditLog, tmp_path: Path) -> Iterator[Ru
     with test_namespaces.created(plane) as first, test_namespaces.created(plane) as second:
         first.nodes(*(gpu.node(name, 8, shares=100) for name in NODES))
         with (
-            extender_process.started(tmp_path, options, papers) as one,
+            extender_process.started(tmp_path, options, papers) as first_replica,
             extender_process.started(tmp_path, options, papers) as other,
         ):
-            wait("both are ready", lambda: (one.is_ready() and other.is_ready()) or None)
-            yield Run(plane, audit_log, (first, second), (one, other), papers)
+            wait("both are ready", lambda: (first_replica.is_ready() and other.is_ready()) or None)
+            yield Run(plane, audit_log, (first, second), (first_replica, other), papers)
 
 
 def test_the_rights_that_ship_are_those_that_were_needed(run: Run) -> None:
@@ -138,8 +142,8 @@ def test_the_rights_that_ship_are_those_that_were_needed(run: Run) -> None:
     run.cards_are_emptied()
     run.pods_are_counted_again()
     run.nodes_go()
-    requests = [one for one in run.requests() if one.resource]
-    assert [one for one in requests if one.is_refused] == []
+    requests = [request for request in run.requests() if request.resource]
+    assert [request for request in requests if request.is_refused] == []
     needed = rights.needed(requests)
     shipped = rights.granted(extender_process.manifest("gpu.yaml"))
     assert shipped <= needed, shipped - needed

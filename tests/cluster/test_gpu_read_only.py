@@ -29,13 +29,13 @@ def test_running_pods_hold_their_cards_in_a_decision(plane: ControlPlane, sandbo
     sandbox.nodes(node())
     sandbox.pods(running(sandbox, "a", "card0"), running(sandbox, "b", "card1"))
     sandbox.pods(gpu.pod("large", millicores=600), gpu.pod("small", millicores=300))
-    found = {
-        one["pod"].partition("/")[2]: one
-        for one in told(run(*given(plane, sandbox, "-o", "json")), 3)["decisions"]
+    decisions = {
+        decision["pod"].partition("/")[2]: decision
+        for decision in told(run(*given(plane, sandbox, "-o", "json")), 3)["decisions"]
     }
-    assert set(found) == {"large", "small"}
-    assert (found["large"]["feasible"], found["large"]["details"]) == ([], {"g1": {"gpu": SHORT}})
-    assert found["small"]["details"] == {"g1": {"gpu": "main: card0"}}
+    assert set(decisions) == {"large", "small"}
+    assert (decisions["large"]["feasible"], decisions["large"]["details"]) == ([], {"g1": {"gpu": SHORT}})
+    assert decisions["small"]["details"] == {"g1": {"gpu": "main: card0"}}
     table = run(*given(plane, sandbox, "--running"))
     assert "0 running where a policy rejects them, 2 where they may stay" in table.stdout
     assert f"(g1: {SHORT})" in table.stdout
@@ -47,8 +47,8 @@ def test_the_pods_of_other_namespaces_hold_cards_too(plane: ControlPlane, sandbo
     other = running(sandbox, "elsewhere", "card0")
     other["metadata"]["namespace"] = "default"
     sandbox.create(other)
-    (one,) = told(run(*given(plane, sandbox, "-o", "json")))["decisions"]
-    assert one["details"] == {"g1": {"gpu": "main: card1"}}
+    (decision,) = told(run(*given(plane, sandbox, "-o", "json")))["decisions"]
+    assert decision["details"] == {"g1": {"gpu": "main: card1"}}
 
 
 def test_an_explanation_ends_with_the_cards(plane: ControlPlane, sandbox: Sandbox, tmp_path: Path) -> None:
@@ -60,10 +60,10 @@ def test_an_explanation_ends_with_the_cards(plane: ControlPlane, sandbox: Sandbo
         sandbox.pods(gpu.pod("three", millicores=600))
         wait("the third was asked about", lambda: served.decisions("three") or None)
         kubeconfig = read_only_commands.reader(plane, [rule("get", "pods")]).kubeconfig
-        asked = [f"--kubeconfig={kubeconfig}", "--server", served.health]
-        bound = run("explain", f"{sandbox.namespace}/two", *asked)
+        arguments = [f"--kubeconfig={kubeconfig}", "--server", served.health]
+        bound = run("explain", f"{sandbox.namespace}/two", *arguments)
         assert "is on g1: the one node asked about passes" in bound.stdout
         assert bound.stdout.rstrip().endswith("kube-scheduler chose g1; bound, with main: card1")
-        waiting = run("explain", f"{sandbox.namespace}/three", *asked)
+        waiting = run("explain", f"{sandbox.namespace}/three", *arguments)
         assert "waits: the one node asked about is rejected" in waiting.stdout
         assert SHORT in waiting.stdout

@@ -50,11 +50,11 @@ def nodes(way: str, measuring: Measuring) -> Monitoring:
 
 def policy(way: str) -> Object:
     """The example's; without the adapter its rules name the series that the metric comes from."""
-    found = health_example.policy()
+    policy = health_example.policy()
     if way == DIRECT:
-        for strategy in found["spec"]["strategies"].values():
+        for strategy in policy["spec"]["strategies"].values():
             strategy["rules"] = [rule | {"query": HEALTH} for rule in strategy["rules"]]
-    return found
+    return policy
 
 
 @contextlib.contextmanager
@@ -62,8 +62,8 @@ def serving(plane: ControlPlane, sandbox: Sandbox, way: str, folder: Path, *more
     """nodewise with the policy and the metric, and with telemetry/scheduling on every node."""
     extender_process.define(sandbox.api)
     sandbox.put(policy(way))
-    given = ["--advertise-resource=telemetry/scheduling=1000", *more]
-    with extender_process.extender(plane, folder, *given) as running:
+    arguments = ["--advertise-resource=telemetry/scheduling=1000", *more]
+    with extender_process.extender(plane, folder, *arguments) as running:
         wait("the metric is known", lambda: running.fetched("health_metric") or None)
         yield running
 
@@ -97,8 +97,8 @@ def application(plane: ControlPlane, sandbox: Sandbox, nodewise: Served) -> Iter
 
 def labelled(sandbox: Sandbox) -> set[str]:
     """The nodes that are marked as violating."""
-    found = sandbox.api.get("/api/v1/nodes", labelSelector=f"{POLICY}=violating")["items"]
-    return {node["metadata"]["name"] for node in found}
+    nodes = sandbox.api.get("/api/v1/nodes", labelSelector=f"{POLICY}=violating")["items"]
+    return {node["metadata"]["name"] for node in nodes}
 
 
 def until_labelled(sandbox: Sandbox, *wanted: str) -> None:
@@ -113,7 +113,9 @@ def suspended(sandbox: Sandbox) -> str:
     """The status of the policy's condition Suspended."""
     path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{sandbox.namespace}/taspolicies/{POLICY}"
     conditions = sandbox.api.get(path).get("status", {}).get("conditions", [])
-    return next((str(one["status"]) for one in conditions if one["type"] == "Suspended"), "")
+    return next(
+        (str(condition["status"]) for condition in conditions if condition["type"] == "Suspended"), ""
+    )
 
 
 def until_suspended(sandbox: Sandbox, wanted: str) -> None:

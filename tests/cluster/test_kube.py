@@ -98,8 +98,10 @@ def compact_etcd(plane: ControlPlane, revision: int) -> None:
     command = Path(f"/proc/{plane.processes[0].pid}/cmdline").read_bytes().decode().split("\0")
     url = next(part.partition("=")[2] for part in command if part.startswith("--listen-client-urls="))
     body = json.dumps({"revision": revision, "physical": True}).encode()
-    with urllib.request.urlopen(urllib.request.Request(f"{url}/v3/kv/compaction", body), timeout=60) as said:
-        assert said.status == 200
+    with urllib.request.urlopen(
+        urllib.request.Request(f"{url}/v3/kv/compaction", body), timeout=60
+    ) as response:
+        assert response.status == 200
 
 
 class TestReflectorOnReal(ReflectorSuite):

@@ -49,12 +49,12 @@ class Root:
 
     def write(self, documents: list[dict[str, Any]]) -> None:
         """With what kubeadm would ask the network for."""
-        for one in documents:
-            if one["kind"] == "ClusterConfiguration":
-                one["kubernetesVersion"] = programs.VERSION
-            if one["kind"] == "InitConfiguration":
-                one["localAPIEndpoint"] = {"advertiseAddress": "10.0.0.1"}
-                one["nodeRegistration"] = {
+        for document in documents:
+            if document["kind"] == "ClusterConfiguration":
+                document["kubernetesVersion"] = programs.VERSION
+            if document["kind"] == "InitConfiguration":
+                document["localAPIEndpoint"] = {"advertiseAddress": "10.0.0.1"}
+                document["nodeRegistration"] = {
                     "name": "n1",
                     "criSocket": "unix:///run/containerd/containerd.sock",
                 }
@@ -62,8 +62,8 @@ class Root:
 
     def scheduler(self) -> dict[str, Any]:
         self.run("init", "phase", "control-plane", "scheduler")
-        found: dict[str, Any] = yaml.safe_load(self.manifest.read_text())
-        return found
+        pod: dict[str, Any] = yaml.safe_load(self.manifest.read_text())
+        return pod
 
 
 @pytest.fixture
@@ -77,17 +77,17 @@ def printed(mode: str, into: Path) -> Path:
 
 
 def documents(text: str) -> Iterator[dict[str, Any]]:
-    return (one for one in yaml.safe_load_all(text) if one)
+    return (document for document in yaml.safe_load_all(text) if document)
 
 
 def check(pod: dict[str, Any], config: str, certs: str) -> None:
     """kube-scheduler with our configuration and certificates, which finds Services by name."""
     [container] = pod["spec"]["containers"]
     assert f"--config={config}" in container["command"]
-    mounts = {one["name"]: (one["mountPath"], one["readOnly"]) for one in container["volumeMounts"]}
+    mounts = {mount["name"]: (mount["mountPath"], mount["readOnly"]) for mount in container["volumeMounts"]}
     assert mounts["schedulerconfig"] == (config, True)
     assert mounts["certdir"] == ("/host/certs", True)
-    volumes = {one["name"]: one["hostPath"] for one in pod["spec"]["volumes"]}
+    volumes = {volume["name"]: volume["hostPath"] for volume in pod["spec"]["volumes"]}
     assert volumes["schedulerconfig"] == {"path": config, "type": "File"}
     assert volumes["certdir"] == {"path": certs, "type": "Directory"}
     assert pod["spec"]["dnsPolicy"] == DNS
@@ -109,7 +109,7 @@ def test_kinds_patches_are_what_kubeadm_reads(root: Root, version: str) -> None:
     folder = printed("kind", root.folder / "nodewise")
     cluster = yaml.safe_load((folder / "kind.yaml").read_text())
     patches = [yaml.safe_load(text) for text in cluster["kubeadmConfigPatches"]]
-    root.write([one for one in patches if one["apiVersion"].endswith(version)])
+    root.write([patch for patch in patches if patch["apiVersion"].endswith(version)])
     root.run("config", "validate")
     check(root.scheduler(), "/nodewise/scheduler-config.yaml", "/nodewise/certs")
 

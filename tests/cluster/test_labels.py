@@ -24,8 +24,8 @@ def labels(plane: ControlPlane, sandbox: Sandbox) -> Iterator[LabelWatch]:
 
 
 def label(sandbox: Sandbox, node: str) -> dict[str, str]:
-    found: dict[str, str] = sandbox.api.get(f"/api/v1/nodes/{node}")["metadata"]["labels"]
-    return {key: value for key, value in found.items() if key != "kubernetes.io/hostname"}
+    labels: dict[str, str] = sandbox.api.get(f"/api/v1/nodes/{node}")["metadata"]["labels"]
+    return {key: value for key, value in labels.items() if key != "kubernetes.io/hostname"}
 
 
 def until(sandbox: Sandbox, node: str, wanted: dict[str, str]) -> None:
@@ -206,8 +206,8 @@ def test_an_extended_resource_is_kept_on_every_node(
 
     def advertised(node: str) -> bool | None:
         status = sandbox.api.get(f"/api/v1/nodes/{node}")["status"]
-        found = {status[part].get("telemetry/scheduling") for part in ("capacity", "allocatable")}
-        return found == {"1k"} or None
+        amounts = {status[part].get("telemetry/scheduling") for part in ("capacity", "allocatable")}
+        return amounts == {"1k"} or None
 
     with extender_process.extender(plane, tmp_path, "--advertise-resource=telemetry/scheduling=1000"):
         wait("a has it", lambda: advertised("a"))

@@ -22,7 +22,9 @@ AGENT = "--agents=learned"
 def by(plane: ControlPlane) -> Iterator[User]:
     """Somebody with the rights that ship for agents that remember, where nothing is remembered yet."""
     made = plane.user(f"nodewise-{processes.number()}", extender_process.rules())
-    memory = next(one for one in extender_process.manifest("memory.yaml") if one["kind"] == "Role")["rules"]
+    memory = next(
+        manifest for manifest in extender_process.manifest("memory.yaml") if manifest["kind"] == "Role"
+    )["rules"]
     access.grant(plane.api, made.name, [*extender_process.rules("Role"), *memory], OWN_NAMESPACE)
     _forget(plane)
     yield made
@@ -70,11 +72,13 @@ def test_pods_avoid_the_node_on_which_their_like_failed_also_after_a_restart(
             wait("three failures are known", lambda: _tried(nodewise, sandbox) == 3 or None)
             sandbox.pods(*(web(f"web-{number}") for number in range(4)))
             assert {sandbox.expect_bound(f"web-{number}") for number in range(4)} == {"b"}
-            scored = [one for one in nodewise.decisions("web-0") if one["verb"] == "prioritize"]
-            told = scored[-1]["numbers"]["learned"]
-            assert told["a"]["reward"] == pytest.approx(0.729, abs=1e-3)
-            assert (told["a"]["tried"], told["a"]["type"]) == (3, "web")
-            assert (told["b"]["tried"], told["b"]["missing"]) == (0, "never tried")
+            scored = [
+                decision for decision in nodewise.decisions("web-0") if decision["verb"] == "prioritize"
+            ]
+            numbers = scored[-1]["numbers"]["learned"]
+            assert numbers["a"]["reward"] == pytest.approx(0.729, abs=1e-3)
+            assert (numbers["a"]["tried"], numbers["a"]["type"]) == (3, "web")
+            assert (numbers["b"]["tried"], numbers["b"]["missing"]) == (0, "never tried")
     assert _kept(plane, sandbox)["a"][:2] == [pytest.approx(0.729, abs=1e-3), 3]
     with (
         extender_process.extender(plane, tmp_path, AGENT, papers=papers, by=by) as nodewise,
@@ -91,8 +95,8 @@ def test_pods_avoid_the_node_on_which_their_like_failed_also_after_a_restart(
 
 def _kept(plane: ControlPlane, sandbox: Sandbox) -> Object:
     """What is remembered of the type web, by node."""
-    found: Object = json.loads(plane.api.get(MEMORY)["data"]["learned.json"])["types"]
-    kept: Object = found[f"{sandbox.namespace}/web"]
+    states: Object = json.loads(plane.api.get(MEMORY)["data"]["learned.json"])["types"]
+    kept: Object = states[f"{sandbox.namespace}/web"]
     return kept
 
 

@@ -57,7 +57,7 @@ def test_a_value_travels_from_a_text_file_to_the_api_server(measured: Pipeline) 
     assert item["describedObject"] == {"kind": "Node", "name": BAD, "apiVersion": "/v1"}
     assert (item["metricName"], item["value"]) == ("health_metric", "2")
     listed = measured.api.get(f"/apis/{way.GROUP}/v1beta2")["resources"]
-    assert "nodes/health_metric" in {one["name"] for one in listed}
+    assert "nodes/health_metric" in {resource["name"] for resource in listed}
 
 
 def test_a_node_that_is_no_longer_measured_has_no_value(measured: Pipeline) -> None:
@@ -105,7 +105,7 @@ def test_without_prometheus_there_are_no_answers_and_nodewise_says_so(
     until(nodewise, sandbox, BAD, rejected=True)
     with measured.monitoring.without_prometheus():
         wait("the API has no answer", lambda: True if measured.values("health_metric") is None else None)
-        [said] = wait("nodewise says so", lambda: nodewise.events("metric_failed") or None)
-        assert said["metric"] == "health_metric"
+        [event] = wait("nodewise says so", lambda: nodewise.events("metric_failed") or None)
+        assert event["metric"] == "health_metric"
         assert nodewise.rejects(sandbox.namespace, BAD, POLICY), "what it knew last still holds"
     wait("nodewise has it back", lambda: nodewise.events("metric_back") or None)

@@ -104,9 +104,9 @@ class Scene(NamedTuple):
         self.sandbox.put(policy("second", "heat", "dontschedule"))
         self.sandbox.pods(pod("waits", "pol"))
         refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
-        said = refused | {"message": "0/2 nodes are available: 2 nodewise: starting"}
+        condition = refused | {"message": "0/2 nodes are available: 2 nodewise: starting"}
         path = f"/api/v1/namespaces/{self.sandbox.namespace}/pods/waits/status"
-        self.sandbox.api.patch(path, {"status": {"conditions": [said]}})
+        self.sandbox.api.patch(path, {"status": {"conditions": [condition]}})
 
     def seen(self) -> set[str]:
         """The features that work."""
@@ -114,7 +114,7 @@ class Scene(NamedTuple):
         space = sandbox.namespace
         a, b, late = (running.rejects(space, node, "pol") for node in ("a", "b", "late"))
         known = sandbox.api.get(f"/apis/{EVENTS}/v1/namespaces/{space}/events")["items"]
-        found = {
+        features = {
             "labels": shipped.labels("a").get("pol") == "violating",
             "new trust": shipped.labels("a").get("granted") == "violating",
             "status": bool(extender_process.status(sandbox, "pol")),
@@ -125,10 +125,10 @@ class Scene(NamedTuple):
             "new nodes": late and not b,
             "new policies": not running.rejects(space, "b", "second"),
             "usage": running.fetched("cpu_usage"),
-            "events": any(one["reason"] == "NoNodePasses" for one in known),
-            "event counts": any(one.get("series") for one in known if one["reason"] == "NoNodePasses"),
+            "events": any(event["reason"] == "NoNodePasses" for event in known),
+            "event counts": any(event.get("series") for event in known if event["reason"] == "NoNodePasses"),
         }
-        return {feature for feature, works in found.items() if works}
+        return {feature for feature, works in features.items() if works}
 
 
 def words(right: Right) -> str:
@@ -144,7 +144,7 @@ def named(right: Right) -> str:
 def test_a_right_that_is_missing_is_named_and_costs_only_what_it_is_for(
     shipped: Shipped, sandbox: Sandbox, tmp_path: Path, right: Right
 ) -> None:
-    said, lost = WITHOUT[right]
+    message, lost = WITHOUT[right]
     sandbox.nodes(*objects.nodes("a b"))
     shipped.label_as_the_older_system("a", "old")
     shipped.metrics.set("heat", {"a": 90, "b": 10, "late": 90})
@@ -165,7 +165,9 @@ def test_a_right_that_is_missing_is_named_and_costs_only_what_it_is_for(
                 lambda: FEATURES - lost - scene.seen(),
             )
             wait(
-                "it is named", lambda: words(right) in str(running.events(said)) or None, show=running.events
+                "it is named",
+                lambda: words(right) in str(running.events(message)) or None,
+                show=running.events,
             )
             assert scene.seen() == FEATURES - lost
 
@@ -229,12 +231,12 @@ def decided(shipped: Shipped, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.mark.parametrize("right", READERS, ids=named)
 def test_a_reader_is_told_which_right_is_missing(shipped: Shipped, decided: str, right: Right) -> None:
-    given, code = READERS[right]
+    arguments, code = READERS[right]
     plane = shipped.plane
     user = plane.user(f"reader-{processes.number()}")
     for role in extender_process.manifest("reader.yaml"):
         less = rights.without(role["rules"], right)
         access.grant(plane.api, user.name, less, role["metadata"].get("namespace", ""))
-    more = (decided, *installation.shown(shipped.papers)) if given is EXPLAIN else ()
-    done = read_only_commands.run(*given, *more, f"--kubeconfig={user.kubeconfig}")
+    more = (decided, *installation.shown(shipped.papers)) if arguments is EXPLAIN else ()
+    done = read_only_commands.run(*arguments, *more, f"--kubeconfig={user.kubeconfig}")
     assert (done.returncode, words(right) in done.stderr) == (code, True), done.stderr

@@ -100,18 +100,18 @@ class Sandbox:
     def expect_rejected(self, pod: str, deadline_s: float = PATIENCE_S) -> str:
         """Waits until the scheduler has found no node; the text of the PodScheduled condition."""
 
-        def said() -> str | None:
+        def message() -> str | None:
             return (scheduled(self.pod(pod)) or {}).get("message")
 
-        return wait(f"pod {pod} is rejected", said, deadline_s, lambda: self.pod(pod))
+        return wait(f"pod {pod} is rejected", message, deadline_s, lambda: self.pod(pod))
 
     def expect_event(self, pod: str, reason: str = "FailedScheduling", deadline_s: float = PATIENCE_S) -> str:
         """Waits for an event about a pod; its text, as `kubectl describe` shows it."""
 
-        def said() -> str | None:
+        def message() -> str | None:
             return next(iter(self.events(pod, reason)), None)
 
-        return wait(f"pod {pod} has an event {reason}", said, deadline_s, lambda: self.events(pod))
+        return wait(f"pod {pod} has an event {reason}", message, deadline_s, lambda: self.events(pod))
 
     def expect_gone(self, pod: str, deadline_s: float = PATIENCE_S) -> None:
         """Waits until a pod is no more, or is on its way out."""
@@ -127,8 +127,8 @@ class Sandbox:
     def events(self, pod: str, reason: str = "") -> list[str]:
         """The texts of the events about a pod, oldest first."""
         about = f"involvedObject.name={pod}" + (f",reason={reason}" if reason else "")
-        found = self.api.get(f"/api/v1/namespaces/{self.namespace}/events", fieldSelector=about)["items"]
-        return [event["message"] for event in found]
+        events = self.api.get(f"/api/v1/namespaces/{self.namespace}/events", fieldSelector=about)["items"]
+        return [event["message"] for event in events]
 
     def clean(self) -> None:
         """Takes away all pods of the namespace and all that was made, the last first, and all ledgers of nodes.
@@ -159,7 +159,7 @@ def node_of(pod: Object | None) -> str | None:
 def scheduled(pod: Object | None) -> Object | None:
     """The PodScheduled condition, once the scheduler has said anything."""
     conditions = (pod or {}).get("status", {}).get("conditions", [])
-    return next((one for one in conditions if one["type"] == "PodScheduled"), None)
+    return next((condition for condition in conditions if condition["type"] == "PodScheduled"), None)
 
 
 def is_leaving(pod: Object | None) -> bool:

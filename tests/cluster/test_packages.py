@@ -60,9 +60,9 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 def test_packages_are_fetched_once_even_where_their_list_is_old(machine: Machine) -> None:
     machine.install_apt()
     assert packages.find() is None
-    found = packages.get()
-    assert found == packages.get() == packages.find()
-    assert [program.name for program in found] == list(packages.PACKAGES)
+    folder = packages.get()
+    assert folder == packages.get() == packages.find()
+    assert [program.name for program in folder] == list(packages.PACKAGES)
     assert machine.asked == ["update", "download prometheus prometheus-node-exporter"]
 
 

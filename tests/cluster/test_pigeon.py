@@ -32,8 +32,8 @@ def room(running: Served, node: str, cpu_milli: int) -> bool:
     pod = {"metadata": {"name": "probe", "namespace": "default", "uid": "probe"}, "spec": spec}
     context = running.papers.authority.client_context(running.papers.client)
     with httpx2.Client(verify=context, trust_env=False) as client:
-        given = {"Pod": pod, "NodeNames": [node]}
-        (answer,) = client.post(f"{running.url}/agents/pigeon/prioritize", json=given).json()
+        request = {"Pod": pod, "NodeNames": [node]}
+        (answer,) = client.post(f"{running.url}/agents/pigeon/prioritize", json=request).json()
     return bool(answer["Score"])
 
 
@@ -73,7 +73,9 @@ def forget(plane: ControlPlane) -> None:
 
 def keeper(plane: ControlPlane) -> User:
     """Somebody with the rights that ship, those to remember among them."""
-    memory = next(one for one in extender_process.manifest("memory.yaml") if one["kind"] == "Role")["rules"]
+    memory = next(
+        manifest for manifest in extender_process.manifest("memory.yaml") if manifest["kind"] == "Role"
+    )["rules"]
     made = plane.user(f"nodewise-{processes.number()}", extender_process.rules())
     access.grant(plane.api, made.name, [*extender_process.rules("Role"), *memory], OWN_NAMESPACE)
     return made

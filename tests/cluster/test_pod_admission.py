@@ -30,7 +30,7 @@ KINDS = {
 def manifests(*actions: str, resource: str = "telemetry/scheduling") -> list[Object]:
     """The admission policy and its binding, with other actions and another resource."""
     policy, binding = deepcopy(extender_process.manifest("pod-admission.yaml"))
-    [constant] = [one for one in policy["spec"]["variables"] if one["name"] == "resource"]
+    [constant] = [variable for variable in policy["spec"]["variables"] if variable["name"] == "resource"]
     constant["expression"] = f"'{resource}'"
     if actions:
         binding["spec"]["validationActions"] = list(actions)
@@ -58,16 +58,16 @@ def enforced(sandbox: Sandbox, policy: Sequence[Object]) -> Iterator[None]:
     bad = bad_pod(sandbox)
 
     def has_effect() -> bool:
-        found: list[str] = []  # by one request, as the policy may come into effect between two
-        return admission.is_denied(lambda: found.extend(warnings(sandbox.api, bad))) or bool(found)
+        messages: list[str] = []  # by one request, as the policy may come into effect between two
+        return admission.is_denied(lambda: messages.extend(warnings(sandbox.api, bad))) or bool(messages)
 
-    made = [sandbox.api.create(one) for one in policy]
+    made = [sandbox.api.create(manifest) for manifest in policy]
     try:
         wait("the policy has an effect", lambda: has_effect() or None)
         yield
     finally:
-        for one in made:
-            sandbox.api.delete(path_of(one))
+        for created in made:
+            sandbox.api.delete(path_of(created))
         wait("the policy has no effect any more", lambda: None if has_effect() else True)
 
 

@@ -140,7 +140,9 @@ def test_they_agree_about_too_many_strategies(api: Api) -> None:
 def containers(value: Any) -> list[Any]:
     """Every object and list in a value, itself included; not those of the API's own types."""
     inner = value.values() if isinstance(value, dict) else value
-    below = [found for one in inner if isinstance(one, dict | list) for found in containers(one)]
+    below = [
+        container for value in inner if isinstance(value, dict | list) for container in containers(value)
+    ]
     return [value, *below]
 
 

@@ -52,8 +52,8 @@ class Run(NamedTuple):
     def entries(self) -> list[Object]:
         """Both replicas, in a scheduler's configuration."""
         filters, scores = (
-            one.entry(tlsConfig=one.entry()["tlsConfig"] | {"serverName": HOST}, httpTimeout="30s")
-            for one in (self.filters, self.scores)
+            replica.entry(tlsConfig=replica.entry()["tlsConfig"] | {"serverName": HOST}, httpTimeout="30s")
+            for replica in (self.filters, self.scores)
         )
         no_filter = {"filterVerb": "", "preemptVerb": "", "managedResources": []}
         return [filters | {"prioritizeVerb": ""}, scores | no_filter]
@@ -94,18 +94,21 @@ class Run(NamedTuple):
         user = plane.user(READER)
         access.bind(plane.api, user.name, "nodewise-reader")
         access.bind(plane.api, user.name, "nodewise-reader", NAMESPACE)
-        for one in (self.filters, self.scores):
-            self.first.create(installation.endpoint(f"replica-{one.process.pid}", one.url))
+        for replica in (self.filters, self.scores):
+            self.first.create(installation.endpoint(f"replica-{replica.process.pid}", replica.url))
         by = f"--kubeconfig={user.kubeconfig}"
         for named in (f"{self.first.namespace}/web", f"{self.second.namespace}/shop"):
             done = read_only_commands.run(
                 "explain", named, by, *installation.shown(self.shipped.papers), "-o", "json"
             )
-            assert [one["found"] > 0 for one in read_only_commands.told(done)["replicas"]] == [True, True]
-        found = read_only_commands.told(
+            assert [replica["found"] > 0 for replica in read_only_commands.told(done)["replicas"]] == [
+                True,
+                True,
+            ]
+        report = read_only_commands.told(
             read_only_commands.run("decide", "--cluster", "--running", by, "-o", "json")
         )
-        assert {one["stays"] for one in found["decisions"]} == {True}
+        assert {decision["stays"] for decision in report["decisions"]} == {True}
 
 
 @pytest.fixture(scope="module")
@@ -120,8 +123,8 @@ def recorded(shipped: Shipped, tmp_path_factory: pytest.TempPathFactory) -> Audi
             shipped.metrics.set(metric, dict.fromkeys("abc", 90))
         first.put(policy("cool", "heat", "dontschedule", "deschedule", "labeling"))
         second.put(policy("calm", "power", "dontschedule"))
-        with shipped.started(folder) as one, shipped.started(folder) as other:
-            run = Run(shipped, first, second, one, other)
+        with shipped.started(folder) as first_replica, shipped.started(folder) as other:
+            run = Run(shipped, first, second, first_replica, other)
             wait("all is written", lambda: run.is_written() or None)
             run.rejections()
             with shipped.plane.start_scheduler({"extenders": run.entries()}):
@@ -134,10 +137,10 @@ def recorded(shipped: Shipped, tmp_path_factory: pytest.TempPathFactory) -> Audi
 def test_the_rights_that_ship_are_those_that_were_needed(recorded: AuditLog, file: str, user: str) -> None:
     """Neither more nor less, and none for more names or namespaces than one where one was enough."""
     requests = recorded.requests(user)
-    assert [one for one in requests if one.is_refused] == []
-    discovery = [one for one in requests if not one.resource]
-    assert {one.path for one in discovery} == {f"/apis/{custom_metrics.GROUP}"}
-    assert all(EVERYBODYS in one.allowed_by for one in discovery)
-    rest = [one for one in requests if one.resource]
-    assert [one for one in rest if "nodewise" not in one.allowed_by] == []
+    assert [request for request in requests if request.is_refused] == []
+    discovery = [request for request in requests if not request.resource]
+    assert {request.path for request in discovery} == {f"/apis/{custom_metrics.GROUP}"}
+    assert all(EVERYBODYS in request.allowed_by for request in discovery)
+    rest = [request for request in requests if request.resource]
+    assert [request for request in rest if "nodewise" not in request.allowed_by] == []
     assert rights.needed(rest) == rights.granted(extender_process.manifest(file))

@@ -160,7 +160,9 @@ class Scene:
     def _amiss(self) -> str:
         """What is not as it should be by now; empty if all is well."""
         truth = self.history.newest
-        labels = {node: process_kills.split(found)[0] for node, found in self.labels.read().items()}
+        labels = {
+            node: process_kills.split(node_labels)[0] for node, node_labels in self.labels.read().items()
+        }
         wanted = {node: truth.labels(node) for node in NODES}
         if labels != wanted:
             unlike = [node for node in NODES if labels.get(node) != wanted[node]]
@@ -219,7 +221,7 @@ class Scene:
 
     def _is_told(self) -> bool | None:
         status = self._api.get(f"{POLICIES}/{POLICY}")["status"]
-        well = {one["type"]: one["status"] for one in status["conditions"]}
+        well = {condition["type"]: condition["status"] for condition in status["conditions"]}
         count = len(self.history.newest.rejected())
         return (well["MetricsFetched"] == "True" and status["violatingNodes"] == count) or None
 
@@ -233,25 +235,25 @@ class Scene:
             if line["event"] == "started":
                 known = {}
             if line["event"].startswith(("kube_", "metric_")):
-                said = f"{line['event']} {line.get('error')}"
+                message = f"{line['event']} {line.get('error')}"
                 about = line.get("kind") or line.get("metric") or ""
-                assert known.get(about) != said, f"told twice: {line}"
-                known[about] = said
+                assert known.get(about) != message, f"told twice: {line}"
+                known[about] = message
 
     def _loud(self) -> Counter[str]:
-        return Counter(one["event"] for one in self._served.events() if one["level"] != "info")
+        return Counter(event["event"] for event in self._served.events() if event["level"] != "info")
 
     def report(self) -> str:
         """What came of it, in figures."""
         killed = Counter(line.split()[3] for line in self.storm.diary if " fault " in line)
         took = f"{statistics.median(self.took_s):.1f} s in the median, {max(self.took_s):.1f} s at most"
-        said = self.caller
+        caller = self.caller
         return "\n".join(
             [
                 f"seed {SEED}: {self.storm.faults} faults, {dict(killed)}",
                 f"right after {took}; {len(self.history.truths)} truths",
-                f"{said.answers} answers, {said.refusals} refusals, {said.unanswered} calls without an answer",
-                f"the most outdated answer was so by {said.oldest_s:.1f} s",
+                f"{caller.answers} answers, {caller.refusals} refusals, {caller.unanswered} calls without an answer",
+                f"the most outdated answer was so by {caller.oldest_s:.1f} s",
                 f"{self.labels.looks} looks at all labels",
                 f"log: {dict(self._loud())}",
             ]
@@ -285,7 +287,9 @@ def _parts(
     etcd, api_server = plane.processes[:2]
     probe = Api(f"https://localhost:{adapter.backend.port}", adapter.backend.authority.client_context())
     asking = plane.api.answers
-    [client_url] = [one for one in process_kills.command(etcd) if one.startswith("--listen-client-urls=")]
+    [client_url] = [
+        argument for argument in process_kills.command(etcd) if argument.startswith("--listen-client-urls=")
+    ]
     return (
         Supervised("etcd", etcd, lambda: asking(f"{client_url.partition('=')[2]}/health")),
         Supervised("kube-apiserver", api_server, lambda: asking("/readyz")),

@@ -127,9 +127,14 @@ def test_a_series_that_its_exporter_no_longer_has_counts_no_longer(
         server.start()
         wait("the old series is scraped", lambda: server.ask("temp") or None)
         exporter.text = 'temp{instance="a",pod="new"} 2\n'
-        wait("it has ended", lambda: [one["metric"]["pod"] for one in server.ask("temp")] == ["new"] or None)
-        assert {one["metric"]["pod"] for one in server.ask("temp[1m]")} == {"old", "new"}
-        assert [values(fetch(server.url, aggregate=one)) for one in ("", "sum")] == [{"a": 2.0}] * 2
+        wait(
+            "it has ended",
+            lambda: [sample["metric"]["pod"] for sample in server.ask("temp")] == ["new"] or None,
+        )
+        assert {sample["metric"]["pod"] for sample in server.ask("temp[1m]")} == {"old", "new"}
+        assert [values(fetch(server.url, aggregate=aggregate)) for aggregate in ("", "sum")] == [
+            {"a": 2.0}
+        ] * 2
     finally:
         server.stop()
         exporter.server.shutdown()
@@ -149,11 +154,11 @@ class Guarded:
     def web(self) -> Object:
         server = self.authority.issue("prometheus", "127.0.0.1")
         files = {"cert_file": str(server.cert), "key_file": str(server.key)}
-        asked = {
+        settings = {
             "client_auth_type": "RequireAndVerifyClientCert",
             "client_ca_file": str(self.authority.ca_file),
         }
-        return {"tls_server_config": files | asked, "basic_auth_users": {"nodewise": HASH}}
+        return {"tls_server_config": files | settings, "basic_auth_users": {"nodewise": HASH}}
 
     def client(self) -> httpx2.Client:
         context = self.authority.client_context(self.pair)
@@ -170,24 +175,24 @@ class Guarded:
 
     def fetch(self, **options: str) -> Series:
         async def once() -> Series:
-            asked = source(self.url, **(self.options() | options))
+            client = source(self.url, **(self.options() | options))
             try:
-                return await asked.fetch(MetricRequest("temp"), time.time())
+                return await client.fetch(MetricRequest("temp"), time.time())
             finally:
-                await asked.close()
+                await client.close()
 
         return asyncio.run(once())
 
 
 @pytest.fixture
 def guarded(prometheus_programs: packages.Programs, tmp_path: Path) -> Iterator[Guarded]:
-    one = Guarded(tmp_path)
+    guarded = Guarded(tmp_path)
     series = {'temp{instance="a"}': "1"}
     with prometheus.holding(
-        prometheus_programs, tmp_path / "held", series, one.web(), one.client()
+        prometheus_programs, tmp_path / "held", series, guarded.web(), guarded.client()
     ) as server:
-        one.url = server.url
-        yield one
+        guarded.url = server.url
+        yield guarded
 
 
 def test_certificate_and_password_are_shown(guarded: Guarded) -> None:
@@ -195,7 +200,7 @@ def test_certificate_and_password_are_shown(guarded: Guarded) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"prometheus_password_file": "/dev/null"}, "401"),
         ({"prometheus_cert": "", "prometheus_key": ""}, "certificate"),
@@ -204,7 +209,7 @@ def test_certificate_and_password_are_shown(guarded: Guarded) -> None:
     ids=["no password", "no client certificate", "a CA that is not trusted"],
 )
 def test_who_lacks_one_of_them_is_told_what_is_wrong(
-    guarded: Guarded, options: dict[str, str], said: str
+    guarded: Guarded, options: dict[str, str], message: str
 ) -> None:
-    with pytest.raises(NodewiseError, match=said):
+    with pytest.raises(NodewiseError, match=message):
         guarded.fetch(**options)

@@ -21,8 +21,10 @@ WRITES = ("create", "patch", "delete")
 def writes(running: Served) -> float:
     """How many writes it sent so far, but for its Lease."""
     lines = httpx2.get(f"{running.health}/metrics").text.splitlines()
-    found = [line for line in lines if line.startswith("nodewise_kube_requests_total{")]
-    return sum(float(line.split()[1]) for line in found if any(f'verb="{verb}"' in line for verb in WRITES))
+    counters = [line for line in lines if line.startswith("nodewise_kube_requests_total{")]
+    return sum(
+        float(line.split()[1]) for line in counters if any(f'verb="{verb}"' in line for verb in WRITES)
+    )
 
 
 def test_a_pod_is_bound_within_5_s_and_a_period_of_the_heal(

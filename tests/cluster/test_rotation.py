@@ -39,7 +39,7 @@ class Site:
     def trust(self, *authorities: Authority) -> None:
         """What clients trust from now on; at no moment nothing."""
         fresh = self.trusted.with_suffix(".new")
-        fresh.write_bytes(b"".join(one.ca_pem for one in authorities))
+        fresh.write_bytes(b"".join(authority.ca_pem for authority in authorities))
         fresh.rename(self.trusted)
 
     def arguments(self) -> list[str]:
@@ -75,19 +75,19 @@ def nodewise(site: Site) -> Iterator[Served]:
 def metric(nodewise: Served, name: str, certificate: str) -> float | None:
     """A metric of a certificate, None where it is not there."""
     text = httpx2.get(f"{nodewise.health}/metrics").text
-    found = re.search(rf'^nodewise_{name}\{{certificate="{certificate}"\}} (\S+)$', text, re.MULTILINE)
-    return float(found[1]) if found else None
+    match = re.search(rf'^nodewise_{name}\{{certificate="{certificate}"\}} (\S+)$', text, re.MULTILINE)
+    return float(match[1]) if match else None
 
 
 def until_failing(nodewise: Served, certificate: str, words: str) -> None:
     """Until nodewise says of a certificate's files that they cannot be used, in the log and in the metric."""
 
-    def said() -> bool | None:
+    def is_logged() -> bool | None:
         lines = [line["error"] for line in nodewise.events("tls_reload_failed")]
         failing = metric(nodewise, "tls_reload_failing", certificate)
         return (failing == 1 and words in "".join(lines[-1:])) or None
 
-    wait(f"the log says {words}", said, show=nodewise.process.tail)
+    wait(f"the log says {words}", is_logged, show=nodewise.process.tail)
 
 
 # the server's certificate
@@ -191,8 +191,8 @@ def test_a_clients_certificate_is_replaced(site: Site, nodewise: Served) -> None
 
 def clients_end_after(nodewise: Served, days: float) -> bool:
     """Whether the certificates of all connections are valid for so long."""
-    found = metric(nodewise, "tls_certificate_expires_seconds", "clients")
-    return found is not None and found > time.time() + days * 86400
+    expires = metric(nodewise, "tls_certificate_expires_seconds", "clients")
+    return expires is not None and expires > time.time() + days * 86400
 
 
 # the CA
@@ -221,14 +221,14 @@ def test_the_ca_is_replaced_and_who_has_only_the_old_one_is_refused(site: Site, 
             stack.enter_context(contextlib.closing(steady_load.connection(nodewise, left.context(version))))
             for version in steady_load.VERSIONS
         ]
-        for one in open_:
-            assert steady_load.ask(one)
+        for connection in open_:
+            assert steady_load.ask(connection)
         assert [resumer.tries() for resumer in resumers] == [SERVED, SERVED]
 
         site.bundle.write_bytes(new.ca_pem)
         site.trust(new)
-        for one in open_:
-            assert one.sock.recv(1) == b"", "an open connection of the removed CA is closed"
+        for connection in open_:
+            assert connection.sock.recv(1) == b"", "an open connection of the removed CA is closed"
         assert [resumer.tries() for resumer in resumers] == [REFUSED, REFUSED]
         for version in steady_load.VERSIONS:
             with pytest.raises((OSError, http.client.HTTPException)):
@@ -240,7 +240,7 @@ def test_the_ca_is_replaced_and_who_has_only_the_old_one_is_refused(site: Site, 
 
 def reloads(nodewise: Served, certificate: str) -> int:
     """How often a certificate was read anew with success."""
-    return len([one for one in nodewise.events("tls_reloaded") if one["certificate"] == certificate])
+    return len([event for event in nodewise.events("tls_reloaded") if event["certificate"] == certificate])
 
 
 @pytest.mark.parametrize("version", steady_load.VERSIONS, ids=lambda version: version.name)

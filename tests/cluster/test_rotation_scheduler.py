@@ -200,8 +200,10 @@ class Renewed:
 async def who_we_are(api: HttpApi) -> str:
     """Our name, in the API server's eyes."""
     review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
-    said = msgspec.json.decode(await api.create("/apis/authentication.k8s.io/v1/selfsubjectreviews", review))
-    return str(said["status"]["userInfo"]["username"])
+    response = msgspec.json.decode(
+        await api.create("/apis/authentication.k8s.io/v1/selfsubjectreviews", review)
+    )
+    return str(response["status"]["userInfo"]["username"])
 
 
 async def until_known_as(api: HttpApi, name: str) -> None:

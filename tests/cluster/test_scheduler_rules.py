@@ -143,15 +143,15 @@ FAILURES: dict[str, tuple[Callable[[Double], None], str]] = {
 }
 
 
-@pytest.mark.parametrize(("fail", "said"), FAILURES.values(), ids=FAILURES)
+@pytest.mark.parametrize(("fail", "message"), FAILURES.values(), ids=FAILURES)
 def test_without_ignorable_a_filter_that_fails_ends_the_attempt(
-    scheduler: Scheduler, double: Double, fail: Callable[[Double], None], said: str
+    scheduler: Scheduler, double: Double, fail: Callable[[Double], None], message: str
 ) -> None:
     fail(double)
-    patience = {"httpTimeout": "2s"} if "deadline" in said else {}
+    patience = {"httpTimeout": "2s"} if "deadline" in message else {}
     with plain(scheduler, double, **patience) as cluster:
         outcome = cluster.submit(objects.pod("web"))["web"]
-    assert outcome == Outcome(None, "SchedulerError", said.format(url=double.url))
+    assert outcome == Outcome(None, "SchedulerError", message.format(url=double.url))
 
 
 def test_a_prioritize_that_fails_costs_the_scores_and_nothing_else(

@@ -41,13 +41,13 @@ REJECTIONS = {
 }
 
 
-@pytest.mark.parametrize(("reject", "said"), REJECTIONS.values(), ids=REJECTIONS)
+@pytest.mark.parametrize(("reject", "message"), REJECTIONS.values(), ids=REJECTIONS)
 def test_reasons_are_counted_by_their_text(
-    scheduler: Scheduler, double: Double, reject: dict[str, str], said: str
+    scheduler: Scheduler, double: Double, reject: dict[str, str], message: str
 ) -> None:
     double.reject = reject
     outcome, event = told(scheduler, double)
-    assert outcome == Outcome(None, "Unschedulable", f"0/3 nodes are available: {said}. {NO_VICTIMS}")
+    assert outcome == Outcome(None, "Unschedulable", f"0/3 nodes are available: {message}. {NO_VICTIMS}")
     assert event == outcome.message
 
 

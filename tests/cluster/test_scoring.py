@@ -56,7 +56,9 @@ def measured(
             )
             for name in NODES
         }
-        targets = [{"targets": [one.exporter], "labels": {"node": name}} for name, one in machines.items()]
+        targets = [
+            {"targets": [machine.exporter], "labels": {"node": name}} for name, machine in machines.items()
+        ]
         job = {"job_name": "node-exporter", "scrape_interval": f"{SCRAPED_S}s", "static_configs": targets}
         server = Prometheus(prometheus_programs, folder / "prometheus", {"scrape_configs": [job]})
         stack.callback(server.stop)
@@ -76,7 +78,9 @@ class Annotator:
 
     def __init__(self, plane: ControlPlane, measured: Measured) -> None:
         role = next(
-            one for one in extender_process.manifest("annotator.yaml") if one["kind"] == "ClusterRole"
+            manifest
+            for manifest in extender_process.manifest("annotator.yaml")
+            if manifest["kind"] == "ClusterRole"
         )
         self._plane = plane
         self._user: User = plane.user(f"annotator-{processes.number()}", role["rules"])
@@ -90,15 +94,15 @@ class Annotator:
         ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert done.stdout, done.stderr
-        said: Object = json.loads(done.stdout)
-        assert said["written"]["failed"] == 0
-        return said
+        report: Object = json.loads(done.stdout)
+        assert report["written"]["failed"] == 0
+        return report
 
     def annotations(self, node: str) -> dict[str, str]:
-        found: dict[str, str] = self._plane.api.get(f"/api/v1/nodes/{node}")["metadata"].get(
+        annotations: dict[str, str] = self._plane.api.get(f"/api/v1/nodes/{node}")["metadata"].get(
             "annotations", {}
         )
-        return found
+        return annotations
 
     def free_share(self, node: str) -> float:
         """Of a node's CPUs, as its annotation says."""
@@ -130,7 +134,7 @@ def pinned(pod: Object, node_name: str) -> Object:
 def test_pods_avoid_the_node_that_is_really_loaded(
     plane: ControlPlane, sandbox: Sandbox, measured: Measured, tmp_path: Path
 ) -> None:
-    sandbox.nodes(*(node(name, one) for name, one in measured.machines.items()))
+    sandbox.nodes(*(node(name, machine) for name, machine in measured.machines.items()))
     annotator = Annotator(plane, measured)
     with contextlib.ExitStack() as stack:
         load = contextlib.ExitStack()
@@ -146,7 +150,9 @@ def test_pods_avoid_the_node_that_is_really_loaded(
         sandbox.pods(*(objects.pod(name, memory="4Mi") for name in names))
         assert {sandbox.expect_bound(name) for name in names} == {"calm"}
         rejected = nodewise.decisions("web-0")[-1]["rejected"]
-        assert {name: [one["agent"] for one in why] for name, why in rejected.items()} == {"busy": ["safe"]}
+        assert {name: [rejection["agent"] for rejection in why] for name, why in rejected.items()} == {
+            "busy": ["safe"]
+        }
         sandbox.pods(pinned(objects.pod("pinned", memory="4Mi"), "busy"))
         assert "safe: risk of cpu" in sandbox.expect_rejected("pinned")
 
@@ -158,15 +164,15 @@ def test_pods_avoid_the_node_that_is_really_loaded(
 def test_what_is_annotated_is_what_prometheus_says(
     plane: ControlPlane, sandbox: Sandbox, measured: Measured
 ) -> None:
-    sandbox.nodes(*(node(name, one) for name, one in measured.machines.items()))
+    sandbox.nodes(*(node(name, machine) for name, machine in measured.machines.items()))
     annotator = Annotator(plane, measured)
     wait("both are measured", lambda: not annotator.once()["failures"] or None, PATIENCE_S)
-    for name, one in measured.machines.items():
-        found = annotator.annotations(name)
+    for name, machine in measured.machines.items():
+        annotations = annotator.annotations(name)
         available = measured.prometheus.ask(f'node_memory_MemAvailable_bytes{{node="{name}"}}')[0]["value"][1]
-        assert float(found["mean-free-memory"]) == pytest.approx(float(available), rel=0.05)
-        assert int(found["allocatable_memory"]) == one.memory_bytes
-        assert 0 <= float(found["std-free-cpu"]) <= monitored_machine.CPUS * 500
-        assert found["requested-cpu"] == "0"
-        assert found["free-cpu"] == str(monitored_machine.CPUS * 1000)
+        assert float(annotations["mean-free-memory"]) == pytest.approx(float(available), rel=0.05)
+        assert int(annotations["allocatable_memory"]) == machine.memory_bytes
+        assert 0 <= float(annotations["std-free-cpu"]) <= monitored_machine.CPUS * 500
+        assert annotations["requested-cpu"] == "0"
+        assert annotations["free-cpu"] == str(monitored_machine.CPUS * 1000)
     assert annotator.once()["written"]["failed"] == 0

@@ -28,7 +28,7 @@ def rendered(*arguments: str) -> str:
 
 
 def shipped(kind: str) -> list[Object]:
-    return [one for one in extender_process.manifest("scoring.yaml") if one["kind"] == kind]
+    return [manifest for manifest in extender_process.manifest("scoring.yaml") if manifest["kind"] == kind]
 
 
 PRINTED: dict[str, list[str]] = {
@@ -51,7 +51,7 @@ def test_kube_scheduler_takes_what_is_printed(
 ) -> None:
     papers = Papers(tmp_path)
     names = {"ca": papers.authority.ca_file, "cert": papers.client.cert, "key": papers.client.key}
-    config = yaml.safe_load(rendered(*(one.format(**names) for one in arguments)))
+    config = yaml.safe_load(rendered(*(argument.format(**names) for argument in arguments)))
     scheduler = plane.start_scheduler(config | {"leaderElection": {"leaderElect": False}})
     scheduler.stop()
 
@@ -64,9 +64,9 @@ def test_the_api_server_takes_the_manifests(plane: ControlPlane, file: str) -> N
 def test_the_pair_places_the_test_pod_where_there_is_no_congestion(
     plane: ControlPlane, sandbox: Sandbox, tmp_path: Path
 ) -> None:
-    for one in extender_process.manifest("scoring.yaml"):
-        if one["kind"] in {"ServiceAccount", "ClusterRoleBinding", "Role", "RoleBinding"}:
-            plane.api.ensure(one)
+    for manifest in extender_process.manifest("scoring.yaml"):
+        if manifest["kind"] in {"ServiceAccount", "ClusterRoleBinding", "Role", "RoleBinding"}:
+            plane.api.ensure(manifest)
     [config], [deployment] = shipped("ConfigMap"), shipped("Deployment")
     nodes = [objects.node(name) for name in ("busy", "idle")]
     for node, factor in zip(nodes, ("90", "10"), strict=True):
@@ -91,8 +91,10 @@ def test_the_pair_places_the_test_pod_where_there_is_no_congestion(
 def _arguments(deployment: Object, file: Path) -> list[str]:
     """Those of the container, with a folder and ports of this machine."""
     spec: Any = deployment["spec"]["template"]["spec"]
-    command: list[str] = next(one for one in spec["containers"] if one["name"] == "nodewise")["command"]
+    command: list[str] = next(
+        container for container in spec["containers"] if container["name"] == "nodewise"
+    )["command"]
     assert command[:2] == ["nodewise", "extender"]
-    given = [one.replace("/etc/my-scheduler/nodewise.yaml", str(file)) for one in command[2:]]
-    local = [one for one in given if not one.startswith("--health-address")]
+    arguments = [argument.replace("/etc/my-scheduler/nodewise.yaml", str(file)) for argument in command[2:]]
+    local = [argument for argument in arguments if not argument.startswith("--health-address")]
     return [*local, f"--port={processes.free_port()}", "--health-port=0"]

@@ -32,10 +32,10 @@ def discovered(node: str, port: int, template: Object) -> Object:
 def job(targets: list[Object], file: Path) -> Object:
     """The example's job, with a file in the place of the discovery."""
     file.write_text(json.dumps(targets))
-    [given] = health_example.read(health_example.CLUSTER / "scrape.yaml")
-    assert given.pop("kubernetes_sd_configs") == [{"role": "pod"}]
-    found: Object = given | {"file_sd_configs": [{"files": [str(file)]}]}
-    return found | {"scrape_interval": monitoring.SCRAPE_INTERVAL}
+    [configuration] = health_example.read(health_example.CLUSTER / "scrape.yaml")
+    assert configuration.pop("kubernetes_sd_configs") == [{"role": "pod"}]
+    scrape_config: Object = configuration | {"file_sd_configs": [{"files": [str(file)]}]}
+    return scrape_config | {"scrape_interval": monitoring.SCRAPE_INTERVAL}
 
 
 def test_each_series_is_named_after_the_node_of_its_pod_and_other_pods_are_left_alone(

@@ -41,20 +41,20 @@ def test_a_pod_is_placed_by_a_policy(
     file.write_text(text)
     plane.api.ensure({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
     plane.kubectl("apply", "--dry-run=server", "--validate=strict", f"--filename={file}")
-    found: dict[str, Object] = {}
-    for one in yaml.safe_load_all(text):
-        found[one["kind"]] = one
-        if one["kind"] not in {"Deployment", "Namespace"}:
-            plane.api.ensure(one)
+    manifests: dict[str, Object] = {}
+    for manifest in yaml.safe_load_all(text):
+        manifests[manifest["kind"]] = manifest
+        if manifest["kind"] not in {"Deployment", "Namespace"}:
+            plane.api.ensure(manifest)
     account = plane.service_account(NAME, NAMESPACE)
     extender_process.heated(sandbox, metrics, {"hot": 90, "cool": 10})
-    _, own = found["Deployment"]["spec"]["template"]["spec"]["containers"]
+    _, own = manifests["Deployment"]["spec"]["template"]["spec"]["containers"]
     local = [word for word in own["command"][2:] if not word.startswith("--health-address")]
     ports = [f"--port={processes.free_port()}", "--health-port=0", "--sync-period=500ms"]
     arguments = [*local, *ports, f"--kubeconfig={account.kubeconfig}", f"--namespace={NAMESPACE}"]
     with extender_process.started(tmp_path, arguments, Papers(tmp_path)) as nodewise:
         wait("it is ready", lambda: nodewise.is_ready() or None)
-        config = found["ConfigMap"]["data"]["scheduler.yaml"]
+        config = manifests["ConfigMap"]["data"]["scheduler.yaml"]
         assert LOOPBACK in config
         scheduler = plane.start_scheduler(config.replace(LOOPBACK, nodewise.url), user=account)
         try:

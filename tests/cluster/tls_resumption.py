@@ -33,12 +33,12 @@ class Resumer:
             answer, reused, _ = resumed(self._context, self._port, self._session)
         except OSError:
             answer, reused = b"", False
-        said = self._s_client("-sess_in", str(self._file)) if self._file.exists() else ""
-        both = {answer.startswith(b"HTTP/1.1 200"), *(["HTTP/1.1 200" in said] if said else [])}
-        assert len(both) == 1, f"Python's client and OpenSSL's differ: {answer!r}, {said}"
+        output = self._s_client("-sess_in", str(self._file)) if self._file.exists() else ""
+        both = {answer.startswith(b"HTTP/1.1 200"), *(["HTTP/1.1 200" in output] if output else [])}
+        assert len(both) == 1, f"Python's client and OpenSSL's differ: {answer!r}, {output}"
         if both == {False}:
             return REFUSED
-        return RESUMED if reused or "Reused, " in said else SERVED
+        return RESUMED if reused or "Reused, " in output else SERVED
 
     def _s_client(self, *more: str) -> str:
         program = shutil.which("openssl") or availability.not_run(
@@ -57,10 +57,10 @@ class Resumer:
             *more,
             "-ign_eof",
         ]
-        said = subprocess.run(
+        completed = subprocess.run(
             list(map(str, command)), input=REQUEST, capture_output=True, timeout=60, check=False
         )
-        return (said.stdout + said.stderr).decode(errors="replace")
+        return (completed.stdout + completed.stderr).decode(errors="replace")
 
 
 REQUEST = b"\r\n".join(

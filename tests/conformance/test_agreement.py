@@ -87,11 +87,11 @@ class ClusterState:
     @property
     def metrics(self) -> dict[str, dict[str, Any]]:
         """Values by node; a metric without any is not there."""
-        found = {
+        values_by_node = {
             self.metric(name): {n: v for n, v in zip(self.nodes, values, strict=False) if v is not None}
             for name, values in self.draw.values.items()
         }
-        return {name: values for name, values in found.items() if values}
+        return {name: values for name, values in values_by_node.items() if values}
 
     @property
     def named(self) -> set[str]:
@@ -162,9 +162,9 @@ def said(*arguments: str) -> tuple[int, Json]:
 
 def decided(files: list[str], *more: str) -> dict[str, Json]:
     """What `decide` says, by pod."""
-    code, found = said("decide", *files, *more)
-    by_pod = {one["pod"]: one for one in found["decisions"]}
-    assert code == (0 if all(one["feasible"] for one in by_pod.values()) else 3)
+    code, report = said("decide", *files, *more)
+    by_pod = {decision["pod"]: decision for decision in report["decisions"]}
+    assert code == (0 if all(decision["feasible"] for decision in by_pod.values()) else 3)
     return by_pod
 
 
@@ -232,44 +232,51 @@ def agree(cluster_state: ClusterState, files: list[str], extender: Child) -> Non
         "nodeCacheCapable": True,
         "managedResources": [{"name": "telemetry/scheduling", "ignoredByScheduler": True}],
     }
-    told = decided(files)
+    decisions = decided(files)
     with Cluster(cluster_state.cluster, [entry]) as cluster:
         for pod in cluster_state.pods:
             name = f"{cluster_state.namespace}/{pod['metadata']['name']}"
             node = cluster.submit(pod).node
             code, explained = said("explain", name, "--server", extender.health_url)
             assert code == 0
-            placed(node, told[name])
-            same(explained["attempt"], told[name])
+            placed(node, decisions[name])
+            same(explained["attempt"], decisions[name])
             if node is None:
                 counted(cluster.event(name), explained["attempt"])
     changed(cluster_state, files, explained["attempt"])
 
 
-def placed(node: str | None, told: Json) -> None:
+def placed(node: str | None, decision: Json) -> None:
     """The scheduler took one of the nodes that are told to be best, or none where none is."""
-    assert (node is None) == (not told["feasible"])
+    assert (node is None) == (not decision["feasible"])
     if node is not None:
-        assert node in told["feasible"]
-        assert told["scores"][node] == max(told["scores"].values())
+        assert node in decision["feasible"]
+        assert decision["scores"][node] == max(decision["scores"].values())
 
 
-def same(attempt: Json, told: Json) -> None:
+def same(attempt: Json, decision: Json) -> None:
     """`explain`, from what the extender decided, and `decide`, from the same files, tell one thing."""
-    nodes = {one["node"]: one for one in attempt["nodes"]}
-    assert {name for name, one in nodes.items() if one["passes"]} == set(told["feasible"])
-    reasons = {name: one["reasons"] for name, one in nodes.items() if one["reasons"]}
-    assert reasons == told["rejected"]
+    nodes = {node["node"]: node for node in attempt["nodes"]}
+    assert {name for name, node in nodes.items() if node["passes"]} == set(decision["feasible"])
+    reasons = {name: node["reasons"] for name, node in nodes.items() if node["reasons"]}
+    assert reasons == decision["rejected"]
     if "prioritize" in attempt["calls"]:
-        scores = {name: one["score"] or 0 for name, one in nodes.items() if one["passes"]}
-        assert scores == told["scores"]
+        scores = {name: node["score"] or 0 for name, node in nodes.items() if node["passes"]}
+        assert scores == decision["scores"]
         measured = {
-            (name, one["metric"], one["operator"], one["target"], one["value"], one["state"])
-            for name, found in nodes.items()
-            for one in found["measured"]
+            (
+                name,
+                measurement["metric"],
+                measurement["operator"],
+                measurement["target"],
+                measurement["value"],
+                measurement["state"],
+            )
+            for name, node in nodes.items()
+            for measurement in node["measured"]
         }
         keys = ("node", "metric", "operator", "target", "value", "state")
-        assert measured == {tuple(one[key] for key in keys) for one in told["values"]}
+        assert measured == {tuple(value[key] for key in keys) for value in decision["values"]}
 
 
 def counted(event: str, attempt: Json) -> None:

@@ -52,11 +52,11 @@ class Shell:
         return forks.run(command, cwd=self.folder, env=environment)
 
     def annotations(self) -> dict[str, dict[str, str]]:
-        found = self._server.call(lambda api: api.objects(NODES))
-        return {name: one["metadata"]["annotations"] for (_, name), one in found.items()}
+        nodes = self._server.call(lambda api: api.objects(NODES))
+        return {name: node["metadata"]["annotations"] for (_, name), node in nodes.items()}
 
-    def put(self, given: Object) -> None:
-        self._server.call(lambda api: api.put(NODES, given))
+    def put(self, node: Object) -> None:
+        self._server.call(lambda api: api.put(NODES, node))
 
 
 @pytest.fixture
@@ -85,20 +85,20 @@ def test_a_dry_run_shows_what_would_be_written_and_writes_nothing(shell: Shell) 
 def test_once_writes_and_says_what_came_of_it(shell: Shell) -> None:
     done = shell.run("--once")
     assert (done.returncode, done.stdout) == (0, "nodes: 2 annotated, 1 not ready\n")
-    found = shell.annotations()
-    assert found["rack1-a"]["mean-free-cpu"] == "2500"
-    assert found["rack1-a"]["requested-cpu"] == "500"
-    assert found["rack2-a"] == {}
+    annotations = shell.annotations()
+    assert annotations["rack1-a"]["mean-free-cpu"] == "2500"
+    assert annotations["rack1-a"]["requested-cpu"] == "500"
+    assert annotations["rack2-a"] == {}
     assert shell.run("--once").stdout == "nodes: 0 annotated, 2 unchanged, 1 not ready\n"
 
 
 def test_json_has_the_annotations_themselves(shell: Shell) -> None:
     done = shell.run("--once", "-o", "json", "--what", "usage")
-    said = json.loads(done.stdout)
-    assert [one["node"] for one in said["nodes"]] == ["rack1-a", "rack1-b"]
-    assert said["nodes"][0]["patch"]["mean-free-memory"] == str(12 * 2**30)
-    assert said["not_ready"] == ["rack2-a"]
-    assert said["written"] == {"done": 2, "failed": 0, "gone": 0, "error": ""}
+    report = json.loads(done.stdout)
+    assert [node["node"] for node in report["nodes"]] == ["rack1-a", "rack1-b"]
+    assert report["nodes"][0]["patch"]["mean-free-memory"] == str(12 * 2**30)
+    assert report["not_ready"] == ["rack2-a"]
+    assert report["written"] == {"done": 2, "failed": 0, "gone": 0, "error": ""}
     assert "requested-cpu" not in shell.annotations()["rack1-a"]
 
 
@@ -111,11 +111,11 @@ def test_what_an_older_annotator_left_is_put_right(shell: Shell) -> None:
     }
     shell.put(node("rack1-a", left))
     assert shell.run("--once").returncode == 0
-    found = shell.annotations()["rack1-a"]
-    assert found["mean-free-cpu"] == "2500"
-    assert found["requested-memory"] == "1610612736"
-    assert "forcasted-free-memory" not in found, "nobody knows what comes next"
-    assert found["free_memory"] == "7", "not ours"
+    annotations = shell.annotations()["rack1-a"]
+    assert annotations["mean-free-cpu"] == "2500"
+    assert annotations["requested-memory"] == "1610612736"
+    assert "forcasted-free-memory" not in annotations, "nobody knows what comes next"
+    assert annotations["free_memory"] == "7", "not ours"
 
 
 @pytest.mark.parametrize(
@@ -186,8 +186,8 @@ def test_the_extenders_file_of_settings_will_do(shell: Shell) -> None:
 def test_the_older_variables_are_understood(shell: Shell) -> None:
     done = shell.run("--once", ANNOTATE_FREQ="soon", USE_FORECAST="yes", CLUSTER_CONF="in-cluster")
     assert done.returncode == 0
-    told = [line for line in done.stderr.splitlines() if "variable_ignored" in line]
-    assert [name for line in told for name in ("ANNOTATE_FREQ", "USE_FORECAST") if name in line] == [
+    lines = [line for line in done.stderr.splitlines() if "variable_ignored" in line]
+    assert [name for line in lines for name in ("ANNOTATE_FREQ", "USE_FORECAST") if name in line] == [
         "ANNOTATE_FREQ",
         "USE_FORECAST",
     ]

@@ -31,16 +31,16 @@ class TestDecide:
         done = run("decide", EXAMPLE, "-o", "json")
         assert done.returncode == 0
         assert done.stderr == ""
-        one = json.loads(done.stdout)["decisions"][0]
-        assert list(one) == ["pod", "agents", "feasible", "scores", "rejected", "values", "error"]
-        assert one["pod"] == "health-metric-demo/demo-app-1"
-        assert one["agents"] == ["telemetry"]
-        assert one["feasible"] == ["rack1-a", "rack2-a"]
-        assert one["scores"] == {"rack1-a": 10, "rack2-a": 10}
+        decision = json.loads(done.stdout)["decisions"][0]
+        assert list(decision) == ["pod", "agents", "feasible", "scores", "rejected", "values", "error"]
+        assert decision["pod"] == "health-metric-demo/demo-app-1"
+        assert decision["agents"] == ["telemetry"]
+        assert decision["feasible"] == ["rack1-a", "rack2-a"]
+        assert decision["scores"] == {"rack1-a": 10, "rack2-a": 10}
         text = "telemetry policy health-metric-demo/demo-policy: health_metric Equals 2"
-        assert one["rejected"] == {"rack1-b": [{"agent": "telemetry", "reason": text}]}
-        assert one["error"] is None
-        assert one["values"][2] == {
+        assert decision["rejected"] == {"rack1-b": [{"agent": "telemetry", "reason": text}]}
+        assert decision["error"] is None
+        assert decision["values"][2] == {
             "node": "rack1-b",
             "metric": "health_metric",
             "value": 2,
@@ -65,7 +65,7 @@ class TestDecide:
         done = run("decide", f"{EXAMPLE}/nodes.yaml", f"{EXAMPLE}/pods.yaml", "-o", "json")
         assert done.returncode == 3
         error = "nodewise: policy health-metric-demo/demo-policy does not exist"
-        assert {one["error"] for one in json.loads(done.stdout)["decisions"]} == {error}
+        assert {decision["error"] for decision in json.loads(done.stdout)["decisions"]} == {error}
 
     def test_ages_are_told_against_the_newest_value(self, tmp_path: Path) -> None:
         table = tmp_path / "m.csv"
@@ -89,17 +89,17 @@ class TestDecide:
         assert "standard input" in done.stderr
 
     @pytest.mark.parametrize(
-        ("given", "said"),
+        ("file", "message"),
         [
             (f"{EXAMPLE}/policy.yaml", "no Node; wanted at least one"),
             ("nowhere.yaml", "nowhere.yaml: No such file"),
             ("README.md", "README.md"),
         ],
     )
-    def test_bad_input_is_said_in_one_line(self, given: str, said: str) -> None:
-        done = run("decide", given)
+    def test_bad_input_is_said_in_one_line(self, file: str, message: str) -> None:
+        done = run("decide", file)
         assert (done.returncode, done.stdout) == (1, "")
-        assert said in done.stderr
+        assert message in done.stderr
         assert "Traceback" not in done.stderr
 
     def test_neither_files_nor_a_cluster(self) -> None:
@@ -110,14 +110,14 @@ class TestDecide:
     def test_a_policy_to_try_takes_the_place_of_the_one_of_its_name(self, tmp_path: Path) -> None:
         done = run("decide", EXAMPLE, "--policy", str(stricter(tmp_path)), "-o", "json")
         assert done.returncode == 3
-        assert {tuple(one["feasible"]) for one in json.loads(done.stdout)["decisions"]} == {()}
+        assert {tuple(decision["feasible"]) for decision in json.loads(done.stdout)["decisions"]} == {()}
 
     def test_metrics_from_elsewhere_come_after_those_of_the_files(self, tmp_path: Path) -> None:
         table = tmp_path / "m.csv"
         table.write_text("rack1-a,health_metric,2\nrack1-b,health_metric,0\nrack2-a,health_metric,0\n")
         source = f"--metrics=file:{table}"
-        for given, feasible in ((inputs(), ["rack1-b", "rack2-a"]), ([EXAMPLE], ["rack1-a", "rack2-a"])):
-            done = run("decide", *given, source, "-o", "json")
+        for files, feasible in ((inputs(), ["rack1-b", "rack2-a"]), ([EXAMPLE], ["rack1-a", "rack2-a"])):
+            done = run("decide", *files, source, "-o", "json")
             assert json.loads(done.stdout)["decisions"][0]["feasible"] == feasible
 
     def test_the_extenders_file_of_settings_serves_here_too(self, tmp_path: Path) -> None:
@@ -136,8 +136,8 @@ class TestDecide:
         named = {"metadata": {"labels": {"telemetry-policy": "absent"}}}
         for pod, agents, code in ((plain, [], 0), (carded, ["gpu"], 3), (named, ["telemetry"], 3)):
             done = run("decide", "-", "-o", "json", stdin=json.dumps(cluster_state(pod)))
-            (one,) = json.loads(done.stdout)["decisions"]
-            assert (one["agents"], done.returncode) == (agents, code)
+            (decision,) = json.loads(done.stdout)["decisions"]
+            assert (decision["agents"], done.returncode) == (agents, code)
         with_cards = {"metadata": {"labels": {"gpu.intel.com/gpu-numbers": "0"}}}
         done = run("decide", "-", "-o", "json", stdin=json.dumps(cluster_state(named, node=with_cards)))
         assert json.loads(done.stdout)["decisions"][0]["agents"] == ["telemetry", "gpu"]
@@ -152,8 +152,11 @@ class TestDecide:
 
     def test_a_placement_that_scores_says_which_cards_it_would_take(self) -> None:
         done = run("decide", "examples/gpu-cards", "--gpu-placement", "spread", "-o", "json")
-        found = {one["pod"]: one["details"]["four-linked"] for one in json.loads(done.stdout)["decisions"]}
-        assert found["gpu-demo/model-3"] == {"gpu": "serve: card1"}
+        details = {
+            decision["pod"]: decision["details"]["four-linked"]
+            for decision in json.loads(done.stdout)["decisions"]
+        }
+        assert details["gpu-demo/model-3"] == {"gpu": "serve: card1"}
 
     def test_another_namespace_has_no_pods(self) -> None:
         done = run("decide", EXAMPLE, "-n", "web")
@@ -168,8 +171,8 @@ def cluster_state(pod: dict[str, Any], node: dict[str, Any] | None = None) -> di
     """One node and one pod that waits."""
     items = [("Node", "n", node or {}), ("Pod", "p", pod)]
     listed = [
-        given | {"apiVersion": "v1", "kind": kind, "metadata": {"name": name, **given.get("metadata", {})}}
-        for kind, name, given in items
+        body | {"apiVersion": "v1", "kind": kind, "metadata": {"name": name, **body.get("metadata", {})}}
+        for kind, name, body in items
     ]
     return {"apiVersion": "v1", "kind": "List", "items": listed}
 
@@ -210,11 +213,13 @@ class TestDecideRunning:
     def test_who_sits_on_a_rejected_node_may_not_stay(self) -> None:
         done = self.cluster_state(on("rack1-b", "bad"), on("rack1-a", "good"))
         assert done.returncode == 3
-        found = {one["pod"].rpartition("/")[2]: one for one in json.loads(done.stdout)["decisions"]}
-        assert list(found["bad"])[-2:] == ["node", "stays"]
-        assert (found["bad"]["node"], found["bad"]["stays"]) == ("rack1-b", False)
-        assert found["bad"]["feasible"] == ["rack1-a", "rack2-a"]
-        assert (found["good"]["node"], found["good"]["stays"]) == ("rack1-a", True)
+        decisions = {
+            decision["pod"].rpartition("/")[2]: decision for decision in json.loads(done.stdout)["decisions"]
+        }
+        assert list(decisions["bad"])[-2:] == ["node", "stays"]
+        assert (decisions["bad"]["node"], decisions["bad"]["stays"]) == ("rack1-b", False)
+        assert decisions["bad"]["feasible"] == ["rack1-a", "rack2-a"]
+        assert (decisions["good"]["node"], decisions["good"]["stays"]) == ("rack1-a", True)
 
     def test_all_may_stay(self) -> None:
         assert self.cluster_state(on("rack1-a", "good")).returncode == 0
@@ -228,30 +233,34 @@ class TestDecideRunning:
             on("rack1-b", "done", phase="Succeeded"), leaving, plain, on("gone", "ghost")
         )
         assert done.returncode == 0
-        assert [one["pod"] for one in json.loads(done.stdout)["decisions"]] == ["health-metric-demo/ghost"]
+        assert [decision["pod"] for decision in json.loads(done.stdout)["decisions"]] == [
+            "health-metric-demo/ghost"
+        ]
 
     def test_who_waits_is_on_no_node(self) -> None:
         done = run("decide", EXAMPLE, "--running", "-o", "json")
-        assert {(one["node"], one["stays"]) for one in json.loads(done.stdout)["decisions"]} == {(None, None)}
+        assert {
+            (decision["node"], decision["stays"]) for decision in json.loads(done.stdout)["decisions"]
+        } == {(None, None)}
 
     def test_forms_for_people(self, tmp_path: Path) -> None:
         pods = tmp_path / "pods.json"
         listed = [on("rack1-b", "bad"), on("rack1-a", "good"), on("rack1-a", "free", policy="")]
         del listed[2]["metadata"]["labels"]
         pods.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": listed}))
-        given = ["decide", EXAMPLE, str(pods), "--running"]
-        said = run(*given).stdout.splitlines()
-        assert said[0].split()[:5] == ["POD", "NODE", "STAYS", "FITS", "BEST"]
-        moving = next(line for line in said if "/bad" in line)
+        command = ["decide", EXAMPLE, str(pods), "--running"]
+        lines = run(*command).stdout.splitlines()
+        assert lines[0].split()[:5] == ["POD", "NODE", "STAYS", "FITS", "BEST"]
+        moving = next(line for line in lines if "/bad" in line)
         assert moving.split()[1:5] == ["rack1-b", "no", "2/3", "rack1-a"]
         assert moving.endswith("health_metric Equals 2")
-        assert not any("/good" in line for line in said)
-        assert said[-1] == (
+        assert not any("/good" in line for line in lines)
+        assert lines[-1] == (
             "pods: 4 waiting, 1 running where a policy rejects them, 1 where they may stay, "
             "1 that no policy judges"
         )
-        assert "rack1-b" in run(*given, "-o", "wide").stdout
-        assert "stays: false" in run(*given, "-o", "yaml").stdout
+        assert "rack1-b" in run(*command, "-o", "wide").stdout
+        assert "stays: false" in run(*command, "-o", "yaml").stdout
 
 
 def inputs() -> list[str]:
@@ -288,8 +297,8 @@ class TestDecideCluster:
     def test_a_cluster_without_the_definition_of_policies(self, tmp_path: Path) -> None:
         done = self.run(tmp_path, pods=[self.waiting()])
         assert "the cluster knows no taspolicies.telemetry.intel.com" in done.stderr
-        (one,) = json.loads(done.stdout)["decisions"]
-        assert one["error"] == "nodewise: policy health-metric-demo/demo-policy does not exist"
+        (decision,) = json.loads(done.stdout)["decisions"]
+        assert decision["error"] == "nodewise: policy health-metric-demo/demo-policy does not exist"
         assert done.returncode == 3
 
     def test_a_pod_without_a_policy_may_go_anywhere(self, tmp_path: Path) -> None:
@@ -318,7 +327,7 @@ class TestPolicyLint:
         }
         done = run("policy", "lint", "-", "-o", "json", stdin=json.dumps(policy))
         assert done.returncode == 3
-        fields = [one["field"] for one in json.loads(done.stdout)["policies"][0]["problems"]]
+        fields = [problem["field"] for problem in json.loads(done.stdout)["policies"][0]["problems"]]
         assert [field.rpartition(".")[2] for field in fields] == ["metricname", "operator", "target"]
 
     def test_a_problem_is_reported_with_file_line_and_the_closest_valid_name(self, tmp_path: Path) -> None:
@@ -392,16 +401,16 @@ class TestSettings:
         assert "/nowhere/config" in done.stderr
 
     def test_certificate_that_does_not_match_its_key(self, tmp_path: Path) -> None:
-        one, other = Authority(tmp_path, "one"), Authority(tmp_path, "other")
-        cert, key = one.issue("a", "localhost").cert, other.issue("b", "localhost").key
-        given = [
+        first, other = Authority(tmp_path, "one"), Authority(tmp_path, "other")
+        cert, key = first.issue("a", "localhost").cert, other.issue("b", "localhost").key
+        flags = [
             f"--cert={cert}",
             f"--key={key}",
-            f"--client-ca={one.ca_file}",
+            f"--client-ca={first.ca_file}",
             "--port=0",
             "--health-port=0",
         ]
-        done = run("extender", "--objects-from", EXAMPLE, *given)
+        done = run("extender", "--objects-from", EXAMPLE, *flags)
         assert done.returncode == 2
         assert str(cert) in done.stderr
         assert str(key) in done.stderr
@@ -452,19 +461,20 @@ class TestTrust:
             metadata = {"name": "health-metric-demo", "labels": {"nodewise.io/trusted": trusted}}
             listed += [{"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}]
         files = [f"{EXAMPLE}/{name}.yaml" for name in ("nodes", "pods", "metrics")]
-        given = json.dumps({"apiVersion": "v1", "kind": "List", "items": listed})
-        done = run("decide", *files, "-", "-o", "json", *flags, stdin=given)
-        found: dict[str, Any] = json.loads(done.stdout)["decisions"][0]
-        return found
+        objects = json.dumps({"apiVersion": "v1", "kind": "List", "items": listed})
+        done = run("decide", *files, "-", "-o", "json", *flags, stdin=objects)
+        decision: dict[str, Any] = json.loads(done.stdout)["decisions"][0]
+        return decision
 
     @pytest.mark.parametrize("trusted", [None, "false"])
     def test_a_query_without_trust_rejects_every_node(self, trusted: str | None) -> None:
-        found = self.decided(trusted)
-        assert found["feasible"] == []
+        decision = self.decided(trusted)
+        assert decision["feasible"] == []
         assert (
-            "namespace health-metric-demo is not trusted: rules with a query cannot be used" in found["error"]
+            "namespace health-metric-demo is not trusted: rules with a query cannot be used"
+            in decision["error"]
         )
-        assert "kubectl label namespace health-metric-demo nodewise.io/trusted=true" in found["error"]
+        assert "kubectl label namespace health-metric-demo nodewise.io/trusted=true" in decision["error"]
 
     @pytest.mark.parametrize(("trusted", "flags"), [("true", ()), (None, ("--trust-all-namespaces",))])
     def test_with_trust_it_counts(self, trusted: str | None, flags: tuple[str, ...]) -> None:

@@ -33,19 +33,19 @@ NUMBER = r"(?:DS|[HFROVMKLEXS])\d+"
 
 def rows_of_tables() -> list[tuple[str, str]]:
     """The number of every row and how it departs; rows of what is new here have no number and are left out."""
-    asked = [(case.row.number, case.row.differs) for case in cases.every()]
-    told = [(story.number, story.differs) for story in stories.every()]
+    requests = [(case.row.number, case.row.differs) for case in cases.every()]
+    story_rows = [(story.number, story.differs) for story in stories.every()]
     others = [(row.number, row.differs) for row in single_rows.every()]
-    return [(number, differs) for number, differs in asked + told + others if number]
+    return [(number, differs) for number, differs in requests + story_rows + others if number]
 
 
 def rows_of_page() -> list[str]:
     """The numbers in the first column of the page's tables of rows."""
-    found: list[str] = []
+    numbers: list[str] = []
     for line in PAGE.splitlines():
         cell = re.match(rf"\| ({NUMBER}(?:, {NUMBER})*) \|", line)
-        found += cell[1].split(", ") if cell else []
-    return found
+        numbers += cell[1].split(", ") if cell else []
+    return numbers
 
 
 def test_every_row_stands_in_the_tables():

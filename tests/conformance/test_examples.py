@@ -61,13 +61,13 @@ SIZES = {
 """How the nodes of `mixed-sizes` score for each pod, in the order in which they come."""
 
 
-def decide(*given: str) -> list[dict[str, Any]]:
+def decide(*arguments: str) -> list[dict[str, Any]]:
     """The decisions of `nodewise decide`, which has to find a node for every pod."""
-    command = [NODEWISE, "decide", *given, "-o", "json"]
+    command = [NODEWISE, "decide", *arguments, "-o", "json"]
     done = forks.run(command, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
-    found: list[dict[str, Any]] = json.loads(done.stdout)["decisions"]
-    return found
+    decisions: list[dict[str, Any]] = json.loads(done.stdout)["decisions"]
+    return decisions
 
 
 def test_every_example_is_here() -> None:
@@ -80,24 +80,30 @@ def test_every_example_is_here() -> None:
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_an_example_is_decided_as_its_readme_says(name: str) -> None:
-    for one in decide(f"examples/{name}"):
-        assert set(one["feasible"]) == EXPECTED[name].scores.keys()
-        assert one["scores"] == EXPECTED[name].scores
-        assert {node: why[0]["reason"] for node, why in one["rejected"].items()} == EXPECTED[name].rejected
-        assert all(len(why) == 1 for why in one["rejected"].values())
-        assert one["error"] is None
+    for decision in decide(f"examples/{name}"):
+        assert set(decision["feasible"]) == EXPECTED[name].scores.keys()
+        assert decision["scores"] == EXPECTED[name].scores
+        assert {node: why[0]["reason"] for node, why in decision["rejected"].items()} == EXPECTED[
+            name
+        ].rejected
+        assert all(len(why) == 1 for why in decision["rejected"].values())
+        assert decision["error"] is None
 
 
 def test_the_example_of_cards_is_decided_as_its_readme_says() -> None:
     decisions = decide("examples/gpu-cards")
     readme = (EXAMPLES / "gpu-cards" / "README.md").read_text()
-    assert {one["pod"].partition("/")[2] for one in decisions} == CARDS.keys()
-    for one in decisions:
-        assert (one["agents"], one["feasible"], one["error"]) == (["gpu"], ["four-linked"], None)
-        cards = CARDS[one["pod"].partition("/")[2]]
-        assert one["details"]["four-linked"] == {"gpu": cards}
+    assert {decision["pod"].partition("/")[2] for decision in decisions} == CARDS.keys()
+    for decision in decisions:
+        assert (decision["agents"], decision["feasible"], decision["error"]) == (
+            ["gpu"],
+            ["four-linked"],
+            None,
+        )
+        cards = CARDS[decision["pod"].partition("/")[2]]
+        assert decision["details"]["four-linked"] == {"gpu": cards}
         assert cards in readme
-        assert "no-cards" not in one["details"]
+        assert "no-cards" not in decision["details"]
     short = "card0 has 3G gpu.intel.com/memory.max left, 5G wanted: 2G too little"
     assert decisions[0]["details"]["two-cards"] == {"gpu": short}
     assert short in readme
@@ -106,12 +112,12 @@ def test_the_example_of_cards_is_decided_as_its_readme_says() -> None:
 def test_the_example_of_mixed_sizes_is_decided_as_its_readme_says() -> None:
     decisions = decide("examples/mixed-sizes")
     readme = (EXAMPLES / "mixed-sizes" / "README.md").read_text()
-    assert {one["pod"]: one["scores"] for one in decisions} == SIZES
-    for one in decisions:
-        best = max(SIZES[one["pod"]], key=SIZES[one["pod"]].__getitem__)
-        assert (one["agents"], one["error"]) == (["pigeon"], None)
+    assert {decision["pod"]: decision["scores"] for decision in decisions} == SIZES
+    for decision in decisions:
+        best = max(SIZES[decision["pod"]], key=SIZES[decision["pod"]].__getitem__)
+        assert (decision["agents"], decision["error"]) == (["pigeon"], None)
         assert f"  {best} " in readme
-        assert f"A_BINPACK {one['numbers']['pigeon'][best]['objective']:.6f}" in readme
+        assert f"A_BINPACK {decision['numbers']['pigeon'][best]['objective']:.6f}" in readme
 
 
 def test_the_example_of_overload_has_the_loads_that_its_readme_tells() -> None:
@@ -127,8 +133,10 @@ def test_the_example_of_overload_has_the_loads_that_its_readme_tells() -> None:
 
 
 def test_running_pods_stay_on_the_cards_that_they_hold() -> None:
-    found = {one["pod"]: one["stays"] for one in decide("examples/gpu-cards", "--running")}
-    assert {pod for pod, stays in found.items() if stays} == {
+    stays_by_pod = {
+        decision["pod"]: decision["stays"] for decision in decide("examples/gpu-cards", "--running")
+    }
+    assert {pod for pod, stays in stays_by_pod.items() if stays} == {
         "gpu-demo/model-1",
         "gpu-demo/model-2",
         "gpu-demo/trainer",
@@ -146,13 +154,13 @@ def test_a_deployment_makes_the_pods_that_are_decided(folder: str) -> None:
     """The label, the limit and the affinity that tie a pod to its policy are the same in both places."""
     deployment = yaml.safe_load((EXAMPLES / folder / "cluster" / "deployment.yaml").read_text())
     made = deployment["spec"]["template"]
-    given = yaml.safe_load((EXAMPLES / folder / "pods.yaml").read_text())
-    pod = given["items"][0] if given["kind"] == "List" else given
+    manifest = yaml.safe_load((EXAMPLES / folder / "pods.yaml").read_text())
+    pod = manifest["items"][0] if manifest["kind"] == "List" else manifest
     assert made["metadata"]["labels"] == pod["metadata"]["labels"]
     assert deployment["metadata"]["namespace"] == pod["metadata"]["namespace"]
     assert made["spec"].get("affinity") == pod["spec"].get("affinity")
     limits = [spec["containers"][0]["resources"]["limits"] for spec in (made["spec"], pod["spec"])]
-    assert {one["telemetry/scheduling"] for one in limits} == {"1"}
+    assert {limit["telemetry/scheduling"] for limit in limits} == {"1"}
 
 
 @pytest.mark.parametrize("readme", sorted(EXAMPLES.rglob("README.md")), ids=lambda path: path.parent.name)

@@ -24,14 +24,14 @@ def pod(name: str = "demo-app-1", policy: str = "demo-policy") -> Json:
     return {"metadata": metadata, "spec": {}}
 
 
-def ask(served: Child, verb: str, nodes: list[str], given: Json) -> Any:
+def ask(served: Child, verb: str, nodes: list[str], pod: Json) -> Any:
     """As kube-scheduler would."""
-    body = {"Pod": given, "NodeNames": nodes}
+    body = {"Pod": pod, "NodeNames": nodes}
     return httpx2.post(f"{served.url}/scheduler/{verb}", json=body).json()
 
 
 @pytest.fixture(scope="module")
-def asked() -> Iterator[Child]:
+def extender() -> Iterator[Child]:
     """An extender that decided about two pods: one was placed, the other's policy does not exist."""
     with extender_process.extender([f"--objects-from={ROOT / EXAMPLE}"]) as served:
         served.wait_ready()
@@ -45,8 +45,8 @@ def explain(*arguments: str) -> subprocess.CompletedProcess[str]:
     return run("explain", *arguments)
 
 
-def test_text_tells_each_node_and_what_would_have_changed_it(asked: Child) -> None:
-    done = explain(POD, "--server", asked.health_url)
+def test_text_tells_each_node_and_what_would_have_changed_it(extender: Child) -> None:
+    done = explain(POD, "--server", extender.health_url)
     assert (done.returncode, done.stderr) == (0, "")
     lines = [line.split() for line in done.stdout.splitlines()]
     assert done.stdout.startswith(f"{POD} at its last attempt: 2 of the 3 nodes asked about pass\n")
@@ -55,15 +55,15 @@ def test_text_tells_each_node_and_what_would_have_changed_it(asked: Child) -> No
     assert done.stdout.endswith("  without the rule health_metric Equals 2: 1 more node passes\n")
 
 
-def test_namespace_as_an_option(asked: Child) -> None:
-    done = explain("demo-app-1", "-n", "health-metric-demo", "--server", asked.health_url, "-o", "wide")
+def test_namespace_as_an_option(extender: Child) -> None:
+    done = explain("demo-app-1", "-n", "health-metric-demo", "--server", extender.health_url, "-o", "wide")
     assert done.returncode == 0
     assert "health_metric LessThan (ranks)" in done.stdout
 
 
-def test_json_holds_the_whole_attempt(asked: Child) -> None:
-    found = json.loads(explain(POD, "--server", asked.health_url, "-o", "json").stdout)
-    assert list(found) == [
+def test_json_holds_the_whole_attempt(extender: Child) -> None:
+    report = json.loads(explain(POD, "--server", extender.health_url, "-o", "json").stdout)
+    assert list(report) == [
         "pod",
         "state",
         "gone",
@@ -74,10 +74,10 @@ def test_json_holds_the_whole_attempt(asked: Child) -> None:
         "warning",
         "why_none",
     ]
-    assert (found["pod"], found["state"], found["tries"], found["why_none"]) == (POD, None, 1, None)
-    assert found["replicas"][0]["url"] == asked.health_url
-    assert (found["replicas"][0]["found"], found["replicas"][0]["error"]) == (2, None)
-    attempt = found["attempt"]
+    assert (report["pod"], report["state"], report["tries"], report["why_none"]) == (POD, None, 1, None)
+    assert report["replicas"][0]["url"] == extender.health_url
+    assert (report["replicas"][0]["found"], report["replicas"][0]["error"]) == (2, None)
+    attempt = report["attempt"]
     assert (attempt["asked"], attempt["passing"], attempt["calls"]) == (3, 2, ["filter", "prioritize"])
     assert attempt["nodes"][-1] == {
         "node": "rack1-b",
@@ -110,45 +110,45 @@ def measured(target: int, *, rejects: bool) -> Json:
     }
 
 
-def test_a_policy_that_does_not_exist_is_told_with_its_remedy(asked: Child) -> None:
-    done = explain("health-metric-demo/lost", "--server", asked.health_url)
+def test_a_policy_that_does_not_exist_is_told_with_its_remedy(extender: Child) -> None:
+    done = explain("health-metric-demo/lost", "--server", extender.health_url)
     assert done.returncode == 0
     assert "3      nodewise: policy health-metric-demo/absent does not exist" in done.stdout
     assert "  make TASPolicy health-metric-demo/absent, or correct the pod's label" in done.stdout
 
 
-def test_no_decision_is_exit_3_with_reasons(asked: Child) -> None:
-    done = explain("web/other", "--server", asked.health_url)
+def test_no_decision_is_exit_3_with_reasons(extender: Child) -> None:
+    done = explain("web/other", "--server", extender.health_url)
     assert done.returncode == 3
     assert done.stdout.startswith("web/other: 1 replica asked, none knows a decision\n")
     assert "managedResources" in done.stdout
-    again = explain("web/other", "--server", asked.health_url, "-o", "json")
+    again = explain("web/other", "--server", extender.health_url, "-o", "json")
     assert again.returncode == 3
-    found = json.loads(again.stdout)
-    assert found["attempt"] is None
-    assert found["why_none"]
+    report = json.loads(again.stdout)
+    assert report["attempt"] is None
+    assert report["why_none"]
 
 
-def test_a_replica_that_is_down_is_named_and_the_others_answer(asked: Child) -> None:
+def test_a_replica_that_is_down_is_named_and_the_others_answer(extender: Child) -> None:
     down = "http://127.0.0.1:1"
-    done = explain(POD, "--server", down, "--server", asked.health_url, "-o", "json")
+    done = explain(POD, "--server", down, "--server", extender.health_url, "-o", "json")
     assert done.returncode == 0
     assert f"nodewise: {down} is left out: no answer" in done.stderr
-    assert [bool(one["error"]) for one in json.loads(done.stdout)["replicas"]] == [True, False]
+    assert [bool(replica["error"]) for replica in json.loads(done.stdout)["replicas"]] == [True, False]
     alone = explain(POD, "--server", down)
     assert (alone.returncode, alone.stdout) == (1, "")
     assert "no replica of nodewise answers" in alone.stderr
 
 
-def test_a_port_without_decisions_is_told_from_one_that_is_down(asked: Child) -> None:
-    done = explain(POD, "--server", asked.url)
+def test_a_port_without_decisions_is_told_from_one_that_is_down(extender: Child) -> None:
+    done = explain(POD, "--server", extender.url)
     assert done.returncode == 1
     assert "HTTP status 404" in done.stderr
     assert "admin port" in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (["a", "--server", "127.0.0.1:9002"], 2, "http://127.0.0.1:9002 or https://HOST:9001"),
         (["a/b", "-n", "c", "--server", "http://x"], 2, "one namespace"),
@@ -158,10 +158,10 @@ def test_a_port_without_decisions_is_told_from_one_that_is_down(asked: Child) ->
         ([], 2, "POD"),
     ],
 )
-def test_usage(arguments: list[str], code: int, said: str) -> None:
+def test_usage(arguments: list[str], code: int, message: str) -> None:
     done = explain(*arguments)
     assert (done.returncode, done.stdout) == (code, "")
-    assert said in done.stderr
+    assert message in done.stderr
 
 
 def test_a_page_of_another_version_is_an_error_of_that_replica(tmp_path: Path) -> None:
@@ -194,8 +194,8 @@ def with_cards() -> Iterator[Child]:
         served.wait_ready()
         resources = {"requests": {"gpu.intel.com/i915": "1", "gpu.intel.com/memory.max": "5G"}}
         spec = {"containers": [{"name": "serve", "resources": resources}]}
-        given = {"metadata": {"name": "model-3", "namespace": "gpu-demo", "uid": "3"}, "spec": spec}
-        ask(served, "filter", ["two-cards", "four-linked", "no-cards"], given)
+        pod = {"metadata": {"name": "model-3", "namespace": "gpu-demo", "uid": "3"}, "spec": spec}
+        ask(served, "filter", ["two-cards", "four-linked", "no-cards"], pod)
         yield served
 
 
@@ -207,5 +207,5 @@ def test_card_resource_and_shortfall_are_told(with_cards: Child) -> None:
     assert "card0 has 3G gpu.intel.com/memory.max left, 5G wanted: 2G too little" in rows[1]
     page = httpx2.get(f"{with_cards.health_url}/decisions?pod=model-3").json()
     assert page["decisions"][0]["details"]["four-linked"] == {"gpu": "serve: card1"}
-    found = json.loads(explain("gpu-demo/model-3", "--server", with_cards.health_url, "-o", "json").stdout)
-    assert found["attempt"]["nodes"][0]["details"] == {"gpu": "serve: card1"}
+    report = json.loads(explain("gpu-demo/model-3", "--server", with_cards.health_url, "-o", "json").stdout)
+    assert report["attempt"]["nodes"][0]["details"] == {"gpu": "serve: card1"}

@@ -52,32 +52,32 @@ def test_building_an_agent(tmp_path: Path) -> None:
     with reading(tmp_path, environment(tmp_path / "environment", port), instead) as reader:
         reader.follows(page_code_blocks.blocks(PAGE))
         # what the page says of an entry point: it is the installed package that is found, by its metadata
-        found = reader.types(
+        output = reader.types(
             "python -c \"from importlib.metadata import entry_points as e; print(e(name='quiet'))\""
         )
-        assert "nodewise_quiet:KIND" in found
+        assert "nodewise_quiet:KIND" in output
 
 
 def test_a_first_policy_as_far_as_it_needs_no_cluster(tmp_path: Path) -> None:
     page = page_code_blocks.LEARN / "first-policy.md"
-    found = page_code_blocks.section(page, "## 1. What was measured", "\n## 4. In the cluster")
-    assert {block.language for block in found} == {"sh", "yaml", "console"}
+    blocks = page_code_blocks.section(page, "## 1. What was measured", "\n## 4. In the cluster")
+    assert {block.language for block in blocks} == {"sh", "yaml", "console"}
     plain = plain_environment()
     with reading(tmp_path, {**plain, "PATH": f"{NODEWISE.parent}:{plain['PATH']}"}) as reader:
-        reader.follows(found)
+        reader.follows(blocks)
 
 
 def test_the_page_has_all_kinds_of_blocks() -> None:
     """So that the test above cannot pass by finding none."""
-    found = page_code_blocks.blocks(PAGE)
-    assert {block.language for block in found} == {"sh", "text", "python", "yaml"}
-    assert PAGE.read_text().count("```") == 2 * len(found)
-    assert len(found) > 10
+    blocks = page_code_blocks.blocks(PAGE)
+    assert {block.language for block in blocks} == {"sh", "text", "python", "yaml"}
+    assert PAGE.read_text().count("```") == 2 * len(blocks)
+    assert len(blocks) > 10
 
 
 def test_a_page_that_is_wrong_is_noticed(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    for wrong, said in {
+    for wrong, message in {
         "```sh\nfalse\n```\n": "failed: false",
         "```console\n$ echo one\ntwo\n```\n": "does not show 'two'",
         "```console\n$ false\n$ echo $?\n0\n```\n": "does not show '0'",
@@ -85,7 +85,7 @@ def test_a_page_that_is_wrong_is_noticed(tmp_path: Path) -> None:
         "```console\n$ echo took 5 s\ntook 5m\n```\n": "does not show 'took 5m'",
     }.items():
         page.write_text(wrong)
-        with reading(tmp_path, plain_environment()) as reader, pytest.raises(AssertionError, match=said):
+        with reading(tmp_path, plain_environment()) as reader, pytest.raises(AssertionError, match=message):
             reader.follows(page_code_blocks.blocks(page))
 
 

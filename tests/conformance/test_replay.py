@@ -108,10 +108,10 @@ def test_what_a_real_extender_answered_is_answered_again(objects: Path, tmp_path
         caller.until([])
         caller.everything()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    code, found = replay(file)
-    assert (code, found["differences"], found["notes"], found["end"]) == (0, [], [], "stopped")
-    assert found["same"] == found["requests"] == caller.asked
-    assert found["worlds"] > 4
+    code, report = replay(file)
+    assert (code, report["differences"], report["notes"], report["end"]) == (0, [], [], "stopped")
+    assert report["same"] == report["requests"] == caller.asked
+    assert report["worlds"] > 4
 
 
 def test_another_policy_shows_its_differences(objects: Path, tmp_path: Path) -> None:
@@ -121,11 +121,11 @@ def test_another_policy_shows_its_differences(objects: Path, tmp_path: Path) -> 
         extender.wait_ready()
         caller = Caller(extender.url)
         caller.filter()
-    code, found = replay(file, "--policy", str(other))
-    assert (code, found["same"], found["different"]) == (3, 0, 1)
-    assert found["pods"] == {"health-metric-demo/p": {"requests": 1, "kept": 1, "rejected": 2, "scored": 0}}
+    code, report = replay(file, "--policy", str(other))
+    assert (code, report["same"], report["different"]) == (3, 0, 1)
+    assert report["pods"] == {"health-metric-demo/p": {"requests": 1, "kept": 1, "rejected": 2, "scored": 0}}
     text = "telemetry policy health-metric-demo/demo-policy: health_metric Equals"
-    assert found["differences"][0]["nodes"] == [
+    assert report["differences"][0]["nodes"] == [
         {"node": "rack1-a", "recorded": "kept", "replayed": f"{text} 0"},
         {"node": "rack2-a", "recorded": "kept", "replayed": f"{text} 0"},
         {"node": "rack1-b", "recorded": f"{text} 2", "replayed": "kept"},
@@ -142,10 +142,10 @@ def test_after_a_kill_all_that_was_flushed_is_answered_again(objects: Path, tmp_
         assert any(exchanges(file) >= flushed for _ in tries())
         caller.everything()
         extender.kill()
-    code, found = replay(file)
-    assert (code, found["different"], found["end"]) == (0, 0, "cut off")
-    assert flushed <= found["same"] <= caller.asked
-    assert found["notes"] == ["the recording was cut off; what came after its last flush is not in it"]
+    code, report = replay(file)
+    assert (code, report["different"], report["end"]) == (0, 0, "cut off")
+    assert flushed <= report["same"] <= caller.asked
+    assert report["notes"] == ["the recording was cut off; what came after its last flush is not in it"]
 
 
 def exchanges(file: Path) -> int:
@@ -164,26 +164,28 @@ def test_at_its_limit_a_recording_ends_and_the_extender_serves_on(objects: Path,
             if file.stat().st_size > 4096:
                 break
         assert caller.filter()["NodeNames"] == ["rack1-a", "rack2-a", "nobody"]
-    code, found = replay(file)
-    assert (code, found["different"], found["end"]) == (0, 0, "full")
-    assert 0 < found["same"] < caller.asked
+    code, report = replay(file)
+    assert (code, report["different"], report["end"]) == (0, 0, "full")
+    assert 0 < report["same"] < caller.asked
 
 
 def test_a_file_that_cannot_be_written_is_a_wrong_setting(objects: Path, tmp_path: Path) -> None:
-    given = arguments(objects, tmp_path / "nowhere/recording.gz", "--unsafe", "--port=0", "--health-port=0")
-    done = forks.run([NODEWISE, "extender", *given])
+    flags = arguments(objects, tmp_path / "nowhere/recording.gz", "--unsafe", "--port=0", "--health-port=0")
+    done = forks.run([NODEWISE, "extender", *flags])
     assert done.returncode == 2
     assert "--record" in done.stderr
 
 
-@pytest.mark.parametrize(("contents", "said"), [(None, "No such file"), (b"words", "entry 1")])
-def test_a_file_that_is_no_recording_is_bad_input(tmp_path: Path, contents: bytes | None, said: str) -> None:
+@pytest.mark.parametrize(("contents", "message"), [(None, "No such file"), (b"words", "entry 1")])
+def test_a_file_that_is_no_recording_is_bad_input(
+    tmp_path: Path, contents: bytes | None, message: str
+) -> None:
     file = tmp_path / "recording.gz"
     if contents is not None:
         file.write_bytes(contents)
     done = forks.run([NODEWISE, "simulate", "replay", file])
     assert (done.returncode, done.stdout) == (1, "")
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -12,19 +12,19 @@ _CORPUS = Path(__file__).with_name("corpus")
 def cases(name: str) -> dict[str, dict[str, Any]]:
     """The cases of a file by name. ValueError for two of one name."""
     listed = yaml.load((_CORPUS / f"{name}.yaml").read_bytes(), Loader=yaml.CSafeLoader)["cases"]
-    found = {case["name"]: case for case in listed}
-    if len(found) < len(listed):
+    cases = {case["name"]: case for case in listed}
+    if len(cases) < len(listed):
         raise ValueError(f"{name}: two cases of one name")
-    return found
+    return cases
 
 
-def data(told: Any) -> bytes:
+def data(content: Any) -> bytes:
     """The bytes of a text or of a list of parts."""
-    return told.encode() if isinstance(told, str) else b"".join(_parts(told))
+    return content.encode() if isinstance(content, str) else b"".join(_parts(content))
 
 
-def _parts(told: list[Any]) -> Iterator[bytes]:
-    for part in told:
+def _parts(parts: list[Any]) -> Iterator[bytes]:
+    for part in parts:
         if isinstance(part, str):
             yield part.encode("latin-1") if "\xff" in part else part.encode()
         elif "hex" in part:

@@ -140,7 +140,7 @@ class Target:
         lines = (
             line for line in self.process.log.read_text(errors="replace").splitlines() if line.startswith("{")
         )
-        return [found for found in map(json.loads, lines) if found["event"] == name]
+        return [event for event in map(json.loads, lines) if event["event"] == name]
 
     def metric(self, name: str) -> float:
         """A metric's value, the sum over its labels."""
@@ -152,9 +152,9 @@ class Target:
 
     def rss_mib(self) -> float:
         """Resident memory."""
-        found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{self.process.pid}/status").read_text())
-        assert found
-        return int(found[1]) / 1024
+        match = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{self.process.pid}/status").read_text())
+        assert match
+        return int(match[1]) / 1024
 
     def descriptors(self) -> int:
         """Open files and sockets."""

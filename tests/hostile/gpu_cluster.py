@@ -27,9 +27,9 @@ def node(
     return {"kind": "Node", "metadata": meta, "status": {"allocatable": allocatable}} | more
 
 
-def amounts(**given: Any) -> dict[str, Any]:
+def amounts(**numbers: Any) -> dict[str, Any]:
     """`i915=2` is `gpu.intel.com/i915: "2"`."""
-    return {PREFIX + name: str(value) for name, value in given.items()}
+    return {PREFIX + name: str(value) for name, value in numbers.items()}
 
 
 def container(name: str, requests: Any) -> dict[str, Any]:
@@ -48,8 +48,8 @@ def modest(name: str, uid: str = "", **annotations: Any) -> dict[str, Any]:
     return pod(name, container("main", amounts(i915=1, millicores=100)), uid=uid, **annotations)
 
 
-def asked(given: Any, names: Sequence[str]) -> bytes:
-    return json.dumps({"Pod": given, "Nodes": None, "NodeNames": list(names)}).encode()
+def asked(pod: Any, names: Sequence[str]) -> bytes:
+    return json.dumps({"Pod": pod, "Nodes": None, "NodeNames": list(names)}).encode()
 
 
 class Stage(NamedTuple):
@@ -80,29 +80,29 @@ class Stage(NamedTuple):
         with self.target.admin() as line:
             answer = line.ask(f"/state/gpu?node={node}", b"", "GET", {})
         assert answer.status == 200, answer.body
-        found: dict[str, Any] = json.loads(answer.body)["nodes"].get(node, {})
-        return found
+        state: dict[str, Any] = json.loads(answer.body)["nodes"].get(node, {})
+        return state
 
     def held(self, node: str) -> dict[str, int]:
         """Pods that hold something, by card."""
         cards = self.books(node).get("cards", {})
         return {name: card["held"].get(f"{PREFIX}i915", 0) for name, card in cards.items()}
 
-    def filter(self, given: Any, names: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    def filter(self, pod: Any, names: Sequence[str]) -> tuple[list[str], dict[str, str]]:
         with self.target.line() as line:
-            answer = line.ask("/scheduler/filter", asked(given, names))
+            answer = line.ask("/scheduler/filter", asked(pod, names))
         assert answer.status == 200, answer.body[:500]
         return responses.check_filtered(answer, names)
 
-    def bind(self, given: Any, node: str) -> Answer:
-        meta = given["metadata"]
+    def bind(self, pod: Any, node: str) -> Answer:
+        meta = pod["metadata"]
         body = {"PodName": meta["name"], "PodNamespace": "d", "PodUID": meta["uid"], "Node": node}
         with self.target.line() as line:
             return line.ask("/scheduler/bind", json.dumps(body).encode())
 
     def find(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.server.call(lambda api: api.objects(PODS)["d", name])
-        return found
+        pod: dict[str, Any] = self.server.call(lambda api: api.objects(PODS)["d", name])
+        return pod
 
     def settle(self) -> None:
         """Until the process knows of everything that happened so far to pods, nodes and ledgers.
@@ -114,9 +114,9 @@ class Stage(NamedTuple):
         ]
         number = len(here) // 2
         self.put(NODES, node("seen", {f"{PREFIX}gpu-numbers": "0.1"}, amounts(i915=2000 + 2 * number)))
-        one = container("main", amounts(i915=1))
-        self.bound(pod(f"seen-{number}-old", one, gas_container_cards="card0"), "seen")
-        self.bound(pod(f"seen-{number}-new", one), "seen")
+        main = container("main", amounts(i915=1))
+        self.bound(pod(f"seen-{number}-old", main, gas_container_cards="card0"), "seen")
+        self.bound(pod(f"seen-{number}-new", main), "seen")
         entries = {}
         for at in range(number + 1):
             meta = self.find(f"seen-{at}-new")["metadata"]
@@ -129,8 +129,8 @@ class Stage(NamedTuple):
 
     def room(self, node: str) -> int:
         """What card0 has altogether."""
-        found: int = self.books(node)["cards"]["card0"]["capacity"][f"{PREFIX}i915"]
-        return found
+        capacity: int = self.books(node)["cards"]["card0"]["capacity"][f"{PREFIX}i915"]
+        return capacity
 
     def check_others(self) -> None:
         """Both agents answer for those about whom nothing is odd, and nothing of ours broke."""

@@ -83,15 +83,15 @@ class OddServer(ApiServer):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["raw_path"].decode() if scope.get("raw_path") else scope["path"]
-        given = self.odd.get(path)
-        if given is None:
+        response = self.odd.get(path)
+        if response is None:
             await super().__call__(scope, receive, send)
             return
         self.asked[path] += 1
-        headers = [(name.encode(), value.encode()) for name, value in given.headers.items()]
-        await send({"type": "http.response.start", "status": given.status, "headers": headers})
+        headers = [(name.encode(), value.encode()) for name, value in response.headers.items()]
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
         left = asyncio.ensure_future(_left(receive))
-        async with contextlib.aclosing(given.pieces()) as pieces:  # type: ignore[type-var]
+        async with contextlib.aclosing(response.pieces()) as pieces:  # type: ignore[type-var]
             while not left.done():
                 piece = asyncio.ensure_future(anext(pieces, b""))
                 await asyncio.wait({piece, left}, return_when=asyncio.FIRST_COMPLETED)

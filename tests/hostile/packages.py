@@ -27,7 +27,7 @@ def install(site: Path, name: str, instead: Mapping[str, str], version: str = "1
         file.write_text(text)
     code = "".join(path.read_text() for path in (site / package).glob("*.py"))
     assert [new for new in changes.values() if new not in code] == []
-    told = site / f"{package}-{version}.dist-info"
-    told.mkdir()
-    told.joinpath("METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
-    told.joinpath("entry_points.txt").write_text(f"[nodewise.agents]\n{name} = {package}:KIND\n")
+    metadata = site / f"{package}-{version}.dist-info"
+    metadata.mkdir()
+    metadata.joinpath("METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
+    metadata.joinpath("entry_points.txt").write_text(f"[nodewise.agents]\n{name} = {package}:KIND\n")

@@ -10,9 +10,9 @@ _MOST = 10
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    assert len(found) == len(pairs), f"a key stands twice: {[key for key, _ in pairs][:20]}"
-    return found
+    members = dict(pairs)
+    assert len(members) == len(pairs), f"a key stands twice: {[key for key, _ in pairs][:20]}"
+    return members
 
 
 def document(answer: Answer, *, repeated: bool = False) -> Any:
@@ -27,10 +27,10 @@ def document(answer: Answer, *, repeated: bool = False) -> Any:
 
 def check_refused(answer: Answer) -> None:
     """A refusal names in words what was wrong."""
-    said = document(answer)
-    assert said["error"]
-    assert said["problems"]
-    for problem in said["problems"]:
+    response_body = document(answer)
+    assert response_body["error"]
+    assert response_body["problems"]
+    for problem in response_body["problems"]:
         assert set(problem) == {"field", "seen", "wanted"}
         assert problem["field"]
 
@@ -41,15 +41,15 @@ def check_filtered(answer: Answer, names: Sequence[str] | None = None) -> tuple[
     A candidate that is named twice is answered twice, as by the older system.
     """
     repeated = names is None or len(set(names)) < len(names)
-    said = document(answer, repeated=repeated)
-    assert set(said) == {"Nodes", "NodeNames", "FailedNodes", "FailedAndUnresolvableNodes", "Error"}
-    assert said["Error"] == ""
-    failed: dict[str, str] = said["FailedNodes"] or {}
-    if said["Nodes"] is None:
-        kept: list[str] = said["NodeNames"]
+    response_body = document(answer, repeated=repeated)
+    assert set(response_body) == {"Nodes", "NodeNames", "FailedNodes", "FailedAndUnresolvableNodes", "Error"}
+    assert response_body["Error"] == ""
+    failed: dict[str, str] = response_body["FailedNodes"] or {}
+    if response_body["Nodes"] is None:
+        kept: list[str] = response_body["NodeNames"]
     else:
-        assert said["NodeNames"] is None
-        kept = [item["metadata"]["name"] for item in said["Nodes"]["items"]]
+        assert response_body["NodeNames"] is None
+        kept = [item["metadata"]["name"] for item in response_body["Nodes"]["items"]]
     assert repeated or len(set(kept)) == len(kept), "a node is kept twice"
     assert not set(kept) & set(failed)
     assert all(failed.values()), "a node failed without a reason"
@@ -60,10 +60,12 @@ def check_filtered(answer: Answer, names: Sequence[str] | None = None) -> tuple[
 
 def check_scored(answer: Answer, names: Sequence[str] | None = None) -> None:
     """Every candidate has one score from 0 to 10."""
-    said = document(answer)
-    hosts = [one["Host"] for one in said]
-    assert all(set(one) == {"Host", "Score"} and type(one["Score"]) is int for one in said)
-    assert all(0 <= one["Score"] <= _MOST for one in said)
+    priorities = document(answer)
+    hosts = [priority["Host"] for priority in priorities]
+    assert all(
+        set(priority) == {"Host", "Score"} and type(priority["Score"]) is int for priority in priorities
+    )
+    assert all(0 <= priority["Score"] <= _MOST for priority in priorities)
     assert len(set(hosts)) == len(hosts), "a node is scored twice"
     if names is not None:
         assert set(hosts) == set(names)
@@ -71,12 +73,12 @@ def check_scored(answer: Answer, names: Sequence[str] | None = None) -> None:
 
 def check_preempted(answer: Answer, names: Sequence[str] | None = None) -> None:
     """Nobody is evicted from a node that was not asked about."""
-    said = document(answer)
-    assert set(said) == {"NodeNameToMetaVictims"}
-    for victims in said["NodeNameToMetaVictims"].values():
+    response_body = document(answer)
+    assert set(response_body) == {"NodeNameToMetaVictims"}
+    for victims in response_body["NodeNameToMetaVictims"].values():
         assert set(victims) == {"Pods", "NumPDBViolations"}
     if names is not None:
-        assert set(said["NodeNameToMetaVictims"]) <= set(names)
+        assert set(response_body["NodeNameToMetaVictims"]) <= set(names)
 
 
 CHECKS = {"filter": check_filtered, "prioritize": check_scored, "preempt": check_preempted}

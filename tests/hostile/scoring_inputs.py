@@ -109,14 +109,16 @@ def pod(name: str = "p", **requests: Any) -> dict[str, Any]:
     """A pod of namespace d with one container."""
     container = {
         "name": "c",
-        "resources": {"requests": {key.replace("_", "-"): one for key, one in requests.items()}},
+        "resources": {"requests": {key.replace("_", "-"): amount for key, amount in requests.items()}},
     }
     return {"metadata": {"name": name, "namespace": "d", "uid": name}, "spec": {"containers": [container]}}
 
 
-def body(asked: Mapping[str, Any], nodes: Iterable[Any], verb: str = "prioritize") -> dict[str, Any]:
+def body(pod: Mapping[str, Any], nodes: Iterable[Any], verb: str = "prioritize") -> dict[str, Any]:
     """A request with whole nodes; a preemption is by names, as kube-scheduler's."""
     if verb == "preempt":
-        victims = {one["metadata"]["name"]: {"Pods": [{"UID": "u"}], "NumPDBViolations": 0} for one in nodes}
-        return {"Pod": asked, "NodeNameToMetaVictims": victims}
-    return {"Pod": asked, "Nodes": {"items": list(nodes)}}
+        victims = {
+            node["metadata"]["name"]: {"Pods": [{"UID": "u"}], "NumPDBViolations": 0} for node in nodes
+        }
+        return {"Pod": pod, "NodeNameToMetaVictims": victims}
+    return {"Pod": pod, "Nodes": {"items": list(nodes)}}

@@ -104,10 +104,10 @@ class SecretSeries:
         self.asked.append(query)
         bit = re.fullmatch(r"floor\(victim_secret / 2\^(\d+)\) % 2", query)
         values = {} if bit is None else dict.fromkeys(NODES, self.value >> int(bit[1]) & 1)
-        found = [
+        series = [
             {"metric": {"node": node}, "value": [time.time(), str(value)]} for node, value in values.items()
         ]
-        data = {"resultType": "vector", "result": found}
+        data = {"resultType": "vector", "result": series}
         await loopback.answer(send, 200, {"status": "success", "data": data})
 
 
@@ -126,13 +126,13 @@ class Stage(NamedTuple):
     def state(self) -> Object:
         """Everything that an attacker must not change: nodes, and the other tenant's pods and policies."""
         api, inside = self.plane.api, f"namespaces/{self.victim.namespace}"
-        nodes = {one["metadata"]["name"]: _node(one) for one in api.get("/api/v1/nodes")["items"]}
+        nodes = {node["metadata"]["name"]: _node(node) for node in api.get("/api/v1/nodes")["items"]}
         pods = api.get(f"/api/v1/{inside}/pods")["items"]
         policies = api.get(f"/apis/{TASPOLICY}/{inside}/taspolicies")["items"]
         return {
             "nodes": nodes,
-            "pods": {one["metadata"]["name"]: _pod(one) for one in pods},
-            "policies": {one["metadata"]["name"]: one["spec"] for one in policies},
+            "pods": {pod["metadata"]["name"]: _pod(pod) for pod in pods},
+            "policies": {policy["metadata"]["name"]: policy["spec"] for policy in policies},
         }
 
     @contextlib.contextmanager

@@ -58,18 +58,18 @@ def bind(running: Served, pair: Pair, pod: Object, path: str = "/scheduler/bind"
 
 
 def node_of(sandbox: Sandbox, pod: Object) -> str:
-    found = sandbox.pod(pod["metadata"]["name"])
-    assert found is not None
-    return str(found["spec"].get("nodeName", ""))
+    stored = sandbox.pod(pod["metadata"]["name"])
+    assert stored is not None
+    return str(stored["spec"].get("nodeName", ""))
 
 
 def waiting(sandbox: Sandbox, made: Object) -> Object:
     """The pod, as the API server has it; no scheduler places it."""
     made["spec"] |= {"schedulerName": "nobody", "nodeSelector": SELECTOR}
     sandbox.pods(made)
-    found = sandbox.pod(made["metadata"]["name"])
-    assert found is not None
-    return found
+    pod = sandbox.pod(made["metadata"]["name"])
+    assert pod is not None
+    return pod
 
 
 @pytest.mark.parametrize("flags", [(), ("--any-client",)], ids=["pinned", "any client"])

@@ -29,13 +29,13 @@ def test_a_body(target: Target, case: dict[str, Any]) -> None:
 def _check_regular(verb: str, answer: Any, expect: dict[str, Any]) -> None:
     responses.check(verb, answer)
     assert len(answer.body) <= expect.get("most_bytes", len(answer.body))
-    said = responses.document(answer, repeated=True)
+    response_body = responses.document(answer, repeated=True)
     if verb == "preempt":
-        assert len(said["NodeNameToMetaVictims"]) == expect["candidates"]
+        assert len(response_body["NodeNameToMetaVictims"]) == expect["candidates"]
     elif verb == "prioritize":
-        assert len(said) == expect["candidates"]
+        assert len(response_body) == expect["candidates"]
     elif "kept_times" in expect:
-        assert len(said["NodeNames"]) == expect["kept_times"]
+        assert len(response_body["NodeNames"]) == expect["kept_times"]
     else:
         kept, failed = responses.check_filtered(answer)
         assert len(kept) + len(failed) == expect.get("candidates", len(kept) + len(failed))
@@ -58,9 +58,9 @@ def test_a_request(target: Target, case: dict[str, Any]) -> None:
     statuses = expect.get("statuses", [])
     with target.admin() if is_admin else target.line() as line:
         line.send(data(case["send"]))
-        found = [line.answer() for _ in statuses]
-        assert [answer and answer.status for answer in found] == statuses
-        last = found[-1] if found else None
+        answers = [line.answer() for _ in statuses]
+        assert [answer and answer.status for answer in answers] == statuses
+        last = answers[-1] if answers else None
         if last is not None and last.status != 200:
             responses.check_refused(last)
             assert expect.get("field", last.field()) == last.field(), last.body

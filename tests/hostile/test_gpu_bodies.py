@@ -98,8 +98,8 @@ def _body(verb: str) -> st.SearchStrategy[tuple[str, Any]]:
     if verb == "bind":
         return st.tuples(st.just(verb), mostly(binds, keys))
     about = {"Pod": mostly(pods, keys)}
-    asked = {"NodeNameToMetaVictims": victims} if verb == "preempt" else {"NodeNames": candidates}
-    return st.tuples(st.just(verb), st.fixed_dictionaries({**about, **asked}))
+    nodes = {"NodeNameToMetaVictims": victims} if verb == "preempt" else {"NodeNames": candidates}
+    return st.tuples(st.just(verb), st.fixed_dictionaries({**about, **nodes}))
 
 
 @pytest.fixture(scope="module")
@@ -130,8 +130,8 @@ def test_any_pod(line: Line, bodies: list[tuple[str, Any]]) -> None:
 
 def _check(verb: str, answer: Any, body: Any) -> None:
     if verb != "bind":
-        given = body.get("NodeNames") if answer.status == 200 and verb == "filter" else None
-        responses.check(verb, answer, given)
+        candidates = body.get("NodeNames") if answer.status == 200 and verb == "filter" else None
+        responses.check(verb, answer, candidates)
         return
     assert answer.status in (200, 400)
     if answer.status == 200:

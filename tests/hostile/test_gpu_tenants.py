@@ -123,21 +123,21 @@ QUIET = {
 
 def test_nodes_of_every_wrong_shape(stage: Stage) -> None:
     """Each passes or gets a reason; what is wrong with it is told where it is asked for."""
-    fit = {f"fit-{at}": given for at, given in enumerate(FIT.values())}
-    rest = {f"not-{at}": given for at, given in enumerate(NOT.values())}
-    for name, given in (fit | rest).items():
-        stage.put(NODES, node(name, *given))
+    fit = {f"fit-{at}": arguments for at, arguments in enumerate(FIT.values())}
+    rest = {f"not-{at}": arguments for at, arguments in enumerate(NOT.values())}
+    for name, arguments in (fit | rest).items():
+        stage.put(NODES, node(name, *arguments))
     stage.settle()
     kept, failed = stage.filter(modest("p"), [*fit, *rest, *GOOD])
-    said = dict(zip(fit, FIT, strict=True)) | dict(zip(rest, NOT, strict=True))
-    assert [said[name] for name in failed if name in fit] == []
-    assert [said[name] for name in kept if name in rest] == []
+    names_by_node = dict(zip(fit, FIT, strict=True)) | dict(zip(rest, NOT, strict=True))
+    assert [names_by_node[name] for name in failed if name in fit] == []
+    assert [names_by_node[name] for name in kept if name in rest] == []
     assert all(why.startswith("Not enough GPU-resources") and len(why) < 300 for why in failed.values())
     for name in (*fit, *rest):
         problems = stage.books(name).get("problems", ["has no cards, and says so"])
-        assert problems or said[name] in QUIET, said[name]
+        assert problems or names_by_node[name] in QUIET, names_by_node[name]
         assert len(problems) < 60
-        assert all(len(text) < 500 for text in problems), (said[name], problems)
+        assert all(len(text) < 500 for text in problems), (names_by_node[name], problems)
     stage.check_others()
     for name in (*fit, *rest):
         stage.remove(NODES, name)
@@ -155,12 +155,12 @@ def test_nodes_that_invent_resources_do_not_fill_the_memory(stage: Stage) -> Non
         stage.put(NODES, node(name, {}, amounts(i915=640, millicores=64_000) | own, {CARDS: cards}))
     stage.settle()
     assert stage.filter(modest("p"), [*names, *GOOD]) == ([*names, *GOOD], {})
-    told = [
+    events = [
         name for name in names if any("count as absent" in text for text in stage.books(name)["problems"])
     ]
-    assert len(told) >= len(names) - resource_cap.MOST // 60 - 1
-    lost = pod("p", container("main", {f"{PREFIX}i915": "1", f"{PREFIX}{told[-1]}-59": "1"}))
-    assert told[-1] in stage.filter(lost, told)[1]
+    assert len(events) >= len(names) - resource_cap.MOST // 60 - 1
+    lost = pod("p", container("main", {f"{PREFIX}i915": "1", f"{PREFIX}{events[-1]}-59": "1"}))
+    assert events[-1] in stage.filter(lost, events)[1]
     assert stage.target.rss_mib() < before + 300
     stage.check_others()
     for name in names:
@@ -222,9 +222,9 @@ UNREAD = {
 }
 
 
-@pytest.mark.parametrize(("given", "why"), ASKED.values(), ids=list(ASKED))
-def test_a_pod_that_asks_for_odd_things(stage: Stage, given: Any, why: str) -> None:
-    kept, failed = stage.filter(given, GOOD)
+@pytest.mark.parametrize(("pod", "why"), ASKED.values(), ids=list(ASKED))
+def test_a_pod_that_asks_for_odd_things(stage: Stage, pod: Any, why: str) -> None:
+    kept, failed = stage.filter(pod, GOOD)
     if why:
         assert kept == []
         assert all(why in text and len(text) < 300 for text in failed.values()), failed
@@ -233,10 +233,10 @@ def test_a_pod_that_asks_for_odd_things(stage: Stage, given: Any, why: str) -> N
     stage.check_others()
 
 
-@pytest.mark.parametrize("given", UNREAD.values(), ids=list(UNREAD))
-def test_a_pod_that_cannot_be_read(stage: Stage, given: Any) -> None:
+@pytest.mark.parametrize("pod", UNREAD.values(), ids=list(UNREAD))
+def test_a_pod_that_cannot_be_read(stage: Stage, pod: Any) -> None:
     with stage.target.line() as line:
-        answer = line.ask("/scheduler/filter", gpu_cluster.asked(given, GOOD))
+        answer = line.ask("/scheduler/filter", gpu_cluster.asked(pod, GOOD))
     assert answer.status == 400, answer.body[:300]
     stage.check_others()
 
@@ -262,9 +262,9 @@ def test_pods_that_were_bound_with_odd_annotations(stage: Stage) -> None:
         stage.bound(modest(f"odd-{number}", **notes), "good1")
     stage.settle()
     assert stage.held("good1") == {"card0": sum(count for _, count in BOUND.values()), "card1": 0}
-    found = stage.books("good1")["problems"]
-    assert len(found) >= len(BOUND) - 2
-    assert all(len(text) < 500 for text in found)
+    problems = stage.books("good1")["problems"]
+    assert len(problems) >= len(BOUND) - 2
+    assert all(len(text) < 500 for text in problems)
     stage.check_others()
     for number in range(len(BOUND)):
         stage.remove(PODS, f"odd-{number}", "d")

@@ -40,8 +40,8 @@ def planted(parent: Path, victim: Path, *, finished: bool) -> Path:
 
 def give(*paths: Path) -> None:
     for path in paths:
-        for one in (path, *path.rglob("*")):
-            os.chown(one, TENANT, TENANT)
+        for entry in (path, *path.rglob("*")):
+            os.chown(entry, TENANT, TENANT)
 
 
 @pytest.mark.parametrize("flags", [[], ["--restore"]], ids=["run", "restore"])

@@ -160,12 +160,12 @@ def test_unknown_names_do_not_outgrow_the_room_for_decisions(target: Target) -> 
 
     def most(times: int) -> float:
         """The most that was resident after any of so many requests: the allocator gives back as it pleases."""
-        found = 0.0
+        most_mib = 0.0
         with target.line() as line:
             for _ in range(times):
                 line.ask("/scheduler/filter", body)
-                found = max(found, target.rss_mib())
-        return found
+                most_mib = max(most_mib, target.rss_mib())
+        return most_mib
 
     _check_growth(lambda: most(8), lambda: most(12))
     assert target.metric("decisions_bytes") <= 4 * 2**20

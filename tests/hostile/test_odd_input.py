@@ -88,7 +88,7 @@ def test_policies_of_every_wrong_shape_are_named_and_stop_no_other(stage: Stage)
     stage.policy("last", _one_rule(target="hot"))
     stage.until("the last one is named", lambda: "d/last" in _named(stage))
     named = _named(stage) | {
-        ":".join(one.get("name", ())) for one in stage.target.events("object_unreadable")
+        ":".join(event.get("name", ())) for event in stage.target.events("object_unreadable")
     }
     unreadable = len(stage.target.events("object_unreadable"))
     assert len(named & {f"d/{name}" for name in names}) + unreadable >= sum(
@@ -105,7 +105,7 @@ def test_policies_of_every_wrong_shape_are_named_and_stop_no_other(stage: Stage)
 
 
 def _named(stage: Stage) -> set[str]:
-    return {one["policy"] for one in stage.target.events("policy_problem")}
+    return {event["policy"] for event in stage.target.events("policy_problem")}
 
 
 def test_nodes_of_every_wrong_shape_stop_no_other(stage: Stage) -> None:
@@ -186,16 +186,18 @@ VALUES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(("given", "said"), ANSWERS.values(), ids=list(ANSWERS))
-def test_an_answer_of_a_metric_server(stage: Stage, given: Odd, said: str) -> None:
+@pytest.mark.parametrize(("response", "message"), ANSWERS.values(), ids=list(ANSWERS))
+def test_an_answer_of_a_metric_server(stage: Stage, response: Odd, message: str) -> None:
     """The problem is named, the last good values hold, and no other metric waits."""
     _answered(stage, GOOD)
     stage.until("the metric is well", lambda: not stage.failed(ODD))
     before = len(stage.target.events("metric_failed"))
-    _answered(stage, given)
+    _answered(stage, response)
     stage.until(
-        f"it is named by {said}",
-        lambda: [one for one in stage.target.events("metric_failed")[before:] if said in one["error"]],
+        f"it is named by {message}",
+        lambda: [
+            event for event in stage.target.events("metric_failed")[before:] if message in event["error"]
+        ],
     )
     assert stage.failed(ODD) == {}
     stage.check_others()
@@ -209,9 +211,9 @@ def test_one_bad_value_is_named_and_spoils_its_own_node_only(stage: Stage, value
     before = len(stage.target.events("metric_values_bad"))
     _answered(stage, listed(item("n1", 90), item("n2", 70), item("n3", value)))
     stage.until("the value is gone", lambda: set(stage.failed(ODD)) == {"n1"})
-    (said,) = stage.target.events("metric_values_bad")[before:]
-    assert (said["metric"], said["nodes"]) == (ODD, 1)
-    assert len(said["example"]) < 300
+    (event,) = stage.target.events("metric_values_bad")[before:]
+    assert (event["metric"], event["nodes"]) == (ODD, 1)
+    assert len(event["example"]) < 300
     stage.check_others()
 
 
@@ -236,15 +238,17 @@ def test_values_that_can_be_read_are_exact_however_odd(stage: Stage) -> None:
 
 
 PROMETHEUS_ANSWERS: dict[str, Odd] = {
-    name: given for name, (given, _) in ANSWERS.items() if name not in {"not allowed", "items that are null"}
+    name: response
+    for name, (response, _) in ANSWERS.items()
+    if name not in {"not allowed", "items that are null"}
 }
 
 
-@pytest.mark.parametrize("given", PROMETHEUS_ANSWERS.values(), ids=list(PROMETHEUS_ANSWERS))
-def test_an_answer_of_prometheus(stage: Stage, given: Odd) -> None:
+@pytest.mark.parametrize("response", PROMETHEUS_ANSWERS.values(), ids=list(PROMETHEUS_ANSWERS))
+def test_an_answer_of_prometheus(stage: Stage, response: Odd) -> None:
     """The policy's pods wait, for its metric was never fetched; the answer is named, and nobody else waits."""
     name = "asks"
-    stage.server.odd[PROMETHEUS] = given
+    stage.server.odd[PROMETHEUS] = response
     before = len(stage.target.events("metric_failed"))
     stage.policy(name, _one_rule(metricname="asked", query="up"))
     stage.until("it is named", lambda: stage.target.events("metric_failed")[before:])
@@ -255,9 +259,9 @@ def test_an_answer_of_prometheus(stage: Stage, given: Odd) -> None:
     stage.server.odd[PROMETHEUS] = whole(b"nothing", 404)
 
 
-def _answered(stage: Stage, given: Odd) -> None:
+def _answered(stage: Stage, response: Odd) -> None:
     """Have the metric answered so from now on, and asked for so at least once."""
     path = METRICS + ODD
-    stage.server.odd[path] = given
+    stage.server.odd[path] = response
     wanted = stage.server.asked[path] + 1
     stage.until("the metric is asked for", lambda: stage.server.asked[path] >= wanted)

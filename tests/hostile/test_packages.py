@@ -103,8 +103,8 @@ def asked(target: Target, verb: str, *agents: str, policy: str | None = None) ->
 
 
 def rejected(target: Target, *agents: str, policy: str | None = None) -> dict[str, str]:
-    found: dict[str, str] = asked(target, "filter", *agents, policy=policy)["FailedNodes"] or {}
-    return found
+    failed: dict[str, str] = asked(target, "filter", *agents, policy=policy)["FailedNodes"] or {}
+    return failed
 
 
 def all_for(why: str) -> dict[str, str]:
@@ -113,12 +113,12 @@ def all_for(why: str) -> dict[str, str]:
 
 def test_the_good_and_our_own_decide_whatever_the_others_do(target: Target) -> None:
     assert rejected(target, "good", policy="demo") == {cluster_files.HOT: cluster_files.WHY}
-    assert [one["Score"] for one in asked(target, "prioritize", "good")] == [7, 7, 7]
+    assert [priority["Score"] for priority in asked(target, "prioritize", "good")] == [7, 7, 7]
 
 
 def test_a_crash_rejects_the_pods_that_it_concerns(target: Target) -> None:
     assert rejected(target, "crashing", "good") == all_for("crashing failed: OSError")
-    assert [one["Score"] for one in asked(target, "prioritize", "crashing", "good")] == [7, 7, 7]
+    assert [priority["Score"] for priority in asked(target, "prioritize", "crashing", "good")] == [7, 7, 7]
     assert rejected(target, "good") == {}
 
 
@@ -144,10 +144,10 @@ def test_the_option_that_has_no_effect_is_accepted_with_a_warning(target: Target
 
 
 def test_scores_that_are_none_are_left_out(target: Target) -> None:
-    assert [one["Score"] for one in asked(target, "prioritize", "odd", "good")] == [7, 7, 7]
-    [told] = [line for line in target.events("outside_agent_failed") if line["agent"] == "odd"]
-    assert told["why"] == "scores of type float64, expected whole numbers"
-    assert (told["package"], told["version"]) == ("nodewise_odd", "1.0")
+    assert [priority["Score"] for priority in asked(target, "prioritize", "odd", "good")] == [7, 7, 7]
+    [event] = [line for line in target.events("outside_agent_failed") if line["agent"] == "odd"]
+    assert event["why"] == "scores of type float64, expected whole numbers"
+    assert (event["package"], event["version"]) == ("nodewise_odd", "1.0")
 
 
 def test_decisions_tell_what_failed(target: Target) -> None:

@@ -70,7 +70,7 @@ def made(spec: bytes, name: str = "pol") -> PolicyObject:
 def decided(*objects: PolicyObject, values_: Any = (3, 90)) -> Any:
     """The slot that comes of policies, each of whose metrics was fetched."""
     state = TelemetryStateBuilder(TelemetryOptions(), 60.0)
-    listed = {(one.metadata.namespace, one.metadata.name): one for one in objects}
+    listed = {(policy.metadata.namespace, policy.metadata.name): policy for policy in objects}
     metric_requests = state.metric_requests({"taspolicies": listed})
     entries = [
         ("a", metric_value_list.Sample(values_[0] * 10**9, None)),
@@ -98,9 +98,9 @@ def test_any_spec_is_read_and_decided_and_no_other_policy_notices(spec: Any) -> 
     )
     agent_state = decided(made(encoded(spec)), good)
     assert agent_state["d", "good"].judged.codes.tolist()[:2] == [0, 1]
-    found = agent_state["d", "pol"]
-    for one in found.judged.reasons if found.judged else ():
-        assert len(one.text()) < 1200
+    policy = agent_state["d", "pol"]
+    for reason in policy.judged.reasons if policy.judged else ():
+        assert len(reason.text()) < 1200
 
 
 def test_a_sample_of_a_time_to_come_does_not_hold_against_later_ones() -> None:
@@ -140,15 +140,15 @@ items = st.fixed_dictionaries(
 )
 def test_any_answer_about_a_metric_is_a_series_or_bad_input(answer: Any) -> None:
     try:
-        found = metric_value_list.collect(
+        values = metric_value_list.collect(
             MetricRequest("m"), "s", 0.0, metric_value_list.entries(metric_value_list.items(encoded(answer)))
         )
     except BadInput as error:
         assert error.problems
         return
-    laid_out = lay_out(found, NODES)
+    laid_out = lay_out(values, NODES)
     run_at_once(laid_out)
-    assert set(found.samples).isdisjoint(found.invalid)
+    assert set(values.samples).isdisjoint(values.invalid)
 
 
 series = st.fixed_dictionaries(
@@ -188,9 +188,9 @@ def test_any_answer_of_prometheus_is_series_or_an_error(answer: Any, status: int
     except BadInput as error:
         assert error.problems
         return
-    for one in listed:
+    for value in listed:
         try:
-            query_responses.nano(one.value)
+            query_responses.nano(value.value)
         except ValueError as error:
             assert len(str(error)) < 200
 

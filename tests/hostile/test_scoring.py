@@ -69,22 +69,22 @@ def line(target: Target) -> Iterator[Line]:
         assert scores(opened, "/scheduler/priorities/congestion", pod(), good) == [8, 5]
 
 
-def scores(line: Line, path: str, asked: Any, nodes: Sequence[Any]) -> list[int]:
+def scores(line: Line, path: str, pod: Any, nodes: Sequence[Any]) -> list[int]:
     """The scores of nodes, in order; the answer must be regular."""
-    answer = line.ask(path, encoded(body(asked, nodes)))
+    answer = line.ask(path, encoded(body(pod, nodes)))
     assert answer.status == 200, answer.body[:300]
-    names = [one["metadata"]["name"] for one in nodes]
+    names = [node["metadata"]["name"] for node in nodes]
     responses.check_scored(answer, names)
-    found = json.loads(answer.body)
-    assert [one["Host"] for one in found] == names
-    return [one["Score"] for one in found]
+    priorities = json.loads(answer.body)
+    assert [priority["Host"] for priority in priorities] == names
+    return [priority["Score"] for priority in priorities]
 
 
-def ask_everything(line: Line, asked: Any, nodes: Sequence[Any], *, refused: bool = False) -> None:
+def ask_everything(line: Line, pod: Any, nodes: Sequence[Any], *, refused: bool = False) -> None:
     """All paths answer as they must, and with `refused` may refuse."""
-    names = [one["metadata"]["name"] for one in nodes]
+    names = [node["metadata"]["name"] for node in nodes]
     for path, verb in VERBS.items():
-        answer = line.ask(path, encoded(body(asked, nodes, verb)))
+        answer = line.ask(path, encoded(body(pod, nodes, verb)))
         assert refused or answer.status == 200, (path, answer.body[:300])
         responses.check(verb, answer, names if answer.status == 200 else None)
 
@@ -92,37 +92,37 @@ def ask_everything(line: Line, asked: Any, nodes: Sequence[Any], *, refused: boo
 def numbers(line: Line, name: str) -> dict[str, Any]:
     """By agent and node: on what the newest answer about the pod rested."""
     answer = line.ask(f"/decisions?pod={name}&limit=1", b"", "GET", {})
-    found: dict[str, Any] = responses.document(answer)["decisions"][0]["numbers"]
-    return found
+    numbers: dict[str, Any] = responses.document(answer)["decisions"][0]["numbers"]
+    return numbers
 
 
 def missing(line: Line, name: str, of: str) -> dict[str, Any]:
     """By agent: what the newest answer about the pod says is missing on a node."""
-    told = numbers(line, name)
-    safe = {resource: told["safe"][of][resource].get("missing") for resource in ("cpu", "memory")}
+    numbers_of_node = numbers(line, name)
+    safe = {resource: numbers_of_node["safe"][of][resource].get("missing") for resource in ("cpu", "memory")}
     return {
         "safe": safe,
-        "congestion": told["congestion"][of].get("missing"),
-        "pigeon": told["pigeon"][of].get("missing", []),
+        "congestion": numbers_of_node["congestion"][of].get("missing"),
+        "pigeon": numbers_of_node["pigeon"][of].get("missing", []),
     }
 
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=list(TEXTS))
 def test_annotations(line: Line, text: Text) -> None:
     nodes = [node("odd", dict.fromkeys(STATISTICS, text.text)), node("good", GOOD)]
-    asked = pod("annotations", cpu="100m", memory="64Mi")
-    ask_everything(line, asked, nodes)
-    scores(line, "/scheduler/prioritize", asked, nodes)
-    told = missing(line, "annotations", "odd")
+    new_pod = pod("annotations", cpu="100m", memory="64Mi")
+    ask_everything(line, new_pod, nodes)
+    scores(line, "/scheduler/prioritize", new_pod, nodes)
+    reasons = missing(line, "annotations", "odd")
     nothing = None if text.is_number else "no statistics"
-    assert told["safe"] == {"cpu": nothing, "memory": nothing}
-    assert bool(told["congestion"]) is not text.is_whole
-    assert told["pigeon"] == ([] if text.is_number else list(RESOURCES))
+    assert reasons["safe"] == {"cpu": nothing, "memory": nothing}
+    assert bool(reasons["congestion"]) is not text.is_whole
+    assert reasons["pigeon"] == ([] if text.is_number else list(RESOURCES))
     good = missing(line, "annotations", "good")
     assert good == {"safe": {"cpu": None, "memory": None}, "congestion": None, "pigeon": []}
 
 
-@pytest.mark.parametrize("text", [one for one in TEXTS.values() if not one.is_number])
+@pytest.mark.parametrize("text", [text for text in TEXTS.values() if not text.is_number])
 def test_a_missing_deviation_is_told(line: Line, text: Text) -> None:
     odd = node("odd", {**GOOD, "std-free-cpu": text.text})
     ask_everything(line, pod("deviation"), [odd])
@@ -162,8 +162,8 @@ def test_nothing_is_allocatable(line: Line, amount: Any) -> None:
     odd = node("odd", GOOD, dict.fromkeys(ROOM, amount))
     ask_everything(line, pod("room"), [odd, node("good", GOOD)])
     assert scores(line, "/scheduler/prioritize", pod("room"), [odd, node("good", GOOD)])[1] > 0
-    told = missing(line, "room", "odd")["safe"]
-    assert told == {"cpu": "nothing is allocatable", "memory": "nothing is allocatable"}
+    reasons = missing(line, "room", "odd")["safe"]
+    assert reasons == {"cpu": "nothing is allocatable", "memory": "nothing is allocatable"}
 
 
 @pytest.mark.parametrize(
@@ -176,34 +176,34 @@ def test_allocatable_of_every_wrong_shape(line: Line, room: Any) -> None:
     assert missing(line, "shape", "odd")["safe"]["cpu"] == "nothing is allocatable"
 
 
-@pytest.mark.parametrize("amount", AMOUNTS, ids=lambda one: repr(one)[:20])
+@pytest.mark.parametrize("amount", AMOUNTS, ids=lambda amount: repr(amount)[:20])
 def test_amounts(line: Line, amount: Any) -> None:
     """Of nodes, and of pods in containers of every kind."""
     nodes = [node("odd", GOOD, dict.fromkeys(ROOM, amount)), node("good", GOOD)]
     ask_everything(line, pod("amounts", cpu="100m", memory="64Mi"), nodes)
-    asked = pod("amounts", cpu=amount, memory=amount, gpu=amount, ephemeral_storage=amount)
-    container = asked["spec"]["containers"][0]
-    asked["spec"]["initContainers"] = [container, {**container, "restartPolicy": "Always"}]
-    asked["spec"]["overhead"] = {"cpu": amount}
-    ask_everything(line, asked, nodes, refused=isinstance(amount, bool | list | dict))
+    new_pod = pod("amounts", cpu=amount, memory=amount, gpu=amount, ephemeral_storage=amount)
+    container = new_pod["spec"]["containers"][0]
+    new_pod["spec"]["initContainers"] = [container, {**container, "restartPolicy": "Always"}]
+    new_pod["spec"]["overhead"] = {"cpu": amount}
+    ask_everything(line, new_pod, nodes, refused=isinstance(amount, bool | list | dict))
 
 
 def test_a_pod_that_asks_for_more_than_there_is_fits_nowhere(line: Line) -> None:
     nodes = [node("a", GOOD), node("b", GOOD)]
-    asked = pod("large", cpu="9Ei", memory="9Ei")
-    ask_everything(line, asked, nodes)
-    assert scores(line, "/scheduler/priorities/pigeon-holing", asked, nodes) == [0, 0]
-    assert scores(line, "/scheduler/priorities/safe-overload", asked, nodes) == [0, 0]
-    _, failed = responses.check_filtered(line.ask("/scheduler/filter", encoded(body(asked, nodes))))
+    new_pod = pod("large", cpu="9Ei", memory="9Ei")
+    ask_everything(line, new_pod, nodes)
+    assert scores(line, "/scheduler/priorities/pigeon-holing", new_pod, nodes) == [0, 0]
+    assert scores(line, "/scheduler/priorities/safe-overload", new_pod, nodes) == [0, 0]
+    _, failed = responses.check_filtered(line.ask("/scheduler/filter", encoded(body(new_pod, nodes))))
     assert set(failed) == {"a", "b"}
 
 
 @pytest.mark.parametrize("count", [1, 1000])
 def test_pods_of_many_containers(line: Line, count: int) -> None:
-    asked = pod("containers", cpu="9Ei", memory="9Ei")
-    asked["spec"]["containers"] *= count
-    asked["spec"]["initContainers"] = asked["spec"]["containers"]
-    ask_everything(line, asked, [node("a", GOOD)])
+    new_pod = pod("containers", cpu="9Ei", memory="9Ei")
+    new_pod["spec"]["containers"] *= count
+    new_pod["spec"]["initContainers"] = new_pod["spec"]["containers"]
+    ask_everything(line, new_pod, [node("a", GOOD)])
 
 
 SPECS = (
@@ -220,19 +220,19 @@ ODD_SPECS = (
 
 @pytest.mark.parametrize("spec", [*SPECS, *ODD_SPECS], ids=repr)
 def test_pods_of_every_shape(line: Line, spec: Any) -> None:
-    asked = {"metadata": {"name": "spec", "namespace": "d"}, "spec": spec}
-    ask_everything(line, asked, [node("a", GOOD)], refused=spec in ODD_SPECS)
+    pod = {"metadata": {"name": "spec", "namespace": "d"}, "spec": spec}
+    ask_everything(line, pod, [node("a", GOOD)], refused=spec in ODD_SPECS)
 
 
 @pytest.mark.parametrize(
     "labels", [None, {}, {"": ""}, {"podtype": None}, {"podtype": 7}, {"app": []}, [], "x", 0], ids=repr
 )
 def test_labels_of_every_shape(line: Line, labels: Any) -> None:
-    asked = pod("labels")
-    asked["metadata"]["labels"] = labels
+    new_pod = pod("labels")
+    new_pod["metadata"]["labels"] = labels
     odd = node("odd", GOOD)
     odd["metadata"]["labels"] = labels
-    ask_everything(line, asked, [odd], refused=True)
+    ask_everything(line, new_pod, [odd], refused=True)
 
 
 def test_no_nodes(line: Line) -> None:
@@ -249,10 +249,10 @@ def test_one_node(line: Line) -> None:
 @pytest.mark.parametrize("annotations", [GOOD, None], ids=["with statistics", "without"])
 def test_5000_equal_nodes(line: Line, annotations: dict[str, str] | None) -> None:
     nodes = [node(f"n{number}", annotations) for number in range(5000)]
-    asked = pod("equal", cpu="100m", memory="64Mi")
-    ask_everything(line, asked, nodes)
+    new_pod = pod("equal", cpu="100m", memory="64Mi")
+    ask_everything(line, new_pod, nodes)
     for path in SCORES:
-        assert len(set(scores(line, path, asked, nodes))) == 1, path
+        assert len(set(scores(line, path, new_pod, nodes))) == 1, path
 
 
 LONG = "0" * 300_000
@@ -265,10 +265,10 @@ def test_long_texts_are_not_remembered(line: Line, target: Target, where: str) -
 
     def send(number: int) -> None:
         text = f"{number}.{LONG}"
-        asked = pod("long", cpu=text if where == "request" else "1")
+        new_pod = pod("long", cpu=text if where == "request" else "1")
         room = dict.fromkeys(ROOM, text) if where == "allocatable" else ROOM
         annotations = dict.fromkeys(STATISTICS, text) if where == "annotation" else GOOD
-        scores(line, "/scheduler/prioritize", asked, [node("n1", annotations, room)])
+        scores(line, "/scheduler/prioritize", new_pod, [node("n1", annotations, room)])
 
     for number in range(10):
         send(number)
@@ -288,10 +288,10 @@ def test_a_node_that_is_named_twice_is_scored_once(line: Line) -> None:
 def test_names_without_nodes_have_no_statistics(line: Line) -> None:
     answer = line.ask("/scheduler/prioritize", encoded({"Pod": pod("names"), "NodeNames": ["a", "b"]}))
     responses.check_scored(answer, ["a", "b"])
-    told = missing(line, "names", "a")
-    assert told["safe"] == {"cpu": "no statistics", "memory": "no statistics"}
-    assert told["congestion"]
-    assert told["pigeon"] == list(RESOURCES)
+    reasons = missing(line, "names", "a")
+    assert reasons["safe"] == {"cpu": "no statistics", "memory": "no statistics"}
+    assert reasons["congestion"]
+    assert reasons["pigeon"] == list(RESOURCES)
 
 
 @pytest.fixture(scope="module")
@@ -299,13 +299,13 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
     """A process with a cluster in files: a node of each text, and pods of odd types on them."""
     folder = tmp_path_factory.mktemp("held")
     nodes = [
-        {"apiVersion": "v1", "kind": "Node", **node(f"n{number}", dict.fromkeys(STATISTICS, one.text))}
-        for number, one in enumerate(TEXTS.values())
+        {"apiVersion": "v1", "kind": "Node", **node(f"n{number}", dict.fromkeys(STATISTICS, text.text))}
+        for number, text in enumerate(TEXTS.values())
     ]
     pods = []
-    for number, one in enumerate(TEXTS.values()):
+    for number, text in enumerate(TEXTS.values()):
         made = pod(f"p{number}")
-        made["metadata"]["labels"] = {"podtype": one.text}
+        made["metadata"]["labels"] = {"podtype": text.text}
         made["spec"]["nodeName"] = f"n{number}"
         pods.append({"apiVersion": "v1", "kind": "Pod", **made, "status": {"phase": "Failed"}})
     objects = {"apiVersion": "v1", "kind": "List", "items": [*nodes, *pods]}
@@ -317,17 +317,17 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
 
 
 @pytest.mark.parametrize(
-    "labels", [{"podtype": one.text} for one in TEXTS.values()] + [{}], ids=[*TEXTS, "no label"]
+    "labels", [{"podtype": text.text} for text in TEXTS.values()] + [{}], ids=[*TEXTS, "no label"]
 )
 def test_names_of_nodes_with_odd_statistics(held: Line, labels: dict[str, str]) -> None:
-    asked = pod("held", cpu="100m")
-    asked["metadata"]["labels"] = labels
+    new_pod = pod("held", cpu="100m")
+    new_pod["metadata"]["labels"] = labels
     names = ["nobody", *(f"n{number}" for number in range(len(TEXTS)))]
     for path in (*SCORES, "/scheduler/priorities/rl-priority", "/agents/learned/prioritize"):
-        answer = held.ask(path, encoded({"Pod": asked, "NodeNames": names}))
+        answer = held.ask(path, encoded({"Pod": new_pod, "NodeNames": names}))
         responses.check_scored(answer, names)
     for path in scoring_inputs.FILTERS:
-        answer = held.ask(path, encoded({"Pod": asked, "NodeNames": names}))
+        answer = held.ask(path, encoded({"Pod": new_pod, "NodeNames": names}))
         responses.check_filtered(answer, names)
 
 
@@ -338,17 +338,17 @@ def test_statistics_of_a_cluster_that_are_missing_are_told(held: Line) -> None:
         encoded({"Pod": pod("all"), "NodeNames": [f"n{n}" for n in range(len(TEXTS))]}),
     )
     assert missing(held, "told", "nobody")["safe"] == {"cpu": "no statistics", "memory": "no statistics"}
-    for number, one in enumerate(TEXTS.values()):
-        found = missing(held, "all", f"n{number}")
-        assert (found["safe"]["cpu"] is None) is one.is_number, one.text[:20]
-        assert bool(found["congestion"]) is not one.is_whole, one.text[:20]
-        assert (found["pigeon"] == []) is one.is_number, one.text[:20]
+    for number, text in enumerate(TEXTS.values()):
+        numbers = missing(held, "all", f"n{number}")
+        assert (numbers["safe"]["cpu"] is None) is text.is_number, text.text[:20]
+        assert bool(numbers["congestion"]) is not text.is_whole, text.text[:20]
+        assert (numbers["pigeon"] == []) is text.is_number, text.text[:20]
 
 
 def test_settings_at_their_ends(tmp_path: Path) -> None:
     """No risk is accepted, and any use is too much; and the other way round."""
     texts = [
-        node(f"n{number}", dict.fromkeys(STATISTICS, one.text)) for number, one in enumerate(TEXTS.values())
+        node(f"n{number}", dict.fromkeys(STATISTICS, text.text)) for number, text in enumerate(TEXTS.values())
     ]
     steady = [node("idle", {**GOOD, "std-free-cpu": "0", "mean-free-cpu": "4000"}), *texts]
     for number, percent in enumerate(("0", "100")):
@@ -443,8 +443,10 @@ keys = st.sampled_from(
         "resources", "requests", "restartPolicy", "cpu", "memory", "uid", "namespace", "items", *STATISTICS, AGE,
     )
 )  # fmt: skip
-texts = st.sampled_from([one.text for one in TEXTS.values()]) | st.floats().map(str) | st.integers().map(str)
-amounts = st.sampled_from([one for one in AMOUNTS if not isinstance(one, bool | list | dict)])
+texts = (
+    st.sampled_from([text.text for text in TEXTS.values()]) | st.floats().map(str) | st.integers().map(str)
+)
+amounts = st.sampled_from([amount for amount in AMOUNTS if not isinstance(amount, bool | list | dict)])
 names = st.sampled_from(("n1", "n2", "n3")) | st.text(
     st.characters(exclude_categories=["Cs"]), min_size=1, max_size=9
 )
@@ -473,16 +475,16 @@ def asked_of(mostly_: Mostly) -> Strategy:
     return st.tuples(st.sampled_from(sorted(VERBS)), pod_, st.lists(node_, max_size=5))
 
 
-def several(asked: Strategy) -> Strategy:
-    return st.lists(asked, min_size=A_TIME, max_size=A_TIME)
+def several(strategy: Strategy) -> Strategy:
+    return st.lists(strategy, min_size=A_TIME, max_size=A_TIME)
 
 
-def check(line: Line, path: str, asked: Any, nodes: list[Any]) -> int:
+def check(line: Line, path: str, pod: Any, nodes: list[Any]) -> int:
     """The status of an answer that is as it must be."""
     verb = VERBS[path]
-    sent = encoded(body(asked, nodes, verb))
+    sent = encoded(body(pod, nodes, verb))
     answer = line.ask(path, sent)
-    names_ = [one["metadata"]["name"] for one in nodes]
+    names_ = [node["metadata"]["name"] for node in nodes]
     try:
         responses.check(verb, answer, names_ if answer.status == 200 else None)
     except Exception as error:
@@ -493,11 +495,11 @@ def check(line: Line, path: str, asked: Any, nodes: list[Any]) -> int:
 @ASKED
 @given(several(asked_of(lambda usual: usual)))
 def test_any_values(line: Line, bodies: list[tuple[str, Any, list[Any]]]) -> None:
-    assert {check(line, *one) for one in bodies} == {200}
+    assert {check(line, *request) for request in bodies} == {200}
 
 
 @ASKED
 @given(several(asked_of(lambda usual: mostly(usual, keys))))
 def test_any_shapes(line: Line, bodies: list[tuple[str, Any, list[Any]]]) -> None:
-    for one in bodies:
-        check(line, *one)
+    for request in bodies:
+        check(line, *request)

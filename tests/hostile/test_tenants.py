@@ -82,7 +82,7 @@ def test_a_policy_of_a_tenant_reads_no_series_of_another_tenant(stage: Stage) ->
 
 
 def _without_times(status: Object) -> Object:
-    conditions = [{**one, "lastTransitionTime": ""} for one in status["conditions"]]
+    conditions = [{**condition, "lastTransitionTime": ""} for condition in status["conditions"]]
     return {**status, "conditions": conditions}
 
 

@@ -66,11 +66,11 @@ class Server:
         self.history: list[tuple[int, str, str, Any]] = []
         """(version, kind, name, the object or None)."""
 
-    def put_pod(self, one: Stored) -> Stored:
+    def put_pod(self, pod: Stored) -> Stored:
         self.version += 1
-        self.pods[one.name] = one._replace(version=self.version)
-        self.history.append((self.version, PODS, one.name, self.pods[one.name]))
-        return self.pods[one.name]
+        self.pods[pod.name] = pod._replace(version=self.version)
+        self.history.append((self.version, PODS, pod.name, self.pods[pod.name]))
+        return self.pods[pod.name]
 
     def delete_pod(self, name: str) -> None:
         self.version += 1
@@ -78,8 +78,8 @@ class Server:
         self.history.append((self.version, PODS, name, None))
 
     def get_pod(self, name: str) -> Answer:
-        found = self.pods.get(name)
-        return Answer(ok=found is not None, found=found)
+        pod = self.pods.get(name)
+        return Answer(ok=pod is not None, found=pod)
 
     def get_record(self, on: str) -> Answer:
         return Answer(ok=True, found=self.allocation_record.get(on))
@@ -96,30 +96,25 @@ class Server:
 
     def bind(self, seen: Stored, on: str, gpu: str) -> Answer:
         """`POST pods/binding` with the uid and the resourceVersion as preconditions."""
-        found = self.pods.get(seen.name)
-        if (
-            found is None
-            or (found.uid, found.version) != (seen.uid, seen.version)
-            or found.on
-            or found.has_ended
-        ):
+        pod = self.pods.get(seen.name)
+        if pod is None or (pod.uid, pod.version) != (seen.uid, seen.version) or pod.on or pod.has_ended:
             return Answer(ok=False)
-        return Answer(ok=True, found=self.put_pod(found._replace(on=on, gpus=gpu, holds=gpu)))
+        return Answer(ok=True, found=self.put_pod(pod._replace(on=on, gpus=gpu, holds=gpu)))
 
     def drop_claim(self, seen: Stored) -> Answer:
         """`PATCH` an annotation, with the same preconditions: no Binding that is under way will be taken."""
-        found = self.pods.get(seen.name)
-        if found is None or (found.uid, found.version) != (seen.uid, seen.version):
+        pod = self.pods.get(seen.name)
+        if pod is None or (pod.uid, pod.version) != (seen.uid, seen.version):
             return Answer(ok=False)
-        return Answer(ok=True, found=self.put_pod(found))
+        return Answer(ok=True, found=self.put_pod(pod))
 
     def in_use(self) -> dict[tuple[str, str], list[str]]:
         """By node and card: the pods that use it."""
-        found: dict[tuple[str, str], list[str]] = {}
-        for one in self.pods.values():
-            if one.on and not one.has_ended:
-                found.setdefault((one.on, one.holds), []).append(one.name)
-        return found
+        holders: dict[tuple[str, str], list[str]] = {}
+        for stored in self.pods.values():
+            if stored.on and not stored.has_ended:
+                holders.setdefault((stored.on, stored.holds), []).append(stored.name)
+        return holders
 
 
 class Replica:
@@ -136,8 +131,8 @@ class Replica:
         self.seen = dict.fromkeys(self.stores, len(self.server.history))
         self.known = dict(self.server.pods)
         """The pods as the server holds them, as far as the watch has come."""
-        for one in self.server.pods.values():
-            self.stores[PODS].add(_pod(one))
+        for stored in self.server.pods.values():
+            self.stores[PODS].add(_pod(stored))
         for on, held in self.server.allocation_record.items():
             self.stores[ALLOCATION_RECORDS].add(_lease(on, held))
         for writer in self.stores.values():
@@ -145,17 +140,17 @@ class Replica:
 
     def watch(self, kind: str, most: int) -> None:
         """The next events of a kind, or a bookmark."""
-        for version, of, name, found in self.server.history[self.seen[kind] :][:most]:
+        for version, of, name, stored in self.server.history[self.seen[kind] :][:most]:
             self.seen[kind] += 1
             writer = self.stores[kind]
             if kind == of == PODS:
-                self.known[name] = found
+                self.known[name] = stored
             if of != kind:
                 writer.reach(str(version))
-            elif found is None:
+            elif stored is None:
                 writer.remove(("d", name) if kind == PODS else ("nw", f"gpu-{name}"), str(version))
             else:
-                writer.apply(_pod(found) if kind == PODS else _lease(name, found), str(version))
+                writer.apply(_pod(stored) if kind == PODS else _lease(name, stored), str(version))
 
     def learn(self, on: str, held: AllocationRecord | None) -> None:
         if held is not None:
@@ -165,15 +160,15 @@ class Replica:
         objects = {kind: writer.store.snapshot() for kind, writer in self.stores.items()}
         versions = {kind: writer.store.resource_version for kind, writer in self.stores.items()}
         cluster_state = ClusterState(INDEX, objects, MetricsSnapshot(), 0.0, NODE_OBJECTS, versions)
-        found: GpuState = built(self.state, cluster_state)
-        return found
+        state: GpuState = built(self.state, cluster_state)
+        return state
 
     def record(self, on: str) -> tuple[int | None, dict[str, Reservation]]:
         """The newest that it knows: the version to replace, and the entries."""
-        found = self.stores[ALLOCATION_RECORDS].store.get("nw", f"gpu-{on}")
-        if found is None:
+        record = self.stores[ALLOCATION_RECORDS].store.get("nw", f"gpu-{on}")
+        if record is None:
             return None, {}
-        return int(found.metadata.resourceVersion), dict(allocation_record.read(found).entries)
+        return int(record.metadata.resourceVersion), dict(allocation_record.read(record).entries)
 
     def plan(self, seen: Stored, on: str) -> str | None:
         """The card that the pod would get; the one that it has, if it has one."""
@@ -239,12 +234,12 @@ class Replica:
         looked = yield lambda server: server.get_pod(name)
         if looked is LOST:
             return
-        found = looked.found
-        if found is not None and found.uid == uid:
-            if found.on == on:
+        pod = looked.found
+        if pod is not None and pod.uid == uid:
+            if pod.on == on:
                 return
-            if not found.on and found.version == int(entry.seen):
-                dropped = yield lambda server: server.drop_claim(found)
+            if not pod.on and pod.version == int(entry.seen):
+                dropped = yield lambda server: server.drop_claim(pod)
                 if not dropped.ok:
                     return
         for _ in range(_TRIES):
@@ -257,23 +252,23 @@ class Replica:
 
     def sweep(self) -> list[tuple[str, str, str]]:
         """Entries of pods that are bound nowhere, as far as it knows: node, pod, uid."""
-        found = []
-        for on, one in self.build().nodes.items():
-            for uid, held in one.allocations.by_uid.items():
+        pods = []
+        for on, node_state in self.build().nodes.items():
+            for uid, held in node_state.allocations.by_uid.items():
                 key = tuple(held.pod.split("/"))
                 known = self.stores[PODS].store.get(key[0], key[1])
                 if known is None or known.metadata.uid != uid or not known.spec.nodeName:
-                    found.append((on, key[1], uid))
-        return found
+                    pods.append((on, key[1], uid))
+        return pods
 
 
 INDEX = NodeIndex(NODES)
 NODE_OBJECTS: Mapping[tuple[str, str], Any] = {("", name): _NODE for name in NODES}
 
 
-def _pod(one: Stored) -> AllocatedPod:
-    phase = "Succeeded" if one.has_ended else "Running" if one.on else "Pending"
-    return pod(one.name, one.on, one.gpus or None, ["i915=1"], uid=one.uid, phase=phase)
+def _pod(stored: Stored) -> AllocatedPod:
+    phase = "Succeeded" if stored.has_ended else "Running" if stored.on else "Pending"
+    return pod(stored.name, stored.on, stored.gpus or None, ["i915=1"], uid=stored.uid, phase=phase)
 
 
 def _lease(on: str, held: AllocationRecord) -> Any:

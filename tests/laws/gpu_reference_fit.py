@@ -88,16 +88,16 @@ def fit(gpus: NodeGpus, usage: GpuUsage, demand: Demand, balanced: str = "") -> 
     if not gpus.names or (demand.single_numa and gpus.numa_problem):
         raise DoesNotFit
     node = begun(gpus, usage, demand, balanced)
-    found = Outcome([[] for _ in demand.containers], [[] for _ in demand.containers])
+    outcome = Outcome([[] for _ in demand.containers], [[] for _ in demand.containers])
     for numbers, wanted in steps(demand):
         pairs = taken(node, wanted)
         for number in numbers:
-            found.gpus[number] = [gpu for gpu, _ in pairs]
-            found.links[number] = [subdevice for _, subdevice in pairs if subdevice >= 0]
+            outcome.gpus[number] = [gpu for gpu, _ in pairs]
+            outcome.links[number] = [subdevice for _, subdevice in pairs if subdevice >= 0]
         first = pairs[:1] if demand.linked else pairs
         if not balanced and any(gpu == gpus.preferred for gpu, _ in first):
-            found.preferred = True
-    return found
+            outcome.preferred = True
+    return outcome
 
 
 def begun(gpus: NodeGpus, usage: GpuUsage, demand: Demand, balanced: str) -> Node:
@@ -128,12 +128,12 @@ def taken(node: Node, wanted: ContainerDemand) -> list[tuple[str, int]]:
     if node.demand.single_numa and node.gpus.numa:
         groups = [*node.gpus.numa]
     for group in groups:
-        found = (linked if node.demand.linked else single)(node, wanted, group)
-        if len(found) == wanted.count:
-            for gpu, subdevice in found:
+        pairs = (linked if node.demand.linked else single)(node, wanted, group)
+        if len(pairs) == wanted.count:
+            for gpu, subdevice in pairs:
                 node.take(gpu, wanted.per_gpu)
                 node.gone[gpu].add(subdevice)
-            return found
+            return pairs
     raise DoesNotFit
 
 
@@ -150,14 +150,14 @@ def single(node: Node, wanted: ContainerDemand, group: frozenset[str]) -> list[t
 
 
 def linked(node: Node, wanted: ContainerDemand, group: frozenset[str]) -> list[tuple[str, int]]:
-    left, found = able(node, wanted, group), list[tuple[str, int]]()
-    while len(found) < wanted.count:
+    left, pairs = able(node, wanted, group), list[tuple[str, int]]()
+    while len(pairs) < wanted.count:
         pair = first_pair(node, left)
         if pair is None:
             break
-        found += pair
+        pairs += pair
         left = [gpu for gpu in left if gpu not in dict(pair)]
-    return found
+    return pairs
 
 
 def first_pair(node: Node, left: list[str]) -> list[tuple[str, int]] | None:

@@ -51,8 +51,8 @@ def test_the_mirror_image_has_the_other_side(x, alpha, beta_) -> None:
 
 
 @given(MEAN, MEAN, st.floats(1e-3, 1), st.floats(0.01, 0.99))
-def test_at_one_spread_the_risk_rises_with_the_mean(one, other, spread, threshold) -> None:
-    means = np.array(sorted([one, other]))
+def test_at_one_spread_the_risk_rises_with_the_mean(first, other, spread, threshold) -> None:
+    means = np.array(sorted([first, other]))
     low, high = beta_distribution.risk(
         means, np.maximum(spread * np.sqrt(means * (1 - means)), 2 * beta_distribution.STEADY), threshold
     )
@@ -69,16 +69,16 @@ def test_the_risk_stays_within_what_its_moments_allow(mean, deviation, threshold
 
 @given(THRESHOLD, PERCENTILE, NODES)
 def test_scores_and_verdicts_are_what_the_risk_says(threshold, percentile, nodes) -> None:
-    told = tail(threshold, percentile)
+    scorer = tail(threshold, percentile)
     mean, deviation = (np.array([node[at] for node in nodes], float) for at in (0, 1))
     risk = beta_distribution.risk(mean, deviation, threshold)
-    assert told.rejects(mean, deviation).tolist() == (risk > percentile).tolist()
-    for score, one in zip(told.scores(mean, deviation).tolist(), risk.tolist(), strict=True):
-        if math.isnan(one):
+    assert scorer.rejects(mean, deviation).tolist() == (risk > percentile).tolist()
+    for score, node_risk in zip(scorer.scores(mean, deviation).tolist(), risk.tolist(), strict=True):
+        if math.isnan(node_risk):
             assert score == -1
-        elif one == 0:
+        elif node_risk == 0:
             assert score == 10
-        elif one >= percentile:
+        elif node_risk >= percentile:
             assert score == 0
         else:
-            assert score == int(10 * (1 - math.sqrt(one / percentile)))
+            assert score == int(10 * (1 - math.sqrt(node_risk / percentile)))

@@ -11,10 +11,12 @@ MOST = st.integers(1, 2**63 - 1) | st.integers(1, 200)
 
 
 @given(FACTORS, FACTORS, MOST)
-def test_a_score_never_rises_with_the_load(one: int, other: int, most: int) -> None:
-    low, high = sorted((one, other))
-    found = scores({"low": str(low), "high": str(high)}, CongestionOptions(congestion_factor_max=most))
-    assert 0 <= found["high"] <= found["low"] <= 10
+def test_a_score_never_rises_with_the_load(first: int, other: int, most: int) -> None:
+    low, high = sorted((first, other))
+    scores_by_node = scores(
+        {"low": str(low), "high": str(high)}, CongestionOptions(congestion_factor_max=most)
+    )
+    assert 0 <= scores_by_node["high"] <= scores_by_node["low"] <= 10
 
 
 @given(st.lists(st.none() | st.text(max_size=30), min_size=1, max_size=5), st.none() | st.integers(0, 10))

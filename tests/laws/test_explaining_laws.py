@@ -106,30 +106,30 @@ def test_every_verdict_of_a_rule_that_is_not_held_follows_from_its_evidence(of: 
 def test_every_node_is_told_once_those_that_pass_first(of: ClusterState) -> None:
     decision = of.filter()
     findings = attempt_explanation.explain(Attempt(decision)).findings
-    assert sorted(one.node for one in findings) == sorted(NODES)
-    passes = [not one.reasons for one in findings]
+    assert sorted(finding.node for finding in findings) == sorted(NODES)
+    passes = [not finding.reasons for finding in findings]
     assert passes == sorted(passes, reverse=True)
-    assert {one.node for one in findings if not one.reasons} == passing(decision)
+    assert {finding.node for finding in findings if not finding.reasons} == passing(decision)
 
 
 @given(WORLDS)
 def test_another_process_reads_what_was_decided(of: ClusterState) -> None:
     ring = DecisionRing()
     ring.add(of.filter())
-    _, (found,) = decision_endpoint.read(
+    _, (decoded,) = decision_endpoint.read(
         cooperative_scheduling.run_at_once(decision_endpoint.page(ring, {"form": "arrays"}))
     )
     assert cooperative_scheduling.run_at_once(
-        decision_codec.encoded(found)
+        decision_codec.encoded(decoded)
     ) == cooperative_scheduling.run_at_once(decision_codec.encoded(of.filter()))
 
 
 @given(st.integers(-(10**12), 10**12), st.integers(-(10**12), 10**12))
 def test_a_round_number_is_never_short_of_the_value(target: int, value: int) -> None:
-    found = counterfactual_targets.rounded(target, value)
+    rounded = counterfactual_targets.rounded(target, value)
     if value != target:
-        assert abs(found - target) >= abs(value - target)
-        assert abs(found - value) * 4 <= abs(value - target)
+        assert abs(rounded - target) >= abs(value - target)
+        assert abs(rounded - value) * 4 <= abs(value - target)
 
 
 def test_a_rule_that_holds_its_verdicts_is_not_argued_with() -> None:
@@ -150,5 +150,8 @@ def test_a_rule_that_holds_its_verdicts_is_not_argued_with() -> None:
 
     before, after = filter_at(1000.0, dict.fromkeys(NODES, 9)), filter_at(1001.0, {})
     assert not after.kept().any()
-    assert [attempt_explanation.explain(Attempt(one)).held for one in (before, after)] == [False, True]
+    assert [attempt_explanation.explain(Attempt(decision)).held for decision in (before, after)] == [
+        False,
+        True,
+    ]
     assert list(counterfactuals.changes(after)) == []

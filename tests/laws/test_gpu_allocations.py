@@ -57,7 +57,7 @@ SOME_ENTRIES = st.tuples(
 
 def record_of(on: str, held: dict[tuple[str, int], Any], odd: list[Any]) -> Any:
     entries = {f"uid_{name}_{life}": entry(name, *rest) for (name, life), rest in held.items()}
-    return lease(on, **entries, **{f"odd{number}": one for number, one in enumerate(odd)})
+    return lease(on, **entries, **{f"odd{number}": entry for number, entry in enumerate(odd)})
 
 
 SOME_RECORDS = st.builds(
@@ -118,21 +118,21 @@ class Scene:
         plain = cluster_state({}, version=self.at, index=self.index)
         return msgspec.structs.replace(plain, objects=objects, node_objects=dict(self.nodes))
 
-    def pod(self, given: Any) -> None:
-        self.pods.apply(given)
+    def pod(self, pod: Any) -> None:
+        self.pods.apply(pod)
 
     def pod_gone(self, name: str) -> None:
         self.pods.remove(("d", name))
 
-    def record(self, given: Any) -> None:
-        self.allocation_record.apply(given)
+    def record(self, record: Any) -> None:
+        self.allocation_record.apply(record)
 
     def record_gone(self, name: str) -> None:
         self.allocation_record.remove(("nw", f"gpu-{name}"))
 
-    def node(self, name: str, given: Any) -> None:
-        self.log.add(KIND_OF_NODES, {("", name): Change(self.nodes.get(("", name)), given)})
-        self.nodes["", name] = given
+    def node(self, name: str, node: Any) -> None:
+        self.log.add(KIND_OF_NODES, {("", name): Change(self.nodes.get(("", name)), node)})
+        self.nodes["", name] = node
 
     def node_gone(self, name: str) -> None:
         self.log.add(KIND_OF_NODES, {("", name): Change(self.nodes.pop(("", name), None), None)})
@@ -149,12 +149,12 @@ class Scene:
     def compute(self) -> GpuState:
         given_world = self.cluster_state()
         cooperative_scheduling.run_at_once(self.states.build("gpu", self.changed(given_world)))
-        found: GpuState = self.states.newest()["gpu"]
-        assert shown(found) == shown(agent_state(given_world))
-        return found
+        state: GpuState = self.states.newest()["gpu"]
+        assert shown(state) == shown(agent_state(given_world))
+        return state
 
-    def changed(self, given: ClusterState) -> ClusterState:
-        return msgspec.structs.replace(given, changes=self.log.take())
+    def changed(self, cluster_state: ClusterState) -> ClusterState:
+        return msgspec.structs.replace(cluster_state, changes=self.log.take())
 
     def give_up(self, steps: int) -> None:
         half = self.states.build("gpu", self.changed(self.cluster_state()))
@@ -165,11 +165,11 @@ class Scene:
     def rebuild(self) -> None:
         self.states.rebuild()
 
-    def amend(self, given: Any) -> None:
-        name = given.metadata.name.removeprefix("gpu-")
-        amended = self.state.amended(self.compute(), name, given)
+    def amend(self, record: Any) -> None:
+        name = record.metadata.name.removeprefix("gpu-")
+        amended = self.state.amended(self.compute(), name, record)
         before = self.cluster_state()
-        with_it = {**before.objects[ALLOCATION_RECORDS], ("nw", given.metadata.name): given}
+        with_it = {**before.objects[ALLOCATION_RECORDS], ("nw", record.metadata.name): record}
         computed = agent_state(
             msgspec.structs.replace(before, objects={**before.objects, ALLOCATION_RECORDS: with_it})
         )
@@ -185,21 +185,21 @@ class Scene:
         return self.compute()
 
 
-def shown(found: GpuState) -> Any:
+def shown(state: GpuState) -> Any:
     """All that a slot says, without the order in which it came to it."""
     nodes = {
-        name: (*one._replace(bound=()), sorted(one.bound, key=lambda bound: bound.metadata.uid))
-        for name, one in found.nodes.items()
+        name: (*node_state._replace(bound=()), sorted(node_state.bound, key=lambda bound: bound.metadata.uid))
+        for name, node_state in state.nodes.items()
     }
-    return nodes, laid_out(found), cpu_free(found)
+    return nodes, laid_out(state), cpu_free(state)
 
 
 @given(HISTORIES)
 def test_any_history_ends_in_the_books_of_a_fresh_list(history: list[list[tuple[Any, ...]]]) -> None:
     scene = Scene()
-    found = scene.live(history)
-    for name, row in zip((*scene.index.known, ""), found.layout.rows.tolist(), strict=True):
-        assert row == found.rows.get(name, len(found.rows))
+    state = scene.live(history)
+    for name, row in zip((*scene.index.known, ""), state.layout.rows.tolist(), strict=True):
+        assert row == state.rows.get(name, len(state.rows))
 
 
 @given(HISTORIES)
@@ -207,17 +207,17 @@ def test_free_cpu_is_what_neither_pods_on_the_node_nor_its_claims_request(
     history: list[list[tuple[Any, ...]]],
 ) -> None:
     scene = Scene()
-    found = scene.live(history)
+    state = scene.live(history)
     pods = scene.pods.store.values()
-    for name, free in cpu_free(found).items():
+    for name, free in cpu_free(state).items():
         coming = {
-            uid for uid, held in found.nodes[name].allocations.by_uid.items() if held.source == "ledger"
+            uid for uid, held in state.nodes[name].allocations.by_uid.items() if held.source == "ledger"
         }
         requested = sum(
-            cpu_milli(one)
-            for one in pods
-            if (one.spec.nodeName == name and one.status.phase not in ("Succeeded", "Failed"))
-            or (not one.spec.nodeName and one.metadata.uid in coming)
+            cpu_milli(pod)
+            for pod in pods
+            if (pod.spec.nodeName == name and pod.status.phase not in ("Succeeded", "Failed"))
+            or (not pod.spec.nodeName and pod.metadata.uid in coming)
         )
         assert free == free_cpu.allocatable(scene.nodes["", name]) - requested
 
@@ -232,9 +232,9 @@ def test_what_is_kept_of_a_pod_takes_as_much_cpu(given_pod: Any) -> None:
 
 @given(HISTORIES)
 def test_nothing_that_is_held_is_negative_or_beyond_all_amounts(history: list[list[tuple[Any, ...]]]) -> None:
-    for one in Scene().live(history).nodes.values():
-        for held in one.allocations.amounts.values():
+    for node_state in Scene().live(history).nodes.values():
+        for held in node_state.allocations.amounts.values():
             assert all(0 < amount <= amounts.LARGEST for amount in held.values())
-        assert one.allocations.stale.isdisjoint(
-            one.allocations.by_uid.keys() - {b.metadata.uid for b in one.bound}
+        assert node_state.allocations.stale.isdisjoint(
+            node_state.allocations.by_uid.keys() - {b.metadata.uid for b in node_state.bound}
         )

@@ -66,23 +66,25 @@ def pod(containers: Any, init: Any = None, annotations: Any = None) -> GpuPod:
 def test_whatever_a_pod_says_is_a_demand_within_bounds_or_a_problem_in_few_words(
     containers: Any, init: Any, annotations: Any, profile: ResourceProfile, options: GpuOptions
 ) -> None:
-    found = demand.read(pod(containers, init, annotations), profile, options)
-    if found.problem is not None:
-        assert found == demand.Demand(problem=found.problem)
-        assert found.problem.words
-        assert found.problem.hint
-        assert len(found.problem.text()) <= 256
-        assert found.wants_gpus
+    parsed = demand.read(pod(containers, init, annotations), profile, options)
+    if parsed.problem is not None:
+        assert parsed == demand.Demand(problem=parsed.problem)
+        assert parsed.problem.words
+        assert parsed.problem.hint
+        assert len(parsed.problem.text()) <= 256
+        assert parsed.wants_gpus
         return
-    assert found == NOTHING or len(found.containers) == len(containers)
-    for one in found.containers:
-        assert 0 <= one.count < 2**63
-        assert all(profile.has(resource) and 0 <= amount < 2**63 for resource, amount in one.per_gpu.items())
-        assert bool(one.count) == bool(one.per_gpu)
-        assert not one.count or any(one.per_gpu.get(resource) == 1 for resource in profile.counts)
-        assert not (found.linked and one.count % 2)
-    assert not found.same_gpu or all(found.containers[at].count == 1 for at in found.same_gpu)
-    assert len(found.same_gpu) == len(set(found.same_gpu)) != 1
+    assert parsed == NOTHING or len(parsed.containers) == len(containers)
+    for container in parsed.containers:
+        assert 0 <= container.count < 2**63
+        assert all(
+            profile.has(resource) and 0 <= amount < 2**63 for resource, amount in container.per_gpu.items()
+        )
+        assert bool(container.count) == bool(container.per_gpu)
+        assert not container.count or any(container.per_gpu.get(resource) == 1 for resource in profile.counts)
+        assert not (parsed.linked and container.count % 2)
+    assert not parsed.same_gpu or all(parsed.containers[at].count == 1 for at in parsed.same_gpu)
+    assert len(parsed.same_gpu) == len(set(parsed.same_gpu)) != 1
 
 
 @given(CONTAINERS, st.none() | CONTAINERS, ANNOTATIONS, PROFILES, OPTIONS)
@@ -107,8 +109,8 @@ def test_shares_times_cards_are_no_more_than_what_was_asked_for(
     containers: Any, profile: ResourceProfile
 ) -> None:
     given_pod = pod(containers)
-    found, whole = demand.read(given_pod, profile, GpuOptions()), demand.whole(given_pod, profile)
+    parsed, whole = demand.read(given_pod, profile, GpuOptions()), demand.whole(given_pod, profile)
     assert len(whole) == len(containers)
-    for one, asked in zip(found.containers, whole, strict=False):
-        for resource, share in one.per_gpu.items():
-            assert 0 <= asked[resource] - share * one.count < one.count
+    for container, amount in zip(parsed.containers, whole, strict=False):
+        for resource, share in container.per_gpu.items():
+            assert 0 <= amount[resource] - share * container.count < container.count

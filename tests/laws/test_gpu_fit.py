@@ -27,7 +27,9 @@ Given = tuple[NodeGpus, GpuUsage]
 
 def seldom(what: st.SearchStrategy[Any], otherwise: Any) -> st.SearchStrategy[Any]:
     """Most pods are to fit somewhere, or the laws would say little."""
-    return st.sampled_from([*[False] * 5, True]).flatmap(lambda given: what if given else st.just(otherwise))
+    return st.sampled_from([*[False] * 5, True]).flatmap(
+        lambda is_drawn: what if is_drawn else st.just(otherwise)
+    )
 
 
 SOME = st.frozensets(NAME, max_size=2)
@@ -82,7 +84,7 @@ def demands(draw: Any) -> Demand:
         ContainerDemand(f"c{number}", count, dict(draw(per_gpu())) if count else {})
         for number, count in enumerate(draw(st.lists(st.sampled_from(counts), min_size=1, max_size=3)))
     )
-    ones = [number for number, one in enumerate(containers) if one.count == 1]
+    ones = [number for number, container in enumerate(containers) if container.count == 1]
     shared = tuple(draw(st.permutations(ones))) if len(ones) > 1 and draw(st.booleans()) else ()
     return Demand(
         containers,
@@ -113,45 +115,47 @@ def order_of(balanced: str) -> GpuOrder:
     return Balanced(balanced) if balanced else FirstFit()
 
 
-def laid_out(given: list[Given]) -> GpuLayout:
-    return gpu_layout.build(given, np.arange(len(given) + 1), SUBDEVICES)
+def laid_out(nodes: list[Given]) -> GpuLayout:
+    return gpu_layout.build(nodes, np.arange(len(nodes) + 1), SUBDEVICES)
 
 
 def told(fitted: FitResult, at: int, gpus: NodeGpus) -> Any:
     """As the plain one has it: None, or cards and linked tiles by container."""
     if fitted.codes[at]:
         return None
-    return [[gpus.names[gpu] for gpu in one] for one in fitted.gpus(at)], [*map(list, fitted.subdevices(at))]
+    return [[gpus.names[gpu] for gpu in container] for container in fitted.gpus(at)], [
+        *map(list, fitted.subdevices(at))
+    ]
 
 
-def plain(given: Given, demand: Demand, balanced: str) -> Any:
+def plain(node: Given, demand: Demand, balanced: str) -> Any:
     try:
-        found = scalar.fit(*given, demand, balanced)
+        outcome = scalar.fit(*node, demand, balanced)
     except DoesNotFit:
         return None
-    return found.gpus, found.links
+    return outcome.gpus, outcome.links
 
 
-def taken_of(demand: Demand, found: Any) -> list[list[SubdeviceRequest]]:
+def taken_of(demand: Demand, placement: Any) -> list[list[SubdeviceRequest]]:
     return [
         [
-            SubdeviceRequest(gpu, one.per_gpu.get(SUBDEVICES, 0), subdevice)
+            SubdeviceRequest(gpu, container.per_gpu.get(SUBDEVICES, 0), subdevice)
             for gpu, subdevice in zip(gpus, ends or [-1] * len(gpus), strict=True)
         ]
-        for one, gpus, ends in zip(demand.containers, *found, strict=True)
+        for container, gpus, ends in zip(demand.containers, *placement, strict=True)
     ]
 
 
 @given(CLUSTERS, demands(), ORDERS)
 def test_all_at_once_say_what_each_says_alone(cluster: list[Given], demand: Demand, balanced: str) -> None:
     fitted = fit(laid_out(cluster), np.arange(len(cluster)), demand, order_of(balanced))
-    for at, one in enumerate(cluster):
-        assert told(fitted, at, one[0]) == plain(one, demand, balanced)
-        alone = fit(laid_out([one]), np.zeros(1, np.intp), demand, order_of(balanced))
-        assert told(alone, 0, one[0]) == told(fitted, at, one[0])
+    for at, node in enumerate(cluster):
+        assert told(fitted, at, node[0]) == plain(node, demand, balanced)
+        alone = fit(laid_out([node]), np.zeros(1, np.intp), demand, order_of(balanced))
+        assert told(alone, 0, node[0]) == told(fitted, at, node[0])
         assert alone.preferred[0] == fitted.preferred[at]
         if not fitted.codes[at]:
-            assert fitted.preferred[at] == scalar.fit(*one, demand, balanced).preferred
+            assert fitted.preferred[at] == scalar.fit(*node, demand, balanced).preferred
 
 
 @given(CLUSTERS, demands(), ORDERS)
@@ -178,32 +182,32 @@ def test_no_card_gives_more_than_it_has_and_no_tile_is_given_twice(
 ) -> None:
     fitted = fit(laid_out(cluster), np.arange(len(cluster)), demand, order_of(balanced))
     for at, (gpus, usage) in enumerate(cluster):
-        found = told(fitted, at, gpus)
-        if found is None:
+        placement = told(fitted, at, gpus)
+        if placement is None:
             continue
         total = {gpu: Counter(usage.amounts.get(gpu, {})) for gpu in gpus.names}
-        for one, names in zip(demand.containers, found[0], strict=True):
-            assert len(set(names)) == len(names) == one.count
+        for container, names in zip(demand.containers, placement[0], strict=True):
+            assert len(set(names)) == len(names) == container.count
             for name in names:
-                total[name].update(one.per_gpu)
-        for one, names in zip(demand.containers, found[0], strict=True):
+                total[name].update(container.per_gpu)
+        for container, names in zip(demand.containers, placement[0], strict=True):
             for name in names:
-                for resource in one.per_gpu:
+                for resource in container.per_gpu:
                     assert total[name][resource] <= gpus.capacity[resource][gpus.names.index(name)]
-        check_subdevices(gpus, usage, taken_of(demand, found))
+        check_subdevices(gpus, usage, taken_of(demand, placement))
 
 
 def check_subdevices(gpus: NodeGpus, usage: GpuUsage, taken: list[list[SubdeviceRequest]]) -> None:
-    given = subdevices.assign(gpus, usage, SUBDEVICES, taken)
+    assigned = subdevices.assign(gpus, usage, SUBDEVICES, taken)
     seen = {gpu: {*usage.subdevices.get(gpu, ())} | {*gpus.subdevices_off.get(gpu, ())} for gpu in gpus.names}
     counts = dict(zip(gpus.names, gpus.capacity.get(SUBDEVICES, (0,) * len(gpus.names)), strict=True))
-    for one, numbers in zip(taken, given, strict=True):
-        for gpu, found in zip(one, numbers, strict=True):
-            assert len(found) == gpu.subdevices
-            assert seen[gpu.gpu].isdisjoint(found)
-            assert all(0 <= subdevice < counts[gpu.gpu] for subdevice in found)
-            assert gpu.linked in found or gpu.linked < 0 or not found
-            seen[gpu.gpu].update(found)
+    for requests, numbers in zip(taken, assigned, strict=True):
+        for gpu, subdevice_numbers in zip(requests, numbers, strict=True):
+            assert len(subdevice_numbers) == gpu.subdevices
+            assert seen[gpu.gpu].isdisjoint(subdevice_numbers)
+            assert all(0 <= subdevice < counts[gpu.gpu] for subdevice in subdevice_numbers)
+            assert gpu.linked in subdevice_numbers or gpu.linked < 0 or not subdevice_numbers
+            seen[gpu.gpu].update(subdevice_numbers)
 
 
 @given(CLUSTERS, demands(), ORDERS, st.randoms(use_true_random=False))
@@ -212,9 +216,9 @@ def test_candidates_in_another_order_get_the_same_answers(
 ) -> None:
     layout, order = laid_out(cluster), order_of(balanced)
     fitted = fit(layout, np.arange(len(cluster)), demand, order)
-    asked = [chance.randrange(len(cluster)) for _ in range(chance.randrange(2 * len(cluster) + 1))]
-    again = fit(layout, np.array(asked, np.intp), demand, order)
-    for at, row in enumerate(asked):
+    candidates = [chance.randrange(len(cluster)) for _ in range(chance.randrange(2 * len(cluster) + 1))]
+    again = fit(layout, np.array(candidates, np.intp), demand, order)
+    for at, row in enumerate(candidates):
         assert told(again, at, cluster[row][0]) == told(fitted, row, cluster[row][0])
         assert again.shortfalls.at(at) == fitted.shortfalls.at(row)
         if again.codes[at]:
@@ -230,9 +234,9 @@ def test_a_layout_changed_row_by_row_is_one_built_anew(
     for row, (gpus, usage) in enumerate(wanted):
         changed = gpu_layout.with_row(changed, row, gpus, usage)
     every = np.arange(len(before))
-    one = fit(changed, every, demand, order_of(balanced))
+    partial = fit(changed, every, demand, order_of(balanced))
     other = fit(laid_out(wanted), every, demand, order_of(balanced))
     for at, (gpus, _) in enumerate(wanted):
         assert changed.gpus(at) == gpus.names
-        assert told(one, at, gpus) == told(other, at, gpus)
-        assert one.shortfalls.at(at) == other.shortfalls.at(at)
+        assert told(partial, at, gpus) == told(other, at, gpus)
+        assert partial.shortfalls.at(at) == other.shortfalls.at(at)

@@ -49,7 +49,7 @@ def by_name(pods: list[AllocatedPod]) -> list[AllocatedPod]:
 
 PODS = st.lists(LABELLED, max_size=4).map(by_name)
 ALLOCATION_RECORDS = st.lists(SOME_RECORDS, max_size=2).map(
-    lambda all_: {one.metadata.name: one for one in all_}.values()
+    lambda all_: {record.metadata.name: record for record in all_}.values()
 )
 
 
@@ -60,7 +60,7 @@ def test_labels_that_were_written_leave_nothing_to_write(nodes: Any, pods: Any, 
             descheduling.changes(agent_state(cluster_state(nodes, of, leases)))
         )
 
-    wanted = {one.pod.metadata.uid: one.is_wanted for one in changes(pods)}
+    wanted = {change.pod.metadata.uid: change.is_wanted for change in changes(pods)}
     after = [
         told(pod, "gpu" if wanted[pod.metadata.uid] else None) if pod.metadata.uid in wanted else pod
         for pod in pods
@@ -78,16 +78,16 @@ def test_what_is_loose_can_go_without_anybody_on_a_node_losing_what_he_holds(
 ) -> None:
     nodes = {name: node() for name in NODES}
     given_world = cluster_state(nodes, pods, leases, version)
-    found = agent_state(given_world)
+    state = agent_state(given_world)
     unconfirmed = cooperative_scheduling.run_at_once(
-        garbage_collection.unconfirmed(found, given_world.objects["ledgers"])
+        garbage_collection.unconfirmed(state, given_world.objects["ledgers"])
     )
-    gone = {(one.node, one.uid) for one in unconfirmed}
-    left = [_without(one, gone) for one in leases]
+    gone = {(reservation.node, reservation.uid) for reservation in unconfirmed}
+    left = [_without(record, gone) for record in leases]
     after = agent_state(cluster_state(nodes, pods, left, version))
     on_node = {(pod.spec.nodeName, pod.metadata.uid) for pod in pods}
     for name in NODES:
-        before = _held(found, name)
+        before = _held(state, name)
         kept = {
             uid: held for uid, held in before.items() if held.source == "ledger" and (name, uid) in on_node
         }
@@ -106,19 +106,19 @@ def test_what_is_loose_can_go_without_anybody_on_a_node_losing_what_he_holds(
 def test_a_fresh_list_of_the_same_differs_nowhere(nodes: Any, pods: Any, leases: Any, version: str) -> None:
     ours = agent_state(cluster_state(nodes, pods, leases, version))
     fresh = agent_state(cluster_state(nodes, reversed(pods), leases, version))
-    texts = {name: one.record_text for name, one in ours.nodes.items()}
+    texts = {name: node_state.record_text for name, node_state in ours.nodes.items()}
     differences = consistency.differences(
         ours, fresh, ObservedChanges(set(), set()), lambda name: texts[name]
     )
     assert cooperative_scheduling.run_at_once(differences) == []
 
 
-def _held(found: GpuState, name: str) -> dict[str, node_allocations.PodAllocation]:
-    return dict(found.nodes[name].allocations.by_uid) if name in found.nodes else {}
+def _held(state: GpuState, name: str) -> dict[str, node_allocations.PodAllocation]:
+    return dict(state.nodes[name].allocations.by_uid) if name in state.nodes else {}
 
 
-def _without(one: Any, gone: set[tuple[str, str]]) -> Any:
-    name = one.metadata.name.removeprefix("gpu-")
-    entries = allocation_record.read(one).entries
+def _without(record: Any, gone: set[tuple[str, str]]) -> Any:
+    name = record.metadata.name.removeprefix("gpu-")
+    entries = allocation_record.read(record).entries
     kept = {uid.replace("-", "_"): entry for uid, entry in entries.items() if (name, uid) not in gone}
     return lease(name, **kept)

@@ -85,36 +85,38 @@ EVERYTHING = (LABELS | SCALARS, AMOUNTS | SCALARS, ANNOTATIONS, PROFILES)
 def test_whatever_a_node_says_is_read_within_bounds(
     labels: Any, allocatable: Any, annotation: str | None, profile: ResourceProfile
 ) -> None:
-    found = read(labels, allocatable, annotation, profile)
-    assert found.names == tuple(sorted(set(found.names)))
-    assert len(found.names) == len(found.models) <= node_gpus.MOST_GPUS
-    assert all(0 < len(name) <= 63 and not set(name) & set(",|:+ ") for name in found.names)
-    assert len(found.capacity) <= node_gpus.MOST_RESOURCES
-    assert all(map(profile.has, found.capacity))
-    assert all(len(row) == len(found.names) and any(row) for row in found.capacity.values())
-    assert all(0 <= amount < 2**63 for row in found.capacity.values() for amount in row)
-    assert all(amount <= node_gpus.MOST_SUBDEVICES for amount in found.capacity.get(profile.subdevices, ()))
-    assert len(found.problems) <= 17
-    assert all(len(text) < 400 for text in found.problems)
+    devices = read(labels, allocatable, annotation, profile)
+    assert devices.names == tuple(sorted(set(devices.names)))
+    assert len(devices.names) == len(devices.models) <= node_gpus.MOST_GPUS
+    assert all(0 < len(name) <= 63 and not set(name) & set(",|:+ ") for name in devices.names)
+    assert len(devices.capacity) <= node_gpus.MOST_RESOURCES
+    assert all(map(profile.has, devices.capacity))
+    assert all(len(row) == len(devices.names) and any(row) for row in devices.capacity.values())
+    assert all(0 <= amount < 2**63 for row in devices.capacity.values() for amount in row)
+    assert all(amount <= node_gpus.MOST_SUBDEVICES for amount in devices.capacity.get(profile.subdevices, ()))
+    assert len(devices.problems) <= 17
+    assert all(len(text) < 400 for text in devices.problems)
 
 
 @given(*EVERYTHING)
 def test_all_that_is_said_of_cards_is_said_of_those_that_are_there(
     labels: Any, allocatable: Any, annotation: str | None, profile: ResourceProfile
 ) -> None:
-    found = read(labels, allocatable, annotation, profile)
-    subdevices = dict(zip(found.names, found.capacity.get(profile.subdevices, ()), strict=False))
-    assert found.unusable <= set(found.names)
-    assert found.preferred in {"", *found.names}
-    assert found.subdevices_off.keys() <= set(found.names)
+    devices = read(labels, allocatable, annotation, profile)
+    subdevices = dict(zip(devices.names, devices.capacity.get(profile.subdevices, ()), strict=False))
+    assert devices.unusable <= set(devices.names)
+    assert devices.preferred in {"", *devices.names}
+    assert devices.subdevices_off.keys() <= set(devices.names)
     assert all(
-        0 <= subdevice < subdevices[gpu] for gpu, off in found.subdevices_off.items() for subdevice in off
+        0 <= subdevice < subdevices[gpu] for gpu, off in devices.subdevices_off.items() for subdevice in off
     )
-    assert all(group <= set(found.names) for group in found.numa)
-    assert not (found.numa and found.numa_problem)
-    assert {link.left for link in found.links} | {link.right for link in found.links} <= set(found.names)
-    assert all(link.left != link.right for link in found.links)
-    assert len(found.links) == len(set(found.links)) <= node_gpus.MOST_LINKS
+    assert all(group <= set(devices.names) for group in devices.numa)
+    assert not (devices.numa and devices.numa_problem)
+    assert {link.left for link in devices.links} | {link.right for link in devices.links} <= set(
+        devices.names
+    )
+    assert all(link.left != link.right for link in devices.links)
+    assert len(devices.links) == len(set(devices.links)) <= node_gpus.MOST_LINKS
 
 
 @given(LABELS, AMOUNTS, ANNOTATIONS, PROFILES, st.randoms(use_true_random=False))
@@ -125,8 +127,8 @@ def test_the_order_of_labels_and_amounts_does_not_matter(
     profile: ResourceProfile,
     random: Any,
 ) -> None:
-    def shuffled(given: dict[str, Any]) -> dict[str, Any]:
-        items = list(given.items())
+    def shuffled(labels: dict[str, Any]) -> dict[str, Any]:
+        items = list(labels.items())
         random.shuffle(items)
         return dict(items)
 
@@ -150,11 +152,11 @@ def test_cards_together_have_no_more_than_the_node_and_lack_less_than_one_each(
         for at, chunk in enumerate(chunks)
     }
     allocatable = {INTEL.prefix + name: str(amount) for name, amount in given_amounts.items()}
-    found = read(labels, allocatable, None, INTEL)
-    assert set(found.names) == {f"card{number}" for number in numbers}
+    devices = read(labels, allocatable, None, INTEL)
+    assert set(devices.names) == {f"card{number}" for number in numbers}
     for resource, text in allocatable.items():
         given_amount = int(text)
         if resource == INTEL.subdevices:
             given_amount = min(given_amount, 64 * len(numbers) + given_amount % len(numbers))
-        left = given_amount - sum(found.capacity.get(resource, ()))
+        left = given_amount - sum(devices.capacity.get(resource, ()))
         assert 0 <= left < len(numbers)

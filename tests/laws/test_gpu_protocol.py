@@ -62,23 +62,23 @@ class Cluster:
                 self.create(name)
 
     def pod_ends(self, name: str) -> None:
-        found = self.server.pods.get(name)
-        if found is not None and found.on:
-            self.server.put_pod(found._replace(has_ended=True))
+        pod = self.server.pods.get(name)
+        if pod is not None and pod.on:
+            self.server.put_pod(pod._replace(has_ended=True))
 
     def tenant_writes(self, name: str, text: str) -> None:
-        found = self.server.pods.get(name)
-        if found is not None:
-            self.server.put_pod(found._replace(gpus=text))
+        pod = self.server.pods.get(name)
+        if pod is not None:
+            self.server.put_pod(pod._replace(gpus=text))
 
     def bind(self, which: int, name: str, on: str, calls: int) -> None:
         """A bind request, of which so many calls are answered at once."""
         self.start(self.replicas[which].bind(name, on), calls)
 
     def clear_up(self, which: int, place: int, calls: int) -> None:
-        found = self.replicas[which].sweep()
-        if found:
-            self.start(self.replicas[which].clear(*found[place % len(found)]), calls)
+        unconfirmed = self.replicas[which].sweep()
+        if unconfirmed:
+            self.start(self.replicas[which].clear(*unconfirmed[place % len(unconfirmed)]), calls)
 
     def start(self, process: Process, calls: int) -> None:
         self.running.append(Running(process))
@@ -118,7 +118,7 @@ class Cluster:
             self.late.pop(which % len(self.late))(self.server)
 
     def forget(self) -> None:
-        self.running = [one for one in self.running if one.call is not None]
+        self.running = [call for call in self.running if call.call is not None]
 
     def watch(self, which: int, kind: str, most: int) -> None:
         self.replicas[which].watch(kind, most)
@@ -139,8 +139,8 @@ class Cluster:
         replica = self.replicas[0]
         for _ in range(3):
             self.catch_up()
-            for one in replica.sweep():
-                self.start(replica.clear(*one), 99)
+            for change in replica.sweep():
+                self.start(replica.clear(*change), 99)
         self.catch_up()
 
     def catch_up(self) -> None:
@@ -150,11 +150,11 @@ class Cluster:
 
     def held(self) -> dict[tuple[str, str], list[str]]:
         """By node and card: the pods that hold it, as the books of a replica say."""
-        found: dict[tuple[str, str], list[str]] = {}
-        for on, one in self.replicas[0].build().nodes.items():
-            for pod in one.allocations.by_uid.values():
-                found.setdefault((on, pod.gpus[0][0]), []).append(pod.pod.removeprefix("d/"))
-        return found
+        holders: dict[tuple[str, str], list[str]] = {}
+        for on, node_state in self.replicas[0].build().nodes.items():
+            for pod in node_state.allocations.by_uid.values():
+                holders.setdefault((on, pod.gpus[0][0]), []).append(pod.pod.removeprefix("d/"))
+        return holders
 
 
 def happening(name: str, *drawn: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
@@ -270,11 +270,11 @@ class AnyRecord(Server):
 class LosingRecords(Server):
     """Deletes a node's ledger now and then, as a garbage collector would that takes it for a deleted node's."""
 
-    def put_pod(self, one: Stored) -> Stored:
-        if one.on and self.version % 3 == 0 and self.allocation_record.pop(one.on, None):
+    def put_pod(self, pod: Stored) -> Stored:
+        if pod.on and self.version % 3 == 0 and self.allocation_record.pop(pod.on, None):
             self.version += 1
-            self.history.append((self.version, ALLOCATION_RECORDS, one.on, None))
-        return super().put_pod(one)
+            self.history.append((self.version, ALLOCATION_RECORDS, pod.on, None))
+        return super().put_pod(pod)
 
 
 def lives(server: type[Server], count: int) -> None:

@@ -40,12 +40,12 @@ def test_the_measure_is_the_plain_one_and_never_above_what_is_free(nodes, classe
     laid_out, cpu = _laid_out(nodes)
     known = fragmentation.tables(classes, (COUNT,))
 
-    found = _measured(known, CandidateGpus(laid_out, np.arange(len(nodes))), cpu)
+    measured = _measured(known, CandidateGpus(laid_out, np.arange(len(nodes))), cpu)
 
-    for (gpus, cpu_milli), one in zip(nodes, found.tolist(), strict=True):
+    for (gpus, cpu_milli), amount in zip(nodes, measured.tolist(), strict=True):
         free, models = [free for free, _ in gpus], [model for _, model in gpus]
-        assert -1e-9 <= one <= sum(free) / WHOLE + 1e-9
-        assert abs(one - (plain(classes, free, cpu_milli, models) if classes else 0)) < 1e-9
+        assert -1e-9 <= amount <= sum(free) / WHOLE + 1e-9
+        assert abs(amount - (plain(classes, free, cpu_milli, models) if classes else 0)) < 1e-9
 
 
 @given(NODES, CLASSES, st.integers(1, WHOLE))
@@ -75,10 +75,13 @@ def test_what_one_card_spoils_is_the_difference_of_two_measures(nodes, classes, 
 @given(NODES, st.integers(1, WHOLE), st.sampled_from(["pack", "spread"]))
 def test_pack_takes_the_fullest_card_that_fits_and_spread_the_emptiest(nodes, milli, placement) -> None:
     laid_out, _ = _laid_out(nodes)
-    asked = demand(milli)
+    requested = demand(milli)
 
     fitted = fit(
-        laid_out, np.arange(len(nodes)), asked, score.order(PlacementInputs(placement, (COUNT,)), asked)
+        laid_out,
+        np.arange(len(nodes)),
+        requested,
+        score.order(PlacementInputs(placement, (COUNT,)), requested),
     )
 
     for at, (gpus, _) in enumerate(nodes):
@@ -96,13 +99,13 @@ def test_points_are_ten_for_one_node_and_nothing_where_the_pod_does_not_fit(
     nodes, classes, milli, placement
 ) -> None:
     laid_out, cpu = _laid_out(nodes)
-    asked, rows = demand(milli), np.arange(len(nodes))
+    requested, rows = demand(milli), np.arange(len(nodes))
     known = fragmentation.tables(classes, (COUNT,))
     going_by = PlacementInputs(placement, (COUNT,), (MILLI,), known, np.append(cpu, 0))
-    fitted = fit(laid_out, rows, asked, score.order(going_by, asked))
+    fitted = fit(laid_out, rows, requested, score.order(going_by, requested))
 
-    found = score.points(going_by, laid_out, rows, asked, fitted)
+    points = score.points(going_by, laid_out, rows, requested, fitted)
 
     fits = int((fitted.codes == 0).sum())
-    assert sorted(found.tolist(), reverse=True)[:fits] == list(range(10, 10 - fits, -1))
-    assert not found[fitted.codes != 0].any()
+    assert sorted(points.tolist(), reverse=True)[:fits] == list(range(10, 10 - fits, -1))
+    assert not points[fitted.codes != 0].any()

@@ -45,7 +45,7 @@ class Reader:
 
     def newest(self, name: str, version: int) -> Any:
         """What the server held of this name at a version."""
-        places = [at for at, one in enumerate(self.history[:version], 1) if one.name == name]
+        places = [at for at, change in enumerate(self.history[:version], 1) if change.name == name]
         return self.thing(places[-1]) if places and self.history[places[-1] - 1].is_there else None
 
     def watch(self) -> None:
@@ -95,24 +95,24 @@ def test_every_object_is_as_new_as_the_newest_that_was_told_of_it(
     history: list[Happened], steps: list[tuple[Any, ...]]
 ) -> None:
     reader = Reader(history)
-    told: dict[Key, Any] = {}
+    objects: dict[Key, Any] = {}
 
     def follow(changes: Changes[Any] | None) -> None:
         if changes is None:
-            told.update(reader.writer.store.snapshot())
+            objects.update(reader.writer.store.snapshot())
             return
         for key, (old, new) in changes.items():
-            assert told.get(key) is old
+            assert objects.get(key) is old
             if new is None:
-                del told[key]
+                del objects[key]
             else:
-                told[key] = new
+                objects[key] = new
 
     reader.writer.store.subscribe(follow)
     for kind, *rest in steps:
         getattr(reader, kind)(*rest)
         assert reader.held() == reader.expected()
-        assert told == reader.writer.store.snapshot()
+        assert objects == reader.writer.store.snapshot()
     while reader.at < len(history):
         reader.watch()
     assert reader.held() == {name: reader.newest(name, len(history)) for name in NAMES}

@@ -36,8 +36,8 @@ Quoting.add_representer(
 @example([{"": "N"}, {"y": "1e3"}])
 def test_yaml_is_read_as_the_json_that_it_stands_for(written: list[dict[str, Any]]) -> None:
     text = yaml.dump_all(written, Dumper=Quoting, allow_unicode=True, explicit_start=True)
-    found = [json.loads(data) for _, data in documents.documents(text.encode(), "here")]
-    assert found == written
+    parsed = [json.loads(data) for _, data in documents.documents(text.encode(), "here")]
+    assert parsed == written
 
 
 @settings(deadline=None)
@@ -99,8 +99,8 @@ PODS = st.fixed_dictionaries(
 def test_a_merged_type_reads_what_each_declared_type_reads(pod: dict[str, Any], order: list[Any]) -> None:
     data = msgspec.json.encode(pod)
     merged = msgspec.json.decode(data, type=field_merge.merge("Pod", *order))
-    one, two = msgspec.json.decode(data, type=One), msgspec.json.decode(data, type=Two)
-    assert merged.metadata.labels == one.metadata.labels
+    first, two = msgspec.json.decode(data, type=One), msgspec.json.decode(data, type=Two)
+    assert merged.metadata.labels == first.metadata.labels
     assert merged.metadata.annotations == two.metadata.annotations
     assert merged.metadata.uid == two.metadata.uid
     assert merged.spec.node_name == two.spec.node_name

@@ -45,8 +45,8 @@ def test_lines_are_the_same_however_they_are_cut(lines: list[bytes], cuts: list[
     lines = [line.replace(b"\n", b"").replace(b"\r", b"") for line in lines]
     data = b"".join(line + b"\n" for line in lines)
     cutter = Cutter()
-    found = [line for piece in pieces(data, cuts) for line in cutter.feed(piece)]
-    assert found == [line for line in lines if line]
+    cut_lines = [line for piece in pieces(data, cuts) for line in cutter.feed(piece)]
+    assert cut_lines == [line for line in lines if line]
     assert cutter.rest() == b""
 
 

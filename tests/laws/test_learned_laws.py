@@ -186,8 +186,8 @@ def test_a_restart_loses_nothing_and_counts_nothing_twice(steps: list[tuple[int,
     life.tell()
     for number, (node, fails) in enumerate(steps):
         at_s = whole.now + 1 - START
-        one = terminated(at_s, at_s) if fails else running(at_s=at_s)
-        told = pod(f"p{number}", f"n{node + 1}", one, phase="Failed" if fails else "Running")
+        status = terminated(at_s, at_s) if fails else running(at_s=at_s)
+        changed_pod = pod(f"p{number}", f"n{node + 1}", status, phase="Failed" if fails else "Running")
         if number == stop:  # what was kept before this one, which it hears of by its first look only
             text = life.state.keep(None)
             life.state = LearnedStateBuilder(life.options)
@@ -195,6 +195,6 @@ def test_a_restart_loses_nothing_and_counts_nothing_twice(steps: list[tuple[int,
                 life.state.recall(text)
             else:
                 life.tell()
-        whole.tell(told, after_s=2)
-        life.tell(told, after_s=2)
+        whole.tell(changed_pod, after_s=2)
+        life.tell(changed_pod, after_s=2)
     assert [life.numbers(node) for node in range(4)] == [whole.numbers(node) for node in range(4)]

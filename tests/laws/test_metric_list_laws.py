@@ -54,10 +54,10 @@ def bodies(draw: st.DrawFn) -> bytes:
 def read(body: bytes) -> str:
     """The items, or that it is no list."""
     try:
-        found = list(metric_value_list.items(body))
+        items = list(metric_value_list.items(body))
     except BadInput:
         return "bad"
-    return repr([one if isinstance(one, tuple) else msgspec.to_builtins(one) for one in found])
+    return repr([item if isinstance(item, tuple) else msgspec.to_builtins(item) for item in items])
 
 
 @given(bodies())
@@ -78,5 +78,5 @@ def test_a_list_as_go_writes_it_is_never_read_whole() -> None:
     ]
     body = json.dumps({"kind": "MetricValueList", "items": listed}, separators=(",", ":")).encode()
     assert [bytes(cut) for cut in metric_value_list._cut(body)] == [
-        json.dumps(one, separators=(",", ":")).encode() for one in listed
+        json.dumps(item, separators=(",", ":")).encode() for item in listed
     ]

@@ -31,42 +31,44 @@ series = st.builds(
 )
 
 
-def owned(found: list[Found]) -> node_matching.Owned:
-    return cooperative_scheduling.run_at_once(node_matching.match(found, LABELS, FLEET))
+def owned(series: list[Found]) -> node_matching.Owned:
+    return cooperative_scheduling.run_at_once(node_matching.match(series, LABELS, FLEET))
 
 
-def match(found: list[Found], aggregate: str = "") -> node_matching.Matched:
-    return cooperative_scheduling.run_at_once(node_matching.reduce(owned(found), aggregate))
+def match(series: list[Found], aggregate: str = "") -> node_matching.Matched:
+    return cooperative_scheduling.run_at_once(node_matching.reduce(owned(series), aggregate))
 
 
 aggregations = st.sampled_from(("", *AGGREGATIONS))
 
 
 @given(st.lists(series, max_size=8), aggregations, st.randoms())
-def test_the_order_of_series_means_nothing(found: list[Found], aggregate: str, random: object) -> None:
-    other = list(found)
+def test_the_order_of_series_means_nothing(series_list: list[Found], aggregate: str, random: object) -> None:
+    other = list(series_list)
     random.shuffle(other)  # type: ignore[attr-defined]
-    one, two = match(found, aggregate), match(other, aggregate)
-    assert one.samples == two.samples
-    assert one.invalid.keys() == two.invalid.keys()
-    assert len(owned(found).strangers) == len(owned(other).strangers)
+    first, two = match(series_list, aggregate), match(other, aggregate)
+    assert first.samples == two.samples
+    assert first.invalid.keys() == two.invalid.keys()
+    assert len(owned(series_list).strangers) == len(owned(other).strangers)
 
 
 @given(st.lists(series, max_size=8))
-def test_a_node_has_a_value_or_a_reason_and_every_series_a_node_or_none(found: list[Found]) -> None:
-    matched, strangers = match(found), len(owned(found).strangers)
+def test_a_node_has_a_value_or_a_reason_and_every_series_a_node_or_none(series_list: list[Found]) -> None:
+    matched, strangers = match(series_list), len(owned(series_list).strangers)
     assert not matched.samples.keys() & matched.invalid.keys()
     assert matched.samples.keys() | matched.invalid.keys() <= set(NAMES)
-    assert len(matched.samples) + len(matched.invalid) + strangers <= len(found)
-    given_values = {(one.value, one.at) for one in found}
-    assert {(str(one.value // NANO), one.at) for one in matched.samples.values()} <= given_values
+    assert len(matched.samples) + len(matched.invalid) + strangers <= len(series_list)
+    given_values = {(series.value, series.at) for series in series_list}
+    assert {(str(sample.value // NANO), sample.at) for sample in matched.samples.values()} <= given_values
 
 
 @given(st.lists(series, max_size=8))
-def test_without_an_aggregation_a_value_is_what_every_series_of_the_node_says(found: list[Found]) -> None:
-    matched = match(found)
-    for node, own in owned(found).by_node.items():
-        values = {one.value for one in own}
+def test_without_an_aggregation_a_value_is_what_every_series_of_the_node_says(
+    series_list: list[Found],
+) -> None:
+    matched = match(series_list)
+    for node, own in owned(series_list).by_node.items():
+        values = {series.value for series in own}
         assert (node in matched.samples) == (len(values) == 1 and values != {"NaN"})
 
 
@@ -82,10 +84,10 @@ def test_an_aggregation_is_exact(values: list[int]) -> None:
 
 
 @given(st.lists(series, max_size=6), series)
-def test_a_series_more_changes_no_node_but_its_own(found: list[Found], more: Found) -> None:
+def test_a_series_more_changes_no_node_but_its_own(series_list: list[Found], more: Found) -> None:
     """As long as it makes no other label decide."""
     whole = [Found({"node": name, "instance": name}, "1", 1.0) for name in NAMES]
-    before, after = match(whole + found), match([*whole, *found, more])
+    before, after = match(whole + series_list), match([*whole, *series_list, more])
     own = next((FLEET.find(more.labels[label]) for label in LABELS if more.labels.get(label)), None)
     for name in set(NAMES) - {own}:
         assert before.samples.get(name) == after.samples.get(name)
@@ -153,13 +155,13 @@ metric_requests = st.builds(
 def test_every_metric_and_query_is_asked_for_once_with_the_longest_age(
     given_: frozenset[MetricRequest],
 ) -> None:
-    found = merge_requests(given_)
-    assert {metric_request.key for metric_request in found} == {
+    merged = merge_requests(given_)
+    assert {metric_request.key for metric_request in merged} == {
         metric_request.key for metric_request in given_
     }
-    assert len(found) == len({metric_request.key for metric_request in found})
-    assert len(found) == len({metric_request._replace(max_age_s=0.0) for metric_request in given_})
-    for metric_request in found:
+    assert len(merged) == len({metric_request.key for metric_request in merged})
+    assert len(merged) == len({metric_request._replace(max_age_s=0.0) for metric_request in given_})
+    for metric_request in merged:
         assert metric_request.max_age_s == max(
-            one.max_age_s for one in given_ if one.key == metric_request.key
+            request.max_age_s for request in given_ if request.key == metric_request.key
         )

@@ -28,7 +28,8 @@ def tables(draw: st.DrawFn) -> Table:
     )
     shares = st.floats(0, 1.5) | st.sampled_from([0.0, 0.5, 1.0])
     used = [
-        [round(one * draw(shares)) if one else draw(st.integers(0, 2)) for one in row] for row in capacity
+        [round(amount * draw(shares)) if amount else draw(st.integers(0, 2)) for amount in row]
+        for row in capacity
     ]
     return Table(np.array(capacity, float), np.array(used, float))
 
@@ -92,15 +93,15 @@ SAMPLES = st.lists(st.tuples(*[st.integers(0, 2**40)] * 5), min_size=1, max_size
 
 @given(SAMPLES)
 def test_statistics_are_those_of_the_older_system(samples: list[tuple[int, ...]]) -> None:
-    found, mean, second = demands.NONE, np.zeros(5), np.zeros((5, 5))
+    statistics, mean, second = demands.NONE, np.zeros(5), np.zeros((5, 5))
     for number, sample in enumerate(np.array(samples, float), 1):
-        found = demands.add_pod(found, sample)
+        statistics = demands.add_pod(statistics, sample)
         weight = 1 / min(number, 100)
         mean = (1 - weight) * mean + weight * sample
         second = (1 - weight) * second + weight * np.outer(sample, sample)
     sizes = np.sqrt(second.diagonal())
-    assert np.allclose(found.mean, mean, rtol=1e-9)
-    assert (abs(found.second_moments - second) <= 1e-9 * np.outer(sizes, sizes)).all()
+    assert np.allclose(statistics.mean, mean, rtol=1e-9)
+    assert (abs(statistics.second_moments - second) <= 1e-9 * np.outer(sizes, sizes)).all()
 
 
 @given(SAMPLES, st.data())
@@ -168,11 +169,11 @@ OPTIONS = st.fixed_dictionaries(
 
 @given(st.lists(ODD_NODES, max_size=5), OPTIONS, st.text(max_size=9))
 def test_whatever_nodes_and_pods_say_scores_are_scores(
-    odd: list[Any], options: dict[str, Any], asked: str
+    odd: list[Any], options: dict[str, Any], requested: str
 ) -> None:
-    given_nodes = {f"n{number}": one for number, one in enumerate(odd)}
+    given_nodes = {f"n{number}": amounts for number, amounts in enumerate(odd)}
     cluster = Cluster(given_nodes, **options)
-    told = cluster.asked(asked, names=" ".join([*given_nodes, "stranger"]))
-    assert all(0 <= score <= 10 for score in told.scores)
-    assert told.scores[-1] == 0
-    assert not any(np.isinf(told.objectives))
+    report = cluster.asked(requested, names=" ".join([*given_nodes, "stranger"]))
+    assert all(0 <= score <= 10 for score in report.scores)
+    assert report.scores[-1] == 0
+    assert not any(np.isinf(report.objectives))

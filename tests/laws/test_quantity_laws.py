@@ -25,15 +25,15 @@ def test_text_round_trips(nano: int) -> None:
 def test_parsing_is_exact_or_rounded_away_from_zero(whole: int, fraction: int, suffix: str) -> None:
     exact = (abs(whole) + Fraction(fraction, 10**9)) * SUFFIXES[suffix] * quantity.NANO
     cap = (2**63 - 1) * quantity.NANO
-    found = quantity.parse(f"{'-' if whole < 0 else ''}{abs(whole)}.{fraction:09d}{suffix}")
+    value = quantity.parse(f"{'-' if whole < 0 else ''}{abs(whole)}.{fraction:09d}{suffix}")
     rounded = -(-exact.numerator // exact.denominator)
-    assert abs(found) == (min(rounded, cap) if suffix.endswith("i") else rounded)
+    assert abs(value) == (min(rounded, cap) if suffix.endswith("i") else rounded)
 
 
 @given(st.text(max_size=30))
 def test_any_text_is_a_quantity_or_a_value_error(text: str) -> None:
     try:
-        found = quantity.parse(text)
+        value = quantity.parse(text)
     except ValueError:
         return
-    assert quantity.parse(quantity.to_text(found)) == found
+    assert quantity.parse(quantity.to_text(value)) == value

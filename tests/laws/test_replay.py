@@ -78,8 +78,8 @@ class Scene:
         self._metrics = MetricsSnapshot()
 
     def take(self, step: tuple[Any, ...]) -> None:
-        kind, *given = step
-        getattr(self, kind)(*given)
+        kind, *arguments = step
+        getattr(self, kind)(*arguments)
         if kind not in {"ask", "garble"}:
             cluster_state = ClusterState(
                 self._nodes, {POLICIES: self._policies}, self._metrics, self.recorded.clock.now()
@@ -94,7 +94,7 @@ class Scene:
         self._policies = {**self._policies, ("d", name): policy(name, **spec)}
 
     def delete(self, name: str) -> None:
-        self._policies = {key: one for key, one in self._policies.items() if key[1] != name}
+        self._policies = {key: policy for key, policy in self._policies.items() if key[1] != name}
 
     def relist(self) -> None:
         self._policies = dict(self._policies)
@@ -132,13 +132,13 @@ def recorded(history: list[tuple[Any, ...]], options: TelemetryOptions) -> Scene
 @given(HISTORIES, OPTIONS)
 def test_a_replay_answers_the_same_byte_for_byte(history: list[Any], options: TelemetryOptions) -> None:
     scene = recorded(history, options)
-    found = played(records(scene.recorded.ended()))
-    asked = sum(step[0] in {"ask", "garble"} for step in history)
-    tally = found.player.tally
-    assert found.differences == []
+    report = played(records(scene.recorded.ended()))
+    requests = sum(step[0] in {"ask", "garble"} for step in history)
+    tally = report.player.tally
+    assert report.differences == []
     assert (tally.same, tally.requests, tally.worlds, tally.end) == (
-        asked,
-        asked,
+        requests,
+        requests,
         len(scene.worlds),
         "stopped",
     )
@@ -151,13 +151,15 @@ def test_an_altered_answer_is_found(
 ) -> None:
     last = ("ask", "/scheduler/", "filter", "p0", NODES)
     whole = records(recorded([*history, last], options).recorded.ended())
-    place = data.draw(st.sampled_from([n for n, one in enumerate(whole) if isinstance(one.entry, Exchange)]))
+    place = data.draw(
+        st.sampled_from([n for n, record in enumerate(whole) if isinstance(record.entry, Exchange)])
+    )
     entry, (request, answer) = whole[place]
     at, put = data.draw(st.integers(0, len(answer))), data.draw(st.binary(min_size=1, max_size=3))
     whole[place] = Record(entry, (request, answer[:at] + put + answer[at:]))
-    found = played(whole)
-    assert [(one.path, one.at) for one in found.differences] == [(entry.path, entry.at)]  # type: ignore[union-attr]
-    assert found.player.tally.different == 1
+    report = played(whole)
+    assert [(difference.path, difference.at) for difference in report.differences] == [(entry.path, entry.at)]  # type: ignore[union-attr]
+    assert report.player.tally.different == 1
 
 
 @settings(deadline=None)
@@ -191,8 +193,8 @@ def test_worlds_come_back_as_they_were(history: list[Any]) -> None:
         if cluster_state is not None
     ]
     assert list(map(shown, back)) == list(map(shown, scene.worlds))
-    for (one, two), (again, twice) in zip(pairs(scene.worlds), pairs(back), strict=True):
-        assert same_parts(one, two) == same_parts(again, twice)
+    for (first, two), (again, twice) in zip(pairs(scene.worlds), pairs(back), strict=True):
+        assert same_parts(first, two) == same_parts(again, twice)
 
 
 def pairs(worlds: list[ClusterState]) -> list[tuple[ClusterState, ClusterState]]:
@@ -205,7 +207,7 @@ def shown(cluster_state: ClusterState) -> Any:
         (m, list(s.samples.items()), msgspec.structs.replace(s, samples={}))
         for m, s in cluster_state.metrics.series.items()
     ]
-    objects = {name: list(found.items()) for name, found in cluster_state.objects.items()}
+    objects = {name: list(objects.items()) for name, objects in cluster_state.objects.items()}
     return (
         cluster_state.nodes.known,
         objects,
@@ -215,10 +217,10 @@ def shown(cluster_state: ClusterState) -> Any:
     )
 
 
-def same_parts(one: ClusterState, two: ClusterState) -> Any:
+def same_parts(first: ClusterState, two: ClusterState) -> Any:
     """Which parts of two worlds are the same objects: what a state looks at to see what changed."""
-    series = {m for m in one.metrics.series if one.metrics.series[m] is two.metrics.series.get(m)}
+    series = {m for m in first.metrics.series if first.metrics.series[m] is two.metrics.series.get(m)}
     policies = {
-        key for key, found in one.objects[POLICIES].items() if found is two.objects[POLICIES].get(key)
+        key for key, policy in first.objects[POLICIES].items() if policy is two.objects[POLICIES].get(key)
     }
-    return one.nodes is two.nodes, one.metrics is two.metrics, series, policies
+    return first.nodes is two.nodes, first.metrics is two.metrics, series, policies

@@ -35,26 +35,26 @@ QUANTITIES = st.one_of(
 def test_who_has_more_risk_never_scores_higher_and_is_never_the_one_accepted(
     mean, deviation, other_mean, other_deviation, utilization, percentile
 ):
-    asked = Asked(
+    agent = Asked(
         loaded(mean, deviation, "a"),
         loaded(other_mean, other_deviation, "b"),
         safe_utilization=utilization,
         safe_percentile=percentile,
     )
-    risks = [asked.numbers(NOTHING, number)["cpu"]["risk"] for number in (0, 1)]
+    risks = [agent.numbers(NOTHING, number)["cpu"]["risk"] for number in (0, 1)]
     less, more = np.argsort(risks)
-    points, accepted = asked.overload(NOTHING), asked.accepts(NOTHING)
+    points, accepted = agent.overload(NOTHING), agent.accepts(NOTHING)
     assert points[less] >= points[more]
     assert accepted[less] >= accepted[more]
     assert accepted == [risk <= percentile / 100 for risk in risks]
 
 
 @given(SHARES, DEVIATIONS, PERCENTS, PERCENTS)
-def test_risk_never_rises_with_the_threshold(mean, deviation, one, other):
+def test_risk_never_rises_with_the_threshold(mean, deviation, first, other):
     low, high = (
-        Asked(loaded(mean, deviation), safe_utilization=utilization) for utilization in sorted((one, other))
+        Asked(loaded(mean, deviation), safe_utilization=utilization) for utilization in sorted((first, other))
     )
-    risks = [asked.numbers(NOTHING)["cpu"]["risk"] for asked in (low, high)]
+    risks = [agent.numbers(NOTHING)["cpu"]["risk"] for agent in (low, high)]
     assert risks[0] >= risks[1]
     assert low.overload(NOTHING) <= high.overload(NOTHING)
     assert low.accepts(NOTHING) <= high.accepts(NOTHING)
@@ -63,17 +63,17 @@ def test_risk_never_rises_with_the_threshold(mean, deviation, one, other):
 @given(SHARES, SHARES, DEVIATIONS, DEVIATIONS)
 def test_balance_never_rises_with_the_load(mean, other_mean, deviation, other_deviation):
     (less, more), (steady, lively) = sorted((mean, other_mean)), sorted((deviation, other_deviation))
-    asked = Asked(loaded(less, steady, "a"), loaded(more, steady, "b"), loaded(less, lively, "c"))
-    best, busier, livelier = asked.balance(NOTHING)
+    agent = Asked(loaded(less, steady, "a"), loaded(more, steady, "b"), loaded(less, lively, "c"))
+    best, busier, livelier = agent.balance(NOTHING)
     assert best >= busier
     assert best >= livelier
 
 
 @given(SHARES, DEVIATIONS, st.integers(0, 8000), st.integers(0, 8000))
-def test_balance_never_rises_with_what_the_pod_asks_for(mean, deviation, one, other):
-    small, large = (pod(cpu=f"{milli}m") for milli in sorted((one, other)))
-    asked = Asked(loaded(mean, deviation))
-    assert asked.balance(small) >= asked.balance(large)
+def test_balance_never_rises_with_what_the_pod_asks_for(mean, deviation, first, other):
+    small, large = (pod(cpu=f"{milli}m") for milli in sorted((first, other)))
+    agent = Asked(loaded(mean, deviation))
+    assert agent.balance(small) >= agent.balance(large)
 
 
 @given(
@@ -88,8 +88,8 @@ def test_balance_never_rises_with_what_the_pod_asks_for(mean, deviation, one, ot
 def test_whatever_annotations_say_scores_are_0_to_10_and_what_is_missing_is_named(
     given_nodes, room, requests, utilization, percentile, when_missing, score_missing
 ):
-    nodes = [node(f"n{number}", room, **one) for number, one in enumerate(given_nodes)]
-    asked = Asked(
+    nodes = [node(f"n{number}", room, **statistics) for number, statistics in enumerate(given_nodes)]
+    agent = Asked(
         *nodes,
         safe_utilization=utilization,
         safe_percentile=percentile,
@@ -97,18 +97,18 @@ def test_whatever_annotations_say_scores_are_0_to_10_and_what_is_missing_is_name
         score_missing=score_missing,
     )
     wanted = pod(**requests)
-    verdict, points, balance = asked.filter(wanted), asked.overload(wanted), asked.balance(wanted)
+    verdict, points, balance = agent.filter(wanted), agent.overload(wanted), agent.balance(wanted)
     assert all(0 <= score <= 10 for score in (*points, *balance))
     for number in range(len(nodes)):
         numbers = verdict.details.numbers(number)
-        known = [one for one in numbers.values() if not np.isnan(one["risk"])]
-        for one in numbers.values():
-            assert one in known or one["missing"] not in ("", "no deviation")
-        for one in known:
-            assert 0 <= one["risk"] <= 1
-            assert one.get("missing", "no deviation") == "no deviation"
-            assert one["std_share"] == 0 or "missing" not in one
-        risky = any(one["risk"] > percentile / 100 for one in known)
+        known = [row for row in numbers.values() if not np.isnan(row["risk"])]
+        for row in numbers.values():
+            assert row in known or row["missing"] not in ("", "no deviation")
+        for row in known:
+            assert 0 <= row["risk"] <= 1
+            assert row.get("missing", "no deviation") == "no deviation"
+            assert row["std_share"] == 0 or "missing" not in row
+        risky = any(row["risk"] > percentile / 100 for row in known)
         assert bool(verdict.codes[number]) == (risky or (not known and when_missing == "reject"))
         assert verdict.details.text(number)
         if not known:
@@ -118,13 +118,13 @@ def test_whatever_annotations_say_scores_are_0_to_10_and_what_is_missing_is_name
 @given(st.lists(st.tuples(SHARES, DEVIATIONS), min_size=1, max_size=8), st.data(), PERCENTS)
 def test_a_node_gets_the_same_answer_whoever_stands_beside_it(loads, data, percentile):
     nodes = [loaded(*load, name=f"n{number}") for number, load in enumerate(loads)]
-    names = data.draw(st.lists(st.sampled_from([one.metadata.name for one in nodes]), unique=True))
-    asked = Asked(*nodes, safe_percentile=percentile)
+    names = data.draw(st.lists(st.sampled_from([node.metadata.name for node in nodes]), unique=True))
+    agent = Asked(*nodes, safe_percentile=percentile)
     wanted = pod(cpu="250m")
     alone = [Asked(nodes[int(name[1:])], safe_percentile=percentile).all(wanted) for name in names]
-    accepted = (asked.filter(wanted, names).codes == 0).tolist()
+    accepted = (agent.filter(wanted, names).codes == 0).tolist()
     assert (
-        list(zip(accepted, asked.overload(wanted, names), asked.balance(wanted, names), strict=True)) == alone
+        list(zip(accepted, agent.overload(wanted, names), agent.balance(wanted, names), strict=True)) == alone
     )
 
 
@@ -138,7 +138,7 @@ def test_metrics_and_annotations_that_say_the_same_get_the_same_answer(cpu, cpu_
         Series(metric_request.key, "prometheus", NOW, {"n1": Sample(value, None)})
         for metric_request, value in zip(metric_requests, values, strict=True)
     )
-    snapshot = MetricsSnapshot({one.metric: one for one in series})
+    snapshot = MetricsSnapshot({metric_series.metric: metric_series for metric_series in series})
     wanted = pod(cpu="250m", memory="1Gi")
     measured = Asked(node(), metrics_snapshot=snapshot, statistics="metrics")
     assert measured.all(wanted) == Asked(annotated).all(wanted)

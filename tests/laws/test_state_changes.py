@@ -77,8 +77,8 @@ def objects_of(cluster_state: ClusterState, kind: str) -> Mapping[Key, Any]:
     return cluster_state.node_objects if kind == NODES else cluster_state.objects[kind]
 
 
-def same(one: Mapping[Key, Any], other: Mapping[Key, Any]) -> bool:
-    return one.keys() == other.keys() and all(one[key] is other[key] for key in one)
+def same(first: Mapping[Key, Any], other: Mapping[Key, Any]) -> bool:
+    return first.keys() == other.keys() and all(first[key] is other[key] for key in first)
 
 
 class Scene:
@@ -263,11 +263,11 @@ def test_what_pigeon_knows_of_nodes_is_what_a_fresh_list_says(
         held = {("d", name): held_pod(name, on, cpu) for name, (on, cpu) in pods.items()}
         objects = {("", name): nodes[name] for name in names}
         cluster_state = ClusterState(index, {PODS: held}, MetricsSnapshot(), 0.0, objects)
-        found = built(state, cluster_state)
+        incremental = built(state, cluster_state)
         fresh = cooperative_scheduling.run_at_once(pigeon.KIND.state(options, 5.0).build(cluster_state))
-        assert np.array_equal(found.room, fresh.room)
-        assert np.array_equal(found.scale, fresh.scale)
-        assert np.array_equal(found.missing, fresh.missing)
+        assert np.array_equal(incremental.room, fresh.room)
+        assert np.array_equal(incremental.scale, fresh.scale)
+        assert np.array_equal(incremental.missing, fresh.missing)
 
 
 def held_pod(name: str, on: str, cpu: str) -> HoldingPod:

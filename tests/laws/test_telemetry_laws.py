@@ -37,12 +37,12 @@ def judged(rules: list[Any], logical: str, a: dict[str, int], b: dict[str, int])
     return set(rejected(snapshot(given_world), NAMES) or ())
 
 
-def breaks(one: dict[str, Any], value: int | None) -> bool:
+def breaks(rule: dict[str, Any], value: int | None) -> bool:
     if value is None:
         return False
-    target = one["target"]
+    target = rule["target"]
     return {"LessThan": value < target, "GreaterThan": value > target, "Equals": value == target}[
-        one["operator"]
+        rule["operator"]
     ]
 
 
@@ -51,11 +51,11 @@ def test_any_of_rejects_who_breaks_one_rule_and_all_of_who_breaks_all(
     rules: list[Any], a: dict[str, int], b: dict[str, int]
 ) -> None:
     values = {"a": a, "b": b}
-    if not all(values[one["metricname"]] for one in rules):
+    if not all(values[rule["metricname"]] for rule in rules):
         # a metric without any value counts as never fetched
         assert judged(rules, "anyOf", a, b) == judged(rules, "allOf", a, b) == set(NODES)
         return
-    broken = {node: [breaks(one, values[one["metricname"]].get(node)) for one in rules] for node in NODES}
+    broken = {node: [breaks(rule, values[rule["metricname"]].get(node)) for rule in rules] for node in NODES}
     assert judged(rules, "anyOf", a, b) == {node for node in NODES if any(broken[node])}
     assert judged(rules, "allOf", a, b) == {node for node in NODES if all(broken[node])}
 
@@ -82,21 +82,21 @@ def test_rejecting_the_unmeasured_rejects_no_fewer_nodes(
 
 @given(VALUES, OPERATORS, st.lists(st.sampled_from([*NODES, "nX"]), unique=True))
 def test_scores_lie_in_0_to_10_and_keep_the_order_of_the_values(
-    a: dict[str, int], operator: str, asked: list[str]
+    a: dict[str, int], operator: str, candidates: list[str]
 ) -> None:
     given_world = cluster_state(
         [policy(scheduleonmetric=[rule("a", operator)])], metrics_snapshot(series("a", **a)), " ".join(NODES)
     )
-    found = scores(snapshot(given_world), " ".join(asked)) or {}
-    measured = [node for node in asked if node in a]
-    assert all(0 <= score <= 10 for score in found.values())
-    assert all(found[node] == 0 for node in asked if node not in a)
-    assert not measured or max(found[node] for node in measured) == 10
+    scores_by_node = scores(snapshot(given_world), " ".join(candidates)) or {}
+    measured = [node for node in candidates if node in a]
+    assert all(0 <= score <= 10 for score in scores_by_node.values())
+    assert all(scores_by_node[node] == 0 for node in candidates if node not in a)
+    assert not measured or max(scores_by_node[node] for node in measured) == 10
     sign = {"LessThan": -1, "GreaterThan": 1, "Equals": 0}[operator]
-    for one in measured:
+    for first in measured:
         for other in measured:
-            if sign * a[one] >= sign * a[other]:
-                assert found[one] >= found[other]
+            if sign * a[first] >= sign * a[other]:
+                assert scores_by_node[first] >= scores_by_node[other]
 
 
 JSON = st.recursive(
@@ -119,7 +119,9 @@ JSON = st.recursive(
 def test_any_spec_is_read_and_judged_without_an_error(spec: Any) -> None:
     given_policy = PolicyObject(PolicyMetadata("pol", "d"), msgspec.Raw(msgspec.json.encode(spec)))
     read = policies.read(given_policy)
-    assert all(rule.unusable or rule.metric for one in read.strategies.values() for rule in one.rules)
+    assert all(
+        rule.unusable or rule.metric for strategy in read.strategies.values() for rule in strategy.rules
+    )
     given_snapshot = snapshot(cluster_state([given_policy], metrics_snapshot(series("m", n1=1))))
     rejected(given_snapshot)
     scores(given_snapshot)

@@ -84,7 +84,9 @@ def test_names_go_through_as_they_came(names: list[str], more: list[str]) -> Non
             return
         decision = Decision("filter", PodRef("", ""), 0.0, 1, request.names)
         assert json.loads(b"".join(wire_format.filter_response(request, decision)))["NodeNames"] == names
-        assert [one["Host"] for one in json.loads(wire_format.prioritize_response(decision))] == names
+        assert [
+            priority["Host"] for priority in json.loads(wire_format.prioritize_response(decision))
+        ] == names
 
 
 ALIKE = st.text('ab-.é\\"', max_size=20)
@@ -95,9 +97,9 @@ def test_a_table_finds_what_a_dict_finds(known: list[str], others: list[str], da
     index = NodeIndex(known)
     names = data.draw(st.lists(st.sampled_from(known + others)))
     listed = msgspec.json.encode(names)
-    found = index.read(listed)
-    assert found.numbers.tolist() == index.numbers(names).tolist()
-    assert found.tolist() == names
+    candidates = index.read(listed)
+    assert candidates.numbers.tolist() == index.numbers(names).tolist()
+    assert candidates.tolist() == names
     if (
         index.table is not None
         and not set(names) - set(known)
@@ -117,10 +119,12 @@ def test_answers_say_of_each_name_what_was_decided(names: list[str], data: st.Da
     decision = Decision(
         "filter", PodRef("", ""), 0.0, 1, request.names, (("t", verdict),), (("t", Scores(np.array(points))),)
     )
-    said = json.loads(b"".join(wire_format.filter_response(request, decision)))
-    assert said["NodeNames"] == [name for name, code in zip(names, codes, strict=True) if not code]
-    assert said["FailedNodes"] == {
+    response_body = json.loads(b"".join(wire_format.filter_response(request, decision)))
+    assert response_body["NodeNames"] == [name for name, code in zip(names, codes, strict=True) if not code]
+    assert response_body["FailedNodes"] == {
         name: whys[code - 1] for name, code in zip(names, codes, strict=True) if code
     }
     liked = json.loads(wire_format.prioritize_response(decision))
-    assert [(one["Host"], one["Score"]) for one in liked] == list(zip(names, points, strict=True))
+    assert [(priority["Host"], priority["Score"]) for priority in liked] == list(
+        zip(names, points, strict=True)
+    )

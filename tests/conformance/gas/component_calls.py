@@ -28,8 +28,8 @@ def asked(row: PartRow) -> Any:
     """What the part gives; of a node's cards the fields that the row names. ValueError, OverflowError: it refuses."""
     if row.part == "demand":
         return _demand(row.given, row.annotations)
-    found = _plain(_PARTS[row.part](row.given))
-    return {field: found[field] for field in row.gives} if row.part == "cards" else found
+    actual = _plain(_PARTS[row.part](row.given))
+    return {field: actual[field] for field in row.gives} if row.part == "cards" else actual
 
 
 def _demand(text: str, annotations: Mapping[str, str]) -> None:
@@ -39,12 +39,12 @@ def _demand(text: str, annotations: Mapping[str, str]) -> None:
         raise ValueError(problem.text())
 
 
-def _joined(given: dict[str, str]) -> str:
-    return node_labels.joined(given, min(given))
+def _joined(labels: dict[str, str]) -> str:
+    return node_labels.joined(labels, min(labels))
 
 
-def _groups(given: list[Any]) -> list[frozenset[str]]:
-    tags, *names = given
+def _groups(arguments: list[Any]) -> list[frozenset[str]]:
+    tags, *names = arguments
     groups = node_labels.groups(node_labels.joined(tags, min(tags)))
     return [node_labels.with_groups([name], groups) for name in names]
 
@@ -58,29 +58,29 @@ def _node(text: str) -> GpuNode:
     return msgspec.json.decode(msgspec.json.encode(table_notation.node("n", text)), type=GpuNode)
 
 
-def _books(given: list[str]) -> list[Any]:
+def _books(pod_texts: list[str]) -> list[Any]:
     """What all pods hold, and what is held when the last one is gone."""
-    pods = [_running(f"p{number}", text) for number, text in enumerate(given)]
+    pods = [_running(f"p{number}", text) for number, text in enumerate(pod_texts)]
     return [_held(pods), _held(pods[:-1])]
 
 
 def _held(pods: list[AllocatedPod]) -> Any:
     by_key = {(pod.metadata.namespace, pod.metadata.name): pod for pod in pods}
-    found = node_allocations.of_node("n1", allocation_record.EMPTY, pods, PodIndex(by_key, "1"), INTEL)
-    return {card: _short(held) for card, held in found.amounts.items()}
+    allocations = node_allocations.of_node("n1", allocation_record.EMPTY, pods, PodIndex(by_key, "1"), INTEL)
+    return {card: _short(held) for card, held in allocations.amounts.items()}
 
 
 def _running(name: str, text: str) -> AllocatedPod:
-    told = table_notation.running(text)
-    made = table_notation.pod(name, told.containers, told.annotations)
+    running = table_notation.running(text)
+    made = table_notation.pod(name, running.containers, running.annotations)
     made["metadata"]["uid"] = name
-    made["spec"]["nodeName"] = told.node
+    made["spec"]["nodeName"] = running.node
     return msgspec.convert(made, AllocatedPod)
 
 
-def _ended(given: dict[str, str]) -> bool:
-    metadata = {"name": "p", "deletionTimestamp": given.get("deletionTimestamp")}
-    pod: Object = {"metadata": metadata, "status": {"phase": given["phase"]}}
+def _ended(fields: dict[str, str]) -> bool:
+    metadata = {"name": "p", "deletionTimestamp": fields.get("deletionTimestamp")}
+    pod: Object = {"metadata": metadata, "status": {"phase": fields["phase"]}}
     return node_allocations.has_ended(msgspec.convert(pod, AllocatedPod))
 
 
@@ -91,7 +91,7 @@ def _short(held: Mapping[str, int]) -> dict[str, int]:
 def _plain(value: Any) -> Any:
     """Sets in order, tuples as lists, mappings as dicts: as a table has them."""
     if isinstance(value, Mapping):
-        return {key: _plain(one) for key, one in value.items()}
+        return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, frozenset):
         return sorted(value)
     return list(map(_plain, value)) if isinstance(value, list | tuple) else value
@@ -110,12 +110,12 @@ _PARTS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "books": _books,
     "cards": _cards,
     "devices": node_labels.devices,
-    "divided": lambda given: amounts.divided(*given),
+    "divided": lambda arguments: amounts.divided(*arguments),
     "ended": _ended,
     "groups": _groups,
     "joined": _joined,
-    "links": lambda given: node_labels.links(given[0], node_labels.devices(given[1]))[0],
-    "reordered": lambda given: subdevices.reorder(*given),
+    "links": lambda arguments: node_labels.links(arguments[0], node_labels.devices(arguments[1]))[0],
+    "reordered": lambda arguments: subdevices.reorder(*arguments),
     "tiles": allocation_record.read_subdevices,
     "total": amounts.total,
 }

@@ -21,15 +21,17 @@ REASONS: Final = {
 def check_filtered(case: Case, answer: httpx2.Response) -> None:
     """The right nodes are kept, in order, and each of the others has the right reason."""
     assert answer.status_code == 200, answer.text
-    found = answer.json()
+    response_body = answer.json()
     row, expect = case.row, case.row.expect
-    assert found["Error"] == ""
-    assert found["NodeNames"] == [f"{case.tag}-{name}" for name in row.kept], found["FailedNodes"]
+    assert response_body["Error"] == ""
+    assert response_body["NodeNames"] == [f"{case.tag}-{name}" for name in row.kept], response_body[
+        "FailedNodes"
+    ]
     failed = {name: expect.failed.get(name, expect.why) for name in row.names if name not in row.kept}
-    told = found["FailedNodes"] or {}
-    assert told.keys() == {f"{case.tag}-{name}" for name in failed}
+    failed_nodes = response_body["FailedNodes"] or {}
+    assert failed_nodes.keys() == {f"{case.tag}-{name}" for name in failed}
     for name, why in failed.items():
-        text = told[f"{case.tag}-{name}"]
+        text = failed_nodes[f"{case.tag}-{name}"]
         assert begins(text, PREFIX + REASONS[why] if why in REASONS else why), text
 
 
@@ -58,12 +60,12 @@ def check_bound(case: Case, answer: httpx2.Response, pod: Object) -> None:
         assert annotations.get(f"cards.nodewise.io/{name}", "") == cards.replace("card", "")
 
 
-def check_tiles(found: str | None, expected: str | None) -> None:
+def check_tiles(actual: str | None, expected: str | None) -> None:
     """Equal, but for the order within an entry where the row says so."""
-    if expected is None or found is None or "{" not in expected:
-        assert found == expected
+    if expected is None or actual is None or "{" not in expected:
+        assert actual == expected
     else:
-        assert in_order(found) == in_order(expected)
+        assert in_order(actual) == in_order(expected)
 
 
 def in_order(tiles: str) -> str:

@@ -31,7 +31,7 @@ class Trouble(Between):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["raw_path"].decode()
-        message = next((said for part, said in self._failing.items() if _is_of(path, part)), "")
+        message = next((message for part, message in self._failing.items() if _is_of(path, part)), "")
         if not message or scope["method"] == "GET":
             await super().__call__(scope, receive, send)
             return

@@ -119,9 +119,9 @@ class Stage:
             for name, text in case.row.nodes.items():
                 self.node(f"{case.tag}-{name}", text, case.driver)
             for number, text in enumerate(case.row.running):
-                told = table_notation.running(text)
-                on, name = f"{case.tag}-{told.node}", f"{case.tag}-running-{number}"
-                pod = self.pod(name, told.containers, case.driver, node=on, **told.annotations)
+                running = table_notation.running(text)
+                on, name = f"{case.tag}-{running.node}", f"{case.tag}-running-{number}"
+                pod = self.pod(name, running.containers, case.driver, node=on, **running.annotations)
                 self.set_phase(pod, "Running")
 
     def filter(self, served: Served, pod: Object, names: Sequence[str]) -> httpx2.Response:
@@ -130,15 +130,15 @@ class Stage:
     def points(self, served: Served, pod: Object, names: Sequence[str]) -> dict[str, int]:
         """What prioritize says of each candidate."""
         answer = self._ask(served, "prioritize", pod, names).raise_for_status()
-        return {one["Host"]: one["Score"] for one in answer.json()}
+        return {priority["Host"]: priority["Score"] for priority in answer.json()}
 
     def _ask(self, served: Served, verb: str, pod: Object, names: Sequence[str]) -> httpx2.Response:
-        asked = {"Pod": pod, "Nodes": None, "NodeNames": names}
-        return self._http.post(f"{served.url}/scheduler/{verb}", json=asked)
+        request = {"Pod": pod, "Nodes": None, "NodeNames": names}
+        return self._http.post(f"{served.url}/scheduler/{verb}", json=request)
 
     def bind(self, served: Served, name: str, uid: str, node: str) -> httpx2.Response:
-        asked = {"PodName": name, "PodNamespace": self.namespace, "PodUID": uid, "Node": node}
-        return self._http.post(f"{served.url}/scheduler/bind", json=asked)
+        request = {"PodName": name, "PodNamespace": self.namespace, "PodUID": uid, "Node": node}
+        return self._http.post(f"{served.url}/scheduler/bind", json=request)
 
     def books(self, served: Served, node: str) -> Books:
         """What is held on a node, by card and resource."""

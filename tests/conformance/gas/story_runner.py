@@ -55,8 +55,8 @@ class Telling:
             self._make(name, text)
         for name, phase in step.phase.items():
             self._stage.api.patch(f"{self._path(name)}/status", {"status": {"phase": phase}})
-        for name, given in step.annotate.items():
-            self._patch(name, {"annotations": table_notation.annotations(given)})
+        for name, annotation_text in step.annotate.items():
+            self._patch(name, {"annotations": table_notation.annotations(annotation_text)})
         for number, name in enumerate(step.touch):
             self._patch(name, {"annotations": {"touched": str(number)}})
 
@@ -77,9 +77,9 @@ class Telling:
 
     def _make(self, name: str, text: str) -> None:
         phase, _, rest = text.partition(" ")
-        told = table_notation.running(rest)
-        on = "" if told.node == "-" else self._name(told.node)
-        made = self._stage.pod(self._name(name), told.containers, node=on, **told.annotations)
+        running = table_notation.running(rest)
+        on = "" if running.node == "-" else self._name(running.node)
+        made = self._stage.pod(self._name(name), running.containers, node=on, **running.annotations)
         self._stage.set_phase(made, phase)
 
     def _bind(self, bind: Bind) -> None:
@@ -118,8 +118,8 @@ class Telling:
         return {node: self._stage.books(self._stage.extender(), self._name(node)) for node in nodes}
 
     def _told(self) -> list[str]:
-        found = {name: self._stage.find(self._name(name)) for name in self.story.before}
-        return sorted(name for name, pod in found.items() if story_environment.is_told(pod))
+        pods = {name: self._stage.find(self._name(name)) for name in self.story.before}
+        return sorted(name for name, pod in pods.items() if story_environment.is_told(pod))
 
     def _patch(self, name: str, metadata: dict[str, dict[str, str]]) -> None:
         self._stage.api.patch(self._path(name), {"metadata": metadata})

@@ -42,21 +42,21 @@ class Running(NamedTuple):
 def node(name: str, text: str, driver: str = "i915") -> Object:
     """The node that a text stands for; `driver` is what `i915` in it means."""
     labels, allocatable, *capacity = text.split(";")
-    told = objects.node(name, labels=dict(map(_label, labels.split())))
-    plain = told["status"]["capacity"]
-    told["status"]["allocatable"] = plain | _resources(allocatable, driver)
-    told["status"]["capacity"] = plain | _resources(capacity[0] if capacity else allocatable, driver)
-    return told
+    node = objects.node(name, labels=dict(map(_label, labels.split())))
+    plain = node["status"]["capacity"]
+    node["status"]["allocatable"] = plain | _resources(allocatable, driver)
+    node["status"]["capacity"] = plain | _resources(capacity[0] if capacity else allocatable, driver)
+    return node
 
 
 def pod(name: str, text: str, annotated: Mapping[str, str], driver: str = "i915") -> Object:
     """The pod that a text stands for, bound to no node. Containers without a name are c0, c1, by their place."""
     spec: dict[str, list[Object]] = {"containers": [], "initContainers": []}
-    for kind, given, requests in _CONTAINER.findall(text):
+    for kind, container_name, requests in _CONTAINER.findall(text):
         among = spec["initContainers" if kind else "containers"]
         resources = _resources(requests, driver)
         made = {
-            "name": given or f"c{len(among)}",
+            "name": container_name or f"c{len(among)}",
             "image": "none",
             "resources": {"requests": resources, "limits": resources},
         }
@@ -71,8 +71,8 @@ def pod(name: str, text: str, annotated: Mapping[str, str], driver: str = "i915"
 def running(text: str) -> Running:
     """What a text says of a pod that is there already; `c` are its cards and `t` its tiles."""
     head, _, containers = text.partition(";")
-    on, *given = head.split()
-    return Running(on, annotations(" ".join(given)), containers.strip())
+    on, *words = head.split()
+    return Running(on, annotations(" ".join(words)), containers.strip())
 
 
 def annotations(text: str) -> dict[str, str]:

@@ -35,13 +35,13 @@ def test_a_label_that_there_is_not():
 def test_resources_of_a_node(text, allocatable, capacity):
     status = table_notation.node("n", text)["status"]
     for field, wanted in (("allocatable", allocatable), ("capacity", capacity)):
-        found = {name: amount for name, amount in status[field].items() if "/" in name}
-        assert found == {f"gpu.intel.com/{name}": amount for name, amount in wanted.items()}
+        amounts = {name: amount for name, amount in status[field].items() if "/" in name}
+        assert amounts == {f"gpu.intel.com/{name}": amount for name, amount in wanted.items()}
 
 
 def test_containers_of_a_pod():
     spec = table_notation.pod("p", "init:setup[i915=1] [mon=1][] side[mc=5]", {}, "xe")["spec"]
-    assert [(one["name"], one["resources"]["requests"]) for one in spec["containers"]] == [
+    assert [(container["name"], container["resources"]["requests"]) for container in spec["containers"]] == [
         ("c0", {"gpu.intel.com/xe_monitoring": "1"}),
         ("c1", {}),
         ("side", {"gpu.intel.com/millicores": "5"}),
@@ -57,7 +57,7 @@ def test_what_is_no_pod(text):
 
 
 def test_a_pod_that_is_there_already():
-    told = table_notation.running("n1 c=card0|card1 t=|card1:gt0; [i915=1][i915=1]")
-    assert told.node == "n1"
-    assert told.annotations == {"gas-container-cards": "card0|card1", "gas-container-tiles": "|card1:gt0"}
-    assert told.containers == "[i915=1][i915=1]"
+    running = table_notation.running("n1 c=card0|card1 t=|card1:gt0; [i915=1][i915=1]")
+    assert running.node == "n1"
+    assert running.annotations == {"gas-container-cards": "card0|card1", "gas-container-tiles": "|card1:gt0"}
+    assert running.containers == "[i915=1][i915=1]"

@@ -51,29 +51,29 @@ def until_best(stage: Stage, pod: Object, node: str) -> None:
 
 
 def test_cards_are_used_up_first_where_plain_pods_have_taken_the_cpu(stage: Stage) -> None:
-    asked = stage.pod("asked", ASKED)
+    requesting = stage.pod("asked", ASKED)
     for node in reversed(NODES):
         plain = stage.pod(f"plain-{node}", "[cpu=6]", node=node)
-        until_best(stage, asked, node)
+        until_best(stage, requesting, node)
         stage.set_phase(plain, "Succeeded")
 
 
 def test_plain_pods_go_where_they_take_no_cpu_from_free_cards(stage: Stage) -> None:
-    asked = stage.pod("asked", "[cpu=3]")
+    requesting = stage.pod("asked", "[cpu=3]")
     for node in reversed(NODES):
         plain = [stage.pod(f"{node}-{on}", f"[cpu={5 if on == node else 2}]", node=on) for on in NODES]
-        until_best(stage, asked, node)
+        until_best(stage, requesting, node)
         for pod in plain:
             stage.set_phase(pod, "Failed")
 
 
 def test_pods_that_are_bound_by_us_take_their_cpu(stage: Stage) -> None:
-    asked = stage.pod("asked", ASKED)
+    requesting = stage.pod("asked", ASKED)
     for node in reversed(NODES):
         bound = stage.pod(f"bound-{node}", "[i915=1 mc=1 cpu=6]")
         answer = stage.bind(stage.extender(), bound["metadata"]["name"], bound["metadata"]["uid"], node)
         assert answer.json()["Error"] == ""
-        until_best(stage, asked, node)
+        until_best(stage, requesting, node)
         stage.api.delete(path_of(bound))
 
 
@@ -84,9 +84,9 @@ def test_one_node_alone_is_the_best(stage: Stage) -> None:
 
 @pytest.mark.parametrize("node", NODES)
 def test_decide_goes_by_the_cpu_of_files(tmp_path: Path, flags: list[str], node: str) -> None:
-    asked, plain = table_notation.pod("asked", ASKED, {}), table_notation.pod("plain", "[cpu=6]", {})
+    requesting, plain = table_notation.pod("asked", ASKED, {}), table_notation.pod("plain", "[cpu=6]", {})
     plain["spec"]["nodeName"] = node
-    listed = [*(table_notation.node(name, NODE) for name in NODES), asked, plain]
+    listed = [*(table_notation.node(name, NODE) for name in NODES), requesting, plain]
     file = tmp_path / "world.json"
     file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": listed}))
     done = forks.run([forks.NODEWISE, "decide", file, *flags, "-o", "json"], check=True)

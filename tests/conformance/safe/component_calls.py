@@ -27,15 +27,15 @@ from tests.unit.annotator.objects import Object
 
 def asked(row: PartRow) -> Any:
     """What the part gives; of a mapping what the row names."""
-    found = _PARTS[row.part](row.given)
-    return {key: found[key] for key in row.gives} if isinstance(row.gives, dict) else found
+    actual = _PARTS[row.part](row.given)
+    return {key: actual[key] for key in row.gives} if isinstance(row.gives, dict) else actual
 
 
 # the beta distribution
 
 
-def _distribution(given: Mapping[str, float]) -> dict[str, float]:
-    x, shapes = given["x"], (given["alpha"], given["beta"])
+def _distribution(arguments: Mapping[str, float]) -> dict[str, float]:
+    x, shapes = arguments["x"], (arguments["alpha"], arguments["beta"])
     return {
         "complete": float(beta_distribution.complete(*shapes)),
         "below": float(beta_distribution.cdf(x, *shapes)),
@@ -46,13 +46,13 @@ def _distribution(given: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-def _matched(given: list[float]) -> list[float] | None:
-    shapes = [float(one) for one in beta_distribution.match_moments(*given)]
+def _matched(arguments: list[float]) -> list[float] | None:
+    shapes = [float(value) for value in beta_distribution.match_moments(*arguments)]
     return None if any(map(np.isnan, shapes)) else shapes
 
 
-def _table(given: list[Any]) -> list[Any]:
-    *shapes, begins = given
+def _table(arguments: list[Any]) -> list[Any]:
+    *shapes, begins = arguments
     lines = [line.split() for line in beta_distribution.table(*shapes).splitlines()]
     [line] = [line for line in lines if line[0] == begins]
     return [len(lines), line]
@@ -71,34 +71,36 @@ def _of_shares(objective: Objective, shares: list[float]) -> float:
     return float(LAYOUTS[objective](table, 0).measured(np.array([0]), np.zeros(1))[0])
 
 
-def _variability(given: Mapping[str, Any]) -> float:
-    mean = np.array(given["mean"])
+def _variability(arguments: Mapping[str, Any]) -> float:
+    mean = np.array(arguments["mean"])
     return float(
-        mean_covariance.variability(mean[:, None], np.array([mean @ np.array(given["covariance"]) @ mean]))[0]
+        mean_covariance.variability(
+            mean[:, None], np.array([mean @ np.array(arguments["covariance"]) @ mean])
+        )[0]
     )
 
 
-def _demands(given: list[dict[str, Any]]) -> dict[str, Any]:
-    found: DemandStatistics = demand.NONE
-    for stretch in given:
+def _demands(stretches: list[dict[str, Any]]) -> dict[str, Any]:
+    statistics: DemandStatistics = demand.NONE
+    for stretch in stretches:
         for number in range(stretch["pods"]):
             cpu, memory = np.array(stretch["first"]) + number * np.array(stretch["growth"])
-            found = demand.add_pod(found, np.array([cpu, memory, 0, 0, 0], float))
+            statistics = demand.add_pod(statistics, np.array([cpu, memory, 0, 0, 0], float))
     return {
-        "mean": found.mean[:2].tolist(),
-        "second_moments": found.second_moments[:2, :2].tolist(),
-        "samples": found.samples,
+        "mean": statistics.mean[:2].tolist(),
+        "second_moments": statistics.second_moments[:2, :2].tolist(),
+        "samples": statistics.samples,
     }
 
 
 # what is learned
 
 
-def _rewards(given: list[float]) -> dict[str, Any]:
+def _rewards(arguments: list[float]) -> dict[str, Any]:
     life = pod_histories.Life()
     life.tell()
     rewards, scores = [], []
-    for number, reward in enumerate(given):
+    for number, reward in enumerate(arguments):
         life.tell(_that_earns(f"p{number}", reward))
         rewards.append(life.reward())
         scores.append(life.points()[0])
@@ -117,30 +119,30 @@ def _type(labels: dict[str, str]) -> str:
     return pending_pod_type(msgspec.convert({"metadata": {"name": "p", "labels": labels}}, PendingPod))
 
 
-def _containers(given: list[dict[str, Any]]) -> float | None:
+def _containers(containers: list[dict[str, Any]]) -> float | None:
     life = pod_histories.Life()
     life.tell()
-    life.tell(pod_histories.pod("p", "n1", *map(_container, given)))
+    life.tell(pod_histories.pod("p", "n1", *map(_container, containers)))
     known = life.numbers()
     # with a prior of 1 what is known after one reward r is 0.9 + 0.1 r
     return round(10 * known["reward"] - 9, 6) if known["tried"] else None
 
 
-def _container(given: Mapping[str, Any]) -> dict[str, Any]:
-    before = pod_histories.end(0, given["ended_before"]) if "ended_before" in given else None
-    if "ended" in given:
+def _container(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    before = pod_histories.end(0, arguments["ended_before"]) if "ended_before" in arguments else None
+    if "ended" in arguments:
         return pod_histories.terminated(
-            given.get("began", 0), given["ended"], int(before is not None), before
+            arguments.get("began", 0), arguments["ended"], int(before is not None), before
         )
-    if "waiting" in given:
+    if "waiting" in arguments:
         return pod_histories.waiting()
-    return pod_histories.running(int(before is not None), before, given["running"])
+    return pod_histories.running(int(before is not None), before, arguments["running"])
 
 
-def _phases(given: list[str]) -> list[float]:
+def _phases(phases: list[str]) -> list[float]:
     life = pod_histories.Life()
     life.tell()
-    for phase in given:
+    for phase in phases:
         if phase == "deleted":
             life.forget_pod("p")
             life.look()
@@ -153,27 +155,31 @@ def _phases(given: list[str]) -> list[float]:
 # what annotators write
 
 
-def _allocation(given: Mapping[str, Any]) -> Mapping[str, str | None] | None:
+def _allocation(arguments: Mapping[str, Any]) -> Mapping[str, str | None] | None:
     """What of the node is to be written where nothing stands yet, but the time; None for nothing."""
-    pods = objects.read_pods(*(pod(number, one) for number, one in enumerate(given["pods"])))
+    pods = objects.read_pods(
+        *(pod(number, pod_arguments) for number, pod_arguments in enumerate(arguments["pods"]))
+    )
     measurements = NodeMeasurements(None, run_at_once(allocation_by_node(pods)), now=0.0)
     config, rules = AnnotatorConfig(usage=False, allocation=True), PatchRules(max_age_s=3600)
-    plans = run_at_once(plan_patches([objects.read_node(node(given))], measurements, config, rules))
+    plans = run_at_once(plan_patches([objects.read_node(node(arguments))], measurements, config, rules))
     return plans.nodes[0].desired if plans.nodes else None
 
 
-def node(given: Mapping[str, Any]) -> Object:
+def node(arguments: Mapping[str, Any]) -> Object:
     """The node n1 of a row."""
-    made = objects.node("n1", ready=str(given.get("ready", True)))
-    made["status"]["allocatable"] = given["node"]
+    made = objects.node("n1", ready=str(arguments.get("ready", True)))
+    made["status"]["allocatable"] = arguments["node"]
     return made
 
 
-def pod(number: int, given: Mapping[str, Any]) -> Object:
+def pod(number: int, arguments: Mapping[str, Any]) -> Object:
     """One of its pods."""
-    init = ({"name": "i", "resources": {"requests": given["init"]}},) if "init" in given else ()
-    on = "n1" if given.get("bound", True) else ""
-    return objects.pod(f"p{number}", on, *given["requests"], phase=given.get("phase", "Running"), init=init)
+    init = ({"name": "i", "resources": {"requests": arguments["init"]}},) if "init" in arguments else ()
+    on = "n1" if arguments.get("bound", True) else ""
+    return objects.pod(
+        f"p{number}", on, *arguments["requests"], phase=arguments.get("phase", "Running"), init=init
+    )
 
 
 def _quantity(text: str) -> float | None:
@@ -183,26 +189,28 @@ def _quantity(text: str) -> float | None:
         return None
 
 
-def _samples(given: Mapping[str, Any]) -> list[float]:
-    free = np.array(given["free"], float)
-    if "allocatable" in given:
-        free = sample_statistics.limit_usage_to_requests(free, given["allocatable"], given["requested"])
+def _samples(arguments: Mapping[str, Any]) -> list[float]:
+    free = np.array(arguments["free"], float)
+    if "allocatable" in arguments:
+        free = sample_statistics.limit_usage_to_requests(
+            free, arguments["allocatable"], arguments["requested"]
+        )
     return list(sample_statistics.summarize(free))
 
 
 def _chunks(count: int) -> list[float]:
     means = sample_statistics.chunk_means(np.arange(1.0, count + 1))
     assert len(means) == sample_statistics.CHUNKS
-    found: list[float] = means[[0, 1, 2, 3, 50, -1]].tolist()
-    return found
+    values: list[float] = means[[0, 1, 2, 3, 50, -1]].tolist()
+    return values
 
 
 def _memory(request: str) -> list[Any]:
     wanted = _allocation({"node": {"memory": "8Gi"}, "pods": [{"requests": [{"memory": request}]}]})
     assert wanted is not None
     text = wanted["requested-memory"]
-    found = resources.requested(msgspec.convert({"requested-memory": text}, AllocationAnnotations))
-    return [text, resources.counted(np.array([found]).T)[1, 0]]
+    amount = resources.requested(msgspec.convert({"requested-memory": text}, AllocationAnnotations))
+    return [text, resources.counted(np.array([amount]).T)[1, 0]]
 
 
 _PARTS: Final[Mapping[str, Callable[[Any], Any]]] = {
@@ -212,11 +220,11 @@ _PARTS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "demands": _demands,
     "deviation": promtool.deviation,
     "distribution": _distribution,
-    "exists": lambda given: [bool(beta_distribution.valid(*shapes)) for shapes in given],
-    "line": lambda given: beta_distribution.line(*given),
+    "exists": lambda arguments: [bool(beta_distribution.valid(*shapes)) for shapes in arguments],
+    "line": lambda arguments: beta_distribution.line(*arguments),
     "matched": _matched,
     "memory": _memory,
-    "moments": lambda given: [float(one) for one in beta_distribution.moments(*given)],
+    "moments": lambda arguments: [float(value) for value in beta_distribution.moments(*arguments)],
     "objectives": _objectives,
     "phases": _phases,
     "quantity": _quantity,

@@ -18,36 +18,36 @@ _NOBODYS: Final = -1.0
 """A value that no query has, so that the tool says what it has."""
 
 
-def deviation(given: Mapping[str, float]) -> float:
+def deviation(arguments: Mapping[str, float]) -> float:
     """Of the cores in use, as we ask for it, where one CPU is idle for that share of each second."""
     window_s = 300
-    asked = load_queries.metric_requests(WindowOptions(statistics_window_s=window_s)).cpu_deviation.query
-    scrape_s = int(given["scrape_s"])
+    query = load_queries.metric_requests(WindowOptions(statistics_window_s=window_s)).cpu_deviation.query
+    scrape_s = int(arguments["scrape_s"])
     scrapes = 4 * window_s // scrape_s
     counter = {
         "series": 'node_cpu_seconds_total{instance="a", cpu="0", mode="idle"}',
-        "values": f"0+{given['idle_share'] * scrape_s}x{scrapes}",
+        "values": f"0+{arguments['idle_share'] * scrape_s}x{scrapes}",
     }
-    return _value(asked, counter, scrape_s, scrapes * scrape_s)
+    return _value(query, counter, scrape_s, scrapes * scrape_s)
 
 
-def _value(asked: str, series: Mapping[str, str], interval_s: int, at_s: int) -> float:
+def _value(query: str, series: Mapping[str, str], interval_s: int, at_s: int) -> float:
     expected = [{"labels": '{instance="a"}', "value": _NOBODYS}]
-    sought = {"expr": asked, "eval_time": f"{at_s}s", "exp_samples": expected}
-    told = {"interval": f"{interval_s}s", "input_series": [dict(series)], "promql_expr_test": [sought]}
+    sought = {"expr": query, "eval_time": f"{at_s}s", "exp_samples": expected}
+    test = {"interval": f"{interval_s}s", "input_series": [dict(series)], "promql_expr_test": [sought]}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "test.yaml")
-        file.write_text(yaml.safe_dump({"tests": [told]}))
+        file.write_text(yaml.safe_dump({"tests": [test]}))
         done = subprocess.run(
             [_promtool(), "test", "rules", file], capture_output=True, text=True, check=False
         )
-    found = re.search(
+    match = re.search(
         r'got:\[?\s*(?:Labels:)?\{instance="a"\}\s+(?:Value:)?(\S+?)\]?$',
         done.stderr + done.stdout,
         re.MULTILINE,
     )
-    assert found, done.stdout + done.stderr
-    return float(found[1])
+    assert match, done.stdout + done.stderr
+    return float(match[1])
 
 
 def _promtool() -> Path:

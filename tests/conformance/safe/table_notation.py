@@ -14,17 +14,19 @@ _NODE: Final = re.compile(r"(\w+)\(([^;)]*);?([^)]*)\)")
 def nodes(text: str) -> list[Object]:
     """Allocatable, and the annotations that tell what is requested, in the order of the resources."""
     return [
-        test_processes.node(name, amounts(has), _requested(asked)) for name, has, asked in _NODE.findall(text)
+        test_processes.node(name, amounts(has), _requested(requested))
+        for name, has, requested in _NODE.findall(text)
     ]
 
 
 def _requested(text: str) -> dict[str, str | None]:
     """In whole units, as an annotator writes them."""
     return {
-        f"requested-{key}": str(quantity.parse(one) // quantity.NANO) for key, one in amounts(text).items()
+        f"requested-{key}": str(quantity.parse(amount) // quantity.NANO)
+        for key, amount in amounts(text).items()
     }
 
 
 def amounts(text: str) -> dict[str, Any]:
     """By resource; what is empty is left out."""
-    return {key: one for key, one in zip(RESOURCES, text.split(","), strict=False) if one}
+    return {key: amount for key, amount in zip(RESOURCES, text.split(","), strict=False) if amount}

@@ -109,8 +109,8 @@ class Story(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 def stories() -> list[Story]:
     """Those of `pigeon.yaml`."""
-    given: Any = yaml.safe_load((FOLDER / "pigeon.yaml").read_text())
-    return msgspec.convert(given["stories"], list[Story])
+    document: Any = yaml.safe_load((FOLDER / "pigeon.yaml").read_text())
+    return msgspec.convert(document["stories"], list[Story])
 
 
 class KeptRow(Row, frozen=True, kw_only=True):
@@ -141,8 +141,8 @@ class HttpRow(Row, frozen=True, kw_only=True):
 
 def http() -> list[HttpRow]:
     """Those of `http.yaml`."""
-    given: Any = yaml.safe_load((FOLDER / "http.yaml").read_text())
-    return msgspec.convert(given["rows"], list[HttpRow])
+    document: Any = yaml.safe_load((FOLDER / "http.yaml").read_text())
+    return msgspec.convert(document["rows"], list[HttpRow])
 
 
 T = TypeVar("T", bound=Row)
@@ -150,5 +150,5 @@ T = TypeVar("T", bound=Row)
 
 def read(name: str, kind: type[T]) -> list[T]:
     """A table's rows, in order."""
-    given: Any = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
-    return msgspec.convert(given, list[kind])  # type: ignore[valid-type]
+    rows: Any = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
+    return msgspec.convert(rows, list[kind])  # type: ignore[valid-type]

@@ -31,8 +31,8 @@ def lay(api: Api, name: str, row: PartRow) -> None:
     node = component_calls.node(given(row))
     node["metadata"] = {"name": name}
     api.create({"apiVersion": "v1", "kind": "Node", **node})
-    for number, one in enumerate(given(row)["pods"]):
-        pod = component_calls.pod(number, one)
+    for number, pod_arguments in enumerate(given(row)["pods"]):
+        pod = component_calls.pod(number, pod_arguments)
         pod["metadata"] = {"name": f"{name}-{number}", "namespace": "default"}
         pod["spec"]["nodeName"] = name if pod["spec"]["nodeName"] else ""
         api.create({"apiVersion": "v1", "kind": "Pod", **pod})
@@ -47,8 +47,8 @@ def annotated(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Object]:
             lay(ground.api, name, row)
         command = [NODEWISE, "annotate", "--what=allocation", "--once", "--kubeconfig", ground.kubeconfig]
         forks.run(command, check=True, cwd=folder)
-        found = ground.api.get(NODES)["items"]
-        return {one["metadata"]["name"]: one["metadata"].get("annotations", {}) for one in found}
+        nodes = ground.api.get(NODES)["items"]
+        return {node["metadata"]["name"]: node["metadata"].get("annotations", {}) for node in nodes}
 
 
 @pytest.mark.parametrize("name", CASES)

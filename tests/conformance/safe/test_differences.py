@@ -33,17 +33,17 @@ NUMBERS = {
     *range(244, 251),
 }
 ELSEWHERE = {203, 248, 249, 250}
-"""Asked by tests that have them in their names, as there is no table in them."""
+"""RunningExtender by tests that have them in their names, as there is no table in them."""
 FAULTS = {"H": 7, "S": 14, "B": 5, "C": 2, "P": 15, "K": 10, "A": 10, "D": 4}
 """How many there are by their letters."""
 
 
 def tables() -> list[Row]:
-    told: list[Row] = [ask for story in table_rows.stories() for ask in story.asks]
+    rows: list[Row] = [ask for story in table_rows.stories() for ask in story.asks]
     parts = [row for table in PARTS for row in table_rows.read(table, PartRow)]
     risks, nodes = table_rows.read("risk", RiskRow), table_rows.read("endtoend", NodeRow)
     return [
-        *told,
+        *rows,
         *parts,
         *risks,
         *nodes,
@@ -70,7 +70,7 @@ def test_every_row_stands_in_the_tables():
 
 def test_every_other_row_has_a_test_of_its_number():
     here = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
-    assert {int(found) for found in re.findall(r"def test_(\d+)_", here)} == ELSEWHERE
+    assert {int(number) for number in re.findall(r"def test_(\d+)_", here)} == ELSEWHERE
 
 
 def test_every_departure_stands_on_the_page():
@@ -82,7 +82,7 @@ def test_the_page_names_each_row_once():
 
 
 def test_the_page_says_what_became_of_every_fault_and_in_which_rows():
-    found = re.findall(r"^\| ([A-Z])(\d+) \|.*\| ([\d, ]*)\|$", section(), re.MULTILINE)
+    rows = re.findall(r"^\| ([A-Z])(\d+) \|.*\| ([\d, ]*)\|$", section(), re.MULTILINE)
     faults = [(letter, number) for letter, most in FAULTS.items() for number in range(1, most + 1)]
-    assert [(letter, int(number)) for letter, number, _ in found] == faults
-    assert {int(number) for *_, cell in found for number in re.findall(r"\d+", cell)} <= NUMBERS
+    assert [(letter, int(number)) for letter, number, _ in rows] == faults
+    assert {int(number) for *_, cell in rows for number in re.findall(r"\d+", cell)} <= NUMBERS

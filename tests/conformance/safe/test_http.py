@@ -17,24 +17,24 @@ from tests.cluster.processes import Process
 from tests.conformance.safe import table_rows
 from tests.conformance.safe import test_processes as staging
 from tests.conformance.safe.table_rows import HttpRow
-from tests.conformance.safe.test_processes import Asked
+from tests.conformance.safe.test_processes import RunningExtender
 
 ENTRY = "[nodewise.agents]\nfoo = nodewise_foo:KIND\n"
 METADATA = "Metadata-Version: 2.1\nName: nodewise-foo\nVersion: 1.0\n"
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+def extender(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningExtender]:
     """A process with an agent foo beside congestion."""
     folder = tmp_path_factory.mktemp("http")
     subprocess.run(
         [NODEWISE, "agents", "new", "foo", "--folder", folder / "foo"], check=True, capture_output=True
     )
     site = folder / "foo" / "src"
-    told = site / "nodewise_foo-1.0.dist-info"  # as pip would have it
-    told.mkdir()
-    (told / "METADATA").write_text(METADATA)
-    (told / "entry_points.txt").write_text(ENTRY)
+    metadata = site / "nodewise_foo-1.0.dist-info"  # as pip would have it
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(METADATA)
+    (metadata / "entry_points.txt").write_text(ENTRY)
     with staging.running(folder, {"PYTHONPATH": str(site)}, "--agents=foo,congestion") as made:
         yield made
         assert made.process.is_running
@@ -43,24 +43,24 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
 
 
 @pytest.mark.parametrize("row", table_rows.http(), ids=lambda row: row.id)
-def test_requests(asked: Asked, row: HttpRow) -> None:
-    answer = asked.send(row.path, row.body.encode(), row.method)
+def test_requests(extender: RunningExtender, row: HttpRow) -> None:
+    answer = extender.send(row.path, row.body.encode(), row.method)
     assert answer.status_code == row.status, answer.text
     assert answer.headers["content-type"] == row.content_type
     assert answer.headers.get("location", "") == row.to
     if row.text:
         assert answer.text == row.text.replace("VERSION", nodewise.__version__)
     elif row.field:
-        assert [one["field"] for one in answer.json()["problems"]] == [row.field]
+        assert [problem["field"] for problem in answer.json()["problems"]] == [row.field]
     else:
         assert answer.json() == row.answer
 
 
 def test_203_a_level_of_the_log_that_there_is_not_is_told_and_means_info(tmp_path: Path) -> None:
-    with staging.running(tmp_path, {"LOG_LEVEL": "bogus"}, "--agents=congestion") as asked:
-        [told] = asked.events("variable_ignored")
-        assert (told["variable"], told["seen"], told["level"]) == ("LOG_LEVEL", "bogus", "warning")
-        assert asked.events("started")[0]["level"] == "info"
+    with staging.running(tmp_path, {"LOG_LEVEL": "bogus"}, "--agents=congestion") as extender:
+        [event] = extender.events("variable_ignored")
+        assert (event["variable"], event["seen"], event["level"]) == ("LOG_LEVEL", "bogus", "warning")
+        assert extender.events("started")[0]["level"] == "info"
 
 
 def test_250_at_level_error_the_start_tells_the_level_and_nothing_else(tmp_path: Path) -> None:

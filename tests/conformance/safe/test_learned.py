@@ -10,7 +10,7 @@ from tests.cluster.test_namespaces import wait
 from tests.conformance.safe import table_rows
 from tests.conformance.safe import test_processes as staging
 from tests.conformance.safe.table_rows import KeptRow
-from tests.conformance.safe.test_processes import Asked
+from tests.conformance.safe.test_processes import RunningExtender
 
 NODES = ["n1", "n2", "n3"]
 PATIENCE_S = 60
@@ -35,11 +35,11 @@ def test_rewards_that_were_kept(tmp_path: Path, row: KeptRow) -> None:
         "--state=memory.json",
         "--learned-half-life=0s",
     ]
-    with staging.running(tmp_path, {}, *flags) as asked:
-        wait("scores", lambda: scores(asked) == row.scores, PATIENCE_S)
+    with staging.running(tmp_path, {}, *flags) as extender:
+        wait("scores", lambda: scores(extender) == row.scores, PATIENCE_S)
 
 
-def scores(asked: Asked) -> list[int]:
+def scores(extender: RunningExtender) -> list[int]:
     body = {"pod": staging.pod({}, metadata={"labels": {"podtype": "D"}}), "nodenames": NODES}
-    found = asked.scores("rl-priority", body)
-    return [found[name] for name in NODES]
+    scores_by_node = extender.scores("rl-priority", body)
+    return [scores_by_node[name] for name in NODES]

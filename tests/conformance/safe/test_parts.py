@@ -13,21 +13,23 @@ PROGRAMS = {"deviation": pytest.mark.cluster}
 """Parts that a real program computes: Prometheus's own engine."""
 
 
-def is_close(found: Any, wanted: Any, row: PartRow) -> bool:
+def is_close(actual: Any, wanted: Any, row: PartRow) -> bool:
     """Whether all numbers are as close as they must be, and all else is the same."""
     if isinstance(wanted, dict):
-        return found.keys() == wanted.keys() and all(is_close(found[key], wanted[key], row) for key in wanted)
+        return actual.keys() == wanted.keys() and all(
+            is_close(actual[key], wanted[key], row) for key in wanted
+        )
     if isinstance(wanted, list):
-        pairs = zip(found, wanted, strict=True)
-        return len(found) == len(wanted) and all(is_close(one, other, row) for one, other in pairs)
+        pairs = zip(actual, wanted, strict=True)
+        return len(actual) == len(wanted) and all(is_close(item, other, row) for item, other in pairs)
     if isinstance(wanted, int | float) and not isinstance(wanted, bool):
-        return isclose(found, wanted, rel_tol=row.relative, abs_tol=row.within)
-    return bool(found == wanted)
+        return isclose(actual, wanted, rel_tol=row.relative, abs_tol=row.within)
+    return bool(actual == wanted)
 
 
 @pytest.mark.parametrize(
     "row", [pytest.param(row, id=row.id, marks=PROGRAMS.get(row.part, ())) for row in ROWS]
 )
 def test_parts(row: PartRow) -> None:
-    found = component_calls.asked(row)
-    assert is_close(found, row.gives, row), found
+    actual = component_calls.asked(row)
+    assert is_close(actual, row.gives, row), actual

@@ -10,9 +10,9 @@ import pytest
 from tests.conformance.safe import table_notation, table_rows
 from tests.conformance.safe import test_processes as staging
 from tests.conformance.safe.table_rows import Ask, Story
-from tests.conformance.safe.test_processes import Asked, Object
+from tests.conformance.safe.test_processes import Object, RunningExtender
 
-Start = Callable[[Story], Asked]
+Start = Callable[[Story], RunningExtender]
 CLIENTS, TIMES = 6, 60
 LOG_BYTES = 2**16
 
@@ -22,13 +22,13 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Starts the process of a story."""
     with staging.starting(tmp_path) as begin:
 
-        def started(story: Story) -> Asked:
+        def started(story: Story) -> RunningExtender:
             if story.config:
                 (tmp_path / "pigeon.cfg").write_text(story.config + "\n")
-            asked = begin(story.environment)
-            warned = {one["variable"] for one in asked.events("variable_ignored")}
+            extender = begin(story.environment)
+            warned = {event["variable"] for event in extender.events("variable_ignored")}
             assert warned == ({story.warned} if story.warned else set())
-            return asked
+            return extender
 
         yield started
 
@@ -39,11 +39,11 @@ def pod(ask: Ask) -> Object:
     return staging.pod(table_notation.amounts(ask.pod), metadata=metadata, initContainers=init)
 
 
-def told(asked: Asked, given: Object, nodes: list[Object]) -> list[Object]:
+def told(extender: RunningExtender, requesting: Object, nodes: list[Object]) -> list[Object]:
     """By node: its numbers and its score."""
-    scores = asked.scores("pigeon-holing", staging.request(given, nodes))
-    numbers = asked.numbers("pigeon", given["metadata"]["name"]) if nodes else {}
-    assert list(scores) == [one["metadata"]["name"] for one in nodes]
+    scores = extender.scores("pigeon-holing", staging.request(requesting, nodes))
+    numbers = extender.numbers("pigeon", requesting["metadata"]["name"]) if nodes else {}
+    assert list(scores) == [node["metadata"]["name"] for node in nodes]
     return [{**numbers[name], "score": score} for name, score in scores.items()]
 
 
@@ -53,41 +53,44 @@ def near(value: float | None, within: float) -> Any:
 
 @pytest.mark.parametrize("story", table_rows.stories(), ids=lambda story: story.id)
 def test_pods_one_after_another(start: Start, story: Story) -> None:
-    asked = start(story)
+    extender = start(story)
     for ask in story.asks:
         nodes = table_notation.nodes(story.nodes if ask.nodes is None else ask.nodes)
-        found = told(asked, pod(ask), nodes)
-        assert [one["score"] for one in found] == ask.scores, (ask.number, found)
-        close = [near(one, ask.within) for one in ask.objectives]
-        assert [one["objective"] for one in found] == close, (ask.number, found)
+        decisions = told(extender, pod(ask), nodes)
+        assert [decision["score"] for decision in decisions] == ask.scores, (ask.number, decisions)
+        close = [near(objective, ask.within) for objective in ask.objectives]
+        assert [decision["objective"] for decision in decisions] == close, (ask.number, decisions)
         if ask.demand is not None:
-            differing = [one["demand_variability"] for one in found]
-            assert differing == [near(ask.demand, 5e-6)] * len(found), ask.number
+            differing = [decision["demand_variability"] for decision in decisions]
+            assert differing == [near(ask.demand, 5e-6)] * len(decisions), ask.number
 
 
 PLAIN = Story(nodes="n1(4,8Gi;1000,2Gi) n2(4,8Gi;2000,4Gi) n3(4,8Gi;3000,6Gi)", asks=[])
 
 
 def test_248_many_clients_at_once_have_whole_answers(start: Start) -> None:
-    asked = start(PLAIN)
+    extender = start(PLAIN)
     nodes = table_notation.nodes(PLAIN.nodes)
 
     def client(number: int) -> list[int]:
         pods = [staging.pod({"cpu": f"{100 + number}m", "memory": "1Gi"}) for _ in range(TIMES)]
         answers = [
-            asked.ask("/scheduler/priorities/pigeon-holing", staging.request(one, nodes)) for one in pods
+            extender.ask("/scheduler/priorities/pigeon-holing", staging.request(pod, nodes)) for pod in pods
         ]
-        return [len({one["Host"] for one in answer if 0 <= one["Score"] <= 10}) for answer in answers]
+        return [
+            len({priority["Host"] for priority in answer if 0 <= priority["Score"] <= 10})
+            for answer in answers
+        ]
 
     with ThreadPoolExecutor(CLIENTS) as pool:
         answered = list(pool.map(client, range(CLIENTS)))
     assert answered == [[3] * TIMES] * CLIENTS
-    assert asked.process.is_running
+    assert extender.process.is_running
 
 
 def test_249_a_pod_among_400_nodes_is_logged_in_few_words(start: Start) -> None:
-    asked = start(PLAIN)
+    extender = start(PLAIN)
     nodes = table_notation.nodes(" ".join(f"n{number}(4,8Gi;{number},{number}Mi)" for number in range(400)))
-    before = asked.process.log.stat().st_size
-    asked.ask("/scheduler/priorities/pigeon-holing", staging.request(staging.pod({"cpu": "1"}), nodes))
-    assert asked.process.log.stat().st_size - before < LOG_BYTES
+    before = extender.process.log.stat().st_size
+    extender.ask("/scheduler/priorities/pigeon-holing", staging.request(staging.pod({"cpu": "1"}), nodes))
+    assert extender.process.log.stat().st_size - before < LOG_BYTES

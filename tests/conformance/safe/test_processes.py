@@ -18,7 +18,7 @@ Object = dict[str, Any]
 AGENTS = "safe,congestion,pigeon"
 
 
-class Asked:
+class RunningExtender:
     """One running process."""
 
     def __init__(self, process: Process) -> None:
@@ -30,11 +30,11 @@ class Asked:
     def events(self, name: str) -> list[Object]:
         """What it logged of one event, oldest first."""
         lines = [line for line in self.process.log.read_text().splitlines() if line.startswith("{")]
-        return [one for one in map(json.loads, lines) if one["event"] == name]
+        return [event for event in map(json.loads, lines) if event["event"] == name]
 
     def is_up(self) -> bool:
-        for one in self.events("started"):
-            self.url, self.health = one["address"], one["health"]
+        for event in self.events("started"):
+            self.url, self.health = event["address"], event["health"]
         return bool(self.url) and self.http.get(f"{self.health}/readyz").is_success
 
     def send(
@@ -51,35 +51,38 @@ class Asked:
         return answer.json()
 
     def scores(self, name: str, body: Object) -> dict[str, int]:
-        return {one["Host"]: one["Score"] for one in self.ask(f"/scheduler/priorities/{name}", body)}
+        return {
+            priority["Host"]: priority["Score"]
+            for priority in self.ask(f"/scheduler/priorities/{name}", body)
+        }
 
     def numbers(self, agent: str, pod: str) -> dict[str, Object]:
         """By node: on what the newest answer about the pod rested."""
-        found = self.http.get(f"{self.health}/decisions", params={"pod": pod, "limit": "1"}).json()
-        by_node: dict[str, Object] = found["decisions"][0]["numbers"][agent]
+        response_body = self.http.get(f"{self.health}/decisions", params={"pod": pod, "limit": "1"}).json()
+        by_node: dict[str, Object] = response_body["decisions"][0]["numbers"][agent]
         return by_node
 
 
 @contextlib.contextmanager
-def running(folder: Path, environment: Mapping[str, str], *arguments: str) -> Iterator[Asked]:
+def running(folder: Path, environment: Mapping[str, str], *arguments: str) -> Iterator[RunningExtender]:
     """A process of its own, in a folder of its own."""
-    given = [f"--agents={AGENTS}", *arguments]  # what comes last counts
-    lone = [] if any(one.startswith("--objects-from") for one in arguments) else ["--no-cluster"]
+    options = [f"--agents={AGENTS}", *arguments]  # what comes last counts
+    lone = [] if any(option.startswith("--objects-from") for option in arguments) else ["--no-cluster"]
     ports = ["--unsafe", "--port=0", "--health-port=0", "--log-format=json", "--shutdown-delay=0s"]
-    command = [str(NODEWISE), "extender", *lone, *ports, *given]
+    command = [str(NODEWISE), "extender", *lone, *ports, *options]
     clean = {key: value for key, value in os.environ.items() if not key.startswith("NODEWISE_")}
     process = ForkedProcess(command, folder / "log", {**clean, **environment}, folder)
-    asked = Asked(process)
+    extender = RunningExtender(process)
     try:
-        process.wait_ready(asked.is_up)
-        yield asked
+        process.wait_ready(extender.is_up)
+        yield extender
     finally:
-        asked.http.close()
+        extender.http.close()
         process.stop()
 
 
 @contextlib.contextmanager
-def starting(folder: Path) -> Iterator[Callable[[Mapping[str, str]], Asked]]:
+def starting(folder: Path) -> Iterator[Callable[[Mapping[str, str]], RunningExtender]]:
     """Starts processes in a folder, with the environment that each is given; they end with us."""
     with contextlib.ExitStack() as stack:
         yield lambda environment: stack.enter_context(running(folder, environment))
@@ -90,14 +93,14 @@ class Stage:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._running: dict[tuple[tuple[str, str], ...], Asked] = {}
+        self._running: dict[tuple[tuple[str, str], ...], RunningExtender] = {}
         self._open = contextlib.ExitStack()
         self._numbers = itertools.count(1)
 
     def close(self) -> None:
         self._open.close()
 
-    def with_(self, environment: Mapping[str, str]) -> Asked:
+    def with_(self, environment: Mapping[str, str]) -> RunningExtender:
         key = tuple(sorted(environment.items()))
         if key not in self._running:
             folder = self._folder / str(next(self._numbers))
@@ -113,19 +116,20 @@ def pod(*requests: Mapping[str, Any], **more: Any) -> Object:
     """A pod of one container a request, with a name that never comes again."""
     name = f"p{next(_pods)}"
     containers = [
-        {"name": f"c{number}", "resources": {"requests": dict(one)}} for number, one in enumerate(requests)
+        {"name": f"c{number}", "resources": {"requests": dict(amounts)}}
+        for number, amounts in enumerate(requests)
     ]
     metadata = {"name": name, "namespace": "d", "uid": name, **more.pop("metadata", {})}
     return {"metadata": metadata, "spec": {"containers": containers, **more}}
 
 
 def node(name: str, allocatable: Mapping[str, Any], annotations: Mapping[str, str | None]) -> Object:
-    given = {key: value for key, value in annotations.items() if value is not None}
+    present = {key: value for key, value in annotations.items() if value is not None}
     return {
-        "metadata": {"name": name, "annotations": given},
+        "metadata": {"name": name, "annotations": present},
         "status": {"allocatable": {key: str(value) for key, value in allocatable.items()}},
     }
 
 
-def request(asked: Object, nodes: Sequence[Object]) -> Object:
-    return {"pod": asked, "nodes": {"items": list(nodes)}}
+def request(requesting: Object, nodes: Sequence[Object]) -> Object:
+    return {"pod": requesting, "nodes": {"items": list(nodes)}}

@@ -8,7 +8,7 @@ import pytest
 from tests.conformance.safe import table_rows
 from tests.conformance.safe import test_processes as staging
 from tests.conformance.safe.table_rows import CongestionRow, NodeRow, RiskRow, Row
-from tests.conformance.safe.test_processes import Asked, Object, Stage
+from tests.conformance.safe.test_processes import Object, RunningExtender, Stage
 
 RISKS = table_rows.read("risk", RiskRow)
 NODES = table_rows.read("endtoend", NodeRow)
@@ -16,17 +16,17 @@ CONGESTION = table_rows.read("congestion", CongestionRow)
 PREDICATE = "/scheduler/predicates/safe-overload"
 
 
-def process(stage: Stage, row: Row, **more: str) -> Asked:
+def process(stage: Stage, row: Row, **more: str) -> RunningExtender:
     """The one with the row's environment, which has warned of what the row says."""
-    asked = stage.with_(row.environment | more)
-    warned = {one["variable"] for one in asked.events("variable_ignored")}
+    extender = stage.with_(row.environment | more)
+    warned = {event["variable"] for event in extender.events("variable_ignored")}
     assert warned == ({row.warned} if row.warned else set())
-    return asked
+    return extender
 
 
-def passes(asked: Asked, body: Object) -> bool:
-    answer = asked.ask(PREDICATE, body)
-    passed = [one["metadata"]["name"] for one in answer["Nodes"]["items"]]
+def passes(extender: RunningExtender, body: Object) -> bool:
+    answer = extender.ask(PREDICATE, body)
+    passed = [node["metadata"]["name"] for node in answer["Nodes"]["items"]]
     assert (not passed) == bool(answer["FailedNodes"])
     return bool(passed)
 
@@ -41,55 +41,55 @@ def risky(name: str, row: RiskRow) -> Object:
 def annotated(name: str, row: NodeRow) -> Object:
     """The node of a row."""
     annotations = {"forcasted-free-cpu": row.forecast, "forcasted-free-memory": row.memory_forecast}
-    for resource, given in (("cpu", row.cpu), ("memory", row.memory)):
-        annotations |= dict(zip((f"mean-free-{resource}", f"std-free-{resource}"), given, strict=False))
+    for resource, statistics in (("cpu", row.cpu), ("memory", row.memory)):
+        annotations |= dict(zip((f"mean-free-{resource}", f"std-free-{resource}"), statistics, strict=False))
     return staging.node(name, row.allocatable, annotations)
 
 
 @pytest.mark.parametrize("row", RISKS, ids=lambda row: row.id)
 def test_risk(stage: Stage, row: RiskRow) -> None:
-    given = {"SAFEUTILIZATION": str(row.threshold), "SAFEPERCENTILE": str(row.percentile)}
-    asked = process(stage, row, **given)
+    environment = {"SAFEUTILIZATION": str(row.threshold), "SAFEPERCENTILE": str(row.percentile)}
+    extender = process(stage, row, **environment)
     pod = staging.pod({})
     body = staging.request(pod, [risky("n1", row)])
-    assert passes(asked, body) == row.passes
-    assert asked.scores("safe-overload", body) == {"n1": row.overload}
-    assert asked.numbers("safe", pod["metadata"]["name"])["n1"]["cpu"]["risk"] == pytest.approx(
+    assert passes(extender, body) == row.passes
+    assert extender.scores("safe-overload", body) == {"n1": row.overload}
+    assert extender.numbers("safe", pod["metadata"]["name"])["n1"]["cpu"]["risk"] == pytest.approx(
         row.risk, abs=1e-5
     )
     if row.balance is not None:
-        assert asked.scores("safe-balance", body) == {"n1": row.balance}
+        assert extender.scores("safe-balance", body) == {"n1": row.balance}
 
 
 @pytest.mark.parametrize("row", NODES, ids=lambda row: row.id)
 def test_node(stage: Stage, row: NodeRow) -> None:
-    asked = process(stage, row)
+    extender = process(stage, row)
     pod = staging.pod(*(row.requests or [row.request]))
     body = staging.request(pod, [annotated("n1", row)])
-    assert passes(asked, body) == row.passes
-    assert asked.scores("safe-overload", body) == {"n1": row.overload}
+    assert passes(extender, body) == row.passes
+    assert extender.scores("safe-overload", body) == {"n1": row.overload}
     if row.balance is not None:
-        assert asked.scores("safe-balance", body) == {"n1": row.balance}
-    numbers = asked.numbers("safe", pod["metadata"]["name"])["n1"]
-    found = {
+        assert extender.scores("safe-balance", body) == {"n1": row.balance}
+    numbers = extender.numbers("safe", pod["metadata"]["name"])["n1"]
+    actual = {
         "means": {name: numbers[name]["mean_share"] for name in row.means},
         "risks": {name: numbers[name]["risk"] for name in row.risks},
     }
-    assert found["means"] == pytest.approx(row.means, abs=1e-9)
-    assert found["risks"] == pytest.approx(row.risks, abs=1e-5)
+    assert actual["means"] == pytest.approx(row.means, abs=1e-9)
+    assert actual["risks"] == pytest.approx(row.risks, abs=1e-5)
     if row.missing:
         assert [name for name in numbers if numbers[name].get("missing")] == row.missing
 
 
 @pytest.mark.parametrize("row", CONGESTION, ids=lambda row: row.id)
 def test_congestion(stage: Stage, row: CongestionRow) -> None:
-    asked = process(stage, row)
+    extender = process(stage, row)
     names = [f"n{number}" for number in range(len(row.factors))]
     nodes = [
         staging.node(name, {"cpu": 4}, {"congestion-factor": factor})
         for name, factor in zip(names, row.factors, strict=True)
     ]
-    scores = asked.scores("congestion", {"pod": staging.pod({}), "nodes": {"items": nodes}})
+    scores = extender.scores("congestion", {"pod": staging.pod({}), "nodes": {"items": nodes}})
     assert scores == dict(zip(names, row.scores, strict=True))
 
 
@@ -102,19 +102,19 @@ KNOWN = {
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningExtender]:
     folder = tmp_path_factory.mktemp("cluster")
     made = [
         risky(name, row) if isinstance(row, RiskRow) else annotated(name, row) for name, row in KNOWN.items()
     ]
-    items = [{"apiVersion": "v1", "kind": "Node", **one} for one in made]
+    items = [{"apiVersion": "v1", "kind": "Node", **node} for node in made]
     (folder / "cluster.json").write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
-    with staging.running(folder, {}, "--agents=safe", "--objects-from=cluster.json") as asked:
-        yield asked
+    with staging.running(folder, {}, "--agents=safe", "--objects-from=cluster.json") as extender:
+        yield extender
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_names(cluster: Asked, name: str) -> None:
+def test_names(cluster: RunningExtender, name: str) -> None:
     row = KNOWN[name]
     requests = (row.requests or [row.request]) if isinstance(row, NodeRow) else [{}]
     body = {"pod": staging.pod(*requests), "nodenames": [name]}

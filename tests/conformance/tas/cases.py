@@ -72,10 +72,10 @@ def _cases(name: str) -> list[Case]:
     return list(_numbered(table.rows, table.path))
 
 
-def _numbered(found: Iterable[Row], path: str) -> Iterator[Case]:
+def _numbered(rows: Iterable[Row], path: str) -> Iterator[Case]:
     """Each row in each of its forms; rows of one number are told apart by their place."""
     seen: dict[str, int] = {}
-    for row in found:
+    for row in rows:
         seen[row.number] = place = seen.get(row.number, 0) + 1
         for form in _forms(row.ask):
             yield Case(row, f"{row.number.lower()}-{place}", row.call.path if row.call else path, form)
@@ -114,14 +114,14 @@ _LOGICAL: dict[str, dict[str, str]] = {
 
 def _violation_rows(row: ViolationRow) -> Iterator[Row]:
     """A row for each way to write the logical operator."""
-    for how, given in _LOGICAL.items():
+    for how, rules in _LOGICAL.items():
         reasons = row.all if how == "allOf" else row.any
         yield Row(
             number=row.number,
             name=f"{row.name}: {how}",
             cluster_state=ClusterState(
                 metrics={"memory": {"node-1": "10"}, "cpu": {"node-1": "200"}},
-                policies={"pol": {"dontschedule": {**given, "rules": list(row.rules)}}},
+                policies={"pol": {"dontschedule": {**rules, "rules": list(row.rules)}}},
                 nodes=("node-2",),
             ),
             ask=Ask(policy="pol", nodes=_NODES),

@@ -33,7 +33,7 @@ def _node(name: str) -> dict[str, Any]:
 
 def _objects(tag: str, cluster_state: ClusterState) -> Iterator[dict[str, Any]]:
     for metric, values in cluster_state.metrics.items():
-        items = [value(f"{tag}_{metric}", node, given) for node, given in values.items()]
+        items = [value(f"{tag}_{metric}", node, amount) for node, amount in values.items()]
         yield {"apiVersion": "custom.metrics.k8s.io/v1beta2", "kind": "MetricValueList", "items": items}
     for name, spec in cluster_state.policies.items():
         yield {
@@ -44,32 +44,32 @@ def _objects(tag: str, cluster_state: ClusterState) -> Iterator[dict[str, Any]]:
         }
 
 
-def value(metric: str, node: str, given: Any) -> dict[str, Any]:
+def value(metric: str, node: str, amount: Any) -> dict[str, Any]:
     """An item of a MetricValueList."""
     return {
         "describedObject": {"kind": "Node", "name": node},
         "metric": {"name": metric},
-        "value": given,
+        "value": amount,
     }
 
 
-def strategies(tag: str, given: dict[str, Any]) -> dict[str, Any]:
+def strategies(tag: str, strategies: dict[str, Any]) -> dict[str, Any]:
     """Strategies as a policy has them; a list is short for rules, a text for a rule."""
-    return {name: _strategy(tag, strategy) for name, strategy in given.items()}
+    return {name: _strategy(tag, strategy) for name, strategy in strategies.items()}
 
 
-def _strategy(tag: str, given: Any) -> dict[str, Any]:
-    strategy = {"rules": given} if isinstance(given, list) else given
+def _strategy(tag: str, rules: Any) -> dict[str, Any]:
+    strategy = {"rules": rules} if isinstance(rules, list) else rules
     return {**strategy, "rules": [_rule(tag, rule) for rule in strategy["rules"]]}
 
 
-def _rule(tag: str, given: str | dict[str, Any]) -> dict[str, Any]:
+def _rule(tag: str, notation: str | dict[str, Any]) -> dict[str, Any]:
     """A rule in words made an object; the metric's name gets the case's tag, unless it is empty.
 
     The words are `metric operator target [label,label]`; the last two may be left out.
     """
-    if isinstance(given, str):
-        words, _, labels = given.partition("[")
+    if isinstance(notation, str):
+        words, _, labels = notation.partition("[")
         metric, operator, *target = words.split()
         rule: dict[str, Any] = {"metricname": metric, "operator": operator}
         if target:
@@ -77,7 +77,7 @@ def _rule(tag: str, given: str | dict[str, Any]) -> dict[str, Any]:
         if labels:
             rule["labels"] = labels.removesuffix("]").split(",")
     else:
-        rule = dict(given)
+        rule = dict(notation)
     if rule["metricname"]:
         rule["metricname"] = f"{tag}_{rule['metricname']}"
     return rule

@@ -81,7 +81,7 @@ class Extender:
     def events(self, name: str) -> list[dict[str, Any]]:
         """The lines of one event in the log."""
         lines = (line for line in self._process.log.read_text().splitlines() if line.startswith("{"))
-        return [found for found in map(json.loads, lines) if found["event"] == name]
+        return [event for event in map(json.loads, lines) if event["event"] == name]
 
     def _is_ready(self) -> bool:
         started = self.events("started")

@@ -130,10 +130,10 @@ class Names:
             return f"{PREFIX}{self.tag}-{key[1:]}"
         return key if "." in key else f"{self.tag}-{key}"
 
-    def labels(self, given: Labels) -> Labels:
+    def labels(self, labels_by_node: Labels) -> Labels:
         return {
-            self.node(node): {self.label(key): value for key, value in found.items()}
-            for node, found in given.items()
+            self.node(node): {self.label(key): value for key, value in labels.items()}
+            for node, labels in labels_by_node.items()
         }
 
     def own(self, text: str) -> str:

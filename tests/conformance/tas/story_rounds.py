@@ -45,8 +45,8 @@ def _together(waiting: Sequence[Telling]) -> list[Telling]:
     ordinary = [telling for telling in waiting if telling.next and not telling.next.process]
     if ordinary:
         return ordinary
-    found = {_upheaval(telling) for telling in waiting}
-    first = next(upheaval for upheaval in _UPHEAVALS if upheaval in found)
+    upheavals = {_upheaval(telling) for telling in waiting}
+    first = next(upheaval for upheaval in _UPHEAVALS if upheaval in upheavals)
     return [telling for telling in waiting if _upheaval(telling) == first]
 
 
@@ -62,9 +62,9 @@ def _round(together: Sequence[Telling], everybody: Sequence[Telling], stage: Sta
             _until_so(together, stage)
     _until_so(together, stage)
     stage.settle()
-    found = stage.labels()
+    labels = stage.labels()
     for telling in together:
-        if telling.next and (why := telling.lacks(found)):
+        if telling.next and (why := telling.lacks(labels)):
             telling.fail(f"step {telling.number}, after it was so: {why}")
     polled = _polled(stage, together) if any(t.next and t.next.polled for t in together) else {}
     for telling in together:
@@ -77,8 +77,8 @@ def _until_so(together: Sequence[Telling], stage: Stage) -> None:
     waiting = {telling: "" for telling in together if telling.next}
     began = time.monotonic()
     while waiting:
-        found = stage.labels()
-        waiting = {telling: why for telling in waiting if (why := telling.lacks(found))}
+        labels = stage.labels()
+        waiting = {telling: why for telling in waiting if (why := telling.lacks(labels))}
         for telling in list(waiting):
             if time.monotonic() > began + DEADLINE_S:
                 telling.fail(f"step {telling.number}, after {DEADLINE_S:g} s: {waiting.pop(telling)}")
@@ -91,7 +91,9 @@ def _polled(stage: Stage, together: Sequence[Telling]) -> Counter[str]:
     One whose answer is late is not asked for anew in each of them; those that a story wants asked are waited for.
     """
     steps = [(telling.names, telling.next) for telling in together if telling.next]
-    wanted = {names.metric(one) for names, step in steps for one, is_asked in step.polled.items() if is_asked}
+    wanted = {
+        names.metric(metric) for names, step in steps for metric, is_asked in step.polled.items() if is_asked
+    }
     stage.pass_periods(2)
     before = len(stage.metrics.asked)
     stage.pass_periods(2)
@@ -147,7 +149,7 @@ def _started_blind(stage: Stage, everybody: Sequence[Telling]) -> Iterator[None]
 def _unchanged(before: Labels, after: Labels, everybody: Sequence[Telling]) -> None:
     for node, labels in before.items():
         if after[node] != labels:
-            owner = next(one for one in everybody if node.startswith(f"{one.names.tag}-"))
+            owner = next(story for story in everybody if node.startswith(f"{story.names.tag}-"))
             owner.fail(f"{node} changed while nobody could list nodes: {labels} {after[node]}")
 
 

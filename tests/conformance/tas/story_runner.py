@@ -49,8 +49,8 @@ class Telling:
     def begin(self) -> None:
         """The nodes and namespaces."""
         stage, names = self._stage, self.names
-        given = {policy for step in self.story.steps for policy in step.policies}
-        for space in {names.policy(policy)[0] for policy in ("demo", *given)}:
+        policies = {policy for step in self.story.steps for policy in step.policies}
+        for space in {names.policy(policy)[0] for policy in ("demo", *policies)}:
             stage.sandbox.create(objects.namespace(space))
         for node, labels in self._labels.items():
             stage.sandbox.nodes(objects.node(node, labels={ROW: names.tag, **labels}))
@@ -73,8 +73,8 @@ class Telling:
                 self._tas_labels(node, labels)
         for node, status in step.refuse.items():
             stage.between.refuse(names.node(node), status)
-        for metric, given in step.metrics.items():
-            self._measure(names.metric(metric), given)
+        for metric, behaviour in step.metrics.items():
+            self._measure(names.metric(metric), behaviour)
         for policy, strategies in step.policies.items():
             whole = None if strategies is None else cluster_files.strategies(names.tag, strategies)
             stage.policy(*names.policy(policy), whole)
@@ -84,17 +84,17 @@ class Telling:
             self._submit(name, pod)
         self._label(step)
 
-    def _measure(self, metric: str, given: Any) -> None:
+    def _measure(self, metric: str, behaviour: Any) -> None:
         metrics = self._stage.metrics
-        if given == "hang":
+        if behaviour == "hang":
             metrics.hang(metric)
-        elif isinstance(given, int):
-            metrics.fail(metric, given)
-        elif isinstance(given, list):
-            items = [cluster_files.value(metric, self.names.node(node), value) for node, value in given]
+        elif isinstance(behaviour, int):
+            metrics.fail(metric, behaviour)
+        elif isinstance(behaviour, list):
+            items = [cluster_files.value(metric, self.names.node(node), value) for node, value in behaviour]
             metrics.say(metric, msgspec.json.encode({"kind": "MetricValueList", "items": items}))
         else:
-            metrics.set(metric, {self.names.node(node): _sample(value) for node, value in given.items()})
+            metrics.set(metric, {self.names.node(node): _sample(value) for node, value in behaviour.items()})
 
     def _touch(self, policy: str) -> None:
         self._touched += 1
@@ -112,9 +112,9 @@ class Telling:
     def _label(self, step: Step) -> None:
         """What somebody else writes, and what is to be there at the end of the step."""
         after = {node: dict(labels) for node, labels in self._labels.items()}
-        for node, given in step.label.items():
+        for node, labels_of_node in step.label.items():
             name = self.names.node(node)
-            changed = {self.names.label(key): value for key, value in given.items()}
+            changed = {self.names.label(key): value for key, value in labels_of_node.items()}
             self._stage.api.patch(f"{NODES}/{name}", {"metadata": {"labels": changed}})
             after[name] = {
                 key: value for key, value in {**after[name], **changed}.items() if value is not None
@@ -131,10 +131,10 @@ class Telling:
                     self._history.setdefault((node, key), []).append(labels.get(key))
         self._labels = after
 
-    def lacks(self, found: Labels) -> str:
+    def lacks(self, labels: Labels) -> str:
         """What is not so, of the step that happened last; empty when all is. `found` are all nodes' labels."""
         step = self._left[0]
-        there = {node: found.get(node) for node in self._labels}
+        there = {node: labels.get(node) for node in self._labels}
         if there != self._labels:
             return self.names.own(f"wanted labels {self._labels}, found {there}")
         wrong = [self._unjudged(policy, judged) for policy, judged in step.judged.items()]
@@ -158,7 +158,8 @@ class Telling:
             wrong += [f"wanted {policy} to reject {judged.failed}, found {own}"] * (own != judged.failed)
         if judged.scores is not None:
             scores = {
-                self.names.own(one["Host"]): one["Score"] for one in self._stage.ask("prioritize", pod, nodes)
+                self.names.own(priority["Host"]): priority["Score"]
+                for priority in self._stage.ask("prioritize", pod, nodes)
             }
             wrong += [f"wanted scores {judged.scores}, found {scores}"] * (scores != judged.scores)
         return "; ".join(wrong)
@@ -168,18 +169,20 @@ class Telling:
         space, name = self.names.policy(policy)
         path = POLICIES.replace("taspolicies", f"namespaces/{space}/taspolicies/{name}")
         listed = (self._stage.api.get(path).get("status") or {}).get("conditions", [])
-        found: Object = next((one for one in listed if one["type"] == wanted.type), {})
-        message = self.names.own(found.get("message", ""))
-        good = found.get("status") == wanted.status and all(word in message for word in wanted.about)
-        return "" if good else f"wanted condition {wanted}, found {found}"
+        condition: Object = next((condition for condition in listed if condition["type"] == wanted.type), {})
+        message = self.names.own(condition.get("message", ""))
+        good = condition.get("status") == wanted.status and all(word in message for word in wanted.about)
+        return "" if good else f"wanted condition {wanted}, found {condition}"
 
     def _unscheduled(self, name: str, pod: Pod) -> str:
         space, _ = self.names.policy(pod.policy)
-        found = self._stage.api.find(f"/api/v1/namespaces/{space}/pods/{name}")
+        pod_object = self._stage.api.find(f"/api/v1/namespaces/{space}/pods/{name}")
         if pod.lands:
-            node = self.names.own(test_namespaces.node_of(found) or "")
-            return "" if node == pod.lands else f"wanted pod {name} on {pod.lands}, found {node or found}"
-        message = self.names.own((test_namespaces.scheduled(found) or {}).get("message", ""))
+            node = self.names.own(test_namespaces.node_of(pod_object) or "")
+            return (
+                "" if node == pod.lands else f"wanted pod {name} on {pod.lands}, found {node or pod_object}"
+            )
+        message = self.names.own((test_namespaces.scheduled(pod_object) or {}).get("message", ""))
         return (
             "" if pod.waits in message and message else f"wanted pod {name} told {pod.waits}, found {message}"
         )
@@ -200,9 +203,9 @@ class Telling:
             if bool(polled.get(self.names.metric(metric))) != wanted:
                 self.fail(f"metric {metric} is {'not ' * wanted}asked for")
         for node, count in step.patches.items():
-            found = self._stage.between.patches[self.names.node(node)]
-            if found != count:
-                self.fail(f"node {node} was written {found} times, wanted {count}")
+            patches = self._stage.between.patches[self.names.node(node)]
+            if patches != count:
+                self.fail(f"node {node} was written {patches} times, wanted {count}")
 
     def fail(self, why: str) -> None:
         self.failures.append(why)

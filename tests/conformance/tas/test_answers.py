@@ -73,9 +73,9 @@ def wanted(row: AnswerRow) -> tuple[frozenset[MetricRequest], tuple[str, ...]]:
         else row.rule
     )
     spec = {"strategies": {"dontschedule": {"rules": [rule]}}}
-    given = PolicyObject(PolicyMetadata("pol", "d"), msgspec.Raw(msgspec.json.encode(spec)))
+    policy = PolicyObject(PolicyMetadata("pol", "d"), msgspec.Raw(msgspec.json.encode(spec)))
     state = TelemetryStateBuilder(TelemetryOptions(trust_all_namespaces=True), 60.0)
-    objects = {POLICIES: {("d", "pol"): given}}
+    objects = {POLICIES: {("d", "pol"): policy}}
     return state.metric_requests(objects), state.problems(objects).get("d/pol", ())
 
 
@@ -84,11 +84,11 @@ async def looked(row: AnswerRow, metric_requests: frozenset[MetricRequest]) -> N
     source = CustomMetrics(api)
     for number, look in enumerate(row.looks):
         api.offer(look)
-        (found,) = [
+        (decision,) = [
             await fetched(source, metric_request, number * PERIOD_S) for metric_request in metric_requests
         ]
         assert api.calls == [f"{METRICS}{end}" for end in look.calls]
-        assert (found and read_of(found, look)) == look.read
+        assert (decision and read_of(decision, look)) == look.read
 
 
 async def fetched(source: CustomMetrics, metric_request: MetricRequest, now: float) -> Series | None:
@@ -100,7 +100,7 @@ async def fetched(source: CustomMetrics, metric_request: MetricRequest, now: flo
 
 def read_of(series: Series, look: Answered) -> dict[str, dict[str, Any]]:
     """What was read, as far as the row speaks of it."""
-    told = {
+    values = {
         node: {
             "value": str(sample.value // quantity.NANO),
             "at": None if sample.at is None else clock.format_rfc3339(sample.at),
@@ -109,7 +109,7 @@ def read_of(series: Series, look: Answered) -> dict[str, dict[str, Any]]:
         for node, sample in series.samples.items()
     }
     wanted = look.read or {}
-    return {node: {field: told[node][field] for field in wanted.get(node, {})} for node in told}
+    return {node: {field: values[node][field] for field in wanted.get(node, {})} for node in values}
 
 
 @pytest.mark.parametrize(
@@ -132,11 +132,11 @@ def test_objects(row: ObjectRow, capsys: pytest.CaptureFixture[str]) -> None:
     for item in row.items:
         decoder.add(msgspec.Raw(item.encode()))
     decoder.finish()
-    found = {"/".join(key): given for key, given in decoder.store.snapshot().items()}
-    assert found.keys() == row.read.keys()
+    objects = {"/".join(key): policy for key, policy in decoder.store.snapshot().items()}
+    assert objects.keys() == row.read.keys()
     for name, problem in row.read.items():
-        told = "; ".join(map(str, policies.read(found[name]).problems))
-        assert problem in told
-        assert bool(problem) == bool(told)
-    said = "".join(capsys.readouterr())
-    assert all(word in said for word in (row.logged.event, *row.logged.about))
+        text = "; ".join(map(str, policies.read(objects[name]).problems))
+        assert problem in text
+        assert bool(problem) == bool(text)
+    output = "".join(capsys.readouterr())
+    assert all(word in output for word in (row.logged.event, *row.logged.about))

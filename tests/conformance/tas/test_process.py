@@ -20,8 +20,8 @@ NOBODY = "http://127.0.0.1:1"
 """Where no API server answers."""
 
 
-def each(found: list[ProcessRow]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("row", found, ids=lambda row: f"{row.number} {row.name}")
+def each(rows: list[ProcessRow]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("row", rows, ids=lambda row: f"{row.number} {row.name}")
 
 
 def arguments(row: ProcessRow, papers: Papers, folder: Path) -> list[str]:
@@ -33,7 +33,7 @@ def arguments(row: ProcessRow, papers: Papers, folder: Path) -> list[str]:
         f"--cert={papers.server.cert}",
         f"--key={papers.server.key}",
         f"--client-ca={papers.authority.ca_file}",
-        *(given.format(nowhere=folder / "nowhere") for given in row.arguments),
+        *(argument.format(nowhere=folder / "nowhere") for argument in row.arguments),
     ]
 
 
@@ -73,5 +73,5 @@ def rejections(running: Served) -> dict[str, str]:
     pod = {"metadata": {"name": "p", "namespace": "d", "labels": {"telemetry-policy": "demo"}}}
     with httpx2.Client(verify=papers.authority.client_context(papers.client), trust_env=False) as client:
         answer = client.post(f"{running.url}/scheduler/filter", json={"Pod": pod, "NodeNames": ["n1"]})
-    found: dict[str, str] = answer.json()["FailedNodes"]
-    return found
+    failed: dict[str, str] = answer.json()["FailedNodes"]
+    return failed

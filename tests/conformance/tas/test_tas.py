@@ -66,8 +66,8 @@ def test_the_first_answer_after_readiness_is_right(extender):
     check(FIRST, extender.first)
 
 
-def each(found: list[Case]):
-    return pytest.mark.parametrize("case", found, ids=map(str, found))
+def each(cases: list[Case]):
+    return pytest.mark.parametrize("case", cases, ids=map(str, cases))
 
 
 @each([*cases.filtering(), *cases.prioritizing(), *cases.operators(), *cases.violations()])
@@ -88,14 +88,14 @@ def test_requests(extender, case):
 
 @each([case for case in cases.http() if case.row.connect.send is not None])
 def test_connections_that_the_server_ends(heard, case):
-    found: Heard = heard[case.tag].result()
+    response: Heard = heard[case.tag].result()
     expect = case.row.expect
     if expect.closed_after_s:
-        assert expect.closed_after_s - EARLY_S < found.after_s < expect.closed_after_s + LATE_S
+        assert expect.closed_after_s - EARLY_S < response.after_s < expect.closed_after_s + LATE_S
     if expect.status == 200:
-        assert found.data == b""
+        assert response.data == b""
         return
-    head, _, body = found.data.partition(b"\r\n\r\n")
+    head, _, body = response.data.partition(b"\r\n\r\n")
     assert int(head.split()[1]) == expect.status
     if expect.field:
         assert expect.field in fields(body)
@@ -114,7 +114,7 @@ def check(case: Case, answer: Answer) -> None:
         assert expect.field in fields(answer.body)
     if expect.scores is not None:
         listed = msgspec.json.decode(answer.body, type=list[HostPriority])
-        assert [(one.host, one.score) for one in listed] == list(expect.scores.items())
+        assert [(priority.host, priority.score) for priority in listed] == list(expect.scores.items())
     if expect.kept is not None:
         check_filtered(case, msgspec.json.decode(answer.body, type=FilterResult), expect)
 
