@@ -27,13 +27,13 @@ def space(sandbox: Sandbox) -> str:
 
 
 class TestBlockingOnReal(ApiClientSuite):
-    def test_a_version_may_be_asked_in_the_path(self, asked: BlockingApiClient, space: str) -> None:
-        asked.create(CONFIG_MAPS.path(space) + "?dryRun=All", item("dry"))
-        assert asked.get(CONFIG_MAPS.path(space), {"fieldSelector": "metadata.name=dry"})["items"] == []
+    def test_a_version_may_be_asked_in_the_path(self, api_client: BlockingApiClient, space: str) -> None:
+        api_client.create(CONFIG_MAPS.path(space) + "?dryRun=All", item("dry"))
+        assert api_client.get(CONFIG_MAPS.path(space), {"fieldSelector": "metadata.name=dry"})["items"] == []
 
 
-def test_the_version_of_today_is_spoken(asked: BlockingApiClient) -> None:
-    assert api_versions.fetch(asked) == api_versions.TABLE[-1]
+def test_the_version_of_today_is_spoken(api_client: BlockingApiClient) -> None:
+    assert api_versions.fetch(api_client) == api_versions.TABLE[-1]
 
 
 def test_who_has_no_rights_is_refused(plane: ControlPlane, space: str) -> None:

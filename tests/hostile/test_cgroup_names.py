@@ -48,7 +48,7 @@ def pod() -> Iterator[Path]:
             name = stack.enter_context(cgroups.created("names"))
         except OSError as error:
             pytest.skip(f"cannot create cgroups: {error}")
-        places = [one.place for one in cgroups.hierarchies() if "cpuset" not in one.options]
+        places = [hierarchy.place for hierarchy in cgroups.hierarchies() if "cpuset" not in hierarchy.options]
         if not places:
             pytest.skip("no hierarchy of cgroups whose processes need no CPUs first")
         container = Path(f"{places[-1]}{name}{path_of(OWN)}")
@@ -68,7 +68,7 @@ def test_a_claim_counts_for_the_pod_that_the_cgroup_is_in(
         assert child.stdout
         answer = json.loads(child.stdout.readline())
         assert (answer["task"]["pod"], answer["task"]["container"]) == OWN
-        found = cpuset.list_processes(Path("/proc"), [OWN.container, OTHER.container])
-        assert found == {OWN.container: [child.pid], OTHER.container: []}
+        processes = cpuset.list_processes(Path("/proc"), [OWN.container, OTHER.container])
+        assert processes == {OWN.container: [child.pid], OTHER.container: []}
         child.communicate("", PATIENCE_S)
     agent.expect_free()

@@ -90,7 +90,7 @@ def test_several_messages_at_once_are_answered_in_turn(agent: Running) -> None:
     with agent.client() as client:
         client.link.sendall(b"\n".join(lines) + b"\n")
         answers = [client.answer() for _ in lines]
-    assert [one["error"]["problems"][0][0] for one in answers] == ["--pool", "line", "--pool"]
+    assert [answer["error"]["problems"][0][0] for answer in answers] == ["--pool", "line", "--pool"]
 
 
 def test_a_line_without_an_end_is_cut_off(agent: Running) -> None:
@@ -224,5 +224,5 @@ def _claim_as(agent: Running, user: int) -> Any:
 
 def _left_of(pid: int) -> list[int]:
     """What a wrapper that was killed left, by its mark."""
-    found = procfs.read_processes(Path("/proc")).processes
-    return [one for one, process in found.items() if process.mark.startswith(f"{pid}-")]
+    processes = procfs.read_processes(Path("/proc")).processes
+    return [child for child, process in processes.items() if process.mark.startswith(f"{pid}-")]

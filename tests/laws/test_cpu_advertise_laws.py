@@ -14,7 +14,7 @@ from nodewise.kube.resources import NODES
 from nodewise.simulate.in_memory_api import FakeApi
 
 FAKE = FakeApi()
-ASKED = BlockingClient(FAKE)
+CLIENT = BlockingClient(FAKE)
 NAMES = map("n{}".format, itertools.count())
 
 DIALECTS = st.sampled_from([row for row in TABLE if row.resources])
@@ -24,7 +24,7 @@ TAINTS = st.lists(
         {"key": st.sampled_from(["a", "b", "cmk.example.com/c", TAINT]), "effect": EFFECTS},
         optional={"value": st.sampled_from(["", "true"]), "timeAdded": st.just("2026-01-02T03:04:05Z")},
     ),
-    unique_by=lambda one: (one["key"], one["effect"]),
+    unique_by=lambda taint: (taint["key"], taint["effect"]),
     max_size=4,
 )
 CAPACITY = st.dictionaries(
@@ -39,16 +39,18 @@ COUNTS = st.fixed_dictionaries(
 def a_node(dialect: ApiFeatures, taints: list[Any], capacity: dict[str, str]) -> str:
     """Its name; the taints where this version has them."""
     name = next(NAMES)
-    said = node_advertisement.tainted(taints, dialect)
-    metadata = {**said.get("metadata", {}), "name": name, "labels": {"zone": "a"}}
-    ASKED.create(NODES.path(), {**said, "metadata": metadata, "status": {"capacity": capacity, "phase": "x"}})
+    spec = node_advertisement.tainted(taints, dialect)
+    metadata = {**spec.get("metadata", {}), "name": name, "labels": {"zone": "a"}}
+    CLIENT.create(
+        NODES.path(), {**spec, "metadata": metadata, "status": {"capacity": capacity, "phase": "x"}}
+    )
     return name
 
 
 def others(name: str, dialect: ApiFeatures) -> tuple[Any, ...]:
     """All that is not ours."""
-    node = ASKED.get(NODES.path(name=name))
-    taints = [one for one in node_advertisement.read_taints(node, dialect) if one["key"] != TAINT]
+    node = CLIENT.get(NODES.path(name=name))
+    taints = [taint for taint in node_advertisement.read_taints(node, dialect) if taint["key"] != TAINT]
     capacity = {
         key: node["status"]["capacity"][key] for key in node["status"]["capacity"] if "cmk" not in key
     }
@@ -62,24 +64,26 @@ def test_said_twice_is_said_once_and_others_keep_what_they_say(
 ) -> None:
     name = a_node(dialect, taints, capacity)
     before = others(name, dialect)
-    node_advertisement.advertise(ASKED, name, counts, taint=taint, features=dialect)
-    said = ASKED.get(NODES.path(name=name))
-    assert not node_advertisement.advertise(ASKED, name, counts, taint=taint, features=dialect)
-    assert ASKED.get(NODES.path(name=name)) == said
+    node_advertisement.advertise(CLIENT, name, counts, taint=taint, features=dialect)
+    advertised = CLIENT.get(NODES.path(name=name))
+    assert not node_advertisement.advertise(CLIENT, name, counts, taint=taint, features=dialect)
+    assert CLIENT.get(NODES.path(name=name)) == advertised
     assert others(name, dialect) == before
-    for resource, told in dialect.resources.items():
+    for resource, resource_name in dialect.resources.items():
         count = counts.get(resource, 0)
         wanted = str(count) if count or resource == EXCLUSIVE_CORES else None
-        assert said["status"]["capacity"].get(told) == wanted
+        assert advertised["status"]["capacity"].get(resource_name) == wanted
     assert not taint or any(
-        node_advertisement.is_ours(one) for one in node_advertisement.read_taints(said, dialect)
+        node_advertisement.is_ours(taint) for taint in node_advertisement.read_taints(advertised, dialect)
     )
-    node_advertisement.withdraw(ASKED, name, features=dialect)
-    left = ASKED.get(NODES.path(name=name))
+    node_advertisement.withdraw(CLIENT, name, features=dialect)
+    left = CLIENT.get(NODES.path(name=name))
     assert others(name, dialect) == before
     assert LABEL not in left["metadata"]["labels"]
-    assert not any(told in left["status"]["capacity"] for told in dialect.resources.values())
-    assert not node_advertisement.withdraw(ASKED, name, features=dialect)
+    assert not any(
+        resource_name in left["status"]["capacity"] for resource_name in dialect.resources.values()
+    )
+    assert not node_advertisement.withdraw(CLIENT, name, features=dialect)
 
 
 @given(

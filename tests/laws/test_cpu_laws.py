@@ -50,7 +50,7 @@ def machines(draw: st.DrawFn) -> Topology:
         texts[f"{folder}/physical_package_id"] = str(at[cpu][0])
         texts[f"{folder}/core_id"] = str(at[cpu][1])
         texts[f"{folder}/thread_siblings_list"] = cpulist.format_ranges(
-            one for one in at if at[one] == at[cpu]
+            sibling for sibling in at if at[sibling] == at[cpu]
         )
     return topology.parse(texts)
 
@@ -120,8 +120,8 @@ def test_cores_that_are_listed_are_a_pool_of_their_own(data: st.DataObject, mach
     if plan is None:
         return
     assert isolated.isdisjoint(listed)
-    found = [text for lists in plan.pools[pools.NON_ISOLCPUS].values() for text in lists]
-    assert sorted(found) == sorted(machine.cores[number].text for number in listed)
+    listed_cpus = [text for lists in plan.pools[pools.NON_ISOLCPUS].values() for text in lists]
+    assert sorted(listed_cpus) == sorted(machine.cores[number].text for number in listed)
     every = [text for sockets in plan.pools.values() for lists in sockets.values() for text in lists]
     cpus = Counter(cpu for text in every for cpu in cpulist.parse_list(text))
     assert set(cpus.values()) == {1}
@@ -228,32 +228,32 @@ def test_no_cpu_of_an_exclusive_pool_is_given_twice(data: st.DataObject, machine
     plan = planned(machine, data.draw(asks(machine)), set())
     if plan is None:
         return
-    found = pool_allocations.from_lists(plan.pools)
+    allocations = pool_allocations.from_lists(plan.pools)
     holding: dict[Task, tuple[int, ...]] = {}
     for pid in range(1, 12):
         if holding and data.draw(st.booleans()):
             gone = data.draw(st.sampled_from(sorted(holding)))
-            found = allocator.release(found, gone)
+            allocations = allocator.release(allocations, gone)
             del holding[gone]
         lists, avoid = data.draw(st.integers(1, 3)), data.draw(st.sets(st.integers(0, 8), max_size=1))
         task = Task(pid, start=pid, boot="now")
         held = [cpu for cpus in holding.values() for cpu in cpus]
         free = [
             cpu_list
-            for cpu_list in found.pools["exclusive"].cpu_lists
+            for cpu_list in allocations.pools["exclusive"].cpu_lists
             if not cpu_list.tasks and avoid.isdisjoint(cpu_list.cpus)
         ]
         try:
             claim = allocator.allocate(
-                found, allocator.AllocationRequest("exclusive", lists, avoid=avoid), task, 0.0
+                allocations, allocator.AllocationRequest("exclusive", lists, avoid=avoid), task, 0.0
             )
         except Unavailable:
             assert len(free) < lists
             continue
         assert len(claim.cpu_lists) == lists <= len(free)
         assert not {*held, *avoid} & {*claim.cpus}
-        found, holding[task] = claim.allocations, claim.cpus
-    assert {task for _, cpu_list in found.cpu_lists for task in cpu_list.tasks} == set(holding)
+        allocations, holding[task] = claim.allocations, claim.cpus
+    assert {task for _, cpu_list in allocations.cpu_lists for task in cpu_list.tasks} == set(holding)
 
 
 class Kernel:
@@ -284,9 +284,9 @@ class Kernel:
     def kill(self, pid: int) -> None:
         del self.processes[pid]
         self.owners.pop(pid, None)
-        for one, process in self.processes.items():
+        for number, process in self.processes.items():
             if process.parent == pid:
-                self.processes[one] = process._replace(parent=1)
+                self.processes[number] = process._replace(parent=1)
 
 
 @given(st.data(), st.booleans())
@@ -295,7 +295,7 @@ def test_a_sweep_frees_what_tasks_held_when_all_that_they_started_is_gone(
 ) -> None:
     """With marks one sweep at any time does; without, one after each step."""
     kernel, known = Kernel(), None
-    found = Allocations(
+    allocations = Allocations(
         {"shared": pool_allocations.pool("shared", {0: [pool_allocations.parse_cpu_list("0")]})}
     )
     steps = data.draw(st.lists(st.sampled_from(["begin", "fork", "kill", "kill", "sweep"]), max_size=40))
@@ -303,25 +303,30 @@ def test_a_sweep_frees_what_tasks_held_when_all_that_they_started_is_gone(
         others = sorted(kernel.processes.keys() - {1})
         if step == "begin":
             task = kernel.begin_task(keeps_mark=keeps_mark)
-            found = allocator.allocate(found, allocator.AllocationRequest("shared"), task, 0.0).allocations
+            allocations = allocator.allocate(
+                allocations, allocator.AllocationRequest("shared"), task, 0.0
+            ).allocations
         elif step == "fork":
             kernel.fork(data.draw(st.sampled_from([1, *others])), keeps_mark=keeps_mark)
         elif step == "kill" and others:
             kernel.kill(data.draw(st.sampled_from(others)))
         if step == "sweep" or not keeps_mark:
-            before = {task for _, cpu_list in found.cpu_lists for task in cpu_list.tasks}
-            swept = ended_tasks.remove_ended_tasks(found, kernel.processes, "now", known)
-            found, known = swept.allocations, None if keeps_mark else swept.known
-            left = {task for _, cpu_list in found.cpu_lists for task in cpu_list.tasks}
+            before = {task for _, cpu_list in allocations.cpu_lists for task in cpu_list.tasks}
+            swept = ended_tasks.remove_ended_tasks(allocations, kernel.processes, "now", known)
+            allocations, known = swept.allocations, None if keeps_mark else swept.known
+            left = {task for _, cpu_list in allocations.cpu_lists for task in cpu_list.tasks}
             assert left == before & set(kernel.owners.values())
-            assert {one.task for one in swept.reclaimed} == before - left
-            assert ended_tasks.remove_ended_tasks(found, kernel.processes, "now", known).allocations == found
+            assert {reclaimed.task for reclaimed in swept.reclaimed} == before - left
+            assert (
+                ended_tasks.remove_ended_tasks(allocations, kernel.processes, "now", known).allocations
+                == allocations
+            )
 
 
-def places(found: Allocations) -> dict[Task, set[int]]:
+def places(allocations: Allocations) -> dict[Task, set[int]]:
     """Of each task the CPUs of its lists."""
     cpus: dict[Task, set[int]] = {}
-    for _, cpu_list in found.cpu_lists:
+    for _, cpu_list in allocations.cpu_lists:
         for task in cpu_list.tasks:
             cpus.setdefault(task, set()).update(cpu_list.cpus)
     return cpus
@@ -330,17 +335,17 @@ def places(found: Allocations) -> dict[Task, set[int]]:
 @st.composite
 def occupied(draw: st.DrawFn, plan: PoolPlan) -> Allocations:
     """Tasks that claimed lists of these pools."""
-    found = pool_allocations.from_lists(plan.pools)
+    allocations = pool_allocations.from_lists(plan.pools)
     for pid in range(1, draw(st.integers(1, 9))):
         pool, lists = draw(st.sampled_from(sorted(plan.pools))), draw(st.integers(1, 2))
         with contextlib.suppress(Unavailable):
-            found = allocator.allocate(
-                found,
+            allocations = allocator.allocate(
+                allocations,
                 allocator.AllocationRequest(pool, lists),
                 Task(pid, pid, "now"),
                 draw(st.floats(0, 0.99)),
             ).allocations
-    return found
+    return allocations
 
 
 @given(st.data(), machines())
@@ -357,7 +362,7 @@ def test_whichever_move_is_the_last_no_exclusive_cpu_is_shared(
     there = {name: sum(map(len, sockets.values())) for name, sockets in new.pools.items()}
     fits = held["exclusive"] <= there["exclusive"] and all(there[name] for name in held if held[name])
     try:
-        found = reconfiguration_plan.plan(before, new.pools)
+        reconfiguration = reconfiguration_plan.plan(before, new.pools)
     except BadInput:
         assert not fits
         return
@@ -366,16 +371,16 @@ def test_whichever_move_is_the_last_no_exclusive_cpu_is_shared(
     assert fits
     exclusive = {task for task, cpus in places(before).items() if _is_exclusive(before, task)}
     at = places(before)
-    for move in found.moves:
+    for move in reconfiguration.moves:
         assert at[move.task] == move.before != move.after
         at[move.task] = set(move.after)
         for task in exclusive:
             assert not any(at[task] & cpus for other, cpus in at.items() if other != task)
-    assert at == places(found.allocations)
-    assert {move.task for move in found.moves} >= {
-        task for task, cpus in places(before).items() if places(found.allocations)[task] != cpus
+    assert at == places(reconfiguration.allocations)
+    assert {move.task for move in reconfiguration.moves} >= {
+        task for task, cpus in places(before).items() if places(reconfiguration.allocations)[task] != cpus
     }
-    assert sorted(_pools_of(found.allocations)) == sorted(_pools_of(before))
+    assert sorted(_pools_of(reconfiguration.allocations)) == sorted(_pools_of(before))
 
 
 @given(st.data(), machines())
@@ -385,18 +390,19 @@ def test_a_list_that_survives_keeps_its_tasks(data: st.DataObject, machine: Topo
         return
     before = data.draw(occupied(old))
     try:
-        found = reconfiguration_plan.plan(before, new.pools)
+        reconfiguration = reconfiguration_plan.plan(before, new.pools)
     except (BadInput, Refused):
         return
     after = {
-        (pool.name, cpu_list.text): set(cpu_list.tasks) for pool, cpu_list in found.allocations.cpu_lists
+        (pool.name, cpu_list.text): set(cpu_list.tasks)
+        for pool, cpu_list in reconfiguration.allocations.cpu_lists
     }
     for pool, cpu_list in before.cpu_lists:
         assert set(cpu_list.tasks) <= after.get((pool.name, cpu_list.text), set(cpu_list.tasks))
-    assert found.moves or places(found.allocations) == places(before)
-    assert reconfiguration_plan.plan(found.allocations, new.pools) == reconfiguration_plan.Reconfiguration(
-        found.allocations, ()
-    )
+    assert reconfiguration.moves or places(reconfiguration.allocations) == places(before)
+    assert reconfiguration_plan.plan(
+        reconfiguration.allocations, new.pools
+    ) == reconfiguration_plan.Reconfiguration(reconfiguration.allocations, ())
 
 
 ON_TWO_SOCKETS = st.sets(st.integers(0, 9), min_size=1)
@@ -427,9 +433,9 @@ def test_a_task_leaves_its_socket_only_where_no_list_is_free(
             assert not came or all(cpu_list.tasks for cpu_list in after[other])
 
 
-def _is_exclusive(found: Allocations, task: Task) -> bool:
-    return any(pool.is_exclusive and task in cpu_list.tasks for pool, cpu_list in found.cpu_lists)
+def _is_exclusive(allocations: Allocations, task: Task) -> bool:
+    return any(pool.is_exclusive and task in cpu_list.tasks for pool, cpu_list in allocations.cpu_lists)
 
 
-def _pools_of(found: Allocations) -> list[tuple[Task, str]]:
-    return [(task, pool.name) for pool, cpu_list in found.cpu_lists for task in cpu_list.tasks]
+def _pools_of(allocations: Allocations) -> list[tuple[Task, str]]:
+    return [(task, pool.name) for pool, cpu_list in allocations.cpu_lists for task in cpu_list.tasks]

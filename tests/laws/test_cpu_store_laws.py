@@ -15,7 +15,7 @@ from nodewise.cpu.pool_allocations import Allocations, Task
 from nodewise.cpu.store.configmap import ConfigMapStore
 from nodewise.errors import Conflict, Unavailable
 from nodewise.kube.api import Patch
-from tests.unit.cpu.node.fake_api_server import Asked
+from tests.unit.cpu.node.fake_api_server import InMemoryApiClient
 
 FRESH = pool_allocations.from_lists(
     {"exclusive": {0: ("0,4", "1,5"), 1: ("2,6",)}, "shared": {0: ("3",)}, "infra": {0: ("7",)}}
@@ -23,7 +23,7 @@ FRESH = pool_allocations.from_lists(
 FAULTS = st.sampled_from(["none", "none", "none", "error", "lost", "overtaken", "conflict"])
 
 
-class Flaky(Asked):
+class Flaky(InMemoryApiClient):
     """An API server that fails before a write, or after it, or lets somebody else write first."""
 
     def __init__(self, draw: Callable[[], str], overtake: Callable[[], None]) -> None:
@@ -50,7 +50,7 @@ class Tasks:
 
     def __init__(self, draw: Callable[[], str]) -> None:
         flaky = Flaky(draw, self._overtake)
-        self.calm: AllocationStore = ConfigMapStore(Asked(flaky.api), "ns", "node1")
+        self.calm: AllocationStore = ConfigMapStore(InMemoryApiClient(flaky.api), "ns", "node1")
         self._flaky: AllocationStore = ConfigMapStore(flaky, "ns", "node1")
         self.calm.create(FRESH)
         self.granted: dict[Task, frozenset[int]] = {}

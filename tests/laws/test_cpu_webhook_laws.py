@@ -40,7 +40,7 @@ def listed(key: str, **more: Any) -> st.SearchStrategy[Any]:
     """A list whose entries have names of their own, or none at all."""
     values = [*NAMES, "/opt/bin"] if key == "mountPath" else NAMES
     entry = st.fixed_dictionaries({key: st.sampled_from(values), **more})
-    return st.none() | st.lists(entry, max_size=4, unique_by=lambda one: one[key])
+    return st.none() | st.lists(entry, max_size=4, unique_by=lambda entry: entry[key])
 
 
 ENV = listed("name", value=st.sampled_from(["1", "x"]))
@@ -132,8 +132,8 @@ def test_nothing_stands_twice(pod: Any, mutations: Mutations) -> None:
     for container in (*spec["containers"], *(spec.get("initContainers") or ())):
         named += [(field, key, container) for field, key in LISTS]
     for field, key, holder in named:
-        found = [one[key] for one in holder.get(field) or ()]
-        assert len(found) == len(set(found)), field
+        values = [entry[key] for entry in holder.get(field) or ()]
+        assert len(values) == len(set(values)), field
 
 
 @given(PODS, MUTATIONS)
@@ -148,8 +148,10 @@ def test_who_does_not_ask_is_left_alone_and_who_asks_gets_a_number(pod: Any, mut
         sums = [
             (amounts.get(part) or {}).get(cmk_names.EXCLUSIVE_CORES, 0) for part in ("requests", "limits")
         ]
-        if any(str(one) not in ("0", "") for one in sums):
-            (number,) = [one for one in container["env"] if one["name"] == pod_mutation.NUM_CORES]
+        if any(str(amount) not in ("0", "") for amount in sums):
+            (number,) = [
+                variable for variable in container["env"] if variable["name"] == pod_mutation.NUM_CORES
+            ]
             assert isinstance(number["value"], str)
 
 
@@ -164,9 +166,9 @@ def test_every_review_gets_an_answer_whatever_is_in_it(data: st.DataObject) -> N
         answer = admission_review.answer(encoded(body), pod_mutation.defaults)
     except BadInput:
         return
-    told = json.loads(answer.body)["response"]
-    assert told["uid"] == body["request"]["uid"]
-    assert told["allowed"] or told["status"]["message"]
+    response = json.loads(answer.body)["response"]
+    assert response["uid"] == body["request"]["uid"]
+    assert response["allowed"] or response["status"]["message"]
 
 
 def spoilt(value: Any, data: st.DataObject) -> Any:
@@ -179,4 +181,4 @@ def spoilt(value: Any, data: st.DataObject) -> Any:
     key = data.draw(st.sampled_from(sorted(value)))
     if data.draw(st.booleans()):
         return value | {key: spoilt(value[key], data)}
-    return {one: value[one] for one in value if one != key}
+    return {name: value[name] for name in value if name != key}

@@ -33,7 +33,7 @@ def hierarchies() -> list[Hierarchy]:
 
 def lacking() -> set[str]:
     """The controllers that containers need and that this machine has not mounted as version 1."""
-    return WANTED.difference(*(one.options for one in hierarchies() if one.version == 1))
+    return WANTED.difference(*(hierarchy.options for hierarchy in hierarchies() if hierarchy.version == 1))
 
 
 @contextlib.contextmanager
@@ -43,7 +43,7 @@ def created(about: str) -> Iterator[str]:
     Its name says what it is about and is nobody else's: a run of tests that was killed leaves its own behind.
     """
     name = f"nodewise-{about}-{secrets.token_hex(4)}"
-    places = [one.place / name for one in hierarchies()]
+    places = [hierarchy.place / name for hierarchy in hierarchies()]
     for place in places:
         place.mkdir()
     try:

@@ -55,9 +55,9 @@ class Manager:
 
     def run(self, *words: str | Path) -> str:
         """What a command prints on stdout; AssertionError if it fails."""
-        said = self.tried(*words)
-        assert said.returncode == 0, f"{words}: {said.stderr}"
-        return said.stdout
+        completed = self.tried(*words)
+        assert completed.returncode == 0, f"{words}: {completed.stderr}"
+        return completed.stdout
 
     def tried(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
         return subprocess.run(self.beside(*words), capture_output=True, text=True, timeout=120, check=False)
@@ -85,8 +85,8 @@ class Manager:
         wait("one more sweep", lambda: True if self._sweeps() >= begun + 2 else None)
 
     def _sweeps(self) -> int:
-        said = httpx2.get(f"http://127.0.0.1:{self._health_port}/metrics").text
-        (count,) = re.findall(r"^nodewise_cpu_sweep_seconds_count (\S+)", said, re.MULTILINE)
+        metrics = httpx2.get(f"http://127.0.0.1:{self._health_port}/metrics").text
+        (count,) = re.findall(r"^nodewise_cpu_sweep_seconds_count (\S+)", metrics, re.MULTILINE)
         return int(float(count))
 
     def offered(self) -> str:
@@ -97,26 +97,26 @@ class Manager:
     def tasks(self, pool: str = "exclusive") -> list[str]:
         """The process ids that hold anything of a pool."""
         pools = json.loads(self.run("describe", *self.place))["pools"]
-        return [pid for one in pools[pool]["cpuLists"].values() for pid in one["tasks"]]
+        return [pid for cpu_list in pools[pool]["cpuLists"].values() for pid in cpu_list["tasks"]]
 
     def masks(self, pod: Object) -> dict[str, frozenset[int]]:
         """Of all threads in a pod's container, by program and thread id, the CPUs that they may use."""
         proc = self.node.runtime.inside("/proc")
         (pids,) = cpuset.list_processes(proc, [cpu_workloads.container_of(pod)]).values()
-        found = {}
-        for thread in (one for pid in pids for one in thread_affinity.read(proc, pid)):
+        masks = {}
+        for thread in (task_thread for pid in pids for task_thread in thread_affinity.read(proc, pid)):
             with contextlib.suppress(OSError):
                 name = (proc / f"{thread.pid}/task/{thread.tid}/comm").read_text().strip()
-                found[f"{name} {thread.tid}"] = thread.cpus
-        return found
+                masks[f"{name} {thread.tid}"] = thread.cpus
+        return masks
 
     def wait_held(self, pod: Object) -> str:
         """Until the exclusive core is held, by this pod; the wrapper's process id."""
 
-        def said() -> object:
+        def diagnosis() -> object:
             return self.node.log(pod, "main"), self.sandbox.pod(pod["metadata"]["name"])
 
-        (task,) = wait("the exclusive core is held", lambda: self.tasks() or None, show=said)
+        (task,) = wait("the exclusive core is held", lambda: self.tasks() or None, show=diagnosis)
         return task
 
     def wait_free(self) -> None:

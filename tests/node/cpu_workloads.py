@@ -40,8 +40,8 @@ def ended(sandbox: Sandbox, name: str) -> Object:
 
 def _in_phase(sandbox: Sandbox, name: str, phases: Sequence[str]) -> Object:
     def seen() -> Object | None:
-        found = sandbox.pod(name) or {}
-        return found if found.get("status", {}).get("phase") in phases else None
+        pod = sandbox.pod(name) or {}
+        return pod if pod.get("status", {}).get("phase") in phases else None
 
     what = f"pod {name} is {' or '.join(phases)}"
     return wait(what, seen, show=lambda: (sandbox.pod(name), sandbox.events(name)))

@@ -56,31 +56,31 @@ class Host(NamedTuple):
     def pods(self, namespace: str, **labels: str) -> list[Object]:
         """The pods with these labels."""
         about = ",".join(f"{key}={value}" for key, value in labels.items())
-        found: list[Object] = self.plane.api.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector=about)[
+        pods: list[Object] = self.plane.api.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector=about)[
             "items"
         ]
-        return found
+        return pods
 
     def wait_ready(self, namespace: str, count: int = 1, **labels: str) -> list[Object]:
         """Until so many pods with these labels are there, all ready."""
 
         def ready() -> list[Object] | None:
-            found = self.pods(namespace, **labels)
-            return found if len(found) == count and all(map(is_ready, found)) else None
+            pods = self.pods(namespace, **labels)
+            return pods if len(pods) == count and all(map(is_ready, pods)) else None
 
         what = f"{count} pods of {labels} are ready"
         return wait(what, ready, 120, lambda: self.told(namespace, **labels))
 
     def told(self, namespace: str, **labels: str) -> object:
         """What is known of pods, where they are not what they should be."""
-        found = self.pods(namespace, **labels)
+        pods = self.pods(namespace, **labels)
         events = self.plane.api.get(f"/api/v1/namespaces/{namespace}/events")["items"]
         logs = {
-            f"{pod['metadata']['name']}/{one['name']}": self.log(pod, one["name"])
-            for pod in found
-            for one in pod["spec"]["containers"]
+            f"{pod['metadata']['name']}/{container['name']}": self.log(pod, container["name"])
+            for pod in pods
+            for container in pod["spec"]["containers"]
         }
-        return [pod["status"] for pod in found], [one["message"] for one in events][-20:], logs
+        return [pod["status"] for pod in pods], [event["message"] for event in events][-20:], logs
 
     def log(self, pod: Object, container: str) -> str:
         """The last lines of a container."""
@@ -126,4 +126,4 @@ def wait_admitted(sandbox: Sandbox) -> None:
 
 def is_ready(pod: Object) -> bool:
     conditions: list[Any] = pod.get("status", {}).get("conditions", [])
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)

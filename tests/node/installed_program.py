@@ -39,7 +39,7 @@ def install(into: Path, mount: Path = MOUNT) -> Path:
 
 
 def _digest() -> str:
-    found = hashlib.sha256(sys.version.encode())
+    digest = hashlib.sha256(sys.version.encode())
     for path in (*sorted((ROOT / "src").rglob("*.py")), ROOT / "uv.lock"):
-        found.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
-    return found.hexdigest()[:16]
+        digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]

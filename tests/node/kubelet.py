@@ -47,7 +47,7 @@ class Kubelet:
     def is_ready(self) -> bool:
         """Whether the Node says so itself."""
         conditions = (self._api.find(self.path) or {}).get("status", {}).get("conditions", [])
-        return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+        return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
     def label(self, labels: Mapping[str, str]) -> None:
         self._api.patch(self.path, {"metadata": {"labels": labels}})

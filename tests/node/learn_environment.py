@@ -102,10 +102,10 @@ def other_nodes(whole: Host) -> None:
 
 def _network_of_scheduler(whole: Host) -> Path:
     """Of the newest pod of the second scheduler, as a file of the network's namespace."""
-    found = whole.pods("nodewise", app=SCHEDULER)
-    pod = max(found, key=lambda one: one["metadata"]["creationTimestamp"])
+    pods = whole.pods("nodewise", app=SCHEDULER)
+    pod = max(pods, key=lambda candidate: candidate["metadata"]["creationTimestamp"])
     container = pod["status"]["containerStatuses"][0]["containerID"].partition("://")[2]
-    said = whole.node.runtime.ctr("tasks", "list")
-    said.check_returncode()
-    (pid,) = [line.split()[1] for line in said.stdout.splitlines() if line.startswith(container)]
+    tasks = whole.node.runtime.ctr("tasks", "list")
+    tasks.check_returncode()
+    (pid,) = [line.split()[1] for line in tasks.stdout.splitlines() if line.startswith(container)]
     return whole.node.runtime.inside(f"/proc/{pid}/ns/net")

@@ -86,17 +86,17 @@ def expect_refused(room: Sandbox, pod: Object, words: str) -> None:
 def name_service(whole: Host, namespace: str, service: str) -> None:
     """Serves a Service, and has the host's pods find it by name."""
     whole.network.serve(whole.plane.api, namespace, service)
-    found = whole.plane.api.get(f"/api/v1/namespaces/{namespace}/services/{service}")["spec"]["clusterIP"]
+    address = whole.plane.api.get(f"/api/v1/namespaces/{namespace}/services/{service}")["spec"]["clusterIP"]
     names = whole.path("/etc/hosts")
-    names.write_text(f"{names.read_text()}\n{found} {service}.{namespace}.svc\n")
+    names.write_text(f"{names.read_text()}\n{address} {service}.{namespace}.svc\n")
 
 
 def _network_of(whole: Host, pod: Object) -> Path:
     """The network of a running pod, as a file of its namespace."""
     container = pod["status"]["containerStatuses"][0]["containerID"].partition("://")[2]
-    said = whole.node.runtime.ctr("tasks", "list")
-    said.check_returncode()
-    (pid,) = [line.split()[1] for line in said.stdout.splitlines() if line.startswith(container)]
+    tasks = whole.node.runtime.ctr("tasks", "list")
+    tasks.check_returncode()
+    (pid,) = [line.split()[1] for line in tasks.stdout.splitlines() if line.startswith(container)]
     return whole.node.runtime.inside(f"/proc/{pid}/ns/net")
 
 

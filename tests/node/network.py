@@ -67,16 +67,16 @@ class Network:
 
     def serve(self, api: Api, namespace: str, service: str) -> None:
         """What kube-proxy does: from now on connections to a Service's address go to its ready pods in turn."""
-        found = api.get(f"/api/v1/namespaces/{namespace}/services/{service}")["spec"]
-        self.add(found["clusterIP"])
+        spec = api.get(f"/api/v1/namespaces/{namespace}/services/{service}")["spec"]
+        self.add(spec["clusterIP"])
         turns = itertools.count()
 
         def choose() -> Target | None:
             ready = _ready(api, namespace, service)
             return Target(ready[next(turns) % len(ready)], is_inside=True) if ready else None
 
-        for port in found["ports"]:
-            self.hand_on((found["clusterIP"], port["port"]), choose)
+        for port in spec["ports"]:
+            self.hand_on((spec["clusterIP"], port["port"]), choose)
 
     def connect(self, address: Address) -> socket.socket:
         """A connection from in there."""
@@ -143,8 +143,8 @@ class Network:
 
 def address_of(url: str) -> Address:
     """Host and port of a server."""
-    found = urlsplit(url)
-    return str(found.hostname), int(found.port or 0)
+    parts = urlsplit(url)
+    return str(parts.hostname), int(parts.port or 0)
 
 
 def out_to(address: Address) -> Choice:
@@ -184,9 +184,9 @@ def _ready(api: Api, namespace: str, service: str) -> Sequence[Address]:
     path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
     slices = api.get(path, labelSelector=about)["items"]
     return [
-        (address, one["ports"][0]["port"])
-        for one in slices
-        for endpoint in one["endpoints"] or ()
+        (address, endpoint_slice["ports"][0]["port"])
+        for endpoint_slice in slices
+        for endpoint in endpoint_slice["endpoints"] or ()
         if endpoint["conditions"]["ready"]
         for address in endpoint["addresses"]
     ]

@@ -102,8 +102,8 @@ class Runtime:
 
     def load(self, archive: Path) -> None:
         """Takes an image into what pods are made of."""
-        said = self.ctr("images", "import", str(archive))
-        assert said.returncode == 0, f"ctr images import: {said.stderr}"
+        completed = self.ctr("images", "import", str(archive))
+        assert completed.returncode == 0, f"ctr images import: {completed.stderr}"
 
     def ctr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """What comes of a command of containerd's own, among what pods are made of."""

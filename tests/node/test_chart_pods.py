@@ -39,9 +39,9 @@ class Release:
 
     def __init__(self, whole: Host, room: Sandbox, helm: Helm, values: dict[str, str], *files: Path) -> None:
         self.whole, self.room, self._helm = whole, room, helm
-        given = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
-        given += [f"--values={file}" for file in files]
-        self._release = ["nodewise", str(CHART), "--namespace", room.namespace, *given]
+        options = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
+        options += [f"--values={file}" for file in files]
+        self._release = ["nodewise", str(CHART), "--namespace", room.namespace, *options]
 
     def install(self) -> None:
         done = self._helm.run("install", *self._release)
@@ -118,8 +118,8 @@ def configure(whole: Host, room: Sandbox, folder: Path) -> None:
     files = {"-cert": "tls.crt", "-key": "tls.key", "--ca": "ca.crt"}
     for name in files.values():
         (folder / name).write_bytes(held[name])
-    given = [word for flag, name in files.items() for word in (flag, str(folder / name))]
-    whole.said(NODEWISE, "configure", *given, f"--extender-url=https://{SERVICE}:9001")
+    options = [word for flag, name in files.items() for word in (flag, str(folder / name))]
+    whole.said(NODEWISE, "configure", *options, f"--extender-url=https://{SERVICE}:9001")
 
 
 def shown(whole: Host) -> int:
@@ -147,8 +147,8 @@ class Stream:
             name = f"web-{len(self.made)}"
             self._room.pods(preferred_nodes.with_policy(name, host_kubelet.NAME))
             self.made.append(name)
-            found = self._whole.pods(self._room.namespace, **EXTENDER)
-            self.ready.append(sum(map(host_kubelet.is_ready, found)))
+            pods = self._whole.pods(self._room.namespace, **EXTENDER)
+            self.ready.append(sum(map(host_kubelet.is_ready, pods)))
 
     def goes_on(self) -> None:
         """Waits until some more were made and bound."""
@@ -174,7 +174,7 @@ def stream(whole: Host, room: Sandbox) -> Iterator[Stream]:
     failed = room.api.get(
         f"/api/v1/namespaces/{room.namespace}/events", fieldSelector="reason=FailedScheduling"
     )
-    assert [one["message"] for one in failed["items"] if "web-" in one["involvedObject"]["name"]] == []
+    assert [event["message"] for event in failed["items"] if "web-" in event["involvedObject"]["name"]] == []
 
 
 def test_replicas_serve_the_scheduler_through_a_renewal_and_an_upgrade(
@@ -213,8 +213,8 @@ def test_replicas_serve_the_scheduler_through_a_renewal_and_an_upgrade(
 
 
 def _are_others(release: Release, old: list[Object]) -> bool:
-    found = release.whole.pods(release.room.namespace, **EXTENDER)
-    uids = {pod["metadata"]["uid"] for pod in found}
+    pods = release.whole.pods(release.room.namespace, **EXTENDER)
+    uids = {pod["metadata"]["uid"] for pod in pods}
     return len(uids) == len(old) and uids.isdisjoint(pod["metadata"]["uid"] for pod in old)
 
 

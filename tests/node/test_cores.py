@@ -71,9 +71,9 @@ def tasks(machine: Machine, place: str) -> dict[str, set[int]]:
 
 
 def test_what_the_machine_is(machine: Machine) -> None:
-    told = machine.cmk("topology", "-o", "json")
-    assert (told["sockets"], told["cores"]) == (2, 4)
-    assert [(cpu["socket"], cpu["numa"], cpu["siblings"]) for cpu in told["cpus"]] == [
+    document = machine.cmk("topology", "-o", "json")
+    assert (document["sockets"], document["cores"]) == (2, 4)
+    assert [(cpu["socket"], cpu["numa"], cpu["siblings"]) for cpu in document["cpus"]] == [
         (0, 0, [0, 1]), (0, 0, [0, 1]), (0, 0, [2, 3]), (0, 0, [2, 3]),
         (1, 1, [4, 5]), (1, 1, [4, 5]), (1, 1, [6, 7]), (1, 1, [6, 7]),
     ]  # fmt: skip
@@ -89,7 +89,9 @@ def test_every_task_has_its_own_cores(machine: Machine, place: str, mode: str) -
     assert [machine.everywhere(name) for name in "ab"] == [{cpus} for cpus in wanted["exclusive"]]
     assert [machine.everywhere(name) for name in "cd"] == [{wanted["shared"]}] * 2
     pools = machine.cmk("describe", place)["pools"].values()
-    lists = {at: set(map(int, one["tasks"])) for pool in pools for at, one in pool["cpuLists"].items()}
+    lists = {
+        at: set(map(int, cpu_list["tasks"])) for pool in pools for at, cpu_list in pool["cpuLists"].items()
+    }
     assert {at: pids for at, pids in lists.items() if pids} == tasks(machine, place)
     late = machine.tried(f"{CMK} isolate {place} --pool=exclusive true")
     assert (late.code, late.out) == (125, "")
@@ -111,15 +113,15 @@ def test_tasks_of_both_kinds_move_with_all_their_threads(machine: Machine, place
     assert machine.everywhere("moves") == {S0[1], frozenset({3})}
     only = machine.cmk("reconfigure", place, *COUNTS, "--exclusive-mode=spread", "--check")
     assert {name: machine.threads(name) for name in before} == before
-    told = machine.cmk("reconfigure", place, *COUNTS, "--exclusive-mode=spread")
-    assert (told["moves"], told["done"], only["done"]) == (only["moves"], True, False)
+    report = machine.cmk("reconfigure", place, *COUNTS, "--exclusive-mode=spread")
+    assert (report["moves"], report["done"], only["done"]) == (only["moves"], True, False)
     pids = {name: machine.pid(name) for name in before}
     aside = [(pids["one"], "4-5", "6-7"), (pids["other"], "4-5", "6-7"), (pids["moves"], "2-3", "4-5")]
     there = [(pids["one"], "6-7", "2-3"), (pids["other"], "6-7", "2-3")]
-    assert [(one["pid"], one["from"], one["to"]) for one in told["moves"]] == aside + there
+    assert [(move["pid"], move["from"], move["to"]) for move in report["moves"]] == aside + there
     after = {name: machine.threads(name) for name in before}
-    assert {name: found.keys() for name, found in after.items()} == {
-        name: found.keys() for name, found in before.items()
+    assert {name: threads.keys() for name, threads in after.items()} == {
+        name: threads.keys() for name, threads in before.items()
     }
     assert after["stays"] == before["stays"]
     assert machine.everywhere("moves") == {S1[0], frozenset({5})}
@@ -139,10 +141,10 @@ def test_tasks_of_both_kinds_move_with_all_their_threads(machine: Machine, place
 def test_a_cpuset_without_the_pools_cores_is_an_error(machine: Machine, place: str) -> None:
     """Neither a command runs there, nor is one moved there; where the cpuset has them it runs, in its memory."""
     init(machine, place)
-    found = topology.parse(machine.sysfs())
+    machine_topology = topology.parse(machine.sysfs())
     for name, cpus in (("near", S0[1]), ("far", S1[0])):
         holding = {Task(1, container=name): cpus}
-        confinement = enforcer.target_cpusets(holding, found, {})[name]
+        confinement = enforcer.target_cpusets(holding, machine_topology, {})[name]
         machine.cgroup(name, confinement.cpus, confinement.mems)
     machine.start("first", place, "--pool=exclusive")
     refused = machine.tried(
@@ -153,7 +155,8 @@ def test_a_cpuset_without_the_pools_cores_is_an_error(machine: Machine, place: s
     machine.start("near", place, "--pool=exclusive", inside="near")
     machine.start("far", place, "--pool=shared", inside="far")
     where = {
-        name: {(one.cpus, one.mems) for one in machine.threads(name).values()} for name in ("near", "far")
+        name: {(thread.cpus, thread.mems) for thread in machine.threads(name).values()}
+        for name in ("near", "far")
     }
     assert where == {"near": {(S0[1], frozenset({0}))}, "far": {(S1[0], frozenset({1}))}}
     before = {name: machine.threads(name) for name in ("first", "near", "far")}
@@ -182,9 +185,9 @@ def test_no_task_outlives_a_boot(machine_packages: Path, files: Mapping[str, Ent
     ) as machine:
         assert machine.boot() != boot
         assert tasks(machine, place) == held
-        told = machine.cmk("reconcile", place)["reclaimedCpuLists"]
-        assert {(one["pid"], one["cpus"]) for one in told} == {
-            (pid, cpus) for cpus, found in held.items() for pid in found
+        reclaimed = machine.cmk("reconcile", place)["reclaimedCpuLists"]
+        assert {(cpu_list["pid"], cpu_list["cpus"]) for cpu_list in reclaimed} == {
+            (pid, cpus) for cpus, pids in held.items() for pid in pids
         }
         assert tasks(machine, place) == {}
         machine.cmk("reconfigure", place, *COUNTS, "--exclusive-mode=spread")

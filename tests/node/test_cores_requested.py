@@ -66,20 +66,20 @@ def test_a_pod_that_only_requests_a_core_is_mutated_scheduled_and_pinned(
 
 def traces(sandbox: Sandbox, node: Kubelet) -> Object:
     """All that could tell of the CPU manager: what the node says, files on it, objects in the cluster."""
-    found = sandbox.api.get(node.path)
+    node_object = sandbox.api.get(node.path)
     own = f"namespaces/{sandbox.namespace}"
     kinds = [f"/api/v1/{own}/{kind}" for kind in ("configmaps", "pods", "secrets", "services")]
     kinds += [f"/apis/apps/v1/{own}/{kind}" for kind in ("daemonsets", "deployments")]
     kinds += [webhooks.REGISTRATIONS, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"]
     folders = [node.runtime.inside(path) for path in ("/opt/bin", "/run/nodewise")]
     return {
-        "labels": found["metadata"]["labels"],
-        "annotations": found["metadata"].get("annotations", {}),
-        "taints": found["spec"].get("taints", []),
-        "capacity": sorted(found["status"]["capacity"]),
+        "labels": node_object["metadata"]["labels"],
+        "annotations": node_object["metadata"].get("annotations", {}),
+        "taints": node_object["spec"].get("taints", []),
+        "capacity": sorted(node_object["status"]["capacity"]),
         "files": [str(path) for folder in folders if folder.is_dir() for path in folder.rglob("*")],
         "objects": {
-            kind: [one["metadata"]["name"] for one in sandbox.api.get(kind)["items"]] for kind in kinds
+            kind: [obj["metadata"]["name"] for obj in sandbox.api.get(kind)["items"]] for kind in kinds
         },
     }
 

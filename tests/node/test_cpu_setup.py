@@ -60,19 +60,19 @@ def controllers(plane: ControlPlane, sandbox: Sandbox) -> Iterator[None]:
 
 
 def pods(sandbox: Sandbox) -> dict[str, Any]:
-    found = sandbox.api.get(f"/api/v1/namespaces/{sandbox.namespace}/pods")["items"]
-    return {pod["metadata"]["name"]: pod for pod in found}
+    items = sandbox.api.get(f"/api/v1/namespaces/{sandbox.namespace}/pods")["items"]
+    return {pod["metadata"]["name"]: pod for pod in items}
 
 
-def run(sandbox: Sandbox, *given: str, timeout_s: float = 60) -> "subprocess.CompletedProcess[str]":
+def run(sandbox: Sandbox, *words: str, timeout_s: float = 60) -> "subprocess.CompletedProcess[str]":
     place = [f"--namespace={sandbox.namespace}", f"--kubeconfig={sandbox.plane.admin.kubeconfig}"]
-    arguments = ["cpu", *given, *place, f"--timeout={timeout_s:g}", "-o", "json"]
+    arguments = ["cpu", *words, *place, f"--timeout={timeout_s:g}", "-o", "json"]
     return forks.run([forks.NODEWISE, *arguments], constants=forks.SHORT_WAITS, timeout=180)
 
 
-def prepared(sandbox: Sandbox, node: Kubelet, *given: str, timeout_s: float = 60) -> Any:
+def prepared(sandbox: Sandbox, node: Kubelet, *more: str, timeout_s: float = 60) -> Any:
     # the agent's probes would have to reach a network that is the runtime's own
-    options = (f"--host-list={node.name}", "--cmk-img-pol=Never", "--no-agent", *given)
+    options = (f"--host-list={node.name}", "--cmk-img-pol=Never", "--no-agent", *more)
     return json.loads(run(sandbox, "cluster-init", *options, timeout_s=timeout_s).stdout)["nodes"][0]
 
 
@@ -81,17 +81,19 @@ def test_pods_do_their_work_one_after_the_other(
 ) -> None:
     report = prepared(sandbox, node, f"--cmk-img={played}")
     assert report["ready"], report
-    found = pods(sandbox)
-    once = found.pop(setup_objects.pod_name(PREPARING, node.name))
-    said = {name: node.log(once, name) for name in PREPARING}
-    assert [line.split()[:2] for lines in said.values() for line in lines] == [
+    remaining = pods(sandbox)
+    once = remaining.pop(setup_objects.pod_name(PREPARING, node.name))
+    logs = {name: node.log(once, name) for name in PREPARING}
+    assert [line.split()[:2] for lines in logs.values() for line in lines] == [
         ["1000", "init"],
         ["0", "install"],
         ["1000", "discover"],
     ]
     assert node.runtime.inside("/opt/bin/cmk").read_text() == "a program\n"
-    (daemon,) = found.values()
-    started = {one["name"]: node.log(daemon, one["name"]) for one in daemon["spec"]["containers"]}
+    (daemon,) = remaining.values()
+    started = {
+        container["name"]: node.log(daemon, container["name"]) for container in daemon["spec"]["containers"]
+    }
     assert [lines[0].split()[:2] for lines in started.values()] == [["0", "isolate"], ["1000", "isolate"]]
     before = {name: pod["metadata"]["uid"] for name, pod in pods(sandbox).items()}
     assert prepared(sandbox, node, f"--cmk-img={played}")["ready"]
@@ -114,10 +116,10 @@ def test_a_node_is_reconfigured_by_pods_that_see_its_processes(
 ) -> None:
     node.label({cmk_names.LABEL: "true"})
     try:
-        said = run(sandbox, "reconfigure_setup", f"--cmk-img={played}", "--cmk-img-pol=Never")
+        completed = run(sandbox, "reconfigure_setup", f"--cmk-img={played}", "--cmk-img-pol=Never")
     finally:
         sandbox.api.patch(node.path, {"metadata": {"labels": {cmk_names.LABEL: None}}})
-    assert json.loads(said.stdout)["nodes"] == [{"node": node.name, "state": "reconfigured"}], said
+    assert json.loads(completed.stdout)["nodes"] == [{"node": node.name, "state": "reconfigured"}], completed
     assert pods(sandbox) == {}
 
 
@@ -136,20 +138,20 @@ class TestLeaving:
             sandbox.pods(cpu_manager.pod("held", f"exec {ISOLATE} -- busybox sleep 1000", node.name))
             pod = cpu_workloads.running(sandbox, "held")
             manager.wait_held(pod)
-            said = manager.tried("uninstall", *manager.place, "--proc-fs=/proc")
-            assert said.returncode == 1
-            assert "running tasks" in said.stderr
-            assert pod["metadata"]["uid"] in said.stderr
+            completed = manager.tried("uninstall", *manager.place, "--proc-fs=/proc")
+            assert completed.returncode == 1
+            assert "running tasks" in completed.stderr
+            assert pod["metadata"]["uid"] in completed.stderr
             assert manager.offered() == "1"
             assert len(manager.tasks()) == 1
             sandbox.api.delete(f"/api/v1/namespaces/{sandbox.namespace}/pods/held")
             manager.wait_gone(pod)
         manager.run("uninstall", *manager.place, "--proc-fs=/proc")
         wait("the kubelet offers no cores", lambda: None if manager.offered() else True, show=manager.offered)
-        found = sandbox.api.get(node.path)
-        assert cmk_names.EXCLUSIVE_CORES not in found["status"]["capacity"]
-        assert OURS not in found["spec"].get("taints", [])
-        assert cmk_names.LABEL not in found["metadata"]["labels"]
+        node_object = sandbox.api.get(node.path)
+        assert cmk_names.EXCLUSIVE_CORES not in node_object["status"]["capacity"]
+        assert OURS not in node_object["spec"].get("taints", [])
+        assert cmk_names.LABEL not in node_object["metadata"]["labels"]
         maps = f"/api/v1/namespaces/{sandbox.namespace}/configmaps/{cmk_names.config_map(node.name)}"
         assert sandbox.api.find(maps) is None
         assert list(node.runtime.inside(cmk_names.DEFAULT_INSTALL_DIR).iterdir()) == []

@@ -106,8 +106,8 @@ def test_a_confined_pod_is_moved_to_another_core_with_its_cpuset(
         wait("all of it runs", lambda: True if len(manager.masks(pod)) == 5 else None)
         wait_masks(manager, pod, EXCLUSIVE)
         pools = ("--num-exclusive-cores=1", "--num-shared-cores=0")
-        said = json.loads(manager.run("reconfigure", f"--agent={cmk_names.DEFAULT_SOCKET}", *pools))
-        assert [(move["from"], move["to"]) for move in said["moves"]] == [("0", "1")]
+        report = json.loads(manager.run("reconfigure", f"--agent={cmk_names.DEFAULT_SOCKET}", *pools))
+        assert [(move["from"], move["to"]) for move in report["moves"]] == [("0", "1")]
         wait_masks(manager, pod, frozenset({1}))
 
 
@@ -150,10 +150,10 @@ def test_a_kubelet_that_gives_cpus_of_pools_away_is_told_of(
         manager.agent("--no-publish") as agent,
     ):
         manager.wait_sweep()
-        said = agent.log.read_text()
-    assert f"container main of pod {uid} has CPUs 0" in said
-    assert "CPUs 0 are in the node's pools" in said
-    assert "full-pcpus-only" in said
+        log = agent.log.read_text()
+    assert f"container main of pod {uid} has CPUs 0" in log
+    assert "CPUs 0 are in the node's pools" in log
+    assert "full-pcpus-only" in log
 
 
 def enforced(agent: Process) -> int:

@@ -36,27 +36,27 @@ def pod(name: str, for_s: int = FOR_EVER_S, **cards: int) -> Object:
 
 
 def _container(name: str, cards: int, for_s: int) -> Object:
-    told = {"fieldRef": {"fieldPath": f"metadata.annotations['cards.nodewise.io/{name}']"}}
+    source = {"fieldRef": {"fieldPath": f"metadata.annotations['cards.nodewise.io/{name}']"}}
     wanted = {f"{gpu.PREFIX}i915": str(cards), f"{gpu.PREFIX}millicores": str(600 * cards)} if cards else {}
     return {
         "name": name,
         "image": image.NAME,
         "command": ["sh", "-c", TELL.format(for_s=for_s)],
-        "env": [{"name": "ZE_AFFINITY_MASK", "valueFrom": told}],
+        "env": [{"name": "ZE_AFFINITY_MASK", "valueFrom": source}],
         "resources": {"limits": wanted},
     }
 
 
 def test_each_container_is_told_its_own_cards(sandbox: Sandbox, node: Kubelet, cards: None) -> None:
     sandbox.pods(pod("train", main=2), pod("video", decode=1, encode=1, sidecar=0))
-    told = _told(sandbox, node, "train") | _told(sandbox, node, "video")
-    assert {name: len(numbers) for name, numbers in told.items()} == {
+    devices = _told(sandbox, node, "train") | _told(sandbox, node, "video")
+    assert {name: len(numbers) for name, numbers in devices.items()} == {
         "main": 2,
         "decode": 1,
         "encode": 1,
         "sidecar": 0,
     }
-    assert sorted(number for numbers in told.values() for number in numbers) == ["0", "1", "2", "3"]
+    assert sorted(number for numbers in devices.values() for number in numbers) == ["0", "1", "2", "3"]
 
 
 def test_a_container_that_starts_anew_is_told_what_its_annotation_says_by_then(
@@ -64,11 +64,11 @@ def test_a_container_that_starts_anew_is_told_what_its_annotation_says_by_then(
 ) -> None:
     sandbox.pods(pod("short", for_s=2, main=1))
     assert _told(sandbox, node, "short") == {"main": ["0"]}
-    found = sandbox.pod("short") or {}
+    short_pod = sandbox.pod("short") or {}
     path = f"/api/v1/namespaces/{sandbox.namespace}/pods/short"
     sandbox.api.patch(path, {"metadata": {"annotations": {"cards.nodewise.io/main": "3"}}})
-    wait("it is told anew", lambda: node.log(found, "main")[-1:] == ["mask=3"] or None)
-    assert gpu.ledger(sandbox, node.name)[found["metadata"]["uid"]]["cards"] == "card0"
+    wait("it is told anew", lambda: node.log(short_pod, "main")[-1:] == ["mask=3"] or None)
+    assert gpu.ledger(sandbox, node.name)[short_pod["metadata"]["uid"]]["cards"] == "card0"
 
 
 def _told(sandbox: Sandbox, node: Kubelet, name: str) -> dict[str, list[str]]:
@@ -76,18 +76,20 @@ def _told(sandbox: Sandbox, node: Kubelet, name: str) -> dict[str, list[str]]:
     assert sandbox.expect_bound(name) == node.name
 
     def running() -> Object | None:
-        found = sandbox.pod(name) or {}
-        return found if found.get("status", {}).get("phase") == "Running" else None
+        pod = sandbox.pod(name) or {}
+        return pod if pod.get("status", {}).get("phase") == "Running" else None
 
-    found = wait(f"pod {name} runs", running, show=lambda: (sandbox.pod(name), sandbox.events(name)))
-    annotations = found["metadata"]["annotations"]
-    told = {}
-    for container in (each["name"] for each in found["spec"]["containers"]):
-        mask = _mask(node, found, container)
+    pod = wait(f"pod {name} runs", running, show=lambda: (sandbox.pod(name), sandbox.events(name)))
+    annotations = pod["metadata"]["annotations"]
+    devices = {}
+    for container in (each["name"] for each in pod["spec"]["containers"]):
+        mask = _mask(node, pod, container)
         assert mask == annotations.get(f"cards.nodewise.io/{container}", "")
-        told[container] = [number for number in mask.split(",") if number]
-    assert sorted(gpu.cards_of(found)) == sorted(f"card{number}" for held in told.values() for number in held)
-    return told
+        devices[container] = [number for number in mask.split(",") if number]
+    assert sorted(gpu.cards_of(pod)) == sorted(
+        f"card{number}" for held in devices.values() for number in held
+    )
+    return devices
 
 
 def _mask(node: Kubelet, pod: Object, container: str) -> str:

@@ -138,8 +138,8 @@ def contents_of(archive: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def test_nothing_is_in_it_that_only_building_needs(archive: Path) -> None:
-    found = list(layers(archive))
-    names = {one.name for one in found}
+    members = list(layers(archive))
+    names = {member.name for member in members}
     left = (
         "var/lib/apt",
         "var/cache/apt",
@@ -156,8 +156,8 @@ def test_nothing_is_in_it_that_only_building_needs(archive: Path) -> None:
         name for name in names if "/dist-packages/" in name and "/dist-packages/nodewise/" not in name
     ]
     assert [name for name in of_others if "/tests/" in name] == []
-    assert {(one.uid, one.gid, one.mtime) for one in found} == {(0, 0, contents.EPOCH_S)}
-    assert [one.name for one in found if one.mode & 0o6000] == []
+    assert {(member.uid, member.gid, member.mtime) for member in members} == {(0, 0, contents.EPOCH_S)}
+    assert [member.name for member in members if member.mode & 0o6000] == []
 
 
 def test_it_is_small_enough(archive: Path) -> None:
@@ -195,15 +195,19 @@ def test_its_modules_are_compiled_without_times(archive: Path) -> None:
 def test_the_list_of_what_is_in_it_is_inside_and_beside(image: Image, archive: Path) -> None:
     inside = said(image.run("python3", "-c", f"print(open({contents.BILL!r}).read(), end='')"))
     assert inside == assemble.bill(archive).read_text()
-    components = {one["name"]: one for one in json.loads(inside)["components"]}
+    components = {component["name"]: component for component in json.loads(inside)["components"]}
     assert components["libssl3" if "libssl3" in components else "libssl3t64"]["purl"].startswith(
         "pkg:deb/debian/"
     )
     assert components["numpy"]["purl"].startswith("pkg:pypi/numpy@")
     assert components["cmk"]["version"] == nodewise.__version__
-    assert [name for name, one in components.items() if not one.get("licenses") and name != "cmk"] == []
+    assert [
+        name for name, component in components.items() if not component.get("licenses") and name != "cmk"
+    ] == []
     packaged = said(image.run("/bin/bash", "-c", "cd /var/lib/dpkg/status.d && echo *")).split()
-    assert set(packaged) == {name for name, one in components.items() if "pkg:deb/" in one.get("purl", "")}
+    assert set(packaged) == {
+        name for name, component in components.items() if "pkg:deb/" in component.get("purl", "")
+    }
 
 
 # As its own user, on a read-only root
@@ -314,25 +318,25 @@ def test_it_configures_a_host_as_the_hosts_own_command_does(
     containerd: Runtime, image: Image, host: Path, template: str, tmp_path: Path
 ) -> None:
     before = everything(host)
-    given = ["-f", template] if template else []
-    dry = configure(image, *BASE, *given, "-dry-run")
+    options = ["-f", template] if template else []
+    dry = configure(image, *BASE, *options, "-dry-run")
     assert (dry.returncode, dry.stderr.splitlines()[-1]) == (0, "Done."), dry.stderr
     assert "+    - --config=/etc/kubernetes/" in dry.stdout
     assert everything(host) == before
 
-    done = configure(image, *BASE, *given)
+    done = configure(image, *BASE, *options)
     assert done.returncode == 0, done.stderr
     by_image = everything(host)
     assert by_image != before
-    assert configure(image, *BASE, *given, "--check").returncode == 0
+    assert configure(image, *BASE, *options, "--check").returncode == 0
 
     assert configure(image, *BASE[:2], "-b", KUBERNETES, "-d", KUBERNETES, "--restore").returncode == 0
     assert everything(host) == before
     if template:
         read = said(image.run("/bin/bash", "-c", f'echo "$(<{template})"'))
         (tmp_path / Path(template).name).write_text(read)
-        given = ["-f", str(tmp_path / Path(template).name)]
-    own = containerd.enter([NODEWISE, "configure", *BASE, *given])
+        options = ["-f", str(tmp_path / Path(template).name)]
+    own = containerd.enter([NODEWISE, "configure", *BASE, *options])
     said(subprocess.run(own, capture_output=True, text=True, check=False, cwd=tmp_path))
     assert everything(host) == by_image
 

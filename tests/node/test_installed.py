@@ -71,25 +71,25 @@ def empty(tmp_path: Path, program: Path) -> Image:
 
 @pytest.mark.parametrize("option", ["--help", "--version"])
 def test_225_it_says_in_an_empty_image_what_the_source_program_says(empty: Image, option: str) -> None:
-    said = empty.run("/opt/bin/cmk", option)
-    assert (said.returncode, said.stderr) == (0, "")
+    completed = empty.run("/opt/bin/cmk", option)
+    assert (completed.returncode, completed.stderr) == (0, "")
     source = subprocess.run([BIN / "cmk", option], capture_output=True, text=True, check=True)
-    assert said.stdout == source.stdout
+    assert completed.stdout == source.stdout
     assert sorted(path.name for path in empty.root.iterdir()) == ["opt"]
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ELSEWHERE])
 def test_every_command_starts_there(empty: Image, name: str) -> None:
-    said = empty.run("/opt/bin/cmk", name, "--help")
-    assert (said.returncode, said.stderr) == (0, "")
-    assert f"cmk {name}" in said.stdout
+    completed = empty.run("/opt/bin/cmk", name, "--help")
+    assert (completed.returncode, completed.stderr) == (0, "")
+    assert f"cmk {name}" in completed.stdout
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
 def test_a_command_that_is_not_in_it_says_where_it_is(empty: Image, name: str) -> None:
-    said = empty.run("/opt/bin/cmk", name, "--help")
-    assert (said.returncode, said.stdout) == (1, "")
-    assert f"{name} is not part of the program that is installed on hosts" in said.stderr
+    completed = empty.run("/opt/bin/cmk", name, "--help")
+    assert (completed.returncode, completed.stdout) == (1, "")
+    assert f"{name} is not part of the program that is installed on hosts" in completed.stderr
 
 
 @pytest.fixture
@@ -112,19 +112,19 @@ ISOLATE = ("/opt/bin/cmk", "isolate", "--pool=exclusive", "--conf-dir=/state", "
 
 
 def test_a_command_of_a_busybox_image_runs_on_its_cpus(busybox: Image) -> None:
-    said = busybox.run(*ISOLATE, "/bin/busybox", "--", "grep", "Cpus_allowed_list", "/proc/self/status")
-    assert (said.returncode, said.stderr) == (0, "")
-    told = busybox.run("/opt/bin/cmk", "describe", "--conf-dir=/state")
-    assert f'"{said.stdout.split()[1]}"' in told.stdout.replace("-", ",")
-    assert '"tasks": []' in told.stdout
+    completed = busybox.run(*ISOLATE, "/bin/busybox", "--", "grep", "Cpus_allowed_list", "/proc/self/status")
+    assert (completed.returncode, completed.stderr) == (0, "")
+    description = busybox.run("/opt/bin/cmk", "describe", "--conf-dir=/state")
+    assert f'"{completed.stdout.split()[1]}"' in description.stdout.replace("-", ",")
+    assert '"tasks": []' in description.stdout
 
 
-@pytest.mark.parametrize("given", [{}, {"LD_LIBRARY_PATH": "/usr/lib/theirs"}])
-def test_a_command_finds_its_own_libraries(busybox: Image, given: dict[str, str]) -> None:
-    said = busybox.run(*ISOLATE, "/bin/busybox", "env", **given)
-    assert (said.returncode, said.stderr) == (0, "")
-    seen = dict(line.split("=", 1) for line in said.stdout.splitlines())
-    assert {name: value for name, value in seen.items() if name.startswith("LD_")} == given
+@pytest.mark.parametrize("environment", [{}, {"LD_LIBRARY_PATH": "/usr/lib/theirs"}])
+def test_a_command_finds_its_own_libraries(busybox: Image, environment: dict[str, str]) -> None:
+    completed = busybox.run(*ISOLATE, "/bin/busybox", "env", **environment)
+    assert (completed.returncode, completed.stderr) == (0, "")
+    seen = dict(line.split("=", 1) for line in completed.stdout.splitlines())
+    assert {name: value for name, value in seen.items() if name.startswith("LD_")} == environment
     assert not [name for name in seen if name.startswith(("_PYI", "_MEI", "PYTHON"))]
     assert seen["CMK_CPUS_ASSIGNED"]
 
@@ -181,10 +181,10 @@ def test_a_full_disk_leaves_the_program_that_is_there(program: Path, tmp_path: P
     size_bytes = 3 * sum(path.stat().st_size for path in program.rglob("*") if path.is_file()) // 2
     script = FULL.format(size_bytes=size_bytes, host=host, cmk=BIN / "cmk", ready=program, second=second)
     command = ["unshare", "--mount", "--propagation=private", "sh", "-e", "-c", script]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert said.returncode == 0, said.stderr
-    assert "No space left on device (what was there is untouched)" in said.stderr
-    first, version, again, *names = said.stdout.splitlines()
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert completed.returncode == 0, completed.stderr
+    assert "No space left on device (what was there is untouched)" in completed.stderr
+    first, version, again, *names = completed.stdout.splitlines()
     assert first.startswith(f"{host}/cmk: installed")
     assert version == again
     assert len(names) == 3, "the lock, the version, the link"

@@ -42,7 +42,7 @@ def test_a_pod_runs_pinned_with_every_thread(
     pod = cpu_workloads.running(sandbox, "pinned")
     masks = wait(
         "all of it runs",
-        lambda: found if len(found := manager.masks(pod)) == 7 else None,
+        lambda: masks if len(masks := manager.masks(pod)) == 7 else None,
         show=lambda: (manager.masks(pod), node.log(pod, "main")),
     )
     assert set(masks.values()) == {EXCLUSIVE}, masks

@@ -122,8 +122,8 @@ def cmk(whole: Host, room: Sandbox, clusters_own: None, old_task: Object) -> Ite
     """CMK 1.5, which runs on the node."""
     api, node = whole.plane.api, whole.node
     api.ensure({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
-    for one in objects():
-        api.ensure(one)
+    for obj in objects():
+        api.ensure(obj)
     api.create(
         _made("v1", "ConfigMap", f"cmk-config-{node.name}", data={"config": pools(pid_of(whole, old_task))})
         | {
@@ -217,10 +217,10 @@ def test_a_core_goes_from_a_task_of_cmk_to_one_of_nodewise_and_the_state_back(
         typing.follows([hold])
         migration.expect_refused(room, wants_a_core("too-early"), "exceeded quota: no-cores")
         typing.follows([away, install])
-        said = typing.types(validate, may_fail=True)
-        checks = json.loads(said)["checks"]
+        output = typing.types(validate, may_fail=True)
+        checks = json.loads(output)["checks"]
         # the API server of the tests has no way to a Service
-        assert [one["name"] for one in checks if not one["ok"]] == ["webhook"], checks
+        assert [check["name"] for check in checks if not check["ok"]] == ["webhook"], checks
         assert f" {old}\n" in typing.types(describe)
         typing.follows([let])
         api.create(of_cmk())
@@ -235,7 +235,7 @@ def test_a_core_goes_from_a_task_of_cmk_to_one_of_nodewise_and_the_state_back(
         api.delete(f"/api/v1/namespaces/{room.namespace}/pods/of-before")
         held = wait(
             "the core is the next one's",
-            lambda: ((found := tasks(whole, "exclusive")) != [old] and found) or None,
+            lambda: ((now := tasks(whole, "exclusive")) != [old] and now) or None,
         )
         assert held == [pid_of(whole, new)]
         manager = Manager(room, whole.node, whole.plane.admin, tmp_path)

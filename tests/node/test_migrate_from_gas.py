@@ -243,17 +243,17 @@ def test_pods_keep_their_cards_from_gas_to_nodewise_and_back(
     scheduler.wait_another_than(asked_us)
     operator.follows([start, let])
     running = {name: cpu_workloads.running(room, name) for name in ("of-before", "of-meanwhile", "first")}
-    assert [gpu.cards_of(one) for one in running.values()] == [["card0"], ["card2"], ["card1"]]
+    assert [gpu.cards_of(pod) for pod in running.values()] == [["card0"], ["card2"], ["card1"]]
     operator.follows(away)
     wait("GAS is gone", lambda: None if whole.pods("default", app="gas") else True)
 
 
 def _held(operator: Reader, curl: Step) -> set[str]:
     """The cards that somebody holds, by what nodewise answers."""
-    said = operator.types(curl.typed)
-    (node,) = json.loads(said)["nodes"].values()
+    output = operator.types(curl.typed)
+    (node,) = json.loads(output)["nodes"].values()
     assert node["problems"] == []
-    return {card for card, one in node["cards"].items() if one["held"]}
+    return {card for card, device in node["cards"].items() if device["held"]}
 
 
 def _written(whole: Host, scheduler: Static) -> tuple[str, str]:

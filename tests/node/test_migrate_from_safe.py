@@ -90,7 +90,7 @@ def test_annotations_and_the_scheduler_change_hands_and_change_back(whole: Host,
     wait("nodewise writes", lambda: annotations(whole).get("requested-pods"))
     operator.follows([pair])
     (pod,) = whole.pods(SYSTEM, **OLDER["my-scheduler"])
-    assert [one["name"] for one in pod["spec"]["containers"]] == ["scheduler", "nodewise"]
+    assert [container["name"] for container in pod["spec"]["containers"]] == ["scheduler", "nodewise"]
     operator.follows(seen)
     operator.follows(back)
     for labels in OLDER.values():
@@ -102,5 +102,5 @@ def test_annotations_and_the_scheduler_change_hands_and_change_back(whole: Host,
 
 def annotations(whole: Host) -> dict[str, str]:
     """Those of the node."""
-    found: dict[str, str] = whole.plane.api.get(whole.node.path)["metadata"]["annotations"]
-    return found
+    annotations: dict[str, str] = whole.plane.api.get(whole.node.path)["metadata"]["annotations"]
+    return annotations

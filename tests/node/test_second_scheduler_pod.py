@@ -58,7 +58,7 @@ def test_a_pod_that_chooses_it_is_placed_by_a_policy_and_others_as_ever(
     assert room.expect_bound("plain") == FAR
     assert room.expect_bound("web") == host_kubelet.NAME
     (pod,) = whole.pods(NAMESPACE, app=NAME)
-    assert [one["restartCount"] for one in pod["status"]["containerStatuses"]] == [0, 0]
+    assert [status["restartCount"] for status in pod["status"]["containerStatuses"]] == [0, 0]
     assert pod["metadata"]["uid"] == scheduler["metadata"]["uid"]
     assert "forbidden" not in "".join(whole.log(pod, name) for name in ("scheduler", "nodewise")).lower()
 

@@ -101,13 +101,13 @@ class Machine:
             with connection.makefile() as lines:
                 answer = lines.read().splitlines()
         code, out, err = answer
-        return Said(int(code), *(base64.b64decode(one).decode() for one in (out, err)))
+        return Said(int(code), *(base64.b64decode(part).decode() for part in (out, err)))
 
     def run(self, script: str, timeout_s: float = 120) -> str:
         """What lines for a shell print; AssertionError if they fail."""
-        said = self.tried(script, timeout_s)
-        assert said.code == 0, f"{script}: {said.err}"
-        return said.out
+        response = self.tried(script, timeout_s)
+        assert response.code == 0, f"{script}: {response.err}"
+        return response.out
 
     def cmk(self, *words: str | int) -> Any:
         """What a command of the program prints, which is JSON if it prints anything."""
@@ -160,16 +160,16 @@ class Machine:
             "cat /proc/[0-9]*/task/[0-9]*/status 2>/dev/null |"
             f' awk \'/^({fields}):/ {{printf "%s ", $2}} {end} {{print ""}}\''
         )
-        found: dict[int, tuple[int, int, Where]] = {}
+        threads: dict[int, tuple[int, int, Where]] = {}
         for line in self.run(script).splitlines():
             if len(words := line.split()) == len(fields.split("|")):  # else it ended meanwhile
                 comm, tgid, pid, parent, cpus, mems = words
                 where = Where(comm, *(frozenset(cpulist.parse_list(text)) for text in (cpus, mems)))
-                found[int(pid)] = (int(tgid), int(parent), where)
+                threads[int(pid)] = (int(tgid), int(parent), where)
         family = {self.pid(name)}
-        while more := {tgid for tgid, parent, _ in found.values() if parent in family} - family:
+        while more := {tgid for tgid, parent, _ in threads.values() if parent in family} - family:
             family |= more
-        return {tid: where for tid, (tgid, _, where) in found.items() if tgid in family}
+        return {tid: where for tid, (tgid, _, where) in threads.items() if tgid in family}
 
     def everywhere(self, name: str) -> set[frozenset[int]]:
         """The CPUs of all threads."""
@@ -239,9 +239,9 @@ def _interpreter() -> Mapping[str, Entry]:
     ldd = subprocess.run(["ldd", real], capture_output=True, text=True, check=True).stdout
     libraries = [Path(word) for word in ldd.split() if word.startswith("/")]
     modules = [Path(name) for name in loaded.splitlines() if name]
-    found = {str(path).lstrip("/"): virtual_machine.program(path) for path in (*libraries, *modules)}
+    files = {str(path).lstrip("/"): virtual_machine.program(path) for path in (*libraries, *modules)}
     link = Entry(0o120777, str(real).encode())
-    return {**found, str(real).lstrip("/"): virtual_machine.program(real), "bin/python3": link} | _marked(
+    return {**files, str(real).lstrip("/"): virtual_machine.program(real), "bin/python3": link} | _marked(
         base
     )
 
@@ -254,11 +254,11 @@ def _marked(base: Path) -> Mapping[str, Entry]:
 
 @contextlib.contextmanager
 def running(
-    root: Path, given: Mapping[str, Entry], folder: Path, state: bytes = b"", kernel: str = ""
+    root: Path, entries: Mapping[str, Entry], folder: Path, state: bytes = b"", kernel: str = ""
 ) -> Iterator[Machine]:
     """A machine of the packages below `root` with `files`, and the state of an earlier boot. Raises NotReadyError."""
     port = processes.free_port()
-    whole = {**given, "state.tar": Entry(0o100644, state or _nothing())}
+    whole = {**entries, "state.tar": Entry(0o100644, state or _nothing())}
     hardware = HARDWARE._replace(kernel=kernel)
     with virtual_machine.running(root, folder, whole, hardware, ((port, _PORT),)) as process:
         machine = Machine(port)

@@ -32,10 +32,10 @@ def parse_cores(text: str, topology: Topology) -> tuple[Core, ...]:
     """
     problems: list[Problem] = []
     missing: dict[str, None] = {}
-    found: set[Core] = set()
+    cores: set[Core] = set()
     for piece in text.split(","):
         try:
-            found.update(_cores(piece.strip(), topology, missing))
+            cores.update(_cores(piece.strip(), topology, missing))
         except ValueError as error:
             problems.append(Problem(FIELD, shown(piece), str(error)))
     if missing:
@@ -43,20 +43,20 @@ def parse_cores(text: str, topology: Topology) -> tuple[Core, ...]:
         problems.append(Problem(FIELD, f"cores that are not on this machine: {', '.join(missing)}", wanted))
     if problems:
         raise BadInput("cannot read the cores", problems)
-    return tuple(sorted(found))
+    return tuple(sorted(cores))
 
 
 def _cores(piece: str, topology: Topology, missing: dict[str, None]) -> Sequence[Core]:
     """The cores of one piece; what is not there goes to `missing`. ValueError says what was wanted of the piece."""
-    found = _PIECE.fullmatch(piece)
-    if not found:
+    match = _PIECE.fullmatch(piece)
+    if not match:
         raise ValueError(_WANTED)
-    if found["first"] is None:
-        named = [core for core in topology.cores if _is_named(core, found)]
+    if match["first"] is None:
+        named = [core for core in topology.cores if _is_named(core, match)]
         missing.update({} if named else {piece: None})
         return named
-    first = int(found["first"])
-    last = int(found["last"] or first)
+    first = int(match["first"])
+    last = int(match["last"] or first)
     if first > last:
         raise ValueError("a range whose first number is not above its last")
     if last > LAST_CPU:
@@ -66,10 +66,10 @@ def _cores(piece: str, topology: Topology, missing: dict[str, None]) -> Sequence
     return [core for core in numbered.values() if core is not None]
 
 
-def _is_named(core: Core, found: re.Match[str]) -> bool:
-    if found["cpu"] is not None:
-        return int(found["cpu"]) in core.cpus
-    return (core.socket, core.core_id) == (int(found["socket"]), int(found["core_id"]))
+def _is_named(core: Core, match: re.Match[str]) -> bool:
+    if match["cpu"] is not None:
+        return int(match["cpu"]) in core.cpus
+    return (core.socket, core.core_id) == (int(match["socket"]), int(match["core_id"]))
 
 
 def _numbered(number: int, topology: Topology) -> Core | None:

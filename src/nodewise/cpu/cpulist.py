@@ -48,16 +48,16 @@ def _region(piece: str, last: int | None) -> Iterable[int]:
     """The CPUs of one number or range; ValueError says what was wanted."""
     if piece == "all" and last is not None:
         return range(last + 1)
-    found = _REGION.fullmatch(piece)
-    if not found:
+    match = _REGION.fullmatch(piece)
+    if not match:
         raise ValueError(_GRAMMAR)
-    begin = _number(found["first"], last)
-    end = begin if found["last"] is None else _number(found["last"], last)
+    begin = _number(match["first"], last)
+    end = begin if match["last"] is None else _number(match["last"], last)
     if begin > end:
         raise ValueError("a range whose first number is not above its last")
-    if found["group"] is None:
+    if match["group"] is None:
         return range(begin, end + 1)
-    used, group = _number(found["used"], None), _number(found["group"], None)
+    used, group = _number(match["used"], None), _number(match["group"], None)
     if not 0 < used <= group:
         raise ValueError("a stride used/group with 0 < used <= group")
     return (cpu for cpu in range(begin, end + 1) if (cpu - begin) % group < used)

@@ -64,21 +64,21 @@ def remove_ended_tasks(
     stored is alive while a process has that id, and is identified by that process's start from then on.
     """
     tree = _ProcessTree(processes)
-    found = {task: _find_processes(task, tree, boot, known or {}) for task in allocations.tasks}
+    processes_of = {task: _find_processes(task, tree, boot, known or {}) for task in allocations.tasks}
 
     def living(_: Pool, cpu_list: CpuListAllocation) -> Iterable[Task]:
-        return (found[task].task for task in cpu_list.tasks if found[task].family)
+        return (processes_of[task].task for task in cpu_list.tasks if processes_of[task].family)
 
     reclaimed = [
         ReclaimedCpuList(pool.name, cpu_list.text, task)
         for pool, cpu_list in allocations.cpu_lists
         for task in cpu_list.tasks
-        if not found[task].family
+        if not processes_of[task].family
     ]
     return CollectionResult(
         allocations.mapped(living),
         tuple(sorted(reclaimed, key=lambda item: (item.task.pid, item.pool, item.cpus))),
-        {item.task: item.family for item in found.values() if item.family},
+        {item.task: item.family for item in processes_of.values() if item.family},
     )
 
 

@@ -36,8 +36,8 @@ def preferences(texts: Mapping[str, str]) -> Mapping[int, str]:
 
 
 def _texts(texts: Mapping[str, str], path: re.Pattern[str]) -> Iterable[tuple[int, str]]:
-    found = ((path.fullmatch(name), text) for name, text in texts.items())
-    return ((int(match[1]), text.strip(WHITE_SPACE).partition("\n")[0]) for match, text in found if match)
+    matches = ((path.fullmatch(name), text) for name, text in texts.items())
+    return ((int(match[1]), text.strip(WHITE_SPACE).partition("\n")[0]) for match, text in matches if match)
 
 
 def power_classes(cores: Iterable[Core], preferences: Mapping[int, str]) -> Mapping[str, tuple[Core, ...]]:
@@ -50,4 +50,4 @@ def power_classes(cores: Iterable[Core], preferences: Mapping[int, str]) -> Mapp
         wishes = {preferences.get(cpu, "") for cpu in core.cpus}
         for name in wishes & members.keys() if len(wishes) == 1 else ():
             members[name].append(core)
-    return {name: tuple(found) for name, found in members.items() if found}
+    return {name: tuple(cores) for name, cores in members.items() if cores}

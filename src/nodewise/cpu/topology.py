@@ -153,8 +153,8 @@ def parse(texts: Mapping[str, str]) -> Topology:
         for cpu in sorted(present | online)
     )
     whole = tuple(
-        one._replace(numa=nodes.get(one.cpu), kind=kinds.get(one.cpu), isolated=one.cpu in isolated)
-        for one in cpus
+        core._replace(numa=nodes.get(core.cpu), kind=kinds.get(core.cpu), isolated=core.cpu in isolated)
+        for core in cpus
     )
     return Topology(whole, tuple(cores), tuple(unread))
 
@@ -167,9 +167,11 @@ def _online(files: _Files, present: Iterable[int]) -> frozenset[int]:
     placed = {
         int(found[1]) for path in files.texts if "/topology/" in path and (found := _FOLDER.match(path))
     }
-    told = {cpu: files.number(f"{CPUS}/cpu{cpu}/online") for cpu in present}
+    online = {cpu: files.number(f"{CPUS}/cpu{cpu}/online") for cpu in present}
     return frozenset(
-        cpu for cpu in present if told[cpu] != 0 and (told[cpu] is not None or cpu in placed or not placed)
+        cpu
+        for cpu in present
+        if online[cpu] != 0 and (online[cpu] is not None or cpu in placed or not placed)
     )
 
 
@@ -196,7 +198,7 @@ def _cores(places: Mapping[int, _Place]) -> tuple[list[Core], Mapping[int, int]]
         socket = sockets.setdefault(place.package, len(sockets))
         if cpu in core_of:
             continue
-        members = {one for one in place.threads & places.keys() if one not in core_of} | {cpu}
+        members = {sibling for sibling in place.threads & places.keys() if sibling not in core_of} | {cpu}
         core_of.update(dict.fromkeys(members, len(cores)))
         cores.append(Core(len(cores), place.core_id, socket, tuple(sorted(members))))
     return cores, core_of
@@ -225,9 +227,9 @@ def _numa_nodes(files: _Files) -> Mapping[int, int]:
 
 def _isolated(files: _Files, last: int | None) -> tuple[frozenset[int], Sequence[Problem]]:
     """What the kernel says it isolates; an older one only has its command line."""
-    told = files.cpus(f"{CPUS}/isolated")
-    if told is not None:
-        return told, ()
+    isolated = files.cpus(f"{CPUS}/isolated")
+    if isolated is not None:
+        return isolated, ()
     return cpulist.parse_isolcpus(files.texts.get(COMMAND_LINE, ""), last)
 
 

@@ -79,10 +79,10 @@ class Crowd:
             self.sweep()
 
     def sweep(self) -> None:
-        found = garbage_collection.collect_garbage(
+        collection = garbage_collection.collect_garbage(
             self._node.store, Path("/proc"), self._known, lambda number: time.sleep(0.01)
         )
-        self._known = found.known
+        self._known = collection.known
 
     def _start(self) -> None:
         self._started += 1

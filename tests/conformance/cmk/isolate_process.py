@@ -59,9 +59,9 @@ class Node(NamedTuple):
         ]
 
 
-def made(root: Path, found: Allocations) -> Node:
+def made(root: Path, allocations: Allocations) -> Node:
     node = Node(root / "cmk")
-    node.store.create(found)
+    node.store.create(allocations)
     return node
 
 
@@ -77,8 +77,10 @@ def show(*words: str) -> list[str]:
 
 def clean(more: Mapping[str, str] | None = None) -> dict[str, str]:
     """Our environment without what CMK's words in it would change."""
-    found = {name: text for name, text in os.environ.items() if not name.startswith(("CMK_", "NODEWISE_"))}
-    return found | dict(more or {})
+    inherited = {
+        name: text for name, text in os.environ.items() if not name.startswith(("CMK_", "NODEWISE_"))
+    }
+    return inherited | dict(more or {})
 
 
 def run(words: list[str], more: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:

@@ -24,16 +24,16 @@ def texts(name: str, isolated: str = "") -> dict[str, str]:
     """The files of a machine, with these CPUs on the kernel's command line."""
     count, place = MACHINES[name]
     places = {cpu: place(cpu) for cpu in range(count)}
-    found = {
+    files = {
         f"{CPUS}/online": f"0-{count - 1}",
         f"{CPUS}/present": f"0-{count - 1}",
         f"{CPUS}/possible": "0-63",
     }
-    found["proc/cmdline"] = f"quiet isolcpus={isolated}" if isolated else "quiet"
+    files["proc/cmdline"] = f"quiet isolcpus={isolated}" if isolated else "quiet"
     for cpu, (core_id, package) in places.items():
-        threads = [one for one, other in places.items() if other == places[cpu]]
+        threads = [sibling for sibling, other in places.items() if other == places[cpu]]
         folder = f"{CPUS}/cpu{cpu}/topology"
-        found[f"{folder}/core_id"] = f"{core_id}\n"
-        found[f"{folder}/physical_package_id"] = f"{package}\n"
-        found[f"{folder}/thread_siblings_list"] = ",".join(map(str, threads)) + "\n"
-    return found
+        files[f"{folder}/core_id"] = f"{core_id}\n"
+        files[f"{folder}/physical_package_id"] = f"{package}\n"
+        files[f"{folder}/thread_siblings_list"] = ",".join(map(str, threads)) + "\n"
+    return files

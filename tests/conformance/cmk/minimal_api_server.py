@@ -72,7 +72,9 @@ class Server:
 
     def sent(self, verb: str, end: str) -> list[Any]:
         """Bodies of the requests of a verb to paths with such an end, in order."""
-        return [one.body for one in self.requests if one.verb == verb and one.path.endswith(end)]
+        return [
+            request.body for request in self.requests if request.verb == verb and request.path.endswith(end)
+        ]
 
     def kubeconfig(self, folder: Path) -> Path:
         config = {
@@ -94,9 +96,9 @@ class Server:
         with self.lock:
             if verb != "GET":
                 self.requests.append(Request(verb, path, body, content_type))
-            for one in self.refusals:
-                if one.verb == verb and one.part in path:
-                    return one.status, _status(one.status, one.message, one.reason)
+            for refusal in self.refusals:
+                if refusal.verb == verb and refusal.part in path:
+                    return refusal.status, _status(refusal.status, refusal.message, refusal.reason)
             if path in ("/version", *_GROUPS):
                 kinds = [{"name": name} for name in self._defined(path)]
                 return 200, {"gitVersion": self.version, "resources": kinds}
@@ -119,7 +121,9 @@ class Server:
         return [name + ending for name, of in parts if f"/apis/{of}/v1" == group]
 
     def _list(self, path: str, query: dict[str, list[str]]) -> tuple[int, Any]:
-        wanted = dict(one.split("=", 1) for one in ",".join(query.get("labelSelector", [])).split(",") if one)
+        wanted = dict(
+            term.split("=", 1) for term in ",".join(query.get("labelSelector", [])).split(",") if term
+        )
         items = [
             obj
             for at, obj in self.objects.items()
@@ -137,34 +141,34 @@ class Server:
         return 201, self.put(path, body)
 
     def _of_one(self, verb: str, path: str, body: Any, content_type: str) -> tuple[int, Any]:
-        found = self.objects.get(path.removesuffix("/status"))
-        if found is None:
+        obj = self.objects.get(path.removesuffix("/status"))
+        if obj is None:
             return 404, _status(404, f"{path} not found", "NotFound")
         if verb == "DELETE":
-            return self._delete(path, found, body or {})
+            return self._delete(path, obj, body or {})
         if verb == "PUT":
-            return self._replace(path, found, body)
+            return self._replace(path, obj, body)
         if verb == "PATCH":
             assert content_type == "application/merge-patch+json"
-            return 200, self.put(path.removesuffix("/status"), _merged(found, body))
-        return 200, found
+            return 200, self.put(path.removesuffix("/status"), _merged(obj, body))
+        return 200, obj
 
-    def _replace(self, path: str, found: Object, body: Object) -> tuple[int, Any]:
+    def _replace(self, path: str, stored: Object, body: Object) -> tuple[int, Any]:
         seen = body["metadata"].get("resourceVersion")
-        if seen not in (None, found["metadata"]["resourceVersion"]):
+        if seen not in (None, stored["metadata"]["resourceVersion"]):
             return 409, _status(409, "the object has been modified", "Conflict")
-        kept = {"uid": found["metadata"]["uid"]}
+        kept = {"uid": stored["metadata"]["uid"]}
         return 200, self.put(path, {**body, "metadata": {**body["metadata"], **kept}})
 
-    def _delete(self, path: str, found: Object, options: Object) -> tuple[int, Any]:
-        uid = options.get("preconditions", {}).get("uid", found["metadata"]["uid"])
-        if uid != found["metadata"]["uid"]:
+    def _delete(self, path: str, stored: Object, options: Object) -> tuple[int, Any]:
+        uid = options.get("preconditions", {}).get("uid", stored["metadata"]["uid"])
+        if uid != stored["metadata"]["uid"]:
             return 409, _status(409, "the UID is another one", "Conflict")
         del self.objects[path]
         for at, obj in list(self.objects.items()):
-            if any(one["uid"] == uid for one in obj["metadata"].get("ownerReferences", ())):
+            if any(owner["uid"] == uid for owner in obj["metadata"].get("ownerReferences", ())):
                 del self.objects[at]
-        return 200, found
+        return 200, stored
 
 
 def nodes_at_work(server: Server) -> None:
@@ -189,7 +193,9 @@ def nodes_at_work(server: Server) -> None:
         is_once = pod.get("spec", {}).get("restartPolicy", goes_on) == "Never"
         pod["status"] = {"phase": "Succeeded"} if is_once else running(pod)
         server.objects[path] = pod
-        if is_once and any(one["name"] == "discover" for one in pod.get("spec", {}).get("containers", ())):
+        if is_once and any(
+            container["name"] == "discover" for container in pod.get("spec", {}).get("containers", ())
+        ):
             node = server.objects[f"/api/v1/nodes/{pod['spec']['nodeName']}"]
             node["metadata"].setdefault("labels", {})["cmk.intel.com/cmk-node"] = "true"
 
@@ -208,8 +214,8 @@ def _one_pod(server: Server, path: str, daemon_set: Object, spec: Object) -> Non
 def running(pod: Object) -> Object:
     """The status of a pod all of whose containers run."""
     containers = [
-        {"name": one["name"], "ready": True, "restartCount": 0, "state": {"running": {}}}
-        for one in pod["spec"]["containers"]
+        {"name": container["name"], "ready": True, "restartCount": 0, "state": {"running": {}}}
+        for container in pod["spec"]["containers"]
     ]
     return {"phase": "Running", "containerStatuses": containers}
 
@@ -218,11 +224,11 @@ def _status(code: int, message: str, reason: str) -> Object:
     return {"kind": "Status", "code": code, "message": message, "reason": reason}
 
 
-def _merged(found: Any, change: Any) -> Any:
+def _merged(original: Any, change: Any) -> Any:
     """A merge patch, the only kind that anybody sends here."""
     if not isinstance(change, dict):
         return change
-    kept = found if isinstance(found, dict) else {}
+    kept = original if isinstance(original, dict) else {}
     merged = {key: _merged(kept.get(key), value) for key, value in change.items() if value is not None}
     return {**{key: value for key, value in kept.items() if key not in change}, **merged}
 

@@ -56,8 +56,8 @@ def lists(pools: table_rows.Pools) -> Allocations:
     )
 
 
-def directory_of(found: Allocations, at: Path) -> Path:
-    return write(directory.format_files(found), at)
+def directory_of(allocations: Allocations, at: Path) -> Path:
+    return write(directory.format_files(allocations), at)
 
 
 def processes(alive: Mapping[int, str], at: Path) -> Path:

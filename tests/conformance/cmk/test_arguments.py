@@ -20,13 +20,13 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("row", table_rows.read("arguments", ArgumentsRow), ids=lambda row: row.id)
 def test_command_lines(row: ArgumentsRow, tmp_path: Path) -> None:
-    for told in row.runs:
-        words = told.words
+    for line in row.runs:
+        words = line.words
         if words[:1] == ["init"]:
             words = [*words, f"--conf-dir={tmp_path / 'state'}", f"--sysfs={machine(tmp_path)}"]
         done = run(*words)
-        assert done.returncode == told.code, done.stderr
-        assert [part for part in told.says if part not in done.stderr] == []
+        assert done.returncode == line.code, done.stderr
+        assert [part for part in line.says if part not in done.stderr] == []
         assert done.stdout == ""
 
 

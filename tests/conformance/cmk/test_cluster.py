@@ -37,8 +37,8 @@ def cluster(row: ClusterRow) -> Iterator[Server]:
             node["status"] = {"capacity": dict(row.capacity), "allocatable": dict(row.capacity)}
         for name in row.cordoned:
             serving.node(name, unschedulable=True)
-        for one in row.there:
-            plural, name = one.split()
+        for reference in row.there:
+            plural, name = reference.split()
             obj = {
                 "kind": plural,
                 "metadata": {"name": name},
@@ -47,7 +47,7 @@ def cluster(row: ClusterRow) -> Iterator[Server]:
             group = "apis/apps/v1" if plural == "daemonsets" else "api/v1"
             serving.put(f"/{group}/namespaces/default/{plural}/{name}", obj)
         if row.account:
-            spaces = [one.partition("=")[2] for one in row.command if one.startswith("--namespace=")]
+            spaces = [word.partition("=")[2] for word in row.command if word.startswith("--namespace=")]
             account = {"kind": "ServiceAccount", "metadata": {"name": row.account}}
             path = f"/api/v1/namespaces/{(spaces or ['default'])[0]}/serviceaccounts/{row.account}"
             serving.put(path, account)
@@ -93,47 +93,53 @@ def config_map(row: ClusterRow) -> Object:
 
 def run(row: ClusterRow, cluster: Server, folder: Path) -> "subprocess.CompletedProcess[str]":
     """The command, as it is given to a shell."""
-    given = [*row.command, f"--kubeconfig={cluster.kubeconfig(folder)}", "--timeout=30"]
+    arguments = [*row.command, f"--kubeconfig={cluster.kubeconfig(folder)}", "--timeout=30"]
     if row.command[0] == "uninstall":
         node = (row.labelled or row.nodes)[0]
-        given += [f"--node-name={node}", f"--install-dir={folder}", "--proc-fs=/proc"]
+        arguments += [f"--node-name={node}", f"--install-dir={folder}", "--proc-fs=/proc"]
     return forks.run(
-        [forks.CMK, *given], timeout=SLOW_S, env={**os.environ, "NODE_NAME": ""}, constants=forks.SHORT_WAITS
+        [forks.CMK, *arguments],
+        timeout=SLOW_S,
+        env={**os.environ, "NODE_NAME": ""},
+        constants=forks.SHORT_WAITS,
     )
 
 
 def named(cluster: Server, verb: str) -> list[str]:
     """Plural and name of what was asked for by this verb, in order."""
-    asked = [one for one in cluster.requests if one.verb == verb]
-    paths = [one.path if verb != "POST" else f"{one.path}/{one.body['metadata']['name']}" for one in asked]
+    requests = [request for request in cluster.requests if request.verb == verb]
+    paths = [
+        request.path if verb != "POST" else f"{request.path}/{request.body['metadata']['name']}"
+        for request in requests
+    ]
     return [" ".join(path.split("/")[-2:]) for path in paths]
 
 
-def agrees(found: Any, wanted: Any) -> bool:
+def agrees(actual: Any, wanted: Any) -> bool:
     """Whether an object has all that is wanted of it."""
     if isinstance(wanted, dict):
-        return all(agrees((found or {}).get(key), value) for key, value in wanted.items())
+        return all(agrees((actual or {}).get(key), value) for key, value in wanted.items())
     if isinstance(wanted, list):
-        return len(found) == len(wanted) and all(map(agrees, found, wanted))
-    return bool(found == wanted)
+        return len(actual) == len(wanted) and all(map(agrees, actual, wanted))
+    return bool(actual == wanted)
 
 
 def containers(cluster: Server) -> dict[str, str]:
     """What each container of what was made runs; the last one of a name."""
-    found = {}
-    for body in (one.body for one in cluster.requests if one.verb == "POST"):
+    result = {}
+    for body in (request.body for request in cluster.requests if request.verb == "POST"):
         spec = body.get("spec", {}).get("template", body).get("spec", {})
-        for one in [*spec.get("initContainers", []), *spec.get("containers", [])]:
-            found[one["name"]] = " ".join(one.get("args", []))
-    return found
+        for container in [*spec.get("initContainers", []), *spec.get("containers", [])]:
+            result[container["name"]] = " ".join(container.get("args", []))
+    return result
 
 
 def check_pods(row: ClusterRow, cluster: Server) -> None:
     """What was made is what the row says."""
     made = {
-        f"{one.path.rpartition('/')[2]} {one.body['metadata']['name']}": {**one.body}
-        for one in cluster.requests
-        if one.verb == "POST"
+        f"{request.path.rpartition('/')[2]} {request.body['metadata']['name']}": {**request.body}
+        for request in cluster.requests
+        if request.verb == "POST"
     }
     for name, wanted in row.has.items():
         assert agrees(made[name], wanted), made[name]
@@ -141,7 +147,7 @@ def check_pods(row: ClusterRow, cluster: Server) -> None:
     if row.annotated:
         annotations = next(iter(made.values()))["metadata"]["annotations"]
         listed = json.loads(annotations["pod.beta.kubernetes.io/init-containers"])
-        assert [one["name"] for one in listed] == row.annotated
+        assert [container["name"] for container in listed] == row.annotated
 
 
 def check_node(row: ClusterRow, cluster: Server) -> None:
@@ -157,12 +163,12 @@ def check_node(row: ClusterRow, cluster: Server) -> None:
 @pytest.mark.parametrize("row", ROWS, ids=[f"{row.number}-{at}" for at, row in enumerate(ROWS)])
 def test_cluster(row: ClusterRow, cluster: Server, tmp_path: Path) -> None:
     done = run(row, cluster, tmp_path)
-    told = done.stdout + done.stderr
-    assert [part for part in (*row.error, *row.prints) if part not in told] == [], told
-    assert bool(done.returncode) == bool(row.error), told
-    assert "Traceback" not in told
+    output = done.stdout + done.stderr
+    assert [part for part in (*row.error, *row.prints) if part not in output] == [], output
+    assert bool(done.returncode) == bool(row.error), output
+    assert "Traceback" not in output
     for verb, wanted in (("POST", row.makes), ("DELETE", row.removes)):
-        assert wanted is None or named(cluster, verb) == wanted, told
+        assert wanted is None or named(cluster, verb) == wanted, output
     left = {" ".join(path.split("/")[-2:]) for path in cluster.objects}
     assert not left.intersection(row.gone)
     assert cluster.looks >= row.looks

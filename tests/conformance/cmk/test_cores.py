@@ -77,9 +77,9 @@ def test_every_pool_has_every_socket() -> None:
 
 
 def test_28_a_socket_that_the_kernel_does_not_tell_is_socket_0() -> None:
-    found = machines.texts("T4")
-    told = {path: text for path, text in found.items() if not path.endswith("physical_package_id")}
-    assert topology.parse(told).sockets == (0,)
+    complete = machines.texts("T4")
+    files = {path: text for path, text in complete.items() if not path.endswith("physical_package_id")}
+    assert topology.parse(files).sockets == (0,)
 
 
 def test_30_a_xeon_d() -> None:

@@ -133,8 +133,8 @@ def test_every_row_stands_in_the_tables() -> None:
 
 
 def test_every_other_row_has_a_test_of_its_number() -> None:
-    asked = "".join(path.read_text() for path in TESTS)
-    assert {int(found) for found in re.findall(r"def test_(\d+)_", asked)} == ELSEWHERE
+    sources = "".join(path.read_text() for path in TESTS)
+    assert {int(number) for number in re.findall(r"def test_(\d+)_", sources)} == ELSEWHERE
 
 
 def test_every_departure_stands_on_the_page_once() -> None:
@@ -142,16 +142,16 @@ def test_every_departure_stands_on_the_page_once() -> None:
 
 
 def test_the_page_says_what_became_of_every_fault_and_in_which_rows() -> None:
-    found = re.findall(r"^\| ([A-Z])(\d+) \|.*\| ([\d, ]*)\|$", section(), re.MULTILINE)
+    rows = re.findall(r"^\| ([A-Z])(\d+) \|.*\| ([\d, ]*)\|$", section(), re.MULTILINE)
     faults = [(letter, number) for letter, most in FAULTS.items() for number in range(1, most + 1)]
-    assert [(letter, int(number)) for letter, number, _ in found] == faults
-    assert {int(number) for *_, cell in found for number in re.findall(r"\d+", cell)} <= NUMBERS
+    assert [(letter, int(number)) for letter, number, _ in rows] == faults
+    assert {int(number) for *_, cell in rows for number in re.findall(r"\d+", cell)} <= NUMBERS
 
 
 def test_what_became_of_each_fault_is_shown() -> None:
-    told = re.findall(r"^\| B(\d+) \|.*\| (.*?) \| ([\d, ]*)\|$", section(), re.MULTILINE)
-    silent = {int(number) for number, now, cell in told if not cell and not now.startswith("as it was")}
-    here = {int(found) for found in re.findall(r"def test_b(\d+)_", (HERE / "test_faults.py").read_text())}
+    rows = re.findall(r"^\| B(\d+) \|.*\| (.*?) \| ([\d, ]*)\|$", section(), re.MULTILINE)
+    silent = {int(number) for number, now, cell in rows if not cell and not now.startswith("as it was")}
+    here = {int(number) for number in re.findall(r"def test_b(\d+)_", (HERE / "test_faults.py").read_text())}
     assert silent <= here | SHOWN.keys()
     for place in SHOWN.values():
         path, _, name = place.partition("::")

@@ -61,11 +61,11 @@ def test_b19_the_id_of_a_thread_holds_nothing(is_whole: bool, tmp_path: Path) ->
         task = Task(pid, stat.start, procfs.read_boot(PROC)) if is_whole else Task(pid)
         held = lists({"exclusive": {0: "0"}}).mapped(lambda *_: [task])
         conf = directory_of(held, tmp_path / "conf")
-        told = answered("reconcile", "--conf-dir", conf, "--proc-fs", PROC)
+        report = answered("reconcile", "--conf-dir", conf, "--proc-fs", PROC)
     finally:
         over.set()
         thread.join()
-    assert [one["pid"] for one in told["reclaimedCpuLists"]] == [pid]
+    assert [cpu_list["pid"] for cpu_list in report["reclaimedCpuLists"]] == [pid]
 
 
 def test_b37_isolate_asks_for_one_configmap_and_no_pod(two: Node, tmp_path: Path) -> None:
@@ -75,9 +75,9 @@ def test_b37_isolate_asks_for_one_configmap_and_no_pod(two: Node, tmp_path: Path
         server.put(CONFIG_MAP, {"metadata": about, "data": {"config": texts.config}})
         words = [CMK, "isolate", "--direct", *leading, "--pool=exclusive", "true"]
         done = isolate_process.run([str(word) for word in words])
-        asked = [(one.verb, one.path) for one in server.requests]
+        requests = [(request.verb, request.path) for request in server.requests]
         assert done.returncode == 0, done.stderr
-    assert asked == [("PATCH", CONFIG_MAP)] * 2
+    assert requests == [("PATCH", CONFIG_MAP)] * 2
     assert server.looks == 0
 
 
@@ -163,14 +163,14 @@ def test_b73_the_register_is_not_needed_where_there_are_two_frequencies(tmp_path
 
 
 def test_b74_a_preference_that_cannot_be_read_is_none(tmp_path: Path) -> None:
-    told = {0: "power", 1: "performance", 2: None}
-    for cpu, word in told.items():
+    files = {0: "power", 1: "performance", 2: None}
+    for cpu, word in files.items():
         path = f"{CPUS}/cpu{cpu}/cpufreq/energy_performance_preference"
         # a folder in its place is what nobody can read
         write({path: f"{word}\n"} if word else {path: None}, tmp_path / "machine")
-    found = preferences(sysfs.read(tmp_path / "machine"))
-    assert found == {0: "power", 1: "performance"}
+    result = preferences(sysfs.read(tmp_path / "machine"))
+    assert result == {0: "power", 1: "performance"}
     features = tmp_path / "features.d"
     write({"cpu": "other=true\n"}, features)
-    assert nfd_feature.write(features, found.values())
+    assert nfd_feature.write(features, result.values())
     assert (features / "cpu").read_text() == "other=true\n"

@@ -69,8 +69,8 @@ def test_lists_and_environment(row: ClaimRow, tmp_path: Path) -> None:
         return
     assert done.returncode == 0, done.stderr
     first, tasks = done.stdout.splitlines()
-    told = json.loads(first)
-    environment = told["environment"]
+    document = json.loads(first)
+    environment = document["environment"]
     assert environment["CMK_CPUS_ASSIGNED"] == row.gets.replace(" ", ",")
     assert environment["CMK_CPUS_ASSIGNED_MASK"] == (row.mask or environment["CMK_CPUS_ASSIGNED_MASK"])
     assert environment.get("CMK_CPUS_SHARED") == (row.shared or environment.get("CMK_CPUS_SHARED"))
@@ -78,7 +78,7 @@ def test_lists_and_environment(row: ClaimRow, tmp_path: Path) -> None:
     during = json.loads(tasks)[row.pool]
     held = {cpu for text in during for cpu in pool_allocations.parse_cpu_list(text).cpus}
     assert held == set(map(int, environment["CMK_CPUS_ASSIGNED"].split(",")))
-    assert {one["pid"] for listed in during.values() for one in listed} == {told["parent"]}
+    assert {task["pid"] for listed in during.values() for task in listed} == {document["parent"]}
     assert node.holders() == before
 
 
@@ -95,19 +95,19 @@ def test_words(row: WordsRow, two: Node, tmp_path: Path) -> None:
         assert done.returncode == FAILED
         assert all(part in done.stderr for part in row.error), done.stderr
         return
-    told = shown(done)
-    first, *rest = told["words"]
+    document = shown(done)
+    first, *rest = document["words"]
     assert [Path(first).name, *rest] == row.runs
-    assigned = [int(cpu) for cpu in told["environment"]["CMK_CPUS_ASSIGNED"].split(",")]
-    assert (told["cpus"] == assigned) == row.pins
+    assigned = [int(cpu) for cpu in document["environment"]["CMK_CPUS_ASSIGNED"].split(",")]
+    assert (document["cpus"] == assigned) == row.pins
 
 
 def both_win(two: Node) -> None:
     """Two processes claim at once from the same version, and two are served."""
     words = two.words("--pool=exclusive", *show())
-    with started(words) as one, started(words) as other:
-        cpus = [json.loads(said(process))["cpus"] for process in (one, other)]
-        assert [one.wait(isolate_process.PATIENCE_S), other.wait(isolate_process.PATIENCE_S)] == [0, 0]
+    with started(words) as first, started(words) as other:
+        cpus = [json.loads(said(process))["cpus"] for process in (first, other)]
+        assert [first.wait(isolate_process.PATIENCE_S), other.wait(isolate_process.PATIENCE_S)] == [0, 0]
     # whichever was over first may have left its CPU to the other
     assert all(cpu in ([0], [1]) for cpu in cpus)
     assert two.holders() == {}
@@ -137,9 +137,9 @@ def lock_that_is_held(two: Node) -> None:
 
 def no_affinity(two: Node) -> None:
     done = run(two.words("--pool=exclusive", "--no-affinity", *show()))
-    told = shown(done)
-    assert told["cpus"] == sorted(os.sched_getaffinity(0))
-    assert told["environment"]["CMK_CPUS_ASSIGNED"] == "0"
+    document = shown(done)
+    assert document["cpus"] == sorted(os.sched_getaffinity(0))
+    assert document["environment"]["CMK_CPUS_ASSIGNED"] == "0"
     assert "no affinity is set" in done.stderr
     assert (
         run(two.words("--pool=exclusive", "--no-affinity", *show()), {"CMK_LOG_LEVEL": "ERROR"}).stderr == ""
@@ -214,8 +214,8 @@ def no_proc_fs(two: Node) -> None:
         *two.words("--pool=exclusive", *show()),
     ]
     with started(words, {"CMK_PROC_FS": outside}) as process:
-        told = json.loads(said(process))
-        assert told["environment"]["NODEWISE_CPU_TASK"].partition("-")[0] != str(told["parent"])
+        child = json.loads(said(process))
+        assert child["environment"]["NODEWISE_CPU_TASK"].partition("-")[0] != str(child["parent"])
         assert process.wait(isolate_process.PATIENCE_S) == 0
 
 
@@ -249,9 +249,9 @@ def test_stories(row: StoryRow, two: Node) -> None:
 def test_101_a_directory_is_described_with_its_path(two: Node) -> None:
     words = [sys.executable, "-m", "nodewise.cli.cmk", "describe", "--conf-dir", str(two.root)]
     done = subprocess.run(words, env=clean(), capture_output=True, text=True, check=True)
-    told = yaml.safe_load(done.stdout)
-    assert (told["path"], list(told["pools"])) == (str(two.root), ["exclusive", "infra", "shared"])
-    assert told["pools"]["shared"] == {
+    document = yaml.safe_load(done.stdout)
+    assert (document["path"], list(document["pools"])) == (str(two.root), ["exclusive", "infra", "shared"])
+    assert document["pools"]["shared"] == {
         "cpuLists": {"1": {"cpus": "1", "tasks": []}},
         "exclusive": False,
         "name": "shared",

@@ -67,8 +67,8 @@ def test_a_list_that_names_a_cpu_that_is_offline_is_an_error(tmp_path: Path) -> 
     assert done.returncode == FAILED
     assert f"0 of 1 CPU lists free, CPUs {last + 1} offline" in done.stderr
     assert node.holders() == {}
-    told = shown(run(cpu(node, "--no-affinity", *show())))
-    assert told["environment"]["CMK_CPUS_ASSIGNED"] == f"0,{last + 1}"
+    document = shown(run(cpu(node, "--no-affinity", *show())))
+    assert document["environment"]["CMK_CPUS_ASSIGNED"] == f"0,{last + 1}"
 
 
 @contextmanager

@@ -36,7 +36,7 @@ def started(row: MovedRow) -> Iterator[Mapping[str, Family]]:
         yield {letter: stack.enter_context(process_trees.running(wanted)) for letter, wanted in cpus.items()}
 
 
-def node(told: Pools, tasks: Mapping[str, Task]) -> Allocations:
+def node(pools: Pools, tasks: Mapping[str, Task]) -> Allocations:
     """The state with these tasks for letters."""
     return Allocations(
         {
@@ -53,21 +53,21 @@ def node(told: Pools, tasks: Mapping[str, Task]) -> Allocations:
                 },
                 is_exclusive=name == "exclusive",
             )
-            for name, sockets in told.items()
+            for name, sockets in pools.items()
         }
     )
 
 
 def stored(server: Server) -> ConfigMapTexts:
-    found = server.objects[CONFIG_MAP]
+    config_map = server.objects[CONFIG_MAP]
     return ConfigMapTexts(
-        found["data"]["config"], found["metadata"]["annotations"][pool_allocations.IDENTITIES]
+        config_map["data"]["config"], config_map["metadata"]["annotations"][pool_allocations.IDENTITIES]
     )
 
 
-def filled(found: Allocations) -> Pools:
+def filled(allocations: Allocations) -> Pools:
     """Without pools that have no list."""
-    return {name: dict(sockets) for name, sockets in brief(found).items() if sockets}
+    return {name: dict(sockets) for name, sockets in brief(allocations).items() if sockets}
 
 
 @pytest.mark.parametrize("place", ["directory", "configmap"])
@@ -77,8 +77,8 @@ def test_processes_are_moved(row: MovedRow, place: str, tmp_path: Path) -> None:
     if not {0, 1} <= os.sched_getaffinity(0):
         availability.not_run("moving processes takes two CPUs")
     machine = write(machines.texts(row.machine, row.isolated), tmp_path / "machine")
-    with started(row) as found, cluster("v1.36.3", tmp_path) as (server, leading):
-        tasks = {letter: family.task for letter, family in found.items()}
+    with started(row) as families, cluster("v1.36.3", tmp_path) as (server, leading):
+        tasks = {letter: family.task for letter, family in families.items()}
         first = node(row.before, tasks)
         texts = configmap.format_texts(first)
         about = {
@@ -92,7 +92,7 @@ def test_processes_are_moved(row: MovedRow, place: str, tmp_path: Path) -> None:
             *(["--conf-dir", conf] if place == "directory" else []),
             "--num-exclusive-cores", row.exclusive, "--num-shared-cores", row.shared,
         )  # fmt: skip
-        everywhere = {letter: found[letter].everywhere for letter in row.runs}
+        everywhere = {letter: families[letter].everywhere for letter in row.runs}
         capacity = server.objects[NODES.path(name="n1")].get("status", {}).get("capacity", {})
         config_maps = {path.rpartition("/")[2] for path in server.folder("configmaps")}
     left = {"directory": DirectoryStore(conf).read().allocations}

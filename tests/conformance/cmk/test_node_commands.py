@@ -50,9 +50,9 @@ def test_versions(row: VersionRow) -> None:
             api_versions.parse(row.text)
         assert [part for part in row.error if part not in str(caught.value)] == []
         return
-    found = api_versions.parse(row.text)
-    assert not row.same or found == api_versions.parse(row.same)
-    assert not row.older or found > api_versions.parse(row.older)
+    version = api_versions.parse(row.text)
+    assert not row.same or version == api_versions.parse(row.same)
+    assert not row.older or version > api_versions.parse(row.older)
 
 
 @pytest.mark.parametrize("row", table_rows.read("init", InitRow), ids=lambda row: row.id)
@@ -74,16 +74,16 @@ def test_a_node_that_has_pools(row: InitRow, tmp_path: Path) -> None:
         else:
             options += ["--conf-dir", directory_of(first, tmp_path / "conf")]
         done = run("init", *options)
-        told = answered("describe", *(options[6:]))
+        description = answered("describe", *(options[6:]))
         assert row.place != "configmap" or _stored(server) == first
         assert not server.requests
     assert done.returncode == bool(row.error), done.stderr
     assert [part for part in row.error if part not in done.stderr] == []
-    assert told["pools"] == pool_allocations.as_description(first)["pools"]
+    assert description["pools"] == pool_allocations.as_description(first)["pools"]
 
 
 def _planned(cores: Sequence[int], machine: Path) -> Allocations:
-    told = answered(
+    plan = answered(
         "plan",
         "--sysfs",
         machine,
@@ -95,14 +95,16 @@ def _planned(cores: Sequence[int], machine: Path) -> Allocations:
         "json",
     )
     return pool_allocations.from_lists(
-        {name: {int(at): texts for at, texts in sockets.items()} for name, sockets in told["pools"].items()}
+        {name: {int(at): texts for at, texts in sockets.items()} for name, sockets in plan["pools"].items()}
     )
 
 
 def _stored(server: Server) -> Allocations:
-    found = server.objects[CONFIG_MAP]
+    config_map = server.objects[CONFIG_MAP]
     return configmap.parse_texts(
-        ConfigMapTexts(found["data"]["config"], found["metadata"]["annotations"][pool_allocations.IDENTITIES])
+        ConfigMapTexts(
+            config_map["data"]["config"], config_map["metadata"]["annotations"][pool_allocations.IDENTITIES]
+        )
     )
 
 
@@ -120,7 +122,7 @@ def test_what_a_node_says_of_itself(row: DiscoverRow, tmp_path: Path) -> None:
             server.refusals.append(Refusal("PATCH", "/status", row.answers, "the disk is full"))
         done = run("discover", "--conf-dir", conf, *leading, *row.options)
         node = server.objects[NODES.path(name="n1")]
-        patched = [one.path.removeprefix("/api/v1/") for one in server.requests]
+        patched = [request.path.removeprefix("/api/v1/") for request in server.requests]
     assert done.returncode == bool(row.error), done.stderr
     assert [part for part in row.error if part not in done.stderr] == []
     assert patched == row.patches
@@ -136,18 +138,20 @@ _TAINTS = "scheduler.alpha.kubernetes.io/taints"
 
 @pytest.mark.parametrize("row", table_rows.read("reconcile", SweepRow), ids=lambda row: row.id)
 def test_reconcile(row: SweepRow, tmp_path: Path) -> None:
-    found = configmap.parse_texts(
+    allocations = configmap.parse_texts(
         ConfigMapTexts(yaml.safe_dump({name: {0: at} for name, at in row.state.items()}))
     )
-    conf = directory_of(found, tmp_path / "conf")
+    conf = directory_of(allocations, tmp_path / "conf")
     proc = processes({pid: row.allowed.get(pid, "0-63") for pid in row.alive}, tmp_path / "proc")
     report = answered("reconcile", "--conf-dir", conf, "--proc-fs", proc)
     reclaimed = report["reclaimedCpuLists"]
-    assert [f"{one['pid']} {one['cpus']} {one['pool']}" for one in reclaimed] == row.reclaims
-    elsewhere = [f"{one['pid']} {one['cpus']}" for one in report.get("mismatchedCpuMasks", [])]
-    assert not row.allowed or elsewhere == [one.rpartition(" ")[0] for one in row.elsewhere]
+    assert [
+        f"{cpu_list['pid']} {cpu_list['cpus']} {cpu_list['pool']}" for cpu_list in reclaimed
+    ] == row.reclaims
+    elsewhere = [f"{mismatch['pid']} {mismatch['cpus']}" for mismatch in report.get("mismatchedCpuMasks", [])]
+    assert not row.allowed or elsewhere == [line.rpartition(" ")[0] for line in row.elsewhere]
     pools = answered("describe", "--conf-dir", conf)["pools"].values()
-    left = {pid for pool in pools for one in pool["cpuLists"].values() for pid in one["tasks"]}
+    left = {pid for pool in pools for cpu_list in pool["cpuLists"].values() for pid in cpu_list["tasks"]}
     assert left == {str(pid) for pid in row.alive}
 
 
@@ -180,13 +184,13 @@ def test_a_container_says_where_the_hosts_processes_are(row: ContainerRow, tmp_p
     inside = [unshare, "--user", "--map-root-user", "--pid", "--fork"]
     if subprocess.run([*inside, "true"], check=False, capture_output=True).returncode:
         availability.not_run("this machine lets nobody have a PID namespace: run as root")
-    found = lists({"exclusive": {0: "0"}}).mapped(lambda *_: [Task(99_999_999)])
-    conf = directory_of(found, tmp_path / "conf")
+    allocations = lists({"exclusive": {0: "0"}}).mapped(lambda *_: [Task(99_999_999)])
+    conf = directory_of(allocations, tmp_path / "conf")
     done = run(row.command, "--conf-dir", conf, before=inside)
     assert done.returncode == row.code
     assert [part for part in row.error if part not in done.stderr] == []
-    told = answered("describe", "--conf-dir", conf)
-    assert told["pools"]["exclusive"]["cpuLists"]["0"]["tasks"] == ["99999999"]
+    description = answered("describe", "--conf-dir", conf)
+    assert description["pools"]["exclusive"]["cpuLists"]["0"]["tasks"] == ["99999999"]
 
 
 def test_rounds_end_at_sigterm(tmp_path: Path) -> None:
@@ -220,12 +224,12 @@ def test_people_get_a_table_and_programs_json(tmp_path: Path) -> None:
 def test_the_same_machine_gets_the_same_pools_to_the_letter(tmp_path: Path) -> None:
     """Whatever order Python has in its sets."""
     isolated = write(machines.texts("D24", "0-4,24-28,12-16,36-40"), tmp_path / "machine")
-    asked = ["--num-exclusive-cores", 8, "--num-shared-cores", 1, "--exclusive-mode", "spread"]
+    options = ["--num-exclusive-cores", 8, "--num-shared-cores", 1, "--exclusive-mode", "spread"]
     made = []
     for seed in ("1", "2", "3"):
         conf = tmp_path / seed
         done = run(
-            "init", "--sysfs", isolated, "--conf-dir", conf, *asked, environment={"PYTHONHASHSEED": seed}
+            "init", "--sysfs", isolated, "--conf-dir", conf, *options, environment={"PYTHONHASHSEED": seed}
         )
         assert done.returncode == 0, done.stderr
         files = [path for path in conf.rglob("*") if path.is_file()]
@@ -249,8 +253,8 @@ class TestFullDisk:
         assert run("init", *options).returncode == 0
 
     def test_nothing_is_said_to_be_free_that_is_not(self, tmp_path: Path) -> None:
-        found = lists({"exclusive": {0: "0"}}).mapped(lambda *_: [Task(99_999_999)])
-        conf = directory_of(found, tmp_path / "conf")
+        allocations = lists({"exclusive": {0: "0"}}).mapped(lambda *_: [Task(99_999_999)])
+        conf = directory_of(allocations, tmp_path / "conf")
         options = ["--conf-dir", conf, "--proc-fs", processes({}, tmp_path / "proc")]
         done = run("reconcile", *options, before=self.FULL)
         assert (done.returncode, done.stdout) == (1, "")

@@ -72,42 +72,42 @@ def test_reports_in_the_form_of_the_version(version: str, path: str, definition:
     with cluster(version, tmp_path) as (server, leading):
         for _ in range(2):
             report = answered("node-report", "--publish", "--conf-dir", tmp_path / "conf", *leading)
-        (_, defined, made) = [one.body for one in server.requests]
-        found = server.objects[path]
+        (_, defined, made) = [request.body for request in server.requests]
+        stored = server.objects[path]
     assert defined["apiVersion"] == definition
     assert made["metadata"] == {"name": "n1"}
-    assert (found if "last_updated" in found else found["spec"])["report"] == report
-    assert ("last_updated" in found) == ("cmk.intel.com" in path)
+    assert (stored if "last_updated" in stored else stored["spec"])["report"] == report
+    assert ("last_updated" in stored) == ("cmk.intel.com" in path)
 
 
 class TestNodeReport:
     def test_143_lists_that_overlap(self, tmp_path: Path) -> None:
         conf = directory_of(lists({"exclusive": {0: "0"}, "shared": {0: "0"}}), tmp_path / "conf")
-        told = answered(
+        report = answered(
             "node-report", "--conf-dir", conf, "--sysfs", write(machines.texts("T8"), tmp_path / "m")
         )
         overlap = "exclusive:0 and shared:0 (in both: [0])"
-        assert told["checks"]["configDirectory"] == {"errors": [overlap], "ok": False}
-        assert told["description"]["pools"].keys() == {"exclusive", "shared"}
-        (socket,) = told["topology"]["sockets"].values()
+        assert report["checks"]["configDirectory"] == {"errors": [overlap], "ok": False}
+        assert report["description"]["pools"].keys() == {"exclusive", "shared"}
+        (socket,) = report["topology"]["sockets"].values()
         assert [core["id"] for core in socket["cores"]] == list(range(8))
         assert socket["cores"][1]["cpus"] == [{"id": 1, "isolated": False}, {"id": 9, "isolated": False}]
 
     def test_145_a_node_without_pools(self, tmp_path: Path) -> None:
         machine = write(machines.texts("T8"), tmp_path / "m")
-        told = answered("node-report", "--conf-dir", tmp_path / "nothing", "--sysfs", machine)
-        (error,) = told["checks"]["configDirectory"]["errors"]
+        report = answered("node-report", "--conf-dir", tmp_path / "nothing", "--sysfs", machine)
+        (error,) = report["checks"]["configDirectory"]["errors"]
         assert "unable to read" in error
-        assert told["checks"]["configDirectory"]["ok"] is False
-        assert told["description"] is None
-        assert len(told["topology"]["sockets"]["0"]["cores"]) == 8
+        assert report["checks"]["configDirectory"]["ok"] is False
+        assert report["description"] is None
+        assert len(report["topology"]["sockets"]["0"]["cores"]) == 8
 
     def test_lists_whose_cpus_went(self, tmp_path: Path) -> None:
         conf = directory_of(lists({"exclusive": {0: "1,9 63"}}), tmp_path / "conf")
-        told = answered(
+        report = answered(
             "node-report", "--conf-dir", conf, "--sysfs", write(machines.texts("T8"), tmp_path / "m")
         )
-        assert told["checks"]["configDirectory"]["errors"] == ["exclusive:63 (not online: [63])"]
+        assert report["checks"]["configDirectory"]["errors"] == ["exclusive:63 (not online: [63])"]
 
     def test_a_kubelet_that_gives_cpus_away_itself(self, tmp_path: Path) -> None:
         conf = directory_of(lists({"exclusive": {0: "1,9"}, "infra": {0: "0,8"}}), tmp_path / "conf")
@@ -119,8 +119,8 @@ class TestNodeReport:
         }
         kubelet = write({"cpu_manager_state": json.dumps(state_file)}, tmp_path / "kubelet")
         machine = write(machines.texts("T8"), tmp_path / "m")
-        told = answered("node-report", "--conf-dir", conf, "--sysfs", machine, "--kubelet-dir", kubelet)
-        check = told["checks"]["kubelet"]
+        report = answered("node-report", "--conf-dir", conf, "--sysfs", machine, "--kubelet-dir", kubelet)
+        check = report["checks"]["kubelet"]
         assert (check["ok"], check["policy"]) == (False, "static")
         assert "container app of pod pod-1 has CPUs 1" in check["errors"][0]
         assert "full-pcpus-only" in check["instead"]["exclusive"]
@@ -139,7 +139,7 @@ def test_an_old_cluster_is_validated_by_its_own_words(version: str, tmp_path: Pa
         after = run("validate", "n1", *at_conf)
     (resource,) = node["status"]["capacity"]
     wrong = [
-        {one["name"] for one in json.loads(done.stdout)["checks"] if one["ok"] is False}
+        {check["name"] for check in json.loads(done.stdout)["checks"] if check["ok"] is False}
         for done in (before, after)
     ]
     assert wrong == [{"label", "taint", resource, "agent", "cmk-nodereport"}, {"agent"}]

@@ -41,20 +41,20 @@ def folder(texts: dict[str, str], at: Path) -> Path:
 @pytest.mark.parametrize("name", machines.NAMES)
 def test_real_machines(name: str, tmp_path: Path) -> None:
     root = machines.unpack(name, tmp_path)
-    told = answered("topology", "--sysfs", root, "-o", "json")
+    document = answered("topology", "--sysfs", root, "-o", "json")
     machine = machines.machine(name)
-    assert (told["sockets"], told["cores"]) == (len(machine.sockets), len(machine.cores))
-    assert [cpu["cpu"] for cpu in told["cpus"]] == [cpu.cpu for cpu in machine.cpus]
+    assert (document["sockets"], document["cores"]) == (len(machine.sockets), len(machine.cores))
+    assert [cpu["cpu"] for cpu in document["cpus"]] == [cpu.cpu for cpu in machine.cpus]
     assert all(
         {"cpu", "core", "socket", "numa", "online", "isolated", "siblings"} <= set(cpu)
-        for cpu in told["cpus"]
+        for cpu in document["cpus"]
     )
-    online = {cpu["cpu"] for cpu in told["cpus"] if cpu["online"]}
+    online = {cpu["cpu"] for cpu in document["cpus"] if cpu["online"]}
     for mode in ("packed", "spread"):
         counts = ("--num-exclusive-cores", len(machine.cores) // 2, "--num-shared-cores", 0)
         modes = (f"--exclusive-mode={mode}", f"--shared-mode={mode}")
-        found = answered("plan", "--sysfs", root, *counts, *modes, "-o", "json")["pools"]
-        lists = chain.from_iterable(lists for sockets in found.values() for lists in sockets.values())
+        plan = answered("plan", "--sysfs", root, *counts, *modes, "-o", "json")["pools"]
+        lists = chain.from_iterable(lists for sockets in plan.values() for lists in sockets.values())
         cpus = list(chain.from_iterable(map(cpulist.parse_list, lists)))
         assert len(cpus) == len(set(cpus))
         assert set(cpus) == online
@@ -75,35 +75,35 @@ def test_cases(row: PoolsRow, tmp_path: Path) -> None:
         threads = 8
         cores = {name: cpulist.parse_list(text) for name, text in row.preferences.items()}
         lists = {
-            name: cpulist.format_list([*ids, *(one + threads for one in ids)]) for name, ids in cores.items()
+            name: cpulist.format_list([*ids, *(cpu + threads for cpu in ids)]) for name, ids in cores.items()
         }
         options["--sst-cp"] = ";".join(f"{name}={text}" for name, text in lists.items())
     done = run("plan", "--sysfs", root, "-o", "json", *(f"{name}={value}" for name, value in options.items()))
     assert done.returncode == (1 if row.error else 0)
-    told = done.stderr.splitlines()
+    errors = done.stderr.splitlines()
     if row.error:
-        assert [part for part in row.error if part not in told[0]] == []
+        assert [part for part in row.error if part not in errors[0]] == []
         assert done.stdout == ""
         return
-    found = json.loads(done.stdout)["pools"]
+    plan = json.loads(done.stdout)["pools"]
     brief = {
         pool: {int(socket): " ".join(lists) for socket, lists in sockets.items() if lists}
-        for pool, sockets in found.items()
+        for pool, sockets in plan.items()
     }
     assert brief == row.pools
-    assert len(told) == len(row.warns)
+    assert len(errors) == len(row.warns)
 
 
 def test_a_plain_list_for_core_power_names_the_first_of_two_classes(tmp_path: Path) -> None:
     root = folder(made_up.texts("T8", "1-4,9-12"), tmp_path)
     counts = ("--num-exclusive-cores=2", "--num-shared-cores=2", "-o", "json")
-    found = answered("plan", "--sysfs", root, *counts, "--sst-cp", "1-4,9-12")["pools"]
-    assert found["exclusive"] == {"0": ["1,9", "2,10"]}
-    assert found["shared"] == {"0": ["3,11,4,12"]}
+    plan = answered("plan", "--sysfs", root, *counts, "--sst-cp", "1-4,9-12")["pools"]
+    assert plan["exclusive"] == {"0": ["1,9", "2,10"]}
+    assert plan["shared"] == {"0": ["3,11,4,12"]}
 
 
 @pytest.mark.parametrize(
-    ("options", "code", "told"),
+    ("options", "code", "message"),
     [
         (("--num-exclusive-cores", "many"), 2, "--num-exclusive-cores"),
         (("--num-exclusive-cores", "-1"), 1, "number of exclusive cores: -1; wanted 0 or more"),
@@ -114,11 +114,11 @@ def test_a_plain_list_for_core_power_names_the_first_of_two_classes(tmp_path: Pa
     ],
 )
 def test_what_cannot_be_planned_is_told_by_name(
-    options: tuple[str, str], code: int, told: str, tmp_path: Path
+    options: tuple[str, str], code: int, message: str, tmp_path: Path
 ) -> None:
     done = run("plan", "--sysfs", folder(made_up.texts("T8"), tmp_path), *options)
     assert (done.returncode, done.stdout) == (code, "")
-    assert told in done.stderr
+    assert message in done.stderr
 
 
 def test_a_folder_of_no_machine_is_told(tmp_path: Path) -> None:

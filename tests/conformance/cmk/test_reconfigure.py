@@ -13,18 +13,18 @@ from tests.conformance.cmk import machines, table_rows
 from tests.conformance.cmk.table_rows import MoveRow, Pools
 
 
-def node(told: Pools) -> Allocations:
+def node(pools: Pools) -> Allocations:
     config = {
         pool: {
             socket: {text.partition(":")[0]: text.split(":")[1:] for text in lists.split()}
             for socket, lists in sockets.items()
         }
-        for pool, sockets in told.items()
+        for pool, sockets in pools.items()
     }
     return pool_allocations.parse(config)
 
 
-def brief(found: Allocations) -> Mapping[str, Mapping[int, str]]:
+def brief(allocations: Allocations) -> Mapping[str, Mapping[int, str]]:
     """As the rows have it; the tasks of one list have no order."""
     return {
         pool.name: {
@@ -35,7 +35,7 @@ def brief(found: Allocations) -> Mapping[str, Mapping[int, str]]:
             for socket, cpu_lists in pool.sockets.items()
             if cpu_lists
         }
-        for pool in found.pools.values()
+        for pool in allocations.pools.values()
     }
 
 
@@ -52,6 +52,6 @@ def test_reconfigurations(row: MoveRow) -> None:
             reconfigured(row)
         assert [part for part in row.error if part not in str(caught.value)] == []
         return
-    found = reconfigured(row)
-    assert brief(found.allocations) == row.after
-    assert [move.task.pid for move in found.moves] == row.moves
+    plan = reconfigured(row)
+    assert brief(plan.allocations) == row.after
+    assert [move.task.pid for move in plan.moves] == row.moves

@@ -45,10 +45,10 @@ def claimed(row: ClaimRow, draw: float = 0.0) -> AllocationResult:
     return allocator.allocate(node(row), AllocationRequest(row.pool, lists, row.socket), WRAPPER, draw)
 
 
-def holders(found: Allocations) -> Mapping[str, list[int]]:
+def holders(allocations: Allocations) -> Mapping[str, list[int]]:
     return {
         cpu_list.text: [task.pid for task in cpu_list.tasks]
-        for _, cpu_list in found.cpu_lists
+        for _, cpu_list in allocations.cpu_lists
         if cpu_list.tasks
     }
 
@@ -61,11 +61,11 @@ def test_claims(row: ClaimRow) -> None:
         assert [part for part in row.error if part not in str(caught.value)] == []
         return
     claim = claimed(row)
-    told = allocator.task_environment(claim.allocations, claim.cpu_lists, WRAPPER)
-    assert told["CMK_CPUS_ASSIGNED"] == row.gets.replace(" ", ",")
-    assert told["CMK_CPUS_ASSIGNED_MASK"] == (row.mask or told["CMK_CPUS_ASSIGNED_MASK"])
-    assert told.get("CMK_CPUS_SHARED") == (row.shared or told.get("CMK_CPUS_SHARED"))
-    assert told.get("CMK_CPUS_INFRA") == (row.infra or told.get("CMK_CPUS_INFRA"))
+    environment = allocator.task_environment(claim.allocations, claim.cpu_lists, WRAPPER)
+    assert environment["CMK_CPUS_ASSIGNED"] == row.gets.replace(" ", ",")
+    assert environment["CMK_CPUS_ASSIGNED_MASK"] == (row.mask or environment["CMK_CPUS_ASSIGNED_MASK"])
+    assert environment.get("CMK_CPUS_SHARED") == (row.shared or environment.get("CMK_CPUS_SHARED"))
+    assert environment.get("CMK_CPUS_INFRA") == (row.infra or environment.get("CMK_CPUS_INFRA"))
     mine = {cpu_list.text for cpu_list in claim.cpu_lists}
     before = {text: [pid] for text, pid in row.held.items()}
     assert holders(claim.allocations) == before | {text: [*before.get(text, []), 1234] for text in mine}
@@ -84,15 +84,17 @@ def test_sweeps(row: SweepRow) -> None:
     processes = dict.fromkeys(row.alive, Process(start=5, parent=0))
     swept = ended_tasks.remove_ended_tasks(before, processes, "one")
     report = ended_tasks.as_report(swept.reclaimed)
-    told = [f"{one['pid']} {one['cpus']} {one['pool']}" for one in report["reclaimedCpuLists"]]
-    assert told == row.reclaims
+    lines = [
+        f"{cpu_list['pid']} {cpu_list['cpus']} {cpu_list['pool']}" for cpu_list in report["reclaimedCpuLists"]
+    ]
+    assert lines == row.reclaims
     left = {pid for pids in holders(swept.allocations).values() for pid in pids}
     assert left == set(row.alive)
     assert row.reclaims or json.dumps(report, indent=2) == '{\n  "reclaimedCpuLists": []\n}'
     allowed = {pid: cpulist.parse_list(cpus) for pid, cpus in row.allowed.items()}
     elsewhere = [
-        f"{one['pid']} {one['cpus']} {cpulist.format_ranges(one['actualCpus'])}"
-        for one in ended_tasks.mismatches(before, allowed)
+        f"{mismatch['pid']} {mismatch['cpus']} {cpulist.format_ranges(mismatch['actualCpus'])}"
+        for mismatch in ended_tasks.mismatches(before, allowed)
     ]
     assert elsewhere == row.elsewhere
 
@@ -142,15 +144,15 @@ def test_100_pools_are_described() -> None:
         "shared": {0: {"4,13,5,14": [2001, 2002, 2003]}},
         "infra": {0: {"6,15,7,16,8,17": [3001, 4002, 5003]}},
     }
-    told = pool_allocations.as_description(pool_allocations.parse(config))["pools"]
-    assert {name: pool["exclusive"] for name, pool in told.items()} == {
+    description = pool_allocations.as_description(pool_allocations.parse(config))["pools"]
+    assert {name: pool["exclusive"] for name, pool in description.items()} == {
         "exclusive": True,
         "shared": False,
         "infra": False,
     }
-    assert list(told["exclusive"]["cpuLists"]) == ["0,9", "1,10", "2,11", "3,12"]
-    assert told["exclusive"]["cpuLists"]["0,9"] == {"cpus": "0,9", "tasks": ["1001"]}
-    assert told["infra"]["cpuLists"]["6,15,7,16,8,17"]["tasks"] == ["3001", "4002", "5003"]
+    assert list(description["exclusive"]["cpuLists"]) == ["0,9", "1,10", "2,11", "3,12"]
+    assert description["exclusive"]["cpuLists"]["0,9"] == {"cpus": "0,9", "tasks": ["1001"]}
+    assert description["infra"]["cpuLists"]["6,15,7,16,8,17"]["tasks"] == ["3001", "4002", "5003"]
 
 
 def test_104_an_unknown_pool_is_an_error() -> None:
@@ -159,5 +161,5 @@ def test_104_an_unknown_pool_is_an_error() -> None:
 
 
 def test_143_lists_that_overlap_are_told() -> None:
-    found = configmap.parse_texts(ConfigMapTexts("exclusive: {0: {'0': []}}\nshared: {0: {'0': []}}"))
-    assert pool_allocations.overlaps(found) == ("exclusive:0 and shared:0 (in both: [0])",)
+    allocations = configmap.parse_texts(ConfigMapTexts("exclusive: {0: {'0': []}}\nshared: {0: {'0': []}}"))
+    assert pool_allocations.overlaps(allocations) == ("exclusive:0 and shared:0 (in both: [0])",)

@@ -68,60 +68,63 @@ def older(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Webhook]:
 # pods
 
 
-def pod_of(told: Object) -> Object:
+def pod_of(description: Object) -> Object:
     spec: Object = {
-        kind: [container(name, given) for name, given in told[kind].items()]
+        kind: [container(name, spec) for name, spec in description[kind].items()]
         for kind in ("containers", "initContainers")
-        if kind in told
+        if kind in description
     }
-    if "serviceAccountName" in told:
-        spec["serviceAccountName"] = told["serviceAccountName"]
-    if "volumes" in told:
-        spec["volumes"] = [{"name": name, "emptyDir": {}} for name in told["volumes"]]
+    if "serviceAccountName" in description:
+        spec["serviceAccountName"] = description["serviceAccountName"]
+    if "volumes" in description:
+        spec["volumes"] = [{"name": name, "emptyDir": {}} for name in description["volumes"]]
     metadata: Object = {"name": "p"}
-    if "annotations" in told:
-        metadata["annotations"] = told["annotations"]
+    if "annotations" in description:
+        metadata["annotations"] = description["annotations"]
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
-def container(name: str, given: Object) -> Object:
+def container(name: str, spec: Object) -> Object:
     resources = {
-        part: {f"cmk.intel.com/{word}": amount for word, amount in given[part].items()}
+        part: {f"cmk.intel.com/{word}": amount for word, amount in spec[part].items()}
         for part in ("requests", "limits")
-        if part in given
+        if part in spec
     }
     made: Object = {"name": name, "image": "none", "resources": resources}
-    if "env" in given:
-        made["env"] = [{"name": key, "value": value} for key, value in given["env"].items()]
+    if "env" in spec:
+        made["env"] = [{"name": key, "value": value} for key, value in spec["env"].items()]
     return made
 
 
 def by_name(entries: list[Object] | None, key: str, value: str) -> dict[str, Any]:
-    found = {one[key]: one[value] for one in entries or ()}
-    assert len(found) == len(entries or ())
-    return found
+    values = {entry[key]: entry[value] for entry in entries or ()}
+    assert len(values) == len(entries or ())
+    return values
 
 
 @pytest.mark.parametrize("row", table_rows.read("webhook", WebhookRow), ids=lambda row: row.id)
 def test_pods(row: WebhookRow, own: Webhook, older: Webhook) -> None:
-    asked = {"own": own, "older": older}[row.mutations]
+    mutations = {"own": own, "older": older}[row.mutations]
     pod = pod_of(row.pod)
-    operations = asked.operations(pod)
+    operations = mutations.operations(pod)
     if not row.mounted:
         assert operations == []
         return
-    assert {one["path"] for one in operations}.isdisjoint({"", "/metadata", "/spec", "/spec/containers"})
+    assert {operation["path"] for operation in operations}.isdisjoint(
+        {"", "/metadata", "/spec", "/spec/containers"}
+    )
     mutated = applied(operations, pod)
     spec = mutated["spec"]
-    containers = {one["name"]: one for one in (*spec["containers"], *spec.get("initContainers", ()))}
-    assert {name: by_name(one.get("env"), "name", "value") for name, one in containers.items()} == {
+    containers = {entry["name"]: entry for entry in (*spec["containers"], *spec.get("initContainers", ()))}
+    assert {name: by_name(entry.get("env"), "name", "value") for name, entry in containers.items()} == {
         name: row.env.get(name, {}) for name in containers
     }
     mounts = {
-        name: list(by_name(one.get("volumeMounts"), "mountPath", "name")) for name, one in containers.items()
+        name: list(by_name(entry.get("volumeMounts"), "mountPath", "name"))
+        for name, entry in containers.items()
     }
     assert mounts == {name: MOUNTS[row.mutations] if name in row.mounted else [] for name in containers}
-    volumes = [one["name"] for one in spec["volumes"]]
+    volumes = [volume["name"] for volume in spec["volumes"]]
     assert volumes == (row.volumes or volumes)
     assert len(set(volumes)) == len(volumes)
     assert mutated["metadata"]["annotations"] == (row.annotations or mutated["metadata"]["annotations"])
@@ -129,7 +132,7 @@ def test_pods(row: WebhookRow, own: Webhook, older: Webhook) -> None:
     assert spec.get("serviceAccountName", "") == (
         row.serviceAccountName or spec.get("serviceAccountName", "")
     )
-    assert asked.operations(mutated) == []
+    assert mutations.operations(mutated) == []
 
 
 # HTTP
@@ -188,8 +191,8 @@ def test_clients_that_say_nothing_hold_nobody_up(own: Webhook) -> None:
     try:
         assert own.operations(webhook_process.asking())
     finally:
-        for one in silent:
-            one.close()
+        for connection in silent:
+            connection.close()
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
@@ -214,10 +217,10 @@ def test_a_signal_ends_it_well(number: signal.Signals, tmp_path: Path) -> None:
 
 def certificate(folder: Path) -> None:
     command = [NODEWISE, "cpu", "webhook", "--print-manifests", "--with-certificate", "--namespace=ns1"]
-    said = forks.run(command, check=True, cwd=folder)
-    found = {one["kind"]: one for one in yaml.safe_load_all(said.stdout)}
-    secret = {name: base64.b64decode(text) for name, text in found["Secret"]["data"].items()}
-    (hook,) = found["MutatingWebhookConfiguration"]["webhooks"]
+    command_result = forks.run(command, check=True, cwd=folder)
+    objects = {obj["kind"]: obj for obj in yaml.safe_load_all(command_result.stdout)}
+    secret = {name: base64.b64decode(text) for name, text in objects["Secret"]["data"].items()}
+    (hook,) = objects["MutatingWebhookConfiguration"]["webhooks"]
     leaf = x509.load_pem_x509_certificate(secret["cert.pem"])
     trusted = x509.load_pem_x509_certificate(base64.b64decode(hook["clientConfig"]["caBundle"]))
     leaf.verify_directly_issued_by(trusted)
@@ -230,7 +233,9 @@ def certificate(folder: Path) -> None:
     assert isinstance(public, ec.EllipticCurvePublicKey)
     assert trusted.public_key() != public
     assert leaf.not_valid_after_utc - leaf.not_valid_before_utc > timedelta(days=3650)
-    assert said.stdout.count("PRIVATE KEY") == 0  # what is base64 is the Secret's, and nothing else has one
+    assert (
+        command_result.stdout.count("PRIVATE KEY") == 0
+    )  # what is base64 is the Secret's, and nothing else has one
     assert secret.keys() == {"cert.pem", "key.pem"}
 
 
@@ -263,7 +268,7 @@ def edited_mutations(folder: Path) -> None:
         edited["perContainer"] = {"env": [{"name": "EDITED", "value": "yes"}]}
         running.mutations.write_text(yaml.safe_dump({"mutations": edited}))
         pod = applied(running.operations(webhook_process.asking()), webhook_process.asking())
-        env = [one["name"] for one in pod["spec"]["containers"][0]["env"]]
+        env = [variable["name"] for variable in pod["spec"]["containers"][0]["env"]]
         assert env == ["EDITED", "CMK_NUM_CORES"]
 
 
@@ -319,15 +324,15 @@ def started(
 ) -> subprocess.CompletedProcess[str]:
     """A start that fails."""
     papers = Papers(folder)
-    given = webhook_process.own_mutations() if mutations is None else mutations
-    file = webhook_process.configure(folder, papers, given, without=without)
+    content = webhook_process.own_mutations() if mutations is None else mutations
+    file = webhook_process.configure(folder, papers, content, without=without)
     command = [CMK, "webhook", "--conf-file", file, "--health-port=0", *arguments]
     return forks.run(command)
 
 
 STORIES: dict[str, Callable[[Path], None]] = {
-    told.__name__: told
-    for told in (
+    function.__name__: function
+    for function in (
         certificate,
         bad_mutations,
         edited_mutations,

@@ -26,7 +26,7 @@ def spoilt(value: Any) -> Iterator[Any]:
     yield from SPOILS
     if isinstance(value, dict):
         for key, inner in value.items():
-            yield {one: value[one] for one in value if one != key}
+            yield {name: value[name] for name in value if name != key}
             yield from (value | {key: other} for other in spoilt(inner))
     elif isinstance(value, list):
         for index, inner in enumerate(value):
@@ -95,31 +95,31 @@ HOSTILE: dict[str, bytes] = {
 
 def expect_answer(webhook: Webhook, body: bytes) -> int:
     answer = webhook.post(body)
-    told = answer.json()
+    review = answer.json()
     if answer.status_code == 200:
-        response = told["response"]
+        response = review["response"]
         assert response["uid"]
         assert response["allowed"] or response["status"]["message"]
     else:
         assert answer.status_code in (400, 413)
-        assert told["error"]
-        assert told["problems"]
+        assert review["error"]
+        assert review["problems"]
     return answer.status_code
 
 
 def test_each_thing_that_is_something_else(webhook: Webhook) -> None:
-    bodies = [json.dumps(one).encode() for one in spoilt(whole())]
+    bodies = [json.dumps(document).encode() for document in spoilt(whole())]
     assert len(bodies) > 500
     with webhook.client(webhook.papers.context()) as client:
         for body in bodies:
             answer = client.post("/mutate", content=body, headers={"Content-Type": "application/json"})
-            told = answer.json()
+            review = answer.json()
             if answer.status_code == 200:
-                assert told["response"]["allowed"] or told["response"]["status"]["message"], body
+                assert review["response"]["allowed"] or review["response"]["status"]["message"], body
             else:
                 # of what does not go together with the mutations nobody can say who is wrong
-                assert answer.status_code == (500 if "mutations" in told["error"] else 400), body
-                assert told["problems"], body
+                assert answer.status_code == (500 if "mutations" in review["error"] else 400), body
+                assert review["problems"], body
     assert webhook.operations(webhook_process.asking())
 
 

@@ -125,7 +125,7 @@ def serving(folder: Path, *arguments: str, mutations: Object | None = None) -> I
     """The command, from its first line to its end; the client CA is that of the papers."""
     papers = Papers(folder)
     file = configure(folder, papers, own_mutations() if mutations is None else mutations)
-    given = [
+    options = [
         f"--conf-file={file}",
         f"--cafile={papers.clients.ca_file}",
         "--health-port=0",
@@ -133,7 +133,7 @@ def serving(folder: Path, *arguments: str, mutations: Object | None = None) -> I
         *arguments,
     ]
     log = folder / f"webhook-{number()}.log"
-    with ForkedProcess([CMK, "webhook", *given], log) as process:
+    with ForkedProcess([CMK, "webhook", *options], log) as process:
         process.wait_ready(lambda: len(_urls(log)) > 1)
         yield Webhook(process, *_urls(log), papers, folder / "mutations.yaml")
 

@@ -23,7 +23,7 @@ UNNAMED = NodeOptions(kubeconfig="", namespace="default", node_name="")
 
 
 @pytest.fixture
-def asked() -> Iterator[BlockingClient]:
+def api_client() -> Iterator[BlockingClient]:
     """Two pods of one name, in two namespaces, and one that is nowhere yet."""
     fake = FakeApi()
     for namespace, node in (("ours", "node-1"), ("theirs", "node-2")):
@@ -40,11 +40,13 @@ def account(tmp_path: Path) -> Path:
 
 
 class TestNode:
-    def test_is_the_one_that_was_told(self, asked: BlockingClient, account: Path) -> None:
-        assert common_options.node(replace(UNNAMED, node_name="named"), asked, INSIDE, account) == "named"
+    def test_is_the_one_that_was_told(self, api_client: BlockingClient, account: Path) -> None:
+        assert (
+            common_options.node(replace(UNNAMED, node_name="named"), api_client, INSIDE, account) == "named"
+        )
 
-    def test_is_that_of_our_pod_in_our_namespace(self, asked: BlockingClient, account: Path) -> None:
-        assert common_options.node(UNNAMED, asked, INSIDE, account) == "node-1"
+    def test_is_that_of_our_pod_in_our_namespace(self, api_client: BlockingClient, account: Path) -> None:
+        assert common_options.node(UNNAMED, api_client, INSIDE, account) == "node-1"
 
     @pytest.mark.parametrize(
         ("environ", "words"),
@@ -55,14 +57,14 @@ class TestNode:
         ],
     )
     def test_is_never_guessed(
-        self, environ: Mapping[str, str], words: str, asked: BlockingClient, account: Path
+        self, environ: Mapping[str, str], words: str, api_client: BlockingClient, account: Path
     ) -> None:
         with pytest.raises(BadSettings, match=rf"{words}.*--node-name"):
-            common_options.node(UNNAMED, asked, environ, account)
+            common_options.node(UNNAMED, api_client, environ, account)
 
-    def test_is_not_known_without_a_service_account(self, asked: BlockingClient, tmp_path: Path) -> None:
+    def test_is_not_known_without_a_service_account(self, api_client: BlockingClient, tmp_path: Path) -> None:
         with pytest.raises(BadSettings, match=r"fieldPath: spec\.nodeName"):
-            common_options.node(UNNAMED, asked, INSIDE, tmp_path)
+            common_options.node(UNNAMED, api_client, INSIDE, tmp_path)
 
 
 class TestPatience:

@@ -23,12 +23,12 @@ def rectangles(element: ET.Element, x: float = 0, y: float = 0) -> list[Rectangl
     """Left, top, right, bottom and class of every rectangle of a picture."""
     moved = re.fullmatch(r"translate\((\d+),(\d+)\)", element.get("transform", ""))
     x, y = (x + int(moved[1]), y + int(moved[2])) if moved else (x, y)
-    found: list[Rectangle] = []
+    result: list[Rectangle] = []
     if element.tag == f"{SVG}rect":
         left, top = x + float(element.get("x", 0)), y + float(element.get("y", 0))
         size = float(element.attrib["width"]), float(element.attrib["height"])
-        found.append((left, top, left + size[0], top + size[1], element.attrib["class"]))
-    return found + [one for child in element for one in rectangles(child, x, y)]
+        result.append((left, top, left + size[0], top + size[1], element.attrib["class"]))
+    return result + [rectangle for child in element for rectangle in rectangles(child, x, y)]
 
 
 def texts(drawn: ET.Element) -> Counter[str]:

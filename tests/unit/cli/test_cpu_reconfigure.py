@@ -18,18 +18,18 @@ from nodewise.cpu.reconfiguration_plan import Move
 from nodewise.errors import Refused
 
 MOVE = Move(Task(17), frozenset({1, 2}), frozenset({3}))
-ASKED = ("--num-exclusive-cores", "2", "--num-shared-cores", "1", "--exclusive-mode", "spread", "--check")
+OPTIONS = ("--num-exclusive-cores", "2", "--num-shared-cores", "1", "--exclusive-mode", "spread", "--check")
 
 
 @contextmanager
 def agent(path: Path, answer: bytes) -> Iterator[list[bytes]]:
     """A socket that answers one line; what it was asked."""
-    asked: list[bytes] = []
+    requests: list[bytes] = []
 
     def serve() -> None:
         connected, _ = listening.accept()
         with connected, connected.makefile("rb") as lines:
-            asked.append(lines.readline())
+            requests.append(lines.readline())
             connected.sendall(answer)
 
     with socket.socket(socket.AF_UNIX) as listening:
@@ -37,7 +37,7 @@ def agent(path: Path, answer: bytes) -> Iterator[list[bytes]]:
         listening.listen()
         thread = threading.Thread(target=serve)
         thread.start()
-        yield asked
+        yield requests
         thread.join(10)
 
 
@@ -49,23 +49,23 @@ def run(*arguments: str) -> int:
 
 
 def test_the_agent_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with agent(tmp_path / "socket", agent_messages.encode_reconfigure_response([MOVE])) as asked:
-        assert run("reconfigure", "--agent", str(tmp_path / "socket"), *ASKED) == 0
-    request = agent_messages.parse_reconfigure_request(agent_messages.decode(asked[0]))
+    with agent(tmp_path / "socket", agent_messages.encode_reconfigure_response([MOVE])) as requests:
+        assert run("reconfigure", "--agent", str(tmp_path / "socket"), *OPTIONS) == 0
+    request = agent_messages.parse_reconfigure_request(agent_messages.decode(requests[0]))
     assert request == ReconfigureRequest(PoolOptions(2, 1, "spread"), only_check=True)
-    told = json.loads(capsys.readouterr().out)
-    assert told == {"done": False, "moves": [{"pid": 17, "from": "1-2", "to": "3"}]}
+    document = json.loads(capsys.readouterr().out)
+    assert document == {"done": False, "moves": [{"pid": 17, "from": "1-2", "to": "3"}]}
 
 
 def test_what_the_agent_refuses_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with agent(tmp_path / "socket", agent_messages.encode_error(Refused("no CPU is free"))):
-        assert run("reconfigure", "--agent", str(tmp_path / "socket"), *ASKED) == 1
+        assert run("reconfigure", "--agent", str(tmp_path / "socket"), *OPTIONS) == 1
     assert capsys.readouterr().err == "nodewise: no CPU is free\n"
 
 
 def test_an_agent_that_hangs_up_is_no_yes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with agent(tmp_path / "socket", b""):
-        assert run("reconfigure", "--agent", str(tmp_path / "socket"), *ASKED) == 1
+        assert run("reconfigure", "--agent", str(tmp_path / "socket"), *OPTIONS) == 1
     assert "the node agent does not answer" in capsys.readouterr().err
 
 

@@ -1,4 +1,4 @@
-"""What every `Requests` does, whatever carries the words: stand-in and real API server pass it alike."""
+"""Behaviour that every `ApiClient` shares, in memory and with a real API server."""
 
 import threading
 from collections.abc import Callable
@@ -19,71 +19,71 @@ def item(name: str, **data: str) -> dict[str, Any]:
 
 
 class ApiClientSuite:
-    """Inherit it beside fixtures `asked` and `space`, a namespace that the suite may write into."""
+    """Inherit it beside fixtures `api_client` and `space`, a namespace that the suite may write into."""
 
-    def test_what_is_made_can_be_read(self, asked: ApiClient, space: str) -> None:
-        made = asked.create(CONFIG_MAPS.path(space), item("a", x="1"))
-        assert asked.get(CONFIG_MAPS.path(space, "a")) == made
+    def test_what_is_made_can_be_read(self, api_client: ApiClient, space: str) -> None:
+        made = api_client.create(CONFIG_MAPS.path(space), item("a", x="1"))
+        assert api_client.get(CONFIG_MAPS.path(space, "a")) == made
         assert made["data"] == {"x": "1"}
         assert made["metadata"]["resourceVersion"]
 
-    def test_parameters_are_passed_on(self, asked: ApiClient, space: str) -> None:
+    def test_parameters_are_passed_on(self, api_client: ApiClient, space: str) -> None:
         for name in ("b1", "b2"):
-            asked.create(CONFIG_MAPS.path(space), item(name))
-        found = asked.get(CONFIG_MAPS.path(space), {"fieldSelector": "metadata.name=b2"})
-        assert [one["metadata"]["name"] for one in found["items"]] == ["b2"]
+            api_client.create(CONFIG_MAPS.path(space), item(name))
+        config_maps = api_client.get(CONFIG_MAPS.path(space), {"fieldSelector": "metadata.name=b2"})
+        assert [config_map["metadata"]["name"] for config_map in config_maps["items"]] == ["b2"]
 
-    def test_what_there_is_not_is_not_found(self, asked: ApiClient, space: str) -> None:
+    def test_what_there_is_not_is_not_found(self, api_client: ApiClient, space: str) -> None:
         with pytest.raises(NotFound, match="nothing"):
-            asked.get(CONFIG_MAPS.path(space, "nothing"))
+            api_client.get(CONFIG_MAPS.path(space, "nothing"))
         with pytest.raises(NotFound):
-            asked.delete(CONFIG_MAPS.path(space, "nothing"))
+            api_client.delete(CONFIG_MAPS.path(space, "nothing"))
 
-    def test_a_name_is_given_once(self, asked: ApiClient, space: str) -> None:
-        asked.create(CONFIG_MAPS.path(space), item("c"))
+    def test_a_name_is_given_once(self, api_client: ApiClient, space: str) -> None:
+        api_client.create(CONFIG_MAPS.path(space), item("c"))
         with pytest.raises(Conflict):
-            asked.create(CONFIG_MAPS.path(space), item("c"))
+            api_client.create(CONFIG_MAPS.path(space), item("c"))
 
-    def test_who_writes_second_is_told(self, asked: ApiClient, space: str) -> None:
-        first = asked.create(CONFIG_MAPS.path(space), item("d", x="1"))
-        asked.replace(CONFIG_MAPS.path(space, "d"), first | {"data": {"x": "2"}})
+    def test_who_writes_second_is_told(self, api_client: ApiClient, space: str) -> None:
+        first = api_client.create(CONFIG_MAPS.path(space), item("d", x="1"))
+        api_client.replace(CONFIG_MAPS.path(space, "d"), first | {"data": {"x": "2"}})
         with pytest.raises(Conflict):
-            asked.replace(CONFIG_MAPS.path(space, "d"), first | {"data": {"x": "3"}})
-        assert asked.get(CONFIG_MAPS.path(space, "d"))["data"] == {"x": "2"}
+            api_client.replace(CONFIG_MAPS.path(space, "d"), first | {"data": {"x": "3"}})
+        assert api_client.get(CONFIG_MAPS.path(space, "d"))["data"] == {"x": "2"}
 
-    def test_a_merge_patch_leaves_the_rest(self, asked: ApiClient, space: str) -> None:
-        asked.create(CONFIG_MAPS.path(space), item("e", x="1", y="1"))
-        asked.patch(CONFIG_MAPS.path(space, "e"), {"data": {"x": "2", "y": None}}, "merge")
-        assert asked.get(CONFIG_MAPS.path(space, "e"))["data"] == {"x": "2"}
+    def test_a_merge_patch_leaves_the_rest(self, api_client: ApiClient, space: str) -> None:
+        api_client.create(CONFIG_MAPS.path(space), item("e", x="1", y="1"))
+        api_client.patch(CONFIG_MAPS.path(space, "e"), {"data": {"x": "2", "y": None}}, "merge")
+        assert api_client.get(CONFIG_MAPS.path(space, "e"))["data"] == {"x": "2"}
 
-    def test_a_delete_may_ask_for_a_version(self, asked: ApiClient, space: str) -> None:
-        made = asked.create(CONFIG_MAPS.path(space), item("f"))
-        asked.patch(CONFIG_MAPS.path(space, "f"), {"data": {"x": "2"}}, "merge")
+    def test_a_delete_may_ask_for_a_version(self, api_client: ApiClient, space: str) -> None:
+        made = api_client.create(CONFIG_MAPS.path(space), item("f"))
+        api_client.patch(CONFIG_MAPS.path(space, "f"), {"data": {"x": "2"}}, "merge")
         with pytest.raises(Conflict):
-            asked.delete(
+            api_client.delete(
                 CONFIG_MAPS.path(space, "f"),
                 {"preconditions": {"resourceVersion": made["metadata"]["resourceVersion"]}},
             )
-        asked.delete(CONFIG_MAPS.path(space, "f"))
+        api_client.delete(CONFIG_MAPS.path(space, "f"))
         with pytest.raises(NotFound):
-            asked.get(CONFIG_MAPS.path(space, "f"))
+            api_client.get(CONFIG_MAPS.path(space, "f"))
 
-    def test_many_threads_may_ask(self, asked: ApiClient, space: str) -> None:
+    def test_many_threads_may_ask(self, api_client: ApiClient, space: str) -> None:
         """Each adds one to the same number, by compare and swap."""
-        asked.create(CONFIG_MAPS.path(space), item("g", x="0"))
+        api_client.create(CONFIG_MAPS.path(space), item("g", x="0"))
 
         def add() -> None:
             while True:
-                found = asked.get(CONFIG_MAPS.path(space, "g"))
-                found["data"]["x"] = str(int(found["data"]["x"]) + 1)
+                current = api_client.get(CONFIG_MAPS.path(space, "g"))
+                current["data"]["x"] = str(int(current["data"]["x"]) + 1)
                 try:
-                    asked.replace(CONFIG_MAPS.path(space, "g"), found)
+                    api_client.replace(CONFIG_MAPS.path(space, "g"), current)
                 except Conflict:
                     continue
                 return
 
         together(add, 8)
-        assert asked.get(CONFIG_MAPS.path(space, "g"))["data"] == {"x": "8"}
+        assert api_client.get(CONFIG_MAPS.path(space, "g"))["data"] == {"x": "8"}
 
 
 def together(act: Callable[[], None], number: int) -> None:

@@ -34,10 +34,10 @@ def test_all_that_is_wrong_with_wanted_pools_is_named() -> None:
 
 def test_moves_are_told_by_process_id() -> None:
     moves = (Move(Task(17, 5, "one"), frozenset({1, 2}), frozenset({3})),)
-    told = agent_messages.parse_reconfigure_response(
+    decoded = agent_messages.parse_reconfigure_response(
         agent_messages.decode(agent_messages.encode_reconfigure_response(moves))
     )
-    assert told == (moves[0]._replace(task=Task(17)),)
+    assert decoded == (moves[0]._replace(task=Task(17)),)
 
 
 def test_why_it_cannot_be_is_told() -> None:

@@ -22,8 +22,8 @@ from tests.conformance.cmk.machines import texts
     ],
 )
 def test_names(machine: str, text: str, cores: list[int]) -> None:
-    found = core_lists.parse_cores(text, topology.parse(texts(machine)))
-    assert [core.core for core in found] == cores
+    selected = core_lists.parse_cores(text, topology.parse(texts(machine)))
+    assert [core.core for core in selected] == cores
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_what_is_not_there_is_named(text: str, seen: str) -> None:
 
 
 def test_a_core_id_of_several_sockets_needs_its_socket() -> None:
-    found = texts("D8r")
-    found |= {path: "9" for path in found if "/cpu0/" in path or "/cpu8/" in path if path.endswith("core_id")}
+    sysfs = texts("D8r")
+    sysfs |= {path: "9" for path in sysfs if "/cpu0/" in path or "/cpu8/" in path if path.endswith("core_id")}
     with pytest.raises(BadInput, match="one of 0:9, 1:9"):
-        core_lists.parse_cores("9", topology.parse(found))
+        core_lists.parse_cores("9", topology.parse(sysfs))

@@ -20,14 +20,14 @@ def test_what_cmk_wrote_is_read() -> None:
         "pools/infra/exclusive": "0",
         "pools/infra/0/0-2,8-10/tasks": "3000, 3001,3002",
     }
-    found = directory.parse_files(files)
-    assert {pool.name: pool.is_exclusive for pool in found.pools.values()} == {
+    allocations = directory.parse_files(files)
+    assert {pool.name: pool.is_exclusive for pool in allocations.pools.values()} == {
         "exclusive": True,
         "infra": False,
     }
-    assert found.pools["exclusive"].sockets[1] == ()
-    assert found.pools["exclusive"].sockets[0][0].tasks == (Task(2000),)
-    infra = found.pools["infra"].sockets[0][0]
+    assert allocations.pools["exclusive"].sockets[1] == ()
+    assert allocations.pools["exclusive"].sockets[0][0].tasks == (Task(2000),)
+    infra = allocations.pools["infra"].sockets[0][0]
     assert (infra.cpus, [task.pid for task in infra.tasks]) == ((0, 1, 2, 8, 9, 10), [3000, 3001, 3002])
 
 
@@ -37,17 +37,17 @@ def test_any_name_is_a_pool_and_the_oldest_have_another_name_now() -> None:
         "pools/dataplane/exclusive": "1",
         "pools/controlplane/exclusive": "0",
     }
-    found = directory.parse_files(files)
-    assert {name: pool.is_exclusive for name, pool in found.pools.items()} == {
+    allocations = directory.parse_files(files)
+    assert {name: pool.is_exclusive for name, pool in allocations.pools.items()} == {
         "mine": True,
         "exclusive": True,
         "shared": False,
     }
-    assert found.pools["shared"].name == "shared"
+    assert allocations.pools["shared"].name == "shared"
 
 
 @pytest.mark.parametrize(
-    ("files", "told"),
+    ("files", "message"),
     [
         (
             {"pools/exclusive/exclusive": "1", "pools/exclusive/0/tasks": "555"},
@@ -67,10 +67,10 @@ def test_any_name_is_a_pool_and_the_oldest_have_another_name_now() -> None:
         ({"tasks.json": "[]"}, "wanted a mapping"),
     ],
 )
-def test_what_is_not_as_it_should_be_is_named(files: dict[str, str | None], told: str) -> None:
+def test_what_is_not_as_it_should_be_is_named(files: dict[str, str | None], message: str) -> None:
     with pytest.raises(BadInput) as caught:
         directory.parse_files(files)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_an_empty_directory_has_no_pool() -> None:

@@ -29,8 +29,8 @@ def swept(
     return remove_ended_tasks(node(task), {1: Process(0, 0), **processes}, "now", known)
 
 
-def is_held(found: CollectionResult) -> bool:
-    return any(cpu_list.tasks for _, cpu_list in found.allocations.cpu_lists)
+def is_held(result: CollectionResult) -> bool:
+    return any(cpu_list.tasks for _, cpu_list in result.allocations.cpu_lists)
 
 
 @pytest.mark.parametrize(
@@ -81,10 +81,10 @@ def test_who_holds_a_list(task: Task, processes: Mapping[int, Process], held: bo
 
 
 def test_a_task_of_an_older_program_is_known_by_its_start_from_then_on() -> None:
-    found = swept(Task(100), WRAPPER)
-    assert [cpu_list.tasks for _, cpu_list in found.allocations.cpu_lists] == [(TASK,)]
+    result = swept(Task(100), WRAPPER)
+    assert [cpu_list.tasks for _, cpu_list in result.allocations.cpu_lists] == [(TASK,)]
     assert not is_held(
-        remove_ended_tasks(found.allocations, {100: Process(start=6, parent=1)}, "now", found.known)
+        remove_ended_tasks(result.allocations, {100: Process(start=6, parent=1)}, "now", result.known)
     )
 
 
@@ -101,9 +101,9 @@ def test_descendants_that_a_sweep_saw_hold_the_list_without_a_mark() -> None:
 
 
 def test_processes_below_the_wrapper_are_no_matter_while_it_lives() -> None:
-    found = swept(TASK, {**WRAPPER, 101: Process(6, 100)})
-    assert found.known == {TASK: {(100, 5), (101, 6)}}
-    assert found.reclaimed == ()
+    result = swept(TASK, {**WRAPPER, 101: Process(6, 100)})
+    assert result.known == {TASK: {(100, 5), (101, 6)}}
+    assert result.reclaimed == ()
 
 
 def test_processes_that_claim_to_be_each_others_parents_end_the_search() -> None:

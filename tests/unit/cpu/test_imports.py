@@ -47,7 +47,7 @@ def test_they_import_the_standard_library_only(module: str) -> None:
     )
     loaded = json.loads(ran.stdout)
     foreign = {name for name in loaded if name.partition(".")[0] not in sys.stdlib_module_names}
-    assert foreign - ALLOWED == {f"nodewise.cpu.{one}" for one in LEAN} & foreign
+    assert foreign - ALLOWED == {f"nodewise.cpu.{module}" for module in LEAN} & foreign
     assert "asyncio" not in loaded
 
 

@@ -35,9 +35,9 @@ def test_what_cmk_wrote_is_written_as_it_was() -> None:
 
 
 def test_what_tasks_are_besides_their_process_ids_stands_beside_them() -> None:
-    found = configmap.parse_texts(ConfigMapTexts(CONFIG, IDENTITIES))
-    assert found.pools["exclusive"].sockets[0][1].tasks == (TASK,)
-    assert configmap.format_texts(found) == ConfigMapTexts(CONFIG, IDENTITIES)
+    allocations = configmap.parse_texts(ConfigMapTexts(CONFIG, IDENTITIES))
+    assert allocations.pools["exclusive"].sockets[0][1].tasks == (TASK,)
+    assert configmap.format_texts(allocations) == ConfigMapTexts(CONFIG, IDENTITIES)
 
 
 def test_a_task_that_an_older_program_took_away_is_gone() -> None:
@@ -50,8 +50,8 @@ def test_a_task_that_an_older_program_took_away_is_gone() -> None:
 def test_two_tasks_of_one_process_id_stay_two() -> None:
     """One is over but for its descendants, when its process id comes again."""
     other = TASK._replace(start=99)
-    found = configmap.parse_texts(ConfigMapTexts(CONFIG, IDENTITIES))
-    both = found.mapped(lambda _, cpu_list: (*cpu_list.tasks, other) if cpu_list.tasks else ())
+    allocations = configmap.parse_texts(ConfigMapTexts(CONFIG, IDENTITIES))
+    both = allocations.mapped(lambda _, cpu_list: (*cpu_list.tasks, other) if cpu_list.tasks else ())
     assert configmap.parse_texts(configmap.format_texts(both)) == both
 
 
@@ -64,24 +64,30 @@ def test_two_tasks_of_one_process_id_stay_two() -> None:
     ],
 )
 def test_forms_that_are_read_as_well(config: str) -> None:
-    found = configmap.parse_texts(ConfigMapTexts(config))
-    assert found.pools["exclusive"].sockets[0] == (
+    allocations = configmap.parse_texts(ConfigMapTexts(config))
+    assert allocations.pools["exclusive"].sockets[0] == (
         pool_allocations.parse_cpu_list("4,12", tasks=[Task(1), Task(2)]),
     )
 
 
 def test_a_list_of_one_cpu_may_be_a_number_and_nothing_is_an_empty_list() -> None:
-    found = configmap.parse_texts(ConfigMapTexts("shared: {0: {3: null}}"))
-    assert configmap.format_texts(found).config == "shared:\n  0:\n    '3': []\n"
+    allocations = configmap.parse_texts(ConfigMapTexts("shared: {0: {3: null}}"))
+    assert configmap.format_texts(allocations).config == "shared:\n  0:\n    '3': []\n"
 
 
 def test_slots_are_ordered_by_number() -> None:
-    found = configmap.parse_texts(ConfigMapTexts("exclusive: {0: {'10,26': [], '9,25': [], '2,18': []}}"))
-    assert [cpu_list.text for cpu_list in found.pools["exclusive"].cpu_lists] == ["2,18", "9,25", "10,26"]
+    allocations = configmap.parse_texts(
+        ConfigMapTexts("exclusive: {0: {'10,26': [], '9,25': [], '2,18': []}}")
+    )
+    assert [cpu_list.text for cpu_list in allocations.pools["exclusive"].cpu_lists] == [
+        "2,18",
+        "9,25",
+        "10,26",
+    ]
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "message"),
     [
         ("exclusive: [", "YAML"),
         ("- 1", "config: [1]; wanted a mapping"),
@@ -98,18 +104,18 @@ def test_slots_are_ordered_by_number() -> None:
         ("exclusive: {0: {'1': [x, 2.5]}}", "config.exclusive.0.1: 2.5; wanted a whole number"),
     ],
 )
-def test_a_corrupt_state_is_told_by_place(config: str, told: str) -> None:
+def test_a_corrupt_state_is_told_by_place(config: str, message: str) -> None:
     with pytest.raises(BadInput) as caught:
         configmap.parse_texts(ConfigMapTexts(config))
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
     "identities",
     ["{", "[]", "5", '{"exclusive": []}', '{"exclusive": {"5,13": 1}}']
     + [
-        json.dumps({"exclusive": {"5,13": [one]}})
-        for one in ([], {"pid": 1}, {"pid": "x", "start": 1}, {"pid": 1, "start": 1, "boot": 5})
+        json.dumps({"exclusive": {"5,13": [task]}})
+        for task in ([], {"pid": 1}, {"pid": "x", "start": 1}, {"pid": 1, "start": 1, "boot": 5})
     ],
 )
 def test_corrupt_identities_are_an_error_and_never_a_free_slot(identities: str) -> None:

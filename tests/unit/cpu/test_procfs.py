@@ -35,9 +35,9 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
 
 def test_a_process_and_its_mark(child: subprocess.Popen[bytes]) -> None:
     census = procfs.read_processes(PROC)
-    found = census.processes[child.pid]
-    assert (found.parent, found.mark) == (os.getpid(), "100-5")
-    assert found.start >= census.processes[os.getpid()].start
+    process = census.processes[child.pid]
+    assert (process.parent, process.mark) == (os.getpid(), "100-5")
+    assert process.start >= census.processes[os.getpid()].start
     assert census.processes[os.getpid()].mark == ""
     assert child.pid not in census.unreadable
 
@@ -60,8 +60,8 @@ def test_a_process_that_has_just_been_started_has_its_wrappers_name() -> None:
     if not child:
         signal.pause()
     try:
-        found = procfs.read_processes(PROC).processes
-        assert [found[pid].wrapper for pid in (os.getpid(), child, os.getppid())] == [77, 77, 0]
+        processes = procfs.read_processes(PROC).processes
+        assert [processes[pid].wrapper for pid in (os.getpid(), child, os.getppid())] == [77, 77, 0]
     finally:
         Path("/proc/self/comm").write_text(before)
         os.kill(child, signal.SIGKILL)
@@ -109,7 +109,14 @@ def test_a_process_whose_first_thread_ended_lives() -> None:
             assert census.processes[started.pid].mark == "100-5"
             assert started.pid not in census.unreadable
             assert (
-                len([one for one in thread_affinity.read(PROC, started.pid) if one.tid != started.pid]) == 1
+                len(
+                    [
+                        thread
+                        for thread in thread_affinity.read(PROC, started.pid)
+                        if thread.tid != started.pid
+                    ]
+                )
+                == 1
             )
         finally:
             started.kill()
@@ -144,8 +151,8 @@ def test_an_environment_without_an_end_is_not_read_to_its_end(tmp_path: Path) ->
     (fake(tmp_path, 8) / "environ").write_bytes(
         b"\0" * 100 + TASK_VARIABLE.encode() + b"=1-2\0" + TASK_VARIABLE.encode() + b"=3-4"
     )
-    found = procfs.read_processes(tmp_path).processes
-    assert (found[7].mark, found[8].mark) == ("100-5", "3-4")
+    processes = procfs.read_processes(tmp_path).processes
+    assert (processes[7].mark, processes[8].mark) == ("100-5", "3-4")
 
 
 @pytest.mark.parametrize("is_named", [True, False])

@@ -27,8 +27,8 @@ def node(pools: Mapping[str, Mapping[str, tuple[Task, ...]]]) -> Allocations:
 def test_who_blocks_a_move_goes_first() -> None:
     """The exclusive task is to have cores of infra, and infra the task's core."""
     before = node({"exclusive": {"0": (A,)}, "infra": {"1,2": (B,)}})
-    found = reconfiguration_plan.plan(before, {"exclusive": {0: ["1"]}, "infra": {0: ["0,2"]}})
-    assert found.moves == (
+    plan = reconfiguration_plan.plan(before, {"exclusive": {0: ["1"]}, "infra": {0: ["0,2"]}})
+    assert plan.moves == (
         Move(B, frozenset({1, 2}), frozenset({2})),
         Move(A, frozenset({0}), frozenset({1})),
         Move(B, frozenset({2}), frozenset({0, 2})),
@@ -40,8 +40,8 @@ def test_tasks_that_change_places_take_a_free_list_in_between() -> None:
         {"exclusive": {"0": (A,), "2": ()}, "exclusive-non-isolcpus": {"1": (B,)}, "infra": {"3": ()}}
     )
     lists = {"exclusive": {0: ["1"]}, "exclusive-non-isolcpus": {0: ["0"]}, "infra": {0: ["2,3"]}}
-    found = reconfiguration_plan.plan(before, lists)
-    assert found.moves == (
+    plan = reconfiguration_plan.plan(before, lists)
+    assert plan.moves == (
         Move(A, frozenset({0}), frozenset({2})),
         Move(B, frozenset({1}), frozenset({0})),
         Move(A, frozenset({2}), frozenset({1})),
@@ -79,14 +79,14 @@ def test_a_task_stays_on_its_socket_where_a_list_is_free() -> None:
             )
         }
     )
-    found = reconfiguration_plan.plan(before, {"exclusive": {0: ["1", "2"], 1: ["6"]}})
-    assert {move.task: move.after for move in found.moves} == {A: {1}, B: {6}}
+    plan = reconfiguration_plan.plan(before, {"exclusive": {0: ["1", "2"], 1: ["6"]}})
+    assert {move.task: move.after for move in plan.moves} == {A: {1}, B: {6}}
 
 
 def test_a_task_whose_lists_come_together_is_on_the_list_once() -> None:
     before = node({"shared": {"0": (A,), "1": (A, B)}, "infra": {"2": ()}})
-    found = reconfiguration_plan.plan(before, {"shared": {0: ["0,1"]}, "infra": {0: ["2"]}})
-    assert [cpu_list.tasks for _, cpu_list in found.allocations.cpu_lists if cpu_list.tasks] == [(A, B)]
+    plan = reconfiguration_plan.plan(before, {"shared": {0: ["0,1"]}, "infra": {0: ["2"]}})
+    assert [cpu_list.tasks for _, cpu_list in plan.allocations.cpu_lists if cpu_list.tasks] == [(A, B)]
 
 
 def test_a_pool_of_somebody_elses_is_not_taken_away() -> None:

@@ -38,8 +38,8 @@ def test_preferences_are_those_of_cpus_and_not_of_core_ids() -> None:
 def test_a_core_whose_cpus_differ_is_in_no_class() -> None:
     cores = topology.parse(texts("T4")).cores
     wishes = {0: "power", 4: "performance", 1: "power", 5: "power", 2: "default", 6: "default"}
-    found = speed_select.power_classes(cores, wishes)
-    assert {name: [core.core for core in members] for name, members in found.items()} == {"power": [1]}
+    classes = speed_select.power_classes(cores, wishes)
+    assert {name: [core.core for core in members] for name, members in classes.items()} == {"power": [1]}
 
 
 def test_a_real_machine_of_one_preference() -> None:

@@ -179,11 +179,11 @@ def test_the_register_of_the_base_frequency(tmp_path: Path) -> None:
 
 def test_what_is_printed() -> None:
     machine = topology.parse(files(2, online="0") | {f"{topology.NODES}/node3/cpulist": "0"})
-    told = machine.as_dict()
-    assert (told["sockets"], told["cores"]) == (1, 1)
+    document = machine.as_dict()
+    assert (document["sockets"], document["cores"]) == (1, 1)
     wanted = {"cpu": 0, "core": 0, "socket": 0, "numa": 3, "online": True, "isolated": False, "siblings": [0]}
-    assert wanted.items() <= told["cpus"][0].items()
-    assert (told["cpus"][1]["online"], told["cpus"][1]["core"], told["cpus"][1]["siblings"]) == (
+    assert wanted.items() <= document["cpus"][0].items()
+    assert (document["cpus"][1]["online"], document["cpus"][1]["core"], document["cpus"][1]["siblings"]) == (
         False,
         None,
         [],

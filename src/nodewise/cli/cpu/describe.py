@@ -51,8 +51,8 @@ def run(options: DescribeOptions) -> None:
 
 
 def _described(stored: StoredAllocations) -> dict[str, Any]:
-    told = pool_allocations.as_description(stored.allocations)
-    return {**told, "reconfiguring": stored.intent.as_dict()} if stored.intent else told
+    description = pool_allocations.as_description(stored.allocations)
+    return {**description, "reconfiguring": stored.intent.as_dict()} if stored.intent else description
 
 
 def _rows(stored: StoredAllocations) -> Iterator[Sequence[str]]:

@@ -71,11 +71,11 @@ def draw(machine: Topology, plan: PoolPlan | None = None) -> str:
     parts = [_head(machine), _legend(machine, pool_of), _best_grid(sockets)]
     parts += [_offline(offline)] if offline else []
     whole = _padded(_stacked(parts))
-    told = f"{_counts(machine)}; {_told(pool_of)}" if pool_of else _counts(machine)
+    title = f"{_counts(machine)}; {_told(pool_of)}" if pool_of else _counts(machine)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{whole.width}" '
         f'height="{whole.height}" viewBox="0 0 {whole.width} {whole.height}">\n'
-        f"<title>{told}</title>\n<style>\n{_style()}</style>\n"
+        f"<title>{title}</title>\n<style>\n{_style()}</style>\n"
         f'<rect class="bg" width="{whole.width}" height="{whole.height}"/>\n{whole.body}</svg>\n'
     )
 
@@ -158,9 +158,9 @@ def _core(core: Core, machine: Topology, pool: str | None) -> _Box:
     inner = _grid(cells, min(len(cells), _THREADS))
     width, height = inner.width + 2 * _GAP, inner.height + 2 * _GAP + 14
     name = _POOL_CLASSES[pool] if pool else "in"
-    told = f"core {core.core}, CPUs {core.text}" + (f", {pool}" if pool else "")
+    tooltip = f"core {core.core}, CPUs {core.text}" + (f", {pool}" if pool else "")
     body = (
-        f"<g><title>{told}</title>"
+        f"<g><title>{tooltip}</title>"
         f'<rect class="{name}" width="{width}" height="{height}" rx="5"/>'
         f'<text x="{_GAP + 1}" y="13" class="c">{core.core}</text>\n'
         f"{_moved(inner, _GAP, 14 + _GAP)}</g>\n"

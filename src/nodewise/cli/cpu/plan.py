@@ -56,23 +56,23 @@ def command(output: str, sst_bf: str, sst_cp: str, sysfs: str, **counts: Any) ->
     common_options.start_logs()
     machine = common_options.machine(MachineOptions(sysfs=sysfs))
     fast = _cpus("--sst-bf", sst_bf, machine)
-    found = pools.plan(
+    pool_plan = pools.plan(
         machine, PoolCounts(**counts).pools, fast, _preferences(sst_cp, machine) if sst_cp else None
     )
-    for problem in found.warnings:
+    for problem in pool_plan.warnings:
         terminal.tell(str(problem))
     if output == "json":
-        click.echo(json.dumps(found.as_dict()))
+        click.echo(json.dumps(pool_plan.as_dict()))
     elif output == "svg":
-        click.echo(machine_svg.draw(machine, found), nl=False)
+        click.echo(machine_svg.draw(machine, pool_plan), nl=False)
     else:
-        tables.show(["POOL", "SOCKET", "CPUS", "CPU LISTS"], _rows(found))
+        tables.show(["POOL", "SOCKET", "CPUS", "CPU LISTS"], _rows(pool_plan))
 
 
-def _rows(found: PoolPlan) -> Sequence[Sequence[str]]:
+def _rows(pool_plan: PoolPlan) -> Sequence[Sequence[str]]:
     return [
         (pool, str(socket), str(len(cpulist.parse_list(",".join(lists)))), " ".join(lists) or "-")
-        for pool, sockets in found.pools.items()
+        for pool, sockets in pool_plan.pools.items()
         for socket, lists in sockets.items()
     ]
 
@@ -94,11 +94,11 @@ def _preferences(text: str, machine: Topology) -> Mapping[int, str]:
     if not re.search("[=:]", text):
         cpus = _cpus("--sst-cp", text, machine)
         return {cpu: speed_select.CLASSES[0] if cpu in cpus else _REST for cpu in machine.online}
-    found: dict[int, str] = {}
+    names: dict[int, str] = {}
     for piece in (piece.strip() for piece in text.split(";") if piece.strip()):
         match = _CLASS.fullmatch(piece)
         if not match or match["name"] not in speed_select.CLASSES:
             wanted = f"CLASS=LIST with a class of {', '.join(speed_select.CLASSES)}"
             raise BadSettings("cannot plan", [Problem("--sst-cp", shown(piece), wanted)])
-        found |= dict.fromkeys(_cpus("--sst-cp", match["cpus"], machine), match["name"])
-    return found
+        names |= dict.fromkeys(_cpus("--sst-cp", match["cpus"], machine), match["name"])
+    return names

@@ -87,10 +87,10 @@ def run(options: WebhookOptions) -> None:
 
 def is_true(word: str, option: str) -> bool:
     """What a word means that may be true or false. BadSettings for any other."""
-    found = _WORDS.get(word.strip().lower())
-    if found is None:
+    value = _WORDS.get(word.strip().lower())
+    if value is None:
         raise BadSettings("settings", [Problem(option, shown(word), "true or false")])
-    return found
+    return value
 
 
 def _print_admission(options: WebhookOptions) -> None:
@@ -107,8 +107,8 @@ def _print_admission(options: WebhookOptions) -> None:
             (folder / name).write_text(text)
             click.echo(f"{folder / name}")
     except OSError as error:
-        found = Problem("--print-admission-config", str(error), "a folder that can be written")
-        raise BadSettings("settings", [found]) from error
+        problem = Problem("--print-admission-config", str(error), "a folder that can be written")
+        raise BadSettings("settings", [problem]) from error
 
 
 def _print_manifests(options: WebhookOptions) -> None:
@@ -132,7 +132,10 @@ def _print_manifests(options: WebhookOptions) -> None:
 def is_told(*parameters: str) -> bool:
     """Whether any of these was said, and is not the default."""
     context = click.get_current_context()
-    return any(context.get_parameter_source(one) != click.core.ParameterSource.DEFAULT for one in parameters)
+    return any(
+        context.get_parameter_source(parameter) != click.core.ParameterSource.DEFAULT
+        for parameter in parameters
+    )
 
 
 def _label(text: str) -> tuple[str, str]:

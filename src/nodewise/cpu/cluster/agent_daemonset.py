@@ -104,23 +104,24 @@ def _container(options: SetupOptions, features: ApiFeatures, folders: Mapping[st
     }
 
 
-def is_another(found: Object, wanted: Object) -> bool:
+def is_another(daemon_set: Object, wanted: Object) -> bool:
     """Whether somebody made this one to their own liking, such as with `--enforce=cgroup`: it is theirs, and stays.
 
     One that is as it ships, but for the image and how that is pulled, is nobody's.
     """
-    about = found["metadata"]
+    about = daemon_set["metadata"]
     if setup_objects.MADE_FROM in (about.get("annotations") or {}):
         return False
-    one, other = (_without_image(made["spec"]) for made in (found, wanted))
-    is_same = setup_objects.agrees(one, other) and setup_objects.agrees(other, one)
+    current_spec, other = (_without_image(made["spec"]) for made in (daemon_set, wanted))
+    is_same = setup_objects.agrees(current_spec, other) and setup_objects.agrees(other, current_spec)
     return _MANAGED in (about.get("labels") or {}) or not is_same
 
 
 def _without_image(spec: Mapping[str, Any]) -> Object:
     pod = spec["template"]["spec"]
     containers = [
-        {key: value for key, value in one.items() if key not in _PULLING} for one in pod["containers"]
+        {key: value for key, value in container.items() if key not in _PULLING}
+        for container in pod["containers"]
     ]
     return {"selector": spec["selector"], "pod": {**pod, "containers": containers, "imagePullSecrets": []}}
 
@@ -140,7 +141,7 @@ def _node(pod: Object) -> str:
     terms = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get(
         "nodeSelectorTerms"
     ) or ()
-    names = [one["values"][0] for term in terms for one in term.get("matchFields") or ()]
+    names = [expression["values"][0] for term in terms for expression in term.get("matchFields") or ()]
     return str(names[0]) if names else ""
 
 

@@ -50,12 +50,12 @@ TABLE: Final = (
 
 def parse(text: object) -> Version:
     """`v1.12.0-alpha.0+c9e1-dirty` is 1.12: what follows the numbers does not count. BadInput for what has none."""
-    found = _VERSION.fullmatch(text) if isinstance(text, str) else None
-    if not found:
+    match = _VERSION.fullmatch(text) if isinstance(text, str) else None
+    if not match:
         raise BadInput(
             "cannot read the API server's version", [Problem("gitVersion", shown(text), "v1.36.3")]
         )
-    numbers = [int(number) for number in found[1].split(".")]
+    numbers = [int(number) for number in match[1].split(".")]
     while numbers and not numbers[-1]:
         numbers.pop()
     return tuple(numbers)

@@ -116,12 +116,16 @@ class _Pods:
     def _create(self, node: str) -> Object:
         """A new pod. One that has ended in an earlier run is removed; Conflict if it is still running."""
         wanted = setup_objects.reconfiguring(node, self._wish, checks=self._checks)
-        found = object_writer.find(self._api, object_writer.path(wanted))
-        if found and not object_writer.has_ended(found) and not setup_objects.is_current(found, wanted):
+        existing = object_writer.find(self._api, object_writer.path(wanted))
+        if (
+            existing
+            and not object_writer.has_ended(existing)
+            and not setup_objects.is_current(existing, wanted)
+        ):
             seen = f"{object_writer.title(wanted)} is at work, with other options"
             raise Conflict("the node is being reconfigured already", [Problem(f"node {node}", seen, "")])
-        if found and object_writer.has_ended(found):
-            object_writer.remove(self._api, wanted, self._deadline, found)
+        if existing and object_writer.has_ended(existing):
+            object_writer.remove(self._api, wanted, self._deadline, existing)
         self._report_progress(object_writer.title(wanted))
         made: Object = object_writer.ensure(self._api, wanted, self._deadline).current
         return made
@@ -159,10 +163,10 @@ class _Pods:
 
     def _progress(self, made: Object) -> PodProgress:
         try:
-            found = object_writer.find(self._api, object_writer.path(made))
+            pod = object_writer.find(self._api, object_writer.path(made))
         except Unavailable as error:
             return PodProgress(why=str(error))
         except NodewiseError as error:
             return PodProgress(has_failed=True, why=str(error))
-        is_other = found is not None and found["metadata"]["uid"] != made["metadata"]["uid"]
-        return pod_progress.once(None if is_other else found)
+        is_other = pod is not None and pod["metadata"]["uid"] != made["metadata"]["uid"]
+        return pod_progress.once(None if is_other else pod)

@@ -43,10 +43,12 @@ def webhook(api: ApiClient, wanted: ValidationTarget, features: ApiFeatures) -> 
         "admissionregistration.k8s.io", "v1", "mutatingwebhookconfigurations", "", namespaced=False
     )
     try:
-        found = api.get(configurations.path())["items"]
+        webhook_configs = api.get(configurations.path())["items"]
     except Refused as error:
         return Check("webhook", ok=None, seen=str(error), remedy="the right to list webhook configurations")
-    if not any(hook["name"] == WEBHOOK for one in found for hook in one.get("webhooks") or ()):
+    if not any(
+        hook["name"] == WEBHOOK for config in webhook_configs for hook in config.get("webhooks") or ()
+    ):
         return Check("webhook", ok=None, seen="not installed: pods have to bring all that `isolate` needs")
     return _tried(api, wanted)
 
@@ -62,10 +64,12 @@ def _tried(api: ApiClient, wanted: ValidationTarget) -> Check:
         )
         return Check("webhook", ok=False, seen=str(error), remedy=remedy)
     annotated = (pod["metadata"].get("annotations") or {}).get(INJECTED) == "true"
-    told = {one["name"]: one.get("value") for one in pod["spec"]["containers"][0].get("env") or ()}
+    environment = {
+        variable["name"]: variable.get("value") for variable in pod["spec"]["containers"][0].get("env") or ()
+    }
     lacking = [
         *([] if annotated else [f"annotation {INJECTED}"]),
-        *([] if told.get(NUM_CORES) == "1" else [NUM_CORES]),
+        *([] if environment.get(NUM_CORES) == "1" else [NUM_CORES]),
         *([] if pod["spec"]["containers"][0].get("volumeMounts") else ["mounts"]),
     ]
     if lacking:

@@ -58,14 +58,14 @@ def advertise(
     features = features or api_versions.fetch(api)
     api_versions.check(features)
 
-    def status(found: Object) -> Object:
-        return _capacity(found, features, wanted)
+    def status(node_object: Object) -> Object:
+        return _capacity(node_object, features, wanted)
 
-    def labelled(found: Object) -> Object:
-        taints = read_taints(found, features)
-        whole = [one for one in taints if one.get("key") != TAINT] + [OURS]
-        has_all = not taint or any(is_ours(one) for one in taints)
-        return _merged(_label(found, "true"), {} if has_all else tainted(whole, features))
+    def labelled(node_object: Object) -> Object:
+        taints = read_taints(node_object, features)
+        whole = [existing for existing in taints if existing.get("key") != TAINT] + [OURS]
+        has_all = not taint or any(is_ours(existing) for existing in taints)
+        return _merged(_label(node_object, "true"), {} if has_all else tainted(whole, features))
 
     return _change(api, node, {"status": status, "": labelled})
 
@@ -74,11 +74,11 @@ def withdraw(api: ApiClient, node: str, *, features: ApiFeatures | None = None) 
     """Have the node say none of it any more; whether anything had to be written."""
     features = features or api_versions.fetch(api)
     steps = {
-        "": lambda found: _untainted(found, features),
-        "status": lambda found: _capacity(found, features, None),
+        "": lambda node_object: _untainted(node_object, features),
+        "status": lambda node_object: _capacity(node_object, features, None),
     }
     changed = _change(api, node, steps)
-    return _change(api, node, {"": lambda found: _label(found, None)}) or changed
+    return _change(api, node, {"": lambda node_object: _label(node_object, None)}) or changed
 
 
 def _change(api: ApiClient, node: str, steps: Mapping[str, Callable[[Object], Object]]) -> bool:
@@ -86,11 +86,11 @@ def _change(api: ApiClient, node: str, steps: Mapping[str, Callable[[Object], Ob
     changed = False
     for subresource, plan in steps.items():
         for number in range(_TRIES):
-            found = api.get(NODES.path(name=node))
-            patch = plan(found)
+            current = api.get(NODES.path(name=node))
+            patch = plan(current)
             if not patch:
                 break
-            version = {name: found["metadata"][name] for name in ("uid", "resourceVersion")}
+            version = {name: current["metadata"][name] for name in ("uid", "resourceVersion")}
             try:
                 api.patch(
                     NODES.path(name=node, subresource=subresource),
@@ -109,9 +109,9 @@ def _change(api: ApiClient, node: str, steps: Mapping[str, Callable[[Object], Ob
     return changed
 
 
-def _capacity(found: Object, features: ApiFeatures, wanted: Mapping[str, int] | None) -> Object:
+def _capacity(node: Object, features: ApiFeatures, wanted: Mapping[str, int] | None) -> Object:
     """The patch of the node's status; None wants no resource at all."""
-    status = found.get("status") or {}
+    status = node.get("status") or {}
     capacity, allocatable = (status.get(name) or {} for name in ("capacity", "allocatable"))
     new: dict[str, Any] = {}
     gone: dict[str, None] = {}
@@ -127,8 +127,8 @@ def _capacity(found: Object, features: ApiFeatures, wanted: Mapping[str, int] | 
     return {"status": filled} if filled else {}
 
 
-def _label(found: Object, value: str | None) -> Object:
-    labels = found["metadata"].get("labels") or {}
+def _label(node: Object, value: str | None) -> Object:
+    labels = node["metadata"].get("labels") or {}
     return {} if labels.get(LABEL) == value else {"metadata": {"labels": {LABEL: value}}}
 
 
@@ -136,16 +136,16 @@ def is_ours(taint: Mapping[str, Any]) -> bool:
     return all(taint.get(name) == value for name, value in OURS.items())
 
 
-def read_taints(found: Object, features: ApiFeatures) -> Sequence[Mapping[str, Any]]:
+def read_taints(node: Object, features: ApiFeatures) -> Sequence[Mapping[str, Any]]:
     """The node's taints, each whole; BadInput if the annotation of old API servers cannot be read."""
     if features.taints == "spec":
-        return (found.get("spec") or {}).get("taints") or []
-    text = (found["metadata"].get("annotations") or {}).get(TAINTS_ANNOTATION) or "[]"
+        return (node.get("spec") or {}).get("taints") or []
+    text = (node["metadata"].get("annotations") or {}).get(TAINTS_ANNOTATION) or "[]"
     try:
         taints = json.loads(text)
     except (RecursionError, ValueError):
         taints = None
-    if not isinstance(taints, list) or not all(isinstance(one, dict) for one in taints):
+    if not isinstance(taints, list) or not all(isinstance(taint, dict) for taint in taints):
         problem = Problem(TAINTS_ANNOTATION, shown(text), "a list of taints, as JSON")
         raise BadInput("cannot read the node's taints", [problem])
     return taints
@@ -157,13 +157,13 @@ def tainted(taints: Sequence[Mapping[str, Any]], features: ApiFeatures) -> Objec
     return {"metadata": {"annotations": {TAINTS_ANNOTATION: json.dumps(list(taints), sort_keys=True)}}}
 
 
-def _untainted(found: Object, features: ApiFeatures) -> Object:
-    taints = read_taints(found, features)
-    others = [one for one in taints if one.get("key") != TAINT]
+def _untainted(node: Object, features: ApiFeatures) -> Object:
+    taints = read_taints(node, features)
+    others = [taint for taint in taints if taint.get("key") != TAINT]
     return tainted(others, features) if len(others) < len(taints) else {}
 
 
-def _merged(one: Object, other: Object) -> dict[str, Any]:
+def _merged(base: Object, other: Object) -> dict[str, Any]:
     """Both objects in one; what both have is an object in both."""
-    both = {name: _merged(one[name], other[name]) for name in one.keys() & other.keys()}
-    return {**one, **other, **both}
+    both = {name: _merged(base[name], other[name]) for name in base.keys() & other.keys()}
+    return {**base, **other, **both}

@@ -69,8 +69,8 @@ def leave(
 ) -> None:
     """Remove from a node everything but the program. Unavailable if tasks run: then all is as it was."""
     _await_no_tasks(node, deadline, _own_pods(api, node), spares_infra=True)
-    for one in _own(api, node, features):
-        _remove(api, one, deadline, report_progress)
+    for reference in _own(api, node, features):
+        _remove(api, reference, deadline, report_progress)
     _remove_state(node, deadline, report_progress)
     if not features.resources:
         report_progress(RemovalStep("resources", "not supported by Kubernetes 1.8.0: left as they are"))
@@ -91,8 +91,8 @@ def leave_cluster(
     """Remove what all nodes share, such as the webhook, the first of `shared` first."""
     samples = [_named("Pod", "v1", name, namespace) for name in _SHARED_PODS]
     samples += [_named("DaemonSet", features.daemon_sets, name, namespace) for name in _SHARED_DAEMON_SETS]
-    for one in (*samples, *shared):
-        _remove(api, one, deadline, report_progress)
+    for reference in (*samples, *shared):
+        _remove(api, reference, deadline, report_progress)
 
 
 def definitions(features: ApiFeatures) -> Sequence[Object]:
@@ -151,10 +151,10 @@ def _own(api: ApiClient, node: RemovedNode, features: ApiFeatures) -> list[Objec
         ("DaemonSet", features.daemon_sets): Resource(group, version, _DAEMON_SETS, "").path(node.namespace),
     }
     return [
-        _named(kind, version, one["metadata"]["name"], node.namespace)
+        _named(kind, version, item["metadata"]["name"], node.namespace)
         for (kind, version), folder in folders.items()
-        for one in setup.list_all(api, folder, {})
-        if form.fullmatch(one["metadata"]["name"])
+        for item in setup.list_all(api, folder, {})
+        if form.fullmatch(item["metadata"]["name"])
     ]
 
 
@@ -282,5 +282,5 @@ def _withdraw(
 
 def boot_of(api: ApiClient, node: str) -> str:
     """The boot id of the node's kernel, as its kubelet told it; empty if that is not known."""
-    found: Mapping[str, Any] = object_writer.find(api, NODES.path(name=node)) or {}
-    return str((found.get("status") or {}).get("nodeInfo", {}).get("bootID", ""))
+    node_object: Mapping[str, Any] = object_writer.find(api, NODES.path(name=node)) or {}
+    return str((node_object.get("status") or {}).get("nodeInfo", {}).get("bootID", ""))

@@ -54,8 +54,13 @@ _CPUS: Final = {"type": "array", "items": {"type": "integer"}}
 
 def _object(required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:
     """Fields that we do not know yet are kept."""
-    told = {"required": list(required)} if required else {}
-    return {"type": "object", **told, "properties": properties, "x-kubernetes-preserve-unknown-fields": True}
+    requirement = {"required": list(required)} if required else {}
+    return {
+        "type": "object",
+        **requirement,
+        "properties": properties,
+        "x-kubernetes-preserve-unknown-fields": True,
+    }
 
 
 def _list_of(item: Mapping[str, Any]) -> dict[str, Any]:
@@ -150,11 +155,11 @@ def definition(kind: Kind, features: ApiFeatures) -> dict[str, Any]:
 
 
 def _columns(kind: Kind) -> list[dict[str, str]]:
-    told = [
+    columns = [
         {"name": name, "type": type_, "jsonPath": f".spec.report{path}"}
         for name, (type_, path) in kind.columns.items()
     ]
-    return [*told, {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"}]
+    return [*columns, {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"}]
 
 
 def publish(
@@ -202,16 +207,16 @@ def _put(api: ApiClient, resource: Resource, namespace: str, body: dict[str, Any
     path = resource.path(namespace, body["metadata"]["name"])
     for number in range(_TRIES):
         try:
-            found = api.get(path)
+            existing = api.get(path)
         except NotFound:
-            found = None
-        if found and all(found.get(part) == body[part] for part in ("spec", "report") if part in body):
+            existing = None
+        if existing and all(existing.get(part) == body[part] for part in ("spec", "report") if part in body):
             return
         try:
-            if found is None:
+            if existing is None:
                 api.create(resource.path(namespace), body)
             else:
-                version = {"resourceVersion": found["metadata"]["resourceVersion"]}
+                version = {"resourceVersion": existing["metadata"]["resourceVersion"]}
                 api.replace(path, {**body, "metadata": {**body["metadata"], **version}})
         except Conflict:
             if number == _TRIES - 1:
@@ -245,7 +250,7 @@ def define(api: ApiClient, kind: Kind, features: ApiFeatures) -> bool:
 def _is_served(api: ApiClient, resource: Resource) -> bool:
     """The list of all objects is refused to who may only write some; that it is refused shows that it is served."""
     try:
-        found: Object = api.get(escaped("apis", resource.group, resource.version))
+        resources: Object = api.get(escaped("apis", resource.group, resource.version))
     except NodewiseError:
         return False
-    return any(one.get("name") == resource.plural for one in found.get("resources") or ())
+    return any(item.get("name") == resource.plural for item in resources.get("resources") or ())

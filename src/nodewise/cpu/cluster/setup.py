@@ -182,7 +182,7 @@ class _NodeSetup:
         def look(waiting: Mapping[str, Object]) -> Mapping[str, PodProgress]:
             there = {pod["metadata"]["uid"]: pod for pod in list_all(self._api, looked_up, {})}
             return {
-                node: pod_progress.once(there.get(one["metadata"]["uid"])) for node, one in waiting.items()
+                node: pod_progress.once(there.get(pod["metadata"]["uid"])) for node, pod in waiting.items()
             }
 
         self._wait(made, look)
@@ -197,8 +197,8 @@ class _NodeSetup:
         def look(waiting: Mapping[str, Object]) -> Mapping[str, PodProgress]:
             there, now = list_all(self._api, looked_up, {}), self._deadline.now()
             return {
-                node: watched.steady(pod_progress.owned(there, one["metadata"]["uid"]), _stamp(one), now)
-                for node, one in waiting.items()
+                node: watched.steady(pod_progress.owned(there, pod["metadata"]["uid"]), _stamp(pod), now)
+                for node, pod in waiting.items()
             }
 
         self._wait(made, look)
@@ -211,9 +211,9 @@ class _NodeSetup:
         title = object_writer.title(wanted)
         self._report_progress(title)
         try:
-            found = object_writer.find(self._api, object_writer.path(wanted))
-            if found is not None and agent_daemonset.is_another(found, wanted):
-                made, outcome = found, "left as somebody made it"
+            existing = object_writer.find(self._api, object_writer.path(wanted))
+            if existing is not None and agent_daemonset.is_another(existing, wanted):
+                made, outcome = existing, "left as somebody made it"
             else:
                 made, outcome = object_writer.ensure(self._api, wanted, self._deadline)
             waiting = self._awaited(made)
@@ -247,14 +247,14 @@ class _NodeSetup:
         """Create one object for each node that is still ready; returns them by node."""
         made: dict[str, Object] = {}
         for node in self.ready() if commands else ():
-            one = wanted(node)
-            self._report_progress(f"{object_writer.title(one)}: {','.join(commands)}")
+            pod = wanted(node)
+            self._report_progress(f"{object_writer.title(pod)}: {','.join(commands)}")
             try:
-                made[node], outcome = object_writer.ensure(self._api, one, self._deadline)
+                made[node], outcome = object_writer.ensure(self._api, pod, self._deadline)
             except NodewiseError as error:
-                self.steps[node].append(SetupStep(object_writer.title(one), "failed", str(error)))
+                self.steps[node].append(SetupStep(object_writer.title(pod), "failed", str(error)))
             else:
-                self.steps[node].append(SetupStep(object_writer.title(one), outcome))
+                self.steps[node].append(SetupStep(object_writer.title(pod), outcome))
         return made
 
     def _wait(
@@ -263,7 +263,7 @@ class _NodeSetup:
         """Wait until all are done or failed, or until the deadline."""
         while waiting:
             progress = self._look(waiting, look)
-            for node in [node for node, one in progress.items() if one.is_done or one.has_failed]:
+            for node in [node for node, status in progress.items() if status.is_done or status.has_failed]:
                 self._deadline.hurry()
                 del waiting[node]
                 if progress[node].has_failed:
@@ -307,12 +307,12 @@ def _share(
 ) -> list[SetupStep]:
     """Create the shared objects, up to the first failure."""
     steps: list[SetupStep] = []
-    for one in wanted:
-        report_progress(object_writer.title(one))
+    for obj in wanted:
+        report_progress(object_writer.title(obj))
         try:
             steps.append(
-                SetupStep(object_writer.title(one), object_writer.ensure(api, one, deadline).outcome)
+                SetupStep(object_writer.title(obj), object_writer.ensure(api, obj, deadline).outcome)
             )
         except NodewiseError as error:
-            return [*steps, SetupStep(object_writer.title(one), "failed", str(error))]
+            return [*steps, SetupStep(object_writer.title(obj), "failed", str(error))]
     return steps

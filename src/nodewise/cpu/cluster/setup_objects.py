@@ -72,7 +72,9 @@ def parse_commands(text: str) -> tuple[str, ...]:
     """The commands of `--cmk-cmd-list`; BadSettings names those that there are not, and init in a later place."""
     commands = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
     wrong = [
-        Problem("--cmk-cmd-list", shown(one), ", ".join(ALLOWED)) for one in commands if one not in ALLOWED
+        Problem("--cmk-cmd-list", shown(command), ", ".join(ALLOWED))
+        for command in commands
+        if command not in ALLOWED
     ]
     if INIT in commands[1:]:
         wrong.append(Problem("--cmk-cmd-list", shown(text), "init must be first"))
@@ -133,7 +135,7 @@ def reconfigure_name(node: str, *, checks: bool = False) -> str:
 
 def preparing(commands: Sequence[str], node: str, options: SetupOptions, features: ApiFeatures) -> Object:
     """The pod whose containers prepare a node, one after the other, and end."""
-    ordered = [one for one in ONCE if one in commands]
+    ordered = [command for command in ONCE if command in commands]
     containers = [_container(name, _line(name, options), options) for name in ordered]
     first, last = containers[:-1], containers[-1:]
     return _pod(pod_name(commands, node), node, options, _with_first(features, last, first))
@@ -142,7 +144,7 @@ def preparing(commands: Sequence[str], node: str, options: SetupOptions, feature
 def daemon_set(commands: Sequence[str], node: str, options: SetupOptions, features: ApiFeatures) -> Object:
     """The DaemonSet of a single node, whose containers go on looking after it."""
     name = daemon_set_name(commands, node)
-    containers = [_container(one, _line(one, options), options) for one in commands]
+    containers = [_container(command, _line(command, options), options) for command in commands]
     spec = _spec(node, options, {"containers": containers, "restartPolicy": "Always"})
     if features.taints == "spec":
         spec["tolerations"] = [{"operator": "Exists"}]
@@ -299,19 +301,19 @@ def stamped(made: Object) -> Object:
     return {**made, "metadata": {**metadata, "annotations": annotations}}
 
 
-def is_current(found: Object, wanted: Object) -> bool:
+def is_current(existing: Object, wanted: Object) -> bool:
     """Whether an object that is there was made from the same, and nobody has changed anything of that since."""
     stamp = wanted["metadata"]["annotations"][MADE_FROM]
-    same = (found["metadata"].get("annotations") or {}).get(MADE_FROM) == stamp
+    same = (existing["metadata"].get("annotations") or {}).get(MADE_FROM) == stamp
     return same and all(
-        agrees(found.get(key), wanted[key]) for key in wanted.keys() - {"metadata", "apiVersion"}
+        agrees(existing.get(key), wanted[key]) for key in wanted.keys() - {"metadata", "apiVersion"}
     )
 
 
-def agrees(found: object, wanted: object) -> bool:
+def agrees(actual: object, wanted: object) -> bool:
     """Whether what both name is the same: servers add defaults, and leave out what they do not know."""
-    if isinstance(wanted, Mapping) and isinstance(found, Mapping):
-        return all(agrees(found[key], wanted[key]) for key in wanted if key in found)
-    if isinstance(wanted, list | tuple) and isinstance(found, list):
-        return all(any(agrees(one, other) for one in found) for other in wanted)
-    return found == wanted
+    if isinstance(wanted, Mapping) and isinstance(actual, Mapping):
+        return all(agrees(actual[key], wanted[key]) for key in wanted if key in actual)
+    if isinstance(wanted, list | tuple) and isinstance(actual, list):
+        return all(any(agrees(item, other) for item in actual) for other in wanted)
+    return actual == wanted

@@ -34,8 +34,8 @@ def validate(
         return
     yield _label(node, wanted)
     yield _taint(node, wanted, features)
-    stored, told = _pools(store, wanted)
-    yield told
+    stored, check = _pools(store, wanted)
+    yield check
     yield from _resources(node, stored, wanted, features)
     yield from _processes(api, stored, wanted)
     yield _report(api, stored, wanted, features)
@@ -60,13 +60,13 @@ def _discover(wanted: ValidationTarget, is_wrong: bool) -> str:
 def _taint(node: Object, wanted: ValidationTarget, features: ApiFeatures) -> Check:
     try:
         ours = [
-            one
-            for one in node_advertisement.read_taints(node, features)
-            if one.get("key") == node_advertisement.OURS["key"]
+            taint
+            for taint in node_advertisement.read_taints(node, features)
+            if taint.get("key") == node_advertisement.OURS["key"]
         ]
     except NodewiseError as error:
         return Check("taint", ok=False, seen=str(error), remedy="mend the node's annotation")
-    is_there = any(node_advertisement.is_ours(one) for one in ours)
+    is_there = any(node_advertisement.is_ours(taint) for taint in ours)
     seen = "cmk=true:NoSchedule" if is_there else f"{ours[0]}" if ours else "no taint cmk"
     if not wanted.taint and not is_there:
         return Check("taint", ok=None, seen=seen)
@@ -153,14 +153,17 @@ def _processes(api: ApiClient, stored: StoredAllocations | None, wanted: Validat
 
 def _commands(pod: Object) -> str:
     parts = [
-        [*(one.get("command") or ()), *(one.get("args") or ())] for one in pod["spec"].get("containers") or ()
+        [*(container.get("command") or ()), *(container.get("args") or ())]
+        for container in pod["spec"].get("containers") or ()
     ]
     return "\n".join(" ".join(map(str, words)) for words in parts)
 
 
 def _is_ready(pod: Object) -> bool:
     conditions = (pod.get("status") or {}).get("conditions") or ()
-    return any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
+    return any(
+        condition.get("type") == "Ready" and condition.get("status") == "True" for condition in conditions
+    )
 
 
 def _tasks(allocations: Allocations, pods: Sequence[Object]) -> Check:
@@ -183,10 +186,10 @@ def _report(
         "kubectl apply -f deploy/crds/cmk-reports.yaml; the node agent, or `node-report --publish`, writes it"
     )
     try:
-        found = api.get(resource.path(wanted.namespace, reports.name_of(wanted.node)))
+        stored_object = api.get(resource.path(wanted.namespace, reports.name_of(wanted.node)))
     except Refused as error:
         return Check(kind.name, ok=False, seen=str(error), remedy=remedy)
-    report = (found if is_old else found.get("spec") or {}).get("report") or {}
+    report = (stored_object if is_old else stored_object.get("spec") or {}).get("report") or {}
     wrong = [
         f"{name}: {error}"
         for name, check in (report.get("checks") or {}).items()

@@ -72,8 +72,8 @@ def _check(into: Path) -> Path:
     }
     problems = [
         Problem(name, "not installed", "pip install 'nodewise[install]'")
-        for name, found in needs.items()
-        if not found
+        for name, path in needs.items()
+        if not path
     ]
     if into.exists():
         problems.append(Problem(str(into), "exists", "a new folder"))
@@ -105,15 +105,15 @@ def _collected(temporary: Path, modules: Sequence[str]) -> Path:
 
 def _missing_libraries(folder: Path) -> Iterator[Path]:
     """The C library's files, which PyInstaller leaves to the machine, and the loader: all that ldd names besides."""
-    found: dict[str, Path] = {}
+    libraries: dict[str, Path] = {}
     for file in sorted(folder.rglob("*")):
         if not file.is_file() or file.is_symlink() or file.open("rb").read(4) != b"\x7fELF":
             continue
-        told = _run(["ldd", file], "ldd", {"LD_LIBRARY_PATH": str(folder / LIBRARIES)})
-        for path in map(Path, _LIBRARY.findall(told)):
-            found.setdefault(path.name, path)
+        output = _run(["ldd", file], "ldd", {"LD_LIBRARY_PATH": str(folder / LIBRARIES)})
+        for path in map(Path, _LIBRARY.findall(output)):
+            libraries.setdefault(path.name, path)
     present = {file.name for file in (folder / LIBRARIES).iterdir()}
-    return (path for name, path in sorted(found.items()) if name not in present)
+    return (path for name, path in sorted(libraries.items()) if name not in present)
 
 
 def _run(command: Sequence[str | Path], name: str, environment: dict[str, str] | None = None) -> str:

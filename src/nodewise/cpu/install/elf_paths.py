@@ -57,19 +57,23 @@ def _places(program: bytes) -> tuple[int, int]:
         raise _bad(shown(program[:8]), "a 64-bit ELF executable")
     try:
         segments = list(_segments(program, order))
-        loader = next((one.offset for one in segments if one.kind == _INTERPRETER), None)
+        loader = next((segment.offset for segment in segments if segment.kind == _INTERPRETER), None)
         entries = {
             tag: value
-            for one in segments
-            if one.kind == _DYNAMIC
-            for tag, value in _entries(program, order, one)
+            for segment in segments
+            if segment.kind == _DYNAMIC
+            for tag, value in _entries(program, order, segment)
         }
     except struct.error as error:
         raise _bad("cut off", "a whole file") from error
     if loader is None or _RPATH not in entries or _STRINGS not in entries:
         raise _bad("no path of a loader or of libraries", "a program that `install --build` made")
     address = entries[_STRINGS] + entries[_RPATH]
-    held = [one for one in segments if one.kind == _LOAD and 0 <= address - one.address < one.stored]
+    held = [
+        segment
+        for segment in segments
+        if segment.kind == _LOAD and 0 <= address - segment.address < segment.stored
+    ]
     libraries = held[0].offset + address - held[0].address if held else len(program)
     for at in (loader, libraries):
         path, _, rest = program[at : at + LONGEST_PATH + 1].partition(b"\0")

@@ -112,20 +112,20 @@ def _loader(folder: Path) -> str:
 
 def _digest(folder: Path, mount: str) -> str:
     """Of all files with their names and whether they can be run; the paths in the program count as `mount`."""
-    found = hashlib.sha256(mount.encode())
+    digest = hashlib.sha256(mount.encode())
     for path in sorted(path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()):
         name = path.relative_to(folder).as_posix()
         kind = f"-> {path.readlink()}" if path.is_symlink() else str(os.access(path, os.X_OK))
-        found.update(f"\0{name}\0{kind}\0".encode())
+        digest.update(f"\0{name}\0{kind}\0".encode())
         if path.is_symlink():
             continue
         if name == PROGRAM:
-            found.update(relocated(path.read_bytes(), "", ""))
+            digest.update(relocated(path.read_bytes(), "", ""))
             continue
         with path.open("rb") as file:
             while chunk := file.read(_CHUNK_BYTES):
-                found.update(chunk)
-    return found.hexdigest()[:16]
+                digest.update(chunk)
+    return digest.hexdigest()[:16]
 
 
 @contextmanager
@@ -233,7 +233,7 @@ def _running(proc: Path) -> frozenset[tuple[int, int]] | None:
 
     None if there is one of our name whose program is not shown.
     """
-    found: set[tuple[int, int]] = set()
+    inodes: set[tuple[int, int]] = set()
     for path in proc.iterdir():
         if not path.name.isdecimal():
             continue
@@ -245,8 +245,8 @@ def _running(proc: Path) -> frozenset[tuple[int, int]] | None:
         except OSError:
             continue  # it has ended, or is the kernel's own
         else:
-            found.add((status.st_dev, status.st_ino))
-    return frozenset(found)
+            inodes.add((status.st_dev, status.st_ino))
+    return frozenset(inodes)
 
 
 def _name(process: Path) -> str:

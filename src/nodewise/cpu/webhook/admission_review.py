@@ -90,8 +90,10 @@ def _decided(review: _Review, request: _Request, mutations: Callable[[], Mutatio
     try:
         operations = _operations(pod, mutations)
     except BadInput as error:
-        found = [one._replace(field=f"{_OBJECT}.{one.field}".rstrip(".")) for one in error.problems]
-        raise BadInput(error.what, found) from error
+        problems = [
+            problem._replace(field=f"{_OBJECT}.{problem.field}".rstrip(".")) for problem in error.problems
+        ]
+        raise BadInput(error.what, problems) from error
     if not operations:
         return ReviewResponse(_encoded(review, allowed), "untouched")
     encoded = base64.b64encode(msgspec.json.encode(operations)).decode()

@@ -28,7 +28,7 @@ def served(
     """The server, to be started: for clients with a certificate of `options.client_ca`, or for `any_client`."""
     aside = ThreadPoolExecutor(1, thread_name_prefix="large-reviews")
 
-    def told(request: Request, answer: ReviewResponse) -> Response:
+    def log_and_render(request: Request, answer: ReviewResponse) -> Response:
         meters.count("cpu_reviews_total", outcome=answer.outcome)
         if answer.outcome == "mutated":
             logs.emit("cpu_pod_mutated", namespace=answer.told)
@@ -39,10 +39,10 @@ def served(
     async def mutate(request: Request) -> Response:
         """A large one is not to hold up the others: it is answered beside them, one at a time."""
         if len(request.body) < _LARGE_BYTES:
-            return told(request, admission_review.answer(request.body, mutations))
+            return log_and_render(request, admission_review.answer(request.body, mutations))
         held = mutations()
         loop = asyncio.get_running_loop()
-        return told(
+        return log_and_render(
             request, await loop.run_in_executor(aside, admission_review.answer, request.body, lambda: held)
         )
 

@@ -88,14 +88,14 @@ def objects(wish: Installation, made: Certificate | None) -> Sequence[Object]:
     return parts if made is None else [_secret(wish, made), *parts]
 
 
-def in_order(made: Sequence[Object], found: Object | None) -> Sequence[Object]:
+def in_order(made: Sequence[Object], existing: Object | None) -> Sequence[Object]:
     """The objects as they are to be made, where the registration `found` is there already.
 
     The registration is last, for who is called has to be there. But it is first where it calls this Service already
     and a new certificate comes: its authority has to be trusted, beside the former, before it is shown.
     """
     *others, registration = made
-    had, wanted = _client(found), _client(registration)
+    had, wanted = _client(existing), _client(registration)
     renews = bool(had.get("caBundle")) and had["caBundle"] != wanted.get("caBundle")
     is_here = (had.get("service") or {}).get("namespace") == wanted["service"]["namespace"]
     return [registration, *others] if renews and is_here else made

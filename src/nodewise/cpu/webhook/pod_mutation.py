@@ -96,11 +96,11 @@ def is_asked(pod: bytes) -> bool:
     parts = pod.count(b"{") + pod.count(b"[")
     if parts > _MOST_PARTS:
         raise BadInput(_WHAT, [Problem("", f"{parts} objects and lists", f"at most {_MOST_PARTS}")])
-    found = _decoded(pod)
-    return _is_annotated(found) or any(
-        _count(one.resources, f"spec.{kind}[{index}]")
-        for kind, containers in zip(_KINDS, _containers(found), strict=True)
-        for index, one in enumerate(containers)
+    decoded = _decoded(pod)
+    return _is_annotated(decoded) or any(
+        _count(container.resources, f"spec.{kind}[{index}]")
+        for kind, containers in zip(_KINDS, _containers(decoded), strict=True)
+        for index, container in enumerate(containers)
     )
 
 
@@ -132,9 +132,9 @@ def _is_annotated(pod: _Pod) -> bool:
 
 def _count(resources: _Resources | None, path: str) -> int:
     """How many lists a container asks for: of the first pool that it asks any of."""
-    told = resources or _Resources()
+    amounts_of = resources or _Resources()
     for name in (cmk_names.EXCLUSIVE_CORES, cmk_names.NON_ISOLCPUS_CORES):
-        for where, amounts in (("requests", told.requests), ("limits", told.limits)):
+        for where, amounts in (("requests", amounts_of.requests), ("limits", amounts_of.limits)):
             lists = _whole((amounts or {}).get(name, 0), f"{path}.resources.{where}[{name}]")
             if lists > 0:
                 return lists
@@ -162,32 +162,32 @@ def mutate(pod: Mapping[str, Any], mutations: Mutations) -> Mapping[str, Any]:
     for kind, containers in zip(_KINDS, _containers(looked), strict=True):
         whole = merged["spec"][kind] if containers else []
         treated = [
-            _treated(one, mutations.per_container, f"spec.{kind}[{index}]")
+            _treated(original, mutations.per_container, f"spec.{kind}[{index}]")
             if everywhere or _count(container.resources, f"spec.{kind}[{index}]")
-            else one
-            for index, (one, container) in enumerate(zip(whole, containers, strict=True))
+            else original
+            for index, (original, container) in enumerate(zip(whole, containers, strict=True))
         ]
-        if any(one is not other for one, other in zip(whole, treated, strict=True)):
+        if any(original is not other for original, other in zip(whole, treated, strict=True)):
             merged = merged | {"spec": merged["spec"] | {kind: treated}}
     return merged
 
 
-def _treated(container: dict[str, Any], given: Mapping[str, Any], path: str) -> dict[str, Any]:
-    merged: dict[str, Any] = merge(container, dict(given))
+def _treated(container: dict[str, Any], mutation: Mapping[str, Any], path: str) -> dict[str, Any]:
+    merged: dict[str, Any] = merge(container, dict(mutation))
     looked = _looked(merged, _Container, "perContainer")
     lists = _count(looked.resources, path)
     env = merged.get("env") or []
     if not isinstance(env, list):
         raise BadInput(_WHAT, [Problem(f"{path}.env", shown(env), "a list")])
-    if not lists or any(isinstance(one, dict) and one.get("name") == NUM_CORES for one in env):
+    if not lists or any(isinstance(variable, dict) and variable.get("name") == NUM_CORES for variable in env):
         return merged
     return merged | {"env": [*env, {"name": NUM_CORES, "value": str(lists)}]}
 
 
-def _looked(merged: Mapping[str, Any], kind: type[T], given: str) -> T:
+def _looked(merged: Mapping[str, Any], kind: type[T], source: str) -> T:
     """What of a merged object is looked at. It could be read before, so what is wrong now the mutations brought."""
     try:
         return msgspec.convert(merged, kind)
     except UNREADABLE as error:
-        wrong = unreadable(error, "mutations cannot be used", given)
+        wrong = unreadable(error, "mutations cannot be used", source)
         raise BadSettings(wrong.what, wrong.problems) from error

@@ -48,51 +48,51 @@ Contents = Mapping[str, bytes]
 def contents(source: str) -> Contents:
     """BadSettings where there is no file, or one cannot be read."""
     try:
-        found = {str(path): path.read_bytes() for path in _paths(source)}
+        documents = {str(path): path.read_bytes() for path in _paths(source)}
     except OSError as error:
         seen = f"{error.filename or source}: {error.strerror or error}"
         raise BadSettings(_WHAT, [Problem("", seen, "a readable YAML file")]) from error
-    if not found:
+    if not documents:
         raise BadSettings(_WHAT, [Problem("", f"{source}: no *.yaml there", "at least one")])
-    return found
+    return documents
 
 
 def _paths(source: str) -> list[Path]:
     path = Path(source)
     if path.is_dir():
-        return sorted(one for one in path.glob("*.yaml") if not one.name.startswith("."))
+        return sorted(file for file in path.glob("*.yaml") if not file.name.startswith("."))
     if path.exists() or not glob.has_magic(source):
         return [path]
     return sorted(map(Path, glob.glob(source)))  # noqa: PTH207 - an absolute pattern, as the file has it
 
 
 def _merged(held: Contents) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    merged: dict[str, Any] = {}
     for path, text in held.items():
         try:
             for _, document in documents.documents(text, path):
-                found = merge(found, msgspec.json.decode(document))
+                merged = merge(merged, msgspec.json.decode(document))
         except (BadInput, *UNREADABLE) as error:
             raise BadSettings(_WHAT, [Problem(path, str(error), "YAML")]) from error
         except BadSettings as error:
             raise BadSettings(
-                _WHAT, [one._replace(field=f"{path}: {one.field}") for one in error.problems]
+                _WHAT, [problem._replace(field=f"{path}: {problem.field}") for problem in error.problems]
             ) from error
-    return found
+    return merged
 
 
 def server(source: str) -> ServerFile:
     """Where to listen. BadSettings names every key that lacks, or cannot be used."""
-    given = _merged(contents(source)).get("server")
-    if not isinstance(given, dict):
-        seen = "missing" if given is None else shown(given)
+    server = _merged(contents(source)).get("server")
+    if not isinstance(server, dict):
+        seen = "missing" if server is None else shown(server)
         raise BadSettings(_WHAT, [Problem(f"{source}: server", seen, "a mapping")])
     keys = [field.encode_name for field in msgspec.structs.fields(ServerFile)]
-    lacking = [Problem(f"{source}: server.{key}", "missing", "") for key in keys if given.get(key) is None]
+    lacking = [Problem(f"{source}: server.{key}", "missing", "") for key in keys if server.get(key) is None]
     if lacking:
         raise BadSettings(_WHAT, lacking)
     try:
-        return msgspec.convert(given, ServerFile, strict=False)
+        return msgspec.convert(server, ServerFile, strict=False)
     except msgspec.ValidationError as error:
         seen, _, path = str(error).partition(" - at `$")
         raise BadSettings(_WHAT, [Problem(f"{source}: server{path.rstrip('`')}", seen, "")]) from error
@@ -101,18 +101,20 @@ def server(source: str) -> ServerFile:
 def mutations(held: Contents) -> Mutations:
     """What pods get. BadSettings names everything that could not be merged into a pod."""
     source = ", ".join(held)
-    given = _merged(held).get("mutations")
-    if not isinstance(given, dict):
-        seen = "missing" if given is None else shown(given)
+    mutations = _merged(held).get("mutations")
+    if not isinstance(mutations, dict):
+        seen = "missing" if mutations is None else shown(mutations)
         raise BadSettings(_WHAT, [Problem(f"{source}: mutations", seen, "perPod and perContainer")])
-    parts = {key: {} if given.get(key) is None else given[key] for key in _PARTS}
+    parts = {key: {} if mutations.get(key) is None else mutations[key] for key in _PARTS}
     problems = [
-        Problem(f"mutations.{key}", "unknown", " or ".join(_PARTS)) for key in given.keys() - parts.keys()
+        Problem(f"mutations.{key}", "unknown", " or ".join(_PARTS)) for key in mutations.keys() - parts.keys()
     ]
     for key, value in parts.items():
         problems += _wrong(f"mutations.{key}", value, _PARTS[key])
     if problems:
-        raise BadSettings(_WHAT, [one._replace(field=f"{source}: {one.field}") for one in problems])
+        raise BadSettings(
+            _WHAT, [problem._replace(field=f"{source}: {problem.field}") for problem in problems]
+        )
     return Mutations(parts["perPod"], parts["perContainer"])
 
 
@@ -130,19 +132,19 @@ def _wrong(path: str, value: Any, shape: Mapping[str, Any]) -> Iterator[Problem]
             if not isinstance(text, str)
         )
     env = value.get("env") or []
-    for index, one in enumerate(env if isinstance(env, list) else [env]):
-        if not isinstance(one, dict) or not isinstance(one.get("name"), str):
-            yield Problem(f"{path}.env[{index}]", shown(one), "a name, and a value")
-        elif not isinstance(one.get("value", ""), str):
-            yield Problem(f"{path}.env[{index}].value", shown(one["value"]), "a text in quotes")
+    for index, variable in enumerate(env if isinstance(env, list) else [env]):
+        if not isinstance(variable, dict) or not isinstance(variable.get("name"), str):
+            yield Problem(f"{path}.env[{index}]", shown(variable), "a name, and a value")
+        elif not isinstance(variable.get("value", ""), str):
+            yield Problem(f"{path}.env[{index}].value", shown(variable["value"]), "a text in quotes")
 
 
 def _texts(part: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     for name in _TEXTS:
-        found: Any = part
+        value: Any = part
         for key in name.split("."):
-            found = found.get(key) or {}
-        yield name, found
+            value = value.get(key) or {}
+        yield name, value
 
 
 class LiveMutations:

@@ -37,8 +37,8 @@ class Running:
 
     def fetch(self, path: str) -> str:
         """A page of the admin port."""
-        found = re.findall(r"health=(http\S+)", self.log)
-        with urllib.request.urlopen(found[-1] + path, timeout=PATIENCE_S) as answer:
+        urls = re.findall(r"health=(http\S+)", self.log)
+        with urllib.request.urlopen(urls[-1] + path, timeout=PATIENCE_S) as answer:
             return str(answer.read().decode())
 
     def is_ready(self) -> bool:

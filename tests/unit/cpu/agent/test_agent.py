@@ -36,11 +36,15 @@ def test_a_command_runs_on_the_cpus_that_its_wrapper_was_given(agent: Running) -
         (task,) = agent.expect_held("0")
         assert task.pid == wrapper.pid
         family = procfs.read_processes(PROC).processes
-        children = [pid for pid, one in family.items() if one.mark == task.mark and one.parent == wrapper.pid]
+        children = [
+            pid
+            for pid, process in family.items()
+            if process.mark == task.mark and process.parent == wrapper.pid
+        ]
         assert children
-        assert {one.cpus for pid in (wrapper.pid, *children) for one in thread_affinity.read(PROC, pid)} == {
-            frozenset({0})
-        }
+        assert {
+            thread.cpus for pid in (wrapper.pid, *children) for thread in thread_affinity.read(PROC, pid)
+        } == {frozenset({0})}
         wrapper.communicate("\n")
     assert wrapper.returncode == 7
     assert agent.holders() == {}
@@ -50,9 +54,9 @@ def test_a_second_one_fails_with_the_reason_and_runs_after_the_first(agent: Runn
     with agent.holder() as first:
         agent.expect_held("0")
         second = agent.isolate("true")
-        _, said = second.communicate()
+        _, errors = second.communicate()
         assert second.returncode == 125
-        assert "pool exclusive: 0 of 1 CPU lists free, 1 held; wanted 1" in said
+        assert "pool exclusive: 0 of 1 CPU lists free, 1 held; wanted 1" in errors
         waiting = agent.isolate("true", options=["--wait=60s"])
         first.communicate("")
         assert waiting.wait(PATIENCE_S) == 0
@@ -65,7 +69,9 @@ def test_a_killed_wrapper_holds_until_its_descendants_are_over(agent: Running) -
         assert wrapper.stdout
         sleeper = int(wrapper.stdout.readline())
         (task,) = agent.expect_held("0")
-        marked = [pid for pid, one in procfs.read_processes(PROC).processes.items() if one.mark == task.mark]
+        marked = [
+            pid for pid, process in procfs.read_processes(PROC).processes.items() if process.mark == task.mark
+        ]
         wrapper.kill()
         wrapper.wait()
         _wait_for_sweeps(agent, 2)
@@ -83,10 +89,10 @@ def test_what_a_command_leaves_without_an_environment_holds_its_cores(tmp_path: 
     """It is known as the wrapper's child only, and no sweep came by while the command ran."""
     with agent_process.running(tmp_path, "--interval=3s", pools=POOLS) as agent:
         wrapper = agent.isolate("env", "-i", "sh", "-c", "sleep 600 >/dev/null 2>&1 & echo $!")
-        said, told = wrapper.communicate(timeout=PATIENCE_S)
-        sleeper = int(said)
+        output, errors = wrapper.communicate(timeout=PATIENCE_S)
+        sleeper = int(output)
         try:
-            assert "still run" in told
+            assert "still run" in errors
             _wait_for_sweeps(agent, 2)
             assert list(agent.holders()) == ["0"]
         finally:
@@ -156,9 +162,9 @@ def test_with_sigterm_it_leaves_the_state_as_it_is(tmp_path: Path) -> None:
         assert agent.holders() == {"0": held}
         assert not agent.path.exists()
         assert "stopping" in agent.log
-    _, said = wrapper.communicate("")
+    _, errors = wrapper.communicate("")
     assert wrapper.returncode == 0
-    assert "the next sweep frees them" in said
+    assert "the next sweep frees them" in errors
 
 
 def test_without_pools_it_says_so_and_serves_when_there_are_some(tmp_path: Path) -> None:
@@ -213,12 +219,12 @@ def test_it_counts_what_it_does(agent: Running) -> None:
 
 
 def test_root_on_the_host_may_ask_for_other_pools(agent: Running) -> None:
-    asked = {"do": "reconfigure", "exclusive": 0, "shared": 1, "only_check": True}
+    request = {"do": "reconfigure", "exclusive": 0, "shared": 1, "only_check": True}
     with agent.client() as client:
-        assert client.ask(asked) == {"moves": []}
-        error = client.ask({**asked, "exclusive": 5})["error"]
+        assert client.ask(request) == {"moves": []}
+        error = client.ask({**request, "exclusive": 5})["error"]
         assert "pool exclusive" in error["problems"][0]
-        assert client.ask({**asked, "only_check": False}) == {"moves": []}
+        assert client.ask({**request, "only_check": False}) == {"moves": []}
     assert sorted(agent.store.read().allocations.pools["exclusive"].cpu_lists) == []
 
 
@@ -230,9 +236,9 @@ def test_a_tenant_has_no_more_connections_than_its_share(tmp_path: Path) -> None
         wrappers = [agent.holder("infra") for _ in range(3)]
         wait("three tasks", lambda: True if len(agent.holders().get("1", ())) == 3 else None)
         fourth = agent.isolate("true", pool="infra")
-        _, said = fourth.communicate()
+        _, errors = fourth.communicate()
         assert fourth.returncode == 125
-        assert "connections: too many; wanted at most 3 of one pod" in said
+        assert "connections: too many; wanted at most 3 of one pod" in errors
         for wrapper in wrappers:
             stack.enter_context(wrapper).communicate("")
     assert {wrapper.returncode for wrapper in wrappers} == {0}

@@ -54,10 +54,10 @@ def machine(tmp_path: Path) -> str:
 def family(task: Task) -> list[thread_affinity.Thread]:
     """All threads of a task and its children, as the kernel has them now."""
     processes = procfs.read_processes(PROC).processes
-    found = {task.pid}
-    while more := {pid for pid, one in processes.items() if one.parent in found} - found:
-        found |= more
-    return [thread for pid in found for thread in thread_affinity.read(PROC, pid)]
+    pids = {task.pid}
+    while more := {pid for pid, process in processes.items() if process.parent in pids} - pids:
+        pids |= more
+    return [thread for pid in pids for thread in thread_affinity.read(PROC, pid)]
 
 
 def everywhere(task: Task) -> set[frozenset[int]]:
@@ -98,7 +98,7 @@ def test_it_moves_who_runs_however_often_it_sweeps(tmp_path: Path, machine: str)
         assert (everywhere(task), agent.holders()) == ({ONE}, {"1": (task,)})
         assert reconfigure(agent) == {"moves": [], "done": True}
         assert agent.store.read().intent is None
-        (sleep,) = (one.pid for one in family(task) if name(one.pid) == "sleep")
+        (sleep,) = (process.pid for process in family(task) if name(process.pid) == "sleep")
         assert wrapper.stdin
         wrapper.stdin.close()
         os.kill(sleep, 9)
@@ -139,17 +139,17 @@ def test_it_takes_back_what_a_program_left_that_is_gone(tmp_path: Path, machine:
 def test_it_takes_back_who_is_known_by_its_sweeps_alone(tmp_path: Path) -> None:
     """The wrapper is gone and its children carry no mark."""
     store = DirectoryStore(tmp_path / "state")
-    with process_trees.running({0}) as found:
+    with process_trees.running({0}) as family:
         cpu_lists = [
-            pool_allocations.parse_cpu_list("0", tasks=[found.task]),
+            pool_allocations.parse_cpu_list("0", tasks=[family.task]),
             pool_allocations.parse_cpu_list("1"),
         ]
         store.create(Allocations({"exclusive": pool_allocations.pool("exclusive", {0: cpu_lists})}))
         collector = GarbageCollector(store, PROC, MetricsRegistry(), partial(execution.recover, store, PROC))
         collector.collect()
-        found.process.kill()
-        found.process.wait()
-        left = [one for pid in found.pids[1:] for one in thread_affinity.read(PROC, pid)]
+        family.process.kill()
+        family.process.wait()
+        left = [thread for pid in family.pids[1:] for thread in thread_affinity.read(PROC, pid)]
         for thread in left:
             os.sched_setaffinity(thread.tid, ONE)
         stored = store.read()
@@ -157,7 +157,7 @@ def test_it_takes_back_who_is_known_by_its_sweeps_alone(tmp_path: Path) -> None:
         store.replace(
             stored.version,
             stored.allocations,
-            Intent(stored.allocations, gone, "then", (Move(found.task, ZERO, ONE),)),
+            Intent(stored.allocations, gone, "then", (Move(family.task, ZERO, ONE),)),
         )
         collector.collect()
         assert store.read()[::2] == (stored.allocations, None)

@@ -11,7 +11,7 @@ from nodewise.cpu.pool_allocations import Task
 from nodewise.errors import Refused, Unavailable
 from nodewise.kube.resources import PODS
 from nodewise.simulate.in_memory_api import FakeApi
-from tests.unit.cpu.node.fake_api_server import Asked
+from tests.unit.cpu.node.fake_api_server import InMemoryApiClient
 
 EXCLUSIVE = "cmk.intel.com/exclusive-cores"
 TASK = Task(17, 5, "boot", "uid-1", "a" * 64)
@@ -34,7 +34,8 @@ def pod(uid: str, *containers: Object, node: str = "n1", **more: Any) -> Object:
 def statuses(**ids: str) -> dict[str, Any]:
     return {
         "containerStatuses": [
-            {"name": name, "containerID": f"containerd://{one}"} for name, one in ids.items()
+            {"name": name, "containerID": f"containerd://{container_id}"}
+            for name, container_id in ids.items()
         ]
     }
 
@@ -71,17 +72,17 @@ CASES: dict[str, tuple[Object, int, int | None]] = {
 }
 
 
-def asked(*pods: Object) -> Asked:
+def api_client(*pods: Object) -> InMemoryApiClient:
     api = FakeApi()
-    for one in pods:
-        api.put(PODS, one)
-    return Asked(api)
+    for pod_object in pods:
+        api.put(PODS, pod_object)
+    return InMemoryApiClient(api)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_a_container_may_have(case: str) -> None:
-    found, wanted, allowed = CASES[case]
-    pods = PodRequests(asked(found), "n1", patience_s=0.0)
+    stored_pod, wanted, allowed = CASES[case]
+    pods = PodRequests(api_client(stored_pod), "n1", patience_s=0.0)
     if allowed is None:
         with pytest.raises(Unavailable, match="container"):
             pods.allowed("exclusive", TASK, wanted)
@@ -92,17 +93,19 @@ def test_what_a_container_may_have(case: str) -> None:
 @pytest.mark.parametrize("task", [Task(17, 5, "boot"), TASK._replace(container="")], ids=["host", "pause"])
 def test_a_process_in_no_container_may_have_nothing(task: Task) -> None:
     with pytest.raises(Refused, match="runs in no container of a pod"):
-        PodRequests(asked(), "n1").allowed("exclusive", task, 1)
+        PodRequests(api_client(), "n1").allowed("exclusive", task, 1)
 
 
 def test_a_pool_without_a_resource_is_nobodys() -> None:
     with pytest.raises(Refused, match="has no resource"):
-        PodRequests(asked(), "n1").allowed("mine", TASK, 1)
+        PodRequests(api_client(), "n1").allowed("mine", TASK, 1)
 
 
 def test_each_pool_has_its_resource() -> None:
-    found = pod("uid-1", {"name": "one", "resources": {"requests": {pod_requests.NON_ISOLCPUS_CORES: "1"}}})
-    pods = PodRequests(asked(found), "n1", patience_s=0.0)
+    static_pod = pod(
+        "uid-1", {"name": "one", "resources": {"requests": {pod_requests.NON_ISOLCPUS_CORES: "1"}}}
+    )
+    pods = PodRequests(api_client(static_pod), "n1", patience_s=0.0)
     assert pods.allowed("exclusive-non-isolcpus", TASK, 1) == 1
     assert pods.allowed("exclusive", TASK, 1) == 0
 
@@ -111,7 +114,7 @@ def test_a_pod_of_the_kubelets_own_is_known_by_its_copy() -> None:
     copy = pod(
         "uid-1", container("one", 1), metadata={"annotations": {"kubernetes.io/config.mirror": "checksum"}}
     )
-    pods = PodRequests(asked(copy), "n1", patience_s=0.0)
+    pods = PodRequests(api_client(copy), "n1", patience_s=0.0)
     assert pods.allowed("exclusive", TASK._replace(pod="checksum"), 1) == 1
 
 
@@ -126,18 +129,18 @@ def test_a_pod_that_calls_itself_the_copy_of_another_stands_for_nobody() -> None
     mine = pod("uid-1", container("one", 1), status=statuses(one="a" * 64))
     for count in (0, 9):
         false = copy_of("uid-1", "uid-9", count, "2026-01-02T00:00:00Z")
-        assert PodRequests(asked(mine, false), "n1", patience_s=0.0).allowed("exclusive", TASK, 1) == 1
+        assert PodRequests(api_client(mine, false), "n1", patience_s=0.0).allowed("exclusive", TASK, 1) == 1
 
 
 def test_of_several_copies_the_first_one_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    requests = asked()
+    requests = api_client()
     copies = [copy_of("uid-1", f"uid-{day}", day, f"2026-01-{day:02}T00:00:00Z") for day in (4, 2, 3)]
     monkeypatch.setattr(requests, "get", lambda *_: {"items": copies})
     assert PodRequests(requests, "n1", patience_s=0.0).allowed("exclusive", TASK, 9) == 2
 
 
 def test_a_pod_that_appears_is_found_without_waiting_for_the_next_list() -> None:
-    requests = asked()
+    requests = api_client()
     pods = PodRequests(requests, "n1", age_s=0.0, patience_s=30.0)
     requests.api.put(PODS, pod("uid-1", container("one", 1)))
     assert pods.allowed("exclusive", TASK, 1) == 1

@@ -26,7 +26,7 @@ class Clock:
         self.time += max(seconds, 0.001)
 
 
-class Asked:
+class FailingApiClient:
     """Every call is counted; from number `fails` on none is answered, until `fails` is None again."""
 
     def __init__(self, server: Server) -> None:

@@ -16,8 +16,10 @@ WISH = SetupOptions(namespace=agent_daemonset.MANIFEST_NAMESPACE)
 
 
 def shipped() -> Any:
-    [found] = [one for one in yaml.safe_load_all(MANIFEST.read_text()) if one["kind"] == "DaemonSet"]
-    return found
+    [daemon_set] = [
+        manifest for manifest in yaml.safe_load_all(MANIFEST.read_text()) if manifest["kind"] == "DaemonSet"
+    ]
+    return daemon_set
 
 
 def test_it_is_what_ships() -> None:
@@ -26,9 +28,9 @@ def test_it_is_what_ships() -> None:
 
 def test_its_account_is_what_ships() -> None:
     accounts = [
-        (one["metadata"]["name"], one["metadata"]["namespace"])
-        for one in yaml.safe_load_all(MANIFEST.read_text())
-        if one["kind"] == "ServiceAccount"
+        (manifest["metadata"]["name"], manifest["metadata"]["namespace"])
+        for manifest in yaml.safe_load_all(MANIFEST.read_text())
+        if manifest["kind"] == "ServiceAccount"
     ]
     assert accounts == [(agent_daemonset.NAME, agent_daemonset.MANIFEST_NAMESPACE)]
 
@@ -68,28 +70,28 @@ def test_the_one_that_ships_is_nobodys_whatever_its_image() -> None:
 
 
 def test_a_charts_stays_with_the_chart() -> None:
-    found = shipped()
-    found["metadata"]["labels"]["app.kubernetes.io/managed-by"] = "Helm"
-    assert agent_daemonset.is_another(found, shipped())
+    other = shipped()
+    other["metadata"]["labels"]["app.kubernetes.io/managed-by"] = "Helm"
+    assert agent_daemonset.is_another(other, shipped())
 
 
 def test_one_that_cannot_be_replaced_is_somebodys() -> None:
     """The selector of a DaemonSet never changes."""
-    found = shipped()
-    found["spec"]["selector"] = {"matchLabels": {"app": "another"}}
-    assert agent_daemonset.is_another(found, shipped())
+    other = shipped()
+    other["spec"]["selector"] = {"matchLabels": {"app": "another"}}
+    assert agent_daemonset.is_another(other, shipped())
 
 
 @pytest.mark.parametrize("part", ["args", "volumeMounts"])
 def test_one_with_more_to_it_is_somebodys_unless_it_was_made_from_here(part: str) -> None:
     wanted = shipped()
-    found = copy.deepcopy(wanted)
+    changed = copy.deepcopy(wanted)
     more: dict[str, Any] = {
         "args": "--enforce=cgroup",
         "volumeMounts": {"name": "runtime", "mountPath": "/r"},
     }
-    found["spec"]["template"]["spec"]["containers"][0][part].append(more[part])
-    assert agent_daemonset.is_another(found, wanted)
-    assert agent_daemonset.is_another(wanted, found)
-    found["metadata"]["annotations"] = {setup_objects.MADE_FROM: "former"}
-    assert not agent_daemonset.is_another(found, wanted)
+    changed["spec"]["template"]["spec"]["containers"][0][part].append(more[part])
+    assert agent_daemonset.is_another(changed, wanted)
+    assert agent_daemonset.is_another(wanted, changed)
+    changed["metadata"]["annotations"] = {setup_objects.MADE_FROM: "former"}
+    assert not agent_daemonset.is_another(changed, wanted)

@@ -11,7 +11,7 @@ from tests.unit.cpu.api_client_suite import CONFIG_MAPS, ApiClientSuite
 
 
 @pytest.fixture
-def asked() -> Iterator[BlockingClient]:
+def api_client() -> Iterator[BlockingClient]:
     with BlockingClient(FakeApi()) as opened:
         yield opened
 

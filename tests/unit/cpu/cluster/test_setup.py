@@ -22,7 +22,7 @@ from nodewise.cpu.pool_allocations import Allocations, Task
 from nodewise.cpu.store.configmap import ConfigMapStore
 from nodewise.errors import NodewiseError, Refused
 from tests.conformance.cmk.minimal_api_server import Refusal, Server
-from tests.unit.cpu.cluster.fake_cluster import Asked, Clock
+from tests.unit.cpu.cluster.fake_cluster import Clock, FailingApiClient
 
 DIALECT = api_versions.features_of((1, 36))
 WISH = SetupOptions(namespace="cmk")
@@ -33,17 +33,17 @@ AGENT = "/apis/apps/v1/namespaces/cmk/daemonsets/cmk-agent"
 
 
 @pytest.fixture
-def asked() -> Asked:
+def api_client() -> FailingApiClient:
     server = Server("v1.36.3")
     for name in NODES:
         server.node(name)
     server.put(ACCOUNT, {"kind": "ServiceAccount", "metadata": {"name": "cmk-agent"}})
-    return Asked(server)
+    return FailingApiClient(server)
 
 
-def prepare(asked: Asked, wish: SetupOptions = WISH) -> SetupReport:
+def prepare(api_client: FailingApiClient, wish: SetupOptions = WISH) -> SetupReport:
     plan = SetupPlan(NODES, COMMANDS, wish, agent_daemonset.daemon_set(wish, DIALECT), [webhook_part()])
-    return setup.prepare(asked, plan, DIALECT, Deadline(20, Clock()), lambda _: None)
+    return setup.prepare(api_client, plan, DIALECT, Deadline(20, Clock()), lambda _: None)
 
 
 def webhook_part() -> dict[str, Any]:
@@ -54,23 +54,23 @@ def webhook_part() -> dict[str, Any]:
 def kept(server: Server) -> Mapping[str, Any]:
     """What there is, without what is the server's own."""
     return {
-        path: (one.get("spec"), one.get("data"), one["metadata"].get("labels"))
-        for path, one in server.objects.items()
+        path: (obj.get("spec"), obj.get("data"), obj["metadata"].get("labels"))
+        for path, obj in server.objects.items()
     }
 
 
-def at_every_call(asked: Asked, run: Callable[[], object], check: Callable[[], None]) -> None:
+def at_every_call(api_client: FailingApiClient, run: Callable[[], object], check: Callable[[], None]) -> None:
     """Have each call be the last that is answered, and then `run` again."""
     number = 0
     while True:
         number += 1
-        asked.calls, asked.fails = 0, number
+        api_client.calls, api_client.fails = 0, number
         failed = False
         try:
             failed = not getattr(run(), "is_whole", True)
         except NodewiseError:
             failed = True
-        asked.fails = None
+        api_client.fails = None
         if not failed:
             assert number > 5
             return
@@ -78,62 +78,67 @@ def at_every_call(asked: Asked, run: Callable[[], object], check: Callable[[], N
         check()
 
 
-def test_whatever_fails_a_second_run_ends_it(asked: Asked) -> None:
-    assert prepare(asked).is_whole
-    whole = kept(asked.server)
+def test_whatever_fails_a_second_run_ends_it(api_client: FailingApiClient) -> None:
+    assert prepare(api_client).is_whole
+    whole = kept(api_client.server)
     parts = ("/nodes/", "/serviceaccounts/")
-    nodes = {path: one for path, one in asked.server.objects.items() if any(part in path for part in parts)}
+    nodes = {
+        path: obj for path, obj in api_client.server.objects.items() if any(part in path for part in parts)
+    }
 
     def check() -> None:
-        assert kept(asked.server) == whole
-        asked.server.objects = dict(nodes)
+        assert kept(api_client.server) == whole
+        api_client.server.objects = dict(nodes)
 
-    asked.server.objects = dict(nodes)
-    at_every_call(asked, lambda: prepare(asked), check)
+    api_client.server.objects = dict(nodes)
+    at_every_call(api_client, lambda: prepare(api_client), check)
 
 
-def test_whatever_fails_leaving_once_more_ends_it(asked: Asked) -> None:
-    untouched = kept(asked.server)
-    for node in asked.server.folder("nodes").values():
+def test_whatever_fails_leaving_once_more_ends_it(api_client: FailingApiClient) -> None:
+    untouched = kept(api_client.server)
+    for node in api_client.server.folder("nodes").values():
         node["metadata"]["labels"] = {cmk_names.LABEL: "true"}
-    assert prepare(asked).is_whole
+    assert prepare(api_client).is_whole
     config = yaml.safe_dump({"exclusive": {0: {"0": []}}, "shared": {}, "infra": {0: {"1": []}}})
     name = cmk_names.config_map("node1")
-    asked.server.put(
+    api_client.server.put(
         f"/api/v1/namespaces/cmk/configmaps/{name}", {"metadata": {"name": name}, "data": {"config": config}}
     )
-    before = dict(asked.server.objects)
+    before = dict(api_client.server.objects)
 
     def run() -> None:
         for node in NODES:
-            leaving = removal.RemovedNode(node, "cmk", ConfigMapStore(asked, "cmk", node), None)
-            removal.leave(asked, leaving, DIALECT, Deadline(20, Clock()), lambda _: None)
-        agent = removal.agent(asked, "cmk", DIALECT, lambda _: None)
+            leaving = removal.RemovedNode(node, "cmk", ConfigMapStore(api_client, "cmk", node), None)
+            removal.leave(api_client, leaving, DIALECT, Deadline(20, Clock()), lambda _: None)
+        agent = removal.agent(api_client, "cmk", DIALECT, lambda _: None)
         shared = [*removal.webhook("cmk", DIALECT), *agent]
-        removal.leave_cluster(asked, "cmk", shared, DIALECT, Deadline(20, Clock()), lambda _: None)
+        removal.leave_cluster(api_client, "cmk", shared, DIALECT, Deadline(20, Clock()), lambda _: None)
 
     def check() -> None:
         left = {
-            path: (spec, data, labels or None) for path, (spec, data, labels) in kept(asked.server).items()
+            path: (spec, data, labels or None)
+            for path, (spec, data, labels) in kept(api_client.server).items()
         }
         assert left == untouched
-        asked.server.objects = dict(before)
+        api_client.server.objects = dict(before)
 
-    at_every_call(asked, run, check)
+    at_every_call(api_client, run, check)
 
 
-def test_its_own_pods_hold_places_until_they_are_gone(asked: Asked) -> None:
+def test_its_own_pods_hold_places_until_they_are_gone(api_client: FailingApiClient) -> None:
     """Reconcile and node-report run in the pool infra; they do not keep a node from being left, others do."""
-    prepare(asked)
+    prepare(api_client)
     folder = "/api/v1/namespaces/cmk/pods/"
-    own = [one["metadata"]["uid"] for at, one in asked.server.objects.items() if "-ds-node1-" in at]
-    store = ConfigMapStore(asked, "cmk", "node1")
+    own = [obj["metadata"]["uid"] for at, obj in api_client.server.objects.items() if "-ds-node1-" in at]
+    store = ConfigMapStore(api_client, "cmk", "node1")
     cpu_lists = [pool_allocations.parse_cpu_list("1", tasks=[Task(7, 1, "boot", uid) for uid in own])]
     pools = {"exclusive": {0: [pool_allocations.parse_cpu_list("0")]}, "shared": {}, "infra": {0: cpu_lists}}
     store.create(Allocations({name: pool_allocations.pool(name, sockets) for name, sockets in pools.items()}))
 
     def sweep() -> None:
-        there = {one["metadata"]["uid"] for at, one in asked.server.objects.items() if at.startswith(folder)}
+        there = {
+            obj["metadata"]["uid"] for at, obj in api_client.server.objects.items() if at.startswith(folder)
+        }
         stored = store.read()
         left = stored.allocations.mapped(
             lambda _, cpu_list: [task for task in cpu_list.tasks if task.pod in there]
@@ -143,124 +148,126 @@ def test_its_own_pods_hold_places_until_they_are_gone(asked: Asked) -> None:
 
     leaving = removal.RemovedNode("node1", "cmk", store, sweep)
     assert own
-    removal.leave(asked, leaving, DIALECT, Deadline(20, Clock()), lambda _: None)
-    asked.server.behave(asked.server)
-    assert not [at for at in asked.server.objects if at.endswith("node1") and "/nodes/" not in at]
+    removal.leave(api_client, leaving, DIALECT, Deadline(20, Clock()), lambda _: None)
+    api_client.server.behave(api_client.server)
+    assert not [at for at in api_client.server.objects if at.endswith("node1") and "/nodes/" not in at]
 
 
-def test_rights_that_are_missing_are_told_of_each_node(asked: Asked) -> None:
+def test_rights_that_are_missing_are_told_of_each_node(api_client: FailingApiClient) -> None:
     refused = Refusal("GET", "/namespaces/cmk/pods", 403, "cannot list pods")
-    prepare(asked)
-    asked.server.refusals.append(refused)
-    report = prepare(asked)
-    assert [bool(one.error) for one in report.nodes] == [True, True]
-    assert all("cannot list pods" in one.error for one in report.nodes)
+    prepare(api_client)
+    api_client.server.refusals.append(refused)
+    report = prepare(api_client)
+    assert [bool(node.error) for node in report.nodes] == [True, True]
+    assert all("cannot list pods" in node.error for node in report.nodes)
 
 
-def test_two_at_once_make_the_same(asked: Asked) -> None:
+def test_two_at_once_make_the_same(api_client: FailingApiClient) -> None:
     """The second one finds that the first one was faster, between its look and its write."""
-    create = asked.create
+    create = api_client.create
 
     def overtaken(path: str, body: Any) -> Any:
-        asked.create = create  # type: ignore[method-assign]
-        prepare(asked)
+        api_client.create = create  # type: ignore[method-assign]
+        prepare(api_client)
         return create(path, body)
 
-    asked.create = overtaken  # type: ignore[method-assign]
-    report = prepare(asked)
+    api_client.create = overtaken  # type: ignore[method-assign]
+    report = prepare(api_client)
     assert report.is_whole
     assert report.nodes[0].steps[0].outcome == "unchanged"
 
 
-def test_a_pod_that_somebody_deletes_is_no_success(asked: Asked) -> None:
-    work = asked.server.behave
+def test_a_pod_that_somebody_deletes_is_no_success(api_client: FailingApiClient) -> None:
+    work = api_client.server.behave
 
     def behave(server: Server) -> None:
         work(server)
         name = setup_objects.pod_name(("init", "install", "discover"), "node1")
         server.objects.pop(f"/api/v1/namespaces/cmk/pods/{name}", None)
 
-    asked.server.behave = behave
-    first, second = prepare(asked).nodes
+    api_client.server.behave = behave
+    first, second = prepare(api_client).nodes
     assert "somebody deleted the pod" in first.error
     assert not second.error
 
 
-def test_what_somebody_changed_by_hand_is_put_right(asked: Asked) -> None:
-    prepare(asked)
+def test_what_somebody_changed_by_hand_is_put_right(api_client: FailingApiClient) -> None:
+    prepare(api_client)
     name = setup_objects.daemon_set_name(("reconcile", "nodereport"), "node1")
     path = f"/apis/apps/v1/namespaces/cmk/daemonsets/{name}"
-    changed = asked.server.objects[path]
+    changed = api_client.server.objects[path]
     changed["spec"]["template"]["spec"]["containers"][0]["args"] = ["sleep"]
-    asked.server.put(path, changed)
-    report = prepare(asked)
+    api_client.server.put(path, changed)
+    report = prepare(api_client)
     assert [step.outcome for step in report.nodes[0].steps] == ["unchanged", "replaced", "ready"]
-    assert "reconcile" in asked.server.objects[path]["spec"]["template"]["spec"]["containers"][0]["args"][0]
+    assert (
+        "reconcile" in api_client.server.objects[path]["spec"]["template"]["spec"]["containers"][0]["args"][0]
+    )
 
 
-def test_a_name_space_that_is_not_there_is_told(asked: Asked) -> None:
-    asked.server.refusals.append(
+def test_a_name_space_that_is_not_there_is_told(api_client: FailingApiClient) -> None:
+    api_client.server.refusals.append(
         Refusal("POST", "/namespaces/cmk/", 404, 'namespaces "cmk" not found', "NotFound")
     )
-    report = prepare(asked)
+    report = prepare(api_client)
     assert 'namespaces "cmk" not found' in report.nodes[0].error
     assert report.shared.steps == ()
 
 
-def test_without_the_agents_account_nothing_is_made(asked: Asked) -> None:
-    del asked.server.objects[ACCOUNT]
+def test_without_the_agents_account_nothing_is_made(api_client: FailingApiClient) -> None:
+    del api_client.server.objects[ACCOUNT]
     with pytest.raises(Refused, match=r"sed s/cmk-namespace/cmk/g deploy/cpu-agent.yaml"):
-        prepare(asked)
-    assert asked.server.requests == []
+        prepare(api_client)
+    assert api_client.server.requests == []
 
 
-def test_an_agent_that_is_not_ready_is_told_of_its_node(asked: Asked) -> None:
-    work = asked.server.behave
+def test_an_agent_that_is_not_ready_is_told_of_its_node(api_client: FailingApiClient) -> None:
+    work = api_client.server.behave
 
     def behave(server: Server) -> None:
         work(server)
         server.objects["/api/v1/namespaces/cmk/pods/cmk-agent-node1"]["status"] = {"phase": "Pending"}
 
-    prepare(asked)
-    asked.server.behave = behave
-    first, second = prepare(asked).nodes
+    prepare(api_client)
+    api_client.server.behave = behave
+    first, second = prepare(api_client).nodes
     assert first.steps[-1].name == "node agent of DaemonSet cmk-agent"
     assert first.error == "not ready after 20 s: Pending"
     assert not second.error
 
 
-def test_a_node_without_the_label_gets_no_agent_and_is_told(asked: Asked) -> None:
-    prepare(asked)
-    del asked.server.objects["/api/v1/nodes/node1"]["metadata"]["labels"]
-    first, second = prepare(asked).nodes
+def test_a_node_without_the_label_gets_no_agent_and_is_told(api_client: FailingApiClient) -> None:
+    prepare(api_client)
+    del api_client.server.objects["/api/v1/nodes/node1"]["metadata"]["labels"]
+    first, second = prepare(api_client).nodes
     assert "without the label cmk.intel.com/cmk-node=true" in first.error
     assert not second.error
 
 
-def test_pods_are_made_ready_only_for_an_agent_that_is_there(asked: Asked) -> None:
-    asked.server.refusals.append(Refusal("POST", "/daemonsets", 403, "cannot create daemonsets"))
+def test_pods_are_made_ready_only_for_an_agent_that_is_there(api_client: FailingApiClient) -> None:
+    api_client.server.refusals.append(Refusal("POST", "/daemonsets", 403, "cannot create daemonsets"))
     plan = SetupPlan(
         NODES, ("init", "discover"), WISH, agent_daemonset.daemon_set(WISH, DIALECT), [webhook_part()]
     )
-    report = setup.prepare(asked, plan, DIALECT, Deadline(20, Clock()), lambda _: None)
+    report = setup.prepare(api_client, plan, DIALECT, Deadline(20, Clock()), lambda _: None)
     assert "cannot create daemonsets" in report.agent.error
     assert report.shared.steps == ()
 
 
-def test_somebodys_own_agent_stays(asked: Asked) -> None:
+def test_somebodys_own_agent_stays(api_client: FailingApiClient) -> None:
     own = agent_daemonset.daemon_set(WISH, DIALECT)
     container = own["spec"]["template"]["spec"]["containers"][0]
     own["spec"]["template"]["spec"]["containers"] = [
         container | {"args": [*container["args"], "--enforce=cgroup"]}
     ]
-    asked.server.put(AGENT, own)
-    before = asked.server.objects[AGENT]
-    report = prepare(asked)
+    api_client.server.put(AGENT, own)
+    before = api_client.server.objects[AGENT]
+    report = prepare(api_client)
     assert report.is_whole
     assert report.agent.steps[0].outcome == "left as somebody made it"
-    assert asked.server.objects[AGENT] == before
+    assert api_client.server.objects[AGENT] == before
 
 
-def test_no_node_of_that_label_is_an_error(asked: Asked) -> None:
+def test_no_node_of_that_label_is_an_error(api_client: FailingApiClient) -> None:
     with pytest.raises(Refused, match="no node to reconfigure"):
-        cluster_reconfiguration.nodes(asked)
+        cluster_reconfiguration.nodes(api_client)

@@ -43,8 +43,8 @@ def test_commands_are_plain_words_or_the_options_are_refused(
     ]
     made.append(setup_objects.daemon_set(setup_objects.ALWAYS, node, wish, NEWEST)["spec"]["template"])
     for pod in made:
-        for one in (*pod["spec"]["containers"], *pod["spec"].get("initContainers", ())):
-            [line] = one["args"]
+        for container in (*pod["spec"]["containers"], *pod["spec"].get("initContainers", ())):
+            [line] = container["args"]
             assert PLAIN.fullmatch(line), line
             assert shlex.split(line) == line.split(" ")
 
@@ -73,8 +73,8 @@ def test_all_problems_are_told_at_once() -> None:
 def test_the_order_of_commands_is_not_that_of_their_list() -> None:
     made = setup_objects.preparing(("init", "discover", "install"), "n", SetupOptions(), NEWEST)
     assert made["metadata"]["name"] == "cmk-init-discover-install-pod-n"
-    assert [one["name"] for one in made["spec"]["initContainers"]] == ["init", "install"]
-    assert [one["name"] for one in made["spec"]["containers"]] == ["discover"]
+    assert [container["name"] for container in made["spec"]["initContainers"]] == ["init", "install"]
+    assert [container["name"] for container in made["spec"]["containers"]] == ["discover"]
 
 
 @given(st.text("abc-.", min_size=1, max_size=300))
@@ -118,9 +118,9 @@ def test_our_own_program_understands_what_containers_run(name: str) -> None:
         [container] = made["spec"]["template"]["spec"]["containers"]
     program, *words = shlex.split(container["args"][0])
     if words[0] == "isolate":
-        given = arguments.parse(words[1:])
-        assert (given.command[0], given.pool, given.namespace) == (program, "infra", "cmk-ns")
-        words = list(given.command[1:])
+        options = arguments.parse(words[1:])
+        assert (options.command[0], options.pool, options.namespace) == (program, "infra", "cmk-ns")
+        words = list(options.command[1:])
     understood(words)
 
 
@@ -128,8 +128,12 @@ def test_our_own_program_understands_what_containers_run(name: str) -> None:
 def test_our_own_program_understands_how_nodes_are_reconfigured(checks: bool) -> None:
     made = setup_objects.reconfiguring("n1", SetupOptions(), checks=checks)
     _, *words = shlex.split(made["spec"]["containers"][0]["args"][0])
-    given = understood(words)
-    assert (given["check"], given["node_name"], given["num_exclusive_cores"]) == (checks, "n1", 4)
+    parameters = understood(words)
+    assert (parameters["check"], parameters["node_name"], parameters["num_exclusive_cores"]) == (
+        checks,
+        "n1",
+        4,
+    )
 
 
 def understood(words: list[str]) -> dict[str, Any]:

@@ -98,19 +98,19 @@ def test_what_it_was_told_is_in_the_status_where_it_has_it(
     runtime: Runtime, asking: ContainerRuntime
 ) -> None:
     runtime.runs("{}", resources={"linux": {"cpuset_cpus": "1,3", "cpuset_mems": "0"}})
-    found = asking.find(ID)
-    assert found is not None
-    assert found.effective == Cpuset(frozenset({1, 3}), frozenset({0}))
+    container = asking.find(ID)
+    assert container is not None
+    assert container.effective == Cpuset(frozenset({1, 3}), frozenset({0}))
 
 
 def test_else_it_is_in_the_container_s_specification(runtime: Runtime, asking: ContainerRuntime) -> None:
     spec = {"linux": {"resources": {"cpu": {"cpus": "2", "shares": 2}}}}
     runtime.runs(json.dumps({"sandboxID": "s", "runtimeSpec": spec}))
     runtime.answers["PodSandboxStatus"] = lambda *_: {"info": {"info": json.dumps({"pid": 42})}}
-    found = asking.find(ID)
-    assert found is not None
-    assert found.configured == Cpuset(frozenset({2}))
-    assert found.inherited == Cpuset(frozenset(range(4)), frozenset({0, 1}))
+    container = asking.find(ID)
+    assert container is not None
+    assert container.configured == Cpuset(frozenset({2}))
+    assert container.inherited == Cpuset(frozenset(range(4)), frozenset({0, 1}))
 
 
 @pytest.mark.parametrize(
@@ -121,9 +121,9 @@ def test_a_pod_without_a_process_of_its_own_leaves_what_the_machine_has(
 ) -> None:
     runtime.runs(json.dumps({"sandboxID": "s"}))
     runtime.answers["PodSandboxStatus"] = sandbox
-    found = asking.find(ID)
-    assert found is not None
-    assert found.effective == Cpuset(frozenset(range(8)), frozenset({0, 1}))
+    container = asking.find(ID)
+    assert container is not None
+    assert container.effective == Cpuset(frozenset(range(8)), frozenset({0, 1}))
 
 
 def test_one_that_does_not_run_is_none(runtime: Runtime, asking: ContainerRuntime) -> None:
@@ -134,10 +134,10 @@ def test_one_that_does_not_run_is_none(runtime: Runtime, asking: ContainerRuntim
 
 
 def test_what_is_empty_is_not_set(runtime: Runtime, asking: ContainerRuntime) -> None:
-    asked: list[Any] = []
-    runtime.answers["UpdateContainerResources"] = lambda request, _: asked.append(request) or {}
+    requests: list[Any] = []
+    runtime.answers["UpdateContainerResources"] = lambda request, _: requests.append(request) or {}
     asking.confine(ID, Cpuset(frozenset({4, 5, 6, 9})))
-    (request,) = asked
+    (request,) = requests
     assert (request.container_id, request.linux.cpuset_cpus, request.linux.cpuset_mems) == (ID, "4-6,9", "")
 
 

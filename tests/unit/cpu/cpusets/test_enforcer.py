@@ -31,8 +31,8 @@ def stored(*cpu_lists: tuple[str, str, list[Task]], target: Allocations | None =
     pools: dict[str, list[pool_allocations.CpuListAllocation]] = {}
     for pool, text, tasks in cpu_lists:
         pools.setdefault(pool, []).append(pool_allocations.parse_cpu_list(text, tasks=tasks))
-    found = Allocations({name: pool_allocations.pool(name, {0: of}) for name, of in pools.items()})
-    return StoredAllocations(found, "1", Intent(target, ONE, "") if target else None)
+    allocations = Allocations({name: pool_allocations.pool(name, {0: of}) for name, of in pools.items()})
+    return StoredAllocations(allocations, "1", Intent(target, ONE, "") if target else None)
 
 
 def test_a_container_gets_the_cpus_and_the_numa_nodes_of_all_its_tasks() -> None:
@@ -53,10 +53,10 @@ def test_memory_is_left_alone_where_nodes_are_not_known() -> None:
 
 def test_a_container_that_holds_nothing_gets_back_what_it_had() -> None:
     before = {A: Cpuset(cpus(0, 1)), B: Cpuset(cpus(0, 1, 2))}
-    found = target_cpusets(
+    targets = target_cpusets(
         cpus_of_tasks(stored(("exclusive", "1", [ONE]), ("exclusive", "2", []))), UNKNOWN, before
     )
-    assert found == {A: Cpuset(cpus(1)), B: Cpuset(cpus(0, 1, 2))}
+    assert targets == {A: Cpuset(cpus(1)), B: Cpuset(cpus(0, 1, 2))}
 
 
 def test_a_task_of_no_known_container_confines_none() -> None:
@@ -85,15 +85,15 @@ def test_during_a_reconfiguration_a_container_has_the_old_and_the_new_cpus() -> 
 def test_what_a_thread_may_use_after_a_change(
     mask: set[int], old: set[int], new: set[int], own: set[int] | None, after: set[int]
 ) -> None:
-    given = [frozenset(one) for one in (mask, old, new)]
-    assert mask_after(*given, None if own is None else frozenset(own)) == frozenset(after)
+    masks = [frozenset(cpu_ids) for cpu_ids in (mask, old, new)]
+    assert mask_after(*masks, None if own is None else frozenset(own)) == frozenset(after)
 
 
 class Runtime:
     """Containers that are nothing but their records."""
 
-    def __init__(self, **told: Cpuset) -> None:
-        self.told = {{"a": A, "b": B}[name]: one for name, one in told.items()}
+    def __init__(self, **cpusets: Cpuset) -> None:
+        self.told = {{"a": A, "b": B}[name]: cpuset for name, cpuset in cpusets.items()}
         self.sets: list[tuple[str, Cpuset]] = []
         self.refuses = ""
 
@@ -137,11 +137,11 @@ def test_what_a_container_had_outlives_the_agent(memory: Path) -> None:
 
 def test_what_somebody_else_set_is_set_again(memory: Path) -> None:
     runtime = Runtime(a=Cpuset())
-    one = stored(("exclusive", "5", [ONE]))
-    assert enforcer(runtime, memory).admit(lambda: one, A, {})
-    assert not enforcer(runtime, memory).admit(lambda: one, A, {})
+    state = stored(("exclusive", "5", [ONE]))
+    assert enforcer(runtime, memory).admit(lambda: state, A, {})
+    assert not enforcer(runtime, memory).admit(lambda: state, A, {})
     runtime.told[A] = Cpuset(cpus(0, 1))
-    assert enforcer(runtime, memory).check(lambda: one, {}).changed == {A: Cpuset(cpus(5), cpus(1))}
+    assert enforcer(runtime, memory).check(lambda: state, {}).changed == {A: Cpuset(cpus(5), cpus(1))}
 
 
 def test_a_container_that_is_gone_is_forgotten(memory: Path) -> None:
@@ -183,10 +183,10 @@ def test_a_task_may_pass_cpus_while_the_node_is_being_reconfigured_and_no_longer
     first = stored(("exclusive", "1", [ONE]), ("exclusive", "5", [OTHER]), target=target)
     assert first.intent
     now = [first._replace(intent=first.intent._replace(moves=moves))]
-    one = enforcer(runtime, memory)
-    one.widen(lambda: now[0], [ONE])
+    under_test = enforcer(runtime, memory)
+    under_test.widen(lambda: now[0], [ONE])
     assert [container for container, _ in runtime.sets] == [A]
     assert runtime.told[A].cpus == cpus(1, 2, 3)
-    assert list(one.check(lambda: now[0], {}).changed) == [B]
+    assert list(under_test.check(lambda: now[0], {}).changed) == [B]
     now[0] = StoredAllocations(target, "2")
-    assert one.check(lambda: now[0], {}).changed[A] == Cpuset(cpus(3), cpus(0))
+    assert under_test.check(lambda: now[0], {}).changed[A] == Cpuset(cpus(3), cpus(0))

@@ -33,13 +33,13 @@ def sleeper(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 def loader() -> Path:
     """This machine's own."""
-    asked = subprocess.run(
+    compiler = subprocess.run(
         [PATCHELF, "--print-interpreter", os.path.realpath(sys.executable)],
         capture_output=True,
         text=True,
         check=True,
     )
-    return Path(asked.stdout.strip())
+    return Path(compiler.stdout.strip())
 
 
 def ready(folder: Path, program: bytes, version: str) -> Path:
@@ -51,18 +51,18 @@ def ready(folder: Path, program: bytes, version: str) -> Path:
     (folder / "lib/link.so").symlink_to("deep/module")
     shutil.copy(loader(), folder / "lib" / loader().name)
     for library in ("libc.so.6", "libpthread.so.0"):
-        found = sorted(Path("/").glob(f"lib*/*/{library}")) + sorted(Path("/").glob(f"lib64/{library}"))
-        shutil.copy(found[0], folder / "lib" / library)
+        candidates = sorted(Path("/").glob(f"lib*/*/{library}")) + sorted(Path("/").glob(f"lib64/{library}"))
+        shutil.copy(candidates[0], folder / "lib" / library)
     return folder
 
 
 @pytest.fixture
-def one(tmp_path: Path, sleeper: bytes) -> Path:
+def bundle(tmp_path: Path, sleeper: bytes) -> Path:
     return ready(tmp_path / "one", sleeper, "1")
 
 
 @pytest.fixture
-def two(tmp_path: Path, sleeper: bytes) -> Path:
+def other_bundle(tmp_path: Path, sleeper: bytes) -> Path:
     return ready(tmp_path / "two", sleeper, "2")
 
 
@@ -83,11 +83,11 @@ def version(host: Path) -> str:
     return (host / "cmk").resolve().with_name("cmk.pkg").read_text()
 
 
-def test_the_program_starts_with_its_own_loader_and_libraries(one: Path, host: Path) -> None:
-    done = installation.install(one, host, host, PROC)
+def test_the_program_starts_with_its_own_loader_and_libraries(bundle: Path, host: Path) -> None:
+    done = installation.install(bundle, host, host, PROC)
     assert done.changed
-    told = subprocess.run([done.program, "0"], check=False, env={}).returncode
-    assert told == 0
+    returncode = subprocess.run([done.program, "0"], check=False, env={}).returncode
+    assert returncode == 0
     link = (host / "cmk").readlink()
     assert not link.is_absolute()
     maps = subprocess.Popen([done.program, "100"], env={})
@@ -99,10 +99,10 @@ def test_the_program_starts_with_its_own_loader_and_libraries(one: Path, host: P
         maps.wait()
 
 
-def test_everybody_may_read_it(one: Path, host: Path) -> None:
+def test_everybody_may_read_it(bundle: Path, host: Path) -> None:
     before = os.umask(0o077)
     try:
-        installation.install(one, host, MOUNT, PROC)
+        installation.install(bundle, host, MOUNT, PROC)
     finally:
         os.umask(before)
     version = (host / "cmk").resolve().parent
@@ -111,10 +111,10 @@ def test_everybody_may_read_it(one: Path, host: Path) -> None:
     assert version.stat().st_mode & 0o777 == 0o755
 
 
-def test_once_more_changes_nothing(one: Path, host: Path) -> None:
-    first = installation.install(one, host, MOUNT, PROC)
+def test_once_more_changes_nothing(bundle: Path, host: Path) -> None:
+    first = installation.install(bundle, host, MOUNT, PROC)
     times = {path: path.stat().st_mtime_ns for path in host.rglob("*") if path.name != ".cmk.lock"}
-    again = installation.install(one, host, MOUNT, PROC)
+    again = installation.install(bundle, host, MOUNT, PROC)
     assert (first.version, first.changed, again.version, again.changed) == (
         first.version,
         True,
@@ -124,72 +124,74 @@ def test_once_more_changes_nothing(one: Path, host: Path) -> None:
     assert times == {path: path.stat().st_mtime_ns for path in host.rglob("*") if path.name != ".cmk.lock"}
 
 
-def test_what_is_damaged_is_made_whole(one: Path, host: Path) -> None:
-    installation.install(one, host, MOUNT, PROC)
+def test_what_is_damaged_is_made_whole(bundle: Path, host: Path) -> None:
+    installation.install(bundle, host, MOUNT, PROC)
     before = contents(host)
     damaged = (host / "cmk").resolve().parent / "lib/deep/module"
     damaged.write_bytes(b"short")
-    assert installation.install(one, host, MOUNT, PROC).changed
-    installation.install(one, host, MOUNT, PROC)
+    assert installation.install(bundle, host, MOUNT, PROC).changed
+    installation.install(bundle, host, MOUNT, PROC)
     assert contents(host) == before
 
 
-def test_another_mount_is_another_version(one: Path, host: Path) -> None:
-    first = installation.install(one, host, MOUNT, PROC)
-    second = installation.install(one, host, Path("/usr/local/cmk"), PROC)
+def test_another_mount_is_another_version(bundle: Path, host: Path) -> None:
+    first = installation.install(bundle, host, MOUNT, PROC)
+    second = installation.install(bundle, host, Path("/usr/local/cmk"), PROC)
     assert first.version != second.version
     assert b"/usr/local/cmk/" + second.version.encode() in (host / "cmk").read_bytes()
 
 
-def test_what_is_installed_can_be_installed_from(one: Path, host: Path, tmp_path: Path) -> None:
-    first = installation.install(one, host, MOUNT, PROC)
+def test_what_is_installed_can_be_installed_from(bundle: Path, host: Path, tmp_path: Path) -> None:
+    first = installation.install(bundle, host, MOUNT, PROC)
     again = installation.install((host / "cmk").resolve().parent, tmp_path / "other", MOUNT, PROC)
     assert first.version == again.version
 
 
-def test_an_older_version_goes_when_nobody_runs_it(one: Path, two: Path, host: Path) -> None:
-    first = installation.install(one, host, host, PROC)
+def test_an_older_version_goes_when_nobody_runs_it(bundle: Path, other_bundle: Path, host: Path) -> None:
+    first = installation.install(bundle, host, host, PROC)
     running = subprocess.Popen([first.program, "100"], env={})
     try:
-        second = installation.install(two, host, host, PROC)
+        second = installation.install(other_bundle, host, host, PROC)
         assert (second.removed, second.kept) == ((), (first.version,))
         assert version(host) == "2"
     finally:
         running.kill()
         running.wait()
-    third = installation.install(two, host, host, PROC)
+    third = installation.install(other_bundle, host, host, PROC)
     assert (third.changed, third.removed) == (False, (first.version,))
     assert [path.name for path in host.glob(".cmk-*")] == [second.version]
 
 
-def test_without_a_look_at_processes_older_versions_stay(one: Path, two: Path, host: Path) -> None:
-    first = installation.install(one, host, MOUNT, None)
-    assert installation.install(two, host, MOUNT, None).kept == (first.version,)
+def test_without_a_look_at_processes_older_versions_stay(
+    bundle: Path, other_bundle: Path, host: Path
+) -> None:
+    first = installation.install(bundle, host, MOUNT, None)
+    assert installation.install(other_bundle, host, MOUNT, None).kept == (first.version,)
 
 
-def test_the_older_program_is_replaced(one: Path, host: Path) -> None:
+def test_the_older_program_is_replaced(bundle: Path, host: Path) -> None:
     """CMK's was one file."""
     host.mkdir(parents=True)
     (host / "cmk").write_text("CMK 1.5.2")
     (host / "kubectl").write_text("another's")
-    installation.install(one, host, MOUNT, PROC)
+    installation.install(bundle, host, MOUNT, PROC)
     assert version(host) == "1"
     assert (host / "kubectl").read_text() == "another's"
 
 
-def test_what_an_install_left_that_was_killed_is_cleared(one: Path, host: Path) -> None:
+def test_what_an_install_left_that_was_killed_is_cleared(bundle: Path, host: Path) -> None:
     (host / ".cmk-0123456789abcdef.part/lib").mkdir(parents=True)
     (host / ".cmk-link.part").symlink_to("nowhere")
-    installation.install(one, host, MOUNT, PROC)
+    installation.install(bundle, host, MOUNT, PROC)
     assert not list(host.glob("*.part"))
     assert version(host) == "1"
 
 
 @pytest.fixture
-def no_room(one: Path, two: Path, host: Path) -> Iterator[None]:
+def no_room(bundle: Path, other_bundle: Path, host: Path) -> Iterator[None]:
     """The first version is there, the second is ready, and no file may grow beyond some bytes."""
-    assert two.is_dir()
-    installation.install(one, host, MOUNT, PROC)
+    assert other_bundle.is_dir()
+    installation.install(bundle, host, MOUNT, PROC)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
     yield
@@ -197,25 +199,25 @@ def no_room(one: Path, two: Path, host: Path) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_room")
-def test_without_room_the_old_version_stays(two: Path, host: Path) -> None:
+def test_without_room_the_old_version_stays(other_bundle: Path, host: Path) -> None:
     before = contents(host)
     with pytest.raises(Refused, match=r"cannot install the program: .*File too large.*untouched"):
-        installation.install(two, host, MOUNT, PROC)
+        installation.install(other_bundle, host, MOUNT, PROC)
     assert contents(host) == before
     assert not list(host.glob("*.part"))
 
 
 def test_a_link_that_cannot_be_written_leaves_the_old_one(
-    one: Path, two: Path, host: Path, monkeypatch: pytest.MonkeyPatch
+    bundle: Path, other_bundle: Path, host: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    installation.install(one, host, MOUNT, PROC)
+    installation.install(bundle, host, MOUNT, PROC)
 
     def full(*_: object) -> NoReturn:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "symlink_to", full)
     with pytest.raises(Refused, match="No space left on device"):
-        installation.install(two, host, MOUNT, PROC)
+        installation.install(other_bundle, host, MOUNT, PROC)
     assert version(host) == "1"
 
 
@@ -226,9 +228,9 @@ def test_a_folder_that_is_none_is_told(tmp_path: Path, host: Path) -> None:
     assert not host.exists()
 
 
-def test_a_path_that_is_too_long_is_told(one: Path, host: Path) -> None:
+def test_a_path_that_is_too_long_is_told(bundle: Path, host: Path) -> None:
     with pytest.raises(BadInput, match="at most 255 bytes"):
-        installation.install(one, host, Path("/" + "x" * 250), PROC)
+        installation.install(bundle, host, Path("/" + "x" * 250), PROC)
     assert not list(host.glob("*.part"))
 
 

@@ -10,7 +10,7 @@ from nodewise.kube.api import Patch
 from nodewise.simulate.in_memory_api import FakeApi
 
 
-class Asked:
+class InMemoryApiClient:
     """One call after the other; `api` is the server."""
 
     def __init__(self, api: FakeApi | None = None) -> None:

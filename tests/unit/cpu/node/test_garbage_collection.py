@@ -42,10 +42,10 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
         child.kill()
 
 
-def held(found: Allocations) -> dict[str, set[int]]:
+def held(allocations: Allocations) -> dict[str, set[int]]:
     return {
         cpu_list.text: {task.pid for task in cpu_list.tasks}
-        for _, cpu_list in found.cpu_lists
+        for _, cpu_list in allocations.cpu_lists
         if cpu_list.tasks
     }
 
@@ -64,7 +64,7 @@ def test_what_is_over_goes_and_what_lives_is_known_by_its_start(
 ) -> None:
     hold(store, {"0": Task(sleeper.pid), "1": Task(GONE)})
     done = swept(store)
-    assert [(one.cpus, one.task.pid) for one in done.reclaimed] == [("1", GONE)]
+    assert [(reclaimed.cpus, reclaimed.task.pid) for reclaimed in done.reclaimed] == [("1", GONE)]
     (task,) = [cpu_list.tasks[0] for _, cpu_list in store.read().allocations.cpu_lists if cpu_list.tasks]
     assert task == Task(sleeper.pid, _start(sleeper.pid), procfs.read_boot(PROC))
 
@@ -131,8 +131,8 @@ def test_nobody_who_just_came_is_taken_for_gone(store: DirectoryStore) -> None:
             failed.append(error)
 
     sweepers = [threading.Thread(target=sweep) for _ in range(2)]
-    for one in sweepers:
-        one.start()
+    for thread in sweepers:
+        thread.start()
     try:
         for _ in range(25):
             children.append(subprocess.Popen(["sleep", "1000"]))
@@ -140,8 +140,8 @@ def test_nobody_who_just_came_is_taken_for_gone(store: DirectoryStore) -> None:
             hold(store, {"2,3": Task(pid, _start(pid), procfs.read_boot(PROC))})
     finally:
         over.set()
-        for one in sweepers:
-            one.join()
+        for thread in sweepers:
+            thread.join()
     living = {child.pid for child in children}
     try:
         assert not failed

@@ -26,13 +26,13 @@ def checkpoint(**fields: Any) -> str:
 
 
 def test_the_policy_none_gives_nothing_away_and_is_at_odds_with_nothing() -> None:
-    found = kubelet_state.parse('{"policyName":"none","defaultCpuSet":"","checksum":1353318690}')
-    assert found == KubeletState("none")
-    assert kubelet_state.conflicts(found, POOLS) == []
+    state = kubelet_state.parse('{"policyName":"none","defaultCpuSet":"","checksum":1353318690}')
+    assert state == KubeletState("none")
+    assert kubelet_state.conflicts(state, POOLS) == []
 
 
 @pytest.mark.parametrize(
-    ("told", "given"),
+    ("content", "allocation"),
     [
         ({"entries": {"4fa1": "2-3"}}, KubeletAllocation("", "4fa1", cpus(2, 3))),
         ({"entries": {UID: {"main": "2-3"}}}, KubeletAllocation(UID, "main", cpus(2, 3))),
@@ -40,13 +40,13 @@ def test_the_policy_none_gives_nothing_away_and_is_at_odds_with_nothing() -> Non
     ],
     ids=["version 1", "version 2", "version 3"],
 )  # fmt: skip
-def test_what_it_gave_away_in_all_versions(told: Any, given: KubeletAllocation) -> None:
-    assert kubelet_state.parse(checkpoint(**told)).allocations == (given,)
+def test_what_it_gave_away_in_all_versions(content: Any, allocation: KubeletAllocation) -> None:
+    assert kubelet_state.parse(checkpoint(**content)).allocations == (allocation,)
 
 
 def test_containers_that_it_gave_cpus_of_pools_are_named() -> None:
-    found = kubelet_state.parse(checkpoint(entries={UID: {"main": "2-3", "side": "9"}}))
-    (problem,) = kubelet_state.conflicts(found, POOLS)
+    state = kubelet_state.parse(checkpoint(entries={UID: {"main": "2-3", "side": "9"}}))
+    (problem,) = kubelet_state.conflicts(state, POOLS)
     assert (
         str(problem)
         == f"container main of pod {UID} has CPUs 2-3: CPUs 2-3 are in the node's pools; wanted others"
@@ -67,13 +67,13 @@ def test_a_memory_manager_that_sets_nodes_is_named() -> None:
 
 
 def test_what_of_the_kubelet_s_own_would_replace_a_pool() -> None:
-    said = kubelet_state.kubelet_alternatives(POOLS)
-    assert list(said) == ["exclusive", "shared", "infra"]
-    assert "full-pcpus-only" in said["exclusive"]
-    assert "strict-cpu-reservation" in said["infra"]
+    alternatives = kubelet_state.kubelet_alternatives(POOLS)
+    assert list(alternatives) == ["exclusive", "shared", "infra"]
+    assert "full-pcpus-only" in alternatives["exclusive"]
+    assert "strict-cpu-reservation" in alternatives["infra"]
     assert kubelet_state.kubelet_alternatives(
         pool_allocations.from_lists({"exclusive-non-isolcpus": {0: ["1"]}})
-    ) == {"exclusive-non-isolcpus": said["exclusive"]}
+    ) == {"exclusive-non-isolcpus": alternatives["exclusive"]}
 
 
 def test_it_is_read_from_the_kubelet_s_folder(tmp_path: Path) -> None:

@@ -61,18 +61,18 @@ def store(tmp_path: Path) -> DirectoryStore:
 def held(store: DirectoryStore, **cpus: str) -> Iterator[dict[str, Family]]:
     """A family in each pool, on that list."""
     with contextlib.ExitStack() as stack:
-        found = {
+        families = {
             pool: stack.enter_context(process_trees.running({int(cpu) for cpu in text.split(",")}))
             for pool, text in cpus.items()
         }
-        store.create(node({pool: {text: (found[pool].task,)} for pool, text in cpus.items()}))
-        yield found
+        store.create(node({pool: {text: (families[pool].task,)} for pool, text in cpus.items()}))
+        yield families
 
 
 def test_every_thread_of_a_family_moves(store: DirectoryStore) -> None:
     """Case 210."""
-    with held(store, exclusive="0") as found:
-        family = found["exclusive"]
+    with held(store, exclusive="0") as families:
+        family = families["exclusive"]
         assert len(family.affinities) == 9
         came = execution.reconfigure(store, only(exclusive="1"), PROC)
         assert family.everywhere == {ONE}
@@ -108,9 +108,9 @@ def test_a_wrapper_that_is_on_its_way_to_its_cpus_comes_along(store: DirectorySt
 
 def test_who_is_of_no_pool_stays(store: DirectoryStore) -> None:
     """Case 208: the process above, which is on more CPUs, is nobody's."""
-    with process_trees.running({0, 1}, below=0) as above, held(store, exclusive="0") as found:
+    with process_trees.running({0, 1}, below=0) as above, held(store, exclusive="0") as families:
         execution.reconfigure(store, only(exclusive="1"), PROC)
-        assert (above.everywhere, found["exclusive"].everywhere) == ({BOTH}, {ONE})
+        assert (above.everywhere, families["exclusive"].everywhere) == ({BOTH}, {ONE})
 
 
 def test_a_task_on_two_lists_moves_from_both(store: DirectoryStore) -> None:
@@ -122,8 +122,8 @@ def test_a_task_on_two_lists_moves_from_both(store: DirectoryStore) -> None:
 
 
 def test_whose_list_survives_is_not_touched(store: DirectoryStore) -> None:
-    with held(store, exclusive="0", shared="0,1") as found:
-        exclusive, shared = found["exclusive"], found["shared"]
+    with held(store, exclusive="0", shared="0,1") as families:
+        exclusive, shared = families["exclusive"], families["shared"]
         os.sched_setaffinity(exclusive.pids[1], {0, 1})
         before = exclusive.affinities
         execution.reconfigure(store, only(exclusive="0", shared="1"), PROC)
@@ -148,52 +148,52 @@ def test_who_forks_all_the_time_is_moved_whole(store: DirectoryStore) -> None:
 
 def seen_below(family: Family) -> set[frozenset[int]]:
     """Where the processes of the family's session may run."""
-    found = set()
+    affinities = set()
     for pid, process in procfs.read_processes(PROC).processes.items():
         if pid in family.pids or process.parent == family.pids[-1]:
             with contextlib.suppress(ProcessLookupError):
-                found.add(frozenset(os.sched_getaffinity(pid)))
-    return found
+                affinities.add(frozenset(os.sched_getaffinity(pid)))
+    return affinities
 
 
 def test_who_ends_meanwhile_is_forgotten(store: DirectoryStore) -> None:
-    with held(store, infra="0", shared="0") as found:
+    with held(store, infra="0", shared="0") as families:
 
         def end(wanted: Mapping[Task, frozenset[int]]) -> None:
-            assert wanted == {family.task: BOTH for family in found.values()}
-            os.killpg(found["infra"].process.pid, 9)
-            found["infra"].process.wait()
+            assert wanted == {family.task: BOTH for family in families.values()}
+            os.killpg(families["infra"].process.pid, 9)
+            families["infra"].process.wait()
 
         execution.reconfigure(store, only(infra="1", shared="1"), PROC, widen=end)
-        assert found["shared"].everywhere == {ONE}
+        assert families["shared"].everywhere == {ONE}
 
 
 def test_tasks_that_are_over_do_not_count(store: DirectoryStore) -> None:
-    with held(store, exclusive="0") as found:
-        gone = found["exclusive"].task._replace(start=2**40)
+    with held(store, exclusive="0") as families:
+        gone = families["exclusive"].task._replace(start=2**40)
         stored = store.read()
-        store.replace(stored.version, node({"exclusive": {"0": (found["exclusive"].task,), "1": (gone,)}}))
+        store.replace(stored.version, node({"exclusive": {"0": (families["exclusive"].task,), "1": (gone,)}}))
         execution.reconfigure(store, only(exclusive="1"), PROC)
-        assert found["exclusive"].everywhere == {ONE}
+        assert families["exclusive"].everywhere == {ONE}
 
 
 def test_looking_touches_nothing(store: DirectoryStore) -> None:
-    with held(store, exclusive="0") as found:
+    with held(store, exclusive="0") as families:
         before = store.read()
         came = execution.reconfigure(store, only(exclusive="1"), PROC, only_check=True)
         assert [move.after for move in came.moves] == [ONE]
         with pytest.raises(BadInput, match="1 CPU lists held; wanted at most 0"):
             execution.reconfigure(store, {"exclusive": {0: ()}}, PROC, only_check=True)
-        assert (store.read(), found["exclusive"].everywhere) == (before, {ZERO})
+        assert (store.read(), families["exclusive"].everywhere) == (before, {ZERO})
 
 
 def test_what_the_kernel_does_not_allow_is_undone(store: DirectoryStore) -> None:
     """The second task's list has a CPU that this machine has not."""
-    with held(store, infra="0", shared="0") as found:
+    with held(store, infra="0", shared="0") as families:
         before = store.read().allocations
         with pytest.raises(Refused, match=r"thread \d+: may use CPUs 1 only; wanted 1,63"):
             execution.reconfigure(store, only(infra="1", shared="1,63"), PROC)
-        assert [family.everywhere for family in found.values()] == [{ZERO}, {ZERO}]
+        assert [family.everywhere for family in families.values()] == [{ZERO}, {ZERO}]
         assert store.read()[::2] == (before, None)
 
 
@@ -215,13 +215,13 @@ def test_a_signal_that_ends_it_undoes_it(store: DirectoryStore, monkeypatch: pyt
             signal.raise_signal(signal.SIGINT)
         put(tid, cpus)
 
-    with held(store, exclusive="0") as found:
+    with held(store, exclusive="0") as families:
         before = store.read().allocations
         monkeypatch.setattr(os, "sched_setaffinity", interrupted)
         with pytest.raises(KeyboardInterrupt):
             execution.reconfigure(store, only(exclusive="1"), PROC)
         assert next(count) > 4
-        assert (store.read()[::2], found["exclusive"].everywhere) == ((before, None), {ZERO})
+        assert (store.read()[::2], families["exclusive"].everywhere) == ((before, None), {ZERO})
 
 
 class Meddled:
@@ -249,35 +249,35 @@ class Meddled:
 
 def test_who_writes_first_is_heeded(store: DirectoryStore) -> None:
     """Before the intent somebody claims a core; before the end a task ends."""
-    with held(store, infra="0") as found, process_trees.running({1}) as late:
+    with held(store, infra="0") as families, process_trees.running({1}) as late:
 
         def claim() -> None:
             stored = store.read()
             store.replace(
                 stored.version,
-                node({"infra": {"0": (found["infra"].task,)}, "shared": {"1": (late.task,)}}),
+                node({"infra": {"0": (families["infra"].task,)}, "shared": {"1": (late.task,)}}),
             )
 
         def leave() -> None:
             stored = store.read()
             new = stored.allocations.mapped(
-                lambda _, cpu_list: (one for one in cpu_list.tasks if one != late.task)
+                lambda _, cpu_list: (task for task in cpu_list.tasks if task != late.task)
             )
             store.replace(stored.version, new, stored.intent)
 
         meddled = Meddled(store, {1: claim, 3: leave})
         execution.reconfigure(meddled, only(infra="1", shared="0"), PROC)
         assert store.read()[::2] == (
-            node({"infra": {"1": (found["infra"].task,)}, "shared": {"0": ()}}),
+            node({"infra": {"1": (families["infra"].task,)}, "shared": {"0": ()}}),
             None,
         )
-        assert found["infra"].everywhere == {ONE}
+        assert families["infra"].everywhere == {ONE}
 
 
 def test_who_gives_cores_away_meanwhile_is_not_overwritten(store: DirectoryStore) -> None:
     """An older program heeds no intent."""
-    with held(store, exclusive="0") as found, process_trees.running({1}) as late:
-        both = node({"exclusive": {"0": (found["exclusive"].task,), "1": (late.task,)}})
+    with held(store, exclusive="0") as families, process_trees.running({1}) as late:
+        both = node({"exclusive": {"0": (families["exclusive"].task,), "1": (late.task,)}})
 
         def claim() -> None:
             stored = store.read()
@@ -286,7 +286,7 @@ def test_who_gives_cores_away_meanwhile_is_not_overwritten(store: DirectoryStore
         with pytest.raises(Conflict, match=f"tasks {late.task.pid}"):
             execution.reconfigure(Meddled(store, {2: claim}), only(exclusive="1"), PROC)
         assert store.read()[::2] == (both, None)
-        assert found["exclusive"].everywhere == {ZERO}
+        assert families["exclusive"].everywhere == {ZERO}
 
 
 def test_an_answer_that_was_lost_is_no_failure(store: DirectoryStore) -> None:
@@ -296,10 +296,10 @@ def test_an_answer_that_was_lost_is_no_failure(store: DirectoryStore) -> None:
             if intent is None:
                 raise Unavailable("no answer")
 
-    with held(store, exclusive="0") as found:
+    with held(store, exclusive="0") as families:
         execution.reconfigure(Lossy(store, {}), only(exclusive="1"), PROC)
-        assert store.read()[::2] == (node({"exclusive": {"1": (found["exclusive"].task,)}}), None)
-        assert found["exclusive"].everywhere == {ONE}
+        assert store.read()[::2] == (node({"exclusive": {"1": (families["exclusive"].task,)}}), None)
+        assert families["exclusive"].everywhere == {ONE}
 
 
 def test_a_book_that_never_answers_again_keeps_its_intent(
@@ -309,19 +309,19 @@ def test_a_book_that_never_answers_again_keeps_its_intent(
         raise Unavailable("no answer")
 
     monkeypatch.setattr(time, "sleep", lambda _: None)
-    with held(store, exclusive="0") as found:
+    with held(store, exclusive="0") as families:
         before = store.read().allocations
         with pytest.raises(Unavailable):
             execution.reconfigure(
                 Meddled(store, dict.fromkeys(range(2, 99), gone)), only(exclusive="1"), PROC
             )
-        assert (store.read().intent is None, found["exclusive"].everywhere) == (False, {ONE})
+        assert (store.read().intent is None, families["exclusive"].everywhere) == (False, {ONE})
         assert execution.recover(store, PROC)
-        assert (store.read()[::2], found["exclusive"].everywhere) == ((before, None), {ZERO})
+        assert (store.read()[::2], families["exclusive"].everywhere) == ((before, None), {ZERO})
 
 
 def test_who_is_at_it_is_left_to_it(store: DirectoryStore) -> None:
-    with held(store, exclusive="0") as found, process_trees.running({0, 1}) as carrier:
+    with held(store, exclusive="0") as families, process_trees.running({0, 1}) as carrier:
         stored = store.read()
         store.replace(stored.version, stored.allocations, Intent(stored.allocations, carrier.task, "now"))
         assert not execution.recover(store, PROC)
@@ -330,29 +330,29 @@ def test_who_is_at_it_is_left_to_it(store: DirectoryStore) -> None:
                 Unavailable, match=f"being reconfigured by process {carrier.task.pid} since now"
             ):
                 execution.reconfigure(store, only(exclusive="1"), PROC, only_check=only_check)
-        assert found["exclusive"].everywhere == {ZERO}
+        assert families["exclusive"].everywhere == {ZERO}
 
 
 def test_who_is_at_it_in_another_thread_is_left_to_it(store: DirectoryStore) -> None:
     """The node agent sweeps while it moves tasks."""
-    with held(store, exclusive="0") as found, ThreadPoolExecutor(1) as other:
+    with held(store, exclusive="0") as families, ThreadPoolExecutor(1) as other:
 
         def sweep(wanted: Mapping[Task, frozenset[int]]) -> None:
             assert not other.submit(execution.recover, store, PROC).result(10)
 
         execution.reconfigure(store, only(exclusive="1"), PROC, widen=sweep)
-        assert found["exclusive"].everywhere == {ONE}
-        assert store.read()[::2] == (node({"exclusive": {"1": (found["exclusive"].task,)}}), None)
+        assert families["exclusive"].everywhere == {ONE}
+        assert store.read()[::2] == (node({"exclusive": {"1": (families["exclusive"].task,)}}), None)
 
 
 def test_what_an_earlier_boot_began_is_over(store: DirectoryStore) -> None:
-    with held(store, exclusive="0") as found:
+    with held(store, exclusive="0") as families:
         stored = store.read()
         store.replace(
             stored.version, stored.allocations, Intent(stored.allocations, Task(1, 1, "earlier"), "then")
         )
         assert execution.recover(store, PROC)
-        assert (store.read()[::2], found["exclusive"].everywhere) == ((stored.allocations, None), {ZERO})
+        assert (store.read()[::2], families["exclusive"].everywhere) == ((stored.allocations, None), {ZERO})
 
 
 CARRIER = """
@@ -387,19 +387,19 @@ def test_who_is_killed_between_any_two_steps_leaves_nothing_half_done(tmp_path: 
     lists = {"infra": {0: ["1"]}, "shared": {0: ["1"]}}
     ends = set()
     with (
-        process_trees.running({0}, below=1, threads=1) as one,
+        process_trees.running({0}, below=1, threads=1) as family,
         process_trees.running({0, 1}, below=1, threads=1, pinned=ZERO) as other,
     ):
-        before = {**one.affinities, **other.affinities}
-        old = node({"infra": {"0": (one.task,)}, "shared": {"0,1": (other.task,)}})
-        new = node({"infra": {"1": (one.task,)}, "shared": {"1": (other.task,)}})
+        before = {**family.affinities, **other.affinities}
+        old = node({"infra": {"0": (family.task,)}, "shared": {"0,1": (other.task,)}})
+        new = node({"infra": {"1": (family.task,)}, "shared": {"1": (other.task,)}})
         for step in range(1000):
             store = DirectoryStore(tmp_path / str(step), 30)
             store.create(old)
             command = [sys.executable, "-c", CARRIER, str(step), str(tmp_path / str(step)), json.dumps(lists)]
             code = subprocess.run(command, check=False).returncode
             execution.recover(store, PROC)
-            now = {**one.affinities, **other.affinities}
+            now = {**family.affinities, **other.affinities}
             is_old = (store.read()[::2], now) == ((old, None), before)
             is_new = (store.read()[::2], set(now.values())) == ((new, None), {ONE})
             assert is_old or is_new, step

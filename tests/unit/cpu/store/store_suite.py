@@ -36,8 +36,8 @@ class StoreSuite:
     def test_the_one_that_read_first_and_wrote_second_hears_of_it(self, store: AllocationStore) -> None:
         """Case 102."""
         store.create(FREE)
-        one, other = store.read(), store.read()
-        store.replace(one.version, HELD)
+        first, other = store.read(), store.read()
+        store.replace(first.version, HELD)
         with pytest.raises(Conflict):
             store.replace(other.version, FREE)
         assert store.read().allocations == HELD

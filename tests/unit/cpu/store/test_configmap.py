@@ -11,7 +11,7 @@ from nodewise.cpu import cmk_names
 from nodewise.cpu.pool_allocations import IDENTITIES
 from nodewise.cpu.store.configmap import CONFIG_MAPS, LEASE_S, Clock, ConfigMapStore
 from nodewise.errors import BadInput, Conflict
-from tests.unit.cpu.node.fake_api_server import Asked
+from tests.unit.cpu.node.fake_api_server import InMemoryApiClient
 from tests.unit.cpu.store.store_suite import FREE, HELD, StoreSuite
 
 PATH = CONFIG_MAPS.path("ns", "cmk-config-node1")
@@ -19,33 +19,33 @@ LOCK = {"metadata": {"annotations": {cmk_names.OWNER: "cmk-isolate-pod"}}}
 
 
 @pytest.fixture
-def asked() -> Asked:
-    return Asked()
+def api_client() -> InMemoryApiClient:
+    return InMemoryApiClient()
 
 
 @pytest.fixture
-def store(asked: Asked) -> ConfigMapStore:
-    return ConfigMapStore(asked, "ns", "node1")
+def store(api_client: InMemoryApiClient) -> ConfigMapStore:
+    return ConfigMapStore(api_client, "ns", "node1")
 
 
 class TestConfigMapBook(StoreSuite):
     pass
 
 
-def test_the_older_program_reads_it(store: ConfigMapStore, asked: Asked) -> None:
+def test_the_older_program_reads_it(store: ConfigMapStore, api_client: InMemoryApiClient) -> None:
     store.create(HELD)
-    found = asked.get(PATH)
-    assert found["metadata"]["annotations"][cmk_names.OWNER] == ""
-    assert yaml.safe_load(found["data"]["config"])["exclusive"] == {0: {"0,4": ["17"], "1,5": []}, 1: {}}
+    config_map = api_client.get(PATH)
+    assert config_map["metadata"]["annotations"][cmk_names.OWNER] == ""
+    assert yaml.safe_load(config_map["data"]["config"])["exclusive"] == {0: {"0,4": ["17"], "1,5": []}, 1: {}}
 
 
-def test_what_others_put_there_stays(store: ConfigMapStore, asked: Asked) -> None:
+def test_what_others_put_there_stays(store: ConfigMapStore, api_client: InMemoryApiClient) -> None:
     store.create(FREE)
-    asked.patch(PATH, {"metadata": {"annotations": {"a": "b"}}, "data": {"other": "x"}}, "merge")
+    api_client.patch(PATH, {"metadata": {"annotations": {"a": "b"}}, "data": {"other": "x"}}, "merge")
     store.replace(store.read().version, HELD)
-    found = asked.get(PATH)
-    assert found["metadata"]["annotations"]["a"] == "b"
-    assert found["data"]["other"] == "x"
+    config_map = api_client.get(PATH)
+    assert config_map["metadata"]["annotations"]["a"] == "b"
+    assert config_map["data"]["other"] == "x"
 
 
 @pytest.mark.parametrize(
@@ -60,39 +60,39 @@ def test_what_others_put_there_stays(store: ConfigMapStore, asked: Asked) -> Non
     ],
 )
 def test_what_cannot_be_read_is_named(
-    store: ConfigMapStore, asked: Asked, change: dict[str, Any], seen: str
+    store: ConfigMapStore, api_client: InMemoryApiClient, change: dict[str, Any], seen: str
 ) -> None:
     store.create(FREE)
-    asked.patch(PATH, change, "merge")
-    with pytest.raises(BadInput, match=seen) as told:
+    api_client.patch(PATH, change, "merge")
+    with pytest.raises(BadInput, match=seen) as caught:
         store.read()
-    assert str(told.value).startswith("cannot read ConfigMap ns/cmk-config-node1: ")
+    assert str(caught.value).startswith("cannot read ConfigMap ns/cmk-config-node1: ")
 
 
 class Waiting:
     """Time that passes only while somebody sleeps; at some second something happens."""
 
-    def __init__(self, asked: Asked, events: dict[int, dict[str, Any]]) -> None:
-        self.seconds, self._asked, self._events = 0.0, asked, events
+    def __init__(self, api_client: InMemoryApiClient, events: dict[int, dict[str, Any]]) -> None:
+        self.seconds, self._api_client, self._events = 0.0, api_client, events
         self.told: list[str] = []
         self.store = ConfigMapStore(
-            asked, "ns", "node1", warn=self.told.append, clock=Clock(lambda: self.seconds, self._sleep)
+            api_client, "ns", "node1", warn=self.told.append, clock=Clock(lambda: self.seconds, self._sleep)
         )
 
     def _sleep(self, seconds: float) -> None:
         self.seconds += seconds
         if change := self._events.pop(int(self.seconds), None):
-            self._asked.patch(PATH, change, "merge")
+            self._api_client.patch(PATH, change, "merge")
 
 
 @pytest.fixture
-def locked(store: ConfigMapStore, asked: Asked) -> Iterator[Asked]:
+def locked(store: ConfigMapStore, api_client: InMemoryApiClient) -> Iterator[InMemoryApiClient]:
     store.create(FREE)
-    asked.patch(PATH, LOCK, "merge")
-    return asked
+    api_client.patch(PATH, LOCK, "merge")
+    return api_client
 
 
-def test_who_locked_it_is_waited_for(locked: Asked) -> None:
+def test_who_locked_it_is_waited_for(locked: InMemoryApiClient) -> None:
     release = {"metadata": {"annotations": {cmk_names.OWNER: ""}}}
     waiting = Waiting(locked, {3: release})
     version = waiting.store.read().version
@@ -103,7 +103,7 @@ def test_who_locked_it_is_waited_for(locked: Asked) -> None:
     assert (waiting.store.read().allocations, waiting.seconds, waiting.told) == (HELD, 3, [])
 
 
-def test_a_lock_is_taken_over_when_nothing_has_happened_for_long(locked: Asked) -> None:
+def test_a_lock_is_taken_over_when_nothing_has_happened_for_long(locked: InMemoryApiClient) -> None:
     """Case 103."""
     waiting = Waiting(locked, {})
     waiting.store.replace(waiting.store.read().version, HELD)
@@ -113,7 +113,7 @@ def test_a_lock_is_taken_over_when_nothing_has_happened_for_long(locked: Asked) 
     assert "cmk-isolate-pod" in waiting.told[0]
 
 
-def test_the_holder_that_moves_is_not_overtaken(locked: Asked) -> None:
+def test_the_holder_that_moves_is_not_overtaken(locked: InMemoryApiClient) -> None:
     """What the older program writes while it holds its lock is never lost."""
     theirs = {"data": {"config": yaml.safe_dump({"exclusive": {0: {"0,4": ["99"], "1,5": []}}})}}
     waiting = Waiting(locked, {int(LEASE_S) - 1: theirs})

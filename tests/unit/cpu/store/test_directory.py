@@ -40,10 +40,10 @@ def files(root: Path) -> dict[str, str]:
 
 def test_the_older_program_reads_it(store: DirectoryStore, root: Path) -> None:
     store.create(HELD)
-    found = files(root)
-    assert found["pools/exclusive/exclusive"] == "1"
-    assert found["pools/exclusive/0/0,4/tasks"] == "17"
-    assert found["lock"] == ""
+    texts = files(root)
+    assert texts["pools/exclusive/exclusive"] == "1"
+    assert texts["pools/exclusive/0/0,4/tasks"] == "17"
+    assert texts["lock"] == ""
     assert (root / "pools/infra/1").is_dir()
 
 
@@ -141,9 +141,9 @@ class Ending:
     def _wrap(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         real = getattr(os, name)
 
-        def wrapped(*given, **named):
+        def wrapped(*args, **named):
             self._step()
-            return real(*given, **named)
+            return real(*args, **named)
 
         monkeypatch.setattr(os, name, wrapped)
 
@@ -164,9 +164,9 @@ def test_ending_anywhere_leaves_the_old_or_the_new(tmp_path: Path, monkeypatch: 
             store.replace(version, HELD, INTENT)
             os._exit(0)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        found = store.read()[::2]
-        assert found in ((FREE, None), (HELD, INTENT)), last
-        seen.add(found[1] is None)
+        state = store.read()[::2]
+        assert state in ((FREE, None), (HELD, INTENT)), last
+        seen.add(state[1] is None)
         # and it goes on from there
         store.replace(store.read().version, HELD)
         assert files(root)["pools/exclusive/0/0,4/tasks"] == "17"
@@ -232,7 +232,7 @@ def test_a_full_disk_is_told_and_nothing_is_lost(tmp_path: Path) -> None:
     shell = 'mount -t tmpfs -o size=256k tmpfs "$1" && exec "$2" -c "$3" "$1"'
     words = ["unshare", "--mount", "sh", "-c", shell, "sh", str(tmp_path), sys.executable, FULL]
     ran = subprocess.run(words, capture_output=True, text=True, check=True, cwd=REPOSITORY)
-    told, *rest = ran.stdout.splitlines()
-    assert "No space left on device" in told
-    assert str(tmp_path) in told
+    error, *rest = ran.stdout.splitlines()
+    assert "No space left on device" in error
+    assert str(tmp_path) in error
     assert rest == ["True", "True", "True"]

@@ -18,7 +18,7 @@ WISH = Installation()
 
 def installed(wish: Installation = WISH) -> dict[str, Object]:
     made = certificates.create(wish.namespace, NOW)
-    return {one["kind"]: one for one in manifests.objects(wish, made)}
+    return {obj["kind"]: obj for obj in manifests.objects(wish, made)}
 
 
 def test_they_are_in_the_order_in_which_they_are_made() -> None:
@@ -32,9 +32,9 @@ def test_they_are_in_the_order_in_which_they_are_made() -> None:
 
 
 def test_without_a_certificate_there_is_no_secret_and_nothing_is_trusted() -> None:
-    found = {one["kind"]: one for one in manifests.objects(Installation(), None)}
-    assert "Secret" not in found
-    assert "caBundle" not in found["MutatingWebhookConfiguration"]["webhooks"][0]["clientConfig"]
+    objects = {obj["kind"]: obj for obj in manifests.objects(Installation(), None)}
+    assert "Secret" not in objects
+    assert "caBundle" not in objects["MutatingWebhookConfiguration"]["webhooks"][0]["clientConfig"]
 
 
 def test_a_certificate_that_serves_is_kept_and_its_objects_are_the_same() -> None:
@@ -95,12 +95,12 @@ def test_nothing_is_called_in_a_namespace_where_nothing_serves_yet() -> None:
     hook = installed()["MutatingWebhookConfiguration"]
     moved = Installation("other")
     made = manifests.objects(moved, manifests.kept(None, hook, "other", NOW))
-    for found in (hook, None, {"webhooks": None}):
-        assert kinds(manifests.in_order(made, found))[-1] == "MutatingWebhookConfiguration"
+    for existing in (hook, None, {"webhooks": None}):
+        assert kinds(manifests.in_order(made, existing))[-1] == "MutatingWebhookConfiguration"
 
 
 def kinds(made: Sequence[Object]) -> list[str]:
-    return [one["kind"] for one in made]
+    return [obj["kind"] for obj in made]
 
 
 def test_one_for_another_namespace_is_not_kept() -> None:
@@ -134,24 +134,24 @@ def test_the_webhook_has_no_token_and_no_rights_and_reads_its_files_beside_the_s
 
 
 @pytest.mark.parametrize(
-    ("cafile", "said"),
+    ("cafile", "arguments"),
     [
         ("", ["--insecure=True"]),
         (DEFAULT_CAFILE, ["--cafile=/etc/webhook-clients/ca.crt", "--insecure=False"]),
         ("/etc/own.crt", ["--cafile=/etc/own.crt", "--insecure=False"]),
     ],
 )
-def test_mutual_tls_is_for_who_has_told_the_api_server(cafile: str, said: list[str]) -> None:
+def test_mutual_tls_is_for_who_has_told_the_api_server(cafile: str, arguments: list[str]) -> None:
     (container,) = installed(Installation(cafile=cafile))["Deployment"]["spec"]["template"]["spec"][
         "containers"
     ]
-    assert container["args"][3:] == said
+    assert container["args"][3:] == arguments
 
 
 def test_an_older_api_server_gets_only_what_it_knows() -> None:
-    found = installed(Installation(version="v1beta1"))["MutatingWebhookConfiguration"]
-    assert found["apiVersion"] == "admissionregistration.k8s.io/v1beta1"
-    assert found["webhooks"][0].keys() == {
+    webhook_config = installed(Installation(version="v1beta1"))["MutatingWebhookConfiguration"]
+    assert webhook_config["apiVersion"] == "admissionregistration.k8s.io/v1beta1"
+    assert webhook_config["webhooks"][0].keys() == {
         "name",
         "clientConfig",
         "rules",
@@ -162,13 +162,13 @@ def test_an_older_api_server_gets_only_what_it_knows() -> None:
 
 def test_wishes_are_heeded() -> None:
     wish = Installation("own", "image:1", "Never", "secret", "/opt/cmk", "", "Fail", {"cores": "yes"})
-    found = installed(wish)
-    spec = found["Deployment"]["spec"]["template"]["spec"]
+    objects = installed(wish)
+    spec = objects["Deployment"]["spec"]["template"]["spec"]
     assert spec["imagePullSecrets"] == [{"name": "secret"}]
     assert (spec["containers"][0]["image"], spec["containers"][0]["imagePullPolicy"]) == ("image:1", "Never")
-    mutations = yaml.safe_load(found["ConfigMap"]["data"]["mutations.yaml"])["mutations"]
+    mutations = yaml.safe_load(objects["ConfigMap"]["data"]["mutations.yaml"])["mutations"]
     assert mutations["perPod"]["spec"]["volumes"][0]["hostPath"]["path"] == "/opt/cmk"
-    (hook,) = found["MutatingWebhookConfiguration"]["webhooks"]
+    (hook,) = objects["MutatingWebhookConfiguration"]["webhooks"]
     assert hook["failurePolicy"] == "Fail"
     assert hook["namespaceSelector"] == {"matchLabels": {"cores": "yes"}}
     assert hook["clientConfig"]["service"]["namespace"] == "own"
@@ -192,13 +192,13 @@ DEPLOY = Path(__file__).parents[4] / "deploy"
 
 def test_all_that_ships_of_the_cpu_manager_is_in_one_namespace() -> None:
     """But for the rights to the older program's reports, which are in `default`."""
-    found: set[tuple[str, str]] = set()
+    names: set[tuple[str, str]] = set()
     for path in DEPLOY.glob("cpu*.yaml"):
-        for one in yaml.safe_load_all(path.read_text()):
-            about = one["metadata"]
-            name = about["name"] if one["kind"] == "Namespace" else about.get("namespace", "")
-            found.add((name, about["name"] if name == "default" else ""))
-    assert found == {("cmk-namespace", ""), ("default", "cmk-uninstall"), ("", "")}
+        for manifest in yaml.safe_load_all(path.read_text()):
+            about = manifest["metadata"]
+            name = about["name"] if manifest["kind"] == "Namespace" else about.get("namespace", "")
+            names.add((name, about["name"] if name == "default" else ""))
+    assert names == {("cmk-namespace", ""), ("default", "cmk-uninstall"), ("", "")}
 
 
 def test_the_manifest_that_ships_is_what_the_command_prints() -> None:
