@@ -17,14 +17,6 @@ MAX_COMPLEXITY: Final = 12
 EXCEPTIONS: Final = frozenset(
     {
         "_Bind.run",
-        "_by_class",
-        "_capacity",
-        "_cores",
-        "_isolated",
-        "_kinds",
-        "_places",
-        "_processes",
-        "_report",
     }
 )
 """Functions above the bound, by qualified name. The list only gets shorter."""

@@ -55,15 +55,25 @@ def _cores(piece: str, topology: Topology, missing: dict[str, None]) -> Sequence
         named = [core for core in topology.cores if _is_named(core, match)]
         missing.update({} if named else {piece: None})
         return named
+    cores: list[Core] = []
+    for number in _numbers(match):
+        core = _numbered(number, topology)
+        if core is None:
+            missing[str(number)] = None
+        else:
+            cores.append(core)
+    return cores
+
+
+def _numbers(match: re.Match[str]) -> range:
+    """The numbers of a piece that is a number or a range; ValueError says what was expected of them."""
     first = int(match["first"])
     last = int(match["last"] or first)
     if first > last:
         raise ValueError("a range whose first number is not above its last")
     if last > LAST_CPU:
         raise ValueError(f"numbers up to {LAST_CPU}")
-    numbered = {number: _numbered(number, topology) for number in range(first, last + 1)}
-    missing.update(dict.fromkeys(str(number) for number, core in numbered.items() if core is None))
-    return [core for core in numbered.values() if core is not None]
+    return range(first, last + 1)
 
 
 def _is_named(core: Core, match: re.Match[str]) -> bool:

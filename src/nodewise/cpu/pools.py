@@ -72,6 +72,7 @@ def plan(
 
     The same arguments always give the same lists. BadInput says why the machine cannot be divided like that.
     """
+    _check_counts(ask)
     warnings = [*topology.unread]
     isolated = _isolated(topology, ask, warnings)
     quick = frozenset(core for core in topology.cores if set(core.cpus) <= set(fast))
@@ -92,8 +93,8 @@ def plan(
     return PoolPlan({pool: _lists(topology, pool, taken) for pool in pools}, tuple(warnings))
 
 
-def _isolated(topology: Topology, ask: PoolOptions, warnings: list[Problem]) -> frozenset[Core]:
-    """The cores all of whose CPUs are isolated; BadInput if there are some, and fewer than asked for."""
+def _check_counts(ask: PoolOptions) -> None:
+    """BadInput if the number of cores of a pool is negative."""
     problems = [
         Problem(f"number of {pool} cores", str(count), "0 or more")
         for pool, count in ((EXCLUSIVE, ask.exclusive), (SHARED, ask.shared))
@@ -101,11 +102,16 @@ def _isolated(topology: Topology, ask: PoolOptions, warnings: list[Problem]) -> 
     ]
     if problems:
         raise BadInput("cannot divide the cores into pools", problems)
+
+
+def _isolated(topology: Topology, ask: PoolOptions, warnings: list[Problem]) -> frozenset[Core]:
+    """The cores all of whose CPUs are isolated; BadInput if there are some, and fewer than asked for."""
     isolated = frozenset(core for core in topology.cores if set(core.cpus) <= topology.isolated)
     for core in topology.cores:
-        if core not in isolated and not topology.isolated.isdisjoint(core.cpus):
-            alone = format_list(cpu for cpu in core.cpus if cpu in topology.isolated)
-            warnings.append(Problem(f"core {core.core}", f"only CPU {alone} isolated", f"all of {core.text}"))
+        alone = topology.isolated.intersection(core.cpus)
+        if alone and core not in isolated:
+            seen = f"only CPU {format_list(alone)} isolated"
+            warnings.append(Problem(f"core {core.core}", seen, f"all of {core.text}"))
     wanted = ask.exclusive + ask.shared
     if isolated and len(isolated) < wanted:
         what = f"{wanted} cores for the pools exclusive and shared"
@@ -159,17 +165,7 @@ def _by_class(
 ) -> _Candidates:
     """SST-CP: the first class is exclusive and the second shared, or the first one both if there are two."""
     classes = speed_select.power_classes(cores, preferences)
-    names = list(classes)
-    if len(names) == 3:  # noqa: PLR2004 - one class a pool
-        wanted = {names[0]: ask.exclusive, names[1]: ask.shared}
-    elif len(names) == 2:  # noqa: PLR2004 - one class for both pools of isolated cores
-        wanted = {names[0]: ask.exclusive + ask.shared}
-    else:
-        seen = ", ".join(names) or "none"
-        problem = Problem(
-            "energy performance preferences", seen, "two or three of " + ", ".join(speed_select.CLASSES)
-        )
-        raise BadInput("cannot divide the cores by core power", [problem])
+    wanted = _class_sizes(list(classes), ask)
     problems = [
         Problem(f"cores of class {name}", str(len(classes[name])), f"{count}, as many as are asked for")
         for name, count in wanted.items()
@@ -181,9 +177,21 @@ def _by_class(
     ]
     if problems:
         raise BadInput("cannot divide the cores by core power", problems)
-    first = classes[names[0]]
-    last = [core for core in classes[names[-1]] if core not in isolated]
-    return _Candidates(first, first if len(names) == 2 else classes[names[1]], last)  # noqa: PLR2004
+    exclusive, *shared, last = classes.values()
+    infra = [core for core in last if core not in isolated]
+    return _Candidates(exclusive, shared[0] if shared else exclusive, infra)
+
+
+def _class_sizes(names: Sequence[str], ask: PoolOptions) -> Mapping[str, int]:
+    """How many cores each class of isolated cores must have. BadInput unless there are two or three classes."""
+    if len(names) == 3:  # noqa: PLR2004 - one class a pool
+        return {names[0]: ask.exclusive, names[1]: ask.shared}
+    if len(names) == 2:  # noqa: PLR2004 - one class for both pools of isolated cores
+        return {names[0]: ask.exclusive + ask.shared}
+    seen = ", ".join(names) or "none"
+    wanted = "two or three of " + ", ".join(speed_select.CLASSES)
+    problem = Problem("energy performance preferences", seen, wanted)
+    raise BadInput("cannot divide the cores by core power", [problem])
 
 
 def _check(pool: str, free: int, count: int | None) -> None:

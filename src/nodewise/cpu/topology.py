@@ -134,7 +134,7 @@ def parse(texts: Mapping[str, str]) -> Topology:
     BadInput names every file that is not as the kernel writes it, or says that no CPU is there.
     """
     files = _Files(texts)
-    folders = {int(found[1]) for path in texts if (found := _FOLDER.match(path))}
+    folders = {int(match[1]) for path in texts if (match := _FOLDER.match(path))}
     present = files.cpus(f"{CPUS}/present") or folders
     online = _online(files, present)
     places = {cpu: _place(files, cpu) for cpu in sorted(online)}
@@ -153,8 +153,8 @@ def parse(texts: Mapping[str, str]) -> Topology:
         for cpu in sorted(present | online)
     )
     whole = tuple(
-        core._replace(numa=nodes.get(core.cpu), kind=kinds.get(core.cpu), isolated=core.cpu in isolated)
-        for core in cpus
+        cpu._replace(numa=nodes.get(cpu.cpu), kind=kinds.get(cpu.cpu), isolated=cpu.cpu in isolated)
+        for cpu in cpus
     )
     return Topology(whole, tuple(cores), tuple(unread))
 
@@ -165,7 +165,7 @@ def _online(files: _Files, present: Iterable[int]) -> frozenset[int]:
     if listed is not None:
         return listed
     placed = {
-        int(found[1]) for path in files.texts if "/topology/" in path and (found := _FOLDER.match(path))
+        int(match[1]) for path in files.texts if "/topology/" in path and (match := _FOLDER.match(path))
     }
     online = {cpu: files.number(f"{CPUS}/cpu{cpu}/online") for cpu in present}
     return frozenset(
@@ -219,7 +219,7 @@ def _cpu(cpu: int, place: _Place, core: Core) -> Cpu:
 def _numa_nodes(files: _Files) -> Mapping[int, int]:
     """Of each CPU the NUMA node."""
     nodes: dict[int, int] = {}
-    for folder, node in {found.groups() for path in files.texts if (found := _NODE.fullmatch(path))}:
+    for folder, node in {match.groups() for path in files.texts if (match := _NODE.fullmatch(path))}:
         cpus = files.cpus(f"{folder}/cpulist", f"{folder}/cpumap") or ()
         nodes.update(dict.fromkeys(cpus, int(node)))
     return nodes
@@ -240,7 +240,7 @@ def _kinds(files: _Files, online: frozenset[int]) -> Mapping[int, str]:
     the firmware's figures tell: kinds whose highest performance does not overlap. Base frequencies alone would not
     do, Speed Select makes some cores of one kind faster than others.
     """
-    units = {path: _UNITS.get(found[1], found[1]) for path in files.texts if (found := _UNIT.fullmatch(path))}
+    units = {path: _UNITS.get(match[1], match[1]) for path in files.texts if (match := _UNIT.fullmatch(path))}
     if units:
         return {cpu: kind for path, kind in units.items() for cpu in files.cpus(path) or ()}
     capacities = _figures(files, online, "cpu_capacity")
@@ -248,15 +248,15 @@ def _kinds(files: _Files, online: frozenset[int]) -> Mapping[int, str]:
         return _ranked(capacities)
     nominal = _figures(files, online, "acpi_cppc/nominal_perf")
     highest = _figures(files, online, "acpi_cppc/highest_perf")
-    if not nominal or nominal.keys() != highest.keys():
-        return {}
-    reach = {
-        level: sorted(highest[cpu] for cpu in nominal if nominal[cpu] == level)
-        for level in set(nominal.values())
-    }
-    ordered = [reach[level] for level in sorted(reach)]
-    apart = all(low[-1] < high[0] for low, high in pairwise(ordered))
-    return _ranked(nominal) if apart else {}
+    return _ranked(nominal) if nominal and highest and _are_apart(nominal, highest) else {}
+
+
+def _are_apart(nominal: Mapping[int, int], highest: Mapping[int, int]) -> bool:
+    """Whether the ranges of highest performance of the CPUs of each nominal performance do not overlap."""
+    ranges: dict[int, list[int]] = {}
+    for cpu, level in nominal.items():
+        ranges.setdefault(level, []).append(highest[cpu])
+    return all(max(ranges[low]) < min(ranges[high]) for low, high in pairwise(sorted(ranges)))
 
 
 def _figures(files: _Files, online: frozenset[int], name: str) -> Mapping[int, int]:

@@ -47,7 +47,7 @@ def test_every_cpu_of_a_real_machine_stands_in_it_once(name: str) -> None:
     assert sorted(int(text or "") for text in cells) == [cpu.cpu for cpu in machine.cpus]
     assert sum(text.startswith("Socket ") for text in texts(drawn).elements()) == len(machine.sockets)
     nodes = {cpu.numa for cpu in machine.cpus if cpu.online}
-    named = {int(found[1]) for text in texts(drawn) if (found := re.match(r"NUMA node (\d+)", text))}
+    named = {int(match[1]) for text in texts(drawn) if (match := re.match(r"NUMA node (\d+)", text))}
     assert named == nodes - {None}
 
 

@@ -113,18 +113,24 @@ def _capacity(node: Object, features: ApiFeatures, wanted: Mapping[str, int] | N
     """The patch of the node's status; None wants no resource at all."""
     status = node.get("status") or {}
     capacity, allocatable = (status.get(name) or {} for name in ("capacity", "allocatable"))
-    new: dict[str, Any] = {}
-    gone: dict[str, None] = {}
+    patch: dict[str, dict[str, str | None]] = {"capacity": {}, "allocatable": {}}
     for resource, name in features.resources.items():
-        count = None if wanted is None else wanted.get(resource, 0)
-        if count or (count == 0 and resource == EXCLUSIVE_CORES):
-            if str(capacity.get(name)) != str(count):
-                new[name] = str(count)
-        else:
-            gone |= {name: None} if name in capacity or name in allocatable else {}
-    parts = {"capacity": new | gone, "allocatable": {name: None for name in gone if name in allocatable}}
-    filled = {name: part for name, part in parts.items() if part}
+        quantity = _quantity(resource, wanted)
+        if quantity is not None:
+            if str(capacity.get(name)) != quantity:
+                patch["capacity"][name] = quantity
+        elif name in allocatable:
+            patch["capacity"][name] = patch["allocatable"][name] = None
+        elif name in capacity:
+            patch["capacity"][name] = None
+    filled = {part: changes for part, changes in patch.items() if changes}
     return {"status": filled} if filled else {}
+
+
+def _quantity(resource: str, wanted: Mapping[str, int] | None) -> str | None:
+    """How much of the resource the node advertises; None if it does not advertise the resource."""
+    count = 0 if wanted is None else wanted.get(resource, 0)
+    return str(count) if count or (wanted is not None and resource == EXCLUSIVE_CORES) else None
 
 
 def _label(node: Object, value: str | None) -> Object:

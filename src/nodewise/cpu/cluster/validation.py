@@ -133,22 +133,21 @@ def _processes(api: ApiClient, stored: StoredAllocations | None, wanted: Validat
     except Refused as error:
         yield Check("agent", ok=None, seen=str(error), remedy="the right to list pods")
         return
-    sweepers = [pod for pod in pods if _SWEEPERS.search(_commands(pod))]
-    ready = [pod for pod in sweepers if _is_ready(pod)]
-    names = ", ".join(pod["metadata"]["name"] for pod in ready or sweepers)
-    seen = (
-        f"ready: {names}" if ready else f"not ready: {names}" if sweepers else "no node agent, no reconcile"
-    )
-    remedy = (
-        ""
-        if ready
-        else "`kubectl describe` the pod"
-        if sweepers
-        else "kubectl apply -f deploy/cpu-agent.yaml"
-    )
-    yield Check("agent", bool(ready), seen, remedy)
+    yield _agent([pod for pod in pods if _SWEEPERS.search(_commands(pod))])
     if stored is not None:
         yield _tasks(stored.allocations, pods)
+
+
+def _agent(sweepers: Sequence[Object]) -> Check:
+    """Whether one of the pods that free ended tasks' cores is ready."""
+    if not sweepers:
+        remedy = "kubectl apply -f deploy/cpu-agent.yaml"
+        return Check("agent", ok=False, seen="no node agent, no reconcile", remedy=remedy)
+    ready = [pod for pod in sweepers if _is_ready(pod)]
+    names = ", ".join(pod["metadata"]["name"] for pod in ready or sweepers)
+    if not ready:
+        return Check("agent", ok=False, seen=f"not ready: {names}", remedy="`kubectl describe` the pod")
+    return Check("agent", ok=True, seen=f"ready: {names}")
 
 
 def _commands(pod: Object) -> str:
@@ -190,18 +189,22 @@ def _report(
     except Refused as error:
         return Check(kind.name, ok=False, seen=str(error), remedy=remedy)
     report = (stored_object if is_old else stored_object.get("spec") or {}).get("report") or {}
-    wrong = [
-        f"{name}: {error}"
-        for name, check in (report.get("checks") or {}).items()
-        for error in check.get("errors") or ()
-    ]
-    if wrong:
+    if wrong := _report_errors(report):
         return Check(kind.name, ok=False, seen="; ".join(wrong), remedy="mend what it names")
     if stored is not None and _lists(report.get("description")) != _lists(
         pool_allocations.as_description(stored.allocations)
     ):
         return Check(kind.name, ok=False, seen="it tells of other pools: it is old", remedy=remedy)
     return Check(kind.name, ok=True, seen="tells of these pools, and of nothing wrong")
+
+
+def _report_errors(report: Mapping[str, Any]) -> Sequence[str]:
+    """The errors that a node report contains, each with the name of its check."""
+    return [
+        f"{name}: {error}"
+        for name, check in (report.get("checks") or {}).items()
+        for error in check.get("errors") or ()
+    ]
 
 
 def _lists(description: Mapping[str, Any] | None) -> Mapping[str, set[str]]:

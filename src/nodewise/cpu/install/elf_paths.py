@@ -8,7 +8,7 @@ has to name paths that depend on where it will be, so they are written when that
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from nodewise.errors import BadInput, Problem, shown
@@ -55,31 +55,36 @@ def _places(program: bytes) -> tuple[int, int]:
     order = _ORDERS.get(program[5]) if len(program) >= _HEADER_BYTES and program.startswith(_MAGIC) else None
     if order is None:
         raise _bad(shown(program[:8]), "a 64-bit ELF executable")
+    segments: dict[int, list[_Segment]] = {_LOAD: [], _DYNAMIC: [], _INTERPRETER: []}
+    entries: dict[int, int] = {}
     try:
-        segments = list(_segments(program, order))
-        loader = next((segment.offset for segment in segments if segment.kind == _INTERPRETER), None)
-        entries = {
-            tag: value
-            for segment in segments
-            if segment.kind == _DYNAMIC
-            for tag, value in _entries(program, order, segment)
-        }
+        for segment in _segments(program, order):
+            segments.setdefault(segment.kind, []).append(segment)
+        for segment in segments[_DYNAMIC]:
+            entries.update(_entries(program, order, segment))
     except struct.error as error:
         raise _bad("cut off", "a whole file") from error
-    if loader is None or _RPATH not in entries or _STRINGS not in entries:
+    if not segments[_INTERPRETER] or not {_RPATH, _STRINGS} <= entries.keys():
         raise _bad("no path of a loader or of libraries", "a program that `install --build` made")
-    address = entries[_STRINGS] + entries[_RPATH]
-    held = [
-        segment
-        for segment in segments
-        if segment.kind == _LOAD and 0 <= address - segment.address < segment.stored
-    ]
-    libraries = held[0].offset + address - held[0].address if held else len(program)
-    for at in (loader, libraries):
-        path, _, rest = program[at : at + LONGEST_PATH + 1].partition(b"\0")
-        if len(path) + len(rest) != LONGEST_PATH or rest.strip(b"\0"):
-            raise _bad("no room for paths", "a program that `install --build` made")
+    loader = segments[_INTERPRETER][0].offset
+    libraries = _file_offset(entries[_STRINGS] + entries[_RPATH], segments[_LOAD])
+    if libraries is None or not all(_has_room(program, at) for at in (loader, libraries)):
+        raise _bad("no room for paths", "a program that `install --build` made")
     return loader, libraries
+
+
+def _file_offset(address: int, loaded: Iterable[_Segment]) -> int | None:
+    """Where the file has what is loaded at an address; None if no segment does."""
+    for segment in loaded:
+        if 0 <= address - segment.address < segment.stored:
+            return segment.offset + address - segment.address
+    return None
+
+
+def _has_room(program: bytes, at: int) -> bool:
+    """Whether a path is there, padded with zeros to the room that the bundle reserves."""
+    path, _, rest = program[at : at + LONGEST_PATH + 1].partition(b"\0")
+    return len(path) + len(rest) == LONGEST_PATH and not rest.strip(b"\0")
 
 
 def _segments(program: bytes, order: str) -> Iterator[_Segment]:
