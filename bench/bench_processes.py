@@ -102,7 +102,9 @@ def apiserver(folder: Path, papers: Papers, nodes: int) -> Iterator[Path]:
 def nothing(folder: Path, papers: Papers, answers: Mapping[str, Path]) -> Iterator[str]:
     """The do-nothing server with the answer of each path; what is yielded is its URL."""
     pairs = [f"{path}={file}" for path, file in answers.items()]
-    with _started([*_module("nothing"), *_certificates(papers), *pairs], folder / "nothing.log") as process:
+    with _started(
+        [*_module("null_server"), *_certificates(papers), *pairs], folder / "null_server.log"
+    ) as process:
         yield _line(process, "url")["url"]
 
 

@@ -28,7 +28,7 @@ from bench.results import ISOLATED, PLAIN, Measured
 BIN: Final = Path(sys.executable).parent
 COMMAND: Final = ("/bin/busybox", "echo", "here")
 ISOLATE: Final = ("/opt/bin/cmk", "isolate", "--pool=exclusive")
-SPIN: Final = Path(__file__).parent / "spin.py"
+SPIN: Final = Path(__file__).parent / "cpu_spin.py"
 LOAD: Final = "while True: pass"
 PINNED, UNPINNED, WITHOUT = "exclusive", "unpinned", "without_pools"
 """The loop in the pool exclusive or anywhere, the load in the pool infra; and both anywhere."""

@@ -141,10 +141,10 @@ def _read(link: str, page: Path) -> tuple[Path, str] | None:
 def _with_links(text: str, change: Callable[[str], str]) -> str:
     """The text with each link's target changed, outside of code."""
 
-    def one(match: re.Match[str]) -> str:
+    def rewrite(match: re.Match[str]) -> str:
         return match[0] if match[0].startswith("`") else change(match[0])
 
-    return "\n".join(line if is_code else _LINK.sub(one, line) for line, is_code in lines(text))
+    return "\n".join(line if is_code else _LINK.sub(rewrite, line) for line, is_code in lines(text))
 
 
 def lines(text: str) -> Iterator[tuple[str, bool]]:

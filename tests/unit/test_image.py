@@ -76,12 +76,14 @@ def test_a_layer_is_named_by_its_bytes_and_by_what_is_in_them(folder: Path, tmp_
 
 
 def test_a_layer_has_roots_files_in_order_without_other_users_rights(folder: Path, tmp_path: Path) -> None:
-    found = entries(made(folder, tmp_path / "layer").file)
-    assert [one.name for one in found] == [
+    members = entries(made(folder, tmp_path / "layer").file)
+    assert [member.name for member in members] == [
         "bin", "etc", "etc/b.txt", "tmp", "usr", "usr/bin", "usr/bin/a", "usr/bin/z",
     ]  # fmt: skip
-    assert {(one.uid, one.gid, one.uname, one.gname, one.mtime) for one in found} == {(0, 0, "", "", 5)}
-    modes = {one.name: one.mode for one in found}
+    assert {(member.uid, member.gid, member.uname, member.gname, member.mtime) for member in members} == {
+        (0, 0, "", "", 5)
+    }
+    modes = {member.name: member.mode for member in members}
     assert (modes["etc/b.txt"], modes["usr/bin/a"], modes["tmp"], modes["usr"]) == (
         0o644,
         0o755,
@@ -92,9 +94,13 @@ def test_a_layer_has_roots_files_in_order_without_other_users_rights(folder: Pat
 
 def test_a_folder_for_another_builder_has_the_same_modes(folder: Path, tmp_path: Path) -> None:
     layers.set_modes(folder)
-    found = entries(made(folder, tmp_path / "layer").file)
-    on_disk = {one.name: (folder / one.name).lstat().st_mode & 0o7777 for one in found if not one.issym()}
-    assert on_disk == {one.name: one.mode for one in found if not one.issym()}
+    members = entries(made(folder, tmp_path / "layer").file)
+    on_disk = {
+        member.name: (folder / member.name).lstat().st_mode & 0o7777
+        for member in members
+        if not member.issym()
+    }
+    assert on_disk == {member.name: member.mode for member in members if not member.issym()}
 
 
 @pytest.fixture
@@ -105,8 +111,8 @@ def archive(folder: Path, tmp_path: Path) -> Path:
 
 
 def member(archive: Path, name: str) -> bytes:
-    with tarfile.open(archive) as found:
-        content = found.extractfile(name)
+    with tarfile.open(archive) as layer:
+        content = layer.extractfile(name)
         assert content is not None
         return content.read()
 
@@ -259,15 +265,15 @@ def test_packages_that_only_serve_to_install_others_are_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "seen"),
+    ("simulation", "seen"),
     [
         (SAID + "Inst python3 (3.11 Cloud SDK:cloud-sdk [amd64])\n", "python3 would come from elsewhere"),
         ("", "apt-get named no package"),
     ],
 )
-def test_packages_of_another_origin_make_no_image(said: str, seen: str) -> None:
+def test_packages_of_another_origin_make_no_image(simulation: str, seen: str) -> None:
     with pytest.raises(ImageError, match=seen):
-        debian.chosen(said, "debian")
+        debian.chosen(simulation, "debian")
 
 
 @pytest.mark.parametrize(
@@ -364,8 +370,8 @@ def test_a_template_is_what_configure_writes_by_itself(path: str, agents: str, t
     (tmp_path / "given/template.yaml").write_text(templates.template(agents))
     several = ["--one-entry-per-agent"] if "," in agents else []
     own = configured(tmp_path, f"--agents={agents}", *several)
-    given = configured(tmp_path, "-f", str(tmp_path / "given/template.yaml"))
-    assert yaml.safe_load(given) == yaml.safe_load(own)
+    rendered = configured(tmp_path, "-f", str(tmp_path / "given/template.yaml"))
+    assert yaml.safe_load(rendered) == yaml.safe_load(own)
 
 
 MANIFEST = """\
@@ -395,10 +401,10 @@ def configured(folder: Path, *words: str) -> str:
     for name, paper in papers.items():
         paper.write_to_path(folder / name)
         flags += [f"--{name}", str(folder / name)]
-    said = CliRunner().invoke(command, [*flags, *words])
-    assert said.exit_code == 0, said.output
-    files = json.loads(said.stdout)["files"]
-    diff = next(one["diff"] for one in files if "kubescheduler.config" in one["diff"])
+    result = CliRunner().invoke(command, [*flags, *words])
+    assert result.exit_code == 0, result.output
+    files = json.loads(result.stdout)["files"]
+    diff = next(file["diff"] for file in files if "kubescheduler.config" in file["diff"])
     return "\n".join(re.findall(r"^\+(?!\+\+)(.*)$", diff, re.MULTILINE))
 
 
@@ -406,28 +412,28 @@ def instructions() -> dict[str, list[str]]:
     """What the Containerfile says of the image, by instruction, after its last FROM."""
     text = (contents.ROOT / "Containerfile").read_text().replace("\\\n", " ")
     last = re.split(r"^FROM ", text, flags=re.MULTILINE)[-1]
-    found: dict[str, list[str]] = {}
+    values: dict[str, list[str]] = {}
     for line in last.splitlines()[1:]:
         name, _, rest = line.partition(" ")
-        found.setdefault(name, []).append(rest.strip())
-    return found
+        values.setdefault(name, []).append(rest.strip())
+    return values
 
 
 def test_the_containerfile_says_the_same_of_the_image() -> None:
-    said = instructions()
-    assert said["USER"] == [contents.USER]
-    assert [json.loads(text) for text in said["ENTRYPOINT"]] == [list(contents.ENTRYPOINT)]
-    assert [json.loads(text) for text in said["CMD"]] == [list(contents.COMMAND)]
-    assert said["EXPOSE"] == [contents.PORT]
-    assert said["WORKDIR"] == ["/"]
+    words = instructions()
+    assert words["USER"] == [contents.USER]
+    assert [json.loads(text) for text in words["ENTRYPOINT"]] == [list(contents.ENTRYPOINT)]
+    assert [json.loads(text) for text in words["CMD"]] == [list(contents.COMMAND)]
+    assert words["EXPOSE"] == [contents.PORT]
+    assert words["WORKDIR"] == ["/"]
     pairs = {
-        name: dict(word.split("=", 1) for word in shlex.split(said[name][0])) for name in ("ENV", "LABEL")
+        name: dict(word.split("=", 1) for word in shlex.split(words[name][0])) for name in ("ENV", "LABEL")
     }
     assert pairs == {"ENV": contents.ENVIRONMENT, "LABEL": contents.LABELS}
-    assert said["COPY"] == [f"--from=build /out/{name}/ /" for name in contents.FOLDERS]
+    assert words["COPY"] == [f"--from=build /out/{name}/ /" for name in contents.FOLDERS]
 
 
 def test_no_file_of_the_image_names_an_address() -> None:
     files = [*(contents.ROOT / "tools/image").glob("*.py"), contents.ROOT / "Containerfile"]
-    found = [line for file in files for line in file.read_text().splitlines() if "://" in line]
-    assert [line for line in found if "nodewise.nodewise.svc" not in line] == []
+    addresses = [line for file in files for line in file.read_text().splitlines() if "://" in line]
+    assert [line for line in addresses if "nodewise.nodewise.svc" not in line] == []

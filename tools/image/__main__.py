@@ -34,23 +34,23 @@ def main() -> int:
     parser.add_argument("--revision", default="", help="the commit, for a label")
     parser.add_argument("--folders", type=Path, help="write the layers as folders here, and no archive")
     parser.add_argument("--offline", action="store_true", help="Debian's packages as they were fetched last")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     try:
         cache().mkdir(parents=True, exist_ok=True)
         with (cache() / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            _make(given, Inputs(cache(), fresh=not given.offline), identity(given.revision))
+            _make(arguments, Inputs(cache(), fresh=not arguments.offline), identity(arguments.revision))
     except (ImageError, NodewiseError, OSError) as error:
         say(f"no image: {error}")
         return 1
     return 0
 
 
-def _make(given: argparse.Namespace, inputs: Inputs, wanted: Identity) -> None:
-    if given.folders:
-        assemble.folders(given.folders, inputs, wanted)
+def _make(arguments: argparse.Namespace, inputs: Inputs, wanted: Identity) -> None:
+    if arguments.folders:
+        assemble.folders(arguments.folders, inputs, wanted)
         return
-    file = given.into / f"{contents.NAME}-{wanted.version}.oci.tar"
+    file = arguments.into / f"{contents.NAME}-{wanted.version}.oci.tar"
     made = assemble.make(file, inputs, wanted)
     say(f"{made.size_bytes / 1e6:6.1f} MB  in all")
     print(file, made.digest)

@@ -121,7 +121,7 @@ def _part(title: str, folder: Path, identity: Identity) -> Part:
 
 def _system(inputs: Inputs, tree: "_Cache", packages: Sequence[Package]) -> tuple[python.Target, Part]:
     """Debian's layer, and the Python that is unpacked for it."""
-    glibc = next(one.version for one in packages if one.name == "libc6").partition("-")[0]
+    glibc = next(package.version for package in packages if package.name == "libc6").partition("-")[0]
     machine = debian.platform.machine()
 
     def fill(root: Path) -> None:

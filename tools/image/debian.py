@@ -103,8 +103,8 @@ def resolve(cache: Path, *, has_to_be_new: bool) -> list[Package]:
         if has_to_be_new:
             raise
         say(f"warning: {error}")
-    said = run(["apt-get", *options, "-s", "install", "--no-install-recommends", *WANTED], _told())
-    names = chosen(said, distribution())
+    simulation = run(["apt-get", *options, "-s", "install", "--no-install-recommends", *WANTED], _told())
+    names = chosen(simulation, distribution())
     run(["apt-get", "-qq", *options, "download", *names], _told(), cache / "packages")
     # apt-get compares only the size of a file that is already there
     signed = signed_digests(
@@ -140,9 +140,9 @@ def signed_digests(printed: str) -> dict[str, str]:
     return dict(re.findall(r"^'[^']*' (\S+) \d+ SHA256:([0-9a-f]{64})$", printed, re.MULTILINE))
 
 
-def chosen(said: str, wanted_origin: str) -> list[str]:
+def chosen(simulation: str, wanted_origin: str) -> list[str]:
     """`name=version` of what apt-get would install, without what is left out. ImageError: not of this distribution."""
-    rows = re.findall(r"^Inst (\S+) \((\S+) (.*?) \[", said, re.MULTILINE)
+    rows = re.findall(r"^Inst (\S+) \((\S+) (.*?) \[", simulation, re.MULTILINE)
     foreign = [name for name, _, origin in rows if not origin.lower().startswith(wanted_origin)]
     if foreign or not rows:
         what = f"{', '.join(foreign)} would come from elsewhere" if foreign else "apt-get named no package"
@@ -215,20 +215,20 @@ def _options(cache: Path) -> list[str]:
 
 def _files(folder: Path, names: Sequence[str]) -> list[str]:
     """The files that apt-get made of `name=version`."""
-    found = []
-    for name, _, version in (one.partition("=") for one in names):
+    file_names = []
+    for name, _, version in (package.partition("=") for package in names):
         files = sorted(folder.glob(f"{name}_{version.replace(':', '%3a')}_*.deb"))
         if len(files) != 1:
             raise ImageError(f"{name} {version}: {len(files)} files came, one was wanted; {_REMEDY}")
-        found.append(files[0].name)
-    return sorted(found)
+        file_names.append(files[0].name)
+    return sorted(file_names)
 
 
 def _package(file: Path) -> Package:
-    said = run(
+    output = run(
         ["dpkg-deb", "--field", file, "Package", "Version", "Architecture", "Source"], "reading a package"
     )
-    fields = dict(line.split(": ", 1) for line in said.splitlines() if ": " in line)
+    fields = dict(line.split(": ", 1) for line in output.splitlines() if ": " in line)
     name = fields["Package"]
     return Package(
         name,
@@ -245,10 +245,10 @@ def _is_left_out(name: str) -> bool:
 
 
 def _extract(file: Path, root: Path) -> None:
-    said = subprocess.run(["dpkg-deb", "--fsys-tarfile", file], capture_output=True, check=False)
-    if said.returncode:
-        raise ImageError(f"{file.name}: {said.stderr.decode(errors='replace').strip()}")
-    with tarfile.open(fileobj=io.BytesIO(said.stdout)) as archive:
+    result = subprocess.run(["dpkg-deb", "--fsys-tarfile", file], capture_output=True, check=False)
+    if result.returncode:
+        raise ImageError(f"{file.name}: {result.stderr.decode(errors='replace').strip()}")
+    with tarfile.open(fileobj=io.BytesIO(result.stdout)) as archive:
         for member in archive:
             name = merged(member.name)
             if not name or name in _MERGED or is_dropped(name):

@@ -24,10 +24,12 @@ def run(
     """What the command prints. ImageError, with the last lines that it said, if it failed or is not there."""
     words = list(map(str, command))
     try:
-        said = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        process = subprocess.run(
+            words, cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
     except FileNotFoundError as error:
         raise ImageError(f"{what}: there is no {words[0]} here") from error
-    if said.returncode:
-        last = " / ".join((said.stderr or said.stdout).strip().splitlines()[-3:]) or "it said nothing"
-        raise ImageError(f"{what}: {words[0]} ended with {said.returncode}: {last}")
-    return said.stdout
+    if process.returncode:
+        last = " / ".join((process.stderr or process.stdout).strip().splitlines()[-3:]) or "it said nothing"
+        raise ImageError(f"{what}: {words[0]} ended with {process.returncode}: {last}")
+    return process.stdout

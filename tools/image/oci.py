@@ -63,12 +63,12 @@ def _entry(name: str, size_bytes: int, time_s: int) -> tarfile.TarInfo:
 
 def labels(identity: Identity) -> Mapping[str, str]:
     """All labels of the image."""
-    found = {
+    labels = {
         **contents.LABELS,
         "org.opencontainers.image.version": identity.version,
         "org.opencontainers.image.created": _time(identity),
     }
-    return found | ({"org.opencontainers.image.revision": identity.revision} if identity.revision else {})
+    return labels | ({"org.opencontainers.image.revision": identity.revision} if identity.revision else {})
 
 
 def _config(layers: Sequence[Layer], identity: Identity) -> dict[str, Any]:

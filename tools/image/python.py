@@ -47,8 +47,8 @@ class Target(NamedTuple):
 
 def target(root: Path, glibc: str, machine: str) -> Target:
     """The Python that was unpacked there. ImageError if it does not start."""
-    said = run([*_interpreter(root), "-c", "import sys; print(*sys.version_info[:3])"], "starting Python")
-    major, minor, micro = said.split()
+    version = run([*_interpreter(root), "-c", "import sys; print(*sys.version_info[:3])"], "starting Python")
+    major, minor, micro = version.split()
     return Target(root, f"{major}.{minor}", f"{major}.{minor}.{micro}", glibc, machine)
 
 
@@ -73,7 +73,9 @@ def _holding(lock: str, environment: Mapping[str, str]) -> Iterator[str]:
         text, *hashes = re.split(r"\s--hash=", line)
         wanted = Requirement(text.strip())
         if wanted.marker is None or wanted.marker.evaluate(dict(environment)):
-            yield " ".join([f"{wanted.name}{wanted.specifier}", *(f"--hash={one.strip()}" for one in hashes)])
+            yield " ".join(
+                [f"{wanted.name}{wanted.specifier}", *(f"--hash={digest.strip()}" for digest in hashes)]
+            )
 
 
 def exported() -> str:

@@ -81,7 +81,7 @@ def write(
     bom.components.update(_python(wheels))
     bom.components.add(_program(program, identity))
     bom.register_dependency(image, list(bom.components))
-    refs = "\n".join(sorted(str(one.bom_ref) for one in bom.components))
+    refs = "\n".join(sorted(str(component.bom_ref) for component in bom.components))
     bom.serial_number = uuid.uuid5(uuid.NAMESPACE_OID, refs + identity.version)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(JsonV1Dot6(bom).output_as_string(indent=1) + "\n")
@@ -98,7 +98,7 @@ def _debian(packages: Iterable[Package], root: Path, distribution: Mapping[str, 
             type=ComponentType.LIBRARY,
             purl=url,
             bom_ref=url.to_string(),
-            licenses=[_license(one) for one in _debians_licenses(root, package.name)],
+            licenses=[_license(license_name) for license_name in _debians_licenses(root, package.name)],
             hashes=[HashType(alg=HashAlgorithm.SHA_256, content=package.digest)],
             properties=[Property(name="nodewise:source", value=package.source)],
         )
@@ -121,9 +121,9 @@ def licenses(text: str) -> list[str]:
 
 
 def _license(name: str) -> License:
-    found: License = LicenseFactory().make_from_string(name)
+    license_: License = LicenseFactory().make_from_string(name)
     # several expressions at a time are not allowed, and Debian's words are no expressions
-    return found if isinstance(found, DisjunctiveLicense) else DisjunctiveLicense(name=name)
+    return license_ if isinstance(license_, DisjunctiveLicense) else DisjunctiveLicense(name=name)
 
 
 def _python(wheels: Path) -> Iterator[Component]:
@@ -166,21 +166,21 @@ def _program(folder: Path, identity: Identity) -> Component:
 
 def _library(path: Path) -> Component:
     """A library of this machine, with the package that it is of, as far as dpkg knows."""
-    found = _asked("dpkg-query", "--search", f"*/{path.name}").partition(":")[0].partition(",")[0]
-    version = _asked("dpkg-query", "--show", "--showformat=${Version}", found) if found else ""
+    package = _asked("dpkg-query", "--search", f"*/{path.name}").partition(":")[0].partition(",")[0]
+    version = _asked("dpkg-query", "--show", "--showformat=${Version}", package) if package else ""
     return Component(
         name=path.name,
         version=version or None,
         type=ComponentType.FILE,
         bom_ref=f"program:{path.name}",
         hashes=[HashType(alg=HashAlgorithm.SHA_256, content=hashlib.sha256(path.read_bytes()).hexdigest())],
-        properties=[Property(name="nodewise:package", value=found)] if found else [],
+        properties=[Property(name="nodewise:package", value=package)] if package else [],
     )
 
 
 def _asked(*command: str) -> str:
     try:
-        said = subprocess.run(command, capture_output=True, text=True, check=False)
+        process = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError:
         return ""
-    return said.stdout.strip() if not said.returncode else ""
+    return process.stdout.strip() if not process.returncode else ""

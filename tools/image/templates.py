@@ -20,7 +20,7 @@ def template(agents: str) -> str:
     names = agents.split(",")
     roles = [role(kind, kind.options()) for kind in agent_kinds.chosen(names)]
     several = len(names) > 1
-    found = scheduler_configuration.configuration(
+    configuration = scheduler_configuration.configuration(
         roles,
         SchedulerOptions(
             _URL,
@@ -32,9 +32,9 @@ def template(agents: str) -> str:
             kubeconfig="/etc/kubernetes/scheduler.conf",
         ),
     )
-    for entry in found["extenders"]:
+    for entry in configuration["extenders"]:
         del entry["tlsConfig"]["caFile"]
-    return yaml_editor.dump({**found, "apiVersion": _API})
+    return yaml_editor.dump({**configuration, "apiVersion": _API})
 
 
 def write(root: Path) -> None:

@@ -20,9 +20,9 @@ def rows(**last: float) -> list[scaling.Row]:
     ],
 )
 def test_growth_is_told_as_a_power_and_per_node(value, exponent, per_node):
-    found = rows(filter_ms=value)
-    assert scaling.exponent(found, "filter_ms") == pytest.approx(exponent)
-    assert scaling.per_node(found, "filter_ms") == pytest.approx(per_node)
+    growth = rows(filter_ms=value)
+    assert scaling.exponent(growth, "filter_ms") == pytest.approx(exponent)
+    assert scaling.per_node(growth, "filter_ms") == pytest.approx(per_node)
 
 
 def test_what_grows_faster_than_the_nodes_is_named():

@@ -15,12 +15,12 @@ def test_nodes_have_some_ten_kilobytes():
 
 
 def test_pods_have_some_five_kilobytes_and_the_first_ones_wait():
-    found = [json.loads(value) for _, value in etcd_population.pods(NAMES, etcd_population.WAITING_PODS + 20)]
-    waiting = [one for one in found if "nodeName" not in one["spec"]]
+    pods = [json.loads(value) for _, value in etcd_population.pods(NAMES, etcd_population.WAITING_PODS + 20)]
+    waiting = [pod for pod in pods if "nodeName" not in pod["spec"]]
     assert len(waiting) == etcd_population.WAITING_PODS
-    assert {one["status"]["phase"] for one in waiting} == {"Pending"}
-    assert {one["spec"]["nodeName"] for one in found if one not in waiting} == set(NAMES)
-    assert all(4_000 < len(json.dumps(one)) < 6_500 for one in found[:: etcd_population.WAITING_PODS // 2])
+    assert {pod["status"]["phase"] for pod in waiting} == {"Pending"}
+    assert {pod["spec"]["nodeName"] for pod in pods if pod not in waiting} == set(NAMES)
+    assert all(4_000 < len(json.dumps(pod)) < 6_500 for pod in pods[:: etcd_population.WAITING_PODS // 2])
 
 
 def test_a_transaction_takes_so_many_keys_and_bytes():

@@ -33,9 +33,18 @@ PLACE = {"date": "2026-11-22", "machine": {"cores": 2}, "versions": {"python": "
 
 
 def test_results_have_every_key():
-    found = results.read()
-    assert found.keys() >= KEYS | results.FIGURES.keys()
-    assert found.keys() >= {"date", "client", "machine", "versions", "rounds", "growth", "starts", "bursts"}
+    document = results.read()
+    assert document.keys() >= KEYS | results.FIGURES.keys()
+    assert document.keys() >= {
+        "date",
+        "client",
+        "machine",
+        "versions",
+        "rounds",
+        "growth",
+        "starts",
+        "bursts",
+    }
 
 
 @pytest.mark.parametrize("part", results.PARTS)
@@ -47,8 +56,8 @@ def test_every_part_says_where_it_was_measured(part):
 
 
 def test_figures_follow_from_the_rounds():
-    found = results.read()
-    assert results.figures(found["rounds"]).items() <= found.items()
+    document = results.read()
+    assert results.figures(document["rounds"]).items() <= document.items()
 
 
 def test_every_round_has_requests_enough():
@@ -59,11 +68,11 @@ def test_every_round_has_requests_enough():
 
 
 def test_node_minutes_are_those_of_the_runs():
-    found = results.read()
-    for row in found["bursts"]:
+    document = results.read()
+    for row in document["bursts"]:
         assert len(row["node_minutes"]) >= 3
         mean = sum(row["node_minutes"]) / len(row["node_minutes"])
-        assert found[results.bursts_key(row["agents"])] == pytest.approx(mean, abs=0.05)
+        assert document[results.bursts_key(row["agents"])] == pytest.approx(mean, abs=0.05)
 
 
 @pytest.mark.parametrize("page", report.PAGES, ids=lambda page: page.name)
@@ -78,8 +87,8 @@ def test_readme_without_its_markers_is_an_error():
 
 
 def test_the_plots_are_those_of_the_results(tmp_path):
-    found = results.read()
-    plots.write(found, tmp_path)
+    document = results.read()
+    plots.write(document, tmp_path)
     for name in plots.TITLES:
         assert (tmp_path / f"{name}.svg").read_bytes() == (plots.FOLDER / f"{name}.svg").read_bytes()
 
@@ -98,7 +107,7 @@ def test_a_ratio_compares_within_rounds():
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "told"),
+    ("key", "value", "verdict"),
     [
         pytest.param("filter_names_5000_p50_ms", 1.5, "at most 1.5 ms: met", id="at most, equal"),
         pytest.param("filter_names_5000_p50_ms", 1.51, "at most 1.5 ms: not met", id="at most, over"),
@@ -106,22 +115,22 @@ def test_a_ratio_compares_within_rounds():
         pytest.param("cluster_bind_ratio_5000", 0.84, "at least 0.85: not met", id="at least, under"),
     ],
 )
-def test_a_target_is_met_up_to_its_limit(key, value, told):
+def test_a_target_is_met_up_to_its_limit(key, value, verdict):
     row = next(row for row in report.rows({key: value}) if row[0] == key)
-    assert row[3] == told
+    assert row[3] == verdict
 
 
 def test_a_part_measured_anew_leaves_the_others_as_they_are():
     known = results.read()
-    found = results.merged(known, results.START, Measured({"ready_s": 3.5}, {}, "", {"starts": []}), PLACE)
-    assert found["ready_s"] == 3.5
-    assert found["starts"] == []
-    assert found["parts"][results.START] == PLACE
+    document = results.merged(known, results.START, Measured({"ready_s": 3.5}, {}, "", {"starts": []}), PLACE)
+    assert document["ready_s"] == 3.5
+    assert document["starts"] == []
+    assert document["parts"][results.START] == PLACE
     changed = {"ready_s", "starts", "parts"}
-    assert {key: found[key] for key in known.keys() - changed} == {
+    assert {key: document[key] for key in known.keys() - changed} == {
         key: known[key] for key in known.keys() - changed
     }
-    assert {name: found["parts"][name] for name in found["parts"].keys() - {results.START}} == {
+    assert {name: document["parts"][name] for name in document["parts"].keys() - {results.START}} == {
         name: known["parts"][name] for name in known["parts"].keys() - {results.START}
     }
 
@@ -129,22 +138,24 @@ def test_a_part_measured_anew_leaves_the_others_as_they_are():
 def test_a_part_keeps_the_rounds_of_the_others():
     series = [{"p50_ms": 1.0, "p99_ms": 2.0, "max_ms": 3.0, "requests": 5}]
     known = {"rounds": {"filter": series}}
-    found = results.merged(
+    document = results.merged(
         known, results.WHOLE_NODES, Measured({}, {"whole nodes: filter": series}, ""), PLACE
     )
-    assert found["rounds"] == {"filter": series, "whole nodes: filter": series}
+    assert document["rounds"] == {"filter": series, "whole nodes: filter": series}
 
 
 def test_where_names_were_measured_stands_at_the_top():
-    found = results.merged({}, results.NAMES, Measured({"rss_mib": 1.0}, {}, "go"), PLACE | {"client": "go"})
-    assert found["date"] == PLACE["date"]
-    assert found["client"] == "go"
-    assert list(found)[-2:] == ["parts", "rounds"]
+    document = results.merged(
+        {}, results.NAMES, Measured({"rss_mib": 1.0}, {}, "go"), PLACE | {"client": "go"}
+    )
+    assert document["date"] == PLACE["date"]
+    assert document["client"] == "go"
+    assert list(document)[-2:] == ["parts", "rounds"]
 
 
 def test_the_schedulers_figures_are_those_of_its_own_run():
     run = json.loads(cluster.PATH.read_text())[str(cluster.MERGED_NODES)]
-    found = results.read()
+    document = results.read()
     keys = [key for key, figure in results.FIGURES.items() if figure.part == results.CLUSTER]
-    assert {key: found[key] for key in keys} == {key: run[key] for key in keys}
-    assert found["parts"][results.CLUSTER]["machine"] == run["machine"]
+    assert {key: document[key] for key in keys} == {key: run[key] for key in keys}
+    assert document["parts"][results.CLUSTER]["machine"] == run["machine"]

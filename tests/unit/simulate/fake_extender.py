@@ -30,22 +30,22 @@ class FakeExtender:
 
     def _answer(self, request: httpx2.Request) -> httpx2.Response:
         verb = request.url.path.rpartition("/")[2]
-        asked = json.loads(request.content)
-        self.calls.append((verb, asked["Pod"]["metadata"]["name"]))
+        arguments = json.loads(request.content)
+        self.calls.append((verb, arguments["Pod"]["metadata"]["name"]))
         if verb in self.broken:
             return httpx2.Response(500)
         verbs: dict[str, Callable[[Object], Any]] = {
             "filter": self._filter,
-            "prioritize": lambda asked: [
-                {"Host": name, "Score": self.scores.get(name, 0)} for name in asked["NodeNames"]
+            "prioritize": lambda arguments: [
+                {"Host": name, "Score": self.scores.get(name, 0)} for name in arguments["NodeNames"]
             ],
-            "preempt": lambda asked: {"NodeNameToMetaVictims": asked["NodeNameToMetaVictims"]},
+            "preempt": lambda arguments: {"NodeNameToMetaVictims": arguments["NodeNameToMetaVictims"]},
         }
-        return httpx2.Response(200, json=verbs[verb](asked))
+        return httpx2.Response(200, json=verbs[verb](arguments))
 
-    def _filter(self, asked: Object) -> Object:
-        left = [name for name in asked["NodeNames"] if name not in self.reject]
-        failed = {name: self.reject[name] for name in asked["NodeNames"] if name in self.reject}
+    def _filter(self, arguments: Object) -> Object:
+        left = [name for name in arguments["NodeNames"] if name not in self.reject]
+        failed = {name: self.reject[name] for name in arguments["NodeNames"] if name in self.reject}
         return {"NodeNames": left, "FailedNodes": failed}
 
 

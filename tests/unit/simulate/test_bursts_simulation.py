@@ -72,10 +72,12 @@ def test_leaky_pods_take_more_memory_than_they_request(pods) -> None:
 
 
 def test_the_same_seed_draws_the_same() -> None:
-    one, other = (bursts_workload.pods(SMALL, 5) for _ in range(2))
-    assert [(pod.name, pod.app, pod.at_s) for pod in one] == [(pod.name, pod.app, pod.at_s) for pod in other]
-    assert all(np.array_equal(a.use, b.use) for a, b in zip(one, other, strict=True))
-    assert [pod.at_s for pod in bursts_workload.pods(SMALL, 6)] != [pod.at_s for pod in one]
+    first, other = (bursts_workload.pods(SMALL, 5) for _ in range(2))
+    assert [(pod.name, pod.app, pod.at_s) for pod in first] == [
+        (pod.name, pod.app, pod.at_s) for pod in other
+    ]
+    assert all(np.array_equal(a.use, b.use) for a, b in zip(first, other, strict=True))
+    assert [pod.at_s for pod in bursts_workload.pods(SMALL, 6)] != [pod.at_s for pod in first]
 
 
 def test_nodes_say_what_they_use_as_the_annotator_writes_it() -> None:
@@ -123,8 +125,12 @@ def test_a_pod_that_fails_again_soon_counts_as_failed(pods) -> None:
         placed.restart(minute, BEGAN_S + 60 * minute)
         looks.append(seen(placed))
     pairs = zip([None, *looks], looks, strict=False)
-    found = [outcomes.outcome_between(before, after, 600.0) for before, after in pairs]
-    assert [one and one.reward for one in found] == [outcomes.RUNS, outcomes.SUSPICIOUS, outcomes.FAILED]
+    results = [outcomes.outcome_between(before, after, 600.0) for before, after in pairs]
+    assert [observed and observed.reward for observed in results] == [
+        outcomes.RUNS,
+        outcomes.SUSPICIOUS,
+        outcomes.FAILED,
+    ]
 
 
 def test_a_pod_that_failed_begins_anew_and_ends_in_time(pods) -> None:
@@ -154,9 +160,9 @@ def test_full_nodes_leave_pods_waiting() -> None:
 @pytest.mark.parametrize("agents", [name for name in command.ASKED if name != "none"])
 def test_every_agent_places_pods_the_same_way_each_time(agents) -> None:
     arguments = ("--nodes", "6", "--hours", "0.1", "--seed", "4", "--agents", agents)
-    one, other = found(*arguments), found(*arguments)
-    assert one == other
-    (run,) = one["runs"]
+    first, other = found(*arguments), found(*arguments)
+    assert first == other
+    (run,) = first["runs"]
     assert run["agents"] == agents
     assert run["unplaced_pods"] == 0
 
@@ -169,11 +175,11 @@ def test_agents_may_reject_nodes_as_well() -> None:
 
 
 def test_agents_change_where_pods_go() -> None:
-    told = found("--nodes", "12", "--hours", "0.5", "--agents", "none", "--agents", "safe,congestion")
-    none, agents = told["runs"]
+    document = found("--nodes", "12", "--hours", "0.5", "--agents", "none", "--agents", "safe,congestion")
+    none, agents = document["runs"]
     assert none["pods"] == agents["pods"], "the pods are the same"
     assert none["nodes_by_minute"] != agents["nodes_by_minute"]
-    assert told["mean"].keys() == {"none", "safe,congestion"}
+    assert document["mean"].keys() == {"none", "safe,congestion"}
 
 
 def test_the_table_and_the_lines_have_the_runs() -> None:

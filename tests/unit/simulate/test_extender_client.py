@@ -139,11 +139,11 @@ UNUSABLE = {
 }
 
 
-@pytest.mark.parametrize(("transport", "said"), UNUSABLE.values(), ids=UNUSABLE)
-def test_what_is_no_answer(transport: httpx2.BaseTransport, said: str) -> None:
+@pytest.mark.parametrize(("transport", "message"), UNUSABLE.values(), ids=UNUSABLE)
+def test_what_is_no_answer(transport: httpx2.BaseTransport, message: str) -> None:
     with extender(transport) as client, pytest.raises(Unavailable) as raised:
         client.filter(POD, NODES)
-    assert str(raised.value).startswith(said)
+    assert str(raised.value).startswith(message)
 
 
 READABLE = {

@@ -14,8 +14,13 @@ def test_defaults_are_upstream_s() -> None:
 def test_a_whole_entry() -> None:
     tls = {"caFile": "ca", "certFile": "cert", "keyFile": "key", "serverName": "nodewise"}
     managed = [{"name": "telemetry/scheduling", "ignoredByScheduler": True}, {"name": "gpu.intel.com/i915"}]
-    given = URL | {"enableHTTPS": True, "tlsConfig": tls, "httpTimeout": "300ms", "managedResources": managed}
-    (entry,) = extender_entry.entries([given])
+    document = URL | {
+        "enableHTTPS": True,
+        "tlsConfig": tls,
+        "httpTimeout": "300ms",
+        "managedResources": managed,
+    }
+    (entry,) = extender_entry.entries([document])
     assert entry.enable_https
     assert entry.tls_config
     assert entry.tls_config.server_name == "nodewise"
@@ -24,8 +29,10 @@ def test_a_whole_entry() -> None:
 
 
 def test_ignorable_ones_are_asked_last() -> None:
-    given = [{"urlPrefix": name, "ignorable": ignorable} for name, ignorable in (("a", True), ("b", False))]
-    assert [entry.url_prefix for entry in extender_entry.entries(given)] == ["b", "a"]
+    documents = [
+        {"urlPrefix": name, "ignorable": ignorable} for name, ignorable in (("a", True), ("b", False))
+    ]
+    assert [entry.url_prefix for entry in extender_entry.entries(documents)] == ["b", "a"]
 
 
 BROKEN = {
@@ -44,9 +51,9 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize(("fields", "said"), BROKEN.values(), ids=BROKEN)
-def test_what_kube_scheduler_refuses_is_refused(fields: dict[str, object], said: str) -> None:
-    with pytest.raises(BadSettings, match=said):
+@pytest.mark.parametrize(("fields", "message"), BROKEN.values(), ids=BROKEN)
+def test_what_kube_scheduler_refuses_is_refused(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(BadSettings, match=message):
         extender_entry.entries([URL | fields])
 
 

@@ -72,13 +72,13 @@ FAILURES: dict[str, tuple[httpx2.RequestError, str]] = {
 }
 
 
-@pytest.mark.parametrize(("error", "said"), FAILURES.values(), ids=FAILURES)
-def test_go_s_words(error: httpx2.RequestError, said: str) -> None:
-    assert extender_failure.words(error, URL) == said
+@pytest.mark.parametrize(("error", "message"), FAILURES.values(), ids=FAILURES)
+def test_go_s_words(error: httpx2.RequestError, message: str) -> None:
+    assert extender_failure.words(error, URL) == message
 
 
 def every(kind: type[httpx2.RequestError]) -> list[type[httpx2.RequestError]]:
-    return [kind, *(one for below in kind.__subclasses__() for one in every(below))]
+    return [kind, *(subclass for below in kind.__subclasses__() for subclass in every(below))]
 
 
 @pytest.mark.parametrize("kind", every(httpx2.RequestError))

@@ -73,9 +73,9 @@ JUDGEMENTS: dict[str, tuple[Pod, NodeInfo, Rejection | None]] = {
 }
 
 
-@pytest.mark.parametrize(("asking", "info", "said"), JUDGEMENTS.values(), ids=JUDGEMENTS)
-def test_judgements(asking: Pod, info: NodeInfo, said: Rejection | None) -> None:
-    assert filter_plugins.judge(PLUGINS, asking, info) == said
+@pytest.mark.parametrize(("asking", "info", "rejection"), JUDGEMENTS.values(), ids=JUDGEMENTS)
+def test_judgements(asking: Pod, info: NodeInfo, rejection: Rejection | None) -> None:
+    assert filter_plugins.judge(PLUGINS, asking, info) == rejection
 
 
 def test_a_resource_that_an_extender_manages_may_be_ignored() -> None:

@@ -87,24 +87,24 @@ def test_a_list_that_is_not_there_is_told(tmp_path) -> None:
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_a_run_tells_of_each_per_cent(placement) -> None:
-    found = gpu_trace.run(GIVEN, placement, 1, 1.5)
+    result = gpu_trace.run(GIVEN, placement, 1, 1.5)
 
-    assert list(found.allocated_gpu_pct) == list(found.fragmented_gpu_pct) == list(range(151))
-    shares = list(found.allocated_gpu_pct.values())
+    assert list(result.allocated_gpu_pct) == list(result.fragmented_gpu_pct) == list(range(151))
+    shares = list(result.allocated_gpu_pct.values())
     assert shares == sorted(shares)
     assert 60 < shares[-1] <= 100
-    assert found.failed_pods > 0
-    assert all(0 <= one + shares[pct] <= 100 + 1e-3 for pct, one in found.fragmented_gpu_pct.items()), (
+    assert result.failed_pods > 0
+    assert all(0 <= share + shares[pct] <= 100 + 1e-3 for pct, share in result.fragmented_gpu_pct.items()), (
         "fragments are free"
     )
 
 
 def test_the_same_seed_draws_the_same() -> None:
-    one, other, third = (gpu_trace.run(GIVEN, "first-fit", seed, 1.2) for seed in (5, 5, 6))
+    first, other, third = (gpu_trace.run(GIVEN, "first-fit", seed, 1.2) for seed in (5, 5, 6))
 
-    assert one.allocated_gpu_pct == other.allocated_gpu_pct
-    assert (one.arrived_pods, one.failed_pods) == (other.arrived_pods, other.failed_pods)
-    assert one.allocated_gpu_pct != third.allocated_gpu_pct
+    assert first.allocated_gpu_pct == other.allocated_gpu_pct
+    assert (first.arrived_pods, first.failed_pods) == (other.arrived_pods, other.failed_pods)
+    assert first.allocated_gpu_pct != third.allocated_gpu_pct
 
 
 def test_models_cpu_and_cards_are_obeyed() -> None:
@@ -121,12 +121,12 @@ def test_models_cpu_and_cards_are_obeyed() -> None:
 
 def run(tmp_path, *more):
     nodes, pods = written(tmp_path, NODES, "nodes.csv"), written(tmp_path, PODS, "pods.csv")
-    asked = ["openb", "--nodes", nodes, "--pods", pods, "--arrivals", "1.1", *more]
-    return CliRunner().invoke(command.command, asked, catch_exceptions=False)
+    arguments = ["openb", "--nodes", nodes, "--pods", pods, "--arrivals", "1.1", *more]
+    return CliRunner().invoke(command.command, arguments, catch_exceptions=False)
 
 
 def test_one_run_is_told_as_json(tmp_path) -> None:
-    found = json.loads(run(tmp_path, "--placement", "pack", "-o", "json").stdout)
+    document = json.loads(run(tmp_path, "--placement", "pack", "-o", "json").stdout)
 
     assert {
         "placement",
@@ -135,29 +135,29 @@ def test_one_run_is_told_as_json(tmp_path) -> None:
         "fragmented_gpu_pct",
         "failed_pods",
         "seconds",
-    } <= found.keys()
-    assert found["allocated_gpu_pct"]["110"] > 50
+    } <= document.keys()
+    assert document["allocated_gpu_pct"]["110"] > 50
 
 
 def test_several_runs_come_with_their_means_and_curves(tmp_path) -> None:
     published = written(tmp_path, '{"pods": {"FGD": {"100": {"mean": 95.2}}}}', "published.json")
     svg = tmp_path / "out.svg"
-    asked = ("--placement", "pack", "--placement", "spread", "--seeds", "2", "--published", published)
+    arguments = ("--placement", "pack", "--placement", "spread", "--seeds", "2", "--published", published)
 
-    found = json.loads(run(tmp_path, *asked, "--svg", str(svg), "-o", "json").stdout)
-    told = run(tmp_path, *asked).stdout
+    document = json.loads(run(tmp_path, *arguments, "--svg", str(svg), "-o", "json").stdout)
+    output = run(tmp_path, *arguments).stdout
 
-    assert [(one["placement"], one["seed"]) for one in found["runs"]] == [
+    assert [(result["placement"], result["seed"]) for result in document["runs"]] == [
         ("pack", 42),
         ("pack", 43),
         ("spread", 42),
         ("spread", 43),
     ]
-    both = [one["allocated_gpu_pct"]["100"] for one in found["runs"][:2]]
-    assert found["mean"]["pack"]["allocated_gpu_pct"]["100"] == pytest.approx(sum(both) / 2, abs=1e-3)
+    both = [result["allocated_gpu_pct"]["100"] for result in document["runs"][:2]]
+    assert document["mean"]["pack"]["allocated_gpu_pct"]["100"] == pytest.approx(sum(both) / 2, abs=1e-3)
     assert "published: FGD" in svg.read_text()
     assert "spread" in svg.read_text()
-    assert [line.split("  ")[0] for line in told.splitlines()] == [
+    assert [line.split("  ")[0] for line in output.splitlines()] == [
         "% allocated at",
         "pack",
         "spread",

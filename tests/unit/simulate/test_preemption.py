@@ -41,13 +41,13 @@ def attempt(*infos: NodeInfo, extenders: list[Extender] | None = None, **fields:
     return preemption.attempt(pod, seen, extenders or [], Random(0))
 
 
-def names(found: Preemption) -> list[str]:
-    return [pod.name for pod in found.victims]
+def names(preempted: Preemption) -> list[str]:
+    return [pod.name for pod in preempted.victims]
 
 
 def test_lesser_pods_go() -> None:
-    found = attempt(full("a", running("small", "a")))
-    assert (found.nominated, names(found), found.message) == ("a", ["small"], "")
+    preempted = attempt(full("a", running("small", "a")))
+    assert (preempted.nominated, names(preempted), preempted.message) == ("a", ["small"], "")
 
 
 def test_no_more_go_than_have_to() -> None:
@@ -80,15 +80,16 @@ def test_fewer_victims_are_better() -> None:
 
 
 def test_a_node_that_is_out_for_good_is_none() -> None:
-    found = attempt(full("a", running("small", "a")), rejections={"a": NOT_NOW._replace(for_good=True)})
+    preempted = attempt(full("a", running("small", "a")), rejections={"a": NOT_NOW._replace(for_good=True)})
     no_help = "0/1 nodes are available: 1 Preemption is not helpful for scheduling."
-    assert found == Preemption(f"{CLAIMS}{no_help}", nominated="")
+    assert preempted == Preemption(f"{CLAIMS}{no_help}", nominated="")
 
 
 def test_nobody_of_no_lesser_priority_goes() -> None:
-    found = attempt(full("a", running("peer", "a", priority=100)))
+    preempted = attempt(full("a", running("peer", "a", priority=100)))
     assert (
-        found.message == f"{CLAIMS}0/1 nodes are available: 1 No preemption victims found for incoming pod."
+        preempted.message
+        == f"{CLAIMS}0/1 nodes are available: 1 No preemption victims found for incoming pod."
     )
 
 
@@ -98,20 +99,20 @@ def test_where_it_would_not_fit_without_them_nobody_goes() -> None:
 
 
 def test_a_pod_may_not_want_to_preempt() -> None:
-    found = attempt(full("a", running("small", "a")), spec={"preemptionPolicy": "Never"})
-    assert found == Preemption(f"{CLAIMS}not eligible due to preemptionPolicy=Never.")
+    preempted = attempt(full("a", running("small", "a")), spec={"preemptionPolicy": "Never"})
+    assert preempted == Preemption(f"{CLAIMS}not eligible due to preemptionPolicy=Never.")
 
 
 def test_who_waits_for_victims_to_go_takes_no_others() -> None:
     going = scheduler_objects.leaving(running("small", "a"), end_s=130)
-    found = attempt(full("a", going), full("b", running("other", "b")), status={"nominatedNodeName": "a"})
-    assert found == Preemption(f"{CLAIMS}not eligible due to a terminating pod on the nominated node.")
+    preempted = attempt(full("a", going), full("b", running("other", "b")), status={"nominatedNodeName": "a"})
+    assert preempted == Preemption(f"{CLAIMS}not eligible due to a terminating pod on the nominated node.")
 
 
 def test_kube_scheduler_cannot_make_sense_of_a_node_that_only_an_extender_rejected() -> None:
     room = full("a", running("small", "a", cpu="1"))
-    found = attempt(room)
-    assert found == Preemption('preemption: expected at least one victim pod on node "a"')
+    preempted = attempt(room)
+    assert preempted == Preemption('preemption: expected at least one victim pod on node "a"')
     assert attempt(room, full("b", running("other", "b"))).nominated == "b"
 
 
@@ -133,17 +134,17 @@ def test_an_extender_has_a_word_in_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ignorable", "said"),
+    ("ignorable", "message"),
     [
         (False, 'preemption: expected at least one victim pod on node "a"'),
         (True, f"{CLAIMS}no candidate node for preemption"),
     ],
 )
-def test_an_extender_that_names_no_victims_leaves_no_candidate(said: str, *, ignorable: bool) -> None:
+def test_an_extender_that_names_no_victims_leaves_no_candidate(message: str, *, ignorable: bool) -> None:
     (entry,) = extender_entry.entries([{**fake_extender.ENTRY, "ignorable": ignorable}])
     nobody = fake_extender.answering(body={"NodeNameToMetaVictims": {"a": {"Pods": None}}})
     with Extender(entry, nobody) as extender:
-        assert attempt(full("a", running("small", "a")), extenders=[extender]).message == said
+        assert attempt(full("a", running("small", "a")), extenders=[extender]).message == message
 
 
 def test_a_hundred_candidates_are_enough() -> None:

@@ -44,26 +44,31 @@ STRICTER = {POLICIES: {("d", "pol"): strict(4)}}
 
 class TestAnotherPolicy:
     def test_filter(self) -> None:
-        [found] = played(recorded("filter"), objects=STRICTER).differences
-        assert (found.pod, found.path, found.snapshot, found.text) == ("d/p", "/scheduler/filter", 1, "")
-        assert found.nodes == (
+        [difference] = played(recorded("filter"), objects=STRICTER).differences
+        assert (difference.pod, difference.path, difference.snapshot, difference.text) == (
+            "d/p",
+            "/scheduler/filter",
+            1,
+            "",
+        )
+        assert difference.nodes == (
             NodeChange("n2", "kept", TOO_HOT.format(4)),
             NodeChange("n3", TOO_HOT.format(8), TOO_HOT.format(4)),
         )
 
     def test_preempt(self) -> None:
-        [found] = played(recorded("preempt"), objects=STRICTER).differences
-        assert found.nodes == (NodeChange("n2", "kept", "rejected"),)
+        [difference] = played(recorded("preempt"), objects=STRICTER).differences
+        assert difference.nodes == (NodeChange("n2", "kept", "rejected"),)
 
     def test_prioritize(self) -> None:
         warmest = policy(scheduleonmetric=[rule("heat", "GreaterThan")])
-        [found] = played(recorded("prioritize"), objects={POLICIES: {("d", "pol"): warmest}}).differences
-        assert found.nodes == (NodeChange("n1", 10, 8), NodeChange("n3", 8, 10))
+        [difference] = played(recorded("prioritize"), objects={POLICIES: {("d", "pol"): warmest}}).differences
+        assert difference.nodes == (NodeChange("n1", 10, 8), NodeChange("n3", 8, 10))
 
     def test_the_pods_that_fare_otherwise_are_counted(self) -> None:
-        found = played(recorded("filter", "filter", "prioritize", "preempt"), objects=STRICTER)
-        assert found.player.tally.pods == {"d/p": PodChange(requests=3, kept=0, rejected=3, scored=0)}
-        assert (found.player.tally.same, found.player.tally.different) == (1, 3)
+        replayed = played(recorded("filter", "filter", "prioritize", "preempt"), objects=STRICTER)
+        assert replayed.player.tally.pods == {"d/p": PodChange(requests=3, kept=0, rejected=3, scored=0)}
+        assert (replayed.player.tally.same, replayed.player.tally.different) == (1, 3)
 
     def test_one_beside_the_others_changes_nothing_for_them(self) -> None:
         beside = {POLICIES: {("d", "other"): strict(0)}}
@@ -71,9 +76,9 @@ class TestAnotherPolicy:
 
     def test_its_metric_may_not_be_in_the_recording(self) -> None:
         noise = policy(dontschedule=[rule("noise", target=1)])
-        found = played(recorded("filter"), objects={POLICIES: {("d", "pol"): noise}})
-        assert found.player.unrecorded() == ["noise"]
-        assert {change.replayed for change in found.differences[0].nodes} == {
+        replayed = played(recorded("filter"), objects={POLICIES: {("d", "pol"): noise}})
+        assert replayed.player.unrecorded() == ["noise"]
+        assert {change.replayed for change in replayed.differences[0].nodes} == {
             "telemetry policy d/pol: metric noise was never fetched"
         }
 
@@ -82,8 +87,8 @@ def test_other_settings() -> None:
     made = Recorded()
     made.see(cluster_state([strict(8)], metrics_snapshot(series("heat", n1=1))))
     made.ask("/scheduler/filter", ASK)
-    [found] = played(records(made.ended()), TelemetryOptions(when_missing="reject")).differences
-    assert [(one.node, one.replayed) for one in found.nodes] == [
+    [difference] = played(records(made.ended()), TelemetryOptions(when_missing="reject")).differences
+    assert [(change.node, change.replayed) for change in difference.nodes] == [
         ("n2", "telemetry policy d/pol: no fresh value of heat"),
         ("n3", "telemetry policy d/pol: no fresh value of heat"),
     ]
@@ -92,28 +97,28 @@ def test_other_settings() -> None:
 def forgetful() -> list[Record]:
     """A rule loses three of its four nodes at once, so its last verdicts hold."""
     made = Recorded()
-    given, nodes = strict(8), NodeIndex(["n1", "n2", "n3", "n4"])
+    policy, nodes = strict(8), NodeIndex(["n1", "n2", "n3", "n4"])
     whole = metrics_snapshot(series("heat", n1=1, n2=9, n3=9, n4=9))
     rest = metrics_snapshot(series("heat", n1=1))
     for metrics, after_s in ((whole, 0.0), (rest, 10.0)):
-        made.see(ClusterState(nodes, {POLICIES: {("d", "pol"): given}}, metrics, NOW + after_s))
+        made.see(ClusterState(nodes, {POLICIES: {("d", "pol"): policy}}, metrics, NOW + after_s))
     made.ask("/scheduler/filter", ASK)
     return records(made.ended())
 
 
 class TestMemory:
     def test_a_rule_that_holds_its_verdicts_holds_them_again(self) -> None:
-        found = played(forgetful())
+        replayed = played(forgetful())
         assert json.loads(_answers(forgetful())[0])["NodeNames"] == ["n1"]
-        assert found.differences == []
+        assert replayed.differences == []
 
     def test_a_world_that_was_lost_may_make_a_difference_and_is_told(self) -> None:
         whole = forgetful()
-        moments = [n for n, one in enumerate(whole) if isinstance(one.entry, Moment)]
+        moments = [n for n, record in enumerate(whole) if isinstance(record.entry, Moment)]
         whole[moments[0]] = Record(Gap(worlds=1))
-        found = played(whole)
-        assert found.player.tally.lost.worlds == 1
-        assert [change.node for change in found.differences[0].nodes] == ["n2", "n3"]
+        replayed = played(whole)
+        assert replayed.player.tally.lost.worlds == 1
+        assert [change.node for change in replayed.differences[0].nodes] == ["n2", "n3"]
 
 
 class TestRecalling:
@@ -126,13 +131,13 @@ class TestRecalling:
 
     @staticmethod
     def exchange(score: int) -> Record:
-        asked = {
+        arguments = {
             "Pod": {"metadata": {"name": "p", "namespace": "d", "labels": {"app": "web"}}},
             "NodeNames": ["n1"],
         }
         answer = f'[{{"Host":"n1"   ,"Score":{score}}} ]\n'.encode()
         request = Exchange(path="/scheduler/prioritize", at=NOW, generation=1)
-        return recording_file.record(request, json.dumps(asked).encode(), answer)
+        return recording_file.record(request, json.dumps(arguments).encode(), answer)
 
     def test_scores_are_those_of_what_was_kept(self) -> None:
         kept = b'{"version":1,"until":0,"types":{"d/web":{"n1":[0.5,9,9,1000]}}}'
@@ -140,9 +145,9 @@ class TestRecalling:
         player.play(recording_file.record(recording_file.Recalled(agent="learned"), kept))
         player.play(Record(recording_file.Nodes(added=("n1",))))
         player.play(Record(Moment(generation=1, now=NOW)))
-        found = player.play(self.exchange(7))
-        assert found is not None
-        assert [(one.recorded, one.replayed) for one in found.nodes] == [(7, 5)]
+        difference = player.play(self.exchange(7))
+        assert difference is not None
+        assert [(change.recorded, change.replayed) for change in difference.nodes] == [(7, 5)]
 
     @pytest.mark.parametrize(("agent", "kept"), [("learned", b"{}"), ("pigeon", b"{}"), ("nobody", b"")])
     def test_what_cannot_be_recalled_is_left_out(self, agent: str, kept: bytes) -> None:
@@ -150,13 +155,13 @@ class TestRecalling:
         assert player.play(recording_file.record(recording_file.Recalled(agent=agent), kept)) is None
 
 
-def _answers(given: list[Record]) -> list[bytes]:
-    return [one.blobs[1] for one in given if isinstance(one.entry, Exchange)]
+def _answers(records: list[Record]) -> list[bytes]:
+    return [record.blobs[1] for record in records if isinstance(record.entry, Exchange)]
 
 
 class TestHoles:
     def test_a_request_whose_view_is_lost_is_not_compared(self) -> None:
-        whole = [one for one in recorded("filter", "filter") if not isinstance(one.entry, Moment)]
+        whole = [record for record in recorded("filter", "filter") if not isinstance(record.entry, Moment)]
         tally = played(whole).player.tally
         assert (tally.unanswered, tally.requests, tally.same) == (2, 2, 0)
 
@@ -205,17 +210,17 @@ class TestDefects:
         monkeypatch.setattr(TelemetryStateBuilder, "build", broken)
         replayed = played(whole)
         assert replayed.player.tally.failed == ["ZeroDivisionError: by zero"]
-        [found] = replayed.differences
-        assert {one.replayed for one in found.nodes} == {reasons.NotReady().text()}
+        [difference] = replayed.differences
+        assert {change.replayed for change in difference.nodes} == {reasons.NotReady().text()}
 
     def test_an_error_where_there_was_an_answer(self) -> None:
         whole = recorded("filter")
-        place = next(n for n, one in enumerate(whole) if isinstance(one.entry, Exchange))
+        place = next(n for n, record in enumerate(whole) if isinstance(record.entry, Exchange))
         whole[place] = Record(whole[place].entry, (b"garbage", whole[place].blobs[1]))
-        [found] = played(whole).differences
-        assert (found.pod, found.nodes) == ("", ())
-        assert 'from byte 0 on: \'{"Nodes":null' in found.text
-        assert "-> BadInput 'request: body: JSON is malformed" in found.text
+        [difference] = played(whole).differences
+        assert (difference.pod, difference.nodes) == ("", ())
+        assert 'from byte 0 on: \'{"Nodes":null' in difference.text
+        assert "-> BadInput 'request: body: JSON is malformed" in difference.text
 
 
 class TestParting:
@@ -224,9 +229,9 @@ class TestParting:
         assert response_differences.by_node("filter", whole) == {"a": "kept", "b": "hot"}
 
     def test_bytes_that_say_the_same_differ_all_the_same(self) -> None:
-        one, other = Outcome(b'[{"Host":"a","Score":1}]'), Outcome(b'[{"Host":"a", "Score":1}]')
-        assert response_differences.changes("prioritize", one, other) == ()
-        assert response_differences.parting(one, other).startswith("from byte 13 on: ")
+        recorded_response, other = Outcome(b'[{"Host":"a","Score":1}]'), Outcome(b'[{"Host":"a", "Score":1}]')
+        assert response_differences.changes("prioritize", recorded_response, other) == ()
+        assert response_differences.parting(recorded_response, other).startswith("from byte 13 on: ")
 
     @pytest.mark.parametrize("body", [b"", b"[]", b'{"Nodes":{"items":[{}]}}', b"\xff"])
     def test_what_is_no_answer_names_no_node(self, body: bytes) -> None:

@@ -56,9 +56,9 @@ BROKEN: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize(("obj", "said"), BROKEN.values(), ids=BROKEN)
-def test_what_cannot_be_read_is_named(obj: Any, said: str) -> None:
-    with pytest.raises(BadInput, match=said):
+@pytest.mark.parametrize(("obj", "message"), BROKEN.values(), ids=BROKEN)
+def test_what_cannot_be_read_is_named(obj: Any, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         scheduler_objects.pod(obj)
 
 

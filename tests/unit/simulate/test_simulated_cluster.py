@@ -67,8 +67,8 @@ class TestPlacing:
             options = Options(seed=seed, transport=fake.transport)
             with Cluster(
                 made.nodes("a b c"), [fake_extender.ENTRY], clock=ManualClock(), options=options
-            ) as one:
-                return [one.submit(made.pod(f"p{i}", cpu="0", memory="0")).node for i in range(6)]
+            ) as cluster:
+                return [cluster.submit(made.pod(f"p{i}", cpu="0", memory="0")).node for i in range(6)]
 
         assert run(1) == run(1)
         assert len({*run(1), *run(2)}) > 1

@@ -7,7 +7,7 @@ HOT, BROKEN = Rejection(("hot",)), Rejection(("broken",))
 
 
 @pytest.mark.parametrize(
-    ("nodes", "rejected", "said"),
+    ("nodes", "rejected", "message"),
     [
         pytest.param(3, [HOT, BROKEN, HOT], " 1 broken, 2 hot.", id="counted by their text"),
         pytest.param(12, [HOT] * 10 + [BROKEN] * 2, " 10 hot, 2 broken.", id="sorted as text"),
@@ -15,8 +15,8 @@ HOT, BROKEN = Rejection(("hot",)), Rejection(("broken",))
         pytest.param(2, [], "", id="nodes without a word"),
     ],
 )
-def test_reasons(nodes: int, rejected: list[Rejection], said: str) -> None:
-    assert unschedulable_message.text(nodes, rejected) == f"0/{nodes} nodes are available:{said}"
+def test_reasons(nodes: int, rejected: list[Rejection], message: str) -> None:
+    assert unschedulable_message.text(nodes, rejected) == f"0/{nodes} nodes are available:{message}"
 
 
 def test_nodes_of_which_nothing_is_said_may_share_a_reason() -> None:

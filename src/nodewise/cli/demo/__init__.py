@@ -66,8 +66,8 @@ def command() -> None:
 @contextlib.contextmanager
 def serving(stage: Stage, port: str = "0") -> Iterator[Child]:
     """The extender on the stage's API server; ready."""
-    given = [f"--kubeconfig={stage.kubeconfig}", "--sync-period=200ms", f"--port={port}"]
-    with extender_process.extender(given) as served:
+    arguments = [f"--kubeconfig={stage.kubeconfig}", "--sync-period=200ms", f"--port={port}"]
+    with extender_process.extender(arguments) as served:
         served.wait_ready()
         yield served
 
@@ -98,8 +98,8 @@ def rejected(served: Child, nodes: list[str]) -> dict[str, str]:
     """What the extender says now of the nodes, for a pod like those of the example."""
     body = {"Pod": pod_like("probe"), "NodeNames": nodes}
     answer = httpx2.post(f"{served.url}/scheduler/filter", json=body).json()
-    found: dict[str, str] = answer["FailedNodes"] or {}
-    return found
+    failed: dict[str, str] = answer["FailedNodes"] or {}
+    return failed
 
 
 def until(seen: Callable[[], bool], within_s: float = 15.0) -> None:
@@ -128,7 +128,9 @@ def side_by_side(stage: Stage, served: Child) -> None:
     say(f"[bold]{'NODE':9} {'health_metric':15} {'BY REQUESTS ALONE':20} BY NODEWISE[/]")
     for node, value in stage.values.items():
         mark = "[red]✗ failing[/]    " if node in bad else "[green]✓[/]" + " " * 12
-        alone_names, our_names = (_names(found.get(node, [])) for found in (by_requests, by_us))
+        alone_names, our_names = (
+            _names(nodes_by_node.get(node, [])) for nodes_by_node in (by_requests, by_us)
+        )
         say(f"{node:9} {value} {mark} {alone_names:20} {our_names}")
     until(lambda: bool(stage.labels().get("rack1-b")))
     for node, why in bad.items():

@@ -35,7 +35,7 @@ def example() -> Path:
 
 def objects(group: str, kind: str) -> list[Object]:
     """The example's objects of a kind."""
-    return [json.loads(one.data) for one in object_files.read([example()]).entries(group, kind)]
+    return [json.loads(entry.data) for entry in object_files.read([example()]).entries(group, kind)]
 
 
 def pod_like(name: str) -> Object:
@@ -60,8 +60,8 @@ class Stage:
             server.call(lambda api, item=namespace: api.put(NAMESPACES, item))  # type: ignore[misc]
         for policy in objects(TASPOLICIES.group, TASPOLICIES.kind):
             server.call(lambda api, policy=policy: api.put(TASPOLICIES, policy))  # type: ignore[misc]
-        given = objects("custom.metrics.k8s.io", "MetricValue")
-        self.measure({one["describedObject"]["name"]: int(one["value"]) for one in given})
+        values = objects("custom.metrics.k8s.io", "MetricValue")
+        self.measure({value["describedObject"]["name"]: int(value["value"]) for value in values})
 
     def measure(self, values: Mapping[str, int]) -> None:
         """What the nodes' metric says from now on."""
@@ -76,16 +76,16 @@ class Stage:
 
     def put_waiting(self, pod: Object, message: str) -> None:
         """A pod as kube-scheduler leaves it when it finds no node."""
-        said = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
-        waiting = pod | {"status": {"phase": "Pending", "conditions": [said]}}
+        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+        waiting = pod | {"status": {"phase": "Pending", "conditions": [condition]}}
         self._server.call(lambda api: api.put(PODS, waiting))
 
     def remove_pod(self, name: str) -> None:
         self._server.call(lambda api: api.remove(PODS, name, NAMESPACE))
 
     def _there(self) -> dict[str, Object]:
-        found = self._server.call(lambda api: api.objects(NODES))
-        return {name: node for (_, name), node in found.items()}
+        objects_by_key = self._server.call(lambda api: api.objects(NODES))
+        return {name: node for (_, name), node in objects_by_key.items()}
 
     def woken(self) -> str | None:
         """The node that nodewise wrote its wake to, if it did."""
@@ -96,8 +96,8 @@ class Stage:
 
     def labels(self) -> dict[str, str]:
         """What nodewise labelled, by node."""
-        found = {name: node["metadata"].get("labels", {}).get(LABEL) for name, node in self._there().items()}
-        return {name: value for name, value in found.items() if value}
+        values = {name: node["metadata"].get("labels", {}).get(LABEL) for name, node in self._there().items()}
+        return {name: value for name, value in values.items() if value}
 
     def label_changes(self) -> int:
         """How many times the labels of any node changed so far."""
@@ -106,8 +106,8 @@ class Stage:
 
 
 def _labels(node: Object) -> Object:
-    found: Object = node["metadata"].get("labels") or {}
-    return found
+    labels: Object = node["metadata"].get("labels") or {}
+    return labels
 
 
 @contextlib.contextmanager

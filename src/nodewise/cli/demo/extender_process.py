@@ -28,8 +28,8 @@ class Child:
         for _ in _tries(30.0):
             for line in self._log.read_bytes().splitlines():
                 if b'"started"' in line:
-                    said = json.loads(line)
-                    return said["address"], said["health"]
+                    event = json.loads(line)
+                    return event["address"], event["health"]
             if self._process.poll() is not None:
                 break
         raise Unavailable("the extender", [Problem("log", self._log.read_text()[-500:], "the event started")])
@@ -65,7 +65,7 @@ def extender(arguments: Sequence[str]) -> Iterator[Child]:
 def _started(arguments: Sequence[str], out: IO[bytes]) -> subprocess.Popen[bytes]:
     plain = ["--unsafe", "--log-format=json", "--shutdown-delay=0s"]
     command = [sys.executable, "-m", "nodewise", "extender", *plain, *arguments]
-    ports = [] if any(one.startswith("--port") for one in arguments) else ["--port=0"]
+    ports = [] if any(argument.startswith("--port") for argument in arguments) else ["--port=0"]
     return subprocess.Popen([*command, *ports, "--health-port=0"], stdout=out, stderr=out)  # noqa: S603
 
 

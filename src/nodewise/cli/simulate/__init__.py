@@ -100,15 +100,15 @@ def _replayed(path: Path, policy: Sequence[str], chosen: Mapping[str, Any], limi
         with path.open("rb") as file:
             records = recording_file.read(file)
             header = cast("Header", next(records).entry)
-            asked = agent_kinds.chosen((one.name for one in header.agents), RecordedOptions)
-            agent_options, own, changed = _settings(header, asked, chosen)
-            objects = _objects(policy, data_sources.watched(asked, agent_options))
+            kinds = agent_kinds.chosen((agent.name for agent in header.agents), RecordedOptions)
+            agent_options, own, changed = _settings(header, kinds, chosen)
+            objects = _objects(policy, data_sources.watched(kinds, agent_options))
             chain = ChainOptions(weights=own.weights)
-            player = Player(Cast(asked, agent_options, own.sync_period_s, objects, chain))
-            found = _played(player, _shown(records, file, path.stat().st_size), limit)
+            player = Player(Cast(kinds, agent_options, own.sync_period_s, objects, chain))
+            differences = _played(player, _shown(records, file, path.stat().st_size), limit)
     except OSError as error:
         raise BadInput("recording", [Problem(str(path), error.strerror or str(error), "a file")]) from error
-    return Replayed(header, changed, player.tally, player.unrecorded(), found)
+    return Replayed(header, changed, player.tally, player.unrecorded(), differences)
 
 
 class RecordedOptions(ChainOptions, frozen=True, kw_only=True):
@@ -119,15 +119,15 @@ class RecordedOptions(ChainOptions, frozen=True, kw_only=True):
 
 
 def _settings(
-    header: Header, asked: Sequence[AgentKind], chosen: Mapping[str, Any]
+    header: Header, kinds: Sequence[AgentKind], chosen: Mapping[str, Any]
 ) -> tuple[dict[str, Any], RecordedOptions, list[str]]:
     """The options of each agent, the general ones, and what of both is not as recorded."""
-    recorded = {one.name: one.options for one in header.agents}
-    agent_options = {kind.name: _built(kind.options, recorded[kind.name], chosen) for kind in asked}
+    recorded = {agent.name: agent.options for agent in header.agents}
+    agent_options = {kind.name: _built(kind.options, recorded[kind.name], chosen) for kind in kinds}
     general = {"sync_period_s": header.sync_period_s, "weights": header.weights}
     own = _built(RecordedOptions, general, chosen)
     changed = _changed(RecordedOptions, general, own)
-    for kind in asked:
+    for kind in kinds:
         changed += _changed(kind.options, recorded[kind.name], agent_options[kind.name])
     return agent_options, own, changed
 
@@ -152,24 +152,24 @@ def _objects(paths: Sequence[str], watched: Sequence[Watched]) -> dict[str, dict
     if not paths:
         return {}
     read = object_files.read(paths)
-    found: dict[str, dict[ObjectKey, Any]] = {}
-    for one in watched:
-        items: list[Any] = read.of(one.resource, cast("type[Any]", one.type))
-        found[one.name] = {(item.metadata.namespace, item.metadata.name): item for item in items}
-    if not any(found.values()):
-        wanted = " or ".join(sorted({one.resource.kind for one in watched}))
+    objects: dict[str, dict[ObjectKey, Any]] = {}
+    for watch in watched:
+        items: list[Any] = read.of(watch.resource, cast("type[Any]", watch.type))
+        objects[watch.name] = {(item.metadata.namespace, item.metadata.name): item for item in items}
+    if not any(objects.values()):
+        wanted = " or ".join(sorted({watch.resource.kind for watch in watched}))
         raise BadInput("--policy", [Problem(" ".join(paths), "none of what the agents read", wanted)])
-    return found
+    return objects
 
 
 def _played(player: Player, records: Iterator[Record], limit: int) -> list[Difference]:
     """Play everything; the first differences."""
-    found: list[Difference] = []
+    differences: list[Difference] = []
     for record in records:
         difference = player.play(record)
-        if difference is not None and len(found) < limit:
-            found.append(difference)
-    return found
+        if difference is not None and len(differences) < limit:
+            differences.append(difference)
+    return differences
 
 
 def _shown(records: Iterator[Record], file: BinaryIO, size_bytes: int) -> Iterator[Record]:

@@ -120,11 +120,11 @@ def run(command_line: CommandLine) -> None:
         plots.check()
     window_s = command_line.settings(WindowOptions).statistics_window_s
     scenario = Scenario(nodes=own.nodes, hours=own.hours, window_s=window_s)
-    asked = [_asked(names, own, command_line) for names in dict.fromkeys(own.agents)]
-    runs = _runs(scenario, asked, range(own.seed, own.seed + own.runs))
+    agents = [_asked(names, own, command_line) for names in dict.fromkeys(own.agents)]
+    runs = _runs(scenario, agents, range(own.seed, own.seed + own.runs))
     means = {
         entry.name: bursts_simulation.mean([run for run in runs if run.agents == entry.name])
-        for entry in asked
+        for entry in agents
     }
     if own.svg is not None:
         nodes_by_minute = {name: mean["nodes_by_minute"] for name, mean in means.items()}
@@ -151,33 +151,33 @@ def _asked(names: str, own: BurstOptions, command_line: CommandLine) -> Asked:
     return Asked(",".join(kind.name for kind in chosen), chosen, agent_options, chain, entries)
 
 
-def _runs(scenario: Scenario, asked: Sequence[Asked], seeds: Sequence[int]) -> list[Outcome]:
+def _runs(scenario: Scenario, agents: Sequence[Asked], seeds: Sequence[int]) -> list[Outcome]:
     """All runs; on a terminal, with a bar of how far they are."""
     hidden = not sys.stderr.isatty()
     with Progress(console=Console(stderr=True), transient=True, disable=hidden) as progress:
-        bar = progress.add_task("placing", total=len(asked) * len(seeds) * scenario.minutes)
+        bar = progress.add_task("placing", total=len(agents) * len(seeds) * scenario.minutes)
         return [
-            bursts_simulation.run(scenario, one, seed, lambda: progress.advance(bar))
-            for one in asked
+            bursts_simulation.run(scenario, group, seed, lambda: progress.advance(bar))
+            for group in agents
             for seed in seeds
         ]
 
 
 def _show(means: Mapping[str, Mapping[str, Any]]) -> None:
     head = ["AGENTS", "NODE-MINUTES", "SHARE", "CPU", "MEMORY", "RESTARTS", "UNPLACED", "WAITED"]
-    tables.show(head, [_row(name, found) for name, found in means.items()])
+    tables.show(head, [_row(name, run_means) for name, run_means in means.items()])
 
 
-def _row(name: str, found: Mapping[str, Any]) -> list[str]:
-    share = found["node_minutes"] / found["all_node_minutes"]
+def _row(name: str, means: Mapping[str, Any]) -> list[str]:
+    share = means["node_minutes"] / means["all_node_minutes"]
     counts = ("cpu_node_minutes", "memory_node_minutes", "restarts", "unplaced_pods")
-    texts = [f"{found[key]:.0f}" for key in counts]
+    texts = [f"{means[key]:.0f}" for key in counts]
     return [
         name,
-        f"{found['node_minutes']:.0f}",
+        f"{means['node_minutes']:.0f}",
         f"{share:.2%}",
         *texts,
-        f"{found['waited_minutes']:.0f} min",
+        f"{means['waited_minutes']:.0f} min",
     ]
 
 
@@ -190,7 +190,7 @@ def _csv(runs: Sequence[Outcome]) -> str:
     lines = csv.writer(text, lineterminator="\n")
     lines.writerow(["agents", "seed", "minute", "nodes"])
     for run in runs:
-        lines.writerows([run.agents, run.seed, *one] for one in enumerate(run.nodes_by_minute))
+        lines.writerows([run.agents, run.seed, *row] for row in enumerate(run.nodes_by_minute))
     return text.getvalue()
 
 

@@ -30,9 +30,9 @@ class Replayed(NamedTuple):
     """The first ones."""
 
 
-def _notes(given: Replayed) -> list[str]:
+def _notes(replayed: Replayed) -> list[str]:
     """What a reader must know to trust the outcome."""
-    tally, by = given.tally, given.header.nodewise
+    tally, by = replayed.tally, replayed.header.nodewise
     lost = tally.lost
     notes = {
         f"recorded by nodewise {by}, replayed by {nodewise.__version__}": by != nodewise.__version__,
@@ -43,17 +43,19 @@ def _notes(given: Replayed) -> list[str]:
         " answer otherwise for want of them": lost.worlds,
         f"{tally.unanswered} requests were not replayed: their view or their path is not known": tally.unanswered,
     }
-    found = [text for text, is_so in notes.items() if is_so]
-    found += [f"an agent failed on a world: {error}" for error in tally.failed]
-    return found + [f"metric {name} is not in the recording: never fetched" for name in given.unrecorded]
+    messages = [text for text, is_so in notes.items() if is_so]
+    messages += [f"an agent failed on a world: {error}" for error in tally.failed]
+    return messages + [
+        f"metric {name} is not in the recording: never fetched" for name in replayed.unrecorded
+    ]
 
 
-def _json(given: Replayed) -> None:
-    tally = given.tally
+def _json(replayed: Replayed) -> None:
+    tally = replayed.tally
     document = {
-        "recording": given.header,
-        "changed": given.changed,
-        "notes": _notes(given),
+        "recording": replayed.header,
+        "changed": replayed.changed,
+        "notes": _notes(replayed),
         "worlds": tally.worlds,
         "requests": tally.requests,
         "same": tally.same,
@@ -62,56 +64,59 @@ def _json(given: Replayed) -> None:
         "lost": {"requests": tally.lost.requests, "worlds": tally.lost.worlds},
         "end": tally.end,
         "pods": tally.pods,
-        "differences": [_document(one) for one in given.differences],
+        "differences": [_document(difference) for difference in replayed.differences],
     }
     click.echo(msgspec.json.encode(document))
 
 
-def _document(one: Difference) -> dict[str, Any]:
-    nodes = [change._asdict() for change in one.nodes]
-    return {**msgspec.structs.asdict(one), "nodes": nodes}
+def _document(difference: Difference) -> dict[str, Any]:
+    nodes = [change._asdict() for change in difference.nodes]
+    return {**msgspec.structs.asdict(difference), "nodes": nodes}
 
 
-def _text(given: Replayed) -> None:
-    header, tally = given.header, given.tally
-    names = ", ".join(one.name for one in header.agents)
+def _text(replayed: Replayed) -> None:
+    header, tally = replayed.header, replayed.tally
+    names = ", ".join(agent.name for agent in header.agents)
     click.echo(
         f"recorded {clock.format_rfc3339(header.at)} by nodewise {header.nodewise}, agents {names}:"
         f" {tally.worlds} worlds, {tally.requests} requests"
     )
-    for line in (*(f"changed: {one}" for one in given.changed), *(f"note: {one}" for one in _notes(given))):
-        terminal.say(line)
+    for setting in replayed.changed:
+        terminal.say(f"changed: {setting}")
+    for note in _notes(replayed):
+        terminal.say(f"note: {note}")
     if not tally.different:
         click.echo(f"all {tally.same} answers are the same, byte for byte")
         return
     click.echo(f"{tally.same} answers are the same, {tally.different} differ\n")
-    rows = [[pod, *map(str, msgspec.structs.astuple(one))] for pod, one in tally.pods.items()]
+    rows = [[pod, *map(str, msgspec.structs.astuple(change))] for pod, change in tally.pods.items()]
     tables.show(["POD", "ANSWERS", "NOW KEPT", "NOW REJECTED", "OTHER SCORE"], rows)
-    for one in given.differences:
+    for difference in replayed.differences:
         click.echo()
-        for line in _lines(one):
+        for line in _lines(difference):
             terminal.say(line)
-    if len(given.differences) < tally.different:
-        click.echo(f"\n{tally.different - len(given.differences)} more: --limit")
+    if len(replayed.differences) < tally.different:
+        click.echo(f"\n{tally.different - len(replayed.differences)} more: --limit")
 
 
-def _lines(one: Difference) -> Iterator[str]:
+def _lines(difference: Difference) -> Iterator[str]:
     """A difference in words; nodes that changed in the same way share a line."""
-    yield f"{clock.format_rfc3339(one.at)} {one.path} {one.pod or 'an unreadable pod'}, view {one.snapshot}"
-    if one.text:
-        yield f"  {one.text}"
+    at, pod = clock.format_rfc3339(difference.at), difference.pod or "an unreadable pod"
+    yield f"{at} {difference.path} {pod}, view {difference.snapshot}"
+    if difference.text:
+        yield f"  {difference.text}"
     alike: dict[tuple[Told, Told], list[str]] = {}
-    for node, before, after in one.nodes:
+    for node, before, after in difference.nodes:
         alike.setdefault((before, after), []).append(node)
     for (before, after), nodes in alike.items():
         more = f" and {len(nodes) - _NAMED} more" if len(nodes) > _NAMED else ""
         yield f"  {', '.join(nodes[:_NAMED])}{more}: {_word(before)} -> {_word(after)}"
 
 
-def _word(told: Told) -> str:
-    if told is None:
+def _word(description: Told) -> str:
+    if description is None:
         return "not named"
-    return f"score {told}" if isinstance(told, int) else told
+    return f"score {description}" if isinstance(description, int) else description
 
 
 FORMS: Final = {"text": _text, "json": _json}

@@ -85,55 +85,55 @@ def run(command_line: CommandLine) -> None:
       1  a file cannot be read
       2  the command line or a setting is wrong
     """
-    asked = command_line.settings(TraceOptions)
-    if asked.svg is not None:
+    own = command_line.settings(TraceOptions)
+    if own.svg is not None:
         plots.check()
-    known = _published(asked.published, Path(asked.pods_file).stem) if asked.published else {}
-    runs = _runs(asked, Trace(gpu_trace_files.nodes(asked.nodes_file), gpu_trace_files.pods(asked.pods_file)))
+    known = _published(own.published, Path(own.pods_file).stem) if own.published else {}
+    runs = _runs(own, Trace(gpu_trace_files.nodes(own.nodes_file), gpu_trace_files.pods(own.pods_file)))
     means: dict[str, Any] = {
-        name: gpu_trace.mean([one for one in runs if one.placement == name]) for name in asked.placements
+        name: gpu_trace.mean([run for run in runs if run.placement == name]) for name in own.placements
     }
-    if asked.svg is not None:
+    if own.svg is not None:
         plots.draw_allocation(
-            {name: one["allocated_gpu_pct"] for name, one in means.items()}, known, Path(asked.svg)
+            {name: run_means["allocated_gpu_pct"] for name, run_means in means.items()}, known, Path(own.svg)
         )
-    click.echo(_json(runs, means) if asked.output == "json" else _text(means, known))
+    click.echo(_json(runs, means) if own.output == "json" else _text(means, known))
 
 
-def _runs(asked: TraceOptions, pods: Trace) -> list[Outcome]:
+def _runs(own: TraceOptions, pods: Trace) -> list[Outcome]:
     """All runs; on a terminal, with a bar of how far they are."""
-    placements = list(dict.fromkeys(asked.placements))
+    placements = list(dict.fromkeys(own.placements))
     hidden = not sys.stderr.isatty()
     with Progress(console=Console(stderr=True), transient=True, disable=hidden) as progress:
-        total = len(placements) * asked.seeds * round(asked.arrivals * 100)
+        total = len(placements) * own.seeds * round(own.arrivals * 100)
         bar = progress.add_task("placing", total=total)
         return [
-            gpu_trace.run(pods, placement, seed, asked.arrivals, lambda _: progress.advance(bar))
+            gpu_trace.run(pods, placement, seed, own.arrivals, lambda _: progress.advance(bar))
             for placement in placements
-            for seed in range(asked.seed, asked.seed + asked.seeds)
+            for seed in range(own.seed, own.seed + own.seeds)
         ]
 
 
 def _json(runs: Sequence[Outcome], means: Mapping[str, Any]) -> str:
     """One run by itself, several with their means."""
-    told: Any = runs[0] if len(runs) == 1 else {"mean": means, "runs": runs}
-    return json.dumps(msgspec.to_builtins(told, str_keys=True), indent=1)
+    document: Any = runs[0] if len(runs) == 1 else {"mean": means, "runs": runs}
+    return json.dumps(msgspec.to_builtins(document, str_keys=True), indent=1)
 
 
 def _text(means: Mapping[str, Mapping[str, Any]], known: Mapping[str, Mapping[int, float]]) -> str:
     """What was allocated, by placement and by what was asked for."""
-    rows = {name: found["allocated_gpu_pct"] for name, found in means.items()}
-    rows |= {f"published: {name}": found for name, found in known.items()}
-    longest = max(max(found["allocated_gpu_pct"]) for found in means.values())
+    rows = {name: run_means["allocated_gpu_pct"] for name, run_means in means.items()}
+    rows |= {f"published: {name}": curve for name, curve in known.items()}
+    longest = max(max(run_means["allocated_gpu_pct"]) for run_means in means.values())
     shares = [
         pct
         for pct in sorted({*_TOLD_PCT, longest})
-        if pct == longest or any(pct in one for one in rows.values())
+        if pct == longest or any(pct in curve for curve in rows.values())
     ]
     width = max(map(len, rows))
     lines = [f"{'% allocated at':{width}}" + "".join(f"{pct:>8} %" for pct in shares)]
-    for name, found in rows.items():
-        cells = "".join(f"{found[pct]:10.2f}" if pct in found else " " * 10 for pct in shares)
+    for name, curve in rows.items():
+        cells = "".join(f"{curve[pct]:10.2f}" if pct in curve else " " * 10 for pct in shares)
         lines.append(f"{name:{width}}{cells}")
     return "\n".join(lines)
 
@@ -142,10 +142,10 @@ def _published(path: str, pods: str) -> dict[str, dict[int, float]]:
     """Means by policy and per cent asked for, for this list of pods."""
     wanted = '{"<pod list>": {"<policy>": {"<per cent>": {"mean": 95.2}}}}'
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
         return {
-            str(policy): {int(pct): float(one["mean"]) for pct, one in by_pct.items()}
-            for policy, by_pct in found.get(pods, {}).items()
+            str(policy): {int(pct): float(figures["mean"]) for pct, figures in by_pct.items()}
+            for policy, by_pct in document.get(pods, {}).items()
         }
     except OSError as error:
         raise BadSettings("--published", [Problem(path, error.strerror or str(error), "a file")]) from error
