@@ -92,7 +92,7 @@ def refusal(api: Api, policy: Any) -> str:
 def expected_refusals(policy: Any) -> list[str]:
     """The problems that lint names and that are the API server's as well."""
     spec = PolicyObject(spec=msgspec.Raw(msgspec.json.encode(policy.get("spec"))))
-    read = policies.read(spec).problems
+    read = policies.parse_policy(spec).problems
     unknown = [problem for problem in read if problem.found in {"an unknown strategy", "an unknown field"}]
     return [str(problem) for problem in (*policy_lint.problems(policy), *unknown)]
 

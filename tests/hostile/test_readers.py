@@ -97,9 +97,9 @@ def test_any_spec_is_read_and_decided_and_no_other_policy_notices(spec: Any) -> 
         "good",
     )
     agent_state = decided(made(encoded(spec)), good)
-    assert agent_state["d", "good"].judged.codes.tolist()[:2] == [0, 1]
+    assert agent_state["d", "good"].verdict.codes.tolist()[:2] == [0, 1]
     policy = agent_state["d", "pol"]
-    for reason in policy.judged.reasons if policy.judged else ():
+    for reason in policy.verdict.reasons if policy.verdict else ():
         assert len(reason.text()) < 1200
 
 

@@ -100,7 +100,7 @@ def test_a_cluster_of_any_shape_is_examined(config: Any, workload: Any, more: An
     }
     deployment = workloads.parse("Deployment", {"spec": {"template": workload}, "metadata": more})
     read = scheduler_configuration.read(whole)
-    listed = policies.read(policies.PolicyObject(spec=msgspec.Raw(encoded(more))))
+    listed = policies.parse_policy(policies.PolicyObject(spec=msgspec.Raw(encoded(more))))
     problems = tuple(map(str, listed.problems))
     facts = Facts(
         NOW,

@@ -118,7 +118,7 @@ JSON = st.recursive(
 @given(JSON)
 def test_any_spec_is_read_and_judged_without_an_error(spec: Any) -> None:
     given_policy = PolicyObject(PolicyMetadata("pol", "d"), msgspec.Raw(msgspec.json.encode(spec)))
-    read = policies.read(given_policy)
+    read = policies.parse_policy(given_policy)
     assert all(
         rule.unusable or rule.metric for strategy in read.strategies.values() for rule in strategy.rules
     )

@@ -163,7 +163,7 @@ def test_yaml_can_be_read(block: Block) -> None:
 
 def lint(policy: Mapping[str, Any]) -> list[str]:
     """What `nodewise policy lint` would say of a policy."""
-    read = policies.read(msgspec.json.decode(json.dumps(policy), type=PolicyObject))
+    read = policies.parse_policy(msgspec.json.decode(json.dumps(policy), type=PolicyObject))
     return [str(problem) for problem in read.problems]
 
 

@@ -162,10 +162,12 @@ def labelled(policy_object: PolicyObject) -> dict[str, set[str]]:
     state = cluster_state([policy_object], metrics_snapshot(*METRICS), NODES)
     builder = TelemetryStateBuilder(TelemetryOptions(trust_all_namespaces=True), 60.0)
     agent_state = cooperative_scheduling.run_at_once(builder.build(state))
-    columns = node_labels.united(column for decided in agent_state.values() for column in decided.labels)
+    columns = node_labels.merge_columns(
+        column for decided in agent_state.values() for column in decided.labels
+    )
     return {
         node: {f"{key.rpartition('/')[2]}={value}" for key, value in labels.items()}
-        for node, labels in node_labels.desired(columns, state.nodes, {}).items()
+        for node, labels in node_labels.desired_labels(columns, state.nodes, {}).items()
     }
 
 

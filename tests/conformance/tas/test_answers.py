@@ -135,7 +135,7 @@ def test_objects(row: ObjectRow, capsys: pytest.CaptureFixture[str]) -> None:
     objects = {"/".join(key): policy for key, policy in decoder.store.snapshot().items()}
     assert objects.keys() == row.read.keys()
     for name, problem in row.read.items():
-        text = "; ".join(map(str, policies.read(objects[name]).problems))
+        text = "; ".join(map(str, policies.parse_policy(objects[name]).problems))
         assert problem in text
         assert bool(problem) == bool(text)
     output = "".join(capsys.readouterr())

@@ -1,4 +1,4 @@
-"""The hands of a controller in tests."""
+"""The handle of a controller in tests."""
 
 from typing import Any
 
@@ -11,8 +11,8 @@ from nodewise.kube.store import Store, Writer
 from nodewise.observe.metrics_registry import MetricsRegistry
 
 
-class Lists:
-    """Asked anew, it answers what a test says."""
+class FakeRelister:
+    """Returns the stores that a test sets (`controllers.Relister`)."""
 
     def __init__(self) -> None:
         self.fresh: dict[str, Store[Any]] = {}
@@ -25,7 +25,7 @@ class Lists:
         self.begun += 1
 
 
-def hands(
+def build_handle(
     api: Api,
     objects: dict[str, Store[Any]],
     nodes: Store[Any],
@@ -33,11 +33,11 @@ def hands(
     meters: MetricsRegistry | None = None,
     *,
     snapshot: Snapshot | None = None,
-    lists: Lists | None = None,
-    ledgers: ReservationCleaner | None = None,
+    relister: FakeRelister | None = None,
+    reservations: ReservationCleaner | None = None,
 ) -> Handle:
     meters = meters or MetricsRegistry()
     recorder = Recorder(api, Reporter("test", "test"), clock, meters)
     seen = snapshot or Snapshot(NodeIndex(), {}, 0.0)
-    more = ("nodewise", lambda: seen, lists or Lists(), ledgers)
+    more = ("nodewise", lambda: seen, relister or FakeRelister(), reservations)
     return Handle(api, objects, nodes, recorder, clock, meters, WriteCounter(), *more)

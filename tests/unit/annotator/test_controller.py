@@ -15,7 +15,7 @@ from nodewise.kube.resources import NODES
 from nodewise.kube.store import Writer
 from nodewise.simulate.in_memory_api import FakeApi
 from nodewise.statistics.load_queries import WindowOptions
-from tests.unit.agents.fake_handle import hands
+from tests.unit.agents.fake_handle import build_handle
 from tests.unit.annotator.objects import node, pod, read_node, read_pods
 from tests.unit.annotator.test_annotator import GIB, START, Meter
 
@@ -39,8 +39,8 @@ class Leader:
         self.meter = Meter(self.clock, a=(1.0, GIB))
         self.nodes.replace([read_node(self.api.put(NODES, node("a")))])
         objects = {BOUND_PODS: self.pods.store} if controller.watched(options) else {}
-        self.hands = hands(self.api, objects, self.nodes.store, self.clock)
-        self.controller = AnnotatorController(options, WindowOptions(), [self.meter], self.hands)
+        self.handle = build_handle(self.api, objects, self.nodes.store, self.clock)
+        self.controller = AnnotatorController(options, WindowOptions(), [self.meter], self.handle)
 
     async def step(self) -> int:
         """A new snapshot; how many writes there were since the start."""
@@ -58,7 +58,7 @@ async def test_it_writes_once_a_period_however_often_the_view_changes() -> None:
     leader.controller.begin()
     assert [await leader.step() for _ in range(3)] == [1, 1, 1]
     assert leader.annotations()["mean-free-cpu"] == "3000"
-    assert leader.hands.node_writes.count == 1
+    assert leader.handle.node_writes.count == 1
     leader.clock.advance(60)
     leader.meter.uses["a"] = (3.0, GIB)
     assert await leader.step() == 2

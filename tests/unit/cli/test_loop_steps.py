@@ -34,7 +34,7 @@ from nodewise.metrics.refresher import Refresher, RefreshOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.application import Request
 from nodewise.simulate.in_memory_api import FakeApi
-from tests.unit.agents.fake_handle import hands
+from tests.unit.agents.fake_handle import build_handle
 
 COUNT: Final = 5000
 MOST_LINES: Final = 4 * COUNT
@@ -141,7 +141,7 @@ class Ground:
         states = {"telemetry": KIND.state(OPTIONS["telemetry"], 60.0)}
         self.keeper = SnapshotCache(states, self.feed.stores, self.refresher, clock, self.meters, PERIOD_S)
         self.refresher.subscribe(self.keeper.touch)
-        hand = hands(api, self.feed.objects, self.feed.nodes, clock, self.meters)
+        hand = build_handle(api, self.feed.objects, self.feed.nodes, clock, self.meters)
         self.pods = data_sources.waiting_pods(api, [KIND], clock, self.meters)
         waker = Waker(Chain([KIND.agent(OPTIONS["telemetry"])]), self.pods.store, hand, PERIOD_S)
         controller = KIND.controller(OPTIONS["telemetry"], hand)

@@ -331,8 +331,8 @@ def test_policies_are_evaluated_with_the_settings_of_the_replicas(
     (slot,) = policies.evaluate(
         [policy], {"heat": Series("heat", "custom", now, samples)}, "abc", [extender]
     ).values()
-    assert slot.judged is not None
-    assert (slot.judged.codes[:-1] > 0).sum() == rejected
+    assert slot.verdict is not None
+    assert (slot.verdict.codes[:-1] > 0).sum() == rejected
 
 
 def test_who_may_read_nothing_is_told_each_right() -> None:

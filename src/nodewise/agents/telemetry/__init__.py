@@ -1,25 +1,25 @@
-"""The telemetry agent: TASPolicy objects say which nodes to avoid and to prefer by live metrics.
+"""The telemetry agent: avoids and prefers nodes by live metrics, as TASPolicy objects configure it.
 
-| file | what lives there |
+| module | content |
 |---|---|
-| `operators.py` | what LessThan, GreaterThan and Equals mean |
-| `policy.py` | a TASPolicy read into values, with its problems |
-| `policy_lint.py` | what `policy lint` reports: what the API server refuses, and what has no effect |
-| `taspolicies.yaml` | the shipped definition, for `policy_lint.py` |
-| `namespace_trust.py` | which namespaces' policies may affect the whole cluster |
-| `rule_evaluation.py` | which nodes break which rules |
-| `rank_scores.py` | from values to scores |
-| `reasons.py` | why a node is rejected, in words |
-| `state.py` | policies and samples in, the slot of the snapshot out |
-| `agent.py` | answers a request by look-up |
-| `rule_suspension.py` | a rule that loses most of its nodes at once |
-| `node_labels.py` | which node labels policies want |
-| `label_ownership.py` | whose a node's labels are |
-| `status.py` | what a policy's status should say |
-| `controller.py` | writes labels, status and events, in the leader |
+| `operators.py` | the operators LessThan, GreaterThan and Equals |
+| `policy.py` | parses a TASPolicy and collects its problems |
+| `policy_lint.py` | `policy lint`: what the API server refuses, and what has no effect |
+| `taspolicies.yaml` | the CRD, for `policy_lint.py` |
+| `namespace_trust.py` | the namespaces whose policies may affect the whole cluster |
+| `rule_evaluation.py` | evaluates rules over all nodes |
+| `rank_scores.py` | scores nodes by the rank of their values |
+| `reasons.py` | the reasons why a node is rejected |
+| `state.py` | computes the agent's state from policies and metrics |
+| `agent.py` | answers requests by look-up |
+| `rule_suspension.py` | suspends a rule that loses the values of most nodes at once |
+| `node_labels.py` | the node labels that policies require |
+| `label_ownership.py` | the owners of node labels (managedFields) |
+| `status.py` | the status of a policy |
+| `controller.py` | writes labels, status and events in the leader |
 | `options.py` | settings |
 
-Takes over from Telemetry Aware Scheduling 0.7.
+Replaces Telemetry Aware Scheduling 0.7.
 """
 
 from collections.abc import Iterable
@@ -39,7 +39,7 @@ from nodewise.controllers import ControllerKind, Handle
 
 class NodeMetadata(msgspec.Struct, frozen=True):
     labels: msgspec.Raw = msgspec.Raw(b"null")
-    """Read only of the nodes that matter."""
+    """Decoded only for the nodes that need it."""
 
 
 class NodeStatus(msgspec.Struct, frozen=True):
@@ -47,7 +47,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
 
 
 class NodeFields(msgspec.Struct, frozen=True):
-    """What the controller reads of a node."""
+    """The fields of a node that the controller reads."""
 
     metadata: NodeMetadata = NodeMetadata()
     status: NodeStatus = NodeStatus()
@@ -61,7 +61,7 @@ _NAMESPACES: Final = Resource("", "v1", "namespaces", "Namespace", namespaced=Fa
 
 
 class TelemetryKind(ControllerKind):
-    """The row of the registry."""
+    """The agent `telemetry`."""
 
     name = "telemetry"
     summary = "avoid and prefer nodes by live metrics (TASPolicy)"
@@ -70,7 +70,7 @@ class TelemetryKind(ControllerKind):
     node_fields = NodeFields
 
     def watched(self, options: TelemetryOptions) -> tuple[Watched, ...]:
-        """Policies, and the namespaces that are trusted by their label, unless all are trusted."""
+        """Policies, and the namespaces with the label of trust unless all namespaces are trusted."""
         policies = Watched(POLICIES, TASPOLICIES, PolicyObject)
         if options.trust_all_namespaces:
             return (policies,)
@@ -78,11 +78,11 @@ class TelemetryKind(ControllerKind):
         return policies, Watched(NAMESPACES, _NAMESPACES, NamespaceObject, selectors=trusted)
 
     def resources(self, options: TelemetryOptions) -> dict[str, bool]:  # noqa: ARG002
-        """What pods with a policy ask for, as the older system had it."""
+        """The resource that pods with a policy request, as in the older system."""
         return {"telemetry/scheduling": True}
 
     def concerns(self, options: TelemetryOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:  # noqa: ARG002
-        """Whether any pod names a policy, be there one or not."""
+        """Whether any pod names a policy, whether or not it exists."""
         agent = TelemetryAgent()
         return any(agent.equivalence_key(pod) is not None for pod in pods)
 

@@ -1,4 +1,4 @@
-"""Answers requests of the telemetry agent by look-up: the policy that the pod names, evaluated for each node."""
+"""Answers requests of the telemetry agent by look-up in the evaluated policy that the pod names."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -14,17 +14,17 @@ POLICY_LABEL: Final = "telemetry-policy"
 """The pod label that names a TASPolicy of the pod's own namespace."""
 
 SCHEDULING_RESOURCE: Final = "telemetry/scheduling"
-"""The resource that pods with a policy request, which makes kube-scheduler call nodewise."""
+"""The resource that pods with a policy request, so that kube-scheduler calls nodewise."""
 
-_LONGEST: Final = 63
-"""Characters of a label's value, and of a namespace."""
+_MAX_LENGTH: Final = 63
+"""Characters of a label value, and of a namespace."""
 
 
 def misspelt_label(keys: Iterable[str]) -> str:
-    """The first label key that is nearly POLICY_LABEL; empty if there is none, or the label itself is there.
+    """The first label key that is nearly POLICY_LABEL; empty if there is none, or if the label itself is there.
 
-    The rule is that of `deploy/pod-admission.yaml`: whatever the prefix and the case and without -, _ and ., a key that
-    equals the label but for two neighbouring characters, or one too many or too few.
+    The rule is that of `deploy/pod-admission.yaml`: without prefix, case and the characters -, _ and ., the key differs
+    from the label in at most two neighbouring characters, or by one extra or missing character.
     """
     listed = list(keys)
     if POLICY_LABEL in listed:
@@ -58,12 +58,12 @@ class PodFields(msgspec.Struct, frozen=True):
 
 
 class TelemetryAgent(FilterPlugin[PodFields, TelemetryState], ScorePlugin[PodFields, TelemetryState]):
-    """The agent `telemetry`. Its answers do not depend on other pods, so victims make no difference."""
+    """The agent `telemetry`. Its verdicts do not depend on other pods, so victims make no difference."""
 
     name = "telemetry"
 
     def equivalence_key(self, pod: PodFields) -> tuple[str, str] | None:
-        """The policy's namespace and name as the pod gives them; None without one."""
+        """The namespace and name of the policy that the pod names; None if it names none."""
         name = (pod.metadata.labels or {}).get(POLICY_LABEL)
         return None if name is None else (pod.metadata.namespace, name)
 
@@ -73,21 +73,21 @@ class TelemetryAgent(FilterPlugin[PodFields, TelemetryState], ScorePlugin[PodFie
             return None
         if not isinstance(policy, PolicyState):
             return _rejected(candidates, policy)
-        if policy.judged is None:
+        if policy.verdict is None:
             return None
-        codes, texts, joined = policy.judged
-        evidence = tuple(rule.evidence(candidates) for rule in policy.filtering)
+        codes, texts, joined = policy.verdict
+        evidence = tuple(rule.evidence(candidates) for rule in policy.filter_rules)
         return Verdict(codes[candidates.numbers], texts, evidence, joined)
 
     def score(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Scores | None:
         policy = self._policy(pod, snapshot)
-        if not isinstance(policy, PolicyState) or policy.ranks is None or policy.preferring is None:
+        if not isinstance(policy, PolicyState) or policy.ranks is None or policy.preferred_rule is None:
             return None
-        evidence = policy.preferring.evidence(candidates, ranks_only=True)
-        return Scores(rank_scores.points(policy.ranks[candidates.numbers]), (evidence,))
+        evidence = policy.preferred_rule.evidence(candidates, ranks_only=True)
+        return Scores(rank_scores.points_from_ranks(policy.ranks[candidates.numbers]), (evidence,))
 
     def _policy(self, pod: PodFields, snapshot: Snapshot) -> PolicyState | Reason | None:
-        """The decided policy that the pod names, the reason why there is none, or None if it names none."""
+        """The evaluated policy that the pod names, the reason why there is none, or None if the pod names none."""
         key = self.equivalence_key(pod)
         if key is None:
             return None
@@ -102,8 +102,8 @@ class TelemetryAgent(FilterPlugin[PodFields, TelemetryState], ScorePlugin[PodFie
 
 
 def _cut(name: str) -> str:
-    """The API server lets no longer name pass, and the text stands in the answer once for every node."""
-    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
+    """Cut a name that the API server would refuse: the response contains the text once for every node."""
+    return name if len(name) <= _MAX_LENGTH else f"{name[: _MAX_LENGTH - 1]}…"
 
 
 def _rejected(candidates: Names, reason: Reason) -> Verdict:

@@ -1,5 +1,6 @@
-"""The telemetry agent's hand on the API server: node labels, policies' status, events. Only here does the agent touch
-it, and only in the leader. What is to be written is computed elsewhere (`node_labels`, `label_ownership`, `status`).
+"""Writes node labels, the status of policies, and events. This runs in the leader only.
+
+The values to write are computed elsewhere (`node_labels`, `label_ownership`, `status`).
 """
 
 import asyncio
@@ -17,7 +18,7 @@ from nodewise.agents.telemetry.node_labels import Labels
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.policy import PolicyObject
 from nodewise.agents.telemetry.state import POLICIES, PolicyState, TelemetryState
-from nodewise.agents.telemetry.status import Status
+from nodewise.agents.telemetry.status import PolicyStatus
 from nodewise.clock import format_rfc3339
 from nodewise.controllers import Controller, Handle
 from nodewise.errors import Conflict, Refused, Unavailable
@@ -28,23 +29,23 @@ from nodewise.kube.resources import NODES
 from nodewise.observe import logs
 
 _STEP_S: Final = 2.0
-"""Labels are written for so long with one snapshot, then status: with thousands of them the last would be minutes old
-otherwise, and policies of one namespace that change all the time would hold up the node labels of all."""
+"""The longest time that labels, and then statuses, are written from one snapshot. Otherwise the last of thousands would
+be minutes old, and policies of one namespace that change all the time would delay all node labels."""
 _COUNTS_S: Final = 30.0
-"""A status of which only counts changed is written no more often than this."""
+"""The shortest time between writes of a status of which only counts changed."""
 _CONFLICT_S: Final = 60.0
-"""A label that somebody else owns is asked for again after this, or when the node changes; a status that was refused,
-after this."""
+"""The time after which a label of another owner, or a status that was refused, is tried again. A label is also tried
+again when its node changes."""
 _APPLY: Final = {"fieldManager": FIELD_MANAGER}
 
 
 class TelemetryController(Controller):
-    """Makes node labels and policies' status say what the snapshot says."""
+    """Updates node labels and the status of policies from the snapshot."""
 
     def __init__(self, taspolicies: Resource, options: TelemetryOptions, handle: Handle) -> None:
         self._labels = LabelWriter(handle)
         self._statuses = StatusWriter(taspolicies, handle)
-        self._advertiser = Advertiser(options.advertise_resource, handle)
+        self._advertiser = ResourceAdvertiser(options.advertise_resource, handle)
         if options.trust_all_namespaces:
             logs.emit("all_namespaces_trusted")
         if options.label_policies_from:
@@ -52,126 +53,128 @@ class TelemetryController(Controller):
             logs.emit("option_deprecated", option="--label-policies-from", instead=instead)
 
     def begin(self) -> None:
-        """We lead from now on: what another leader wrote meanwhile is read again."""
+        """Take the lead: what another leader wrote meanwhile is read again."""
         self._labels.begin()
         self._statuses.begin()
 
     async def step(self, snapshot: Snapshot) -> None:
-        """Write labels, status and the advertised resource. One that fails, for want of a right, stops no other."""
+        """Write labels, status and the advertised resource. A failure of one does not affect the others."""
         agent_state: TelemetryState | None = snapshot.agent_states.get("telemetry")
         if agent_state is not None:
             parts = (partial(self._write, snapshot, agent_state), self._advertiser.step)
             await every(part() for part in parts)
 
     async def _write(self, snapshot: Snapshot, agent_state: TelemetryState) -> None:
-        """Labels, and then the status that tells who else owns one of them."""
-        decided = {key: (state.policy, state.labels) for key, state in agent_state.items()}
-        claims = node_labels.claims(decided)
-        clashes = dict(claims.clashes)
+        """Write labels, and then the status, which reports conflicts of labels."""
+        policies = {key: (state.policy, state.labels) for key, state in agent_state.items()}
+        assignment = node_labels.assign_labels(policies)
+        conflicts = dict(assignment.conflicts)
         try:
-            await self._labels.step(snapshot, claims.columns)
+            await self._labels.step(snapshot, assignment.columns)
         finally:
             for key, state in agent_state.items():
-                clashes.setdefault(key, self._labels.clash(state))
-            await self._statuses.step(agent_state, clashes)
+                conflicts.setdefault(key, self._labels.conflict(state))
+            await self._statuses.step(agent_state, conflicts)
 
 
 class LabelWriter:
-    """Keeps the node labels that are ours as the columns want them, by server-side apply.
+    """Applies node labels by server-side apply, and owns no others.
 
-    What we own is known from what we wrote. A node of which that may not be so is doubted, and read again before
-    anything is decided: at the beginning, when a watch tells of labels that we did not write or that are not there any
-    more, and after a write whose answer was lost.
+    The labels that we own are known from our writes. A node is read again where that may be wrong: at the beginning,
+    when a watch shows labels that we did not write or lacks labels that we wrote, and after a write without a response.
     """
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
         self._owned: dict[str, Labels] = {}
-        self._doubted: set[str] = set()
+        self._unconfirmed: set[str] = set()
         self._seen: dict[str, Any] = {}
-        self._denied: dict[str, dict[str, float]] = {}
-        self._left = 0
+        self._conflicts: dict[str, dict[str, float]] = {}
+        self._remaining = 0
 
     def begin(self) -> None:
         self._owned, self._seen = {}, {}
 
-    def clash(self, decided: PolicyState) -> str:
-        """On which nodes somebody else owns a label of the policy, in words; empty for none."""
-        keys = {column.key for column in decided.labels}
-        nodes = sorted(node for node, denied in self._denied.items() if denied.keys() & keys)
+    def conflict(self, state: PolicyState) -> str:
+        """A message that names the nodes where another owner has a label of the policy; empty for none."""
+        keys = {column.key for column in state.labels}
+        nodes = sorted(node for node, conflicting in self._conflicts.items() if conflicting.keys() & keys)
         shown = ", ".join(nodes[:5]) + (f" and {len(nodes) - 5} more" if len(nodes) > 5 else "")  # noqa: PLR2004
         return f"somebody else owns a label of that key on node {shown}; it is left alone" if nodes else ""
 
     async def step(self, snapshot: Snapshot, columns: dict[str, node_labels.LabelColumn]) -> None:
-        """Write what differs, for a while: what is left then is decided again with the next snapshot.
+        """Write the labels that differ, for `_STEP_S` at most; the next snapshot continues.
 
-        Each node's failure is its own; the first one is raised at the end.
+        A failure of one node does not affect the others; the first error is raised at the end.
         """
-        await self._doubt_changed()
+        await self._mark_changed()
         await asyncio.sleep(0)
-        await every(self._read(node, frozenset(columns)) for node in sorted(self._doubted))
+        await every(self._resync(node, frozenset(columns)) for node in sorted(self._unconfirmed))
         await asyncio.sleep(0)
-        wanted = node_labels.desired(columns, snapshot.nodes, self._owned)
-        self._forgive()
+        wanted = node_labels.desired_labels(columns, snapshot.nodes, self._owned)
+        self._expire_conflicts()
         allowed = {
             node: self._allowed(node, wanted.get(node, {})) for node in wanted.keys() | self._owned.keys()
         }
         differing = {
             node: labels_ for node, labels_ in allowed.items() if labels_ != self._owned.get(node, {})
         }
-        self._leave(len(differing))
+        self._set_remaining(len(differing))
         until_s = self._handle.clock.monotonic() + _STEP_S
         due = takewhile(lambda _: self._handle.clock.monotonic() < until_s, differing.items())
         await every(self._finish(node, labels_) for node, labels_ in due)
 
     async def _finish(self, node: str, wanted: Labels) -> None:
         await self._write(node, wanted)
-        self._leave(self._left - 1)
+        self._set_remaining(self._remaining - 1)
 
-    def _leave(self, count: int) -> None:
-        """So many nodes are still to be written."""
-        self._left = count
+    def _set_remaining(self, count: int) -> None:
+        """Set the number of nodes that are still to be written, and export it."""
+        self._remaining = count
         self._handle.meters.set("nodes_to_label", count)
 
     def _allowed(self, node: str, wanted: Labels) -> Labels:
-        denied = self._denied.get(node)
-        return {key: value for key, value in wanted.items() if key not in denied} if denied else wanted
+        conflicting = self._conflicts.get(node)
+        return (
+            {key: value for key, value in wanted.items() if key not in conflicting} if conflicting else wanted
+        )
 
-    async def _doubt_changed(self) -> None:
-        """Doubt the nodes that changed and show other labels of ours than we know of."""
+    async def _mark_changed(self) -> None:
+        """Mark changed nodes whose labels differ from those that we know to own."""
         seen: dict[str, Any] = {}
         async for node in cooperative_scheduling.iterate(self._handle.nodes.values()):
             name = node.metadata.name
             seen[name] = node
             if self._seen.get(name) is node:
                 continue
-            self._denied.pop(name, None)
+            self._conflicts.pop(name, None)
             owned = self._owned.get(name, {})
-            there = labels_of(node)
-            if {
-                key: there[key]
-                for key in there
-                if key in owned or label_ownership.is_candidate(key, there[key])
-            } != owned:
-                self._doubted.add(name)
+            labels = labels_of(node)
+            ours = {
+                key: value
+                for key, value in labels.items()
+                if key in owned or label_ownership.is_candidate(key, value)
+            }
+            if ours != owned:
+                self._unconfirmed.add(name)
         self._seen = seen
 
-    def _forgive(self) -> None:
-        """Ask again for what was denied long ago."""
+    def _expire_conflicts(self) -> None:
+        """Forget conflicts that are older than `_CONFLICT_S`, so that their labels are tried again."""
         now_s = self._handle.clock.monotonic()
-        for node, denied in list(self._denied.items()):
-            left = {key: until_s for key, until_s in denied.items() if until_s > now_s}
+        for node, conflicting in list(self._conflicts.items()):
+            left = {key: until_s for key, until_s in conflicting.items() if until_s > now_s}
             if left:
-                self._denied[node] = left
+                self._conflicts[node] = left
             else:
-                del self._denied[node]
+                del self._conflicts[node]
 
     async def _write(self, node: str, wanted: Labels) -> None:
         node_object = self._handle.nodes.get("", node)
         if node_object is None:
             self._owned.pop(node, None)
             return
-        # the uid, or an apply to a node that was just deleted would make a ghost of it
+        # with the uid, because an apply to a node that was just deleted would create it again
         metadata = {"name": node, "uid": node_object.metadata.uid, "labels": wanted}
         body = {"apiVersion": NODES.api_version, "kind": NODES.kind, "metadata": metadata}
         try:
@@ -179,9 +182,9 @@ class LabelWriter:
         except NotFound:
             self._owned.pop(node, None)
         except Conflict as error:
-            await self._write_undenied(node, wanted, error)
+            await self._write_without_conflicts(node, wanted, error)
         except Unavailable:
-            self._doubted.add(node)  # it may have been written all the same
+            self._unconfirmed.add(node)  # the write may have succeeded
             raise
         else:
             self._handle.meters.count("label_writes_total")
@@ -190,63 +193,63 @@ class LabelWriter:
             if not wanted:
                 del self._owned[node]
 
-    async def _write_undenied(self, node: str, wanted: Labels, error: Conflict) -> None:
-        """Leave alone what somebody else owns, and write the rest."""
-        denied = _denied_keys(error) & wanted.keys()
-        if not denied:  # another node of that name by now; the store will tell
+    async def _write_without_conflicts(self, node: str, wanted: Labels, error: Conflict) -> None:
+        """Write the labels that no other manager owns."""
+        conflicting = _conflicting_keys(error) & wanted.keys()
+        if not conflicting:  # the node was recreated; the watch will show it
             self._owned.pop(node, None)
             return
         until_s = self._handle.clock.monotonic() + _CONFLICT_S
-        self._denied.setdefault(node, {}).update(dict.fromkeys(denied, until_s))
-        logs.emit("label_conflict", node=node, keys=sorted(denied), error=str(error))
-        left = {key: value for key, value in wanted.items() if key not in denied}
+        self._conflicts.setdefault(node, {}).update(dict.fromkeys(conflicting, until_s))
+        logs.emit("label_conflict", node=node, keys=sorted(conflicting), error=str(error))
+        left = {key: value for key, value in wanted.items() if key not in conflicting}
         if left != self._owned.get(node, {}):
             await self._write(node, left)
 
-    async def _read(self, node: str, keys: frozenset[str]) -> None:
-        """What we own on a node, and what we take over there from the older system."""
-        owned = await self._read_node(node, keys)
+    async def _resync(self, node: str, keys: frozenset[str]) -> None:
+        """Read the labels that we own on a node, and take over those of the older system."""
+        owned = await self._read_owned_labels(node, keys)
         if owned:
             self._owned[node] = owned
         else:
             self._owned.pop(node, None)
-        self._doubted.discard(node)
+        self._unconfirmed.discard(node)
 
-    async def _read_node(self, name: str, keys: frozenset[str]) -> Labels:
+    async def _read_owned_labels(self, name: str, keys: frozenset[str]) -> Labels:
         path = NODES.path(name=name)
         try:
             metadata = msgspec.json.decode(await self._handle.api.get(path))["metadata"]
-            heirloom = label_ownership.inherited(metadata, keys)
-            if heirloom:
-                entries = label_ownership.taken_over(metadata, heirloom, NODES.api_version)
+            inherited = label_ownership.inheritable_keys(metadata, keys)
+            if inherited:
+                entries = label_ownership.transfer_ownership(metadata, inherited, NODES.api_version)
                 patch = [
                     {"op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]},
                     {"op": "replace", "path": "/metadata/managedFields", "value": entries},
                 ]
                 await self._handle.api.patch(path, patch, "json", _APPLY)
-                logs.emit("labels_taken_over", node=name, keys=sorted(heirloom))
+                logs.emit("labels_taken_over", node=name, keys=sorted(inherited))
                 metadata = {**metadata, "managedFields": entries}
         except NotFound:
             return {}
-        return label_ownership.owned(metadata)
+        return label_ownership.owned_labels(metadata)
 
 
 class StatusWriter:
-    """Writes policies' status, and tells its changes for the worse and the better as events."""
+    """Writes the status of policies, and records changes of conditions as events."""
 
     def __init__(self, taspolicies: Resource, handle: Handle) -> None:
         self._taspolicies = taspolicies
         self._handle = handle
-        self._written: dict[ObjectKey, tuple[Status, float]] = {}
+        self._written: dict[ObjectKey, tuple[PolicyStatus, float]] = {}
         self._refused: dict[ObjectKey, float] = {}
 
     def begin(self) -> None:
         self._written, self._refused = {}, {}
 
-    async def step(self, agent_state: TelemetryState, clashes: dict[ObjectKey, str]) -> None:
-        """Write what differs, for a while: first what was written longest ago, the rest with the next snapshot.
+    async def step(self, agent_state: TelemetryState, conflicts: dict[ObjectKey, str]) -> None:
+        """Write the statuses that differ, for `_STEP_S` at most, in the order of their last write.
 
-        A policy that was deleted meanwhile, or may not be written, stops no other.
+        The next snapshot continues. A policy that was deleted, or may not be written, does not affect the others.
         """
         self._written = {key: written for key, written in self._written.items() if key in agent_state}
         self._refused = {key: until_s for key, until_s in self._refused.items() if key in agent_state}
@@ -255,19 +258,19 @@ class StatusWriter:
         oldest_first = sorted(agent_state, key=self._written_s)
         until_s = self._handle.clock.monotonic() + _STEP_S
         due = takewhile(lambda _: self._handle.clock.monotonic() < until_s, oldest_first)
-        await every(self._one(key, agent_state[key], clashes.get(key, "")) for key in due)
+        await every(self._update(key, agent_state[key], conflicts.get(key, "")) for key in due)
 
     def _written_s(self, key: ObjectKey) -> float:
         return self._written[key][1] if key in self._written else float("-inf")
 
-    async def _one(self, key: ObjectKey, decided: PolicyState, clash: str) -> None:
+    async def _update(self, key: ObjectKey, state: PolicyState, conflict: str) -> None:
         policy_object: PolicyObject | None = self._handle.objects[POLICIES].get(*key)
         if policy_object is None:
             return
-        before, written_s = self._written.get(key, (status.read(policy_object.status), float("-inf")))
+        before, written_s = self._written.get(key, (status.parse_status(policy_object.status), float("-inf")))
         now_s = self._handle.clock.monotonic()
         now = format_rfc3339(self._handle.clock.now())
-        wanted = status.desired(decided, policy_object.metadata.generation, clash, before, now)
+        wanted = status.desired_status(state, policy_object.metadata.generation, conflict, before, now)
         only_counts = wanted.conditions == before.conditions and (
             wanted.observed_generation == before.observed_generation
         )
@@ -277,12 +280,12 @@ class StatusWriter:
             return
         if await self._write(policy_object, wanted):
             self._written[key] = (wanted, now_s)
-            self._tell(policy_object, before, wanted)
+            self._record_events(policy_object, before, wanted)
         else:
             self._refused[key] = now_s + _CONFLICT_S
 
-    def _tell(self, policy_object: PolicyObject, before: Status, wanted: Status) -> None:
-        """One event for each condition that turned."""
+    def _record_events(self, policy_object: PolicyObject, before: PolicyStatus, wanted: PolicyStatus) -> None:
+        """Record an event for each condition that became bad or good."""
         known = before.by_type()
         metadata = policy_object.metadata
         about = About(self._taspolicies, metadata.namespace, metadata.name, metadata.uid)
@@ -298,24 +301,24 @@ class StatusWriter:
             elif condition.status == good and old is not None and old.status != good:
                 self._handle.recorder.record(about, "Normal", "AllWell", condition.message, condition.type)
 
-    async def _write(self, policy_object: PolicyObject, wanted: Status) -> bool:
-        """Whether it was taken; an API server that starts refuses for a moment what it grants later."""
+    async def _write(self, policy_object: PolicyObject, wanted: PolicyStatus) -> bool:
+        """Returns whether the API server accepted it. While it starts, it may refuse what it grants later."""
         metadata = policy_object.metadata
         path = self._taspolicies.path(metadata.namespace, metadata.name, "status")
         identity = {"name": metadata.name, "namespace": metadata.namespace, "uid": metadata.uid}
         resource = self._taspolicies
-        body = status.document(resource.api_version, resource.kind, identity, wanted)
+        body = status.apply_body(resource.api_version, resource.kind, identity, wanted)
         try:
             await self._handle.api.patch(path, body, "apply", {**_APPLY, "force": "true"})
         except (Conflict, Refused) as error:
-            # deleted or replaced meanwhile, or no right to write it: the others' status matters no less
+            # deleted or replaced, or no right to write it; this must not affect other policies
             logs.emit("status_failed", policy=path, error=str(error))
             return False
         return True
 
 
-class Advertiser:
-    """Keeps an extended resource on every node, also after a kubelet wrote its node anew."""
+class ResourceAdvertiser:
+    """Keeps an extended resource on every node, also after a kubelet registers its node again."""
 
     def __init__(self, resource: str, handle: Handle) -> None:
         self._name, _, self._amount = resource.partition("=")
@@ -324,18 +327,18 @@ class Advertiser:
     async def step(self) -> None:
         if not self._name:
             return
-        lacking = [node.metadata.name for node in self._handle.nodes.values() if self._lacks(node)]
-        await every(self._give(name) for name in lacking)
+        lacking = [node.metadata.name for node in self._handle.nodes.values() if self._lacks_resource(node)]
+        await every(self._advertise(name) for name in lacking)
 
-    def _lacks(self, node: Any) -> bool:
-        there = _mapping(node.status.capacity).get(self._name)
+    def _lacks_resource(self, node: Any) -> bool:
+        amount = _decode_object(node.status.capacity).get(self._name)
         try:
             # the API server writes 1000 as 1k
-            return quantity.parse(str(there)) != quantity.parse(self._amount)
+            return quantity.parse(str(amount)) != quantity.parse(self._amount)
         except ValueError:
             return True
 
-    async def _give(self, name: str) -> None:
+    async def _advertise(self, name: str) -> None:
         amounts = {self._name: self._amount}
         body = {"status": {"capacity": amounts, "allocatable": amounts}}
         try:
@@ -345,17 +348,19 @@ class Advertiser:
 
 
 def labels_of(node: Any) -> dict[str, str]:
-    """The labels of a node, read when they are needed: of thousands of nodes only a few are."""
-    return {key: value for key, value in _mapping(node.metadata.labels).items() if isinstance(value, str)}
+    """The labels of a node. They are decoded when needed, because few of thousands of nodes need them."""
+    return {
+        key: value for key, value in _decode_object(node.metadata.labels).items() if isinstance(value, str)
+    }
 
 
-def _mapping(raw: msgspec.Raw) -> dict[str, Any]:
+def _decode_object(raw: msgspec.Raw) -> dict[str, Any]:
     document = msgspec.json.decode(raw)
     return document if isinstance(document, dict) else {}
 
 
-def _denied_keys(error: Conflict) -> set[str]:
-    """The label keys that a server-side apply was refused for."""
+def _conflicting_keys(error: Conflict) -> set[str]:
+    """The label keys for which a server-side apply was refused."""
     start = ".metadata.labels."
     return {
         problem.field.removeprefix(start) for problem in error.problems if problem.field.startswith(start)

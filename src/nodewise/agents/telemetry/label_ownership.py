@@ -1,6 +1,6 @@
-"""Who owns a node's labels, read from and written to `metadata.managedFields`. No I/O.
+"""Ownership of node labels in `metadata.managedFields`. No I/O.
 
-Ownership is the API server's own book (KEP-555, server-side apply): the manager and operation that last wrote a key.
+The API server tracks which manager and operation last wrote a key (KEP-555, server-side apply).
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,23 +9,23 @@ from typing import Any, Final
 from nodewise.agents.telemetry.node_labels import PREFIX, VIOLATING, Labels
 
 FIELD_MANAGER: Final = "nodewise-telemetry"
-"""Who owns what we write."""
+"""The owner of our fields."""
 OLD_MANAGERS: Final = frozenset(["extender"])
-"""Telemetry Aware Scheduling named no manager, so the API server took the first part of its user agent."""
+"""Telemetry Aware Scheduling set no manager, so the API server used the first part of its user agent."""
 
-Entry = dict[str, Any]
+ManagedFieldsEntry = dict[str, Any]
 """One entry of managedFields."""
 
 
-def owned(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """The labels that are ours by server-side apply, with the values that they have now."""
+def owned_labels(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """The labels that we own by server-side apply, with their current values."""
     labels = metadata.get("labels") or {}
     ours = {key for entry in _entries(metadata) if _is_ours(entry) for key in _label_keys(entry)}
     return {key: labels[key] for key in ours if key in labels}
 
 
-def inherited(metadata: Mapping[str, Any], policies: frozenset[str]) -> frozenset[str]:
-    """The label keys that the older system alone owns and that mean what ours mean.
+def inheritable_keys(metadata: Mapping[str, Any], policies: frozenset[str]) -> frozenset[str]:
+    """The label keys that only the older system owns and that have the same meaning as ours.
 
     `<policy>=violating` of a policy that exists, and every key below `telemetry.aware.scheduling.`.
     """
@@ -37,23 +37,25 @@ def inherited(metadata: Mapping[str, Any], policies: frozenset[str]) -> frozense
     return frozenset(
         key
         for key, managers in owners.items()
-        if managers <= OLD_MANAGERS and _is_telemetrys(key, labels.get(key, ""), policies)
+        if managers <= OLD_MANAGERS and _has_telemetry_form(key, labels.get(key, ""), policies)
     )
 
 
-def _is_telemetrys(key: str, value: str, policies: frozenset[str]) -> bool:
+def _has_telemetry_form(key: str, value: str, policies: frozenset[str]) -> bool:
     return key.startswith(PREFIX) or (key in policies and value == VIOLATING)
 
 
 def is_candidate(key: str, value: str) -> bool:
-    """Whether a label may be ours or the older system's at all, whatever the policies say by now."""
+    """Whether a label may be ours or the older system's, regardless of the current policies."""
     return value == VIOLATING or key.startswith(PREFIX)
 
 
-def taken_over(metadata: Mapping[str, Any], keys: frozenset[str], api_version: str) -> list[Entry]:
-    """managedFields with these label keys moved from the older system's entries to ours; values do not change.
+def transfer_ownership(
+    metadata: Mapping[str, Any], keys: frozenset[str], api_version: str
+) -> list[ManagedFieldsEntry]:
+    """`managedFields` with these label keys moved from the older system's entries to ours; values do not change.
 
-    As client-go's `csaupgrade` (v0.36) moves a client-side apply to a server-side one.
+    This is how client-go's `csaupgrade` (v0.36) migrates a client-side apply to a server-side one.
     """
     entries = [_without(entry, keys) if _is_old(entry) else dict(entry) for entry in _entries(metadata)]
     ours = next((entry for entry in entries if _is_ours(entry)), None)
@@ -66,13 +68,13 @@ def taken_over(metadata: Mapping[str, Any], keys: frozenset[str], api_version: s
             "fieldsV1": {},
         }
         entries.append(ours)
-    fields: Entry = {f"f:{key}": {} for key in {*_label_keys(ours), *keys}}
+    fields: ManagedFieldsEntry = {f"f:{key}": {} for key in {*_label_keys(ours), *keys}}
     ours["fieldsV1"] = {"f:metadata": {"f:labels": fields}}
     return [entry for entry in entries if entry["fieldsV1"]]
 
 
-def _without(entry: Mapping[str, Any], keys: frozenset[str]) -> Entry:
-    """The entry without some labels, and without what is empty then."""
+def _without(entry: Mapping[str, Any], keys: frozenset[str]) -> ManagedFieldsEntry:
+    """The entry without some labels, and without fields that are then empty."""
     fields = dict(entry.get("fieldsV1") or {})
     metadata = dict(fields.get("f:metadata") or {})
     labels = {
@@ -91,7 +93,7 @@ def _without(entry: Mapping[str, Any], keys: frozenset[str]) -> Entry:
     return {**entry, "fieldsV1": fields}
 
 
-def _entries(metadata: Mapping[str, Any]) -> Sequence[Entry]:
+def _entries(metadata: Mapping[str, Any]) -> Sequence[ManagedFieldsEntry]:
     return metadata.get("managedFields") or ()
 
 

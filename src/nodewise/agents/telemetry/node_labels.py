@@ -1,6 +1,6 @@
-"""Which node labels policies want: decided over all nodes as arrays, then told node by node. No I/O.
+"""The node labels that policies require, computed over all nodes as arrays. No I/O.
 
-A label changes only on fresh evidence. Where a rule that has a say lacks its value, a label of ours stays as it is.
+A label changes only on fresh evidence: while a rule that sets it lacks its value, an existing label of ours stays.
 Key forms: Telemetry Aware Scheduling 0.7, `pkg/strategies/deschedule` and `pkg/strategies/labeling`.
 """
 
@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from nodewise.agent import NodeIndex
 from nodewise.agents.telemetry.policy import Policy, is_label_part
-from nodewise.agents.telemetry.rule_evaluation import Measured
+from nodewise.agents.telemetry.rule_evaluation import RuleEvaluation
 
 PREFIX: Final = "telemetry.aware.scheduling."
 VIOLATING: Final = "violating"
-MOST_PREFIX: Final = 253
+MAX_PREFIX: Final = 253
 """Characters of a label key before its `/` (apimachinery v0.36 `pkg/util/validation`)."""
 
 Labels = Mapping[str, str]
@@ -29,84 +29,88 @@ class LabelColumn(NamedTuple):
     key: str
     values: tuple[str, ...]
     codes: NDArray[np.int16]
-    """By fresh evidence: 0 no label, k the value `values[k - 1]`."""
+    """By fresh evidence: 0 for no label, k for the value `values[k - 1]`."""
     hold: Mask
-    """Where evidence is missing that might say otherwise: a label of ours stays as it is."""
+    """Where missing values might change the result: an existing label of ours stays."""
     conflicting: bool = False
-    """Whether rules with different operators claim the key on some node; there it gets no label."""
+    """Whether rules with different operators set the key on some node; that node gets no label."""
 
 
-def deschedule(policy: Policy, measured: Sequence[Measured]) -> LabelColumn | None:
-    """The label `<policy>=violating`; None for a policy that does not deschedule."""
-    if not measured or not is_label_part(policy.name):
+def descheduling_column(policy: Policy, evaluations: Sequence[RuleEvaluation]) -> LabelColumn | None:
+    """The label `<policy>=violating`; None if the policy does not deschedule."""
+    if not evaluations or not is_label_part(policy.name):
         return None  # a key that the API server refuses would take the node's other labels with it
-    broken, unknown = _broken(measured, all_of=policy.strategies["deschedule"].all_of)
+    broken, unknown = _broken_nodes(evaluations, all_of=policy.strategies["deschedule"].all_of)
     return LabelColumn(policy.name, (VIOLATING,), broken.astype(np.int16), unknown)
 
 
-def labeling(policy: Policy, measured: Sequence[Measured]) -> tuple[LabelColumn, ...]:
-    """The labels `telemetry.aware.scheduling.<policy>/<name>`, one column a name."""
-    if not measured or len(PREFIX + policy.name) > MOST_PREFIX:
+def labeling_columns(policy: Policy, evaluations: Sequence[RuleEvaluation]) -> tuple[LabelColumn, ...]:
+    """The labels `telemetry.aware.scheduling.<policy>/<name>`, one column per name."""
+    if not evaluations or len(PREFIX + policy.name) > MAX_PREFIX:
         return ()
-    claims: dict[str, list[tuple[Measured, str]]] = {}
-    for item in measured:
-        for text in item.rule.labels:
+    rules_by_name: dict[str, list[tuple[RuleEvaluation, str]]] = {}
+    for evaluation in evaluations:
+        for text in evaluation.rule.labels:
             name, separator, value = text.partition("=")
             if separator:
-                claims.setdefault(name, []).append((item, value))
-    applies, unknown = np.ones(len(measured[0].states), bool), np.zeros(len(measured[0].states), bool)
+                rules_by_name.setdefault(name, []).append((evaluation, value))
+    applies, unknown = np.ones(len(evaluations[0].states), bool), np.zeros(len(evaluations[0].states), bool)
     if policy.strategies["labeling"].all_of:
-        applies, unknown = _broken(measured, all_of=True)
+        applies, unknown = _broken_nodes(evaluations, all_of=True)
     return tuple(
-        _chosen(f"{PREFIX}{policy.name}/{name}", claimed, applies, unknown)
-        for name, claimed in claims.items()
+        _labeling_column(f"{PREFIX}{policy.name}/{name}", candidates, applies, unknown)
+        for name, candidates in rules_by_name.items()
     )
 
 
-def _broken(measured: Sequence[Measured], *, all_of: bool) -> tuple[Mask, Mask]:
-    """Where the strategy is broken on fresh evidence, and where missing values leave that open."""
-    fresh = np.array([item.known for item in measured])
-    broken = np.array([item.broken for item in measured]) & fresh
+def _broken_nodes(evaluations: Sequence[RuleEvaluation], *, all_of: bool) -> tuple[Mask, Mask]:
+    """By node number: whether fresh values break the strategy, and whether missing values leave that undecided."""
+    fresh = np.array([evaluation.known for evaluation in evaluations])
+    broken = np.array([evaluation.broken for evaluation in evaluations]) & fresh
     kept = fresh & ~broken
     surely: Mask = broken.all(axis=0) if all_of else broken.any(axis=0)
     surely_not: Mask = kept.any(axis=0) if all_of else kept.all(axis=0)
     return surely, ~surely & ~surely_not
 
 
-def _chosen(key: str, claimed: Sequence[tuple[Measured, str]], applies: Mask, unknown: Mask) -> LabelColumn:
-    """Of the broken rules of one name the extreme value wins, the first among equals; unlike operators exclude
-    each other.
+def _labeling_column(
+    key: str, candidates: Sequence[tuple[RuleEvaluation, str]], applies: Mask, unknown: Mask
+) -> LabelColumn:
+    """The column of one label name: of its broken rules, the one with the most extreme value sets the label.
+
+    The first of equal values wins. Rules with different operators cannot be compared: the node gets no label.
     """
-    values = tuple(value for _, value in claimed)
+    values = tuple(value for _, value in candidates)
     size = len(applies)
     winner = np.zeros(size, np.int16)
-    clash = np.zeros(size, bool)
-    best = claimed[0][0].column.values.copy()
+    conflict = np.zeros(size, bool)
+    best = candidates[0][0].column.values.copy()
     operator = np.full(size, "", object)
-    for position, (item, _) in enumerate(claimed, 1):
-        broken = item.broken & item.known & applies
-        clash |= broken & (winner > 0) & (operator != item.rule.operator)
-        takes = broken & ((winner == 0) | _beats(item, best))
+    for position, (evaluation, _) in enumerate(candidates, 1):
+        broken = evaluation.broken & evaluation.known & applies
+        conflict |= broken & (winner > 0) & (operator != evaluation.rule.operator)
+        takes = broken & ((winner == 0) | _beats(evaluation, best))
         winner[takes] = position
-        best = np.where(takes, item.column.values, best)
-        operator[takes] = item.rule.operator
-    winner[clash] = 0
-    stale = ~np.all([item.known for item, _ in claimed], axis=0)
-    return LabelColumn(key, values, winner, stale | unknown, bool(clash.any()))
+        best = np.where(takes, evaluation.column.values, best)
+        operator[takes] = evaluation.rule.operator
+    winner[conflict] = 0
+    stale = ~np.all([evaluation.known for evaluation, _ in candidates], axis=0)
+    return LabelColumn(key, values, winner, stale | unknown, bool(conflict.any()))
 
 
-def _beats(item: Measured, best: NDArray[np.int64] | NDArray[np.object_]) -> Mask:
-    """Where the rule's value is more extreme in its operator's sense than the best so far."""
-    if item.rule.operator == "GreaterThan":
-        return np.asarray(item.column.values > best, bool)
-    if item.rule.operator == "LessThan":
-        return np.asarray(item.column.values < best, bool)
+def _beats(evaluation: RuleEvaluation, best: NDArray[np.int64] | NDArray[np.object_]) -> Mask:
+    """Where the rule's value is more extreme than the best one, in the direction of its operator."""
+    if evaluation.rule.operator == "GreaterThan":
+        return np.asarray(evaluation.column.values > best, bool)
+    if evaluation.rule.operator == "LessThan":
+        return np.asarray(evaluation.column.values < best, bool)
     return np.zeros(len(best), bool)
 
 
-def united(columns: Iterable[LabelColumn]) -> dict[str, LabelColumn]:
-    """One column a key. Policies of one name in several namespaces share `<policy>=violating`: it is there while
-    any of them is violated.
+def merge_columns(columns: Iterable[LabelColumn]) -> dict[str, LabelColumn]:
+    """One column per key.
+
+    Policies of the same name in several namespaces share `<policy>=violating`: a node has it while it violates any.
     """
     by_key: dict[str, LabelColumn] = {}
     for column in columns:
@@ -119,12 +123,12 @@ def united(columns: Iterable[LabelColumn]) -> dict[str, LabelColumn]:
     return by_key
 
 
-def desired(
+def desired_labels(
     columns: Mapping[str, LabelColumn], nodes: NodeIndex, owned: Mapping[str, Labels]
 ) -> dict[str, dict[str, str]]:
-    """By node name: the labels that we want it to have, all of them; nodes without any are left out.
+    """By node name, all labels that the policies require; nodes without any are left out.
 
-    `owned` are the labels that we have there now.
+    `owned` are the labels of ours that nodes have now.
     """
     wanted: dict[str, dict[str, str]] = {}
     known = len(nodes)
@@ -133,17 +137,17 @@ def desired(
         names = nodes.names[positions].tolist()
         for name, code in zip(names, column.codes[positions].tolist(), strict=True):
             wanted.setdefault(name, {})[key] = column.values[code - 1]
-    _hold(wanted, columns, nodes, owned)
+    _keep_uncertain(wanted, columns, nodes, owned)
     return wanted
 
 
-def _hold(
+def _keep_uncertain(
     wanted: dict[str, dict[str, str]],
     columns: Mapping[str, LabelColumn],
     nodes: NodeIndex,
     owned: Mapping[str, Labels],
 ) -> None:
-    """Keep what we own where the evidence for a change is missing, which is seldom anywhere."""
+    """Keep existing labels of ours where values are missing. Usually there is none."""
     known = len(nodes)
     holding = {key: column.hold for key, column in columns.items() if column.hold[:known].any()}
     if not holding:
@@ -155,33 +159,35 @@ def _hold(
                 wanted.setdefault(name, {})[key] = owned[name][key]
 
 
-class Claims(NamedTuple):
-    """What all policies together want of node labels."""
+class LabelAssignment(NamedTuple):
+    """The node labels of all policies together."""
 
     columns: dict[str, LabelColumn]
     """By label key."""
-    clashes: dict[tuple[str, str], str]
+    conflicts: dict[tuple[str, str], str]
     """By namespace and name of a policy: why some of its labels are not written."""
 
 
-def claims(decided: Mapping[tuple[str, str], tuple[Policy, Sequence[LabelColumn]]]) -> Claims:
-    """The columns that count.
+def assign_labels(
+    policies: Mapping[tuple[str, str], tuple[Policy, Sequence[LabelColumn]]],
+) -> LabelAssignment:
+    """Combine the columns of all policies.
 
-    `<policy>=violating` is shared by policies of one name; of two that label, the older one does.
+    Policies of the same name share `<policy>=violating`. If two of them have `labeling`, the older one sets the labels.
     """
     columns: list[LabelColumn] = []
-    clashes: dict[tuple[str, str], str] = {}
+    conflicts: dict[tuple[str, str], str] = {}
     labelled_by: dict[str, tuple[str, str]] = {}
-    for key in sorted(decided, key=lambda key: (decided[key][0].created, key)):
-        policy, wanted = decided[key]
+    for key in sorted(policies, key=lambda key: (policies[key][0].created, key)):
+        policy, wanted = policies[key]
         columns += [column for column in wanted if column.key == policy.name]
         prefixed = [column for column in wanted if column.key.startswith(f"{PREFIX}{policy.name}/")]
         first = labelled_by.setdefault(policy.name, key) if prefixed else key
         if first != key:
-            clashes[key] = f"policy {'/'.join(first)} has the same name, is older, and labels in its stead"
+            conflicts[key] = f"policy {'/'.join(first)} has the same name, is older, and labels in its stead"
             continue
         columns += prefixed
-        unlike = [column.key for column in prefixed if column.conflicting]
-        if unlike:
-            clashes[key] = f"rules with different operators claim {', '.join(unlike)}; it is left out there"
-    return Claims(united(columns), clashes)
+        mixed = [column.key for column in prefixed if column.conflicting]
+        if mixed:
+            conflicts[key] = f"rules with different operators claim {', '.join(mixed)}; it is left out there"
+    return LabelAssignment(merge_columns(columns), conflicts)

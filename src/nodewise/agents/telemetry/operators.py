@@ -1,4 +1,4 @@
-"""What each operator of a policy means. A rule is broken where `value operator target` is true.
+"""The operators of policies. A rule is broken where `value operator target` is true.
 
 Source: Telemetry Aware Scheduling 0.7, `pkg/strategies/core/operator.go`. Comparisons are exact.
 """
@@ -18,7 +18,7 @@ class Operator(NamedTuple):
     compare: np.ufunc
     """As the condition of a rule."""
     order: int
-    """As a preference (`scheduleonmetric`): 1 wants small values first, -1 large ones, 0 gives no order."""
+    """The preference of `scheduleonmetric`: 1 for small values first, -1 for large ones, 0 for no order."""
 
 
 OPERATORS: Final[dict[str, Operator]] = {
@@ -28,15 +28,15 @@ OPERATORS: Final[dict[str, Operator]] = {
 }
 
 
-def holds(operator: str, values: Values, target: int) -> NDArray[np.bool_]:
+def compare(operator: str, values: Values, target: int) -> NDArray[np.bool_]:
     """Where `value operator target` is true. An operator that does not exist is true nowhere."""
-    known = OPERATORS.get(operator)
-    if known is None:
+    entry = OPERATORS.get(operator)
+    if entry is None:
         return np.zeros(len(values), bool)
-    return np.asarray(known.compare(values, target), bool)
+    return np.asarray(entry.compare(values, target), bool)
 
 
-def order(operator: str) -> int:
-    """The order that an operator prefers; 0 for one that does not exist."""
-    known = OPERATORS.get(operator)
-    return known.order if known else 0
+def preferred_order(operator: str) -> int:
+    """The `Operator.order` of an operator; 0 for one that does not exist."""
+    entry = OPERATORS.get(operator)
+    return entry.order if entry else 0

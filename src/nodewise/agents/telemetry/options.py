@@ -8,7 +8,7 @@ from nodewise.option import Option
 
 
 class TelemetryOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How the agent treats values that are old or not there, and what it may write."""
+    """Settings for stale and missing values, trust, and writes to the cluster."""
 
     max_age_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """Seconds after which a value counts as missing; 0 means five refresh periods, but at least 60 s: a scrape or
@@ -41,5 +41,5 @@ class TelemetryOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def max_age_s(options: TelemetryOptions, sync_period_s: float) -> float:
-    """The max age that counts, given the refresh period."""
+    """The maximum age in effect, for a refresh period."""
     return options.max_age_s or max(5 * sync_period_s, 60.0)

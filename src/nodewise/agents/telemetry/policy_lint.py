@@ -1,7 +1,7 @@
-"""What `policy lint` reports: all that the API server refuses of a TASPolicy, and what would have no effect.
+"""The checks of `policy lint`: everything in a TASPolicy that the API server refuses or that would have no effect.
 
-`taspolicies.yaml` beside this module is the CRD itself (`make chart` copies it), so there is one source. The rules in
-CEL, about the names of strategies and fields, are those of `policy.py`. `tests/cluster/test_policy_lint.py` compares
+`taspolicies.yaml` beside this module is a copy of the CRD (made by `make chart`), so there is one source. The rules in
+CEL about the names of strategies and fields are those of `policy.py`. `tests/cluster/test_policy_lint.py` compares
 the verdicts with a real API server's.
 """
 
@@ -24,16 +24,16 @@ KEYWORDS: Final = frozenset(
     | {"maxLength", "maxItems", "maxProperties"}
     | {"x-kubernetes-int-or-string", "x-kubernetes-preserve-unknown-fields", "x-kubernetes-validations"}
 )
-"""Of the schema of `spec`; a test compares them with those of the definition."""
+"""The keywords in the schema of `spec` that this module knows; a test compares them with the definition."""
 _SUBDOMAIN: Final = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
-_LONGEST_SUBDOMAIN: Final = 253
-_LONGEST_LABEL: Final = 63
-_LARGEST: Final = 2**63
-_MOST_EXACT: Final = 2**53
-"""Whole numbers that arrive as floating point, such as 1e3, are integers to the API server up to here."""
+_MAX_SUBDOMAIN: Final = 253
+_MAX_LABEL: Final = 63
+_INT64_LIMIT: Final = 2**63
+_MAX_EXACT: Final = 2**53
+"""Up to here the API server accepts whole numbers in floating point, such as 1e3, as integers."""
 _TYPES: Final[Mapping[str, type]] = {"object": dict, "array": list, "string": str}
-_ARTICLES: Final = {"object": "an object", "array": "a list", "string": "a string"}
-_WHOLE: Final = "an integer of 64 bits, or a string"
+_TYPE_NAMES: Final = {"object": "an object", "array": "a list", "string": "a string"}
+_INTEGER_OR_STRING: Final = "an integer of 64 bits, or a string"
 
 
 @cache
@@ -50,13 +50,13 @@ def lint(policy: bytes) -> list[Problem]:
     whole = msgspec.json.decode(policy)
     refused = problems(whole)
     known = {problem.field for problem in refused}
-    read = policies.read(msgspec.json.decode(policy, type=PolicyObject)).problems
+    read = policies.parse_policy(msgspec.json.decode(policy, type=PolicyObject)).problems
     others = [problem for problem in (*read, *_without_effect(whole)) if problem.field not in known]
     return [*refused, *others]
 
 
 def _without_effect(policy: Mapping[str, Any]) -> Iterator[Problem]:
-    """Rules that the API server takes and that cannot do what they are for."""
+    """Problems of rules that the API server accepts and that have no effect."""
     for name in ("dontschedule", "deschedule", "labeling"):
         for number, rule in enumerate(_rules(policy, name)):
             path = f"spec.strategies.{name}.rules[{number}]"
@@ -69,7 +69,7 @@ def _without_effect(policy: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _rules(policy: Mapping[str, Any], strategy: str) -> list[Mapping[str, Any]]:
-    """The rules of a strategy, as far as they are objects."""
+    """The rules of a strategy that are objects."""
     value: Any = policy
     for key in ("spec", "strategies", strategy, "rules"):
         value = value.get(key) if isinstance(value, Mapping) else None
@@ -95,14 +95,14 @@ def _metadata(metadata: Any) -> Iterator[Problem]:
         yield Problem("metadata.name", "none", "the name of the policy")
     elif name and not _is_subdomain(name):
         yield Problem("metadata.name", shown(name), "at most 253 lower-case letters, digits, - and .")
-    if space and not (_is_subdomain(space) and "." not in space and len(space) <= _LONGEST_LABEL):
+    if space and not (_is_subdomain(space) and "." not in space and len(space) <= _MAX_LABEL):
         yield Problem("metadata.namespace", shown(space), "at most 63 lower-case letters, digits and -")
     for field in ("labels", "annotations"):
         yield from _keys(f"metadata.{field}", metadata.get(field), are_labels=field == "labels")
 
 
 def _keys(path: str, pairs: Any, *, are_labels: bool) -> Iterator[Problem]:
-    """Labels or annotations that no object may have."""
+    """The problems of labels or annotations."""
     if pairs is None:
         return
     if not isinstance(pairs, Mapping):
@@ -121,17 +121,17 @@ def _keys(path: str, pairs: Any, *, are_labels: bool) -> Iterator[Problem]:
 
 
 def _is_subdomain(text: Any) -> bool:
-    return isinstance(text, str) and len(text) <= _LONGEST_SUBDOMAIN and bool(_SUBDOMAIN.fullmatch(text))
+    return isinstance(text, str) and len(text) <= _MAX_SUBDOMAIN and bool(_SUBDOMAIN.fullmatch(text))
 
 
 def _value(path: str, value: Any, schema: Mapping[str, Any]) -> Iterator[Problem]:
-    """The problems of a value, by the keywords of structural schemas that the definition uses."""
+    """The problems of a value, by the keywords of structural schemas (`KEYWORDS`)."""
     if schema.get("x-kubernetes-int-or-string"):
         if not isinstance(value, str) and not _is_integer(value):
-            yield Problem(path, shown(value), f"{_WHOLE}{_quoted(value)}")
+            yield Problem(path, shown(value), f"{_INTEGER_OR_STRING}{_quoted(value)}")
             return
     elif not isinstance(value, _TYPES[schema["type"]]):
-        yield Problem(path, shown(value), _ARTICLES[schema["type"]])
+        yield Problem(path, shown(value), _TYPE_NAMES[schema["type"]])
         return
     if isinstance(value, str):
         yield from _text(path, value, schema)
@@ -151,8 +151,8 @@ def _is_integer(value: Any) -> bool:
     if isinstance(value, bool):
         return False
     if isinstance(value, float):
-        return value.is_integer() and abs(value) < _MOST_EXACT
-    return isinstance(value, int) and -_LARGEST <= value < _LARGEST
+        return value.is_integer() and abs(value) < _MAX_EXACT
+    return isinstance(value, int) and -_INT64_LIMIT <= value < _INT64_LIMIT
 
 
 def _text(path: str, text: str, schema: Mapping[str, Any]) -> Iterator[Problem]:
@@ -161,7 +161,7 @@ def _text(path: str, text: str, schema: Mapping[str, Any]) -> Iterator[Problem]:
     if len(text) > schema.get("maxLength", len(text)):
         yield Problem(path, f"{len(text)} characters", f"at most {schema['maxLength']}")
     pattern = schema.get("pattern", "")
-    # `$` is the very end in Go, but may precede a line break in Python
+    # `$` matches only at the very end in Go, but also before a final line break in Python
     if not re.search(re.sub(r"\$$", r"\\Z", pattern), text):
         yield Problem(path, shown(text), f"a text that matches {pattern}")
 

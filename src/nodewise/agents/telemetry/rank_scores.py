@@ -1,4 +1,4 @@
-"""From values to scores: dense ranks once per refresh, competition ranks among the candidates of a request.
+"""Scores nodes by rank: dense ranks once per refresh, competition ranks among the candidates of a request.
 
 Equal values get equal scores; nodes without a fresh value get 0. With n measured candidates and rank r from 0
 (1, 1, 3 counted from 0: 0, 0, 2) the score is `10 - r` up to eleven candidates and `round(10 (n-1-r) / (n-1))`
@@ -16,24 +16,24 @@ from nodewise.metrics.column import Column, States
 from nodewise.metrics.series import State
 
 _STEPWISE: Final = MAX_SCORE + 1
-"""Up to so many candidates each rank costs one point."""
+"""With up to this many candidates, each rank costs one point."""
 
 Ranks = NDArray[np.int64]
 
 
-def dense(operator: str, column: Column, states: States) -> Ranks:
-    """The place of each node among all nodes, by node number: 0 is best, equal values share it, -1 unmeasured."""
+def dense_ranks(operator: str, column: Column, states: States) -> Ranks:
+    """The rank of each node among all nodes, by node number: 0 is best, equal values share one, -1 unmeasured."""
     ranks = np.full(len(states), -1, np.int64)
     fresh = np.flatnonzero(states == State.FRESH)
     if not len(fresh):
         return ranks
-    direction = operators.order(operator)
+    direction = operators.preferred_order(operator)
     _, place = np.unique(column.values[fresh], return_inverse=True)
     ranks[fresh] = 0 if direction == 0 else place if direction > 0 else place.max() - place
     return ranks
 
 
-def points(ranks: Ranks) -> NDArray[np.int64]:
+def points_from_ranks(ranks: Ranks) -> NDArray[np.int64]:
     """Scores 0..10 of the candidates, given their dense ranks in the order of the request."""
     measured = ranks >= 0
     count = int(measured.sum())

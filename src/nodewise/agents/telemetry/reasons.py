@@ -1,5 +1,6 @@
-"""Why a node is rejected, put into words. These texts stand in pod events, so they are short and few:
-they never carry a node's own name or value (that is in the decision, for `explain`).
+"""The reasons why a node is rejected. Their texts appear in pod events, so they are short and few.
+
+They never contain a node's name or value, which are in the decision, for `explain`.
 """
 
 from typing import ClassVar, Final
@@ -9,17 +10,17 @@ import msgspec
 from nodewise import quantity
 from nodewise.agents.telemetry.policy import Rule
 
-_LONGEST: Final = 512
-"""Characters of what many rules say together: it stands in the answer once for every node."""
+_MAX_LENGTH: Final = 512
+"""Characters of the text of several rules, which the response contains once for every node."""
 
 
 def rule_text(rule: Rule) -> str:
-    """A rule as an operator reads it: `cpu_temp GreaterThan 80`."""
+    """A rule as text: `cpu_temp GreaterThan 80`."""
     return f"{rule.metric_request().name} {rule.operator} {quantity.to_text(rule.target)}"
 
 
 class RuleBroken(msgspec.Struct, frozen=True):
-    """The node breaks one rule, the first of the policy that it breaks."""
+    """The node breaks a rule; this is the first one of the policy that it breaks."""
 
     policy: str
     rule: Rule
@@ -41,16 +42,14 @@ class AllBroken(msgspec.Struct, frozen=True):
 
     def text(self) -> str:
         text = " and ".join(map(rule_text, self.rules))
-        return (
-            f"telemetry policy {self.policy}: {text if len(text) <= _LONGEST else text[: _LONGEST - 1] + '…'}"
-        )
+        return f"telemetry policy {self.policy}: {text if len(text) <= _MAX_LENGTH else text[: _MAX_LENGTH - 1] + '…'}"
 
     def remedy(self) -> str:
         return "it is enough that a node keeps one of these rules"
 
 
 class NoValue(msgspec.Struct, frozen=True):
-    """The node has no fresh value, and the rule asks to reject such nodes."""
+    """The node has no fresh value, and the rule rejects such nodes."""
 
     policy: str
     rule: Rule
@@ -64,12 +63,12 @@ class NoValue(msgspec.Struct, frozen=True):
 
 
 class NeverFetched(msgspec.Struct, frozen=True):
-    """No source gave any node a usable value, so it is unknown whether a node breaks the rule."""
+    """No source returned a usable value of any node, so it is unknown whether a node breaks the rule."""
 
     policy: str
     metric: str
     cause: str = ""
-    """Why no node has a value, where a source answered. It is not part of the text, which stands in pod events."""
+    """Why no node has a value although a source answered. The text, for pod events, does not contain it."""
     is_failure: ClassVar[bool] = True
 
     def text(self) -> str:
@@ -87,7 +86,7 @@ class RuleUnusable(msgspec.Struct, frozen=True):
     policy: str
     why: str
     other_remedy: str = ""
-    """What helps, where the policy itself is well."""
+    """The remedy if the policy itself is correct; empty otherwise."""
     is_failure: ClassVar[bool] = True
 
     def text(self) -> str:
@@ -99,7 +98,7 @@ class RuleUnusable(msgspec.Struct, frozen=True):
 
 
 class PolicyMissing(msgspec.Struct, frozen=True):
-    """The pod names a policy that its namespace does not have."""
+    """The pod names a policy that does not exist in its namespace."""
 
     policy: str
     is_failure: ClassVar[bool] = True
@@ -112,7 +111,7 @@ class PolicyMissing(msgspec.Struct, frozen=True):
 
 
 class LabelEmpty(msgspec.Struct, frozen=True):
-    """The pod has the label, and it names nothing."""
+    """The pod has the label with an empty value."""
 
     label: str
     is_failure: ClassVar[bool] = True
@@ -125,7 +124,7 @@ class LabelEmpty(msgspec.Struct, frozen=True):
 
 
 class NotReady(msgspec.Struct, frozen=True):
-    """The pod names a policy, and policies or nodes are not read yet."""
+    """The pod names a policy, and policies or nodes have not been read yet."""
 
     is_failure: ClassVar[bool] = True
 

@@ -1,4 +1,4 @@
-"""What a TASPolicy's status should say, as conditions in the form of Kubernetes' own (KEP-1623). No I/O."""
+"""The status of a TASPolicy, with conditions in the standard form of Kubernetes (KEP-1623). No I/O."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -10,11 +10,11 @@ from nodewise.agents.telemetry import reasons
 from nodewise.agents.telemetry.state import PolicyState
 from nodewise.errors import UNREADABLE
 
-_LONGEST: Final = 1024
-"""Characters of a condition's message; more than that is cut."""
+_MAX_LENGTH: Final = 1024
+"""Characters of a condition's message; longer messages are cut."""
 
 
-class Condition(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class PolicyCondition(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """One condition. `last_transition_time` is when `status` last changed, RFC 3339."""
 
     type: str
@@ -25,38 +25,40 @@ class Condition(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True)
     observed_generation: int = 0
 
 
-class Status(msgspec.Struct, frozen=True, rename="camel"):
-    """What we write of a status, and read of what is there."""
+class PolicyStatus(msgspec.Struct, frozen=True, rename="camel"):
+    """The fields of a status that are written, and read back."""
 
-    conditions: list[Condition] = []
+    conditions: list[PolicyCondition] = []
     observed_generation: int = 0
     violating_nodes: int = 0
     missing_metrics: list[str] = []
 
-    def by_type(self) -> dict[str, Condition]:
+    def by_type(self) -> dict[str, PolicyCondition]:
         return {condition.type: condition for condition in self.conditions}
 
 
-def read(status: msgspec.Raw) -> Status:
-    """The status that an object carries; an empty one if it cannot be read."""
+def parse_status(status: msgspec.Raw) -> PolicyStatus:
+    """The status of an object; an empty one if it cannot be read."""
     try:
-        return msgspec.json.decode(status, type=Status | None) or Status()
+        return msgspec.json.decode(status, type=PolicyStatus | None) or PolicyStatus()
     except UNREADABLE:
-        return Status()
+        return PolicyStatus()
 
 
-def desired(decided: PolicyState, generation: int, clash: str, before: Status, now: str) -> Status:
-    """The whole status. `clash` says in words who else claims the policy's labels; empty for nobody.
+def desired_status(
+    state: PolicyState, generation: int, conflict: str, before: PolicyStatus, now: str
+) -> PolicyStatus:
+    """The complete status. `conflict` describes which labels belong to another owner; empty for none.
 
-    A condition that says what it said before keeps its time; one that was never bad is left out.
+    A condition whose status did not change keeps its time. Conditions that are optional and were never bad are omitted.
     """
     known = before.by_type()
     conditions = [
         _timed(condition, known.get(condition.type), generation, now)
-        for condition in _conditions(decided, clash)
+        for condition in _conditions(state, conflict)
         if condition.type in _ALWAYS or condition.status == "True" or condition.type in known
     ]
-    return Status(conditions, generation, violating(decided), sorted(decided.waits_for))
+    return PolicyStatus(conditions, generation, violating_count(state), sorted(state.unfetched))
 
 
 _ALWAYS: Final = ("Valid", "MetricsFetched")
@@ -67,45 +69,51 @@ GOOD: Final[Mapping[str, str]] = {
     "LabelConflict": "False",
     "NotTrusted": "False",
 }
-"""The status of each condition when all is well."""
+"""The status of each condition in a healthy policy."""
 
 
-def _conditions(decided: PolicyState, clash: str) -> Iterator[Condition]:
-    problems = "; ".join(map(str, decided.policy.problems))
+def _conditions(state: PolicyState, conflict: str) -> Iterator[PolicyCondition]:
+    problems = "; ".join(map(str, state.policy.problems))
     yield _of("Valid", not problems, "FieldProblem", problems, "every field can be used")
-    waits = ", ".join(f"{key} ({cause})" if cause else key for key, cause in decided.waits_for.items())
+    waits = ", ".join(f"{key} ({cause})" if cause else key for key, cause in state.unfetched.items())
     text = f"never fetched: {waits}; no node passes dontschedule until each of its metrics has a value"
     yield _of("MetricsFetched", not waits, "NeverFetched", text, "every metric is available")
-    held = ", ".join(reasons.rule_text(rule) for rule in decided.suspended)
+    held = ", ".join(reasons.rule_text(rule) for rule in state.suspended)
     text = f"more than half of the nodes lost their value at once; the last verdicts hold for {held}"
     yield _of("Suspended", bool(held), "LostNodes", text if held else "", "no rule is suspended")
-    yield _of("LabelConflict", bool(clash), "OwnedElsewhere", clash, "nobody else claims the labels")
-    not_trusted = decided.policy.not_trusted
+    yield _of("LabelConflict", bool(conflict), "OwnedElsewhere", conflict, "nobody else claims the labels")
+    not_trusted = state.policy.not_trusted
     text = "the policy needs no trust that its namespace lacks"
     yield _of("NotTrusted", bool(not_trusted), "NamespaceNotTrusted", not_trusted, text)
 
 
-def _of(kind: str, is_true: bool, bad_reason: str, bad: str, good: str) -> Condition:
+def _of(kind: str, is_true: bool, bad_reason: str, bad: str, good: str) -> PolicyCondition:
     status = "True" if is_true else "False"
     if GOOD[kind] == status:
-        return Condition(kind, status, "AllWell", good)
-    return Condition(kind, status, bad_reason, bad if len(bad) <= _LONGEST else f"{bad[: _LONGEST - 1]}…")
+        return PolicyCondition(kind, status, "AllWell", good)
+    return PolicyCondition(
+        kind, status, bad_reason, bad if len(bad) <= _MAX_LENGTH else f"{bad[: _MAX_LENGTH - 1]}…"
+    )
 
 
-def _timed(condition: Condition, before: Condition | None, generation: int, now: str) -> Condition:
+def _timed(
+    condition: PolicyCondition, before: PolicyCondition | None, generation: int, now: str
+) -> PolicyCondition:
     kept = before.last_transition_time if before and before.status == condition.status else now
     return msgspec.structs.replace(
         condition, last_transition_time=kept or now, observed_generation=generation
     )
 
 
-def violating(decided: PolicyState) -> int:
-    """How many nodes the policy rejects or wants drained."""
-    masks = [] if decided.judged is None else [decided.judged.codes[:-1] > 0]
-    masks += [column.codes[:-1] > 0 for column in decided.labels if column.key == decided.policy.name]
+def violating_count(state: PolicyState) -> int:
+    """The number of nodes that the policy rejects or labels for the descheduler."""
+    masks = [] if state.verdict is None else [state.verdict.codes[:-1] > 0]
+    masks += [column.codes[:-1] > 0 for column in state.labels if column.key == state.policy.name]
     return int(np.any(masks, axis=0).sum()) if masks else 0
 
 
-def document(api_version: str, kind: str, metadata: Mapping[str, Any], status: Status) -> dict[str, Any]:
-    """The body of a server-side apply to the status: ours are these fields and nothing else."""
+def apply_body(
+    api_version: str, kind: str, metadata: Mapping[str, Any], status: PolicyStatus
+) -> dict[str, Any]:
+    """The body of a server-side apply to the status, which owns these fields only."""
     return {"apiVersion": api_version, "kind": kind, "metadata": metadata, "status": status}

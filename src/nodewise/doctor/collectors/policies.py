@@ -82,7 +82,9 @@ async def metric_requests(session: Session) -> list[MetricRequest]:
     """The metrics of all rules, without those of a query, which only Prometheus can answer."""
     objects = await session.require(policy_objects)
     requests = (
-        rule.metric_request() for policy in map(taspolicy.read, objects) for rule in _named_rules(policy)
+        rule.metric_request()
+        for policy in map(taspolicy.parse_policy, objects)
+        for rule in _named_rules(policy)
     )
     return sorted({MetricRequest(request.metric, aggregate=request.aggregate) for request in requests})
 
@@ -211,7 +213,7 @@ def evaluate(
     what of it needs a trusted namespace.
     """
     by_key = {(item.metadata.namespace, item.metadata.name): item for item in objects}
-    rules = (rule for item in objects for rule in _named_rules(taspolicy.read(item)))
+    rules = (rule for item in objects for rule in _named_rules(taspolicy.parse_policy(item)))
     by_request: dict[str, Series] = {}
     for metric_request in (rule.metric_request() for rule in rules):
         values = series.get(metric_request.name)
@@ -244,11 +246,11 @@ def _duration(text: str, default: float) -> float:
 
 def _evaluation(item: PolicyObject, slot: PolicyState, is_unknown: bool) -> PolicyEvaluation:
     """A policy with its status. How many nodes it rejects comes from the status if doctor does not have all values."""
-    policy, status = slot.policy, policy_status.read(item.status)
+    policy, status = slot.policy, policy_status.parse_status(item.status)
     filtering = [rule for rule in policy.rules("dontschedule") if not rule.unusable]
-    rejected: int | None = 0 if slot.judged is None else int(np.count_nonzero(slot.judged.codes[:-1]))
+    rejected: int | None = 0 if slot.verdict is None else int(np.count_nonzero(slot.verdict.codes[:-1]))
     source = "by its metrics"
-    if filtering and (is_unknown or any(rule.metric_request().key in slot.waits_for for rule in filtering)):
+    if filtering and (is_unknown or any(rule.metric_request().key in slot.unfetched for rule in filtering)):
         rejected, source = (status.violating_nodes if status.conditions else None), "by its status"
     return PolicyEvaluation(
         policy.namespace,
@@ -264,7 +266,7 @@ def _evaluation(item: PolicyObject, slot: PolicyState, is_unknown: bool) -> Poli
     )
 
 
-def _message(status: policy_status.Status, kind: str) -> str:
+def _message(status: policy_status.PolicyStatus, kind: str) -> str:
     """The message of a condition that says that something is wrong; empty if it does not."""
     condition = status.by_type().get(kind)
     bad = "False" if policy_status.GOOD[kind] == "True" else "True"

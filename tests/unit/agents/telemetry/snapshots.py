@@ -1,4 +1,4 @@
-"""Small worlds in the notation of the specification: `metrics("m", n1=5)`, `policy(dontschedule=[...])`."""
+"""Small snapshots in the notation of the specification: `series("m", n1=5)`, `policy(dontschedule=[...])`."""
 
 from typing import Any
 
@@ -89,7 +89,7 @@ def candidates(cluster_snapshot: Snapshot, names: str) -> Names:
 def rejected(
     cluster_snapshot: Snapshot, names: str = "n1 n2 n3", of: PodFields | None = None
 ) -> dict[str, str] | None:
-    """Rejected nodes with their reasons, or None where the agent has nothing to say."""
+    """Rejected nodes with their reasons, or None if the pod does not concern the agent."""
     verdict = TelemetryAgent().filter(of or pod(), candidates(cluster_snapshot, names), cluster_snapshot)
     if verdict is None:
         return None

@@ -1,4 +1,4 @@
-"""The controller on an API server that fails: what was not written is written, what was written unheard is known."""
+"""The controller with a failing API server: failed writes are repeated, and writes without a response are read back."""
 
 import contextlib
 from typing import Any
@@ -23,15 +23,15 @@ from nodewise.kube.store import Writer
 from nodewise.metrics.node_index import NodeIndex
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.in_memory_api import FakeApi
-from tests.unit.agents.fake_handle import hands
+from tests.unit.agents.fake_handle import build_handle
 
 LABEL = {"pol": "violating"}
 TASPOLICIES = Resource("telemetry.intel.com", "v1alpha1", "taspolicies", "TASPolicy")
 DOWN = Unavailable("connection refused")
 
 
-class DeafApi(FakeApi):
-    """Loses the answers of some writes that it has carried out."""
+class ResponseLosingApi(FakeApi):
+    """Loses the responses of some writes that it has carried out."""
 
     def __init__(self) -> None:
         super().__init__(TASPOLICIES)
@@ -52,32 +52,32 @@ class DeafApi(FakeApi):
         return answer
 
 
-class Ground:
-    """Nodes in an API server, what a watch told of them, and the label writer of a leader."""
+class ApiServerFixture:
+    """Nodes in an API server, the store of a watch, and the label writer of a leader."""
 
     def __init__(self, count: int = 1) -> None:
-        self.api = DeafApi()
+        self.api = ResponseLosingApi()
         self.names = tuple(f"n{number}" for number in range(count))
         self.clock = self.api.clock
         self.meters = MetricsRegistry()
         self.store: Writer[Any] = Writer()
         self.policies: Writer[PolicyObject] = Writer()
         stores = {POLICIES: self.policies.store}
-        self.hands = hands(self.api, stores, self.store.store, self.clock, self.meters)
-        self.writer = LabelWriter(self.hands)
+        self.handle = build_handle(self.api, stores, self.store.store, self.clock, self.meters)
+        self.writer = LabelWriter(self.handle)
         for name in self.names:
             self.api.put(NODES, {"metadata": {"name": name, "labels": {"rack": "1"}}})
         self.watch()
         self.writer.begin()
 
     def watch(self) -> None:
-        """The store is as the API server now."""
+        """Bring the store up to date with the API server."""
         kind = data_sources.node_type([agents.load("telemetry")])
         items = (msgspec.json.encode(item) for item in self.api.objects(NODES).values())
         self.store.replace(msgspec.json.decode(item, type=kind) for item in items)
 
     async def step(self, *violating: str) -> None:
-        """One step with the snapshot in which these nodes violate the policy."""
+        """Run one step with a snapshot in which these nodes violate the policy."""
         codes = np.array([name in violating for name in (*self.names, "")], np.int16)
         column = LabelColumn("pol", ("violating",), codes, np.zeros(len(codes), bool))
         await self.writer.step(Snapshot(NodeIndex(self.names), {}, 0.0, 1), {"pol": column})
@@ -88,7 +88,7 @@ class Ground:
         return {name for (_, name), node in node_objects.items() if "pol" in node["metadata"]["labels"]}
 
     def left(self) -> float:
-        """What the gauge says is still to be written."""
+        """The gauge of nodes that are still to be written."""
         [line] = [
             line
             for line in self.meters.exposition().splitlines()
@@ -98,71 +98,71 @@ class Ground:
 
 
 async def test_a_label_that_was_written_unheard_goes_when_the_node_heals() -> None:
-    ground = Ground()
-    ground.api.lost = 1
+    fixture = ApiServerFixture()
+    fixture.api.lost = 1
     with pytest.raises(Unavailable):
-        await ground.step("n0")
-    assert ground.labelled() == {"n0"}
-    await ground.step()
-    assert ground.labelled() == set()
+        await fixture.step("n0")
+    assert fixture.labelled() == {"n0"}
+    await fixture.step()
+    assert fixture.labelled() == set()
 
 
 async def test_a_label_that_another_leader_wrote_and_a_watch_tells_of_late_goes_too() -> None:
-    ground = Ground()
-    await ground.step()
-    other = LabelWriter(ground.hands)
+    fixture = ApiServerFixture()
+    await fixture.step()
+    other = LabelWriter(fixture.handle)
     other.begin()
-    ours, ground.writer = ground.writer, other
-    await ground.step("n0")
-    ground.writer = ours
-    await ground.step()
-    assert ground.labelled() == {"n0"}, "nobody has told yet"
-    ground.watch()
-    await ground.step()
-    assert ground.labelled() == set()
+    ours, fixture.writer = fixture.writer, other
+    await fixture.step("n0")
+    fixture.writer = ours
+    await fixture.step()
+    assert fixture.labelled() == {"n0"}, "the watch has not shown it yet"
+    fixture.watch()
+    await fixture.step()
+    assert fixture.labelled() == set()
 
 
 async def test_a_label_that_somebody_took_away_comes_back() -> None:
-    ground = Ground()
-    await ground.step("n0")
-    ground.watch()
-    ground.api.put(NODES, {"metadata": {"name": "n0", "labels": {}}})
-    ground.watch()
-    await ground.step("n0")
-    assert ground.labelled() == {"n0"}
+    fixture = ApiServerFixture()
+    await fixture.step("n0")
+    fixture.watch()
+    fixture.api.put(NODES, {"metadata": {"name": "n0", "labels": {}}})
+    fixture.watch()
+    await fixture.step("n0")
+    assert fixture.labelled() == {"n0"}
 
 
 async def test_an_api_server_that_answers_nobody_is_left_alone() -> None:
-    ground = Ground(100)
-    ground.api.fail(DOWN, 1000)
+    fixture = ApiServerFixture(100)
+    fixture.api.fail(DOWN, 1000)
     with pytest.raises(Unavailable):
-        await ground.step(*ground.names)
-    assert ground.api.patched < 20
-    assert ground.left() == 100
+        await fixture.step(*fixture.names)
+    assert fixture.api.patched < 20
+    assert fixture.left() == 100
 
 
 async def test_one_node_that_cannot_be_written_stops_no_other() -> None:
-    ground = Ground(100)
-    ground.api.fail(DOWN, 3)
+    fixture = ApiServerFixture(100)
+    fixture.api.fail(DOWN, 3)
     with pytest.raises(NodewiseError):
-        await ground.step(*ground.names)
-    assert len(ground.labelled()) == 97
-    assert ground.left() == 3
-    await ground.step(*ground.names)
-    assert len(ground.labelled()) == 100
-    assert ground.left() == 0
+        await fixture.step(*fixture.names)
+    assert len(fixture.labelled()) == 97
+    assert fixture.left() == 3
+    await fixture.step(*fixture.names)
+    assert len(fixture.labelled()) == 100
+    assert fixture.left() == 0
 
 
 async def test_a_step_ends_in_time_for_the_next_view() -> None:
-    ground = Ground(100)
-    ground.api.takes_s = 0.1
-    await ground.step(*ground.names)
-    written = ground.labelled()
+    fixture = ApiServerFixture(100)
+    fixture.api.takes_s = 0.1
+    await fixture.step(*fixture.names)
+    written = fixture.labelled()
     assert 10 < len(written) < 40
-    assert ground.left() == 100 - len(written)
-    ground.api.takes_s = 0.0
-    await ground.step()
-    assert ground.labelled() == set(), "what was wanted first is no longer written"
+    assert fixture.left() == 100 - len(written)
+    fixture.api.takes_s = 0.0
+    await fixture.step()
+    assert fixture.labelled() == set(), "labels of an earlier snapshot are no longer written"
 
 
 @pytest.mark.parametrize(
@@ -175,48 +175,48 @@ async def test_a_step_ends_in_time_for_the_next_view() -> None:
 async def test_a_status_that_could_not_be_written_is_written_later(
     error: NodewiseError, pause_s: float
 ) -> None:
-    ground = Ground()
+    fixture = ApiServerFixture()
     document = {"metadata": {"name": "pol", "namespace": "ns", "uid": "1"}, "spec": {"strategies": {}}}
-    stored = ground.api.put(TASPOLICIES, document)
+    stored = fixture.api.put(TASPOLICIES, document)
     obj = msgspec.json.decode(msgspec.json.encode(stored), type=PolicyObject)
-    ground.policies.replace([obj])
-    agent_state = {("ns", "pol"): PolicyState(policies.read(obj), None, (), None, None)}
-    writer = StatusWriter(TASPOLICIES, ground.hands)
-    ground.api.fail(error)
+    fixture.policies.replace([obj])
+    agent_state = {("ns", "pol"): PolicyState(policies.parse_policy(obj), None, (), None, None)}
+    writer = StatusWriter(TASPOLICIES, fixture.handle)
+    fixture.api.fail(error)
     with contextlib.suppress(Unavailable):
         await writer.step(agent_state, {})
-    ground.clock.advance(pause_s)
+    fixture.clock.advance(pause_s)
     await writer.step(agent_state, {})
-    [written] = ground.api.objects(TASPOLICIES).values()
+    [written] = fixture.api.objects(TASPOLICIES).values()
     assert {condition["type"] for condition in written["status"]["conditions"]} == {"Valid", "MetricsFetched"}
 
 
 async def test_policies_that_change_all_the_time_hold_up_neither_labels_nor_the_status_of_others() -> None:
     """Labels are written before status, in the same step."""
-    ground = Ground()
-    writer = StatusWriter(TASPOLICIES, ground.hands)
-    ground.api.takes_s = 0.1
+    fixture = ApiServerFixture()
+    writer = StatusWriter(TASPOLICIES, fixture.handle)
+    fixture.api.takes_s = 0.1
     names = [f"busy-{number:03}" for number in range(100)] + ["quiet"]
     for generation in range(1, 8):
-        objects = [policy_object(ground, name, generation if name != "quiet" else 1) for name in names]
-        ground.policies.replace(objects)
+        objects = [policy_object(fixture, name, generation if name != "quiet" else 1) for name in names]
+        fixture.policies.replace(objects)
         agent_state = {
             ("ns", policy_object.metadata.name): PolicyState(
-                policies.read(policy_object), None, (), None, None
+                policies.parse_policy(policy_object), None, (), None, None
             )
             for policy_object in objects
         }
-        began_s = ground.clock.monotonic()
+        began_s = fixture.clock.monotonic()
         await writer.step(agent_state, {})
-        assert ground.clock.monotonic() - began_s < 4.0
-    assert all(policy_object["status"] for policy_object in ground.api.objects(TASPOLICIES).values())
+        assert fixture.clock.monotonic() - began_s < 4.0
+    assert all(policy_object["status"] for policy_object in fixture.api.objects(TASPOLICIES).values())
 
 
-def policy_object(ground: Ground, name: str, generation: int) -> PolicyObject:
-    """A policy in the API server, as a watch tells of it."""
-    known = ground.api.objects(TASPOLICIES).get(("ns", name), {})
+def policy_object(fixture: ApiServerFixture, name: str, generation: int) -> PolicyObject:
+    """A policy in the API server, as a watch returns it."""
+    known = fixture.api.objects(TASPOLICIES).get(("ns", name), {})
     metadata = {"name": name, "namespace": "ns", "uid": name, "generation": generation}
-    stored = ground.api.put(
+    stored = fixture.api.put(
         TASPOLICIES, {"status": {}, **known, "metadata": metadata, "spec": {"strategies": {}}}
     )
     return msgspec.json.decode(msgspec.json.encode(stored), type=PolicyObject)

@@ -13,7 +13,7 @@ from nodewise.agents.telemetry.node_labels import VIOLATING
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.policy import PolicyObject
 from nodewise.agents.telemetry.state import PolicyState, TelemetryStateBuilder
-from nodewise.agents.telemetry.status import Condition, Status
+from nodewise.agents.telemetry.status import PolicyCondition, PolicyStatus
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.series import Sample, Series
 from tests.unit.agents.telemetry.snapshots import (
@@ -52,8 +52,8 @@ def only(cluster: ClusterState, state: TelemetryStateBuilder | None = None) -> P
     return agent_state
 
 
-def fetched(agent_state: PolicyState) -> Condition:
-    return status.desired(agent_state, 1, "", Status(), "now").by_type()["MetricsFetched"]
+def fetched(agent_state: PolicyState) -> PolicyCondition:
+    return status.desired_status(agent_state, 1, "", PolicyStatus(), "now").by_type()["MetricsFetched"]
 
 
 @pytest.mark.parametrize(("answer", "cause"), UNUSABLE.values(), ids=UNUSABLE)
@@ -62,7 +62,7 @@ class TestUsableOnNoNode:
         cluster_snapshot = snapshot(cluster_state([HOT], metrics_snapshot(answer)))
         assert rejected(cluster_snapshot) == UNFETCHED
         assert rejected(cluster_snapshot, "nX") == {"nX": UNFETCHED["n1"]}
-        judgement = only(cluster_state([HOT], metrics_snapshot(answer))).judged
+        judgement = only(cluster_state([HOT], metrics_snapshot(answer))).verdict
         assert judgement is not None
         assert cause in judgement.reasons[0].remedy(), "for explain, which shows it beside the reason"
 
@@ -245,4 +245,4 @@ class TestEmptyResult:
         timeline.see(NOW, empty(n1=1))
         assert timeline.see(NOW + 600, None) == {"n1"}
         assert timeline.agent_state.suspended
-        assert not np.any(timeline.agent_state.filtering[0].known[1:])
+        assert not np.any(timeline.agent_state.filter_rules[0].known[1:])

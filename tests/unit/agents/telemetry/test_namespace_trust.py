@@ -12,7 +12,7 @@ from nodewise.agents.telemetry.namespace_trust import NAMESPACES, NamespaceObjec
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.policy import PolicyObject
 from nodewise.agents.telemetry.state import PolicyState, TelemetryStateBuilder
-from nodewise.agents.telemetry.status import Condition, Status
+from nodewise.agents.telemetry.status import PolicyCondition, PolicyStatus
 from nodewise.errors import BadSettings
 from tests.unit.agents.telemetry.snapshots import (
     cluster_state,
@@ -48,8 +48,10 @@ def snapshot(policy_object: PolicyObject, **options: Any) -> Snapshot:
     )
 
 
-def condition(agent_state: PolicyState, before: Status | None = None) -> Condition | None:
-    return status.desired(agent_state, 1, "", before or Status(), "now").by_type().get("NotTrusted")
+def condition(agent_state: PolicyState, before: PolicyStatus | None = None) -> PolicyCondition | None:
+    return (
+        status.desired_status(agent_state, 1, "", before or PolicyStatus(), "now").by_type().get("NotTrusted")
+    )
 
 
 LABELLING = policy(deschedule=[HOT], labeling=[HOT | {"labels": ["gas-disable-card0=true"]}])
@@ -74,7 +76,7 @@ def test_a_trusted_policy_labels_nodes(options: TelemetryOptions, trusted: tuple
 def test_a_policy_without_trust_labels_nothing_and_says_so() -> None:
     agent_state = decided(LABELLING, None, "other")
     assert agent_state.labels == ()
-    assert status.violating(agent_state) == 0
+    assert status.violating_count(agent_state) == 0
     not_trusted = condition(agent_state)
     assert not_trusted is not None
     assert (not_trusted.status, not_trusted.reason) == ("True", "NamespaceNotTrusted")
@@ -168,13 +170,13 @@ def test_an_expression_that_is_none_is_named_at_the_start() -> None:
 
 def test_trust_that_is_granted_and_taken_away() -> None:
     """The policy object stays the same; its labels and its condition follow the namespace."""
-    state, before = TelemetryStateBuilder(TelemetryOptions(), 60.0), Status()
+    state, before = TelemetryStateBuilder(TelemetryOptions(), 60.0), PolicyStatus()
     observed = []
     for trusted in ((), ("d",), ()):
         policy_state: PolicyState = cooperative_scheduling.run_at_once(
             state.build(cluster_state([LABELLING], VALUES, trusted=trusted))
         )["d", "pol"]
-        before = status.desired(policy_state, 1, "", before, "now")
+        before = status.desired_status(policy_state, 1, "", before, "now")
         observed.append((len(policy_state.labels), before.by_type()["NotTrusted"].status))
     assert observed == [(0, "True"), (2, "False"), (0, "True")]
 

@@ -21,8 +21,10 @@ def wanted(
     agent_state = cooperative_scheduling.run_at_once(
         TelemetryStateBuilder(TelemetryOptions(), 60.0).build(cluster)
     )
-    columns = node_labels.united(column for decided in agent_state.values() for column in decided.labels)
-    return node_labels.desired(columns, cluster.nodes, owned or {})
+    columns = node_labels.merge_columns(
+        column for decided in agent_state.values() for column in decided.labels
+    )
+    return node_labels.desired_labels(columns, cluster.nodes, owned or {})
 
 
 def labelled(

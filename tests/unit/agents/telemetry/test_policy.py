@@ -13,7 +13,7 @@ from tests.unit.agents.telemetry.snapshots import policy, rule
 
 def problems(spec: Any, name: str = "pol") -> list[str]:
     policy_object = PolicyObject(PolicyMetadata(name, "d"), msgspec.Raw(msgspec.json.encode(spec)))
-    return [str(problem) for problem in policies.read(policy_object).problems]
+    return [str(problem) for problem in policies.parse_policy(policy_object).problems]
 
 
 def one_rule(**fields: Any) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def test_a_good_policy_has_none() -> None:
     policy_object = policy(
         dontschedule=[rule("m", target=3, labels=["a=b"], query="up", max_age="90s", when_missing="reject")]
     )
-    read = policies.read(policy_object)
+    read = policies.parse_policy(policy_object)
     assert read.problems == ()
     assert read.rules("dontschedule")[0].max_age_s == 90
     assert read.rules("labeling") == ()
@@ -80,7 +80,7 @@ def test_a_good_policy_has_none() -> None:
 @pytest.mark.parametrize("spec", [7, [], {"strategies": []}, {"strategies": "all"}, {"strategies": 0}])
 def test_a_policy_of_which_nobody_can_say_what_it_wants_lets_no_node_pass(spec: Any) -> None:
     policy_object = PolicyObject(PolicyMetadata("pol", "d"), msgspec.Raw(msgspec.json.encode(spec)))
-    (only,) = policies.read(policy_object).rules("dontschedule")
+    (only,) = policies.parse_policy(policy_object).rules("dontschedule")
     assert only.unusable
 
 
@@ -97,7 +97,7 @@ def test_a_policy_with_an_unknown_name_lets_no_node_pass_and_labels_none_by_it(s
     policy_object = PolicyObject(
         PolicyMetadata("pol", "d"), msgspec.Raw(msgspec.json.encode({"strategies": strategies}))
     )
-    read = policies.read(policy_object)
+    read = policies.parse_policy(policy_object)
     assert all(
         rule_read.unusable for rule_read in read.rules("dontschedule") or pytest.fail("it filters nothing")
     )
@@ -106,14 +106,14 @@ def test_a_policy_with_an_unknown_name_lets_no_node_pass_and_labels_none_by_it(s
 
 def test_the_strategies_beside_an_unknown_one_count() -> None:
     policy_object = policy(dontSchedule=[rule("m")], deschedule=[rule("m")])
-    assert not policies.read(policy_object).rules("deschedule")[0].unusable
+    assert not policies.parse_policy(policy_object).rules("deschedule")[0].unusable
 
 
 def test_deep_nesting_is_a_problem_not_a_crash() -> None:
     policy_object = PolicyObject(
         PolicyMetadata("deep", "d"), msgspec.Raw(b'{"strategies":' + b"[" * 100_000 + b"]" * 100_000 + b"}")
     )
-    assert policies.read(policy_object).problems
+    assert policies.parse_policy(policy_object).problems
 
 
 @pytest.mark.parametrize(
@@ -121,5 +121,5 @@ def test_deep_nesting_is_a_problem_not_a_crash() -> None:
 )
 def test_a_rule_whose_metric_name_is_none_is_not_asked_for(name: str) -> None:
     """The CRD refuses such names; an object that was stored without it must not reach a source."""
-    [read] = policies.read(policy(dontschedule=[rule(name)])).rules("dontschedule")
+    [read] = policies.parse_policy(policy(dontschedule=[rule(name)])).rules("dontschedule")
     assert "metricname" in read.unusable
