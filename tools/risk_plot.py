@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from nodewise.agents.safe.options import SafeOptions
-from nodewise.agents.safe.risk_scores import Tail
+from nodewise.agents.safe.risk_scores import RiskScorer
 from nodewise.cli.simulate.plots import STYLE
 
 PICTURE: Final = Path("docs/pictures/safe-tail.svg")
@@ -23,7 +23,7 @@ _MEANS: Final = np.linspace(0, 1, 1001)
 def main() -> None:
     """Draw it as the default settings have it."""
     options = SafeOptions()
-    tail = Tail(options.safe_utilization / 100, options.safe_percentile / 100)
+    tail = RiskScorer(options.safe_utilization / 100, options.safe_percentile / 100)
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(8, 3.6), layout="constrained")
         left, right = figure.subplots(1, 2)
@@ -38,7 +38,7 @@ def main() -> None:
         figure.savefig(PICTURE, format="svg", metadata={"Date": None, "Creator": None})
 
 
-def _draw(left: Axes, right: Axes, tail: Tail, deviation_pct: int, color: str) -> None:
+def _draw(left: Axes, right: Axes, tail: RiskScorer, deviation_pct: int, color: str) -> None:
     deviations = np.full_like(_MEANS, deviation_pct / 100)
     risks, scores = tail.risk(_MEANS, deviations), tail.scores(_MEANS, deviations)
     left.plot(100 * _MEANS, 100 * risks, color=color, label=f"{deviation_pct} %")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodewise.agents.safe import beta_distribution
-from nodewise.agents.safe.risk_scores import Tail
+from nodewise.agents.safe.risk_scores import RiskScorer
 from tests.unit.agents.safe.reference_beta import tails
 
 SHAPE = st.floats(-8, 13).map(lambda power: 10**power)
@@ -21,7 +21,7 @@ NODES = st.lists(st.tuples(MEAN | st.just(math.nan), DEVIATION | st.just(math.na
 THRESHOLD = st.sampled_from([0.0, 0.02, 0.3, 0.5, 0.75, 0.9, 0.97, 1.0])
 PERCENTILE = st.sampled_from([0.0, 0.01, 0.3, 0.5, 1.0])
 
-tail = cache(Tail)
+tail = cache(RiskScorer)
 
 
 @given(PLACE, SHAPE, SHAPE)

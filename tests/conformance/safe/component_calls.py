@@ -37,7 +37,7 @@ def asked(row: PartRow) -> Any:
 def _distribution(arguments: Mapping[str, float]) -> dict[str, float]:
     x, shapes = arguments["x"], (arguments["alpha"], arguments["beta"])
     return {
-        "complete": float(beta_distribution.complete(*shapes)),
+        "complete": float(beta_distribution.beta_function(*shapes)),
         "below": float(beta_distribution.cdf(x, *shapes)),
         "density": float(beta_distribution.pdf(x, *shapes)),
         "residual": float(beta_distribution.mean_residual_life(x, *shapes)),
@@ -53,7 +53,7 @@ def _matched(arguments: list[float]) -> list[float] | None:
 
 def _table(arguments: list[Any]) -> list[Any]:
     *shapes, begins = arguments
-    lines = [line.split() for line in beta_distribution.table(*shapes).splitlines()]
+    lines = [line.split() for line in beta_distribution.format_table(*shapes).splitlines()]
     [line] = [line for line in lines if line[0] == begins]
     return [len(lines), line]
 
@@ -220,8 +220,8 @@ _PARTS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "demands": _demands,
     "deviation": promtool.deviation,
     "distribution": _distribution,
-    "exists": lambda arguments: [bool(beta_distribution.valid(*shapes)) for shapes in arguments],
-    "line": lambda arguments: beta_distribution.line(*arguments),
+    "exists": lambda arguments: [bool(beta_distribution.is_valid(*shapes)) for shapes in arguments],
+    "line": lambda arguments: beta_distribution.format_line(*arguments),
     "matched": _matched,
     "memory": _memory,
     "moments": lambda arguments: [float(value) for value in beta_distribution.moments(*arguments)],

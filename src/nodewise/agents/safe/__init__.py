@@ -1,15 +1,15 @@
-"""The safe agent: keeps pods off nodes that are probably overloaded with them, by what nodes really use.
+"""The safe agent: keeps pods off nodes that would probably be overloaded, by the measured usage of nodes.
 
-| file | what lives there |
+| module | content |
 |---|---|
 | `options.py` | settings |
 | `state.py` | the load of nodes, without and with a pod |
 | `beta_distribution.py` | the beta distribution as a model of a node's load |
-| `risk_scores.py` | from mean and deviation to verdicts and scores, for all nodes at once |
-| `details.py` | the numbers of each node, and their texts |
+| `risk_scores.py` | verdicts and scores from mean and deviation, for all nodes at once |
+| `details.py` | the risk of each node, as numbers and text |
 | `agent.py` | answers requests |
 
-Takes over from the agent `safe` of kube-safe-scheduler.
+Replaces the agent `safe` of kube-safe-scheduler.
 """
 
 from collections.abc import Iterable
@@ -36,7 +36,7 @@ class SafeKind(AgentKind):
     load_scoring: LoadScoring = "whole"
 
     def concerns(self, options: SafeOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:  # noqa: ARG002
-        """Whether any node has statistics, or they come from metrics."""
+        """Whether any node has statistics, or statistics come from metrics."""
         return options.statistics == "metrics" or any(_has_statistics(node) for node in nodes)
 
     def state(self, options: SafeOptions, sync_period_s: float) -> SafeStateBuilder:  # noqa: ARG002

@@ -1,4 +1,4 @@
-"""Answers requests of the safe agent: how probable it is that a node is overloaded with the pod, and its load then."""
+"""Answers requests of the safe agent, by the probability that a node is overloaded with the pod and by its load."""
 
 from typing import ClassVar, Final
 
@@ -20,7 +20,7 @@ from nodewise.agent import (
 from nodewise.agents.safe import state as shares
 from nodewise.agents.safe.details import RiskDetails
 from nodewise.agents.safe.options import SafeOptions
-from nodewise.agents.safe.risk_scores import Tail
+from nodewise.agents.safe.risk_scores import RiskScorer
 from nodewise.agents.safe.state import SafeState, Shares
 from nodewise.statistics import pod_requests
 from nodewise.statistics.missing_statistics import NoStatistics, StatisticsNotReady
@@ -44,7 +44,7 @@ class PodFields(RequestingPod, frozen=True, gc=False):
 
 
 class TooRisky(msgspec.Struct, frozen=True):
-    """With the pod, the risk that too much of the resource is used is too high."""
+    """The risk that too much of the resource is used with the pod is too high."""
 
     resource: str
     percentile: int
@@ -67,9 +67,9 @@ class SafeAgent(FilterPlugin[PodFields, SafeState], ScorePlugin[PodFields, SafeS
     name = "safe"
 
     def __init__(self, options: SafeOptions) -> None:
-        """`BadSettings` if a library that it needs is not installed."""
+        """`BadSettings` if scipy is not installed."""
         self._options = options
-        self._tail = Tail(options.safe_utilization / 100, options.safe_percentile / 100)
+        self._scorer = RiskScorer(options.safe_utilization / 100, options.safe_percentile / 100)
         self._points_missing = options.points_missing(OWN_MISSING)
         risks = (
             TooRisky(resource, options.safe_percentile, options.safe_utilization) for resource in RESOURCES
@@ -92,9 +92,9 @@ class SafeAgent(FilterPlugin[PodFields, SafeState], ScorePlugin[PodFields, SafeS
     def preempt(
         self, pod: PodFields, candidates: Names, snapshot: Snapshot, victims: Victims
     ) -> Verdict | None:
-        """As `filter`: which part of the measured load is a victim's is unknown.
+        """As `filter`, because it is unknown which part of the measured load is a victim's.
 
-        Where the pod itself is the victim, its load is measured already and is not added again.
+        If the pod itself is a victim, its load is already measured and is not added again.
         """
         base = self.state(snapshot)
         if base is None:
@@ -112,7 +112,7 @@ class SafeAgent(FilterPlugin[PodFields, SafeState], ScorePlugin[PodFields, SafeS
         if base is None:
             return None
         with_pod = shares.with_pod(base, candidates.numbers, self.equivalence_key(pod))
-        return self._scores(self._tail.scores(with_pod.mean, with_pod.deviation), with_pod)
+        return self._scores(self._scorer.scores(with_pod.mean, with_pod.deviation), with_pod)
 
     def balance(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Scores | None:
         """`safe-balance`: the lower the load, mean and variation together, the higher the score."""
@@ -123,7 +123,7 @@ class SafeAgent(FilterPlugin[PodFields, SafeState], ScorePlugin[PodFields, SafeS
         return self._scores(_balance_points(with_pod), with_pod)
 
     def _verdict(self, with_pod: Shares) -> Verdict:
-        cpu, memory = self._tail.rejects(with_pod.mean, with_pod.deviation)
+        cpu, memory = self._scorer.rejects(with_pod.mean, with_pod.deviation)
         codes = np.where(cpu, np.int16(1), np.where(memory, np.int16(2), np.int16(0)))
         if self._options.rejects_missing:
             codes[np.isnan(with_pod.mean).all(axis=0)] = 3
@@ -136,9 +136,9 @@ class SafeAgent(FilterPlugin[PodFields, SafeState], ScorePlugin[PodFields, SafeS
         return Scores(scores, details=self._details(with_pod))
 
     def _details(self, with_pod: Shares) -> RiskDetails:
-        tail = self._tail
+        scorer = self._scorer
         return RiskDetails(
-            with_pod, tail.threshold, tail.percentile, prints_table=self._options.safe_print_table
+            with_pod, scorer.threshold, scorer.percentile, prints_table=self._options.safe_print_table
         )
 
 

@@ -91,12 +91,12 @@ class RiskDetails:
         missing = Missing(int(self.shares.missing[number, candidate]))
         if missing:
             numbers["missing"] = missing.words
-        if self.prints_table and beta_distribution.valid(*shapes):
+        if self.prints_table and beta_distribution.is_valid(*shapes):
             numbers["table"] = _table(shapes)
         return numbers
 
 
-def _table(shapes: beta_distribution.Shapes) -> dict[str, list[float]]:
+def _table(shapes: beta_distribution.BetaShapes) -> dict[str, list[float]]:
     """Density, cumulative probability and mean residual of the distribution at steps of 0.05."""
     x = np.arange(21) / 20
     functions = {
