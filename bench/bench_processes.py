@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tests.cluster.certificates import Authority, Pair
+from tests.cluster.certificates import CertificateAuthority, CertificatePair
 from tests.cluster.processes import Process, stopped_on_error
 
 from bench.load_clients import Client
@@ -24,9 +24,9 @@ class Papers(NamedTuple):
 
     server_ca: Path
     client_ca: Path
-    server: Pair
-    scheduler: Pair
-    nodewise: Pair
+    server: CertificatePair
+    scheduler: CertificatePair
+    nodewise: CertificatePair
 
 
 class Ground(NamedTuple):
@@ -80,7 +80,7 @@ class Extender(NamedTuple):
 
 def papers(folder: Path) -> Papers:
     """New certificates in the folder."""
-    servers, clients = Authority(folder, "server-ca"), Authority(folder, "client-ca")
+    servers, clients = CertificateAuthority(folder, "server-ca"), CertificateAuthority(folder, "client-ca")
     return Papers(
         servers.ca_file,
         clients.ca_file,

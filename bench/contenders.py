@@ -15,8 +15,8 @@ from typing import Final
 from tests.cluster import extender_double, extender_process
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.custom_metrics import CustomMetrics
-from tests.cluster.extender_process import Papers
+from tests.cluster.custom_metrics import FakeCustomMetricsApi
+from tests.cluster.extender_process import CertificateFiles
 from tests.cluster.processes import Process
 from tests.cluster.test_namespaces import Sandbox
 
@@ -49,7 +49,9 @@ def policies(sandbox: Sandbox) -> None:
 
 
 @contextlib.contextmanager
-def feeding(metrics: CustomMetrics, names: Sequence[str], wanted: Sequence[str] = METRICS) -> Iterator[None]:
+def feeding(
+    metrics: FakeCustomMetricsApi, names: Sequence[str], wanted: Sequence[str] = METRICS
+) -> Iterator[None]:
     """New values with the present time every period, from answers made beforehand, until the block is left."""
     made = {
         metric: [cluster_data.answer(metric, list(names), seed) for seed in range(ANSWERS)]
@@ -99,7 +101,7 @@ def extenders(name: str, plane: ControlPlane, folder: Path) -> Iterator[list[Obj
 
 @contextlib.contextmanager
 def _nothing(folder: Path) -> Iterator[Object]:
-    papers = Papers(folder)
+    papers = CertificateFiles(folder)
     pair, client_ca = papers.server, papers.authority.ca_file
     module = [sys.executable, "-m", "tests.cluster.extender_double", "--port=0"]
     log = folder / "nothing.log"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.cluster import controlplane, gpu, programs, replicas, test_namespaces
-from tests.cluster.replicas import Replicas
+from tests.cluster.replicas import GpuReplicas
 from tests.cluster.test_namespaces import Sandbox, wait
 
 from bench import alternating_rounds, bench_processes, bind_rounds, cluster_data, node_names
@@ -124,7 +124,7 @@ def _bind(folder: Path, times: int) -> list[float]:
         return [_round(sandbox, made, number) for number in range(times)]
 
 
-def _round(sandbox: Sandbox, made: Replicas, number: int) -> float:
+def _round(sandbox: Sandbox, made: GpuReplicas, number: int) -> float:
     """Pods wait, a scheduler starts, and they are taken away again."""
     place = f"/api/v1/namespaces/{sandbox.namespace}/pods"
     pods = [gpu.pod(f"p-{number}-{count}", 1, millicores=600) for count in range(BIND_PODS)]

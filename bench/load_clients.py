@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.cluster.certificates import Pair
+from tests.cluster.certificates import CertificatePair
 
 SOURCE = Path(__file__).parent / "client"
 
@@ -43,7 +43,7 @@ class Client(NamedTuple):
 
     program: Sequence[str]
     ca: Path
-    pair: Pair
+    pair: CertificatePair
 
     def ask(self, load: HttpLoad) -> Taken:
         """One connection, one request in flight. RuntimeError if the client fails, reconnects or lacks TLS 1.3."""

@@ -103,7 +103,7 @@ def _start(plane: Plane, number: int) -> Start:
     folder = plane.folder / f"start-{number}"
     folder.mkdir()
     arguments = [
-        *extender_process.arguments(plane.user, extender_process.Papers(folder)),
+        *extender_process.arguments(plane.user, extender_process.CertificateFiles(folder)),
         f"--sync-period={contenders.PERIOD_S}s",
         "--log-format=json",
     ]

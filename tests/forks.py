@@ -19,7 +19,7 @@ from multiprocessing import reduction
 from pathlib import Path
 from typing import IO, Any, Final
 
-from tests.cluster.processes import Child, Process
+from tests.cluster.processes import ChildProcess, Process
 
 PROGRAMS: Final = {"nodewise": "nodewise.cli.main", "cmk": "nodewise.cli.cmk"}
 """Modules of the scripts in the environment's folder of programs."""
@@ -112,7 +112,7 @@ class ForkedProcess(Process):
 
     def _start(
         self, command: list[str], out: IO[bytes], environment: dict[str, str] | None, folder: Path | None
-    ) -> Child:
+    ) -> ChildProcess:
         if "PYTHONPATH" in (environment or os.environ):  # what to import depends on it
             return super()._start(command, out, environment, folder)
         with Path(os.devnull).open("rb") as stdin:

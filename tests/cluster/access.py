@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.cluster.api import Api, Object
-from tests.cluster.certificates import Authority, Pair
+from tests.cluster.api import ClusterApi, Object
+from tests.cluster.certificates import CertificateAuthority, CertificatePair
 
 RBAC = "rbac.authorization.k8s.io"
 
@@ -19,11 +19,11 @@ def rule(verbs: str, resources: str, group: str = "") -> Object:
     return {"apiGroups": [group], "resources": resources.split(), "verbs": verbs.split()}
 
 
-class Server(NamedTuple):
+class ApiServerAccess(NamedTuple):
     """An API server as a client has to know it."""
 
     url: str
-    authority: Authority
+    authority: CertificateAuthority
     folder: Path
 
     def user(self, name: str, group: str = "") -> "User":
@@ -36,18 +36,20 @@ class Server(NamedTuple):
 
 
 class User:
-    """A name with its credentials, as a kubeconfig file for a program and as an Api for a test."""
+    """A name with its credentials, as a kubeconfig file for a program and as a ClusterApi for a test."""
 
-    def __init__(self, server: Server, name: str, pair: Pair | None = None, token: str = "") -> None:
+    def __init__(
+        self, server: ApiServerAccess, name: str, pair: CertificatePair | None = None, token: str = ""
+    ) -> None:
         self.name = name
         self.pair = pair
         self.token = token
         self.kubeconfig = server.folder / f"{name.replace(':', '-')}.kubeconfig"
         self.kubeconfig.write_text(json.dumps(self._config(server), indent=1))
         self.kubeconfig.chmod(0o600)
-        self.api = Api(server.url, server.authority.client_context(pair), token)
+        self.api = ClusterApi(server.url, server.authority.client_context(pair), token)
 
-    def _config(self, server: Server) -> Object:
+    def _config(self, server: ApiServerAccess) -> Object:
         cluster = {"server": server.url, "certificate-authority": str(server.authority.ca_file)}
         user = {"token": self.token} if self.token else {}
         if self.pair:
@@ -62,7 +64,7 @@ class User:
         }
 
 
-def grant(api: Api, user: str, rules: Sequence[Object], namespace: str = "") -> None:
+def grant(api: ClusterApi, user: str, rules: Sequence[Object], namespace: str = "") -> None:
     """Lets a user do what the rules say, in one namespace or, without, everywhere.
 
     A service account's user name is `system:serviceaccount:<namespace>:<name>`.
@@ -75,7 +77,7 @@ def grant(api: Api, user: str, rules: Sequence[Object], namespace: str = "") -> 
     bind(api, user, name, namespace)
 
 
-def bind(api: Api, user: str, role: str, namespace: str = "") -> None:
+def bind(api: ClusterApi, user: str, role: str, namespace: str = "") -> None:
     """Gives a user a role that is there: a Role of a namespace or, without, a ClusterRole."""
     binding = {
         "apiVersion": f"{RBAC}/v1",
@@ -96,7 +98,7 @@ def _metadata(name: str, namespace: str) -> Object:
 
 
 def service_account_token(
-    api: Api, name: str, namespace: str, lifetime_s: int = 3600, pod: Object | None = None
+    api: ClusterApi, name: str, namespace: str, lifetime_s: int = 3600, pod: Object | None = None
 ) -> str:
     """A token of a service account, made where there is none; `lifetime_s` is at least 600.
 

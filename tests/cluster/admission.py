@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from tests.cluster import objects, processes
-from tests.cluster.api import MERGE, Api, ApiError, Object, folder_of, path_of
+from tests.cluster.api import MERGE, ApiError, ClusterApi, Object, folder_of, path_of
 from tests.cluster.test_namespaces import wait
 
 DRY_RUN: Final = {"dryRun": "All"}
@@ -17,12 +17,12 @@ DENIED: Final = "ValidatingAdmissionPolicy"
 """Every refusal by such a policy names the kind."""
 
 
-def try_create(api: Api, obj: Object) -> None:
+def try_create(api: ClusterApi, obj: Object) -> None:
     """Creates an object as a dry run. Raises ApiError if the API server refuses it."""
     api.request("POST", folder_of(obj), json=obj, params=DRY_RUN)
 
 
-def try_patch(api: Api, path: str, patch: Any, kind: str = MERGE) -> None:
+def try_patch(api: ClusterApi, path: str, patch: Any, kind: str = MERGE) -> None:
     """Changes the object at a path as a dry run. Raises ApiError if the API server refuses it."""
     api.request("PATCH", path, json=patch, params=DRY_RUN, headers={"Content-Type": kind})
 
@@ -48,7 +48,7 @@ def wait_allowed(write: Callable[[], object]) -> None:
     wait("no policy refuses the write", lambda: None if is_denied(write) else True)
 
 
-def wait_enforced(admin: Api, account: Api, obj: Object) -> None:
+def wait_enforced(admin: ClusterApi, account: ClusterApi, obj: Object) -> None:
     """Waits until a policy refuses an account a finalizer of an object, which is made for that and deleted."""
     path = path_of(admin.create(obj))
     try:
@@ -58,12 +58,12 @@ def wait_enforced(admin: Api, account: Api, obj: Object) -> None:
         admin.delete(path)
 
 
-def wait_nodes(admin: Api, account: Api) -> None:
+def wait_nodes(admin: ClusterApi, account: ClusterApi) -> None:
     """Waits until a policy limits what an account writes to Nodes."""
     wait_enforced(admin, account, objects.node("admission-is-enforced"))
 
 
-def wait_pods(admin: Api, account: Api) -> None:
+def wait_pods(admin: ClusterApi, account: ClusterApi) -> None:
     """Waits until a policy limits what an account writes to Pods."""
     pod = objects.pod("admission-is-enforced")
     wait_enforced(admin, account, pod | {"metadata": {**pod["metadata"], "namespace": "default"}})
@@ -76,7 +76,7 @@ _CONFIG_MAPS: Final = [
 ]
 
 
-def wait_settled(api: Api, deleted: Collection[str]) -> None:
+def wait_settled(api: ClusterApi, deleted: Collection[str]) -> None:
     """Waits until the API server no longer enforces objects of these kinds (plurals) that have been deleted.
 
     The API server learns of changes of one kind in their order. When it enforces an object that was created after the
@@ -89,7 +89,7 @@ def wait_settled(api: Api, deleted: Collection[str]) -> None:
             _wait_probe(api, _mutating_probe if plural.startswith("mutating") else _validating_probe)
 
 
-def _wait_probe(api: Api, probe: Callable[[str, Object], list[Object]]) -> None:
+def _wait_probe(api: ClusterApi, probe: Callable[[str, Object], list[Object]]) -> None:
     """Creates objects that refuse one ConfigMap, waits until they do, and deletes them."""
     name = f"{_PROBE}-{processes.number()}"  # the one before may still be enforced
     labels = {_PROBE: name}

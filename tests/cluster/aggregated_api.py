@@ -8,19 +8,19 @@ from typing import NamedTuple
 import httpx2
 
 from tests.cluster import objects, test_namespaces
-from tests.cluster.api import Api, ApiError, Object, path_of
-from tests.cluster.certificates import Authority, Pair
+from tests.cluster.api import ApiError, ClusterApi, Object, path_of
+from tests.cluster.certificates import CertificateAuthority, CertificatePair
 
 
-class Backend(NamedTuple):
+class AggregatedApiBackend(NamedTuple):
     """Where the API server hands requests on to: a Service that stands for a port of this machine."""
 
     namespace: str
     name: str
     port: int
-    authority: Authority
+    authority: CertificateAuthority
 
-    def certificate(self) -> Pair:
+    def certificate(self) -> CertificatePair:
         """For the name by which the API server calls the Service."""
         return self.authority.issue(self.name, f"{self.name}.{self.namespace}.svc", "localhost", "127.0.0.1")
 
@@ -52,7 +52,9 @@ class Backend(NamedTuple):
 
 
 @contextlib.contextmanager
-def registered(api: Api, backend: Backend, versions: Mapping[str, Sequence[str]]) -> Iterator[None]:
+def registered(
+    api: ClusterApi, backend: AggregatedApiBackend, versions: Mapping[str, Sequence[str]]
+) -> Iterator[None]:
     """The backend answers for these versions of groups until the block is left."""
     api.ensure(objects.namespace(backend.namespace))
     service = backend.service()
@@ -68,7 +70,7 @@ def registered(api: Api, backend: Backend, versions: Mapping[str, Sequence[str]]
             api.delete(path_of(manifest))
 
 
-def wait_available(api: Api, service: Object) -> None:
+def wait_available(api: ClusterApi, service: Object) -> None:
     """Until the API server hands on what is asked of an APIService; that its status says so comes a moment before."""
     path, spec = path_of(service), service["spec"]
 

@@ -20,7 +20,7 @@ class ApiError(Exception):
         super().__init__(f"{code}: {message}")
 
 
-class Api:
+class ClusterApi:
     """A connection to one API server, as one user."""
 
     def __init__(self, url: str, context: ssl.SSLContext, token: str = "", timeout_s: float = 60) -> None:

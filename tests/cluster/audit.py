@@ -17,7 +17,7 @@ POLICY: Object = {
 """Every request but the administrator's, without what was sent. A watch is there as soon as it is answered."""
 
 
-class Request(NamedTuple):
+class AuditedRequest(NamedTuple):
     """One request as it was authorized; `resource` has its subresource, as in a rule: `nodes/status`."""
 
     verb: str
@@ -55,7 +55,7 @@ class AuditLog:
         self._file = folder / "audit.log"
         self._begin = self._file.stat().st_size if self._file.exists() else 0
 
-    def requests(self, user: str) -> list[Request]:
+    def requests(self, user: str) -> list[AuditedRequest]:
         """All of a user so far, oldest first; a watch that ended is there twice. Dry runs are the tests' own."""
         return [
             _request(entry)
@@ -70,10 +70,10 @@ class AuditLog:
         return map(json.loads, whole)
 
 
-def _request(entry: Object) -> Request:
+def _request(entry: Object) -> AuditedRequest:
     about = entry.get("objectRef", {})
     subresource = about.get("subresource")
-    return Request(
+    return AuditedRequest(
         verb=entry["verb"],
         group=about.get("apiGroup", ""),
         resource=about.get("resource", "") + (f"/{subresource}" if subresource else ""),

@@ -12,38 +12,38 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 
-class Pair(NamedTuple):
+class CertificatePair(NamedTuple):
     """The files of a certificate and of its private key, both PEM."""
 
     cert: Path
     key: Path
 
-    def replace(self, issued: "Issued") -> None:
+    def replace(self, issued: "IssuedCertificate") -> None:
         """Puts others in their place, each by a rename, the certificate first: between the two they do not match."""
         for path, text in zip(self, issued, strict=True):
             fresh = path.with_name(f".{path.name}.new")
             fresh.write_bytes(text)
             fresh.rename(path)
 
-    def swap(self, issued: "Issued") -> None:
+    def swap(self, issued: "IssuedCertificate") -> None:
         """As a kubelet does it: the files are links through the link `..data`, which is put on another folder."""
         folder = self.cert.parent
         timed = folder / f"..{time.monotonic_ns()}"
         timed.mkdir()
-        Pair(timed / self.cert.name, timed / self.key.name).write(issued)
+        CertificatePair(timed / self.cert.name, timed / self.key.name).write(issued)
         data = folder / f"..data-{self.cert.stem}"
         _link(data, timed.name)
         for path in self:
             if not path.is_symlink():
                 _link(path, f"{data.name}/{path.name}")
 
-    def write(self, issued: "Issued") -> None:
+    def write(self, issued: "IssuedCertificate") -> None:
         """Writes others over them."""
         for path, text in zip(self, issued, strict=True):
             path.write_bytes(text)
 
 
-class Issued(NamedTuple):
+class IssuedCertificate(NamedTuple):
     """A certificate and its private key, both PEM."""
 
     cert: bytes
@@ -55,7 +55,7 @@ class Issued(NamedTuple):
         return f"{x509.load_pem_x509_certificate(self.cert).serial_number:X}"
 
 
-class Authority:
+class CertificateAuthority:
     """A CA that issues into a folder; `ca_file` is what the other side has to trust."""
 
     def __init__(self, folder: Path, name: str = "ca") -> None:
@@ -74,18 +74,18 @@ class Authority:
         self._ca.private_key_pem.write_to_path(str(file))
         return file
 
-    def issue(self, name: str, *hosts: str, group: str = "") -> Pair:
+    def issue(self, name: str, *hosts: str, group: str = "") -> CertificatePair:
         """A certificate for the common name `name` and for `hosts`; to Kubernetes `group` is the user's
         group.
 
         A client gets a host name too: Go refuses a certificate whose list of names is empty.
         """
         file = _file_of(name)
-        pair = Pair(self._folder / f"{file}.crt", self._folder / f"{file}.key")
+        pair = CertificatePair(self._folder / f"{file}.crt", self._folder / f"{file}.key")
         pair.write(self.issued(name, *hosts, group=group))
         return pair
 
-    def issued(self, name: str, *hosts: str, group: str = "", days: float = 30) -> Issued:
+    def issued(self, name: str, *hosts: str, group: str = "", days: float = 30) -> IssuedCertificate:
         """The same in memory, valid for so many days from now; a negative number has it expired since."""
         leaf = self._ca.issue_cert(
             *(hosts or [_file_of(name)]),
@@ -94,9 +94,9 @@ class Authority:
             not_before=datetime.now(UTC) - timedelta(days=60),
             not_after=datetime.now(UTC) + timedelta(days=days),
         )
-        return Issued(leaf.cert_chain_pems[0].bytes(), leaf.private_key_pem.bytes())
+        return IssuedCertificate(leaf.cert_chain_pems[0].bytes(), leaf.private_key_pem.bytes())
 
-    def client_context(self, pair: Pair | None = None) -> ssl.SSLContext:
+    def client_context(self, pair: CertificatePair | None = None) -> ssl.SSLContext:
         """What a client needs that trusts this CA and shows `pair`, or nothing."""
         context = ssl.create_default_context(cafile=str(self.ca_file))
         if pair:
@@ -115,11 +115,11 @@ def _file_of(name: str) -> str:
     return name.replace(":", "-").replace("/", "-")
 
 
-def signing_key(folder: Path, name: str) -> Pair:
+def signing_key(folder: Path, name: str) -> CertificatePair:
     """A bare key pair, as service-account tokens are signed and checked with; `cert` is the public key."""
     key = ec.generate_private_key(ec.SECP256R1())
     pem = serialization.Encoding.PEM
-    pair = Pair(folder / f"{name}.pub", folder / f"{name}.key")
+    pair = CertificatePair(folder / f"{name}.pub", folder / f"{name}.key")
     pair.key.write_bytes(
         key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from tests.cluster import admission
-from tests.cluster.api import Api, ApiError, Object
+from tests.cluster.api import ApiError, ClusterApi, Object
 from tests.cluster.test_namespaces import wait
 
 DISCOVERY: Final = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
@@ -41,7 +41,7 @@ AUTOMANAGED: Final = "kube-aggregator.kubernetes.io/automanaged"
 """The label of APIServices that come and go with groups of the API server itself."""
 
 
-class Kind(NamedTuple):
+class ResourceKind(NamedTuple):
     """One kind of objects that can be listed and deleted."""
 
     group: str
@@ -65,7 +65,7 @@ class Kind(NamedTuple):
 class Baseline:
     """The objects of a control plane that has just started."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: ClusterApi) -> None:
         for path in STARTED:
             wait(f"{path} is there", functools.partial(api.find, path))
         self._api = api
@@ -82,24 +82,24 @@ class Baseline:
                 return
         raise AssertionError(f"not deleted after {ROUNDS} attempts: {', '.join(left[:10])}")
 
-    def _delete_admission(self, kinds: list[Kind]) -> None:
+    def _delete_admission(self, kinds: list[ResourceKind]) -> None:
         deleted = set()
         for kind, path, _ in self._added(kinds):
             self._api.delete(path)
             deleted.add(kind.plural)
         admission.wait_settled(self._api, deleted)
 
-    def _added(self, kinds: list[Kind]) -> list[tuple[Kind, str, Mapping[str, Any]]]:
+    def _added(self, kinds: list[ResourceKind]) -> list[tuple[ResourceKind, str, Mapping[str, Any]]]:
         return [entry for entry in self._objects(kinds) if entry[1] not in self._paths]
 
-    def _objects(self, kinds: list[Kind]) -> Iterable[tuple[Kind, str, Mapping[str, Any]]]:
+    def _objects(self, kinds: list[ResourceKind]) -> Iterable[tuple[ResourceKind, str, Mapping[str, Any]]]:
         """Kind, path and metadata of every object; without those that the API server keeps by itself."""
         for kind in kinds:
             for metadata in _metadata(self._api, kind):
                 if not {IDENTITY, AUTOMANAGED} & metadata.get("labels", {}).keys():
                     yield kind, kind.path(metadata), metadata
 
-    def _kinds(self) -> list[Kind]:
+    def _kinds(self) -> list[ResourceKind]:
         """Kinds of the preferred version of each API group that can be listed and deleted; namespaces last."""
         kinds = []
         for root in ("/api", "/apis"):
@@ -108,7 +108,7 @@ class Baseline:
                 kinds += _kinds_of(group)
         return sorted(kinds, key=lambda kind: (kind.group not in FIRST, kind.plural == "namespaces"))
 
-    def _delete(self, kind: Kind, path: str, metadata: Mapping[str, Any]) -> str:
+    def _delete(self, kind: ResourceKind, path: str, metadata: Mapping[str, Any]) -> str:
         """Deletes an object whatever finalizers it has; the path."""
         if metadata.get("finalizers") and kind.plural != "customresourcedefinitions":
             _unless_gone(lambda: self._api.patch(path, {"metadata": {"finalizers": None}}))
@@ -119,19 +119,19 @@ class Baseline:
         return path
 
 
-def _kinds_of(group: Object) -> list[Kind]:
+def _kinds_of(group: Object) -> list[ResourceKind]:
     if not group.get("versions"):
         return []
     version = group["versions"][0]  # the preferred one
     name = group["metadata"].get("name", "")
     return [
-        Kind(name, version["version"], kind["resource"], kind["scope"] == "Namespaced")
+        ResourceKind(name, version["version"], kind["resource"], kind["scope"] == "Namespaced")
         for kind in version.get("resources", ())
         if {"list", "delete"} <= set(kind["verbs"])
     ]
 
 
-def _metadata(api: Api, kind: Kind) -> list[Any]:
+def _metadata(api: ClusterApi, kind: ResourceKind) -> list[Any]:
     """The metadata of all objects of a kind; nothing if the kind has just been deleted."""
 
     def read() -> list[Any] | None:

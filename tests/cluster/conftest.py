@@ -22,10 +22,10 @@ from tests.cluster import (
 )
 from tests.cluster.audit import AuditLog
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.custom_metrics import CustomMetrics
-from tests.cluster.extender_double import Double
-from tests.cluster.metrics_pipeline import Measuring, Pipeline
-from tests.cluster.schedulers import RealScheduler, Scheduler
+from tests.cluster.custom_metrics import FakeCustomMetricsApi
+from tests.cluster.extender_double import FakeExtenderServer
+from tests.cluster.metrics_pipeline import MetricsPipeline, MetricsServices
+from tests.cluster.schedulers import RealScheduler, SchedulerUnderTest
 from tests.cluster.shared_control_plane import SHARED, SharedControlPlane
 from tests.cluster.simulated_scheduler import SimulatedScheduler
 from tests.cluster.test_namespaces import Sandbox
@@ -79,14 +79,14 @@ def sandbox(plane: ControlPlane) -> Iterator[Sandbox]:
 
 
 @pytest.fixture
-def metrics(sandbox: Sandbox, tmp_path: Path) -> Iterator[CustomMetrics]:
+def metrics(sandbox: Sandbox, tmp_path: Path) -> Iterator[FakeCustomMetricsApi]:
     """The custom metrics API of the control plane, served by a test's own server."""
     with custom_metrics.behind(sandbox, tmp_path) as serving:
         yield serving
 
 
 @pytest.fixture(scope="session")
-def prometheus_programs(request: pytest.FixtureRequest) -> packages.Programs:
+def prometheus_programs(request: pytest.FixtureRequest) -> packages.PrometheusPrograms:
     """Prometheus and its node exporter."""
     return got(request, packages.get)
 
@@ -105,8 +105,8 @@ def adapter_program(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(scope="module")
 def measuring(
-    plane: ControlPlane, prometheus_programs: packages.Programs, adapter_program: Path
-) -> Iterator[Measuring]:
+    plane: ControlPlane, prometheus_programs: packages.PrometheusPrograms, adapter_program: Path
+) -> Iterator[MetricsServices]:
     """Exporters of the example's nodes, a Prometheus that scrapes them, and an adapter that asks it."""
     with (
         monitoring.running(
@@ -114,27 +114,27 @@ def measuring(
         ) as scraping,
         metrics_pipeline.adapting(plane, adapter_program, scraping.url) as adapting,
     ):
-        yield Measuring(scraping, adapting)
+        yield MetricsServices(scraping, adapting)
 
 
 @pytest.fixture(name="pipeline")
-def _pipeline(measuring: Measuring, sandbox: Sandbox) -> Iterator[Pipeline]:
+def _pipeline(measuring: MetricsServices, sandbox: Sandbox) -> Iterator[MetricsPipeline]:
     """The custom metrics API of the control plane, with values that travel from text files; nodes are the test's."""
     with metrics_pipeline.registered(sandbox.api, *measuring) as both_ends:
         yield both_ends
 
 
 @pytest.fixture
-def double() -> Iterator[Double]:
+def double() -> Iterator[FakeExtenderServer]:
     """An extender that does nothing until it is told to do otherwise."""
     with extender_double.serving() as serving:
         yield serving
 
 
 @pytest.fixture(params=["kube-scheduler", "stand-in"])
-def scheduler(request: pytest.FixtureRequest) -> Scheduler:
+def scheduler(request: pytest.FixtureRequest) -> SchedulerUnderTest:
     """Each scheduler that the rules are held against."""
-    made: dict[str, Callable[[], Scheduler]] = {
+    made: dict[str, Callable[[], SchedulerUnderTest]] = {
         "kube-scheduler": lambda: RealScheduler(request.getfixturevalue("plane")),
         "stand-in": SimulatedScheduler,
     }

@@ -16,8 +16,8 @@ from typing import Any
 import yaml
 
 from tests.cluster import access, certificates, processes
-from tests.cluster.access import Server, User
-from tests.cluster.api import Api, Object
+from tests.cluster.access import ApiServerAccess, User
+from tests.cluster.api import ClusterApi, Object
 from tests.cluster.processes import Process
 
 CONTROLLERS = "*,-node-lifecycle-controller,-taint-eviction-controller"
@@ -35,9 +35,9 @@ class ControlPlane:
     def __init__(self, programs: Path, folder: Path) -> None:
         self.folder = folder
         self._programs = programs
-        self.authority = certificates.Authority(folder, "cluster-ca")
+        self.authority = certificates.CertificateAuthority(folder, "cluster-ca")
         self._accounts = certificates.signing_key(folder, "service-accounts")
-        self._server = Server(f"https://127.0.0.1:{processes.free_port()}", self.authority, folder)
+        self._server = ApiServerAccess(f"https://127.0.0.1:{processes.free_port()}", self.authority, folder)
         self._stack = contextlib.ExitStack()
         self.processes: list[Process] = []
         self.etcd = ""
@@ -49,7 +49,7 @@ class ControlPlane:
         return self._server.url
 
     @property
-    def api(self) -> Api:
+    def api(self) -> ClusterApi:
         """The API server, asked as the administrator."""
         return self.admin.api
 
@@ -206,7 +206,7 @@ class ControlPlane:
         }
 
     def _aggregation_flags(self) -> dict[str, str]:
-        front = certificates.Authority(self.folder, "front-proxy-ca")
+        front = certificates.CertificateAuthority(self.folder, "front-proxy-ca")
         proxy = front.issue("front-proxy-client")
         return {
             "requestheader-client-ca-file": str(front.ca_file),

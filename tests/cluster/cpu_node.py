@@ -26,7 +26,7 @@ GONE = 99_999_999
 """No process: ids end at 2^22."""
 
 
-class Node:
+class CpuNode:
     """A node of its own, and the commands about it, as some user."""
 
     def __init__(self, sandbox: Sandbox, folder: Path) -> None:

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from tests.cluster import aggregated_api, api, loopback
 from tests.cluster.api import Object
-from tests.cluster.certificates import Authority
-from tests.cluster.loopback import Receive, Scope, Send, Tls
+from tests.cluster.certificates import CertificateAuthority
+from tests.cluster.loopback import Receive, Scope, Send, ServerTls
 from tests.cluster.test_namespaces import Sandbox
 
 GROUP = "custom.metrics.k8s.io"
@@ -28,7 +28,7 @@ PATH = re.compile(
 )
 
 
-class Sample(NamedTuple):
+class NodeSample(NamedTuple):
     """One node's value as it goes over the wire; `time` is RFC 3339, or None for now."""
 
     value: str
@@ -36,13 +36,13 @@ class Sample(NamedTuple):
     window_s: int | None = None
 
 
-class CustomMetrics:
+class FakeCustomMetricsApi:
     """What the server knows; a test changes it at any time."""
 
     def __init__(self) -> None:
         self.url = ""
         self.asked: list[str] = []
-        self._samples: dict[str, dict[str, Sample]] = {}
+        self._samples: dict[str, dict[str, NodeSample]] = {}
         self._status: dict[str, int] = {}
         self._hung: set[str] = set()
         self._raw: dict[str, bytes] = {}
@@ -50,14 +50,14 @@ class CustomMetrics:
     def set(
         self,
         metric: str,
-        values: Mapping[str, str | int | Sample],
+        values: Mapping[str, str | int | NodeSample],
         time: str | None = None,
         window_s: int | None = None,
     ) -> None:
         """The values of a metric from now on, by node; it is well again if it had been told to fail."""
         self.heal(metric)
         self._samples[metric] = {
-            node: value if isinstance(value, Sample) else Sample(str(value), time, window_s)
+            node: value if isinstance(value, NodeSample) else NodeSample(str(value), time, window_s)
             for node, value in values.items()
         }
 
@@ -128,7 +128,7 @@ class CustomMetrics:
         return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group, "resources": resources}
 
 
-def _item(version: str, node: str, metric: str, sample: Sample) -> Object:
+def _item(version: str, node: str, metric: str, sample: NodeSample) -> Object:
     named = {"metricName": metric} if version == "v1beta1" else {"metric": {"name": metric, "selector": None}}
     window = {} if sample.window_s is None else {"windowSeconds": sample.window_s}
     return {
@@ -146,16 +146,18 @@ def _status(code: int, message: str) -> Object:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, namespace: str = "default") -> Iterator[tuple[CustomMetrics, Authority]]:
+def serving(
+    folder: Path, namespace: str = "default"
+) -> Iterator[tuple[FakeCustomMetricsApi, CertificateAuthority]]:
     """A server at its `url` until the block is left, and the CA that it is verified with.
 
     Its certificate is for `localhost` and for the name by which the API server calls a Service of
     `namespace`.
     """
-    authority = Authority(folder, "metrics-ca")
+    authority = CertificateAuthority(folder, "metrics-ca")
     pair = authority.issue("metrics", "localhost", "127.0.0.1", f"{SERVICE}.{namespace}.svc")
-    metrics = CustomMetrics()
-    with loopback.serving(metrics, Tls(pair)) as metrics.url:
+    metrics = FakeCustomMetricsApi()
+    with loopback.serving(metrics, ServerTls(pair)) as metrics.url:
         try:
             yield metrics, authority
         finally:
@@ -163,7 +165,9 @@ def serving(folder: Path, namespace: str = "default") -> Iterator[tuple[CustomMe
 
 
 @contextlib.contextmanager
-def behind(sandbox: Sandbox, folder: Path, versions: tuple[str, ...] = VERSIONS) -> Iterator[CustomMetrics]:
+def behind(
+    sandbox: Sandbox, folder: Path, versions: tuple[str, ...] = VERSIONS
+) -> Iterator[FakeCustomMetricsApi]:
     """A server that the sandbox's API server hands on to, under /apis/custom.metrics.k8s.io."""
     with serving(folder, sandbox.namespace) as (metrics, authority):
         service = _service(int(metrics.url.rpartition(":")[2]))
@@ -190,7 +194,7 @@ def _service(port: int) -> Object:
     }
 
 
-def _api_service(version: str, namespace: str, service: Object, authority: Authority) -> Object:
+def _api_service(version: str, namespace: str, service: Object, authority: CertificateAuthority) -> Object:
     port = service["spec"]["ports"][0]["port"]
     return {
         "apiVersion": "apiregistration.k8s.io/v1",

@@ -14,8 +14,8 @@ from nodewise.cli.demo.cluster import METRIC, example
 from tests.cluster import controlplane, custom_metrics, extender_process, objects, programs, test_namespaces
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.custom_metrics import CustomMetrics
-from tests.cluster.extender_process import Served
+from tests.cluster.custom_metrics import FakeCustomMetricsApi
+from tests.cluster.extender_process import ExtenderProcess
 from tests.cluster.test_namespaces import Sandbox
 
 BAD = {"rack1-a": 0, "rack1-b": 2, "rack2-a": 0}
@@ -73,7 +73,11 @@ def by_requests_alone(plane: ControlPlane, own: Sandbox) -> dict[str, str]:
 
 
 def by_us(
-    plane: ControlPlane, own: Sandbox, metrics: CustomMetrics, nodewise: Served, by_requests: dict[str, str]
+    plane: ControlPlane,
+    own: Sandbox,
+    metrics: FakeCustomMetricsApi,
+    nodewise: ExtenderProcess,
+    by_requests: dict[str, str],
 ) -> None:
     names = list(by_requests)
     test_namespaces.wait("the metric is known", lambda: nodewise.fetched(METRIC) or None)
@@ -92,7 +96,7 @@ def by_us(
         survives(own, nodewise)
 
 
-def waits_and_heals(own: Sandbox, metrics: CustomMetrics, nodewise: Served) -> None:
+def waits_and_heals(own: Sandbox, metrics: FakeCustomMetricsApi, nodewise: ExtenderProcess) -> None:
     metrics.set(METRIC, dict.fromkeys(BAD, 1))
     bad = all_rejected(own, nodewise)
     test_namespaces.wait("every node is bad", bad)
@@ -111,11 +115,11 @@ def waits_and_heals(own: Sandbox, metrics: CustomMetrics, nodewise: Served) -> N
     say("  (without nodewise: up to 300 s)")
 
 
-def all_rejected(own: Sandbox, nodewise: Served) -> Any:
+def all_rejected(own: Sandbox, nodewise: ExtenderProcess) -> Any:
     return lambda: all(nodewise.rejects(own.namespace, node, "demo-policy") for node in BAD) or None
 
 
-def survives(own: Sandbox, nodewise: Served) -> None:
+def survives(own: Sandbox, nodewise: ExtenderProcess) -> None:
     nodewise.process.kill()
     own.pods(pod("app-6"), objects.pod("plain"))
     say("\nnodewise is killed:")

@@ -18,14 +18,16 @@ RIGHTS = [
 ]
 
 
-class Run(NamedTuple):
+class DeschedulerPass(NamedTuple):
     """What one pass of the descheduler did, and what it said of it."""
 
     evicted: int
     log: str
 
 
-def once(plane: ControlPlane, program: Path, policy: Path = health_example.DESCHEDULER_POLICY) -> Run:
+def once(
+    plane: ControlPlane, program: Path, policy: Path = health_example.DESCHEDULER_POLICY
+) -> DeschedulerPass:
     """One pass over all nodes, from start to end; it does nothing in a cluster of fewer than two ready nodes."""
     port = processes.free_port()
     user = plane.user(f"descheduler-{port}", RIGHTS)
@@ -47,4 +49,4 @@ def once(plane: ControlPlane, program: Path, policy: Path = health_example.DESCH
     log = process.log.read_text()
     evictions = re.search(r'"Number of evictions/requests" totalEvicted=(\d+)', log)
     assert evictions, f"the descheduler did not get to the end of its pass:\n{process.tail()}"
-    return Run(int(evictions[1]), log)
+    return DeschedulerPass(int(evictions[1]), log)

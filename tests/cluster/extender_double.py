@@ -17,25 +17,25 @@ import msgspec
 
 from tests.cluster import loopback
 from tests.cluster.api import Object
-from tests.cluster.certificates import Pair
-from tests.cluster.loopback import Receive, Scope, Send, Tls
+from tests.cluster.certificates import CertificatePair
+from tests.cluster.loopback import Receive, Scope, Send, ServerTls
 
 ALL = ("filter", "prioritize", "preempt")
 
 
-class NodeList(msgspec.Struct):
+class ReceivedNodeList(msgspec.Struct):
     items: list[msgspec.Raw] | None = None
 
 
-class Arguments(msgspec.Struct):
+class ReceivedArgs(msgspec.Struct):
     """What kube-scheduler sends to filter and prioritize: names, or whole nodes."""
 
     pod: msgspec.Raw = msgspec.field(name="Pod")
-    nodes: NodeList | None = msgspec.field(name="Nodes", default=None)
+    nodes: ReceivedNodeList | None = msgspec.field(name="Nodes", default=None)
     names: list[str] | None = msgspec.field(name="NodeNames", default=None)
 
 
-class PreemptionArguments(msgspec.Struct):
+class ReceivedPreemptionArgs(msgspec.Struct):
     """What kube-scheduler sends to preempt: by node, the victims' uids, or whole victims."""
 
     pod: msgspec.Raw = msgspec.field(name="Pod")
@@ -43,15 +43,15 @@ class PreemptionArguments(msgspec.Struct):
     uids: dict[str, Any] | None = msgspec.field(name="NodeNameToMetaVictims", default=None)
 
 
-class Metadata(msgspec.Struct):
+class NodeName(msgspec.Struct):
     name: str
 
 
-class Named(msgspec.Struct):
-    metadata: Metadata
+class ReceivedNode(msgspec.Struct):
+    metadata: NodeName
 
 
-class Call(NamedTuple):
+class RecordedCall(NamedTuple):
     """One request as it came; `whole` says whether nodes came as objects."""
 
     verb: str
@@ -60,7 +60,7 @@ class Call(NamedTuple):
     whole: bool
 
 
-class Double:
+class FakeExtenderServer:
     """What the extender answers; a test changes the fields at any time.
 
     `reject` and `reject_for_good` map nodes to reasons (the latter also rules out preemption), `lose` names
@@ -71,7 +71,7 @@ class Double:
     def __init__(self, *, records: bool = True) -> None:
         self.records = records
         self.url = ""
-        self.calls: list[Call] = []
+        self.calls: list[RecordedCall] = []
         self.calm()
 
     def calm(self) -> None:
@@ -93,7 +93,7 @@ class Double:
         """Answers nothing until `calm`; every verb unless some are named."""
         self._hung |= set(verbs or ALL)
 
-    def asked(self, verb: str, pod: str = "") -> list[Call]:
+    def asked(self, verb: str, pod: str = "") -> list[RecordedCall]:
         """The calls of one verb so far, of one pod where it is named."""
         return [call for call in self.calls if call.verb == verb and pod in ("", call.pod)]
 
@@ -117,7 +117,7 @@ class Double:
             return [{"Host": name, "Score": self.scores.get(name, 0)} for name in names]
         return self._filtered(arguments, names)
 
-    def _filtered(self, arguments: Arguments, names: list[str]) -> Object:
+    def _filtered(self, arguments: ReceivedArgs, names: list[str]) -> Object:
         out = {*self.reject, *self.reject_for_good, *self.lose}
         answer: Object = {
             "FailedNodes": {name: text for name, text in self.reject.items() if name in names},
@@ -138,15 +138,15 @@ class Double:
 
     def _record(self, verb: str, pod: msgspec.Raw, nodes: list[str], *, whole: bool) -> None:
         if self.records:
-            self.calls.append(Call(verb, _NAMED.decode(pod).metadata.name, tuple(nodes), whole))
+            self.calls.append(RecordedCall(verb, _NAMED.decode(pod).metadata.name, tuple(nodes), whole))
 
 
-_ARGUMENTS = msgspec.json.Decoder(Arguments)
-_PREEMPTION = msgspec.json.Decoder(PreemptionArguments)
-_NAMED = msgspec.json.Decoder(Named)
+_ARGUMENTS = msgspec.json.Decoder(ReceivedArgs)
+_PREEMPTION = msgspec.json.Decoder(ReceivedPreemptionArgs)
+_NAMED = msgspec.json.Decoder(ReceivedNode)
 
 
-def _names(arguments: Arguments) -> list[str]:
+def _names(arguments: ReceivedArgs) -> list[str]:
     if arguments.names is not None:
         return arguments.names
     items = (arguments.nodes.items if arguments.nodes else None) or []
@@ -178,7 +178,7 @@ def entry(url: str, **fields: Any) -> Object:
     }
 
 
-def tls_fields(ca_file: Path | None, pair: Pair) -> Object:
+def tls_fields(ca_file: Path | None, pair: CertificatePair) -> Object:
     """The fields of an entry that shows a certificate, to a server that is verified where there is a CA file."""
     files = {"certFile": str(pair.cert), "keyFile": str(pair.key)}
     if ca_file:
@@ -187,9 +187,11 @@ def tls_fields(ca_file: Path | None, pair: Pair) -> Object:
 
 
 @contextlib.contextmanager
-def serving(tls: Tls | None = None, port: int = 0, *, records: bool = True) -> Iterator[Double]:
+def serving(
+    tls: ServerTls | None = None, port: int = 0, *, records: bool = True
+) -> Iterator[FakeExtenderServer]:
     """A double that answers at its `url` until the block is left."""
-    double = Double(records=records)
+    double = FakeExtenderServer(records=records)
     with loopback.serving(double, tls, port) as url:
         double.url = url
         try:
@@ -205,7 +207,7 @@ def main() -> None:
     for name in ("--cert", "--key", "--cacert"):
         parser.add_argument(name, type=Path, help="with all three it serves mutual TLS")
     options = parser.parse_args()
-    tls = Tls(Pair(options.cert, options.key), options.cacert) if options.cert else None
+    tls = ServerTls(CertificatePair(options.cert, options.key), options.cacert) if options.cert else None
     with serving(tls, options.port, records=False) as double, contextlib.suppress(KeyboardInterrupt):
         print(double.url, flush=True)
         threading.Event().wait()

@@ -12,10 +12,10 @@ import yaml
 
 from tests.cluster import access, admission, objects, processes
 from tests.cluster.access import User
-from tests.cluster.api import Api, Object, path_of
-from tests.cluster.certificates import Authority, Pair
+from tests.cluster.api import ClusterApi, Object, path_of
+from tests.cluster.certificates import CertificateAuthority, CertificatePair
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.custom_metrics import CustomMetrics
+from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.processes import Process
 from tests.cluster.test_namespaces import Sandbox, wait
 
@@ -43,7 +43,7 @@ def rules(kind: str = "ClusterRole") -> list[Object]:
     return rules
 
 
-def define(api: Api) -> None:
+def define(api: ClusterApi) -> None:
     """The API server serves TASPolicies from now on, if it did not before."""
     for definition in manifest("crds/taspolicies.yaml"):
         api.ensure(definition)
@@ -52,7 +52,7 @@ def define(api: Api) -> None:
 
 
 @contextlib.contextmanager
-def refusing_unknown_fields(api: Api) -> Iterator[None]:
+def refusing_unknown_fields(api: ClusterApi) -> Iterator[None]:
     """The API server enforces `deploy/policy-fields.yaml`, and no longer does so afterwards."""
     wrong = tas_policy("wrong", {"dontschedule": {"rules": [HOT | {"colour": "red"}]}}, OWN_NAMESPACE)
     made = [api.create(document) for document in manifest("policy-fields.yaml")]
@@ -87,7 +87,7 @@ def pod(name: str, **more: Any) -> Object:
 
 
 def heated(
-    sandbox: Sandbox, metrics: CustomMetrics, heat: Mapping[str, str | int], **strategies: list[Object]
+    sandbox: Sandbox, metrics: FakeCustomMetricsApi, heat: Mapping[str, str | int], **strategies: list[Object]
 ) -> None:
     """Nodes that measure this heat, and a policy that avoids the hot ones, or what `strategies` say."""
     sandbox.nodes(*objects.nodes(" ".join(heat)))
@@ -110,10 +110,10 @@ def condition(sandbox: Sandbox, kind: str, name: str = "pol") -> Object:
     )
 
 
-class Served:
+class ExtenderProcess:
     """A running `nodewise extender`."""
 
-    def __init__(self, process: Process, papers: "Papers") -> None:
+    def __init__(self, process: Process, papers: "CertificateFiles") -> None:
         self.process = process
         self.papers = papers
         self.url = ""
@@ -185,24 +185,24 @@ class Served:
         } | fields
 
 
-class Papers:
+class CertificateFiles:
     """The certificates of one extender and its scheduler."""
 
     def __init__(self, folder: Path, *hosts: str) -> None:
-        self.authority = Authority(folder, "nodewise-ca")
-        self.server: Pair = self.authority.issue("nodewise", "127.0.0.1", "localhost", *hosts)
-        self.client: Pair = self.authority.issue("system:kube-scheduler")
+        self.authority = CertificateAuthority(folder, "nodewise-ca")
+        self.server: CertificatePair = self.authority.issue("nodewise", "127.0.0.1", "localhost", *hosts)
+        self.client: CertificatePair = self.authority.issue("system:kube-scheduler")
 
 
 @contextlib.contextmanager
-def started(folder: Path, arguments: Sequence[str], papers: Papers) -> Iterator[Served]:
+def started(folder: Path, arguments: Sequence[str], papers: CertificateFiles) -> Iterator[ExtenderProcess]:
     """The command with these arguments, from its first line to its end."""
     process = Process(
         [NODEWISE, "extender", "--log-format=json", "--shutdown-delay=0s", *arguments],
         folder / f"nodewise-{processes.number()}.log",
     )
     with process:
-        served = Served(process, papers)
+        served = ExtenderProcess(process, papers)
         process.wait_ready(served.find_address)
         yield served
 
@@ -227,7 +227,7 @@ def user(plane: ControlPlane) -> User:
     return made
 
 
-def arguments(user: User, papers: Papers) -> list[str]:
+def arguments(user: User, papers: CertificateFiles) -> list[str]:
     """Mutual TLS on free ports of loopback, and a short period; what is said after them wins."""
     return [
         f"--kubeconfig={user.kubeconfig}",
@@ -244,11 +244,15 @@ def arguments(user: User, papers: Papers) -> list[str]:
 
 @contextlib.contextmanager
 def extender(
-    plane: ControlPlane, folder: Path, *more: str, papers: Papers | None = None, by: User | None = None
-) -> Iterator[Served]:
+    plane: ControlPlane,
+    folder: Path,
+    *more: str,
+    papers: CertificateFiles | None = None,
+    by: User | None = None,
+) -> Iterator[ExtenderProcess]:
     """An extender of this control plane, `by` a user with the rights that ship; ready when it is handed out."""
     define(plane.api)
-    papers = papers or Papers(folder)
+    papers = papers or CertificateFiles(folder)
     with started(folder, [*arguments(by or user(plane), papers), *more], papers) as served:
         served.process.wait_ready(served.is_ready)
         yield served

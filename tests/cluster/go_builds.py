@@ -24,7 +24,7 @@ from tests.cluster import toolchain
 from tests.cluster.toolchain import MissingError
 
 
-class Module(NamedTuple):
+class GoModule(NamedTuple):
     """A folder with a go.mod, and the programs that are built of it.
 
     `packages` is program to Go package, in the order they are built: later ones share most of what earlier ones

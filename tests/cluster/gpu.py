@@ -10,7 +10,7 @@ from tests.cluster import access, extender_process, objects, processes
 from tests.cluster.access import User
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.extender_process import OWN_NAMESPACE, Papers, Served
+from tests.cluster.extender_process import OWN_NAMESPACE, CertificateFiles, ExtenderProcess
 from tests.cluster.test_namespaces import Sandbox
 
 PREFIX = "gpu.intel.com/"
@@ -45,8 +45,12 @@ def user(plane: ControlPlane) -> User:
 
 @contextlib.contextmanager
 def extender(
-    plane: ControlPlane, folder: Path, *more: str, papers: Papers | None = None, by: User | None = None
-) -> Iterator[Served]:
+    plane: ControlPlane,
+    folder: Path,
+    *more: str,
+    papers: CertificateFiles | None = None,
+    by: User | None = None,
+) -> Iterator[ExtenderProcess]:
     """An extender with the gpu agent; ready when it is handed out."""
     by = by or user(plane)
     with extender_process.extender(
@@ -55,7 +59,7 @@ def extender(
         yield running
 
 
-def entry(running: Served, **fields: Any) -> Object:
+def entry(running: ExtenderProcess, **fields: Any) -> Object:
     """The extender's entry of a scheduler configuration."""
     return running.entry(bindVerb="bind", managedResources=MANAGED, httpTimeout="5s", **fields)
 

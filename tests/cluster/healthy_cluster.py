@@ -31,13 +31,13 @@ from tests.cluster import (
     test_namespaces,
 )
 from tests.cluster.access import User
-from tests.cluster.api import Api, Object, path_of
+from tests.cluster.api import ClusterApi, Object, path_of
 from tests.cluster.audit import AuditLog
-from tests.cluster.certificates import Authority
+from tests.cluster.certificates import CertificateAuthority
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.custom_metrics import CustomMetrics
-from tests.cluster.extender_process import Served
-from tests.cluster.loopback import Receive, Scope, Send, Tls
+from tests.cluster.custom_metrics import FakeCustomMetricsApi
+from tests.cluster.extender_process import ExtenderProcess
+from tests.cluster.loopback import Receive, Scope, Send, ServerTls
 from tests.cluster.processes import Process
 from tests.cluster.test_namespaces import wait
 
@@ -53,7 +53,7 @@ NODES: Final = (*PLAIN, CARDS, POOLS)
 POOL_LABEL: Final = {"cmk.intel.com/cmk-node": "true"}
 
 
-class Kubelet:
+class KubeletServer:
     """Answers for one node's kubelet, as the API server asks it."""
 
     def __init__(self) -> None:
@@ -67,26 +67,26 @@ class Kubelet:
         return await loopback.answer(send, 200, {"kubeletconfig": self.configuration})
 
 
-class Cluster:
+class HealthyCluster:
     """From `running`; a test changes what it likes, and takes it away again."""
 
     def __init__(self, plane: ControlPlane, folder: Path, log: AuditLog) -> None:
         self.plane = plane
         self.folder = folder
         self.log = log
-        self.papers = purpose_certificates.Certificates(folder)
+        self.papers = purpose_certificates.PurposeCertificates(folder)
         self.doctor: User
         """The account of deploy/doctor.yaml."""
-        self.metrics: CustomMetrics
-        self.replicas: list[Served] = []
+        self.metrics: FakeCustomMetricsApi
+        self.replicas: list[ExtenderProcess] = []
         self.scheduler: Process
         self.scheduler_url = ""
-        self.kubelets: dict[str, Kubelet] = {}
+        self.kubelets: dict[str, KubeletServer] = {}
         self.config: Object = {}
         """The scheduler's configuration."""
 
     @property
-    def api(self) -> Api:
+    def api(self) -> ClusterApi:
         return self.plane.api
 
     def written(self, config: Object) -> Path:
@@ -152,7 +152,7 @@ class Diagnosis:
         return json.dumps(self.findings + self.not_checked, indent=1)
 
 
-def status(api: Api, path: str, status: Mapping[str, Any]) -> None:
+def status(api: ClusterApi, path: str, status: Mapping[str, Any]) -> None:
     """Writes an object's status, as its controller or kubelet would."""
     api.patch(f"{path}/status", {"status": status})
 
@@ -166,7 +166,7 @@ def running_pod(name: str, namespace: str, node: str, pod: Object, owner: str = 
     return {"apiVersion": "v1", "kind": "Pod"} | objects.running_on(node, pod) | {"metadata": metadata}
 
 
-def put_running(api: Api, pod: Object, address: str = "") -> None:
+def put_running(api: ClusterApi, pod: Object, address: str = "") -> None:
     """Makes a pod, and has its containers run, at an address where one is named."""
     api.create(pod)
     names = [container["name"] for container in pod["spec"]["containers"]]
@@ -182,7 +182,7 @@ def put_running(api: Api, pod: Object, address: str = "") -> None:
     status(api, path_of(pod), pod_status)
 
 
-def put_deployment(api: Api, deployment: Object) -> None:
+def put_deployment(api: ClusterApi, deployment: Object) -> None:
     """Makes a Deployment that has all its replicas, but not their pods."""
     made = api.create(deployment)
     count = deployment["spec"]["replicas"]
@@ -215,10 +215,10 @@ def node(name: str, kubelet: str = "") -> Object:
 
 
 @contextlib.contextmanager
-def installed(plane: ControlPlane, log: AuditLog, folder: Path) -> Iterator[Cluster]:
+def installed(plane: ControlPlane, log: AuditLog, folder: Path) -> Iterator[HealthyCluster]:
     """The sound cluster, on a control plane without other objects; its processes end with the block."""
     with contextlib.ExitStack() as stack:
-        cluster = Cluster(plane, folder, log)
+        cluster = HealthyCluster(plane, folder, log)
         for name in (NAMESPACE, TENANT, SYSTEM):
             plane.api.ensure(objects.namespace(name, trusted=name == TENANT))
         _install(cluster)
@@ -231,7 +231,7 @@ def installed(plane: ControlPlane, log: AuditLog, folder: Path) -> Iterator[Clus
         yield cluster
 
 
-def _install(cluster: Cluster) -> None:
+def _install(cluster: HealthyCluster) -> None:
     """As `kubectl apply -k deploy/kustomize/tas-gas` would, without what needs controllers."""
     deploy = extender_process.ROOT / "deploy"
     extender_process.define(cluster.api)
@@ -248,7 +248,7 @@ def _install(cluster: Cluster) -> None:
             cluster.api.ensure(manifest)
 
 
-def _secret(cluster: Cluster) -> Object:
+def _secret(cluster: HealthyCluster) -> Object:
     """As `nodewise certs --apply` writes it."""
     papers = cluster.papers
     files = {"tls.crt": papers.server.cert, "tls.key": papers.server.key, "ca.crt": papers.authority.ca_file}
@@ -263,16 +263,18 @@ def _secret(cluster: Cluster) -> Object:
     }
 
 
-def _nodes(cluster: Cluster, stack: contextlib.ExitStack) -> None:
-    authority = Authority(cluster.folder, "kubelet-ca")
+def _nodes(cluster: HealthyCluster, stack: contextlib.ExitStack) -> None:
+    authority = CertificateAuthority(cluster.folder, "kubelet-ca")
     pair = authority.issue("kubelet", processes.own_address())
     for name in NODES:
-        cluster.kubelets[name] = kubelet = Kubelet()
-        address = stack.enter_context(loopback.serving(kubelet, Tls(pair), host=processes.own_address()))
+        cluster.kubelets[name] = kubelet = KubeletServer()
+        address = stack.enter_context(
+            loopback.serving(kubelet, ServerTls(pair), host=processes.own_address())
+        )
         cluster.api.create(node(name, address))
 
 
-def _metrics(cluster: Cluster, stack: contextlib.ExitStack) -> None:
+def _metrics(cluster: HealthyCluster, stack: contextlib.ExitStack) -> None:
     own = stack.enter_context(test_namespaces.created(cluster.plane))
     cluster.metrics = stack.enter_context(custom_metrics.behind(own, cluster.folder))
     cluster.metrics.set("heat", dict.fromkeys(NODES, 20))
@@ -286,7 +288,7 @@ def _metrics(cluster: Cluster, stack: contextlib.ExitStack) -> None:
     )
 
 
-def _replicas(cluster: Cluster, stack: contextlib.ExitStack) -> None:
+def _replicas(cluster: HealthyCluster, stack: contextlib.ExitStack) -> None:
     account = cluster.plane.service_account("nodewise", NAMESPACE)
     arguments = extender_process.arguments(account, cluster.papers)
     arguments += [
@@ -309,7 +311,7 @@ def _replicas(cluster: Cluster, stack: contextlib.ExitStack) -> None:
         replica.process.wait_ready(replica.is_ready)
 
 
-def _listening(template: Object, replica: Served) -> Object:
+def _listening(template: Object, replica: ExtenderProcess) -> Object:
     """A pod template, its ports as the replica has them: both are at one address."""
     response_body: Object = json.loads(
         json.dumps(template)
@@ -319,7 +321,7 @@ def _listening(template: Object, replica: Served) -> Object:
     return response_body
 
 
-def _scheduler(cluster: Cluster) -> None:
+def _scheduler(cluster: HealthyCluster) -> None:
     entry = gpu.entry(cluster.replicas[0])
     entry["managedResources"] = [*extender_process.MANAGED, *gpu.MANAGED]
     cluster.config = controlplane.SCHEDULER | {
@@ -356,7 +358,7 @@ def _scheduler(cluster: Cluster) -> None:
     wait("kube-scheduler leads", lambda: cluster.api.find(lease))
 
 
-def _descheduler(cluster: Cluster) -> None:
+def _descheduler(cluster: HealthyCluster) -> None:
     name = "descheduler"
     text = health_example.DESCHEDULER_POLICY.read_text()
     place = {"namespace": SYSTEM, "labels": {"app": name}}
@@ -381,7 +383,7 @@ def _descheduler(cluster: Cluster) -> None:
     put_deployment(cluster.api, made)
 
 
-def _workloads(cluster: Cluster) -> None:
+def _workloads(cluster: HealthyCluster) -> None:
     shop = extender_process.pod("shop")
     put_running(cluster.api, running_pod("shop", TENANT, PLAIN[1], shop))
     train = gpu.pod("train")

@@ -13,8 +13,8 @@ import yaml
 
 from tests.cluster import gpu, healthy_cluster, loopback, misconfigurations, processes, purpose_certificates
 from tests.cluster.api import Object
-from tests.cluster.healthy_cluster import Cluster
-from tests.cluster.loopback import Receive, Scope, Send, Tls
+from tests.cluster.healthy_cluster import HealthyCluster
+from tests.cluster.loopback import Receive, Scope, Send, ServerTls
 
 ESCAPES: Final = "\x1b[2J\x1b]0;owned\x07\r\nKIND all is well\u202e\u009b31m"
 """Clears the screen, names the window, forges a line, turns the direction of writing."""
@@ -39,7 +39,7 @@ def many_extenders(number: int = 10_000) -> Object:
     return kind | {"extenders": number * [entry], "profiles": profiles}
 
 
-def scheduler_of_a_tenant(name: str, text: str) -> Callable[[Cluster], AbstractContextManager[None]]:
+def scheduler_of_a_tenant(name: str, text: str) -> Callable[[HealthyCluster], AbstractContextManager[None]]:
     """A kube-scheduler in a tenant's namespace, with this text for its configuration, and words that are none."""
     metadata = {"name": name, "namespace": healthy_cluster.TENANT}
     kept = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"scheduler.yaml": text}}
@@ -60,7 +60,7 @@ def scheduler_of_a_tenant(name: str, text: str) -> Callable[[Cluster], AbstractC
     return misconfigurations.created(kept, whole)
 
 
-def extender_of_a_tenant() -> Callable[[Cluster], AbstractContextManager[None]]:
+def extender_of_a_tenant() -> Callable[[HealthyCluster], AbstractContextManager[None]]:
     """Pods that say that they are nodewise, with settings that unfold and words that a terminal obeys."""
     metadata = {"name": "nodewise", "namespace": healthy_cluster.TENANT}
     kept = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"nodewise.yaml": BOMB}}
@@ -81,7 +81,7 @@ def extender_of_a_tenant() -> Callable[[Cluster], AbstractContextManager[None]]:
 
 
 @contextlib.contextmanager
-def talking_pods(cluster: Cluster) -> Iterator[None]:
+def talking_pods(cluster: HealthyCluster) -> Iterator[None]:
     """Pods with as much in annotations and conditions as the API server takes."""
     pods = [misconfigurations.waiting(f"talks-{at}", labels={"telemetry-policy": "ghost"}) for at in range(5)]
     for pod in pods:
@@ -101,7 +101,7 @@ def talking_pods(cluster: Cluster) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def odd_policies(cluster: Cluster) -> Iterator[None]:
+def odd_policies(cluster: HealthyCluster) -> Iterator[None]:
     """Policies as odd as the definition lets them be."""
     rule = {"metricname": "heat", "operator": "GreaterThan", "target": 80}
     labels = [f"{ESCAPES}={ESCAPES}", LONG]
@@ -114,14 +114,14 @@ def odd_policies(cluster: Cluster) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def odd_values(cluster: Cluster) -> Iterator[None]:
+def odd_values(cluster: HealthyCluster) -> Iterator[None]:
     """Values under names that are none, very many of them."""
     with misconfigurations.measured("names", "names", (ESCAPES, LONG, *map(str, range(20_000))))(cluster):
         yield
 
 
 @contextlib.contextmanager
-def odd_answers(cluster: Cluster) -> Iterator[None]:
+def odd_answers(cluster: HealthyCluster) -> Iterator[None]:
     """An adapter that answers with what is no list, and one that never answers."""
     metrics = cluster.metrics
     with (
@@ -138,7 +138,7 @@ def odd_answers(cluster: Cluster) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def odd_kubelet(cluster: Cluster) -> Iterator[None]:
+def odd_kubelet(cluster: HealthyCluster) -> Iterator[None]:
     """A node whose kubelet says what no kubelet says, at length."""
     kubelet = cluster.kubelets[healthy_cluster.POOLS]
     before = kubelet.configuration
@@ -151,14 +151,14 @@ def odd_kubelet(cluster: Cluster) -> Iterator[None]:
     kubelet.configuration = before
 
 
-def odd_cards() -> Callable[[Cluster], AbstractContextManager[None]]:
+def odd_cards() -> Callable[[HealthyCluster], AbstractContextManager[None]]:
     """A node that says of its cards what nobody understands."""
     node = gpu.node("odd")
     node["metadata"]["annotations"] = {"nodewise.io/gpu-cards": ESCAPES + LONG}
     return misconfigurations.created(node)
 
 
-class _Mute:
+class _SilentServer:
     """Takes requests, and answers none."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -167,12 +167,12 @@ class _Mute:
 
 
 @contextlib.contextmanager
-def strange_server(cluster: Cluster) -> Iterator[None]:
+def strange_server(cluster: HealthyCluster) -> Iterator[None]:
     """Somebody at the entry's address whose certificate's name is written to be read on a terminal, and who is mute."""
     pair = cluster.papers.leaf(
         ESCAPES[:60], cluster.papers.authority, "other.example", use=purpose_certificates.SERVER
     )
-    with loopback.serving(_Mute(), Tls(pair), host=processes.own_address()) as url:
+    with loopback.serving(_SilentServer(), ServerTls(pair), host=processes.own_address()) as url:
         odd = f"{url}/scheduler?{ESCAPES}#{ESCAPES}"
         with misconfigurations.entry(
             urlPrefix=odd, httpTimeout=ESCAPES, weight=ESCAPES, filterVerb=[ESCAPES]
@@ -181,13 +181,13 @@ def strange_server(cluster: Cluster) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _with_config(config: Object, cluster: Cluster) -> Iterator[None]:
+def _with_config(config: Object, cluster: HealthyCluster) -> Iterator[None]:
     before, cluster.config = cluster.config, config
     yield
     cluster.config = before
 
 
-def configuration(config: Object) -> Callable[[Cluster], AbstractContextManager[None]]:
+def configuration(config: Object) -> Callable[[HealthyCluster], AbstractContextManager[None]]:
     """A file that doctor is given."""
     return lambda cluster: _with_config(config, cluster)
 

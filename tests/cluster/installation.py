@@ -21,9 +21,9 @@ from tests.cluster.access import User
 from tests.cluster.api import JSON_PATCH, Object, path_of
 from tests.cluster.audit import AuditLog
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.custom_metrics import CustomMetrics
-from tests.cluster.extender_process import Papers, Served
-from tests.cluster.rights import Right
+from tests.cluster.custom_metrics import FakeCustomMetricsApi
+from tests.cluster.extender_process import CertificateFiles, ExtenderProcess
+from tests.cluster.rights import ApiRight
 from tests.cluster.test_namespaces import wait
 
 NAMESPACE = "nodewise"
@@ -32,19 +32,19 @@ HOST = f"{extender_process.SERVICE}.{NAMESPACE}.svc"
 ADVERTISED = "telemetry/scheduling"
 
 
-class Shipped(NamedTuple):
+class ShippedInstallation(NamedTuple):
     """What a test has of it."""
 
     plane: ControlPlane
     log: AuditLog
-    metrics: CustomMetrics
+    metrics: FakeCustomMetricsApi
     account: User
     """The service account."""
-    papers: Papers
+    papers: CertificateFiles
     """For replicas at an address of this machine, behind their Service."""
 
     @contextlib.contextmanager
-    def started(self, folder: Path) -> Iterator[Served]:
+    def started(self, folder: Path) -> Iterator[ExtenderProcess]:
         """A replica at an address of this machine, by the service account; not waited for to be ready."""
         arguments = extender_process.arguments(self.account, self.papers)
         arguments += [f"--namespace={NAMESPACE}", f"--advertise-resource={ADVERTISED}=1000"]
@@ -68,7 +68,7 @@ class Shipped(NamedTuple):
         self.plane.api.request("PATCH", f"/api/v1/nodes/{node}", json=patch, headers=headers, params=by)
 
     @contextlib.contextmanager
-    def missing(self, right: Right) -> Iterator[None]:
+    def missing(self, right: ApiRight) -> Iterator[None]:
         """The account's role without one right, until the block is left."""
         kind = "Role" if right.namespace else "ClusterRole"
         role = next(
@@ -112,14 +112,14 @@ def endpoint(name: str, url: str) -> Object:
     return made | {"metadata": made["metadata"] | {"namespace": NAMESPACE}}
 
 
-def shown(papers: Papers) -> list[str]:
+def shown(papers: CertificateFiles) -> list[str]:
     """What `nodewise explain` shows to replicas, and trusts."""
     client = papers.client
     return [f"--cert={client.cert}", f"--key={client.key}", f"--ca={papers.authority.ca_file}"]
 
 
 @contextlib.contextmanager
-def installed(plane: ControlPlane, log: AuditLog, folder: Path) -> Iterator[Shipped]:
+def installed(plane: ControlPlane, log: AuditLog, folder: Path) -> Iterator[ShippedInstallation]:
     """The manifests applied, and the metrics APIs served until the block is left."""
     extender_process.define(plane.api)
     for name in ("rbac.yaml", "reader.yaml"):
@@ -130,7 +130,7 @@ def installed(plane: ControlPlane, log: AuditLog, folder: Path) -> Iterator[Ship
         resource_metrics.behind(plane.api, folder) as resource,
     ):
         resource.cpu = {"a": "1", "b": "2", "c": "500m"}
-        papers = Papers(folder, HOST, processes.own_address())
+        papers = CertificateFiles(folder, HOST, processes.own_address())
         account = plane.service_account("nodewise", NAMESPACE)
         admission.wait_nodes(plane.api, account.api)
-        yield Shipped(plane, log, custom, account, papers)
+        yield ShippedInstallation(plane, log, custom, account, papers)

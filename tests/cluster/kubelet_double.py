@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from tests.cluster.api import Api, ApiError, Object
+from tests.cluster.api import ApiError, ClusterApi, Object
 
 _PAUSE_S = 0.05
 SUCCEEDED: Object = {"phase": "Succeeded"}
@@ -61,10 +61,10 @@ def _meant_for(pod: Object) -> str | None:
     return None if pod["spec"].get("nodeName") or not names else str(names[0])
 
 
-class Kubelets:
+class FakeKubelets:
     """From `playing`. `fates` says for pods, by patterns of their names, what their status is; others do well."""
 
-    def __init__(self, api: Api, namespace: str) -> None:
+    def __init__(self, api: ClusterApi, namespace: str) -> None:
         self.fates: dict[str, Object] = {}
         self.seen: list[str] = []
         """Names of the pods that were told anything, in order."""
@@ -108,9 +108,9 @@ class Kubelets:
 
 
 @contextlib.contextmanager
-def playing(api: Api, namespace: str) -> Iterator[Kubelets]:
+def playing(api: ClusterApi, namespace: str) -> Iterator[FakeKubelets]:
     """The kubelets of a namespace, while the context lasts."""
-    kubelets = Kubelets(api, namespace)
+    kubelets = FakeKubelets(api, namespace)
     thread = threading.Thread(target=kubelets.work)
     thread.start()
     try:

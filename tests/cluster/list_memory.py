@@ -33,21 +33,21 @@ from nodewise.kube.resources import NODES
 from nodewise.observe.metrics_registry import MetricsRegistry
 
 
-class NodeMeta(msgspec.Struct, frozen=True, gc=False):
+class ListedMetadata(msgspec.Struct, frozen=True, gc=False):
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
 
 
-class NodeStatus(msgspec.Struct, frozen=True, gc=False):
+class ListedStatus(msgspec.Struct, frozen=True, gc=False):
     allocatable: dict[str, str] = {}
 
 
-class NodeFields(msgspec.Struct, frozen=True, gc=False):
-    metadata: NodeMeta
-    status: NodeStatus = NodeStatus()
+class ListedNode(msgspec.Struct, frozen=True, gc=False):
+    metadata: ListedMetadata
+    status: ListedStatus = ListedStatus()
 
 
-class Found(NamedTuple):
+class ListMeasurement(NamedTuple):
     """What the list was made of."""
 
     nodes: int
@@ -60,7 +60,7 @@ class Found(NamedTuple):
     """Of a task that does nothing but take its turn."""
 
 
-class Steps:
+class LoopStepCounter:
     """Counts what each step of the event loop decodes, and how large the pages are."""
 
     def __init__(self, api: HttpApi) -> None:
@@ -95,21 +95,21 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-async def found(kubeconfig: str) -> Found:
+async def found(kubeconfig: str) -> ListMeasurement:
     api = connect(KubeOptions(kubeconfig=kubeconfig), MetricsRegistry())
     await api.get("/version")
-    target = Target(NODES, field_merge.merge("Node", NodeFields))
+    target = Target(NODES, field_merge.merge("Node", ListedNode))
     reflector = Reflector(api, target, SystemClock(), MetricsRegistry(), random.random)
     gc.collect()
     before = resident_bytes()
-    steps = Steps(api)
+    steps = LoopStepCounter(api)
     tasks = [asyncio.ensure_future(coroutine) for coroutine in (reflector.run(), steps.take_turns())]
     await reflector.until_synced()
     for task in tasks:
         task.cancel()
     held = resident_bytes() - before
     await api.close()
-    return Found(len(reflector.store), steps.pages_bytes, held, steps.most_in_a_step, steps.turns)
+    return ListMeasurement(len(reflector.store), steps.pages_bytes, held, steps.most_in_a_step, steps.turns)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ PROBE_S = 0.2
 PROBE_TIMEOUT_S = 5.0
 
 
-class Endpoint(NamedTuple):
+class BalancedEndpoint(NamedTuple):
     """A replica: the URL that it serves, and that of its admin port."""
 
     url: str
@@ -31,21 +31,21 @@ class Endpoint(NamedTuple):
         return address.hostname or "", address.port or 0
 
 
-class Balancer:
+class LoadBalancer:
     """Runs in a thread of its own, from `serving`. `url` is the Service's."""
 
     def __init__(self) -> None:
         self.url = ""
-        self.ready: list[Endpoint] = []
-        self.only: Endpoint | None = None
+        self.ready: list[BalancedEndpoint] = []
+        self.only: BalancedEndpoint | None = None
         """All new connections go there, ready or not; None: to each that is ready in turn."""
-        self.taken: dict[int, Endpoint] = {}
+        self.taken: dict[int, BalancedEndpoint] = {}
         """Which endpoint a connection went to, by the client's port."""
-        self._endpoints: Sequence[Endpoint] = ()
+        self._endpoints: Sequence[BalancedEndpoint] = ()
         self._turns = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def set_endpoints(self, *endpoints: Endpoint) -> None:
+    def set_endpoints(self, *endpoints: BalancedEndpoint) -> None:
         """The replicas from now on; each is used as soon as it was found ready."""
         self._endpoints = endpoints
 
@@ -86,7 +86,7 @@ async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> No
         target.transport.abort()
 
 
-async def _is_ready(endpoint: Endpoint) -> bool:
+async def _is_ready(endpoint: BalancedEndpoint) -> bool:
     address = urlsplit(endpoint.health)
     try:
         async with asyncio.timeout(PROBE_TIMEOUT_S):
@@ -100,9 +100,9 @@ async def _is_ready(endpoint: Endpoint) -> bool:
 
 
 @contextlib.contextmanager
-def serving() -> Iterator[Balancer]:
+def serving() -> Iterator[LoadBalancer]:
     """A Service without endpoints yet."""
-    balancer, loop = Balancer(), asyncio.new_event_loop()
+    balancer, loop = LoadBalancer(), asyncio.new_event_loop()
     with socket.create_server(("127.0.0.1", 0)) as listening:
         balancer.url = f"https://127.0.0.1:{listening.getsockname()[1]}"
         task = loop.create_task(balancer.serve(listening))

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 import uvicorn
 
-from tests.cluster.certificates import Pair
+from tests.cluster.certificates import CertificatePair
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -21,10 +21,10 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-class Tls(NamedTuple):
+class ServerTls(NamedTuple):
     """What a server serves with; with `clients`, a CA file, it asks for a client certificate as well."""
 
-    pair: Pair
+    pair: CertificatePair
     clients: Path | None = None
 
 
@@ -49,7 +49,7 @@ async def answer(send: Send, status: int, body: Any) -> None:
 
 @contextlib.contextmanager
 def serving(
-    application: Application, tls: Tls | None = None, port: int = 0, host: str = "127.0.0.1"
+    application: Application, tls: ServerTls | None = None, port: int = 0, host: str = "127.0.0.1"
 ) -> Iterator[str]:
     """Serves until the block is left; the address, such as https://127.0.0.1:40123."""
     listener = socket.create_server((host, port))
@@ -65,7 +65,7 @@ def serving(
         listener.close()
 
 
-def _config(application: Application, tls: Tls | None) -> uvicorn.Config:
+def _config(application: Application, tls: ServerTls | None) -> uvicorn.Config:
     secure: dict[str, Any] = {}
     if tls:
         secure = {"ssl_certfile": tls.pair.cert, "ssl_keyfile": tls.pair.key}

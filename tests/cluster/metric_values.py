@@ -20,7 +20,7 @@ OURS = (VIOLATING[0], SURGE[0])
 T = TypeVar("T")
 
 
-class Truth(NamedTuple):
+class MetricValues(NamedTuple):
     """What the nodes measure."""
 
     heat: Mapping[str, int]
@@ -52,7 +52,7 @@ class Truth(NamedTuple):
         ]
         return "# TYPE node_heat gauge\n# TYPE node_load gauge\n" + "".join(lines)
 
-    def changed(self, chance: random.Random, most: int) -> "Truth":
+    def changed(self, chance: random.Random, most: int) -> "MetricValues":
         """Another truth, in which some nodes, at most so many, cross a threshold."""
         nodes = chance.sample(sorted(self.heat), chance.randint(1, most))
         heat = {
@@ -60,28 +60,28 @@ class Truth(NamedTuple):
             for node in nodes
         }
         load = {node: chance.randrange(100) for node in nodes}
-        return Truth({**self.heat, **heat}, {**self.load, **load})
+        return MetricValues({**self.heat, **heat}, {**self.load, **load})
 
 
-def first_truth(nodes: Sequence[str], chance: random.Random) -> Truth:
+def first_truth(nodes: Sequence[str], chance: random.Random) -> MetricValues:
     """A third of the nodes is hot, half of them are busy, or so."""
     heat = {node: chance.choice((20, 40, 95)) for node in nodes}
-    return Truth(heat, {node: chance.randrange(100) for node in nodes})
+    return MetricValues(heat, {node: chance.randrange(100) for node in nodes})
 
 
-class History:
+class MetricHistory:
     """The truths so far, and which of them may still be told: those since `floor`, the last that all knew."""
 
-    def __init__(self, first: Truth) -> None:
+    def __init__(self, first: MetricValues) -> None:
         self.truths = [first]
         self.began_s = [time.monotonic()]
         self.floor = 0
 
     @property
-    def newest(self) -> Truth:
+    def newest(self) -> MetricValues:
         return self.truths[-1]
 
-    def add(self, truth: Truth) -> None:
+    def add(self, truth: MetricValues) -> None:
         """A truth from now on, told before anybody can read it."""
         self.began_s.append(time.monotonic())
         self.truths.append(truth)
@@ -95,10 +95,10 @@ class History:
         return max(0.0, now_s - self.began_s[number + 1]) if number + 1 < len(self.truths) else 0.0
 
 
-class Held(Generic[T]):
+class FreshnessCheck(Generic[T]):
     """Answers of one kind, held against the truths: which one is told, and that none comes back."""
 
-    def __init__(self, history: History, meant: Callable[[Truth], T]) -> None:
+    def __init__(self, history: MetricHistory, meant: Callable[[MetricValues], T]) -> None:
         self._history = history
         self._meant = meant
         self._at_least = 0

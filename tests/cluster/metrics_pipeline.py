@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from tests.cluster import aggregated_api, health_example, processes, test_namespaces
 from tests.cluster.access import rule
-from tests.cluster.aggregated_api import Backend
-from tests.cluster.api import Api, ApiError
-from tests.cluster.certificates import Authority
+from tests.cluster.aggregated_api import AggregatedApiBackend
+from tests.cluster.api import ApiError, ClusterApi
+from tests.cluster.certificates import CertificateAuthority
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.monitoring import Monitoring
 from tests.cluster.processes import Process
@@ -28,42 +28,42 @@ RIGHTS = [
 ]
 
 
-class Adapter(NamedTuple):
+class PrometheusAdapter(NamedTuple):
     """A running prometheus-adapter and where it serves; it hears of a new series within a second."""
 
     process: Process
-    backend: Backend
+    backend: AggregatedApiBackend
 
 
-class Measuring(NamedTuple):
+class MetricsServices(NamedTuple):
     """What runs for the whole session: exporters of the example's nodes, Prometheus, and an adapter that asks it."""
 
     monitoring: Monitoring
-    adapter: Adapter
+    adapter: PrometheusAdapter
 
 
 @contextlib.contextmanager
 def adapting(
     plane: ControlPlane, program: Path, prometheus_url: str, rules: Path = health_example.ADAPTER_RULES
-) -> Iterator[Adapter]:
+) -> Iterator[PrometheusAdapter]:
     """prometheus-adapter as a user of the control plane with no more rights than it needs."""
     port = processes.free_port()
     folder = plane.folder / f"prometheus-adapter-{port}"
     folder.mkdir()
-    authority = Authority(folder, "adapter-ca")
-    backend = Backend(NAMESPACE, "prometheus-adapter", port, authority)
+    authority = CertificateAuthority(folder, "adapter-ca")
+    backend = AggregatedApiBackend(NAMESPACE, "prometheus-adapter", port, authority)
     user = plane.user(folder.name, RIGHTS)
     flags = _flags(backend, user.kubeconfig) | {"prometheus-url": prometheus_url, "config": str(rules)}
     arguments = [program, *(f"--{flag}={value}" for flag, value in flags.items())]
     with (
-        Api(f"https://localhost:{backend.port}", authority.client_context()) as probe,
+        ClusterApi(f"https://localhost:{backend.port}", authority.client_context()) as probe,
         Process(arguments, folder / "log") as process,
     ):
         process.wait_ready(lambda: probe.answers("/healthz"))
-        yield Adapter(process, backend)
+        yield PrometheusAdapter(process, backend)
 
 
-def _flags(backend: Backend, kubeconfig: Path) -> dict[str, str]:
+def _flags(backend: AggregatedApiBackend, kubeconfig: Path) -> dict[str, str]:
     pair = backend.certificate()
     return {
         "lister-kubeconfig": str(kubeconfig),
@@ -79,10 +79,10 @@ def _flags(backend: Backend, kubeconfig: Path) -> dict[str, str]:
     }
 
 
-class Pipeline:
+class MetricsPipeline:
     """Both ends of the way: what nodes measure, and what the API server answers."""
 
-    def __init__(self, monitoring: Monitoring, api: Api) -> None:
+    def __init__(self, monitoring: Monitoring, api: ClusterApi) -> None:
         self.monitoring = monitoring
         self.api = api
 
@@ -116,12 +116,15 @@ class Pipeline:
 
 @contextlib.contextmanager
 def registered(
-    api: Api, monitoring: Monitoring, adapter: Adapter, apis: Mapping[str, Sequence[str]] = APIS
-) -> Iterator[Pipeline]:
+    api: ClusterApi,
+    monitoring: Monitoring,
+    adapter: PrometheusAdapter,
+    apis: Mapping[str, Sequence[str]] = APIS,
+) -> Iterator[MetricsPipeline]:
     """The custom metrics of the API server come from the adapter; afterwards no node measures anything."""
     try:
         with aggregated_api.registered(api, adapter.backend, apis):
-            yield Pipeline(monitoring, api)
+            yield MetricsPipeline(monitoring, api)
     finally:
         monitoring.clear()
         monitoring.start()

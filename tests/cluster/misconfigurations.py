@@ -19,15 +19,15 @@ from tests.cluster import (
     purpose_certificates,
 )
 from tests.cluster.api import Object, path_of
-from tests.cluster.certificates import Authority, Pair
-from tests.cluster.healthy_cluster import Cluster
-from tests.cluster.loopback import Tls
+from tests.cluster.certificates import CertificateAuthority, CertificatePair
+from tests.cluster.healthy_cluster import HealthyCluster
+from tests.cluster.loopback import ServerTls
 from tests.cluster.test_namespaces import wait
 
 ENTRY: Final = "/scheduler"
 """How the URL of the extender's entry ends."""
-Defect = Callable[[Cluster], AbstractContextManager[None]]
-Change = Callable[[Cluster, Object, Object], None]
+Defect = Callable[[HealthyCluster], AbstractContextManager[None]]
+Change = Callable[[HealthyCluster, Object, Object], None]
 """Of a scheduler's configuration, and the first of its extenders."""
 
 CROWD: Final = 150
@@ -38,7 +38,7 @@ def configured(change: Change) -> Defect:
     """Another configuration of the scheduler than the sound one."""
 
     @contextlib.contextmanager
-    def apply(cluster: Cluster) -> Iterator[None]:
+    def apply(cluster: HealthyCluster) -> Iterator[None]:
         sound_one = cluster.config
         cluster.config = copy.deepcopy(sound_one)
         change(cluster, cluster.config, cluster.config["extenders"][0])
@@ -53,7 +53,7 @@ def configured(change: Change) -> Defect:
 def entry(**fields: object) -> Defect:
     """Other fields in the extender's entry; None: without."""
 
-    def change(cluster: Cluster, config: Object, entry: Object) -> None:
+    def change(cluster: HealthyCluster, config: Object, entry: Object) -> None:
         entry |= fields
         for name in [name for name, value in entry.items() if value is None]:
             del entry[name]
@@ -61,10 +61,10 @@ def entry(**fields: object) -> Defect:
     return configured(change)
 
 
-def client(pair: Callable[[Cluster], Pair]) -> Defect:
+def client(pair: Callable[[HealthyCluster], CertificatePair]) -> Defect:
     """kube-scheduler with another client certificate."""
 
-    def change(cluster: Cluster, config: Object, entry: Object) -> None:
+    def change(cluster: HealthyCluster, config: Object, entry: Object) -> None:
         cert, key = pair(cluster)
         entry["tlsConfig"] |= {"certFile": str(cert), "keyFile": str(key)}
 
@@ -75,7 +75,7 @@ def created(*made: Object) -> Defect:
     """Objects that are not in the sound cluster."""
 
     @contextlib.contextmanager
-    def apply(cluster: Cluster) -> Iterator[None]:
+    def apply(cluster: HealthyCluster) -> Iterator[None]:
         try:
             for manifest in made:
                 cluster.api.create(manifest)
@@ -91,7 +91,7 @@ def deleted(*paths: str) -> Defect:
     """Without objects of the sound cluster."""
 
     @contextlib.contextmanager
-    def apply(cluster: Cluster) -> Iterator[None]:
+    def apply(cluster: HealthyCluster) -> Iterator[None]:
         kept = [cluster.api.get(path) for path in paths]
         try:
             for path in paths:
@@ -129,7 +129,7 @@ def measured(policy: str, metric: str, names: tuple[str, ...] = ()) -> Defect:
     rule = {"metricname": metric, "operator": "GreaterThan", "target": 80}
 
     @contextlib.contextmanager
-    def apply(cluster: Cluster) -> Iterator[None]:
+    def apply(cluster: HealthyCluster) -> Iterator[None]:
         if names:
             cluster.metrics.set(metric, dict.fromkeys(names, 20))
         with (
@@ -145,93 +145,93 @@ def measured(policy: str, metric: str, names: tuple[str, ...] = ()) -> Defect:
 # configuration of kube-scheduler
 
 
-def no_extender(cluster: Cluster, config: Object, entry: Object) -> None:
+def no_extender(cluster: HealthyCluster, config: Object, entry: Object) -> None:
     del config["extenders"]
 
 
-def elsewhere(cluster: Cluster, config: Object, entry: Object) -> None:
+def elsewhere(cluster: HealthyCluster, config: Object, entry: Object) -> None:
     entry["urlPrefix"] = f"https://{processes.own_address()}:{processes.free_port()}/scheduler"
 
 
-def no_ca(cluster: Cluster, config: Object, entry: Object) -> None:
+def no_ca(cluster: HealthyCluster, config: Object, entry: Object) -> None:
     del entry["tlsConfig"]["caFile"]
 
 
-def other_ca(cluster: Cluster, config: Object, entry: Object) -> None:
+def other_ca(cluster: HealthyCluster, config: Object, entry: Object) -> None:
     entry["tlsConfig"]["caFile"] = str(stranger(cluster).ca_file)
 
 
-def other_name(cluster: Cluster, config: Object, entry: Object) -> None:
+def other_name(cluster: HealthyCluster, config: Object, entry: Object) -> None:
     entry["tlsConfig"]["serverName"] = "other.example"
 
 
-def unweighted(cluster: Cluster, config: Object, entry: Object) -> None:
+def unweighted(cluster: HealthyCluster, config: Object, entry: Object) -> None:
     del entry["weight"]
 
 
-def counted(cluster: Cluster, config: Object, entry: Object) -> None:
+def counted(cluster: HealthyCluster, config: Object, entry: Object) -> None:
     entry["managedResources"] = [
         {**resource, "ignoredByScheduler": False} if resource in extender_process.MANAGED else resource
         for resource in entry["managedResources"]
     ]
 
 
-def insecure(cluster: Cluster, config: Object, entry: Object) -> None:
+def insecure(cluster: HealthyCluster, config: Object, entry: Object) -> None:
     del entry["tlsConfig"]["caFile"]
     entry["tlsConfig"]["insecure"] = True
 
 
-def no_cards(cluster: Cluster, config: Object, entry: Object) -> None:
+def no_cards(cluster: HealthyCluster, config: Object, entry: Object) -> None:
     entry["managedResources"] = extender_process.MANAGED
 
 
-def load_aware_beside_ours(cluster: Cluster, config: Object, entry: Object) -> None:
+def load_aware_beside_ours(cluster: HealthyCluster, config: Object, entry: Object) -> None:
     plugins = {"score": {"enabled": [{"name": "LoadVariationRiskBalancing", "weight": 5}]}}
     config["profiles"][0]["plugins"] = plugins
 
 
-def load_aware(cluster: Cluster, config: Object, entry: Object) -> None:
+def load_aware(cluster: HealthyCluster, config: Object, entry: Object) -> None:
     enabled = [{"name": "TargetLoadPacking", "weight": 5}, {"name": "LowRiskOverCommitment", "weight": 5}]
     config["profiles"][0]["plugins"] = {"score": {"enabled": enabled}}
 
 
-def stranger(cluster: Cluster) -> Authority:
-    return Authority(cluster.folder, f"stranger-{processes.number()}")
+def stranger(cluster: HealthyCluster) -> CertificateAuthority:
+    return CertificateAuthority(cluster.folder, f"stranger-{processes.number()}")
 
 
-def strangers_client(cluster: Cluster) -> Pair:
+def strangers_client(cluster: HealthyCluster) -> CertificatePair:
     return cluster.papers.leaf(purpose_certificates.CLIENT, stranger(cluster))
 
 
-def ca_pair(cluster: Cluster) -> Pair:
-    return Pair(cluster.papers.authority.ca_file, cluster.papers.authority.key_file())
+def ca_pair(cluster: HealthyCluster) -> CertificatePair:
+    return CertificatePair(cluster.papers.authority.ca_file, cluster.papers.authority.key_file())
 
 
-def lasting(days: int) -> Callable[[Cluster], Pair]:
+def lasting(days: int) -> Callable[[HealthyCluster], CertificatePair]:
     return lambda cluster: cluster.papers.leaf(
         purpose_certificates.CLIENT, cluster.papers.authority, days=days
     )
 
 
-def for_servers(cluster: Cluster) -> Pair:
+def for_servers(cluster: HealthyCluster) -> CertificatePair:
     return cluster.papers.leaf(
         purpose_certificates.CLIENT, cluster.papers.authority, use=purpose_certificates.SERVER
     )
 
 
-def other_client(cluster: Cluster) -> Pair:
+def other_client(cluster: HealthyCluster) -> CertificatePair:
     return cluster.papers.leaf("kubelet", cluster.papers.authority)
 
 
-def mixed_up(cluster: Cluster) -> Pair:
-    return Pair(cluster.papers.client.cert, strangers_client(cluster).key)
+def mixed_up(cluster: HealthyCluster) -> CertificatePair:
+    return CertificatePair(cluster.papers.client.cert, strangers_client(cluster).key)
 
 
 # the cluster
 
 
 @contextlib.contextmanager
-def without_trust(cluster: Cluster) -> Iterator[None]:
+def without_trust(cluster: HealthyCluster) -> Iterator[None]:
     """The tenant's namespace lost the trust that its policy needs, and the policy says so."""
     path = f"/api/v1/namespaces/{healthy_cluster.TENANT}"
     cluster.api.patch(path, {"metadata": {"labels": {"nodewise.io/trusted": None}}})
@@ -241,7 +241,7 @@ def without_trust(cluster: Cluster) -> Iterator[None]:
     wait("the policy is well again", lambda: _not_trusted(cluster) == "False" or None)
 
 
-def _not_trusted(cluster: Cluster) -> str:
+def _not_trusted(cluster: HealthyCluster) -> str:
     path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{healthy_cluster.TENANT}/taspolicies/pol"
     conditions = cluster.api.get(path).get("status", {}).get("conditions", [])
     return next(
@@ -250,21 +250,21 @@ def _not_trusted(cluster: Cluster) -> str:
 
 
 @contextlib.contextmanager
-def any_client(cluster: Cluster) -> Iterator[None]:
+def any_client(cluster: HealthyCluster) -> Iterator[None]:
     """nodewise is started with --any-client, as its Deployment says."""
     with _flag(cluster, "--any-client"):
         yield
 
 
 @contextlib.contextmanager
-def trusting_all(cluster: Cluster) -> Iterator[None]:
+def trusting_all(cluster: HealthyCluster) -> Iterator[None]:
     """nodewise is started with --trust-all-namespaces, as its Deployment says."""
     with _flag(cluster, "--trust-all-namespaces"):
         yield
 
 
 @contextlib.contextmanager
-def _flag(cluster: Cluster, flag: str) -> Iterator[None]:
+def _flag(cluster: HealthyCluster, flag: str) -> Iterator[None]:
     """A flag more in the arguments of nodewise's Deployment."""
     path = f"/apis/apps/v1/namespaces/{healthy_cluster.NAMESPACE}/deployments/nodewise"
     before = cluster.api.get(path)["spec"]["template"]["spec"]["containers"]
@@ -275,21 +275,21 @@ def _flag(cluster: Cluster, flag: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def expired_server(cluster: Cluster) -> Iterator[None]:
+def expired_server(cluster: HealthyCluster) -> Iterator[None]:
     """Somebody answers whose certificate was over yesterday."""
     host = processes.own_address()
     pair = cluster.papers.leaf(
         "late", cluster.papers.authority, host, use=purpose_certificates.SERVER, days=-1
     )
     with (
-        loopback.serving(healthy_cluster.Kubelet(), Tls(pair), host=host) as url,
+        loopback.serving(healthy_cluster.KubeletServer(), ServerTls(pair), host=host) as url,
         entry(urlPrefix=f"{url}/scheduler")(cluster),
     ):
         yield
 
 
 @contextlib.contextmanager
-def crowd(cluster: Cluster) -> Iterator[None]:
+def crowd(cluster: HealthyCluster) -> Iterator[None]:
     """Many nodes, nearly all of which a policy rejects, and a pod of it that does not say so by an affinity."""
     names = [f"crowd-{number}" for number in range(CROWD)]
     heat = dict.fromkeys((*healthy_cluster.NODES, *names), 20)
@@ -306,7 +306,7 @@ def crowd(cluster: Cluster) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def static_cpus(cluster: Cluster) -> Iterator[None]:
+def static_cpus(cluster: HealthyCluster) -> Iterator[None]:
     """The kubelet of a node with pools hands out CPUs itself."""
     kubelet = cluster.kubelets[healthy_cluster.POOLS]
     before = kubelet.configuration
@@ -316,7 +316,7 @@ def static_cpus(cluster: Cluster) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def single_numa_node(cluster: Cluster) -> Iterator[None]:
+def single_numa_node(cluster: HealthyCluster) -> Iterator[None]:
     """The kubelet of a node with pools turns away pods whose CPUs are of several NUMA nodes."""
     kubelet = cluster.kubelets[healthy_cluster.POOLS]
     before = kubelet.configuration
@@ -330,7 +330,7 @@ SERVICE: Final = f"https://{installation.HOST}"
 
 
 @contextlib.contextmanager
-def nobody_ready(cluster: Cluster) -> Iterator[None]:
+def nobody_ready(cluster: HealthyCluster) -> Iterator[None]:
     """A Service whose endpoints are not ready."""
     folder = f"/apis/discovery.k8s.io/v1/namespaces/{healthy_cluster.NAMESPACE}/endpointslices"
     kept = cluster.api.get(folder)["items"]
@@ -346,7 +346,7 @@ def nobody_ready(cluster: Cluster) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def no_replica(cluster: Cluster) -> Iterator[None]:
+def no_replica(cluster: HealthyCluster) -> Iterator[None]:
     """nodewise was scaled to nothing."""
     deployment = f"/apis/apps/v1/namespaces/{healthy_cluster.NAMESPACE}/deployments/nodewise"
     cluster.api.patch(deployment, {"spec": {"replicas": 0}})
@@ -367,7 +367,7 @@ def mislabelled() -> Object:
 
 
 @contextlib.contextmanager
-def other_plugin(cluster: Cluster) -> Iterator[None]:
+def other_plugin(cluster: HealthyCluster) -> Iterator[None]:
     """A descheduler that runs another plugin than the one that minds labels."""
     path = f"/api/v1/namespaces/{healthy_cluster.SYSTEM}/configmaps/descheduler-policy"
     before = cluster.api.get(path)["data"]["policy.yaml"]
@@ -380,7 +380,7 @@ def other_plugin(cluster: Cluster) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def one_down(cluster: Cluster) -> Iterator[None]:
+def one_down(cluster: HealthyCluster) -> Iterator[None]:
     """One of two replicas starts again and again."""
     deployment = f"/apis/apps/v1/namespaces/{healthy_cluster.NAMESPACE}/deployments/nodewise"
     pod = f"/api/v1/namespaces/{healthy_cluster.NAMESPACE}/pods/nodewise-1"
@@ -408,7 +408,7 @@ def one_down(cluster: Cluster) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def unserved(cluster: Cluster) -> Iterator[None]:
+def unserved(cluster: HealthyCluster) -> Iterator[None]:
     """Nobody answers for the custom metrics API any more."""
     paths = [
         f"/apis/apiregistration.k8s.io/v1/apiservices/{v}.{custom_metrics.GROUP}"

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx2
 
 from tests.cluster import processes, prometheus, virtual_machine
-from tests.cluster.virtual_machine import Hardware
+from tests.cluster.virtual_machine import EmulatedHardware
 
 CPUS = 2
 MEMORY = "512Mi"
@@ -32,7 +32,7 @@ exec /bin/node_exporter --web.listen-address=:{port} --web.disable-exporter-metr
 """
 
 
-class Machine:
+class MonitoredMachine:
     """A machine that runs."""
 
     def __init__(self, exporter: str, orders: int) -> None:
@@ -64,7 +64,7 @@ class Machine:
 
 
 @contextlib.contextmanager
-def running(root: Path, exporter: Path, folder: Path) -> Iterator[Machine]:
+def running(root: Path, exporter: Path, folder: Path) -> Iterator[MonitoredMachine]:
     """A machine of the packages below `root`, with that node exporter. Raises NotReadyError."""
     measured, orders = processes.free_port(), processes.free_port()
     files = {
@@ -75,11 +75,11 @@ def running(root: Path, exporter: Path, folder: Path) -> Iterator[Machine]:
             virtual_machine.START + _INIT.format(port=_PORT, orders=_ORDERS, cpus=CPUS)
         ),
     }
-    hardware = Hardware(str(CPUS), MEMORY.removesuffix("i"))
+    hardware = EmulatedHardware(str(CPUS), MEMORY.removesuffix("i"))
     with virtual_machine.running(
         root, folder, files, hardware, ((measured, _PORT), (orders, _ORDERS))
     ) as process:
-        machine = Machine(f"127.0.0.1:{measured}", orders)
+        machine = MonitoredMachine(f"127.0.0.1:{measured}", orders)
         with httpx2.Client(trust_env=False) as client:
             process.wait_ready(lambda: prometheus.answers(f"http://{machine.exporter}/metrics", client))
         yield machine

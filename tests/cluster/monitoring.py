@@ -14,7 +14,7 @@ import httpx2
 
 from tests.cluster import packages, processes, prometheus, test_namespaces
 from tests.cluster.processes import Process
-from tests.cluster.prometheus import Prometheus
+from tests.cluster.prometheus import PrometheusProcess
 
 SCRAPE_INTERVAL = "500ms"
 HEALTH = "node_health_metric"
@@ -27,7 +27,7 @@ JOB = {
 """The scraping of the exporters that `watch` starts."""
 
 
-class Exporter:
+class NodeExporter:
     """The node exporter of one node, with the text-file collector alone."""
 
     def __init__(self, program: Path, folder: Path) -> None:
@@ -62,13 +62,13 @@ class Monitoring:
     """Prometheus and the exporters it scrapes, from `start` to `stop`; `with running(...)` does both."""
 
     def __init__(
-        self, programs: packages.Programs, folder: Path, jobs: Sequence[Mapping[str, Any]] = (JOB,)
+        self, programs: packages.PrometheusPrograms, folder: Path, jobs: Sequence[Mapping[str, Any]] = (JOB,)
     ) -> None:
         config = {"global": {"scrape_interval": SCRAPE_INTERVAL}, "scrape_configs": list(jobs)}
-        self.prometheus = Prometheus(programs, folder, config)
+        self.prometheus = PrometheusProcess(programs, folder, config)
         self.folder = folder
         self._program = programs.node_exporter
-        self._exporters: dict[str, Exporter] = {}
+        self._exporters: dict[str, NodeExporter] = {}
         self._write_targets()
 
     @property
@@ -99,7 +99,7 @@ class Monitoring:
         for node in nodes:
             if node not in self._exporters:
                 folder = self.folder / f"{node}-{processes.number()}"
-                self._exporters[node] = Exporter(self._program, folder)
+                self._exporters[node] = NodeExporter(self._program, folder)
         self._write_targets()
 
     def forget(self, *nodes: str) -> None:
@@ -108,7 +108,7 @@ class Monitoring:
             self._exporters.pop(node).process.stop()
         self._write_targets()
 
-    def exporter(self, node: str) -> Exporter:
+    def exporter(self, node: str) -> NodeExporter:
         """The exporter of a node that is watched."""
         return self._exporters[node]
 
@@ -156,7 +156,7 @@ class Monitoring:
 
 @contextlib.contextmanager
 def running(
-    programs: packages.Programs,
+    programs: packages.PrometheusPrograms,
     folder: Path,
     nodes: Sequence[str] = (),
     jobs: Sequence[Mapping[str, Any]] = (JOB,),

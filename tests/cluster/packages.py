@@ -21,7 +21,7 @@ from tests.cluster.toolchain import MissingError
 PACKAGES = ("prometheus", "prometheus-node-exporter")
 
 
-class Unpacked(NamedTuple):
+class UnpackedPackages(NamedTuple):
     """Packages that stay together in the cache; `keeps` is the folder of theirs that is kept, `proof` a file in it."""
 
     name: str
@@ -98,7 +98,7 @@ class Unpacked(NamedTuple):
         return completed.stdout
 
 
-PROMETHEUS = Unpacked(
+PROMETHEUS = UnpackedPackages(
     name="prometheus",
     packages=PACKAGES,
     keeps="usr/bin",
@@ -106,7 +106,7 @@ PROMETHEUS = Unpacked(
     remedy=f"install Debian's packages {' and '.join(PACKAGES)}, or put prometheus and node_exporter on the PATH",
 )
 
-CONTAINERS = Unpacked(
+CONTAINERS = UnpackedPackages(
     name="containers",
     packages=("containerd", "runc", "containernetworking-plugins", "busybox-static"),
     keeps=".",
@@ -114,7 +114,7 @@ CONTAINERS = Unpacked(
     remedy="run this on Debian or Ubuntu, with a mirror that apt-get can reach",
 )
 
-MACHINE = Unpacked(
+MACHINE = UnpackedPackages(
     name="machine",
     packages=("qemu-system-x86", "seabios", "linux-image-cloud-amd64", "busybox-static"),
     keeps=".",
@@ -123,7 +123,7 @@ MACHINE = Unpacked(
     needs="lib|qemu-system-|linux-image-",
 )
 
-IMAGE_TOOLS = Unpacked(
+IMAGE_TOOLS = UnpackedPackages(
     name="image-tools",
     packages=("skopeo", "podman", "conmon"),
     keeps="usr",
@@ -134,14 +134,14 @@ IMAGE_TOOLS = Unpacked(
 """Their `usr`, which is laid over that of the machine, for they name one another by absolute paths."""
 
 
-class Programs(NamedTuple):
+class PrometheusPrograms(NamedTuple):
     """Where Prometheus and its node exporter are."""
 
     prometheus: Path
     node_exporter: Path
 
 
-class Containers(NamedTuple):
+class ContainerPrograms(NamedTuple):
     """Where the programs are that run containers; `plugins` is the folder of CNI's."""
 
     containerd: Path
@@ -151,30 +151,30 @@ class Containers(NamedTuple):
     busybox: Path
 
 
-def get() -> Programs:
+def get() -> PrometheusPrograms:
     """Prometheus, of the PATH or fetched. Raises MissingError."""
     return find() or _prometheus(PROMETHEUS.get())
 
 
-def find() -> Programs | None:
+def find() -> PrometheusPrograms | None:
     """Prometheus of the PATH, or as fetched before; None where there is neither."""
     prometheus = shutil.which("prometheus")
     exporter = shutil.which("prometheus-node-exporter") or shutil.which("node_exporter")
     if prometheus and exporter:
-        return Programs(Path(prometheus), Path(exporter))
+        return PrometheusPrograms(Path(prometheus), Path(exporter))
     home = PROMETHEUS.find()
     return _prometheus(home) if home else None
 
 
-def _prometheus(home: Path) -> Programs:
-    return Programs(home / "prometheus", home / "prometheus-node-exporter")
+def _prometheus(home: Path) -> PrometheusPrograms:
+    return PrometheusPrograms(home / "prometheus", home / "prometheus-node-exporter")
 
 
-def containers() -> Containers:
+def containers() -> ContainerPrograms:
     """What runs containers, always Debian's, so that every machine has the same. Raises MissingError."""
     root = CONTAINERS.get()
     folders = (root / "bin", root / "usr/bin")  # newer releases have only the second
-    return Containers(
+    return ContainerPrograms(
         containerd=root / "usr/bin/containerd",
         ctr=root / "usr/bin/ctr",
         runc=root / "usr/sbin/runc",

@@ -14,7 +14,7 @@ from typing import Any
 import httpx2
 
 from tests.cluster.api import Object
-from tests.cluster.metric_values import HOT, OURS, POLICY, Held, History, Truth
+from tests.cluster.metric_values import HOT, OURS, POLICY, FreshnessCheck, MetricHistory, MetricValues
 from tests.cluster.processes import Process
 
 NAMESPACE = "shop"
@@ -22,7 +22,7 @@ RULE = f"heat GreaterThan {HOT}"
 """How the reason of a node that breaks the rule ends; other reasons say that nobody knows."""
 
 
-class Supervised:
+class SupervisedProcess:
     """A program that is killed, and started again as it was: with its data, at its address."""
 
     def __init__(self, name: str, process: Process, is_live: Callable[[], bool]) -> None:
@@ -60,7 +60,7 @@ def command(process: Process) -> list[str]:
     return Path(f"/proc/{process.pid}/cmdline").read_bytes().decode().rstrip("\0").split("\0")
 
 
-class Looker(threading.Thread):
+class RepeatingThread(threading.Thread):
     """Does one thing over and over, in a thread, until `end`."""
 
     def __init__(self, look: Callable[[], None], pause_s: float) -> None:
@@ -85,16 +85,18 @@ class Looker(threading.Thread):
             raise self.defect
 
 
-class Caller:
+class DecisionChecker:
     """Asks nodewise as kube-scheduler does, over one connection that it opens again when it must."""
 
-    def __init__(self, url: str, client: httpx2.Client, history: History, nodewise: Supervised) -> None:
+    def __init__(
+        self, url: str, client: httpx2.Client, history: MetricHistory, nodewise: SupervisedProcess
+    ) -> None:
         self._url = url
         self._client = client
         self._history = history
         self._nodewise = nodewise
-        self._filtered = Held(history, Truth.rejected)
-        self._scored = Held(history, Truth.scores)
+        self._filtered = FreshnessCheck(history, MetricValues.rejected)
+        self._scored = FreshnessCheck(history, MetricValues.scores)
         self._well_s = time.monotonic()
         self._knew_s = dict.fromkeys(("filter", "prioritize"), float("-inf"))
         self.answers = self.refusals = self.unanswered = 0
@@ -146,7 +148,7 @@ class Caller:
             return
         self._knew_s[verb] = asked_s
         response = failed(answer) if verb == "filter" else scores(answer)
-        held: Held[Any] = self._filtered if verb == "filter" else self._scored
+        held: FreshnessCheck[Any] = self._filtered if verb == "filter" else self._scored
         if held.told(response, floor, answered_s) is None:
             self.wrong.append(f"{verb}: no truth at {answered_s:.1f}: {self._difference(response)}")
 
@@ -182,16 +184,18 @@ def scores(answer: httpx2.Response) -> dict[str, int]:
     return {priority["Host"]: priority["Score"] for priority in answer.json()}
 
 
-class LabelLooker:
+class LabelPoller:
     """Reads all nodes again and again, whenever the API server lets it."""
 
-    def __init__(self, client: httpx2.Client, history: History, foreign: Mapping[str, str]) -> None:
+    def __init__(self, client: httpx2.Client, history: MetricHistory, foreign: Mapping[str, str]) -> None:
         self._client = client
         self._history = history
         self._foreign = foreign
         # the two labels come from two metrics, which nodewise fetches one after the other
         self._held = {
-            (node, key): Held(history, lambda truth, node=node, key=key: truth.labels(node).get(key))
+            (node, key): FreshnessCheck(
+                history, lambda truth, node=node, key=key: truth.labels(node).get(key)
+            )
             for node in history.newest.heat
             for key in OURS
         }
@@ -235,10 +239,10 @@ def split(labels: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     return ours, {key: value for key, value in labels.items() if key not in ours}
 
 
-class Storm:
+class ProcessKiller:
     """Kills programs at random moments and has them start again; keeps a diary for whoever must find out why."""
 
-    def __init__(self, parts: Sequence[Supervised], chance: random.Random) -> None:
+    def __init__(self, parts: Sequence[SupervisedProcess], chance: random.Random) -> None:
         self._parts = parts
         self._chance = chance
         self.faults = 0
@@ -287,7 +291,7 @@ class Storm:
 
 
 @contextlib.contextmanager
-def ending(parts: Sequence[Supervised]) -> Iterator[None]:
+def ending(parts: Sequence[SupervisedProcess]) -> Iterator[None]:
     """At the end the programs that were started again end too."""
     try:
         yield

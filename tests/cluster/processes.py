@@ -69,7 +69,7 @@ def own_address() -> str:
     return availability.not_run("this machine has no address but loopback: give it a network")
 
 
-class Child(Protocol):
+class ChildProcess(Protocol):
     """What is used of subprocess.Popen."""
 
     @property
@@ -99,7 +99,7 @@ class Process:
 
     def _start(
         self, command: list[str], out: IO[bytes], environment: dict[str, str] | None, folder: Path | None
-    ) -> "Child":
+    ) -> "ChildProcess":
         return subprocess.Popen(
             [*_dies_with_us(), *command],
             stdin=subprocess.DEVNULL,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.cluster import image_archive, packages
-from tests.cluster.go_builds import Module, say
+from tests.cluster.go_builds import GoModule, say
 from tests.cluster.toolchain import MissingError
 
 VERSION = "v1.36.3"
@@ -22,7 +22,7 @@ PROGRAMS = {
     "kubectl": "k8s.io/kubernetes/cmd/kubectl",
 }
 
-CONTROL_PLANE = Module(
+CONTROL_PLANE = GoModule(
     name="controlplane",
     what=f"Kubernetes {VERSION} and etcd",
     version=VERSION,
@@ -33,7 +33,7 @@ CONTROL_PLANE = Module(
     remedy=f"mend that, or have KUBEBUILDER_ASSETS name a folder with {', '.join(PROGRAMS)}",
 )
 
-DESCHEDULER = Module(
+DESCHEDULER = GoModule(
     name="descheduler",
     what="the descheduler v0.36.0",
     version="v0.36.0",
@@ -43,7 +43,7 @@ DESCHEDULER = Module(
     ldflags="-s -w -X sigs.k8s.io/descheduler/pkg/version.version=v0.36.0",
 )
 
-PROMETHEUS_ADAPTER = Module(
+PROMETHEUS_ADAPTER = GoModule(
     name="prometheus-adapter",
     what="prometheus-adapter v0.12.0",
     version="v0.12.0",
@@ -51,7 +51,7 @@ PROMETHEUS_ADAPTER = Module(
     packages={"prometheus-adapter": "sigs.k8s.io/prometheus-adapter/cmd/adapter"},
 )
 
-KUBELET = Module(
+KUBELET = GoModule(
     name="kubelet",
     what=f"the kubelet {VERSION}",
     version=VERSION,
@@ -60,7 +60,7 @@ KUBELET = Module(
     ldflags=CONTROL_PLANE.ldflags,
 )
 
-KUBEADM = Module(
+KUBEADM = GoModule(
     name="kubeadm",
     what=f"kubeadm {VERSION}",
     version=VERSION,
@@ -69,7 +69,7 @@ KUBEADM = Module(
     ldflags=CONTROL_PLANE.ldflags,
 )
 
-HELM = Module(
+HELM = GoModule(
     name="helm",
     what="helm v3.21.3",
     version="v3.21.3",

@@ -16,14 +16,14 @@ from tests.cluster.processes import Process
 from tests.unit.metrics.prometheus_double import Given
 
 
-class Prometheus:
+class PrometheusProcess:
     """One server with a folder of its own; it may end and start again, at the same address and with its data.
 
     `web` is its web configuration: how it is called over TLS, and by whom. Who sets it brings the client to ask with.
     """
 
     def __init__(
-        self, programs: packages.Programs, folder: Path, config: Object, web: Object | None = None
+        self, programs: packages.PrometheusPrograms, folder: Path, config: Object, web: Object | None = None
     ) -> None:
         self.folder = folder
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -103,14 +103,14 @@ class Prometheus:
 
 @contextlib.contextmanager
 def holding(
-    programs: packages.Programs,
+    programs: packages.PrometheusPrograms,
     folder: Path,
     series: Given,
     web: Object | None = None,
     client: httpx2.Client | None = None,
-) -> Iterator[Prometheus]:
+) -> Iterator[PrometheusProcess]:
     """A Prometheus that has these series and no others, and scrapes nothing."""
-    server = Prometheus(programs, folder, {}, web)
+    server = PrometheusProcess(programs, folder, {}, web)
     server.client = client or server.client
     try:
         server.hold(series)

@@ -11,19 +11,19 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from tests.cluster import extender_process, installation, processes
-from tests.cluster.certificates import Authority, Pair
+from tests.cluster.certificates import CertificateAuthority, CertificatePair
 
 SERVER, CLIENT_USE = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
 CLIENT: Final = "nodewise-scheduler-client"
 """The name of kube-scheduler's certificate, which nodewise is held to."""
 
 
-class Certificates(extender_process.Papers):
+class PurposeCertificates(extender_process.CertificateFiles):
     """Those of replicas at an address of this machine, and of kube-scheduler; others by `leaf`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.authority = Authority(folder, "nodewise-ca")
+        self.authority = CertificateAuthority(folder, "nodewise-ca")
         hosts = (processes.own_address(), installation.HOST)
         self.server = self.leaf("server", self.authority, *hosts, use=SERVER)
         self.client = self.leaf(CLIENT, self.authority)
@@ -31,11 +31,11 @@ class Certificates(extender_process.Papers):
     def leaf(
         self,
         name: str,
-        by: Authority,
+        by: CertificateAuthority,
         *hosts: str,
         use: x509.ObjectIdentifier = CLIENT_USE,
         days: int = 365,
-    ) -> Pair:
+    ) -> CertificatePair:
         """A certificate for one use, over in so many days from now, and its key."""
         ca = x509.load_pem_x509_certificate(by.ca_pem)
         signing = serialization.load_pem_private_key(by.key_file().read_bytes(), None)
@@ -54,7 +54,7 @@ class Certificates(extender_process.Papers):
             .sign(signing, hashes.SHA256())
         )
         file = self.folder / f"leaf-{processes.number()}"
-        pair = Pair(file.with_suffix(".crt"), file.with_suffix(".key"))
+        pair = CertificatePair(file.with_suffix(".crt"), file.with_suffix(".key"))
         form = (serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
         pair.cert.write_bytes(made.public_bytes(serialization.Encoding.PEM))
         pair.key.write_bytes(key.private_bytes(serialization.Encoding.PEM, *form))

@@ -11,7 +11,7 @@ from tests.cluster import access, extender_process, objects, processes
 from tests.cluster.access import User
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.custom_metrics import CustomMetrics
+from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.test_namespaces import Sandbox
 
 
@@ -58,7 +58,7 @@ def policy_file(folder: Path, namespace: str, *rules: Object) -> Path:
     return file
 
 
-def warm(sandbox: Sandbox, metrics: CustomMetrics) -> None:
+def warm(sandbox: Sandbox, metrics: FakeCustomMetricsApi) -> None:
     """Nodes a to d, of which a and d are too hot, b is the coolest."""
     extender_process.define(sandbox.api)
     sandbox.nodes(*objects.nodes("a b c d"))

@@ -12,24 +12,24 @@ import httpx2
 from tests.cluster import gpu, load_balancer, scheduler_calls
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.extender_process import Papers, Served
-from tests.cluster.load_balancer import Balancer, Endpoint
+from tests.cluster.extender_process import CertificateFiles, ExtenderProcess
+from tests.cluster.load_balancer import BalancedEndpoint, LoadBalancer
 from tests.cluster.test_namespaces import Sandbox, wait
 
 
-class Replicas:
+class GpuReplicas:
     """Any number of them; `entry` is the Service's in a scheduler's configuration."""
 
-    def __init__(self, plane: ControlPlane, folder: Path, service: Balancer) -> None:
-        self.running: list[Served] = []
-        self.papers = Papers(folder)
+    def __init__(self, plane: ControlPlane, folder: Path, service: LoadBalancer) -> None:
+        self.running: list[ExtenderProcess] = []
+        self.papers = CertificateFiles(folder)
         self._service = service
         self._plane = plane
         self._folder = folder
         self._user = gpu.user(plane)
         self._stack = contextlib.ExitStack()
 
-    def start(self) -> Served:
+    def start(self) -> ExtenderProcess:
         """One more; the Service knows it when this returns."""
         replica = self._stack.enter_context(
             gpu.extender(self._plane, self._folder, papers=self.papers, by=self._user)
@@ -37,11 +37,12 @@ class Replicas:
         self.running.append(replica)
         self._publish()
         wait(
-            "the Service has it", lambda: Endpoint(replica.url, replica.health) in self._service.ready or None
+            "the Service has it",
+            lambda: BalancedEndpoint(replica.url, replica.health) in self._service.ready or None,
         )
         return replica
 
-    def kill(self, replica: Served) -> None:
+    def kill(self, replica: ExtenderProcess) -> None:
         """At once, in the middle of whatever it does."""
         replica.process.kill()
         self.running.remove(replica)
@@ -54,13 +55,15 @@ class Replicas:
         self._stack.close()
 
     def _publish(self) -> None:
-        self._service.set_endpoints(*(Endpoint(replica.url, replica.health) for replica in self.running))
+        self._service.set_endpoints(
+            *(BalancedEndpoint(replica.url, replica.health) for replica in self.running)
+        )
 
 
 @contextlib.contextmanager
-def behind_a_service(plane: ControlPlane, folder: Path, count: int) -> Iterator[Replicas]:
+def behind_a_service(plane: ControlPlane, folder: Path, count: int) -> Iterator[GpuReplicas]:
     with load_balancer.serving() as service:
-        made = Replicas(plane, folder, service)
+        made = GpuReplicas(plane, folder, service)
         try:
             for _ in range(count):
                 made.start()
@@ -69,7 +72,7 @@ def behind_a_service(plane: ControlPlane, folder: Path, count: int) -> Iterator[
             made.stop()
 
 
-class History:
+class PodHistory:
     """Every state of the pods of a namespace that the API server told of, in order."""
 
     def __init__(self, sandbox: Sandbox) -> None:
@@ -132,14 +135,14 @@ def charge(pod: Object, resource: str) -> dict[tuple[str, str], int]:
 
 
 @contextlib.contextmanager
-def recorded(sandbox: Sandbox) -> Iterator[History]:
+def recorded(sandbox: Sandbox) -> Iterator[PodHistory]:
     """The history of a namespace's pods while the block lasts."""
-    history = History(sandbox)
+    history = PodHistory(sandbox)
     with scheduler_calls.watched(sandbox.plane, history):
         yield history
 
 
-def held(replica: Served) -> dict[str, Any]:
+def held(replica: ExtenderProcess) -> dict[str, Any]:
     """Who holds cards, by this replica's books: pods by node, of nodes where somebody does."""
     state = httpx2.get(f"{replica.health}/state/gpu", timeout=30).json()["nodes"]
     return {name: node["pods"] for name, node in state.items() if node["pods"]}

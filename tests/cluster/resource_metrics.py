@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster import aggregated_api, loopback, processes
-from tests.cluster.aggregated_api import Backend
-from tests.cluster.api import Api, Object
-from tests.cluster.certificates import Authority
-from tests.cluster.loopback import Receive, Scope, Send, Tls
+from tests.cluster.aggregated_api import AggregatedApiBackend
+from tests.cluster.api import ClusterApi, Object
+from tests.cluster.certificates import CertificateAuthority
+from tests.cluster.loopback import Receive, Scope, Send, ServerTls
 
 GROUP = "metrics.k8s.io"
 VERSION = f"{GROUP}/v1beta1"
 ROOT = f"/apis/{VERSION}"
 
 
-class ResourceMetrics:
+class FakeResourceMetricsApi:
     """What the server knows; a test changes `cpu`, cores in use by node, at any time."""
 
     def __init__(self, cpu: Mapping[str, str] = {}) -> None:
@@ -57,13 +57,13 @@ def _discovery() -> Object:
 
 
 @contextlib.contextmanager
-def behind(api: Api, folder: Path) -> Iterator[ResourceMetrics]:
+def behind(api: ClusterApi, folder: Path) -> Iterator[FakeResourceMetricsApi]:
     """A server that the API server hands on to, until the block is left."""
-    authority = Authority(folder, "resource-metrics-ca")
-    backend = Backend("resource-metrics", "metrics-server", processes.free_port(), authority)
-    metrics = ResourceMetrics()
+    authority = CertificateAuthority(folder, "resource-metrics-ca")
+    backend = AggregatedApiBackend("resource-metrics", "metrics-server", processes.free_port(), authority)
+    metrics = FakeResourceMetricsApi()
     with (
-        loopback.serving(metrics, Tls(backend.certificate()), backend.port),
+        loopback.serving(metrics, ServerTls(backend.certificate()), backend.port),
         aggregated_api.registered(api, backend, {GROUP: ["v1beta1"]}),
     ):
         yield metrics

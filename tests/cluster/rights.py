@@ -4,15 +4,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from tests.cluster.api import Api, Object
-from tests.cluster.audit import Request
+from tests.cluster.api import ClusterApi, Object
+from tests.cluster.audit import AuditedRequest
 
 ANY = "*"
 NAMED_BY_USERS = frozenset(["custom.metrics.k8s.io"])
 """Groups whose resources are called as users like: nobody can list them in a rule."""
 
 
-class Right(NamedTuple):
+class ApiRight(NamedTuple):
     """One verb on one resource; `resource` has its subresource, as in a rule: `nodes/status`."""
 
     verb: str
@@ -24,7 +24,7 @@ class Right(NamedTuple):
     """Empty: everywhere."""
 
 
-def granted(objects: Iterable[Object]) -> set[Right]:
+def granted(objects: Iterable[Object]) -> set[ApiRight]:
     """What the Roles and ClusterRoles among some objects allow, each right once."""
     return {
         right
@@ -34,16 +34,16 @@ def granted(objects: Iterable[Object]) -> set[Right]:
     }
 
 
-def of_rule(rule: Object, namespace: str = "") -> Iterator[Right]:
+def of_rule(rule: Object, namespace: str = "") -> Iterator[ApiRight]:
     """The rights of one rule."""
     for group in rule["apiGroups"]:
         for resource in rule["resources"]:
             for verb in rule["verbs"]:
                 for name in rule.get("resourceNames", [""]):
-                    yield Right(verb, group, resource, name, namespace)
+                    yield ApiRight(verb, group, resource, name, namespace)
 
 
-def needed(requests: Iterable[Request]) -> set[Right]:
+def needed(requests: Iterable[AuditedRequest]) -> set[ApiRight]:
     """The narrowest rights under which all of these requests are allowed.
 
     A right is of one name, or one namespace, if no request was about another.
@@ -53,7 +53,7 @@ def needed(requests: Iterable[Request]) -> set[Right]:
         resource = ANY if request.group in NAMED_BY_USERS else request.resource
         places[request.verb, request.group, resource].add((request.name, request.namespace))
     return {
-        Right(*what, _only(name for name, _ in where), _only(namespace for _, namespace in where))
+        ApiRight(*what, _only(name for name, _ in where), _only(namespace for _, namespace in where))
         for what, where in places.items()
     }
 
@@ -64,7 +64,7 @@ def _only(values: Iterable[str]) -> str:
     return different.pop() if len(different) == 1 else ""
 
 
-def without(rules: Iterable[Object], right: Right) -> list[Object]:
+def without(rules: Iterable[Object], right: ApiRight) -> list[Object]:
     """The rules of a role, less one right."""
     kept: list[Object] = []
     for rule in rules:
@@ -73,12 +73,12 @@ def without(rules: Iterable[Object], right: Right) -> list[Object]:
     return kept
 
 
-def _is(right: Right, verb: str, rule: Object) -> bool:
+def _is(right: ApiRight, verb: str, rule: Object) -> bool:
     about = (right.group in rule["apiGroups"], right.resource in rule["resources"])
     return all(about) and right.name in rule.get("resourceNames", [""]) and right.verb == verb
 
 
-def holds(api: Api, user: str, right: Right) -> bool:
+def holds(api: ClusterApi, user: str, right: ApiRight) -> bool:
     """Whether the API server allows it to a user now."""
     resource, _, subresource = right.resource.partition("/")
     attributes = {

@@ -24,7 +24,7 @@ from tests.cluster.test_namespaces import Sandbox
 VERBS = ("filter", "prioritize")
 
 
-class Failed(NamedTuple):
+class FailedCall(NamedTuple):
     """A call without an answer, or with one that is none."""
 
     began_s: float
@@ -34,7 +34,7 @@ class Failed(NamedTuple):
     why: str
 
 
-class Caller(threading.Thread):
+class SchedulerCaller(threading.Thread):
     """Calls filter and prioritize in turn about one pod, one after another, until `end`."""
 
     def __init__(
@@ -51,7 +51,7 @@ class Caller(threading.Thread):
         """The newest by verb."""
         self.calls = 0
         self.slowest_s = 0.0
-        self.failed: list[Failed] = []
+        self.failed: list[FailedCall] = []
         self.start()
 
     def run(self) -> None:
@@ -74,7 +74,7 @@ class Caller(threading.Thread):
             answer = connection.getresponse()
             content = answer.read()
         except (OSError, http.client.HTTPException) as error:
-            self.failed.append(Failed(began_s, time.monotonic(), port, f"{verb}: {error!r}"))
+            self.failed.append(FailedCall(began_s, time.monotonic(), port, f"{verb}: {error!r}"))
             self._leave()
             self._ended.wait(0.01)
             return
@@ -83,7 +83,7 @@ class Caller(threading.Thread):
             self.answers[verb] = json.loads(content)
         else:
             self.failed.append(
-                Failed(began_s, time.monotonic(), port, f"{verb}: {answer.status} {content[:200]!r}")
+                FailedCall(began_s, time.monotonic(), port, f"{verb}: {answer.status} {content[:200]!r}")
             )
 
     def _connected(self) -> http.client.HTTPSConnection:
@@ -104,7 +104,7 @@ class Caller(threading.Thread):
 
 
 @contextlib.contextmanager
-def calling(count: int, make: Callable[[], Caller]) -> Iterator[Sequence[Caller]]:
+def calling(count: int, make: Callable[[], SchedulerCaller]) -> Iterator[Sequence[SchedulerCaller]]:
     """So many callers until the block is left."""
     callers = [make() for _ in range(count)]
     try:
@@ -114,7 +114,7 @@ def calling(count: int, make: Callable[[], Caller]) -> Iterator[Sequence[Caller]
             caller.end()
 
 
-class Pods:
+class PodStream:
     """Pods that come one after another, as many as may be unbound at once, and when each was made and bound."""
 
     def __init__(self, sandbox: Sandbox, most_unbound: int, pause_s: float) -> None:
@@ -172,9 +172,9 @@ class Pods:
 @contextlib.contextmanager
 def coming(
     sandbox: Sandbox, pod: Callable[[str], Object], prefix: str, most_unbound: int, pause_s: float = 0.0
-) -> Iterator[Pods]:
+) -> Iterator[PodStream]:
     """Pods until the block is left."""
-    pods = Pods(sandbox, most_unbound, pause_s)
+    pods = PodStream(sandbox, most_unbound, pause_s)
     maker = threading.Thread(target=pods.make, args=(pod, prefix), daemon=True)
     with watched(sandbox.plane, pods):
         maker.start()
@@ -185,7 +185,7 @@ def coming(
             maker.join(30)
 
 
-class Seeing(Protocol):
+class PodObserver(Protocol):
     """Whom a watch of pods is told to."""
 
     place: str
@@ -196,7 +196,7 @@ class Seeing(Protocol):
 
 
 @contextlib.contextmanager
-def watched(plane: ControlPlane, pods: Seeing) -> Iterator[None]:
+def watched(plane: ControlPlane, pods: PodObserver) -> Iterator[None]:
     """A watch on the pods. Whoever reads is gone before its socket is closed: another would be given its number."""
     context = plane.authority.client_context(plane.admin.pair)
     version = plane.api.get(pods.place, limit="1")["metadata"]["resourceVersion"]

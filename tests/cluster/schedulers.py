@@ -12,7 +12,7 @@ from tests.cluster.controlplane import ControlPlane
 from tests.cluster.test_namespaces import Sandbox
 
 
-class Outcome(NamedTuple):
+class SchedulingOutcome(NamedTuple):
     """What became of a pod: a node, or the reason and text of its PodScheduled condition.
 
     `reason` is Unschedulable where no node was found, SchedulerError where the attempt itself failed.
@@ -23,16 +23,16 @@ class Outcome(NamedTuple):
     message: str = ""
 
 
-class Cluster(Protocol):
+class ScheduledCluster(Protocol):
     """A cluster with a scheduler at work."""
 
-    def submit(self, *pods: Object) -> dict[str, Outcome]:
+    def submit(self, *pods: Object) -> dict[str, SchedulingOutcome]:
         """Makes pods, each when the one before is settled; what became of them, by name."""
 
-    def outcome(self, pod: str) -> Outcome:
+    def outcome(self, pod: str) -> SchedulingOutcome:
         """What has become of a pod now; a node once it has one, else the scheduler's last word."""
 
-    def retried(self, pod: str, deadline_s: float) -> Outcome:
+    def retried(self, pod: str, deadline_s: float) -> SchedulingOutcome:
         """Waits, at most `deadline_s`, for a pod that was rejected to be bound."""
 
     def event(self, pod: str) -> str:
@@ -48,12 +48,12 @@ class Cluster(Protocol):
         """Whether a pod was evicted."""
 
 
-class Scheduler(Protocol):
+class SchedulerUnderTest(Protocol):
     """Something that schedules by kube-scheduler's rules."""
 
     def cluster(
         self, nodes: Sequence[Object], extenders: Sequence[Object], running: Sequence[Object] = ()
-    ) -> AbstractContextManager[Cluster]:
+    ) -> AbstractContextManager[ScheduledCluster]:
         """A cluster of nodes, with `running` pods on them, and extenders as a configuration lists them."""
 
 
@@ -66,7 +66,7 @@ class RealScheduler:
     @contextlib.contextmanager
     def cluster(
         self, nodes: Sequence[Object], extenders: Sequence[Object], running: Sequence[Object] = ()
-    ) -> Iterator[Cluster]:
+    ) -> Iterator[ScheduledCluster]:
         for kind in ("nodes", "pods"):
             left = self._plane.api.get(f"/api/v1/{kind}", limit="1")["items"]
             assert not left, f"a test before left {kind}, such as {left[0]['metadata']['name']}"
@@ -87,17 +87,17 @@ class RealCluster:
         self._corner = sandbox
         self._touched = 0
 
-    def submit(self, *pods: Object) -> dict[str, Outcome]:
+    def submit(self, *pods: Object) -> dict[str, SchedulingOutcome]:
         outcomes = {}
         for pod in pods:
             self._corner.pods(pod)
             outcomes[pod["metadata"]["name"]] = self._settled(pod["metadata"]["name"])
         return outcomes
 
-    def outcome(self, pod: str) -> Outcome:
+    def outcome(self, pod: str) -> SchedulingOutcome:
         return _outcome(self._corner.pod(pod))
 
-    def retried(self, pod: str, deadline_s: float) -> Outcome:
+    def retried(self, pod: str, deadline_s: float) -> SchedulingOutcome:
         self._corner.expect_bound(pod, deadline_s)
         return self.outcome(pod)
 
@@ -114,10 +114,10 @@ class RealCluster:
     def is_gone(self, pod: str) -> bool:
         return test_namespaces.is_leaving(self._corner.pod(pod))
 
-    def _settled(self, name: str) -> Outcome:
+    def _settled(self, name: str) -> SchedulingOutcome:
         """Bound, or rejected for the time being; a pod that waits for its victims to go is neither."""
 
-        def see() -> Outcome | None:
+        def see() -> SchedulingOutcome | None:
             pod = self._corner.pod(name)
             nominated = (pod or {}).get("status", {}).get("nominatedNodeName")
             outcome = _outcome(pod)
@@ -126,7 +126,11 @@ class RealCluster:
         return test_namespaces.wait(f"pod {name} is settled", see, show=lambda: self._corner.pod(name))
 
 
-def _outcome(pod: Object | None) -> Outcome:
+def _outcome(pod: Object | None) -> SchedulingOutcome:
     condition = test_namespaces.scheduled(pod) or {}
     node = test_namespaces.node_of(pod)
-    return Outcome(node) if node else Outcome(None, condition.get("reason", ""), condition.get("message", ""))
+    return (
+        SchedulingOutcome(node)
+        if node
+        else SchedulingOutcome(None, condition.get("reason", ""), condition.get("message", ""))
+    )

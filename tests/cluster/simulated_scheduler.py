@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from nodewise.clock import ManualClock
 from nodewise.simulate import simulated_cluster
 from tests.cluster.api import Object
-from tests.cluster.schedulers import Outcome
+from tests.cluster.schedulers import SchedulingOutcome
 
 
 class SimulatedScheduler:
@@ -28,15 +28,15 @@ class SimulatedCluster:
         self._cluster = made
         self._clock = clock
 
-    def submit(self, *pods: Object) -> dict[str, Outcome]:
+    def submit(self, *pods: Object) -> dict[str, SchedulingOutcome]:
         for pod in pods:
             self._cluster.submit(pod)
         return {pod["metadata"]["name"]: self.outcome(pod["metadata"]["name"]) for pod in pods}
 
-    def outcome(self, pod: str) -> Outcome:
-        return Outcome(*self._cluster.outcome(pod))
+    def outcome(self, pod: str) -> SchedulingOutcome:
+        return SchedulingOutcome(*self._cluster.outcome(pod))
 
-    def retried(self, pod: str, deadline_s: float) -> Outcome:
+    def retried(self, pod: str, deadline_s: float) -> SchedulingOutcome:
         if not self.outcome(pod).node:
             self.pass_time(deadline_s)
         assert self.outcome(pod).node, self.outcome(pod)

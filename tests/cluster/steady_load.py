@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from tests.cluster.certificates import Pair
-from tests.cluster.extender_process import Served
+from tests.cluster.certificates import CertificatePair
+from tests.cluster.extender_process import ExtenderProcess
 from tests.cluster.test_namespaces import PATIENCE_S, wait
 
 VERSIONS = (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3)
@@ -35,11 +35,11 @@ _FOREVER = 10**9
 _PAUSE_S = 0.005
 
 
-class Identity(NamedTuple):
+class ClientIdentity(NamedTuple):
     """Whom a client trusts and what it shows, in files; read anew for each connection, as Go's client does."""
 
     trusted: Path
-    pair: Pair
+    pair: CertificatePair
 
     def context(self, version: ssl.TLSVersion) -> ssl.SSLContext:
         made = ssl.create_default_context(cafile=str(self.trusted))
@@ -56,7 +56,7 @@ class Identity(NamedTuple):
         return True
 
 
-def connection(served: Served, context: ssl.SSLContext) -> http.client.HTTPSConnection:
+def connection(served: ExtenderProcess, context: ssl.SSLContext) -> http.client.HTTPSConnection:
     """An open connection to nodewise."""
     port = urlsplit(served.url).port
     made = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=PATIENCE_S)
@@ -75,11 +75,11 @@ def ask(opened: http.client.HTTPSConnection) -> bool:
     return not answer.will_close
 
 
-class Caller(threading.Thread):
+class ConnectionCaller(threading.Thread):
     """Calls again and again, so many times on one connection."""
 
     def __init__(
-        self, served: Served, identity: Identity, version: ssl.TLSVersion, per_connection: int
+        self, served: ExtenderProcess, identity: ClientIdentity, version: ssl.TLSVersion, per_connection: int
     ) -> None:
         super().__init__(daemon=True)
         self.calls = 0
@@ -121,10 +121,10 @@ def shown(opened: http.client.HTTPSConnection) -> str:
     return str((opened.sock.getpeercert() or {})["serialNumber"]).lstrip("0")
 
 
-class Load:
+class SteadyLoad:
     """All callers together. No call of theirs may fail."""
 
-    def __init__(self, callers: list[Caller]) -> None:
+    def __init__(self, callers: list[ConnectionCaller]) -> None:
         self._callers = callers
 
     @property
@@ -161,17 +161,17 @@ class Load:
 
 
 @contextlib.contextmanager
-def load(served: Served, identity: Identity) -> Iterator[Load]:
+def load(served: ExtenderProcess, identity: ClientIdentity) -> Iterator[SteadyLoad]:
     """Callers of every kind, from here to the end of the block."""
     callers = [
-        Caller(served, identity, version, per_connection)
+        ConnectionCaller(served, identity, version, per_connection)
         for version in VERSIONS
         for per_connection in (1, 20, _FOREVER)
     ]
     for caller in callers:
         caller.start()
     try:
-        made = Load(callers)
+        made = SteadyLoad(callers)
         made.goes_on()
         yield made
     finally:

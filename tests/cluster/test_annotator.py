@@ -34,7 +34,7 @@ from tests.cluster import (
 from tests.cluster.audit import AuditLog
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.processes import Process
-from tests.cluster.prometheus import Prometheus
+from tests.cluster.prometheus import PrometheusProcess
 from tests.cluster.test_namespaces import Sandbox, wait
 from tests.unit.annotator.objects import node, pod
 
@@ -88,9 +88,9 @@ def _exporter(
 
 @pytest.fixture(scope="module")
 def server(
-    prometheus_programs: packages.Programs, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Prometheus]:
-    running = Prometheus(prometheus_programs, tmp_path_factory.mktemp("annotator") / "prometheus", {})
+    prometheus_programs: packages.PrometheusPrograms, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[PrometheusProcess]:
+    running = PrometheusProcess(prometheus_programs, tmp_path_factory.mktemp("annotator") / "prometheus", {})
     try:
         running.hold_samples(samples(time.time()))
         running.start()
@@ -99,7 +99,7 @@ def server(
         running.stop()
 
 
-class Cluster:
+class AnnotatedCluster:
     """Nodes in memory, served over HTTP to the real command."""
 
     def __init__(self, prometheus_url: str, folder: Path) -> None:
@@ -125,8 +125,8 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(server: Prometheus, tmp_path: Path) -> Cluster:
-    return Cluster(server.url, tmp_path)
+def cluster(server: PrometheusProcess, tmp_path: Path) -> AnnotatedCluster:
+    return AnnotatedCluster(server.url, tmp_path)
 
 
 def free(annotations: Mapping[str, str], what: str) -> float:
@@ -134,7 +134,7 @@ def free(annotations: Mapping[str, str], what: str) -> float:
     return float(annotations[what]) / (WHOLE_CPU if what.endswith("cpu") else WHOLE_MEMORY)
 
 
-def test_statistics_are_those_of_the_window(cluster: Cluster) -> None:
+def test_statistics_are_those_of_the_window(cluster: AnnotatedCluster) -> None:
     _, annotations = cluster.annotate("--exporter-matchers", 'job="node"', "--statistics-window=10m")
     for resource in ("cpu", "memory"):
         assert free(annotations["wave"], f"mean-free-{resource}") == pytest.approx(0.5, abs=0.03)
@@ -143,14 +143,16 @@ def test_statistics_are_those_of_the_window(cluster: Cluster) -> None:
         assert free(annotations["steady"], f"std-free-{resource}") == pytest.approx(0, abs=1e-6)
 
 
-def test_an_exporter_that_was_rolled_out_anew_is_still_one_of_its_node(cluster: Cluster) -> None:
+def test_an_exporter_that_was_rolled_out_anew_is_still_one_of_its_node(cluster: AnnotatedCluster) -> None:
     report, annotations = cluster.annotate("--exporter-matchers", 'job="node"')
     assert "rolled" not in report["unmeasured"]
     for resource in ("cpu", "memory"):
         assert free(annotations["rolled"], f"mean-free-{resource}") == pytest.approx(0.5, abs=0.02)
 
 
-def test_a_node_that_two_exporters_measure_is_not_measured_until_one_is_chosen(cluster: Cluster) -> None:
+def test_a_node_that_two_exporters_measure_is_not_measured_until_one_is_chosen(
+    cluster: AnnotatedCluster,
+) -> None:
     report, annotations = cluster.annotate("--what=usage")
     assert report["unmeasured"] == ["twice"]
     assert annotations["twice"] == {}
@@ -160,7 +162,7 @@ def test_a_node_that_two_exporters_measure_is_not_measured_until_one_is_chosen(c
     assert free(annotations["twice"], "mean-free-cpu") == pytest.approx(0.5)
 
 
-def test_a_forecast_goes_on_as_it_was_going(cluster: Cluster) -> None:
+def test_a_forecast_goes_on_as_it_was_going(cluster: AnnotatedCluster) -> None:
     arguments = ("--annotate-forecast", "--annotate-forecast-window=50m", "--exporter-matchers", 'job="node"')
     _, annotations = cluster.annotate(*arguments)
     for resource in ("cpu", "memory"):
@@ -171,7 +173,7 @@ def test_a_forecast_goes_on_as_it_was_going(cluster: Cluster) -> None:
         assert free(annotations["steady"], f"forcasted-free-{resource}") == pytest.approx(0.5, abs=0.01)
 
 
-def test_use_beyond_requests_can_be_left_out(cluster: Cluster) -> None:
+def test_use_beyond_requests_can_be_left_out(cluster: AnnotatedCluster) -> None:
     cluster.api.put(PODS, pod("p", "steady", {"memory": "4Gi"}))
     _, annotations = cluster.annotate("--annotate-use-requests", "--exporter-matchers", 'job="node"')
     assert free(annotations["steady"], "mean-free-memory") == pytest.approx(0.75)
@@ -179,13 +181,13 @@ def test_use_beyond_requests_can_be_left_out(cluster: Cluster) -> None:
     assert free(annotations["steady"], "mean-free-cpu") == pytest.approx(0.5)
 
 
-def test_a_query_of_ones_own_is_asked_with_the_window(cluster: Cluster) -> None:
+def test_a_query_of_ones_own_is_asked_with_the_window(cluster: AnnotatedCluster) -> None:
     query = 'avg_over_time((sum by (node) (rate(node_cpu_seconds_total{job="node"}[2m])))[{window}:1m])'
     _, annotations = cluster.annotate("--cpu-mean-query", query, "--exporter-matchers", 'job="node"')
     assert free(annotations["steady"], "mean-free-cpu") == pytest.approx(0.5, abs=0.01)
 
 
-def test_prometheus_that_does_not_answer_leaves_statistics_as_they_are(cluster: Cluster) -> None:
+def test_prometheus_that_does_not_answer_leaves_statistics_as_they_are(cluster: AnnotatedCluster) -> None:
     cluster.annotate("--what=usage", "--exporter-matchers", 'job="node"')
     before = cluster.annotate("--what=usage", "--exporter-matchers", 'job="node"')[1]
     cluster._url = "http://127.0.0.1:1"

@@ -10,7 +10,7 @@ import yaml
 from tests.cluster import health_example, metrics_pipeline, objects, packages, programs
 from tests.cluster.api import ApiError, Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.metrics_pipeline import Measuring, Pipeline
+from tests.cluster.metrics_pipeline import MetricsPipeline, MetricsServices
 from tests.cluster.test_namespaces import Sandbox, wait
 
 FOLDER = health_example.FOLDER.parent / "power" / "cluster"
@@ -21,7 +21,7 @@ APIS = {**metrics_pipeline.APIS, EXTERNAL: ("v1beta1",)}
 
 
 @pytest.fixture
-def power(plane: ControlPlane, sandbox: Sandbox, measuring: Measuring) -> Iterator[Pipeline]:
+def power(plane: ControlPlane, sandbox: Sandbox, measuring: MetricsServices) -> Iterator[MetricsPipeline]:
     """Both APIs from an adapter with the rules of the power example."""
     sandbox.nodes(*(objects.node(name) for name in DRAWN))
     program, url = programs.prometheus_adapter(), measuring.monitoring.url
@@ -53,7 +53,7 @@ def run(sandbox: Sandbox) -> bool | None:
 
 
 def test_the_autoscaler_spreads_the_work_while_a_node_is_above_the_limit(
-    plane: ControlPlane, sandbox: Sandbox, power: Pipeline
+    plane: ControlPlane, sandbox: Sandbox, power: MetricsPipeline
 ) -> None:
     power.wait_visible("package_power_avg", {"rack1-a": "72133m", "rack1-b": "40821m", "rack2-a": "51774m"})
     assert wait("there is an external metric", lambda: external(sandbox)) == "72133m"
@@ -73,7 +73,7 @@ def test_the_autoscaler_spreads_the_work_while_a_node_is_above_the_limit(
 
 
 def test_the_recording_rule_makes_per_cent_of_the_energy_counters(
-    prometheus_programs: packages.Programs, tmp_path: Path
+    prometheus_programs: packages.PrometheusPrograms, tmp_path: Path
 ) -> None:
     """Two packages that draw 205 W and 102.5 W: on average 75 % of 205 W."""
     counters = [

@@ -37,11 +37,11 @@ from tests.cluster import (
 from tests.cluster.access import User
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.custom_metrics import CustomMetrics
-from tests.cluster.extender_process import Papers, Served
-from tests.cluster.load_balancer import Balancer, Endpoint
+from tests.cluster.custom_metrics import FakeCustomMetricsApi
+from tests.cluster.extender_process import CertificateFiles, ExtenderProcess
+from tests.cluster.load_balancer import BalancedEndpoint, LoadBalancer
 from tests.cluster.processes import Process
-from tests.cluster.scheduler_calls import Caller, Failed, Pods
+from tests.cluster.scheduler_calls import FailedCall, PodStream, SchedulerCaller
 from tests.cluster.test_namespaces import Sandbox, wait
 
 HOT = {"metricname": "heat", "operator": "GreaterThan", "target": 80}
@@ -74,20 +74,20 @@ def asked(namespace: str, policy: str, *nodes: str) -> Object:
     return {"Pod": {"metadata": metadata}, "NodeNames": list(nodes)}
 
 
-class Replicas:
+class TelemetryReplicas:
     """Replicas of nodewise behind one Service."""
 
-    def __init__(self, plane: ControlPlane, folder: Path, service: Balancer) -> None:
+    def __init__(self, plane: ControlPlane, folder: Path, service: LoadBalancer) -> None:
         extender_process.define(plane.api)
         self.service = service
-        self.papers = Papers(folder)
-        self.running: list[Served] = []
+        self.papers = CertificateFiles(folder)
+        self.running: list[ExtenderProcess] = []
         self._plane = plane
         self._folder = folder
         self._user: User = extender_process.user(plane)
         self._stack = contextlib.ExitStack()
 
-    def start(self) -> Served:
+    def start(self) -> ExtenderProcess:
         """One more; the Service knows it when this returns."""
         replica = self._stack.enter_context(
             extender_process.extender(
@@ -99,17 +99,19 @@ class Replicas:
         wait("the Service has it", lambda: endpoint(replica) in self.service.ready or None)
         return replica
 
-    def gone(self, replica: Served) -> None:
+    def gone(self, replica: ExtenderProcess) -> None:
         """The Service forgets one."""
         self.running.remove(replica)
         self._publish()
 
-    def leader(self) -> Served:
+    def leader(self) -> ExtenderProcess:
         """The one that leads, as soon as one does."""
         return wait("one leads", lambda: next(filter(leads, self.running), None), LEASE_S + SLACK_S)
 
-    def caller(self, body: Object) -> Caller:
-        return Caller(self.service.url, self.papers.authority.client_context(self.papers.client), body)
+    def caller(self, body: Object) -> SchedulerCaller:
+        return SchedulerCaller(
+            self.service.url, self.papers.authority.client_context(self.papers.client), body
+        )
 
     def entry(self) -> Object:
         """What `docs/scheduler.md` recommends, through the Service; patient, as the machine has much else to do."""
@@ -123,25 +125,25 @@ class Replicas:
         self.service.set_endpoints(*map(endpoint, self.running))
 
 
-def endpoint(replica: Served) -> Endpoint:
-    return Endpoint(replica.url, replica.health)
+def endpoint(replica: ExtenderProcess) -> BalancedEndpoint:
+    return BalancedEndpoint(replica.url, replica.health)
 
 
-def leads(replica: Served) -> bool:
+def leads(replica: ExtenderProcess) -> bool:
     names = [event["event"] for event in replica.events() if event["event"] in {"leading", "not_leading"}]
     return names[-1:] == ["leading"]
 
 
 @pytest.fixture
 def replicas(
-    plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, tmp_path: Path
-) -> Iterator[Replicas]:
+    plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, tmp_path: Path
+) -> Iterator[TelemetryReplicas]:
     """Two of them, three nodes of which `a` is hot, and a policy."""
     sandbox.nodes(*map(roomy, "abc"))
     metrics.set("heat", {"a": 90, "b": 10, "c": 10})
     extender_process.policy(sandbox, dontschedule=[HOT], deschedule=[HOT])
     with load_balancer.serving() as service:
-        made = Replicas(plane, tmp_path, service)
+        made = TelemetryReplicas(plane, tmp_path, service)
         try:
             made.start()
             made.start()
@@ -150,13 +152,13 @@ def replicas(
             made.stop()
 
 
-def until_bound(pods: Pods, more: int) -> None:
+def until_bound(pods: PodStream, more: int) -> None:
     """Until so many more are bound."""
     target = len(pods.bound_s) + more
     wait("pods are bound", lambda: len(pods.bound_s) >= target or None, 60, pods.told)
 
 
-def until_all_bound(pods: Pods) -> None:
+def until_all_bound(pods: PodStream) -> None:
     pods.end()
     wait("all pods are bound", lambda: not pods.unbound() or None, 60, lambda: pods.unbound()[:5])
 
@@ -169,7 +171,7 @@ def failures(sandbox: Sandbox) -> dict[str, str]:
 
 
 def test_a_rolling_update_fails_no_call_and_delays_no_pod(
-    plane: ControlPlane, sandbox: Sandbox, replicas: Replicas
+    plane: ControlPlane, sandbox: Sandbox, replicas: TelemetryReplicas
 ) -> None:
     body = asked(sandbox.namespace, "pol", "a", "b", "c")
     with (
@@ -195,7 +197,11 @@ def test_a_rolling_update_fails_no_call_and_delays_no_pod(
 
 
 def test_a_leader_that_is_killed_takes_only_its_own_calls_with_it_and_is_followed(
-    plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, replicas: Replicas, record_property: Any
+    plane: ControlPlane,
+    sandbox: Sandbox,
+    metrics: FakeCustomMetricsApi,
+    replicas: TelemetryReplicas,
+    record_property: Any,
 ) -> None:
     leader = replicas.leader()
     body = asked(sandbox.namespace, "pol", "a", "b", "c")
@@ -245,7 +251,9 @@ def test_a_leader_that_is_killed_takes_only_its_own_calls_with_it_and_is_followe
     print(figures)
 
 
-def is_of(failure: Failed, dead: Endpoint, service: Balancer, begin_s: float, end_s: float) -> bool:
+def is_of(
+    failure: FailedCall, dead: BalancedEndpoint, service: LoadBalancer, begin_s: float, end_s: float
+) -> bool:
     """Whether a call was lost with the replica that died, before the Service knew of it."""
     gone = not failure.port or service.taken.get(failure.port) == dead
     return gone and failure.at_s >= begin_s and failure.began_s <= end_s
@@ -269,7 +277,7 @@ def stopped(*processes: Process) -> Iterator[None]:
                 os.kill(process.pid, signal.SIGCONT)
 
 
-class Rates:
+class BindRates:
     """How many plain pods a second are bound while 40 wait all the time."""
 
     def __init__(self, plane: ControlPlane, sandbox: Sandbox) -> None:
@@ -305,10 +313,10 @@ class Rates:
 
 
 def test_pods_without_a_policy_are_bound_as_ever_while_all_replicas_stand_still(
-    plane: ControlPlane, sandbox: Sandbox, replicas: Replicas, record_property: Any
+    plane: ControlPlane, sandbox: Sandbox, replicas: TelemetryReplicas, record_property: Any
 ) -> None:
     """At half the rate at least, in the best of some tries: other work on the machine slows the one or the other."""
-    rates = Rates(plane, sandbox)
+    rates = BindRates(plane, sandbox)
     waiting = [f"waits-{number}" for number in range(10)]
 
     def policy_pods() -> None:
@@ -342,16 +350,16 @@ PERIOD_S = 12.0
 """Two of them are enough for what takes seconds on a loaded machine."""
 
 
-def shown(replica: Served, metric: str) -> float:
+def shown(replica: ExtenderProcess, metric: str) -> float:
     """The value of a gauge, named with its labels."""
     lines = httpx2.get(f"{replica.health}/metrics").text.splitlines()
     return next(float(line.split()[-1]) for line in lines if line.startswith(f"nodewise_{metric} "))
 
 
-class Scene:
+class AvailabilityCluster:
     """A control plane of its own with one nodewise, whose metrics come through the API server and from Prometheus."""
 
-    def __init__(self, plane: ControlPlane, programs: packages.Programs, folder: Path) -> None:
+    def __init__(self, plane: ControlPlane, programs: packages.PrometheusPrograms, folder: Path) -> None:
         self._plane = plane
         self._folder = folder
         self._api_server = plane.processes[1]
@@ -371,7 +379,7 @@ class Scene:
             self.sandbox.put(policy(name, rule))
         self.nodewise = self._start_nodewise()
 
-    def _start_nodewise(self) -> Served:
+    def _start_nodewise(self) -> ExtenderProcess:
         more = [
             f"--prometheus-url={self.scraping.url}",
             f"--max-age={MAX_AGE_S}s",
@@ -401,10 +409,10 @@ class Scene:
             if value["metric"] == metric
         }
 
-    def caller(self, name: str) -> Caller:
+    def caller(self, name: str) -> SchedulerCaller:
         papers = self.nodewise.papers
         body = asked(self.sandbox.namespace, name, *"abc")
-        return Caller(self.nodewise.url, papers.authority.client_context(papers.client), body, 0.02)
+        return SchedulerCaller(self.nodewise.url, papers.authority.client_context(papers.client), body, 0.02)
 
     def stand_still(self) -> contextlib.AbstractContextManager[None]:
         """The API server does nothing in the block."""
@@ -426,17 +434,19 @@ class Scene:
 
 @pytest.fixture
 def scene(
-    control_plane_programs: Path, prometheus_programs: packages.Programs, tmp_path: Path
-) -> Iterator[Scene]:
+    control_plane_programs: Path, prometheus_programs: packages.PrometheusPrograms, tmp_path: Path
+) -> Iterator[AvailabilityCluster]:
     with controlplane.running(control_plane_programs, tmp_path) as plane:
-        made = Scene(plane, prometheus_programs, tmp_path)
+        made = AvailabilityCluster(plane, prometheus_programs, tmp_path)
         try:
             yield made
         finally:
             made.close()
 
 
-def test_without_the_api_server_calls_are_answered_from_what_is_held_and_it_is_said(scene: Scene) -> None:
+def test_without_the_api_server_calls_are_answered_from_what_is_held_and_it_is_said(
+    scene: AvailabilityCluster,
+) -> None:
     """Half of the time the API server stands still, then it is dead. Prometheus goes on."""
     nodewise = scene.nodewise
     scene.until_rejected("far", "a")

@@ -20,11 +20,11 @@ from tests import forks
 from tests.cluster import access, extender_process, objects, processes, steady_load
 from tests.cluster.access import User
 from tests.cluster.api import Object
-from tests.cluster.certificates import Pair
+from tests.cluster.certificates import CertificatePair
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.custom_metrics import CustomMetrics
+from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.extender_process import NODEWISE, ROOT, policy
-from tests.cluster.steady_load import Identity
+from tests.cluster.steady_load import ClientIdentity
 from tests.cluster.test_namespaces import Sandbox, wait
 from tests.cluster.test_rotation import clients_end_after, reloads
 from tests.cluster.test_rotation_scheduler import HOT, stream
@@ -42,13 +42,13 @@ def certs(*arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess[
     return done
 
 
-class Written(extender_process.Papers):
+class WrittenCertificates(extender_process.CertificateFiles):
     """Certificates of a folder that the command wrote."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.server = Pair(folder / "tls.crt", folder / "tls.key")
-        self.client = Pair(folder / "client.crt", folder / "client.key")
+        self.server = CertificatePair(folder / "tls.crt", folder / "tls.key")
+        self.client = CertificatePair(folder / "client.crt", folder / "client.key")
         self.authority: Any = SimpleNamespace(ca_file=folder / "ca.crt")
 
     def certs(self, *arguments: str, code: int = 0) -> str:
@@ -71,8 +71,8 @@ class Written(extender_process.Papers):
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> Written:
-    papers = Written(tmp_path / "pki")
+def written(tmp_path: Path) -> WrittenCertificates:
+    papers = WrittenCertificates(tmp_path / "pki")
     papers.certs()
     return papers
 
@@ -81,7 +81,7 @@ def written(tmp_path: Path) -> Written:
 
 
 def test_two_renewals_under_load_cost_no_call_of_clients_that_read_their_ca_file_once(
-    written: Written, tmp_path: Path
+    written: WrittenCertificates, tmp_path: Path
 ) -> None:
     trusted = tmp_path / "as-it-was-at-the-start.crt"
     shutil.copy(written.authority.ca_file, trusted)
@@ -94,7 +94,7 @@ def test_two_renewals_under_load_cost_no_call_of_clients_that_read_their_ca_file
     ]
     with extender_process.started(tmp_path, arguments, written) as nodewise:
         nodewise.process.wait_ready(nodewise.is_ready)
-        with steady_load.load(nodewise, Identity(trusted, written.client)) as load:
+        with steady_load.load(nodewise, ClientIdentity(trusted, written.client)) as load:
             for times in (1, 2):
                 before = written.serial()
                 written.certs("--renew")
@@ -111,7 +111,11 @@ def test_two_renewals_under_load_cost_no_call_of_clients_that_read_their_ca_file
 
 
 def test_a_real_scheduler_binds_on_through_a_renewal_if_it_is_started_anew_when_it_is_told_to(
-    plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, written: Written, tmp_path: Path
+    plane: ControlPlane,
+    sandbox: Sandbox,
+    metrics: FakeCustomMetricsApi,
+    written: WrittenCertificates,
+    tmp_path: Path,
 ) -> None:
     sandbox.nodes(*(objects.node(name, cpu="400") for name in "ab"))
     metrics.set("heat", {"a": 90, "b": 10})
@@ -144,7 +148,7 @@ def operator(plane: ControlPlane, sandbox: Sandbox) -> User:
     return plane.user(f"operator-{processes.number()}", rules, sandbox.namespace)
 
 
-class Applied:
+class AppliedCertificates:
     """The command, as a user, for the test's namespace."""
 
     def __init__(self, sandbox: Sandbox, user: User) -> None:
@@ -177,11 +181,11 @@ class Applied:
 
 
 @pytest.fixture
-def applied(sandbox: Sandbox, operator: User) -> Applied:
-    return Applied(sandbox, operator)
+def applied(sandbox: Sandbox, operator: User) -> AppliedCertificates:
+    return AppliedCertificates(sandbox, operator)
 
 
-def test_secrets_are_written_once_and_renewed_in_two_steps(applied: Applied) -> None:
+def test_secrets_are_written_once_and_renewed_in_two_steps(applied: AppliedCertificates) -> None:
     assert "due: certificates are to be made" in applied("--check", code=3).stdout
     applied("--apply")
     versions = [applied.secret(name)["metadata"]["resourceVersion"] for name in NAMES]
@@ -203,7 +207,7 @@ def test_secrets_are_written_once_and_renewed_in_two_steps(applied: Applied) -> 
     applied("--check")
 
 
-def test_runs_at_once_leave_sides_that_trust_each_other(applied: Applied) -> None:
+def test_runs_at_once_leave_sides_that_trust_each_other(applied: AppliedCertificates) -> None:
     """Whoever is second reads again what the first one wrote, be it half of it."""
     command = [NODEWISE, "certs", *applied.given, "--apply"]
     for more in ([], ["--renew"]):
@@ -224,7 +228,7 @@ def test_runs_at_once_leave_sides_that_trust_each_other(applied: Applied) -> Non
 
 
 def test_what_is_printed_is_what_kubectl_applies_and_the_command_renews(
-    plane: ControlPlane, applied: Applied, tmp_path: Path
+    plane: ControlPlane, applied: AppliedCertificates, tmp_path: Path
 ) -> None:
     command = [NODEWISE, "certs", f"--namespace={applied.sandbox.namespace}"]
     printed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
@@ -238,7 +242,7 @@ def test_what_is_printed_is_what_kubectl_applies_and_the_command_renews(
 
 @pytest.mark.parametrize("kind", ["Opaque", "kubernetes.io/tls"])
 def test_another_ones_secret_is_not_written_over_unless_it_is_to_be_replaced(
-    applied: Applied, sandbox: Sandbox, plane: ControlPlane, kind: str
+    applied: AppliedCertificates, sandbox: Sandbox, plane: ControlPlane, kind: str
 ) -> None:
     data = {"tls.crt": base64.b64encode(b"mine").decode(), "tls.key": ""}
     sandbox.put(
@@ -248,14 +252,14 @@ def test_another_ones_secret_is_not_written_over_unless_it_is_to_be_replaced(
     assert f"Secret {sandbox.namespace}/{CLIENT}: was not written by nodewise certs" in message
     assert applied.secret(CLIENT)["data"] == data
     assert sandbox.api.find(f"/api/v1/namespaces/{sandbox.namespace}/secrets/{NAMES[0]}") is None
-    Applied(sandbox, plane.admin)("--apply", "--replace")
+    AppliedCertificates(sandbox, plane.admin)("--apply", "--replace")
     assert applied.secret(CLIENT)["type"] == "kubernetes.io/tls"
     applied("--check")
 
 
 def test_who_may_not_read_secrets_is_told(plane: ControlPlane, sandbox: Sandbox) -> None:
     user = plane.user(f"nobody-{processes.number()}")
-    assert "is forbidden" in Applied(sandbox, user)("--apply", code=1).stderr
+    assert "is forbidden" in AppliedCertificates(sandbox, user)("--apply", code=1).stderr
 
 
 # the cluster's own signer
@@ -302,7 +306,7 @@ def asking(sandbox: Sandbox, *arguments: str) -> Iterator[tuple[subprocess.Popen
 def test_the_clusters_signer_signs_the_client_which_is_trusted_through_the_next_renewal(
     plane: ControlPlane, sandbox: Sandbox, signer: None, tmp_path: Path
 ) -> None:
-    applied = Applied(sandbox, plane.admin)
+    applied = AppliedCertificates(sandbox, plane.admin)
     applied("--apply")
     before = applied.held()
     with asking(sandbox, "--apply", "--timeout=60s") as (child, name):
@@ -331,7 +335,7 @@ def test_the_clusters_signer_signs_the_client_which_is_trusted_through_the_next_
 
 def who_is(plane: ControlPlane, held: dict[str, bytes], folder: Path) -> str:
     """Who the API server takes the holder of a certificate for."""
-    pair = Pair(folder / "client.crt", folder / "client.key")
+    pair = CertificatePair(folder / "client.crt", folder / "client.key")
     for path, key in zip(pair, ("tls.crt", "tls.key"), strict=True):
         path.write_bytes(held[key])
     user = User(SimpleNamespace(url=plane.url, authority=plane.authority, folder=folder), "signed", pair=pair)
@@ -356,7 +360,7 @@ def test_what_the_signer_signed_is_printed_as_one_secret(
 def test_a_request_that_comes_to_nothing_is_told_and_removed(
     plane: ControlPlane, sandbox: Sandbox, answer: str
 ) -> None:
-    applied = Applied(sandbox, plane.admin)
+    applied = AppliedCertificates(sandbox, plane.admin)
     applied("--apply")
     before = applied.held()
     with asking(sandbox, "--apply", "--timeout=2s" if answer == "silence" else "--timeout=60s") as (
@@ -375,12 +379,12 @@ def test_a_request_that_comes_to_nothing_is_told_and_removed(
 def test_nodewise_has_a_certificate_before_the_cluster_signs_for_its_client(
     plane: ControlPlane, sandbox: Sandbox
 ) -> None:
-    done = Applied(sandbox, plane.admin)("--apply", f"--signer-name={SIGNER}", code=1)
+    done = AppliedCertificates(sandbox, plane.admin)("--apply", f"--signer-name={SIGNER}", code=1)
     assert f"Secret {sandbox.namespace}/nodewise-tls: is not there; wanted `--apply` without" in done.stderr
 
 
 def test_a_signer_whose_authority_nobody_knows_needs_it_to_be_named(
     plane: ControlPlane, sandbox: Sandbox
 ) -> None:
-    done = Applied(sandbox, plane.admin)("--apply", "--signer-name=example.com/clients", code=1)
+    done = AppliedCertificates(sandbox, plane.admin)("--apply", "--signer-name=example.com/clients", code=1)
     assert "--signer-ca: not given, and nobody says who stands behind example.com/clients" in done.stderr

@@ -169,7 +169,7 @@ def test_rights_are_those_of_the_manifests(helm: Helm) -> None:
     assert _bindings(made) == _bindings(shipped)
 
 
-def _roles(manifests: list[Object]) -> dict[tuple[str, ...], set[rights.Right]]:
+def _roles(manifests: list[Object]) -> dict[tuple[str, ...], set[rights.ApiRight]]:
     return {
         _key(manifest): rights.granted([manifest])
         for manifest in manifests
@@ -539,7 +539,7 @@ def test_what_the_pod_runs_serves_with_the_rights_that_it_has(
     file.write_text(yaml.safe_dump_all([manifest for manifest in made if manifest["kind"] != "Deployment"]))
     sandbox.plane.kubectl("apply", "--server-side", "-f", str(file))
     try:
-        papers = extender_process.Papers(tmp_path)
+        papers = extender_process.CertificateFiles(tmp_path)
         papers.client = papers.authority.issue("nodewise-scheduler-client")
         account = sandbox.plane.service_account("nodewise", space)
         config = next(
@@ -669,7 +669,7 @@ def test_a_second_scheduler_runs_and_has_every_right_that_it_needs(
     file = tmp_path / "objects.yaml"
     file.write_text(yaml.safe_dump_all([manifest for manifest in made if manifest["kind"] != "Deployment"]))
     sandbox.plane.kubectl("apply", "--server-side", "-f", str(file))
-    papers = extender_process.Papers(tmp_path)
+    papers = extender_process.CertificateFiles(tmp_path)
     papers.client = papers.authority.issue("nodewise-scheduler-client")
     try:
         config = next(
@@ -715,7 +715,7 @@ def _chosen(name: str, **more: Any) -> Object:
 def test_the_demo_of_metrics_names_each_nodes_value(
     plane: ControlPlane,
     sandbox: Sandbox,
-    prometheus_programs: packages.Programs,
+    prometheus_programs: packages.PrometheusPrograms,
     adapter_program: Path,
     tmp_path: Path,
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.cluster import extender_process, test_namespaces
-from tests.cluster.api import Api, ApiError, Object
+from tests.cluster.api import ApiError, ClusterApi, Object
 from tests.cluster.controlplane import ControlPlane
 from tests.conformance.tas import table_rows
 from tests.conformance.tas.single_rows import DefinitionRow, DefinitionTable
@@ -17,7 +17,7 @@ OLDER = "older.nodewise.io"
 VERSION = "v1alpha1"
 
 
-class Offered(NamedTuple):
+class OfferedPolicy(NamedTuple):
     """What came of a policy: the spec that would be stored, or the refusal in words."""
 
     spec: Any = None
@@ -25,7 +25,7 @@ class Offered(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def api(plane: ControlPlane) -> Iterator[Api]:
+def api(plane: ControlPlane) -> Iterator[ClusterApi]:
     """An API server that knows our definition with its admission policy, and the older one under another group."""
     extender_process.define(plane.api)
     made = plane.api.create(_definition(OLDER, TABLE.older))
@@ -62,7 +62,7 @@ def specs(row: DefinitionRow) -> list[Any]:
     return [*row.specs, *({"strategies": {"dontschedule": {"rules": [rule]}}} for rule in row.rules)]
 
 
-def offered(api: Api, group: str, name: str, spec: Any) -> Offered:
+def offered(api: ClusterApi, group: str, name: str, spec: Any) -> OfferedPolicy:
     """Offer a policy with a spec, or without one where that is None. Nothing is stored."""
     metadata = {"namespace": "default", **({"name": name} if name else {})}
     policy = {"apiVersion": f"{group}/{VERSION}", "kind": "TASPolicy", "metadata": metadata}
@@ -71,24 +71,24 @@ def offered(api: Api, group: str, name: str, spec: Any) -> Offered:
     try:
         response_body = api.request("POST", path, json=body, params={"dryRun": "All"}).json()
     except ApiError as error:
-        return Offered(refusal=str(error))
-    return Offered(response_body.get("spec"))
+        return OfferedPolicy(refusal=str(error))
+    return OfferedPolicy(response_body.get("spec"))
 
 
 @pytest.mark.parametrize("row", TABLE.rows, ids=lambda row: f"{row.number} {row.name}".strip())
-def test_definition(api: Api, row: DefinitionRow) -> None:
+def test_definition(api: ClusterApi, row: DefinitionRow) -> None:
     for spec in specs(row):
         response = offered(api, OURS, row.object_name, spec)
         if row.refused:
             assert row.refused in response.refusal, spec
         else:
-            assert response == Offered(spec)
+            assert response == OfferedPolicy(spec)
 
 
 @pytest.mark.parametrize(
     "row", [row for row in TABLE.rows if row.number], ids=lambda row: f"{row.number} {row.name}"
 )
-def test_the_older_definition_answers_as_the_row_says(api: Api, row: DefinitionRow) -> None:
+def test_the_older_definition_answers_as_the_row_says(api: ClusterApi, row: DefinitionRow) -> None:
     """So that the table's schema is the older one indeed."""
     if row.differs:
         return
@@ -96,7 +96,7 @@ def test_the_older_definition_answers_as_the_row_says(api: Api, row: DefinitionR
         assert bool(offered(api, OLDER, row.object_name, spec).refusal) == bool(row.refused), spec
 
 
-def test_what_the_older_definition_stores_is_taken_and_stored_alike(api: Api) -> None:
+def test_what_the_older_definition_stores_is_taken_and_stored_alike(api: ClusterApi) -> None:
     stored = 0
     for row in [row for row in TABLE.rows if not row.differs]:
         for spec in specs(row):

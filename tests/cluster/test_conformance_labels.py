@@ -6,8 +6,8 @@ import pytest
 
 from tests.cluster.controlplane import ControlPlane
 from tests.conformance.tas import stories, story_environment, story_rounds
-from tests.conformance.tas.story_environment import Stage
-from tests.conformance.tas.story_runner import Telling
+from tests.conformance.tas.story_environment import TasEnvironment
+from tests.conformance.tas.story_runner import TasStoryRun
 
 STORIES = stories.every()
 
@@ -15,7 +15,7 @@ STORIES = stories.every()
 class StoryResults:
     """The stage after the end, and every story, in the order of the tables."""
 
-    def __init__(self, stage: Stage, tellings: list[Telling]) -> None:
+    def __init__(self, stage: TasEnvironment, tellings: list[TasStoryRun]) -> None:
         self.stage, self.tellings = stage, tellings
 
 

@@ -47,7 +47,7 @@ def test_a_service_account_comes_in_by_token(plane: ControlPlane, sandbox: Sandb
 
 
 def test_a_stranger_is_not_let_in(plane: ControlPlane, tmp_path: Path) -> None:
-    server = access.Server(plane.url, plane.authority, tmp_path)
+    server = access.ApiServerAccess(plane.url, plane.authority, tmp_path)
     with pytest.raises(ApiError, match="401"):
         server.bearer("stranger", "no token of ours").api.get(NODES)
 

@@ -17,7 +17,7 @@ import pytest
 from nodewise.cpu.cmk_names import EXCLUSIVE_CORES, LABEL
 from tests.cluster import admission, availability, extender_process, objects, rights
 from tests.cluster.access import User
-from tests.cluster.api import Api, ApiError, Object
+from tests.cluster.api import ApiError, ClusterApi, Object
 from tests.cluster.audit import AuditLog
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.processes import Process
@@ -33,7 +33,7 @@ FIRST, SECOND = "1" * 64, "2" * 64
 PATIENCE_S = 60.0
 
 
-class Place(NamedTuple):
+class CpuAgentNode(NamedTuple):
     """A node, its agent, and the account that the agent has."""
 
     node: str
@@ -42,15 +42,15 @@ class Place(NamedTuple):
     socket: Path
 
 
-class Cluster(NamedTuple):
+class TwoNodeCluster(NamedTuple):
     """Two nodes, which are this machine both: no right is for one only."""
 
     plane: ControlPlane
     log: AuditLog
-    places: Sequence[Place]
+    places: Sequence[CpuAgentNode]
 
     @property
-    def api(self) -> Api:
+    def api(self) -> ClusterApi:
         return self.plane.api
 
     def config_map(self, node: str) -> Object:
@@ -63,7 +63,7 @@ class Cluster(NamedTuple):
 @pytest.fixture(scope="module")
 def cluster(
     plane: ControlPlane, audit_log: AuditLog, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Cluster]:
+) -> Iterator[TwoNodeCluster]:
     folder = tmp_path_factory.mktemp("agents")
     with contextlib.ExitStack() as stack:
         for name in ("crds/cmk-reports.yaml", "cpu.yaml", "cpu-agent.yaml"):
@@ -74,10 +74,10 @@ def cluster(
             place.agent.wait_ready(place.socket.exists)
         another = f"/api/v1/nodes/{NODES[1]}", {"metadata": {"labels": {LABEL: "false"}}}
         admission.wait_denied(lambda: admission.try_patch(places[0].account.api, *another))
-        yield Cluster(plane, audit_log, places)
+        yield TwoNodeCluster(plane, audit_log, places)
 
 
-def _place(plane: ControlPlane, node: str, folder: Path, stack: contextlib.ExitStack) -> Place:
+def _place(plane: ControlPlane, node: str, folder: Path, stack: contextlib.ExitStack) -> CpuAgentNode:
     plane.api.create(objects.node(node))
     pod = objects.pod(f"agent-{node}")
     pod["metadata"]["namespace"] = NAMESPACE
@@ -101,11 +101,13 @@ def _place(plane: ControlPlane, node: str, folder: Path, stack: contextlib.ExitS
         [*command, "--health-port=0", "--interval=1s", "--proc-fs=/proc"], folder / f"{node}.log"
     )
     stack.callback(process.stop)
-    return Place(node, account, process, path)
+    return CpuAgentNode(node, account, process, path)
 
 
 @contextlib.contextmanager
-def _containers(cluster: Cluster, place: Place, name: str, *requested: int) -> Iterator[list[Path]]:
+def _containers(
+    cluster: TwoNodeCluster, place: CpuAgentNode, name: str, *requested: int
+) -> Iterator[list[Path]]:
     """The cgroups of a pod's containers, each of which requests so many exclusive cores; no kubelet is needed."""
     pod = objects.pod(name)
     main = pod["spec"]["containers"][0]
@@ -151,7 +153,7 @@ def _containers(cluster: Cluster, place: Place, name: str, *requested: int) -> I
         yield folders
 
 
-def _deleted(api: Api, path: str) -> None:
+def _deleted(api: ClusterApi, path: str) -> None:
     with contextlib.suppress(httpx2.TransportError):  # one test ends the API server
         api.delete(path)
 
@@ -179,7 +181,9 @@ def _removed(folder: Path) -> None:
     wait(f"{folder} is empty", gone)
 
 
-def _isolate(place: Place, inside: Path, *command: str, options: Sequence[str] = ()) -> subprocess.Popen[str]:
+def _isolate(
+    place: CpuAgentNode, inside: Path, *command: str, options: Sequence[str] = ()
+) -> subprocess.Popen[str]:
     """A wrapper in a container's cgroup."""
     words = [CMK, "isolate", "--pool=exclusive", f"--agent-socket={place.socket}", *options]
     program = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
@@ -192,7 +196,7 @@ def _isolate(place: Place, inside: Path, *command: str, options: Sequence[str] =
     )
 
 
-def test_a_container_gets_what_it_requested_and_no_more(cluster: Cluster) -> None:
+def test_a_container_gets_what_it_requested_and_no_more(cluster: TwoNodeCluster) -> None:
     place = cluster.places[0]
     with _containers(cluster, place, "one", 1) as (inside,):
         first = _isolate(place, inside, "cat")
@@ -209,7 +213,7 @@ def test_a_container_gets_what_it_requested_and_no_more(cluster: Cluster) -> Non
     assert cluster.is_free(place.node)
 
 
-def test_a_container_that_requested_nothing_gets_nothing(cluster: Cluster) -> None:
+def test_a_container_that_requested_nothing_gets_nothing(cluster: TwoNodeCluster) -> None:
     place = cluster.places[0]
     with _containers(cluster, place, "two", 0, 1) as (without, with_one):
         refused = _isolate(place, without, "true")
@@ -219,7 +223,7 @@ def test_a_container_that_requested_nothing_gets_nothing(cluster: Cluster) -> No
         assert (refused.returncode, process.returncode) == (125, 0)
 
 
-def test_a_process_outside_of_pods_gets_nothing_of_the_exclusive_pool(cluster: Cluster) -> None:
+def test_a_process_outside_of_pods_gets_nothing_of_the_exclusive_pool(cluster: TwoNodeCluster) -> None:
     place = cluster.places[0]
     ran = subprocess.run(
         [CMK, "isolate", "--pool=exclusive", f"--agent-socket={place.socket}", "true"],
@@ -231,7 +235,7 @@ def test_a_process_outside_of_pods_gets_nothing_of_the_exclusive_pool(cluster: C
     assert "runs in no container of a pod" in ran.stderr
 
 
-def test_a_pod_of_another_node_gets_nothing(cluster: Cluster) -> None:
+def test_a_pod_of_another_node_gets_nothing(cluster: TwoNodeCluster) -> None:
     first, other = cluster.places
     with _containers(cluster, other, "elsewhere", 1) as (inside,):
         ran = _isolate(first, inside, "true")
@@ -239,7 +243,7 @@ def test_a_pod_of_another_node_gets_nothing(cluster: Cluster) -> None:
         assert ran.returncode == 125
 
 
-def test_the_node_and_its_reports_say_what_is_so(cluster: Cluster) -> None:
+def test_the_node_and_its_reports_say_what_is_so(cluster: TwoNodeCluster) -> None:
     for place in cluster.places:
         node = wait(f"{place.node} is labelled", lambda place=place: _labelled(cluster.api, place.node))
         assert node["status"]["capacity"][EXCLUSIVE_CORES] == "1"
@@ -250,12 +254,12 @@ def test_the_node_and_its_reports_say_what_is_so(cluster: Cluster) -> None:
         assert report["checks"]["configDirectory"] == {"ok": True, "errors": []}
 
 
-def _labelled(api: Api, name: str) -> Object | None:
+def _labelled(api: ClusterApi, name: str) -> Object | None:
     node = api.get(f"/api/v1/nodes/{name}")
     return node if node["metadata"]["labels"].get(LABEL) == "true" and node["spec"].get("taints") else None
 
 
-def test_a_kubelet_that_takes_the_cores_back_is_put_right(cluster: Cluster) -> None:
+def test_a_kubelet_that_takes_the_cores_back_is_put_right(cluster: TwoNodeCluster) -> None:
     """After half a minute at most, or as soon as the agent starts."""
     place = cluster.places[1]
     path = f"/api/v1/nodes/{place.node}"
@@ -268,7 +272,7 @@ def test_a_kubelet_that_takes_the_cores_back_is_put_right(cluster: Cluster) -> N
     )
 
 
-def test_nothing_is_written_while_nothing_happens(cluster: Cluster) -> None:
+def test_nothing_is_written_while_nothing_happens(cluster: TwoNodeCluster) -> None:
     def writes() -> int:
         return sum(request.verb not in {"get", "list"} for request in cluster.log.requests(ACCOUNT))
 
@@ -359,7 +363,7 @@ FORBIDDEN: dict[str, tuple[str, str, Any]] = {
 
 
 @pytest.mark.parametrize("what", FORBIDDEN)
-def test_an_agent_may_not_write(cluster: Cluster, what: str) -> None:
+def test_an_agent_may_not_write(cluster: TwoNodeCluster, what: str) -> None:
     method, path, body = FORBIDDEN[what]
     if "other" in path:
         cluster.api.ensure(
@@ -386,7 +390,7 @@ UNINSTALL_FORBIDDEN = {
 
 
 @pytest.mark.parametrize("what", UNINSTALL_FORBIDDEN)
-def test_who_leaves_nodes_may_not_write(cluster: Cluster, what: str) -> None:
+def test_who_leaves_nodes_may_not_write(cluster: TwoNodeCluster, what: str) -> None:
     """cmk-uninstall may write to every node, but only what is the CPU manager's."""
     method, path, body = UNINSTALL_FORBIDDEN[what]
     account = cluster.plane.service_account("cmk-uninstall", NAMESPACE)
@@ -396,25 +400,25 @@ def test_who_leaves_nodes_may_not_write(cluster: Cluster, what: str) -> None:
     admission.try_patch(account.api, "/api/v1/nodes/n1", labelled)
 
 
-def test_a_token_that_is_bound_to_no_node_writes_nothing(cluster: Cluster) -> None:
+def test_a_token_that_is_bound_to_no_node_writes_nothing(cluster: TwoNodeCluster) -> None:
     loose = cluster.plane.service_account("cmk-agent", NAMESPACE).api
     with pytest.raises(ApiError, match="not bound to a pod on a node"):
         _send(loose, "PATCH", "/api/v1/nodes/n1", {"metadata": {"labels": {LABEL: "true"}}})
 
 
-def test_others_write_nodes_as_before(cluster: Cluster) -> None:
+def test_others_write_nodes_as_before(cluster: TwoNodeCluster) -> None:
     cluster.api.patch("/api/v1/nodes/n1", {"metadata": {"annotations": {"by": "somebody else"}}})
     cluster.api.patch("/api/v1/nodes/n1", {"metadata": {"annotations": {"by": None}}})
 
 
-def _send(api: Api, method: str, path: str, body: Any) -> None:
+def _send(api: ClusterApi, method: str, path: str, body: Any) -> None:
     if method == "PATCH":
         api.patch(path, body)
     else:
         api.create(body | {"metadata": body["metadata"] | {"namespace": NAMESPACE}})
 
 
-def test_the_rights_that_ship_are_those_that_were_needed(cluster: Cluster) -> None:
+def test_the_rights_that_ship_are_those_that_were_needed(cluster: TwoNodeCluster) -> None:
     for at, place in enumerate(cluster.places):
         with _containers(cluster, place, f"needs-{at}", 1) as (inside,):
             wrapper = _isolate(place, inside, "sleep", "600")
@@ -429,7 +433,7 @@ def test_the_rights_that_ship_are_those_that_were_needed(cluster: Cluster) -> No
             wrapper.communicate()
     shipped = rights.granted(extender_process.manifest("cpu-agent.yaml"))
 
-    def needed() -> set[rights.Right]:
+    def needed() -> set[rights.ApiRight]:
         requests = cluster.log.requests(ACCOUNT)
         return rights.needed(
             request
@@ -442,7 +446,7 @@ def test_the_rights_that_ship_are_those_that_were_needed(cluster: Cluster) -> No
     assert needed() <= shipped, needed() - shipped
 
 
-def _is_reported(api: Api, node: str, pid: int) -> bool | None:
+def _is_reported(api: ClusterApi, node: str, pid: int) -> bool | None:
     report = api.get(f"{REPORTS}/cmk-nodereports/{node.replace('.', '-')}")["spec"]["report"]
     return bool(report["description"]["pools"]["exclusive"]["cpuLists"]["0"]["tasks"] == [str(pid)]) or None
 
@@ -454,7 +458,7 @@ def _inside(folder: Path) -> list[int]:
     return []
 
 
-def test_without_an_api_server_nobody_gets_exclusive_cpus(cluster: Cluster) -> None:
+def test_without_an_api_server_nobody_gets_exclusive_cpus(cluster: TwoNodeCluster) -> None:
     """The last one: it ends the API server."""
     place = cluster.places[0]
     with _containers(cluster, place, "orphan", 1) as (inside,):

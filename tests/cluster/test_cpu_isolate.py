@@ -21,7 +21,7 @@ from nodewise.kube.options import KubeOptions
 from nodewise.yaml_loader import MOST_FROM_ALIASES
 from tests.cluster import access, availability, objects, processes
 from tests.cluster.access import rule
-from tests.cluster.certificates import Authority
+from tests.cluster.certificates import CertificateAuthority
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.test_namespaces import Sandbox
 from tests.conformance.cmk import concurrent_isolates, isolate_process
@@ -99,7 +99,7 @@ def test_no_answer_is_unavailable(plane: ControlPlane, space: str, account: Path
 def test_another_authority_is_not_believed(
     plane: ControlPlane, space: str, account: Path, tmp_path: Path
 ) -> None:
-    (account / "ca.crt").write_bytes(Authority(tmp_path).ca_file.read_bytes())
+    (account / "ca.crt").write_bytes(CertificateAuthority(tmp_path).ca_file.read_bytes())
     with pytest.raises(Unavailable, match="certificate verify failed"):
         ServiceAccountClient(account, environment(plane)).get(CONFIG_MAPS.path(space, "a"))
 
@@ -109,7 +109,7 @@ def test_outside_of_pods_it_says_what_to_do(tmp_path: Path) -> None:
         ServiceAccountClient(tmp_path, {})
 
 
-class Pod:
+class PodProcesses:
     """Processes that find what those of a pod's containers find, in the host's namespace of process ids."""
 
     def __init__(self, plane: ControlPlane, sandbox: Sandbox, account: Path) -> None:
@@ -149,10 +149,10 @@ class Pod:
 
 
 @pytest.fixture
-def pod(plane: ControlPlane, sandbox: Sandbox, account: Path) -> Pod:
+def pod(plane: ControlPlane, sandbox: Sandbox, account: Path) -> PodProcesses:
     if os.geteuid() != 0 or not {0, 1} <= os.sched_getaffinity(0):
         availability.not_run("a mount takes root, and isolate CPUs 0 and 1")
-    return Pod(plane, sandbox, account)
+    return PodProcesses(plane, sandbox, account)
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ def store(plane: ControlPlane, space: str) -> Iterator[ConfigMapStore]:
 
 
 def test_a_pod_with_rights_of_its_own_needs_no_agent(
-    plane: ControlPlane, pod: Pod, store: ConfigMapStore, space: str
+    plane: ControlPlane, pod: PodProcesses, store: ConfigMapStore, space: str
 ) -> None:
     allow(plane, space, *RIGHTS)
     free = store.read().allocations
@@ -179,7 +179,7 @@ def test_a_pod_with_rights_of_its_own_needs_no_agent(
 
 
 def test_many_at_once_share_two_cpus(
-    plane: ControlPlane, pod: Pod, store: ConfigMapStore, space: str
+    plane: ControlPlane, pod: PodProcesses, store: ConfigMapStore, space: str
 ) -> None:
     """Case 102: whoever writes second reads again."""
     allow(plane, space, *RIGHTS)
@@ -191,10 +191,10 @@ def test_many_at_once_share_two_cpus(
     assert store.read().allocations == free
 
 
-class Place(NamedTuple):
+class PodIsolates(NamedTuple):
     """Isolates of a pod, and the book that they write."""
 
-    pod: Pod
+    pod: PodProcesses
     store: ConfigMapStore
 
     def words(self, *more: str) -> list[str]:
@@ -202,15 +202,15 @@ class Place(NamedTuple):
 
 
 def test_no_cpu_has_two_owners_whoever_is_killed(
-    plane: ControlPlane, pod: Pod, store: ConfigMapStore, space: str, tmp_path: Path
+    plane: ControlPlane, pod: PodProcesses, store: ConfigMapStore, space: str, tmp_path: Path
 ) -> None:
     allow(plane, space, *RIGHTS)
     store.replace(store.read().version, concurrent_isolates.fresh())
-    many = concurrent_isolates.Crowd(Place(pod, store), tmp_path, random.Random(8), pod.environment)
+    many = concurrent_isolates.Crowd(PodIsolates(pod, store), tmp_path, random.Random(8), pod.environment)
     concurrent_isolates.keep_the_law(many, store)
 
 
-def test_without_rights_or_a_state_it_says_so(plane: ControlPlane, pod: Pod, space: str) -> None:
+def test_without_rights_or_a_state_it_says_so(plane: ControlPlane, pod: PodProcesses, space: str) -> None:
     code, _, errors = pod.run("--pool=exclusive", "true")
     assert (code, "--node-name" in errors, "403" in errors) == (FAILED, True, True)
     code, _, errors = pod.run("--pool=exclusive", f"--node-name={NODE}", "true")
@@ -221,7 +221,7 @@ def test_without_rights_or_a_state_it_says_so(plane: ControlPlane, pod: Pod, spa
 
 
 def test_aliases_that_multiply_in_the_pools_are_refused_before_they_are_expanded(
-    plane: ControlPlane, pod: Pod, store: ConfigMapStore, space: str
+    plane: ControlPlane, pod: PodProcesses, store: ConfigMapStore, space: str
 ) -> None:
     allow(plane, space, *RIGHTS)
     path = CONFIG_MAPS.path(space, store.place.rpartition("/")[2])

@@ -19,7 +19,7 @@ from nodewise.errors import Conflict
 from tests.cluster import processes
 from tests.cluster.access import User, rule
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.cpu_node import GONE, Node, requests
+from tests.cluster.cpu_node import GONE, CpuNode, requests
 from tests.cluster.test_namespaces import Sandbox, wait
 
 CRDS = Path(__file__).parents[2] / "deploy" / "crds" / "cmk-reports.yaml"
@@ -28,8 +28,8 @@ FOREIGN = {"key": "other", "effect": "NoExecute", "timeAdded": "2026-01-02T03:04
 
 
 @pytest.fixture
-def node(sandbox: Sandbox, tmp_path: Path) -> Node:
-    return Node(sandbox, tmp_path)
+def node(sandbox: Sandbox, tmp_path: Path) -> CpuNode:
+    return CpuNode(sandbox, tmp_path)
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def pids(pools: Mapping[str, Any]) -> list[str]:
 
 
 class TestPools:
-    def test_are_made_once(self, node: Node) -> None:
+    def test_are_made_once(self, node: CpuNode) -> None:
         assert node.init().returncode == 0
         made = node.sandbox.api.get(node.config_map)
         assert node.init().returncode == 0
@@ -67,7 +67,7 @@ class TestPools:
         pools = node.answered("describe")["pools"]
         assert list(pools["exclusive"]["cpuLists"]) == ["0,8", "1,9"]
 
-    def test_two_who_make_them_at_once_agree(self, node: Node) -> None:
+    def test_two_who_make_them_at_once_agree(self, node: CpuNode) -> None:
         children = [node.start("init", "--sysfs", node.folder, "--num-exclusive-cores", 2) for _ in range(3)]
         for child in children:
             with child:
@@ -75,7 +75,7 @@ class TestPools:
             assert child.returncode == 0, err
         assert len(list(node.stored().pools["exclusive"].cpu_lists)) == 2
 
-    def test_classes_of_core_power_are_heeded_where_the_label_says_so(self, node: Node) -> None:
+    def test_classes_of_core_power_are_heeded_where_the_label_says_so(self, node: CpuNode) -> None:
         """Case 85, with the label that Node Feature Discovery writes."""
         for cpu in range(16):
             folder = node.folder / CPUS / f"cpu{cpu}" / "cpufreq"
@@ -92,7 +92,7 @@ class TestPools:
         }
         assert lists["exclusive"] == ["1,9", "2,10"]
         assert lists["shared"] == ["3,11,4,12"]
-        without_label = Node(node.sandbox, node.folder)
+        without_label = CpuNode(node.sandbox, node.folder)
         assert without_label.init(3, "--num-shared-cores", 1).returncode == 0
         lists = {
             pool.name: [cpu_list.text for cpu_list in pool.cpu_lists]
@@ -100,13 +100,13 @@ class TestPools:
         }
         assert lists["exclusive"] == ["1,9", "2,10", "3,11"]
 
-    def test_impossible_ones_are_not_begun(self, node: Node) -> None:
+    def test_impossible_ones_are_not_begun(self, node: CpuNode) -> None:
         done = node.init(40)
         assert done.returncode == 1
         assert "pool exclusive: 8 cores available; wanted 40 requested" in done.stderr
         assert node.sandbox.api.find(node.config_map) is None
 
-    def test_a_table_says_who_holds_what(self, node: Node) -> None:
+    def test_a_table_says_who_holds_what(self, node: CpuNode) -> None:
         node.init()
         node.store(
             node.stored().mapped(
@@ -118,7 +118,7 @@ class TestPools:
         assert lines[1].split() == ["exclusive", "0", "0,8", "7", "pod-1", "c1"]
 
     @pytest.mark.parametrize("command", ["init", "describe", "discover", "reconcile", "node-report"])
-    def test_a_corrupt_state_is_named_and_left(self, command: str, node: Node) -> None:
+    def test_a_corrupt_state_is_named_and_left(self, command: str, node: CpuNode) -> None:
         node.init()
         broken = "exclusive: {0: {'0,8': [x]}}\nfoo: {}\n"
         node.sandbox.api.patch(node.config_map, {"data": {"config": broken}})
@@ -132,7 +132,7 @@ class TestPools:
         assert node.sandbox.api.get(node.config_map) == before
 
     @pytest.mark.parametrize("command", ["init", "describe", "discover", "reconcile"])
-    def test_rights_that_lack_are_named(self, command: str, node: Node, nobody: User) -> None:
+    def test_rights_that_lack_are_named(self, command: str, node: CpuNode, nobody: User) -> None:
         node.init()
         arguments: Sequence[object] = ["--sysfs", node.folder] if command == "init" else []
         done = node.run(command, *arguments, user=nobody)
@@ -147,7 +147,7 @@ def nobody(plane: ControlPlane) -> User:
 
 
 class TestDiscover:
-    def test_the_node_says_what_it_has(self, node: Node) -> None:
+    def test_the_node_says_what_it_has(self, node: CpuNode) -> None:
         node.sandbox.api.patch(node.path, {"spec": {"taints": [FOREIGN]}})
         node.init()
         assert node.run("discover").returncode == 0
@@ -160,7 +160,7 @@ class TestDiscover:
         assert node.now() == now
         assert "cpu_advertised" in again.stderr
 
-    def test_a_taint_that_is_ours_in_part_is_mended(self, node: Node) -> None:
+    def test_a_taint_that_is_ours_in_part_is_mended(self, node: CpuNode) -> None:
         wrong = {"key": cmk_names.TAINT, "value": "false", "effect": "NoSchedule"}
         node.sandbox.api.patch(node.path, {"spec": {"taints": [wrong, FOREIGN]}})
         node.init()
@@ -169,7 +169,7 @@ class TestDiscover:
         node.run("discover")
         assert node.now()["spec"]["taints"] == [FOREIGN, node_advertisement.OURS]
 
-    def test_what_a_kubelet_took_back_is_said_again(self, node: Node) -> None:
+    def test_what_a_kubelet_took_back_is_said_again(self, node: CpuNode) -> None:
         node.init()
         node.run("discover")
         zero = {"capacity": {EXCLUSIVE_CORES: "0"}, "allocatable": {EXCLUSIVE_CORES: "0"}}
@@ -177,7 +177,7 @@ class TestDiscover:
         node.run("discover")
         assert node.now()["status"]["capacity"][EXCLUSIVE_CORES] == "2"
 
-    def test_a_pool_that_is_gone_is_no_longer_said(self, node: Node, plane: ControlPlane) -> None:
+    def test_a_pool_that_is_gone_is_no_longer_said(self, node: CpuNode, plane: ControlPlane) -> None:
         with requests(plane.admin) as client:
             for counts in ({EXCLUSIVE_CORES: 1, NON_ISOLCPUS_CORES: 3}, {EXCLUSIVE_CORES: 0}):
                 assert node_advertisement.advertise(client, node.name, counts, taint=False)
@@ -185,7 +185,7 @@ class TestDiscover:
                 capacity = node.now()["status"]["capacity"]
                 assert {name: int(capacity[name]) for name in capacity if "cmk" in name} == counts
 
-    def test_all_of_it_can_be_taken_back(self, node: Node, plane: ControlPlane) -> None:
+    def test_all_of_it_can_be_taken_back(self, node: CpuNode, plane: ControlPlane) -> None:
         node.sandbox.api.patch(node.path, {"spec": {"taints": [FOREIGN]}})
         before = node.now()
         with requests(plane.admin) as client:
@@ -199,7 +199,7 @@ class TestDiscover:
             assert after[part] == before[part]
         assert after["metadata"]["labels"] == before["metadata"]["labels"]
 
-    def test_taints_that_others_write_meanwhile_stay(self, node: Node, plane: ControlPlane) -> None:
+    def test_taints_that_others_write_meanwhile_stay(self, node: CpuNode, plane: ControlPlane) -> None:
         """Another controller adds one taint after the other while ours is put on and taken off."""
         theirs = [{"key": f"t{number}", "effect": "NoSchedule"} for number in range(15)]
 
@@ -233,7 +233,7 @@ class TestDiscover:
 
 
 class TestReconcile:
-    def test_several_at_once_free_what_is_over_and_nothing_else(self, node: Node) -> None:
+    def test_several_at_once_free_what_is_over_and_nothing_else(self, node: CpuNode) -> None:
         node.init(4)
         me = os.getpid()
         tasks = {
@@ -257,13 +257,13 @@ class TestReconcile:
         (mine,) = [cpu_list.tasks[0] for _, cpu_list in node.stored().cpu_lists if cpu_list.tasks]
         assert mine.start is not None
 
-    def test_nothing_is_written_where_nothing_is_over(self, node: Node) -> None:
+    def test_nothing_is_written_where_nothing_is_over(self, node: CpuNode) -> None:
         node.init()
         before = node.sandbox.api.get(node.config_map)
         assert node.answered("reconcile", "--proc-fs", "/proc") == {"reclaimedCpuLists": []}
         assert node.sandbox.api.get(node.config_map) == before
 
-    def test_rounds_go_on_after_one_that_failed(self, node: Node) -> None:
+    def test_rounds_go_on_after_one_that_failed(self, node: CpuNode) -> None:
         """The API server is there, and the state only later: a node whose `init` is yet to come."""
         node.init()
         with node.start("reconcile", "--proc-fs", "/proc", "--interval", 1) as child:
@@ -281,7 +281,7 @@ class TestReconcile:
 
 
 class TestReports:
-    def test_kinds_that_are_missing_are_defined(self, node: Node, without_definitions: None) -> None:
+    def test_kinds_that_are_missing_are_defined(self, node: CpuNode, without_definitions: None) -> None:
         node.init()
         report = node.answered("node-report", "--publish", "--sysfs", node.folder)
         reconcile_report = node.answered("reconcile", "--publish", "--proc-fs", "/proc")
@@ -302,13 +302,13 @@ class TestReports:
             assert conditions.get("NonStructuralSchema", "False") == "False"
             assert conditions["Established"] == "True"
 
-    def test_a_node_without_pools_is_reported_too(self, node: Node, without_definitions: None) -> None:
+    def test_a_node_without_pools_is_reported_too(self, node: CpuNode, without_definitions: None) -> None:
         report = node.answered("node-report", "--publish", "--sysfs", node.folder)
         report_object = node.sandbox.api.get(NODE_REPORT.resource.path(node.sandbox.namespace, node.name))
         assert report_object["spec"]["report"] == report
         assert report_object["spec"]["report"]["description"] is None
 
-    def test_the_definitions_may_be_applied_before(self, node: Node, without_definitions: None) -> None:
+    def test_the_definitions_may_be_applied_before(self, node: CpuNode, without_definitions: None) -> None:
         plane = node.sandbox.plane
         plane.kubectl("apply", "-f", str(CRDS))
         writer = plane.user(
@@ -324,7 +324,7 @@ class TestReports:
         assert (done.returncode, "cpu_report" in done.stderr) == (0, False), done.stderr
         assert node.sandbox.api.get(NODE_REPORT.resource.path(node.sandbox.namespace, node.name))
 
-    def test_who_may_not_define_them_is_told(self, node: Node, without_definitions: None) -> None:
+    def test_who_may_not_define_them_is_told(self, node: CpuNode, without_definitions: None) -> None:
         plane = node.sandbox.plane
         reader = plane.user(
             f"reporter-{processes.number()}",
@@ -336,7 +336,7 @@ class TestReports:
         assert "cpu_report_undefined" in done.stderr
         assert "cpu_report_skipped" in done.stderr
 
-    def test_a_report_that_is_none_is_refused(self, node: Node, without_definitions: None) -> None:
+    def test_a_report_that_is_none_is_refused(self, node: CpuNode, without_definitions: None) -> None:
         plane = node.sandbox.plane
         with requests(plane.admin) as client:
             dialect = api_versions.TABLE[-1]

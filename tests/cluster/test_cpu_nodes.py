@@ -19,7 +19,7 @@ from tests import forks
 from tests.cluster import extender_process, kubelet_double
 from tests.cluster import objects as cluster_objects
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.kubelet_double import Kubelets
+from tests.cluster.kubelet_double import FakeKubelets
 from tests.cluster.test_namespaces import Sandbox, wait
 
 CONTROLLERS = "daemonset-controller,garbage-collector-controller"
@@ -49,7 +49,7 @@ def account(sandbox: Sandbox) -> None:
 
 
 @pytest.fixture
-def kubelets(sandbox: Sandbox, nodes: list[str], account: None) -> Iterator[Kubelets]:
+def kubelets(sandbox: Sandbox, nodes: list[str], account: None) -> Iterator[FakeKubelets]:
     with kubelet_double.playing(sandbox.api, sandbox.namespace) as playing:
         yield playing
         for kind in ("daemonsets", "deployments"):
@@ -116,7 +116,7 @@ def outcomes(report: Any) -> list[str]:
     ]
 
 
-def test_a_second_run_finds_what_is_there(sandbox: Sandbox, nodes: list[str], kubelets: Kubelets) -> None:
+def test_a_second_run_finds_what_is_there(sandbox: Sandbox, nodes: list[str], kubelets: FakeKubelets) -> None:
     report = prepared(sandbox, nodes, as_users_do=True)
     assert [node_report["node"] for node_report in report["nodes"]] == nodes
     assert set(outcomes(report)) == {"created", "ready"}
@@ -131,7 +131,7 @@ def test_a_second_run_finds_what_is_there(sandbox: Sandbox, nodes: list[str], ku
     assert sorted(name for name in kubelets.seen if name in once) == sorted(once)
 
 
-def test_what_differs_is_replaced(sandbox: Sandbox, nodes: list[str], kubelets: Kubelets) -> None:
+def test_what_differs_is_replaced(sandbox: Sandbox, nodes: list[str], kubelets: FakeKubelets) -> None:
     first = nodes[:1]
     prepared(sandbox, first)
     before = made(sandbox)
@@ -155,7 +155,7 @@ def test_what_differs_is_replaced(sandbox: Sandbox, nodes: list[str], kubelets: 
 
 
 def test_a_pod_that_failed_is_told_and_tried_again(
-    sandbox: Sandbox, nodes: list[str], kubelets: Kubelets
+    sandbox: Sandbox, nodes: list[str], kubelets: FakeKubelets
 ) -> None:
     ill, well = nodes
     name = setup_objects.pod_name(PREPARING, ill)
@@ -174,7 +174,7 @@ def test_a_pod_that_failed_is_told_and_tried_again(
 
 
 def test_a_pod_that_starts_again_and_again_is_not_ready(
-    sandbox: Sandbox, nodes: list[str], kubelets: Kubelets
+    sandbox: Sandbox, nodes: list[str], kubelets: FakeKubelets
 ) -> None:
     daemon_set = setup_objects.daemon_set_name(("reconcile",), nodes[0])
     wanted = setup_objects.daemon_set(("reconcile",), nodes[0], SetupOptions(), api_versions.TABLE[-1])
@@ -188,7 +188,7 @@ def test_a_pod_that_starts_again_and_again_is_not_ready(
 
 
 def test_an_agent_that_does_not_run_is_told_and_what_ships_is_taken_over(
-    sandbox: Sandbox, nodes: list[str], kubelets: Kubelets
+    sandbox: Sandbox, nodes: list[str], kubelets: FakeKubelets
 ) -> None:
     """As who applies deploy/cpu-agent.yaml first: the DaemonSet stays the same one, and gets the image."""
     [shipped] = [
@@ -219,7 +219,7 @@ def test_an_agent_that_does_not_run_is_told_and_what_ships_is_taken_over(
 
 
 def test_a_new_certificate_is_trusted_before_it_is_shown(
-    sandbox: Sandbox, nodes: list[str], kubelets: Kubelets
+    sandbox: Sandbox, nodes: list[str], kubelets: FakeKubelets
 ) -> None:
     report = prepared(sandbox, nodes[:1], "--no-agent", "--cmk-cmd-list=init")
     first = [step["name"].split()[0] for step in report["webhook"]["steps"]]
@@ -294,7 +294,7 @@ class TestReconfigureSetup:
         return report["nodes"]
 
     def test_one_after_the_other_and_again(
-        self, sandbox: Sandbox, labelled: list[str], kubelets: Kubelets
+        self, sandbox: Sandbox, labelled: list[str], kubelets: FakeKubelets
     ) -> None:
         for _ in range(2):
             kubelets.seen.clear()
@@ -306,7 +306,7 @@ class TestReconfigureSetup:
             assert made(sandbox) == {}
 
     def test_nothing_is_changed_unless_every_node_can_be(
-        self, sandbox: Sandbox, labelled: list[str], kubelets: Kubelets
+        self, sandbox: Sandbox, labelled: list[str], kubelets: FakeKubelets
     ) -> None:
         why = "the tasks that run do not fit into the new pools"
         kubelets.fates[setup_objects.reconfigure_name(labelled[1], checks=True)] = kubelet_double.failed(why)
@@ -317,7 +317,9 @@ class TestReconfigureSetup:
         kubelets.fates.clear()
         assert [node_report["state"] for node_report in self.reconfigured(sandbox)] == ["reconfigured"] * 2
 
-    def test_it_ends_where_it_fails(self, sandbox: Sandbox, labelled: list[str], kubelets: Kubelets) -> None:
+    def test_it_ends_where_it_fails(
+        self, sandbox: Sandbox, labelled: list[str], kubelets: FakeKubelets
+    ) -> None:
         kubelets.fates[setup_objects.reconfigure_name(labelled[0])] = kubelet_double.failed("moved back")
         node_reports = self.reconfigured(sandbox)
         assert [node_report["state"] for node_report in node_reports] == ["failed", "not touched"]
@@ -372,7 +374,7 @@ class TestUninstall:
         return run(sandbox, "uninstall", *place, *arguments, **more)
 
     def test_nothing_is_left(
-        self, sandbox: Sandbox, nodes: list[str], node: str, kubelets: Kubelets, tmp_path: Path
+        self, sandbox: Sandbox, nodes: list[str], node: str, kubelets: FakeKubelets, tmp_path: Path
     ) -> None:
         prepared(sandbox, nodes)
         self.state(sandbox, node, pools.EXCLUSIVE, boot="another")
@@ -407,7 +409,7 @@ class TestUninstall:
 
     @pytest.mark.parametrize("pool", [pools.EXCLUSIVE, pools.SHARED, pools.INFRA])
     def test_a_running_task_keeps_all_as_it_is(
-        self, sandbox: Sandbox, node: str, kubelets: Kubelets, tmp_path: Path, pool: str
+        self, sandbox: Sandbox, node: str, kubelets: FakeKubelets, tmp_path: Path, pool: str
     ) -> None:
         prepared(sandbox, [node], "--cmk-cmd-list=init")
         self.state(sandbox, node, pool)
@@ -419,7 +421,7 @@ class TestUninstall:
         assert (made(sandbox), sandbox.api.get(f"/api/v1/nodes/{node}")) == before
 
     def test_elsewhere_no_task_is_taken_to_be_over(
-        self, sandbox: Sandbox, node: str, kubelets: Kubelets, tmp_path: Path
+        self, sandbox: Sandbox, node: str, kubelets: FakeKubelets, tmp_path: Path
     ) -> None:
         info = sandbox.api.get(f"/api/v1/nodes/{node}")["status"]["nodeInfo"] | {"bootID": "of-the-node"}
         sandbox.api.patch(f"/api/v1/nodes/{node}/status", {"status": {"nodeInfo": info}})
@@ -429,7 +431,7 @@ class TestUninstall:
         assert "running tasks" in completed.stderr
         assert "not on node" in completed.stderr
 
-    def test_in_two_parts(self, sandbox: Sandbox, node: str, kubelets: Kubelets, tmp_path: Path) -> None:
+    def test_in_two_parts(self, sandbox: Sandbox, node: str, kubelets: FakeKubelets, tmp_path: Path) -> None:
         prepared(sandbox, [node])
         (tmp_path / ".cmk-1").mkdir()
         (tmp_path / ".cmk-1" / "cmk").write_text("a program")

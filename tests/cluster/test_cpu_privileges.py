@@ -13,20 +13,20 @@ from tests.cluster import extender_process, kubelet_double, objects, rights
 from tests.cluster.access import User
 from tests.cluster.audit import AuditLog
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.kubelet_double import Kubelets
-from tests.cluster.rights import Right
+from tests.cluster.kubelet_double import FakeKubelets
+from tests.cluster.rights import ApiRight
 
 NAMESPACE = "cmk-namespace"
 NODES = ("n1", "n2")
 HOOK = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/cmk-webhook-config"
 
 
-class Run(NamedTuple):
+class CpuCommands(NamedTuple):
     """Two nodes, so that no right is for one only."""
 
     plane: ControlPlane
     log: AuditLog
-    kubelets: Kubelets
+    kubelets: FakeKubelets
     folder: Path
 
     def cpu(self, user: User, *words: str, code: int = 0) -> str:
@@ -41,7 +41,7 @@ class Run(NamedTuple):
     def account(self, name: str) -> User:
         return self.plane.service_account(name, NAMESPACE)
 
-    def needed(self, account: str) -> set[Right]:
+    def needed(self, account: str) -> set[ApiRight]:
         """What was asked for in each namespace, all of it allowed; `/version` and discovery are everybody's."""
         audited = self.log.requests(f"system:serviceaccount:{NAMESPACE}:{account}")
         requests = [request for request in audited if request.resource]
@@ -54,7 +54,7 @@ class Run(NamedTuple):
             )
         )
 
-    def shipped(self, role: str) -> set[Right]:
+    def shipped(self, role: str) -> set[ApiRight]:
         return rights.granted(
             manifest
             for manifest in extender_process.manifest("cpu.yaml")
@@ -69,7 +69,9 @@ class Run(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def run(plane: ControlPlane, audit_log: AuditLog, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+def run(
+    plane: ControlPlane, audit_log: AuditLog, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[CpuCommands]:
     for name in ("crds/cmk-reports.yaml", "cpu.yaml"):
         plane.kubectl("apply", "-f", str(extender_process.ROOT / "deploy" / name))
     for manifest in extender_process.manifest("cpu-agent.yaml"):
@@ -82,10 +84,10 @@ def run(plane: ControlPlane, audit_log: AuditLog, tmp_path_factory: pytest.TempP
         plane.start_controller_manager(controllers),
         kubelet_double.playing(plane.api, NAMESPACE) as kubelets,
     ):
-        yield Run(plane, audit_log, kubelets, tmp_path_factory.mktemp("cpu-rights"))
+        yield CpuCommands(plane, audit_log, kubelets, tmp_path_factory.mktemp("cpu-rights"))
 
 
-def test_of_who_prepares(run: Run) -> None:
+def test_of_who_prepares(run: CpuCommands) -> None:
     setup = run.account("cmk-setup")
     arguments = ("cluster-init", "--all-hosts", f"--namespace={NAMESPACE}", "--timeout=60")
     run.cpu(setup, *arguments)
@@ -103,7 +105,7 @@ def test_of_who_prepares(run: Run) -> None:
     run.check("cmk-setup", "cmk-setup")
 
 
-def test_of_a_nodes_own_commands(run: Run) -> None:
+def test_of_a_nodes_own_commands(run: CpuCommands) -> None:
     """One exclusive core and one for all else, as there are on any machine that runs this."""
     account = run.account("cmk-serviceaccount")
     cores = ("--num-exclusive-cores=1", "--num-shared-cores=0")
@@ -120,7 +122,7 @@ def test_of_a_nodes_own_commands(run: Run) -> None:
     run.check("cmk-serviceaccount", "cmk-node")
 
 
-def dead_task(run: Run, node: str) -> None:
+def dead_task(run: CpuCommands, node: str) -> None:
     """A task on the node's exclusive list that is over."""
     path = f"/api/v1/namespaces/{NAMESPACE}/configmaps/{cmk_names.config_map(node)}"
     config_map = run.plane.api.get(path)
@@ -129,7 +131,7 @@ def dead_task(run: Run, node: str) -> None:
     run.plane.api.patch(path, {"data": {"config": config}})
 
 
-def test_of_who_leaves(run: Run) -> None:
+def test_of_who_leaves(run: CpuCommands) -> None:
     """After the tests above, in this order: there is something to leave."""
     account = run.account("cmk-uninstall")
     boot = procfs.read_boot(Path("/proc"))
@@ -154,7 +156,7 @@ def test_of_who_leaves(run: Run) -> None:
     assert run.plane.api.get(definitions)["items"] == []
 
 
-def left(run: Run) -> list[str]:
+def left(run: CpuCommands) -> list[str]:
     kinds = (
         ("api/v1", "configmaps"),
         ("api/v1", "secrets"),

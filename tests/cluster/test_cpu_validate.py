@@ -11,17 +11,17 @@ from nodewise.cpu.cmk_names import EXCLUSIVE_CORES
 from nodewise.cpu.pool_allocations import Task
 from tests.cluster import objects, test_cpu_webhook
 from tests.cluster.api import Object
-from tests.cluster.cpu_node import Node
+from tests.cluster.cpu_node import CpuNode
 from tests.cluster.test_namespaces import Sandbox
 
 
 @pytest.fixture
-def node(sandbox: Sandbox, tmp_path: Path) -> Node:
-    return Node(sandbox, tmp_path)
+def node(sandbox: Sandbox, tmp_path: Path) -> CpuNode:
+    return CpuNode(sandbox, tmp_path)
 
 
 @pytest.fixture
-def prepared(node: Node) -> Node:
+def prepared(node: CpuNode) -> CpuNode:
     """A node as it should be, but for the webhook."""
     node.init()
     node.run("discover")
@@ -32,7 +32,7 @@ def prepared(node: Node) -> Node:
     return node
 
 
-def agent(node: Node) -> Object:
+def agent(node: CpuNode) -> Object:
     """A pod that says that it is the node agent."""
     pod = objects.running_on(node.name, objects.pod("agent"))
     pod["spec"]["containers"][0]["args"] = ["nodewise cpu agent"]
@@ -43,7 +43,7 @@ def agent(node: Node) -> Object:
     return made
 
 
-def checks(node: Node, *options: object, code: int = 0) -> dict[str, dict[str, Any]]:
+def checks(node: CpuNode, *options: object, code: int = 0) -> dict[str, dict[str, Any]]:
     child = node.start_of("validate", node.name, *options, "-o", "json")
     out, err = child.communicate(timeout=120)
     assert child.returncode == code, err + out
@@ -57,38 +57,38 @@ def wrong(checks_by_name: dict[str, dict[str, Any]]) -> set[str]:
     return {name for name, check in checks_by_name.items() if check["ok"] is False}
 
 
-def test_a_node_as_it_should_be(prepared: Node) -> None:
+def test_a_node_as_it_should_be(prepared: CpuNode) -> None:
     results = checks(prepared)
     assert wrong(results) == set()
     assert {name for name, check in results.items() if check["ok"] is None} == {"webhook", "program"}
     assert results[EXCLUSIVE_CORES]["seen"] == "capacity 2, allocatable 2; the pool has 2"
 
 
-def test_a_node_that_nobody_prepared(node: Node) -> None:
+def test_a_node_that_nobody_prepared(node: CpuNode) -> None:
     results = checks(node, code=3)
     assert wrong(results) == {"label", "taint", "pools", "agent", "cmk-nodereport"}
     assert f"discover --node-name {node.name}" in results["label"]["remedy"]
     assert "cluster-init" in results["pools"]["remedy"]
 
 
-def test_a_node_that_is_none(node: Node) -> None:
+def test_a_node_that_is_none(node: CpuNode) -> None:
     node.name = "no-such-node"
     assert wrong(checks(node, code=3)) == {"node"}
 
 
-def test_what_a_kubelet_took_back(prepared: Node) -> None:
+def test_what_a_kubelet_took_back(prepared: CpuNode) -> None:
     zero = {"capacity": {EXCLUSIVE_CORES: "0"}, "allocatable": {EXCLUSIVE_CORES: "0"}}
     prepared.sandbox.api.patch(f"{prepared.path}/status", {"status": zero})
     assert wrong(checks(prepared, code=3)) == {EXCLUSIVE_CORES}
 
 
-def test_a_taint_that_nobody_wants(prepared: Node) -> None:
+def test_a_taint_that_nobody_wants(prepared: CpuNode) -> None:
     prepared.sandbox.api.patch(prepared.path, {"spec": {"taints": None}})
     assert wrong(checks(prepared, code=3)) == {"taint"}
     assert wrong(checks(prepared, "--no-taint")) == set()
 
 
-def test_tasks_of_pods_that_are_gone(prepared: Node) -> None:
+def test_tasks_of_pods_that_are_gone(prepared: CpuNode) -> None:
     tasks = [Task(7, 5, "b", "no-such-pod", "c")]
     prepared.store(prepared.stored().mapped(lambda pool, _: tasks if pool.is_exclusive else []))
     results = checks(prepared, code=3)
@@ -96,27 +96,27 @@ def test_tasks_of_pods_that_are_gone(prepared: Node) -> None:
     assert "processes 7 hold cores" in results["tasks"]["seen"]
 
 
-def test_tasks_of_pods_that_run(prepared: Node) -> None:
+def test_tasks_of_pods_that_run(prepared: CpuNode) -> None:
     pod = prepared.sandbox.api.get(f"/api/v1/namespaces/{prepared.sandbox.namespace}/pods/agent")
     tasks = [Task(7, 5, "b", pod["metadata"]["uid"], "c")]
     prepared.store(prepared.stored().mapped(lambda pool, _: tasks if pool.name == "infra" else []))
     assert checks(prepared)["tasks"]["seen"] == "1 running"
 
 
-def test_a_corrupt_state(prepared: Node) -> None:
+def test_a_corrupt_state(prepared: CpuNode) -> None:
     prepared.sandbox.api.patch(prepared.config_map, {"data": {"config": "foo: {}"}})
     results = checks(prepared, code=3)
     assert wrong(results) == {"pools"}
     assert "pool 'foo'" in results["pools"]["seen"]
 
 
-def test_a_report_of_other_pools(prepared: Node) -> None:
+def test_a_report_of_other_pools(prepared: CpuNode) -> None:
     prepared.sandbox.api.delete(prepared.config_map)
     prepared.init(3)
     assert wrong(checks(prepared, code=3)) == {EXCLUSIVE_CORES, "cmk-nodereport"}
 
 
-def test_a_webhook_that_works(prepared: Node, tmp_path: Path) -> None:
+def test_a_webhook_that_works(prepared: CpuNode, tmp_path: Path) -> None:
     space = prepared.sandbox.namespace
     with test_cpu_webhook.running(prepared.sandbox, tmp_path, "--insecure=True") as running:
         assert checks(prepared, "--pod-namespace", space)["webhook"]["ok"] is True
@@ -127,14 +127,14 @@ def test_a_webhook_that_works(prepared: Node, tmp_path: Path) -> None:
         assert "logs" in results["webhook"]["remedy"]
 
 
-def test_a_webhook_that_does_not_see_the_pod(prepared: Node, tmp_path: Path) -> None:
+def test_a_webhook_that_does_not_see_the_pod(prepared: CpuNode, tmp_path: Path) -> None:
     with test_cpu_webhook.running(prepared.sandbox, tmp_path, "--insecure=True"):
         results = checks(prepared, code=3)
     assert wrong(results) == {"webhook"}
     assert cmk_names.INJECTED in results["webhook"]["seen"]
 
 
-def test_a_table_for_people(prepared: Node) -> None:
+def test_a_table_for_people(prepared: CpuNode) -> None:
     child = prepared.start_of("validate", prepared.name, "-o", "table")
     lines = child.communicate(timeout=120)[0].splitlines()
     assert lines[1].split()[:2] == ["label", "ok"]

@@ -18,8 +18,8 @@ from nodewise.cpu import cmk_names
 from nodewise.cpu.webhook import certificates
 from nodewise.cpu.webhook import manifests as webhook_manifests
 from tests.cluster import controlplane, loopback, test_namespaces
-from tests.cluster.api import Api, ApiError, Object, folder_of, path_of
-from tests.cluster.certificates import Authority, Pair
+from tests.cluster.api import ApiError, ClusterApi, Object, folder_of, path_of
+from tests.cluster.certificates import CertificateAuthority, CertificatePair
 from tests.cluster.extender_process import NODEWISE
 from tests.cluster.processes import Process, free_port, number
 from tests.cluster.test_namespaces import Sandbox, wait
@@ -27,13 +27,13 @@ from tests.cluster.test_namespaces import Sandbox, wait
 REGISTRATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 
 
-class Running(NamedTuple):
+class RunningWebhook(NamedTuple):
     """The webhook, as the API server reaches it: by a name of the cluster that leads to this machine."""
 
     sandbox: Sandbox
     process: Process
     health: str
-    pair: Pair
+    pair: CertificatePair
 
     def offered(self, pod: Object) -> Object:
         """What becomes of a pod, without making it."""
@@ -62,7 +62,7 @@ def manifests(*arguments: str) -> dict[str, Object]:
 @contextlib.contextmanager
 def running(
     sandbox: Sandbox, folder: Path, *arguments: str, port: int = 0, asks: bool = True
-) -> Iterator[Running]:
+) -> Iterator[RunningWebhook]:
     """The webhook with what it printed for a cluster, but that it runs here, with `arguments` in place of the
     Deployment's. `asks`: until the API server asks it.
     """
@@ -88,13 +88,15 @@ def running(
         sandbox.put(printed["Service"] | {"spec": {"type": "ExternalName", "externalName": "localhost"}})
         sandbox.api.create(registration)
         stack.callback(sandbox.api.delete, path_of(registration))
-        made = Running(sandbox, process, urls[1], Pair(folder / "cert.pem", folder / "key.pem"))
+        made = RunningWebhook(
+            sandbox, process, urls[1], CertificatePair(folder / "cert.pem", folder / "key.pem")
+        )
         if asks:
             wait("the API server asks the webhook", functools.partial(mutated, made))
         yield made
 
 
-def mutated(running: Running) -> Object | None:
+def mutated(running: RunningWebhook) -> Object | None:
     """An API server hears of a registration a moment after it was made."""
     admitted_pod = running.offered(pod(requests={cmk_names.EXCLUSIVE_CORES: "1"}))
     return admitted_pod if "annotations" in admitted_pod["metadata"] else None
@@ -131,7 +133,9 @@ def expect_ready_for_cores(admitted_pod: Object) -> None:
 
 
 @pytest.fixture(scope="module")
-def plain(plane: controlplane.ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def plain(
+    plane: controlplane.ControlPlane, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningWebhook]:
     """With TLS of the server alone, as it is where the API server was told nothing."""
     with (
         test_namespaces.created(plane) as sandbox,
@@ -141,17 +145,17 @@ def plain(plane: controlplane.ControlPlane, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.mark.parametrize("resource", [cmk_names.EXCLUSIVE_CORES, cmk_names.NON_ISOLCPUS_CORES])
-def test_a_pod_that_is_made_is_mutated(plain: Running, resource: str) -> None:
+def test_a_pod_that_is_made_is_mutated(plain: RunningWebhook, resource: str) -> None:
     name = f"made-{resource.rpartition('/')[2]}"
     plain.sandbox.put(pod(name, requests={resource: "1"}))
     expect_ready_for_cores(plain.sandbox.pod(name) or {})
 
 
-def test_that_everybody_is_served_is_said(plain: Running) -> None:
+def test_that_everybody_is_served_is_said(plain: RunningWebhook) -> None:
     assert plain.says("warning", "cpu_webhook_any_client")
 
 
-def test_a_pod_that_is_mutated_already_stays_as_it_is(plain: Running) -> None:
+def test_a_pod_that_is_mutated_already_stays_as_it_is(plain: RunningWebhook) -> None:
     first = plain.offered(pod(requests={cmk_names.EXCLUSIVE_CORES: "1"}))
     before = plain.count("untouched")
     again = plain.offered(
@@ -162,7 +166,7 @@ def test_a_pod_that_is_mutated_already_stays_as_it_is(plain: Running) -> None:
     assert plain.count("untouched") > before
 
 
-def test_the_api_server_asks_only_about_pods_that_ask_for_cores(plain: Running) -> None:
+def test_the_api_server_asks_only_about_pods_that_ask_for_cores(plain: RunningWebhook) -> None:
     before = {outcome: plain.count(outcome) for outcome in ("mutated", "untouched", "refused")}
     for submitted_pod in (pod(), pod(requests={"cpu": "1"}), pod(annotations={"a": "b"})):
         admitted_pod = plain.offered(submitted_pod)
@@ -173,7 +177,7 @@ def test_the_api_server_asks_only_about_pods_that_ask_for_cores(plain: Running) 
     assert plain.count("untouched") == before["untouched"] + 1
 
 
-def test_all_containers_of_a_pod_that_wants_to_be_mutated(plain: Running) -> None:
+def test_all_containers_of_a_pod_that_wants_to_be_mutated(plain: RunningWebhook) -> None:
     admitted_pod = plain.offered(pod(annotations={cmk_names.MUTATE: "true"}))
     mounts = [len(container["volumeMounts"]) for container in admitted_pod["spec"]["containers"]]
     assert mounts == [2, 2]
@@ -181,7 +185,7 @@ def test_all_containers_of_a_pod_that_wants_to_be_mutated(plain: Running) -> Non
 
 @pytest.mark.parametrize("level", ["baseline", "restricted"])
 def test_a_namespace_that_enforces_pod_security_rejects_what_the_webhook_adds(
-    plain: Running, level: str
+    plain: RunningWebhook, level: str
 ) -> None:
     space, api = f"/api/v1/namespaces/{plain.sandbox.namespace}", plain.sandbox.api
     label = "pod-security.kubernetes.io/enforce"
@@ -196,11 +200,11 @@ def test_a_namespace_that_enforces_pod_security_rejects_what_the_webhook_adds(
         api.patch(space, {"metadata": {"labels": {label: None}}})
 
 
-def admitted(webhook: Running) -> Object | None:
+def admitted(webhook: RunningWebhook) -> Object | None:
     return None if refusal(webhook) else mutated(webhook)
 
 
-def test_a_container_that_runs_first_is_seen(plain: Running) -> None:
+def test_a_container_that_runs_first_is_seen(plain: RunningWebhook) -> None:
     requested_pod = pod()
     first = {"name": "i1", "image": "none", "resources": {"limits": {cmk_names.EXCLUSIVE_CORES: "1"}}}
     requested_pod["spec"]["initContainers"] = [first]
@@ -209,7 +213,9 @@ def test_a_container_that_runs_first_is_seen(plain: Running) -> None:
     assert "volumeMounts" not in pod_object["containers"][0]
 
 
-def test_the_webhooks_own_pods_and_other_namespaces_do_not_need_it(plain: Running, sandbox: Sandbox) -> None:
+def test_the_webhooks_own_pods_and_other_namespaces_do_not_need_it(
+    plain: RunningWebhook, sandbox: Sandbox
+) -> None:
     own = pod(requests={cmk_names.EXCLUSIVE_CORES: "1"})
     own["metadata"]["labels"] = {"app": "cmk-webhook-app"}
     assert "volumes" not in plain.offered(own)["spec"]
@@ -217,7 +223,9 @@ def test_the_webhooks_own_pods_and_other_namespaces_do_not_need_it(plain: Runnin
     assert "volumes" not in (sandbox.pod("elsewhere") or {})["spec"]
 
 
-def test_a_container_that_another_webhook_adds_gets_what_it_needs(plain: Running, tmp_path: Path) -> None:
+def test_a_container_that_another_webhook_adds_gets_what_it_needs(
+    plain: RunningWebhook, tmp_path: Path
+) -> None:
     """It is asked after ours, by its name; so the API server asks ours once more."""
     added = {"name": "added", "image": "none", "resources": {"limits": {cmk_names.EXCLUSIVE_CORES: "2"}}}
     with another_webhook(plain.sandbox, tmp_path, added):
@@ -246,8 +254,8 @@ def another_webhook(sandbox: Sandbox, folder: Path, container: Object) -> Iterat
         review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
         await loopback.answer(send, 200, review)
 
-    authority = Authority(folder, "other")
-    tls = loopback.Tls(authority.issue("other", "127.0.0.1"))
+    authority = CertificateAuthority(folder, "other")
+    tls = loopback.ServerTls(authority.issue("other", "127.0.0.1"))
     with loopback.serving(application, tls) as url:
         hook = {
             "name": "other.nodewise.io",
@@ -272,7 +280,7 @@ def another_webhook(sandbox: Sandbox, folder: Path, container: Object) -> Iterat
             sandbox.api.delete(path_of(made))
 
 
-def test_a_certificate_made_anew_loses_no_pod(plain: Running) -> None:
+def test_a_certificate_made_anew_loses_no_pod(plain: RunningWebhook) -> None:
     """First the API server trusts both, then the webhook shows the new one: nothing is refused in between."""
     api = plain.sandbox.api
     path = f"{REGISTRATIONS}/{webhook_manifests.REGISTRATION}-{plain.sandbox.namespace}"
@@ -303,7 +311,7 @@ class MutualTlsPlane(NamedTuple):
     """An API server that was told to show a certificate, and who signed that."""
 
     plane: controlplane.ControlPlane
-    clients: Authority
+    clients: CertificateAuthority
     port: int
     """Where it calls the webhook."""
 
@@ -314,7 +322,7 @@ def mutual_tls(
 ) -> Iterator[MutualTlsPlane]:
     """By the two files that the command writes, for a webhook in the namespace that its sandbox gets."""
     folder = tmp_path_factory.mktemp("mutual-tls")
-    clients = Authority(folder, "clients")
+    clients = CertificateAuthority(folder, "clients")
     pair = clients.issue("kube-apiserver")
     where = folder / "admission"
     command = [NODEWISE, "cpu", "webhook", f"--print-admission-config={where}", "--namespace=mutual-tls"]
@@ -357,7 +365,7 @@ def test_an_api_server_that_shows_none_is_refused_and_both_say_so(
         assert webhook.says("no_certificate")
 
 
-def refusal(webhook: Running) -> str | None:
+def refusal(webhook: RunningWebhook) -> str | None:
     try:
         webhook.offered(pod(requests={cmk_names.EXCLUSIVE_CORES: "1"}))
     except ApiError as error:
@@ -369,7 +377,7 @@ def refusal(webhook: Running) -> str | None:
 def named_sandbox(plane: controlplane.ControlPlane, name: str) -> Iterator[Sandbox]:
     """A sandbox whose namespace is called so, as the API server's files have it."""
     with test_namespaces.created(plane) as sandbox:
-        api: Api = sandbox.api
+        api: ClusterApi = sandbox.api
         api.ensure({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
         sandbox.namespace, own = name, sandbox.namespace
         try:

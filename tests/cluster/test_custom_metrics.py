@@ -6,7 +6,7 @@ import pytest
 from tests.cluster.access import rule
 from tests.cluster.api import ApiError, Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.custom_metrics import GROUP, CustomMetrics, Sample
+from tests.cluster.custom_metrics import GROUP, FakeCustomMetricsApi, NodeSample
 
 ROOT = f"/apis/{GROUP}"
 
@@ -15,13 +15,13 @@ def asked(plane: ControlPlane, metric: str, version: str = "v1beta1", nodes: str
     return plane.api.get(f"{ROOT}/{version}/nodes/{nodes}/{metric}")
 
 
-def test_the_api_server_lists_the_group(plane: ControlPlane, metrics: CustomMetrics) -> None:
+def test_the_api_server_lists_the_group(plane: ControlPlane, metrics: FakeCustomMetricsApi) -> None:
     group = plane.api.get(ROOT)
     assert group["preferredVersion"]["version"] == "v1beta2"
     assert {version["version"] for version in group["versions"]} == {"v1beta1", "v1beta2"}
 
 
-def test_values_of_all_nodes(plane: ControlPlane, metrics: CustomMetrics) -> None:
+def test_values_of_all_nodes(plane: ControlPlane, metrics: FakeCustomMetricsApi) -> None:
     metrics.set("temp", {"a": "81500m", "b": 40}, time="2026-07-01T12:00:00Z", window_s=60)
     response = asked(plane, "temp")
     assert (response["kind"], response["apiVersion"]) == ("MetricValueList", f"{GROUP}/v1beta1")
@@ -39,25 +39,25 @@ def test_values_of_all_nodes(plane: ControlPlane, metrics: CustomMetrics) -> Non
 
 
 def test_the_newer_version_names_the_metric_in_its_own_way(
-    plane: ControlPlane, metrics: CustomMetrics
+    plane: ControlPlane, metrics: FakeCustomMetricsApi
 ) -> None:
     metrics.set("temp", {"a": 1})
     [item] = asked(plane, "temp", "v1beta2", "%2A")["items"]
     assert item["metric"] == {"name": "temp", "selector": None}
 
 
-def test_one_node_by_name(plane: ControlPlane, metrics: CustomMetrics) -> None:
-    metrics.set("temp", {"a": 1, "b": Sample("2", window_s=30)})
+def test_one_node_by_name(plane: ControlPlane, metrics: FakeCustomMetricsApi) -> None:
+    metrics.set("temp", {"a": 1, "b": NodeSample("2", window_s=30)})
     [item] = asked(plane, "temp", nodes="b")["items"]
     assert (item["value"], item["windowSeconds"]) == ("2", 30)
 
 
-def test_a_metric_that_nobody_set_is_not_found(plane: ControlPlane, metrics: CustomMetrics) -> None:
+def test_a_metric_that_nobody_set_is_not_found(plane: ControlPlane, metrics: FakeCustomMetricsApi) -> None:
     with pytest.raises(ApiError, match="404: the server could not find the metric none for nodes"):
         asked(plane, "none")
 
 
-def test_faults_come_through_and_heal(plane: ControlPlane, metrics: CustomMetrics) -> None:
+def test_faults_come_through_and_heal(plane: ControlPlane, metrics: FakeCustomMetricsApi) -> None:
     metrics.set("temp", {"a": "NaN", "b": "12 apples"})
     assert [item["value"] for item in asked(plane, "temp")["items"]] == ["NaN", "12 apples"]
     metrics.say("temp", b'{"kind": "MetricValueList", "items"')
@@ -70,7 +70,7 @@ def test_faults_come_through_and_heal(plane: ControlPlane, metrics: CustomMetric
     assert len(asked(plane, "temp")["items"]) == 2
 
 
-def test_a_hanging_metric_delays_no_other(plane: ControlPlane, metrics: CustomMetrics) -> None:
+def test_a_hanging_metric_delays_no_other(plane: ControlPlane, metrics: FakeCustomMetricsApi) -> None:
     metrics.set("slow", {"a": 1})
     metrics.set("quick", {"a": 1})
     metrics.hang("slow")
@@ -79,7 +79,7 @@ def test_a_hanging_metric_delays_no_other(plane: ControlPlane, metrics: CustomMe
     assert asked(plane, "quick")["items"], "while the other one hangs"
 
 
-def test_a_user_needs_the_right_to_each_metric(plane: ControlPlane, metrics: CustomMetrics) -> None:
+def test_a_user_needs_the_right_to_each_metric(plane: ControlPlane, metrics: FakeCustomMetricsApi) -> None:
     metrics.set("temp", {"a": 1})
     metrics.set("secret", {"a": 1})
     user = plane.user("metrics-reader", [rule("get", "nodes/temp", GROUP)])

@@ -8,7 +8,7 @@ from tests.cluster import access, extender_process, objects, read_only_commands
 from tests.cluster.access import rule
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.custom_metrics import CustomMetrics
+from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.extender_process import HOT, pod
 from tests.cluster.read_only_commands import run, told, warm
 from tests.cluster.test_namespaces import Sandbox, wait
@@ -25,7 +25,7 @@ LEAST = [
 
 
 @pytest.fixture
-def cluster(sandbox: Sandbox, metrics: CustomMetrics) -> Sandbox:
+def cluster(sandbox: Sandbox, metrics: FakeCustomMetricsApi) -> Sandbox:
     warm(sandbox, metrics)
     return sandbox
 
@@ -103,7 +103,7 @@ def test_nobody_waits(plane: ControlPlane, cluster: Sandbox) -> None:
 
 
 def test_a_pod_that_fits_nowhere_and_a_metric_that_fails(
-    plane: ControlPlane, cluster: Sandbox, metrics: CustomMetrics
+    plane: ControlPlane, cluster: Sandbox, metrics: FakeCustomMetricsApi
 ) -> None:
     cluster.pods(pod("web"))
     metrics.fail("heat")

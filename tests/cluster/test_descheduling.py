@@ -10,7 +10,7 @@ import pytest
 
 from tests.cluster import descheduling, extender_double, extender_process, health_example, objects
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.extender_double import Double
+from tests.cluster.extender_double import FakeExtenderServer
 from tests.cluster.health_example import LABEL, NODES
 from tests.cluster.test_namespaces import Sandbox
 
@@ -25,7 +25,7 @@ def replicas(plane: ControlPlane) -> Iterator[None]:
 
 
 @pytest.fixture
-def scheduled(plane: ControlPlane, double: Double) -> Iterator[None]:
+def scheduled(plane: ControlPlane, double: FakeExtenderServer) -> Iterator[None]:
     """kube-scheduler, which leaves telemetry/scheduling to an extender, as nodewise has it do."""
     with plane.start_scheduler(
         {"extenders": [extender_double.entry(double.url, managedResources=extender_process.MANAGED)]}

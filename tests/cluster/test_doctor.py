@@ -27,7 +27,7 @@ from tests.cluster.api import Object, path_of
 from tests.cluster.audit import AuditLog
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.doctor_cases import DOCTOR_CASES, DoctorCase
-from tests.cluster.healthy_cluster import Cluster, Diagnosis
+from tests.cluster.healthy_cluster import Diagnosis, HealthyCluster
 from tests.cluster.hostile_objects import HOSTILE, HOSTILE_FILES
 from tests.cluster.test_namespaces import wait
 
@@ -43,7 +43,7 @@ UNPRINTABLE: Final = re.compile("[\\x00-\\x09\\x0b-\\x1f\\x7f-\\x9f\\u202a-\\u20
 @pytest.fixture(scope="module")
 def cluster(
     plane: ControlPlane, audit_log: AuditLog, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Cluster]:
+) -> Iterator[HealthyCluster]:
     with healthy_cluster.installed(plane, audit_log, tmp_path_factory.mktemp("sound")) as cluster:
         yield cluster
 
@@ -52,7 +52,7 @@ def _named(case: DoctorCase) -> str:
     return f"{case.finding}: {case.name}"
 
 
-def test_nothing_is_found_in_a_sound_cluster(cluster: Cluster) -> None:
+def test_nothing_is_found_in_a_sound_cluster(cluster: HealthyCluster) -> None:
     assert_sound(cluster.diagnose())
 
 
@@ -66,17 +66,17 @@ def assert_sound(diagnosis: Diagnosis) -> None:
     assert set(diagnosis.checked) == CATALOGUE.keys() - {"not-looked-at"}
 
 
-def test_nor_when_kube_scheduler_says_itself_how_it_is_configured(cluster: Cluster) -> None:
+def test_nor_when_kube_scheduler_says_itself_how_it_is_configured(cluster: HealthyCluster) -> None:
     arguments = [f"--kubeconfig={cluster.plane.admin.kubeconfig}", f"--scheduler-url={cluster.scheduler_url}"]
     assert_sound(Diagnosis(read_only_commands.run("doctor", *arguments, "-o", "json")))
 
 
-def test_nor_where_the_entry_names_the_service(cluster: Cluster) -> None:
+def test_nor_where_the_entry_names_the_service(cluster: HealthyCluster) -> None:
     with by_service(cluster):
         assert_sound(cluster.diagnose())
 
 
-def test_nor_with_the_second_scheduler_that_configure_prints(cluster: Cluster) -> None:
+def test_nor_with_the_second_scheduler_that_configure_prints(cluster: HealthyCluster) -> None:
     with second_scheduler(cluster) as config:
         assert_sound(cluster.diagnose())
         text = config["data"]["scheduler.yaml"]
@@ -90,7 +90,9 @@ def test_nor_with_the_second_scheduler_that_configure_prints(cluster: Cluster) -
         assert finding["object"].startswith("ConfigMap/nodewise/nodewise-scheduler, http://127.0.0.1:")
 
 
-def test_a_scheduler_that_cannot_be_seen_is_no_fault_beside_one_that_asks_nodewise(cluster: Cluster) -> None:
+def test_a_scheduler_that_cannot_be_seen_is_no_fault_beside_one_that_asks_nodewise(
+    cluster: HealthyCluster,
+) -> None:
     arguments = [f"--kubeconfig={cluster.doctor.kubeconfig}", "-o", "json"]
     alone = Diagnosis(read_only_commands.run("doctor", *arguments))
     assert (alone.code, alone.ids()) == (3, {"not-looked-at"})
@@ -102,7 +104,7 @@ def test_a_scheduler_that_cannot_be_seen_is_no_fault_beside_one_that_asks_nodewi
 
 
 @contextlib.contextmanager
-def second_scheduler(cluster: Cluster) -> Iterator[Object]:
+def second_scheduler(cluster: HealthyCluster) -> Iterator[Object]:
     """A scheduler with nodewise in its pod, beside the cluster's own; its ConfigMap."""
     done = read_only_commands.run("configure", "--mode", "second-scheduler", "--kubernetes-version=v1.36.3")
     made = [manifest for manifest in yaml.safe_load_all(done.stdout) if manifest["kind"] != "Namespace"]
@@ -124,7 +126,7 @@ def second_scheduler(cluster: Cluster) -> Iterator[Object]:
             cluster.api.delete(path_of(manifest))
 
 
-def by_service(cluster: Cluster) -> contextlib.AbstractContextManager[None]:
+def by_service(cluster: HealthyCluster) -> contextlib.AbstractContextManager[None]:
     """As it is in a cluster whose kube-scheduler asks the cluster's DNS."""
     return misconfigurations.entry(urlPrefix=f"https://{installation.HOST}:9001/scheduler")(cluster)
 
@@ -134,7 +136,7 @@ def test_each_finding_is_planted() -> None:
 
 
 @pytest.mark.parametrize("case", DOCTOR_CASES, ids=_named)
-def test_a_planted_fault_is_found(cluster: Cluster, case: DoctorCase) -> None:
+def test_a_planted_fault_is_found(cluster: HealthyCluster, case: DoctorCase) -> None:
     with case.defect(cluster):
         diagnosis = wait("it is found", functools.partial(_found, cluster, case), 30, cluster.diagnose)
     findings = diagnosis.of(case.finding)
@@ -147,12 +149,12 @@ def test_a_planted_fault_is_found(cluster: Cluster, case: DoctorCase) -> None:
     assert diagnosis.ids("error", "warning") <= {case.finding} | case.follows, diagnosis
 
 
-def _found(cluster: Cluster, case: DoctorCase) -> Diagnosis | None:
+def _found(cluster: HealthyCluster, case: DoctorCase) -> Diagnosis | None:
     diagnosis = cluster.diagnose()
     return diagnosis if case.finding in diagnosis.ids() else None
 
 
-def _place(cluster: Cluster, case: DoctorCase) -> str:
+def _place(cluster: HealthyCluster, case: DoctorCase) -> str:
     return misconfigurations.ENTRY if case.about == "entry" else case.about
 
 
@@ -160,7 +162,9 @@ def _place(cluster: Cluster, case: DoctorCase) -> str:
 
 
 @pytest.mark.parametrize("output", ["json", "table"])
-def test_what_others_wrote_neither_stops_it_nor_reaches_the_terminal(cluster: Cluster, output: str) -> None:
+def test_what_others_wrote_neither_stops_it_nor_reaches_the_terminal(
+    cluster: HealthyCluster, output: str
+) -> None:
     """All of it at once."""
     with contextlib.ExitStack() as stack:
         for defect in HOSTILE.values():
@@ -173,7 +177,7 @@ def test_what_others_wrote_neither_stops_it_nor_reaches_the_terminal(cluster: Cl
 
 
 @pytest.mark.parametrize("name", HOSTILE_FILES)
-def test_a_hostile_file_is_read_or_refused(cluster: Cluster, name: str) -> None:
+def test_a_hostile_file_is_read_or_refused(cluster: HealthyCluster, name: str) -> None:
     with HOSTILE_FILES[name](cluster):
         done = cluster.ask()
     assert done.returncode in {FOUND, BAD_SETTINGS}
@@ -199,7 +203,7 @@ def _rules() -> list[Object]:
     return rules
 
 
-def test_the_rights_that_ship_are_enough_and_hardly_one_is_too_many(cluster: Cluster) -> None:
+def test_the_rights_that_ship_are_enough_and_hardly_one_is_too_many(cluster: HealthyCluster) -> None:
     assert_sound(cluster.diagnose())
     with by_service(cluster):
         assert_sound(cluster.diagnose())
@@ -218,14 +222,14 @@ def test_the_rights_that_ship_are_enough_and_hardly_one_is_too_many(cluster: Clu
     assert granted - used == {("list", "nodes", "metrics.k8s.io")}, "no policy here names a metric of it"
 
 
-def test_the_job_that_ships_is_one_for_a_real_api_server(cluster: Cluster) -> None:
+def test_the_job_that_ships_is_one_for_a_real_api_server(cluster: HealthyCluster) -> None:
     file = str(extender_process.ROOT / "deploy" / "doctor.yaml")
     assert "job.batch/nodewise-doctor" in cluster.plane.kubectl(
         "apply", "--dry-run=server", "--validate=strict", "-f", file
     )
 
 
-def test_what_may_not_be_read_is_said_with_the_right_that_is_missing(cluster: Cluster) -> None:
+def test_what_may_not_be_read_is_said_with_the_right_that_is_missing(cluster: HealthyCluster) -> None:
     half = [rule for rule in _rules() if not {"nodes", "taspolicies", "configmaps"} & set(rule["resources"])]
     user = cluster.plane.user("half", half)
     diagnosis = cluster.diagnose(user=user)
@@ -237,14 +241,14 @@ def test_what_may_not_be_read_is_said_with_the_right_that_is_missing(cluster: Cl
     assert not {check["id"] for check in diagnosis.not_checked} & set(diagnosis.checked)
 
 
-def test_who_may_read_nothing_is_told_all_of_it_in_few_lines(cluster: Cluster) -> None:
+def test_who_may_read_nothing_is_told_all_of_it_in_few_lines(cluster: HealthyCluster) -> None:
     done = cluster.ask("-o", "table", user=cluster.plane.user("nobody"))
     assert done.returncode == 3
     assert "list nodes" in done.stdout
     assert len(done.stdout.splitlines()) < 60
 
 
-def test_an_api_server_that_is_away_is_one_plain_line(cluster: Cluster) -> None:
+def test_an_api_server_that_is_away_is_one_plain_line(cluster: HealthyCluster) -> None:
     kubeconfig = cluster.folder / "away.kubeconfig"
     text = cluster.plane.admin.kubeconfig.read_text()
     away = f"https://127.0.0.1:{processes.free_port()}"
@@ -259,7 +263,7 @@ def test_an_api_server_that_is_away_is_one_plain_line(cluster: Cluster) -> None:
 
 
 @contextlib.contextmanager
-def crowded(cluster: Cluster, nodes: int, policies: int) -> Iterator[None]:
+def crowded(cluster: HealthyCluster, nodes: int, policies: int) -> Iterator[None]:
     """So many nodes, and so many policies with a pod each, all marked to be taken away together."""
     names = [f"crowd-{at}" for at in range(nodes)]
     made = [objects.node(name, labels=CROWD) for name in names]
@@ -284,7 +288,7 @@ def crowded(cluster: Cluster, nodes: int, policies: int) -> Iterator[None]:
         cluster.metrics.set("heat", dict.fromkeys(healthy_cluster.NODES, 20))
 
 
-def test_it_ends_in_a_large_cluster_and_its_memory_is_bounded(cluster: Cluster) -> None:
+def test_it_ends_in_a_large_cluster_and_its_memory_is_bounded(cluster: HealthyCluster) -> None:
     with crowded(cluster, nodes=1000, policies=300):
         diagnosis, most_mib = cluster.measured()
     assert diagnosis.code in {0, 3}

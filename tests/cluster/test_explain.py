@@ -8,34 +8,34 @@ import pytest
 
 from tests.cluster import extender_process, objects, processes, read_only_commands
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.custom_metrics import CustomMetrics
-from tests.cluster.extender_process import Papers, Served, pod
+from tests.cluster.custom_metrics import FakeCustomMetricsApi
+from tests.cluster.extender_process import CertificateFiles, ExtenderProcess, pod
 from tests.cluster.read_only_commands import run, told, warm
 from tests.cluster.test_namespaces import Sandbox, wait
 
 
 @pytest.fixture
-def cluster(sandbox: Sandbox, metrics: CustomMetrics) -> Sandbox:
+def cluster(sandbox: Sandbox, metrics: FakeCustomMetricsApi) -> Sandbox:
     warm(sandbox, metrics)
     return sandbox
 
 
 @pytest.fixture
-def papers(sandbox: Sandbox, tmp_path: Path) -> Papers:
+def papers(sandbox: Sandbox, tmp_path: Path) -> CertificateFiles:
     """The certificate is for the Service's name, as the addresses of pods are in none."""
-    return Papers(tmp_path, f"{extender_process.SERVICE}.{sandbox.namespace}.svc")
+    return CertificateFiles(tmp_path, f"{extender_process.SERVICE}.{sandbox.namespace}.svc")
 
 
 @contextlib.contextmanager
 def replica(
-    plane: ControlPlane, papers: Papers, folder: Path, address: str = "127.0.0.1"
-) -> Iterator[Served]:
+    plane: ControlPlane, papers: CertificateFiles, folder: Path, address: str = "127.0.0.1"
+) -> Iterator[ExtenderProcess]:
     """One replica; ready."""
     with extender_process.extender(plane, folder, f"--address={address}", papers=papers) as running:
         yield running
 
 
-def certificates(papers: Papers) -> list[str]:
+def certificates(papers: CertificateFiles) -> list[str]:
     return [f"--cert={papers.client.cert}", f"--key={papers.client.key}", f"--ca={papers.authority.ca_file}"]
 
 
@@ -46,7 +46,7 @@ def through_the_cluster(plane: ControlPlane, sandbox: Sandbox, name: str, *more:
 
 
 def test_every_replica_is_asked_and_one_that_is_gone_is_named(
-    plane: ControlPlane, cluster: Sandbox, papers: Papers, tmp_path: Path
+    plane: ControlPlane, cluster: Sandbox, papers: CertificateFiles, tmp_path: Path
 ) -> None:
     """Filter goes to one replica, prioritize to another, as behind a Service."""
     address = processes.own_address()
@@ -89,7 +89,11 @@ def test_every_replica_is_asked_and_one_that_is_gone_is_named(
 
 
 def test_a_pod_that_waits_is_told_what_would_have_changed_it(
-    plane: ControlPlane, cluster: Sandbox, metrics: CustomMetrics, papers: Papers, tmp_path: Path
+    plane: ControlPlane,
+    cluster: Sandbox,
+    metrics: FakeCustomMetricsApi,
+    papers: CertificateFiles,
+    tmp_path: Path,
 ) -> None:
     metrics.set("heat", {"a": 90, "b": 82, "c": 85, "d": "84500m"})
     with replica(plane, papers, tmp_path) as running:
@@ -111,7 +115,7 @@ def test_a_pod_that_waits_is_told_what_would_have_changed_it(
 
 
 def test_pods_that_nobody_asked_about(
-    plane: ControlPlane, cluster: Sandbox, papers: Papers, tmp_path: Path
+    plane: ControlPlane, cluster: Sandbox, papers: CertificateFiles, tmp_path: Path
 ) -> None:
     """One asks for no managed resource, one for more cores than there are, one is not there at all."""
     with replica(plane, papers, tmp_path) as running:
@@ -132,7 +136,7 @@ def test_pods_that_nobody_asked_about(
 
 
 def test_pods_that_are_scheduled_without_their_policy(
-    plane: ControlPlane, cluster: Sandbox, papers: Papers, tmp_path: Path
+    plane: ControlPlane, cluster: Sandbox, papers: CertificateFiles, tmp_path: Path
 ) -> None:
     """One has a misspelt label, and one does not request the resource by which kube-scheduler asks nodewise."""
     with replica(plane, papers, tmp_path) as running:
@@ -153,7 +157,7 @@ def test_pods_that_are_scheduled_without_their_policy(
 
 
 def test_without_a_cluster_a_replica_alone_explains(
-    plane: ControlPlane, cluster: Sandbox, papers: Papers, tmp_path: Path
+    plane: ControlPlane, cluster: Sandbox, papers: CertificateFiles, tmp_path: Path
 ) -> None:
     with replica(plane, papers, tmp_path) as running:
         with plane.start_scheduler({"extenders": [running.entry(httpTimeout="30s")]}):
@@ -172,7 +176,7 @@ def test_who_has_no_certificate_is_told_another_way(plane: ControlPlane, cluster
     assert "port-forward" in done.stderr
 
 
-def test_a_service_without_replicas(plane: ControlPlane, cluster: Sandbox, papers: Papers) -> None:
+def test_a_service_without_replicas(plane: ControlPlane, cluster: Sandbox, papers: CertificateFiles) -> None:
     done = run(*through_the_cluster(plane, cluster, "web", *certificates(papers)))
     assert done.returncode == 1
     assert "no ready endpoint" in done.stderr

@@ -8,27 +8,32 @@ import pytest
 
 from tests.cluster import extender_process, objects, processes, test_namespaces
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.custom_metrics import CustomMetrics
-from tests.cluster.extender_process import COOLEST, HOT, Served, heated, pod, policy
+from tests.cluster.custom_metrics import FakeCustomMetricsApi
+from tests.cluster.extender_process import COOLEST, HOT, ExtenderProcess, heated, pod, policy
 from tests.cluster.test_namespaces import Sandbox, wait
 
 FORMS = pytest.mark.parametrize("cached", [True, False], ids=["names", "whole nodes"])
 
 
 @pytest.fixture
-def nodewise(plane: ControlPlane, metrics: CustomMetrics, tmp_path: Path) -> Iterator[Served]:
+def nodewise(plane: ControlPlane, metrics: FakeCustomMetricsApi, tmp_path: Path) -> Iterator[ExtenderProcess]:
     with extender_process.extender(plane, tmp_path) as running:
         yield running
 
 
-def schedule(plane: ControlPlane, nodewise: Served, **fields: Any) -> processes.Process:
+def schedule(plane: ControlPlane, nodewise: ExtenderProcess, **fields: Any) -> processes.Process:
     """kube-scheduler with nodewise as its extender."""
     return plane.start_scheduler({"extenders": [nodewise.entry(**fields)]})
 
 
 @FORMS
 def test_pods_go_where_the_policy_says(
-    plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, nodewise: Served, *, cached: bool
+    plane: ControlPlane,
+    sandbox: Sandbox,
+    metrics: FakeCustomMetricsApi,
+    nodewise: ExtenderProcess,
+    *,
+    cached: bool,
 ) -> None:
     heat = {"a": 90, "b": 30, "c": 60}
     heated(sandbox, metrics, heat, dontschedule=[HOT], scheduleonmetric=[COOLEST])
@@ -45,7 +50,7 @@ def test_pods_go_where_the_policy_says(
 
 
 def test_when_every_node_is_rejected_the_pod_waits_and_its_event_says_why(
-    plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, nodewise: Served
+    plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, nodewise: ExtenderProcess
 ) -> None:
     heated(sandbox, metrics, {"a": 90, "b": "81500m"})
     nodewise.wait_fetched("heat")
@@ -62,7 +67,7 @@ def test_when_every_node_is_rejected_the_pod_waits_and_its_event_says_why(
 
 @pytest.mark.parametrize("case", ["no such policy", "a metric that was never fetched"])
 def test_no_answer_never_means_yes_even_where_the_scheduler_would_ignore_us(
-    plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, nodewise: Served, case: str
+    plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, nodewise: ExtenderProcess, case: str
 ) -> None:
     sandbox.nodes(*objects.nodes("a b"))
     if case == "a metric that was never fetched":
@@ -79,11 +84,11 @@ def test_no_answer_never_means_yes_even_where_the_scheduler_would_ignore_us(
 
 
 def test_before_readiness_nothing_is_placed_by_a_policy(
-    plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, tmp_path: Path
 ) -> None:
     """The API server refuses it the list of policies, so it never gets ready."""
     heated(sandbox, metrics, {"a": 1, "b": 1})
-    papers = extender_process.Papers(tmp_path)
+    papers = extender_process.CertificateFiles(tmp_path)
     blind = plane.user(f"blind-{processes.number()}", [extender_process.rules()[0]])
     with extender_process.started(tmp_path, extender_process.arguments(blind, papers), papers) as running:
         with schedule(plane, running, ignorable=True):
@@ -97,7 +102,12 @@ def test_before_readiness_nothing_is_placed_by_a_policy(
 
 @FORMS
 def test_nobody_is_evicted_from_a_node_that_the_policy_rejects(
-    plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, nodewise: Served, *, cached: bool
+    plane: ControlPlane,
+    sandbox: Sandbox,
+    metrics: FakeCustomMetricsApi,
+    nodewise: ExtenderProcess,
+    *,
+    cached: bool,
 ) -> None:
     heated(sandbox, metrics, {"a": 90})
     sandbox.pods(objects.running_on("a", objects.pod("small", cpu="3")))
@@ -115,7 +125,7 @@ def test_nobody_is_evicted_from_a_node_that_the_policy_rejects(
 
 
 def test_one_metric_that_hangs_or_lies_delays_no_other(
-    plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, nodewise: Served
+    plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, nodewise: ExtenderProcess
 ) -> None:
     sandbox.nodes(*objects.nodes("a b c"))
     metrics.set("heat", {"a": 90, "b": 10, "c": 90, "ghost": 1})
@@ -139,11 +149,11 @@ def test_one_metric_that_hangs_or_lies_delays_no_other(
 
 
 def test_the_flags_of_the_older_system_serve_its_scheduler_unchanged(
-    plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, tmp_path: Path
 ) -> None:
     """Its command line, and its extender entry: whole nodes, ignorable, no CA for our certificate, no preempt verb."""
     heated(sandbox, metrics, {"a": 90, "b": 10})
-    papers = extender_process.Papers(tmp_path)
+    papers = extender_process.CertificateFiles(tmp_path)
     user = plane.user(f"tas-{processes.number()}", extender_process.rules())
     port = processes.free_port()
     old = ["-kubeConfig", str(user.kubeconfig), "-port", str(port), "-cert", str(papers.server.cert)]
@@ -175,7 +185,7 @@ def test_the_flags_of_the_older_system_serve_its_scheduler_unchanged(
 
 
 def test_a_policys_status_says_what_is_wrong_with_it(
-    sandbox: Sandbox, metrics: CustomMetrics, nodewise: Served
+    sandbox: Sandbox, metrics: FakeCustomMetricsApi, nodewise: ExtenderProcess
 ) -> None:
     """Without deploy/policy-fields.yaml the API server stores unknown fields."""
     policy(sandbox, dontschedule=[HOT | {"whenMissing": "reject"}])

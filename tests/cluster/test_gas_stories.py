@@ -10,20 +10,20 @@ import pytest
 from tests.cluster.controlplane import ControlPlane
 from tests.conformance.gas import story_environment as stages
 from tests.conformance.gas import table_rows
-from tests.conformance.gas.story_environment import Troubled
-from tests.conformance.gas.story_runner import Telling
-from tests.conformance.gas.table_rows import STORIES, Story
+from tests.conformance.gas.story_environment import FaultyGasEnvironment
+from tests.conformance.gas.story_runner import GasStoryRun
+from tests.conformance.gas.table_rows import STORIES, GasStory
 
-TOLD: list[Story] = [story for table in STORIES for story in table_rows.stories(table)]
+TOLD: list[GasStory] = [story for table in STORIES for story in table_rows.stories(table)]
 
 
 @pytest.fixture(scope="module")
-def tellings(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Telling]]:
+def tellings(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[GasStoryRun]]:
     """All stories begun before the process starts."""
     with stages.on(plane) as ground:
-        stage = Troubled(ground, tmp_path_factory.mktemp("gas"), plane)
+        stage = FaultyGasEnvironment(ground, tmp_path_factory.mktemp("gas"), plane)
         try:
-            begun = [Telling(story, f"s{number:02}", stage) for number, story in enumerate(TOLD)]
+            begun = [GasStoryRun(story, f"s{number:02}", stage) for number, story in enumerate(TOLD)]
             for telling in begun:
                 telling.begin()
             stage.light()
@@ -33,5 +33,5 @@ def tellings(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 @pytest.mark.parametrize("number", range(len(TOLD)), ids=[str(story) for story in TOLD])
-def test_stories(tellings: list[Telling], number: int) -> None:
+def test_stories(tellings: list[GasStoryRun], number: int) -> None:
     tellings[number].tell()

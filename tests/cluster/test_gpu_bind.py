@@ -8,19 +8,19 @@ import pytest
 
 from tests.cluster import gpu, objects
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.extender_process import Served
+from tests.cluster.extender_process import ExtenderProcess
 from tests.cluster.test_namespaces import Sandbox, wait
 
 
 @pytest.fixture
-def running(plane: ControlPlane, sandbox: Sandbox, tmp_path: Path) -> Iterator[Served]:
+def running(plane: ControlPlane, sandbox: Sandbox, tmp_path: Path) -> Iterator[ExtenderProcess]:
     """A node of two cards with 1000 millicores each, nodewise, and a scheduler that asks it."""
     sandbox.nodes(gpu.node("g1", cards=2, shares=10, millicores=1000))
     with gpu.extender(plane, tmp_path) as served, plane.start_scheduler({"extenders": [gpu.entry(served)]}):
         yield served
 
 
-def test_a_pod_is_bound_with_its_cards_in_annotations(sandbox: Sandbox, running: Served) -> None:
+def test_a_pod_is_bound_with_its_cards_in_annotations(sandbox: Sandbox, running: ExtenderProcess) -> None:
     made = gpu.pod("train", 2, millicores=600)
     made["metadata"]["annotations"] = {"mine": "stays"}
     sandbox.pods(made)
@@ -38,7 +38,7 @@ def test_a_pod_is_bound_with_its_cards_in_annotations(sandbox: Sandbox, running:
     assert [event["holds"] for event in running.events("bound")] == ["main: card0, card1"]
 
 
-def test_pods_share_cards_until_these_are_full(sandbox: Sandbox, running: Served) -> None:
+def test_pods_share_cards_until_these_are_full(sandbox: Sandbox, running: ExtenderProcess) -> None:
     """The node's sum would have room for a third pod of 600 millicores; no single card has."""
     names = ["one", "two", "three"]
     sandbox.pods(*(gpu.pod(name, 1, millicores=600) for name in names))
@@ -58,14 +58,16 @@ def test_pods_share_cards_until_these_are_full(sandbox: Sandbox, running: Served
     sandbox.expect_bound(waiting)
 
 
-def test_a_pod_without_cards_that_is_sent_to_us_is_bound_too(sandbox: Sandbox, running: Served) -> None:
+def test_a_pod_without_cards_that_is_sent_to_us_is_bound_too(
+    sandbox: Sandbox, running: ExtenderProcess
+) -> None:
     """`i915: 0` is a managed resource as well, so kube-scheduler leaves the bind to us."""
     sandbox.pods(gpu.pod("none", 0))
     assert sandbox.expect_bound("none") == "g1"
     assert "gas-container-cards" not in (sandbox.pod("none") or {})["metadata"].get("annotations", {})
 
 
-def test_a_card_in_an_init_container_is_refused_in_words(sandbox: Sandbox, running: Served) -> None:
+def test_a_card_in_an_init_container_is_refused_in_words(sandbox: Sandbox, running: ExtenderProcess) -> None:
     made = gpu.pod("early", 1)
     made["spec"]["initContainers"] = [{**made["spec"]["containers"][0], "name": "first"}]
     made["spec"]["containers"][0] = objects.pod("early")["spec"]["containers"][0]
@@ -73,7 +75,7 @@ def test_a_card_in_an_init_container_is_refused_in_words(sandbox: Sandbox, runni
     assert "container first is an init container" in sandbox.expect_event("early")
 
 
-def test_a_victim_is_taken_only_where_its_card_helps(sandbox: Sandbox, running: Served) -> None:
+def test_a_victim_is_taken_only_where_its_card_helps(sandbox: Sandbox, running: ExtenderProcess) -> None:
     """On `g1` the small pods' cards stay too full without any one of them; where preemption helps, it happens."""
     sandbox.pods(*(gpu.pod(name, 1, millicores=800) for name in ("low-1", "low-2")))
     for name in ("low-1", "low-2"):

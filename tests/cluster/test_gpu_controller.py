@@ -14,10 +14,10 @@ from nodewise.extender.binding import DROPPED
 from tests.cluster import gpu, loopback, objects, replicas
 from tests.cluster.api import ApiError, Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.extender_process import OWN_NAMESPACE, Served
+from tests.cluster.extender_process import OWN_NAMESPACE, ExtenderProcess
 from tests.cluster.loopback import Receive, Send
 from tests.cluster.test_namespaces import Sandbox, wait
-from tests.conformance.tas.faulty_proxy import Between
+from tests.conformance.tas.faulty_proxy import TasFaultyProxy
 
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{OWN_NAMESPACE}/leases"
 CENSUS = f"/api/v1/namespaces/{OWN_NAMESPACE}/configmaps/nodewise-gpu-typical-pods"
@@ -109,7 +109,7 @@ def test_the_pods_that_come_are_counted_once_whoever_leads(
         wait("one more is counted", lambda: counted(sandbox) == 3 or None)
 
 
-class Lossy(Between):
+class LossyTransport(TasFaultyProxy):
     """Keeps some lines of watches to itself."""
 
     def __init__(self, *arguments: Any) -> None:
@@ -119,7 +119,7 @@ class Lossy(Between):
         self.swallowed = 0
 
     async def _stream(self, path: str, response: Any, receive: Receive, send: Send) -> None:
-        await super()._stream(path, _Lines(response, self), receive, send)
+        await super()._stream(path, _LossyLines(response, self), receive, send)
 
     def is_lost(self, line: bytes) -> bool:
         lost = bool(self.swallows) and all(part in line for part in self.swallows)
@@ -127,8 +127,8 @@ class Lossy(Between):
         return lost
 
 
-class _Lines:
-    def __init__(self, response: httpx2.Response, lossy: Lossy) -> None:
+class _LossyLines:
+    def __init__(self, response: httpx2.Response, lossy: LossyTransport) -> None:
         self._response, self._lossy = response, lossy
         self.status_code = response.status_code
 
@@ -142,10 +142,12 @@ class _Lines:
 
 
 @contextlib.contextmanager
-def through(plane: ControlPlane, folder: Path, *more: str) -> Iterator[tuple[Served, Lossy]]:
+def through(
+    plane: ControlPlane, folder: Path, *more: str
+) -> Iterator[tuple[ExtenderProcess, LossyTransport]]:
     """An extender that reaches the API server through somebody who loses what it is told to lose."""
     user = gpu.user(plane)
-    lossy = Lossy(plane.url, plane.authority.client_context(user.pair))
+    lossy = LossyTransport(plane.url, plane.authority.client_context(user.pair))
     with loopback.serving(lossy) as address:
         user.kubeconfig = loopback.kubeconfig(folder, address)
         with gpu.extender(plane, folder, *more, by=user) as served:

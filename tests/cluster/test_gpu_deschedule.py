@@ -12,7 +12,7 @@ from nodewise.agents.gpu.descheduling import LABEL
 from tests.cluster import descheduling, gpu, objects
 from tests.cluster.api import ApiError, Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.extender_process import Served
+from tests.cluster.extender_process import ExtenderProcess
 from tests.cluster.test_namespaces import Sandbox, wait
 
 POLICY = Path(__file__).parent / "gpu-descheduler-policy.yaml"
@@ -30,7 +30,7 @@ def nodes(sandbox: Sandbox) -> None:
 
 
 @pytest.fixture
-def running(plane: ControlPlane, sandbox: Sandbox, nodes: None, tmp_path: Path) -> Iterator[Served]:
+def running(plane: ControlPlane, sandbox: Sandbox, nodes: None, tmp_path: Path) -> Iterator[ExtenderProcess]:
     with gpu.extender(plane, tmp_path) as served:
         served.wait_leading()
         yield served
@@ -71,7 +71,9 @@ def expect_told(sandbox: Sandbox, *names: str) -> None:
     wait(f"these are told to go: {names}", lambda: told(sandbox) == set(names) or None)
 
 
-def test_pods_of_the_card_are_told_and_no_longer_when_it_is_well(sandbox: Sandbox, running: Served) -> None:
+def test_pods_of_the_card_are_told_and_no_longer_when_it_is_well(
+    sandbox: Sandbox, running: ExtenderProcess
+) -> None:
     for name, card in (("a", "card0"), ("b", "card1"), ("c", "card2")):
         put(sandbox, name, card)
     put(sandbox, "other-node", "card0", "g2")
@@ -83,7 +85,7 @@ def test_pods_of_the_card_are_told_and_no_longer_when_it_is_well(sandbox: Sandbo
     expect_told(sandbox)
 
 
-def test_pods_of_a_tile_are_told(sandbox: Sandbox, running: Served) -> None:
+def test_pods_of_a_tile_are_told(sandbox: Sandbox, running: ExtenderProcess) -> None:
     put(sandbox, "a", "card0", tiles="card0:gt0")
     put(sandbox, "b", "card0", tiles="card0:gt1")
     mark(sandbox, "g1", tile__deschedule__card0_gt1="true")
@@ -91,7 +93,7 @@ def test_pods_of_a_tile_are_told(sandbox: Sandbox, running: Served) -> None:
 
 
 def test_a_pod_that_comes_to_the_card_later_is_told_when_it_is_bound(
-    sandbox: Sandbox, running: Served
+    sandbox: Sandbox, running: ExtenderProcess
 ) -> None:
     mark(sandbox, "g1", deschedule__pods__card0="true")
     put(sandbox, "late", "card0", phase="Pending")
@@ -100,7 +102,7 @@ def test_a_pod_that_comes_to_the_card_later_is_told_when_it_is_bound(
     expect_told(sandbox, "late", "later")
 
 
-def test_a_label_that_a_tenant_takes_off_comes_back(sandbox: Sandbox, running: Served) -> None:
+def test_a_label_that_a_tenant_takes_off_comes_back(sandbox: Sandbox, running: ExtenderProcess) -> None:
     put(sandbox, "a", "card0")
     mark(sandbox, "g1", deschedule__pods__card0="true")
     expect_told(sandbox, "a")
@@ -130,7 +132,7 @@ def test_a_pod_made_anew_under_the_name_is_not_touched(sandbox: Sandbox) -> None
 
 
 def test_the_descheduler_evicts_who_is_told(
-    plane: ControlPlane, sandbox: Sandbox, running: Served, descheduler_program: Path
+    plane: ControlPlane, sandbox: Sandbox, running: ExtenderProcess, descheduler_program: Path
 ) -> None:
     put(sandbox, "stays", "card1")
     put(sandbox, "goes", "card0")

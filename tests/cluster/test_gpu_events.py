@@ -7,14 +7,14 @@ import pytest
 
 from tests.cluster import gpu, objects
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.extender_process import Served
+from tests.cluster.extender_process import ExtenderProcess
 from tests.cluster.test_namespaces import Sandbox
 
 WHY = "Not enough GPU-resources for deployment"
 
 
 @pytest.fixture
-def running(plane: ControlPlane, sandbox: Sandbox, tmp_path: Path) -> Iterator[Served]:
+def running(plane: ControlPlane, sandbox: Sandbox, tmp_path: Path) -> Iterator[ExtenderProcess]:
     """Two nodes on which every card is half full, and one whose cards are all taken out."""
     sandbox.nodes(*(gpu.node(name, cards=2, shares=10, millicores=1000) for name in ("g1", "g2", "g3")))
     for name in ("g1", "g2"):
@@ -27,7 +27,7 @@ def running(plane: ControlPlane, sandbox: Sandbox, tmp_path: Path) -> Iterator[S
         yield served
 
 
-def test_reasons_are_grouped(sandbox: Sandbox, running: Served) -> None:
+def test_reasons_are_grouped(sandbox: Sandbox, running: ExtenderProcess) -> None:
     sandbox.pods(gpu.pod("train", 1, millicores=600))
     assert sandbox.expect_event("train", "NoNodePasses") == (
         "none of 3 candidates passes: "
@@ -36,7 +36,7 @@ def test_reasons_are_grouped(sandbox: Sandbox, running: Served) -> None:
     )
 
 
-def test_what_no_node_can_answer_is_said_of_all(sandbox: Sandbox, running: Served) -> None:
+def test_what_no_node_can_answer_is_said_of_all(sandbox: Sandbox, running: ExtenderProcess) -> None:
     made = gpu.pod("early", 1)
     made["spec"]["initContainers"] = [{**made["spec"]["containers"][0], "name": "first"}]
     made["spec"]["containers"][0] = objects.pod("early")["spec"]["containers"][0]

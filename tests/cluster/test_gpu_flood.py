@@ -10,7 +10,7 @@ from tests import effort
 from tests.cluster import gpu, replicas
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.replicas import History, Replicas
+from tests.cluster.replicas import GpuReplicas, PodHistory
 from tests.cluster.test_namespaces import Sandbox, wait
 
 NODES, CARDS = effort.of(24, 50), 8
@@ -29,10 +29,10 @@ def wave(name: str) -> list[Object]:
     return [*triples, *singles]
 
 
-class Flood:
+class PodWaves:
     """Waves of pods, and their history."""
 
-    def __init__(self, sandbox: Sandbox, made: Replicas, history: History) -> None:
+    def __init__(self, sandbox: Sandbox, made: GpuReplicas, history: PodHistory) -> None:
         self.sandbox = sandbox
         self.replicas = made
         self.history = history
@@ -51,17 +51,17 @@ class Flood:
 
 
 @pytest.fixture
-def flood(plane: ControlPlane, sandbox: Sandbox, tmp_path: Path) -> Iterator[Flood]:
+def flood(plane: ControlPlane, sandbox: Sandbox, tmp_path: Path) -> Iterator[PodWaves]:
     sandbox.nodes(*(gpu.node(f"n{number}", CARDS, shares=2, millicores=1000) for number in range(NODES)))
     with (
         replicas.behind_a_service(plane, tmp_path, 2) as made,
         replicas.recorded(sandbox) as history,
         plane.start_scheduler({"extenders": [made.entry()], "podInitialBackoffSeconds": 1}),
     ):
-        yield Flood(sandbox, made, history)
+        yield PodWaves(sandbox, made, history)
 
 
-def test_no_card_is_ever_given_twice_and_none_is_lost(flood: Flood) -> None:
+def test_no_card_is_ever_given_twice_and_none_is_lost(flood: PodWaves) -> None:
     history, made = flood.history, flood.replicas
     flood.submit("killed")
     history.wait_bound(PODS // 4)

@@ -10,9 +10,9 @@ import pytest
 
 from tests.cluster import admission, extender_process, gpu, processes, rights, test_namespaces
 from tests.cluster.api import Object
-from tests.cluster.audit import AuditLog, Request
+from tests.cluster.audit import AuditedRequest, AuditLog
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.extender_process import Papers, Served
+from tests.cluster.extender_process import CertificateFiles, ExtenderProcess
 from tests.cluster.installation import ACCOUNT, HOST, NAMESPACE
 from tests.cluster.test_namespaces import Sandbox, wait
 
@@ -21,19 +21,19 @@ EMPTIED = "telemetry.aware.scheduling.p/gas-deschedule-pods-card0"
 MARK = "gpu.aware.scheduling/deschedule-pod"
 
 
-class Run(NamedTuple):
+class GpuRightsScenario(NamedTuple):
     """Two replicas, two namespaces, two nodes: no right is for one only."""
 
     plane: ControlPlane
     log: AuditLog
     all_sandboxes: Sequence[Sandbox]
-    replicas: Sequence[Served]
-    papers: Papers
+    replicas: Sequence[ExtenderProcess]
+    papers: CertificateFiles
 
-    def requests(self) -> list[Request]:
+    def requests(self) -> list[AuditedRequest]:
         return self.log.requests(ACCOUNT)
 
-    def bind(self, replica: Served, sandbox: Sandbox, name: str, node: str) -> str:
+    def bind(self, replica: ExtenderProcess, sandbox: Sandbox, name: str, node: str) -> str:
         """As kube-scheduler does; the error, empty for success."""
         uid = (sandbox.pod(name) or {})["metadata"]["uid"]
         arguments = {"PodName": name, "PodNamespace": sandbox.namespace, "PodUID": uid, "Node": node}
@@ -112,14 +112,14 @@ class Run(NamedTuple):
 
 
 @pytest.fixture
-def run(plane: ControlPlane, audit_log: AuditLog, tmp_path: Path) -> Iterator[Run]:
+def run(plane: ControlPlane, audit_log: AuditLog, tmp_path: Path) -> Iterator[GpuRightsScenario]:
     extender_process.define(plane.api)
     for name in ("rbac.yaml", "gpu.yaml"):
         plane.kubectl("apply", "-f", str(extender_process.ROOT / "deploy" / name))
     account = plane.service_account("nodewise", NAMESPACE)
     admission.wait_nodes(plane.api, account.api)
     admission.wait_pods(plane.api, account.api)
-    papers = Papers(tmp_path, HOST, processes.own_address())
+    papers = CertificateFiles(tmp_path, HOST, processes.own_address())
     options = [
         *extender_process.arguments(account, papers),
         f"--namespace={NAMESPACE}",
@@ -133,10 +133,10 @@ def run(plane: ControlPlane, audit_log: AuditLog, tmp_path: Path) -> Iterator[Ru
             extender_process.started(tmp_path, options, papers) as other,
         ):
             wait("both are ready", lambda: (first_replica.is_ready() and other.is_ready()) or None)
-            yield Run(plane, audit_log, (first, second), (first_replica, other), papers)
+            yield GpuRightsScenario(plane, audit_log, (first, second), (first_replica, other), papers)
 
 
-def test_the_rights_that_ship_are_those_that_were_needed(run: Run) -> None:
+def test_the_rights_that_ship_are_those_that_were_needed(run: GpuRightsScenario) -> None:
     run.binds_that_fail()
     run.binds_at_once()
     run.cards_are_emptied()

@@ -22,10 +22,10 @@ from tests.cluster import (
 )
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.extender_process import Served
+from tests.cluster.extender_process import ExtenderProcess
 from tests.cluster.health_example import NODES, POLICY
-from tests.cluster.label_watch import Change
-from tests.cluster.metrics_pipeline import Measuring
+from tests.cluster.label_watch import LabelChange
+from tests.cluster.metrics_pipeline import MetricsServices
 from tests.cluster.monitoring import HEALTH, Monitoring
 from tests.cluster.test_namespaces import Sandbox, wait
 
@@ -33,7 +33,7 @@ ADAPTER, DIRECT = "through the adapter", "straight from Prometheus"
 
 
 @pytest.fixture(params=[ADAPTER, DIRECT])
-def way(request: pytest.FixtureRequest, sandbox: Sandbox, measuring: Measuring) -> Iterator[str]:
+def way(request: pytest.FixtureRequest, sandbox: Sandbox, measuring: MetricsServices) -> Iterator[str]:
     """How values get to nodewise; every node is there, and well."""
     sandbox.nodes(*(objects.node(name) for name in NODES))
     with metrics_pipeline.registered(sandbox.api, *measuring) as both_ends:
@@ -43,7 +43,7 @@ def way(request: pytest.FixtureRequest, sandbox: Sandbox, measuring: Measuring) 
 
 
 @pytest.fixture
-def nodes(way: str, measuring: Measuring) -> Monitoring:
+def nodes(way: str, measuring: MetricsServices) -> Monitoring:
     """What the nodes measure, for the test to change."""
     return measuring.monitoring
 
@@ -58,7 +58,9 @@ def policy(way: str) -> Object:
 
 
 @contextlib.contextmanager
-def serving(plane: ControlPlane, sandbox: Sandbox, way: str, folder: Path, *more: str) -> Iterator[Served]:
+def serving(
+    plane: ControlPlane, sandbox: Sandbox, way: str, folder: Path, *more: str
+) -> Iterator[ExtenderProcess]:
     """nodewise with the policy and the metric, and with telemetry/scheduling on every node."""
     extender_process.define(sandbox.api)
     sandbox.put(policy(way))
@@ -69,7 +71,7 @@ def serving(plane: ControlPlane, sandbox: Sandbox, way: str, folder: Path, *more
 
 
 @pytest.fixture
-def source(way: str, measuring: Measuring) -> list[str]:
+def source(way: str, measuring: MetricsServices) -> list[str]:
     """The flags by which nodewise goes this way."""
     direct = ["--metrics=prometheus", f"--prometheus-url={measuring.monitoring.url}"]
     return direct if way == DIRECT else ["--metrics=custom"]
@@ -78,7 +80,7 @@ def source(way: str, measuring: Measuring) -> list[str]:
 @pytest.fixture
 def nodewise(
     plane: ControlPlane, sandbox: Sandbox, way: str, source: list[str], tmp_path: Path
-) -> Iterator[Served]:
+) -> Iterator[ExtenderProcess]:
     """nodewise, and a kube-scheduler that asks it."""
     with (
         serving(plane, sandbox, way, tmp_path, *source) as running,
@@ -88,7 +90,7 @@ def nodewise(
 
 
 @pytest.fixture
-def application(plane: ControlPlane, sandbox: Sandbox, nodewise: Served) -> Iterator[str]:
+def application(plane: ControlPlane, sandbox: Sandbox, nodewise: ExtenderProcess) -> Iterator[str]:
     """The demo application, and the node that it was placed on."""
     with plane.start_controller_manager("deployment-controller,replicaset-controller"):
         sandbox.put(health_example.deployment())
@@ -138,11 +140,11 @@ def test_a_node_that_fails_is_drained_and_taken_back_when_it_is_well(
         nodes.set_health(application, 0)
         until_labelled(sandbox)
         marked, cleared = (None, "violating"), ("violating", None)
-        labels.expect(Change(application, POLICY, *marked), Change(application, POLICY, *cleared))
+        labels.expect(LabelChange(application, POLICY, *marked), LabelChange(application, POLICY, *cleared))
 
 
 def test_a_pod_that_no_node_takes_is_placed_soon_after_one_is_well_again(
-    sandbox: Sandbox, nodes: Monitoring, nodewise: Served
+    sandbox: Sandbox, nodes: Monitoring, nodewise: ExtenderProcess
 ) -> None:
     nodes.set(HEALTH, dict.fromkeys(NODES, 1))
     for node in NODES:
@@ -173,4 +175,4 @@ def test_without_prometheus_verdicts_and_labels_hold_and_the_policy_says_so(
             assert re.search(r"(?m)^nodewise_rules_suspended [1-9]", shown)
             assert "the last verdicts hold" in sandbox.expect_event(POLICY, "LostNodes")
         until_suspended(sandbox, "False")
-    assert labels.changes == [Change(NODES[1], POLICY, None, "violating")]
+    assert labels.changes == [LabelChange(NODES[1], POLICY, None, "violating")]

@@ -29,10 +29,10 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.in_memory_api import CONFIGMAPS
 from tests import effort
 from tests.cluster import access, processes
-from tests.cluster.access import Server, rule
-from tests.cluster.certificates import Pair
+from tests.cluster.access import ApiServerAccess, rule
+from tests.cluster.certificates import CertificatePair
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.list_memory import Found
+from tests.cluster.list_memory import ListMeasurement
 from tests.cluster.test_namespaces import Sandbox
 from tests.unit.kube.api_suite import (
     CONFIGMAP,
@@ -185,7 +185,7 @@ async def test_a_kind_that_is_installed_later_is_found(api: HttpApi, sandbox: Sa
         await eventually(lambda: reflector.synced and not reflector.trouble)
 
 
-class Gate:
+class NetworkGate:
     """A TCP port in front of the API server, which can be shut: an outage of the network."""
 
     def __init__(self, port: int) -> None:
@@ -221,9 +221,9 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 @asynccontextmanager
-async def gated(plane: ControlPlane, folder: Path) -> AsyncIterator[tuple[Gate, Path]]:
+async def gated(plane: ControlPlane, folder: Path) -> AsyncIterator[tuple[NetworkGate, Path]]:
     """A gate, and the admin's kubeconfig that leads through it."""
-    gate = Gate(int(plane.url.rpartition(":")[2]))
+    gate = NetworkGate(int(plane.url.rpartition(":")[2]))
     config = json.loads(plane.admin.kubeconfig.read_text())
     config["clusters"][0]["cluster"]["server"] = f"https://127.0.0.1:{gate.port}"
     path = folder / "gated.kubeconfig"
@@ -306,7 +306,7 @@ def changed_user(kubeconfig: Path, folder: Path, user: dict[str, Any]) -> Path:
 
 
 async def test_a_stranger_is_refused(plane: ControlPlane, tmp_path: Path) -> None:
-    stranger = Server(plane.url, plane.authority, tmp_path).bearer("stranger", "no token of ours")
+    stranger = ApiServerAccess(plane.url, plane.authority, tmp_path).bearer("stranger", "no token of ours")
     with pytest.raises(Refused, match=r"Unauthorized.*renew them"):
         await answer_of(stranger.kubeconfig)
 
@@ -319,16 +319,16 @@ async def test_a_right_that_is_missing_is_named(plane: ControlPlane) -> None:
 
 async def test_an_expired_certificate_is_named_with_its_end(plane: ControlPlane, tmp_path: Path) -> None:
     user = access.User(
-        Server(plane.url, plane.authority, tmp_path), "late", pair=expired_pair(plane, tmp_path)
+        ApiServerAccess(plane.url, plane.authority, tmp_path), "late", pair=expired_pair(plane, tmp_path)
     )
     with pytest.raises(Refused, match=r"expired at 2020-01-02T00:00:00Z: renew the credentials"):
         await answer_of(user.kubeconfig)
 
 
-def expired_pair(plane: ControlPlane, folder: Path) -> Pair:
+def expired_pair(plane: ControlPlane, folder: Path) -> CertificatePair:
     begin, end = (dt.datetime(2020, 1, day, tzinfo=dt.UTC) for day in (1, 2))
     leaf = plane.authority._ca.issue_cert("late", common_name="late", not_before=begin, not_after=end)
-    pair = Pair(folder / "late.crt", folder / "late.key")
+    pair = CertificatePair(folder / "late.crt", folder / "late.key")
     leaf.cert_chain_pems[0].write_to_path(str(pair.cert))
     leaf.private_key_pem.write_to_path(str(pair.key))
     return pair
@@ -429,7 +429,7 @@ async def test_many_nodes_are_listed_by_pages_held_in_less_than_they_are_and_blo
     command = [sys.executable, "-m", "tests.cluster.list_memory", str(plane.admin.kubeconfig)]
     done = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     output, _ = await done.communicate()
-    listed = Found(**json.loads(output))
+    listed = ListMeasurement(**json.loads(output))
     pages = listed.pages_bytes
     assert listed.nodes >= many_nodes
     assert len(pages) >= many_nodes / list_watch.MOST_LIMIT

@@ -31,7 +31,7 @@ def kubeadm(request: pytest.FixtureRequest) -> Path:
     return got(request, programs.kubeadm)
 
 
-class Root:
+class KubeadmHost:
     """A host's files, as kubeadm sees them."""
 
     def __init__(self, kubeadm: Path, folder: Path) -> None:
@@ -67,8 +67,8 @@ class Root:
 
 
 @pytest.fixture
-def root(kubeadm: Path, tmp_path: Path) -> Root:
-    return Root(kubeadm, tmp_path / "root")
+def root(kubeadm: Path, tmp_path: Path) -> KubeadmHost:
+    return KubeadmHost(kubeadm, tmp_path / "root")
 
 
 def printed(mode: str, into: Path) -> Path:
@@ -94,7 +94,7 @@ def check(pod: dict[str, Any], config: str, certs: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_kubeadm_writes_the_manifest_that_asks_nodewise(root: Root, version: str) -> None:
+def test_kubeadm_writes_the_manifest_that_asks_nodewise(root: KubeadmHost, version: str) -> None:
     folder = printed("kubeadm", root.folder / "etc/kubernetes/nodewise")
     root.write(list(documents((folder / f"kubeadm-{version}.yaml").read_text())))
     root.run("config", "validate")
@@ -104,7 +104,7 @@ def test_kubeadm_writes_the_manifest_that_asks_nodewise(root: Root, version: str
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_kinds_patches_are_what_kubeadm_reads(root: Root, version: str) -> None:
+def test_kinds_patches_are_what_kubeadm_reads(root: KubeadmHost, version: str) -> None:
     """kind merges the patches of the version that it writes into a configuration of its own."""
     folder = printed("kind", root.folder / "nodewise")
     cluster = yaml.safe_load((folder / "kind.yaml").read_text())
@@ -114,7 +114,7 @@ def test_kinds_patches_are_what_kubeadm_reads(root: Root, version: str) -> None:
     check(root.scheduler(), "/nodewise/scheduler-config.yaml", "/nodewise/certs")
 
 
-def test_the_manifest_that_tests_start_from_is_kubeadms(root: Root, tmp_path: Path) -> None:
+def test_the_manifest_that_tests_start_from_is_kubeadms(root: KubeadmHost, tmp_path: Path) -> None:
     """And `nodewise configure` edits kubeadm's own text, and takes it back to the byte."""
     kinds = ("ClusterConfiguration", "InitConfiguration")
     root.write([{"apiVersion": "kubeadm.k8s.io/v1beta4", "kind": kind} for kind in kinds])

@@ -8,9 +8,9 @@ import pytest
 
 from tests.cluster import access, extender_process, label_watch, objects
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.custom_metrics import CustomMetrics
+from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.extender_process import HOT, heated, policy
-from tests.cluster.label_watch import Change, LabelWatch
+from tests.cluster.label_watch import LabelChange, LabelWatch
 from tests.cluster.test_namespaces import Sandbox, wait
 
 PREFIX = "telemetry.aware.scheduling.pol"
@@ -39,7 +39,7 @@ def until(sandbox: Sandbox, node: str, wanted: dict[str, str]) -> None:
 def test_a_node_is_labelled_while_it_violates_and_a_restart_moves_nothing(
     plane: ControlPlane,
     sandbox: Sandbox,
-    metrics: CustomMetrics,
+    metrics: FakeCustomMetricsApi,
     labels: LabelWatch,
     tmp_path: Path,
 ) -> None:
@@ -60,13 +60,19 @@ def test_a_node_is_labelled_while_it_violates_and_a_restart_moves_nothing(
         until(sandbox, "b", {"pol": "violating"})
     wait("all changes are seen", lambda: len(labels.of("pol")) >= 4 or None)
     changes = labels.of("pol")
-    assert set(changes[:2]) == {Change("a", "pol", None, "violating"), Change("c", "pol", None, "violating")}
-    assert changes[2:] == [Change("a", "pol", "violating", None), Change("b", "pol", None, "violating")]
+    assert set(changes[:2]) == {
+        LabelChange("a", "pol", None, "violating"),
+        LabelChange("c", "pol", None, "violating"),
+    }
+    assert changes[2:] == [
+        LabelChange("a", "pol", "violating", None),
+        LabelChange("b", "pol", None, "violating"),
+    ]
     assert {change.key for change in labels.changes} == {"pol"}
 
 
 def test_labels_of_a_policy_that_went_while_nobody_looked_go_too(
-    plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, tmp_path: Path
 ) -> None:
     heated(sandbox, metrics, {"a": 90}, deschedule=[HOT], labeling=[HOT | {"labels": ["hot=yes"]}])
     sandbox.nodes(objects.node("unmeasured"))
@@ -78,7 +84,7 @@ def test_labels_of_a_policy_that_went_while_nobody_looked_go_too(
 
 
 def test_labels_of_a_policy_that_lost_trust_while_nobody_looked_go_too(
-    plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, tmp_path: Path
 ) -> None:
     heated(sandbox, metrics, {"a": 90}, deschedule=[HOT], labeling=[HOT | {"labels": ["hot=yes"]}])
     with extender_process.extender(plane, tmp_path):
@@ -89,11 +95,11 @@ def test_labels_of_a_policy_that_lost_trust_while_nobody_looked_go_too(
 
 
 def test_labels_stay_while_nodewise_cannot_read_which_namespaces_are_trusted(
-    plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, tmp_path: Path
 ) -> None:
     """It is not ready and rejects all nodes, but takes no label away."""
     heated(sandbox, metrics, {"a": 90}, deschedule=[HOT])
-    papers = extender_process.Papers(tmp_path)
+    papers = extender_process.CertificateFiles(tmp_path)
     with extender_process.extender(plane, tmp_path, papers=papers):
         until(sandbox, "a", {"pol": "violating"})
     less = [rule for rule in extender_process.rules() if "namespaces" not in rule["resources"]]
@@ -109,7 +115,7 @@ def test_labels_stay_while_nodewise_cannot_read_which_namespaces_are_trusted(
 
 
 def test_a_label_of_somebody_else_is_left_alone_and_the_policy_says_so(
-    plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, tmp_path: Path
 ) -> None:
     marking = HOT | {"labels": ["hot=yes"]}
     heated(sandbox, metrics, {"a": 90, "b": 10, "c": 90}, deschedule=[HOT], labeling=[marking])
@@ -133,7 +139,7 @@ def test_a_label_of_somebody_else_is_left_alone_and_the_policy_says_so(
 def test_labels_of_the_older_system_are_taken_over_without_a_gap(
     plane: ControlPlane,
     sandbox: Sandbox,
-    metrics: CustomMetrics,
+    metrics: FakeCustomMetricsApi,
     labels: LabelWatch,
     tmp_path: Path,
 ) -> None:
@@ -160,8 +166,8 @@ def test_labels_of_the_older_system_are_taken_over_without_a_gap(
         metrics.set("heat", {"a": 10, "b": 10})
         until(sandbox, "a", {})
     old = "telemetry.aware.scheduling.gone/x"
-    gone = [Change("a", old, "1", None), Change("b", old, "1", None)]
-    gone += [Change(node, "pol", "violating", None) for node in ("a", "b")]
+    gone = [LabelChange("a", old, "1", None), LabelChange("b", old, "1", None)]
+    gone += [LabelChange(node, "pol", "violating", None) for node in ("a", "b")]
     wait("all changes are seen", lambda: len(labels.changes) >= 8 or None)
     assert sorted(labels.changes[4:], key=str) == sorted(gone, key=str)
 
@@ -169,7 +175,7 @@ def test_labels_of_the_older_system_are_taken_over_without_a_gap(
 def test_a_metric_that_stops_holds_labels_and_verdicts_and_says_so(
     plane: ControlPlane,
     sandbox: Sandbox,
-    metrics: CustomMetrics,
+    metrics: FakeCustomMetricsApi,
     labels: LabelWatch,
     tmp_path: Path,
 ) -> None:
@@ -198,7 +204,7 @@ def test_a_metric_that_stops_holds_labels_and_verdicts_and_says_so(
 def test_an_extended_resource_is_kept_on_every_node(
     plane: ControlPlane,
     sandbox: Sandbox,
-    metrics: CustomMetrics,
+    metrics: FakeCustomMetricsApi,
     tmp_path: Path,
 ) -> None:
     sandbox.nodes(objects.node("a"))

@@ -11,7 +11,7 @@ from tests.cluster import access, extender_process, objects, processes
 from tests.cluster.access import User
 from tests.cluster.api import ApiError, Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.extender_process import OWN_NAMESPACE, Papers, Served
+from tests.cluster.extender_process import OWN_NAMESPACE, CertificateFiles, ExtenderProcess
 from tests.cluster.test_namespaces import Sandbox, wait
 
 MEMORY = f"/api/v1/namespaces/{OWN_NAMESPACE}/configmaps/nodewise-memory"
@@ -52,7 +52,7 @@ def fail(sandbox: Sandbox, name: str) -> None:
     sandbox.api.patch(path, {"status": {"phase": "Failed"}})
 
 
-def entry(nodewise: Served) -> Object:
+def entry(nodewise: ExtenderProcess) -> Object:
     """So heavy that kube-scheduler's own plugins make no difference."""
     return nodewise.entry(managedResources=[], weight=100)
 
@@ -61,7 +61,7 @@ def test_pods_avoid_the_node_on_which_their_like_failed_also_after_a_restart(
     plane: ControlPlane, sandbox: Sandbox, by: User, tmp_path: Path
 ) -> None:
     sandbox.nodes(*objects.nodes("a b"))
-    papers = Papers(tmp_path)
+    papers = CertificateFiles(tmp_path)
     with extender_process.extender(plane, tmp_path, AGENT, papers=papers, by=by) as nodewise:
         nodewise.wait_leading()
         with plane.start_scheduler({"extenders": [entry(nodewise)]}):
@@ -100,7 +100,7 @@ def _kept(plane: ControlPlane, sandbox: Sandbox) -> Object:
     return kept
 
 
-def _tried(nodewise: Served, sandbox: Sandbox, node: str = "a") -> int:
+def _tried(nodewise: ExtenderProcess, sandbox: Sandbox, node: str = "a") -> int:
     """How often the type web was tried on a node."""
     types = httpx2.get(f"{nodewise.health}/state/learned").json()["types"]
     tried: int = types.get(f"{sandbox.namespace}/web", {}).get(node, {}).get("tried", 0)

@@ -8,9 +8,9 @@ import pytest
 from tests.cluster import extender_process, health_example, objects
 from tests.cluster import metrics_pipeline as way
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.extender_process import Served
+from tests.cluster.extender_process import ExtenderProcess
 from tests.cluster.health_example import NODES, POLICY
-from tests.cluster.metrics_pipeline import Pipeline
+from tests.cluster.metrics_pipeline import MetricsPipeline
 from tests.cluster.test_namespaces import Sandbox, wait
 
 WELL = dict.fromkeys(NODES, "0")
@@ -23,7 +23,7 @@ def seen(**others: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def measured(sandbox: Sandbox, pipeline: Pipeline) -> Pipeline:
+def measured(sandbox: Sandbox, pipeline: MetricsPipeline) -> MetricsPipeline:
     """The nodes of the example, all of them well."""
     sandbox.nodes(*(objects.node(name) for name in NODES))
     for node in NODES:
@@ -33,7 +33,9 @@ def measured(sandbox: Sandbox, pipeline: Pipeline) -> Pipeline:
 
 
 @pytest.fixture
-def nodewise(plane: ControlPlane, sandbox: Sandbox, measured: Pipeline, tmp_path: Path) -> Iterator[Served]:
+def nodewise(
+    plane: ControlPlane, sandbox: Sandbox, measured: MetricsPipeline, tmp_path: Path
+) -> Iterator[ExtenderProcess]:
     """An extender that has read the example's policy and its metric."""
     extender_process.define(sandbox.api)
     sandbox.put(health_example.policy())
@@ -42,7 +44,7 @@ def nodewise(plane: ControlPlane, sandbox: Sandbox, measured: Pipeline, tmp_path
         yield running
 
 
-def until(nodewise: Served, sandbox: Sandbox, node: str, *, rejected: bool) -> None:
+def until(nodewise: ExtenderProcess, sandbox: Sandbox, node: str, *, rejected: bool) -> None:
     """Until nodewise rejects a node, or does not any more."""
     wait(
         f"{node} is {'rejected' if rejected else 'let through'}",
@@ -50,7 +52,7 @@ def until(nodewise: Served, sandbox: Sandbox, node: str, *, rejected: bool) -> N
     )
 
 
-def test_a_value_travels_from_a_text_file_to_the_api_server(measured: Pipeline) -> None:
+def test_a_value_travels_from_a_text_file_to_the_api_server(measured: MetricsPipeline) -> None:
     measured.set_health(BAD, 2)
     measured.wait_visible("health_metric", seen(rack1_b="2"))
     [item] = measured.read("health_metric", BAD, "v1beta1")
@@ -60,7 +62,7 @@ def test_a_value_travels_from_a_text_file_to_the_api_server(measured: Pipeline) 
     assert "nodes/health_metric" in {resource["name"] for resource in listed}
 
 
-def test_a_node_that_is_no_longer_measured_has_no_value(measured: Pipeline) -> None:
+def test_a_node_that_is_no_longer_measured_has_no_value(measured: MetricsPipeline) -> None:
     measured.monitoring.exporter(BAD).remove("node_health_metric")
     measured.wait_visible("health_metric", {node: "0" for node in NODES if node != BAD})
 
@@ -74,14 +76,14 @@ def test_a_node_that_is_no_longer_measured_has_no_value(measured: Pipeline) -> N
         ("+Inf", "-9223372036854775808m"),
     ],
 )
-def test_what_the_adapter_makes_of_a_value(measured: Pipeline, written: str, arrives: str) -> None:
+def test_what_the_adapter_makes_of_a_value(measured: MetricsPipeline, written: str, arrives: str) -> None:
     """It keeps thousandths and cuts the rest off; a value that is no number comes out as one."""
     measured.monitoring.set("node_health_metric", {BAD: written})
     measured.wait_visible("health_metric", seen(rack1_b=arrives))
 
 
 def test_nodewise_rejects_the_node_that_falls_ill_and_takes_it_back(
-    plane: ControlPlane, sandbox: Sandbox, measured: Pipeline, nodewise: Served
+    plane: ControlPlane, sandbox: Sandbox, measured: MetricsPipeline, nodewise: ExtenderProcess
 ) -> None:
     with plane.start_scheduler({"extenders": [nodewise.entry()]}):
         measured.set_health(BAD, 2)
@@ -99,7 +101,7 @@ def test_nodewise_rejects_the_node_that_falls_ill_and_takes_it_back(
 
 
 def test_without_prometheus_there_are_no_answers_and_nodewise_says_so(
-    sandbox: Sandbox, measured: Pipeline, nodewise: Served
+    sandbox: Sandbox, measured: MetricsPipeline, nodewise: ExtenderProcess
 ) -> None:
     measured.set_health(BAD, 2)
     until(nodewise, sandbox, BAD, rejected=True)

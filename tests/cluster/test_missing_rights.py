@@ -16,24 +16,24 @@ from tests.cluster import (
     rights,
     test_namespaces,
 )
-from tests.cluster.api import Api, path_of
+from tests.cluster.api import ClusterApi, path_of
 from tests.cluster.audit import AuditLog
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.extender_process import Served
-from tests.cluster.installation import NAMESPACE, Shipped, pod, policy
-from tests.cluster.rights import Right
+from tests.cluster.extender_process import ExtenderProcess
+from tests.cluster.installation import NAMESPACE, ShippedInstallation, pod, policy
+from tests.cluster.rights import ApiRight
 from tests.cluster.test_namespaces import Sandbox, wait
 
 
 @pytest.fixture(scope="module")
 def shipped(
     plane: ControlPlane, audit_log: AuditLog, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Shipped]:
+) -> Iterator[ShippedInstallation]:
     with installation.installed(plane, audit_log, tmp_path_factory.mktemp("shipped")) as shipped:
         yield shipped
 
 
-class Missing(NamedTuple):
+class MissingRight(NamedTuple):
     """What a right that is not there costs."""
 
     said: str
@@ -51,27 +51,29 @@ NOTHING = FEATURES - {"events", "event counts"}
 """What is left is to say no."""
 
 WITHOUT = {
-    Right("list", CORE, "nodes"): Missing("kube_lost", NOTHING),
-    Right("watch", CORE, "nodes"): Missing("kube_lost", frozenset({"new nodes"})),
-    Right("get", CORE, "nodes"): Missing("controller_failed", frozenset({"labels", "new trust"})),
-    Right("patch", CORE, "nodes"): Missing("controller_failed", frozenset({"labels", "new trust", "wake"})),
-    Right("patch", CORE, "nodes/status"): Missing("controller_failed", frozenset({"advertise"})),
-    Right("list", CORE, "pods"): Missing("kube_lost", frozenset({"wake"})),
-    Right("watch", CORE, "pods"): Missing("kube_lost", frozenset({"wake"})),
-    Right("list", CORE, "namespaces"): Missing("kube_lost", NOTHING),
-    Right("watch", CORE, "namespaces"): Missing("kube_lost", frozenset({"new trust"})),
-    Right("create", EVENTS, "events"): Missing("event_lost", frozenset({"events", "event counts"})),
-    Right("patch", EVENTS, "events"): Missing("event_lost", frozenset({"event counts"})),
-    Right("list", POLICIES, "taspolicies"): Missing("kube_lost", NOTHING),
-    Right("watch", POLICIES, "taspolicies"): Missing("kube_lost", frozenset({"new policies"})),
-    Right("patch", POLICIES, "taspolicies/status"): Missing("status_failed", frozenset({"status"})),
-    Right("list", METRICS, "nodes"): Missing("metric_failed", frozenset({"usage"})),
-    Right("get", CUSTOM, "*"): Missing(
+    ApiRight("list", CORE, "nodes"): MissingRight("kube_lost", NOTHING),
+    ApiRight("watch", CORE, "nodes"): MissingRight("kube_lost", frozenset({"new nodes"})),
+    ApiRight("get", CORE, "nodes"): MissingRight("controller_failed", frozenset({"labels", "new trust"})),
+    ApiRight("patch", CORE, "nodes"): MissingRight(
+        "controller_failed", frozenset({"labels", "new trust", "wake"})
+    ),
+    ApiRight("patch", CORE, "nodes/status"): MissingRight("controller_failed", frozenset({"advertise"})),
+    ApiRight("list", CORE, "pods"): MissingRight("kube_lost", frozenset({"wake"})),
+    ApiRight("watch", CORE, "pods"): MissingRight("kube_lost", frozenset({"wake"})),
+    ApiRight("list", CORE, "namespaces"): MissingRight("kube_lost", NOTHING),
+    ApiRight("watch", CORE, "namespaces"): MissingRight("kube_lost", frozenset({"new trust"})),
+    ApiRight("create", EVENTS, "events"): MissingRight("event_lost", frozenset({"events", "event counts"})),
+    ApiRight("patch", EVENTS, "events"): MissingRight("event_lost", frozenset({"event counts"})),
+    ApiRight("list", POLICIES, "taspolicies"): MissingRight("kube_lost", NOTHING),
+    ApiRight("watch", POLICIES, "taspolicies"): MissingRight("kube_lost", frozenset({"new policies"})),
+    ApiRight("patch", POLICIES, "taspolicies/status"): MissingRight("status_failed", frozenset({"status"})),
+    ApiRight("list", METRICS, "nodes"): MissingRight("metric_failed", frozenset({"usage"})),
+    ApiRight("get", CUSTOM, "*"): MissingRight(
         "metric_failed", frozenset({"filter", "labels", "new trust", "wake", "new nodes", "new policies"})
     ),
-    Right("create", LEASES, "leases", namespace=NAMESPACE): Missing("lease_failed", LEADERS),
-    Right("get", LEASES, "leases", LEASE, NAMESPACE): Missing("lease_failed", LEADERS),
-    Right("update", LEASES, "leases", LEASE, NAMESPACE): Missing("lease_failed", LEADERS),
+    ApiRight("create", LEASES, "leases", namespace=NAMESPACE): MissingRight("lease_failed", LEADERS),
+    ApiRight("get", LEASES, "leases", LEASE, NAMESPACE): MissingRight("lease_failed", LEADERS),
+    ApiRight("update", LEASES, "leases", LEASE, NAMESPACE): MissingRight("lease_failed", LEADERS),
 }
 
 
@@ -79,7 +81,7 @@ def test_every_right_has_its_row() -> None:
     assert WITHOUT.keys() == rights.granted(extender_process.manifest("rbac.yaml"))
 
 
-def lease(api: Api, *, there: bool) -> None:
+def lease(api: ClusterApi, *, there: bool) -> None:
     """A Lease that nobody holds, or none."""
     metadata = {"name": LEASE, "namespace": NAMESPACE}
     free = {"apiVersion": f"{LEASES}/v1", "kind": "Lease", "metadata": metadata, "spec": {}}
@@ -88,12 +90,12 @@ def lease(api: Api, *, there: bool) -> None:
         api.create(free)
 
 
-class Scene(NamedTuple):
+class FeatureCluster(NamedTuple):
     """A cluster in which every feature has something to do, and what is seen of each."""
 
-    shipped: Shipped
+    shipped: ShippedInstallation
     sandbox: Sandbox
-    running: Served
+    running: ExtenderProcess
     other: Sandbox
     """A namespace without trust at first, with the policy `granted`."""
 
@@ -131,18 +133,18 @@ class Scene(NamedTuple):
         return {feature for feature, works in features.items() if works}
 
 
-def words(right: Right) -> str:
+def words(right: ApiRight) -> str:
     """How the API server names a right that it refuses."""
     return f'cannot {right.verb} resource "{right.resource.replace("*", "nodes/heat")}" in API group "{right.group}"'
 
 
-def named(right: Right) -> str:
+def named(right: ApiRight) -> str:
     return f"{right.verb} {right.resource}.{right.group}".rstrip(".")
 
 
 @pytest.mark.parametrize("right", WITHOUT, ids=named)
 def test_a_right_that_is_missing_is_named_and_costs_only_what_it_is_for(
-    shipped: Shipped, sandbox: Sandbox, tmp_path: Path, right: Right
+    shipped: ShippedInstallation, sandbox: Sandbox, tmp_path: Path, right: ApiRight
 ) -> None:
     message, lost = WITHOUT[right]
     sandbox.nodes(*objects.nodes("a b"))
@@ -156,7 +158,7 @@ def test_a_right_that_is_missing_is_named_and_costs_only_what_it_is_for(
         with shipped.started(tmp_path) as running:
             if "ready" not in lost:
                 running.process.wait_ready(running.is_ready)
-            scene = Scene(shipped, sandbox, running, other)
+            scene = FeatureCluster(shipped, sandbox, running, other)
             scene.enter()
             wait(
                 "the rest works",
@@ -173,20 +175,20 @@ def test_a_right_that_is_missing_is_named_and_costs_only_what_it_is_for(
 
 
 def test_a_right_that_is_taken_and_given_back_needs_no_restart(
-    shipped: Shipped, sandbox: Sandbox, tmp_path: Path
+    shipped: ShippedInstallation, sandbox: Sandbox, tmp_path: Path
 ) -> None:
     sandbox.nodes(*objects.nodes("a b"))
     shipped.metrics.set("heat", {"a": 90, "b": 10})
     sandbox.put(policy("pol", "heat", "dontschedule", "deschedule"))
     with shipped.started(tmp_path) as running:
         wait("a is labelled", lambda: "pol" in shipped.labels("a") or None)
-        patch = Right("patch", CORE, "nodes")
+        patch = ApiRight("patch", CORE, "nodes")
         with shipped.missing(patch):
             shipped.metrics.set("heat", {"a": 90, "b": 90})
             wait("it is named", lambda: words(patch) in str(running.events("controller_failed")) or None)
             assert running.rejects(sandbox.namespace, "b", "pol")
         wait("b is labelled", lambda: "pol" in shipped.labels("b") or None)
-        get = Right("get", CUSTOM, "*")
+        get = ApiRight("get", CUSTOM, "*")
         with shipped.missing(get):
             wait("it is named", lambda: words(get) in str(running.events("metric_failed")) or None)
             shipped.metrics.set("heat", {"a": 90, "b": 10})
@@ -199,14 +201,14 @@ DECIDE = ("decide", "--cluster", "--running")
 EXPLAIN = ("explain",)
 FAILS, WITH_LESS = 1, 0
 READERS = {
-    Right("list", CORE, "nodes"): (DECIDE, FAILS),
-    Right("list", CORE, "pods"): (DECIDE, FAILS),
-    Right("list", POLICIES, "taspolicies"): (DECIDE, FAILS),
-    Right("list", CORE, "namespaces"): (DECIDE, FAILS),
-    Right("list", METRICS, "nodes"): (DECIDE, WITH_LESS),
-    Right("get", CUSTOM, "*"): (DECIDE, 3),
-    Right("get", CORE, "pods"): (EXPLAIN, WITH_LESS),
-    Right("list", "discovery.k8s.io", "endpointslices", "", NAMESPACE): (EXPLAIN, FAILS),
+    ApiRight("list", CORE, "nodes"): (DECIDE, FAILS),
+    ApiRight("list", CORE, "pods"): (DECIDE, FAILS),
+    ApiRight("list", POLICIES, "taspolicies"): (DECIDE, FAILS),
+    ApiRight("list", CORE, "namespaces"): (DECIDE, FAILS),
+    ApiRight("list", METRICS, "nodes"): (DECIDE, WITH_LESS),
+    ApiRight("get", CUSTOM, "*"): (DECIDE, 3),
+    ApiRight("get", CORE, "pods"): (EXPLAIN, WITH_LESS),
+    ApiRight("list", "discovery.k8s.io", "endpointslices", "", NAMESPACE): (EXPLAIN, FAILS),
 }
 """Without the right: which command says so, and its exit code; 3 is that a pod fits nowhere."""
 
@@ -216,7 +218,7 @@ def test_every_right_of_a_reader_has_its_row() -> None:
 
 
 @pytest.fixture(scope="module")
-def decided(shipped: Shipped, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def decided(shipped: ShippedInstallation, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A pod on its node that a replica was asked about."""
     with test_namespaces.created(shipped.plane) as sandbox:
         sandbox.nodes(*objects.nodes("a b"))
@@ -230,7 +232,9 @@ def decided(shipped: Shipped, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.mark.parametrize("right", READERS, ids=named)
-def test_a_reader_is_told_which_right_is_missing(shipped: Shipped, decided: str, right: Right) -> None:
+def test_a_reader_is_told_which_right_is_missing(
+    shipped: ShippedInstallation, decided: str, right: ApiRight
+) -> None:
     arguments, code = READERS[right]
     plane = shipped.plane
     user = plane.user(f"reader-{processes.number()}")

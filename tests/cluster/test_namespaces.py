@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
 from tests.cluster import objects
-from tests.cluster.api import Api, ApiError, Object, path_of
+from tests.cluster.api import ApiError, ClusterApi, Object, path_of
 from tests.cluster.controlplane import ControlPlane
 
 Seen = TypeVar("Seen")
@@ -45,7 +45,7 @@ class Sandbox:
     def __init__(self, plane: ControlPlane, *, trusted: bool = True) -> None:
         self.plane = plane
         self.namespace = f"test-{next(_numbers)}"
-        self.api: Api = plane.api
+        self.api: ClusterApi = plane.api
         self._made: list[str] = []
         self.api.create(objects.namespace(self.namespace, trusted=trusted))
 

@@ -26,7 +26,7 @@ printf '#!/bin/sh\\n' > "$3/usr/bin/$name"
 """
 
 
-class Machine:
+class EmptyPackageMachine:
     """A machine with an empty cache and nothing on its PATH but what it is given."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,11 +53,11 @@ class Machine:
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    return Machine(tmp_path, monkeypatch)
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EmptyPackageMachine:
+    return EmptyPackageMachine(tmp_path, monkeypatch)
 
 
-def test_packages_are_fetched_once_even_where_their_list_is_old(machine: Machine) -> None:
+def test_packages_are_fetched_once_even_where_their_list_is_old(machine: EmptyPackageMachine) -> None:
     machine.install_apt()
     assert packages.find() is None
     folder = packages.get()
@@ -66,7 +66,7 @@ def test_packages_are_fetched_once_even_where_their_list_is_old(machine: Machine
     assert machine.asked == ["update", "download prometheus prometheus-node-exporter"]
 
 
-def test_what_runs_containers_is_fetched_once_and_whole(machine: Machine) -> None:
+def test_what_runs_containers_is_fetched_once_and_whole(machine: EmptyPackageMachine) -> None:
     machine.install_apt()
     machine.install("containerd")
     root = packages.CONTAINERS.get()
@@ -75,7 +75,7 @@ def test_what_runs_containers_is_fetched_once_and_whole(machine: Machine) -> Non
     assert machine.asked == ["update", f"download {' '.join(packages.CONTAINERS.packages)}"]
 
 
-def test_what_packages_need_is_fetched_with_them(machine: Machine) -> None:
+def test_what_packages_need_is_fetched_with_them(machine: EmptyPackageMachine) -> None:
     machine.install_apt()
     for name in (*packages.MACHINE.packages, "libexample"):
         machine.install(name)
@@ -86,20 +86,23 @@ def test_what_packages_need_is_fetched_with_them(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("exporter", ["prometheus-node-exporter", "node_exporter"])
-def test_programs_of_the_path_are_taken(machine: Machine, exporter: str) -> None:
+def test_programs_of_the_path_are_taken(machine: EmptyPackageMachine, exporter: str) -> None:
     machine.install_apt()
-    assert packages.Programs(machine.install("prometheus"), machine.install(exporter)) == packages.get()
+    assert (
+        packages.PrometheusPrograms(machine.install("prometheus"), machine.install(exporter))
+        == packages.get()
+    )
     assert machine.asked == []
 
 
-def test_one_alone_is_not_enough(machine: Machine) -> None:
+def test_one_alone_is_not_enough(machine: EmptyPackageMachine) -> None:
     machine.install_apt()
     machine.install("prometheus")
     assert packages.get() == packages.find()
     assert machine.asked
 
 
-def test_a_download_that_fails_says_why_and_leaves_nothing(machine: Machine) -> None:
+def test_a_download_that_fails_says_why_and_leaves_nothing(machine: EmptyPackageMachine) -> None:
     machine.install_apt(fails="echo 'E: no such host' >&2; exit 100; ")
     with pytest.raises(
         MissingError, match=r"apt-get could not get .*: E: no such host; install Debian's packages"
@@ -108,7 +111,7 @@ def test_a_download_that_fails_says_why_and_leaves_nothing(machine: Machine) -> 
     assert packages.find() is None
 
 
-def test_without_apt_the_error_says_what_to_install(machine: Machine) -> None:
+def test_without_apt_the_error_says_what_to_install(machine: EmptyPackageMachine) -> None:
     with pytest.raises(
         MissingError, match="no apt-get to fetch it; install Debian's packages prometheus and"
     ):

@@ -13,20 +13,20 @@ from tests.cluster import access, extender_process, objects, processes
 from tests.cluster.access import User
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.extender_process import OWN_NAMESPACE, Served
+from tests.cluster.extender_process import OWN_NAMESPACE, ExtenderProcess
 from tests.cluster.test_namespaces import Sandbox, wait
 
 NODES = "a b c"
 CPU = 4
 
 
-def entry(running: Served) -> Object:
+def entry(running: ExtenderProcess) -> Object:
     """Scores for all pods, that count more than all else."""
     fields = running.entry(weight=100, managedResources=[])
     return {name: value for name, value in fields.items() if name not in ("filterVerb", "preemptVerb")}
 
 
-def room(running: Served, node: str, cpu_milli: int) -> bool:
+def room(running: ExtenderProcess, node: str, cpu_milli: int) -> bool:
     """Whether nodewise takes so much of a node to be free."""
     spec = {"containers": [{"name": "main", "resources": {"requests": {"cpu": f"{cpu_milli}m"}}}]}
     pod = {"metadata": {"name": "probe", "namespace": "default", "uid": "probe"}, "spec": spec}
@@ -81,7 +81,7 @@ def keeper(plane: ControlPlane) -> User:
     return made
 
 
-def demand(running: Served) -> Any:
+def demand(running: ExtenderProcess) -> Any:
     return httpx2.get(f"{running.health}/state/pigeon").json()
 
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.cluster import admission, extender_process, objects, programs
-from tests.cluster.api import Api, ApiError, Object, folder_of, path_of
+from tests.cluster.api import ApiError, ClusterApi, Object, folder_of, path_of
 from tests.cluster.test_namespaces import Sandbox, wait
 from tests.unit.agents.telemetry.test_misspelt_label import MISSPELT, OTHERS
 
@@ -37,7 +37,7 @@ def manifests(*actions: str, resource: str = "telemetry/scheduling") -> list[Obj
     return [policy, binding]
 
 
-def warnings(api: Api, obj: Object) -> list[str]:
+def warnings(api: ClusterApi, obj: Object) -> list[str]:
     """What the API server warns of if this object is created. Nothing is stored."""
     answer = api.request("POST", folder_of(obj), json=obj, params=admission.DRY_RUN)
     return answer.headers.get_list("warning")

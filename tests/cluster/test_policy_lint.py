@@ -13,7 +13,7 @@ from nodewise.agents.telemetry import policy as policies
 from nodewise.agents.telemetry import policy_lint
 from nodewise.agents.telemetry.policy import PolicyObject
 from tests.cluster import extender_process
-from tests.cluster.api import Api, ApiError
+from tests.cluster.api import ApiError, ClusterApi
 from tests.cluster.controlplane import ControlPlane
 from tests.conformance.tas import table_rows
 from tests.conformance.tas.single_rows import DefinitionTable
@@ -74,13 +74,13 @@ ATOMS = [
 
 
 @pytest.fixture(scope="module")
-def api(plane: ControlPlane) -> Iterator[Api]:
+def api(plane: ControlPlane) -> Iterator[ClusterApi]:
     extender_process.define(plane.api)
     with extender_process.refusing_unknown_fields(plane.api):
         yield plane.api
 
 
-def refusal(api: Api, policy: Any) -> str:
+def refusal(api: ClusterApi, policy: Any) -> str:
     """What the API server says against a policy; empty if it takes it. Nothing is stored."""
     try:
         api.request("POST", PATH, json=policy, params={"dryRun": "All", "fieldValidation": "Ignore"})
@@ -97,13 +97,13 @@ def expected_refusals(policy: Any) -> list[str]:
     return [str(problem) for problem in (*policy_lint.problems(policy), *unknown)]
 
 
-def check(api: Api, policy: Any) -> None:
+def check(api: ClusterApi, policy: Any) -> None:
     refused, expected = refusal(api, policy), expected_refusals(policy)
     assert bool(refused) == bool(expected), (policy, refused, expected)
 
 
 @pytest.mark.parametrize("row", table_rows.read("crd", DefinitionTable).rows, ids=lambda row: row.name)
-def test_they_agree_about_the_rows_of_the_definition(api: Api, row: Any) -> None:
+def test_they_agree_about_the_rows_of_the_definition(api: ClusterApi, row: Any) -> None:
     metadata = {"namespace": "default", **({"name": row.object_name} if row.object_name else {})}
     specs = [*row.specs, *({"strategies": {"dontschedule": {"rules": [rule]}}} for rule in row.rules)]
     for spec in specs:
@@ -129,11 +129,11 @@ def test_they_agree_about_the_rows_of_the_definition(api: Api, row: Any) -> None
     ],
     ids=str,
 )
-def test_they_agree_about_strategies(api: Api, change: Any) -> None:
+def test_they_agree_about_strategies(api: ClusterApi, change: Any) -> None:
     check(api, WHOLE | {"spec": {"strategies": {"dontschedule": change}}})
 
 
-def test_they_agree_about_too_many_strategies(api: Api) -> None:
+def test_they_agree_about_too_many_strategies(api: ClusterApi) -> None:
     check(api, WHOLE | {"spec": {"strategies": {f"s{number}": {"rules": []} for number in range(17)}}})
 
 
@@ -173,5 +173,5 @@ def odd_policies(draw: st.DrawFn) -> Any:
 
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(odd_policies())
-def test_they_agree_about_any_policy(api: Api, policy: Any) -> None:
+def test_they_agree_about_any_policy(api: ClusterApi, policy: Any) -> None:
     check(api, policy)

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from tests.cluster import admission, extender_process, programs
-from tests.cluster.api import JSON_PATCH, Api, ApiError
+from tests.cluster.api import JSON_PATCH, ApiError, ClusterApi
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.custom_metrics import CustomMetrics
+from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.extender_process import HOT
 from tests.cluster.test_namespaces import Sandbox, wait
 
@@ -22,7 +22,7 @@ MISSPELT = {"dontSchedule": {"rules": [HOT]}}
 
 
 @contextlib.contextmanager
-def before_the_upgrade(api: Api) -> Iterator[None]:
+def before_the_upgrade(api: ClusterApi) -> Iterator[None]:
     """A definition that takes unknown strategies, as the older ones did; afterwards it is ours again."""
     extender_process.define(api)
     probe = extender_process.tas_policy("probe", MISSPELT, "default")
@@ -40,7 +40,7 @@ def before_the_upgrade(api: Api) -> Iterator[None]:
         wait("unknown strategies are refused", lambda: None if _takes(api, probe) else True)
 
 
-def _takes(api: Api, obj: Any) -> bool:
+def _takes(api: ClusterApi, obj: Any) -> bool:
     try:
         admission.try_create(api, obj)
     except ApiError:
@@ -49,7 +49,7 @@ def _takes(api: Api, obj: Any) -> bool:
 
 
 def test_a_stored_policy_with_a_misspelt_strategy_rejects_its_pods_and_says_so(
-    plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, tmp_path: Path
 ) -> None:
     """The pod of such a policy was bound to the node that the policy was meant to exclude."""
     extender_process.heated(sandbox, metrics, {"hot": 90}, dontschedule=[HOT])

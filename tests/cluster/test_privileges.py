@@ -18,8 +18,8 @@ from tests.cluster import (
 from tests.cluster.api import Object
 from tests.cluster.audit import AuditLog
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.extender_process import Served
-from tests.cluster.installation import ACCOUNT, HOST, NAMESPACE, Shipped, pod, policy
+from tests.cluster.extender_process import ExtenderProcess
+from tests.cluster.installation import ACCOUNT, HOST, NAMESPACE, ShippedInstallation, pod, policy
 from tests.cluster.test_namespaces import Sandbox, wait
 
 READER = "reader"
@@ -30,20 +30,20 @@ EVERYBODYS = "system:discovery"
 @pytest.fixture(scope="module")
 def shipped(
     plane: ControlPlane, audit_log: AuditLog, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Shipped]:
+) -> Iterator[ShippedInstallation]:
     with installation.installed(plane, audit_log, tmp_path_factory.mktemp("shipped")) as shipped:
         yield shipped
 
 
-class Run(NamedTuple):
+class RightsScenario(NamedTuple):
     """What is recorded, in two namespaces and on several nodes, so that no right is for one only."""
 
-    shipped: Shipped
+    shipped: ShippedInstallation
     first: Sandbox
     second: Sandbox
-    filters: Served
+    filters: ExtenderProcess
     """The replica that the scheduler asks to filter."""
-    scores: Served
+    scores: ExtenderProcess
 
     def told(self, event: str) -> list[Object]:
         """What the replicas logged."""
@@ -112,7 +112,7 @@ class Run(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def recorded(shipped: Shipped, tmp_path_factory: pytest.TempPathFactory) -> AuditLog:
+def recorded(shipped: ShippedInstallation, tmp_path_factory: pytest.TempPathFactory) -> AuditLog:
     """The log of a run in which nodewise did all that it can do."""
     folder = tmp_path_factory.mktemp("replicas")
     with test_namespaces.created(shipped.plane) as first, test_namespaces.created(shipped.plane) as second:
@@ -124,7 +124,7 @@ def recorded(shipped: Shipped, tmp_path_factory: pytest.TempPathFactory) -> Audi
         first.put(policy("cool", "heat", "dontschedule", "deschedule", "labeling"))
         second.put(policy("calm", "power", "dontschedule"))
         with shipped.started(folder) as first_replica, shipped.started(folder) as other:
-            run = Run(shipped, first, second, first_replica, other)
+            run = RightsScenario(shipped, first, second, first_replica, other)
             wait("all is written", lambda: run.is_written() or None)
             run.rejections()
             with shipped.plane.start_scheduler({"extenders": run.entries()}):

@@ -41,14 +41,21 @@ from tests.cluster import (
     process_kills,
     processes,
 )
-from tests.cluster.api import Api, ApiError, Object
+from tests.cluster.api import ApiError, ClusterApi, Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.custom_metrics import CustomMetrics
-from tests.cluster.extender_process import Served
-from tests.cluster.metric_values import BUSY, HOT, POLICY, History
-from tests.cluster.metrics_pipeline import Adapter
+from tests.cluster.custom_metrics import FakeCustomMetricsApi
+from tests.cluster.extender_process import ExtenderProcess
+from tests.cluster.metric_values import BUSY, HOT, POLICY, MetricHistory
+from tests.cluster.metrics_pipeline import PrometheusAdapter
 from tests.cluster.monitoring import Monitoring
-from tests.cluster.process_kills import NAMESPACE, Caller, LabelLooker, Looker, Storm, Supervised
+from tests.cluster.process_kills import (
+    NAMESPACE,
+    DecisionChecker,
+    LabelPoller,
+    ProcessKiller,
+    RepeatingThread,
+    SupervisedProcess,
+)
 from tests.cluster.test_namespaces import Sandbox, wait
 
 NODES = tuple(f"n{number:03}" for number in range(100))
@@ -72,10 +79,12 @@ MOST_WARNINGS = 40
 """Log lines a storm, on average, that are not of level info."""
 
 
-class Scene:
+class KillTestCluster:
     """Everything that runs, what is true, and who looks."""
 
-    def __init__(self, plane: ControlPlane, scraping: Monitoring, adapter: Adapter, nodewise: Served) -> None:
+    def __init__(
+        self, plane: ControlPlane, scraping: Monitoring, adapter: PrometheusAdapter, nodewise: ExtenderProcess
+    ) -> None:
         self._api = plane.api
         self._data = plane.folder / "etcd"
         self._scraping = scraping
@@ -83,14 +92,14 @@ class Scene:
         self._chance = random.Random(SEED)
         self._late = 0
         self.took_s: list[float] = []
-        self.history = History(metric_values.first_truth(NODES, self._chance))
+        self.history = MetricHistory(metric_values.first_truth(NODES, self._chance))
         self.parts = _parts(plane, scraping, adapter, nodewise)
-        self.storm = Storm(self.parts, self._chance)
-        self.caller = Caller(nodewise.url, self._client(), self.history, self.parts[-1])
+        self.storm = ProcessKiller(self.parts, self._chance)
+        self.caller = DecisionChecker(nodewise.url, self._client(), self.history, self.parts[-1])
         context = plane.authority.client_context(plane.admin.pair)
         looking = httpx2.Client(base_url=plane.url, verify=context, timeout=60, trust_env=False)
-        self.labels = LabelLooker(looking, self.history, FOREIGN)
-        self._probe = Caller(nodewise.url, self._client(), self.history, self.parts[-1])
+        self.labels = LabelPoller(looking, self.history, FOREIGN)
+        self._probe = DecisionChecker(nodewise.url, self._client(), self.history, self.parts[-1])
         self._expose()
 
     def _client(self) -> httpx2.Client:
@@ -281,31 +290,35 @@ def policy(name: str, **strategies: list[Object]) -> Object:
 
 
 def _parts(
-    plane: ControlPlane, scraping: Monitoring, adapter: Adapter, nodewise: Served
-) -> tuple[Supervised, ...]:
+    plane: ControlPlane, scraping: Monitoring, adapter: PrometheusAdapter, nodewise: ExtenderProcess
+) -> tuple[SupervisedProcess, ...]:
     """What is killed; nodewise comes last."""
     etcd, api_server = plane.processes[:2]
-    probe = Api(f"https://localhost:{adapter.backend.port}", adapter.backend.authority.client_context())
+    probe = ClusterApi(
+        f"https://localhost:{adapter.backend.port}", adapter.backend.authority.client_context()
+    )
     asking = plane.api.answers
     [client_url] = [
         argument for argument in process_kills.command(etcd) if argument.startswith("--listen-client-urls=")
     ]
     return (
-        Supervised("etcd", etcd, lambda: asking(f"{client_url.partition('=')[2]}/health")),
-        Supervised("kube-apiserver", api_server, lambda: asking("/readyz")),
-        Supervised("prometheus", scraping.prometheus.process, lambda: asking(f"{scraping.url}/-/ready")),
-        Supervised("prometheus-adapter", adapter.process, lambda: probe.answers("/healthz")),
-        Supervised("nodewise", nodewise.process, lambda: asking(f"{nodewise.health}/healthz")),
+        SupervisedProcess("etcd", etcd, lambda: asking(f"{client_url.partition('=')[2]}/health")),
+        SupervisedProcess("kube-apiserver", api_server, lambda: asking("/readyz")),
+        SupervisedProcess(
+            "prometheus", scraping.prometheus.process, lambda: asking(f"{scraping.url}/-/ready")
+        ),
+        SupervisedProcess("prometheus-adapter", adapter.process, lambda: probe.answers("/healthz")),
+        SupervisedProcess("nodewise", nodewise.process, lambda: asking(f"{nodewise.health}/healthz")),
     )
 
 
 @pytest.fixture(scope="module")
 def scene(
     control_plane_programs: Path,
-    prometheus_programs: packages.Programs,
+    prometheus_programs: packages.PrometheusPrograms,
     adapter_program: Path,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Scene]:
+) -> Iterator[KillTestCluster]:
     tmp_path = tmp_path_factory.mktemp("faults")
     with contextlib.ExitStack() as stack:
         plane = stack.enter_context(controlplane.running(control_plane_programs, tmp_path))
@@ -317,15 +330,15 @@ def scene(
         ports = [f"--port={processes.free_port()}", f"--health-port={processes.free_port()}"]
         own = [f"--sync-period={PERIOD_S:g}s", "--identity=nodewise-0"]
         nodewise = stack.enter_context(extender_process.extender(plane, tmp_path, *ports, *own))
-        made = Scene(plane, scraping, adapter, nodewise)
+        made = KillTestCluster(plane, scraping, adapter, nodewise)
         stack.enter_context(process_kills.ending(made.parts))
         made.recover()
-        for looker in (Looker(made.caller.look, 0.05), Looker(made.labels.look, 0.3)):
+        for looker in (RepeatingThread(made.caller.look, 0.05), RepeatingThread(made.labels.look, 0.3)):
             stack.callback(looker.end)
         yield made
 
 
-def _populate(plane: ControlPlane, adapter: Adapter) -> None:
+def _populate(plane: ControlPlane, adapter: PrometheusAdapter) -> None:
     """Nodes, the policy, and the custom metrics API."""
     api = plane.api
     extender_process.define(api)
@@ -345,7 +358,7 @@ def _populate(plane: ControlPlane, adapter: Adapter) -> None:
     api.create(policy(POLICY, **strategies))
 
 
-def test_a_hundred_kills_at_random_moments_lose_nothing(scene: Scene) -> None:
+def test_a_hundred_kills_at_random_moments_lose_nothing(scene: KillTestCluster) -> None:
     for begun in range(0, FAULTS, KILLS):
         scene.storm.kill(min(KILLS, FAULTS - begun), STORM_S, [scene.change, scene.change])
         scene.storm.wait_live()
@@ -354,7 +367,7 @@ def test_a_hundred_kills_at_random_moments_lose_nothing(scene: Scene) -> None:
     print(scene.report())
 
 
-def test_an_etcd_that_was_put_back_is_followed(scene: Scene) -> None:
+def test_an_etcd_that_was_put_back_is_followed(scene: KillTestCluster) -> None:
     """A watch from a version that the API server does not have yet tells nothing till it has it: who waits for it
     would go on with what was there before, for as long as it takes to make as many changes again.
     """
@@ -370,7 +383,7 @@ def test_an_etcd_that_was_put_back_is_followed(scene: Scene) -> None:
 
 
 def test_more_changes_than_the_rate_allows_are_a_backlog_that_falls(
-    plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, tmp_path: Path
 ) -> None:
     names = [f"m{number:03}" for number in range(250)]
     sandbox.nodes(*(objects.node(name) for name in names))
@@ -392,7 +405,7 @@ def test_more_changes_than_the_rate_allows_are_a_backlog_that_falls(
         assert {name for name in names if _is_violating(sandbox, name)} == set(names)
 
 
-def _gauge(running: Served, name: str) -> float:
+def _gauge(running: ExtenderProcess, name: str) -> float:
     lines = httpx2.get(f"{running.health}/metrics").text.splitlines()
     return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
 

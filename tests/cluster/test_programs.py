@@ -23,7 +23,7 @@ esac
 """
 
 
-class Machine:
+class EmptyBuildMachine:
     """A machine with an empty cache and, where it is given one, a go of its own."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,18 +47,20 @@ class Machine:
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    return Machine(tmp_path, monkeypatch)
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EmptyBuildMachine:
+    return EmptyBuildMachine(tmp_path, monkeypatch)
 
 
-def test_programs_are_built_once(machine: Machine) -> None:
+def test_programs_are_built_once(machine: EmptyBuildMachine) -> None:
     machine.install_go()
     assert programs.find() is None
     assert programs.folder() == programs.folder() == programs.find()
     assert machine.built == list(programs.PROGRAMS)
 
 
-def test_a_folder_that_has_them_all_is_taken(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_has_them_all_is_taken(
+    machine: EmptyBuildMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     machine.install_go()
     whole = programs.folder()
     monkeypatch.setenv("XDG_CACHE_HOME", "/nowhere")
@@ -67,7 +69,10 @@ def test_a_folder_that_has_them_all_is_taken(machine: Machine, monkeypatch: pyte
 
 
 def test_a_folder_that_lacks_one_is_not(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    machine: EmptyBuildMachine,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     machine.install_go()
     for name in ("etcd", "kube-apiserver", "kubectl"):
@@ -77,7 +82,7 @@ def test_a_folder_that_lacks_one_is_not(
     assert "lacks kube-scheduler, kube-controller-manager; taking our own" in capsys.readouterr().err
 
 
-def test_a_build_that_breaks_off_is_not_taken_for_a_whole_one(machine: Machine) -> None:
+def test_a_build_that_breaks_off_is_not_taken_for_a_whole_one(machine: EmptyBuildMachine) -> None:
     machine.install_go(broken="kubectl")
     with pytest.raises(MissingError, match="building kubectl failed:\ncannot compile"):
         programs.folder()
@@ -86,7 +91,7 @@ def test_a_build_that_breaks_off_is_not_taken_for_a_whole_one(machine: Machine) 
     assert programs.folder() == programs.find()
 
 
-def test_two_runs_do_not_build_twice(machine: Machine) -> None:
+def test_two_runs_do_not_build_twice(machine: EmptyBuildMachine) -> None:
     machine.install_go()
     runs = [threading.Thread(target=programs.folder) for _ in range(2)]
     for run in runs:
@@ -97,7 +102,7 @@ def test_two_runs_do_not_build_twice(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("version", ["1.21.1", None], ids=["an old go", "no go"])
-def test_without_a_go_the_error_says_what_to_install(machine: Machine, version: str | None) -> None:
+def test_without_a_go_the_error_says_what_to_install(machine: EmptyBuildMachine, version: str | None) -> None:
     if version:
         machine.install_go(version)
     with pytest.raises(MissingError, match=r"install Go 1\.26\.0 or later .* put it on the PATH"):

@@ -18,7 +18,7 @@ from nodewise.metrics.series import Series
 from nodewise.metrics.source import MetricRequest
 from tests.cluster import objects, packages, prometheus, read_only_commands
 from tests.cluster.api import Object
-from tests.cluster.certificates import Authority
+from tests.cluster.certificates import CertificateAuthority
 from tests.cluster.test_namespaces import wait
 from tests.unit.metrics.prometheus_double import Given
 from tests.unit.metrics.prometheus_suite import Holding, PrometheusSuite, fetch, source, values
@@ -29,7 +29,9 @@ HASH = "$2b$04$uCC4cvupet6tuzk0uSInmuxVKhogVpFL4P72LL2SbdR4WtwFaog3e"
 
 class TestReal(PrometheusSuite):
     @pytest.fixture
-    def prometheus(self, prometheus_programs: packages.Programs, tmp_path: Path) -> Iterator[Holding]:
+    def prometheus(
+        self, prometheus_programs: packages.PrometheusPrograms, tmp_path: Path
+    ) -> Iterator[Holding]:
         with contextlib.ExitStack() as stack:
 
             def holding(series: Given) -> str:
@@ -72,7 +74,7 @@ def decide(url: str, folder: Path, **fields: str) -> Object:
 
 
 def test_two_sensors_of_a_node_do_not_send_pods_to_the_hottest_node(
-    prometheus_programs: packages.Programs, tmp_path: Path
+    prometheus_programs: packages.PrometheusPrograms, tmp_path: Path
 ) -> None:
     """Without an aggregation no node has a value: every node was accepted, the one at 97 °C included."""
     with prometheus.holding(prometheus_programs, tmp_path / "held", HOT) as server:
@@ -90,7 +92,7 @@ def test_two_sensors_of_a_node_do_not_send_pods_to_the_hottest_node(
         assert sorted(decision["feasible"]) == ["hot", "warm"]
 
 
-class Exporter:
+class ChangingExporter:
     """An exporter of one node whose series change between scrapes."""
 
     def __init__(self) -> None:
@@ -115,14 +117,14 @@ class Exporter:
 
 
 def test_a_series_that_its_exporter_no_longer_has_counts_no_longer(
-    prometheus_programs: packages.Programs, tmp_path: Path
+    prometheus_programs: packages.PrometheusPrograms, tmp_path: Path
 ) -> None:
     """Its samples are still in the range that is requested, but Prometheus has marked it as ended."""
-    exporter = Exporter()
+    exporter = ChangingExporter()
     exporter.text = 'temp{instance="a",pod="old"} 97\n'
     job = {"job_name": "x", "honor_labels": True, "static_configs": [{"targets": [exporter.address]}]}
     config = {"global": {"scrape_interval": "500ms", "scrape_timeout": "500ms"}, "scrape_configs": [job]}
-    server = prometheus.Prometheus(prometheus_programs, tmp_path / "scraping", config)
+    server = prometheus.PrometheusProcess(prometheus_programs, tmp_path / "scraping", config)
     try:
         server.start()
         wait("the old series is scraped", lambda: server.ask("temp") or None)
@@ -141,11 +143,11 @@ def test_a_series_that_its_exporter_no_longer_has_counts_no_longer(
         exporter.server.server_close()
 
 
-class Guarded:
+class ProtectedPrometheus:
     """A Prometheus that wants TLS, a client certificate and a password, and what a client needs for that."""
 
     def __init__(self, folder: Path) -> None:
-        self.authority = Authority(folder, "prometheus-ca")
+        self.authority = CertificateAuthority(folder, "prometheus-ca")
         self.pair = self.authority.issue("nodewise")
         self.password = folder / "password"
         self.password.write_text("secret\n")
@@ -185,8 +187,10 @@ class Guarded:
 
 
 @pytest.fixture
-def guarded(prometheus_programs: packages.Programs, tmp_path: Path) -> Iterator[Guarded]:
-    guarded = Guarded(tmp_path)
+def guarded(
+    prometheus_programs: packages.PrometheusPrograms, tmp_path: Path
+) -> Iterator[ProtectedPrometheus]:
+    guarded = ProtectedPrometheus(tmp_path)
     series = {'temp{instance="a"}': "1"}
     with prometheus.holding(
         prometheus_programs, tmp_path / "held", series, guarded.web(), guarded.client()
@@ -195,7 +199,7 @@ def guarded(prometheus_programs: packages.Programs, tmp_path: Path) -> Iterator[
         yield guarded
 
 
-def test_certificate_and_password_are_shown(guarded: Guarded) -> None:
+def test_certificate_and_password_are_shown(guarded: ProtectedPrometheus) -> None:
     assert values(guarded.fetch()) == {"a": 1.0}
 
 
@@ -209,7 +213,7 @@ def test_certificate_and_password_are_shown(guarded: Guarded) -> None:
     ids=["no password", "no client certificate", "a CA that is not trusted"],
 )
 def test_who_lacks_one_of_them_is_told_what_is_wrong(
-    guarded: Guarded, options: dict[str, str], message: str
+    guarded: ProtectedPrometheus, options: dict[str, str], message: str
 ) -> None:
     with pytest.raises(NodewiseError, match=message):
         guarded.fetch(**options)

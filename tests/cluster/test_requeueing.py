@@ -7,8 +7,8 @@ import httpx2
 
 from tests.cluster import extender_process, objects
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.custom_metrics import CustomMetrics
-from tests.cluster.extender_process import Served, heated, pod
+from tests.cluster.custom_metrics import FakeCustomMetricsApi
+from tests.cluster.extender_process import ExtenderProcess, heated, pod
 from tests.cluster.test_namespaces import Sandbox, wait
 
 PERIOD_S = 0.5
@@ -18,7 +18,7 @@ WRITES = ("create", "patch", "delete")
 """All but `replace`, by which the leader keeps its Lease."""
 
 
-def writes(running: Served) -> float:
+def writes(running: ExtenderProcess) -> float:
     """How many writes it sent so far, but for its Lease."""
     lines = httpx2.get(f"{running.health}/metrics").text.splitlines()
     counters = [line for line in lines if line.startswith("nodewise_kube_requests_total{")]
@@ -28,7 +28,7 @@ def writes(running: Served) -> float:
 
 
 def test_a_pod_is_bound_within_5_s_and_a_period_of_the_heal(
-    plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, tmp_path: Path
 ) -> None:
     heated(sandbox, metrics, {"a": 90, "b": 90})
     with extender_process.extender(plane, tmp_path) as running:
@@ -46,7 +46,7 @@ def test_a_pod_is_bound_within_5_s_and_a_period_of_the_heal(
         assert 1 <= len(running.events("woken")) <= 2 * len(took_s) + sum(took_s)
 
 
-def _healed(sandbox: Sandbox, metrics: CustomMetrics) -> float:
+def _healed(sandbox: Sandbox, metrics: FakeCustomMetricsApi) -> float:
     """After how many seconds two pods that wait are on the node that heals."""
     time.sleep(3)  # longer than any retry of kube-scheduler's own that follows a rejection
     sandbox.expect_stays_unbound("web-1", 1)
@@ -57,7 +57,7 @@ def _healed(sandbox: Sandbox, metrics: CustomMetrics) -> float:
     return time.monotonic() - healed_s
 
 
-def _sickened(sandbox: Sandbox, metrics: CustomMetrics, running: Served) -> None:
+def _sickened(sandbox: Sandbox, metrics: FakeCustomMetricsApi, running: ExtenderProcess) -> None:
     """As before the heal: two pods for which no node is good enough."""
     for name in ("web-1", "web-2"):
         sandbox.api.delete(f"/api/v1/namespaces/{sandbox.namespace}/pods/{name}")
@@ -69,7 +69,7 @@ def _sickened(sandbox: Sandbox, metrics: CustomMetrics, running: Served) -> None
     sandbox.expect_rejected("web-2")
 
 
-def _settled(running: Served) -> float:
+def _settled(running: ExtenderProcess) -> float:
     """The writes so far, once there was none for six periods."""
     seen = [-1.0, writes(running)]
     while seen[-1] != seen[-2]:
@@ -80,7 +80,7 @@ def _settled(running: Served) -> float:
 
 
 def test_nothing_is_written_while_nobody_waits(
-    plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, tmp_path: Path
 ) -> None:
     heated(sandbox, metrics, {"a": 90, "b": 10})
     with extender_process.extender(plane, tmp_path) as running:

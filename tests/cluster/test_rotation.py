@@ -14,29 +14,29 @@ import httpx2
 import pytest
 
 from tests.cluster import extender_process, steady_load
-from tests.cluster.certificates import Authority, Issued
-from tests.cluster.extender_process import ROOT, Served
-from tests.cluster.steady_load import Identity
+from tests.cluster.certificates import CertificateAuthority, IssuedCertificate
+from tests.cluster.extender_process import ROOT, ExtenderProcess
+from tests.cluster.steady_load import ClientIdentity
 from tests.cluster.test_namespaces import wait
-from tests.cluster.tls_resumption import REFUSED, RESUMED, SERVED, Resumer, resumed
+from tests.cluster.tls_resumption import REFUSED, RESUMED, SERVED, ResumingClient, resumed
 
 HOSTS = ("127.0.0.1", "localhost")
 
 
-class Site:
+class RotationFiles:
     """nodewise with the example's objects, its certificate files, and those of its client."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.papers = extender_process.Papers(folder)
+        self.papers = extender_process.CertificateFiles(folder)
         self.ca = self.papers.authority
         self.bundle = folder / "client-ca.crt"
         self.bundle.write_bytes(self.ca.ca_pem)
         self.trusted = folder / "trusted-by-clients.crt"
         self.trust(self.ca)
-        self.identity = Identity(self.trusted, self.papers.client)
+        self.identity = ClientIdentity(self.trusted, self.papers.client)
 
-    def trust(self, *authorities: Authority) -> None:
+    def trust(self, *authorities: CertificateAuthority) -> None:
         """What clients trust from now on; at no moment nothing."""
         fresh = self.trusted.with_suffix(".new")
         fresh.write_bytes(b"".join(authority.ca_pem for authority in authorities))
@@ -56,30 +56,30 @@ class Site:
             "--reload-period=100ms",
         ]
 
-    def server_pair(self, ca: Authority | None = None, days: float = 30) -> Issued:
+    def server_pair(self, ca: CertificateAuthority | None = None, days: float = 30) -> IssuedCertificate:
         return (ca or self.ca).issued("nodewise", *HOSTS, days=days)
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
+def site(tmp_path: Path) -> RotationFiles:
+    return RotationFiles(tmp_path)
 
 
 @pytest.fixture
-def nodewise(site: Site) -> Iterator[Served]:
+def nodewise(site: RotationFiles) -> Iterator[ExtenderProcess]:
     with extender_process.started(site.folder, site.arguments(), site.papers) as running:
         running.process.wait_ready(running.is_ready)
         yield running
 
 
-def metric(nodewise: Served, name: str, certificate: str) -> float | None:
+def metric(nodewise: ExtenderProcess, name: str, certificate: str) -> float | None:
     """A metric of a certificate, None where it is not there."""
     text = httpx2.get(f"{nodewise.health}/metrics").text
     match = re.search(rf'^nodewise_{name}\{{certificate="{certificate}"\}} (\S+)$', text, re.MULTILINE)
     return float(match[1]) if match else None
 
 
-def until_failing(nodewise: Served, certificate: str, words: str) -> None:
+def until_failing(nodewise: ExtenderProcess, certificate: str, words: str) -> None:
     """Until nodewise says of a certificate's files that they cannot be used, in the log and in the metric."""
 
     def is_logged() -> bool | None:
@@ -93,11 +93,11 @@ def until_failing(nodewise: Served, certificate: str, words: str) -> None:
 # the server's certificate
 
 
-def renamed(site: Site, fresh: Issued, _half: Callable[[], None]) -> None:
+def renamed(site: RotationFiles, fresh: IssuedCertificate, _half: Callable[[], None]) -> None:
     site.papers.server.replace(fresh)
 
 
-def written_over(site: Site, fresh: Issued, half: Callable[[], None]) -> None:
+def written_over(site: RotationFiles, fresh: IssuedCertificate, half: Callable[[], None]) -> None:
     """The certificate, then, after it was noticed that they do not match, the key."""
     pair = site.papers.server
     pair.cert.write_bytes(fresh.cert)
@@ -105,14 +105,16 @@ def written_over(site: Site, fresh: Issued, half: Callable[[], None]) -> None:
     pair.key.write_bytes(fresh.key)
 
 
-def swapped(site: Site, fresh: Issued, _half: Callable[[], None]) -> None:
+def swapped(site: RotationFiles, fresh: IssuedCertificate, _half: Callable[[], None]) -> None:
     """A kubelet swaps the link `..data` to a new folder; the paths that nodewise knows are links through it."""
     site.papers.server.swap(fresh)
 
 
 @pytest.mark.parametrize("way", [renamed, written_over, swapped])
 def test_the_servers_certificate_is_replaced(
-    site: Site, nodewise: Served, way: Callable[[Site, Issued, Callable[[], None]], None]
+    site: RotationFiles,
+    nodewise: ExtenderProcess,
+    way: Callable[[RotationFiles, IssuedCertificate, Callable[[], None]], None],
 ) -> None:
     def half() -> None:
         until_failing(nodewise, "serving", f"{site.papers.server.key} does not match")
@@ -120,7 +122,7 @@ def test_the_servers_certificate_is_replaced(
 
     with steady_load.load(nodewise, site.identity) as load:
         if way is swapped:
-            site.papers.server.swap(Issued(*(path.read_bytes() for path in site.papers.server)))
+            site.papers.server.swap(IssuedCertificate(*(path.read_bytes() for path in site.papers.server)))
         for _ in range(3):
             fresh = site.server_pair()
             way(site, fresh, half)
@@ -128,7 +130,7 @@ def test_the_servers_certificate_is_replaced(
         assert metric(nodewise, "tls_reload_failing", "serving") == 0
 
 
-BROKEN: dict[str, tuple[Callable[[Site], Issued], str]] = {
+BROKEN: dict[str, tuple[Callable[[RotationFiles], IssuedCertificate], str]] = {
     "garbage": (
         lambda site: site.server_pair()._replace(cert=b"\x00garbage"),
         "cert: {cert} holds no certificate that can be read",
@@ -145,9 +147,11 @@ BROKEN: dict[str, tuple[Callable[[Site], Issued], str]] = {
 }
 
 
-def test_a_broken_pair_is_told_and_the_old_one_serves_on(site: Site, nodewise: Served) -> None:
+def test_a_broken_pair_is_told_and_the_old_one_serves_on(
+    site: RotationFiles, nodewise: ExtenderProcess
+) -> None:
     pair = site.papers.server
-    before = Issued(*(path.read_bytes() for path in pair)).serial
+    before = IssuedCertificate(*(path.read_bytes() for path in pair)).serial
     ends_s = metric(nodewise, "tls_certificate_expires_seconds", "serving")
     with steady_load.load(nodewise, site.identity) as load:
         for make, words in BROKEN.values():
@@ -162,7 +166,9 @@ def test_a_broken_pair_is_told_and_the_old_one_serves_on(site: Site, nodewise: S
     assert (soon["certificate"], soon["files"]) == ("serving", f"{pair.cert}, {pair.key}")
 
 
-def test_a_broken_client_ca_is_told_and_the_old_one_holds(site: Site, nodewise: Served) -> None:
+def test_a_broken_client_ca_is_told_and_the_old_one_holds(
+    site: RotationFiles, nodewise: ExtenderProcess
+) -> None:
     with steady_load.load(nodewise, site.identity) as load:
         for broken in (b"", b"\x00garbage", site.ca.issued("late", days=-1).cert):
             site.bundle.write_bytes(broken)
@@ -178,7 +184,7 @@ def test_a_broken_client_ca_is_told_and_the_old_one_holds(site: Site, nodewise: 
 # a client's certificate
 
 
-def test_a_clients_certificate_is_replaced(site: Site, nodewise: Served) -> None:
+def test_a_clients_certificate_is_replaced(site: RotationFiles, nodewise: ExtenderProcess) -> None:
     """Nobody tells nodewise of it: old connections are closed with an answer, and new ones show the new one."""
     with steady_load.load(nodewise, site.identity) as load:
         since_s = time.monotonic()
@@ -189,7 +195,7 @@ def test_a_clients_certificate_is_replaced(site: Site, nodewise: Served) -> None
         load.goes_on()
 
 
-def clients_end_after(nodewise: Served, days: float) -> bool:
+def clients_end_after(nodewise: ExtenderProcess, days: float) -> bool:
     """Whether the certificates of all connections are valid for so long."""
     expires = metric(nodewise, "tls_certificate_expires_seconds", "clients")
     return expires is not None and expires > time.time() + days * 86400
@@ -198,12 +204,14 @@ def clients_end_after(nodewise: Served, days: float) -> bool:
 # the CA
 
 
-def test_the_ca_is_replaced_and_who_has_only_the_old_one_is_refused(site: Site, nodewise: Served) -> None:
-    old, new = site.ca, Authority(site.folder, "new-ca")
-    left = Identity(site.folder / "both.crt", old.issue("left-behind"))
+def test_the_ca_is_replaced_and_who_has_only_the_old_one_is_refused(
+    site: RotationFiles, nodewise: ExtenderProcess
+) -> None:
+    old, new = site.ca, CertificateAuthority(site.folder, "new-ca")
+    left = ClientIdentity(site.folder / "both.crt", old.issue("left-behind"))
     left.trusted.write_bytes(old.ca_pem + new.ca_pem)
     with steady_load.load(nodewise, site.identity) as load, contextlib.ExitStack() as stack:
-        resumers = [Resumer(nodewise, left, version) for version in steady_load.VERSIONS]
+        resumers = [ResumingClient(nodewise, left, version) for version in steady_load.VERSIONS]
         # OpenSSL keeps sessions of TLS 1.2 by their id; tickets, of either version, are never given
         assert [resumer.tries() for resumer in resumers] == [RESUMED, SERVED]
         site.trust(old, new)
@@ -238,14 +246,14 @@ def test_the_ca_is_replaced_and_who_has_only_the_old_one_is_refused(site: Site, 
     assert reasons == {"client_ca_changed", "unknown_ca"}
 
 
-def reloads(nodewise: Served, certificate: str) -> int:
+def reloads(nodewise: ExtenderProcess, certificate: str) -> int:
     """How often a certificate was read anew with success."""
     return len([event for event in nodewise.events("tls_reloaded") if event["certificate"] == certificate])
 
 
 @pytest.mark.parametrize("version", steady_load.VERSIONS, ids=lambda version: version.name)
 def test_the_client_that_tries_to_resume_can_do_so_where_a_server_lets_it(
-    site: Site, version: ssl.TLSVersion
+    site: RotationFiles, version: ssl.TLSVersion
 ) -> None:
     """Or its being refused above would show nothing."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(site.bundle))

@@ -20,35 +20,35 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 from tests.cluster import access, extender_process, objects, processes
 from tests.cluster.access import RBAC, User
 from tests.cluster.api import Object
-from tests.cluster.certificates import Authority
+from tests.cluster.certificates import CertificateAuthority
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.custom_metrics import CustomMetrics
-from tests.cluster.extender_process import Served, policy
+from tests.cluster.custom_metrics import FakeCustomMetricsApi
+from tests.cluster.extender_process import ExtenderProcess, policy
 from tests.cluster.test_namespaces import Sandbox, node_of, scheduled, wait
 from tests.cluster.test_rotation import HOSTS, clients_end_after, metric, reloads
 
 HOT = {"metricname": "heat", "operator": "GreaterThan", "target": 80}
 
 
-class Rotating:
+class RotatingCertificates:
     """nodewise and its scheduler, with the files of each of them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.papers = extender_process.Papers(folder)
+        self.papers = extender_process.CertificateFiles(folder)
         self.old = self.papers.authority
-        self.new = Authority(folder, "new-ca")
+        self.new = CertificateAuthority(folder, "new-ca")
         self.bundle = folder / "client-ca.crt"
         self.bundle.write_bytes(self.old.ca_pem)
         self.trusted = folder / "trusted-by-the-scheduler.crt"
         self.trusted.write_bytes(self.old.ca_pem)
 
-    def entry(self, nodewise: Served) -> Object:
+    def entry(self, nodewise: ExtenderProcess) -> Object:
         pair = self.papers.client
         tls = {"caFile": str(self.trusted), "certFile": str(pair.cert), "keyFile": str(pair.key)}
         return nodewise.entry(tlsConfig=tls)
 
-    def renew_server(self, ca: Authority) -> str:
+    def renew_server(self, ca: CertificateAuthority) -> str:
         """A new serving certificate of this CA; its serial number."""
         fresh = ca.issued("nodewise", *HOSTS)
         self.papers.server.replace(fresh)
@@ -56,14 +56,14 @@ class Rotating:
 
 
 @pytest.fixture
-def rotating(tmp_path: Path) -> Rotating:
-    return Rotating(tmp_path)
+def rotating(tmp_path: Path) -> RotatingCertificates:
+    return RotatingCertificates(tmp_path)
 
 
 @pytest.fixture
 def nodewise(
-    plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, rotating: Rotating
-) -> Iterator[Served]:
+    plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, rotating: RotatingCertificates
+) -> Iterator[ExtenderProcess]:
     """nodewise with a policy that leaves one node of two."""
     sandbox.nodes(*(objects.node(name, cpu="400") for name in "ab"))
     metrics.set("heat", {"a": 90, "b": 10})
@@ -80,7 +80,7 @@ def pod(name: str) -> Object:
     )
 
 
-class Stream:
+class ContinuousPods:
     """Pods that are made one after another, until it is over."""
 
     def __init__(self, sandbox: Sandbox) -> None:
@@ -109,9 +109,9 @@ class Stream:
 
 
 @contextmanager
-def stream(sandbox: Sandbox) -> Iterator[Stream]:
+def stream(sandbox: Sandbox) -> Iterator[ContinuousPods]:
     """Pods from here to the end of the block: all bound, and not a word of a failed attempt."""
-    made = Stream(sandbox)
+    made = ContinuousPods(sandbox)
     try:
         made.goes_on()
         yield made
@@ -125,7 +125,7 @@ def stream(sandbox: Sandbox) -> Iterator[Stream]:
 
 
 def test_a_scheduler_binds_on_while_everything_but_its_ca_file_is_replaced(
-    plane: ControlPlane, sandbox: Sandbox, nodewise: Served, rotating: Rotating
+    plane: ControlPlane, sandbox: Sandbox, nodewise: ExtenderProcess, rotating: RotatingCertificates
 ) -> None:
     """And the CA of its client certificate among it: kube-scheduler reads that anew for each new connection."""
     with plane.start_scheduler({"extenders": [rotating.entry(nodewise)]}), stream(sandbox) as pods:
@@ -150,7 +150,7 @@ def test_a_scheduler_binds_on_while_everything_but_its_ca_file_is_replaced(
 
 
 def test_a_scheduler_reads_its_ca_file_once(
-    plane: ControlPlane, sandbox: Sandbox, nodewise: Served, rotating: Rotating
+    plane: ControlPlane, sandbox: Sandbox, nodewise: ExtenderProcess, rotating: RotatingCertificates
 ) -> None:
     """So a new CA of ours is in that file, and the scheduler started anew, before our certificate comes from it."""
     with plane.start_scheduler({"extenders": [rotating.entry(nodewise)]}):
@@ -178,7 +178,7 @@ def robot(plane: ControlPlane) -> User:
     return plane.user(f"first-{processes.number()}", [access.rule("list watch create delete", "nodes")])
 
 
-class Renewed:
+class ReplacementUser:
     """A second user with the same rights, whose certificate takes the place of the first one's."""
 
     def __init__(self, plane: ControlPlane, name: str) -> None:
@@ -215,7 +215,7 @@ async def until_known_as(api: HttpApi, name: str) -> None:
 def test_calls_and_watches_come_with_the_certificate_that_is_in_the_file_now(
     plane: ControlPlane, sandbox: Sandbox, robot: User
 ) -> None:
-    second = Renewed(plane, robot.name)
+    second = ReplacementUser(plane, robot.name)
 
     async def walk() -> None:
         api = connect(KubeOptions(kubeconfig=str(robot.kubeconfig)), MetricsRegistry())
@@ -242,7 +242,7 @@ def test_calls_and_watches_come_with_the_certificate_that_is_in_the_file_now(
 def test_a_plugin_that_gives_another_certificate_makes_us_somebody_else(
     plane: ControlPlane, robot: User, tmp_path: Path
 ) -> None:
-    second = Renewed(plane, robot.name)
+    second = ReplacementUser(plane, robot.name)
     assert robot.pair
     kubeconfig = plugin_user(robot, tmp_path)
 
@@ -292,7 +292,7 @@ def test_the_api_server_is_verified_against_the_authority_that_is_in_the_file_no
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(robot.kubeconfig.read_text().replace(str(plane.ca_file), str(bundle)))
     bundle.write_bytes(plane.authority.ca_pem)
-    other = Authority(tmp_path, "other-ca")
+    other = CertificateAuthority(tmp_path, "other-ca")
 
     async def walk() -> None:
         api = connect(KubeOptions(kubeconfig=str(kubeconfig)), MetricsRegistry())
@@ -318,11 +318,11 @@ async def answers(api: HttpApi) -> bool:
 
 
 def test_a_running_nodewise_goes_on_as_whom_its_new_certificate_names(
-    plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, tmp_path: Path
 ) -> None:
     """The rights of the old name are gone afterwards, and still policies are heard of and their status is written."""
     first = extender_process.user(plane)
-    second = Renewed(plane, first.name)
+    second = ReplacementUser(plane, first.name)
     access.bind(plane.api, second.name, f"test-{first.name}", extender_process.OWN_NAMESPACE)
     with extender_process.extender(plane, tmp_path, by=first) as running:
         ends_s = metric(running, "tls_certificate_expires_seconds", "kube_client")

@@ -8,15 +8,17 @@ from contextlib import AbstractContextManager
 import pytest
 
 from tests.cluster import extender_double, objects
-from tests.cluster.extender_double import Call, Double
-from tests.cluster.schedulers import Cluster, Outcome, Scheduler
+from tests.cluster.extender_double import FakeExtenderServer, RecordedCall
+from tests.cluster.schedulers import ScheduledCluster, SchedulerUnderTest, SchedulingOutcome
 
 LARGE = objects.pod("large", cpu="3", priority=100)
 ONE_FULL = "0/1 nodes are available: 1 Insufficient cpu."
 FORMS = pytest.mark.parametrize("cached", [True, False], ids=["names", "whole nodes"])
 
 
-def full(scheduler: Scheduler, double: Double, **fields: object) -> AbstractContextManager[Cluster]:
+def full(
+    scheduler: SchedulerUnderTest, double: FakeExtenderServer, **fields: object
+) -> AbstractContextManager[ScheduledCluster]:
     """One node whose only pod, `small`, leaves no room; the double is the extender."""
     small = objects.running_on("a", objects.pod("small", cpu="3"))
     return scheduler.cluster([objects.node("a")], [extender_double.entry(double.url, **fields)], [small])
@@ -24,7 +26,7 @@ def full(scheduler: Scheduler, double: Double, **fields: object) -> AbstractCont
 
 @FORMS
 def test_a_node_taken_out_of_the_victims_evicts_nobody(
-    scheduler: Scheduler, double: Double, *, cached: bool
+    scheduler: SchedulerUnderTest, double: FakeExtenderServer, *, cached: bool
 ) -> None:
     double.spare = {"a"}
     with full(scheduler, double, nodeCacheCapable=cached) as cluster:
@@ -36,17 +38,17 @@ def test_a_node_taken_out_of_the_victims_evicts_nobody(
 
 @FORMS
 def test_victims_that_the_extender_leaves_are_evicted(
-    scheduler: Scheduler, double: Double, *, cached: bool
+    scheduler: SchedulerUnderTest, double: FakeExtenderServer, *, cached: bool
 ) -> None:
     with full(scheduler, double, nodeCacheCapable=cached) as cluster:
         assert cluster.submit(LARGE)["large"].node == "a"
         assert cluster.is_gone("small")
         assert cluster.event("large") == ONE_FULL
-    assert double.asked("preempt") == [Call("preempt", "large", ("a",), whole=not cached)]
+    assert double.asked("preempt") == [RecordedCall("preempt", "large", ("a",), whole=not cached)]
 
 
 def test_a_node_that_filter_would_reject_is_a_candidate_all_the_same(
-    scheduler: Scheduler, double: Double
+    scheduler: SchedulerUnderTest, double: FakeExtenderServer
 ) -> None:
     """Only plugins are asked whether the pod fits without its victims; hence the preempt verb."""
     double.reject = {"a": "too hot"}
@@ -55,7 +57,9 @@ def test_a_node_that_filter_would_reject_is_a_candidate_all_the_same(
         assert cluster.is_gone("small")
 
 
-def test_without_a_preempt_verb_nobody_is_asked(scheduler: Scheduler, double: Double) -> None:
+def test_without_a_preempt_verb_nobody_is_asked(
+    scheduler: SchedulerUnderTest, double: FakeExtenderServer
+) -> None:
     double.reject, double.spare = {"a": "too hot"}, {"a"}
     with full(scheduler, double, preemptVerb="") as cluster:
         outcome = cluster.submit(LARGE)["large"]
@@ -64,23 +68,29 @@ def test_without_a_preempt_verb_nobody_is_asked(scheduler: Scheduler, double: Do
     assert double.asked("preempt") == []
 
 
-def test_an_ignorable_preempt_that_fails_evicts(scheduler: Scheduler, double: Double) -> None:
+def test_an_ignorable_preempt_that_fails_evicts(
+    scheduler: SchedulerUnderTest, double: FakeExtenderServer
+) -> None:
     double.fail(500, "preempt")
     with full(scheduler, double, ignorable=True) as cluster:
         assert cluster.submit(LARGE)["large"].node == "a"
         assert cluster.is_gone("small")
 
 
-def test_a_preempt_that_fails_evicts_nobody(scheduler: Scheduler, double: Double) -> None:
+def test_a_preempt_that_fails_evicts_nobody(
+    scheduler: SchedulerUnderTest, double: FakeExtenderServer
+) -> None:
     double.fail(500, "preempt")
     with full(scheduler, double) as cluster:
         outcome = cluster.submit(LARGE)["large"]
         assert not cluster.is_gone("small")
     failed = f"failed preempt with extender at URL {double.url}/preempt, code 500"
-    assert outcome == Outcome(None, "Unschedulable", f"{ONE_FULL} preemption: {failed}")
+    assert outcome == SchedulingOutcome(None, "Unschedulable", f"{ONE_FULL} preemption: {failed}")
 
 
-def test_a_pod_of_no_greater_priority_evicts_nobody(scheduler: Scheduler, double: Double) -> None:
+def test_a_pod_of_no_greater_priority_evicts_nobody(
+    scheduler: SchedulerUnderTest, double: FakeExtenderServer
+) -> None:
     with full(scheduler, double) as cluster:
         outcome = cluster.submit(objects.pod("large", cpu="3"))["large"]
         assert not cluster.is_gone("small")

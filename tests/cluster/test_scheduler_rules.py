@@ -11,25 +11,25 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import extender_double, objects, test_namespaces
-from tests.cluster.certificates import Authority
-from tests.cluster.extender_double import Double
-from tests.cluster.loopback import Tls
-from tests.cluster.schedulers import Cluster, Outcome, Scheduler
+from tests.cluster.certificates import CertificateAuthority
+from tests.cluster.extender_double import FakeExtenderServer
+from tests.cluster.loopback import ServerTls
+from tests.cluster.schedulers import ScheduledCluster, SchedulerUnderTest, SchedulingOutcome
 
 MANAGED = [{"name": "telemetry/scheduling", "ignoredByScheduler": True}]
 FORMS = pytest.mark.parametrize("cached", [True, False], ids=["names", "whole nodes"])
 
 
 def plain(
-    scheduler: Scheduler, double: Double, names: str = "a b c", **fields: object
-) -> AbstractContextManager[Cluster]:
+    scheduler: SchedulerUnderTest, double: FakeExtenderServer, names: str = "a b c", **fields: object
+) -> AbstractContextManager[ScheduledCluster]:
     """Empty nodes, and the double as the only extender, with these fields of its entry."""
     return scheduler.cluster(objects.nodes(names), [extender_double.entry(double.url, **fields)])
 
 
 @FORMS
 def test_filter_and_then_prioritize_are_asked_of_all_nodes(
-    scheduler: Scheduler, double: Double, *, cached: bool
+    scheduler: SchedulerUnderTest, double: FakeExtenderServer, *, cached: bool
 ) -> None:
     with plain(scheduler, double, nodeCacheCapable=cached) as cluster:
         assert cluster.submit(objects.pod("web"))["web"].node in {"a", "b", "c"}
@@ -38,34 +38,44 @@ def test_filter_and_then_prioritize_are_asked_of_all_nodes(
     assert all(call.whole is not cached for call in double.calls)
 
 
-def test_only_nodes_that_every_plugin_passes_are_asked_about(scheduler: Scheduler, double: Double) -> None:
+def test_only_nodes_that_every_plugin_passes_are_asked_about(
+    scheduler: SchedulerUnderTest, double: FakeExtenderServer
+) -> None:
     mixed = [objects.node("a", cpu="1"), *objects.nodes("b c", cpu="8")]
     with scheduler.cluster(mixed, [extender_double.entry(double.url)]) as cluster:
         cluster.submit(objects.pod("web", cpu="2"))
     assert [sorted(call.nodes) for call in double.asked("filter")] == [["b", "c"]]
 
 
-def test_no_extender_is_asked_when_no_node_fits(scheduler: Scheduler, double: Double) -> None:
+def test_no_extender_is_asked_when_no_node_fits(
+    scheduler: SchedulerUnderTest, double: FakeExtenderServer
+) -> None:
     with plain(scheduler, double) as cluster:
         assert cluster.submit(objects.pod("web", cpu="99"))["web"].node is None
     assert double.calls == []
 
 
-def test_one_node_that_is_left_is_not_scored(scheduler: Scheduler, double: Double) -> None:
+def test_one_node_that_is_left_is_not_scored(
+    scheduler: SchedulerUnderTest, double: FakeExtenderServer
+) -> None:
     double.reject = {"a": "hot", "b": "hot"}
     with plain(scheduler, double) as cluster:
         assert cluster.submit(objects.pod("web"))["web"].node == "c"
     assert double.asked("prioritize") == []
 
 
-def test_of_more_than_100_nodes_a_sample_is_asked_about(scheduler: Scheduler, double: Double) -> None:
+def test_of_more_than_100_nodes_a_sample_is_asked_about(
+    scheduler: SchedulerUnderTest, double: FakeExtenderServer
+) -> None:
     """50 % less a percent for each 125 nodes, at least 100: of 250 it is 48 %."""
     with plain(scheduler, double, " ".join(f"n{i}" for i in range(250))) as cluster:
         assert cluster.submit(objects.pod("web"))["web"].node
     assert [len(call.nodes) for call in double.calls] == [120, 120]
 
 
-def test_a_pod_without_a_managed_resource_passes_by(scheduler: Scheduler, double: Double) -> None:
+def test_a_pod_without_a_managed_resource_passes_by(
+    scheduler: SchedulerUnderTest, double: FakeExtenderServer
+) -> None:
     double.reject = dict.fromkeys("abc", "hot")
     with plain(scheduler, double, managedResources=MANAGED) as cluster:
         outcomes = cluster.submit(
@@ -76,7 +86,9 @@ def test_a_pod_without_a_managed_resource_passes_by(scheduler: Scheduler, double
     assert {call.pod for call in double.calls} == {"web"}
 
 
-def test_a_later_extender_sees_what_an_earlier_one_left(scheduler: Scheduler, double: Double) -> None:
+def test_a_later_extender_sees_what_an_earlier_one_left(
+    scheduler: SchedulerUnderTest, double: FakeExtenderServer
+) -> None:
     double.reject = {"a": "hot"}
     with extender_double.serving() as second:
         entries = [extender_double.entry(double.url), extender_double.entry(second.url)]
@@ -86,14 +98,18 @@ def test_a_later_extender_sees_what_an_earlier_one_left(scheduler: Scheduler, do
 
 
 @FORMS
-def test_scores_decide_the_node(scheduler: Scheduler, double: Double, *, cached: bool) -> None:
+def test_scores_decide_the_node(
+    scheduler: SchedulerUnderTest, double: FakeExtenderServer, *, cached: bool
+) -> None:
     with plain(scheduler, double, nodeCacheCapable=cached) as cluster:
         for best in ("c", "a", "b"):
             double.scores = {"a": 1, "b": 1, "c": 1, best: 10}
             assert cluster.submit(objects.pod(f"likes-{best}"))[f"likes-{best}"].node == best
 
 
-def test_scores_are_multiplied_by_the_weight_and_not_clamped(scheduler: Scheduler, double: Double) -> None:
+def test_scores_are_multiplied_by_the_weight_and_not_clamped(
+    scheduler: SchedulerUnderTest, double: FakeExtenderServer
+) -> None:
     double.scores = {"a": 10}
     with extender_double.serving() as second:
         second.scores = {"b": 100, "c": -100}
@@ -104,7 +120,7 @@ def test_scores_are_multiplied_by_the_weight_and_not_clamped(scheduler: Schedule
 
 @pytest.mark.parametrize(("cached", "chosen"), [(True, "empty"), (False, "large")], ids=["names", "whole"])
 def test_with_whole_nodes_the_default_scores_take_every_node_for_empty(
-    scheduler: Scheduler, double: Double, *, cached: bool, chosen: str
+    scheduler: SchedulerUnderTest, double: FakeExtenderServer, *, cached: bool, chosen: str
 ) -> None:
     large, empty = objects.node("large", cpu="100", memory="1000Gi"), objects.node("empty", cpu="4")
     load = objects.running_on("large", objects.pod("load", cpu="90", memory="900Gi"))
@@ -113,7 +129,9 @@ def test_with_whole_nodes_the_default_scores_take_every_node_for_empty(
         assert cluster.submit(objects.pod("web", cpu="1", memory="4Gi"))["web"].node == chosen
 
 
-def test_an_ignorable_extender_that_fails_is_as_good_as_none(scheduler: Scheduler, double: Double) -> None:
+def test_an_ignorable_extender_that_fails_is_as_good_as_none(
+    scheduler: SchedulerUnderTest, double: FakeExtenderServer
+) -> None:
     double.fail(500)
     with plain(scheduler, double, ignorable=True) as cluster:
         assert cluster.submit(objects.pod("web"))["web"].node
@@ -121,13 +139,13 @@ def test_an_ignorable_extender_that_fails_is_as_good_as_none(scheduler: Schedule
 
 
 def test_an_ignorable_extender_that_nobody_serves_is_as_good_as_none(
-    scheduler: Scheduler, double: Double
+    scheduler: SchedulerUnderTest, double: FakeExtenderServer
 ) -> None:
     with plain(scheduler, double, urlPrefix="http://127.0.0.1:9", ignorable=True) as cluster:
         assert cluster.submit(objects.pod("web"))["web"].node
 
 
-FAILURES: dict[str, tuple[Callable[[Double], None], str]] = {
+FAILURES: dict[str, tuple[Callable[[FakeExtenderServer], None], str]] = {
     "a status": (
         lambda double: double.fail(503, "filter"),
         "failed filter with extender at URL {url}/filter, code 503",
@@ -145,24 +163,29 @@ FAILURES: dict[str, tuple[Callable[[Double], None], str]] = {
 
 @pytest.mark.parametrize(("fail", "message"), FAILURES.values(), ids=FAILURES)
 def test_without_ignorable_a_filter_that_fails_ends_the_attempt(
-    scheduler: Scheduler, double: Double, fail: Callable[[Double], None], message: str
+    scheduler: SchedulerUnderTest,
+    double: FakeExtenderServer,
+    fail: Callable[[FakeExtenderServer], None],
+    message: str,
 ) -> None:
     fail(double)
     patience = {"httpTimeout": "2s"} if "deadline" in message else {}
     with plain(scheduler, double, **patience) as cluster:
         outcome = cluster.submit(objects.pod("web"))["web"]
-    assert outcome == Outcome(None, "SchedulerError", message.format(url=double.url))
+    assert outcome == SchedulingOutcome(None, "SchedulerError", message.format(url=double.url))
 
 
 def test_a_prioritize_that_fails_costs_the_scores_and_nothing_else(
-    scheduler: Scheduler, double: Double
+    scheduler: SchedulerUnderTest, double: FakeExtenderServer
 ) -> None:
     double.fail(500, "prioritize")
     with plain(scheduler, double) as cluster:
         assert cluster.submit(objects.pod("web"))["web"].node
 
 
-def test_a_hang_costs_each_pod_http_timeout_twice(scheduler: Scheduler, double: Double) -> None:
+def test_a_hang_costs_each_pod_http_timeout_twice(
+    scheduler: SchedulerUnderTest, double: FakeExtenderServer
+) -> None:
     """Once in filter, once in prioritize; and pods are decided one after the other, so everybody waits."""
     double.hang()
     with plain(scheduler, double, httpTimeout="500ms", ignorable=True) as cluster:
@@ -175,9 +198,9 @@ def test_a_hang_costs_each_pod_http_timeout_twice(scheduler: Scheduler, double: 
     assert all(outcome.node for outcome in outcomes.values())
 
 
-def test_mutual_tls(scheduler: Scheduler, tmp_path: Path) -> None:
-    ours = Authority(tmp_path)
-    tls = Tls(ours.issue("server", "127.0.0.1"), clients=ours.ca_file)
+def test_mutual_tls(scheduler: SchedulerUnderTest, tmp_path: Path) -> None:
+    ours = CertificateAuthority(tmp_path)
+    tls = ServerTls(ours.issue("server", "127.0.0.1"), clients=ours.ca_file)
     with extender_double.serving(tls) as double:
         fields = extender_double.tls_fields(ours.ca_file, ours.issue("client"))
         with plain(scheduler, double, **fields) as cluster:
@@ -187,10 +210,10 @@ def test_mutual_tls(scheduler: Scheduler, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("verified", [True, False], ids=["with a CA file", "without one"])
 def test_a_server_is_verified_only_where_a_ca_file_is_named(
-    scheduler: Scheduler, tmp_path: Path, *, verified: bool
+    scheduler: SchedulerUnderTest, tmp_path: Path, *, verified: bool
 ) -> None:
-    ours, theirs = Authority(tmp_path), Authority(tmp_path, "theirs")
-    with extender_double.serving(Tls(theirs.issue("server", "127.0.0.1"))) as double:
+    ours, theirs = CertificateAuthority(tmp_path), CertificateAuthority(tmp_path, "theirs")
+    with extender_double.serving(ServerTls(theirs.issue("server", "127.0.0.1"))) as double:
         fields = extender_double.tls_fields(ours.ca_file if verified else None, ours.issue("client"))
         with plain(scheduler, double, **fields) as cluster:
             outcome = cluster.submit(objects.pod("web"))["web"]
@@ -199,7 +222,7 @@ def test_a_server_is_verified_only_where_a_ca_file_is_named(
 
 
 def test_a_rejected_pod_is_tried_again_at_any_cluster_event_and_not_before(
-    scheduler: Scheduler, double: Double
+    scheduler: SchedulerUnderTest, double: FakeExtenderServer
 ) -> None:
     double.reject = dict.fromkeys("abc", "hot")
     with plain(scheduler, double) as cluster:

@@ -8,8 +8,8 @@ Every text is held against each scheduler that the fixture `scheduler` knows.
 import pytest
 
 from tests.cluster import extender_double, objects
-from tests.cluster.extender_double import Double
-from tests.cluster.schedulers import Outcome, Scheduler
+from tests.cluster.extender_double import FakeExtenderServer
+from tests.cluster.schedulers import SchedulerUnderTest, SchedulingOutcome
 
 CLAIMS = "no new claims to deallocate, "
 """What the plugin DynamicResources says in every preemption since 1.36, before the plugin that preempts."""
@@ -22,8 +22,8 @@ BROKEN = "telemetry policy default/web: disk_health LessThan 1"
 
 
 def told(
-    scheduler: Scheduler, double: Double, names: str = "a b c", cpu: str = "100m"
-) -> tuple[Outcome, str]:
+    scheduler: SchedulerUnderTest, double: FakeExtenderServer, names: str = "a b c", cpu: str = "100m"
+) -> tuple[SchedulingOutcome, str]:
     """What becomes of a pod on plain nodes with the double as extender, and its event."""
     with scheduler.cluster(objects.nodes(names), [extender_double.entry(double.url)]) as cluster:
         return cluster.submit(objects.pod("web", cpu=cpu))["web"], cluster.event("web")
@@ -43,22 +43,26 @@ REJECTIONS = {
 
 @pytest.mark.parametrize(("reject", "message"), REJECTIONS.values(), ids=REJECTIONS)
 def test_reasons_are_counted_by_their_text(
-    scheduler: Scheduler, double: Double, reject: dict[str, str], message: str
+    scheduler: SchedulerUnderTest, double: FakeExtenderServer, reject: dict[str, str], message: str
 ) -> None:
     double.reject = reject
     outcome, event = told(scheduler, double)
-    assert outcome == Outcome(None, "Unschedulable", f"0/3 nodes are available: {message}. {NO_VICTIMS}")
+    assert outcome == SchedulingOutcome(
+        None, "Unschedulable", f"0/3 nodes are available: {message}. {NO_VICTIMS}"
+    )
     assert event == outcome.message
 
 
-def test_numbers_are_sorted_as_text_too(scheduler: Scheduler, double: Double) -> None:
+def test_numbers_are_sorted_as_text_too(scheduler: SchedulerUnderTest, double: FakeExtenderServer) -> None:
     names = [f"n{i:02}" for i in range(12)]
     double.reject = dict.fromkeys(names[:10], "ten") | dict.fromkeys(names[10:], "two")
     outcome, _ = told(scheduler, double, " ".join(names))
     assert outcome.message.startswith("0/12 nodes are available: 10 ten, 2 two. ")
 
 
-def test_plugins_and_extenders_share_one_text(scheduler: Scheduler, double: Double) -> None:
+def test_plugins_and_extenders_share_one_text(
+    scheduler: SchedulerUnderTest, double: FakeExtenderServer
+) -> None:
     double.reject = {"b": HOT}
     mixed = [objects.node("a", cpu="1"), objects.node("b", cpu="8")]
     with scheduler.cluster(mixed, [extender_double.entry(double.url)]) as cluster:
@@ -69,33 +73,39 @@ def test_plugins_and_extenders_share_one_text(scheduler: Scheduler, double: Doub
     )
 
 
-def test_without_room_the_plugin_speaks_alone(scheduler: Scheduler, double: Double) -> None:
+def test_without_room_the_plugin_speaks_alone(
+    scheduler: SchedulerUnderTest, double: FakeExtenderServer
+) -> None:
     outcome, event = told(scheduler, double, cpu="99")
     assert outcome.message == event == f"0/3 nodes are available: 3 Insufficient cpu. {NO_HELP}"
 
 
 def test_a_node_rejected_for_good_is_no_candidate_for_preemption(
-    scheduler: Scheduler, double: Double
+    scheduler: SchedulerUnderTest, double: FakeExtenderServer
 ) -> None:
     double.reject_for_good = dict.fromkeys("abc", HOT)
     outcome, _ = told(scheduler, double)
     assert outcome.message == f"0/3 nodes are available: 3 {HOT}. {NO_HELP}"
 
 
-def test_a_node_that_the_answer_forgets_is_out_without_a_word(scheduler: Scheduler, double: Double) -> None:
+def test_a_node_that_the_answer_forgets_is_out_without_a_word(
+    scheduler: SchedulerUnderTest, double: FakeExtenderServer
+) -> None:
     double.lose = {"a", "b", "c"}
     outcome, _ = told(scheduler, double)
-    assert outcome == Outcome(None, "Unschedulable", f"0/3 nodes are available: {NO_HELP}")
+    assert outcome == SchedulingOutcome(None, "Unschedulable", f"0/3 nodes are available: {NO_HELP}")
 
 
-def test_an_event_is_cut_at_1024_bytes_and_a_condition_is_not(scheduler: Scheduler, double: Double) -> None:
+def test_an_event_is_cut_at_1024_bytes_and_a_condition_is_not(
+    scheduler: SchedulerUnderTest, double: FakeExtenderServer
+) -> None:
     double.reject = {name: f"{name} {'x' * 500}" for name in "abc"}
     outcome, event = told(scheduler, double)
     assert outcome.message.endswith(NO_VICTIMS)
     assert event == outcome.message[:1020] + " ..."
 
 
-def test_a_cluster_without_nodes(scheduler: Scheduler, double: Double) -> None:
+def test_a_cluster_without_nodes(scheduler: SchedulerUnderTest, double: FakeExtenderServer) -> None:
     outcome, event = told(scheduler, double, "")
-    assert outcome == Outcome(None, "Unschedulable", "no nodes available to schedule pods")
+    assert outcome == SchedulingOutcome(None, "Unschedulable", "no nodes available to schedule pods")
     assert event == outcome.message

@@ -18,8 +18,8 @@ from tests.cluster.api import Object
 from tests.cluster.conftest import got
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import NODEWISE
-from tests.cluster.monitored_machine import Machine
-from tests.cluster.prometheus import Prometheus
+from tests.cluster.monitored_machine import MonitoredMachine
+from tests.cluster.prometheus import PrometheusProcess
 from tests.cluster.test_namespaces import Sandbox, wait
 
 WINDOW_S = 20
@@ -29,11 +29,11 @@ PATIENCE_S = 120
 """For a window to fill with what is so now, on a machine that has no time."""
 
 
-class Measured(NamedTuple):
+class MeasuredMachines(NamedTuple):
     """The machines by node name, and who scrapes them."""
 
-    machines: dict[str, Machine]
-    prometheus: Prometheus
+    machines: dict[str, MonitoredMachine]
+    prometheus: PrometheusProcess
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +45,9 @@ def machine_packages(request: pytest.FixtureRequest) -> Path:
 @pytest.fixture(scope="module")
 def measured(
     machine_packages: Path,
-    prometheus_programs: packages.Programs,
+    prometheus_programs: packages.PrometheusPrograms,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Measured]:
+) -> Iterator[MeasuredMachines]:
     folder = tmp_path_factory.mktemp("machines")
     with contextlib.ExitStack() as stack:
         machines = {
@@ -60,7 +60,7 @@ def measured(
             {"targets": [machine.exporter], "labels": {"node": name}} for name, machine in machines.items()
         ]
         job = {"job_name": "node-exporter", "scrape_interval": f"{SCRAPED_S}s", "static_configs": targets}
-        server = Prometheus(prometheus_programs, folder / "prometheus", {"scrape_configs": [job]})
+        server = PrometheusProcess(prometheus_programs, folder / "prometheus", {"scrape_configs": [job]})
         stack.callback(server.stop)
         server.start()
         rates = f'count by (node) (rate(node_cpu_seconds_total{{mode="idle"}}[{3 * SCRAPED_S}s]))'
@@ -70,13 +70,13 @@ def measured(
             PATIENCE_S,
             server.targets,
         )
-        yield Measured(machines, server)
+        yield MeasuredMachines(machines, server)
 
 
-class Annotator:
+class AnnotatorCommand:
     """`nodewise annotate` by somebody with the rights that ship for it."""
 
-    def __init__(self, plane: ControlPlane, measured: Measured) -> None:
+    def __init__(self, plane: ControlPlane, measured: MeasuredMachines) -> None:
         role = next(
             manifest
             for manifest in extender_process.manifest("annotator.yaml")
@@ -122,7 +122,7 @@ class Annotator:
         wait(what, is_so, PATIENCE_S, lambda: {name: self.annotations(name) for name in NODES})
 
 
-def node(name: str, machine_: Machine) -> Object:
+def node(name: str, machine_: MonitoredMachine) -> Object:
     return objects.node(name, cpu=str(monitored_machine.CPUS), memory=str(machine_.memory_bytes))
 
 
@@ -132,10 +132,10 @@ def pinned(pod: Object, node_name: str) -> Object:
 
 
 def test_pods_avoid_the_node_that_is_really_loaded(
-    plane: ControlPlane, sandbox: Sandbox, measured: Measured, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, measured: MeasuredMachines, tmp_path: Path
 ) -> None:
     sandbox.nodes(*(node(name, machine) for name, machine in measured.machines.items()))
-    annotator = Annotator(plane, measured)
+    annotator = AnnotatorCommand(plane, measured)
     with contextlib.ExitStack() as stack:
         load = contextlib.ExitStack()
         stack.enter_context(load)
@@ -162,10 +162,10 @@ def test_pods_avoid_the_node_that_is_really_loaded(
 
 
 def test_what_is_annotated_is_what_prometheus_says(
-    plane: ControlPlane, sandbox: Sandbox, measured: Measured
+    plane: ControlPlane, sandbox: Sandbox, measured: MeasuredMachines
 ) -> None:
     sandbox.nodes(*(node(name, machine) for name, machine in measured.machines.items()))
-    annotator = Annotator(plane, measured)
+    annotator = AnnotatorCommand(plane, measured)
     wait("both are measured", lambda: not annotator.once()["failures"] or None, PATIENCE_S)
     for name, machine in measured.machines.items():
         annotations = annotator.annotations(name)

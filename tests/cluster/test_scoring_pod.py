@@ -12,7 +12,7 @@ import yaml
 from tests.cluster import extender_process, objects, processes
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.extender_process import NODEWISE, ROOT, Papers
+from tests.cluster.extender_process import NODEWISE, ROOT, CertificateFiles
 from tests.cluster.test_namespaces import Sandbox, wait
 
 MANIFESTS = ("scoring.yaml", "test-pod.yaml")
@@ -49,7 +49,7 @@ PRINTED: dict[str, list[str]] = {
 def test_kube_scheduler_takes_what_is_printed(
     plane: ControlPlane, tmp_path: Path, arguments: list[str]
 ) -> None:
-    papers = Papers(tmp_path)
+    papers = CertificateFiles(tmp_path)
     names = {"ca": papers.authority.ca_file, "cert": papers.client.cert, "key": papers.client.key}
     config = yaml.safe_load(rendered(*(argument.format(**names) for argument in arguments)))
     scheduler = plane.start_scheduler(config | {"leaderElection": {"leaderElect": False}})
@@ -74,7 +74,9 @@ def test_the_pair_places_the_test_pod_where_there_is_no_congestion(
     sandbox.nodes(*nodes)
     file = tmp_path / "nodewise.yaml"
     file.write_text(config["data"]["nodewise.yaml"])
-    with extender_process.started(tmp_path, _arguments(deployment, file), Papers(tmp_path)) as nodewise:
+    with extender_process.started(
+        tmp_path, _arguments(deployment, file), CertificateFiles(tmp_path)
+    ) as nodewise:
         wait("it is ready", lambda: nodewise.is_ready() or None)
         text = config["data"]["scheduler.yaml"].replace("http://127.0.0.1:9001", nodewise.url)
         account = plane.service_account("my-scheduler", "kube-system")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.cluster import health_example, monitoring, packages
 from tests.cluster.api import Object
-from tests.cluster.monitoring import HEALTH, Exporter
+from tests.cluster.monitoring import HEALTH, NodeExporter
 from tests.cluster.test_namespaces import Sandbox
 
 NODES = ("rack1-a", "rack1-b")
@@ -39,11 +39,13 @@ def job(targets: list[Object], file: Path) -> Object:
 
 
 def test_each_series_is_named_after_the_node_of_its_pod_and_other_pods_are_left_alone(
-    prometheus_programs: packages.Programs, tmp_path: Path
+    prometheus_programs: packages.PrometheusPrograms, tmp_path: Path
 ) -> None:
     template = health_example.read(DAEMON_SET)["spec"]["template"]
     other = {"metadata": {"labels": {"app": "web"}}, "spec": template["spec"]}
-    exporters = [Exporter(prometheus_programs.node_exporter, tmp_path / name) for name in (*NODES, "other")]
+    exporters = [
+        NodeExporter(prometheus_programs.node_exporter, tmp_path / name) for name in (*NODES, "other")
+    ]
     try:
         for value, exporter in enumerate(exporters):
             exporter.write(HEALTH, value)

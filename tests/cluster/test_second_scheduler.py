@@ -11,8 +11,8 @@ import yaml
 from tests.cluster import extender_process, processes
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.custom_metrics import CustomMetrics
-from tests.cluster.extender_process import NODEWISE, Papers
+from tests.cluster.custom_metrics import FakeCustomMetricsApi
+from tests.cluster.extender_process import NODEWISE, CertificateFiles
 from tests.cluster.test_namespaces import Sandbox, wait
 
 NAME, NAMESPACE = "nodewise-scheduler", "nodewise"
@@ -34,7 +34,7 @@ def printed(plane: ControlPlane, *flags: str) -> str:
 
 
 def test_a_pod_is_placed_by_a_policy(
-    plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, tmp_path: Path
 ) -> None:
     text = printed(plane)
     file = tmp_path / "second.yaml"
@@ -52,7 +52,7 @@ def test_a_pod_is_placed_by_a_policy(
     local = [word for word in own["command"][2:] if not word.startswith("--health-address")]
     ports = [f"--port={processes.free_port()}", "--health-port=0", "--sync-period=500ms"]
     arguments = [*local, *ports, f"--kubeconfig={account.kubeconfig}", f"--namespace={NAMESPACE}"]
-    with extender_process.started(tmp_path, arguments, Papers(tmp_path)) as nodewise:
+    with extender_process.started(tmp_path, arguments, CertificateFiles(tmp_path)) as nodewise:
         wait("it is ready", lambda: nodewise.is_ready() or None)
         config = manifests["ConfigMap"]["data"]["scheduler.yaml"]
         assert LOOPBACK in config

@@ -7,16 +7,16 @@ import subprocess
 from urllib.parse import urlsplit
 
 from tests.cluster import availability, steady_load
-from tests.cluster.extender_process import Served
-from tests.cluster.steady_load import Identity
+from tests.cluster.extender_process import ExtenderProcess
+from tests.cluster.steady_load import ClientIdentity
 
 RESUMED, SERVED, REFUSED = "resumed", "a whole new handshake", "refused"
 
 
-class Resumer:
+class ResumingClient:
     """A client that comes back with the session of its first connection, through Python and through OpenSSL's own."""
 
-    def __init__(self, nodewise: Served, identity: Identity, version: ssl.TLSVersion) -> None:
+    def __init__(self, nodewise: ExtenderProcess, identity: ClientIdentity, version: ssl.TLSVersion) -> None:
         self._nodewise = nodewise
         self._identity = identity
         self._version = version

@@ -35,14 +35,14 @@ for name in {modules}; do /bin/busybox insmod /modules/$name.ko; done
 _FOLDER, _PROGRAM, _LINK = 0o40755, 0o100755, 0o120777
 
 
-class Entry(NamedTuple):
+class FileEntry(NamedTuple):
     """One file of an initial file system."""
 
     mode: int
     content: bytes
 
 
-class Hardware(NamedTuple):
+class EmulatedHardware(NamedTuple):
     """What qemu emulates, and what the kernel is told."""
 
     smp: str
@@ -52,26 +52,26 @@ class Hardware(NamedTuple):
     kernel: str = ""
 
 
-def program(path: Path) -> Entry:
+def program(path: Path) -> FileEntry:
     """A file of this machine's, which can be run."""
-    return Entry(_PROGRAM, path.read_bytes())
+    return FileEntry(_PROGRAM, path.read_bytes())
 
 
-def script(text: str) -> Entry:
-    return Entry(_PROGRAM, text.encode())
+def script(text: str) -> FileEntry:
+    return FileEntry(_PROGRAM, text.encode())
 
 
-def tree(folder: Path, at: str) -> dict[str, Entry]:
+def tree(folder: Path, at: str) -> dict[str, FileEntry]:
     """All files below a folder, links as they are, by their paths below `at`."""
     entries = {}
     for path in sorted(folder.rglob("*")):
         name = f"{at}/{path.relative_to(folder)}"
         if path.is_symlink():
-            entries[name] = Entry(_LINK, os.fsencode(path.readlink()))
+            entries[name] = FileEntry(_LINK, os.fsencode(path.readlink()))
         elif path.is_dir():
-            entries[name] = Entry(_FOLDER, b"")
+            entries[name] = FileEntry(_FOLDER, b"")
         else:
-            entries[name] = Entry(0o100000 | path.stat().st_mode & 0o7777, path.read_bytes())
+            entries[name] = FileEntry(0o100000 | path.stat().st_mode & 0o7777, path.read_bytes())
     return entries
 
 
@@ -79,8 +79,8 @@ def tree(folder: Path, at: str) -> dict[str, Entry]:
 def running(
     root: Path,
     folder: Path,
-    files: Mapping[str, Entry],
-    hardware: Hardware,
+    files: Mapping[str, FileEntry],
+    hardware: EmulatedHardware,
     forwards: Sequence[tuple[int, int]],
 ) -> Iterator[Process]:
     """A machine of the packages below `root` with these files, `init` among them; ports here to ports there."""
@@ -108,7 +108,7 @@ def running(
         yield process
 
 
-def _file_system(root: Path, files: Mapping[str, Entry]) -> bytes:
+def _file_system(root: Path, files: Mapping[str, FileEntry]) -> bytes:
     """What the kernel begins with, in cpio's form `newc`: folders come before what is in them."""
     modules = root / "lib/modules"
     whole = {
@@ -117,13 +117,13 @@ def _file_system(root: Path, files: Mapping[str, Entry]) -> bytes:
         **files,
     }
     parents = {str(parent) for name in whole for parent in PurePosixPath(name).parents} - {"."}
-    folders = dict.fromkeys({*parents, "dev", "proc", "sys"} - whole.keys(), Entry(_FOLDER, b""))
+    folders = dict.fromkeys({*parents, "dev", "proc", "sys"} - whole.keys(), FileEntry(_FOLDER, b""))
     ordered = sorted((folders | whole).items())
-    entries = [*ordered, ("TRAILER!!!", Entry(0, b""))]
+    entries = [*ordered, ("TRAILER!!!", FileEntry(0, b""))]
     return b"".join(_entry(number, name, entry) for number, (name, entry) in enumerate(entries, 1))
 
 
-def _entry(number: int, name: str, entry: Entry) -> bytes:
+def _entry(number: int, name: str, entry: FileEntry) -> bytes:
     fields = (number, entry.mode, 0, 0, 1, 0, len(entry.content), 0, 0, 0, 0, len(name) + 1, 0)
     head = b"070701" + b"".join(b"%08x" % field for field in fields) + name.encode() + b"\0"
     return _padded(head) + _padded(entry.content)

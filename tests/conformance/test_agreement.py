@@ -45,7 +45,7 @@ RULE = st.fixed_dictionaries(
 VALUES = st.lists(st.none() | st.integers(0, 6) | st.sampled_from(["1500m", "2.25"]), min_size=5, max_size=5)
 
 
-class Draw(NamedTuple):
+class DrawnCluster(NamedTuple):
     """What is drawn of one world."""
 
     nodes: int
@@ -60,7 +60,7 @@ class Draw(NamedTuple):
 
 
 DRAWS = st.builds(
-    Draw,
+    DrawnCluster,
     nodes=st.integers(1, 5),
     rules=st.lists(RULE, max_size=3),
     logical=st.sampled_from(["anyOf", "allOf"]),
@@ -71,10 +71,10 @@ DRAWS = st.builds(
 )
 
 
-class ClusterState:
+class PrefixedCluster:
     """A draw with names of its own, so that many can be in one cluster, and as files."""
 
-    def __init__(self, draw: Draw, folder: Path) -> None:
+    def __init__(self, draw: DrawnCluster, folder: Path) -> None:
         self.namespace = f"w{next(_numbers)}"
         self.draw = draw
         self.nodes = [f"{self.namespace}-n{number}" for number in range(draw.nodes)]
@@ -147,7 +147,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def extender(folder: Path) -> Iterator[Child]:
-    first = ClusterState(Draw(1, [], "anyOf", None, {}, True, 1), folder)
+    first = PrefixedCluster(DrawnCluster(1, [], "anyOf", None, {}, True, 1), folder)
     first.write()
     with extender_process.extender([f"--objects-from={folder}", "--sync-period=100ms"]) as running:
         running.wait_ready()
@@ -168,7 +168,7 @@ def decided(files: list[str], *more: str) -> dict[str, Json]:
     return by_pod
 
 
-def until_read(extender: Child, worlds: list[ClusterState]) -> None:
+def until_read(extender: Child, worlds: list[PrefixedCluster]) -> None:
     """Until the extender's snapshot holds all of these worlds: their policies, and every metric there is."""
     wanted = {
         metric for cluster_state in worlds for metric in cluster_state.named & cluster_state.metrics.keys()
@@ -196,7 +196,7 @@ def _generation(extender: Child) -> float:
     return float(re.findall(r"^nodewise_view_generation (\S+)", _metrics(extender), re.MULTILINE)[0])
 
 
-def _knows_policy(extender: Child, cluster_state: ClusterState) -> bool:
+def _knows_policy(extender: Child, cluster_state: PrefixedCluster) -> bool:
     probe = cluster_state.pods[0] | {"metadata": cluster_state.pods[0]["metadata"] | {"name": "probe"}}
     body = {"Pod": probe, "NodeNames": cluster_state.nodes}
     answer = _http.post(f"{extender.url}/scheduler/filter", json=body).json()
@@ -210,8 +210,10 @@ def _knows_policy(extender: Child, cluster_state: ClusterState) -> bool:
     suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # to shrink a failing case would take minutes
 )
-def test_what_is_told_is_what_the_scheduler_did(folder: Path, extender: Child, draws: list[Draw]) -> None:
-    worlds = [ClusterState(draw, folder) for draw in draws]
+def test_what_is_told_is_what_the_scheduler_did(
+    folder: Path, extender: Child, draws: list[DrawnCluster]
+) -> None:
+    worlds = [PrefixedCluster(draw, folder) for draw in draws]
     files = [cluster_state.write() for cluster_state in worlds]
     try:
         until_read(extender, worlds)
@@ -222,7 +224,7 @@ def test_what_is_told_is_what_the_scheduler_did(folder: Path, extender: Child, d
             cluster_state.remove()
 
 
-def agree(cluster_state: ClusterState, files: list[str], extender: Child) -> None:
+def agree(cluster_state: PrefixedCluster, files: list[str], extender: Child) -> None:
     entry = {
         "urlPrefix": f"{extender.url}/scheduler",
         "filterVerb": "filter",
@@ -286,7 +288,7 @@ def counted(event: str, attempt: Json) -> None:
     assert sum(groups.values()) == attempt["asked"]
 
 
-def changed(cluster_state: ClusterState, files: list[str], attempt: Json) -> None:
+def changed(cluster_state: PrefixedCluster, files: list[str], attempt: Json) -> None:
     """With the policy changed as it is told, so many more nodes pass as it is told."""
     name = f"{cluster_state.namespace}/{cluster_state.pods[-1]['metadata']['name']}"
     file = Path(files[0]).with_suffix(".tried")

@@ -21,7 +21,7 @@ from tests.unit.annotator.objects import Object, node, pod
 USES = {"rack1-a": ("1500m", "4Gi"), "rack1-b": ("250m", "2Gi"), "rack2-a": ("1", "1Gi")}
 
 
-class Shell:
+class AnnotateShell:
     """A cluster in memory, what its nodes use, and a user before it."""
 
     def __init__(self, server: ApiServer, folder: Path) -> None:
@@ -60,17 +60,17 @@ class Shell:
 
 
 @pytest.fixture
-def shell(tmp_path: Path) -> Iterator[Shell]:
+def shell(tmp_path: Path) -> Iterator[AnnotateShell]:
     api = FakeApi()
     for name in USES:
         api.put(NODES, node(name, ready="False" if name == "rack2-a" else "True"))
     api.put(PODS, pod("web", "rack1-a", {"cpu": "500m", "memory": "1.5Gi"}))
     api.put(PODS, pod("done", "rack1-a", {"cpu": "1"}, phase="Succeeded"))
     with in_memory_api_server.serving(api) as server:
-        yield Shell(server, tmp_path)
+        yield AnnotateShell(server, tmp_path)
 
 
-def test_a_dry_run_shows_what_would_be_written_and_writes_nothing(shell: Shell) -> None:
+def test_a_dry_run_shows_what_would_be_written_and_writes_nothing(shell: AnnotateShell) -> None:
     done = shell.run("--dry-run")
     assert done.returncode == 0
     assert [line.split() for line in done.stdout.splitlines()[1:]] == [
@@ -82,7 +82,7 @@ def test_a_dry_run_shows_what_would_be_written_and_writes_nothing(shell: Shell) 
     assert set(map(len, shell.annotations().values())) == {0}
 
 
-def test_once_writes_and_says_what_came_of_it(shell: Shell) -> None:
+def test_once_writes_and_says_what_came_of_it(shell: AnnotateShell) -> None:
     done = shell.run("--once")
     assert (done.returncode, done.stdout) == (0, "nodes: 2 annotated, 1 not ready\n")
     annotations = shell.annotations()
@@ -92,7 +92,7 @@ def test_once_writes_and_says_what_came_of_it(shell: Shell) -> None:
     assert shell.run("--once").stdout == "nodes: 0 annotated, 2 unchanged, 1 not ready\n"
 
 
-def test_json_has_the_annotations_themselves(shell: Shell) -> None:
+def test_json_has_the_annotations_themselves(shell: AnnotateShell) -> None:
     done = shell.run("--once", "-o", "json", "--what", "usage")
     report = json.loads(done.stdout)
     assert [node["node"] for node in report["nodes"]] == ["rack1-a", "rack1-b"]
@@ -102,7 +102,7 @@ def test_json_has_the_annotations_themselves(shell: Shell) -> None:
     assert "requested-cpu" not in shell.annotations()["rack1-a"]
 
 
-def test_what_an_older_annotator_left_is_put_right(shell: Shell) -> None:
+def test_what_an_older_annotator_left_is_put_right(shell: AnnotateShell) -> None:
     left = {
         "mean-free-cpu": "NaN",
         "forcasted-free-memory": "N/A",
@@ -127,7 +127,7 @@ def test_what_an_older_annotator_left_is_put_right(shell: Shell) -> None:
     ],
 )
 def test_where_nobody_is_measured_allocation_is_written_all_the_same(
-    shell: Shell, uses: dict[str, tuple[Any, Any]]
+    shell: AnnotateShell, uses: dict[str, tuple[Any, Any]]
 ) -> None:
     shell.use(uses)
     done = shell.run("--once")
@@ -140,7 +140,7 @@ def test_where_nobody_is_measured_allocation_is_written_all_the_same(
 @pytest.mark.parametrize(
     ("cpu", "free"), [("1e308", "0"), ("-5", "4000"), ("9" * 40, "0"), ("0", "4000"), ("1n", "4000")]
 )
-def test_odd_amounts_stay_between_nothing_and_all(shell: Shell, cpu: str, free: str) -> None:
+def test_odd_amounts_stay_between_nothing_and_all(shell: AnnotateShell, cpu: str, free: str) -> None:
     shell.use({"rack1-a": (cpu, "1Gi")})
     shell.run("--once")
     assert shell.annotations()["rack1-a"].get("mean-free-cpu", free) == free
@@ -162,7 +162,9 @@ def test_odd_amounts_stay_between_nothing_and_all(shell: Shell, cpu: str, free: 
         (["--statistics-max-age=5m", "--period=3m"], ["--statistics-max-age", "5m", "6m"]),
     ],
 )
-def test_settings_that_cannot_be_are_named(shell: Shell, arguments: list[str], words: list[str]) -> None:
+def test_settings_that_cannot_be_are_named(
+    shell: AnnotateShell, arguments: list[str], words: list[str]
+) -> None:
     done = shell.run("--once", *arguments)
     assert done.returncode == 2
     assert done.stdout == ""
@@ -170,7 +172,7 @@ def test_settings_that_cannot_be_are_named(shell: Shell, arguments: list[str], w
         assert word in done.stderr
 
 
-def test_the_extenders_file_of_settings_will_do(shell: Shell) -> None:
+def test_the_extenders_file_of_settings_will_do(shell: AnnotateShell) -> None:
     file = shell.folder / "nodewise.yaml"
     file.write_text("agents: safe\nport: 9001\nsafe: {percentile: 20}\nmetrics: [prometheus]\nwhat: usage\n")
     done = shell.run("--once", f"--config={file}")
@@ -183,7 +185,7 @@ def test_the_extenders_file_of_settings_will_do(shell: Shell) -> None:
     assert "what" in done.stderr
 
 
-def test_the_older_variables_are_understood(shell: Shell) -> None:
+def test_the_older_variables_are_understood(shell: AnnotateShell) -> None:
     done = shell.run("--once", ANNOTATE_FREQ="soon", USE_FORECAST="yes", CLUSTER_CONF="in-cluster")
     assert done.returncode == 0
     lines = [line for line in done.stderr.splitlines() if "variable_ignored" in line]
@@ -193,14 +195,14 @@ def test_the_older_variables_are_understood(shell: Shell) -> None:
     ]
 
 
-def test_prometheus_of_the_older_variables_is_asked(shell: Shell) -> None:
+def test_prometheus_of_the_older_variables_is_asked(shell: AnnotateShell) -> None:
     done = shell.run("--once", "--usage-from=auto", PROM_IP="127.0.0.1", PROM_PORT="1")
     assert done.returncode == 1
     assert "http://127.0.0.1:1" in done.stderr
     assert "2 not measured" in done.stdout
 
 
-def test_without_an_api_server_it_says_so(shell: Shell) -> None:
+def test_without_an_api_server_it_says_so(shell: AnnotateShell) -> None:
     config = json.loads(shell.kubeconfig.read_text())
     config["clusters"][0]["cluster"]["server"] = "http://127.0.0.1:1"
     shell.kubeconfig.write_text(json.dumps(config))

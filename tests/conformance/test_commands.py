@@ -15,7 +15,7 @@ from nodewise.kube.resources import NODES, PODS, Resource
 from nodewise.simulate import in_memory_api_server
 from nodewise.simulate.in_memory_api import FakeApi
 from tests import forks
-from tests.cluster.certificates import Authority
+from tests.cluster.certificates import CertificateAuthority
 
 ROOT = Path(__file__).parents[2]
 NODEWISE = Path(sys.executable).parent / "nodewise"
@@ -401,7 +401,7 @@ class TestSettings:
         assert "/nowhere/config" in done.stderr
 
     def test_certificate_that_does_not_match_its_key(self, tmp_path: Path) -> None:
-        first, other = Authority(tmp_path, "one"), Authority(tmp_path, "other")
+        first, other = CertificateAuthority(tmp_path, "one"), CertificateAuthority(tmp_path, "other")
         cert, key = first.issue("a", "localhost").cert, other.issue("b", "localhost").key
         flags = [
             f"--cert={cert}",

@@ -13,7 +13,7 @@ from tests.conformance.test_commands import NODEWISE, ROOT
 EXAMPLES = ROOT / "examples"
 
 
-class Expected(NamedTuple):
+class ExpectedDecisions(NamedTuple):
     """The decision about every pod of a folder."""
 
     scores: dict[str, int]
@@ -21,16 +21,16 @@ class Expected(NamedTuple):
 
 
 EXPECTED = {
-    "health-metric": Expected(
+    "health-metric": ExpectedDecisions(
         {"rack1-a": 10, "rack2-a": 10},
         {"rack1-b": "telemetry policy health-metric-demo/demo-policy: health_metric Equals 2"},
     ),
-    "power": Expected(
+    "power": ExpectedDecisions(
         {"node2": 10, "master1": 9},
         {"node1": "telemetry policy power-demo/power-sensitive: package_power_avg GreaterThan 60"},
     ),
-    "labeling": Expected({"node1": 0, "node2": 0}, {}),
-    "several-rules": Expected(
+    "labeling": ExpectedDecisions({"node1": 0, "node2": 0}, {}),
+    "several-rules": ExpectedDecisions(
         {"calm": 10, "roomy": 9},
         {
             "hot": "telemetry policy several-rules-demo/multirules-policy: temperature GreaterThan 80",
@@ -38,7 +38,7 @@ EXPECTED = {
             "hot-and-full": "telemetry policy several-rules-demo/multirules-policy: temperature GreaterThan 80",
         },
     ),
-    "overload": Expected(
+    "overload": ExpectedDecisions(
         {"steady": 7, "half": 6, "new": 0},
         {"bursty": "safe: risk of cpu above 30 %", "leaky": "safe: risk of memory above 30 %"},
     ),

@@ -30,7 +30,7 @@ def objects(tmp_path: Path) -> Path:
     return Path(shutil.copytree(ROOT / "examples/health-metric", tmp_path / "objects"))
 
 
-class Caller:
+class RecordedCaller:
     """kube-scheduler's part: one connection."""
 
     def __init__(self, url: str) -> None:
@@ -93,7 +93,7 @@ def test_what_a_real_extender_answered_is_answered_again(objects: Path, tmp_path
     file = tmp_path / "recording.gz"
     with extender_process.extender(arguments(objects, file)) as extender:
         extender.wait_ready()
-        caller = Caller(extender.url)
+        caller = RecordedCaller(extender.url)
         caller.everything()
         caller.until(["rack1-a", "rack2-a", "nobody"])
         policy = objects / "policy.yaml"
@@ -119,7 +119,7 @@ def test_another_policy_shows_its_differences(objects: Path, tmp_path: Path) -> 
     other.write_text((objects / "policy.yaml").read_text().replace("target: 2", "target: 0"))
     with extender_process.extender(arguments(objects, file)) as extender:
         extender.wait_ready()
-        caller = Caller(extender.url)
+        caller = RecordedCaller(extender.url)
         caller.filter()
     code, report = replay(file, "--policy", str(other))
     assert (code, report["same"], report["different"]) == (3, 0, 1)
@@ -136,7 +136,7 @@ def test_after_a_kill_all_that_was_flushed_is_answered_again(objects: Path, tmp_
     file = tmp_path / "recording.gz"
     with extender_process.extender(arguments(objects, file)) as extender:
         extender.wait_ready()
-        caller = Caller(extender.url)
+        caller = RecordedCaller(extender.url)
         caller.everything()
         flushed = caller.asked
         assert any(exchanges(file) >= flushed for _ in tries())
@@ -158,7 +158,7 @@ def test_at_its_limit_a_recording_ends_and_the_extender_serves_on(objects: Path,
     file = tmp_path / "recording.gz"
     with extender_process.extender(arguments(objects, file, "--record-max-bytes=4Ki")) as extender:
         extender.wait_ready()
-        caller = Caller(extender.url)
+        caller = RecordedCaller(extender.url)
         for number in tries():
             caller.filter(*(f"node-{number}-{n * 7919 % 997}" for n in range(200)))
             if file.stat().st_size > 4096:
@@ -193,7 +193,7 @@ def test_in_words(objects: Path, tmp_path: Path) -> None:
     file = tmp_path / "recording.gz"
     with extender_process.extender(arguments(objects, file)) as extender:
         extender.wait_ready()
-        Caller(extender.url).filter()
+        RecordedCaller(extender.url).filter()
     same = forks.run([NODEWISE, "simulate", "replay", file])
     assert same.stdout.splitlines()[-1] == "all 1 answers are the same, byte for byte"
     other = forks.run([NODEWISE, "simulate", "replay", file, "--when-missing=reject"])

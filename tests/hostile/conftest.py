@@ -6,7 +6,7 @@ import pytest
 
 from tests.cluster.conftest import control_plane_programs, plane, shared_control_plane
 from tests.hostile import cluster_files
-from tests.hostile.extender_process import Target
+from tests.hostile.extender_process import AttackedExtender
 
 __all__ = ["control_plane_programs", "plane", "shared_control_plane"]
 
@@ -14,10 +14,10 @@ RING = "4Mi"
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AttackedExtender]:
     folder = tmp_path_factory.mktemp("hostile")
     options = ["--objects-from", cluster_files.write(folder), "--decisions-bytes", RING]
-    with Target(folder, options) as made:
+    with AttackedExtender(folder, options) as made:
         yield made
         assert made.process.is_running
         assert not made.events("request_failed")

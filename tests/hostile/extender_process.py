@@ -17,7 +17,7 @@ PATIENCE_S = 60.0
 JSON = {"Content-Type": "application/json"}
 
 
-class Answer(NamedTuple):
+class RawResponse(NamedTuple):
     """What came back. `closes` says whether the server ends the connection with it."""
 
     status: int
@@ -31,7 +31,7 @@ class Answer(NamedTuple):
         return str(problems[0]["field"])
 
 
-class Line:
+class RawConnection:
     """One connection, as bytes."""
 
     def __init__(self, opened: socket.socket) -> None:
@@ -44,7 +44,7 @@ class Line:
         except (BrokenPipeError, ConnectionResetError, ssl.SSLError):
             return
 
-    def answer(self, method: str = "POST") -> Answer | None:
+    def answer(self, method: str = "POST") -> RawResponse | None:
         """The next answer, or None where the connection was closed instead."""
         response = http.client.HTTPResponse(self.opened, method=method)
         try:
@@ -53,11 +53,11 @@ class Line:
         except (http.client.HTTPException, ConnectionError, ssl.SSLError):
             return None
         headers = {name.lower(): value for name, value in response.getheaders()}
-        return Answer(response.status, headers, body, response.will_close)
+        return RawResponse(response.status, headers, body, response.will_close)
 
     def ask(
         self, path: str, body: bytes, method: str = "POST", headers: dict[str, str] | None = None
-    ) -> Answer:
+    ) -> RawResponse:
         self.send(request(path, body, method, headers))
         answer = self.answer(method)
         assert answer is not None, f"no answer to {method} {path[:80]} with {body[:200]!r}"
@@ -94,7 +94,7 @@ def request(path: str, body: bytes, method: str = "POST", headers: dict[str, str
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
 
 
-class Target:
+class AttackedExtender:
     """The process. `options` are its flags; certificates, address and ports are given."""
 
     def __init__(self, folder: Path, options: Sequence[object]) -> None:
@@ -170,15 +170,15 @@ class Target:
         """A connection before its handshake."""
         return socket.create_connection(("127.0.0.1", self.port), PATIENCE_S)
 
-    def line(self) -> Line:
+    def line(self) -> RawConnection:
         """A connection of kube-scheduler's kind."""
-        return Line(self._context.wrap_socket(self.plain(), server_hostname="localhost"))
+        return RawConnection(self._context.wrap_socket(self.plain(), server_hostname="localhost"))
 
-    def admin(self) -> Line:
+    def admin(self) -> RawConnection:
         """A connection to the admin port."""
-        return Line(socket.create_connection(("127.0.0.1", self.health_port), PATIENCE_S))
+        return RawConnection(socket.create_connection(("127.0.0.1", self.health_port), PATIENCE_S))
 
-    def filter(self, names: Iterable[str], policy: str = "demo") -> Answer:
+    def filter(self, names: Iterable[str], policy: str = "demo") -> RawResponse:
         """An honest filter call on a connection of its own."""
         with self.line() as line:
             return line.ask("/scheduler/filter", candidates(names, policy))

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from nodewise.kube.resources import LEASES, NODES, PODS
 from tests.cluster.test_namespaces import wait
 from tests.hostile import cluster_files, malformed_api_server, responses
-from tests.hostile.extender_process import PATIENCE_S, Answer, Target
-from tests.hostile.malformed_api_server import OddServer
+from tests.hostile.extender_process import PATIENCE_S, AttackedExtender, RawResponse
+from tests.hostile.malformed_api_server import MalformedApiServer
 
 PREFIX = "gpu.intel.com/"
 OWN = "nodewise"
@@ -52,11 +52,11 @@ def asked(pod: Any, names: Sequence[str]) -> bytes:
     return json.dumps({"Pod": pod, "Nodes": None, "NodeNames": list(names)}).encode()
 
 
-class Stage(NamedTuple):
+class GpuCluster(NamedTuple):
     """The API server in memory and the process."""
 
-    server: OddServer
-    target: Target
+    server: MalformedApiServer
+    target: AttackedExtender
 
     def put(self, resource: Any, made: Any) -> Any:
         return self.server.call(lambda api: api.put(resource, made))
@@ -94,7 +94,7 @@ class Stage(NamedTuple):
         assert answer.status == 200, answer.body[:500]
         return responses.check_filtered(answer, names)
 
-    def bind(self, pod: Any, node: str) -> Answer:
+    def bind(self, pod: Any, node: str) -> RawResponse:
         meta = pod["metadata"]
         body = {"PodName": meta["name"], "PodNamespace": "d", "PodUID": meta["uid"], "Node": node}
         with self.target.line() as line:
@@ -147,7 +147,7 @@ class Stage(NamedTuple):
 
 
 @contextlib.contextmanager
-def staged(folder: Path) -> Iterator[Stage]:
+def staged(folder: Path) -> Iterator[GpuCluster]:
     """The process with both agents."""
     with malformed_api_server.serving() as server:
         for name in GOOD:
@@ -163,5 +163,5 @@ def staged(folder: Path) -> Iterator[Stage]:
             "--kube-qps": "500",
             "--kube-burst": "1000",
         }
-        with Target(folder, [part for pair in options.items() for part in pair]) as target:
-            yield Stage(server, target)
+        with AttackedExtender(folder, [part for pair in options.items() for part in pair]) as target:
+            yield GpuCluster(server, target)

@@ -20,7 +20,7 @@ METRICS = f"{GROUP}/v1beta2/nodes/%2A/"
 _VERSION = {"groupVersion": "custom.metrics.k8s.io/v1beta2", "version": "v1beta2"}
 
 
-class Odd(NamedTuple):
+class MalformedResponse(NamedTuple):
     """An answer as it goes over the wire. `pieces` may have no end, and may wait."""
 
     pieces: Callable[[], AsyncIterator[bytes]]
@@ -28,16 +28,18 @@ class Odd(NamedTuple):
     headers: Mapping[str, str] = MappingProxyType({})
 
 
-def whole(body: bytes, status: int = 200, **headers: str) -> Odd:
+def whole(body: bytes, status: int = 200, **headers: str) -> MalformedResponse:
     """An answer in one piece."""
 
     async def pieces() -> AsyncIterator[bytes]:
         yield body
 
-    return Odd(pieces, status, {name.replace("_", "-"): value for name, value in headers.items()})
+    return MalformedResponse(
+        pieces, status, {name.replace("_", "-"): value for name, value in headers.items()}
+    )
 
 
-def listed(*items: Any) -> Odd:
+def listed(*items: Any) -> MalformedResponse:
     """A MetricValueList."""
     return whole(json.dumps({"kind": "MetricValueList", "items": items}).encode())
 
@@ -47,7 +49,7 @@ def item(node: Any, value: Any, **more: Any) -> dict[str, Any]:
     return {"describedObject": {"kind": "Node", "name": node}, "value": value} | more
 
 
-def endless() -> Odd:
+def endless() -> MalformedResponse:
     """Spaces for ever."""
 
     async def pieces() -> AsyncIterator[bytes]:
@@ -55,30 +57,30 @@ def endless() -> Odd:
             yield b" " * 2**20
             await asyncio.sleep(0)
 
-    return Odd(pieces)
+    return MalformedResponse(pieces)
 
 
-def hanging() -> Odd:
+def hanging() -> MalformedResponse:
     """The beginning of an answer, and silence."""
 
     async def pieces() -> AsyncIterator[bytes]:
         yield b'{"items":['
         await asyncio.sleep(3600)
 
-    return Odd(pieces)
+    return MalformedResponse(pieces)
 
 
-def bomb() -> Odd:
+def bomb() -> MalformedResponse:
     """100 kB that become 100 MiB for who unpacks them."""
     return whole(gzip.compress(b" " * 100 * 2**20), content_encoding="gzip")
 
 
-class OddServer(ApiServer):
+class MalformedApiServer(ApiServer):
     """Answers of `odd` go before those of the API in memory; `asked` counts them."""
 
     def __init__(self, api: FakeApi) -> None:
         super().__init__(api)
-        self.odd: dict[str, Odd] = {}
+        self.odd: dict[str, MalformedResponse] = {}
         self.asked: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -111,7 +113,7 @@ async def _left(receive: Receive) -> None:
 
 
 @contextlib.contextmanager
-def serving() -> Iterator[OddServer]:
+def serving() -> Iterator[MalformedApiServer]:
     """The world of these tests, with `temp` well and everything else as somebody makes it."""
     api = FakeApi(TASPOLICIES)
     policy, *nodes = cluster_files.objects()
@@ -124,7 +126,7 @@ def serving() -> Iterator[OddServer]:
     api.raw.update(
         {GROUP: json.dumps(group).encode(), f"{METRICS}temp": json.dumps(cluster_files.values()).encode()}
     )
-    server = OddServer(api)
+    server = MalformedApiServer(api)
     server.start()
     try:
         yield server

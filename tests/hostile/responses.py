@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from tests.hostile.extender_process import Answer
+from tests.hostile.extender_process import RawResponse
 
 _MOST = 10
 
@@ -15,7 +15,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return members
 
 
-def document(answer: Answer, *, repeated: bool = False) -> Any:
+def document(answer: RawResponse, *, repeated: bool = False) -> Any:
     """The JSON of an answer, no number of which is none, and no key of which stands twice unless asked about so."""
 
     def refused(text: str) -> None:
@@ -25,7 +25,7 @@ def document(answer: Answer, *, repeated: bool = False) -> Any:
     return json.loads(answer.body, object_pairs_hook=hook, parse_constant=refused)
 
 
-def check_refused(answer: Answer) -> None:
+def check_refused(answer: RawResponse) -> None:
     """A refusal names in words what was wrong."""
     response_body = document(answer)
     assert response_body["error"]
@@ -35,7 +35,9 @@ def check_refused(answer: Answer) -> None:
         assert problem["field"]
 
 
-def check_filtered(answer: Answer, names: Sequence[str] | None = None) -> tuple[list[str], dict[str, str]]:
+def check_filtered(
+    answer: RawResponse, names: Sequence[str] | None = None
+) -> tuple[list[str], dict[str, str]]:
     """Every candidate is kept or has failed, and none both; those kept, and those failed with their reasons.
 
     A candidate that is named twice is answered twice, as by the older system.
@@ -58,7 +60,7 @@ def check_filtered(answer: Answer, names: Sequence[str] | None = None) -> tuple[
     return kept, failed
 
 
-def check_scored(answer: Answer, names: Sequence[str] | None = None) -> None:
+def check_scored(answer: RawResponse, names: Sequence[str] | None = None) -> None:
     """Every candidate has one score from 0 to 10."""
     priorities = document(answer)
     hosts = [priority["Host"] for priority in priorities]
@@ -71,7 +73,7 @@ def check_scored(answer: Answer, names: Sequence[str] | None = None) -> None:
         assert set(hosts) == set(names)
 
 
-def check_preempted(answer: Answer, names: Sequence[str] | None = None) -> None:
+def check_preempted(answer: RawResponse, names: Sequence[str] | None = None) -> None:
     """Nobody is evicted from a node that was not asked about."""
     response_body = document(answer)
     assert set(response_body) == {"NodeNameToMetaVictims"}
@@ -84,7 +86,7 @@ def check_preempted(answer: Answer, names: Sequence[str] | None = None) -> None:
 CHECKS = {"filter": check_filtered, "prioritize": check_scored, "preempt": check_preempted}
 
 
-def check(verb: str, answer: Answer, names: Sequence[str] | None = None) -> None:
+def check(verb: str, answer: RawResponse, names: Sequence[str] | None = None) -> None:
     """A regular answer of this verb, or a refusal."""
     if answer.status == 200:
         CHECKS[verb](answer, names)

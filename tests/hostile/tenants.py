@@ -22,14 +22,14 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qs
 
 from tests.cluster import access, custom_metrics, extender_process, gpu, loopback, objects, test_namespaces
-from tests.cluster.api import Api, Object
+from tests.cluster.api import ClusterApi, Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.custom_metrics import CustomMetrics
-from tests.cluster.extender_process import HOT, OWN_NAMESPACE, Served
+from tests.cluster.custom_metrics import FakeCustomMetricsApi
+from tests.cluster.extender_process import HOT, OWN_NAMESPACE, ExtenderProcess
 from tests.cluster.loopback import Receive, Scope, Send
 from tests.cluster.test_namespaces import Sandbox, wait
 
-__all__ = ["HOT", "NODES", "POLICY_LABEL", "Stage", "Tenant", "running"]
+__all__ = ["HOT", "NODES", "POLICY_LABEL", "Tenant", "TenantCluster", "running"]
 
 NODES = ("g1", "g2")
 """Nodes with two GPUs each; the metric `heat` is 90 on both, so the rule `HOT` is broken everywhere."""
@@ -51,7 +51,7 @@ class Tenant:
     def __init__(self, plane: ControlPlane, name: str) -> None:
         self.sandbox: Sandbox = Sandbox(plane, trusted=False)
         self.namespace = self.sandbox.namespace
-        self.api: Api = plane.user(f"{name}-{self.namespace}", _RIGHTS, self.namespace).api
+        self.api: ClusterApi = plane.user(f"{name}-{self.namespace}", _RIGHTS, self.namespace).api
 
     def policy(self, name: str, **strategies: list[Object]) -> Object:
         """Creates a TASPolicy with these strategies, each a list of rules."""
@@ -111,13 +111,13 @@ class SecretSeries:
         await loopback.answer(send, 200, {"status": "success", "data": data})
 
 
-class Stage(NamedTuple):
+class TenantCluster(NamedTuple):
     """The cluster, nodewise, and the two tenants."""
 
     plane: ControlPlane
-    metrics: CustomMetrics
+    metrics: FakeCustomMetricsApi
     """The custom metrics API."""
-    served: Served
+    served: ExtenderProcess
     """nodewise, with the agents telemetry and gpu; its own namespace is `default`."""
     attacker: Tenant
     victim: Tenant
@@ -191,7 +191,7 @@ def _pod(pod: Object) -> Object:
 
 
 @contextlib.contextmanager
-def running(plane: ControlPlane, folder: Path, *flags: str) -> Iterator[Stage]:
+def running(plane: ControlPlane, folder: Path, *flags: str) -> Iterator[TenantCluster]:
     """The stage, with nodewise ready and leading; `flags` are its further flags."""
     with test_namespaces.created(plane) as own, custom_metrics.behind(own, folder) as metrics:
         extender_process.define(plane.api)
@@ -207,7 +207,7 @@ def running(plane: ControlPlane, folder: Path, *flags: str) -> Iterator[Stage]:
                 ) as serving,
             ):
                 serving.wait_leading()
-                yield Stage(plane, metrics, serving, *tenants, prometheus)
+                yield TenantCluster(plane, metrics, serving, *tenants, prometheus)
         finally:
             for tenant in tenants:
                 tenant.delete_policies()

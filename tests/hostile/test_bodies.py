@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests import effort
 from tests.hostile import cluster_files, json_strategies, responses
-from tests.hostile.extender_process import Line, Target, pod
+from tests.hostile.extender_process import AttackedExtender, RawConnection, pod
 from tests.hostile.json_strategies import anything, encoded, mostly
 
 VERBS = ("filter", "prioritize", "preempt")
@@ -79,7 +79,7 @@ requests = st.tuples(
 
 
 @pytest.fixture(scope="module")
-def line(target: Target) -> Iterator[Line]:
+def line(target: AttackedExtender) -> Iterator[RawConnection]:
     """The one connection over which all bodies go: no answer may cost it."""
     with target.line() as opened:
         yield opened
@@ -104,7 +104,7 @@ def _candidates(verb: str, body: Any) -> list[str] | None:
     return body.get("NodeNames")
 
 
-def _check(line: Line, verb: str, body: bytes, meant: Any = None) -> None:
+def _check(line: RawConnection, verb: str, body: bytes, meant: Any = None) -> None:
     answer = line.ask(f"/scheduler/{verb}", body)
     try:
         responses.check(verb, answer, _candidates(verb, meant) if meant and answer.status == 200 else None)
@@ -114,7 +114,7 @@ def _check(line: Line, verb: str, body: bytes, meant: Any = None) -> None:
 
 @ASKED
 @given(st.lists(st.tuples(st.sampled_from(VERBS), requests), min_size=A_TIME, max_size=A_TIME))
-def test_any_json(line: Line, bodies: list[tuple[str, Any]]) -> None:
+def test_any_json(line: RawConnection, bodies: list[tuple[str, Any]]) -> None:
     for verb, body in bodies:
         _check(line, verb, encoded(body), body)
 
@@ -140,7 +140,7 @@ cuts = st.tuples(st.floats(0, 1), st.sampled_from(SCRAPS) | st.binary(max_size=4
 @given(
     st.lists(st.tuples(st.sampled_from(VERBS), st.lists(cuts, max_size=3)), min_size=A_TIME, max_size=A_TIME)
 )
-def test_any_bytes(line: Line, bodies: list[tuple[str, list[tuple[float, bytes, int]]]]) -> None:
+def test_any_bytes(line: RawConnection, bodies: list[tuple[str, list[tuple[float, bytes, int]]]]) -> None:
     for verb, edits in bodies:
         body = GOOD[verb]
         for where, scrap, length in edits:

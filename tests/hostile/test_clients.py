@@ -11,9 +11,9 @@ from nodewise.agents.gpu import limits
 from nodewise.agents.gpu.demand import ContainerDemand
 from tests.cluster import gpu, objects, test_namespaces
 from tests.cluster.api import Object
-from tests.cluster.certificates import Pair
+from tests.cluster.certificates import CertificatePair
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.extender_process import Papers, Served
+from tests.cluster.extender_process import CertificateFiles, ExtenderProcess
 from tests.cluster.test_namespaces import Sandbox, wait
 
 EVIL = "system:node:evil"
@@ -22,12 +22,12 @@ SELECTOR = {"zone": "elsewhere"}
 
 
 @pytest.fixture(scope="module")
-def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
-    return Papers(tmp_path_factory.mktemp("papers"))
+def papers(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
+    return CertificateFiles(tmp_path_factory.mktemp("papers"))
 
 
 @pytest.fixture(scope="module")
-def evil(papers: Papers) -> Pair:
+def evil(papers: CertificateFiles) -> CertificatePair:
     """A kubelet's certificate of the same CA, for clients and servers."""
     return papers.authority.issue(EVIL)
 
@@ -40,18 +40,24 @@ def sandbox(plane: ControlPlane) -> Iterator[Sandbox]:
 
 
 @contextlib.contextmanager
-def serving(plane: ControlPlane, folder: Path, papers: Papers, *flags: str) -> Iterator[Served]:
+def serving(
+    plane: ControlPlane, folder: Path, papers: CertificateFiles, *flags: str
+) -> Iterator[ExtenderProcess]:
     with gpu.extender(plane, folder, *flags, papers=papers) as running:
         yield running
 
 
-def call(running: Served, pair: Pair, method: str, path: str, body: Object | None = None) -> httpx2.Response:
+def call(
+    running: ExtenderProcess, pair: CertificatePair, method: str, path: str, body: Object | None = None
+) -> httpx2.Response:
     context = running.papers.authority.client_context(pair)
     with httpx2.Client(verify=context, timeout=60, trust_env=False) as client:
         return client.request(method, f"{running.url}{path}", json=body)
 
 
-def bind(running: Served, pair: Pair, pod: Object, path: str = "/scheduler/bind") -> httpx2.Response:
+def bind(
+    running: ExtenderProcess, pair: CertificatePair, pod: Object, path: str = "/scheduler/bind"
+) -> httpx2.Response:
     meta = pod["metadata"]
     names = {"PodName": meta["name"], "PodNamespace": meta["namespace"], "PodUID": meta["uid"]}
     return call(running, pair, "POST", path, names | {"Node": "g1"})
@@ -74,7 +80,12 @@ def waiting(sandbox: Sandbox, made: Object) -> Object:
 
 @pytest.mark.parametrize("flags", [(), ("--any-client",)], ids=["pinned", "any client"])
 def test_a_client_of_the_cluster_ca_binds_no_pod(
-    plane: ControlPlane, sandbox: Sandbox, papers: Papers, evil: Pair, tmp_path: Path, flags: tuple[str, ...]
+    plane: ControlPlane,
+    sandbox: Sandbox,
+    papers: CertificateFiles,
+    evil: CertificatePair,
+    tmp_path: Path,
+    flags: tuple[str, ...],
 ) -> None:
     pods = [waiting(sandbox, gpu.pod("cards", 1)), waiting(sandbox, objects.pod("plain"))]
     with serving(plane, tmp_path, papers, *flags) as running:
@@ -95,7 +106,7 @@ def test_a_client_of_the_cluster_ca_binds_no_pod(
 
 
 def test_a_pinned_client_binds_only_pods_that_request_something_from_an_agent(
-    plane: ControlPlane, sandbox: Sandbox, papers: Papers, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, papers: CertificateFiles, tmp_path: Path
 ) -> None:
     plain, cards = waiting(sandbox, objects.pod("plain")), waiting(sandbox, gpu.pod("cards", 1))
     with serving(plane, tmp_path, papers) as running:
@@ -122,7 +133,7 @@ def _fill_ledger(sandbox: Sandbox, size: int) -> None:
 
 
 def test_filter_rejects_a_node_whose_ledger_has_no_room_and_bind_takes_the_one_that_passes(
-    plane: ControlPlane, sandbox: Sandbox, papers: Papers, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, papers: CertificateFiles, tmp_path: Path
 ) -> None:
     """Nine pods with thousands of empty containers filled a ledger, and every bind to a node that passed failed."""
     evil = gpu.pod("evil", 1)

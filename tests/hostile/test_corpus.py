@@ -6,14 +6,14 @@ import pytest
 
 from tests.hostile import cluster_files, responses
 from tests.hostile.cases import cases, data
-from tests.hostile.extender_process import Line, Target, candidates
+from tests.hostile.extender_process import AttackedExtender, RawConnection, candidates
 
 BODIES = cases("bodies")
 REQUESTS = cases("requests")
 
 
 @pytest.mark.parametrize("case", BODIES.values(), ids=list(BODIES))
-def test_a_body(target: Target, case: dict[str, Any]) -> None:
+def test_a_body(target: AttackedExtender, case: dict[str, Any]) -> None:
     path, expect = case.get("path", "/scheduler/filter"), case["expect"]
     with target.line() as line:
         answer = line.ask(path, data(case["body"]))
@@ -43,7 +43,7 @@ def _check_regular(verb: str, answer: Any, expect: dict[str, Any]) -> None:
         assert list(failed) == expect.get("failed", list(failed))
 
 
-def _check_alive(line: Line) -> None:
+def _check_alive(line: RawConnection) -> None:
     """The same connection goes on, and what is said on it is right."""
     answer = line.ask("/scheduler/filter", candidates(cluster_files.NODES))
     assert responses.check_filtered(answer, cluster_files.NODES) == (
@@ -53,7 +53,7 @@ def _check_alive(line: Line) -> None:
 
 
 @pytest.mark.parametrize("case", REQUESTS.values(), ids=list(REQUESTS))
-def test_a_request(target: Target, case: dict[str, Any]) -> None:
+def test_a_request(target: AttackedExtender, case: dict[str, Any]) -> None:
     is_admin, expect = case.get("port") == "admin", case["expect"]
     statuses = expect.get("statuses", [])
     with target.admin() if is_admin else target.line() as line:

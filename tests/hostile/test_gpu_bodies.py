@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from nodewise.kube.resources import PODS
 from tests import effort
 from tests.hostile import cluster_files, gpu_cluster, json_strategies, responses
-from tests.hostile.extender_process import Line
-from tests.hostile.gpu_cluster import GOOD, PREFIX, Stage
+from tests.hostile.extender_process import RawConnection
+from tests.hostile.gpu_cluster import GOOD, PREFIX, GpuCluster
 from tests.hostile.json_strategies import encoded, mostly
 
 VERBS = ("filter", "prioritize", "preempt", "bind")
@@ -103,7 +103,7 @@ def _body(verb: str) -> st.SearchStrategy[tuple[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GpuCluster]:
     with gpu_cluster.staged(tmp_path_factory.mktemp("gpu-bodies")) as made:
         made.put(PODS, gpu_cluster.modest("held"))
         yield made
@@ -111,7 +111,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 
 @pytest.fixture(scope="module")
-def line(stage: Stage) -> Iterator[Line]:
+def line(stage: GpuCluster) -> Iterator[RawConnection]:
     """The one connection over which all bodies go: no answer may cost it."""
     with stage.target.line() as opened:
         yield opened
@@ -119,7 +119,7 @@ def line(stage: Stage) -> Iterator[Line]:
 
 @ASKED
 @given(st.lists(st.sampled_from(VERBS).flatmap(_body), min_size=A_TIME, max_size=A_TIME))
-def test_any_pod(line: Line, bodies: list[tuple[str, Any]]) -> None:
+def test_any_pod(line: RawConnection, bodies: list[tuple[str, Any]]) -> None:
     for verb, body in bodies:
         answer = line.ask(f"/scheduler/{verb}", encoded(body))
         try:

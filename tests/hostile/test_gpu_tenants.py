@@ -9,7 +9,7 @@ import pytest
 from nodewise.agents.gpu import limits, resource_cap
 from nodewise.kube.resources import LEASES, NODES, PODS
 from tests.hostile import gpu_cluster, json_strategies
-from tests.hostile.gpu_cluster import GOOD, PREFIX, Stage, amounts, container, modest, node, pod
+from tests.hostile.gpu_cluster import GOOD, PREFIX, GpuCluster, amounts, container, modest, node, pod
 
 NUMBERS = f"{PREFIX}gpu-numbers"
 CARDS = "nodewise.io/gpu-cards"
@@ -19,7 +19,7 @@ ROOM = amounts(i915=200, millicores=2000)
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GpuCluster]:
     with gpu_cluster.staged(tmp_path_factory.mktemp("gpu")) as made:
         yield made
         assert made.target.process.is_running
@@ -121,7 +121,7 @@ QUIET = {
 }
 
 
-def test_nodes_of_every_wrong_shape(stage: Stage) -> None:
+def test_nodes_of_every_wrong_shape(stage: GpuCluster) -> None:
     """Each passes or gets a reason; what is wrong with it is told where it is asked for."""
     fit = {f"fit-{at}": arguments for at, arguments in enumerate(FIT.values())}
     rest = {f"not-{at}": arguments for at, arguments in enumerate(NOT.values())}
@@ -145,7 +145,7 @@ def test_nodes_of_every_wrong_shape(stage: Stage) -> None:
     stage.check_others()
 
 
-def test_nodes_that_invent_resources_do_not_fill_the_memory(stage: Stage) -> None:
+def test_nodes_that_invent_resources_do_not_fill_the_memory(stage: GpuCluster) -> None:
     """150 nodes of 64 cards, each with 60 resources of its own."""
     cards = json.dumps([{"name": f"card{at}"} for at in range(64)])
     names = [f"inventive-{number}" for number in range(150)]
@@ -223,7 +223,7 @@ UNREAD = {
 
 
 @pytest.mark.parametrize(("pod", "why"), ASKED.values(), ids=list(ASKED))
-def test_a_pod_that_asks_for_odd_things(stage: Stage, pod: Any, why: str) -> None:
+def test_a_pod_that_asks_for_odd_things(stage: GpuCluster, pod: Any, why: str) -> None:
     kept, failed = stage.filter(pod, GOOD)
     if why:
         assert kept == []
@@ -234,7 +234,7 @@ def test_a_pod_that_asks_for_odd_things(stage: Stage, pod: Any, why: str) -> Non
 
 
 @pytest.mark.parametrize("pod", UNREAD.values(), ids=list(UNREAD))
-def test_a_pod_that_cannot_be_read(stage: Stage, pod: Any) -> None:
+def test_a_pod_that_cannot_be_read(stage: GpuCluster, pod: Any) -> None:
     with stage.target.line() as line:
         answer = line.ask("/scheduler/filter", gpu_cluster.asked(pod, GOOD))
     assert answer.status == 400, answer.body[:300]
@@ -256,7 +256,7 @@ BOUND: dict[str, tuple[dict[str, str], int]] = {
 }
 
 
-def test_pods_that_were_bound_with_odd_annotations(stage: Stage) -> None:
+def test_pods_that_were_bound_with_odd_annotations(stage: GpuCluster) -> None:
     """They hold what can be read of it, and the rest is a problem of their node."""
     for number, (notes, _) in enumerate(BOUND.values()):
         stage.bound(modest(f"odd-{number}", **notes), "good1")
@@ -295,7 +295,7 @@ LEDGERS: dict[str, tuple[str, int]] = {
 }
 
 
-def test_ledgers_of_every_wrong_shape(stage: Stage) -> None:
+def test_ledgers_of_every_wrong_shape(stage: GpuCluster) -> None:
     """Nobody but us may write there; whatever stands there, other nodes and the process go on."""
     for text, count in LEDGERS.values():
         stage.ledger("good2", text)
@@ -309,7 +309,7 @@ def test_ledgers_of_every_wrong_shape(stage: Stage) -> None:
     stage.check_others()
 
 
-def test_who_writes_annotations_does_not_change_who_holds_what(stage: Stage) -> None:
+def test_who_writes_annotations_does_not_change_who_holds_what(stage: GpuCluster) -> None:
     """Before the pod is bound, and while it runs; the ledger counts."""
     forged = modest("forged", gas_container_cards="card1", gas_container_tiles="card1:gt0", gas_ts="1")
     made = stage.put(PODS, forged)
@@ -327,7 +327,7 @@ def test_who_writes_annotations_does_not_change_who_holds_what(stage: Stage) -> 
     assert stage.held("good1") == {"card0": 0, "card1": 0}
 
 
-def test_two_pods_of_one_name(stage: Stage) -> None:
+def test_two_pods_of_one_name(stage: GpuCluster) -> None:
     """The second one has nothing of the first one's, and a bind meant for the first one does not reach it."""
     first = stage.put(PODS, modest("twin", uid="uid-first"))
     assert json.loads(stage.bind(first, "good1").body)["Error"] == ""
@@ -344,7 +344,7 @@ def test_two_pods_of_one_name(stage: Stage) -> None:
     stage.settle()
 
 
-def test_thousands_of_victims(stage: Stage) -> None:
+def test_thousands_of_victims(stage: GpuCluster) -> None:
     """Most of them nobody knows; some are named on every node."""
     victims = {"Pods": [{"UID": f"nobody-{number}"} for number in range(5000)], "NumPDBViolations": 0}
     names = [*GOOD, "n1", *(f"nowhere-{number}" for number in range(30))]
@@ -356,7 +356,7 @@ def test_thousands_of_victims(stage: Stage) -> None:
     stage.check_others()
 
 
-def test_a_pod_of_many_cards_fits_where_the_entry_is_still_small(stage: Stage) -> None:
+def test_a_pod_of_many_cards_fits_where_the_entry_is_still_small(stage: GpuCluster) -> None:
     """What the largest pod writes into the ledger leaves room for others."""
     made = stage.put(PODS, pod("large", *_many(limits.MOST_CONTAINERS, i915=1, millicores=1)))
     assert json.loads(stage.bind(made, "good1").body)["Error"] == ""

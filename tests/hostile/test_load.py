@@ -13,7 +13,7 @@ import pytest
 from tests.cluster.test_namespaces import wait
 from tests.hostile import cluster_files, responses
 from tests.hostile.cases import cases, data
-from tests.hostile.extender_process import PATIENCE_S, Line, Target, candidates
+from tests.hostile.extender_process import PATIENCE_S, AttackedExtender, RawConnection, candidates
 
 LONG = {
     "--handshake-timeout": "10m",
@@ -37,26 +37,26 @@ MARGIN_MIB = 32.0
 DRIPPERS = 150
 
 
-def _target(folder: Path, flags: Mapping[str, str]) -> Target:
+def _target(folder: Path, flags: Mapping[str, str]) -> AttackedExtender:
     options = [part for pair in flags.items() for part in pair]
-    return Target(folder, ["--objects-from", cluster_files.write(folder), *options])
+    return AttackedExtender(folder, ["--objects-from", cluster_files.write(folder), *options])
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AttackedExtender]:
     with _target(tmp_path_factory.mktemp("load"), LONG) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def short(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+def short(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AttackedExtender]:
     """One whose deadlines are short."""
     with _target(tmp_path_factory.mktemp("short"), SHORT) as made:
         yield made
 
 
 @contextmanager
-def honest(target: Target, excused_s: float = PATIENCE_S) -> Iterator[list[float]]:
+def honest(target: AttackedExtender, excused_s: float = PATIENCE_S) -> Iterator[list[float]]:
     """An honest client that asks all the while, on connections of its own: seconds of each exchange.
 
     One that failed after `excused_s` may have met a deadline because the machine stood still; three may.
@@ -97,7 +97,9 @@ def _until(what: str, see: Callable[[], bool]) -> None:
     wait(what, lambda: see() or None, PATIENCE_S, str)
 
 
-def _cpu_ms(target: Target, line: Line, path: str, body: bytes, enough_ms: float = 0.0) -> float:
+def _cpu_ms(
+    target: AttackedExtender, line: RawConnection, path: str, body: bytes, enough_ms: float = 0.0
+) -> float:
     """What a body costs the event loop, at best of some tries; the first that is cheap enough will do."""
     costs: list[float] = []
     while len(costs) < 10 and min(costs, default=enough_ms + 1) > enough_ms:
@@ -107,7 +109,9 @@ def _cpu_ms(target: Target, line: Line, path: str, body: bytes, enough_ms: float
     return min(costs)
 
 
-def test_no_body_of_the_corpus_keeps_the_loop_longer_than_a_large_honest_one(target: Target) -> None:
+def test_no_body_of_the_corpus_keeps_the_loop_longer_than_a_large_honest_one(
+    target: AttackedExtender,
+) -> None:
     """Counted by processor time, so that what else this machine does makes no difference."""
     with target.line() as line:
         large = candidates(f"{number:0253d}" for number in range(100_000))
@@ -135,7 +139,7 @@ def _check_growth(few: Callable[[], float], many: Callable[[], float]) -> None:
     raise AssertionError(f"resident MiB after few and after many: {seen}")
 
 
-def test_bodies_leave_no_memory_and_no_descriptors_behind(target: Target) -> None:
+def test_bodies_leave_no_memory_and_no_descriptors_behind(target: AttackedExtender) -> None:
     bodies = [
         (case.get("path", "/scheduler/filter"), data(case["body"])) for case in cases("bodies").values()
     ]
@@ -154,7 +158,7 @@ def test_bodies_leave_no_memory_and_no_descriptors_behind(target: Target) -> Non
     _until("all descriptors are back", lambda: target.descriptors() <= descriptors)
 
 
-def test_unknown_names_do_not_outgrow_the_room_for_decisions(target: Target) -> None:
+def test_unknown_names_do_not_outgrow_the_room_for_decisions(target: AttackedExtender) -> None:
     """Each of these decisions holds 25 MB of names that no node has."""
     body = candidates(f"{number:0253d}" for number in range(100_000))
 
@@ -191,7 +195,9 @@ HEAD = b"POST /scheduler/filter HTTP/1.1\r\nHost: x\r\nContent-Type: application
 
 
 @pytest.mark.parametrize("where", ["handshake", "header", "body"])
-def test_who_drips_is_left_by_the_deadline_and_keeps_nobody_waiting(short: Target, where: str) -> None:
+def test_who_drips_is_left_by_the_deadline_and_keeps_nobody_waiting(
+    short: AttackedExtender, where: str
+) -> None:
     descriptors = short.descriptors()
     with ExitStack() as opened, honest(short, SHORT_S / 2):
         lines: list[socket.socket] = []
@@ -210,12 +216,12 @@ def test_who_drips_is_left_by_the_deadline_and_keeps_nobody_waiting(short: Targe
     _until("all descriptors are back", lambda: short.descriptors() <= descriptors)
 
 
-def _metrics(target: Target) -> str:
+def _metrics(target: AttackedExtender) -> str:
     with target.admin() as line:
         return line.ask("/metrics", b"", "GET", {}).body.decode()
 
 
-def test_a_flood_of_connections_that_never_shake_hands_keeps_nobody_out(target: Target) -> None:
+def test_a_flood_of_connections_that_never_shake_hands_keeps_nobody_out(target: AttackedExtender) -> None:
     """More than may be between accept and the end of the handshake, and new ones all the while.
 
     Not so many at once that they are more than those while one honest handshake is under way on a slow machine.
@@ -232,7 +238,7 @@ def test_a_flood_of_connections_that_never_shake_hands_keeps_nobody_out(target: 
     _until("all descriptors are back", lambda: target.descriptors() <= descriptors)
 
 
-def test_rubbish_in_the_handshake(target: Target) -> None:
+def test_rubbish_in_the_handshake(target: AttackedExtender) -> None:
     descriptors = target.descriptors()
     for data_ in (
         b"\x16",
@@ -256,7 +262,7 @@ def _drained(line: socket.socket) -> None:
         return
 
 
-def test_the_largest_body_and_one_byte_more(target: Target) -> None:
+def test_the_largest_body_and_one_byte_more(target: AttackedExtender) -> None:
     """256 MiB by default; by its declared length and in chunks. No more than one of them is still held."""
     seen = [target.rss_mib()]
     for _ in range(TRIES):
@@ -270,7 +276,7 @@ def test_the_largest_body_and_one_byte_more(target: Target) -> None:
     assert seen[-1] <= seen[0] + 256 + 3 * MARGIN_MIB, seen
 
 
-def _largest(target: Target) -> None:
+def _largest(target: AttackedExtender) -> None:
     most = 2**28
     with target.line() as line:
         line.send(HEAD + b"Content-Length: %d\r\n\r\n" % (most + 1))
@@ -291,7 +297,7 @@ def _largest(target: Target) -> None:
     assert responses.check_filtered(answer, cluster_files.NODES)[1] == {cluster_files.HOT: cluster_files.WHY}
 
 
-def test_large_bodies_go_one_after_another_on_all_routes_together(target: Target) -> None:
+def test_large_bodies_go_one_after_another_on_all_routes_together(target: AttackedExtender) -> None:
     head = HEAD + b"Content-Length: 20000000\r\nExpect: 100-continue\r\n\r\n"
     with target.line() as first, target.line() as second, target.line() as third:
         for line, verb in ((first, b"filter"), (second, b"prioritize")):

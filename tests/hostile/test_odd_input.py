@@ -10,17 +10,24 @@ from nodewise.kube.resources import NODES
 from tests.cluster.test_namespaces import wait
 from tests.hostile import cluster_files, malformed_api_server, responses
 from tests.hostile.cases import cases
-from tests.hostile.extender_process import PATIENCE_S, Target
-from tests.hostile.malformed_api_server import METRICS, Odd, OddServer, item, listed, whole
+from tests.hostile.extender_process import PATIENCE_S, AttackedExtender
+from tests.hostile.malformed_api_server import (
+    METRICS,
+    MalformedApiServer,
+    MalformedResponse,
+    item,
+    listed,
+    whole,
+)
 
 PROMETHEUS = "/api/v1/query"
 ODD = "odd"
 """The metric about which the wrong answers are, and the policy that names it."""
 
 
-class Stage(NamedTuple):
-    server: OddServer
-    target: Target
+class MalformedCluster(NamedTuple):
+    server: MalformedApiServer
+    target: AttackedExtender
 
     def policy(self, name: str, spec: Any, **metadata: Any) -> None:
         meta = {"name": name, "namespace": "d", "creationTimestamp": "2026-01-01T00:00:00Z"} | metadata
@@ -58,7 +65,7 @@ def _one_rule(**fields: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MalformedCluster]:
     folder = tmp_path_factory.mktemp("tenants")
     with malformed_api_server.serving() as server:
         server.odd[METRICS + ODD] = whole(b"nothing yet", 404)
@@ -71,8 +78,8 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
             "--prometheus-timeout": "2s",
             "--max-age": "1h",
         }
-        with Target(folder, [part for pair in options.items() for part in pair]) as target:
-            made = Stage(server, target)
+        with AttackedExtender(folder, [part for pair in options.items() for part in pair]) as target:
+            made = MalformedCluster(server, target)
             made.policy(ODD, _one_rule())
             yield made
 
@@ -80,7 +87,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 POLICIES = cases("policies")
 
 
-def test_policies_of_every_wrong_shape_are_named_and_stop_no_other(stage: Stage) -> None:
+def test_policies_of_every_wrong_shape_are_named_and_stop_no_other(stage: MalformedCluster) -> None:
     """As an API server may hold them whose definition is an older one, or none."""
     names = {f"odd-{number}": case for number, case in enumerate(POLICIES.values())}
     for name, case in names.items():
@@ -104,11 +111,11 @@ def test_policies_of_every_wrong_shape_are_named_and_stop_no_other(stage: Stage)
         stage.server.call(lambda api, name=name: api.remove(TASPOLICIES, name, "d"))  # type: ignore[misc]
 
 
-def _named(stage: Stage) -> set[str]:
+def _named(stage: MalformedCluster) -> set[str]:
     return {event["policy"] for event in stage.target.events("policy_problem")}
 
 
-def test_nodes_of_every_wrong_shape_stop_no_other(stage: Stage) -> None:
+def test_nodes_of_every_wrong_shape_stop_no_other(stage: MalformedCluster) -> None:
     shapes: list[dict[str, Any]] = [
         {"metadata": {"name": "o1", "annotations": None}, "spec": None, "status": None},
         {"metadata": {"name": "o2", "annotations": {"a": "x" * 2**20}}},
@@ -138,7 +145,7 @@ def test_nodes_of_every_wrong_shape_stop_no_other(stage: Stage) -> None:
     stage.check_others()
 
 
-def _objects(stage: Stage, kind: str) -> float:
+def _objects(stage: MalformedCluster, kind: str) -> float:
     with stage.target.admin() as line:
         text = line.ask("/metrics", b"", "GET", {}).body.decode()
     return next(
@@ -149,7 +156,7 @@ def _objects(stage: Stage, kind: str) -> float:
 
 
 GOOD = listed(*(item(node, 70) for node in cluster_files.NODES))
-ANSWERS: dict[str, tuple[Odd, str]] = {
+ANSWERS: dict[str, tuple[MalformedResponse, str]] = {
     # what is answered, and what the log says of it: empty where it is read as far as it goes
     "HTML": (whole(b"<html>Login</html>", content_type="text/html"), "metric answer"),
     "no bytes": (whole(b""), "metric answer"),
@@ -187,7 +194,9 @@ VALUES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(("response", "message"), ANSWERS.values(), ids=list(ANSWERS))
-def test_an_answer_of_a_metric_server(stage: Stage, response: Odd, message: str) -> None:
+def test_an_answer_of_a_metric_server(
+    stage: MalformedCluster, response: MalformedResponse, message: str
+) -> None:
     """The problem is named, the last good values hold, and no other metric waits."""
     _answered(stage, GOOD)
     stage.until("the metric is well", lambda: not stage.failed(ODD))
@@ -205,7 +214,7 @@ def test_an_answer_of_a_metric_server(stage: Stage, response: Odd, message: str)
 
 
 @pytest.mark.parametrize("value", VALUES.values(), ids=list(VALUES))
-def test_one_bad_value_is_named_and_spoils_its_own_node_only(stage: Stage, value: Any) -> None:
+def test_one_bad_value_is_named_and_spoils_its_own_node_only(stage: MalformedCluster, value: Any) -> None:
     _answered(stage, listed(item("n1", 90), item("n2", 70), item("n3", 90)))
     stage.until("all values are there", lambda: set(stage.failed(ODD)) == {"n1", "n3"})
     before = len(stage.target.events("metric_values_bad"))
@@ -217,7 +226,7 @@ def test_one_bad_value_is_named_and_spoils_its_own_node_only(stage: Stage, value
     stage.check_others()
 
 
-def test_values_that_can_be_read_are_exact_however_odd(stage: Stage) -> None:
+def test_values_that_can_be_read_are_exact_however_odd(stage: MalformedCluster) -> None:
     """Negative, beyond 64 bits, of nodes that nobody has, of a node twice, of a time to come, of other kinds."""
     odd = [
         item("n1", -5),
@@ -237,7 +246,7 @@ def test_values_that_can_be_read_are_exact_however_odd(stage: Stage) -> None:
     stage.check_others()
 
 
-PROMETHEUS_ANSWERS: dict[str, Odd] = {
+PROMETHEUS_ANSWERS: dict[str, MalformedResponse] = {
     name: response
     for name, (response, _) in ANSWERS.items()
     if name not in {"not allowed", "items that are null"}
@@ -245,7 +254,7 @@ PROMETHEUS_ANSWERS: dict[str, Odd] = {
 
 
 @pytest.mark.parametrize("response", PROMETHEUS_ANSWERS.values(), ids=list(PROMETHEUS_ANSWERS))
-def test_an_answer_of_prometheus(stage: Stage, response: Odd) -> None:
+def test_an_answer_of_prometheus(stage: MalformedCluster, response: MalformedResponse) -> None:
     """The policy's pods wait, for its metric was never fetched; the answer is named, and nobody else waits."""
     name = "asks"
     stage.server.odd[PROMETHEUS] = response
@@ -259,7 +268,7 @@ def test_an_answer_of_prometheus(stage: Stage, response: Odd) -> None:
     stage.server.odd[PROMETHEUS] = whole(b"nothing", 404)
 
 
-def _answered(stage: Stage, response: Odd) -> None:
+def _answered(stage: MalformedCluster, response: MalformedResponse) -> None:
     """Have the metric answered so from now on, and asked for so at least once."""
     path = METRICS + ODD
     stage.server.odd[path] = response

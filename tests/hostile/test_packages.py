@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.hostile import cluster_files, packages
-from tests.hostile.extender_process import Target
+from tests.hostile.extender_process import AttackedExtender
 
 NODEWISE = Path(sys.executable).with_name("nodewise")
 
@@ -77,13 +77,13 @@ def test_a_broken_one_that_is_asked_for_is_a_bad_setting(site: Path, name: str) 
 
 
 @pytest.fixture(scope="module")
-def target(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+def target(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AttackedExtender]:
     folder = tmp_path_factory.mktemp("packages")
     names = "good,crashing,stateless,odd,telemetry"
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("PYTHONPATH", str(site))
         options = ["--objects-from", cluster_files.write(folder), "--agents", names, "--agent-deadline", "1s"]
-        with Target(folder, options) as made:
+        with AttackedExtender(folder, options) as made:
             yield made
             assert made.process.is_running
             assert not made.events("request_failed")
@@ -91,7 +91,7 @@ def target(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tar
             assert not made.events("task_failed")
 
 
-def asked(target: Target, verb: str, *agents: str, policy: str | None = None) -> Any:
+def asked(target: AttackedExtender, verb: str, *agents: str, policy: str | None = None) -> Any:
     """What is said of all nodes to a pod that concerns these agents."""
     labels = {f"{name}/limit": "5" for name in agents} | ({"telemetry-policy": policy} if policy else {})
     pod = {"metadata": {"name": "p", "namespace": "d", "uid": "u", "labels": labels}}
@@ -102,7 +102,7 @@ def asked(target: Target, verb: str, *agents: str, policy: str | None = None) ->
     return json.loads(answer.body)
 
 
-def rejected(target: Target, *agents: str, policy: str | None = None) -> dict[str, str]:
+def rejected(target: AttackedExtender, *agents: str, policy: str | None = None) -> dict[str, str]:
     failed: dict[str, str] = asked(target, "filter", *agents, policy=policy)["FailedNodes"] or {}
     return failed
 
@@ -111,18 +111,18 @@ def all_for(why: str) -> dict[str, str]:
     return dict.fromkeys(cluster_files.NODES, f"nodewise: agent {why}")
 
 
-def test_the_good_and_our_own_decide_whatever_the_others_do(target: Target) -> None:
+def test_the_good_and_our_own_decide_whatever_the_others_do(target: AttackedExtender) -> None:
     assert rejected(target, "good", policy="demo") == {cluster_files.HOT: cluster_files.WHY}
     assert [priority["Score"] for priority in asked(target, "prioritize", "good")] == [7, 7, 7]
 
 
-def test_a_crash_rejects_the_pods_that_it_concerns(target: Target) -> None:
+def test_a_crash_rejects_the_pods_that_it_concerns(target: AttackedExtender) -> None:
     assert rejected(target, "crashing", "good") == all_for("crashing failed: OSError")
     assert [priority["Score"] for priority in asked(target, "prioritize", "crashing", "good")] == [7, 7, 7]
     assert rejected(target, "good") == {}
 
 
-def test_failures_are_counted_and_logged_once_a_minute(target: Target) -> None:
+def test_failures_are_counted_and_logged_once_a_minute(target: AttackedExtender) -> None:
     for _ in range(20):
         rejected(target, "crashing")
     with target.admin() as line:
@@ -133,24 +133,24 @@ def test_failures_are_counted_and_logged_once_a_minute(target: Target) -> None:
     assert [line["failure"] for line in logged] == ["exception"]
 
 
-def test_an_agent_whose_state_fails_rejects_its_own_pods_only(target: Target) -> None:
+def test_an_agent_whose_state_fails_rejects_its_own_pods_only(target: AttackedExtender) -> None:
     assert rejected(target, "stateless") == all_for("stateless failed: OSError")
     assert rejected(target, "good", policy="demo") == {cluster_files.HOT: cluster_files.WHY}
 
 
-def test_the_option_that_has_no_effect_is_accepted_with_a_warning(target: Target) -> None:
+def test_the_option_that_has_no_effect_is_accepted_with_a_warning(target: AttackedExtender) -> None:
     [event] = target.events("option_deprecated")
     assert event["option"] == "--agent-deadline"
 
 
-def test_scores_that_are_none_are_left_out(target: Target) -> None:
+def test_scores_that_are_none_are_left_out(target: AttackedExtender) -> None:
     assert [priority["Score"] for priority in asked(target, "prioritize", "odd", "good")] == [7, 7, 7]
     [event] = [line for line in target.events("outside_agent_failed") if line["agent"] == "odd"]
     assert event["why"] == "scores of type float64, expected whole numbers"
     assert (event["package"], event["version"]) == ("nodewise_odd", "1.0")
 
 
-def test_decisions_tell_what_failed(target: Target) -> None:
+def test_decisions_tell_what_failed(target: AttackedExtender) -> None:
     rejected(target, "crashing")
     asked(target, "prioritize", "odd")
     with target.line() as line:
@@ -163,7 +163,7 @@ def test_without_a_cluster_each_request_is_answered(site: Path, tmp_path: Path) 
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("PYTHONPATH", str(site))
         options = ["--no-cluster", "--agents", "good,stateless,crashing"]
-        with Target(tmp_path, options) as alone:
+        with AttackedExtender(tmp_path, options) as alone:
             for _ in range(20):
                 assert whole(alone, "stateless") == all_for("stateless failed: OSError")
                 assert whole(alone, "good") == {}
@@ -171,7 +171,7 @@ def test_without_a_cluster_each_request_is_answered(site: Path, tmp_path: Path) 
             assert not alone.events("request_failed")
 
 
-def whole(target: Target, agent: str) -> dict[str, str]:
+def whole(target: AttackedExtender, agent: str) -> dict[str, str]:
     """The nodes that a pod may not go to, asked with whole nodes."""
     pod = {"metadata": {"name": "p", "namespace": "d", "uid": "u", "labels": {f"{agent}/limit": "5"}}}
     nodes = {"items": [{"metadata": {"name": name}} for name in cluster_files.NODES]}

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests import effort, forks
 from tests.hostile import responses, scoring_inputs
-from tests.hostile.extender_process import Line, Target
+from tests.hostile.extender_process import AttackedExtender, RawConnection
 from tests.hostile.json_strategies import anything, encoded, mostly
 from tests.hostile.scoring_inputs import (
     AGE,
@@ -27,7 +27,7 @@ from tests.hostile.scoring_inputs import (
     STATISTICS,
     TEXTS,
     VERBS,
-    Text,
+    AnnotationText,
     body,
     node,
     pod,
@@ -47,8 +47,8 @@ GOOD = {
 LONE = ("--no-cluster", "--agents", scoring_inputs.AGENTS, "--num-resources", "5")
 
 
-def served(folder: Path, *options: str) -> Iterator[Target]:
-    with Target(folder, options) as made:
+def served(folder: Path, *options: str) -> Iterator[AttackedExtender]:
+    with AttackedExtender(folder, options) as made:
         yield made
         assert made.process.is_running
         for event in ("request_failed", "agent_failed", "task_failed"):
@@ -56,12 +56,12 @@ def served(folder: Path, *options: str) -> Iterator[Target]:
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AttackedExtender]:
     yield from served(tmp_path_factory.mktemp("scoring"), *LONE)
 
 
 @pytest.fixture(scope="module")
-def line(target: Target) -> Iterator[Line]:
+def line(target: AttackedExtender) -> Iterator[RawConnection]:
     """The one connection over which all bodies go: no answer may cost it."""
     with target.line() as opened:
         yield opened
@@ -69,7 +69,7 @@ def line(target: Target) -> Iterator[Line]:
         assert scores(opened, "/scheduler/priorities/congestion", pod(), good) == [8, 5]
 
 
-def scores(line: Line, path: str, pod: Any, nodes: Sequence[Any]) -> list[int]:
+def scores(line: RawConnection, path: str, pod: Any, nodes: Sequence[Any]) -> list[int]:
     """The scores of nodes, in order; the answer must be regular."""
     answer = line.ask(path, encoded(body(pod, nodes)))
     assert answer.status == 200, answer.body[:300]
@@ -80,7 +80,7 @@ def scores(line: Line, path: str, pod: Any, nodes: Sequence[Any]) -> list[int]:
     return [priority["Score"] for priority in priorities]
 
 
-def ask_everything(line: Line, pod: Any, nodes: Sequence[Any], *, refused: bool = False) -> None:
+def ask_everything(line: RawConnection, pod: Any, nodes: Sequence[Any], *, refused: bool = False) -> None:
     """All paths answer as they must, and with `refused` may refuse."""
     names = [node["metadata"]["name"] for node in nodes]
     for path, verb in VERBS.items():
@@ -89,14 +89,14 @@ def ask_everything(line: Line, pod: Any, nodes: Sequence[Any], *, refused: bool 
         responses.check(verb, answer, names if answer.status == 200 else None)
 
 
-def numbers(line: Line, name: str) -> dict[str, Any]:
+def numbers(line: RawConnection, name: str) -> dict[str, Any]:
     """By agent and node: on what the newest answer about the pod rested."""
     answer = line.ask(f"/decisions?pod={name}&limit=1", b"", "GET", {})
     numbers: dict[str, Any] = responses.document(answer)["decisions"][0]["numbers"]
     return numbers
 
 
-def missing(line: Line, name: str, of: str) -> dict[str, Any]:
+def missing(line: RawConnection, name: str, of: str) -> dict[str, Any]:
     """By agent: what the newest answer about the pod says is missing on a node."""
     numbers_of_node = numbers(line, name)
     safe = {resource: numbers_of_node["safe"][of][resource].get("missing") for resource in ("cpu", "memory")}
@@ -108,7 +108,7 @@ def missing(line: Line, name: str, of: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=list(TEXTS))
-def test_annotations(line: Line, text: Text) -> None:
+def test_annotations(line: RawConnection, text: AnnotationText) -> None:
     nodes = [node("odd", dict.fromkeys(STATISTICS, text.text)), node("good", GOOD)]
     new_pod = pod("annotations", cpu="100m", memory="64Mi")
     ask_everything(line, new_pod, nodes)
@@ -123,7 +123,7 @@ def test_annotations(line: Line, text: Text) -> None:
 
 
 @pytest.mark.parametrize("text", [text for text in TEXTS.values() if not text.is_number])
-def test_a_missing_deviation_is_told(line: Line, text: Text) -> None:
+def test_a_missing_deviation_is_told(line: RawConnection, text: AnnotationText) -> None:
     odd = node("odd", {**GOOD, "std-free-cpu": text.text})
     ask_everything(line, pod("deviation"), [odd])
     scores(line, "/scheduler/prioritize", pod("deviation"), [odd])
@@ -131,7 +131,7 @@ def test_a_missing_deviation_is_told(line: Line, text: Text) -> None:
 
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=list(TEXTS))
-def test_times_that_are_none_are_no_age(line: Line, text: Text) -> None:
+def test_times_that_are_none_are_no_age(line: RawConnection, text: AnnotationText) -> None:
     odd = node("odd", {**GOOD, AGE: text.text})
     assert scores(line, "/scheduler/priorities/safe-overload", pod("times"), [odd]) == [10]
     assert numbers(line, "times")["safe"]["odd"]["cpu"].get("missing") is None
@@ -147,7 +147,7 @@ def test_times_that_are_none_are_no_age(line: Line, text: Text) -> None:
         ("99999-01-01T00:00:00Z", None),
     ],
 )
-def test_times_of_another_age(line: Line, time: str, why: str | None) -> None:
+def test_times_of_another_age(line: RawConnection, time: str, why: str | None) -> None:
     odd = node("odd", {**GOOD, AGE: time})
     ask_everything(line, pod("ages"), [odd])
     scores(line, "/scheduler/priorities/safe-overload", pod("ages"), [odd])
@@ -158,7 +158,7 @@ NO_AMOUNTS = ("", "0", "-1", "abc", "NaN", "1_000", "0x10", 0, -1, True, None, [
 
 
 @pytest.mark.parametrize("amount", NO_AMOUNTS, ids=repr)
-def test_nothing_is_allocatable(line: Line, amount: Any) -> None:
+def test_nothing_is_allocatable(line: RawConnection, amount: Any) -> None:
     odd = node("odd", GOOD, dict.fromkeys(ROOM, amount))
     ask_everything(line, pod("room"), [odd, node("good", GOOD)])
     assert scores(line, "/scheduler/prioritize", pod("room"), [odd, node("good", GOOD)])[1] > 0
@@ -169,7 +169,7 @@ def test_nothing_is_allocatable(line: Line, amount: Any) -> None:
 @pytest.mark.parametrize(
     "room", [None, [], {}, "", 0, "4 cores", {"": 1}, {"CPU": "4"}, [["cpu", "4"]]], ids=repr
 )
-def test_allocatable_of_every_wrong_shape(line: Line, room: Any) -> None:
+def test_allocatable_of_every_wrong_shape(line: RawConnection, room: Any) -> None:
     odd = node("odd", GOOD, room)
     ask_everything(line, pod("shape"), [odd, node("good", GOOD)])
     scores(line, "/scheduler/prioritize", pod("shape"), [odd])
@@ -177,7 +177,7 @@ def test_allocatable_of_every_wrong_shape(line: Line, room: Any) -> None:
 
 
 @pytest.mark.parametrize("amount", AMOUNTS, ids=lambda amount: repr(amount)[:20])
-def test_amounts(line: Line, amount: Any) -> None:
+def test_amounts(line: RawConnection, amount: Any) -> None:
     """Of nodes, and of pods in containers of every kind."""
     nodes = [node("odd", GOOD, dict.fromkeys(ROOM, amount)), node("good", GOOD)]
     ask_everything(line, pod("amounts", cpu="100m", memory="64Mi"), nodes)
@@ -188,7 +188,7 @@ def test_amounts(line: Line, amount: Any) -> None:
     ask_everything(line, new_pod, nodes, refused=isinstance(amount, bool | list | dict))
 
 
-def test_a_pod_that_asks_for_more_than_there_is_fits_nowhere(line: Line) -> None:
+def test_a_pod_that_asks_for_more_than_there_is_fits_nowhere(line: RawConnection) -> None:
     nodes = [node("a", GOOD), node("b", GOOD)]
     new_pod = pod("large", cpu="9Ei", memory="9Ei")
     ask_everything(line, new_pod, nodes)
@@ -199,7 +199,7 @@ def test_a_pod_that_asks_for_more_than_there_is_fits_nowhere(line: Line) -> None
 
 
 @pytest.mark.parametrize("count", [1, 1000])
-def test_pods_of_many_containers(line: Line, count: int) -> None:
+def test_pods_of_many_containers(line: RawConnection, count: int) -> None:
     new_pod = pod("containers", cpu="9Ei", memory="9Ei")
     new_pod["spec"]["containers"] *= count
     new_pod["spec"]["initContainers"] = new_pod["spec"]["containers"]
@@ -219,7 +219,7 @@ ODD_SPECS = (
 
 
 @pytest.mark.parametrize("spec", [*SPECS, *ODD_SPECS], ids=repr)
-def test_pods_of_every_shape(line: Line, spec: Any) -> None:
+def test_pods_of_every_shape(line: RawConnection, spec: Any) -> None:
     pod = {"metadata": {"name": "spec", "namespace": "d"}, "spec": spec}
     ask_everything(line, pod, [node("a", GOOD)], refused=spec in ODD_SPECS)
 
@@ -227,7 +227,7 @@ def test_pods_of_every_shape(line: Line, spec: Any) -> None:
 @pytest.mark.parametrize(
     "labels", [None, {}, {"": ""}, {"podtype": None}, {"podtype": 7}, {"app": []}, [], "x", 0], ids=repr
 )
-def test_labels_of_every_shape(line: Line, labels: Any) -> None:
+def test_labels_of_every_shape(line: RawConnection, labels: Any) -> None:
     new_pod = pod("labels")
     new_pod["metadata"]["labels"] = labels
     odd = node("odd", GOOD)
@@ -235,19 +235,19 @@ def test_labels_of_every_shape(line: Line, labels: Any) -> None:
     ask_everything(line, new_pod, [odd], refused=True)
 
 
-def test_no_nodes(line: Line) -> None:
+def test_no_nodes(line: RawConnection) -> None:
     ask_everything(line, pod("none"), [])
     for path in SCORES:
         assert scores(line, path, pod("none"), []) == []
 
 
-def test_one_node(line: Line) -> None:
+def test_one_node(line: RawConnection) -> None:
     ask_everything(line, pod("one"), [node("n1", GOOD)])
     assert scores(line, "/scheduler/priorities/pigeon-holing", pod("one"), [node("n1", GOOD)]) == [10]
 
 
 @pytest.mark.parametrize("annotations", [GOOD, None], ids=["with statistics", "without"])
-def test_5000_equal_nodes(line: Line, annotations: dict[str, str] | None) -> None:
+def test_5000_equal_nodes(line: RawConnection, annotations: dict[str, str] | None) -> None:
     nodes = [node(f"n{number}", annotations) for number in range(5000)]
     new_pod = pod("equal", cpu="100m", memory="64Mi")
     ask_everything(line, new_pod, nodes)
@@ -260,7 +260,7 @@ TIMES = 150
 
 
 @pytest.mark.parametrize("where", ["request", "allocatable", "annotation"])
-def test_long_texts_are_not_remembered(line: Line, target: Target, where: str) -> None:
+def test_long_texts_are_not_remembered(line: RawConnection, target: AttackedExtender, where: str) -> None:
     """Each is another one, and all of them together 45 MB."""
 
     def send(number: int) -> None:
@@ -278,14 +278,14 @@ def test_long_texts_are_not_remembered(line: Line, target: Target, where: str) -
     assert target.rss_mib() < before + 20
 
 
-def test_a_node_that_is_named_twice_is_scored_once(line: Line) -> None:
+def test_a_node_that_is_named_twice_is_scored_once(line: RawConnection) -> None:
     nodes = [node("n1", GOOD), node("n1", {**GOOD, "congestion-factor": "55"}), node("n2", GOOD)]
     for path in SCORES:
         answer = line.ask(path, encoded(body(pod("twice"), nodes)))
         responses.check_scored(answer, ["n1", "n2"])
 
 
-def test_names_without_nodes_have_no_statistics(line: Line) -> None:
+def test_names_without_nodes_have_no_statistics(line: RawConnection) -> None:
     answer = line.ask("/scheduler/prioritize", encoded({"Pod": pod("names"), "NodeNames": ["a", "b"]}))
     responses.check_scored(answer, ["a", "b"])
     reasons = missing(line, "names", "a")
@@ -295,7 +295,7 @@ def test_names_without_nodes_have_no_statistics(line: Line) -> None:
 
 
 @pytest.fixture(scope="module")
-def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
+def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawConnection]:
     """A process with a cluster in files: a node of each text, and pods of odd types on them."""
     folder = tmp_path_factory.mktemp("held")
     nodes = [
@@ -319,7 +319,7 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
 @pytest.mark.parametrize(
     "labels", [{"podtype": text.text} for text in TEXTS.values()] + [{}], ids=[*TEXTS, "no label"]
 )
-def test_names_of_nodes_with_odd_statistics(held: Line, labels: dict[str, str]) -> None:
+def test_names_of_nodes_with_odd_statistics(held: RawConnection, labels: dict[str, str]) -> None:
     new_pod = pod("held", cpu="100m")
     new_pod["metadata"]["labels"] = labels
     names = ["nobody", *(f"n{number}" for number in range(len(TEXTS)))]
@@ -331,7 +331,7 @@ def test_names_of_nodes_with_odd_statistics(held: Line, labels: dict[str, str]) 
         responses.check_filtered(answer, names)
 
 
-def test_statistics_of_a_cluster_that_are_missing_are_told(held: Line) -> None:
+def test_statistics_of_a_cluster_that_are_missing_are_told(held: RawConnection) -> None:
     held.ask("/scheduler/prioritize", encoded({"Pod": pod("told"), "NodeNames": ["n0", "nobody"]}))
     held.ask(
         "/scheduler/prioritize",
@@ -479,7 +479,7 @@ def several(strategy: Strategy) -> Strategy:
     return st.lists(strategy, min_size=A_TIME, max_size=A_TIME)
 
 
-def check(line: Line, path: str, pod: Any, nodes: list[Any]) -> int:
+def check(line: RawConnection, path: str, pod: Any, nodes: list[Any]) -> int:
     """The status of an answer that is as it must be."""
     verb = VERBS[path]
     sent = encoded(body(pod, nodes, verb))
@@ -494,12 +494,12 @@ def check(line: Line, path: str, pod: Any, nodes: list[Any]) -> int:
 
 @ASKED
 @given(several(asked_of(lambda usual: usual)))
-def test_any_values(line: Line, bodies: list[tuple[str, Any, list[Any]]]) -> None:
+def test_any_values(line: RawConnection, bodies: list[tuple[str, Any, list[Any]]]) -> None:
     assert {check(line, *request) for request in bodies} == {200}
 
 
 @ASKED
 @given(several(asked_of(lambda usual: mostly(usual, keys))))
-def test_any_shapes(line: Line, bodies: list[tuple[str, Any, list[Any]]]) -> None:
+def test_any_shapes(line: RawConnection, bodies: list[tuple[str, Any, list[Any]]]) -> None:
     for request in bodies:
         check(line, *request)

@@ -12,17 +12,17 @@ from tests.cluster.api import ApiError, Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.test_namespaces import wait
 from tests.hostile import tenants
-from tests.hostile.tenants import HOT, NODES, Stage
+from tests.hostile.tenants import HOT, NODES, TenantCluster
 
 
 @pytest.fixture(scope="module")
-def shared_stage(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def shared_stage(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TenantCluster]:
     with tenants.running(plane, tmp_path_factory.mktemp("tenants")) as stage:
         yield stage
 
 
 @pytest.fixture
-def stage(shared_stage: Stage) -> Iterator[Stage]:
+def stage(shared_stage: TenantCluster) -> Iterator[TenantCluster]:
     """The stage with the victim's GPU pod on the first node; policies and pods are gone afterwards."""
     shared_stage.victim.gpu_pod("victim", NODES[0], "card0")
     yield shared_stage
@@ -39,13 +39,13 @@ GPU_RULES = {
 
 
 @pytest.mark.parametrize("labels", GPU_RULES.values(), ids=list(GPU_RULES))
-def test_a_policy_of_a_tenant_does_not_reach_gpus(stage: Stage, labels: list[str]) -> None:
+def test_a_policy_of_a_tenant_does_not_reach_gpus(stage: TenantCluster, labels: list[str]) -> None:
     with stage.unchanged():
         stage.attacker.policy("evil", labeling=[HOT | {"labels": labels}])
         stage.settle()
 
 
-def test_a_policy_of_a_tenant_does_not_label_nodes(stage: Stage) -> None:
+def test_a_policy_of_a_tenant_does_not_label_nodes(stage: TenantCluster) -> None:
     """By its own name, and by the name of the other tenant's policy."""
     stage.victim.policy("shared", dontschedule=[HOT])
     with stage.unchanged():
@@ -54,7 +54,7 @@ def test_a_policy_of_a_tenant_does_not_label_nodes(stage: Stage) -> None:
         stage.settle()
 
 
-def test_a_policy_of_a_tenant_reads_no_series_of_another_tenant(stage: Stage) -> None:
+def test_a_policy_of_a_tenant_reads_no_series_of_another_tenant(stage: TenantCluster) -> None:
     """64 policies, each with a raw query for one bit of the other tenant's series, as `violatingNodes` shows it."""
     names = [f"bit-{number}" for number in range(64)]
     for number, name in enumerate(names):
@@ -90,13 +90,13 @@ def _without_times(status: Object) -> Object:
     "name",
     ['up"} or victim_secret #', "victim_secret[5m])", "a/../../../api/v1/secrets", "..", "a%2fb", "a\nb"],
 )
-def test_a_metric_name_is_neither_promql_nor_a_path(stage: Stage, name: str) -> None:
+def test_a_metric_name_is_neither_promql_nor_a_path(stage: TenantCluster, name: str) -> None:
     """The API server refuses these names. One that was stored all the same is unusable (`test_policy.py`)."""
     with pytest.raises(ApiError, match="metricname"):
         stage.attacker.policy("named", dontschedule=[HOT | {"metricname": name}])
 
 
-def test_a_policy_of_a_tenant_does_not_lengthen_the_requests_for_a_metric(stage: Stage) -> None:
+def test_a_policy_of_a_tenant_does_not_lengthen_the_requests_for_a_metric(stage: TenantCluster) -> None:
     """A metric is requested once for all policies, with the longest age of their rules."""
     for name, age in (("short", "15m"), ("long", "8784h")):
         stage.attacker.policy(name, dontschedule=[HOT | {"metricname": "shared", "max_age": age}])
@@ -106,7 +106,7 @@ def test_a_policy_of_a_tenant_does_not_lengthen_the_requests_for_a_metric(stage:
     assert "max_age above 15m" in stage.attacker.condition("NotTrusted", "long")["message"]
 
 
-def test_trust_is_granted_and_taken_away(stage: Stage) -> None:
+def test_trust_is_granted_and_taken_away(stage: TenantCluster) -> None:
     """While the namespace is trusted the policy labels nodes; without trust its labels go, and the policy says so."""
     tenant = stage.attacker
     tenant.policy("own", deschedule=[HOT], labeling=[HOT | {"labels": ["gas-disable-card0=true"]}])
@@ -120,13 +120,13 @@ def test_trust_is_granted_and_taken_away(stage: Stage) -> None:
     wait("it lacks trust again", lambda: tenant.condition("NotTrusted", "own")["status"] == "True" or None)
 
 
-def test_a_tenant_cannot_grant_trust(stage: Stage) -> None:
+def test_a_tenant_cannot_grant_trust(stage: TenantCluster) -> None:
     labels = {"metadata": {"labels": {"nodewise.io/trusted": "true"}}}
     with pytest.raises(ApiError, match="forbidden"):
         stage.attacker.api.patch(f"/api/v1/namespaces/{stage.attacker.namespace}", labels)
 
 
-def test_pods_of_a_tenant_without_trust_are_placed_by_its_policy(stage: Stage) -> None:
+def test_pods_of_a_tenant_without_trust_are_placed_by_its_policy(stage: TenantCluster) -> None:
     """Metric names work without trust, for pods of the policy's namespace."""
     stage.metrics.set("heat", {NODES[0]: 90, NODES[1]: 10})
     try:

@@ -25,7 +25,7 @@ _NODE = node("i915=1", "0")
 _TRIES = 3
 
 
-class Stored(NamedTuple):
+class ModelPod(NamedTuple):
     """A pod on the server."""
 
     name: str
@@ -39,34 +39,34 @@ class Stored(NamedTuple):
     has_ended: bool = False
 
 
-class AllocationRecord(NamedTuple):
+class ModelRecord(NamedTuple):
     version: int
     entries: Mapping[str, Reservation]
 
 
-class Answer(NamedTuple):
+class ModelResponse(NamedTuple):
     ok: bool
     found: Any = None
 
 
-LOST = Answer(ok=False, found="lost")
+LOST = ModelResponse(ok=False, found="lost")
 """Nobody knows whether the call arrived."""
 
-Call = Callable[["Server"], Answer]
-Process = Generator[Call, Answer, None]
+Call = Callable[["ModelApiServer"], ModelResponse]
+Process = Generator[Call, ModelResponse, None]
 
 
-class Server:
+class ModelApiServer:
     """Pods and ledgers, with what the real API server promises: one order of writes, and preconditions."""
 
     def __init__(self) -> None:
         self.version = 10
-        self.pods: dict[str, Stored] = {}
-        self.allocation_record: dict[str, AllocationRecord] = {}
+        self.pods: dict[str, ModelPod] = {}
+        self.allocation_record: dict[str, ModelRecord] = {}
         self.history: list[tuple[int, str, str, Any]] = []
         """(version, kind, name, the object or None)."""
 
-    def put_pod(self, pod: Stored) -> Stored:
+    def put_pod(self, pod: ModelPod) -> ModelPod:
         self.version += 1
         self.pods[pod.name] = pod._replace(version=self.version)
         self.history.append((self.version, PODS, pod.name, self.pods[pod.name]))
@@ -77,36 +77,36 @@ class Server:
         del self.pods[name]
         self.history.append((self.version, PODS, name, None))
 
-    def get_pod(self, name: str) -> Answer:
+    def get_pod(self, name: str) -> ModelResponse:
         pod = self.pods.get(name)
-        return Answer(ok=pod is not None, found=pod)
+        return ModelResponse(ok=pod is not None, found=pod)
 
-    def get_record(self, on: str) -> Answer:
-        return Answer(ok=True, found=self.allocation_record.get(on))
+    def get_record(self, on: str) -> ModelResponse:
+        return ModelResponse(ok=True, found=self.allocation_record.get(on))
 
-    def put_record(self, on: str, entries: Mapping[str, Reservation], version: int | None) -> Answer:
+    def put_record(self, on: str, entries: Mapping[str, Reservation], version: int | None) -> ModelResponse:
         """Replace the ledger of this version; None: create it."""
         known = self.allocation_record.get(on)
         if (known.version if known else None) != version:
-            return Answer(ok=False)
+            return ModelResponse(ok=False)
         self.version += 1
-        self.allocation_record[on] = AllocationRecord(self.version, dict(entries))
+        self.allocation_record[on] = ModelRecord(self.version, dict(entries))
         self.history.append((self.version, ALLOCATION_RECORDS, on, self.allocation_record[on]))
-        return Answer(ok=True, found=self.allocation_record[on])
+        return ModelResponse(ok=True, found=self.allocation_record[on])
 
-    def bind(self, seen: Stored, on: str, gpu: str) -> Answer:
+    def bind(self, seen: ModelPod, on: str, gpu: str) -> ModelResponse:
         """`POST pods/binding` with the uid and the resourceVersion as preconditions."""
         pod = self.pods.get(seen.name)
         if pod is None or (pod.uid, pod.version) != (seen.uid, seen.version) or pod.on or pod.has_ended:
-            return Answer(ok=False)
-        return Answer(ok=True, found=self.put_pod(pod._replace(on=on, gpus=gpu, holds=gpu)))
+            return ModelResponse(ok=False)
+        return ModelResponse(ok=True, found=self.put_pod(pod._replace(on=on, gpus=gpu, holds=gpu)))
 
-    def drop_claim(self, seen: Stored) -> Answer:
+    def drop_claim(self, seen: ModelPod) -> ModelResponse:
         """`PATCH` an annotation, with the same preconditions: no Binding that is under way will be taken."""
         pod = self.pods.get(seen.name)
         if pod is None or (pod.uid, pod.version) != (seen.uid, seen.version):
-            return Answer(ok=False)
-        return Answer(ok=True, found=self.put_pod(pod))
+            return ModelResponse(ok=False)
+        return ModelResponse(ok=True, found=self.put_pod(pod))
 
     def in_use(self) -> dict[tuple[str, str], list[str]]:
         """By node and card: the pods that use it."""
@@ -117,10 +117,10 @@ class Server:
         return holders
 
 
-class Replica:
+class ModelReplica:
     """One process: what it knows of pods and of ledgers, each as old as its watch."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: ModelApiServer) -> None:
         self.server = server
         self.start()
 
@@ -152,7 +152,7 @@ class Replica:
             else:
                 writer.apply(_pod(stored) if kind == PODS else _lease(name, stored), str(version))
 
-    def learn(self, on: str, held: AllocationRecord | None) -> None:
+    def learn(self, on: str, held: ModelRecord | None) -> None:
         if held is not None:
             self.stores[ALLOCATION_RECORDS].apply_response(_lease(on, held), str(held.version))
 
@@ -170,7 +170,7 @@ class Replica:
             return None, {}
         return int(record.metadata.resourceVersion), dict(allocation_record.read(record).entries)
 
-    def plan(self, seen: Stored, on: str) -> str | None:
+    def plan(self, seen: ModelPod, on: str) -> str | None:
         """The card that the pod would get; the one that it has, if it has one."""
         allocations = self.build().nodes[on].allocations
         if seen.uid in allocations.by_uid:
@@ -186,7 +186,7 @@ class Replica:
         for _ in range(_TRIES):
             seen = held or (yield lambda server: server.get_pod(name)).found
             held = None
-            if not isinstance(seen, Stored) or seen.on or seen.has_ended:
+            if not isinstance(seen, ModelPod) or seen.on or seen.has_ended:
                 return
             gpu = yield from self._claim(seen, on)
             if gpu is None:
@@ -198,7 +198,7 @@ class Replica:
                 yield from self.clear(on, seen.name, seen.uid)
                 return
 
-    def _claim(self, seen: Stored, on: str) -> Generator[Call, Answer, str | None]:
+    def _claim(self, seen: ModelPod, on: str) -> Generator[Call, ModelResponse, str | None]:
         for _ in range(_TRIES):
             gpu = self.plan(seen, on)
             if gpu is None:
@@ -216,7 +216,7 @@ class Replica:
 
     def _write(
         self, on: str, entries: Mapping[str, Reservation], version: int | None
-    ) -> Generator[Call, Answer, bool]:
+    ) -> Generator[Call, ModelResponse, bool]:
         answer = yield lambda server: server.put_record(on, entries, version)
         if answer.ok:
             self.learn(on, answer.found)
@@ -266,10 +266,10 @@ INDEX = NodeIndex(NODES)
 NODE_OBJECTS: Mapping[tuple[str, str], Any] = {("", name): _NODE for name in NODES}
 
 
-def _pod(stored: Stored) -> AllocatedPod:
+def _pod(stored: ModelPod) -> AllocatedPod:
     phase = "Succeeded" if stored.has_ended else "Running" if stored.on else "Pending"
     return pod(stored.name, stored.on, stored.gpus or None, ["i915=1"], uid=stored.uid, phase=phase)
 
 
-def _lease(on: str, held: AllocationRecord) -> Any:
+def _lease(on: str, held: ModelRecord) -> Any:
     return lease(on, str(held.version), **held.entries)

@@ -11,7 +11,7 @@ SUBDEVICES = "gpu.intel.com/tiles"
 
 
 @dataclass
-class GpuUsage:
+class ReferenceUsage:
     """What is held, as the fit wants to know it."""
 
     amounts: Mapping[str, Mapping[str, int]]
@@ -20,7 +20,7 @@ class GpuUsage:
 
 
 @dataclass
-class Outcome:
+class ReferencePlacement:
     """Where a pod fits: cards and linked tiles by container."""
 
     gpus: list[list[str]] = field(default_factory=list)
@@ -28,12 +28,12 @@ class Outcome:
     preferred: bool = False
 
 
-class DoesNotFit(Exception):
+class NodeDoesNotFit(Exception):
     """This node does not."""
 
 
 @dataclass
-class Node:
+class ReferenceNode:
     """A node while a pod takes of it."""
 
     gpus: NodeGpus
@@ -83,12 +83,12 @@ class Node:
         return subdevice not in self.gone[gpu] and (count == 0 or subdevice < count)
 
 
-def fit(gpus: NodeGpus, usage: GpuUsage, demand: Demand, balanced: str = "") -> Outcome:
-    """DoesNotFit if it does not."""
+def fit(gpus: NodeGpus, usage: ReferenceUsage, demand: Demand, balanced: str = "") -> ReferencePlacement:
+    """Raises NodeDoesNotFit if it does not."""
     if not gpus.names or (demand.single_numa and gpus.numa_problem):
-        raise DoesNotFit
+        raise NodeDoesNotFit
     node = begun(gpus, usage, demand, balanced)
-    outcome = Outcome([[] for _ in demand.containers], [[] for _ in demand.containers])
+    outcome = ReferencePlacement([[] for _ in demand.containers], [[] for _ in demand.containers])
     for numbers, wanted in steps(demand):
         pairs = taken(node, wanted)
         for number in numbers:
@@ -100,7 +100,7 @@ def fit(gpus: NodeGpus, usage: GpuUsage, demand: Demand, balanced: str = "") -> 
     return outcome
 
 
-def begun(gpus: NodeGpus, usage: GpuUsage, demand: Demand, balanced: str) -> Node:
+def begun(gpus: NodeGpus, usage: ReferenceUsage, demand: Demand, balanced: str) -> ReferenceNode:
     used = {gpu: Counter(usage.amounts.get(gpu, {})) for gpu in gpus.names}
     gone = {
         gpu: set(usage.subdevices.get(gpu, ())) | gpus.subdevices_off.get(gpu, set()) for gpu in gpus.names
@@ -108,7 +108,7 @@ def begun(gpus: NodeGpus, usage: GpuUsage, demand: Demand, balanced: str) -> Nod
     for gpu in gpus.names:
         without_name = max(0, used[gpu][SUBDEVICES] - len(usage.subdevices.get(gpu, ())))
         used[gpu][SUBDEVICES] = len(gone[gpu]) + without_name
-    return Node(gpus, demand, balanced, used, gone)
+    return ReferenceNode(gpus, demand, balanced, used, gone)
 
 
 def steps(demand: Demand) -> Iterable[tuple[Sequence[int], ContainerDemand]]:
@@ -122,7 +122,7 @@ def steps(demand: Demand) -> Iterable[tuple[Sequence[int], ContainerDemand]]:
             yield [number], container
 
 
-def taken(node: Node, wanted: ContainerDemand) -> list[tuple[str, int]]:
+def taken(node: ReferenceNode, wanted: ContainerDemand) -> list[tuple[str, int]]:
     """Cards, with their linked tiles or -1, of the first group that has them."""
     groups = [frozenset(node.gpus.names)]
     if node.demand.single_numa and node.gpus.numa:
@@ -134,10 +134,10 @@ def taken(node: Node, wanted: ContainerDemand) -> list[tuple[str, int]]:
                 node.take(gpu, wanted.per_gpu)
                 node.gone[gpu].add(subdevice)
             return pairs
-    raise DoesNotFit
+    raise NodeDoesNotFit
 
 
-def able(node: Node, wanted: ContainerDemand, group: frozenset[str]) -> list[str]:
+def able(node: ReferenceNode, wanted: ContainerDemand, group: frozenset[str]) -> list[str]:
     return [
         gpu
         for gpu in node.order()
@@ -145,11 +145,11 @@ def able(node: Node, wanted: ContainerDemand, group: frozenset[str]) -> list[str
     ]
 
 
-def single(node: Node, wanted: ContainerDemand, group: frozenset[str]) -> list[tuple[str, int]]:
+def single(node: ReferenceNode, wanted: ContainerDemand, group: frozenset[str]) -> list[tuple[str, int]]:
     return [(gpu, -1) for gpu in able(node, wanted, group)[: wanted.count]]
 
 
-def linked(node: Node, wanted: ContainerDemand, group: frozenset[str]) -> list[tuple[str, int]]:
+def linked(node: ReferenceNode, wanted: ContainerDemand, group: frozenset[str]) -> list[tuple[str, int]]:
     left, pairs = able(node, wanted, group), list[tuple[str, int]]()
     while len(pairs) < wanted.count:
         pair = first_pair(node, left)
@@ -160,7 +160,7 @@ def linked(node: Node, wanted: ContainerDemand, group: frozenset[str]) -> list[t
     return pairs
 
 
-def first_pair(node: Node, left: list[str]) -> list[tuple[str, int]] | None:
+def first_pair(node: ReferenceNode, left: list[str]) -> list[tuple[str, int]] | None:
     for gpu in left:
         for link in sorted(node.gpus.links, key=lambda link: link.left_subdevice):
             is_one = link.left == gpu != link.right and link.right in left

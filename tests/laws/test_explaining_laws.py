@@ -44,7 +44,7 @@ POD: Any = SimpleNamespace(
 )
 
 
-class ClusterState(SimpleNamespace):
+class RuleInputs(SimpleNamespace):
     """Rules with values, decided by the real agent as often as somebody asks."""
 
     def filter(self, rules: Any = None) -> Decision:
@@ -59,7 +59,7 @@ class ClusterState(SimpleNamespace):
         return self.filter(changed)
 
 
-WORLDS = st.builds(ClusterState, rules=RULES, logical=st.sampled_from(["anyOf", "allOf"]), a=VALUES, b=VALUES)
+WORLDS = st.builds(RuleInputs, rules=RULES, logical=st.sampled_from(["anyOf", "allOf"]), a=VALUES, b=VALUES)
 
 
 def passing(decision: Decision) -> set[str]:
@@ -67,7 +67,7 @@ def passing(decision: Decision) -> set[str]:
 
 
 @given(WORLDS)
-def test_so_many_more_nodes_pass_with_the_other_target_as_it_says(of: ClusterState) -> None:
+def test_so_many_more_nodes_pass_with_the_other_target_as_it_says(of: RuleInputs) -> None:
     before = of.filter()
     for change in counterfactuals.changes(before):
         for step in change.relaxed:
@@ -77,7 +77,7 @@ def test_so_many_more_nodes_pass_with_the_other_target_as_it_says(of: ClusterSta
 
 
 @given(WORLDS)
-def test_so_many_more_nodes_pass_where_missing_values_pass_as_it_says(of: ClusterState) -> None:
+def test_so_many_more_nodes_pass_where_missing_values_pass_as_it_says(of: RuleInputs) -> None:
     before = of.filter()
     by_number = {change.number: change.unmeasured for change in counterfactuals.changes(before)}
     for number in range(len(of.rules)):
@@ -86,7 +86,7 @@ def test_so_many_more_nodes_pass_where_missing_values_pass_as_it_says(of: Cluste
 
 
 @given(WORLDS)
-def test_the_last_target_is_the_one_beyond_which_nothing_is_gained(of: ClusterState) -> None:
+def test_the_last_target_is_the_one_beyond_which_nothing_is_gained(of: RuleInputs) -> None:
     for change in counterfactuals.changes(of.filter()):
         counts = [step.more for step in change.relaxed]
         assert counts == sorted(set(counts))
@@ -94,7 +94,7 @@ def test_the_last_target_is_the_one_beyond_which_nothing_is_gained(of: ClusterSt
 
 
 @given(WORLDS)
-def test_every_verdict_of_a_rule_that_is_not_held_follows_from_its_evidence(of: ClusterState) -> None:
+def test_every_verdict_of_a_rule_that_is_not_held_follows_from_its_evidence(of: RuleInputs) -> None:
     # a metric without a value on any node counts as never fetched
     values = (getattr(of, rule["metricname"]).values() for rule in of.rules)
     assume(all(any(value is not None for value in of_nodes) for of_nodes in values))
@@ -103,7 +103,7 @@ def test_every_verdict_of_a_rule_that_is_not_held_follows_from_its_evidence(of: 
 
 
 @given(WORLDS)
-def test_every_node_is_told_once_those_that_pass_first(of: ClusterState) -> None:
+def test_every_node_is_told_once_those_that_pass_first(of: RuleInputs) -> None:
     decision = of.filter()
     findings = attempt_explanation.explain(Attempt(decision)).findings
     assert sorted(finding.node for finding in findings) == sorted(NODES)
@@ -113,7 +113,7 @@ def test_every_node_is_told_once_those_that_pass_first(of: ClusterState) -> None
 
 
 @given(WORLDS)
-def test_another_process_reads_what_was_decided(of: ClusterState) -> None:
+def test_another_process_reads_what_was_decided(of: RuleInputs) -> None:
     ring = DecisionRing()
     ring.add(of.filter())
     _, (decoded,) = decision_endpoint.read(

@@ -93,7 +93,7 @@ HISTORIES = st.lists(st.lists(STEP, min_size=1, max_size=2), min_size=3, max_siz
 """Steps between two slots."""
 
 
-class Scene:
+class IncrementalGpuState:
     """Stores that change, and a state that follows them."""
 
     def __init__(self) -> None:
@@ -196,7 +196,7 @@ def shown(state: GpuState) -> Any:
 
 @given(HISTORIES)
 def test_any_history_ends_in_the_books_of_a_fresh_list(history: list[list[tuple[Any, ...]]]) -> None:
-    scene = Scene()
+    scene = IncrementalGpuState()
     state = scene.live(history)
     for name, row in zip((*scene.index.known, ""), state.layout.rows.tolist(), strict=True):
         assert row == state.rows.get(name, len(state.rows))
@@ -206,7 +206,7 @@ def test_any_history_ends_in_the_books_of_a_fresh_list(history: list[list[tuple[
 def test_free_cpu_is_what_neither_pods_on_the_node_nor_its_claims_request(
     history: list[list[tuple[Any, ...]]],
 ) -> None:
-    scene = Scene()
+    scene = IncrementalGpuState()
     state = scene.live(history)
     pods = scene.pods.store.values()
     for name, free in cpu_free(state).items():
@@ -232,7 +232,7 @@ def test_what_is_kept_of_a_pod_takes_as_much_cpu(given_pod: Any) -> None:
 
 @given(HISTORIES)
 def test_nothing_that_is_held_is_negative_or_beyond_all_amounts(history: list[list[tuple[Any, ...]]]) -> None:
-    for node_state in Scene().live(history).nodes.values():
+    for node_state in IncrementalGpuState().live(history).nodes.values():
         for held in node_state.allocations.amounts.values():
             assert all(0 < amount <= amounts.LARGEST for amount in held.values())
         assert node_state.allocations.stale.isdisjoint(

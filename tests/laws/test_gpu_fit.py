@@ -14,7 +14,7 @@ from nodewise.agents.gpu.gpu_layout import GpuLayout
 from nodewise.agents.gpu.node_gpus import Link, NodeGpus
 from nodewise.agents.gpu.subdevices import SubdeviceRequest
 from tests.laws import gpu_reference_fit as scalar
-from tests.laws.gpu_reference_fit import SUBDEVICES, DoesNotFit, GpuUsage
+from tests.laws.gpu_reference_fit import SUBDEVICES, NodeDoesNotFit, ReferenceUsage
 
 NAMES = ("card0", "card1", "card10", "card2", "card3")
 COUNT, MEMORY = "gpu.intel.com/i915", "gpu.intel.com/memory.max"
@@ -22,7 +22,7 @@ RESOURCES = (COUNT, MEMORY, SUBDEVICES)
 NAME = st.sampled_from(NAMES)
 NUMBERS = st.frozensets(st.integers(0, 3), max_size=2)
 HUGE = 2**63 - 1
-Given = tuple[NodeGpus, GpuUsage]
+Given = tuple[NodeGpus, ReferenceUsage]
 
 
 def seldom(what: st.SearchStrategy[Any], otherwise: Any) -> st.SearchStrategy[Any]:
@@ -62,7 +62,7 @@ def nodes(draw: Any) -> Given:
         links=tuple(draw(st.just([]) | st.lists(links(names), min_size=4, max_size=12))),
     )
     amounts = draw(st.dictionaries(NAME, st.dictionaries(st.sampled_from(RESOURCES), held()), max_size=3))
-    return gpus, GpuUsage(amounts, draw(seldom(st.dictionaries(NAME, NUMBERS, max_size=2), {})))
+    return gpus, ReferenceUsage(amounts, draw(seldom(st.dictionaries(NAME, NUMBERS, max_size=2), {})))
 
 
 def held() -> st.SearchStrategy[int]:
@@ -131,7 +131,7 @@ def told(fitted: FitResult, at: int, gpus: NodeGpus) -> Any:
 def plain(node: Given, demand: Demand, balanced: str) -> Any:
     try:
         outcome = scalar.fit(*node, demand, balanced)
-    except DoesNotFit:
+    except NodeDoesNotFit:
         return None
     return outcome.gpus, outcome.links
 
@@ -197,7 +197,7 @@ def test_no_card_gives_more_than_it_has_and_no_tile_is_given_twice(
         check_subdevices(gpus, usage, taken_of(demand, placement))
 
 
-def check_subdevices(gpus: NodeGpus, usage: GpuUsage, taken: list[list[SubdeviceRequest]]) -> None:
+def check_subdevices(gpus: NodeGpus, usage: ReferenceUsage, taken: list[list[SubdeviceRequest]]) -> None:
     assigned = subdevices.assign(gpus, usage, SUBDEVICES, taken)
     seen = {gpu: {*usage.subdevices.get(gpu, ())} | {*gpus.subdevices_off.get(gpu, ())} for gpu in gpus.names}
     counts = dict(zip(gpus.names, gpus.capacity.get(SUBDEVICES, (0,) * len(gpus.names)), strict=True))

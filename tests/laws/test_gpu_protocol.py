@@ -10,14 +10,24 @@ from hypothesis import strategies as st
 
 from nodewise.agents.gpu.allocation_record import Reservation
 from nodewise.agents.gpu.state import ALLOCATION_RECORDS, PODS
-from tests.laws.gpu_bind_model import CAPACITY, LOST, NODES, Answer, Call, Process, Replica, Server, Stored
+from tests.laws.gpu_bind_model import (
+    CAPACITY,
+    LOST,
+    NODES,
+    Call,
+    ModelApiServer,
+    ModelPod,
+    ModelReplica,
+    ModelResponse,
+    Process,
+)
 
 NAMES = ("a", "b")
 WHICH = st.integers(0, 1)
 ANY = st.integers(0, 9)
 
 
-class Running:
+class RunningCall:
     """A process, and the call that it waits for."""
 
     def __init__(self, process: Process) -> None:
@@ -25,31 +35,31 @@ class Running:
         self.call: Call | None = None
         self.answer(None)
 
-    def answer(self, answer: Answer | None) -> None:
+    def answer(self, answer: ModelResponse | None) -> None:
         try:
             self.call = next(self.process) if answer is None else self.process.send(answer)
         except StopIteration:
             self.call = None
 
 
-class Cluster:
+class ProtocolModel:
     """A server, two replicas, and what is under way. Each method is one thing that may happen."""
 
-    def __init__(self, *, old: bool, server: Server | None = None) -> None:
-        self.server = server or Server()
+    def __init__(self, *, old: bool, server: ModelApiServer | None = None) -> None:
+        self.server = server or ModelApiServer()
         self.uids = 0
-        self.running: list[Running] = []
+        self.running: list[RunningCall] = []
         self.late: list[Call] = []
         for name in NAMES:
             self.create(name)
         if old:
             self.uids += 1
-            self.server.put_pod(Stored("old", f"uid-{self.uids}", 0, "n1", "card0", "card0"))
-        self.replicas = [Replica(self.server), Replica(self.server)]
+            self.server.put_pod(ModelPod("old", f"uid-{self.uids}", 0, "n1", "card0", "card0"))
+        self.replicas = [ModelReplica(self.server), ModelReplica(self.server)]
 
     def create(self, name: str) -> None:
         self.uids += 1
-        self.server.put_pod(Stored(name, f"uid-{self.uids}", 0))
+        self.server.put_pod(ModelPod(name, f"uid-{self.uids}", 0))
 
     def pod_comes(self, name: str) -> None:
         if name not in self.server.pods:
@@ -81,7 +91,7 @@ class Cluster:
             self.start(self.replicas[which].clear(*unconfirmed[place % len(unconfirmed)]), calls)
 
     def start(self, process: Process, calls: int) -> None:
-        self.running.append(Running(process))
+        self.running.append(RunningCall(process))
         self.go_on(-1, calls)
 
     def go_on(self, which: int, calls: int) -> None:
@@ -188,7 +198,7 @@ STEP = st.one_of(
 )
 @given(st.booleans(), st.lists(STEP, min_size=15, max_size=40))
 def test_no_card_is_used_twice_and_in_the_end_none_leaks(old: bool, steps: list[tuple[Any, ...]]) -> None:
-    cluster = Cluster(old=old)
+    cluster = ProtocolModel(old=old)
     for kind, *rest in steps:
         getattr(cluster, kind)(*rest)
         cluster.check()
@@ -196,10 +206,10 @@ def test_no_card_is_used_twice_and_in_the_end_none_leaks(old: bool, steps: list[
     assert cluster.held() == cluster.server.in_use()
 
 
-def strolled(seed: int, server: Server) -> None:
+def strolled(seed: int, server: ModelApiServer) -> None:
     """A long life, by chance: what Hypothesis draws is mostly short and repeats itself."""
     chance = random.Random(seed)
-    cluster = Cluster(old=chance.random() < 0.3, server=server)
+    cluster = ProtocolModel(old=chance.random() < 0.3, server=server)
     for _ in range(60):
         kind = chance.choice(_LIFE)
         getattr(cluster, kind)(*(chance.choice(choices) for choices in _DRAWN[kind]))
@@ -233,12 +243,12 @@ _LIFE = (
 
 
 def test_long_lives() -> None:
-    lives(Server, 20 * settings.default.max_examples)
+    lives(ModelApiServer, 20 * settings.default.max_examples)
 
 
 def test_an_old_look_at_a_pod_does_not_set_its_entry_back() -> None:
     """Else a clearing that is under way would take it out, and what the pod holds were up to its annotations."""
-    cluster = Cluster(old=False)
+    cluster = ProtocolModel(old=False)
     cluster.bind(0, "a", "n1", 1)  # the entry
     cluster.watch(1, ALLOCATION_RECORDS, 9)
     cluster.clear_up(1, 0, 2)  # the pod is changed, so that the Binding fails
@@ -251,38 +261,38 @@ def test_an_old_look_at_a_pod_does_not_set_its_entry_back() -> None:
     assert cluster.held() == cluster.server.in_use() == {("n1", "card0"): ["a"]}
 
 
-class AnyPod(Server):
+class AnyPod(ModelApiServer):
     """Takes a Binding for whatever version of the pod."""
 
-    def bind(self, seen: Stored, on: str, gpu: str) -> Answer:
+    def bind(self, seen: ModelPod, on: str, gpu: str) -> ModelResponse:
         now = self.pods.get(seen.name)
         return super().bind(now if now is not None and now.uid == seen.uid else seen, on, gpu)
 
 
-class AnyRecord(Server):
+class AnyRecord(ModelApiServer):
     """Takes a ledger that was made from an older one."""
 
-    def put_record(self, on: str, entries: Mapping[str, Reservation], version: int | None) -> Answer:
+    def put_record(self, on: str, entries: Mapping[str, Reservation], version: int | None) -> ModelResponse:
         known = self.allocation_record.get(on)
         return super().put_record(on, entries, known.version if known else None)
 
 
-class LosingRecords(Server):
+class LosingRecords(ModelApiServer):
     """Deletes a node's ledger now and then, as a garbage collector would that takes it for a deleted node's."""
 
-    def put_pod(self, pod: Stored) -> Stored:
+    def put_pod(self, pod: ModelPod) -> ModelPod:
         if pod.on and self.version % 3 == 0 and self.allocation_record.pop(pod.on, None):
             self.version += 1
             self.history.append((self.version, ALLOCATION_RECORDS, pod.on, None))
         return super().put_pod(pod)
 
 
-def lives(server: type[Server], count: int) -> None:
+def lives(server: type[ModelApiServer], count: int) -> None:
     for seed in range(count):
         strolled(seed, server())
 
 
 @pytest.mark.parametrize("server", [AnyPod, AnyRecord, LosingRecords])
-def test_without_a_promise_of_the_server_a_card_is_used_twice(server: type[Server]) -> None:
+def test_without_a_promise_of_the_server_a_card_is_used_twice(server: type[ModelApiServer]) -> None:
     with pytest.raises(AssertionError, match=r"'card0'\): \["):
         lives(server, 3000)

@@ -12,14 +12,14 @@ Thing = field_merge.merge("Thing")
 NAMES = "abc"
 
 
-class Happened(NamedTuple):
+class WatchedChange(NamedTuple):
     """At the version that is its place in the history, from 1."""
 
     name: str
     is_there: bool
 
 
-HISTORIES = st.lists(st.builds(Happened, st.sampled_from(NAMES), st.booleans()), min_size=1, max_size=15)
+HISTORIES = st.lists(st.builds(WatchedChange, st.sampled_from(NAMES), st.booleans()), min_size=1, max_size=15)
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("watch")),
@@ -31,8 +31,8 @@ STEPS = st.lists(
 )
 
 
-class Reader:
-    def __init__(self, history: list[Happened]) -> None:
+class WatchReader:
+    def __init__(self, history: list[WatchedChange]) -> None:
         self.history = history
         self.at = 0
         self.writer: Writer[Any] = Writer()
@@ -92,9 +92,9 @@ class Reader:
 
 @given(HISTORIES, STEPS)
 def test_every_object_is_as_new_as_the_newest_that_was_told_of_it(
-    history: list[Happened], steps: list[tuple[Any, ...]]
+    history: list[WatchedChange], steps: list[tuple[Any, ...]]
 ) -> None:
-    reader = Reader(history)
+    reader = WatchReader(history)
     objects: dict[Key, Any] = {}
 
     def follow(changes: Changes[Any] | None) -> None:

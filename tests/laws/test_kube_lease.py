@@ -76,11 +76,11 @@ class BadNetwork(FakeApi):
         await asyncio.sleep(self.chance.uniform(0, 25) if fate < 0.2 else self.chance.uniform(0, 0.5))
 
 
-class Replica:
+class ElectionReplica:
     """An elector on a machine with clocks of its own; it may die, be released, and come back as another."""
 
     def __init__(
-        self, number: int, server: FakeApi, chance: random.Random, replicas: list["Replica"]
+        self, number: int, server: FakeApi, chance: random.Random, replicas: list["ElectionReplica"]
     ) -> None:
         self.clock = VirtualClock(chance.uniform(0, 1e6), chance.choice([0.85, 1.0, 1.15]))
         self.network = BadNetwork(server, chance)
@@ -117,17 +117,17 @@ class Replica:
             self.born()
 
 
-def one_at_most(replicas: list[Replica]) -> None:
+def one_at_most(replicas: list[ElectionReplica]) -> None:
     assert sum(replica.elector.leading for replica in replicas) <= 1
 
 
-async def watched(replicas: list[Replica], for_s: float) -> None:
+async def watched(replicas: list[ElectionReplica], for_s: float) -> None:
     for _ in range(int(for_s / 0.1)):
         await asyncio.sleep(0.1)
         one_at_most(replicas)
 
 
-async def unlucky(replicas: list[Replica], chance: random.Random) -> None:
+async def unlucky(replicas: list[ElectionReplica], chance: random.Random) -> None:
     while True:
         await asyncio.sleep(chance.uniform(1, 25))
         await chance.choice(replicas).misfortune()
@@ -136,9 +136,9 @@ async def unlucky(replicas: list[Replica], chance: random.Random) -> None:
 async def election(seed: int) -> None:
     chance = random.Random(seed)
     server = FakeApi()
-    replicas: list[Replica] = []
+    replicas: list[ElectionReplica] = []
     for number in range(3):
-        replicas.append(Replica(number, server, chance, replicas))
+        replicas.append(ElectionReplica(number, server, chance, replicas))
     troubles = asyncio.ensure_future(unlucky(replicas, chance))
     await watched(replicas, 200)
     troubles.cancel()

@@ -23,11 +23,11 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.in_memory_api import CONFIGMAPS, FakeApi
 
 
-class Data(msgspec.Struct, frozen=True):
+class WatchData(msgspec.Struct, frozen=True):
     data: dict[str, str] = {}
 
 
-CONFIGMAP = field_merge.merge("ConfigMap", Data)
+CONFIGMAP = field_merge.merge("ConfigMap", WatchData)
 
 NAMES = st.sampled_from("abcdef")
 VALUES = st.text(max_size=4)

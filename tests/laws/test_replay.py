@@ -67,7 +67,7 @@ OPTIONS = st.builds(
 )
 
 
-class Scene:
+class RecordedCluster:
     """A world that steps change; what a step does not touch stays the same object, as in the real stores."""
 
     def __init__(self, options: TelemetryOptions) -> None:
@@ -121,8 +121,8 @@ class Scene:
         self.recorded.ask("/scheduler/filter", text)
 
 
-def recorded(history: list[tuple[Any, ...]], options: TelemetryOptions) -> Scene:
-    scene = Scene(options)
+def recorded(history: list[tuple[Any, ...]], options: TelemetryOptions) -> RecordedCluster:
+    scene = RecordedCluster(options)
     for step in history:
         scene.take(step)
     return scene
@@ -167,7 +167,7 @@ def test_an_altered_answer_is_found(
 def test_a_recording_that_was_cut_anywhere_replays_up_to_there(
     history: list[Any], options: TelemetryOptions, data: st.DataObject
 ) -> None:
-    scene = Scene(options)
+    scene = RecordedCluster(options)
     flushed, entries = len(scene.recorded.disk.getvalue()), 1
     for step in history:
         scene.take(step)

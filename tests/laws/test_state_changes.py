@@ -35,7 +35,7 @@ def thing(name: str, uid: int) -> Any:
     return Thing(metadata=field_merge.ObjectMeta(name=name, uid=str(uid)))
 
 
-class Mirror:
+class MirrorBuilder:
     """A builder that applies changes to a copy of the objects; its state is that copy. It fails when it is told to."""
 
     def __init__(self, *objects: str, node_objects: bool) -> None:
@@ -81,7 +81,7 @@ def same(first: Mapping[Key, Any], other: Mapping[Key, Any]) -> bool:
     return first.keys() == other.keys() and all(first[key] is other[key] for key in first)
 
 
-class Scene:
+class SubscribedCluster:
     """A snapshot cache, and a subscriber that applies what is reported."""
 
     def __init__(self) -> None:
@@ -89,8 +89,8 @@ class Scene:
         stores = {kind: writer.store for kind, writer in self.writers.items()}
         clock, metrics = ManualClock(50.0), MetricsRegistry()
         self.builders = {
-            "all": Mirror("things", "ledgers", node_objects=True),
-            "things": Mirror("things", node_objects=False),
+            "all": MirrorBuilder("things", "ledgers", node_objects=True),
+            "things": MirrorBuilder("things", node_objects=False),
         }
         builders: Any = self.builders
         self.cache = SnapshotCache(
@@ -216,7 +216,7 @@ MEANWHILE: st.SearchStrategy[Step] = EVERY_STEP.filter(lambda step: step[0] != "
 def test_states_and_reports_follow_the_stores_by_changes_alone(
     steps: list[Step],
 ) -> None:
-    scene = Scene()
+    scene = SubscribedCluster()
     for name, arguments, named in steps:
         getattr(scene, name)(*arguments, **named)
     scene.publish(0)

@@ -37,7 +37,7 @@ ANY = st.recursive(
 )
 
 
-class Reasoned(NamedTuple):
+class ReasonedVerdict(NamedTuple):
     why: str
     is_failure = False
 
@@ -114,7 +114,7 @@ def test_answers_say_of_each_name_what_was_decided(names: list[str], data: st.Da
     whys = data.draw(st.lists(st.text(), min_size=1, max_size=3))
     some = st.lists(st.integers(0, len(whys)), min_size=len(names), max_size=len(names))
     codes, points = data.draw(some), [number % 11 for number in range(len(names))]
-    verdict = Verdict(np.array(codes, np.int16), tuple(Reasoned(why) for why in whys))
+    verdict = Verdict(np.array(codes, np.int16), tuple(ReasonedVerdict(why) for why in whys))
     request = Candidacy(None, NodeIndex(["zz", *names]).named(names), None)
     decision = Decision(
         "filter", PodRef("", ""), 0.0, 1, request.names, (("t", verdict),), (("t", Scores(np.array(points))),)

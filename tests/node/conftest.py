@@ -8,7 +8,7 @@ import pytest
 from tests.cluster import custom_metrics, image_archive, packages, programs, test_namespaces
 from tests.cluster.conftest import control_plane_programs, got, plane, sandbox, shared_control_plane
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.custom_metrics import CustomMetrics
+from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.test_namespaces import Sandbox
 from tests.node import host_kubelet, installed_program, kubelet
 from tests.node.host_kubelet import Host
@@ -23,7 +23,7 @@ def kubelet_program(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture(scope="session")
-def container_programs(request: pytest.FixtureRequest) -> packages.Containers:
+def container_programs(request: pytest.FixtureRequest) -> packages.ContainerPrograms:
     """containerd and all that it needs."""
     return got(request, packages.containers)
 
@@ -38,7 +38,7 @@ def program() -> Path:
 def node(
     plane: ControlPlane,
     kubelet_program: Path,
-    container_programs: packages.Containers,
+    container_programs: packages.ContainerPrograms,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Kubelet]:
     """A node whose kubelet runs what is bound to it."""
@@ -51,7 +51,7 @@ def node(
 def whole(
     control_plane_programs: Path,
     kubelet_program: Path,
-    container_programs: packages.Containers,
+    container_programs: packages.ContainerPrograms,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Host]:
     """A control plane with a real node whose pods can do all that pods of a cluster can."""
@@ -77,7 +77,7 @@ def room(whole: Host) -> Iterator[Sandbox]:
 
 
 @pytest.fixture
-def heat(room: Sandbox, tmp_path: Path) -> Iterator[CustomMetrics]:
+def heat(room: Sandbox, tmp_path: Path) -> Iterator[FakeCustomMetricsApi]:
     """The custom metrics API there."""
     with custom_metrics.behind(room, tmp_path) as serving:
         yield serving

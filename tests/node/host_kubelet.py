@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from tests.cluster import controlplane
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.packages import Containers
+from tests.cluster.packages import ContainerPrograms
 from tests.cluster.test_namespaces import Sandbox, wait
 from tests.node import image, kubelet, network
 from tests.node.kubelet import Kubelet
@@ -89,7 +89,7 @@ class Host(NamedTuple):
 
 @contextlib.contextmanager
 def running(
-    programs: Path, kubelet_program: Path, containers: Containers, folder: Path, name: str = NAME
+    programs: Path, kubelet_program: Path, containers: ContainerPrograms, folder: Path, name: str = NAME
 ) -> Iterator[Host]:
     """A host of this name that is ready, and controllers; kube-scheduler's image is there, and nobody runs it yet."""
     networks: list[Network] = []

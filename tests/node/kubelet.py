@@ -8,9 +8,9 @@ from typing import Any
 
 from tests.cluster import processes
 from tests.cluster.api import Object
-from tests.cluster.certificates import Pair
+from tests.cluster.certificates import CertificatePair
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.packages import Containers
+from tests.cluster.packages import ContainerPrograms
 from tests.cluster.processes import Process
 from tests.cluster.test_namespaces import wait
 from tests.node import cgroups, runtime
@@ -78,7 +78,7 @@ class Kubelet:
 def running(
     plane: ControlPlane,
     program: Path,
-    containers: Containers,
+    containers: ContainerPrograms,
     folder: Path,
     name: str,
     settings: Mapping[str, Any] | None = None,
@@ -125,7 +125,7 @@ def _command(
     return [*ending, str(program), *(f"--{flag}={value}" for flag, value in flags.items())]
 
 
-def _serving(plane: ControlPlane, serving: Pair) -> dict[str, Any]:
+def _serving(plane: ControlPlane, serving: CertificatePair) -> dict[str, Any]:
     return {
         "address": "127.0.0.1",
         "port": processes.free_port(),

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from tests.cluster.api import Api
+from tests.cluster.api import ClusterApi
 from tests.cluster.load_balancer import pump
 from tests.node.runtime import Runtime
 
@@ -65,7 +65,7 @@ class Network:
         listening.bind(address)
         self._run(self._listen(listening, choose))
 
-    def serve(self, api: Api, namespace: str, service: str) -> None:
+    def serve(self, api: ClusterApi, namespace: str, service: str) -> None:
         """What kube-proxy does: from now on connections to a Service's address go to its ready pods in turn."""
         spec = api.get(f"/api/v1/namespaces/{namespace}/services/{service}")["spec"]
         self.add(spec["clusterIP"])
@@ -178,7 +178,7 @@ async def _end_all() -> None:
     await asyncio.gather(*others, return_exceptions=True)
 
 
-def _ready(api: Api, namespace: str, service: str) -> Sequence[Address]:
+def _ready(api: ClusterApi, namespace: str, service: str) -> Sequence[Address]:
     """The ready endpoints of a Service of one port."""
     about = f"kubernetes.io/service-name={service}"
     path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"

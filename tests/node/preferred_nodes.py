@@ -7,14 +7,14 @@ from typing import Any, Final
 
 from tests.cluster import extender_process, objects
 from tests.cluster.api import Object
-from tests.cluster.custom_metrics import CustomMetrics
+from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.test_namespaces import Sandbox
 from tests.node import cpu_workloads, host_kubelet
 
 FAR: Final = "far"
 
 
-def policy(room: Sandbox, heat: CustomMetrics, hot: str) -> None:
+def policy(room: Sandbox, heat: FakeCustomMetricsApi, hot: str) -> None:
     """Makes the node `FAR`, and the policy `pol`, which leaves the other one than the hot."""
     # pods below tolerate it; those that have to run do not
     taint = {"key": "nodewise.test/no-kubelet", "effect": "NoSchedule"}

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.cluster import availability
-from tests.cluster.packages import Containers
+from tests.cluster.packages import ContainerPrograms
 from tests.cluster.processes import Process
 from tests.node import cgroups, image
 
@@ -71,7 +71,7 @@ NETWORK = {
 class Runtime:
     """A running containerd; `run` is for commands beside it, `inside` leads to files as it sees them."""
 
-    def __init__(self, programs: Containers, process: Process, environment: dict[str, str]) -> None:
+    def __init__(self, programs: ContainerPrograms, process: Process, environment: dict[str, str]) -> None:
         self.process = process
         self.environment = environment
         self._programs = programs
@@ -122,7 +122,7 @@ class Runtime:
 
 
 @contextlib.contextmanager
-def running(programs: Containers, folder: Path) -> Iterator[Runtime]:
+def running(programs: ContainerPrograms, folder: Path) -> Iterator[Runtime]:
     """A containerd that has the image and is ready."""
     why = lacking()
     if why:
@@ -152,7 +152,7 @@ def lacking() -> str:
     return f"{made.stderr.strip()}; run this where namespaces may be made" if made.returncode else ""
 
 
-def _start(programs: Containers, folder: Path) -> Runtime:
+def _start(programs: ContainerPrograms, folder: Path) -> Runtime:
     config, networks, tuned = folder / "containerd.toml", folder / "networks", folder / "tuned"
     networks.mkdir()
     (networks / "pods.conflist").write_text(json.dumps(NETWORK))

@@ -12,9 +12,9 @@ from cryptography import x509
 
 from nodewise.cpu.cpusets import cpuset
 from tests.cluster.api import Object
-from tests.cluster.custom_metrics import CustomMetrics
+from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.extender_process import NODEWISE
-from tests.cluster.test_certs import Applied
+from tests.cluster.test_certs import AppliedCertificates
 from tests.cluster.test_chart import CHART, Helm, helm_program
 from tests.cluster.test_namespaces import Sandbox, wait
 from tests.node import cpu_manager, cpu_workloads, host_kubelet, preferred_nodes, static_scheduler
@@ -84,7 +84,7 @@ def scheduler(whole: Host) -> Iterator[Static]:
 @pytest.fixture
 def release(whole: Host, room: Sandbox, helm: Helm, image: str, scheduler: Static) -> Iterator[Release]:
     """Two replicas with all agents behind their Service, with certificates as `nodewise certs` makes them."""
-    Applied(room, whole.plane.admin)("--apply", f"--name={SERVICE}")
+    AppliedCertificates(room, whole.plane.admin)("--apply", f"--name={SERVICE}")
     values = {
         "service.clusterIP": SERVICE,
         "settings.sync_period": "500ms",
@@ -114,7 +114,7 @@ def renew(whole: Host, room: Sandbox) -> None:
 
 def configure(whole: Host, room: Sandbox, folder: Path) -> None:
     """The host's scheduler calls the Service, with what the Secret of its client holds now."""
-    held = Applied(room, whole.plane.admin).held()[1]
+    held = AppliedCertificates(room, whole.plane.admin).held()[1]
     files = {"-cert": "tls.crt", "-key": "tls.key", "--ca": "ca.crt"}
     for name in files.values():
         (folder / name).write_bytes(held[name])
@@ -178,7 +178,12 @@ def stream(whole: Host, room: Sandbox) -> Iterator[Stream]:
 
 
 def test_replicas_serve_the_scheduler_through_a_renewal_and_an_upgrade(
-    whole: Host, room: Sandbox, heat: CustomMetrics, scheduler: Static, release: Release, tmp_path: Path
+    whole: Host,
+    room: Sandbox,
+    heat: FakeCustomMetricsApi,
+    scheduler: Static,
+    release: Release,
+    tmp_path: Path,
 ) -> None:
     preferred_nodes.policy(room, heat, hot=host_kubelet.NAME)
     before = scheduler.shown()
@@ -197,7 +202,7 @@ def test_replicas_serve_the_scheduler_through_a_renewal_and_an_upgrade(
         scheduler.wait_another_than(configured)
         pods.goes_on()
         names = (f"--name={SERVICE}", f"--name={NEW_NAME}")
-        Applied(room, whole.plane.admin)("--apply", *names, "--restarted")
+        AppliedCertificates(room, whole.plane.admin)("--apply", *names, "--restarted")
         release.upgrade("--set", "settings.sync_period=600ms")
         wait("a new certificate is served", lambda: shown(whole) != serial or None)
         configure(whole, room, tmp_path)
@@ -205,7 +210,7 @@ def test_replicas_serve_the_scheduler_through_a_renewal_and_an_upgrade(
         wait("all replicas are new", lambda: _are_others(release, old) or None, 120)
         pods.goes_on()
     assert min(pods.ready) >= 2
-    ours = x509.load_pem_x509_certificate(Applied(room, whole.plane.admin).held()[0]["tls.crt"])
+    ours = x509.load_pem_x509_certificate(AppliedCertificates(room, whole.plane.admin).held()[0]["tls.crt"])
     assert shown(whole) == ours.serial_number
     for pod in (*release.pods(2), *whole.wait_ready(room.namespace, **ANNOTATOR)):
         assert pod["status"]["containerStatuses"][0]["restartCount"] == 0

@@ -10,7 +10,7 @@ from nodewise.cpu.cpusets import enforcer
 from nodewise.cpu.pool_allocations import Task
 from tests.cluster import packages
 from tests.cluster.conftest import got
-from tests.cluster.virtual_machine import Entry
+from tests.cluster.virtual_machine import FileEntry
 from tests.node import virtual_cpu_machine
 from tests.node.virtual_cpu_machine import CMK, Machine
 
@@ -31,13 +31,13 @@ def machine_packages(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture(scope="module")
-def files(program: Path) -> Mapping[str, Entry]:
+def files(program: Path) -> Mapping[str, FileEntry]:
     return virtual_cpu_machine.files(program)
 
 
 @pytest.fixture(scope="module")
 def booted(
-    machine_packages: Path, files: Mapping[str, Entry], tmp_path_factory: pytest.TempPathFactory
+    machine_packages: Path, files: Mapping[str, FileEntry], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Machine]:
     with virtual_cpu_machine.running(machine_packages, files, tmp_path_factory.mktemp("cores")) as machine:
         yield machine
@@ -168,7 +168,9 @@ def test_a_cpuset_without_the_pools_cores_is_an_error(machine: Machine, place: s
     assert ({name: machine.threads(name) for name in before}, tasks(machine, place)) == (before, held)
 
 
-def test_no_task_outlives_a_boot(machine_packages: Path, files: Mapping[str, Entry], tmp_path: Path) -> None:
+def test_no_task_outlives_a_boot(
+    machine_packages: Path, files: Mapping[str, FileEntry], tmp_path: Path
+) -> None:
     """Neither a task nor a reconfiguration that the power ended; on the second boot some cores are isolated."""
     place = f"--conf-dir={virtual_cpu_machine.STATE}/pools"
     with virtual_cpu_machine.running(machine_packages, files, tmp_path / "first") as machine:

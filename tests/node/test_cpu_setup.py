@@ -16,7 +16,7 @@ from nodewise.cpu.cluster import setup_objects
 from nodewise.cpu.cluster.node_advertisement import OURS
 from tests import forks
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.packages import Containers
+from tests.cluster.packages import ContainerPrograms
 from tests.cluster.test_namespaces import Sandbox, wait
 from tests.node import cpu_manager, cpu_workloads, image
 from tests.node.cpu_manager import ISOLATE, Manager
@@ -40,7 +40,9 @@ LOOKING = ("reconcile", "nodereport")
 
 
 @pytest.fixture(scope="module")
-def played(node: Kubelet, container_programs: Containers, tmp_path_factory: pytest.TempPathFactory) -> str:
+def played(
+    node: Kubelet, container_programs: ContainerPrograms, tmp_path_factory: pytest.TempPathFactory
+) -> str:
     """An image that has what pods of `cluster-init` start."""
     archive = tmp_path_factory.mktemp("played") / "image.tar"
     scripts = {"/bin/bash": 'exec /bin/sh "$@"', "/cmk/cmk.py": PROGRAM}

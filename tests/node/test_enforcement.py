@@ -44,7 +44,7 @@ STATIC = {"cpuManagerPolicy": "static", "reservedSystemCPUs": "1", "cpuManagerRe
 def static(
     plane: ControlPlane,
     kubelet_program: Path,
-    container_programs: packages.Containers,
+    container_programs: packages.ContainerPrograms,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Kubelet]:
     """A node whose kubelet gives CPUs to containers by itself, and writes the cpusets of all."""

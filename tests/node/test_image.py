@@ -24,7 +24,7 @@ from nodewise.cpu.cluster.setup_objects import SetupOptions
 from tests.cluster import image_archive, toolchain
 from tests.cluster.conftest import got
 from tests.cluster.extender_process import NODEWISE
-from tests.cluster.packages import Containers
+from tests.cluster.packages import ContainerPrograms
 from tests.conformance.configure import control_plane_hosts
 from tests.node import installed_program, runtime
 from tests.node.runtime import Runtime
@@ -46,7 +46,7 @@ def archive(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(scope="module")
 def containerd(
-    container_programs: Containers, archive: Path, tmp_path_factory: pytest.TempPathFactory
+    container_programs: ContainerPrograms, archive: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Runtime]:
     with runtime.running(container_programs, tmp_path_factory.mktemp("containerd")) as running:
         running.load(archive)

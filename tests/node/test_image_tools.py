@@ -17,7 +17,7 @@ import nodewise
 from tests import page_code_blocks
 from tests.cluster import image_archive, packages
 from tests.cluster.conftest import got
-from tests.cluster.packages import Containers
+from tests.cluster.packages import ContainerPrograms
 from tests.conformance.configure import control_plane_hosts
 from tests.node import cgroups, runtime
 from tests.node.runtime import Runtime
@@ -81,7 +81,7 @@ class Operator:
 @pytest.fixture(scope="module")
 def operator(
     request: pytest.FixtureRequest,
-    container_programs: Containers,
+    container_programs: ContainerPrograms,
     archive: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Operator]:

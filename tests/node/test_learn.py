@@ -27,7 +27,7 @@ POLICY = page_code_blocks.LEARN / "first-policy.md"
 def cluster(
     control_plane_programs: Path,
     kubelet_program: Path,
-    container_programs: packages.Containers,
+    container_programs: packages.ContainerPrograms,
     tmp_path: Path,
 ) -> Iterator[Host]:
     """What kind would have made."""
@@ -43,7 +43,7 @@ def test_a_cluster_and_a_policy(
     request: pytest.FixtureRequest,
     cluster: Host,
     control_plane_programs: Path,
-    container_programs: packages.Containers,
+    container_programs: packages.ContainerPrograms,
     tmp_path: Path,
 ) -> None:
     archive = got(request, image_archive.archive)

@@ -33,7 +33,9 @@ def test_cgroups_of_version_2_alone_are_said(monkeypatch: pytest.MonkeyPatch) ->
     assert "not mounted as version 1; boot with systemd.unified_cgroup_hierarchy=0" in runtime.lacking()
 
 
-def test_nothing_outlives_the_first_process(container_programs: packages.Containers, tmp_path: Path) -> None:
+def test_nothing_outlives_the_first_process(
+    container_programs: packages.ContainerPrograms, tmp_path: Path
+) -> None:
     """All that shared its namespaces is gone once `running` is left, and the machine's settings are as before."""
     before = _settings()
     with runtime.running(container_programs, tmp_path) as running:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.cluster import extender_process
 from tests.cluster.api import Object
-from tests.cluster.custom_metrics import CustomMetrics
+from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.extender_process import NODEWISE
 from tests.cluster.test_namespaces import Sandbox, wait
 from tests.node import host_kubelet, preferred_nodes
@@ -49,7 +49,7 @@ def scheduler(
 
 
 def test_a_pod_that_chooses_it_is_placed_by_a_policy_and_others_as_ever(
-    whole: Host, room: Sandbox, heat: CustomMetrics, scheduler: Object
+    whole: Host, room: Sandbox, heat: FakeCustomMetricsApi, scheduler: Object
 ) -> None:
     preferred_nodes.policy(room, heat, hot=FAR)
     room.pods(

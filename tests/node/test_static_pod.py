@@ -8,9 +8,9 @@ import pytest
 
 from tests.cluster import extender_process
 from tests.cluster.api import Object
-from tests.cluster.custom_metrics import CustomMetrics
+from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.extender_process import NODEWISE
-from tests.cluster.test_certs import Written
+from tests.cluster.test_certs import WrittenCertificates
 from tests.cluster.test_namespaces import Sandbox, wait
 from tests.node import cpu_workloads, host_kubelet, preferred_nodes, static_scheduler
 from tests.node.host_kubelet import Host
@@ -30,19 +30,19 @@ def scheduler(whole: Host) -> Iterator[Static]:
 
 
 @pytest.fixture
-def policy(room: Sandbox, heat: CustomMetrics) -> None:
+def policy(room: Sandbox, heat: FakeCustomMetricsApi) -> None:
     """One that leaves only the real node."""
     preferred_nodes.policy(room, heat, hot=FAR)
 
 
 @pytest.fixture
-def papers(tmp_path: Path) -> Written:
-    written = Written(tmp_path / "pki")
+def papers(tmp_path: Path) -> WrittenCertificates:
+    written = WrittenCertificates(tmp_path / "pki")
     written.certs("--name=127.0.0.1")
     return written
 
 
-def configure(papers: Written, *more: str) -> list[str | Path]:
+def configure(papers: WrittenCertificates, *more: str) -> list[str | Path]:
     pair = ("-cert", papers.client.cert, "-key", papers.client.key, "--ca", papers.authority.ca_file)
     return [NODEWISE, "configure", *pair, f"--extender-url={URL}", *more]
 
@@ -58,7 +58,7 @@ def with_policy(name: str) -> Object:
 
 
 def test_a_static_scheduler_is_made_to_ask_nodewise_and_made_to_forget_it(
-    whole: Host, room: Sandbox, policy: None, scheduler: Static, papers: Written, tmp_path: Path
+    whole: Host, room: Sandbox, policy: None, scheduler: Static, papers: WrittenCertificates, tmp_path: Path
 ) -> None:
     original = scheduler.manifest.read_bytes()
     room.pods(plain("before"), with_policy("waiting"))
@@ -101,7 +101,7 @@ def test_a_static_scheduler_is_made_to_ask_nodewise_and_made_to_forget_it(
 
 
 def test_what_was_put_in_is_taken_out_of_a_manifest_that_changed_since(
-    whole: Host, room: Sandbox, policy: None, scheduler: Static, papers: Written
+    whole: Host, room: Sandbox, policy: None, scheduler: Static, papers: WrittenCertificates
 ) -> None:
     """As by `kubeadm upgrade`, which asks for more of the scheduler; what it asked for stays."""
     original = scheduler.manifest.read_text()

@@ -23,12 +23,12 @@ from nodewise.cpu.install import installation
 from nodewise.cpu.topology import CPUS, NODES
 from tests.cluster import processes, virtual_machine
 from tests.cluster.test_namespaces import wait
-from tests.cluster.virtual_machine import Entry, Hardware
+from tests.cluster.virtual_machine import EmulatedHardware, FileEntry
 
 STATE = "/state"
 """What outlives a boot."""
 CMK = f"{cmk_names.DEFAULT_INSTALL_DIR}/cmk"
-HARDWARE = Hardware(
+HARDWARE = EmulatedHardware(
     smp="8,sockets=2,cores=2,threads=2",
     memory="1024",
     options=(
@@ -212,7 +212,7 @@ class Where(NamedTuple):
     mems: frozenset[int]
 
 
-def files(ready: Path) -> Mapping[str, Entry]:
+def files(ready: Path) -> Mapping[str, FileEntry]:
     """All that is on the machine but its state: the installed program, and the workload."""
     with tempfile.TemporaryDirectory() as folder:
         into = Path(folder)
@@ -229,7 +229,7 @@ def files(ready: Path) -> Mapping[str, Entry]:
     }
 
 
-def _interpreter() -> Mapping[str, Entry]:
+def _interpreter() -> Mapping[str, FileEntry]:
     """This interpreter, its libraries, and the modules that the workload imports, where it looks for them."""
     base = Path(sys.base_prefix)
     real = Path(sys._base_executable).resolve()  # type: ignore[attr-defined]
@@ -240,13 +240,13 @@ def _interpreter() -> Mapping[str, Entry]:
     libraries = [Path(word) for word in ldd.split() if word.startswith("/")]
     modules = [Path(name) for name in loaded.splitlines() if name]
     files = {str(path).lstrip("/"): virtual_machine.program(path) for path in (*libraries, *modules)}
-    link = Entry(0o120777, str(real).encode())
+    link = FileEntry(0o120777, str(real).encode())
     return {**files, str(real).lstrip("/"): virtual_machine.program(real), "bin/python3": link} | _marked(
         base
     )
 
 
-def _marked(base: Path) -> Mapping[str, Entry]:
+def _marked(base: Path) -> Mapping[str, FileEntry]:
     """By this file an interpreter knows where its modules are."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     return {f"{base}/lib/{version}/os.py".lstrip("/"): virtual_machine.program(base / f"lib/{version}/os.py")}
@@ -254,11 +254,11 @@ def _marked(base: Path) -> Mapping[str, Entry]:
 
 @contextlib.contextmanager
 def running(
-    root: Path, entries: Mapping[str, Entry], folder: Path, state: bytes = b"", kernel: str = ""
+    root: Path, entries: Mapping[str, FileEntry], folder: Path, state: bytes = b"", kernel: str = ""
 ) -> Iterator[Machine]:
     """A machine of the packages below `root` with `files`, and the state of an earlier boot. Raises NotReadyError."""
     port = processes.free_port()
-    whole = {**entries, "state.tar": Entry(0o100644, state or _nothing())}
+    whole = {**entries, "state.tar": FileEntry(0o100644, state or _nothing())}
     hardware = HARDWARE._replace(kernel=kernel)
     with virtual_machine.running(root, folder, whole, hardware, ((port, _PORT),)) as process:
         machine = Machine(port)

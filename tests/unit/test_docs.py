@@ -12,7 +12,7 @@ from nodewise.cli.main import COMMANDS
 from nodewise.observe.log_events import EVENTS
 from nodewise.observe.metrics import METRICS
 from tests.cluster import rights
-from tests.cluster.rights import Right
+from tests.cluster.rights import ApiRight
 
 ROOT = Path(__file__).parents[2]
 SOURCES = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
@@ -97,11 +97,11 @@ def test_the_page_of_rights_has_a_row_for_each(manifest: str) -> None:
     assert len(documented) == len(granted)
 
 
-def _right(verb: str, resource: str, group: str, where: str) -> Right:
+def _right(verb: str, resource: str, group: str, where: str) -> ApiRight:
     named = [cell.strip("`") if cell != "core" else "" for cell in (verb, group, resource)]
     namespace = re.search(r"namespace `([^`]+)`", where)
     name = re.search(r"only `([^`]+)`", where)
-    return Right(*named, name[1] if name else "", namespace[1] if namespace else "")
+    return ApiRight(*named, name[1] if name else "", namespace[1] if namespace else "")
 
 
 def test_every_decision_is_listed_under_its_title() -> None:

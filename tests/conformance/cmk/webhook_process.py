@@ -15,7 +15,7 @@ import httpx2
 import yaml
 
 from nodewise.cpu.webhook import pod_mutation
-from tests.cluster.certificates import Authority
+from tests.cluster.certificates import CertificateAuthority
 from tests.cluster.processes import Process, number
 from tests.forks import ForkedProcess
 
@@ -30,8 +30,8 @@ class Papers:
     """Who the server is, and who may call it."""
 
     def __init__(self, folder: Path) -> None:
-        self.servers = Authority(folder, "servers")
-        self.clients = Authority(folder, "clients")
+        self.servers = CertificateAuthority(folder, "servers")
+        self.clients = CertificateAuthority(folder, "clients")
         self.server = self.servers.issue("webhook", "127.0.0.1", "localhost")
         self.client = self.clients.issue("kube-apiserver")
 

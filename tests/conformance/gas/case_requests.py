@@ -9,8 +9,8 @@ import httpx2
 import pytest
 
 from tests.conformance.gas import expectations, story_environment, table_rows
-from tests.conformance.gas.story_environment import Ground, Stage
-from tests.conformance.gas.table_rows import Case, HttpRow
+from tests.conformance.gas.story_environment import GasApiServer, GasEnvironment
+from tests.conformance.gas.table_rows import GasHttpRow, PlacementCase
 
 CASES: Final = sorted(table_rows.placing(), key=lambda case: case.row.flags)
 REQUESTS: Final = table_rows.http()
@@ -18,9 +18,9 @@ NODE: Final = "http-n1"
 ORDINARY: Final = REQUESTS[0]
 
 
-def staged(ground: Ground, folder: Path) -> Iterator[Stage]:
+def staged(ground: GasApiServer, folder: Path) -> Iterator[GasEnvironment]:
     """All rows laid into one cluster before the first process starts."""
-    made = Stage(ground, folder)
+    made = GasEnvironment(ground, folder)
     try:
         made.lay(CASES)
         made.node(NODE, "gn=0.1; i915=16")
@@ -29,7 +29,7 @@ def staged(ground: Ground, folder: Path) -> Iterator[Stage]:
         made.close()
 
 
-def place(on: Stage, case: Case) -> None:
+def place(on: GasEnvironment, case: PlacementCase) -> None:
     """A pod is filtered, then bound, and then the API server says what it was told to write."""
     row = case.row
     served = on.extender(row.flags)
@@ -46,7 +46,7 @@ def place(on: Stage, case: Case) -> None:
         assert on.books(served, node) == story_environment.full(row.expect.books, case.driver)
 
 
-def call(on: Stage, row: HttpRow) -> None:
+def call(on: GasEnvironment, row: GasHttpRow) -> None:
     """A request is answered as it should be, and the process lives on."""
     expect = row.expect
     if expect.refused:
@@ -59,7 +59,7 @@ def call(on: Stage, row: HttpRow) -> None:
     assert on.call(ORDINARY, NODE).status_code == 200
 
 
-def _check(row: HttpRow, answer: httpx2.Response) -> None:
+def _check(row: GasHttpRow, answer: httpx2.Response) -> None:
     expect = row.expect
     assert answer.status_code == expect.status, answer.text
     assert answer.headers["Content-Type"] == expect.content_type

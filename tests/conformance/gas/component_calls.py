@@ -21,10 +21,10 @@ from nodewise.agents.gpu.pods import AllocatedPod, GpuPod
 from nodewise.agents.gpu.resource_profile import INTEL
 from tests.cluster.api import Object
 from tests.conformance.gas import table_notation
-from tests.conformance.gas.table_rows import PartRow
+from tests.conformance.gas.table_rows import GasPartRow
 
 
-def asked(row: PartRow) -> Any:
+def asked(row: GasPartRow) -> Any:
     """What the part gives; of a node's cards the fields that the row names. ValueError, OverflowError: it refuses."""
     if row.part == "demand":
         return _demand(row.given, row.annotations)

@@ -7,7 +7,7 @@ import httpx2
 
 from tests.cluster.api import Object
 from tests.conformance.gas import table_notation
-from tests.conformance.gas.table_rows import Case
+from tests.conformance.gas.table_rows import PlacementCase
 
 PREFIX: Final = "Not enough GPU-resources for deployment: "
 REASONS: Final = {
@@ -18,7 +18,7 @@ REASONS: Final = {
 }
 
 
-def check_filtered(case: Case, answer: httpx2.Response) -> None:
+def check_filtered(case: PlacementCase, answer: httpx2.Response) -> None:
     """The right nodes are kept, in order, and each of the others has the right reason."""
     assert answer.status_code == 200, answer.text
     response_body = answer.json()
@@ -35,7 +35,7 @@ def check_filtered(case: Case, answer: httpx2.Response) -> None:
         assert begins(text, PREFIX + REASONS[why] if why in REASONS else why), text
 
 
-def check_refused(case: Case, answer: httpx2.Response, pod: Object) -> None:
+def check_refused(case: PlacementCase, answer: httpx2.Response, pod: Object) -> None:
     """A bind is refused with the bare reason, and the pod is as it was."""
     assert answer.status_code == 404, answer.text
     error = answer.json()["Error"]
@@ -44,7 +44,7 @@ def check_refused(case: Case, answer: httpx2.Response, pod: Object) -> None:
     assert pod["metadata"].get("annotations", {}) == case.row.annotations
 
 
-def check_bound(case: Case, answer: httpx2.Response, pod: Object) -> None:
+def check_bound(case: PlacementCase, answer: httpx2.Response, pod: Object) -> None:
     """A bind is well, the pod is on the first node kept, and its annotations say what it holds."""
     expect = case.row.expect
     assert answer.status_code == 200, answer.text

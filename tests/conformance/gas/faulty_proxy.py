@@ -7,13 +7,13 @@ from typing import Final
 
 from tests.cluster import loopback
 from tests.cluster.loopback import Receive, Scope, Send
-from tests.conformance.tas.faulty_proxy import Between
+from tests.conformance.tas.faulty_proxy import TasFaultyProxy
 
 PODS: Final = "/api/v1/pods"
 _FAILED: Final = 500
 
 
-class Trouble(Between):
+class GasFaultyProxy(TasFaultyProxy):
     """An ASGI application."""
 
     def __init__(self, url: str, context: ssl.SSLContext) -> None:
@@ -45,8 +45,8 @@ def _is_of(path: str, part: str) -> bool:
 
 
 @contextlib.contextmanager
-def serving(url: str, context: ssl.SSLContext) -> Iterator[tuple[Trouble, str]]:
+def serving(url: str, context: ssl.SSLContext) -> Iterator[tuple[GasFaultyProxy, str]]:
     """Between a process and the API server at `url`, until the block is left; and the address to give the process."""
-    trouble = Trouble(url, context)
+    trouble = GasFaultyProxy(url, context)
     with loopback.serving(trouble) as address:
         yield trouble, address

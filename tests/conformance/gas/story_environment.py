@@ -16,14 +16,14 @@ import httpx2
 from nodewise.simulate import in_memory_api_server
 from nodewise.simulate.in_memory_api import FakeApi
 from tests.cluster import extender_process, gpu, loopback, test_namespaces
-from tests.cluster.api import Api, Object, path_of
-from tests.cluster.certificates import Authority
+from tests.cluster.api import ClusterApi, Object, path_of
+from tests.cluster.certificates import CertificateAuthority
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.extender_process import Papers, Served
+from tests.cluster.extender_process import CertificateFiles, ExtenderProcess
 from tests.cluster.test_namespaces import wait
 from tests.conformance.gas import faulty_proxy, table_notation
 from tests.conformance.gas.faulty_proxy import PODS
-from tests.conformance.gas.table_rows import Books, Case, Flags, HttpRow
+from tests.conformance.gas.table_rows import Books, Flags, GasHttpRow, PlacementCase
 
 BELONGS: Final = "conformance"
 """The label of our nodes."""
@@ -39,25 +39,25 @@ PATIENCE_S: Final = 60.0
 """With the process and the beacon; no limit on speed."""
 
 
-class Ground(NamedTuple):
+class GasApiServer(NamedTuple):
     """An API server and the part of it that is ours."""
 
-    api: Api
+    api: ClusterApi
     namespace: str
     """Of our pods."""
     kubeconfig: Path
     """The processes'."""
 
 
-class Stage:
+class GasEnvironment:
     """Makes nodes and pods, and starts one process for each set of flags, when it is asked for; `more` has each."""
 
-    def __init__(self, ground: Ground, folder: Path, more: Sequence[str] = ()) -> None:
+    def __init__(self, ground: GasApiServer, folder: Path, more: Sequence[str] = ()) -> None:
         self.api, self.namespace, self._kubeconfig = ground
         self._more = more
         self._folder = folder
-        self._papers = Papers(folder)
-        self._running: dict[Flags, Served] = {}
+        self._papers = CertificateFiles(folder)
+        self._running: dict[Flags, ExtenderProcess] = {}
         self._open = contextlib.ExitStack()
         context = self._papers.authority.client_context(self._papers.client)
         self._http = self._open.enter_context(_client(context))
@@ -65,7 +65,7 @@ class Stage:
     def close(self) -> None:
         self._open.close()
 
-    def extender(self, flags: Flags = "") -> Served:
+    def extender(self, flags: Flags = "") -> ExtenderProcess:
         """The process with these flags."""
         if flags not in self._running:
             started = extender_process.started(self._folder, self._arguments(flags), self._papers)
@@ -113,7 +113,7 @@ class Stage:
         """A pod as it is now."""
         return self.api.get(f"/api/v1/namespaces/{self.namespace}/pods/{name}")
 
-    def lay(self, cases: Sequence[Case]) -> None:
+    def lay(self, cases: Sequence[PlacementCase]) -> None:
         """The nodes of all cases, and the pods that run there already."""
         for case in cases:
             for name, text in case.row.nodes.items():
@@ -124,29 +124,29 @@ class Stage:
                 pod = self.pod(name, running.containers, case.driver, node=on, **running.annotations)
                 self.set_phase(pod, "Running")
 
-    def filter(self, served: Served, pod: Object, names: Sequence[str]) -> httpx2.Response:
+    def filter(self, served: ExtenderProcess, pod: Object, names: Sequence[str]) -> httpx2.Response:
         return self._ask(served, "filter", pod, names)
 
-    def points(self, served: Served, pod: Object, names: Sequence[str]) -> dict[str, int]:
+    def points(self, served: ExtenderProcess, pod: Object, names: Sequence[str]) -> dict[str, int]:
         """What prioritize says of each candidate."""
         answer = self._ask(served, "prioritize", pod, names).raise_for_status()
         return {priority["Host"]: priority["Score"] for priority in answer.json()}
 
-    def _ask(self, served: Served, verb: str, pod: Object, names: Sequence[str]) -> httpx2.Response:
+    def _ask(self, served: ExtenderProcess, verb: str, pod: Object, names: Sequence[str]) -> httpx2.Response:
         request = {"Pod": pod, "Nodes": None, "NodeNames": names}
         return self._http.post(f"{served.url}/scheduler/{verb}", json=request)
 
-    def bind(self, served: Served, name: str, uid: str, node: str) -> httpx2.Response:
+    def bind(self, served: ExtenderProcess, name: str, uid: str, node: str) -> httpx2.Response:
         request = {"PodName": name, "PodNamespace": self.namespace, "PodUID": uid, "Node": node}
         return self._http.post(f"{served.url}/scheduler/bind", json=request)
 
-    def books(self, served: Served, node: str) -> Books:
+    def books(self, served: ExtenderProcess, node: str) -> Books:
         """What is held on a node, by card and resource."""
         answer = httpx2.get(f"{served.health}/state/gpu", params={"node": node}).raise_for_status()
         cards = answer.json()["nodes"].get(node, {"cards": {}})["cards"]
         return {name: card["held"] for name, card in cards.items() if card["held"]}
 
-    def call(self, row: HttpRow, node: str) -> httpx2.Response:
+    def call(self, row: GasHttpRow, node: str) -> httpx2.Response:
         """The request of a row; `n1` in its body is the node. httpx2.TransportError: the handshake failed."""
         content = row.body.replace("n1", node).encode()
         headers = {} if row.content_type is None else {"Content-Type": row.content_type}
@@ -154,11 +154,11 @@ class Stage:
         with _client(self._context(row)) as client:
             return client.request(row.method, url, content=content, headers=headers)
 
-    def _context(self, row: HttpRow) -> ssl.SSLContext:
+    def _context(self, row: GasHttpRow) -> ssl.SSLContext:
         papers = self._papers
         if row.client == "stranger":
             context = papers.authority.client_context()
-            pair = Authority(self._folder, "strange-ca").issue("stranger")
+            pair = CertificateAuthority(self._folder, "strange-ca").issue("stranger")
             context.load_cert_chain(pair.cert, pair.key)
             return context
         return papers.authority.client_context(papers.client if row.client == "scheduler" else None)
@@ -175,10 +175,10 @@ def _old_flags(flags: Flags) -> list[str]:
     return [FLAGS[word] for word in words]
 
 
-class Troubled(Stage):
+class FaultyGasEnvironment(GasEnvironment):
     """A stage whose process reaches the API server through `trouble`, and sees what a beacon says."""
 
-    def __init__(self, ground: Ground, folder: Path, plane: ControlPlane) -> None:
+    def __init__(self, ground: GasApiServer, folder: Path, plane: ControlPlane) -> None:
         super().__init__(ground, folder)
         context = plane.authority.client_context(gpu.user(plane).pair)
         self.trouble, address = self._open.enter_context(faulty_proxy.serving(plane.url, context))
@@ -232,19 +232,19 @@ def full(books: Books, driver: str = "i915") -> Books:
 
 
 @contextlib.contextmanager
-def on(plane: ControlPlane) -> Iterator[Ground]:
+def on(plane: ControlPlane) -> Iterator[GasApiServer]:
     """A real API server. Nothing of ours is left there afterwards."""
     with test_namespaces.created(plane) as sandbox:
-        yield Ground(plane.api, sandbox.namespace, gpu.user(plane).kubeconfig)
+        yield GasApiServer(plane.api, sandbox.namespace, gpu.user(plane).kubeconfig)
         for path, selector in ((NODES, BELONGS), (LEDGERS, "nodewise.io/ledger=gpu")):
             plane.api.request("DELETE", path, params={"labelSelector": selector})
 
 
 @contextlib.contextmanager
-def in_memory(folder: Path) -> Iterator[Ground]:
+def in_memory(folder: Path) -> Iterator[GasApiServer]:
     """The API server in memory."""
     with (
         in_memory_api_server.serving(FakeApi()) as server,
-        Api(server.url, ssl.create_default_context()) as api,
+        ClusterApi(server.url, ssl.create_default_context()) as api,
     ):
-        yield Ground(api, "default", server.kubeconfig(folder))
+        yield GasApiServer(api, "default", server.kubeconfig(folder))

@@ -5,18 +5,18 @@ from typing import Final
 
 from tests.cluster.test_namespaces import wait
 from tests.conformance.gas import story_environment, table_notation
-from tests.conformance.gas.story_environment import Troubled
-from tests.conformance.gas.table_rows import Bind, Step, Story
+from tests.conformance.gas.story_environment import FaultyGasEnvironment
+from tests.conformance.gas.table_rows import BindRequestRow, GasStep, GasStory
 
 DEADLINE_S: Final = 30.0
 """No limit on speed."""
 SOMEBODYS: Final = "example.com/team"
 
 
-class Telling:
+class GasStoryRun:
     """From the story's beginning to its end."""
 
-    def __init__(self, story: Story, tag: str, stage: Troubled) -> None:
+    def __init__(self, story: GasStory, tag: str, stage: FaultyGasEnvironment) -> None:
         self.story = story
         self._tag, self._stage = tag, stage
 
@@ -42,7 +42,7 @@ class Telling:
             self._stage.settle()
             self._check(step)
 
-    def _act(self, step: Step) -> None:
+    def _act(self, step: GasStep) -> None:
         for name, text in step.change.items():
             self._change(name, text)
         for name, text in step.pods.items():
@@ -82,7 +82,7 @@ class Telling:
         made = self._stage.pod(self._name(name), running.containers, node=on, **running.annotations)
         self._stage.set_phase(made, phase)
 
-    def _bind(self, bind: Bind) -> None:
+    def _bind(self, bind: BindRequestRow) -> None:
         names = {name: self._name(name) for name in (bind.pod, bind.node)}
         uid = bind.uid or self._stage.find(names[bind.pod])["metadata"]["uid"]
         answer = self._stage.bind(self._stage.extender(), names[bind.pod], uid, names[bind.node])
@@ -92,7 +92,7 @@ class Telling:
         assert wanted in error or wanted == "ANY", error
         assert answer.status_code == (404 if wanted else 200)
 
-    def _check(self, step: Step) -> None:
+    def _check(self, step: GasStep) -> None:
         if step.books is not None:
             wanted = {node: story_environment.full(books) for node, books in step.books.items()}
             wait("the books", lambda: self._books() == wanted or None, DEADLINE_S, self._books)

@@ -31,7 +31,7 @@ _CONTAINER: Final = re.compile(r"\s*(?:(init|sidecar):)?([\w-]*)\[([^]]*)\]")
 _TELEMETRY: Final = re.compile(r"D(?:\((\w+)\))?:")
 
 
-class Running(NamedTuple):
+class RunningPod(NamedTuple):
     """A pod that is there already."""
 
     node: str
@@ -68,11 +68,11 @@ def pod(name: str, text: str, annotated: Mapping[str, str], driver: str = "i915"
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
-def running(text: str) -> Running:
+def running(text: str) -> RunningPod:
     """What a text says of a pod that is there already; `c` are its cards and `t` its tiles."""
     head, _, containers = text.partition(";")
     on, *words = head.split()
-    return Running(on, annotations(" ".join(words)), containers.strip())
+    return RunningPod(on, annotations(" ".join(words)), containers.strip())
 
 
 def annotations(text: str) -> dict[str, str]:

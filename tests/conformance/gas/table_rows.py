@@ -24,7 +24,7 @@ class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A misspelt key in a table is an error."""
 
 
-class Expect(_Strict, kw_only=True):
+class ExpectedPlacement(_Strict, kw_only=True):
     """What is right. A row of one node says either `why` or `cards`."""
 
     why: str = ""
@@ -41,7 +41,7 @@ class Expect(_Strict, kw_only=True):
     """What the pod and all others then hold on that node."""
 
 
-class PlacingRow(_Strict, kw_only=True):
+class PlacementRow(_Strict, kw_only=True):
     """Nodes, a pod, and where it goes."""
 
     number: int
@@ -54,7 +54,7 @@ class PlacingRow(_Strict, kw_only=True):
     flags: Flags = ""
     candidates: tuple[str, ...] = ()
     """By default all nodes, in order."""
-    expect: Expect
+    expect: ExpectedPlacement
     differs: str = ""
     """How nodewise departs from the older system; empty where it does not."""
 
@@ -76,10 +76,10 @@ class PlacingRow(_Strict, kw_only=True):
         return "xe=" not in " ".join((*self.nodes.values(), *self.running, self.pod))
 
 
-class Case(_Strict):
+class PlacementCase(_Strict):
     """One row with one driver; its tag begins the names of all its objects."""
 
-    row: PlacingRow
+    row: PlacementRow
     tag: str
     driver: Literal["i915", "xe"]
 
@@ -87,7 +87,7 @@ class Case(_Strict):
         return f"{self.row.number} {self.row.name} ({self.driver})"
 
 
-class HttpExpect(_Strict, kw_only=True):
+class ExpectedHttpResponse(_Strict, kw_only=True):
     """What comes back."""
 
     status: int = 0
@@ -100,7 +100,7 @@ class HttpExpect(_Strict, kw_only=True):
     """The handshake fails; words of the alert."""
 
 
-class HttpRow(_Strict, kw_only=True):
+class GasHttpRow(_Strict, kw_only=True):
     """One HTTP request."""
 
     number: int
@@ -111,14 +111,14 @@ class HttpRow(_Strict, kw_only=True):
     body: str = ""
     client: Literal["scheduler", "nobody", "stranger"] = "scheduler"
     """Who asks: somebody with a certificate of our CA, of no CA, or of another one."""
-    expect: HttpExpect
+    expect: ExpectedHttpResponse
     differs: str = ""
 
     def __str__(self) -> str:
         return f"{self.number} {self.name}"
 
 
-class Bind(_Strict, kw_only=True):
+class BindRequestRow(_Strict, kw_only=True):
     """A bind request and its answer."""
 
     pod: str
@@ -129,7 +129,7 @@ class Bind(_Strict, kw_only=True):
     """How the error begins, or words in it; ANY: some error. `{name}` is the pod or node of that name."""
 
 
-class Step(_Strict, kw_only=True):
+class GasStep(_Strict, kw_only=True):
     """What happens, in this order, and what must be so then."""
 
     blind: bool = False
@@ -151,7 +151,7 @@ class Step(_Strict, kw_only=True):
     """Pods of which something changes that says nothing."""
     fail: dict[Literal["leases", "binding"], str] = {}
     """What the API server says to these requests meanwhile."""
-    bind: Bind | None = None
+    bind: BindRequestRow | None = None
     books: dict[str, Books] | None = None
     """By node. Null: nobody asks."""
     cards: dict[str, str | None] = {}
@@ -160,7 +160,7 @@ class Step(_Strict, kw_only=True):
     """All pods that are labelled to go."""
 
 
-class Story(_Strict, kw_only=True):
+class GasStory(_Strict, kw_only=True):
     """What happens step by step."""
 
     number: int
@@ -172,14 +172,14 @@ class Story(_Strict, kw_only=True):
     """Those of them that have a label of somebody's."""
     already: tuple[str, ...] = ()
     """Those of them that were labelled to go."""
-    steps: tuple[Step, ...]
+    steps: tuple[GasStep, ...]
     differs: str = ""
 
     def __str__(self) -> str:
         return f"{self.number} {self.name}"
 
 
-class PartRow(_Strict, kw_only=True):
+class GasPartRow(_Strict, kw_only=True):
     """What is given to a part of the whole, and what it gives or why it refuses."""
 
     number: int
@@ -197,60 +197,60 @@ class PartRow(_Strict, kw_only=True):
         return f"{self.number} {self.name}"
 
 
-class PlacingTable(_Strict):
+class PlacementTable(_Strict):
     """The tables of `PLACING`."""
 
-    rows: tuple[PlacingRow, ...]
+    rows: tuple[PlacementRow, ...]
     worlds: Any = None
     """Only for the aliases of YAML."""
 
 
-class HttpTable(_Strict):
+class GasHttpTable(_Strict):
     """http.yaml."""
 
-    rows: tuple[HttpRow, ...]
+    rows: tuple[GasHttpRow, ...]
     worlds: Any = None
 
 
-class StoryTable(_Strict):
+class GasStoryTable(_Strict):
     """The tables of `STORIES`."""
 
-    stories: tuple[Story, ...]
+    stories: tuple[GasStory, ...]
     worlds: Any = None
 
 
-class PartTable(_Strict):
+class GasPartTable(_Strict):
     """parts.yaml."""
 
-    rows: tuple[PartRow, ...]
+    rows: tuple[GasPartRow, ...]
     worlds: Any = None
 
 
-def placing() -> list[Case]:
+def placing() -> list[PlacementCase]:
     """The cases of all tables of nodes and pods."""
     return list(_cases())
 
 
-def _cases() -> Iterator[Case]:
+def _cases() -> Iterator[PlacementCase]:
     seen: Counter[int] = Counter()
-    for row in (row for table in PLACING for row in read(table, PlacingTable).rows):
+    for row in (row for table in PLACING for row in read(table, PlacementTable).rows):
         seen[row.number] += 1
         tag = f"c{row.number:03}-{seen[row.number]}"
-        yield Case(row, tag, "i915")
+        yield PlacementCase(row, tag, "i915")
         if row.is_of_both_drivers:
-            yield Case(row, f"{tag}-xe", "xe")
+            yield PlacementCase(row, f"{tag}-xe", "xe")
 
 
-def http() -> tuple[HttpRow, ...]:
-    return read("http", HttpTable).rows
+def http() -> tuple[GasHttpRow, ...]:
+    return read("http", GasHttpTable).rows
 
 
-def parts() -> tuple[PartRow, ...]:
-    return read("parts", PartTable).rows
+def parts() -> tuple[GasPartRow, ...]:
+    return read("parts", GasPartTable).rows
 
 
-def stories(table: str) -> tuple[Story, ...]:
-    return read(table, StoryTable).stories
+def stories(table: str) -> tuple[GasStory, ...]:
+    return read(table, GasStoryTable).stories
 
 
 def read(name: str, type_: type[T]) -> T:

@@ -10,22 +10,22 @@ import pytest
 
 from tests.conformance.gas import case_requests
 from tests.conformance.gas import story_environment as stages
-from tests.conformance.gas.story_environment import Stage
-from tests.conformance.gas.table_rows import Case, HttpRow
+from tests.conformance.gas.story_environment import GasEnvironment
+from tests.conformance.gas.table_rows import GasHttpRow, PlacementCase
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GasEnvironment]:
     folder = tmp_path_factory.mktemp("gas")
     with stages.in_memory(folder) as ground:
         yield from case_requests.staged(ground, folder)
 
 
 @pytest.mark.parametrize("case", case_requests.CASES, ids=str)
-def test_where_a_pod_goes(stage: Stage, case: Case) -> None:
+def test_where_a_pod_goes(stage: GasEnvironment, case: PlacementCase) -> None:
     case_requests.place(stage, case)
 
 
 @pytest.mark.parametrize("row", case_requests.REQUESTS, ids=str)
-def test_requests(stage: Stage, row: HttpRow) -> None:
+def test_requests(stage: GasEnvironment, row: GasHttpRow) -> None:
     case_requests.call(stage, row)

@@ -3,11 +3,11 @@
 import pytest
 
 from tests.conformance.gas import component_calls, table_rows
-from tests.conformance.gas.table_rows import PartRow
+from tests.conformance.gas.table_rows import GasPartRow
 
 
 @pytest.mark.parametrize("row", table_rows.parts(), ids=str)
-def test_parts(row: PartRow) -> None:
+def test_parts(row: GasPartRow) -> None:
     if row.refuses:
         with pytest.raises((ValueError, OverflowError)) as caught:
             component_calls.asked(row)

@@ -15,7 +15,7 @@ from tests.cluster.api import Object, path_of
 from tests.cluster.test_namespaces import wait
 from tests.conformance.gas import story_environment as stages
 from tests.conformance.gas import table_notation
-from tests.conformance.gas.story_environment import PATIENCE_S, Stage
+from tests.conformance.gas.story_environment import PATIENCE_S, GasEnvironment
 
 TYPICAL = "pods,cpu,gpu.intel.com/i915,gpu.intel.com/millicores\n10,4,1,500\n"
 NODES = ["n1", "n2", "n3"]
@@ -31,26 +31,26 @@ def flags(tmp_path: Path) -> list[str]:
 
 
 @pytest.fixture
-def stage(tmp_path: Path, flags: list[str]) -> Iterator[Stage]:
+def stage(tmp_path: Path, flags: list[str]) -> Iterator[GasEnvironment]:
     with stages.in_memory(tmp_path) as ground:
-        made = Stage(ground, tmp_path, flags)
+        made = GasEnvironment(ground, tmp_path, flags)
         for name in NODES:
             made.node(name, NODE)
         yield made
         made.close()
 
 
-def best(stage: Stage, pod: Object) -> str:
+def best(stage: GasEnvironment, pod: Object) -> str:
     points = stage.points(stage.extender(), pod, NODES)
     return max(points, key=lambda name: points[name])
 
 
-def until_best(stage: Stage, pod: Object, node: str) -> None:
+def until_best(stage: GasEnvironment, pod: Object, node: str) -> None:
     """The process learns of pods by a watch."""
     wait(f"{node} is best", lambda: best(stage, pod) == node or None, PATIENCE_S)
 
 
-def test_cards_are_used_up_first_where_plain_pods_have_taken_the_cpu(stage: Stage) -> None:
+def test_cards_are_used_up_first_where_plain_pods_have_taken_the_cpu(stage: GasEnvironment) -> None:
     requesting = stage.pod("asked", ASKED)
     for node in reversed(NODES):
         plain = stage.pod(f"plain-{node}", "[cpu=6]", node=node)
@@ -58,7 +58,7 @@ def test_cards_are_used_up_first_where_plain_pods_have_taken_the_cpu(stage: Stag
         stage.set_phase(plain, "Succeeded")
 
 
-def test_plain_pods_go_where_they_take_no_cpu_from_free_cards(stage: Stage) -> None:
+def test_plain_pods_go_where_they_take_no_cpu_from_free_cards(stage: GasEnvironment) -> None:
     requesting = stage.pod("asked", "[cpu=3]")
     for node in reversed(NODES):
         plain = [stage.pod(f"{node}-{on}", f"[cpu={5 if on == node else 2}]", node=on) for on in NODES]
@@ -67,7 +67,7 @@ def test_plain_pods_go_where_they_take_no_cpu_from_free_cards(stage: Stage) -> N
             stage.set_phase(pod, "Failed")
 
 
-def test_pods_that_are_bound_by_us_take_their_cpu(stage: Stage) -> None:
+def test_pods_that_are_bound_by_us_take_their_cpu(stage: GasEnvironment) -> None:
     requesting = stage.pod("asked", ASKED)
     for node in reversed(NODES):
         bound = stage.pod(f"bound-{node}", "[i915=1 mc=1 cpu=6]")
@@ -77,7 +77,7 @@ def test_pods_that_are_bound_by_us_take_their_cpu(stage: Stage) -> None:
         stage.api.delete(path_of(bound))
 
 
-def test_one_node_alone_is_the_best(stage: Stage) -> None:
+def test_one_node_alone_is_the_best(stage: GasEnvironment) -> None:
     points = stage.points(stage.extender(), stage.pod("asked", ASKED), NODES)
     assert sorted(points.values()) == [8, 9, 10]
 

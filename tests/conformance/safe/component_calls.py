@@ -19,13 +19,13 @@ from nodewise.annotator.patches import NodeMeasurements, PatchRules, plan_patche
 from nodewise.cooperative_scheduling import run_at_once
 from nodewise.statistics.load_annotations import AllocationAnnotations
 from tests.conformance.safe import promtool
-from tests.conformance.safe.table_rows import PartRow
+from tests.conformance.safe.table_rows import SafePartRow
 from tests.unit.agents.learned import pod_histories
 from tests.unit.annotator import objects
 from tests.unit.annotator.objects import Object
 
 
-def asked(row: PartRow) -> Any:
+def asked(row: SafePartRow) -> Any:
     """What the part gives; of a mapping what the row names."""
     actual = _PARTS[row.part](row.given)
     return {key: actual[key] for key in row.gives} if isinstance(row.gives, dict) else actual

@@ -2,11 +2,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.conformance.safe.test_processes import Stage
+from tests.conformance.safe.test_processes import ExtenderPool
 
 
 @pytest.fixture(scope="session")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    made = Stage(tmp_path_factory.mktemp("scoring"))
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExtenderPool]:
+    made = ExtenderPool(tmp_path_factory.mktemp("scoring"))
     yield made
     made.close()

@@ -14,7 +14,7 @@ PARTS = ("beta", "objectives", "learned", "annotator")
 """Tables of functions."""
 
 
-class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class NumberedRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     number: int
     differs: str = ""
     """How nodewise departs from the older system, and why; empty: it does not."""
@@ -27,7 +27,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         return str(self.number)
 
 
-class RiskRow(Row, frozen=True, kw_only=True):
+class RiskRow(NumberedRow, frozen=True, kw_only=True):
     """A share of use and its deviation, and what follows."""
 
     mean: float
@@ -40,7 +40,7 @@ class RiskRow(Row, frozen=True, kw_only=True):
     percentile: int = 30
 
 
-class NodeRow(Row, frozen=True, kw_only=True):
+class NodeRow(NumberedRow, frozen=True, kw_only=True):
     """Annotations of one node, and what is said of it."""
 
     allocatable: Amounts = msgspec.field(default_factory=lambda: {"cpu": 4, "memory": "8Gi"})
@@ -58,14 +58,14 @@ class NodeRow(Row, frozen=True, kw_only=True):
     missing: list[str] = []
 
 
-class CongestionRow(Row, frozen=True, kw_only=True):
+class CongestionRow(NumberedRow, frozen=True, kw_only=True):
     """Factors, and the scores that follow, one node each."""
 
     factors: list[str | None]
     scores: list[int]
 
 
-class PartRow(Row, frozen=True, kw_only=True):
+class SafePartRow(NumberedRow, frozen=True, kw_only=True):
     """What a part is given, and what it gives."""
 
     part: str
@@ -76,7 +76,7 @@ class PartRow(Row, frozen=True, kw_only=True):
     relative: float = 0.0
 
 
-class Ask(Row, frozen=True, kw_only=True):
+class PigeonRequest(NumberedRow, frozen=True, kw_only=True):
     """A pod that is asked about, and what is said of all nodes."""
 
     pod: str
@@ -92,7 +92,7 @@ class Ask(Row, frozen=True, kw_only=True):
     scores: list[int]
 
 
-class Story(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class PigeonStory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Pods that one process is asked about, one after the other."""
 
     environment: Strings = {}
@@ -100,27 +100,27 @@ class Story(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """The text of pigeon.cfg."""
     warned: str = ""
     nodes: str
-    asks: list[Ask]
+    asks: list[PigeonRequest]
 
     @property
     def id(self) -> str:
         return ",".join(sorted({ask.id for ask in self.asks}))
 
 
-def stories() -> list[Story]:
+def stories() -> list[PigeonStory]:
     """Those of `pigeon.yaml`."""
     document: Any = yaml.safe_load((FOLDER / "pigeon.yaml").read_text())
-    return msgspec.convert(document["stories"], list[Story])
+    return msgspec.convert(document["stories"], list[PigeonStory])
 
 
-class KeptRow(Row, frozen=True, kw_only=True):
+class StoredRewardsRow(NumberedRow, frozen=True, kw_only=True):
     """What was learned, and the scores that follow."""
 
     rewards: dict[str, float]
     scores: list[int]
 
 
-class HttpRow(Row, frozen=True, kw_only=True):
+class SafeHttpRow(NumberedRow, frozen=True, kw_only=True):
     """A request and its answer."""
 
     name: str
@@ -139,13 +139,13 @@ class HttpRow(Row, frozen=True, kw_only=True):
         return f"{self.number} {self.name}"
 
 
-def http() -> list[HttpRow]:
+def http() -> list[SafeHttpRow]:
     """Those of `http.yaml`."""
     document: Any = yaml.safe_load((FOLDER / "http.yaml").read_text())
-    return msgspec.convert(document["rows"], list[HttpRow])
+    return msgspec.convert(document["rows"], list[SafeHttpRow])
 
 
-T = TypeVar("T", bound=Row)
+T = TypeVar("T", bound=NumberedRow)
 
 
 def read(name: str, kind: type[T]) -> list[T]:

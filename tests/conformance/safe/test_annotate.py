@@ -6,28 +6,28 @@ from typing import Any
 import pytest
 
 from tests import forks
-from tests.cluster.api import Api, Object
+from tests.cluster.api import ClusterApi, Object
 from tests.cluster.extender_process import NODEWISE
 from tests.conformance.gas import story_environment as gas
 from tests.conformance.safe import component_calls, table_rows
-from tests.conformance.safe.table_rows import PartRow
+from tests.conformance.safe.table_rows import SafePartRow
 
 NODES = "/api/v1/nodes"
 ANNOTATED_AT = "nodewise.io/annotated-at"
 MEMORY_ROW = {"node": {"memory": "8Gi"}, "pods": [{"requests": [{"memory": "1.5Gi"}]}]}
 CASES = {
     f"n{at}-{row.number}": row
-    for at, row in enumerate(table_rows.read("annotator", PartRow))
+    for at, row in enumerate(table_rows.read("annotator", SafePartRow))
     if row.part in {"allocation", "memory"}
 }
 
 
-def given(row: PartRow) -> Mapping[str, Any]:
+def given(row: SafePartRow) -> Mapping[str, Any]:
     """A node and its pods."""
     return row.given if row.part == "allocation" else MEMORY_ROW
 
 
-def lay(api: Api, name: str, row: PartRow) -> None:
+def lay(api: ClusterApi, name: str, row: SafePartRow) -> None:
     node = component_calls.node(given(row))
     node["metadata"] = {"name": name}
     api.create({"apiVersion": "v1", "kind": "Node", **node})

@@ -8,7 +8,15 @@ import re
 from pathlib import Path
 
 from tests.conformance.safe import table_rows
-from tests.conformance.safe.table_rows import PARTS, CongestionRow, KeptRow, NodeRow, PartRow, RiskRow, Row
+from tests.conformance.safe.table_rows import (
+    PARTS,
+    CongestionRow,
+    NodeRow,
+    NumberedRow,
+    RiskRow,
+    SafePartRow,
+    StoredRewardsRow,
+)
 
 PAGE = Path(__file__).parents[3] / "docs" / "differences.md"
 HEADING = "\n## kube-safe-scheduler"
@@ -38,9 +46,9 @@ FAULTS = {"H": 7, "S": 14, "B": 5, "C": 2, "P": 15, "K": 10, "A": 10, "D": 4}
 """How many there are by their letters."""
 
 
-def tables() -> list[Row]:
-    rows: list[Row] = [ask for story in table_rows.stories() for ask in story.asks]
-    parts = [row for table in PARTS for row in table_rows.read(table, PartRow)]
+def tables() -> list[NumberedRow]:
+    rows: list[NumberedRow] = [ask for story in table_rows.stories() for ask in story.asks]
+    parts = [row for table in PARTS for row in table_rows.read(table, SafePartRow)]
     risks, nodes = table_rows.read("risk", RiskRow), table_rows.read("endtoend", NodeRow)
     return [
         *rows,
@@ -48,7 +56,7 @@ def tables() -> list[Row]:
         *risks,
         *nodes,
         *table_rows.read("congestion", CongestionRow),
-        *table_rows.read("kept", KeptRow),
+        *table_rows.read("kept", StoredRewardsRow),
         *table_rows.http(),
     ]
 

@@ -16,7 +16,7 @@ from tests.cluster.extender_process import NODEWISE
 from tests.cluster.processes import Process
 from tests.conformance.safe import table_rows
 from tests.conformance.safe import test_processes as staging
-from tests.conformance.safe.table_rows import HttpRow
+from tests.conformance.safe.table_rows import SafeHttpRow
 from tests.conformance.safe.test_processes import RunningExtender
 
 ENTRY = "[nodewise.agents]\nfoo = nodewise_foo:KIND\n"
@@ -43,7 +43,7 @@ def extender(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningExtend
 
 
 @pytest.mark.parametrize("row", table_rows.http(), ids=lambda row: row.id)
-def test_requests(extender: RunningExtender, row: HttpRow) -> None:
+def test_requests(extender: RunningExtender, row: SafeHttpRow) -> None:
     answer = extender.send(row.path, row.body.encode(), row.method)
     assert answer.status_code == row.status, answer.text
     assert answer.headers["content-type"] == row.content_type

@@ -9,14 +9,14 @@ import pytest
 from tests.cluster.test_namespaces import wait
 from tests.conformance.safe import table_rows
 from tests.conformance.safe import test_processes as staging
-from tests.conformance.safe.table_rows import KeptRow
+from tests.conformance.safe.table_rows import StoredRewardsRow
 from tests.conformance.safe.test_processes import RunningExtender
 
 NODES = ["n1", "n2", "n3"]
 PATIENCE_S = 60
 
 
-def write(folder: Path, row: KeptRow) -> None:
+def write(folder: Path, row: StoredRewardsRow) -> None:
     """A cluster of three nodes, and what was kept of pods of type D."""
     nodes = [{"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}} for name in NODES]
     (folder / "cluster.json").write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": nodes}))
@@ -26,8 +26,8 @@ def write(folder: Path, row: KeptRow) -> None:
     (folder / "memory.json").write_text(json.dumps({"learned": kept}))
 
 
-@pytest.mark.parametrize("row", table_rows.read("kept", KeptRow), ids=lambda row: row.id)
-def test_rewards_that_were_kept(tmp_path: Path, row: KeptRow) -> None:
+@pytest.mark.parametrize("row", table_rows.read("kept", StoredRewardsRow), ids=lambda row: row.id)
+def test_rewards_that_were_kept(tmp_path: Path, row: StoredRewardsRow) -> None:
     write(tmp_path, row)
     flags = [
         "--agents=learned",

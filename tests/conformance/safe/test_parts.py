@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from tests.conformance.safe import component_calls, table_rows
-from tests.conformance.safe.table_rows import PARTS, PartRow
+from tests.conformance.safe.table_rows import PARTS, SafePartRow
 
-ROWS = [row for table in PARTS for row in table_rows.read(table, PartRow)]
+ROWS = [row for table in PARTS for row in table_rows.read(table, SafePartRow)]
 PROGRAMS = {"deviation": pytest.mark.cluster}
 """Parts that a real program computes: Prometheus's own engine."""
 
 
-def is_close(actual: Any, wanted: Any, row: PartRow) -> bool:
+def is_close(actual: Any, wanted: Any, row: SafePartRow) -> bool:
     """Whether all numbers are as close as they must be, and all else is the same."""
     if isinstance(wanted, dict):
         return actual.keys() == wanted.keys() and all(
@@ -30,6 +30,6 @@ def is_close(actual: Any, wanted: Any, row: PartRow) -> bool:
 @pytest.mark.parametrize(
     "row", [pytest.param(row, id=row.id, marks=PROGRAMS.get(row.part, ())) for row in ROWS]
 )
-def test_parts(row: PartRow) -> None:
+def test_parts(row: SafePartRow) -> None:
     actual = component_calls.asked(row)
     assert is_close(actual, row.gives, row), actual

@@ -9,10 +9,10 @@ import pytest
 
 from tests.conformance.safe import table_notation, table_rows
 from tests.conformance.safe import test_processes as staging
-from tests.conformance.safe.table_rows import Ask, Story
+from tests.conformance.safe.table_rows import PigeonRequest, PigeonStory
 from tests.conformance.safe.test_processes import Object, RunningExtender
 
-Start = Callable[[Story], RunningExtender]
+Start = Callable[[PigeonStory], RunningExtender]
 CLIENTS, TIMES = 6, 60
 LOG_BYTES = 2**16
 
@@ -22,7 +22,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Starts the process of a story."""
     with staging.starting(tmp_path) as begin:
 
-        def started(story: Story) -> RunningExtender:
+        def started(story: PigeonStory) -> RunningExtender:
             if story.config:
                 (tmp_path / "pigeon.cfg").write_text(story.config + "\n")
             extender = begin(story.environment)
@@ -33,7 +33,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         yield started
 
 
-def pod(ask: Ask) -> Object:
+def pod(ask: PigeonRequest) -> Object:
     init = [{"name": "i", "resources": {"requests": table_notation.amounts(ask.init)}}] if ask.init else []
     metadata = {"uid": ask.uid} if ask.uid else {}
     return staging.pod(table_notation.amounts(ask.pod), metadata=metadata, initContainers=init)
@@ -52,7 +52,7 @@ def near(value: float | None, within: float) -> Any:
 
 
 @pytest.mark.parametrize("story", table_rows.stories(), ids=lambda story: story.id)
-def test_pods_one_after_another(start: Start, story: Story) -> None:
+def test_pods_one_after_another(start: Start, story: PigeonStory) -> None:
     extender = start(story)
     for ask in story.asks:
         nodes = table_notation.nodes(story.nodes if ask.nodes is None else ask.nodes)
@@ -65,7 +65,7 @@ def test_pods_one_after_another(start: Start, story: Story) -> None:
             assert differing == [near(ask.demand, 5e-6)] * len(decisions), ask.number
 
 
-PLAIN = Story(nodes="n1(4,8Gi;1000,2Gi) n2(4,8Gi;2000,4Gi) n3(4,8Gi;3000,6Gi)", asks=[])
+PLAIN = PigeonStory(nodes="n1(4,8Gi;1000,2Gi) n2(4,8Gi;2000,4Gi) n3(4,8Gi;3000,6Gi)", asks=[])
 
 
 def test_248_many_clients_at_once_have_whole_answers(start: Start) -> None:

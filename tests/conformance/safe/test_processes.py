@@ -88,7 +88,7 @@ def starting(folder: Path) -> Iterator[Callable[[Mapping[str, str]], RunningExte
         yield lambda environment: stack.enter_context(running(folder, environment))
 
 
-class Stage:
+class ExtenderPool:
     """Processes by their environment, each started when it is first asked for."""
 
     def __init__(self, folder: Path) -> None:

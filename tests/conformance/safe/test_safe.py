@@ -7,8 +7,8 @@ import pytest
 
 from tests.conformance.safe import table_rows
 from tests.conformance.safe import test_processes as staging
-from tests.conformance.safe.table_rows import CongestionRow, NodeRow, RiskRow, Row
-from tests.conformance.safe.test_processes import Object, RunningExtender, Stage
+from tests.conformance.safe.table_rows import CongestionRow, NodeRow, NumberedRow, RiskRow
+from tests.conformance.safe.test_processes import ExtenderPool, Object, RunningExtender
 
 RISKS = table_rows.read("risk", RiskRow)
 NODES = table_rows.read("endtoend", NodeRow)
@@ -16,7 +16,7 @@ CONGESTION = table_rows.read("congestion", CongestionRow)
 PREDICATE = "/scheduler/predicates/safe-overload"
 
 
-def process(stage: Stage, row: Row, **more: str) -> RunningExtender:
+def process(stage: ExtenderPool, row: NumberedRow, **more: str) -> RunningExtender:
     """The one with the row's environment, which has warned of what the row says."""
     extender = stage.with_(row.environment | more)
     warned = {event["variable"] for event in extender.events("variable_ignored")}
@@ -47,7 +47,7 @@ def annotated(name: str, row: NodeRow) -> Object:
 
 
 @pytest.mark.parametrize("row", RISKS, ids=lambda row: row.id)
-def test_risk(stage: Stage, row: RiskRow) -> None:
+def test_risk(stage: ExtenderPool, row: RiskRow) -> None:
     environment = {"SAFEUTILIZATION": str(row.threshold), "SAFEPERCENTILE": str(row.percentile)}
     extender = process(stage, row, **environment)
     pod = staging.pod({})
@@ -62,7 +62,7 @@ def test_risk(stage: Stage, row: RiskRow) -> None:
 
 
 @pytest.mark.parametrize("row", NODES, ids=lambda row: row.id)
-def test_node(stage: Stage, row: NodeRow) -> None:
+def test_node(stage: ExtenderPool, row: NodeRow) -> None:
     extender = process(stage, row)
     pod = staging.pod(*(row.requests or [row.request]))
     body = staging.request(pod, [annotated("n1", row)])
@@ -82,7 +82,7 @@ def test_node(stage: Stage, row: NodeRow) -> None:
 
 
 @pytest.mark.parametrize("row", CONGESTION, ids=lambda row: row.id)
-def test_congestion(stage: Stage, row: CongestionRow) -> None:
+def test_congestion(stage: ExtenderPool, row: CongestionRow) -> None:
     extender = process(stage, row)
     names = [f"n{number}" for number in range(len(row.factors))]
     nodes = [

@@ -9,24 +9,24 @@ from typing import NamedTuple
 
 from tests.conformance.tas import table_rows
 from tests.conformance.tas.table_rows import (
-    Ask,
-    Call,
-    ClusterState,
-    Expect,
+    ExpectedResponse,
+    ExtenderRequestRow,
     Form,
+    HttpCall,
     OperatorRow,
     OperatorTable,
-    Row,
-    Table,
+    RequestRow,
+    RequestTable,
+    RowCluster,
     ViolationRow,
     ViolationTable,
 )
 
 
-class Case(NamedTuple):
+class TasCase(NamedTuple):
     """One request about one world."""
 
-    row: Row
+    row: RequestRow
     tag: str
     path: str
     form: Form
@@ -41,51 +41,51 @@ class Case(NamedTuple):
         return text.replace(tag + b"_", b"").replace(tag + b"/", b"d/")
 
 
-def filtering() -> list[Case]:
+def filtering() -> list[TasCase]:
     return _cases("filter")
 
 
-def prioritizing() -> list[Case]:
+def prioritizing() -> list[TasCase]:
     return _cases("prioritize")
 
 
-def http() -> list[Case]:
+def http() -> list[TasCase]:
     return _cases("http")
 
 
-def operators() -> list[Case]:
+def operators() -> list[TasCase]:
     table = table_rows.read("operators", OperatorTable)
-    return list(_numbered((made for row in table.rows for made in _operator_rows(row)), Call().path))
+    return list(_numbered((made for row in table.rows for made in _operator_rows(row)), HttpCall().path))
 
 
-def violations() -> list[Case]:
+def violations() -> list[TasCase]:
     table = table_rows.read("violations", ViolationTable)
-    return list(_numbered((made for row in table.rows for made in _violation_rows(row)), Call().path))
+    return list(_numbered((made for row in table.rows for made in _violation_rows(row)), HttpCall().path))
 
 
-def every() -> list[Case]:
+def every() -> list[TasCase]:
     return [*filtering(), *prioritizing(), *operators(), *violations(), *http()]
 
 
-def _cases(name: str) -> list[Case]:
-    table = table_rows.read(name, Table)
+def _cases(name: str) -> list[TasCase]:
+    table = table_rows.read(name, RequestTable)
     return list(_numbered(table.rows, table.path))
 
 
-def _numbered(rows: Iterable[Row], path: str) -> Iterator[Case]:
+def _numbered(rows: Iterable[RequestRow], path: str) -> Iterator[TasCase]:
     """Each row in each of its forms; rows of one number are told apart by their place."""
     seen: dict[str, int] = {}
     for row in rows:
         seen[row.number] = place = seen.get(row.number, 0) + 1
         for form in _forms(row.ask):
-            yield Case(row, f"{row.number.lower()}-{place}", row.call.path if row.call else path, form)
+            yield TasCase(row, f"{row.number.lower()}-{place}", row.call.path if row.call else path, form)
 
 
-def _forms(ask: Ask | None) -> tuple[Form, ...]:
+def _forms(ask: ExtenderRequestRow | None) -> tuple[Form, ...]:
     return ask.forms if ask and ask.body is None and not ask.node_list else ("as sent",)
 
 
-def _operator_rows(row: OperatorRow) -> Iterator[Row]:
+def _operator_rows(row: OperatorRow) -> Iterator[RequestRow]:
     """A row for each rule, each a policy that filters one node."""
     values = {"n1": row.value}
     if row.value is None:
@@ -93,12 +93,12 @@ def _operator_rows(row: OperatorRow) -> Iterator[Row]:
     for rule in (*row.breaks, *row.keeps):
         whole = f"m {rule}" if isinstance(rule, str) else {"metricname": "m", **rule}
         broken = {"n1": f"telemetry policy d/rule: {row.reason or whole}"} if rule in row.breaks else {}
-        yield Row(
+        yield RequestRow(
             number=row.number,
             name=f"{row.name}: {row.value} {rule}",
-            cluster_state=ClusterState(metrics={"m": values}, policies={"rule": {"dontschedule": [whole]}}),
-            ask=Ask(policy="rule", nodes=("n1",)),
-            expect=Expect(kept=() if broken else ("n1",), failed=broken, logged=row.logged),
+            cluster_state=RowCluster(metrics={"m": values}, policies={"rule": {"dontschedule": [whole]}}),
+            ask=ExtenderRequestRow(policy="rule", nodes=("n1",)),
+            expect=ExpectedResponse(kept=() if broken else ("n1",), failed=broken, logged=row.logged),
             differs=row.differs,
         )
 
@@ -112,20 +112,20 @@ _LOGICAL: dict[str, dict[str, str]] = {
 }
 
 
-def _violation_rows(row: ViolationRow) -> Iterator[Row]:
+def _violation_rows(row: ViolationRow) -> Iterator[RequestRow]:
     """A row for each way to write the logical operator."""
     for how, rules in _LOGICAL.items():
         reasons = row.all if how == "allOf" else row.any
-        yield Row(
+        yield RequestRow(
             number=row.number,
             name=f"{row.name}: {how}",
-            cluster_state=ClusterState(
+            cluster_state=RowCluster(
                 metrics={"memory": {"node-1": "10"}, "cpu": {"node-1": "200"}},
                 policies={"pol": {"dontschedule": {**rules, "rules": list(row.rules)}}},
                 nodes=("node-2",),
             ),
-            ask=Ask(policy="pol", nodes=_NODES),
-            expect=Expect(
+            ask=ExtenderRequestRow(policy="pol", nodes=_NODES),
+            expect=ExpectedResponse(
                 kept=tuple(node for node in _NODES if node not in reasons),
                 failed={node: f"telemetry policy d/pol: {reason}" for node, reason in reasons.items()},
             ),

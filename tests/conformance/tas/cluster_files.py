@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
-from tests.conformance.tas.cases import Case
-from tests.conformance.tas.table_rows import ClusterState
+from tests.conformance.tas.cases import TasCase
+from tests.conformance.tas.table_rows import RowCluster
 
 
-def lay(cases: Iterable[Case], folder: Path) -> None:
+def lay(cases: Iterable[TasCase], folder: Path) -> None:
     """Write the objects of every case's world."""
     worlds = {case.tag: case.row.cluster_state for case in cases}
     nodes = {name for cluster_state in worlds.values() for name in _known(cluster_state)}
@@ -21,7 +21,7 @@ def lay(cases: Iterable[Case], folder: Path) -> None:
     (folder / "worlds.json").write_bytes(msgspec.json.encode(document))
 
 
-def _known(cluster_state: ClusterState) -> Iterator[str]:
+def _known(cluster_state: RowCluster) -> Iterator[str]:
     yield from cluster_state.nodes
     for values in cluster_state.metrics.values():
         yield from values
@@ -31,7 +31,7 @@ def _node(name: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
 
 
-def _objects(tag: str, cluster_state: ClusterState) -> Iterator[dict[str, Any]]:
+def _objects(tag: str, cluster_state: RowCluster) -> Iterator[dict[str, Any]]:
     for metric, values in cluster_state.metrics.items():
         items = [value(f"{tag}_{metric}", node, amount) for node, amount in values.items()]
         yield {"apiVersion": "custom.metrics.k8s.io/v1beta2", "kind": "MetricValueList", "items": items}

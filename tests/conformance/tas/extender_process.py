@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 import trustme
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from tests.conformance.tas.table_rows import Call, Connect
+from tests.conformance.tas.table_rows import ClientConnection, HttpCall
 from tests.forks import NODEWISE, ForkedProcess
 from tests.unit.serve.certificate_files import NAMES, Papers
 
@@ -21,7 +21,7 @@ PATIENCE_S = 120.0
 _VERSIONS = {"1.1": ssl.TLSVersion.TLSv1_1, "1.2": ssl.TLSVersion.TLSv1_2}
 
 
-class Answer(NamedTuple):
+class CaseResponse(NamedTuple):
     """What came back."""
 
     status: int
@@ -31,17 +31,17 @@ class Answer(NamedTuple):
     """What the TLS handshake settled on."""
 
 
-class Heard(NamedTuple):
+class ClosedConnection(NamedTuple):
     """What came back on a connection that the client did not end, and after how long it was closed."""
 
     after_s: float
     data: bytes
 
 
-class Extender:
+class CaseExtender:
     """The process, from before its start to after its end."""
 
-    first: Answer
+    first: CaseResponse
     """To the first request after it said that it is ready."""
 
     def __init__(self, folder: Path) -> None:
@@ -91,21 +91,21 @@ class Extender:
         self._health_port = int(started[0]["health"].rpartition(":")[2])
         return self._told("/readyz").status == 200
 
-    def _told(self, path: str) -> Answer:
+    def _told(self, path: str) -> CaseResponse:
         """What the admin port says."""
         connection = http.client.HTTPConnection("127.0.0.1", self._health_port, timeout=PATIENCE_S)
         try:
-            return _answered(connection, Call(method="GET", path=path), b"")
+            return _answered(connection, HttpCall(method="GET", path=path), b"")
         finally:
             connection.close()
 
-    def ask(self, path: str, body: bytes) -> Answer:
+    def ask(self, path: str, body: bytes) -> CaseResponse:
         """One request on the connection that all such requests share, as kube-scheduler's do."""
         if self._scheduler is None:
-            self._scheduler = self._connected(Connect())
-        return _answered(self._scheduler, Call(path=path), body)
+            self._scheduler = self._connected(ClientConnection())
+        return _answered(self._scheduler, HttpCall(path=path), body)
 
-    def call(self, connect: Connect, call: Call, body: bytes) -> Answer:
+    def call(self, connect: ClientConnection, call: HttpCall, body: bytes) -> CaseResponse:
         """One request on a connection of its own."""
         connection = self._connected(connect)
         try:
@@ -113,18 +113,18 @@ class Extender:
         finally:
             connection.close()
 
-    def listen(self, connect: Connect) -> Future[Heard]:
+    def listen(self, connect: ClientConnection) -> Future[ClosedConnection]:
         """Send what the client sends and hear until the server closes, beside whatever else goes on."""
         return self._threads.submit(self._listen, connect)
 
-    def _listen(self, connect: Connect) -> Heard:
+    def _listen(self, connect: ClientConnection) -> ClosedConnection:
         began = time.monotonic()
         with self._opened(connect) as opened:
             opened.sendall((connect.send or "").encode())
             data = b"".join(iter(lambda: opened.recv(65536), b""))
-        return Heard(time.monotonic() - began, data)
+        return ClosedConnection(time.monotonic() - began, data)
 
-    def refusal(self, connect: Connect) -> str:
+    def refusal(self, connect: ClientConnection) -> str:
         """The alert that the handshake ends with, in words; empty where it does not fail.
 
         The client reads before it writes: with TLS 1.3 its side of the handshake ends before the server's, and a
@@ -137,7 +137,7 @@ class Extender:
             return str(error).replace("_", " ").lower()
         return ""
 
-    def _opened(self, connect: Connect) -> socket.socket:
+    def _opened(self, connect: ClientConnection) -> socket.socket:
         plain = socket.create_connection(("127.0.0.1", self._port), PATIENCE_S)
         if connect.plain:
             return plain
@@ -147,11 +147,11 @@ class Extender:
             plain.close()
             raise
 
-    def _connected(self, connect: Connect) -> http.client.HTTPSConnection:
+    def _connected(self, connect: ClientConnection) -> http.client.HTTPSConnection:
         context = self._context(connect)
         return http.client.HTTPSConnection("127.0.0.1", self._port, timeout=PATIENCE_S, context=context)
 
-    def _context(self, connect: Connect) -> ssl.SSLContext:
+    def _context(self, connect: ClientConnection) -> ssl.SSLContext:
         context = self._shown(connect.client)
         if connect.version:
             with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
@@ -169,7 +169,7 @@ class Extender:
         return self._papers.context()
 
 
-def _answered(connection: http.client.HTTPConnection, call: Call, body: bytes) -> Answer:
+def _answered(connection: http.client.HTTPConnection, call: HttpCall, body: bytes) -> CaseResponse:
     connection.putrequest(call.method, call.path, skip_accept_encoding=True)
     if call.content_type is not None:
         connection.putheader("Content-Type", call.content_type)
@@ -183,4 +183,6 @@ def _answered(connection: http.client.HTTPConnection, call: Call, body: bytes) -
     secured = isinstance(connection.sock, ssl.SSLSocket)
     protocol = connection.sock.selected_alpn_protocol() if secured else None
     with connection.getresponse() as response:
-        return Answer(response.status, response.getheader("Content-Type", ""), response.read(), protocol)
+        return CaseResponse(
+            response.status, response.getheader("Content-Type", ""), response.read(), protocol
+        )

@@ -22,7 +22,7 @@ METRICS = "/apis/custom.metrics.k8s.io"
 _PASSED = (b"content-type", b"accept", b"user-agent")
 
 
-class Request(NamedTuple):
+class ForwardedRequest(NamedTuple):
     """One request that was passed on."""
 
     method: str
@@ -30,7 +30,7 @@ class Request(NamedTuple):
     query: str
 
 
-class Between:
+class TasFaultyProxy:
     """An ASGI application. The process speaks plain HTTP to it; to the API server it is the process's user."""
 
     def __init__(self, url: str, context: ssl.SSLContext) -> None:
@@ -41,7 +41,7 @@ class Between:
         self._expired: set[str] = set()
         self._refused: dict[str, int] = {}
         self._versions: dict[str, str] = {}
-        self.requests: list[Request] = []
+        self.requests: list[ForwardedRequest] = []
         self.in_vain: Counter[str] = Counter()
         """Lists and watches that were answered 503, by collection."""
         self.watched: Counter[str] = Counter()
@@ -68,7 +68,7 @@ class Between:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, query = scope["raw_path"].decode(), scope["query_string"].decode()
         body = await loopback.body_of(receive)
-        request = Request(scope["method"], path, query)
+        request = ForwardedRequest(scope["method"], path, query)
         with self._lock:
             self.requests.append(request)
         if request.method == "GET" and path in self._lost:
@@ -93,7 +93,7 @@ class Between:
         finally:
             await response.aclose()
 
-    async def _asked(self, request: Request, scope: Scope, body: bytes) -> httpx2.Response:
+    async def _asked(self, request: ForwardedRequest, scope: Scope, body: bytes) -> httpx2.Response:
         if self._client is None:
             self._client = httpx2.AsyncClient(verify=self._context, timeout=None, trust_env=False)
         headers = [(name, value) for name, value in scope["headers"] if name in _PASSED]
@@ -148,8 +148,8 @@ def _status(code: int) -> dict[str, object]:
 
 
 @contextlib.contextmanager
-def serving(url: str, context: ssl.SSLContext) -> Iterator[tuple[Between, str]]:
+def serving(url: str, context: ssl.SSLContext) -> Iterator[tuple[TasFaultyProxy, str]]:
     """Between a process and the API server at `url`, until the block is left; and the address to give the process."""
-    between = Between(url, context)
+    between = TasFaultyProxy(url, context)
     with loopback.serving(between) as address:
         yield between, address

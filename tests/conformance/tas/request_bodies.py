@@ -4,19 +4,19 @@ import json
 
 from msgspec import UNSET
 
-from tests.conformance.tas.cases import Case
-from tests.conformance.tas.table_rows import Ask
+from tests.conformance.tas.cases import TasCase
+from tests.conformance.tas.table_rows import ExtenderRequestRow
 
 _NODE = """{ "metadata" : {"name": %s,  "labels": {"zone":"\\u0061", "a":"<&>"}, "uid": "u" },
   "spec": {"unknownField": 1.50e0}, "status":{"capacity":{"pods":"110","memory":"1048576Ki"}} }"""
 
 
-def node(ask: Ask, name: str) -> str:
+def node(ask: ExtenderRequestRow, name: str) -> str:
     """A whole node as it is sent."""
     return ask.as_sent.get(name) or _NODE % json.dumps(name)
 
 
-def body(case: Case) -> bytes:
+def body(case: TasCase) -> bytes:
     """All of the request's body."""
     ask = case.row.ask
     if ask is None:
@@ -37,7 +37,7 @@ def body(case: Case) -> bytes:
     return f"{{{parts}}}{ask.after}".encode()
 
 
-def _pod(ask: Ask, tag: str) -> str:
+def _pod(ask: ExtenderRequestRow, tag: str) -> str:
     if ask.pod is None:
         return "null"
     metadata: dict[str, object] = {"name": "p", "labels": {"telemetry-policy": ask.policy}}

@@ -5,14 +5,14 @@ from typing import Any, Literal
 import msgspec
 
 from tests.conformance.tas import table_rows
-from tests.conformance.tas.table_rows import Logged
+from tests.conformance.tas.table_rows import ExpectedLogLine
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A misspelt key in a table is an error."""
 
 
-class Answered(_Strict, kw_only=True):
+class MetricsApiResponse(_Strict, kw_only=True):
     """One look at the metrics API, a period after the one before."""
 
     offered: tuple[str, ...] = ()
@@ -31,7 +31,7 @@ class AnswerRow(_Strict, kw_only=True):
     number: str
     name: str
     rule: str | dict[str, Any] = "m GreaterThan 10"
-    looks: tuple[Answered, ...] = ()
+    looks: tuple[MetricsApiResponse, ...] = ()
     problem: str = ""
     """What is wrong with the rule, in words; then nothing is asked for."""
     differs: str = ""
@@ -46,7 +46,7 @@ class ObjectRow(_Strict, kw_only=True):
     """As JSON."""
     read: dict[str, str]
     """By namespace/name, what is there afterwards: words of what is wrong with it, empty where nothing is."""
-    logged: Logged
+    logged: ExpectedLogLine
     differs: str = ""
 
 

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from tests.conformance.tas import table_rows
-from tests.conformance.tas.table_rows import Logged
+from tests.conformance.tas.table_rows import ExpectedLogLine
 
 TABLES = ("metrics", "controller", "deschedule", "labeling", "endtoend", "process")
 PREFIX = "telemetry.aware.scheduling."
@@ -30,7 +30,7 @@ class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A misspelt key in a table is an error."""
 
 
-class Judged(_Strict, kw_only=True):
+class ExpectedDecision(_Strict, kw_only=True):
     """What is told about a policy's pods."""
 
     failed: dict[str, str] | UnsetType | None = UNSET
@@ -38,7 +38,7 @@ class Judged(_Strict, kw_only=True):
     scores: dict[str, int] | None = None
 
 
-class Condition(_Strict, kw_only=True):
+class ExpectedCondition(_Strict, kw_only=True):
     """A condition of a policy's status."""
 
     type: str
@@ -47,7 +47,7 @@ class Condition(_Strict, kw_only=True):
     """Words in its message."""
 
 
-class Pod(_Strict, kw_only=True):
+class StoryPod(_Strict, kw_only=True):
     """A pod of a policy, and what the scheduler does with it."""
 
     policy: str
@@ -56,7 +56,7 @@ class Pod(_Strict, kw_only=True):
     """Words of the scheduler's message, for a pod that fits nowhere."""
 
 
-class Step(_Strict, kw_only=True):
+class TasStep(_Strict, kw_only=True):
     """What happens, and what must be so soon after and remain so."""
 
     process: Upheaval = ""
@@ -74,17 +74,17 @@ class Step(_Strict, kw_only=True):
 
     labels: Labels | UnsetType = UNSET
     """All labels of all nodes of the story. Left out: as before, with what somebody else did in this step."""
-    judged: dict[str, Judged] = {}
+    judged: dict[str, ExpectedDecision] = {}
     polled: dict[str, bool] = {}
     """Whether a metric is asked for."""
-    conditions: dict[str, Condition] = {}
-    logged: Logged | None = None
+    conditions: dict[str, ExpectedCondition] = {}
+    logged: ExpectedLogLine | None = None
     patches: dict[str, int] = {}
     """How often a node's labels were written since the story began."""
-    pods: dict[str, Pod] = {}
+    pods: dict[str, StoryPod] = {}
 
 
-class Story(_Strict, kw_only=True):
+class TasStory(_Strict, kw_only=True):
     """One row."""
 
     number: str = ""
@@ -94,20 +94,20 @@ class Story(_Strict, kw_only=True):
     """The labels of each node when it is made, by somebody else."""
     of_tas: Labels = {}
     """Labels that the older system set just before the first step."""
-    steps: tuple[Step, ...]
+    steps: tuple[TasStep, ...]
     differs: str = ""
 
 
 class _Table(msgspec.Struct):
-    stories: tuple[Story, ...] = ()
+    stories: tuple[TasStory, ...] = ()
 
 
-def every() -> list[Story]:
+def every() -> list[TasStory]:
     """The stories of all tables."""
     return [story for name in TABLES for story in table_rows.read(name, _Table).stories]
 
 
-class Names:
+class StoryNames:
     """The story's names on the shared API server: each begins with the story's tag."""
 
     def __init__(self, tag: str) -> None:

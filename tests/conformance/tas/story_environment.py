@@ -20,8 +20,8 @@ from tests.cluster import (
 )
 from tests.cluster.api import JSON_PATCH, ApiError, Object, path_of
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.custom_metrics import CustomMetrics
-from tests.cluster.extender_process import Papers, Served
+from tests.cluster.custom_metrics import FakeCustomMetricsApi
+from tests.cluster.extender_process import CertificateFiles, ExtenderProcess
 from tests.cluster.label_watch import LabelWatch
 from tests.cluster.test_namespaces import Sandbox
 from tests.conformance.tas import faulty_proxy
@@ -38,20 +38,22 @@ PATIENCE_S = 60.0
 Seen = TypeVar("Seen")
 
 
-class Stage:
+class TasEnvironment:
     """The process is not running until `start`."""
 
-    def __init__(self, plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, folder: Path) -> None:
+    def __init__(
+        self, plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, folder: Path
+    ) -> None:
         self.sandbox, self.metrics = sandbox, metrics
         self.api = sandbox.api
         self._folder = folder
-        self._papers = Papers(folder)
+        self._papers = CertificateFiles(folder)
         self._port = processes.free_port()
         self._plane = plane
         self._running = contextlib.ExitStack()
         self._open = contextlib.ExitStack()
         self._round = 0
-        self.runs: list[Served] = []
+        self.runs: list[ExtenderProcess] = []
         """Every start of the process."""
         name = f"conformance-{self._port}"
         self._user = plane.user(name, extender_process.rules())
@@ -85,7 +87,7 @@ class Stage:
         self._running.close()
 
     @property
-    def run(self) -> Served:
+    def run(self) -> ExtenderProcess:
         """The process that runs now, or the last one."""
         return self.runs[-1]
 
@@ -222,7 +224,7 @@ def _define(plane: ControlPlane, path: str, definition: Object, *, takes: bool) 
 
 
 @contextlib.contextmanager
-def opened(plane: ControlPlane, folder: Path) -> Iterator[Stage]:
+def opened(plane: ControlPlane, folder: Path) -> Iterator[TasEnvironment]:
     """A stage with the beacon lit, and nothing left of it afterwards."""
     extender_process.define(plane.api)
     with (
@@ -230,7 +232,7 @@ def opened(plane: ControlPlane, folder: Path) -> Iterator[Stage]:
         test_namespaces.created(plane) as sandbox,
         custom_metrics.behind(sandbox, folder) as metrics,
     ):
-        made = Stage(plane, sandbox, metrics, folder)
+        made = TasEnvironment(plane, sandbox, metrics, folder)
         try:
             made.light()
             yield made

@@ -10,22 +10,22 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from tests.conformance.tas.faulty_proxy import NODES
-from tests.conformance.tas.stories import Labels, Story, Upheaval
-from tests.conformance.tas.story_environment import POLICIES, Stage
-from tests.conformance.tas.story_runner import DEADLINE_S, Telling
+from tests.conformance.tas.stories import Labels, TasStory, Upheaval
+from tests.conformance.tas.story_environment import POLICIES, TasEnvironment
+from tests.conformance.tas.story_runner import DEADLINE_S, TasStoryRun
 
 BLIND_S = 1.5
 """How long a process that cannot list nodes is looked at: three refresh periods."""
 
 
-def tell(stories: Sequence[Story], stage: Stage) -> list[Telling]:
+def tell(stories: Sequence[TasStory], stage: TasEnvironment) -> list[TasStoryRun]:
     """Every story from beginning to end, with what went wrong in it."""
     seen: Counter[str] = Counter()
     tellings = []
     for story in stories:
         seen[story.number] += 1
         tag = f"{story.number.lower() or 'new'}-{seen[story.number]}"
-        tellings.append(Telling(story, tag, stage))
+        tellings.append(TasStoryRun(story, tag, stage))
     for telling in tellings:
         telling.begin()
     stage.start()
@@ -40,7 +40,7 @@ def tell(stories: Sequence[Story], stage: Stage) -> list[Telling]:
     return tellings
 
 
-def _together(waiting: Sequence[Telling]) -> list[Telling]:
+def _together(waiting: Sequence[TasStoryRun]) -> list[TasStoryRun]:
     """Those that take their next step now."""
     ordinary = [telling for telling in waiting if telling.next and not telling.next.process]
     if ordinary:
@@ -50,11 +50,11 @@ def _together(waiting: Sequence[Telling]) -> list[Telling]:
     return [telling for telling in waiting if _upheaval(telling) == first]
 
 
-def _upheaval(telling: Telling) -> Upheaval:
+def _upheaval(telling: TasStoryRun) -> Upheaval:
     return telling.next.process if telling.next else ""
 
 
-def _round(together: Sequence[Telling], everybody: Sequence[Telling], stage: Stage) -> None:
+def _round(together: Sequence[TasStoryRun], everybody: Sequence[TasStoryRun], stage: TasEnvironment) -> None:
     with _UPHEAVALS[_upheaval(together[0])](stage, everybody):
         for telling in together:
             telling.act()
@@ -72,7 +72,7 @@ def _round(together: Sequence[Telling], everybody: Sequence[Telling], stage: Sta
             telling.finish(polled)
 
 
-def _until_so(together: Sequence[Telling], stage: Stage) -> None:
+def _until_so(together: Sequence[TasStoryRun], stage: TasEnvironment) -> None:
     """Wait until every story is as its step says; one that is not in time has failed."""
     waiting = {telling: "" for telling in together if telling.next}
     began = time.monotonic()
@@ -85,7 +85,7 @@ def _until_so(together: Sequence[Telling], stage: Stage) -> None:
         time.sleep(0.05)
 
 
-def _polled(stage: Stage, together: Sequence[Telling]) -> Counter[str]:
+def _polled(stage: TasEnvironment, together: Sequence[TasStoryRun]) -> Counter[str]:
     """How often each metric is asked for from now on, in a few periods.
 
     One whose answer is late is not asked for anew in each of them; those that a story wants asked are waited for.
@@ -104,19 +104,19 @@ def _polled(stage: Stage, together: Sequence[Telling]) -> Counter[str]:
 
 
 @contextlib.contextmanager
-def _calm(_: Stage, __: Sequence[Telling]) -> Iterator[None]:
+def _calm(_: TasEnvironment, __: Sequence[TasStoryRun]) -> Iterator[None]:
     yield
 
 
 @contextlib.contextmanager
-def _restarted(stage: Stage, _: Sequence[Telling]) -> Iterator[None]:
+def _restarted(stage: TasEnvironment, _: Sequence[TasStoryRun]) -> Iterator[None]:
     stage.stop()
     yield
     stage.start()
 
 
 @contextlib.contextmanager
-def _relisted(stage: Stage, _: Sequence[Telling]) -> Iterator[None]:
+def _relisted(stage: TasEnvironment, _: Sequence[TasStoryRun]) -> Iterator[None]:
     """What happens meanwhile is missed by the watches; the policies deleted meanwhile too."""
     _lose(stage, NODES, POLICIES)
     yield
@@ -125,7 +125,7 @@ def _relisted(stage: Stage, _: Sequence[Telling]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _blind(stage: Stage, _: Sequence[Telling]) -> Iterator[None]:
+def _blind(stage: TasEnvironment, _: Sequence[TasStoryRun]) -> Iterator[None]:
     _lose(stage, NODES)
     yield
     stage.between.find(NODES)
@@ -133,7 +133,7 @@ def _blind(stage: Stage, _: Sequence[Telling]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _started_blind(stage: Stage, everybody: Sequence[Telling]) -> Iterator[None]:
+def _started_blind(stage: TasEnvironment, everybody: Sequence[TasStoryRun]) -> Iterator[None]:
     stage.stop()
     yield
     stage.between.lose(NODES)
@@ -146,14 +146,14 @@ def _started_blind(stage: Stage, everybody: Sequence[Telling]) -> Iterator[None]
     stage.wait_ready()
 
 
-def _unchanged(before: Labels, after: Labels, everybody: Sequence[Telling]) -> None:
+def _unchanged(before: Labels, after: Labels, everybody: Sequence[TasStoryRun]) -> None:
     for node, labels in before.items():
         if after[node] != labels:
             owner = next(story for story in everybody if node.startswith(f"{story.names.tag}-"))
             owner.fail(f"{node} changed while nobody could list nodes: {labels} {after[node]}")
 
 
-def _lose(stage: Stage, *collections: str) -> None:
+def _lose(stage: TasEnvironment, *collections: str) -> None:
     """Wait until the process has noticed."""
     stage.between.in_vain.clear()
     stage.between.lose(*collections)
@@ -161,13 +161,15 @@ def _lose(stage: Stage, *collections: str) -> None:
         stage.wait(f"{path} is asked for in vain", lambda path=path: stage.between.in_vain[path] or None)
 
 
-def _until_watched(stage: Stage, *collections: str) -> None:
+def _until_watched(stage: TasEnvironment, *collections: str) -> None:
     for path in collections:
         stage.wait(f"{path} is watched", lambda path=path: stage.between.watched[path] or None)
 
 
 # in this order, because a process waits the longer the more often it lost its watches
-_UPHEAVALS: dict[Upheaval, Callable[[Stage, Sequence[Telling]], contextlib.AbstractContextManager[None]]] = {
+_UPHEAVALS: dict[
+    Upheaval, Callable[[TasEnvironment, Sequence[TasStoryRun]], contextlib.AbstractContextManager[None]]
+] = {
     "": _calm,
     "relist": _relisted,
     "blind": _blind,

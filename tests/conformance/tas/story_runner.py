@@ -9,23 +9,23 @@ from msgspec import UNSET
 
 from tests.cluster import objects, test_namespaces
 from tests.cluster.api import JSON_PATCH, Object
-from tests.cluster.custom_metrics import Sample
+from tests.cluster.custom_metrics import NodeSample
 from tests.cluster.extender_process import LIMITS
 from tests.conformance.tas import cluster_files
 from tests.conformance.tas.faulty_proxy import NODES
-from tests.conformance.tas.stories import Judged, Labels, Names, Pod, Step, Story
-from tests.conformance.tas.story_environment import POLICIES, ROW, Stage
+from tests.conformance.tas.stories import ExpectedDecision, Labels, StoryNames, StoryPod, TasStep, TasStory
+from tests.conformance.tas.story_environment import POLICIES, ROW, TasEnvironment
 
 OLD_MANAGER = "extender"
 """As the API server names who wrote the older system's labels."""
 DEADLINE_S = 60.0
 
 
-class Telling:
+class TasStoryRun:
     """From the story's beginning to its end; `failures` says what was not so."""
 
-    def __init__(self, story: Story, tag: str, stage: Stage) -> None:
-        self.story, self.names = story, Names(tag)
+    def __init__(self, story: TasStory, tag: str, stage: TasEnvironment) -> None:
+        self.story, self.names = story, StoryNames(tag)
         self.failures: list[str] = []
         self._stage = stage
         self._left = deque(story.steps)
@@ -37,7 +37,7 @@ class Telling:
         return f"{self.story.number} {self.story.name}".strip()
 
     @property
-    def next(self) -> Step | None:
+    def next(self) -> TasStep | None:
         """What happens next; None at the end, or where the story went wrong."""
         return self._left[0] if self._left and not self.failures else None
 
@@ -102,14 +102,14 @@ class Telling:
         path = POLICIES.replace("taspolicies", f"namespaces/{space}/taspolicies/{name}")
         self._stage.api.patch(path, {"metadata": {"annotations": {"touched": str(self._touched)}}})
 
-    def _submit(self, name: str, pod: Pod) -> None:
+    def _submit(self, name: str, pod: StoryPod) -> None:
         space, policy = self.names.policy(pod.policy)
         made = objects.pod(name, labels={"telemetry-policy": policy}, limits=LIMITS)
         made["metadata"]["namespace"] = space
         made["spec"]["nodeSelector"] = {ROW: self.names.tag}
         self._stage.sandbox.create(made)
 
-    def _label(self, step: Step) -> None:
+    def _label(self, step: TasStep) -> None:
         """What somebody else writes, and what is to be there at the end of the step."""
         after = {node: dict(labels) for node, labels in self._labels.items()}
         for node, labels_of_node in step.label.items():
@@ -143,7 +143,7 @@ class Telling:
         wrong += [self._unlogged(step)]
         return self.names.own("; ".join(filter(None, wrong)))
 
-    def _unjudged(self, policy: str, judged: Judged) -> str:
+    def _unjudged(self, policy: str, judged: ExpectedDecision) -> str:
         space, name = self.names.policy(policy)
         pod = {"metadata": {"name": "probe", "namespace": space, "labels": {"telemetry-policy": name}}}
         nodes = list(self._labels)
@@ -164,7 +164,7 @@ class Telling:
             wrong += [f"wanted scores {judged.scores}, found {scores}"] * (scores != judged.scores)
         return "; ".join(wrong)
 
-    def _unconditional(self, policy: str, step: Step) -> str:
+    def _unconditional(self, policy: str, step: TasStep) -> str:
         wanted = step.conditions[policy]
         space, name = self.names.policy(policy)
         path = POLICIES.replace("taspolicies", f"namespaces/{space}/taspolicies/{name}")
@@ -174,7 +174,7 @@ class Telling:
         good = condition.get("status") == wanted.status and all(word in message for word in wanted.about)
         return "" if good else f"wanted condition {wanted}, found {condition}"
 
-    def _unscheduled(self, name: str, pod: Pod) -> str:
+    def _unscheduled(self, name: str, pod: StoryPod) -> str:
         space, _ = self.names.policy(pod.policy)
         pod_object = self._stage.api.find(f"/api/v1/namespaces/{space}/pods/{name}")
         if pod.lands:
@@ -187,7 +187,7 @@ class Telling:
             "" if pod.waits in message and message else f"wanted pod {name} told {pod.waits}, found {message}"
         )
 
-    def _unlogged(self, step: Step) -> str:
+    def _unlogged(self, step: TasStep) -> str:
         wanted = step.logged
         if wanted is None:
             return ""
@@ -222,8 +222,8 @@ class Telling:
             self.fail(self.names.own(f"wanted the changes {self._history}, seen {seen}"))
 
 
-def _sample(value: Any) -> str | Sample:
+def _sample(value: Any) -> str | NodeSample:
     if not isinstance(value, dict):
         return str(value)
     measured = datetime.now(UTC) - timedelta(seconds=value["age_s"])
-    return Sample(str(value["value"]), measured.strftime("%Y-%m-%dT%H:%M:%SZ"))
+    return NodeSample(str(value["value"]), measured.strftime("%Y-%m-%dT%H:%M:%SZ"))

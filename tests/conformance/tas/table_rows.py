@@ -16,7 +16,7 @@ class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A misspelt key in a table is an error."""
 
 
-class ClusterState(_Strict, kw_only=True):
+class RowCluster(_Strict, kw_only=True):
     """What there is before the request. All but the policies of `d` is shared by name with no other case."""
 
     metrics: dict[str, dict[str, Any]] = {}
@@ -27,7 +27,7 @@ class ClusterState(_Strict, kw_only=True):
     """Nodes without a value. Those with one are there anyway, others are unknown."""
 
 
-class Ask(_Strict, kw_only=True):
+class ExtenderRequestRow(_Strict, kw_only=True):
     """A filter or prioritize request."""
 
     policy: str = ""
@@ -52,7 +52,7 @@ class Ask(_Strict, kw_only=True):
     """What follows the request in the body."""
 
 
-class Call(_Strict, kw_only=True):
+class HttpCall(_Strict, kw_only=True):
     """An HTTP request."""
 
     method: str = "POST"
@@ -64,7 +64,7 @@ class Call(_Strict, kw_only=True):
     """A content length that is declared and not sent."""
 
 
-class Connect(_Strict, kw_only=True):
+class ClientConnection(_Strict, kw_only=True):
     """How a client connects. By default: as kube-scheduler does."""
 
     client: Literal["scheduler", "ca", "server-auth-only"] = "scheduler"
@@ -77,14 +77,14 @@ class Connect(_Strict, kw_only=True):
     """These bytes and no others, on a connection that the client does not end."""
 
 
-class Logged(_Strict):
+class ExpectedLogLine(_Strict):
     """A line that the log of the process must hold: its event, and words in it."""
 
     event: str
     about: tuple[str, ...]
 
 
-class Expect(_Strict, kw_only=True):
+class ExpectedResponse(_Strict, kw_only=True):
     """What is right. Only what is named is compared; `kept` and `failed` go together."""
 
     status: int = 200
@@ -101,19 +101,19 @@ class Expect(_Strict, kw_only=True):
     """The handshake fails; the alert that the client is sent has these words in its name."""
     protocol: str = ""
     closed_after_s: float = 0.0
-    logged: Logged | None = None
+    logged: ExpectedLogLine | None = None
 
 
-class Row(_Strict, kw_only=True):
+class RequestRow(_Strict, kw_only=True):
     """One row of filter, prioritize or HTTP."""
 
     number: str
     name: str
-    cluster_state: ClusterState = ClusterState()
-    ask: Ask | None = None
-    call: Call | None = None
-    connect: Connect = Connect()
-    expect: Expect
+    cluster_state: RowCluster = RowCluster()
+    ask: ExtenderRequestRow | None = None
+    call: HttpCall | None = None
+    connect: ClientConnection = ClientConnection()
+    expect: ExpectedResponse
     differs: str = ""
     """How nodewise departs from the older system; empty where it does not."""
 
@@ -127,7 +127,7 @@ class OperatorRow(_Strict, kw_only=True):
     breaks: tuple[str | dict[str, Any], ...] = ()
     keeps: tuple[str | dict[str, Any], ...] = ()
     reason: str = ""
-    logged: Logged | None = None
+    logged: ExpectedLogLine | None = None
     differs: str = ""
 
 
@@ -142,11 +142,11 @@ class ViolationRow(_Strict, kw_only=True):
     differs: str = ""
 
 
-class Table(_Strict):
+class RequestTable(_Strict):
     """filter.yaml, prioritize.yaml, http.yaml."""
 
-    rows: tuple[Row, ...]
-    path: str = Call().path
+    rows: tuple[RequestRow, ...]
+    path: str = HttpCall().path
     worlds: Any = None
     """Only for the aliases of YAML."""
 

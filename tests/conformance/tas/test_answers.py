@@ -23,12 +23,18 @@ from nodewise.metrics.source import MetricRequest
 from nodewise.observe.metrics_registry import MetricsRegistry
 from tests.conformance.tas import cluster_files, table_rows
 from tests.conformance.tas.faulty_proxy import METRICS
-from tests.conformance.tas.single_rows import Answered, AnswerRow, AnswerTable, ObjectRow, ObjectTable
+from tests.conformance.tas.single_rows import (
+    AnswerRow,
+    AnswerTable,
+    MetricsApiResponse,
+    ObjectRow,
+    ObjectTable,
+)
 
 PERIOD_S = 5.0
 
 
-class MetricsApi:
+class FakeMetricsApi:
     """As much of an API server as a source of metrics asks; notes every call."""
 
     def __init__(self) -> None:
@@ -43,7 +49,7 @@ class MetricsApi:
             raise NotFound(f"get {path}")
         return self._answers[path]
 
-    def offer(self, look: Answered) -> None:
+    def offer(self, look: MetricsApiResponse) -> None:
         """The API as the look finds it."""
         self.calls.clear()
         self._offered = look.offered or self._offered
@@ -57,7 +63,7 @@ def _group(offered: tuple[str, ...]) -> bytes:
     return json.dumps(group).encode()
 
 
-def _listed(look: Answered) -> bytes:
+def _listed(look: MetricsApiResponse) -> bytes:
     items = [
         cluster_files.value("m", item["node"], item["value"]) | {k: v for k, v in item.items() if k != "node"}
         for item in look.items
@@ -80,7 +86,7 @@ def wanted(row: AnswerRow) -> tuple[frozenset[MetricRequest], tuple[str, ...]]:
 
 
 async def looked(row: AnswerRow, metric_requests: frozenset[MetricRequest]) -> None:
-    api = MetricsApi()
+    api = FakeMetricsApi()
     source = CustomMetrics(api)
     for number, look in enumerate(row.looks):
         api.offer(look)
@@ -98,7 +104,7 @@ async def fetched(source: CustomMetrics, metric_request: MetricRequest, now: flo
         return None
 
 
-def read_of(series: Series, look: Answered) -> dict[str, dict[str, Any]]:
+def read_of(series: Series, look: MetricsApiResponse) -> dict[str, dict[str, Any]]:
     """What was read, as far as the row speaks of it."""
     values = {
         node: {

@@ -9,7 +9,7 @@ import pytest
 
 from tests import forks
 from tests.cluster import extender_process, loopback
-from tests.cluster.extender_process import NODEWISE, Papers, Served
+from tests.cluster.extender_process import NODEWISE, CertificateFiles, ExtenderProcess
 from tests.cluster.test_namespaces import wait
 from tests.conformance.tas import table_rows
 from tests.conformance.tas.single_rows import ProcessRow, ProcessTable
@@ -24,7 +24,7 @@ def each(rows: list[ProcessRow]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("row", rows, ids=lambda row: f"{row.number} {row.name}")
 
 
-def arguments(row: ProcessRow, papers: Papers, folder: Path) -> list[str]:
+def arguments(row: ProcessRow, papers: CertificateFiles, folder: Path) -> list[str]:
     return [
         f"--kubeconfig={loopback.kubeconfig(folder, NOBODY)}",
         "--address=127.0.0.1",
@@ -39,7 +39,7 @@ def arguments(row: ProcessRow, papers: Papers, folder: Path) -> list[str]:
 
 @each([row for row in ROWS if row.exit is not None and not row.signal])
 def test_a_process_that_does_not_start(row: ProcessRow, tmp_path: Path) -> None:
-    command = [NODEWISE, "extender", *arguments(row, Papers(tmp_path), tmp_path)]
+    command = [NODEWISE, "extender", *arguments(row, CertificateFiles(tmp_path), tmp_path)]
     done = forks.run(command)
     assert done.returncode == row.exit, done.stderr
     for words in row.said:
@@ -49,7 +49,7 @@ def test_a_process_that_does_not_start(row: ProcessRow, tmp_path: Path) -> None:
 
 @each([row for row in ROWS if row.signal])
 def test_a_process_that_is_told_to_end(row: ProcessRow, tmp_path: Path) -> None:
-    papers = Papers(tmp_path)
+    papers = CertificateFiles(tmp_path)
     with extender_process.started(tmp_path, arguments(row, papers, tmp_path), papers) as running:
         os.kill(running.process.pid, getattr(signal, row.signal))
         assert running.process._child.wait(DEADLINE_S) == row.exit
@@ -58,7 +58,7 @@ def test_a_process_that_is_told_to_end(row: ProcessRow, tmp_path: Path) -> None:
 
 @each([row for row in ROWS if row.exit is None])
 def test_a_process_that_goes_on(row: ProcessRow, tmp_path: Path) -> None:
-    papers = Papers(tmp_path)
+    papers = CertificateFiles(tmp_path)
     with extender_process.started(tmp_path, arguments(row, papers, tmp_path), papers) as running:
         if row.logged:
             wait(row.logged, lambda: running.events(row.logged) or None)
@@ -67,7 +67,7 @@ def test_a_process_that_goes_on(row: ProcessRow, tmp_path: Path) -> None:
         assert running.process.is_running
 
 
-def rejections(running: Served) -> dict[str, str]:
+def rejections(running: ExtenderProcess) -> dict[str, str]:
     """What it says of a node to a pod that names a policy."""
     papers = running.papers
     pod = {"metadata": {"name": "p", "namespace": "d", "labels": {"telemetry-policy": "demo"}}}

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from tests.conformance.tas import cases, cluster_files, request_bodies
-from tests.conformance.tas.cases import Case
-from tests.conformance.tas.extender_process import Answer, Extender, Heard
-from tests.conformance.tas.table_rows import Call, Expect
+from tests.conformance.tas.cases import TasCase
+from tests.conformance.tas.extender_process import CaseExtender, CaseResponse, ClosedConnection
+from tests.conformance.tas.table_rows import ExpectedResponse, HttpCall
 
 EARLY_S = 0.5  # a timer of the event loop may end a little before ours
 LATE_S = 60.0  # no limit on speed: long enough for any machine
@@ -19,13 +19,13 @@ LATE_S = 60.0  # no limit on speed: long enough for any machine
 FIRST = cases.filtering()[0]
 
 
-class NodeList(msgspec.Struct):
+class FilteredNodeList(msgspec.Struct):
     items: list[msgspec.Raw]
     metadata: dict[str, str]
 
 
 class FilterResult(msgspec.Struct, rename="pascal", forbid_unknown_fields=True):
-    nodes: NodeList | None
+    nodes: FilteredNodeList | None
     node_names: list[str] | None
     failed_nodes: dict[str, str] | None
     failed_and_unresolvable_nodes: None
@@ -38,8 +38,8 @@ class HostPriority(msgspec.Struct, rename="pascal", forbid_unknown_fields=True):
 
 
 @pytest.fixture(scope="module")
-def extender(tmp_path_factory) -> Iterator[Extender]:
-    made = Extender(tmp_path_factory.mktemp("tas"))
+def extender(tmp_path_factory) -> Iterator[CaseExtender]:
+    made = CaseExtender(tmp_path_factory.mktemp("tas"))
     cluster_files.lay(cases.every(), made.objects)
     with made:
         made.first = made.ask(FIRST.path, request_bodies.body(FIRST))
@@ -66,7 +66,7 @@ def test_the_first_answer_after_readiness_is_right(extender):
     check(FIRST, extender.first)
 
 
-def each(cases: list[Case]):
+def each(cases: list[TasCase]):
     return pytest.mark.parametrize("case", cases, ids=map(str, cases))
 
 
@@ -82,13 +82,13 @@ def test_requests(extender, case):
     if row.expect.refused:
         assert row.expect.refused in extender.refusal(row.connect)
         return
-    check(case, extender.call(row.connect, row.call or Call(), body))
+    check(case, extender.call(row.connect, row.call or HttpCall(), body))
     check_log(case, extender)
 
 
 @each([case for case in cases.http() if case.row.connect.send is not None])
 def test_connections_that_the_server_ends(heard, case):
-    response: Heard = heard[case.tag].result()
+    response: ClosedConnection = heard[case.tag].result()
     expect = case.row.expect
     if expect.closed_after_s:
         assert expect.closed_after_s - EARLY_S < response.after_s < expect.closed_after_s + LATE_S
@@ -102,7 +102,7 @@ def test_connections_that_the_server_ends(heard, case):
     assert expect.text.encode() in body
 
 
-def check(case: Case, answer: Answer) -> None:
+def check(case: TasCase, answer: CaseResponse) -> None:
     """The answer is what the row expects, and has the form of all answers."""
     expect = case.row.expect
     assert answer.status == expect.status, answer.body
@@ -119,7 +119,7 @@ def check(case: Case, answer: Answer) -> None:
         check_filtered(case, msgspec.json.decode(answer.body, type=FilterResult), expect)
 
 
-def check_filtered(case: Case, result: FilterResult, expect: Expect) -> None:
+def check_filtered(case: TasCase, result: FilterResult, expect: ExpectedResponse) -> None:
     assert result.error == ""
     failed = result.failed_nodes
     if failed is not None:
@@ -143,7 +143,7 @@ def check_filtered(case: Case, result: FilterResult, expect: Expect) -> None:
         assert result.nodes.metadata == expect.list_metadata
 
 
-def check_log(case: Case, extender: Extender) -> None:
+def check_log(case: TasCase, extender: CaseExtender) -> None:
     wanted = case.row.expect.logged
     if wanted is None:
         return

@@ -20,7 +20,7 @@ from nodewise.agents.gpu.reasons import InvalidDemand, RejectionKind
 from nodewise.agents.gpu.resource_profile import INTEL
 from nodewise.agents.gpu.subdevices import SubdeviceRequest
 from tests.conformance.gas import expectations, table_notation, table_rows
-from tests.conformance.gas.table_rows import Case
+from tests.conformance.gas.table_rows import PlacementCase
 
 MC = "gpu.intel.com/millicores"
 SUBDEVICES = "gpu.intel.com/tiles"
@@ -32,7 +32,7 @@ class Node(NamedTuple):
     allocations: NodeAllocations
 
 
-def as_read(case: Case, name: str) -> Node:
+def as_read(case: PlacementCase, name: str) -> Node:
     """A node of a row, with the pods that run there."""
     gpu_node = decode(GpuNode, table_notation.node(name, case.row.nodes[name], case.driver))
     running = [
@@ -50,7 +50,7 @@ def as_read(case: Case, name: str) -> Node:
     )
 
 
-def booked(name: str, node: str, running: table_notation.Running, driver: str) -> AllocatedPod:
+def booked(name: str, node: str, running: table_notation.RunningPod, driver: str) -> AllocatedPod:
     made = table_notation.pod(name, running.containers, running.annotations, driver)
     made["metadata"] |= {"namespace": "d", "uid": name}
     made["spec"]["nodeName"] = node
@@ -61,13 +61,13 @@ def decode(type_: type[Any], value: Any) -> Any:
     return msgspec.json.decode(msgspec.json.encode(value), type=type_)
 
 
-def demand_of(case: Case) -> Demand:
+def demand_of(case: PlacementCase) -> Demand:
     options = GpuOptions(enable_allowlist="allow" in case.row.flags, enable_denylist="deny" in case.row.flags)
     pod = decode(GpuPod, table_notation.pod("p", case.row.pod, case.row.annotations, case.driver))
     return demands.read(pod, INTEL, options)
 
 
-def order_of(case: Case) -> GpuOrder:
+def order_of(case: PlacementCase) -> GpuOrder:
     word, _, short = case.row.flags.partition(" ")
     return Balanced(table_notation.resource(short, case.driver)) if word == "balanced" else FirstFit()
 
@@ -80,7 +80,7 @@ KNOWN = [case for case in table_rows.placing() if demand_of(case).wants_gpus]
 
 
 @pytest.mark.parametrize("case", KNOWN, ids=str)
-def test_case(case: Case) -> None:
+def test_case(case: PlacementCase) -> None:
     names = [name for name in case.row.names if name in case.row.nodes]
     nodes = [as_read(case, name) for name in names]
     demand = demand_of(case)
@@ -97,7 +97,7 @@ def test_case(case: Case) -> None:
         check_taken(case, nodes[first], demand, fitted, first)
 
 
-def check_taken(case: Case, node: Node, demand: Demand, fitted: FitResult, at: int) -> None:
+def check_taken(case: PlacementCase, node: Node, demand: Demand, fitted: FitResult, at: int) -> None:
     """The cards, and the tiles of those containers that ask for some."""
     taken = [
         [
