@@ -24,6 +24,11 @@ from tests.conformance.cmk.table_rows import ClusterRow
 PROC = Path("/proc")
 ROWS = table_rows.read("cluster", ClusterRow)
 SLOW_S = 120
+SHORT_WAITS = {
+    **forks.SHORT_WAITS,
+    "nodewise.cpu.cluster.object_writer._LONGEST_S": 0.2,
+    "nodewise.cpu.cluster.removal._ROUND_S": 0.1,
+}
 
 
 @pytest.fixture
@@ -101,7 +106,7 @@ def run(row: ClusterRow, cluster: Server, folder: Path) -> "subprocess.Completed
         [forks.CMK, *arguments],
         timeout=SLOW_S,
         env={**os.environ, "NODE_NAME": ""},
-        constants=forks.SHORT_WAITS,
+        constants=SHORT_WAITS,
     )
 
 

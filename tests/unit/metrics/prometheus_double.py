@@ -116,6 +116,7 @@ def _text(value: float) -> str:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # headers and body are separate writes
     prometheus: Prometheus
 
     def do_GET(self) -> None:
