@@ -108,7 +108,18 @@ class Fork:
 
 
 class ForkedProcess(Process):
-    """A server of nodewise that runs until `stop`."""
+    """A server of nodewise that runs until `stop`. `constants` as in `run`."""
+
+    def __init__(
+        self,
+        arguments: Sequence[str | Path],
+        log: Path,
+        environment: dict[str, str] | None = None,
+        folder: Path | None = None,
+        constants: Mapping[str, object] | None = None,
+    ) -> None:
+        self._constants = dict(constants or {})
+        super().__init__(arguments, log, environment, folder)
 
     def _start(
         self, command: list[str], out: IO[bytes], environment: dict[str, str] | None, folder: Path | None
@@ -116,7 +127,7 @@ class ForkedProcess(Process):
         if "PYTHONPATH" in (environment or os.environ):  # what to import depends on it
             return super()._start(command, out, environment, folder)
         with Path(os.devnull).open("rb") as stdin:
-            return Fork(command, stdin, out, out, cwd=folder, env=environment)
+            return Fork(command, stdin, out, out, cwd=folder, env=environment, constants=self._constants)
 
 
 def run(

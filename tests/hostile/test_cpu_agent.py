@@ -9,12 +9,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nodewise.cpu import procfs
+from nodewise.cpu.agent.socket_server import ConnectionLimits
+from tests.forks import ForkedProcess
 from tests.unit.cpu.agent import agent_process
 from tests.unit.cpu.agent.agent_process import PATIENCE_S, Running
 
@@ -57,8 +60,13 @@ WRONG: list[dict[str, Any]] = [
 @pytest.fixture(scope="module")
 def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("agent")
-    with agent_process.running(folder, "--interval=1s", "--max-per-pod=40", pools=POOLS) as running:
+    short_deadline = {"nodewise.cli.cpu.agent.ConnectionLimits": partial(ConnectionLimits, line_s=1.0)}
+    start = partial(ForkedProcess, constants=short_deadline)
+    with agent_process.running(
+        folder, "--interval=200ms", "--max-per-pod=40", pools=POOLS, start=start
+    ) as running:
         yield running
+        assert running.isolate("true").wait(PATIENCE_S) == 0
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +74,7 @@ def _serves_on(agent: Running) -> Iterator[None]:
     yield
     agent.expect_free()
     assert agent.process.is_running
-    assert agent.isolate("true").wait(PATIENCE_S) == 0
+    agent.expect_served()
     assert "task_failed" not in agent.log
 
 
@@ -154,7 +162,7 @@ def test_one_that_idles_gives_way_to_another_tenant(tmp_path: Path) -> None:
 
 def test_one_that_holds_gives_way_too_and_loses_nothing(tmp_path: Path) -> None:
     with agent_process.running(tmp_path, "--max-connections=5", "--max-per-pod=7", pools=POOLS) as agent:
-        wrappers = [agent.holder("shared") for _ in range(5)]
+        wrappers = agent.start_holders(5, "shared")
         assert _claim_as(agent, 65534)["cpus"] == [1]
         assert {task.pid for task in agent.holders()["1"]} >= {wrapper.pid for wrapper in wrappers}
         for wrapper in wrappers:

@@ -1,4 +1,4 @@
-"""A node agent over a directory, as a process of its own; and who asks it."""
+"""A node agent over a directory, as a process of its own, and its clients."""
 
 import contextlib
 import json
@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,14 +17,31 @@ from nodewise.cpu.pool_allocations import Task
 from nodewise.cpu.store.directory import DirectoryStore
 from tests.cluster.processes import Process
 from tests.cluster.test_namespaces import wait
+from tests.forks import CMK, NODEWISE, ForkedProcess
 
-BIN = Path(sys.executable).parent
 PATIENCE_S = 60.0
+CLAIM_AND_END = """
+import json, socket, sys
+s = socket.socket(socket.AF_UNIX)
+s.connect(sys.argv[1])
+s.sendall(json.dumps({"do": "claim", "pool": sys.argv[2]}).encode() + b"\\n")
+sys.stdout.buffer.write(s.recv(65536))
+"""
+CLAIM_AND_RELEASE = """
+import json, socket, sys
+s = socket.socket(socket.AF_UNIX)
+s.connect(sys.argv[1])
+f = s.makefile("rwb", buffering=0)
+f.write(b'{"do":"claim","pool":"exclusive"}\\n')
+task = json.loads(f.readline())["task"]
+f.write(json.dumps({"do": "release", "task": task}).encode() + b"\\n")
+assert json.loads(f.readline()) == {"released": True}
+"""
 ONLINE = "sys/devices/system/cpu/online"
 
 
 class Running:
-    """An agent that runs, and its node's book."""
+    """An agent that runs, and its node's allocations."""
 
     def __init__(self, process: Process, store: AllocationStore, path: Path) -> None:
         self.process = process
@@ -47,7 +64,7 @@ class Running:
         return False
 
     def holders(self) -> dict[str, tuple[Task, ...]]:
-        """Of each CPU list that somebody holds, the tasks."""
+        """The tasks of each allocated CPU list."""
         return {
             cpu_list.text: cpu_list.tasks
             for _, cpu_list in self.store.read().allocations.cpu_lists
@@ -66,10 +83,10 @@ class Running:
     def isolate(
         self, *command: str, pool: str = "exclusive", options: Sequence[str] = ()
     ) -> subprocess.Popen[str]:
-        """A real `cmk isolate` that asks this agent."""
+        """A real `cmk isolate` that uses this agent."""
         ours = [f"--pool={pool}", f"--agent-socket={self.path}", *options]
         return subprocess.Popen(
-            [BIN / "cmk", "isolate", *ours, command[0], "--", *command[1:]],
+            [CMK, "isolate", *ours, command[0], "--", *command[1:]],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -78,10 +95,27 @@ class Running:
 
     def holder(self, pool: str = "exclusive") -> subprocess.Popen[str]:
         """A wrapper whose command runs, until its standard input ends."""
-        wrapper = self.isolate("sh", "-c", "echo runs; exec cat", pool=pool)
-        assert wrapper.stdout
-        assert wrapper.stdout.readline() == "runs\n"
+        (wrapper,) = self.start_holders(1, pool)
         return wrapper
+
+    def start_holders(self, number: int, pool: str) -> list[subprocess.Popen[str]]:
+        """Several wrappers, started at the same time."""
+        wrappers = [self.isolate("sh", "-c", "echo runs; exec cat", pool=pool) for _ in range(number)]
+        for wrapper in wrappers:
+            assert wrapper.stdout
+            assert wrapper.stdout.readline() == "runs\n"
+        return wrappers
+
+    def claim_and_end(self, pool: str) -> Any:
+        """The response to a process that allocates a list of the pool and ends without a release."""
+        command = [sys.executable, "-S", "-c", CLAIM_AND_END, self.path, pool]
+        completed = subprocess.run(command, capture_output=True, check=True, timeout=PATIENCE_S)
+        return json.loads(completed.stdout)
+
+    def expect_served(self) -> None:
+        """A process allocates and releases an exclusive list."""
+        command = [sys.executable, "-S", "-c", CLAIM_AND_RELEASE, self.path]
+        subprocess.run(command, check=True, timeout=PATIENCE_S)
 
 
 class Client:
@@ -120,28 +154,37 @@ class Client:
 
 
 @contextlib.contextmanager
-def running(folder: Path, *options: str, pools: dict[str, dict[int, tuple[str, ...]]]) -> Iterator[Running]:
-    """An agent whose node has these pools, until the end of the context."""
+def running(
+    folder: Path,
+    *options: str,
+    pools: dict[str, dict[int, tuple[str, ...]]],
+    start: Callable[[list[str | Path], Path], Process] = ForkedProcess,
+) -> Iterator[Running]:
+    """An agent whose node has these pools, until the end of the context. `start` gets the command and the log."""
     store = DirectoryStore(folder / "state")
     if not (folder / "state").exists():
         store.create(pool_allocations.from_lists(pools))
-    with started(folder, *options) as agent:
+    with started(folder, *options, start=start) as agent:
         yield agent
 
 
 @contextlib.contextmanager
-def started(folder: Path, *options: str) -> Iterator[Running]:
+def started(
+    folder: Path, *options: str, start: Callable[[list[str | Path], Path], Process] = ForkedProcess
+) -> Iterator[Running]:
     """An agent for the state that is there, ready."""
-    with starting(folder, *options) as agent:
+    with starting(folder, *options, start=start) as agent:
         agent.process.wait_ready(agent.is_ready)
         yield agent
 
 
 @contextlib.contextmanager
-def starting(folder: Path, *options: str) -> Iterator[Running]:
-    """The same, not waited for."""
+def starting(
+    folder: Path, *options: str, start: Callable[[list[str | Path], Path], Process] = ForkedProcess
+) -> Iterator[Running]:
+    """The same, but it may not be ready yet."""
     path = folder / "run/cpu.sock"
-    command = [BIN / "nodewise", "cpu", "agent", f"--conf-dir={folder / 'state'}", f"--socket={path}"]
-    process = Process([*command, "--health-port=0", "--proc-fs=/proc", *options], folder / "agent.log")
+    command = [NODEWISE, "cpu", "agent", f"--conf-dir={folder / 'state'}", f"--socket={path}"]
+    process = start([*command, "--health-port=0", "--proc-fs=/proc", *options], folder / "agent.log")
     with process:
         yield Running(process, DirectoryStore(folder / "state"), path)

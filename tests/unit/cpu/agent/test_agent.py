@@ -14,6 +14,7 @@ import pytest
 from nodewise.cpu import pool_allocations, procfs
 from nodewise.cpu.allocation_store import Intent
 from nodewise.cpu.node import thread_affinity
+from tests.cluster.processes import Process
 from tests.cluster.test_namespaces import wait
 from tests.unit.cpu.agent import agent_process
 from tests.unit.cpu.agent.agent_process import PATIENCE_S, Running
@@ -25,8 +26,10 @@ CLAIM = {"do": "claim", "pool": "exclusive"}
 
 @pytest.fixture
 def agent(tmp_path: Path) -> Iterator[Running]:
-    with agent_process.running(tmp_path, "--interval=1s", pools=POOLS) as running:
+    with agent_process.running(tmp_path, "--interval=200ms", pools=POOLS) as running:
         yield running
+        # At SIGTERM it would wait until this process, whose connection has just ended, ends as well.
+        running.process.kill()
 
 
 def test_a_command_runs_on_the_cpus_that_its_wrapper_was_given(agent: Running) -> None:
@@ -86,17 +89,20 @@ def test_a_killed_wrapper_holds_until_its_descendants_are_over(agent: Running) -
 
 
 def test_what_a_command_leaves_without_an_environment_holds_its_cores(tmp_path: Path) -> None:
-    """It is known as the wrapper's child only, and no sweep came by while the command ran."""
-    with agent_process.running(tmp_path, "--interval=3s", pools=POOLS) as agent:
+    """It is known as the wrapper's child only, and no garbage was collected while the command ran."""
+    with agent_process.running(tmp_path, "--interval=1h", pools=POOLS) as agent:
         wrapper = agent.isolate("env", "-i", "sh", "-c", "sleep 600 >/dev/null 2>&1 & echo $!")
         output, errors = wrapper.communicate(timeout=PATIENCE_S)
         sleeper = int(output)
         try:
             assert "still run" in errors
-            _wait_for_sweeps(agent, 2)
+            for _ in range(2):
+                agent.claim_and_end("infra")
+                wait("its end is noticed", lambda: True if "1" not in agent.holders() else None)
             assert list(agent.holders()) == ["0"]
         finally:
             os.kill(sleeper, signal.SIGKILL)
+        agent.claim_and_end("infra")
         agent.expect_free()
 
 
@@ -146,7 +152,7 @@ def test_an_agent_that_starts_anew_finds_all_as_it_was(tmp_path: Path) -> None:
         wrapper = first.holder()
         held = first.expect_held("0")
         first.process.kill()
-    with agent_process.started(tmp_path, "--interval=1s") as second:
+    with agent_process.started(tmp_path, "--interval=200ms") as second:
         _wait_for_sweeps(second, 2)
         assert second.holders() == {"0": held}
         wrapper.communicate("")
@@ -155,7 +161,7 @@ def test_an_agent_that_starts_anew_finds_all_as_it_was(tmp_path: Path) -> None:
 
 
 def test_with_sigterm_it_leaves_the_state_as_it_is(tmp_path: Path) -> None:
-    with agent_process.running(tmp_path, pools=POOLS) as agent:
+    with agent_process.running(tmp_path, pools=POOLS, start=Process) as agent:
         wrapper = agent.holder()
         held = agent.expect_held("0")
         agent.process.stop(PATIENCE_S)
@@ -170,7 +176,7 @@ def test_with_sigterm_it_leaves_the_state_as_it_is(tmp_path: Path) -> None:
 def test_without_pools_it_says_so_and_serves_when_there_are_some(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     path = tmp_path / "run/cpu.sock"
-    with agent_process.starting(tmp_path, "--interval=1s") as agent:
+    with agent_process.starting(tmp_path, "--interval=200ms") as agent:
         wait("it listens", lambda: path.exists() or None, PATIENCE_S, lambda: agent.log)
         with agent.client() as client:
             assert "there are no pools" in client.ask(CLAIM)["error"]["what"]
@@ -182,15 +188,9 @@ def test_without_pools_it_says_so_and_serves_when_there_are_some(tmp_path: Path)
 
 
 def test_who_ends_without_a_word_is_swept_at_once(tmp_path: Path) -> None:
-    program = (
-        "import socket, sys\n"
-        "s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1])\n"
-        's.sendall(b\'{"do":"claim","pool":"exclusive"}\\n\'); print(s.recv(65536))\n'
-    )
     with agent_process.running(tmp_path, "--interval=1h", pools=POOLS) as agent:
         for _ in range(3):
-            ran = subprocess.run([sys.executable, "-c", program, agent.path], capture_output=True, check=True)
-            assert b"cpus" in ran.stdout
+            assert agent.claim_and_end("exclusive")["cpus"] == [0]
             agent.expect_free()
 
 
@@ -233,7 +233,7 @@ def test_a_tenant_has_no_more_connections_than_its_share(tmp_path: Path) -> None
         agent_process.running(tmp_path, "--max-per-pod=3", pools=POOLS) as agent,
         contextlib.ExitStack() as stack,
     ):
-        wrappers = [agent.holder("infra") for _ in range(3)]
+        wrappers = agent.start_holders(3, "infra")
         wait("three tasks", lambda: True if len(agent.holders().get("1", ())) == 3 else None)
         fourth = agent.isolate("true", pool="infra")
         _, errors = fourth.communicate()

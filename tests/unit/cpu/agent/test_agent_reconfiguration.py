@@ -23,6 +23,7 @@ from tests.cluster import availability
 from tests.cluster.test_namespaces import wait
 from tests.conformance.cmk import machines
 from tests.conformance.cmk.test_node_commands import write
+from tests.forks import NODEWISE
 from tests.unit.cpu.agent import agent_process
 from tests.unit.cpu.agent.agent_process import PATIENCE_S, Running
 from tests.unit.cpu.reconfiguration import process_trees
@@ -74,7 +75,7 @@ def reconfigure(agent: Running, *options: str) -> Any:
         *options,
     ]
     done = subprocess.run(
-        [agent_process.BIN / "nodewise", "cpu", *words],
+        [NODEWISE, "cpu", *words],
         capture_output=True,
         text=True,
         check=False,
