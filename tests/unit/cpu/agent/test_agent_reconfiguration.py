@@ -132,7 +132,7 @@ def test_it_takes_back_what_a_program_left_that_is_gone(tmp_path: Path, machine:
             lambda: agent.log,
         )
         assert (everywhere(task), agent.holders()) == ({ZERO}, {"0": (task,)})
-        assert "cpu_intent_recovered" in agent.log
+        wait("it is logged", lambda: "cpu_intent_recovered" in agent.log or None)
         assert wrapper.stdin
         wrapper.stdin.close()
 
