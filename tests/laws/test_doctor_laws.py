@@ -14,11 +14,11 @@ from nodewise.doctor.collectors import policies as policy_collectors
 from nodewise.doctor.facts import (
     Descheduler,
     EntryCertificates,
-    Extender,
+    ExtenderWorkload,
     Facts,
     MetricCoverage,
-    Scheduler,
-    Server,
+    ProbedServer,
+    SchedulerInfo,
 )
 from nodewise.doctor.parsing import certificates, scheduler_configuration, workloads
 from nodewise.terminal_escaping import short
@@ -82,7 +82,7 @@ def test_workloads_of_any_shape_are_read(kind: str, value: Any, path: str) -> No
 @given(st.binary(max_size=80) | VALUES.map(encoded))
 def test_texts_of_any_kind_are_read(text: bytes) -> None:
     scheduler_configuration.parse(text)
-    deschedulers.parse_policy("d", text)
+    deschedulers.parse_descheduler_policy("d", text)
     workloads.parse_settings(text)
     replicas.parse_metrics("p", text, 0.0)
     certificates.parse_pem(text)
@@ -105,22 +105,22 @@ def test_a_cluster_of_any_shape_is_examined(config: Any, workload: Any, more: An
     facts = Facts(
         NOW,
         schedulers=(
-            Scheduler(
+            SchedulerInfo(
                 str(config),
                 read,
                 deployment,
                 {entry.number: EntryCertificates((), (), b"") for entry in read.entries},
-                {entry.number: Server() for entry in read.entries},
+                {entry.number: ProbedServer() for entry in read.entries},
             ),
             *SOUND.schedulers,
         ),
-        extenders=(Extender(deployment, workloads.parse_settings(encoded(more))),),
+        extenders=(ExtenderWorkload(deployment, workloads.parse_settings(encoded(more))),),
         pods=tuple(filter(None, [programs.parse_pod(0.0, encoded(workload))])),
         policies=(POLICY._replace(problems=problems),),
         node_count=5000,
         metrics={"heat": MetricCoverage(0, (str(more),))},
         admission_policies=access_rules.enforced_policies([config, more], [more]),
-        deschedulers=(deschedulers.read_policy("d", more), Descheduler("e", ())),
+        deschedulers=(deschedulers.read_descheduler_policy("d", more), Descheduler("e", ())),
         programs_elsewhere=(deployment.where,),
     )
     for finding in examination.examine(facts).findings:

@@ -20,7 +20,7 @@ from nodewise.clock import SystemClock
 from nodewise.doctor import examination
 from nodewise.doctor.collectors import collect
 from nodewise.doctor.collectors.cluster_reader import ClusterReader
-from nodewise.doctor.collectors.collection_session import SchedulerClient, Session, Target
+from nodewise.doctor.collectors.collection_session import ExaminationTarget, SchedulerClient, Session
 from nodewise.doctor.findings import CATALOGUE, PAGE, Finding, Report, Severity
 from nodewise.errors import BadSettings, Problem
 from nodewise.kube import credentials, kubeconfig, tls
@@ -100,8 +100,8 @@ def run(command_line: CommandLine) -> None:
     logs.configure("error")
     settings = command_line.settings(DoctorOptions)
     _check_ids(settings.skip)
-    report = asyncio.run(_report(settings, command_line.settings(ClusterOptions).kube))
-    _FORMS[settings.output](report, color=not settings.no_color)
+    report = asyncio.run(_examine_cluster(settings, command_line.settings(ClusterOptions).kube))
+    _PRINTERS[settings.output](report, color=not settings.no_color)
     if not report.is_sound:
         click.get_current_context().exit(exit_codes.NO)
 
@@ -113,9 +113,11 @@ def _check_ids(ids: Sequence[str]) -> None:
         raise BadSettings("settings", [Problem("--skip", ", ".join(map(repr, unknown)), expected)])
 
 
-async def _report(settings: DoctorOptions, cluster: KubeOptions) -> Report:
+async def _examine_cluster(settings: DoctorOptions, cluster: KubeOptions) -> Report:
     client = _scheduler_client(cluster) if settings.scheduler_url else None
-    target = Target(settings.scheduler_configs, settings.scheduler_url, client, settings.namespaces)
+    target = ExaminationTarget(
+        settings.scheduler_configs, settings.scheduler_url, client, settings.namespaces
+    )
     skip = frozenset(settings.skip)
     api = connect(cluster, MetricsRegistry())
     try:
@@ -143,28 +145,28 @@ def print_table(report: Report, *, color: bool) -> None:
     for severity, (heading, style) in _HEADINGS.items():
         findings = [finding for finding in report.findings if finding.severity == severity]
         if findings:
-            _print(console, Text(heading, style), 0)
+            _print_folded(console, Text(heading, style), 0)
             for id_, group in groupby(findings, key=lambda finding: finding.id):
                 _print_group(console, id_, list(group))
             console.print()
-    _print(console, Text(_summary(report)), 0)
+    _print_folded(console, Text(_format_summary(report)), 0)
     if report.findings:
-        _print(console, Text(f"Details: {PAGE}, by the id."), 0)
+        _print_folded(console, Text(f"Details: {PAGE}, by the id."), 0)
 
 
 def _print_group(console: Console, id_: str, findings: Sequence[Finding]) -> None:
-    _print(console, Text.assemble((id_, "bold"), "  ", findings[0].title), 2)
+    _print_folded(console, Text.assemble((id_, "bold"), "  ", findings[0].title), 2)
     for number, finding in enumerate(findings):
-        _print(console, Text(finding.object), _INDENT)
-        _print(console, Text(finding.found), _INDENT, "found")
+        _print_folded(console, Text(finding.object), _INDENT)
+        _print_folded(console, Text(finding.found), _INDENT, "found")
         if finding.expected not in finding.remedy:
-            _print(console, Text(finding.expected), _INDENT, "expected")
+            _print_folded(console, Text(finding.expected), _INDENT, "expected")
         following = findings[number + 1].remedy if number + 1 < len(findings) else ""
         if finding.remedy != following:  # printed once for several in a row
-            _print(console, Text(finding.remedy), _INDENT, "remedy")
+            _print_folded(console, Text(finding.remedy), _INDENT, "remedy")
 
 
-def _print(console: Console, text: Text, indent: int, label: str = "") -> None:
+def _print_folded(console: Console, text: Text, indent: int, label: str = "") -> None:
     """A text folded to the width, beside its label if it has one."""
     before = indent + (_LABEL_WIDTH if label else 0)
     for number, line in enumerate(text.wrap(console, max(console.width - before, _MIN_TEXT_WIDTH))):
@@ -175,7 +177,7 @@ def _print(console: Console, text: Text, indent: int, label: str = "") -> None:
         )
 
 
-def _summary(report: Report) -> str:
+def _format_summary(report: Report) -> str:
     numbers = {
         severity: sum(finding.severity == severity for finding in report.findings) for severity in _HEADINGS
     }
@@ -195,7 +197,7 @@ def print_json(report: Report, *, color: bool) -> None:  # noqa: ARG001 - all fo
     click.echo(msgspec.json.format(msgspec.json.encode(document), indent=1))
 
 
-_FORMS: Final[dict[str, Callable[..., None]]] = {"table": print_table, "json": print_json}
+_PRINTERS: Final[dict[str, Callable[..., None]]] = {"table": print_table, "json": print_json}
 
 command = options.make_command(
     "doctor",

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from nodewise.doctor.facts import DERIVED, Facts, Unavailable
+from nodewise.doctor.facts import DERIVED, Facts, UnavailableFact
 from nodewise.doctor.findings import CATALOGUE, NotChecked, Result
 
 Function = Callable[..., Iterable[Result]]
@@ -34,25 +34,25 @@ class Check(NamedTuple):
         needed = {name: getattr(facts, name) for name in self.needs}
         for value in needed.values():
             yield from (NotChecked(id_, part) for part in _missing_parts(value) for id_ in self.ids)
-        if any(isinstance(value, Unavailable) for value in needed.values()):
+        if any(isinstance(value, UnavailableFact) for value in needed.values()):
             return
         used = {name: getattr(facts, name) for name in self.uses}
         yield from self.function(
             **{name: _readable_parts(value) for name, value in needed.items()},
-            **{name: value for name, value in used.items() if not isinstance(value, Unavailable)},
+            **{name: value for name, value in used.items() if not isinstance(value, UnavailableFact)},
         )
 
 
-def _missing_parts(value: Any) -> list[Unavailable]:
-    if isinstance(value, Unavailable):
+def _missing_parts(value: Any) -> list[UnavailableFact]:
+    if isinstance(value, UnavailableFact):
         return [value]
-    return [part for part in value if isinstance(part, Unavailable)] if isinstance(value, tuple) else []
+    return [part for part in value if isinstance(part, UnavailableFact)] if isinstance(value, tuple) else []
 
 
 def _readable_parts(value: Any) -> Any:
     if not isinstance(value, tuple):
         return value
-    return tuple(part for part in value if not isinstance(part, Unavailable))
+    return tuple(part for part in value if not isinstance(part, UnavailableFact))
 
 
 def check(*ids: str) -> Callable[[Function], Check]:

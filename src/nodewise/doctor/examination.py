@@ -6,7 +6,7 @@ from typing import Final
 
 from nodewise.doctor.check import Check
 from nodewise.doctor.checks import CHECKS
-from nodewise.doctor.facts import Facts, Unavailable
+from nodewise.doctor.facts import Facts, UnavailableFact
 from nodewise.doctor.findings import (
     CATALOGUE,
     NOT_CHECKED,
@@ -44,8 +44,8 @@ def examine(facts: Facts, skip: Collection[str] = ()) -> Report:
     findings += [] if NOT_CHECKED in skip else _not_checked(missing)
     reasons = _reasons(missing)
     checked = [id_ for id_ in CATALOGUE if id_ not in {*skip, *reasons, NOT_CHECKED}]
-    examined = tuple(_examined(facts, needed_facts(skip)))
-    return Report(_limited(sorted(findings, key=_order)), checked, list(reasons.items()), examined)
+    examined = tuple(_describe_examined(facts, needed_facts(skip)))
+    return Report(_limit_findings(sorted(findings, key=_sort_key)), checked, list(reasons.items()), examined)
 
 
 def _results(facts: Facts, skip: Collection[str]) -> Iterator[Result]:
@@ -61,7 +61,7 @@ def _reasons(missing: Iterable[NotChecked]) -> dict[str, str]:
     return {id_: short("; ".join(by_id[id_])) for id_ in CATALOGUE if id_ in by_id}
 
 
-def _order(item: Finding) -> tuple[int, int, str, str]:
+def _sort_key(item: Finding) -> tuple[int, int, str, str]:
     return (
         SEVERITIES.index(item.severity),
         list(CATALOGUE).index(item.id),
@@ -70,7 +70,7 @@ def _order(item: Finding) -> tuple[int, int, str, str]:
     )
 
 
-def _limited(findings: Iterable[Finding]) -> list[Finding]:
+def _limit_findings(findings: Iterable[Finding]) -> list[Finding]:
     """The first findings of each id, and the number of the others."""
     kept: list[Finding] = []
     for _, group in groupby(findings, key=lambda item: (item.severity, item.id)):
@@ -84,7 +84,7 @@ def _limited(findings: Iterable[Finding]) -> list[Finding]:
 
 def _not_checked(missing: Iterable[NotChecked]) -> Iterator[Finding]:
     """One finding for each fact that is unavailable, with the checks that need it."""
-    by_fact: dict[Unavailable, dict[str, None]] = {}
+    by_fact: dict[UnavailableFact, dict[str, None]] = {}
     for result in missing:
         by_fact.setdefault(result.unavailable, {})[result.id] = None
     for unavailable, ids in by_fact.items():
@@ -98,10 +98,10 @@ def _not_checked(missing: Iterable[NotChecked]) -> Iterator[Finding]:
         yield finding(NOT_CHECKED, unavailable.what, actual, expected, remedy=remedy, severity=severity)
 
 
-def _examined(facts: Facts, fields: frozenset[str]) -> Iterator[str]:
+def _describe_examined(facts: Facts, fields: frozenset[str]) -> Iterator[str]:
     """What was examined, in words."""
     values = {name: getattr(facts, name) for name in fields}
-    read = {name: value for name, value in values.items() if not isinstance(value, Unavailable)}
+    read = {name: value for name, value in values.items() if not isinstance(value, UnavailableFact)}
     if "schedulers" in read:
         where = [
             scheduler.where

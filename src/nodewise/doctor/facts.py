@@ -13,7 +13,7 @@ from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, Profi
 from nodewise.doctor.parsing.workloads import Workload
 
 
-class Unavailable(NamedTuple):
+class UnavailableFact(NamedTuple):
     """A fact, or a part of one, that could not be read."""
 
     what: str
@@ -26,21 +26,21 @@ class Unavailable(NamedTuple):
     """Whether nothing needs to be done: the fact was not read to spare the cluster, or another finding explains it."""
 
 
-def readable(chain: Chain | Unavailable | None) -> Chain:
+def readable(chain: Chain | UnavailableFact | None) -> Chain:
     """The certificates; empty if there are none, or none that could be read."""
-    return () if chain is None or isinstance(chain, Unavailable) else chain
+    return () if chain is None or isinstance(chain, UnavailableFact) else chain
 
 
 class EntryCertificates(NamedTuple):
     """What an entry's certificate files contain; None where the entry names no file."""
 
-    ca: Chain | Unavailable | None = None
-    client: Chain | Unavailable | None = None
-    key: bytes | Unavailable | None = None
+    ca: Chain | UnavailableFact | None = None
+    client: Chain | UnavailableFact | None = None
+    key: bytes | UnavailableFact | None = None
     """The public key, DER; empty if the file contains no readable key."""
 
 
-class Server(NamedTuple):
+class ProbedServer(NamedTuple):
     """The result of connecting to an entry's address."""
 
     address: str = ""
@@ -64,33 +64,33 @@ class Service(NamedTuple):
     where: str
     ports: tuple[int, ...] | None
     """None if the Service does not exist."""
-    ready_endpoints: int | Unavailable = 0
+    ready_endpoints: int | UnavailableFact = 0
 
 
-class Scheduler(NamedTuple):
+class SchedulerInfo(NamedTuple):
     """A kube-scheduler, or a configuration file for one."""
 
     where: str
-    configuration: SchedulerConfiguration | Unavailable
+    configuration: SchedulerConfiguration | UnavailableFact
     workload: Workload | None = None
     certificates: Mapping[int, EntryCertificates] = {}
     """By the number of the entry, like the following."""
-    servers: Mapping[int, Server] = {}
-    services: Mapping[int, Service | Unavailable] = {}
+    servers: Mapping[int, ProbedServer] = {}
+    services: Mapping[int, Service | UnavailableFact] = {}
 
     @property
     def profiles(self) -> tuple[Profile, ...]:
         """Of the configuration; empty if it is unavailable."""
-        return () if isinstance(self.configuration, Unavailable) else self.configuration.profiles
+        return () if isinstance(self.configuration, UnavailableFact) else self.configuration.profiles
 
 
-Schedulers = tuple[Scheduler, ...]
+Schedulers = tuple[SchedulerInfo, ...]
 
 
 class Registration(NamedTuple):
     """An entry of nodewise in a scheduler's configuration."""
 
-    scheduler: Scheduler
+    scheduler: SchedulerInfo
     configuration: SchedulerConfiguration
     entry: ExtenderEntry
 
@@ -103,11 +103,11 @@ class Registration(NamedTuple):
         return self.scheduler.certificates.get(self.entry.number, EntryCertificates())
 
     @property
-    def server(self) -> Server:
-        return self.scheduler.servers.get(self.entry.number, Server())
+    def server(self) -> ProbedServer:
+        return self.scheduler.servers.get(self.entry.number, ProbedServer())
 
     @property
-    def service(self) -> Service | Unavailable | None:
+    def service(self) -> Service | UnavailableFact | None:
         return self.scheduler.services.get(self.entry.number)
 
 
@@ -130,17 +130,17 @@ class ReplicaMetrics(NamedTuple):
     """Series whose name is no node, by metric."""
 
 
-class Extender(NamedTuple):
+class ExtenderWorkload(NamedTuple):
     """A workload that runs `nodewise extender`."""
 
     workload: Workload
     settings: Mapping[str, str]
     """By the names of a settings file, as far as flags, environment and file are known."""
-    unread_settings: Unavailable | None = None
+    unread_settings: UnavailableFact | None = None
     """The settings file, if it could not be read."""
-    client_ca: Chain | Unavailable = ()
+    client_ca: Chain | UnavailableFact = ()
     """The CA whose client certificates it accepts, as far as that is known."""
-    serving: Chain | Unavailable = ()
+    serving: Chain | UnavailableFact = ()
     """Its serving certificate, likewise."""
 
     @property
@@ -155,10 +155,10 @@ class Extender(NamedTuple):
         return [value.strip() for value in self.settings.get(setting, "").split(",") if value.strip()]
 
 
-Extenders = tuple[Extender, ...]
+Extenders = tuple[ExtenderWorkload, ...]
 
 
-class Right(NamedTuple):
+class AccessRight(NamedTuple):
     """A right of the API server's authorization."""
 
     verb: str
@@ -178,7 +178,7 @@ class MissingRights(NamedTuple):
 
     account: str
     """`ServiceAccount/nodewise/nodewise`."""
-    rights: tuple[Right, ...] = ()
+    rights: tuple[AccessRight, ...] = ()
 
 
 class PodInfo(NamedTuple):
@@ -246,7 +246,7 @@ class MetricCoverage(NamedTuple):
     """Why no node has a value."""
 
 
-class MetricsApi(NamedTuple):
+class MetricsApiStatus(NamedTuple):
     """An API group of metrics, as its APIService describes it."""
 
     name: str
@@ -259,7 +259,7 @@ class Descheduler(NamedTuple):
     """A descheduler with the enabled plugins of its policy."""
 
     where: str
-    plugins: tuple[str, ...] | Unavailable
+    plugins: tuple[str, ...] | UnavailableFact
     affinity_types: tuple[str, ...] = ()
     """The node affinity types that RemovePodsViolatingNodeAffinity checks."""
 
@@ -297,39 +297,39 @@ class Facts(NamedTuple):
     """All facts. A fact that no check needs keeps its default."""
 
     now: datetime
-    schedulers: Schedulers | Unavailable = ()
-    extenders: Extenders | Unavailable = ()
-    replica_metrics: tuple[ReplicaMetrics, ...] | Unavailable = ()
-    missing_rights: tuple[MissingRights | Unavailable, ...] | Unavailable = ()
-    pods: Pods | Unavailable = ()
-    policies: Policies | Unavailable = ()
-    node_count: int | Unavailable = 0
-    node_resources: frozenset[str] | Unavailable = frozenset()
+    schedulers: Schedulers | UnavailableFact = ()
+    extenders: Extenders | UnavailableFact = ()
+    replica_metrics: tuple[ReplicaMetrics, ...] | UnavailableFact = ()
+    missing_rights: tuple[MissingRights | UnavailableFact, ...] | UnavailableFact = ()
+    pods: Pods | UnavailableFact = ()
+    policies: Policies | UnavailableFact = ()
+    node_count: int | UnavailableFact = 0
+    node_resources: frozenset[str] | UnavailableFact = frozenset()
     """Resources that some node has allocatable."""
-    metrics: Mapping[str, MetricCoverage | Unavailable] | Unavailable = {}  # noqa: RUF012 - never changed
+    metrics: Mapping[str, MetricCoverage | UnavailableFact] | UnavailableFact = {}  # noqa: RUF012 - never changed
     """By metric."""
-    metrics_apis: tuple[MetricsApi, ...] | Unavailable = ()
-    deschedulers: tuple[Descheduler, ...] | Unavailable = ()
-    gpu_nodes: tuple[GpuNodeInfo, ...] | Unavailable = ()
-    kubelets: tuple[KubeletConfiguration | Unavailable, ...] | Unavailable = ()
-    cluster_ca: Chain | Unavailable = ()
+    metrics_apis: tuple[MetricsApiStatus, ...] | UnavailableFact = ()
+    deschedulers: tuple[Descheduler, ...] | UnavailableFact = ()
+    gpu_nodes: tuple[GpuNodeInfo, ...] | UnavailableFact = ()
+    kubelets: tuple[KubeletConfiguration | UnavailableFact, ...] | UnavailableFact = ()
+    cluster_ca: Chain | UnavailableFact = ()
     """The CA of the cluster's clients."""
-    admission_policies: tuple[AdmissionPolicy, ...] | Unavailable = ()
+    admission_policies: tuple[AdmissionPolicy, ...] | UnavailableFact = ()
     namespaces: tuple[str, ...] = ()
     """The namespaces whose workloads are examined."""
-    programs_elsewhere: tuple[str, ...] | Unavailable = ()
+    programs_elsewhere: tuple[str, ...] | UnavailableFact = ()
     """Workloads of other namespaces that run a scheduler, a descheduler or nodewise, or have such a name."""
 
     @property
-    def registrations(self) -> tuple[Registration | Unavailable, ...]:
+    def registrations(self) -> tuple[Registration | UnavailableFact, ...]:
         """nodewise's entries in all configurations, and what may hide further ones."""
-        if isinstance(self.schedulers, Unavailable):
+        if isinstance(self.schedulers, UnavailableFact):
             return (self.schedulers,)
         registrations: list[Registration] = []
-        hidden: list[Unavailable] = [] if self.schedulers else [_NO_SCHEDULER]
+        hidden: list[UnavailableFact] = [] if self.schedulers else [_NO_SCHEDULER]
         for scheduler in self.schedulers:
             configuration = scheduler.configuration
-            if isinstance(configuration, Unavailable):
+            if isinstance(configuration, UnavailableFact):
                 hidden.append(configuration)
             else:
                 registrations += [
@@ -345,7 +345,7 @@ class Facts(NamedTuple):
 DERIVED: Final[Mapping[str, str]] = {"registrations": "schedulers"}
 """Facts that are computed from another one."""
 
-_NO_SCHEDULER: Final = Unavailable(
+_NO_SCHEDULER: Final = UnavailableFact(
     "kube-scheduler's configuration",
     "the cluster shows no kube-scheduler; managed control planes do not",
     remedy="--scheduler-config FILE with a copy of it, or --scheduler-url; on a managed cluster"

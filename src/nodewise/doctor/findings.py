@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
-from nodewise.doctor.facts import Unavailable
+from nodewise.doctor.facts import UnavailableFact
 from nodewise.terminal_escaping import short
 
 Severity = Literal["error", "warning", "note"]
@@ -62,7 +62,7 @@ class NotChecked(NamedTuple):
     """A check that could not be made, and the missing fact."""
 
     id: str
-    unavailable: Unavailable
+    unavailable: UnavailableFact
 
 
 Result = Finding | NotChecked

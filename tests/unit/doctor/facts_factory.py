@@ -9,15 +9,15 @@ from nodewise.doctor.facts import (
     AdmissionPolicy,
     Descheduler,
     EntryCertificates,
-    Extender,
+    ExtenderWorkload,
     Facts,
     KubeletConfiguration,
     MetricCoverage,
-    MetricsApi,
+    MetricsApiStatus,
     PodInfo,
     PolicyEvaluation,
-    Scheduler,
-    Server,
+    ProbedServer,
+    SchedulerInfo,
     Service,
 )
 from nodewise.doctor.parsing import certificates, scheduler_configuration
@@ -70,7 +70,7 @@ STATIC = Workload(
     node="a",
     ready=1,
 )
-EXTENDER = Extender(
+EXTENDER = ExtenderWorkload(
     Workload(
         "Deployment/nodewise/nodewise", "nodewise", (NODEWISE,), account="nodewise", replicas=2, ready=2
     ),
@@ -100,14 +100,14 @@ def signed(leaf: Leaf, authority: Issuer = AUTHORITY) -> EntryCertificates:
     )
 
 
-def scheduler(configuration: Any = CONFIGURATION, workload: Workload | None = STATIC) -> Scheduler:
-    return Scheduler(
+def scheduler(configuration: Any = CONFIGURATION, workload: Workload | None = STATIC) -> SchedulerInfo:
+    return SchedulerInfo(
         FILE,
         scheduler_configuration.read(configuration),
         workload,
         {0: signed(OWN)},
         {
-            0: Server(
+            0: ProbedServer(
                 f"{HOST}:9001",
                 certificates=certificates.parse_pem(SERVER.cert),
                 source="a handshake",
@@ -126,7 +126,7 @@ SOUND = Facts(
     policies=(POLICY,),
     node_count=20,
     metrics={"heat": MetricCoverage(20)},
-    metrics_apis=(MetricsApi("v1beta1.custom.metrics.k8s.io", exists=True, available=True),),
+    metrics_apis=(MetricsApiStatus("v1beta1.custom.metrics.k8s.io", exists=True, available=True),),
     deschedulers=(Descheduler("Deployment/kube-system/descheduler", ("RemovePodsViolatingNodeAffinity",)),),
     kubelets=(KubeletConfiguration("c", "none", "none"),),
     cluster_ca=certificates.parse_pem(CLUSTER_CA.cert),
@@ -173,7 +173,7 @@ def pod(**changed: Any) -> Facts:
     return _with(lambda base: base._replace(workload=STATIC._replace(**changed)))
 
 
-def _with(change: Callable[[Scheduler], Scheduler]) -> Facts:
+def _with(change: Callable[[SchedulerInfo], SchedulerInfo]) -> Facts:
     return SOUND._replace(schedulers=(change(scheduler()),))
 
 

@@ -7,19 +7,19 @@ import pytest
 
 from nodewise.doctor import examination
 from nodewise.doctor.facts import (
+    AccessRight,
     AdmissionPolicy,
     Descheduler,
-    Extender,
+    ExtenderWorkload,
     Facts,
     GpuNodeInfo,
     KubeletConfiguration,
     MetricCoverage,
-    MetricsApi,
+    MetricsApiStatus,
     MissingRights,
     ReplicaMetrics,
-    Right,
-    Scheduler,
-    Unavailable,
+    SchedulerInfo,
+    UnavailableFact,
 )
 from nodewise.doctor.findings import CATALOGUE
 from nodewise.doctor.parsing import certificates
@@ -72,7 +72,7 @@ TRIMARAN = {"score": {"enabled": [{"name": "TargetLoadPacking"}]}}
 KOORDINATOR = {"multiPoint": {"enabled": [{"name": "LoadAwareScheduling"}]}}
 COUNTED = [{"name": "telemetry/scheduling"}, {"name": "gpu.intel.com/i915"}]
 MARK = frozenset({"telemetry/scheduling"})
-FORBIDDEN = Unavailable("nodes", "forbidden", "list nodes")
+FORBIDDEN = UnavailableFact("nodes", "forbidden", "list nodes")
 
 
 def metrics(**changed: Any) -> Facts:
@@ -115,12 +115,12 @@ def pinned(name: str, **settings: str) -> Facts:
 def unbound(name: str, **settings: str) -> Facts:
     """The same where nodewise is not asked to bind."""
     facts, certificates_ = entry(bindVerb=None), {0: signed(AUTHORITY.client(name))}
-    assert not isinstance(facts.schedulers, Unavailable)
+    assert not isinstance(facts.schedulers, UnavailableFact)
     schedulers = tuple(scheduler._replace(certificates=certificates_) for scheduler in facts.schedulers)
     return pinned(name, **settings)._replace(schedulers=schedulers)
 
 
-NO_RIGHT = MissingRights("ServiceAccount/nodewise/nodewise", (Right("list", "", "nodes"),))
+NO_RIGHT = MissingRights("ServiceAccount/nodewise/nodewise", (AccessRight("list", "", "nodes"),))
 NOT_LIMITED = {"admission-policy-missing"}
 
 
@@ -302,12 +302,12 @@ CASES: list[tuple[str, Facts, set[str]]] = [
     ),
     (
         "no API",
-        SOUND._replace(metrics_apis=(MetricsApi("x", exists=False, available=False),)),
+        SOUND._replace(metrics_apis=(MetricsApiStatus("x", exists=False, available=False),)),
         {"metrics-api-unavailable"},
     ),
     (
         "an API down",
-        SOUND._replace(metrics_apis=(MetricsApi("x", exists=True, available=False),)),
+        SOUND._replace(metrics_apis=(MetricsApiStatus("x", exists=True, available=False),)),
         {"metrics-api-unavailable"},
     ),
     ("problems in a policy", policy(problems=("spec: x",)), {"policy-without-effect"}),
@@ -458,7 +458,7 @@ def test_of_very_many_only_some_are_told() -> None:
 def test_a_scheduler_beside_an_extender_without_a_cluster_sends_whole_nodes() -> None:
     beside = STATIC._replace(where="Deployment/kube-system/my", is_static=False, host_network=False)
     fields = {**PLAIN, "urlPrefix": "http://127.0.0.1:9001/scheduler", "bindVerb": ""}
-    clusterless = Extender(beside, {"agents": "safe", "no_cluster": "true"})
+    clusterless = ExtenderWorkload(beside, {"agents": "safe", "no_cluster": "true"})
     for names, wanted in ((True, {"names-not-used"}), (False, set())):
         local = scheduler({**CONFIGURATION, "extenders": [{**fields, "nodeCacheCapable": names}]}, beside)
         facts = SOUND._replace(
@@ -496,7 +496,7 @@ def test_a_second_scheduler_is_not_asked_what_other_replicas_answer() -> None:
     }
     profiles = [{"schedulerName": "mine"}]
     mine = scheduler({**CONFIGURATION, "profiles": profiles, "extenders": [fields]}, beside)
-    clusterless = Extender(beside, {"agents": "safe", "no_cluster": "true"})
+    clusterless = ExtenderWorkload(beside, {"agents": "safe", "no_cluster": "true"})
     facts = SOUND._replace(
         schedulers=(scheduler(), mine._replace(services={})), extenders=(*SOUND.extenders, clusterless)
     )
@@ -504,8 +504,10 @@ def test_a_second_scheduler_is_not_asked_what_other_replicas_answer() -> None:
 
 
 def test_a_hidden_configuration_beside_one_that_asks_nodewise_is_a_note() -> None:
-    hidden = Unavailable("/etc/kubernetes/s.yaml of Pod/kube-system/kube-scheduler-b", "it lies on host b")
-    other = Scheduler("Pod/b", hidden, STATIC._replace(where="Pod/b"))
+    hidden = UnavailableFact(
+        "/etc/kubernetes/s.yaml of Pod/kube-system/kube-scheduler-b", "it lies on host b"
+    )
+    other = SchedulerInfo("Pod/b", hidden, STATIC._replace(where="Pod/b"))
     report = examination.examine(SOUND._replace(schedulers=(scheduler(), other)))
     assert [(finding.id, finding.severity) for finding in report.findings] == [("not-looked-at", "note")]
     assert "no-ca-file" in dict(report.not_checked)
@@ -538,7 +540,9 @@ def test_a_client_ca_in_the_replicas_secret_stands_for_a_call() -> None:
 
 
 def test_a_configuration_that_cannot_be_read_is_not_sound() -> None:
-    hidden = Unavailable("/etc/kubernetes/s.yaml of Pod/kube-system/kube-scheduler-a", "it lies on host a")
-    report = examination.examine(SOUND._replace(schedulers=(Scheduler("Pod/a", hidden, STATIC),)))
+    hidden = UnavailableFact(
+        "/etc/kubernetes/s.yaml of Pod/kube-system/kube-scheduler-a", "it lies on host a"
+    )
+    report = examination.examine(SOUND._replace(schedulers=(SchedulerInfo("Pod/a", hidden, STATIC),)))
     assert not report.is_sound
     assert "extender-not-registered" in dict(report.not_checked)

@@ -18,11 +18,11 @@ from nodewise.clock import SystemClock
 from nodewise.doctor import examination
 from nodewise.doctor.collectors import COLLECTORS, collect, policies
 from nodewise.doctor.collectors.cluster_reader import ClusterReader, parse_json
-from nodewise.doctor.collectors.collection_session import Session, Target
-from nodewise.doctor.collectors.programs import Replica
+from nodewise.doctor.collectors.collection_session import ExaminationTarget, Session
+from nodewise.doctor.collectors.programs import ReplicaPod
 from nodewise.doctor.collectors.replicas import read_metrics
 from nodewise.doctor.collectors.schedulers import read_configuration_file
-from nodewise.doctor.facts import Extender, Facts, Unavailable
+from nodewise.doctor.facts import ExtenderWorkload, Facts, UnavailableFact
 from nodewise.doctor.findings import CATALOGUE, Report
 from nodewise.doctor.parsing.scheduler_configuration import SchedulerConfiguration
 from nodewise.doctor.parsing.workloads import Workload
@@ -41,7 +41,7 @@ LOOPBACK = {**CONFIGURATION, "extenders": [{**PLAIN, "urlPrefix": "http://127.0.
 HOT = {"metricname": "heat", "operator": "GreaterThan", "target": 80}
 
 
-class FakeApi:
+class ScriptedApi:
     """An API server with lists and objects by path. Paths with a word of `forbidden` are; a page has one item."""
 
     def __init__(self, objects: Mapping[str, Any], forbidden: tuple[str, ...] = ()) -> None:
@@ -80,11 +80,11 @@ def _page(items: list[Any], params: Params) -> bytes:
 
 def facts(objects: Mapping[str, Any], forbidden: tuple[str, ...] = (), *files: str) -> Facts:
     """The facts of a cluster of these objects."""
-    api: Any = FakeApi(objects, forbidden)
-    return asyncio.run(_collected(api, Target(files, namespaces=("nodewise",))))
+    api: Any = ScriptedApi(objects, forbidden)
+    return asyncio.run(_collected(api, ExaminationTarget(files, namespaces=("nodewise",))))
 
 
-async def _collected(api: Any, target: Target, *skip: str) -> Facts:
+async def _collected(api: Any, target: ExaminationTarget, *skip: str) -> Facts:
     return await collect(Session(reader(api), target), examination.needed_facts(skip))
 
 
@@ -147,12 +147,12 @@ SECOND = {DEPLOYMENTS: [second()], "/api/v1/namespaces/nodewise/configmaps/secon
 
 def test_a_second_scheduler_by_its_config_map() -> None:
     cluster = facts(SECOND)
-    assert not isinstance(cluster.schedulers, Unavailable)
+    assert not isinstance(cluster.schedulers, UnavailableFact)
     (scheduler,) = cluster.schedulers
     assert scheduler.where == "ConfigMap/nodewise/second"
     assert isinstance(scheduler.configuration, SchedulerConfiguration)
     assert scheduler.configuration.entries[0].is_nodewise
-    assert not isinstance(cluster.extenders, Unavailable)
+    assert not isinstance(cluster.extenders, UnavailableFact)
     (nodewise,) = cluster.extenders
     assert (nodewise.agents, nodewise.workload.where) == (("safe",), "Deployment/nodewise/second")
 
@@ -181,11 +181,11 @@ def test_a_volume_whose_name_is_a_path_is_not_looked_up(name: str) -> None:
 
 
 def test_a_port_that_is_a_path_is_not_asked_by_the_proxy() -> None:
-    api: Any = FakeApi({})
+    api: Any = ScriptedApi({})
     settings = {"health_address": "0.0.0.0", "health_port": "9002/../../../../nodes"}
-    extender = Extender(Workload("Deployment/nodewise/nodewise", "nodewise"), settings)
-    metrics = asyncio.run(read_metrics(reader(api), extender, Replica("p", "10.0.0.1", ())))
-    assert isinstance(metrics, Unavailable)
+    extender = ExtenderWorkload(Workload("Deployment/nodewise/nodewise", "nodewise"), settings)
+    metrics = asyncio.run(read_metrics(reader(api), extender, ReplicaPod("p", "10.0.0.1", ())))
+    assert isinstance(metrics, UnavailableFact)
     assert "expected a port number" in metrics.reason
     assert api.requests == []
 
@@ -208,7 +208,7 @@ def test_a_static_pods_file_on_another_host_has_to_be_named(tmp_path: Path) -> N
     file = tmp_path / "copy.yaml"
     file.write_text(yaml.safe_dump({**CONFIGURATION, "extenders": []}))
     named = facts(cluster, (), str(file))
-    assert not isinstance(named.schedulers, Unavailable)
+    assert not isinstance(named.schedulers, UnavailableFact)
     (scheduler,) = named.schedulers
     assert (scheduler.where, scheduler.workload.where if scheduler.workload else "") == (
         str(file),
@@ -232,7 +232,7 @@ def test_files_of_this_host_are_read_for_its_own_static_pods_alone(
     pod["metadata"]["namespace"] = namespace
     pod["spec"] |= {"nodeName": node, "volumes": [{"name": "s", "hostPath": {"path": str(file)}}]}
     cluster = facts({"/api/v1/pods": [pod]})
-    assert not isinstance(cluster.schedulers, Unavailable)
+    assert not isinstance(cluster.schedulers, UnavailableFact)
     (scheduler,) = cluster.schedulers
     assert isinstance(scheduler.configuration, SchedulerConfiguration) == wanted
 
@@ -260,9 +260,9 @@ def test_certificates_of_a_second_scheduler_come_from_its_secret_and_its_key_goe
             "/api/v1/namespaces/nodewise/secrets/client": secret,
         }
     )
-    assert not isinstance(cluster.schedulers, Unavailable)
+    assert not isinstance(cluster.schedulers, UnavailableFact)
     certificates = cluster.schedulers[0].certificates[0]
-    assert not isinstance(certificates.client, Unavailable)
+    assert not isinstance(certificates.client, UnavailableFact)
     assert certificates.client
     assert certificates.client[0].public_key == certificates.key
     for print_report in (print_table, print_json):
@@ -286,27 +286,29 @@ def test_policies_metrics_and_pods() -> None:
             "/api/v1/pods": [{**ALL, "spec": {"schedulerName": "mine", "schedulingGates": [{"name": "x"}]}}],
         }
     )
-    assert not isinstance(cluster.policies, Unavailable)
+    assert not isinstance(cluster.policies, UnavailableFact)
     assert [(policy.where, policy.rejected_nodes, policy.source) for policy in cluster.policies] == [
         ("TASPolicy/web/pol", 1, "by its metrics")
     ]
-    assert not isinstance(cluster.metrics, Unavailable)
+    assert not isinstance(cluster.metrics, UnavailableFact)
     heat = cluster.metrics["heat"]
-    assert not isinstance(heat, Unavailable)
+    assert not isinstance(heat, UnavailableFact)
     assert (heat.nodes, heat.other_names, cluster.node_count) == (2, ("10.0.0.9:9100",), 3)
-    assert not isinstance(cluster.pods, Unavailable)
+    assert not isinstance(cluster.pods, UnavailableFact)
     assert [(pod.name, pod.scheduler_name, pod.is_gated) for pod in cluster.pods] == [("p", "mine", True)]
 
 
 def test_facts_that_no_check_needs_are_not_read() -> None:
     labels = {"cmk.intel.com/cmk-node": "true"}
     nodes = {"/api/v1/nodes": [{"metadata": {"name": "a", "labels": labels}}]}
-    with_kubelets, without, without_nodes = FakeApi(nodes), FakeApi(nodes), FakeApi(nodes)
-    asyncio.run(_collected(with_kubelets, Target()))
+    with_kubelets, without, without_nodes = ScriptedApi(nodes), ScriptedApi(nodes), ScriptedApi(nodes)
+    asyncio.run(_collected(with_kubelets, ExaminationTarget()))
     assert any("proxy/configz" in path for path in with_kubelets.requests)
-    asyncio.run(_collected(without, Target(), "kubelet-policy-conflict"))
+    asyncio.run(_collected(without, ExaminationTarget(), "kubelet-policy-conflict"))
     assert not any("proxy/configz" in path for path in without.requests)
-    asyncio.run(_collected(without_nodes, Target(), *(CATALOGUE.keys() - {"policy-label-misspelt"})))
+    asyncio.run(
+        _collected(without_nodes, ExaminationTarget(), *(CATALOGUE.keys() - {"policy-label-misspelt"}))
+    )
     assert set(without_nodes.requests) == {"/version", "/api/v1/pods"}
 
 
@@ -327,7 +329,7 @@ def test_policies_are_evaluated_with_the_settings_of_the_replicas(
     assert policy is not None
     now = SystemClock().now()
     samples = {"a": Sample(90 * 10**9, now - age_s), "b": Sample(10 * 10**9, now)}
-    extender = Extender(Workload("Deployment/nodewise/nodewise"), settings)
+    extender = ExtenderWorkload(Workload("Deployment/nodewise/nodewise"), settings)
     (slot,) = policies.evaluate(
         [policy], {"heat": Series("heat", "custom", now, samples)}, "abc", [extender]
     ).values()
@@ -345,17 +347,17 @@ def test_who_may_read_nothing_is_told_each_right() -> None:
 
 
 def test_an_api_server_that_is_away_ends_it() -> None:
-    class Away(FakeApi):
+    class Away(ScriptedApi):
         async def get(self, path: str, params: Params = NONE, *, timeout_s: float = DEADLINE_S) -> bytes:
             raise errors.Unavailable(path)
 
     away: Any = Away({})
     with pytest.raises(errors.Unavailable):
-        asyncio.run(_collected(away, Target()))
+        asyncio.run(_collected(away, ExaminationTarget()))
 
 
 def test_a_list_that_never_ends_is_left() -> None:
-    class Endless(FakeApi):
+    class Endless(ScriptedApi):
         async def get(self, path: str, params: Params = NONE, *, timeout_s: float = DEADLINE_S) -> bytes:
             assert len(self.requests) < 3
             self.requests.append(path)
@@ -363,7 +365,7 @@ def test_a_list_that_never_ends_is_left() -> None:
 
     endless: Any = Endless({})
     listed = asyncio.run(reader(endless).get_list(NODES, parse_json))
-    assert isinstance(listed, Unavailable)
+    assert isinstance(listed, UnavailableFact)
     assert "begins again" in listed.reason
 
 

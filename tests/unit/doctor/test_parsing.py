@@ -8,12 +8,12 @@ import yaml
 
 from nodewise.doctor.checks.policies import feasible_nodes_to_find
 from nodewise.doctor.collectors.access_rules import enforced_policies, needed_rights
-from nodewise.doctor.collectors.deschedulers import parse_policy
+from nodewise.doctor.collectors.deschedulers import parse_descheduler_policy
 from nodewise.doctor.collectors.replicas import parse_metrics
-from nodewise.doctor.facts import AdmissionPolicy, Unavailable
+from nodewise.doctor.facts import AdmissionPolicy, UnavailableFact
 from nodewise.doctor.parsing import scheduler_configuration, workloads
 from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, SchedulerConfiguration
-from nodewise.doctor.parsing.workloads import Container, Mount, Workload
+from nodewise.doctor.parsing.workloads import Container, VolumeMount, Workload
 from tests.unit.doctor.facts_factory import CONFIGURATION, EXTENDER
 
 KIND = {"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration"}
@@ -141,12 +141,12 @@ def test_sample_is_kube_schedulers() -> None:
 
 
 MOUNTS = (
-    Mount("/etc/all", "configMap", "all"),
-    Mount("/etc/all/inner", "secret", "inner"),
-    Mount("/etc/some", "configMap", "some", items=(("key", "file.yaml"),)),
-    Mount("/etc/one.yaml", "configMap", "one", sub_path="one.yaml"),
-    Mount("/etc/kubernetes/s.yaml", "hostPath", "/root/s.yaml"),
-    Mount("/etc/certs", "hostPath", "/root/certs"),
+    VolumeMount("/etc/all", "configMap", "all"),
+    VolumeMount("/etc/all/inner", "secret", "inner"),
+    VolumeMount("/etc/some", "configMap", "some", items=(("key", "file.yaml"),)),
+    VolumeMount("/etc/one.yaml", "configMap", "one", sub_path="one.yaml"),
+    VolumeMount("/etc/kubernetes/s.yaml", "hostPath", "/root/s.yaml"),
+    VolumeMount("/etc/certs", "hostPath", "/root/certs"),
 )
 
 
@@ -253,11 +253,11 @@ def test_plugins_of_both_versions_of_a_deschedulers_policy() -> None:
           RemovePodsViolatingNodeAffinity: {enabled: true, params: {nodeAffinityType: [x]}}
           LowNodeUtilization: {enabled: false}
     """
-    policy = parse_policy("d", new.encode())
+    policy = parse_descheduler_policy("d", new.encode())
     assert policy.plugins == ("RemovePodsViolatingNodeAffinity", "RemoveDuplicates")
     assert policy.affinity_types == ("requiredDuringSchedulingIgnoredDuringExecution",)
-    assert parse_policy("d", old.encode()).plugins == ("RemovePodsViolatingNodeAffinity",)
-    assert isinstance(parse_policy("d", b"{").plugins, Unavailable)
+    assert parse_descheduler_policy("d", old.encode()).plugins == ("RemovePodsViolatingNodeAffinity",)
+    assert isinstance(parse_descheduler_policy("d", b"{").plugins, UnavailableFact)
 
 
 def test_numbers_of_a_replica() -> None:

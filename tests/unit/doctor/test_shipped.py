@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from nodewise.cli.configure import command as configure
 from nodewise.doctor import examination
 from nodewise.doctor.collectors import tls_probe
-from nodewise.doctor.facts import Server
+from nodewise.doctor.facts import ProbedServer
 from nodewise.doctor.findings import Finding
 from nodewise.serve.certificate_issuer import Issuer
 from tests.unit.doctor.facts_factory import CLIENT, HOST, YEAR
@@ -35,8 +35,8 @@ OBJECTS = {"ConfigMap": "configmaps", "Service": "services"}
 
 @pytest.fixture(autouse=True)
 def _without_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def connect(_: object) -> Server:
-        return Server(attempts=("not from here",))
+    async def connect(_: object) -> ProbedServer:
+        return ProbedServer(attempts=("not from here",))
 
     monkeypatch.setattr(tls_probe, "connect", connect)
 

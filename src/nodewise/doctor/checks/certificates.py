@@ -8,19 +8,19 @@ from nodewise.doctor.check import check
 from nodewise.doctor.checks.extender_entries import entry_finding
 from nodewise.doctor.facts import (
     EntryCertificates,
-    Extender,
     Extenders,
+    ExtenderWorkload,
     Pods,
+    ProbedServer,
     Registration,
     Registrations,
     ReplicaMetrics,
-    Server,
     Service,
-    Unavailable,
+    UnavailableFact,
     readable,
 )
 from nodewise.doctor.findings import Finding, NotChecked, Result, finding
-from nodewise.doctor.parsing.certificates import Certificate, Chain, is_signed_by, is_valid_for
+from nodewise.doctor.parsing.certificates import Chain, ParsedCertificate, is_signed_by, is_valid_for
 from nodewise.doctor.parsing.scheduler_configuration import split_url
 from nodewise.serve.options import ISSUED_CLIENT, SCHEDULER, is_loopback
 from nodewise.terminal_escaping import short
@@ -36,7 +36,7 @@ _CLIENT_REASONS: Final = ("client_name", "ca_client")
 
 
 @check("no-ca-file")
-def server_is_verified(registrations: Registrations) -> Iterator[Finding]:
+def check_server_verification(registrations: Registrations) -> Iterator[Finding]:
     for registration in registrations:
         entry = registration.entry
         scheme, host, _, _ = split_url(entry.url)
@@ -52,42 +52,47 @@ def server_is_verified(registrations: Registrations) -> Iterator[Finding]:
 
 
 @check("ca-key-as-client-key", "client-certificate-wrong", "server-certificate-wrong", "unknown-ca")
-def certificates(
+def check_certificates(
     registrations: Registrations, now: datetime, extenders: Extenders = (), cluster_ca: Chain = ()
 ) -> Iterator[Result]:
     """The certificates of each entry that uses TLS."""
     for registration in registrations:
         if not registration.entry.enable_https and split_url(registration.entry.url)[0] != "https":
             continue
-        problems = [*_client(registration, now, extenders), *_key(registration, cluster_ca)]
+        problems = [
+            *_check_client_certificate(registration, now, extenders),
+            *_check_client_key(registration, cluster_ca),
+        ]
         yield from problems
         if not problems:
-            yield from _is_accepted(registration, extenders)
-        yield from _server(registration, now, extenders)
+            yield from _check_client_ca(registration, extenders)
+        yield from _check_server_certificate(registration, now, extenders)
 
 
-def _client(registration: Registration, now: datetime, extenders: Extenders) -> Iterator[Result]:
+def _check_client_certificate(
+    registration: Registration, now: datetime, extenders: Extenders
+) -> Iterator[Result]:
     """The client certificate."""
     id_, name = "client-certificate-wrong", _cert_name(registration)
     client = registration.certificates.client
     if not name:
         if not (extenders and all(extender.is_set("unsafe") for extender in extenders)):
             yield entry_finding(id_, registration, ".tlsConfig has no certFile", "a client certificate")
-    elif isinstance(client, Unavailable):
+    elif isinstance(client, UnavailableFact):
         yield NotChecked(id_, client)
         yield NotChecked("ca-key-as-client-key", client)
     elif not client:
         actual = f": {name} contains no certificate in PEM"
         yield entry_finding(id_, registration, actual, "a client certificate")
     elif client[0].is_ca:
-        actual = f": {name} is a CA's certificate ({_names(client[0])})"
+        actual = f": {name} is a CA's certificate ({_format_names(client[0])})"
         yield entry_finding("ca-key-as-client-key", registration, actual, "a certificate of its own")
     else:
-        yield from _validity(id_, registration, client[0], name, now)
+        yield from _check_validity(id_, registration, client[0], name, now)
         if not client[0].for_client:
             actual = f": {name} is not for client use"
             yield entry_finding(id_, registration, actual, "extended key usage clientAuth")
-        yield from _client_name(registration, client[0], extenders)
+        yield from _check_client_name(registration, client[0], extenders)
 
 
 def _cert_name(registration: Registration) -> str:
@@ -95,7 +100,9 @@ def _cert_name(registration: Registration) -> str:
     return registration.entry.cert_file or ("certData" if registration.entry.cert_data else "")
 
 
-def _client_name(registration: Registration, leaf: Certificate, extenders: Extenders) -> Iterator[Finding]:
+def _check_client_name(
+    registration: Registration, leaf: ParsedCertificate, extenders: Extenders
+) -> Iterator[Finding]:
     """Whether the certificate has a name of --client-name, if nodewise requires one."""
     is_required = registration.entry.bind_verb or not all(map(_accepts_any_client, extenders))
     if not extenders or not is_required:
@@ -108,7 +115,7 @@ def _client_name(registration: Registration, leaf: Certificate, extenders: Exten
     if names.isdisjoint(leaf.names):
         expected = "one of these names"
         actual = (
-            f": {_cert_name(registration)} is for {_names(leaf)}, and nodewise accepts --client-name"
+            f": {_cert_name(registration)} is for {_format_names(leaf)}, and nodewise accepts --client-name"
             f" {', '.join(sorted(names))}"
         )
         remedy = "make another: nodewise certs"
@@ -117,14 +124,14 @@ def _client_name(registration: Registration, leaf: Certificate, extenders: Exten
         yield entry_finding("client-certificate-wrong", registration, actual, expected, remedy)
 
 
-def _accepts_any_client(extender: Extender) -> bool:
+def _accepts_any_client(extender: ExtenderWorkload) -> bool:
     """Whether it is started with --any-client, or with flags of TAS or GAS, which imply it."""
     is_implied = not OLDER_FLAGS.isdisjoint(extender.settings) and "client_name" not in extender.settings
     return extender.is_set("any_client") or is_implied
 
 
-def _validity(
-    id_: str, registration: Registration, certificate: Certificate, name: str, now: datetime
+def _check_validity(
+    id_: str, registration: Registration, certificate: ParsedCertificate, name: str, now: datetime
 ) -> Iterator[Finding]:
     ends = f"{certificate.not_after:%Y-%m-%d %H:%M}"
     lifetime = certificate.not_after - certificate.not_before
@@ -139,14 +146,14 @@ def _validity(
         yield finding(id_, registration.where, actual, expected, severity="warning")
 
 
-def _key(registration: Registration, cluster_ca: Chain) -> Iterator[Result]:
+def _check_client_key(registration: Registration, cluster_ca: Chain) -> Iterator[Result]:
     """The private key of the client certificate."""
     cert_name = _cert_name(registration)
     id_, own = "client-certificate-wrong", registration.certificates
     name = registration.entry.key_file or ("keyData" if registration.entry.key_data else "")
     if not cert_name:
         return
-    if isinstance(own.key, Unavailable):
+    if isinstance(own.key, UnavailableFact):
         yield NotChecked(id_, own.key)
     elif not own.key:
         actual = f": {name} contains no key in PEM" if name else ".tlsConfig has no keyFile"
@@ -156,10 +163,12 @@ def _key(registration: Registration, cluster_ca: Chain) -> Iterator[Result]:
         if client and client[0].public_key != own.key:
             actual = f": {name} is not the key of {cert_name}"
             yield entry_finding(id_, registration, actual, "the client certificate's key")
-        yield from _key_of_ca(registration, cluster_ca, own.key, name)
+        yield from _check_key_of_ca(registration, cluster_ca, own.key, name)
 
 
-def _key_of_ca(registration: Registration, cluster_ca: Chain, key: bytes, name: str) -> Iterator[Finding]:
+def _check_key_of_ca(
+    registration: Registration, cluster_ca: Chain, key: bytes, name: str
+) -> Iterator[Finding]:
     """A CA's key as the client's. With a CA's certificate as the client's, that is the finding."""
     client = readable(registration.certificates.client)
     authorities = [
@@ -169,11 +178,11 @@ def _key_of_ca(registration: Registration, cluster_ca: Chain, key: bytes, name: 
     ]
     owner = next((authority for authority in authorities if authority.public_key == key), None)
     if owner is not None and not (client and client[0].is_ca):
-        actual = f": {name} is the key of the CA {_names(owner)}"
+        actual = f": {name} is the key of the CA {_format_names(owner)}"
         yield entry_finding("ca-key-as-client-key", registration, actual, "a key of its own")
 
 
-def _is_accepted(registration: Registration, extenders: Extenders) -> Iterator[Finding]:
+def _check_client_ca(registration: Registration, extenders: Extenders) -> Iterator[Finding]:
     """Whether nodewise accepts a client certificate without other problems."""
     name, chain = _cert_name(registration) or "certData", readable(registration.certificates.client)
     remedy = "put the CA that signed it into nodewise's --client-ca, or make another: nodewise certs"
@@ -186,49 +195,54 @@ def _is_accepted(registration: Registration, extenders: Extenders) -> Iterator[F
     elif response or not chain or not accepted:
         return
     elif not any(is_signed_by(chain[0], chain[1:], authorities) for authorities in accepted):
-        actual = f": {name} is not signed by nodewise's --client-ca, {_names(accepted[0][0])}"
+        actual = f": {name} is not signed by nodewise's --client-ca, {_format_names(accepted[0][0])}"
         yield entry_finding("unknown-ca", registration, actual, expected, remedy)
 
 
-def _server(registration: Registration, now: datetime, extenders: Extenders) -> Iterator[Result]:
+def _check_server_certificate(
+    registration: Registration, now: datetime, extenders: Extenders
+) -> Iterator[Result]:
     """nodewise's serving certificate, as kube-scheduler verifies it."""
     server, entry = registration.server, registration.entry
     if not server.certificates:
-        if _is_reported(registration):
+        if _has_no_server(registration):
             return
-        server = _from_secret(registration, extenders) or server
+        server = _server_from_secret(registration, extenders) or server
     if not server.certificates:
         reason = f"no handshake from here: {short('; '.join(server.attempts) or 'not tried')}"
         remedy = "call doctor where nodewise can be reached, as on a host of the control plane"
-        unavailable = Unavailable(f"certificate of {entry.url}", reason, remedy=remedy)
+        unavailable = UnavailableFact(f"certificate of {entry.url}", reason, remedy=remedy)
         yield NotChecked("unknown-ca", unavailable)
         yield NotChecked("server-certificate-wrong", unavailable)
         return
     leaf, host = server.certificates[0], entry.server_name or split_url(entry.url)[1]
     id_ = "server-certificate-wrong"
     if not is_valid_for(leaf, host):
-        actual = f": nodewise's certificate is for {_names(leaf)}, and kube-scheduler verifies {host}"
+        actual = f": nodewise's certificate is for {_format_names(leaf)}, and kube-scheduler verifies {host}"
         yield entry_finding(id_, registration, actual, f"a certificate for {host}")
     name = f"nodewise's certificate, from {server.source},"
-    yield from _validity(id_, registration, leaf, name, now)
+    yield from _check_validity(id_, registration, leaf, name, now)
     if not entry.insecure and (entry.ca_file or entry.ca_data):
-        yield from _server_ca(registration, server, registration.certificates)
+        yield from _check_server_ca(registration, server, registration.certificates)
 
 
-def _server_ca(registration: Registration, server: Server, own: EntryCertificates) -> Iterator[Result]:
+def _check_server_ca(
+    registration: Registration, server: ProbedServer, own: EntryCertificates
+) -> Iterator[Result]:
     """Whether the CA of the entry signed the serving certificate."""
     name = registration.entry.ca_file or "caData"
-    if isinstance(own.ca, Unavailable):
+    if isinstance(own.ca, UnavailableFact):
         yield NotChecked("unknown-ca", own.ca)
     elif not own.ca:
         actual = f": {name} contains no certificate in PEM"
         yield entry_finding("unknown-ca", registration, actual, "the CA of nodewise's certificate")
     elif not is_signed_by(server.certificates[0], server.certificates[1:], own.ca):
-        actual = f": {name} is {_names(own.ca[0])}, which did not sign nodewise's certificate, from {server.source}"
+        authority = _format_names(own.ca[0])
+        actual = f": {name} is {authority}, which did not sign nodewise's certificate, from {server.source}"
         yield entry_finding("unknown-ca", registration, actual, "the CA that did")
 
 
-def _is_reported(registration: Registration) -> bool:
+def _has_no_server(registration: Registration) -> bool:
     """Whether there is no server at all, which `extender-not-reached` reports."""
     service = registration.service
     if isinstance(service, Service):
@@ -236,23 +250,23 @@ def _is_reported(registration: Registration) -> bool:
     return service is None and registration.server.is_refused
 
 
-def _from_secret(registration: Registration, extenders: Extenders) -> Server | None:
+def _server_from_secret(registration: Registration, extenders: Extenders) -> ProbedServer | None:
     """The certificate in the Secret of the replicas; None if it is unknown whether the entry leads to them."""
     namespace = split_url(registration.entry.url)[1].split(".")[1:2]
     for extender in extenders:
         chain = readable(extender.serving)
         if chain and (len(extenders) == 1 or [extender.workload.namespace] == namespace):
-            return Server(certificates=chain, source=f"the Secret of {extender.workload.where}")
+            return ProbedServer(certificates=chain, source=f"the Secret of {extender.workload.where}")
     return None
 
 
-def _names(certificate: Certificate) -> str:
+def _format_names(certificate: ParsedCertificate) -> str:
     names = short(", ".join(certificate.names))
     return names or ("a CA without a name" if certificate.is_ca else "no name")
 
 
 @check("any-client")
-def any_client(extenders: Extenders) -> Iterator[Finding]:
+def check_any_client(extenders: Extenders) -> Iterator[Finding]:
     for extender in filter(_accepts_any_client, extenders):
         if not extender.is_set("unsafe"):
             expected = "--client-name with the name in kube-scheduler's certificate, without --any-client"
@@ -261,7 +275,7 @@ def any_client(extenders: Extenders) -> Iterator[Finding]:
 
 
 @check("ca-key-as-client-key", "client-certificate-wrong")
-def refused_clients(replica_metrics: tuple[ReplicaMetrics, ...] = ()) -> Iterator[Finding]:
+def check_refused_clients(replica_metrics: tuple[ReplicaMetrics, ...] = ()) -> Iterator[Finding]:
     """Clients that replicas have counted."""
     for metrics in replica_metrics:
         if metrics.ca_clients:
@@ -280,7 +294,7 @@ def refused_clients(replica_metrics: tuple[ReplicaMetrics, ...] = ()) -> Iterato
 
 
 @check("unknown-ca", "server-certificate-wrong")
-def scheduler_errors(pods: Pods = ()) -> Iterator[Finding]:
+def check_reported_tls_errors(pods: Pods = ()) -> Iterator[Finding]:
     """A TLS error that kube-scheduler reports on a pod that waits; the first one is enough."""
     for pod in pods:
         message = pod.message.lower()
@@ -291,4 +305,10 @@ def scheduler_errors(pods: Pods = ()) -> Iterator[Finding]:
             return
 
 
-CHECKS: Final = (server_is_verified, certificates, any_client, refused_clients, scheduler_errors)
+CHECKS: Final = (
+    check_server_verification,
+    check_certificates,
+    check_any_client,
+    check_refused_clients,
+    check_reported_tls_errors,
+)

@@ -8,12 +8,12 @@ from nodewise.agent import LoadScoring
 from nodewise.agents import find as find_agent
 from nodewise.doctor.check import check
 from nodewise.doctor.facts import (
-    Extender,
     Extenders,
+    ExtenderWorkload,
     Policies,
     Registration,
     Registrations,
-    Scheduler,
+    SchedulerInfo,
     Schedulers,
 )
 from nodewise.doctor.findings import Finding, finding
@@ -61,7 +61,7 @@ def _extenders_of(registration: Registration, extenders: Extenders) -> Extenders
     return near or extenders
 
 
-def extender_beside(scheduler: Scheduler, extenders: Extenders) -> Extender | None:
+def extender_beside(scheduler: SchedulerInfo, extenders: Extenders) -> ExtenderWorkload | None:
     """The extender in the scheduler's own pod."""
     where = scheduler.workload.where if scheduler.workload else ""
     return next((extender for extender in extenders if where and extender.workload.where == where), None)
@@ -80,7 +80,7 @@ def entry_finding(
 
 
 @check("names-not-used")
-def node_names(registrations: Registrations, extenders: Extenders = ()) -> Iterator[Finding]:
+def check_node_cache_capable(registrations: Registrations, extenders: Extenders = ()) -> Iterator[Finding]:
     """Without an API server nodewise needs whole nodes; otherwise names are enough."""
     for registration in registrations:
         own = extender_beside(registration.scheduler, extenders)
@@ -95,15 +95,15 @@ def node_names(registrations: Registrations, extenders: Extenders = ()) -> Itera
 
 
 @check("http-timeout-missing", "http-timeout-short", "http-timeout-long")
-def http_timeout(registrations: Registrations) -> Iterator[Finding]:
+def check_http_timeout(registrations: Registrations) -> Iterator[Finding]:
     for registration in registrations:
         entry = registration.entry
         is_large = bool(entry.bind_verb) or not entry.node_cache_capable
         least_s = _LARGE_TIMEOUT_S if is_large else _NAMES_TIMEOUT_S
-        yield from _timeout(registration, entry.http_timeout, least_s)
+        yield from _check_timeout(registration, entry.http_timeout, least_s)
 
 
-def _timeout(registration: Registration, timeout: str, least_s: float) -> Iterator[Finding]:
+def _check_timeout(registration: Registration, timeout: str, least_s: float) -> Iterator[Finding]:
     expected = f"{least_s:g}s"
     if not timeout:
         yield entry_finding("http-timeout-missing", registration, ".httpTimeout is not set", expected)
@@ -124,7 +124,7 @@ def _timeout(registration: Registration, timeout: str, least_s: float) -> Iterat
 
 
 @check("wrong-ignorable")
-def ignorable(registrations: Registrations) -> Iterator[Finding]:
+def check_ignorable(registrations: Registrations) -> Iterator[Finding]:
     for registration in registrations:
         if registration.entry.filter_verb and registration.entry.ignorable:
             actual = ".ignorable is true beside filterVerb"
@@ -132,7 +132,7 @@ def ignorable(registrations: Registrations) -> Iterator[Finding]:
 
 
 @check("bind-verb-missing")
-def verbs(registrations: Registrations, extenders: Extenders = ()) -> Iterator[Finding]:
+def check_verbs(registrations: Registrations, extenders: Extenders = ()) -> Iterator[Finding]:
     """The verbs and resources of the gpu agent may be in one of several entries of a scheduler."""
     for registration in registrations:
         entry = registration.entry
@@ -140,14 +140,14 @@ def verbs(registrations: Registrations, extenders: Extenders = ()) -> Iterator[F
         if "gpu" in agents_of(registration, extenders) and (
             _gpu_resources(entry) or not any(map(_gpu_resources, others))
         ):
-            yield from _gpu_verbs(registration)
+            yield from _check_gpu_verbs(registration)
         if entry.filter_verb and not entry.preempt_verb:
             actual = f"{entry.field} has filterVerb and no preemptVerb"
             expected = "preemptVerb: preempt"
             yield finding("bind-verb-missing", registration.where, actual, expected, severity="warning")
 
 
-def _gpu_verbs(registration: Registration) -> Iterator[Finding]:
+def _check_gpu_verbs(registration: Registration) -> Iterator[Finding]:
     entry = registration.entry
     for name, verb in (("bind", entry.bind_verb), ("filter", entry.filter_verb)):
         if not verb:
@@ -176,7 +176,7 @@ def _other_entries(
 
 
 @check("resource-not-ignored")
-def managed_resources(
+def check_managed_resources(
     registrations: Registrations, node_resources: frozenset[str], node_count: int
 ) -> Iterator[Finding]:
     """kube-scheduler counts GPUs, too. It must not count a resource that only marks pods, unless nodes have it."""
@@ -189,7 +189,7 @@ def managed_resources(
 
 
 @check("weight-zero")
-def weight(
+def check_weight(
     registrations: Registrations, extenders: Extenders = (), policies: Policies = ()
 ) -> Iterator[Finding]:
     for registration in registrations:
@@ -220,7 +220,7 @@ def _has_weight(entry: ExtenderEntry) -> bool:
 
 
 @check("filters-own-pods")
-def own_pods(registrations: Registrations, extenders: Extenders) -> Iterator[Finding]:
+def check_own_pods(registrations: Registrations, extenders: Extenders) -> Iterator[Finding]:
     """nodewise's own pods must not need nodewise to be scheduled."""
     for registration in registrations:
         entry = registration.entry
@@ -235,7 +235,7 @@ def own_pods(registrations: Registrations, extenders: Extenders) -> Iterator[Fin
 
 
 @check("two-load-aware-scorers")
-def load_aware_scorers(
+def check_load_aware_scorers(
     registrations: Registrations,
     schedulers: Schedulers = (),
     extenders: Extenders = (),
@@ -247,7 +247,7 @@ def load_aware_scorers(
         own_entries = [
             registration for registration in registrations if registration.scheduler.where == scheduler.where
         ]
-        own = sorted(_scorers(own_entries, extenders, policies))
+        own = sorted(_load_scorers(own_entries, extenders, policies))
         for profile in scheduler.profiles:
             names = [name for name in profile.plugins if name in _LOAD_AWARE_PLUGINS]
             plugins = [f"{name} ({_LOAD_AWARE_PLUGINS[name]})" for name in names]
@@ -260,7 +260,7 @@ def load_aware_scorers(
 
 
 @check("two-load-aware-scorers")
-def similar_agents(extenders: Extenders = ()) -> Iterator[Finding]:
+def check_similar_agents(extenders: Extenders = ()) -> Iterator[Finding]:
     """Agents whose scores are about the same. That may be intended, as --weights adds them."""
     for extender in extenders:
         similar = [name for name in extender.agents if _load_scoring(name) == "whole"]
@@ -270,7 +270,7 @@ def similar_agents(extenders: Extenders = ()) -> Iterator[Finding]:
             yield finding("two-load-aware-scorers", where, actual, expected, severity="note")
 
 
-def _scorers(registrations: list[Registration], extenders: Extenders, policies: Policies) -> set[str]:
+def _load_scorers(registrations: list[Registration], extenders: Extenders, policies: Policies) -> set[str]:
     """By which agents and strategies these entries score, as far as that is load."""
     scorers: set[str] = set()
     for registration in registrations:
@@ -289,13 +289,13 @@ def _load_scoring(agent: str) -> LoadScoring:
 
 
 CHECKS: Final = (
-    node_names,
-    http_timeout,
-    ignorable,
-    verbs,
-    managed_resources,
-    weight,
-    own_pods,
-    load_aware_scorers,
-    similar_agents,
+    check_node_cache_capable,
+    check_http_timeout,
+    check_ignorable,
+    check_verbs,
+    check_managed_resources,
+    check_weight,
+    check_own_pods,
+    check_load_aware_scorers,
+    check_similar_agents,
 )

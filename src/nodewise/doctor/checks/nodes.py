@@ -13,26 +13,26 @@ _REJECTING: Final = frozenset({"restricted", "single-numa-node"})
 
 
 @check("gpu-node-without-labels")
-def gpu_labels(gpu_nodes: tuple[GpuNodeInfo, ...]) -> Iterator[Finding]:
+def check_gpu_labels(gpu_nodes: tuple[GpuNodeInfo, ...]) -> Iterator[Finding]:
     """Nodes whose device plugin offers GPUs that the gpu agent does not find, or not completely."""
     id_ = "gpu-node-without-labels"
     without = [node for node in gpu_nodes if not node.gpus]
     if without:
-        actual = f"{without[0].resource} is allocatable, and no GPU is named{_reason(without)}"
-        yield finding(id_, _where(without), actual, "labels or an annotation with GPUs")
+        actual = f"{without[0].resource} is allocatable, and no GPU is named{_format_reason(without)}"
+        yield finding(id_, _format_nodes(without), actual, "labels or an annotation with GPUs")
     incomplete = [node for node in gpu_nodes if node.gpus and node.problems]
     if incomplete:
-        actual = f"not all labels can be read{_reason(incomplete)}"
-        yield finding(id_, _where(incomplete), actual, "labels that can be read", severity="warning")
+        actual = f"not all labels can be read{_format_reason(incomplete)}"
+        yield finding(id_, _format_nodes(incomplete), actual, "labels that can be read", severity="warning")
 
 
-def _reason(nodes: Sequence[GpuNodeInfo]) -> str:
+def _format_reason(nodes: Sequence[GpuNodeInfo]) -> str:
     problem = next((node.problems[0] for node in nodes if node.problems), "")
     return f": {problem}" if problem else ""
 
 
 @check("kubelet-policy-conflict")
-def kubelet_policies(kubelets: tuple[KubeletConfiguration, ...]) -> Iterator[Finding]:
+def check_kubelet_policies(kubelets: tuple[KubeletConfiguration, ...]) -> Iterator[Finding]:
     """Kubelets that assign the CPUs of pools, one finding for each combination of policies."""
     by_policies: dict[str, list[KubeletConfiguration]] = {}
     for kubelet in kubelets:
@@ -40,7 +40,7 @@ def kubelet_policies(kubelets: tuple[KubeletConfiguration, ...]) -> Iterator[Fin
             by_policies.setdefault(policies, []).append(kubelet)
     for policies, nodes in sorted(by_policies.items()):
         actual = f"{policies}, and the node has pools"
-        yield finding("kubelet-policy-conflict", _where(nodes), actual, "none on nodes with pools")
+        yield finding("kubelet-policy-conflict", _format_nodes(nodes), actual, "none on nodes with pools")
 
 
 def _conflicting_policies(kubelet: KubeletConfiguration) -> str:
@@ -52,9 +52,9 @@ def _conflicting_policies(kubelet: KubeletConfiguration) -> str:
     return ", ".join(f"{name}: {policy}" for name, policy, conflicts in policies if conflicts)
 
 
-def _where(nodes: Sequence[GpuNodeInfo | KubeletConfiguration]) -> str:
+def _format_nodes(nodes: Sequence[GpuNodeInfo | KubeletConfiguration]) -> str:
     more = f" and {len(nodes) - _MAX_LISTED} more" if len(nodes) > _MAX_LISTED else ""
     return ", ".join(f"Node/{node.node}" for node in nodes[:_MAX_LISTED]) + more
 
 
-CHECKS: Final = (gpu_labels, kubelet_policies)
+CHECKS: Final = (check_gpu_labels, check_kubelet_policies)

@@ -9,7 +9,7 @@ from nodewise.doctor.facts import (
     Descheduler,
     Extenders,
     MetricCoverage,
-    MetricsApi,
+    MetricsApiStatus,
     PodInfo,
     Pods,
     Policies,
@@ -17,7 +17,7 @@ from nodewise.doctor.facts import (
     Registrations,
     ReplicaMetrics,
     Schedulers,
-    Unavailable,
+    UnavailableFact,
 )
 from nodewise.doctor.findings import Finding, NotChecked, Result, finding
 from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, SchedulerConfiguration
@@ -42,12 +42,12 @@ def feasible_nodes_to_find(nodes: int, percentage: int) -> int:
     return min(max(nodes * share // 100, _MIN_NODES_TO_FIND), nodes)
 
 
-def _list(names: list[str]) -> str:
+def _format_names(names: list[str]) -> str:
     return ", ".join(names[:_MAX_LISTED]) + (" …" if len(names) > _MAX_LISTED else "")
 
 
 @check("policy-unknown")
-def pods_of_missing_policies(pods: Pods, policies: Policies) -> Iterator[Finding]:
+def check_pods_of_missing_policies(pods: Pods, policies: Policies) -> Iterator[Finding]:
     existing = {(policy.namespace, policy.name) for policy in policies}
     missing: dict[tuple[str, str], list[str]] = {}
     for pod in pods:
@@ -56,13 +56,15 @@ def pods_of_missing_policies(pods: Pods, policies: Policies) -> Iterator[Finding
     for (namespace, name), names in sorted(missing.items()):
         elsewhere = sorted(other for other, same in existing if same == name)
         hint = f"; one exists in {', '.join(elsewhere[:_MAX_LISTED])}" if elsewhere else ""
-        actual = f"{len(names)} {'pods name' if len(names) > 1 else 'pod names'} it ({_list(names)}){hint}"
+        actual = (
+            f"{len(names)} {'pods name' if len(names) > 1 else 'pod names'} it ({_format_names(names)}){hint}"
+        )
         where = f"TASPolicy/{namespace}/{name}"
         yield finding("policy-unknown", where, actual, f"a TASPolicy in namespace {namespace}")
 
 
 @check("policy-label-misspelt")
-def misspelled_labels(pods: Pods) -> Iterator[Finding]:
+def check_misspelled_labels(pods: Pods) -> Iterator[Finding]:
     """Pods that are scheduled without their policy, one finding for each key of a namespace."""
     by_key: dict[tuple[str, str], list[str]] = {}
     for pod in pods:
@@ -70,13 +72,13 @@ def misspelled_labels(pods: Pods) -> Iterator[Finding]:
             by_key.setdefault((pod.namespace, pod.misspelled_label), []).append(pod.name)
     for (namespace, key), names in sorted(by_key.items()):
         count = f"{len(names)} pods have" if len(names) > 1 else "1 pod has"
-        actual = f"{count} the label {key} ({_list(names)})"
+        actual = f"{count} the label {key} ({_format_names(names)})"
         where = f"Pod/{namespace}/{names[0]}"
         yield finding("policy-label-misspelt", where, actual, f"the label {POLICY_LABEL}")
 
 
 @check("policy-without-effect")
-def policy_problems(policies: Policies) -> Iterator[Finding]:
+def check_policy_problems(policies: Policies) -> Iterator[Finding]:
     for policy in policies:
         if policy.problems:
             more = len(policy.problems) - _MAX_LISTED
@@ -85,7 +87,7 @@ def policy_problems(policies: Policies) -> Iterator[Finding]:
 
 
 @check("policy-without-effect")
-def policies_without_agent(policies: Policies, extenders: Extenders) -> Iterator[Finding]:
+def check_policies_without_agent(policies: Policies, extenders: Extenders) -> Iterator[Finding]:
     if policies and extenders and not any("telemetry" in extender.agents for extender in extenders):
         where = ", ".join(extender.workload.where for extender in extenders)
         actual = f"{len(policies)} TASPolicies, and --agents is {', '.join(extenders[0].agents)}"
@@ -93,7 +95,7 @@ def policies_without_agent(policies: Policies, extenders: Extenders) -> Iterator
 
 
 @check("policy-without-effect")
-def policies_without_filter(policies: Policies, registrations: Registrations) -> Iterator[Finding]:
+def check_policies_without_filter(policies: Policies, registrations: Registrations) -> Iterator[Finding]:
     """Policies that filter, without an entry that filters."""
     entries = [registration.entry for registration in registrations if _calls_telemetry(registration.entry)]
     policy = next((candidate for candidate in policies if "dontschedule" in candidate.strategies), None)
@@ -107,7 +109,9 @@ def _calls_telemetry(entry: ExtenderEntry) -> bool:
 
 
 @check("policy-without-effect")
-def pods_without_extender(policies: Policies, pods: Pods, schedulers: Schedulers = ()) -> Iterator[Finding]:
+def check_pods_without_extender(
+    policies: Policies, pods: Pods, schedulers: Schedulers = ()
+) -> Iterator[Finding]:
     """Pods that name a policy which filters, and that no scheduler sends to nodewise; one for each policy."""
     filtering = {
         (policy.namespace, policy.name) for policy in policies if "dontschedule" in policy.strategies
@@ -129,11 +133,11 @@ def pods_without_extender(policies: Policies, pods: Pods, schedulers: Schedulers
 def _why_not_sent(pod: PodInfo, configurations: list[SchedulerConfiguration]) -> str:
     """Why its scheduler does not send a pod to nodewise; empty if it does, or if that is unknown."""
     if not configurations:
-        return _missing_request(pod, [{SCHEDULING_RESOURCE}])
+        return _format_missing_request(pod, [{SCHEDULING_RESOURCE}])
     serving = [configuration for configuration in configurations if configuration.serves(pod.scheduler_name)]
     entries = [entry for configuration in serving for entry in configuration.entries]
     if filters := list(filter(_filters_by_policy, entries)):
-        return _missing_request(
+        return _format_missing_request(
             pod, [{resource.name for resource in entry.managed_resources} for entry in filters]
         )
     # without any entry of nodewise, extender-not-registered reports it
@@ -149,7 +153,7 @@ def _filters_by_policy(entry: ExtenderEntry) -> bool:
     return entry.is_nodewise and bool(entry.filter_verb) and _calls_telemetry(entry)
 
 
-def _missing_request(pod: PodInfo, resources: list[set[str]]) -> str:
+def _format_missing_request(pod: PodInfo, resources: list[set[str]]) -> str:
     """Says that a pod requests no managed resource of any of these entries; one without any gets all pods."""
     if any(not names or names & {*pod.resources} for names in resources):
         return ""
@@ -158,7 +162,7 @@ def _missing_request(pod: PodInfo, resources: list[set[str]]) -> str:
 
 
 @check("namespace-not-trusted")
-def trust(policies: Policies) -> Iterator[Finding]:
+def check_namespace_trust(policies: Policies) -> Iterator[Finding]:
     """The verdict of the replicas, from the policy's status."""
     for policy in policies:
         if policy.not_trusted:
@@ -168,7 +172,7 @@ def trust(policies: Policies) -> Iterator[Finding]:
 
 
 @check("all-namespaces-trusted")
-def trust_in_all(extenders: Extenders) -> Iterator[Finding]:
+def check_trust_of_all_namespaces(extenders: Extenders) -> Iterator[Finding]:
     for extender in extenders:
         if extender.is_set("trust_all_namespaces"):
             expected = "trust for single namespaces"
@@ -177,7 +181,7 @@ def trust_in_all(extenders: Extenders) -> Iterator[Finding]:
 
 
 @check("sample-too-small")
-def sample(
+def check_sample_size(
     registrations: Registrations, policies: Policies, node_count: int, pods: Pods = ()
 ) -> Iterator[Result]:
     """Whether a policy may reject all nodes of kube-scheduler's sample, by its verdicts as they are now."""
@@ -190,17 +194,17 @@ def sample(
             share = configuration.percentage if profile.percentage is None else profile.percentage
             size = feasible_nodes_to_find(node_count, share)
             for policy in filtering if size < node_count else ():
-                yield from _sample_of_policy(policy, pods, profile.scheduler_name, (size, node_count))
+                yield from _check_sample_of_policy(policy, pods, profile.scheduler_name, (size, node_count))
 
 
-def _sample_of_policy(
+def _check_sample_of_policy(
     policy: PolicyEvaluation, pods: Pods, scheduler_name: str, sizes: tuple[int, int]
 ) -> Iterator[Result]:
     """`sizes`: of the sample and of the cluster."""
     size, node_count = sizes
     if policy.rejected_nodes is None:
         reason = "it is unknown how many nodes it rejects"
-        yield NotChecked("sample-too-small", Unavailable(policy.where, reason, remedy=_STATUS_REMEDY))
+        yield NotChecked("sample-too-small", UnavailableFact(policy.where, reason, remedy=_STATUS_REMEDY))
         return
     own = [pod for pod in pods if (pod.namespace, pod.policy) == (policy.namespace, policy.name)]
     is_avoided = bool(own) and all(pod.avoids_violating for pod in own)
@@ -214,7 +218,7 @@ def _sample_of_policy(
 
 
 @check("descheduler-missing")
-def descheduler(
+def check_descheduler(
     policies: Policies, deschedulers: tuple[Descheduler, ...], namespaces: tuple[str, ...]
 ) -> Iterator[Result]:
     """The strategy deschedule needs a descheduler that evicts pods from the labelled nodes."""
@@ -227,7 +231,11 @@ def descheduler(
         actual = f"has the strategy deschedule, and no descheduler runs in {places}"
         yield finding(id_, policy.where, actual, _DESCHEDULER)
     unavailable = next(
-        (descheduler.plugins for descheduler in deschedulers if isinstance(descheduler.plugins, Unavailable)),
+        (
+            descheduler.plugins
+            for descheduler in deschedulers
+            if isinstance(descheduler.plugins, UnavailableFact)
+        ),
         None,
     )
     if any(map(_evicts, deschedulers)):
@@ -243,12 +251,14 @@ def descheduler(
 
 def _evicts(descheduler: Descheduler) -> bool:
     """Whether it evicts pods from the nodes that a policy labels."""
-    has_plugin = not isinstance(descheduler.plugins, Unavailable) and _AFFINITY_PLUGIN in descheduler.plugins
+    has_plugin = (
+        not isinstance(descheduler.plugins, UnavailableFact) and _AFFINITY_PLUGIN in descheduler.plugins
+    )
     return has_plugin and (not descheduler.affinity_types or _REQUIRED in descheduler.affinity_types)
 
 
 @check("metrics-api-unavailable")
-def metrics_api(metrics_apis: tuple[MetricsApi, ...]) -> Iterator[Finding]:
+def check_metrics_apis(metrics_apis: tuple[MetricsApiStatus, ...]) -> Iterator[Finding]:
     for api in metrics_apis:
         where = f"APIService/{api.name}"
         if not api.exists:
@@ -259,31 +269,33 @@ def metrics_api(metrics_apis: tuple[MetricsApi, ...]) -> Iterator[Finding]:
             yield finding("metrics-api-unavailable", where, actual, "Available: True")
 
 
-_METRICS_API: Final = Unavailable("metrics", "the metrics API does not respond", is_minor=True)
+_METRICS_API_UNAVAILABLE: Final = UnavailableFact(
+    "metrics", "the metrics API does not respond", is_minor=True
+)
 
 
 @check("metric-missing", "metric-names-mismatch")
-def missing_metrics(
+def check_metrics(
     policies: Policies,
-    metrics: Mapping[str, MetricCoverage | Unavailable] | None = None,
-    metrics_apis: tuple[MetricsApi, ...] | None = None,
+    metrics: Mapping[str, MetricCoverage | UnavailableFact] | None = None,
+    metrics_apis: tuple[MetricsApiStatus, ...] | None = None,
     replica_metrics: tuple[ReplicaMetrics, ...] = (),
 ) -> Iterator[Result]:
     """Metrics that no node has. Replicas decide by what they have; what doctor reads counts if no replica says."""
     without_finding = dict.fromkeys(policies)
-    for metric, users in _users(policies):
+    for metric, users in _policies_by_metric(policies):
         coverage = _coverage(metric, users, metrics or {}, replica_metrics)
-        if isinstance(coverage, Unavailable):
-            missing = coverage if _is_available(metrics_apis) else _METRICS_API
-            yield from (NotChecked(id_, missing) for id_ in missing_metrics.ids)
+        if isinstance(coverage, UnavailableFact):
+            missing = coverage if _is_available(metrics_apis) else _METRICS_API_UNAVAILABLE
+            yield from (NotChecked(id_, missing) for id_ in check_metrics.ids)
         elif coverage is not None:
-            yield from _metric_findings(metric, users, coverage)
+            yield from _check_coverage(metric, users, coverage)
             for policy in () if coverage.nodes else users:
                 without_finding.pop(policy, None)
-    yield from _unavailable_metrics(without_finding)
+    yield from _check_policy_status(without_finding)
 
 
-def _unavailable_metrics(policies: Iterable[PolicyEvaluation]) -> Iterator[Finding]:
+def _check_policy_status(policies: Iterable[PolicyEvaluation]) -> Iterator[Finding]:
     """Doctor cannot request the metrics of queries, so only the status says whether they are available."""
     for policy in policies:
         if policy.unavailable_metrics:
@@ -291,12 +303,12 @@ def _unavailable_metrics(policies: Iterable[PolicyEvaluation]) -> Iterator[Findi
             yield finding("metric-missing", policy.where, actual, "MetricsFetched: True")
 
 
-def _is_available(metrics_apis: tuple[MetricsApi, ...] | None) -> bool:
+def _is_available(metrics_apis: tuple[MetricsApiStatus, ...] | None) -> bool:
     """Whether the metrics APIs are available; if not, metrics-api-unavailable reports it."""
     return metrics_apis is not None and all(api.available for api in metrics_apis)
 
 
-def _users(policies: Policies) -> list[tuple[str, list[PolicyEvaluation]]]:
+def _policies_by_metric(policies: Policies) -> list[tuple[str, list[PolicyEvaluation]]]:
     """All metrics with the policies that name them."""
     users: dict[str, list[PolicyEvaluation]] = {}
     for policy in policies:
@@ -308,9 +320,9 @@ def _users(policies: Policies) -> list[tuple[str, list[PolicyEvaluation]]]:
 def _coverage(
     metric: str,
     policies: list[PolicyEvaluation],
-    metrics: Mapping[str, MetricCoverage | Unavailable],
+    metrics: Mapping[str, MetricCoverage | UnavailableFact],
     replica_metrics: tuple[ReplicaMetrics, ...],
-) -> MetricCoverage | Unavailable | None:
+) -> MetricCoverage | UnavailableFact | None:
     """Of a metric according to the replicas, to its source, or to a policy's status; None if none of them says."""
     known = [metrics for metrics in replica_metrics if metric in metrics.metric_nodes]
     if known:
@@ -332,10 +344,10 @@ def _coverage_of_replicas(
     return MetricCoverage(nodes, (f"{unmatched} series",) if unmatched else (), reason)
 
 
-def _metric_findings(
+def _check_coverage(
     metric: str, policies: list[PolicyEvaluation], coverage: MetricCoverage
 ) -> Iterator[Finding]:
-    users = _list([policy.where for policy in policies])
+    users = _format_names([policy.where for policy in policies])
     reason = f" ({short(coverage.error)})" if coverage.error else ""
     others = ", ".join(coverage.other_names[:_MAX_LISTED])
     if others and not coverage.nodes:
@@ -359,16 +371,16 @@ def _metric_findings(
 
 
 CHECKS: Final = (
-    pods_of_missing_policies,
-    misspelled_labels,
-    policy_problems,
-    policies_without_agent,
-    policies_without_filter,
-    pods_without_extender,
-    trust,
-    trust_in_all,
-    sample,
-    descheduler,
-    metrics_api,
-    missing_metrics,
+    check_pods_of_missing_policies,
+    check_misspelled_labels,
+    check_policy_problems,
+    check_policies_without_agent,
+    check_policies_without_filter,
+    check_pods_without_extender,
+    check_namespace_trust,
+    check_trust_of_all_namespaces,
+    check_sample_size,
+    check_descheduler,
+    check_metrics_apis,
+    check_metrics,
 )

@@ -14,7 +14,7 @@ from nodewise.doctor.facts import (
     ReplicaMetrics,
     Schedulers,
     Service,
-    Unavailable,
+    UnavailableFact,
 )
 from nodewise.doctor.findings import Finding, NotChecked, Result, finding
 from nodewise.doctor.parsing.scheduler_configuration import split_url
@@ -39,8 +39,8 @@ _REMOTE: Final = "call doctor on a host of the control plane, or where the addre
 
 
 @check("extender-not-registered")
-def registered(
-    registrations: tuple[Registration | Unavailable, ...] = (),
+def check_registration(
+    registrations: tuple[Registration | UnavailableFact, ...] = (),
     schedulers: Schedulers = (),
     pods: Pods = (),
     replica_metrics: tuple[ReplicaMetrics, ...] = (),
@@ -48,22 +48,22 @@ def registered(
     """Whether an entry leads to nodewise. Calls of a scheduler whose configuration is hidden prove that one does."""
     id_ = "extender-not-registered"
     if any(isinstance(registration, Registration) for registration in registrations):
-        yield from _static_pods_without_entry(registrations, schedulers)
+        yield from _check_static_pods(registrations, schedulers)
         return
     if any(metrics.calls for metrics in replica_metrics):
         return
-    if actual := _missing_calls(pods, replica_metrics):
+    if actual := _format_missing_calls(pods, replica_metrics):
         where = ", ".join(metrics.pod for metrics in replica_metrics)
         yield finding(id_, where, actual, "an entry in a scheduler's extenders")
         return
     for unavailable in registrations:
-        yield NotChecked(id_, cast("Unavailable", unavailable))
+        yield NotChecked(id_, cast("UnavailableFact", unavailable))
     if not registrations:
         where = ", ".join(scheduler.where for scheduler in schedulers)
         yield finding(id_, where, "no entry in extenders leads to nodewise", "one that does")
 
 
-def _missing_calls(pods: Pods, replica_metrics: tuple[ReplicaMetrics, ...]) -> str:
+def _format_missing_calls(pods: Pods, replica_metrics: tuple[ReplicaMetrics, ...]) -> str:
     """Says that pods were created for which a scheduler should have called nodewise; empty if that is unknown."""
     uptime_s = min((metrics.uptime_s for metrics in replica_metrics), default=0.0)
     created = [pod for pod in pods if pod.policy and pod.age_s < uptime_s - _QUEUE_S and not pod.is_gated]
@@ -73,8 +73,8 @@ def _missing_calls(pods: Pods, replica_metrics: tuple[ReplicaMetrics, ...]) -> s
     return f"no scheduler has called a replica in {uptime_s:.0f} s, and {name} was created meanwhile"
 
 
-def _static_pods_without_entry(
-    registrations: tuple[Registration | Unavailable, ...], schedulers: Schedulers
+def _check_static_pods(
+    registrations: tuple[Registration | UnavailableFact, ...], schedulers: Schedulers
 ) -> Iterator[Finding]:
     """Hosts of the control plane that differ: after the next leader election a scheduler without nodewise leads."""
     names = {
@@ -95,7 +95,7 @@ def _static_pods_without_entry(
 
 
 @check("extender-not-reached")
-def addresses(
+def check_addresses(
     registrations: Registrations,
     extenders: Extenders | None = None,
     replica_metrics: tuple[ReplicaMetrics, ...] = (),
@@ -106,69 +106,71 @@ def addresses(
         host, service = split_url(registration.entry.url)[1], registration.service
         workload = registration.scheduler.workload
         if not host:
-            yield _unreached(registration, "is no address", "https://HOST:PORT")
+            yield _unreached_finding(registration, "is no address", "https://HOST:PORT")
         elif isinstance(service, Service):
-            yield from _endpoints(registration, service)
-            yield from () if is_called else _name_resolution(registration)
+            yield from _check_endpoints(registration, service)
+            yield from () if is_called else _check_name_resolution(registration)
         elif is_loopback(host) and workload is not None and not workload.host_network:
-            yield from _own_pod(registration, extenders)
-        elif isinstance(service, Unavailable):
+            yield from _check_own_pod(registration, extenders)
+        elif isinstance(service, UnavailableFact):
             yield NotChecked("extender-not-reached", service)
         else:
-            yield from _server(registration, is_called=is_called)
+            yield from _check_server(registration, is_called=is_called)
 
 
-def _own_pod(registration: Registration, extenders: Extenders | None) -> Iterator[Finding]:
+def _check_own_pod(registration: Registration, extenders: Extenders | None) -> Iterator[Finding]:
     if extenders is not None and extender_beside(registration.scheduler, extenders) is None:
         actual = "leads to the scheduler's own pod, and no nodewise runs in it"
-        yield _unreached(registration, actual, "a container with nodewise extender, or a Service")
+        yield _unreached_finding(registration, actual, "a container with nodewise extender, or a Service")
 
 
-def _server(registration: Registration, *, is_called: bool) -> Iterator[Result]:
+def _check_server(registration: Registration, *, is_called: bool) -> Iterator[Result]:
     server = registration.server
     if not server.address and server.is_refused:
         attempts = "; ".join(server.attempts)
-        yield _unreached(registration, f"leads to no server: {attempts}", "a nodewise that listens there")
+        yield _unreached_finding(
+            registration, f"leads to no server: {attempts}", "a nodewise that listens there"
+        )
     elif not server.address and not is_called:
         reason = f"not reached from here: {short('; '.join(server.attempts) or 'not tried')}"
-        unavailable = Unavailable(registration.entry.url, reason, remedy=_REMOTE)
+        unavailable = UnavailableFact(registration.entry.url, reason, remedy=_REMOTE)
         yield NotChecked("extender-not-reached", unavailable)
 
 
-def _endpoints(registration: Registration, service: Service) -> Iterator[Result]:
+def _check_endpoints(registration: Registration, service: Service) -> Iterator[Result]:
     """Whether the Service exists, has the port, and has a ready endpoint."""
     port = split_url(registration.entry.url)[3]
     if service.ports is None:
         actual = f"leads to {service.where}, which does not exist"
-        yield _unreached(registration, actual, "a Service that exists")
+        yield _unreached_finding(registration, actual, "a Service that exists")
     elif port not in service.ports:
         ports = ", ".join(map(str, service.ports)) or "none"
         actual = f"names port {port}, and {service.where} has {ports}"
-        yield _unreached(registration, actual, "one of these")
-    elif isinstance(service.ready_endpoints, Unavailable):
+        yield _unreached_finding(registration, actual, "one of these")
+    elif isinstance(service.ready_endpoints, UnavailableFact):
         yield NotChecked("extender-not-reached", service.ready_endpoints)
     elif not service.ready_endpoints:
         actual = f"leads to {service.where}, which has no ready endpoint"
-        yield _unreached(registration, actual, "at least one")
+        yield _unreached_finding(registration, actual, "at least one")
 
 
-def _name_resolution(registration: Registration) -> Iterator[Finding]:
+def _check_name_resolution(registration: Registration) -> Iterator[Finding]:
     """A pod on the host's network uses the host's DNS, which does not know Services."""
     workload = registration.scheduler.workload
     if workload is None or not workload.host_network or workload.dns_policy == "ClusterFirstWithHostNet":
         return
     host = split_url(registration.entry.url)[1]
     actual = f"names {host}, which {workload.where} cannot resolve: hostNetwork with dnsPolicy {workload.dns_policy}"
-    yield _unreached(registration, actual, "dnsPolicy: ClusterFirstWithHostNet, or the cluster IP")
+    yield _unreached_finding(registration, actual, "dnsPolicy: ClusterFirstWithHostNet, or the cluster IP")
 
 
-def _unreached(registration: Registration, actual: str, expected: str) -> Finding:
+def _unreached_finding(registration: Registration, actual: str, expected: str) -> Finding:
     field = f"{registration.entry.field}.urlPrefix"
     return finding("extender-not-reached", registration.where, f"{field} {actual}", expected)
 
 
 @check("extender-not-reached")
-def calls(
+def check_calls(
     registrations: Registrations, pods: Pods = (), replica_metrics: tuple[ReplicaMetrics, ...] = ()
 ) -> Iterator[Finding]:
     """Replicas without any call, although an entry leads to them and pods wait."""
@@ -189,7 +191,7 @@ def _waits_for_nodewise(pod: PodInfo, resources: set[str]) -> bool:
 
 
 @check("extender-not-reached")
-def scheduler_errors(pods: Pods = ()) -> Iterator[Finding]:
+def check_reported_call_errors(pods: Pods = ()) -> Iterator[Finding]:
     """A connection error that kube-scheduler reports on a pod that waits; the first one is enough."""
     for pod in pods:
         message = pod.message.lower()
@@ -201,7 +203,7 @@ def scheduler_errors(pods: Pods = ()) -> Iterator[Finding]:
 
 
 @check("scheduler-not-running")
-def pods_without_scheduler(pods: Pods, schedulers: Schedulers = ()) -> Iterator[Finding]:
+def check_pods_without_scheduler(pods: Pods, schedulers: Schedulers = ()) -> Iterator[Finding]:
     """Pods without a message of a scheduler, by their schedulerName."""
     served = {profile.scheduler_name for scheduler in schedulers for profile in scheduler.profiles}
     by_name: dict[str, list[PodInfo]] = {}
@@ -220,7 +222,7 @@ def pods_without_scheduler(pods: Pods, schedulers: Schedulers = ()) -> Iterator[
 
 
 @check("scheduler-not-running")
-def schedulers_without_pods(schedulers: Schedulers = ()) -> Iterator[Finding]:
+def check_schedulers_without_pods(schedulers: Schedulers = ()) -> Iterator[Finding]:
     for workload in (scheduler.workload for scheduler in schedulers):
         if workload is not None and workload.replicas and workload.ready == 0:
             reasons = f": {'; '.join(workload.problems)}" if workload.problems else ""
@@ -238,10 +240,10 @@ def _who_serves(name: str, schedulers: Schedulers) -> str:
 
 
 CHECKS: Final = (
-    registered,
-    addresses,
-    calls,
-    scheduler_errors,
-    pods_without_scheduler,
-    schedulers_without_pods,
+    check_registration,
+    check_addresses,
+    check_calls,
+    check_reported_call_errors,
+    check_pods_without_scheduler,
+    check_schedulers_without_pods,
 )

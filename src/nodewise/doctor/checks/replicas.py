@@ -7,11 +7,11 @@ from nodewise.agents.telemetry.namespace_trust import LABEL
 from nodewise.doctor.check import check
 from nodewise.doctor.facts import (
     AdmissionPolicy,
-    Extender,
     Extenders,
+    ExtenderWorkload,
     MissingRights,
     Registration,
-    Unavailable,
+    UnavailableFact,
 )
 from nodewise.doctor.findings import NOT_CHECKED, Finding, NotChecked, Result, Severity, finding
 from nodewise.doctor.parsing import workloads
@@ -22,10 +22,10 @@ _MAX_LISTED: Final = 3
 
 
 @check("replicas-not-ready")
-def installed(
+def check_installation(
     extenders: Extenders,
     namespaces: tuple[str, ...],
-    registrations: tuple[Registration | Unavailable, ...] = (),
+    registrations: tuple[Registration | UnavailableFact, ...] = (),
 ) -> Iterator[Finding]:
     id_ = "replicas-not-ready"
     is_reached = any(
@@ -42,7 +42,7 @@ def installed(
 
 
 @check("replicas-not-ready")
-def ready_replicas(extenders: Extenders) -> Iterator[Finding]:
+def check_ready_replicas(extenders: Extenders) -> Iterator[Finding]:
     id_ = "replicas-not-ready"
     for workload in (extender.workload for extender in extenders):
         if not workload.replicas:
@@ -56,7 +56,7 @@ def ready_replicas(extenders: Extenders) -> Iterator[Finding]:
 
 
 @check("rights-missing")
-def rights(missing_rights: tuple[MissingRights, ...], extenders: Extenders = ()) -> Iterator[Result]:
+def check_rights(missing_rights: tuple[MissingRights, ...], extenders: Extenders = ()) -> Iterator[Result]:
     for extender in extenders:
         if extender.unread_settings is not None:  # the settings say which agents need rights
             yield NotChecked("rights-missing", extender.unread_settings)
@@ -68,12 +68,14 @@ def rights(missing_rights: tuple[MissingRights, ...], extenders: Extenders = ())
 
 
 @check("admission-policy-missing")
-def admission(extenders: Extenders, admission_policies: tuple[AdmissionPolicy, ...]) -> Iterator[Finding]:
+def check_admission_policies(
+    extenders: Extenders, admission_policies: tuple[AdmissionPolicy, ...]
+) -> Iterator[Finding]:
     """Accounts whose writes no policy limits, and the namespace label that everybody may set."""
     id_ = "admission-policy-missing"
     writing = [extender for extender in extenders if _has_own_account(extender)]
     for extender in writing:
-        yield from _account(extender, admission_policies)
+        yield from _check_account(extender, admission_policies)
     if writing and not any(_matches(policy, "namespaces", LABEL) for policy in admission_policies):
         where, actual = (
             "ValidatingAdmissionPolicy/nodewise-trust",
@@ -82,14 +84,16 @@ def admission(extenders: Extenders, admission_policies: tuple[AdmissionPolicy, .
         yield finding(id_, where, actual, "the policy of deploy/trust.yaml, with a binding that denies")
 
 
-def _has_own_account(extender: Extender) -> bool:
+def _has_own_account(extender: ExtenderWorkload) -> bool:
     """Whether it writes to a cluster with an account that it does not share with kube-scheduler."""
     containers = extender.workload.containers
     is_shared = any(workloads.runs(container, "kube-scheduler") for container in containers)
     return not (is_shared or extender.is_set("no_cluster") or extender.settings.get("objects_from"))
 
 
-def _account(extender: Extender, admission_policies: tuple[AdmissionPolicy, ...]) -> Iterator[Finding]:
+def _check_account(
+    extender: ExtenderWorkload, admission_policies: tuple[AdmissionPolicy, ...]
+) -> Iterator[Finding]:
     namespace, account = extender.workload.namespace, extender.workload.account
     files = {"nodes": "deploy/rbac.yaml"} | ({"pods": "deploy/gpu.yaml"} if "gpu" in extender.agents else {})
     user = f"'system:serviceaccount:{namespace}:{account}'"
@@ -107,7 +111,7 @@ def _matches(policy: AdmissionPolicy, resource: str, text: str) -> bool:
 
 
 @check(NOT_CHECKED)
-def other_namespaces(
+def check_other_namespaces(
     programs_elsewhere: tuple[str, ...] = (), namespaces: tuple[str, ...] = ()
 ) -> Iterator[Finding]:
     """Programs that were not examined: a tenant's, or those of a namespace that -n does not name."""
@@ -123,4 +127,10 @@ def other_namespaces(
         yield finding(NOT_CHECKED, where, actual, expected, remedy=remedy, severity="note")
 
 
-CHECKS: Final = (installed, ready_replicas, rights, admission, other_namespaces)
+CHECKS: Final = (
+    check_installation,
+    check_ready_replicas,
+    check_rights,
+    check_admission_policies,
+    check_other_namespaces,
+)

@@ -19,22 +19,22 @@ from nodewise.doctor.collectors.collection_session import Collector, Session
 from nodewise.doctor.facts import Facts
 
 COLLECTORS: Final[dict[str, Collector[Any]]] = {
-    "schedulers": schedulers.schedulers,
-    "extenders": replicas.extenders,
-    "replica_metrics": replicas.replica_metrics,
-    "missing_rights": access_rules.missing_rights,
-    "pods": programs.pods,
-    "policies": policies.policies,
-    "node_count": nodes.node_count,
-    "node_resources": nodes.node_resources,
-    "metrics": policies.metrics,
-    "metrics_apis": policies.metrics_apis,
-    "deschedulers": deschedulers.deschedulers,
-    "gpu_nodes": nodes.gpu_nodes,
-    "kubelets": nodes.kubelets,
-    "cluster_ca": access_rules.cluster_ca,
-    "admission_policies": access_rules.admission_policies,
-    "programs_elsewhere": programs.programs_elsewhere,
+    "schedulers": schedulers.collect_schedulers,
+    "extenders": replicas.collect_extenders,
+    "replica_metrics": replicas.collect_replica_metrics,
+    "missing_rights": access_rules.collect_missing_rights,
+    "pods": programs.collect_pods,
+    "policies": policies.collect_policies,
+    "node_count": nodes.collect_node_count,
+    "node_resources": nodes.collect_node_resources,
+    "metrics": policies.collect_metrics,
+    "metrics_apis": policies.collect_metrics_apis,
+    "deschedulers": deschedulers.collect_deschedulers,
+    "gpu_nodes": nodes.collect_gpu_nodes,
+    "kubelets": nodes.collect_kubelets,
+    "cluster_ca": access_rules.collect_cluster_ca,
+    "admission_policies": access_rules.collect_admission_policies,
+    "programs_elsewhere": programs.collect_programs_elsewhere,
 }
 
 

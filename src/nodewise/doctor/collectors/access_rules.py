@@ -14,9 +14,15 @@ from nodewise.doctor.collectors.cluster_reader import (
     parse_json,
 )
 from nodewise.doctor.collectors.collection_session import SYSTEM_NAMESPACE, Session
-from nodewise.doctor.collectors.policies import metric_names
-from nodewise.doctor.collectors.replicas import extenders
-from nodewise.doctor.facts import AdmissionPolicy, Extender, MissingRights, Right, Unavailable
+from nodewise.doctor.collectors.policies import collect_metric_names
+from nodewise.doctor.collectors.replicas import collect_extenders
+from nodewise.doctor.facts import (
+    AccessRight,
+    AdmissionPolicy,
+    ExtenderWorkload,
+    MissingRights,
+    UnavailableFact,
+)
 from nodewise.doctor.parsing import certificates
 from nodewise.doctor.parsing.certificates import Chain
 from nodewise.doctor.parsing.object_fields import get, get_list, get_text, get_texts
@@ -27,32 +33,32 @@ _REVIEW: Final = "create subjectaccessreviews.authorization.k8s.io"
 _MAX_METRICS: Final = 20
 
 
-async def missing_rights(session: Session) -> tuple[MissingRights | Unavailable, ...]:
+async def collect_missing_rights(session: Session) -> tuple[MissingRights | UnavailableFact, ...]:
     """Of each extender, the rights that its account does not have."""
-    listed = await session.require(extenders)
-    names = await session.get(metric_names)
-    metrics = [] if isinstance(names, Unavailable) else names
+    listed = await session.require(collect_extenders)
+    names = await session.get(collect_metric_names)
+    metrics = [] if isinstance(names, UnavailableFact) else names
     session.reader.say("reviewing the rights of nodewise")
     return tuple(
-        await asyncio.gather(*(_missing_rights(session.reader, extender, metrics) for extender in listed))
+        await asyncio.gather(*(_review_rights(session.reader, extender, metrics) for extender in listed))
     )
 
 
-async def _missing_rights(
-    reader: ClusterReader, extender: Extender, metrics: Sequence[str]
-) -> MissingRights | Unavailable:
+async def _review_rights(
+    reader: ClusterReader, extender: ExtenderWorkload, metrics: Sequence[str]
+) -> MissingRights | UnavailableFact:
     namespace, account = extender.workload.namespace, extender.workload.account
     rights = needed_rights(extender, metrics)
     user = f"system:serviceaccount:{namespace}:{account}"
     answers = await asyncio.gather(*(_is_allowed(reader, user, right) for right in rights))
     for answer in answers:
-        if isinstance(answer, Unavailable):
+        if isinstance(answer, UnavailableFact):
             return answer
     missing = tuple(right for right, is_allowed in zip(rights, answers, strict=True) if not is_allowed)
     return MissingRights(f"ServiceAccount/{namespace}/{account}", missing)
 
 
-async def _is_allowed(reader: ClusterReader, user: str, right: Right) -> bool | Unavailable:
+async def _is_allowed(reader: ClusterReader, user: str, right: AccessRight) -> bool | UnavailableFact:
     """Whether a service account has a right, according to the API server."""
     name, _, subresource = right.resource.partition("/")
     attributes = {
@@ -71,10 +77,10 @@ async def _is_allowed(reader: ClusterReader, user: str, right: Right) -> bool | 
     }
     body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
     response: Any = await reader.review(body, _REVIEW)
-    return response if isinstance(response, Unavailable) else get(response, "status", "allowed") is True
+    return response if isinstance(response, UnavailableFact) else get(response, "status", "allowed") is True
 
 
-def needed_rights(extender: Extender, metrics: Sequence[str] = ()) -> list[Right]:
+def needed_rights(extender: ExtenderWorkload, metrics: Sequence[str] = ()) -> list[AccessRight]:
     """The rights that an extender's agents need, as deploy/*.yaml grant them; none without a cluster."""
     if extender.is_set("no_cluster") or extender.settings.get("objects_from"):
         return []
@@ -85,7 +91,7 @@ def needed_rights(extender: Extender, metrics: Sequence[str] = ()) -> list[Right
     return list(dict.fromkeys([*rights, *_rights_of_metrics(extender, metrics)]))
 
 
-def _rules(extender: Extender) -> tuple[list[second_scheduler.Rule], list[second_scheduler.Rule]]:
+def _rules(extender: ExtenderWorkload) -> tuple[list[second_scheduler.Rule], list[second_scheduler.Rule]]:
     """The rules for the cluster, and for nodewise's own namespace."""
     cluster_rules, own_rules = list(second_scheduler.CLUSTER_RULES), list(second_scheduler.RULES)
     if "gpu" in extender.agents:
@@ -97,15 +103,15 @@ def _rules(extender: Extender) -> tuple[list[second_scheduler.Rule], list[second
     return cluster_rules, own_rules
 
 
-def _rights_of_rule(rule: second_scheduler.Rule, namespace: str) -> Iterator[Right]:
+def _rights_of_rule(rule: second_scheduler.Rule, namespace: str) -> Iterator[AccessRight]:
     for group in rule["apiGroups"]:
         for name in rule["resources"]:
             for verb in rule["verbs"]:
                 for object_name in rule.get("resourceNames", [""]):
-                    yield Right(verb, group, name, namespace, object_name)
+                    yield AccessRight(verb, group, name, namespace, object_name)
 
 
-def _is_needed(extender: Extender, right: Right) -> bool:
+def _is_needed(extender: ExtenderWorkload, right: AccessRight) -> bool:
     """Whether an extender with these settings needs a right of the rules."""
     if right.group in (resource_metrics_api.GROUP, custom_metrics_api.GROUP):
         return False  # depends on the policies: `_rights_of_metrics`
@@ -118,27 +124,27 @@ def _is_needed(extender: Extender, right: Right) -> bool:
     return True
 
 
-def _rights_of_metrics(extender: Extender, metrics: Sequence[str]) -> Iterator[Right]:
+def _rights_of_metrics(extender: ExtenderWorkload, metrics: Sequence[str]) -> Iterator[AccessRight]:
     """Each custom metric is a resource of its own, as a rule of RBAC may name it."""
     if "telemetry" not in extender.agents or "prometheus_url" in extender.settings:
         return
     sources = set(extender.values("metrics") or ["auto"])
     if sources & {"auto", "resource"} and any(name in resource_metrics_api.METRICS for name in metrics):
-        yield Right("list", resource_metrics_api.GROUP, "nodes")
+        yield AccessRight("list", resource_metrics_api.GROUP, "nodes")
     if sources & {"auto", "custom"}:
         for name in [name for name in metrics if name not in resource_metrics_api.METRICS][:_MAX_METRICS]:
-            yield Right("get", custom_metrics_api.GROUP, f"nodes/{name}")
+            yield AccessRight("get", custom_metrics_api.GROUP, f"nodes/{name}")
 
 
-async def admission_policies(session: Session) -> tuple[AdmissionPolicy, ...] | Unavailable:
+async def collect_admission_policies(session: Session) -> tuple[AdmissionPolicy, ...] | UnavailableFact:
     """The admission policies that are enforced; none if the API server does not have the kind."""
     policies, bindings = await asyncio.gather(
         session.reader.get_list(ADMISSION_POLICIES, parse_json),
         session.reader.get_list(ADMISSION_BINDINGS, parse_json),
     )
-    if isinstance(policies, Unavailable):
+    if isinstance(policies, UnavailableFact):
         return policies
-    return bindings if isinstance(bindings, Unavailable) else enforced_policies(policies, bindings)
+    return bindings if isinstance(bindings, UnavailableFact) else enforced_policies(policies, bindings)
 
 
 def enforced_policies(policies: Iterable[Any], bindings: Iterable[Any]) -> tuple[AdmissionPolicy, ...]:
@@ -167,11 +173,11 @@ def _admission_policy(policy: Any) -> AdmissionPolicy:
     )
 
 
-async def cluster_ca(session: Session) -> Chain | Unavailable:
+async def collect_cluster_ca(session: Session) -> Chain | UnavailableFact:
     """The CA of the cluster's clients, whose private key no other program may have."""
     what = f"ConfigMap/{SYSTEM_NAMESPACE}/{_CLUSTER_CA}"
     right = f"get configmaps {_CLUSTER_CA} in namespace {SYSTEM_NAMESPACE}"
     config_map = await session.reader.get(what, right, CONFIG_MAPS.path(SYSTEM_NAMESPACE, _CLUSTER_CA))
-    if isinstance(config_map, Unavailable):
+    if isinstance(config_map, UnavailableFact):
         return config_map
     return certificates.parse_pem(get_text(config_map, "data", "client-ca-file").encode())

@@ -6,7 +6,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from nodewise.doctor.facts import Unavailable
+from nodewise.doctor.facts import UnavailableFact
 from nodewise.errors import UNREADABLE, NodewiseError, Refused
 from nodewise.kube.api import Api, Expired, NotFound
 from nodewise.kube.resources import Resource
@@ -78,16 +78,16 @@ class ClusterReader:
     async def get(self, what: str, right: str, path: str, *, is_proxied: bool = False) -> Any:
         """The JSON at a path; None if there is no such object."""
         body = await self.get_bytes(what, right, path, is_proxied=is_proxied)
-        if body is None or isinstance(body, Unavailable):
+        if body is None or isinstance(body, UnavailableFact):
             return body
         try:
             return msgspec.json.decode(body)
         except UNREADABLE as error:
-            return Unavailable(what, f"the response is no JSON: {short(str(error))}")
+            return UnavailableFact(what, f"the response is no JSON: {short(str(error))}")
 
     async def get_bytes(
         self, what: str, right: str, path: str, *, is_proxied: bool = False
-    ) -> bytes | Unavailable | None:
+    ) -> bytes | UnavailableFact | None:
         """The same as bytes. `is_proxied`: the API server passes the request on to a server that may not respond."""
         timeout_s = min(self._timeout_s, _PROXY_TIMEOUT_S) if is_proxied else self._timeout_s
         try:
@@ -108,7 +108,7 @@ class ClusterReader:
         except NodewiseError as error:
             return unavailable("SubjectAccessReviews", right, error)
         except UNREADABLE as error:
-            return Unavailable("SubjectAccessReviews", short(str(error)))
+            return UnavailableFact("SubjectAccessReviews", short(str(error)))
 
     async def get_list(
         self,
@@ -118,7 +118,7 @@ class ClusterReader:
         namespace: str = "",
         selectors: Mapping[str, str] | None = None,
         limit: int = 0,
-    ) -> list[T] | Unavailable:
+    ) -> list[T] | UnavailableFact:
         """All objects of a kind, each parsed by `parse`; None leaves it out.
 
         A kind that the API server does not have is empty. `limit`: with more objects the list is not read.
@@ -135,8 +135,8 @@ class ClusterReader:
             except NodewiseError as error:
                 return unavailable(what, f"list {what}", error)
             except UNREADABLE as error:
-                return Unavailable(what, f"the response is no list: {short(str(error))}")
-        return Unavailable(what, "the list expired before it was complete", is_minor=True)
+                return UnavailableFact(what, f"the response is no list: {short(str(error))}")
+        return UnavailableFact(what, "the list expired before it was complete", is_minor=True)
 
     async def _read_pages(
         self,
@@ -145,7 +145,7 @@ class ClusterReader:
         selectors: dict[str, str],
         parse: Callable[[bytes], T | None],
         limit: int,
-    ) -> list[T] | Unavailable:
+    ) -> list[T] | UnavailableFact:
         objects: list[T] = []
         token, count = "", 0
         while True:
@@ -156,11 +156,11 @@ class ClusterReader:
             items = page.items or ()
             if limit and len(items) + page.metadata.remaining > limit and not token:
                 reason = f"there are more than {limit:,}, which are too many to read"
-                return Unavailable(resource.plural, reason, is_minor=True)
+                return UnavailableFact(resource.plural, reason, is_minor=True)
             objects += filter(None, (parse(bytes(item)) for item in items))
             count += len(items)
             if token and page.metadata.token == token:
-                return Unavailable(resource.plural, "the list begins again where it should continue")
+                return UnavailableFact(resource.plural, "the list begins again where it should continue")
             token = page.metadata.token
             self.say(f"reading {count:,} {resource.plural}")
             if not token:
@@ -168,11 +168,11 @@ class ClusterReader:
             await asyncio.sleep(0)
 
 
-def unavailable(what: str, right: str, error: NodewiseError) -> Unavailable:
+def unavailable(what: str, right: str, error: NodewiseError) -> UnavailableFact:
     """Why something could not be read, with the missing right if that is the reason."""
     if isinstance(error, Refused) and _FORBIDDEN in str(error):
-        return Unavailable(what, "forbidden", right)
-    return Unavailable(what, short(str(error)))
+        return UnavailableFact(what, "forbidden", right)
+    return UnavailableFact(what, short(str(error)))
 
 
 def parse_json(body: bytes) -> Any:

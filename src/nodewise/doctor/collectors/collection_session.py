@@ -12,13 +12,13 @@ import httpx2
 
 from nodewise.doctor.collectors.cluster_reader import ClusterReader
 from nodewise.doctor.collectors.files import FileReader
-from nodewise.doctor.facts import Unavailable
+from nodewise.doctor.facts import UnavailableFact
 
 T = TypeVar("T")
 
 SYSTEM_NAMESPACE: Final = "kube-system"
 
-Collector = Callable[["Session"], Awaitable[T | Unavailable]]
+Collector = Callable[["Session"], Awaitable[T | UnavailableFact]]
 
 
 class SchedulerClient(NamedTuple):
@@ -28,7 +28,7 @@ class SchedulerClient(NamedTuple):
     auth: httpx2.Auth | None
 
 
-class Target(NamedTuple):
+class ExaminationTarget(NamedTuple):
     """What the command line says to examine."""
 
     scheduler_files: Sequence[str] = ()
@@ -39,10 +39,10 @@ class Target(NamedTuple):
     """The namespaces of nodewise and what belongs to it, besides kube-system."""
 
 
-class Missing(Exception):
+class MissingFact(Exception):
     """A collector needs a fact that is unavailable."""
 
-    def __init__(self, unavailable: Unavailable) -> None:
+    def __init__(self, unavailable: UnavailableFact) -> None:
         super().__init__(unavailable.reason)
         self.unavailable = unavailable
 
@@ -50,7 +50,7 @@ class Missing(Exception):
 class Session:
     """Runs collectors."""
 
-    def __init__(self, reader: ClusterReader, target: Target) -> None:
+    def __init__(self, reader: ClusterReader, target: ExaminationTarget) -> None:
         self.reader = reader
         self.files = FileReader(reader)
         self.target = target
@@ -60,23 +60,23 @@ class Session:
     def namespaces(self) -> tuple[str, ...]:
         return (*self.target.namespaces, SYSTEM_NAMESPACE)
 
-    async def get(self, collector: Collector[T]) -> T | Unavailable:
+    async def get(self, collector: Collector[T]) -> T | UnavailableFact:
         """A fact, or why it is unavailable."""
         if collector not in self._tasks:
             self._tasks[collector] = asyncio.create_task(self._run(collector))
-        return cast("T | Unavailable", await self._tasks[collector])
+        return cast("T | UnavailableFact", await self._tasks[collector])
 
     async def require(self, collector: Collector[T]) -> T:
         """A fact. If it is unavailable, the fact of the collector that requires it is so, too, for the same reason."""
         value = await self.get(collector)
-        if isinstance(value, Unavailable):
-            raise Missing(value)
+        if isinstance(value, UnavailableFact):
+            raise MissingFact(value)
         return value
 
-    async def _run(self, collector: Collector[T]) -> T | Unavailable:
+    async def _run(self, collector: Collector[T]) -> T | UnavailableFact:
         try:
             return await collector(self)
-        except Missing as missing:
+        except MissingFact as missing:
             return missing.unavailable
 
     async def close(self) -> None:

@@ -9,8 +9,8 @@ from typing import Any, Final
 import msgspec
 
 from nodewise.doctor.collectors.collection_session import Session
-from nodewise.doctor.collectors.programs import find_container, is_descheduler, programs
-from nodewise.doctor.facts import Descheduler, Unavailable
+from nodewise.doctor.collectors.programs import collect_programs, find_container, is_descheduler
+from nodewise.doctor.facts import Descheduler, UnavailableFact
 from nodewise.doctor.parsing import workloads
 from nodewise.doctor.parsing.object_fields import get, get_list, get_mapping, get_text, get_texts
 from nodewise.doctor.parsing.workloads import Workload
@@ -22,32 +22,32 @@ _AFFINITY: Final = "RemovePodsViolatingNodeAffinity"
 _MAX_BYTES: Final = 2**20
 
 
-async def deschedulers(session: Session) -> tuple[Descheduler, ...]:
-    listed = (await session.require(programs)).deschedulers
-    return tuple(await asyncio.gather(*(_descheduler(session, workload) for workload in listed)))
+async def collect_deschedulers(session: Session) -> tuple[Descheduler, ...]:
+    listed = (await session.require(collect_programs)).deschedulers
+    return tuple(await asyncio.gather(*(_read_descheduler(session, workload) for workload in listed)))
 
 
-async def _descheduler(session: Session, workload: Workload) -> Descheduler:
+async def _read_descheduler(session: Session, workload: Workload) -> Descheduler:
     container = find_container(workload, is_descheduler)
     path = workloads.flag(container, "policy-config-file")
     if not path:
         return Descheduler(workload.where, ())
     data = await session.files.read(workload, container, path)
-    if isinstance(data, Unavailable):
+    if isinstance(data, UnavailableFact):
         return Descheduler(workload.where, data)
-    return parse_policy(workload.where, data)
+    return parse_descheduler_policy(workload.where, data)
 
 
-def parse_policy(where: str, text: bytes) -> Descheduler:
+def parse_descheduler_policy(where: str, text: bytes) -> Descheduler:
     """A descheduler with the policy in a text."""
     try:
         values = [msgspec.json.decode(json) for _, json in documents.documents(text[:_MAX_BYTES], "policy")]
     except (BadInput, *UNREADABLE) as error:
-        return Descheduler(where, Unavailable(where, f"its policy: {short(str(error))}"))
-    return read_policy(where, values[0] if values else None)
+        return Descheduler(where, UnavailableFact(where, f"its policy: {short(str(error))}"))
+    return read_descheduler_policy(where, values[0] if values else None)
 
 
-def read_policy(where: str, policy: Any) -> Descheduler:
+def read_descheduler_policy(where: str, policy: Any) -> Descheduler:
     """A descheduler with a policy of either version."""
     plugins: dict[str, None] = {}
     affinity_types: list[str] = []

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from nodewise.doctor.collectors.cluster_reader import CONFIG_MAPS, SECRETS, ClusterReader
-from nodewise.doctor.facts import Unavailable
+from nodewise.doctor.facts import UnavailableFact
 from nodewise.doctor.parsing import certificates, workloads
 from nodewise.doctor.parsing.certificates import Chain
 from nodewise.doctor.parsing.object_fields import get_text
@@ -31,12 +31,12 @@ class FileReader:
         self._reader = reader
         self._objects: dict[str, Any] = {}
 
-    async def read(self, workload: Workload, container: Container, path: str) -> bytes | Unavailable:
+    async def read(self, workload: Workload, container: Container, path: str) -> bytes | UnavailableFact:
         """A file as a container sees it."""
         what = f"{path} of {workload.where}"
         source = workloads.find_mount(container, path)
         if source is None:
-            return Unavailable(what, "it is part of the image", remedy=_COPY)
+            return UnavailableFact(what, "it is part of the image", remedy=_COPY)
         mount, inside = source
         if mount.kind == "hostPath":
             return _read_host_path(
@@ -46,25 +46,29 @@ class FileReader:
             return await self._read_key(CONFIG_MAPS, workload.namespace, mount.name, inside)
         if mount.kind == "secret":
             return await self._read_key(SECRETS, workload.namespace, mount.name, inside)
-        return Unavailable(what, "its volume is of a kind that cannot be read from here")
+        return UnavailableFact(what, "its volume is of a kind that cannot be read from here")
 
-    async def read_chain(self, workload: Workload, container: Container, path: str) -> Chain | Unavailable:
+    async def read_chain(
+        self, workload: Workload, container: Container, path: str
+    ) -> Chain | UnavailableFact:
         """The certificates of a file."""
         return as_chain(await self.read(workload, container, path))
 
-    async def _read_key(self, resource: Resource, namespace: str, name: str, key: str) -> bytes | Unavailable:
+    async def _read_key(
+        self, resource: Resource, namespace: str, name: str, key: str
+    ) -> bytes | UnavailableFact:
         """A key of a ConfigMap or a Secret."""
         value = await self._object(resource, namespace, name)
-        if isinstance(value, Unavailable):
+        if isinstance(value, UnavailableFact):
             return value
         what = f"{resource.kind}/{namespace}/{name}"
         if value is None:
-            return Unavailable(what, "it does not exist, and a pod mounts it")
+            return UnavailableFact(what, "it does not exist, and a pod mounts it")
         text = get_text(value, "data", key)
         if resource is CONFIG_MAPS and text:
             return text.encode(errors="replace")[:_MAX_BYTES]
         encoded = get_text(value, "binaryData", key) if resource is CONFIG_MAPS else text
-        return _decode(encoded) or Unavailable(what, f"it has no key {key}")
+        return _decode(encoded) or UnavailableFact(what, f"it has no key {key}")
 
     async def _object(self, resource: Resource, namespace: str, name: str) -> Any:
         """An object, read once."""
@@ -72,26 +76,26 @@ class FileReader:
         try:
             path = resource.path(namespace, name)
         except BadInput as error:  # the API server accepts volumes with such a name
-            return Unavailable(what, str(error))
+            return UnavailableFact(what, str(error))
         if path not in self._objects:
             right = f"get {resource.plural} {name} in namespace {namespace}"
             self._objects[path] = await self._reader.get(what, right, path)
         return self._objects[path]
 
 
-def read_local(path: str) -> bytes | Unavailable:
+def read_local(path: str) -> bytes | UnavailableFact:
     """A file of this host."""
     try:
         with Path(path).open("rb") as file:
             return file.read(_MAX_BYTES)
     except OSError as error:
-        return Unavailable(path, error.strerror or str(error))
+        return UnavailableFact(path, error.strerror or str(error))
     except ValueError:
-        return Unavailable(path, "it is no file name")
+        return UnavailableFact(path, "it is no file name")
 
 
-def as_chain(pem: bytes | Unavailable) -> Chain | Unavailable:
-    return pem if isinstance(pem, Unavailable) else certificates.parse_pem(pem)
+def as_chain(pem: bytes | UnavailableFact) -> Chain | UnavailableFact:
+    return pem if isinstance(pem, UnavailableFact) else certificates.parse_pem(pem)
 
 
 def host_path(container: Container, path: str) -> str:
@@ -120,13 +124,13 @@ def _first_label(host: str) -> str:
     return host.partition(".")[0].lower()
 
 
-def _read_host_path(what: str, path: str, workload: Workload) -> bytes | Unavailable:
+def _read_host_path(what: str, path: str, workload: Workload) -> bytes | UnavailableFact:
     if may_read_host(workload):
         data = read_local(path)
-        return data._replace(remedy=_COPY) if isinstance(data, Unavailable) else data
+        return data._replace(remedy=_COPY) if isinstance(data, UnavailableFact) else data
     kind, namespace, name = workload.where.split("/")
     remedy = _FORWARD.format(namespace, name) if kind == "Pod" else _COPY
-    return Unavailable(what, f"it lies on host {workload.node or 'of the pod'}, as {path}", remedy=remedy)
+    return UnavailableFact(what, f"it lies on host {workload.node or 'of the pod'}, as {path}", remedy=remedy)
 
 
 def _decode(text: str) -> bytes:

@@ -14,8 +14,8 @@ from nodewise.agents.gpu.node_gpus import GpuNode
 from nodewise.cpu.cmk_names import LABEL
 from nodewise.doctor.collectors.cluster_reader import ClusterReader, parse_json
 from nodewise.doctor.collectors.collection_session import Session
-from nodewise.doctor.collectors.replicas import extenders
-from nodewise.doctor.facts import Extender, GpuNodeInfo, KubeletConfiguration, Unavailable
+from nodewise.doctor.collectors.replicas import collect_extenders
+from nodewise.doctor.facts import ExtenderWorkload, GpuNodeInfo, KubeletConfiguration, UnavailableFact
 from nodewise.doctor.parsing.object_fields import get_labels, get_mapping, get_text
 from nodewise.errors import UNREADABLE
 from nodewise.kube.resources import NODES
@@ -48,23 +48,23 @@ class ParsedNode(NamedTuple):
     """Those that it has allocatable."""
 
 
-class NodeList(NamedTuple):
+class ParsedNodes(NamedTuple):
     """All nodes, and what sources of metrics read of them."""
 
     nodes: Sequence[ParsedNode]
     measured: Nodes
 
 
-async def node_list(session: Session) -> NodeList | Unavailable:
-    listed = await session.get(extenders)
-    profiles = [] if isinstance(listed, Unavailable) else _resource_profile(listed)
+async def collect_nodes(session: Session) -> ParsedNodes | UnavailableFact:
+    listed = await session.get(collect_extenders)
+    profiles = [] if isinstance(listed, UnavailableFact) else _resource_profiles(listed)
     nodes = await session.reader.get_list(NODES, partial(parse_node, profiles))
-    if isinstance(nodes, Unavailable):
+    if isinstance(nodes, UnavailableFact):
         return nodes
-    return NodeList(nodes, cooperative_scheduling.run_at_once(node_facts.read(nodes)))
+    return ParsedNodes(nodes, cooperative_scheduling.run_at_once(node_facts.read(nodes)))
 
 
-def _resource_profile(listed: Sequence[Extender]) -> list[resource_profile.ResourceProfile]:
+def _resource_profiles(listed: Sequence[ExtenderWorkload]) -> list[resource_profile.ResourceProfile]:
     """The profiles of the extenders' gpu agents."""
     names = {extender.settings.get("gpu_profile", "intel") for extender in listed if "gpu" in extender.agents}
     return [resource_profile.PROFILES[name] for name in sorted(names) if name in resource_profile.PROFILES]
@@ -102,41 +102,41 @@ def _parse_gpus(
     return GpuNodeInfo(name, len(gpus.names), offered[0], tuple(map(short, gpus.problems[:1])))
 
 
-async def node_count(session: Session) -> int:
-    return len((await session.require(node_list)).nodes)
+async def collect_node_count(session: Session) -> int:
+    return len((await session.require(collect_nodes)).nodes)
 
 
-async def node_resources(session: Session) -> frozenset[str]:
-    nodes = (await session.require(node_list)).nodes
+async def collect_node_resources(session: Session) -> frozenset[str]:
+    nodes = (await session.require(collect_nodes)).nodes
     return frozenset().union(*(node.resources for node in nodes))
 
 
-async def gpu_nodes(session: Session) -> tuple[GpuNodeInfo, ...]:
-    nodes = (await session.require(node_list)).nodes
+async def collect_gpu_nodes(session: Session) -> tuple[GpuNodeInfo, ...]:
+    nodes = (await session.require(collect_nodes)).nodes
     return tuple(node.gpus for node in nodes if node.gpus)[:_MAX_GPU_NODES]
 
 
-async def kubelets(session: Session) -> tuple[KubeletConfiguration | Unavailable, ...]:
+async def collect_kubelets(session: Session) -> tuple[KubeletConfiguration | UnavailableFact, ...]:
     """The configuration of kubelets on nodes with CPU pools. If there are many, of some nodes, spread over the list."""
-    nodes = (await session.require(node_list)).nodes
+    nodes = (await session.require(collect_nodes)).nodes
     with_pools = [node.metadata.name for node in nodes if node.has_pools]
     stride = max(1, -(-len(with_pools) // _MAX_KUBELETS))
     selected = with_pools[::stride]
-    results = await asyncio.gather(*(_kubelet(session.reader, name) for name in selected))
+    results = await asyncio.gather(*(_read_kubelet(session.reader, name) for name in selected))
     if len(selected) == len(with_pools):
         return tuple(results)
     reason = f"{len(selected)} of {len(with_pools)} nodes with pools were read"
-    return (*results, Unavailable("kubelets", reason, is_minor=True))
+    return (*results, UnavailableFact("kubelets", reason, is_minor=True))
 
 
-async def _kubelet(reader: ClusterReader, name: str) -> KubeletConfiguration | Unavailable:
+async def _read_kubelet(reader: ClusterReader, name: str) -> KubeletConfiguration | UnavailableFact:
     path = NODES.path(name=name, subresource="proxy") + "/configz"
     what = f"kubelet of Node/{name}"
     response: Any = await reader.get(what, "get nodes/proxy", path, is_proxied=True)
-    if isinstance(response, Unavailable):
+    if isinstance(response, UnavailableFact):
         return response if response.right else response._replace(is_minor=True)
     configuration = get_mapping(response, "kubeletconfig")
     if not configuration:
-        return Unavailable(what, "it shows no configuration", is_minor=True)
+        return UnavailableFact(what, "it shows no configuration", is_minor=True)
     fields = ("cpuManagerPolicy", "topologyManagerPolicy", "memoryManagerPolicy")
     return KubeletConfiguration(name, *(short(get_text(configuration, field), 40) for field in fields))

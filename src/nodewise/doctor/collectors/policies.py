@@ -21,9 +21,15 @@ from nodewise.agents.telemetry.state import POLICIES, PolicyState, TelemetryStat
 from nodewise.clock import SystemClock
 from nodewise.doctor.collectors.cluster_reader import API_SERVICES, TASPOLICIES, ClusterReader, unavailable
 from nodewise.doctor.collectors.collection_session import Session
-from nodewise.doctor.collectors.nodes import node_list
-from nodewise.doctor.collectors.replicas import extenders
-from nodewise.doctor.facts import Extender, MetricCoverage, MetricsApi, PolicyEvaluation, Unavailable
+from nodewise.doctor.collectors.nodes import collect_nodes
+from nodewise.doctor.collectors.replicas import collect_extenders
+from nodewise.doctor.facts import (
+    ExtenderWorkload,
+    MetricCoverage,
+    MetricsApiStatus,
+    PolicyEvaluation,
+    UnavailableFact,
+)
 from nodewise.doctor.parsing.object_fields import get_condition, get_text
 from nodewise.errors import UNREADABLE, NodewiseError
 from nodewise.kube.api import NotFound
@@ -53,9 +59,9 @@ class _MetricSources(NamedTuple):
     """Whether a metric may come from a source that doctor cannot read."""
 
 
-async def _metric_sources(session: Session) -> _MetricSources:
-    listed = await session.get(extenders)
-    if isinstance(listed, Unavailable) or not listed:
+async def _collect_metric_sources(session: Session) -> _MetricSources:
+    listed = await session.get(collect_extenders)
+    if isinstance(listed, UnavailableFact) or not listed:
         return _MetricSources(custom=True, resource=True, other=True)
     names = {name for extender in listed for name in extender.values("metrics") or ["auto"]}
     has_prometheus = any("prometheus_url" in extender.settings for extender in listed)
@@ -66,7 +72,7 @@ async def _metric_sources(session: Session) -> _MetricSources:
     )
 
 
-async def policy_objects(session: Session) -> list[PolicyObject] | Unavailable:
+async def collect_policy_objects(session: Session) -> list[PolicyObject] | UnavailableFact:
     return await session.reader.get_list(TASPOLICIES, parse_policy)
 
 
@@ -78,9 +84,9 @@ def parse_policy(body: bytes) -> PolicyObject | None:
         return None
 
 
-async def metric_requests(session: Session) -> list[MetricRequest]:
+async def collect_metric_requests(session: Session) -> list[MetricRequest]:
     """The metrics of all rules, without those of a query, which only Prometheus can answer."""
-    objects = await session.require(policy_objects)
+    objects = await session.require(collect_policy_objects)
     requests = (
         rule.metric_request()
         for policy in map(taspolicy.parse_policy, objects)
@@ -89,8 +95,10 @@ async def metric_requests(session: Session) -> list[MetricRequest]:
     return sorted({MetricRequest(request.metric, aggregate=request.aggregate) for request in requests})
 
 
-async def metric_names(session: Session) -> list[str]:
-    return sorted({metric_request.metric for metric_request in await session.require(metric_requests)})
+async def collect_metric_names(session: Session) -> list[str]:
+    return sorted(
+        {metric_request.metric for metric_request in await session.require(collect_metric_requests)}
+    )
 
 
 def _named_rules(policy: taspolicy.Policy) -> list[Rule]:
@@ -99,14 +107,14 @@ def _named_rules(policy: taspolicy.Policy) -> list[Rule]:
     return [rule for rule in rules if rule.metric and not rule.query and not rule.unusable]
 
 
-async def metric_series(session: Session) -> dict[str, Series | Unavailable]:
+async def collect_metric_series(session: Session) -> dict[str, Series | UnavailableFact]:
     """The values of each metric by `MetricRequest.name`.
 
     They come from the custom metrics API or, by the metric's name, from metrics.k8s.io.
     """
-    requests = await session.require(metric_requests)
-    nodes = (await session.require(node_list)).measured
-    sources = await session.require(_metric_sources)
+    requests = await session.require(collect_metric_requests)
+    nodes = (await session.require(collect_nodes)).measured
+    sources = await session.require(_collect_metric_sources)
     session.reader.say("requesting metrics")
     limit = asyncio.Semaphore(_MAX_CONCURRENT)
     api = session.reader.api
@@ -116,8 +124,8 @@ async def metric_series(session: Session) -> dict[str, Series | Unavailable]:
 
     custom_source, resource_source = CustomMetrics(api, _TIMEOUT_S), ResourceMetrics(api, lookup, _TIMEOUT_S)
 
-    async def fetch(request: MetricRequest) -> Series | Unavailable:
-        series: Series | Unavailable = _no_values(request.metric, "no source was asked")
+    async def fetch(request: MetricRequest) -> Series | UnavailableFact:
+        series: Series | UnavailableFact = _no_values(request.metric, "no source was asked")
         async with limit:
             if sources.custom:
                 series = await _fetch(
@@ -137,11 +145,11 @@ async def metric_series(session: Session) -> dict[str, Series | Unavailable]:
     series = dict(zip(requested, await asyncio.gather(*map(fetch, requested)), strict=True))
     reason = f"there are {len(requests)} metrics, of which {MAX_METRICS} are requested"
     for request in requests[MAX_METRICS:]:
-        series[request] = Unavailable(f"metric {request.name}", reason, is_minor=True)
+        series[request] = UnavailableFact(f"metric {request.name}", reason, is_minor=True)
     return {request.name: values for request, values in series.items()}
 
 
-async def _fetch(source: Source, right: str, request: MetricRequest) -> Series | Unavailable:
+async def _fetch(source: Source, right: str, request: MetricRequest) -> Series | UnavailableFact:
     """A metric from a source. A source without the metric has an empty series, with the reason as its source."""
     try:
         return await source.fetch(request, SystemClock().now())
@@ -157,17 +165,17 @@ def _no_values(metric: str, reason: str) -> Series:
     return Series(metric, short(reason), 0.0, {})
 
 
-def _has_values(series: Series | Unavailable) -> bool:
+def _has_values(series: Series | UnavailableFact) -> bool:
     return isinstance(series, Series) and bool(series.samples)
 
 
-async def metrics(session: Session) -> dict[str, MetricCoverage | Unavailable]:
+async def collect_metrics(session: Session) -> dict[str, MetricCoverage | UnavailableFact]:
     """Which nodes have a value of each metric; without the metrics that another source may have."""
-    index = NodeIndex((await session.require(node_list)).measured.rooms)
-    has_other_source = (await session.require(_metric_sources)).other
-    coverages: dict[str, MetricCoverage | Unavailable] = {}
-    for name, series in (await session.require(metric_series)).items():
-        if isinstance(series, Unavailable):
+    index = NodeIndex((await session.require(collect_nodes)).measured.rooms)
+    has_other_source = (await session.require(_collect_metric_sources)).other
+    coverages: dict[str, MetricCoverage | UnavailableFact] = {}
+    for name, series in (await session.require(collect_metric_series)).items():
+        if isinstance(series, UnavailableFact):
             if series.right or not has_other_source:
                 coverages[name] = series
         elif series.samples or series.invalid or not has_other_source:
@@ -185,29 +193,31 @@ def _coverage(series: Series, index: NodeIndex) -> MetricCoverage:
     return MetricCoverage(nodes, tuple(others[:_MAX_NAMES]), missing_cause(series, index, column))
 
 
-async def policies(session: Session) -> tuple[PolicyEvaluation, ...]:
+async def collect_policies(session: Session) -> tuple[PolicyEvaluation, ...]:
     """All policies, evaluated with the metrics that doctor can read, and what replicas wrote into their status."""
-    objects = await session.require(policy_objects)
-    listed = await session.get(extenders)
-    series = await session.get(metric_series)
-    nodes = await session.get(node_list)
+    objects = await session.require(collect_policy_objects)
+    listed = await session.get(collect_extenders)
+    series = await session.get(collect_metric_series)
+    nodes = await session.get(collect_nodes)
     slots = evaluate(
         objects,
-        {} if isinstance(series, Unavailable) else series,
-        [] if isinstance(nodes, Unavailable) else nodes.measured.rooms,
-        [] if isinstance(listed, Unavailable) else listed,
+        {} if isinstance(series, UnavailableFact) else series,
+        [] if isinstance(nodes, UnavailableFact) else nodes.measured.rooms,
+        [] if isinstance(listed, UnavailableFact) else listed,
     )
     return tuple(
-        _evaluation(item, slots[item.metadata.namespace, item.metadata.name], isinstance(nodes, Unavailable))
+        _create_evaluation(
+            item, slots[item.metadata.namespace, item.metadata.name], isinstance(nodes, UnavailableFact)
+        )
         for item in objects
     )
 
 
 def evaluate(
     objects: Sequence[PolicyObject],
-    series: Mapping[str, Series | Unavailable],
+    series: Mapping[str, Series | UnavailableFact],
     nodes: Iterable[str],
-    listed: Sequence[Extender],
+    listed: Sequence[ExtenderWorkload],
 ) -> Mapping[ObjectKey, PolicyState]:
     """The telemetry agent's own evaluation. Every namespace counts as trusted: replicas write into a policy's status
     what of it needs a trusted namespace.
@@ -226,7 +236,7 @@ def evaluate(
     return cooperative_scheduling.run_at_once(state.build(cluster))
 
 
-def _options(listed: Sequence[Extender]) -> tuple[TelemetryOptions, float]:
+def _options(listed: Sequence[ExtenderWorkload]) -> tuple[TelemetryOptions, float]:
     """The telemetry agent's options and the refresh period of the first extender that runs it."""
     settings = next((extender.settings for extender in listed if "telemetry" in extender.agents), {})
     options = TelemetryOptions(
@@ -244,7 +254,7 @@ def _duration(text: str, default: float) -> float:
         return default
 
 
-def _evaluation(item: PolicyObject, slot: PolicyState, is_unknown: bool) -> PolicyEvaluation:
+def _create_evaluation(item: PolicyObject, slot: PolicyState, is_unknown: bool) -> PolicyEvaluation:
     """A policy with its status. How many nodes it rejects comes from the status if doctor does not have all values."""
     policy, status = slot.policy, policy_status.parse_status(item.status)
     filtering = [rule for rule in policy.rules("dontschedule") if not rule.unusable]
@@ -273,10 +283,10 @@ def _message(status: policy_status.PolicyStatus, kind: str) -> str:
     return (condition.message or kind) if condition is not None and condition.status == bad else ""
 
 
-async def metrics_apis(session: Session) -> tuple[MetricsApi, ...] | Unavailable:
+async def collect_metrics_apis(session: Session) -> tuple[MetricsApiStatus, ...] | UnavailableFact:
     """The API groups that the policies' metrics have to come from."""
-    names = await session.require(metric_names)
-    sources = await session.require(_metric_sources)
+    names = await session.require(collect_metric_names)
+    sources = await session.require(_collect_metric_sources)
     if sources.other:
         return ()
     usage = set(names) & set(resource_metrics_api.METRICS)
@@ -284,34 +294,38 @@ async def metrics_apis(session: Session) -> tuple[MetricsApi, ...] | Unavailable
         custom_metrics_api.GROUP: ("v1beta1", "v1beta2") if sources.custom and set(names) - usage else (),
         resource_metrics_api.GROUP: ("v1beta1",) if sources.resource and usage else (),
     }
-    apis: list[MetricsApi] = []
+    apis: list[MetricsApiStatus] = []
     for group, versions in groups.items():
-        api = await _metrics_api(session.reader, group, versions) if versions else ()
-        if isinstance(api, Unavailable):
+        api = await _read_metrics_api(session.reader, group, versions) if versions else ()
+        if isinstance(api, UnavailableFact):
             return api
         apis += [api] if api else []
     return tuple(apis)
 
 
-async def _metrics_api(
+async def _read_metrics_api(
     reader: ClusterReader, group: str, versions: Sequence[str]
-) -> MetricsApi | Unavailable:
+) -> MetricsApiStatus | UnavailableFact:
     """The available version of an API group, or any that exists."""
-    services = await asyncio.gather(*(_api_service(reader, f"{version}.{group}") for version in versions))
-    existing: list[MetricsApi] = []
+    services = await asyncio.gather(
+        *(_read_api_service(reader, f"{version}.{group}") for version in versions)
+    )
+    existing: list[MetricsApiStatus] = []
     for service in services:
-        if isinstance(service, Unavailable):
+        if isinstance(service, UnavailableFact):
             return service
         existing += [service] if service.exists else []
-    missing = MetricsApi(f"{versions[0]}.{group}", exists=False, available=False)
+    missing = MetricsApiStatus(f"{versions[0]}.{group}", exists=False, available=False)
     return max(existing, key=lambda api: api.available, default=missing)
 
 
-async def _api_service(reader: ClusterReader, name: str) -> MetricsApi | Unavailable:
+async def _read_api_service(reader: ClusterReader, name: str) -> MetricsApiStatus | UnavailableFact:
     right = f"get {API_SERVICES.plural}.{API_SERVICES.group}"
     service: Any = await reader.get(f"APIService/{name}", right, API_SERVICES.path(name=name))
-    if isinstance(service, Unavailable):
+    if isinstance(service, UnavailableFact):
         return service
     condition = get_condition(service, "Available")
     message = f"{get_text(condition, 'reason')}: {get_text(condition, 'message')}"
-    return MetricsApi(name, service is not None, get_text(condition, "status") == "True", short(message))
+    return MetricsApiStatus(
+        name, service is not None, get_text(condition, "status") == "True", short(message)
+    )

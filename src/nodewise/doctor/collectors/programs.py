@@ -18,7 +18,7 @@ from nodewise.doctor.collectors.cluster_reader import (
     parse_json,
 )
 from nodewise.doctor.collectors.collection_session import SYSTEM_NAMESPACE, Session
-from nodewise.doctor.facts import PodInfo, Unavailable
+from nodewise.doctor.facts import PodInfo, UnavailableFact
 from nodewise.doctor.parsing import workloads
 from nodewise.doctor.parsing.object_fields import get, get_labels, get_list, get_mapping, get_text, get_texts
 from nodewise.doctor.parsing.workloads import Container, Workload
@@ -42,7 +42,7 @@ class _Labels(msgspec.Struct, frozen=True):
     metadata: _Metadata = _Metadata()
 
 
-class Programs(NamedTuple):
+class ProgramWorkloads(NamedTuple):
     """Workloads by the program that they run."""
 
     schedulers: tuple[Workload, ...]
@@ -52,7 +52,7 @@ class Programs(NamedTuple):
     """Those of other namespaces, which are not examined: a tenant can name any container a scheduler."""
 
 
-class Replica(NamedTuple):
+class ReplicaPod(NamedTuple):
     """A pod of a workload."""
 
     name: str
@@ -78,18 +78,18 @@ def find_container(workload: Workload, is_wanted: Callable[[Container], bool]) -
     return next(container for container in workload.containers if is_wanted(container))
 
 
-async def programs(session: Session) -> Programs | Unavailable:
+async def collect_programs(session: Session) -> ProgramWorkloads | UnavailableFact:
     """All workloads, and pods that no workload made."""
     kinds = (DEPLOYMENTS, DAEMON_SETS, STATEFUL_SETS, CRON_JOBS)
     lists = await asyncio.gather(
         *(session.reader.get_list(kind, partial(_parse_workload, kind.kind)) for kind in kinds),
-        _single_pods(session.reader),
+        _read_single_pods(session.reader),
     )
-    if missing := [part for part in lists if isinstance(part, Unavailable)]:
-        return _joined(missing)
+    if missing := [part for part in lists if isinstance(part, UnavailableFact)]:
+        return _join_unavailable(missing)
     everywhere = [workload for part in lists for workload in _readable(part)]
     examined = [workload for workload in everywhere if workload.namespace in session.namespaces]
-    return Programs(
+    return ProgramWorkloads(
         _with_container(examined, is_scheduler),
         _with_container(examined, is_descheduler),
         _with_container(examined, workloads.is_extender),
@@ -101,24 +101,24 @@ def _with_container(listed: list[Workload], is_program: Callable[[Container], bo
     return tuple(workload for workload in listed if any(map(is_program, workload.containers)))
 
 
-def _readable(part: list[Workload] | Unavailable) -> list[Workload]:
-    return [] if isinstance(part, Unavailable) else part
+def _readable(part: list[Workload] | UnavailableFact) -> list[Workload]:
+    return [] if isinstance(part, UnavailableFact) else part
 
 
-def _joined(parts: list[Unavailable]) -> Unavailable:
+def _join_unavailable(parts: list[UnavailableFact]) -> UnavailableFact:
     what = ", ".join(part.what for part in parts)
     rights = "; ".join(dict.fromkeys(part.right for part in parts if part.right))
     return parts[0]._replace(what=what, right=rights)
 
 
-async def programs_elsewhere(session: Session) -> tuple[str, ...]:
-    return tuple(workload.where for workload in (await session.require(programs)).elsewhere)
+async def collect_programs_elsewhere(session: Session) -> tuple[str, ...]:
+    return tuple(workload.where for workload in (await session.require(collect_programs)).elsewhere)
 
 
-async def _single_pods(reader: ClusterReader) -> list[Workload] | Unavailable:
+async def _read_single_pods(reader: ClusterReader) -> list[Workload] | UnavailableFact:
     """Pods without a controller, and mirror pods; in a large cluster only those of kube-system."""
     pods = await reader.get_list(PODS, parse_single_pod, limit=_MAX_PODS)
-    if isinstance(pods, Unavailable) and pods.is_minor:
+    if isinstance(pods, UnavailableFact) and pods.is_minor:
         return await reader.get_list(PODS, parse_single_pod, namespace=SYSTEM_NAMESPACE)
     return pods
 
@@ -142,25 +142,25 @@ def _runs_program(workload: Workload) -> bool:
     return any(is_program(container) for container in workload.containers for is_program in _PROGRAMS)
 
 
-async def replicas_of(reader: ClusterReader, workload: Workload) -> list[Replica]:
+async def read_replicas(reader: ClusterReader, workload: Workload) -> list[ReplicaPod]:
     """The pods that a workload made, found by its labels."""
     labels = ",".join(selector(key, value) for key, value in sorted(workload.labels.items()))
     if workload.where.startswith("Pod/") or not labels:
         return []
     selectors = {"labelSelector": labels}
     pods = await reader.get_list(PODS, _parse_replica, namespace=workload.namespace, selectors=selectors)
-    return [] if isinstance(pods, Unavailable) else pods
+    return [] if isinstance(pods, UnavailableFact) else pods
 
 
-def _parse_replica(body: bytes) -> Replica | None:
+def _parse_replica(body: bytes) -> ReplicaPod | None:
     value = parse_json(body)
     if workloads.is_finished(value):
         return None
     problems = workloads.parse("Pod", value).problems
-    return Replica(get_text(value, "metadata", "name"), get_text(value, "status", "podIP"), problems)
+    return ReplicaPod(get_text(value, "metadata", "name"), get_text(value, "status", "podIP"), problems)
 
 
-async def pods(session: Session) -> tuple[PodInfo, ...] | Unavailable:
+async def collect_pods(session: Session) -> tuple[PodInfo, ...] | UnavailableFact:
     """Pods that wait for a node, name a policy, or nearly name one. In a large cluster the last kind is left out."""
     now = clock.SystemClock().now()
     parse = partial(parse_pod, now)
@@ -171,7 +171,7 @@ async def pods(session: Session) -> tuple[PodInfo, ...] | Unavailable:
     )
     by_key: dict[tuple[str, str], PodInfo] = {}
     for part in lists:
-        if not isinstance(part, Unavailable):
+        if not isinstance(part, UnavailableFact):
             by_key |= {(pod.namespace, pod.name): pod for pod in part}
         elif not part.is_minor:
             return part

@@ -8,8 +8,8 @@ from typing import Final
 from nodewise.clock import SystemClock
 from nodewise.doctor.collectors.cluster_reader import ClusterReader
 from nodewise.doctor.collectors.collection_session import Session
-from nodewise.doctor.collectors.programs import Replica, find_container, programs, replicas_of
-from nodewise.doctor.facts import Extender, ReplicaMetrics, Unavailable
+from nodewise.doctor.collectors.programs import ReplicaPod, collect_programs, find_container, read_replicas
+from nodewise.doctor.facts import ExtenderWorkload, ReplicaMetrics, UnavailableFact
 from nodewise.doctor.parsing import workloads
 from nodewise.doctor.parsing.workloads import Workload
 from nodewise.errors import shown
@@ -25,28 +25,30 @@ _LABEL: Final = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
 _SCHEDULER_ROUTE: Final = re.compile(r"/(scheduler|agents/[^/]+)/")
 
 
-async def replicas(session: Session) -> dict[str, list[Replica]]:
+async def collect_replicas(session: Session) -> dict[str, list[ReplicaPod]]:
     """The pods of each workload that runs `nodewise extender`, by `Workload.where`."""
-    listed = (await session.require(programs)).extenders
-    pods = await asyncio.gather(*(replicas_of(session.reader, workload) for workload in listed))
+    listed = (await session.require(collect_programs)).extenders
+    pods = await asyncio.gather(*(read_replicas(session.reader, workload) for workload in listed))
     return {workload.where: own for workload, own in zip(listed, pods, strict=True)}
 
 
-async def extenders(session: Session) -> tuple[Extender, ...]:
+async def collect_extenders(session: Session) -> tuple[ExtenderWorkload, ...]:
     """All workloads that run `nodewise extender`."""
-    listed = (await session.require(programs)).extenders
-    pods = await session.require(replicas)
+    listed = (await session.require(collect_programs)).extenders
+    pods = await session.require(collect_replicas)
     return tuple(
-        await asyncio.gather(*(_extender(session, workload, pods[workload.where]) for workload in listed))
+        await asyncio.gather(
+            *(_read_extender(session, workload, pods[workload.where]) for workload in listed)
+        )
     )
 
 
-async def _extender(session: Session, workload: Workload, pods: list[Replica]) -> Extender:
+async def _read_extender(session: Session, workload: Workload, pods: list[ReplicaPod]) -> ExtenderWorkload:
     container = find_container(workload, workloads.is_extender)
     path, file, unread = workloads.settings_file(container), b"", None
     if path:
         data = await session.files.read(workload, container, path)
-        unread, file = (data, b"") if isinstance(data, Unavailable) else (None, data)
+        unread, file = (data, b"") if isinstance(data, UnavailableFact) else (None, data)
     settings = workloads.settings(container, file)
     problems = tuple(dict.fromkeys(problem for pod in pods for problem in pod.problems))
     client_ca, serving = [
@@ -54,40 +56,40 @@ async def _extender(session: Session, workload: Workload, pods: list[Replica]) -
         for name in ("client_ca", "cert")
     ]
     with_problems = workload._replace(problems=(*workload.problems, *problems))
-    return Extender(with_problems, settings, unread, client_ca, serving)
+    return ExtenderWorkload(with_problems, settings, unread, client_ca, serving)
 
 
-async def replica_metrics(session: Session) -> tuple[ReplicaMetrics, ...]:
+async def collect_replica_metrics(session: Session) -> tuple[ReplicaMetrics, ...]:
     """The metrics of all replicas that can be reached; no check reports the others."""
-    pods = await session.require(replicas)
+    pods = await session.require(collect_replicas)
     results = await asyncio.gather(
         *(
             read_metrics(session.reader, extender, pod)
-            for extender in await session.require(extenders)
+            for extender in await session.require(collect_extenders)
             for pod in pods[extender.workload.where][:_MAX_REPLICAS]
         )
     )
-    return tuple(metrics for metrics in results if not isinstance(metrics, Unavailable))
+    return tuple(metrics for metrics in results if not isinstance(metrics, UnavailableFact))
 
 
 async def read_metrics(
-    reader: ClusterReader, extender: Extender, replica: Replica
-) -> ReplicaMetrics | Unavailable:
+    reader: ClusterReader, extender: ExtenderWorkload, replica: ReplicaPod
+) -> ReplicaMetrics | UnavailableFact:
     """A replica's /metrics, through the API server. An admin port on loopback cannot be reached."""
     namespace, settings = extender.workload.namespace, extender.settings
     where = f"Pod/{namespace}/{replica.name}"
     if is_loopback(settings.get("health_address", _DEFAULT_ADDRESS)) or not replica.address:
-        return Unavailable(where, "its metrics cannot be reached", is_minor=True)
+        return UnavailableFact(where, "its metrics cannot be reached", is_minor=True)
     port = settings.get("health_port", _DEFAULT_PORT)
     if not port.isdecimal():
-        return Unavailable(
+        return UnavailableFact(
             where, f"--health-port: found {shown(port)}, expected a port number", is_minor=True
         )
     path = PODS.path(namespace, f"{replica.name}:{port}", "proxy") + "/metrics"
     right = f"get pods/proxy in namespace {namespace}"
     body = await reader.get_bytes(f"metrics of {where}", right, path, is_proxied=True)
-    if body is None or isinstance(body, Unavailable):
-        return body or Unavailable(where, "it has no metrics", is_minor=True)
+    if body is None or isinstance(body, UnavailableFact):
+        return body or UnavailableFact(where, "it has no metrics", is_minor=True)
     return parse_metrics(where, body, SystemClock().now())
 
 
@@ -97,7 +99,7 @@ def parse_metrics(pod: str, body: bytes, now_s: float) -> ReplicaMetrics:
     refused: dict[str, int] = {}
     nodes: dict[str, int] = {}
     unmatched: dict[str, int] = {}
-    for name, labels, value in _samples(body.decode(errors="replace")):
+    for name, labels, value in _parse_samples(body.decode(errors="replace")):
         if name == "nodewise_requests_total" and _SCHEDULER_ROUTE.match(labels.get("route", "")):
             calls += int(value)
         elif name == "process_start_time_seconds":
@@ -113,7 +115,7 @@ def parse_metrics(pod: str, body: bytes, now_s: float) -> ReplicaMetrics:
     return ReplicaMetrics(pod, calls, max(now_s - started_s, 0.0), ca_clients, refused, nodes, unmatched)
 
 
-def _samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
+def _parse_samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
     for line in text.splitlines()[:_MAX_LINES]:
         match = _SAMPLE.match(line)
         if match is None:

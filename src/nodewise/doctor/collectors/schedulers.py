@@ -11,11 +11,18 @@ import httpx2
 
 from nodewise.doctor.collectors import tls_probe
 from nodewise.doctor.collectors.cluster_reader import ENDPOINT_SLICES, SERVICES, ClusterReader, parse_json
-from nodewise.doctor.collectors.collection_session import Session, Target
+from nodewise.doctor.collectors.collection_session import ExaminationTarget, Session
 from nodewise.doctor.collectors.files import as_chain, host_path, is_this_host, may_read_host, read_local
-from nodewise.doctor.collectors.programs import find_container, is_scheduler, programs
+from nodewise.doctor.collectors.programs import collect_programs, find_container, is_scheduler
 from nodewise.doctor.collectors.tls_probe import Address, Probe
-from nodewise.doctor.facts import EntryCertificates, Scheduler, Server, Service, Unavailable, readable
+from nodewise.doctor.facts import (
+    EntryCertificates,
+    ProbedServer,
+    SchedulerInfo,
+    Service,
+    UnavailableFact,
+    readable,
+)
 from nodewise.doctor.parsing import certificates, scheduler_configuration, workloads
 from nodewise.doctor.parsing.certificates import Chain
 from nodewise.doctor.parsing.object_fields import get, get_list, get_number, get_text, get_texts
@@ -34,7 +41,7 @@ _WRONG_HOST: Final = (
 )
 
 
-async def schedulers(session: Session) -> tuple[Scheduler, ...] | Unavailable:
+async def collect_schedulers(session: Session) -> tuple[SchedulerInfo, ...] | UnavailableFact:
     """All schedulers: of the command line, then of the cluster.
 
     `BadSettings` if the command line names a file or a URL that cannot be used.
@@ -43,28 +50,28 @@ async def schedulers(session: Session) -> tuple[Scheduler, ...] | Unavailable:
     named = [read_configuration_file(path) for path in target.scheduler_files]
     if target.scheduler_url:
         named.append(await _read_configz(target))
-    listed = await session.get(programs)
-    if isinstance(listed, Unavailable) and not named:
+    listed = await session.get(collect_programs)
+    if isinstance(listed, UnavailableFact) and not named:
         return listed
-    pods = () if isinstance(listed, Unavailable) else listed.schedulers
+    pods = () if isinstance(listed, UnavailableFact) else listed.schedulers
     running = await asyncio.gather(*(_read_workload(session, pod) for pod in pods))
     names = frozenset(scheduler.where for scheduler in named)
     merged = _merge(named, list(running))
     return tuple(
         await asyncio.gather(
-            *(_with_entries(session, scheduler, is_named=scheduler.where in names) for scheduler in merged)
+            *(_collect_entries(session, scheduler, is_named=scheduler.where in names) for scheduler in merged)
         )
     )
 
 
-def _merge(named: list[Scheduler], running: list[Scheduler]) -> list[Scheduler]:
+def _merge(named: list[SchedulerInfo], running: list[SchedulerInfo]) -> list[SchedulerInfo]:
     """A configuration of the command line is taken for that of the static pods whose own cannot be read from here."""
     if not named:
         return running
     hidden = [
         scheduler
         for scheduler in running
-        if isinstance(scheduler.configuration, Unavailable)
+        if isinstance(scheduler.configuration, UnavailableFact)
         and scheduler.workload is not None
         and (scheduler.workload.is_static or scheduler.workload.host_network)
     ]
@@ -77,7 +84,7 @@ def _merge(named: list[Scheduler], running: list[Scheduler]) -> list[Scheduler]:
     return [*named, *(scheduler for scheduler in running if scheduler not in hidden)]
 
 
-def read_configuration_file(path: str) -> Scheduler:
+def read_configuration_file(path: str) -> SchedulerInfo:
     """A file of the command line. `BadSettings` if it contains no configuration."""
     try:
         data = Path(path).read_bytes()
@@ -88,10 +95,10 @@ def read_configuration_file(path: str) -> Scheduler:
     if configuration.problems and not configuration.profiles:
         actual = f"{path}: {'; '.join(configuration.problems)}"
         raise BadSettings("settings", [Problem("--scheduler-config", actual, "a KubeSchedulerConfiguration")])
-    return Scheduler(path, configuration)
+    return SchedulerInfo(path, configuration)
 
 
-async def _read_configz(target: Target) -> Scheduler:
+async def _read_configz(target: ExaminationTarget) -> SchedulerInfo:
     """A running kube-scheduler, by its /configz."""
     url = target.scheduler_url.rstrip("/")
     scheme, host, _, _ = split_url(url)
@@ -109,38 +116,40 @@ async def _read_configz(target: Target) -> Scheduler:
         if response.status_code != httpx2.codes.OK:
             right = "get the non-resource URL /configz" if response.status_code in (401, 403) else ""
             reason = f"HTTP status {response.status_code}"
-            return Scheduler(url, Unavailable(f"{url}/configz", reason, right))
-        return Scheduler(url, scheduler_configuration.parse_configz(response.json()))
+            return SchedulerInfo(url, UnavailableFact(f"{url}/configz", reason, right))
+        return SchedulerInfo(url, scheduler_configuration.parse_configz(response.json()))
     except (httpx2.HTTPError, httpx2.InvalidURL, ssl.SSLError, OSError, ValueError) as error:
-        return Scheduler(url, Unavailable(f"{url}/configz", short(str(error) or type(error).__name__)))
+        return SchedulerInfo(
+            url, UnavailableFact(f"{url}/configz", short(str(error) or type(error).__name__))
+        )
 
 
-async def _read_workload(session: Session, workload: Workload) -> Scheduler:
+async def _read_workload(session: Session, workload: Workload) -> SchedulerInfo:
     """A scheduler of the cluster with the configuration that its --config names."""
     container = find_container(workload, is_scheduler)
     path = workloads.flag(container, "config")
     if not path:
-        return Scheduler(workload.where, _without_config(workload, container), workload)
+        return SchedulerInfo(workload.where, _without_config(workload, container), workload)
     data = await session.files.read(workload, container, path)
-    if isinstance(data, Unavailable):
-        return Scheduler(workload.where, data, workload)
+    if isinstance(data, UnavailableFact):
+        return SchedulerInfo(workload.where, data, workload)
     configuration = scheduler_configuration.parse(data)
     if configuration.problems and not configuration.profiles:
-        problem = Unavailable(f"{path} of {workload.where}", "; ".join(configuration.problems))
-        return Scheduler(_source(workload, container, path), problem, workload)
-    return Scheduler(_source(workload, container, path), configuration, workload)
+        problem = UnavailableFact(f"{path} of {workload.where}", "; ".join(configuration.problems))
+        return SchedulerInfo(_configuration_source(workload, container, path), problem, workload)
+    return SchedulerInfo(_configuration_source(workload, container, path), configuration, workload)
 
 
-def _without_config(workload: Workload, container: Container) -> SchedulerConfiguration | Unavailable:
+def _without_config(workload: Workload, container: Container) -> SchedulerConfiguration | UnavailableFact:
     old = [name for name in _OLD_FLAGS if workloads.flag(container, name) is not None]
     if old:
-        return Unavailable(workload.where, f"it is configured by --{old[0]}, which doctor does not read")
+        return UnavailableFact(workload.where, f"it is configured by --{old[0]}, which doctor does not read")
     default = SchedulerConfiguration()
     name = workloads.flag(container, "scheduler-name") or "default-scheduler"
     return default._replace(profiles=(default.profiles[0]._replace(scheduler_name=name),))
 
 
-def _source(workload: Workload, container: Container, path: str) -> str:
+def _configuration_source(workload: Workload, container: Container, path: str) -> str:
     """The object that contains the configuration; the workload itself if it is a file of the host."""
     source = workloads.find_mount(container, path)
     if source is None or source[0].kind == "hostPath":
@@ -165,18 +174,18 @@ class _EntryFiles(NamedTuple):
             return host_path(self.container, file)
         return file if self.is_named else ""
 
-    async def read(self, file: str) -> bytes | Unavailable:
+    async def read(self, file: str) -> bytes | UnavailableFact:
         if path := self.local_path(file):
             data = read_local(path)
-            return data._replace(remedy=_WRONG_HOST) if isinstance(data, Unavailable) else data
+            return data._replace(remedy=_WRONG_HOST) if isinstance(data, UnavailableFact) else data
         if self.workload is None or self.container is None:
-            return Unavailable(file, "its host is unknown")
+            return UnavailableFact(file, "its host is unknown")
         return await self.session.files.read(self.workload, self.container, file)
 
 
-async def _with_entries(session: Session, scheduler: Scheduler, *, is_named: bool) -> Scheduler:
+async def _collect_entries(session: Session, scheduler: SchedulerInfo, *, is_named: bool) -> SchedulerInfo:
     """With certificates, Services and servers of nodewise's entries."""
-    if isinstance(scheduler.configuration, Unavailable):
+    if isinstance(scheduler.configuration, UnavailableFact):
         return scheduler
     workload = scheduler.workload
     container = find_container(workload, is_scheduler) if workload else None
@@ -193,12 +202,12 @@ async def _with_entries(session: Session, scheduler: Scheduler, *, is_named: boo
 
 async def _read_entry(
     files: _EntryFiles, entry: ExtenderEntry
-) -> tuple[EntryCertificates, Service | Unavailable | None, Server]:
-    own = await _certificates(files, entry)
+) -> tuple[EntryCertificates, Service | UnavailableFact | None, ProbedServer]:
+    own = await _read_certificates(files, entry)
     reader = files.session.reader
-    service, addresses = await _service(reader, entry)
+    service, addresses = await _read_service(reader, entry)
     if _is_inside_pod(files.workload, entry) and not files.is_named:
-        return own, service, Server(attempts=("it is the scheduler's own pod",))
+        return own, service, ProbedServer(attempts=("it is the scheduler's own pod",))
     reader.say(f"connecting to {entry.url}")
     cert_file, key_file = files.local_path(entry.cert_file), files.local_path(entry.key_file)
     probe = Probe(entry, tuple(addresses), cert_file, key_file, readable(own.ca))
@@ -213,31 +222,31 @@ def _is_inside_pod(workload: Workload | None, entry: ExtenderEntry) -> bool:
     return not (workload.host_network and is_this_host(workload.node))
 
 
-async def _certificates(files: _EntryFiles, entry: ExtenderEntry) -> EntryCertificates:
+async def _read_certificates(files: _EntryFiles, entry: ExtenderEntry) -> EntryCertificates:
     """The certificates of an entry, and the public key of its private key."""
     return EntryCertificates(
-        ca=await _chain(files, entry.ca_data, entry.ca_file),
-        client=await _chain(files, entry.cert_data, entry.cert_file),
-        key=entry.key_data or await _public_key(files, entry.key_file),
+        ca=await _read_chain(files, entry.ca_data, entry.ca_file),
+        client=await _read_chain(files, entry.cert_data, entry.cert_file),
+        key=entry.key_data or await _read_public_key(files, entry.key_file),
     )
 
 
-async def _chain(files: _EntryFiles, data: bytes, file: str) -> Chain | Unavailable | None:
+async def _read_chain(files: _EntryFiles, data: bytes, file: str) -> Chain | UnavailableFact | None:
     if data:
         return certificates.parse_pem(data)
     return as_chain(await files.read(file)) if file else None
 
 
-async def _public_key(files: _EntryFiles, file: str) -> bytes | Unavailable | None:
+async def _read_public_key(files: _EntryFiles, file: str) -> bytes | UnavailableFact | None:
     if not file:
         return None
     pem = await files.read(file)
-    return pem if isinstance(pem, Unavailable) else certificates.public_key(pem)
+    return pem if isinstance(pem, UnavailableFact) else certificates.public_key(pem)
 
 
-async def _service(
+async def _read_service(
     reader: ClusterReader, entry: ExtenderEntry
-) -> tuple[Service | Unavailable | None, list[Address]]:
+) -> tuple[Service | UnavailableFact | None, list[Address]]:
     """The Service that an address names, and the addresses of its endpoints."""
     _, host, _, port = split_url(entry.url)
     match = _SERVICE_HOST.fullmatch(host)
@@ -251,14 +260,14 @@ async def _service(
         reader.get(where, right, SERVICES.path(namespace, name)),
         reader.get_list(ENDPOINT_SLICES, parse_json, namespace=namespace, selectors=selectors),
     )
-    if isinstance(service, Unavailable):
+    if isinstance(service, UnavailableFact):
         return service, []
     if service is None:
         return Service(where, None), []
     numbers = (get_number(item, "port") for item in get_list(service, "spec", "ports"))
     ports = tuple(number for number in numbers if number)
     cluster_ip = get_text(service, "spec", "clusterIP")
-    if isinstance(slices, Unavailable):
+    if isinstance(slices, UnavailableFact):
         return Service(where, ports, slices), [(cluster_ip, port)]
     ready = list(_ready_addresses(slices))
     own = [(cluster_ip, port)] if cluster_ip and cluster_ip != "None" else []

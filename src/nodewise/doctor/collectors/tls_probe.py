@@ -6,7 +6,7 @@ import ssl
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from nodewise.doctor.facts import Server
+from nodewise.doctor.facts import ProbedServer
 from nodewise.doctor.parsing.certificates import Chain, is_signed_by, is_valid_for, parse_der
 from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, split_url
 from nodewise.serve.tls_handshake import chain_of
@@ -42,11 +42,11 @@ class Probe(NamedTuple):
         return self.entry.server_name or self.host
 
 
-async def connect(probe: Probe) -> Server:
+async def connect(probe: Probe) -> ProbedServer:
     """The first address that responds: its certificates, and whether it accepts the client certificate."""
     _, host, _, port = split_url(probe.entry.url)
     if not host:
-        return Server()
+        return ProbedServer()
     attempts: list[str] = []
     refusals = 0
     addresses = list(dict.fromkeys([(host, port), *probe.addresses]))[:_MAX_ADDRESSES]
@@ -55,7 +55,7 @@ async def connect(probe: Probe) -> Server:
         try:
             server = await _connect(probe, address)
             if _is_expected_address(host, address) or _is_nodewise(probe, server):
-                return server._replace(response=await _request(probe, address))
+                return server._replace(response=await _send_request(probe, address))
             attempts.append(f"{name}: another server responds")
         except ConnectionRefusedError:
             refusals += 1
@@ -64,7 +64,7 @@ async def connect(probe: Probe) -> Server:
             attempts.append(f"{name}: no response within {_CONNECT_TIMEOUT_S:g} s")
         except (OSError, ssl.SSLError, ValueError) as error:
             attempts.append(f"{name}: {_error_text(error)}")
-    return Server(attempts=tuple(attempts), is_refused=refusals == len(addresses))
+    return ProbedServer(attempts=tuple(attempts), is_refused=refusals == len(addresses))
 
 
 def _is_expected_address(host: str, address: Address) -> bool:
@@ -72,7 +72,7 @@ def _is_expected_address(host: str, address: Address) -> bool:
     return address[0] == host and ".svc" not in f"{host}."
 
 
-def _is_nodewise(probe: Probe, server: Server) -> bool:
+def _is_nodewise(probe: Probe, server: ProbedServer) -> bool:
     """Whether it is the server of the entry: outside of the cluster another one may have its addresses."""
     if IN_CLUSTER in os.environ:
         return True
@@ -84,7 +84,7 @@ def _is_nodewise(probe: Probe, server: Server) -> bool:
     )
 
 
-async def _connect(probe: Probe, address: Address) -> Server:
+async def _connect(probe: Probe, address: Address) -> ProbedServer:
     name = f"{address[0]}:{address[1]}"
     is_tls = split_url(probe.entry.url)[0] != "http"
     options = {"ssl": _context(), "server_hostname": probe.server_name} if is_tls else {}
@@ -92,12 +92,12 @@ async def _connect(probe: Probe, address: Address) -> Server:
         _, writer = await asyncio.open_connection(*address, **options)  # type: ignore[arg-type]
     if not is_tls:
         writer.close()
-        return Server(name, source="a connection")
+        return ProbedServer(name, source="a connection")
     try:
         chain = parse_der(chain_of(writer.get_extra_info("ssl_object")))
     finally:
         writer.transport.abort()
-    return Server(name, certificates=chain, source=f"a handshake at {name}")
+    return ProbedServer(name, certificates=chain, source=f"a handshake at {name}")
 
 
 def _context() -> ssl.SSLContext:
@@ -108,7 +108,7 @@ def _context() -> ssl.SSLContext:
     return context
 
 
-async def _request(probe: Probe, address: Address) -> str:
+async def _send_request(probe: Probe, address: Address) -> str:
     """`answered`, or how the server rejects the client certificate; empty if no request can be made."""
     if not (probe.cert_file and probe.key_file) or split_url(probe.entry.url)[0] == "http":
         return ""

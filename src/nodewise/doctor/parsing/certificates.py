@@ -17,7 +17,7 @@ _ERRORS: Final = (ValueError, TypeError, UnsupportedAlgorithm)
 _ANY_USE: Final = ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE
 
 
-class Certificate(NamedTuple):
+class ParsedCertificate(NamedTuple):
     """The fields of a certificate that checks read."""
 
     names: tuple[str, ...]
@@ -32,7 +32,7 @@ class Certificate(NamedTuple):
     der: bytes = b""
 
 
-Chain = tuple[Certificate, ...]
+Chain = tuple[ParsedCertificate, ...]
 
 
 def parse_pem(pem: bytes) -> Chain:
@@ -59,7 +59,7 @@ def public_key(pem: bytes) -> bytes:
         return b""
 
 
-def is_signed_by(leaf: Certificate, intermediates: Chain, authorities: Chain) -> bool:
+def is_signed_by(leaf: ParsedCertificate, intermediates: Chain, authorities: Chain) -> bool:
     """Whether a certificate leads to one of the authorities, directly or by the given intermediates."""
     current, remaining = leaf, list(intermediates)
     for _ in range(len(intermediates) + 1):
@@ -73,7 +73,7 @@ def is_signed_by(leaf: Certificate, intermediates: Chain, authorities: Chain) ->
     return False
 
 
-def is_valid_for(certificate: Certificate, host: str) -> bool:
+def is_valid_for(certificate: ParsedCertificate, host: str) -> bool:
     """Whether a certificate is for a host name or an address."""
     return any(_matches(name, host) for name in certificate.names)
 
@@ -89,7 +89,7 @@ def _matches(name: str, host: str) -> bool:
     return pattern == expected
 
 
-def _is_issued_by(certificate: Certificate, issuer: Certificate) -> bool:
+def _is_issued_by(certificate: ParsedCertificate, issuer: ParsedCertificate) -> bool:
     if not issuer.is_ca:
         return False
     try:
@@ -100,9 +100,9 @@ def _is_issued_by(certificate: Certificate, issuer: Certificate) -> bool:
     return True
 
 
-def _certificate(certificate: x509.Certificate) -> Certificate:
+def _certificate(certificate: x509.Certificate) -> ParsedCertificate:
     for_client, for_server = _uses(certificate)
-    return Certificate(
+    return ParsedCertificate(
         names=_names(certificate),
         not_before=certificate.not_valid_before_utc,
         not_after=certificate.not_valid_after_utc,

@@ -35,7 +35,7 @@ _VARIABLE: Final = "NODEWISE_"
 _MAX_FILE: Final = 2**20
 
 
-class Mount(NamedTuple):
+class VolumeMount(NamedTuple):
     """A volume mount of a container with its volume's source."""
 
     path: str
@@ -56,7 +56,7 @@ class Container(NamedTuple):
     command: tuple[str, ...] = ()
     """Command and arguments."""
     environment: Mapping[str, str] = {}
-    mounts: tuple[Mount, ...] = ()
+    mounts: tuple[VolumeMount, ...] = ()
 
 
 class Workload(NamedTuple):
@@ -148,14 +148,14 @@ def _problems(pod: Any) -> Iterator[str]:
         yield short(message)
 
 
-def _volumes(spec: Any) -> Iterator[tuple[str, list[Mount]]]:
+def _volumes(spec: Any) -> Iterator[tuple[str, list[VolumeMount]]]:
     """The sources of each volume by its name; a projected volume has several."""
     for volume in get_list(spec, "volumes"):
         parts = [volume, *get_list(volume, "projected", "sources")]
         yield get_text(volume, "name"), [source for part in parts for source in _sources(part)]
 
 
-def _sources(volume: Any) -> Iterator[Mount]:
+def _sources(volume: Any) -> Iterator[VolumeMount]:
     for kind, key in (
         ("configMap", "name"),
         ("secret", "secretName"),
@@ -166,10 +166,10 @@ def _sources(volume: Any) -> Iterator[Mount]:
             items = [
                 (get_text(item, "key"), get_text(item, "path")) for item in get_list(volume, kind, "items")
             ]
-            yield Mount("", kind, name, items=tuple(items))
+            yield VolumeMount("", kind, name, items=tuple(items))
 
 
-def _container(value: Any, volumes: Mapping[str, list[Mount]]) -> Container:
+def _container(value: Any, volumes: Mapping[str, list[VolumeMount]]) -> Container:
     mounts = [
         source._replace(path=get_text(mount, "mountPath"), sub_path=get_text(mount, "subPath"))
         for mount in get_list(value, "volumeMounts")
@@ -231,9 +231,9 @@ def flags(container: Container) -> dict[str, list[str]]:
     return values
 
 
-def find_mount(container: Container, path: str) -> tuple[Mount, str] | None:
+def find_mount(container: Container, path: str) -> tuple[VolumeMount, str] | None:
     """The mount that contains a file, and the file in it: the object's key, or the path below the host's."""
-    best: tuple[int, Mount, str] | None = None
+    best: tuple[int, VolumeMount, str] | None = None
     for mount in container.mounts:
         inside = _inside(mount, path)
         if inside is not None and (best is None or len(mount.path) >= best[0]):
@@ -241,7 +241,7 @@ def find_mount(container: Container, path: str) -> tuple[Mount, str] | None:
     return None if best is None else (best[1], best[2])
 
 
-def _inside(mount: Mount, path: str) -> str | None:
+def _inside(mount: VolumeMount, path: str) -> str | None:
     if not mount.path or not path.startswith("/"):
         return None
     folder, file = posixpath.normpath(mount.path), posixpath.normpath(path)
