@@ -20,7 +20,7 @@ from tests.cluster import programs
 from nodewise import agents
 from nodewise.cli import annotate
 from nodewise.cli.extender_options import GROUPS
-from nodewise.cli.settings import Setting, declared
+from nodewise.cli.settings import Setting, list_settings
 
 DEPLOY: Final = Path("deploy")
 CHART: Final = DEPLOY / "chart/nodewise"
@@ -74,13 +74,13 @@ def schema(before: Mapping[str, Any]) -> dict[str, Any]:
 def _of(groups: Iterable[type[msgspec.Struct]]) -> list[tuple[str, Setting]]:
     """Settings by key, those that several have once."""
     return list(
-        {setting.key: (setting.key, setting) for group in groups for setting in declared(group)}.values()
+        {setting.key: (setting.key, setting) for group in groups for setting in list_settings(group)}.values()
     )
 
 
 def _sections(agent: str, group: type[msgspec.Struct]) -> Iterator[tuple[str, Setting]]:
     """Settings of an agent's section: there they may go without its name, as in `safe: {utilization: 90}`."""
-    for setting in declared(group):
+    for setting in list_settings(group):
         yield setting.key, setting
         if setting.key.startswith(f"{agent}_"):
             yield setting.key.removeprefix(f"{agent}_"), setting

@@ -15,9 +15,9 @@ ONLY_WITH_LABEL = ").get(self._label)"
 
 def install(site: Path, name: str, instead: Mapping[str, str], version: str = "1.0") -> None:
     """The agent `name` with other text in the place of some of its own; it judges pods with its label only."""
-    package = scaffold.package(name)
+    package = scaffold.package_name(name)
     changes = {EVERY_POD: ONLY_WITH_LABEL, **instead}
-    for path, text in scaffold.files(name).items():
+    for path, text in scaffold.render_files(name).items():
         if not path.startswith("src/"):
             continue
         for old, new in changes.items():

@@ -118,7 +118,7 @@ def test_the_program_takes_the_settings_of_each_combination(values: Path, tmp_pa
     }
     file = tmp_path / "nodewise.yaml"
     file.write_text(yaml.safe_dump({**settings.get("settings", {}), **sections}))
-    config_file.read(str(file), GROUPS, agents.built_in())
+    config_file.read_config_file(str(file), GROUPS, agents.built_in())
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)

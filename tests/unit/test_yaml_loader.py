@@ -82,7 +82,7 @@ READERS: Final[dict[str, Callable[[str, Path], object]]] = {
         documents.documents(text.encode(), "file.yaml")
     ),
     "the manifest of a static pod": lambda text, _: yaml_editor.parse(text.encode(), "file.yaml"),
-    "settings": through_file(lambda path: config_file.read(path, [], [])),
+    "settings": through_file(lambda path: config_file.read_config_file(path, [], [])),
     "a kubeconfig": through_file(lambda path: kubeconfig._read(Path(path))),
     "the webhook's files": through_file(webhook.server),
     "a GPU profile": through_file(resource_profile.load),
@@ -130,7 +130,7 @@ def test_a_value_that_is_none_of_its_tag_is_refused() -> None:
 
 def test_the_doctor_reads_on_without_what_is_refused() -> None:
     assert str(MOST_FROM_ALIASES) in str(scheduler_configuration.parse(BOMB.encode()).problems)
-    assert str(MOST_FROM_ALIASES) in str(deschedulers.parse_policy("here", BOMB.encode()).plugins)
+    assert str(MOST_FROM_ALIASES) in str(deschedulers.parse_descheduler_policy("here", BOMB.encode()).plugins)
 
 
 class Counted(yaml_loader.Loader):

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Final
 
 from nodewise.cli import agent_kinds
-from nodewise.cli.agent_kinds import role
+from nodewise.cli.agent_kinds import extender_role
 from nodewise.configure import scheduler_configuration, static_pod, yaml_editor
 from nodewise.configure.scheduler_configuration import EntryFiles, SchedulerOptions
 from tools.image import contents
@@ -18,7 +18,7 @@ _API: Final = "kubescheduler.config.k8s.io/XVERSIONX"
 def template(agents: str) -> str:
     """What `nodewise configure --agents` would write, for any version, without the CA that it finds on the host."""
     names = agents.split(",")
-    roles = [role(kind, kind.options()) for kind in agent_kinds.chosen(names)]
+    roles = [extender_role(kind, kind.options()) for kind in agent_kinds.load_kinds(names)]
     several = len(names) > 1
     configuration = scheduler_configuration.configuration(
         roles,

@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from nodewise.cli import cpu, exit_codes, main, older_flags
-from nodewise.cli.options import Sectioned, section
+from nodewise.cli.options import SectionedCommand, help_section
 from tools.reference.text import MADE, code, entry, table
 
 _DEFAULT: Final = re.compile(r"\s*\[default: ([^\]]*)\]$|\s*Default: ((?:`[^`]*`|[^.`])+)\.$")
@@ -64,7 +64,7 @@ def _by_section(
 ) -> Mapping[str, Sequence[click.Option]]:
     sections: dict[str, list[click.Option]] = {}
     for option in options:
-        title = section(option) if isinstance(command, Sectioned) else ""
+        title = help_section(option) if isinstance(command, SectionedCommand) else ""
         sections.setdefault(title or "Options", []).append(option)
     return sections
 
@@ -174,7 +174,7 @@ def _is_command(cell: str) -> bool:
     return cell.strip("`").removeprefix("cmk ") in cpu.COMMANDS
 
 
-def _older(name: str, flag: older_flags.Flag) -> str:
+def _older(name: str, flag: older_flags.FlagTranslation) -> str:
     if flag.name == f"--{name}":
         return code(f"--{name}")
     return f"{code(f'--{name}')} ({code(flag.name) or 'no meaning here'})"

@@ -9,7 +9,7 @@ import msgspec
 from nodewise import agents
 from nodewise.cli.extender_options import GROUPS
 from nodewise.cli.older_flags import GAS, SAFE, TAS
-from nodewise.cli.settings import Setting, declared
+from nodewise.cli.settings import Setting, list_settings
 from tools.reference.text import MADE, entry, table
 
 _KINDS: Final = {int: "INTEGER", float: "FLOAT"}
@@ -62,7 +62,7 @@ def _with_bases(groups: Iterable[type[msgspec.Struct]]) -> list[type[msgspec.Str
 
 
 def _group(group: type[msgspec.Struct]) -> str:
-    own = [s for s in declared(group) if s.field in inspect.get_annotations(group)]
+    own = [s for s in list_settings(group) if s.field in inspect.get_annotations(group)]
     summary = (group.__doc__ or "").strip().splitlines()[0].rstrip(".")
     return f"\n## {summary}\n\n" + "\n".join(map(_entry, own))
 

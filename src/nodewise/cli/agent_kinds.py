@@ -7,9 +7,9 @@ from nodewise import agents
 from nodewise.agent import AgentKind
 from nodewise.binder import BindPlugin
 from nodewise.cli import data_sources
-from nodewise.cli.decide_inputs import PodPlace
+from nodewise.cli.decide_inputs import PodPlacement
 from nodewise.cli.extender_options import GROUPS
-from nodewise.cli.settings import Group, declared
+from nodewise.cli.settings import Group, list_settings
 from nodewise.configure.scheduler_configuration import Role
 from nodewise.errors import BadSettings, Problem
 from nodewise.extender import agent_chain
@@ -17,47 +17,47 @@ from nodewise.extender.requeueing import WaitingFields
 from nodewise.extender.third_party import ThirdPartyKind
 from nodewise.kube.field_merge import merge
 
-_MOST_DIGITS: Final = 18
+_MAX_DIGITS: Final = 18
 
 
-def known(*groups: Group) -> list[AgentKind]:
+def usable_kinds(*groups: Group) -> list[AgentKind]:
     """All that can be used beside these settings."""
-    return [kind for kind in agents.usable() if not clash(kind, groups)]
+    return [kind for kind in agents.usable() if not find_conflict(kind, groups)]
 
 
-def chosen(names: Iterable[str], *groups: Group) -> list[AgentKind]:
+def load_kinds(names: Iterable[str], *groups: Group) -> list[AgentKind]:
     """Those of these names. `BadSettings` for one that is not there, or cannot be used beside these settings."""
     kinds = [agents.load(name) for name in names]
     problems = [
         Problem("--agents", f"{kind.name!r} cannot be used: {why}", "")
         for kind in kinds
-        if (why := clash(kind, groups))
+        if (why := find_conflict(kind, groups))
     ]
     if problems:
         raise BadSettings("agents", problems)
     return kinds
 
 
-def clash(kind: Any, groups: Iterable[Group]) -> str:
+def find_conflict(kind: Any, groups: Iterable[Group]) -> str:
     """What hinders an agent of another package; empty for nothing. Our own get on with everything."""
     if not isinstance(kind, ThirdPartyKind):
         return ""
     try:
-        data_sources.node_type([cast("AgentKind", kind)])
-        merge("Pod", WaitingFields, PodPlace, kind.pod_fields)
+        data_sources.merge_node_types([cast("AgentKind", kind)])
+        merge("Pod", WaitingFields, PodPlacement, kind.pod_fields)
     except TypeError as error:
         return str(error)
-    flags = {setting.field: setting.flag for group in groups for setting in declared(group)}
-    shared = [flags[setting.field] for setting in declared(kind.options) if setting.field in flags]
+    flags = {setting.field: setting.flag for group in groups for setting in list_settings(group)}
+    shared = [flags[setting.field] for setting in list_settings(kind.options) if setting.field in flags]
     return f"its option {shared[0]} is one of nodewise's own" if shared else ""
 
 
-def named(text: str) -> list[AgentKind]:
+def parse_agents(text: str) -> list[AgentKind]:
     """Agents by their names, separated by commas. `BadSettings` for one that cannot be used."""
-    return chosen([name.strip() for name in text.split(",") if name.strip()], *GROUPS)
+    return load_kinds([name.strip() for name in text.split(",") if name.strip()], *GROUPS)
 
 
-def role(kind: AgentKind, options: Any) -> Role:
+def extender_role(kind: AgentKind, options: Any) -> Role:
     """What an agent has to be asked, as it says itself."""
     agent = kind.agent(options)
     return Role(
@@ -70,7 +70,7 @@ def role(kind: AgentKind, options: Any) -> Role:
     )
 
 
-def weights(text: str) -> dict[str, int]:
+def parse_weights(text: str) -> dict[str, int]:
     """`20`, or `safe=20,congestion=5`."""
     numbers: dict[str, int] = {}
     problems = []
@@ -79,7 +79,7 @@ def weights(text: str) -> dict[str, int]:
         if (equals and not name) or name in numbers or not (number.isascii() and number.isdecimal()):
             problems.append(Problem("--weights", repr(part), "a whole number, or agent=number, each once"))
         else:
-            numbers[name] = int(number[:_MOST_DIGITS])
+            numbers[name] = int(number[:_MAX_DIGITS])
     if problems:
         raise BadSettings("settings", problems)
     return numbers

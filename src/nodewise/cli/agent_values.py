@@ -6,7 +6,7 @@ from typing import Any
 from nodewise.extender.attempt_explanation import Part
 
 
-def numbers(by_agent: Mapping[str, Mapping[str, Any]]) -> str:
+def format_values(by_agent: Mapping[str, Mapping[str, Any]]) -> str:
     """`safe cpu mean_share=0.62 risk=0.0003; safe memory missing=no statistics; congestion factor=50`."""
     return "; ".join(line for agent, values in by_agent.items() for line in _lines(agent, values))
 
@@ -14,7 +14,7 @@ def numbers(by_agent: Mapping[str, Mapping[str, Any]]) -> str:
 def _lines(path: str, values: Mapping[str, Any]) -> Iterator[str]:
     """What is innermost together, below the names that lead there; nothing of what is no number."""
     own = [
-        f"{key}={_short(value)}"
+        f"{key}={_format_value(value)}"
         for key, value in values.items()
         if value is not None and not isinstance(value, Mapping)
     ]
@@ -25,14 +25,14 @@ def _lines(path: str, values: Mapping[str, Any]) -> Iterator[str]:
             yield from _lines(f"{path} {key}", value)
 
 
-def _short(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Four digits that count."""
     if isinstance(value, list | tuple):
-        return ",".join(map(_short, value))
+        return ",".join(map(_format_value, value))
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def parts(score_parts: Iterable[Part]) -> str:
+def format_score_parts(score_parts: Iterable[Part]) -> str:
     """`safe-overload 9, congestion 5 x2`: weights where they are not 1."""
     return ", ".join(
         f"{part.label} {part.points}" + (f" x{part.weight:.4g}" if part.weight != 1 else "")

@@ -17,16 +17,16 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
         from nodewise.cpu.workload import isolate
 
         sys.exit(isolate.main(words[1:]))
-    _others(words)
+    _run_cpu_command(words)
 
 
-def _others(words: Sequence[str]) -> NoReturn:
+def _run_cpu_command(words: Sequence[str]) -> NoReturn:
     from nodewise.cli import cpu, exit_codes, main, older_flags
 
     try:
-        translated = older_flags.cmk(words)
+        translated = older_flags.translate_cmk(words)
     except BadSettings as error:
-        sys.exit(main.told(error, exit_codes.USAGE))
+        sys.exit(main.show_error(error, exit_codes.USAGE))
     main.run(translated, cpu.command, "cmk")
 
 

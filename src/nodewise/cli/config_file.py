@@ -10,7 +10,7 @@ from click.core import ParameterSource
 
 from nodewise import yaml_loader
 from nodewise.cli.parameter_types import parameter_type
-from nodewise.cli.settings import Group, Setting, declared, merged
+from nodewise.cli.settings import Group, Setting, list_settings, merge_settings
 from nodewise.errors import BadInput, BadSettings, Problem, shown
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class ConfigFile(NamedTuple):
     """By agent."""
 
 
-class Sections(NamedTuple):
+class AgentSections(NamedTuple):
     """The sections, and the command line that wins over them."""
 
     path: str
@@ -45,14 +45,14 @@ class Sections(NamedTuple):
         }
 
 
-def option(groups: Sequence[Group], kinds: "Sequence[AgentKind]") -> click.Option:
+def config_option(groups: Sequence[Group], kinds: "Sequence[AgentKind]") -> click.Option:
     """`--config`, for a command that takes these groups and the options of these agents."""
 
     def apply(ctx: click.Context, _: click.Parameter, path: str | None) -> None:
         if path:
-            file = read(path, groups, kinds)
+            file = read_config_file(path, groups, kinds)
             ctx.default_map = dict(file.values)
-            ctx.params[SECTIONS] = Sections(path, file.sections, ctx)
+            ctx.params[SECTIONS] = AgentSections(path, file.sections, ctx)
 
     return click.Option(
         ["--config"],
@@ -66,26 +66,26 @@ def option(groups: Sequence[Group], kinds: "Sequence[AgentKind]") -> click.Optio
     )
 
 
-def read(path: str, groups: Sequence[Group], kinds: "Sequence[AgentKind]") -> ConfigFile:
+def read_config_file(path: str, groups: Sequence[Group], kinds: "Sequence[AgentKind]") -> ConfigFile:
     """The settings of a file. `BadSettings` with all problems of the file, and the closest key for an unknown one."""
-    settings = {setting.field: setting for setting in merged(groups, kinds)}
+    settings = {setting.field: setting for setting in merge_settings(groups, kinds)}
     agents = {kind.name: kind for kind in kinds}
     problems: list[Problem] = []
     values: dict[str, Any] = {}
     sections: dict[str, dict[str, Any]] = {}
     keys = {setting.key: setting for setting in settings.values()}
-    for key, value in _mapping(path).items():
+    for key, value in _load_mapping(path).items():
         if key in agents and isinstance(value, dict):
-            place = _Place(f"{path}: {key}", _section_keys(agents[key], settings), problems)
+            place = _SettingsReader(f"{path}: {key}", _section_keys(agents[key], settings), problems)
             sections[key] = place.values(value)
         else:
-            values |= _Place(path, keys, problems, agents).values({key: value})
+            values |= _SettingsReader(path, keys, problems, agents).values({key: value})
     if problems:
         raise BadSettings("settings", problems)
     return ConfigFile(values, sections)
 
 
-def _mapping(path: str) -> dict[Any, Any]:
+def _load_mapping(path: str) -> dict[Any, Any]:
     try:
         document = yaml_loader.load(Path(path).read_bytes(), path) or {}
     except (OSError, BadInput) as error:
@@ -97,14 +97,14 @@ def _mapping(path: str) -> dict[Any, Any]:
 
 def _section_keys(kind: "AgentKind", settings: Mapping[str, Setting]) -> dict[str, Setting]:
     """The keys of an agent's section: without the agent's name before them, and with it."""
-    own = [settings[setting.field] for setting in declared(kind.options)]
+    own = [settings[setting.field] for setting in list_settings(kind.options)]
     prefix = kind.name.replace("-", "_") + "_"
     return {setting.key.removeprefix(prefix): setting for setting in own} | {
         setting.key: setting for setting in own
     }
 
 
-class _Place(NamedTuple):
+class _SettingsReader(NamedTuple):
     """A mapping of settings in the file, and the problems found in it."""
 
     name: str
@@ -118,40 +118,42 @@ class _Place(NamedTuple):
         for key, value in mapping.items():
             setting = self.keys.get(key)
             if setting is None:
-                self._complain(key, "an unknown setting", _closest(str(key), [*self.keys, *self.sections]))
+                self._add_problem(
+                    key, "an unknown setting", _closest_key(str(key), [*self.keys, *self.sections])
+                )
             elif setting.field in values:
-                self._complain(key, "the setting is here already, under its other name", "it once")
+                self._add_problem(key, "the setting is here already, under its other name", "it once")
             elif value is not None:
                 values |= self._converted(key, setting, value)
         return values
 
     def _converted(self, key: str, setting: Setting, value: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(value, dict) or (isinstance(value, list) and not setting.is_list):
-            self._complain(key, shown(value), "one value")
+            self._add_problem(key, shown(value), "one value")
             return
         try:
-            yield setting.field, _converted(setting, value)
+            yield setting.field, _convert(setting, value)
         except click.BadParameter as error:
-            self._complain(key, error.message.rstrip("."), "")
+            self._add_problem(key, error.message.rstrip("."), "")
 
-    def _complain(self, key: Any, seen: str, wanted: str) -> None:
-        self.problems.append(Problem(f"{self.name}: {key}", seen, wanted))
+    def _add_problem(self, key: Any, actual: str, expected: str) -> None:
+        self.problems.append(Problem(f"{self.name}: {key}", actual, expected))
 
 
-def _converted(setting: Setting, value: Any) -> Any:
+def _convert(setting: Setting, value: Any) -> Any:
     convert = parameter_type(setting)
     if setting.is_list:
         elements = value if isinstance(value, list) else [value]
-        return tuple(convert(_plain(setting, element)) for element in elements)
-    return convert(_plain(setting, value))
+        return tuple(convert(_as_text(setting, element)) for element in elements)
+    return convert(_as_text(setting, value))
 
 
-def _plain(setting: Setting, value: Any) -> Any:
+def _as_text(setting: Setting, value: Any) -> Any:
     """As text: click would truncate a number with a fraction where an integer is expected. Amounts stay numbers."""
     is_amount = setting.field.endswith(("_s", "_bytes")) and not isinstance(value, bool)
     return value if is_amount and isinstance(value, int | float) else str(value)
 
 
-def _closest(key: str, keys: Sequence[str]) -> str:
+def _closest_key(key: str, keys: Sequence[str]) -> str:
     matches = difflib.get_close_matches(key, keys, n=1)
     return matches[0] if matches else "one of " + ", ".join(sorted(keys))

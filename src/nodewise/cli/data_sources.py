@@ -33,29 +33,29 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 T = TypeVar("T")
 
 
-def node_type(kinds: Iterable[AgentKind]) -> Any:
+def merge_node_types(kinds: Iterable[AgentKind]) -> Any:
     """What is kept of a node: what somebody reads, and no more of its 10 kB."""
     return merge("Node", NodeFields, *(kind.node_fields for kind in kinds))
 
 
-class Needs(NamedTuple):
+class DataRequirements(NamedTuple):
     """What agents need to know."""
 
     node_type: Any
     watched: Sequence[Watched]
     """Besides nodes, each once."""
 
-    def with_(self, node_fields: type[msgspec.Struct], more: Sequence[Watched]) -> "Needs":
+    def with_(self, node_fields: type[msgspec.Struct], more: Sequence[Watched]) -> "DataRequirements":
         """What somebody besides needs too."""
-        return Needs(merge("Node", self.node_type, node_fields), [*self.watched, *more])
+        return DataRequirements(merge("Node", self.node_type, node_fields), [*self.watched, *more])
 
 
-def needs(kinds: Sequence[AgentKind], options: Mapping[str, Any]) -> Needs:
+def data_requirements(kinds: Sequence[AgentKind], options: Mapping[str, Any]) -> DataRequirements:
     """As agents have it with these options, which are by name."""
-    return Needs(node_type(kinds), watched(kinds, options))
+    return DataRequirements(merge_node_types(kinds), watched_objects(kinds, options))
 
 
-class Feed(NamedTuple):
+class ObjectFeed(NamedTuple):
     """Stores that are kept up to date while `tasks` run."""
 
     nodes: Store[Any]
@@ -64,7 +64,7 @@ class Feed(NamedTuple):
     tasks: list[Callable[[], Coroutine[Any, Any, None]]]
     apply_response: dict[str, ApplyResponse]
     """By the name in `Watched`; none for objects of files, to which nodewise does not write."""
-    relister: "Relister | None" = None
+    relister: "StoreRelister | None" = None
     """None for files, which are read anew whenever they change."""
 
     @property
@@ -73,7 +73,7 @@ class Feed(NamedTuple):
         return Stores(self.nodes, self.objects, self.apply_response)
 
 
-class Relister:
+class StoreRelister:
     """Lists what a feed holds once more."""
 
     def __init__(
@@ -82,12 +82,12 @@ class Relister:
         self._api = api
         self._targets = targets
         self._reflectors = tuple(reflectors)
-        self._meters = MetricsRegistry()
+        self._registry = MetricsRegistry()
         """Of its own, as what is counted of these lists would hide what the stores hold."""
 
     async def read(self, name: str) -> Store[Any]:
         """A list by itself (`controllers.Relister`)."""
-        return await list_all.read(self._api, self._targets[name], self._meters, lambda _: None)
+        return await list_all.read(self._api, self._targets[name], self._registry, lambda _: None)
 
     def begin(self) -> None:
         """Fill all stores from new lists."""
@@ -95,19 +95,21 @@ class Relister:
             reflector.relist()
 
 
-def from_cluster(api: Api, needs: Needs, clock: Clock, meters: MetricsRegistry, namespace: str) -> Feed:
+def watch_cluster(
+    api: Api, needs: DataRequirements, clock: Clock, registry: MetricsRegistry, namespace: str
+) -> ObjectFeed:
     """Reflect nodes and what the agents watch; `namespace` is our own."""
 
     def reflector(target: Target[Any]) -> Reflector[Any]:
-        return Reflector(api, target, clock, meters, random.random)
+        return Reflector(api, target, clock, registry, random.random)
 
     targets = {"nodes": Target(NODES, needs.node_type)} | {
         watched.name: _target(watched, namespace) for watched in needs.watched
     }
     others = {name: reflector(target) for name, target in targets.items()}
-    relister = Relister(api, targets, others.values())
+    relister = StoreRelister(api, targets, others.values())
     nodes = others.pop("nodes")
-    return Feed(
+    return ObjectFeed(
         nodes.store,
         {name: reflecting.store for name, reflecting in others.items()},
         [nodes.run, *(reflecting.run for reflecting in others.values())],
@@ -121,38 +123,38 @@ def _target(watched: Watched, namespace: str) -> Target[Any]:
     return Target(watched.resource, watched.type, inside, watched.selectors, watched.keep)
 
 
-def waiting_pods(
-    api: Api, kinds: Iterable[AgentKind], clock: Clock, meters: MetricsRegistry
+def reflect_waiting_pods(
+    api: Api, kinds: Iterable[AgentKind], clock: Clock, registry: MetricsRegistry
 ) -> Reflector[Any]:
     """The pods that are on no node yet, with what agents read of a pod."""
     pod_type = merge("Pod", WaitingFields, *(kind.pod_fields for kind in kinds))
     unbound = {"fieldSelector": "spec.nodeName="}
-    return Reflector(api, Target(PODS, pod_type, selectors=unbound), clock, meters, random.random)
+    return Reflector(api, Target(PODS, pod_type, selectors=unbound), clock, registry, random.random)
 
 
-def watched(kinds: Iterable[AgentKind], options: Mapping[str, Any]) -> list[Watched]:
+def watched_objects(kinds: Iterable[AgentKind], options: Mapping[str, Any]) -> list[Watched]:
     """What the agents need besides nodes, each once."""
     return list(
         {watched.name: watched for kind in kinds for watched in kind.watched(options[kind.name])}.values()
     )
 
 
-def given(objects: Objects, watched: Watched) -> list[Any]:
+def select_objects(objects: Objects, watched: Watched) -> list[Any]:
     """Those of files that count. Pods have a uid, by which books are kept: who writes one into a file leaves it out."""
     items: list[Any] = objects.of(watched.resource, cast("type[Any]", watched.type))
     if watched.resource == PODS:
-        items = [*map(_identified, items)]
+        items = [*map(_with_uid, items)]
     return items if watched.keep is None else [kept for kept in map(watched.keep, items) if kept is not None]
 
 
-def _identified(pod: Any) -> Any:
+def _with_uid(pod: Any) -> Any:
     if pod.metadata.uid:
         return pod
     uid = f"{pod.metadata.namespace}/{pod.metadata.name}"
     return msgspec.structs.replace(pod, metadata=msgspec.structs.replace(pod.metadata, uid=uid))
 
 
-def from_files(paths: Sequence[str], needs: Needs, period_s: float) -> Feed:
+def watch_files(paths: Sequence[str], needs: DataRequirements, period_s: float) -> ObjectFeed:
     """Read nodes and what the agents watch from files, and again whenever these change."""
     wanted = [Watched("nodes", NODES, needs.node_type), *needs.watched]
     writers: dict[str, Writer[Any]] = {watched.name: Writer() for watched in wanted}
@@ -161,7 +163,7 @@ def from_files(paths: Sequence[str], needs: Needs, period_s: float) -> Feed:
         plain, _ = metric_files.split(paths)
         objects = object_files.read(plain)
         for watched in wanted:
-            writers[watched.name].replace(given(objects, watched))
+            writers[watched.name].replace(select_objects(objects, watched))
 
     async def follow() -> None:
         before = metric_files.fingerprint(paths)
@@ -179,10 +181,10 @@ def from_files(paths: Sequence[str], needs: Needs, period_s: float) -> Feed:
 
     fill()
     stores = {name: writer.store for name, writer in writers.items()}
-    return Feed(stores.pop("nodes"), stores, [follow], {})
+    return ObjectFeed(stores.pop("nodes"), stores, [follow], {})
 
 
-class Ground(NamedTuple):
+class SourceDependencies(NamedTuple):
     """What sources stand on."""
 
     api: Api | None
@@ -192,45 +194,47 @@ class Ground(NamedTuple):
     max_age_s: float
     """How far back Prometheus is asked where a rule does not say."""
     timeout_s: float
-    meters: MetricsRegistry
+    registry: MetricsRegistry
 
 
-_MAKERS: Final[dict[str, Callable[[Ground], list[Source]]]] = {
+_FACTORIES: Final[dict[str, Callable[[SourceDependencies], list[Source]]]] = {
     "custom": lambda on: [CustomMetrics(on.api, on.timeout_s)] if on.api else [],
     "resource": lambda on: [ResourceMetrics(on.api, on.nodes, on.timeout_s)] if on.api else [],
     "prometheus": lambda on: [
-        PrometheusMetrics(url, Setting(on.prometheus, on.max_age_s), on.nodes, on.meters)
+        PrometheusMetrics(url, Setting(on.prometheus, on.max_age_s), on.nodes, on.registry)
         for url in on.prometheus.prometheus_url
     ],
 }
 """Sources by name, in the order of `auto`. None is made where what it needs is not given."""
 
-_NEEDS: Final = {"prometheus": "--prometheus-url"}
+_REQUIRED_FLAGS: Final = {"prometheus": "--prometheus-url"}
 
 
-def sources(names: Sequence[str], objects_from: Sequence[str], ground: Ground) -> list[Source]:
+def create_sources(
+    names: Sequence[str], objects_from: Sequence[str], dependencies: SourceDependencies
+) -> list[Source]:
     """The sources that `--metrics` names, in that order, each once. Files that objects come from are a source as well.
 
     `auto` is every one that can be made. Which APIs the cluster has is not asked here: each source looks for its
     own whenever it is asked, so one that is installed later is found then.
     """
-    sources: list[Source] = [FileMetrics(tuple(objects_from), ground.nodes)] if objects_from else []
-    plain = [source_name for name in names for source_name in (_MAKERS if name == "auto" else [name])]
+    sources: list[Source] = [FileMetrics(tuple(objects_from), dependencies.nodes)] if objects_from else []
+    plain = [source_name for name in names for source_name in (_FACTORIES if name == "auto" else [name])]
     for name in dict.fromkeys(plain):
         kind, _, path = name.partition(":")
         if kind == "file" and path:
-            sources.append(FileMetrics((path,), ground.nodes))
-        elif name in _MAKERS:
-            sources += _made(name, ground, required=name in names)
+            sources.append(FileMetrics((path,), dependencies.nodes))
+        elif name in _FACTORIES:
+            sources += _create(name, dependencies, required=name in names)
         else:
-            wanted = f"auto, {', '.join(_MAKERS)} or file:PATH"
+            wanted = f"auto, {', '.join(_FACTORIES)} or file:PATH"
             raise BadSettings("settings", [Problem("--metrics", repr(name), wanted)])
     return sources
 
 
-def _made(name: str, ground: Ground, *, required: bool) -> list[Source]:
-    made = _MAKERS[name](ground)
+def _create(name: str, dependencies: SourceDependencies, *, required: bool) -> list[Source]:
+    made = _FACTORIES[name](dependencies)
     if not made and required:
-        seen = f"{name}, without {_NEEDS.get(name, 'a cluster')}"
-        raise BadSettings("settings", [Problem("--metrics", seen, "what this source needs")])
+        actual = f"{name}, without {_REQUIRED_FLAGS.get(name, 'a cluster')}"
+        raise BadSettings("settings", [Problem("--metrics", actual, "what this source needs")])
     return made

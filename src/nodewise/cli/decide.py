@@ -9,8 +9,8 @@ import click
 from nodewise import clock
 from nodewise.agent import ClusterState, NodeIndex, Snapshot, StateBuilder
 from nodewise.cli import agent_kinds, decide_inputs, decide_report, exit_codes, options, settings
-from nodewise.cli.decide_inputs import Measuring, Read, Wish
-from nodewise.cli.decide_report import Outcome
+from nodewise.cli.decide_inputs import InputSelection, MetricSettings, ObjectsAndMetrics
+from nodewise.cli.decide_report import PodDecisions
 from nodewise.cli.extender_options import GROUPS, ExtenderOptions
 from nodewise.cli.options import ClusterOptions, CommandLine
 from nodewise.cli.settings import CommandOptions
@@ -28,7 +28,7 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.option import Argument, Option
 
 _METRICS_HELP = next(
-    setting.help for setting in settings.declared(ExtenderOptions) if setting.field == "metrics"
+    setting.help for setting in settings.list_settings(ExtenderOptions) if setting.field == "metrics"
 )
 
 
@@ -68,10 +68,10 @@ class MetricOptions(CommandOptions, frozen=True, kw_only=True):
     ] = ExtenderOptions().metrics
 
 
-class Situation(NamedTuple):
+class DecisionInputs(NamedTuple):
     """What was read, and the snapshot that follows from it."""
 
-    found: Read
+    objects: ObjectsAndMetrics
     states: Mapping[str, StateBuilder[Any]]
     snapshot: Snapshot
 
@@ -105,8 +105,8 @@ def run(command_line: CommandLine) -> None:
     if not own.paths and not own.cluster:
         raise BadSettings("settings", [Problem("FILE", "none", "files to decide from, or --cluster")])
     names = [name.strip() for name in own.agent_names.split(",") if name.strip()]
-    agents = agent_kinds.chosen(names, *GROUPS) or agent_kinds.known(*GROUPS)
-    wish = Wish(
+    agents = agent_kinds.load_kinds(names, *GROUPS) or agent_kinds.usable_kinds(*GROUPS)
+    selection = InputSelection(
         own.paths,
         own.policies,
         names,
@@ -115,44 +115,51 @@ def run(command_line: CommandLine) -> None:
         own.running,
         command_line.settings(MetricOptions).metrics,
     )
-    situation = asyncio.run(_situation(wish, command_line))
-    pods = _pods(situation.found, wish)
-    _complete(wish, situation.found, pods, live=own.cluster)
-    chain = _chain(situation, wish, command_line.settings(ChainOptions))
-    names = situation.found.node_names
-    decisions = (decide_report.decide(chain, pod, names, situation.snapshot) for pod in pods)
-    outcome = Outcome(decisions, wish.running)
-    if not decide_report.FORMS[own.output](outcome):
+    inputs = asyncio.run(_read_inputs(selection, command_line))
+    pods = _pods_to_decide(inputs.objects, selection)
+    _check_objects(selection, inputs.objects, pods, live=own.cluster)
+    chain = _create_chain(inputs, selection, command_line.settings(ChainOptions))
+    names = inputs.objects.node_names
+    decisions = (decide_report.decide_pod(chain, pod, names, inputs.snapshot) for pod in pods)
+    outcome = PodDecisions(decisions, selection.running)
+    if not decide_report.PRINTERS[own.output](outcome):
         click.get_current_context().exit(exit_codes.NO)
 
 
-async def _situation(wish: Wish, command_line: CommandLine) -> Situation:
+async def _read_inputs(selection: InputSelection, command_line: CommandLine) -> DecisionInputs:
     is_live = command_line.settings(DecideOptions).cluster
     api = connect(command_line.settings(ClusterOptions).kube, MetricsRegistry()) if is_live else None
     try:
-        return await _read(wish, command_line, api)
+        return await _read_and_evaluate(selection, command_line, api)
     finally:
         if api is not None:
             await api.close()
 
 
-async def _read(wish: Wish, command_line: CommandLine, api: Api | None) -> Situation:
-    inputs = await decide_inputs.read(wish, api)
+async def _read_and_evaluate(
+    selection: InputSelection, command_line: CommandLine, api: Api | None
+) -> DecisionInputs:
+    inputs = await decide_inputs.read_objects(selection, api)
     refresh = command_line.settings(RefreshOptions)
-    states = {kind.name: kind.state(wish.options[kind.name], refresh.sync_period_s) for kind in inputs.kinds}
+    states = {
+        kind.name: kind.state(selection.options[kind.name], refresh.sync_period_s) for kind in inputs.kinds
+    }
     metric_requests = (
         metric_request
         for state in states.values()
         for metric_request in state.metric_requests(inputs.objects)
     )
-    how = Measuring(wish.metrics, refresh, command_line.settings(PrometheusOptions))
-    metrics_snapshot = await decide_inputs.measured(inputs, metric_requests, how, api)
-    at = _now(command_line.settings(DecideOptions).now, inputs.snapshot if api is None else None)
-    return Situation(inputs, states, _view(states, inputs, metrics_snapshot, at))
+    how = MetricSettings(selection.metrics, refresh, command_line.settings(PrometheusOptions))
+    metrics_snapshot = await decide_inputs.fetch_metrics(inputs, metric_requests, how, api)
+    at = _decision_time(command_line.settings(DecideOptions).now, inputs.snapshot if api is None else None)
+    return DecisionInputs(inputs, states, _build_snapshot(states, inputs, metrics_snapshot, at))
 
 
-def _view(
-    states: dict[str, StateBuilder[Any]], inputs: Read, metrics_snapshot: MetricsSnapshot, at: float
+def _build_snapshot(
+    states: dict[str, StateBuilder[Any]],
+    inputs: ObjectsAndMetrics,
+    metrics_snapshot: MetricsSnapshot,
+    at: float,
 ) -> Snapshot:
     cluster_state = ClusterState(
         NodeIndex(inputs.node_names), inputs.objects, metrics_snapshot, at, inputs.nodes
@@ -160,7 +167,7 @@ def _view(
     return Snapshot(cluster_state.nodes, agent_states.all_built(states, cluster_state), at, 1)
 
 
-def _now(text: str, metrics: MetricsSnapshot | None) -> float:
+def _decision_time(text: str, metrics: MetricsSnapshot | None) -> float:
     """The moment of the decision: as told, else the newest timestamp of files, else now."""
     if text:
         try:
@@ -172,32 +179,34 @@ def _now(text: str, metrics: MetricsSnapshot | None) -> float:
     return max((at for at in times if at is not None), default=clock.SystemClock().now())
 
 
-def _pods(inputs: Read, wish: Wish) -> list[Any]:
+def _pods_to_decide(inputs: ObjectsAndMetrics, selection: InputSelection) -> list[Any]:
     """The pods to decide: those that wait, then those that run."""
-    inside = [pod for (namespace, _), pod in inputs.pods.items() if wish.namespace in {"", namespace}]
+    inside = [pod for (namespace, _), pod in inputs.pods.items() if selection.namespace in {"", namespace}]
     waiting = [pod for pod in inside if not pod.spec.nodeName]
-    running = [pod for pod in inside if pod.spec.nodeName and _lasts(pod)] if wish.running else []
+    running = [pod for pod in inside if pod.spec.nodeName and _is_alive(pod)] if selection.running else []
     return [*waiting, *running]
 
 
-def _lasts(pod: Any) -> bool:
+def _is_alive(pod: Any) -> bool:
     return pod.metadata.deletionTimestamp is None and pod.status.phase not in {"Succeeded", "Failed"}
 
 
-def _complete(wish: Wish, inputs: Read, pods: Sequence[Any], *, live: bool) -> None:
+def _check_objects(
+    selection: InputSelection, inputs: ObjectsAndMetrics, pods: Sequence[Any], *, live: bool
+) -> None:
     """A cluster may be without pods that wait; files without any pod to decide were not meant."""
-    where = " ".join(wish.paths) or "the cluster"
+    where = " ".join(selection.paths) or "the cluster"
     problems = [] if inputs.nodes else [Problem(where, "no Node", "at least one")]
     if not pods and not live:
-        seen = "no Pod" if wish.running else "no Pod without spec.nodeName"
-        problems.append(Problem(where, seen, "at least one to decide"))
+        actual = "no Pod" if selection.running else "no Pod without spec.nodeName"
+        problems.append(Problem(where, actual, "at least one to decide"))
     if problems:
         raise BadInput("decide", problems)
 
 
-def _chain(situation: Situation, wish: Wish, options: ChainOptions) -> Chain:
-    made = [kind.agent(wish.options[kind.name]) for kind in situation.found.kinds]
-    return Chain(made, weighed(made, options), situation.states)
+def _create_chain(inputs: DecisionInputs, selection: InputSelection, options: ChainOptions) -> Chain:
+    made = [kind.agent(selection.options[kind.name]) for kind in inputs.objects.kinds]
+    return Chain(made, weighed(made, options), inputs.states)
 
 
 command = options.make_command(
@@ -210,7 +219,7 @@ command = options.make_command(
         RefreshOptions,
         PrometheusOptions,
         ChainOptions,
-        kinds=agent_kinds.known(*GROUPS),
+        kinds=agent_kinds.usable_kinds(*GROUPS),
         known=GROUPS,
     ),
     short_help="Decide offline, or for a whole cluster.",

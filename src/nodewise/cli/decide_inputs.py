@@ -15,7 +15,7 @@ import msgspec
 from nodewise import agents, clock, cooperative_scheduling
 from nodewise.agent import AgentKind, MetricRequest, ObjectKey, Watched
 from nodewise.cli import data_sources, terminal
-from nodewise.cli.data_sources import Ground
+from nodewise.cli.data_sources import SourceDependencies
 from nodewise.cli.progress import Progress
 from nodewise.kube import list_all, object_files
 from nodewise.kube.api import Api, NotFound
@@ -34,32 +34,32 @@ from nodewise.metrics.series import Series
 from nodewise.metrics.source import NotThere, Source
 from nodewise.observe.metrics_registry import MetricsRegistry
 
-_LASTING: Final = "status.phase!=Succeeded,status.phase!=Failed"
-_WAITING: Final = f"spec.nodeName=,{_LASTING}"
-_BOUND: Final = f"spec.nodeName!=,{_LASTING}"
+_NOT_FINISHED: Final = "status.phase!=Succeeded,status.phase!=Failed"
+_WAITING: Final = f"spec.nodeName=,{_NOT_FINISHED}"
+_BOUND: Final = f"spec.nodeName!=,{_NOT_FINISHED}"
 
 
-class _Leaving(msgspec.Struct, frozen=True, gc=False):
+class _PodMetadata(msgspec.Struct, frozen=True, gc=False):
     deletionTimestamp: str | None = None  # noqa: N815 - the API's name
 
 
-class _Place(msgspec.Struct, frozen=True, gc=False):
+class _PodSpec(msgspec.Struct, frozen=True, gc=False):
     nodeName: str = ""  # noqa: N815 - the API's name
 
 
-class _Phase(msgspec.Struct, frozen=True, gc=False):
+class _PodStatus(msgspec.Struct, frozen=True, gc=False):
     phase: str = ""
 
 
-class PodPlace(msgspec.Struct, frozen=True, gc=False):
+class PodPlacement(msgspec.Struct, frozen=True, gc=False):
     """Where a pod is, if it is anywhere, and whether it is on its way out."""
 
-    metadata: _Leaving = _Leaving()
-    spec: _Place = _Place()
-    status: _Phase = _Phase()
+    metadata: _PodMetadata = _PodMetadata()
+    spec: _PodSpec = _PodSpec()
+    status: _PodStatus = _PodStatus()
 
 
-class Wish(NamedTuple):
+class InputSelection(NamedTuple):
     """What to read."""
 
     paths: Sequence[str]
@@ -77,16 +77,16 @@ class Wish(NamedTuple):
     """As `--metrics` says."""
 
 
-Keyed = Mapping[ObjectKey, Any]
+ObjectsByKey = Mapping[ObjectKey, Any]
 
 
-class Read(NamedTuple):
+class ObjectsAndMetrics(NamedTuple):
     """All objects by namespace and name, and the metrics of files."""
 
     kinds: Sequence[AgentKind]
-    nodes: Keyed
-    pods: Keyed
-    objects: Mapping[str, Keyed]
+    nodes: ObjectsByKey
+    pods: ObjectsByKey
+    objects: Mapping[str, ObjectsByKey]
     """By the name in `Watched`."""
     snapshot: MetricsSnapshot
 
@@ -95,7 +95,7 @@ class Read(NamedTuple):
         return [name for _, name in self.nodes]
 
 
-class _Sought(NamedTuple):
+class _ObjectQuery(NamedTuple):
     """A kind of objects, and which of them; files are not selected from."""
 
     watched: Watched
@@ -105,78 +105,105 @@ class _Sought(NamedTuple):
     """As a `fieldSelector`."""
 
 
-class _Sources(NamedTuple):
+class _ObjectSources(NamedTuple):
     """Where objects come from; of two with one name the later one's counts."""
 
     api: Api | None
-    given: Objects
-    tried: Objects
+    files: Objects
+    trial: Objects
 
 
-async def read(wish: Wish, api: Api | None) -> Read:
+async def read_objects(selection: InputSelection, api: Api | None) -> ObjectsAndMetrics:
     """Everything but the metrics of live sources. `BadInput` names what cannot be read in files."""
-    kinds = [agents.load(name) for name in wish.options]
-    plain, tables = metric_files.split(wish.paths)
-    sources = _Sources(api, object_files.read(plain), object_files.read(wish.policies))
+    kinds = [agents.load(name) for name in selection.options]
+    plain, tables = metric_files.split(selection.paths)
+    sources = _ObjectSources(api, object_files.read(plain), object_files.read(selection.policies))
     watched = [
-        kind_watched
-        for kind_watched in data_sources.watched(kinds, wish.options)
-        if kind_watched.resource != PODS and not kind_watched.own_namespace
+        watch
+        for watch in data_sources.watched_objects(kinds, selection.options)
+        if watch.resource != PODS and not watch.own_namespace
     ]
-    nodes, pods, *others = await _read(
+    nodes, pods, *others = await _run_queries(
         sources,
-        [*_nodes_and_pods(kinds, wish), *(_Sought(kind_watched, wish.namespace) for kind_watched in watched)],
+        [
+            *_node_and_pod_queries(kinds, selection),
+            *(_ObjectQuery(watch, selection.namespace) for watch in watched),
+        ],
     )
-    objects = {kind_watched.name: keyed for kind_watched, keyed in zip(watched, others, strict=True)}
-    kinds = [kind for kind in kinds if wish.agents or _takes_part(kind, wish, objects, nodes, pods)]
-    objects |= await _bound_pods(sources, kinds, wish)
+    objects = {watch.name: objects_of_kind for watch, objects_of_kind in zip(watched, others, strict=True)}
+    kinds = [kind for kind in kinds if selection.agents or _has_work(kind, selection, objects, nodes, pods)]
+    objects |= await _read_bound_pods(sources, kinds, selection)
     known = cooperative_scheduling.run_at_once(node_facts.read(nodes.values()))
-    return Read(kinds, nodes, pods, objects, metric_files.snapshot(sources.given, tables, known))
+    return ObjectsAndMetrics(kinds, nodes, pods, objects, metric_files.snapshot(sources.files, tables, known))
 
 
-async def _bound_pods(sources: _Sources, kinds: Sequence[AgentKind], wish: Wish) -> dict[str, Keyed]:
+async def _read_bound_pods(
+    sources: _ObjectSources, kinds: Sequence[AgentKind], selection: InputSelection
+) -> dict[str, ObjectsByKey]:
     """By the name in `Watched`, the pods that agents watch."""
     watched = [
         pods_watched
-        for pods_watched in data_sources.watched(kinds, wish.options)
+        for pods_watched in data_sources.watched_objects(kinds, selection.options)
         if pods_watched.resource == PODS
     ]
-    pods = await _read(sources, [_Sought(pods_watched, fields=_BOUND) for pods_watched in watched])
-    return {pods_watched.name: keyed for pods_watched, keyed in zip(watched, pods, strict=True)}
+    pods = await _run_queries(
+        sources, [_ObjectQuery(pods_watched, fields=_BOUND) for pods_watched in watched]
+    )
+    return {
+        pods_watched.name: objects_of_kind
+        for pods_watched, objects_of_kind in zip(watched, pods, strict=True)
+    }
 
 
-def _nodes_and_pods(kinds: Sequence[AgentKind], wish: Wish) -> tuple[_Sought, _Sought]:
-    pod_type = merge("Pod", PodPlace, *(kind.pod_fields for kind in kinds))
+def _node_and_pod_queries(
+    kinds: Sequence[AgentKind], selection: InputSelection
+) -> tuple[_ObjectQuery, _ObjectQuery]:
+    pod_type = merge("Pod", PodPlacement, *(kind.pod_fields for kind in kinds))
     return (
-        _Sought(Watched("nodes", NODES, data_sources.node_type(kinds))),
-        _Sought(Watched("pods", PODS, pod_type), wish.namespace, _LASTING if wish.running else _WAITING),
+        _ObjectQuery(Watched("nodes", NODES, data_sources.merge_node_types(kinds))),
+        _ObjectQuery(
+            Watched("pods", PODS, pod_type),
+            selection.namespace,
+            _NOT_FINISHED if selection.running else _WAITING,
+        ),
     )
 
 
-def _takes_part(kind: AgentKind, wish: Wish, objects: Mapping[str, Keyed], nodes: Keyed, pods: Keyed) -> bool:
+def _has_work(
+    kind: AgentKind,
+    selection: InputSelection,
+    objects: Mapping[str, ObjectsByKey],
+    nodes: ObjectsByKey,
+    pods: ObjectsByKey,
+) -> bool:
     """Whether an agent has anything to do: an object of its own is there, or it says so itself."""
-    options = wish.options[kind.name]
+    options = selection.options[kind.name]
     if any(objects.get(watched.name) for watched in kind.watched(options)):
         return True
     return kind.concerns(options, nodes.values(), pods.values())
 
 
-async def _read(sources: _Sources, sought: Sequence[_Sought]) -> list[Keyed]:
+async def _run_queries(sources: _ObjectSources, queries: Sequence[_ObjectQuery]) -> list[ObjectsByKey]:
     """Of each kind what is in the cluster and in files, by namespace and name."""
-    listed = await _listed(sources.api, sought) if sources.api else [{} for _ in sought]
+    listed = await _list_from_cluster(sources.api, queries) if sources.api else [{} for _ in queries]
     return [
-        {**listed_objects, **_keyed(sources.given, query.watched), **_keyed(sources.tried, query.watched)}
-        for query, listed_objects in zip(sought, listed, strict=True)
+        {
+            **listed_objects,
+            **_objects_of_files(sources.files, query.watched),
+            **_objects_of_files(sources.trial, query.watched),
+        }
+        for query, listed_objects in zip(queries, listed, strict=True)
     ]
 
 
-def _keyed(objects: Objects, watched: Watched) -> Keyed:
+def _objects_of_files(objects: Objects, watched: Watched) -> ObjectsByKey:
     return {
-        (item.metadata.namespace, item.metadata.name): item for item in data_sources.given(objects, watched)
+        (item.metadata.namespace, item.metadata.name): item
+        for item in data_sources.select_objects(objects, watched)
     }
 
 
-async def _listed(api: Api, sought: Sequence[_Sought]) -> list[Keyed]:
+async def _list_from_cluster(api: Api, queries: Sequence[_ObjectQuery]) -> list[ObjectsByKey]:
     """From the cluster, all kinds at once."""
     counts: dict[str, int] = {}
     with Progress() as progress:
@@ -186,15 +213,17 @@ async def _listed(api: Api, sought: Sequence[_Sought]) -> list[Keyed]:
             progress.say("reading " + ", ".join(f"{count:,} {name}" for name, count in counts.items()))
 
         listed = await asyncio.gather(
-            *(_one(api, query, partial(show_count, query.watched.name)) for query in sought)
+            *(_list_kind(api, query, partial(show_count, query.watched.name)) for query in queries)
         )
-    for query, objects in zip(sought, listed, strict=True):
+    for query, objects in zip(queries, listed, strict=True):
         if objects is None:
-            _say_unknown(query.watched.resource)
+            _warn_of_missing_kind(query.watched.resource)
     return [objects or {} for objects in listed]
 
 
-async def _one(api: Api, query: _Sought, on_progress: Callable[[int], None]) -> Keyed | None:
+async def _list_kind(
+    api: Api, query: _ObjectQuery, on_progress: Callable[[int], None]
+) -> ObjectsByKey | None:
     """All objects of a kind that count here; None where the cluster does not know the kind."""
     watched = query.watched
     namespace = query.namespace if watched.resource.namespaced else ""
@@ -207,12 +236,12 @@ async def _one(api: Api, query: _Sought, on_progress: Callable[[int], None]) -> 
     return store.snapshot()
 
 
-def _say_unknown(resource: Resource) -> None:
+def _warn_of_missing_kind(resource: Resource) -> None:
     name = f"{resource.plural}.{resource.group}".rstrip(".")
-    terminal.tell(f"the cluster knows no {name}: is its definition (CRD) installed?")
+    terminal.print_message(f"the cluster knows no {name}: is its definition (CRD) installed?")
 
 
-class Held:
+class LoadedMetrics:
     """The source of metrics that were read already: from standard input, too, which nobody can read again."""
 
     name = metric_files.SOURCE
@@ -230,7 +259,7 @@ class Held:
         return series
 
 
-class Measuring(NamedTuple):
+class MetricSettings(NamedTuple):
     """How metrics are asked for."""
 
     names: Sequence[str]
@@ -239,11 +268,14 @@ class Measuring(NamedTuple):
     prometheus: PrometheusOptions
 
 
-async def measured(
-    inputs: Read, metric_requests: Iterable[MetricRequest], how: Measuring, api: Api | None
+async def fetch_metrics(
+    inputs: ObjectsAndMetrics,
+    metric_requests: Iterable[MetricRequest],
+    settings: MetricSettings,
+    api: Api | None,
 ) -> MetricsSnapshot:
     """The metrics that are wanted, asked for once: of the files, then of the sources in their order."""
-    nodes, meters = (
+    nodes, registry = (
         cooperative_scheduling.run_at_once(node_facts.read(inputs.nodes.values())),
         MetricsRegistry(),
     )
@@ -251,11 +283,13 @@ async def measured(
     async def lookup() -> Nodes:
         return nodes
 
-    back_s = max(5 * how.refresh.sync_period_s, 60.0)
-    ground = Ground(api, lookup, how.prometheus, back_s, how.refresh.metrics_timeout_s, meters)
-    live = data_sources.sources(how.names, (), ground)
-    held: list[Source] = [Held(inputs.snapshot)] if inputs.snapshot.series or not live else []
-    refresher = Refresher([*held, *live], how.refresh, clock.SystemClock(), meters)
+    back_s = max(5 * settings.refresh.sync_period_s, 60.0)
+    dependencies = SourceDependencies(
+        api, lookup, settings.prometheus, back_s, settings.refresh.metrics_timeout_s, registry
+    )
+    live = data_sources.create_sources(settings.names, (), dependencies)
+    loaded: list[Source] = [LoadedMetrics(inputs.snapshot)] if inputs.snapshot.series or not live else []
+    refresher = Refresher([*loaded, *live], settings.refresh, clock.SystemClock(), registry)
     with Progress() as progress:
         progress.say("asking for metrics")
         refresher.set_requests(frozenset(metric_requests))

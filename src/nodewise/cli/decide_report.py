@@ -22,13 +22,13 @@ _GETS: Final = "GETS"
 _DETAILS: Final = "DETAILS"
 _MADE_OF: Final = "MADE OF"
 _NUMBERS: Final = "NUMBERS"
-_OFTEN_EMPTY: Final = (_GETS, _DETAILS, _MADE_OF, _NUMBERS)
+_OPTIONAL_COLUMNS: Final = (_GETS, _DETAILS, _MADE_OF, _NUMBERS)
 """Columns that are shown where there is anything in them."""
-_OFTEN: Final = 100
+_PROGRESS_INTERVAL: Final = 100
 """Pods between two words about progress."""
 
 
-class Decided(NamedTuple):
+class PodDecision(NamedTuple):
     """One pod."""
 
     filtered: Decision
@@ -58,27 +58,27 @@ class Decided(NamedTuple):
         return bool(self.filtered.verdicts)
 
 
-class Outcome(NamedTuple):
+class PodDecisions(NamedTuple):
     """All pods, decided one by one as they are told; `running` where those on a node are among them."""
 
-    pods: Iterable[Decided]
+    pods: Iterable[PodDecision]
     running: bool
 
 
-def decide(chain: Chain, pod: Any, names: list[str], snapshot: Snapshot) -> Decided:
+def decide_pod(chain: Chain, pod: Any, names: list[str], snapshot: Snapshot) -> PodDecision:
     """As kube-scheduler asks: filter, then score what is left. What a running pod holds does not stand in its way."""
     node: str = pod.spec.nodeName
     filtered = chain.filter(pod, names, snapshot, snapshot.at)
     if node in snapshot.nodes:
         evicted = {node: frozenset({pod.metadata.uid})}
         alone = chain.preempt(pod, evicted, snapshot, snapshot.at)
-        filtered = _staying(filtered, node, alone)
+        filtered = _without_own_usage(filtered, node, alone)
     left = filtered.names[filtered.kept()].tolist()
     scored = chain.prioritize(pod, left, snapshot, snapshot.at)
-    return Decided(filtered, scored, [agent.name for agent in chain.agents], node)
+    return PodDecision(filtered, scored, [agent.name for agent in chain.agents], node)
 
 
-def _staying(filtered: Decision, node: str, alone: Decision) -> Decision:
+def _without_own_usage(filtered: Decision, node: str, alone: Decision) -> Decision:
     """With the node that the pod is on passed by each agent that would pass it there if the pod were gone."""
     lenient = {agent for agent, verdict in alone.verdicts if not verdict.codes[0]}
     here = np.array([name == node for name in filtered.names], bool)
@@ -91,7 +91,7 @@ def _staying(filtered: Decision, node: str, alone: Decision) -> Decision:
     return msgspec.structs.replace(filtered, verdicts=verdicts)
 
 
-def document(pod_decision: Decided, *, running: bool) -> dict[str, Any]:
+def pod_document(pod_decision: PodDecision, *, running: bool) -> dict[str, Any]:
     """The pod as `-o json` has it; `node` and `stays` (null while it waits) only beside running ones."""
     entry = decision_document.pod(pod_decision.filtered, pod_decision.scored, pod_decision.agents)
     return (
@@ -105,45 +105,45 @@ def document(pod_decision: Decided, *, running: bool) -> dict[str, Any]:
     )
 
 
-def _json(outcome: Outcome) -> bool:
+def _print_json(outcome: PodDecisions) -> bool:
     """Written pod by pod, so that a whole cluster needs no memory."""
     well, between = True, b""
     click.echo(b'{"decisions":[', nl=False)
-    for pod_decision in _answered(outcome):
+    for pod_decision in _reported_pods(outcome):
         click.echo(
-            between + decision_document.encode(document(pod_decision, running=outcome.running)), nl=False
+            between + decision_document.encode(pod_document(pod_decision, running=outcome.running)), nl=False
         )
         well, between = well and pod_decision.is_well, b","
     click.echo(b"]}")
     return well
 
 
-def _yaml(outcome: Outcome) -> bool:
-    listed = list(_answered(outcome))
-    documents = [document(pod_decision, running=outcome.running) for pod_decision in listed]
+def _print_yaml(outcome: PodDecisions) -> bool:
+    listed = list(_reported_pods(outcome))
+    documents = [pod_document(pod_decision, running=outcome.running) for pod_decision in listed]
     plain = msgspec.json.decode(decision_document.encode({"decisions": documents}))
     click.echo(yaml.safe_dump(plain, sort_keys=False), nl=False)
     return all(pod_decision.is_well for pod_decision in listed)
 
 
-def _answered(outcome: Outcome) -> Iterator[Decided]:
+def _reported_pods(outcome: PodDecisions) -> Iterator[PodDecision]:
     """Those that wait, and of the running ones those that an agent judges: of the others nothing is to be said."""
     return (pod_decision for pod_decision in outcome.pods if not pod_decision.node or pod_decision.is_judged)
 
 
-def _table(outcome: Outcome) -> bool:
+def _print_table(outcome: PodDecisions) -> bool:
     """A row a pod: where it may go, which node is liked best, and why not elsewhere."""
     if outcome.running:
-        table = _told(outcome, lambda pod_decision: [_moving(pod_decision)])
+        table = _collect_rows(outcome, lambda pod_decision: [_running_pod_row(pod_decision)])
         table.show(("POD", "NODE", "STAYS", "FITS", "BEST", _GETS, "WHY NOT THERE, OR ELSEWHERE"))
     else:
-        table = _told(outcome, lambda pod_decision: [_waiting(pod_decision)])
+        table = _collect_rows(outcome, lambda pod_decision: [_waiting_pod_row(pod_decision)])
         table.show(("POD", "FITS", "BEST", _GETS, "WHY NOT ELSEWHERE"))
-    _summary(outcome, table.counts)
+    _print_summary(outcome, table.counts)
     return table.well
 
 
-class _Told(NamedTuple):
+class _PodTable(NamedTuple):
     """Rows of the pods that wait and of those that may not stay; the others are counted. The columns of what agents
     know besides are left out where there is nothing.
     """
@@ -154,32 +154,32 @@ class _Told(NamedTuple):
 
     def show(self, head: Sequence[str]) -> None:
         if self.rows:
-            tables.show(*tables.without(_OFTEN_EMPTY, head, self.rows))
+            tables.print_table(*tables.drop_empty_columns(_OPTIONAL_COLUMNS, head, self.rows))
 
 
-def _told(outcome: Outcome, rows: Callable[[Decided], Iterable[list[str]]]) -> _Told:
+def _collect_rows(outcome: PodDecisions, rows: Callable[[PodDecision], Iterable[list[str]]]) -> _PodTable:
     """Rows are made as the pods come, for a decision over 5,000 nodes is too large to be kept for each."""
     listed: list[list[str]] = []
     counts, well = Counter[str](), True
     with Progress() as progress:
         for number, pod_decision in enumerate(outcome.pods):
-            if number % _OFTEN == 0:
+            if number % _PROGRESS_INTERVAL == 0:
                 progress.say(f"deciding pod {number + 1:,}")
-            kind = _kind(pod_decision)
+            kind = _classify(pod_decision)
             counts[kind] += 1
             well = well and pod_decision.is_well
             if kind in {"waits", "goes"}:
                 listed += rows(pod_decision)
-    return _Told(listed, counts, well)
+    return _PodTable(listed, counts, well)
 
 
-def _kind(pod_decision: Decided) -> str:
+def _classify(pod_decision: PodDecision) -> str:
     if not pod_decision.node:
         return "waits"
     return ("stays" if pod_decision.stays else "goes") if pod_decision.is_judged else "free"
 
 
-def _summary(outcome: Outcome, counts: Counter[str]) -> None:
+def _print_summary(outcome: PodDecisions, counts: Counter[str]) -> None:
     if not outcome.running:
         if not counts["waits"]:
             click.echo("no pod waits")
@@ -188,19 +188,19 @@ def _summary(outcome: Outcome, counts: Counter[str]) -> None:
     click.echo(f"pods: {counts['waits']:,} waiting, {where}, {counts['free']:,} that no policy judges")
 
 
-def _waiting(pod_decision: Decided) -> list[str]:
+def _waiting_pod_row(pod_decision: PodDecision) -> list[str]:
     kept = int(pod_decision.filtered.kept().sum())
     return [
-        _name(pod_decision),
+        _qualified_name(pod_decision),
         f"{kept}/{len(pod_decision.filtered.names)}",
-        _best(pod_decision),
-        _gets(pod_decision),
-        _reasons(pod_decision),
+        _best_node(pod_decision),
+        _best_node_details(pod_decision),
+        _format_rejections(pod_decision),
     ]
 
 
-def _moving(pod_decision: Decided) -> list[str]:
-    name, fits, best, gets, why = _waiting(pod_decision)
+def _running_pod_row(pod_decision: PodDecision) -> list[str]:
+    name, fits, best, gets, why = _waiting_pod_row(pod_decision)
     if not pod_decision.node:
         return [name, "-", "-", fits, best, gets, why]
     here = decision_document.rejected(
@@ -211,24 +211,27 @@ def _moving(pod_decision: Decided) -> list[str]:
     return [name, pod_decision.node, "no", fits, best, gets, reasons]
 
 
-def _name(pod_decision: Decided) -> str:
+def _qualified_name(pod_decision: PodDecision) -> str:
     return f"{pod_decision.filtered.pod.namespace}/{pod_decision.filtered.pod.name}"
 
 
-def _best(pod_decision: Decided) -> str:
+def _best_node(pod_decision: PodDecision) -> str:
     points = pod_decision.scored.points()
     return pod_decision.scored.names[int(points.argmax())] if len(points) else "-"
 
 
-def _gets(pod_decision: Decided) -> str:
+def _best_node_details(pod_decision: PodDecision) -> str:
     """What the pod would get on the node that is liked best."""
     points = pod_decision.scored.points()
     if not len(points):
         return "-"
-    return "; ".join(_said(pod_decision, pod_decision.scored.names[int(points.argmax())]).values()) or "-"
+    return (
+        "; ".join(_node_details(pod_decision, pod_decision.scored.names[int(points.argmax())]).values())
+        or "-"
+    )
 
 
-def _said(pod_decision: Decided, node: str) -> dict[str, str]:
+def _node_details(pod_decision: PodDecision, node: str) -> dict[str, str]:
     """What agents say of a node besides, by agent."""
     details: dict[str, str] = {}
     for decision in (pod_decision.filtered, pod_decision.scored):
@@ -242,7 +245,7 @@ def _said(pod_decision: Decided, node: str) -> dict[str, str]:
     return details
 
 
-def _reasons(pod_decision: Decided) -> str:
+def _format_rejections(pod_decision: PodDecision) -> str:
     """Each reason with the number of its nodes, and what the one that comes closest lacks."""
     counts, closest = Counter[str](), dict[str, str]()
     for _, verdict in pod_decision.filtered.verdicts:
@@ -257,16 +260,18 @@ def _reasons(pod_decision: Decided) -> str:
     return "; ".join(f"{count} {text}{closest.get(text, '')}" for text, count in counts.most_common()) or "-"
 
 
-def _wide(outcome: Outcome) -> bool:
+def _print_wide(outcome: PodDecisions) -> bool:
     """A row a pod and node, with what was measured there."""
-    table = _told(outcome, lambda pod_decision: _rows(document(pod_decision, running=outcome.running)))
+    table = _collect_rows(
+        outcome, lambda pod_decision: _node_rows(pod_document(pod_decision, running=outcome.running))
+    )
     here = ("ON",) if outcome.running else ()
     table.show(("POD", *here, "NODE", "SCORE", _MADE_OF, "MEASURED", _DETAILS, _NUMBERS, "REJECTED"))
-    _summary(outcome, table.counts)
+    _print_summary(outcome, table.counts)
     return table.well
 
 
-def _rows(entry: dict[str, Any]) -> Iterator[list[str]]:
+def _node_rows(entry: dict[str, Any]) -> Iterator[list[str]]:
     measured: dict[str, dict[str, None]] = {}
     for value in entry["values"]:
         text = f"{value['metric']}={value['value'] if value['value'] is not None else value['state']}"
@@ -278,22 +283,22 @@ def _rows(entry: dict[str, Any]) -> Iterator[list[str]]:
         details = "; ".join(entry.get("details", {}).get(node, {}).values())
         values = " ".join(measured.get(node, ()))
         counted = {agent: of[node] for agent, of in entry.get("numbers", {}).items() if node in of}
-        cells = [score, _made_of(entry, node), values, details, agent_values.numbers(counted), why]
+        cells = [score, _score_parts(entry, node), values, details, agent_values.format_values(counted), why]
         yield [entry["pod"], *here, node, *(cell or "-" for cell in cells)]
 
 
-def _made_of(entry: dict[str, Any], node: str) -> str:
-    return agent_values.parts(
+def _score_parts(entry: dict[str, Any], node: str) -> str:
+    return agent_values.format_score_parts(
         Part(label, part["weight"], part["scores"][node])
         for label, part in entry.get("parts", {}).items()
         if node in part["scores"]
     )
 
 
-FORMS: Final[dict[str, Callable[[Outcome], bool]]] = {
-    "table": _table,
-    "wide": _wide,
-    "json": _json,
-    "yaml": _yaml,
+PRINTERS: Final[dict[str, Callable[[PodDecisions], bool]]] = {
+    "table": _print_table,
+    "wide": _print_wide,
+    "json": _print_json,
+    "yaml": _print_yaml,
 }
 """Each tells the outcome, and answers whether every pod is well where it is, or can go somewhere."""

@@ -10,15 +10,15 @@ import click
 from click.core import ParameterSource
 
 from nodewise.cli import agent_kinds, extender_wiring, older_flags, options
-from nodewise.cli.extender_components import ExtenderConfig, Tools
+from nodewise.cli.extender_components import ClockAndMetrics, ExtenderConfig
 from nodewise.cli.extender_options import GROUPS, ExtenderOptions
-from nodewise.cli.options import CommandLine, Sectioned
+from nodewise.cli.options import CommandLine, SectionedCommand
 from nodewise.clock import SystemClock
 from nodewise.observe import background_tasks, logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 
 
-class _ExtenderCommand(Sectioned):
+class _ExtenderCommand(SectionedCommand):
     """Understands the flags of the older programs as well."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -52,7 +52,7 @@ def run(command_line: CommandLine) -> None:
     settings: dict[type, Any] = {group: command_line.settings(group) for group in GROUPS}
     own: ExtenderOptions = settings[ExtenderOptions]
     logs.configure(own.log_level, own.log_format)
-    agents = agent_kinds.chosen((name.strip() for name in own.agents.split(",") if name.strip()), *GROUPS)
+    agents = agent_kinds.load_kinds((name.strip() for name in own.agents.split(",") if name.strip()), *GROUPS)
     agent_options = {kind.name: command_line.agent_options(kind) for kind in agents}
     runner = asyncio.Runner(loop_factory=_event_loop)
     with runner:
@@ -71,14 +71,14 @@ def _event_loop() -> asyncio.AbstractEventLoop:
 command = options.make_command(
     "extender",
     run,
-    options.parameters(*GROUPS, kinds=agent_kinds.known(*GROUPS)),
+    options.parameters(*GROUPS, kinds=agent_kinds.usable_kinds(*GROUPS)),
     short_help="Serve kube-scheduler.",
     kind=_ExtenderCommand,
 )
 
 
 async def _serve(config: ExtenderConfig) -> None:
-    running = extender_wiring.wired(config, Tools(SystemClock(), MetricsRegistry()))
+    running = extender_wiring.wire_extender(config, ClockAndMetrics(SystemClock(), MetricsRegistry()))
     signals = _signals()
     tasks = [asyncio.create_task(background_tasks.keep_running(task)) for task in running.tasks]
     try:

@@ -2,7 +2,7 @@
 
 from nodewise.annotator.options import AnnotatorOptions
 from nodewise.cli import extender_components
-from nodewise.cli.extender_components import ExtenderConfig, Readiness, Running, Tools
+from nodewise.cli.extender_components import ClockAndMetrics, ExtenderConfig, Readiness, WiredExtender
 from nodewise.cli.extender_options import ExtenderOptions
 from nodewise.errors import BadSettings, Problem
 from nodewise.extender import clusterless_snapshots
@@ -14,7 +14,7 @@ from nodewise.extender.score_weights import ChainOptions
 from nodewise.observe import event_loop_lag
 
 
-def wired(config: ExtenderConfig, tools: Tools) -> Running:
+def wire_clusterless(config: ExtenderConfig, tools: ClockAndMetrics) -> WiredExtender:
     """Ready at once, as there is nothing to wait for. `BadSettings` names agents that need a cluster."""
     own: ExtenderOptions = config.settings[ExtenderOptions]
     annotates = config.settings[AnnotatorOptions].annotate != "off"
@@ -27,7 +27,7 @@ def wired(config: ExtenderConfig, tools: Tools) -> Running:
     if problems:
         raise BadSettings("settings", problems)
     clusterless_snapshots.check(config.agents, config.agent_options)
-    states = extender_components.states(config)
+    states = extender_components.create_states(config)
     clusterless_snapshots.check_metrics(states)
     request_handler = RequestHandler(
         config.agents, config.agent_options, states, config.settings[ChainOptions]
@@ -39,9 +39,11 @@ def wired(config: ExtenderConfig, tools: Tools) -> Running:
     async def watch_loop() -> None:
         await event_loop_lag.watch(*tools)
 
-    memory = extender_components.memory(own.state, None, states, lambda: True, tools)
+    memory = extender_components.create_memory(own.state, None, states, lambda: True, tools)
     tasks = [watch_loop, *(agent_memory.run for agent_memory in memory)]
-    readiness = Readiness(tuple, tools.meters)
-    tools.meters.set("ready", 1.0)
-    servers = extender_components.servers(config, extender, extender.refusing_routes(), readiness, tools)
-    return Running(servers, tasks, [agent_memory.close for agent_memory in memory], readiness)
+    readiness = Readiness(tuple, tools.registry)
+    tools.registry.set("ready", 1.0)
+    servers = extender_components.create_servers(
+        config, extender, extender.refusing_routes(), readiness, tools
+    )
+    return WiredExtender(servers, tasks, [agent_memory.close for agent_memory in memory], readiness)

@@ -31,7 +31,7 @@ class ExtenderConfig(NamedTuple):
     """By agent."""
 
 
-def placed(config: ExtenderConfig, namespace: str) -> ExtenderConfig:
+def with_namespace(config: ExtenderConfig, namespace: str) -> ExtenderConfig:
     """With the namespace that nodewise is in, in the options of agents that have a field for it.
 
     `default` counts only where --namespace names it: it is also what a connection falls back to, and its policies
@@ -48,7 +48,7 @@ def placed(config: ExtenderConfig, namespace: str) -> ExtenderConfig:
     return config._replace(agent_options=options)
 
 
-class Running(NamedTuple):
+class WiredExtender(NamedTuple):
     """A wired extender, ready to be started: the port for kube-scheduler first, then the admin port."""
 
     servers: Sequence[Server]
@@ -69,39 +69,39 @@ class Running(NamedTuple):
 class Readiness:
     """What /readyz says: what is missing at the start, and at the end that we are going."""
 
-    def __init__(self, waiting_for: Callable[[], Sequence[str]], meters: MetricsRegistry) -> None:
+    def __init__(self, waiting_for: Callable[[], Sequence[str]], registry: MetricsRegistry) -> None:
         self._waiting_for = waiting_for
-        self._meters = meters
+        self._registry = registry
         self._leaving = False
 
     def leave(self) -> None:
         """Not ready from now on."""
         self._leaving = True
-        self._meters.set("ready", 0.0)
+        self._registry.set("ready", 0.0)
 
     def waiting_for(self) -> Sequence[str]:
         """What is missing; empty when ready."""
         return ("nothing: it is shutting down",) if self._leaving else self._waiting_for()
 
 
-class Tools(NamedTuple):
+class ClockAndMetrics(NamedTuple):
     """What everybody needs."""
 
     clock: Clock
-    meters: MetricsRegistry
+    registry: MetricsRegistry
 
 
-def states(config: ExtenderConfig) -> dict[str, StateBuilder[Any]]:
+def create_states(config: ExtenderConfig) -> dict[str, StateBuilder[Any]]:
     period_s = config.settings[RefreshOptions].sync_period_s
     return {kind.name: kind.state(config.agent_options[kind.name], period_s) for kind in config.agents}
 
 
-def memory(
+def create_memory(
     path: str,
     api: HttpApi | None,
     states: Mapping[str, StateBuilder[Any]],
     leads: Callable[[], bool],
-    tools: Tools,
+    tools: ClockAndMetrics,
 ) -> list[Memory]:
     """What keeps what agents learn; nothing where none learns, or where there is no place to keep it."""
     learning = {name: state for name, state in states.items() if state.memory_scope != "none"}
@@ -111,15 +111,19 @@ def memory(
     return [Memory(learning, keeping, leads, tools.clock)]
 
 
-def servers(
-    config: ExtenderConfig, extender: Extender, binds: Sequence[Route], readiness: Readiness, tools: Tools
+def create_servers(
+    config: ExtenderConfig,
+    extender: Extender,
+    binds: Sequence[Route],
+    readiness: Readiness,
+    tools: ClockAndMetrics,
 ) -> tuple[Server, Server]:
     """The port for kube-scheduler and the admin port. Decisions show every tenant's pods: mutual TLS or loopback."""
     serve: ServeOptions = config.settings[ServeOptions]
     admin: AdminOptions = config.settings[AdminOptions]
     private = extender.private_routes()
     main_routes: list[Route] = [*extender.routes(), *binds, *([] if serve.unsafe else private)]
-    admin_shows = [*admin_routes(readiness.waiting_for, tools.meters), *map(called_locally, private)]
-    app = Application(main_routes, tools.meters, max_body_bytes=serve.max_body_bytes)
-    admin_app = Application(admin_shows, tools.meters, max_body_bytes=2**16)
-    return Server(app, serve, tools.meters), admin_server(admin_app, admin, tools.meters)
+    admin_shows = [*admin_routes(readiness.waiting_for, tools.registry), *map(called_locally, private)]
+    app = Application(main_routes, tools.registry, max_body_bytes=serve.max_body_bytes)
+    admin_app = Application(admin_shows, tools.registry, max_body_bytes=2**16)
+    return Server(app, serve, tools.registry), admin_server(admin_app, admin, tools.registry)

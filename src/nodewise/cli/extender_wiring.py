@@ -15,8 +15,8 @@ from nodewise.annotator.controller import AnnotatorController
 from nodewise.annotator.options import AnnotatorOptions
 from nodewise.binder import AllocationStateBuilder, BindPlugin
 from nodewise.cli import data_sources, extender_clusterless, extender_components
-from nodewise.cli.data_sources import Feed, Ground
-from nodewise.cli.extender_components import ExtenderConfig, Readiness, Running, Task, Tools
+from nodewise.cli.data_sources import ObjectFeed, SourceDependencies
+from nodewise.cli.extender_components import ClockAndMetrics, ExtenderConfig, Readiness, Task, WiredExtender
 from nodewise.cli.extender_options import ExtenderOptions
 from nodewise.controllers import Controller, ControllerKind, Handle, WriteCounter
 from nodewise.errors import BadSettings, Problem
@@ -51,38 +51,38 @@ LEASE: Final = "nodewise-extender"
 """The Lease by which the replicas agree who leads."""
 
 
-class Components(NamedTuple):
+class ExtenderComponents(NamedTuple):
     """The sources of snapshots, and the extender that answers from them."""
 
-    feed: Feed
+    feed: ObjectFeed
     sources: Sequence[Source]
     """Of metrics."""
     refresher: Refresher
     states: Mapping[str, StateBuilder[Any]]
     """By agent."""
-    keeper: SnapshotCache
+    snapshot_cache: SnapshotCache
     recorder: recording.Recorder
     request_handler: RequestHandler
     extender: Extender
 
 
-class Relister:
+class ExtenderRelister:
     """Fills the stores from new lists and resets the state builders (`controllers.Relister`)."""
 
-    def __init__(self, components: Components) -> None:
+    def __init__(self, components: ExtenderComponents) -> None:
         if components.feed.relister is None:
             raise TypeError("objects of files are read anew by themselves")
-        self._lists, self._cache = components.feed.relister, components.keeper
+        self._stores, self._cache = components.feed.relister, components.snapshot_cache
 
     async def read(self, name: str) -> Store[Any]:
-        return await self._lists.read(name)
+        return await self._stores.read(name)
 
     def begin(self) -> None:
-        self._lists.begin()
+        self._stores.begin()
         self._cache.rebuild()
 
 
-class Leader(NamedTuple):
+class LeaderTasks(NamedTuple):
     """The tasks of a leader. Without a cluster there is no election: every extender leads."""
 
     elector: Elector | None
@@ -90,60 +90,76 @@ class Leader(NamedTuple):
     closing: Sequence[Callable[[], Awaitable[None]]]
 
 
-class Binding(NamedTuple):
+class BindComponents(NamedTuple):
     """The bind verb, and the agent that implements it."""
 
     bindings: Bindings
     binder: BindPlugin[Any, Any]
 
 
-def wired(config: ExtenderConfig, tools: Tools) -> Running:
+def wire_extender(config: ExtenderConfig, tools: ClockAndMetrics) -> WiredExtender:
     """Everything that serves: from a cluster or from files, with one snapshot in the middle; or from requests alone."""
     own: ExtenderOptions = config.settings[ExtenderOptions]
     if own.agent_deadline_s is not None:
         logs.emit("option_deprecated", option="--agent-deadline", instead="nothing, it has no effect")
     third_party.connect(config.agents, *tools)
-    return extender_clusterless.wired(config, tools) if own.no_cluster else _amid(config, tools)
+    return (
+        extender_clusterless.wire_clusterless(config, tools)
+        if own.no_cluster
+        else _wire_with_snapshots(config, tools)
+    )
 
 
-def _amid(config: ExtenderConfig, tools: Tools) -> Running:
+def _wire_with_snapshots(config: ExtenderConfig, tools: ClockAndMetrics) -> WiredExtender:
     own: ExtenderOptions = config.settings[ExtenderOptions]
     if own.objects_from and config.settings[AnnotatorOptions].annotate != "off":
         raise BadSettings(
             "settings", [Problem("--annotate", "--objects-from beside it", "a cluster to write to")]
         )
-    api = None if own.objects_from else connect(config.settings[KubeOptions], tools.meters)
-    config = extender_components.placed(config, api.namespace if api else "")
-    feed = _feed(config, api, tools)
-    sources = data_sources.sources(own.metrics, own.objects_from, _ground(config, api, feed, tools))
+    api = None if own.objects_from else connect(config.settings[KubeOptions], tools.registry)
+    config = extender_components.with_namespace(config, api.namespace if api else "")
+    feed = _create_feed(config, api, tools)
+    sources = data_sources.create_sources(
+        own.metrics, own.objects_from, _source_dependencies(config, api, feed, tools)
+    )
     refresher = Refresher(sources, config.settings[RefreshOptions], *tools)
-    states = extender_components.states(config)
-    keeper = _keeper(config, feed, states, refresher, tools)
-    recorder = _recorder(config, keeper, tools)
+    states = extender_components.create_states(config)
+    snapshot_cache = _create_snapshot_cache(config, feed, states, refresher, tools)
+    recorder = _create_recorder(config, snapshot_cache, tools)
     request_handler = RequestHandler(
         config.agents, config.agent_options, states, config.settings[ChainOptions]
     )
-    extender = _extender(config, request_handler, keeper, recorder, tools)
-    components = Components(feed, sources, refresher, states, keeper, recorder, request_handler, extender)
-    return _running(config, api, components, tools)
+    extender = _create_extender(config, request_handler, snapshot_cache, recorder, tools)
+    components = ExtenderComponents(
+        feed, sources, refresher, states, snapshot_cache, recorder, request_handler, extender
+    )
+    return _assemble(config, api, components, tools)
 
 
-def _running(config: ExtenderConfig, api: HttpApi | None, components: Components, tools: Tools) -> Running:
+def _assemble(
+    config: ExtenderConfig, api: HttpApi | None, components: ExtenderComponents, tools: ClockAndMetrics
+) -> WiredExtender:
     """The tasks and servers of these components, and what is closed at the end, in this order."""
-    feed, sources, refresher, states, keeper, recorder, _, extender = components
-    binding = _binding(config, api, components, tools)
-    leader = _leader(config, api, components, binding, tools) if api is not None else Leader(None, [], [])
+    feed, sources, refresher, states, snapshot_cache, recorder, _, extender = components
+    binding = _create_binding(config, api, components, tools)
+    leader = (
+        _create_leader(config, api, components, binding, tools)
+        if api is not None
+        else LeaderTasks(None, [], [])
+    )
 
     def leads() -> bool:
         return leader.elector is None or leader.elector.leading
 
     async def publish() -> None:
-        await keeper.run()
+        await snapshot_cache.run()
 
     async def watch_loop() -> None:
         await event_loop_lag.watch(*tools)
 
-    memory = extender_components.memory(config.settings[ExtenderOptions].state, api, states, leads, tools)
+    memory = extender_components.create_memory(
+        config.settings[ExtenderOptions].state, api, states, leads, tools
+    )
     for agent_memory in memory:
         agent_memory.subscribe(recorder.recalled)
     tasks: list[Task] = [*feed.tasks, refresher.run, publish, watch_loop, *leader.tasks]
@@ -154,46 +170,48 @@ def _running(config: ExtenderConfig, api: HttpApi | None, components: Components
     if isinstance(recorder, Recording):
         tasks.append(recorder.run)
         closing.append(recorder.close)
-    readiness = Readiness(keeper.waiting_for, tools.meters)
+    readiness = Readiness(snapshot_cache.waiting_for, tools.registry)
     binds = BindRoutes(*binding, extender).routes() if binding else extender.refusing_routes()
-    servers = extender_components.servers(config, extender, binds, readiness, tools)
-    return Running(servers, tasks, closing, readiness)
+    servers = extender_components.create_servers(config, extender, binds, readiness, tools)
+    return WiredExtender(servers, tasks, closing, readiness)
 
 
-def _feed(config: ExtenderConfig, api: HttpApi | None, tools: Tools) -> Feed:
-    needs = data_sources.needs(config.agents, config.agent_options)
+def _create_feed(config: ExtenderConfig, api: HttpApi | None, tools: ClockAndMetrics) -> ObjectFeed:
+    needs = data_sources.data_requirements(config.agents, config.agent_options)
     writes: AnnotatorOptions = config.settings[AnnotatorOptions]
     if writes.annotate != "off":
         needs = needs.with_(annotator.NODE_FIELDS, annotator.watched(writes))
     if api is None:
-        return data_sources.from_files(config.settings[ExtenderOptions].objects_from, needs, 0.2)
-    return data_sources.from_cluster(api, needs, *tools, api.namespace)
+        return data_sources.watch_files(config.settings[ExtenderOptions].objects_from, needs, 0.2)
+    return data_sources.watch_cluster(api, needs, *tools, api.namespace)
 
 
-def _ground(config: ExtenderConfig, api: HttpApi | None, feed: Feed, tools: Tools) -> Ground:
+def _source_dependencies(
+    config: ExtenderConfig, api: HttpApi | None, feed: ObjectFeed, tools: ClockAndMetrics
+) -> SourceDependencies:
     """What sources of metrics stand on."""
     refresh: RefreshOptions = config.settings[RefreshOptions]
     nodes = NodeBook(feed.nodes)
     prometheus: PrometheusOptions = config.settings[PrometheusOptions]
     back_s = max(5 * refresh.sync_period_s, 60.0)
-    return Ground(api, nodes.read, prometheus, back_s, refresh.metrics_timeout_s, tools.meters)
+    return SourceDependencies(api, nodes.read, prometheus, back_s, refresh.metrics_timeout_s, tools.registry)
 
 
-def _keeper(
+def _create_snapshot_cache(
     config: ExtenderConfig,
-    feed: Feed,
+    feed: ObjectFeed,
     states: Mapping[str, StateBuilder[Any]],
     refresher: Refresher,
-    tools: Tools,
+    tools: ClockAndMetrics,
 ) -> SnapshotCache:
     period_s = config.settings[RefreshOptions].sync_period_s
-    keeper = SnapshotCache(states, feed.stores, refresher, *tools, period_s)
-    refresher.subscribe(keeper.touch)
-    keeper.touch()
-    return keeper
+    snapshot_cache = SnapshotCache(states, feed.stores, refresher, *tools, period_s)
+    refresher.subscribe(snapshot_cache.touch)
+    snapshot_cache.touch()
+    return snapshot_cache
 
 
-def _binder(agents: Iterable[Any]) -> BindPlugin[Any, Any] | None:
+def _find_binder(agents: Iterable[Any]) -> BindPlugin[Any, Any] | None:
     binders = [agent for agent in agents if isinstance(agent, BindPlugin)]
     if len(binders) > 1:
         names = ", ".join(binder.name for binder in binders)
@@ -201,25 +219,25 @@ def _binder(agents: Iterable[Any]) -> BindPlugin[Any, Any] | None:
     return binders[0] if binders else None
 
 
-def _binding(
-    config: ExtenderConfig, api: HttpApi | None, components: Components, tools: Tools
-) -> Binding | None:
+def _create_binding(
+    config: ExtenderConfig, api: HttpApi | None, components: ExtenderComponents, tools: ClockAndMetrics
+) -> BindComponents | None:
     """The bind verb, where an agent binds and there is a cluster."""
-    binder, feed = _binder(components.request_handler.agents), components.feed
+    binder, feed = _find_binder(components.request_handler.agents), components.feed
     if api is None or binder is None:
         return None
     kube: KubeOptions = config.settings[KubeOptions]
-    ground = reservations.Ground(
+    dependencies = reservations.Ground(
         # a rate limit of its own: labels that queue up must not hold up pods
         api.with_rate_limit(kube.kube_qps, kube.kube_burst),
         api.namespace,
         feed.objects[binder.allocation_records],
-        components.keeper,
+        components.snapshot_cache,
         binder,
         cast("AllocationStateBuilder[Any]", components.states[binder.name]),
         *tools,
     )
-    watched = data_sources.watched(config.agents, config.agent_options)
+    watched = data_sources.watched_objects(config.agents, config.agent_options)
     pod_type = next(
         watched_objects.type for watched_objects in watched if watched_objects.name == binder.pods
     )
@@ -228,37 +246,37 @@ def _binding(
         resource for kind in config.agents for resource in kind.resources(config.agent_options[kind.name])
     )
     pods = feed.objects[binder.pods]
-    return Binding(Bindings(ground, pods, pod_type, own.bind_timeout_s, eligibility), binder)
+    return BindComponents(Bindings(dependencies, pods, pod_type, own.bind_timeout_s, eligibility), binder)
 
 
-def _leader(
+def _create_leader(
     config: ExtenderConfig,
     api: HttpApi,
-    components: Components,
-    binding: Binding | None,
-    tools: Tools,
-) -> Leader:
+    components: ExtenderComponents,
+    binding: BindComponents | None,
+    tools: ClockAndMetrics,
+) -> LeaderTasks:
     """The election, the events, and the agents' controllers."""
-    clock, meters = tools
-    feed, keeper = components.feed, components.keeper
+    clock, registry = tools
+    feed, snapshot_cache = components.feed, components.snapshot_cache
     given_identity = config.settings[KubeOptions].identity
     identity = given_identity or f"{socket.gethostname()}_{os.getpid()}_{secrets.token_hex(4)}"
-    recorder = Recorder(api, Reporter("nodewise.io/extender", identity), clock, meters)
+    recorder = Recorder(api, Reporter("nodewise.io/extender", identity), clock, registry)
     components.extender.subscribe(PodEvents(recorder))
     # a rate limit of its own for the Lease: labels that queue up must not cost us the lead
-    liveness = ApiServerLiveness(clock, meters)
+    liveness = ApiServerLiveness(clock, registry)
     limited = api.with_rate_limit(5.0, 10, liveness.record_response)
     lock = LeaseLock(api.namespace, LEASE, identity)
-    elector = Elector(limited, lock, clock, meters, random.random, lambda _: leading.notify())
+    elector = Elector(limited, lock, clock, registry, random.random, lambda _: leading.notify())
     own = (
         api.namespace,
-        lambda: keeper.snapshot,
-        Relister(components),
+        lambda: snapshot_cache.snapshot,
+        ExtenderRelister(components),
         binding.bindings if binding else None,
     )
-    handle = Handle(api, feed.objects, feed.nodes, recorder, clock, meters, WriteCounter(), *own)
+    handle = Handle(api, feed.objects, feed.nodes, recorder, clock, registry, WriteCounter(), *own)
     period_s = config.settings[RefreshOptions].sync_period_s
-    pods = data_sources.waiting_pods(api, config.agents, clock, meters)
+    pods = data_sources.reflect_waiting_pods(api, config.agents, clock, registry)
     controllers: list[Controller] = [
         kind.controller(config.agent_options[kind.name], handle)
         for kind in config.agents
@@ -266,26 +284,30 @@ def _leader(
     ]
     following = [task for controller in controllers for task in controller.tasks()]
     if config.settings[AnnotatorOptions].annotate != "off":
-        controllers.append(_annotator(config, components.sources, handle))
+        controllers.append(_create_annotator(config, components.sources, handle))
     controllers.append(Waker(components.request_handler.chain, pods.store, handle, period_s))
-    leading = Leading(controllers, lambda: keeper.snapshot, lambda: elector.leading, clock)
-    keeper.on_publish(leading.notify)
+    leading = Leading(controllers, lambda: snapshot_cache.snapshot, lambda: elector.leading, clock)
+    snapshot_cache.on_publish(leading.notify)
 
     async def lead() -> None:
         await leading.run(period_s)
 
     tasks = [elector.run, liveness.run, recorder.run, pods.run, lead, *following]
-    return Leader(elector, tasks, [elector.stop, recorder.flush, api.close])
+    return LeaderTasks(elector, tasks, [elector.stop, recorder.flush, api.close])
 
 
-def _annotator(config: ExtenderConfig, sources: Sequence[Source], handle: Handle) -> AnnotatorController:
+def _create_annotator(
+    config: ExtenderConfig, sources: Sequence[Source], handle: Handle
+) -> AnnotatorController:
     """What writes statistics of nodes. A rate limit of its own: thousands of patches must not hold up labels."""
     window: WindowOptions = config.settings[WindowOptions]
     lane = cast("HttpApi", handle.api).with_rate_limit(patch_writer.QPS, patch_writer.BURST)
     return AnnotatorController(config.settings[AnnotatorOptions], window, sources, handle._replace(api=lane))
 
 
-def _recorder(config: ExtenderConfig, keeper: SnapshotCache, tools: Tools) -> recording.Recorder:
+def _create_recorder(
+    config: ExtenderConfig, snapshot_cache: SnapshotCache, tools: ClockAndMetrics
+) -> recording.Recorder:
     own: ExtenderOptions = config.settings[ExtenderOptions]
     if not own.record:
         return recording.Silent()
@@ -293,16 +315,18 @@ def _recorder(config: ExtenderConfig, keeper: SnapshotCache, tools: Tools) -> re
     general = recording.Settings(period_s, config.settings[ChainOptions])
     header = recording.header(config.agents, config.agent_options, general, tools.clock.now())
     recorder = Recording(recording.create(Path(own.record)), header, own.record_max_bytes, *tools)
-    keeper.subscribe(recorder.cluster_state)
+    snapshot_cache.subscribe(recorder.cluster_state)
     return recorder
 
 
-def _extender(
+def _create_extender(
     config: ExtenderConfig,
     request_handler: RequestHandler,
-    keeper: SnapshotCache,
+    snapshot_cache: SnapshotCache,
     recorder: recording.Recorder,
-    tools: Tools,
+    tools: ClockAndMetrics,
 ) -> Extender:
     ring = DecisionRing(config.settings[ExtenderOptions].decisions_bytes)
-    return Extender(request_handler, lambda *_: keeper.snapshot, ring, tools.clock, tools.meters, recorder)
+    return Extender(
+        request_handler, lambda *_: snapshot_cache.snapshot, ring, tools.clock, tools.registry, recorder
+    )

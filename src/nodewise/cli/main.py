@@ -37,11 +37,11 @@ COMMANDS: Final = {
 
 CONTEXT: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 """Of the programs' command lines."""
-_LONGEST: Final = 10_000
+_MAX_ERROR_LENGTH: Final = 10_000
 """Characters of an error that are shown."""
 
 
-class Table(click.Group):
+class CommandTable(click.Group):
     """Looks commands up in a table: name to module and short help."""
 
     def __init__(self, *arguments: Any, commands_of: Mapping[str, tuple[str, str]], **named: Any) -> None:
@@ -74,7 +74,7 @@ class Table(click.Group):
 
 
 @click.group(
-    cls=Table,
+    cls=CommandTable,
     commands_of=COMMANDS,
     context_settings=CONTEXT,
     epilog='Shell completion: eval "$(_NODEWISE_COMPLETE=bash_source nodewise)" (or zsh_source, fish_source).',
@@ -117,16 +117,16 @@ def run(
     except click.Abort:
         code = 130
     except BadSettings as error:
-        code = told(error, exit_codes.USAGE)
+        code = show_error(error, exit_codes.USAGE)
     except NodewiseError as error:
-        code = told(error, exit_codes.FAILED)
+        code = show_error(error, exit_codes.FAILED)
     except BrokenPipeError:
         sys.stderr.close()
         code = 0
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def told(error: NodewiseError, code: int) -> int:
+def show_error(error: NodewiseError, code: int) -> int:
     """Show an error in one line; the exit code."""
-    terminal.tell(short(str(error), _LONGEST))
+    terminal.print_message(short(str(error), _MAX_ERROR_LENGTH))
     return code

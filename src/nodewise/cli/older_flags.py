@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from nodewise.errors import BadSettings, Problem
 
 
-class Flag(NamedTuple):
+class FlagTranslation(NamedTuple):
     """What an old flag becomes; an empty name means that it is accepted and has no meaning here."""
 
     name: str = ""
@@ -28,58 +28,58 @@ class Flag(NamedTuple):
     """A larger number is this one, with a warning."""
 
 
-KLOG: Final[Mapping[str, Flag]] = {
-    "v": Flag("--log-level"),
-    "vmodule": Flag(),
-    "logtostderr": Flag(boolean=True),
-    "alsologtostderr": Flag(boolean=True),
-    "stderrthreshold": Flag(),
-    "log_dir": Flag(),
-    "log_file": Flag(),
-    "log_file_max_size": Flag(),
-    "log_backtrace_at": Flag(),
-    "one_output": Flag(boolean=True),
-    "add_dir_header": Flag(boolean=True),
-    "skip_headers": Flag(boolean=True),
-    "skip_log_headers": Flag(boolean=True),
+KLOG: Final[Mapping[str, FlagTranslation]] = {
+    "v": FlagTranslation("--log-level"),
+    "vmodule": FlagTranslation(),
+    "logtostderr": FlagTranslation(boolean=True),
+    "alsologtostderr": FlagTranslation(boolean=True),
+    "stderrthreshold": FlagTranslation(),
+    "log_dir": FlagTranslation(),
+    "log_file": FlagTranslation(),
+    "log_file_max_size": FlagTranslation(),
+    "log_backtrace_at": FlagTranslation(),
+    "one_output": FlagTranslation(boolean=True),
+    "add_dir_header": FlagTranslation(boolean=True),
+    "skip_headers": FlagTranslation(boolean=True),
+    "skip_log_headers": FlagTranslation(boolean=True),
 }
 
-TAS: Final[Mapping[str, Flag]] = {
-    "kubeConfig": Flag("--kubeconfig"),
-    "port": Flag("--port"),
-    "cert": Flag("--cert"),
-    "key": Flag("--key"),
-    "cacert": Flag("--client-ca"),
-    "syncPeriod": Flag("--sync-period"),
+TAS: Final[Mapping[str, FlagTranslation]] = {
+    "kubeConfig": FlagTranslation("--kubeconfig"),
+    "port": FlagTranslation("--port"),
+    "cert": FlagTranslation("--cert"),
+    "key": FlagTranslation("--key"),
+    "cacert": FlagTranslation("--client-ca"),
+    "syncPeriod": FlagTranslation("--sync-period"),
     **KLOG,
 }
 
 
-GAS: Final[Mapping[str, Flag]] = {
-    "enableAllowlist": Flag("--enable-allowlist", boolean=True),
-    "enableDenylist": Flag("--enable-denylist", boolean=True),
-    "balancedResource": Flag("--balanced-resource"),
-    "qps": Flag("--kube-qps", zero="5", most=1000),
-    "burst": Flag("--kube-burst", zero="10", most=1000),
+GAS: Final[Mapping[str, FlagTranslation]] = {
+    "enableAllowlist": FlagTranslation("--enable-allowlist", boolean=True),
+    "enableDenylist": FlagTranslation("--enable-denylist", boolean=True),
+    "balancedResource": FlagTranslation("--balanced-resource"),
+    "qps": FlagTranslation("--kube-qps", zero="5", most=1000),
+    "burst": FlagTranslation("--kube-burst", zero="10", most=1000),
 }
 """What GPU Aware Scheduling has besides; of 0, client-go makes its own defaults."""
 
-EXTENDER: Final[Mapping[str, Flag]] = {**TAS, **GAS}
+EXTENDER: Final[Mapping[str, FlagTranslation]] = {**TAS, **GAS}
 
 OLDER_ONLY: Final = EXTENDER.keys() - KLOG.keys() - {"port", "cert", "key"}
 """Flags that TAS and GAS have and nodewise has not. klog's say nothing about who configured the rest."""
 
-CONFIGURATOR: Final[Mapping[str, Flag]] = {
-    "b": Flag("--backup-dir"),
-    "cert": Flag("--cert"),
-    "cert-dir": Flag("--cert-dir"),
-    "d": Flag("--config-dir"),
-    "dry-run": Flag("--dry-run", boolean=True),
-    "f": Flag("--template"),
-    "gas-depl": Flag("--gas-depl"),
-    "key": Flag("--key"),
-    "m": Flag("--manifest"),
-    "tas-depl": Flag("--tas-depl"),
+CONFIGURATOR: Final[Mapping[str, FlagTranslation]] = {
+    "b": FlagTranslation("--backup-dir"),
+    "cert": FlagTranslation("--cert"),
+    "cert-dir": FlagTranslation("--cert-dir"),
+    "d": FlagTranslation("--config-dir"),
+    "dry-run": FlagTranslation("--dry-run", boolean=True),
+    "f": FlagTranslation("--template"),
+    "gas-depl": FlagTranslation("--gas-depl"),
+    "key": FlagTranslation("--key"),
+    "m": FlagTranslation("--manifest"),
+    "tas-depl": FlagTranslation("--tas-depl"),
 }
 """The configurator of both."""
 
@@ -88,13 +88,13 @@ _FALSE: Final = frozenset({"0", "f", "F", "false", "FALSE", "False"})
 """Go's words (strconv.ParseBool)."""
 
 
-def translate(arguments: Sequence[str], table: Mapping[str, Flag]) -> list[str]:
+def translate(arguments: Sequence[str], table: Mapping[str, FlagTranslation]) -> list[str]:
     """The same command line in our own flags. Arguments that the table does not know stay as they are.
 
     A boolean may be followed by its value as an argument of its own. Go's flag package would stop there and leave out
     all flags after it, in silence; the older system's own examples are written like this.
     """
-    return list(_translated(list(arguments), table))
+    return list(_translate_arguments(list(arguments), table))
 
 
 def implies_any_client(arguments: Sequence[str]) -> str:
@@ -103,7 +103,7 @@ def implies_any_client(arguments: Sequence[str]) -> str:
     return next((flag for flag in flags if flag in OLDER_ONLY), "")
 
 
-def _translated(left: list[str], table: Mapping[str, Flag]) -> Iterator[str]:
+def _translate_arguments(left: list[str], table: Mapping[str, FlagTranslation]) -> Iterator[str]:
     while left:
         argument = left.pop(0)
         name, equals, value = argument.lstrip("-").partition("=")
@@ -113,46 +113,46 @@ def _translated(left: list[str], table: Mapping[str, Flag]) -> Iterator[str]:
             continue
         if not equals and left and (not flag.boolean or left[0] in _TRUE | _FALSE):
             value = left.pop(0)
-        yield from _converted(flag, argument, value)
+        yield from _translate_flag(flag, argument, value)
 
 
-def _converted(flag: Flag, argument: str, value: str) -> Iterator[str]:
+def _translate_flag(flag: FlagTranslation, argument: str, value: str) -> Iterator[str]:
     if not flag.name:
-        _later("option_ignored", option=argument)
+        _log_later("option_ignored", option=argument)
     elif flag.name == "--log-level":
-        yield from ("--log-level", "debug" if value.isdecimal() and int(value) >= _DEBUG else "info")
+        yield from ("--log-level", "debug" if value.isdecimal() and int(value) >= _DEBUG_LEVEL else "info")
     elif flag.boolean:
-        yield from _switched(flag, value or "true")
+        yield from _translate_switch(flag, value or "true")
     else:
-        yield from (flag.name, _bounded(flag, argument, value))
+        yield from (flag.name, _limit_number(flag, argument, value))
 
 
-def _switched(flag: Flag, value: str) -> Iterator[str]:
+def _translate_switch(flag: FlagTranslation, value: str) -> Iterator[str]:
     """Ours have no value; what is neither true nor false is the parser's to complain about."""
     if value not in _FALSE:
         yield flag.name if value in _TRUE else f"{flag.name}={value}"
 
 
-def _bounded(flag: Flag, argument: str, value: str) -> str:
+def _limit_number(flag: FlagTranslation, argument: str, value: str) -> str:
     if not value.isdecimal():
         return value
     if flag.most is not None and int(value) > flag.most:
-        _later("option_limited", option=argument, value=value, limit=flag.most)
+        _log_later("option_limited", option=argument, value=value, limit=flag.most)
         return str(flag.most)
     return flag.zero if flag.zero and not int(value) else value
 
 
-def _later(event: str, **fields: Any) -> None:
+def _log_later(event: str, **fields: Any) -> None:
     from nodewise.observe import logs
 
     logs.later(event, **fields)
 
 
-_DEBUG: Final = 4
+_DEBUG_LEVEL: Final = 4
 """klog's level from which on the older programs told every step."""
 
 
-class Variable(NamedTuple):
+class VariableTranslation(NamedTuple):
     """An environment variable of an older program."""
 
     name: str
@@ -161,7 +161,7 @@ class Variable(NamedTuple):
     wanted: str
 
 
-def _whole(least: int, most: int) -> Callable[[str], str | None]:
+def _integer_parser(least: int, most: int) -> Callable[[str], str | None]:
     """A whole number as Go's strconv.Atoi takes it."""
 
     def read(text: str) -> str | None:
@@ -181,25 +181,33 @@ _LEVELS: Final = {
     "ALERT": "error",
 }
 _OBJECTIVES: Final = {name: name for name in ("A_BINPACK", "LOAD_BALANCE", "CONSOLIDATE")}
-_PERCENT: Final = (_whole(0, 100), "a whole number from 0 to 100")
+_PERCENT: Final = (_integer_parser(0, 100), "a whole number from 0 to 100")
 
-SAFE: Final[Mapping[str, Variable]] = {
-    "port": Variable("HTTP_PORT", _whole(0, 65535), "a whole number from 0 to 65535"),
-    "log_level": Variable(
+SAFE: Final[Mapping[str, VariableTranslation]] = {
+    "port": VariableTranslation("HTTP_PORT", _integer_parser(0, 65535), "a whole number from 0 to 65535"),
+    "log_level": VariableTranslation(
         "LOG_LEVEL", lambda text: _LEVELS.get(text.upper()), "one of " + ", ".join(_LEVELS)
     ),
-    "safe_utilization": Variable("SAFEUTILIZATION", *_PERCENT),
-    "safe_percentile": Variable("SAFEPERCENTILE", *_PERCENT),
-    "safe_forecast_weight": Variable("SAFEFORECASTWEIGHT", *_PERCENT),
-    "safe_print_table": Variable("SAFEPRINTTABLE", {"true": "true", "false": "false"}.get, "true or false"),
-    "congestion_factor_max": Variable("CONGESTION_FACTOR_MAX", _whole(1, 2**31), "a whole number above 0"),
-    "num_resources": Variable("NUM_RESOURCES", _whole(1, 5), "a whole number from 1 to 5"),
-    "policy_objective": Variable("POLICY_OBJECTIVE", _OBJECTIVES.get, "one of " + ", ".join(_OBJECTIVES)),
+    "safe_utilization": VariableTranslation("SAFEUTILIZATION", *_PERCENT),
+    "safe_percentile": VariableTranslation("SAFEPERCENTILE", *_PERCENT),
+    "safe_forecast_weight": VariableTranslation("SAFEFORECASTWEIGHT", *_PERCENT),
+    "safe_print_table": VariableTranslation(
+        "SAFEPRINTTABLE", {"true": "true", "false": "false"}.get, "true or false"
+    ),
+    "congestion_factor_max": VariableTranslation(
+        "CONGESTION_FACTOR_MAX", _integer_parser(1, 2**31), "a whole number above 0"
+    ),
+    "num_resources": VariableTranslation(
+        "NUM_RESOURCES", _integer_parser(1, 5), "a whole number from 1 to 5"
+    ),
+    "policy_objective": VariableTranslation(
+        "POLICY_OBJECTIVE", _OBJECTIVES.get, "one of " + ", ".join(_OBJECTIVES)
+    ),
 }
 """What kube-safe-scheduler reads, by our own setting."""
 
 
-def of_variable(field: str, environment: Mapping[str, str]) -> str | None:
+def translate_variable(field: str, environment: Mapping[str, str]) -> str | None:
     """What the older variable for a setting says, in our own words; None without one, or without a use for it."""
     variable = SAFE.get(field)
     text = environment.get(variable.name) if variable else None
@@ -207,122 +215,126 @@ def of_variable(field: str, environment: Mapping[str, str]) -> str | None:
         return None
     value = variable.read(text)
     if value is None:
-        _later("variable_ignored", variable=variable.name, seen=text[:80], wanted=variable.wanted)
+        _log_later("variable_ignored", variable=variable.name, seen=text[:80], wanted=variable.wanted)
     elif field == "log_level":
-        _later("log_level_set", whatever_level=True, value=text)
+        _log_later("log_level_set", whatever_level=True, value=text)
     return value
 
 
-def _same(*names: str, boolean: bool = False) -> Mapping[str, Flag]:
+def _unchanged_flags(*names: str, boolean: bool = False) -> Mapping[str, FlagTranslation]:
     """Flags that are called the same here."""
-    return {name: Flag(f"--{name}", boolean=boolean) for name in names}
+    return {name: FlagTranslation(f"--{name}", boolean=boolean) for name in names}
 
 
-_POOLS: Final = _same(
+_POOLS: Final = _unchanged_flags(
     "num-exclusive-cores", "num-shared-cores", "exclusive-mode", "shared-mode", "excl-non-isolcpus"
 )
-_IMAGE: Final = _same("cmk-img", "cmk-img-pol", "install-dir", "saname")
-_STATE: Final = _same("namespace", "conf-dir")
-_LOOP: Final = {**_same("interval"), **_same("publish", boolean=True)}
-_IGNORED: Final = {"conf-dir": Flag()}
+_IMAGE: Final = _unchanged_flags("cmk-img", "cmk-img-pol", "install-dir", "saname")
+_STATE: Final = _unchanged_flags("namespace", "conf-dir")
+_LOOP: Final = {**_unchanged_flags("interval"), **_unchanged_flags("publish", boolean=True)}
+_IGNORED: Final = {"conf-dir": FlagTranslation()}
 """Manifests of old give it to commands that never had a directory, or whose state is a ConfigMap."""
 
-CMK: Final[Mapping[str, Mapping[str, Flag]]] = {
+CMK: Final[Mapping[str, Mapping[str, FlagTranslation]]] = {
     "cluster-init": {
-        **_same("host-list", "cmk-cmd-list", "pull-secret", "cafile", "insecure", "namespace"),
-        **_same("all-hosts", "no-taint", boolean=True),
+        **_unchanged_flags("host-list", "cmk-cmd-list", "pull-secret", "cafile", "insecure", "namespace"),
+        **_unchanged_flags("all-hosts", "no-taint", boolean=True),
         **_POOLS,
         **_IMAGE,
         **_IGNORED,
     },
-    "init": {**_POOLS, **_STATE, "socket-id": Flag()},
-    "discover": {**_STATE, **_same("no-taint", boolean=True)},
+    "init": {**_POOLS, **_STATE, "socket-id": FlagTranslation()},
+    "discover": {**_STATE, **_unchanged_flags("no-taint", boolean=True)},
     "describe": _STATE,
     "reconcile": {**_STATE, **_LOOP},
-    "isolate": {**_STATE, **_same("pool", "socket-id"), **_same("no-affinity", boolean=True)},
-    "install": {**_same("install-dir"), **_IGNORED},
+    "isolate": {
+        **_STATE,
+        **_unchanged_flags("pool", "socket-id"),
+        **_unchanged_flags("no-affinity", boolean=True),
+    },
+    "install": {**_unchanged_flags("install-dir"), **_IGNORED},
     "node-report": {**_STATE, **_LOOP},
-    "uninstall": {**_STATE, **_same("install-dir")},
-    "webhook": {**_same("conf-file", "cafile", "insecure"), **_IGNORED},
-    "reconfigure": {**_POOLS, **_STATE, **_same("install-dir", "node-name")},
-    "reconfigure_setup": {**_POOLS, **_IMAGE, **_same("namespace"), **_IGNORED},
-    "reaffinitize": {**_STATE, **_same("node-name")},
+    "uninstall": {**_STATE, **_unchanged_flags("install-dir")},
+    "webhook": {**_unchanged_flags("conf-file", "cafile", "insecure"), **_IGNORED},
+    "reconfigure": {**_POOLS, **_STATE, **_unchanged_flags("install-dir", "node-name")},
+    "reconfigure_setup": {**_POOLS, **_IMAGE, **_unchanged_flags("namespace"), **_IGNORED},
+    "reaffinitize": {**_STATE, **_unchanged_flags("node-name")},
 }
 """The subcommands of CMK with their options. Of the newer options of our own only whole names are taken."""
 
 
-_ASKING: Final = _same("help", "version", boolean=True)
+_HELP_FLAGS: Final = _unchanged_flags("help", "version", boolean=True)
 
 
-def cmk(arguments: Sequence[str]) -> list[str]:
+def translate_cmk(arguments: Sequence[str]) -> list[str]:
     """A command line of `cmk` as one of `nodewise cpu`; of `isolate` nothing is changed, `cpu.node` reads its options.
 
     Options may stand before the subcommand as well, and the version may be asked for anywhere before `--`.
     BadSettings for what docopt would not have understood either.
     """
-    words, verbatim = until(arguments, "--")
-    at = _subcommand(words)
+    words, verbatim = split_at(arguments, "--")
+    at = _find_subcommand(words)
     if at is not None and words[at] == "isolate":
         return [*arguments[at : at + 1], *arguments[:at], *arguments[at + 1 :]]
     command = words[at : at + 1] if at is not None else []
     table = CMK.get("".join(command), {})
-    translated = docopt(words if at is None else words[:at] + words[at + 1 :], table)
+    translated = expand_options(words if at is None else words[:at] + words[at + 1 :], table)
     return ["--version"] if "--version" in translated else [*command, *translated, *verbatim]
 
 
-def until(words: Sequence[str], end: str) -> tuple[list[str], list[str]]:
+def split_at(words: Sequence[str], end: str) -> tuple[list[str], list[str]]:
     """The words before `end`, and the others."""
     at = words.index(end) if end in words else len(words)
     return list(words[:at]), list(words[at:])
 
 
-def _subcommand(words: Sequence[str]) -> int | None:
+def _find_subcommand(words: Sequence[str]) -> int | None:
     """Where it stands: the first word that is neither an option nor an option's value."""
-    every = {name: flag for table in (*CMK.values(), _ASKING) for name, flag in table.items()}
+    every = {name: flag for table in (*CMK.values(), _HELP_FLAGS) for name, flag in table.items()}
     value_of_option = False
     for at, word in enumerate(words):
         name, equals, _ = word.partition("=")
         if not value_of_option and not word.startswith("-"):
             return at
-        flags = [every[candidate] for candidate in _candidates(name, every)]
+        flags = [every[candidate] for candidate in _matching_names(name, every)]
         value_of_option = (
             not value_of_option and not equals and bool(flags) and not any(flag.boolean for flag in flags)
         )
     return None
 
 
-def docopt(words: Sequence[str], table: Mapping[str, Flag]) -> list[str]:
+def expand_options(words: Sequence[str], table: Mapping[str, FlagTranslation]) -> list[str]:
     """Options with their whole names and `=` before the value. What the table does not know stays as it is.
 
     BadSettings for the beginning of several names, for a value that is missing, and for one where none belongs.
     """
-    return list(_whole_options(list(words), dict(table) | dict(_ASKING)))
+    return list(_expand(list(words), dict(table) | dict(_HELP_FLAGS)))
 
 
-def _whole_options(left: list[str], table: Mapping[str, Flag]) -> Iterator[str]:
+def _expand(left: list[str], table: Mapping[str, FlagTranslation]) -> Iterator[str]:
     while left:
         word = left.pop(0)
         name, equals, value = word.partition("=")
-        candidates = _candidates(name, table)
+        candidates = _matching_names(name, table)
         if not candidates:
             yield word
             continue
         if len(candidates) > 1:
-            raise _misused(name, "the beginning of several options", _listed(candidates))
+            raise _usage_error(name, "the beginning of several options", _list_options(candidates))
         flag = table[candidates[0]]
         if flag.boolean and equals:
-            raise _misused(f"--{candidates[0]}", f"the value {value!r}", "none")
+            raise _usage_error(f"--{candidates[0]}", f"the value {value!r}", "none")
         if not flag.boolean and not equals:
             if not left:
-                raise _misused(f"--{candidates[0]}", "no value", "one")
+                raise _usage_error(f"--{candidates[0]}", "no value", "one")
             value = left.pop(0)
         if not flag.name:
-            _later("option_ignored", option=f"--{candidates[0]}")
+            _log_later("option_ignored", option=f"--{candidates[0]}")
         else:
             yield flag.name if flag.boolean else f"{flag.name}={value}"
 
 
-def _candidates(option: str, table: Mapping[str, Flag]) -> list[str]:
+def _matching_names(option: str, table: Mapping[str, FlagTranslation]) -> list[str]:
     """The names that an option may stand for: its own, or those that it is the beginning of."""
     name = option.removeprefix("--")
     if name == option or not name:
@@ -330,9 +342,9 @@ def _candidates(option: str, table: Mapping[str, Flag]) -> list[str]:
     return [name] if name in table else [candidate for candidate in table if candidate.startswith(name)]
 
 
-def _listed(names: Sequence[str]) -> str:
+def _list_options(names: Sequence[str]) -> str:
     return "one of " + ", ".join(f"--{name}" for name in names)
 
 
-def _misused(option: str, seen: str, wanted: str) -> BadSettings:
-    return BadSettings("cannot read the command line", [Problem(option, seen, wanted)])
+def _usage_error(option: str, actual: str, expected: str) -> BadSettings:
+    return BadSettings("cannot read the command line", [Problem(option, actual, expected)])

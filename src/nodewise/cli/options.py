@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from nodewise.cli import config_file, older_flags, settings
-from nodewise.cli.config_file import Sections
+from nodewise.cli.config_file import AgentSections
 from nodewise.cli.parameter_types import bounded_type, parameter_type
 from nodewise.cli.settings import CommandOptions, Group, Setting
 from nodewise.errors import BadSettings, Problem, shown
@@ -40,16 +40,16 @@ class CommandLine(NamedTuple):
 
     def settings(self, group: type[T]) -> T:
         """A group of settings. `BadSettings` if a value is out of its bounds."""
-        return build(group, self.values)
+        return build_group(group, self.values)
 
     def agent_options(self, kind: "AgentKind") -> Any:
         """An agent's options. `BadSettings` if a value is out of its bounds."""
-        sections: Sections | None = self.values.get(config_file.SECTIONS)
+        sections: AgentSections | None = self.values.get(config_file.SECTIONS)
         if sections is None:
-            return build(kind.options, self.values)
+            return build_group(kind.options, self.values)
         section = sections.of(kind.name)
         places = {field: f"{sections.path}: {kind.name}: {field.removesuffix('_s')}" for field in section}
-        return build(kind.options, {**self.values, **section}, places)
+        return build_group(kind.options, {**self.values, **section}, places)
 
 
 class ClusterOptions(CommandOptions, frozen=True, kw_only=True):
@@ -74,20 +74,20 @@ def output_option(forms: Iterable[str], help_: str = "Form of what is printed.")
     )
 
 
-class Sectioned(click.Command):
+class SectionedCommand(click.Command):
     """A command that shows options with a section below its heading, after those without one."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {"Options": []}
         for parameter in self.get_params(ctx):
             if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)) is not None:
-                sections.setdefault(section(parameter) or "Options", []).append(record)
+                sections.setdefault(help_section(parameter) or "Options", []).append(record)
         for heading, records in sections.items():
             with formatter.section(heading):
                 formatter.write_dl(records)
 
 
-def section(parameter: click.Parameter) -> str:
+def help_section(parameter: click.Parameter) -> str:
     """The heading of a parameter in the help; empty for a parameter without one."""
     return parameter.section if isinstance(parameter, _Option) else ""
 
@@ -97,7 +97,7 @@ def make_command(
     run: Callable[[CommandLine], None],
     parameters: Sequence[click.Parameter],
     short_help: str,
-    kind: type[click.Command] = Sectioned,
+    kind: type[click.Command] = SectionedCommand,
     **attributes: Any,
 ) -> click.Command:
     """A command that calls `run`, whose docstring is the help."""
@@ -130,22 +130,22 @@ def parameters(
     """
     own = [group for group in groups if issubclass(group, CommandOptions)]
     shared = [group for group in groups if group not in own]
-    own_settings = itertools.chain.from_iterable(map(settings.declared, own))
+    own_settings = itertools.chain.from_iterable(map(settings.list_settings, own))
     file = (
-        [config_file.option([*shared, *known], kinds or known_kinds)]
+        [config_file.config_option([*shared, *known], kinds or known_kinds)]
         if has_file and (shared or known)
         else []
     )
-    shared_options = map(_shared_option, settings.merged(shared, kinds))
+    shared_options = map(_shared_option, settings.merge_settings(shared, kinds))
     return [*map(_own_parameter, own_settings), *file, *shared_options]
 
 
-def build(group: type[T], values: Mapping[str, Any], places: Mapping[str, str] | None = None) -> T:
+def build_group(group: type[T], values: Mapping[str, Any], places: Mapping[str, str] | None = None) -> T:
     """The struct of a command's parameters. `BadSettings` if a value is out of its bounds.
 
     `places` says where the value of a field stands; other fields are named by their flag.
     """
-    declarations = {setting.field: setting for setting in settings.declared(group)}
+    declarations = {setting.field: setting for setting in settings.list_settings(group)}
     if issubclass(group, CommandOptions):
         return group(**{field: values[field] for field in declarations})
     fields = {field: setting.synonym(values[field]) for field, setting in declarations.items()}
@@ -158,7 +158,7 @@ def build(group: type[T], values: Mapping[str, Any], places: Mapping[str, str] |
         raise BadSettings("settings", [Problem(place, shown(fields.get(field)), text)]) from error
 
 
-_SERVICE: Final = re.compile(r"(tcp|udp|sctp)://")
+_SERVICE_URL: Final = re.compile(r"(tcp|udp|sctp)://")
 """The value that the kubelet gives `NODEWISE_PORT` in pods beside a Service called nodewise."""
 
 
@@ -169,11 +169,11 @@ class _Option(click.Option):
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         value = super().resolve_envvar_value(ctx)
-        if value is not None and _SERVICE.match(value):
+        if value is not None and _SERVICE_URL.match(value):
             return None
         if value is not None or self.envvar is None or self.name is None:
             return value
-        return older_flags.of_variable(self.name, os.environ)
+        return older_flags.translate_variable(self.name, os.environ)
 
 
 def _shared_option(setting: Setting) -> click.Option:

@@ -23,7 +23,7 @@ _STDIN: Final = "standard input"
 _PLACE: Final = re.compile(r"(?P<source>.*), document (?P<document>\d+)(?P<items>(, items\[\d+\])*)")
 
 
-class Checked(NamedTuple):
+class LintedPolicy(NamedTuple):
     """A policy and its problems, each with its line in the source; 0 where that is not known."""
 
     policy: str
@@ -68,17 +68,17 @@ def lint(ctx: click.Context, paths: Sequence[str], output: str) -> None:
     policies = objects.of(TASPOLICIES, PolicyObject)
     if not policies:
         raise BadInput("policy lint", [Problem(" ".join(paths), "no TASPolicy", "at least one")])
-    sources = _Sources(stdin)
+    sources = _LineFinder(stdin)
     entries = objects.entries(TASPOLICIES.group, TASPOLICIES.kind)
-    checked = [_checked(policy, entry, sources) for policy, entry in zip(policies, entries, strict=True)]
+    checked = [_lint_policy(policy, entry, sources) for policy, entry in zip(policies, entries, strict=True)]
     if output == "json":
-        click.echo(msgspec.json.encode({"policies": [_document(entry) for entry in checked]}))
+        click.echo(msgspec.json.encode({"policies": [_policy_document(entry) for entry in checked]}))
     else:
-        _print(checked)
+        _print_problems(checked)
     ctx.exit(NO if any(entry.problems for entry in checked) else DONE)
 
 
-class _Sources:
+class _LineFinder:
     """Where the fields of objects are in their files, which are read once more for it."""
 
     def __init__(self, stdin: bytes) -> None:
@@ -101,17 +101,17 @@ class _Sources:
         return documents.line(self._documents[source][number - 1], f"{items}.{field}".lstrip("."))
 
 
-def _checked(policy: PolicyObject, entry: object_files.Entry, sources: _Sources) -> Checked:
+def _lint_policy(policy: PolicyObject, entry: object_files.Entry, sources: _LineFinder) -> LintedPolicy:
     from nodewise.agents.telemetry import policy_lint  # start-up time: no other command needs it
 
     place = _PLACE.fullmatch(entry.where)
     assert place, "files.py writes where an object is"
     problems = [(sources.line(place, problem.field), problem) for problem in policy_lint.lint(entry.data)]
     name = f"{policy.metadata.namespace}/{policy.metadata.name}"
-    return Checked(name, place["source"], sorted(problems, key=lambda numbered: numbered[0]))
+    return LintedPolicy(name, place["source"], sorted(problems, key=lambda numbered: numbered[0]))
 
 
-def _document(checked: Checked) -> dict[str, Any]:
+def _policy_document(checked: LintedPolicy) -> dict[str, Any]:
     problems = [
         {**problem.to_dict(), "file": checked.source, "line": line or None}
         for line, problem in checked.problems
@@ -119,12 +119,12 @@ def _document(checked: Checked) -> dict[str, Any]:
     return {"policy": checked.policy, "problems": problems}
 
 
-def _print(checked: Sequence[Checked]) -> None:
+def _print_problems(checked: Sequence[LintedPolicy]) -> None:
     for entry in checked:
         for line, problem in entry.problems:
             at = f"{entry.source}:{line}" if line else entry.source
             expected = f", expected {problem.expected}" if problem.expected else ""
-            terminal.say(f"{at}: {entry.policy}: {problem.field}: found {problem.found}{expected}")
+            terminal.print_line(f"{at}: {entry.policy}: {problem.field}: found {problem.found}{expected}")
     bad = sum(bool(entry.problems) for entry in checked)
     counted = "1 policy" if len(checked) == 1 else f"{len(checked)} policies"
     click.echo(f"{counted}, {bad} with problems" if bad else f"{counted}, no problem")

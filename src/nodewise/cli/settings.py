@@ -127,19 +127,19 @@ def _annotations(annotation: Any) -> Iterable[Any]:
         yield from _annotations(next(part for part in get_args(annotation) if part is not NoneType))
 
 
-def declared(group: Group) -> list[Setting]:
+def list_settings(group: Group) -> list[Setting]:
     """The settings of a group, in the order of declaration, those that it inherits first."""
-    return [_setting(group, field) for field in msgspec.structs.fields(group)]
+    return [_create_setting(group, field) for field in msgspec.structs.fields(group)]
 
 
-def _setting(group: Group, field: msgspec.structs.FieldInfo) -> Setting:
+def _create_setting(group: Group, field: msgspec.structs.FieldInfo) -> Setting:
     options = (part for part in _annotations(field.type) if isinstance(part, Option | Argument))
     option = next(options, Option())
     help_ = option.help if isinstance(option, Option) else ""
-    return Setting(field.name, field.type, field.default, help_ or _help(group, field.name), option)
+    return Setting(field.name, field.type, field.default, help_ or _help_text(group, field.name), option)
 
 
-def _help(group: Group, field: str) -> str:
+def _help_text(group: Group, field: str) -> str:
     for base in group.__mro__:
         if issubclass(base, msgspec.Struct) and (text := _docstrings(base).get(field)):
             return text
@@ -165,7 +165,7 @@ def _docstrings(group: type) -> Mapping[str, str]:
     }
 
 
-def merged(groups: Iterable[Group], kinds: "Iterable[AgentKind]" = ()) -> list[Setting]:
+def merge_settings(groups: Iterable[Group], kinds: "Iterable[AgentKind]" = ()) -> list[Setting]:
     """The settings of several groups and agents, each once. `BadSettings` where two declare the same name differently.
 
     Different help texts of the same setting are shown with the names of their agents.
@@ -173,31 +173,31 @@ def merged(groups: Iterable[Group], kinds: "Iterable[AgentKind]" = ()) -> list[S
     settings: dict[str, Setting] = {}
     owners_by_help: dict[str, dict[str, list[str]]] = {}
     declarations = [
-        *(("nodewise", title(group), group) for group in groups),
+        *(("nodewise", section_title(group), group) for group in groups),
         *((kind.name, f"Agent {kind.name}", kind.options) for kind in kinds),
     ]
     for owner, section, group in declarations:
-        for field, setting in _by_field(group, section).items():
-            settings[field] = _wider(settings[field], setting) if field in settings else setting
+        for field, setting in _settings_by_field(group, section).items():
+            settings[field] = _more_permissive(settings[field], setting) if field in settings else setting
             owners_by_help.setdefault(field, {}).setdefault(setting.help, []).append(owner)
     return [
         setting._replace(
-            help=_merged_help(owners_by_help[field]), section=_section(setting, owners_by_help[field])
+            help=_merged_help(owners_by_help[field]), section=_help_section(setting, owners_by_help[field])
         )
         for field, setting in settings.items()
     ]
 
 
-def _by_field(group: Group, section: str) -> dict[str, Setting]:
-    return {setting.field: setting._replace(section=section) for setting in declared(group)}
+def _settings_by_field(group: Group, section: str) -> dict[str, Setting]:
+    return {setting.field: setting._replace(section=section) for setting in list_settings(group)}
 
 
-def title(group: Group) -> str:
+def section_title(group: Group) -> str:
     """The first line of the group's docstring: the heading in the help."""
     return (group.__doc__ or "").strip().partition("\n")[0].rstrip(".")
 
 
-def _section(setting: Setting, owners_by_help: Mapping[str, Sequence[str]]) -> str:
+def _help_section(setting: Setting, owners_by_help: Mapping[str, Sequence[str]]) -> str:
     owners = {owner for owners in owners_by_help.values() for owner in owners}
     return setting.section if len(owners) == 1 or "nodewise" in owners else "Several agents"
 
@@ -208,13 +208,13 @@ def _merged_help(owners_by_help: Mapping[str, Sequence[str]]) -> str:
     return " ".join(f"[{', '.join(owners)}] {text}" for text, owners in owners_by_help.items())
 
 
-def _wider(first: Setting, second: Setting) -> Setting:
+def _more_permissive(first: Setting, second: Setting) -> Setting:
     """Of two settings that take words, the one that takes more of them."""
     if first[:3] == second[:3]:
         return first
     narrow, wide = sorted((first, second), key=lambda setting: len(setting.words))
     default = narrow.synonym(wide.default)
     if not narrow.words or set(narrow.words) - set(wide.words) or default != narrow.default:
-        seen = "two agents declare it, with other values or another default"
-        raise BadSettings("settings", [Problem(first.flag, seen, "another name in one of them")])
+        actual = "two agents declare it, with other values or another default"
+        raise BadSettings("settings", [Problem(first.flag, actual, "another name in one of them")])
     return wide

@@ -11,20 +11,20 @@ from rich.text import Text
 
 from nodewise.terminal_escaping import visible
 
-_WHOLE: Final = 10_000
+_PIPE_WIDTH: Final = 10_000
 """Columns of a pipe: nobody wants a line there that was broken to fit."""
-_LAST: Final = 30
+_MIN_LAST_COLUMN: Final = 30
 """The last column is never folded to fewer columns than this; a narrower terminal breaks lines by itself."""
 
 
-class Shown(NamedTuple):
+class TableData(NamedTuple):
     """What `show` takes."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
 
 
-def show(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a table. Nothing is ever cut off; words of others are shown and not obeyed."""
     listed = [tuple(head), *(tuple(map(visible, row)) for row in rows)]
     table = Table(box=None, header_style="", pad_edge=False)
@@ -34,21 +34,23 @@ def show(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     for row in listed[1:]:
         table.add_row(*(Text(cell) for cell in row))
     console = Console(highlight=False)
-    console.width = _width(listed, console.width) if sys.stdout.isatty() else _WHOLE
+    console.width = _width(listed, console.width) if sys.stdout.isatty() else _PIPE_WIDTH
     with console.capture() as printed:
         console.print(table)
     for line in printed.get().splitlines():
         click.echo(line.rstrip())
 
 
-def without(names: str | Sequence[str], head: Sequence[str], rows: Sequence[Sequence[str]]) -> Shown:
+def drop_empty_columns(
+    names: str | Sequence[str], head: Sequence[str], rows: Sequence[Sequence[str]]
+) -> TableData:
     """Head and rows without those of these columns where no row has anything but a dash."""
     named = {names} if isinstance(names, str) else set(names)
     kept = [at for at, name in enumerate(head) if name not in named or any(row[at] != "-" for row in rows)]
-    return Shown([head[at] for at in kept], [[row[at] for at in kept] for row in rows])
+    return TableData([head[at] for at in kept], [[row[at] for at in kept] for row in rows])
 
 
 def _width(rows: Sequence[Sequence[str]], terminal: int) -> int:
     """The terminal's width, or what the columns before the last need and a little more."""
     before = [max(len(cell) for cell in column) + 2 for column in list(zip(*rows, strict=True))[:-1]]
-    return max(terminal, sum(before) + _LAST)
+    return max(terminal, sum(before) + _MIN_LAST_COLUMN)

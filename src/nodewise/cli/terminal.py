@@ -5,11 +5,11 @@ import click
 from nodewise.terminal_escaping import visible
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """A line on standard output."""
     click.echo(visible(text))
 
 
-def tell(text: str) -> None:
+def print_message(text: str) -> None:
     """A line on standard error, where data do not go."""
     click.echo(f"nodewise: {visible(text)}", err=True)

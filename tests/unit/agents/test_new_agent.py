@@ -17,7 +17,7 @@ from nodewise.cli.extender_options import GROUPS
 from nodewise.cli.simulate import bursts
 from nodewise.doctor.checks import extender_entries
 from nodewise.doctor.collectors.access_rules import needed_rights
-from nodewise.doctor.facts import Extender
+from nodewise.doctor.facts import ExtenderWorkload
 from nodewise.doctor.parsing.workloads import Workload
 from nodewise.extender.agent_chain import Chain, scorers
 
@@ -49,10 +49,10 @@ def test_it_is_listed_and_shown(kind: AgentKind) -> None:
 
 
 def test_its_options_are_settings(kind: AgentKind, tmp_path: Path) -> None:
-    assert kind in agent_kinds.known(*GROUPS)
+    assert kind in agent_kinds.usable_kinds(*GROUPS)
     file = tmp_path / "nodewise.yaml"
     file.write_text("probe: {label: example.com/limit}")
-    settings = config_file.read(str(file), GROUPS, agents.built_in())
+    settings = config_file.read_config_file(str(file), GROUPS, agents.built_in())
     assert settings.sections == {NAME: {"probe_label": "example.com/limit"}}
 
 
@@ -62,7 +62,7 @@ def test_the_chart_takes_its_options(kind: AgentKind) -> None:
 
 
 def test_kube_scheduler_is_configured_for_it(kind: AgentKind) -> None:
-    role = agent_kinds.role(kind, kind.options())
+    role = agent_kinds.extender_role(kind, kind.options())
     assert (role.filters, role.prioritizes, role.binds, role.keeps_memory) == (True, True, False, True)
 
 
@@ -78,7 +78,9 @@ def test_simulations_compare_it(kind: AgentKind) -> None:
 
 
 def test_doctor_examines_it(kind: AgentKind) -> None:
-    extender = Extender(Workload("Deployment/nodewise/nodewise", "nodewise"), {"agents": f"{NAME},safe"})
-    [finding] = extender_entries.similar_agents.function((extender,))
+    extender = ExtenderWorkload(
+        Workload("Deployment/nodewise/nodewise", "nodewise"), {"agents": f"{NAME},safe"}
+    )
+    [finding] = extender_entries.check_similar_agents.function((extender,))
     assert f"{NAME}, safe" in finding.found
     assert any("nodewise-memory" in right for right in needed_rights(extender))

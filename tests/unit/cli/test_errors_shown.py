@@ -7,7 +7,7 @@ from nodewise.errors import Refused
 
 
 def shown(capsys: pytest.CaptureFixture[str], text: str) -> str:
-    main.told(Refused(text), 1)
+    main.show_error(Refused(text), 1)
     return capsys.readouterr().err
 
 

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 from nodewise.agent import Scores, Verdict
 from nodewise.cli.explain import explanation as stories
 from nodewise.cli.explain import rendering
-from nodewise.cli.explain.explanation import Story
-from nodewise.cli.explain.pods import Seen, State
-from nodewise.cli.explain.replicas import Answer, Replica
+from nodewise.cli.explain.explanation import PodExplanation
+from nodewise.cli.explain.pods import PodLookup, PodState
+from nodewise.cli.explain.replicas import ReplicaEndpoint, ReplicaResponse
 from nodewise.extender import attempt_explanation
 from nodewise.extender.attempt_explanation import Attempt
 from nodewise.extender.decision import Decision
@@ -19,11 +19,11 @@ from nodewise.extender.decision_endpoint import Page
 from tests.unit.extender.decisions import AT, Counted, decision, evidence, of, ranked, verdict
 from tests.unit.extender.test_attempt_explanation import scored
 
-WAITS = State("u", "2026-11-21T09:00:00Z", "", "Pending", "default-scheduler", (), ("t/s",))
-WAITING = Seen(WAITS)
+WAITS = PodState("u", "2026-11-21T09:00:00Z", "", "Pending", "default-scheduler", (), ("t/s",))
+WAITING = PodLookup(WAITS)
 
 
-def story(*calls: Decision | None, seen: Seen = WAITING, tries: int = 1) -> Story:
+def story(*calls: Decision | None, seen: PodLookup = WAITING, tries: int = 1) -> PodExplanation:
     page = Page(
         decisions=[],
         found=3,
@@ -32,19 +32,19 @@ def story(*calls: Decision | None, seen: Seen = WAITING, tries: int = 1) -> Stor
         kept=7,
         kept_since="2026-11-21T09:00:00Z",
     )
-    answers = [Answer(Replica("http://one"), page)]
-    return Story("d/p", seen, answers, attempt_explanation.explain(Attempt(*calls)), AT + 12.3)
+    answers = [ReplicaResponse(ReplicaEndpoint("http://one"), page)]
+    return PodExplanation("d/p", seen, answers, attempt_explanation.explain(Attempt(*calls)), AT + 12.3)
 
 
 def lines(
-    capsys: pytest.CaptureFixture[str], pod_story: Story, form: str = "text", *, nodes: bool = False
+    capsys: pytest.CaptureFixture[str], pod_story: PodExplanation, form: str = "text", *, nodes: bool = False
 ) -> list[str]:
-    rendering.FORMS[form](pod_story, every_node=nodes)
+    rendering.PRINTERS[form](pod_story, every_node=nodes)
     return capsys.readouterr().out.splitlines()
 
 
-def on(node: str) -> Seen:
-    return Seen(WAITS._replace(node=node))
+def on(node: str) -> PodLookup:
+    return PodLookup(WAITS._replace(node=node))
 
 
 def carded(*texts: str, codes: str) -> Decision:
@@ -86,7 +86,7 @@ def test_a_bind_that_failed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_pod_that_waits(capsys: pytest.CaptureFixture[str]) -> None:
-    state = Seen(WAITS._replace(message="0/3 nodes are available"))
+    state = PodLookup(WAITS._replace(message="0/3 nodes are available"))
     assert lines(capsys, story(decision(heat="81.5 95 -"), seen=state, tries=14)) == [
         "d/p waits: 1 of the 3 nodes asked about passes",
         "last attempt 2026-11-21T10:00:00Z, 12s ago; 14 attempts since 2026-11-21T09:41:10Z",
@@ -167,28 +167,32 @@ REMARKS = [
     pytest.param(on("n3"), None, "n3 was rejected and the pod is there all the same", id="rejected"),
     pytest.param(on("x"), None, "kube-scheduler did not ask about x then", id="not asked about"),
     pytest.param(
-        Seen(WAITS._replace(uid="new")), None, "this attempt was about an earlier pod", id="another pod"
+        PodLookup(WAITS._replace(uid="new")), None, "this attempt was about an earlier pod", id="another pod"
     ),
 ]
 
 
 @pytest.mark.parametrize(("seen", "points", "wanted"), REMARKS)
 def test_why_the_pod_is_where_it_is(
-    capsys: pytest.CaptureFixture[str], seen: Seen, points: dict[str, int] | None, wanted: str
+    capsys: pytest.CaptureFixture[str], seen: PodLookup, points: dict[str, int] | None, wanted: str
 ) -> None:
     calls = [decision(heat="70 71 90"), scored(points) if points else None]
     assert wanted in lines(capsys, story(*calls, seen=seen))[2]
 
 
 PLACES = [
-    pytest.param(Seen(None), "d/p at its last attempt: all of the 2 nodes asked about pass", id="unknown"),
-    pytest.param(Seen(None, gone=True), "d/p is gone by now: all of the 2 nodes asked about pass", id="gone"),
+    pytest.param(
+        PodLookup(None), "d/p at its last attempt: all of the 2 nodes asked about pass", id="unknown"
+    ),
+    pytest.param(
+        PodLookup(None, gone=True), "d/p is gone by now: all of the 2 nodes asked about pass", id="gone"
+    ),
     pytest.param(on("n1"), "d/p is on n1: all of the 2 nodes asked about pass", id="on a node"),
 ]
 
 
 @pytest.mark.parametrize(("seen", "wanted"), PLACES)
-def test_where_it_is(capsys: pytest.CaptureFixture[str], seen: Seen, wanted: str) -> None:
+def test_where_it_is(capsys: pytest.CaptureFixture[str], seen: PodLookup, wanted: str) -> None:
     assert lines(capsys, story(decision(heat="70 71"), seen=seen))[0] == wanted
 
 
@@ -248,7 +252,7 @@ def test_pods_that_could_be_evicted(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_document_says_the_same() -> None:
-    document = stories.document(story(decision(heat="81.5 70"), scored({"n2": 10})))
+    document = stories.to_document(story(decision(heat="81.5 70"), scored({"n2": 10})))
     attempt = document["attempt"]
     assert (document["pod"], document["tries"], document["why_none"]) == ("d/p", 1, None)
     assert (attempt["asked"], attempt["passing"], attempt["calls"]) == (2, 1, ["filter", "prioritize"])
@@ -285,7 +289,7 @@ def test_what_a_score_is_made_of_and_the_numbers_it_rests_on(capsys: pytest.Capt
         ["n2", "rejected", "-", "a: no; share 0.1235"],
         ["a rank=1; a cpu share=0.1235 cores=0,1", "-", "-", "-"],
     ]
-    [node, other] = stories.document(story(filtered, score))["attempt"]["nodes"]
+    [node, other] = stories.to_document(story(filtered, score))["attempt"]["nodes"]
     assert node["parts"] == {"first": {"weight": 1.0, "score": 9}, "second": {"weight": 2.5, "score": 4}}
     assert node["numbers"]["a"]["cpu"]["share"] == 0.25
     assert "parts" not in other

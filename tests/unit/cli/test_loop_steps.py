@@ -37,7 +37,7 @@ from nodewise.simulate.in_memory_api import FakeApi
 from tests.unit.agents.fake_handle import build_handle
 
 COUNT: Final = 5000
-MOST_LINES: Final = 4 * COUNT
+MAX_LINES: Final = 4 * COUNT
 METRICS: Final = (cluster_data.TEMPERATURE, cluster_data.ERRORS, cluster_data.POWER)
 NAMES: Final = cluster_data.names(COUNT)
 PERIOD_S: Final = 0.5
@@ -74,7 +74,7 @@ class Lines:
 
     def _note(self, lines_by_function: dict[str, int]) -> None:
         self.steps += 1
-        if (ran := sum(lines_by_function.values())) >= MOST_LINES:
+        if (ran := sum(lines_by_function.values())) >= MAX_LINES:
             name = max(lines_by_function, key=lambda function: lines_by_function[function])
             self.too_many[name] = max(ran, self.too_many.get(name, 0))
 
@@ -115,11 +115,11 @@ def cluster() -> FakeApi:
     for number in range(10):
         api.put(PODS, cluster_data.pod(number))
     api.raw["/apis/custom.metrics.k8s.io"] = msgspec.json.encode({"preferredVersion": {"version": "v1beta2"}})
-    say(api, 0)
+    put_metrics(api, 0)
     return api
 
 
-def say(api: FakeApi, seed: int) -> None:
+def put_metrics(api: FakeApi, seed: int) -> None:
     """Other values for all nodes."""
     now = clocks.format_rfc3339(SystemClock().now()).encode()
     for metric in METRICS:
@@ -127,38 +127,44 @@ def say(api: FakeApi, seed: int) -> None:
         api.raw[f"/apis/custom.metrics.k8s.io/v1beta2/nodes/%2A/{metric}"] = body
 
 
-class Ground:
-    """An extender with everything that runs in it, put together as `cli.wiring` does, without sockets."""
+class ExtenderWithoutSockets:
+    """An extender with everything that runs in it, put together as `cli.extender_wiring` does, without sockets."""
 
     def __init__(self, api: FakeApi) -> None:
-        clock, self.meters = SystemClock(), MetricsRegistry()
-        self.feed = data_sources.from_cluster(
-            api, data_sources.needs([KIND], OPTIONS), clock, self.meters, "nodewise"
+        clock, self.registry = SystemClock(), MetricsRegistry()
+        self.feed = data_sources.watch_cluster(
+            api, data_sources.data_requirements([KIND], OPTIONS), clock, self.registry, "nodewise"
         )
         self.refresher = Refresher(
-            [CustomMetrics(api)], RefreshOptions(sync_period_s=PERIOD_S), clock, self.meters
+            [CustomMetrics(api)], RefreshOptions(sync_period_s=PERIOD_S), clock, self.registry
         )
         states = {"telemetry": KIND.state(OPTIONS["telemetry"], 60.0)}
-        self.keeper = SnapshotCache(states, self.feed.stores, self.refresher, clock, self.meters, PERIOD_S)
-        self.refresher.subscribe(self.keeper.touch)
-        hand = build_handle(api, self.feed.objects, self.feed.nodes, clock, self.meters)
-        self.pods = data_sources.waiting_pods(api, [KIND], clock, self.meters)
-        waker = Waker(Chain([KIND.agent(OPTIONS["telemetry"])]), self.pods.store, hand, PERIOD_S)
-        controller = KIND.controller(OPTIONS["telemetry"], hand)
+        self.snapshot_cache = SnapshotCache(
+            states, self.feed.stores, self.refresher, clock, self.registry, PERIOD_S
+        )
+        self.refresher.subscribe(self.snapshot_cache.touch)
+        handle = build_handle(api, self.feed.objects, self.feed.nodes, clock, self.registry)
+        self.pods = data_sources.reflect_waiting_pods(api, [KIND], clock, self.registry)
+        waker = Waker(Chain([KIND.agent(OPTIONS["telemetry"])]), self.pods.store, handle, PERIOD_S)
+        controller = KIND.controller(OPTIONS["telemetry"], handle)
         assert controller is not None
-        self.leading = Leading([controller, waker], lambda: self.keeper.snapshot, lambda: True, clock)
-        self.keeper.on_publish(self.leading.notify)
+        self.leading = Leading([controller, waker], lambda: self.snapshot_cache.snapshot, lambda: True, clock)
+        self.snapshot_cache.on_publish(self.leading.notify)
         ring = DecisionRing()
         self.extender = Extender(
-            RequestHandler([KIND], OPTIONS), lambda *_: self.keeper.snapshot, ring, clock, self.meters
+            RequestHandler([KIND], OPTIONS),
+            lambda *_: self.snapshot_cache.snapshot,
+            ring,
+            clock,
+            self.registry,
         )
 
     def tasks(self) -> list[asyncio.Task[None]]:
         running = [*(task() for task in self.feed.tasks), self.pods.run(), self.refresher.run()]
-        running += [self.keeper.run(), self.leading.run(PERIOD_S)]
+        running += [self.snapshot_cache.run(), self.leading.run(PERIOD_S)]
         return [asyncio.create_task(coroutine) for coroutine in running]
 
-    async def ask(self) -> None:
+    async def send_requests(self) -> None:
         """Filter and prioritize."""
         bodies = cluster_data.requests(NAMES, 2)
         routes = {route.path: route for route in self.extender.routes()}
@@ -168,20 +174,20 @@ class Ground:
             await asyncio.sleep(0)
 
 
-def labelled(api: FakeApi) -> int:
+def count_labelled(api: FakeApi) -> int:
     key = "telemetry.aware.scheduling.hot/heat"
     return sum(key in node["metadata"]["labels"] for node in api.objects(NODES).values())
 
 
-async def lived(ground: Ground, api: FakeApi) -> None:
+async def run_with_refreshes(extender: ExtenderWithoutSockets, api: FakeApi) -> None:
     """From the first list over all labels to refreshes with other values, and requests all the while."""
-    tasks = ground.tasks()
-    while labelled(api) < COUNT * 0.3:
+    tasks = extender.tasks()
+    while count_labelled(api) < COUNT * 0.3:
         await asyncio.sleep(0.05)
-    say(api, 1)
-    generation = ground.keeper.snapshot.generation
-    while ground.keeper.snapshot.generation < generation + len(METRICS):
-        await ground.ask()
+    put_metrics(api, 1)
+    generation = extender.snapshot_cache.snapshot.generation
+    while extender.snapshot_cache.snapshot.generation < generation + len(METRICS):
+        await extender.send_requests()
         await asyncio.sleep(0.05)
     for task in tasks:
         task.cancel()
@@ -191,7 +197,7 @@ async def lived(ground: Ground, api: FakeApi) -> None:
 def test_no_step_of_the_event_loop_goes_through_all_nodes() -> None:
     api, lines = cluster(), Lines()
     with asyncio.Runner(loop_factory=lambda: Loop(lines)) as runner:
-        runner.run(lived(Ground(api), api))
+        runner.run(run_with_refreshes(ExtenderWithoutSockets(api), api))
     assert lines.steps > 100
     assert lines.too_many == {}
 

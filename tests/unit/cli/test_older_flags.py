@@ -91,12 +91,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     policy_objective: str = ""
 
 
-def told(*arguments: str, file: str = "", **environment: str) -> tuple[Options, list[dict[str, Any]]]:
+def parse_options(
+    *arguments: str, file: str = "", **environment: str
+) -> tuple[Options, list[dict[str, Any]]]:
     """What a command line and variables make of the settings, and what is logged of them."""
     seen: list[Options] = []
 
     def callback(**values: Any) -> None:
-        seen.append(options.build(Options, values))
+        seen.append(options.build_group(Options, values))
         logs.configure(seen[0].log_level, "json")
 
     command = click.Command("x", callback=callback, params=options.parameters(Options))
@@ -135,22 +137,22 @@ OLD_VALUES = {
 def test_a_variable_of_an_older_program_acts_as_the_new_one(variable: str) -> None:
     field, valid, invalid = OLD_VALUES[variable]
     for text, value in valid.items():
-        settings, lines = told(**{variable: text})
+        settings, lines = parse_options(**{variable: text})
         assert getattr(settings, field) == value
         assert [line["event"] for line in lines] == (["log_level_set"] if variable == "LOG_LEVEL" else [])
     for text in filter(None, invalid):
-        settings, lines = told(**{variable: text})
+        settings, lines = parse_options(**{variable: text})
         assert settings == Options()
         [line] = lines
         assert (line["event"], line["variable"], line["level"]) == ("variable_ignored", variable, "warning")
         assert text in line["seen"]
         assert line["wanted"]
-    assert told(**{variable: ""}) == (Options(), [])
+    assert parse_options(**{variable: ""}) == (Options(), [])
 
 
 def test_flags_and_new_variables_win_over_old_ones_and_these_over_the_file() -> None:
     file = "safe_utilization: 70\nsafe_percentile: 71\nport: 1\n"
-    settings, lines = told(
+    settings, lines = parse_options(
         "--port=3", file=file, HTTP_PORT="2", SAFEUTILIZATION="72", SAFEPERCENTILE="x", NODEWISE_NUM_RESOURCES="4",
         NUM_RESOURCES="9",
     )  # fmt: skip
@@ -190,7 +192,7 @@ def test_doctor_knows_the_flags_that_imply_any_client() -> None:
 
 @pytest.mark.parametrize(("arguments", "ours"), CMK.values(), ids=CMK)
 def test_command_lines_of_cmk(arguments: list[str], ours: list[str]) -> None:
-    assert older_flags.cmk(arguments) == ours
+    assert older_flags.translate_cmk(arguments) == ours
 
 
 @pytest.mark.parametrize(
@@ -206,11 +208,11 @@ def test_command_lines_of_cmk(arguments: list[str], ours: list[str]) -> None:
 )
 def test_what_docopt_does_not_understand(arguments: list[str], message: str) -> None:
     with pytest.raises(BadSettings) as caught:
-        older_flags.cmk(arguments)
+        older_flags.translate_cmk(arguments)
     assert message in str(caught.value)
 
 
 def test_what_has_no_meaning_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    older_flags.cmk(["install", "--conf-dir=/etc/cmk"])
+    older_flags.translate_cmk(["install", "--conf-dir=/etc/cmk"])
     logs.configure("warning")
     assert "option=--conf-dir" in capsys.readouterr().err

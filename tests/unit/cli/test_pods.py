@@ -6,13 +6,13 @@ import msgspec
 import pytest
 
 from nodewise.cli.explain import pods
-from nodewise.cli.explain.pods import State
+from nodewise.cli.explain.pods import PodState
 from nodewise.errors import BadInput
 
 
-def state(spec: Any = None, status: Any = None, **metadata: Any) -> State:
+def state(spec: Any = None, status: Any = None, **metadata: Any) -> PodState:
     pod = {"metadata": metadata, "spec": spec or {}, "status": status or {}}
-    return pods.state(msgspec.json.encode(pod))
+    return pods.parse_state(msgspec.json.encode(pod))
 
 
 def asking(**resources: Any) -> dict[str, Any]:
@@ -68,4 +68,4 @@ def test_gates() -> None:
 
 def test_no_pod() -> None:
     with pytest.raises(BadInput, match="the pod"):
-        pods.state(b"[]")
+        pods.parse_state(b"[]")

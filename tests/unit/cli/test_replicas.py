@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 from nodewise.cli.explain import replicas
-from nodewise.cli.explain.replicas import Papers, Service
+from nodewise.cli.explain.replicas import ClientCertificate, ReplicaService
 from nodewise.errors import BadInput, BadSettings
 
-SERVICE = Service("nodewise", "nodewise")
+SERVICE = ReplicaService("nodewise", "nodewise")
 
 
 def one(*addresses: str, ready: Any = True, ports: Any = ((None, 9001),)) -> dict[str, Any]:
@@ -47,7 +47,7 @@ CASES = [
 
 @pytest.mark.parametrize(("slices", "urls"), CASES)
 def test_ready_replicas(slices: list[Any], urls: list[str]) -> None:
-    endpoints = replicas.ready(msgspec.json.encode({"items": slices}), SERVICE)
+    endpoints = replicas.parse_endpoint_slices(msgspec.json.encode({"items": slices}), SERVICE)
     assert [endpoint.url for endpoint in endpoints] == urls
     assert {endpoint.host for endpoint in endpoints} <= {"nodewise.nodewise.svc"}
 
@@ -55,12 +55,16 @@ def test_ready_replicas(slices: list[Any], urls: list[str]) -> None:
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"items": 7}'])
 def test_an_answer_that_is_no_list(body: bytes) -> None:
     with pytest.raises(BadInput, match="EndpointSlices"):
-        replicas.ready(body, SERVICE)
+        replicas.parse_endpoint_slices(body, SERVICE)
 
 
 def test_certificates_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     bad = tmp_path / "bad.pem"
     bad.write_text("no certificate")
-    for papers in (Papers(cert=str(bad)), Papers(ca=str(bad)), Papers(cert=str(tmp_path / "absent"))):
+    for papers in (
+        ClientCertificate(cert=str(bad)),
+        ClientCertificate(ca=str(bad)),
+        ClientCertificate(cert=str(tmp_path / "absent")),
+    ):
         with pytest.raises(BadSettings, match="--cert, --key, --ca"):
             papers.context()

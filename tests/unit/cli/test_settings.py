@@ -36,12 +36,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Where."""
 
 
-def told(*arguments: str, file: Path | None = None, **environment: str) -> Options:
+def parse_options(*arguments: str, file: Path | None = None, **environment: str) -> Options:
     """What a command line makes of the settings."""
     seen: list[Options] = []
 
     def callback(**values: Any) -> None:
-        seen.append(options.build(Options, values))
+        seen.append(options.build_group(Options, values))
 
     command = click.Command("x", callback=callback, params=options.parameters(Options))
     words = [*(["--config", str(file)] if file else []), *arguments]
@@ -54,33 +54,33 @@ def told(*arguments: str, file: Path | None = None, **environment: str) -> Optio
 def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
     file = tmp_path / "f.yaml"
     file.write_text("wait: 2s\nhow: badly\n")
-    assert told().wait_s == 5
-    assert told(file=file).wait_s == 2
-    assert told(file=file, NODEWISE_WAIT="3s").wait_s == 3
-    assert told("--wait", "500ms", file=file, NODEWISE_WAIT="3s").wait_s == 0.5
-    assert told(file=file).how == "badly"
+    assert parse_options().wait_s == 5
+    assert parse_options(file=file).wait_s == 2
+    assert parse_options(file=file, NODEWISE_WAIT="3s").wait_s == 3
+    assert parse_options("--wait", "500ms", file=file, NODEWISE_WAIT="3s").wait_s == 0.5
+    assert parse_options(file=file).how == "badly"
 
 
 def test_what_a_kubelet_says_of_a_service_is_no_setting() -> None:
-    assert told(NODEWISE_PORT="tcp://10.96.0.7:443").port == 9001
-    assert told(NODEWISE_PORT="9002").port == 9002
+    assert parse_options(NODEWISE_PORT="tcp://10.96.0.7:443").port == 9001
+    assert parse_options(NODEWISE_PORT="9002").port == 9002
 
 
 def test_sizes_lists_and_switches() -> None:
-    parsed = told("--room-bytes", "64Mi", "--where", "a", "--where", "b", "--dry")
+    parsed = parse_options("--room-bytes", "64Mi", "--where", "a", "--where", "b", "--dry")
     assert (parsed.room_bytes, parsed.where, parsed.dry) == (64 * 2**20, ("a", "b"), True)
 
 
 @pytest.mark.parametrize("text", ["0s", "-1s"])
 def test_a_value_out_of_bounds_names_the_flag(text: str) -> None:
     with pytest.raises(BadSettings, match="--wait"):
-        told("--wait", text)
+        parse_options("--wait", text)
 
 
 @pytest.mark.parametrize("arguments", [["--wait", "5"], ["--room-bytes", "much"], ["--how", "so-so"]])
 def test_a_value_that_cannot_be_read_is_a_usage_error(arguments: list[str]) -> None:
     with pytest.raises(click.UsageError):
-        told(*arguments)
+        parse_options(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -90,20 +90,20 @@ def test_a_file_that_cannot_be_used_says_why(text: str, tmp_path: Path) -> None:
     file = tmp_path / "f.yaml"
     file.write_text(text)
     with pytest.raises(BadSettings):
-        told(file=file)
+        parse_options(file=file)
 
 
 def test_help_and_pages_come_from_the_docstrings() -> None:
     rows = {
         setting.flag: (setting.variable, setting.shown_default(), setting.help)
-        for setting in settings.declared(Options)
+        for setting in settings.list_settings(Options)
     }
     assert rows["--wait"] == ("NODEWISE_WAIT", "5s", "How long.")
     assert rows["--room-bytes"] == ("NODEWISE_ROOM_BYTES", "1Mi", "How much.")
     assert rows["--dry"][1] == ""
 
 
-class Missing(msgspec.Struct, frozen=True, kw_only=True):
+class MissingOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What several agents have."""
 
     when_missing: Literal["accept", "pass", "reject"] = "accept"
@@ -113,7 +113,7 @@ class Missing(msgspec.Struct, frozen=True, kw_only=True):
     """Its score."""
 
 
-class FirstOptions(Missing, frozen=True, kw_only=True):
+class FirstOptions(MissingOptions, frozen=True, kw_only=True):
     """Of the first."""
 
     first_share: int = 90
@@ -123,7 +123,7 @@ class FirstOptions(Missing, frozen=True, kw_only=True):
     """How long."""
 
 
-class SecondOptions(Missing, frozen=True, kw_only=True):
+class SecondOptions(MissingOptions, frozen=True, kw_only=True):
     """Of the second."""
 
     second_words: tuple[str, ...] = ()
@@ -145,7 +145,9 @@ class Kind(NamedTuple):
 KINDS = [Kind("first", FirstOptions), Kind("second", SecondOptions), Kind("old", OldOptions)]
 
 
-def told_agents(*arguments: str, file: str = "", tmp_path: Path, **environment: str) -> dict[str, Any]:
+def parse_agent_options(
+    *arguments: str, file: str = "", tmp_path: Path, **environment: str
+) -> dict[str, Any]:
     """What a command line and a file make of the agents' settings."""
     seen: dict[str, Any] = {}
 
@@ -173,7 +175,9 @@ def test_what_several_agents_inherit_is_one_option(tmp_path: Path) -> None:
     assert option.help == (
         "[first, second] Of a node without statistics. [old] Of a node without a value. [default: accept]"
     )
-    options_by_agent = told_agents("--when-missing", "reject", "--score-missing", "3", tmp_path=tmp_path)
+    options_by_agent = parse_agent_options(
+        "--when-missing", "reject", "--score-missing", "3", tmp_path=tmp_path
+    )
     assert [options.when_missing for options in options_by_agent.values()] == ["reject"] * 3
     assert (options_by_agent["first"].score_missing, options_by_agent["second"].score_missing) == (3, 3)
 
@@ -184,7 +188,7 @@ def test_what_several_agents_inherit_is_one_option(tmp_path: Path) -> None:
 def test_an_agent_that_knows_another_word_for_the_same_takes_it(
     word: str, its: tuple[str, str], tmp_path: Path
 ) -> None:
-    options_by_agent = told_agents(*(["--when-missing", word] if word else []), tmp_path=tmp_path)
+    options_by_agent = parse_agent_options(*(["--when-missing", word] if word else []), tmp_path=tmp_path)
     assert (options_by_agent["first"].when_missing, options_by_agent["old"].when_missing) == its
     assert options_by_agent["first"].score_missing is None
 
@@ -199,7 +203,7 @@ def test_two_settings_of_one_name_that_mean_different_things_are_refused() -> No
 
 def test_a_section_is_for_one_agent_alone(tmp_path: Path) -> None:
     file = "when_missing: reject\nfirst: {share: 80, wait: 2s, when_missing: pass, score_missing: 4}\n"
-    options_by_agent = told_agents(file=file, tmp_path=tmp_path)
+    options_by_agent = parse_agent_options(file=file, tmp_path=tmp_path)
     assert options_by_agent["first"] == FirstOptions(
         first_share=80, first_wait_s=2.0, when_missing="pass", score_missing=4
     )
@@ -210,18 +214,20 @@ def test_a_section_is_for_one_agent_alone(tmp_path: Path) -> None:
 
 
 def test_keys_of_a_section_may_have_the_agents_name_before_them(tmp_path: Path) -> None:
-    options_by_agent = told_agents(file="first: {first_share: 80}\nsecond: {words: one}\n", tmp_path=tmp_path)
+    options_by_agent = parse_agent_options(
+        file="first: {first_share: 80}\nsecond: {words: one}\n", tmp_path=tmp_path
+    )
     assert (options_by_agent["first"].first_share, options_by_agent["second"].second_words) == (80, ("one",))
 
 
 def test_flags_and_variables_win_over_a_section(tmp_path: Path) -> None:
     file = "first: {share: 80, wait: 2s}\nfirst_share: 70\nsecond: {words: [a, b]}"
-    options_by_agent = told_agents(
+    options_by_agent = parse_agent_options(
         "--first-share", "60", file=file, NODEWISE_FIRST_WAIT="3s", tmp_path=tmp_path
     )
     assert (options_by_agent["first"].first_share, options_by_agent["first"].first_wait_s) == (60, 3.0)
     assert options_by_agent["second"].second_words == ("a", "b")
-    assert told_agents(file=file, tmp_path=tmp_path)["first"].first_share == 80
+    assert parse_agent_options(file=file, tmp_path=tmp_path)["first"].first_share == 80
 
 
 BAD_SECTIONS = {
@@ -244,18 +250,18 @@ def test_a_section_that_cannot_be_used_is_told_with_its_place(
     file: str, message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(BadSettings) as refused:
-        told_agents(file=file, tmp_path=tmp_path)
+        parse_agent_options(file=file, tmp_path=tmp_path)
     assert message in str(refused.value)
 
 
 def test_all_problems_of_a_file_are_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(BadSettings) as refused:
-        told_agents(file="first: {a: 1, b: 2}\nc: 3\n", tmp_path=tmp_path)
+        parse_agent_options(file="first: {a: 1, b: 2}\nc: 3\n", tmp_path=tmp_path)
     assert len(refused.value.problems) == 3
 
 
 @pytest.mark.parametrize("limits", [{"kube_qps": 0.0}, {"kube_qps": -1.0}, {"kube_burst": 0}])
 def test_a_limit_under_which_nothing_could_ever_be_written_is_refused(limits: dict[str, float]) -> None:
-    defaults = {setting.field: setting.default for setting in settings.declared(KubeOptions)}
+    defaults = {setting.field: setting.default for setting in settings.list_settings(KubeOptions)}
     with pytest.raises(BadSettings, match="--kube-"):
-        options.build(KubeOptions, defaults | limits)
+        options.build_group(KubeOptions, defaults | limits)

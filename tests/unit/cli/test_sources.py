@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from nodewise.cli.data_sources import Ground, sources
+from nodewise.cli.data_sources import SourceDependencies, create_sources
 from nodewise.errors import BadSettings
 from nodewise.metrics.node_attributes import NONE, Nodes
 from nodewise.metrics.prometheus.options import PrometheusOptions
@@ -15,13 +15,15 @@ async def nodes() -> Nodes:
     return NONE
 
 
-def ground(api: Any = object(), *urls: str) -> Ground:  # noqa: B008 - nobody calls it
-    return Ground(api, nodes, PrometheusOptions(prometheus_url=urls), 60.0, 5.0, MetricsRegistry())
+def ground(api: Any = object(), *urls: str) -> SourceDependencies:  # noqa: B008 - nobody calls it
+    return SourceDependencies(
+        api, nodes, PrometheusOptions(prometheus_url=urls), 60.0, 5.0, MetricsRegistry()
+    )
 
 
 URL = "http://prometheus:9090"
 
-MADE: dict[str, tuple[list[str], Ground, list[str]]] = {
+MADE: dict[str, tuple[list[str], SourceDependencies, list[str]]] = {
     "auto, in a cluster": (["auto"], ground(), ["custom", "resource"]),
     "auto, with a URL": (["auto"], ground(object(), URL), ["custom", "resource", "prometheus"]),
     "auto, without a cluster": (["auto"], ground(None), []),
@@ -36,7 +38,7 @@ MADE: dict[str, tuple[list[str], Ground, list[str]]] = {
     ),
 }
 
-REFUSED: dict[str, tuple[list[str], Ground, str]] = {
+REFUSED: dict[str, tuple[list[str], SourceDependencies, str]] = {
     "an unknown one": (
         ["datadog"],
         ground(),
@@ -51,18 +53,18 @@ REFUSED: dict[str, tuple[list[str], Ground, str]] = {
 
 
 @pytest.mark.parametrize(("names", "on", "made"), MADE.values(), ids=MADE)
-def test_made(names: list[str], on: Ground, made: list[str]) -> None:
-    assert [source.name for source in sources(names, (), on)] == made
+def test_made(names: list[str], on: SourceDependencies, made: list[str]) -> None:
+    assert [source.name for source in create_sources(names, (), on)] == made
 
 
 def test_files_that_objects_come_from_are_the_first_source() -> None:
-    assert [source.name for source in sources(["auto"], ["folder"], ground(None, URL))] == [
+    assert [source.name for source in create_sources(["auto"], ["folder"], ground(None, URL))] == [
         "file",
         "prometheus",
     ]
 
 
 @pytest.mark.parametrize(("names", "on", "words"), REFUSED.values(), ids=REFUSED)
-def test_refused(names: list[str], on: Ground, words: str) -> None:
+def test_refused(names: list[str], on: SourceDependencies, words: str) -> None:
     with pytest.raises(BadSettings, match=words):
-        sources(names, (), on)
+        create_sources(names, (), on)

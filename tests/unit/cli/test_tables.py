@@ -10,7 +10,7 @@ ROWS = [("a", "word " * 10), ("bb", "x")]
 
 
 def shown(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    tables.show(("NAME", "WHY"), ROWS)
+    tables.print_table(("NAME", "WHY"), ROWS)
     return capsys.readouterr().out.splitlines()
 
 
@@ -29,5 +29,5 @@ def test_a_terminal_folds_the_last_column_and_cuts_nothing_off(
 
 
 def test_markup_and_braces_are_words(capsys: pytest.CaptureFixture[str]) -> None:
-    tables.show(("A", "B"), [("[bold]", "{x} [/]")])
+    tables.print_table(("A", "B"), [("[bold]", "{x} [/]")])
     assert capsys.readouterr().out.splitlines()[1] == "[bold]  {x} [/]"

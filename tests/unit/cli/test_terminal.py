@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from nodewise.cli import agents, explain, policy, tables, terminal
 from nodewise.cli.configure import report
 from nodewise.cli.explain import rendering
-from nodewise.cli.explain.pods import Seen
-from nodewise.cli.explain.replicas import Answer, Replica
+from nodewise.cli.explain.pods import PodLookup
+from nodewise.cli.explain.replicas import ReplicaEndpoint, ReplicaResponse
 from nodewise.configure import file_diff
 from nodewise.cpu.store import configmap
 from nodewise.cpu.workload import isolate
@@ -20,29 +20,31 @@ from nodewise.extender.decision_endpoint import Page
 
 EVIL = "no\x1b[2J\u202e\x9b31m\rKIND all is well"
 SHOWN = r"no\x1b[2J\u202e\x9b31m\rKIND all is well"
-HERE = Answer(
-    Replica("https://here"), Page(decisions=[], found=0, tries=0, since=None, kept=0, kept_since=None)
+HERE = ReplicaResponse(
+    ReplicaEndpoint("https://here"), Page(decisions=[], found=0, tries=0, since=None, kept=0, kept_since=None)
 )
 
 
-def gone(why: str) -> Answer:
-    return Answer(Replica("https://gone"), None, error=why)
+def gone(why: str) -> ReplicaResponse:
+    return ReplicaResponse(ReplicaEndpoint("https://gone"), None, error=why)
 
 
 OUTPUTS: dict[str, Callable[[str], object]] = {
-    "a line": terminal.say,
-    "a line on standard error": terminal.tell,
-    "a cell": lambda text: tables.show(("A", "B"), [("x", text)]),
-    "a story": lambda text: rendering._say(iter([text])),
-    "a replica that is left out": lambda text: explain._complain([HERE, gone(text)], Seen(None)),
-    "why a pod's state is not known": lambda text: explain._complain([HERE], Seen(None, error=text)),
+    "a line": terminal.print_line,
+    "a line on standard error": terminal.print_message,
+    "a cell": lambda text: tables.print_table(("A", "B"), [("x", text)]),
+    "a story": lambda text: rendering._print_lines(iter([text])),
+    "a replica that is left out": lambda text: explain._report_failures([HERE, gone(text)], PodLookup(None)),
+    "why a pod's state is not known": lambda text: explain._report_failures(
+        [HERE], PodLookup(None, error=text)
+    ),
     "configure": report.say,
     "what changes in a file": lambda text: click.echo(
         file_diff.unified_diff("x", b"", text.encode()), nl=False
     ),
     "who held a node's book": configmap._warn,
     "isolate": lambda text: isolate.log("error", text),
-    "another package's agent": lambda text: click.echo(agents._shown(text)),
+    "another package's agent": lambda text: click.echo(agents._escaped(text)),
 }
 
 

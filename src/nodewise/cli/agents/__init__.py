@@ -14,7 +14,7 @@ from nodewise.cli import agent_kinds
 from nodewise.cli.agents import scaffold
 from nodewise.cli.extender_options import GROUPS
 from nodewise.cli.options import output_option
-from nodewise.cli.settings import declared
+from nodewise.cli.settings import list_settings
 from nodewise.terminal_escaping import visible
 
 
@@ -44,7 +44,7 @@ def list_agents(output: str) -> None:
       0  listed
       2  the command line is wrong
     """
-    rows = [_row(agent) for agent in agents.installed()]
+    rows = [_agent_row(agent) for agent in agents.installed()]
     if output == "json":
         click.echo(msgspec.json.encode({"agents": rows}))
         return
@@ -52,19 +52,19 @@ def list_agents(output: str) -> None:
     for row in rows:
         package = "" if row["package"] == "nodewise" else f"{row['package']} {row['version']}"
         description = f"broken: {row['broken']}" if row["broken"] else row["summary"]
-        table.add_row(*map(_shown, (row["name"], description, package.strip())))
+        table.add_row(*map(_escaped, (row["name"], description, package.strip())))
     Console(highlight=False).print(table)
 
 
-def _shown(text: str) -> Text:
+def _escaped(text: str) -> Text:
     """Words of another package: no markup, and nothing that a terminal obeys."""
     return Text(visible(text))
 
 
-def _row(agent: agents.InstalledAgent) -> dict[str, str]:
+def _agent_row(agent: agents.InstalledAgent) -> dict[str, str]:
     name, package, version = agent.origin
     summary = agent.kind.summary if agent.kind else ""
-    broken = agent_kinds.clash(agent.kind, GROUPS) if agent.kind else agent.why
+    broken = agent_kinds.find_conflict(agent.kind, GROUPS) if agent.kind else agent.why
     return {"name": name, "summary": summary, "package": package, "version": version, "broken": broken}
 
 
@@ -91,7 +91,7 @@ def show_agent(name: str, output: str) -> None:
             "default": setting.shown_default(),
             "help": setting.help,
         }
-        for setting in declared(kind.options)
+        for setting in list_settings(kind.options)
     ]
     reads = [f"{w.resource.plural}.{w.resource.group}".rstrip(".") for w in kind.watched(kind.options())]
     if output == "json":
@@ -100,11 +100,11 @@ def show_agent(name: str, output: str) -> None:
         )
         return
     console = Console(highlight=False)
-    console.print(_shown(f"{kind.name}: {kind.summary}"))
-    console.print(_shown(f"reads: {', '.join(reads)}"))
+    console.print(_escaped(f"{kind.name}: {kind.summary}"))
+    console.print(_escaped(f"reads: {', '.join(reads)}"))
     table = Table("OPTION", "DEFAULT", "MEANING", box=box.SIMPLE, header_style="")
     for row in rows:
-        table.add_row(*map(_shown, (row["flag"], row["default"], row["help"])))
+        table.add_row(*map(_escaped, (row["flag"], row["default"], row["help"])))
     console.print(table)
 
 
@@ -125,10 +125,11 @@ def new_agent(name: str, folder: Path | None) -> None:
       1  the folder cannot be written
       2  NAME cannot be used, or the folder is there already
     """
-    scaffold.check(name)
+    scaffold.check_name(name)
     chosen = folder or Path(f"nodewise-{name}")
-    scaffold.write(name, chosen)
+    scaffold.write_package(name, chosen)
+    module = f"src/{scaffold.package_name(name)}/agent.py"
     click.echo(
-        f"{chosen}: an agent {name!r} that lets every node pass; change it in src/{scaffold.package(name)}/agent.py\n"
+        f"{chosen}: an agent {name!r} that lets every node pass; change it in {module}\n"
         f"next: cd {chosen} && pip install --editable . && pytest && nodewise agents show {name}"
     )

@@ -17,39 +17,41 @@ RESERVED: Final = frozenset(
 """Names that mean something else in paths and options, or in the template itself."""
 
 
-def check(name: str) -> None:
+def check_name(name: str) -> None:
     """`BadSettings` for a name that an agent cannot have, or that one has already."""
-    wanted = f"small letters and digits with dashes between, at most {MAX_NAME_LENGTH}, such as my-agent"
+    expected = f"small letters and digits with dashes between, at most {MAX_NAME_LENGTH}, such as my-agent"
     if not NAME.fullmatch(name) or len(name) > MAX_NAME_LENGTH:
-        raise BadSettings("agents new", [Problem("NAME", repr(name), wanted)])
+        raise BadSettings("agents new", [Problem("NAME", repr(name), expected)])
     if name in RESERVED or keyword.iskeyword(name):
         raise BadSettings("agents new", [Problem("NAME", f"{name!r} is reserved", "another name")])
     if name in agents.names():
         raise BadSettings("agents new", [Problem("NAME", f"there is an agent {name!r}", "another name")])
 
 
-def package(name: str) -> str:
+def package_name(name: str) -> str:
     """The Python package of an agent."""
     return "nodewise_" + name.replace("-", "_")
 
 
-def files(name: str) -> Mapping[str, str]:
+def render_files(name: str) -> Mapping[str, str]:
     """The text of each file of the package, by its path in the new folder."""
     rest = TEMPLATE / "package"
     paths = {f"src/nodewise_template/{path.name}": path for path in TEMPLATE.glob("*.py")}
     paths |= {str(path.relative_to(rest)): path for path in rest.rglob("*") if path.suffix in _SUFFIXES}
-    return {_renamed(to, name): _renamed(path.read_text(), name) for to, path in sorted(paths.items())}
+    return {
+        _replace_name(to, name): _replace_name(path.read_text(), name) for to, path in sorted(paths.items())
+    }
 
 
 _SUFFIXES: Final = {".py", ".toml", ".md"}
 
 
-def _renamed(text: str, name: str) -> str:
+def _replace_name(text: str, name: str) -> str:
     """The template's text with another name, in each of the forms in which a name occurs."""
     identifier = name.replace("-", "_")
     forms = {
-        "nodewise.agents.template": package(name),
-        "nodewise_template": package(name),
+        "nodewise.agents.template": package_name(name),
+        "nodewise_template": package_name(name),
         "test_template": f"test_{identifier}",
         "template_": f"{identifier}_",
         "Template": "".join(part.capitalize() for part in name.split("-")),
@@ -58,7 +60,7 @@ def _renamed(text: str, name: str) -> str:
     return re.sub("|".join(map(re.escape, forms)), lambda match: forms[match[0]], text)
 
 
-def write(name: str, folder: Path) -> None:
+def write_package(name: str, folder: Path) -> None:
     """Write the package into a folder that is not there yet. `BadSettings` if it is, or cannot be made."""
     try:
         folder.mkdir(parents=True)
@@ -66,7 +68,7 @@ def write(name: str, folder: Path) -> None:
         raise BadSettings("agents new", [Problem("--folder", f"{folder} exists", "a new one")]) from error
     except OSError as error:
         raise BadSettings("agents new", [Problem("--folder", str(error), "a folder to be made")]) from error
-    for path, text in files(name).items():
+    for path, text in render_files(name).items():
         file = folder / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)

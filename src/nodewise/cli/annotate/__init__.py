@@ -9,8 +9,8 @@ import click
 from nodewise import agents
 from nodewise.cli import exit_codes, extender_options, options, terminal
 from nodewise.cli.annotate import older_variables, report, runner
-from nodewise.cli.annotate.runner import AnnotateOptions, Outcome
-from nodewise.cli.options import ClusterOptions, CommandLine, Sectioned
+from nodewise.cli.annotate.runner import AnnotateOptions, AnnotationResult
+from nodewise.cli.options import ClusterOptions, CommandLine, SectionedCommand
 from nodewise.cli.settings import CommandOptions
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.observe import logs
@@ -34,11 +34,11 @@ class RunOptions(CommandOptions, frozen=True, kw_only=True):
     """Of --once and --dry-run."""
 
 
-class _AnnotateCommand(Sectioned):
+class _AnnotateCommand(SectionedCommand):
     """Understands the variables of the older annotators as well."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, [*older_variables.flags(os.environ, args), *args])
+        return super().parse_args(ctx, [*older_variables.translate_variables(os.environ, args), *args])
 
 
 def run(command_line: CommandLine) -> None:
@@ -67,25 +67,25 @@ def run(command_line: CommandLine) -> None:
     is_single = run_options.once or run_options.dry_run
     logs.configure("warning" if is_single and own.log_level == "info" else own.log_level, own.log_format)
     if is_single:
-        outcome = asyncio.run(runner.once(settings, kube, dry=run_options.dry_run))
+        outcome = asyncio.run(runner.annotate_once(settings, kube, dry=run_options.dry_run))
         click.get_current_context().exit(_print(outcome, run_options.output))
-    asyncio.run(runner.serve(settings, kube))
+    asyncio.run(runner.annotate_until_signal(settings, kube))
 
 
-def _print(outcome: Outcome, output: str) -> int:
+def _print(outcome: AnnotationResult, output: str) -> int:
     """Print the result of a single time; the exit code."""
     looked, written, is_sampled = outcome
-    for note in report.notes(looked, one_sample=is_sampled):
-        terminal.tell(note)
+    for note in report.list_notes(looked, one_sample=is_sampled):
+        terminal.print_message(note)
     if output == "json":
-        click.echo(report.report(looked, written))
+        click.echo(report.encode_json(looked, written))
     elif written is None:
-        report.table(looked)
+        report.print_nodes(looked)
     else:
-        click.echo(report.summary(looked, written))
+        click.echo(report.format_summary(looked, written))
     if written is not None and written.error:
-        terminal.tell(written.error)
-    return exit_codes.DONE if outcome.is_whole else exit_codes.FAILED
+        terminal.print_message(written.error)
+    return exit_codes.DONE if outcome.is_complete else exit_codes.FAILED
 
 
 command = options.make_command(

@@ -26,18 +26,18 @@ _COLUMNS: Final = (
 """A column, the annotation in it, and the deviation that stands beside it."""
 
 
-def table(plan: AnnotationPlan) -> None:
+def print_nodes(plan: AnnotationPlan) -> None:
     """One line a node: what is free and requested, and how many annotations are to be written."""
     patches = plan.patches
-    rows = [[node.name, *_cells(node.desired), _writes(node)] for node in patches.nodes]
+    rows = [[node.name, *_cells(node.desired), _format_patch(node)] for node in patches.nodes]
     rows += [[name, *["-"] * len(_COLUMNS), "nothing: it is not ready"] for name in patches.not_ready]
-    shown = tables.Shown(["NODE", *(head for head, *_ in _COLUMNS), "TO WRITE"], sorted(rows))
+    shown = tables.TableData(["NODE", *(head for head, *_ in _COLUMNS), "TO WRITE"], sorted(rows))
     for head, *_ in _COLUMNS:
-        shown = tables.without(head, *shown)
-    tables.show(*shown)
+        shown = tables.drop_empty_columns(head, *shown)
+    tables.print_table(*shown)
 
 
-def report(plan: AnnotationPlan, written: WriteResult | None) -> bytes:
+def encode_json(plan: AnnotationPlan, written: WriteResult | None) -> bytes:
     """The same as JSON, with the annotations themselves; `written` is None where nothing was to be."""
     patches = plan.patches
     body: dict[str, Any] = {
@@ -54,7 +54,7 @@ def report(plan: AnnotationPlan, written: WriteResult | None) -> bytes:
     return msgspec.json.encode(body)
 
 
-def summary(plan: AnnotationPlan, written: WriteResult) -> str:
+def format_summary(plan: AnnotationPlan, written: WriteResult) -> str:
     """One line about a burst."""
     patches = plan.patches
     counts = (
@@ -69,7 +69,7 @@ def summary(plan: AnnotationPlan, written: WriteResult) -> str:
     return f"nodes: {', '.join(parts)}"
 
 
-def notes(plan: AnnotationPlan, *, one_sample: bool) -> Iterator[str]:
+def list_notes(plan: AnnotationPlan, *, one_sample: bool) -> Iterator[str]:
     """What an operator should know besides."""
     yield from plan.failures
     if one_sample and any(node.desired.get(keys.MEAN_FREE_CPU) for node in plan.patches.nodes):
@@ -81,12 +81,12 @@ def notes(plan: AnnotationPlan, *, one_sample: bool) -> Iterator[str]:
 
 def _cells(wanted: Mapping[str, str | None]) -> Iterator[str]:
     for _, key, deviation in _COLUMNS:
-        value = _shown(key, wanted.get(key))
-        spread = _shown(deviation, wanted.get(deviation)) if deviation else "-"
+        value = _format_statistic(key, wanted.get(key))
+        spread = _format_statistic(deviation, wanted.get(deviation)) if deviation else "-"
         yield f"{value} ±{spread}" if spread != "-" else value
 
 
-def _shown(key: str, text: str | None) -> str:
+def _format_statistic(key: str, text: str | None) -> str:
     """`1.25` cores, `3200 Mi`, a count."""
     number = keys.number(text)
     if isnan(number):
@@ -96,7 +96,7 @@ def _shown(key: str, text: str | None) -> str:
     return f"{number / _MIB:.0f} Mi" if key.endswith("memory") else f"{number:.0f}"
 
 
-def _writes(plan: NodePlan) -> str:
+def _format_patch(plan: NodePlan) -> str:
     count = sum(key != ANNOTATED_AT for key in plan.patch)
     if count:
         return f"{count} annotations" if count > 1 else "1 annotation"

@@ -15,7 +15,7 @@ from nodewise.annotator.fields import POD, AnnotatedNode
 from nodewise.annotator.options import MIN_PERIOD_S, AnnotatorConfig, ForecastOptions, Period, What
 from nodewise.annotator.patch_writer import WriteResult
 from nodewise.cli import data_sources
-from nodewise.cli.data_sources import Ground
+from nodewise.cli.data_sources import SourceDependencies
 from nodewise.cli.options import SettingsByGroup
 from nodewise.cli.progress import Progress
 from nodewise.clock import SystemClock
@@ -43,7 +43,7 @@ from nodewise.statistics.load_queries import WindowOptions
 
 _NODE: Final[Any] = merge("Node", NodeFields, AnnotatedNode)
 _TICK_S: Final = 1.0
-_CALLS: Final = 8
+_MAX_CONCURRENT: Final = 8
 """Metrics asked for at once; there are four."""
 
 
@@ -69,7 +69,7 @@ class AnnotateOptions(ForecastOptions, frozen=True, kw_only=True):
     """Form of log lines: text for people, json for collectors."""
 
 
-class Outcome(NamedTuple):
+class AnnotationResult(NamedTuple):
     """What came of doing it once."""
 
     plan: AnnotationPlan
@@ -79,91 +79,95 @@ class Outcome(NamedTuple):
     """Whether what nodes use is a single sample."""
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether everything was measured and written."""
         lacking = self.plan.failures or self.plan.patches.unmeasured
         return not lacking and not (self.written is not None and self.written.failed)
 
 
-class _Tools(NamedTuple):
+class _ClusterAccess(NamedTuple):
     """What everybody needs."""
 
     api: HttpApi
     clock: SystemClock
-    meters: MetricsRegistry
+    registry: MetricsRegistry
 
 
-class _Wired(NamedTuple):
+class _Components(NamedTuple):
     """What a run is made of."""
 
     annotator: Annotator
     nodes: Store[Any]
     pods: Store[Any] | None
     """None where nobody needs to know what pods ask for."""
-    closing: Sequence[Callable[[], Awaitable[None]]]
+    closers: Sequence[Callable[[], Awaitable[None]]]
     """Connections to sources."""
 
-    def held(self) -> list[Any]:
+    def holding_pods(self) -> list[Any]:
         """The pods that hold what they ask for."""
         return self.pods.values() if self.pods is not None else []
 
 
-async def once(settings: SettingsByGroup, kube: KubeOptions, *, dry: bool) -> Outcome:
+async def annotate_once(settings: SettingsByGroup, kube: KubeOptions, *, dry: bool) -> AnnotationResult:
     """Look at all nodes, and write what moved unless it is a `dry` run."""
     async with AsyncExitStack() as stack:
-        tools = _tools(kube, stack)
+        access = _connect(kube, stack)
         progress = stack.enter_context(Progress())
         stores = []
         for target in _targets(_config(settings)):
             progress.say(f"reading {target.resource.plural}")
-            stores.append(await list_all.read(tools.api, target, tools.meters, lambda _: None))
-        wired = _wired(settings, stores, tools)
-        for close in wired.closing:
+            stores.append(await list_all.read(access.api, target, access.registry, lambda _: None))
+        wired = _create_components(settings, stores, access)
+        for close in wired.closers:
             stack.push_async_callback(close)
         progress.say("measuring")
         await wired.annotator.take_sample()
-        plan = await wired.annotator.plan(wired.nodes.values(), wired.held(), keeps_complete=False)
+        plan = await wired.annotator.plan(wired.nodes.values(), wired.holding_pods(), keeps_complete=False)
         progress.say("writing")
-        written = None if dry else await patch_writer.write_patches(_lane(tools.api), plan.patches.nodes)
-        return Outcome(plan, written, wired.annotator.is_sampled)
+        written = (
+            None if dry else await patch_writer.write_patches(_patch_client(access.api), plan.patches.nodes)
+        )
+        return AnnotationResult(plan, written, wired.annotator.is_sampled)
 
 
-async def serve(settings: SettingsByGroup, kube: KubeOptions) -> None:
+async def annotate_until_signal(settings: SettingsByGroup, kube: KubeOptions) -> None:
     """Write what moved, once a period, until a signal comes."""
     async with AsyncExitStack() as stack:
-        tools = _tools(kube, stack)
+        access = _connect(kube, stack)
         reflectors = [
-            Reflector(tools.api, target, tools.clock, tools.meters, random.random)
+            Reflector(access.api, target, access.clock, access.registry, random.random)
             for target in _targets(_config(settings))
         ]
-        wired = _wired(settings, [reflector.store for reflector in reflectors], tools)
-        for close in wired.closing:
+        wired = _create_components(settings, [reflector.store for reflector in reflectors], access)
+        for close in wired.closers:
             stack.push_async_callback(close)
         app = Application(
-            admin_routes(lambda: _missing(reflectors), tools.meters), tools.meters, max_body_bytes=2**16
+            admin_routes(lambda: _unsynced_resources(reflectors), access.registry),
+            access.registry,
+            max_body_bytes=2**16,
         )
-        admin = admin_server(app, settings[AdminOptions], tools.meters)
+        admin = admin_server(app, settings[AdminOptions], access.registry)
         ended = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, ended.set)
         stack.push_async_callback(admin.stop)
         await admin.start()
         tasks = [asyncio.create_task(reflector.run()) for reflector in reflectors]
-        tasks.append(asyncio.create_task(_forever(wired, reflectors, tools.api)))
-        stack.push_async_callback(_ended, tasks)
+        tasks.append(asyncio.create_task(_annotate_periodically(wired, reflectors, access.api)))
+        stack.push_async_callback(_cancel, tasks)
         logs.emit("started", address="", health=admin.url)
         await ended.wait()
         logs.emit("stopping")
 
 
-def _tools(kube: KubeOptions, stack: AsyncExitStack) -> _Tools:
-    clock, meters = SystemClock(), MetricsRegistry()
-    api = connect(kube, meters)
+def _connect(kube: KubeOptions, stack: AsyncExitStack) -> _ClusterAccess:
+    clock, registry = SystemClock(), MetricsRegistry()
+    api = connect(kube, registry)
     stack.push_async_callback(api.close)
-    return _Tools(api, clock, meters)
+    return _ClusterAccess(api, clock, registry)
 
 
-def _lane(api: HttpApi) -> HttpApi:
+def _patch_client(api: HttpApi) -> HttpApi:
     return api.with_rate_limit(patch_writer.QPS, patch_writer.BURST)
 
 
@@ -177,26 +181,32 @@ def _targets(config: AnnotatorConfig) -> list[Target[Any]]:
     return [Target(NODES, _NODE), *pods]
 
 
-def _wired(settings: SettingsByGroup, stores: Sequence[Store[Any]], tools: _Tools) -> _Wired:
-    api, clock, meters = tools
+def _create_components(
+    settings: SettingsByGroup, stores: Sequence[Store[Any]], access: _ClusterAccess
+) -> _Components:
+    api, clock, registry = access
     own: AnnotateOptions = settings[AnnotateOptions]
     window: WindowOptions = settings[WindowOptions]
     prometheus: PrometheusOptions = settings[PrometheusOptions]
     config = _config(settings)
     nodes, *rest = stores
-    ground = Ground(
-        api, NodeBook(nodes).read, prometheus, window.max_age_s, annotators.QUERY_TIMEOUT_S, meters
+    dependencies = SourceDependencies(
+        api, NodeBook(nodes).read, prometheus, window.max_age_s, annotators.QUERY_TIMEOUT_S, registry
     )
-    sources = data_sources.sources([_source(own, prometheus)], (), ground) if config.usage else []
-    selector = SourceSelector(sources, Limits(annotators.QUERY_TIMEOUT_S, _CALLS), clock, meters)
+    sources = (
+        data_sources.create_sources([_usage_source(own, prometheus)], (), dependencies)
+        if config.usage
+        else []
+    )
+    selector = SourceSelector(sources, Limits(annotators.QUERY_TIMEOUT_S, _MAX_CONCURRENT), clock, registry)
     usage_source = annotators.create_usage_source(sources, config, window, selector, clock)
     rules = patches.patch_rules(window.max_age_s, config.period_s)
-    annotator = Annotator(config, rules, usage_source, clock, meters)
-    closing = [source.close for source in sources if isinstance(source, PrometheusMetrics)]
-    return _Wired(annotator, nodes, rest[0] if rest else None, closing)
+    annotator = Annotator(config, rules, usage_source, clock, registry)
+    closers = [source.close for source in sources if isinstance(source, PrometheusMetrics)]
+    return _Components(annotator, nodes, rest[0] if rest else None, closers)
 
 
-def _source(own: AnnotateOptions, prometheus: PrometheusOptions) -> str:
+def _usage_source(own: AnnotateOptions, prometheus: PrometheusOptions) -> str:
     """As `data_sources.sources` takes it."""
     has_url = bool(prometheus.prometheus_url)
     chosen = own.usage_from
@@ -206,30 +216,32 @@ def _source(own: AnnotateOptions, prometheus: PrometheusOptions) -> str:
         raise BadSettings("settings", [Problem("--usage-from", "prometheus", "--prometheus-url with it")])
     if chosen in {"prometheus", "resource"} or chosen.startswith("file:"):
         return chosen
-    wanted = "auto, prometheus, resource or file:PATH"
-    raise BadSettings("settings", [Problem("--usage-from", repr(own.usage_from), wanted)])
+    expected = "auto, prometheus, resource or file:PATH"
+    raise BadSettings("settings", [Problem("--usage-from", repr(own.usage_from), expected)])
 
 
-def _missing(reflectors: Sequence[Reflector[Any]]) -> list[str]:
+def _unsynced_resources(reflectors: Sequence[Reflector[Any]]) -> list[str]:
     return [] if all(reflector.synced for reflector in reflectors) else ["nodes and pods of the API server"]
 
 
-async def _forever(wired: _Wired, reflectors: Sequence[Reflector[Any]], api: HttpApi) -> None:
+async def _annotate_periodically(
+    wired: _Components, reflectors: Sequence[Reflector[Any]], api: HttpApi
+) -> None:
     """A defect is logged, and the next period tried again: others' statistics grow old without it."""
     for reflector in reflectors:
         await reflector.until_synced()
-    lane = _lane(api)
+    lane = _patch_client(api)
     while True:
         try:
             await wired.annotator.take_sample()
             if wired.annotator.is_due():
-                await wired.annotator.burst(lane, wired.nodes.values(), wired.held())
+                await wired.annotator.burst(lane, wired.nodes.values(), wired.holding_pods())
         except Exception as error:  # noqa: BLE001 - see above
             logs.emit("task_failed", task="annotating", exc_info=error)
         await asyncio.sleep(_TICK_S)
 
 
-async def _ended(tasks: Sequence[asyncio.Task[None]]) -> None:
+async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

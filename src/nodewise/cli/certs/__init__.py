@@ -191,7 +191,7 @@ async def _sign(options: CertsOptions, wish: Wish) -> None:
             _print([objects.secret(place.names[1], place.namespace, client)], options.output)
     finally:
         await api.close()
-    terminal.tell(
+    terminal.print_message(
         f"others have certificates of {signer} too: start nodewise with --client-name {wish.client_name}"
     )
 
@@ -232,7 +232,7 @@ async def _write_signed(
     trusted = certificate_renewal.trusting(server.trusted, authorities)
     await stored.write(api, place, existing, Both(server._replace(trusted=trusted), client))
     if client.cert and trusted != server.trusted:
-        terminal.tell(
+        terminal.print_message(
             f"{options.signer_name} is new to nodewise, which gets {wish.settle} to hear of it (--settle)"
         )
         await asyncio.sleep(wish.settle.total_seconds())
@@ -286,7 +286,7 @@ def _print(made: list[dict[str, Any]], output: str | None) -> None:
 
 
 def _tell_waiting(wanted: Request, timeout_s: float) -> None:
-    terminal.tell(
+    terminal.print_message(
         f"CertificateSigningRequest {wanted.name} waits for an approval, for up to {timeout_s:g} s: "
         f"kubectl certificate approve {wanted.name}"
     )
@@ -351,12 +351,12 @@ def _tell_done(options: CertsOptions, done: Outlook, after: Outlook, where: str)
     for reason in done.reasons if done.step in {"announce", "make"} else ():
         click.echo(f"  {reason}")
     if done.step == "make":
-        terminal.tell(
+        terminal.print_message(
             "where kube-scheduler runs with another caFile, start it anew now, all replicas: it reads that once, and "
             "every call fails until then. nodewise needs no restart"
         )
     if after.step == "wait":
-        terminal.tell(
+        terminal.print_message(
             f"start kube-scheduler anew, all replicas, before {stamp(after.at)}: it reads its caFile once, and would "
             "refuse the new certificate; then run this with --restarted. nodewise needs no restart"
         )

@@ -10,8 +10,8 @@ import msgspec
 from nodewise.cli import agent_kinds, older_flags
 from nodewise.cli.configure import host, platforms
 from nodewise.cli.configure.options import HOST, ConfigureOptions, check_mode
-from nodewise.cli.main import Table
-from nodewise.cli.options import CommandLine, Sectioned, make_command, parameters
+from nodewise.cli.main import CommandTable
+from nodewise.cli.options import CommandLine, SectionedCommand, make_command, parameters
 from nodewise.errors import BadSettings, Problem
 from nodewise.observe import logs
 
@@ -24,7 +24,7 @@ COMMANDS: Final = {
 """Not imported for a host: it has the options of all agents, those of other packages too."""
 
 
-class _ConfigureCommand(Table, Sectioned):
+class _ConfigureCommand(CommandTable, SectionedCommand):
     """Understands the flags of the older configurator as well."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -72,8 +72,8 @@ def run(command_line: CommandLine) -> None:
     if options.extender == "both":
         options = msgspec.structs.replace(options, one_entry_per_agent=True)
     names = options.agents or older.get(options.extender or "", "telemetry")
-    roles = [agent_kinds.role(kind, kind.options()) for kind in agent_kinds.named(names)]
-    weights = agent_kinds.weights(options.entry_weights)
+    roles = [agent_kinds.extender_role(kind, kind.options()) for kind in agent_kinds.parse_agents(names)]
+    weights = agent_kinds.parse_weights(options.entry_weights)
     check_mode(options)
     if options.mode != HOST:
         platforms.run(options, roles, weights)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from nodewise.cli.settings import CommandOptions, Setting, declared
+from nodewise.cli.settings import CommandOptions, Setting, list_settings
 from nodewise.configure.platform_files import PLATFORMS
 from nodewise.errors import BadSettings, Problem
 from nodewise.option import Option
@@ -212,7 +212,7 @@ _CONTRADICTIONS: Final = (
     ("print_plan", "uninstall"),
 )
 """Pairs of which at most one is given."""
-_SETTINGS: Final = {setting.field: setting for setting in declared(ConfigureOptions)}
+_SETTINGS: Final = {setting.field: setting for setting in list_settings(ConfigureOptions)}
 
 
 def check_mode(options: ConfigureOptions) -> None:

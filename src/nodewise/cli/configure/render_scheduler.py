@@ -86,7 +86,8 @@ def run(command_line: CommandLine) -> None:
     logs.configure("warning")
     own = command_line.settings(RenderOptions)
     roles = [
-        agent_kinds.role(kind, command_line.agent_options(kind)) for kind in agent_kinds.named(own.agents)
+        agent_kinds.extender_role(kind, command_line.agent_options(kind))
+        for kind in agent_kinds.parse_agents(own.agents)
     ]
     wish = SchedulerOptions(
         own.extender_url,
@@ -95,14 +96,14 @@ def run(command_line: CommandLine) -> None:
         own.whole_nodes,
         own.filter_all_pods,
         own.one_entry_per_agent,
-        agent_kinds.weights(own.entry_weights),
+        agent_kinds.parse_weights(own.entry_weights),
         own.scheduler_name,
         own.scheduler_kubeconfig,
     )
     configuration = scheduler_configuration.configuration(roles, wish)
     for agent in scheduler_configuration.agents_without_filter(roles, wish):
         why = "nothing marks the pods that it concerns; --filter-all-pods has it asked about all of them"
-        terminal.tell(f"the filter of {agent} is not asked: {why}")
+        terminal.print_message(f"the filter of {agent} is not asked: {why}")
     if own.output == "json":
         click.echo(msgspec.json.encode(configuration))
         return
@@ -112,6 +113,6 @@ def run(command_line: CommandLine) -> None:
 command = options.make_command(
     "render-scheduler",
     run,
-    options.parameters(RenderOptions, kinds=agent_kinds.known(*GROUPS), known=GROUPS),
+    options.parameters(RenderOptions, kinds=agent_kinds.usable_kinds(*GROUPS), known=GROUPS),
     short_help="Print a configuration of kube-scheduler.",
 )

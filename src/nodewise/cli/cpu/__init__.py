@@ -5,7 +5,7 @@ from typing import Final
 import click
 
 import nodewise
-from nodewise.cli.main import CONTEXT, Table
+from nodewise.cli.main import CONTEXT, CommandTable
 
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "init": ("nodewise.cli.cpu.init", "Divide a node's cores into pools."),
@@ -34,7 +34,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
 }
 
 
-@click.group(cls=Table, commands_of=COMMANDS, context_settings=CONTEXT)
+@click.group(cls=CommandTable, commands_of=COMMANDS, context_settings=CONTEXT)
 @click.version_option(nodewise.__version__, prog_name="nodewise", message="%(prog)s %(version)s")
 def command() -> None:
     """Pools of cores on a node: exclusive ones for who needs them, and who holds which.

@@ -83,7 +83,7 @@ def run(options: ClusterInitOptions) -> None:
         report = setup.prepare(api, plan, features, Deadline(options.timeout_s), report_progress)
     show(report, options.output)
     if plan.shared and plan.agent is None:
-        terminal.tell(_NO_AGENT)
+        terminal.print_message(_NO_AGENT)
     click.get_current_context().exit(exit_codes.DONE if report.is_whole else exit_codes.FAILED)
 
 
@@ -114,7 +114,7 @@ def webhook(
         return ()
     mutual = not is_true(options.insecure, "--insecure") and is_told("insecure", "cafile")
     if not mutual:
-        terminal.tell(_ANYBODY)
+        terminal.print_message(_ANYBODY)
     installation = Installation(
         namespace=pods_options.namespace,
         image=pods_options.image,
@@ -138,7 +138,7 @@ def show(report: SetupReport, output: str) -> None:
     parts = [(node.node, node) for node in report.nodes]
     parts += [("(agent)", report.agent), ("(webhook)", report.shared)]
     rows = [(name, "failed" if part.error else "ready", _detail(part)) for name, part in parts if part.steps]
-    tables.show(["NODE", "RESULT", "DETAIL"], rows)
+    tables.print_table(["NODE", "RESULT", "DETAIL"], rows)
 
 
 def _detail(node: PreparedNode) -> str:

@@ -120,7 +120,7 @@ def make_command(
     def callback(**values: Any) -> None:
         own = {field.name: values[field.name] for field in fields(options) if field.name in values}  # type: ignore[arg-type]
         if any(field.name == "admin" for field in fields(options)):  # type: ignore[arg-type]
-            own["admin"] = cli_options.build(AdminOptions, values)
+            own["admin"] = cli_options.build_group(AdminOptions, values)
         run(options(**own))
 
     return click.Command(

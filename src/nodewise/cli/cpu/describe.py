@@ -43,7 +43,7 @@ def run(options: DescribeOptions) -> None:
         common_options.print_json({**path, **_described(stored)})
         return
     head = ["POOL", "SOCKET", "CPUS", "TASK", "POD", "CONTAINER"]
-    tables.show(*tables.without(["POD", "CONTAINER"], head, list(_rows(stored))))
+    tables.print_table(*tables.drop_empty_columns(["POD", "CONTAINER"], head, list(_rows(stored))))
     if stored.intent:
         click.echo(
             f"being reconfigured by process {stored.intent.by.pid} since {stored.intent.since}", err=True

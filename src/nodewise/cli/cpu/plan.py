@@ -60,13 +60,13 @@ def command(output: str, sst_bf: str, sst_cp: str, sysfs: str, **counts: Any) ->
         machine, PoolCounts(**counts).pools, fast, _preferences(sst_cp, machine) if sst_cp else None
     )
     for problem in pool_plan.warnings:
-        terminal.tell(str(problem))
+        terminal.print_message(str(problem))
     if output == "json":
         click.echo(json.dumps(pool_plan.as_dict()))
     elif output == "svg":
         click.echo(machine_svg.draw(machine, pool_plan), nl=False)
     else:
-        tables.show(["POOL", "SOCKET", "CPUS", "CPU LISTS"], _rows(pool_plan))
+        tables.print_table(["POOL", "SOCKET", "CPUS", "CPU LISTS"], _rows(pool_plan))
 
 
 def _rows(pool_plan: PoolPlan) -> Sequence[Sequence[str]]:

@@ -19,7 +19,7 @@ def run() -> None:
     Exit codes:
       0  nothing was done
     """
-    terminal.tell(
+    terminal.print_message(
         "nothing to do: `nodewise cpu reconfigure`, or the node agent, moves all processes of a node"
     )
 

@@ -80,7 +80,7 @@ def _request_agent(path: Path, request: ReconfigureRequest) -> Sequence[Move] | 
         try:
             connected.connect(str(path))
         except ConnectionRefusedError:
-            terminal.tell(f"nobody listens at {path}: doing it without the node agent")
+            terminal.print_message(f"nobody listens at {path}: doing it without the node agent")
             return None
         except OSError as error:
             raise _no_response(path, str(error)) from error

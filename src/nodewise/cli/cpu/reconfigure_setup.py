@@ -54,7 +54,9 @@ def run(options: ReconfigureSetupOptions) -> None:
     if options.output == "json":
         click.echo(json.dumps(report.as_dict(), indent=2, sort_keys=True))
     else:
-        tables.show(["NODE", "RESULT", "DETAIL"], [(*node[:2], node.error or "-") for node in report.nodes])
+        tables.print_table(
+            ["NODE", "RESULT", "DETAIL"], [(*node[:2], node.error or "-") for node in report.nodes]
+        )
     click.get_current_context().exit(exit_codes.DONE if report.is_whole else exit_codes.FAILED)
 
 

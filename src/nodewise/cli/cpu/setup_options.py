@@ -107,7 +107,7 @@ def progress_reporter() -> Iterator[Callable[[str], None]]:
 
     def report_progress(doing: str) -> None:
         if doing != last[0]:
-            terminal.tell(doing)
+            terminal.print_message(doing)
         last[0] = doing
 
     yield report_progress

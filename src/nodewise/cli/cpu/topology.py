@@ -35,18 +35,18 @@ def command(output: str, sysfs: str) -> None:
     common_options.start_logs()
     machine = common_options.machine(MachineOptions(sysfs=sysfs))
     for problem in machine.unread:
-        terminal.tell(str(problem))
+        terminal.print_message(str(problem))
     if output == "json":
         click.echo(json.dumps(machine.as_dict()))
     elif output == "svg":
         click.echo(machine_svg.draw(machine), nl=False)
     else:
-        tables.show(*_table(machine))
+        tables.print_table(*_table(machine))
 
 
-def _table(machine: Topology) -> tables.Shown:
+def _table(machine: Topology) -> tables.TableData:
     head = ["CPU", "CORE", "SOCKET", "NUMA", "KIND", "ONLINE", "ISOLATED", "SIBLINGS"]
-    return tables.without("KIND", head, [_row(cpu) for cpu in machine.cpus])
+    return tables.drop_empty_columns("KIND", head, [_row(cpu) for cpu in machine.cpus])
 
 
 def _row(cpu: Cpu) -> list[str]:

@@ -84,7 +84,7 @@ def _leave_node(
     proc = common_options.proc(options)
     is_here = removal.boot_of(api, name) in {"", procfs.read_boot(proc)}
     if not is_here:
-        terminal.tell(f"not on node {name}: tasks that are over are not known as such")
+        terminal.print_message(f"not on node {name}: tasks that are over are not known as such")
 
     def collect() -> None:
         garbage_collection.collect_garbage(store, proc, None, common_options.pause_before_retry)
@@ -136,7 +136,7 @@ def _show(steps: list[RemovalStep], output: str) -> None:
     if output == "json":
         click.echo(json.dumps({"steps": [step._asdict() for step in steps]}, indent=2, sort_keys=True))
     elif steps:
-        tables.show(["OBJECT", "OUTCOME"], [tuple(step) for step in steps])
+        tables.print_table(["OBJECT", "OUTCOME"], [tuple(step) for step in steps])
     sys.stdout.flush()
 
 

@@ -69,7 +69,9 @@ def run(options: ValidateOptions) -> None:
         )
     else:
         rows = [(check.name, _WORDS[check.ok], check.seen, check.remedy or "-") for check in checks]
-        tables.show(*tables.without("WHAT TO DO", ["CHECK", "", "SEEN", "WHAT TO DO"], rows))
+        tables.print_table(
+            *tables.drop_empty_columns("WHAT TO DO", ["CHECK", "", "SEEN", "WHAT TO DO"], rows)
+        )
     click.get_current_context().exit(exit_codes.DONE if is_well else exit_codes.NO)
 
 

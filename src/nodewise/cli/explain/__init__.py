@@ -9,9 +9,9 @@ import click
 from nodewise import clock
 from nodewise.cli import exit_codes, options, terminal
 from nodewise.cli.explain import pods, rendering, replicas
-from nodewise.cli.explain.explanation import Story
-from nodewise.cli.explain.pods import Seen
-from nodewise.cli.explain.replicas import Answer, Papers, Replica, Service
+from nodewise.cli.explain.explanation import PodExplanation
+from nodewise.cli.explain.pods import PodLookup
+from nodewise.cli.explain.replicas import ClientCertificate, ReplicaEndpoint, ReplicaResponse, ReplicaService
 from nodewise.cli.options import ClusterOptions, CommandLine
 from nodewise.cli.progress import Progress
 from nodewise.cli.settings import CommandOptions
@@ -68,15 +68,15 @@ class TimeoutOptions(CommandOptions, frozen=True, kw_only=True):
     """Of each call."""
 
 
-class Asked(NamedTuple):
+class ExplainRequest(NamedTuple):
     """What the command line said."""
 
     pod: str
     namespace: str
     servers: Sequence[str]
     server_name: str
-    papers: Papers
-    service: Service
+    certificate: ClientCertificate
+    service: ReplicaService
     kube: KubeOptions
     timeout_s: float
 
@@ -104,41 +104,41 @@ def run(command_line: CommandLine) -> None:
     """
     logs.configure("error")
     own = command_line.settings(ExplainOptions)
-    story = asyncio.run(_story(_asked(own, command_line)))
-    rendering.FORMS[own.output](story, every_node=own.every_node)
-    if story.explanation is None:
+    pod_explanation = asyncio.run(_explain(_build_request(own, command_line)))
+    rendering.PRINTERS[own.output](pod_explanation, every_node=own.every_node)
+    if pod_explanation.explanation is None:
         click.get_current_context().exit(exit_codes.NO)
 
 
-def _asked(own: ExplainOptions, command_line: CommandLine) -> Asked:
+def _build_request(own: ExplainOptions, command_line: CommandLine) -> ExplainRequest:
     """`BadSettings` where pod and namespace contradict each other."""
     namespace, slash, name = own.pod.rpartition("/")
     if not name or (slash and own.namespace not in {"", namespace}):
         raise BadSettings(
             "settings", [Problem("POD", repr(own.pod), "a name, or NAMESPACE/NAME, and one namespace")]
         )
-    return Asked(
+    return ExplainRequest(
         name,
         namespace or own.namespace,
         own.servers,
         own.server_name,
-        Papers(own.cert, own.key, own.ca),
-        Service(own.service_namespace, own.service),
+        ClientCertificate(own.cert, own.key, own.ca),
+        ReplicaService(own.service_namespace, own.service),
         command_line.settings(ClusterOptions).kube,
         command_line.settings(TimeoutOptions).timeout_s,
     )
 
 
-async def _story(query: Asked) -> Story:
-    api = _api(query)
+async def _explain(query: ExplainRequest) -> PodExplanation:
+    api = _connect(query)
     try:
-        return await _told(query, api)
+        return await _query_and_explain(query, api)
     finally:
         if api is not None:
             await api.close()
 
 
-def _api(query: Asked) -> HttpApi | None:
+def _connect(query: ExplainRequest) -> HttpApi | None:
     """The API server; None where nobody names one and the servers are given."""
     try:
         return connect(query.kube, MetricsRegistry())
@@ -149,40 +149,42 @@ def _api(query: Asked) -> HttpApi | None:
         raise BadSettings(error.what, error.problems, remedy=remedy) from error
 
 
-async def _told(query: Asked, api: HttpApi | None) -> Story:
+async def _query_and_explain(query: ExplainRequest, api: HttpApi | None) -> PodExplanation:
     namespace = query.namespace or (api.namespace if api else "default")
     with Progress() as progress:
         progress.say("looking for the replicas of nodewise")
-        targets = await _replicas(query, api)
+        targets = await _find_replicas(query, api)
         progress.say(f"asking {len(targets)} of them about pod {namespace}/{query.pod}")
-        answers, seen = await asyncio.gather(
-            replicas.ask(targets, query.papers, namespace, query.pod, query.timeout_s),
-            _seen(api, namespace, query),
+        responses, lookup = await asyncio.gather(
+            replicas.query_replicas(targets, query.certificate, namespace, query.pod, query.timeout_s),
+            _look_up_pod(api, namespace, query),
         )
-    _complain(answers, seen)
-    known = [decision for answer in answers for decision in answer.decisions]
-    uid = seen.state.uid if seen.state else ""
+    _report_failures(responses, lookup)
+    known = [decision for response in responses for decision in response.decisions]
+    uid = lookup.state.uid if lookup.state else ""
     attempt = attempt_explanation.last_attempt(known, uid) or attempt_explanation.last_attempt(known)
     explanation = attempt_explanation.explain(attempt) if attempt else None
-    return Story(f"{namespace}/{query.pod}", seen, answers, explanation, clock.SystemClock().now())
+    return PodExplanation(
+        f"{namespace}/{query.pod}", lookup, responses, explanation, clock.SystemClock().now()
+    )
 
 
-async def _replicas(query: Asked, api: HttpApi | None) -> list[Replica]:
+async def _find_replicas(query: ExplainRequest, api: HttpApi | None) -> list[ReplicaEndpoint]:
     if query.servers:
-        return [Replica(_url(server), query.server_name) for server in query.servers]
+        return [ReplicaEndpoint(_check_url(server), query.server_name) for server in query.servers]
     assert api is not None, "without --server there is an API server, or an error was raised"
-    if not query.papers.cert:
+    if not query.certificate.cert:
         remedy = (
             f"or forward a replica's admin port, kubectl -n {query.service.namespace} port-forward "
             f"deploy/{query.service.name} 9002, and name it: --server http://127.0.0.1:9002"
         )
         wanted = "the certificate and key of a client that the extender accepts, and its --ca"
         raise BadSettings("settings", [Problem("--cert, --key", "not given", wanted)], remedy=remedy)
-    endpoints = await replicas.find(api, query.service)
-    return [Replica(endpoint.url, query.server_name or endpoint.host) for endpoint in endpoints]
+    endpoints = await replicas.find_replicas(api, query.service)
+    return [ReplicaEndpoint(endpoint.url, query.server_name or endpoint.host) for endpoint in endpoints]
 
 
-def _url(server: str) -> str:
+def _check_url(server: str) -> str:
     if server.startswith(("http://", "https://")):
         return server
     raise BadSettings(
@@ -190,27 +192,27 @@ def _url(server: str) -> str:
     )
 
 
-async def _seen(api: HttpApi | None, namespace: str, query: Asked) -> Seen:
+async def _look_up_pod(api: HttpApi | None, namespace: str, query: ExplainRequest) -> PodLookup:
     """The pod as the cluster has it, if there is a cluster and it answers."""
     if api is None:
-        return Seen(None)
+        return PodLookup(None)
     try:
-        state = await pods.read(api, namespace, query.pod, query.timeout_s)
+        state = await pods.read_state(api, namespace, query.pod, query.timeout_s)
     except NodewiseError as error:
-        return Seen(None, error=str(error))
-    return Seen(state, gone=state is None)
+        return PodLookup(None, error=str(error))
+    return PodLookup(state, gone=state is None)
 
 
-def _complain(answers: Sequence[Answer], seen: Seen) -> None:
+def _report_failures(responses: Sequence[ReplicaResponse], lookup: PodLookup) -> None:
     """What is missing, on stderr. `Unavailable` where nobody answered."""
-    silent = [response for response in answers if response.page is None]
-    if len(silent) == len(answers):
+    silent = [response for response in responses if response.page is None]
+    if len(silent) == len(responses):
         problems = [Problem(response.replica.url, response.error, "") for response in silent]
         raise Unavailable("no replica of nodewise answers", problems)
     for response in silent:
-        terminal.tell(f"{response.replica.url} is left out: {response.error}")
-    if seen.error:
-        terminal.tell(f"the pod's own state is not known: {seen.error}")
+        terminal.print_message(f"{response.replica.url} is left out: {response.error}")
+    if lookup.error:
+        terminal.print_message(f"the pod's own state is not known: {lookup.error}")
 
 
 command = options.make_command(

@@ -5,68 +5,70 @@ from typing import Any, NamedTuple
 
 from nodewise import clock, quantity
 from nodewise.cli.explain import missing_decision
-from nodewise.cli.explain.pods import Seen
-from nodewise.cli.explain.replicas import Answer
+from nodewise.cli.explain.pods import PodLookup
+from nodewise.cli.explain.replicas import ReplicaResponse
 from nodewise.extender import decision_document
 from nodewise.extender.attempt_explanation import Explanation, Finding, Group, Measured, Part
 from nodewise.extender.counterfactuals import Change
 from nodewise.extender.decision import Decision
 
 
-class Story(NamedTuple):
+class PodExplanation(NamedTuple):
     """All that is known when the answers are in."""
 
     pod: str
     """Namespace/name."""
-    seen: Seen
-    answers: Sequence[Answer]
+    lookup: PodLookup
+    responses: Sequence[ReplicaResponse]
     explanation: Explanation | None
     now: float
 
     @property
     def tries(self) -> int:
-        return sum(response.page.tries for response in self.answers if response.page)
+        return sum(response.page.tries for response in self.responses if response.page)
 
     @property
     def since(self) -> str | None:
         return min(
-            (response.page.since for response in self.answers if response.page and response.page.since),
+            (response.page.since for response in self.responses if response.page and response.page.since),
             default=None,
         )
 
 
-def warning(story: Story) -> str:
+def label_warning(pod_explanation: PodExplanation) -> str:
     """What is wrong with the pod's labels and requests, whatever was decided about it.
 
     A pod whose policy was asked about needs no request.
     """
-    state = story.seen.state
-    if state is None or (story.explanation is not None and state.policy is not None):
+    state = pod_explanation.lookup.state
+    if state is None or (pod_explanation.explanation is not None and state.policy is not None):
         return ""
-    return missing_decision.of_labels(state)
+    return missing_decision.label_problem(state)
 
 
-def document(story: Story) -> dict[str, Any]:
+def to_document(pod_explanation: PodExplanation) -> dict[str, Any]:
     """All of it, for programs."""
-    state = story.seen.state
+    state = pod_explanation.lookup.state
     return {
-        "pod": story.pod,
+        "pod": pod_explanation.pod,
         "state": state._asdict() if state else None,
-        "gone": story.seen.gone,
-        "replicas": [_replica(response) for response in story.answers],
-        "tries": story.tries,
-        "since": story.since,
-        "attempt": _attempt(story.explanation) if story.explanation else None,
-        "warning": warning(story) or None,
-        "why_none": None if story.explanation else missing_decision.reasons(story.seen, story.answers),
+        "gone": pod_explanation.lookup.gone,
+        "replicas": [_replica(response) for response in pod_explanation.responses],
+        "tries": pod_explanation.tries,
+        "since": pod_explanation.since,
+        "attempt": _attempt(pod_explanation.explanation) if pod_explanation.explanation else None,
+        "warning": label_warning(pod_explanation) or None,
+        "why_none": None
+        if pod_explanation.explanation
+        else missing_decision.find_causes(pod_explanation.lookup, pod_explanation.responses),
     }
 
 
-def _replica(answer: Answer) -> dict[str, Any]:
-    page = answer.page
+def _replica(response: ReplicaResponse) -> dict[str, Any]:
+    page = response.page
     return {
-        "url": answer.replica.url,
-        "error": answer.error or None,
+        "url": response.replica.url,
+        "error": response.error or None,
         "found": page.found if page else None,
         "kept": page.kept if page else None,
         "kept_since": page.kept_since if page else None,

@@ -5,19 +5,22 @@ from typing import Final
 
 from nodewise import clock
 from nodewise.agents.telemetry.agent import POLICY_LABEL, SCHEDULING_RESOURCE
-from nodewise.cli.explain.pods import DEFAULT_SCHEDULER, Seen, State
-from nodewise.cli.explain.replicas import Answer
+from nodewise.cli.explain.pods import DEFAULT_SCHEDULER, PodLookup, PodState
+from nodewise.cli.explain.replicas import ReplicaResponse
 
-_MANAGED: Final = "telemetry/scheduling or gpu.intel.com/i915"
+_MANAGED_RESOURCES: Final = "telemetry/scheduling or gpu.intel.com/i915"
 
 
-def reasons(seen: Seen, answers: Sequence[Answer]) -> list[str]:
+def find_causes(lookup: PodLookup, responses: Sequence[ReplicaResponse]) -> list[str]:
     """Each in one sentence."""
-    causes = [*(_of_state(seen.state) if seen.state else _of_unseen(seen)), *_of_rings(seen.state, answers)]
+    causes = [
+        *(_causes_in_state(lookup.state) if lookup.state else _causes_without_state(lookup)),
+        *_causes_in_replicas(lookup.state, responses),
+    ]
     return causes or ["kube-scheduler has not asked about it yet"]
 
 
-def of_labels(state: State) -> str:
+def label_problem(state: PodState) -> str:
     """Why the pod's policy has no effect, which holds beside a decision as well; empty if it may have one."""
     if state.misspelt:
         return (
@@ -33,26 +36,26 @@ def of_labels(state: State) -> str:
     return ""
 
 
-def _of_unseen(seen: Seen) -> Iterator[str]:
-    if seen.gone:
+def _causes_without_state(lookup: PodLookup) -> Iterator[str]:
+    if lookup.gone:
         yield "there is no such pod now"
         return
     yield (
         f"kube-scheduler asks only about pods that request a resource of its entry's managedResources, such as "
-        f"{_MANAGED}; name a --kubeconfig and this looks at the pod"
+        f"{_MANAGED_RESOURCES}; name a --kubeconfig and this looks at the pod"
     )
 
 
-def _of_state(state: State) -> Iterator[str]:
+def _causes_in_state(state: PodState) -> Iterator[str]:
     if state.gates:
         yield f"it has scheduling gates ({', '.join(state.gates)}): nobody tries to place it while they are there"
-    mislabelled = of_labels(state)
+    mislabelled = label_problem(state)
     if mislabelled:
         yield mislabelled
     elif not state.asks:
         yield (
             "it requests no extended resource: kube-scheduler asks only about pods that request a resource of its "
-            f"entry's managedResources, such as {_MANAGED}"
+            f"entry's managedResources, such as {_MANAGED_RESOURCES}"
         )
     if state.scheduler != DEFAULT_SCHEDULER:
         yield f"its scheduler is {state.scheduler}: is nodewise an extender in that one's configuration?"
@@ -64,22 +67,22 @@ def _of_state(state: State) -> Iterator[str]:
         yield "no scheduler has said anything about it yet"
 
 
-def _of_rings(state: State | None, answers: Sequence[Answer]) -> Iterator[str]:
+def _causes_in_replicas(state: PodState | None, responses: Sequence[ReplicaResponse]) -> Iterator[str]:
     """Whether the decisions may have been there once."""
-    pages = [response.page for response in answers if response.page]
+    pages = [response.page for response in responses if response.page]
     if pages and not any(page.kept for page in pages):
         yield (
             "nodewise has decided nothing at all since it started: is it in the extenders of kube-scheduler's "
             "configuration?"
         )
     created = clock.parse_rfc3339(state.created) if state and state.created else None
-    for answer in answers:
-        yield from _of_ring(answer, created)
+    for response in responses:
+        yield from _cause_in_replica(response, created)
 
 
-def _of_ring(answer: Answer, created: float | None) -> Iterator[str]:
+def _cause_in_replica(response: ReplicaResponse, created: float | None) -> Iterator[str]:
     """Whether the decision about a pod of this age may have been in the replica's ring."""
-    url, page = answer.replica.url, answer.page
+    url, page = response.replica.url, response.page
     if page is None:
         yield f"{url} did not answer: what it decided is not known"
     elif page.kept_since and (created is None or clock.parse_rfc3339(page.kept_since) > created):

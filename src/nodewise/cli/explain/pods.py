@@ -12,7 +12,7 @@ from nodewise.kube.resources import PODS
 DEFAULT_SCHEDULER = "default-scheduler"
 
 
-class State(NamedTuple):
+class PodState(NamedTuple):
     """What matters of a pod."""
 
     uid: str
@@ -34,10 +34,10 @@ class State(NamedTuple):
     """A label key that is nearly the one that names a policy."""
 
 
-class Seen(NamedTuple):
+class PodLookup(NamedTuple):
     """What the cluster said of the pod; nothing at all where no cluster was asked."""
 
-    state: State | None
+    state: PodState | None
     gone: bool = False
     error: str = ""
 
@@ -87,32 +87,32 @@ class _Pod(msgspec.Struct, frozen=True):
     status: _Status = _Status()
 
 
-async def read(api: Api, namespace: str, name: str, timeout_s: float) -> State | None:
+async def read_state(api: Api, namespace: str, name: str, timeout_s: float) -> PodState | None:
     """The pod as it is now; None if there is none."""
     try:
         body = await api.get(PODS.path(namespace, name), timeout_s=timeout_s)
     except NotFound:
         return None
-    return state(body)
+    return parse_state(body)
 
 
-def state(body: bytes) -> State:
+def parse_state(body: bytes) -> PodState:
     """The state in a Pod's JSON. `BadInput` if it is no Pod."""
     try:
         pod = msgspec.json.decode(body, type=_Pod)
     except UNREADABLE as error:
         raise BadInput("the pod", [Problem("", str(error), "a Pod")]) from error
-    spec, condition = pod.spec, _unscheduled(pod.status)
+    spec, condition = pod.spec, _unscheduled_condition(pod.status)
     labels = pod.metadata.labels or {}
     gates = tuple(gate.name for gate in spec.scheduling_gates or ())
-    return State(
+    return PodState(
         pod.metadata.uid,
         pod.metadata.creation_timestamp,
         spec.node_name,
         pod.status.phase,
         spec.scheduler_name,
         gates,
-        _extended(spec),
+        _extended_resources(spec),
         condition.reason,
         condition.message,
         labels.get(POLICY_LABEL),
@@ -120,7 +120,7 @@ def state(body: bytes) -> State:
     )
 
 
-def _unscheduled(status: _Status) -> _Condition:
+def _unscheduled_condition(status: _Status) -> _Condition:
     unscheduled = (
         condition
         for condition in status.conditions or ()
@@ -129,7 +129,7 @@ def _unscheduled(status: _Status) -> _Condition:
     return next(unscheduled, _Condition())
 
 
-def _extended(spec: _Spec) -> tuple[str, ...]:
+def _extended_resources(spec: _Spec) -> tuple[str, ...]:
     """Extended resources carry a domain; kube-scheduler looks at containers and init containers only."""
     containers = (*(spec.containers or ()), *(spec.init_containers or ()))
     resources = [container.resources for container in containers if container.resources]

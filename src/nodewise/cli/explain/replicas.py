@@ -19,11 +19,11 @@ from nodewise.kube.resources import Resource, selector
 SLICES: Final = Resource("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice")
 PORT: Final = 9001
 """The extender's own default."""
-_MOST: Final = "30"
+_MAX_DECISIONS: Final = "30"
 """Decisions asked of each replica: a few attempts of three calls."""
 
 
-class Service(NamedTuple):
+class ReplicaService(NamedTuple):
     """The Service in front of the replicas."""
 
     namespace: str
@@ -35,14 +35,14 @@ class Service(NamedTuple):
         return f"{self.name}.{self.namespace}.svc"
 
 
-class Replica(NamedTuple):
+class ReplicaEndpoint(NamedTuple):
     """One process of `nodewise extender`; `host` is the name in its certificate, empty: that of the URL."""
 
     url: str
     host: str = ""
 
 
-class Papers(NamedTuple):
+class ClientCertificate(NamedTuple):
     """Files in PEM: our certificate and key, and the CA of the replicas' certificate; empty for none."""
 
     cert: str = ""
@@ -66,10 +66,10 @@ class Papers(NamedTuple):
         return made
 
 
-class Answer(NamedTuple):
+class ReplicaResponse(NamedTuple):
     """What a replica said: its page and decisions, or why there is none."""
 
-    replica: Replica
+    replica: ReplicaEndpoint
     page: Page | None
     decisions: Sequence[Decision] = ()
     error: str = ""
@@ -98,11 +98,11 @@ class _Slices(msgspec.Struct, frozen=True):
     items: tuple[_Slice, ...] | None = None
 
 
-async def find(api: Api, service: Service) -> list[Replica]:
+async def find_replicas(api: Api, service: ReplicaService) -> list[ReplicaEndpoint]:
     """The ready replicas behind a Service. `Unavailable` if there is none."""
     of_service = {"labelSelector": selector("kubernetes.io/service-name", service.name)}
     body = await api.get(SLICES.path(service.namespace), of_service)
-    replicas = ready(body, service)
+    replicas = parse_endpoint_slices(body, service)
     if not replicas:
         problem = Problem(f"Service {service.namespace}/{service.name}", "no ready endpoint", "at least one")
         remedy = "is it called otherwise? --service and --service-namespace name another, --server a replica"
@@ -110,25 +110,25 @@ async def find(api: Api, service: Service) -> list[Replica]:
     return replicas
 
 
-def ready(body: bytes, service: Service) -> list[Replica]:
+def parse_endpoint_slices(body: bytes, service: ReplicaService) -> list[ReplicaEndpoint]:
     """The replicas in a list of EndpointSlices. An endpoint that does not say whether it is ready counts as ready."""
     try:
         slices = msgspec.json.decode(body, type=_Slices).items or ()
     except UNREADABLE as error:
         raise BadInput("EndpointSlices", [Problem("", str(error), "a list of them")]) from error
-    urls = (url for endpoint_slice in slices for url in _urls(endpoint_slice))
-    return [Replica(url, service.host) for url in dict.fromkeys(urls)]
+    urls = (url for endpoint_slice in slices for url in _endpoint_urls(endpoint_slice))
+    return [ReplicaEndpoint(url, service.host) for url in dict.fromkeys(urls)]
 
 
-def _urls(endpoint_slice: _Slice) -> Iterator[str]:
-    port = _port(endpoint_slice.ports or ())
+def _endpoint_urls(endpoint_slice: _Slice) -> Iterator[str]:
+    port = _select_port(endpoint_slice.ports or ())
     for endpoint in endpoint_slice.endpoints or ():
         if endpoint.conditions.ready is not False and port:
             for address in endpoint.addresses[:1]:
                 yield f"https://[{address}]:{port}" if ":" in address else f"https://{address}:{port}"
 
 
-def _port(ports: Iterable[_Port]) -> int | None:
+def _select_port(ports: Iterable[_Port]) -> int | None:
     """The port named https, else our default's number, else the first."""
     numbers = {port.port: port.name for port in ports if port.port}
     named = [number for number, name in numbers.items() if name == "https"]
@@ -136,48 +136,56 @@ def _port(ports: Iterable[_Port]) -> int | None:
     return next(iter([*named, *usual, *numbers]), None)
 
 
-async def ask(
-    replicas: Sequence[Replica], papers: Papers, namespace: str, pod: str, timeout_s: float
-) -> list[Answer]:
+async def query_replicas(
+    replicas: Sequence[ReplicaEndpoint],
+    certificate: ClientCertificate,
+    namespace: str,
+    pod: str,
+    timeout_s: float,
+) -> list[ReplicaResponse]:
     """What each replica decided about a pod, all asked at once; one that does not answer stops no other."""
-    query = {"namespace": namespace, "pod": pod, "limit": _MOST, "form": "arrays"}
+    query = {"namespace": namespace, "pod": pod, "limit": _MAX_DECISIONS, "form": "arrays"}
     secure = any(replica.url.startswith("https:") for replica in replicas)
     # the system's CAs take longer to read than a replica to answer
-    context = papers.context() if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context = certificate.context() if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     async with httpx2.AsyncClient(verify=context, timeout=timeout_s, trust_env=False) as client:
-        return list(await asyncio.gather(*(_answer(client, replica, query) for replica in replicas)))
+        return list(await asyncio.gather(*(_query_replica(client, replica, query) for replica in replicas)))
 
 
-async def _answer(client: httpx2.AsyncClient, replica: Replica, query: Mapping[str, str]) -> Answer:
+async def _query_replica(
+    client: httpx2.AsyncClient, replica: ReplicaEndpoint, query: Mapping[str, str]
+) -> ReplicaResponse:
     try:
         page, decisions = decision_endpoint.read(await _get(client, replica, query))
     except NodewiseError as error:
-        return Answer(replica, None, (), str(error))
-    return Answer(replica, page, decisions)
+        return ReplicaResponse(replica, None, (), str(error))
+    return ReplicaResponse(replica, page, decisions)
 
 
-async def _get(client: httpx2.AsyncClient, replica: Replica, query: Mapping[str, str]) -> bytes:
+async def _get(client: httpx2.AsyncClient, replica: ReplicaEndpoint, query: Mapping[str, str]) -> bytes:
     parameters = "&".join(f"{name}={quote(value, safe='')}" for name, value in query.items())
     url = f"{replica.url.rstrip('/')}/decisions?{parameters}"
     names = {"sni_hostname": replica.host} if replica.host else {}
     try:
-        answer = await client.get(url, extensions=names)
+        response = await client.get(url, extensions=names)
     except (httpx2.HTTPError, httpx2.InvalidURL, ssl.SSLError, OSError) as error:
-        seen = str(error) or type(error).__name__
-        raise Unavailable("no answer", [Problem("", seen, "")], remedy=_remedy(replica, seen)) from error
-    if not answer.is_success:
-        raise Refused(f"HTTP status {answer.status_code}", remedy=_REFUSALS.get(answer.status_code, ""))
-    return answer.content
+        reason = str(error) or type(error).__name__
+        raise Unavailable("no answer", [Problem("", reason, "")], remedy=_remedy(replica, reason)) from error
+    if not response.is_success:
+        raise Refused(
+            f"HTTP status {response.status_code}", remedy=_STATUS_REMEDIES.get(response.status_code, "")
+        )
+    return response.content
 
 
-_REFUSALS: Final = {
+_STATUS_REMEDIES: Final = {
     404: "/decisions is on the admin port where that is loopback, and on the mutual-TLS port, nowhere else",
 }
 
 
-def _remedy(replica: Replica, seen: str) -> str:
+def _remedy(replica: ReplicaEndpoint, reason: str) -> str:
     if urlsplit(replica.url).scheme != "https":
         return "is kubectl port-forward still running?"
-    if "certificate" in seen.lower() or "ssl" in seen.lower():
+    if "certificate" in reason.lower() or "ssl" in reason.lower():
         return f"--ca must be the CA of its certificate, for the name {replica.host or urlsplit(replica.url).hostname}"
     return ""

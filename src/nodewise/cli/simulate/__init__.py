@@ -15,7 +15,7 @@ from rich.progress import Progress
 from nodewise.agent import AgentKind, ObjectKey, Watched
 from nodewise.cli import agent_kinds, data_sources, exit_codes, options
 from nodewise.cli.options import CommandLine
-from nodewise.cli.settings import CommandOptions, declared
+from nodewise.cli.settings import CommandOptions, list_settings
 from nodewise.cli.simulate import bursts, replay_report, trace
 from nodewise.cli.simulate.replay_report import Replayed
 from nodewise.errors import BadInput, Problem
@@ -100,9 +100,9 @@ def _replayed(path: Path, policy: Sequence[str], chosen: Mapping[str, Any], limi
         with path.open("rb") as file:
             records = recording_file.read(file)
             header = cast("Header", next(records).entry)
-            kinds = agent_kinds.chosen((agent.name for agent in header.agents), RecordedOptions)
+            kinds = agent_kinds.load_kinds((agent.name for agent in header.agents), RecordedOptions)
             agent_options, own, changed = _settings(header, kinds, chosen)
-            objects = _objects(policy, data_sources.watched(kinds, agent_options))
+            objects = _objects(policy, data_sources.watched_objects(kinds, agent_options))
             chain = ChainOptions(weights=own.weights)
             player = Player(Cast(kinds, agent_options, own.sync_period_s, objects, chain))
             differences = _played(player, _shown(records, file, path.stat().st_size), limit)
@@ -134,15 +134,15 @@ def _settings(
 
 def _built(group: type[T], recorded: Mapping[str, Any], chosen: Mapping[str, Any]) -> T:
     """The recorded settings but for the chosen ones; a setting that is newer than the recording has its default."""
-    defaults = {setting.field: setting.default for setting in declared(group)}
-    return options.build(group, {**defaults, **recorded, **chosen})
+    defaults = {setting.field: setting.default for setting in list_settings(group)}
+    return options.build_group(group, {**defaults, **recorded, **chosen})
 
 
 def _changed(group: type[msgspec.Struct], recorded: Mapping[str, Any], built: msgspec.Struct) -> list[str]:
     after = msgspec.json.decode(msgspec.json.encode(built))
     return [
         f"{setting.flag}: {recorded[setting.field]} -> {after[setting.field]}"
-        for setting in declared(group)
+        for setting in list_settings(group)
         if setting.field in recorded and recorded[setting.field] != after[setting.field]
     ]
 
@@ -184,7 +184,9 @@ def _shown(records: Iterator[Record], file: BinaryIO, size_bytes: int) -> Iterat
 
 def _parameters() -> list[click.Parameter]:
     """Settings that nobody gives on the command line are the recorded ones, so neither variables nor files count."""
-    recorded = options.parameters(RecordedOptions, kinds=agent_kinds.known(RecordedOptions), has_file=False)
+    recorded = options.parameters(
+        RecordedOptions, kinds=agent_kinds.usable_kinds(RecordedOptions), has_file=False
+    )
     for option in recorded:
         assert isinstance(option, click.Option)
         option.envvar = None

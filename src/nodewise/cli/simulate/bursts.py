@@ -41,7 +41,7 @@ def reads_pods_only(kind: AgentKind) -> bool:
 
 
 def _known() -> list[AgentKind]:
-    return [kind for kind in agent_kinds.known(ChainOptions) if reads_pods_only(kind)]
+    return [kind for kind in agent_kinds.usable_kinds(ChainOptions) if reads_pods_only(kind)]
 
 
 def default_agents() -> tuple[str, ...]:
@@ -139,12 +139,12 @@ def _asked(names: str, own: BurstOptions, command_line: CommandLine) -> Asked:
     """The agents, with an entry as `configure render-scheduler` prints it."""
     if names.strip() == NONE:
         return Asked(NONE, (), {})
-    chosen = agent_kinds.chosen((name.strip() for name in names.split(",")), ChainOptions)
+    chosen = agent_kinds.load_kinds((name.strip() for name in names.split(",")), ChainOptions)
     if others := [kind.name for kind in chosen if not reads_pods_only(kind)]:
         wanted = "agents that go by what nodes and pods are"
         raise BadSettings("settings", [Problem("--agents", ", ".join(others), wanted)])
     agent_options = {kind.name: command_line.agent_options(kind) for kind in chosen}
-    roles = [agent_kinds.role(kind, agent_options[kind.name]) for kind in chosen]
+    roles = [agent_kinds.extender_role(kind, agent_options[kind.name]) for kind in chosen]
     wish = SchedulerOptions(URL, filter_all_pods=own.filter_all_pods, weights={"": own.entry_weight})
     entries = scheduler_configuration.configuration(roles, wish)["extenders"]
     chain = command_line.settings(ChainOptions)
@@ -165,7 +165,7 @@ def _runs(scenario: Scenario, agents: Sequence[Asked], seeds: Sequence[int]) -> 
 
 def _show(means: Mapping[str, Mapping[str, Any]]) -> None:
     head = ["AGENTS", "NODE-MINUTES", "SHARE", "CPU", "MEMORY", "RESTARTS", "UNPLACED", "WAITED"]
-    tables.show(head, [_row(name, run_means) for name, run_means in means.items()])
+    tables.print_table(head, [_row(name, run_means) for name, run_means in means.items()])
 
 
 def _row(name: str, means: Mapping[str, Any]) -> list[str]:

@@ -82,19 +82,19 @@ def _text(replayed: Replayed) -> None:
         f" {tally.worlds} worlds, {tally.requests} requests"
     )
     for setting in replayed.changed:
-        terminal.say(f"changed: {setting}")
+        terminal.print_line(f"changed: {setting}")
     for note in _notes(replayed):
-        terminal.say(f"note: {note}")
+        terminal.print_line(f"note: {note}")
     if not tally.different:
         click.echo(f"all {tally.same} answers are the same, byte for byte")
         return
     click.echo(f"{tally.same} answers are the same, {tally.different} differ\n")
     rows = [[pod, *map(str, msgspec.structs.astuple(change))] for pod, change in tally.pods.items()]
-    tables.show(["POD", "ANSWERS", "NOW KEPT", "NOW REJECTED", "OTHER SCORE"], rows)
+    tables.print_table(["POD", "ANSWERS", "NOW KEPT", "NOW REJECTED", "OTHER SCORE"], rows)
     for difference in replayed.differences:
         click.echo()
         for line in _lines(difference):
-            terminal.say(line)
+            terminal.print_line(line)
     if len(replayed.differences) < tally.different:
         click.echo(f"\n{tally.different - len(replayed.differences)} more: --limit")
 

@@ -24,7 +24,7 @@ from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.resource_profile import INTEL
 from nodewise.binder import HOLDINGS, LEDGER
 from nodewise.cli import data_sources
-from nodewise.cli.data_sources import Relister
+from nodewise.cli.data_sources import StoreRelister
 from nodewise.controllers import Handle, WriteCounter
 from nodewise.errors import BadInput, Conflict, NodewiseError, Refused, Unavailable
 from nodewise.extender.leader_loop import Leading
@@ -136,7 +136,7 @@ class Clearing:
 class Begun:
     """Stores filled anew, and the state forgetful."""
 
-    def __init__(self, lists: Relister, cache: SnapshotCache) -> None:
+    def __init__(self, lists: StoreRelister, cache: SnapshotCache) -> None:
         self._lists, self._cache, self.count = lists, cache, 0
 
     async def read(self, name: str) -> Any:
@@ -154,8 +154,8 @@ class Leader:
     def __init__(self, api: Api, **options: Any) -> None:
         self.api, self.clock, self.meters = api, VirtualClock(), MetricsRegistry()
         gpu_options = GpuOptions(**options)
-        needs = data_sources.needs([KIND], {"gpu": gpu_options})
-        self.feed = data_sources.from_cluster(api, needs, self.clock, self.meters, OURS)
+        needs = data_sources.data_requirements([KIND], {"gpu": gpu_options})
+        self.feed = data_sources.watch_cluster(api, needs, self.clock, self.meters, OURS)
         refresher = Refresher([], RefreshOptions(), self.clock, self.meters)
         self.state = KIND.state(gpu_options, PERIOD_S)
         stores = self.feed.stores

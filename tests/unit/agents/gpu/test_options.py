@@ -36,13 +36,15 @@ def test_a_balanced_resource_and_another_placement_exclude_each_other(placement:
 
 
 def test_the_command_line_says_so_too() -> None:
-    defaults = {setting.field: setting.default for setting in settings.declared(GpuOptions)}
-    assert command_options.build(GpuOptions, defaults) == GpuOptions()
+    defaults = {setting.field: setting.default for setting in settings.list_settings(GpuOptions)}
+    assert command_options.build_group(GpuOptions, defaults) == GpuOptions()
     with pytest.raises(BadSettings, match="--balanced-resource"):
-        command_options.build(GpuOptions, defaults | {"gpu_placement": "pack", "balanced_resource": "tiles"})
+        command_options.build_group(
+            GpuOptions, defaults | {"gpu_placement": "pack", "balanced_resource": "tiles"}
+        )
 
 
 def test_every_setting_is_explained() -> None:
-    help_by_flag = {setting.flag: setting.help for setting in settings.declared(GpuOptions)}
+    help_by_flag = {setting.flag: setting.help for setting in settings.list_settings(GpuOptions)}
     assert all(len(text) > 40 for text in help_by_flag.values())
     assert set(PLACEMENTS) <= set(help_by_flag["--gpu-placement"].replace("`", " ").split())

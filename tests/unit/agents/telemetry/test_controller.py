@@ -72,7 +72,7 @@ class ApiServerFixture:
 
     def watch(self) -> None:
         """Bring the store up to date with the API server."""
-        kind = data_sources.node_type([agents.load("telemetry")])
+        kind = data_sources.merge_node_types([agents.load("telemetry")])
         items = (msgspec.json.encode(item) for item in self.api.objects(NODES).values())
         self.store.replace(msgspec.json.decode(item, type=kind) for item in items)
 

@@ -138,7 +138,7 @@ def test_our_own_program_understands_how_nodes_are_reconfigured(checks: bool) ->
 
 def understood(words: list[str]) -> dict[str, Any]:
     """The options that the script `cmk` would run the command with; a usage error is raised."""
-    name, *options = older_flags.cmk(words)
+    name, *options = older_flags.translate_cmk(words)
     command = cpu.command.get_command(click.Context(cpu.command), name)
     assert command is not None
     return command.make_context(name, options).params
