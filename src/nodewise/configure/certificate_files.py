@@ -1,7 +1,7 @@
-"""Certificates as files of one folder, all of them put in place by one rename, as a kubelet does it with a Secret.
+"""Certificates as files of one folder. One rename replaces all files, as the kubelet does for a mounted Secret.
 
-`tls.crt` and the others are links to `..data/tls.crt`, and `..data` is a link to the folder that holds them: a reader
-never sees a certificate beside another one's key for longer than it takes to read both.
+`tls.crt` and the other files are links to `..data/tls.crt`, and `..data` is a link to the folder with the content. A
+reader sees a certificate with the key of another one only if the rename happens between its two reads.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from nodewise import trusted_files
 from nodewise.configure import path_checks
-from nodewise.configure.certificate_renewal import Both, Side, trusting
+from nodewise.configure.certificate_renewal import ConnectionCertificates, PeerCertificates, merge_authorities
 from nodewise.configure.host_files import fsync_folder
 from nodewise.errors import BadInput, Problem
 
@@ -24,7 +24,7 @@ _DATA: Final = "..data"
 _PREFIX: Final = "..nodewise-"
 _PRIVATE: Final = 0o600
 _PUBLIC: Final = 0o644
-FILES: Final = ("tls.crt", "tls.key", "ca.crt", "client.crt", "client.key")
+FILE_NAMES: Final = ("tls.crt", "tls.key", "ca.crt", "client.crt", "client.key")
 _SERVER: Final = {
     "cert": "tls.crt",
     "key": "tls.key",
@@ -39,22 +39,22 @@ _CLIENT: Final = {
 }
 
 
-_PODS: Final = "/etc/kubernetes/manifests"
-_LARGEST_POD: Final = 2**20
+_STATIC_POD_FOLDER: Final = "/etc/kubernetes/manifests"
+_MAX_MANIFEST_BYTES: Final = 2**20
 
 
-class Found(NamedTuple):
-    """What a folder holds, and which of its files are not ours."""
+class FolderContents(NamedTuple):
+    """The certificates of a folder, and the names of files that `nodewise certs` did not write."""
 
-    both: Both
+    certificates: ConnectionCertificates
     foreign: tuple[str, ...]
 
 
 @contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Nobody else writes there meanwhile; the folder is made where it is not there.
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Hold an exclusive lock on the folder, which is created if it is missing.
 
-    BadInput for a folder in which others than root could put a key or a CA.
+    BadInput if users other than root could write to the folder.
     """
     trusted_files.check_folder(folder)
     if not folder.is_dir():
@@ -67,47 +67,49 @@ def alone(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def read(folder: Path) -> Found:
-    """What there is; a file that is not there is empty. OSError for one that cannot be read."""
+def read_certificates(folder: Path) -> FolderContents:
+    """The certificates of the folder; missing files are empty. OSError for an unreadable file."""
 
-    def side(names: Mapping[str, str]) -> Side:
-        held: dict[str, Any] = {field: _content(folder, name) for field, name in names.items()}
-        return Side(trusted=trusted, **held)
+    def read_peer(names: Mapping[str, str]) -> PeerCertificates:
+        values: dict[str, Any] = {field: _read_file(folder, name) for field, name in names.items()}
+        return PeerCertificates(trusted=trusted, **values)
 
-    trusted = _content(folder, "ca.crt")
-    foreign = [name for name in FILES if os.path.lexists(folder / name) and not _is_link(folder, name)]
+    trusted = _read_file(folder, "ca.crt")
+    foreign = [
+        name for name in FILE_NAMES if os.path.lexists(folder / name) and not _is_own_link(folder, name)
+    ]
     data = folder / _DATA
     if os.path.lexists(data) and not (data.is_symlink() and data.readlink().name.startswith(_PREFIX)):
         foreign.append(_DATA)
-    return Found(Both(side(_SERVER), side(_CLIENT)), tuple(foreign))
+    return FolderContents(ConnectionCertificates(read_peer(_SERVER), read_peer(_CLIENT)), tuple(foreign))
 
 
-def check_place(folder: Path) -> None:
-    """BadInput for a folder whose files the kubelet reads as pods, or in which a cluster keeps its own certificates.
+def check_folder(folder: Path) -> None:
+    """BadInput for a folder of static pods, and for a folder with the certificates of the cluster itself.
 
-    Nothing is replaced there, whoever asks: a `ca.crt` of ours in the place of the cluster's stops the cluster.
+    `--replace` does not override this: replacing the `ca.crt` of the cluster would stop the cluster.
     """
     inside = Path(os.path.realpath(folder))
-    pods = Path(os.path.realpath(_PODS))
-    if inside == pods or pods in inside.parents or any(map(_is_pod, _files_of(inside))):
+    pods = Path(os.path.realpath(_STATIC_POD_FOLDER))
+    if inside == pods or pods in inside.parents or any(map(_is_pod_manifest, _visible_files(inside))):
         seen, wanted = "a folder of static pods: the kubelet reads its files as pods", "a folder of its own"
-    elif (held := path_checks.cluster_certificate(inside)) is not None:
-        seen = f"the cluster's own certificates are there, such as {held}"
+    elif (name := path_checks.cluster_certificate(inside)) is not None:
+        seen = f"the cluster's own certificates are there, such as {name}"
         wanted = "a folder of its own, such as /etc/nodewise/pki"
     else:
         return
     raise BadInput("files", [Problem(f"--host {folder}", seen, wanted)])
 
 
-def _files_of(folder: Path) -> list[Path]:
+def _visible_files(folder: Path) -> list[Path]:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return [path for path in folder.iterdir() if not path.name.startswith(".") and path.is_file()]
     return []
 
 
-def _is_pod(path: Path) -> bool:
-    """Whether a kubelet would start something by this file."""
-    if path.stat().st_size > _LARGEST_POD:
+def _is_pod_manifest(path: Path) -> bool:
+    """Whether the kubelet would read this file as a pod."""
+    if path.stat().st_size > _MAX_MANIFEST_BYTES:
         return False
     return bool(
         re.search(
@@ -116,8 +118,8 @@ def _is_pod(path: Path) -> bool:
     )
 
 
-def check_ours(folder: Path, existing: Found) -> None:
-    """BadInput where somebody else's file would be written over."""
+def check_ownership(folder: Path, existing: FolderContents) -> None:
+    """BadInput if the folder has files that `nodewise certs` did not write."""
     if existing.foreign:
         problems = [
             Problem(str(folder / name), "was not written by nodewise certs", "--replace to have it replaced")
@@ -126,49 +128,49 @@ def check_ours(folder: Path, existing: Found) -> None:
         raise BadInput("files", problems)
 
 
-def write(folder: Path, both: Both) -> None:
-    """Put all files in place together. Their owners are those of the files before them."""
+def write_certificates(folder: Path, certificates: ConnectionCertificates) -> None:
+    """Replace all files at once. Each file keeps the owner of the file that it replaces."""
     fresh = folder / f"{_PREFIX}{secrets.token_hex(8)}"
     fresh.mkdir(mode=0o755)
     fresh.chmod(0o755)
     try:
-        for name, content in _contents(both).items():
-            _write(fresh / name, content, _owner(folder, name))
+        for name, content in _file_contents(certificates).items():
+            _write_file(fresh / name, content, _previous_owner(folder, name))
         fsync_folder(fresh)
-        _link(folder / _DATA, fresh.name)
+        _replace_link(folder / _DATA, fresh.name)
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
         raise
-    for name in FILES:
-        if not _is_link(folder, name):
-            _link(folder / name, f"{_DATA}/{name}")
+    for name in FILE_NAMES:
+        if not _is_own_link(folder, name):
+            _replace_link(folder / name, f"{_DATA}/{name}")
     fsync_folder(folder)
-    _sweep(folder)
+    _remove_unused_folders(folder)
 
 
-def _contents(both: Both) -> dict[str, bytes]:
-    contents = {"ca.crt": trusting(both.server.trusted, both.client.trusted)}
-    for side, names in zip(both, (_SERVER, _CLIENT), strict=True):
-        values = side._asdict()
+def _file_contents(certificates: ConnectionCertificates) -> dict[str, bytes]:
+    contents = {"ca.crt": merge_authorities(certificates.server.trusted, certificates.client.trusted)}
+    for peer, names in zip(certificates, (_SERVER, _CLIENT), strict=True):
+        values = peer._asdict()
         contents |= {name: values[field] for field, name in names.items() if values[field]}
     return contents
 
 
-def _content(folder: Path, name: str) -> bytes:
-    where = folder / name if name in FILES else folder / _DATA / name
+def _read_file(folder: Path, name: str) -> bytes:
+    where = folder / name if name in FILE_NAMES else folder / _DATA / name
     try:
         return where.read_bytes()
     except FileNotFoundError:
         return b""
 
 
-def _is_link(folder: Path, name: str) -> bool:
+def _is_own_link(folder: Path, name: str) -> bool:
     path = folder / name
     return path.is_symlink() and str(path.readlink()) == f"{_DATA}/{name}"
 
 
-def _owner(folder: Path, name: str) -> tuple[int, int] | None:
-    """Of the file that this one comes after; None where there is none."""
+def _previous_owner(folder: Path, name: str) -> tuple[int, int] | None:
+    """User and group of the file to replace; None if there is none."""
     before = name.removeprefix("next-")
     try:
         status = (folder / before).stat()
@@ -177,7 +179,7 @@ def _owner(folder: Path, name: str) -> tuple[int, int] | None:
     return status.st_uid, status.st_gid
 
 
-def _write(path: Path, content: bytes, owner: tuple[int, int] | None) -> None:
+def _write_file(path: Path, content: bytes, owner: tuple[int, int] | None) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
@@ -188,16 +190,16 @@ def _write(path: Path, content: bytes, owner: tuple[int, int] | None) -> None:
         os.fsync(descriptor)
 
 
-def _link(path: Path, to: str) -> None:
-    """A symbolic link in the place of whatever was there."""
+def _replace_link(path: Path, to: str) -> None:
+    """Replace whatever has this path by a symbolic link."""
     fresh = path.with_name(f"{_PREFIX}{secrets.token_hex(8)}.link")
     fresh.symlink_to(to)
     fresh.rename(path)
     fsync_folder(path.parent)
 
 
-def _sweep(folder: Path) -> None:
-    """Remove what was in place before, and what a run left that was ended: there are keys in it."""
+def _remove_unused_folders(folder: Path) -> None:
+    """Remove the previous content and the remains of interrupted runs, because they contain keys."""
     current = (folder / _DATA).readlink().name
     for path in folder.glob(f"{_PREFIX}*"):
         if path.is_symlink():

@@ -1,5 +1,5 @@
-"""Certificates as objects of a cluster: Secrets, cert-manager's objects, a CertificateSigningRequest; and units of
-systemd that renew files.
+"""Kubernetes objects for certificates: Secrets, objects of cert-manager, a CertificateSigningRequest; and the systemd
+units that renew certificate files.
 """
 
 import base64
@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
-from nodewise.configure.certificate_renewal import Both, Side, Wish
+from nodewise.configure.certificate_renewal import CertificateSpec, ConnectionCertificates, PeerCertificates
 from nodewise.serve.certificate_issuer import is_address
 
 Object = Mapping[str, Any]
 
-MANAGER: Final = "app.kubernetes.io/managed-by"
-OURS: Final = "nodewise-certs"
-SIGNER: Final = "nodewise.io/signer-name"
-TYPE: Final = "kubernetes.io/tls"
+MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
+MANAGED_BY: Final = "nodewise-certs"
+SIGNER_ANNOTATION: Final = "nodewise.io/signer-name"
+TLS_TYPE: Final = "kubernetes.io/tls"
 CERT_MANAGER_CA: Final = "nodewise-ca"
 _KEYS: Final = {
     "cert": "tls.crt",
@@ -28,79 +28,87 @@ _CSR_USAGES: Final = ("digital signature", "client auth")
 _HOUR_S: Final = 3600
 
 
-def secret(name: str, namespace: str, side: Side) -> dict[str, Any]:
-    """A Secret with one side's certificates; of type `kubernetes.io/tls`, with further keys."""
-    values = side._asdict()
+def build_secret(name: str, namespace: str, peer: PeerCertificates) -> dict[str, Any]:
+    """A Secret with the certificates of one peer, of type `kubernetes.io/tls` with additional keys."""
+    values = peer._asdict()
     data = {key: base64.b64encode(values[field]).decode() for field, key in _KEYS.items() if values[field]}
-    annotations = {"annotations": {SIGNER: side.signer}} if side.signer else {}
-    labels = {MANAGER: OURS, "app.kubernetes.io/part-of": "nodewise"}
+    annotations = {"annotations": {SIGNER_ANNOTATION: peer.signer}} if peer.signer else {}
+    labels = {MANAGED_BY_LABEL: MANAGED_BY, "app.kubernetes.io/part-of": "nodewise"}
     metadata = {"name": name, "namespace": namespace, "labels": labels, **annotations}
-    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": TYPE, "data": data}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": TLS_TYPE, "data": data}
 
 
-def side(secret_object: Object | None) -> Side:
-    """What a Secret holds; what cannot be read is not there."""
+def parse_secret(secret_object: Object | None) -> PeerCertificates:
+    """The certificates in a Secret; a missing or unreadable key is empty."""
     data = (secret_object or {}).get("data") or {}
-    values = {field: _decoded(data.get(key)) for field, key in _KEYS.items()}
+    values = {field: _decode_base64(data.get(key)) for field, key in _KEYS.items()}
     annotations = ((secret_object or {}).get("metadata") or {}).get("annotations") or {}
-    return Side(**values, signer=annotations.get(SIGNER, ""))
+    return PeerCertificates(**values, signer=annotations.get(SIGNER_ANNOTATION, ""))
 
 
-def is_ours(secret_object: Object) -> bool:
-    return (secret_object["metadata"].get("labels") or {}).get(MANAGER) == OURS
+def is_managed(secret_object: Object) -> bool:
+    """Whether `nodewise certs` wrote a Secret."""
+    return (secret_object["metadata"].get("labels") or {}).get(MANAGED_BY_LABEL) == MANAGED_BY
 
 
-def secrets(both: Both, namespace: str, names: Sequence[str]) -> list[dict[str, Any]]:
-    """nodewise's Secret and kube-scheduler's, by these names."""
-    return [secret(name, namespace, side) for name, side in zip(names, both, strict=True)]
+def build_secrets(
+    certificates: ConnectionCertificates, namespace: str, names: Sequence[str]
+) -> list[dict[str, Any]]:
+    """The Secrets of nodewise and of kube-scheduler, with these names in this order."""
+    return [build_secret(name, namespace, peer) for name, peer in zip(names, certificates, strict=True)]
 
 
-def signing_request(name: str, signer: str, request: bytes, valid: timedelta) -> dict[str, Any]:
-    """A CertificateSigningRequest for a client."""
-    spec = {
+def build_signing_request(name: str, signer: str, request: bytes, lifetime: timedelta) -> dict[str, Any]:
+    """A CertificateSigningRequest for a client certificate. `request` is PEM."""
+    fields = {
         "request": base64.b64encode(request).decode(),
         "signerName": signer,
         "usages": list(_CSR_USAGES),
-        "expirationSeconds": int(valid.total_seconds()),
+        "expirationSeconds": int(lifetime.total_seconds()),
     }
-    metadata = {"name": name, "labels": {MANAGER: OURS}}
+    metadata = {"name": name, "labels": {MANAGED_BY_LABEL: MANAGED_BY}}
     return {
         "apiVersion": "certificates.k8s.io/v1",
         "kind": "CertificateSigningRequest",
         "metadata": metadata,
-        "spec": spec,
+        "spec": fields,
     }
 
 
-def cert_manager(wish: Wish, namespace: str, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Issuers and Certificates for cert-manager, which keeps the authority's key in a Secret of the namespace."""
+def build_cert_manager_objects(
+    spec: CertificateSpec, namespace: str, names: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Issuers and Certificates for cert-manager, which stores the key of the authority in a Secret of the namespace."""
 
-    def made(kind: str, name: str, spec: Object) -> dict[str, Any]:
+    def manifest(kind: str, name: str, fields: Object) -> dict[str, Any]:
         metadata = {"name": name, "namespace": namespace, "labels": {"app.kubernetes.io/part-of": "nodewise"}}
-        return {"apiVersion": "cert-manager.io/v1", "kind": kind, "metadata": metadata, "spec": spec}
+        return {"apiVersion": "cert-manager.io/v1", "kind": kind, "metadata": metadata, "spec": fields}
 
     def leaf(secret_name: str, more: Object) -> dict[str, Any]:
-        times = {"duration": _hours(wish.valid), "renewBefore": _hours(wish.renew_before or wish.valid / 3)}
+        times = {
+            "duration": _format_hours(spec.lifetime),
+            "renewBefore": _format_hours(spec.renew_before or spec.lifetime / 3),
+        }
         key = {"algorithm": "ECDSA", "size": 256, "rotationPolicy": "Always"}
         issuer = {"name": CERT_MANAGER_CA, "kind": "Issuer"}
-        spec = {"secretName": secret_name, "issuerRef": issuer, "privateKey": key, **times, **more}
-        return made("Certificate", secret_name, spec)
+        fields = {"secretName": secret_name, "issuerRef": issuer, "privateKey": key, **times, **more}
+        return manifest("Certificate", secret_name, fields)
 
     authority = {
         "isCA": True,
         "commonName": CERT_MANAGER_CA,
         "secretName": CERT_MANAGER_CA,
-        "duration": _hours(wish.valid * 10),
+        "duration": _format_hours(spec.lifetime * 10),
         "privateKey": {"algorithm": "ECDSA", "size": 256, "rotationPolicy": "Never"},
         "issuerRef": {"name": f"{CERT_MANAGER_CA}-itself", "kind": "Issuer"},
     }
     server, client = names
-    addresses = [name for name in wish.names if is_address(name)]
-    hosts = {"dnsNames": [name for name in wish.names if not is_address(name)]}
+    addresses = [name for name in spec.names if is_address(name)]
+    hosts = {"dnsNames": [name for name in spec.names if not is_address(name)]}
     return [
-        made("Issuer", f"{CERT_MANAGER_CA}-itself", {"selfSigned": {}}),
-        made("Certificate", CERT_MANAGER_CA, authority),
-        made("Issuer", CERT_MANAGER_CA, {"ca": {"secretName": CERT_MANAGER_CA}}),
+        manifest("Issuer", f"{CERT_MANAGER_CA}-itself", {"selfSigned": {}}),
+        manifest("Certificate", CERT_MANAGER_CA, authority),
+        manifest("Issuer", CERT_MANAGER_CA, {"ca": {"secretName": CERT_MANAGER_CA}}),
         leaf(
             server,
             {
@@ -109,13 +117,13 @@ def cert_manager(wish: Wish, namespace: str, names: Sequence[str]) -> list[dict[
                 "usages": ["digital signature", "server auth"],
             },
         ),
-        leaf(client, {"commonName": wish.client_name, "usages": list(_CSR_USAGES)}),
+        leaf(client, {"commonName": spec.client_name, "usages": list(_CSR_USAGES)}),
     ]
 
 
-def systemd(words: Sequence[str], folder: str) -> str:
-    """A service and a timer, as two files one after the other, that run a command once a day."""
-    line = " ".join(map(_quoted, words)).replace("$", "$$")
+def render_systemd_units(words: Sequence[str], folder: str) -> str:
+    """A service and a timer that run a command once a day, as the text of two files."""
+    line = " ".join(map(_quote_word, words)).replace("$", "$$")
     return (
         "# /etc/systemd/system/nodewise-certs.service\n"
         "[Unit]\n"
@@ -129,11 +137,11 @@ def systemd(words: Sequence[str], folder: str) -> str:
         "PrivateTmp=yes\n"
         "ProtectHome=read-only\n"
         "ProtectSystem=strict\n"
-        f"ReadWritePaths={_quoted(folder)}\n"
+        f"ReadWritePaths={_quote_word(folder)}\n"
         "\n"
         "# /etc/systemd/system/nodewise-certs.timer\n"
         "[Unit]\n"
-        "Description=Look once a day whether certificates of nodewise are to be renewed\n"
+        "Description=Renew the certificates of nodewise once a day if they are due\n"
         "\n"
         "[Timer]\n"
         "OnCalendar=daily\n"
@@ -145,17 +153,17 @@ def systemd(words: Sequence[str], folder: str) -> str:
     )
 
 
-def _quoted(word: str) -> str:
-    """A word as systemd reads it in a command line."""
+def _quote_word(word: str) -> str:
+    """A word quoted for a systemd command line."""
     plain = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{plain}"' if not plain or set(plain) & set(" \t'\";") else plain
 
 
-def _hours(span: timedelta) -> str:
+def _format_hours(span: timedelta) -> str:
     return f"{max(1, round(span.total_seconds() / _HOUR_S))}h"
 
 
-def _decoded(text: Any) -> bytes:
+def _decode_base64(text: Any) -> bytes:
     try:
         return base64.b64decode(text or "", validate=True)
     except (TypeError, ValueError):

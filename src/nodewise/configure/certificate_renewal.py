@@ -1,9 +1,10 @@
-"""Certificates of nodewise's own: what is there, what is due, and what takes its place. Computes only.
+"""Issues and renews the certificates of nodewise and of kube-scheduler as its client. Computes only.
 
-A renewal has two steps, because kube-scheduler reads its `caFile` once. First the new authority is announced: both
-sides trust it beside the old one, and the certificates that it signed lie ready. kube-scheduler is started anew. Then
-both sides are switched to those. Whatever step a run ends in, what it left says how to go on: an authority's key is
-gone when the run is over, so what is not whole is made once more.
+A renewal has two steps, because kube-scheduler reads its `caFile` once. The first step announces a new authority: both
+peers trust it in addition to the old one, and the certificates that it signed are stored for later. Then kube-scheduler
+is restarted. The second step switches both peers to the stored certificates. A run may end after any step: the stored
+certificates determine the next one. The key of an authority exists only during a run, so an incomplete set of
+certificates is issued again.
 """
 
 import ipaddress
@@ -23,86 +24,87 @@ from nodewise.serve.options import ISSUED_CLIENT
 
 SERVICE: Final = "nodewise"
 CLIENT: Final = ISSUED_CLIENT
-_AUTHORITY: Final = "nodewise-ca-"
+_AUTHORITY_PREFIX: Final = "nodewise-ca-"
 _PEM: Final = serialization.Encoding.PEM
-_SHORTEST: Final = timedelta(minutes=1)
-_LONGEST: Final = timedelta(days=10 * 365)
-_LONGEST_NAME: Final = 64  # of a common name, RFC 5280
+_MIN_LIFETIME: Final = timedelta(minutes=1)
+_MAX_LIFETIME: Final = timedelta(days=10 * 365)
+_MAX_NAME_LENGTH: Final = 64  # of a common name, RFC 5280
 
 Step = Literal["make", "announce", "wait", "switch", "sign", "clock", "nothing"]
-"""`sign`: the cluster's signer is to be asked again, and not we. `clock`: this machine's is behind what is there."""
+"""`sign`: the signer of the cluster has to renew the client certificate. `clock`: the clock of this machine is behind
+the start of an existing certificate."""
 
 
-class Side(NamedTuple):
-    """What nodewise, or kube-scheduler, shows and trusts; all PEM, empty where it is not there."""
+class PeerCertificates(NamedTuple):
+    """The certificate and trusted authorities of nodewise or of kube-scheduler, in PEM; empty if missing."""
 
     cert: bytes = b""
     key: bytes = b""
     trusted: bytes = b""
-    """Who may have signed the other side's certificate."""
+    """The authorities that may have signed the certificate of the other peer."""
     next_cert: bytes = b""
     next_key: bytes = b""
     signer: str = ""
-    """Of a certificate that the cluster signed: it is not renewed here."""
+    """The signer of a certificate that the cluster signed. Such a certificate is not renewed here."""
 
 
-class Both(NamedTuple):
-    """Both sides of a connection: nodewise and kube-scheduler."""
+class ConnectionCertificates(NamedTuple):
+    """The certificates of both peers of a connection: nodewise (server) and kube-scheduler (client)."""
 
-    server: Side = Side()
-    client: Side = Side()
+    server: PeerCertificates = PeerCertificates()
+    client: PeerCertificates = PeerCertificates()
 
 
-class Wish(NamedTuple):
-    """What certificates there are to be."""
+class CertificateSpec(NamedTuple):
+    """The required certificates, and when they are renewed."""
 
     names: Sequence[str]
     """Host names and addresses of nodewise."""
     client_name: str = CLIENT
-    valid: timedelta = timedelta(days=365)
+    lifetime: timedelta = timedelta(days=365)
     renew_before: timedelta | None = None
-    """Before the end; None: a third of the time for which a certificate is valid."""
+    """Time before the end of a certificate; None: a third of its lifetime."""
     switch_after: timedelta | None = None
-    """After a new authority was announced; None: half of `renew_before`."""
+    """Time after the announcement of a new authority; None: half of `renew_before`."""
     settle: timedelta = timedelta(minutes=3)
-    """Until an announcement has surely reached both sides."""
+    """Time after which both peers have read an announcement."""
     is_forced: bool = False
-    """To begin a renewal although none is due."""
+    """Whether a renewal begins although none is due."""
 
 
-class Shown(NamedTuple):
-    """A certificate as people are told of it."""
+class CertificateSummary(NamedTuple):
+    """A certificate as reports show it."""
 
     names: Sequence[str]
-    ends: datetime
+    not_after: datetime
     signer: str
 
 
-class Outlook(NamedTuple):
-    """What is to be done next, why, and when; `at` is in the past for what is due."""
+class RenewalPlan(NamedTuple):
+    """The next step, its reasons and its time; `at` is in the past for a step that is due."""
 
     step: Step
     reasons: Sequence[str]
     at: datetime
-    announced: datetime | None = None
-    server: Shown | None = None
-    client: Shown | None = None
+    announced_at: datetime | None = None
+    server: CertificateSummary | None = None
+    client: CertificateSummary | None = None
 
     @property
     def is_due(self) -> bool:
-        """Whether somebody has to do something now; while it waits that is kube-scheduler's restart."""
+        """Whether an action is due now. In the step `wait` this is the restart of kube-scheduler."""
         return self.step != "nothing"
 
 
-class _Judged(NamedTuple):
-    """The certificate of one side: whether it may go on, and what lies ready in its place."""
+class _PeerStatus(NamedTuple):
+    """The certificate of one peer: whether it is usable, and the certificate that replaces it."""
 
     leaf: x509.Certificate | None
-    works: bool
+    is_usable: bool
     reasons: Sequence[str]
-    due: datetime
-    ready: x509.Certificate | None
-    switch: datetime
+    due_at: datetime
+    next_leaf: x509.Certificate | None
+    switch_at: datetime
 
 
 def service_names(namespace: str, service: str = SERVICE) -> tuple[str, ...]:
@@ -111,136 +113,144 @@ def service_names(namespace: str, service: str = SERVICE) -> tuple[str, ...]:
     return service, inside, f"{inside}.svc", f"{inside}.svc.cluster.local"
 
 
-def check(wish: Wish) -> None:
-    """BadSettings names whatever of a wish cannot be."""
-    problems = [*_wrong_names(wish), *_wrong_periods(wish)]
+def check_spec(spec: CertificateSpec) -> None:
+    """Raise BadSettings with every invalid field of a spec."""
+    problems = [*_name_problems(spec), *_period_problems(spec)]
     if problems:
         raise BadSettings("settings", problems)
 
 
-def _wrong_names(wish: Wish) -> Iterator[Problem]:
-    for name in wish.names:
+def _name_problems(spec: CertificateSpec) -> Iterator[Problem]:
+    for name in spec.names:
         if not (is_address(name) or is_host(name.removeprefix("*."))):
             yield Problem("--name", repr(name), "a host name or an IP address")
-    if not 0 < len(wish.client_name) <= _LONGEST_NAME or not wish.client_name.isprintable():
-        yield Problem("--client-name", repr(wish.client_name), f"1 to {_LONGEST_NAME} characters")
+    if not 0 < len(spec.client_name) <= _MAX_NAME_LENGTH or not spec.client_name.isprintable():
+        yield Problem("--client-name", repr(spec.client_name), f"1 to {_MAX_NAME_LENGTH} characters")
 
 
-def _wrong_periods(wish: Wish) -> Iterator[Problem]:
-    if not _SHORTEST <= wish.valid <= _LONGEST:
-        yield Problem("--lifetime", f"{wish.valid}", f"{_SHORTEST} to {_LONGEST}")
-    elif not timedelta() < (wish.renew_before or wish.valid / 3) < wish.valid:
-        yield Problem("--renew-before", f"{wish.renew_before}", f"less than {wish.valid}")
-    for name, value in (("--switch-after", wish.switch_after), ("--settle", wish.settle)):
+def _period_problems(spec: CertificateSpec) -> Iterator[Problem]:
+    if not _MIN_LIFETIME <= spec.lifetime <= _MAX_LIFETIME:
+        yield Problem("--lifetime", f"{spec.lifetime}", f"{_MIN_LIFETIME} to {_MAX_LIFETIME}")
+    elif not timedelta() < (spec.renew_before or spec.lifetime / 3) < spec.lifetime:
+        yield Problem("--renew-before", f"{spec.renew_before}", f"less than {spec.lifetime}")
+    for name, value in (("--switch-after", spec.switch_after), ("--settle", spec.settle)):
         if value is not None and value < timedelta():
             yield Problem(name, f"{value}", "no time before now")
 
 
-def outlook(before: Both, wish: Wish, now: datetime) -> Outlook:
-    """What is to be done about these certificates."""
-    server = _judged(before.server, before.client, wish, now, is_server=True)
-    client = _judged(before.client, before.server, wish, now, is_server=False)
-    sides = (server, client) if not before.client.signer else (server,)
-    if (begins := _begins(server, client)) > now and not wish.is_forced:
-        next_step = Outlook("clock", [_behind(begins, now)], begins)
-    elif due := _issue(sides, now) or _switch_to_ready(sides, now):
-        next_step = due
-    elif wish.is_forced:
-        next_step = Outlook("announce", ["asked for"], now)
-    elif client.due <= now:
-        next_step = Outlook("sign", client.reasons, client.due)
+def plan_renewal(before: ConnectionCertificates, spec: CertificateSpec, now: datetime) -> RenewalPlan:
+    """The next step for these certificates."""
+    server = _assess(before.server, before.client, spec, now, is_server=True)
+    client = _assess(before.client, before.server, spec, now, is_server=False)
+    peers = (server, client) if not before.client.signer else (server,)
+    if (latest_start := _latest_start(server, client)) > now and not spec.is_forced:
+        next_step = RenewalPlan("clock", [_clock_message(latest_start, now)], latest_start)
+    elif due_step := _issue(peers, now) or _switch_to_next(peers, now):
+        next_step = due_step
+    elif spec.is_forced:
+        next_step = RenewalPlan("announce", ["asked for"], now)
+    elif client.due_at <= now:
+        next_step = RenewalPlan("sign", client.reasons, client.due_at)
     else:
-        next_step = Outlook("nothing", [], min(server.due, client.due))
-    return next_step._replace(server=_told(server, before.server), client=_told(client, before.client))
+        next_step = RenewalPlan("nothing", [], min(server.due_at, client.due_at))
+    return next_step._replace(
+        server=_summarize(server, before.server), client=_summarize(client, before.client)
+    )
 
 
-def _issue(sides: Sequence[_Judged], now: datetime) -> Outlook | None:
-    """New certificates, where one is due and nothing lies ready in its place."""
-    due = [side for side in sides if side.due <= now and side.ready is None]
+def _issue(peers: Sequence[_PeerStatus], now: datetime) -> RenewalPlan | None:
+    """The step that issues new certificates, if one is due and has no successor yet; otherwise None."""
+    due = [peer for peer in peers if peer.due_at <= now and peer.next_leaf is None]
     if not due:
         return None
-    step: Step = "announce" if any(side.works for side in sides) else "make"
-    return Outlook(step, [reason for side in due for reason in side.reasons], min(side.due for side in due))
+    step: Step = "announce" if any(peer.is_usable for peer in peers) else "make"
+    return RenewalPlan(
+        step, [reason for peer in due for reason in peer.reasons], min(peer.due_at for peer in due)
+    )
 
 
-def _switch_to_ready(sides: Sequence[_Judged], now: datetime) -> Outlook | None:
-    """The use of certificates that lie ready, at once or later."""
-    ready = [(side.ready, side.switch) for side in sides if side.ready is not None]
-    if not ready:
+def _switch_to_next(peers: Sequence[_PeerStatus], now: datetime) -> RenewalPlan | None:
+    """The step that switches to certificates issued earlier, now or later; None if there are none."""
+    issued = [(peer.next_leaf, peer.switch_at) for peer in peers if peer.next_leaf is not None]
+    if not issued:
         return None
-    at = min(switch for _, switch in ready)
-    return Outlook(
+    at = min(switch_at for _, switch_at in issued)
+    return RenewalPlan(
         "switch" if at <= now else "wait",
         ["a new authority was announced; kube-scheduler has to be started anew before it is used"],
         at,
-        max(leaf.not_valid_before_utc + SKEW for leaf, _ in ready),
+        max(leaf.not_valid_before_utc + SKEW for leaf, _ in issued),
     )
 
 
-def _begins(*sides: _Judged) -> datetime:
-    """From when on all are valid; long ago where there is none."""
-    leaves = [side.leaf for side in sides if side.leaf is not None]
+def _latest_start(*peers: _PeerStatus) -> datetime:
+    """The time from which all certificates are valid; the minimum of datetime without certificates."""
+    leaves = [peer.leaf for peer in peers if peer.leaf is not None]
     return max((leaf.not_valid_before_utc for leaf in leaves), default=datetime.min.replace(tzinfo=UTC))
 
 
-def _behind(begins: datetime, now: datetime) -> str:
+def _clock_message(latest_start: datetime, now: datetime) -> str:
     return (
-        f"this machine's clock says {stamp(now)}, and certificates that are there begin at {stamp(begins)}: mend "
-        "the clock; or, if it was wrong when they were made, --renew"
+        f"this machine's clock says {format_time(now)}, and certificates that are there begin at "
+        f"{format_time(latest_start)}: mend the clock; or, if it was wrong when they were made, --renew"
     )
 
 
-def restarted(plan: Outlook, wish: Wish, now: datetime) -> Outlook:
-    """The same when kube-scheduler was started anew. Unavailable where that cannot have been late enough."""
-    if plan.step != "wait" or plan.announced is None:
+def after_restart(plan: RenewalPlan, spec: CertificateSpec, now: datetime) -> RenewalPlan:
+    """The plan after a restart of kube-scheduler. Unavailable if the announcement is too recent for that restart."""
+    if plan.step != "wait" or plan.announced_at is None:
         return plan
-    settled = plan.announced + wish.settle
+    settled = plan.announced_at + spec.settle
     if now < settled:
-        seen = (
-            f"the new authority was announced at {stamp(plan.announced)}, and has to reach both sides first"
-        )
-        wanted = f"kube-scheduler started anew, and --restarted, after {stamp(settled)}"
+        seen = f"the new authority was announced at {format_time(plan.announced_at)}, and has to reach both sides first"
+        wanted = f"kube-scheduler started anew, and --restarted, after {format_time(settled)}"
         raise Unavailable("--restarted", [Problem("", seen, wanted)])
     return plan._replace(step="switch")
 
 
-def taken(before: Both, step: Step, wish: Wish, now: datetime) -> Both:
-    """What there is after a step. An authority that is made in it signs, and is gone."""
+def apply_step(
+    before: ConnectionCertificates, step: Step, spec: CertificateSpec, now: datetime
+) -> ConnectionCertificates:
+    """The certificates after a step. An authority that the step creates signs them; its key is then discarded."""
     if step == "switch":
-        return Both(_switched(before.server), _switched(before.client))
+        return ConnectionCertificates(_with_next(before.server), _with_next(before.client))
     if step not in {"make", "announce"}:
         return before
-    issuer = Issuer(f"{_AUTHORITY}{x509.random_serial_number():x}"[:24], now, wish.valid)
-    judged_server = _judged(before.server, before.client, wish, now, is_server=True)
-    judged_client = _judged(before.client, before.server, wish, now, is_server=False)
-    common = next((name for name in wish.names if not is_address(name)), SERVICE)
-    server = _announced(before.server, judged_server, issuer.server(wish.names, common))
+    issuer = Issuer(f"{_AUTHORITY_PREFIX}{x509.random_serial_number():x}"[:24], now, spec.lifetime)
+    server_status = _assess(before.server, before.client, spec, now, is_server=True)
+    client_status = _assess(before.client, before.server, spec, now, is_server=False)
+    common = next((name for name in spec.names if not is_address(name)), SERVICE)
+    server = _with_issued(before.server, server_status, issuer.server(spec.names, common))
     client, foreign = before.client, b""
-    if client.signer:  # its certificate may come of any of them, or of one that these have signed
-        held = _certificates(before.server.trusted)
-        foreign = _pem(
-            authority for authority in held if not _is_ours(authority) and authority.not_valid_after_utc > now
+    if client.signer:  # any of these authorities, or one that they signed, may have issued its certificate
+        held = _load_certificates(before.server.trusted)
+        foreign = _encode_pem(
+            authority
+            for authority in held
+            if not _is_issued_here(authority) and authority.not_valid_after_utc > now
         )
     else:
-        client = _announced(client, judged_client, issuer.client(wish.client_name))
+        client = _with_issued(client, client_status, issuer.client(spec.client_name))
     known = (before.server.trusted, before.client.trusted)
-    return Both(
-        server._replace(trusted=_bundle(issuer.cert, known, judged_client, foreign)),
-        client._replace(trusted=_bundle(issuer.cert, known, judged_server)),
+    return ConnectionCertificates(
+        server._replace(trusted=_trusted_bundle(issuer.cert, known, client_status, foreign)),
+        client._replace(trusted=_trusted_bundle(issuer.cert, known, server_status)),
     )
 
 
-def trusting(trusted: bytes, more: bytes) -> bytes:
-    """A bundle with further authorities in it, each once."""
-    held = _certificates(trusted)
-    return _pem([*held, *(authority for authority in _certificates(more) if authority not in held)])
+def merge_authorities(trusted: bytes, more: bytes) -> bytes:
+    """A bundle of both lists of authorities in PEM, without duplicates."""
+    held = _load_certificates(trusted)
+    return _encode_pem(
+        [*held, *(authority for authority in _load_certificates(more) if authority not in held)]
+    )
 
 
-def trouble_of_issued(cert: bytes, key: bytes) -> str:
-    """What is wrong with a client's certificate that somebody else signed, if anything."""
-    leaf, trouble = _leaf(cert, key)
+def issued_certificate_problem(cert: bytes, key: bytes) -> str:
+    """The problem of a client certificate that an external signer issued; empty if there is none."""
+    leaf, problem = _load_leaf(cert, key)
     if leaf is None:
-        return trouble
+        return problem
     try:
         uses = leaf.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     except x509.ExtensionNotFound:
@@ -249,50 +259,56 @@ def trouble_of_issued(cert: bytes, key: bytes) -> str:
 
 
 def is_authority(cert: bytes) -> bool:
-    """Whether there is one certificate at least, and each may sign others."""
-    certificates = _certificates(cert)
+    """Whether PEM data holds at least one certificate, and all of them are certificates of a CA."""
+    certificates = _load_certificates(cert)
     return bool(certificates) and all(map(_is_ca, certificates))
 
 
-def stamp(when: datetime) -> str:
+def format_time(when: datetime) -> str:
+    """A time as in the Kubernetes API: RFC 3339, seconds, UTC."""
     return when.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _judged(side: Side, other: Side, wish: Wish, now: datetime, *, is_server: bool) -> _Judged:
+def _assess(
+    peer: PeerCertificates, other: PeerCertificates, spec: CertificateSpec, now: datetime, *, is_server: bool
+) -> _PeerStatus:
     who = "nodewise's certificate" if is_server else "kube-scheduler's client certificate"
-    leaf, trouble = _leaf(side.cert, side.key)
-    if leaf is not None and not trouble:
-        trouble = _trouble_now(leaf, other.trusted + side.trusted, now)
+    leaf, problem = _load_leaf(peer.cert, peer.key)
+    if leaf is not None and not problem:
+        problem = _validity_problem(leaf, other.trusted + peer.trusted, now)
 
-    def lacks(candidate: x509.Certificate) -> str:
-        return _trouble_now(candidate, other.trusted, now) or _lacks(candidate, wish, is_server=is_server)
+    def find_problem(candidate: x509.Certificate) -> str:
+        return _validity_problem(candidate, other.trusted, now) or _missing_names(
+            candidate, spec, is_server=is_server
+        )
 
-    ready, _ = _leaf(side.next_cert, side.next_key)
-    if ready is not None and lacks(ready):
-        ready = None
-    if leaf is None or trouble:
-        return _Judged(leaf, False, [f"{who} {trouble}"], now, ready, now)
-    due = leaf.not_valid_after_utc - _renew_before(leaf, wish)
-    reasons = [f"{who} ends at {stamp(leaf.not_valid_after_utc)}"] if due <= now else []
-    if lacking := lacks(leaf):
-        due, reasons = now, [*reasons, f"{who} {lacking}"]
-    return _Judged(leaf, True, reasons, due, ready, _switch(leaf, ready, wish) if ready is not None else now)
+    next_leaf, _ = _load_leaf(peer.next_cert, peer.next_key)
+    if next_leaf is not None and find_problem(next_leaf):
+        next_leaf = None
+    if leaf is None or problem:
+        return _PeerStatus(leaf, False, [f"{who} {problem}"], now, next_leaf, now)
+    due_at = leaf.not_valid_after_utc - _renew_before(leaf, spec)
+    reasons = [f"{who} ends at {format_time(leaf.not_valid_after_utc)}"] if due_at <= now else []
+    if problem := find_problem(leaf):
+        due_at, reasons = now, [*reasons, f"{who} {problem}"]
+    switch_at = _switch_time(leaf, next_leaf, spec) if next_leaf is not None else now
+    return _PeerStatus(leaf, True, reasons, due_at, next_leaf, switch_at)
 
 
-def _switch(leaf: x509.Certificate, ready: x509.Certificate, wish: Wish) -> datetime:
-    """When what lies ready is used by itself: in the middle of what is left of the old one, or sooner."""
-    announced = ready.not_valid_before_utc + SKEW
-    wait = wish.switch_after if wish.switch_after is not None else _renew_before(leaf, wish) / 2
+def _switch_time(leaf: x509.Certificate, next_leaf: x509.Certificate, spec: CertificateSpec) -> datetime:
+    """When the switch happens without a restart: at half of the old certificate's remaining time, or sooner."""
+    announced = next_leaf.not_valid_before_utc + SKEW
+    wait = spec.switch_after if spec.switch_after is not None else _renew_before(leaf, spec) / 2
     return announced + min(wait, (leaf.not_valid_after_utc - announced) / 2)
 
 
-def _renew_before(leaf: x509.Certificate, wish: Wish) -> timedelta:
+def _renew_before(leaf: x509.Certificate, spec: CertificateSpec) -> timedelta:
     whole = leaf.not_valid_after_utc - leaf.not_valid_before_utc - SKEW
-    return min(wish.renew_before, whole / 2) if wish.renew_before is not None else whole / 3
+    return min(spec.renew_before, whole / 2) if spec.renew_before is not None else whole / 3
 
 
-def _leaf(cert: bytes, key: bytes) -> tuple[x509.Certificate | None, str]:
-    """A certificate with its key, or what is wrong with the two."""
+def _load_leaf(cert: bytes, key: bytes) -> tuple[x509.Certificate | None, str]:
+    """The certificate and an empty text, or None and the problem with the certificate or its key."""
     if not cert or not key:
         return None, "is not there"
     try:
@@ -306,32 +322,34 @@ def _leaf(cert: bytes, key: bytes) -> tuple[x509.Certificate | None, str]:
 
 
 def _is_ca(cert: x509.Certificate) -> bool:
-    """Only what says so: whoever is to be trusted needs it, while `is_ca` fails closed."""
+    """Whether the extension marks a CA; False without the extension, while `is_ca` fails closed."""
     try:
         return cert.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     except (ValueError, x509.ExtensionNotFound):
         return False
 
 
-def _trouble_now(leaf: x509.Certificate, trusted: bytes, now: datetime) -> str:
+def _validity_problem(leaf: x509.Certificate, trusted: bytes, now: datetime) -> str:
     if not leaf.not_valid_before_utc <= now < leaf.not_valid_after_utc:
-        return f"is valid from {stamp(leaf.not_valid_before_utc)} to {stamp(leaf.not_valid_after_utc)} only"
-    by = [authority for authority in _certificates(trusted) if is_by(leaf, authority)]
+        return f"is valid from {format_time(leaf.not_valid_before_utc)} to {format_time(leaf.not_valid_after_utc)} only"
+    by = [authority for authority in _load_certificates(trusted) if is_by(leaf, authority)]
     if not any(authority.not_valid_after_utc > now for authority in by):
         return "is of an authority that the other side's ca.crt does not hold"
     return ""
 
 
-def _lacks(leaf: x509.Certificate, wish: Wish, *, is_server: bool) -> str:
-    """What a certificate does not say that it should, in words."""
+def _missing_names(leaf: x509.Certificate, spec: CertificateSpec, *, is_server: bool) -> str:
+    """A phrase that names the host names or the client name missing in a certificate; empty if complete."""
     if not is_server:
         name = _common_name(leaf)
-        return "" if name == wish.client_name else f"names {name!r}, not {wish.client_name!r}"
-    lacking = sorted({_normal(name) for name in wish.names} - {_normal(name) for name in _names(leaf)})
-    return f"does not name {', '.join(lacking)}" if lacking else ""
+        return "" if name == spec.client_name else f"names {name!r}, not {spec.client_name!r}"
+    missing = sorted(
+        {_normalize_name(name) for name in spec.names} - {_normalize_name(name) for name in _names(leaf)}
+    )
+    return f"does not name {', '.join(missing)}" if missing else ""
 
 
-def _normal(name: str) -> str:
+def _normalize_name(name: str) -> str:
     return str(ipaddress.ip_address(name)) if is_address(name) else name.lower()
 
 
@@ -350,53 +368,54 @@ def _common_name(leaf: x509.Certificate) -> str:
     )
 
 
-def _told(judged: _Judged, side: Side) -> Shown | None:
-    leaf = judged.leaf
+def _summarize(status: _PeerStatus, peer: PeerCertificates) -> CertificateSummary | None:
+    leaf = status.leaf
     if leaf is None:
         return None
-    return Shown(_names(leaf) or [_common_name(leaf)], leaf.not_valid_after_utc, side.signer)
+    return CertificateSummary(_names(leaf) or [_common_name(leaf)], leaf.not_valid_after_utc, peer.signer)
 
 
-def _announced(side: Side, judged: _Judged, made: Leaf) -> Side:
-    """What works is used on until the switch; else there is nothing to wait for."""
-    if judged.works:
-        return side._replace(next_cert=made.cert, next_key=made.key)
-    return side._replace(cert=made.cert, key=made.key, next_cert=b"", next_key=b"")
+def _with_issued(peer: PeerCertificates, status: _PeerStatus, made: Leaf) -> PeerCertificates:
+    """The certificates with a newly issued one: stored for the switch, or in use at once if the old one is unusable."""
+    if status.is_usable:
+        return peer._replace(next_cert=made.cert, next_key=made.key)
+    return peer._replace(cert=made.cert, key=made.key, next_cert=b"", next_key=b"")
 
 
-def _switched(side: Side) -> Side:
-    if not side.next_cert:
-        return side
-    return side._replace(cert=side.next_cert, key=side.next_key, next_cert=b"", next_key=b"")
+def _with_next(peer: PeerCertificates) -> PeerCertificates:
+    """The certificates after the switch; unchanged if none are stored for it."""
+    if not peer.next_cert:
+        return peer
+    return peer._replace(cert=peer.next_cert, key=peer.next_key, next_cert=b"", next_key=b"")
 
 
-def _bundle(fresh: bytes, known: Iterable[bytes], other: _Judged, kept: bytes = b"") -> bytes:
-    """The new authority, of those that are known the one that signed what the other side shows now, and `kept`."""
+def _trusted_bundle(fresh: bytes, known: Iterable[bytes], other: _PeerStatus, kept: bytes = b"") -> bytes:
+    """A bundle of the new authority, of the known authority that signed the other peer's certificate, and of `kept`."""
     signers = [
         authority
-        for authority in _certificates(b"".join(known))
-        if other.works and other.leaf is not None and is_by(other.leaf, authority)
+        for authority in _load_certificates(b"".join(known))
+        if other.is_usable and other.leaf is not None and is_by(other.leaf, authority)
     ]
-    return _pem(dict.fromkeys([*_certificates(fresh), *signers, *_certificates(kept)]))
+    return _encode_pem(dict.fromkeys([*_load_certificates(fresh), *signers, *_load_certificates(kept)]))
 
 
-def _is_ours(authority: x509.Certificate) -> bool:
-    return _common_name(authority).startswith(_AUTHORITY)
+def _is_issued_here(authority: x509.Certificate) -> bool:
+    return _common_name(authority).startswith(_AUTHORITY_PREFIX)
 
 
-def _certificates(pem: bytes) -> list[x509.Certificate]:
+def _load_certificates(pem: bytes) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(pem)
     except ValueError:
         return []
 
 
-def _pem(certificates: Iterable[x509.Certificate]) -> bytes:
+def _encode_pem(certificates: Iterable[x509.Certificate]) -> bytes:
     return b"".join(certificate.public_bytes(_PEM) for certificate in certificates)
 
 
 def is_ca(certificate: x509.Certificate) -> bool:
-    """Whether it is a CA's certificate. One whose extension cannot be read is taken for one: this fails closed."""
+    """Whether this is the certificate of a CA. An unreadable extension counts as one: the check fails closed."""
     try:
         return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     except x509.ExtensionNotFound:
@@ -406,5 +425,5 @@ def is_ca(certificate: x509.Certificate) -> bool:
 
 
 def public_der(key: PublicKeyTypes) -> bytes:
-    """A public key as DER: equal for a certificate and the key that belongs to it."""
+    """A public key as DER. A certificate and its private key have the same one."""
     return key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)

@@ -1,4 +1,4 @@
-"""Certificates as Secrets of a cluster: read and written; and one that the cluster's own signer is asked for."""
+"""Reads and writes certificates as Secrets of a cluster, and requests a certificate from a signer of the cluster."""
 
 import base64
 import binascii
@@ -10,15 +10,15 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from nodewise.clock import Clock
-from nodewise.configure import certificate_objects as objects
-from nodewise.configure.certificate_renewal import Both, Side
+from nodewise.configure import certificate_objects
+from nodewise.configure.certificate_renewal import ConnectionCertificates, PeerCertificates
 from nodewise.errors import BadInput, NodewiseError, Problem, Refused, Unavailable
 from nodewise.kube.api import Api, NotFound
 from nodewise.kube.resources import Resource
 
 SECRETS: Final = Resource("", "v1", "secrets", "Secret")
 _CONFIG_MAPS: Final = Resource("", "v1", "configmaps", "ConfigMap")
-_REQUESTS: Final = Resource(
+_SIGNING_REQUESTS: Final = Resource(
     "certificates.k8s.io",
     "v1",
     "certificatesigningrequests",
@@ -29,8 +29,8 @@ API_CLIENT: Final = "kubernetes.io/kube-apiserver-client"
 _PAUSE_S: Final = 1.0
 
 
-class Place(NamedTuple):
-    """Where the two Secrets are: nodewise's and kube-scheduler's."""
+class SecretLocation(NamedTuple):
+    """Namespace and names of the two Secrets: the one of nodewise and the one of kube-scheduler."""
 
     namespace: str
     names: Sequence[str]
@@ -39,29 +39,30 @@ class Place(NamedTuple):
         return SECRETS.path(self.namespace, name)
 
 
-class Found(NamedTuple):
-    """The two Secrets as the API server gave them, None for one that is not there."""
+class StoredSecrets(NamedTuple):
+    """The two Secrets as the API server returned them; None for a missing one."""
 
     secrets: Sequence[dict[str, Any] | None]
 
     @property
-    def both(self) -> Both:
-        return Both(*map(objects.side, self.secrets))
+    def certificates(self) -> ConnectionCertificates:
+        return ConnectionCertificates(*map(certificate_objects.parse_secret, self.secrets))
 
     @property
     def foreign(self) -> tuple[str, ...]:
+        """Names of Secrets that `nodewise certs` did not write."""
         return tuple(
             secret["metadata"]["name"]
             for secret in self.secrets
-            if secret is not None and not objects.is_ours(secret)
+            if secret is not None and not certificate_objects.is_managed(secret)
         )
 
 
-async def read(api: Api, place: Place) -> Found:
-    return Found([await _found(api, place.path(name)) for name in place.names])
+async def read_secrets(api: Api, location: SecretLocation) -> StoredSecrets:
+    return StoredSecrets([await _read_secret(api, location.path(name)) for name in location.names])
 
 
-async def _found(api: Api, path: str) -> dict[str, Any] | None:
+async def _read_secret(api: Api, path: str) -> dict[str, Any] | None:
     try:
         secret_object: dict[str, Any] = msgspec.json.decode(await api.get(path))
     except NotFound:
@@ -69,12 +70,12 @@ async def _found(api: Api, path: str) -> dict[str, Any] | None:
     return secret_object
 
 
-def check_ours(place: Place, existing: Found) -> None:
-    """BadInput where somebody else's Secret would be written over."""
+def check_ownership(location: SecretLocation, existing: StoredSecrets) -> None:
+    """BadInput if a Secret exists that `nodewise certs` did not write."""
     if existing.foreign:
         problems = [
             Problem(
-                f"Secret {place.namespace}/{name}",
+                f"Secret {location.namespace}/{name}",
                 "was not written by nodewise certs",
                 "--replace, or another name by --secret and --client-secret",
             )
@@ -83,28 +84,32 @@ def check_ours(place: Place, existing: Found) -> None:
         raise BadInput("Secrets", problems)
 
 
-async def write(api: Api, place: Place, existing: Found, after: Both) -> None:
-    """Write what differs, nodewise's first. Conflict where somebody else wrote since it was read."""
-    for name, before, side in zip(place.names, existing.secrets, after, strict=True):
-        if side == Side() or (
-            before is not None and objects.is_ours(before) and objects.side(before) == side
+async def write_secrets(
+    api: Api, location: SecretLocation, existing: StoredSecrets, after: ConnectionCertificates
+) -> None:
+    """Write the Secrets that differ, nodewise's first. Conflict if a Secret changed since it was read."""
+    for name, before, peer in zip(location.names, existing.secrets, after, strict=True):
+        if peer == PeerCertificates() or (
+            before is not None
+            and certificate_objects.is_managed(before)
+            and certificate_objects.parse_secret(before) == peer
         ):
             continue
-        made = objects.secret(name, place.namespace, side)
+        made = certificate_objects.build_secret(name, location.namespace, peer)
         if before is not None and before.get("type") == made["type"]:
-            await api.replace(place.path(name), _over(before, made))
+            await api.replace(location.path(name), _replacement(before, made))
             continue
         if before is not None:  # the type of a Secret cannot be changed
-            await api.delete(place.path(name), {"preconditions": {"uid": before["metadata"]["uid"]}})
-        await api.create(place.path(), made)
+            await api.delete(location.path(name), {"preconditions": {"uid": before["metadata"]["uid"]}})
+        await api.create(location.path(), made)
 
 
-def _over(before: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
-    """The made Secret in the place of that very version, with what others have written on its outside."""
+def _replacement(before: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
+    """The new Secret with the resource version of the old one, and with the labels and annotations of others."""
     was, own = before["metadata"], made["metadata"]
     kept = {
         key: {
-            **{name: text for name, text in (was.get(key) or {}).items() if name not in _NOT_KEPT},
+            **{name: text for name, text in (was.get(key) or {}).items() if name not in _DROPPED_ANNOTATIONS},
             **own.get(key, {}),
         }
         for key in ("annotations", "labels")
@@ -112,12 +117,14 @@ def _over(before: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
     return {**made, "metadata": {**own, **kept, "resourceVersion": was["resourceVersion"]}}
 
 
-_NOT_KEPT: Final = frozenset({objects.SIGNER, "kubectl.kubernetes.io/last-applied-configuration"})
-"""The second is a copy of the Secret as it was applied, with its key."""
+_DROPPED_ANNOTATIONS: Final = frozenset(
+    {certificate_objects.SIGNER_ANNOTATION, "kubectl.kubernetes.io/last-applied-configuration"}
+)
+"""The second is a copy of the applied Secret, including its key."""
 
 
-async def authority_of(api: Api, signer: str) -> bytes:
-    """The authorities of a built-in signer of client certificates, PEM. BadInput for another signer."""
+async def read_signer_authorities(api: Api, signer: str) -> bytes:
+    """The authorities of the built-in signer of client certificates, PEM. BadInput for any other signer."""
     if signer != API_CLIENT:
         problem = Problem(
             "--signer-ca", f"not given, and nobody says who stands behind {signer}", "a PEM file"
@@ -128,48 +135,54 @@ async def authority_of(api: Api, signer: str) -> bytes:
     return str((config_map.get("data") or {}).get("client-ca-file", "")).encode()
 
 
-class Request(NamedTuple):
-    """What a signer is asked for."""
+class SigningRequest(NamedTuple):
+    """The content of a CertificateSigningRequest."""
 
     name: str
     signer: str
     pem: bytes
-    valid: timedelta
+    lifetime: timedelta
 
 
-async def signed(
-    api: Api, wanted: Request, timeout_s: float, clock: Clock, created: Callable[[], None]
+async def request_certificate(
+    api: Api, request: SigningRequest, timeout_s: float, clock: Clock, created: Callable[[], None]
 ) -> bytes:
-    """The certificate of a CertificateSigningRequest, PEM, once it is approved and signed; `created` is called when it
-    waits. Refused where it is denied, or failed; Unavailable after the time. A request that came to nothing is removed.
+    """Create a CertificateSigningRequest and return its certificate, PEM, once it is approved and signed.
+
+    `created` is called when the request exists. Refused if the request is denied or fails; Unavailable after the
+    timeout. An unsuccessful request is deleted.
     """
-    made = objects.signing_request(wanted.name, wanted.signer, wanted.pem, wanted.valid)
-    await api.create(_REQUESTS.path(), made)
-    path = _REQUESTS.path(name=wanted.name)
+    made = certificate_objects.build_signing_request(
+        request.name, request.signer, request.pem, request.lifetime
+    )
+    await api.create(_SIGNING_REQUESTS.path(), made)
+    path = _SIGNING_REQUESTS.path(name=request.name)
     try:
         created()
-        return await _until(lambda: _issued(api, path), wanted.name, timeout_s, clock)
+        return await _poll(lambda: _read_certificate(api, path), request.name, timeout_s, clock)
     except BaseException:
         with contextlib.suppress(NodewiseError):
             await api.delete(path)
         raise
 
 
-async def _until(
-    see: Callable[[], Awaitable[bytes | None]], name: str, timeout_s: float, clock: Clock
+async def _poll(
+    read_once: Callable[[], Awaitable[bytes | None]], name: str, timeout_s: float, clock: Clock
 ) -> bytes:
     end_s = clock.monotonic() + timeout_s
-    while (seen := await see()) is None:
+    while (certificate := await read_once()) is None:
         if clock.monotonic() >= end_s:
             problem = Problem(
-                "", f"not approved and signed after {timeout_s:g} s", "kubectl certificate approve"
+                "",
+                f"not approved and signed after {timeout_s:g} s",
+                "kubectl certificate approve",
             )
             raise Unavailable(f"CertificateSigningRequest {name}", [problem])
         await clock.sleep(_PAUSE_S)
-    return seen
+    return certificate
 
 
-async def _issued(api: Api, path: str) -> bytes | None:
+async def _read_certificate(api: Api, path: str) -> bytes | None:
     request = msgspec.json.decode(await api.get(path))
     status = request.get("status") or {}
     for condition in status.get("conditions") or []:

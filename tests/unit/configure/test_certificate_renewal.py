@@ -11,32 +11,33 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.x509 import DNSName
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
-from nodewise.configure import certificate_objects as objects
-from nodewise.configure import certificate_renewal
-from nodewise.configure.certificate_renewal import Both, Side, Wish
+from nodewise.configure import certificate_objects, certificate_renewal
+from nodewise.configure.certificate_renewal import CertificateSpec, ConnectionCertificates, PeerCertificates
 from nodewise.errors import BadSettings, Unavailable
 from nodewise.serve.certificate_issuer import Issuer
 
 NOW = datetime(2026, 7, 1, tzinfo=UTC)
 DAY = timedelta(days=1)
 NAMES = certificate_renewal.service_names("nodewise")
-WISH = Wish(NAMES, valid=90 * DAY)
+SPEC = CertificateSpec(NAMES, lifetime=90 * DAY)
 RENEWED = NOW + 61 * DAY
 
 
-def made(wish: Wish = WISH, now: datetime = NOW) -> Both:
-    return certificate_renewal.taken(Both(), "make", wish, now)
+def made(spec: CertificateSpec = SPEC, now: datetime = NOW) -> ConnectionCertificates:
+    return certificate_renewal.apply_step(ConnectionCertificates(), "make", spec, now)
 
 
-def announced(before: Both | None = None, now: datetime = RENEWED) -> Both:
-    return certificate_renewal.taken(before or made(), "announce", WISH, now)
+def announced(
+    before: ConnectionCertificates | None = None, now: datetime = RENEWED
+) -> ConnectionCertificates:
+    return certificate_renewal.apply_step(before or made(), "announce", SPEC, now)
 
 
-def step(both: Both, now: datetime, wish: Wish = WISH) -> str:
-    return certificate_renewal.outlook(both, wish, now).step
+def step(certificates: ConnectionCertificates, now: datetime, spec: CertificateSpec = SPEC) -> str:
+    return certificate_renewal.plan_renewal(certificates, spec, now).step
 
 
-def lets_in(shown: Side, trusts: Side, at: datetime, *, server: bool) -> bool:
+def lets_in(shown: PeerCertificates, trusts: PeerCertificates, at: datetime, *, server: bool) -> bool:
     """Whether the holder of `trusts` lets in who shows the certificate of `shown`, to cryptography's verifier."""
     store = Store(x509.load_pem_x509_certificates(trusts.trusted))
     policy = PolicyBuilder().store(store).time(at)
@@ -49,25 +50,25 @@ def lets_in(shown: Side, trusts: Side, at: datetime, *, server: bool) -> bool:
     return True
 
 
-def works(server: Side, client: Side, at: datetime) -> bool:
+def works(server: PeerCertificates, client: PeerCertificates, at: datetime) -> bool:
     return lets_in(server, client, at, server=True) and lets_in(client, server, at, server=False)
 
 
 def test_what_is_made_works_and_is_kept_until_a_third_of_its_time_is_left() -> None:
-    both = made()
-    assert works(*both, NOW)
-    assert step(both, NOW) == step(both, NOW + 59 * DAY) == "nothing"
-    assert certificate_renewal.outlook(both, WISH, NOW).at == NOW + 60 * DAY
-    assert step(both, NOW + 61 * DAY) == "announce"
-    assert step(both, NOW + 61 * DAY, WISH._replace(renew_before=10 * DAY)) == "nothing"
-    assert step(both, NOW + 81 * DAY, WISH._replace(renew_before=10 * DAY)) == "announce"
-    assert step(Both(), NOW) == "make"
+    certificates = made()
+    assert works(*certificates, NOW)
+    assert step(certificates, NOW) == step(certificates, NOW + 59 * DAY) == "nothing"
+    assert certificate_renewal.plan_renewal(certificates, SPEC, NOW).at == NOW + 60 * DAY
+    assert step(certificates, NOW + 61 * DAY) == "announce"
+    assert step(certificates, NOW + 61 * DAY, SPEC._replace(renew_before=10 * DAY)) == "nothing"
+    assert step(certificates, NOW + 81 * DAY, SPEC._replace(renew_before=10 * DAY)) == "announce"
+    assert step(ConnectionCertificates(), NOW) == "make"
 
 
 def test_nobody_is_refused_whichever_side_is_a_step_behind() -> None:
     first = made()
     second = announced(first)
-    third = certificate_renewal.taken(second, "switch", WISH, RENEWED + DAY)
+    third = certificate_renewal.apply_step(second, "switch", SPEC, RENEWED + DAY)
     fourth = announced(third, RENEWED + 61 * DAY)
     for older, newer in itertools.pairwise((first, second, third)):
         for server, client in itertools.product((older.server, newer.server), (older.client, newer.client)):
@@ -90,37 +91,37 @@ def test_a_scheduler_that_read_its_ca_file_before_the_announcement_would_refuse_
     """Which is why it waits, and says so."""
     first = made()
     second = announced(first)
-    third = certificate_renewal.taken(second, "switch", WISH, RENEWED + DAY)
+    third = certificate_renewal.apply_step(second, "switch", SPEC, RENEWED + DAY)
     assert not lets_in(third.server, first.client, RENEWED + DAY, server=True)
 
 
 def test_it_waits_for_the_restart_and_goes_on_by_itself_in_time() -> None:
-    both = announced()
-    plan = certificate_renewal.outlook(both, WISH, RENEWED)
-    assert (plan.step, plan.is_due, plan.announced) == ("wait", True, RENEWED)
+    certificates = announced()
+    plan = certificate_renewal.plan_renewal(certificates, SPEC, RENEWED)
+    assert (plan.step, plan.is_due, plan.announced_at) == ("wait", True, RENEWED)
     assert RENEWED < plan.at < NOW + 90 * DAY
-    assert step(both, plan.at) == "switch"
-    assert step(both, RENEWED + 3 * DAY, WISH._replace(switch_after=2 * DAY)) == "switch"
+    assert step(certificates, plan.at) == "switch"
+    assert step(certificates, RENEWED + 3 * DAY, SPEC._replace(switch_after=2 * DAY)) == "switch"
     with pytest.raises(Unavailable, match="has to reach both sides first"):
-        certificate_renewal.restarted(plan, WISH, RENEWED + timedelta(minutes=2))
-    assert certificate_renewal.restarted(plan, WISH, RENEWED + timedelta(minutes=3)).step == "switch"
-    assert step(certificate_renewal.taken(both, "switch", WISH, plan.at), plan.at) == "nothing"
+        certificate_renewal.after_restart(plan, SPEC, RENEWED + timedelta(minutes=2))
+    assert certificate_renewal.after_restart(plan, SPEC, RENEWED + timedelta(minutes=3)).step == "switch"
+    assert step(certificate_renewal.apply_step(certificates, "switch", SPEC, plan.at), plan.at) == "nothing"
 
 
 def test_a_step_that_was_ended_between_the_two_sides_is_gone_on_with() -> None:
     first = made()
     second = announced(first)
-    torn = Both(second.server, first.client)
+    torn = ConnectionCertificates(second.server, first.client)
     assert works(*torn, RENEWED)
     assert step(torn, RENEWED) == "announce", "the authority's key is gone, so there is a new one"
-    again = certificate_renewal.taken(torn, "announce", WISH, RENEWED)
+    again = certificate_renewal.apply_step(torn, "announce", SPEC, RENEWED)
     assert works(*again, RENEWED)
     assert step(again, RENEWED) == "wait"
-    third = certificate_renewal.taken(again, "switch", WISH, RENEWED + DAY)
-    half = Both(third.server, again.client)
+    third = certificate_renewal.apply_step(again, "switch", SPEC, RENEWED + DAY)
+    half = ConnectionCertificates(third.server, again.client)
     assert works(*half, RENEWED + DAY)
     assert step(half, RENEWED + 29 * DAY) == "switch"
-    assert works(*certificate_renewal.taken(half, "switch", WISH, RENEWED + DAY), RENEWED + DAY)
+    assert works(*certificate_renewal.apply_step(half, "switch", SPEC, RENEWED + DAY), RENEWED + DAY)
 
 
 BROKEN = {
@@ -128,65 +129,67 @@ BROKEN = {
     "not PEM": lambda side: side._replace(cert=b"x"),
     "another's key": lambda side: side._replace(key=made().server.key),
     "an authority": lambda side: side._replace(cert=side.trusted),
-    "nothing": lambda side: Side(),
+    "nothing": lambda side: PeerCertificates(),
 }
 
 
 @pytest.mark.parametrize("what", BROKEN)
-@pytest.mark.parametrize("field", Both._fields)
+@pytest.mark.parametrize("field", ConnectionCertificates._fields)
 def test_a_side_that_is_broken_gets_a_new_certificate_at_once_and_the_other_one_keeps_its_own(
     what: str, field: str
 ) -> None:
-    both = made()
-    broken = both._replace(**{field: BROKEN[what](getattr(both, field))})
-    plan = certificate_renewal.outlook(broken, WISH, NOW)
+    certificates = made()
+    broken = certificates._replace(**{field: BROKEN[what](getattr(certificates, field))})
+    plan = certificate_renewal.plan_renewal(broken, SPEC, NOW)
     assert plan.step == "announce"
-    after = certificate_renewal.taken(broken, plan.step, WISH, NOW)
+    after = certificate_renewal.apply_step(broken, plan.step, SPEC, NOW)
     assert works(*after, NOW)
     other = "client" if field == "server" else "server"
-    assert getattr(after, other).cert == getattr(both, other).cert
+    assert getattr(after, other).cert == getattr(certificates, other).cert
 
 
 def test_what_is_over_is_replaced_without_waiting() -> None:
-    both = made()
-    plan = certificate_renewal.outlook(both, WISH, NOW + 91 * DAY)
+    certificates = made()
+    plan = certificate_renewal.plan_renewal(certificates, SPEC, NOW + 91 * DAY)
     assert plan.step == "make"
-    assert works(*certificate_renewal.taken(both, "make", WISH, NOW + 91 * DAY), NOW + 91 * DAY)
+    assert works(*certificate_renewal.apply_step(certificates, "make", SPEC, NOW + 91 * DAY), NOW + 91 * DAY)
     assert step(announced(), NOW + 91 * DAY) == "switch"
 
 
 def test_no_bundle_grows_over_many_renewals() -> None:
-    both, now = made(), NOW
+    certificates, now = made(), NOW
     for _ in range(12):
         now += 61 * DAY
-        both = announced(both, now)
-        assert works(both.server, both.client, now)
-        for side in both:
+        certificates = announced(certificates, now)
+        assert works(certificates.server, certificates.client, now)
+        for side in certificates:
             assert len(x509.load_pem_x509_certificates(side.trusted)) == 2
-        both = certificate_renewal.taken(both, "switch", WISH, now + DAY)
-        assert works(both.server, both.client, now + DAY)
+        certificates = certificate_renewal.apply_step(certificates, "switch", SPEC, now + DAY)
+        assert works(certificates.server, certificates.client, now + DAY)
 
 
 def test_an_authority_of_others_that_is_over_is_dropped() -> None:
     signer, later = Issuer("cluster-ca", NOW, 100 * DAY), Issuer("cluster-ca", NOW + 61 * DAY, 900 * DAY)
-    leaf = later.client(WISH.client_name)
+    leaf = later.client(SPEC.client_name)
     first = made()
-    trusted = certificate_renewal.trusting(first.server.trusted, signer.cert + later.cert)
-    signed = Side(leaf.cert, leaf.key, first.client.trusted, signer="a/b")
-    both = announced(Both(first.server._replace(trusted=trusted), signed), NOW + 120 * DAY)
-    assert signer.cert not in both.server.trusted
-    assert later.cert in both.server.trusted
+    trusted = certificate_renewal.merge_authorities(first.server.trusted, signer.cert + later.cert)
+    signed = PeerCertificates(leaf.cert, leaf.key, first.client.trusted, signer="a/b")
+    certificates = announced(
+        ConnectionCertificates(first.server._replace(trusted=trusted), signed), NOW + 120 * DAY
+    )
+    assert signer.cert not in certificates.server.trusted
+    assert later.cert in certificates.server.trusted
 
 
 def test_a_clock_that_is_behind_makes_nothing_anew() -> None:
     """After a start without a clock's battery every certificate would be one of 1970, and no call would succeed."""
-    both = made()
-    plan = certificate_renewal.outlook(both, WISH, datetime(1970, 1, 1, tzinfo=UTC))
+    certificates = made()
+    plan = certificate_renewal.plan_renewal(certificates, SPEC, datetime(1970, 1, 1, tzinfo=UTC))
     assert (plan.step, plan.is_due) == ("clock", True)
     assert "mend the clock" in plan.reasons[0]
-    assert step(both, NOW - DAY, WISH._replace(is_forced=True)) == "make"
-    assert step(announced(both), NOW - DAY) == "clock"
-    assert step(both, NOW - timedelta(seconds=30)) == "nothing", "clocks differ a little"
+    assert step(certificates, NOW - DAY, SPEC._replace(is_forced=True)) == "make"
+    assert step(announced(certificates), NOW - DAY) == "clock"
+    assert step(certificates, NOW - timedelta(seconds=30)) == "nothing", "clocks differ a little"
 
 
 @pytest.mark.parametrize(
@@ -197,34 +200,39 @@ def test_a_clock_that_is_behind_makes_nothing_anew() -> None:
     ],
 )
 def test_other_names_are_a_reason_for_a_renewal(changed: dict, words: str) -> None:
-    wish = WISH._replace(**changed)
-    both = made()
-    plan = certificate_renewal.outlook(both, wish, NOW)
+    spec = SPEC._replace(**changed)
+    certificates = made()
+    plan = certificate_renewal.plan_renewal(certificates, spec, NOW)
     assert plan.step == "announce"
     assert words in "".join(plan.reasons)
-    after = certificate_renewal.taken(both, "announce", wish, NOW)
-    assert step(after, NOW, wish) == "wait"
-    assert step(certificate_renewal.taken(after, "switch", wish, NOW), NOW, wish) == "nothing"
+    after = certificate_renewal.apply_step(certificates, "announce", spec, NOW)
+    assert step(after, NOW, spec) == "wait"
+    assert step(certificate_renewal.apply_step(after, "switch", spec, NOW), NOW, spec) == "nothing"
 
 
 def test_an_address_is_the_same_in_every_spelling() -> None:
-    both = made(WISH._replace(names=(*NAMES, "::1")))
-    assert step(both, NOW, WISH._replace(names=(*NAMES, "0:0:0:0:0:0:0:1", NAMES[0].upper()))) == "nothing"
+    certificates = made(SPEC._replace(names=(*NAMES, "::1")))
+    assert (
+        step(certificates, NOW, SPEC._replace(names=(*NAMES, "0:0:0:0:0:0:0:1", NAMES[0].upper())))
+        == "nothing"
+    )
 
 
 def test_a_clients_certificate_of_the_clusters_signer_is_left_alone_and_trusted_on() -> None:
     signer = Issuer("kubernetes", NOW, 3650 * DAY)
-    leaf = signer.client(WISH.client_name)
-    both = made()
-    both = Both(
-        both.server._replace(trusted=certificate_renewal.trusting(both.server.trusted, signer.cert)),
-        Side(leaf.cert, leaf.key, both.client.trusted, signer="example.com/clients"),
+    leaf = signer.client(SPEC.client_name)
+    certificates = made()
+    certificates = ConnectionCertificates(
+        certificates.server._replace(
+            trusted=certificate_renewal.merge_authorities(certificates.server.trusted, signer.cert)
+        ),
+        PeerCertificates(leaf.cert, leaf.key, certificates.client.trusted, signer="example.com/clients"),
     )
-    assert works(*both, NOW)
-    assert step(both, NOW) == "nothing"
-    after = announced(both)
+    assert works(*certificates, NOW)
+    assert step(certificates, NOW) == "nothing"
+    after = announced(certificates)
     assert works(*after, RENEWED)
-    switched = certificate_renewal.taken(after, "switch", WISH, RENEWED + DAY)
+    switched = certificate_renewal.apply_step(after, "switch", SPEC, RENEWED + DAY)
     assert works(*switched, RENEWED + DAY)
     assert switched.client.cert == leaf.cert
     assert signer.cert not in switched.client.trusted, "it signs no server of ours"
@@ -232,25 +240,25 @@ def test_a_clients_certificate_of_the_clusters_signer_is_left_alone_and_trusted_
 
 def test_a_certificate_of_the_clusters_signer_that_ends_is_told_and_the_signer_is_to_be_asked() -> None:
     signer = Issuer("kubernetes", NOW, 30 * DAY)
-    leaf = signer.client(WISH.client_name)
+    leaf = signer.client(SPEC.client_name)
     server, client = made()
-    both = Both(
-        server._replace(trusted=certificate_renewal.trusting(server.trusted, signer.cert)),
+    certificates = ConnectionCertificates(
+        server._replace(trusted=certificate_renewal.merge_authorities(server.trusted, signer.cert)),
         client._replace(cert=leaf.cert, key=leaf.key, signer="example.com/clients"),
     )
-    assert certificate_renewal.outlook(both, WISH, NOW).at == NOW + 20 * DAY
-    plan = certificate_renewal.outlook(both, WISH, NOW + 21 * DAY)
+    assert certificate_renewal.plan_renewal(certificates, SPEC, NOW).at == NOW + 20 * DAY
+    plan = certificate_renewal.plan_renewal(certificates, SPEC, NOW + 21 * DAY)
     assert (plan.step, plan.is_due) == ("sign", True)
     assert plan.reasons == ["kube-scheduler's client certificate ends at 2026-07-31T00:00:00Z"]
-    assert certificate_renewal.taken(both, "sign", WISH, NOW) == both
+    assert certificate_renewal.apply_step(certificates, "sign", SPEC, NOW) == certificates
 
 
 def test_no_authoritys_key_is_in_anything() -> None:
     second = announced()
-    for both in (made(), second, certificate_renewal.taken(second, "switch", WISH, RENEWED)):
-        trusted = x509.load_pem_x509_certificates(both.server.trusted + both.client.trusted)
+    for certificates in (made(), second, certificate_renewal.apply_step(second, "switch", SPEC, RENEWED)):
+        trusted = x509.load_pem_x509_certificates(certificates.server.trusted + certificates.client.trusted)
         public = [authority.public_key() for authority in trusted]
-        for side in both:
+        for side in certificates:
             for key in filter(None, (side.key, side.next_key)):
                 assert serialization.load_pem_private_key(key, None).public_key() not in public
             assert b"PRIVATE" not in side.trusted + side.cert + side.next_cert
@@ -262,7 +270,7 @@ def test_no_authoritys_key_is_in_anything() -> None:
         ({"names": ("a_b",)}, "--name: 'a_b'; wanted a host name or an IP address"),
         ({"client_name": ""}, "--client-name"),
         ({"client_name": "a" * 65}, "--client-name"),
-        ({"valid": timedelta(seconds=1)}, "--lifetime"),
+        ({"lifetime": timedelta(seconds=1)}, "--lifetime"),
         ({"renew_before": 90 * DAY}, "--renew-before"),
         ({"renew_before": timedelta()}, ""),
         ({"switch_after": -DAY}, "--switch-after"),
@@ -270,31 +278,31 @@ def test_no_authoritys_key_is_in_anything() -> None:
 )
 def test_a_wish_that_cannot_be_is_told(changed: dict, words: str) -> None:
     if not words:
-        certificate_renewal.check(WISH._replace(**changed))
+        certificate_renewal.check_spec(SPEC._replace(**changed))
         return
     with pytest.raises(BadSettings, match=words):
-        certificate_renewal.check(WISH._replace(**changed))
+        certificate_renewal.check_spec(SPEC._replace(**changed))
 
 
 # objects
 
 
 def test_secrets_hold_both_sides_and_are_read_back() -> None:
-    for both in (made(), announced()):
-        made_ = objects.secrets(both, "web", ("nodewise-tls", "client"))
-        assert Both(*map(objects.side, made_)) == both
-        assert all(map(objects.is_ours, made_))
+    for certificates in (made(), announced()):
+        made_ = certificate_objects.build_secrets(certificates, "web", ("nodewise-tls", "client"))
+        assert ConnectionCertificates(*map(certificate_objects.parse_secret, made_)) == certificates
+        assert all(map(certificate_objects.is_managed, made_))
         assert [secret["type"] for secret in made_] == ["kubernetes.io/tls"] * 2
         assert set(made_[0]["data"]) >= {"tls.crt", "tls.key", "ca.crt"}
 
 
 @pytest.mark.parametrize("data", [None, {}, {"tls.crt": "!", "tls.key": 5}])
 def test_a_secret_that_cannot_be_read_holds_nothing(data: dict | None) -> None:
-    assert objects.side({"metadata": {}, "data": data}) == Side()
+    assert certificate_objects.parse_secret({"metadata": {}, "data": data}) == PeerCertificates()
 
 
 def test_the_request_is_for_a_client_only() -> None:
-    spec = objects.signing_request("x", "example.com/clients", b"request", DAY)["spec"]
+    spec = certificate_objects.build_signing_request("x", "example.com/clients", b"request", DAY)["spec"]
     assert spec == {
         "request": base64.b64encode(b"request").decode(),
         "signerName": "example.com/clients",
@@ -304,8 +312,8 @@ def test_the_request_is_for_a_client_only() -> None:
 
 
 def test_cert_manager_is_told_the_same_names_and_uses() -> None:
-    manifests = objects.cert_manager(
-        WISH._replace(names=(*NAMES, "10.0.0.1")), "web", ("nodewise-tls", "client")
+    manifests = certificate_objects.build_cert_manager_objects(
+        SPEC._replace(names=(*NAMES, "10.0.0.1")), "web", ("nodewise-tls", "client")
     )
     specs = {
         manifest["metadata"]["name"]: manifest["spec"]
@@ -322,6 +330,8 @@ def test_cert_manager_is_told_the_same_names_and_uses() -> None:
 
 
 def test_words_of_a_unit_are_quoted() -> None:
-    text = objects.systemd(["/usr/bin/nodewise", "certs", "--name", "a b", "--host", "/x/%n$"], "/x/%n$")
+    text = certificate_objects.render_systemd_units(
+        ["/usr/bin/nodewise", "certs", "--name", "a b", "--host", "/x/%n$"], "/x/%n$"
+    )
     assert 'ExecStart=/usr/bin/nodewise certs --name "a b" --host /x/%%n$$\n' in text
     assert "ReadWritePaths=/x/%%n$\n" in text

@@ -1,4 +1,4 @@
-"""`nodewise certs`: makes and renews the certificates of nodewise and of kube-scheduler as its client."""
+"""`nodewise certs`: issues and renews the certificates of nodewise and of kube-scheduler as its client."""
 
 import asyncio
 import secrets
@@ -17,12 +17,21 @@ from nodewise.cli import exit_codes, terminal
 from nodewise.cli.certs.options import CertsOptions, check
 from nodewise.cli.options import CommandLine, make_command, parameters
 from nodewise.clock import SystemClock
-from nodewise.configure import certificate_files as files
-from nodewise.configure import certificate_objects as objects
-from nodewise.configure import certificate_renewal
-from nodewise.configure import certificate_secrets as stored
-from nodewise.configure.certificate_renewal import Both, Outlook, Shown, Side, Wish, stamp
-from nodewise.configure.certificate_secrets import Place, Request
+from nodewise.configure import (
+    certificate_files,
+    certificate_objects,
+    certificate_renewal,
+    certificate_secrets,
+)
+from nodewise.configure.certificate_renewal import (
+    CertificateSpec,
+    CertificateSummary,
+    ConnectionCertificates,
+    PeerCertificates,
+    RenewalPlan,
+    format_time,
+)
+from nodewise.configure.certificate_secrets import SecretLocation, SigningRequest, StoredSecrets
 from nodewise.errors import BadInput, BadSettings, Conflict, Problem, Unavailable
 from nodewise.kube.api import Api
 from nodewise.kube.connection_settings import connect
@@ -30,8 +39,8 @@ from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve import certificate_issuer
 
-_TRIES: Final = 5
-_LOCAL: Final = ("localhost", "127.0.0.1", "::1")
+_MAX_ATTEMPTS: Final = 5
+_LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "::1")
 
 
 def run(command_line: CommandLine) -> None:
@@ -60,30 +69,38 @@ def run(command_line: CommandLine) -> None:
     """
     logs.configure("warning")
     options = command_line.settings(CertsOptions)
-    wish = _wish(options)
+    spec = _certificate_spec(options)
     check(options)
     if options.cert_manager:
-        _print(objects.cert_manager(wish, options.namespace, _place(options).names), options.output)
+        _print_objects(
+            certificate_objects.build_cert_manager_objects(
+                spec, options.namespace, _secret_location(options).names
+            ),
+            options.output,
+        )
     elif options.systemd:
         folder = str(Path(options.host_dir).absolute())
-        files.check_place(Path(folder))
-        click.echo(objects.systemd(_words(folder), folder), nl=False)
+        certificate_files.check_folder(Path(folder))
+        click.echo(certificate_objects.render_systemd_units(_daily_command(folder), folder), nl=False)
     elif options.signer_name:
-        asyncio.run(_sign(options, wish))
+        asyncio.run(_sign_client_certificate(options, spec))
     elif options.host_dir:
-        _on_host(options, wish)
+        _renew_files(options, spec)
     elif options.apply or options.check:
-        asyncio.run(_in_cluster(options, wish))
+        asyncio.run(_renew_secrets(options, spec))
     else:
-        made = certificate_renewal.taken(Both(), "make", wish, datetime.now(UTC))
-        _print(objects.secrets(made, options.namespace, _place(options).names), options.output)
+        made = certificate_renewal.apply_step(ConnectionCertificates(), "make", spec, datetime.now(UTC))
+        _print_objects(
+            certificate_objects.build_secrets(made, options.namespace, _secret_location(options).names),
+            options.output,
+        )
 
 
-def _wish(options: CertsOptions) -> Wish:
-    own = _LOCAL if options.host_dir else ()
+def _certificate_spec(options: CertsOptions) -> CertificateSpec:
+    own = _LOCAL_NAMES if options.host_dir else ()
     names = (*certificate_renewal.service_names(options.namespace, options.service), *own, *options.names)
 
-    wish = Wish(
+    spec = CertificateSpec(
         tuple(dict.fromkeys(names)),
         options.client_name,
         timedelta(seconds=options.lifetime_s),
@@ -92,157 +109,182 @@ def _wish(options: CertsOptions) -> Wish:
         timedelta(seconds=options.settle_s),
         options.renew,
     )
-    certificate_renewal.check(wish)
-    return wish
+    certificate_renewal.check_spec(spec)
+    return spec
 
 
 def _timedelta(seconds: float | None) -> timedelta | None:
     return None if seconds is None else timedelta(seconds=seconds)
 
 
-def _place(options: CertsOptions) -> Place:
-    return Place(options.namespace, (options.secret, options.client_secret))
+def _secret_location(options: CertsOptions) -> SecretLocation:
+    return SecretLocation(options.namespace, (options.secret, options.client_secret))
 
 
-def _decide(options: CertsOptions, before: Both, wish: Wish, now: datetime) -> Outlook:
-    """What is to be done now. Unavailable while this machine's clock cannot be right."""
-    plan = certificate_renewal.outlook(before, wish, now)
+def _plan_next_step(
+    options: CertsOptions, before: ConnectionCertificates, spec: CertificateSpec, now: datetime
+) -> RenewalPlan:
+    """The next step. Unavailable if the clock of this machine is behind the existing certificates."""
+    plan = certificate_renewal.plan_renewal(before, spec, now)
     if plan.step == "clock":
         raise Unavailable("nothing was changed", [Problem("", plan.reasons[0], "")])
-    return certificate_renewal.restarted(plan, wish, now) if options.restarted else plan
+    return certificate_renewal.after_restart(plan, spec, now) if options.restarted else plan
 
 
-def _on_host(options: CertsOptions, wish: Wish) -> None:
+def _renew_files(options: CertsOptions, spec: CertificateSpec) -> None:
     folder = Path(options.host_dir).absolute()
     now = datetime.now(UTC)
     try:
-        files.check_place(folder)
+        certificate_files.check_folder(folder)
         if options.check:
-            _tell_check(options, certificate_renewal.outlook(files.read(folder).both, wish, now))
-        with files.alone(folder):
-            existing = files.read(folder)
+            _print_check(
+                options,
+                certificate_renewal.plan_renewal(
+                    certificate_files.read_certificates(folder).certificates, spec, now
+                ),
+            )
+        with certificate_files.lock_folder(folder):
+            existing = certificate_files.read_certificates(folder)
             if not options.replace:
-                files.check_ours(folder, existing)
+                certificate_files.check_ownership(folder, existing)
             elif existing.foreign:
-                wish = wish._replace(is_forced=True)
-            todo = _decide(options, existing.both, wish, now)
-            after = certificate_renewal.taken(existing.both, todo.step, wish, now)
-            if after != existing.both:
-                files.write(folder, after)
+                spec = spec._replace(is_forced=True)
+            plan = _plan_next_step(options, existing.certificates, spec, now)
+            after = certificate_renewal.apply_step(existing.certificates, plan.step, spec, now)
+            if after != existing.certificates:
+                certificate_files.write_certificates(folder, after)
     except OSError as error:
         raise BadInput("files", [Problem(str(error.filename or folder), error.strerror or "", "")]) from error
-    _tell_done(
-        options, todo, certificate_renewal.outlook(after, wish._replace(is_forced=False), now), str(folder)
+    _print_result(
+        options,
+        plan,
+        certificate_renewal.plan_renewal(after, spec._replace(is_forced=False), now),
+        str(folder),
     )
 
 
-async def _in_cluster(options: CertsOptions, wish: Wish) -> None:
+async def _renew_secrets(options: CertsOptions, spec: CertificateSpec) -> None:
     api = connect(options.kube, MetricsRegistry())
-    place, now = _place(options), datetime.now(UTC)
+    location, now = _secret_location(options), datetime.now(UTC)
     try:
         if options.check:
-            existing = await stored.read(api, place)
-            _tell_check(options, certificate_renewal.outlook(existing.both, wish, now))
-        todo, after = await _applied(api, options, wish, now)
+            existing = await certificate_secrets.read_secrets(api, location)
+            _print_check(options, certificate_renewal.plan_renewal(existing.certificates, spec, now))
+        plan, after = await _apply_to_secrets(api, options, spec, now)
     finally:
         await api.close()
-    where = ", ".join(f"Secret {place.namespace}/{name}" for name in place.names)
-    _tell_done(options, todo, certificate_renewal.outlook(after, wish._replace(is_forced=False), now), where)
+    where = ", ".join(f"Secret {location.namespace}/{name}" for name in location.names)
+    _print_result(
+        options, plan, certificate_renewal.plan_renewal(after, spec._replace(is_forced=False), now), where
+    )
 
 
-async def _applied(api: Api, options: CertsOptions, wish: Wish, now: datetime) -> tuple[Outlook, Both]:
-    """What was done, and what there is then. Conflict if others write there all the time."""
-    place = _place(options)
-    for left in reversed(range(_TRIES)):
-        existing = await stored.read(api, place)
+async def _apply_to_secrets(
+    api: Api, options: CertsOptions, spec: CertificateSpec, now: datetime
+) -> tuple[RenewalPlan, ConnectionCertificates]:
+    """Apply the next step to the Secrets. The result has the step and the new certificates. Conflict after 5 tries."""
+    location = _secret_location(options)
+    for left in reversed(range(_MAX_ATTEMPTS)):
+        existing = await certificate_secrets.read_secrets(api, location)
         if not options.replace:
-            stored.check_ours(place, existing)
-        elif existing.foreign or existing.both.client.signer:
-            wish = wish._replace(is_forced=True)
-        before = existing.both
+            certificate_secrets.check_ownership(location, existing)
+        elif existing.foreign or existing.certificates.client.signer:
+            spec = spec._replace(is_forced=True)
+        before = existing.certificates
         if options.replace:
             before = before._replace(client=before.client._replace(signer=""))
-        todo = _decide(options, before, wish, now)
-        after = certificate_renewal.taken(before, todo.step, wish, now)
+        plan = _plan_next_step(options, before, spec, now)
+        after = certificate_renewal.apply_step(before, plan.step, spec, now)
         try:
-            await stored.write(api, place, existing, after)
+            await certificate_secrets.write_secrets(api, location, existing, after)
         except Conflict:
             if not left:
                 raise
         else:
             break
-    return todo, after
+    return plan, after
 
 
-async def _sign(options: CertsOptions, wish: Wish) -> None:
-    """kube-scheduler's certificate by a signer of the cluster; printed, or written with whom nodewise has to trust."""
+async def _sign_client_certificate(options: CertsOptions, spec: CertificateSpec) -> None:
+    """Have a signer of the cluster issue kube-scheduler's certificate; print it, or write it and trust the signer."""
     api = connect(options.kube, MetricsRegistry())
-    place, signer = _place(options), options.signer_name
+    location, signer = _secret_location(options), options.signer_name
     try:
-        authorities = _signer_ca(options.signer_ca) or await stored.authority_of(api, signer)
+        authorities = _read_signer_ca(options.signer_ca) or await certificate_secrets.read_signer_authorities(
+            api, signer
+        )
         if options.apply:
-            _check_signing(options, await stored.read(api, place))
-        leaf = await _signed(api, options, wish)
+            _check_signing(options, await certificate_secrets.read_secrets(api, location))
+        leaf = await _request_certificate(api, options, spec)
         if options.apply:
-            await _write_signed(api, options, wish, leaf, authorities)
-            click.echo(f"Secret {place.namespace}/{place.names[1]}: a certificate of {signer}")
+            await _write_signed_certificate(api, options, spec, leaf, authorities)
+            click.echo(f"Secret {location.namespace}/{location.names[1]}: a certificate of {signer}")
         else:
-            client = Side(leaf.cert, leaf.key, signer=signer)
-            _print([objects.secret(place.names[1], place.namespace, client)], options.output)
+            client = PeerCertificates(leaf.cert, leaf.key, signer=signer)
+            _print_objects(
+                [certificate_objects.build_secret(location.names[1], location.namespace, client)],
+                options.output,
+            )
     finally:
         await api.close()
     terminal.print_message(
-        f"others have certificates of {signer} too: start nodewise with --client-name {wish.client_name}"
+        f"others have certificates of {signer} too: start nodewise with --client-name {spec.client_name}"
     )
 
 
-def _check_signing(options: CertsOptions, existing: stored.Found) -> None:
-    """BadInput where what is there is not ours, or nobody would trust what is signed."""
+def _check_signing(options: CertsOptions, existing: StoredSecrets) -> None:
+    """BadInput if a Secret of others exists, or if nodewise has no certificate of its own yet."""
     if not options.replace:
-        stored.check_ours(_place(options), existing)
-    if not existing.both.server.cert:
-        place = _place(options)
+        certificate_secrets.check_ownership(_secret_location(options), existing)
+    if not existing.certificates.server.cert:
+        location = _secret_location(options)
         problem = Problem(
-            f"Secret {place.namespace}/{place.names[0]}", "is not there", "`--apply` without a signer"
+            f"Secret {location.namespace}/{location.names[0]}", "is not there", "`--apply` without a signer"
         )
         raise BadInput("nodewise's own certificate comes first", [problem])
 
 
-async def _signed(api: Api, options: CertsOptions, wish: Wish) -> certificate_issuer.Leaf:
-    """A certificate of the signer's with its key. BadInput where it is not a client's."""
-    made = certificate_issuer.request(wish.client_name)
-    name = _name_of(f"{wish.client_name[:40]}-{secrets.token_hex(4)}")
-    wanted = Request(name, options.signer_name, made.cert, wish.valid)
-    cert = await stored.signed(
-        api, wanted, options.timeout_s, SystemClock(), lambda: _tell_waiting(wanted, options.timeout_s)
+async def _request_certificate(
+    api: Api, options: CertsOptions, spec: CertificateSpec
+) -> certificate_issuer.Leaf:
+    """Request a certificate; the result includes its key. BadInput if it is not a client certificate."""
+    made = certificate_issuer.request(spec.client_name)
+    name = _object_name(f"{spec.client_name[:40]}-{secrets.token_hex(4)}")
+    wanted = SigningRequest(name, options.signer_name, made.cert, spec.lifetime)
+    cert = await certificate_secrets.request_certificate(
+        api,
+        wanted,
+        options.timeout_s,
+        SystemClock(),
+        lambda: _print_approval_command(wanted, options.timeout_s),
     )
-    if trouble := certificate_renewal.trouble_of_issued(cert, made.key):
-        problem = Problem("certificate", trouble, "a client's certificate")
+    if reason := certificate_renewal.issued_certificate_problem(cert, made.key):
+        problem = Problem("certificate", reason, "a client's certificate")
         raise BadInput(f"signer {options.signer_name}", [problem])
     return made._replace(cert=cert)
 
 
-async def _write_signed(
-    api: Api, options: CertsOptions, wish: Wish, leaf: certificate_issuer.Leaf, authorities: bytes
+async def _write_signed_certificate(
+    api: Api, options: CertsOptions, spec: CertificateSpec, leaf: certificate_issuer.Leaf, authorities: bytes
 ) -> None:
-    """Whom to trust comes first, and where a client is at work its new certificate only when that has arrived."""
-    place = _place(options)
-    existing = await stored.read(api, place)
-    server, client = existing.both
-    trusted = certificate_renewal.trusting(server.trusted, authorities)
-    await stored.write(api, place, existing, Both(server._replace(trusted=trusted), client))
+    """Write the trusted authorities first, and the certificate when a running nodewise has read them."""
+    location = _secret_location(options)
+    existing = await certificate_secrets.read_secrets(api, location)
+    server, client = existing.certificates
+    trusted = certificate_renewal.merge_authorities(server.trusted, authorities)
+    await certificate_secrets.write_secrets(
+        api, location, existing, ConnectionCertificates(server._replace(trusted=trusted), client)
+    )
     if client.cert and trusted != server.trusted:
-        terminal.print_message(
-            f"{options.signer_name} is new to nodewise, which gets {wish.settle} to hear of it (--settle)"
-        )
-        await asyncio.sleep(wish.settle.total_seconds())
-    existing = await stored.read(api, place)
-    server, client = existing.both
-    signed = Side(leaf.cert, leaf.key, client.trusted, signer=options.signer_name)
-    await stored.write(api, place, existing, Both(server, signed))
+        terminal.print_message(f"waiting {spec.settle} until nodewise trusts {options.signer_name} (--settle)")
+        await asyncio.sleep(spec.settle.total_seconds())
+    existing = await certificate_secrets.read_secrets(api, location)
+    server, client = existing.certificates
+    signed = PeerCertificates(leaf.cert, leaf.key, client.trusted, signer=options.signer_name)
+    await certificate_secrets.write_secrets(api, location, existing, ConnectionCertificates(server, signed))
 
 
-def _signer_ca(path: str) -> bytes:
+def _read_signer_ca(path: str) -> bytes:
     if not path:
         return b""
     try:
@@ -256,57 +298,57 @@ def _signer_ca(path: str) -> bytes:
     return pem
 
 
-def _name_of(text: str) -> str:
-    """A name that objects may have."""
+def _object_name(text: str) -> str:
+    """A valid object name made from a text."""
     plain = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in text.lower())
     return plain.strip("-")
 
 
-def _words(folder: str) -> list[str]:
-    """The command line that this is, without what is for now only, and with the folder's whole name."""
+def _daily_command(folder: str) -> list[str]:
+    """The current command line with the absolute folder and without flags for a single run."""
     program = shutil.which("nodewise") or sys.argv[0]
     arguments = iter(sys.argv[sys.argv.index("certs") + 1 :])
     words = []
     for word in arguments:
         if word == "--host":
             next(arguments)
-        elif word not in _FOR_NOW and not word.startswith("--host="):
+        elif word not in _ONE_TIME_FLAGS and not word.startswith("--host="):
             words.append(word)
     return [str(Path(program).absolute()), "certs", "--host", folder, *words]
 
 
-_FOR_NOW: Final = frozenset({"--systemd", "--replace", "--restarted", "--renew", "--check"})
+_ONE_TIME_FLAGS: Final = frozenset({"--systemd", "--replace", "--restarted", "--renew", "--check"})
 
 
-def _print(made: list[dict[str, Any]], output: str | None) -> None:
+def _print_objects(made: list[dict[str, Any]], output: str | None) -> None:
     if output == "json":
         click.echo(msgspec.json.encode({"apiVersion": "v1", "kind": "List", "items": made}))
     else:
         click.echo(yaml.safe_dump_all(made, sort_keys=False), nl=False)
 
 
-def _tell_waiting(wanted: Request, timeout_s: float) -> None:
+def _print_approval_command(wanted: SigningRequest, timeout_s: float) -> None:
     terminal.print_message(
         f"CertificateSigningRequest {wanted.name} waits for an approval, for up to {timeout_s:g} s: "
         f"kubectl certificate approve {wanted.name}"
     )
 
 
-def _tell_check(options: CertsOptions, plan: Outlook) -> NoReturn:
-    """Print what is due, or when something is, and end."""
+def _print_check(options: CertsOptions, plan: RenewalPlan) -> NoReturn:
+    """Print the next step with its time and exit with the code of --check."""
     if options.output == "json":
-        click.echo(msgspec.json.encode(_report(plan)))
+        click.echo(msgspec.json.encode(_plan_document(plan)))
     else:
-        for line in _lines(plan):
+        for line in _plan_lines(plan):
             click.echo(line)
     raise click.exceptions.Exit(exit_codes.NO if plan.is_due else exit_codes.DONE)
 
 
-def _report(plan: Outlook) -> dict[str, Any]:
-    def shown(certificate: Shown | None) -> dict[str, Any] | None:
+def _plan_document(plan: RenewalPlan) -> dict[str, Any]:
+    def summary_document(certificate: CertificateSummary | None) -> dict[str, Any] | None:
         signer = {"signer": certificate.signer} if certificate and certificate.signer else {}
         return (
-            {"names": list(certificate.names), "ends": stamp(certificate.ends), **signer}
+            {"names": list(certificate.names), "ends": format_time(certificate.not_after), **signer}
             if certificate
             else None
         )
@@ -314,38 +356,38 @@ def _report(plan: Outlook) -> dict[str, Any]:
     return {
         "due": plan.is_due,
         "next": plan.step if plan.is_due else "announce",
-        "at": stamp(plan.at),
+        "at": format_time(plan.at),
         "reasons": list(plan.reasons),
-        "server": shown(plan.server),
-        "client": shown(plan.client),
+        "server": summary_document(plan.server),
+        "client": summary_document(plan.client),
     }
 
 
-def _lines(plan: Outlook) -> list[str]:
+def _plan_lines(plan: RenewalPlan) -> list[str]:
     texts: dict[str, Callable[[], str]] = {
         "make": lambda: "due: certificates are to be made",
-        "announce": lambda: f"due since {stamp(plan.at)}: a renewal",
-        "wait": lambda: f"due before {stamp(plan.at)}: kube-scheduler started anew, then --restarted",
-        "switch": lambda: f"due since {stamp(plan.at)}: the new certificates are to be used",
+        "announce": lambda: f"due since {format_time(plan.at)}: a renewal",
+        "wait": lambda: f"due before {format_time(plan.at)}: kube-scheduler started anew, then --restarted",
+        "switch": lambda: f"due since {format_time(plan.at)}: the new certificates are to be used",
         "clock": lambda: "due now: the clock of this machine",
-        "sign": lambda: f"due since {stamp(plan.at)}: kube-scheduler's certificate, by --signer-name",
-        "nothing": lambda: f"nothing is due before {stamp(plan.at)}",
+        "sign": lambda: f"due since {format_time(plan.at)}: kube-scheduler's certificate, by --signer-name",
+        "nothing": lambda: f"nothing is due before {format_time(plan.at)}",
     }
     return [texts[plan.step](), *(f"  {reason}" for reason in plan.reasons)]
 
 
-def _tell_done(options: CertsOptions, done: Outlook, after: Outlook, where: str) -> None:
-    """What was done, and what somebody has to do now."""
+def _print_result(options: CertsOptions, done: RenewalPlan, after: RenewalPlan, where: str) -> None:
+    """Print the step that was applied, and the required actions."""
     if options.output == "json":
-        click.echo(msgspec.json.encode({"done": done.step, "where": where, **_report(after)}))
+        click.echo(msgspec.json.encode({"done": done.step, "where": where, **_plan_document(after)}))
         return
     messages = {
         "make": f"made: {where}",
         "announce": f"announced a new authority beside the old one: {where}",
-        "wait": f"waiting until {stamp(after.at)}, or for --restarted: {where}",
+        "wait": f"waiting until {format_time(after.at)}, or for --restarted: {where}",
         "switch": f"switched to the certificates of the new authority: {where}",
         "sign": f"nothing is to be done here, but kube-scheduler's certificate is due, by --signer-name: {where}",
-        "nothing": f"nothing is due before {stamp(after.at)}: {where}",
+        "nothing": f"nothing is due before {format_time(after.at)}: {where}",
     }
     click.echo(messages[done.step])
     for reason in done.reasons if done.step in {"announce", "make"} else ():
@@ -357,8 +399,8 @@ def _tell_done(options: CertsOptions, done: Outlook, after: Outlook, where: str)
         )
     if after.step == "wait":
         terminal.print_message(
-            f"start kube-scheduler anew, all replicas, before {stamp(after.at)}: it reads its caFile once, and would "
-            "refuse the new certificate; then run this with --restarted. nodewise needs no restart"
+            f"start kube-scheduler anew, all replicas, before {format_time(after.at)}: it reads its caFile once, and "
+            "would refuse the new certificate; then run this with --restarted. nodewise needs no restart"
         )
 
 
