@@ -104,7 +104,7 @@ def test_a_processs_name_is_no_line_of_its_status(separator: str) -> None:
 @given(SEPARATOR)
 def test_a_mount_point_is_one_field_of_one_line(separator: str) -> None:
     text = f"1 0 0:1 / / rw - overlay o rw\n2 1 0:2 / /x{separator}3 1 0:3 / /etc rw - ext4 /dev/a rw\n"
-    assert [mount.point for mount in container_mounts.read(text)] == ["/", f"/x{separator}3"]
+    assert [mount.point for mount in container_mounts.parse_mountinfo(text)] == ["/", f"/x{separator}3"]
 
 
 @given(st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"])))

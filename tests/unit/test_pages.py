@@ -174,13 +174,13 @@ def doubts(configuration: Mapping[str, Any]) -> list[str]:
         "kind": "KubeSchedulerConfiguration",
         **configuration,
     }
-    terms = scheduler_configuration_file.RenderOptions(
+    context = scheduler_configuration_file.RenderContext(
         scheduler_versions.parse_setting("1.36.3"), "", "", insecure=False
     )
     try:
         return list(
             scheduler_configuration_file.render_template(
-                yaml.safe_dump(whole).encode(), "the page", terms
+                yaml.safe_dump(whole).encode(), "the page", context
             ).warnings
         )
     except BadInput as error:

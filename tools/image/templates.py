@@ -20,7 +20,7 @@ def template(agents: str) -> str:
     names = agents.split(",")
     roles = [extender_role(kind, kind.options()) for kind in agent_kinds.load_kinds(names)]
     several = len(names) > 1
-    configuration = scheduler_configuration.configuration(
+    configuration = scheduler_configuration.build_configuration(
         roles,
         SchedulerOptions(
             _URL,

@@ -1,4 +1,4 @@
-"""Folders with what was there before a run, and an index that says where it was and how far the run came."""
+"""Folders with what was existing before a run, and an index that says where it was and how far the run came."""
 
 import contextlib
 import os
@@ -11,7 +11,14 @@ import msgspec
 
 from nodewise import trusted_files
 from nodewise.configure import host_files
-from nodewise.configure.host_files import PERMISSIONS, STAGED, Change, digest, fsync_folder, read_file
+from nodewise.configure.host_files import (
+    PERMISSIONS,
+    STAGED_PREFIX,
+    FileChange,
+    digest,
+    fsync_folder,
+    read_file,
+)
 from nodewise.errors import BadInput, Problem
 
 INDEX: Final = "nodewise-backup.json"
@@ -37,7 +44,7 @@ class SavedFile(msgspec.Struct, frozen=True):
 
     path: str
     name: str | None
-    """In the folder; None: there was no such file."""
+    """In the folder; None: existing was no such file."""
     mode: int
     owner: tuple[int, int] | None
     before: str | None
@@ -45,7 +52,7 @@ class SavedFile(msgspec.Struct, frozen=True):
     after: str | None
 
 
-class Index(msgspec.Struct, frozen=True):
+class BackupIndex(msgspec.Struct, frozen=True):
     """What a backup says of itself."""
 
     finished: bool
@@ -55,13 +62,13 @@ class Index(msgspec.Struct, frozen=True):
     cluster: str = ""
 
 
-def new_name() -> str:
+def new_backup_name() -> str:
     return f"{_PREFIX}{time.strftime('%Y-%m-%d')}_{secrets.randbelow(10**10):010}"
 
 
-def save(changes: Sequence[Change], backup: Backup) -> None:
-    """A folder with what is there, under its name only when it is complete."""
-    folder = os.path.join(backup.parent, f"{STAGED}{secrets.token_hex(6)}")
+def save_backup(changes: Sequence[FileChange], backup: Backup) -> None:
+    """A folder with what is existing, under its name only when it is complete."""
+    folder = os.path.join(backup.parent, f"{STAGED_PREFIX}{secrets.token_hex(6)}")
     os.mkdir(folder, _PRIVATE)
     names: set[str] = set()
     entries = []
@@ -75,8 +82,8 @@ def save(changes: Sequence[Change], backup: Backup) -> None:
         digests = digest(change.before), digest(change.after)
         mode = change.mode_before & PERMISSIONS
         entries.append(SavedFile(change.path, name, mode, change.owner, *digests))
-    index = Index(False, tuple(entries), os.uname().nodename, backup.manifest, backup.cluster)
-    host_files.write(os.path.join(folder, INDEX), _encoded(index), 0o600, None)
+    index = BackupIndex(False, tuple(entries), os.uname().nodename, backup.manifest, backup.cluster)
+    host_files.write(os.path.join(folder, INDEX), _encode_index(index), 0o600, None)
     fsync_folder(folder)
     os.rename(folder, backup.path)
     fsync_folder(backup.parent)
@@ -87,12 +94,12 @@ def mark_finished(folder: str) -> None:
     index = read_index(folder)
     if index is not None:
         path = os.path.join(folder, INDEX)
-        data = _encoded(msgspec.structs.replace(index, finished=True))
+        data = _encode_index(msgspec.structs.replace(index, finished=True))
         os.rename(host_files.write_staged(path, data, 0o600, None), path)
         fsync_folder(folder)
 
 
-def read_index(folder: str) -> Index | None:
+def read_index(folder: str) -> BackupIndex | None:
     """None for a folder without one, as the older configurator's. `BadInput` for one that makes no sense.
 
     `BadInput` too where anybody but root could have written it: whoever writes an index has root write files.
@@ -102,40 +109,40 @@ def read_index(folder: str) -> Index | None:
     if data is None:
         return None
     try:
-        index = msgspec.json.decode(data, type=Index)
+        index = msgspec.json.decode(data, type=BackupIndex)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _bad(folder, str(error)) from error
+        raise _index_error(folder, str(error)) from error
     for file in index.files:
         if not os.path.isabs(file.path) or os.path.normpath(file.path) != file.path:
-            raise _bad(folder, f"the path {file.path!r}")
+            raise _index_error(folder, f"the path {file.path!r}")
         if file.owner is not None and file.owner[0] not in (0, os.geteuid()):
-            raise _bad(folder, f"the owner {file.owner[0]} of {file.path!r}")
+            raise _index_error(folder, f"the owner {file.owner[0]} of {file.path!r}")
         if file.name is not None and (
             os.path.basename(file.name) != file.name or file.name in {"", ".", ".."}
         ):
-            raise _bad(folder, f"the name {file.name!r}")
+            raise _index_error(folder, f"the name {file.name!r}")
     return index
 
 
-def _bad(folder: str, seen: str) -> BadInput:
+def _index_error(folder: str, seen: str) -> BadInput:
     remedy = "it is no use as it is: move the folder away, or name another one"
     return BadInput(folder, [Problem(INDEX, seen, "as it was written")], remedy=remedy)
 
 
 def list_backups(parent: str) -> list[str]:
     """All folders of backups, by their names."""
-    return sorted(_folders(parent, _PREFIX))
+    return sorted(_list_folders(parent, _PREFIX))
 
 
 def list_incomplete(parent: str) -> list[str]:
     """Folders that were to become backups and did not."""
-    return sorted(_folders(parent, STAGED))
+    return sorted(_list_folders(parent, STAGED_PREFIX))
 
 
-def newest(parent: str, names: Sequence[str]) -> str | None:
+def newest_backup(parent: str, names: Sequence[str]) -> str | None:
     """The newest backup that has an index, or one of these files, as the older configurator left it."""
 
-    def is_one(folder: str) -> bool:
+    def is_usable(folder: str) -> bool:
         try:
             index = read_index(folder)
         except BadInput:
@@ -143,21 +150,21 @@ def newest(parent: str, names: Sequence[str]) -> str | None:
         return index.finished if index else any(os.path.isfile(os.path.join(folder, n)) for n in names)
 
     return max(
-        filter(is_one, list_backups(parent)), key=lambda folder: os.stat(folder).st_mtime_ns, default=None
+        filter(is_usable, list_backups(parent)), key=lambda folder: os.stat(folder).st_mtime_ns, default=None
     )
 
 
-def restore_changes(folder: str, places: Sequence[str]) -> list[Change]:
+def restore_changes(folder: str, places: Sequence[str]) -> list[FileChange]:
     """What brings a backup back. `places`: where the files of a backup without an index belong."""
     index = read_index(folder)
     if index is None:
         copies = [(place, os.path.join(folder, os.path.basename(place))) for place in places]
-        there = [(place, name) for place, name in copies if os.path.isfile(name)]
-        if not there:
+        existing = [(place, name) for place, name in copies if os.path.isfile(name)]
+        if not existing:
             raise BadInput(
                 f"{folder} is no backup", [Problem("--restore", "nothing in it", "a backup folder")]
             )
-        return [host_files.replace_change(place, read_file(name)) for place, name in there]
+        return [host_files.replace_change(place, read_file(name)) for place, name in existing]
     return [restore_change(folder, entry) for entry in index.files]
 
 
@@ -166,22 +173,22 @@ def original_content(folder: str, path: str) -> bytes:
     for change in restore_changes(folder, [path]):
         if change.path == path and change.after is not None:
             return change.after
-    raise BadInput(folder, [Problem("backup", f"no {path} in it", "the file that was there before")])
+    raise BadInput(folder, [Problem("backup", f"no {path} in it", "the original file")])
 
 
-def restore_change(folder: str, entry: SavedFile) -> Change:
+def restore_change(folder: str, entry: SavedFile) -> FileChange:
     """What brings one file of a backup back. `BadInput` where the copy is not what was saved."""
     data = read_file(os.path.join(folder, entry.name)) if entry.name is not None else None
     if digest(data) != entry.before:
         raise BadInput(folder, [Problem(str(entry.name), "not as it was saved", "the backup as it was made")])
-    return Change(entry.path, read_file(entry.path), data, entry.mode & PERMISSIONS, entry.owner)
+    return FileChange(entry.path, read_file(entry.path), data, entry.mode & PERMISSIONS, entry.owner)
 
 
-def _encoded(index: Index) -> bytes:
+def _encode_index(index: BackupIndex) -> bytes:
     return msgspec.json.format(msgspec.json.encode(index), indent=1)
 
 
-def _folders(parent: str, prefix: str) -> list[str]:
+def _list_folders(parent: str, prefix: str) -> list[str]:
     with contextlib.suppress(OSError), os.scandir(parent) as entries:
         return [
             entry.path

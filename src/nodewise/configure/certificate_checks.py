@@ -14,10 +14,10 @@ from nodewise.errors import Problem, shown
 from nodewise.serve.client_authorizer import client_of
 from nodewise.serve.options import ISSUED_CLIENT, SCHEDULER
 
-_SOON: Final = dt.timedelta(days=30)
+_EXPIRY_WARNING: Final = dt.timedelta(days=30)
 
 
-class ClientCertificate(NamedTuple):
+class ClientCredentials(NamedTuple):
     """Contents in PEM."""
 
     cert: bytes
@@ -30,47 +30,49 @@ class CheckResult(NamedTuple):
     warnings: Sequence[str]
 
 
-def check(
-    papers: ClientCertificate, others: Mapping[str, bytes], now: dt.datetime, *, allow_ca_key: bool
+def check_credentials(
+    credentials: ClientCredentials, others: Mapping[str, bytes], now: dt.datetime, *, allow_ca_key: bool
 ) -> CheckResult:
-    """All that is wrong with a client's papers. `others`: files near them, among which may be a CA's certificate."""
-    chain, authority = _certificates(papers.cert), _certificates(papers.ca or b"")
-    key = _public_key(papers.key)
-    problems = list(_unreadable(chain, key))
-    if papers.ca is not None and not authority:
+    """Problems and warnings of a client certificate. `others`: nearby files that may hold the certificate of a CA."""
+    chain, authority = _load_certificates(credentials.cert), _load_certificates(credentials.ca or b"")
+    key = _load_public_key(credentials.key)
+    problems = list(_read_problems(chain, key))
+    if credentials.ca is not None and not authority:
         problems.append(Problem("--ca", "no certificate in PEM", "the CA of nodewise's certificate"))
     warnings: list[str] = []
     if chain and key is not None:
-        problems += _wrong_leaf(chain[0], key, now)
-        warnings += _doubtful_leaf(chain[0], now)
-        key_of_ca = _key_of_ca(_owners(chain[0], key, {"--ca": papers.ca or b"", **others}))
-        if key_of_ca is not None and allow_ca_key:
-            warnings.append(f"-key is {key_of_ca.found}; whoever reads it can be anybody in the cluster")
-        elif key_of_ca is not None:
-            problems.append(key_of_ca)
+        problems += _leaf_problems(chain[0], key, now)
+        warnings += _leaf_warnings(chain[0], now)
+        ca_key_problem = _ca_key_problem(
+            _ca_key_owners(chain[0], key, {"--ca": credentials.ca or b"", **others})
+        )
+        if ca_key_problem is not None and allow_ca_key:
+            warnings.append(f"-key is {ca_key_problem.found}; whoever reads it can be anybody in the cluster")
+        elif ca_key_problem is not None:
+            problems.append(ca_key_problem)
     if authority and not any(map(is_ca, authority)):
         warnings.append("--ca is no CA's certificate")
     return CheckResult(problems, warnings)
 
 
-def _unreadable(chain: Sequence[x509.Certificate], key: bytes | None) -> Iterable[Problem]:
+def _read_problems(chain: Sequence[x509.Certificate], key: bytes | None) -> Iterable[Problem]:
     if not chain:
         yield Problem("-cert", "no certificate in PEM", "a client certificate")
     if key is None:
         yield Problem("-key", "no private key in PEM without a password", "that of the certificate")
 
 
-def _key_of_ca(owners: Sequence[str]) -> Problem | None:
+def _ca_key_problem(owners: Sequence[str]) -> Problem | None:
     if not owners:
         return None
-    wanted = (
+    expected = (
         "a client certificate of its own, as `nodewise certs --host /etc/nodewise/pki` makes one, by -cert and -key; "
         "--allow-ca-key to copy this nevertheless"
     )
-    return Problem("-key", f"the key of a CA: {', '.join(owners)}", wanted)
+    return Problem("-key", f"the key of a CA: {', '.join(owners)}", expected)
 
 
-def _wrong_leaf(leaf: x509.Certificate, key: bytes, now: dt.datetime) -> Iterable[Problem]:
+def _leaf_problems(leaf: x509.Certificate, key: bytes, now: dt.datetime) -> Iterable[Problem]:
     if public_der(leaf.public_key()) != key:
         yield Problem("-key", "not the key of the certificate", "that of -cert")
     if now > leaf.not_valid_after_utc:
@@ -90,8 +92,8 @@ def _wrong_leaf(leaf: x509.Certificate, key: bytes, now: dt.datetime) -> Iterabl
         yield Problem("-cert", "not for client use", "extended key usage clientAuth")
 
 
-def _doubtful_leaf(leaf: x509.Certificate, now: dt.datetime) -> Iterable[str]:
-    if now <= leaf.not_valid_after_utc < now + _SOON:
+def _leaf_warnings(leaf: x509.Certificate, now: dt.datetime) -> Iterable[str]:
+    if now <= leaf.not_valid_after_utc < now + _EXPIRY_WARNING:
         yield f"-cert is over on {leaf.not_valid_after_utc:%Y-%m-%d}"
     client = client_of(leaf.public_bytes(Encoding.DER))
     if not client.for_client:
@@ -104,26 +106,26 @@ def _doubtful_leaf(leaf: x509.Certificate, now: dt.datetime) -> Iterable[str]:
         yield f"-cert has neither the name {SCHEDULER} nor {ISSUED_CLIENT}: nodewise needs {named}"
 
 
-def _owners(leaf: x509.Certificate, key: bytes, files: Mapping[str, bytes]) -> list[str]:
+def _ca_key_owners(leaf: x509.Certificate, key: bytes, files: Mapping[str, bytes]) -> list[str]:
     """Who shows that a key is a CA's: its own certificate, or a CA's with the same key, whatever its name."""
     owners = ["-cert"] if is_ca(leaf) else []
     for name, data in files.items():
         if any(
             is_ca(certificate) and public_der(certificate.public_key()) == key
-            for certificate in _certificates(data)
+            for certificate in _load_certificates(data)
         ):
             owners.append(name)
     return owners
 
 
-def _certificates(data: bytes) -> list[x509.Certificate]:
+def _load_certificates(data: bytes) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(data)
     except ValueError:
         return []
 
 
-def _public_key(data: bytes) -> bytes | None:
+def _load_public_key(data: bytes) -> bytes | None:
     try:
         return public_der(load_pem_private_key(data, None).public_key())
     except (ValueError, TypeError, UnsupportedAlgorithm):

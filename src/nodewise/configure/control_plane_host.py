@@ -18,19 +18,19 @@ from nodewise.configure import (
     yaml_editor,
 )
 from nodewise.configure.backups import Backup
-from nodewise.configure.host_files import Change, digest, read_file
-from nodewise.configure.scheduler_configuration_file import Rendered, RenderOptions
-from nodewise.configure.scheduler_versions import Version
+from nodewise.configure.host_files import FileChange, digest, read_file
+from nodewise.configure.scheduler_configuration_file import RenderContext, RenderedConfiguration
+from nodewise.configure.scheduler_versions import SchedulerVersion
 from nodewise.configure.static_pod import DesiredState, Manifest
 from nodewise.errors import BadInput, Problem
 
 CONFIG_NAME: Final = "scheduler-config.yaml"
-NAMES: Final = {"key": "client.key", "cert": "client.crt", "ca": "ca.crt"}
-PAPERS: Final = frozenset(NAMES.values())
+CERTIFICATE_NAMES: Final = {"key": "client.key", "cert": "client.crt", "ca": "ca.crt"}
+CERTIFICATE_FILES: Final = frozenset(CERTIFICATE_NAMES.values())
 _MODES: Final = {"key": 0o600, "cert": 0o644, "ca": 0o644}
-_MOST_FILES: Final = 200
-_LARGEST: Final = 2**18
-_OLD_MASTER: Final = 24
+_MAX_FILES: Final = 200
+_MAX_BYTES: Final = 2**18
+_FIRST_WITHOUT_MASTER: Final = 24
 """Minor version from which nodes of the control plane are not called `master`."""
 
 
@@ -61,13 +61,13 @@ class HostRequest(NamedTuple):
     """Where the kubelet looks for static pods."""
 
 
-class Plan(NamedTuple):
+class ChangePlan(NamedTuple):
     """The files in the order in which they change, the manifest last, and what to say about it."""
 
-    changes: Sequence[Change]
+    changes: Sequence[FileChange]
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
-    version: Version | None = None
+    version: SchedulerVersion | None = None
     summary: Sequence[str] = ()
     emptied: str = ""
     """A folder that is not needed any more."""
@@ -76,9 +76,9 @@ class Plan(NamedTuple):
     config_hash: str = ""
 
     @property
-    def changed(self) -> list[Change]:
+    def effective_changes(self) -> list[FileChange]:
         """Those of the files that get other contents, or go."""
-        return [change for change in self.changes if not change.is_none]
+        return [change for change in self.changes if not change.is_unchanged]
 
 
 class HostFiles(NamedTuple):
@@ -86,53 +86,57 @@ class HostFiles(NamedTuple):
 
     manifest: Manifest
     template: bytes | None
-    papers: certificate_checks.ClientCertificate | None
+    credentials: certificate_checks.ClientCredentials | None
 
 
-def plan(request: HostRequest, backup: Backup | None) -> Plan:
+def plan_configuration(request: HostRequest, backup: Backup | None) -> ChangePlan:
     """What has to change; nothing is written. `BadInput` for all that is wrong on the host."""
-    read = _read(request)
+    files = _read_host(request)
     version = (
         scheduler_versions.parse_setting(request.version)
         if request.version
-        else static_pod.version(read.manifest)
+        else static_pod.scheduler_version(files.manifest)
     )
     destination = config_path(request)
-    warnings = [*_check_papers(request, read), *_other_names(request.manifest)]
-    if version.is_newer_than_tried:
+    warnings = [*_check_credentials(request, files), *_hard_link_warnings(request.manifest)]
+    if version.is_newer_than_tested:
         warnings.append(
             f"kube-scheduler {version} is newer than what was tried, 1.{scheduler_versions.NEWEST}"
         )
-    ca = f"{static_pod.CERTS_MOUNT}/{NAMES['ca']}" if request.ca else ""
-    terms = RenderOptions(version, read.manifest.kubeconfig, ca, not request.ca)
-    rendered = _rendered(request, read, terms)
-    _check_named(request, read, rendered)
+    ca = f"{static_pod.CERTS_MOUNT}/{CERTIFICATE_NAMES['ca']}" if request.ca else ""
+    context = RenderContext(version, files.manifest.kubeconfig, ca, not request.ca)
+    rendered = _render_configuration(request, files, context)
+    _check_named_files(request, files, rendered)
     config = file_change(
         destination,
         rendered.data,
         0o600 if scheduler_configuration_file.has_key_data(rendered.value) else 0o644,
     )
-    papers = _paper_changes(request, read.papers)
-    before = static_pod.prior_state(read.manifest)
-    if read.manifest.before is None and before.config and read.manifest.on_host(before.config) == destination:
+    credentials = _certificate_changes(request, files.credentials)
+    before = static_pod.prior_state(files.manifest)
+    if (
+        files.manifest.recorded_state is None
+        and before.config
+        and files.manifest.on_host(before.config) == destination
+    ):
         before = before._replace(backup=backup.path if backup else None)
-    hashed = config_hash([rendered.data, *(change.after or b"" for change in papers)])
-    wanted = DesiredState(destination, request.cert_dir if papers else "", hashed, before)
-    value = static_pod.add_configuration(read.manifest, wanted)
-    pod = file_change(request.manifest, yaml_editor.rewrite(read.manifest.document, value), 0o600)
-    changes = [*papers, config, *_deployments(request, version), pod]
-    return Plan(
+    hashed = config_hash([rendered.data, *(change.after or b"" for change in credentials)])
+    wanted = DesiredState(destination, request.cert_dir if credentials else "", hashed, before)
+    value = static_pod.add_configuration(files.manifest, wanted)
+    pod = file_change(request.manifest, yaml_editor.rewrite(files.manifest.document, value), 0o600)
+    changes = [*credentials, config, *_deployment_changes(request, version), pod]
+    return ChangePlan(
         changes,
-        _stale(read.manifest, wanted),
+        _unused_path_notes(files.manifest, wanted),
         [*warnings, *rendered.warnings],
         version,
-        file_diff.pod_changes(read.manifest.document.value, value, read.manifest.at),
-        needed=_needed(request, read),
+        file_diff.pod_changes(files.manifest.document.value, value, files.manifest.container_index),
+        needed=_needed_files(request, files),
         config_hash=hashed,
     )
 
 
-def _other_names(path: str) -> Iterable[str]:
+def _hard_link_warnings(path: str) -> Iterable[str]:
     if os.stat(path).st_nlink > 1:
         yield f"{path} has another name, a hard link, which keeps the old content"
 
@@ -146,16 +150,18 @@ def cluster_digest(request: HostRequest) -> str:
         return ""
 
 
-def _needed(request: HostRequest, read: HostFiles) -> dict[str, bytes]:
-    papers = {getattr(request, field): getattr(read.papers, field, None) for field in NAMES}
-    contents = {**({request.template: read.template} if request.template else {}), **papers}
-    return dict([*filter(None, [_users(request, read)])]) | {
+def _needed_files(request: HostRequest, files: HostFiles) -> dict[str, bytes]:
+    credentials = {
+        getattr(request, field): getattr(files.credentials, field, None) for field in CERTIFICATE_NAMES
+    }
+    contents = {**({request.template: files.template} if request.template else {}), **credentials}
+    return dict([*filter(None, [_users_configuration(request, files)])]) | {
         path: data for path, data in contents.items() if data is not None
     }
 
 
 def config_path(request: HostRequest) -> str:
-    return path_checks.resolve(
+    return path_checks.resolve_path(
         os.path.join(request.config_dir, os.path.basename(request.template) or CONFIG_NAME)
     )
 
@@ -164,16 +170,18 @@ def managed_files(request: HostRequest) -> set[str]:
     """All files that a run may write or remove, by their real paths: those that the flags and the manifest name."""
     configs, folders = {config_path(request)}, {request.cert_dir}
     try:
-        manifest = static_pod.read(read_file(request.manifest) or b"", request.manifest, request.container)
+        manifest = static_pod.parse_manifest(
+            read_file(request.manifest) or b"", request.manifest, request.container
+        )
     except (OSError, BadInput):
         manifest = None  # a backup may be the cure, and what is wrong is said with all other problems
     if manifest is not None:
-        before = manifest.before.config if manifest.before else None
+        before = manifest.recorded_state.config if manifest.recorded_state else None
         configs |= {manifest.on_host(path) for path in (manifest.users_config, before) if path}
         configs |= {manifest.own_config} if manifest.own_config else set()
         folders |= {manifest.own_certs} if manifest.own_certs else set()
-    papers = {os.path.join(folder, name) for folder in folders for name in PAPERS}
-    return {request.manifest, *map(path_checks.resolve, {*configs, *papers, *request.deployments})}
+    credentials = {os.path.join(folder, name) for folder in folders for name in CERTIFICATE_FILES}
+    return {request.manifest, *map(path_checks.resolve_path, {*configs, *credentials, *request.deployments})}
 
 
 def config_hash(contents: Sequence[bytes]) -> str:
@@ -181,34 +189,40 @@ def config_hash(contents: Sequence[bytes]) -> str:
     return hashlib.sha256(b"".join(hashlib.sha256(data).digest() for data in contents)).hexdigest()
 
 
-def _read(request: HostRequest) -> HostFiles:
+def _read_host(request: HostRequest) -> HostFiles:
     """All files that are needed. `BadInput` with a line for each that is not as it has to be."""
     problems: list[str] = []
     pod = path_checks.read_checked(request.manifest, problems, writes=request.writes)
     template = path_checks.read_checked(request.template, problems) if request.template else None
     path = config_path(request)
     problems += path_checks.file_problems(
-        path, [request.manifest, *_papers_of(request)], writes=request.writes
+        path, [request.manifest, *_credential_paths(request)], writes=request.writes
     )
-    papers = None
-    if _needs_papers(request, template):
+    credentials = None
+    if _needs_credentials(request, template):
         key, cert = (
             path_checks.read_checked(request.key, problems),
             path_checks.read_checked(request.cert, problems),
         )
         ca = path_checks.read_checked(request.ca, problems) if request.ca else None
         problems += path_checks.folder_problems(request.cert_dir, writes=request.writes)
-        papers = certificate_checks.ClientCertificate(cert or b"", key or b"", ca if request.ca else None)
+        credentials = certificate_checks.ClientCredentials(
+            cert or b"", key or b"", ca if request.ca else None
+        )
     folders = [os.path.dirname(path), request.cert_dir, request.backup_dir]
     problems += path_checks.static_pod_folder_problems(folders, request.pod_folders)
     if request.backup_dir and request.writes:
         problems += path_checks.backup_folder_problems(request.backup_dir)
     if problems or pod is None:
-        raise BadInput("file check error: " + "\n".join([*dict.fromkeys(problems), *_hint(request)]))
-    return HostFiles(static_pod.read(pod, request.manifest, request.container), template, papers)
+        raise BadInput(
+            "file check error: " + "\n".join([*dict.fromkeys(problems), *_missing_manifest_hint(request)])
+        )
+    return HostFiles(
+        static_pod.parse_manifest(pod, request.manifest, request.container), template, credentials
+    )
 
 
-def _hint(request: HostRequest) -> list[str]:
+def _missing_manifest_hint(request: HostRequest) -> list[str]:
     """Where there is no static pod, there is another way."""
     if os.path.lexists(request.manifest):
         return []
@@ -216,11 +230,11 @@ def _hint(request: HostRequest) -> list[str]:
     return [text + "Clusters without one have --mode second-scheduler, or --mode with their distribution."]
 
 
-def _papers_of(request: HostRequest) -> list[str]:
-    return [getattr(request, field) for field in NAMES]
+def _credential_paths(request: HostRequest) -> list[str]:
+    return [getattr(request, field) for field in CERTIFICATE_NAMES]
 
 
-def _needs_papers(request: HostRequest, template: bytes | None) -> bool:
+def _needs_credentials(request: HostRequest, template: bytes | None) -> bool:
     if request.template:
         return template is None or b"https://" in template
     return any("tlsConfig" in entry for entry in request.builtin("", request.ca)["extenders"])
@@ -234,8 +248,8 @@ def read_required(path: str) -> bytes:
     return content
 
 
-def _check_papers(request: HostRequest, read: HostFiles) -> list[str]:
-    if read.papers is None:
+def _check_credentials(request: HostRequest, files: HostFiles) -> list[str]:
+    if files.credentials is None:
         return []
     folders = {
         os.path.dirname(request.key),
@@ -243,17 +257,19 @@ def _check_papers(request: HostRequest, read: HostFiles) -> list[str]:
         *(os.path.join(os.path.dirname(folder), "pki") for folder in request.pod_folders),
         os.path.join(request.config_dir, "pki"),
     }
-    others = {path: data for folder in sorted(folders) for path, data in _certificates(folder)}
+    others = {path: data for folder in sorted(folders) for path, data in _find_certificates(folder)}
     now = dt.datetime.now(dt.UTC)
-    result = certificate_checks.check(read.papers, others, now, allow_ca_key=request.allow_ca_key)
+    result = certificate_checks.check_credentials(
+        files.credentials, others, now, allow_ca_key=request.allow_ca_key
+    )
     if result.problems:
         raise BadInput("certificates", result.problems)
     return list(result.warnings)
 
 
-def _certificates(folder: str) -> Iterable[tuple[str, bytes]]:
+def _find_certificates(folder: str) -> Iterable[tuple[str, bytes]]:
     """Files that may hold a CA's certificate; what cannot be read is left out."""
-    left = _MOST_FILES
+    left = _MAX_FILES
     for parent, _, names in os.walk(folder):
         for name in sorted(names):
             path = os.path.join(parent, name)
@@ -261,7 +277,7 @@ def _certificates(folder: str) -> Iterable[tuple[str, bytes]]:
             if left < 0:
                 return
             try:
-                small = stat.S_ISREG(os.stat(path).st_mode) and os.stat(path).st_size <= _LARGEST
+                small = stat.S_ISREG(os.stat(path).st_mode) and os.stat(path).st_size <= _MAX_BYTES
                 data = (read_file(path, is_trusted=False) or b"") if small else b""
             except (OSError, BadInput):
                 continue
@@ -269,49 +285,57 @@ def _certificates(folder: str) -> Iterable[tuple[str, bytes]]:
                 yield path, data
 
 
-def _rendered(request: HostRequest, read: HostFiles, terms: RenderOptions) -> Rendered:
+def _render_configuration(
+    request: HostRequest, files: HostFiles, context: RenderContext
+) -> RenderedConfiguration:
     if request.template:
-        own = scheduler_configuration_file.render_template(read.template or b"", request.template, terms)
+        own = scheduler_configuration_file.render_template(files.template or b"", request.template, context)
     else:
-        own = scheduler_configuration_file.render_value(request.builtin(terms.kubeconfig, terms.ca), terms)
-    users = _users(request, read)
+        own = scheduler_configuration_file.render_value(
+            request.builtin(context.kubeconfig, context.ca), context
+        )
+    users = _users_configuration(request, files)
     if users is None:
         return own
     path, data = users
-    merged = scheduler_configuration_file.merge_entries(data, path, own.value["extenders"], terms)
+    merged = scheduler_configuration_file.merge_entries(data, path, own.value["extenders"], context)
     return merged._replace(warnings=[*own.warnings, *merged.warnings])
 
 
-def _users(request: HostRequest, read: HostFiles) -> tuple[str, bytes] | None:
+def _users_configuration(request: HostRequest, files: HostFiles) -> tuple[str, bytes] | None:
     """The configuration of the user's own that ours is merged into, as it was before. `BadInput` if nobody says how."""
-    before = read.manifest.before
-    users = read.manifest.users_config or (before.config if before else None)
+    before = files.manifest.recorded_state
+    users = files.manifest.users_config or (before.config if before else None)
     if users is None or request.existing == "replace":
         return None
     if request.existing != "merge":
-        if read.manifest.users_config is None:
+        if files.manifest.users_config is None:
             wanted = f"--merge to keep {users}, which is used without us, or --replace"
         else:
             wanted = "--merge to have our entries put among its own, or --replace"
         raise BadInput("manifest", [Problem("--config", f"the configuration {users} is in use", wanted)])
-    path = read.manifest.on_host(users)
+    path = files.manifest.on_host(users)
     if before and before.backup and path == config_path(request):
         return path, backups.original_content(before.backup, path)
     return path, read_required(path)
 
 
-def _check_named(request: HostRequest, read: HostFiles, rendered: Rendered) -> None:
+def _check_named_files(request: HostRequest, files: HostFiles, rendered: RenderedConfiguration) -> None:
     """Files that are named have to be there: kube-scheduler does not start without."""
-    ours = {f"{static_pod.CERTS_MOUNT}/{name}" for name in NAMES.values()} if read.papers else set()
+    ours = (
+        {f"{static_pod.CERTS_MOUNT}/{name}" for name in CERTIFICATE_NAMES.values()}
+        if files.credentials
+        else set()
+    )
     if not request.ca:
-        ours.discard(f"{static_pod.CERTS_MOUNT}/{NAMES['ca']}")
+        ours.discard(f"{static_pod.CERTS_MOUNT}/{CERTIFICATE_NAMES['ca']}")
     problems = []
     for field, path in scheduler_configuration_file.named_files(rendered.value):
         inside, name = os.path.split(path)
         host = (
             os.path.join(request.cert_dir, name)
             if inside == static_pod.CERTS_MOUNT
-            else read.manifest.on_host(path)
+            else files.manifest.on_host(path)
         )
         if field.startswith("extenders") and path not in ours and not os.path.isfile(host):
             problems.append(Problem(field, f"{path}, and there is no {host}", "a file that is there"))
@@ -319,31 +343,33 @@ def _check_named(request: HostRequest, read: HostFiles, rendered: Rendered) -> N
         raise BadInput(request.template or "the built-in template", problems)
 
 
-def _paper_changes(request: HostRequest, papers: certificate_checks.ClientCertificate | None) -> list[Change]:
+def _certificate_changes(
+    request: HostRequest, credentials: certificate_checks.ClientCredentials | None
+) -> list[FileChange]:
     """Copies beside each other; modes are ours, whatever they were."""
     changes = []
-    for field, name in NAMES.items():
-        data = getattr(papers, field, None)
+    for field, name in CERTIFICATE_NAMES.items():
+        data = getattr(credentials, field, None)
         if data is not None:
-            path = path_checks.resolve(os.path.join(request.cert_dir, name))
+            path = path_checks.resolve_path(os.path.join(request.cert_dir, name))
             there = file_change(path, data, 0)
             old_mode = there.mode if there.before is not None else None
             changes.append(there._replace(mode=_MODES[field], old_mode=old_mode))
     return changes
 
 
-def file_change(path: str, after: bytes | None, mode: int) -> Change:
+def file_change(path: str, after: bytes | None, mode: int) -> FileChange:
     """A file with its mode and owner, or with this mode where there is none."""
     before = read_file(path)
     if before is None:
-        return Change(path, None, after, mode)
+        return FileChange(path, None, after, mode)
     status = os.stat(path)
-    return Change(path, before, after, stat.S_IMODE(status.st_mode), (status.st_uid, status.st_gid))
+    return FileChange(path, before, after, stat.S_IMODE(status.st_mode), (status.st_uid, status.st_gid))
 
 
-def _deployments(request: HostRequest, version: Version) -> list[Change]:
+def _deployment_changes(request: HostRequest, version: SchedulerVersion) -> list[FileChange]:
     """Manifests of the older extenders, with the control plane's name before 1.24."""
-    if version.minor >= _OLD_MASTER:
+    if version.minor >= _FIRST_WITHOUT_MASTER:
         return []
     names = (b"node-role.kubernetes.io/control-plane", b"node-role.kubernetes.io/master")
     changes = []
@@ -351,10 +377,12 @@ def _deployments(request: HostRequest, version: Version) -> list[Change]:
         if not os.path.isfile(path):
             seen = f'couldn\'t read deployment file "{path}", err: open {path}: no such file or directory'
             raise BadInput(seen)
-        changes.append(file_change(path_checks.resolve(path), read_required(path).replace(*names), 0o644))
+        changes.append(
+            file_change(path_checks.resolve_path(path), read_required(path).replace(*names), 0o644)
+        )
     return changes
 
 
-def _stale(manifest: Manifest, wanted: DesiredState) -> list[str]:
+def _unused_path_notes(manifest: Manifest, wanted: DesiredState) -> list[str]:
     pairs = ((manifest.own_config, wanted.config), (manifest.own_certs, wanted.certs))
     return [f"{old} is not used any more" for old, new in pairs if old and old.rstrip("/") != new]

@@ -17,19 +17,19 @@ from typing import Final, Literal, NamedTuple
 
 from nodewise import trusted_files
 from nodewise.configure import backups, host_files
-from nodewise.configure.backups import Backup, Index
-from nodewise.configure.host_files import Change, digest, fsync_folder, read_file
+from nodewise.configure.backups import Backup, BackupIndex
+from nodewise.configure.host_files import FileChange, digest, fsync_folder, read_file
 from nodewise.errors import BadInput, Conflict, NodewiseError
 
-_WAIT_S: Final = 10.0
+_LOCK_TIMEOUT_S: Final = 10.0
 """For another run to end."""
 
 
 class RecoveredBackup(NamedTuple):
-    """What was made of a backup whose run did not end."""
+    """What was created_folders of a backup whose run did not end."""
 
     folder: str
-    what: Literal["undone", "left", "unreadable", "foreign"]
+    outcome: Literal["undone", "left", "unreadable", "foreign"]
     """`left`: somebody has changed a file since, so that nobody knows what belongs together. `foreign`: it names files
     that this run does not manage.
     """
@@ -40,7 +40,7 @@ def lock_folder(folder: str) -> Iterator[None]:
     """Nobody else changes this folder's files by these means meanwhile. `Conflict` if somebody does for long."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        end = time.monotonic() + _WAIT_S
+        end = time.monotonic() + _LOCK_TIMEOUT_S
         while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -56,35 +56,35 @@ def lock_folder(folder: str) -> Iterator[None]:
         os.close(descriptor)
 
 
-def commit(changes: Sequence[Change], backup: Backup | None = None) -> None:
+def commit_changes(changes: Sequence[FileChange], backup: Backup | None = None) -> None:
     """Make the changes, in this order; on any failure nothing is changed.
 
     `Conflict` where a file is not any more what it was when the change was computed, `NodewiseError` where the system
     refuses.
     """
-    changes = [change for change in changes if not change.is_none]
+    changes = [change for change in changes if not change.is_unchanged]
     for change in changes:
         trusted_files.check_folder(os.path.dirname(change.path))
         _check_unchanged(change)
-    made: list[str] = []
-    done: list[Change] = []
+    created_folders: list[str] = []
+    applied: list[FileChange] = []
     staged: dict[str, str] = {}
     try:
         if backup is not None:
-            backups.save(changes, backup)
+            backups.save_backup(changes, backup)
         for change in changes:
-            _make_folder(os.path.dirname(change.path), made)
+            _make_folder(os.path.dirname(change.path), created_folders)
             if change.after is not None:
                 staged[change.path] = host_files.write_staged(
                     change.path, change.after, change.mode, change.owner
                 )
         for change in changes:
             _check_unchanged(change)
-            done.append(change)
-            _place(staged, change)
+            applied.append(change)
+            _put_in_place(staged, change)
         _verify(changes)
     except BaseException as error:
-        _undo(done, list(staged.values()), made, backup)
+        _undo(applied, list(staged.values()), created_folders, backup)
         if isinstance(error, OSError):
             raise NodewiseError(f"nothing was changed: {error.strerror}: {error.filename}") from error
         raise
@@ -92,7 +92,7 @@ def commit(changes: Sequence[Change], backup: Backup | None = None) -> None:
         backups.mark_finished(backup.path)
 
 
-def recover(parent: str, managed: Collection[str]) -> list[RecoveredBackup]:
+def recover_backups(parent: str, managed: Collection[str]) -> list[RecoveredBackup]:
     """Put back what an unfinished run changed of the files that this one manages.
 
     `BadInput` where others could have planted a backup.
@@ -113,40 +113,40 @@ def recover(parent: str, managed: Collection[str]) -> list[RecoveredBackup]:
         if not index.finished and not {entry.path for entry in index.files} <= {*managed}:
             recovered.append(RecoveredBackup(folder, "foreign"))
         elif not index.finished:
-            recovered += _recovered(folder, index)
+            recovered += _recover_backup(folder, index)
             backups.mark_finished(folder)
     return recovered
 
 
-def _recovered(folder: str, index: Index) -> list[RecoveredBackup]:
+def _recover_backup(folder: str, index: BackupIndex) -> list[RecoveredBackup]:
     now = [digest(read_file(entry.path)) for entry in index.files]
     if all(seen == entry.after for seen, entry in zip(now, index.files, strict=True)):
         return []
     if any(seen not in {entry.before, entry.after} for seen, entry in zip(now, index.files, strict=True)):
         return [RecoveredBackup(folder, "left")]
-    commit([backups.restore_change(folder, entry) for entry in index.files])
+    commit_changes([backups.restore_change(folder, entry) for entry in index.files])
     return [RecoveredBackup(folder, "undone")]
 
 
-def _check_unchanged(change: Change) -> None:
+def _check_unchanged(change: FileChange) -> None:
     if read_file(change.path) != change.before:
         raise Conflict(f"{change.path} was changed by somebody else meanwhile", remedy="run it again")
 
 
-def _make_folder(path: str, made: list[str]) -> None:
-    """Make a folder with its parents, and note those that were made."""
+def _make_folder(path: str, created_folders: list[str]) -> None:
+    """Make a folder with its parents, and note those that were created_folders."""
     missing = []
     while not os.path.isdir(path):
         missing.append(path)
         path = os.path.dirname(path)
     for folder in reversed(missing):
-        made.append(folder)
+        created_folders.append(folder)
         os.mkdir(folder, 0o700)
         os.chmod(folder, 0o755)  # noqa: S103 - as other folders of /etc, whatever the umask
         fsync_folder(os.path.dirname(folder))
 
 
-def _place(staged: dict[str, str], change: Change) -> None:
+def _put_in_place(staged: dict[str, str], change: FileChange) -> None:
     if change.path in staged:
         os.rename(staged[change.path], change.path)
         del staged[change.path]
@@ -155,7 +155,7 @@ def _place(staged: dict[str, str], change: Change) -> None:
     fsync_folder(os.path.dirname(change.path))
 
 
-def _verify(changes: Sequence[Change]) -> None:
+def _verify(changes: Sequence[FileChange]) -> None:
     for change in changes:
         if read_file(change.path) != change.after:
             raise Conflict(
@@ -163,28 +163,33 @@ def _verify(changes: Sequence[Change]) -> None:
             )
 
 
-def _undo(done: Sequence[Change], staged: Sequence[str], made: Sequence[str], backup: Backup | None) -> None:
+def _undo(
+    applied: Sequence[FileChange],
+    staged: Sequence[str],
+    created_folders: Sequence[str],
+    backup: Backup | None,
+) -> None:
     """As it was, but for what somebody else has written since; what cannot be put back stays in the backup."""
-    whole = True
-    for change in reversed(done):
+    is_complete = True
+    for change in reversed(applied):
         try:
             if read_file(change.path) == change.after:
-                _put_back(change)
+                _restore_file(change)
         except (OSError, BadInput):
-            whole = False
+            is_complete = False
     for path in staged:
         with contextlib.suppress(OSError):
             os.unlink(path)
-    for folder in sorted(made, key=len, reverse=True):
+    for folder in sorted(created_folders, key=len, reverse=True):
         with contextlib.suppress(OSError):
             os.rmdir(folder)
-    if whole and backup is not None:
+    if is_complete and backup is not None:
         shutil.rmtree(backup.path, ignore_errors=True)
         for folder in backups.list_incomplete(backup.parent):
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _put_back(change: Change) -> None:
+def _restore_file(change: FileChange) -> None:
     if change.before is None:
         Path(change.path).unlink(missing_ok=True)
     else:

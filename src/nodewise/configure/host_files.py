@@ -15,14 +15,14 @@ from nodewise.errors import BadInput, Problem
 
 PERMISSIONS: Final = 0o777
 """All of a mode that is ever written: never setuid, setgid or the sticky bit, whatever was there or is in a backup."""
-STAGED: Final = ".nodewise-"
+STAGED_PREFIX: Final = ".nodewise-"
 """What our names begin with that are not for others; a kubelet reads none that begins with a dot."""
-_LARGEST_BYTES: Final = 2**24
-_KEPT: Final = ("user.", "security.selinux", "system.posix_acl_access")
+_MAX_BYTES: Final = 2**24
+_PRESERVED_ATTRIBUTES: Final = ("user.", "security.selinux", "system.posix_acl_access")
 """Extended attributes that belong to a place, and not to the content as a signature does."""
 
 
-class Change(NamedTuple):
+class FileChange(NamedTuple):
     """A file, by its real path, before and after; None: not there."""
 
     path: str
@@ -35,7 +35,7 @@ class Change(NamedTuple):
     """None: as `mode`."""
 
     @property
-    def is_none(self) -> bool:
+    def is_unchanged(self) -> bool:
         return self.before == self.after and self.old_mode in (None, self.mode)
 
     @property
@@ -58,27 +58,27 @@ def read_file(path: str, *, is_trusted: bool = True) -> bytes | None:
         status = trusted_files.check_open(descriptor, real) if is_trusted else os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise BadInput(path, [Problem("file", "no regular file", "one")])
-        if status.st_size > _LARGEST_BYTES:
-            raise BadInput(path, [Problem("file", f"{status.st_size} bytes", f"at most {_LARGEST_BYTES}")])
-        return file.read(_LARGEST_BYTES + 1)
+        if status.st_size > _MAX_BYTES:
+            raise BadInput(path, [Problem("file", f"{status.st_size} bytes", f"at most {_MAX_BYTES}")])
+        return file.read(_MAX_BYTES + 1)
 
 
 def digest(data: bytes | None) -> str | None:
     return hashlib.sha256(data).hexdigest() if data is not None else None
 
 
-def replace_change(path: str, after: bytes | None) -> Change:
+def replace_change(path: str, after: bytes | None) -> FileChange:
     """With the mode and owner that the file has."""
     try:
         now = os.stat(path)
-        return Change(path, read_file(path), after, stat.S_IMODE(now.st_mode), (now.st_uid, now.st_gid))
+        return FileChange(path, read_file(path), after, stat.S_IMODE(now.st_mode), (now.st_uid, now.st_gid))
     except FileNotFoundError:
-        return Change(path, None, after, 0o600)
+        return FileChange(path, None, after, 0o600)
 
 
 def write_staged(path: str, data: bytes, mode: int, owner: tuple[int, int] | None) -> str:
     """A new file beside a place, whole and on the disk, with what the file in that place carries besides; its name."""
-    name = os.path.join(os.path.dirname(path), f"{STAGED}{secrets.token_hex(6)}")
+    name = os.path.join(os.path.dirname(path), f"{STAGED_PREFIX}{secrets.token_hex(6)}")
     write(name, data, mode, owner, like=path)
     return name
 
@@ -93,7 +93,7 @@ def write(path: str, data: bytes, mode: int, owner: tuple[int, int] | None, *, l
         if owner is not None and owner != (os.geteuid(), os.getegid()):
             os.fchown(descriptor, *owner)
         os.fchmod(descriptor, mode & PERMISSIONS)
-        for name, value in _attributes(like):
+        for name, value in _preserved_attributes(like):
             os.setxattr(descriptor, name, value)
         os.fsync(descriptor)
     except BaseException:
@@ -111,15 +111,15 @@ def remove_staged(folders: Sequence[str]) -> None:
             os.scandir(trusted_files.check_folder(folder)) as entries,
         ):
             for entry in entries:
-                if entry.name.startswith(STAGED) and entry.is_file(follow_symlinks=False):
+                if entry.name.startswith(STAGED_PREFIX) and entry.is_file(follow_symlinks=False):
                     os.unlink(entry.path)
 
 
-def _attributes(path: str) -> list[tuple[str, bytes]]:
+def _preserved_attributes(path: str) -> list[tuple[str, bytes]]:
     """What is kept of a file's extended attributes; none where there is no such file, or no such thing."""
     try:
         names = os.listxattr(path) if path else []
-        return [(name, os.getxattr(path, name)) for name in names if name.startswith(_KEPT)]
+        return [(name, os.getxattr(path, name)) for name in names if name.startswith(_PRESERVED_ATTRIBUTES)]
     except OSError as error:
         if error.errno in {errno.ENOENT, errno.ENOTDIR, errno.ENOTSUP, errno.ENODATA}:
             return []

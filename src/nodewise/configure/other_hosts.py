@@ -6,13 +6,13 @@ from typing import Any, Final, NamedTuple
 
 from nodewise.configure.host_files import digest
 
-_HEAD: Final = """\
+_SCRIPT_START: Final = """\
 #!/bin/sh
 # The same run on another host of the control plane, as root. One host after another: wait until kube-scheduler is back.
 # It stops at the first thing that is not as here; before the run, nothing has been changed.
 set -eu
 """
-_BACK: Final = """\
+_SCRIPT_END: Final = """\
 # The kubelet restarts kube-scheduler now. Wait until it is back before the next host:
 #   kubectl --namespace kube-system get pods --selector component=kube-scheduler --output wide
 # `kubeadm upgrade` writes the manifest anew: run this again afterwards.
@@ -35,38 +35,38 @@ class OtherHostRun(NamedTuple):
     """Of what kube-scheduler reads, as the manifest's annotation has it."""
 
 
-def script(repeat: OtherHostRun) -> str:
+def render_script(run: OtherHostRun) -> str:
     """For a shell."""
-    is_ours = f"{{ echo 'another version of nodewise: wanted {repeat.version}' >&2; exit 1; }}"
-    pattern = shlex.quote(f" {repeat.version}$")
+    is_ours = f"{{ echo 'another version of nodewise: wanted {run.version}' >&2; exit 1; }}"
+    pattern = shlex.quote(f" {run.version}$")
     lines = [
         f"nodewise --version | grep -q {pattern} || {is_ours}",
         "",
         "# These files have to be here as they are there; one of them is a private key.",
-        *_sums(repeat.needed),
+        *_checksum_lines(run.needed),
         "",
-        shlex.join(["nodewise", *repeat.words]),
+        shlex.join(["nodewise", *run.words]),
         "",
         "# What must have come out.",
-        *_sums(repeat.written),
-        shlex.join(["grep", "-q", repeat.config_hash, repeat.manifest]),
+        *_checksum_lines(run.written),
+        shlex.join(["grep", "-q", run.config_hash, run.manifest]),
         "",
     ]
-    return _HEAD + "\n".join(lines) + _BACK
+    return _SCRIPT_START + "\n".join(lines) + _SCRIPT_END
 
 
-def document(repeat: OtherHostRun) -> dict[str, Any]:
+def run_document(run: OtherHostRun) -> dict[str, Any]:
     """The same for programs."""
     return {
-        "version": repeat.version,
-        "command": ["nodewise", *repeat.words],
-        "needed": {path: digest(data) for path, data in repeat.needed.items()},
-        "written": {path: digest(data) for path, data in repeat.written.items()},
-        "manifest": {"path": repeat.manifest, "configHash": repeat.config_hash},
+        "version": run.version,
+        "command": ["nodewise", *run.words],
+        "needed": {path: digest(data) for path, data in run.needed.items()},
+        "written": {path: digest(data) for path, data in run.written.items()},
+        "manifest": {"path": run.manifest, "configHash": run.config_hash},
     }
 
 
-def _sums(files: Mapping[str, bytes]) -> list[str]:
+def _checksum_lines(files: Mapping[str, bytes]) -> list[str]:
     if not files:
         return []
     lines = [f"{digest(data)}  {path}" for path, data in files.items()]

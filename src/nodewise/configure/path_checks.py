@@ -11,12 +11,12 @@ from nodewise import trusted_files
 from nodewise.configure.host_files import read_file
 from nodewise.errors import BadInput
 
-CLUSTERS: Final = ("ca.key", "sa.key", "apiserver.crt", "front-proxy-ca.crt", "peer.crt")
+CLUSTER_FILES: Final = ("ca.key", "sa.key", "apiserver.crt", "front-proxy-ca.crt", "peer.crt")
 """By these a folder is known in which kubeadm keeps a cluster's own certificates."""
 _KIND: Final = "KubeSchedulerConfiguration"
 
 
-def resolve(path: str) -> str:
+def resolve_path(path: str) -> str:
     """The file behind symbolic links. `BadInput` for a link that leads nowhere, or that others may change."""
     real_path = trusted_files.resolve(path)
     if os.path.islink(path) and not os.path.exists(real_path):
@@ -31,7 +31,7 @@ def read_checked(path: str, problems: list[str], *, writes: bool = False) -> byt
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(21, os.strerror(21))
         content = read_file(path)
-        refusal = (_refusal(path) or _refusal(os.path.dirname(path))) if writes else ""
+        refusal = (_write_refusal(path) or _write_refusal(os.path.dirname(path))) if writes else ""
     except OSError as error:
         refusal = (error.strerror or str(error)).lower()
     except BadInput as error:
@@ -43,9 +43,9 @@ def read_checked(path: str, problems: list[str], *, writes: bool = False) -> byt
     return content
 
 
-def cluster_certificate(folder: str | Path) -> str | None:
+def find_cluster_file(folder: str | Path) -> str | None:
     """A file by which a folder is known to hold a cluster's own certificates."""
-    return next((name for name in CLUSTERS if os.path.lexists(os.path.join(folder, name))), None)
+    return next((name for name in CLUSTER_FILES if os.path.lexists(os.path.join(folder, name))), None)
 
 
 def file_problems(path: str, others: Iterable[str], *, writes: bool) -> Iterator[str]:
@@ -57,13 +57,13 @@ def file_problems(path: str, others: Iterable[str], *, writes: bool) -> Iterator
     elif not os.path.isdir(folder):
         why = "no such file or directory"
     elif writes:
-        why = _refusal(folder) or _distrust(folder)
+        why = _write_refusal(folder) or _trust_problem(folder)
     if why:
         yield f'user can\'t create the file at path "{path}", err: open {path}: {why}'
     elif path in {os.path.realpath(other) for other in others if other}:
         yield f"{path}: is needed as it is; wanted another -d, or another name of the template"
-    elif held := _held(path):
-        yield f"{path}: holds {held}, which would be lost; wanted another -d, or another name of the template"
+    elif content := _foreign_content(path):
+        yield f"{path}: holds {content}, which would be lost; wanted another -d, or another name of the template"
 
 
 def folder_problems(path: str, *, writes: bool) -> Iterator[str]:
@@ -73,9 +73,9 @@ def folder_problems(path: str, *, writes: bool) -> Iterator[str]:
         there = os.path.dirname(there)
     if not os.path.isdir(there):
         yield f"{path}: not a directory"
-    elif writes and (why := _refusal(there) or _distrust(path)):
+    elif writes and (why := _write_refusal(there) or _trust_problem(path)):
         yield f"{path}: {why}"
-    elif (name := cluster_certificate(path)) is not None:
+    elif (name := find_cluster_file(path)) is not None:
         yield f"{path}: the cluster's own certificates are there, such as {name}; wanted a folder of its own"
 
 
@@ -84,7 +84,7 @@ def backup_folder_problems(path: str) -> Iterator[str]:
     if not os.path.isdir(path):
         why = "not a directory" if os.path.exists(path) else "no such file or directory"
         yield f'user can\'t create folders to "{path}", err: stat {path}: {why}'
-    elif why := _refusal(path) or _distrust(path):
+    elif why := _write_refusal(path) or _trust_problem(path):
         yield f'user can\'t create folders to "{path}", err: {why}'
 
 
@@ -97,7 +97,7 @@ def static_pod_folder_problems(folders: Iterable[str], pods: Sequence[str]) -> I
             yield f"{path}: a folder for static pods"
 
 
-def _refusal(path: str) -> str:
+def _write_refusal(path: str) -> str:
     """Why nobody may write there."""
     if os.access(path, os.W_OK):
         return ""
@@ -105,7 +105,7 @@ def _refusal(path: str) -> str:
     return "read-only file system" if is_closed else "permission denied"
 
 
-def _distrust(folder: str) -> str:
+def _trust_problem(folder: str) -> str:
     """Why nothing may be written into a folder: somebody else may write there too."""
     try:
         trusted_files.check_folder(folder)
@@ -114,7 +114,7 @@ def _distrust(folder: str) -> str:
     return ""
 
 
-def _held(path: str) -> str:
+def _foreign_content(path: str) -> str:
     """What a file holds that is no configuration of kube-scheduler."""
     try:
         data = read_file(path) or b""

@@ -16,7 +16,7 @@ class Platform(NamedTuple):
     certs: str
     """The same folder as kube-scheduler sees it."""
     kubeconfig: str
-    files: Callable[["Platform", Mapping[str, Any]], Mapping[str, str]]
+    render: Callable[["Platform", Mapping[str, Any]], Mapping[str, str]]
     has_dns: bool = False
     """Whether kube-scheduler can be made to find Services by name."""
 
@@ -25,18 +25,18 @@ class Platform(NamedTuple):
         return posixpath.join(self.folder, "scheduler-config.yaml")
 
 
-NAME: Final = "scheduler-config.yaml"
-PATCH: Final = "patches/kube-scheduler+strategic.yaml"
-_PATCHES: Final = "/etc/kubernetes/nodewise/patches"
-_KUBEADM: Final = ("v1beta3", "v1beta4")
+CONFIG_FILE: Final = "scheduler-config.yaml"
+PATCH_FILE: Final = "patches/kube-scheduler+strategic.yaml"
+_PATCH_FOLDER: Final = "/etc/kubernetes/nodewise/patches"
+_KUBEADM_VERSIONS: Final = ("v1beta3", "v1beta4")
 """Versions of kubeadm's configuration: up to Kubernetes 1.36, and from 1.31 on."""
 _SECRET_KEYS: Final = {"ca.crt": "ca.crt", "client.crt": "tls.crt", "client.key": "tls.key"}
 """Of the Secret that `nodewise certs` makes for kube-scheduler, by the file's name."""
 
 
-def files(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
+def render_files(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
     """Names and texts."""
-    return dict(platform.files(platform, value))
+    return dict(platform.render(platform, value))
 
 
 def _volumes(platform: Platform) -> list[dict[str, Any]]:
@@ -58,7 +58,7 @@ def _volumes(platform: Platform) -> list[dict[str, Any]]:
     ]
 
 
-def _component(platform: Platform, *, is_list: bool) -> dict[str, Any]:
+def _scheduler_component(platform: Platform, *, is_list: bool) -> dict[str, Any]:
     """kube-scheduler, as kubeadm is told of it; its arguments were a map before they became a list."""
     args = [{"name": "config", "value": platform.config}] if is_list else {"config": platform.config}
     return {"extraArgs": args, "extraVolumes": _volumes(platform)}
@@ -68,31 +68,31 @@ def _cluster_configuration(platform: Platform, version: str) -> dict[str, Any]:
     return {
         "apiVersion": f"kubeadm.k8s.io/{version}",
         "kind": "ClusterConfiguration",
-        "scheduler": _component(platform, is_list=version != "v1beta3"),
+        "scheduler": _scheduler_component(platform, is_list=version != "v1beta3"),
     }
 
 
-def _kubeadm(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
-    texts_by_name = {NAME: yaml_editor.dump(dict(value)), PATCH: _patch()}
-    for version in _KUBEADM:
+def _kubeadm_files(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
+    texts_by_name = {CONFIG_FILE: yaml_editor.dump(dict(value)), PATCH_FILE: _dns_policy_patch()}
+    for version in _KUBEADM_VERSIONS:
         init = {
             "apiVersion": f"kubeadm.k8s.io/{version}",
             "kind": "InitConfiguration",
-            "patches": {"directory": _PATCHES},
+            "patches": {"directory": _PATCH_FOLDER},
         }
         texts = [yaml_editor.dump(document) for document in (_cluster_configuration(platform, version), init)]
         texts_by_name[f"kubeadm-{version}.yaml"] = "---\n".join(texts)
     return texts_by_name
 
 
-def _patch() -> str:
+def _dns_policy_patch() -> str:
     return yaml_editor.dump({"spec": {"dnsPolicy": static_pod.DNS_POLICY}})
 
 
-def _kind(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
+def _kind_files(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
     """Patches of both versions: kind takes those of the one that it writes, and that depends on the node's image."""
     patches = []
-    for version in _KUBEADM:
+    for version in _KUBEADM_VERSIONS:
         init = {
             "apiVersion": f"kubeadm.k8s.io/{version}",
             "kind": "InitConfiguration",
@@ -106,14 +106,18 @@ def _kind(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
         "kubeadmConfigPatches": [yaml_editor.dump(patch) for patch in patches],
         "nodes": [node, {"role": "worker"}],
     }
-    return {NAME: yaml_editor.dump(dict(value)), PATCH: _patch(), "kind.yaml": yaml_editor.dump(cluster)}
+    return {
+        CONFIG_FILE: yaml_editor.dump(dict(value)),
+        PATCH_FILE: _dns_policy_patch(),
+        "kind.yaml": yaml_editor.dump(cluster),
+    }
 
 
-def _capi(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
+def _capi_files(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
     """The same by a KubeadmControlPlane, whose bootstrap provider puts the files on each machine."""
     texts = {
         platform.config: yaml_editor.dump(dict(value)),
-        f"{_PATCHES}/{posixpath.basename(PATCH)}": _patch(),
+        f"{_PATCH_FOLDER}/{posixpath.basename(PATCH_FILE)}": _dns_policy_patch(),
     }
     written = [_machine_file(path, {"content": text}) for path, text in texts.items()]
     for name, key in _SECRET_KEYS.items():
@@ -123,9 +127,9 @@ def _capi(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
     for version, is_list in (("v1beta1", False), ("v1beta2", True)):
         spec = {
             "files": written,
-            "clusterConfiguration": {"scheduler": _component(platform, is_list=is_list)},
-            "initConfiguration": {"patches": {"directory": _PATCHES}},
-            "joinConfiguration": {"patches": {"directory": _PATCHES}},
+            "clusterConfiguration": {"scheduler": _scheduler_component(platform, is_list=is_list)},
+            "initConfiguration": {"patches": {"directory": _PATCH_FOLDER}},
+            "joinConfiguration": {"patches": {"directory": _PATCH_FOLDER}},
         }
         texts_by_name[f"kubeadmcontrolplane-{version}.yaml"] = yaml_editor.dump(
             {
@@ -159,24 +163,33 @@ _RESOURCE_SET: Final = {
 """Has the management cluster put nodewise itself, and its certificate, into each cluster with this label."""
 
 
-def _k3s(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
+def _k3s_files(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
     snippet = {"kube-scheduler-arg+": [f"config={platform.config}"]}
-    return {NAME: yaml_editor.dump(dict(value)), "config.yaml.d/nodewise.yaml": yaml_editor.dump(snippet)}
+    return {
+        CONFIG_FILE: yaml_editor.dump(dict(value)),
+        "config.yaml.d/nodewise.yaml": yaml_editor.dump(snippet),
+    }
 
 
-def _rke2(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
+def _rke2_files(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
     snippet = {
         "kube-scheduler-arg+": [f"config={platform.config}"],
         "kube-scheduler-extra-mount+": [f"{platform.folder}:{platform.folder}:ro"],
     }
-    return {NAME: yaml_editor.dump(dict(value)), "config.yaml.d/nodewise.yaml": yaml_editor.dump(snippet)}
+    return {
+        CONFIG_FILE: yaml_editor.dump(dict(value)),
+        "config.yaml.d/nodewise.yaml": yaml_editor.dump(snippet),
+    }
 
 
-def _microk8s(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
-    return {NAME: yaml_editor.dump(dict(value)), "args/kube-scheduler": f"--config={platform.config}\n"}
+def _microk8s_files(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        CONFIG_FILE: yaml_editor.dump(dict(value)),
+        "args/kube-scheduler": f"--config={platform.config}\n",
+    }
 
 
-def _talos(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
+def _talos_files(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
     """The whole configuration is part of the machine's; Talos has its own for the connection."""
     config = {name: item for name, item in value.items() if name != "clientConnection"}
     volume = {"hostPath": platform.folder, "mountPath": platform.certs, "readonly": True}
@@ -189,36 +202,36 @@ PLATFORMS: Final = {
         "/etc/kubernetes/nodewise",
         static_pod.CERTS_MOUNT,
         "/etc/kubernetes/scheduler.conf",
-        _kubeadm,
+        _kubeadm_files,
         has_dns=True,
     ),
     "kind": Platform(
-        "/nodewise", static_pod.CERTS_MOUNT, "/etc/kubernetes/scheduler.conf", _kind, has_dns=True
+        "/nodewise", static_pod.CERTS_MOUNT, "/etc/kubernetes/scheduler.conf", _kind_files, has_dns=True
     ),
     "capi": Platform(
         "/etc/kubernetes/nodewise",
         static_pod.CERTS_MOUNT,
         "/etc/kubernetes/scheduler.conf",
-        _capi,
+        _capi_files,
         has_dns=True,
     ),
     "k3s": Platform(
         "/etc/rancher/k3s/nodewise",
         "/etc/rancher/k3s/nodewise/certs",
         "/var/lib/rancher/k3s/server/cred/scheduler.kubeconfig",
-        _k3s,
+        _k3s_files,
     ),
     "rke2": Platform(
         "/etc/rancher/rke2/nodewise",
         "/etc/rancher/rke2/nodewise/certs",
         "/var/lib/rancher/rke2/server/cred/scheduler.kubeconfig",
-        _rke2,
+        _rke2_files,
     ),
     "microk8s": Platform(
         "/var/snap/microk8s/current/nodewise",
         "/var/snap/microk8s/current/nodewise/certs",
         "/var/snap/microk8s/current/credentials/scheduler.config",
-        _microk8s,
+        _microk8s_files,
     ),
-    "talos": Platform("/var/nodewise/certs", static_pod.CERTS_MOUNT, "", _talos),
+    "talos": Platform("/var/nodewise/certs", static_pod.CERTS_MOUNT, "", _talos_files),
 }

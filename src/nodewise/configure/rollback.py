@@ -4,11 +4,11 @@ import os
 from collections.abc import Iterator, Sequence
 
 from nodewise.configure import backups, file_diff, static_pod, yaml_editor
-from nodewise.configure.backups import Index
+from nodewise.configure.backups import BackupIndex
 from nodewise.configure.control_plane_host import (
-    NAMES,
+    CERTIFICATE_NAMES,
+    ChangePlan,
     HostRequest,
-    Plan,
     cluster_digest,
     config_hash,
     config_path,
@@ -16,54 +16,56 @@ from nodewise.configure.control_plane_host import (
     managed_files,
     read_required,
 )
-from nodewise.configure.host_files import Change, digest, read_file
+from nodewise.configure.host_files import FileChange, digest, read_file
 from nodewise.configure.static_pod import Manifest, PriorState
 from nodewise.errors import BadInput, Problem
 
 
-def plan_uninstall(request: HostRequest) -> Plan:
+def plan_uninstall(request: HostRequest) -> ChangePlan:
     """What has to change so that all is gone that a run put here."""
-    manifest = static_pod.read(read_required(request.manifest), request.manifest, request.container)
+    manifest = static_pod.parse_manifest(read_required(request.manifest), request.manifest, request.container)
     value = static_pod.remove_configuration(manifest)
     pod = file_change(request.manifest, yaml_editor.rewrite(manifest.document, value), 0o600)
-    changes: list[Change] = []
+    changes: list[FileChange] = []
     warnings: list[str] = []
     if manifest.own_config is not None:
-        changes, warnings = _own_files(manifest)
+        changes, warnings = _own_file_changes(manifest)
         if manifest.users_config:
             warnings.append(f"the configuration {manifest.users_config} is not ours, and stays")
-    summary = file_diff.pod_changes(manifest.document.value, value, manifest.at)
-    return Plan([pod, *changes], (), warnings, None, summary, manifest.own_certs or "")
+    summary = file_diff.pod_changes(manifest.document.value, value, manifest.container_index)
+    return ChangePlan([pod, *changes], (), warnings, None, summary, manifest.own_certs or "")
 
 
-def plan_restore(request: HostRequest, folder: str) -> Plan:
+def plan_restore(request: HostRequest, folder: str) -> ChangePlan:
     """What brings a backup back, the manifest last. `BadInput` for one that is of elsewhere, unless that is wanted."""
     changes = backups.restore_changes(folder, [config_path(request), request.manifest])
     index = backups.read_index(folder)
-    problems = [] if index is None else list(_of_elsewhere(index, request))
-    pods = _pods(changes, request)
-    problems += _of_another_version(*pods) if pods else []
+    problems = [] if index is None else list(_origin_problems(index, request))
+    manifests = _read_manifests(changes, request)
+    problems += _version_problems(*manifests) if manifests else []
     if problems and request.existing != "replace":
         remedy = "--uninstall takes out what was put in and leaves the rest as it is now; --replace restores anyway"
         raise BadInput(f"the backup {folder} does not belong here", problems, remedy=remedy)
     own = managed_files(request)
-    if strangers := [
+    if foreign_files := [
         Problem("file", change.path, "one that this command manages")
         for change in changes
         if change.path not in own
     ]:
         remedy = "name the places of that run with -m, -d and --cert-dir"
-        raise BadInput(f"the backup {folder} does not belong here", strangers, remedy=remedy)
+        raise BadInput(f"the backup {folder} does not belong here", foreign_files, remedy=remedy)
     warnings = [str(problem) for problem in problems]
-    warnings += [] if index is None else _outdated(index)
+    warnings += [] if index is None else _change_warnings(index)
     summary: list[str] = []
-    if pods and pods[0].at == pods[1].at:
-        summary = file_diff.pod_changes(pods[0].document.value, pods[1].document.value, pods[0].at)
+    if manifests and manifests[0].container_index == manifests[1].container_index:
+        summary = file_diff.pod_changes(
+            manifests[0].document.value, manifests[1].document.value, manifests[0].container_index
+        )
     changes = sorted(changes, key=lambda change: change.path == request.manifest)
-    return Plan(changes, warnings=warnings, summary=summary)
+    return ChangePlan(changes, warnings=warnings, summary=summary)
 
 
-def _of_elsewhere(index: Index, request: HostRequest) -> Iterator[Problem]:
+def _origin_problems(index: BackupIndex, request: HostRequest) -> Iterator[Problem]:
     if index.manifest and index.manifest != request.manifest:
         yield Problem(
             "--restore", f"a backup of another manifest, {index.manifest}", f"one of {request.manifest}"
@@ -75,13 +77,13 @@ def _of_elsewhere(index: Index, request: HostRequest) -> Iterator[Problem]:
         )
 
 
-def _pods(changes: Sequence[Change], request: HostRequest) -> tuple[Manifest, Manifest] | None:
+def _read_manifests(changes: Sequence[FileChange], request: HostRequest) -> tuple[Manifest, Manifest] | None:
     """The manifest now and then; None where one of the two cannot be read, for then the backup may be the cure."""
     for change in changes:
         if change.path == request.manifest and change.before is not None and change.after is not None:
             try:
                 now, then = (
-                    static_pod.read(data, request.manifest, request.container)
+                    static_pod.parse_manifest(data, request.manifest, request.container)
                     for data in (change.before, change.after)
                 )
             except BadInput:
@@ -90,7 +92,7 @@ def _pods(changes: Sequence[Change], request: HostRequest) -> tuple[Manifest, Ma
     return None
 
 
-def _of_another_version(now: Manifest, then: Manifest) -> Iterator[Problem]:
+def _version_problems(now: Manifest, then: Manifest) -> Iterator[Problem]:
     """After an upgrade the old manifest would bring the old kube-scheduler back."""
     images = now.container.get("image"), then.container.get("image")
     if images[0] != images[1]:
@@ -99,7 +101,7 @@ def _of_another_version(now: Manifest, then: Manifest) -> Iterator[Problem]:
         )
 
 
-def _outdated(index: Index) -> Iterator[str]:
+def _change_warnings(index: BackupIndex) -> Iterator[str]:
     host = os.uname().nodename
     if index.host and index.host != host:
         yield f"this backup was made on the host {index.host}, and this is {host}"
@@ -108,10 +110,10 @@ def _outdated(index: Index) -> Iterator[str]:
             yield f"{file.path} was changed since that run, which is lost"
 
 
-def _own_files(manifest: Manifest) -> tuple[list[Change], list[str]]:
+def _own_file_changes(manifest: Manifest) -> tuple[list[FileChange], list[str]]:
     """Files to remove, or to bring back; those that somebody changed stay."""
     config = manifest.own_config or ""
-    before = manifest.before or PriorState()
+    before = manifest.recorded_state or PriorState()
     certificates = _own_certificates(manifest)
     paths = [config, *certificates]
     if config_hash([read_file(path) or b"" for path in paths]) != manifest.config_hash:
@@ -128,5 +130,9 @@ def _own_files(manifest: Manifest) -> tuple[list[Change], list[str]]:
 
 def _own_certificates(manifest: Manifest) -> list[str]:
     """The certificate files that are there."""
-    paths = [os.path.join(manifest.own_certs, name) for name in NAMES.values()] if manifest.own_certs else []
+    paths = (
+        [os.path.join(manifest.own_certs, name) for name in CERTIFICATE_NAMES.values()]
+        if manifest.own_certs
+        else []
+    )
     return [path for path in paths if os.path.isfile(path)]

@@ -18,8 +18,8 @@ _SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "busybox"})
 
 def flags_field(container: Mapping[str, Any]) -> str:
     """The list that has the flags: `args` where there is one, for it comes later and counts. `BadInput` for none."""
-    _strings(container, "command")
-    _strings(container, "args")
+    _check_strings(container, "command")
+    _check_strings(container, "args")
     words = [*(container.get("command") or []), *(container.get("args") or [])]
     if not words:
         raise BadInput(
@@ -39,7 +39,7 @@ def flag_value(container: Mapping[str, Any], name: str) -> str | None:
         for at, word in enumerate(words):
             own, equals, text = word.lstrip("-").partition("=")
             if word.startswith("-") and own == name:
-                value = text if equals else _following(words, at)
+                value = text if equals else _flag_argument(words, at)
     return value
 
 
@@ -50,7 +50,7 @@ def with_config(container: Mapping[str, Any], config: str | None) -> dict[str, l
     """
     place = flags_field(container)
     lists = {name: list(container[name]) for name in ("command", "args") if container.get(name) is not None}
-    edited = {name: _edited(words, config) for name, words in lists.items()}
+    edited = {name: _edit_words(words, config) for name, words in lists.items()}
     placed = [name for name, words in edited.items() if f"--config={config}" in words]
     if config is not None and not placed:
         edited[place].append(f"--config={config}")
@@ -59,7 +59,7 @@ def with_config(container: Mapping[str, Any], config: str | None) -> dict[str, l
     return edited
 
 
-def _edited(words: Sequence[str], config: str | None) -> list[str]:
+def _edit_words(words: Sequence[str], config: str | None) -> list[str]:
     edited: list[str] = []
     left = list(words)
     while left:
@@ -70,21 +70,21 @@ def _edited(words: Sequence[str], config: str | None) -> list[str]:
             edited.append(word)
             continue
         if not equals and _OBSOLETE.get(name, True):
-            _following([word, *left], 0)
+            _flag_argument([word, *left], 0)
             left.pop(0)
         if name == "config" and config is not None and f"--config={config}" not in edited:
             edited.append(f"--config={config}")
     return edited
 
 
-def _following(words: Sequence[str], at: int) -> str:
+def _flag_argument(words: Sequence[str], at: int) -> str:
     following = words[at + 1] if at + 1 < len(words) else None
     if following is None or following.startswith("-"):
         raise BadInput("manifest", [Problem("command", f"{words[at]} without a value", f"{words[at]}=VALUE")])
     return following
 
 
-def _strings(container: Mapping[str, Any], name: str) -> None:
+def _check_strings(container: Mapping[str, Any], name: str) -> None:
     if name not in container or (name == "args" and container[name] is None):
         return
     words = container[name]

@@ -13,7 +13,7 @@ from nodewise.errors import BadSettings, Problem
 
 DEFAULT_SCHEDULER: Final = "default-scheduler"
 DEFAULT_WEIGHT: Final = 10
-_MOST_WEIGHT: Final = 10_000
+_MAX_WEIGHT: Final = 10_000
 """Far from where a node's sum over all plugins and extenders could leave 64 bits."""
 
 
@@ -42,7 +42,7 @@ class SchedulerOptions(NamedTuple):
     """How kube-scheduler is to ask."""
 
     url: str
-    papers: EntryFiles = EntryFiles()
+    files: EntryFiles = EntryFiles()
     plain_http: bool = False
     """Whether unencrypted calls may leave the machine."""
     whole_nodes: bool = False
@@ -56,71 +56,71 @@ class SchedulerOptions(NamedTuple):
     """File name as kube-scheduler will see it; empty: the rights of its pod."""
 
 
-def configuration(roles: Sequence[Role], wish: SchedulerOptions) -> dict[str, Any]:
+def build_configuration(roles: Sequence[Role], options: SchedulerOptions) -> dict[str, Any]:
     """A KubeSchedulerConfiguration. `BadSettings` for all that would not work, or that would say yes by silence."""
-    problems = [*_wrong_url(wish), *_wrong_weights(roles, wish), *_wrong_roles(roles, wish)]
+    problems = [*_url_problems(options), *_weight_problems(roles, options), *_role_problems(roles, options)]
     if problems:
         raise BadSettings("settings", problems)
-    own = {"leaderElection": {"leaderElect": True, "resourceName": wish.scheduler_name}}
+    own = {"leaderElection": {"leaderElect": True, "resourceName": options.scheduler_name}}
     return {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",
-        **({"clientConnection": {"kubeconfig": wish.kubeconfig}} if wish.kubeconfig else {}),
-        **(own if wish.scheduler_name != DEFAULT_SCHEDULER else {}),
-        "profiles": [{"schedulerName": wish.scheduler_name}],
+        **({"clientConnection": {"kubeconfig": options.kubeconfig}} if options.kubeconfig else {}),
+        **(own if options.scheduler_name != DEFAULT_SCHEDULER else {}),
+        "profiles": [{"schedulerName": options.scheduler_name}],
         "extenders": [
             entry
-            for path, group in _groups(roles, wish)
-            for entry in (_entry(path, group, wish), *_bind_entry(group, wish))
+            for path, group in _entry_groups(roles, options)
+            for entry in (_build_entry(path, group, options), *_build_bind_entries(group, options))
         ],
     }
 
 
-def agents_without_filter(roles: Sequence[Role], wish: SchedulerOptions) -> list[str]:
+def agents_without_filter(roles: Sequence[Role], options: SchedulerOptions) -> list[str]:
     """Agents whose filter is not asked, because nothing marks their pods."""
-    groups = (group for _, group in _groups(roles, wish) if not _filters(group, wish))
+    groups = (group for _, group in _entry_groups(roles, options) if not _needs_filter(group, options))
     return [role.agent for group in groups for role in group if role.filters]
 
 
-def _groups(roles: Sequence[Role], wish: SchedulerOptions) -> list[tuple[str, list[Role]]]:
+def _entry_groups(roles: Sequence[Role], options: SchedulerOptions) -> list[tuple[str, list[Role]]]:
     """The entries: their path, and the agents behind it."""
-    if wish.one_entry_per_agent:
+    if options.one_entry_per_agent:
         return [(f"agents/{role.agent}", [role]) for role in roles]
     return [("scheduler", list(roles))]
 
 
-def _bind_entry(roles: Sequence[Role], wish: SchedulerOptions) -> list[dict[str, Any]]:
+def _build_bind_entries(roles: Sequence[Role], options: SchedulerOptions) -> list[dict[str, Any]]:
     """The bind verb apart, where the entry of these agents gets all pods: nodewise binds only those that request
     something from the agent that binds.
     """
     binder = next((role for role in roles if role.binds), None)
-    if binder is None or _resources(roles):
+    if binder is None or _common_resources(roles):
         return []
     entry = {
-        "urlPrefix": f"{wish.url.rstrip('/')}/agents/{binder.agent}",
+        "urlPrefix": f"{options.url.rstrip('/')}/agents/{binder.agent}",
         "bindVerb": "bind",
-        "nodeCacheCapable": not wish.whole_nodes,
+        "nodeCacheCapable": not options.whole_nodes,
         "httpTimeout": "5s",
         "ignorable": False,
-        "managedResources": _managed(binder.resources),
+        "managedResources": _managed_resources(binder.resources),
     }
-    return [entry | _tls(wish)]
+    return [entry | _tls_fields(options)]
 
 
-def _managed(resources: Mapping[str, bool]) -> list[dict[str, Any]]:
+def _managed_resources(resources: Mapping[str, bool]) -> list[dict[str, Any]]:
     return [
         {"name": name, **({"ignoredByScheduler": True} if is_mark else {})}
         for name, is_mark in resources.items()
     ]
 
 
-def _entry(path: str, roles: Sequence[Role], wish: SchedulerOptions) -> dict[str, Any]:
-    resources = _resources(roles)
-    filters, binds = _filters(roles, wish), bool(resources) and any(role.binds for role in roles)
-    weight = wish.weights.get(
-        roles[0].agent if wish.one_entry_per_agent else "", wish.weights.get("", DEFAULT_WEIGHT)
+def _build_entry(path: str, roles: Sequence[Role], options: SchedulerOptions) -> dict[str, Any]:
+    resources = _common_resources(roles)
+    filters, binds = _needs_filter(roles, options), bool(resources) and any(role.binds for role in roles)
+    weight = options.weights.get(
+        roles[0].agent if options.one_entry_per_agent else "", options.weights.get("", DEFAULT_WEIGHT)
     )
-    entry: dict[str, Any] = {"urlPrefix": f"{wish.url.rstrip('/')}/{path}"}
+    entry: dict[str, Any] = {"urlPrefix": f"{options.url.rstrip('/')}/{path}"}
     if filters:
         entry["filterVerb"] = "filter"
     if any(role.prioritizes for role in roles):
@@ -130,48 +130,48 @@ def _entry(path: str, roles: Sequence[Role], wish: SchedulerOptions) -> dict[str
     if binds:
         entry["bindVerb"] = "bind"
     entry |= {
-        "nodeCacheCapable": not wish.whole_nodes,
-        "httpTimeout": "5s" if wish.whole_nodes or binds else "1s",
+        "nodeCacheCapable": not options.whole_nodes,
+        "httpTimeout": "5s" if options.whole_nodes or binds else "1s",
         "ignorable": not filters,
     }
     if resources:
-        entry["managedResources"] = _managed(resources)
-    return entry | _tls(wish)
+        entry["managedResources"] = _managed_resources(resources)
+    return entry | _tls_fields(options)
 
 
-def _tls(wish: SchedulerOptions) -> dict[str, Any]:
-    if _parts(wish.url).scheme != "https":
+def _tls_fields(options: SchedulerOptions) -> dict[str, Any]:
+    if _split_url(options.url).scheme != "https":
         return {}
-    names = {"caFile": wish.papers.ca, "certFile": wish.papers.cert, "keyFile": wish.papers.key}
+    names = {"caFile": options.files.ca, "certFile": options.files.cert, "keyFile": options.files.key}
     return {"enableHTTPS": True, "tlsConfig": names}
 
 
-def _filters(roles: Iterable[Role], wish: SchedulerOptions) -> bool:
+def _needs_filter(roles: Iterable[Role], options: SchedulerOptions) -> bool:
     """A filter is asked about pods that a resource marks, and about all pods only where somebody wants it."""
     roles = list(roles)
-    return any(role.filters for role in roles) and (wish.filter_all_pods or bool(_resources(roles)))
+    return any(role.filters for role in roles) and (options.filter_all_pods or bool(_common_resources(roles)))
 
 
-def _resources(roles: Sequence[Role]) -> dict[str, bool]:
+def _common_resources(roles: Sequence[Role]) -> dict[str, bool]:
     """Those by which kube-scheduler knows which pods to send; empty where an agent wants to see all pods."""
     if not all(role.resources for role in roles):
         return {}
     return {name: is_mark for role in roles for name, is_mark in role.resources.items()}
 
 
-def _wrong_roles(roles: Sequence[Role], wish: SchedulerOptions) -> Iterable[Problem]:
+def _role_problems(roles: Sequence[Role], options: SchedulerOptions) -> Iterable[Problem]:
     """No answer must never mean yes: an agent that guards marked pods must be asked about them."""
     if not roles:
         yield Problem("--agents", "none", "at least one")
     binders = [role.agent for role in roles if role.binds]
     if len(binders) > 1:
         yield Problem("--agents", ", ".join(binders), "one agent that binds")
-    for _, group in _groups(roles, wish):
-        if not _filters(group, wish):
-            yield from _wrong_without_filter(group)
+    for _, group in _entry_groups(roles, options):
+        if not _needs_filter(group, options):
+            yield from _unfiltered_problems(group)
 
 
-def _wrong_without_filter(group: Sequence[Role]) -> Iterable[Problem]:
+def _unfiltered_problems(group: Sequence[Role]) -> Iterable[Problem]:
     """Problems of an entry without the filter verb."""
     guards = [role.agent for role in group if role.filters and role.resources]
     others = [role.agent for role in group if not role.resources]
@@ -183,34 +183,34 @@ def _wrong_without_filter(group: Sequence[Role]) -> Iterable[Problem]:
         yield Problem("--agents", seen, "--filter-all-pods")
 
 
-def _wrong_weights(roles: Sequence[Role], wish: SchedulerOptions) -> Iterable[Problem]:
-    known = {role.agent for role in roles} if wish.one_entry_per_agent else set()
-    for agent, weight in wish.weights.items():
+def _weight_problems(roles: Sequence[Role], options: SchedulerOptions) -> Iterable[Problem]:
+    known = {role.agent for role in roles} if options.one_entry_per_agent else set()
+    for agent, weight in options.weights.items():
         if agent and agent not in known:
             wanted = "one of " + ", ".join(sorted(known)) if known else "--one-entry-per-agent, or one number"
             yield Problem("--weights", repr(agent), wanted)
-        if not 1 <= weight <= _MOST_WEIGHT:
-            yield Problem("--weights", str(weight), f"a whole number from 1 to {_MOST_WEIGHT}")
+        if not 1 <= weight <= _MAX_WEIGHT:
+            yield Problem("--weights", str(weight), f"a whole number from 1 to {_MAX_WEIGHT}")
 
 
-def _wrong_url(wish: SchedulerOptions) -> Iterable[Problem]:
-    parts, papers = _parts(wish.url), wish.papers
+def _url_problems(options: SchedulerOptions) -> Iterable[Problem]:
+    parts, files = _split_url(options.url), options.files
     if parts.scheme not in {"http", "https"} or not parts.hostname or parts.path.strip("/") or parts.query:
-        yield Problem("--url", repr(wish.url), "https://HOST:PORT, without a path")
+        yield Problem("--url", repr(options.url), "https://HOST:PORT, without a path")
     elif parts.scheme == "https":
-        missing = [f"--{name}" for name, value in papers._asdict().items() if not value]
+        missing = [f"--{name}" for name, value in files._asdict().items() if not value]
         if missing:
             wanted = "file names as kube-scheduler sees them; without a CA it takes any server for nodewise"
             yield Problem(", ".join(missing), "not given", wanted)
     else:
-        if any(papers):
-            yield Problem("--url", repr(wish.url), "https://, as certificates are given")
-        if not (wish.plain_http or _is_loopback(parts.hostname)):
+        if any(files):
+            yield Problem("--url", repr(options.url), "https://, as certificates are given")
+        if not (options.plain_http or _is_loopback(parts.hostname)):
             wanted = "https://, a loopback address, or --plain-http: anybody on the way could answer"
-            yield Problem("--url", repr(wish.url), wanted)
+            yield Problem("--url", repr(options.url), wanted)
 
 
-def _parts(url: str) -> SplitResult:
+def _split_url(url: str) -> SplitResult:
     """The parts of an address; empty ones where it is none."""
     try:
         parts = urlsplit(url)

@@ -7,14 +7,14 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from nodewise.configure import yaml_editor
-from nodewise.configure.scheduler_versions import Version
+from nodewise.configure.scheduler_versions import SchedulerVersion
 from nodewise.configure.yaml_editor import Document
 from nodewise.errors import BadInput, Problem
 
 _GROUP: Final = "kubescheduler.config.k8s.io/"
 _HTTP_TIMEOUT: Final = "5s"
 """kube-scheduler's own, said aloud: an extender that hangs holds up every pod for as long."""
-_FIELDS: Final = frozenset(
+_CONFIGURATION_FIELDS: Final = frozenset(
     [
         "apiVersion",
         "kind",
@@ -33,19 +33,27 @@ _FIELDS: Final = frozenset(
         "metricsBindAddress",
     ]
 )
-_BOOLEANS: Final = frozenset({"enableHTTPS", "nodeCacheCapable", "ignorable"})
-_VERBS: Final = frozenset({"filterVerb", "prioritizeVerb", "preemptVerb", "bindVerb"})
-_ENTRY: Final = {"urlPrefix", "weight", "httpTimeout", "managedResources", "tlsConfig", *_BOOLEANS, *_VERBS}
-_TLS: Final = frozenset(
+_BOOLEAN_FIELDS: Final = frozenset({"enableHTTPS", "nodeCacheCapable", "ignorable"})
+_VERB_FIELDS: Final = frozenset({"filterVerb", "prioritizeVerb", "preemptVerb", "bindVerb"})
+_ENTRY_FIELDS: Final = {
+    "urlPrefix",
+    "weight",
+    "httpTimeout",
+    "managedResources",
+    "tlsConfig",
+    *_BOOLEAN_FIELDS,
+    *_VERB_FIELDS,
+}
+_TLS_FIELDS: Final = frozenset(
     ["insecure", "serverName", "certFile", "keyFile", "caFile", "certData", "keyData", "caData"]
 )
 _DURATION: Final = re.compile(r"(\d+(\.\d+)?(ns|us|µs|ms|s|m|h))+")
 
 
-class RenderOptions(NamedTuple):
+class RenderContext(NamedTuple):
     """What a configuration has to say on this host."""
 
-    version: Version
+    version: SchedulerVersion
     kubeconfig: str
     """For kube-scheduler's own connection: its flag does not count any more beside a configuration."""
     ca: str
@@ -54,54 +62,54 @@ class RenderOptions(NamedTuple):
     """Whether no CA is wanted."""
 
 
-class Rendered(NamedTuple):
+class RenderedConfiguration(NamedTuple):
     data: bytes
     value: dict[str, Any]
     warnings: Sequence[str]
 
 
-def render_template(data: bytes, name: str, terms: RenderOptions) -> Rendered:
+def render_template(data: bytes, name: str, context: RenderContext) -> RenderedConfiguration:
     """A template with the version that this kube-scheduler reads, and with what it leaves out. `BadInput`: unusable."""
-    document = _read(data, name)
+    document = _parse_configuration(data, name)
     configuration = copy.deepcopy(document.value)
     written = str(configuration.get("apiVersion"))
     warnings = []
-    if "XVERSIONX" not in written and written != terms.version.api_version:
-        warnings.append(f"{name} says {written}; written as {terms.version.api_version}")
-    configuration["apiVersion"] = terms.version.api_version
-    if terms.kubeconfig:
+    if "XVERSIONX" not in written and written != context.version.api_version:
+        warnings.append(f"{name} says {written}; written as {context.version.api_version}")
+    configuration["apiVersion"] = context.version.api_version
+    if context.kubeconfig:
         connection = configuration.setdefault("clientConnection", {})
         if isinstance(connection, dict):
-            connection.setdefault("kubeconfig", terms.kubeconfig)
+            connection.setdefault("kubeconfig", context.kubeconfig)
     for entry in configuration["extenders"]:
-        _complete(entry, terms)
-    return _rendered(document, configuration, warnings)
+        _set_entry_defaults(entry, context)
+    return _rewrite_document(document, configuration, warnings)
 
 
 def merge_entries(
-    data: bytes, name: str, extenders: Sequence[Mapping[str, Any]], terms: RenderOptions
-) -> Rendered:
+    data: bytes, name: str, extenders: Sequence[Mapping[str, Any]], context: RenderContext
+) -> RenderedConfiguration:
     """A configuration that is there, with our entries among its own; an entry of the same address is replaced."""
-    document = _read(data, name, extenders_needed=False)
+    document = _parse_configuration(data, name, extenders_needed=False)
     configuration = copy.deepcopy(document.value)
-    if not terms.version.loads(str(configuration.get("apiVersion"))):
-        wanted = f"one that kube-scheduler {terms.version} loads, such as {terms.version.api_version}"
+    if not context.version.loads(str(configuration.get("apiVersion"))):
+        wanted = f"one that kube-scheduler {context.version} loads, such as {context.version.api_version}"
         raise BadInput(name, [Problem("apiVersion", repr(configuration.get("apiVersion")), wanted)])
     left = {entry["urlPrefix"]: dict(entry) for entry in extenders}
     theirs = configuration.get("extenders") or []
     configuration["extenders"] = [left.pop(entry["urlPrefix"], entry) for entry in theirs] + list(
         left.values()
     )
-    return _rendered(document, configuration, [])
+    return _rewrite_document(document, configuration, [])
 
 
-def render_value(value: Mapping[str, Any], terms: RenderOptions) -> Rendered:
+def render_value(value: Mapping[str, Any], context: RenderContext) -> RenderedConfiguration:
     """A configuration of our own making."""
-    configuration = {**value, "apiVersion": terms.version.api_version}
+    configuration = {**value, "apiVersion": context.version.api_version}
     for entry in configuration["extenders"]:
-        _complete(entry, terms)
-    _check(configuration, "the built-in template", extenders_needed=True)
-    return Rendered(yaml_editor.dump(configuration).encode(), configuration, [])
+        _set_entry_defaults(entry, context)
+    _check_configuration(configuration, "the built-in template", extenders_needed=True)
+    return RenderedConfiguration(yaml_editor.dump(configuration).encode(), configuration, [])
 
 
 def named_files(value: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
@@ -120,25 +128,29 @@ def has_key_data(value: Mapping[str, Any]) -> bool:
     return any((entry.get("tlsConfig") or {}).get("keyData") for entry in value.get("extenders") or [])
 
 
-def _complete(entry: dict[str, Any], terms: RenderOptions) -> None:
+def _set_entry_defaults(entry: dict[str, Any], context: RenderContext) -> None:
     """What is left out, and would let anybody answer, or hold up every pod for as long as somebody likes."""
     entry.setdefault("httpTimeout", _HTTP_TIMEOUT)
     if not entry.get("enableHTTPS"):
         return
     tls = entry.setdefault("tlsConfig", {})
-    if terms.insecure:
+    if context.insecure:
         if not (tls.get("caFile") or tls.get("caData")):
             tls["insecure"] = True
-    elif terms.ca and not tls.get("insecure") and not tls.get("caFile") and not tls.get("caData"):
-        tls["caFile"] = terms.ca
+    elif context.ca and not tls.get("insecure") and not tls.get("caFile") and not tls.get("caData"):
+        tls["caFile"] = context.ca
 
 
-def _rendered(document: Document, value: dict[str, Any], warnings: Sequence[str]) -> Rendered:
-    _check(value, document.name, extenders_needed=True)
-    return Rendered(yaml_editor.rewrite(document, value), value, [*warnings, *_doubtful(value)])
+def _rewrite_document(
+    document: Document, value: dict[str, Any], warnings: Sequence[str]
+) -> RenderedConfiguration:
+    _check_configuration(value, document.name, extenders_needed=True)
+    return RenderedConfiguration(
+        yaml_editor.rewrite(document, value), value, [*warnings, *_entry_warnings(value)]
+    )
 
 
-def _doubtful(value: Mapping[str, Any]) -> Iterable[str]:
+def _entry_warnings(value: Mapping[str, Any]) -> Iterable[str]:
     for at, entry in enumerate(value["extenders"]):
         where = f"extenders[{at}]"
         if entry.get("filterVerb") and entry.get("ignorable"):
@@ -152,34 +164,37 @@ def _doubtful(value: Mapping[str, Any]) -> Iterable[str]:
             yield f"{where}.tlsConfig.insecure is true: anybody can answer in its place"
 
 
-def _read(data: bytes, name: str, *, extenders_needed: bool = True) -> Document:
+def _parse_configuration(data: bytes, name: str, *, extenders_needed: bool = True) -> Document:
     document = yaml_editor.parse(data, name)
     if not isinstance(document.value, dict):
         raise BadInput(name, [Problem("", "no map", "a KubeSchedulerConfiguration")])
-    _check(document.value, name, extenders_needed=extenders_needed)
+    _check_configuration(document.value, name, extenders_needed=extenders_needed)
     return document
 
 
-def _check(value: Mapping[str, Any], name: str, *, extenders_needed: bool) -> None:
-    problems = [*_wrong_head(value), *_wrong_entries(value.get("extenders"), needed=extenders_needed)]
+def _check_configuration(value: Mapping[str, Any], name: str, *, extenders_needed: bool) -> None:
+    problems = [
+        *_header_problems(value),
+        *_extenders_problems(value.get("extenders"), needed=extenders_needed),
+    ]
     if problems:
         raise BadInput(name, problems)
 
 
-def _wrong_head(value: Mapping[str, Any]) -> Iterable[Problem]:
+def _header_problems(value: Mapping[str, Any]) -> Iterable[Problem]:
     if value.get("kind") != "KubeSchedulerConfiguration":
         yield Problem("kind", repr(value.get("kind")), "KubeSchedulerConfiguration")
     if not str(value.get("apiVersion")).startswith(_GROUP):
         yield Problem("apiVersion", repr(value.get("apiVersion")), f"{_GROUP}XVERSIONX")
     for field in value:
-        if field not in _FIELDS:
+        if field not in _CONFIGURATION_FIELDS:
             yield Problem(str(field), "unknown", "a field of KubeSchedulerConfiguration")
     connection = value.get("clientConnection")
     if connection is not None and not isinstance(connection, dict):
         yield Problem("clientConnection", "no map", "a map")
 
 
-def _wrong_entries(entries: Any, *, needed: bool) -> Iterable[Problem]:
+def _extenders_problems(entries: Any, *, needed: bool) -> Iterable[Problem]:
     if entries is None and not needed:
         return
     if not isinstance(entries, list) or (needed and not entries):
@@ -187,41 +202,41 @@ def _wrong_entries(entries: Any, *, needed: bool) -> Iterable[Problem]:
     elif not all(isinstance(entry, dict) for entry in entries):
         yield Problem("extenders", "an entry that is no map", "maps")
     else:
-        yield from _wrong_maps(entries)
+        yield from _entries_problems(entries)
 
 
-def _wrong_maps(entries: Sequence[Mapping[str, Any]]) -> Iterable[Problem]:
+def _entries_problems(entries: Sequence[Mapping[str, Any]]) -> Iterable[Problem]:
     for at, entry in enumerate(entries):
-        for problem in _wrong_entry(entry):
+        for problem in _entry_problems(entry):
             yield problem._replace(field=f"extenders[{at}].{problem.field}")
     if sum(bool(entry.get("bindVerb")) for entry in entries) > 1:
         yield Problem("extenders", "several with bindVerb", "one that binds")
 
 
-def _wrong_entry(entry: Mapping[str, Any]) -> Iterable[Problem]:
+def _entry_problems(entry: Mapping[str, Any]) -> Iterable[Problem]:
     for field, value in entry.items():
-        if field not in _ENTRY:
+        if field not in _ENTRY_FIELDS:
             yield Problem(str(field), "unknown", "a field of an extender")
-        elif field in _BOOLEANS and not isinstance(value, bool):
+        elif field in _BOOLEAN_FIELDS and not isinstance(value, bool):
             yield Problem(field, repr(value), "true or false")
-        elif field in _VERBS and not isinstance(value, str):
+        elif field in _VERB_FIELDS and not isinstance(value, str):
             yield Problem(field, repr(value), "a path")
-    if not _is_address(entry.get("urlPrefix")):
+    if not _is_url(entry.get("urlPrefix")):
         yield Problem("urlPrefix", repr(entry.get("urlPrefix")), "an address such as https://HOST:PORT/PATH")
     if entry.get("prioritizeVerb") and not _is_weight(entry.get("weight")):
         yield Problem("weight", repr(entry.get("weight")), "a whole number from 1 on, beside prioritizeVerb")
     timeout = entry.get("httpTimeout", _HTTP_TIMEOUT)
     if not isinstance(timeout, str) or not _DURATION.fullmatch(timeout):
         yield Problem("httpTimeout", repr(timeout), "a duration such as 5s")
-    yield from _wrong_resources(entry.get("managedResources"))
-    yield from _wrong_tls(entry.get("tlsConfig"))
+    yield from _resource_problems(entry.get("managedResources"))
+    yield from _tls_problems(entry.get("tlsConfig"))
 
 
 def _is_weight(weight: Any) -> bool:
     return isinstance(weight, int) and not isinstance(weight, bool) and weight >= 1
 
 
-def _wrong_resources(resources: Any) -> Iterable[Problem]:
+def _resource_problems(resources: Any) -> Iterable[Problem]:
     if resources is None:
         return
     if not isinstance(resources, list) or not all(isinstance(resource, dict) for resource in resources):
@@ -232,22 +247,22 @@ def _wrong_resources(resources: Any) -> Iterable[Problem]:
         if (
             not named
             or not isinstance(resource.get("ignoredByScheduler", False), bool)
-            or set(resource) - _RESOURCE
+            or set(resource) - _RESOURCE_FIELDS
         ):
             yield Problem("managedResources", repr(resource), "name and ignoredByScheduler")
 
 
-_RESOURCE: Final = {"name", "ignoredByScheduler"}
+_RESOURCE_FIELDS: Final = {"name", "ignoredByScheduler"}
 
 
-def _wrong_tls(tls: Any) -> Iterable[Problem]:
+def _tls_problems(tls: Any) -> Iterable[Problem]:
     if tls is None:
         return
     if not isinstance(tls, dict):
         yield Problem("tlsConfig", "no map", "a map")
         return
     for field in tls:
-        if field not in _TLS:
+        if field not in _TLS_FIELDS:
             yield Problem(f"tlsConfig.{field}", "unknown", "a field of tlsConfig")
     if tls.get("insecure") and (tls.get("caFile") or tls.get("caData")):
         yield Problem(
@@ -258,7 +273,7 @@ def _wrong_tls(tls: Any) -> Iterable[Problem]:
             yield Problem(f"tlsConfig.{file}", f"{file} and {data} are not both given", "both, or none")
 
 
-def _is_address(text: Any) -> bool:
+def _is_url(text: Any) -> bool:
     try:
         parts = urlsplit(text) if isinstance(text, str) else None
         return (

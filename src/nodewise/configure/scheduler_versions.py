@@ -10,18 +10,18 @@ NEWEST: Final = 37
 """What this was tried with."""
 _GROUP: Final = "kubescheduler.config.k8s.io"
 _VERSION: Final = re.compile(r"v?(\d{1,9})\.(\d{1,9})(?![0-9a-zA-Z])")
-_LOADS: Final = {
+_LOADABLE: Final = {
     "v1beta1": range(19, 23),
     "v1beta2": range(22, 28),
     "v1beta3": range(23, 29),
     "v1": range(25, 10**9),
 }
 """By what is written in a configuration, the minor versions that load it."""
-_WRITES: Final = {19: "v1beta1", 22: "v1beta2", 25: "v1"}
+_WRITTEN: Final = {19: "v1beta1", 22: "v1beta2", 25: "v1"}
 """What to write, by the first minor version."""
 
 
-class Version(NamedTuple):
+class SchedulerVersion(NamedTuple):
     """1.minor."""
 
     minor: int
@@ -29,22 +29,22 @@ class Version(NamedTuple):
     @property
     def api_version(self) -> str:
         """Of the configuration to write."""
-        first_minor = max(first for first in _WRITES if first <= self.minor)
-        return f"{_GROUP}/{_WRITES[first_minor]}"
+        first_minor = max(first for first in _WRITTEN if first <= self.minor)
+        return f"{_GROUP}/{_WRITTEN[first_minor]}"
 
     @property
-    def is_newer_than_tried(self) -> bool:
+    def is_newer_than_tested(self) -> bool:
         return self.minor > NEWEST
 
     def loads(self, api_version: str) -> bool:
         group, _, version = api_version.partition("/")
-        return group == _GROUP and self.minor in _LOADS.get(version, range(0))
+        return group == _GROUP and self.minor in _LOADABLE.get(version, range(0))
 
     def __str__(self) -> str:
         return f"1.{self.minor}"
 
 
-def parse_image(image: str) -> Version:
+def parse_image(image: str) -> SchedulerVersion:
     """By the image's tag. `BadInput` for an image that does not say."""
     name = image.partition("@")[0]
     last = name.rpartition("/")[2]
@@ -56,7 +56,7 @@ def parse_image(image: str) -> Version:
     return _supported(int(match[1]), int(match[2]), f"image {image}")
 
 
-def parse_setting(text: str) -> Version:
+def parse_setting(text: str) -> SchedulerVersion:
     """By what somebody says it is."""
     match = re.fullmatch(r"v?(\d{1,9})\.(\d{1,9})(?:\.\d.*)?", text)
     if match is None:
@@ -66,9 +66,9 @@ def parse_setting(text: str) -> Version:
     return _supported(int(match[1]), int(match[2]), "--kubernetes-version")
 
 
-def _supported(major: int, minor: int, where: str) -> Version:
+def _supported(major: int, minor: int, where: str) -> SchedulerVersion:
     if major != 1:
         raise BadInput(f"not supported error: {where}: unsupported major version {major}; wanted 1")
     if minor < OLDEST:
         raise BadInput(f"not supported error: {where}: k8s version older than 1.{OLDEST} isn't supported")
-    return Version(minor)
+    return SchedulerVersion(minor)

@@ -12,8 +12,8 @@ from nodewise.configure.scheduler_configuration import Role
 
 URL: Final = "http://127.0.0.1:9001"
 _RBAC: Final = "rbac.authorization.k8s.io"
-_FOLDER: Final = "/etc/nodewise"
-_NOBODY: Final = 65534
+_CONFIG_FOLDER: Final = "/etc/nodewise"
+_NOBODY_UID: Final = 65534
 
 Rule = Mapping[str, Sequence[str]]
 
@@ -64,82 +64,84 @@ class SecondSchedulerOptions(NamedTuple):
     configuration: Mapping[str, Any]
 
 
-def objects(wish: SecondSchedulerOptions) -> list[dict[str, Any]]:
+def build_objects(options: SecondSchedulerOptions) -> list[dict[str, Any]]:
     """All that has to be applied, in order."""
-    binds = any(role.binds for role in wish.agents)
+    binds = any(role.binds for role in options.agents)
     cluster_rules = [*CLUSTER_RULES, *(GPU_CLUSTER_RULES if binds else ())]
-    own = _rule("coordination.k8s.io", "leases", "get update", wish.name)
+    own = _rule("coordination.k8s.io", "leases", "get update", options.name)
     rules = [*RULES, own, *(GPU_RULES if binds else ())]
-    rules += MEMORY_RULES if any(role.keeps_memory for role in wish.agents) else ()
+    rules += MEMORY_RULES if any(role.keeps_memory for role in options.agents) else ()
     return [
-        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": wish.namespace}},
-        _object(wish, "v1", "ServiceAccount"),
-        *_bound(wish, "ClusterRole", "system:kube-scheduler", "scheduling"),
-        *_bound(wish, "ClusterRole", "system:volume-scheduler", "volumes"),
-        *_bound(wish, "Role", "extension-apiserver-authentication-reader", "authentication", "kube-system"),
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": options.namespace}},
+        _object_header(options, "v1", "ServiceAccount"),
+        *_role_binding(options, "ClusterRole", "system:kube-scheduler", "scheduling"),
+        *_role_binding(options, "ClusterRole", "system:volume-scheduler", "volumes"),
+        *_role_binding(
+            options, "Role", "extension-apiserver-authentication-reader", "authentication", "kube-system"
+        ),
         {
             "apiVersion": f"{_RBAC}/v1",
             "kind": "ClusterRole",
-            "metadata": {"name": wish.name},
+            "metadata": {"name": options.name},
             "rules": cluster_rules,
         },
-        *_bound(wish, "ClusterRole", wish.name),
-        {**_object(wish, f"{_RBAC}/v1", "Role"), "rules": rules},
-        *_bound(wish, "Role", wish.name, "", wish.namespace),
+        *_role_binding(options, "ClusterRole", options.name),
+        {**_object_header(options, f"{_RBAC}/v1", "Role"), "rules": rules},
+        *_role_binding(options, "Role", options.name, "", options.namespace),
         {
-            **_object(wish, "v1", "ConfigMap"),
-            "data": {"scheduler.yaml": yaml_editor.dump(dict(_configuration(wish)))},
+            **_object_header(options, "v1", "ConfigMap"),
+            "data": {"scheduler.yaml": yaml_editor.dump(dict(_with_leader_election(options)))},
         },
-        _deployment(wish),
+        _deployment(options),
     ]
 
 
-def _configuration(wish: SecondSchedulerOptions) -> Mapping[str, Any]:
+def _with_leader_election(options: SecondSchedulerOptions) -> Mapping[str, Any]:
     election = {
         "leaderElect": True,
-        "resourceName": wish.name,
-        "resourceNamespace": wish.namespace,
+        "resourceName": options.name,
+        "resourceNamespace": options.namespace,
     }
-    return {**wish.configuration, "leaderElection": election}
+    return {**options.configuration, "leaderElection": election}
 
 
-def _object(wish: SecondSchedulerOptions, version: str, kind: str) -> dict[str, Any]:
+def _object_header(options: SecondSchedulerOptions, version: str, kind: str) -> dict[str, Any]:
     return {
         "apiVersion": version,
         "kind": kind,
-        "metadata": {"name": wish.name, "namespace": wish.namespace},
+        "metadata": {"name": options.name, "namespace": options.namespace},
     }
 
 
-def _bound(
-    wish: SecondSchedulerOptions, kind: str, role: str, suffix: str = "", namespace: str = ""
+def _role_binding(
+    options: SecondSchedulerOptions, kind: str, role: str, suffix: str = "", namespace: str = ""
 ) -> Iterable[dict[str, Any]]:
-    name = f"{wish.name}-{suffix}" if suffix else wish.name
+    name = f"{options.name}-{suffix}" if suffix else options.name
     yield {
         "apiVersion": f"{_RBAC}/v1",
         "kind": "RoleBinding" if namespace else "ClusterRoleBinding",
         "metadata": {"name": name, **({"namespace": namespace} if namespace else {})},
         "roleRef": {"apiGroup": _RBAC, "kind": kind, "name": role},
-        "subjects": [{"kind": "ServiceAccount", "name": wish.name, "namespace": wish.namespace}],
+        "subjects": [{"kind": "ServiceAccount", "name": options.name, "namespace": options.namespace}],
     }
 
 
-def _deployment(wish: SecondSchedulerOptions) -> dict[str, Any]:
-    labels = {"app": wish.name}
+def _deployment(options: SecondSchedulerOptions) -> dict[str, Any]:
+    labels = {"app": options.name}
     pod = {
-        "serviceAccountName": wish.name,
+        "serviceAccountName": options.name,
         "enableServiceLinks": False,  # a Service named nodewise would set variables that look like our settings
         "priorityClassName": "system-cluster-critical",
         "securityContext": {
             "runAsNonRoot": True,
-            "runAsUser": _NOBODY,
+            "runAsUser": _NOBODY_UID,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "containers": [_scheduler(wish), _nodewise(wish)],
-        "volumes": [{"name": "config", "configMap": {"name": wish.name}}],
+        "containers": [_scheduler_container(options), _nodewise_container(options)],
+        "volumes": [{"name": "config", "configMap": {"name": options.name}}],
     }
     return {
-        **_object(wish, "apps/v1", "Deployment"),
+        **_object_header(options, "apps/v1", "Deployment"),
         "spec": {
             "replicas": 1,
             "selector": {"matchLabels": labels},
@@ -148,30 +150,30 @@ def _deployment(wish: SecondSchedulerOptions) -> dict[str, Any]:
     }
 
 
-def _scheduler(wish: SecondSchedulerOptions) -> dict[str, Any]:
+def _scheduler_container(options: SecondSchedulerOptions) -> dict[str, Any]:
     return {
         "name": "scheduler",
-        "image": wish.scheduler_image,
-        "command": ["kube-scheduler", f"--config={_FOLDER}/scheduler.yaml"],
+        "image": options.scheduler_image,
+        "command": ["kube-scheduler", f"--config={_CONFIG_FOLDER}/scheduler.yaml"],
         "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}},
-        "securityContext": _closed(),
+        "securityContext": _restricted_security_context(),
         "readinessProbe": {"httpGet": {"scheme": "HTTPS", "path": "/healthz", "port": 10259}},
         "livenessProbe": {
             "httpGet": {"scheme": "HTTPS", "path": "/healthz", "port": 10259},
             "initialDelaySeconds": 15,
         },
-        "volumeMounts": [{"name": "config", "mountPath": _FOLDER, "readOnly": True}],
+        "volumeMounts": [{"name": "config", "mountPath": _CONFIG_FOLDER, "readOnly": True}],
     }
 
 
-def _nodewise(wish: SecondSchedulerOptions) -> dict[str, Any]:
-    agents = ",".join(role.agent for role in wish.agents)
+def _nodewise_container(options: SecondSchedulerOptions) -> dict[str, Any]:
+    agents = ",".join(role.agent for role in options.agents)
     return {
         "name": "nodewise",
-        "image": wish.image,
+        "image": options.image,
         "command": ["nodewise", "extender", f"--agents={agents}", "--unsafe", "--health-address=0.0.0.0"],
         "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}},
-        "securityContext": _closed(),
+        "securityContext": _restricted_security_context(),
         "readinessProbe": {"httpGet": {"path": "/readyz", "port": 9002}, "periodSeconds": 2},
         "livenessProbe": {
             "httpGet": {"path": "/healthz", "port": 9002},
@@ -182,7 +184,7 @@ def _nodewise(wish: SecondSchedulerOptions) -> dict[str, Any]:
     }
 
 
-def _closed() -> dict[str, Any]:
+def _restricted_security_context() -> dict[str, Any]:
     return {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,

@@ -10,16 +10,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from nodewise.configure import scheduler_command_line, scheduler_versions, yaml_editor
-from nodewise.configure.scheduler_versions import Version
+from nodewise.configure.scheduler_versions import SchedulerVersion
 from nodewise.configure.yaml_editor import Document
 from nodewise.errors import BadInput, Problem
 
 CONFIG_VOLUME: Final = "schedulerconfig"
 CERTS_VOLUME: Final = "certdir"
-OURS: Final = frozenset({CONFIG_VOLUME, CERTS_VOLUME})
+OWN_VOLUMES: Final = frozenset({CONFIG_VOLUME, CERTS_VOLUME})
 CERTS_MOUNT: Final = "/host/certs"
-HASH: Final = "nodewise.io/config-hash"
-BEFORE: Final = "nodewise.io/before-configure"
+HASH_ANNOTATION: Final = "nodewise.io/config-hash"
+PRIOR_STATE_ANNOTATION: Final = "nodewise.io/before-configure"
 """What has to be known to take everything out again."""
 DNS_POLICY: Final = "ClusterFirstWithHostNet"
 """A pod of the host's network finds no Service by name without."""
@@ -32,12 +32,12 @@ class PriorState(NamedTuple):
     config: str | None = None
     """A configuration that was the user's own."""
     backup: str | None = None
-    """Where it is kept, if ours has its name."""
+    """Where it is kept, if own has its name."""
 
 
 class Manifest(NamedTuple):
     document: Document
-    at: int
+    container_index: int
     """Which container is kube-scheduler."""
 
     @property
@@ -47,7 +47,7 @@ class Manifest(NamedTuple):
 
     @property
     def container(self) -> dict[str, Any]:
-        container: dict[str, Any] = self.spec["containers"][self.at]
+        container: dict[str, Any] = self.spec["containers"][self.container_index]
         return container
 
     @property
@@ -61,12 +61,12 @@ class Manifest(NamedTuple):
 
     @property
     def own_config(self) -> str | None:
-        """The configuration that a run of ours, or of the older configurator, put there."""
-        return _paths(self.spec.get("volumes")).get(CONFIG_VOLUME)
+        """The configuration that a run of own, or of the older configurator, put there."""
+        return _host_paths(self.spec.get("volumes")).get(CONFIG_VOLUME)
 
     @property
     def own_certs(self) -> str | None:
-        return _paths(self.spec.get("volumes")).get(CERTS_VOLUME)
+        return _host_paths(self.spec.get("volumes")).get(CERTS_VOLUME)
 
     @property
     def users_config(self) -> str | None:
@@ -75,12 +75,12 @@ class Manifest(NamedTuple):
 
     @property
     def config_hash(self) -> str | None:
-        return self._annotations.get(HASH)
+        return self._annotations.get(HASH_ANNOTATION)
 
     @property
-    def before(self) -> PriorState | None:
-        """As a former run wrote it down; None: there was none of ours."""
-        text = self._annotations.get(BEFORE)
+    def recorded_state(self) -> PriorState | None:
+        """As a former run wrote it down; None: there was none of own."""
+        text = self._annotations.get(PRIOR_STATE_ANNOTATION)
         if text is None:
             return None
         try:
@@ -89,7 +89,7 @@ class Manifest(NamedTuple):
         except (ValueError, AttributeError) as error:
             wanted = "as `nodewise configure` wrote it"
             raise BadInput(
-                self.document.name, [Problem(f"annotation {BEFORE}", text[:80], wanted)]
+                self.document.name, [Problem(f"annotation {PRIOR_STATE_ANNOTATION}", text[:80], wanted)]
             ) from error
 
     @property
@@ -98,7 +98,7 @@ class Manifest(NamedTuple):
 
     def on_host(self, path: str) -> str:
         """Where on the host a file lies that the container sees under this name."""
-        volumes = _paths(self.spec.get("volumes"))
+        volumes = _host_paths(self.spec.get("volumes"))
         mounts = self.container.get("volumeMounts") or []
         for mount in sorted(mounts, key=lambda mount: -len(str(mount.get("mountPath", "")))):
             inside = str(mount.get("mountPath", "")).rstrip("/")
@@ -118,7 +118,7 @@ class DesiredState(NamedTuple):
     before: PriorState
 
 
-def read(data: bytes, name: str, container: str = "") -> Manifest:
+def parse_manifest(data: bytes, name: str, container: str = "") -> Manifest:
     """`BadInput` for what is no pod of kube-scheduler."""
     if not data.strip():
         raise BadInput("not found error: spec not found", [Problem(name, "an empty file", "a Pod")])
@@ -132,14 +132,14 @@ def read(data: bytes, name: str, container: str = "") -> Manifest:
     if not all(isinstance(key, str) for key in [*root, *spec]):
         raise BadInput(f"{name}", [Problem("spec", "a key that is no text", "names of fields")])
     _check_metadata(root, name)
-    manifest = Manifest(document, _which(spec.get("containers"), container))
+    manifest = Manifest(document, _find_container(spec.get("containers"), container))
     for where, field in ((manifest.container, "volumeMounts"), (spec, "volumes")):
-        _check_list(where, field)
+        _check_entries(where, field)
     scheduler_command_line.flags_field(manifest.container)
     return manifest
 
 
-def version(manifest: Manifest) -> Version:
+def scheduler_version(manifest: Manifest) -> SchedulerVersion:
     image = manifest.container.get("image")
     if not isinstance(image, str):
         raise BadInput("not found error: imageName not found")
@@ -149,7 +149,7 @@ def version(manifest: Manifest) -> Version:
 def add_configuration(manifest: Manifest, wanted: DesiredState) -> dict[str, Any]:
     """The pod with our configuration. `BadInput` where somebody else's mount is in its place."""
     root: dict[str, Any] = copy.deepcopy(manifest.document.value)
-    container = root["spec"]["containers"][manifest.at]
+    container = root["spec"]["containers"][manifest.container_index]
     container.update(scheduler_command_line.with_config(container, wanted.config))
     mounts = {CONFIG_VOLUME: {"mountPath": wanted.config, "name": CONFIG_VOLUME, "readOnly": True}}
     volumes = {CONFIG_VOLUME: {"hostPath": {"path": wanted.config, "type": "File"}, "name": CONFIG_VOLUME}}
@@ -159,10 +159,10 @@ def add_configuration(manifest: Manifest, wanted: DesiredState) -> dict[str, Any
             "hostPath": {"path": wanted.certs, "type": "Directory"},
             "name": CERTS_VOLUME,
         }
-    container["volumeMounts"] = _with_ours(container.get("volumeMounts", []), mounts)
-    root["spec"]["volumes"] = _with_ours(root["spec"].get("volumes", []), volumes)
+    container["volumeMounts"] = _with_own_entries(container.get("volumeMounts", []), mounts)
+    root["spec"]["volumes"] = _with_own_entries(root["spec"].get("volumes", []), volumes)
     _check_collisions(container["volumeMounts"])
-    _check_others(root["spec"], manifest.at)
+    _check_other_containers(root["spec"], manifest.container_index)
     root["spec"]["dnsPolicy"] = DNS_POLICY
     before = {
         "dnsPolicy": wanted.before.dns_policy,
@@ -171,8 +171,10 @@ def add_configuration(manifest: Manifest, wanted: DesiredState) -> dict[str, Any
     }
     metadata = root.setdefault("metadata", {})
     metadata["annotations"] = (metadata.get("annotations") or {}) | {
-        BEFORE: json.dumps({name: value for name, value in before.items() if value is not None}),
-        HASH: wanted.config_hash,
+        PRIOR_STATE_ANNOTATION: json.dumps(
+            {name: value for name, value in before.items() if value is not None}
+        ),
+        HASH_ANNOTATION: wanted.config_hash,
     }
     return root
 
@@ -180,29 +182,35 @@ def add_configuration(manifest: Manifest, wanted: DesiredState) -> dict[str, Any
 def remove_configuration(manifest: Manifest) -> dict[str, Any]:
     """The pod without everything that `add_configuration` added, and with what it replaced."""
     root: dict[str, Any] = copy.deepcopy(manifest.document.value)
-    if manifest.before is None and manifest.own_config is None:
+    if manifest.recorded_state is None and manifest.own_config is None:
         return root
-    spec, container = root["spec"], root["spec"]["containers"][manifest.at]
-    before = manifest.before or PriorState()
+    spec, container = root["spec"], root["spec"]["containers"][manifest.container_index]
+    before = manifest.recorded_state or PriorState()
     container.update(scheduler_command_line.with_config(container, manifest.users_config or before.config))
     for where, field in ((container, "volumeMounts"), (spec, "volumes")):
-        _put(where, field, [entry for entry in where.get(field) or [] if entry["name"] not in OURS])
+        _set_or_remove(
+            where, field, [entry for entry in where.get(field) or [] if entry["name"] not in OWN_VOLUMES]
+        )
     if spec.get("dnsPolicy") == DNS_POLICY:
-        _put(spec, "dnsPolicy", before.dns_policy)
+        _set_or_remove(spec, "dnsPolicy", before.dns_policy)
     _remove_annotations(root.get("metadata") or {})
     return root
 
 
 def _remove_annotations(metadata: dict[str, Any]) -> None:
     annotations = metadata.get("annotations") or {}
-    if not {BEFORE, HASH}.isdisjoint(annotations):
-        others = {key: value for key, value in annotations.items() if key not in (BEFORE, HASH)}
-        _put(metadata, "annotations", others)
+    if not {PRIOR_STATE_ANNOTATION, HASH_ANNOTATION}.isdisjoint(annotations):
+        others = {
+            key: value
+            for key, value in annotations.items()
+            if key not in (PRIOR_STATE_ANNOTATION, HASH_ANNOTATION)
+        }
+        _set_or_remove(metadata, "annotations", others)
 
 
 def prior_state(manifest: Manifest) -> PriorState:
     """What was there before us; of a pod that the older configurator edited, as far as it can be known."""
-    prior = manifest.before
+    prior = manifest.recorded_state
     if prior is not None:
         return prior
     policy = manifest.spec.get("dnsPolicy")
@@ -210,20 +218,20 @@ def prior_state(manifest: Manifest) -> PriorState:
     return PriorState(None if taken_over else policy, manifest.users_config)
 
 
-def _put(where: dict[str, Any], field: str, value: Any) -> None:
+def _set_or_remove(where: dict[str, Any], field: str, value: Any) -> None:
     if value:
         where[field] = value
     else:
         where.pop(field, None)
 
 
-def _with_ours(entries: Sequence[Any], ours: Mapping[str, Any]) -> list[Any]:
+def _with_own_entries(entries: Sequence[Any], own: Mapping[str, Any]) -> list[Any]:
     """Ours in the place of those of a former run, or at the end."""
     kept: list[Any] = []
-    left = dict(ours)
+    left = dict(own)
     for entry in entries:
         name = entry["name"]
-        if name not in OURS:
+        if name not in OWN_VOLUMES:
             kept.append(entry)
         elif name in left:
             kept.append(left.pop(name))
@@ -231,20 +239,20 @@ def _with_ours(entries: Sequence[Any], ours: Mapping[str, Any]) -> list[Any]:
 
 
 def _check_collisions(mounts: Sequence[Mapping[str, Any]]) -> None:
-    ours = {mount["mountPath"]: mount["name"] for mount in mounts if mount["name"] in OURS}
+    own = {mount["mountPath"]: mount["name"] for mount in mounts if mount["name"] in OWN_VOLUMES}
     for mount in mounts:
         path = posixpath.normpath(str(mount.get("mountPath")))
-        if mount["name"] not in OURS and path in ours:
+        if mount["name"] not in OWN_VOLUMES and path in own:
             seen = f"{path} is mounted already, by {mount['name']!r}"
-            raise BadInput("manifest", [Problem("volumeMounts", seen, f"the place free for {ours[path]!r}")])
+            raise BadInput("manifest", [Problem("volumeMounts", seen, f"the place free for {own[path]!r}")])
 
 
-def _check_others(spec: Mapping[str, Any], at: int) -> None:
+def _check_other_containers(spec: Mapping[str, Any], container_index: int) -> None:
     """No other container may have mounted what is replaced."""
-    others = [other for number, other in enumerate(spec["containers"]) if number != at]
+    others = [other for number, other in enumerate(spec["containers"]) if number != container_index]
     for other in [*others, *(spec.get("initContainers") or [])]:
         for mount in (other.get("volumeMounts") or []) if isinstance(other, dict) else []:
-            if isinstance(mount, dict) and mount.get("name") in OURS:
+            if isinstance(mount, dict) and mount.get("name") in OWN_VOLUMES:
                 seen = f"the container {other.get('name')!r} mounts {mount['name']!r}"
                 raise BadInput("manifest", [Problem("volumes", seen, "that name free for us")])
 
@@ -258,7 +266,7 @@ def _check_metadata(root: Mapping[str, Any], name: str) -> None:
         raise BadInput(name, [Problem("metadata.annotations", "no map", "a map")])
 
 
-def _check_list(where: Mapping[str, Any], field: str) -> None:
+def _check_entries(where: Mapping[str, Any], field: str) -> None:
     if field not in where:
         return
     kind = "volumeMount" if field == "volumeMounts" else "volume"
@@ -273,7 +281,7 @@ def _check_list(where: Mapping[str, Any], field: str) -> None:
             raise BadInput("manifest", [Problem(field, f"a {kind} without a name", "a name for each")])
 
 
-def _which(containers: Any, name: str) -> int:
+def _find_container(containers: Any, name: str) -> int:
     """The container that somebody names, else the one named kube-scheduler, else the only one, else by its program."""
     _check_containers(containers)
     names = [container.get("name") for container in containers]
@@ -283,7 +291,7 @@ def _which(containers: Any, name: str) -> int:
         raise BadInput("not found error", [Problem("--container", repr(name), f"one of {names}")])
     if len(containers) == 1:
         return 0
-    programs = [at for at, candidate in enumerate(containers) if _program(candidate) == "kube-scheduler"]
+    programs = [at for at, candidate in enumerate(containers) if _program_name(candidate) == "kube-scheduler"]
     if len(programs) != 1:
         raise BadInput(
             "not found error", [Problem("spec.containers", f"{names}", "kube-scheduler, or --container")]
@@ -300,12 +308,12 @@ def _check_containers(containers: Any) -> None:
         raise BadInput("type assertion error", [Problem("spec.containers", "no map", "containers")])
 
 
-def _program(container: Mapping[str, Any]) -> str:
+def _program_name(container: Mapping[str, Any]) -> str:
     words = container.get("command")
     return posixpath.basename(str(words[0])) if isinstance(words, list) and words else ""
 
 
-def _paths(volumes: Any) -> dict[Any, str]:
+def _host_paths(volumes: Any) -> dict[Any, str]:
     """The host's path by the volume's name."""
     paths = {}
     for volume in volumes or []:

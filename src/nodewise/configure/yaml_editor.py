@@ -1,6 +1,6 @@
 """YAML text that is changed where it has to be and nowhere else: comments, quotes, order and line ends stay.
 
-A text is read into a plain value; somebody makes the value that is wanted; `rewritten` finds the few pieces of text
+A text is read into a plain value; somebody makes the value that is expected; `rewritten` finds the few pieces of text
 that differ, and reads the result again to see that it says just that. What cannot be done so is refused.
 """
 
@@ -16,7 +16,7 @@ import yaml
 from nodewise import yaml_loader
 from nodewise.errors import BadInput, Problem
 
-LARGEST_BYTES: Final = 2**20
+MAX_BYTES: Final = 2**20
 """What the kubelet reads of a static pod is far less."""
 _BYTE_ORDER_MARK: Final = "\ufeff"
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_./=@:+-]+")
@@ -45,34 +45,34 @@ class Edit(NamedTuple):
 
 def parse(data: bytes, name: str) -> Document:
     """The one document of a file. `BadInput` for none or several, for keys given twice, for what is no YAML."""
-    if len(data) > LARGEST_BYTES:
-        raise _bad(name, f"{len(data)} bytes", f"at most {LARGEST_BYTES}")
+    if len(data) > MAX_BYTES:
+        raise _parse_error(name, f"{len(data)} bytes", f"at most {MAX_BYTES}")
     try:
         nodes = yaml_loader.compose_all(data, name)
         # apart: merge keys are expanded in the nodes of whoever makes values of them
         values = list(yaml_loader.load_all(data, name))
     except BadInput as error:
-        raise _bad(name, error.problems[0].found, "") from error
+        raise _parse_error(name, error.problems[0].found, "") from error
     if len(values) != 1:
-        raise _bad(name, f"{len(values)} documents", "one")
-    return Document(name, data.decode(), nodes[0], _copied(values[0]))
+        raise _parse_error(name, f"{len(values)} documents", "one")
+    return Document(name, data.decode(), nodes[0], _copy_unshared(values[0]))
 
 
-def rewrite(document: Document, wanted: Any) -> bytes:
-    """The text that says what is wanted, changed in as few places as possible. `BadInput` where that cannot be."""
-    edits = sorted(_edits(document, document.node, document.value, wanted))
+def rewrite(document: Document, expected: Any) -> bytes:
+    """The text that says what is expected, changed in as few places as possible. `BadInput` where that cannot be."""
+    edits = sorted(_node_edits(document, document.node, document.value, expected))
     text, at, pieces = document.text, 0, []
     for edit in edits:
         if edit.start < at:
-            _refuse(document)
+            _refuse_edit(document)
         pieces += [text[at : edit.start], edit.text]
         at = edit.end
     text_after = "".join([*pieces, text[at:]]).encode()
     try:
-        same = comparison_key(parse(text_after, document.name).value) == comparison_key(wanted)
+        same = comparison_key(parse(text_after, document.name).value) == comparison_key(expected)
     except BadInput:
         same = False
-    return text_after if same else _refuse(document)
+    return text_after if same else _refuse_edit(document)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -82,11 +82,11 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
+def _represent_text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
 
 
-_Dumper.add_representer(str, _text)
+_Dumper.add_representer(str, _represent_text)
 
 
 def dump(value: Any) -> str:
@@ -103,39 +103,41 @@ def comparison_key(value: Any) -> str:
     return repr(value)
 
 
-def _edits(document: Document, node: yaml.Node, old: Any, new: Any) -> Iterator[Edit]:
+def _node_edits(document: Document, node: yaml.Node, old: Any, new: Any) -> Iterator[Edit]:
     if comparison_key(old) == comparison_key(new):
         return
     if isinstance(node, yaml.MappingNode) and isinstance(old, dict) and isinstance(new, dict) and new:
-        yield from _of_mapping(document, node, old, new)
+        yield from _mapping_edits(document, node, old, new)
     elif isinstance(node, yaml.SequenceNode) and isinstance(old, list) and isinstance(new, list) and new:
-        yield from _of_sequence(document, node, old, new)
+        yield from _sequence_edits(document, node, old, new)
     else:
-        start, end = node.start_mark.index, _end(document.text, node)
-        yield Edit(start, end, (" " if start == end else "") + _flow(new, plain=True))
+        start, end = node.start_mark.index, _node_end(document.text, node)
+        yield Edit(start, end, (" " if start == end else "") + _format_flow(new, plain=True))
 
 
-def _of_mapping(
+def _mapping_edits(
     document: Document, node: yaml.MappingNode, old: dict[Any, Any], new: dict[Any, Any]
 ) -> Iterator[Edit]:
     entries = {key.value: (key, value) for key, value in node.value}
-    spans = [(key.start_mark.index, _after(document.text, key, value)) for key, value in entries.values()]
-    gone = [at for at, name in enumerate(entries) if name in old and name not in new]
-    yield from _changed_values(document, entries, old, new)
+    spans = [(key.start_mark.index, _entry_end(document.text, key, value)) for key, value in entries.values()]
+    deleted = [at for at, name in enumerate(entries) if name in old and name not in new]
+    yield from _value_edits(document, entries, old, new)
     added = {name: item for name, item in new.items() if name not in old}
     if not entries:
-        yield Edit(node.start_mark.index, node.end_mark.index, _flow(new))
+        yield Edit(node.start_mark.index, node.end_mark.index, _format_flow(new))
     elif node.flow_style:
-        yield from _flow_deletions(spans, gone)
-        yield from _flow_entries(spans, added)
+        yield from _flow_deletions(spans, deleted)
+        yield from _flow_entry_insertion(spans, added)
     else:
-        yield from (_line_deletion(document, *spans[at]) for at in gone)
+        yield from (_line_deletion(document, *spans[at]) for at in deleted)
         column = node.value[0][0].start_mark.column
         for name, item in sorted(added.items()):
-            yield _insertion(document, spans, _place(list(entries), name), _entry(name, item, column))
+            yield _insertion(
+                document, spans, _key_position(list(entries), name), _entry_lines(name, item, column)
+            )
 
 
-def _changed_values(
+def _value_edits(
     document: Document,
     entries: Mapping[Any, tuple[yaml.Node, yaml.Node]],
     old: Mapping[Any, Any],
@@ -144,59 +146,59 @@ def _changed_values(
     for name, item in new.items():
         if name in old and comparison_key(old[name]) != comparison_key(item):
             if name not in entries:
-                _refuse(document)
-            yield from _edits(document, entries[name][1], old[name], item)
+                _refuse_edit(document)
+            yield from _node_edits(document, entries[name][1], old[name], item)
 
 
-def _flow_entries(spans: Sequence[tuple[int, int]], added: Mapping[Any, Any]) -> Iterator[Edit]:
+def _flow_entry_insertion(spans: Sequence[tuple[int, int]], added: Mapping[Any, Any]) -> Iterator[Edit]:
     if added:
-        text = "".join(f", {json.dumps(name)}: {_flow(item)}" for name, item in added.items())
+        text = "".join(f", {json.dumps(name)}: {_format_flow(item)}" for name, item in added.items())
         yield Edit(spans[-1][1], spans[-1][1], text)
 
 
-def _place(names: Sequence[str], name: str) -> int:
+def _key_position(names: Sequence[str], name: str) -> int:
     """Where a key belongs: among keys in order in its order, else at the end."""
     return sum(other < name for other in names) if list(names) == sorted(names) else len(names)
 
 
-def _of_sequence(
+def _sequence_edits(
     document: Document, node: yaml.SequenceNode, old: list[Any], new: list[Any]
 ) -> Iterator[Edit]:
-    spans = _items(document, node)
+    spans = _item_spans(document, node)
     matcher = difflib.SequenceMatcher(
         None, [comparison_key(item) for item in old], [comparison_key(item) for item in new], False
     )
     for what, start, end, first, last in matcher.get_opcodes():
         kept = min(end - start, last - first) if what == "replace" else 0
         for at in range(kept):
-            yield from _edits(document, node.value[start + at], old[start + at], new[first + at])
+            yield from _node_edits(document, node.value[start + at], old[start + at], new[first + at])
         if what == "equal":
             continue
-        gone, added = range(start + kept, end), new[first + kept : last]
+        deleted, added = range(start + kept, end), new[first + kept : last]
         if node.flow_style or not spans:
-            yield from _flow_deletions(spans, list(gone))
-            yield from _flow_items(node, spans, end, added)
+            yield from _flow_deletions(spans, list(deleted))
+            yield from _flow_item_insertion(node, spans, end, added)
         else:
-            yield from (_line_deletion(document, *spans[at]) for at in gone)
-            yield from _block_items(document, node, spans, end, added)
+            yield from (_line_deletion(document, *spans[at]) for at in deleted)
+            yield from _block_item_insertion(document, node, spans, end, added)
 
 
-def _block_items(
+def _block_item_insertion(
     document: Document,
     node: yaml.SequenceNode,
     spans: Sequence[tuple[int, int]],
     at: int,
     added: Sequence[Any],
 ) -> Iterator[Edit]:
-    lines = [line for item in added for line in _item(item, node.start_mark.column)]
+    lines = [line for item in added for line in _item_lines(item, node.start_mark.column)]
     if lines:
         yield _insertion(document, spans, at, lines)
 
 
-def _flow_items(
+def _flow_item_insertion(
     node: yaml.SequenceNode, spans: Sequence[tuple[int, int]], at: int, added: Sequence[Any]
 ) -> Iterator[Edit]:
-    text = ", ".join(map(_flow, added))
+    text = ", ".join(map(_format_flow, added))
     if not text:
         return
     if not spans:
@@ -207,9 +209,9 @@ def _flow_items(
         yield Edit(spans[0][0], spans[0][0], f"{text}, ")
 
 
-def _items(document: Document, node: yaml.SequenceNode) -> list[tuple[int, int]]:
+def _item_spans(document: Document, node: yaml.SequenceNode) -> list[tuple[int, int]]:
     """Where each item begins and ends; in block style it begins with its dash."""
-    ends = [_end(document.text, item) for item in node.value]
+    ends = [_node_end(document.text, item) for item in node.value]
     if node.flow_style:
         return [(item.start_mark.index, end) for item, end in zip(node.value, ends, strict=True)]
     starts, column = [], node.start_mark.column
@@ -220,10 +222,10 @@ def _items(document: Document, node: yaml.SequenceNode) -> list[tuple[int, int]]
             continue
         dashes = list(dash.finditer(document.text, ends[at - 1], item.start_mark.index + 1))
         if not dashes:
-            _refuse(document)
+            _refuse_edit(document)
         starts.append(dashes[-1].end() - 1)
     if document.text[node.start_mark.index : node.start_mark.index + 1] != "-":
-        _refuse(document)
+        _refuse_edit(document)
     return list(zip(starts, ends, strict=True))
 
 
@@ -231,7 +233,7 @@ def _line_deletion(document: Document, start: int, end: int) -> Edit:
     """Whole lines, with the comment at the end of the last one."""
     first = _line_start(document, start)
     if first is None:
-        _refuse(document)
+        _refuse_edit(document)
     return Edit(first, _line_end(document.text, end), "")
 
 
@@ -258,47 +260,47 @@ def _line_end(text: str, index: int) -> int:
     return len(text) if line_feed < 0 else line_feed + 1
 
 
-def _flow_deletions(spans: Sequence[tuple[int, int]], gone: Sequence[int]) -> Iterator[Edit]:
-    kept = [at for at in range(len(spans)) if at not in gone]
-    for at in gone:
+def _flow_deletions(spans: Sequence[tuple[int, int]], deleted: Sequence[int]) -> Iterator[Edit]:
+    kept = [at for at in range(len(spans)) if at not in deleted]
+    for at in deleted:
         if kept and at < kept[0]:
             yield Edit(spans[at][0], spans[at + 1][0], "")
         else:
             yield Edit(spans[at - 1][1] if at else spans[at][0], spans[at][1], "")
 
 
-def _after(text: str, key: yaml.Node, value: yaml.Node) -> int:
+def _entry_end(text: str, key: yaml.Node, value: yaml.Node) -> int:
     """The end of an entry; an alias' own place is not known, it stands beside its key."""
-    return _end(text, value) if value.start_mark.index >= key.end_mark.index else key.end_mark.index
+    return _node_end(text, value) if value.start_mark.index >= key.end_mark.index else key.end_mark.index
 
 
-def _end(text: str, node: yaml.Node) -> int:
+def _node_end(text: str, node: yaml.Node) -> int:
     """Behind the last character of what a node says."""
     if isinstance(node, yaml.MappingNode) and node.value and not node.flow_style:
-        return _after(text, *node.value[-1])
+        return _entry_end(text, *node.value[-1])
     if isinstance(node, yaml.SequenceNode) and node.value and not node.flow_style:
-        return max(_end(text, node.value[-1]), node.start_mark.index)
+        return max(_node_end(text, node.value[-1]), node.start_mark.index)
     start, end = node.start_mark.index, node.end_mark.index
     return start + len(text[start:end].rstrip())
 
 
-def _entry(name: str, value: Any, column: int) -> list[str]:
-    head = " " * column + _flow(name, plain=True) + ":"
+def _entry_lines(name: str, value: Any, column: int) -> list[str]:
+    head = " " * column + _format_flow(name, plain=True) + ":"
     if isinstance(value, dict) and value:
-        return [head, *(line for key, item in value.items() for line in _entry(key, item, column + 2))]
+        return [head, *(line for key, item in value.items() for line in _entry_lines(key, item, column + 2))]
     if isinstance(value, list) and value:
-        return [head, *(line for item in value for line in _item(item, column))]
-    return [f"{head} {_flow(value, plain=True)}"]
+        return [head, *(line for item in value for line in _item_lines(item, column))]
+    return [f"{head} {_format_flow(value, plain=True)}"]
 
 
-def _item(value: Any, column: int) -> list[str]:
+def _item_lines(value: Any, column: int) -> list[str]:
     if isinstance(value, dict) and value:
-        lines = [line for key, item in value.items() for line in _entry(key, item, column + 2)]
+        lines = [line for key, item in value.items() for line in _entry_lines(key, item, column + 2)]
         return [" " * column + "- " + lines[0].lstrip(), *lines[1:]]
-    return [" " * column + "- " + _flow(value, plain=True)]
+    return [" " * column + "- " + _format_flow(value, plain=True)]
 
 
-def _flow(value: Any, *, plain: bool = False) -> str:
+def _format_flow(value: Any, *, plain: bool = False) -> str:
     """In JSON, which is YAML everywhere; strings without quotes where that says the same."""
     if plain and isinstance(value, str) and _PLAIN.fullmatch(value) and not value.endswith(":"):
         with suppress(BadInput):
@@ -307,19 +309,19 @@ def _flow(value: Any, *, plain: bool = False) -> str:
     return json.dumps(value, default=str)
 
 
-def _copied(value: Any) -> Any:
+def _copy_unshared(value: Any) -> Any:
     """A copy in which nothing is shared, so that aliases cannot make one change two."""
     if isinstance(value, dict):
-        return {key: _copied(item) for key, item in value.items()}
-    return [_copied(item) for item in value] if isinstance(value, list) else value
+        return {key: _copy_unshared(item) for key, item in value.items()}
+    return [_copy_unshared(item) for item in value] if isinstance(value, list) else value
 
 
-def _refuse(document: Document) -> NoReturn:
+def _refuse_edit(document: Document) -> NoReturn:
     raise BadInput(
         f"{document.name} cannot be changed without changing what it says elsewhere",
         remedy="write it without anchors, merge keys and several entries on a line",
     )
 
 
-def _bad(name: str, seen: str, wanted: str) -> BadInput:
-    return BadInput(f'unmarshaling of "{name}" failed', [Problem("yaml", seen, wanted)])
+def _parse_error(name: str, seen: str, expected: str) -> BadInput:
+    return BadInput(f'unmarshaling of "{name}" failed', [Problem("yaml", seen, expected)])

@@ -18,7 +18,7 @@ import yaml
 
 from nodewise.configure import file_transaction, host_files
 from nodewise.configure.backups import Backup
-from nodewise.configure.host_files import Change
+from nodewise.configure.host_files import FileChange
 from nodewise.errors import BadInput, Conflict
 from tests.conformance.configure import fault_injection, scheduler_manifests
 from tests.conformance.configure.control_plane_hosts import AUTHORITY, Host
@@ -174,10 +174,10 @@ def test_a_disk_that_is_full(host, pages):
 # somebody else at work
 
 
-def prepared(tmp_path: Path) -> list[Change]:
+def prepared(tmp_path: Path) -> list[FileChange]:
     first, second = tmp_path / "config", tmp_path / "manifest"
     second.write_bytes(b"old")
-    return [Change(str(first), None, b"new", 0o644), Change(str(second), b"old", b"new", 0o600)]
+    return [FileChange(str(first), None, b"new", 0o644), FileChange(str(second), b"old", b"new", 0o600)]
 
 
 def test_what_somebody_writes_while_we_prepare_is_not_overwritten(tmp_path, monkeypatch):
@@ -192,7 +192,7 @@ def test_what_somebody_writes_while_we_prepare_is_not_overwritten(tmp_path, monk
 
     monkeypatch.setattr(host_files, "write_staged", staged)
     with pytest.raises(Conflict, match="changed by somebody else"):
-        file_transaction.commit(changes, Backup(str(tmp_path), "backup_x"))
+        file_transaction.commit_changes(changes, Backup(str(tmp_path), "backup_x"))
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"manifest": b"theirs"}
 
 
@@ -205,7 +205,7 @@ def test_what_somebody_writes_after_us_is_left_when_we_give_up(tmp_path, monkeyp
 
     monkeypatch.setattr(file_transaction, "_verify", verify)
     with pytest.raises(Exception, match="Input/output error"):
-        file_transaction.commit(changes, Backup(str(tmp_path), "backup_x"))
+        file_transaction.commit_changes(changes, Backup(str(tmp_path), "backup_x"))
     assert (tmp_path / "manifest").read_bytes() == b"theirs"
 
 

@@ -38,7 +38,7 @@ OUTPUTS: dict[str, Callable[[str], object]] = {
     "why a pod's state is not known": lambda text: explain._report_failures(
         [HERE], PodLookup(None, error=text)
     ),
-    "configure": report.say,
+    "configure": report.print_message,
     "what changes in a file": lambda text: click.echo(
         file_diff.unified_diff("x", b"", text.encode()), nl=False
     ),

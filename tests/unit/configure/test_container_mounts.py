@@ -18,7 +18,7 @@ INFO = """\
 529 516 254:1 /@/srv/a\\040b /srv/a\\040b rw,relatime - btrfs /dev/vdb rw
 530 516 254:2 /kubernetes /host/etc/kubernetes rw,relatime - ext4 /dev/vdc rw
 """
-MOUNTS = container_mounts.read(INFO)
+MOUNTS = container_mounts.parse_mountinfo(INFO)
 
 
 @pytest.mark.parametrize(
@@ -26,12 +26,14 @@ MOUNTS = container_mounts.read(INFO)
     ["/etc/kubernetes", "/etc/kubernetes/schedulercerts", "/srv/a b/certs", "/host/etc/kubernetes/x"],
 )
 def test_a_folder_below_a_mount_is_the_hosts(folder: str) -> None:
-    assert container_mounts.container_folders({"--cert-dir": folder}, MOUNTS) == []
+    assert container_mounts.container_folder_problems({"--cert-dir": folder}, MOUNTS) == []
 
 
 @pytest.mark.parametrize("folder", ["/etc/certs", "/etc/kubernetes-certs", "/etc", "/"])
 def test_any_other_is_gone_with_the_container(folder: str) -> None:
-    (problem,) = container_mounts.container_folders({"--cert-dir": folder, "-d": "/etc/kubernetes"}, MOUNTS)
+    (problem,) = container_mounts.container_folder_problems(
+        {"--cert-dir": folder, "-d": "/etc/kubernetes"}, MOUNTS
+    )
     assert (problem.field, problem.found.split()[0]) == ("--cert-dir", folder)
 
 
@@ -44,7 +46,7 @@ def test_a_folder_of_another_path_on_the_host_is_told_once() -> None:
         "/etc/certs",
     ]
     assert container_mounts.uncertain_mounts(folders, MOUNTS) == [
-        container_mounts.Mount("/host/etc/kubernetes", "/kubernetes")
+        container_mounts.MountPoint("/host/etc/kubernetes", "/kubernetes")
     ]
 
 

@@ -8,10 +8,10 @@ from nodewise.configure import scheduler_configuration
 from nodewise.configure.scheduler_configuration import EntryFiles, Role, SchedulerOptions
 from nodewise.errors import BadSettings
 
-CARDS = {"vendor/card": False}
+DEVICES = {"vendor/card": False}
 MARK = {"telemetry/scheduling": True}
 GUARD = Role("guard", filters=True, prioritizes=True, binds=False, resources=MARK)
-BINDER = Role("binder", filters=True, prioritizes=True, binds=True, resources=CARDS)
+BINDER = Role("binder", filters=True, prioritizes=True, binds=True, resources=DEVICES)
 RISK = Role("risk", filters=True, prioritizes=True, binds=False, resources={})
 RANK = Role("rank", filters=False, prioritizes=True, binds=False, resources={})
 GATE = Role("gate", filters=True, prioritizes=False, binds=False, resources={})
@@ -20,14 +20,14 @@ HTTPS = SchedulerOptions("https://nodewise:9001/", EntryFiles("ca.crt", "tls.crt
 
 
 def entries(*roles: Role, url: str = LOCAL, **more: Any) -> list[dict[str, Any]]:
-    entries: list[dict[str, Any]] = scheduler_configuration.configuration(
+    entries: list[dict[str, Any]] = scheduler_configuration.build_configuration(
         roles, SchedulerOptions(url, **more)
     )["extenders"]
     return entries
 
 
 def test_pods_that_a_resource_marks_are_filtered_and_wait_without_an_answer() -> None:
-    assert scheduler_configuration.configuration([GUARD], HTTPS) == {
+    assert scheduler_configuration.build_configuration([GUARD], HTTPS) == {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",
         "profiles": [{"schedulerName": "default-scheduler"}],
@@ -129,7 +129,7 @@ def test_a_filter_without_a_score_is_not_prioritized() -> None:
 
 
 def test_a_second_scheduler_has_a_name_and_a_lease_of_its_own() -> None:
-    configuration = scheduler_configuration.configuration(
+    configuration = scheduler_configuration.build_configuration(
         [RANK], SchedulerOptions(LOCAL, scheduler_name="mine", kubeconfig="/k")
     )
     assert configuration["profiles"] == [{"schedulerName": "mine"}]
@@ -154,12 +154,12 @@ REFUSED: dict[str, tuple[list[Role], dict[str, Any], str]] = {
     "plain http to another machine": ([RANK], {"url": "http://10.0.0.1:1"}, "--plain-http"),
     "a name that begins like loopback": ([RANK], {"url": "http://127.0.0.1.nip.io:1"}, "--plain-http"),
     "https without a CA": (
-        [RANK], {"url": "https://n:1", "papers": EntryFiles("", "c", "k")}, "--ca: not given; wanted file names",
+        [RANK], {"url": "https://n:1", "files": EntryFiles("", "c", "k")}, "--ca: not given; wanted file names",
     ),
     "https without a certificate of its own": (
-        [RANK], {"url": "https://n:1", "papers": EntryFiles("ca")}, "--cert, --key: not given",
+        [RANK], {"url": "https://n:1", "files": EntryFiles("ca")}, "--cert, --key: not given",
     ),
-    "certificates and plain http": ([RANK], {"papers": EntryFiles("ca")}, "as certificates are given"),
+    "certificates and plain http": ([RANK], {"files": EntryFiles("ca")}, "as certificates are given"),
     "a path": ([RANK], {"url": "http://127.0.0.1:1/scheduler"}, "without a path"),
     "no scheme": ([RANK], {"url": "127.0.0.1:9001"}, "--url: '127.0.0.1:9001'"),
     "no host": ([RANK], {"url": "http://"}, "--url"),
@@ -184,5 +184,5 @@ def test_what_would_not_work_or_say_yes_by_silence_is_refused(
     roles: list[Role], wish: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(BadSettings) as refused:
-        scheduler_configuration.configuration(roles, SchedulerOptions(**{"url": LOCAL, **wish}))
+        scheduler_configuration.build_configuration(roles, SchedulerOptions(**{"url": LOCAL, **wish}))
     assert message in str(refused.value)

@@ -68,9 +68,9 @@ def test_whatever_is_read_is_read_or_refused(data):
 @pytest.mark.parametrize("minor", range(19, 38))
 def test_all_that_is_put_in_can_be_taken_out_to_the_byte(minor, style):
     old = style(scheduler_manifests.pod(minor)).encode()
-    manifest = static_pod.read(old, "m")
+    manifest = static_pod.parse_manifest(old, "m")
     wanted = DesiredState("/k/config.yaml", "/k/certs", "hash", PriorState())
     new = yaml_editor.rewrite(manifest.document, static_pod.add_configuration(manifest, wanted))
-    again = static_pod.read(new, "m")
+    again = static_pod.parse_manifest(new, "m")
     assert yaml_editor.rewrite(again.document, static_pod.add_configuration(again, wanted)) == new
     assert yaml_editor.rewrite(again.document, static_pod.remove_configuration(again)) == old

@@ -32,7 +32,7 @@ from nodewise.configure import (
     static_pod,
 )
 from nodewise.configure.backups import Backup
-from nodewise.configure.control_plane_host import HostRequest, Plan
+from nodewise.configure.control_plane_host import ChangePlan, HostRequest
 from nodewise.configure.other_hosts import OtherHostRun
 from nodewise.configure.scheduler_configuration import EntryFiles, Role, SchedulerOptions
 from nodewise.errors import BadInput, NodewiseError, Problem
@@ -47,47 +47,49 @@ _GPU_WEIGHT: Final = 20
 def run(options: ConfigureOptions, roles: Sequence[Role], weights: dict[str, int]) -> int:
     """Do what the flags say; the exit code."""
     try:
-        return _run(options, roles, weights)
+        return _run_on_host(options, roles, weights)
     except BadInput as error:
-        return report.problems(error)
+        return report.print_problems(error)
     except OSError as error:
-        raise NodewiseError("file check error", [Problem(str(error.filename), _reason(error), "")]) from error
+        raise NodewiseError(
+            "file check error", [Problem(str(error.filename), _error_reason(error), "")]
+        ) from error
 
 
-def _reason(error: OSError) -> str:
+def _error_reason(error: OSError) -> str:
     return (error.strerror or str(error)).lower()
 
 
-def _run(options: ConfigureOptions, roles: Sequence[Role], weights: dict[str, int]) -> int:
+def _run_on_host(options: ConfigureOptions, roles: Sequence[Role], weights: dict[str, int]) -> int:
     check_host(options)
-    report.say(f"nodewise {nodewise.__version__}")
-    request = _asked(options, roles, weights)
+    report.print_message(f"nodewise {nodewise.__version__}")
+    request = _host_request(options, roles, weights)
     if options.print_plan:
-        return _repeat(options, request)
+        return _print_other_hosts(options, request)
     if options.dry_run or options.check:
-        return _look(options, request)
+        return _show_changes(options, request)
     folder = os.path.dirname(request.manifest)
     if not os.path.isdir(folder):
-        return _change(options, request)  # which tells all that is missing
+        return _apply_changes(options, request)  # which tells all that is missing
     with file_transaction.lock_folder(folder):
-        _mend(request)
-        return _change(options, request)
+        _recover_interrupted_run(request)
+        return _apply_changes(options, request)
 
 
-def _look(options: ConfigureOptions, request: HostRequest) -> int:
-    plan = _plan(options, request, _backup(request))
-    report.plan_of(request, plan)
-    report.changes(options, request, plan)
-    report.summary(options, plan, None, written=False)
-    report.say("Done.")
-    return exit_codes.NO if options.check and plan.changed else exit_codes.DONE
+def _show_changes(options: ConfigureOptions, request: HostRequest) -> int:
+    plan = _plan_changes(options, request, _new_backup(request))
+    report.print_plan(request, plan)
+    report.print_changes(options, request, plan)
+    report.print_summary(options, plan, None, written=False)
+    report.print_message("Done.")
+    return exit_codes.NO if options.check and plan.effective_changes else exit_codes.DONE
 
 
-def _repeat(options: ConfigureOptions, request: HostRequest) -> int:
+def _print_other_hosts(options: ConfigureOptions, request: HostRequest) -> int:
     """Tell how the other hosts get the same."""
-    plan = _plan(options, request, _backup(request))
+    plan = _plan_changes(options, request, _new_backup(request))
     for text in plan.warnings:
-        report.say(f"warning: {text}")
+        report.print_message(f"warning: {text}")
     written = {
         change.path: change.after
         for change in plan.changes
@@ -103,64 +105,69 @@ def _repeat(options: ConfigureOptions, request: HostRequest) -> int:
     )
     is_json = options.output == "json"
     click.echo(
-        msgspec.json.encode(other_hosts.document(run_elsewhere))
+        msgspec.json.encode(other_hosts.run_document(run_elsewhere))
         if is_json
-        else other_hosts.script(run_elsewhere),
+        else other_hosts.render_script(run_elsewhere),
         nl=is_json,
     )
     return exit_codes.DONE
 
 
-def _change(options: ConfigureOptions, request: HostRequest) -> int:
-    backup = None if options.restore is not None else _backup(request)
-    plan = _plan(options, request, backup)
-    report.plan_of(request, plan)
-    changes = plan.changed
-    file_transaction.commit(changes, backup if changes else None)
+def _apply_changes(options: ConfigureOptions, request: HostRequest) -> int:
+    backup = None if options.restore is not None else _new_backup(request)
+    plan = _plan_changes(options, request, backup)
+    report.print_plan(request, plan)
+    changes = plan.effective_changes
+    file_transaction.commit_changes(changes, backup if changes else None)
     with contextlib.suppress(OSError):
         os.rmdir(plan.emptied)  # none, or not empty: it stays
-    report.done(request, plan, backup)
-    report.summary(options, plan, backup if changes else None, written=True)
+    report.print_result(request, plan, backup)
+    report.print_summary(options, plan, backup if changes else None, written=True)
     if any(change.path == request.manifest for change in changes):
-        report.next_step(options)
-    report.say("Done.")
+        report.print_next_step(options)
+    report.print_message("Done.")
     return exit_codes.DONE
 
 
-def _plan(options: ConfigureOptions, request: HostRequest, backup: Backup | None) -> Plan:
+def _plan_changes(options: ConfigureOptions, request: HostRequest, backup: Backup | None) -> ChangePlan:
     if options.uninstall:
         return rollback.plan_uninstall(request)
     if options.restore is not None:
-        return rollback.plan_restore(request, _named_backup(options, request))
-    return control_plane_host.plan(request, backup)
+        return rollback.plan_restore(request, _backup_to_restore(options, request))
+    return control_plane_host.plan_configuration(request, backup)
 
 
-def _named_backup(options: ConfigureOptions, request: HostRequest) -> str:
+def _backup_to_restore(options: ConfigureOptions, request: HostRequest) -> str:
     if options.restore != NEWEST:
         return os.path.abspath(str(options.restore))
     parent = request.backup_dir or os.path.abspath(options.backup_dir)
-    folder = backups.newest(parent, [os.path.basename(request.manifest)])
+    folder = backups.newest_backup(parent, [os.path.basename(request.manifest)])
     if folder is None:
         raise BadInput(
             "no backup", [Problem("--restore", f"none in {parent}", "the name of a backup folder")]
         )
-    report.say(f'Restoring from "{folder}"')
+    report.print_message(f'Restoring from "{folder}"')
     return folder
 
 
-def _backup(request: HostRequest) -> Backup | None:
+def _new_backup(request: HostRequest) -> Backup | None:
     if not request.backup_dir:
         return None
     return Backup(
-        request.backup_dir, backups.new_name(), request.manifest, control_plane_host.cluster_digest(request)
+        request.backup_dir,
+        backups.new_backup_name(),
+        request.manifest,
+        control_plane_host.cluster_digest(request),
     )
 
 
-def _mend(request: HostRequest) -> None:
+def _recover_interrupted_run(request: HostRequest) -> None:
     """What a run left that was ended."""
     if request.backup_dir and os.path.isdir(request.backup_dir):
-        for mended in file_transaction.recover(request.backup_dir, control_plane_host.managed_files(request)):
-            report.say(_MENDED[mended.what].format(mended.folder))
+        for recovered in file_transaction.recover_backups(
+            request.backup_dir, control_plane_host.managed_files(request)
+        ):
+            report.print_message(_RECOVERY_MESSAGES[recovered.outcome].format(recovered.folder))
     folders = [
         request.config_dir,
         request.cert_dir,
@@ -170,7 +177,7 @@ def _mend(request: HostRequest) -> None:
     host_files.remove_staged([os.path.realpath(folder) for folder in folders])
 
 
-_MENDED: Final = {
+_RECOVERY_MESSAGES: Final = {
     "undone": 'An earlier run did not end; all is as before it, by its backup "{}".',
     "left": "An earlier run did not end, and somebody has changed its files since: they stay as they are. What was "
     'there before is in "{}".',
@@ -181,7 +188,7 @@ _MENDED: Final = {
 }
 
 
-def _asked(options: ConfigureOptions, roles: Sequence[Role], weights: dict[str, int]) -> HostRequest:
+def _host_request(options: ConfigureOptions, roles: Sequence[Role], weights: dict[str, int]) -> HostRequest:
     pod = os.path.abspath(options.manifest)
     pki = os.path.join(os.path.dirname(os.path.dirname(pod)), "pki")
     ca = "" if options.insecure else options.ca or os.path.join(pki, "ca.crt")
@@ -189,11 +196,11 @@ def _asked(options: ConfigureOptions, roles: Sequence[Role], weights: dict[str, 
         raise BadInput("file check error: mkdir : no such file or directory")
 
     def builtin(kubeconfig: str, ca: str) -> dict[str, Any]:
-        return _builtin(options, roles, weights, kubeconfig, ca)
+        return _builtin_configuration(options, roles, weights, kubeconfig, ca)
 
     return HostRequest(
-        manifest=path_checks.resolve(pod),
-        template=_template(options),
+        manifest=path_checks.resolve_path(pod),
+        template=_template_path(options),
         config_dir=os.path.abspath(options.config_dir),
         cert_dir=os.path.abspath(options.cert_dir),
         cert=os.path.abspath(options.cert),
@@ -211,7 +218,7 @@ def _asked(options: ConfigureOptions, roles: Sequence[Role], weights: dict[str, 
     )
 
 
-def _template(options: ConfigureOptions) -> str:
+def _template_path(options: ConfigureOptions) -> str:
     """The file; empty for the built-in one, which stands in where only the default is missing."""
     if options.template:
         return os.path.abspath(str(options.template))
@@ -226,21 +233,21 @@ def _template(options: ConfigureOptions) -> str:
     return os.path.abspath(DEFAULT_TEMPLATE) if os.path.exists(DEFAULT_TEMPLATE) else ""
 
 
-def _builtin(
+def _builtin_configuration(
     options: ConfigureOptions, roles: Sequence[Role], weights: dict[str, int], kubeconfig: str, ca: str
 ) -> dict[str, Any]:
     several = options.one_entry_per_agent
     own = {role.agent: _GPU_WEIGHT for role in roles if role.agent == "gpu" and role.prioritizes and several}
     url = options.extender_url or f"https://nodewise.{options.service_namespace}.svc:9001"
-    papers = EntryFiles()
+    files = EntryFiles()
     if not url.startswith("http:"):
         folder = static_pod.CERTS_MOUNT
-        papers = EntryFiles(ca or "none", f"{folder}/client.crt", f"{folder}/client.key")
-    configuration = scheduler_configuration.configuration(
+        files = EntryFiles(ca or "none", f"{folder}/client.crt", f"{folder}/client.key")
+    configuration = scheduler_configuration.build_configuration(
         roles,
         SchedulerOptions(
             url,
-            papers,
+            files,
             whole_nodes=options.whole_nodes,
             filter_all_pods=options.filter_all_pods,
             one_entry_per_agent=several,
@@ -259,16 +266,16 @@ def check_mounts(options: ConfigureOptions) -> None:
     """BadInput, in a container of our image, for folders that are gone with it: the scheduler would not start."""
     if not os.environ.get(_IN_IMAGE):
         return
-    mounts = container_mounts.read(_MOUNTS.read_bytes().decode("utf-8", "surrogateescape"))
-    folders = {flag: os.path.realpath(folder) for flag, folder in _folders(options).items()}
-    if problems := container_mounts.container_folders(folders, mounts):
+    mounts = container_mounts.parse_mountinfo(_MOUNTS.read_bytes().decode("utf-8", "surrogateescape"))
+    folders = {flag: os.path.realpath(folder) for flag, folder in _written_folders(options).items()}
+    if problems := container_mounts.container_folder_problems(folders, mounts):
         raise BadInput("file check error", problems)
     for mount in container_mounts.uncertain_mounts(folders.values(), mounts):
         text = f"{mount.point} is {mount.root} of its file system; the host has to have it as {mount.point}"
         click.echo(f"warning: {text}", err=True)
 
 
-def _folders(options: ConfigureOptions) -> dict[str, str]:
+def _written_folders(options: ConfigureOptions) -> dict[str, str]:
     """What is written to, by flag."""
     folders = {"-m": os.path.dirname(os.path.abspath(options.manifest)), "-d": options.config_dir}
     if options.backup_folder:

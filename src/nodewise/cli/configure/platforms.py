@@ -20,7 +20,7 @@ from nodewise.configure import (
 )
 from nodewise.configure.platform_files import PLATFORMS, Platform
 from nodewise.configure.scheduler_configuration import EntryFiles, Role, SchedulerOptions
-from nodewise.configure.scheduler_versions import Version
+from nodewise.configure.scheduler_versions import SchedulerVersion
 from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem
 from nodewise.kube.connection_settings import connect
 from nodewise.kube.options import KubeOptions
@@ -30,21 +30,27 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 def run(options: ConfigureOptions, roles: Sequence[Role], weights: Mapping[str, int]) -> None:
     """Print, or write into a folder, what a mode is made of."""
     if options.mode == SECOND:
-        _second(options, roles, weights)
+        _print_second_scheduler(options, roles, weights)
     else:
-        _platform(options, PLATFORMS[options.mode], roles, weights)
+        _print_platform_files(options, PLATFORMS[options.mode], roles, weights)
 
 
-def _second(options: ConfigureOptions, roles: Sequence[Role], weights: Mapping[str, int]) -> None:
-    version, tag = _version(options.kubernetes_version)
+def _print_second_scheduler(
+    options: ConfigureOptions, roles: Sequence[Role], weights: Mapping[str, int]
+) -> None:
+    version, tag = _kubernetes_version(options.kubernetes_version)
     name = options.scheduler_name or SECOND_SCHEDULER_NAME
     if name == scheduler_configuration.DEFAULT_SCHEDULER:
         raise BadSettings(
             "settings", [Problem("--scheduler-name", repr(name), "another: that is the cluster's own")]
         )
-    wish = _wish(options, weights, second_scheduler.URL)._replace(scheduler_name=name)
-    configuration = scheduler_configuration.configuration(roles, wish) | {"apiVersion": version.api_version}
-    objects = second_scheduler.objects(
+    scheduler_options = _scheduler_options(options, weights, second_scheduler.URL)._replace(
+        scheduler_name=name
+    )
+    configuration = scheduler_configuration.build_configuration(roles, scheduler_options) | {
+        "apiVersion": version.api_version
+    }
+    objects = second_scheduler.build_objects(
         second_scheduler.SecondSchedulerOptions(
             name,
             options.service_namespace,
@@ -63,55 +69,57 @@ def _second(options: ConfigureOptions, roles: Sequence[Role], weights: Mapping[s
     )
 
 
-def _version(text: str) -> tuple[Version, str]:
+def _kubernetes_version(text: str) -> tuple[SchedulerVersion, str]:
     """By the flag, or as the cluster says; with the image's tag."""
     if text:
         version = scheduler_versions.parse_setting(text)
         whole = text.removeprefix("v")
         return version, f"v{whole}" if whole.count(".") > 1 else f"v{whole}.0"
     try:
-        seen = asyncio.run(_asked())
+        server_version = asyncio.run(_server_version())
     except NodewiseError as error:
-        wanted = "the cluster's version, for no cluster said it: kube-scheduler has to be of the same"
-        raise BadSettings("settings", [Problem("--kubernetes-version", str(error), wanted)]) from error
-    tag = seen.partition("+")[0].partition("-")[0]
+        expected = "the cluster's version, for no cluster said it: kube-scheduler has to be of the same"
+        raise BadSettings("settings", [Problem("--kubernetes-version", str(error), expected)]) from error
+    tag = server_version.partition("+")[0].partition("-")[0]
     return scheduler_versions.parse_setting(tag), tag
 
 
-async def _asked() -> str:
+async def _server_version() -> str:
     api = connect(KubeOptions(), MetricsRegistry())
     try:
-        answer = msgspec.json.decode(await api.get("/version", timeout_s=5.0))
-        return str(answer["gitVersion"])
+        response = msgspec.json.decode(await api.get("/version", timeout_s=5.0))
+        return str(response["gitVersion"])
     except (msgspec.DecodeError, KeyError, TypeError) as error:
         raise BadInput("/version", [Problem("gitVersion", "none", "a version")]) from error
     finally:
         await api.close()
 
 
-def _platform(
+def _print_platform_files(
     options: ConfigureOptions, platform: Platform, roles: Sequence[Role], weights: Mapping[str, int]
 ) -> None:
     namespace = options.service_namespace
     service = f"nodewise.{namespace}.svc"
     if not platform.has_dns and not options.extender_url:
-        wanted = "https:// and the Service's ClusterIP with its port: kube-scheduler finds no Service by name there"
-        raise BadSettings("settings", [Problem("--extender-url", "not given", wanted)])
+        expected = "https:// and the Service's ClusterIP with its port: kube-scheduler finds no Service by name there"
+        raise BadSettings("settings", [Problem("--extender-url", "not given", expected)])
     url = options.extender_url or f"https://{service}:9001"
     folder = platform.certs
-    papers = EntryFiles(f"{folder}/ca.crt", f"{folder}/client.crt", f"{folder}/client.key")
-    wish = _wish(options, weights, url)._replace(papers=papers, kubeconfig=platform.kubeconfig)
-    configuration = scheduler_configuration.configuration(roles, wish)
+    files = EntryFiles(f"{folder}/ca.crt", f"{folder}/client.crt", f"{folder}/client.key")
+    scheduler_options = _scheduler_options(options, weights, url)._replace(
+        files=files, kubeconfig=platform.kubeconfig
+    )
+    configuration = scheduler_configuration.build_configuration(roles, scheduler_options)
     if options.kubernetes_version:
         configuration["apiVersion"] = scheduler_versions.parse_setting(options.kubernetes_version).api_version
     for entry in configuration["extenders"]:
         if urlsplit(url).hostname != service:
             entry["tlsConfig"]["serverName"] = service
-    _give(options, platform_files.files(platform, configuration))
-    click.echo(_REMARKS[options.mode].format(platform), err=True)
+    _output_files(options, platform_files.render_files(platform, configuration))
+    click.echo(_INSTRUCTIONS[options.mode].format(platform), err=True)
 
 
-def _wish(options: ConfigureOptions, weights: Mapping[str, int], url: str) -> SchedulerOptions:
+def _scheduler_options(options: ConfigureOptions, weights: Mapping[str, int], url: str) -> SchedulerOptions:
     return SchedulerOptions(
         url,
         whole_nodes=options.whole_nodes,
@@ -121,7 +129,7 @@ def _wish(options: ConfigureOptions, weights: Mapping[str, int], url: str) -> Sc
     )
 
 
-def _give(options: ConfigureOptions, texts: Mapping[str, str]) -> None:
+def _output_files(options: ConfigureOptions, texts: Mapping[str, str]) -> None:
     if options.output == "json":
         click.echo(msgspec.json.encode(texts))
         return
@@ -130,11 +138,11 @@ def _give(options: ConfigureOptions, texts: Mapping[str, str]) -> None:
         return
     for name, text in texts.items():
         path = Path(options.into) / name
-        _put(path, text)
+        _write_new_file(path, text)
         click.echo(f"{path}", err=True)
 
 
-def _put(path: Path, text: str) -> None:
+def _write_new_file(path: Path, text: str) -> None:
     """BadInput where another file is, or none can be."""
     try:
         if path.exists() and path.read_text() != text:
@@ -147,24 +155,25 @@ def _put(path: Path, text: str) -> None:
         raise BadInput(str(path), [problem]) from error
 
 
-_NOT_RUN: Final = "After the distribution's documentation; not run by us. "
-_REMARKS: Final = {
+_UNTESTED: Final = "After the distribution's documentation; not run by us. "
+_INSTRUCTIONS: Final = {
     "kubeadm": "Put scheduler-config.yaml, certs/ (ca.crt, client.crt, client.key) and patches/ into {0.folder} of "
     "each host of the control plane; then kubeadm init --config, or kubeadm upgrade apply --patches.",
     "kind": "Put certs/ (ca.crt, client.crt, client.key) beside these files, and there: kind create cluster "
     "--config kind.yaml",
-    "capi": _NOT_RUN + "Merge one of the two, by the version that your management cluster serves, into the "
+    "capi": _UNTESTED + "Merge one of the two, by the version that your management cluster serves, into the "
     "KubeadmControlPlane, whose machines are then replaced one by one. Beside it belongs the Secret "
     "nodewise-scheduler-client of `nodewise certs`. The ClusterResourceSet wants a ConfigMap nodewise-manifests "
     "(deploy/crds and a file of deploy/kustomize) and a Secret nodewise-tls-manifest, of type "
     "addons.cluster.x-k8s.io/resource-set, with the Secret nodewise-tls in it.",
-    "k3s": _NOT_RUN + "Put the configuration and certs/ into {0.folder} of each server, config.yaml.d/ into "
+    "k3s": _UNTESTED + "Put the configuration and certs/ into {0.folder} of each server, config.yaml.d/ into "
     "/etc/rancher/k3s, and restart k3s.",
-    "rke2": _NOT_RUN + "Put the configuration and certs/ into {0.folder} of each server, config.yaml.d/ into "
+    "rke2": _UNTESTED
+    + "Put the configuration and certs/ into {0.folder} of each server, config.yaml.d/ into "
     "/etc/rancher/rke2, and restart rke2-server.",
-    "microk8s": _NOT_RUN + "Put the configuration and certs/ into {0.folder}, add the line to "
+    "microk8s": _UNTESTED + "Put the configuration and certs/ into {0.folder}, add the line to "
     "/var/snap/microk8s/current/args/kube-scheduler, and restart microk8s.daemon-kubelite.",
-    "talos": _NOT_RUN
+    "talos": _UNTESTED
     + "Put ca.crt, client.crt and client.key into {0.folder}; talosctl patch machineconfig with "
     "the patch.",
 }

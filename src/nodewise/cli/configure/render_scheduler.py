@@ -16,7 +16,7 @@ from nodewise.observe import logs
 from nodewise.option import Option
 
 
-class RenderOptions(CommandOptions, frozen=True, kw_only=True):
+class RenderSchedulerOptions(CommandOptions, frozen=True, kw_only=True):
     """Options of `nodewise configure render-scheduler`."""
 
     agents: Annotated[str, Option(metavar="NAMES", environment="NODEWISE_AGENTS")] = ExtenderOptions().agents
@@ -46,7 +46,7 @@ class RenderOptions(CommandOptions, frozen=True, kw_only=True):
     """The profile's name, by which pods choose it."""
 
     scheduler_kubeconfig: Annotated[str, Option(metavar="FILE")] = ""
-    """kube-scheduler's own kubeconfig, such as /etc/kubernetes/scheduler.conf; empty: its pod's rights."""
+    """kube-scheduler's render_options kubeconfig, such as /etc/kubernetes/scheduler.conf; empty: its pod's rights."""
 
     ca_file: Annotated[str, Option("--ca", metavar="FILE")] = ""
     """CA of nodewise's serving certificate."""
@@ -84,27 +84,27 @@ def run(command_line: CommandLine) -> None:
       2  the command line or a setting is wrong
     """
     logs.configure("warning")
-    own = command_line.settings(RenderOptions)
+    render_options = command_line.settings(RenderSchedulerOptions)
     roles = [
         agent_kinds.extender_role(kind, command_line.agent_options(kind))
-        for kind in agent_kinds.parse_agents(own.agents)
+        for kind in agent_kinds.parse_agents(render_options.agents)
     ]
-    wish = SchedulerOptions(
-        own.extender_url,
-        EntryFiles(own.ca_file, own.cert_file, own.key_file),
-        own.plain_http,
-        own.whole_nodes,
-        own.filter_all_pods,
-        own.one_entry_per_agent,
-        agent_kinds.parse_weights(own.entry_weights),
-        own.scheduler_name,
-        own.scheduler_kubeconfig,
+    scheduler_options = SchedulerOptions(
+        render_options.extender_url,
+        EntryFiles(render_options.ca_file, render_options.cert_file, render_options.key_file),
+        render_options.plain_http,
+        render_options.whole_nodes,
+        render_options.filter_all_pods,
+        render_options.one_entry_per_agent,
+        agent_kinds.parse_weights(render_options.entry_weights),
+        render_options.scheduler_name,
+        render_options.scheduler_kubeconfig,
     )
-    configuration = scheduler_configuration.configuration(roles, wish)
-    for agent in scheduler_configuration.agents_without_filter(roles, wish):
+    configuration = scheduler_configuration.build_configuration(roles, scheduler_options)
+    for agent in scheduler_configuration.agents_without_filter(roles, scheduler_options):
         why = "nothing marks the pods that it concerns; --filter-all-pods has it asked about all of them"
         terminal.print_message(f"the filter of {agent} is not asked: {why}")
-    if own.output == "json":
+    if render_options.output == "json":
         click.echo(msgspec.json.encode(configuration))
         return
     click.echo(yaml.safe_dump(configuration, sort_keys=False), nl=False)
@@ -113,6 +113,6 @@ def run(command_line: CommandLine) -> None:
 command = options.make_command(
     "render-scheduler",
     run,
-    options.parameters(RenderOptions, kinds=agent_kinds.usable_kinds(*GROUPS), known=GROUPS),
+    options.parameters(RenderSchedulerOptions, kinds=agent_kinds.usable_kinds(*GROUPS), known=GROUPS),
     short_help="Print a configuration of kube-scheduler.",
 )

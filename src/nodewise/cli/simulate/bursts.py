@@ -146,7 +146,7 @@ def _asked(names: str, own: BurstOptions, command_line: CommandLine) -> Asked:
     agent_options = {kind.name: command_line.agent_options(kind) for kind in chosen}
     roles = [agent_kinds.extender_role(kind, agent_options[kind.name]) for kind in chosen]
     wish = SchedulerOptions(URL, filter_all_pods=own.filter_all_pods, weights={"": own.entry_weight})
-    entries = scheduler_configuration.configuration(roles, wish)["extenders"]
+    entries = scheduler_configuration.build_configuration(roles, wish)["extenders"]
     chain = command_line.settings(ChainOptions)
     return Asked(",".join(kind.name for kind in chosen), chosen, agent_options, chain, entries)
 
