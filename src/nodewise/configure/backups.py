@@ -1,4 +1,4 @@
-"""Folders with what was existing before a run, and an index that says where it was and how far the run came."""
+"""Backups of the files that a run changes: one folder per run, with an index of the original paths and the progress."""
 
 import contextlib
 import os
@@ -30,9 +30,9 @@ class Backup(NamedTuple):
     parent: str
     name: str
     manifest: str = ""
-    """Of which it is; empty where that is not said, as below."""
+    """The manifest that the run changed; empty if unknown."""
     cluster: str = ""
-    """By what a cluster is known."""
+    """A digest that identifies the cluster; empty if unknown."""
 
     @property
     def path(self) -> str:
@@ -44,16 +44,16 @@ class SavedFile(msgspec.Struct, frozen=True):
 
     path: str
     name: str | None
-    """In the folder; None: existing was no such file."""
+    """The name of the copy in the backup folder; None: the file did not exist."""
     mode: int
     owner: tuple[int, int] | None
     before: str | None
-    """A digest, as `after`."""
+    """The digest of the content after the run; None: the run removed the file. `before` is the digest of the copy."""
     after: str | None
 
 
 class BackupIndex(msgspec.Struct, frozen=True):
-    """What a backup says of itself."""
+    """The index of a backup, stored as JSON in the backup folder."""
 
     finished: bool
     files: tuple[SavedFile, ...]
@@ -67,7 +67,7 @@ def new_backup_name() -> str:
 
 
 def save_backup(changes: Sequence[FileChange], backup: Backup) -> None:
-    """A folder with what is existing, under its name only when it is complete."""
+    """Copy the current files into a new backup folder. The folder gets its final name only when it is complete."""
     folder = os.path.join(backup.parent, f"{STAGED_PREFIX}{secrets.token_hex(6)}")
     os.mkdir(folder, _PRIVATE)
     names: set[str] = set()
@@ -90,7 +90,7 @@ def save_backup(changes: Sequence[FileChange], backup: Backup) -> None:
 
 
 def mark_finished(folder: str) -> None:
-    """Say that the run which this is of has ended."""
+    """Mark the run of a backup as finished."""
     index = read_index(folder)
     if index is not None:
         path = os.path.join(folder, INDEX)
@@ -100,9 +100,10 @@ def mark_finished(folder: str) -> None:
 
 
 def read_index(folder: str) -> BackupIndex | None:
-    """None for a folder without one, as the older configurator's. `BadInput` for one that makes no sense.
+    """The index of a backup; None for a folder without one, as the older configurator left it.
 
-    `BadInput` too where anybody but root could have written it: whoever writes an index has root write files.
+    `BadInput` for an invalid index, and if users other than root could have written it: an index decides which files
+    root writes.
     """
     trusted_files.check_folder(folder)
     data = read_file(os.path.join(folder, INDEX))
@@ -130,17 +131,19 @@ def _index_error(folder: str, seen: str) -> BadInput:
 
 
 def list_backups(parent: str) -> list[str]:
-    """All folders of backups, by their names."""
+    """All backup folders, sorted by name."""
     return sorted(_list_folders(parent, _PREFIX))
 
 
 def list_incomplete(parent: str) -> list[str]:
-    """Folders that were to become backups and did not."""
+    """Folders of backups that an interrupted run did not complete."""
     return sorted(_list_folders(parent, STAGED_PREFIX))
 
 
 def newest_backup(parent: str, names: Sequence[str]) -> str | None:
-    """The newest backup that has an index, or one of these files, as the older configurator left it."""
+    """The newest folder with a finished backup, or with one of these file names for a backup of the older configurator;
+    None if there is none.
+    """
 
     def is_usable(folder: str) -> bool:
         try:
@@ -155,7 +158,7 @@ def newest_backup(parent: str, names: Sequence[str]) -> str | None:
 
 
 def restore_changes(folder: str, places: Sequence[str]) -> list[FileChange]:
-    """What brings a backup back. `places`: where the files of a backup without an index belong."""
+    """The changes that restore a backup. `places` are the original paths of the files in a backup without an index."""
     index = read_index(folder)
     if index is None:
         copies = [(place, os.path.join(folder, os.path.basename(place))) for place in places]
@@ -164,12 +167,12 @@ def restore_changes(folder: str, places: Sequence[str]) -> list[FileChange]:
             raise BadInput(
                 f"{folder} is no backup", [Problem("--restore", "nothing in it", "a backup folder")]
             )
-        return [host_files.replace_change(place, read_file(name)) for place, name in existing]
+        return [host_files.plan_change(place, read_file(name)) for place, name in existing]
     return [restore_change(folder, entry) for entry in index.files]
 
 
 def original_content(folder: str, path: str) -> bytes:
-    """What a file held before the run of a backup. `BadInput` if that was not kept."""
+    """The content of a file before the run of a backup. `BadInput` if the backup does not have it."""
     for change in restore_changes(folder, [path]):
         if change.path == path and change.after is not None:
             return change.after
@@ -177,7 +180,7 @@ def original_content(folder: str, path: str) -> bytes:
 
 
 def restore_change(folder: str, entry: SavedFile) -> FileChange:
-    """What brings one file of a backup back. `BadInput` where the copy is not what was saved."""
+    """The change that restores one file of a backup. `BadInput` if the copy was modified."""
     data = read_file(os.path.join(folder, entry.name)) if entry.name is not None else None
     if digest(data) != entry.before:
         raise BadInput(folder, [Problem(str(entry.name), "not as it was saved", "the backup as it was made")])

@@ -1,4 +1,4 @@
-"""Whether certificates are what they have to be. A CA's key is never one."""
+"""Checks client certificates. The key of a CA is refused."""
 
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ _EXPIRY_WARNING: Final = dt.timedelta(days=30)
 
 
 class ClientCredentials(NamedTuple):
-    """Contents in PEM."""
+    """A client certificate with its key and the CA, in PEM."""
 
     cert: bytes
     key: bytes
@@ -107,7 +107,9 @@ def _leaf_warnings(leaf: x509.Certificate, now: dt.datetime) -> Iterable[str]:
 
 
 def _ca_key_owners(leaf: x509.Certificate, key: bytes, files: Mapping[str, bytes]) -> list[str]:
-    """Who shows that a key is a CA's: its own certificate, or a CA's with the same key, whatever its name."""
+    """The files that show that a key belongs to a CA: a certificate of a CA with the same public key, whatever its
+    name.
+    """
     owners = ["-cert"] if is_ca(leaf) else []
     for name, data in files.items():
         if any(

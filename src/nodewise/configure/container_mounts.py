@@ -1,6 +1,6 @@
-"""Which folders of a container are the host's: what is written to another is gone when the container ends.
+"""Distinguishes folders that a container mounts from the host from its own, which are lost when it ends.
 
-Paths are written into the manifest as they are here, so the host has to have its folders at the same ones.
+Paths are written to the manifest as the container sees them, so the host must have its folders at the same paths.
 """
 
 import posixpath
@@ -14,16 +14,16 @@ _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 
 
 class MountPoint(NamedTuple):
-    """A line of /proc/self/mountinfo: where it is here, and which folder of its file system that is."""
+    """A line of /proc/self/mountinfo: the mount point in the container, and the mounted folder of the file system."""
 
     point: str
     root: str
 
 
 def parse_mountinfo(text: str) -> list[MountPoint]:
-    """The mounts of proc(5)'s mountinfo; later ones lie over earlier ones.
+    """The mounts of /proc/self/mountinfo (proc(5)) in order; later mounts cover earlier ones.
 
-    Paths may contain whatever `str.splitlines` splits at; the kernel escapes spaces, tabs, `\\n` and `\\` only.
+    Paths may contain characters at which `str.splitlines` splits; the kernel escapes only spaces, tabs, `\\n` and `\\`.
     """
     rows = (line.split(" ") for line in text.split("\n"))
     return [MountPoint(_unescape(row[4]), _unescape(row[3])) for row in rows if len(row) > 4]  # noqa: PLR2004
@@ -34,7 +34,7 @@ def _unescape(field: str) -> str:
 
 
 def container_folder_problems(folders: Mapping[str, str], mounts: Iterable[MountPoint]) -> list[Problem]:
-    """Those folders, by the flags that name them, that are the container's own. They are without links."""
+    """A problem for each folder, by flag, that is not mounted from the host. The folders are real paths."""
     there = list(mounts)
     wanted = "a folder that is mounted from the host, at the path that it has there"
     return [
@@ -45,14 +45,14 @@ def container_folder_problems(folders: Mapping[str, str], mounts: Iterable[Mount
 
 
 def uncertain_mounts(folders: Iterable[str], mounts: Iterable[MountPoint]) -> list[MountPoint]:
-    """The mounts of these folders of which it cannot be seen that the host has them at the same path."""
+    """The mounts of these folders whose path on the host may differ from the path in the container."""
     there = list(mounts)
     containing = dict.fromkeys(_mount_of(folder, there) for folder in folders)
     return [mount for mount in containing if mount.point != "/" and not mount.root.endswith(mount.point)]
 
 
 def _mount_of(folder: str, mounts: Iterable[MountPoint]) -> MountPoint:
-    """The mount that a folder is in."""
+    """The mount that contains a folder."""
     best = MountPoint("/", "/")
     for mount in mounts:
         inside = posixpath.commonpath([mount.point, folder]) == mount.point

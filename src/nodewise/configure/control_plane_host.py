@@ -1,4 +1,4 @@
-"""A control-plane host: what is there, what is wrong with it, and which files are to change."""
+"""Plans the changes of the files of a control-plane host, after checking the host."""
 
 import datetime as dt
 import hashlib
@@ -18,7 +18,7 @@ from nodewise.configure import (
     yaml_editor,
 )
 from nodewise.configure.backups import Backup
-from nodewise.configure.host_files import FileChange, digest, read_file
+from nodewise.configure.host_files import FileChange, digest, plan_change, read_file
 from nodewise.configure.scheduler_configuration_file import RenderContext, RenderedConfiguration
 from nodewise.configure.scheduler_versions import SchedulerVersion
 from nodewise.configure.static_pod import DesiredState, Manifest
@@ -31,38 +31,38 @@ _MODES: Final = {"key": 0o600, "cert": 0o644, "ca": 0o644}
 _MAX_FILES: Final = 200
 _MAX_BYTES: Final = 2**18
 _FIRST_WITHOUT_MASTER: Final = 24
-"""Minor version from which nodes of the control plane are not called `master`."""
+"""First minor version in which control-plane nodes do not have the role `master`."""
 
 
 class HostRequest(NamedTuple):
-    """What somebody wants; all paths are absolute."""
+    """The request of the user. All paths are absolute."""
 
     manifest: str
     template: str
-    """Empty: the built-in one."""
+    """Path of the template; empty: the built-in one."""
     config_dir: str
     cert_dir: str
     cert: str
     key: str
     ca: str
-    """Empty: none."""
+    """Path of the CA; empty: none."""
     builtin: Callable[[str, str], dict[str, Any]]
-    """A configuration by kube-scheduler's kubeconfig and the CA that it is to see."""
+    """Builds the built-in configuration from the kubeconfig and the CA as kube-scheduler sees them."""
     container: str = ""
     version: str = ""
     existing: str = ""
-    """What to do with a configuration of the user's own: `merge`, `replace`, or nothing."""
+    """How an existing configuration of the user is handled: `merge`, `replace`, or empty to refuse it."""
     allow_ca_key: bool = False
     deployments: Sequence[str] = ()
     backup_dir: str = ""
-    """Empty: none."""
+    """Folder for backups; empty: none."""
     writes: bool = True
     pod_folders: Sequence[str] = ()
-    """Where the kubelet looks for static pods."""
+    """Folders of static pods of the kubelet."""
 
 
 class ChangePlan(NamedTuple):
-    """The files in the order in which they change, the manifest last, and what to say about it."""
+    """The changes in their order, the manifest last, and the messages for the user."""
 
     changes: Sequence[FileChange]
     notes: Sequence[str] = ()
@@ -70,19 +70,19 @@ class ChangePlan(NamedTuple):
     version: SchedulerVersion | None = None
     summary: Sequence[str] = ()
     emptied: str = ""
-    """A folder that is not needed any more."""
+    """A certificate folder that may be empty after the change; empty text: none."""
     needed: Mapping[str, bytes] = {}
-    """The files that all of it is made of, by their paths, but for the manifest."""
+    """The content of the source files by their paths, without the manifest."""
     config_hash: str = ""
 
     @property
     def effective_changes(self) -> list[FileChange]:
-        """Those of the files that get other contents, or go."""
+        """The changes that modify or remove a file."""
         return [change for change in self.changes if not change.is_unchanged]
 
 
 class HostFiles(NamedTuple):
-    """The contents of the files that a run needs."""
+    """The content of the files that a run reads."""
 
     manifest: Manifest
     template: bytes | None
@@ -90,7 +90,7 @@ class HostFiles(NamedTuple):
 
 
 def plan_configuration(request: HostRequest, backup: Backup | None) -> ChangePlan:
-    """What has to change; nothing is written. `BadInput` for all that is wrong on the host."""
+    """The changes that make kube-scheduler call nodewise. Nothing is written. `BadInput` lists all problems."""
     files = _read_host(request)
     version = (
         scheduler_versions.parse_setting(request.version)
@@ -107,7 +107,7 @@ def plan_configuration(request: HostRequest, backup: Backup | None) -> ChangePla
     context = RenderContext(version, files.manifest.kubeconfig, ca, not request.ca)
     rendered = _render_configuration(request, files, context)
     _check_named_files(request, files, rendered)
-    config = file_change(
+    config = plan_change(
         destination,
         rendered.data,
         0o600 if scheduler_configuration_file.has_key_data(rendered.value) else 0o644,
@@ -123,7 +123,7 @@ def plan_configuration(request: HostRequest, backup: Backup | None) -> ChangePla
     hashed = config_hash([rendered.data, *(change.after or b"" for change in credentials)])
     wanted = DesiredState(destination, request.cert_dir if credentials else "", hashed, before)
     value = static_pod.add_configuration(files.manifest, wanted)
-    pod = file_change(request.manifest, yaml_editor.rewrite(files.manifest.document, value), 0o600)
+    pod = plan_change(request.manifest, yaml_editor.rewrite(files.manifest.document, value), 0o600)
     changes = [*credentials, config, *_deployment_changes(request, version), pod]
     return ChangePlan(
         changes,
@@ -142,7 +142,7 @@ def _hard_link_warnings(path: str) -> Iterable[str]:
 
 
 def cluster_digest(request: HostRequest) -> str:
-    """By what the cluster is known: a digest of its CA's certificate, empty where that is not there."""
+    """The digest of the CA certificate of the cluster, which identifies the cluster; empty if it is missing."""
     path = os.path.join(os.path.dirname(os.path.dirname(request.manifest)), "pki", "ca.crt")
     try:
         return digest(read_file(path)) or ""
@@ -167,7 +167,7 @@ def config_path(request: HostRequest) -> str:
 
 
 def managed_files(request: HostRequest) -> set[str]:
-    """All files that a run may write or remove, by their real paths: those that the flags and the manifest name."""
+    """The real paths of all files that a run may write or remove, from the flags and the manifest."""
     configs, folders = {config_path(request)}, {request.cert_dir}
     try:
         manifest = static_pod.parse_manifest(
@@ -185,12 +185,12 @@ def managed_files(request: HostRequest) -> set[str]:
 
 
 def config_hash(contents: Sequence[bytes]) -> str:
-    """One for all files that kube-scheduler reads at its start only."""
+    """One digest of all files that kube-scheduler reads only at its start."""
     return hashlib.sha256(b"".join(hashlib.sha256(data).digest() for data in contents)).hexdigest()
 
 
 def _read_host(request: HostRequest) -> HostFiles:
-    """All files that are needed. `BadInput` with a line for each that is not as it has to be."""
+    """Read all required files. `BadInput` with a line for each problem."""
     problems: list[str] = []
     pod = path_checks.read_checked(request.manifest, problems, writes=request.writes)
     template = path_checks.read_checked(request.template, problems) if request.template else None
@@ -223,7 +223,7 @@ def _read_host(request: HostRequest) -> HostFiles:
 
 
 def _missing_manifest_hint(request: HostRequest) -> list[str]:
-    """Where there is no static pod, there is another way."""
+    """A hint at other modes, if the manifest does not exist."""
     if os.path.lexists(request.manifest):
         return []
     text = "Is this a host of the control plane, set up by kubeadm? Elsewhere name the manifest with -m. "
@@ -268,7 +268,7 @@ def _check_credentials(request: HostRequest, files: HostFiles) -> list[str]:
 
 
 def _find_certificates(folder: str) -> Iterable[tuple[str, bytes]]:
-    """Files that may hold a CA's certificate; what cannot be read is left out."""
+    """Files below a folder that may hold the certificate of a CA. Unreadable files are skipped."""
     left = _MAX_FILES
     for parent, _, names in os.walk(folder):
         for name in sorted(names):
@@ -303,7 +303,9 @@ def _render_configuration(
 
 
 def _users_configuration(request: HostRequest, files: HostFiles) -> tuple[str, bytes] | None:
-    """The configuration of the user's own that ours is merged into, as it was before. `BadInput` if nobody says how."""
+    """Path and original content of the user's configuration to merge with; None without one. `BadInput` if the request
+    does not say how to handle it.
+    """
     before = files.manifest.recorded_state
     users = files.manifest.users_config or (before.config if before else None)
     if users is None or request.existing == "replace":
@@ -321,7 +323,7 @@ def _users_configuration(request: HostRequest, files: HostFiles) -> tuple[str, b
 
 
 def _check_named_files(request: HostRequest, files: HostFiles, rendered: RenderedConfiguration) -> None:
-    """Files that are named have to be there: kube-scheduler does not start without."""
+    """`BadInput` if the configuration names missing files, because kube-scheduler would not start."""
     ours = (
         {f"{static_pod.CERTS_MOUNT}/{name}" for name in CERTIFICATE_NAMES.values()}
         if files.credentials
@@ -346,29 +348,20 @@ def _check_named_files(request: HostRequest, files: HostFiles, rendered: Rendere
 def _certificate_changes(
     request: HostRequest, credentials: certificate_checks.ClientCredentials | None
 ) -> list[FileChange]:
-    """Copies beside each other; modes are ours, whatever they were."""
+    """The copies of key, certificate and CA in the certificate folder, with fixed modes."""
     changes = []
     for field, name in CERTIFICATE_NAMES.items():
         data = getattr(credentials, field, None)
         if data is not None:
             path = path_checks.resolve_path(os.path.join(request.cert_dir, name))
-            there = file_change(path, data, 0)
+            there = plan_change(path, data, 0)
             old_mode = there.mode if there.before is not None else None
             changes.append(there._replace(mode=_MODES[field], old_mode=old_mode))
     return changes
 
 
-def file_change(path: str, after: bytes | None, mode: int) -> FileChange:
-    """A file with its mode and owner, or with this mode where there is none."""
-    before = read_file(path)
-    if before is None:
-        return FileChange(path, None, after, mode)
-    status = os.stat(path)
-    return FileChange(path, before, after, stat.S_IMODE(status.st_mode), (status.st_uid, status.st_gid))
-
-
 def _deployment_changes(request: HostRequest, version: SchedulerVersion) -> list[FileChange]:
-    """Manifests of the older extenders, with the control plane's name before 1.24."""
+    """Changes of the manifests of the older extenders: before 1.24 the role of the nodes is `master`."""
     if version.minor >= _FIRST_WITHOUT_MASTER:
         return []
     names = (b"node-role.kubernetes.io/control-plane", b"node-role.kubernetes.io/master")
@@ -378,7 +371,7 @@ def _deployment_changes(request: HostRequest, version: SchedulerVersion) -> list
             seen = f'couldn\'t read deployment file "{path}", err: open {path}: no such file or directory'
             raise BadInput(seen)
         changes.append(
-            file_change(path_checks.resolve_path(path), read_required(path).replace(*names), 0o644)
+            plan_change(path_checks.resolve_path(path), read_required(path).replace(*names), 0o644)
         )
     return changes
 

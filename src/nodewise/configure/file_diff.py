@@ -1,4 +1,4 @@
-"""What changes in a file, for people."""
+"""Shows the changes of a file."""
 
 import difflib
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ _END: Final = "\x1b[0m"
 
 
 def unified_diff(path: str, before: bytes | None, after: bytes | None, *, colour: bool = False) -> str:
-    """A unified diff; empty where nothing changes."""
+    """A unified diff; empty if nothing changes."""
     old, new = (_lines(data) for data in (before, after))
     names = (path if before is not None else "/dev/null", path if after is not None else "/dev/null")
     if before != after and old == new:
@@ -35,7 +35,7 @@ def _coloured(lines: Iterator[str]) -> Iterator[str]:
 
 
 def pod_changes(old: Mapping[str, Any], new: Mapping[str, Any], at: int) -> list[str]:
-    """What changes in the pod, one line each."""
+    """The changes of a pod, one line each."""
 
     def parts(root: Mapping[str, Any]) -> dict[str, Any]:
         spec = root["spec"]

@@ -1,9 +1,9 @@
-"""Files changed together: all of them or none, whatever ends the process, and never one half written.
+"""Changes several files together: all of them or none, even if the process is killed, and never one partly.
 
-Each file is written under another name beside its place, forced to the disk, and renamed; the last of the list, the
-manifest, is renamed last. Before that, a backup folder holds what was there and says how far it came, so that after a
-loss of power the next run puts everything back and does it again. Names that begin with a dot are none that a kubelet
-reads.
+Each file is written under a temporary name beside its path, synced to disk, and renamed. The last file of the list, the
+manifest, is renamed last. Before that, a backup folder stores the previous content and the progress, so that the next
+run after a power loss restores all files and starts again. The kubelet ignores the temporary names because they begin
+with a dot.
 """
 
 import contextlib
@@ -22,22 +22,21 @@ from nodewise.configure.host_files import FileChange, digest, fsync_folder, read
 from nodewise.errors import BadInput, Conflict, NodewiseError
 
 _LOCK_TIMEOUT_S: Final = 10.0
-"""For another run to end."""
+"""Timeout for another run to end."""
 
 
 class RecoveredBackup(NamedTuple):
-    """What was created_folders of a backup whose run did not end."""
+    """The result for a backup of an interrupted run."""
 
     folder: str
     outcome: Literal["undone", "left", "unreadable", "foreign"]
-    """`left`: somebody has changed a file since, so that nobody knows what belongs together. `foreign`: it names files
-    that this run does not manage.
-    """
+    """`left`: a file was modified since, so nothing is restored. `foreign`: the backup names files that this run does
+    not manage."""
 
 
 @contextlib.contextmanager
 def lock_folder(folder: str) -> Iterator[None]:
-    """Nobody else changes this folder's files by these means meanwhile. `Conflict` if somebody does for long."""
+    """Hold an exclusive lock on the folder. `Conflict` if another run holds it for longer than the timeout."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         end = time.monotonic() + _LOCK_TIMEOUT_S
@@ -57,10 +56,10 @@ def lock_folder(folder: str) -> Iterator[None]:
 
 
 def commit_changes(changes: Sequence[FileChange], backup: Backup | None = None) -> None:
-    """Make the changes, in this order; on any failure nothing is changed.
+    """Apply the changes in this order. On any failure nothing is changed.
 
-    `Conflict` where a file is not any more what it was when the change was computed, `NodewiseError` where the system
-    refuses.
+    `Conflict` if a file differs from the content that the change was computed from, `NodewiseError` for an error of the
+    system.
     """
     changes = [change for change in changes if not change.is_unchanged]
     for change in changes:
@@ -93,9 +92,9 @@ def commit_changes(changes: Sequence[FileChange], backup: Backup | None = None) 
 
 
 def recover_backups(parent: str, managed: Collection[str]) -> list[RecoveredBackup]:
-    """Put back what an unfinished run changed of the files that this one manages.
+    """Restore the files that interrupted runs changed, if this run manages them.
 
-    `BadInput` where others could have planted a backup.
+    `BadInput` if users other than root can write to the folder.
     """
     trusted_files.check_folder(parent)
     for folder in backups.list_incomplete(parent):
@@ -134,7 +133,7 @@ def _check_unchanged(change: FileChange) -> None:
 
 
 def _make_folder(path: str, created_folders: list[str]) -> None:
-    """Make a folder with its parents, and note those that were created_folders."""
+    """Create a folder with its parents, and append the created folders to the list."""
     missing = []
     while not os.path.isdir(path):
         missing.append(path)
@@ -169,7 +168,7 @@ def _undo(
     created_folders: Sequence[str],
     backup: Backup | None,
 ) -> None:
-    """As it was, but for what somebody else has written since; what cannot be put back stays in the backup."""
+    """Restore all files except those that someone else changed since. What cannot be restored stays in the backup."""
     is_complete = True
     for change in reversed(applied):
         try:

@@ -1,4 +1,4 @@
-"""Files of a host: what is read of them, and how one is written so that nobody sees half of it."""
+"""Reads and writes files of a host. A reader never sees a partly written file."""
 
 import contextlib
 import errno
@@ -14,25 +14,25 @@ from nodewise import trusted_files
 from nodewise.errors import BadInput, Problem
 
 PERMISSIONS: Final = 0o777
-"""All of a mode that is ever written: never setuid, setgid or the sticky bit, whatever was there or is in a backup."""
+"""The permission bits that are written, whatever a file or backup has: no setuid, setgid or sticky bit."""
 STAGED_PREFIX: Final = ".nodewise-"
-"""What our names begin with that are not for others; a kubelet reads none that begins with a dot."""
+"""Prefix of temporary names. The kubelet ignores names that begin with a dot."""
 _MAX_BYTES: Final = 2**24
 _PRESERVED_ATTRIBUTES: Final = ("user.", "security.selinux", "system.posix_acl_access")
-"""Extended attributes that belong to a place, and not to the content as a signature does."""
+"""Extended attributes that belong to the path, unlike a signature, which belongs to the content."""
 
 
 class FileChange(NamedTuple):
-    """A file, by its real path, before and after; None: not there."""
+    """A file, by its real path, before and after a change; None: the file does not exist."""
 
     path: str
     before: bytes | None
     after: bytes | None
     mode: int
     owner: tuple[int, int] | None = None
-    """User and group; None: whoever runs this."""
+    """User and group; None: those of the process."""
     old_mode: int | None = None
-    """None: as `mode`."""
+    """The mode before the change; None: `mode`."""
 
     @property
     def is_unchanged(self) -> bool:
@@ -44,10 +44,11 @@ class FileChange(NamedTuple):
 
 
 def read_file(path: str, *, is_trusted: bool = True) -> bytes | None:
-    """A regular file's bytes; None where there is none. `BadInput` for anything else, OSError as the system says.
+    """The content of a regular file; None if it does not exist. `BadInput` for other kinds of files, OSError from the
+    system.
 
-    `BadInput` also for a file that others than root may write to or replace, unless `is_trusted` is False: then its
-    content may only ever be a reason to refuse something.
+    `BadInput` also for a file that users other than root can write or replace, unless `is_trusted` is False. Untrusted
+    content may only be used to refuse a run.
     """
     try:
         real = trusted_files.resolve(path) if is_trusted else path
@@ -67,24 +68,26 @@ def digest(data: bytes | None) -> str | None:
     return hashlib.sha256(data).hexdigest() if data is not None else None
 
 
-def replace_change(path: str, after: bytes | None) -> FileChange:
-    """With the mode and owner that the file has."""
-    try:
-        now = os.stat(path)
-        return FileChange(path, read_file(path), after, stat.S_IMODE(now.st_mode), (now.st_uid, now.st_gid))
-    except FileNotFoundError:
-        return FileChange(path, None, after, 0o600)
+def plan_change(path: str, after: bytes | None, mode: int = 0o600) -> FileChange:
+    """A change that keeps the mode and owner of the file; a new file gets `mode`."""
+    before = read_file(path)
+    if before is None:
+        return FileChange(path, None, after, mode)
+    status = os.stat(path)
+    return FileChange(path, before, after, stat.S_IMODE(status.st_mode), (status.st_uid, status.st_gid))
 
 
 def write_staged(path: str, data: bytes, mode: int, owner: tuple[int, int] | None) -> str:
-    """A new file beside a place, whole and on the disk, with what the file in that place carries besides; its name."""
+    """Write a complete, synced temporary file beside a path, with the extended attributes of the file there. Returns
+    its path.
+    """
     name = os.path.join(os.path.dirname(path), f"{STAGED_PREFIX}{secrets.token_hex(6)}")
     write(name, data, mode, owner, like=path)
     return name
 
 
 def write(path: str, data: bytes, mode: int, owner: tuple[int, int] | None, *, like: str = "") -> None:
-    """A file that was not there, or none."""
+    """Create a file with this content and sync it. On failure no file remains. OSError if the path exists."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         left = memoryview(data)
@@ -104,7 +107,7 @@ def write(path: str, data: bytes, mode: int, owner: tuple[int, int] | None, *, l
 
 
 def remove_staged(folders: Sequence[str]) -> None:
-    """Remove files that a run which was ended left beside their places."""
+    """Remove the temporary files that an interrupted run left in these folders."""
     for folder in folders:
         with (
             contextlib.suppress(OSError, BadInput),
@@ -116,7 +119,9 @@ def remove_staged(folders: Sequence[str]) -> None:
 
 
 def _preserved_attributes(path: str) -> list[tuple[str, bytes]]:
-    """What is kept of a file's extended attributes; none where there is no such file, or no such thing."""
+    """Names and values of the preserved extended attributes; empty without such a file or without support for
+    attributes.
+    """
     try:
         names = os.listxattr(path) if path else []
         return [(name, os.getxattr(path, name)) for name in names if name.startswith(_PRESERVED_ATTRIBUTES)]
@@ -127,7 +132,7 @@ def _preserved_attributes(path: str) -> list[tuple[str, bytes]]:
 
 
 def fsync_folder(folder: str | Path) -> None:
-    """Force a folder's names to the disk: only then a rename or a removal survives a loss of power. Raises OSError."""
+    """Sync the entries of a folder: only then a rename or removal survives a power loss. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

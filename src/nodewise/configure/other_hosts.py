@@ -1,4 +1,4 @@
-"""The same run on the other hosts of the control plane: a script that says what it needs and what must come out."""
+"""Repeats a run on the other control-plane hosts: a script that checks the required files and the results."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -20,23 +20,23 @@ _SCRIPT_END: Final = """\
 
 
 class OtherHostRun(NamedTuple):
-    """What a run elsewhere is made of."""
+    """A run to repeat on other hosts."""
 
     version: str
-    """Of nodewise: another one may write another configuration."""
+    """The version of nodewise; another version may write another configuration."""
     words: Sequence[str]
-    """Of the command, after `nodewise`."""
+    """The arguments of `nodewise`."""
     needed: Mapping[str, bytes]
-    """Files by their paths, before the run."""
+    """Source files by path."""
     written: Mapping[str, bytes]
-    """Files by their paths, after it; the manifest is none of them, which may differ from host to host."""
+    """Written files by path, without the manifest, which may differ between hosts."""
     manifest: str
     config_hash: str
-    """Of what kube-scheduler reads, as the manifest's annotation has it."""
+    """The digest of the files that kube-scheduler reads, as in the annotation of the manifest."""
 
 
 def render_script(run: OtherHostRun) -> str:
-    """For a shell."""
+    """The run as a shell script."""
     is_ours = f"{{ echo 'another version of nodewise: wanted {run.version}' >&2; exit 1; }}"
     pattern = shlex.quote(f" {run.version}$")
     lines = [
@@ -56,7 +56,7 @@ def render_script(run: OtherHostRun) -> str:
 
 
 def run_document(run: OtherHostRun) -> dict[str, Any]:
-    """The same for programs."""
+    """The run as a JSON document."""
     return {
         "version": run.version,
         "command": ["nodewise", *run.words],

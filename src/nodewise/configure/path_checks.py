@@ -1,4 +1,4 @@
-"""Where files may be written on a host: what the system refuses, and what would hit somebody else."""
+"""Checks of paths on a host: access, trust, and files that a run must not overwrite."""
 
 import os
 import re
@@ -12,12 +12,14 @@ from nodewise.configure.host_files import read_file
 from nodewise.errors import BadInput
 
 CLUSTER_FILES: Final = ("ca.key", "sa.key", "apiserver.crt", "front-proxy-ca.crt", "peer.crt")
-"""By these a folder is known in which kubeadm keeps a cluster's own certificates."""
+"""Files that identify a folder in which kubeadm stores the certificates of the cluster."""
 _KIND: Final = "KubeSchedulerConfiguration"
 
 
 def resolve_path(path: str) -> str:
-    """The file behind symbolic links. `BadInput` for a link that leads nowhere, or that others may change."""
+    """The path without symbolic links. `BadInput` for a broken link, and for a link that users other than root can
+    change.
+    """
     real_path = trusted_files.resolve(path)
     if os.path.islink(path) and not os.path.exists(real_path):
         raise BadInput(f"file check error: {path}: a symbolic link that leads nowhere, to {real_path}")
@@ -25,7 +27,7 @@ def resolve_path(path: str) -> str:
 
 
 def read_checked(path: str, problems: list[str], *, writes: bool = False) -> bytes | None:
-    """A file's content; else a problem."""
+    """The content of a file; None, after appending to `problems`, if the file is unusable."""
     try:
         status = os.stat(path)
         if stat.S_ISDIR(status.st_mode):
@@ -44,12 +46,12 @@ def read_checked(path: str, problems: list[str], *, writes: bool = False) -> byt
 
 
 def find_cluster_file(folder: str | Path) -> str | None:
-    """A file by which a folder is known to hold a cluster's own certificates."""
+    """The name of a file that identifies a folder of cluster certificates; None if there is no such file."""
     return next((name for name in CLUSTER_FILES if os.path.lexists(os.path.join(folder, name))), None)
 
 
 def file_problems(path: str, others: Iterable[str], *, writes: bool) -> Iterator[str]:
-    """Why a configuration cannot be written to a path. `others`: files that a run needs as they are."""
+    """Problems of the path of the configuration. `others` are files that the run must not overwrite."""
     folder = os.path.dirname(path)
     why = ""
     if os.path.isdir(path):
@@ -67,7 +69,7 @@ def file_problems(path: str, others: Iterable[str], *, writes: bool) -> Iterator
 
 
 def folder_problems(path: str, *, writes: bool) -> Iterator[str]:
-    """Why certificates cannot be copied to a folder, which need not be there."""
+    """Problems of the folder for certificates, which may be missing."""
     there = path
     while not os.path.lexists(there):
         there = os.path.dirname(there)
@@ -80,7 +82,7 @@ def folder_problems(path: str, *, writes: bool) -> Iterator[str]:
 
 
 def backup_folder_problems(path: str) -> Iterator[str]:
-    """Why backups cannot be made in a folder."""
+    """Problems of the folder for backups."""
     if not os.path.isdir(path):
         why = "not a directory" if os.path.exists(path) else "no such file or directory"
         yield f'user can\'t create folders to "{path}", err: stat {path}: {why}'
@@ -89,7 +91,7 @@ def backup_folder_problems(path: str) -> Iterator[str]:
 
 
 def static_pod_folder_problems(folders: Iterable[str], pods: Sequence[str]) -> Iterator[str]:
-    """What the kubelet would take for a pod, or a folder that somebody may soon put into a pod's name."""
+    """Problems of folders that are, or are inside of, a folder for static pods."""
     own = [os.path.realpath(folder) for folder in pods]
     for path in sorted({*folders} - {""}):
         real_path = os.path.realpath(path)
@@ -98,7 +100,7 @@ def static_pod_folder_problems(folders: Iterable[str], pods: Sequence[str]) -> I
 
 
 def _write_refusal(path: str) -> str:
-    """Why nobody may write there."""
+    """The reason why the process cannot write to a path; empty if it can."""
     if os.access(path, os.W_OK):
         return ""
     is_closed = os.statvfs(path).f_flag & os.ST_RDONLY
@@ -106,7 +108,7 @@ def _write_refusal(path: str) -> str:
 
 
 def _trust_problem(folder: str) -> str:
-    """Why nothing may be written into a folder: somebody else may write there too."""
+    """The reason why a folder is not trusted: other users can write to it. Empty if it is trusted."""
     try:
         trusted_files.check_folder(folder)
     except BadInput as error:
@@ -115,7 +117,7 @@ def _trust_problem(folder: str) -> str:
 
 
 def _foreign_content(path: str) -> str:
-    """What a file holds that is no configuration of kube-scheduler."""
+    """A phrase for the content of a file other than a scheduler configuration; empty if it may be overwritten."""
     try:
         data = read_file(path) or b""
     except OSError as error:

@@ -1,6 +1,6 @@
-"""Where distributions take kube-scheduler's configuration from: files to put into place, by their names.
+"""Configuration files for Kubernetes distributions, by file name.
 
-Those for Cluster API, k3s, RKE2, MicroK8s and Talos follow their documentation; nobody here has run them.
+Those for Cluster API, k3s, RKE2, MicroK8s and Talos follow their documentation and are not tested.
 """
 
 import posixpath
@@ -12,13 +12,13 @@ from nodewise.configure import static_pod, yaml_editor
 
 class Platform(NamedTuple):
     folder: str
-    """On hosts of the control plane, for the configuration and the certificates."""
+    """Folder on control-plane hosts for the configuration and the certificates."""
     certs: str
-    """The same folder as kube-scheduler sees it."""
+    """The certificate folder as kube-scheduler sees it."""
     kubeconfig: str
     render: Callable[["Platform", Mapping[str, Any]], Mapping[str, str]]
     has_dns: bool = False
-    """Whether kube-scheduler can be made to find Services by name."""
+    """Whether kube-scheduler can resolve Services by name."""
 
     @property
     def config(self) -> str:
@@ -29,13 +29,13 @@ CONFIG_FILE: Final = "scheduler-config.yaml"
 PATCH_FILE: Final = "patches/kube-scheduler+strategic.yaml"
 _PATCH_FOLDER: Final = "/etc/kubernetes/nodewise/patches"
 _KUBEADM_VERSIONS: Final = ("v1beta3", "v1beta4")
-"""Versions of kubeadm's configuration: up to Kubernetes 1.36, and from 1.31 on."""
+"""Versions of kubeadm's configuration: v1beta3 up to Kubernetes 1.36, v1beta4 from 1.31 on."""
 _SECRET_KEYS: Final = {"ca.crt": "ca.crt", "client.crt": "tls.crt", "client.key": "tls.key"}
-"""Of the Secret that `nodewise certs` makes for kube-scheduler, by the file's name."""
+"""Keys of the Secret that `nodewise certs` creates for kube-scheduler, by file name."""
 
 
 def render_files(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
-    """Names and texts."""
+    """The content of the files by name."""
     return dict(platform.render(platform, value))
 
 
@@ -59,7 +59,7 @@ def _volumes(platform: Platform) -> list[dict[str, Any]]:
 
 
 def _scheduler_component(platform: Platform, *, is_list: bool) -> dict[str, Any]:
-    """kube-scheduler, as kubeadm is told of it; its arguments were a map before they became a list."""
+    """The `scheduler` part of kubeadm's configuration. `extraArgs` was a map before it became a list."""
     args = [{"name": "config", "value": platform.config}] if is_list else {"config": platform.config}
     return {"extraArgs": args, "extraVolumes": _volumes(platform)}
 
@@ -90,7 +90,7 @@ def _dns_policy_patch() -> str:
 
 
 def _kind_files(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
-    """Patches of both versions: kind takes those of the one that it writes, and that depends on the node's image."""
+    """Files for kind, with patches in both versions: kind uses those of the version that the node image requires."""
     patches = []
     for version in _KUBEADM_VERSIONS:
         init = {
@@ -114,7 +114,7 @@ def _kind_files(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _capi_files(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
-    """The same by a KubeadmControlPlane, whose bootstrap provider puts the files on each machine."""
+    """A KubeadmControlPlane whose bootstrap provider writes the files on each machine."""
     texts = {
         platform.config: yaml_editor.dump(dict(value)),
         f"{_PATCH_FOLDER}/{posixpath.basename(PATCH_FILE)}": _dns_policy_patch(),
@@ -160,7 +160,7 @@ _RESOURCE_SET: Final = {
         ],
     },
 }
-"""Has the management cluster put nodewise itself, and its certificate, into each cluster with this label."""
+"""Makes the management cluster install nodewise and its certificate in each cluster with this label."""
 
 
 def _k3s_files(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
@@ -190,7 +190,7 @@ def _microk8s_files(platform: Platform, value: Mapping[str, Any]) -> dict[str, s
 
 
 def _talos_files(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
-    """The whole configuration is part of the machine's; Talos has its own for the connection."""
+    """The machine configuration includes the whole scheduler configuration; Talos sets the client connection itself."""
     config = {name: item for name, item in value.items() if name != "clientConnection"}
     volume = {"hostPath": platform.folder, "mountPath": platform.certs, "readonly": True}
     scheduler = {"config": config, "extraVolumes": [volume]}

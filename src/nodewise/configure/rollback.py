@@ -1,4 +1,4 @@
-"""What brings a host back to what it was: a backup, or the manifest without all that a run put in."""
+"""Restores a host: from a backup, or by removing the changes of earlier runs."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -12,20 +12,19 @@ from nodewise.configure.control_plane_host import (
     cluster_digest,
     config_hash,
     config_path,
-    file_change,
     managed_files,
     read_required,
 )
-from nodewise.configure.host_files import FileChange, digest, read_file
+from nodewise.configure.host_files import FileChange, digest, plan_change, read_file
 from nodewise.configure.static_pod import Manifest, PriorState
 from nodewise.errors import BadInput, Problem
 
 
 def plan_uninstall(request: HostRequest) -> ChangePlan:
-    """What has to change so that all is gone that a run put here."""
+    """The changes that remove everything that earlier runs added."""
     manifest = static_pod.parse_manifest(read_required(request.manifest), request.manifest, request.container)
     value = static_pod.remove_configuration(manifest)
-    pod = file_change(request.manifest, yaml_editor.rewrite(manifest.document, value), 0o600)
+    pod = plan_change(request.manifest, yaml_editor.rewrite(manifest.document, value), 0o600)
     changes: list[FileChange] = []
     warnings: list[str] = []
     if manifest.own_config is not None:
@@ -37,7 +36,9 @@ def plan_uninstall(request: HostRequest) -> ChangePlan:
 
 
 def plan_restore(request: HostRequest, folder: str) -> ChangePlan:
-    """What brings a backup back, the manifest last. `BadInput` for one that is of elsewhere, unless that is wanted."""
+    """The changes that restore a backup, the manifest last. `BadInput` for a backup of another host, cluster or
+    version, unless the request says `replace`.
+    """
     changes = backups.restore_changes(folder, [config_path(request), request.manifest])
     index = backups.read_index(folder)
     problems = [] if index is None else list(_origin_problems(index, request))
@@ -72,13 +73,13 @@ def _origin_problems(index: BackupIndex, request: HostRequest) -> Iterator[Probl
         )
     here = cluster_digest(request)
     if index.cluster and here and index.cluster != here:
-        yield Problem(
-            "--restore", "a backup of another cluster_digest, by its pki/ca.crt", "one of this cluster"
-        )
+        yield Problem("--restore", "a backup of another cluster, by its pki/ca.crt", "one of this cluster")
 
 
 def _read_manifests(changes: Sequence[FileChange], request: HostRequest) -> tuple[Manifest, Manifest] | None:
-    """The manifest now and then; None where one of the two cannot be read, for then the backup may be the cure."""
+    """The current manifest and the one in the backup; None if one of them cannot be parsed, because the backup may
+    repair it.
+    """
     for change in changes:
         if change.path == request.manifest and change.before is not None and change.after is not None:
             try:
@@ -93,7 +94,7 @@ def _read_manifests(changes: Sequence[FileChange], request: HostRequest) -> tupl
 
 
 def _version_problems(now: Manifest, then: Manifest) -> Iterator[Problem]:
-    """After an upgrade the old manifest would bring the old kube-scheduler back."""
+    """Problems of images: after an upgrade, the old manifest would start the old kube-scheduler."""
     images = now.container.get("image"), then.container.get("image")
     if images[0] != images[1]:
         yield Problem(
@@ -111,25 +112,25 @@ def _change_warnings(index: BackupIndex) -> Iterator[str]:
 
 
 def _own_file_changes(manifest: Manifest) -> tuple[list[FileChange], list[str]]:
-    """Files to remove, or to bring back; those that somebody changed stay."""
+    """Changes that remove or restore the files of earlier runs, and warnings. Files that were modified since stay."""
     config = manifest.own_config or ""
     before = manifest.recorded_state or PriorState()
     certificates = _own_certificates(manifest)
     paths = [config, *certificates]
     if config_hash([read_file(path) or b"" for path in paths]) != manifest.config_hash:
         return [], [f"{path} is not as it was written, and stays" for path in paths if os.path.isfile(path)]
-    removed = [file_change(path, None, 0) for path in certificates]
+    removed = [plan_change(path, None, 0) for path in certificates]
     if not before.config or manifest.on_host(before.config) != config:
-        return [*removed, file_change(config, None, 0)], []
+        return [*removed, plan_change(config, None, 0)], []
     if not before.backup:
         raise BadInput(
             config, [Problem("--uninstall", "what was there before was not kept", "--restore FOLDER")]
         )
-    return [file_change(config, backups.original_content(before.backup, config), 0), *removed], []
+    return [plan_change(config, backups.original_content(before.backup, config), 0), *removed], []
 
 
 def _own_certificates(manifest: Manifest) -> list[str]:
-    """The certificate files that are there."""
+    """Paths of the existing certificate files of earlier runs."""
     paths = (
         [os.path.join(manifest.own_certs, name) for name in CERTIFICATE_NAMES.values()]
         if manifest.own_certs

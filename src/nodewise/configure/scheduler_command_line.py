@@ -1,4 +1,4 @@
-"""The command line of kube-scheduler's container, with another `--config`."""
+"""Edits the `--config` flag in the command line of kube-scheduler's container."""
 
 import posixpath
 from collections.abc import Mapping, Sequence
@@ -12,12 +12,12 @@ _OBSOLETE: Final = {
     "policy-config-file": True,
     "use-legacy-policy-config": False,
 }
-"""Flags of the policy of Kubernetes before 1.23, which newer ones do not start with; whether a value may follow."""
+"""Policy flags of Kubernetes before 1.23, with which newer versions do not start; whether a value may follow."""
 _SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "busybox"})
 
 
 def flags_field(container: Mapping[str, Any]) -> str:
-    """The list that has the flags: `args` where there is one, for it comes later and counts. `BadInput` for none."""
+    """The field with the flags: `args` if set, because it comes last, else `command`. `BadInput` without either."""
     _check_strings(container, "command")
     _check_strings(container, "args")
     words = [*(container.get("command") or []), *(container.get("args") or [])]
@@ -33,7 +33,7 @@ def flags_field(container: Mapping[str, Any]) -> str:
 
 
 def flag_value(container: Mapping[str, Any], name: str) -> str | None:
-    """What a flag says; the last one counts."""
+    """The value of a flag; None if it is not set. The last occurrence counts."""
     value = None
     for words in (container.get("command") or [], container.get("args") or []):
         for at, word in enumerate(words):
@@ -44,9 +44,9 @@ def flag_value(container: Mapping[str, Any], name: str) -> str | None:
 
 
 def with_config(container: Mapping[str, Any], config: str | None) -> dict[str, list[str]]:
-    """`command` and `args` as they are to be: one `--config`, where the first one was, and no flag of the policy.
+    """`command` and `args` with one `--config`, at the place of the first one, and without policy flags.
 
-    None takes `--config` out.
+    None removes `--config`.
     """
     place = flags_field(container)
     lists = {name: list(container[name]) for name in ("command", "args") if container.get(name) is not None}

@@ -1,4 +1,4 @@
-"""A configuration of kube-scheduler with entries for nodewise; docs/scheduler.md says why each field is as it is.
+"""Builds a configuration of kube-scheduler with entries for nodewise; docs/scheduler.md explains each field.
 
 Checked against kube-scheduler v0.36 `apis/config/validation` and `apis/config/v1/types.go`.
 """
@@ -14,24 +14,25 @@ from nodewise.errors import BadSettings, Problem
 DEFAULT_SCHEDULER: Final = "default-scheduler"
 DEFAULT_WEIGHT: Final = 10
 _MAX_WEIGHT: Final = 10_000
-"""Far from where a node's sum over all plugins and extenders could leave 64 bits."""
+"""Small enough that the sum of a node's scores over all plugins and extenders fits into 64 bits."""
 
 
 class Role(NamedTuple):
-    """What an agent has to be asked."""
+    """The verbs and resources of an agent."""
 
     agent: str
     filters: bool
     prioritizes: bool
     binds: bool
     resources: Mapping[str, bool]
-    """Those by which its pods are known; true for one that no node need have. Empty: all pods are its business."""
+    """Resources that mark the agent's pods; True if no node needs to have the resource (`ignoredByScheduler`). Empty:
+    the agent handles all pods."""
     keeps_memory: bool = False
-    """Whether it stores what it learns."""
+    """Whether the agent stores what it learns."""
 
 
 class EntryFiles(NamedTuple):
-    """Names of files as kube-scheduler will see them; empty for none."""
+    """Paths of the TLS files as kube-scheduler sees them; empty if not used."""
 
     ca: str = ""
     cert: str = ""
@@ -39,25 +40,25 @@ class EntryFiles(NamedTuple):
 
 
 class SchedulerOptions(NamedTuple):
-    """How kube-scheduler is to ask."""
+    """Options of a configuration."""
 
     url: str
     files: EntryFiles = EntryFiles()
     plain_http: bool = False
-    """Whether unencrypted calls may leave the machine."""
+    """Whether unencrypted requests may leave the machine."""
     whole_nodes: bool = False
     filter_all_pods: bool = False
-    """Whether pods are filtered that no resource marks, so that none is placed while nodewise does not answer."""
+    """Whether the filter applies to pods that no resource marks. None of them is scheduled while nodewise is down."""
     one_entry_per_agent: bool = False
     weights: Mapping[str, int] = {}
-    """By agent; of an entry for all, and of agents that are not named, by the empty name."""
+    """Weights by agent. The empty name is the weight of a common entry and of agents that are not listed."""
     scheduler_name: str = DEFAULT_SCHEDULER
     kubeconfig: str = ""
-    """File name as kube-scheduler will see it; empty: the rights of its pod."""
+    """Path of the kubeconfig as kube-scheduler sees it; empty: the permissions of its pod."""
 
 
 def build_configuration(roles: Sequence[Role], options: SchedulerOptions) -> dict[str, Any]:
-    """A KubeSchedulerConfiguration. `BadSettings` for all that would not work, or that would say yes by silence."""
+    """A KubeSchedulerConfiguration. `BadSettings` for options that do not work or that do not fail closed."""
     problems = [*_url_problems(options), *_weight_problems(roles, options), *_role_problems(roles, options)]
     if problems:
         raise BadSettings("settings", problems)
@@ -77,21 +78,21 @@ def build_configuration(roles: Sequence[Role], options: SchedulerOptions) -> dic
 
 
 def agents_without_filter(roles: Sequence[Role], options: SchedulerOptions) -> list[str]:
-    """Agents whose filter is not asked, because nothing marks their pods."""
+    """Agents whose filter is not called, because no resource marks their pods."""
     groups = (group for _, group in _entry_groups(roles, options) if not _needs_filter(group, options))
     return [role.agent for group in groups for role in group if role.filters]
 
 
 def _entry_groups(roles: Sequence[Role], options: SchedulerOptions) -> list[tuple[str, list[Role]]]:
-    """The entries: their path, and the agents behind it."""
+    """The URL path of each entry with its agents."""
     if options.one_entry_per_agent:
         return [(f"agents/{role.agent}", [role]) for role in roles]
     return [("scheduler", list(roles))]
 
 
 def _build_bind_entries(roles: Sequence[Role], options: SchedulerOptions) -> list[dict[str, Any]]:
-    """The bind verb apart, where the entry of these agents gets all pods: nodewise binds only those that request
-    something from the agent that binds.
+    """A separate entry for the bind verb, if the common entry receives all pods: nodewise binds only pods that request
+    a resource of the agent that binds. Empty if not needed.
     """
     binder = next((role for role in roles if role.binds), None)
     if binder is None or _common_resources(roles):
@@ -147,20 +148,22 @@ def _tls_fields(options: SchedulerOptions) -> dict[str, Any]:
 
 
 def _needs_filter(roles: Iterable[Role], options: SchedulerOptions) -> bool:
-    """A filter is asked about pods that a resource marks, and about all pods only where somebody wants it."""
+    """Whether an entry has the filter verb: if a resource marks its pods, or if the options ask for it."""
     roles = list(roles)
     return any(role.filters for role in roles) and (options.filter_all_pods or bool(_common_resources(roles)))
 
 
 def _common_resources(roles: Sequence[Role]) -> dict[str, bool]:
-    """Those by which kube-scheduler knows which pods to send; empty where an agent wants to see all pods."""
+    """The resources that select the pods of an entry; empty if an agent handles all pods."""
     if not all(role.resources for role in roles):
         return {}
     return {name: is_mark for role in roles for name, is_mark in role.resources.items()}
 
 
 def _role_problems(roles: Sequence[Role], options: SchedulerOptions) -> Iterable[Problem]:
-    """No answer must never mean yes: an agent that guards marked pods must be asked about them."""
+    """Problems of the agents. A missing response must not accept a pod, so an agent that filters marked pods needs its
+    filter.
+    """
     if not roles:
         yield Problem("--agents", "none", "at least one")
     binders = [role.agent for role in roles if role.binds]
@@ -211,7 +214,7 @@ def _url_problems(options: SchedulerOptions) -> Iterable[Problem]:
 
 
 def _split_url(url: str) -> SplitResult:
-    """The parts of an address; empty ones where it is none."""
+    """The parts of a URL; empty parts if it is invalid."""
     try:
         parts = urlsplit(url)
         _ = parts.port, parts.hostname

@@ -1,4 +1,4 @@
-"""kube-scheduler's configuration: of a template, of a file that is there, or of our own making."""
+"""Renders kube-scheduler's configuration from a template, an existing file, or a built-in value."""
 
 import copy
 import re
@@ -13,7 +13,7 @@ from nodewise.errors import BadInput, Problem
 
 _GROUP: Final = "kubescheduler.config.k8s.io/"
 _HTTP_TIMEOUT: Final = "5s"
-"""kube-scheduler's own, said aloud: an extender that hangs holds up every pod for as long."""
+"""The default of kube-scheduler, written explicitly: an extender that hangs delays every pod by this time."""
 _CONFIGURATION_FIELDS: Final = frozenset(
     [
         "apiVersion",
@@ -51,15 +51,15 @@ _DURATION: Final = re.compile(r"(\d+(\.\d+)?(ns|us|µs|ms|s|m|h))+")
 
 
 class RenderContext(NamedTuple):
-    """What a configuration has to say on this host."""
+    """Properties of the host that a configuration depends on."""
 
     version: SchedulerVersion
     kubeconfig: str
-    """For kube-scheduler's own connection: its flag does not count any more beside a configuration."""
+    """For kube-scheduler's own connection: its flag has no effect together with a configuration file."""
     ca: str
-    """As kube-scheduler sees it; empty: none."""
+    """Path of the CA as kube-scheduler sees it; empty: none."""
     insecure: bool
-    """Whether no CA is wanted."""
+    """Whether to run without a CA."""
 
 
 class RenderedConfiguration(NamedTuple):
@@ -69,7 +69,9 @@ class RenderedConfiguration(NamedTuple):
 
 
 def render_template(data: bytes, name: str, context: RenderContext) -> RenderedConfiguration:
-    """A template with the version that this kube-scheduler reads, and with what it leaves out. `BadInput`: unusable."""
+    """A template with the API version for this kube-scheduler and with defaults for missing fields. `BadInput` if it is
+    invalid.
+    """
     document = _parse_configuration(data, name)
     configuration = copy.deepcopy(document.value)
     written = str(configuration.get("apiVersion"))
@@ -89,7 +91,7 @@ def render_template(data: bytes, name: str, context: RenderContext) -> RenderedC
 def merge_entries(
     data: bytes, name: str, extenders: Sequence[Mapping[str, Any]], context: RenderContext
 ) -> RenderedConfiguration:
-    """A configuration that is there, with our entries among its own; an entry of the same address is replaced."""
+    """An existing configuration with our entries added; an entry with the same URL is replaced."""
     document = _parse_configuration(data, name, extenders_needed=False)
     configuration = copy.deepcopy(document.value)
     if not context.version.loads(str(configuration.get("apiVersion"))):
@@ -104,7 +106,7 @@ def merge_entries(
 
 
 def render_value(value: Mapping[str, Any], context: RenderContext) -> RenderedConfiguration:
-    """A configuration of our own making."""
+    """The configuration of a built-in value."""
     configuration = {**value, "apiVersion": context.version.api_version}
     for entry in configuration["extenders"]:
         _set_entry_defaults(entry, context)
@@ -113,7 +115,7 @@ def render_value(value: Mapping[str, Any], context: RenderContext) -> RenderedCo
 
 
 def named_files(value: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    """Where a configuration names files, and which."""
+    """The fields of a configuration that name files, with the paths."""
     kubeconfig = (value.get("clientConnection") or {}).get("kubeconfig")
     if kubeconfig:
         yield "clientConnection.kubeconfig", kubeconfig
@@ -129,7 +131,9 @@ def has_key_data(value: Mapping[str, Any]) -> bool:
 
 
 def _set_entry_defaults(entry: dict[str, Any], context: RenderContext) -> None:
-    """What is left out, and would let anybody answer, or hold up every pod for as long as somebody likes."""
+    """Set the timeout and the CA of an entry if they are missing: without them an extender can hang, or anyone can
+    respond.
+    """
     entry.setdefault("httpTimeout", _HTTP_TIMEOUT)
     if not entry.get("enableHTTPS"):
         return

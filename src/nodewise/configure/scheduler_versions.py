@@ -1,4 +1,4 @@
-"""kube-scheduler's version, and the form of its configuration that this version reads."""
+"""Versions of kube-scheduler, and the API versions of its configuration."""
 
 import re
 from typing import Final, NamedTuple
@@ -7,7 +7,7 @@ from nodewise.errors import BadInput, BadSettings, Problem
 
 OLDEST: Final = 19
 NEWEST: Final = 37
-"""What this was tried with."""
+"""The newest minor version that was tested."""
 _GROUP: Final = "kubescheduler.config.k8s.io"
 _VERSION: Final = re.compile(r"v?(\d{1,9})\.(\d{1,9})(?![0-9a-zA-Z])")
 _LOADABLE: Final = {
@@ -16,19 +16,19 @@ _LOADABLE: Final = {
     "v1beta3": range(23, 29),
     "v1": range(25, 10**9),
 }
-"""By what is written in a configuration, the minor versions that load it."""
+"""The minor versions that load an API version."""
 _WRITTEN: Final = {19: "v1beta1", 22: "v1beta2", 25: "v1"}
-"""What to write, by the first minor version."""
+"""The API version to write, by the first minor version that it is used for."""
 
 
 class SchedulerVersion(NamedTuple):
-    """1.minor."""
+    """A version of kube-scheduler, 1.minor."""
 
     minor: int
 
     @property
     def api_version(self) -> str:
-        """Of the configuration to write."""
+        """The API version of the configuration to write."""
         first_minor = max(first for first in _WRITTEN if first <= self.minor)
         return f"{_GROUP}/{_WRITTEN[first_minor]}"
 
@@ -45,7 +45,7 @@ class SchedulerVersion(NamedTuple):
 
 
 def parse_image(image: str) -> SchedulerVersion:
-    """By the image's tag. `BadInput` for an image that does not say."""
+    """The version in the tag of an image. `BadInput` if the tag has none."""
     name = image.partition("@")[0]
     last = name.rpartition("/")[2]
     _, colon, tag = last.partition(":")
@@ -57,7 +57,7 @@ def parse_image(image: str) -> SchedulerVersion:
 
 
 def parse_setting(text: str) -> SchedulerVersion:
-    """By what somebody says it is."""
+    """The version in a setting. `BadSettings` if it is invalid."""
     match = re.fullmatch(r"v?(\d{1,9})\.(\d{1,9})(?:\.\d.*)?", text)
     if match is None:
         raise BadSettings(

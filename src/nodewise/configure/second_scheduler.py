@@ -1,7 +1,7 @@
-"""A second scheduler beside the cluster's own: kube-scheduler and nodewise in one pod, plain HTTP on loopback.
+"""Deploys a second scheduler: kube-scheduler and nodewise in one pod, with plain HTTP on loopback.
 
-It needs no certificate, no Service, no name that has to be resolved and nothing of any host, so it runs where nobody
-may change the control plane. Its rights are those of deploy/rbac.yaml, gpu.yaml and memory.yaml, and kube-scheduler's.
+It needs no certificates, Service, name resolution or host access, so it works on clusters whose control plane cannot be
+changed. Its permissions are those of deploy/rbac.yaml, gpu.yaml and memory.yaml, and those of kube-scheduler.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -55,17 +55,17 @@ MEMORY_RULES: Final = (
 
 class SecondSchedulerOptions(NamedTuple):
     name: str
-    """Of the scheduler, by which pods choose it, and of all objects."""
+    """The schedulerName of its pods, and the name of all objects."""
     namespace: str
     agents: Sequence[Role]
     scheduler_image: str
-    """Of the same minor version as the cluster."""
+    """The image of kube-scheduler, with the minor version of the cluster."""
     image: str
     configuration: Mapping[str, Any]
 
 
 def build_objects(options: SecondSchedulerOptions) -> list[dict[str, Any]]:
-    """All that has to be applied, in order."""
+    """All objects, in the order in which they are applied."""
     binds = any(role.binds for role in options.agents)
     cluster_rules = [*CLUSTER_RULES, *(GPU_CLUSTER_RULES if binds else ())]
     own = _rule("coordination.k8s.io", "leases", "get update", options.name)

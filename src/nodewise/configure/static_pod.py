@@ -1,6 +1,6 @@
-"""The static pod of kube-scheduler: what is read of it, and what it is to say so that nodewise is asked.
+"""The static pod of kube-scheduler: reads its manifest, and adds or removes the configuration for nodewise.
 
-Our entries have the names of the older configurator's, so that a pod which it edited is taken over.
+Volumes have the names that the older configurator used, so a pod that it edited is taken over.
 """
 
 import copy
@@ -20,25 +20,25 @@ OWN_VOLUMES: Final = frozenset({CONFIG_VOLUME, CERTS_VOLUME})
 CERTS_MOUNT: Final = "/host/certs"
 HASH_ANNOTATION: Final = "nodewise.io/config-hash"
 PRIOR_STATE_ANNOTATION: Final = "nodewise.io/before-configure"
-"""What has to be known to take everything out again."""
+"""Annotation with the state that is required to undo all changes."""
 DNS_POLICY: Final = "ClusterFirstWithHostNet"
-"""A pod of the host's network finds no Service by name without."""
+"""A pod in the host network needs this policy to resolve Services by name."""
 
 
 class PriorState(NamedTuple):
-    """What the pod had before we came."""
+    """The state of the pod before the first run."""
 
     dns_policy: str | None = None
     config: str | None = None
-    """A configuration that was the user's own."""
+    """A configuration of the user."""
     backup: str | None = None
-    """Where it is kept, if own has its name."""
+    """The backup of that configuration, if ours has the same path."""
 
 
 class Manifest(NamedTuple):
     document: Document
     container_index: int
-    """Which container is kube-scheduler."""
+    """Index of kube-scheduler's container."""
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class Manifest(NamedTuple):
 
     @property
     def config(self) -> str | None:
-        """The configuration that is read now, as the container names it."""
+        """The configuration that kube-scheduler reads, as the container names it."""
         return scheduler_command_line.flag_value(self.container, "config")
 
     @property
@@ -61,7 +61,7 @@ class Manifest(NamedTuple):
 
     @property
     def own_config(self) -> str | None:
-        """The configuration that a run of own, or of the older configurator, put there."""
+        """The configuration that an earlier run, or the older configurator, added."""
         return _host_paths(self.spec.get("volumes")).get(CONFIG_VOLUME)
 
     @property
@@ -70,7 +70,7 @@ class Manifest(NamedTuple):
 
     @property
     def users_config(self) -> str | None:
-        """The configuration that somebody else put there."""
+        """The configuration that someone else added."""
         return self.config if self.config and self.config != self.own_config else None
 
     @property
@@ -79,7 +79,7 @@ class Manifest(NamedTuple):
 
     @property
     def recorded_state(self) -> PriorState | None:
-        """As a former run wrote it down; None: there was none of own."""
+        """The state that an earlier run recorded in the annotation; None without the annotation."""
         text = self._annotations.get(PRIOR_STATE_ANNOTATION)
         if text is None:
             return None
@@ -97,7 +97,7 @@ class Manifest(NamedTuple):
         return (self.document.value.get("metadata") or {}).get("annotations") or {}
 
     def on_host(self, path: str) -> str:
-        """Where on the host a file lies that the container sees under this name."""
+        """The path on the host of a path in the container."""
         volumes = _host_paths(self.spec.get("volumes"))
         mounts = self.container.get("volumeMounts") or []
         for mount in sorted(mounts, key=lambda mount: -len(str(mount.get("mountPath", "")))):
@@ -109,17 +109,17 @@ class Manifest(NamedTuple):
 
 
 class DesiredState(NamedTuple):
-    """What the pod is to have."""
+    """The configuration to add to the pod."""
 
     config: str
     certs: str
-    """The host's folder; empty where nothing needs certificates."""
+    """The certificate folder of the host; empty if no certificates are needed."""
     config_hash: str
     before: PriorState
 
 
 def parse_manifest(data: bytes, name: str, container: str = "") -> Manifest:
-    """`BadInput` for what is no pod of kube-scheduler."""
+    """Parse a manifest. `BadInput` if it is not a pod of kube-scheduler."""
     if not data.strip():
         raise BadInput("not found error: spec not found", [Problem(name, "an empty file", "a Pod")])
     document = yaml_editor.parse(data, name)
@@ -147,7 +147,7 @@ def scheduler_version(manifest: Manifest) -> SchedulerVersion:
 
 
 def add_configuration(manifest: Manifest, wanted: DesiredState) -> dict[str, Any]:
-    """The pod with our configuration. `BadInput` where somebody else's mount is in its place."""
+    """The pod with our configuration. `BadInput` if the mount of someone else is in its place."""
     root: dict[str, Any] = copy.deepcopy(manifest.document.value)
     container = root["spec"]["containers"][manifest.container_index]
     container.update(scheduler_command_line.with_config(container, wanted.config))
@@ -180,7 +180,7 @@ def add_configuration(manifest: Manifest, wanted: DesiredState) -> dict[str, Any
 
 
 def remove_configuration(manifest: Manifest) -> dict[str, Any]:
-    """The pod without everything that `add_configuration` added, and with what it replaced."""
+    """The pod without anything that `add_configuration` added, and with what it replaced."""
     root: dict[str, Any] = copy.deepcopy(manifest.document.value)
     if manifest.recorded_state is None and manifest.own_config is None:
         return root
@@ -209,7 +209,7 @@ def _remove_annotations(metadata: dict[str, Any]) -> None:
 
 
 def prior_state(manifest: Manifest) -> PriorState:
-    """What was there before us; of a pod that the older configurator edited, as far as it can be known."""
+    """The state before the first run. For a pod that the older configurator edited, only part of it is known."""
     prior = manifest.recorded_state
     if prior is not None:
         return prior
@@ -226,7 +226,7 @@ def _set_or_remove(where: dict[str, Any], field: str, value: Any) -> None:
 
 
 def _with_own_entries(entries: Sequence[Any], own: Mapping[str, Any]) -> list[Any]:
-    """Ours in the place of those of a former run, or at the end."""
+    """The entries with our own added: in place of those of an earlier run, or at the end."""
     kept: list[Any] = []
     left = dict(own)
     for entry in entries:
@@ -248,7 +248,7 @@ def _check_collisions(mounts: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _check_other_containers(spec: Mapping[str, Any], container_index: int) -> None:
-    """No other container may have mounted what is replaced."""
+    """`BadInput` if another container mounts a volume that is replaced."""
     others = [other for number, other in enumerate(spec["containers"]) if number != container_index]
     for other in [*others, *(spec.get("initContainers") or [])]:
         for mount in (other.get("volumeMounts") or []) if isinstance(other, dict) else []:
@@ -282,7 +282,9 @@ def _check_entries(where: Mapping[str, Any], field: str) -> None:
 
 
 def _find_container(containers: Any, name: str) -> int:
-    """The container that somebody names, else the one named kube-scheduler, else the only one, else by its program."""
+    """The index of a container: the named one, else the one named kube-scheduler, else the only one, else the one that
+    runs it.
+    """
     _check_containers(containers)
     names = [container.get("name") for container in containers]
     if (name or "kube-scheduler") in names:
@@ -314,7 +316,7 @@ def _program_name(container: Mapping[str, Any]) -> str:
 
 
 def _host_paths(volumes: Any) -> dict[Any, str]:
-    """The host's path by the volume's name."""
+    """Host paths by volume name."""
     paths = {}
     for volume in volumes or []:
         source = volume.get("hostPath")

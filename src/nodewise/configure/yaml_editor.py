@@ -1,7 +1,8 @@
-"""YAML text that is changed where it has to be and nowhere else: comments, quotes, order and line ends stay.
+"""Edits YAML text with minimal changes: comments, quotes, order and line ends are preserved.
 
-A text is read into a plain value; somebody makes the value that is expected; `rewritten` finds the few pieces of text
-that differ, and reads the result again to see that it says just that. What cannot be done so is refused.
+A text is parsed into a plain value. The caller creates the expected value. `rewrite` replaces the few pieces of text
+that differ, parses the result again and compares it with the expected value. Edits that are not possible in this way
+are refused.
 """
 
 import difflib
@@ -17,13 +18,13 @@ from nodewise import yaml_loader
 from nodewise.errors import BadInput, Problem
 
 MAX_BYTES: Final = 2**20
-"""What the kubelet reads of a static pod is far less."""
+"""The manifests of static pods that the kubelet reads are much smaller."""
 _BYTE_ORDER_MARK: Final = "\ufeff"
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_./=@:+-]+")
 
 
 class Document(NamedTuple):
-    """A text with one document in it."""
+    """A text with exactly one YAML document."""
 
     name: str
     text: str
@@ -36,7 +37,7 @@ class Document(NamedTuple):
 
 
 class Edit(NamedTuple):
-    """A piece of text, by its offsets, and what comes in its place."""
+    """A piece of text, by its offsets, and its replacement."""
 
     start: int
     end: int
@@ -44,7 +45,7 @@ class Edit(NamedTuple):
 
 
 def parse(data: bytes, name: str) -> Document:
-    """The one document of a file. `BadInput` for none or several, for keys given twice, for what is no YAML."""
+    """The only document of a file. `BadInput` for none or several documents, duplicate keys, or invalid YAML."""
     if len(data) > MAX_BYTES:
         raise _parse_error(name, f"{len(data)} bytes", f"at most {MAX_BYTES}")
     try:
@@ -59,7 +60,7 @@ def parse(data: bytes, name: str) -> Document:
 
 
 def rewrite(document: Document, expected: Any) -> bytes:
-    """The text that says what is expected, changed in as few places as possible. `BadInput` where that cannot be."""
+    """The text with the expected value, with as few changes as possible. `BadInput` if that is not possible."""
     edits = sorted(_node_edits(document, document.node, document.value, expected))
     text, at, pieces = document.text, 0, []
     for edit in edits:
@@ -76,7 +77,7 @@ def rewrite(document: Document, expected: Any) -> bytes:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Texts of several lines stand as they are; nothing refers to something else."""
+    """Writes multi-line strings as blocks, and no anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - PyYAML's own
         return True
@@ -90,12 +91,12 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def dump(value: Any) -> str:
-    """A value as a text of its own."""
+    """A value as YAML text."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=1000)
 
 
 def comparison_key(value: Any) -> str:
-    """A text that is the same for the same value only: 1 is not true, and the order of keys does not count."""
+    """A text that is equal for equal values only: 1 differs from true, and the order of keys does not count."""
     if isinstance(value, dict):
         return "{" + ",".join(sorted(f"{key!r}:{comparison_key(item)}" for key, item in value.items())) + "}"
     if isinstance(value, list):
@@ -157,7 +158,7 @@ def _flow_entry_insertion(spans: Sequence[tuple[int, int]], added: Mapping[Any, 
 
 
 def _key_position(names: Sequence[str], name: str) -> int:
-    """Where a key belongs: among keys in order in its order, else at the end."""
+    """The index for a new key: in order if the keys are sorted, else at the end."""
     return sum(other < name for other in names) if list(names) == sorted(names) else len(names)
 
 
@@ -210,7 +211,7 @@ def _flow_item_insertion(
 
 
 def _item_spans(document: Document, node: yaml.SequenceNode) -> list[tuple[int, int]]:
-    """Where each item begins and ends; in block style it begins with its dash."""
+    """The start and end of each item; in block style an item starts at its dash."""
     ends = [_node_end(document.text, item) for item in node.value]
     if node.flow_style:
         return [(item.start_mark.index, end) for item, end in zip(node.value, ends, strict=True)]
@@ -230,7 +231,7 @@ def _item_spans(document: Document, node: yaml.SequenceNode) -> list[tuple[int, 
 
 
 def _line_deletion(document: Document, start: int, end: int) -> Edit:
-    """Whole lines, with the comment at the end of the last one."""
+    """Delete whole lines, including a comment at the end of the last one."""
     first = _line_start(document, start)
     if first is None:
         _refuse_edit(document)
@@ -238,7 +239,7 @@ def _line_deletion(document: Document, start: int, end: int) -> Edit:
 
 
 def _insertion(document: Document, spans: Sequence[tuple[int, int]], at: int, lines: Sequence[str]) -> Edit:
-    """Lines before the entry with this number, or after the last."""
+    """Insert lines before the entry with this index, or after the last entry."""
     text = "".join(line + document.line_end for line in lines)
     before = _line_start(document, spans[0][0]) if at == 0 else None
     if before is not None:
@@ -250,7 +251,7 @@ def _insertion(document: Document, spans: Sequence[tuple[int, int]], at: int, li
 
 
 def _line_start(document: Document, index: int) -> int | None:
-    """Where the line of this place begins; None where something else stands before it."""
+    """The start of the line that contains an offset; None if other text precedes the offset."""
     start = document.text.rfind("\n", 0, index) + 1
     return None if document.text[start:index].strip(" " + _BYTE_ORDER_MARK) else start
 
@@ -270,12 +271,12 @@ def _flow_deletions(spans: Sequence[tuple[int, int]], deleted: Sequence[int]) ->
 
 
 def _entry_end(text: str, key: yaml.Node, value: yaml.Node) -> int:
-    """The end of an entry; an alias' own place is not known, it stands beside its key."""
+    """The end of an entry. The position of an alias is unknown; it is beside its key."""
     return _node_end(text, value) if value.start_mark.index >= key.end_mark.index else key.end_mark.index
 
 
 def _node_end(text: str, node: yaml.Node) -> int:
-    """Behind the last character of what a node says."""
+    """The offset after the last character of a node."""
     if isinstance(node, yaml.MappingNode) and node.value and not node.flow_style:
         return _entry_end(text, *node.value[-1])
     if isinstance(node, yaml.SequenceNode) and node.value and not node.flow_style:
@@ -301,7 +302,9 @@ def _item_lines(value: Any, column: int) -> list[str]:
 
 
 def _format_flow(value: Any, *, plain: bool = False) -> str:
-    """In JSON, which is YAML everywhere; strings without quotes where that says the same."""
+    """A value as JSON, which is valid YAML everywhere; strings without quotes if `plain` and if the value stays the
+    same.
+    """
     if plain and isinstance(value, str) and _PLAIN.fullmatch(value) and not value.endswith(":"):
         with suppress(BadInput):
             if yaml_loader.load(f"- {value}", "") == [value]:
@@ -310,7 +313,7 @@ def _format_flow(value: Any, *, plain: bool = False) -> str:
 
 
 def _copy_unshared(value: Any) -> Any:
-    """A copy in which nothing is shared, so that aliases cannot make one change two."""
+    """A deep copy without shared parts, so that a change does not affect aliases."""
     if isinstance(value, dict):
         return {key: _copy_unshared(item) for key, item in value.items()}
     return [_copy_unshared(item) for item in value] if isinstance(value, list) else value

@@ -182,7 +182,7 @@ async def _renew_secrets(options: CertsOptions, spec: CertificateSpec) -> None:
 async def _apply_to_secrets(
     api: Api, options: CertsOptions, spec: CertificateSpec, now: datetime
 ) -> tuple[RenewalPlan, ConnectionCertificates]:
-    """Apply the next step to the Secrets. The result has the step and the new certificates. Conflict after 5 tries."""
+    """Apply the next step to the Secrets. Returns the step and the new certificates. Conflict after 5 tries."""
     location = _secret_location(options)
     for left in reversed(range(_MAX_ATTEMPTS)):
         existing = await certificate_secrets.read_secrets(api, location)
@@ -276,7 +276,9 @@ async def _write_signed_certificate(
         api, location, existing, ConnectionCertificates(server._replace(trusted=trusted), client)
     )
     if client.cert and trusted != server.trusted:
-        terminal.print_message(f"waiting {spec.settle} until nodewise trusts {options.signer_name} (--settle)")
+        terminal.print_message(
+            f"waiting {spec.settle} until nodewise trusts {options.signer_name} (--settle)"
+        )
         await asyncio.sleep(spec.settle.total_seconds())
     existing = await certificate_secrets.read_secrets(api, location)
     server, client = existing.certificates

@@ -18,7 +18,7 @@ _CLUSTER: Final = "The cluster"
 
 
 class _LongDuration(Duration):
-    """A duration that may be in days."""
+    """A duration, which may also be in days."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         text = str(value)
@@ -126,7 +126,7 @@ class CertsOptions(CommandOptions, frozen=True, kw_only=True):
 
 
 def check(options: CertsOptions) -> None:
-    """`BadSettings` for flags that contradict each other, and for flags without effect."""
+    """`BadSettings` for options that contradict each other, and for options without effect."""
     problems = [*_exclusive(options), *_without_target(options)]
     if options.signer_name and (options.host_dir or options.cert_manager or options.check):
         wanted = "alone, or with --apply"
@@ -148,7 +148,7 @@ def _exclusive(options: CertsOptions) -> list[Problem]:
 
 
 def _without_target(options: CertsOptions) -> list[Problem]:
-    """Flags that have an effect only where something is written."""
+    """Problems of options that have an effect only if something is written."""
     problems = []
     if options.systemd and not options.host_dir:
         problems.append(Problem("--systemd", "without --host", "the folder that is to be renewed"))

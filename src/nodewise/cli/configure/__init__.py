@@ -21,11 +21,11 @@ COMMANDS: Final = {
         "Print a configuration of kube-scheduler.",
     ),
 }
-"""Not imported for a host: it has the options of all agents, those of other packages too."""
+"""Loaded only when it runs, because it needs the options of all agents, including those of other packages."""
 
 
 class _ConfigureCommand(CommandTable, SectionedCommand):
-    """Understands the flags of the older configurator as well."""
+    """Accepts the flags of the older configurator as well."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args[:1] and args[0] in self.list_commands(ctx):
@@ -105,7 +105,7 @@ _NAMES: Final = {
 
 
 def _check_names(options: ConfigureOptions) -> None:
-    """They become part of objects and of addresses."""
+    """`BadSettings` for names that are not valid in objects and addresses."""
     names = {"namespace": options.namespace, "scheduler_name": options.scheduler_name, "image": options.image}
     problems = [
         Problem(f"--{field.replace('_', '-')}", repr(name), _NAMES[field][1])

@@ -1,4 +1,4 @@
-"""`nodewise configure` on a host of the control plane: plans the change of its files, and carries it out."""
+"""`nodewise configure` on a control-plane host: plans the changes of its files and applies them."""
 
 import contextlib
 import os
@@ -41,11 +41,11 @@ _IN_IMAGE: Final = "NODEWISE_IMAGE"
 """The image of nodewise sets this variable."""
 _MOUNTS: Final = Path("/proc/self/mountinfo")
 _GPU_WEIGHT: Final = 20
-"""A placement of cards counts more than two of the default plugins."""
+"""The placement on GPUs outweighs two of the default plugins."""
 
 
 def run(options: ConfigureOptions, roles: Sequence[Role], weights: dict[str, int]) -> int:
-    """Do what the flags say; the exit code."""
+    """Run the command on a host. Returns the exit code."""
     try:
         return _run_on_host(options, roles, weights)
     except BadInput as error:
@@ -86,7 +86,7 @@ def _show_changes(options: ConfigureOptions, request: HostRequest) -> int:
 
 
 def _print_other_hosts(options: ConfigureOptions, request: HostRequest) -> int:
-    """Tell how the other hosts get the same."""
+    """Print a script, or a JSON document, that repeats the run on the other hosts."""
     plan = _plan_changes(options, request, _new_backup(request))
     for text in plan.warnings:
         report.print_message(f"warning: {text}")
@@ -162,7 +162,7 @@ def _new_backup(request: HostRequest) -> Backup | None:
 
 
 def _recover_interrupted_run(request: HostRequest) -> None:
-    """What a run left that was ended."""
+    """Restore the files that an interrupted run changed, and remove its temporary files."""
     if request.backup_dir and os.path.isdir(request.backup_dir):
         for recovered in file_transaction.recover_backups(
             request.backup_dir, control_plane_host.managed_files(request)
@@ -219,7 +219,7 @@ def _host_request(options: ConfigureOptions, roles: Sequence[Role], weights: dic
 
 
 def _template_path(options: ConfigureOptions) -> str:
-    """The file; empty for the built-in one, which stands in where only the default is missing."""
+    """The path of the template; empty: the built-in one, which replaces only a missing default."""
     if options.template:
         return os.path.abspath(str(options.template))
     if (
@@ -263,7 +263,9 @@ def _builtin_configuration(
 
 
 def check_mounts(options: ConfigureOptions) -> None:
-    """BadInput, in a container of our image, for folders that are gone with it: the scheduler would not start."""
+    """BadInput, in a container of our image, for folders that are lost with the container: the scheduler would not
+    start.
+    """
     if not os.environ.get(_IN_IMAGE):
         return
     mounts = container_mounts.parse_mountinfo(_MOUNTS.read_bytes().decode("utf-8", "surrogateescape"))
@@ -276,7 +278,7 @@ def check_mounts(options: ConfigureOptions) -> None:
 
 
 def _written_folders(options: ConfigureOptions) -> dict[str, str]:
-    """What is written to, by flag."""
+    """The folders that a run writes to, by flag."""
     folders = {"-m": os.path.dirname(os.path.abspath(options.manifest)), "-d": options.config_dir}
     if options.backup_folder:
         folders["-b"] = options.backup_folder

@@ -159,7 +159,7 @@ class ConfigureOptions(CommandOptions, frozen=True, kw_only=True):
 
     @property
     def backup_folder(self) -> str:
-        """The folder of backups; empty without backups."""
+        """The folder for backups; empty without backups."""
         return "" if self.no_backup or self.backup_dir == NO_BACKUP_DIR else self.backup_dir
 
     @property
@@ -177,7 +177,7 @@ _PATHS: Final = frozenset(
 _OF_THIS_RUN: Final = frozenset(
     {"print_plan", "dry_run", "check", "output", "no_color", "template", "restore"}
 )
-"""Not repeated on the other hosts; the template is named by its whole path."""
+"""Options that are not repeated on the other hosts. The template is passed with its absolute path."""
 _OF_MODES: Final = ("scheduler_name", "image", "into")
 _OF_HOSTS: Final = (
     "check",
@@ -211,12 +211,12 @@ _CONTRADICTIONS: Final = (
     ("print_plan", "restore"),
     ("print_plan", "uninstall"),
 )
-"""Pairs of which at most one is given."""
+"""Pairs of options that exclude each other."""
 _SETTINGS: Final = {setting.field: setting for setting in list_settings(ConfigureOptions)}
 
 
 def check_mode(options: ConfigureOptions) -> None:
-    """`BadSettings` names flags that the mode does not have."""
+    """`BadSettings` for options that the mode does not have."""
     if options.mode == HOST:
         problems = [
             Problem(_SETTINGS[field].flag, "given without --mode", "a mode that has it")
@@ -234,7 +234,7 @@ def check_mode(options: ConfigureOptions) -> None:
 
 
 def check_host(options: ConfigureOptions) -> None:
-    """`BadSettings` names flags that contradict each other, and those that are empty."""
+    """`BadSettings` for options that contradict each other, and for empty ones."""
     problems = [
         Problem(_SETTINGS[first].flag, f"given with {_SETTINGS[second].flag}", "one of them")
         for first, second in _CONTRADICTIONS
@@ -247,7 +247,7 @@ def check_host(options: ConfigureOptions) -> None:
 
 
 def repeated_flags(options: ConfigureOptions, *, template: str) -> Iterator[str]:
-    """The flags that have the same meaning in any folder and on another host."""
+    """The flags that repeat this run from any folder and on another host."""
     if template:
         yield f"--template={template}"
     for setting in _SETTINGS.values():

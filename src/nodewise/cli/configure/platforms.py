@@ -28,7 +28,7 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 
 
 def run(options: ConfigureOptions, roles: Sequence[Role], weights: Mapping[str, int]) -> None:
-    """Print, or write into a folder, what a mode is made of."""
+    """Print the objects or files of a mode, or write them into a folder."""
     if options.mode == SECOND:
         _print_second_scheduler(options, roles, weights)
     else:
@@ -70,7 +70,7 @@ def _print_second_scheduler(
 
 
 def _kubernetes_version(text: str) -> tuple[SchedulerVersion, str]:
-    """By the flag, or as the cluster says; with the image's tag."""
+    """The version and image tag of kube-scheduler, from the flag or from the cluster."""
     if text:
         version = scheduler_versions.parse_setting(text)
         whole = text.removeprefix("v")
@@ -143,7 +143,7 @@ def _output_files(options: ConfigureOptions, texts: Mapping[str, str]) -> None:
 
 
 def _write_new_file(path: Path, text: str) -> None:
-    """BadInput where another file is, or none can be."""
+    """Write a file. BadInput if another file has this name, or for an error of the system."""
     try:
         if path.exists() and path.read_text() != text:
             problem = Problem("--into", "there is another file of this name", "a folder of its own")

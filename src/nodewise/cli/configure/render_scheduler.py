@@ -46,7 +46,7 @@ class RenderSchedulerOptions(CommandOptions, frozen=True, kw_only=True):
     """The profile's name, by which pods choose it."""
 
     scheduler_kubeconfig: Annotated[str, Option(metavar="FILE")] = ""
-    """kube-scheduler's render_options kubeconfig, such as /etc/kubernetes/scheduler.conf; empty: its pod's rights."""
+    """kube-scheduler's own kubeconfig, such as /etc/kubernetes/scheduler.conf; empty: its pod's rights."""
 
     ca_file: Annotated[str, Option("--ca", metavar="FILE")] = ""
     """CA of nodewise's serving certificate."""

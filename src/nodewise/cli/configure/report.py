@@ -1,4 +1,4 @@
-"""The output of `nodewise configure` on a host: planned changes, changes made, and the next step."""
+"""Prints the output of `nodewise configure` on a host: planned changes, applied changes, and the next step."""
 
 import os
 import sys
@@ -19,12 +19,12 @@ from nodewise.terminal_escaping import visible
 
 
 def print_message(text: str) -> None:
-    """A line on standard error: on standard output are what changes in files, and JSON."""
+    """Print a line to standard error. Standard output is for diffs and JSON."""
     click.echo(visible(text), err=True)
 
 
 def print_problems(error: BadInput) -> int:
-    """All that is wrong with files, a line each. Any other error is raised again."""
+    """Print all problems of files, one line each. An error without a list is raised again."""
     first, *more = str(error).splitlines()
     if not more:
         raise error
@@ -34,7 +34,7 @@ def print_problems(error: BadInput) -> int:
 
 
 def print_plan(request: HostRequest, plan: ChangePlan) -> None:
-    """Where files are, and what an operator should know before they change."""
+    """Print the paths, the version, and the warnings of a plan."""
     print_message(f'Manifest file is located at: "{request.manifest}"')
     if plan.version is not None:
         print_message(f'Scheduler config file is located at: "{request.template or "the built-in template"}"')
@@ -47,7 +47,7 @@ def print_plan(request: HostRequest, plan: ChangePlan) -> None:
 
 
 def print_changes(options: ConfigureOptions, request: HostRequest, plan: ChangePlan) -> None:
-    """What would change in each file; keys and certificates are not shown."""
+    """Print the change of each file. Keys and certificates are not shown."""
     colour = sys.stdout.isatty() and not options.no_color and not os.environ.get("NO_COLOR")
     for change in plan.changes:
         kind = _file_kind(request, change)
@@ -89,7 +89,7 @@ def _file_kind(request: HostRequest, change: FileChange) -> str:
 
 
 def print_result(request: HostRequest, plan: ChangePlan, backup: Backup | None) -> None:
-    """What was written and removed, and where backups are."""
+    """Print the files that were written or removed, and the backup folder."""
     if backup is not None and plan.effective_changes:
         print_message(f'Backups written to folder "{backup.path}"')
     _print_certificates_result(
@@ -112,7 +112,7 @@ def print_result(request: HostRequest, plan: ChangePlan, backup: Backup | None) 
 
 
 def _print_certificates_result(request: HostRequest, certificates: Sequence[FileChange]) -> None:
-    """Certificates and keys, which are told together."""
+    """Print one line for all certificates and keys."""
     if any(change.after is not None for change in certificates):
         print_message(f'Certs written to folder "{request.cert_dir}"')
     elif certificates:
@@ -137,7 +137,7 @@ def print_next_step(options: ConfigureOptions) -> None:
 def print_summary(
     options: ConfigureOptions, plan: ChangePlan, backup: Backup | None, *, written: bool
 ) -> None:
-    """All of it as JSON on standard output, where that was asked for."""
+    """Print a summary as JSON to standard output, if requested."""
     if options.output != "json":
         return
     result = {
