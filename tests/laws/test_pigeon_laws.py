@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from nodewise.agents.pigeon import demand as demands
 from nodewise.agents.pigeon import score_scaling
 from nodewise.agents.pigeon.node_requests import HoldingPod, NodeRequests
-from nodewise.agents.pigeon.objectives import LAYOUTS, OBJECTIVES, Objective, Table
+from nodewise.agents.pigeon.objectives import LAYOUTS, OBJECTIVES, NodeTable, Objective
 from nodewise.agents.pigeon.pod_statistics import DemandMemory
-from tests.unit.agents.pigeon.clusters import Cluster, node
+from tests.unit.agents.pigeon.clusters import PigeonCluster, node
 from tests.unit.agents.pigeon.test_node_requests import followed, held, kept
 
 Floats = NDArray[np.float64]
@@ -20,7 +20,7 @@ CAPACITY = st.sampled_from([0, 1, 10, 4000, 8192]) | st.integers(1, 10**6)
 
 
 @st.composite
-def tables(draw: st.DrawFn) -> Table:
+def tables(draw: st.DrawFn) -> NodeTable:
     """One to five resources, over-committed nodes and such without anything among them."""
     resources, count = draw(st.integers(1, 5)), draw(st.integers(1, 12))
     capacity = draw(
@@ -31,7 +31,7 @@ def tables(draw: st.DrawFn) -> Table:
         [round(amount * draw(shares)) if amount else draw(st.integers(0, 2)) for amount in row]
         for row in capacity
     ]
-    return Table(np.array(capacity, float), np.array(used, float))
+    return NodeTable(np.array(capacity, float), np.array(used, float))
 
 
 def cell(used: float, capacity: float, *, clamped: bool) -> float:
@@ -40,7 +40,7 @@ def cell(used: float, capacity: float, *, clamped: bool) -> float:
     return 1.0 if capacity == 0 else used / capacity
 
 
-def directly(objective: Objective, table: Table, prime: int) -> float:
+def directly(objective: Objective, table: NodeTable, prime: int) -> float:
     """As the specification writes it, from all nodes."""
     clamped = objective == "A_BINPACK"
     rows = zip(table.used, table.capacity, strict=True)
@@ -60,24 +60,24 @@ def directly(objective: Objective, table: Table, prime: int) -> float:
 
 @given(tables(), st.sampled_from(OBJECTIVES), st.data())
 def test_incremental_moments_are_the_direct_ones(
-    table: Table, objective: Objective, data: st.DataObject
+    table: NodeTable, objective: Objective, data: st.DataObject
 ) -> None:
     resources, _ = table.capacity.shape
     prime = data.draw(st.integers(0, resources - 1))
     room = table.capacity - table.used
     demand = np.array([data.draw(st.integers(0, max(int(row.max()), 0))) for row in room], float)
     fits = np.flatnonzero((demand[:, None] <= room).all(axis=0))
-    measured = LAYOUTS[objective](table, prime).measured(fits, demand)
+    measured = LAYOUTS[objective](table, prime).evaluate(fits, demand)
     for column, value in zip(fits.tolist(), measured.tolist(), strict=True):
         used = table.used.copy()
         used[:, column] += demand
         # a root makes 1e-16 of a difference under it 1e-8
-        assert abs(value - directly(objective, Table(table.capacity, used), prime)) < 1e-7
+        assert abs(value - directly(objective, NodeTable(table.capacity, used), prime)) < 1e-7
 
 
 @given(st.lists(st.floats(0, 1e6) | st.just(np.nan), max_size=8))
 def test_the_best_that_fits_has_10_the_worst_1_and_what_does_not_fit_0(values: list[float]) -> None:
-    points = score_scaling.stretched(np.array(values)).tolist()
+    points = score_scaling.stretch(np.array(values)).tolist()
     fitting = sorted(
         (value, -score) for value, score in zip(values, points, strict=True) if not np.isnan(value)
     )
@@ -93,7 +93,7 @@ SAMPLES = st.lists(st.tuples(*[st.integers(0, 2**40)] * 5), min_size=1, max_size
 
 @given(SAMPLES)
 def test_statistics_are_those_of_the_older_system(samples: list[tuple[int, ...]]) -> None:
-    statistics, mean, second = demands.NONE, np.zeros(5), np.zeros((5, 5))
+    statistics, mean, second = demands.NO_DEMAND, np.zeros(5), np.zeros((5, 5))
     for number, sample in enumerate(np.array(samples, float), 1):
         statistics = demands.add_pod(statistics, sample)
         weight = 1 / min(number, 100)
@@ -172,8 +172,8 @@ def test_whatever_nodes_and_pods_say_scores_are_scores(
     odd: list[Any], options: dict[str, Any], requested: str
 ) -> None:
     given_nodes = {f"n{number}": amounts for number, amounts in enumerate(odd)}
-    cluster = Cluster(given_nodes, **options)
-    report = cluster.asked(requested, names=" ".join([*given_nodes, "stranger"]))
+    cluster = PigeonCluster(given_nodes, **options)
+    report = cluster.prioritize(requested, names=" ".join([*given_nodes, "stranger"]))
     assert all(0 <= score <= 10 for score in report.scores)
     assert report.scores[-1] == 0
     assert not any(np.isinf(report.objectives))

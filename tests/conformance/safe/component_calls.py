@@ -10,7 +10,7 @@ from nodewise import quantity
 from nodewise.agents.learned.pods import PendingPod, pending_pod_type
 from nodewise.agents.pigeon import demand, mean_covariance, resources
 from nodewise.agents.pigeon.demand import DemandStatistics
-from nodewise.agents.pigeon.objectives import LAYOUTS, Objective, Table
+from nodewise.agents.pigeon.objectives import LAYOUTS, NodeTable, Objective
 from nodewise.agents.safe import beta_distribution
 from nodewise.annotator import sample_statistics
 from nodewise.annotator.allocation import allocation_by_node
@@ -67,8 +67,8 @@ def _objectives(shares: list[float]) -> list[float]:
 
 def _of_shares(objective: Objective, shares: list[float]) -> float:
     """Of the shares as they are: a pod that asks for nothing changes none."""
-    table = Table(np.full((1, len(shares)), 1000.0), 1000 * np.array([shares]))
-    return float(LAYOUTS[objective](table, 0).measured(np.array([0]), np.zeros(1))[0])
+    table = NodeTable(np.full((1, len(shares)), 1000.0), 1000 * np.array([shares]))
+    return float(LAYOUTS[objective](table, 0).evaluate(np.array([0]), np.zeros(1))[0])
 
 
 def _variability(arguments: Mapping[str, Any]) -> float:
@@ -81,7 +81,7 @@ def _variability(arguments: Mapping[str, Any]) -> float:
 
 
 def _demands(stretches: list[dict[str, Any]]) -> dict[str, Any]:
-    statistics: DemandStatistics = demand.NONE
+    statistics: DemandStatistics = demand.NO_DEMAND
     for stretch in stretches:
         for number in range(stretch["pods"]):
             cpu, memory = np.array(stretch["first"]) + number * np.array(stretch["growth"])
@@ -209,8 +209,8 @@ def _memory(request: str) -> list[Any]:
     wanted = _allocation({"node": {"memory": "8Gi"}, "pods": [{"requests": [{"memory": request}]}]})
     assert wanted is not None
     text = wanted["requested-memory"]
-    amount = resources.requested(msgspec.convert({"requested-memory": text}, AllocationAnnotations))
-    return [text, resources.counted(np.array([amount]).T)[1, 0]]
+    amount = resources.requested_amounts(msgspec.convert({"requested-memory": text}, AllocationAnnotations))
+    return [text, resources.to_agent_units(np.array([amount]).T)[1, 0]]
 
 
 _PARTS: Final[Mapping[str, Callable[[Any], Any]]] = {

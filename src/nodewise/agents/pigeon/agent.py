@@ -18,7 +18,7 @@ from nodewise.agent import (
 from nodewise.agents.pigeon import demand as demands
 from nodewise.agents.pigeon import resources, score_scaling
 from nodewise.agents.pigeon.config import PigeonConfig
-from nodewise.agents.pigeon.details import PigeonDetails, bits
+from nodewise.agents.pigeon.details import PigeonDetails, pack_bits
 from nodewise.agents.pigeon.options import PigeonOptions
 from nodewise.agents.pigeon.resources import NAMES, UNIT_NAMES, Row
 from nodewise.agents.pigeon.state import PigeonPod, PigeonState
@@ -40,7 +40,7 @@ class PigeonAgent(
     def __init__(self, options: PigeonOptions, config: PigeonConfig) -> None:
         self._options = options
         self._config = config
-        self._rank = score_scaling.RANKS[options.pigeon_scaling]
+        self._to_scores = score_scaling.SCALINGS[options.pigeon_scaling]
         self.filter_enabled = options.rejects_missing
         self.predicates = {PRIORITY: self.filter} if options.rejects_missing else {}
         self.priorities = {PRIORITY: self.score}
@@ -65,7 +65,7 @@ class PigeonAgent(
         state = self.state(snapshot)
         if state is None:
             return None
-        demand = resources.demand(pod, self._options.pigeon_gpu_resource)
+        demand = resources.pod_demand(pod, self._options.pigeon_gpu_resource)
         details = self._details(
             state,
             demand[: self._config.resources],
@@ -78,7 +78,7 @@ class PigeonAgent(
         """The variability of what pods request, with this pod."""
         if not state.layout.follows_demand:
             return None
-        return demands.variability(state.memory.with_pod(pod.metadata.uid, demand), state.scale)
+        return demands.demand_variability(state.memory.with_pod(pod.metadata.uid, demand), state.scale)
 
     def _details(
         self, state: PigeonState, demand: Row, candidates: Names, variability: float | None
@@ -88,22 +88,26 @@ class PigeonAgent(
         fits = ~lacking.any(axis=0)
         measured = np.full(len(numbers), np.nan)
         if fits.any():
-            measured[fits] = state.layout.measured(numbers[fits], demand)
+            measured[fits] = state.layout.evaluate(numbers[fits], demand)
         missing = state.missing[numbers]
         return PigeonDetails(
-            self._config.objective, measured, variability, bits(lacking), missing if missing.any() else None
+            self._config.objective,
+            measured,
+            variability,
+            pack_bits(lacking),
+            missing if missing.any() else None,
         )
 
     def _points(self, details: PigeonDetails) -> score_scaling.Points:
         values = details.values()
         default, missing = self._options.score_missing, details.missing
         if default is None or missing is None:
-            return self._rank(values)
+            return self._to_scores(values)
         unknown = (missing > 0) & ~np.isnan(values)
-        return np.where(unknown, default, self._rank(np.where(unknown, np.nan, values)))
+        return np.where(unknown, default, self._to_scores(np.where(unknown, np.nan, values)))
 
     def export(self, state: PigeonState, query: Mapping[str, str]) -> Generator[None, None, bytes]:  # noqa: ARG002
-        """What pods request and what nodes have, for each resource that counts, in the units of the agent."""
+        """The requests of pods and the capacity of nodes for each resource that counts, in the agent's units."""
         statistics = state.memory.statistics
         deviations = statistics.covariance.diagonal() ** 0.5
         rows = zip(
@@ -116,7 +120,7 @@ class PigeonAgent(
         )
         document = {
             "objective": self._config.objective,
-            "demand_variability": demands.variability(statistics, state.scale),
+            "demand_variability": demands.demand_variability(statistics, state.scale),
             "pods": statistics.samples,
             "resources": {
                 name: {"unit": unit, "node_mean": node, "pod_mean": mean, "pod_deviation": deviation}

@@ -1,7 +1,6 @@
-"""The older system's file `pigeon.cfg`, and what follows from it and the settings together.
+"""The older system's file `pigeon.cfg`, and the configuration from it and the settings.
 
-A line is `key = value`. Blanks around either mean nothing, and what follows a # is a comment; of equal keys the
-last counts.
+A line is `key = value`. Blanks around either are ignored, # begins a comment, and the last of equal keys counts.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,7 +27,7 @@ class PigeonConfig(NamedTuple):
     resources: int
     """The number of resources that count."""
     problems: tuple[str, ...] = ()
-    """Harmless problems of the file, as messages."""
+    """Messages about entries of the file that are ignored."""
 
 
 class _Entry(NamedTuple):

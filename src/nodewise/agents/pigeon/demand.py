@@ -1,6 +1,6 @@
-"""What pods ask for, all in all: mean and covariance of their demands, of late ones more than of early ones.
+"""The distribution of pod requests: mean and covariance, in which recent pods have more weight.
 
-The first hundred pods count alike; from then on each new one counts for a hundredth and what was before for the rest.
+The first hundred pods have equal weights. After that, each new pod has a weight of one hundredth.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ WINDOW: Final = 100
 
 
 class DemandStatistics(NamedTuple):
-    """Of the pods that came; all five resources, however many of them are used."""
+    """Mean and covariance of pod requests, of all five resources regardless of `num_resources`."""
 
     samples: int
     """At most `WINDOW`."""
@@ -27,18 +27,18 @@ class DemandStatistics(NamedTuple):
 
     @property
     def second_moments(self) -> Floats:
-        """(R, R): the means of the products, such as the older system kept them."""
+        """(R, R): the means of the products, as the older system stores them."""
         return self.covariance + np.outer(self.mean, self.mean)
 
 
-NONE: Final = DemandStatistics(0, np.zeros(len(NAMES)), np.zeros((len(NAMES), len(NAMES))))
+NO_DEMAND: Final = DemandStatistics(0, np.zeros(len(NAMES)), np.zeros((len(NAMES), len(NAMES))))
 
 
 def add_pod(before: DemandStatistics, demand: Row) -> DemandStatistics:
     """The statistics with one more pod.
 
-    Kept as a covariance, and not as second moments of which the squares of means are taken away: pods that are all the
-    same have exactly none.
+    The covariance is updated directly instead of subtracting squared means from second moments, so that it is exactly 0
+    for equal pods.
     """
     samples = min(before.samples + 1, WINDOW)
     weight = 1 / samples
@@ -48,10 +48,9 @@ def add_pod(before: DemandStatistics, demand: Row) -> DemandStatistics:
 
 
 def add_pods(before: DemandStatistics, demands: Sequence[Row]) -> DemandStatistics:
-    """The statistics with these pods too, one after another, at once: a thousand are some 0.1 ms.
+    """The statistics with these pods, as if added one after another; a thousand take about 0.1 ms.
 
-    What is known is a mean and a covariance of weighted pods: each weighs what was its share when it came, less what
-    all later ones took of it.
+    The weight of each pod is its share when it was added, reduced by the shares of all later pods.
     """
     if before.samples == 0 and demands:
         return add_pods(add_pod(before, demands[0]), demands[1:])
@@ -67,14 +66,14 @@ def add_pods(before: DemandStatistics, demands: Sequence[Row]) -> DemandStatisti
     return DemandStatistics(int(samples[-1]), before.mean + shift, covariance)
 
 
-def variability(of: DemandStatistics, scale: Row) -> float:
-    """The variability of demands, counted in parts of `scale`; a resource whose scale is 0 does not count.
+def demand_variability(statistics: DemandStatistics, scale: Row) -> float:
+    """The variability of pod requests in units of `scale`; a resource whose scale is 0 does not count.
 
-    `scale` may be of the first few resources only, which then are those that count.
+    If `scale` has fewer resources, only these count.
     """
     per_unit = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale > 0)
-    some = len(scale)
-    mean = of.mean[:some] * per_unit
-    along = mean * per_unit
-    variance = np.maximum(along @ of.covariance[:some, :some] @ along, 0.0)
+    resources = len(scale)
+    mean = statistics.mean[:resources] * per_unit
+    direction = mean * per_unit
+    variance = np.maximum(direction @ statistics.covariance[:resources, :resources] @ direction, 0.0)
     return float(mean_covariance.variability(mean[:, None], np.array([variance]))[0])

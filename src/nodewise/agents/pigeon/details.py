@@ -15,10 +15,10 @@ Bits = NDArray[np.uint8]
 
 
 class PigeonDetails(NamedTuple):
-    """Of one answer (`agent.Details`)."""
+    """Details of one response (`agent.Details`)."""
 
     objective: Objective
-    measured: Floats
+    cluster_values: Floats
     """By candidate: the cluster's value with the pod on it; NaN where the pod does not fit."""
     variability: float | None
     """The variability of pod requests; None where the objective does not use it."""
@@ -29,7 +29,9 @@ class PigeonDetails(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        return sum(array.nbytes for array in (self.measured, self.lacking, self.missing) if array is not None)
+        return sum(
+            array.nbytes for array in (self.cluster_values, self.lacking, self.missing) if array is not None
+        )
 
     def text(self, candidate: int) -> str:
         """`A_BINPACK 0.287820; memory: no statistics`, or `does not fit: cpu`."""
@@ -37,10 +39,10 @@ class PigeonDetails(NamedTuple):
 
     def distances(self) -> Floats:
         """1: no candidate is rejected by these values."""
-        return np.ones(len(self.measured))
+        return np.ones(len(self.cluster_values))
 
     def numbers(self, candidate: int) -> Mapping[str, Any]:
-        """`objective`, null where the pod does not fit, and the variabilities that it is made of if it is A_BINPACK.
+        """`objective`, null if the pod does not fit, and for A_BINPACK the variabilities that it is computed from.
 
         `missing` lists the resources whose requested amount is unknown, if there are any.
         """
@@ -49,19 +51,23 @@ class PigeonDetails(NamedTuple):
             numbers["missing"] = missing
         if self.variability is not None:
             numbers["demand_variability"] = self.variability
-            numbers["system_variability"] = float(self.measured[candidate])
+            numbers["system_variability"] = float(self.cluster_values[candidate])
         return numbers
 
     def values(self) -> Floats:
         """The objective by candidate, the lower the better; NaN where the pod does not fit."""
-        return self.measured if self.variability is None else np.abs(self.measured - self.variability)
+        return (
+            self.cluster_values
+            if self.variability is None
+            else np.abs(self.cluster_values - self.variability)
+        )
 
     def _value(self, candidate: int) -> float:
-        measured = float(self.measured[candidate])
+        measured = float(self.cluster_values[candidate])
         return measured if self.variability is None else abs(measured - self.variability)
 
     def _text_parts(self, candidate: int) -> Iterator[str]:
-        if not np.isnan(self.measured[candidate]):
+        if not np.isnan(self.cluster_values[candidate]):
             yield f"{self.objective} {self._value(candidate):.6f}"
         else:
             yield f"does not fit: {', '.join(_names(self.lacking, candidate))}"
@@ -69,9 +75,9 @@ class PigeonDetails(NamedTuple):
             yield f"{missing}: no statistics"
 
 
-def bits(of: NDArray[np.bool_]) -> Bits:
-    """A table (R, n) as numbers (n)."""
-    packed: Bits = np.packbits(of, axis=0, bitorder="little")[0]
+def pack_bits(table: NDArray[np.bool_]) -> Bits:
+    """Pack a table (R, n) into one number per column (n)."""
+    packed: Bits = np.packbits(table, axis=0, bitorder="little")[0]
     return packed
 
 

@@ -1,8 +1,8 @@
-"""Mean and covariance of a table, and what they become when one column of it grows.
+"""Mean and covariance of a table, and their values after one column has grown.
 
-The table has a row for each resource and a column for each node: the share of what the node has that is requested. For
-a pod nothing is summed up again: with x the deviation of a column from the mean, a growth d of it makes m + d/n of the
-mean, and C + (d xᵀ + x dᵀ)/n + d dᵀ(n - 1)/n² of the covariance. So all nodes together cost O(nodes · resources²).
+The table has a row for each resource and a column for each node: the requested share of the node's capacity. The sums
+are not repeated for a pod: with the deviation x of a column from the mean, a growth d of the column changes the mean to
+m + d/n, and the covariance to C + (d xᵀ + x dᵀ)/n + d dᵀ(n - 1)/n². All nodes together take O(nodes · resources²).
 """
 
 from typing import NamedTuple
@@ -13,29 +13,29 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 
-class Moments(NamedTuple):
-    """Of a table of n columns."""
+class TableMoments(NamedTuple):
+    """Mean and covariance of a table with n columns."""
 
     mean: Floats
     """(R)"""
     covariance: Floats
-    """(R, R), of the population."""
+    """(R, R): the population covariance."""
     deviations: Floats
-    """(R, n): each column without the mean."""
+    """(R, n): each column minus the mean."""
 
 
-def of(table: Floats) -> Moments:
-    """Zeros for a table without columns."""
+def table_moments(table: Floats) -> TableMoments:
+    """The moments of a table; zeros for a table without columns."""
     resources, count = table.shape
     if not count:
-        return Moments(np.zeros(resources), np.zeros((resources, resources)), table)
+        return TableMoments(np.zeros(resources), np.zeros((resources, resources)), table)
     mean = table.mean(axis=1)
     deviations = table - mean[:, None]
-    return Moments(mean, deviations @ deviations.T / count, deviations)
+    return TableMoments(mean, deviations @ deviations.T / count, deviations)
 
 
-class Growth(NamedTuple):
-    """One column or another has grown: k cases."""
+class ColumnGrowth(NamedTuple):
+    """The growth of one column, in k alternative cases."""
 
     columns: NDArray[np.intp]
     """(k)"""
@@ -43,14 +43,14 @@ class Growth(NamedTuple):
     """(R, k)"""
 
 
-def grown_mean(before: Moments, growth: Growth) -> Floats:
-    """(R, k)"""
+def grown_mean(before: TableMoments, growth: ColumnGrowth) -> Floats:
+    """The mean (R, k) after each growth."""
     mean: Floats = before.mean[:, None] + growth.by / before.deviations.shape[1]
     return mean
 
 
-def grown_variance(before: Moments, growth: Growth, along: Floats) -> Floats:
-    """aᵀΣa (k) for the directions a (R, k), of the covariance Σ after each growth."""
+def grown_variance(before: TableMoments, growth: ColumnGrowth, along: Floats) -> Floats:
+    """The variance aᵀΣa (k) along the directions a (R, k), with the covariance Σ after each growth."""
     count = before.deviations.shape[1]
     steps = _products(along, growth.by)
     crossed = _products(along, before.deviations[:, growth.columns])
@@ -60,9 +60,9 @@ def grown_variance(before: Moments, growth: Growth, along: Floats) -> Floats:
 
 
 def variability(mean: Floats, variance: Floats) -> Floats:
-    """The coefficient of variation of many dimensions: √(µᵀΣµ) / µᵀµ, and 0 where either is 0.
+    """The multivariate coefficient of variation: √(µᵀΣµ) / µᵀµ, and 0 where either is 0.
 
-    Of µ (R, k) and µᵀΣµ (k), which is 0 at least. Albert and Zhang, Biometrical Journal 52(5), 2010.
+    The arguments are µ (R, k) and µᵀΣµ (k), which is not negative. Albert and Zhang, Biometrical Journal 52(5), 2010.
     """
     length = _products(mean, mean)
     coefficients: Floats = np.divide(np.sqrt(variance), length, out=np.zeros_like(variance), where=length > 0)
@@ -70,6 +70,6 @@ def variability(mean: Floats, variance: Floats) -> Floats:
 
 
 def _products(left: Floats, right: Floats) -> Floats:
-    """Column by column, the sum of the products."""
+    """The sum of the products of each column."""
     sums: Floats = (left * right).sum(axis=0)
     return sums

@@ -49,7 +49,7 @@ def _kept(gpu: str, pod: HoldingPod) -> HoldingPod | None:
         return None
     metadata = HoldingMetadata(name=pod.metadata.name, namespace=intern(pod.metadata.namespace))
     spec = HoldingSpec(
-        containers=_containers(gpu, resources.taken(pod, gpu)), nodeName=intern(pod.spec.nodeName)
+        containers=_containers(gpu, resources.pod_amounts(pod, gpu)), nodeName=intern(pod.spec.nodeName)
     )
     return HoldingPod(metadata=metadata, spec=spec)
 
@@ -105,7 +105,7 @@ class NodeRequests:
         return self._sums.get(node, _NOTHING)
 
     def _add(self, pod: HoldingPod, sign: int) -> None:
-        node, amounts = pod.spec.nodeName, resources.taken(pod, self._gpu)
+        node, amounts = pod.spec.nodeName, resources.pod_amounts(pod, self._gpu)
         # whole numbers of Python: what is subtracted is exactly what was added
         total = tuple(a + sign * b for a, b in zip(self.of(node), amounts, strict=True))
         if any(total):

@@ -45,7 +45,7 @@ class _StoredDemand(msgspec.Struct, kw_only=True):
 class _CountedPods:
     """The counted pods and their statistics."""
 
-    def __init__(self, statistics: DemandStatistics = demand.NONE, pods: Iterable[str] = ()) -> None:
+    def __init__(self, statistics: DemandStatistics = demand.NO_DEMAND, pods: Iterable[str] = ()) -> None:
         self.statistics = statistics
         self.pods = OrderedDict[str, None].fromkeys(pods)
 
@@ -70,7 +70,7 @@ class DemandMemory:
         self._counted = _CountedPods()
         self._unstored: deque[tuple[str, Row]] = deque(maxlen=MAX_UNSTORED_PODS)
         """Pods that are not known to be stored."""
-        self._nameless = 0
+        self._unnamed = 0
 
     @property
     def statistics(self) -> DemandStatistics:
@@ -93,9 +93,9 @@ class DemandMemory:
 
     def _number(self) -> str:
         """A mark of no other pod."""
-        while f"#{self._nameless}" in self._counted.pods:
-            self._nameless += 1
-        return f"#{self._nameless}"
+        while f"#{self._unnamed}" in self._counted.pods:
+            self._unnamed += 1
+        return f"#{self._unnamed}"
 
     def recall(self, kept: bytes) -> None:
         """Continue from a stored form and the pods that it lacks. `BadInput` lists its problems."""

@@ -1,6 +1,6 @@
-"""The five resources that the agent knows, in the order of `num_resources`, and the units in which it counts them.
+"""The five resources of the agent, in the order of `num_resources`, and the units in which it counts them.
 
-Milli-CPU, MiB, pods, devices, GiB; whole numbers, what is left over of a unit does not count.
+The units are milli-CPU, MiB, pods, devices and GiB. Amounts are whole numbers, rounded down.
 """
 
 from typing import Any, Final
@@ -16,20 +16,20 @@ from nodewise.statistics.load_annotations import AllocationAnnotations
 from nodewise.statistics.pod_requests import RequestingPod
 
 NAMES: Final = ("cpu", "memory", "pods", "gpu", "ephemeral-storage")
-"""Also of the annotations `requested-<name>`, whatever the resource is called that counts as `gpu`."""
+"""Also the names in the annotations `requested-<name>`, regardless of the name of the resource that counts as `gpu`."""
 GPU: Final = "gpu"
 
 UNITS: Final = (1, 2**20, 1, 1, 2**30)
-"""How much of what annotations and quantities say makes one of ours."""
+"""The size of the agent's units, in the units of annotations and quantities."""
 
 UNIT_NAMES: Final = ("milli", "MiB", "pods", "cards", "GiB")
 
-LEAST_CPU: Final = 10
-LEAST_MEMORY: Final = 16
-"""What a pod counts for that asks for none."""
+DEFAULT_CPU: Final = 10
+DEFAULT_MEMORY: Final = 16
+"""The demand of a pod without a request."""
 
 Row = NDArray[np.float64]
-"""By resource, in our units."""
+"""By resource, in the agent's units."""
 Amounts = tuple[float, ...]
 """By resource, in the units of quantities."""
 NOTHING: Final[Amounts] = (np.nan,) * len(NAMES)
@@ -37,24 +37,24 @@ NOTHING: Final[Amounts] = (np.nan,) * len(NAMES)
 _decode: Final = msgspec.json.Decoder(dict[str, Any] | None).decode
 
 
-def taken(pod: RequestingPod, gpu: str = GPU) -> Amounts:
-    """What the containers of a pod ask for, without those that initialise, and without overhead."""
+def pod_amounts(pod: RequestingPod, gpu: str = GPU) -> Amounts:
+    """The requests of a pod's containers, without init containers and overhead."""
     cpu, memory, devices, storage = (
         pod_requests.together(pod, name) for name in ("cpu", "memory", gpu, NAMES[-1])
     )
     return (cpu, memory, 1, devices, storage)
 
 
-def demand(pod: RequestingPod, gpu: str = GPU) -> Row:
-    """The same in our units, and never without CPU and memory."""
+def pod_demand(pod: RequestingPod, gpu: str = GPU) -> Row:
+    """The requests of a pod in the agent's units, with defaults for CPU and memory."""
     cpu, memory, pods, devices, storage = (
-        amount // unit for amount, unit in zip(taken(pod, gpu), UNITS, strict=True)
+        amount // unit for amount, unit in zip(pod_amounts(pod, gpu), UNITS, strict=True)
     )
-    return np.array([cpu or LEAST_CPU, memory or LEAST_MEMORY, pods, devices, storage], np.float64)
+    return np.array([cpu or DEFAULT_CPU, memory or DEFAULT_MEMORY, pods, devices, storage], np.float64)
 
 
-def allocatable(raw: msgspec.Raw, gpu: str = GPU) -> Amounts:
-    """What a node can give to pods, in the units of quantities; 0 for what it does not say."""
+def allocatable_amounts(raw: msgspec.Raw, gpu: str = GPU) -> Amounts:
+    """The allocatable amounts of a node, in the units of quantities; 0 for absent ones."""
     whole = node_capacity.read(raw)
     devices = whole.gpu if gpu == GPU else _amount(raw, gpu)
     return (whole.cpu_milli, whole.memory_bytes, whole.pods, devices, whole.ephemeral_storage_bytes)
@@ -68,10 +68,10 @@ def _amount(raw: msgspec.Raw, resource: str) -> int:
     return integer_quantities.units(fields.get(resource))
 
 
-def requested(written: AllocationAnnotations | None) -> Amounts:
-    """What the pods of a node ask for together, as its annotations have it; NaN where they do not say.
+def requested_amounts(written: AllocationAnnotations | None) -> Amounts:
+    """The sum of the requests of a node's pods, by its annotations; NaN for absent ones.
 
-    Decimal text is read as well: older annotators wrote `1610612736.0`.
+    Decimal numbers are accepted too, because older annotators wrote `1610612736.0`.
     """
     if written is None:
         return NOTHING
@@ -85,8 +85,8 @@ def requested(written: AllocationAnnotations | None) -> Amounts:
     return tuple(map(load_annotations.number, texts))
 
 
-def counted(raw_amounts: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Amounts (5, n) in our units: what is below 0 is 0, and what is beyond all quantities is the largest of them."""
+def to_agent_units(raw_amounts: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Convert amounts (5, n) to the agent's units, clipped to 0 and the largest quantity."""
     whole_units: NDArray[np.float64] = np.floor(
         np.clip(raw_amounts, 0, MAX_AMOUNT) / np.array(UNITS)[:, None]
     )

@@ -10,10 +10,10 @@ import numpy as np
 from nodewise.agent import ClusterState, Inputs, NodeIndex, ObjectKey, StateBuilder
 from nodewise.agents.pigeon import resources
 from nodewise.agents.pigeon.config import DEFAULT, PigeonConfig
-from nodewise.agents.pigeon.details import Bits, bits
+from nodewise.agents.pigeon.details import Bits, pack_bits
 from nodewise.agents.pigeon.mean_covariance import Floats
 from nodewise.agents.pigeon.node_requests import NodeRequests
-from nodewise.agents.pigeon.objectives import A_BINPACK, LAYOUTS, Layout, Table
+from nodewise.agents.pigeon.objectives import A_BINPACK, LAYOUTS, NodeTable, ObjectiveLayout
 from nodewise.agents.pigeon.pod_statistics import DemandMemory
 from nodewise.agents.pigeon.resources import Amounts, Row
 from nodewise.state import NODES
@@ -56,7 +56,7 @@ class PigeonState(NamedTuple):
 
     room: Floats
     """(R, N+1): what is left of a node's capacity, negative for the unknown node."""
-    layout: Layout
+    layout: ObjectiveLayout
     scale: Row
     """(R): the mean capacity of the nodes that have the resource."""
     missing: Bits
@@ -95,7 +95,7 @@ class PigeonStateBuilder(StateBuilder[PigeonState]):
     def asked(self, pod: PigeonPod) -> None:
         """Count the pod if the objective uses the requests of pods."""
         if self._config.objective == A_BINPACK:
-            self._memory.count(pod.metadata.uid, resources.demand(pod, self._gpu))
+            self._memory.count(pod.metadata.uid, resources.pod_demand(pod, self._gpu))
 
     def recall(self, kept: bytes) -> None:
         self._memory.recall(kept)
@@ -142,10 +142,10 @@ class PigeonStateBuilder(StateBuilder[PigeonState]):
             self._newest = None
 
     def _amounts_of(self, name: str, node: Any) -> _Amounts:
-        capacity = resources.allocatable(node.status.allocatable, self._gpu)
+        capacity = resources.allocatable_amounts(node.status.allocatable, self._gpu)
         if self._node_requests is not None:
             return _Amounts(capacity, self._node_requests.of(name))
-        return _Amounts(capacity, resources.requested(node.metadata.annotations))
+        return _Amounts(capacity, resources.requested_amounts(node.metadata.annotations))
 
     def _lay_out(self, nodes: Sequence[_Amounts]) -> Generator[None, None, PigeonState]:
         count = self._config.resources
@@ -154,16 +154,16 @@ class PigeonStateBuilder(StateBuilder[PigeonState]):
         requested = _table(amounts.requested for amounts in nodes)[:count]
         yield
         missing = np.pad(np.isnan(requested) & (capacity > 0), ((0, 0), (0, 1)), constant_values=True)
-        table = Table(capacity, np.nan_to_num(requested))
+        table = NodeTable(capacity, np.nan_to_num(requested))
         room = np.pad(capacity - table.used, ((0, 0), (0, 1)), constant_values=-1.0)
         has_some = (capacity > 0).sum(axis=1)
         scale = capacity.sum(axis=1) / np.maximum(has_some, 1)
         yield
         layout = LAYOUTS[self._config.objective](table, self._config.prime)
-        return PigeonState(room, layout, scale, bits(missing), self._memory)
+        return PigeonState(room, layout, scale, pack_bits(missing), self._memory)
 
 
 def _table(rows: Iterable[Amounts]) -> Floats:
     """Amounts in the agent's units, by resource and node."""
     amounts = np.fromiter(chain.from_iterable(rows), np.float64)
-    return resources.counted(amounts.reshape(-1, len(resources.NAMES)).T)
+    return resources.to_agent_units(amounts.reshape(-1, len(resources.NAMES)).T)

@@ -55,8 +55,8 @@ def _container(text: str) -> dict[str, Any]:
 P1 = "500m,1Gi"
 
 
-class Told(NamedTuple):
-    """What the agent says of all nodes."""
+class PigeonResult(NamedTuple):
+    """Scores and details of all nodes."""
 
     scores: list[int]
     objectives: list[float]
@@ -64,18 +64,18 @@ class Told(NamedTuple):
     texts: list[str]
 
 
-class Cluster:
-    """A process that serves the agent."""
+class PigeonCluster:
+    """The agent's state and plugin in one process."""
 
     def __init__(self, node_texts: str | dict[str, PigeonNode] = N3, **options: Any) -> None:
         self.options = PigeonOptions(**options)
         self.state: PigeonStateBuilder = pigeon.KIND.state(self.options, 5.0)
         self.agent: PigeonAgent = pigeon.KIND.agent(self.options)
         self.snapshot = Snapshot(NodeIndex(()), {}, 0.0)
-        self.has(node_texts)
+        self.set_nodes(node_texts)
 
-    def has(self, node_texts: str | dict[str, PigeonNode], pods: Mapping[Any, HoldingPod] = {}) -> None:
-        """The nodes that there are now, and the pods on them."""
+    def set_nodes(self, node_texts: str | dict[str, PigeonNode], pods: Mapping[Any, HoldingPod] = {}) -> None:
+        """Replace the nodes and the pods on them."""
         node_objects = nodes(node_texts) if isinstance(node_texts, str) else node_texts
         index = (
             self.snapshot.nodes
@@ -91,22 +91,22 @@ class Cluster:
         )
         self.snapshot = Snapshot(index, {"pigeon": built(self.state, cluster_state)}, 0.0)
 
-    def asked(self, of: PigeonPod | str = P1, names: str = "") -> Told:
-        """A prioritize call."""
+    def prioritize(self, of: PigeonPod | str = P1, names: str = "") -> PigeonResult:
+        """Score the nodes and count the pod, as a prioritize request does."""
         pigeon_pod = pod(of) if isinstance(of, str) else of
-        result = self.judged(pigeon_pod, names)
+        result = self.score(pigeon_pod, names)
         self.state.asked(pigeon_pod)
         return result
 
-    def judged(self, of: PigeonPod | str = P1, names: str = "") -> Told:
-        """The same without a trace."""
+    def score(self, of: PigeonPod | str = P1, names: str = "") -> PigeonResult:
+        """Score the nodes without counting the pod."""
         pigeon_pod = pod(of) if isinstance(of, str) else of
         candidates = self.snapshot.nodes.named(names.split() or list(self.snapshot.nodes.known))
         scores = self.agent.score(pigeon_pod, candidates, self.snapshot)
         assert scores is not None
         details: Any = scores.details
         numbers = [details.numbers(at) for at in range(len(candidates))]
-        return Told(
+        return PigeonResult(
             scores.points.tolist(),
             [float(details["objective"]) for details in numbers],
             next((details.get("demand_variability") for details in numbers), None),

@@ -9,7 +9,7 @@ import pytest
 from nodewise import cooperative_scheduling
 from nodewise.agent import ScorePlugin, StateExporter
 from nodewise.agents.pigeon import score_scaling
-from tests.unit.agents.pigeon.clusters import N3, P1, Cluster, close, pod
+from tests.unit.agents.pigeon.clusters import N3, P1, PigeonCluster, close, pod
 
 NAN = float("nan")
 H3 = "h1(4,8Gi,10;1000,2Gi,2) h2(8,64Gi,20;2000,4Gi,10) h3(16,16Gi,110;3000,6Gi,0)"
@@ -61,7 +61,7 @@ CASES: dict[str, tuple[str, dict[str, Any], str, list[float], list[int]]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_first_pod(name: str) -> None:
     node_texts, options, pod_text, objectives, scores = CASES[name]
-    result = Cluster(node_texts, **options).asked(pod_text)
+    result = PigeonCluster(node_texts, **options).prioritize(pod_text)
     assert close(result.objectives, objectives, 2e-6)
     assert result.scores == scores
 
@@ -98,9 +98,9 @@ SEQUENCES: dict[str, tuple[str, dict[str, Any], list[tuple[str, float, list[floa
 @pytest.mark.parametrize("name", SEQUENCES)
 def test_pods_one_after_another(name: str) -> None:
     node_texts, options, steps = SEQUENCES[name]
-    cluster = Cluster(node_texts, **options)
+    cluster = PigeonCluster(node_texts, **options)
     for pod_text, variability, objectives, scores in steps:
-        result = cluster.asked(pod_text)
+        result = cluster.prioritize(pod_text)
         assert result.demand_variability is not None
         assert close(result.demand_variability, variability, 5e-6)
         assert close(result.objectives, objectives, 5e-4 if variability == 0 else 2e-6)
@@ -122,19 +122,19 @@ def test_pods_one_after_another(name: str) -> None:
 )
 def test_values_become_scores(values: list[float], stretched: list[int], absolute: list[int]) -> None:
     objectives = np.array(values, float)
-    assert score_scaling.stretched(objectives).tolist() == stretched
-    assert score_scaling.absolute(objectives).tolist() == absolute
+    assert score_scaling.stretch(objectives).tolist() == stretched
+    assert score_scaling.scale_absolute(objectives).tolist() == absolute
 
 
 def test_absolute_scores_where_asked_for() -> None:
-    cluster = Cluster(N3, policy_objective="LOAD_BALANCE", pigeon_scaling="absolute")
-    assert cluster.judged().scores == [8, 8, 7]
+    cluster = PigeonCluster(N3, policy_objective="LOAD_BALANCE", pigeon_scaling="absolute")
+    assert cluster.score().scores == [8, 8, 7]
 
 
 def test_what_the_agent_goes_by_is_shown() -> None:
-    cluster = Cluster(N3)
+    cluster = PigeonCluster(N3)
     for uid, requests in enumerate([P1, "1500m,3Gi"]):
-        cluster.asked(pod(requests, uid=f"u{uid}"))
+        cluster.prioritize(pod(requests, uid=f"u{uid}"))
     output = json.loads(
         cooperative_scheduling.run_at_once(cluster.agent.export(cluster.snapshot.agent_states["pigeon"], {}))
     )
@@ -147,7 +147,7 @@ def test_what_the_agent_goes_by_is_shown() -> None:
 
 
 def test_the_older_systems_name_of_the_scores() -> None:
-    agent = Cluster(N3).agent
+    agent = PigeonCluster(N3).agent
     assert isinstance(agent, ScorePlugin)
     assert isinstance(agent, StateExporter)
     assert agent.predicates == {}

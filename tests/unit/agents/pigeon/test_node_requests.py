@@ -13,7 +13,7 @@ from nodewise.agents.pigeon import node_requests
 from nodewise.agents.pigeon.node_requests import HoldingPod, NodeRequests
 from nodewise.agents.pigeon.options import PigeonOptions
 from nodewise.kube.store import difference
-from tests.unit.agents.pigeon.clusters import Cluster, node
+from tests.unit.agents.pigeon.clusters import PigeonCluster, node
 
 Pods = Mapping[tuple[str, str], HoldingPod]
 
@@ -117,20 +117,20 @@ def test_odd_requests_are_none(requests: dict[str, Any] | None) -> None:
 
 def test_a_pod_that_was_just_bound_counts_at_once() -> None:
     same = {"n1": node({"cpu": "4", "memory": "8Gi"}, None), "n2": node({"cpu": "4", "memory": "8Gi"}, None)}
-    cluster = Cluster(same, policy_objective="LOAD_BALANCE", pigeon_usage="pods")
-    assert cluster.judged().scores == [10, 10]
-    assert "no statistics" not in cluster.judged().texts[0]
-    cluster.has(same, kept([held("a", "n1", {"cpu": "1"})]))
-    assert cluster.judged().scores == [1, 10]
-    cluster.has(same, kept([held("a", "n1", {"cpu": "4"})]))
-    assert cluster.judged().scores == [0, 10]
-    cluster.has(same, {})
-    assert cluster.judged().scores == [10, 10]
+    cluster = PigeonCluster(same, policy_objective="LOAD_BALANCE", pigeon_usage="pods")
+    assert cluster.score().scores == [10, 10]
+    assert "no statistics" not in cluster.score().texts[0]
+    cluster.set_nodes(same, kept([held("a", "n1", {"cpu": "1"})]))
+    assert cluster.score().scores == [1, 10]
+    cluster.set_nodes(same, kept([held("a", "n1", {"cpu": "4"})]))
+    assert cluster.score().scores == [0, 10]
+    cluster.set_nodes(same, {})
+    assert cluster.score().scores == [10, 10]
 
 
 def test_annotations_are_not_looked_at_then() -> None:
     full = {"n1": node({"cpu": "4", "memory": "8Gi"}, {"requested-cpu": "4000"})}
-    assert Cluster(full, pigeon_usage="pods").judged().scores == [10]
+    assert PigeonCluster(full, pigeon_usage="pods").score().scores == [10]
 
 
 def test_pods_are_watched_only_then() -> None:

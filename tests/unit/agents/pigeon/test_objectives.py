@@ -5,7 +5,7 @@ import pytest
 
 from nodewise.agents.pigeon import demand as demands
 from nodewise.agents.pigeon import mean_covariance
-from nodewise.agents.pigeon.objectives import LAYOUTS, Objective, Table
+from nodewise.agents.pigeon.objectives import LAYOUTS, NodeTable, Objective
 from tests.unit.agents.pigeon.clusters import close
 
 NOTHING = np.zeros(1)
@@ -13,8 +13,8 @@ NOTHING = np.zeros(1)
 
 def measured(objective: Objective, shares: list[float]) -> float:
     """Of the shares as they are: a pod that asks for nothing changes none."""
-    table = Table(np.full((1, len(shares)), 1000.0), 1000 * np.array([shares]))
-    return float(LAYOUTS[objective](table, 0).measured(np.array([0]), NOTHING)[0])
+    table = NodeTable(np.full((1, len(shares)), 1000.0), 1000 * np.array([shares]))
+    return float(LAYOUTS[objective](table, 0).evaluate(np.array([0]), NOTHING)[0])
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_variability_of_several_resources(
 def test_statistics_of_pods(
     samples: list[tuple[int, int]], mean: list[float], second_moments: list[list[float]]
 ) -> None:
-    distribution = demands.NONE
+    distribution = demands.NO_DEMAND
     for sample in samples:
         distribution = demands.add_pod(distribution, np.array([*sample, 0, 0, 0], float))
     assert distribution.samples == 100
@@ -96,28 +96,28 @@ def test_statistics_of_pods(
 
 
 def test_equal_pods_have_no_variability_at_all() -> None:
-    distribution = demands.NONE
+    distribution = demands.NO_DEMAND
     for _ in range(1000):
         distribution = demands.add_pod(distribution, np.array([500, 1024, 1, 0, 0], float))
     distribution = demands.add_pods(distribution, [np.array([500, 1024, 1, 0, 0], float)] * 1000)
-    assert demands.variability(distribution, np.array([4000.0, 8192.0])) == 0
+    assert demands.demand_variability(distribution, np.array([4000.0, 8192.0])) == 0
 
 
 @pytest.mark.parametrize("known", [0, 1, 60, 500])
 @pytest.mark.parametrize("count", [0, 1, 2, 99, 100, 1024])
 def test_many_pods_at_once_come_to_what_they_do_one_by_one(known: int, count: int) -> None:
     samples = list(np.random.default_rng(count).integers(0, 10_000, (known + count, 5)).astype(float))
-    one_by_one = demands.NONE
+    one_by_one = demands.NO_DEMAND
     for sample in samples:
         one_by_one = demands.add_pod(one_by_one, sample)
-    at_once = demands.add_pods(demands.add_pods(demands.NONE, samples[:known]), samples[known:])
+    at_once = demands.add_pods(demands.add_pods(demands.NO_DEMAND, samples[:known]), samples[known:])
     assert at_once.samples == one_by_one.samples
     assert np.allclose(at_once.mean, one_by_one.mean, rtol=1e-12)
     assert np.allclose(at_once.covariance, one_by_one.covariance, rtol=1e-9)
 
 
 def test_a_resource_that_no_node_has_does_not_count_for_demand() -> None:
-    distribution = demands.add_pod(demands.NONE, np.array([500, 1024, 1, 8, 0], float))
+    distribution = demands.add_pod(demands.NO_DEMAND, np.array([500, 1024, 1, 8, 0], float))
     distribution = demands.add_pod(distribution, np.array([500, 1024, 1, 0, 0], float))
-    assert demands.variability(distribution, np.array([4000.0, 8192.0, 110.0, 0.0])) == 0
-    assert demands.variability(distribution, np.array([4000.0, 8192.0, 110.0, 8.0])) > 0
+    assert demands.demand_variability(distribution, np.array([4000.0, 8192.0, 110.0, 0.0])) == 0
+    assert demands.demand_variability(distribution, np.array([4000.0, 8192.0, 110.0, 8.0])) > 0

@@ -9,48 +9,48 @@ import pytest
 from nodewise.agents.pigeon import pod_statistics as memories
 from nodewise.agents.pigeon.pod_statistics import DemandMemory
 from nodewise.errors import BadInput
-from tests.unit.agents.pigeon.clusters import P1, Cluster, pod
+from tests.unit.agents.pigeon.clusters import P1, PigeonCluster, pod
 
 SMALL, LARGE = np.array([100, 128, 1, 0, 0], float), np.array([8000, 65536, 1, 0, 0], float)
 
 
 def test_a_pod_that_is_tried_again_counts_once() -> None:
-    cluster = Cluster()
-    cluster.asked(pod(P1, uid="a"))
-    results = [cluster.asked(pod("2,512Mi", uid="b")) for _ in range(3)]
+    cluster = PigeonCluster()
+    cluster.prioritize(pod(P1, uid="a"))
+    results = [cluster.prioritize(pod("2,512Mi", uid="b")) for _ in range(3)]
     assert [result.demand_variability for result in results] == pytest.approx([0.522936] * 3, abs=1e-6)
     assert results[0].scores == results[1].scores == results[2].scores == [1, 10, 0]
 
 
 def test_pods_without_a_uid_count_each_time() -> None:
-    cluster = Cluster()
-    variabilities = [cluster.asked(of).demand_variability for of in (P1, "2,512Mi", "2,512Mi")]
+    cluster = PigeonCluster()
+    variabilities = [cluster.prioritize(of).demand_variability for of in (P1, "2,512Mi", "2,512Mi")]
     assert variabilities[0] == 0
     assert variabilities[1] != variabilities[2]
 
 
 def test_an_answer_changes_nothing() -> None:
-    cluster = Cluster()
-    assert cluster.judged() == cluster.judged()
-    assert cluster.judged("2,512Mi").demand_variability == 0
+    cluster = PigeonCluster()
+    assert cluster.score() == cluster.score()
+    assert cluster.score("2,512Mi").demand_variability == 0
     assert cluster.state.keep(None) is None
 
 
 def test_where_the_objective_does_not_go_by_demand_nothing_is_counted() -> None:
-    cluster = Cluster(policy_objective="LOAD_BALANCE")
-    assert cluster.asked().demand_variability is None
+    cluster = PigeonCluster(policy_objective="LOAD_BALANCE")
+    assert cluster.prioritize().demand_variability is None
     assert cluster.state.keep(None) is None
 
 
 def test_statistics_outlive_the_process() -> None:
-    before, after = Cluster(), Cluster()
-    before.asked(pod(P1, uid="a"))
+    before, after = PigeonCluster(), PigeonCluster()
+    before.prioritize(pod(P1, uid="a"))
     kept = before.state.keep(None)
     assert kept is not None
     after.state.recall(kept)
     pigeon_pod = pod("900m,512Mi", uid="b")
-    assert after.judged(pigeon_pod) == before.judged(pigeon_pod)
-    assert after.judged(pod(P1, uid="a")).demand_variability == 0
+    assert after.score(pigeon_pod) == before.score(pigeon_pod)
+    assert after.score(pod(P1, uid="a")).demand_variability == 0
 
 
 def test_what_is_kept_already_is_no_news() -> None:
