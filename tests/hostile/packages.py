@@ -5,8 +5,10 @@ from pathlib import Path
 
 from nodewise.cli.agents import scaffold
 
-FILTER = "# Your own arithmetic, such as `rejected = ~(values <= limit)`, which rejects missing values too."
-SCORE = "# Your own arithmetic, such as `points = np.clip(10 - values, 0, 10)`, and what a missing value is worth."
+FILTER = "# Your own calculation, such as `rejected = ~(values <= limit)`, which rejects missing values too."
+SCORE = (
+    "# Your own calculation, such as `points = np.clip(10 - values, 0, 10)`, with a score for missing values."
+)
 SLOT = "values = np.full(len(cluster_state.nodes) + 1, np.nan)"
 KIND = "KIND: Final = "
 EVERY_POD = ').get(self._label, "")'

@@ -13,7 +13,16 @@ from nodewise.agents.learned.options import LearnedOptions
 from nodewise.agents.learned.pods import ObservedPod
 from nodewise.agents.learned.rewards import LearningRule, RewardEstimate
 from nodewise.agents.learned.state import LearnedStateBuilder
-from tests.unit.agents.learned.pod_histories import START, Life, end, pod, running, stamp, terminated, waiting
+from tests.unit.agents.learned.pod_histories import (
+    START,
+    PodHistory,
+    end,
+    pod,
+    running,
+    stamp,
+    terminated,
+    waiting,
+)
 
 PODS = 400
 PERIOD_S = 60.0
@@ -29,23 +38,23 @@ class Simulation:
 
     def __init__(self, options: LearnedOptions, seed: int) -> None:
         self.random = random.Random(seed)
-        self.life = Life(options, nodes=2)
-        self.life.tell()
+        self.history = PodHistory(options, nodes=2)
+        self.history.update()
 
     def run(self, pods: int, failing: tuple[float, float]) -> list[int]:
         """By pod: the node where it went."""
         return [self._place(failing) for _ in range(pods)]
 
     def _place(self, failing: tuple[float, float]) -> int:
-        scores = self.life.points()
+        scores = self.history.points()
         node = self.random.choice([at for at, score in enumerate(scores) if score == max(scores)])
-        name, place = f"p{self.life.now:.0f}", f"n{node + 1}"
-        self.life.tell(pod(name, place, running()), after_s=PERIOD_S / 2)
+        name, place = f"p{self.history.now:.0f}", f"n{node + 1}"
+        self.history.update(pod(name, place, running()), after_s=PERIOD_S / 2)
         if self.random.random() < failing[node]:
-            self.life.tell(pod(name, place, terminated(), phase="Failed"), after_s=PERIOD_S / 2)
+            self.history.update(pod(name, place, terminated(), phase="Failed"), after_s=PERIOD_S / 2)
         else:
-            self.life.tell(after_s=PERIOD_S / 2)
-        self.life.forget_pod(name)
+            self.history.update(after_s=PERIOD_S / 2)
+        self.history.forget_pod(name)
         return node
 
 
@@ -181,20 +190,20 @@ def test_whatever_a_status_says_there_is_a_reward_or_none(
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=25), st.integers(0, 25))
 def test_a_restart_loses_nothing_and_counts_nothing_twice(steps: list[tuple[int, bool]], stop: int) -> None:
     """Pods start or fail on four nodes; one process watches to the end, the other is started anew on the way."""
-    whole, life = Life(nodes=4), Life(nodes=4)
-    whole.tell()
-    life.tell()
+    whole, history = PodHistory(nodes=4), PodHistory(nodes=4)
+    whole.update()
+    history.update()
     for number, (node, fails) in enumerate(steps):
         at_s = whole.now + 1 - START
         status = terminated(at_s, at_s) if fails else running(at_s=at_s)
         changed_pod = pod(f"p{number}", f"n{node + 1}", status, phase="Failed" if fails else "Running")
         if number == stop:  # what was kept before this one, which it hears of by its first look only
-            text = life.state.keep(None)
-            life.state = LearnedStateBuilder(life.options)
+            text = history.state.keep(None)
+            history.state = LearnedStateBuilder(history.options)
             if text is not None:
-                life.state.recall(text)
+                history.state.recall(text)
             else:
-                life.tell()
-        whole.tell(changed_pod, after_s=2)
-        life.tell(changed_pod, after_s=2)
-    assert [life.numbers(node) for node in range(4)] == [whole.numbers(node) for node in range(4)]
+                history.update()
+        whole.update(changed_pod, after_s=2)
+        history.update(changed_pod, after_s=2)
+    assert [history.numbers(node) for node in range(4)] == [whole.numbers(node) for node in range(4)]

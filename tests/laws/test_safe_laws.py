@@ -8,7 +8,7 @@ from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.series import Sample, Series
 from nodewise.statistics import load_queries
 from nodewise.statistics.load_queries import StatisticsOptions
-from tests.unit.agents.safe.node_statistics import GIB, KEYS, NOW, Asked, loaded, node, pod
+from tests.unit.agents.safe.node_statistics import GIB, KEYS, NOW, AgentCall, loaded, node, pod
 
 NOTHING = pod()
 MIB = GIB // 1024
@@ -35,7 +35,7 @@ QUANTITIES = st.one_of(
 def test_who_has_more_risk_never_scores_higher_and_is_never_the_one_accepted(
     mean, deviation, other_mean, other_deviation, utilization, percentile
 ):
-    agent = Asked(
+    agent = AgentCall(
         loaded(mean, deviation, "a"),
         loaded(other_mean, other_deviation, "b"),
         safe_utilization=utilization,
@@ -52,7 +52,8 @@ def test_who_has_more_risk_never_scores_higher_and_is_never_the_one_accepted(
 @given(SHARES, DEVIATIONS, PERCENTS, PERCENTS)
 def test_risk_never_rises_with_the_threshold(mean, deviation, first, other):
     low, high = (
-        Asked(loaded(mean, deviation), safe_utilization=utilization) for utilization in sorted((first, other))
+        AgentCall(loaded(mean, deviation), safe_utilization=utilization)
+        for utilization in sorted((first, other))
     )
     risks = [agent.numbers(NOTHING)["cpu"]["risk"] for agent in (low, high)]
     assert risks[0] >= risks[1]
@@ -63,7 +64,7 @@ def test_risk_never_rises_with_the_threshold(mean, deviation, first, other):
 @given(SHARES, SHARES, DEVIATIONS, DEVIATIONS)
 def test_balance_never_rises_with_the_load(mean, other_mean, deviation, other_deviation):
     (less, more), (steady, lively) = sorted((mean, other_mean)), sorted((deviation, other_deviation))
-    agent = Asked(loaded(less, steady, "a"), loaded(more, steady, "b"), loaded(less, lively, "c"))
+    agent = AgentCall(loaded(less, steady, "a"), loaded(more, steady, "b"), loaded(less, lively, "c"))
     best, busier, livelier = agent.balance(NOTHING)
     assert best >= busier
     assert best >= livelier
@@ -72,7 +73,7 @@ def test_balance_never_rises_with_the_load(mean, other_mean, deviation, other_de
 @given(SHARES, DEVIATIONS, st.integers(0, 8000), st.integers(0, 8000))
 def test_balance_never_rises_with_what_the_pod_asks_for(mean, deviation, first, other):
     small, large = (pod(cpu=f"{milli}m") for milli in sorted((first, other)))
-    agent = Asked(loaded(mean, deviation))
+    agent = AgentCall(loaded(mean, deviation))
     assert agent.balance(small) >= agent.balance(large)
 
 
@@ -89,7 +90,7 @@ def test_whatever_annotations_say_scores_are_0_to_10_and_what_is_missing_is_name
     given_nodes, room, requests, utilization, percentile, when_missing, score_missing
 ):
     nodes = [node(f"n{number}", room, **statistics) for number, statistics in enumerate(given_nodes)]
-    agent = Asked(
+    agent = AgentCall(
         *nodes,
         safe_utilization=utilization,
         safe_percentile=percentile,
@@ -119,9 +120,9 @@ def test_whatever_annotations_say_scores_are_0_to_10_and_what_is_missing_is_name
 def test_a_node_gets_the_same_answer_whoever_stands_beside_it(loads, data, percentile):
     nodes = [loaded(*load, name=f"n{number}") for number, load in enumerate(loads)]
     names = data.draw(st.lists(st.sampled_from([node.metadata.name for node in nodes]), unique=True))
-    agent = Asked(*nodes, safe_percentile=percentile)
+    agent = AgentCall(*nodes, safe_percentile=percentile)
     wanted = pod(cpu="250m")
-    alone = [Asked(nodes[int(name[1:])], safe_percentile=percentile).all(wanted) for name in names]
+    alone = [AgentCall(nodes[int(name[1:])], safe_percentile=percentile).all(wanted) for name in names]
     accepted = (agent.filter(wanted, names).codes == 0).tolist()
     assert (
         list(zip(accepted, agent.overload(wanted, names), agent.balance(wanted, names), strict=True)) == alone
@@ -140,6 +141,6 @@ def test_metrics_and_annotations_that_say_the_same_get_the_same_answer(cpu, cpu_
     )
     snapshot = MetricsSnapshot({metric_series.metric: metric_series for metric_series in series})
     wanted = pod(cpu="250m", memory="1Gi")
-    measured = Asked(node(), metrics_snapshot=snapshot, statistics="metrics")
-    assert measured.all(wanted) == Asked(annotated).all(wanted)
-    assert repr(measured.numbers(wanted)) == repr(Asked(annotated).numbers(wanted))
+    measured = AgentCall(node(), metrics_snapshot=snapshot, statistics="metrics")
+    assert measured.all(wanted) == AgentCall(annotated).all(wanted)
+    assert repr(measured.numbers(wanted)) == repr(AgentCall(annotated).numbers(wanted))

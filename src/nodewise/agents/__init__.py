@@ -1,8 +1,8 @@
-"""The agents, one folder each. Agents do not import each other; the rest of the program finds them here.
+"""The agents, one folder each, and the functions that load them. Agents do not import each other.
 
-A folder with an `__init__.py` that has a `KIND` is a built-in agent; `template` is copied by `nodewise agents new`.
+A folder whose `__init__.py` has a `KIND` is a built-in agent; `nodewise agents new` copies the folder `template`.
 A third-party agent is an entry point of the group `nodewise.agents`, `name = "package.module:KIND"`; its results are
-validated (`extender.third_party`). A broken one affects only those who name it in `--agents`.
+validated (`extender.third_party`). A broken agent has no effect unless `--agents` names it.
 """
 
 import pkgutil
@@ -20,7 +20,7 @@ from nodewise.extender.third_party import AgentError, Origin, ThirdPartyKind, ra
 ENTRY_POINT_GROUP: Final = "nodewise.agents"
 _TEMPLATE: Final = "template"
 _FIRST: Final = ("telemetry", "gpu", "safe", "congestion", "pigeon", "learned")
-"""The order in which `decide` asks them and help lists them; other folders follow by name."""
+"""The order in `decide` and in help; other folders follow by name."""
 
 
 class InstalledAgent(NamedTuple):
@@ -28,20 +28,20 @@ class InstalledAgent(NamedTuple):
 
     origin: Origin
     kind: AgentKind | None
-    """None for one that cannot be used."""
+    """None if it cannot be used."""
     why: str = ""
     """Why it cannot be used."""
 
 
 @cache
 def built_in_names() -> tuple[str, ...]:
-    """nodewise's own agents: the names of their folders. This imports none of them."""
+    """The names of nodewise's own agents, which are those of their folders. No agent is imported."""
     folders = {module.name.replace("_", "-") for module in pkgutil.iter_modules(__path__) if module.ispkg}
     return (*_FIRST, *sorted(folders - {*_FIRST, _TEMPLATE}))
 
 
 def names() -> list[str]:
-    """All agents, nodewise's own first."""
+    """The names of all agents, nodewise's own first."""
     return [*built_in_names(), *sorted({entry.name for entry in _entry_points()})]
 
 
@@ -81,7 +81,7 @@ def installed() -> list[InstalledAgent]:
 
 
 def third_party() -> list[InstalledAgent]:
-    """Agents of other packages, by name. Of two that conflict the second cannot be used."""
+    """Agents of other packages, by name. If two conflict, the second cannot be used."""
     agents: list[InstalledAgent] = []
     usable_kinds = built_in()
     for entry in _entry_points():
@@ -110,7 +110,7 @@ def _entry_points() -> list[EntryPoint]:
 
 @cache
 def _load_third_party(entry: EntryPoint, origin: Origin, others: tuple[AgentKind, ...]) -> InstalledAgent:
-    """Import an entry point, once, and validate its kind."""
+    """Import an entry point and validate its kind. The result is cached."""
     try:
         with raising(origin):
             kind = ThirdPartyKind(result_validation.kind(entry.load(), entry.name, others), origin)

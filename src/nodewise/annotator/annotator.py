@@ -121,7 +121,7 @@ class Annotator:
         if self.config.use_requests:
             async for node in cooperative_scheduling.iterate(filter(fields.is_ready, nodes)):
                 name = node.metadata.name
-                allocatable_bytes = node_capacity.read(node.status.allocatable).memory_bytes
+                allocatable_bytes = node_capacity.parse_capacity(node.status.allocatable).memory_bytes
                 requested_bytes = allocations.get(name, Allocation()).memory_bytes
                 requests[name] = MemoryRequests(allocatable_bytes, requested_bytes)
         return await source.measure(requests)

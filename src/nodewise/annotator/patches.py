@@ -130,7 +130,7 @@ def _plan_node(
 ) -> NodePlan:
     name, now = node.metadata.name, measurements.now
     current = fields.current_annotations(node)
-    allocatable = node_capacity.read(node.status.allocatable, config.gpu)
+    allocatable = node_capacity.parse_capacity(node.status.allocatable, config.gpu)
     allocation = measurements.allocation.get(name, Allocation())
     desired: dict[str, str | None] = {}
     if config.allocation:

@@ -68,13 +68,13 @@ TABLE: Final = (
 )
 
 
-class Annotated(msgspec.Struct, frozen=True, gc=False):
+class TimedAnnotations(msgspec.Struct, frozen=True, gc=False):
     """The annotation that tells the age of the others."""
 
     annotated_at: str | None = msgspec.field(default=None, name=ANNOTATED_AT)
 
 
-class UsageAnnotations(Annotated, frozen=True, gc=False):
+class UsageAnnotations(TimedAnnotations, frozen=True, gc=False):
     """Measured free resources of a node."""
 
     mean_free_cpu: str | None = msgspec.field(default=None, name=MEAN_FREE_CPU)
@@ -85,7 +85,7 @@ class UsageAnnotations(Annotated, frozen=True, gc=False):
     forecast_free_memory: str | None = msgspec.field(default=None, name=FORECAST_FREE_MEMORY)
 
 
-class AllocationAnnotations(Annotated, frozen=True, gc=False):
+class AllocationAnnotations(TimedAnnotations, frozen=True, gc=False):
     """Resources of a node that its pods request."""
 
     requested_cpu: str | None = msgspec.field(default=None, name=REQUESTED_CPU)
@@ -95,7 +95,7 @@ class AllocationAnnotations(Annotated, frozen=True, gc=False):
     requested_ephemeral_storage: str | None = msgspec.field(default=None, name=REQUESTED_EPHEMERAL_STORAGE)
 
 
-class CongestionAnnotations(Annotated, frozen=True, gc=False):
+class CongestionAnnotations(TimedAnnotations, frozen=True, gc=False):
     """How congested a node is, by its writer."""
 
     congestion_factor: str | None = msgspec.field(default=None, name=CONGESTION_FACTOR)

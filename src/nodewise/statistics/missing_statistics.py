@@ -38,7 +38,7 @@ class MissingOptions(MissingRules, msgspec.Struct, frozen=True, kw_only=True):
     and learned."""
 
 
-class Missing(IntEnum):
+class StatisticStatus(IntEnum):
     """Whether a statistic exists, and why it is missing."""
 
     PRESENT = 0
@@ -57,11 +57,11 @@ class Missing(IntEnum):
 
 
 _WORDS: Final = {
-    Missing.PRESENT: "",
-    Missing.ABSENT: "no statistics",
-    Missing.STALE: "statistics are too old",
-    Missing.NO_CAPACITY: "nothing is allocatable",
-    Missing.NO_DEVIATION: "no deviation",
+    StatisticStatus.PRESENT: "",
+    StatisticStatus.ABSENT: "no statistics",
+    StatisticStatus.STALE: "statistics are too old",
+    StatisticStatus.NO_CAPACITY: "nothing is allocatable",
+    StatisticStatus.NO_DEVIATION: "no deviation",
 }
 
 

@@ -24,7 +24,7 @@ class Capacity(NamedTuple):
     memory_bytes: int = 0
     pods: int = 0
     gpu: int = 0
-    """Of the resource named `gpu`, or of the name passed to `read`."""
+    """Of the resource named `gpu`, or of the name passed to `parse_capacity`."""
     ephemeral_storage_bytes: int = 0
 
 
@@ -40,7 +40,7 @@ _decode: Final = msgspec.json.Decoder(_Allocatable | None).decode
 _decode_all: Final = msgspec.json.Decoder(dict[str, Any] | None).decode
 
 
-def read(allocatable: msgspec.Raw, gpu: str = GPU) -> Capacity:
+def parse_capacity(allocatable: msgspec.Raw, gpu: str = GPU) -> Capacity:
     """Read a node's capacity; `gpu` is the name of the resource that is counted as GPU."""
     try:
         fields = _decode(allocatable) or _Allocatable()

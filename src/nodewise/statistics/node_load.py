@@ -15,7 +15,7 @@ from nodewise.quantity import NANO
 from nodewise.statistics import load_annotations, load_queries, node_capacity
 from nodewise.statistics.load_annotations import UsageAnnotations
 from nodewise.statistics.load_queries import StatisticsOptions, UsageRequests
-from nodewise.statistics.missing_statistics import Missing
+from nodewise.statistics.missing_statistics import StatisticStatus
 from nodewise.statistics.node_capacity import NodeStatus
 
 RESOURCES: Final = ("cpu", "memory")
@@ -36,7 +36,7 @@ class UsageNode(msgspec.Struct, frozen=True, gc=False):
     status: NodeStatus = NodeStatus()
 
 
-class Load(NamedTuple):
+class NodeLoads(NamedTuple):
     """The usage of all nodes. `used` is NaN where `missing` has a reason."""
 
     used: Table
@@ -48,7 +48,7 @@ class Load(NamedTuple):
     capacity: Table
     """Allocatable; 0 where absent."""
     missing: NDArray[np.uint8]
-    """By resource and node number: `Missing`."""
+    """By resource and node number: `StatisticStatus`."""
     ages_s: NDArray[np.float64]
     """By node number; NaN where unknown."""
 
@@ -69,7 +69,7 @@ class LoadReader:
         """The metrics that it needs."""
         return frozenset(self._metric_requests or ())
 
-    def read(self, cluster_state: ClusterState) -> Generator[None, None, Load]:
+    def read(self, cluster_state: ClusterState) -> Generator[None, None, NodeLoads]:
         """Compute the load of a cluster state; yields between parts of the work."""
         rows = yield from self._nodes.read(cluster_state)
         columns_ = np.ascontiguousarray(rows.T)
@@ -80,7 +80,7 @@ class LoadReader:
 
     def _measured(
         self, capacity_: Table, requests: UsageRequests, cluster_state: ClusterState
-    ) -> Generator[None, None, Load]:
+    ) -> Generator[None, None, NodeLoads]:
         cpu = yield from self._metric(requests.cpu_mean, cluster_state, _NANO_PER_MILLI)
         cpu_deviation = yield from self._metric(requests.cpu_deviation, cluster_state, _NANO_PER_MILLI)
         memory = yield from self._metric(requests.memory_mean, cluster_state, NANO)
@@ -88,7 +88,7 @@ class LoadReader:
         used = np.stack([cpu.values, memory.values])
         ages_s = np.stack([cpu.ages_s, memory.ages_s])
         missing = _missing(used, capacity_, ages_s > self._max_age_s)
-        return Load(
+        return NodeLoads(
             np.where(missing, np.nan, used),
             np.stack([cpu_deviation.fresh(self._max_age_s), memory_deviation.fresh(self._max_age_s)]),
             np.full_like(used, np.nan),
@@ -99,13 +99,13 @@ class LoadReader:
 
     def _metric(
         self, metric_request: MetricRequest, cluster_state: ClusterState, divisor: int
-    ) -> Generator[None, None, "_Measured"]:
+    ) -> Generator[None, None, "_MetricValues"]:
         """A metric by node number; `divisor` is the number of nano-units of one unit of the result."""
         series = cluster_state.metrics.series.get(metric_request.key)
         if series is None:
             self._columns.pop(metric_request.key, None)
             nothing = np.full(len(cluster_state.nodes) + 1, np.nan)
-            return _Measured(nothing, nothing)
+            return _MetricValues(nothing, nothing)
         known = self._columns.get(metric_request.key)
         if known is None or known[0] is not series or known[1] is not cluster_state.nodes:
             known = series, cluster_state.nodes, (yield from columns.lay_out(series, cluster_state.nodes))
@@ -117,13 +117,13 @@ class LoadReader:
         # samples of an expression have no time; the time of the response is the closest known
         times = np.where(np.isnan(column.times), series.fetched_at or np.nan, column.times)
         ages_s = np.where(np.isfinite(times), np.maximum(cluster_state.now - times, 0.0), np.nan)
-        return _Measured(values, ages_s)
+        return _MetricValues(values, ages_s)
 
 
 _NANO_PER_MILLI: Final = NANO // 1000
 
 
-class _Measured(NamedTuple):
+class _MetricValues(NamedTuple):
     """One metric by node number; NaN where unknown."""
 
     values: NDArray[np.float64]
@@ -180,7 +180,7 @@ class _NodeRows:
 
 
 def _row(node: UsageNode) -> tuple[float, ...]:
-    allocatable = node_capacity.read(node.status.allocatable)
+    allocatable = node_capacity.parse_capacity(node.status.allocatable)
     written = node.metadata.annotations
     if written is None:
         return (*_EMPTY_ROW[:6], allocatable.cpu_milli, allocatable.memory_bytes, np.nan)
@@ -200,12 +200,12 @@ def _row(node: UsageNode) -> tuple[float, ...]:
     )
 
 
-def _annotated(columns_: Table, now: float, max_age_s: float) -> Load:
+def _annotated(columns_: Table, now: float, max_age_s: float) -> NodeLoads:
     capacity_ = columns_[_CAPACITY]
     ages_s = now - columns_[_TIME]
     # a time in the future would keep its statistics fresh until they are written again
     missing = _missing(columns_[_FREE], capacity_, np.abs(ages_s) > max_age_s)
-    return Load(
+    return NodeLoads(
         np.where(missing, np.nan, capacity_ - columns_[_FREE]),
         columns_[_DEVIATION],
         capacity_ - columns_[_FORECAST],
@@ -216,6 +216,8 @@ def _annotated(columns_: Table, now: float, max_age_s: float) -> Load:
 
 
 def _missing(values: Table, capacity_: Table, stale: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    missing = np.where(capacity_ > 0, np.uint8(Missing.PRESENT), np.uint8(Missing.NO_CAPACITY))
-    missing = np.where(stale, np.uint8(Missing.STALE), missing)
-    return np.where(np.isnan(values), np.uint8(Missing.ABSENT), missing)
+    missing = np.where(
+        capacity_ > 0, np.uint8(StatisticStatus.PRESENT), np.uint8(StatisticStatus.NO_CAPACITY)
+    )
+    missing = np.where(stale, np.uint8(StatisticStatus.STALE), missing)
+    return np.where(np.isnan(values), np.uint8(StatisticStatus.ABSENT), missing)

@@ -97,13 +97,13 @@ def _demands(stretches: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _rewards(arguments: list[float]) -> dict[str, Any]:
-    life = pod_histories.Life()
-    life.tell()
+    history = pod_histories.PodHistory()
+    history.update()
     rewards, scores = [], []
     for number, reward in enumerate(arguments):
-        life.tell(_that_earns(f"p{number}", reward))
-        rewards.append(life.reward())
-        scores.append(life.points()[0])
+        history.update(_that_earns(f"p{number}", reward))
+        rewards.append(history.reward())
+        scores.append(history.points()[0])
     return {"rewards": rewards, "scores": scores}
 
 
@@ -120,10 +120,10 @@ def _type(labels: dict[str, str]) -> str:
 
 
 def _containers(containers: list[dict[str, Any]]) -> float | None:
-    life = pod_histories.Life()
-    life.tell()
-    life.tell(pod_histories.pod("p", "n1", *map(_container, containers)))
-    known = life.numbers()
+    history = pod_histories.PodHistory()
+    history.update()
+    history.update(pod_histories.pod("p", "n1", *map(_container, containers)))
+    known = history.numbers()
     # with a prior of 1 what is known after one reward r is 0.9 + 0.1 r
     return round(10 * known["reward"] - 9, 6) if known["tried"] else None
 
@@ -140,15 +140,15 @@ def _container(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _phases(phases: list[str]) -> list[float]:
-    life = pod_histories.Life()
-    life.tell()
+    history = pod_histories.PodHistory()
+    history.update()
     for phase in phases:
         if phase == "deleted":
-            life.forget_pod("p")
-            life.look()
+            history.forget_pod("p")
+            history.build()
         else:
-            life.tell(pod_histories.pod("p", "n1", phase=phase))
-    known = life.numbers()
+            history.update(pod_histories.pod("p", "n1", phase=phase))
+    known = history.numbers()
     return [known["tried"], known["reward"]]
 
 

@@ -19,7 +19,8 @@ def written(manifest: dict[str, Any], *pods: dict[str, Any]) -> dict[str, str]:
     allocated = run_at_once(allocation.allocation_by_node(read_pods(*pods)))
     return dict(
         allocation.allocation_annotations(
-            allocated.get(read.metadata.name, Allocation()), node_capacity.read(read.status.allocatable)
+            allocated.get(read.metadata.name, Allocation()),
+            node_capacity.parse_capacity(read.status.allocatable),
         )
     )
 

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from nodewise.statistics.missing_statistics import Missing, MissingOptions, NoStatistics
+from nodewise.statistics.missing_statistics import MissingOptions, NoStatistics, StatisticStatus
 
 
 def test_the_older_systems_way_is_the_default():
@@ -31,8 +31,8 @@ def test_what_is_out_of_bounds_is_refused(settings):
 
 
 def test_every_state_has_words_but_the_one_where_nothing_is_missing():
-    assert not Missing.PRESENT.words
-    assert len({reason.words for reason in Missing}) == len(Missing)
+    assert not StatisticStatus.PRESENT.words
+    assert len({reason.words for reason in StatisticStatus}) == len(StatisticStatus)
 
 
 def test_the_reason_names_the_agent_and_what_to_do():

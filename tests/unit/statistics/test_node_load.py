@@ -14,7 +14,7 @@ from nodewise.metrics.series import Sample, Series
 from nodewise.statistics import load_queries
 from nodewise.statistics.load_annotations import ANNOTATED_AT
 from nodewise.statistics.load_queries import StatisticsOptions
-from nodewise.statistics.missing_statistics import Missing
+from nodewise.statistics.missing_statistics import StatisticStatus
 from nodewise.statistics.node_load import LoadReader, UsageNode
 
 NODE = field_merge.merge("Node", UsageNode)
@@ -57,26 +57,33 @@ def test_used_is_what_is_allocatable_and_not_free():
     np.testing.assert_array_equal(load.deviation, [[400, NAN], [NAN, NAN]])
     np.testing.assert_array_equal(load.forecast, [[3000, NAN], [NAN, NAN]])
     np.testing.assert_array_equal(load.capacity, [[4000, 0], [8 * GIB, 0]])
-    np.testing.assert_array_equal(load.missing, [[Missing.PRESENT, Missing.ABSENT], [Missing.ABSENT] * 2])
+    np.testing.assert_array_equal(
+        load.missing, [[StatisticStatus.PRESENT, StatisticStatus.ABSENT], [StatisticStatus.ABSENT] * 2]
+    )
 
 
 @pytest.mark.parametrize("text", ["", " 2000 ", "2000m", "nan", "abc", "N/A"])
 def test_what_is_no_number_is_no_statistic(text):
     load = read(cluster_state(node("a", mean_free_cpu=text)))
-    assert load.missing[0, 0] == Missing.ABSENT
+    assert load.missing[0, 0] == StatisticStatus.ABSENT
     assert np.isnan(load.used[0, 0])
 
 
 @pytest.mark.parametrize("allocatable", [{}, {"cpu": "0"}, {"cpu": "x"}, [], {"cpu": "-1"}])
 def test_a_node_that_has_nothing_of_a_resource_has_no_statistic_of_it(allocatable):
     load = read(cluster_state(node("a", allocatable=allocatable, mean_free_cpu="100")))
-    assert load.missing[0, 0] == Missing.NO_CAPACITY
+    assert load.missing[0, 0] == StatisticStatus.NO_CAPACITY
     assert np.isnan(load.used[0, 0])
 
 
 @pytest.mark.parametrize(
     ("seconds", "state"),
-    [(0, Missing.PRESENT), (3600, Missing.PRESENT), (3601, Missing.STALE), (-3601, Missing.STALE)],
+    [
+        (0, StatisticStatus.PRESENT),
+        (3600, StatisticStatus.PRESENT),
+        (3601, StatisticStatus.STALE),
+        (-3601, StatisticStatus.STALE),
+    ],
 )
 def test_annotations_are_too_old_after_an_hour_or_if_they_are_of_a_time_to_come(seconds, state):
     stamp = clock.format_rfc3339(NOW - seconds)
@@ -88,14 +95,14 @@ def test_annotations_are_too_old_after_an_hour_or_if_they_are_of_a_time_to_come(
 @pytest.mark.parametrize("stamp", [{}, {"at": ""}, {"at": "noon"}])
 def test_without_a_time_annotations_are_fresh_and_of_unknown_age(stamp):
     load = read(cluster_state(node("a", mean_free_cpu="100", **stamp)))
-    assert load.missing[0, 0] == Missing.PRESENT
+    assert load.missing[0, 0] == StatisticStatus.PRESENT
     assert np.isnan(load.ages_s[0])
 
 
 def test_the_age_that_counts_can_be_set():
     cluster = cluster_state(node("a", mean_free_cpu="100", at=clock.format_rfc3339(NOW - 100)))
-    assert read(cluster, statistics_max_age_s=99.0).missing[0, 0] == Missing.STALE
-    assert read(cluster, statistics_max_age_s=101.0).missing[0, 0] == Missing.PRESENT
+    assert read(cluster, statistics_max_age_s=99.0).missing[0, 0] == StatisticStatus.STALE
+    assert read(cluster, statistics_max_age_s=101.0).missing[0, 0] == StatisticStatus.PRESENT
 
 
 def test_only_nodes_that_changed_are_read_again():
@@ -141,26 +148,28 @@ def test_metrics_are_cores_and_bytes():
     np.testing.assert_array_equal(load.used, [[1500, NAN, NAN], [64 * GIB, NAN, NAN]])
     np.testing.assert_array_equal(load.deviation, [[250, NAN, NAN], [NAN, NAN, NAN]])
     np.testing.assert_array_equal(load.forecast, np.full((2, 3), NAN))
-    np.testing.assert_array_equal(load.missing[:, :2], [[Missing.PRESENT, Missing.ABSENT]] * 2)
+    np.testing.assert_array_equal(
+        load.missing[:, :2], [[StatisticStatus.PRESENT, StatisticStatus.ABSENT]] * 2
+    )
 
 
 def test_the_answer_to_an_expression_is_as_old_as_the_asking():
     snapshot = measured(cpu_used_mean={"a": 10**9})
     fresh = read(cluster_state(node("a"), snapshot=snapshot, now=NOW + 3600), statistics="metrics")
-    assert (fresh.missing[0, 0], fresh.ages_s[0]) == (Missing.PRESENT, 3600)
+    assert (fresh.missing[0, 0], fresh.ages_s[0]) == (StatisticStatus.PRESENT, 3600)
     old = read(cluster_state(node("a"), snapshot=snapshot, now=NOW + 3601), statistics="metrics")
-    assert old.missing[0, 0] == Missing.STALE
+    assert old.missing[0, 0] == StatisticStatus.STALE
 
 
 def test_a_sample_with_a_time_is_as_old_as_that():
     snapshot = measured(cpu_used_mean={"a": 10**9}, at=NOW - 5000)
     load = read(cluster_state(node("a"), snapshot=snapshot), statistics="metrics")
-    assert load.missing[0, 0] == Missing.STALE
+    assert load.missing[0, 0] == StatisticStatus.STALE
 
 
 def test_annotations_do_not_count_where_metrics_are_asked():
     load = read(cluster_state(node("a", mean_free_cpu="1000")), statistics="metrics")
-    assert load.missing[0, 0] == Missing.ABSENT
+    assert load.missing[0, 0] == StatisticStatus.ABSENT
 
 
 def test_nothing_is_asked_where_annotations_count():

@@ -1,12 +1,12 @@
 """The congestion agent: nodes whose annotation `congestion-factor` is high score low.
 
-| file | what lives there |
+| module | content |
 |---|---|
 | `options.py` | settings |
 | `state.py` | reads the annotation of nodes into scores |
-| `agent.py` | answers requests by look-up, with the details for `explain` |
+| `agent.py` | answers requests by look-up, with details for `explain` |
 
-Takes over from the agent of that name of kube-safe-scheduler.
+Replaces the agent of that name of kube-safe-scheduler.
 """
 
 from collections.abc import Iterable

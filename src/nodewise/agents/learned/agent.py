@@ -46,7 +46,7 @@ def expected_rewards(known: TypeRewards | None, now: float, rule: LearningRule) 
     if known is None:
         none = np.empty(0)
         return ExpectedRewards(none.astype(np.intp), none, none.astype(np.int64), none, rule.prior, 0.0)
-    left = rule.left(now - known.at)
+    left = rule.remaining_weight(now - known.at)
     rewards = rule.prior + (known.rewards - rule.prior) * left
     recent = known.recent * left
     total = float(recent.sum())

@@ -168,30 +168,34 @@ class RewardMemory:
 
         Of a type that does not fit as a whole, it has the nodes that differ most from the prior.
         """
-        room = _MAX_BYTES
+        free_bytes = _MAX_BYTES
         parts: list[bytes] = []
         for name, entry in reversed(self._types.items()):
             if not entry.text:
                 entry.text = msgspec.json.encode(entry.pairs)
             key = msgspec.json.encode(name) + b":"
-            text = entry.text if len(entry.text) + len(key) < room else self._fitting(entry, room - len(key))
+            text = (
+                entry.text
+                if len(entry.text) + len(key) < free_bytes
+                else self._encode_fitting(entry, free_bytes - len(key))
+            )
             if not text:
                 break
             parts.append(key + text)
-            room -= len(key) + len(text) + 1
+            free_bytes -= len(key) + len(text) + 1
         # the newest are last, as in memory, so that a reader removes them last
         types = b",".join(reversed(parts))
         return b'{"version":%d,"until":%d,"types":{%s}}' % (VERSION, int(until), types)
 
-    def _fitting(self, entry: _TypeEntry, room: int) -> bytes:
-        """As many nodes as fit; empty if none fits."""
-        telling = sorted(entry.pairs.items(), key=lambda item: -abs(item[1].reward - self._rule.prior))
-        texts = [msgspec.json.encode({node: pair})[1:-1] for node, pair in telling]
-        count = int(np.searchsorted(np.cumsum([len(text) + 1 for text in texts]), room, "right"))
+    def _encode_fitting(self, entry: _TypeEntry, free_bytes: int) -> bytes:
+        """Encode as many nodes as fit, those that differ most from the prior first; empty if none fits."""
+        by_difference = sorted(entry.pairs.items(), key=lambda item: -abs(item[1].reward - self._rule.prior))
+        texts = [msgspec.json.encode({node: pair})[1:-1] for node, pair in by_difference]
+        count = int(np.searchsorted(np.cumsum([len(text) + 1 for text in texts]), free_bytes, "right"))
         return b"{" + b",".join(texts[:count]) + b"}" if count else b""
 
 
-def read(kept: bytes) -> StoredRewards:
+def parse_stored_rewards(kept: bytes) -> StoredRewards:
     """Parse the stored form. `BadInput` lists its problems."""
     if len(kept) > _MAX_READ_BYTES:
         raise _unreadable("", f"{len(kept)} bytes", f"at most {_MAX_READ_BYTES}")

@@ -1,7 +1,7 @@
-"""The learning rule: R becomes 0.9 R + 0.1 r with each reward r, and fades to the prior as time goes by.
+"""The learning rule: an estimate R becomes 0.9 R + 0.1 r with each reward r, and fades to the prior over time.
 
-The rule is that of kubeRL, the rewards' mean weighted with the newest. Without fading, a node that failed once would
-never be tried again, and so never be seen to have healed. Tries fade as well, for exploration: the bonus is that of
+This is the rule of kubeRL, an exponentially weighted mean. Without fading, a node that failed once would never be tried
+again, and its recovery would not be noticed. Tries fade as well, for exploration: the bonus is that of
 discounted UCB (Garivier and Moulines, 2011).
 """
 
@@ -31,7 +31,7 @@ class RewardEstimate(NamedTuple):
     recent: Annotated[float, msgspec.Meta(ge=0, le=_MAX_EXACT)]
     """The number of rewards, weighted by how little each has faded."""
     at: Annotated[float, msgspec.Meta(ge=-_MAX_EXACT, le=_MAX_EXACT)]
-    """Of the newest reward, seconds since 1970."""
+    """The time of the newest reward, in seconds since 1970."""
 
 
 class LearningRule(NamedTuple):
@@ -42,7 +42,7 @@ class LearningRule(NamedTuple):
     """0: nothing fades."""
     exploration: float = 0.0
 
-    def left(self, age_s: ArrayLike) -> Floats:
+    def remaining_weight(self, age_s: ArrayLike) -> Floats:
         """The weight that an estimate keeps after a time; 1 if the clock was set back."""
         age = np.maximum(np.asarray(age_s, np.float64), 0.0)
         return np.exp2(-age / self.half_life_s) if self.half_life_s else np.ones_like(age)
@@ -52,7 +52,7 @@ class LearningRule(NamedTuple):
     ) -> RewardEstimate:
         """The estimate after a reward that came `times` times at once."""
         before = estimate or RewardEstimate(self.prior, 0, 0.0, now)
-        left = float(self.left(now - before.at))
+        left = float(self.remaining_weight(now - before.at))
         weight = (1 - RATE) ** times
         faded = self.prior + (before.reward - self.prior) * left
         reward_after = weight * faded + (1 - weight) * reward
@@ -60,7 +60,7 @@ class LearningRule(NamedTuple):
 
     def after(self, earlier: RewardEstimate, later: RewardEstimate) -> RewardEstimate:
         """The estimate `later` as if it had started from `earlier` instead of the prior."""
-        left = float(self.left(later.at - earlier.at))
+        left = float(self.remaining_weight(later.at - earlier.at))
         lasting = left * (1 - RATE) ** later.tried
         reward = later.reward + (earlier.reward - self.prior) * lasting
         tried = earlier.tried + later.tried

@@ -170,7 +170,7 @@ class LearnedStateBuilder(StateBuilder[LearnedState]):
         if self._offered is not None and kept == self._offered.text:
             self._kept = self._offered
             return
-        stored = memories.read(kept)
+        stored = memories.parse_stored_rewards(kept)
         changes = self._memory.changes
         self._memory.take(stored, as_earlier=True)
         if self._pods is None or self._first is not None:
@@ -192,7 +192,7 @@ class LearnedStateBuilder(StateBuilder[LearnedState]):
     def _fold(self, kept: bytes) -> None:
         """Merge rewards that another replica stored, so that estimates unknown here are not lost."""
         try:
-            self._memory.take(memories.read(kept), as_earlier=False)
+            self._memory.take(memories.parse_stored_rewards(kept), as_earlier=False)
         except BadInput:
             return  # it is overwritten
 

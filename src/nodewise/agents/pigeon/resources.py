@@ -55,7 +55,7 @@ def pod_demand(pod: RequestingPod, gpu: str = GPU) -> Row:
 
 def allocatable_amounts(raw: msgspec.Raw, gpu: str = GPU) -> Amounts:
     """The allocatable amounts of a node, in the units of quantities; 0 for absent ones."""
-    whole = node_capacity.read(raw)
+    whole = node_capacity.parse_capacity(raw)
     devices = whole.gpu if gpu == GPU else _amount(raw, gpu)
     return (whole.cpu_milli, whole.memory_bytes, whole.pods, devices, whole.ephemeral_storage_bytes)
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from nodewise.agents.safe import beta_distribution
 from nodewise.agents.safe.state import Shares
-from nodewise.statistics.missing_statistics import Missing
+from nodewise.statistics.missing_statistics import StatisticStatus
 from nodewise.statistics.node_load import RESOURCES
 
 _BLOCK: Final = 64
@@ -40,8 +40,8 @@ class RiskDetails:
         )
 
     def _words(self, resource: str, number: int, candidate: int) -> str:
-        missing = Missing(int(self.shares.missing[number, candidate]))
-        if missing not in (Missing.PRESENT, Missing.NO_DEVIATION):
+        missing = StatisticStatus(int(self.shares.missing[number, candidate]))
+        if missing not in (StatisticStatus.PRESENT, StatisticStatus.NO_DEVIATION):
             return f"{resource}: {missing.words}"
         mean = self.shares.mean[number, candidate]
         spread = missing.words and f", {missing.words}"
@@ -88,7 +88,7 @@ class RiskDetails:
             "risk": self._risk(number, candidate),
             "threshold": self.threshold,
         }
-        missing = Missing(int(self.shares.missing[number, candidate]))
+        missing = StatisticStatus(int(self.shares.missing[number, candidate]))
         if missing:
             numbers["missing"] = missing.words
         if self.prints_table and beta_distribution.is_valid(*shapes):

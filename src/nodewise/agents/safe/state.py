@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from nodewise.agent import ClusterState, Inputs, MetricRequest, ObjectKey, StateBuilder
 from nodewise.agents.safe.options import SafeOptions
-from nodewise.statistics.missing_statistics import Missing
-from nodewise.statistics.node_load import Load, LoadReader, Table
+from nodewise.statistics.missing_statistics import StatisticStatus
+from nodewise.statistics.node_load import LoadReader, NodeLoads, Table
 from nodewise.statistics.pod_requests import PodRequest
 
 
@@ -22,7 +22,7 @@ class SafeState(NamedTuple):
     deviation: Table
     """A share, from 0 to 1; 0 where there is none."""
     missing: NDArray[np.uint8]
-    """`Missing`."""
+    """`StatisticStatus`."""
 
 
 class Shares(NamedTuple):
@@ -31,7 +31,7 @@ class Shares(NamedTuple):
     mean: Table
     deviation: Table
     missing: NDArray[np.uint8]
-    """`Missing`."""
+    """`StatisticStatus`."""
 
     @property
     def nbytes(self) -> int:
@@ -62,7 +62,7 @@ class SafeStateBuilder(StateBuilder[SafeState | None]):
         return base(load, self._forecast_weight)
 
 
-def base(load: Load, forecast_weight: float) -> SafeState:
+def base(load: NodeLoads, forecast_weight: float) -> SafeState:
     """The load combined with the forecast, whose weight is from 0 to 1.
 
     A pod adds its request to the mean and nothing to the deviation, so only the deviation is divided here already.
@@ -74,7 +74,7 @@ def base(load: Load, forecast_weight: float) -> SafeState:
         used = np.maximum(np.where(np.isnan(load.forecast), load.used, expected), 0.0)
         has_no_deviation = np.isnan(load.deviation) & ~is_absent
         deviation = np.clip(np.nan_to_num(load.deviation, nan=0.0) / capacity, 0.0, 1.0)
-    missing = np.where(has_no_deviation, np.uint8(Missing.NO_DEVIATION), load.missing)
+    missing = np.where(has_no_deviation, np.uint8(StatisticStatus.NO_DEVIATION), load.missing)
     return SafeState(used, capacity, deviation, missing)
 
 

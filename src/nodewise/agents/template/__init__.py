@@ -1,10 +1,10 @@
 """An agent that reads one annotation of nodes and one label of pods.
 
-| file | what lives there |
+| module | content |
 |---|---|
 | `options.py` | settings |
-| `state.py` | the nodes read into one array, whenever they change |
-| `agent.py` | answers a request from that array: put your own arithmetic there |
+| `state.py` | reads the nodes into one array when they change |
+| `agent.py` | answers requests from that array; add your own calculation here |
 """
 
 from typing import Final
@@ -16,7 +16,7 @@ from nodewise.agents.template.state import NodeFields, TemplateStateBuilder
 
 
 class TemplateKind(AgentKind):
-    """What nodewise sees of this package: its entry point in pyproject.toml names the `KIND` below."""
+    """The agent as nodewise sees it: the entry point in pyproject.toml names the `KIND` below."""
 
     name = "template"
     summary = "one line for `nodewise agents list`"

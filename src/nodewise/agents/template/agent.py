@@ -1,4 +1,4 @@
-"""Answers requests from the agent's state. Put your own arithmetic into `filter` and `score`."""
+"""Answers requests from the agent's state. Add your own calculation to `filter` and `score`."""
 
 from typing import ClassVar
 
@@ -21,8 +21,8 @@ class PodFields(msgspec.Struct, frozen=True):
     metadata: PodMetadata = PodMetadata()
 
 
-class TooMuch(msgspec.Struct, frozen=True):
-    """Why a node is rejected, as kube-scheduler shows it on the pod. One text for all nodes: they are grouped by it."""
+class LimitExceeded(msgspec.Struct, frozen=True):
+    """Why a node is rejected, as kube-scheduler shows it on the pod, which groups nodes with the same text."""
 
     limit: float
     is_failure: ClassVar[bool] = False
@@ -35,7 +35,7 @@ class TooMuch(msgspec.Struct, frozen=True):
 
 
 class TemplateAgent(FilterPlugin[PodFields, TemplateState], ScorePlugin[PodFields, TemplateState]):
-    """All arrays are by candidate, in the order of the request."""
+    """The agent `template`. All arrays are by candidate, in the order of the request."""
 
     name = "template"
 
@@ -45,20 +45,20 @@ class TemplateAgent(FilterPlugin[PodFields, TemplateState], ScorePlugin[PodField
         self.priorities = {"template": self.score}
 
     def equivalence_key(self, pod: PodFields) -> str | None:
-        """What the answers depend on. None: the pod does not concern the agent, whose failures do not affect it."""
+        """The pod's label, on which the results depend. None would mean that the pod does not concern the agent."""
         return (pod.metadata.labels or {}).get(self._label, "")
 
     def filter(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Verdict | None:
-        """Which candidates the pod may not go to: every code but 0 names one of the reasons, 1 the first."""
+        """Reject candidates: code 0 accepts, code k rejects for the k-th reason."""
         values, limit = self._values(candidates, snapshot), self._limit(pod)
-        # Your own arithmetic, such as `rejected = ~(values <= limit)`, which rejects missing values too.
+        # Your own calculation, such as `rejected = ~(values <= limit)`, which rejects missing values too.
         rejected = np.zeros(len(values), bool)
-        return Verdict(rejected.astype(np.int16), (TooMuch(limit),))
+        return Verdict(rejected.astype(np.int16), (LimitExceeded(limit),))
 
     def score(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Scores | None:
-        """How much each candidate is liked: whole numbers from 0 to 10."""
+        """Score candidates with whole numbers from 0 to 10."""
         values = self._values(candidates, snapshot)
-        # Your own arithmetic, such as `points = np.clip(10 - values, 0, 10)`, and what a missing value is worth.
+        # Your own calculation, such as `points = np.clip(10 - values, 0, 10)`, with a score for missing values.
         points = np.ones(len(values))
         return Scores(np.nan_to_num(points).round().astype(np.int64))
 
@@ -70,6 +70,6 @@ class TemplateAgent(FilterPlugin[PodFields, TemplateState], ScorePlugin[PodField
         return values
 
     def _limit(self, pod: PodFields) -> float:
-        """The pod's number; infinite where it has none."""
+        """The number in the pod's label; infinite if there is none."""
         limit = read_number(self.equivalence_key(pod))
         return np.inf if np.isnan(limit) else limit

@@ -1,4 +1,4 @@
-"""Reads the nodes into one array. This runs when nodes change, not when kube-scheduler sends a request."""
+"""Reads the nodes into one array. This runs when nodes change, not for each request."""
 
 from collections.abc import Generator
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from nodewise.agent import ClusterState, Inputs, StateBuilder
 
 
 class NodeAnnotations(msgspec.Struct, frozen=True, rename={"template_value": "template/value"}):
-    """The annotations that are read, one field each: agents share what is kept of a node."""
+    """The annotations that are read, one field each. All agents share one decoded object per node."""
 
     template_value: str | None = None
 
@@ -21,16 +21,16 @@ class NodeMetadata(msgspec.Struct, frozen=True):
 
 
 class NodeFields(msgspec.Struct, frozen=True):
-    """The fields of a Node that are read, with the names of its JSON. Other fields are not kept."""
+    """The fields of a Node that are read, with the names of its JSON. Other fields are dropped."""
 
     metadata: NodeMetadata = NodeMetadata()
 
 
 class TemplateState(NamedTuple):
-    """What requests are answered from. It must not change after `build` returned it."""
+    """The state from which requests are answered. It must not change after `build` returned it."""
 
     values: NDArray[np.float64]
-    """By node number, and one more for the node that is not known; NaN where there is no number."""
+    """By node number, and one more for unknown nodes; NaN where there is no number."""
 
 
 class TemplateStateBuilder(StateBuilder[TemplateState]):
@@ -43,12 +43,12 @@ class TemplateStateBuilder(StateBuilder[TemplateState]):
         for number, node in enumerate(cluster_state.node_objects.values()):
             annotations = node.metadata.annotations
             values[number] = read_number(annotations.template_value if annotations else None)
-            yield  # requests go first
+            yield  # lets the event loop answer requests
         return TemplateState(values)
 
 
 def read_number(text: str | None) -> float:
-    """The number in a text; NaN where there is none."""
+    """Parse a number; NaN if the text is none."""
     try:
         number = float(text or "nan")
     except ValueError:

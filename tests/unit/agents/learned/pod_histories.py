@@ -1,4 +1,4 @@
-"""Pods that live and fail, and a state that watches them: `life.tell(pod("p1", "n1", running()))`."""
+"""Pods that run and fail, and a state builder that observes them: `history.update(pod("p1", "n1", running()))`."""
 
 from typing import Any
 
@@ -62,8 +62,8 @@ def pod(
     return msgspec.json.decode(msgspec.json.encode(document), type=ObservedPod)
 
 
-class Life:
-    """A state, the world that it is told, and time. Nodes are n1, n2, …."""
+class PodHistory:
+    """A state builder, the pods that it observes, and a clock. Nodes are n1, n2, …."""
 
     def __init__(self, options: LearnedOptions = NEVER_FADES, nodes: int = 3, now: float = START) -> None:
         self.options = options
@@ -75,8 +75,8 @@ class Life:
         self._keep = watched.keep
         self.agent_state: LearnedState | None = None
 
-    def tell(self, *pods: ObservedPod, after_s: float = 1.0) -> LearnedState:
-        """The next world, in which these pods are new or changed."""
+    def update(self, *pods: ObservedPod, after_s: float = 1.0) -> LearnedState:
+        """Build the next state, after these pods were added or changed."""
         assert self._keep is not None
         pods_after = dict(self.pods)
         for changed_pod in pods:
@@ -84,9 +84,9 @@ class Life:
             kept = self._keep(changed_pod)
             pods_after.pop(key, None) if kept is None else pods_after.update({key: kept})
         self.pods = pods_after
-        return self.look(after_s)
+        return self.build(after_s)
 
-    def look(self, after_s: float = 1.0) -> LearnedState:
+    def build(self, after_s: float = 1.0) -> LearnedState:
         self.now += after_s
         self.agent_state = built(
             self.state, ClusterState(self.index, {PODS: self.pods}, MetricsSnapshot(), self.now)
@@ -100,10 +100,12 @@ class Life:
         return Snapshot(self.index, {"learned": self.agent_state} if self.agent_state else {}, self.now, 1)
 
     def _ask(self, type_: str, namespace: str = "d") -> Any:
-        asking = PendingPod(PendingPodMetadata(name="asks", namespace=namespace, labels={"podtype": type_}))
+        pending_pod = PendingPod(
+            PendingPodMetadata(name="pending", namespace=namespace, labels={"podtype": type_})
+        )
         cluster_snapshot = self.snapshot()
         return LearnedAgent(self.options).score(
-            asking, cluster_snapshot.nodes.named(self.index.known), cluster_snapshot
+            pending_pod, cluster_snapshot.nodes.named(self.index.known), cluster_snapshot
         )
 
     def points(self, type_: str = "D", namespace: str = "d") -> list[int]:
@@ -112,7 +114,7 @@ class Life:
         return points
 
     def numbers(self, node: int = 0, type_: str = "D") -> dict[str, Any]:
-        """What is told of a node."""
+        """The details of a node as numbers."""
         numbers: dict[str, Any] = self._ask(type_).details.numbers(node)
         return numbers
 

@@ -13,7 +13,7 @@ from nodewise.errors import BadInput
 from tests.unit.agents.learned.pod_histories import (
     NEVER_FADES,
     START,
-    Life,
+    PodHistory,
     end,
     pod,
     running,
@@ -26,158 +26,158 @@ def kept(types: dict[str, dict[str, list[float]]], until: float = START) -> byte
     return msgspec.json.encode({"version": 1, "until": until, "types": types})
 
 
-def told(life: Life) -> list[tuple[float, int]]:
-    return [(life.reward(node), life.numbers(node)["tried"]) for node in range(len(life.index))]
+def told(history: PodHistory) -> list[tuple[float, int]]:
+    return [(history.reward(node), history.numbers(node)["tried"]) for node in range(len(history.index))]
 
 
-def restarted(life: Life, text: bytes | None) -> Life:
+def restarted(history: PodHistory, text: bytes | None) -> PodHistory:
     """Another process, for the same pods."""
-    other = Life(life.options, now=life.now)
-    other.pods = life.pods
+    other = PodHistory(history.options, now=history.now)
+    other.pods = history.pods
     if text is not None:
         other.state.recall(text)
     return other
 
 
-def stored(life: Life, before: bytes | None = None) -> bytes:
-    text = life.state.keep(before)
+def stored(history: PodHistory, before: bytes | None = None) -> bytes:
+    text = history.state.keep(before)
     assert text is not None
-    life.state.recall(text)
+    history.state.recall(text)
     return text
 
 
 def test_the_state_is_one_that_remembers() -> None:
-    life = Life()
-    assert life.state.memory_scope == "leader"
+    history = PodHistory()
+    assert history.state.memory_scope == "leader"
 
 
 def test_scores_of_what_was_kept() -> None:
     """Cases 178 and 179; what was never tried is not the worst any more."""
-    life = Life()
-    life.state.recall(kept({"d/D": {"n1": [1.0, 3, 3, START], "n2": [0.295, 9, 9, START]}}))
-    life.tell()
-    assert life.points() == [10, 2, 10]
-    assert life.points("E") == [10, 10, 10]
+    history = PodHistory()
+    history.state.recall(kept({"d/D": {"n1": [1.0, 3, 3, START], "n2": [0.295, 9, 9, START]}}))
+    history.update()
+    assert history.points() == [10, 2, 10]
+    assert history.points("E") == [10, 10, 10]
 
 
 class TestRestart:
-    def life(self) -> Life:
-        life = Life()
-        life.tell()
-        life.tell(pod("a", "n1", phase="Failed"), pod("b", "n2", running()))
-        return life
+    def history(self) -> PodHistory:
+        history = PodHistory()
+        history.update()
+        history.update(pod("a", "n1", phase="Failed"), pod("b", "n2", running()))
+        return history
 
     def test_nothing_is_lost(self) -> None:
-        life = self.life()
-        other = restarted(life, stored(life))
-        other.tell()
-        assert told(other) == told(life) == [(0.9, 1), (1.0, 1), (1.0, 0)]
+        history = self.history()
+        other = restarted(history, stored(history))
+        other.update()
+        assert told(other) == told(history) == [(0.9, 1), (1.0, 1), (1.0, 0)]
 
     def test_nothing_is_learned_twice(self) -> None:
-        life = self.life()
-        text = stored(life)
+        history = self.history()
+        text = stored(history)
         for _ in range(3):
-            life = restarted(life, text)
-            life.tell(after_s=10)
-            life.tell(after_s=10)
-        assert told(life) == [(0.9, 1), (1.0, 1), (1.0, 0)]
+            history = restarted(history, text)
+            history.update(after_s=10)
+            history.update(after_s=10)
+        assert told(history) == [(0.9, 1), (1.0, 1), (1.0, 0)]
 
     def test_what_happened_meanwhile_is_caught_up_on(self) -> None:
-        life = self.life()
-        text = stored(life)
-        other = restarted(life, text)
-        other.tell(
+        history = self.history()
+        text = stored(history)
+        other = restarted(history, text)
+        other.update(
             pod("b", "n2", running(1, end(0, 60), at_s=61)),
             pod("c", "n3", terminated(10, 60), phase="Failed"),
             pod("e", "n1", running(at_s=60)),
             after_s=100,
         )
         assert told(other) == [(0.91, 2), (0.95, 2), (0.9, 1)]
-        other.tell(after_s=100)
+        other.update(after_s=100)
         assert told(other) == [(0.91, 2), (0.95, 2), (0.9, 1)]
 
     def test_without_a_memory_the_pods_that_are_there_are_where_one_begins(self) -> None:
-        other = restarted(self.life(), None)
-        other.tell()
+        other = restarted(self.history(), None)
+        other.update()
         assert told(other) == [(1.0, 0)] * 3
 
     def test_a_memory_that_comes_late_is_put_before_what_was_learned_since(self) -> None:
-        life = self.life()
-        text = stored(life)
-        late = restarted(life, None)
-        late.tell(pod("c", "n3", terminated(3, 4), phase="Failed"), pod("w", "n2", waiting()))
-        late.tell(pod("d", "n1", phase="Failed"))
+        history = self.history()
+        text = stored(history)
+        late = restarted(history, None)
+        late.update(pod("c", "n3", terminated(3, 4), phase="Failed"), pod("w", "n2", waiting()))
+        late.update(pod("d", "n1", phase="Failed"))
         assert told(late) == [(0.9, 1), (1.0, 0), (1.0, 0)]
         late.state.recall(text)
-        late.tell()
+        late.update()
         assert told(late) == [(0.81, 2), (1.0, 1), (0.9, 1)]
         assert late.state.keep(text) is not None
 
 
 class TestWhatIsKept:
     def test_as_people_read_it(self) -> None:
-        life = Life()
-        life.tell()
-        life.tell(pod("a", "n1", terminated(), phase="Failed"), pod("b", "n1", running(at_s=1)))
-        assert msgspec.json.decode(stored(life)) == {
+        history = PodHistory()
+        history.update()
+        history.update(pod("a", "n1", terminated(), phase="Failed"), pod("b", "n1", running(at_s=1)))
+        assert msgspec.json.decode(stored(history)) == {
             "version": 1,
-            "until": int(life.now),
-            "types": {"d/D": {"n1": [0.91, 2, 2.0, int(life.now)]}},
+            "until": int(history.now),
+            "types": {"d/D": {"n1": [0.91, 2, 2.0, int(history.now)]}},
         }
 
     def test_no_news_are_none(self) -> None:
-        life = Life()
-        life.tell()
-        assert life.state.keep(None) is None
-        life.tell(pod("a", "n1", phase="Failed"))
-        text = stored(life)
-        assert life.state.keep(text) is None
-        life.tell()
-        assert life.state.keep(text) is None
-        life.tell(pod("b", "n1", phase="Failed"))
-        assert life.state.keep(text) is not None
+        history = PodHistory()
+        history.update()
+        assert history.state.keep(None) is None
+        history.update(pod("a", "n1", phase="Failed"))
+        text = stored(history)
+        assert history.state.keep(text) is None
+        history.update()
+        assert history.state.keep(text) is None
+        history.update(pod("b", "n1", phase="Failed"))
+        assert history.state.keep(text) is not None
 
     def test_news_that_could_not_be_written_are_news_still(self) -> None:
-        life = Life()
-        life.tell()
-        life.tell(pod("a", "n1", phase="Failed"))
-        text = life.state.keep(None)
-        assert life.state.keep(None) == text
+        history = PodHistory()
+        history.update()
+        history.update(pod("a", "n1", phase="Failed"))
+        text = history.state.keep(None)
+        assert history.state.keep(None) == text
 
     def test_what_was_deleted_is_written_again(self) -> None:
-        life = Life()
-        life.tell()
-        life.tell(pod("a", "n1", phase="Failed"))
-        text = stored(life)
-        assert life.state.keep(None) == text
+        history = PodHistory()
+        history.update()
+        history.update(pod("a", "n1", phase="Failed"))
+        text = stored(history)
+        assert history.state.keep(None) == text
 
     def test_what_somebody_else_kept_is_not_lost(self) -> None:
-        life = Life()
-        life.tell()
-        life.tell(pod("a", "n1", phase="Failed"))
+        history = PodHistory()
+        history.update()
+        history.update(pod("a", "n1", phase="Failed"))
         theirs = kept({"d/E": {"n2": [0.5, 9, 4.5, START]}, "d/D": {"n1": [0.81, 2, 2, START]}})
-        text = stored(life, theirs)
+        text = stored(history, theirs)
         assert msgspec.json.decode(text)["types"] == {
             "d/D": {"n1": [0.81, 2, 2.0, int(START)]},
             "d/E": {"n2": [0.5, 9, 4.5, int(START)]},
         }
-        assert life.state.keep(text) is None
+        assert history.state.keep(text) is None
 
     def test_what_cannot_be_read_is_written_over_once_there_is_news(self) -> None:
-        life = Life()
-        life.tell()
-        assert life.state.keep(b"{}") is None
-        life.tell(pod("a", "n1", phase="Failed"))
-        assert life.state.keep(b"{}") is not None
+        history = PodHistory()
+        history.update()
+        assert history.state.keep(b"{}") is None
+        history.update(pod("a", "n1", phase="Failed"))
+        assert history.state.keep(b"{}") is not None
 
     def test_a_follower_that_comes_to_lead_goes_on(self) -> None:
-        lives = [Life(), Life()]
-        for life in lives:
-            life.tell()
-            life.tell(pod("a", "n1", phase="Failed"))
-        text = stored(lives[0])
-        stored(lives[1], text)
-        assert told(lives[1]) == told(lives[0])
+        histories = [PodHistory(), PodHistory()]
+        for history in histories:
+            history.update()
+            history.update(pod("a", "n1", phase="Failed"))
+        text = stored(histories[0])
+        stored(histories[1], text)
+        assert told(histories[1]) == told(histories[0])
 
 
 class TestBounds:
@@ -217,7 +217,7 @@ class TestBounds:
                 memory.learn(f"d/t{type_}", f"a-node-with-a-rather-long-name-{node:05d}", reward, 1, START)
         text = memory.text(START)
         assert 400_000 < len(text) < 2**19
-        restored = memories.read(text)
+        restored = memories.parse_stored_rewards(text)
         assert list(restored.types)[-1] == "d/t7"
         partly = next(iter(restored.types.values()))
         assert len(partly) < 5000
@@ -271,25 +271,25 @@ class TestBounds:
     ],
 )
 def test_what_cannot_be_read_is_refused_and_changes_nothing(text: bytes, words: str) -> None:
-    life = Life(NEVER_FADES)
+    history = PodHistory(NEVER_FADES)
     with pytest.raises(BadInput, match=words):
-        life.state.recall(text)
-    life.tell()
-    assert told(life) == [(1.0, 0)] * 3
+        history.state.recall(text)
+    history.update()
+    assert told(history) == [(1.0, 0)] * 3
 
 
 def test_a_time_to_come_is_as_good_as_now() -> None:
-    life = Life(LearnedOptions(learned_half_life_s=3600.0))
-    life.state.recall(kept({"d/D": {"n1": [0.5, 1, 1, START + 1e6]}}, START + 1e6))
-    life.tell(pod("a", "n2", running()))
-    assert told(life)[0] == (0.5, 1)
-    life.tell(pod("b", "n1", phase="Failed"))
-    assert life.reward() == 0.45
+    history = PodHistory(LearnedOptions(learned_half_life_s=3600.0))
+    history.state.recall(kept({"d/D": {"n1": [0.5, 1, 1, START + 1e6]}}, START + 1e6))
+    history.update(pod("a", "n2", running()))
+    assert told(history)[0] == (0.5, 1)
+    history.update(pod("b", "n1", phase="Failed"))
+    assert history.reward() == 0.45
 
 
 def test_pairs_are_read_as_they_were_written() -> None:
     memory = RewardMemory(LearningRule(1.0, 0.0))
     memory.learn("d/D", "n1", 0.0, 3, START)
-    restored = memories.read(memory.text(START + 5))
+    restored = memories.parse_stored_rewards(memory.text(START + 5))
     assert restored.until == START + 5
     assert restored.types == {"d/D": {"n1": RewardEstimate(pytest.approx(0.729), 3, 3.0, START)}}

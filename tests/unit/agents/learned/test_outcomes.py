@@ -74,7 +74,7 @@ class TestWhatCountsOnce:
         assert then([], [running()]) is None
 
     def test_an_end_and_the_start_after_it(self) -> None:
-        life = [
+        history = [
             running(),
             terminated(0, 10),
             waiting(0, end(0, 10)),
@@ -83,7 +83,7 @@ class TestWhatCountsOnce:
             waiting(1, end(20, 30)),
             running(2, end(20, 30)),
         ]
-        steps = [then([a], [b]) for a, b in pairwise(life)]
+        steps = [then([a], [b]) for a, b in pairwise(history)]
         assert steps == [(0.5, 1), None, None, (0.0, 1), None, None]
 
     def test_an_end_that_nobody_saw(self) -> None:

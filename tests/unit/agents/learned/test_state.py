@@ -7,121 +7,129 @@ from nodewise.agent import ClusterState
 from nodewise.agents.learned.options import LearnedOptions
 from nodewise.agents.learned.state import PODS
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
-from tests.unit.agents.learned.pod_histories import NEVER_FADES, Life, end, pod, running, terminated, waiting
+from tests.unit.agents.learned.pod_histories import (
+    NEVER_FADES,
+    PodHistory,
+    end,
+    pod,
+    running,
+    terminated,
+    waiting,
+)
 
 
-def began(options: LearnedOptions = NEVER_FADES, nodes: int = 3) -> Life:
-    life = Life(options, nodes)
-    life.tell()
-    return life
+def began(options: LearnedOptions = NEVER_FADES, nodes: int = 3) -> PodHistory:
+    history = PodHistory(options, nodes)
+    history.update()
+    return history
 
 
 def test_ten_failures() -> None:
-    life, measured = began(), []
+    history, measured = began(), []
     for number in range(10):
-        life.tell(pod(f"p{number}", "n1", phase="Failed"))
-        measured.append((life.reward(), life.points()[0]))
+        history.update(pod(f"p{number}", "n1", phase="Failed"))
+        measured.append((history.reward(), history.points()[0]))
     rewards = [0.9, 0.81, 0.729, 0.6561, 0.59049, 0.531441, 0.478297, 0.430467, 0.38742, 0.348678]
     assert measured == list(zip(rewards, [9, 8, 7, 6, 5, 5, 4, 4, 3, 3], strict=True))
 
 
 def test_a_failure_a_start_another_and_a_suspicion() -> None:
-    life, rewards = began(), []
+    history, rewards = began(), []
     for observed_pod in (
         pod("a", "n1", phase="Failed"),
         pod("b", "n1", running()),
         pod("c", "n1", running()),
         pod("d", "n1", terminated()),
     ):
-        life.tell(observed_pod)
-        rewards.append(life.reward())
+        history.update(observed_pod)
+        rewards.append(history.reward())
     assert rewards == [0.9, 0.91, 0.919, 0.8771]
 
 
 def test_a_new_node_begins_with_the_prior() -> None:
-    life = began()
-    life.tell(pod("a", "n1", phase="Failed"))
-    life.tell(pod("b", "n2", running()), pod("c", "n3", phase="Failed"))
-    assert [life.reward(node) for node in range(3)] == [0.9, 1.0, 0.9]
+    history = began()
+    history.update(pod("a", "n1", phase="Failed"))
+    history.update(pod("b", "n2", running()), pod("c", "n3", phase="Failed"))
+    assert [history.reward(node) for node in range(3)] == [0.9, 1.0, 0.9]
 
 
 def test_what_was_never_tried_scores_as_the_prior_does() -> None:
     options = LearnedOptions(learned_prior=0.5)
-    life = began(options)
-    assert life.points() == [5, 5, 5]
-    life.tell(pod("a", "n1", running()), pod("b", "n2", phase="Failed"))
-    assert life.points() == [5, 4, 5]
-    assert life.points("E") == [5, 5, 5]
-    assert life.numbers(2) == {"reward": 0.5, "tried": 0, "type": "D", "missing": "never tried"}
-    assert life.numbers(0)["tried"] == 1
+    history = began(options)
+    assert history.points() == [5, 5, 5]
+    history.update(pod("a", "n1", running()), pod("b", "n2", phase="Failed"))
+    assert history.points() == [5, 4, 5]
+    assert history.points("E") == [5, 5, 5]
+    assert history.numbers(2) == {"reward": 0.5, "tried": 0, "type": "D", "missing": "never tried"}
+    assert history.numbers(0)["tried"] == 1
 
 
 def test_or_as_it_was_set() -> None:
-    life = began(LearnedOptions(score_missing=3))
-    life.tell(pod("a", "n1", running()))
-    assert life.points() == [10, 3, 3]
+    history = began(LearnedOptions(score_missing=3))
+    history.update(pod("a", "n1", running()))
+    assert history.points() == [10, 3, 3]
 
 
 def test_the_pods_of_the_first_world_are_where_one_begins() -> None:
-    life = Life()
-    life.tell(pod("a", "n1", phase="Failed"), pod("b", "n2", terminated()))
-    assert life.points() == [10, 10, 10]
-    life.tell(pod("b", "n2", running(1, end(0, 0))))
-    assert life.numbers(1)["tried"] == 0
-    life.tell(pod("b", "n2", terminated(20, 30, 1, end(0, 0))))
-    assert life.reward(1) == 0.9
+    history = PodHistory()
+    history.update(pod("a", "n1", phase="Failed"), pod("b", "n2", terminated()))
+    assert history.points() == [10, 10, 10]
+    history.update(pod("b", "n2", running(1, end(0, 0))))
+    assert history.numbers(1)["tried"] == 0
+    history.update(pod("b", "n2", terminated(20, 30, 1, end(0, 0))))
+    assert history.reward(1) == 0.9
 
 
 def test_the_same_told_again_teaches_nothing() -> None:
-    life = began()
+    history = began()
     for _ in range(5):
-        life.tell(pod("a", "n1", terminated(0, 10)), pod("b", "n2", running()))
-    assert [life.numbers(node)["tried"] for node in range(2)] == [1, 1]
+        history.update(pod("a", "n1", terminated(0, 10)), pod("b", "n2", running()))
+    assert [history.numbers(node)["tried"] for node in range(2)] == [1, 1]
 
 
 def test_another_pod_of_the_same_name_is_another() -> None:
-    life = began()
-    life.tell(pod("web-0", "n1", phase="Failed", uid="u1"))
-    life.tell(pod("web-0", "n1", phase="Failed", uid="u2"))
-    assert life.numbers()["tried"] == 2
+    history = began()
+    history.update(pod("web-0", "n1", phase="Failed", uid="u1"))
+    history.update(pod("web-0", "n1", phase="Failed", uid="u2"))
+    assert history.numbers()["tried"] == 2
 
 
 def test_a_pod_that_is_to_go_teaches_nothing() -> None:
-    life = began()
-    life.tell(pod("a", "n1", running()))
-    life.tell(pod("a", "n1", phase="Failed", deletionTimestamp="2026-11-21T11:00:00Z"))
-    life.tell(pod("b", "n2", phase="Failed", deletionTimestamp="2026-11-21T11:00:00Z"))
-    assert [life.numbers(node)["tried"] for node in range(2)] == [1, 0]
+    history = began()
+    history.update(pod("a", "n1", running()))
+    history.update(pod("a", "n1", phase="Failed", deletionTimestamp="2026-11-21T11:00:00Z"))
+    history.update(pod("b", "n2", phase="Failed", deletionTimestamp="2026-11-21T11:00:00Z"))
+    assert [history.numbers(node)["tried"] for node in range(2)] == [1, 0]
 
 
 @pytest.mark.parametrize("kind", ["DaemonSet", "Node"])
 def test_pods_that_nobody_chooses_a_node_for_teach_nothing(kind: str) -> None:
-    life = began()
+    history = began()
     owners = [{"kind": kind, "name": "exporter", "controller": True}]
-    life.tell(pod("a", "n1", phase="Failed", ownerReferences=owners))
-    assert life.numbers()["tried"] == 0
+    history.update(pod("a", "n1", phase="Failed", ownerReferences=owners))
+    assert history.numbers()["tried"] == 0
 
 
 def test_only_pods_of_the_namespaces_that_were_set_teach() -> None:
-    life = began(LearnedOptions(learned_namespaces=("d", "e")))
-    life.tell(pod("a", "n1", phase="Failed"), pod("b", "n2", phase="Failed", namespace="f"))
-    assert life.points() == [9, 10, 10]
-    assert life.points(namespace="f") == [10, 10, 10]
+    history = began(LearnedOptions(learned_namespaces=("d", "e")))
+    history.update(pod("a", "n1", phase="Failed"), pod("b", "n2", phase="Failed", namespace="f"))
+    assert history.points() == [9, 10, 10]
+    assert history.points(namespace="f") == [10, 10, 10]
 
 
 def test_one_tenant_learns_nothing_from_another() -> None:
-    life = began()
-    life.tell(pod("a", "n1", phase="Failed", namespace="evil"))
-    assert life.points(namespace="evil") == [9, 10, 10]
-    assert life.points(namespace="d") == [10, 10, 10]
+    history = began()
+    history.update(pod("a", "n1", phase="Failed", namespace="evil"))
+    assert history.points(namespace="evil") == [9, 10, 10]
+    assert history.points(namespace="d") == [10, 10, 10]
 
 
 def test_names_that_meant_something_elsewhere() -> None:
-    life = began()
-    life.index = type(life.index)(["all", "n1"])
-    life.tell(pod("a", "all", phase="Failed", labels={"podtype": "all"}))
-    assert life.points("all") == [9, 10]
-    assert life.points("D") == [10, 10]
+    history = began()
+    history.index = type(history.index)(["all", "n1"])
+    history.update(pod("a", "all", phase="Failed", labels={"podtype": "all"}))
+    assert history.points("all") == [9, 10]
+    assert history.points("D") == [10, 10]
 
 
 class TestFading:
@@ -129,45 +137,45 @@ class TestFading:
     OPTIONS = LearnedOptions(learned_half_life_s=3600.0)
 
     def test_half_of_what_is_known_after_a_half_life(self) -> None:
-        life = began(self.OPTIONS)
-        life.tell(*(pod(f"p{number}", "n1", phase="Failed") for number in range(10)))
-        assert (life.reward(), life.points()[0]) == (0.348678, 3)
-        life.tell(after_s=self.HOUR_S)
-        assert (life.reward(), life.points()[0]) == (0.674339, 6)
-        life.tell(after_s=20 * self.HOUR_S)
-        assert life.reward() == pytest.approx(1.0, abs=1e-5)
+        history = began(self.OPTIONS)
+        history.update(*(pod(f"p{number}", "n1", phase="Failed") for number in range(10)))
+        assert (history.reward(), history.points()[0]) == (0.348678, 3)
+        history.update(after_s=self.HOUR_S)
+        assert (history.reward(), history.points()[0]) == (0.674339, 6)
+        history.update(after_s=20 * self.HOUR_S)
+        assert history.reward() == pytest.approx(1.0, abs=1e-5)
 
     def test_nothing_where_it_is_off(self) -> None:
-        life = began()
-        life.tell(pod("a", "n1", phase="Failed"))
-        life.tell(after_s=1e9)
-        assert life.reward() == 0.9
+        history = began()
+        history.update(pod("a", "n1", phase="Failed"))
+        history.update(after_s=1e9)
+        assert history.reward() == 0.9
 
     def test_nothing_where_the_clock_was_set_back(self) -> None:
-        life = began(self.OPTIONS)
-        life.tell(pod("a", "n1", phase="Failed"))
-        life.tell(after_s=-1e6)
-        assert life.reward() == 0.9
-        life.tell(pod("b", "n1", phase="Failed"), after_s=-1e6)
-        assert life.reward() == 0.81
+        history = began(self.OPTIONS)
+        history.update(pod("a", "n1", phase="Failed"))
+        history.update(after_s=-1e6)
+        assert history.reward() == 0.9
+        history.update(pod("b", "n1", phase="Failed"), after_s=-1e6)
+        assert history.reward() == 0.81
 
 
 class TestExploration:
     OPTIONS = LearnedOptions(learned_prior=0.5, learned_exploration=0.2, learned_half_life_s=0.0)
 
     def test_what_is_little_known_gains(self) -> None:
-        life = began(self.OPTIONS, 2)
-        assert life.points() == [5, 5]
-        life.tell(*(pod(f"p{number}", "n1", running()) for number in range(5)))
-        details = [life.numbers(node) for node in range(2)]
+        history = began(self.OPTIONS, 2)
+        assert history.points() == [5, 5]
+        history.update(*(pod(f"p{number}", "n1", running()) for number in range(5)))
+        details = [history.numbers(node) for node in range(2)]
         assert details[0]["bonus"] == pytest.approx(0.2 * (1.791759469 / 6) ** 0.5)
         assert details[1]["bonus"] == pytest.approx(0.2 * 1.791759469**0.5)
-        assert life.points() == [8, 7]
+        assert history.points() == [8, 7]
 
     def test_no_score_leaves_the_scale(self) -> None:
-        life = began(LearnedOptions(learned_exploration=10.0))
-        life.tell(pod("a", "n1", phase="Failed"))
-        assert life.points() == [10, 10, 10]
+        history = began(LearnedOptions(learned_exploration=10.0))
+        history.update(pod("a", "n1", phase="Failed"))
+        assert history.points() == [10, 10, 10]
 
 
 def test_a_slot_that_was_given_up_half_way_loses_nothing_and_counts_nothing_twice() -> None:
@@ -176,58 +184,60 @@ def test_a_slot_that_was_given_up_half_way_loses_nothing_and_counts_nothing_twic
     }
     whole = began()
     whole.pods = dict(pods)
-    whole.look()
+    whole.build()
     for stops in range(1, 14):
-        life = began()
-        life.pods = dict(pods)
-        work = life.state.build(ClusterState(life.index, {PODS: life.pods}, MetricsSnapshot(), life.now + 1))
+        history = began()
+        history.pods = dict(pods)
+        work = history.state.build(
+            ClusterState(history.index, {PODS: history.pods}, MetricsSnapshot(), history.now + 1)
+        )
         for _ in range(stops):
             next(work)
         work.close()
         # what follows a failed build is built from nothing
-        life.now += 1
-        cluster = ClusterState(life.index, {PODS: life.pods}, MetricsSnapshot(), life.now)
-        life.agent_state = cooperative_scheduling.run_at_once(life.state.build(cluster))
-        assert [life.numbers(node) for node in range(3)] == [whole.numbers(node) for node in range(3)]
+        history.now += 1
+        cluster = ClusterState(history.index, {PODS: history.pods}, MetricsSnapshot(), history.now)
+        history.agent_state = cooperative_scheduling.run_at_once(history.state.build(cluster))
+        assert [history.numbers(node) for node in range(3)] == [whole.numbers(node) for node in range(3)]
 
 
 def test_looks_within_a_second_are_one() -> None:
-    life = began()
-    life.tell(pod("a", "n1", phase="Failed"), after_s=0.5)
-    assert life.numbers()["tried"] == 0
-    life.tell(pod("b", "n1", phase="Failed"), after_s=0.5)
-    assert life.numbers()["tried"] == 2
-    life.tell(pod("c", "n1", phase="Failed"), after_s=0.5)
-    life.index = type(life.index)(["n1"])
-    life.look(after_s=0.1)
-    assert life.numbers()["tried"] == 3
+    history = began()
+    history.update(pod("a", "n1", phase="Failed"), after_s=0.5)
+    assert history.numbers()["tried"] == 0
+    history.update(pod("b", "n1", phase="Failed"), after_s=0.5)
+    assert history.numbers()["tried"] == 2
+    history.update(pod("c", "n1", phase="Failed"), after_s=0.5)
+    history.index = type(history.index)(["n1"])
+    history.build(after_s=0.1)
+    assert history.numbers()["tried"] == 3
 
 
 def test_a_node_that_is_gone_is_forgotten_after_a_day() -> None:
-    life = began()
-    life.tell(pod("a", "n3", phase="Failed"))
-    before = life.index
-    life.index = type(before)(["n1", "n2"])
-    life.tell(after_s=3600)
-    life.index = type(before)(["n1", "n2", "n3"])
-    life.tell(after_s=3600)
-    assert life.reward(2) == 0.9
-    life.index = type(before)(["n1", "n2"])
-    life.tell(after_s=90_000)
-    life.index = type(before)(["n1", "n2", "n3"])
-    life.tell()
-    assert life.numbers(2)["tried"] == 0
+    history = began()
+    history.update(pod("a", "n3", phase="Failed"))
+    before = history.index
+    history.index = type(before)(["n1", "n2"])
+    history.update(after_s=3600)
+    history.index = type(before)(["n1", "n2", "n3"])
+    history.update(after_s=3600)
+    assert history.reward(2) == 0.9
+    history.index = type(before)(["n1", "n2"])
+    history.update(after_s=90_000)
+    history.index = type(before)(["n1", "n2", "n3"])
+    history.update()
+    assert history.numbers(2)["tried"] == 0
 
 
 def test_without_a_slot_nothing_is_said() -> None:
-    life = Life()
-    assert life._ask("D") is None
+    history = PodHistory()
+    assert history._ask("D") is None
 
 
 def test_words() -> None:
-    life = began()
-    life.tell(pod("a", "n1", phase="Failed"), pod("b", "n2", waiting()))
-    details = life._ask("D").details
+    history = began()
+    history.update(pod("a", "n1", phase="Failed"), pod("b", "n2", waiting()))
+    details = history._ask("D").details
     assert [details.text(at) for at in range(2)] == [
         "type D: reward 0.90 after 1 try",
         "type D: never tried",

@@ -1,4 +1,4 @@
-"""Nodes with statistics, and the safe agent asked about them."""
+"""Nodes with statistics, and calls of the safe agent with them."""
 
 import json
 from functools import cache
@@ -49,11 +49,11 @@ def pod(uid="", **requests):
 
 @cache
 def agent(options):
-    """It works out its curves once."""
+    """Cached, because it computes its curves."""
     return KIND.agent(options)
 
 
-class Asked:
+class AgentCall:
     """The agent with a snapshot of these nodes."""
 
     def __init__(self, *nodes, metrics_snapshot=None, now=NOW, **options):

@@ -1,4 +1,4 @@
-"""What the agent answers to what kube-scheduler asks."""
+"""The agent's responses to requests of kube-scheduler."""
 
 from typing import Any
 
@@ -18,16 +18,16 @@ def pod(limit: str | None = None) -> dict[str, Any]:
 
 
 def rejected(limit: str | None = None) -> dict[str, str]:
-    """The nodes that a pod with such a label may not go to, with the reason."""
-    answer = AgentTester(KIND).call("/scheduler/predicates/template", pod(limit), NODES)
-    assert answer["Error"] == ""
-    return answer["FailedNodes"] or {}
+    """The rejected nodes and reasons for a pod with this label."""
+    response = AgentTester(KIND).call("/scheduler/predicates/template", pod(limit), NODES)
+    assert response["Error"] == ""
+    return response["FailedNodes"] or {}
 
 
 def scores(limit: str | None = None) -> dict[str, int]:
-    """By node."""
-    answer = AgentTester(KIND).call("/scheduler/priorities/template", pod(limit), NODES)
-    return {score["Host"]: score["Score"] for score in answer}
+    """The scores by node for a pod with this label."""
+    response = AgentTester(KIND).call("/scheduler/priorities/template", pod(limit), NODES)
+    return {score["Host"]: score["Score"] for score in response}
 
 
 def test_which_nodes_are_rejected() -> None:
