@@ -206,7 +206,9 @@ def test_no_cpu_has_two_owners_whoever_is_killed(
 ) -> None:
     allow(plane, space, *RIGHTS)
     store.replace(store.read().version, concurrent_isolates.fresh())
-    many = concurrent_isolates.Crowd(PodIsolates(pod, store), tmp_path, random.Random(8), pod.environment)
+    many = concurrent_isolates.ConcurrentIsolates(
+        PodIsolates(pod, store), tmp_path, random.Random(8), pod.environment
+    )
     concurrent_isolates.keep_the_law(many, store)
 
 

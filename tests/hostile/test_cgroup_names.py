@@ -13,7 +13,7 @@ from nodewise.cpu.cpusets import cpuset
 from tests.laws.test_cpu_kernel_file_laws import OTHER, OWN, SEPARATORS, path_of
 from tests.node import cgroups
 from tests.unit.cpu.agent import agent_process
-from tests.unit.cpu.agent.agent_process import PATIENCE_S, Running
+from tests.unit.cpu.agent.agent_process import PATIENCE_S, RunningNodeAgent
 
 POOLS = {"exclusive": {0: ("0",)}, "shared": {0: ("1",)}, "infra": {0: ()}}
 USER = 1000
@@ -31,7 +31,7 @@ sys.stdin.read()
 
 
 @pytest.fixture(scope="module")
-def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningNodeAgent]:
     folder = tmp_path_factory.mktemp("agent")
     with agent_process.running(folder, pools=POOLS) as running:
         for above in (running.path.parent, *running.path.parents):
@@ -59,7 +59,7 @@ def pod() -> Iterator[Path]:
 @pytest.mark.parametrize("separator", SEPARATORS, ids=ascii)
 @pytest.mark.parametrize("user", [0, USER])
 def test_a_claim_counts_for_the_pod_that_the_cgroup_is_in(
-    agent: Running, pod: Path, separator: str, user: int
+    agent: RunningNodeAgent, pod: Path, separator: str, user: int
 ) -> None:
     inner = Path(f"{pod}/x{separator}3:cpuset:{path_of(OTHER)}")
     inner.mkdir(parents=True)

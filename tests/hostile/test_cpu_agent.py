@@ -19,7 +19,7 @@ from nodewise.cpu import procfs
 from nodewise.cpu.agent.socket_server import ConnectionLimits
 from tests.forks import ForkedProcess
 from tests.unit.cpu.agent import agent_process
-from tests.unit.cpu.agent.agent_process import PATIENCE_S, Running
+from tests.unit.cpu.agent.agent_process import PATIENCE_S, RunningNodeAgent
 
 POOLS = {"exclusive": {0: ("0",)}, "shared": {0: ("1",)}, "infra": {0: ()}}
 TASK = {"pid": 1, "start": 5, "boot": "b", "pod": "p", "container": "c"}
@@ -58,7 +58,7 @@ WRONG: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module")
-def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningNodeAgent]:
     folder = tmp_path_factory.mktemp("agent")
     short_deadline = {"nodewise.cli.cpu.agent.ConnectionLimits": partial(ConnectionLimits, line_s=1.0)}
     start = partial(ForkedProcess, constants=short_deadline)
@@ -70,7 +70,7 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 @pytest.fixture(autouse=True)
-def _serves_on(agent: Running) -> Iterator[None]:
+def _serves_on(agent: RunningNodeAgent) -> Iterator[None]:
     yield
     agent.expect_free()
     assert agent.process.is_running
@@ -79,21 +79,23 @@ def _serves_on(agent: Running) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("what", ODD)
-def test_what_is_no_message_gets_an_error_and_the_connection_lives(agent: Running, what: str) -> None:
+def test_what_is_no_message_gets_an_error_and_the_connection_lives(
+    agent: RunningNodeAgent, what: str
+) -> None:
     with agent.client() as client:
         for _ in range(2):
             assert set(client.ask_bytes(ODD[what])) == {"error"}
 
 
 @pytest.mark.parametrize("message", WRONG, ids=json.dumps)
-def test_a_message_with_a_wrong_field_gets_an_error(agent: Running, message: dict[str, Any]) -> None:
+def test_a_message_with_a_wrong_field_gets_an_error(agent: RunningNodeAgent, message: dict[str, Any]) -> None:
     with agent.client() as client:
         error = client.ask(message)["error"]
     assert error["kind"] in {"BadInput", "Refused", "Unavailable"}
     assert error["problems"]
 
 
-def test_several_messages_at_once_are_answered_in_turn(agent: Running) -> None:
+def test_several_messages_at_once_are_answered_in_turn(agent: RunningNodeAgent) -> None:
     lines = [b'{"do":"claim","pool":"none"}', b"17", b'{"do":"claim"}']
     with agent.client() as client:
         client.link.sendall(b"\n".join(lines) + b"\n")
@@ -101,7 +103,7 @@ def test_several_messages_at_once_are_answered_in_turn(agent: Running) -> None:
     assert [answer["error"]["problems"][0][0] for answer in answers] == ["--pool", "line", "--pool"]
 
 
-def test_a_line_without_an_end_is_cut_off(agent: Running) -> None:
+def test_a_line_without_an_end_is_cut_off(agent: RunningNodeAgent) -> None:
     with agent.client() as client:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             client.link.sendall(b"x" * 10_000_000)
@@ -110,7 +112,7 @@ def test_a_line_without_an_end_is_cut_off(agent: Running) -> None:
         assert client.answer() is None
 
 
-def test_a_slow_sender_is_cut_off_and_keeps_nobody_waiting(agent: Running) -> None:
+def test_a_slow_sender_is_cut_off_and_keeps_nobody_waiting(agent: RunningNodeAgent) -> None:
     with agent.client() as slow:
         slow.link.sendall(b'{"do":')
         assert _claim_as(agent, 0)["cpus"] == [1]
@@ -118,7 +120,7 @@ def test_a_slow_sender_is_cut_off_and_keeps_nobody_waiting(agent: Running) -> No
     assert "line_deadline" in agent.log
 
 
-def test_who_does_not_read_is_not_waited_for(agent: Running) -> None:
+def test_who_does_not_read_is_not_waited_for(agent: RunningNodeAgent) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(10):
             deaf = stack.enter_context(agent.client())
@@ -171,7 +173,7 @@ def test_one_that_holds_gives_way_too_and_loses_nothing(tmp_path: Path) -> None:
         agent.expect_free()
 
 
-def test_clients_that_die_between_claim_and_answer_leave_nothing(agent: Running) -> None:
+def test_clients_that_die_between_claim_and_answer_leave_nothing(agent: RunningNodeAgent) -> None:
     program = (
         "import socket, sys\n"
         "s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1])\n"
@@ -182,7 +184,7 @@ def test_clients_that_die_between_claim_and_answer_leave_nothing(agent: Running)
     agent.expect_free()
 
 
-def test_wrappers_killed_at_any_moment_leave_nothing(agent: Running) -> None:
+def test_wrappers_killed_at_any_moment_leave_nothing(agent: RunningNodeAgent) -> None:
     for number in range(12):
         wrapper = agent.isolate("sleep", "600", pool="shared")
         time.sleep(0.02 * number)
@@ -195,7 +197,7 @@ def test_wrappers_killed_at_any_moment_leave_nothing(agent: Running) -> None:
     agent.expect_free()
 
 
-def test_a_claim_of_a_process_that_handed_its_connection_on_is_refused(agent: Running) -> None:
+def test_a_claim_of_a_process_that_handed_its_connection_on_is_refused(agent: RunningNodeAgent) -> None:
     """The connection outlives the process that opened it."""
     program = (
         "import socket, sys, os, time\n"
@@ -216,7 +218,7 @@ def test_a_claim_of_a_process_that_handed_its_connection_on_is_refused(agent: Ru
     assert json.loads(ran.stdout)["error"]["what"] == "cannot tell who asks"
 
 
-def _claim_as(agent: Running, user: int) -> Any:
+def _claim_as(agent: RunningNodeAgent, user: int) -> Any:
     program = (
         "import socket, sys\n"
         "s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1])\n"

@@ -16,5 +16,5 @@ def test_no_cpu_has_two_owners_and_nothing_is_left(seed: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         node = isolate_process.made(Path(folder), concurrent_isolates.fresh())
         concurrent_isolates.keep_the_law(
-            concurrent_isolates.Crowd(node, Path(folder), random.Random(seed), {}), node.store
+            concurrent_isolates.ConcurrentIsolates(node, Path(folder), random.Random(seed), {}), node.store
         )

@@ -17,7 +17,7 @@ from nodewise.cpu import (
     reconfiguration_plan,
     topology,
 )
-from nodewise.cpu.ended_tasks import Process
+from nodewise.cpu.ended_tasks import NodeProcess
 from nodewise.cpu.pool_allocations import Allocations, Task
 from nodewise.cpu.pools import PoolOptions, PoolPlan
 from nodewise.cpu.store import configmap, directory
@@ -261,7 +261,7 @@ class Kernel:
 
     def __init__(self) -> None:
         self.clock = 0
-        self.processes: dict[int, Process] = {1: Process(0, 0)}
+        self.processes: dict[int, NodeProcess] = {1: NodeProcess(0, 0)}
         self.owners: dict[int, Task] = {}
         """Of each process that a task started, directly or not, the task."""
 
@@ -270,7 +270,7 @@ class Kernel:
         self.clock += 1
         pid = min(set(range(2, 99)) - self.processes.keys())
         owner = self.owners.get(parent)
-        self.processes[pid] = Process(self.clock, parent, owner.mark if owner and keeps_mark else "")
+        self.processes[pid] = NodeProcess(self.clock, parent, owner.mark if owner and keeps_mark else "")
         if owner:
             self.owners[pid] = owner
         return pid

@@ -10,7 +10,7 @@ from nodewise.cpu import allocation_store, allocator, ended_tasks, pool_allocati
 from nodewise.cpu.allocation_store import AllocationStore, StoredAllocations
 from nodewise.cpu.allocator import AllocationRequest
 from nodewise.cpu.api_client import NO_PARAMS
-from nodewise.cpu.ended_tasks import Process
+from nodewise.cpu.ended_tasks import NodeProcess
 from nodewise.cpu.pool_allocations import Allocations, Task
 from nodewise.cpu.store.configmap import ConfigMapStore
 from nodewise.errors import Conflict, Unavailable
@@ -23,7 +23,7 @@ FRESH = pool_allocations.from_lists(
 FAULTS = st.sampled_from(["none", "none", "none", "error", "lost", "overtaken", "conflict"])
 
 
-class Flaky(InMemoryApiClient):
+class UnreliableApiClient(InMemoryApiClient):
     """An API server that fails before a write, or after it, or lets somebody else write first."""
 
     def __init__(self, draw: Callable[[], str], overtake: Callable[[], None]) -> None:
@@ -49,7 +49,7 @@ class Tasks:
     """Tasks that claim and release; a task that was refused an answer ends, and a sweep takes away what it left."""
 
     def __init__(self, draw: Callable[[], str]) -> None:
-        flaky = Flaky(draw, self._overtake)
+        flaky = UnreliableApiClient(draw, self._overtake)
         self.calm: AllocationStore = ConfigMapStore(InMemoryApiClient(flaky.api), "ns", "node1")
         self._flaky: AllocationStore = ConfigMapStore(flaky, "ns", "node1")
         self.calm.create(FRESH)
@@ -81,7 +81,7 @@ class Tasks:
     def sweep(self) -> None:
         def remove_ended(stored: StoredAllocations) -> Allocations:
             # read after the store, in each attempt, as `garbage_collection.collect_garbage` does
-            alive = {task.pid: Process(task.start or 0, 0) for task in self.granted}
+            alive = {task.pid: NodeProcess(task.start or 0, 0) for task in self.granted}
             return ended_tasks.remove_ended_tasks(stored.allocations, alive, "now").allocations
 
         self._change(remove_ended)
@@ -114,7 +114,7 @@ def test_whatever_the_api_server_answers_no_cpu_has_two_owners_and_nothing_is_lo
         held = {task: frozenset(cpu_list.cpus) for cpu_list in cpu_lists for task in cpu_list.tasks}
         assert tasks.granted.items() <= held.items()
     tasks.granted.clear()
-    alive: dict[int, Process] = {}
+    alive: dict[int, NodeProcess] = {}
     allocation_store.update(
         tasks.calm,
         lambda stored: (ended_tasks.remove_ended_tasks(stored.allocations, alive, "now").allocations, None),

@@ -11,7 +11,7 @@ from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.test_namespaces import Sandbox
 from tests.node import host_kubelet, installed_program, kubelet
-from tests.node.host_kubelet import Host
+from tests.node.host_kubelet import KubernetesHost
 from tests.node.kubelet import Kubelet
 
 __all__ = ["control_plane_programs", "plane", "sandbox", "shared_control_plane"]
@@ -53,7 +53,7 @@ def whole(
     kubelet_program: Path,
     container_programs: packages.ContainerPrograms,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Host]:
+) -> Iterator[KubernetesHost]:
     """A control plane with a real node whose pods can do all that pods of a cluster can."""
     folder = tmp_path_factory.mktemp("whole")
     with host_kubelet.running(control_plane_programs, kubelet_program, container_programs, folder) as running:
@@ -61,7 +61,7 @@ def whole(
 
 
 @pytest.fixture
-def clusters_own(whole: Host) -> Iterator[None]:
+def clusters_own(whole: KubernetesHost) -> Iterator[None]:
     """The scheduler that the cluster has, which nobody configured."""
     process = whole.plane.start_scheduler({})
     yield
@@ -69,7 +69,7 @@ def clusters_own(whole: Host) -> Iterator[None]:
 
 
 @pytest.fixture
-def room(whole: Host) -> Iterator[Sandbox]:
+def room(whole: KubernetesHost) -> Iterator[Sandbox]:
     """A namespace of the test's own there."""
     with test_namespaces.created(whole.plane) as own:
         host_kubelet.wait_admitted(own)
@@ -84,7 +84,7 @@ def heat(room: Sandbox, tmp_path: Path) -> Iterator[FakeCustomMetricsApi]:
 
 
 @pytest.fixture(scope="session")
-def image(request: pytest.FixtureRequest, whole: Host) -> str:
+def image(request: pytest.FixtureRequest, whole: KubernetesHost) -> str:
     """nodewise's image, as pods name it, ready to run there."""
     whole.node.runtime.load(got(request, image_archive.archive))
     return image_archive.NAME

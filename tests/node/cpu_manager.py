@@ -30,7 +30,7 @@ PERIOD_S = 2.0
 MOUNTED = {"program": cmk_names.DEFAULT_INSTALL_DIR, "socket": str(Path(cmk_names.DEFAULT_SOCKET).parent)}
 
 
-class Manager:
+class CpuManagerOnNode:
     """The node's commands, run beside its processes, and what they say."""
 
     def __init__(self, sandbox: Sandbox, node: Kubelet, user: User, folder: Path) -> None:
@@ -135,9 +135,11 @@ class Manager:
 
 
 @contextlib.contextmanager
-def managed(sandbox: Sandbox, node: Kubelet, program: Path, folder: Path, user: User) -> Iterator[Manager]:
+def managed(
+    sandbox: Sandbox, node: Kubelet, program: Path, folder: Path, user: User
+) -> Iterator[CpuManagerOnNode]:
     """A node with the program in its place, one exclusive core, and no agent yet."""
-    manager = Manager(sandbox, node, user, folder)
+    manager = CpuManagerOnNode(sandbox, node, user, folder)
     manager.run("install", f"--from={program}", "--proc-fs=/proc")
     manager.run("init", *manager.place, "--num-exclusive-cores=1", "--num-shared-cores=0")
     yield manager

@@ -18,7 +18,7 @@ from tests.cluster.test_namespaces import Sandbox, wait
 from tests.node import image, kubelet, network
 from tests.node.kubelet import Kubelet
 from tests.node.network import Network
-from tests.node.runtime import Runtime
+from tests.node.runtime import Containerd
 
 NAME: Final = "host"
 ADDRESS: Final = "10.88.1.1"
@@ -31,7 +31,7 @@ SETTINGS: Final = {"staticPodPath": MANIFESTS, "syncFrequency": "2s"}
 """The second: how soon pods see that a Secret changed."""
 
 
-class Host(NamedTuple):
+class KubernetesHost(NamedTuple):
     """A control plane with one real node."""
 
     plane: ControlPlane
@@ -90,12 +90,12 @@ class Host(NamedTuple):
 @contextlib.contextmanager
 def running(
     programs: Path, kubelet_program: Path, containers: ContainerPrograms, folder: Path, name: str = NAME
-) -> Iterator[Host]:
+) -> Iterator[KubernetesHost]:
     """A host of this name that is ready, and controllers; kube-scheduler's image is there, and nobody runs it yet."""
     networks: list[Network] = []
 
     @contextlib.contextmanager
-    def prepared(runtime: Runtime) -> Iterator[str]:
+    def prepared(runtime: Containerd) -> Iterator[str]:
         runtime.inside(MANIFESTS).mkdir(parents=True)
         with network.of(runtime, containers.busybox) as made:
             networks.append(made)
@@ -115,7 +115,7 @@ def running(
         archive = folder / "kube-scheduler.tar"
         image.write_program(archive, programs / "kube-scheduler", SCHEDULER_IMAGE)
         node.runtime.load(archive)
-        yield Host(plane, node, networks[0])
+        yield KubernetesHost(plane, node, networks[0])
 
 
 def wait_admitted(sandbox: Sandbox) -> None:

@@ -14,18 +14,20 @@ from tests.cluster.packages import ContainerPrograms
 from tests.cluster.processes import Process
 from tests.cluster.test_namespaces import wait
 from tests.node import cgroups, runtime
-from tests.node.runtime import Runtime
+from tests.node.runtime import Containerd
 
 KIND = {"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration"}
 
-Prepared = Callable[[Runtime], contextlib.AbstractContextManager[str]]
+Prepared = Callable[[Containerd], contextlib.AbstractContextManager[str]]
 """Makes a runtime ready for a kubelet in its network; the address of that one's Node."""
 
 
 class Kubelet:
     """A running kubelet; `name` is its Node's."""
 
-    def __init__(self, name: str, plane: ControlPlane, beside: Runtime, start: Callable[[], Process]) -> None:
+    def __init__(
+        self, name: str, plane: ControlPlane, beside: Containerd, start: Callable[[], Process]
+    ) -> None:
         self.name = name
         self.runtime = beside
         self._api = plane.api

@@ -19,7 +19,7 @@ from tests import page_code_blocks, page_reader
 from tests.cluster import objects
 from tests.cluster.extender_process import NODEWISE
 from tests.node import image
-from tests.node.host_kubelet import Host
+from tests.node.host_kubelet import KubernetesHost
 from tests.node.port_forwarding import forwarding
 from tests.page_reader import Reader
 
@@ -31,7 +31,9 @@ _ARCHIVE: Final = f"dist/nodewise-{nodewise.__version__}.oci.tar"
 
 
 @contextlib.contextmanager
-def laptop(whole: Host, programs: Path, busybox: Path, archive: Path, folder: Path) -> Iterator[Reader]:
+def laptop(
+    whole: KubernetesHost, programs: Path, busybox: Path, archive: Path, folder: Path
+) -> Iterator[Reader]:
     """Somebody at a laptop with a copy of the repository, and with the programs of above."""
     home = folder / "repository"
     home.mkdir()
@@ -59,7 +61,7 @@ def laptop(whole: Host, programs: Path, busybox: Path, archive: Path, folder: Pa
         yield typing
 
 
-def _kind(whole: Host, programs: Path) -> str:
+def _kind(whole: KubernetesHost, programs: Path) -> str:
     kubeconfig = whole.plane.admin.kubeconfig
     kubectl = f"{programs / 'kubectl'} --kubeconfig={kubeconfig}"
     load = shlex.join(whole.node.runtime.ctr_line("images", "import"))
@@ -91,7 +93,7 @@ def _written(scripts: Mapping[str, str], folder: Path) -> Path:
     return place
 
 
-def other_nodes(whole: Host) -> None:
+def other_nodes(whole: KubernetesHost) -> None:
     """Those of the cluster that are there in name."""
     small = objects.node("nodewise-worker", cpu="50m")
     control = objects.node("nodewise-control-plane")
@@ -100,7 +102,7 @@ def other_nodes(whole: Host) -> None:
         whole.plane.api.create(node)
 
 
-def _network_of_scheduler(whole: Host) -> Path:
+def _network_of_scheduler(whole: KubernetesHost) -> Path:
     """Of the newest pod of the second scheduler, as a file of the network's namespace."""
     pods = whole.pods("nodewise", app=SCHEDULER)
     pod = max(pods, key=lambda candidate: candidate["metadata"]["creationTimestamp"])

@@ -16,8 +16,8 @@ from tests.cluster.api import ApiError, Object
 from tests.cluster.extender_process import NODEWISE
 from tests.cluster.test_namespaces import Sandbox, wait
 from tests.node import host_kubelet
-from tests.node.host_kubelet import Host
-from tests.node.network import Target
+from tests.node.host_kubelet import KubernetesHost
+from tests.node.network import ForwardingTarget
 from tests.node.port_forwarding import forwarding
 from tests.page_reader import Reader
 
@@ -29,7 +29,7 @@ NODE: Final = "node1"
 
 @contextlib.contextmanager
 def operator(
-    whole: Host,
+    whole: KubernetesHost,
     programs: Path,
     folder: Path,
     forwarded: Callable[[], Object] | None = None,
@@ -64,7 +64,7 @@ def operator(
     with contextlib.ExitStack() as stack:
         if forwarded:
             port = stack.enter_context(forwarding(lambda: _network_of(whole, forwarded()), 9002))
-            whole.network.hand_on(("127.0.0.1", port), lambda: Target(("127.0.0.1", port)))
+            whole.network.hand_on(("127.0.0.1", port), lambda: ForwardingTarget(("127.0.0.1", port)))
             place[ADMIN] = f"127.0.0.1:{port}"
         yield stack.enter_context(page_reader.reading(home, environment, place, shell))
 
@@ -83,7 +83,7 @@ def expect_refused(room: Sandbox, pod: Object, words: str) -> None:
     wait(f"{pod['metadata']['name']} is refused", refused)
 
 
-def name_service(whole: Host, namespace: str, service: str) -> None:
+def name_service(whole: KubernetesHost, namespace: str, service: str) -> None:
     """Serves a Service, and has the host's pods find it by name."""
     whole.network.serve(whole.plane.api, namespace, service)
     address = whole.plane.api.get(f"/api/v1/namespaces/{namespace}/services/{service}")["spec"]["clusterIP"]
@@ -91,7 +91,7 @@ def name_service(whole: Host, namespace: str, service: str) -> None:
     names.write_text(f"{names.read_text()}\n{address} {service}.{namespace}.svc\n")
 
 
-def _network_of(whole: Host, pod: Object) -> Path:
+def _network_of(whole: KubernetesHost, pod: Object) -> Path:
     """The network of a running pod, as a file of its namespace."""
     container = pod["status"]["containerStatuses"][0]["containerID"].partition("://")[2]
     tasks = whole.node.runtime.ctr("tasks", "list")

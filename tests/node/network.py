@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from tests.cluster.api import ClusterApi
 from tests.cluster.load_balancer import pump
-from tests.node.runtime import Runtime
+from tests.node.runtime import Containerd
 
 _NEWNET = 0x40000000
 """CLONE_NEWNET of <sched.h>."""
@@ -29,20 +29,20 @@ _NEWNET = 0x40000000
 Address = tuple[str, int]
 
 
-class Target(NamedTuple):
+class ForwardingTarget(NamedTuple):
     """Where a connection goes: an address outside of the network, or in it."""
 
     address: Address
     is_inside: bool = False
 
 
-Choice = Callable[[], Target | None]
+Choice = Callable[[], ForwardingTarget | None]
 
 
 class Network:
     """From `of`. Sockets are made by a thread that is in the network; they stay there, whoever uses them."""
 
-    def __init__(self, runtime: Runtime, busybox: Path) -> None:
+    def __init__(self, runtime: Containerd, busybox: Path) -> None:
         self._runtime = runtime
         self._busybox = busybox
         self._inside = ThreadPoolExecutor(
@@ -71,9 +71,9 @@ class Network:
         self.add(spec["clusterIP"])
         turns = itertools.count()
 
-        def choose() -> Target | None:
+        def choose() -> ForwardingTarget | None:
             ready = _ready(api, namespace, service)
-            return Target(ready[next(turns) % len(ready)], is_inside=True) if ready else None
+            return ForwardingTarget(ready[next(turns) % len(ready)], is_inside=True) if ready else None
 
         for port in spec["ports"]:
             self.hand_on((spec["clusterIP"], port["port"]), choose)
@@ -120,7 +120,7 @@ class Network:
         self._serving = {*self._serving, asyncio.create_task(server.serve_forever())}
 
     async def _hand_on(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, target: Target
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, target: ForwardingTarget
     ) -> None:
         theirs, to_them = await self._connect(target)
         try:
@@ -128,7 +128,7 @@ class Network:
         finally:
             to_them.close()
 
-    async def _connect(self, target: Target) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _connect(self, target: ForwardingTarget) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if not target.is_inside:
             return await asyncio.open_connection(*target.address)
         made = await asyncio.to_thread(self._socket)
@@ -149,11 +149,11 @@ def address_of(url: str) -> Address:
 
 def out_to(address: Address) -> Choice:
     """Always there, outside of the network."""
-    return lambda: Target(address)
+    return lambda: ForwardingTarget(address)
 
 
 @contextlib.contextmanager
-def of(runtime: Runtime, busybox: Path) -> Iterator[Network]:
+def of(runtime: Containerd, busybox: Path) -> Iterator[Network]:
     """The network of a running containerd, until the block is left."""
     network = Network(runtime, busybox)
     try:

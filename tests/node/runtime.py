@@ -68,7 +68,7 @@ NETWORK = {
 }
 
 
-class Runtime:
+class Containerd:
     """A running containerd; `run` is for commands beside it, `inside` leads to files as it sees them."""
 
     def __init__(self, programs: ContainerPrograms, process: Process, environment: dict[str, str]) -> None:
@@ -122,7 +122,7 @@ class Runtime:
 
 
 @contextlib.contextmanager
-def running(programs: ContainerPrograms, folder: Path) -> Iterator[Runtime]:
+def running(programs: ContainerPrograms, folder: Path) -> Iterator[Containerd]:
     """A containerd that has the image and is ready."""
     why = lacking()
     if why:
@@ -152,7 +152,7 @@ def lacking() -> str:
     return f"{made.stderr.strip()}; run this where namespaces may be made" if made.returncode else ""
 
 
-def _start(programs: ContainerPrograms, folder: Path) -> Runtime:
+def _start(programs: ContainerPrograms, folder: Path) -> Containerd:
     config, networks, tuned = folder / "containerd.toml", folder / "networks", folder / "tuned"
     networks.mkdir()
     (networks / "pods.conflist").write_text(json.dumps(NETWORK))
@@ -169,4 +169,4 @@ def _start(programs: ContainerPrograms, folder: Path) -> Runtime:
     folders = [programs.containerd.parent, programs.runc.parent]
     environment = os.environ | {"PATH": ":".join([*map(str, folders), os.environ["PATH"]])}
     command = ["unshare", *NAMESPACES, "sh", "-e", "-c", "\n".join(steps)]
-    return Runtime(programs, Process(command, folder / "containerd.log", environment), environment)
+    return Containerd(programs, Process(command, folder / "containerd.log", environment), environment)

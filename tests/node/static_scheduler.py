@@ -9,8 +9,8 @@ from tests.cluster.api import Object
 from tests.cluster.test_namespaces import wait
 from tests.conformance.configure import scheduler_manifests
 from tests.node import host_kubelet, network
-from tests.node.host_kubelet import Host
-from tests.node.network import Address, Target
+from tests.node.host_kubelet import KubernetesHost
+from tests.node.network import Address, ForwardingTarget
 
 _MIRROR: Final = f"/api/v1/namespaces/kube-system/pods/kube-scheduler-{host_kubelet.NAME}"
 LEASE: Final = (
@@ -23,7 +23,7 @@ _TURN_S: Final = 120.0
 """For kube-scheduler to end and to start anew, its probes and the Lease of the one before included."""
 
 
-class Shown(NamedTuple):
+class StaticPodState(NamedTuple):
     """What the API server says of the static pod: a manifest's hash, and one start of its container."""
 
     hash: str
@@ -31,13 +31,13 @@ class Shown(NamedTuple):
     container: str
 
 
-class Static:
+class StaticScheduler:
     """kube-scheduler as a static pod; from `static`."""
 
-    def __init__(self, whole: Host) -> None:
+    def __init__(self, whole: KubernetesHost) -> None:
         self.manifest = whole.path(f"{host_kubelet.MANIFESTS}/kube-scheduler.yaml")
         self._whole = whole
-        self._targets: dict[Address, Target] = {}
+        self._targets: dict[Address, ForwardingTarget] = {}
 
     def write(self, text: str) -> None:
         """Another manifest, as kubeadm puts it there: by a rename."""
@@ -58,25 +58,25 @@ class Static:
         """Who calls this address of the host gets to a server outside of it."""
         if address not in self._targets:
             self._whole.network.hand_on(address, lambda: self._targets[address])
-        self._targets[address] = Target(network.address_of(url))
+        self._targets[address] = ForwardingTarget(network.address_of(url))
 
-    def shown(self) -> Shown:
+    def shown(self) -> StaticPodState:
         """The pod that runs, as the API server has it."""
         return wait("the kubelet tells of its scheduler", self._seen, _TURN_S, self.told)
 
-    def wait_another_than(self, before: Shown) -> Shown:
+    def wait_another_than(self, before: StaticPodState) -> StaticPodState:
         """Until the kubelet runs another manifest's pod in its place."""
 
-        def another() -> Shown | None:
+        def another() -> StaticPodState | None:
             seen = self._seen()
             return seen if seen and seen.hash != before.hash and seen.container != before.container else None
 
         return wait("kube-scheduler was started anew", another, _TURN_S, self.told)
 
-    def wait_ready(self) -> Shown:
+    def wait_ready(self) -> StaticPodState:
         """Until the pod's probes say so as well."""
 
-        def ready() -> Shown | None:
+        def ready() -> StaticPodState | None:
             pod = self._pod()
             return self._seen() if pod and host_kubelet.is_ready(pod) else None
 
@@ -90,19 +90,19 @@ class Static:
     def _pod(self) -> Object | None:
         return self._whole.plane.api.find(_MIRROR)
 
-    def _seen(self) -> Shown | None:
+    def _seen(self) -> StaticPodState | None:
         pod = self._pod()
         statuses = (pod or {}).get("status", {}).get("containerStatuses", [])
         if not pod or not statuses or "running" not in statuses[0]["state"]:
             return None
         metadata = pod["metadata"]
-        return Shown(
+        return StaticPodState(
             metadata["annotations"]["kubernetes.io/config.hash"], metadata["uid"], statuses[0]["containerID"]
         )
 
 
 @contextlib.contextmanager
-def static(whole: Host) -> Iterator[Static]:
+def static(whole: KubernetesHost) -> Iterator[StaticScheduler]:
     """kube-scheduler from a manifest as kubeadm writes it, until the block is left."""
     minor, patch = host_kubelet.VERSION.split(".")[1:]
     user = whole.plane.user("system:kube-scheduler")
@@ -110,7 +110,7 @@ def static(whole: Host) -> Iterator[Static]:
         f"--kubeconfig={user.kubeconfig}", "config", "view", "--raw", "--flatten", "--minify"
     )
     _private(whole.path(f"{host_kubelet.KUBERNETES}/scheduler.conf"), config)
-    running = Static(whole)
+    running = StaticScheduler(whole)
     running.write(scheduler_manifests.text(_impatient(scheduler_manifests.pod(int(minor), patch))))
     try:
         running.shown()

@@ -18,10 +18,10 @@ from tests.cluster.test_certs import AppliedCertificates
 from tests.cluster.test_chart import CHART, Helm, helm_program
 from tests.cluster.test_namespaces import Sandbox, wait
 from tests.node import cpu_manager, cpu_workloads, host_kubelet, preferred_nodes, static_scheduler
-from tests.node.cpu_manager import EXCLUSIVE, ISOLATE, Manager
-from tests.node.host_kubelet import Host
+from tests.node.cpu_manager import EXCLUSIVE, ISOLATE, CpuManagerOnNode
+from tests.node.host_kubelet import KubernetesHost
 from tests.node.preferred_nodes import FAR
-from tests.node.static_scheduler import Static
+from tests.node.static_scheduler import StaticScheduler
 
 __all__ = ["helm_program"]
 
@@ -34,10 +34,12 @@ ANNOTATOR = {"app.kubernetes.io/component": "annotator"}
 PAUSE_S = 0.25
 
 
-class Release:
+class HelmRelease:
     """The chart, installed in the test's namespace."""
 
-    def __init__(self, whole: Host, room: Sandbox, helm: Helm, values: dict[str, str], *files: Path) -> None:
+    def __init__(
+        self, whole: KubernetesHost, room: Sandbox, helm: Helm, values: dict[str, str], *files: Path
+    ) -> None:
         self.whole, self.room, self._helm = whole, room, helm
         options = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
         options += [f"--values={file}" for file in files]
@@ -60,9 +62,9 @@ class Release:
 
 @contextlib.contextmanager
 def installed(
-    whole: Host, room: Sandbox, helm: Helm, values: dict[str, str], *files: Path
-) -> Iterator[Release]:
-    release = Release(whole, room, helm, values, *files)
+    whole: KubernetesHost, room: Sandbox, helm: Helm, values: dict[str, str], *files: Path
+) -> Iterator[HelmRelease]:
+    release = HelmRelease(whole, room, helm, values, *files)
     release.install()
     try:
         yield release
@@ -71,18 +73,20 @@ def installed(
 
 
 @pytest.fixture
-def helm(helm_program: Path, whole: Host, tmp_path: Path) -> Helm:
+def helm(helm_program: Path, whole: KubernetesHost, tmp_path: Path) -> Helm:
     return Helm(helm_program, whole.plane.admin.kubeconfig, tmp_path)
 
 
 @pytest.fixture
-def scheduler(whole: Host) -> Iterator[Static]:
+def scheduler(whole: KubernetesHost) -> Iterator[StaticScheduler]:
     with static_scheduler.static(whole) as running:
         yield running
 
 
 @pytest.fixture
-def release(whole: Host, room: Sandbox, helm: Helm, image: str, scheduler: Static) -> Iterator[Release]:
+def release(
+    whole: KubernetesHost, room: Sandbox, helm: Helm, image: str, scheduler: StaticScheduler
+) -> Iterator[HelmRelease]:
     """Two replicas with all agents behind their Service, with certificates as `nodewise certs` makes them."""
     AppliedCertificates(room, whole.plane.admin)("--apply", f"--name={SERVICE}")
     values = {
@@ -99,7 +103,7 @@ def release(whole: Host, room: Sandbox, helm: Helm, image: str, scheduler: Stati
         yield release
 
 
-def renew(whole: Host, room: Sandbox) -> None:
+def renew(whole: KubernetesHost, room: Sandbox) -> None:
     """What the CronJob does, today: the certificate lacks a name, so a new authority is announced."""
     space = f"--namespace={room.namespace}"
     whole.plane.kubectl(space, "create", "job", "renewal", "--from=cronjob/nodewise-certs")
@@ -112,7 +116,7 @@ def renew(whole: Host, room: Sandbox) -> None:
     wait("the job is done", succeeded, 120, lambda: whole.told(room.namespace, **about))
 
 
-def configure(whole: Host, room: Sandbox, folder: Path) -> None:
+def configure(whole: KubernetesHost, room: Sandbox, folder: Path) -> None:
     """The host's scheduler calls the Service, with what the Secret of its client holds now."""
     held = AppliedCertificates(room, whole.plane.admin).held()[1]
     files = {"-cert": "tls.crt", "-key": "tls.key", "--ca": "ca.crt"}
@@ -122,7 +126,7 @@ def configure(whole: Host, room: Sandbox, folder: Path) -> None:
     whole.said(NODEWISE, "configure", *options, f"--extender-url=https://{SERVICE}:9001")
 
 
-def shown(whole: Host) -> int:
+def shown(whole: KubernetesHost) -> int:
     """The serial number of the certificate that the Service shows."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -131,10 +135,10 @@ def shown(whole: Host) -> int:
         return x509.load_der_x509_certificate(secure.getpeercert(binary_form=True) or b"").serial_number
 
 
-class Stream:
+class PodCreator:
     """Pods with a policy that are made one after another, and how many replicas were ready meanwhile."""
 
-    def __init__(self, whole: Host, room: Sandbox) -> None:
+    def __init__(self, whole: KubernetesHost, room: Sandbox) -> None:
         self.made: list[str] = []
         self.ready: list[int] = []
         self._whole, self._room = whole, room
@@ -162,9 +166,9 @@ class Stream:
 
 
 @contextlib.contextmanager
-def stream(whole: Host, room: Sandbox) -> Iterator[Stream]:
+def stream(whole: KubernetesHost, room: Sandbox) -> Iterator[PodCreator]:
     """Pods from here to the end of the block: all bound to where the policy allows, at the first attempt."""
-    made = Stream(whole, room)
+    made = PodCreator(whole, room)
     try:
         made.goes_on()
         yield made
@@ -178,11 +182,11 @@ def stream(whole: Host, room: Sandbox) -> Iterator[Stream]:
 
 
 def test_replicas_serve_the_scheduler_through_a_renewal_and_an_upgrade(
-    whole: Host,
+    whole: KubernetesHost,
     room: Sandbox,
     heat: FakeCustomMetricsApi,
-    scheduler: Static,
-    release: Release,
+    scheduler: StaticScheduler,
+    release: HelmRelease,
     tmp_path: Path,
 ) -> None:
     preferred_nodes.policy(room, heat, hot=host_kubelet.NAME)
@@ -217,7 +221,7 @@ def test_replicas_serve_the_scheduler_through_a_renewal_and_an_upgrade(
         assert "forbidden" not in whole.log(pod, pod["spec"]["containers"][0]["name"]).lower()
 
 
-def _are_others(release: Release, old: list[Object]) -> bool:
+def _are_others(release: HelmRelease, old: list[Object]) -> bool:
     pods = release.whole.pods(release.room.namespace, **EXTENDER)
     uids = {pod["metadata"]["uid"] for pod in pods}
     return len(uids) == len(old) and uids.isdisjoint(pod["metadata"]["uid"] for pod in old)
@@ -227,16 +231,16 @@ class TestCpuManager:
     """As docs/install.md has it: one command makes the pools of a node, installs the program, and runs the agent."""
 
     @pytest.fixture
-    def clusters_own(self, whole: Host) -> Iterator[None]:
+    def clusters_own(self, whole: KubernetesHost) -> Iterator[None]:
         process = whole.plane.start_scheduler({})
         yield
         process.stop()
 
     @pytest.fixture
     def manager(
-        self, whole: Host, room: Sandbox, helm: Helm, image: str, clusters_own: None, tmp_path: Path
-    ) -> Iterator[Manager]:
-        manager = Manager(room, whole.node, whole.plane.admin, tmp_path)
+        self, whole: KubernetesHost, room: Sandbox, helm: Helm, image: str, clusters_own: None, tmp_path: Path
+    ) -> Iterator[CpuManagerOnNode]:
+        manager = CpuManagerOnNode(room, whole.node, whole.plane.admin, tmp_path)
         values = {
             "cpu.namespace": room.namespace,
             "cpu.createNamespace": "false",
@@ -249,7 +253,9 @@ class TestCpuManager:
         wait("the agent is gone", lambda: None if whole.pods(room.namespace, app="cmk-agent") else True)
         manager.run("uninstall", *manager.place, "--proc-fs=/proc")
 
-    def test_pods_get_cores_by_the_agent_s_socket(self, whole: Host, room: Sandbox, manager: Manager) -> None:
+    def test_pods_get_cores_by_the_agent_s_socket(
+        self, whole: KubernetesHost, room: Sandbox, manager: CpuManagerOnNode
+    ) -> None:
         whole.wait_ready(room.namespace, app="cmk-agent")
         whole.wait_ready(room.namespace, 2, app="cmk-webhook-app")
         wait("the kubelet offers cores", lambda: manager.offered() == "1" or None, show=manager.offered)
@@ -266,7 +272,7 @@ class TestCpuManager:
         assert seccomp_modes(whole, agent) == {"2"}, "the runtime's profile holds"
 
 
-def seccomp_modes(whole: Host, pod: Object) -> set[str]:
+def seccomp_modes(whole: KubernetesHost, pod: Object) -> set[str]:
     """Of all processes of a pod's container what the kernel says: 2 is a filter, 0 none."""
     proc = whole.node.runtime.inside("/proc")
     (pids,) = cpuset.list_processes(proc, [cpu_workloads.container_of(pod)]).values()

@@ -12,7 +12,7 @@ from tests.cluster import packages
 from tests.cluster.conftest import got
 from tests.cluster.virtual_machine import FileEntry
 from tests.node import virtual_cpu_machine
-from tests.node.virtual_cpu_machine import CMK, Machine
+from tests.node.virtual_cpu_machine import CMK, VirtualCpuMachine
 
 pytestmark = pytest.mark.cluster
 
@@ -38,13 +38,13 @@ def files(program: Path) -> Mapping[str, FileEntry]:
 @pytest.fixture(scope="module")
 def booted(
     machine_packages: Path, files: Mapping[str, FileEntry], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Machine]:
+) -> Iterator[VirtualCpuMachine]:
     with virtual_cpu_machine.running(machine_packages, files, tmp_path_factory.mktemp("cores")) as machine:
         yield machine
 
 
 @pytest.fixture
-def machine(booted: Machine) -> Iterator[Machine]:
+def machine(booted: VirtualCpuMachine) -> Iterator[VirtualCpuMachine]:
     """The machine, on which nothing of an earlier test runs."""
     yield booted
     booted.everybody_ends()
@@ -56,11 +56,11 @@ def place(request: pytest.FixtureRequest) -> str:
     return f"--conf-dir={virtual_cpu_machine.STATE}/{abs(hash(request.node.name))}"
 
 
-def init(machine: Machine, place: str, mode: str = "packed") -> None:
+def init(machine: VirtualCpuMachine, place: str, mode: str = "packed") -> None:
     machine.cmk("init", place, *COUNTS, f"--exclusive-mode={mode}")
 
 
-def tasks(machine: Machine, place: str) -> dict[str, set[int]]:
+def tasks(machine: VirtualCpuMachine, place: str) -> dict[str, set[int]]:
     """CPU list to the process ids on it, of those that somebody holds."""
     folder = place.partition("=")[2]
     lines = machine.run(
@@ -70,7 +70,7 @@ def tasks(machine: Machine, place: str) -> dict[str, set[int]]:
     return {words[0]: set(map(int, words[1].split(","))) for words in held if words[1:]}
 
 
-def test_what_the_machine_is(machine: Machine) -> None:
+def test_what_the_machine_is(machine: VirtualCpuMachine) -> None:
     document = machine.cmk("topology", "-o", "json")
     assert (document["sockets"], document["cores"]) == (2, 4)
     assert [(cpu["socket"], cpu["numa"], cpu["siblings"]) for cpu in document["cpus"]] == [
@@ -80,7 +80,7 @@ def test_what_the_machine_is(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("mode", list(MODES))
-def test_every_task_has_its_own_cores(machine: Machine, place: str, mode: str) -> None:
+def test_every_task_has_its_own_cores(machine: VirtualCpuMachine, place: str, mode: str) -> None:
     wanted = MODES[mode]
     init(machine, place, mode)
     for name, pool in (("a", "exclusive"), ("b", "exclusive"), ("c", "shared"), ("d", "shared")):
@@ -102,7 +102,7 @@ def test_every_task_has_its_own_cores(machine: Machine, place: str, mode: str) -
     ) == ("Cpus_allowed_list:\t0-1\n")
 
 
-def test_tasks_of_both_kinds_move_with_all_their_threads(machine: Machine, place: str) -> None:
+def test_tasks_of_both_kinds_move_with_all_their_threads(machine: VirtualCpuMachine, place: str) -> None:
     """From packed to spread an exclusive task and the shared ones change places; the shared ones step aside."""
     init(machine, place)
     machine.start("stays", place, "--pool=exclusive", pinned=1)
@@ -138,7 +138,7 @@ def test_tasks_of_both_kinds_move_with_all_their_threads(machine: Machine, place
     assert reclaimed == [{"cpus": "4,5", "pid": pids["moves"], "pool": "exclusive"}]
 
 
-def test_a_cpuset_without_the_pools_cores_is_an_error(machine: Machine, place: str) -> None:
+def test_a_cpuset_without_the_pools_cores_is_an_error(machine: VirtualCpuMachine, place: str) -> None:
     """Neither a command runs there, nor is one moved there; where the cpuset has them it runs, in its memory."""
     init(machine, place)
     machine_topology = topology.parse(machine.sysfs())

@@ -12,7 +12,7 @@ from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import manifest
 from tests.cluster.test_namespaces import Sandbox, wait
 from tests.node import cpu_manager, cpu_workloads, image
-from tests.node.cpu_manager import EXCLUSIVE, ISOLATE, Manager
+from tests.node.cpu_manager import EXCLUSIVE, ISOLATE, CpuManagerOnNode
 from tests.node.kubelet import Kubelet
 
 pytestmark = pytest.mark.cluster
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.cluster
 @pytest.fixture
 def manager(
     plane: ControlPlane, sandbox: Sandbox, node: Kubelet, program: Path, tmp_path: Path
-) -> Iterator[Manager]:
+) -> Iterator[CpuManagerOnNode]:
     with cpu_manager.managed(sandbox, node, program, tmp_path, plane.admin) as made:
         yield made
 
@@ -44,7 +44,7 @@ def plain(name: str, *command: str) -> Object:
 
 
 def test_a_pod_that_only_requests_a_core_is_mutated_scheduled_and_pinned(
-    plane: ControlPlane, sandbox: Sandbox, node: Kubelet, manager: Manager, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, node: Kubelet, manager: CpuManagerOnNode, tmp_path: Path
 ) -> None:
     with (
         manager.agent("--no-publish", "--enforce=cgroup"),
@@ -87,7 +87,7 @@ def traces(sandbox: Sandbox, node: Kubelet) -> Object:
 def test_nothing_is_left_of_a_node_that_was_left(
     plane: ControlPlane, sandbox: Sandbox, node: Kubelet, program: Path, tmp_path: Path
 ) -> None:
-    earlier = Manager(sandbox, node, plane.admin, tmp_path)
+    earlier = CpuManagerOnNode(sandbox, node, plane.admin, tmp_path)
     earlier.run("uninstall", *earlier.place, "--proc-fs=/proc")
     before = traces(sandbox, node)
     with cpu_manager.managed(sandbox, node, program, tmp_path, plane.admin) as manager:

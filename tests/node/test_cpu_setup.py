@@ -19,7 +19,7 @@ from tests.cluster.controlplane import ControlPlane
 from tests.cluster.packages import ContainerPrograms
 from tests.cluster.test_namespaces import Sandbox, wait
 from tests.node import cpu_manager, cpu_workloads, image
-from tests.node.cpu_manager import ISOLATE, Manager
+from tests.node.cpu_manager import ISOLATE, CpuManagerOnNode
 from tests.node.kubelet import Kubelet
 
 pytestmark = pytest.mark.cluster
@@ -129,12 +129,12 @@ class TestLeaving:
     @pytest.fixture
     def manager(
         self, plane: ControlPlane, sandbox: Sandbox, node: Kubelet, program: Path, tmp_path: Path
-    ) -> Iterator[Manager]:
+    ) -> Iterator[CpuManagerOnNode]:
         (node.runtime.inside("/opt/bin/cmk")).unlink(missing_ok=True)
         with cpu_manager.managed(sandbox, node, program, tmp_path, plane.admin) as made:
             yield made
 
-    def test_nothing_is_left(self, sandbox: Sandbox, node: Kubelet, manager: Manager) -> None:
+    def test_nothing_is_left(self, sandbox: Sandbox, node: Kubelet, manager: CpuManagerOnNode) -> None:
         """While a pod runs on the core nothing is touched."""
         with manager.agent("--no-publish"):
             sandbox.pods(cpu_manager.pod("held", f"exec {ISOLATE} -- busybox sleep 1000", node.name))

@@ -17,7 +17,7 @@ from tests.conformance.cmk import machines
 from tests.conformance.cmk.test_node_commands import write
 from tests.node import cpu_manager, cpu_workloads
 from tests.node import kubelet as kubelets
-from tests.node.cpu_manager import EXCLUSIVE, ISOLATE, Manager
+from tests.node.cpu_manager import EXCLUSIVE, ISOLATE, CpuManagerOnNode
 from tests.node.kubelet import Kubelet
 
 pytestmark = pytest.mark.cluster
@@ -32,7 +32,7 @@ ESCAPES = "taskset 2 true; echo other=$?; taskset 3 sh /until & sh /until; wait"
 @pytest.fixture
 def manager(
     plane: ControlPlane, sandbox: Sandbox, node: Kubelet, program: Path, tmp_path: Path
-) -> Iterator[Manager]:
+) -> Iterator[CpuManagerOnNode]:
     with cpu_manager.managed(sandbox, node, program, tmp_path, plane.admin) as made:
         yield made
 
@@ -53,7 +53,7 @@ def static(
         yield running
 
 
-def wait_masks(manager: Manager, pod: Object, cpus: frozenset[int]) -> None:
+def wait_masks(manager: CpuManagerOnNode, pod: Object, cpus: frozenset[int]) -> None:
     """Until all threads of a pod may use these CPUs and no others."""
 
     def all_of_them() -> bool | None:
@@ -73,7 +73,7 @@ def said(node: Kubelet, pod: Object, *words: str) -> list[str]:
 
 
 def test_a_child_that_tries_to_escape_fails_to_and_the_container_is_let_go_afterwards(
-    sandbox: Sandbox, node: Kubelet, manager: Manager
+    sandbox: Sandbox, node: Kubelet, manager: CpuManagerOnNode
 ) -> None:
     script = f"{PREPARED} {ISOLATE} -- sh -c '{ESCAPES}'; echo over; sleep 1000"
     with manager.agent(*ENFORCED):
@@ -94,7 +94,7 @@ def test_a_child_that_tries_to_escape_fails_to_and_the_container_is_let_go_after
 
 
 def test_a_confined_pod_is_moved_to_another_core_with_its_cpuset(
-    sandbox: Sandbox, node: Kubelet, manager: Manager, tmp_path: Path
+    sandbox: Sandbox, node: Kubelet, manager: CpuManagerOnNode, tmp_path: Path
 ) -> None:
     other = write(machines.texts("B2", "1"), tmp_path / "machine")
     with manager.agent(*ENFORCED, f"--sysfs={other}"):

@@ -27,7 +27,7 @@ from tests.cluster.extender_process import NODEWISE
 from tests.cluster.packages import ContainerPrograms
 from tests.conformance.configure import control_plane_hosts
 from tests.node import installed_program, runtime
-from tests.node.runtime import Runtime
+from tests.node.runtime import Containerd
 
 pytestmark = pytest.mark.cluster
 
@@ -47,7 +47,7 @@ def archive(request: pytest.FixtureRequest) -> Path:
 @pytest.fixture(scope="module")
 def containerd(
     container_programs: ContainerPrograms, archive: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Runtime]:
+) -> Iterator[Containerd]:
     with runtime.running(container_programs, tmp_path_factory.mktemp("containerd")) as running:
         running.load(archive)
         of_root = tmp_path_factory.mktemp("root") / "image.tar"
@@ -88,10 +88,10 @@ def blob(digest: str) -> str:
     return f"blobs/{digest.replace(':', '/')}"
 
 
-class Image:
+class ImageUnderTest:
     """The image, started for one command at a time."""
 
-    def __init__(self, containerd: Runtime) -> None:
+    def __init__(self, containerd: Containerd) -> None:
         self._containerd = containerd
         self._numbers = itertools.count()
 
@@ -106,8 +106,8 @@ class Image:
 
 
 @pytest.fixture(scope="module")
-def image(containerd: Runtime) -> Image:
-    return Image(containerd)
+def image(containerd: Containerd) -> ImageUnderTest:
+    return ImageUnderTest(containerd)
 
 
 def said(done: Run) -> str:
@@ -192,7 +192,7 @@ def test_its_modules_are_compiled_without_times(archive: Path) -> None:
     assert heads == {UNCHECKED_HASH}
 
 
-def test_the_list_of_what_is_in_it_is_inside_and_beside(image: Image, archive: Path) -> None:
+def test_the_list_of_what_is_in_it_is_inside_and_beside(image: ImageUnderTest, archive: Path) -> None:
     inside = said(image.run("python3", "-c", f"print(open({contents.BILL!r}).read(), end='')"))
     assert inside == assemble.bill(archive).read_text()
     components = {component["name"]: component for component in json.loads(inside)["components"]}
@@ -225,13 +225,13 @@ def test_the_list_of_what_is_in_it_is_inside_and_beside(image: Image, archive: P
     ],
     ids=" ".join,
 )
-def test_its_commands_run(image: Image, command: tuple[str, ...]) -> None:
+def test_its_commands_run(image: ImageUnderTest, command: tuple[str, ...]) -> None:
     done = image.run(*command)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout
 
 
-def test_its_user_is_none_of_the_hosts_and_can_write_nowhere(image: Image) -> None:
+def test_its_user_is_none_of_the_hosts_and_can_write_nowhere(image: ImageUnderTest) -> None:
     script = "import os; print(os.getuid(), os.getgid(), os.path.expanduser('~')); open('/tmp/a', 'w')"
     done = image.run("python3", "-c", script)
     assert done.stdout.split() == ["10001", "10001", "/home/nodewise"]
@@ -251,7 +251,7 @@ print(sys.prefix, ssl.create_default_context().cert_store_stats()["x509_ca"] > 1
 """
 
 
-def test_all_its_modules_are_there_and_compiled(image: Image) -> None:
+def test_all_its_modules_are_there_and_compiled(image: ImageUnderTest) -> None:
     assert said(image.run("python3", "-W", "ignore", "-c", IMPORTS)).strip() == "/usr True []"
 
 
@@ -264,7 +264,7 @@ for command in sys.argv[1].split(","):
 """
 
 
-def test_every_command_has_its_help(image: Image) -> None:
+def test_every_command_has_its_help(image: ImageUnderTest) -> None:
     commands = [f"nodewise {name}" for name in COMMANDS] + [f"cmk {name}" for name in CPU_COMMANDS]
     assert said(image.run("python3", "-c", HELP, ",".join(commands))) == ""
 
@@ -273,7 +273,7 @@ def test_every_command_has_its_help(image: Image) -> None:
 
 
 @pytest.fixture
-def host(containerd: Runtime, tmp_path: Path) -> Iterator[Path]:
+def host(containerd: Containerd, tmp_path: Path) -> Iterator[Path]:
     """A host's /etc/kubernetes as kubeadm makes it, with papers of a client; it is one of the runtime's namespaces."""
     made = control_plane_hosts.Host(tmp_path)
     inside = containerd.inside(KUBERNETES)
@@ -292,7 +292,7 @@ BOTH = "scheduler-config-tas+gas.yaml"
 TEMPLATES = "/telemetry-aware-scheduling/deploy/extender-configuration"
 
 
-def configure(image: Image, *words: str) -> Run:
+def configure(image: ImageUnderTest, *words: str) -> Run:
     command = ("nodewise", "configure", *words)
     return image.run(*command, is_root=True, mounts={KUBERNETES: KUBERNETES})
 
@@ -307,7 +307,7 @@ def everything(folder: Path) -> dict[str, tuple[int, bytes]]:
     }
 
 
-def test_the_older_configurators_templates_are_where_it_had_them(image: Image) -> None:
+def test_the_older_configurators_templates_are_where_it_had_them(image: ImageUnderTest) -> None:
     script = "import json, sys; print(json.dumps([open(path).read() for path in sys.argv[1:]]))"
     read = json.loads(said(image.run("python3", "-c", script, *contents.TEMPLATES)))
     assert read == [templates.template(agents) for agents in contents.TEMPLATES.values()]
@@ -315,7 +315,7 @@ def test_the_older_configurators_templates_are_where_it_had_them(image: Image) -
 
 @pytest.mark.parametrize("template", [f"{TEMPLATES}/scheduler-config.yaml", f"{TEMPLATES}/{BOTH}", ""])
 def test_it_configures_a_host_as_the_hosts_own_command_does(
-    containerd: Runtime, image: Image, host: Path, template: str, tmp_path: Path
+    containerd: Containerd, image: ImageUnderTest, host: Path, template: str, tmp_path: Path
 ) -> None:
     before = everything(host)
     options = ["-f", template] if template else []
@@ -341,7 +341,7 @@ def test_it_configures_a_host_as_the_hosts_own_command_does(
     assert everything(host) == by_image
 
 
-def test_a_folder_of_the_container_alone_is_refused(image: Image, host: Path) -> None:
+def test_a_folder_of_the_container_alone_is_refused(image: ImageUnderTest, host: Path) -> None:
     before = everything(host)
     done = configure(image, *BASE[:-1], "/etc/certs/", "-f", f"{TEMPLATES}/scheduler-config.yaml", "-dry-run")
     assert done.returncode == 1
@@ -356,7 +356,7 @@ def test_a_folder_of_the_container_alone_is_refused(image: Image, host: Path) ->
 
 
 def test_a_container_installs_the_program_on_its_host(
-    image: Image, containerd: Runtime, tmp_path: Path
+    image: ImageUnderTest, containerd: Containerd, tmp_path: Path
 ) -> None:
     """As the pods of `cluster-init` do, in their words."""
     folder = containerd.inside("/opt/bin")

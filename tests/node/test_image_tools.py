@@ -20,7 +20,7 @@ from tests.cluster.conftest import got
 from tests.cluster.packages import ContainerPrograms
 from tests.conformance.configure import control_plane_hosts
 from tests.node import cgroups, runtime
-from tests.node.runtime import Runtime
+from tests.node.runtime import Containerd
 
 pytestmark = pytest.mark.cluster
 
@@ -58,10 +58,10 @@ def archive(request: pytest.FixtureRequest) -> Path:
     return got(request, image_archive.archive)
 
 
-class Operator:
+class ImageToolsUser:
     """Types lines where the tools are, in a folder with the archive as `make image` leaves it."""
 
-    def __init__(self, machine: Runtime, folder: Path, cgroup: str) -> None:
+    def __init__(self, machine: Containerd, folder: Path, cgroup: str) -> None:
         self.machine, self._folder = machine, folder
         self._run = f"podman run --cgroup-parent={cgroup}"
 
@@ -84,14 +84,14 @@ def operator(
     container_programs: ContainerPrograms,
     archive: Path,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Operator]:
+) -> Iterator[ImageToolsUser]:
     """In namespaces where the tools are installed; containerd is only there to be their first process."""
     tools = got(request, packages.IMAGE_TOOLS.get)
     work = tmp_path_factory.mktemp("work")
     (work / "dist").mkdir()
     (work / IN_DIST).symlink_to(archive)
     with cgroups.created("podman") as cgroup, runtime.running(container_programs, work) as machine:
-        made = Operator(machine, work, cgroup)
+        made = ImageToolsUser(machine, work, cgroup)
         made.sees(f"mount -t overlay overlay -o lowerdir={tools}:/usr /usr")
         folder = machine.inside("/etc/containers")
         folder.mkdir(exist_ok=True)
@@ -123,7 +123,7 @@ def digest(archive: Path) -> str:
 # skopeo
 
 
-def test_skopeo_shows_the_digest_by_the_line_of_the_how_to(operator: Operator, digest: str) -> None:
+def test_skopeo_shows_the_digest_by_the_line_of_the_how_to(operator: ImageToolsUser, digest: str) -> None:
     typed = [
         step.typed
         for block in page_code_blocks.section(PAGE, "## Check it")
@@ -137,7 +137,7 @@ def test_skopeo_shows_the_digest_by_the_line_of_the_how_to(operator: Operator, d
     "form", ["dir:{}/folder", "docker-archive:{}/docker.tar:nodewise:1", "oci:{}/layout:1"]
 )
 def test_a_copy_in_another_form_has_the_same_configuration(
-    operator: Operator, archive: Path, digest: str, tmp_path: Path, form: str
+    operator: ImageToolsUser, archive: Path, digest: str, tmp_path: Path, form: str
 ) -> None:
     """The layers as well: their digests, unpacked, are in it."""
     copy = form.format(tmp_path)
@@ -146,7 +146,9 @@ def test_a_copy_in_another_form_has_the_same_configuration(
     assert operator.sees(f"skopeo inspect --config --raw {copy}") == ours.decode()
 
 
-def test_copied_there_and_back_it_is_the_same_image(operator: Operator, digest: str, tmp_path: Path) -> None:
+def test_copied_there_and_back_it_is_the_same_image(
+    operator: ImageToolsUser, digest: str, tmp_path: Path
+) -> None:
     operator.sees(f"skopeo copy --quiet oci-archive:{IN_DIST} dir:{tmp_path}/folder")
     operator.sees(f"skopeo copy --quiet dir:{tmp_path}/folder oci-archive:{tmp_path}/back.tar")
     assert (
@@ -158,7 +160,7 @@ def test_copied_there_and_back_it_is_the_same_image(operator: Operator, digest: 
 
 
 @pytest.fixture(scope="module")
-def podman(operator: Operator) -> Operator:
+def podman(operator: ImageToolsUser) -> ImageToolsUser:
     """With the image loaded."""
     assert (
         operator.sees(f"podman load --quiet --input {IN_DIST}") == f"Loaded image: {image_archive.REFERENCE}"
@@ -166,17 +168,17 @@ def podman(operator: Operator) -> Operator:
     return operator
 
 
-def test_podman_names_the_image_by_the_digest_of_the_archive(podman: Operator, digest: str) -> None:
+def test_podman_names_the_image_by_the_digest_of_the_archive(podman: ImageToolsUser, digest: str) -> None:
     line = f"podman images --digests --format '{{{{.Digest}}}}' {image_archive.NAME}"
     assert podman.sees(line) == digest
 
 
-def test_podman_runs_it_on_a_read_only_root(podman: Operator) -> None:
+def test_podman_runs_it_on_a_read_only_root(podman: ImageToolsUser) -> None:
     line = f"podman run --rm --read-only --network none {image_archive.NAME} --version"
     assert podman.sees(line) == f"nodewise {nodewise.__version__}"
 
 
-def test_podman_runs_it_as_its_own_user_without_any_right(podman: Operator) -> None:
+def test_podman_runs_it_as_its_own_user_without_any_right(podman: ImageToolsUser) -> None:
     options = "--rm --read-only --read-only-tmpfs=false --cap-drop=all --security-opt=no-new-privileges"
     script = "import os; print(os.getuid(), os.getgid()); open('/tmp/a', 'w')"
     done = podman.types(f'podman run {options} --entrypoint python3 {image_archive.NAME} -c "{script}"')
@@ -185,7 +187,7 @@ def test_podman_runs_it_as_its_own_user_without_any_right(podman: Operator) -> N
 
 
 @pytest.fixture
-def host(operator: Operator, tmp_path: Path) -> Iterator[Path]:
+def host(operator: ImageToolsUser, tmp_path: Path) -> Iterator[Path]:
     """A host's /etc/kubernetes as kubeadm makes it, with papers of a client."""
     inside = operator.machine.inside(KUBERNETES)
     shutil.copytree(control_plane_hosts.Host(tmp_path).k, inside)
@@ -193,7 +195,7 @@ def host(operator: Operator, tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(inside)
 
 
-def test_it_configures_a_host_by_the_lines_of_the_how_to(podman: Operator, host: Path) -> None:
+def test_it_configures_a_host_by_the_lines_of_the_how_to(podman: ImageToolsUser, host: Path) -> None:
     """And undoes it: the backup is of this host, though each container has a name of its own."""
     [block] = page_code_blocks.section(PAGE, "### Configure a host with it")
     line = block.text.replace("nerdctl --namespace k8s.io run", "podman run")

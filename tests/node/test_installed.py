@@ -29,7 +29,7 @@ def _namespaces() -> None:
         availability.not_run(f"no file systems of their own: {why}")
 
 
-class Image:
+class ReadOnlyRoot:
     """A root file system that is mounted read-only around each command."""
 
     def __init__(self, root: Path) -> None:
@@ -61,16 +61,16 @@ class Image:
 
 
 @pytest.fixture
-def empty(tmp_path: Path, program: Path) -> Image:
+def empty(tmp_path: Path, program: Path) -> ReadOnlyRoot:
     """Nothing but the mount."""
-    image = Image(tmp_path / "image")
+    image = ReadOnlyRoot(tmp_path / "image")
     installation.install(program, tmp_path / "host", installed_program.MOUNT, None)
     image.mount(tmp_path / "host", "opt/bin", "bind,ro")
     return image
 
 
 @pytest.mark.parametrize("option", ["--help", "--version"])
-def test_225_it_says_in_an_empty_image_what_the_source_program_says(empty: Image, option: str) -> None:
+def test_225_it_says_in_an_empty_image_what_the_source_program_says(empty: ReadOnlyRoot, option: str) -> None:
     completed = empty.run("/opt/bin/cmk", option)
     assert (completed.returncode, completed.stderr) == (0, "")
     source = subprocess.run([BIN / "cmk", option], capture_output=True, text=True, check=True)
@@ -79,21 +79,21 @@ def test_225_it_says_in_an_empty_image_what_the_source_program_says(empty: Image
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ELSEWHERE])
-def test_every_command_starts_there(empty: Image, name: str) -> None:
+def test_every_command_starts_there(empty: ReadOnlyRoot, name: str) -> None:
     completed = empty.run("/opt/bin/cmk", name, "--help")
     assert (completed.returncode, completed.stderr) == (0, "")
     assert f"cmk {name}" in completed.stdout
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
-def test_a_command_that_is_not_in_it_says_where_it_is(empty: Image, name: str) -> None:
+def test_a_command_that_is_not_in_it_says_where_it_is(empty: ReadOnlyRoot, name: str) -> None:
     completed = empty.run("/opt/bin/cmk", name, "--help")
     assert (completed.returncode, completed.stdout) == (1, "")
     assert f"{name} is not part of the program that is installed on hosts" in completed.stderr
 
 
 @pytest.fixture
-def busybox(tmp_path: Path, empty: Image, request: pytest.FixtureRequest) -> Image:
+def busybox(tmp_path: Path, empty: ReadOnlyRoot, request: pytest.FixtureRequest) -> ReadOnlyRoot:
     """An image with busybox, the processes of the host, and a state of two pools."""
     program = packages.containers().busybox
     (empty.root / "bin").mkdir()
@@ -111,7 +111,7 @@ def busybox(tmp_path: Path, empty: Image, request: pytest.FixtureRequest) -> Ima
 ISOLATE = ("/opt/bin/cmk", "isolate", "--pool=exclusive", "--conf-dir=/state", "--proc-fs=/proc")
 
 
-def test_a_command_of_a_busybox_image_runs_on_its_cpus(busybox: Image) -> None:
+def test_a_command_of_a_busybox_image_runs_on_its_cpus(busybox: ReadOnlyRoot) -> None:
     completed = busybox.run(*ISOLATE, "/bin/busybox", "--", "grep", "Cpus_allowed_list", "/proc/self/status")
     assert (completed.returncode, completed.stderr) == (0, "")
     description = busybox.run("/opt/bin/cmk", "describe", "--conf-dir=/state")
@@ -120,7 +120,7 @@ def test_a_command_of_a_busybox_image_runs_on_its_cpus(busybox: Image) -> None:
 
 
 @pytest.mark.parametrize("environment", [{}, {"LD_LIBRARY_PATH": "/usr/lib/theirs"}])
-def test_a_command_finds_its_own_libraries(busybox: Image, environment: dict[str, str]) -> None:
+def test_a_command_finds_its_own_libraries(busybox: ReadOnlyRoot, environment: dict[str, str]) -> None:
     completed = busybox.run(*ISOLATE, "/bin/busybox", "env", **environment)
     assert (completed.returncode, completed.stderr) == (0, "")
     seen = dict(line.split("=", 1) for line in completed.stdout.splitlines())
@@ -129,7 +129,7 @@ def test_a_command_finds_its_own_libraries(busybox: Image, environment: dict[str
     assert seen["CMK_CPUS_ASSIGNED"]
 
 
-def test_its_exit_code_is_the_commands(busybox: Image) -> None:
+def test_its_exit_code_is_the_commands(busybox: ReadOnlyRoot) -> None:
     assert busybox.run(*ISOLATE, "/bin/busybox", "--", "sh", "-c", "exit 7").returncode == 7
     assert busybox.run(*ISOLATE, "/bin/none").returncode == 127
 
@@ -142,7 +142,7 @@ def other(program: Path, folder: Path) -> Path:
 
 
 def test_whoever_starts_it_while_it_is_replaced_starts_one_of_both(
-    empty: Image, program: Path, tmp_path: Path
+    empty: ReadOnlyRoot, program: Path, tmp_path: Path
 ) -> None:
     second = other(program, tmp_path / "second")
     codes: list[int] = []

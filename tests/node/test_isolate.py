@@ -9,7 +9,7 @@ from tests.cluster.controlplane import ControlPlane
 from tests.cluster.processes import Process
 from tests.cluster.test_namespaces import Sandbox, wait
 from tests.node import cpu_manager, cpu_workloads
-from tests.node.cpu_manager import EXCLUSIVE, ISOLATE, Manager
+from tests.node.cpu_manager import EXCLUSIVE, ISOLATE, CpuManagerOnNode
 from tests.node.kubelet import Kubelet
 
 pytestmark = pytest.mark.cluster
@@ -23,19 +23,19 @@ THREADS = cpu_manager.python(
 @pytest.fixture
 def manager(
     plane: ControlPlane, sandbox: Sandbox, node: Kubelet, program: Path, tmp_path: Path
-) -> Iterator[Manager]:
+) -> Iterator[CpuManagerOnNode]:
     with cpu_manager.managed(sandbox, node, program, tmp_path, plane.admin) as made:
         yield made
 
 
 @pytest.fixture
-def agent(manager: Manager) -> Iterator[Process]:
+def agent(manager: CpuManagerOnNode) -> Iterator[Process]:
     with manager.agent("--no-publish", "--allow-unrequested") as running:
         yield running
 
 
 def test_a_pod_runs_pinned_with_every_thread(
-    sandbox: Sandbox, node: Kubelet, manager: Manager, agent: Process
+    sandbox: Sandbox, node: Kubelet, manager: CpuManagerOnNode, agent: Process
 ) -> None:
     script = f'exec {ISOLATE} -- sh -c "sleep 1000 & {THREADS}"'
     sandbox.pods(cpu_manager.with_python(cpu_manager.pod("pinned", script, node.name)))
@@ -50,7 +50,7 @@ def test_a_pod_runs_pinned_with_every_thread(
 
 
 def test_a_second_one_fails_with_the_reason_and_runs_after_the_first_ended(
-    sandbox: Sandbox, node: Kubelet, manager: Manager, agent: Process
+    sandbox: Sandbox, node: Kubelet, manager: CpuManagerOnNode, agent: Process
 ) -> None:
     sandbox.pods(cpu_manager.pod("first", f"exec {ISOLATE} -- busybox sleep 1000", node.name))
     manager.wait_held(cpu_workloads.running(sandbox, "first"))
@@ -70,7 +70,9 @@ def test_a_second_one_fails_with_the_reason_and_runs_after_the_first_ended(
     assert (cpu_workloads.exit_code(third), node.log(third, "main")) == (0, ["ran"])
 
 
-def test_who_did_not_request_a_core_gets_none(sandbox: Sandbox, node: Kubelet, manager: Manager) -> None:
+def test_who_did_not_request_a_core_gets_none(
+    sandbox: Sandbox, node: Kubelet, manager: CpuManagerOnNode
+) -> None:
     with manager.agent("--no-publish"):
         sandbox.pods(cpu_manager.pod("plain", f"exec {ISOLATE} -- busybox echo ran", node.name, cores=0))
         plain = cpu_workloads.ended(sandbox, "plain")
@@ -81,7 +83,7 @@ def test_who_did_not_request_a_core_gets_none(sandbox: Sandbox, node: Kubelet, m
 
 
 def test_the_core_of_a_killed_pod_is_free_after_one_sweep(
-    sandbox: Sandbox, node: Kubelet, manager: Manager, agent: Process
+    sandbox: Sandbox, node: Kubelet, manager: CpuManagerOnNode, agent: Process
 ) -> None:
     sandbox.pods(cpu_manager.pod("killed", f"exec {ISOLATE} -- busybox sleep 1000", node.name))
     pod = cpu_workloads.running(sandbox, "killed")
@@ -93,7 +95,7 @@ def test_the_core_of_a_killed_pod_is_free_after_one_sweep(
 
 
 def test_a_killed_wrapper_s_core_is_held_until_all_that_it_started_has_ended(
-    sandbox: Sandbox, node: Kubelet, manager: Manager, agent: Process
+    sandbox: Sandbox, node: Kubelet, manager: CpuManagerOnNode, agent: Process
 ) -> None:
     sandbox.pods(cpu_manager.pod("left", f"{ISOLATE} -- busybox sleep 1000; sleep 1000", node.name))
     pod = cpu_workloads.running(sandbox, "left")

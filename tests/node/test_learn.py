@@ -14,7 +14,7 @@ from tests import page_code_blocks
 from tests.cluster import image_archive, packages
 from tests.cluster.conftest import got
 from tests.node import host_kubelet
-from tests.node.host_kubelet import Host
+from tests.node.host_kubelet import KubernetesHost
 from tests.node.learn_environment import REAL, laptop, other_nodes
 
 pytestmark = pytest.mark.cluster
@@ -29,7 +29,7 @@ def cluster(
     kubelet_program: Path,
     container_programs: packages.ContainerPrograms,
     tmp_path: Path,
-) -> Iterator[Host]:
+) -> Iterator[KubernetesHost]:
     """What kind would have made."""
     with host_kubelet.running(
         control_plane_programs, kubelet_program, container_programs, tmp_path, REAL
@@ -41,7 +41,7 @@ def cluster(
 
 def test_a_cluster_and_a_policy(
     request: pytest.FixtureRequest,
-    cluster: Host,
+    cluster: KubernetesHost,
     control_plane_programs: Path,
     container_programs: packages.ContainerPrograms,
     tmp_path: Path,

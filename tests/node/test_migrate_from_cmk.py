@@ -18,9 +18,9 @@ from tests.cluster import admission
 from tests.cluster.api import ApiError, Object
 from tests.cluster.test_namespaces import Sandbox, wait
 from tests.node import cpu_manager, cpu_workloads, host_kubelet, image, migration
-from tests.node.cpu_manager import EXCLUSIVE, ISOLATE, Manager
+from tests.node.cpu_manager import EXCLUSIVE, ISOLATE, CpuManagerOnNode
 from tests.node.cpu_workloads import container_of
-from tests.node.host_kubelet import Host
+from tests.node.host_kubelet import KubernetesHost
 
 pytestmark = pytest.mark.cluster
 
@@ -104,13 +104,13 @@ def pools(task: str) -> str:
 
 
 @pytest.fixture
-def old_task(whole: Host, room: Sandbox) -> Object:
+def old_task(whole: KubernetesHost, room: Sandbox) -> Object:
     """A pod in which CMK's `isolate` runs a command."""
     room.pods(cpu_manager.pod("of-before", "exec busybox sleep 1000", whole.node.name, cores=0))
     return cpu_workloads.running(room, "of-before")
 
 
-def pid_of(whole: Host, pod: Object) -> str:
+def pid_of(whole: KubernetesHost, pod: Object) -> str:
     """The first process of a pod's only container, as its node numbers it."""
     lines = whole.node.runtime.ctr("tasks", "list").stdout.splitlines()
     (pid,) = [line.split()[1] for line in lines if line.startswith(container_of(pod))]
@@ -118,7 +118,7 @@ def pid_of(whole: Host, pod: Object) -> str:
 
 
 @pytest.fixture
-def cmk(whole: Host, room: Sandbox, clusters_own: None, old_task: Object) -> Iterator[None]:
+def cmk(whole: KubernetesHost, room: Sandbox, clusters_own: None, old_task: Object) -> Iterator[None]:
     """CMK 1.5, which runs on the node."""
     api, node = whole.plane.api, whole.node
     api.ensure({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
@@ -153,7 +153,7 @@ def cmk(whole: Host, room: Sandbox, clusters_own: None, old_task: Object) -> Ite
 MANIFESTS = [page_code_blocks.ROOT / "deploy" / name for name in ("cpu-agent.yaml", "cpu.yaml")]
 
 
-def clear(whole: Host) -> None:
+def clear(whole: KubernetesHost) -> None:
     """The node as it was."""
     api, node = whole.plane.api, whole.node
     api.delete("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/cmk-role-binding-node")
@@ -189,14 +189,14 @@ def wants_a_core(name: str) -> Object:
     return cpu_manager.pod(name, f"exec {ISOLATE} --wait=100s -- busybox sleep 1000", host_kubelet.NAME)
 
 
-def tasks(whole: Host, pool: str) -> list[str]:
+def tasks(whole: KubernetesHost, pool: str) -> list[str]:
     """Who holds a pool, as CMK reads it."""
     text = whole.plane.api.get(f"{INSIDE}/configmaps/cmk-config-{host_kubelet.NAME}")["data"]["config"]
     return [task for lists in yaml.safe_load(text)[pool].values() for held in lists.values() for task in held]
 
 
 def test_a_core_goes_from_a_task_of_cmk_to_one_of_nodewise_and_the_state_back(
-    whole: Host,
+    whole: KubernetesHost,
     room: Sandbox,
     image: str,
     cmk: None,
@@ -238,7 +238,7 @@ def test_a_core_goes_from_a_task_of_cmk_to_one_of_nodewise_and_the_state_back(
             lambda: ((now := tasks(whole, "exclusive")) != [old] and now) or None,
         )
         assert held == [pid_of(whole, new)]
-        manager = Manager(room, whole.node, whole.plane.admin, tmp_path)
+        manager = CpuManagerOnNode(room, whole.node, whole.plane.admin, tmp_path)
         assert set(manager.masks(new).values()) == {EXCLUSIVE}
 
         typing.follows(page_code_blocks.section(PAGE, "## Roll back"))
@@ -256,7 +256,7 @@ def test_a_core_goes_from_a_task_of_cmk_to_one_of_nodewise_and_the_state_back(
 
 
 @pytest.mark.usefixtures("clusters_own")
-def test_the_pods_that_leave_nodes_become_ready(whole: Host, image: str) -> None:
+def test_the_pods_that_leave_nodes_become_ready(whole: KubernetesHost, image: str) -> None:
     """As the undo of cpu-pools.md waits for it; here on a node that has nothing to leave."""
     manifests = [str(page_code_blocks.ROOT / "deploy" / name) for name in ("cpu.yaml", "cpu-uninstall.yaml")]
     files = [f"--filename={file}" for file in manifests]

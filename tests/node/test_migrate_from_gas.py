@@ -18,8 +18,8 @@ from tests.cluster.test_chart import helm_program
 from tests.cluster.test_namespaces import Sandbox, wait
 from tests.conformance.configure import scheduler_manifests as kubeadm
 from tests.node import cpu_workloads, host_kubelet, image, migration, static_scheduler
-from tests.node.host_kubelet import Host
-from tests.node.static_scheduler import Static
+from tests.node.host_kubelet import KubernetesHost
+from tests.node.static_scheduler import StaticScheduler
 from tests.page_code_blocks import Step
 from tests.page_reader import Reader
 
@@ -106,7 +106,7 @@ roleRef: {{kind: ClusterRole, name: gas-handler, apiGroup: rbac.authorization.k8
 
 
 @pytest.fixture
-def cards(whole: Host) -> Iterator[None]:
+def cards(whole: KubernetesHost) -> Iterator[None]:
     """The host has three cards, as Intel's plugin tells of them."""
     shape = gpu.node(host_kubelet.NAME, cards=3, millicores=1000)
     whole.node.label({key: text for key, text in shape["metadata"]["labels"].items() if "intel" in key})
@@ -119,7 +119,7 @@ def cards(whole: Host) -> Iterator[None]:
 
 
 @pytest.fixture
-def scheduler(whole: Host) -> Iterator[Static]:
+def scheduler(whole: KubernetesHost) -> Iterator[StaticScheduler]:
     """kube-scheduler, which asks GAS."""
     whole.path(CONFIG).write_text(GAS)
     certs = whole.path("/etc/certs")
@@ -155,7 +155,7 @@ def _asking(manifest: str) -> str:
 
 
 @pytest.fixture
-def gas(whole: Host, scheduler: Static, room: Sandbox, tmp_path: Path) -> Iterator[None]:
+def gas(whole: KubernetesHost, scheduler: StaticScheduler, room: Sandbox, tmp_path: Path) -> Iterator[None]:
     """GAS, which runs."""
     file = tmp_path / "gas.yaml"
     file.write_text(INSTALLED)
@@ -167,7 +167,7 @@ def gas(whole: Host, scheduler: Static, room: Sandbox, tmp_path: Path) -> Iterat
 
 @pytest.fixture
 def operator(
-    whole: Host,
+    whole: KubernetesHost,
     room: Sandbox,
     image: str,
     gas: None,
@@ -204,7 +204,7 @@ def pod(name: str, card: str = "") -> Object:
 
 
 def test_pods_keep_their_cards_from_gas_to_nodewise_and_back(
-    whole: Host, room: Sandbox, cards: None, scheduler: Static, operator: Reader
+    whole: KubernetesHost, room: Sandbox, cards: None, scheduler: StaticScheduler, operator: Reader
 ) -> None:
     beside, switch, seen, away, back = (
         page_code_blocks.section(PAGE, f"## {title}") for title in ("1.", "2.", "3.", "4.", "Roll back")
@@ -256,6 +256,6 @@ def _held(operator: Reader, curl: Step) -> set[str]:
     return {card for card, device in node["cards"].items() if device["held"]}
 
 
-def _written(whole: Host, scheduler: Static) -> tuple[str, str]:
+def _written(whole: KubernetesHost, scheduler: StaticScheduler) -> tuple[str, str]:
     """kube-scheduler's manifest and configuration."""
     return scheduler.manifest.read_text(), whole.path(CONFIG).read_text()

@@ -14,7 +14,7 @@ from tests.cluster import resource_metrics
 from tests.cluster.api import Object
 from tests.cluster.test_namespaces import wait
 from tests.node import host_kubelet, image, migration
-from tests.node.host_kubelet import Host
+from tests.node.host_kubelet import KubernetesHost
 from tests.page_reader import Reader
 
 pytestmark = pytest.mark.cluster
@@ -53,7 +53,7 @@ def deployment(name: str) -> Object:
 
 
 @pytest.fixture
-def safe(whole: Host, clusters_own: None, tmp_path: Path) -> Iterator[None]:
+def safe(whole: KubernetesHost, clusters_own: None, tmp_path: Path) -> Iterator[None]:
     """kube-safe-scheduler, which runs, and metrics-server."""
     api, folder = whole.plane.api, tmp_path / "metrics"
     folder.mkdir()
@@ -70,7 +70,7 @@ def safe(whole: Host, clusters_own: None, tmp_path: Path) -> Iterator[None]:
 
 @pytest.fixture
 def operator(
-    whole: Host, image: str, safe: None, control_plane_programs: Path, tmp_path: Path
+    whole: KubernetesHost, image: str, safe: None, control_plane_programs: Path, tmp_path: Path
 ) -> Iterator[Reader]:
     with migration.operator(whole, control_plane_programs, tmp_path) as typing:
         yield typing
@@ -78,7 +78,9 @@ def operator(
         typing.types(f"kubectl delete --ignore-not-found {files}")
 
 
-def test_annotations_and_the_scheduler_change_hands_and_change_back(whole: Host, operator: Reader) -> None:
+def test_annotations_and_the_scheduler_change_hands_and_change_back(
+    whole: KubernetesHost, operator: Reader
+) -> None:
     look, annotator, (pair, _), seen, back = (
         page_code_blocks.section(PAGE, f"## {title}") for title in ("1.", "2.", "3.", "4.", "Roll back")
     )
@@ -100,7 +102,7 @@ def test_annotations_and_the_scheduler_change_hands_and_change_back(whole: Host,
     assert whole.pods("nodewise", app="nodewise-annotator") == []
 
 
-def annotations(whole: Host) -> dict[str, str]:
+def annotations(whole: KubernetesHost) -> dict[str, str]:
     """Those of the node."""
     annotations: dict[str, str] = whole.plane.api.get(whole.node.path)["metadata"]["annotations"]
     return annotations

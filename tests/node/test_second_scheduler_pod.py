@@ -12,7 +12,7 @@ from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.extender_process import NODEWISE
 from tests.cluster.test_namespaces import Sandbox, wait
 from tests.node import host_kubelet, preferred_nodes
-from tests.node.host_kubelet import Host
+from tests.node.host_kubelet import KubernetesHost
 from tests.node.preferred_nodes import FAR
 
 pytestmark = pytest.mark.cluster
@@ -22,7 +22,7 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 
 
 @pytest.fixture(scope="module")
-def clusters_own(whole: Host) -> Iterator[None]:
+def clusters_own(whole: KubernetesHost) -> Iterator[None]:
     """Places what does not choose another scheduler, the other one among it."""
     process = whole.plane.start_scheduler({})
     yield
@@ -31,7 +31,7 @@ def clusters_own(whole: Host) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def scheduler(
-    whole: Host, clusters_own: None, image: str, tmp_path_factory: pytest.TempPathFactory
+    whole: KubernetesHost, clusters_own: None, image: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Object]:
     """Its pod, ready, as `nodewise configure --mode second-scheduler | kubectl apply -f -` makes it."""
     extender_process.define(whole.plane.api)
@@ -49,7 +49,7 @@ def scheduler(
 
 
 def test_a_pod_that_chooses_it_is_placed_by_a_policy_and_others_as_ever(
-    whole: Host, room: Sandbox, heat: FakeCustomMetricsApi, scheduler: Object
+    whole: KubernetesHost, room: Sandbox, heat: FakeCustomMetricsApi, scheduler: Object
 ) -> None:
     preferred_nodes.policy(room, heat, hot=FAR)
     room.pods(
@@ -64,14 +64,14 @@ def test_a_pod_that_chooses_it_is_placed_by_a_policy_and_others_as_ever(
 
 
 @pytest.fixture
-def doctor(whole: Host, scheduler: Object) -> Iterator[None]:
+def doctor(whole: KubernetesHost, scheduler: Object) -> Iterator[None]:
     file = str(DEPLOY / "doctor.yaml")
     whole.plane.kubectl("apply", "--validate=strict", "-f", file)
     yield
     whole.plane.kubectl("delete", "-f", file)
 
 
-def test_doctor_as_a_job_finds_nothing_wrong_with_it(whole: Host, doctor: None) -> None:
+def test_doctor_as_a_job_finds_nothing_wrong_with_it(whole: KubernetesHost, doctor: None) -> None:
     about = {"batch.kubernetes.io/job-name": "nodewise-doctor"}
 
     def ended() -> Object | None:

@@ -13,9 +13,9 @@ from tests.cluster.extender_process import NODEWISE
 from tests.cluster.test_certs import WrittenCertificates
 from tests.cluster.test_namespaces import Sandbox, wait
 from tests.node import cpu_workloads, host_kubelet, preferred_nodes, static_scheduler
-from tests.node.host_kubelet import Host
+from tests.node.host_kubelet import KubernetesHost
 from tests.node.preferred_nodes import FAR
-from tests.node.static_scheduler import Static
+from tests.node.static_scheduler import StaticScheduler
 
 pytestmark = pytest.mark.cluster
 
@@ -24,7 +24,7 @@ URL = "https://127.0.0.1:9001"
 
 
 @pytest.fixture
-def scheduler(whole: Host) -> Iterator[Static]:
+def scheduler(whole: KubernetesHost) -> Iterator[StaticScheduler]:
     with static_scheduler.static(whole) as running:
         yield running
 
@@ -58,7 +58,12 @@ def with_policy(name: str) -> Object:
 
 
 def test_a_static_scheduler_is_made_to_ask_nodewise_and_made_to_forget_it(
-    whole: Host, room: Sandbox, policy: None, scheduler: Static, papers: WrittenCertificates, tmp_path: Path
+    whole: KubernetesHost,
+    room: Sandbox,
+    policy: None,
+    scheduler: StaticScheduler,
+    papers: WrittenCertificates,
+    tmp_path: Path,
 ) -> None:
     original = scheduler.manifest.read_bytes()
     room.pods(plain("before"), with_policy("waiting"))
@@ -101,7 +106,11 @@ def test_a_static_scheduler_is_made_to_ask_nodewise_and_made_to_forget_it(
 
 
 def test_what_was_put_in_is_taken_out_of_a_manifest_that_changed_since(
-    whole: Host, room: Sandbox, policy: None, scheduler: Static, papers: WrittenCertificates
+    whole: KubernetesHost,
+    room: Sandbox,
+    policy: None,
+    scheduler: StaticScheduler,
+    papers: WrittenCertificates,
 ) -> None:
     """As by `kubeadm upgrade`, which asks for more of the scheduler; what it asked for stays."""
     original = scheduler.manifest.read_text()
@@ -117,7 +126,7 @@ def test_what_was_put_in_is_taken_out_of_a_manifest_that_changed_since(
 
 
 def test_the_kubelet_runs_every_file_of_its_folder_but_those_that_begin_with_a_dot(
-    whole: Host, room: Sandbox, scheduler: Static
+    whole: KubernetesHost, room: Sandbox, scheduler: StaticScheduler
 ) -> None:
     """Hence no backup lies there, and what is about to be renamed into its place begins with a dot."""
     for name, file in {"hidden": ".kube-scheduler.yaml.new", "kept": "kube-scheduler.yaml.backup"}.items():

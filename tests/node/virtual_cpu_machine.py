@@ -82,26 +82,26 @@ time.sleep(10000)
 """A chain of processes, each with so many further threads; of each the first one goes to one CPU, if wanted."""
 
 
-class Said(NamedTuple):
+class CommandOutput(NamedTuple):
     code: int
     out: str
     err: str
 
 
-class Machine:
+class VirtualCpuMachine:
     """One that runs."""
 
     def __init__(self, port: int) -> None:
         self._port = port
 
-    def tried(self, script: str, timeout_s: float = 120) -> Said:
+    def tried(self, script: str, timeout_s: float = 120) -> CommandOutput:
         """What came of lines for a shell."""
         with socket.create_connection(("127.0.0.1", self._port), timeout_s) as connection:
             connection.sendall(base64.b64encode(script.encode()) + b"\n")
             with connection.makefile() as lines:
                 answer = lines.read().splitlines()
         code, out, err = answer
-        return Said(int(code), *(base64.b64decode(part).decode() for part in (out, err)))
+        return CommandOutput(int(code), *(base64.b64decode(part).decode() for part in (out, err)))
 
     def run(self, script: str, timeout_s: float = 120) -> str:
         """What lines for a shell print; AssertionError if they fail."""
@@ -152,7 +152,7 @@ class Machine:
         """All workloads, and what started them."""
         self.run("for file in /tmp/*.pid; do kill -9 -$(cat $file); done 2>/dev/null; rm -f /tmp/*.pid; true")
 
-    def threads(self, name: str) -> Mapping[int, "Where"]:
+    def threads(self, name: str) -> Mapping[int, "ThreadPlacement"]:
         """All threads of a workload and its wrapper, by id, and where they may run: read from outside."""
         fields = "Name|Tgid|Pid|PPid|Cpus_allowed_list|Mems_allowed_list"
         end = "/^Mems_allowed_list:/"
@@ -160,11 +160,11 @@ class Machine:
             "cat /proc/[0-9]*/task/[0-9]*/status 2>/dev/null |"
             f' awk \'/^({fields}):/ {{printf "%s ", $2}} {end} {{print ""}}\''
         )
-        threads: dict[int, tuple[int, int, Where]] = {}
+        threads: dict[int, tuple[int, int, ThreadPlacement]] = {}
         for line in self.run(script).splitlines():
             if len(words := line.split()) == len(fields.split("|")):  # else it ended meanwhile
                 comm, tgid, pid, parent, cpus, mems = words
-                where = Where(comm, *(frozenset(cpulist.parse_list(text)) for text in (cpus, mems)))
+                where = ThreadPlacement(comm, *(frozenset(cpulist.parse_list(text)) for text in (cpus, mems)))
                 threads[int(pid)] = (int(tgid), int(parent), where)
         family = {self.pid(name)}
         while more := {tgid for tgid, parent, _ in threads.values() if parent in family} - family:
@@ -204,7 +204,7 @@ class Machine:
         return base64.b64decode(self.run(f"tar -c -C {STATE} . | base64 -w 0"))
 
 
-class Where(NamedTuple):
+class ThreadPlacement(NamedTuple):
     """Where a thread may run."""
 
     name: str
@@ -255,18 +255,18 @@ def _marked(base: Path) -> Mapping[str, FileEntry]:
 @contextlib.contextmanager
 def running(
     root: Path, entries: Mapping[str, FileEntry], folder: Path, state: bytes = b"", kernel: str = ""
-) -> Iterator[Machine]:
+) -> Iterator[VirtualCpuMachine]:
     """A machine of the packages below `root` with `files`, and the state of an earlier boot. Raises NotReadyError."""
     port = processes.free_port()
     whole = {**entries, "state.tar": FileEntry(0o100644, state or _nothing())}
     hardware = HARDWARE._replace(kernel=kernel)
     with virtual_machine.running(root, folder, whole, hardware, ((port, _PORT),)) as process:
-        machine = Machine(port)
+        machine = VirtualCpuMachine(port)
         process.wait_ready(lambda: _answers(machine), 120)
         yield machine
 
 
-def _answers(machine: Machine) -> bool:
+def _answers(machine: VirtualCpuMachine) -> bool:
     try:
         return machine.tried("true", 20).code == 0
     except (OSError, ValueError):

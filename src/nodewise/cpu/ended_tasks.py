@@ -19,7 +19,7 @@ KnownProcesses = Mapping[Task, Family]
 """The processes that a collection found, by task."""
 
 
-class Process(NamedTuple):
+class NodeProcess(NamedTuple):
     """A process of the node: no thread and no zombie."""
 
     start: int
@@ -56,7 +56,10 @@ class _TaskProcesses(NamedTuple):
 
 
 def remove_ended_tasks(
-    allocations: Allocations, processes: Mapping[int, Process], boot: str, known: KnownProcesses | None = None
+    allocations: Allocations,
+    processes: Mapping[int, NodeProcess],
+    boot: str,
+    known: KnownProcesses | None = None,
 ) -> CollectionResult:
     """Remove the tasks that have ended, given all processes of the node (by id) and the kernel's boot id.
 
@@ -102,7 +105,7 @@ def _find_processes(task: Task, tree: "_ProcessTree", boot: str, known: KnownPro
 class _ProcessTree:
     """The processes of a node, by parent, by mark and by wrapper."""
 
-    def __init__(self, processes: Mapping[int, Process]) -> None:
+    def __init__(self, processes: Mapping[int, NodeProcess]) -> None:
         self.processes = processes
         self._by_parent: dict[int, list[int]] = {}
         self._by_mark: dict[str, list[tuple[int, int]]] = {}

@@ -129,7 +129,7 @@ def parse(config: object, identities: object = None, pools: Mapping[str, bool] =
     lists with ranges, nothing in the place of an empty mapping or list. `pools` names the possible pools and whether
     each is exclusive. BadInput names everything else by its place.
     """
-    reader = _Reader(problems=[])
+    reader = _ConfigReader(problems=[])
     parsed = {}
     for name, sockets in reader.mapping(config, "config"):
         if name in pools:
@@ -146,7 +146,7 @@ def parse(config: object, identities: object = None, pools: Mapping[str, bool] =
 
 def parse_task(fields: object, at: str) -> Task:
     """A task from the value of `Task._asdict`. BadInput names its fields below `at`."""
-    reader = _Reader(problems=[])
+    reader = _ConfigReader(problems=[])
     task = reader.task(dict(reader.mapping(fields, at)), at)
     if task is None or reader.problems:
         raise BadInput("cannot read a task", reader.problems)
@@ -163,7 +163,7 @@ def _identified(tasks: Iterable[Task], known_tasks: Iterable[Task]) -> Iterator[
         yield known_task
 
 
-class _Reader(NamedTuple):
+class _ConfigReader(NamedTuple):
     """Reads stored values and collects all problems, by place, in `problems`."""
 
     problems: list[Problem]

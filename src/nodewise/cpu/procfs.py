@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from nodewise.cpu import cpulist
 from nodewise.cpu.allocator import TASK_VARIABLE, parse_wrapper_name
 from nodewise.cpu.cgroups import parse_cgroup
-from nodewise.cpu.ended_tasks import Process
+from nodewise.cpu.ended_tasks import NodeProcess
 from nodewise.cpu.kernel_files import WHITE_SPACE, read_text
 from nodewise.cpu.pool_allocations import Task
 from nodewise.errors import BadInput, Problem, Unavailable, shown
@@ -59,7 +59,7 @@ class ProcessStat(NamedTuple):
 class ProcessTable(NamedTuple):
     """The processes of a node, by id. The environment of `unreadable` ones cannot be read, so their task is unknown."""
 
-    processes: dict[int, Process]
+    processes: dict[int, NodeProcess]
     unreadable: frozenset[int]
 
 
@@ -100,7 +100,7 @@ def read_processes(proc: Path) -> ProcessTable:
     A process may start another one and end before it is read, so the scan is repeated until there are no new ones.
     Only what the kernel reports as gone is left out: a process that cannot be read for any other reason may be alive.
     """
-    processes: dict[int, Process] = {}
+    processes: dict[int, NodeProcess] = {}
     unreadable: set[int] = set()
     scanned: set[int] = set()
     for _ in range(_MAX_SCANS):
@@ -117,7 +117,7 @@ def read_processes(proc: Path) -> ProcessTable:
     return ProcessTable(processes, frozenset(unreadable))
 
 
-def _read_process(proc: Path, pid: int, processes: dict[int, Process], unreadable: set[int]) -> bool:
+def _read_process(proc: Path, pid: int, processes: dict[int, NodeProcess], unreadable: set[int]) -> bool:
     """Add one process, or remove it if it has ended. Returns whether to read it again after a moment."""
     folder = proc / str(pid)
     processes.pop(pid, None)
@@ -135,7 +135,7 @@ def _read_process(proc: Path, pid: int, processes: dict[int, Process], unreadabl
         ) from error
     if mark is None:
         unreadable.add(pid)
-    process = Process(stat.start, stat.parent, mark or "", parse_wrapper_name(stat.name))
+    process = NodeProcess(stat.start, stat.parent, mark or "", parse_wrapper_name(stat.name))
     processes[pid] = _with_container(process, folder)
     return not is_final
 
@@ -193,7 +193,7 @@ def _scan_environment(path: Path) -> tuple[str, bool]:
     return rest.partition(b"\0")[0].decode("utf-8", "replace") if separator else "", not pieces
 
 
-def _with_container(process: Process, folder: Path) -> Process:
+def _with_container(process: NodeProcess, folder: Path) -> NodeProcess:
     """The process with its container, if it claims to belong to a task: such a claim is valid in one container only."""
     if not process.mark and not process.wrapper:
         return process

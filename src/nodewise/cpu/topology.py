@@ -85,7 +85,7 @@ class Topology(NamedTuple):
         return {"sockets": len(self.sockets), "cores": len(self.cores), "cpus": cpus}
 
 
-class _Place(NamedTuple):
+class _CpuLocation(NamedTuple):
     """Where the kernel says that an online CPU is; `package` tells sockets apart, a number or a set of CPUs."""
 
     core_id: int | None
@@ -95,7 +95,7 @@ class _Place(NamedTuple):
     threads: frozenset[int]
 
 
-class _Files:
+class _MachineFiles:
     """The texts, read as numbers and sets; what cannot be read is gathered in `problems`, by file."""
 
     def __init__(self, texts: Mapping[str, str]) -> None:
@@ -133,7 +133,7 @@ def parse(texts: Mapping[str, str]) -> Topology:
 
     BadInput names every file that is not as the kernel writes it, or says that no CPU is there.
     """
-    files = _Files(texts)
+    files = _MachineFiles(texts)
     folders = {int(match[1]) for path in texts if (match := _FOLDER.match(path))}
     present = files.cpus(f"{CPUS}/present") or folders
     online = _online(files, present)
@@ -159,7 +159,7 @@ def parse(texts: Mapping[str, str]) -> Topology:
     return Topology(whole, tuple(cores), tuple(unread))
 
 
-def _online(files: _Files, present: Iterable[int]) -> frozenset[int]:
+def _online(files: _MachineFiles, present: Iterable[int]) -> frozenset[int]:
     """By the kernel's list; older ones have a file in each CPU's folder, cpu0 none, and no topology if offline."""
     listed = files.cpus(f"{CPUS}/online")
     if listed is not None:
@@ -175,12 +175,12 @@ def _online(files: _Files, present: Iterable[int]) -> frozenset[int]:
     )
 
 
-def _place(files: _Files, cpu: int) -> _Place:
+def _place(files: _MachineFiles, cpu: int) -> _CpuLocation:
     folder = f"{CPUS}/cpu{cpu}/topology"
     package_id = files.number(f"{folder}/physical_package_id")
     together = files.cpus(f"{folder}/core_siblings_list", f"{folder}/core_siblings")
     threads = files.cpus(f"{folder}/thread_siblings_list", f"{folder}/thread_siblings")
-    return _Place(
+    return _CpuLocation(
         core_id=files.number(f"{folder}/core_id"),
         die=files.number(f"{folder}/die_id"),
         package_id=package_id,
@@ -189,7 +189,7 @@ def _place(files: _Files, cpu: int) -> _Place:
     )
 
 
-def _cores(places: Mapping[int, _Place]) -> tuple[list[Core], Mapping[int, int]]:
+def _cores(places: Mapping[int, _CpuLocation]) -> tuple[list[Core], Mapping[int, int]]:
     """The cores, and of each CPU the core. Every CPU is in one, even where the kernel's sets contradict."""
     cores: list[Core] = []
     core_of: dict[int, int] = {}
@@ -204,7 +204,7 @@ def _cores(places: Mapping[int, _Place]) -> tuple[list[Core], Mapping[int, int]]
     return cores, core_of
 
 
-def _cpu(cpu: int, place: _Place, core: Core) -> Cpu:
+def _cpu(cpu: int, place: _CpuLocation, core: Core) -> Cpu:
     return Cpu(
         cpu=cpu,
         core=core.core,
@@ -216,7 +216,7 @@ def _cpu(cpu: int, place: _Place, core: Core) -> Cpu:
     )
 
 
-def _numa_nodes(files: _Files) -> Mapping[int, int]:
+def _numa_nodes(files: _MachineFiles) -> Mapping[int, int]:
     """Of each CPU the NUMA node."""
     nodes: dict[int, int] = {}
     for folder, node in {match.groups() for path in files.texts if (match := _NODE.fullmatch(path))}:
@@ -225,7 +225,7 @@ def _numa_nodes(files: _Files) -> Mapping[int, int]:
     return nodes
 
 
-def _isolated(files: _Files, last: int | None) -> tuple[frozenset[int], Sequence[Problem]]:
+def _isolated(files: _MachineFiles, last: int | None) -> tuple[frozenset[int], Sequence[Problem]]:
     """What the kernel says it isolates; an older one only has its command line."""
     isolated = files.cpus(f"{CPUS}/isolated")
     if isolated is not None:
@@ -233,7 +233,7 @@ def _isolated(files: _Files, last: int | None) -> tuple[frozenset[int], Sequence
     return cpulist.parse_isolcpus(files.texts.get(COMMAND_LINE, ""), last)
 
 
-def _kinds(files: _Files, online: frozenset[int]) -> Mapping[int, str]:
+def _kinds(files: _MachineFiles, online: frozenset[int]) -> Mapping[int, str]:
     """Of each CPU the kind of its core, where there are several.
 
     The kernel names them for its event counters (x86), or gives each CPU a capacity (ARM, RISC-V). Without either
@@ -259,7 +259,7 @@ def _are_apart(nominal: Mapping[int, int], highest: Mapping[int, int]) -> bool:
     return all(max(ranges[low]) < min(ranges[high]) for low, high in pairwise(sorted(ranges)))
 
 
-def _figures(files: _Files, online: frozenset[int], name: str) -> Mapping[int, int]:
+def _figures(files: _MachineFiles, online: frozenset[int], name: str) -> Mapping[int, int]:
     """A figure of each CPU, if all have it."""
     figures = {cpu: files.number(f"{CPUS}/cpu{cpu}/{name}") for cpu in online}
     known = {cpu: figure for cpu, figure in figures.items() if figure is not None}

@@ -35,7 +35,7 @@ time.sleep(seconds)
 SIGNALS: Final = (None, None, signal.SIGTERM, signal.SIGINT, *3 * [signal.SIGKILL])
 
 
-class Node(Protocol):
+class IsolateTarget(Protocol):
     """Where the state is, and the command line of an isolate there."""
 
     @property
@@ -44,11 +44,11 @@ class Node(Protocol):
     def words(self, *more: str) -> list[str]: ...
 
 
-class Crowd:
+class ConcurrentIsolates:
     """Isolates that come and go. `step` starts some, ends some and sweeps."""
 
     def __init__(
-        self, node: Node, folder: Path, chance: random.Random, environment: Mapping[str, str]
+        self, node: IsolateTarget, folder: Path, chance: random.Random, environment: Mapping[str, str]
     ) -> None:
         self._node = node
         self._environment = environment
@@ -106,7 +106,7 @@ def fresh() -> Allocations:
     return pool_allocations.from_lists({"exclusive": {0: LISTS}, "shared": {0: ("5",)}, "infra": {0: ("6",)}})
 
 
-def keep_the_law(crowd: Crowd, store: AllocationStore) -> None:
+def keep_the_law(crowd: ConcurrentIsolates, store: AllocationStore) -> None:
     """No CPU has two owners, everybody comes to an end, and in the end nothing is held."""
     deadline = time.monotonic() + 300
     while not crowd.is_over:

@@ -28,7 +28,7 @@ print(json.dumps({
 """A command that tells what it was given."""
 
 
-class Node(NamedTuple):
+class DirectoryNode(NamedTuple):
     """A node's state, in a directory."""
 
     root: Path
@@ -59,13 +59,13 @@ class Node(NamedTuple):
         ]
 
 
-def made(root: Path, allocations: Allocations) -> Node:
-    node = Node(root / "cmk")
+def made(root: Path, allocations: Allocations) -> DirectoryNode:
+    node = DirectoryNode(root / "cmk")
     node.store.create(allocations)
     return node
 
 
-def on_two_cpus(root: Path) -> Node:
+def on_two_cpus(root: Path) -> DirectoryNode:
     """Every list on CPUs that this machine has."""
     lists = {"exclusive": {0: ("0", "1")}, "shared": {0: ("1",)}, "infra": {0: ("0,1",)}}
     return made(root, pool_allocations.from_lists(lists))

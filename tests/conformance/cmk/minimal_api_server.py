@@ -20,7 +20,7 @@ _GROUPS: Final = ("/apis/intel.com/v1", "/apis/cmk.intel.com/v1")
 """Of kinds that are known once somebody has defined them."""
 
 
-class Request(NamedTuple):
+class RecordedRequest(NamedTuple):
     """One that changed something, or was to."""
 
     verb: str
@@ -29,7 +29,7 @@ class Request(NamedTuple):
     content_type: str = ""
 
 
-class Refusal(NamedTuple):
+class RequestRefusal(NamedTuple):
     """What requests of a verb for paths with this part are answered."""
 
     verb: str
@@ -39,15 +39,15 @@ class Refusal(NamedTuple):
     reason: str = ""
 
 
-class Server:
+class MinimalApiServer:
     """Objects by path, from `serving`."""
 
     def __init__(self, version: str) -> None:
         self.version = version
         self.objects: dict[str, Object] = {}
-        self.requests: list[Request] = []
-        self.refusals: list[Refusal] = []
-        self.behave: Callable[[Server], None] = nodes_at_work
+        self.requests: list[RecordedRequest] = []
+        self.refusals: list[RequestRefusal] = []
+        self.behave: Callable[[MinimalApiServer], None] = nodes_at_work
         """Called before each look at pods."""
         self.looks = 0
         self.url = ""
@@ -95,7 +95,7 @@ class Server:
         path = unquote(url.path)
         with self.lock:
             if verb != "GET":
-                self.requests.append(Request(verb, path, body, content_type))
+                self.requests.append(RecordedRequest(verb, path, body, content_type))
             for refusal in self.refusals:
                 if refusal.verb == verb and refusal.part in path:
                     return refusal.status, _status(refusal.status, refusal.message, refusal.reason)
@@ -171,7 +171,7 @@ class Server:
         return 200, stored
 
 
-def nodes_at_work(server: Server) -> None:
+def nodes_at_work(server: MinimalApiServer) -> None:
     """Nodes and controllers on which all goes well."""
     for path, daemon_set in server.folder("daemonsets").items():
         folder = "/api/v1" + path[path.index("/namespaces") :].replace("/daemonsets", "/pods")
@@ -200,7 +200,7 @@ def nodes_at_work(server: Server) -> None:
             node["metadata"].setdefault("labels", {})["cmk.intel.com/cmk-node"] = "true"
 
 
-def _one_pod(server: Server, path: str, daemon_set: Object, spec: Object) -> None:
+def _one_pod(server: MinimalApiServer, path: str, daemon_set: Object, spec: Object) -> None:
     """The pod of a DaemonSet, made anew when it is to be another one."""
     old = server.objects.get(path)
     if old is None or old["spec"] != spec:
@@ -234,9 +234,9 @@ def _merged(original: Any, change: Any) -> Any:
 
 
 @contextmanager
-def serving(version: str) -> Iterator[Server]:
+def serving(version: str) -> Iterator[MinimalApiServer]:
     """An API server of this version, empty."""
-    server = Server(version)
+    server = MinimalApiServer(version)
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

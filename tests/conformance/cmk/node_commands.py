@@ -13,7 +13,7 @@ from nodewise.cpu.pool_allocations import Allocations
 from nodewise.cpu.store import directory
 from tests import forks
 from tests.conformance.cmk import table_rows
-from tests.conformance.cmk.minimal_api_server import Server, serving
+from tests.conformance.cmk.minimal_api_server import MinimalApiServer, serving
 
 NODEWISE = Path(sys.executable).parent / "nodewise"
 BOOT = "one"
@@ -72,7 +72,7 @@ def processes(alive: Mapping[int, str], at: Path) -> Path:
 
 
 @contextmanager
-def cluster(version: str, folder: Path) -> Iterator[tuple[Server, list[str]]]:
+def cluster(version: str, folder: Path) -> Iterator[tuple[MinimalApiServer, list[str]]]:
     """An API server with one node, and the options that lead to it."""
     with serving(version) as server:
         server.node("n1")

@@ -11,7 +11,7 @@ Pools = dict[str, dict[int, str]]
 """Pool, socket, and the CPU lists with blanks between; a socket without lists is left out."""
 
 
-class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class CmkRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     number: int
     differs: str = ""
     """How nodewise departs from the older system, and why; empty: it does not."""
@@ -23,20 +23,20 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         return str(self.number)
 
 
-class ListRow(Row, frozen=True, kw_only=True):
+class ListRow(CmkRow, frozen=True, kw_only=True):
     """A list of CPUs."""
 
     text: str
 
 
-class MaskRow(Row, frozen=True, kw_only=True):
+class MaskRow(CmkRow, frozen=True, kw_only=True):
     """CPUs, and the mask that workloads are given."""
 
     cpus: list[int]
     mask: str
 
 
-class LineRow(Row, frozen=True, kw_only=True):
+class LineRow(CmkRow, frozen=True, kw_only=True):
     """A kernel's command line, and the CPUs that it isolates."""
 
     line: str
@@ -44,7 +44,7 @@ class LineRow(Row, frozen=True, kw_only=True):
     warns: bool = False
 
 
-class PoolsRow(Row, frozen=True, kw_only=True):
+class PoolsRow(CmkRow, frozen=True, kw_only=True):
     """A machine, how many cores go where, and which ones that are."""
 
     machine: str
@@ -61,7 +61,7 @@ class PoolsRow(Row, frozen=True, kw_only=True):
     warns: list[str] = []
 
 
-class ClaimRow(Row, frozen=True, kw_only=True):
+class ClaimRow(CmkRow, frozen=True, kw_only=True):
     """What a task asks for on a node, and what it gets."""
 
     state: Pools | None = None
@@ -79,7 +79,7 @@ class ClaimRow(Row, frozen=True, kw_only=True):
     infra: str | None = None
 
 
-class SweepRow(Row, frozen=True, kw_only=True):
+class SweepRow(CmkRow, frozen=True, kw_only=True):
     """A state, the processes there are, and the tasks that are over."""
 
     state: dict[str, dict[str, list[int | str]]]
@@ -93,7 +93,7 @@ class SweepRow(Row, frozen=True, kw_only=True):
     """Process id, CPU list, and where it runs instead."""
 
 
-class MoveRow(Row, frozen=True, kw_only=True):
+class MoveRow(CmkRow, frozen=True, kw_only=True):
     """A node's pools with their tasks, how many cores shall go where, and what comes of it."""
 
     machine: str
@@ -107,7 +107,7 @@ class MoveRow(Row, frozen=True, kw_only=True):
     """Process ids, in the order in which they are moved."""
 
 
-class ClusterRow(Row, frozen=True, kw_only=True):
+class ClusterRow(CmkRow, frozen=True, kw_only=True):
     """A cluster as it is, a command, and what it asks of the API server. A number may have several rows."""
 
     version: str = "v1.18.3"
@@ -146,7 +146,7 @@ class ClusterRow(Row, frozen=True, kw_only=True):
     leaves_taints: list[dict[str, str]] = []
 
 
-class VersionRow(Row, frozen=True, kw_only=True):
+class VersionRow(CmkRow, frozen=True, kw_only=True):
     """What an API server says of its version, and one that is the same, or older."""
 
     text: str
@@ -154,14 +154,14 @@ class VersionRow(Row, frozen=True, kw_only=True):
     older: str = ""
 
 
-class NameRow(Row, frozen=True, kw_only=True):
+class NameRow(CmkRow, frozen=True, kw_only=True):
     """A node, and the name of its reports."""
 
     node: str
     name: str = ""
 
 
-class InitRow(Row, frozen=True, kw_only=True):
+class InitRow(CmkRow, frozen=True, kw_only=True):
     """Pools that a node has, with tasks, and others that it is to get."""
 
     place: str
@@ -173,7 +173,7 @@ class InitRow(Row, frozen=True, kw_only=True):
     asked: list[int]
 
 
-class DiscoverRow(Row, frozen=True, kw_only=True):
+class DiscoverRow(CmkRow, frozen=True, kw_only=True):
     """An API server and a node's pools, and what the node says of itself afterwards."""
 
     version: str = "v1.36.3"
@@ -189,7 +189,7 @@ class DiscoverRow(Row, frozen=True, kw_only=True):
     """Ends of the paths that are patched, in order."""
 
 
-class PublishRow(Row, frozen=True, kw_only=True):
+class PublishRow(CmkRow, frozen=True, kw_only=True):
     """What the API server says to a report, and what becomes of it."""
 
     exists: bool = False
@@ -198,7 +198,7 @@ class PublishRow(Row, frozen=True, kw_only=True):
     """Of the log line."""
 
 
-class WebhookRow(Row, frozen=True, kw_only=True):
+class WebhookRow(CmkRow, frozen=True, kw_only=True):
     """A pod, and what it has when the webhook is through with it; without `mounted` it is left alone."""
 
     pod: dict[str, Any]
@@ -213,7 +213,7 @@ class WebhookRow(Row, frozen=True, kw_only=True):
     """The containers that get mounts."""
 
 
-class WebhookHttpRow(Row, frozen=True, kw_only=True):
+class WebhookHttpRow(CmkRow, frozen=True, kw_only=True):
     """A request, and the status of its answer; `error` is in the answer's text."""
 
     method: str = "POST"
@@ -227,7 +227,7 @@ class WebhookHttpRow(Row, frozen=True, kw_only=True):
     status: int
 
 
-class WordsRow(Row, frozen=True, kw_only=True):
+class WordsRow(CmkRow, frozen=True, kw_only=True):
     """A command line of `isolate`, and the words that the command is started with."""
 
     line: str
@@ -236,13 +236,13 @@ class WordsRow(Row, frozen=True, kw_only=True):
     """Whether the command may run on its CPUs only."""
 
 
-class StoryRow(Row, frozen=True, kw_only=True):
+class StoryRow(CmkRow, frozen=True, kw_only=True):
     """A case that a test tells."""
 
     story: str
 
 
-class MovedRow(Row, frozen=True, kw_only=True):
+class MovedRow(CmkRow, frozen=True, kw_only=True):
     """Pools of a node of two CPUs with families of processes, by letter, and where they are after a command."""
 
     machine: str = "B2"
@@ -259,14 +259,14 @@ class MovedRow(Row, frozen=True, kw_only=True):
     capacity: dict[str, str] = {}
 
 
-class ContainerRow(Row, frozen=True, kw_only=True):
+class ContainerRow(CmkRow, frozen=True, kw_only=True):
     """A command in a container that was not told where the host's `/proc` is."""
 
     command: str
     code: int
 
 
-class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ExpectedRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Words after `cmk`, the exit code, and what stands on stderr."""
 
     words: list[str]
@@ -274,13 +274,13 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     says: list[str]
 
 
-class ArgumentsRow(Row, frozen=True, kw_only=True):
+class ArgumentsRow(CmkRow, frozen=True, kw_only=True):
     """Command lines."""
 
-    runs: list[Run]
+    runs: list[ExpectedRun]
 
 
-Some = TypeVar("Some", bound=Row)
+Some = TypeVar("Some", bound=CmkRow)
 
 
 def read(table: str, kind: type[Some]) -> list[Some]:

@@ -18,7 +18,7 @@ from nodewise.cpu import cmk_names, procfs
 from nodewise.cpu.pool_allocations import IDENTITIES
 from tests import forks
 from tests.conformance.cmk import minimal_api_server, table_rows
-from tests.conformance.cmk.minimal_api_server import Object, Refusal, Server
+from tests.conformance.cmk.minimal_api_server import MinimalApiServer, Object, RequestRefusal
 from tests.conformance.cmk.table_rows import ClusterRow
 
 PROC = Path("/proc")
@@ -32,7 +32,7 @@ SHORT_WAITS = {
 
 
 @pytest.fixture
-def cluster(row: ClusterRow) -> Iterator[Server]:
+def cluster(row: ClusterRow) -> Iterator[MinimalApiServer]:
     with minimal_api_server.serving(row.version) as serving:
         for name in row.nodes:
             serving.node(name)
@@ -62,14 +62,14 @@ def cluster(row: ClusterRow) -> Iterator[Server]:
         serving.behave = scripted(row)
         if row.refuses:
             verb, part, status, message = row.refuses
-            serving.refusals.append(Refusal(verb, part, status, message, message))
+            serving.refusals.append(RequestRefusal(verb, part, status, message, message))
         yield serving
 
 
-def scripted(row: ClusterRow) -> Callable[[Server], None]:
+def scripted(row: ClusterRow) -> Callable[[MinimalApiServer], None]:
     """Nodes at work, but for pods whose phases the row tells."""
 
-    def behave(serving: Server) -> None:
+    def behave(serving: MinimalApiServer) -> None:
         minimal_api_server.nodes_at_work(serving)
         for path, pod in serving.folder("pods").items():
             phases = row.pods.get(path.rpartition("/")[2])
@@ -96,7 +96,7 @@ def config_map(row: ClusterRow) -> Object:
     return {"kind": "ConfigMap", "metadata": metadata, "data": {"config": yaml.safe_dump(config)}}
 
 
-def run(row: ClusterRow, cluster: Server, folder: Path) -> "subprocess.CompletedProcess[str]":
+def run(row: ClusterRow, cluster: MinimalApiServer, folder: Path) -> "subprocess.CompletedProcess[str]":
     """The command, as it is given to a shell."""
     arguments = [*row.command, f"--kubeconfig={cluster.kubeconfig(folder)}", "--timeout=30"]
     if row.command[0] == "uninstall":
@@ -110,7 +110,7 @@ def run(row: ClusterRow, cluster: Server, folder: Path) -> "subprocess.Completed
     )
 
 
-def named(cluster: Server, verb: str) -> list[str]:
+def named(cluster: MinimalApiServer, verb: str) -> list[str]:
     """Plural and name of what was asked for by this verb, in order."""
     requests = [request for request in cluster.requests if request.verb == verb]
     paths = [
@@ -129,7 +129,7 @@ def agrees(actual: Any, wanted: Any) -> bool:
     return bool(actual == wanted)
 
 
-def containers(cluster: Server) -> dict[str, str]:
+def containers(cluster: MinimalApiServer) -> dict[str, str]:
     """What each container of what was made runs; the last one of a name."""
     result = {}
     for body in (request.body for request in cluster.requests if request.verb == "POST"):
@@ -139,7 +139,7 @@ def containers(cluster: Server) -> dict[str, str]:
     return result
 
 
-def check_pods(row: ClusterRow, cluster: Server) -> None:
+def check_pods(row: ClusterRow, cluster: MinimalApiServer) -> None:
     """What was made is what the row says."""
     made = {
         f"{request.path.rpartition('/')[2]} {request.body['metadata']['name']}": {**request.body}
@@ -155,7 +155,7 @@ def check_pods(row: ClusterRow, cluster: Server) -> None:
         assert [container["name"] for container in listed] == row.annotated
 
 
-def check_node(row: ClusterRow, cluster: Server) -> None:
+def check_node(row: ClusterRow, cluster: MinimalApiServer) -> None:
     """What is left of the node when it was left."""
     node = cluster.objects[f"/api/v1/nodes/{(row.labelled or row.nodes)[0]}"]
     assert cmk_names.LABEL not in node["metadata"].get("labels", {})
@@ -166,7 +166,7 @@ def check_node(row: ClusterRow, cluster: Server) -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[f"{row.number}-{at}" for at, row in enumerate(ROWS)])
-def test_cluster(row: ClusterRow, cluster: Server, tmp_path: Path) -> None:
+def test_cluster(row: ClusterRow, cluster: MinimalApiServer, tmp_path: Path) -> None:
     done = run(row, cluster, tmp_path)
     output = done.stdout + done.stderr
     assert [part for part in (*row.error, *row.prints) if part not in output] == [], output

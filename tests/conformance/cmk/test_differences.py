@@ -11,6 +11,7 @@ from tests.conformance.cmk.table_rows import (
     ArgumentsRow,
     ClaimRow,
     ClusterRow,
+    CmkRow,
     ContainerRow,
     DiscoverRow,
     InitRow,
@@ -22,7 +23,6 @@ from tests.conformance.cmk.table_rows import (
     NameRow,
     PoolsRow,
     PublishRow,
-    Row,
     StoryRow,
     SweepRow,
     VersionRow,
@@ -84,7 +84,7 @@ SHOWN = {
 """Where it is shown what became of faults that no row is about, if it is not in `test_faults.py`."""
 HERE = Path(__file__).parent
 TESTS = [*HERE.glob("test_*.py"), HERE.parents[1] / "node" / "test_installed.py"]
-TABLES: dict[str, type[Row]] = {
+TABLES: dict[str, type[CmkRow]] = {
     "arguments": ArgumentsRow,
     "lists": ListRow,
     "masks": MaskRow,
@@ -109,7 +109,7 @@ TABLES: dict[str, type[Row]] = {
 }
 
 
-def tables() -> list[Row]:
+def tables() -> list[CmkRow]:
     return [row for table, kind in TABLES.items() for row in table_rows.read(table, kind)]
 
 

@@ -20,7 +20,7 @@ from nodewise.cpu.topology import CPUS
 from nodewise.cpu.webhook import certificates
 from tests.cluster import availability
 from tests.conformance.cmk import isolate_process
-from tests.conformance.cmk.isolate_process import Node
+from tests.conformance.cmk.isolate_process import DirectoryNode
 from tests.conformance.cmk.node_commands import (
     CONFIG_MAP,
     answered,
@@ -37,7 +37,7 @@ NEWEST = api_versions.TABLE[-1]
 
 
 @pytest.fixture
-def two(tmp_path: Path) -> Node:
+def two(tmp_path: Path) -> DirectoryNode:
     if not {0, 1} <= os.sched_getaffinity(0):
         availability.not_run("isolate takes CPUs 0 and 1")
     return isolate_process.on_two_cpus(tmp_path)
@@ -68,7 +68,7 @@ def test_b19_the_id_of_a_thread_holds_nothing(is_whole: bool, tmp_path: Path) ->
     assert [cpu_list["pid"] for cpu_list in report["reclaimedCpuLists"]] == [pid]
 
 
-def test_b37_isolate_asks_for_one_configmap_and_no_pod(two: Node, tmp_path: Path) -> None:
+def test_b37_isolate_asks_for_one_configmap_and_no_pod(two: DirectoryNode, tmp_path: Path) -> None:
     with cluster("v1.36.3", tmp_path) as (server, leading):
         texts = configmap.format_texts(two.store.read().allocations)
         about = {"name": "cmk-config-n1", "annotations": {cmk_names.OWNER: "", IDENTITIES: texts.identities}}
@@ -128,7 +128,7 @@ def test_b67_a_label_that_says_false_means_false(word: str, is_on: bool) -> None
 @pytest.mark.parametrize("option", ["--version", "--help", "-h"])
 @pytest.mark.parametrize("between", [(), ("--",)], ids=["plain", "after --"])
 def test_b68_an_option_behind_the_command_is_the_command_s(
-    option: str, between: tuple[str, ...], two: Node
+    option: str, between: tuple[str, ...], two: DirectoryNode
 ) -> None:
     done = isolate_process.run(two.words("--pool", "exclusive", sys.executable, *between, option))
     python = isolate_process.run([sys.executable, option])
@@ -136,7 +136,7 @@ def test_b68_an_option_behind_the_command_is_the_command_s(
 
 
 @pytest.mark.parametrize("word", ["debug", "Debug", "DEBUG", "warning", "nonsense", ""])
-def test_b70_any_word_is_a_level_of_the_log(word: str, two: Node) -> None:
+def test_b70_any_word_is_a_level_of_the_log(word: str, two: DirectoryNode) -> None:
     level = {cmk_names.LOG_LEVEL: word}
     assert isolate_process.run(two.words("--pool=exclusive", "true"), level).returncode == 0
     done = run("describe", "--conf-dir", two.root, environment=level)

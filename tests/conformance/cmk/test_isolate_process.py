@@ -18,7 +18,17 @@ from nodewise.cpu.node import garbage_collection
 from nodewise.cpu.store.file_transaction import TransactionalDirectory
 from tests.cluster import availability
 from tests.conformance.cmk import isolate_process, table_rows
-from tests.conformance.cmk.isolate_process import Node, clean, run, said, show, shown, started, texts, until
+from tests.conformance.cmk.isolate_process import (
+    DirectoryNode,
+    clean,
+    run,
+    said,
+    show,
+    shown,
+    started,
+    texts,
+    until,
+)
 from tests.conformance.cmk.table_rows import ClaimRow, StoryRow, WordsRow
 from tests.conformance.cmk.test_tasks import node as state_of_row
 
@@ -37,7 +47,7 @@ print(child, flush=True)
 
 
 @pytest.fixture
-def two(tmp_path: Path) -> Node:
+def two(tmp_path: Path) -> DirectoryNode:
     if not {0, 1} <= os.sched_getaffinity(0):
         availability.not_run("isolate takes CPUs 0 and 1")
     return isolate_process.on_two_cpus(tmp_path)
@@ -47,7 +57,7 @@ def wait(number: int) -> None:
     """Between two tries to write."""
 
 
-def swept(node: Node, known: ended_tasks.KnownProcesses | None = None) -> ended_tasks.KnownProcesses:
+def swept(node: DirectoryNode, known: ended_tasks.KnownProcesses | None = None) -> ended_tasks.KnownProcesses:
     return garbage_collection.collect_garbage(node.store, Path("/proc"), known, wait).known
 
 
@@ -83,7 +93,7 @@ def test_lists_and_environment(row: ClaimRow, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("row", table_rows.read("words", WordsRow), ids=lambda row: row.id)
-def test_words(row: WordsRow, two: Node, tmp_path: Path) -> None:
+def test_words(row: WordsRow, two: DirectoryNode, tmp_path: Path) -> None:
     for name in ("sleep", "cmk.py", "cmd", "echo"):
         program = tmp_path / "bin" / name
         program.parent.mkdir(exist_ok=True)
@@ -102,7 +112,7 @@ def test_words(row: WordsRow, two: Node, tmp_path: Path) -> None:
     assert (document["cpus"] == assigned) == row.pins
 
 
-def both_win(two: Node) -> None:
+def both_win(two: DirectoryNode) -> None:
     """Two processes claim at once from the same version, and two are served."""
     words = two.words("--pool=exclusive", *show())
     with started(words) as first, started(words) as other:
@@ -113,7 +123,7 @@ def both_win(two: Node) -> None:
     assert two.holders() == {}
 
 
-def holder_that_died(two: Node) -> None:
+def holder_that_died(two: DirectoryNode) -> None:
     """Of a ConfigMap: tests/unit/cpu/store/test_configmap.py."""
     ready, tell = os.pipe()
     if not (holder := os.fork()):
@@ -127,7 +137,7 @@ def holder_that_died(two: Node) -> None:
         assert json.loads(said(process))["cpus"] == [0]
 
 
-def lock_that_is_held(two: Node) -> None:
+def lock_that_is_held(two: DirectoryNode) -> None:
     with TransactionalDirectory(two.root, "pools", (), ()).locked(1):
         done = run(two.words("--pool=exclusive", *show()), {LOCK_TIMEOUT: "0.1"})
     assert (done.returncode, "lock: still held" in done.stderr) == (FAILED, True)
@@ -135,7 +145,7 @@ def lock_that_is_held(two: Node) -> None:
     assert shown(run(two.words("--pool=exclusive", *show())))["cpus"] == [0]
 
 
-def no_affinity(two: Node) -> None:
+def no_affinity(two: DirectoryNode) -> None:
     done = run(two.words("--pool=exclusive", "--no-affinity", *show()))
     document = shown(done)
     assert document["cpus"] == sorted(os.sched_getaffinity(0))
@@ -146,7 +156,7 @@ def no_affinity(two: Node) -> None:
     )
 
 
-def exit_code(two: Node) -> None:
+def exit_code(two: DirectoryNode) -> None:
     assert run(two.words("--pool=exclusive", "sh", "--", "-c", "exit 7")).returncode == 7
     assert (
         run(two.words("--pool=exclusive", "sh", "--", "-c", "kill -9 $$")).returncode == 128 + signal.SIGKILL
@@ -154,7 +164,7 @@ def exit_code(two: Node) -> None:
     assert two.holders() == {}
 
 
-def no_such_command(two: Node) -> None:
+def no_such_command(two: DirectoryNode) -> None:
     done = run(two.words("--pool=exclusive", "no-such-command"))
     assert (done.returncode, "no-such-command" in done.stderr) == (127, True)
     for path in ("/etc/passwd", "/"):
@@ -162,7 +172,7 @@ def no_such_command(two: Node) -> None:
     assert two.holders() == {}
 
 
-def signals(two: Node) -> None:
+def signals(two: DirectoryNode) -> None:
     with started(two.words("--pool=exclusive", "--", sys.executable, "-c", STAY)) as process:
         child = int(said(process))
         assert two.holders() == {"0": [process.pid]}
@@ -172,7 +182,7 @@ def signals(two: Node) -> None:
     assert two.holders() == {}
 
 
-def killed_wrapper(two: Node) -> None:
+def killed_wrapper(two: DirectoryNode) -> None:
     """What it held stays held for as long as anything that it started runs."""
     with started(two.words("--pool=exclusive", "--", sys.executable, "-c", STAY)) as process:
         child = int(said(process))
@@ -193,7 +203,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def no_proc_fs(two: Node) -> None:
+def no_proc_fs(two: DirectoryNode) -> None:
     """Where process ids are those of a container."""
     inside = ["unshare", "--pid", "--fork", "--mount-proc"]
     before = texts(two.root)
@@ -219,7 +229,7 @@ def no_proc_fs(two: Node) -> None:
         assert process.wait(isolate_process.PATIENCE_S) == 0
 
 
-STORIES: dict[str, Callable[[Node], None]] = {
+STORIES: dict[str, Callable[[DirectoryNode], None]] = {
     story.__name__: story
     for story in (
         both_win,
@@ -242,11 +252,11 @@ STORIES: dict[str, Callable[[Node], None]] = {
         for row in table_rows.read("isolate_process", StoryRow)
     ],
 )
-def test_stories(row: StoryRow, two: Node) -> None:
+def test_stories(row: StoryRow, two: DirectoryNode) -> None:
     STORIES[row.story](two)
 
 
-def test_101_a_directory_is_described_with_its_path(two: Node) -> None:
+def test_101_a_directory_is_described_with_its_path(two: DirectoryNode) -> None:
     words = [sys.executable, "-m", "nodewise.cli.cmk", "describe", "--conf-dir", str(two.root)]
     done = subprocess.run(words, env=clean(), capture_output=True, text=True, check=True)
     document = yaml.safe_load(done.stdout)
@@ -258,7 +268,7 @@ def test_101_a_directory_is_described_with_its_path(two: Node) -> None:
     }
 
 
-def test_a_child_that_forks_away_keeps_its_cpus_until_it_ends(two: Node) -> None:
+def test_a_child_that_forks_away_keeps_its_cpus_until_it_ends(two: DirectoryNode) -> None:
     done = run(two.words("--pool=exclusive", "--", sys.executable, "-c", FORK))
     left = int(done.stdout)
     try:

@@ -22,7 +22,7 @@ from tests.cluster import availability
 from tests.conformance.cmk import isolate_process
 from tests.conformance.cmk.isolate_process import (
     PATIENCE_S,
-    Node,
+    DirectoryNode,
     clean,
     run,
     said,
@@ -50,13 +50,13 @@ CPUSET = Path("/sys/fs/cgroup/cpuset")
 
 
 @pytest.fixture
-def two(tmp_path: Path) -> Node:
+def two(tmp_path: Path) -> DirectoryNode:
     if not {0, 1} <= os.sched_getaffinity(0):
         availability.not_run("isolate takes CPUs 0 and 1")
     return isolate_process.on_two_cpus(tmp_path)
 
 
-def cpu(node: Node, *options: str) -> list[str]:
+def cpu(node: DirectoryNode, *options: str) -> list[str]:
     return node.words("--pool=exclusive", *options)
 
 
@@ -89,7 +89,7 @@ def cpuset(cpus: str) -> Iterator[Path]:
 
 @pytest.mark.parametrize(("pool", "wanted"), [("shared", "1"), ("infra", "0-1")])
 @pytest.mark.root
-def test_a_cpuset_that_forbids_the_pool_is_an_error(two: Node, pool: str, wanted: str) -> None:
+def test_a_cpuset_that_forbids_the_pool_is_an_error(two: DirectoryNode, pool: str, wanted: str) -> None:
     with cpuset("0") as group:
         inside = ["sh", "-c", 'echo $$ > "$0/tasks" && exec "$@"', str(group)]
         done = run([*inside, *two.words(f"--pool={pool}", *show())])
@@ -100,12 +100,12 @@ def test_a_cpuset_that_forbids_the_pool_is_an_error(two: Node, pool: str, wanted
 
 
 def test_without_a_state_it_says_what_to_do(tmp_path: Path) -> None:
-    done = run(cpu(Node(tmp_path / "none"), *show()))
+    done = run(cpu(DirectoryNode(tmp_path / "none"), *show()))
     assert (done.returncode, "nodewise cpu init" in done.stderr) == (FAILED, True)
     assert not (tmp_path / "none").exists()
 
 
-def test_a_state_that_cannot_be_read_is_named(two: Node) -> None:
+def test_a_state_that_cannot_be_read_is_named(two: DirectoryNode) -> None:
     (two.root / "pools/exclusive/0/1/tasks").write_text("17,x")
     done = run(cpu(two, *show()))
     assert done.returncode == FAILED
@@ -128,14 +128,14 @@ def test_a_state_that_cannot_be_read_is_named(two: Node) -> None:
         (["--pool=exclusive", "ls", "-l"], "-l: no such option"),
     ],
 )
-def test_words_that_mean_nothing_are_named(two: Node, words: list[str], seen: str) -> None:
+def test_words_that_mean_nothing_are_named(two: DirectoryNode, words: list[str], seen: str) -> None:
     done = run(two.words(*words))
     assert done.returncode == FAILED
     assert seen in done.stderr
     assert two.holders() == {}
 
 
-def test_it_waits_while_the_node_is_reconfigured(two: Node) -> None:
+def test_it_waits_while_the_node_is_reconfigured(two: DirectoryNode) -> None:
     stored = two.store.read()
     target = pool_allocations.from_lists({"exclusive": {0: ("1",)}, "shared": {}, "infra": {0: ("0",)}})
     two.store.replace(
@@ -150,7 +150,7 @@ def test_it_waits_while_the_node_is_reconfigured(two: Node) -> None:
         assert json.loads(said(process))["cpus"] == [1]
 
 
-def test_it_waits_until_one_ends_and_ends_at_once_when_it_should(two: Node) -> None:
+def test_it_waits_until_one_ends_and_ends_at_once_when_it_should(two: DirectoryNode) -> None:
     with started(cpu(two, *show()[:-1], "import os,time; print(1, flush=True); time.sleep(600)")) as first:
         said(first)
         taken = {"CMK_NUM_CORES": "2", "CMK_LOG_LEVEL": "debug"}
@@ -171,7 +171,7 @@ def test_it_waits_until_one_ends_and_ends_at_once_when_it_should(two: Node) -> N
     assert two.holders() == {}
 
 
-def test_signals_reach_the_command_once_each(two: Node) -> None:
+def test_signals_reach_the_command_once_each(two: DirectoryNode) -> None:
     names = ["SIGUSR1", "SIGUSR2", "SIGHUP", "SIGWINCH", "SIGQUIT", "SIGINT", "SIGALRM", "SIGRTMIN"]
     words = cpu(two, "--", sys.executable, "-c", COUNT, ",".join(names))
     process = subprocess.Popen(
@@ -189,7 +189,7 @@ def test_signals_reach_the_command_once_each(two: Node) -> None:
     assert process.returncode == 0
 
 
-def test_a_key_of_the_terminal_reaches_the_command_once(two: Node) -> None:
+def test_a_key_of_the_terminal_reaches_the_command_once(two: DirectoryNode) -> None:
     pid, terminal = pty.fork()
     if not pid:
         words = cpu(two, "--", sys.executable, "-c", COUNT, "SIGINT,SIGQUIT")
@@ -208,7 +208,7 @@ def test_a_key_of_the_terminal_reaches_the_command_once(two: Node) -> None:
     os.close(terminal)
 
 
-def test_it_stops_and_goes_on_with_its_command(two: Node) -> None:
+def test_it_stops_and_goes_on_with_its_command(two: DirectoryNode) -> None:
     """As a shell's job."""
     stay = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
     with started(cpu(two, "--", sys.executable, "-c", stay)) as process:
@@ -230,7 +230,7 @@ def state_of(pid: int) -> str:
 
 
 @pytest.mark.root
-def test_as_the_first_process_of_a_container_it_passes_signals_on(two: Node) -> None:
+def test_as_the_first_process_of_a_container_it_passes_signals_on(two: DirectoryNode) -> None:
     stay = "import os, time; print(os.getpid(), os.getppid(), flush=True); time.sleep(600)"
     inside = ["unshare", "--pid", "--fork", "--kill-child", *cpu(two, "--", sys.executable, "-c", stay)]
     with started(inside, {"CMK_PROC_FS": "/proc"}) as process:
@@ -241,7 +241,7 @@ def test_as_the_first_process_of_a_container_it_passes_signals_on(two: Node) -> 
     assert two.holders() == {}
 
 
-def test_orphans_are_waited_for_by_it(two: Node) -> None:
+def test_orphans_are_waited_for_by_it(two: DirectoryNode) -> None:
     """And none stays a zombie."""
     grandchild = "(sh -c 'sleep 0.05' &) ; sleep 1; ps -o stat= --ppid $PPID | grep -c Z || true"
     if shutil.which("ps") is None:
@@ -250,7 +250,7 @@ def test_orphans_are_waited_for_by_it(two: Node) -> None:
     assert (done.stdout.strip(), done.returncode) == ("0", 0)
 
 
-def test_the_command_has_no_more_signals_blocked_or_ignored_than_without_isolate(two: Node) -> None:
+def test_the_command_has_no_more_signals_blocked_or_ignored_than_without_isolate(two: DirectoryNode) -> None:
     """Whoever starts the tests may have some ignored: nohup does."""
     command = ["grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"]
     # glibc's own two, 32 and 33, are left ignored by some ways of starting a program
@@ -261,7 +261,7 @@ def test_the_command_has_no_more_signals_blocked_or_ignored_than_without_isolate
     assert with_it == without
 
 
-def test_it_imports_nothing_but_the_standard_library(two: Node) -> None:
+def test_it_imports_nothing_but_the_standard_library(two: DirectoryNode) -> None:
     words = cpu(two, "true")
     done = run([words[0], "-X", "importtime", *words[1:]])
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}

@@ -15,16 +15,16 @@ from nodewise.cpu.store.directory import DirectoryStore
 from nodewise.kube.resources import NODES
 from tests.cluster import availability
 from tests.conformance.cmk import machines, table_rows
-from tests.conformance.cmk.minimal_api_server import Server
+from tests.conformance.cmk.minimal_api_server import MinimalApiServer
 from tests.conformance.cmk.node_commands import CONFIG_MAP, cluster, directory_of, run, write
 from tests.conformance.cmk.table_rows import MovedRow, Pools
 from tests.conformance.cmk.test_reconfigure import brief
 from tests.unit.cpu.reconfiguration import process_trees
-from tests.unit.cpu.reconfiguration.process_trees import Family
+from tests.unit.cpu.reconfiguration.process_trees import RunningProcessTree
 
 
 @contextmanager
-def started(row: MovedRow) -> Iterator[Mapping[str, Family]]:
+def started(row: MovedRow) -> Iterator[Mapping[str, RunningProcessTree]]:
     """All families of a row, by letter, each on the CPUs of its lists."""
     cpus: dict[str, set[int]] = {name: set(cpulist.parse_list(text)) for name, text in row.strays.items()}
     for sockets in row.before.values():
@@ -58,7 +58,7 @@ def node(pools: Pools, tasks: Mapping[str, Task]) -> Allocations:
     )
 
 
-def stored(server: Server) -> ConfigMapTexts:
+def stored(server: MinimalApiServer) -> ConfigMapTexts:
     config_map = server.objects[CONFIG_MAP]
     return ConfigMapTexts(
         config_map["data"]["config"], config_map["metadata"]["annotations"][pool_allocations.IDENTITIES]

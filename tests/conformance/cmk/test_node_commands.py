@@ -21,7 +21,7 @@ from nodewise.errors import BadInput
 from nodewise.kube.resources import NODES
 from tests.cluster import availability
 from tests.conformance.cmk import machines, table_rows
-from tests.conformance.cmk.minimal_api_server import Refusal, Server
+from tests.conformance.cmk.minimal_api_server import MinimalApiServer, RequestRefusal
 from tests.conformance.cmk.node_commands import (
     BOOT,
     CONFIG_MAP,
@@ -99,7 +99,7 @@ def _planned(cores: Sequence[int], machine: Path) -> Allocations:
     )
 
 
-def _stored(server: Server) -> Allocations:
+def _stored(server: MinimalApiServer) -> Allocations:
     config_map = server.objects[CONFIG_MAP]
     return configmap.parse_texts(
         ConfigMapTexts(
@@ -119,7 +119,7 @@ def test_what_a_node_says_of_itself(row: DiscoverRow, tmp_path: Path) -> None:
         if row.taints:
             node["metadata"]["annotations"] = {_TAINTS: json.dumps(row.taints)} if is_old else {}
         if row.answers:
-            server.refusals.append(Refusal("PATCH", "/status", row.answers, "the disk is full"))
+            server.refusals.append(RequestRefusal("PATCH", "/status", row.answers, "the disk is full"))
         done = run("discover", "--conf-dir", conf, *leading, *row.options)
         node = server.objects[NODES.path(name="n1")]
         patched = [request.path.removeprefix("/api/v1/") for request in server.requests]

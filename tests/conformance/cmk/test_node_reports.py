@@ -8,7 +8,7 @@ import pytest
 from nodewise.cpu.cluster import reports
 from nodewise.kube.resources import NODES
 from tests.conformance.cmk import machines, table_rows
-from tests.conformance.cmk.minimal_api_server import Refusal, serving
+from tests.conformance.cmk.minimal_api_server import RequestRefusal, serving
 from tests.conformance.cmk.node_commands import answered, cluster, directory_of, lists, run, write
 from tests.conformance.cmk.table_rows import NameRow, PublishRow
 
@@ -40,8 +40,8 @@ def test_reports_are_published(row: PublishRow, tmp_path: Path) -> None:
             server.put(REPORT, {"metadata": {"name": "n1"}, "spec": {"report": {"old": True}}})
         if row.answers:
             server.refusals += [
-                Refusal("POST", "cmk-nodereports", row.answers, "the disk is full"),
-                Refusal("POST", "customresourcedefinitions", 403, "no rights"),
+                RequestRefusal("POST", "cmk-nodereports", row.answers, "the disk is full"),
+                RequestRefusal("POST", "customresourcedefinitions", 403, "no rights"),
             ]
         command = ("node-report", "--publish", "--conf-dir", conf, *leading)
         done = run(*command)

@@ -8,7 +8,7 @@ import yaml
 
 from nodewise.cpu import allocator, cpulist, ended_tasks, pool_allocations, pools, topology
 from nodewise.cpu.allocator import AllocationRequest, AllocationResult
-from nodewise.cpu.ended_tasks import Process
+from nodewise.cpu.ended_tasks import NodeProcess
 from nodewise.cpu.pool_allocations import Allocations, Task
 from nodewise.cpu.pools import PoolOptions
 from nodewise.cpu.store import configmap, directory
@@ -81,7 +81,7 @@ def test_134_each_of_several_shared_lists_is_chosen() -> None:
 def test_sweeps(row: SweepRow) -> None:
     config = {name: {0: lists} for name, lists in row.state.items()}
     before = configmap.parse_texts(ConfigMapTexts(yaml.safe_dump(config)))
-    processes = dict.fromkeys(row.alive, Process(start=5, parent=0))
+    processes = dict.fromkeys(row.alive, NodeProcess(start=5, parent=0))
     swept = ended_tasks.remove_ended_tasks(before, processes, "one")
     report = ended_tasks.as_report(swept.reclaimed)
     lines = [

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from tests import forks
 from tests.conformance.cmk import table_rows, webhook_process
 from tests.conformance.cmk.table_rows import StoryRow, WebhookHttpRow, WebhookRow
-from tests.conformance.cmk.webhook_process import CMK, NODEWISE, Object, Papers, Webhook
+from tests.conformance.cmk.webhook_process import CMK, NODEWISE, Object, Webhook, WebhookCertificateFiles
 from tests.unit.cpu.webhook.json_patch import applied
 
 OLDER: Object = {
@@ -323,7 +323,7 @@ def started(
     folder: Path, *arguments: str, without: str = "", mutations: Object | None = None
 ) -> subprocess.CompletedProcess[str]:
     """A start that fails."""
-    papers = Papers(folder)
+    papers = WebhookCertificateFiles(folder)
     content = webhook_process.own_mutations() if mutations is None else mutations
     file = webhook_process.configure(folder, papers, content, without=without)
     command = [CMK, "webhook", "--conf-file", file, "--health-port=0", *arguments]

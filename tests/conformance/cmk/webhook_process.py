@@ -26,7 +26,7 @@ PATIENCE_S = 60.0
 V1 = "admission.k8s.io/v1"
 
 
-class Papers:
+class WebhookCertificateFiles:
     """Who the server is, and who may call it."""
 
     def __init__(self, folder: Path) -> None:
@@ -46,7 +46,7 @@ class Webhook(NamedTuple):
     process: Process
     url: str
     health: str
-    papers: Papers
+    papers: WebhookCertificateFiles
     mutations: Path
 
     def post(self, body: Object | bytes, *, shows: bool = False, **headers: str) -> httpx2.Response:
@@ -105,7 +105,7 @@ def own_mutations() -> Object:
     return {"perPod": per_pod, "perContainer": per_container}
 
 
-def configure(folder: Path, papers: Papers, mutations: Object, *, without: str = "") -> Path:
+def configure(folder: Path, papers: WebhookCertificateFiles, mutations: Object, *, without: str = "") -> Path:
     """Writes the two files; the path of server.yaml, which lacks a key where `without` says so."""
     (folder / "mutations.yaml").write_text(yaml.safe_dump({"mutations": mutations}))
     server = {
@@ -123,7 +123,7 @@ def configure(folder: Path, papers: Papers, mutations: Object, *, without: str =
 @contextlib.contextmanager
 def serving(folder: Path, *arguments: str, mutations: Object | None = None) -> Iterator[Webhook]:
     """The command, from its first line to its end; the client CA is that of the papers."""
-    papers = Papers(folder)
+    papers = WebhookCertificateFiles(folder)
     file = configure(folder, papers, own_mutations() if mutations is None else mutations)
     options = [
         f"--conf-file={file}",

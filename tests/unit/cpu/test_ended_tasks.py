@@ -5,12 +5,12 @@ from collections.abc import Mapping
 import pytest
 
 from nodewise.cpu import pool_allocations
-from nodewise.cpu.ended_tasks import CollectionResult, KnownProcesses, Process, remove_ended_tasks
+from nodewise.cpu.ended_tasks import CollectionResult, KnownProcesses, NodeProcess, remove_ended_tasks
 from nodewise.cpu.pool_allocations import Allocations, Task
 
 TASK = Task(100, start=5, boot="now")
 INSIDE = TASK._replace(pod="pod", container="mine")
-WRAPPER = {100: Process(start=5, parent=1)}
+WRAPPER = {100: NodeProcess(start=5, parent=1)}
 
 
 def node(*tasks: Task) -> Allocations:
@@ -24,9 +24,9 @@ def node(*tasks: Task) -> Allocations:
 
 
 def swept(
-    task: Task, processes: Mapping[int, Process], known: KnownProcesses | None = None
+    task: Task, processes: Mapping[int, NodeProcess], known: KnownProcesses | None = None
 ) -> CollectionResult:
-    return remove_ended_tasks(node(task), {1: Process(0, 0), **processes}, "now", known)
+    return remove_ended_tasks(node(task), {1: NodeProcess(0, 0), **processes}, "now", known)
 
 
 def is_held(result: CollectionResult) -> bool:
@@ -38,20 +38,20 @@ def is_held(result: CollectionResult) -> bool:
     [
         (TASK, WRAPPER, True),
         (TASK, {}, False),
-        (TASK, {100: Process(start=6, parent=1)}, False),
+        (TASK, {100: NodeProcess(start=6, parent=1)}, False),
         (TASK._replace(boot="before"), WRAPPER, False),
-        (TASK, {200: Process(start=9, parent=1, mark="100-5")}, True),
-        (TASK, {200: Process(start=9, parent=1, mark="100-6")}, False),
-        (TASK._replace(boot="before"), {200: Process(start=9, parent=1, mark="100-5")}, False),
-        (TASK, {200: Process(start=9, parent=1, wrapper=100)}, True),
-        (TASK, {200: Process(start=4, parent=1, wrapper=100)}, False),
-        (TASK, {200: Process(start=9, parent=1, wrapper=101)}, False),
-        (INSIDE, {200: Process(start=9, parent=1, mark="100-5", container="mine")}, True),
-        (INSIDE, {200: Process(start=9, parent=1, mark="100-5", container="other")}, False),
-        (INSIDE, {200: Process(start=9, parent=1, mark="100-5", container="")}, False),
-        (INSIDE, {200: Process(start=9, parent=1, mark="100-5")}, True),
-        (INSIDE, {200: Process(start=9, parent=1, wrapper=100, container="other")}, False),
-        (TASK, {200: Process(start=9, parent=1, mark="100-5", container="other")}, True),
+        (TASK, {200: NodeProcess(start=9, parent=1, mark="100-5")}, True),
+        (TASK, {200: NodeProcess(start=9, parent=1, mark="100-6")}, False),
+        (TASK._replace(boot="before"), {200: NodeProcess(start=9, parent=1, mark="100-5")}, False),
+        (TASK, {200: NodeProcess(start=9, parent=1, wrapper=100)}, True),
+        (TASK, {200: NodeProcess(start=4, parent=1, wrapper=100)}, False),
+        (TASK, {200: NodeProcess(start=9, parent=1, wrapper=101)}, False),
+        (INSIDE, {200: NodeProcess(start=9, parent=1, mark="100-5", container="mine")}, True),
+        (INSIDE, {200: NodeProcess(start=9, parent=1, mark="100-5", container="other")}, False),
+        (INSIDE, {200: NodeProcess(start=9, parent=1, mark="100-5", container="")}, False),
+        (INSIDE, {200: NodeProcess(start=9, parent=1, mark="100-5")}, True),
+        (INSIDE, {200: NodeProcess(start=9, parent=1, wrapper=100, container="other")}, False),
+        (TASK, {200: NodeProcess(start=9, parent=1, mark="100-5", container="other")}, True),
         (Task(100), WRAPPER, True),
         (Task(100), {}, False),
     ],
@@ -76,7 +76,7 @@ def is_held(result: CollectionResult) -> bool:
         "only a process id is known, and there is none",
     ],
 )
-def test_who_holds_a_list(task: Task, processes: Mapping[int, Process], held: bool) -> None:
+def test_who_holds_a_list(task: Task, processes: Mapping[int, NodeProcess], held: bool) -> None:
     assert is_held(swept(task, processes)) == held
 
 
@@ -84,27 +84,27 @@ def test_a_task_of_an_older_program_is_known_by_its_start_from_then_on() -> None
     result = swept(Task(100), WRAPPER)
     assert [cpu_list.tasks for _, cpu_list in result.allocations.cpu_lists] == [(TASK,)]
     assert not is_held(
-        remove_ended_tasks(result.allocations, {100: Process(start=6, parent=1)}, "now", result.known)
+        remove_ended_tasks(result.allocations, {100: NodeProcess(start=6, parent=1)}, "now", result.known)
     )
 
 
 def test_descendants_that_a_sweep_saw_hold_the_list_without_a_mark() -> None:
-    family = {**WRAPPER, 101: Process(6, 100), 102: Process(7, 101)}
+    family = {**WRAPPER, 101: NodeProcess(6, 100), 102: NodeProcess(7, 101)}
     for task in (TASK, Task(100)):
         known = swept(task, family).known
-        orphans = {102: Process(7, 1), 103: Process(8, 102)}
+        orphans = {102: NodeProcess(7, 1), 103: NodeProcess(8, 102)}
         later = swept(task, orphans, known)
         assert is_held(later)
         assert later.known[task] == {(102, 7), (103, 8)}
-        assert is_held(swept(task, {103: Process(8, 1)}, later.known))
-        assert not is_held(swept(task, {103: Process(9, 1)}, later.known))
+        assert is_held(swept(task, {103: NodeProcess(8, 1)}, later.known))
+        assert not is_held(swept(task, {103: NodeProcess(9, 1)}, later.known))
 
 
 def test_processes_below_the_wrapper_are_no_matter_while_it_lives() -> None:
-    result = swept(TASK, {**WRAPPER, 101: Process(6, 100)})
+    result = swept(TASK, {**WRAPPER, 101: NodeProcess(6, 100)})
     assert result.known == {TASK: {(100, 5), (101, 6)}}
     assert result.reclaimed == ()
 
 
 def test_processes_that_claim_to_be_each_others_parents_end_the_search() -> None:
-    assert is_held(swept(TASK, {100: Process(5, 101), 101: Process(6, 100)}))
+    assert is_held(swept(TASK, {100: NodeProcess(5, 101), 101: NodeProcess(6, 100)}))

@@ -18,7 +18,7 @@ from nodewise.cpu import cmk_names, procfs
 from nodewise.cpu.agent import publishers
 from nodewise.cpu.agent.agent import NodeAgent, Publisher, serve_admin_port
 from nodewise.cpu.agent.allocation_service import AgentNode, AllocationService
-from nodewise.cpu.agent.garbage_collector import GarbageCollector
+from nodewise.cpu.agent.garbage_collector import TaskGarbageCollector
 from nodewise.cpu.agent.pod_requests import PodRequests
 from nodewise.cpu.agent.publishers import ClusterNode
 from nodewise.cpu.agent.reconfiguration_service import ReconfigurationAuthorizer, ReconfigurationService
@@ -27,7 +27,7 @@ from nodewise.cpu.allocation_store import AllocationStore
 from nodewise.cpu.cpusets import container_runtime
 from nodewise.cpu.cpusets.enforcer import CpusetEnforcer
 from nodewise.cpu.node import kubelet_state, machine, nfd_feature, thread_affinity
-from nodewise.cpu.node.machine import Machine
+from nodewise.cpu.node.machine import PoolInputs
 from nodewise.cpu.reconfiguration import execution
 from nodewise.errors import BadSettings, Problem
 from nodewise.observe import logs
@@ -128,7 +128,7 @@ def _agent(
     read_machine = partial(_machine, options, cluster)
     machine_at_start = read_machine()
     enforcer = _enforcer(options, machine_at_start, proc, stack)
-    collector = GarbageCollector(store, proc, registry, partial(execution.recover, store, proc))
+    collector = TaskGarbageCollector(store, proc, registry, partial(execution.recover, store, proc))
     node = AgentNode(
         store,
         proc,
@@ -159,13 +159,13 @@ def _cluster(options: AgentOptions) -> ClusterNode | None:
     return ClusterNode(api, common_options.node(options, api), options.namespace)
 
 
-def _machine(options: AgentOptions, cluster: ClusterNode | None) -> Machine:
+def _machine(options: AgentOptions, cluster: ClusterNode | None) -> PoolInputs:
     labels = machine.fetch_labels(cluster.api, cluster.node) if cluster else machine.NO_LABELS
     return machine.read(Path(options.sysfs), labels)
 
 
 def _enforcer(
-    options: AgentOptions, node_machine: Machine, proc: Path, stack: ExitStack
+    options: AgentOptions, node_machine: PoolInputs, proc: Path, stack: ExitStack
 ) -> CpusetEnforcer | None:
     if options.enforce == "none":
         return None

@@ -19,7 +19,7 @@ from nodewise.cpu.cluster.object_writer import Deadline
 from nodewise.cpu.cluster.setup import PreparedNode, SetupPlan, SetupReport
 from nodewise.cpu.cluster.setup_objects import SetupOptions
 from nodewise.cpu.webhook import manifests
-from nodewise.cpu.webhook.manifests import Installation
+from nodewise.cpu.webhook.manifests import WebhookInstallation
 from nodewise.errors import BadSettings, Problem
 
 TIMEOUT_S: Final = 600.0
@@ -115,7 +115,7 @@ def webhook(
     mutual = not is_true(options.insecure, "--insecure") and is_told("insecure", "cafile")
     if not mutual:
         terminal.print_message(_ANYBODY)
-    installation = Installation(
+    installation = WebhookInstallation(
         namespace=pods_options.namespace,
         image=pods_options.image,
         pull_policy=pods_options.pull_policy,

@@ -228,7 +228,7 @@ def store(options: StoreOptions) -> AllocationStore:
     return ConfigMapStore(client, options.namespace, node(options, client))
 
 
-def publish(options: NodeOptions, kind: reports.Kind, report: Mapping[str, Any]) -> None:
+def publish(options: NodeOptions, kind: reports.ReportKind, report: Mapping[str, Any]) -> None:
     """Store a report of this node in the API server."""
     client = api(options)
     reports.publish(client, kind, node(options, client), options.namespace, report)

@@ -14,7 +14,7 @@ from nodewise.cli.cpu.common_options import StoreOptions
 from nodewise.cpu import procfs
 from nodewise.cpu.api_client import ApiClient
 from nodewise.cpu.cluster import api_versions, removal, validation
-from nodewise.cpu.cluster.dry_run import Check, ValidationTarget
+from nodewise.cpu.cluster.dry_run import ValidationCheck, ValidationTarget
 from nodewise.cpu.cmk_names import DEFAULT_INSTALL_DIR
 from nodewise.errors import NodewiseError
 
@@ -75,7 +75,7 @@ def run(options: ValidateOptions) -> None:
     click.get_current_context().exit(exit_codes.DONE if is_well else exit_codes.NO)
 
 
-def _program(api: ApiClient, name: str, options: ValidateOptions) -> Check:
+def _program(api: ApiClient, name: str, options: ValidateOptions) -> ValidationCheck:
     """Whether the program is installed, if this is the node."""
     file = Path(options.install_dir) / "cmk"
     try:
@@ -83,10 +83,10 @@ def _program(api: ApiClient, name: str, options: ValidateOptions) -> Check:
     except NodewiseError:
         is_here = False
     if not is_here:
-        return Check("program", ok=None, seen=f"{file} not looked for: this is not node {name}")
+        return ValidationCheck("program", ok=None, seen=f"{file} not looked for: this is not node {name}")
     is_there = file.is_file() and os.access(file, os.X_OK)
     remedy = "" if is_there else f"nodewise cpu install --install-dir {options.install_dir}, on the node"
-    return Check("program", is_there, f"{file}" if is_there else f"no program {file}", remedy)
+    return ValidationCheck("program", is_there, f"{file}" if is_there else f"no program {file}", remedy)
 
 
 command = common_options.make_command(

@@ -15,8 +15,8 @@ from nodewise.cli.cpu import common_options
 from nodewise.cli.parameter_types import Duration
 from nodewise.cpu.cmk_names import DEFAULT_INSTALL_DIR
 from nodewise.cpu.webhook import certificates, https_server, manifests, webhook_config
-from nodewise.cpu.webhook.certificates import ClientCertificate
-from nodewise.cpu.webhook.manifests import Installation
+from nodewise.cpu.webhook.certificates import ApiServerCertificate
+from nodewise.cpu.webhook.manifests import WebhookInstallation
 from nodewise.errors import BadSettings, Problem, shown
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -94,7 +94,7 @@ def is_true(word: str, option: str) -> bool:
 
 
 def _print_admission(options: WebhookOptions) -> None:
-    client = ClientCertificate(options.client_certificate, options.client_key)
+    client = ApiServerCertificate(options.client_certificate, options.client_key)
     where = options.print_admission_config
     if where == "-":
         texts = certificates.admission_files(certificates.DEFAULT_ADMISSION_FOLDER, options.namespace, client)
@@ -113,7 +113,7 @@ def _print_admission(options: WebhookOptions) -> None:
 
 def _print_manifests(options: WebhookOptions) -> None:
     mutual = not is_true(options.insecure, "--insecure") and is_told("insecure", "cafile")
-    installation = Installation(
+    installation = WebhookInstallation(
         namespace=options.namespace,
         image=options.image,
         install_dir=options.install_dir,
@@ -202,9 +202,9 @@ def _printing() -> list[click.Parameter]:
     return [
         option(["--print-admission-config"], metavar="DIR|-", default="",
                help="Write the two files that have the API server show a certificate, and end."),
-        option(["--client-certificate"], metavar="FILE", default=ClientCertificate().certificate, show_default=True,
+        option(["--client-certificate"], metavar="FILE", default=ApiServerCertificate().certificate, show_default=True,
                help="What it shows; a path on its machine."),
-        option(["--client-key"], metavar="FILE", default=ClientCertificate().key, show_default=True,
+        option(["--client-key"], metavar="FILE", default=ApiServerCertificate().key, show_default=True,
                help="The key of that."),
         option(["--print-manifests"], is_flag=True,
                help="Print the objects of the webhook in a cluster, and end. It asks for a certificate only if "
@@ -212,7 +212,7 @@ def _printing() -> list[click.Parameter]:
         option(["--with-certificate"], is_flag=True, help="Print a new certificate with them, and its key."),
         option(["--namespace"], metavar="NAMESPACE", default="default", show_default=True,
                help="Where the webhook is to run."),
-        option(["--image"], metavar="IMAGE", default=Installation().image, show_default=True,
+        option(["--image"], metavar="IMAGE", default=WebhookInstallation().image, show_default=True,
                help="What it runs."),
         option(["--install-dir"], metavar="DIR", default=DEFAULT_INSTALL_DIR, show_default=True,
                help="Where the program is on nodes."),

@@ -16,7 +16,7 @@ from nodewise.cpu.agent.allocation_service import AllocationService
 from nodewise.cpu.agent.socket_server import ConnectionLimits, SocketServer
 from nodewise.cpu.node import peer_credentials
 from nodewise.cpu.node.garbage_collection import CollectionRound
-from nodewise.cpu.node.peer_credentials import Peer
+from nodewise.cpu.node.peer_credentials import PeerProcess
 from nodewise.cpu.pool_allocations import Task
 from nodewise.errors import NodewiseError, Unavailable
 from nodewise.observe import logs
@@ -105,10 +105,10 @@ class NodeAgent:
                 server.stop()
                 thread.join()
 
-    def _identify(self, connected: socket) -> Peer:
+    def _identify(self, connected: socket) -> PeerProcess:
         return peer_credentials.identify(connected, self._service.node.proc, self._service.node.boot)
 
-    def _on_disconnect(self, peer: Peer) -> None:
+    def _on_disconnect(self, peer: PeerProcess) -> None:
         with self._lock:
             self._disconnected.add(peer.task)
         self._wake.set()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 from nodewise.cpu import agent_messages, allocation_store, allocator, cpulist, pool_allocations
-from nodewise.cpu.agent.garbage_collector import GarbageCollector, pause
+from nodewise.cpu.agent.garbage_collector import TaskGarbageCollector, pause
 from nodewise.cpu.agent.socket_server import SocketResponse
 from nodewise.cpu.agent_messages import AllocateRequest, AllocateResponse
 from nodewise.cpu.allocation_store import AllocationStore, StoredAllocations
@@ -17,7 +17,7 @@ from nodewise.cpu.cpusets.enforcer import Read
 from nodewise.cpu.ended_tasks import KnownProcesses
 from nodewise.cpu.kernel_files import read_text
 from nodewise.cpu.node import peer_credentials
-from nodewise.cpu.node.peer_credentials import Peer
+from nodewise.cpu.node.peer_credentials import PeerProcess
 from nodewise.cpu.pool_allocations import Allocations, Task
 from nodewise.cpu.topology import CPUS
 from nodewise.errors import BadInput, Conflict, NodewiseError, Problem, Refused, Unavailable, shown
@@ -40,7 +40,7 @@ class ResourceRequests(Protocol):
         ...
 
 
-class Containers(Protocol):
+class ContainerAdmitter(Protocol):
     """The part of `enforcer.CpusetEnforcer` that is used here."""
 
     def admit(self, read: Read, container: str, known: KnownProcesses | None = None) -> bool: ...
@@ -69,11 +69,11 @@ class AllocationService:
     def __init__(
         self,
         node: AgentNode,
-        collector: GarbageCollector,
+        collector: TaskGarbageCollector,
         registry: MetricsRegistry,
         requested: ResourceRequests | None = None,
-        containers: Containers | None = None,
-        reconfigure: Callable[[Peer, Mapping[str, Any]], bytes] | None = None,
+        containers: ContainerAdmitter | None = None,
+        reconfigure: Callable[[PeerProcess, Mapping[str, Any]], bytes] | None = None,
     ) -> None:
         self.node = node
         self.collector = collector
@@ -86,7 +86,7 @@ class AllocationService:
         self._next_log_s = float("-inf")
         self._unlogged = 0
 
-    def answer(self, peer: Peer, line: bytes) -> SocketResponse:
+    def answer(self, peer: PeerProcess, line: bytes) -> SocketResponse:
         """The response to a line of `agent_messages`. Raises a `NodewiseError` for an error response."""
         fields = agent_messages.decode(line)
         peer = self._identify_again(peer)
@@ -100,16 +100,16 @@ class AllocationService:
         wanted = f"{agent_messages.CLAIM}, {agent_messages.RELEASE} or {agent_messages.RECONFIGURE}"
         raise BadInput("cannot read a message", [Problem("do", shown(fields.get("do")), wanted)])
 
-    def _identify_again(self, peer: Peer) -> Peer:
+    def _identify_again(self, peer: PeerProcess) -> PeerProcess:
         """Refused if the process that connected has ended and its id is reused; the connection may be passed on."""
         task = peer_credentials.read_task(self.node.proc, peer.task.pid, self.node.boot)
         if task.start != peer.task.start:
             raise Refused(
                 "cannot tell who asks", [Problem(f"process {task.pid}", "is another one by now", "")]
             )
-        return Peer(task, peer.user)
+        return PeerProcess(task, peer.user)
 
-    def _answer_allocate(self, peer: Peer, request: AllocateRequest) -> SocketResponse:
+    def _answer_allocate(self, peer: PeerProcess, request: AllocateRequest) -> SocketResponse:
         """Allocate, and count the outcome."""
         try:
             response = self._allocate(peer.task, request)
@@ -205,7 +205,7 @@ class AllocationService:
                 during_reconfiguration=True,
             )
 
-    def _answer_release(self, peer: Peer, task: Task) -> SocketResponse:
+    def _answer_release(self, peer: PeerProcess, task: Task) -> SocketResponse:
         if task != peer.task:
             seen = f"that of process {task.pid}, asked by process {peer.task.pid}"
             raise Refused("cannot give CPUs back", [Problem("task", seen, "the task of who asks")])

@@ -24,20 +24,20 @@ def pause(attempt: int) -> None:
     time.sleep(random.uniform(0.5, 1.5) * _PAUSE_S * attempt)  # noqa: S311 - no secret
 
 
-class Recover(Protocol):
+class ReconfigurationRecovery(Protocol):
     """`execution.recover` of one node. `known` has processes that only earlier collections could identify."""
 
     def __call__(self, *, known: KnownProcesses) -> bool: ...
 
 
-class GarbageCollector:
+class TaskGarbageCollector:
     """Collects garbage in one node's store. Its methods may be called from several threads.
 
     `recover` rolls back a reconfiguration whose process has ended, and returns whether there was one.
     """
 
     def __init__(
-        self, store: AllocationStore, proc: Path, registry: MetricsRegistry, recover: Recover
+        self, store: AllocationStore, proc: Path, registry: MetricsRegistry, recover: ReconfigurationRecovery
     ) -> None:
         self._store = store
         self._proc = proc

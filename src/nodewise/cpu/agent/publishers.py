@@ -10,7 +10,7 @@ from nodewise.cpu import cpulist, speed_select, sysfs
 from nodewise.cpu.allocation_store import AllocationStore
 from nodewise.cpu.api_client import ApiClient
 from nodewise.cpu.cluster import node_advertisement, reports
-from nodewise.cpu.cluster.reports import Kind
+from nodewise.cpu.cluster.reports import ReportKind
 from nodewise.cpu.cpusets.enforcer import EnforcementResult, Read
 from nodewise.cpu.ended_tasks import KnownProcesses
 from nodewise.cpu.node import kubelet_state, machine, nfd_feature, node_report
@@ -33,13 +33,13 @@ class ClusterNode(NamedTuple):
     namespace: str
 
 
-class Containers(Protocol):
+class CpusetChecker(Protocol):
     """The part of `enforcer.CpusetEnforcer` that is used here."""
 
     def check(self, read: Read, known: KnownProcesses | None = None) -> EnforcementResult: ...
 
 
-class Schedule:
+class PublishSchedule:
     """Tells when periodic work is due. Jitter keeps the agents of different nodes apart."""
 
     def __init__(self, every_s: float) -> None:
@@ -62,7 +62,7 @@ class NodeAdvertiser:
     def __init__(self, cluster: ClusterNode, *, taint: bool, every_s: float = ADVERTISE_EVERY_S) -> None:
         self._cluster = cluster
         self._taint = taint
-        self._schedule = Schedule(every_s)
+        self._schedule = PublishSchedule(every_s)
         self._advertised: Mapping[str, int] | None = None
 
     def publish(self, collection: CollectionRound) -> None:
@@ -101,7 +101,7 @@ class NodeReportPublisher:
         self._writer = _ReportWriter(cluster, reports.NODE_REPORT)
         self._store = store
         self._root = root
-        self._schedule = Schedule(_CHECK_EVERY_S)
+        self._schedule = PublishSchedule(_CHECK_EVERY_S)
         self._allocations: Allocations | None = None
 
     def publish(self, collection: CollectionRound) -> None:
@@ -116,7 +116,7 @@ class NodeReportPublisher:
 class _ReportWriter:
     """Writes a report if it differs from the last one that was written."""
 
-    def __init__(self, cluster: ClusterNode, kind: Kind) -> None:
+    def __init__(self, cluster: ClusterNode, kind: ReportKind) -> None:
         self._cluster = cluster
         self._kind = kind
         self._written: Mapping[str, Any] | None = None
@@ -137,7 +137,7 @@ class FeaturePublisher:
     def __init__(self, folder: Path, root: Path) -> None:
         self._folder = folder
         self._root = root
-        self._schedule = Schedule(_CHECK_EVERY_S)
+        self._schedule = PublishSchedule(_CHECK_EVERY_S)
 
     def publish(self, _: CollectionRound) -> None:
         if not self._schedule.is_due():
@@ -153,7 +153,7 @@ class CpusetPublisher:
 
     name = "enforce"
 
-    def __init__(self, containers: Containers, store: AllocationStore) -> None:
+    def __init__(self, containers: CpusetChecker, store: AllocationStore) -> None:
         self._containers = containers
         self._store = store
 
@@ -178,7 +178,7 @@ class KubeletConflictPublisher:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._schedule = Schedule(_CHECK_EVERY_S)
+        self._schedule = PublishSchedule(_CHECK_EVERY_S)
         self._logged: Sequence[Problem] = ()
 
     def publish(self, collection: CollectionRound) -> None:

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from nodewise.cpu import agent_messages
-from nodewise.cpu.agent.garbage_collector import GarbageCollector
+from nodewise.cpu.agent.garbage_collector import TaskGarbageCollector
 from nodewise.cpu.allocation_store import AllocationStore
 from nodewise.cpu.api_client import Object
 from nodewise.cpu.cpusets.enforcer import Read
-from nodewise.cpu.node.machine import Machine
-from nodewise.cpu.node.peer_credentials import Peer
+from nodewise.cpu.node.machine import PoolInputs
+from nodewise.cpu.node.peer_credentials import PeerProcess
 from nodewise.cpu.pool_allocations import Task
 from nodewise.cpu.reconfiguration import execution
 from nodewise.cpu.reconfiguration_plan import Cpus
@@ -19,13 +19,13 @@ from nodewise.errors import Problem, Refused
 _ROOT: Final = 0
 
 
-class Containers(Protocol):
+class CpusetWidener(Protocol):
     """The part of `enforcer.CpusetEnforcer` that is used here."""
 
     def widen(self, read: Read, tasks: Collection[Task]) -> None: ...
 
 
-class Pods(Protocol):
+class PodLookup(Protocol):
     """The part of `pod_requests.PodRequests` that is used here."""
 
     def pod(self, uid: str) -> Object | None: ...
@@ -34,11 +34,11 @@ class Pods(Protocol):
 class ReconfigurationAuthorizer:
     """Authorizes root on the host, and root in pods of the agent's own namespace."""
 
-    def __init__(self, pods: Pods | None, namespace: str) -> None:
+    def __init__(self, pods: PodLookup | None, namespace: str) -> None:
         self._pods = pods
         self._namespace = namespace
 
-    def check(self, peer: Peer) -> None:
+    def check(self, peer: PeerProcess) -> None:
         """Refused for every other process; Unavailable if the pod's namespace is unknown."""
         uid = peer.task.pod
         if peer.user == _ROOT and (not uid or self._is_in_namespace(uid)):
@@ -60,10 +60,10 @@ class ReconfigurationService:
         self,
         store: AllocationStore,
         proc: Path,
-        read_machine: Callable[[], Machine],
-        collector: GarbageCollector,
+        read_machine: Callable[[], PoolInputs],
+        collector: TaskGarbageCollector,
         authorizer: ReconfigurationAuthorizer,
-        containers: Containers | None = None,
+        containers: CpusetWidener | None = None,
     ) -> None:
         self._store = store
         self._proc = proc
@@ -72,7 +72,7 @@ class ReconfigurationService:
         self._authorizer = authorizer
         self._containers = containers
 
-    def answer(self, peer: Peer, fields: Mapping[str, Any]) -> bytes:
+    def answer(self, peer: PeerProcess, fields: Mapping[str, Any]) -> bytes:
         """The moves that were made, or with `only_check` would be made. Raises the error that prevents them."""
         self._authorizer.check(peer)
         request = agent_messages.parse_reconfigure_request(fields)

@@ -20,7 +20,7 @@ from nodewise.clock import SystemClock
 from nodewise.cpu import agent_messages
 from nodewise.cpu.agent.worker_pool import FairWorkerPool
 from nodewise.cpu.agent_messages import MAX_LINE_BYTES
-from nodewise.cpu.node.peer_credentials import Peer
+from nodewise.cpu.node.peer_credentials import PeerProcess
 from nodewise.errors import BadInput, NodewiseError, Problem, Unavailable
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -65,7 +65,7 @@ class SocketResponse(NamedTuple):
 
 
 class _Connection:
-    def __init__(self, socket: socket.socket, peer: Peer, deadline_s: float) -> None:
+    def __init__(self, socket: socket.socket, peer: PeerProcess, deadline_s: float) -> None:
         self.socket = socket
         self.peer = peer
         self.deadline_s = deadline_s
@@ -97,9 +97,9 @@ class SocketServer:
     def __init__(
         self,
         listening: socket.socket,
-        identify: Callable[[socket.socket], Peer],
-        answer: Callable[[Peer, bytes], SocketResponse],
-        on_disconnect: Callable[[Peer], None],
+        identify: Callable[[socket.socket], PeerProcess],
+        answer: Callable[[PeerProcess, bytes], SocketResponse],
+        on_disconnect: Callable[[PeerProcess], None],
         limits: ConnectionLimits,
         registry: MetricsRegistry,
     ) -> None:

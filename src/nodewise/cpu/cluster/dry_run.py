@@ -13,7 +13,7 @@ WEBHOOK: Final = "cmk.intel.com"
 NUM_CORES: Final = "CMK_NUM_CORES"
 
 
-class Check(NamedTuple):
+class ValidationCheck(NamedTuple):
     """One thing that was looked at. `ok` is None where nobody can tell, or it is not wanted."""
 
     name: str
@@ -35,34 +35,40 @@ class ValidationTarget(NamedTuple):
     pods: str = "default"
 
 
-def webhook(api: ApiClient, wanted: ValidationTarget, features: ApiFeatures) -> Check:
+def webhook(api: ApiClient, wanted: ValidationTarget, features: ApiFeatures) -> ValidationCheck:
     """That a pod which asks for a core gets what it needs. Only where pods can be tried without being made."""
     if features.webhooks != "v1":
-        return Check("webhook", ok=None, seen="this API server cannot try a pod without making it")
+        return ValidationCheck("webhook", ok=None, seen="this API server cannot try a pod without making it")
     configurations = Resource(
         "admissionregistration.k8s.io", "v1", "mutatingwebhookconfigurations", "", namespaced=False
     )
     try:
         webhook_configs = api.get(configurations.path())["items"]
     except Refused as error:
-        return Check("webhook", ok=None, seen=str(error), remedy="the right to list webhook configurations")
+        return ValidationCheck(
+            "webhook", ok=None, seen=str(error), remedy="the right to list webhook configurations"
+        )
     if not any(
         hook["name"] == WEBHOOK for config in webhook_configs for hook in config.get("webhooks") or ()
     ):
-        return Check("webhook", ok=None, seen="not installed: pods have to bring all that `isolate` needs")
+        return ValidationCheck(
+            "webhook", ok=None, seen="not installed: pods have to bring all that `isolate` needs"
+        )
     return _tried(api, wanted)
 
 
-def _tried(api: ApiClient, wanted: ValidationTarget) -> Check:
+def _tried(api: ApiClient, wanted: ValidationTarget) -> ValidationCheck:
     try:
         pod = api.create(f"{PODS.path(wanted.pods)}?dryRun=All", _pod(wanted))
     except Refused as error:
-        return Check("webhook", ok=None, seen=str(error), remedy="the right to create pods, for a dry run")
+        return ValidationCheck(
+            "webhook", ok=None, seen=str(error), remedy="the right to create pods, for a dry run"
+        )
     except NodewiseError as error:
         remedy = (
             f"see what keeps pods out of namespace {wanted.pods}; `kubectl logs` of cmk-webhook-deployment"
         )
-        return Check("webhook", ok=False, seen=str(error), remedy=remedy)
+        return ValidationCheck("webhook", ok=False, seen=str(error), remedy=remedy)
     annotated = (pod["metadata"].get("annotations") or {}).get(INJECTED) == "true"
     environment = {
         variable["name"]: variable.get("value") for variable in pod["spec"]["containers"][0].get("env") or ()
@@ -76,10 +82,10 @@ def _tried(api: ApiClient, wanted: ValidationTarget) -> Check:
         remedy = (
             "is cmk-webhook-deployment ready, and its certificate in cmk-webhook-config? `kubectl logs` it"
         )
-        return Check(
+        return ValidationCheck(
             "webhook", ok=False, seen=f"a pod that asks for a core lacks {', '.join(lacking)}", remedy=remedy
         )
-    return Check("webhook", ok=True, seen="a pod that asks for a core gets what it needs")
+    return ValidationCheck("webhook", ok=True, seen="a pod that asks for a core gets what it needs")
 
 
 def _pod(wanted: ValidationTarget) -> dict[str, Any]:

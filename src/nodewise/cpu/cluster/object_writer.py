@@ -39,7 +39,7 @@ _FIRST_S: Final = 0.1
 _LONGEST_S: Final = 1.0
 
 
-class Time(Protocol):
+class SleepingClock(Protocol):
     """The clock for waiting."""
 
     def monotonic(self) -> float: ...
@@ -50,7 +50,7 @@ class Time(Protocol):
 class Deadline:
     """A time limit from now on, and pauses that grow while nothing changes."""
 
-    def __init__(self, timeout_s: float, clock: Time = time) -> None:
+    def __init__(self, timeout_s: float, clock: SleepingClock = time) -> None:
         self.timeout_s = timeout_s
         self._clock = clock
         self._end = clock.monotonic() + timeout_s
@@ -86,7 +86,7 @@ class Deadline:
         return seen
 
 
-class Applied(NamedTuple):
+class EnsureResult(NamedTuple):
     """An object of the API server, and what was done to it."""
 
     current: Any
@@ -118,7 +118,7 @@ def find(api: ApiClient, at: str) -> Any:
         return None
 
 
-def ensure(api: ApiClient, wanted: Object, deadline: Deadline) -> Applied:
+def ensure(api: ApiClient, wanted: Object, deadline: Deadline) -> EnsureResult:
     """Create an object, or replace one that was made from another template.
 
     A failed pod is replaced; one that succeeded stays, and is not run again. Conflict if others keep changing it;
@@ -137,18 +137,18 @@ def _is_stamped(wanted: Object) -> bool:
     return setup_objects.MADE_FROM in wanted["metadata"].get("annotations", {})
 
 
-def _ensured(api: ApiClient, wanted: Object, deadline: Deadline) -> Applied:
+def _ensured(api: ApiClient, wanted: Object, deadline: Deadline) -> EnsureResult:
     at = path(wanted)
     current = find(api, at)
     if current is None:
-        return Applied(_created(api, wanted), "created")
+        return EnsureResult(_created(api, wanted), "created")
     if _is_usable(current) and setup_objects.is_current(current, wanted):
-        return Applied(current, "unchanged")
+        return EnsureResult(current, "unchanged")
     if wanted["kind"] == "Pod":
         remove(api, wanted, deadline, current=current)
-        return Applied(_created(api, wanted), "replaced")
+        return EnsureResult(_created(api, wanted), "replaced")
     try:
-        return Applied(_replaced(api, at, current, wanted), "replaced")
+        return EnsureResult(_replaced(api, at, current, wanted), "replaced")
     except NotFound as error:
         raise Conflict(f"{title(wanted)} was deleted meanwhile") from error
 

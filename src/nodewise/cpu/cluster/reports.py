@@ -26,7 +26,7 @@ _SERVED_S: Final = 30.0
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
 
-class Kind(NamedTuple):
+class ReportKind(NamedTuple):
     """A kind of report."""
 
     name: str
@@ -83,7 +83,7 @@ _CPU: Final = _object(
 _CORE: Final = _object(("id", "cpus"), id={"type": "integer"}, cpus=_list_of(_CPU))
 _CHECK: Final = _object(("ok", "errors"), ok={"type": "boolean"}, errors=_list_of(_TEXT))
 
-NODE_REPORT: Final = Kind(
+NODE_REPORT: Final = ReportKind(
     "cmk-nodereport",
     "cmk-nr",
     "Nodereport",
@@ -96,7 +96,7 @@ NODE_REPORT: Final = Kind(
     {"Pools": ("boolean", ".checks.configDirectory.ok"), "Kubelet": ("boolean", ".checks.kubelet.ok")},
 )
 _TASK: Final = {"pool": _TEXT, "cpus": _TEXT, "pid": {"type": "integer"}}
-RECONCILE_REPORT: Final = Kind(
+RECONCILE_REPORT: Final = ReportKind(
     "cmk-reconcilereport",
     "cmk-rr",
     "Reconcilereport",
@@ -127,7 +127,7 @@ def name_of(node: str) -> str:
     return name
 
 
-def definition(kind: Kind, features: ApiFeatures) -> dict[str, Any]:
+def definition(kind: ReportKind, features: ApiFeatures) -> dict[str, Any]:
     """What makes an API server know the kind."""
     if features.reports == "third-party":
         name = f"{kind.old.lower()}.{_OLD_GROUP}"
@@ -154,7 +154,7 @@ def definition(kind: Kind, features: ApiFeatures) -> dict[str, Any]:
     }
 
 
-def _columns(kind: Kind) -> list[dict[str, str]]:
+def _columns(kind: ReportKind) -> list[dict[str, str]]:
     columns = [
         {"name": name, "type": type_, "jsonPath": f".spec.report{path}"}
         for name, (type_, path) in kind.columns.items()
@@ -164,7 +164,7 @@ def _columns(kind: Kind) -> list[dict[str, str]]:
 
 def publish(
     api: ApiClient,
-    kind: Kind,
+    kind: ReportKind,
     node: str,
     namespace: str,
     report: Mapping[str, Any],
@@ -225,7 +225,7 @@ def _put(api: ApiClient, resource: Resource, namespace: str, body: dict[str, Any
         return
 
 
-def define(api: ApiClient, kind: Kind, features: ApiFeatures) -> bool:
+def define(api: ApiClient, kind: ReportKind, features: ApiFeatures) -> bool:
     """Make the API server know a kind, and wait until it does; False if we may not, or it does not in time."""
     body = definition(kind, features)
     third_party = features.reports == "third-party"

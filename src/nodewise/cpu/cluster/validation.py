@@ -12,7 +12,7 @@ from nodewise.cpu.allocation_store import AllocationStore, StoredAllocations
 from nodewise.cpu.api_client import ApiClient, Object
 from nodewise.cpu.cluster import dry_run, node_advertisement, reports
 from nodewise.cpu.cluster.api_versions import ApiFeatures
-from nodewise.cpu.cluster.dry_run import Check, ValidationTarget
+from nodewise.cpu.cluster.dry_run import ValidationCheck, ValidationTarget
 from nodewise.cpu.cmk_names import EXCLUSIVE_CORES, LABEL
 from nodewise.cpu.pool_allocations import Allocations
 from nodewise.errors import NodewiseError, Refused
@@ -25,12 +25,12 @@ _SWEEPERS: Final = re.compile(r"\b(cpu|cmk) agent\b|\breconcile\b")
 
 def validate(
     api: ApiClient, store: AllocationStore, wanted: ValidationTarget, features: ApiFeatures
-) -> Iterator[Check]:
+) -> Iterator[ValidationCheck]:
     """All that can be seen from afar, in the order of the manual. Unavailable if the API server does not answer."""
     try:
         node: Object = api.get(NODES.path(name=wanted.node))
     except NotFound as error:
-        yield Check("node", ok=False, seen=str(error), remedy="name one of `kubectl get nodes`")
+        yield ValidationCheck("node", ok=False, seen=str(error), remedy="name one of `kubectl get nodes`")
         return
     yield _label(node, wanted)
     yield _taint(node, wanted, features)
@@ -42,9 +42,9 @@ def validate(
     yield dry_run.webhook(api, wanted, features)
 
 
-def _label(node: Object, wanted: ValidationTarget) -> Check:
+def _label(node: Object, wanted: ValidationTarget) -> ValidationCheck:
     seen = (node["metadata"].get("labels") or {}).get(LABEL)
-    return Check(
+    return ValidationCheck(
         "label",
         seen == "true",
         f"{LABEL}={seen}" if seen else f"no {LABEL}",
@@ -57,7 +57,7 @@ def _discover(wanted: ValidationTarget, is_wrong: bool) -> str:
     return remedy if is_wrong else ""
 
 
-def _taint(node: Object, wanted: ValidationTarget, features: ApiFeatures) -> Check:
+def _taint(node: Object, wanted: ValidationTarget, features: ApiFeatures) -> ValidationCheck:
     try:
         ours = [
             taint
@@ -65,51 +65,53 @@ def _taint(node: Object, wanted: ValidationTarget, features: ApiFeatures) -> Che
             if taint.get("key") == node_advertisement.OURS["key"]
         ]
     except NodewiseError as error:
-        return Check("taint", ok=False, seen=str(error), remedy="mend the node's annotation")
+        return ValidationCheck("taint", ok=False, seen=str(error), remedy="mend the node's annotation")
     is_there = any(node_advertisement.is_ours(taint) for taint in ours)
     seen = "cmk=true:NoSchedule" if is_there else f"{ours[0]}" if ours else "no taint cmk"
     if not wanted.taint and not is_there:
-        return Check("taint", ok=None, seen=seen)
-    return Check("taint", is_there, seen, _discover(wanted, not is_there))
+        return ValidationCheck("taint", ok=None, seen=seen)
+    return ValidationCheck("taint", is_there, seen, _discover(wanted, not is_there))
 
 
-def _pools(store: AllocationStore, wanted: ValidationTarget) -> tuple[StoredAllocations | None, Check]:
+def _pools(
+    store: AllocationStore, wanted: ValidationTarget
+) -> tuple[StoredAllocations | None, ValidationCheck]:
     try:
         stored = store.read()
     except NotFound as error:
         remedy = f"nodewise cpu cluster-init --host-list {wanted.node} --namespace {wanted.namespace}"
-        return None, Check("pools", ok=False, seen=str(error), remedy=remedy)
+        return None, ValidationCheck("pools", ok=False, seen=str(error), remedy=remedy)
     except NodewiseError as error:
-        return None, Check("pools", ok=False, seen=str(error), remedy=f"mend {store.place}")
+        return None, ValidationCheck("pools", ok=False, seen=str(error), remedy=f"mend {store.place}")
     if stored.intent:
         seen = f"being reconfigured by process {stored.intent.by.pid} since {stored.intent.since}"
         remedy = "wait; the node agent takes it back if that process is gone"
-        return stored, Check("pools", ok=False, seen=seen, remedy=remedy)
+        return stored, ValidationCheck("pools", ok=False, seen=seen, remedy=remedy)
     if overlaps := pool_allocations.overlaps(stored.allocations):
         remedy = "give each CPU to one list: nodewise cpu reconfigure"
-        return stored, Check("pools", ok=False, seen="; ".join(overlaps), remedy=remedy)
+        return stored, ValidationCheck("pools", ok=False, seen="; ".join(overlaps), remedy=remedy)
     lists = ", ".join(
         f"{pool.name} {len(list(pool.cpu_lists))}" for pool in stored.allocations.pools.values()
     )
-    return stored, Check("pools", ok=True, seen=f"{store.place}: {lists}")
+    return stored, ValidationCheck("pools", ok=True, seen=f"{store.place}: {lists}")
 
 
 def _resources(
     node: Object, stored: StoredAllocations | None, wanted: ValidationTarget, features: ApiFeatures
-) -> Iterator[Check]:
+) -> Iterator[ValidationCheck]:
     """That the node says of each resource what its pools have, and that pods may have as many."""
     if not features.resources:
-        yield Check(
+        yield ValidationCheck(
             "resources", ok=False, seen="Kubernetes 1.8.0 takes none", remedy="Kubernetes 1.8.1 or later"
         )
         return
     if stored is None:
-        yield Check("resources", ok=None, seen="the pools are not known")
+        yield ValidationCheck("resources", ok=None, seen="the pools are not known")
         return
     try:
         counts = node_advertisement.counts(stored.allocations)
     except NodewiseError as error:
-        yield Check("resources", ok=False, seen=str(error), remedy="nodewise cpu reconfigure")
+        yield ValidationCheck("resources", ok=False, seen=str(error), remedy="nodewise cpu reconfigure")
         return
     for resource, count in counts.items():
         name = features.resources[resource]
@@ -123,31 +125,35 @@ def _resources(
         elif gives != has:
             remedy = "the kubelet gives what the node has within seconds: is it running?"
         seen = f"capacity {has}, allocatable {gives}; the pool has {count}"
-        yield Check(name, not remedy, seen, remedy)
+        yield ValidationCheck(name, not remedy, seen, remedy)
 
 
-def _processes(api: ApiClient, stored: StoredAllocations | None, wanted: ValidationTarget) -> Iterator[Check]:
+def _processes(
+    api: ApiClient, stored: StoredAllocations | None, wanted: ValidationTarget
+) -> Iterator[ValidationCheck]:
     """That somebody frees what is over, and that those who hold cores are pods of the node."""
     try:
         pods = api.get(PODS.path(), {"fieldSelector": selector("spec.nodeName", wanted.node)})["items"]
     except Refused as error:
-        yield Check("agent", ok=None, seen=str(error), remedy="the right to list pods")
+        yield ValidationCheck("agent", ok=None, seen=str(error), remedy="the right to list pods")
         return
     yield _agent([pod for pod in pods if _SWEEPERS.search(_commands(pod))])
     if stored is not None:
         yield _tasks(stored.allocations, pods)
 
 
-def _agent(sweepers: Sequence[Object]) -> Check:
+def _agent(sweepers: Sequence[Object]) -> ValidationCheck:
     """Whether one of the pods that free ended tasks' cores is ready."""
     if not sweepers:
         remedy = "kubectl apply -f deploy/cpu-agent.yaml"
-        return Check("agent", ok=False, seen="no node agent, no reconcile", remedy=remedy)
+        return ValidationCheck("agent", ok=False, seen="no node agent, no reconcile", remedy=remedy)
     ready = [pod for pod in sweepers if _is_ready(pod)]
     names = ", ".join(pod["metadata"]["name"] for pod in ready or sweepers)
     if not ready:
-        return Check("agent", ok=False, seen=f"not ready: {names}", remedy="`kubectl describe` the pod")
-    return Check("agent", ok=True, seen=f"ready: {names}")
+        return ValidationCheck(
+            "agent", ok=False, seen=f"not ready: {names}", remedy="`kubectl describe` the pod"
+        )
+    return ValidationCheck("agent", ok=True, seen=f"ready: {names}")
 
 
 def _commands(pod: Object) -> str:
@@ -165,19 +171,19 @@ def _is_ready(pod: Object) -> bool:
     )
 
 
-def _tasks(allocations: Allocations, pods: Sequence[Object]) -> Check:
+def _tasks(allocations: Allocations, pods: Sequence[Object]) -> ValidationCheck:
     tasks = {task for _, cpu_list in allocations.cpu_lists for task in cpu_list.tasks}
     known = {pod["metadata"]["uid"] for pod in pods}
     strays = sorted(str(task.pid) for task in tasks if task.pod and task.pod not in known)
     if strays:
         seen = f"processes {', '.join(strays)} hold cores for pods that are not on the node"
-        return Check("tasks", ok=False, seen=seen, remedy="nodewise cpu reconcile, on the node")
-    return Check("tasks", ok=True, seen=f"{len(tasks)} running")
+        return ValidationCheck("tasks", ok=False, seen=seen, remedy="nodewise cpu reconcile, on the node")
+    return ValidationCheck("tasks", ok=True, seen=f"{len(tasks)} running")
 
 
 def _report(
     api: ApiClient, stored: StoredAllocations | None, wanted: ValidationTarget, features: ApiFeatures
-) -> Check:
+) -> ValidationCheck:
     kind = reports.NODE_REPORT
     is_old = features.reports == "third-party"
     resource = kind.old_resource if is_old else kind.resource
@@ -187,15 +193,15 @@ def _report(
     try:
         stored_object = api.get(resource.path(wanted.namespace, reports.name_of(wanted.node)))
     except Refused as error:
-        return Check(kind.name, ok=False, seen=str(error), remedy=remedy)
+        return ValidationCheck(kind.name, ok=False, seen=str(error), remedy=remedy)
     report = (stored_object if is_old else stored_object.get("spec") or {}).get("report") or {}
     if wrong := _report_errors(report):
-        return Check(kind.name, ok=False, seen="; ".join(wrong), remedy="mend what it names")
+        return ValidationCheck(kind.name, ok=False, seen="; ".join(wrong), remedy="mend what it names")
     if stored is not None and _lists(report.get("description")) != _lists(
         pool_allocations.as_description(stored.allocations)
     ):
-        return Check(kind.name, ok=False, seen="it tells of other pools: it is old", remedy=remedy)
-    return Check(kind.name, ok=True, seen="tells of these pools, and of nothing wrong")
+        return ValidationCheck(kind.name, ok=False, seen="it tells of other pools: it is old", remedy=remedy)
+    return ValidationCheck(kind.name, ok=True, seen="tells of these pools, and of nothing wrong")
 
 
 def _report_errors(report: Mapping[str, Any]) -> Sequence[str]:

@@ -73,7 +73,7 @@ def endpoint(configured: str = "") -> Path:
 
 
 class ContainerRuntime:
-    """A container runtime: an implementation of `cpuset.Containers`. Its methods may be called from several threads.
+    """A container runtime: an implementation of `cpuset.CpusetRuntime`. Its methods may be called from several threads.
 
     `proc` is the host's. A call without a response within `timeout_s` seconds raises `Unavailable`.
     """

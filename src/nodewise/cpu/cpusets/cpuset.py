@@ -42,7 +42,7 @@ class ContainerCpuset(NamedTuple):
         )
 
 
-class Containers(Protocol):
+class CpusetRuntime(Protocol):
     """The containers of a node, by id. Both methods raise `Unavailable` or `Refused`."""
 
     def find(self, container: str) -> ContainerCpuset | None:

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from nodewise.cpu import ended_tasks, procfs
 from nodewise.cpu.allocation_store import StoredAllocations
 from nodewise.cpu.cpusets import cpuset
-from nodewise.cpu.cpusets.cpuset import Containers, Cpus, Cpuset
+from nodewise.cpu.cpusets.cpuset import Cpus, Cpuset, CpusetRuntime
 from nodewise.cpu.ended_tasks import KnownProcesses
 from nodewise.cpu.node import thread_affinity
 from nodewise.cpu.node.thread_affinity import Thread
@@ -109,7 +109,7 @@ class CpusetEnforcer:
     """
 
     def __init__(
-        self, containers: Containers, topology: Topology, proc: Path, originals: Path = DEFAULT_ORIGINALS
+        self, containers: CpusetRuntime, topology: Topology, proc: Path, originals: Path = DEFAULT_ORIGINALS
     ) -> None:
         self._containers = containers
         self._topology = topology

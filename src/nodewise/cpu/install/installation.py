@@ -34,7 +34,7 @@ _SETTLING_S: Final = 0.2
 """Between the swap of the link and the look at who runs what: the kernel is then through with starting the old one."""
 
 
-class Installed(NamedTuple):
+class InstallResult(NamedTuple):
     """What has been done."""
 
     program: Path
@@ -48,7 +48,7 @@ class Installed(NamedTuple):
     """Older versions that are still run, or of which that is not known."""
 
 
-def install(folder: Path, into: Path, mount: Path, proc: Path | None) -> Installed:
+def install(folder: Path, into: Path, mount: Path, proc: Path | None) -> InstallResult:
     """Installs the program of a ready folder, or changes nothing if it is what is there.
 
     `proc` shows the processes of the host; without it no older version is removed. BadInput if the folder is not
@@ -72,7 +72,7 @@ def install(folder: Path, into: Path, mount: Path, proc: Path | None) -> Install
         raise Refused(
             "cannot install the program", [problem], remedy="what was there is untouched"
         ) from error
-    return Installed(into / PROGRAM, version, changed, removed, kept)
+    return InstallResult(into / PROGRAM, version, changed, removed, kept)
 
 
 def remove(into: Path) -> bool:

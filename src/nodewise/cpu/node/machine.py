@@ -19,7 +19,7 @@ MEMORY: Final = "proc/meminfo"
 NO_LABELS: Final[Mapping[str, str]] = {}
 
 
-class Machine(NamedTuple):
+class PoolInputs(NamedTuple):
     """The input of `pools.plan`. `fast` is empty if SST-BF is off, `preferences` is None if SST-CP is."""
 
     topology: Topology
@@ -31,7 +31,7 @@ class Machine(NamedTuple):
         return pools.plan(self.topology, options, self.fast, self.preferences)
 
 
-def read(root: Path, labels: Mapping[str, str] = NO_LABELS) -> Machine:
+def read(root: Path, labels: Mapping[str, str] = NO_LABELS) -> PoolInputs:
     """The machine whose `sys` and `proc` are below `root`. The node's `labels` tell which features are on.
 
     BadInput names the files that cannot be read.
@@ -40,7 +40,7 @@ def read(root: Path, labels: Mapping[str, str] = NO_LABELS) -> Machine:
     has_fast, has_classes = is_enabled(labels, cmk_names.SST_BF), is_enabled(labels, cmk_names.SST_CP)
     fast = speed_select.fast_cpus(texts, sysfs.read_base_mhz(root)) if has_fast else ()
     preferences = speed_select.preferences(texts) if has_classes else None
-    return Machine(topology.parse(texts), frozenset(fast), preferences)
+    return PoolInputs(topology.parse(texts), frozenset(fast), preferences)
 
 
 def is_enabled(labels: Mapping[str, str], feature: str) -> bool:
@@ -58,7 +58,7 @@ def fetch_labels(api: ApiClient, node: str) -> Mapping[str, str]:
     return labels
 
 
-def log_plan(machine: Machine, plan: PoolPlan) -> None:
+def log_plan(machine: PoolInputs, plan: PoolPlan) -> None:
     """Log the machine's features and the planned pools."""
     topology = machine.topology
     isolated = [core.core for core in topology.cores if set(core.cpus) <= topology.isolated]

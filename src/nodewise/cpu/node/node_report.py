@@ -7,7 +7,7 @@ from typing import Any
 from nodewise.cpu import pool_allocations
 from nodewise.cpu.allocation_store import AllocationStore, StoredAllocations
 from nodewise.cpu.node import kubelet_state
-from nodewise.cpu.node.machine import Machine
+from nodewise.cpu.node.machine import PoolInputs
 from nodewise.cpu.pool_allocations import Allocations
 from nodewise.cpu.topology import Cpu, Topology
 from nodewise.errors import NodewiseError
@@ -17,7 +17,7 @@ Check = Mapping[str, Any]
 
 
 def make(
-    store: AllocationStore, machine: Machine, kubelet_dir: Path = kubelet_state.DEFAULT_FOLDER
+    store: AllocationStore, machine: PoolInputs, kubelet_dir: Path = kubelet_state.DEFAULT_FOLDER
 ) -> dict[str, Any]:
     """The report that `node-report` prints. Errors are part of it.
 
@@ -70,7 +70,7 @@ def offline_lists(allocations: Allocations, topology: Topology) -> list[str]:
     ]
 
 
-def as_topology(machine: Machine) -> dict[str, Any]:
+def as_topology(machine: PoolInputs) -> dict[str, Any]:
     """CMK's form: the sockets by number, their cores, and the online CPUs of each core."""
     topology = machine.topology
     cpus = {cpu.cpu: cpu for cpu in topology.cpus}
@@ -89,6 +89,6 @@ def as_topology(machine: Machine) -> dict[str, Any]:
     }
 
 
-def _cpu(cpu: Cpu, machine: Machine) -> dict[str, Any]:
+def _cpu(cpu: Cpu, machine: PoolInputs) -> dict[str, Any]:
     fast = {"sst_bf": True} if cpu.cpu in machine.fast else {}
     return {"id": cpu.cpu, "isolated": cpu.isolated, **fast}

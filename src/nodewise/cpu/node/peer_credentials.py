@@ -29,14 +29,14 @@ _UNSUPPORTED: Final = frozenset({errno.ENOPROTOOPT, errno.EOPNOTSUPP, errno.ENOD
 _MAX_BYTES: Final = 65_536
 
 
-class Peer(NamedTuple):
+class PeerProcess(NamedTuple):
     """A process that connected: its identity as a task, and its user at that time."""
 
     task: Task
     user: int
 
 
-def identify(connected: socket.socket, proc: Path, boot: str) -> Peer:
+def identify(connected: socket.socket, proc: Path, boot: str) -> PeerProcess:
     """The process that opened a connection. Refused if this process cannot see it, Unavailable if it is gone."""
     pid, user, _ = _CREDENTIALS.unpack(
         connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -52,7 +52,7 @@ def identify(connected: socket.socket, proc: Path, boot: str) -> Peer:
         task = read_task(proc, pid, boot)
         if not is_alive():
             raise _gone(pid, "is over")
-    return Peer(task, user)
+    return PeerProcess(task, user)
 
 
 @contextmanager

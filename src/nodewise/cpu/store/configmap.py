@@ -59,7 +59,7 @@ def format_texts(allocations: Allocations) -> ConfigMapTexts:
     return ConfigMapTexts(config, json.dumps(identities, sort_keys=True, separators=(",", ":")))
 
 
-class Clock(NamedTuple):
+class LockClock(NamedTuple):
     """The clock for waiting until a lock is released."""
 
     now: Callable[[], float] = time.monotonic
@@ -81,7 +81,7 @@ class ConfigMapStore:
         node: str,
         *,
         warn: Callable[[str], None] = _warn,
-        clock: Clock = Clock(),  # noqa: B008 - two functions, never changed
+        clock: LockClock = LockClock(),  # noqa: B008 - two functions, never changed
     ) -> None:
         self._api = api
         self._namespace = namespace

@@ -22,7 +22,7 @@ KUBECONFIG: Final = "webhook-kubeconfig.yaml"
 DEFAULT_ADMISSION_FOLDER: Final = "/etc/kubernetes/admission"
 
 
-class Certificate(NamedTuple):
+class WebhookCertificate(NamedTuple):
     """A certificate in PEM."""
 
     cert: bytes
@@ -31,7 +31,7 @@ class Certificate(NamedTuple):
     """The CA bundle that the API server has to trust."""
 
 
-class ClientCertificate(NamedTuple):
+class ApiServerCertificate(NamedTuple):
     """Paths on the API server's machine, by default those of kubeadm. The CA is that of the cluster."""
 
     certificate: str = "/etc/kubernetes/pki/apiserver-kubelet-client.crt"
@@ -43,12 +43,12 @@ def service_names(namespace: str) -> tuple[str, str, str]:
     return SERVICE, f"{SERVICE}.{namespace}", f"{SERVICE}.{namespace}.svc"
 
 
-def create(namespace: str, now: datetime) -> Certificate:
+def create(namespace: str, now: datetime) -> WebhookCertificate:
     """A certificate for the Service, signed by an authority that signs nothing else and whose key is not kept."""
     issuer = Issuer("cmk-webhook-ca", now, VALID)
     host = service_names(namespace)[-1]
     leaf = issuer.server(service_names(namespace), host if len(host) <= _MAX_COMMON_NAME else SERVICE)
-    return Certificate(leaf.cert, leaf.key, issuer.cert)
+    return WebhookCertificate(leaf.cert, leaf.key, issuer.cert)
 
 
 def is_valid(cert: bytes, authorities: bytes, namespace: str, now: datetime) -> bool:
@@ -63,7 +63,7 @@ def is_valid(cert: bytes, authorities: bytes, namespace: str, now: datetime) -> 
     return has_names and lasts and any(is_by(leaf, authority) for authority in trusted)
 
 
-def trust_bundle(new: Certificate, before: bytes, now: datetime) -> bytes:
+def trust_bundle(new: WebhookCertificate, before: bytes, now: datetime) -> bytes:
     """The CA bundle while pods still serve the previous certificate: the authorities of both, in PEM."""
     try:
         previous = x509.load_pem_x509_certificates(before)
@@ -74,7 +74,7 @@ def trust_bundle(new: Certificate, before: bytes, now: datetime) -> bytes:
     return new.authorities + b"".join(authority for authority in kept[:1] if authority != new.authorities)
 
 
-def admission_files(folder: str, namespace: str, client: ClientCertificate) -> Mapping[str, str]:
+def admission_files(folder: str, namespace: str, client: ApiServerCertificate) -> Mapping[str, str]:
     """The files, by name, that make the API server present a certificate to the webhook.
 
     `folder` is their folder on the API server's machine; it has to be an absolute path.

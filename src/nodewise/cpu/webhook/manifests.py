@@ -14,7 +14,7 @@ import nodewise
 from nodewise.cpu import cmk_names
 from nodewise.cpu.webhook import certificates, pod_mutation
 from nodewise.cpu.webhook.admission_review import PATH
-from nodewise.cpu.webhook.certificates import SERVICE, Certificate
+from nodewise.cpu.webhook.certificates import SERVICE, WebhookCertificate
 
 SECRET: Final = "cmk-webhook-certs"  # noqa: S105 - its name
 CONFIG_MAP: Final = "cmk-webhook-configmap"
@@ -42,7 +42,7 @@ _ANNOTATED: Final = f"has(object.metadata.annotations) && '{cmk_names.MUTATE}' i
 Object = dict[str, Any]
 
 
-class Installation(NamedTuple):
+class WebhookInstallation(NamedTuple):
     """How the webhook runs, and which pods it sees."""
 
     namespace: str = "default"
@@ -63,12 +63,14 @@ class Installation(NamedTuple):
     replicas: int = 2
 
 
-def kept(secret: Object | None, registration: Object | None, namespace: str, now: datetime) -> Certificate:
+def kept(
+    secret: Object | None, registration: Object | None, namespace: str, now: datetime
+) -> WebhookCertificate:
     """The certificate that the cluster has, while it serves; else one made now, beside which the former is trusted."""
     cert, key = (_decoded(((secret or {}).get("data") or {}).get(name)) for name in (_CERT, _KEY))
     trusted = _decoded(_client(registration).get("caBundle"))
     if key and certificates.is_valid(cert, trusted, namespace, now):
-        return Certificate(cert, key, trusted)
+        return WebhookCertificate(cert, key, trusted)
     made = certificates.create(namespace, now)
     return made._replace(authorities=certificates.trust_bundle(made, trusted, now))
 
@@ -80,7 +82,7 @@ def _decoded(text: Any) -> bytes:
         return b""
 
 
-def objects(wish: Installation, made: Certificate | None) -> Sequence[Object]:
+def objects(wish: WebhookInstallation, made: WebhookCertificate | None) -> Sequence[Object]:
     """Secret, ConfigMap, Service, Deployment and MutatingWebhookConfiguration; without a certificate no Secret, and
     nothing that the API server would trust.
     """
@@ -123,12 +125,12 @@ def printed(made: Sequence[Object]) -> str:
     return yaml.dump_all(made, Dumper=_Blocks, sort_keys=False)
 
 
-def _object(version: str, kind: str, name: str, wish: Installation, **parts: Any) -> Object:
+def _object(version: str, kind: str, name: str, wish: WebhookInstallation, **parts: Any) -> Object:
     metadata = {"name": name, "namespace": wish.namespace, "labels": dict(_LABELS)}
     return {"apiVersion": version, "kind": kind, "metadata": metadata, **parts}
 
 
-def _secret(wish: Installation, made: Certificate) -> Object:
+def _secret(wish: WebhookInstallation, made: WebhookCertificate) -> Object:
     data = {_CERT: _encoded(made.cert), _KEY: _encoded(made.key)}
     return _object("v1", "Secret", SECRET, wish, type="Opaque", data=data)
 
@@ -137,7 +139,7 @@ def _encoded(text: bytes) -> str:
     return base64.b64encode(text).decode()
 
 
-def _config_map(wish: Installation) -> Object:
+def _config_map(wish: WebhookInstallation) -> Object:
     per_pod, per_container = pod_mutation.defaults(wish.install_dir)
     server = {
         "binding-address": "0.0.0.0",  # noqa: S104 - of a pod
@@ -153,12 +155,12 @@ def _config_map(wish: Installation) -> Object:
     return _object("v1", "ConfigMap", CONFIG_MAP, wish, data=data)
 
 
-def _service(wish: Installation) -> Object:
+def _service(wish: WebhookInstallation) -> Object:
     spec = {"selector": dict(_LABELS), "ports": [{"name": "https", "port": 443, "targetPort": _PORT}]}
     return _object("v1", "Service", SERVICE, wish, spec=spec)
 
 
-def _deployment(wish: Installation) -> Object:
+def _deployment(wish: WebhookInstallation) -> Object:
     spec = {
         "replicas": wish.replicas,
         "selector": {"matchLabels": dict(_LABELS)},
@@ -168,7 +170,7 @@ def _deployment(wish: Installation) -> Object:
     return _object("apps/v1", "Deployment", DEPLOYMENT, wish, spec=spec)
 
 
-def _pod(wish: Installation) -> Object:
+def _pod(wish: WebhookInstallation) -> Object:
     volumes = [
         {"name": "config", "configMap": {"name": CONFIG_MAP}},
         {"name": "certs", "secret": {"secretName": SECRET}},
@@ -188,7 +190,7 @@ def _pod(wish: Installation) -> Object:
     }
 
 
-def _container(wish: Installation) -> Object:
+def _container(wish: WebhookInstallation) -> Object:
     mounts = {"config": _CONFIG, "certs": _CERTS}
     arguments = [
         f"--conf-file={_CONFIG}/server.yaml",
@@ -228,7 +230,7 @@ def _container(wish: Installation) -> Object:
     }
 
 
-def _registration(wish: Installation, made: Certificate | None) -> Object:
+def _registration(wish: WebhookInstallation, made: WebhookCertificate | None) -> Object:
     service = {"name": SERVICE, "namespace": wish.namespace, "path": PATH}
     trusted = {"caBundle": _encoded(made.authorities)} if made else {}
     rule = {"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"]}
@@ -250,7 +252,7 @@ def _registration(wish: Installation, made: Certificate | None) -> Object:
     }
 
 
-def _selector(wish: Installation) -> Object:
+def _selector(wish: WebhookInstallation) -> Object:
     if wish.selector:
         return {"matchLabels": dict(wish.selector)}
     if wish.version == "v1beta1":

@@ -16,7 +16,7 @@ from nodewise.cpu import cmk_names
 from nodewise.errors import BadSettings, Problem, shown
 
 
-class Option(NamedTuple):
+class IsolateOption(NamedTuple):
     """An option: `metavar` is empty for a flag, `in_cmk` is set if CMK had it."""
 
     name: str
@@ -26,31 +26,35 @@ class Option(NamedTuple):
 
 
 OPTIONS: Final = (
-    Option("--pool", "POOL", "The pool that the CPUs are of.", in_cmk=True),
-    Option(
+    IsolateOption("--pool", "POOL", "The pool that the CPUs are of.", in_cmk=True),
+    IsolateOption(
         "--socket-id", "N", "CPUs of this socket; -1 for any. Means nothing for the pool infra.", in_cmk=True
     ),
-    Option(
+    IsolateOption(
         "--no-affinity", "", "Hold the CPUs and set no affinity: the command does it itself.", in_cmk=True
     ),
-    Option(
+    IsolateOption(
         "--wait", "DURATION", "Keep trying for so long where too few CPU lists are free, such as 30s or 5m."
     ),
-    Option("--agent-socket", "PATH", f"Where the node agent listens. Default: {cmk_names.DEFAULT_SOCKET}."),
-    Option("--conf-dir", "DIR", "Without a node agent: the directory of the node's state.", in_cmk=True),
-    Option("--direct", "", "Ask no node agent; without --conf-dir the state is in a ConfigMap."),
-    Option("--namespace", "NAMESPACE", "Of the ConfigMap. Default: default.", in_cmk=True),
-    Option(
+    IsolateOption(
+        "--agent-socket", "PATH", f"Where the node agent listens. Default: {cmk_names.DEFAULT_SOCKET}."
+    ),
+    IsolateOption(
+        "--conf-dir", "DIR", "Without a node agent: the directory of the node's state.", in_cmk=True
+    ),
+    IsolateOption("--direct", "", "Ask no node agent; without --conf-dir the state is in a ConfigMap."),
+    IsolateOption("--namespace", "NAMESPACE", "Of the ConfigMap. Default: default.", in_cmk=True),
+    IsolateOption(
         "--node-name",
         "NAME",
         f"The node, without a node agent. Default: {cmk_names.NODE_NAME}, else our pod's.",
     ),
-    Option("--kubeconfig", "FILE", "For the ConfigMap. Default: the pod's service account."),
-    Option(
+    IsolateOption("--kubeconfig", "FILE", "For the ConfigMap. Default: the pod's service account."),
+    IsolateOption(
         "--proc-fs", "DIR", f"Where the host's /proc is, without a node agent. Default: {cmk_names.PROC_FS}."
     ),
-    Option("--help", "", "Show this message and exit.", in_cmk=True),
-    Option("--version", "", "Show the version and exit.", in_cmk=True),
+    IsolateOption("--help", "", "Show this message and exit.", in_cmk=True),
+    IsolateOption("--version", "", "Show the version and exit.", in_cmk=True),
 )
 _INFORMATION: Final = {"--help", "--version"}
 _SHORT: Final = {"-h": "--help"}
@@ -72,7 +76,7 @@ EXAMPLES: Final = (
 )
 
 
-class Arguments(NamedTuple):
+class IsolateArguments(NamedTuple):
     """The parsed arguments; an empty text is the default."""
 
     command: tuple[str, ...]
@@ -104,7 +108,7 @@ def help_or_version(words: Sequence[str]) -> str:
     return ""
 
 
-def parse(words: Sequence[str]) -> Arguments:
+def parse(words: Sequence[str]) -> IsolateArguments:
     """The arguments in these words. BadSettings names all that are invalid."""
     options, command = _split(words)
     problems = [] if "--pool" in options else [Problem("--pool", "not given", "a pool, such as exclusive")]
@@ -112,7 +116,7 @@ def parse(words: Sequence[str]) -> Arguments:
         problems.append(Problem("command", "not given", "a command, such as `-- sleep 10`"))
     if problems:
         raise _unusable(problems)
-    return Arguments(
+    return IsolateArguments(
         tuple(command),
         options["--pool"],
         _socket(options.get("--socket-id", "-1")),
@@ -158,7 +162,7 @@ def _take(word: str, left: list[str], options: dict[str, str]) -> None:
     options[option.name] = value
 
 
-def _option(prefix: str) -> Option:
+def _option(prefix: str) -> IsolateOption:
     """The option of this name, or the only one whose name begins with it."""
     if prefix in _KNOWN:
         return _KNOWN[prefix]

@@ -44,7 +44,7 @@ class CommandStartError(NodewiseError):
         self.code = NOT_FOUND if error.errno == errno.ENOENT else NOT_EXECUTABLE
 
 
-class Terminated(Exception):
+class SignalBeforeStart(Exception):
     """A terminating signal arrived before the command was started."""
 
     def __init__(self, number: int) -> None:
@@ -74,7 +74,7 @@ class CommandRunner:
         """Wait. Raises Terminated if a terminating signal arrives."""
         signal_info = signal.sigtimedwait(_TERMINATING, seconds)
         if signal_info is not None:
-            raise Terminated(signal_info.si_signo)
+            raise SignalBeforeStart(signal_info.si_signo)
 
     def run(self, command: Sequence[str], environment: Mapping[str, str], name: str) -> CommandResult:
         """Start the command without a shell, and return when it has ended. CommandStartError if it does not start.

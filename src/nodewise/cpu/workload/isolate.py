@@ -19,8 +19,8 @@ from nodewise.cpu.agent_messages import AllocateRequest, AllocateResponse
 from nodewise.cpu.pool_allocations import Task
 from nodewise.cpu.pools import IS_EXCLUSIVE
 from nodewise.cpu.workload import arguments
-from nodewise.cpu.workload.arguments import Arguments
-from nodewise.cpu.workload.command_runner import CommandRunner, CommandStartError, Terminated
+from nodewise.cpu.workload.arguments import IsolateArguments
+from nodewise.cpu.workload.command_runner import CommandRunner, CommandStartError, SignalBeforeStart
 from nodewise.errors import NodewiseError, Problem, Refused, Unavailable
 from nodewise.terminal_escaping import visible
 
@@ -52,7 +52,7 @@ def main(words: Sequence[str], program: str = "cmk") -> int:
             print(arguments.format_help(program) if option == "--help" else f"nodewise {__version__}")  # noqa: T201
             return 0
         return _isolate(arguments.parse(words), CommandRunner())
-    except Terminated as terminated:
+    except SignalBeforeStart as terminated:
         return terminated.code
     except NodewiseError as error:
         log("error", str(error))
@@ -66,7 +66,7 @@ def log(level: str, text: str) -> None:
         print(f"nodewise: {visible(text)}", file=sys.stderr, flush=True)  # noqa: T201
 
 
-def _isolate(options: Arguments, runner: CommandRunner) -> int:
+def _isolate(options: IsolateArguments, runner: CommandRunner) -> int:
     request = AllocateRequest(options.pool, _count(options.pool), options.socket, options.affinity)
     deadline = time.monotonic() + options.wait_s
     pause_s = 0.05
@@ -89,7 +89,7 @@ def _isolate(options: Arguments, runner: CommandRunner) -> int:
 
 
 def _run(
-    options: Arguments, runner: CommandRunner, cpu_allocator: CpuAllocator, response: AllocateResponse
+    options: IsolateArguments, runner: CommandRunner, cpu_allocator: CpuAllocator, response: AllocateResponse
 ) -> int:
     has_ended = True
     try:
@@ -126,7 +126,7 @@ def _count(pool: str) -> int:
     return allocator.parse_count(os.environ.get(allocator.COUNT_VARIABLE, "1"))
 
 
-def _open_allocator(options: Arguments, runner: CommandRunner) -> CpuAllocator:
+def _open_allocator(options: IsolateArguments, runner: CommandRunner) -> CpuAllocator:
     """The node agent if there is one, so that a node never has two states; else the directory or the ConfigMap."""
     socket = Path(options.agent_socket or cmk_names.DEFAULT_SOCKET)
     has_agent = socket.exists() or (not options.conf_dir and socket.parent.is_dir())

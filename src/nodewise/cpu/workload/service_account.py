@@ -16,7 +16,7 @@ from nodewise.cpu import cmk_names
 from nodewise.cpu.allocation_store import AllocationStore
 from nodewise.cpu.api_client import NO_PARAMS, ApiClient, Object
 from nodewise.cpu.store.configmap import ConfigMapStore
-from nodewise.cpu.workload.arguments import Arguments
+from nodewise.cpu.workload.arguments import IsolateArguments
 from nodewise.errors import BadSettings, Conflict, NodewiseError, Problem, Refused, Unavailable, shown
 from nodewise.kube.api import DEADLINE_S, NotFound, Patch
 from nodewise.kube.resources import PODS
@@ -132,7 +132,7 @@ def _error(what: str, status: int, value: Any, data: bytes) -> NodewiseError:
     return kind(what, [problem])
 
 
-def open_store(options: Arguments) -> AllocationStore:
+def open_store(options: IsolateArguments) -> AllocationStore:
     """The ConfigMap of this node."""
     api: ApiClient
     if options.kubeconfig:

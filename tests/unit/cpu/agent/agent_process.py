@@ -40,7 +40,7 @@ assert json.loads(f.readline()) == {"released": True}
 ONLINE = "sys/devices/system/cpu/online"
 
 
-class Running:
+class RunningNodeAgent:
     """An agent that runs, and its node's allocations."""
 
     def __init__(self, process: Process, store: AllocationStore, path: Path) -> None:
@@ -77,8 +77,8 @@ class Running:
     def expect_held(self, text: str) -> tuple[Task, ...]:
         return wait(f"list {text} is held", lambda: self.holders().get(text), PATIENCE_S, lambda: self.log)
 
-    def client(self) -> "Client":
-        return Client(self.path)
+    def client(self) -> "AgentConnection":
+        return AgentConnection(self.path)
 
     def isolate(
         self, *command: str, pool: str = "exclusive", options: Sequence[str] = ()
@@ -118,7 +118,7 @@ class Running:
         subprocess.run(command, check=True, timeout=PATIENCE_S)
 
 
-class Client:
+class AgentConnection:
     """A connection to the agent by which anything can be sent."""
 
     def __init__(self, path: Path) -> None:
@@ -159,7 +159,7 @@ def running(
     *options: str,
     pools: dict[str, dict[int, tuple[str, ...]]],
     start: Callable[[list[str | Path], Path], Process] = ForkedProcess,
-) -> Iterator[Running]:
+) -> Iterator[RunningNodeAgent]:
     """An agent whose node has these pools, until the end of the context. `start` gets the command and the log."""
     store = DirectoryStore(folder / "state")
     if not (folder / "state").exists():
@@ -171,7 +171,7 @@ def running(
 @contextlib.contextmanager
 def started(
     folder: Path, *options: str, start: Callable[[list[str | Path], Path], Process] = ForkedProcess
-) -> Iterator[Running]:
+) -> Iterator[RunningNodeAgent]:
     """An agent for the state that is there, ready."""
     with starting(folder, *options, start=start) as agent:
         agent.process.wait_ready(agent.is_ready)
@@ -181,10 +181,10 @@ def started(
 @contextlib.contextmanager
 def starting(
     folder: Path, *options: str, start: Callable[[list[str | Path], Path], Process] = ForkedProcess
-) -> Iterator[Running]:
+) -> Iterator[RunningNodeAgent]:
     """The same, but it may not be ready yet."""
     path = folder / "run/cpu.sock"
     command = [NODEWISE, "cpu", "agent", f"--conf-dir={folder / 'state'}", f"--socket={path}"]
     process = start([*command, "--health-port=0", "--proc-fs=/proc", *options], folder / "agent.log")
     with process:
-        yield Running(process, DirectoryStore(folder / "state"), path)
+        yield RunningNodeAgent(process, DirectoryStore(folder / "state"), path)

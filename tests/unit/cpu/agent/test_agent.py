@@ -17,7 +17,7 @@ from nodewise.cpu.node import thread_affinity
 from tests.cluster.processes import Process
 from tests.cluster.test_namespaces import wait
 from tests.unit.cpu.agent import agent_process
-from tests.unit.cpu.agent.agent_process import PATIENCE_S, Running
+from tests.unit.cpu.agent.agent_process import PATIENCE_S, RunningNodeAgent
 
 PROC = Path("/proc")
 POOLS = {"exclusive": {0: ("0",)}, "shared": {0: ()}, "infra": {0: ("1",)}}
@@ -25,14 +25,14 @@ CLAIM = {"do": "claim", "pool": "exclusive"}
 
 
 @pytest.fixture
-def agent(tmp_path: Path) -> Iterator[Running]:
+def agent(tmp_path: Path) -> Iterator[RunningNodeAgent]:
     with agent_process.running(tmp_path, "--interval=200ms", pools=POOLS) as running:
         yield running
         # At SIGTERM it would wait until this process, whose connection has just ended, ends as well.
         running.process.kill()
 
 
-def test_a_command_runs_on_the_cpus_that_its_wrapper_was_given(agent: Running) -> None:
+def test_a_command_runs_on_the_cpus_that_its_wrapper_was_given(agent: RunningNodeAgent) -> None:
     with agent.isolate("sh", "-c", "echo $CMK_CPUS_ASSIGNED $CMK_CPUS_INFRA; read end; exit 7") as wrapper:
         assert wrapper.stdout
         assert wrapper.stdout.readline() == "0 1\n"
@@ -53,7 +53,7 @@ def test_a_command_runs_on_the_cpus_that_its_wrapper_was_given(agent: Running) -
     assert agent.holders() == {}
 
 
-def test_a_second_one_fails_with_the_reason_and_runs_after_the_first(agent: Running) -> None:
+def test_a_second_one_fails_with_the_reason_and_runs_after_the_first(agent: RunningNodeAgent) -> None:
     with agent.holder() as first:
         agent.expect_held("0")
         second = agent.isolate("true")
@@ -67,7 +67,7 @@ def test_a_second_one_fails_with_the_reason_and_runs_after_the_first(agent: Runn
     assert agent.holders() == {}
 
 
-def test_a_killed_wrapper_holds_until_its_descendants_are_over(agent: Running) -> None:
+def test_a_killed_wrapper_holds_until_its_descendants_are_over(agent: RunningNodeAgent) -> None:
     with agent.isolate("sh", "-c", "sleep 600 & echo $!; wait") as wrapper:
         assert wrapper.stdout
         sleeper = int(wrapper.stdout.readline())
@@ -106,7 +106,7 @@ def test_what_a_command_leaves_without_an_environment_holds_its_cores(tmp_path: 
         agent.expect_free()
 
 
-def test_a_release_is_refused_while_descendants_live(agent: Running) -> None:
+def test_a_release_is_refused_while_descendants_live(agent: RunningNodeAgent) -> None:
     program = (
         "import socket, sys, os, json, subprocess\n"
         "s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); f = s.makefile('rwb')\n"
@@ -127,7 +127,7 @@ def test_a_release_is_refused_while_descendants_live(agent: Running) -> None:
     assert agent.holders() == {}
 
 
-def test_who_asks_again_is_told_the_same(agent: Running) -> None:
+def test_who_asks_again_is_told_the_same(agent: RunningNodeAgent) -> None:
     with agent.client() as client:
         first = client.ask(CLAIM)
         assert first["cpus"] == [0]
@@ -138,7 +138,7 @@ def test_who_asks_again_is_told_the_same(agent: Running) -> None:
         assert (error["kind"], error["problems"][0][1]) == ("Conflict", "holds exclusive 0 already")
 
 
-def test_the_task_of_another_is_not_given_back(agent: Running) -> None:
+def test_the_task_of_another_is_not_given_back(agent: RunningNodeAgent) -> None:
     with agent.holder() as wrapper, agent.client() as client:
         (task,) = agent.expect_held("0")
         error = client.ask({"do": "release", "task": task._asdict()})["error"]
@@ -194,7 +194,7 @@ def test_who_ends_without_a_word_is_swept_at_once(tmp_path: Path) -> None:
             agent.expect_free()
 
 
-def test_a_reconfiguration_that_nobody_carries_out_is_taken_back(agent: Running) -> None:
+def test_a_reconfiguration_that_nobody_carries_out_is_taken_back(agent: RunningNodeAgent) -> None:
     stored = agent.store.read()
     over = procfs.read_self(PROC)
     by = pool_allocations.Task(over.pid, over.start - 1, procfs.read_boot(PROC))
@@ -207,7 +207,7 @@ def test_a_reconfiguration_that_nobody_carries_out_is_taken_back(agent: Running)
         assert client.ask(CLAIM)["cpus"] == [0]
 
 
-def test_it_counts_what_it_does(agent: Running) -> None:
+def test_it_counts_what_it_does(agent: RunningNodeAgent) -> None:
     with agent.client() as client:
         client.ask(CLAIM)
         client.ask({"do": "claim", "pool": "infra"})
@@ -218,7 +218,7 @@ def test_it_counts_what_it_does(agent: Running) -> None:
     assert 'nodewise_cpu_lists{pool="exclusive",state="held"} 1.0' in page
 
 
-def test_root_on_the_host_may_ask_for_other_pools(agent: Running) -> None:
+def test_root_on_the_host_may_ask_for_other_pools(agent: RunningNodeAgent) -> None:
     request = {"do": "reconfigure", "exclusive": 0, "shared": 1, "only_check": True}
     with agent.client() as client:
         assert client.ask(request) == {"moves": []}
@@ -267,7 +267,7 @@ def test_a_tenant_has_no_more_tasks_than_its_share(tmp_path: Path) -> None:
         assert problem == ["processes outside of pods", "3 tasks", "at most 3 at a time"]
 
 
-def _wait_for_sweeps(agent: Running, count: int) -> None:
+def _wait_for_sweeps(agent: RunningNodeAgent, count: int) -> None:
     name = "nodewise_cpu_sweep_seconds_count "
 
     def sweeps() -> float:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nodewise.cpu import pool_allocations, procfs
-from nodewise.cpu.agent.garbage_collector import GarbageCollector
+from nodewise.cpu.agent.garbage_collector import TaskGarbageCollector
 from nodewise.cpu.allocation_store import Intent
 from nodewise.cpu.node import thread_affinity
 from nodewise.cpu.pool_allocations import Allocations, Task
@@ -25,7 +25,7 @@ from tests.conformance.cmk import machines
 from tests.conformance.cmk.test_node_commands import write
 from tests.forks import NODEWISE
 from tests.unit.cpu.agent import agent_process
-from tests.unit.cpu.agent.agent_process import PATIENCE_S, Running
+from tests.unit.cpu.agent.agent_process import PATIENCE_S, RunningNodeAgent
 from tests.unit.cpu.reconfiguration import process_trees
 
 PROC = Path("/proc")
@@ -65,7 +65,7 @@ def everywhere(task: Task) -> set[frozenset[int]]:
     return {thread.cpus for thread in family(task)}
 
 
-def reconfigure(agent: Running, *options: str) -> Any:
+def reconfigure(agent: RunningNodeAgent, *options: str) -> Any:
     """What the command prints, which asks the agent."""
     words = [
         "reconfigure",
@@ -146,7 +146,9 @@ def test_it_takes_back_who_is_known_by_its_sweeps_alone(tmp_path: Path) -> None:
             pool_allocations.parse_cpu_list("1"),
         ]
         store.create(Allocations({"exclusive": pool_allocations.pool("exclusive", {0: cpu_lists})}))
-        collector = GarbageCollector(store, PROC, MetricsRegistry(), partial(execution.recover, store, PROC))
+        collector = TaskGarbageCollector(
+            store, PROC, MetricsRegistry(), partial(execution.recover, store, PROC)
+        )
         collector.collect()
         family.process.kill()
         family.process.wait()

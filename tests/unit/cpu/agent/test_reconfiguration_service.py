@@ -4,14 +4,14 @@ import pytest
 
 from nodewise.cpu.agent.reconfiguration_service import ReconfigurationAuthorizer
 from nodewise.cpu.api_client import Object
-from nodewise.cpu.node.peer_credentials import Peer
+from nodewise.cpu.node.peer_credentials import PeerProcess
 from nodewise.cpu.pool_allocations import Task
 from nodewise.errors import Refused
 
 HOST, POD = Task(17, 5, "boot"), Task(17, 5, "boot", "uid-1", "container")
 
 
-class Pods:
+class FakePodLookup:
     """Of a node with one pod, in this namespace."""
 
     def __init__(self, namespace: str) -> None:
@@ -22,25 +22,28 @@ class Pods:
 
 
 def test_root_on_the_host_may() -> None:
-    ReconfigurationAuthorizer(None, "").check(Peer(HOST, 0))
+    ReconfigurationAuthorizer(None, "").check(PeerProcess(HOST, 0))
 
 
 def test_root_in_a_pod_of_the_agents_own_namespace_may() -> None:
-    ReconfigurationAuthorizer(Pods("ours"), "ours").check(Peer(POD, 0))
+    ReconfigurationAuthorizer(FakePodLookup("ours"), "ours").check(PeerProcess(POD, 0))
 
 
 @pytest.mark.parametrize(
     ("guard", "peer"),
     [
-        (ReconfigurationAuthorizer(Pods("ours"), "ours"), Peer(HOST, 1000)),
-        (ReconfigurationAuthorizer(Pods("ours"), "ours"), Peer(POD, 1000)),
-        (ReconfigurationAuthorizer(Pods("theirs"), "ours"), Peer(POD, 0)),
-        (ReconfigurationAuthorizer(Pods("ours"), "ours"), Peer(POD._replace(pod="another"), 0)),
-        (ReconfigurationAuthorizer(Pods(""), ""), Peer(POD, 0)),
-        (ReconfigurationAuthorizer(None, "ours"), Peer(POD, 0)),
+        (ReconfigurationAuthorizer(FakePodLookup("ours"), "ours"), PeerProcess(HOST, 1000)),
+        (ReconfigurationAuthorizer(FakePodLookup("ours"), "ours"), PeerProcess(POD, 1000)),
+        (ReconfigurationAuthorizer(FakePodLookup("theirs"), "ours"), PeerProcess(POD, 0)),
+        (
+            ReconfigurationAuthorizer(FakePodLookup("ours"), "ours"),
+            PeerProcess(POD._replace(pod="another"), 0),
+        ),
+        (ReconfigurationAuthorizer(FakePodLookup(""), ""), PeerProcess(POD, 0)),
+        (ReconfigurationAuthorizer(None, "ours"), PeerProcess(POD, 0)),
     ],
     ids=["a user", "a user in our pod", "a tenant's root", "nobody's pod", "no namespace", "no API server"],
 )
-def test_nobody_else_may(guard: ReconfigurationAuthorizer, peer: Peer) -> None:
+def test_nobody_else_may(guard: ReconfigurationAuthorizer, peer: PeerProcess) -> None:
     with pytest.raises(Refused, match="cannot reconfigure the node"):
         guard.check(peer)

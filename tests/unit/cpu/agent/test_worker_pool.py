@@ -8,7 +8,7 @@ from nodewise.cpu.agent.worker_pool import FairWorkerPool
 PATIENCE_S = 30.0
 
 
-class Gates:
+class GatedJobs:
     """Jobs that begin and end when they are told."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Gates:
 
 
 def test_owners_take_turns() -> None:
-    gates, turns = Gates(), FairWorkerPool(1)
+    gates, turns = GatedJobs(), FairWorkerPool(1)
     for name in ("a1", "a2", "a3", "b1", "b2"):
         turns.add(name[0], gates.job(name))
     for done, then in enumerate(["a1", "b1", "a2", "b2", "a3"]):
@@ -46,7 +46,7 @@ def test_owners_take_turns() -> None:
 
 
 def test_an_owner_has_one_job_under_way_at_a_time() -> None:
-    gates, turns = Gates(), FairWorkerPool(2)
+    gates, turns = GatedJobs(), FairWorkerPool(2)
     turns.add("a", gates.job("a1"))
     gates.expect("a1")
     turns.add("a", gates.job("a2"))
@@ -59,7 +59,7 @@ def test_an_owner_has_one_job_under_way_at_a_time() -> None:
 
 
 def test_what_is_under_way_is_finished_and_the_rest_dropped() -> None:
-    gates, turns = Gates(), FairWorkerPool(1)
+    gates, turns = GatedJobs(), FairWorkerPool(1)
     turns.add("a", gates.job("a1"))
     turns.add("a", gates.job("a2"))
     gates.expect("a1")

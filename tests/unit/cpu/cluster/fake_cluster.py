@@ -10,10 +10,10 @@ from nodewise.errors import Unavailable
 from nodewise.kube import error_responses
 from nodewise.kube.api import Patch
 from nodewise.kube.error_responses import Call
-from tests.conformance.cmk.minimal_api_server import Server
+from tests.conformance.cmk.minimal_api_server import MinimalApiServer
 
 
-class Clock:
+class FakeSleepingClock:
     """Goes on when somebody sleeps."""
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Clock:
 class FailingApiClient:
     """Every call is counted; from number `fails` on none is answered, until `fails` is None again."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: MinimalApiServer) -> None:
         self.server = server
         self.calls = 0
         self.fails: int | None = None

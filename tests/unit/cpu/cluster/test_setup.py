@@ -21,8 +21,8 @@ from nodewise.cpu.cluster.setup_objects import SetupOptions
 from nodewise.cpu.pool_allocations import Allocations, Task
 from nodewise.cpu.store.configmap import ConfigMapStore
 from nodewise.errors import NodewiseError, Refused
-from tests.conformance.cmk.minimal_api_server import Refusal, Server
-from tests.unit.cpu.cluster.fake_cluster import Clock, FailingApiClient
+from tests.conformance.cmk.minimal_api_server import MinimalApiServer, RequestRefusal
+from tests.unit.cpu.cluster.fake_cluster import FailingApiClient, FakeSleepingClock
 
 DIALECT = api_versions.features_of((1, 36))
 WISH = SetupOptions(namespace="cmk")
@@ -34,7 +34,7 @@ AGENT = "/apis/apps/v1/namespaces/cmk/daemonsets/cmk-agent"
 
 @pytest.fixture
 def api_client() -> FailingApiClient:
-    server = Server("v1.36.3")
+    server = MinimalApiServer("v1.36.3")
     for name in NODES:
         server.node(name)
     server.put(ACCOUNT, {"kind": "ServiceAccount", "metadata": {"name": "cmk-agent"}})
@@ -43,7 +43,7 @@ def api_client() -> FailingApiClient:
 
 def prepare(api_client: FailingApiClient, wish: SetupOptions = WISH) -> SetupReport:
     plan = SetupPlan(NODES, COMMANDS, wish, agent_daemonset.daemon_set(wish, DIALECT), [webhook_part()])
-    return setup.prepare(api_client, plan, DIALECT, Deadline(20, Clock()), lambda _: None)
+    return setup.prepare(api_client, plan, DIALECT, Deadline(20, FakeSleepingClock()), lambda _: None)
 
 
 def webhook_part() -> dict[str, Any]:
@@ -51,7 +51,7 @@ def webhook_part() -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"server.yaml": "port: 1"}}
 
 
-def kept(server: Server) -> Mapping[str, Any]:
+def kept(server: MinimalApiServer) -> Mapping[str, Any]:
     """What there is, without what is the server's own."""
     return {
         path: (obj.get("spec"), obj.get("data"), obj["metadata"].get("labels"))
@@ -109,10 +109,12 @@ def test_whatever_fails_leaving_once_more_ends_it(api_client: FailingApiClient) 
     def run() -> None:
         for node in NODES:
             leaving = removal.RemovedNode(node, "cmk", ConfigMapStore(api_client, "cmk", node), None)
-            removal.leave(api_client, leaving, DIALECT, Deadline(20, Clock()), lambda _: None)
+            removal.leave(api_client, leaving, DIALECT, Deadline(20, FakeSleepingClock()), lambda _: None)
         agent = removal.agent(api_client, "cmk", DIALECT, lambda _: None)
         shared = [*removal.webhook("cmk", DIALECT), *agent]
-        removal.leave_cluster(api_client, "cmk", shared, DIALECT, Deadline(20, Clock()), lambda _: None)
+        removal.leave_cluster(
+            api_client, "cmk", shared, DIALECT, Deadline(20, FakeSleepingClock()), lambda _: None
+        )
 
     def check() -> None:
         left = {
@@ -148,13 +150,13 @@ def test_its_own_pods_hold_places_until_they_are_gone(api_client: FailingApiClie
 
     leaving = removal.RemovedNode("node1", "cmk", store, sweep)
     assert own
-    removal.leave(api_client, leaving, DIALECT, Deadline(20, Clock()), lambda _: None)
+    removal.leave(api_client, leaving, DIALECT, Deadline(20, FakeSleepingClock()), lambda _: None)
     api_client.server.behave(api_client.server)
     assert not [at for at in api_client.server.objects if at.endswith("node1") and "/nodes/" not in at]
 
 
 def test_rights_that_are_missing_are_told_of_each_node(api_client: FailingApiClient) -> None:
-    refused = Refusal("GET", "/namespaces/cmk/pods", 403, "cannot list pods")
+    refused = RequestRefusal("GET", "/namespaces/cmk/pods", 403, "cannot list pods")
     prepare(api_client)
     api_client.server.refusals.append(refused)
     report = prepare(api_client)
@@ -180,7 +182,7 @@ def test_two_at_once_make_the_same(api_client: FailingApiClient) -> None:
 def test_a_pod_that_somebody_deletes_is_no_success(api_client: FailingApiClient) -> None:
     work = api_client.server.behave
 
-    def behave(server: Server) -> None:
+    def behave(server: MinimalApiServer) -> None:
         work(server)
         name = setup_objects.pod_name(("init", "install", "discover"), "node1")
         server.objects.pop(f"/api/v1/namespaces/cmk/pods/{name}", None)
@@ -207,7 +209,7 @@ def test_what_somebody_changed_by_hand_is_put_right(api_client: FailingApiClient
 
 def test_a_name_space_that_is_not_there_is_told(api_client: FailingApiClient) -> None:
     api_client.server.refusals.append(
-        Refusal("POST", "/namespaces/cmk/", 404, 'namespaces "cmk" not found', "NotFound")
+        RequestRefusal("POST", "/namespaces/cmk/", 404, 'namespaces "cmk" not found', "NotFound")
     )
     report = prepare(api_client)
     assert 'namespaces "cmk" not found' in report.nodes[0].error
@@ -224,7 +226,7 @@ def test_without_the_agents_account_nothing_is_made(api_client: FailingApiClient
 def test_an_agent_that_is_not_ready_is_told_of_its_node(api_client: FailingApiClient) -> None:
     work = api_client.server.behave
 
-    def behave(server: Server) -> None:
+    def behave(server: MinimalApiServer) -> None:
         work(server)
         server.objects["/api/v1/namespaces/cmk/pods/cmk-agent-node1"]["status"] = {"phase": "Pending"}
 
@@ -245,11 +247,11 @@ def test_a_node_without_the_label_gets_no_agent_and_is_told(api_client: FailingA
 
 
 def test_pods_are_made_ready_only_for_an_agent_that_is_there(api_client: FailingApiClient) -> None:
-    api_client.server.refusals.append(Refusal("POST", "/daemonsets", 403, "cannot create daemonsets"))
+    api_client.server.refusals.append(RequestRefusal("POST", "/daemonsets", 403, "cannot create daemonsets"))
     plan = SetupPlan(
         NODES, ("init", "discover"), WISH, agent_daemonset.daemon_set(WISH, DIALECT), [webhook_part()]
     )
-    report = setup.prepare(api_client, plan, DIALECT, Deadline(20, Clock()), lambda _: None)
+    report = setup.prepare(api_client, plan, DIALECT, Deadline(20, FakeSleepingClock()), lambda _: None)
     assert "cannot create daemonsets" in report.agent.error
     assert report.shared.steps == ()
 

@@ -21,7 +21,7 @@ TYPES = container_runtime._messages()
 Answer = Callable[[Any, grpc.ServicerContext], Mapping[str, Any]]
 
 
-class Runtime:
+class FakeContainerRuntime:
     """A server of CRI that answers as a test says."""
 
     def __init__(self, folder: Path) -> None:
@@ -59,8 +59,8 @@ class Runtime:
 
 
 @pytest.fixture
-def runtime(tmp_path: Path) -> Iterator[Runtime]:
-    served = Runtime(tmp_path)
+def runtime(tmp_path: Path) -> Iterator[FakeContainerRuntime]:
+    served = FakeContainerRuntime(tmp_path)
     yield served
     served.stop()
 
@@ -75,7 +75,7 @@ def proc(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def asking(runtime: Runtime, proc: Path) -> Iterator[ContainerRuntime]:
+def asking(runtime: FakeContainerRuntime, proc: Path) -> Iterator[ContainerRuntime]:
     made = ContainerRuntime(runtime.socket, proc, timeout_s=5)
     yield made
     made.close()
@@ -89,13 +89,13 @@ def fails(code: grpc.StatusCode, why: str = "because") -> Answer:
     return answer
 
 
-def test_it_says_what_it_is(runtime: Runtime, asking: ContainerRuntime) -> None:
+def test_it_says_what_it_is(runtime: FakeContainerRuntime, asking: ContainerRuntime) -> None:
     runtime.answers["Version"] = lambda *_: {"runtime_name": "containerd", "runtime_version": "1.7.24"}
     assert asking.version() == "containerd 1.7.24"
 
 
 def test_what_it_was_told_is_in_the_status_where_it_has_it(
-    runtime: Runtime, asking: ContainerRuntime
+    runtime: FakeContainerRuntime, asking: ContainerRuntime
 ) -> None:
     runtime.runs("{}", resources={"linux": {"cpuset_cpus": "1,3", "cpuset_mems": "0"}})
     container = asking.find(ID)
@@ -103,7 +103,9 @@ def test_what_it_was_told_is_in_the_status_where_it_has_it(
     assert container.effective == Cpuset(frozenset({1, 3}), frozenset({0}))
 
 
-def test_else_it_is_in_the_container_s_specification(runtime: Runtime, asking: ContainerRuntime) -> None:
+def test_else_it_is_in_the_container_s_specification(
+    runtime: FakeContainerRuntime, asking: ContainerRuntime
+) -> None:
     spec = {"linux": {"resources": {"cpu": {"cpus": "2", "shares": 2}}}}
     runtime.runs(json.dumps({"sandboxID": "s", "runtimeSpec": spec}))
     runtime.answers["PodSandboxStatus"] = lambda *_: {"info": {"info": json.dumps({"pid": 42})}}
@@ -117,7 +119,7 @@ def test_else_it_is_in_the_container_s_specification(runtime: Runtime, asking: C
     "sandbox", [lambda *_: {"info": {"info": '{"pid": 0}'}}, fails(grpc.StatusCode.NOT_FOUND)]
 )
 def test_a_pod_without_a_process_of_its_own_leaves_what_the_machine_has(
-    runtime: Runtime, asking: ContainerRuntime, sandbox: Answer
+    runtime: FakeContainerRuntime, asking: ContainerRuntime, sandbox: Answer
 ) -> None:
     runtime.runs(json.dumps({"sandboxID": "s"}))
     runtime.answers["PodSandboxStatus"] = sandbox
@@ -126,14 +128,14 @@ def test_a_pod_without_a_process_of_its_own_leaves_what_the_machine_has(
     assert container.effective == Cpuset(frozenset(range(8)), frozenset({0, 1}))
 
 
-def test_one_that_does_not_run_is_none(runtime: Runtime, asking: ContainerRuntime) -> None:
+def test_one_that_does_not_run_is_none(runtime: FakeContainerRuntime, asking: ContainerRuntime) -> None:
     runtime.answers["ContainerStatus"] = fails(grpc.StatusCode.NOT_FOUND)
     assert asking.find(ID) is None
     runtime.runs("{}", state=2)
     assert asking.find(ID) is None
 
 
-def test_what_is_empty_is_not_set(runtime: Runtime, asking: ContainerRuntime) -> None:
+def test_what_is_empty_is_not_set(runtime: FakeContainerRuntime, asking: ContainerRuntime) -> None:
     requests: list[Any] = []
     runtime.answers["UpdateContainerResources"] = lambda request, _: requests.append(request) or {}
     asking.confine(ID, Cpuset(frozenset({4, 5, 6, 9})))
@@ -141,7 +143,9 @@ def test_what_is_empty_is_not_set(runtime: Runtime, asking: ContainerRuntime) ->
     assert (request.container_id, request.linux.cpuset_cpus, request.linux.cpuset_mems) == (ID, "4-6,9", "")
 
 
-def test_a_container_that_ended_meanwhile_is_no_error(runtime: Runtime, asking: ContainerRuntime) -> None:
+def test_a_container_that_ended_meanwhile_is_no_error(
+    runtime: FakeContainerRuntime, asking: ContainerRuntime
+) -> None:
     runtime.answers["UpdateContainerResources"] = fails(grpc.StatusCode.UNKNOWN, "not running")
     runtime.answers["ContainerStatus"] = fails(grpc.StatusCode.NOT_FOUND)
     asking.confine(ID, Cpuset(frozenset({1})))
@@ -149,7 +153,9 @@ def test_a_container_that_ended_meanwhile_is_no_error(runtime: Runtime, asking: 
     asking.confine(ID, Cpuset(frozenset({1})))
 
 
-def test_a_runtime_that_says_no_is_refusal_with_its_words(runtime: Runtime, asking: ContainerRuntime) -> None:
+def test_a_runtime_that_says_no_is_refusal_with_its_words(
+    runtime: FakeContainerRuntime, asking: ContainerRuntime
+) -> None:
     runtime.runs("{}")
     runtime.answers["UpdateContainerResources"] = fails(
         grpc.StatusCode.UNKNOWN, "write cpuset.cpus: permission denied"
@@ -160,7 +166,7 @@ def test_a_runtime_that_says_no_is_refusal_with_its_words(runtime: Runtime, aski
 
 @pytest.mark.parametrize("info", ["no json", "[]", ""])
 def test_an_answer_that_cannot_be_read_is_named(
-    runtime: Runtime, asking: ContainerRuntime, info: str
+    runtime: FakeContainerRuntime, asking: ContainerRuntime, info: str
 ) -> None:
     runtime.runs(info)
     with pytest.raises(Refused, match=f"info of {ID}"):
@@ -170,7 +176,7 @@ def test_an_answer_that_cannot_be_read_is_named(
         asking.find(ID)
 
 
-def test_a_runtime_that_does_not_answer_is_unavailable(runtime: Runtime, proc: Path) -> None:
+def test_a_runtime_that_does_not_answer_is_unavailable(runtime: FakeContainerRuntime, proc: Path) -> None:
     runtime.answers["Version"] = lambda *_: time.sleep(1) or {}
     slow = ContainerRuntime(runtime.socket, proc, timeout_s=0.2)
     with pytest.raises(Unavailable, match="DEADLINE_EXCEEDED"):

@@ -89,7 +89,7 @@ def test_what_a_thread_may_use_after_a_change(
     assert mask_after(*masks, None if own is None else frozenset(own)) == frozenset(after)
 
 
-class Runtime:
+class FakeCpusetRuntime:
     """Containers that are nothing but their records."""
 
     def __init__(self, **cpusets: Cpuset) -> None:
@@ -113,12 +113,12 @@ def memory(tmp_path: Path) -> Path:
     return tmp_path / "run/cpusets.json"
 
 
-def enforcer(runtime: Runtime, memory: Path) -> CpusetEnforcer:
+def enforcer(runtime: FakeCpusetRuntime, memory: Path) -> CpusetEnforcer:
     return CpusetEnforcer(runtime, MACHINE, Path("/proc"), memory)
 
 
 def test_what_a_container_had_outlives_the_agent(memory: Path) -> None:
-    runtime = Runtime(a=Cpuset(), b=Cpuset(cpus(2, 3), cpus(0)))
+    runtime = FakeCpusetRuntime(a=Cpuset(), b=Cpuset(cpus(2, 3), cpus(0)))
     both = stored(("exclusive", "5", [ONE]), ("exclusive", "2", [OTHER]))
     changed, problems = enforcer(runtime, memory).check(lambda: both, {})
     assert (changed, problems) == (
@@ -136,7 +136,7 @@ def test_what_a_container_had_outlives_the_agent(memory: Path) -> None:
 
 
 def test_what_somebody_else_set_is_set_again(memory: Path) -> None:
-    runtime = Runtime(a=Cpuset())
+    runtime = FakeCpusetRuntime(a=Cpuset())
     state = stored(("exclusive", "5", [ONE]))
     assert enforcer(runtime, memory).admit(lambda: state, A, {})
     assert not enforcer(runtime, memory).admit(lambda: state, A, {})
@@ -145,7 +145,7 @@ def test_what_somebody_else_set_is_set_again(memory: Path) -> None:
 
 
 def test_a_container_that_is_gone_is_forgotten(memory: Path) -> None:
-    runtime = Runtime(a=Cpuset())
+    runtime = FakeCpusetRuntime(a=Cpuset())
     enforcer(runtime, memory).admit(lambda: stored(("exclusive", "5", [ONE])), A, {})
     del runtime.told[A]
     assert enforcer(runtime, memory).check(lambda: stored(("exclusive", "5", [ONE])), {}) == ({}, [])
@@ -153,7 +153,7 @@ def test_a_container_that_is_gone_is_forgotten(memory: Path) -> None:
 
 
 def test_a_check_goes_on_after_one_that_cannot_be_confined_and_says_so(memory: Path) -> None:
-    runtime = Runtime(a=Cpuset(), b=Cpuset())
+    runtime = FakeCpusetRuntime(a=Cpuset(), b=Cpuset())
     runtime.refuses = A
     both = stored(("exclusive", "5", [ONE]), ("exclusive", "2", [OTHER]))
     changed, (problem,) = enforcer(runtime, memory).check(lambda: both, {})
@@ -164,7 +164,7 @@ def test_a_check_goes_on_after_one_that_cannot_be_confined_and_says_so(memory: P
 
 
 def test_a_container_that_holds_nothing_and_never_did_is_left_alone(memory: Path) -> None:
-    runtime = Runtime(a=Cpuset())
+    runtime = FakeCpusetRuntime(a=Cpuset())
     assert not enforcer(runtime, memory).admit(lambda: stored(("exclusive", "5", [])), A, {})
     assert runtime.sets == []
 
@@ -173,11 +173,11 @@ def test_a_memory_that_cannot_be_read_is_named(memory: Path) -> None:
     memory.parent.mkdir()
     memory.write_text('{"x": {"cpus": "one"}}')
     with pytest.raises(BadInput, match="cannot tell what containers had"):
-        enforcer(Runtime(), memory).check(stored, {})
+        enforcer(FakeCpusetRuntime(), memory).check(stored, {})
 
 
 def test_a_task_may_pass_cpus_while_the_node_is_being_reconfigured_and_no_longer(memory: Path) -> None:
-    runtime = Runtime(a=Cpuset(cpus(1)), b=Cpuset())
+    runtime = FakeCpusetRuntime(a=Cpuset(cpus(1)), b=Cpuset())
     target = stored(("exclusive", "3", [ONE])).allocations
     moves = (Move(ONE, cpus(1), cpus(2)), Move(ONE, cpus(2), cpus(3)))
     first = stored(("exclusive", "1", [ONE]), ("exclusive", "5", [OTHER]), target=target)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nodewise.cpu import procfs
-from nodewise.cpu.ended_tasks import Process
+from nodewise.cpu.ended_tasks import NodeProcess
 from nodewise.cpu.pool_allocations import Task
 from nodewise.cpu.procfs import ProcessTable
 
@@ -33,5 +33,5 @@ def test_whose_it_may_be(tmp_path: Path, case: str) -> None:
     task, start, path, may = CASES[case]
     (tmp_path / "7").mkdir()
     (tmp_path / "7/cgroup").write_text(f"0::{path}\n")
-    census = ProcessTable({7: Process(start, 1), 8: Process(9, 1)}, frozenset({7, 8}))
+    census = ProcessTable({7: NodeProcess(start, 1), 8: NodeProcess(9, 1)}, frozenset({7, 8}))
     assert procfs.unreadable_processes_of(task, census, tmp_path) == ((7,) if may else ())

@@ -45,7 +45,7 @@ time.sleep(1000)
 where that is wanted. The last process forks all the time if it is to."""
 
 
-class Family:
+class RunningProcessTree:
     """A wrapper and its descendants."""
 
     def __init__(self, process: subprocess.Popen[bytes], pids: tuple[int, ...]) -> None:
@@ -82,7 +82,7 @@ def running(
     threads: int = 2,
     pinned: frozenset[int] = frozenset(),
     forks: bool = False,
-) -> Iterator[Family]:
+) -> Iterator[RunningProcessTree]:
     """A family on these CPUs, until the block is left."""
     arguments = [str(below), str(threads), mask(cpus), mask(set(pinned)), str(int(forks))]
     process = subprocess.Popen(
@@ -93,7 +93,7 @@ def running(
     assert process.stdout
     try:
         pids = {int(process.stdout.readline()) for _ in range(below + 1)}
-        yield Family(process, (process.pid, *sorted(pids - {process.pid})))
+        yield RunningProcessTree(process, (process.pid, *sorted(pids - {process.pid})))
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, 9)

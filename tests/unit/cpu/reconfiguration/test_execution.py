@@ -21,7 +21,7 @@ from nodewise.cpu.reconfiguration import execution
 from nodewise.cpu.store.directory import DirectoryStore
 from nodewise.errors import BadInput, Conflict, Refused, Unavailable
 from tests.unit.cpu.reconfiguration import process_trees
-from tests.unit.cpu.reconfiguration.process_trees import PROC, Family
+from tests.unit.cpu.reconfiguration.process_trees import PROC, RunningProcessTree
 
 pytestmark = [
     pytest.mark.root,
@@ -58,7 +58,7 @@ def store(tmp_path: Path) -> DirectoryStore:
 
 
 @contextlib.contextmanager
-def held(store: DirectoryStore, **cpus: str) -> Iterator[dict[str, Family]]:
+def held(store: DirectoryStore, **cpus: str) -> Iterator[dict[str, RunningProcessTree]]:
     """A family in each pool, on that list."""
     with contextlib.ExitStack() as stack:
         families = {
@@ -146,7 +146,7 @@ def test_who_forks_all_the_time_is_moved_whole(store: DirectoryStore) -> None:
             assert seen_below(family) == {ONE}
 
 
-def seen_below(family: Family) -> set[frozenset[int]]:
+def seen_below(family: RunningProcessTree) -> set[frozenset[int]]:
     """Where the processes of the family's session may run."""
     affinities = set()
     for pid, process in procfs.read_processes(PROC).processes.items():
@@ -224,7 +224,7 @@ def test_a_signal_that_ends_it_undoes_it(store: DirectoryStore, monkeypatch: pyt
         assert (store.read()[::2], families["exclusive"].everywhere) == ((before, None), {ZERO})
 
 
-class Meddled:
+class StoreWithConcurrentWrites:
     """A book in which somebody else writes first, at chosen calls of `replace`."""
 
     def __init__(self, store: DirectoryStore, meddle: Mapping[int, Any]) -> None:
@@ -265,7 +265,7 @@ def test_who_writes_first_is_heeded(store: DirectoryStore) -> None:
             )
             store.replace(stored.version, new, stored.intent)
 
-        meddled = Meddled(store, {1: claim, 3: leave})
+        meddled = StoreWithConcurrentWrites(store, {1: claim, 3: leave})
         execution.reconfigure(meddled, only(infra="1", shared="0"), PROC)
         assert store.read()[::2] == (
             node({"infra": {"1": (families["infra"].task,)}, "shared": {"0": ()}}),
@@ -284,20 +284,20 @@ def test_who_gives_cores_away_meanwhile_is_not_overwritten(store: DirectoryStore
             store.replace(stored.version, both, stored.intent)
 
         with pytest.raises(Conflict, match=f"tasks {late.task.pid}"):
-            execution.reconfigure(Meddled(store, {2: claim}), only(exclusive="1"), PROC)
+            execution.reconfigure(StoreWithConcurrentWrites(store, {2: claim}), only(exclusive="1"), PROC)
         assert store.read()[::2] == (both, None)
         assert families["exclusive"].everywhere == {ZERO}
 
 
 def test_an_answer_that_was_lost_is_no_failure(store: DirectoryStore) -> None:
-    class Lossy(Meddled):
+    class StoreWithLostResponse(StoreWithConcurrentWrites):
         def replace(self, version: str, new: Allocations, intent: Intent | None = None) -> None:
             super().replace(version, new, intent)
             if intent is None:
                 raise Unavailable("no answer")
 
     with held(store, exclusive="0") as families:
-        execution.reconfigure(Lossy(store, {}), only(exclusive="1"), PROC)
+        execution.reconfigure(StoreWithLostResponse(store, {}), only(exclusive="1"), PROC)
         assert store.read()[::2] == (node({"exclusive": {"1": (families["exclusive"].task,)}}), None)
         assert families["exclusive"].everywhere == {ONE}
 
@@ -313,7 +313,7 @@ def test_a_book_that_never_answers_again_keeps_its_intent(
         before = store.read().allocations
         with pytest.raises(Unavailable):
             execution.reconfigure(
-                Meddled(store, dict.fromkeys(range(2, 99), gone)), only(exclusive="1"), PROC
+                StoreWithConcurrentWrites(store, dict.fromkeys(range(2, 99), gone)), only(exclusive="1"), PROC
             )
         assert (store.read().intent is None, families["exclusive"].everywhere) == (False, {ONE})
         assert execution.recover(store, PROC)

@@ -9,7 +9,7 @@ import yaml
 
 from nodewise.cpu import cmk_names
 from nodewise.cpu.pool_allocations import IDENTITIES
-from nodewise.cpu.store.configmap import CONFIG_MAPS, LEASE_S, Clock, ConfigMapStore
+from nodewise.cpu.store.configmap import CONFIG_MAPS, LEASE_S, ConfigMapStore, LockClock
 from nodewise.errors import BadInput, Conflict
 from tests.unit.cpu.node.fake_api_server import InMemoryApiClient
 from tests.unit.cpu.store.store_suite import FREE, HELD, StoreSuite
@@ -69,14 +69,18 @@ def test_what_cannot_be_read_is_named(
     assert str(caught.value).startswith("cannot read ConfigMap ns/cmk-config-node1: ")
 
 
-class Waiting:
+class SimulatedWait:
     """Time that passes only while somebody sleeps; at some second something happens."""
 
     def __init__(self, api_client: InMemoryApiClient, events: dict[int, dict[str, Any]]) -> None:
         self.seconds, self._api_client, self._events = 0.0, api_client, events
         self.told: list[str] = []
         self.store = ConfigMapStore(
-            api_client, "ns", "node1", warn=self.told.append, clock=Clock(lambda: self.seconds, self._sleep)
+            api_client,
+            "ns",
+            "node1",
+            warn=self.told.append,
+            clock=LockClock(lambda: self.seconds, self._sleep),
         )
 
     def _sleep(self, seconds: float) -> None:
@@ -94,7 +98,7 @@ def locked(store: ConfigMapStore, api_client: InMemoryApiClient) -> Iterator[InM
 
 def test_who_locked_it_is_waited_for(locked: InMemoryApiClient) -> None:
     release = {"metadata": {"annotations": {cmk_names.OWNER: ""}}}
-    waiting = Waiting(locked, {3: release})
+    waiting = SimulatedWait(locked, {3: release})
     version = waiting.store.read().version
     with pytest.raises(Conflict):
         waiting.store.replace(version, HELD)
@@ -105,7 +109,7 @@ def test_who_locked_it_is_waited_for(locked: InMemoryApiClient) -> None:
 
 def test_a_lock_is_taken_over_when_nothing_has_happened_for_long(locked: InMemoryApiClient) -> None:
     """Case 103."""
-    waiting = Waiting(locked, {})
+    waiting = SimulatedWait(locked, {})
     waiting.store.replace(waiting.store.read().version, HELD)
     assert waiting.seconds == LEASE_S
     assert waiting.store.read().allocations == HELD
@@ -116,7 +120,7 @@ def test_a_lock_is_taken_over_when_nothing_has_happened_for_long(locked: InMemor
 def test_the_holder_that_moves_is_not_overtaken(locked: InMemoryApiClient) -> None:
     """What the older program writes while it holds its lock is never lost."""
     theirs = {"data": {"config": yaml.safe_dump({"exclusive": {0: {"0,4": ["99"], "1,5": []}}})}}
-    waiting = Waiting(locked, {int(LEASE_S) - 1: theirs})
+    waiting = SimulatedWait(locked, {int(LEASE_S) - 1: theirs})
     with pytest.raises(Conflict):
         waiting.store.replace(waiting.store.read().version, HELD)
     assert [

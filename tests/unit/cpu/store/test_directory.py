@@ -121,7 +121,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         DirectoryStore(tmp_path / "file", 1).create(FREE)
 
 
-class Ending:
+class CrashAtStep:
     """Ends the process, or fails every step, from a step on; one step is one call or some bytes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, last: int, failure: int = 0) -> None:
@@ -160,7 +160,7 @@ def test_ending_anywhere_leaves_the_old_or_the_new(tmp_path: Path, monkeypatch: 
         store.create(FREE)
         version = store.read().version
         if not (child := os.fork()):
-            Ending(monkeypatch, last)
+            CrashAtStep(monkeypatch, last)
             store.replace(version, HELD, INTENT)
             os._exit(0)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -186,7 +186,7 @@ def test_a_failure_anywhere_leaves_the_old_and_is_told_or_the_new(
         store.create(FREE)
         version = store.read().version
         with monkeypatch.context() as patched:
-            ending = Ending(patched, last, errno.ENOSPC)
+            ending = CrashAtStep(patched, last, errno.ENOSPC)
             try:
                 store.replace(version, HELD)
                 wanted = HELD

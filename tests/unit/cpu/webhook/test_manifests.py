@@ -8,15 +8,15 @@ import yaml
 from cryptography import x509
 
 from nodewise.cpu.webhook import certificates, manifests
-from nodewise.cpu.webhook.manifests import DEFAULT_CAFILE, Installation, Object
+from nodewise.cpu.webhook.manifests import DEFAULT_CAFILE, Object, WebhookInstallation
 
 NOW = datetime(2026, 7, 1, tzinfo=UTC)
 
 
-WISH = Installation()
+WISH = WebhookInstallation()
 
 
-def installed(wish: Installation = WISH) -> dict[str, Object]:
+def installed(wish: WebhookInstallation = WISH) -> dict[str, Object]:
     made = certificates.create(wish.namespace, NOW)
     return {obj["kind"]: obj for obj in manifests.objects(wish, made)}
 
@@ -32,7 +32,7 @@ def test_they_are_in_the_order_in_which_they_are_made() -> None:
 
 
 def test_without_a_certificate_there_is_no_secret_and_nothing_is_trusted() -> None:
-    objects = {obj["kind"]: obj for obj in manifests.objects(Installation(), None)}
+    objects = {obj["kind"]: obj for obj in manifests.objects(WebhookInstallation(), None)}
     assert "Secret" not in objects
     assert "caBundle" not in objects["MutatingWebhookConfiguration"]["webhooks"][0]["clientConfig"]
 
@@ -41,7 +41,7 @@ def test_a_certificate_that_serves_is_kept_and_its_objects_are_the_same() -> Non
     before = installed()
     args = (before["Secret"], before["MutatingWebhookConfiguration"], "default")
     kept = manifests.kept(*args, NOW + timedelta(days=3000))
-    assert list(before.values()) == manifests.objects(Installation(), kept)
+    assert list(before.values()) == manifests.objects(WebhookInstallation(), kept)
 
 
 @pytest.mark.parametrize("days", [3290, 4000])
@@ -93,7 +93,7 @@ def test_who_is_trusted_is_told_before_the_new_certificate_is_shown() -> None:
 
 def test_nothing_is_called_in_a_namespace_where_nothing_serves_yet() -> None:
     hook = installed()["MutatingWebhookConfiguration"]
-    moved = Installation("other")
+    moved = WebhookInstallation("other")
     made = manifests.objects(moved, manifests.kept(None, hook, "other", NOW))
     for existing in (hook, None, {"webhooks": None}):
         assert kinds(manifests.in_order(made, existing))[-1] == "MutatingWebhookConfiguration"
@@ -142,14 +142,14 @@ def test_the_webhook_has_no_token_and_no_rights_and_reads_its_files_beside_the_s
     ],
 )
 def test_mutual_tls_is_for_who_has_told_the_api_server(cafile: str, arguments: list[str]) -> None:
-    (container,) = installed(Installation(cafile=cafile))["Deployment"]["spec"]["template"]["spec"][
+    (container,) = installed(WebhookInstallation(cafile=cafile))["Deployment"]["spec"]["template"]["spec"][
         "containers"
     ]
     assert container["args"][3:] == arguments
 
 
 def test_an_older_api_server_gets_only_what_it_knows() -> None:
-    webhook_config = installed(Installation(version="v1beta1"))["MutatingWebhookConfiguration"]
+    webhook_config = installed(WebhookInstallation(version="v1beta1"))["MutatingWebhookConfiguration"]
     assert webhook_config["apiVersion"] == "admissionregistration.k8s.io/v1beta1"
     assert webhook_config["webhooks"][0].keys() == {
         "name",
@@ -161,7 +161,7 @@ def test_an_older_api_server_gets_only_what_it_knows() -> None:
 
 
 def test_wishes_are_heeded() -> None:
-    wish = Installation("own", "image:1", "Never", "secret", "/opt/cmk", "", "Fail", {"cores": "yes"})
+    wish = WebhookInstallation("own", "image:1", "Never", "secret", "/opt/cmk", "", "Fail", {"cores": "yes"})
     objects = installed(wish)
     spec = objects["Deployment"]["spec"]["template"]["spec"]
     assert spec["imagePullSecrets"] == [{"name": "secret"}]
@@ -175,7 +175,7 @@ def test_wishes_are_heeded() -> None:
 
 
 def test_the_api_servers_files_name_each_other() -> None:
-    texts = certificates.admission_files("/etc/x/", "ns1", certificates.ClientCertificate("/c", "/k"))
+    texts = certificates.admission_files("/etc/x/", "ns1", certificates.ApiServerCertificate("/c", "/k"))
     configuration = yaml.safe_load(texts[certificates.ADMISSION_CONFIGURATION])
     assert (
         configuration["plugins"][0]["configuration"]["kubeConfigFile"] == f"/etc/x/{certificates.KUBECONFIG}"
@@ -203,4 +203,4 @@ def test_all_that_ships_of_the_cpu_manager_is_in_one_namespace() -> None:
 
 def test_the_manifest_that_ships_is_what_the_command_prints() -> None:
     shipped = (Path(__file__).parents[4] / "deploy/cpu-webhook.yaml").read_text()
-    assert list(yaml.safe_load_all(shipped)) == manifests.objects(Installation("cmk-namespace"), None)
+    assert list(yaml.safe_load_all(shipped)) == manifests.objects(WebhookInstallation("cmk-namespace"), None)
