@@ -1,4 +1,4 @@
-"""The API server as the CPU manager asks it: one call after the other, JSON as values.
+"""The interface of API clients of the CPU manager: blocking calls, with JSON as Python values.
 
 Standard library only.
 """

@@ -1,4 +1,4 @@
-"""Names that the older CPU manager gave to things in a cluster, and that its users' manifests rely upon.
+"""CMK's names of objects, labels, annotations and variables, which manifests of its users depend on.
 
 Standard library only.
 """
@@ -12,39 +12,39 @@ OPAQUE: Final = {
     EXCLUSIVE_CORES: "pod.alpha.kubernetes.io/opaque-int-resource-cmk",
     NON_ISOLCPUS_CORES: "pod.alpha.kubernetes.io/opaque-int-resource-cmk-excl-non-isolcpus",
 }
-"""What they are called below Kubernetes 1.8."""
+"""The names before Kubernetes 1.8."""
 
 LABEL: Final = "cmk.intel.com/cmk-node"
-"""Of nodes that have pools: `true`."""
+"""The label of nodes that have pools, with the value `true`."""
 TAINT: Final = "cmk"
-"""Its value is `true`, its effect NoSchedule."""
+"""The taint, with the value `true` and the effect NoSchedule."""
 MUTATE: Final = "cmk.intel.com/mutate"
-"""Of a pod that wants the mounts without asking for cores: `true`, `True` or `1`."""
+"""The annotation of a pod that gets the mounts without requesting cores: `true`, `True` or `1`."""
 INJECTED: Final = "cmk.intel.com/resources-injected"
-"""Of a pod that the webhook has seen to: `true`."""
+"""The annotation of a pod that the webhook has processed: `true`."""
 
 SST_BF: Final = "feature.node.kubernetes.io/cpu-power.sst_bf.enabled"
 SST_CP: Final = "feature.node.kubernetes.io/cpu-power.sst_cp.enabled"
 """Labels that Node Feature Discovery writes."""
 
 OWNER: Final = "Owner"
-"""The annotation by which the older program locked a state: the holder's pod, or nothing."""
+"""The annotation that is CMK's lock: the pod of the owner, or empty."""
 INTENT: Final = "cpu.nodewise.io/reconfiguring"
-"""The annotation that says that a node is being reconfigured, and to what."""
+"""The annotation with the intent of a reconfiguration in progress."""
 
 PROC_FS: Final = "CMK_PROC_FS"
-"""The variable that says where the host's `/proc` is."""
+"""The variable with the path of the host's `/proc`."""
 SYSFS: Final = "CMK_DEV_LSCPU_SYSFS"
-"""The variable that says where a machine's `sys` and `proc` are, if it is not this one."""
+"""The variable with the folder of another machine's `sys` and `proc`."""
 NODE_NAME: Final = "NODE_NAME"
 LOG_LEVEL: Final = "CMK_LOG_LEVEL"
 LOCK_TIMEOUT: Final = "CMK_LOCK_TIMEOUT"
 
 DEFAULT_SOCKET: Final = "/run/nodewise/cpu.sock"
-"""Where the node agent listens, on the host and in containers."""
+"""The path of the node agent's socket, on the host and in containers."""
 DEFAULT_INSTALL_DIR: Final = "/opt/bin"
 
 
 def config_map(node: str) -> str:
-    """The ConfigMap that holds a node's state."""
+    """The name of the ConfigMap that stores a node's allocations."""
     return f"cmk-config-{node}"

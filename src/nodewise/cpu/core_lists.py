@@ -1,4 +1,4 @@
-"""Which cores a person means: the value of `--excl-non-isolcpus`.
+"""Cores named on the command line: the value of `--excl-non-isolcpus`.
 
 Standard library only.
 """
@@ -12,7 +12,7 @@ from nodewise.cpu.topology import Core, Topology
 from nodewise.errors import BadInput, Problem, shown
 
 OFF: Final = "-1"
-"""The value that means that there is no such list."""
+"""The value without any cores."""
 
 FIELD: Final = "--excl-non-isolcpus"
 _WANTED: Final = (
@@ -25,10 +25,10 @@ _PIECE: Final = re.compile(
 
 
 def parse_cores(text: str, topology: Topology) -> tuple[Core, ...]:
-    """The cores named, by number, each once.
+    """The cores in a text, in ascending order, each once.
 
-    A number is the one that `nodewise cpu topology` and lscpu show; where no core has it, the kernel's core id, if
-    only one core has that. BadInput names the pieces that cannot be read, and what is not on the machine.
+    A number is that of `nodewise cpu topology` and lscpu. If no core has that number, it is the kernel's core id,
+    provided that only one core has that. BadInput names the parts that cannot be parsed, and those not on the machine.
     """
     problems: list[Problem] = []
     missing: dict[str, None] = {}
@@ -47,7 +47,7 @@ def parse_cores(text: str, topology: Topology) -> tuple[Core, ...]:
 
 
 def _cores(piece: str, topology: Topology, missing: dict[str, None]) -> Sequence[Core]:
-    """The cores of one piece; what is not there goes to `missing`. ValueError says what was wanted of the piece."""
+    """The cores of one part. Missing cores are added to `missing`. ValueError has the expected form."""
     match = _PIECE.fullmatch(piece)
     if not match:
         raise ValueError(_WANTED)
@@ -66,7 +66,7 @@ def _cores(piece: str, topology: Topology, missing: dict[str, None]) -> Sequence
 
 
 def _numbers(match: re.Match[str]) -> range:
-    """The numbers of a piece that is a number or a range; ValueError says what was expected of them."""
+    """The numbers of a part that is a number or a range. ValueError has the expected form."""
     first = int(match["first"])
     last = int(match["last"] or first)
     if first > last:
@@ -83,7 +83,7 @@ def _is_named(core: Core, match: re.Match[str]) -> bool:
 
 
 def _numbered(number: int, topology: Topology) -> Core | None:
-    """None if no core has that number, nor that id; ValueError if several have that id."""
+    """None if no core has that number or id; ValueError if several have that id."""
     if number < len(topology.cores):
         return topology.cores[number]
     same_id = [core for core in topology.cores if core.core_id == number]

@@ -1,11 +1,11 @@
-"""Texts that name CPUs: lists such as `0-2,8-10`, masks such as `0000,00000007`, `isolcpus=` of a kernel.
+"""Formats of CPU sets: lists such as `0-2,8-10`, masks such as `0000,00000007`, and `isolcpus=` of a kernel.
 
 Standard library only.
 
-A list is read as the kernel reads its own (Documentation/core-api/printk-formats and lib/bitmap-str.c): numbers,
-ranges `first-last`, ranges with strides `first-last:used/group`, `all`, and `N` for the last CPU where that is
-known. What the kernel passes over in silence (nothing between two commas) and what CMK did (`3-1`, `1-2-3`) is an
-error here. Order is kept, because CMK's shared lists are not sorted; a CPU named twice counts once.
+Lists have the kernel's format (Documentation/core-api/printk-formats and lib/bitmap-str.c): numbers, ranges
+`first-last`, ranges with strides `first-last:used/group`, `all`, and `N` for the last CPU if that is known. Some texts
+that the kernel ignores (nothing between two commas) and CMK accepted (`3-1`, `1-2-3`) are errors here. The order is
+kept, because CMK's shared lists are not sorted; duplicates are removed.
 """
 
 import re
@@ -16,7 +16,7 @@ from nodewise.cpu.kernel_files import WHITE_SPACE
 from nodewise.errors import BadInput, Problem, shown
 
 LAST_CPU: Final = 65_535
-"""The highest number that is read as a CPU: eight times the most that a kernel is built for."""
+"""The highest accepted CPU number: eight times the maximum that kernels are built for."""
 
 _GRAMMAR: Final = "numbers and ranges separated by commas, such as 0-3,8 or 1-8:1/2"
 _REGION: Final = re.compile(
@@ -29,7 +29,7 @@ _WORD_BITS: Final = 32
 def parse_list(text: str, field: str = "CPU list", last: int | None = None) -> tuple[int, ...]:
     """The CPUs of a list, in its order. `last` is the number of the last CPU, for `all` and `N`.
 
-    An empty list names no CPU. BadInput names `field` and every piece that cannot be read.
+    An empty list is valid. BadInput names `field` and every part that cannot be parsed.
     """
     cpus: dict[int, None] = {}
     problems = []
@@ -45,7 +45,7 @@ def parse_list(text: str, field: str = "CPU list", last: int | None = None) -> t
 
 
 def _region(piece: str, last: int | None) -> Iterable[int]:
-    """The CPUs of one number or range; ValueError says what was wanted."""
+    """The CPUs of one number or range; ValueError has the expected form."""
     if piece == "all" and last is not None:
         return range(last + 1)
     match = _REGION.fullmatch(piece)
@@ -68,14 +68,14 @@ def _number(digits: str, last: int | None) -> int:
         if last is None:
             raise ValueError(_GRAMMAR)
         return last
-    # the length first: Python refuses to convert some thousand digits with a text of its own
+    # the length first: Python raises an error of its own when it converts thousands of digits
     if len(digits) > len(str(LAST_CPU)) + 8 or int(digits) > LAST_CPU:
         raise ValueError(f"numbers up to {LAST_CPU}")
     return int(digits)
 
 
 def format_ranges(cpus: Iterable[int]) -> str:
-    """The kernel's shortest form, sorted: `0-2,8-10`. No CPU at all is an empty text."""
+    """The kernel's shortest form, sorted: `0-2,8-10`. It is empty without CPUs."""
     ordered = sorted(set(cpus))
     begins = [cpu for at, cpu in enumerate(ordered) if at == 0 or ordered[at - 1] != cpu - 1]
     ends = [cpu for at, cpu in enumerate(ordered) if at + 1 == len(ordered) or ordered[at + 1] != cpu + 1]
@@ -85,14 +85,14 @@ def format_ranges(cpus: Iterable[int]) -> str:
 
 
 def format_list(cpus: Iterable[int]) -> str:
-    """CMK's form, which has no ranges and keeps the order it is given: `2,6,3,7`."""
+    """CMK's form, without ranges and in the given order: `2,6,3,7`."""
     return ",".join(map(str, cpus))
 
 
 def parse_mask(text: str, field: str = "CPU mask") -> frozenset[int]:
-    """The CPUs of a mask: hexadecimal digits, in groups of 32 bits with commas between, or in one piece.
+    """The CPUs of a mask: hexadecimal digits, in comma-separated groups of 32 bits or without groups.
 
-    BadInput names `field` if it is none.
+    BadInput names `field` if it is no mask.
     """
     digits = text.strip(WHITE_SPACE).removeprefix("0x").replace(",", "")
     if not re.fullmatch(r"[0-9a-fA-F]+", digits, re.ASCII) or 4 * len(digits) > 2 * LAST_CPU:
@@ -104,12 +104,12 @@ def parse_mask(text: str, field: str = "CPU mask") -> frozenset[int]:
 
 
 def format_mask(cpus: Iterable[int]) -> str:
-    """As `CMK_CPUS_ASSIGNED_MASK` has it: upper-case hexadecimal digits in one piece, `0` for no CPU."""
+    """The form of `CMK_CPUS_ASSIGNED_MASK`: upper-case hexadecimal digits without groups, `0` without CPUs."""
     return f"{_bits(cpus):X}"
 
 
 def format_kernel_mask(cpus: Iterable[int]) -> str:
-    """As the kernel takes it: groups of 32 bits, the first one without leading zeros: `1,00000001`."""
+    """The kernel's form: groups of 32 bits, the first one without leading zeros: `1,00000001`."""
     bits = _bits(cpus)
     words = [bits >> at & 0xFFFF_FFFF for at in range(0, max(bits.bit_length(), 1), _WORD_BITS)]
     return ",".join([f"{words[-1]:x}", *(f"{word:08x}" for word in reversed(words[:-1]))])
@@ -123,10 +123,10 @@ def _bits(cpus: Iterable[int]) -> int:
 
 
 def parse_isolcpus(command_line: str, last: int | None = None) -> tuple[frozenset[int], Sequence[Problem]]:
-    """The CPUs that a kernel's command line isolates, and what of it cannot be read.
+    """The CPUs that a kernel's command line isolates, and problems with its fields.
 
-    Of each `isolcpus=` the leading words (`nohz`, `domain`, `managed_irq`) are flags, and several fields add up. A
-    kernel that cannot read a field isolates nothing for it, so it is no error here either, but it should be told.
+    The first words of `isolcpus=` (`nohz`, `domain`, `managed_irq`) are flags, and several fields add up. A kernel
+    ignores a field that it cannot parse, so it is a problem but no error here.
     """
     cpus: frozenset[int] = frozenset()
     problems: list[Problem] = []

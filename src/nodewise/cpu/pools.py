@@ -1,10 +1,10 @@
-"""Which cores of a machine go to which pool.
+"""The distribution of a machine's cores to pools.
 
 Standard library only.
 
-Exclusive cores are chosen first, then shared ones, then those that somebody listed, and what is left is infra. Where
-the kernel isolates cores, exclusive and shared ones are among these, and infra among the others. A core is never
-divided: all its CPUs are in one list.
+Exclusive cores are chosen first, then shared ones, then explicitly listed ones; the others are infra. If the kernel
+isolates cores, exclusive and shared cores are chosen from these, and infra from the others. A core is never divided:
+all its CPUs are in one list.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -22,29 +22,29 @@ INFRA: Final = "infra"
 NON_ISOLCPUS: Final = "exclusive-non-isolcpus"
 
 IS_EXCLUSIVE: Final[Mapping[str, bool]] = {EXCLUSIVE: True, SHARED: False, NON_ISOLCPUS: True, INFRA: False}
-"""The pools there can be, in the order in which they are filled: whether one of its lists is for one task only."""
+"""All pools in the order in which they are filled, and whether each of their lists is for one task only."""
 
 
 class PoolOptions(NamedTuple):
-    """How many cores go where: what `init` and `plan` take as options."""
+    """The sizes of pools, from the options of `init` and `plan`."""
 
     exclusive: int = 4
     shared: int = 1
     exclusive_mode: str = "packed"
-    """`packed` takes a socket's cores before the next socket's, `spread` one of each socket in turn."""
+    """`packed` takes all cores of a socket before the next socket's, `spread` one of each socket in turn."""
     shared_mode: str = "packed"
     non_isolcpus: str = core_lists.OFF
     """Cores outside the isolated ones that are exclusive as well, by number; `-1` for none."""
 
 
 class PoolPlan(NamedTuple):
-    """Of each pool and socket the CPU lists, and what the operator should know."""
+    """The CPU lists of each pool and socket, and warnings for the operator."""
 
     pools: Mapping[str, Mapping[int, tuple[str, ...]]]
     warnings: tuple[Problem, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """As `nodewise cpu plan -o json` prints it."""
+        """The output of `nodewise cpu plan -o json`."""
         return {
             "pools": {
                 pool: {str(socket): list(lists) for socket, lists in sockets.items()}
@@ -54,7 +54,7 @@ class PoolPlan(NamedTuple):
 
 
 class _Candidates(NamedTuple):
-    """Of each pool that is filled by counting, the cores to choose from, the first ones first."""
+    """The cores to choose from for each pool that has a size, in the order of choice."""
 
     exclusive: Sequence[Core]
     shared: Sequence[Core]
@@ -67,10 +67,11 @@ def plan(
     fast: Collection[int] = (),
     preferences: Mapping[int, str] | None = None,
 ) -> PoolPlan:
-    """The pools of a machine. `fast` are its CPUs of higher base frequency, where SST-BF is to be heeded, and
-    `preferences` the energy performance preference of each CPU, where SST-CP is: it wins over SST-BF.
+    """The pools of a machine.
 
-    The same arguments always give the same lists. BadInput says why the machine cannot be divided like that.
+    `fast` are the CPUs with a higher base frequency, if SST-BF is on. `preferences` has the energy performance
+    preference of each CPU, if SST-CP is on; it takes precedence over SST-BF. The same arguments always give the same
+    lists. BadInput has the reason if the machine cannot be divided like that.
     """
     _check_counts(ask)
     warnings = [*topology.unread]
@@ -105,7 +106,7 @@ def _check_counts(ask: PoolOptions) -> None:
 
 
 def _isolated(topology: Topology, ask: PoolOptions, warnings: list[Problem]) -> frozenset[Core]:
-    """The cores all of whose CPUs are isolated; BadInput if there are some, and fewer than asked for."""
+    """The cores all of whose CPUs are isolated; BadInput if there are some, but fewer than requested."""
     isolated = frozenset(core for core in topology.cores if set(core.cpus) <= topology.isolated)
     for core in topology.cores:
         alone = topology.isolated.intersection(core.cpus)
@@ -130,7 +131,7 @@ def _candidates(
     preferences: Mapping[int, str] | None,
     warnings: list[Problem],
 ) -> _Candidates:
-    """By SST-CP, by SST-BF, by what the kernel isolates, or from all cores: the first of these that applies."""
+    """The candidates by SST-CP, by SST-BF, by the kernel's isolation, or all cores: the first that applies."""
     if preferences is not None and isolated:
         return _by_class(_packed(topology.cores), ask, isolated, preferences)
     exclusive = _order(ask.exclusive_mode, "exclusive mode", warnings)
@@ -142,11 +143,12 @@ def _candidates(
 
 
 def _packed(cores: Iterable[Core]) -> Sequence[Core]:
+    """All cores of a socket before the next socket's."""
     return sorted(cores, key=lambda core: (core.socket, core.core))
 
 
 def _spread(cores: Iterable[Core]) -> Sequence[Core]:
-    """One core of each socket in turn; a socket that has no more is passed over."""
+    """One core of each socket in turn, until the socket has no more."""
     sockets: dict[int, list[Core]] = {}
     for core in _packed(cores):
         sockets.setdefault(core.socket, []).append(core)
@@ -163,7 +165,7 @@ def _order(mode: str, field: str, warnings: list[Problem]) -> Callable[[Iterable
 def _by_class(
     cores: Sequence[Core], ask: PoolOptions, isolated: frozenset[Core], preferences: Mapping[int, str]
 ) -> _Candidates:
-    """SST-CP: the first class is exclusive and the second shared, or the first one both if there are two."""
+    """The candidates by SST-CP: the first class is exclusive, the second shared; of two classes the first is both."""
     classes = speed_select.power_classes(cores, preferences)
     wanted = _class_sizes(list(classes), ask)
     problems = [
@@ -195,7 +197,7 @@ def _class_sizes(names: Sequence[str], ask: PoolOptions) -> Mapping[str, int]:
 
 
 def _check(pool: str, free: int, count: int | None) -> None:
-    """BadInput if so many free cores are not enough for the pool; the pool infra needs at least one."""
+    """BadInput if the pool needs more cores than are free; the pool infra needs at least one."""
     if free >= (1 if count is None else count):
         return
     seen = f"{free} cores available" if free else "no free cores"
@@ -223,7 +225,7 @@ def _listed(
 
 
 def _lists(topology: Topology, pool: str, taken: Mapping[Core, str]) -> Mapping[int, tuple[str, ...]]:
-    """Of each socket the lists: one a core where the pool is exclusive, else one of all cores."""
+    """The CPU lists of each socket: one for each core of an exclusive pool, else one of all cores."""
     lists: dict[int, tuple[str, ...]] = {}
     for socket in topology.sockets:
         texts = [core.text for core in topology.cores if core.socket == socket and taken.get(core) == pool]

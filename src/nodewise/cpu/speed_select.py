@@ -11,17 +11,17 @@ from nodewise.cpu.kernel_files import WHITE_SPACE
 from nodewise.cpu.topology import CPUS, Core
 
 CLASSES: Final = ("performance", "balance_performance", "balance_power", "power")
-"""Energy performance preferences that make a class of cores, the most important first; others make none."""
+"""The energy performance preferences of classes, the most important first; other preferences make no class."""
 
 _FREQUENCY: Final = re.compile(rf"{CPUS}/cpu(\d+)/cpufreq/base_frequency", re.ASCII)
 _PREFERENCE: Final = re.compile(rf"{CPUS}/cpu(\d+)/cpufreq/energy_performance_preference", re.ASCII)
 
 
 def fast_cpus(texts: Mapping[str, str], base_mhz: int | None) -> frozenset[int]:
-    """The CPUs whose base frequency is above the processor's own (`sysfs.read_base_mhz`).
+    """The CPUs whose base frequency is above the processor's (`sysfs.read_base_mhz`).
 
-    Where the register cannot be read, the lowest of the CPUs' frequencies stands for it. Without frequencies there
-    is no such CPU.
+    If the register cannot be read, the lowest frequency of all CPUs is used instead. Without frequencies the result is
+    empty.
     """
     khz = {
         cpu: int(text) for cpu, text in _texts(texts, _FREQUENCY) if re.fullmatch(r"\d{1,12}", text, re.ASCII)
@@ -31,7 +31,7 @@ def fast_cpus(texts: Mapping[str, str], base_mhz: int | None) -> frozenset[int]:
 
 
 def preferences(texts: Mapping[str, str]) -> Mapping[int, str]:
-    """Of each CPU its energy performance preference, where the kernel tells one."""
+    """The energy performance preference of each CPU that has one."""
     return dict(_texts(texts, _PREFERENCE))
 
 
@@ -41,9 +41,9 @@ def _texts(texts: Mapping[str, str], path: re.Pattern[str]) -> Iterable[tuple[in
 
 
 def power_classes(cores: Iterable[Core], preferences: Mapping[int, str]) -> Mapping[str, tuple[Core, ...]]:
-    """The classes that occur, the most important first, with their cores in the order given.
+    """The classes that occur, the most important first, with their cores in the given order.
 
-    A core whose CPUs differ, or prefer something else than `CLASSES`, is in none.
+    A core whose CPUs differ, or have a preference that is not in `CLASSES`, is in no class.
     """
     members: dict[str, list[Core]] = {name: [] for name in CLASSES}
     for core in cores:

@@ -1,9 +1,9 @@
-"""Reads a machine's files for `topology.py` and `speed_select.py`; nothing is computed here.
+"""Reads a machine's files for `topology.py` and `speed_select.py`; computes nothing.
 
 Standard library only.
 
-`root` holds `sys` and `proc`, and `dev` where the model-specific registers are wanted: `/` on a node, a mount of
-the host's folders in a container, a folder of samples in a test.
+`root` has the folders `sys` and `proc`, and `dev` for model-specific registers: it is `/` on a node, a mount of the
+host's folders in a container, and a folder of samples in a test.
 """
 
 from collections.abc import Mapping
@@ -33,9 +33,9 @@ _PLATFORM_INFO: Final = 0xCE
 
 
 def read(root: Path) -> Mapping[str, str]:
-    """Path below `root` to text, of every file that the topology may need and that can be read.
+    """The files that the topology may need, path below `root` to text; unreadable ones are left out.
 
-    A CPU's folder is there with an empty text, for one that is offline may hold nothing.
+    The folder of each CPU is included with an empty text, because that of an offline CPU may be empty.
     """
     texts = {str(path.relative_to(root)): "" for path in root.glob(f"{CPUS}/cpu[0-9]*")}
     for pattern in _FILES:
@@ -47,9 +47,9 @@ def read(root: Path) -> Mapping[str, str]:
 
 
 def _text(path: Path) -> str | None:
-    """None if it cannot be read: a kernel answers with an error in place of a figure that it does not know.
+    """None if the file cannot be read: the kernel returns an error for a value that it does not know.
 
-    In a copy that tar made a file is filled up with zeros to the size that the kernel tells, which is a page.
+    In a copy made by tar, a file is padded with zeros to the size that the kernel reports, which is a page.
     """
     try:
         with path.open("rb") as file:
@@ -59,7 +59,7 @@ def _text(path: Path) -> str | None:
 
 
 def read_base_mhz(root: Path) -> int | None:
-    """The base frequency as the processor has it in a register; None without the right or the device to read it."""
+    """The processor's base frequency from a register; None without the device or the right to read it."""
     try:
         with (root / "dev/cpu/0/msr").open("rb", buffering=0) as file:
             file.seek(_PLATFORM_INFO)

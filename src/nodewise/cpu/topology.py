@@ -2,11 +2,11 @@
 
 Standard library only.
 
-A core is the set of its online threads as the kernel tells it, because core ids repeat from socket to socket and,
-on some machines, within one. `core` and `socket` are numbered as `lscpu -p` numbers them, in the order of their
-first CPU: that is what the older CPU manager wrote into its state. The kernel's own numbers are `core_id` and
-`package_id`; it says -1, or nothing, where the firmware does not know: such a socket is the set of CPUs that the
-kernel shows together, and without that there is one socket.
+A core is the set of its online threads according to the kernel, because core ids repeat in different sockets and, on
+some machines, within one. `core` and `socket` are numbered as by `lscpu -p`, in the order of their first CPU: CMK
+stored these numbers. The kernel's own numbers are `core_id` and `package_id`. The latter is -1, or missing, if the
+firmware does not provide it: then a socket is a set of CPUs that the kernel lists as siblings, and without such sets
+there is one socket.
 """
 
 import re
@@ -26,11 +26,11 @@ _FOLDER: Final = re.compile(rf"{CPUS}/cpu(\d+)", re.ASCII)
 _NODE: Final = re.compile(rf"({NODES}/node(\d+))/cpu(?:list|map)", re.ASCII)
 _UNIT: Final = re.compile(r"sys/devices/cpu_(\w+)/cpus", re.ASCII)
 _UNITS: Final = {"core": "performance", "atom": "efficiency", "lowpower": "low-power"}
-"""What the kernel calls a hybrid processor's event counters (`/sys/devices/cpu_core`), and what we call its cores."""
+"""The names of hybrid processors' event counters (`/sys/devices/cpu_core`), and our names of these kinds of cores."""
 
 
 class Cpu(NamedTuple):
-    """One logical CPU; an offline one has no place. None where the kernel does not say."""
+    """One logical CPU; an offline one has no place. None stands for an unknown value."""
 
     cpu: int
     core: int | None = None
@@ -40,11 +40,11 @@ class Cpu(NamedTuple):
     die: int | None = None
     numa: int | None = None
     kind: str | None = None
-    """Of a machine with cores of several kinds: `performance`, `middle`, `efficiency`, `low-power`."""
+    """The kind of core if the machine has several: `performance`, `middle`, `efficiency`, `low-power`."""
     online: bool = True
     isolated: bool = False
     siblings: tuple[int, ...] = ()
-    """The online CPUs of its core, itself among them, ascending."""
+    """The online CPUs of its core including itself, ascending."""
 
 
 class Core(NamedTuple):
@@ -61,7 +61,7 @@ class Core(NamedTuple):
 
 
 class Topology(NamedTuple):
-    """All CPUs that are present, ascending; the cores, by number; what could not be read and does no harm."""
+    """All present CPUs, ascending; the cores, by number; and harmless problems."""
 
     cpus: tuple[Cpu, ...]
     cores: tuple[Core, ...]
@@ -80,13 +80,13 @@ class Topology(NamedTuple):
         return frozenset(cpu.cpu for cpu in self.cpus if cpu.isolated)
 
     def as_dict(self) -> dict[str, Any]:
-        """As `nodewise cpu topology -o json` prints it."""
+        """The output of `nodewise cpu topology -o json`."""
         cpus = [{**cpu._asdict(), "siblings": list(cpu.siblings)} for cpu in self.cpus]
         return {"sockets": len(self.sockets), "cores": len(self.cores), "cpus": cpus}
 
 
 class _CpuLocation(NamedTuple):
-    """Where the kernel says that an online CPU is; `package` tells sockets apart, a number or a set of CPUs."""
+    """The kernel's location of an online CPU; `package` identifies the socket, by number or by its CPUs."""
 
     core_id: int | None
     die: int | None
@@ -96,14 +96,14 @@ class _CpuLocation(NamedTuple):
 
 
 class _MachineFiles:
-    """The texts, read as numbers and sets; what cannot be read is gathered in `problems`, by file."""
+    """The files as numbers and sets; `problems` collects those that cannot be parsed."""
 
     def __init__(self, texts: Mapping[str, str]) -> None:
         self.texts = texts
         self.problems: list[Problem] = []
 
     def number(self, path: str) -> int | None:
-        """None if there is none, or a negative one: the kernel's way to say that it does not know."""
+        """A number; None for a missing file, and for a negative number, by which the kernel means unknown."""
         text = self.texts.get(path, "-1").strip(WHITE_SPACE)
         if not re.fullmatch(r"-?\d{1,18}", text, re.ASCII):
             self.problems.append(Problem(path, shown(text), "a whole number"))
@@ -111,7 +111,7 @@ class _MachineFiles:
         return int(text) if int(text) >= 0 else None
 
     def cpus(self, *paths: str) -> frozenset[int] | None:
-        """Of the first of these files that there is; names that end in `list` are lists, the others masks."""
+        """The CPUs in the first of these files that exists. Files whose names end in `list` are lists, others masks."""
         for path in paths:
             text = self.texts.get(path)
             if text is None:
@@ -129,9 +129,9 @@ def _lists(path: str, text: str) -> Iterable[int]:
 
 
 def parse(texts: Mapping[str, str]) -> Topology:
-    """The machine whose files these are: path below its root to text (`sysfs.read`).
+    """The topology of the machine with these files: path below its root to text (`sysfs.read`).
 
-    BadInput names every file that is not as the kernel writes it, or says that no CPU is there.
+    BadInput names every file that the kernel would not write like that, or says that there is no CPU.
     """
     files = _MachineFiles(texts)
     folders = {int(match[1]) for path in texts if (match := _FOLDER.match(path))}
@@ -160,7 +160,7 @@ def parse(texts: Mapping[str, str]) -> Topology:
 
 
 def _online(files: _MachineFiles, present: Iterable[int]) -> frozenset[int]:
-    """By the kernel's list; older ones have a file in each CPU's folder, cpu0 none, and no topology if offline."""
+    """The kernel's list. Older kernels have a file for each CPU except cpu0, and no topology of offline CPUs."""
     listed = files.cpus(f"{CPUS}/online")
     if listed is not None:
         return listed
@@ -190,7 +190,7 @@ def _place(files: _MachineFiles, cpu: int) -> _CpuLocation:
 
 
 def _cores(places: Mapping[int, _CpuLocation]) -> tuple[list[Core], Mapping[int, int]]:
-    """The cores, and of each CPU the core. Every CPU is in one, even where the kernel's sets contradict."""
+    """The cores, and the core of each CPU. Every CPU is in one core, even if the kernel's sets contradict."""
     cores: list[Core] = []
     core_of: dict[int, int] = {}
     sockets: dict[int | frozenset[int], int] = {}
@@ -217,7 +217,7 @@ def _cpu(cpu: int, place: _CpuLocation, core: Core) -> Cpu:
 
 
 def _numa_nodes(files: _MachineFiles) -> Mapping[int, int]:
-    """Of each CPU the NUMA node."""
+    """The NUMA node of each CPU."""
     nodes: dict[int, int] = {}
     for folder, node in {match.groups() for path in files.texts if (match := _NODE.fullmatch(path))}:
         cpus = files.cpus(f"{folder}/cpulist", f"{folder}/cpumap") or ()
@@ -226,7 +226,7 @@ def _numa_nodes(files: _MachineFiles) -> Mapping[int, int]:
 
 
 def _isolated(files: _MachineFiles, last: int | None) -> tuple[frozenset[int], Sequence[Problem]]:
-    """What the kernel says it isolates; an older one only has its command line."""
+    """The CPUs that the kernel isolates. Older kernels only have their command line."""
     isolated = files.cpus(f"{CPUS}/isolated")
     if isolated is not None:
         return isolated, ()
@@ -234,11 +234,11 @@ def _isolated(files: _MachineFiles, last: int | None) -> tuple[frozenset[int], S
 
 
 def _kinds(files: _MachineFiles, online: frozenset[int]) -> Mapping[int, str]:
-    """Of each CPU the kind of its core, where there are several.
+    """The kind of core of each CPU, if the machine has several kinds.
 
-    The kernel names them for its event counters (x86), or gives each CPU a capacity (ARM, RISC-V). Without either
-    the firmware's figures tell: kinds whose highest performance does not overlap. Base frequencies alone would not
-    do, Speed Select makes some cores of one kind faster than others.
+    The kernel names the kinds by its event counters (x86), or each CPU has a capacity (ARM, RISC-V). Otherwise the
+    firmware's values decide: the ranges of the highest performance of two kinds do not overlap. Base frequencies alone
+    are not sufficient, because Speed Select makes some cores of one kind faster than others.
     """
     units = {path: _UNITS.get(match[1], match[1]) for path in files.texts if (match := _UNIT.fullmatch(path))}
     if units:
@@ -260,13 +260,14 @@ def _are_apart(nominal: Mapping[int, int], highest: Mapping[int, int]) -> bool:
 
 
 def _figures(files: _MachineFiles, online: frozenset[int], name: str) -> Mapping[int, int]:
-    """A figure of each CPU, if all have it."""
+    """The value of each CPU, if all CPUs have one."""
     figures = {cpu: files.number(f"{CPUS}/cpu{cpu}/{name}") for cpu in online}
     known = {cpu: figure for cpu, figure in figures.items() if figure is not None}
     return known if len(known) == len(figures) else {}
 
 
 def _ranked(figures: Mapping[int, int]) -> Mapping[int, str]:
+    """The kinds by value: the lowest and the highest one, and those between."""
     lowest, highest = min(figures.values()), max(figures.values())
     if lowest == highest:
         return {}

@@ -1,13 +1,13 @@
-"""What of the CPU manager is in the API server.
+"""The CPU manager's objects in the API server.
 
-| file | what lives there |
+| file | content |
 |---|---|
-| `blocking.py` | the API server, one call after the other |
-| `versions.py` | what an API server of a certain version understands |
-| `advertise.py` | how many cores a node says it has, its label and its taint |
-| `reports.py` | reports of nodes, and the definitions of their kinds |
-| `validating.py`, `trial.py` | whether a node is as it should be, and what to do; a pod that is only tried |
-| `objects.py`, `pods.py` | the pods by which nodes are prepared, and how far they are |
-| `applying.py` | objects of the cluster made what they should be |
-| `setup.py`, `fleet.py`, `removal.py` | nodes prepared, given other pools, and left |
+| `blocking_client.py` | a blocking client of the API server |
+| `api_versions.py` | the features of API server versions |
+| `node_advertisement.py` | a node's extended resources, label and taint |
+| `reports.py` | reports about nodes, and the definitions of their kinds |
+| `validation.py`, `dry_run.py` | checks of a node, with remedies; a dry run of a pod |
+| `setup_objects.py`, `agent_daemonset.py` | the pods and DaemonSets that are created |
+| `pod_progress.py`, `object_writer.py` | the progress of pods; idempotent creation and removal of objects |
+| `setup.py`, `cluster_reconfiguration.py`, `removal.py` | the commands for several nodes, and removal |
 """

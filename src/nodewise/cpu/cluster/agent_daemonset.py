@@ -1,6 +1,6 @@
-"""The node agent's DaemonSet, as a value: the one of `deploy/cpu-agent.yaml`, and whose pods it counts on.
+"""The node agent's DaemonSet, equal to the one of `deploy/cpu-agent.yaml`, and the selection of its pods.
 
-What the agent may do is not made from here: who prepares nodes needs no right to give rights.
+The agent's account and rights are not created here: the user who prepares nodes needs no right to grant rights.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,7 +14,7 @@ from nodewise.cpu.cluster.setup_objects import SetupOptions
 from nodewise.cpu.cmk_names import DEFAULT_SOCKET, LABEL, NODE_NAME, PROC_FS
 
 NAME: Final = "cmk-agent"
-"""Of the DaemonSet, of its pods' label `app`, and of their service account."""
+"""The name of the DaemonSet, the label `app` of its pods, and their service account."""
 MANIFEST: Final = "deploy/cpu-agent.yaml"
 MANIFEST_NAMESPACE: Final = "cmk-namespace"
 
@@ -23,12 +23,12 @@ _FEATURES: Final = "/etc/kubernetes/node-feature-discovery/features.d"
 _CONTAINER: Final = "agent"
 _HEALTH_PORT: Final = 9002
 _MANAGED: Final = "app.kubernetes.io/managed-by"
-"""A label that says that a chart made it."""
+"""The label that Helm sets."""
 _PULLING: Final = ("image", "imagePullPolicy")
 
 
 def daemon_set(options: SetupOptions, features: ApiFeatures) -> Object:
-    """One for all nodes with the label `LABEL`."""
+    """The DaemonSet for all nodes with the label `LABEL`."""
     labels = {"app": NAME}
     return {
         "apiVersion": features.daemon_sets,
@@ -52,7 +52,7 @@ def _annotations(features: ApiFeatures) -> Object:
 
 
 def _pod(options: SetupOptions, features: ApiFeatures) -> Object:
-    # older API servers let pods of that class into kube-system only
+    # older API servers allow pods of that class in kube-system only
     priority = {} if features.webhooks == "v1beta1" else {"priorityClassName": "system-node-critical"}
     folders = {"socket": _FOLDER, "features": _FEATURES}
     return {
@@ -94,10 +94,10 @@ def _container(options: SetupOptions, features: ApiFeatures, folders: Mapping[st
             "readOnlyRootFilesystem": True,
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"], "add": ["DAC_READ_SEARCH", "SYS_PTRACE", "SYS_NICE"]},
-            # their profiles for containers keep whose a process of the host is from whoever asks
+            # profiles of AppArmor and SELinux for containers hide the identity of host processes
             **({"appArmorProfile": {"type": "Unconfined"}} if features.app_armor == "field" else {}),
             "seLinuxOptions": {"type": "spc_t"},
-            # it admits ptrace, process_vm_readv and kcmp to who has SYS_PTRACE, and sched_setaffinity to everybody
+            # the profile allows ptrace, process_vm_readv and kcmp with SYS_PTRACE, and sched_setaffinity always
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "volumeMounts": [{"name": name, "mountPath": path} for name, path in folders.items()],
@@ -105,9 +105,9 @@ def _container(options: SetupOptions, features: ApiFeatures, folders: Mapping[st
 
 
 def is_another(daemon_set: Object, wanted: Object) -> bool:
-    """Whether somebody made this one to their own liking, such as with `--enforce=cgroup`: it is theirs, and stays.
+    """Whether users changed the DaemonSet, for example with `--enforce=cgroup`: then it is left unchanged.
 
-    One that is as it ships, but for the image and how that is pulled, is nobody's.
+    A difference in the image and in how it is pulled does not count as a change.
     """
     about = daemon_set["metadata"]
     if setup_objects.MADE_FROM in (about.get("annotations") or {}):
@@ -127,13 +127,13 @@ def _without_image(spec: Mapping[str, Any]) -> Object:
 
 
 def pods_of(pods: Iterable[Object], daemon_set: Object, node: str) -> list[Object]:
-    """Those of a node that are made from the DaemonSet as it is now."""
+    """The node's pods that were created from the current template of the DaemonSet."""
     template = daemon_set["spec"]["template"]["spec"]
     return [pod for pod in pods if _node(pod) == node and setup_objects.agrees(pod["spec"], template)]
 
 
 def _node(pod: Object) -> str:
-    """The node that it is on, or is meant for: DaemonSets say so by affinity, and kube-scheduler places it."""
+    """The node of a pod. Before the pod is scheduled, the DaemonSet controller's node affinity names it."""
     spec = pod["spec"]
     if spec.get("nodeName"):
         return str(spec["nodeName"])
@@ -146,7 +146,7 @@ def _node(pod: Object) -> str:
 
 
 def how_to_apply(namespace: str) -> str:
-    """The command that makes its account, and says what that may do."""
+    """The command that creates the agent's account and rights."""
     if namespace == MANIFEST_NAMESPACE:
         return f"kubectl apply -f {MANIFEST}"
     return f"sed s/{MANIFEST_NAMESPACE}/{namespace}/g {MANIFEST} | kubectl apply -f -"

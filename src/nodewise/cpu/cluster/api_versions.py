@@ -1,7 +1,6 @@
-"""What an API server of a certain version understands: one row for each version that changed something for us.
+"""The features of API server versions: a row for each version that changed one that is used here.
 
-Source: the older CPU manager's branches by version, and the releases in which Kubernetes brought and dropped the
-groups of its own kinds.
+Sources: CMK's branches by version, and the releases in which Kubernetes added and removed the API groups used here.
 """
 
 import re
@@ -19,18 +18,18 @@ _VERSION: Final = re.compile(r"\s*v?(\d{1,9}(?:\.\d{1,9})*).*", re.ASCII | re.DO
 
 
 class ApiFeatures(NamedTuple):
-    """How things are said to an API server."""
+    """The forms that an API server understands."""
 
     since: Version
     resources: Mapping[str, str]
-    """By what name a node advertises each of our resources; without any the version cannot be used."""
+    """The name of each of our resources on nodes. Without any, the version is not supported."""
     taints: Literal["annotation", "spec"]
     init_containers: Literal["annotation", "spec"]
     reports: Literal["third-party", "v1beta1", "v1"]
-    """Third-party resources, or custom resource definitions of that version."""
+    """Third-party resources, or the version of custom resource definitions."""
     daemon_sets: Literal["extensions/v1beta1", "apps/v1"]
     webhooks: Literal["none", "v1beta1", "v1"]
-    """The version of `admissionregistration.k8s.io`, where it has mutating webhooks."""
+    """The version of `admissionregistration.k8s.io` if it has mutating webhooks."""
     app_armor: Literal["annotation", "field"] = "annotation"
 
 
@@ -39,7 +38,7 @@ _EXTENDED: Final = {name: name for name in (EXCLUSIVE_CORES, NON_ISOLCPUS_CORES)
 TABLE: Final = (
     ApiFeatures((), OPAQUE, "annotation", "annotation", "third-party", "extensions/v1beta1", "none"),
     ApiFeatures((1, 7), OPAQUE, "spec", "spec", "v1beta1", "extensions/v1beta1", "none"),
-    # neither kind of resource can be patched here
+    # resources of neither kind can be patched at this version
     ApiFeatures((1, 8), {}, "spec", "spec", "v1beta1", "extensions/v1beta1", "none"),
     ApiFeatures((1, 8, 1), _EXTENDED, "spec", "spec", "v1beta1", "extensions/v1beta1", "none"),
     ApiFeatures((1, 9), _EXTENDED, "spec", "spec", "v1beta1", "apps/v1", "v1beta1"),
@@ -49,7 +48,7 @@ TABLE: Final = (
 
 
 def parse(text: object) -> Version:
-    """`v1.12.0-alpha.0+c9e1-dirty` is 1.12: what follows the numbers does not count. BadInput for what has none."""
+    """Parse a version: `v1.12.0-alpha.0+c9e1-dirty` is 1.12. BadInput without leading numbers."""
     match = _VERSION.fullmatch(text) if isinstance(text, str) else None
     if not match:
         raise BadInput(
@@ -62,18 +61,18 @@ def parse(text: object) -> Version:
 
 
 def features_of(version: Version) -> ApiFeatures:
-    """The last row that is not newer."""
+    """The last row that is not newer than the version."""
     return next(row for row in reversed(TABLE) if row.since <= version)
 
 
 def fetch(api: ApiClient) -> ApiFeatures:
-    """What the API server that answers understands."""
+    """The features of the API server that responds."""
     answer = api.get("/version")
     return features_of(parse(answer.get("gitVersion") if isinstance(answer, Mapping) else answer))
 
 
 def check(features: ApiFeatures) -> None:
-    """Refused if no node can advertise cores there."""
+    """Refused if nodes cannot advertise cores at this API server."""
     if not features.resources:
         problem = Problem("API server", "Kubernetes 1.8.0", "1.8.1 or later, or 1.7")
         raise Refused("cannot advertise cores: this version takes neither kind of resource", [problem])

@@ -1,6 +1,6 @@
-"""The API server for who asks one thing after the other: `kube.http_client.HttpApi` behind `requests.Requests`.
+"""A blocking client of the API server: `kube.http_client.HttpApi` as an `api_client.ApiClient`.
 
-The client runs on an event loop of its own, in a thread of its own, so any number of threads may ask.
+The client runs on an event loop in a thread of its own, so any number of threads may use it.
 """
 
 import asyncio
@@ -22,9 +22,9 @@ _END_S: Final = 5.0
 
 
 class BlockingClient:
-    """`Requests` to an `Api`, which is used on this object's own event loop and nowhere else.
+    """An `ApiClient` over an `Api`, which is used on this object's event loop and nowhere else.
 
-    End it with `close`, or use it as a context.
+    End it with `close`, or use it as a context manager.
     """
 
     def __init__(self, api: Api, server: str = "") -> None:
@@ -50,7 +50,7 @@ class BlockingClient:
         return self._value(path, lambda: self._api.delete(path, b"" if body is None else body))
 
     def close(self) -> None:
-        """End all connections; calls under way end with `Unavailable`."""
+        """Close all connections; calls in progress end with `Unavailable`."""
         if self._thread.is_alive():
             self._run(self._end)
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -87,7 +87,7 @@ class BlockingClient:
             raise Unavailable(f"{self._server}{path}", [problem]) from error
 
     def _run(self, call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        """Every call has its own deadline; ours is only for a loop that a signal's handler keeps from ending."""
+        """Run a call. It has its own deadline; this one is for a loop that a signal handler keeps from ending."""
         future = asyncio.run_coroutine_threadsafe(call(), self._loop)
         try:
             return future.result(DEADLINE_S + _END_S)
@@ -96,10 +96,10 @@ class BlockingClient:
 
 
 class BlockingApiClient(BlockingClient):
-    """The API server that the settings name; BadSettings if they cannot be used. Nothing is sent before a call."""
+    """A client with the given settings; BadSettings if they are invalid. Nothing is sent before the first call."""
 
     def __init__(self, options: KubeOptions, registry: MetricsRegistry | None = None) -> None:
         api = connect(options, registry or MetricsRegistry())
         super().__init__(api, api.server)
         self.namespace: Final = api.namespace
-        """The service account's or the context's."""
+        """The namespace of the service account or of the kubeconfig's context."""

@@ -1,4 +1,4 @@
-"""Whether a pod that asks for a core would get what it needs: one is sent to the API server to be tried, not made."""
+"""A dry run of a pod that requests a core: the API server and its webhooks process the pod without creating it."""
 
 from typing import Any, Final, NamedTuple
 
@@ -9,25 +9,25 @@ from nodewise.errors import NodewiseError, Refused
 from nodewise.kube.resources import PODS, Resource
 
 WEBHOOK: Final = "cmk.intel.com"
-"""What it is called in whatever configuration it is."""
+"""The webhook's name, which is the same in every configuration."""
 NUM_CORES: Final = "CMK_NUM_CORES"
 
 
 class ValidationCheck(NamedTuple):
-    """One thing that was looked at. `ok` is None where nobody can tell, or it is not wanted."""
+    """The result of a check. `ok` is None if it is unknown or not required."""
 
     name: str
     ok: bool | None
     seen: str
     remedy: str = ""
-    """What to do; empty where nothing is."""
+    """The action for the user; empty if none is needed."""
 
     def as_dict(self) -> dict[str, Any]:
         return self._asdict()
 
 
 class ValidationTarget(NamedTuple):
-    """What a node is held to. The pod that is tried would be in `pods`."""
+    """The node to validate, and the expected state. The dry run's pod is in the namespace `pods`."""
 
     node: str
     namespace: str
@@ -36,7 +36,7 @@ class ValidationTarget(NamedTuple):
 
 
 def webhook(api: ApiClient, wanted: ValidationTarget, features: ApiFeatures) -> ValidationCheck:
-    """That a pod which asks for a core gets what it needs. Only where pods can be tried without being made."""
+    """Check that a pod which requests a core gets what it needs. Unknown if the API server has no dry run."""
     if features.webhooks != "v1":
         return ValidationCheck("webhook", ok=None, seen="this API server cannot try a pod without making it")
     configurations = Resource(

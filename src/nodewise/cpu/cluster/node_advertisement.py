@@ -1,7 +1,7 @@
-"""What a node says of itself so that pods find it: how many exclusive cores it has, a label, and a taint.
+"""The advertisement of a node's exclusive cores: extended resources, a label and a taint.
 
-Nothing is written where all is as it should be, so this may be asked every few seconds. Whatever others write to the
-node meanwhile stays: their taints are kept as they are, whatever fields these have.
+Nothing is written if the node is up to date, so these functions may be called every few seconds. Changes by others are
+kept: their taints keep all of their fields.
 """
 
 import json
@@ -21,7 +21,7 @@ from nodewise.kube.resources import NODES
 from nodewise.observe import logs
 
 TAINTS_ANNOTATION: Final = "scheduler.alpha.kubernetes.io/taints"
-"""Where taints stood below Kubernetes 1.7, as JSON."""
+"""The annotation that held taints before Kubernetes 1.7, as JSON."""
 OURS: Final = {"key": TAINT, "value": "true", "effect": "NoSchedule"}
 
 _MANAGER: Final = {"fieldManager": "nodewise-cpu"}
@@ -30,7 +30,7 @@ _PAUSE_S: Final = 0.2
 
 
 def counts(allocations: Allocations) -> Mapping[str, int]:
-    """Of each resource how many there are: one for each CPU list of its pool. BadInput without the pool exclusive."""
+    """The number of each resource: one for each CPU list of its pool. BadInput without the pool exclusive."""
     if EXCLUSIVE not in allocations.pools:
         problem = Problem("pools", ", ".join(allocations.pools) or "none", EXCLUSIVE)
         raise BadInput("cannot count the node's cores: pool exclusive does not exist", [problem])
@@ -50,10 +50,11 @@ def advertise(
     taint: bool,
     features: ApiFeatures | None = None,
 ) -> bool:
-    """Have the node say it; whether anything had to be written. `taint`: whether to add ours, which stays without.
+    """Advertise the resources, and set the label. Returns whether the node changed.
 
-    A resource of which there is none any more is taken away, but for the exclusive cores, of which there may be 0.
-    Refused by an API server that takes no such resources; Conflict if others always write first.
+    With `taint` the node gets the taint; without, an existing one stays. A resource with the number 0 is removed,
+    except for exclusive cores. Refused if the API server supports no such resources; Conflict if others change the node
+    before every attempt.
     """
     features = features or api_versions.fetch(api)
     api_versions.check(features)
@@ -71,7 +72,7 @@ def advertise(
 
 
 def withdraw(api: ApiClient, node: str, *, features: ApiFeatures | None = None) -> bool:
-    """Have the node say none of it any more; whether anything had to be written."""
+    """Remove the resources, the taint and the label. Returns whether the node changed."""
     features = features or api_versions.fetch(api)
     steps = {
         "": lambda node_object: _untainted(node_object, features),
@@ -82,7 +83,7 @@ def withdraw(api: ApiClient, node: str, *, features: ApiFeatures | None = None) 
 
 
 def _change(api: ApiClient, node: str, steps: Mapping[str, Callable[[Object], Object]]) -> bool:
-    """Carry out patches, by subresource, each made from what the node is; anew where somebody wrote meanwhile."""
+    """Apply patches, by subresource. Each is made from the current node, again after a conflict."""
     changed = False
     for subresource, plan in steps.items():
         for number in range(_TRIES):
@@ -110,7 +111,7 @@ def _change(api: ApiClient, node: str, steps: Mapping[str, Callable[[Object], Ob
 
 
 def _capacity(node: Object, features: ApiFeatures, wanted: Mapping[str, int] | None) -> Object:
-    """The patch of the node's status; None wants no resource at all."""
+    """The patch of the node's status. With None all resources are removed."""
     status = node.get("status") or {}
     capacity, allocatable = (status.get(name) or {} for name in ("capacity", "allocatable"))
     patch: dict[str, dict[str, str | None]] = {"capacity": {}, "allocatable": {}}
@@ -139,11 +140,12 @@ def _label(node: Object, value: str | None) -> Object:
 
 
 def is_ours(taint: Mapping[str, Any]) -> bool:
+    """Whether this is the CPU manager's taint."""
     return all(taint.get(name) == value for name, value in OURS.items())
 
 
 def read_taints(node: Object, features: ApiFeatures) -> Sequence[Mapping[str, Any]]:
-    """The node's taints, each whole; BadInput if the annotation of old API servers cannot be read."""
+    """The node's taints with all fields; BadInput if the annotation of old API servers cannot be parsed."""
     if features.taints == "spec":
         return (node.get("spec") or {}).get("taints") or []
     text = (node["metadata"].get("annotations") or {}).get(TAINTS_ANNOTATION) or "[]"
@@ -158,6 +160,7 @@ def read_taints(node: Object, features: ApiFeatures) -> Sequence[Mapping[str, An
 
 
 def tainted(taints: Sequence[Mapping[str, Any]], features: ApiFeatures) -> Object:
+    """The patch that sets these taints."""
     if features.taints == "spec":
         return {"spec": {"taints": list(taints)}}
     return {"metadata": {"annotations": {TAINTS_ANNOTATION: json.dumps(list(taints), sort_keys=True)}}}
@@ -170,6 +173,6 @@ def _untainted(node: Object, features: ApiFeatures) -> Object:
 
 
 def _merged(base: Object, other: Object) -> dict[str, Any]:
-    """Both objects in one; what both have is an object in both."""
+    """Both objects in one. Values for the same key are objects, which are merged as well."""
     both = {name: _merged(base[name], other[name]) for name in base.keys() & other.keys()}
     return {**base, **other, **both}

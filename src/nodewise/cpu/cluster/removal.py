@@ -1,7 +1,7 @@
-"""Takes the CPU manager away again: from one node, and what all nodes share.
+"""Removal of the CPU manager from one node, and of the objects that all nodes share.
 
-Whether something still runs in a pool is looked at before anything is removed, so a node with running tasks stays as
-it is. What is not there is removed already: everything can be done again, in any order, on any number of nodes.
+Running tasks are looked for first, so a node with running tasks is not changed. Every step is idempotent: steps can be
+repeated, in any order, on any number of nodes.
 """
 
 import re
@@ -29,19 +29,19 @@ from nodewise.kube.api import NotFound
 from nodewise.kube.resources import NODES, PODS, Resource, selector
 
 GarbageCollection = Callable[[], object]
-"""Takes the tasks that are over out of the node's book, as its processes say; NotFound if there is no state."""
+"""Removes ended tasks from the node's store, as found in its processes; NotFound without a store."""
 
 TASKS_S: Final = 10.0
-"""How long tasks that run are waited for."""
+"""How long to wait for running tasks."""
 _ROUND_S: Final = 1.0
-"""Longer than a node agent takes from reading the state to telling the node of it."""
+"""Longer than a node agent takes from reading the store to advertising."""
 _SHARED_PODS: Final = ("cmk-cluster-init-pod", "cmk-discover-pod", "cmk-init-pod", "cmk-install-pod")
 _SHARED_DAEMON_SETS: Final = ("cmk-node-report-ds-all", "cmk-reconcile-ds-all")
 _DAEMON_SETS: Final = "daemonsets"
 
 
 class RemovalStep(NamedTuple):
-    """One thing, and what was done about it: removed, or not there."""
+    """An object, and what was done to it: removed, or not there."""
 
     name: str
     outcome: str
@@ -51,13 +51,13 @@ ProgressReporter = Callable[[RemovalStep], None]
 
 
 class RemovedNode(NamedTuple):
-    """A node to leave."""
+    """A node to remove the CPU manager from."""
 
     name: str
     namespace: str
     store: AllocationStore
     sweep: GarbageCollection | None
-    """None where the node's processes cannot be seen: all tasks that are written down count as running."""
+    """None if the node's processes cannot be read: then all stored tasks count as running."""
 
 
 def leave(
@@ -67,7 +67,7 @@ def leave(
     deadline: Deadline,
     report_progress: ProgressReporter,
 ) -> None:
-    """Remove from a node everything but the program. Unavailable if tasks run: then all is as it was."""
+    """Remove everything but the program from a node. Unavailable if tasks are running: then nothing has changed."""
     _await_no_tasks(node, deadline, _own_pods(api, node), spares_infra=True)
     for reference in _own(api, node, features):
         _remove(api, reference, deadline, report_progress)
@@ -88,7 +88,7 @@ def leave_cluster(
     deadline: Deadline,
     report_progress: ProgressReporter,
 ) -> None:
-    """Remove what all nodes share, such as the webhook, the first of `shared` first."""
+    """Remove the objects that all nodes share, such as the webhook; the first of `shared` first."""
     samples = [_named("Pod", "v1", name, namespace) for name in _SHARED_PODS]
     samples += [_named("DaemonSet", features.daemon_sets, name, namespace) for name in _SHARED_DAEMON_SETS]
     for reference in (*samples, *shared):
@@ -96,14 +96,14 @@ def leave_cluster(
 
 
 def definitions(features: ApiFeatures) -> Sequence[Object]:
-    """The kinds of reports, whose objects go with them."""
+    """The definitions of report kinds; their objects are removed with them."""
     return [reports.definition(kind, features) for kind in reports.KINDS]
 
 
 def agent(
     api: ApiClient, namespace: str, features: ApiFeatures, report_progress: ProgressReporter
 ) -> Sequence[Object]:
-    """The node agent's DaemonSet, unless a node has pools still: then it says so."""
+    """The node agent's DaemonSet; none, with a progress message, if any node still has pools."""
     if features.webhooks == "none":
         return ()
     made = _named("DaemonSet", features.daemon_sets, agent_daemonset.NAME, namespace)
@@ -120,7 +120,7 @@ def agent(
 
 
 def webhook(namespace: str, features: ApiFeatures) -> Sequence[Object]:
-    """What `cluster-init` makes of the webhook, the caller first: nothing is called that is going."""
+    """The webhook's objects, its registration first: the API server never calls a webhook that is being removed."""
     if features.webhooks == "none":
         return ()
     group = f"admissionregistration.k8s.io/{features.webhooks}"
@@ -139,7 +139,7 @@ def _named(kind: str, version: str, name: str, namespace: str) -> Object:
 
 
 def _own(api: ApiClient, node: RemovedNode, features: ApiFeatures) -> list[Object]:
-    """The pods and DaemonSets that prepare, look after and reconfigure this node, whatever their commands are."""
+    """The pods and DaemonSets that were created for this node, whatever their commands are."""
     command = f"(?:{'|'.join(setup_objects.ALLOWED)})"
     name = re.escape(node.name)
     form = re.compile(
@@ -159,14 +159,14 @@ def _own(api: ApiClient, node: RemovedNode, features: ApiFeatures) -> list[Objec
 
 
 def _own_pods(api: ApiClient, node: RemovedNode) -> frozenset[str]:
-    """UIDs of the pods of this node's DaemonSets, which run in the pool infra themselves."""
+    """The UIDs of the pods of this node's DaemonSets, which are tasks of the pool infra themselves."""
     there = setup.list_all(api, PODS.path(node.namespace), {})
     form = re.compile(rf"cmk-[a-z-]+-ds-{re.escape(node.name)}-[a-z0-9]+")
     return frozenset(pod["metadata"]["uid"] for pod in there if form.fullmatch(pod["metadata"]["name"]))
 
 
 def _remove(api: ApiClient, made: Object, deadline: Deadline, report_progress: ProgressReporter) -> None:
-    """With a DaemonSet its pods, waited for: they hold a place in the pool infra."""
+    """Remove an object; with a DaemonSet also wait for its pods, which are tasks of the pool infra."""
     was_there = object_writer.remove(api, made, deadline)
     if made["kind"] == "DaemonSet":
         _remove_pods(api, made, deadline)
@@ -193,9 +193,9 @@ def _running(allocations: Allocations, spared: Callable[[str, str], bool]) -> It
 def _await_no_tasks(
     node: RemovedNode, deadline: Deadline, own: frozenset[str], *, spares_infra: bool
 ) -> StoredAllocations | None:
-    """The state on which nothing runs; None if there is none. Unavailable if tasks run for `TASKS_S` still.
+    """The store's content without running tasks; None without a store. Unavailable if tasks run after `TASKS_S`.
 
-    `spares_infra`: tasks of `own` pods, and of pods that nobody wrote down, are no hindrance there.
+    With `spares_infra`, tasks of the pool infra may run if they are those of `own` pods or of no known pod.
     """
 
     def spared(pool: str, pod: str) -> bool:
@@ -216,7 +216,7 @@ def _await_no_tasks(
 
 
 def _swept(node: RemovedNode) -> StoredAllocations | None:
-    """The node's state, without what is over; None if there is none. Unavailable while it is being reconfigured."""
+    """The store's content without ended tasks; None without a store. Unavailable during a reconfiguration."""
     try:
         if node.sweep:
             node.sweep()
@@ -236,14 +236,14 @@ def _remove_state(node: RemovedNode, deadline: Deadline, report_progress: Progre
         try:
             node.store.delete(stored.version)
         except Conflict:
-            continue  # a task came, or went
+            continue  # a task was started or ended meanwhile
         return report_progress(RemovalStep(node.store.place, "removed"))
 
 
 def _remove_reports(
     api: ApiClient, node: RemovedNode, features: ApiFeatures, report_progress: ProgressReporter
 ) -> None:
-    """In both namespaces: the older program had them in `default`, wherever all else was."""
+    """Remove the reports in both namespaces: CMK always wrote them to `default`."""
     name = reports.name_of(node.name)
     for kind in reports.KINDS:
         place = kind.old_resource if features.reports == "third-party" else kind.resource
@@ -267,7 +267,7 @@ def _withdraw(
     deadline: Deadline,
     report_progress: ProgressReporter,
 ) -> None:
-    """Until it stays away: a node agent in the middle of a round may write it once more."""
+    """Withdraw until nothing changes any more: a node agent in the middle of a round may advertise once more."""
     title = "resources, taint and label"
     try:
         was_there = again = node_advertisement.withdraw(api, node.name, features=features)
@@ -281,6 +281,6 @@ def _withdraw(
 
 
 def boot_of(api: ApiClient, node: str) -> str:
-    """The boot id of the node's kernel, as its kubelet told it; empty if that is not known."""
+    """The boot id of the node's kernel as the kubelet reported it; empty if unknown."""
     node_object: Mapping[str, Any] = object_writer.find(api, NODES.path(name=node)) or {}
     return str((node_object.get("status") or {}).get("nodeInfo", {}).get("bootID", ""))

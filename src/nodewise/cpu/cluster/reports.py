@@ -1,7 +1,7 @@
-"""Reports of nodes as objects in the API server: what a node has, and what was reclaimed on it.
+"""Reports about nodes as objects in the API server: a node's cores and pools, and reclaimed CPU lists.
 
-The kinds are the older CPU manager's. Today's API servers take a definition with a schema, which is in `deploy/crds`
-as well; older ones take what their version knows.
+The kinds are CMK's. Current API servers need a definition with a schema, which is in `deploy/crds` too; older ones get
+the form of their version.
 """
 
 import re
@@ -20,7 +20,7 @@ from nodewise.observe import logs
 
 GROUP: Final = "intel.com"
 _OLD_GROUP: Final = "cmk.intel.com"
-"""Of third-party resources, below Kubernetes 1.7."""
+"""The group of third-party resources, before Kubernetes 1.7."""
 _TRIES: Final = 10
 _SERVED_S: Final = 30.0
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
@@ -33,11 +33,11 @@ class ReportKind(NamedTuple):
     """`cmk-nodereport`: the singular, for kubectl."""
     short: str
     old: str
-    """What it was called as a third-party resource: `Nodereport`."""
+    """The kind as a third-party resource: `Nodereport`."""
     schema: Mapping[str, Any]
-    """Of the report itself."""
+    """The schema of the report itself."""
     columns: Mapping[str, tuple[str, str]]
-    """What `kubectl get` shows besides the name: type, and place below the report."""
+    """The columns of `kubectl get` besides the name: type, and path in the report."""
 
     @property
     def resource(self) -> Resource:
@@ -53,7 +53,7 @@ _CPUS: Final = {"type": "array", "items": {"type": "integer"}}
 
 
 def _object(required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:
-    """Fields that we do not know yet are kept."""
+    """A schema of an object, which keeps unknown fields."""
     requirement = {"required": list(required)} if required else {}
     return {
         "type": "object",
@@ -116,7 +116,7 @@ KINDS: Final = (NODE_REPORT, RECONCILE_REPORT)
 def name_of(node: str) -> str:
     """The name of a node's reports; BadInput if there is none.
 
-    What is neither a letter, a digit nor `-` becomes `-`, so nodes `a.b` and `a-b` share one.
+    Characters other than letters, digits and `-` are replaced by `-`, so the nodes `a.b` and `a-b` share one.
     """
     name = re.sub(r"[^-a-z0-9]", "-", node.lower())
     if not _NAME.fullmatch(name):
@@ -128,7 +128,7 @@ def name_of(node: str) -> str:
 
 
 def definition(kind: ReportKind, features: ApiFeatures) -> dict[str, Any]:
-    """What makes an API server know the kind."""
+    """The object that defines the kind in an API server."""
     if features.reports == "third-party":
         name = f"{kind.old.lower()}.{_OLD_GROUP}"
         head = {"apiVersion": "extensions/v1beta1", "kind": "ThirdPartyResource", "metadata": {"name": name}}
@@ -170,10 +170,9 @@ def publish(
     report: Mapping[str, Any],
     features: ApiFeatures | None = None,
 ) -> bool:
-    """Have the API server keep the node's newest report of a kind; False if it cannot, which is logged.
+    """Store a node's newest report of a kind. Returns False if that is not possible, which is logged.
 
-    The definition of the kind is made where it is missing and we may. Raises what else goes wrong: Unavailable
-    without an answer, Refused without rights.
+    A missing definition of the kind is created if permitted. Unavailable without a response, Refused without the right.
     """
     name = name_of(node)
     features = features or api_versions.fetch(api)
@@ -203,7 +202,7 @@ def _body(resource: Resource, name: str, report: Mapping[str, Any]) -> dict[str,
 
 
 def _put(api: ApiClient, resource: Resource, namespace: str, body: dict[str, Any]) -> None:
-    """Make the object, or let the body take the place of what there is; NotFound if its kind is unknown."""
+    """Create the object, or replace the existing one; NotFound if its kind is unknown."""
     path = resource.path(namespace, body["metadata"]["name"])
     for number in range(_TRIES):
         try:
@@ -226,7 +225,7 @@ def _put(api: ApiClient, resource: Resource, namespace: str, body: dict[str, Any
 
 
 def define(api: ApiClient, kind: ReportKind, features: ApiFeatures) -> bool:
-    """Make the API server know a kind, and wait until it does; False if we may not, or it does not in time."""
+    """Define a kind, and wait until the API server serves it; False without the right, or at the timeout."""
     body = definition(kind, features)
     third_party = features.reports == "third-party"
     resource = kind.old_resource if third_party else kind.resource
@@ -248,7 +247,7 @@ def define(api: ApiClient, kind: ReportKind, features: ApiFeatures) -> bool:
 
 
 def _is_served(api: ApiClient, resource: Resource) -> bool:
-    """The list of all objects is refused to who may only write some; that it is refused shows that it is served."""
+    """Whether the API server serves the kind. A refused list shows it as well: some users may only write objects."""
     try:
         resources: Object = api.get(escaped("apis", resource.group, resource.version))
     except NodewiseError:

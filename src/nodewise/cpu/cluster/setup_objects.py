@@ -1,7 +1,7 @@
-"""The pods and DaemonSets by which nodes are prepared, as values.
+"""The pods and DaemonSets that prepare nodes.
 
-Names, commands and mounts are those of the older CPU manager, so that what it left behind is found and replaced.
-Commands in containers are lines for a shell: `check` lets nothing into them that a shell would read otherwise.
+Names, commands and mounts are those of CMK, so that its objects are found and replaced. Commands in containers are
+lines for a shell: `check` rejects values that a shell would interpret.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ RECONCILE: Final = "reconcile"
 NODE_REPORT: Final = "nodereport"
 
 ONCE: Final = (INIT, INSTALL, DISCOVER)
-"""Commands that end, in the order in which they run: cores are not advertised before the program is there."""
+"""Commands that end, in the order in which they run: cores are advertised after the program is installed."""
 ALWAYS: Final = (RECONCILE, NODE_REPORT)
 ALLOWED: Final = (INIT, DISCOVER, INSTALL, RECONCILE, NODE_REPORT)
 
@@ -33,7 +33,7 @@ IMAGE: Final = f"nodewise:{nodewise.__version__}"
 ACCOUNT: Final = "cmk-serviceaccount"
 PULL_POLICIES: Final = ("Never", "IfNotPresent", "Always")
 MADE_FROM: Final = "cpu.nodewise.io/made-from"
-"""The annotation that tells what an object was made from, so that it is found to be the wanted one, or not."""
+"""The annotation with a digest of the template that an object was created from."""
 
 _PROGRAM: Final = "/cmk/cmk.py"
 _INIT_CONTAINERS: Final = "pod.beta.kubernetes.io/init-containers"
@@ -41,7 +41,7 @@ _PROC: Final = {"name": "host-proc", "hostPath": {"path": "/proc"}}
 _PROC_MOUNT: Final = {"mountPath": "/host/proc", "name": "host-proc", "readOnly": True}
 _AGENT: Final = str(PurePosixPath(DEFAULT_SOCKET).parent)
 _SOCKET: Final = {"name": "agent", "hostPath": {"path": _AGENT, "type": "DirectoryOrCreate"}}
-"""Where there is a node agent it moves the tasks, for it may hold them to their CPUs by cgroup."""
+"""The node agent moves the tasks if there is one, because it may confine them by cpusets."""
 _SOCKET_MOUNT: Final = {"mountPath": _AGENT, "name": "agent", "readOnly": True}
 _CLOSED: Final = {"readOnlyRootFilesystem": True, "allowPrivilegeEscalation": False}
 _LONGEST_LABEL: Final = 63
@@ -56,7 +56,7 @@ _NUMBER: Final = re.compile(r"\d{1,6}", re.ASCII)
 
 
 class SetupOptions(NamedTuple):
-    """What every pod is made from, as `cluster-init` and `reconfigure_setup` are told it."""
+    """The options of all pods, from `cluster-init` or `reconfigure_setup`."""
 
     ask: PoolOptions = PoolOptions()
     image: str = IMAGE
@@ -69,7 +69,7 @@ class SetupOptions(NamedTuple):
 
 
 def parse_commands(text: str) -> tuple[str, ...]:
-    """The commands of `--cmk-cmd-list`; BadSettings names those that there are not, and init in a later place."""
+    """The commands of `--cmk-cmd-list`; BadSettings names unknown ones, and `init` if it is not the first."""
     commands = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
     wrong = [
         Problem("--cmk-cmd-list", shown(command), ", ".join(ALLOWED))
@@ -83,14 +83,14 @@ def parse_commands(text: str) -> tuple[str, ...]:
 
 
 def parse_count(text: str, option: str) -> int:
-    """A number of cores; BadSettings for what is no whole number of 0 or more."""
+    """A number of cores; BadSettings if it is not a whole number of 0 or more."""
     if not _NUMBER.fullmatch(text.strip()):
         _raise([Problem(option, shown(text), "a positive integer, or 0")])
     return int(text)
 
 
 def check(options: SetupOptions) -> None:
-    """BadSettings names each value that cannot be what it should be, or that a shell would read otherwise."""
+    """BadSettings names every invalid value, and every value that a shell would interpret."""
     plain = "letters, digits and"
     patterns = (
         ("--cmk-img", options.image, _IMAGE, "an image's name"),
@@ -111,7 +111,7 @@ def check(options: SetupOptions) -> None:
 
 
 def check_node(name: str, option: str = "--host-list") -> None:
-    """BadSettings for a text that no node can be called."""
+    """BadSettings if the text cannot be a node's name."""
     if not _DOMAIN.fullmatch(name):
         _raise([Problem(option, shown(name), "names of nodes, separated by commas")])
 
@@ -134,7 +134,7 @@ def reconfigure_name(node: str, *, checks: bool = False) -> str:
 
 
 def preparing(commands: Sequence[str], node: str, options: SetupOptions, features: ApiFeatures) -> Object:
-    """The pod whose containers prepare a node, one after the other, and end."""
+    """The pod whose containers prepare a node, one after the other."""
     ordered = [command for command in ONCE if command in commands]
     containers = [_container(name, _line(name, options), options) for name in ordered]
     first, last = containers[:-1], containers[-1:]
@@ -142,7 +142,7 @@ def preparing(commands: Sequence[str], node: str, options: SetupOptions, feature
 
 
 def daemon_set(commands: Sequence[str], node: str, options: SetupOptions, features: ApiFeatures) -> Object:
-    """The DaemonSet of a single node, whose containers go on looking after it."""
+    """The DaemonSet of a single node, whose containers maintain it."""
     name = daemon_set_name(commands, node)
     containers = [_container(command, _line(command, options), options) for command in commands]
     spec = _spec(node, options, {"containers": containers, "restartPolicy": "Always"})
@@ -156,12 +156,12 @@ def daemon_set(commands: Sequence[str], node: str, options: SetupOptions, featur
     metadata = {"name": name, "namespace": options.namespace}
     made = {"apiVersion": features.daemon_sets, "kind": "DaemonSet", "metadata": metadata, "spec": whole}
     stamp = {MADE_FROM: _stamp(made)}
-    about["annotations"] = stamp  # so that its pods tell of which template they are
+    about["annotations"] = stamp  # identifies the template that a pod was created from
     return made | {"metadata": {**metadata, "annotations": stamp}}
 
 
 def reconfiguring(node: str, options: SetupOptions, *, checks: bool = False) -> Object:
-    """The pod that gives a node other pools, or only looks whether it could."""
+    """The pod that gives a node other pools, or only checks whether that is possible."""
     ask = options.ask
     line = (
         f"{_PROGRAM} reconfigure --node-name={node} --num-exclusive-cores={ask.exclusive}"
@@ -181,7 +181,7 @@ def reconfiguring(node: str, options: SetupOptions, *, checks: bool = False) -> 
 
 
 def label(name: str) -> str:
-    """The name as a label's value, which may not be as long as a name: its end is a digest where it has to be cut."""
+    """The name as the value of a label. A name that is too long is cut, and ends with a digest."""
     if len(name) <= _LONGEST_LABEL:
         return name
     digest = hashlib.sha256(name.encode()).hexdigest()[:10]
@@ -189,7 +189,7 @@ def label(name: str) -> str:
 
 
 def _line(command: str, options: SetupOptions) -> str:
-    """What a container runs, to the letter as the older program had it."""
+    """The command line of a container, exactly as CMK had it."""
     namespace = f"--namespace={options.namespace}"
     forever = (
         f"{_PROGRAM} isolate --pool=infra {namespace} {_PROGRAM} -- %s --interval=5 --publish {namespace}"
@@ -211,7 +211,7 @@ def _container(name: str, line: str, options: SetupOptions) -> dict[str, Any]:
     program = {"mountPath": DEFAULT_INSTALL_DIR, "name": "cmk-install-dir"}
     mounts = {
         INIT: [_PROC_MOUNT],
-        INSTALL: [program, _PROC_MOUNT],  # it leaves versions alone that somebody runs
+        INSTALL: [program, _PROC_MOUNT],  # `install` keeps versions that are in use
         DISCOVER: [],
         RECONCILE: [_PROC_MOUNT, program | {"readOnly": True}],
         NODE_REPORT: [_PROC_MOUNT, program | {"readOnly": True}],
@@ -233,11 +233,11 @@ def _container(name: str, line: str, options: SetupOptions) -> dict[str, Any]:
 
 
 def _rights(name: str) -> Mapping[str, Any]:
-    """As few as each needs. Whose a process is stands in its environment, which its owner and SYS_PTRACE may read."""
+    """The least rights that each command needs. Reading the environment of other users' processes takes SYS_PTRACE."""
     if name == INSTALL:
         return {
-            "privileged": True,  # profiles of SELinux and AppArmor keep other containers from the host
-            "runAsUser": 0,  # the host's folder is root's, and the image's user is not
+            "privileged": True,  # profiles of SELinux and AppArmor deny containers access to the host
+            "runAsUser": 0,  # the host's folder belongs to root, and the image's user is another one
         }
     if name in {RECONCILE, "reconfigure"}:
         added = ["DAC_READ_SEARCH", "SYS_PTRACE", *(["SYS_NICE"] if name == "reconfigure" else [])]
@@ -255,7 +255,7 @@ def _rights(name: str) -> Mapping[str, Any]:
 def _with_first(
     features: ApiFeatures, containers: Sequence[Object], first: Sequence[Object]
 ) -> Mapping[str, Mapping[str, Any]]:
-    """Containers, and those that run before them, as this API server takes them: spec and annotations."""
+    """Containers and init containers in the form of this API server: spec and annotations."""
     if first and features.init_containers == "annotation":
         return {
             "annotations": {_INIT_CONTAINERS: json.dumps(list(first))},
@@ -295,14 +295,14 @@ def _stamp(made: Object) -> str:
 
 
 def stamped(made: Object) -> Object:
-    """The object with what it was made from written on it."""
+    """The object with the digest of its template."""
     metadata = made["metadata"]
     annotations = {**metadata.get("annotations", {}), MADE_FROM: _stamp(made)}
     return {**made, "metadata": {**metadata, "annotations": annotations}}
 
 
 def is_current(existing: Object, wanted: Object) -> bool:
-    """Whether an object that is there was made from the same, and nobody has changed anything of that since."""
+    """Whether an object was created from the same template and not changed since."""
     stamp = wanted["metadata"]["annotations"][MADE_FROM]
     same = (existing["metadata"].get("annotations") or {}).get(MADE_FROM) == stamp
     return same and all(
@@ -311,7 +311,7 @@ def is_current(existing: Object, wanted: Object) -> bool:
 
 
 def agrees(actual: object, wanted: object) -> bool:
-    """Whether what both name is the same: servers add defaults, and leave out what they do not know."""
+    """Whether the values for common keys are equal: API servers add defaults, and drop unknown fields."""
     if isinstance(wanted, Mapping) and isinstance(actual, Mapping):
         return all(agrees(actual[key], wanted[key]) for key in wanted if key in actual)
     if isinstance(wanted, list | tuple) and isinstance(actual, list):

@@ -1,6 +1,6 @@
-"""Whether a node is as the CPU manager needs it: each thing that its older manual had people look at, and the remedy.
+"""Validation of a node: the checks that CMK's manual described, each with a remedy.
 
-Everything is only looked at. A pod that asks for a core is sent to the API server to be tried, not to be made.
+Nothing is changed. A pod that requests a core is sent to the API server as a dry run.
 """
 
 import re
@@ -20,13 +20,13 @@ from nodewise.kube.api import NotFound
 from nodewise.kube.resources import NODES, PODS, selector
 
 _SWEEPERS: Final = re.compile(r"\b(cpu|cmk) agent\b|\breconcile\b")
-"""In the command of a container that frees what is over."""
+"""The commands of containers that release the CPUs of ended tasks."""
 
 
 def validate(
     api: ApiClient, store: AllocationStore, wanted: ValidationTarget, features: ApiFeatures
 ) -> Iterator[ValidationCheck]:
-    """All that can be seen from afar, in the order of the manual. Unavailable if the API server does not answer."""
+    """All checks through the API server, in the manual's order. Unavailable without a response."""
     try:
         node: Object = api.get(NODES.path(name=wanted.node))
     except NotFound as error:
@@ -99,7 +99,7 @@ def _pools(
 def _resources(
     node: Object, stored: StoredAllocations | None, wanted: ValidationTarget, features: ApiFeatures
 ) -> Iterator[ValidationCheck]:
-    """That the node says of each resource what its pools have, and that pods may have as many."""
+    """Check that the node advertises as many of each resource as its pools have, and that pods may use them."""
     if not features.resources:
         yield ValidationCheck(
             "resources", ok=False, seen="Kubernetes 1.8.0 takes none", remedy="Kubernetes 1.8.1 or later"
@@ -131,7 +131,7 @@ def _resources(
 def _processes(
     api: ApiClient, stored: StoredAllocations | None, wanted: ValidationTarget
 ) -> Iterator[ValidationCheck]:
-    """That somebody frees what is over, and that those who hold cores are pods of the node."""
+    """Check that a garbage collector is running, and that the tasks belong to pods of the node."""
     try:
         pods = api.get(PODS.path(), {"fieldSelector": selector("spec.nodeName", wanted.node)})["items"]
     except Refused as error:
@@ -143,7 +143,7 @@ def _processes(
 
 
 def _agent(sweepers: Sequence[Object]) -> ValidationCheck:
-    """Whether one of the pods that free ended tasks' cores is ready."""
+    """Check that one of the pods that release the CPUs of ended tasks is ready."""
     if not sweepers:
         remedy = "kubectl apply -f deploy/cpu-agent.yaml"
         return ValidationCheck("agent", ok=False, seen="no node agent, no reconcile", remedy=remedy)

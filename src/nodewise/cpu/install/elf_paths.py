@@ -1,10 +1,10 @@
-"""The two paths that an executable names: its loader's (ELF's PT_INTERP) and its libraries' (DT_RPATH).
+"""The two paths in an executable: its loader's (PT_INTERP of ELF) and its libraries' (DT_RPATH).
 
 Standard library only.
 
-The kernel starts a dynamically linked program by the loader whose absolute path stands in it, and the loader finds
-the libraries by another; one relative to the program (`$ORIGIN`) would need `/proc`. A program that brings its own
-has to name paths that depend on where it will be, so they are written when that is known, into room that was left.
+The kernel starts a dynamically linked program by the absolute path of the loader in it, and the loader finds the
+libraries by the other path; a path relative to the program (`$ORIGIN`) would need `/proc`. The bundled loader and
+libraries are at a path that is known at the installation, so it is written then, into space that the build reserves.
 """
 
 import struct
@@ -14,11 +14,11 @@ from typing import Final, NamedTuple
 from nodewise.errors import BadInput, Problem, shown
 
 LONGEST_PATH: Final = 255
-"""Bytes of the paths that `cpu.node.packaging` has put in: so long the new ones may be."""
+"""The space in bytes that `bundle.build` reserves for a path, and so the longest path."""
 
 _HEADER_BYTES: Final = 64
 _MAGIC: Final = b"\x7fELF\x02"
-"""Of 64-bit files; the byte after it is the order of bytes, 1 for the least significant first."""
+"""The first bytes of 64-bit files; the next byte is the byte order, 1 for little-endian."""
 _ORDERS: Final = {1: "<", 2: ">"}
 _LOAD, _DYNAMIC, _INTERPRETER = 1, 2, 3
 _STRINGS, _RPATH = 5, 15
@@ -38,7 +38,7 @@ class _Segment(NamedTuple):
 
 
 def relocated(program: bytes, loader: str, libraries: str) -> bytes:
-    """The program with other paths. BadInput if it is no executable that has room for them."""
+    """The program with other paths. BadInput if it is not an executable with space for them."""
     for what, path, at in zip(("loader", "libraries"), (loader, libraries), _places(program), strict=True):
         text = path.encode()
         if len(text) > LONGEST_PATH:
@@ -51,7 +51,7 @@ def relocated(program: bytes, loader: str, libraries: str) -> bytes:
 
 
 def _places(program: bytes) -> tuple[int, int]:
-    """Where the two paths begin, with room behind each."""
+    """The offsets of the two paths, each with space behind it."""
     order = _ORDERS.get(program[5]) if len(program) >= _HEADER_BYTES and program.startswith(_MAGIC) else None
     if order is None:
         raise _bad(shown(program[:8]), "a 64-bit ELF executable")
@@ -74,7 +74,7 @@ def _places(program: bytes) -> tuple[int, int]:
 
 
 def _file_offset(address: int, loaded: Iterable[_Segment]) -> int | None:
-    """Where the file has what is loaded at an address; None if no segment does."""
+    """The offset in the file of what is loaded at an address; None if no segment contains the address."""
     for segment in loaded:
         if 0 <= address - segment.address < segment.stored:
             return segment.offset + address - segment.address
@@ -82,7 +82,7 @@ def _file_offset(address: int, loaded: Iterable[_Segment]) -> int | None:
 
 
 def _has_room(program: bytes, at: int) -> bool:
-    """Whether a path is there, padded with zeros to the room that the bundle reserves."""
+    """Whether there is a path, padded with zeros to the reserved space."""
     path, _, rest = program[at : at + LONGEST_PATH + 1].partition(b"\0")
     return len(path) + len(rest) == LONGEST_PATH and not rest.strip(b"\0")
 
@@ -95,7 +95,7 @@ def _segments(program: bytes, order: str) -> Iterator[_Segment]:
 
 
 def _entries(program: bytes, order: str, segment: _Segment) -> Iterator[tuple[int, int]]:
-    """Tag and value of what the loader is told."""
+    """Tag and value of each entry of the dynamic section."""
     for at in range(segment.offset, segment.offset + segment.stored, 16):
         tag, value = struct.unpack_from(f"{order}QQ", program, at)
         if not tag:

@@ -1,11 +1,11 @@
-"""Puts a ready folder with the program on a host, from where containers mount it.
+"""Installs the bundled program on a host, in a folder that containers mount.
 
 Standard library only.
 
-Each version is in a folder of its own, named by what is in it, and `cmk` is a link to the program of one of them,
-which is swapped in one step: whoever starts it meanwhile has the old version or the new one, whole. A folder is
-written under another name first, so what has the right name is complete. The program names the loader by the path
-that it has in containers (`mount`).
+Each version has a folder of its own, named by the digest of its content. `cmk` is a link to the program of one version,
+and is replaced atomically: a process that starts meanwhile gets the old version or the new one. A folder is written
+under another name first, so a folder with the final name is complete. The program contains the path of the loader in
+containers (`mount`).
 """
 
 import fcntl
@@ -25,17 +25,18 @@ from nodewise.errors import BadInput, NodewiseError, Problem, Refused
 
 PROGRAM: Final = "cmk"
 LIBRARIES: Final = "lib"
-"""The folder beside the program that holds Python, the libraries and the loader."""
+"""The folder beside the program, with Python, the libraries and the loader."""
 _VERSION: Final = f".{PROGRAM}-"
 _UNFINISHED: Final = ".part"
 _LOCK: Final = f".{PROGRAM}.lock"
 _CHUNK_BYTES: Final = 1 << 20
 _SETTLING_S: Final = 0.2
-"""Between the swap of the link and the look at who runs what: the kernel is then through with starting the old one."""
+"""The pause between the replacement of the link and the search for processes: a start of the old version is over then.
+"""
 
 
 class InstallResult(NamedTuple):
-    """What has been done."""
+    """The result of an installation."""
 
     program: Path
     """The link."""
@@ -43,17 +44,17 @@ class InstallResult(NamedTuple):
     """The name of the folder."""
     changed: bool
     removed: tuple[str, ...]
-    """Versions that nobody ran any more."""
+    """Versions that were removed because no process ran them."""
     kept: tuple[str, ...]
-    """Older versions that are still run, or of which that is not known."""
+    """Older versions that are in use, or of which that is unknown."""
 
 
 def install(folder: Path, into: Path, mount: Path, proc: Path | None) -> InstallResult:
-    """Installs the program of a ready folder, or changes nothing if it is what is there.
+    """Install the program of a bundle; nothing changes if it is installed already.
 
-    `proc` shows the processes of the host; without it no older version is removed. BadInput if the folder is not
-    ready to be installed, or if others than root can write to it or to the host's; Refused if the host's folder cannot
-    be written: the old version then is as it was.
+    `proc` shows the host's processes; without it no older version is removed. BadInput if the bundle is incomplete, or
+    if users other than root can write to it or to the host's folder; Refused if the host's folder cannot be written:
+    then the old version is unchanged.
     """
     trusted_files.check_tree(folder)
     trusted_files.check_folder(into)
@@ -76,9 +77,9 @@ def install(folder: Path, into: Path, mount: Path, proc: Path | None) -> Install
 
 
 def remove(into: Path) -> bool:
-    """Takes the program away, with all its versions; False if there is none. Who runs one goes on with it.
+    """Remove the program with all its versions; False if there is none. Running processes are not affected.
 
-    Refused if the folder cannot be written to.
+    Refused if the folder cannot be written.
     """
     link = into / PROGRAM
     trusted_files.check_folder(into)
@@ -97,7 +98,7 @@ def remove(into: Path) -> bool:
 
 
 def _loader(folder: Path) -> str:
-    """The file name of the loader in a ready folder."""
+    """The file name of the loader in a bundle."""
     libraries = folder / LIBRARIES
     names = sorted(path.name for path in libraries.glob("ld-linux*.so.*")) + sorted(
         path.name for path in libraries.glob("ld64.so.*")
@@ -111,7 +112,7 @@ def _loader(folder: Path) -> str:
 
 
 def _digest(folder: Path, mount: str) -> str:
-    """Of all files with their names and whether they can be run; the paths in the program count as `mount`."""
+    """The digest of all files with their names and modes. The paths in the program count as `mount`."""
     digest = hashlib.sha256(mount.encode())
     for path in sorted(path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()):
         name = path.relative_to(folder).as_posix()
@@ -130,7 +131,7 @@ def _digest(folder: Path, mount: str) -> str:
 
 @contextmanager
 def _alone(into: Path) -> Iterator[None]:
-    """Nobody else installs there meanwhile; the kernel takes the lock back from who dies."""
+    """Hold the lock against concurrent installations. The kernel releases it when its owner ends."""
     lock = os.open(into / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -140,7 +141,7 @@ def _alone(into: Path) -> Iterator[None]:
 
 
 def _placed(folder: Path, target: Path, loader: Path) -> bool:
-    """Whether the version had to be written; one that is damaged is put aside."""
+    """Place the version. Returns whether it was written; a damaged one is put aside."""
     mount = str(loader.parent.parent.parent)
     if target.is_dir():
         if _is_whole(target, mount):
@@ -170,7 +171,7 @@ def _is_whole(target: Path, mount: str) -> bool:
 
 
 def _copied(folder: Path, target: Path) -> None:
-    """Readable for everybody, whoever copies: containers run as any user."""
+    """Copy the files, readable for everybody: containers run as any user."""
     target.mkdir()
     target.chmod(0o755)
     for path in sorted(folder.iterdir()):
@@ -198,7 +199,7 @@ def _flush(path: Path) -> None:
 
 
 def _linked(into: Path, version: str) -> bool:
-    """Whether the link had to be changed. It is relative, for the folder has another path in containers."""
+    """Update the link, and return whether it changed. It is relative: containers have the folder at another path."""
     link, wanted = into / PROGRAM, f"{version}/{PROGRAM}"
     if link.is_symlink() and str(link.readlink()) == wanted:
         return False
@@ -214,7 +215,7 @@ def _linked(into: Path, version: str) -> bool:
 
 
 def _cleared(into: Path, version: str, proc: Path | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The older versions that were removed, and those that were not."""
+    """Remove unused older versions. Returns the removed and the kept ones."""
     older = sorted(path.name for path in into.glob(f"{_VERSION}*") if path.name != version)
     if not older or proc is None:
         return (), tuple(older)
@@ -229,9 +230,9 @@ def _cleared(into: Path, version: str, proc: Path | None) -> tuple[tuple[str, ..
 
 
 def _running(proc: Path) -> frozenset[tuple[int, int]] | None:
-    """Device and inode of every program that runs: paths would be those of containers.
+    """Device and inode of every running program; paths would be those of containers.
 
-    None if there is one of our name whose program is not shown.
+    None if the program of a process with our name cannot be read.
     """
     inodes: set[tuple[int, int]] = set()
     for path in proc.iterdir():
@@ -243,14 +244,14 @@ def _running(proc: Path) -> frozenset[tuple[int, int]] | None:
             if _name(path) == PROGRAM:
                 return None
         except OSError:
-            continue  # it has ended, or is the kernel's own
+            continue  # the process has ended, or is a kernel thread
         else:
             inodes.add((status.st_dev, status.st_ino))
     return frozenset(inodes)
 
 
 def _name(process: Path) -> str:
-    """What the kernel calls it, which everybody may read."""
+    """The kernel's name of the process, which every user may read."""
     try:
         return read_text(process / "comm").strip(WHITE_SPACE)
     except OSError:
@@ -258,7 +259,7 @@ def _name(process: Path) -> str:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """None if it is not there."""
+    """Device and inode; None if the file does not exist."""
     try:
         status = path.stat()
     except FileNotFoundError:

@@ -1,12 +1,12 @@
 """The admission webhook that gives pods what `isolate` needs.
 
-| file | what lives there |
+| file | content |
 |---|---|
-| `merging.py`, `patch.py` | a partial object merged into a whole one, and what is new in that as a JSON patch |
-| `pod_mutation.py` | which pods ask for cores, and what they get besides |
-| `admission_review.py` | an AdmissionReview answered: bytes in, bytes out |
-| `webhook_config.py` | server.yaml and mutations.yaml, read again when they change |
-| `serving.py` | the port |
-| `certificate.py`, `objects.py` | what it takes to run it in a cluster |
-| `admission.py` | the API server's side of mutual TLS |
+| `json_objects.py` | merging of partial objects, and JSON patches |
+| `pod_mutation.py` | the selection of pods, and their mutation |
+| `admission_review.py` | the response to an AdmissionReview, from bytes to bytes |
+| `webhook_config.py` | server.yaml and mutations.yaml, which are read again when they change |
+| `https_server.py` | the HTTPS server |
+| `manifests.py` | the webhook's objects in a cluster |
+| `certificates.py` | its certificate, and the API server's side of mutual TLS |
 """

@@ -1,4 +1,4 @@
-"""The webhook's port: HTTPS, and one path."""
+"""The webhook's HTTPS server, which has one path."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -14,18 +14,18 @@ from nodewise.serve.options import ServeOptions
 from nodewise.serve.server import Server
 
 LONGEST_BYTES: Final = 3 * 2**20
-"""A review holds a pod, of which the API server takes 1.5 MiB or so at most, with room to spare."""
+"""A review contains a pod, whose size the API server limits to about 1.5 MiB; this leaves a margin."""
 
 
 _LARGE_BYTES: Final = 2**16
 _MOST_LARGE: Final = 8
-"""So many large reviews are held at once, so that memory is bounded whatever comes."""
+"""The number of large reviews in memory at once."""
 
 
 def served(
     mutations: LiveMutations, options: ServeOptions, meters: MetricsRegistry, *, any_client: bool
 ) -> Server:
-    """The server, to be started: for clients with a certificate of `options.client_ca`, or for `any_client`."""
+    """The server, not started yet: for clients with a certificate of `options.client_ca`, or for `any_client`."""
     aside = ThreadPoolExecutor(1, thread_name_prefix="large-reviews")
 
     def log_and_render(request: Request, answer: ReviewResponse) -> Response:
@@ -37,7 +37,7 @@ def served(
         return Response(200, answer.body)
 
     async def mutate(request: Request) -> Response:
-        """A large one is not to hold up the others: it is answered beside them, one at a time."""
+        """Respond to a review. Large ones are processed in another thread, one at a time, and delay no others."""
         if len(request.body) < _LARGE_BYTES:
             return log_and_render(request, admission_review.answer(request.body, mutations))
         held = mutations()

@@ -1,6 +1,6 @@
-"""The webhook's objects in a cluster, as values, in the order in which they are to be made.
+"""The webhook's objects in a cluster, in the order of creation.
 
-It needs no rights: its pods have no token. Names are those of the older CPU manager, so that what it left is replaced.
+The webhook needs no rights: its pods have no token. Names are CMK's, so that its objects are replaced.
 """
 
 import base64
@@ -43,30 +43,32 @@ Object = dict[str, Any]
 
 
 class WebhookInstallation(NamedTuple):
-    """How the webhook runs, and which pods it sees."""
+    """The options of the webhook's deployment, and the selection of pods."""
 
     namespace: str = "default"
     image: str = f"nodewise:{nodewise.__version__}"
     pull_policy: str = "IfNotPresent"
     pull_secret: str = ""
     install_dir: str = cmk_names.DEFAULT_INSTALL_DIR
-    """Where the program is on nodes."""
+    """The folder of the program on nodes."""
     cafile: str = ""
-    """Who calls has to show a certificate of this CA, a path in the container; `DEFAULT_CAFILE` is the cluster's.
-    Empty: anybody may call, as no API server shows one unless its own configuration says so."""
+    """Clients need a certificate of this CA, a path in the container; `DEFAULT_CAFILE` is the cluster's.
+
+    Empty: no client certificate is required. An API server presents one only if it is configured to.
+    """
     failure_policy: Literal["Ignore", "Fail"] = "Ignore"
-    """What becomes of a pod that asks for cores while the webhook does not answer."""
+    """The failure policy: whether pods that request cores are created while the webhook does not respond."""
     selector: Mapping[str, str] = {}
-    """Labels of the namespaces whose pods it sees; empty: all but kube-system."""
+    """The labels of namespaces whose pods are mutated; empty: all but kube-system."""
     version: Literal["v1", "v1beta1"] = "v1"
-    """Of `admissionregistration.k8s.io`: the older one below Kubernetes 1.16."""
+    """The version of `admissionregistration.k8s.io`: the older one before Kubernetes 1.16."""
     replicas: int = 2
 
 
 def kept(
     secret: Object | None, registration: Object | None, namespace: str, now: datetime
 ) -> WebhookCertificate:
-    """The certificate that the cluster has, while it serves; else one made now, beside which the former is trusted."""
+    """The cluster's certificate if it is valid; else a new one, with the previous authority trusted as well."""
     cert, key = (_decoded(((secret or {}).get("data") or {}).get(name)) for name in (_CERT, _KEY))
     trusted = _decoded(_client(registration).get("caBundle"))
     if key and certificates.is_valid(cert, trusted, namespace, now):
@@ -83,18 +85,20 @@ def _decoded(text: Any) -> bytes:
 
 
 def objects(wish: WebhookInstallation, made: WebhookCertificate | None) -> Sequence[Object]:
-    """Secret, ConfigMap, Service, Deployment and MutatingWebhookConfiguration; without a certificate no Secret, and
-    nothing that the API server would trust.
+    """Secret, ConfigMap, Service, Deployment and MutatingWebhookConfiguration.
+
+    Without a certificate there is no Secret, and the API server trusts no authority.
     """
     parts = [_config_map(wish), _service(wish), _deployment(wish), _registration(wish, made)]
     return parts if made is None else [_secret(wish, made), *parts]
 
 
 def in_order(made: Sequence[Object], existing: Object | None) -> Sequence[Object]:
-    """The objects as they are to be made, where the registration `found` is there already.
+    """The objects in the order of creation, given the `existing` registration.
 
-    The registration is last, for who is called has to be there. But it is first where it calls this Service already
-    and a new certificate comes: its authority has to be trusted, beside the former, before it is shown.
+    The registration is last, because the webhook has to run before it is called. It is first if it calls this Service
+    already and the certificate is new: the API server has to trust its authority, beside the previous one, before the
+    webhook presents it.
     """
     *others, registration = made
     had, wanted = _client(existing), _client(registration)
@@ -109,7 +113,7 @@ def _client(registration: Object | None) -> Mapping[str, Any]:
 
 
 class _Blocks(yaml.SafeDumper):
-    """Texts of several lines as people write them."""
+    """A YAML dumper that writes texts of several lines as blocks."""
 
 
 _Blocks.add_representer(
@@ -121,7 +125,7 @@ _Blocks.add_representer(
 
 
 def printed(made: Sequence[Object]) -> str:
-    """The objects as documents of YAML."""
+    """The objects as YAML documents."""
     return yaml.dump_all(made, Dumper=_Blocks, sort_keys=False)
 
 
@@ -183,7 +187,7 @@ def _pod(wish: WebhookInstallation) -> Object:
         "enableServiceLinks": False,
         "containers": [_container(wish)],
         "volumes": volumes,
-        # where every node has pools it has to run on one of them
+        # if every node has pools, the webhook has to run on one of them
         "tolerations": [controls | {"key": cmk_names.TAINT}],
         "terminationGracePeriodSeconds": 30,
         **({"imagePullSecrets": [{"name": wish.pull_secret}]} if wish.pull_secret else {}),
@@ -256,16 +260,16 @@ def _selector(wish: WebhookInstallation) -> Object:
     if wish.selector:
         return {"matchLabels": dict(wish.selector)}
     if wish.version == "v1beta1":
-        return {}  # no label has a namespace's name there
+        return {}  # at this version no label has the name of the namespace
     not_ours = {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": ["kube-system"]}
     return {"matchExpressions": [not_ours]}
 
 
 def _newer() -> Object:
-    """What the first version did not have.
+    """The fields that the first API version did not have.
 
-    The webhook's own pods do not come to it, or none could start while there is none; and of other pods those that ask
-    for cores only (Kubernetes 1.28 and later; before, the webhook lets the others pass itself).
+    The webhook's own pods are excluded, because none could start while none is running. Of other pods only those that
+    request cores are sent (Kubernetes 1.28 and later; before, the webhook itself ignores the others).
     """
     own = {"key": "app", "operator": "NotIn", "values": [_LABELS["app"]]}
     return {

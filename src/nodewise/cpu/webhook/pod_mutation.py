@@ -1,6 +1,6 @@
-"""Which pods ask for cores, and what they get besides them.
+"""The selection of pods that request cores, and their mutation.
 
-The same pod mutated once more is the same pod: what is there already, by its name, stays as it is.
+Mutation is idempotent: existing entries, identified by name, are unchanged.
 """
 
 from collections.abc import Mapping
@@ -19,19 +19,21 @@ _WORDS: Final = ("true", "True", "1")
 _KINDS: Final = ("containers", "initContainers")
 _WHAT: Final = "the pod cannot be read"
 _MOST_PARTS: Final = 100_000
-"""Objects and lists in a pod: a hundred times more than the largest that people make, and a tenth of what three
-megabytes could hold, which would cost seconds.
+"""The limit of objects and lists in a pod.
+
+It is a hundred times their number in the largest real pods, and a tenth of what fits into three megabytes, which would
+take seconds.
 """
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 
 class Mutations(NamedTuple):
-    """Partial objects in the form of Kubernetes' API."""
+    """Partial objects in the form of the Kubernetes API."""
 
     per_pod: Mapping[str, Any]
     per_container: Mapping[str, Any]
-    """For each container that asks for cores; for every container of a pod with `cmk.intel.com/mutate`."""
+    """For each container that requests cores; for all containers of a pod with `cmk.intel.com/mutate`."""
 
 
 class _Resources(msgspec.Struct, frozen=True):
@@ -53,7 +55,7 @@ class _Metadata(msgspec.Struct, frozen=True):
 
 
 class _Pod(msgspec.Struct, frozen=True):
-    """What of a pod is looked at before it is known whether it is any of ours."""
+    """The fields of a pod that are read to decide whether it is mutated."""
 
     metadata: _Metadata | None = None
     spec: _Spec | None = None
@@ -63,13 +65,14 @@ _POD: Final = msgspec.json.Decoder(_Pod)
 
 
 def defaults(install_dir: str = cmk_names.DEFAULT_INSTALL_DIR) -> Mutations:
-    """What a pod needs where the node agent runs: the program and the agent's socket, both read-only, and to be let
-    onto nodes that have pools.
+    """The default mutations, for nodes with the node agent.
+
+    A pod gets the program and the agent's socket, both read-only, and a toleration of the taint.
     """
     program, socket = "cmk-install-dir", "nodewise-cpu-agent"
     socket_dir = cmk_names.DEFAULT_SOCKET.rpartition("/")[0]
     volumes = [
-        # a pod waits on a node that is not prepared yet; the agent may come later than the pod
+        # the pod waits on a node that is not prepared yet; the agent may start after the pod
         _host_path(program, install_dir, "Directory"),
         _host_path(socket, socket_dir, "DirectoryOrCreate"),
     ]
@@ -92,7 +95,7 @@ def _host_path(name: str, path: str, kind: str) -> dict[str, Any]:
 
 
 def is_asked(pod: bytes) -> bool:
-    """Whether a pod, as JSON, asks for cores or to be mutated. BadInput names the field that cannot be read."""
+    """Whether a pod in JSON requests cores or mutation. BadInput names the field that cannot be parsed."""
     parts = pod.count(b"{") + pod.count(b"[")
     if parts > _MOST_PARTS:
         raise BadInput(_WHAT, [Problem("", f"{parts} objects and lists", f"at most {_MOST_PARTS}")])
@@ -112,7 +115,7 @@ def _decoded(pod: bytes) -> _Pod:
 
 
 def unreadable(error: Exception, what: str, below: str = "") -> BadInput:
-    """What msgspec says of bytes, with the field that it means."""
+    """The error for an error of msgspec, with the field that it means."""
     if isinstance(error, RecursionError):
         return BadInput(what, [Problem(below, "nested too deep", "a Kubernetes object")])
     seen, _, path = str(error).partition(" - at `$")
@@ -131,7 +134,7 @@ def _is_annotated(pod: _Pod) -> bool:
 
 
 def _count(resources: _Resources | None, path: str) -> int:
-    """How many lists a container asks for: of the first pool that it asks any of."""
+    """The number of lists that a container requests, of the first pool that it requests any of."""
     amounts_of = resources or _Resources()
     for name in (cmk_names.EXCLUSIVE_CORES, cmk_names.NON_ISOLCPUS_CORES):
         for where, amounts in (("requests", amounts_of.requests), ("limits", amounts_of.limits)):
@@ -152,9 +155,9 @@ def _whole(amount: str | int, path: str) -> int:
 
 
 def mutate(pod: Mapping[str, Any], mutations: Mutations) -> Mapping[str, Any]:
-    """The pod with what it lacks; what is unchanged is the very same value. It `is_asked`.
+    """The mutated pod; unchanged values are the same Python objects. The pod `is_asked`.
 
-    BadSettings where the mutations do not go together with the pod.
+    BadSettings if the mutations do not fit the pod.
     """
     merged: dict[str, Any] = merge(dict(pod), dict(mutations.per_pod))
     looked = _looked(merged, _Pod, "perPod")
@@ -185,7 +188,7 @@ def _treated(container: dict[str, Any], mutation: Mapping[str, Any], path: str) 
 
 
 def _looked(merged: Mapping[str, Any], kind: type[T], source: str) -> T:
-    """What of a merged object is looked at. It could be read before, so what is wrong now the mutations brought."""
+    """Decode a part of the merged pod. The pod was valid, so an error is one of the mutations."""
     try:
         return msgspec.convert(merged, kind)
     except UNREADABLE as error:

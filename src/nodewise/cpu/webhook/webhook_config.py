@@ -1,7 +1,7 @@
-"""The webhook's two files: `server.yaml`, where it listens, and `mutations.yaml`, what pods get.
+"""The webhook's two configuration files: `server.yaml` for the server, and `mutations.yaml` for pods.
 
-Either may be a file, a folder (all of its *.yaml, in the order of their names) or a pattern such as
-`/etc/webhook/*.yaml`; several files are merged, and the later ones win.
+Each may be a file, a folder (all of its *.yaml files, ordered by name) or a pattern such as `/etc/webhook/*.yaml`.
+Several files are merged, and later ones take precedence.
 """
 
 import glob
@@ -24,29 +24,29 @@ _PARTS: Final[Mapping[str, Any]] = {
     "perPod": {"metadata": {"annotations": {}, "labels": {}}, "spec": {}},
     "perContainer": {"env": [], "volumeMounts": [], "resources": {}},
 }
-"""The partial objects, and where they have to have mappings."""
+"""The partial objects, and the fields that have to be mappings."""
 _TEXTS: Final = ("metadata.annotations", "metadata.labels")
 
 
 class ServerFile(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
-    """The key `server` of server.yaml. Every key has to be there."""
+    """The key `server` of server.yaml. All keys are required."""
 
     binding_address: str
     port: int
-    """0 picks a free one."""
+    """With 0 a free port is chosen."""
     cert: str
     key: str
     """Paths of PEM files."""
     mutations: str
-    """Path of mutations.yaml."""
+    """The path of mutations.yaml."""
 
 
 Contents = Mapping[str, bytes]
-"""What each file holds, by its path, in order."""
+"""The content of each file, by path, in order."""
 
 
 def contents(source: str) -> Contents:
-    """BadSettings where there is no file, or one cannot be read."""
+    """The content of the files. BadSettings if there is no file, or one cannot be read."""
     try:
         documents = {str(path): path.read_bytes() for path in _paths(source)}
     except OSError as error:
@@ -82,7 +82,7 @@ def _merged(held: Contents) -> dict[str, Any]:
 
 
 def server(source: str) -> ServerFile:
-    """Where to listen. BadSettings names every key that lacks, or cannot be used."""
+    """The settings of the server. BadSettings names every missing and every invalid key."""
     server = _merged(contents(source)).get("server")
     if not isinstance(server, dict):
         seen = "missing" if server is None else shown(server)
@@ -99,7 +99,7 @@ def server(source: str) -> ServerFile:
 
 
 def mutations(held: Contents) -> Mutations:
-    """What pods get. BadSettings names everything that could not be merged into a pod."""
+    """The mutations of pods. BadSettings names everything that cannot be merged into a pod."""
     source = ", ".join(held)
     mutations = _merged(held).get("mutations")
     if not isinstance(mutations, dict):
@@ -119,7 +119,7 @@ def mutations(held: Contents) -> Mutations:
 
 
 def _wrong(path: str, value: Any, shape: Mapping[str, Any]) -> Iterator[Problem]:
-    """What the API server would refuse of each pod, so that nobody could make one."""
+    """The parts that the API server would reject in every mutated pod."""
     try:
         merge(shape, value, path)
     except BadSettings as error:
@@ -148,13 +148,13 @@ def _texts(part: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 class LiveMutations:
-    """The newest mutations that can be used: the files are looked at each time somebody asks.
+    """The newest valid mutations. The files are checked for changes at each call.
 
-    What cannot be used never takes the place of what is in use; it is said in the log and in a metric.
+    Invalid files do not replace the mutations in use; they are reported in the log and in a metric.
     """
 
     def __init__(self, source: str, meters: MetricsRegistry) -> None:
-        """BadSettings where they cannot be used now."""
+        """BadSettings if the files are invalid now."""
         self._source = source
         self._meters = meters
         self._tried: Contents = contents(source)

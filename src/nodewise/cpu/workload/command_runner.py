@@ -71,7 +71,7 @@ class CommandRunner:
         )
 
     def sleep(self, seconds: float) -> None:
-        """Wait. Raises Terminated if a terminating signal arrives."""
+        """Wait. Raises SignalBeforeStart if a terminating signal arrives."""
         signal_info = signal.sigtimedwait(_TERMINATING, seconds)
         if signal_info is not None:
             raise SignalBeforeStart(signal_info.si_signo)
