@@ -1,7 +1,6 @@
-"""The command line: one file a command, and the only place that wires rooms together.
+"""The command line: one module or package for each command, and the only place that connects all packages.
 
-`settings` makes options out of the settings structs, `older_flags` translates the flags of older programs,
-`main` is the
-table of commands. Data go to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2 usage or settings,
-3 the answer is no.
+`main` contains the table of commands, `settings` derives options from settings structs, and `older_flags` translates
+the flags of older programs. Data go to stdout, everything else to stderr. Exit codes: 0 success, 1 failure,
+2 invalid usage or settings, 3 a negative answer.
 """

@@ -1,4 +1,4 @@
-"""The agents of a command: those that can be used with its other settings, and their roles in an extender's entry."""
+"""The agents of a command: selection by name, conflicts with other settings, and roles in an extender's entry."""
 
 from collections.abc import Iterable
 from typing import Any, Final, cast
@@ -21,12 +21,12 @@ _MAX_DIGITS: Final = 18
 
 
 def usable_kinds(*groups: Group) -> list[AgentKind]:
-    """All that can be used beside these settings."""
+    """All agents that do not conflict with these settings."""
     return [kind for kind in agents.usable() if not find_conflict(kind, groups)]
 
 
 def load_kinds(names: Iterable[str], *groups: Group) -> list[AgentKind]:
-    """Those of these names. `BadSettings` for one that is not there, or cannot be used beside these settings."""
+    """The agents of these names. `BadSettings` if one does not exist or conflicts with these settings."""
     kinds = [agents.load(name) for name in names]
     problems = [
         Problem("--agents", f"{kind.name!r} cannot be used: {why}", "")
@@ -39,7 +39,7 @@ def load_kinds(names: Iterable[str], *groups: Group) -> list[AgentKind]:
 
 
 def find_conflict(kind: Any, groups: Iterable[Group]) -> str:
-    """What hinders an agent of another package; empty for nothing. Our own get on with everything."""
+    """Why an agent of another package cannot be used; empty if it can. nodewise's own agents have no conflicts."""
     if not isinstance(kind, ThirdPartyKind):
         return ""
     try:
@@ -53,12 +53,12 @@ def find_conflict(kind: Any, groups: Iterable[Group]) -> str:
 
 
 def parse_agents(text: str) -> list[AgentKind]:
-    """Agents by their names, separated by commas. `BadSettings` for one that cannot be used."""
+    """The agents in a comma-separated list of names. `BadSettings` if one cannot be used."""
     return load_kinds([name.strip() for name in text.split(",") if name.strip()], *GROUPS)
 
 
 def extender_role(kind: AgentKind, options: Any) -> Role:
-    """What an agent has to be asked, as it says itself."""
+    """The verbs and resources that an extender's entry needs for an agent, according to the agent itself."""
     agent = kind.agent(options)
     return Role(
         kind.name,
@@ -71,7 +71,7 @@ def extender_role(kind: AgentKind, options: Any) -> Role:
 
 
 def parse_weights(text: str) -> dict[str, int]:
-    """`20`, or `safe=20,congestion=5`."""
+    """The weights by agent in a text: `safe=20,congestion=5`, or `20`, whose key is empty."""
     numbers: dict[str, int] = {}
     problems = []
     for part in (part.strip() for part in text.split(",") if part.strip()):

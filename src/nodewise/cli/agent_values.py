@@ -1,4 +1,4 @@
-"""Rendering of the values that agents' answers rest on, and of the parts of a score."""
+"""Formats the values behind agents' verdicts, and the parts of a score."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -12,7 +12,7 @@ def format_values(by_agent: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _lines(path: str, values: Mapping[str, Any]) -> Iterator[str]:
-    """What is innermost together, below the names that lead there; nothing of what is no number."""
+    """One line for each innermost mapping: the keys that lead there, then its values. None is left out."""
     own = [
         f"{key}={_format_value(value)}"
         for key, value in values.items()
@@ -26,7 +26,7 @@ def _lines(path: str, values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _format_value(value: Any) -> str:
-    """Four digits that count."""
+    """A number with four significant digits."""
     if isinstance(value, list | tuple):
         return ",".join(map(_format_value, value))
     return f"{value:.4g}" if isinstance(value, float) else str(value)

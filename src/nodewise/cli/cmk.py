@@ -1,6 +1,6 @@
 """The script `cmk`: the CPU manager's commands under the older program's name, with its flags.
 
-`isolate` starts in workloads' containers, so for it nothing but the standard library is imported.
+`isolate` starts in workloads' containers, so it imports nothing but the standard library.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""The file of `--config`: settings by key, and sections with the settings of one agent."""
+"""Reads the file of `--config`: settings by key, and sections with the settings of one agent."""
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from nodewise.agent import AgentKind  # numpy is not part of the program that is installed on hosts
 
 SECTIONS: Final = "sections"
-"""The name of `Sections` among a command's parameters; without a file there are none."""
+"""The name of `AgentSections` among a command's parameters; without a file there is no such parameter."""
 _STRONGER_SOURCES: Final = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
 
 
 class ConfigFile(NamedTuple):
-    """The content of a file. Settings are by field."""
+    """The content of a file; settings are keyed by field."""
 
     values: Mapping[str, Any]
     sections: Mapping[str, Mapping[str, Any]]
@@ -30,14 +30,14 @@ class ConfigFile(NamedTuple):
 
 
 class AgentSections(NamedTuple):
-    """The sections, and the command line that wins over them."""
+    """The sections of a file, and the command line, which overrides them."""
 
     path: str
     by_agent: Mapping[str, Mapping[str, Any]]
     context: click.Context
 
     def of(self, agent: str) -> dict[str, Any]:
-        """The settings in the section of this agent that no flag and no variable sets."""
+        """The settings in an agent's section that neither a flag nor a variable overrides."""
         return {
             field: value
             for field, value in self.by_agent.get(agent, {}).items()
@@ -46,7 +46,7 @@ class AgentSections(NamedTuple):
 
 
 def config_option(groups: Sequence[Group], kinds: "Sequence[AgentKind]") -> click.Option:
-    """`--config`, for a command that takes these groups and the options of these agents."""
+    """The option `--config` of a command with these groups and the options of these agents."""
 
     def apply(ctx: click.Context, _: click.Parameter, path: str | None) -> None:
         if path:
@@ -96,7 +96,7 @@ def _load_mapping(path: str) -> dict[Any, Any]:
 
 
 def _section_keys(kind: "AgentKind", settings: Mapping[str, Setting]) -> dict[str, Setting]:
-    """The keys of an agent's section: without the agent's name before them, and with it."""
+    """The settings of an agent's section by key; each has two keys, with and without the agent's name as prefix."""
     own = [settings[setting.field] for setting in list_settings(kind.options)]
     prefix = kind.name.replace("-", "_") + "_"
     return {setting.key.removeprefix(prefix): setting for setting in own} | {
@@ -105,7 +105,7 @@ def _section_keys(kind: "AgentKind", settings: Mapping[str, Setting]) -> dict[st
 
 
 class _SettingsReader(NamedTuple):
-    """A mapping of settings in the file, and the problems found in it."""
+    """Reads a mapping of the file. It appends to `problems`."""
 
     name: str
     keys: Mapping[str, Setting]

@@ -1,4 +1,4 @@
-"""Sources of the extender's objects and metrics: a cluster or files. Both fill the same stores."""
+"""The sources of objects and metrics: a cluster or files. Both fill the same stores."""
 
 import asyncio
 import random
@@ -34,47 +34,47 @@ T = TypeVar("T")
 
 
 def merge_node_types(kinds: Iterable[AgentKind]) -> Any:
-    """What is kept of a node: what somebody reads, and no more of its 10 kB."""
+    """The type of a stored node: only the fields that agents or sources read, of about 10 kB."""
     return merge("Node", NodeFields, *(kind.node_fields for kind in kinds))
 
 
 class DataRequirements(NamedTuple):
-    """What agents need to know."""
+    """The objects that agents read."""
 
     node_type: Any
     watched: Sequence[Watched]
-    """Besides nodes, each once."""
+    """Other objects than nodes, without duplicates."""
 
     def with_(self, node_fields: type[msgspec.Struct], more: Sequence[Watched]) -> "DataRequirements":
-        """What somebody besides needs too."""
+        """The same with further fields of nodes and further objects."""
         return DataRequirements(merge("Node", self.node_type, node_fields), [*self.watched, *more])
 
 
 def data_requirements(kinds: Sequence[AgentKind], options: Mapping[str, Any]) -> DataRequirements:
-    """As agents have it with these options, which are by name."""
+    """The requirements of agents with these options, which are keyed by agent."""
     return DataRequirements(merge_node_types(kinds), watched_objects(kinds, options))
 
 
 class ObjectFeed(NamedTuple):
-    """Stores that are kept up to date while `tasks` run."""
+    """Stores, and the tasks that keep them up to date."""
 
     nodes: Store[Any]
     objects: dict[str, Store[Any]]
     """By the name in `Watched`."""
     tasks: list[Callable[[], Coroutine[Any, Any, None]]]
     apply_response: dict[str, ApplyResponse]
-    """By the name in `Watched`; none for objects of files, to which nodewise does not write."""
+    """By the name in `Watched`; empty for files, because nodewise does not write to them."""
     relister: "StoreRelister | None" = None
-    """None for files, which are read anew whenever they change."""
+    """None for files, which are read again whenever they change."""
 
     @property
     def stores(self) -> Stores:
-        """What the snapshot is made from."""
+        """The stores of a snapshot's inputs."""
         return Stores(self.nodes, self.objects, self.apply_response)
 
 
 class StoreRelister:
-    """Lists what a feed holds once more."""
+    """Lists the objects of a feed again."""
 
     def __init__(
         self, api: Api, targets: Mapping[str, Target[Any]], reflectors: Iterable[Reflector[Any]]
@@ -83,10 +83,10 @@ class StoreRelister:
         self._targets = targets
         self._reflectors = tuple(reflectors)
         self._registry = MetricsRegistry()
-        """Of its own, as what is counted of these lists would hide what the stores hold."""
+        """A registry of its own: counts of these lists must not overwrite those of the stores."""
 
     async def read(self, name: str) -> Store[Any]:
-        """A list by itself (`controllers.Relister`)."""
+        """A separate list of one kind (`controllers.Relister`)."""
         return await list_all.read(self._api, self._targets[name], self._registry, lambda _: None)
 
     def begin(self) -> None:
@@ -98,7 +98,7 @@ class StoreRelister:
 def watch_cluster(
     api: Api, needs: DataRequirements, clock: Clock, registry: MetricsRegistry, namespace: str
 ) -> ObjectFeed:
-    """Reflect nodes and what the agents watch; `namespace` is our own."""
+    """Watch nodes and the objects of agents; `namespace` is nodewise's own."""
 
     def reflector(target: Target[Any]) -> Reflector[Any]:
         return Reflector(api, target, clock, registry, random.random)
@@ -126,21 +126,21 @@ def _target(watched: Watched, namespace: str) -> Target[Any]:
 def reflect_waiting_pods(
     api: Api, kinds: Iterable[AgentKind], clock: Clock, registry: MetricsRegistry
 ) -> Reflector[Any]:
-    """The pods that are on no node yet, with what agents read of a pod."""
+    """A reflector of the pods that are not bound yet, with the fields that agents read."""
     pod_type = merge("Pod", WaitingFields, *(kind.pod_fields for kind in kinds))
     unbound = {"fieldSelector": "spec.nodeName="}
     return Reflector(api, Target(PODS, pod_type, selectors=unbound), clock, registry, random.random)
 
 
 def watched_objects(kinds: Iterable[AgentKind], options: Mapping[str, Any]) -> list[Watched]:
-    """What the agents need besides nodes, each once."""
+    """The objects other than nodes that the agents read, without duplicates."""
     return list(
         {watched.name: watched for kind in kinds for watched in kind.watched(options[kind.name])}.values()
     )
 
 
 def select_objects(objects: Objects, watched: Watched) -> list[Any]:
-    """Those of files that count. Pods have a uid, by which books are kept: who writes one into a file leaves it out."""
+    """The objects of files that agents read. Pods in files usually have no uid, so each gets one from its name."""
     items: list[Any] = objects.of(watched.resource, cast("type[Any]", watched.type))
     if watched.resource == PODS:
         items = [*map(_with_uid, items)]
@@ -155,7 +155,7 @@ def _with_uid(pod: Any) -> Any:
 
 
 def watch_files(paths: Sequence[str], needs: DataRequirements, period_s: float) -> ObjectFeed:
-    """Read nodes and what the agents watch from files, and again whenever these change."""
+    """Read nodes and the objects of agents from files, and read them again when they change."""
     wanted = [Watched("nodes", NODES, needs.node_type), *needs.watched]
     writers: dict[str, Writer[Any]] = {watched.name: Writer() for watched in wanted}
 
@@ -185,14 +185,14 @@ def watch_files(paths: Sequence[str], needs: DataRequirements, period_s: float) 
 
 
 class SourceDependencies(NamedTuple):
-    """What sources stand on."""
+    """What sources of metrics are created from."""
 
     api: Api | None
-    """None where there is no cluster."""
+    """None without a cluster."""
     nodes: Lookup
     prometheus: PrometheusOptions
     max_age_s: float
-    """How far back Prometheus is asked where a rule does not say."""
+    """How far back queries of Prometheus look if a rule does not say."""
     timeout_s: float
     registry: MetricsRegistry
 
@@ -205,7 +205,7 @@ _FACTORIES: Final[dict[str, Callable[[SourceDependencies], list[Source]]]] = {
         for url in on.prometheus.prometheus_url
     ],
 }
-"""Sources by name, in the order of `auto`. None is made where what it needs is not given."""
+"""Factories of sources by name, in the order of `auto`. They return an empty list if a requirement is missing."""
 
 _REQUIRED_FLAGS: Final = {"prometheus": "--prometheus-url"}
 
@@ -213,10 +213,10 @@ _REQUIRED_FLAGS: Final = {"prometheus": "--prometheus-url"}
 def create_sources(
     names: Sequence[str], objects_from: Sequence[str], dependencies: SourceDependencies
 ) -> list[Source]:
-    """The sources that `--metrics` names, in that order, each once. Files that objects come from are a source as well.
+    """The sources that `--metrics` names, in that order, without duplicates. Files of objects are a source as well.
 
-    `auto` is every one that can be made. Which APIs the cluster has is not asked here: each source looks for its
-    own whenever it is asked, so one that is installed later is found then.
+    `auto` means every source whose requirements are met. A source looks for its API with each request, so an API that
+    is installed later is found then.
     """
     sources: list[Source] = [FileMetrics(tuple(objects_from), dependencies.nodes)] if objects_from else []
     plain = [source_name for name in names for source_name in (_FACTORIES if name == "auto" else [name])]

@@ -1,4 +1,4 @@
-"""`nodewise decide`: decides once, as the extender does, from files or from a cluster."""
+"""`nodewise decide`: decides pods once, as the extender does, from files or from a cluster."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -69,7 +69,7 @@ class MetricOptions(CommandOptions, frozen=True, kw_only=True):
 
 
 class DecisionInputs(NamedTuple):
-    """What was read, and the snapshot that follows from it."""
+    """The objects that were read, and the snapshot that is built from them."""
 
     objects: ObjectsAndMetrics
     states: Mapping[str, StateBuilder[Any]]
@@ -168,7 +168,7 @@ def _build_snapshot(
 
 
 def _decision_time(text: str, metrics: MetricsSnapshot | None) -> float:
-    """The moment of the decision: as told, else the newest timestamp of files, else now."""
+    """The time of the decision: `text`, else the newest timestamp of files, else now."""
     if text:
         try:
             return clock.parse_rfc3339(text)
@@ -180,7 +180,7 @@ def _decision_time(text: str, metrics: MetricsSnapshot | None) -> float:
 
 
 def _pods_to_decide(inputs: ObjectsAndMetrics, selection: InputSelection) -> list[Any]:
-    """The pods to decide: those that wait, then those that run."""
+    """The pods to decide: waiting pods, then running ones."""
     inside = [pod for (namespace, _), pod in inputs.pods.items() if selection.namespace in {"", namespace}]
     waiting = [pod for pod in inside if not pod.spec.nodeName]
     running = [pod for pod in inside if pod.spec.nodeName and _is_alive(pod)] if selection.running else []
@@ -194,7 +194,7 @@ def _is_alive(pod: Any) -> bool:
 def _check_objects(
     selection: InputSelection, inputs: ObjectsAndMetrics, pods: Sequence[Any], *, live: bool
 ) -> None:
-    """A cluster may be without pods that wait; files without any pod to decide were not meant."""
+    """Raises `BadInput` without nodes, and for files without pods to decide. A cluster may have no waiting pods."""
     where = " ".join(selection.paths) or "the cluster"
     problems = [] if inputs.nodes else [Problem(where, "no Node", "at least one")]
     if not pods and not live:

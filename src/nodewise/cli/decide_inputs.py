@@ -1,8 +1,8 @@
-"""What `decide` decides from, read once: from files, from a cluster, or from both; files win.
+"""Reads the inputs of `nodewise decide` once: from files, from a cluster, or from both. Files override the cluster.
 
-Of a cluster it needs the rights to list nodes, pods and what agents watch, and to get metrics. What is in nodewise's
-own namespace is not read: what pods hold stands in their annotations as well. Pods that are on a node are read where
-an agent that takes part needs them. Nothing is written.
+With a cluster it needs the rights to list nodes, pods and the objects that agents read, and to get metrics. Objects in
+nodewise's own namespace are not read, because the allocations of pods are also in their annotations. Pods on nodes are
+read if an agent needs them. Nothing is written.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ class _PodStatus(msgspec.Struct, frozen=True, gc=False):
 
 
 class PodPlacement(msgspec.Struct, frozen=True, gc=False):
-    """Where a pod is, if it is anywhere, and whether it is on its way out."""
+    """The node of a pod, and whether the pod is being deleted or finished."""
 
     metadata: _PodMetadata = _PodMetadata()
     spec: _PodSpec = _PodSpec()
@@ -60,21 +60,21 @@ class PodPlacement(msgspec.Struct, frozen=True, gc=False):
 
 
 class InputSelection(NamedTuple):
-    """What to read."""
+    """What to read, from the command line."""
 
     paths: Sequence[str]
     policies: Sequence[str]
-    """Files whose objects win over all others, to try policies."""
+    """Files whose objects override all others, to try policies."""
     agents: Sequence[str]
-    """Their names; empty: those that have something to do."""
+    """Names of agents; empty: all agents with work to do."""
     options: Mapping[str, Any]
-    """Of all agents that may take part, by name."""
+    """The options of all candidate agents, by name."""
     namespace: str
-    """Of pods and of what agents watch; empty: all."""
+    """The namespace of pods and of agents' objects; empty: all."""
     running: bool
-    """Whether pods that are on a node are wanted too."""
+    """Whether to decide pods that are on a node, too."""
     metrics: Sequence[str]
-    """As `--metrics` says."""
+    """The values of `--metrics`."""
 
 
 ObjectsByKey = Mapping[ObjectKey, Any]
@@ -96,7 +96,7 @@ class ObjectsAndMetrics(NamedTuple):
 
 
 class _ObjectQuery(NamedTuple):
-    """A kind of objects, and which of them; files are not selected from."""
+    """A kind of objects with selectors, which apply to the cluster only."""
 
     watched: Watched
     namespace: str = ""
@@ -106,7 +106,7 @@ class _ObjectQuery(NamedTuple):
 
 
 class _ObjectSources(NamedTuple):
-    """Where objects come from; of two with one name the later one's counts."""
+    """The sources of objects; a later source overrides an earlier one."""
 
     api: Api | None
     files: Objects
@@ -114,7 +114,7 @@ class _ObjectSources(NamedTuple):
 
 
 async def read_objects(selection: InputSelection, api: Api | None) -> ObjectsAndMetrics:
-    """Everything but the metrics of live sources. `BadInput` names what cannot be read in files."""
+    """All inputs except the metrics of live sources. `BadInput` names what cannot be read in files."""
     kinds = [agents.load(name) for name in selection.options]
     plain, tables = metric_files.split(selection.paths)
     sources = _ObjectSources(api, object_files.read(plain), object_files.read(selection.policies))
@@ -140,7 +140,7 @@ async def read_objects(selection: InputSelection, api: Api | None) -> ObjectsAnd
 async def _read_bound_pods(
     sources: _ObjectSources, kinds: Sequence[AgentKind], selection: InputSelection
 ) -> dict[str, ObjectsByKey]:
-    """By the name in `Watched`, the pods that agents watch."""
+    """The pods that agents watch, by the name in `Watched`."""
     watched = [
         pods_watched
         for pods_watched in data_sources.watched_objects(kinds, selection.options)
@@ -176,7 +176,7 @@ def _has_work(
     nodes: ObjectsByKey,
     pods: ObjectsByKey,
 ) -> bool:
-    """Whether an agent has anything to do: an object of its own is there, or it says so itself."""
+    """Whether an agent has work to do: one of its objects exists, or the agent says so."""
     options = selection.options[kind.name]
     if any(objects.get(watched.name) for watched in kind.watched(options)):
         return True
@@ -184,7 +184,7 @@ def _has_work(
 
 
 async def _run_queries(sources: _ObjectSources, queries: Sequence[_ObjectQuery]) -> list[ObjectsByKey]:
-    """Of each kind what is in the cluster and in files, by namespace and name."""
+    """The objects of the cluster and of files for each query, by namespace and name."""
     listed = await _list_from_cluster(sources.api, queries) if sources.api else [{} for _ in queries]
     return [
         {
@@ -204,7 +204,7 @@ def _objects_of_files(objects: Objects, watched: Watched) -> ObjectsByKey:
 
 
 async def _list_from_cluster(api: Api, queries: Sequence[_ObjectQuery]) -> list[ObjectsByKey]:
-    """From the cluster, all kinds at once."""
+    """The objects of the cluster for each query; the requests run concurrently."""
     counts: dict[str, int] = {}
     with Progress() as progress:
 
@@ -224,7 +224,7 @@ async def _list_from_cluster(api: Api, queries: Sequence[_ObjectQuery]) -> list[
 async def _list_kind(
     api: Api, query: _ObjectQuery, on_progress: Callable[[int], None]
 ) -> ObjectsByKey | None:
-    """All objects of a kind that count here; None where the cluster does not know the kind."""
+    """The objects of a query; None if the cluster does not have the kind."""
     watched = query.watched
     namespace = query.namespace if watched.resource.namespaced else ""
     selectors = dict(watched.selectors) | ({"fieldSelector": query.fields} if query.fields else {})
@@ -242,7 +242,7 @@ def _warn_of_missing_kind(resource: Resource) -> None:
 
 
 class LoadedMetrics:
-    """The source of metrics that were read already: from standard input, too, which nobody can read again."""
+    """A source of metrics that were read already. Standard input, for example, cannot be read again."""
 
     name = metric_files.SOURCE
 
@@ -260,10 +260,10 @@ class LoadedMetrics:
 
 
 class MetricSettings(NamedTuple):
-    """How metrics are asked for."""
+    """How to fetch metrics."""
 
     names: Sequence[str]
-    """As `--metrics` says."""
+    """The values of `--metrics`."""
     refresh: RefreshOptions
     prometheus: PrometheusOptions
 
@@ -274,7 +274,7 @@ async def fetch_metrics(
     settings: MetricSettings,
     api: Api | None,
 ) -> MetricsSnapshot:
-    """The metrics that are wanted, asked for once: of the files, then of the sources in their order."""
+    """The requested metrics, fetched once: from the files, then from the sources in their order."""
     nodes, registry = (
         cooperative_scheduling.run_at_once(node_facts.read(inputs.nodes.values())),
         MetricsRegistry(),
@@ -291,7 +291,7 @@ async def fetch_metrics(
     loaded: list[Source] = [LoadedMetrics(inputs.snapshot)] if inputs.snapshot.series or not live else []
     refresher = Refresher([*loaded, *live], settings.refresh, clock.SystemClock(), registry)
     with Progress() as progress:
-        progress.say("asking for metrics")
+        progress.say("requesting metrics")
         refresher.set_requests(frozenset(metric_requests))
         await refresher.settle()
     for source in live:

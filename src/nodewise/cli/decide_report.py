@@ -1,4 +1,4 @@
-"""Decisions of `nodewise decide` for each pod, and their output formats."""
+"""Decides each pod for `nodewise decide`, and prints the decisions as a table, JSON or YAML."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,19 +23,19 @@ _DETAILS: Final = "DETAILS"
 _MADE_OF: Final = "MADE OF"
 _NUMBERS: Final = "NUMBERS"
 _OPTIONAL_COLUMNS: Final = (_GETS, _DETAILS, _MADE_OF, _NUMBERS)
-"""Columns that are shown where there is anything in them."""
+"""Columns that are shown only if they have values."""
 _PROGRESS_INTERVAL: Final = 100
-"""Pods between two words about progress."""
+"""Number of pods between two progress messages."""
 
 
 class PodDecision(NamedTuple):
-    """One pod."""
+    """The decision for one pod."""
 
     filtered: Decision
     scored: Decision
     agents: list[str]
     node: str
-    """Where it is; empty while it waits."""
+    """The node that it is on; empty while it waits."""
 
     @property
     def fits(self) -> bool:
@@ -43,30 +43,30 @@ class PodDecision(NamedTuple):
 
     @property
     def stays(self) -> bool:
-        """Whether no agent rejects the node that it is on. A node that nobody knows is rejected by nobody."""
+        """Whether no agent rejects the node that it is on. An unknown node counts as not rejected."""
         here = np.array([name == self.node for name in self.filtered.names], bool)
         return bool(self.filtered.kept()[here].all())
 
     @property
     def is_well(self) -> bool:
-        """Whether it can stay where it is, or go somewhere."""
+        """Whether it may stay on its node or, if it waits, fits on some node."""
         return self.stays if self.node else self.fits
 
     @property
     def is_judged(self) -> bool:
-        """Whether an agent has anything to say about where it may go."""
+        """Whether an agent filters its nodes."""
         return bool(self.filtered.verdicts)
 
 
 class PodDecisions(NamedTuple):
-    """All pods, decided one by one as they are told; `running` where those on a node are among them."""
+    """The decisions of all pods, computed lazily; `running` if pods on a node are among them."""
 
     pods: Iterable[PodDecision]
     running: bool
 
 
 def decide_pod(chain: Chain, pod: Any, names: list[str], snapshot: Snapshot) -> PodDecision:
-    """As kube-scheduler asks: filter, then score what is left. What a running pod holds does not stand in its way."""
+    """Filter, then score the remaining nodes, like kube-scheduler. A running pod's own resources count as free."""
     node: str = pod.spec.nodeName
     filtered = chain.filter(pod, names, snapshot, snapshot.at)
     if node in snapshot.nodes:
@@ -79,7 +79,7 @@ def decide_pod(chain: Chain, pod: Any, names: list[str], snapshot: Snapshot) -> 
 
 
 def _without_own_usage(filtered: Decision, node: str, alone: Decision) -> Decision:
-    """With the node that the pod is on passed by each agent that would pass it there if the pod were gone."""
+    """Let the pod's own node pass each agent that would accept it there if the pod were gone."""
     lenient = {agent for agent, verdict in alone.verdicts if not verdict.codes[0]}
     here = np.array([name == node for name in filtered.names], bool)
     verdicts = tuple(
@@ -92,7 +92,7 @@ def _without_own_usage(filtered: Decision, node: str, alone: Decision) -> Decisi
 
 
 def pod_document(pod_decision: PodDecision, *, running: bool) -> dict[str, Any]:
-    """The pod as `-o json` has it; `node` and `stays` (null while it waits) only beside running ones."""
+    """A pod as `-o json` prints it; `node` and `stays` (null while it waits) only with --running."""
     entry = decision_document.pod(pod_decision.filtered, pod_decision.scored, pod_decision.agents)
     return (
         {
@@ -106,7 +106,7 @@ def pod_document(pod_decision: PodDecision, *, running: bool) -> dict[str, Any]:
 
 
 def _print_json(outcome: PodDecisions) -> bool:
-    """Written pod by pod, so that a whole cluster needs no memory."""
+    """Print pod by pod, so that memory does not grow with the number of pods."""
     well, between = True, b""
     click.echo(b'{"decisions":[', nl=False)
     for pod_decision in _reported_pods(outcome):
@@ -127,12 +127,12 @@ def _print_yaml(outcome: PodDecisions) -> bool:
 
 
 def _reported_pods(outcome: PodDecisions) -> Iterator[PodDecision]:
-    """Those that wait, and of the running ones those that an agent judges: of the others nothing is to be said."""
+    """Waiting pods, and running pods that an agent filters; the others have no result."""
     return (pod_decision for pod_decision in outcome.pods if not pod_decision.node or pod_decision.is_judged)
 
 
 def _print_table(outcome: PodDecisions) -> bool:
-    """A row a pod: where it may go, which node is liked best, and why not elsewhere."""
+    """Print one row for each pod: how many nodes pass, the best node, and why the others are rejected."""
     if outcome.running:
         table = _collect_rows(outcome, lambda pod_decision: [_running_pod_row(pod_decision)])
         table.show(("POD", "NODE", "STAYS", "FITS", "BEST", _GETS, "WHY NOT THERE, OR ELSEWHERE"))
@@ -144,9 +144,7 @@ def _print_table(outcome: PodDecisions) -> bool:
 
 
 class _PodTable(NamedTuple):
-    """Rows of the pods that wait and of those that may not stay; the others are counted. The columns of what agents
-    know besides are left out where there is nothing.
-    """
+    """Rows of waiting pods and of pods that may not stay, and counts of all pods by class."""
 
     rows: list[list[str]]
     counts: Counter[str]
@@ -158,7 +156,7 @@ class _PodTable(NamedTuple):
 
 
 def _collect_rows(outcome: PodDecisions, rows: Callable[[PodDecision], Iterable[list[str]]]) -> _PodTable:
-    """Rows are made as the pods come, for a decision over 5,000 nodes is too large to be kept for each."""
+    """Make rows as pods are decided: decisions over 5,000 nodes are too large to keep for every pod."""
     listed: list[list[str]] = []
     counts, well = Counter[str](), True
     with Progress() as progress:
@@ -221,7 +219,7 @@ def _best_node(pod_decision: PodDecision) -> str:
 
 
 def _best_node_details(pod_decision: PodDecision) -> str:
-    """What the pod would get on the node that is liked best."""
+    """What the pod would get on its best node, such as a GPU."""
     points = pod_decision.scored.points()
     if not len(points):
         return "-"
@@ -232,7 +230,7 @@ def _best_node_details(pod_decision: PodDecision) -> str:
 
 
 def _node_details(pod_decision: PodDecision, node: str) -> dict[str, str]:
-    """What agents say of a node besides, by agent."""
+    """The details that agents report for a node, by agent."""
     details: dict[str, str] = {}
     for decision in (pod_decision.filtered, pod_decision.scored):
         at = (
@@ -246,7 +244,7 @@ def _node_details(pod_decision: PodDecision, node: str) -> dict[str, str]:
 
 
 def _format_rejections(pod_decision: PodDecision) -> str:
-    """Each reason with the number of its nodes, and what the one that comes closest lacks."""
+    """Each reason with its number of nodes, and what the node closest to passing lacks."""
     counts, closest = Counter[str](), dict[str, str]()
     for _, verdict in pod_decision.filtered.verdicts:
         for code in np.unique(verdict.codes[verdict.codes > 0]).tolist():
@@ -255,13 +253,13 @@ def _format_rejections(pod_decision: PodDecision) -> str:
             counts[text] += len(at)
             if verdict.details is not None:
                 nearest = int(at[verdict.details.distances()[at].argmin()])
-                lacking = verdict.details.text(nearest)
-                closest[text] = f" ({pod_decision.filtered.names[nearest]}: {lacking})" if lacking else ""
+                shortfall = verdict.details.text(nearest)
+                closest[text] = f" ({pod_decision.filtered.names[nearest]}: {shortfall})" if shortfall else ""
     return "; ".join(f"{count} {text}{closest.get(text, '')}" for text, count in counts.most_common()) or "-"
 
 
 def _print_wide(outcome: PodDecisions) -> bool:
-    """A row a pod and node, with what was measured there."""
+    """Print one row for each pod and node, with the measured values."""
     table = _collect_rows(
         outcome, lambda pod_decision: _node_rows(pod_document(pod_decision, running=outcome.running))
     )
@@ -301,4 +299,4 @@ PRINTERS: Final[dict[str, Callable[[PodDecisions], bool]]] = {
     "json": _print_json,
     "yaml": _print_yaml,
 }
-"""Each tells the outcome, and answers whether every pod is well where it is, or can go somewhere."""
+"""Each prints all decisions, and returns whether every pod may stay on its node or fits on one."""

@@ -6,9 +6,9 @@ from typing import Final
 DONE: Final = 0
 FAILED: Final = 1
 USAGE: Final = 2
-"""Usage or settings."""
+"""Invalid usage or settings."""
 NO: Final = 3
-"""Done, and the answer is no."""
+"""Done, with a negative answer."""
 
 MEANING: Final[Mapping[int, str]] = {
     DONE: "done; where the command answers a question, the answer is yes",
@@ -17,4 +17,4 @@ MEANING: Final[Mapping[int, str]] = {
     NO: "done, and the answer is no: a pod that fits nowhere, a policy with problems, a change that is due",
     130: "ended by SIGINT",
 }
-"""As the reference has it."""
+"""The meaning of each code, as the reference page prints it."""

@@ -19,7 +19,7 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 
 
 class _ExtenderCommand(SectionedCommand):
-    """Understands the flags of the older programs as well."""
+    """Accepts the flags of the older programs, too."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         flag = older_flags.implies_any_client(args)
@@ -60,7 +60,7 @@ def run(command_line: CommandLine) -> None:
 
 
 def _event_loop() -> asyncio.AbstractEventLoop:
-    """uvloop where it is installed; everything passes its tests on plain asyncio as well."""
+    """uvloop if it is installed, else plain asyncio."""
     try:
         import uvloop
     except ImportError:
@@ -83,7 +83,7 @@ async def _serve(config: ExtenderConfig) -> None:
     tasks = [asyncio.create_task(background_tasks.keep_running(task)) for task in running.tasks]
     try:
         gc.collect()
-        gc.freeze()  # what is there at the start stays: no collection walks through it
+        gc.freeze()  # objects of the start live until the end: collections need not visit them
         for server in running.servers:
             await server.start()
         logs.emit("started", address=running.servers[0].url, health=running.servers[1].url)
@@ -104,8 +104,8 @@ async def _serve(config: ExtenderConfig) -> None:
 
 
 def _signals() -> asyncio.Queue[int]:
-    """The signals that ask us to end, as they come."""
-    came: asyncio.Queue[int] = asyncio.Queue()
+    """A queue of the received termination signals."""
+    received: asyncio.Queue[int] = asyncio.Queue()
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, came.put_nowait, number)
-    return came
+        asyncio.get_running_loop().add_signal_handler(number, received.put_nowait, number)
+    return received

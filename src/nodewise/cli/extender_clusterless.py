@@ -15,7 +15,7 @@ from nodewise.observe import event_loop_lag
 
 
 def wire_clusterless(config: ExtenderConfig, tools: ClockAndMetrics) -> WiredExtender:
-    """Ready at once, as there is nothing to wait for. `BadSettings` names agents that need a cluster."""
+    """An extender that is ready immediately. `BadSettings` names agents that need a cluster."""
     own: ExtenderOptions = config.settings[ExtenderOptions]
     annotates = config.settings[AnnotatorOptions].annotate != "off"
     others = {"--objects-from": own.objects_from, "--record": own.record, "--annotate": annotates}

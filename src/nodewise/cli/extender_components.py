@@ -1,4 +1,4 @@
-"""Components of every extender: settings, ports, readiness, and what agents remember."""
+"""Components of every extender, with or without a cluster: configuration, servers, readiness and agents' memory."""
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple, cast
@@ -32,10 +32,10 @@ class ExtenderConfig(NamedTuple):
 
 
 def with_namespace(config: ExtenderConfig, namespace: str) -> ExtenderConfig:
-    """With the namespace that nodewise is in, in the options of agents that have a field for it.
+    """Set nodewise's own namespace in the options of agents that have a field for it.
 
-    `default` counts only where --namespace names it: it is also what a connection falls back to, and its policies
-    would be trusted for no reason.
+    `default` is used only if --namespace names it: connections also fall back to it, and its policies would be trusted
+    without a reason.
     """
     named: str = config.settings[KubeOptions].namespace
     namespace = named or ("" if namespace == "default" else namespace)
@@ -49,7 +49,7 @@ def with_namespace(config: ExtenderConfig, namespace: str) -> ExtenderConfig:
 
 
 class WiredExtender(NamedTuple):
-    """A wired extender, ready to be started: the port for kube-scheduler first, then the admin port."""
+    """An extender that can be started: the server for kube-scheduler, then the admin server."""
 
     servers: Sequence[Server]
     tasks: Sequence[Task]
@@ -57,7 +57,7 @@ class WiredExtender(NamedTuple):
     readiness: "Readiness"
 
     def leave(self) -> None:
-        """Not ready any more, and each connection for kube-scheduler ends with its next answer."""
+        """Stop being ready, and close each connection of kube-scheduler after its next response."""
         self.readiness.leave()
         self.servers[0].drain()
 
@@ -67,7 +67,7 @@ class WiredExtender(NamedTuple):
 
 
 class Readiness:
-    """What /readyz says: what is missing at the start, and at the end that we are going."""
+    """The state behind /readyz: what is missing at the start, and whether the extender is shutting down."""
 
     def __init__(self, waiting_for: Callable[[], Sequence[str]], registry: MetricsRegistry) -> None:
         self._waiting_for = waiting_for
@@ -75,7 +75,7 @@ class Readiness:
         self._leaving = False
 
     def leave(self) -> None:
-        """Not ready from now on."""
+        """Stop being ready."""
         self._leaving = True
         self._registry.set("ready", 0.0)
 
@@ -85,7 +85,7 @@ class Readiness:
 
 
 class ClockAndMetrics(NamedTuple):
-    """What everybody needs."""
+    """The clock and the metrics registry, which most components need."""
 
     clock: Clock
     registry: MetricsRegistry
@@ -103,7 +103,7 @@ def create_memory(
     leads: Callable[[], bool],
     tools: ClockAndMetrics,
 ) -> list[Memory]:
-    """What keeps what agents learn; nothing where none learns, or where there is no place to keep it."""
+    """Stores what agents learn. Empty if no agent learns, or if there is neither a file nor a cluster."""
     learning = {name: state for name, state in states.items() if state.memory_scope != "none"}
     if not learning or not (path or api):
         return []
@@ -118,7 +118,10 @@ def create_servers(
     readiness: Readiness,
     tools: ClockAndMetrics,
 ) -> tuple[Server, Server]:
-    """The port for kube-scheduler and the admin port. Decisions show every tenant's pods: mutual TLS or loopback."""
+    """The server for kube-scheduler, and the admin server.
+
+    Decisions show every tenant's pods, so they are served over mutual TLS or on loopback only.
+    """
     serve: ServeOptions = config.settings[ServeOptions]
     admin: AdminOptions = config.settings[AdminOptions]
     private = extender.private_routes()

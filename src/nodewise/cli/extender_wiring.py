@@ -1,4 +1,4 @@
-"""Wires the components of `nodewise extender`. Nothing is started here; `cli.extender` does that."""
+"""Creates and connects the components of `nodewise extender`. `cli.extender` starts them."""
 
 import os
 import random
@@ -48,11 +48,11 @@ from nodewise.observe import event_loop_lag, logs
 from nodewise.statistics.load_queries import WindowOptions
 
 LEASE: Final = "nodewise-extender"
-"""The Lease by which the replicas agree who leads."""
+"""The Lease of the leader election among replicas."""
 
 
 class ExtenderComponents(NamedTuple):
-    """The sources of snapshots, and the extender that answers from them."""
+    """The inputs of snapshots, and the extender that serves from them."""
 
     feed: ObjectFeed
     sources: Sequence[Source]
@@ -71,7 +71,7 @@ class ExtenderRelister:
 
     def __init__(self, components: ExtenderComponents) -> None:
         if components.feed.relister is None:
-            raise TypeError("objects of files are read anew by themselves")
+            raise TypeError("objects of files are read again when the files change")
         self._stores, self._cache = components.feed.relister, components.snapshot_cache
 
     async def read(self, name: str) -> Store[Any]:
@@ -98,7 +98,7 @@ class BindComponents(NamedTuple):
 
 
 def wire_extender(config: ExtenderConfig, tools: ClockAndMetrics) -> WiredExtender:
-    """Everything that serves: from a cluster or from files, with one snapshot in the middle; or from requests alone."""
+    """The extender of a configuration: with snapshots of a cluster or of files, or without a cluster."""
     own: ExtenderOptions = config.settings[ExtenderOptions]
     if own.agent_deadline_s is not None:
         logs.emit("option_deprecated", option="--agent-deadline", instead="nothing, it has no effect")
@@ -139,7 +139,7 @@ def _wire_with_snapshots(config: ExtenderConfig, tools: ClockAndMetrics) -> Wire
 def _assemble(
     config: ExtenderConfig, api: HttpApi | None, components: ExtenderComponents, tools: ClockAndMetrics
 ) -> WiredExtender:
-    """The tasks and servers of these components, and what is closed at the end, in this order."""
+    """The tasks and servers of these components, and what to close at the end, in this order."""
     feed, sources, refresher, states, snapshot_cache, recorder, _, extender = components
     binding = _create_binding(config, api, components, tools)
     leader = (
@@ -189,7 +189,7 @@ def _create_feed(config: ExtenderConfig, api: HttpApi | None, tools: ClockAndMet
 def _source_dependencies(
     config: ExtenderConfig, api: HttpApi | None, feed: ObjectFeed, tools: ClockAndMetrics
 ) -> SourceDependencies:
-    """What sources of metrics stand on."""
+    """What sources of metrics are created from."""
     refresh: RefreshOptions = config.settings[RefreshOptions]
     nodes = NodeBook(feed.nodes)
     prometheus: PrometheusOptions = config.settings[PrometheusOptions]
@@ -222,13 +222,13 @@ def _find_binder(agents: Iterable[Any]) -> BindPlugin[Any, Any] | None:
 def _create_binding(
     config: ExtenderConfig, api: HttpApi | None, components: ExtenderComponents, tools: ClockAndMetrics
 ) -> BindComponents | None:
-    """The bind verb, where an agent binds and there is a cluster."""
+    """The bind verb; None if no agent binds, or without a cluster."""
     binder, feed = _find_binder(components.request_handler.agents), components.feed
     if api is None or binder is None:
         return None
     kube: KubeOptions = config.settings[KubeOptions]
     dependencies = reservations.Ground(
-        # a rate limit of its own: labels that queue up must not hold up pods
+        # a separate rate limit: queued label patches must not delay pods
         api.with_rate_limit(kube.kube_qps, kube.kube_burst),
         api.namespace,
         feed.objects[binder.allocation_records],
@@ -263,7 +263,7 @@ def _create_leader(
     identity = given_identity or f"{socket.gethostname()}_{os.getpid()}_{secrets.token_hex(4)}"
     recorder = Recorder(api, Reporter("nodewise.io/extender", identity), clock, registry)
     components.extender.subscribe(PodEvents(recorder))
-    # a rate limit of its own for the Lease: labels that queue up must not cost us the lead
+    # a separate rate limit for the Lease: queued label patches must not cost the leadership
     liveness = ApiServerLiveness(clock, registry)
     limited = api.with_rate_limit(5.0, 10, liveness.record_response)
     lock = LeaseLock(api.namespace, LEASE, identity)
@@ -299,7 +299,7 @@ def _create_leader(
 def _create_annotator(
     config: ExtenderConfig, sources: Sequence[Source], handle: Handle
 ) -> AnnotatorController:
-    """What writes statistics of nodes. A rate limit of its own: thousands of patches must not hold up labels."""
+    """The controller that writes statistics of nodes. A separate rate limit keeps patches from delaying labels."""
     window: WindowOptions = config.settings[WindowOptions]
     lane = cast("HttpApi", handle.api).with_rate_limit(patch_writer.QPS, patch_writer.BURST)
     return AnnotatorController(config.settings[AnnotatorOptions], window, sources, handle._replace(api=lane))

@@ -36,16 +36,17 @@ COMMANDS: Final = {
 
 
 CONTEXT: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
-"""Of the programs' command lines."""
+"""Context settings of all command lines."""
 _MAX_ERROR_LENGTH: Final = 10_000
-"""Characters of an error that are shown."""
+"""Maximum number of characters of an error message."""
 
 
 class CommandTable(click.Group):
-    """Looks commands up in a table: name to module and short help."""
+    """A group that imports a command's module only when the command is called."""
 
-    def __init__(self, *arguments: Any, commands_of: Mapping[str, tuple[str, str]], **named: Any) -> None:
-        super().__init__(*arguments, **named)
+    def __init__(self, *arguments: Any, commands_of: Mapping[str, tuple[str, str]], **options: Any) -> None:
+        """`commands_of`: module and short help by command."""
+        super().__init__(*arguments, **options)
         self._table = commands_of
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's interface
@@ -55,7 +56,7 @@ class CommandTable(click.Group):
         if cmd_name not in self._table:
             return None
         module = self._table[cmd_name][0]
-        gc.disable()  # imports leave hardly any garbage, and looking for it takes a twentieth of their time
+        gc.disable()  # imports leave hardly any garbage, and collections take a twentieth of their time
         try:
             command = import_module(module).command
         except ModuleNotFoundError as error:
@@ -105,7 +106,7 @@ def command() -> None:
 def run(
     arguments: Sequence[str] | None = None, program: click.Command = command, name: str | None = None
 ) -> NoReturn:
-    """Run a command line; errors become one line on stderr and an exit code."""
+    """Run a command line. An error becomes one line on stderr and an exit code."""
     words = list(arguments) if arguments is not None else None
     try:
         code = program.main(args=words, prog_name=name, standalone_mode=False)
@@ -127,6 +128,6 @@ def run(
 
 
 def show_error(error: NodewiseError, code: int) -> int:
-    """Show an error in one line; the exit code."""
+    """Print an error in one line. Returns the exit code."""
     terminal.print_message(short(str(error), _MAX_ERROR_LENGTH))
     return code

@@ -1,10 +1,11 @@
-"""Flags and environment variables of older programs in our own words: one table a program.
+"""Translates flags and environment variables of older programs to those of nodewise, with one table per program.
 
-Flags are translated before the command line is parsed. Go's flag package takes `-name`, `--name`, `-name value` and
-`-name=value`, and stops at the first other argument. A variable counts where neither a flag nor our own variable says
-something; one whose value the older program did not take leaves the default, as there, but is told. docopt, which
-CMK used, takes `--name=value`, `--name value` and any beginning of a name that only one option has.
-The standard library is enough until something has to be logged: `cmk isolate` starts in workloads' containers.
+Flags are translated before the command line is parsed. Go's flag package accepts `-name`, `--name`, `-name value` and
+`-name=value`, and stops at the first other argument. A variable has an effect only if neither a flag nor nodewise's own
+variable is set. An invalid value keeps the default, like in the older program, and is logged. docopt, which CMK used,
+accepts `--name=value`, `--name value` and any unambiguous prefix of a name.
+This module imports only the standard library until it logs something, because `cmk isolate` starts in workloads'
+containers.
 Sources: Telemetry Aware Scheduling 0.7 and GPU Aware Scheduling 0.5.6 `cmd/main.go`; their configurator 0.1.1
 `internal/cmd/main.go`; klog v2 `klog.go`;
 kube-safe-scheduler `agents/*`, `main.go`; CPU Manager for Kubernetes 1.5.2 `cmk.py`, 1.4.1 for `--conf-dir`.
@@ -18,14 +19,14 @@ from nodewise.errors import BadSettings, Problem
 
 
 class FlagTranslation(NamedTuple):
-    """What an old flag becomes; an empty name means that it is accepted and has no meaning here."""
+    """The translation of an old flag; with an empty name the flag is accepted and ignored."""
 
     name: str = ""
     boolean: bool = False
     zero: str = ""
-    """What 0 means, where it does not mean 0."""
+    """The value that replaces 0; empty: 0 stays."""
     most: int | None = None
-    """A larger number is this one, with a warning."""
+    """Larger numbers become this one, with a warning."""
 
 
 KLOG: Final[Mapping[str, FlagTranslation]] = {
@@ -62,12 +63,12 @@ GAS: Final[Mapping[str, FlagTranslation]] = {
     "qps": FlagTranslation("--kube-qps", zero="5", most=1000),
     "burst": FlagTranslation("--kube-burst", zero="10", most=1000),
 }
-"""What GPU Aware Scheduling has besides; of 0, client-go makes its own defaults."""
+"""The additional flags of GPU Aware Scheduling; client-go replaces 0 by its own defaults."""
 
 EXTENDER: Final[Mapping[str, FlagTranslation]] = {**TAS, **GAS}
 
 OLDER_ONLY: Final = EXTENDER.keys() - KLOG.keys() - {"port", "cert", "key"}
-"""Flags that TAS and GAS have and nodewise has not. klog's say nothing about who configured the rest."""
+"""Flags that TAS and GAS have and nodewise does not have. klog's flags do not show which program is meant."""
 
 CONFIGURATOR: Final[Mapping[str, FlagTranslation]] = {
     "b": FlagTranslation("--backup-dir"),
@@ -81,18 +82,18 @@ CONFIGURATOR: Final[Mapping[str, FlagTranslation]] = {
     "m": FlagTranslation("--manifest"),
     "tas-depl": FlagTranslation("--tas-depl"),
 }
-"""The configurator of both."""
+"""The flags of the configurator of TAS and GAS."""
 
 _TRUE: Final = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 _FALSE: Final = frozenset({"0", "f", "F", "false", "FALSE", "False"})
-"""Go's words (strconv.ParseBool)."""
+"""The words that Go's strconv.ParseBool accepts."""
 
 
 def translate(arguments: Sequence[str], table: Mapping[str, FlagTranslation]) -> list[str]:
-    """The same command line in our own flags. Arguments that the table does not know stay as they are.
+    """The command line with nodewise's flags. Arguments that are not in the table stay as they are.
 
-    A boolean may be followed by its value as an argument of its own. Go's flag package would stop there and leave out
-    all flags after it, in silence; the older system's own examples are written like this.
+    A boolean flag may be followed by its value as a separate argument, as in the examples of the older system. Go's
+    flag package would stop there and silently ignore all further flags.
     """
     return list(_translate_arguments(list(arguments), table))
 
@@ -128,7 +129,7 @@ def _translate_flag(flag: FlagTranslation, argument: str, value: str) -> Iterato
 
 
 def _translate_switch(flag: FlagTranslation, value: str) -> Iterator[str]:
-    """Ours have no value; what is neither true nor false is the parser's to complain about."""
+    """nodewise's switches have no value; the parser rejects values that are neither true nor false."""
     if value not in _FALSE:
         yield flag.name if value in _TRUE else f"{flag.name}={value}"
 
@@ -149,7 +150,7 @@ def _log_later(event: str, **fields: Any) -> None:
 
 
 _DEBUG_LEVEL: Final = 4
-"""klog's level from which on the older programs told every step."""
+"""The klog level from which on the older programs logged every step."""
 
 
 class VariableTranslation(NamedTuple):
@@ -157,12 +158,12 @@ class VariableTranslation(NamedTuple):
 
     name: str
     read: Callable[[str], str | None]
-    """The value in our own words; None for one that the older program did not take."""
+    """Returns nodewise's value; None if the older program rejected the value."""
     wanted: str
 
 
 def _integer_parser(least: int, most: int) -> Callable[[str], str | None]:
-    """A whole number as Go's strconv.Atoi takes it."""
+    """Returns a parser of integers that accepts what Go's strconv.Atoi accepts."""
 
     def read(text: str) -> str | None:
         if not re.fullmatch(r"[+-]?[0-9]{1,18}", text) or not least <= int(text) <= most:
@@ -204,11 +205,11 @@ SAFE: Final[Mapping[str, VariableTranslation]] = {
         "POLICY_OBJECTIVE", _OBJECTIVES.get, "one of " + ", ".join(_OBJECTIVES)
     ),
 }
-"""What kube-safe-scheduler reads, by our own setting."""
+"""The variables of kube-safe-scheduler, by nodewise's setting."""
 
 
 def translate_variable(field: str, environment: Mapping[str, str]) -> str | None:
-    """What the older variable for a setting says, in our own words; None without one, or without a use for it."""
+    """nodewise's value of the older variable for a setting; None if it is not set or invalid."""
     variable = SAFE.get(field)
     text = environment.get(variable.name) if variable else None
     if variable is None or not text:
@@ -222,7 +223,7 @@ def translate_variable(field: str, environment: Mapping[str, str]) -> str | None
 
 
 def _unchanged_flags(*names: str, boolean: bool = False) -> Mapping[str, FlagTranslation]:
-    """Flags that are called the same here."""
+    """Flags with the same name in nodewise."""
     return {name: FlagTranslation(f"--{name}", boolean=boolean) for name in names}
 
 
@@ -233,7 +234,7 @@ _IMAGE: Final = _unchanged_flags("cmk-img", "cmk-img-pol", "install-dir", "sanam
 _STATE: Final = _unchanged_flags("namespace", "conf-dir")
 _LOOP: Final = {**_unchanged_flags("interval"), **_unchanged_flags("publish", boolean=True)}
 _IGNORED: Final = {"conf-dir": FlagTranslation()}
-"""Manifests of old give it to commands that never had a directory, or whose state is a ConfigMap."""
+"""Old manifests set it for commands without a directory, or with their state in a ConfigMap."""
 
 CMK: Final[Mapping[str, Mapping[str, FlagTranslation]]] = {
     "cluster-init": {
@@ -260,17 +261,17 @@ CMK: Final[Mapping[str, Mapping[str, FlagTranslation]]] = {
     "reconfigure_setup": {**_POOLS, **_IMAGE, **_unchanged_flags("namespace"), **_IGNORED},
     "reaffinitize": {**_STATE, **_unchanged_flags("node-name")},
 }
-"""The subcommands of CMK with their options. Of the newer options of our own only whole names are taken."""
+"""The subcommands of CMK with their options. nodewise's newer options cannot be abbreviated."""
 
 
 _HELP_FLAGS: Final = _unchanged_flags("help", "version", boolean=True)
 
 
 def translate_cmk(arguments: Sequence[str]) -> list[str]:
-    """A command line of `cmk` as one of `nodewise cpu`; of `isolate` nothing is changed, `cpu.node` reads its options.
+    """The command line of `nodewise cpu` for one of `cmk`. That of `isolate` stays, `cpu.workload` reads its options.
 
-    Options may stand before the subcommand as well, and the version may be asked for anywhere before `--`.
-    BadSettings for what docopt would not have understood either.
+    Options may precede the subcommand, and --version may be anywhere before `--`. `BadSettings` for what docopt would
+    have rejected, too.
     """
     words, verbatim = split_at(arguments, "--")
     at = _find_subcommand(words)
@@ -289,7 +290,7 @@ def split_at(words: Sequence[str], end: str) -> tuple[list[str], list[str]]:
 
 
 def _find_subcommand(words: Sequence[str]) -> int | None:
-    """Where it stands: the first word that is neither an option nor an option's value."""
+    """The position of the first word that is neither an option nor an option's value; None if there is none."""
     every = {name: flag for table in (*CMK.values(), _HELP_FLAGS) for name, flag in table.items()}
     value_of_option = False
     for at, word in enumerate(words):
@@ -304,9 +305,9 @@ def _find_subcommand(words: Sequence[str]) -> int | None:
 
 
 def expand_options(words: Sequence[str], table: Mapping[str, FlagTranslation]) -> list[str]:
-    """Options with their whole names and `=` before the value. What the table does not know stays as it is.
+    """Options with their full names and `=` before the value. Words that are not in the table stay as they are.
 
-    BadSettings for the beginning of several names, for a value that is missing, and for one where none belongs.
+    `BadSettings` for an ambiguous prefix, a missing value, and a value of a switch.
     """
     return list(_expand(list(words), dict(table) | dict(_HELP_FLAGS)))
 
@@ -335,7 +336,7 @@ def _expand(left: list[str], table: Mapping[str, FlagTranslation]) -> Iterator[s
 
 
 def _matching_names(option: str, table: Mapping[str, FlagTranslation]) -> list[str]:
-    """The names that an option may stand for: its own, or those that it is the beginning of."""
+    """The names that an option may mean: its own, or those that it is a prefix of."""
     name = option.removeprefix("--")
     if name == option or not name:
         return []

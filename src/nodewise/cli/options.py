@@ -1,7 +1,7 @@
-"""Options of commands, made from settings structs, and the settings that a command line makes of them.
+"""Creates options of commands from settings structs, and settings from command lines.
 
-A flag wins over the environment, that over the file of `--config`, that over the default. Settings of an agent may
-also stand in a section of the file; there they are for that agent alone, and win over the rest of the file.
+A flag overrides the environment, which overrides the file of `--config`, which overrides the default. Settings of an
+agent may also be in a section of the file; there they apply to that agent alone and override the rest of the file.
 """
 
 import itertools
@@ -67,7 +67,7 @@ class ClusterOptions(CommandOptions, frozen=True, kw_only=True):
 
 
 def output_option(forms: Iterable[str], help_: str = "Form of what is printed.") -> click.Option:
-    """`-o`, `--output`: one of these forms, by default the first of them."""
+    """The option `-o`, `--output` with these formats; the first one is the default."""
     choices = list(forms)
     return click.Option(
         ["-o", "--output"], type=click.Choice(choices), default=choices[0], show_default=True, help=help_
@@ -75,7 +75,7 @@ def output_option(forms: Iterable[str], help_: str = "Form of what is printed.")
 
 
 class SectionedCommand(click.Command):
-    """A command that shows options with a section below its heading, after those without one."""
+    """A command whose help groups options by section, after those without a section."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {"Options": []}
@@ -143,7 +143,7 @@ def parameters(
 def build_group(group: type[T], values: Mapping[str, Any], places: Mapping[str, str] | None = None) -> T:
     """The struct of a command's parameters. `BadSettings` if a value is out of its bounds.
 
-    `places` says where the value of a field stands; other fields are named by their flag.
+    `places` names the origin of a field's value in error messages; other fields are named by their flag.
     """
     declarations = {setting.field: setting for setting in settings.list_settings(group)}
     if issubclass(group, CommandOptions):
@@ -163,7 +163,7 @@ _SERVICE_URL: Final = re.compile(r"(tcp|udp|sctp)://")
 
 
 class _Option(click.Option):
-    """An option with a section. The variable of an older program counts where our own is not set."""
+    """An option with a section. If its own variable is not set, the variable of an older program has effect."""
 
     section = ""
 

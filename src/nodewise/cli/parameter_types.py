@@ -1,4 +1,4 @@
-"""Types of parameters: durations, sizes, and the type that follows from the declaration of a setting."""
+"""Types of parameters: durations, sizes, and the type for the declaration of a setting."""
 
 from typing import Any
 

@@ -24,7 +24,7 @@ _PLACE: Final = re.compile(r"(?P<source>.*), document (?P<document>\d+)(?P<items
 
 
 class LintedPolicy(NamedTuple):
-    """A policy and its problems, each with its line in the source; 0 where that is not known."""
+    """A policy and its problems, each with its line in the source; 0 if the line is unknown."""
 
     policy: str
     source: str
@@ -79,7 +79,7 @@ def lint(ctx: click.Context, paths: Sequence[str], output: str) -> None:
 
 
 class _LineFinder:
-    """Where the fields of objects are in their files, which are read once more for it."""
+    """Finds the lines of fields in files, which it reads again for that."""
 
     def __init__(self, stdin: bytes) -> None:
         self._stdin = stdin

@@ -11,9 +11,9 @@ LATE_S: Final = 2.0
 
 
 class Progress:
-    """`with Progress() as progress: progress.say("reading nodes")`. The line is gone at the end.
+    """A context manager: `with Progress() as progress: progress.say("reading nodes")`. The line disappears at the end.
 
-    Nothing may be printed inside: it would stand in the middle of the line.
+    Nothing may be printed inside of it, or the output would interrupt the line.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Progress:
             self._status.stop()
 
     def say(self, doing: str) -> None:
-        """What is being done now."""
+        """Show the current step."""
         from rich.text import Text
 
         self._status.update(Text(visible(f"{doing} …")))

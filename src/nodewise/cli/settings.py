@@ -1,4 +1,4 @@
-"""Declarations of settings: the fields of structs, and the option of the command line that each of them is.
+"""Declarations of settings: the fields of structs, and the command line option of each field.
 
 A field `sync_period_s: float` with a docstring is `--sync-period 5s`, `NODEWISE_SYNC_PERIOD`, the key `sync_period` of
 the file, a line of `--help` and a row of the reference page. A field of `CommandOptions` is the option of one command,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Group = type[msgspec.Struct]
 
 _SYNONYMS: Final = {"accept": "pass", "pass": "accept"}
-"""An agent that has only one of the two words takes the other one for it."""
+"""An agent that has only one of the two words accepts the other one as a synonym."""
 
 
 class CommandOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +34,7 @@ class CommandOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Setting(NamedTuple):
-    """One field of a settings struct, as a user meets it."""
+    """A field of a settings struct as a user sees it."""
 
     field: str
     type: Any
@@ -95,11 +95,11 @@ class Setting(NamedTuple):
         return self.default is msgspec.NODEFAULT
 
     def synonym(self, value: Any) -> Any:
-        """The value, or the word that this setting has for it."""
+        """The value, or this setting's synonym for it."""
         return value if not self.words or value in self.words else _SYNONYMS.get(value, value)
 
     def shown_default(self) -> str:
-        """The default in the form in which a user would write it."""
+        """The default as a user would write it."""
         if isinstance(self.option, Option) and self.option.default_text:
             return self.option.default_text
         if self.default in ("", (), None, msgspec.NODEFAULT) or self.default is False:
@@ -118,7 +118,7 @@ def _without_bounds(annotation: Any) -> Any:
 
 
 def _annotations(annotation: Any) -> Iterable[Any]:
-    """What stands in `Annotated` beside the type, the type's own None left out."""
+    """The metadata of `Annotated`, also inside of an optional type."""
     if get_origin(annotation) is Annotated:
         inner, *annotations = get_args(annotation)
         yield from annotations
@@ -148,7 +148,7 @@ def _help_text(group: Group, field: str) -> str:
 
 @cache  # reading the source again takes a tenth of a second over a whole start
 def _docstrings(group: type) -> Mapping[str, str]:
-    """The docstring under each field. Empty where the source is not there (a frozen program)."""
+    """The docstring under each field; empty if the source is unavailable, as in a frozen program."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(group)))
     except (OSError, TypeError):
@@ -209,7 +209,7 @@ def _merged_help(owners_by_help: Mapping[str, Sequence[str]]) -> str:
 
 
 def _more_permissive(first: Setting, second: Setting) -> Setting:
-    """Of two settings that take words, the one that takes more of them."""
+    """Of two settings with choices, the one with more choices. `BadSettings` if they contradict each other."""
     if first[:3] == second[:3]:
         return first
     narrow, wide = sorted((first, second), key=lambda setting: len(setting.words))

@@ -1,4 +1,4 @@
-"""Tables on standard output. In a pipe each row is one line; on a terminal the last column is folded."""
+"""Prints tables. In a pipe each row is one line; on a terminal the last column is folded."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -12,20 +12,20 @@ from rich.text import Text
 from nodewise.terminal_escaping import visible
 
 _PIPE_WIDTH: Final = 10_000
-"""Columns of a pipe: nobody wants a line there that was broken to fit."""
+"""Width of a table in a pipe, where lines must not be folded."""
 _MIN_LAST_COLUMN: Final = 30
-"""The last column is never folded to fewer columns than this; a narrower terminal breaks lines by itself."""
+"""Minimum width of the last column; a narrower terminal breaks the lines."""
 
 
 class TableData(NamedTuple):
-    """What `show` takes."""
+    """The heading and rows of a table, as `print_table` takes them."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
 
 
 def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table. Nothing is ever cut off; words of others are shown and not obeyed."""
+    """Print a table. Nothing is cut off, and control characters are made visible."""
     listed = [tuple(head), *(tuple(map(visible, row)) for row in rows)]
     table = Table(box=None, header_style="", pad_edge=False)
     for name in head[:-1]:
@@ -44,13 +44,13 @@ def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 def drop_empty_columns(
     names: str | Sequence[str], head: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> TableData:
-    """Head and rows without those of these columns where no row has anything but a dash."""
+    """The table without those of the named columns that contain only dashes."""
     named = {names} if isinstance(names, str) else set(names)
     kept = [at for at, name in enumerate(head) if name not in named or any(row[at] != "-" for row in rows)]
     return TableData([head[at] for at in kept], [[row[at] for at in kept] for row in rows])
 
 
 def _width(rows: Sequence[Sequence[str]], terminal: int) -> int:
-    """The terminal's width, or what the columns before the last need and a little more."""
+    """The terminal's width, or more if the columns before the last one need it."""
     before = [max(len(cell) for cell in column) + 2 for column in list(zip(*rows, strict=True))[:-1]]
     return max(terminal, sum(before) + _MIN_LAST_COLUMN)

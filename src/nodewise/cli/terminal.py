@@ -1,4 +1,4 @@
-"""Lines on standard output and standard error. Control characters in text of others are made visible."""
+"""Prints lines to stdout and stderr. Control characters are made visible."""
 
 import click
 
@@ -6,10 +6,10 @@ from nodewise.terminal_escaping import visible
 
 
 def print_line(text: str) -> None:
-    """A line on standard output."""
+    """Print a line to stdout."""
     click.echo(visible(text))
 
 
 def print_message(text: str) -> None:
-    """A line on standard error, where data do not go."""
+    """Print a message to stderr."""
     click.echo(f"nodewise: {visible(text)}", err=True)

@@ -20,7 +20,7 @@ from nodewise.terminal_escaping import visible
 
 @click.group()
 def command() -> None:
-    """What agents there are, and their options.
+    """List agents, show their options, and create new ones.
 
     \b
     Examples:
@@ -32,7 +32,7 @@ def command() -> None:
 
 @command.command("list", params=[output_option(["table", "json"])])
 def list_agents(output: str) -> None:
-    """List the agents that `--agents` takes, and those of other packages that cannot be used, with the reason.
+    """List the agents that `--agents` accepts, and agents of other packages that cannot be used, with the reason.
 
     \b
     Examples:
@@ -42,7 +42,7 @@ def list_agents(output: str) -> None:
     \b
     Exit codes:
       0  listed
-      2  the command line is wrong
+      2  the command line is invalid
     """
     rows = [_agent_row(agent) for agent in agents.installed()]
     if output == "json":
@@ -57,7 +57,7 @@ def list_agents(output: str) -> None:
 
 
 def _escaped(text: str) -> Text:
-    """Words of another package: no markup, and nothing that a terminal obeys."""
+    """Text of another package, without markup and control characters."""
     return Text(visible(text))
 
 
@@ -71,7 +71,7 @@ def _agent_row(agent: agents.InstalledAgent) -> dict[str, str]:
 @command.command("show", params=[output_option(["table", "json"])])
 @click.argument("name")
 def show_agent(name: str, output: str) -> None:
-    """Show one agent: its options, and the objects that it reads.
+    """Show an agent: its options, and the objects that it reads.
 
     \b
     Examples:
@@ -81,7 +81,7 @@ def show_agent(name: str, output: str) -> None:
     \b
     Exit codes:
       0  shown
-      2  the command line or NAME is wrong
+      2  the command line or NAME is invalid
     """
     kind = agents.load(name)
     rows = [
@@ -112,7 +112,7 @@ def show_agent(name: str, output: str) -> None:
 @click.argument("name")
 @click.option("--folder", type=click.Path(path_type=Path), help="A new folder. [default: nodewise-NAME]")
 def new_agent(name: str, folder: Path | None) -> None:
-    """Write a package with an agent of your own, its options and its tests, ready to be changed.
+    """Write a package with an agent of your own, its options and its tests, as a starting point.
 
     \b
     Examples:
@@ -123,7 +123,7 @@ def new_agent(name: str, folder: Path | None) -> None:
     Exit codes:
       0  written
       1  the folder cannot be written
-      2  NAME cannot be used, or the folder is there already
+      2  NAME is invalid, or the folder exists
     """
     scaffold.check_name(name)
     chosen = folder or Path(f"nodewise-{name}")

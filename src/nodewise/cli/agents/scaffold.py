@@ -1,4 +1,4 @@
-"""A package for a new agent: a copy of the folder `agents/template` with another name."""
+"""Creates a package for a new agent: a copy of the folder `agents/template` under another name."""
 
 import keyword
 import re
@@ -14,11 +14,11 @@ TEMPLATE: Final = Path(agents.__file__).parent / "template"
 RESERVED: Final = frozenset(
     {"all", "agents", "bind", "extender", "none", "nodewise", "scheduler", "template", "test"}
 )
-"""Names that mean something else in paths and options, or in the template itself."""
+"""Names with another meaning in paths and options, or in the template itself."""
 
 
 def check_name(name: str) -> None:
-    """`BadSettings` for a name that an agent cannot have, or that one has already."""
+    """Raises `BadSettings` if an agent cannot have this name, or if one already has it."""
     expected = f"small letters and digits with dashes between, at most {MAX_NAME_LENGTH}, such as my-agent"
     if not NAME.fullmatch(name) or len(name) > MAX_NAME_LENGTH:
         raise BadSettings("agents new", [Problem("NAME", repr(name), expected)])
@@ -29,7 +29,7 @@ def check_name(name: str) -> None:
 
 
 def package_name(name: str) -> str:
-    """The Python package of an agent."""
+    """The name of an agent's Python package."""
     return "nodewise_" + name.replace("-", "_")
 
 
@@ -47,7 +47,7 @@ _SUFFIXES: Final = {".py", ".toml", ".md"}
 
 
 def _replace_name(text: str, name: str) -> str:
-    """The template's text with another name, in each of the forms in which a name occurs."""
+    """The template's text with another name, in each form in which the template's name occurs."""
     identifier = name.replace("-", "_")
     forms = {
         "nodewise.agents.template": package_name(name),
@@ -61,7 +61,7 @@ def _replace_name(text: str, name: str) -> str:
 
 
 def write_package(name: str, folder: Path) -> None:
-    """Write the package into a folder that is not there yet. `BadSettings` if it is, or cannot be made."""
+    """Write the package into a new folder. `BadSettings` if the folder exists or cannot be created."""
     try:
         folder.mkdir(parents=True)
     except FileExistsError as error:

@@ -25,17 +25,17 @@ class RunOptions(CommandOptions, frozen=True, kw_only=True):
     """Options of `nodewise annotate` that are not settings."""
 
     once: bool = False
-    """Do it a single time, and end."""
+    """Write once, and exit."""
 
     dry_run: bool = False
-    """Print what would be written, write nothing, and end."""
+    """Print what would be written, write nothing, and exit."""
 
     output: Annotated[Literal["table", "json"], Option("-o --output")] = "table"
-    """Of --once and --dry-run."""
+    """Output format of --once and --dry-run."""
 
 
 class _AnnotateCommand(SectionedCommand):
-    """Understands the variables of the older annotators as well."""
+    """Accepts the environment variables of the older annotators, too."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, [*older_variables.translate_variables(os.environ, args), *args])
@@ -67,25 +67,25 @@ def run(command_line: CommandLine) -> None:
     is_single = run_options.once or run_options.dry_run
     logs.configure("warning" if is_single and own.log_level == "info" else own.log_level, own.log_format)
     if is_single:
-        outcome = asyncio.run(runner.annotate_once(settings, kube, dry=run_options.dry_run))
-        click.get_current_context().exit(_print(outcome, run_options.output))
+        result = asyncio.run(runner.annotate_once(settings, kube, dry=run_options.dry_run))
+        click.get_current_context().exit(_print_result(result, run_options.output))
     asyncio.run(runner.annotate_until_signal(settings, kube))
 
 
-def _print(outcome: AnnotationResult, output: str) -> int:
-    """Print the result of a single time; the exit code."""
-    looked, written, is_sampled = outcome
-    for note in report.list_notes(looked, one_sample=is_sampled):
+def _print_result(result: AnnotationResult, output: str) -> int:
+    """Print the result of one run. Returns the exit code."""
+    plan, written, is_sampled = result
+    for note in report.list_notes(plan, one_sample=is_sampled):
         terminal.print_message(note)
     if output == "json":
-        click.echo(report.encode_json(looked, written))
+        click.echo(report.encode_json(plan, written))
     elif written is None:
-        report.print_nodes(looked)
+        report.print_nodes(plan)
     else:
-        click.echo(report.format_summary(looked, written))
+        click.echo(report.format_summary(plan, written))
     if written is not None and written.error:
         terminal.print_message(written.error)
-    return exit_codes.DONE if outcome.is_complete else exit_codes.FAILED
+    return exit_codes.DONE if result.is_complete else exit_codes.FAILED
 
 
 command = options.make_command(

@@ -1,4 +1,4 @@
-"""The environment variables of the older annotators, as flags of `nodewise annotate`: one table.
+"""Translates the environment variables of the older annotators to flags of `nodewise annotate`.
 
 Sources: kube-safe-scheduler `node-annotator/usage/k8s_analytics.py` and `node-annotator/allocation`.
 """
@@ -15,16 +15,16 @@ Flags = Sequence[str]
 _IP: Final = "127.0.0.1"
 _PORT: Final = "9090"
 KUBECONFIG: Final = "kubectl.conf"
-"""The file that the older ones took out of the cluster, in the working folder."""
+"""The file in the working folder that the older annotators used outside of a cluster."""
 
 
 class AnnotatorVariable(NamedTuple):
-    """What a variable becomes."""
+    """The translation of a variable."""
 
     flag: str
-    """It is left alone where this flag, or its own variable, is given."""
+    """If this flag or its own variable is set, the older variable has no effect."""
     read: Callable[[str], Flags | None]
-    """The flags that a value is; None for one that cannot be used."""
+    """Returns the flags for a value; None if the value is invalid."""
     wanted: str
 
 
@@ -65,7 +65,7 @@ VARIABLES: Final[Mapping[str, AnnotatorVariable]] = {
 
 
 def translate_variables(environment: Mapping[str, str], arguments: Sequence[str]) -> list[str]:
-    """What the variables that are set say, where no flag and no variable of our own says it already."""
+    """The flags for the variables that are set and that no flag or variable of nodewise overrides."""
     return [*_translate_table(environment, arguments), *_translate_prometheus_address(environment, arguments)]
 
 
@@ -82,7 +82,7 @@ def _translate_table(environment: Mapping[str, str], arguments: Sequence[str]) -
 
 
 def _translate_prometheus_address(environment: Mapping[str, str], arguments: Sequence[str]) -> Iterator[str]:
-    """Address and port are two variables; each has its default where the other one is set."""
+    """Address and port are two variables. If only one is set, the other has its default."""
     flag = "--prometheus-url"
     host, port = environment.get("PROM_IP", ""), environment.get("PROM_PORT", "")
     if not (host or port) or _is_set(flag, environment, arguments):

@@ -23,11 +23,11 @@ _COLUMNS: Final = (
     ("REQUESTED MEMORY", keys.REQUESTED_MEMORY, ""),
     ("PODS", keys.REQUESTED_PODS, ""),
 )
-"""A column, the annotation in it, and the deviation that stands beside it."""
+"""The heading of a column, its annotation, and the annotation with the standard deviation, or empty."""
 
 
 def print_nodes(plan: AnnotationPlan) -> None:
-    """One line a node: what is free and requested, and how many annotations are to be written."""
+    """Print one line for each node: free and requested resources, and the number of annotations to write."""
     patches = plan.patches
     rows = [[node.name, *_cells(node.desired), _format_patch(node)] for node in patches.nodes]
     rows += [[name, *["-"] * len(_COLUMNS), "nothing: it is not ready"] for name in patches.not_ready]
@@ -38,7 +38,7 @@ def print_nodes(plan: AnnotationPlan) -> None:
 
 
 def encode_json(plan: AnnotationPlan, written: WriteResult | None) -> bytes:
-    """The same as JSON, with the annotations themselves; `written` is None where nothing was to be."""
+    """The same as JSON, with the annotations themselves; `written` is None for a dry run."""
     patches = plan.patches
     body: dict[str, Any] = {
         "nodes": [
@@ -55,7 +55,7 @@ def encode_json(plan: AnnotationPlan, written: WriteResult | None) -> bytes:
 
 
 def format_summary(plan: AnnotationPlan, written: WriteResult) -> str:
-    """One line about a burst."""
+    """One line about a burst of patches."""
     patches = plan.patches
     counts = (
         (written.done, "annotated"),
@@ -70,7 +70,7 @@ def format_summary(plan: AnnotationPlan, written: WriteResult) -> str:
 
 
 def list_notes(plan: AnnotationPlan, *, one_sample: bool) -> Iterator[str]:
-    """What an operator should know besides."""
+    """Failures, and a hint if the values come from a single sample."""
     yield from plan.failures
     if one_sample and any(node.desired.get(keys.MEAN_FREE_CPU) for node in plan.patches.nodes):
         yield (

@@ -1,4 +1,4 @@
-"""A run of the annotator: once, or until SIGTERM or SIGINT."""
+"""Runs the annotator: once, or until SIGTERM or SIGINT."""
 
 import asyncio
 import random
@@ -44,7 +44,7 @@ from nodewise.statistics.load_queries import WindowOptions
 _NODE: Final[Any] = merge("Node", NodeFields, AnnotatedNode)
 _TICK_S: Final = 1.0
 _MAX_CONCURRENT: Final = 8
-"""Metrics asked for at once; there are four."""
+"""Concurrent requests for metrics; there are four metrics."""
 
 
 class AnnotateOptions(ForecastOptions, frozen=True, kw_only=True):
@@ -70,23 +70,23 @@ class AnnotateOptions(ForecastOptions, frozen=True, kw_only=True):
 
 
 class AnnotationResult(NamedTuple):
-    """What came of doing it once."""
+    """The result of one run."""
 
     plan: AnnotationPlan
     written: WriteResult | None
-    """None where nothing was to be written."""
+    """None for a dry run."""
     is_sampled: bool
-    """Whether what nodes use is a single sample."""
+    """Whether the usage of nodes comes from a single sample."""
 
     @property
     def is_complete(self) -> bool:
         """Whether everything was measured and written."""
-        lacking = self.plan.failures or self.plan.patches.unmeasured
-        return not lacking and not (self.written is not None and self.written.failed)
+        has_gaps = self.plan.failures or self.plan.patches.unmeasured
+        return not has_gaps and not (self.written is not None and self.written.failed)
 
 
 class _ClusterAccess(NamedTuple):
-    """What everybody needs."""
+    """The API server's client, the clock, and the metrics registry."""
 
     api: HttpApi
     clock: SystemClock
@@ -94,22 +94,22 @@ class _ClusterAccess(NamedTuple):
 
 
 class _Components(NamedTuple):
-    """What a run is made of."""
+    """The annotator with its inputs."""
 
     annotator: Annotator
     nodes: Store[Any]
     pods: Store[Any] | None
-    """None where nobody needs to know what pods ask for."""
+    """None if no annotation depends on the requests of pods."""
     closers: Sequence[Callable[[], Awaitable[None]]]
-    """Connections to sources."""
+    """Close the connections to sources."""
 
     def holding_pods(self) -> list[Any]:
-        """The pods that hold what they ask for."""
+        """The pods that hold the resources that they request."""
         return self.pods.values() if self.pods is not None else []
 
 
 async def annotate_once(settings: SettingsByGroup, kube: KubeOptions, *, dry: bool) -> AnnotationResult:
-    """Look at all nodes, and write what moved unless it is a `dry` run."""
+    """Read all nodes once, and write the annotations that changed, unless it is a `dry` run."""
     async with AsyncExitStack() as stack:
         access = _connect(kube, stack)
         progress = stack.enter_context(Progress())
@@ -131,7 +131,7 @@ async def annotate_once(settings: SettingsByGroup, kube: KubeOptions, *, dry: bo
 
 
 async def annotate_until_signal(settings: SettingsByGroup, kube: KubeOptions) -> None:
-    """Write what moved, once a period, until a signal comes."""
+    """Write the annotations that changed once per period, until a signal arrives."""
     async with AsyncExitStack() as stack:
         access = _connect(kube, stack)
         reflectors = [
@@ -207,7 +207,7 @@ def _create_components(
 
 
 def _usage_source(own: AnnotateOptions, prometheus: PrometheusOptions) -> str:
-    """As `data_sources.sources` takes it."""
+    """The name of the source of usage, as `data_sources.create_sources` accepts it."""
     has_url = bool(prometheus.prometheus_url)
     chosen = own.usage_from
     if chosen == "auto":
@@ -227,7 +227,7 @@ def _unsynced_resources(reflectors: Sequence[Reflector[Any]]) -> list[str]:
 async def _annotate_periodically(
     wired: _Components, reflectors: Sequence[Reflector[Any]], api: HttpApi
 ) -> None:
-    """A defect is logged, and the next period tried again: others' statistics grow old without it."""
+    """Log a defect and try again in the next period: without updates all statistics become stale."""
     for reflector in reflectors:
         await reflector.until_synced()
     lane = _patch_client(api)

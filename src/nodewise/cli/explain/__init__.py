@@ -65,11 +65,11 @@ class TimeoutOptions(CommandOptions, frozen=True, kw_only=True):
     """The timeout, which the help shows after the options of the cluster."""
 
     timeout_s: float = 5.0
-    """Of each call."""
+    """Timeout per call."""
 
 
 class ExplainRequest(NamedTuple):
-    """What the command line said."""
+    """What to explain, from the command line."""
 
     pod: str
     namespace: str
@@ -111,7 +111,7 @@ def run(command_line: CommandLine) -> None:
 
 
 def _build_request(own: ExplainOptions, command_line: CommandLine) -> ExplainRequest:
-    """`BadSettings` where pod and namespace contradict each other."""
+    """The request of the command line. `BadSettings` if pod and namespace contradict each other."""
     namespace, slash, name = own.pod.rpartition("/")
     if not name or (slash and own.namespace not in {"", namespace}):
         raise BadSettings(
@@ -139,7 +139,7 @@ async def _explain(query: ExplainRequest) -> PodExplanation:
 
 
 def _connect(query: ExplainRequest) -> HttpApi | None:
-    """The API server; None where nobody names one and the servers are given."""
+    """The API server's client; None if none is configured and --server names the replicas."""
     try:
         return connect(query.kube, MetricsRegistry())
     except BadSettings as error:
@@ -152,7 +152,7 @@ def _connect(query: ExplainRequest) -> HttpApi | None:
 async def _query_and_explain(query: ExplainRequest, api: HttpApi | None) -> PodExplanation:
     namespace = query.namespace or (api.namespace if api else "default")
     with Progress() as progress:
-        progress.say("looking for the replicas of nodewise")
+        progress.say("looking for replicas of nodewise")
         targets = await _find_replicas(query, api)
         progress.say(f"asking {len(targets)} of them about pod {namespace}/{query.pod}")
         responses, lookup = await asyncio.gather(
@@ -193,7 +193,7 @@ def _check_url(server: str) -> str:
 
 
 async def _look_up_pod(api: HttpApi | None, namespace: str, query: ExplainRequest) -> PodLookup:
-    """The pod as the cluster has it, if there is a cluster and it answers."""
+    """The pod's state in the cluster, if there is a cluster and it responds."""
     if api is None:
         return PodLookup(None)
     try:
@@ -204,7 +204,7 @@ async def _look_up_pod(api: HttpApi | None, namespace: str, query: ExplainReques
 
 
 def _report_failures(responses: Sequence[ReplicaResponse], lookup: PodLookup) -> None:
-    """What is missing, on stderr. `Unavailable` where nobody answered."""
+    """Print failures to stderr. Raises `Unavailable` if no replica responded."""
     silent = [response for response in responses if response.page is None]
     if len(silent) == len(responses):
         problems = [Problem(response.replica.url, response.error, "") for response in silent]

@@ -1,4 +1,4 @@
-"""The explanation of one pod: its state, the replicas' answers and the attempt; also as a JSON document."""
+"""The explanation of a pod: its state, the responses of replicas and its last scheduling attempt."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -14,10 +14,10 @@ from nodewise.extender.decision import Decision
 
 
 class PodExplanation(NamedTuple):
-    """All that is known when the answers are in."""
+    """Everything that is known about a pod's placement."""
 
     pod: str
-    """Namespace/name."""
+    """`NAMESPACE/NAME`."""
     lookup: PodLookup
     responses: Sequence[ReplicaResponse]
     explanation: Explanation | None
@@ -36,9 +36,9 @@ class PodExplanation(NamedTuple):
 
 
 def label_warning(pod_explanation: PodExplanation) -> str:
-    """What is wrong with the pod's labels and requests, whatever was decided about it.
+    """A problem of the pod's labels or requests, independent of the decision; empty if there is none.
 
-    A pod whose policy was asked about needs no request.
+    If the decision considers the pod's policy, the pod needs no request.
     """
     state = pod_explanation.lookup.state
     if state is None or (pod_explanation.explanation is not None and state.policy is not None):
@@ -47,7 +47,7 @@ def label_warning(pod_explanation: PodExplanation) -> str:
 
 
 def to_document(pod_explanation: PodExplanation) -> dict[str, Any]:
-    """All of it, for programs."""
+    """The explanation as a JSON document."""
     state = pod_explanation.lookup.state
     return {
         "pod": pod_explanation.pod,

@@ -1,4 +1,4 @@
-"""Diagnosis of a missing decision: possible reasons, the most likely one first."""
+"""Diagnoses why no replica knows a decision about a pod."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -12,7 +12,7 @@ _MANAGED_RESOURCES: Final = "telemetry/scheduling or gpu.intel.com/i915"
 
 
 def find_causes(lookup: PodLookup, responses: Sequence[ReplicaResponse]) -> list[str]:
-    """Each in one sentence."""
+    """The possible causes, one sentence each, the most likely one first."""
     causes = [
         *(_causes_in_state(lookup.state) if lookup.state else _causes_without_state(lookup)),
         *_causes_in_replicas(lookup.state, responses),
@@ -21,7 +21,7 @@ def find_causes(lookup: PodLookup, responses: Sequence[ReplicaResponse]) -> list
 
 
 def label_problem(state: PodState) -> str:
-    """Why the pod's policy has no effect, which holds beside a decision as well; empty if it may have one."""
+    """Why the pod's policy has no effect, with or without a decision; empty if it may have one."""
     if state.misspelt:
         return (
             f"it has the label {state.misspelt} and no label {POLICY_LABEL}, so no TASPolicy applies: rename the label "
@@ -68,7 +68,7 @@ def _causes_in_state(state: PodState) -> Iterator[str]:
 
 
 def _causes_in_replicas(state: PodState | None, responses: Sequence[ReplicaResponse]) -> Iterator[str]:
-    """Whether the decisions may have been there once."""
+    """Causes in the replicas: no decisions at all, no response, or decisions that were dropped."""
     pages = [response.page for response in responses if response.page]
     if pages and not any(page.kept for page in pages):
         yield (
@@ -81,7 +81,7 @@ def _causes_in_replicas(state: PodState | None, responses: Sequence[ReplicaRespo
 
 
 def _cause_in_replica(response: ReplicaResponse, created: float | None) -> Iterator[str]:
-    """Whether the decision about a pod of this age may have been in the replica's ring."""
+    """Whether a replica may have dropped the decision about a pod of this creation time."""
     url, page = response.replica.url, response.page
     if page is None:
         yield f"{url} did not answer: what it decided is not known"

@@ -1,4 +1,4 @@
-"""The state of a pod in the cluster, as far as it explains the pod's placement."""
+"""Reads the state of a pod that explains its placement."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ DEFAULT_SCHEDULER = "default-scheduler"
 
 
 class PodState(NamedTuple):
-    """What matters of a pod."""
+    """The fields of a pod that explain its placement. `-o json` prints them under these names."""
 
     uid: str
     created: str
@@ -24,18 +24,18 @@ class PodState(NamedTuple):
     scheduler: str
     gates: tuple[str, ...]
     asks: tuple[str, ...]
-    """The extended resources that its containers ask for; they decide whether kube-scheduler asks us."""
+    """The extended resources that its containers request; they decide whether kube-scheduler calls nodewise."""
     reason: str = ""
     message: str = ""
-    """Of the condition PodScheduled while that is not true."""
+    """Reason and message of the condition PodScheduled while it is not true."""
     policy: str | None = None
     """The TASPolicy that its label names; None without the label."""
     misspelt: str = ""
-    """A label key that is nearly the one that names a policy."""
+    """A label key that is nearly the one that names a policy; empty if there is none."""
 
 
 class PodLookup(NamedTuple):
-    """What the cluster said of the pod; nothing at all where no cluster was asked."""
+    """The result of reading the pod; without a cluster all fields are empty."""
 
     state: PodState | None
     gone: bool = False
@@ -88,7 +88,7 @@ class _Pod(msgspec.Struct, frozen=True):
 
 
 async def read_state(api: Api, namespace: str, name: str, timeout_s: float) -> PodState | None:
-    """The pod as it is now; None if there is none."""
+    """The current state of a pod; None if it does not exist."""
     try:
         body = await api.get(PODS.path(namespace, name), timeout_s=timeout_s)
     except NotFound:
@@ -97,7 +97,7 @@ async def read_state(api: Api, namespace: str, name: str, timeout_s: float) -> P
 
 
 def parse_state(body: bytes) -> PodState:
-    """The state in a Pod's JSON. `BadInput` if it is no Pod."""
+    """The state in a Pod's JSON. `BadInput` if it is not a Pod."""
     try:
         pod = msgspec.json.decode(body, type=_Pod)
     except UNREADABLE as error:
@@ -130,7 +130,7 @@ def _unscheduled_condition(status: _Status) -> _Condition:
 
 
 def _extended_resources(spec: _Spec) -> tuple[str, ...]:
-    """Extended resources carry a domain; kube-scheduler looks at containers and init containers only."""
+    """Requested resources with a domain. kube-scheduler considers containers and init containers only."""
     containers = (*(spec.containers or ()), *(spec.init_containers or ()))
     resources = [container.resources for container in containers if container.resources]
     names = {

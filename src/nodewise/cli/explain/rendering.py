@@ -1,4 +1,4 @@
-"""Rendering of an explanation as text and tables. Nothing is computed here."""
+"""Prints an explanation as text, as a wide table or as JSON. It computes nothing."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
@@ -16,16 +16,16 @@ from nodewise.extender.counterfactuals import Change
 from nodewise.extender.decision import Decision
 
 MAX_LISTED: Final = 20
-"""So many nodes are shown one by one; of more, those that matter."""
+"""If there are more nodes, only the most relevant ones are shown."""
 _CLOSEST: Final = 3
 _DETAILS: Final = "DETAILS"
 _MADE_OF: Final = "MADE OF"
 _OPTIONAL_COLUMNS: Final = (_DETAILS, _MADE_OF)
-"""Columns that are shown where there is anything in them."""
+"""Columns that are shown only if they have values."""
 
 
 def print_text(pod_explanation: PodExplanation, *, every_node: bool) -> None:
-    """A few lines: what came of it, the nodes or their groups, and what would have changed it."""
+    """Print the result, the nodes or groups of nodes, and what would have changed the result."""
     if pod_explanation.explanation is None:
         replicas = _format_count(len(pod_explanation.responses), "replica")
         terminal.print_line(f"{pod_explanation.pod}: {replicas} asked, none knows a decision")
@@ -57,7 +57,7 @@ def print_text(pod_explanation: PodExplanation, *, every_node: bool) -> None:
 
 
 def print_wide(pod_explanation: PodExplanation, *, every_node: bool) -> None:
-    """A row a node and rule: value, age, threshold. Of many nodes the best and those closest to passing."""
+    """Print a row for each node and rule: value, age, threshold. Of many nodes, only the most relevant."""
     if pod_explanation.explanation is None or (
         not every_node and _has_general_failure(pod_explanation.explanation)
     ):
@@ -75,7 +75,7 @@ def print_wide(pod_explanation: PodExplanation, *, every_node: bool) -> None:
 
 
 def _has_general_failure(explanation: Explanation) -> bool:
-    """Whether the nodes are all rejected for a reason that is none of theirs, so that one line says it all."""
+    """Whether all nodes are rejected by a failure that has nothing to do with them, so that one line is enough."""
     return bool(explanation.groups) and explanation.groups[0].reason.is_failure
 
 
@@ -91,7 +91,7 @@ def _print_lines(lines: Iterator[str]) -> None:
 
 
 def _heading_lines(pod_explanation: PodExplanation) -> Iterator[str]:
-    """What came of it, when, and what kube-scheduler says itself."""
+    """The result, its time, and kube-scheduler's own message."""
     assert pod_explanation.explanation is not None
     judged = pod_explanation.explanation.attempt.judged
     total, passing = len(judged.names), int(judged.kept().sum())
@@ -115,7 +115,7 @@ def _format_placement(pod_explanation: PodExplanation) -> str:
 
 
 def _format_passing(passing: int, total: int) -> str:
-    """How the attempt ended, of the nodes that kube-scheduler asked about."""
+    """How many of the requested nodes pass."""
     if total == 1:
         return f"the one node asked about {'passes' if passing else 'is rejected'}"
     many = "all" if passing == total else f"{passing:,}" if passing else "none"
@@ -137,7 +137,7 @@ def _remark_lines(pod_explanation: PodExplanation, judged: Decision) -> Iterator
 
 
 def _format_bind(bound: Decision) -> str:
-    """What came of the bind."""
+    """The result of the bind call."""
     node = bound.names[0]
     refused = decision_document.rejected(bound).get(node)
     if refused:
@@ -146,12 +146,12 @@ def _format_bind(bound: Decision) -> str:
 
 
 def _format_chosen_node(pod_explanation: PodExplanation, node: str) -> str:
-    """Why the pod is on this node, as far as it is our doing."""
+    """Why the pod is on this node, as far as nodewise knows."""
     assert pod_explanation.explanation is not None
     findings = pod_explanation.explanation.findings
     own = next((finding for finding in findings if finding.node == node), None)
     if own is None:
-        return f"kube-scheduler did not ask about {node} then: somebody else, or an earlier attempt, placed the pod"
+        return f"kube-scheduler did not ask about {node} then: another scheduler or an earlier attempt placed the pod"
     if own.reasons:
         return (
             f"{node} was rejected and the pod is there all the same: another scheduler placed it, or an entry "
@@ -180,7 +180,7 @@ def _print_groups(explanation: Explanation) -> None:
 
 
 def _format_first_nodes(nodes: Sequence[Finding], *, rejecting: bool) -> str:
-    """The first few, each with its score and what was measured there."""
+    """The first few nodes, each with its score and measured values."""
     texts = []
     for node in nodes[:_CLOSEST]:
         score = "" if node.score is None else f"score {node.score}"
@@ -192,14 +192,14 @@ def _format_first_nodes(nodes: Sequence[Finding], *, rejecting: bool) -> str:
 
 
 def _select_nodes(findings: Sequence[Finding]) -> Sequence[Finding]:
-    """Half of the few for those that pass, the rest for those that come closest."""
+    """At most `MAX_LISTED` nodes: half of them pass, the others are closest to passing."""
     passing = [node for node in findings if not node.reasons]
     best = passing[: max(MAX_LISTED // 2, MAX_LISTED - (len(findings) - len(passing)))]
     return [*best, *findings[len(passing) : len(passing) + MAX_LISTED - len(best)]]
 
 
 def _node_rows(node: Finding) -> Iterator[list[str]]:
-    """The node's own row carries its first rule; the others follow without its name."""
+    """One row for each rule; only the first has the node's name."""
     head = [node.node, "rejected" if node.reasons else "passes", _format_score(node)]
     rules = [
         [
@@ -230,7 +230,7 @@ def _format_score(node: Finding) -> str:
 
 
 def _format_values(node: Finding, *, rejecting: bool = False) -> str:
-    """`heat 81.5 (4s), power 300 (4s)`; each value once. `rejecting`: those that speak against the node."""
+    """`heat 81.5 (4s), power 300 (4s)`, without duplicates. `rejecting`: only values that reject the node."""
     texts: dict[str, None] = {}
     for measured in node.measured:
         if measured.rejects or not rejecting:
@@ -275,7 +275,7 @@ def _format_count(number: int, noun: str) -> str:
 
 
 def _closing_lines(explanation: Explanation) -> Iterator[str]:
-    """What came of the bind, or what would have changed it, and what somebody can do."""
+    """The result of the bind call, then what would have changed the result, and remedies."""
     if explanation.attempt.bound is not None:
         yield ""
         yield _format_bind(explanation.attempt.bound)

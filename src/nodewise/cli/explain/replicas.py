@@ -1,4 +1,4 @@
-"""The replicas of a running extender: their addresses, and their decisions about a pod."""
+"""Finds the replicas of a running extender, and queries their decisions about a pod."""
 
 import asyncio
 import ssl
@@ -18,9 +18,9 @@ from nodewise.kube.resources import Resource, selector
 
 SLICES: Final = Resource("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice")
 PORT: Final = 9001
-"""The extender's own default."""
+"""The extender's default port."""
 _MAX_DECISIONS: Final = "30"
-"""Decisions asked of each replica: a few attempts of three calls."""
+"""Decisions requested from each replica: a few attempts of three calls."""
 
 
 class ReplicaService(NamedTuple):
@@ -31,29 +31,29 @@ class ReplicaService(NamedTuple):
 
     @property
     def host(self) -> str:
-        """The name that the replicas' certificate is for, as kube-scheduler calls them by it."""
+        """The name in the replicas' certificate: kube-scheduler calls them by this name."""
         return f"{self.name}.{self.namespace}.svc"
 
 
 class ReplicaEndpoint(NamedTuple):
-    """One process of `nodewise extender`; `host` is the name in its certificate, empty: that of the URL."""
+    """A process of `nodewise extender`; `host` is the name in its certificate, empty: the host of the URL."""
 
     url: str
     host: str = ""
 
 
 class ClientCertificate(NamedTuple):
-    """Files in PEM: our certificate and key, and the CA of the replicas' certificate; empty for none."""
+    """PEM files: the client's certificate and key, and the CA of the replicas' certificate; empty for none."""
 
     cert: str = ""
     key: str = ""
     ca: str = ""
 
     def context(self) -> ssl.SSLContext:
-        """`BadSettings` names the files that cannot be used."""
+        """The TLS context. `BadSettings` names files that cannot be used."""
         try:
             made = ssl.create_default_context(cafile=self.ca or None)
-            # as for the API server: a CA that every other client accepts is good enough here
+            # like the API server's client: accept a CA that every other client accepts
             made.verify_flags &= ~ssl.VERIFY_X509_STRICT
             if self.cert or self.key:
                 made.load_cert_chain(self.cert, self.key or None)
@@ -67,7 +67,7 @@ class ClientCertificate(NamedTuple):
 
 
 class ReplicaResponse(NamedTuple):
-    """What a replica said: its page and decisions, or why there is none."""
+    """A replica's page with its decisions, or the error."""
 
     replica: ReplicaEndpoint
     page: Page | None
@@ -129,7 +129,7 @@ def _endpoint_urls(endpoint_slice: _Slice) -> Iterator[str]:
 
 
 def _select_port(ports: Iterable[_Port]) -> int | None:
-    """The port named https, else our default's number, else the first."""
+    """The port named https, else the default port, else the first."""
     numbers = {port.port: port.name for port in ports if port.port}
     named = [number for number, name in numbers.items() if name == "https"]
     usual = [number for number in numbers if number == PORT]
@@ -143,10 +143,10 @@ async def query_replicas(
     pod: str,
     timeout_s: float,
 ) -> list[ReplicaResponse]:
-    """What each replica decided about a pod, all asked at once; one that does not answer stops no other."""
+    """The decisions of each replica about a pod, requested concurrently. A failure affects only its own replica."""
     query = {"namespace": namespace, "pod": pod, "limit": _MAX_DECISIONS, "form": "arrays"}
     secure = any(replica.url.startswith("https:") for replica in replicas)
-    # the system's CAs take longer to read than a replica to answer
+    # reading the system's CAs takes longer than a replica's response
     context = certificate.context() if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     async with httpx2.AsyncClient(verify=context, timeout=timeout_s, trust_env=False) as client:
         return list(await asyncio.gather(*(_query_replica(client, replica, query) for replica in replicas)))
