@@ -61,8 +61,8 @@ def config_option(groups: Sequence[Group], kinds: "Sequence[AgentKind]") -> clic
         is_eager=True,
         expose_value=False,
         callback=apply,
-        help="YAML file of settings; keys are the options without dashes, such as `sync_period: 5s`. Below an "
-        "agent's name, as in `telemetry: {max_age: 2m}`, they are for that agent alone.",
+        help="YAML file of settings; keys are the options without dashes, such as `sync_period: 5s`. Settings below "
+        "an agent's name, as in `telemetry: {max_age: 2m}`, apply to that agent only.",
     )
 
 

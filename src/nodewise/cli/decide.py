@@ -38,25 +38,25 @@ class DecideOptions(CommandOptions, frozen=True, kw_only=True):
     paths: Annotated[tuple[str, ...], Argument(metavar="[FILE]...", is_required=False)] = ()
 
     cluster: bool = False
-    """Read the cluster, with list and get rights only."""
+    """Read the cluster; needs only the rights to list and get objects."""
 
     running: bool = False
-    """Decide pods that are on a node as well."""
+    """Decide pods on nodes, too."""
 
     policies: Annotated[tuple[str, ...], Option("--policy", metavar="FILE")] = ()
-    """Policies to try: files that win over all others."""
+    """Files with policies to try; they override all others."""
 
     only_namespace: Annotated[str, Option("-n --namespace", metavar="NAMESPACE")] = ""
-    """Only pods and policies of this one; default: all."""
+    """Only pods and policies of this namespace; default: all."""
 
     agent_names: Annotated[str, Option("--agents", metavar="NAMES")] = ""
-    """Agents to ask, separated by commas; default: those with input."""
+    """Agents to call, separated by commas; default: all agents with input."""
 
     now: Annotated[str, Option(metavar="TIME")] = ""
-    """Time of the decision, RFC 3339; default: the newest sample's of files."""
+    """Time of the decision, RFC 3339; default: that of the newest sample in files."""
 
     output: Annotated[Literal["table", "wide", "json", "yaml"], Option("-o --output")] = "table"
-    """Form of what is printed."""
+    """Output format."""
 
 
 class MetricOptions(CommandOptions, frozen=True, kw_only=True):
@@ -77,14 +77,14 @@ class DecisionInputs(NamedTuple):
 
 
 def run(command_line: CommandLine) -> None:
-    """Decide which nodes pods may go to, and why: offline, or for a whole cluster as it is now.
+    """Decide which nodes pods may go to, and why, offline or for a cluster in its current state.
 
     FILE is any mix of files, folders or - (standard input) in Kubernetes YAML or JSON: Nodes, Pods, TASPolicies,
-    MetricValueLists, NodeMetricsLists, and Lists of them; and CSV files of metrics. With --cluster nodes, pods,
-    policies and metrics are read from the cluster, once, and nothing is written; files beside it win.
-    Pods that wait are decided; with --running those on a node as well: which sit where a policy rejects them, and
-    where each would go. Only what nodewise's agents say is told here: requests, taints and affinity are
-    kube-scheduler's own part.
+    MetricValueLists, NodeMetricsLists, and Lists of them; and CSV files of metrics. With --cluster, nodes, pods,
+    policies and metrics are read once from the cluster, and nothing is written. Files override objects of the cluster.
+    Waiting pods are decided. With --running, pods on nodes are decided, too: the output shows which of them a policy
+    rejects on their node, and where they would go. Only nodewise's agents decide: requests, taints and affinity are
+    checked by kube-scheduler.
 
     \b
     Examples:
@@ -95,10 +95,10 @@ def run(command_line: CommandLine) -> None:
 
     \b
     Exit codes:
-      0  every pod fits somewhere, and may stay where it is
+      0  every waiting pod fits on a node, and every running pod may stay
       1  a file or the cluster cannot be read
-      2  the command line or a setting is wrong
-      3  some pod fits nowhere, or sits where it may not
+      2  the command line or a setting is invalid
+      3  a waiting pod fits on no node, or a policy rejects a running pod's node
     """
     logs.configure("warning")
     own = command_line.settings(DecideOptions)

@@ -45,7 +45,7 @@ class DoctorOptions(CommandOptions, frozen=True, kw_only=True):
     """Options of `nodewise doctor`."""
 
     output: Annotated[Literal["table", "json"], Option("-o --output")] = "table"
-    """Form of what is printed."""
+    """Output format."""
 
     scheduler_configs: Annotated[tuple[str, ...], Option("--scheduler-config", metavar="FILE")] = ()
     """A KubeSchedulerConfiguration, as kube-scheduler reads it; repeat it for several. The files that it names are read

@@ -11,10 +11,10 @@ NO: Final = 3
 """Done, with a negative answer."""
 
 MEANING: Final[Mapping[int, str]] = {
-    DONE: "done; where the command answers a question, the answer is yes",
-    FAILED: "it could not be done, or could not be looked at; stderr says why",
-    USAGE: "the command line or a setting is wrong; stderr names it",
-    NO: "done, and the answer is no: a pod that fits nowhere, a policy with problems, a change that is due",
+    DONE: "success; if the command answers a question, the answer is positive",
+    FAILED: "failure; stderr has the reason",
+    USAGE: "the command line or a setting is invalid; stderr names it",
+    NO: "a negative answer: a pod that fits on no node, a policy with problems, a change that is due",
     130: "ended by SIGINT",
 }
 """The meaning of each code, as the reference page prints it."""

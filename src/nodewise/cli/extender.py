@@ -34,9 +34,9 @@ class _ExtenderCommand(SectionedCommand):
 def run(command_line: CommandLine) -> None:
     """Serve kube-scheduler: filter, prioritize, preempt and bind, over mutual TLS.
 
-    The flags of Telemetry Aware Scheduling (-kubeConfig, -port, -cert, -key, -cacert, -syncPeriod, -v) are
-    understood too, so that its deployment serves unchanged; so are those of GPU Aware Scheduling, beside --agents gpu.
-    They imply --any-client, with a warning, unless --client-name is set.
+    The flags of Telemetry Aware Scheduling (-kubeConfig, -port, -cert, -key, -cacert, -syncPeriod, -v) are accepted,
+    too, so that its deployment works unchanged. With --agents gpu, the same applies to GPU Aware Scheduling.
+    These flags imply --any-client, with a warning, unless --client-name is set.
 
     \b
     Examples:
@@ -46,8 +46,8 @@ def run(command_line: CommandLine) -> None:
     \b
     Exit codes:
       0  ended by SIGTERM or SIGINT
-      1  it cannot serve: a port that is taken, a certificate that is none
-      2  the command line or a setting is wrong
+      1  it cannot serve: a port is in use, or a certificate is invalid
+      2  the command line or a setting is invalid
     """
     settings: dict[type, Any] = {group: command_line.settings(group) for group in GROUPS}
     own: ExtenderOptions = settings[ExtenderOptions]

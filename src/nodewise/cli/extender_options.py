@@ -1,4 +1,4 @@
-"""Settings of `nodewise extender`: its own, and all groups that its settings file may hold."""
+"""Settings of `nodewise extender`, and all groups of its settings file."""
 
 from typing import Annotated, Final, Literal
 
@@ -18,59 +18,58 @@ class ExtenderOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the extender serves, and from what."""
 
     agents: Annotated[str, Option(metavar="NAMES")] = "telemetry"
-    """Agents to ask, separated by commas, in this order. `nodewise agents list` shows them."""
+    """Agents to call, separated by commas, in this order. `nodewise agents list` shows them."""
 
     metrics: Annotated[tuple[str, ...], Option(metavar="SOURCE")] = ("auto",)
-    """Where node metrics come from; repeat it for several, the first that has a metric wins. `custom`: the custom
-    metrics API. `resource`: metrics.k8s.io, as `cpu_usage`, `memory_usage` (cores, bytes), `cpu_usage_share` and
+    """Source of node metrics; repeat it for several, the first one with a metric is used. `custom`: the custom metrics
+    API. `resource`: metrics.k8s.io, as `cpu_usage`, `memory_usage` (cores, bytes), `cpu_usage_share` and
     `memory_usage_share` (of the node's allocatable). `prometheus`: --prometheus-url. `auto`: all three in this order,
-    as far as they are there, now or later. `file:PATH`: MetricValueLists and NodeMetricsLists in YAML or JSON, or CSV
-    lines node,metric,value[,timestamp]."""
+    as far as they are available, now or later. `file:PATH`: MetricValueLists and NodeMetricsLists in YAML or JSON, or
+    CSV lines node,metric,value[,timestamp]."""
 
     objects_from: Annotated[tuple[str, ...], Option(metavar="PATH")] = ()
     """Read nodes, policies and metrics from these files or folders instead of a cluster, and read them again when
-    they change. For trying things out: nothing is written anywhere."""
+    they change. For tests: nothing is written anywhere."""
 
     no_cluster: bool = False
-    """Serve without an API server: each request brings its nodes whole (nodeCacheCapable: false), and agents see
-    nothing else. For a scheduler and nodewise in one pod, and for trying an agent with curl. Agents that read other
-    objects than nodes cannot be served like this."""
+    """Serve without an API server: each request contains whole nodes (nodeCacheCapable: false), and agents see nothing
+    else. For a scheduler and nodewise in one pod, and for tests of an agent with curl. Agents that read other objects
+    than nodes cannot be used."""
 
     state: Annotated[str, Option(metavar="FILE")] = ""
-    """File for what agents learn and must not forget, such as the demand statistics of pigeon. Empty: a ConfigMap
-    beside nodewise, nodewise-memory; without a cluster, nothing outlives the process."""
+    """File for what agents learn, such as the demand statistics of pigeon. Empty: the ConfigMap nodewise-memory in
+    nodewise's namespace; without a cluster, it is lost when the process ends."""
 
     shutdown_delay_s: Annotated[float, msgspec.Meta(ge=0)] = 5.0
-    """How long SIGTERM is not the end: /readyz says no, so that the Service sends new connections elsewhere, all
-    that come are still served, and each answer closes its connection. Longer than a cluster takes to take an
-    endpoint out of a Service, shorter than the pod's terminationGracePeriodSeconds. SIGINT, or a second signal,
-    ends at once."""
+    """Delay between SIGTERM and the end. Meanwhile /readyz fails, so that the Service directs new connections
+    elsewhere, requests are still served, and each response closes its connection. Longer than a cluster needs to
+    remove an endpoint from a Service, shorter than the pod's terminationGracePeriodSeconds. SIGINT, or a second
+    signal, ends the process immediately."""
 
     agent_deadline_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
     """Deprecated: has no effect. Third-party agents run without a deadline."""
 
     bind_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 4.0
-    """A bind call is answered within this time, be it by an error. Shorter than the httpTimeout of the extender's entry
-    in the scheduler's configuration, which is 5 s where none is given: kube-scheduler must not place a pod again that
-    is still being bound."""
+    """Time limit of a bind call; after it the call fails. Shorter than the httpTimeout of the extender's entry in the
+    scheduler's configuration, by default 5 s: kube-scheduler must not place a pod again that is still being bound."""
 
     decisions_bytes: Annotated[int, msgspec.Meta(ge=0)] = 64 * 2**20
-    """Memory for the decisions that /decisions shows; the oldest make room."""
+    """Memory for the decisions that /decisions shows; the oldest ones are dropped."""
 
     record: Annotated[str, Option(metavar="FILE")] = ""
-    """Keep every request, every change of the world and every answer in this file, for `nodewise simulate replay`.
-    The file holds whole requests, so every tenant's pods with their environment and annotations, and node names,
-    policies and metric values: it can be read by its owner only, keep it so. No Secret is in it. A file that is
-    there already is kept as FILE.old."""
+    """Record every request, every change of the inputs and every response in this file, for `nodewise simulate replay`.
+    The file contains whole requests, with every tenant's pods, their environment and annotations, and node names,
+    policies and metric values. Only its owner can read it; keep it that way. It contains no Secrets. An existing file
+    is kept as FILE.old."""
 
     record_max_bytes: Annotated[int, msgspec.Meta(ge=1)] = 2**30
-    """Size at which a recording ends; the extender serves on."""
+    """Size at which the recording ends; the extender continues to serve."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least level of log lines that are written."""
+    """Minimum level of log lines."""
 
     log_format: Literal["text", "json"] = "text"
-    """Form of log lines: text for people, json for collectors."""
+    """Format of log lines: text for people, json for collectors."""
 
 
 GROUPS: Final = (
@@ -84,4 +83,4 @@ GROUPS: Final = (
     AnnotatorOptions,
     WindowOptions,
 )
-"""All groups of the extender. Other commands accept its settings file, and take the settings that they have."""
+"""All groups of the extender. Other commands accept its settings file, and use the settings that they have."""

@@ -15,15 +15,15 @@ from nodewise.terminal_escaping import short
 
 COMMANDS: Final = {
     "extender": ("nodewise.cli.extender", "Serve kube-scheduler: filter, prioritize and preempt."),
-    "decide": ("nodewise.cli.decide", "Decide offline: which nodes pods may go to, and why."),
-    "explain": ("nodewise.cli.explain", "Tell why a pod is where it is, or nowhere."),
-    "simulate": ("nodewise.cli.simulate", "What would have been: recordings, traces and bursty pods."),
-    "demo": ("nodewise.cli.demo", "See the whole thing work on this machine, with nothing installed."),
+    "decide": ("nodewise.cli.decide", "Decide which nodes pods may go to, offline or for a cluster."),
+    "explain": ("nodewise.cli.explain", "Explain why a pod is on its node, or still waits."),
+    "simulate": ("nodewise.cli.simulate", "Simulate recordings, traces and bursty pods."),
+    "demo": ("nodewise.cli.demo", "See nodewise work on this machine, with nothing installed."),
     "annotate": (
         "nodewise.cli.annotate",
         "Write statistics of nodes as annotations, for agents that read them.",
     ),
-    "cpu": ("nodewise.cli.cpu", "Pools of cores on a node, and who holds which."),
+    "cpu": ("nodewise.cli.cpu", "Manage pools of CPU cores on nodes."),
     "configure": ("nodewise.cli.configure", "Make kube-scheduler call nodewise."),
     "certs": (
         "nodewise.cli.certs",
@@ -31,7 +31,7 @@ COMMANDS: Final = {
     ),
     "doctor": ("nodewise.cli.doctor", "Find problems of an installation, each with its remedy."),
     "policy": ("nodewise.cli.policy", "Check policies."),
-    "agents": ("nodewise.cli.agents", "What agents there are, and their options."),
+    "agents": ("nodewise.cli.agents", "List agents, show their options, and create new ones."),
 }
 
 
@@ -84,9 +84,9 @@ class CommandTable(click.Group):
 def command() -> None:
     """Platform-aware scheduling for Kubernetes: a stock kube-scheduler that sees live node telemetry.
 
-    `nodewise COMMAND --help` tells what a command does and needs. An option of a server may be given in the
-    environment as well: --sync-period is NODEWISE_SYNC_PERIOD, and the key sync_period of the file of --config. A flag
-    wins over the environment, that over the file.
+    `nodewise COMMAND --help` describes a command. An option of a server can also be set in the environment or in the
+    file of --config: --sync-period is NODEWISE_SYNC_PERIOD, and the key sync_period. A flag overrides the environment,
+    which overrides the file.
 
     \b
     Examples:
@@ -96,10 +96,10 @@ def command() -> None:
 
     \b
     Exit codes of all commands:
-      0  done; the answer is yes
-      1  it could not be done; stderr says why
-      2  the command line or a setting is wrong
-      3  done, and the answer is no
+      0  success, or a positive answer
+      1  failure; stderr has the reason
+      2  the command line or a setting is invalid
+      3  a negative answer
     """
 
 

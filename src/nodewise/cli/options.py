@@ -56,17 +56,17 @@ class ClusterOptions(CommandOptions, frozen=True, kw_only=True):
     """Options of a command that only reads a cluster, as kubectl has them."""
 
     kubeconfig: Annotated[str, Option(metavar="FILE", environment="NODEWISE_KUBECONFIG")] = ""
-    """A kubeconfig file; default: as kubectl takes it."""
+    """Kubeconfig file; default: as for kubectl."""
 
     context: Annotated[str, Option(metavar="NAME", environment="NODEWISE_CONTEXT")] = ""
-    """A context of the kubeconfig."""
+    """Context of the kubeconfig."""
 
     @property
     def kube(self) -> KubeOptions:
         return KubeOptions(kubeconfig=self.kubeconfig, context=self.context)
 
 
-def output_option(forms: Iterable[str], help_: str = "Form of what is printed.") -> click.Option:
+def output_option(forms: Iterable[str], help_: str = "Output format.") -> click.Option:
     """The option `-o`, `--output` with these formats; the first one is the default."""
     choices = list(forms)
     return click.Option(

@@ -33,7 +33,7 @@ class LintedPolicy(NamedTuple):
 
 @click.group()
 def command() -> None:
-    """Check policies before a cluster does.
+    """Check policies before you apply them.
 
     \b
     Example:
@@ -45,11 +45,11 @@ def command() -> None:
 @click.argument("paths", nargs=-1, required=True, metavar="FILE...")
 @click.pass_context
 def lint(ctx: click.Context, paths: Sequence[str], output: str) -> None:
-    """Name every problem of the TASPolicies in these files or folders (- is standard input).
+    """List every problem of the TASPolicies in files or folders (- is standard input).
 
-    That is all that the API server refuses: wrong types, unknown strategies and fields, values that do not match.
-    Besides, it is all that would have no effect: rules without a target, labeling without labels, and values that
-    cannot be read. In a cluster, a policy with an unknown strategy or field rejects its pods.
+    These are all problems for which the API server rejects a policy: wrong types, unknown strategies and fields, values
+    that do not match. They are also parts without effect: rules without a target, labeling without labels, and values
+    that cannot be read. In a cluster, a policy with an unknown strategy or field rejects its pods.
 
     \b
     Examples:
@@ -59,8 +59,8 @@ def lint(ctx: click.Context, paths: Sequence[str], output: str) -> None:
     \b
     Exit codes:
       0  no problem
-      1  a file cannot be read, or holds no TASPolicy
-      2  the command line or a setting is wrong
+      1  a file cannot be read, or contains no TASPolicy
+      2  the command line or a setting is invalid
       3  problems
     """
     stdin = sys.stdin.buffer.read() if "-" in paths else b""

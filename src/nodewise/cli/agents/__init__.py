@@ -110,7 +110,7 @@ def show_agent(name: str, output: str) -> None:
 
 @command.command("new")
 @click.argument("name")
-@click.option("--folder", type=click.Path(path_type=Path), help="A new folder. [default: nodewise-NAME]")
+@click.option("--folder", type=click.Path(path_type=Path), help="New folder. [default: nodewise-NAME]")
 def new_agent(name: str, folder: Path | None) -> None:
     """Write a package with an agent of your own, its options and its tests, as a starting point.
 

@@ -42,12 +42,12 @@ class _AnnotateCommand(SectionedCommand):
 
 
 def run(command_line: CommandLine) -> None:
-    """Write statistics of nodes as annotations: what is really free, and what pods asked for.
+    """Write statistics of nodes as annotations: the free resources, and the requests of pods.
 
-    Over and over, once a period, in one burst; --once for a single time. Only what moved by more than 2 % is written,
-    and the time when that was (nodewise.io/annotated-at). Nodes that are not ready keep what they have.
+    The annotator writes once per period, in a burst, or a single time with --once. It writes only values that changed
+    by more than 2 %, and the time (nodewise.io/annotated-at). Nodes that are not ready keep their annotations.
     The variables of kube-safe-scheduler's annotators (PROM_IP, PROM_PORT, NODE_EXP_PORT, CLUSTER_CONF, ANNOTATE_FREQ,
-    USE_FORECAST, USE_REQ) are understood too.
+    USE_FORECAST, USE_REQ) are accepted, too.
 
     \b
     Examples:
@@ -58,8 +58,8 @@ def run(command_line: CommandLine) -> None:
     \b
     Exit codes:
       0  written, or ended by SIGTERM or SIGINT
-      1  with --once: some node could not be written, or was not measured
-      2  the command line or a setting is wrong
+      1  with --once: a node could not be written or measured
+      2  the command line or a setting is invalid
     """
     settings: dict[type, Any] = {group: command_line.settings(group) for group in GROUPS}
     own: AnnotateOptions = settings[AnnotateOptions]

@@ -51,22 +51,22 @@ class AnnotateOptions(ForecastOptions, frozen=True, kw_only=True):
     """What is written, and how often."""
 
     what: What = "all"
-    """`usage`: what is really free, by what nodes use. `allocation`: what pods ask for, and what that leaves. `all`:
-    both; let one annotator write a cluster's nodes, as one time stands for all that is written."""
+    """`usage`: free resources according to the usage of nodes. `allocation`: requests of pods, and what they leave.
+    `all`: both. Run only one annotator in a cluster, because all annotations share one timestamp."""
 
     period_s: Period = MIN_PERIOD_S
-    """How often nodes are looked at; at least a minute, as each burst of patches has all pods that wait tried again."""
+    """Period of writes; at least a minute, because after each burst of patches kube-scheduler retries waiting pods."""
 
     usage_from: Annotated[str, Option(metavar="SOURCE")] = "auto"
-    """Who says what nodes use. `prometheus`: --prometheus-url, by node exporter's metrics. `resource`: metrics.k8s.io,
-    of which samples are kept over the window. `auto`: Prometheus where its URL is given, else metrics.k8s.io.
-    `file:PATH`: NodeMetricsLists in YAML or JSON, for trying things out."""
+    """Source of the usage of nodes. `prometheus`: node exporter's metrics from --prometheus-url. `resource`:
+    metrics.k8s.io, whose samples are kept over the window. `auto`: Prometheus if its URL is set, else metrics.k8s.io.
+    `file:PATH`: NodeMetricsLists in YAML or JSON, for tests."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least level of log lines that are written."""
+    """Minimum level of log lines."""
 
     log_format: Literal["text", "json"] = "text"
-    """Form of log lines: text for people, json for collectors."""
+    """Format of log lines: text for people, json for collectors."""
 
 
 class AnnotationResult(NamedTuple):

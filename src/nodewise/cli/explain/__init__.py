@@ -31,34 +31,34 @@ class ExplainOptions(CommandOptions, frozen=True, kw_only=True):
     pod: Annotated[str, Argument(metavar="POD")]
 
     namespace: Annotated[str, Option("-n --namespace", metavar="NAMESPACE")] = ""
-    """Of the pod; default: the context's."""
+    """Namespace of the pod; default: that of the context."""
 
     output: Annotated[Literal["text", "wide", "json"], Option("-o --output")] = "text"
-    """Form of what is printed."""
+    """Output format."""
 
     every_node: Annotated[bool, Option("--nodes")] = False
-    """Show every node, however many there are."""
+    """Show all nodes, even if there are many."""
 
     servers: Annotated[tuple[str, ...], Option("--server", metavar="URL")] = ()
-    """A replica's URL; repeat it for several."""
+    """URL of a replica; repeat it for several."""
 
     cert: Annotated[str, Option(metavar="FILE")] = ""
     """Client certificate for mutual TLS, PEM."""
 
     key: Annotated[str, Option(metavar="FILE")] = ""
-    """Its key."""
+    """Private key of the client certificate, PEM."""
 
     ca: Annotated[str, Option(metavar="FILE")] = ""
     """CA of the replicas' certificate; default: the system's."""
 
     server_name: Annotated[str, Option(metavar="NAME")] = ""
-    """The name in the replicas' certificate."""
+    """Name in the replicas' certificate."""
 
     service: Annotated[str, Option(metavar="NAME")] = "nodewise"
-    """The Service of the replicas."""
+    """Service of the replicas."""
 
     service_namespace: Annotated[str, Option(metavar="NAMESPACE")] = "nodewise"
-    """Its namespace."""
+    """Namespace of the Service."""
 
 
 class TimeoutOptions(CommandOptions, frozen=True, kw_only=True):
@@ -82,12 +82,12 @@ class ExplainRequest(NamedTuple):
 
 
 def run(command_line: CommandLine) -> None:
-    """Tell why a pod went where it went, or goes nowhere: its last scheduling attempt, node by node.
+    """Explain why a pod is on its node or still waits: its last scheduling attempt, node by node.
 
-    POD is a name, or NAMESPACE/NAME. Every ready replica of the extender is asked for its decisions: those that
-    --server names, else those behind the Service, found through the API server and asked over mutual TLS with
-    --cert, --key and --ca. To ask one replica without a certificate, forward its admin port. A replica remembers as
-    many decisions as fit into its --decisions-bytes. Nothing is written.
+    POD is a name, or NAMESPACE/NAME. Every ready replica of the extender is queried for its decisions: the replicas of
+    --server, or those of the Service, which are found through the API server and queried over mutual TLS with --cert,
+    --key and --ca. To query a replica without a certificate, forward its admin port. A replica keeps as many decisions
+    as fit into its --decisions-bytes. Nothing is written.
 
     \b
     Examples:
@@ -98,8 +98,8 @@ def run(command_line: CommandLine) -> None:
     \b
     Exit codes:
       0  explained
-      1  no replica could be asked
-      2  the command line or a setting is wrong
+      1  no replica could be queried
+      2  the command line or a setting is invalid
       3  no decision about the pod is known
     """
     logs.configure("error")
@@ -219,5 +219,5 @@ command = options.make_command(
     "explain",
     run,
     options.parameters(ExplainOptions, ClusterOptions, TimeoutOptions),
-    short_help="Tell why a pod is where it is, or nowhere.",
+    short_help="Explain why a pod is on its node, or still waits.",
 )
