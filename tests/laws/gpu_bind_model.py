@@ -168,7 +168,7 @@ class ModelReplica:
         record = self.stores[ALLOCATION_RECORDS].store.get("nw", f"gpu-{on}")
         if record is None:
             return None, {}
-        return int(record.metadata.resourceVersion), dict(allocation_record.read(record).entries)
+        return int(record.metadata.resourceVersion), dict(allocation_record.parse_lease(record).entries)
 
     def plan(self, seen: ModelPod, on: str) -> str | None:
         """The card that the pod would get; the one that it has, if it has one."""
@@ -207,7 +207,7 @@ class ModelReplica:
             for uid in self.build().nodes[on].allocations.stale:
                 entries.pop(uid, None)
             before = entries[seen.uid].seen if seen.uid in entries else ""
-            version_seen = allocation_record.newer(before, str(seen.version))
+            version_seen = allocation_record.newer_version(before, str(seen.version))
             charged = ({"gpu.intel.com/i915": 1},)
             entries[seen.uid] = Reservation(f"d/{seen.name}", gpu, seen=version_seen, charged=charged)
             if (yield from self._write(on, entries, version)):

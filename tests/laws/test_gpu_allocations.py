@@ -219,15 +219,15 @@ def test_free_cpu_is_what_neither_pods_on_the_node_nor_its_claims_request(
             if (pod.spec.nodeName == name and pod.status.phase not in ("Succeeded", "Failed"))
             or (not pod.spec.nodeName and pod.metadata.uid in coming)
         )
-        assert free == free_cpu.allocatable(scene.nodes["", name]) - requested
+        assert free == free_cpu.allocatable_cpu(scene.nodes["", name]) - requested
 
 
 @given(SOME_PODS)
 def test_what_is_kept_of_a_pod_takes_as_much_cpu(given_pod: Any) -> None:
-    kept = free_cpu.with_cpu(given_pod)
-    assert free_cpu.taken(given_pod) == (free_cpu.taken(kept) if kept is not None else 0)
-    assert kept is None or free_cpu.with_cpu(kept) == kept
-    assert (kept is given_pod) is (free_cpu.with_gpus(given_pod) is not None)
+    kept = free_cpu.keep_pod_cpu(given_pod)
+    assert free_cpu.cpu_on_node(given_pod) == (free_cpu.cpu_on_node(kept) if kept is not None else 0)
+    assert kept is None or free_cpu.keep_pod_cpu(kept) == kept
+    assert (kept is given_pod) is (free_cpu.keep_gpu_pod(given_pod) is not None)
 
 
 @given(HISTORIES)

@@ -66,7 +66,7 @@ def pod(containers: Any, init: Any = None, annotations: Any = None) -> GpuPod:
 def test_whatever_a_pod_says_is_a_demand_within_bounds_or_a_problem_in_few_words(
     containers: Any, init: Any, annotations: Any, profile: ResourceProfile, options: GpuOptions
 ) -> None:
-    parsed = demand.read(pod(containers, init, annotations), profile, options)
+    parsed = demand.parse_demand(pod(containers, init, annotations), profile, options)
     if parsed.problem is not None:
         assert parsed == demand.Demand(problem=parsed.problem)
         assert parsed.problem.words
@@ -91,7 +91,9 @@ def test_whatever_a_pod_says_is_a_demand_within_bounds_or_a_problem_in_few_words
 def test_equal_pods_ask_equal_questions(
     containers: Any, init: Any, annotations: Any, profile: ResourceProfile, options: GpuOptions
 ) -> None:
-    first, again = (demand.read(pod(containers, init, annotations), profile, options) for _ in range(2))
+    first, again = (
+        demand.parse_demand(pod(containers, init, annotations), profile, options) for _ in range(2)
+    )
     assert (first, hash(first)) == (again, hash(again))
 
 
@@ -101,7 +103,7 @@ def test_a_pod_that_names_none_of_our_resources_has_nothing_to_do_with_us(
 ) -> None:
     given_pod = pod(containers, init, annotations)
     if not demand.is_concerned(given_pod, INTEL):
-        assert demand.read(given_pod, INTEL, GpuOptions()) == NOTHING
+        assert demand.parse_demand(given_pod, INTEL, GpuOptions()) == NOTHING
 
 
 @given(CONTAINERS, PROFILES)
@@ -109,7 +111,10 @@ def test_shares_times_cards_are_no_more_than_what_was_asked_for(
     containers: Any, profile: ResourceProfile
 ) -> None:
     given_pod = pod(containers)
-    parsed, whole = demand.read(given_pod, profile, GpuOptions()), demand.whole(given_pod, profile)
+    parsed, whole = (
+        demand.parse_demand(given_pod, profile, GpuOptions()),
+        demand.container_amounts(given_pod, profile),
+    )
     assert len(whole) == len(containers)
     for container, amount in zip(parsed.containers, whole, strict=False):
         for resource, share in container.per_gpu.items():

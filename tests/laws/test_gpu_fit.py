@@ -116,7 +116,7 @@ def order_of(balanced: str) -> GpuOrder:
 
 
 def laid_out(nodes: list[Given]) -> GpuLayout:
-    return gpu_layout.build(nodes, np.arange(len(nodes) + 1), SUBDEVICES)
+    return gpu_layout.build_layout(nodes, np.arange(len(nodes) + 1), SUBDEVICES)
 
 
 def told(fitted: FitResult, at: int, gpus: NodeGpus) -> Any:

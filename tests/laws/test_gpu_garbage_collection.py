@@ -80,7 +80,7 @@ def test_what_is_loose_can_go_without_anybody_on_a_node_losing_what_he_holds(
     given_world = cluster_state(nodes, pods, leases, version)
     state = agent_state(given_world)
     unconfirmed = cooperative_scheduling.run_at_once(
-        garbage_collection.unconfirmed(state, given_world.objects["ledgers"])
+        garbage_collection.unconfirmed_reservations(state, given_world.objects["ledgers"])
     )
     gone = {(reservation.node, reservation.uid) for reservation in unconfirmed}
     left = [_without(record, gone) for record in leases]
@@ -96,7 +96,7 @@ def test_what_is_loose_can_go_without_anybody_on_a_node_losing_what_he_holds(
     left_world = cluster_state(nodes, pods, left, version)
     assert (
         cooperative_scheduling.run_at_once(
-            garbage_collection.unconfirmed(after, left_world.objects["ledgers"])
+            garbage_collection.unconfirmed_reservations(after, left_world.objects["ledgers"])
         )
         == []
     )
@@ -119,6 +119,6 @@ def _held(state: GpuState, name: str) -> dict[str, node_allocations.PodAllocatio
 
 def _without(record: Any, gone: set[tuple[str, str]]) -> Any:
     name = record.metadata.name.removeprefix("gpu-")
-    entries = allocation_record.read(record).entries
+    entries = allocation_record.parse_lease(record).entries
     kept = {uid.replace("-", "_"): entry for uid, entry in entries.items() if (name, uid) not in gone}
     return lease(name, **kept)

@@ -72,7 +72,7 @@ def node(labels: Any, allocatable: Any, annotation: str | None) -> GpuNode:
 
 
 def read(labels: Any, allocatable: Any, annotation: str | None, profile: ResourceProfile) -> NodeGpus:
-    return node_gpus.read(node(labels, allocatable, annotation), profile)
+    return node_gpus.parse_node_gpus(node(labels, allocatable, annotation), profile)
 
 
 EVERYTHING = (LABELS | SCALARS, AMOUNTS | SCALARS, ANNOTATIONS, PROFILES)

@@ -85,7 +85,7 @@ READERS: Final[dict[str, Callable[[str, Path], object]]] = {
     "settings": through_file(lambda path: config_file.read_config_file(path, [], [])),
     "a kubeconfig": through_file(lambda path: kubeconfig._read(Path(path))),
     "the webhook's files": through_file(webhook.server),
-    "a GPU profile": through_file(resource_profile.load),
+    "a GPU profile": through_file(resource_profile.load_profile),
 }
 
 

@@ -193,9 +193,9 @@ class _Cluster:
         came = Counter(trace.pods)
         often: Counter[typical_pods.PodClass] = Counter()
         for pod, times in came.items():
-            for pod_class in typical_pods.of(self._agent.equivalence_key(self._templates[pod])):
+            for pod_class in typical_pods.pod_classes(self._agent.equivalence_key(self._templates[pod])):
                 often[pod_class] += times
-        return fragmentation.tables(often, GENERIC.counts)
+        return fragmentation.build_tables(often, GENERIC.counts)
 
 
 def _node(node: TraceNode) -> GpuNode:

@@ -34,7 +34,7 @@ def asked(row: GasPartRow) -> Any:
 
 def _demand(text: str, annotations: Mapping[str, str]) -> None:
     pod = msgspec.convert(table_notation.pod("p", text, annotations), GpuPod)
-    problem = demand.read(pod, INTEL, GpuOptions()).problem
+    problem = demand.parse_demand(pod, INTEL, GpuOptions()).problem
     if problem is not None:
         raise ValueError(problem.text())
 
@@ -50,7 +50,7 @@ def _groups(arguments: list[Any]) -> list[frozenset[str]]:
 
 
 def _cards(text: str) -> dict[str, Any]:
-    fields = node_gpus.read(_node(text), INTEL)._asdict()
+    fields = node_gpus.parse_node_gpus(_node(text), INTEL)._asdict()
     return {_FIELDS_OF_TABLES.get(name, name): value for name, value in fields.items()}
 
 
@@ -66,7 +66,9 @@ def _books(pod_texts: list[str]) -> list[Any]:
 
 def _held(pods: list[AllocatedPod]) -> Any:
     by_key = {(pod.metadata.namespace, pod.metadata.name): pod for pod in pods}
-    allocations = node_allocations.of_node("n1", allocation_record.EMPTY, pods, PodIndex(by_key, "1"), INTEL)
+    allocations = node_allocations.allocations_of_node(
+        "n1", allocation_record.EMPTY, pods, PodIndex(by_key, "1"), INTEL
+    )
     return {card: _short(held) for card, held in allocations.amounts.items()}
 
 
@@ -106,16 +108,16 @@ _FIELDS_OF_TABLES: Final = {
 """The names of fields in the tables that differ from those of `NodeGpus`."""
 
 _PARTS: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "amount": amounts.exact,
+    "amount": amounts.parse_amount,
     "books": _books,
     "cards": _cards,
     "devices": node_labels.devices,
-    "divided": lambda arguments: amounts.divided(*arguments),
+    "divided": lambda arguments: amounts.divide(*arguments),
     "ended": _ended,
     "groups": _groups,
     "joined": _joined,
     "links": lambda arguments: node_labels.links(arguments[0], node_labels.devices(arguments[1]))[0],
     "reordered": lambda arguments: subdevices.reorder(*arguments),
-    "tiles": allocation_record.read_subdevices,
+    "tiles": allocation_record.parse_subdevices,
     "total": amounts.total,
 }

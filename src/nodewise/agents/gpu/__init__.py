@@ -64,7 +64,7 @@ class GpuKind(ControllerKind):
 
     def watched(self, options: GpuOptions) -> tuple[Watched, ...]:
         """Of pods without cards only their CPU, and only where the placement asks for it."""
-        keep = free_cpu.with_cpu if options.placement == "fragmentation" else free_cpu.with_gpus
+        keep = free_cpu.keep_pod_cpu if options.placement == "fragmentation" else free_cpu.keep_gpu_pod
         return (
             Watched(PODS, _PODS, AllocatedPod, keep=keep),
             Watched(
@@ -88,22 +88,22 @@ class GpuKind(ControllerKind):
 
     def resources(self, options: GpuOptions) -> dict[str, bool]:
         """Those that count cards: a pod that wants a card asks for one of them."""
-        return dict.fromkeys(resource_profile.load(options.gpu_profile).counts, False)
+        return dict.fromkeys(resource_profile.load_profile(options.gpu_profile).counts, False)
 
     def concerns(self, options: GpuOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:
         """Whether any node has cards, or any pod asks for one."""
-        chosen = resource_profile.load(options.gpu_profile)
+        chosen = resource_profile.load_profile(options.gpu_profile)
         requested = any(demand.is_concerned(pod, chosen) for pod in pods)
-        return requested or any(node_gpus.read(node, chosen).names for node in nodes)
+        return requested or any(node_gpus.parse_node_gpus(node, chosen).names for node in nodes)
 
     def state(self, options: GpuOptions, sync_period_s: float) -> GpuStateBuilder:  # noqa: ARG002
-        return GpuStateBuilder(resource_profile.load(options.gpu_profile))
+        return GpuStateBuilder(resource_profile.load_profile(options.gpu_profile))
 
     def agent(self, options: GpuOptions) -> GpuAgent:
-        return GpuAgent(options, resource_profile.load(options.gpu_profile))
+        return GpuAgent(options, resource_profile.load_profile(options.gpu_profile))
 
     def controller(self, options: GpuOptions, handle: Handle) -> GpuController:
-        return GpuController(options, resource_profile.load(options.gpu_profile), handle)
+        return GpuController(options, resource_profile.load_profile(options.gpu_profile), handle)
 
 
 KIND: Final = GpuKind()

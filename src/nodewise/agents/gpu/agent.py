@@ -84,7 +84,7 @@ class GpuAgent(
 
     def equivalence_key(self, pod: GpuPod) -> Demand:
         """What the pod wants; equal for pods that fit the same nodes."""
-        return demands.read(pod, self._profile, self._options)
+        return demands.parse_demand(pod, self._profile, self._options)
 
     def filter(self, pod: GpuPod, candidates: Names, snapshot: Snapshot) -> Verdict | None:
         """Where some node fits with a GPU that a telemetry policy prefers, only such nodes pass."""
@@ -95,7 +95,7 @@ class GpuAgent(
         if agent_state is None:
             return Verdict(np.ones(len(candidates), np.int16), (reasons.NotReady(),))
         rows = agent_state.layout.rows[candidates.numbers]
-        order = placements.fitting(self._going_by(agent_state), demand)
+        order = placements.fit_order(self._going_by(agent_state), demand)
         verdict, fitted = _judged(agent_state.layout, rows, demand, order)
         verdict = _unknown(verdict, candidates)
         if not fitted.preferred.any():
@@ -115,13 +115,15 @@ class GpuAgent(
             return None
         rows, fitted = agent_state.layout.rows[candidates.numbers], None
         if demand.wants_gpus:
-            fitted = fit(agent_state.layout, rows, demand, placements.order(inputs, demand))
+            fitted = fit(agent_state.layout, rows, demand, placements.gpu_order(inputs, demand))
         else:
             demand = Demand(cpu_milli=cpu_milli(pod))
         points = placements.points(inputs, agent_state.layout, rows, demand, fitted)
         if points is None:
             return None
-        fit_detail = None if fitted is None else fit_details.of(agent_state.layout, rows, demand, fitted)
+        fit_detail = (
+            None if fitted is None else fit_details.build_details(agent_state.layout, rows, demand, fitted)
+        )
         return Scores(points, details=fit_detail)
 
     def preempt(self, pod: GpuPod, candidates: Names, snapshot: Snapshot, victims: Victims) -> Verdict | None:
@@ -142,8 +144,8 @@ class GpuAgent(
             for name in candidates
         ]
         numbers = np.arange(len(left) + 1)
-        layout = gpu_layout.build(left, numbers, self._profile.subdevices)
-        order = placements.fitting(self._placement_inputs, demand)
+        layout = gpu_layout.build_layout(left, numbers, self._profile.subdevices)
+        order = placements.fit_order(self._placement_inputs, demand)
         return _unknown(_judged(layout, numbers[:-1], demand, order)[0], candidates)
 
     def bind(self, pod: AllocatedPod, node: str, snapshot: Snapshot, now: float) -> BindPlan | Refusal | None:
@@ -162,18 +164,18 @@ class GpuAgent(
         if entry is None:
             rows = agent_state.layout.rows[snapshot.nodes.numbers([node])]
             fitted = fit(
-                agent_state.layout, rows, demand, placements.order(self._going_by(agent_state), demand)
+                agent_state.layout, rows, demand, placements.gpu_order(self._going_by(agent_state), demand)
             )
             if there is None or fitted.codes[0]:
                 return _refusal(fitted.reasons[fitted.codes[0] - 1])
             entry = self._planned(pod, demand, fitted, there)
-        seen = allocation_record.newer(entry.seen, pod.metadata.resourceVersion)
+        seen = allocation_record.newer_version(entry.seen, pod.metadata.resourceVersion)
         entry = msgspec.structs.replace(entry, seen=seen, at=entry.at or now)
         return self._plan(pod, entry, [bool(container.count) for container in demand.containers], there, now)
 
     def export(self, state: GpuState, query: Mapping[str, str]) -> Generator[None, None, bytes]:
         """The allocations."""
-        return state_export.state(state, query)
+        return state_export.export_state(state, query)
 
     def _going_by(self, agent_state: GpuState) -> PlacementInputs:
         """What placements go by now; a file of typical pods wins over those that were counted."""
@@ -186,7 +188,7 @@ class GpuAgent(
         held = there.allocations.by_uid.get(pod.metadata.uid)
         if held is None or held.source != "ledger":
             return None
-        entry = allocation_record.read_text(there.record_text).entries[pod.metadata.uid]
+        entry = allocation_record.parse_record(there.record_text).entries[pod.metadata.uid]
         is_same = entry.seen == pod.metadata.resourceVersion
         return entry if is_same else msgspec.structs.replace(entry, at=now)
 
@@ -201,8 +203,8 @@ class GpuAgent(
         named = list(compress(_only(gpus, tiled), with_gpus))
         return Reservation(
             pod=f"{pod.metadata.namespace}/{pod.metadata.name}",
-            gpus=allocation_record.gpus_text(list(compress(gpus, with_gpus))),
-            subdevices=allocation_record.subdevices_text(
+            gpus=allocation_record.format_gpus(list(compress(gpus, with_gpus))),
+            subdevices=allocation_record.format_subdevices(
                 named, list(compress(_only(numbers, tiled), with_gpus))
             ),
             charged=tuple(dict(container.per_gpu) for container in demand.containers if container.count),
@@ -228,15 +230,15 @@ class GpuAgent(
         there: NodeState | None,
         now: float,
     ) -> BindPlan:
-        entry = allocation_record.positional(written, with_gpus)
+        entry = allocation_record.with_all_containers(written, with_gpus)
         names = [container.name for container in pod.spec.containers or ()]
-        gpus = dict(zip(names, allocation_record.read_gpus(entry.gpus), strict=False))
+        gpus = dict(zip(names, allocation_record.parse_gpus(entry.gpus), strict=False))
         annotations = {BIND_TIME: str(int(now * 1e9)), node_allocations.GPUS: entry.gpus}
         if entry.subdevices or node_allocations.SUBDEVICES in (pod.metadata.annotations or {}):
             annotations[node_allocations.SUBDEVICES] = entry.subdevices
         annotations |= {GPU_NUMBERS + name: _numbers(held) for name, held in gpus.items() if held}
         stale = there.allocations.stale if there is not None else frozenset[str]()
-        return BindPlan(allocation_record.wire(written), annotations, stale, _told(gpus, entry))
+        return BindPlan(allocation_record.to_wire(written), annotations, stale, _format(gpus, entry))
 
 
 def _only(parts: Sequence[_T], where: Sequence[bool]) -> list[_T | tuple[()]]:
@@ -249,7 +251,9 @@ def _placement_inputs(options: GpuOptions, profile: ResourceProfile) -> Placemen
     path = options.gpu_typical_pods
     workload = fragmentation.NO_WORKLOAD
     if path:
-        workload = fragmentation.tables(typical_pods.load(path, profile, options), profile.counts)
+        workload = fragmentation.build_tables(
+            typical_pods.load_typical_pods(path, profile, options), profile.counts
+        )
     return PlacementInputs(options.placement, profile.counts, options.balanced_by(profile), workload)
 
 
@@ -258,7 +262,7 @@ def _judged(
 ) -> tuple[Verdict, FitResult]:
     fitted = fit(layout, rows, demand, order)
     names_gpus = not isinstance(order, placements.AnyGpu)
-    fit_detail = fit_details.of(layout, rows, demand, fitted, names_gpus=names_gpus)
+    fit_detail = fit_details.build_details(layout, rows, demand, fitted, names_gpus=names_gpus)
     return Verdict(fitted.codes, fitted.reasons, details=fit_detail), fitted
 
 
@@ -284,10 +288,11 @@ def _without(
     if there is None:
         return NodeGpus(), node_allocations.EMPTY
     capacity = {name: row for name, row in there.gpus.capacity.items() if name in resources}
-    allocations = node_allocations.without(there.allocations, uids)
+    allocations = node_allocations.without_pods(there.allocations, uids)
     if allocations is not there.allocations:
         allocations = allocations._replace(
-            record_bytes=allocations.record_bytes - allocation_record.bytes_of(there.record_text, uids)
+            record_bytes=allocations.record_bytes
+            - allocation_record.reservation_bytes(there.record_text, uids)
         )
     return there.gpus._replace(capacity=capacity), allocations
 
@@ -302,7 +307,7 @@ def _number(gpu: str) -> str:
     return number if number.isascii() and number.isdecimal() else gpu
 
 
-def _told(gpus: Mapping[str, Sequence[str]], entry: Reservation) -> str:
+def _format(gpus: Mapping[str, Sequence[str]], entry: Reservation) -> str:
     """`train: card0, card1; side: card0 gt1`."""
     parts = zip(gpus.items(), _segments(entry, len(gpus)), strict=True)
     return "; ".join(

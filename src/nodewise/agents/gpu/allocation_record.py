@@ -4,10 +4,10 @@
                    "seen": "4711", "charged": [{"gpu.intel.com/i915": 1, "gpu.intel.com/tiles": 1}]}}
 
 A reservation omits containers without GPUs; otherwise a tenant could fill the record with empty containers.
-`positional` adds them for the pod's annotations. Reservations of older versions have a part for each container.
+`with_all_containers` adds them for the pod's annotations. Reservations of older versions include all containers.
 
 A writer of a record keeps reservations that it cannot read byte for byte: a newer version may have written them. GPUs
-and sub-devices are written as in the pod's annotations (`gpus_text`, `subdevices_text`). Their grammar is that of GPU
+and sub-devices are written as in the pod's annotations (`format_gpus`, `format_subdevices`), with the grammar of GPU
 Aware Scheduling 0.5.6, `pkg/gpuscheduler/scheduler.go`.
 """
 
@@ -70,7 +70,7 @@ _entries: Final = msgspec.json.Decoder(dict[str, Reservation]).decode
 _entry: Final = msgspec.json.Decoder(Reservation).decode
 
 
-def bytes_of(text: str, uids: Collection[str]) -> int:
+def reservation_bytes(text: str, uids: Collection[str]) -> int:
     """So many bytes of an allocation record are reservations of these pods; 0 where it cannot be read."""
     try:
         raws = _raws(text) if text and uids else {}
@@ -79,7 +79,7 @@ def bytes_of(text: str, uids: Collection[str]) -> int:
     return sum(len(uid) + len(raw) for uid, raw in raws.items() if uid in uids)
 
 
-def positional(entry: Reservation, with_gpus: Sequence[bool]) -> Reservation:
+def with_all_containers(entry: Reservation, with_gpus: Sequence[bool]) -> Reservation:
     """The reservation with a part for every container of the pod, as in the annotations.
 
     `with_gpus` marks the containers with GPUs. A reservation of an older version has all parts already and stays.
@@ -100,12 +100,12 @@ def _spread(parts: Sequence[str], with_gpus: Sequence[bool]) -> str:
     return "|".join(next(left) if has_gpus else "" for has_gpus in with_gpus)
 
 
-def read(lease: LedgerLease | None) -> AllocationRecord:
+def parse_lease(lease: LedgerLease | None) -> AllocationRecord:
     """The reservations of a node's allocation record; no allocation record has none."""
-    return read_text((lease.metadata.annotations or {}).get(HOLDINGS, "") if lease is not None else "")
+    return parse_record((lease.metadata.annotations or {}).get(HOLDINGS, "") if lease is not None else "")
 
 
-def read_text(text: str) -> AllocationRecord:
+def parse_record(text: str) -> AllocationRecord:
     """The reservations in the annotation; an empty one has none."""
     if not text:
         return EMPTY
@@ -130,39 +130,39 @@ def _read_singly(text: str) -> AllocationRecord:
     return AllocationRecord(entries, unreadable)
 
 
-def newer(before: str, now: str) -> str:
+def newer_version(before: str, now: str) -> str:
     """What a reservation is planned on when it is written again: never an older version than before.
 
     Somebody who reads old pods may repeat a bind. Did the version go back, whoever made sure that no Binding of that
     older version will come would take out the reservation of a pod that is bound.
     """
-    old, new = number(before), number(now)
+    old, new = version_number(before), version_number(now)
     return before if old is not None and new is not None and old > new else now
 
 
-def number(version: str) -> int | None:
+def version_number(version: str) -> int | None:
     """A resourceVersion as a number that can be compared; None where it is none."""
     is_number = version.isascii() and version.isdecimal() and len(version) <= _LONGEST_VERSION
     return int(version) if is_number else None
 
 
-def wire(entry: Reservation) -> Mapping[str, Any]:
+def to_wire(entry: Reservation) -> Mapping[str, Any]:
     """The reservation as JSON values."""
     built: Mapping[str, Any] = msgspec.to_builtins(entry)
     return built
 
 
-def gpus_text(gpus: Sequence[Sequence[str]]) -> str:
+def format_gpus(gpus: Sequence[Sequence[str]]) -> str:
     """`card0,card1|card0`: a part for each container, empty for one without GPUs."""
     return "|".join(",".join(names) for names in gpus)
 
 
-def read_gpus(text: str) -> GpuNames:
+def parse_gpus(text: str) -> GpuNames:
     """Whatever stands between commas and bars is a name; a name that no GPU has is nobody's GPU."""
     return tuple(tuple(part.split(",")) if part else () for part in text.split("|"))
 
 
-def subdevices_text(gpus: Sequence[Sequence[str]], subdevices: Sequence[Sequence[Sequence[int]]]) -> str:
+def format_subdevices(gpus: Sequence[Sequence[str]], subdevices: Sequence[Sequence[Sequence[int]]]) -> str:
     """`card0:gt0+gt1,|`: each GPU and its sub-devices. Empty for a single container without sub-devices."""
     return "|".join(
         ",".join(_subdevice_text(name, numbers) for name, numbers in zip(names, gpu_subdevices, strict=True))
@@ -174,7 +174,7 @@ def _subdevice_text(gpu: str, subdevices: Sequence[int]) -> str:
     return f"{gpu}:{'+'.join(f'gt{subdevice}' for subdevice in subdevices)}" if subdevices else ""
 
 
-def read_subdevices(text: str) -> Mapping[str, frozenset[int]]:
+def parse_subdevices(text: str) -> Mapping[str, frozenset[int]]:
     """The sub-devices named, by GPU; what is no sub-device is passed over."""
     by_gpu: dict[str, set[int]] = {}
     for part in text.replace("|", ",").split(","):

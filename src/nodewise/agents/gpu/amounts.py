@@ -44,7 +44,7 @@ class Amounts(Mapping[str, int]):
 NONE: Final = Amounts({})
 
 
-def exact(value: Any) -> int:
+def parse_amount(value: Any) -> int:
     """The amount that a quantity's text or number means. ValueError says what was seen, and what is wanted."""
     amount = _whole(value)
     if amount is None or not 0 <= amount <= LARGEST:
@@ -72,7 +72,7 @@ _SUFFIXES: Final = {
 """From large to small; no thousands, for `2000` millicores is what people write."""
 
 
-def text(amount: int) -> str:
+def format_amount(amount: int) -> str:
     """As people write it, with a suffix where that loses nothing: `5G`, `512Mi`."""
     for suffix, unit in _SUFFIXES.items():
         if amount and amount % unit == 0:
@@ -80,7 +80,7 @@ def text(amount: int) -> str:
     return str(amount)
 
 
-def divided(amounts: Mapping[str, int], gpus: int) -> Amounts:
+def divide(amounts: Mapping[str, int], gpus: int) -> Amounts:
     """What falls to each of so many GPUs, one at least: what is left over falls to none."""
     return Amounts({resource: amount // gpus for resource, amount in amounts.items()})
 

@@ -62,7 +62,7 @@ def differences(
 
 def _names(node: NodeState | None, observed: ObservedChanges) -> bool:
     """Whether the node's allocation record names a pod that was told of, wherever it is."""
-    entries = allocation_record.read_text(node.record_text).entries.values() if node else ()
+    entries = allocation_record.parse_record(node.record_text).entries.values() if node else ()
     return any(entry.key in observed.pods for entry in entries)
 
 

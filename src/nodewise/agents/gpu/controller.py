@@ -156,7 +156,9 @@ class GarbageCollector:
     async def _collect(self, agent_state: GpuState) -> None:
         leases, nodes = self._handle.objects[ALLOCATION_RECORDS].snapshot(), self._handle.nodes
         names = {name for _, name in nodes.snapshot()}
-        unconfirmed = await cooperative_scheduling.run(garbage_collection.unconfirmed(agent_state, leases))
+        unconfirmed = await cooperative_scheduling.run(
+            garbage_collection.unconfirmed_reservations(agent_state, leases)
+        )
         gone = (
             await cooperative_scheduling.run(garbage_collection.orphaned_records(agent_state, leases, names))
             if nodes.synced
@@ -264,13 +266,17 @@ class DemandCounter:
         there: DemandConfigMap | None = self._handle.objects[DEMAND_CONFIGMAP].get(
             self._handle.namespace, demand_histogram.NAME
         )
-        before = await cooperative_scheduling.run(demand_histogram.read(there))
+        before = await cooperative_scheduling.run(demand_histogram.parse_histogram(there))
         reader = DemandReader(self._profile, self._options, self._handle.clock.now())
-        after = await cooperative_scheduling.run(demand_histogram.added(before, self._old, self._new, reader))
+        after = await cooperative_scheduling.run(
+            demand_histogram.add_pods(before, self._old, self._new, reader)
+        )
         if after.history != before.history:
             namespace = self._handle.namespace
-            data = await cooperative_scheduling.run(demand_histogram.data_of(after))
-            body = demand_histogram.body(data, namespace, there.metadata.resourceVersion if there else "")
+            data = await cooperative_scheduling.run(demand_histogram.encode_histogram(after))
+            body = demand_histogram.config_map_body(
+                data, namespace, there.metadata.resourceVersion if there else ""
+            )
             if there is None:
                 await self._handle.api.create(_CONFIGMAPS.path(namespace), body)
             else:

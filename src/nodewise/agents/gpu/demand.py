@@ -85,7 +85,7 @@ class _Refused(Exception):
         self.reason = reason
 
 
-def read(pod: GpuPod, profile: ResourceProfile, options: GpuOptions) -> Demand:
+def parse_demand(pod: GpuPod, profile: ResourceProfile, options: GpuOptions) -> Demand:
     """What a pod wants. What cannot be read or served is the demand's `problem`."""
     containers, init = pod.spec.containers or (), pod.spec.initContainers or ()
     if not is_concerned(pod, profile):
@@ -110,14 +110,14 @@ def read(pod: GpuPod, profile: ResourceProfile, options: GpuOptions) -> Demand:
     return demand._replace(same_gpu=group, cpu_milli=cpu_milli(pod))
 
 
-def whole(pod: GpuPod, profile: ResourceProfile) -> tuple[Amounts, ...]:
+def container_amounts(pod: GpuPod, profile: ResourceProfile) -> tuple[Amounts, ...]:
     """What each container requests altogether, undivided. Amounts that cannot be read are left out."""
     totals = []
     for container in pod.spec.containers or ():
         known = {}
         for resource, value in _requests(container, profile).items():
             try:
-                known[resource] = amounts.exact(value)
+                known[resource] = amounts.parse_amount(value)
             except ValueError:
                 continue
         totals.append(Amounts(known) if known else amounts.NONE)
@@ -150,7 +150,7 @@ def _asked(container: GpuContainer, profile: ResourceProfile) -> dict[str, int]:
     requests = {}
     for resource, value in sorted(_requests(container, profile).items()):
         try:
-            requests[resource] = amounts.exact(value)
+            requests[resource] = amounts.parse_amount(value)
         except ValueError:
             where = f"container {_cut(container.name)}: {_cut(resource)}"
             raise _refused(
@@ -176,7 +176,7 @@ def _wanted(name: str, requests: Mapping[str, int], profile: ResourceProfile) ->
     positive = {resource: amount for resource, amount in requests.items() if amount}
     count = next((positive[resource] for resource in profile.counts if resource in positive), 0)
     if count:
-        return ContainerDemand(name, count, amounts.divided(positive, count))
+        return ContainerDemand(name, count, amounts.divide(positive, count))
     return ContainerDemand(name)
 
 

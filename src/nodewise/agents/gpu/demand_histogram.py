@@ -44,7 +44,7 @@ class DemandHistogram(NamedTuple):
     """RFC 3339; empty: nobody was counted yet."""
 
 
-def read(configmap: DemandConfigMap | None) -> Generator[None, None, DemandHistogram]:
+def parse_histogram(configmap: DemandConfigMap | None) -> Generator[None, None, DemandHistogram]:
     """What can be read of it; nothing where there is none."""
     data = (configmap.data or {}) if configmap is not None else {}
     history: dict[int, Mapping[PodClass, int]] = {}
@@ -54,7 +54,7 @@ def read(configmap: DemandConfigMap | None) -> Generator[None, None, DemandHisto
     return DemandHistogram(history, data.get(UNTIL, ""))
 
 
-def data_of(counted: DemandHistogram) -> Generator[None, None, Mapping[str, str]]:
+def encode_histogram(counted: DemandHistogram) -> Generator[None, None, Mapping[str, str]]:
     """The ConfigMap's data."""
     data = {UNTIL: counted.until}
     for day, classes in counted.history.items():
@@ -71,18 +71,18 @@ class DemandReader(NamedTuple):
     now: float
 
     def classes(self, pod: AllocatedPod) -> Iterable[PodClass]:
-        return typical_pods.of(demands.read(pod, self.profile, self.options))
+        return typical_pods.pod_classes(demands.parse_demand(pod, self.profile, self.options))
 
     def day(self, pod: AllocatedPod) -> int:
         """On which it came; today where nobody knows."""
-        today = typical_pods.day(self.now)
+        today = typical_pods.day_number(self.now)
         try:
-            return min(typical_pods.day(clock.parse_rfc3339(pod.metadata.creationTimestamp)), today)
+            return min(typical_pods.day_number(clock.parse_rfc3339(pod.metadata.creationTimestamp)), today)
         except ValueError:
             return today
 
 
-def added(
+def add_pods(
     counted: DemandHistogram, old: Iterable[AllocatedPod], new: Iterable[AllocatedPod], reader: DemandReader
 ) -> Generator[None, None, DemandHistogram]:
     """With the pods that are new, and the old ones that were not counted yet; without days that are over."""
@@ -92,13 +92,13 @@ def added(
         came.setdefault(reader.day(pod), Counter()).update(reader.classes(pod))
         until = max(until, pod.metadata.creationTimestamp)
         yield
-    today = typical_pods.day(reader.now)
+    today = typical_pods.day_number(reader.now)
     days = (today - ago for ago in range(typical_pods.DAYS))
     sums = {day: Counter(counted.history.get(day, {})) + came.get(day, Counter()) for day in days}
     return DemandHistogram({day: classes for day, classes in sums.items() if classes}, until)
 
 
-def body(data: Mapping[str, str], namespace: str, version: str) -> Mapping[str, Any]:
+def config_map_body(data: Mapping[str, str], namespace: str, version: str) -> Mapping[str, Any]:
     """The object to be written; `version` is that of the one before, empty if there is none."""
     meta = {"name": NAME, "namespace": namespace} | ({"resourceVersion": version} if version else {})
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": data}

@@ -15,7 +15,7 @@ from nodewise.agents.gpu.fit import FitResult
 from nodewise.agents.gpu.gpu_layout import Codes, GpuLayout
 
 
-class FittedDetails(NamedTuple):
+class FitDetails(NamedTuple):
     """Of one fit (`agent.Details`)."""
 
     containers: tuple[str, ...]
@@ -66,11 +66,11 @@ class FittedDetails(NamedTuple):
                 yield f"{container}: {', '.join(name + end for name, end in zip(names, ends, strict=True))}"
 
 
-def of(
+def build_details(
     layout: GpuLayout, rows: NDArray[np.intp], demand: Demand, fitted: FitResult, *, names_gpus: bool = True
-) -> FittedDetails | None:
+) -> FitDetails | None:
     """None of a demand that nobody can answer."""
     if demand.problem is not None:
         return None
     names = tuple(container.name for container in demand.containers)
-    return FittedDetails(names, fitted, rows, layout.names, layout.name_codes, names_gpus)
+    return FitDetails(names, fitted, rows, layout.names, layout.name_codes, names_gpus)

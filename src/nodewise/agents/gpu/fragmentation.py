@@ -97,12 +97,12 @@ NO_WORKLOAD: Final = WorkloadTables(np.zeros(0, np.int64), {}, (), np.zeros((1, 
 """Of an empty workload; its measure is 0."""
 
 
-def tables(classes: Mapping[PodClass, float], counts: Sequence[str] = ()) -> WorkloadTables:
-    """The result of `building`, computed in one step."""
-    return cooperative_scheduling.run_at_once(building(classes, counts))
+def build_tables(classes: Mapping[PodClass, float], counts: Sequence[str] = ()) -> WorkloadTables:
+    """As `build_tables_stepwise`, in one step."""
+    return cooperative_scheduling.run_at_once(build_tables_stepwise(classes, counts))
 
 
-def building(
+def build_tables_stepwise(
     classes: Mapping[PodClass, float], counts: Sequence[str] = ()
 ) -> Generator[None, None, WorkloadTables]:
     """The tables of classes, which are given with how often they come. `counts` are resources that count GPUs: they

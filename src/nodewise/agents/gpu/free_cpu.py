@@ -35,16 +35,16 @@ _STRIDE: Final = 512
 """Nodes between two pauses."""
 
 
-def with_gpus(pod: AllocatedPod) -> AllocatedPod | None:
+def keep_gpu_pod(pod: AllocatedPod) -> AllocatedPod | None:
     """A pod that may hold GPUs, and no other."""
     return pod if node_allocations.may_hold_gpus(pod) else None
 
 
-def with_cpu(pod: AllocatedPod) -> AllocatedPod | None:
+def keep_pod_cpu(pod: AllocatedPod) -> AllocatedPod | None:
     """A pod that may hold GPUs; of any other only what it takes of the node that it is on, None for nothing."""
     if node_allocations.may_hold_gpus(pod):
         return pod
-    milli, metadata = taken(pod), pod.metadata
+    milli, metadata = cpu_on_node(pod), pod.metadata
     if not milli:
         return None
     return AllocatedPod(
@@ -64,14 +64,14 @@ def _containers(milli: int) -> tuple[GpuContainer, ...]:
     return (GpuContainer(resources=GpuResources(requests={"cpu": f"{milli}m"})),)
 
 
-def taken(pod: AllocatedPod) -> int:
+def cpu_on_node(pod: AllocatedPod) -> int:
     """Milli-CPU that a pod takes of the node that it is on."""
     return cpu_milli(pod) if pod.spec.nodeName and not node_allocations.has_ended(pod) else 0
 
 
-def held(allocations: NodeAllocations, bound: Iterable[AllocatedPod], pods: PodIndex) -> int:
+def cpu_of_gpu_pods(allocations: NodeAllocations, bound: Iterable[AllocatedPod], pods: PodIndex) -> int:
     """Milli-CPU of the pods with GPUs that are on a node, or hold some of it and are on their way."""
-    return sum(map(taken, bound)) + sum(
+    return sum(map(cpu_on_node, bound)) + sum(
         cpu_milli(pod)
         for uid, allocation in allocations.by_uid.items()
         if allocation.source == "ledger" and (pod := pods.by_key.get(_key(allocation.pod))) is not None
@@ -88,7 +88,7 @@ class _Allocatable(msgspec.Struct, frozen=True):
     cpu: str | int | float | None = None
 
 
-def allocatable(node: GpuNode) -> int:
+def allocatable_cpu(node: GpuNode) -> int:
     """Milli-CPU that a node has for pods."""
     try:
         resources = msgspec.json.decode(node.status.allocatable, type=_Allocatable | None)
@@ -122,13 +122,13 @@ class FreeCpu:
         if node is None:
             self._allocatable.pop(name, None)
         else:
-            self._allocatable[name] = allocatable(node)
+            self._allocatable[name] = allocatable_cpu(node)
         self._moved.add(name)
 
     def move(self, old: AllocatedPod | None, new: AllocatedPod | None) -> None:
         """A pod without GPUs is another one now; None: there was none, or it went."""
         for pod, sign in ((old, -1), (new, 1)):
-            milli = taken(pod) if pod is not None else 0
+            milli = cpu_on_node(pod) if pod is not None else 0
             if pod is not None and milli:
                 self._take(pod.spec.nodeName, sign * milli)
 

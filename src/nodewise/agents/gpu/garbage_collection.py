@@ -30,17 +30,17 @@ class UnconfirmedReservation(NamedTuple):
     why: Why
 
 
-def unconfirmed(
+def unconfirmed_reservations(
     agent_state: GpuState, leases: Mapping[ObjectKey, LedgerLease]
 ) -> Generator[None, None, list[UnconfirmedReservation]]:
     """All there are, in allocation records of nodes that are gone as well."""
     result: list[UnconfirmedReservation] = []
     for name, node in agent_state.nodes.items():
         if _is_suspect(node, agent_state):
-            result += _of(name, allocation_record.read_text(node.record_text), agent_state)
+            result += _of(name, allocation_record.parse_record(node.record_text), agent_state)
         yield
     for name, lease in _others(leases, agent_state.nodes):
-        result += _of(name, allocation_record.read(lease), agent_state)
+        result += _of(name, allocation_record.parse_lease(lease), agent_state)
         yield
     return result
 
@@ -51,7 +51,7 @@ def orphaned_records(
     """The allocation records of nodes that are gone in which nothing counts, and nothing stands that we cannot read."""
     result: list[LedgerLease] = []
     for name, lease in _others(leases, nodes):
-        record = allocation_record.read(lease)
+        record = allocation_record.parse_lease(lease)
         statuses = {
             node_allocations.reservation_status(uid, entry, name, agent_state.pods)
             for uid, entry in record.entries.items()

@@ -84,7 +84,7 @@ class GpuLayout(NamedTuple):
     group_states: NDArray[np.int8]
     """(1, N+1): `ONE_GROUP`, `GROUPED` or `BROKEN`."""
     links: Codes
-    """(L, N+1): `pack`ed links in the order in which they are tried, -1 for none."""
+    """(L, N+1): links of `pack_links` in the order in which they are tried, -1 for none."""
     free_subdevices: Bits
     """(C, N+1): sub-devices that may be part of a link: neither in use nor off. Without named sub-devices all."""
     record_bytes: Amounts
@@ -131,19 +131,21 @@ class NodeColumn(NamedTuple):
     record_bytes: int
 
 
-def pack(left: int, left_subdevice: int, right: int, right_subdevice: int) -> int:
+def pack_links(left: int, left_subdevice: int, right: int, right_subdevice: int) -> int:
     """A link as one number; each part is below 64."""
     return left | left_subdevice << 6 | right << 12 | right_subdevice << 18
 
 
-def unpack(links: Codes) -> tuple[Codes, Codes, Codes, Codes]:
+def unpack_links(links: Codes) -> tuple[Codes, Codes, Codes, Codes]:
     """Left GPU, left sub-device, right GPU, right sub-device of packed links."""
     return links & 63, links >> 6 & 63, links >> 12 & 63, links >> 18 & 63
 
 
-def build(nodes: Sequence[tuple[NodeGpus, GpuUsage]], rows: NDArray[np.intp], subdevices: str) -> GpuLayout:
+def build_layout(
+    nodes: Sequence[tuple[NodeGpus, GpuUsage]], rows: NDArray[np.intp], subdevices: str
+) -> GpuLayout:
     """Lay out nodes, in this order; `rows` leads from a node's number to its place among them."""
-    steps = building(nodes, rows, subdevices)
+    steps = build_layout_stepwise(nodes, rows, subdevices)
     while True:
         try:
             next(steps)
@@ -152,14 +154,14 @@ def build(nodes: Sequence[tuple[NodeGpus, GpuUsage]], rows: NDArray[np.intp], su
             return layout
 
 
-def building(
+def build_layout_stepwise(
     nodes: Sequence[tuple[NodeGpus, GpuUsage]], rows: NDArray[np.intp], subdevices: str
 ) -> Generator[None, None, GpuLayout]:
-    """Like `build`, with a pause after some nodes each."""
+    """As `build_layout`; yields after every few nodes."""
     size, parts = _Size(), deque[list[NodeColumn]]()
     for start in range(0, len(nodes), _STEP):
         yield
-        parts.append([column(gpus, usage, subdevices) for gpus, usage in nodes[start : start + _STEP]])
+        parts.append([node_column(gpus, usage, subdevices) for gpus, usage in nodes[start : start + _STEP]])
         size.hold(parts[-1])
     layout = yield from _empty(len(nodes) + 1, size, rows, subdevices)
     codes = _Codes(layout)
@@ -173,28 +175,28 @@ def building(
 
 def with_row(layout: GpuLayout, row: int, gpus: NodeGpus, usage: GpuUsage) -> GpuLayout:
     """The same with one node anew. Arrays in which nothing changes are shared."""
-    node_column = column(gpus, usage, layout.subdevices)
-    grown = _grown(layout, node_column)
+    new_column = node_column(gpus, usage, layout.subdevices)
+    grown = _grown(layout, new_column)
     codes = _Codes(grown)
     plain: dict[str, Any] = {
         name: _put(getattr(grown, name), row, cells, _ARRAYS[name][0])
-        for name, cells in _plain(node_column, codes).items()
+        for name, cells in _plain(new_column, codes).items()
     }
     return grown._replace(
         **plain,
         capacity={
-            name: _put(have, row, node_column.capacity.get(name, ()), 0)
+            name: _put(have, row, new_column.capacity.get(name, ()), 0)
             for name, have in grown.capacity.items()
         },
         free={
-            name: _put(have, row, node_column.free.get(name, ()), ABSENT) for name, have in grown.free.items()
+            name: _put(have, row, new_column.free.get(name, ()), ABSENT) for name, have in grown.free.items()
         },
         names=tuple(codes.names) if len(codes.names) > len(grown.names) else grown.names,
         models=tuple(codes.models) if len(codes.models) > len(grown.models) else grown.models,
     )
 
 
-def column(gpus: NodeGpus, usage: GpuUsage, subdevices: str) -> NodeColumn:
+def node_column(gpus: NodeGpus, usage: GpuUsage, subdevices: str) -> NodeColumn:
     """One node's GPUs, less what is held of them."""
     at = {name: position for position, name in enumerate(gpus.names[:MAX_GPUS])}
     named = [_named(gpus, usage, name) for name in at]
@@ -282,7 +284,9 @@ def _links(gpus: NodeGpus, at: Mapping[str, int]) -> list[int]:
         if 0 <= link.left_subdevice < MAX_SUBDEVICES and 0 <= link.right_subdevice < MAX_SUBDEVICES
     ]
     known.sort(key=lambda link: link.left_subdevice)
-    return [pack(at[link.left], link.left_subdevice, at[link.right], link.right_subdevice) for link in known]
+    return [
+        pack_links(at[link.left], link.left_subdevice, at[link.right], link.right_subdevice) for link in known
+    ]
 
 
 class _Codes:

@@ -100,7 +100,10 @@ def reservation_status(uid: str, entry: Reservation, node: str, pods: PodIndex) 
     """Whether a reservation counts. A pod of the same name with another uid is another pod."""
     pod = pods.by_key.get(entry.key)
     if pod is None or pod.metadata.uid != uid:
-        known, seen = allocation_record.number(pods.version), allocation_record.number(entry.seen)
+        known, seen = (
+            allocation_record.version_number(pods.version),
+            allocation_record.version_number(entry.seen),
+        )
         return "stale" if known is not None and seen is not None and known >= seen else "undecided"
     if has_ended(pod) or pod.spec.nodeName not in {"", node}:
         return "stale"
@@ -112,7 +115,7 @@ def has_ended(pod: AllocatedPod) -> bool:
     return pod.status.phase in _ENDED
 
 
-def of_node(
+def allocations_of_node(
     node: str,
     record: AllocationRecord,
     bound: Iterable[AllocatedPod],
@@ -151,7 +154,7 @@ def _held_without_entry(
     return {held.uid: held for held in by_annotations if held is not None}
 
 
-def without(allocations: NodeAllocations, uids: Collection[str]) -> NodeAllocations:
+def without_pods(allocations: NodeAllocations, uids: Collection[str]) -> NodeAllocations:
     """The allocations without these pods."""
     held = {uid: allocation for uid, allocation in allocations.by_uid.items() if uid not in uids}
     if len(held) == len(allocations.by_uid):
@@ -172,10 +175,10 @@ def _by_entry(
     uid: str, entry: Reservation, pods: PodIndex, profile: ResourceProfile, problems: list[str]
 ) -> PodAllocation:
     """Its pod's own requests are what is charged; where the pod is not known, what the reservation says."""
-    gpus = allocation_record.read_gpus(entry.gpus)
+    gpus = allocation_record.parse_gpus(entry.gpus)
     pod = pods.by_key.get(entry.key)
     known = pod is not None and pod.metadata.uid == uid
-    requests = demand.whole(pod, profile) if pod is not None and known else ()
+    requests = demand.container_amounts(pod, profile) if pod is not None and known else ()
     if len(requests) != len(gpus):  # a reservation lists containers with GPUs only; older ones list all
         requests = tuple(
             request for request in requests if any(request.get(count, 0) > 0 for count in profile.counts)
@@ -187,13 +190,13 @@ def _by_entry(
         )
     amounts = _charge(charged, gpus)
     return PodAllocation(
-        uid, entry.pod, gpus, amounts, allocation_record.read_subdevices(entry.subdevices), "ledger"
+        uid, entry.pod, gpus, amounts, allocation_record.parse_subdevices(entry.subdevices), "ledger"
     )
 
 
 def _by_annotations(pod: AllocatedPod, profile: ResourceProfile, problems: list[str]) -> PodAllocation | None:
     """What the older system wrote; None for a pod that asks for no GPU, or of which nobody knows what it holds."""
-    requests = demand.whole(pod, profile)
+    requests = demand.container_amounts(pod, profile)
     if not any(amount for request in requests for amount in request.values()):
         return None
     name = f"{pod.metadata.namespace}/{pod.metadata.name}"
@@ -201,7 +204,7 @@ def _by_annotations(pod: AllocatedPod, profile: ResourceProfile, problems: list[
     if GPUS not in annotations:
         problems.append(f"pod {name} asks for cards, and nothing says which it has")
         return None
-    gpus = allocation_record.read_gpus(annotations[GPUS])
+    gpus = allocation_record.parse_gpus(annotations[GPUS])
     if sum(map(len, gpus)) > _MOST_GPUS:
         problems.append(f"pod {name}: {GPUS} names more than {_MOST_GPUS} cards; they do not count")
         return None
@@ -209,7 +212,7 @@ def _by_annotations(pod: AllocatedPod, profile: ResourceProfile, problems: list[
         seen = f"{shown(annotations[GPUS])}, of {len(gpus)} containers"
         problems.append(f"pod {name}: {GPUS} is {seen}; it has {len(requests)}")
         return None
-    subdevices = allocation_record.read_subdevices(annotations.get(SUBDEVICES, ""))
+    subdevices = allocation_record.parse_subdevices(annotations.get(SUBDEVICES, ""))
     return PodAllocation(
         pod.metadata.uid, name, gpus, _charge(_shares(requests, gpus), gpus), subdevices, "annotations"
     )
@@ -218,7 +221,7 @@ def _by_annotations(pod: AllocatedPod, profile: ResourceProfile, problems: list[
 def _shares(requests: Iterable[Mapping[str, int]], gpus: GpuNames) -> tuple[Mapping[str, int], ...]:
     """By container: what each of its GPUs is charged. What is left over is charged to none, as it always was."""
     return tuple(
-        quantities.divided(request, len(names)) if names else {}
+        quantities.divide(request, len(names)) if names else {}
         for request, names in zip(requests, gpus, strict=True)
     )
 

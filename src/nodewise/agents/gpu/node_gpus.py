@@ -16,7 +16,7 @@ from nodewise.agents.gpu.node_labels import LONGEST_NAME, Link
 from nodewise.agents.gpu.resource_profile import ResourceProfile
 from nodewise.errors import UNREADABLE, shown
 
-__all__ = ["GPUS", "MOST_GPUS", "GpuNode", "Link", "NodeGpus", "read"]
+__all__ = ["GPUS", "MOST_GPUS", "GpuNode", "Link", "NodeGpus", "parse_node_gpus"]
 
 GPUS: Final = "nodewise.io/gpu-cards"
 """The node annotation: `[{"name": "card0", "model": "V100M32", "capacity": {"nvidia.com/gpu": 1}}]`."""
@@ -81,7 +81,7 @@ class NodeGpus(NamedTuple):
     """What could not be read, in words."""
 
 
-def read(node: GpuNode, profile: ResourceProfile) -> NodeGpus:
+def parse_node_gpus(node: GpuNode, profile: ResourceProfile) -> NodeGpus:
     """The GPUs of a node. The order of its labels does not matter."""
     notes = _Notes()
     tags = _texts(node.metadata.labels)
@@ -94,7 +94,7 @@ def read(node: GpuNode, profile: ResourceProfile) -> NodeGpus:
         by_name, capacity = {}, {}
     gpus = tuple(by_name)
     subdevices = dict(zip(gpus, capacity.get(profile.subdevices, (0,) * len(gpus)), strict=True))
-    marked = policy_labels.read(tags, _buses(tags, profile, notes), subdevices, notes.add)
+    marked = policy_labels.parse_policy_labels(tags, _buses(tags, profile, notes), subdevices, notes.add)
     numa, numa_problem = _numa(tags, profile, subdevices, notes)
     return NodeGpus(
         names=gpus,
@@ -151,7 +151,7 @@ def _amounts(
     result = {}
     for resource in sorted(filter(profile.has, quantities)):
         try:
-            amount = amounts.exact(quantities[resource])
+            amount = amounts.parse_amount(quantities[resource])
         except ValueError as error:
             notes.add(f"{where} {_cut(resource)}: {error}; it counts as absent")
             continue
@@ -174,7 +174,7 @@ def _found(
     )
     if allocatable and not names:
         notes.add(f"{_cut(min(allocatable))} is allocatable, and nothing says which cards the node has")
-    share = _Gpu(amounts.divided(allocatable, max(len(names), 1)))
+    share = _Gpu(amounts.divide(allocatable, max(len(names), 1)))
     return dict.fromkeys(sorted(names), share)
 
 
@@ -204,7 +204,7 @@ def _counted(
         count = (
             next((allocatable[resource] for resource in profile.counts if resource in allocatable), 0)
             if text is None
-            else amounts.exact(text)
+            else amounts.parse_amount(text)
         )
     except ValueError as error:
         notes.add(f"label {profile.count_label}: {error}")
@@ -227,7 +227,7 @@ def _annotated(
     if not isinstance(elements, list) or len(elements) > MOST_GPUS:
         notes.add(f"annotation {GPUS}: {shown(elements)}; wanted a list of at most {MOST_GPUS} cards")
         return {}
-    share = amounts.divided(allocatable, max(len(elements), 1))
+    share = amounts.divide(allocatable, max(len(elements), 1))
     by_name: dict[str, _Gpu] = {}
     for element in elements:
         name = element.get("name") if isinstance(element, dict) else None

@@ -42,7 +42,7 @@ class PolicyLabels(NamedTuple):
     preferred: str
 
 
-def read(
+def parse_policy_labels(
     tags: Mapping[str, str], groups: Groups, subdevices: Mapping[str, int], note: Callable[[str], None]
 ) -> PolicyLabels:
     """What the labels say of the cards in `tiles`, which has how many tiles each of them has."""

@@ -126,9 +126,9 @@ FIELDS: Final[Mapping[str, ProfileField]] = {
 }
 
 
-def load(name: str) -> ResourceProfile:
+def load_profile(name: str) -> ResourceProfile:
     """The profile `intel` or `generic`, or that of a file. `BadSettings` names everything that is wrong with it."""
-    return PROFILES[name] if name in PROFILES else parse(_document(name), name)
+    return PROFILES[name] if name in PROFILES else parse_profile(_document(name), name)
 
 
 def _document(path: str) -> Any:
@@ -141,7 +141,7 @@ def _document(path: str) -> Any:
         raise _bad(Problem("--gpu-profile", str(error), wanted)) from error
 
 
-def parse(document: Any, path: str) -> ResourceProfile:
+def parse_profile(document: Any, path: str) -> ResourceProfile:
     """The profile that a file's document means; `path` is what errors call it."""
     if not isinstance(document, dict):
         raise _bad(Problem(path, shown(document), f"a mapping of {', '.join(FIELDS)}"))

@@ -113,17 +113,17 @@ class LeastSpoiling(NamedTuple):
         return growth + _NEARLY * before.shares
 
 
-def fitting(inputs: PlacementInputs, demand: Demand) -> GpuOrder:
+def fit_order(inputs: PlacementInputs, demand: Demand) -> GpuOrder:
     """Which GPU first where it only matters whether the pod fits.
 
     If one container alone takes GPUs that are not linked, it fits whichever comes first.
     """
-    gpu_order = order(inputs, demand)
+    order = gpu_order(inputs, demand)
     alone = sum(container.count > 0 for container in demand.containers) == 1 and not demand.linked
-    return AnyGpu() if alone and not gpu_order.prefers else gpu_order
+    return AnyGpu() if alone and not order.prefers else order
 
 
-def order(inputs: PlacementInputs, demand: Demand) -> GpuOrder:
+def gpu_order(inputs: PlacementInputs, demand: Demand) -> GpuOrder:
     """The order of GPUs."""
     match inputs.placing(demand):
         case "pack":

@@ -117,7 +117,7 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         self._workload = NO_WORKLOAD
         self._index = NodeIndex()
         self._rows: dict[str, int] = {}
-        self._layout = gpu_layout.build((), np.zeros(1, np.intp), self._profile.subdevices)
+        self._layout = gpu_layout.build_layout((), np.zeros(1, np.intp), self._profile.subdevices)
 
     def problems(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> Mapping[str, tuple[str, ...]]:  # noqa: ARG002
         """What is wrong with nodes and their allocations, as of the newest state."""
@@ -139,7 +139,7 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         yield from self._lay_out(cluster_state.nodes)
         cpu_free = yield from self._free_cpu.free(self._rows, self._cpu_held)
         yield from self._follow_histogram(
-            cluster_state.objects.get(DEMAND_CONFIGMAP, {}), typical_pods.day(cluster_state.now)
+            cluster_state.objects.get(DEMAND_CONFIGMAP, {}), typical_pods.day_number(cluster_state.now)
         )
         return GpuState(self._layout, self._rows, dict(self._nodes), pods, cpu_free, self._workload)
 
@@ -149,7 +149,7 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         text = record_text(record)
         if before is None or before.record_text == text:
             return agent_state
-        read = allocation_record.read(record)
+        read = allocation_record.parse_lease(record)
         after = self._computed(node, before.gpus, (text, read), before.bound, agent_state.pods)
         nodes, row = {**agent_state.nodes, node: after}, agent_state.rows.get(node)
         if row is None:
@@ -166,7 +166,7 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
     def _apply_nodes(self, changes: Iterable[tuple[ObjectKey, Change[Any]]]) -> Generator[None, None, None]:
         for (_, name), change in changes:
             if change.new is not None:
-                self._gpus[name] = node_gpus.read(change.new, self._profile)
+                self._gpus[name] = node_gpus.parse_node_gpus(change.new, self._profile)
             else:
                 self._gpus.pop(name, None)
             self._resource_cap.put(name, self._gpus.get(name))
@@ -189,7 +189,7 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
             if not self._reserved_on.get(pod):
                 self._reserved_on.pop(pod, None)
         if lease is not None:
-            self._records[node] = (record_text(lease), allocation_record.read(lease))
+            self._records[node] = (record_text(lease), allocation_record.parse_lease(lease))
             for pod in _named(self._records[node]):
                 self._reserved_on.setdefault(pod, set()).add(node)
         self._dirty.add(node)
@@ -201,10 +201,10 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         only = next(iter(configmaps.values()), None)
         if self._seen_histogram == (only, today):
             return
-        counted = yield from demand_histogram.read(only)
-        classes = typical_pods.classes(counted.history, today)
+        counted = yield from demand_histogram.parse_histogram(only)
+        classes = typical_pods.class_counts(counted.history, today)
         if classes != self._classes:
-            self._workload = yield from fragmentation.building(classes, self._profile.counts)
+            self._workload = yield from fragmentation.build_tables_stepwise(classes, self._profile.counts)
             self._classes = classes
         self._seen_histogram = (only, today)
 
@@ -253,11 +253,11 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         bound: tuple[AllocatedPod, ...],
         pods: PodIndex,
     ) -> NodeState:
-        allocations = node_allocations.of_node(node, record[1], bound, pods, self._profile)
+        allocations = node_allocations.allocations_of_node(node, record[1], bound, pods, self._profile)
         allocations = allocations._replace(record_bytes=limits.record_bytes(node, record[0]))
         problems = (*gpus.problems, *allocations.problems, *node_allocations.conflicts(allocations, gpus))
         return NodeState(
-            gpus, allocations, record[0], bound, problems, free_cpu.held(allocations, bound, pods)
+            gpus, allocations, record[0], bound, problems, free_cpu.cpu_of_gpu_pods(allocations, bound, pods)
         )
 
     def _put(self, name: str, node_state: NodeState | None) -> None:
@@ -304,7 +304,9 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         names = [name for name in index.known if self._has_gpus(name)]
         rows = {name: row for row, name in enumerate(names)}
         nodes = [(self._nodes[name].gpus, self._nodes[name].allocations) for name in names]
-        self._layout = yield from gpu_layout.building(nodes, _numbered(index, rows), self._profile.subdevices)
+        self._layout = yield from gpu_layout.build_layout_stepwise(
+            nodes, _numbered(index, rows), self._profile.subdevices
+        )
         self._rows, self._index = rows, index
         self._names = 2 * _names(self._layout) + _NAMES
         self._moved.clear()

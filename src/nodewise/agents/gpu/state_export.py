@@ -13,7 +13,7 @@ from nodewise.agents.gpu.state import GpuState, NodeState
 _encode = msgspec.json.encode
 
 
-def state(agent_state: GpuState, query: Mapping[str, str]) -> Generator[None, None, bytes]:
+def export_state(agent_state: GpuState, query: Mapping[str, str]) -> Generator[None, None, bytes]:
     """JSON, made node by node: `{"nodes": {name: {"cards", "pods", "problems"}}}`, in the order of their names."""
     wanted = query.get("node")
     names: Iterable[str] = (

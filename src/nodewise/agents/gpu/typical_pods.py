@@ -51,7 +51,7 @@ History = Mapping[int, Mapping[PodClass, int]]
 """By day, counted from 1970: how many pods of each class came."""
 
 
-def of(demand: Demand) -> Iterator[PodClass]:
+def pod_classes(demand: Demand) -> Iterator[PodClass]:
     """The classes of one pod: one for each container that asks for GPUs."""
     for container in demand.containers:
         if 0 < container.count <= _MOST_GPUS:
@@ -60,18 +60,18 @@ def of(demand: Demand) -> Iterator[PodClass]:
                 yield PodClass(container.count, wanted, demand.cpu_milli, demand.models)
 
 
-def day(at_s: float) -> int:
+def day_number(at_s: float) -> int:
     """The day of a time, in seconds since 1970."""
     return int(at_s // _DAY_S)
 
 
-def seen(history: History, today: int, came: Iterable[PodClass]) -> History:
+def add_classes(history: History, today: int, came: Iterable[PodClass]) -> History:
     """The history with classes that came today, without the days that do not count any more."""
     kept = {when: counts for when, counts in history.items() if today - DAYS < when <= today}
     return {**kept, today: Counter(kept.get(today, {})) + Counter(came)}
 
 
-def classes(history: History, today: int) -> Classes:
+def class_counts(history: History, today: int) -> Classes:
     """All that came in the days that count."""
     total: Counter[PodClass] = Counter()
     for when, counts in history.items():
@@ -147,7 +147,7 @@ def _decoded(text: str) -> Iterator[tuple[PodClass, int]]:
 _EXPECTED: Final = "pods (how often they come), requests (as a container has them) and models"
 
 
-def load(path: str, profile: ResourceProfile, options: GpuOptions) -> Classes:
+def load_typical_pods(path: str, profile: ResourceProfile, options: GpuOptions) -> Classes:
     """The classes of a file: a list, in YAML or JSON, of reservations with the fields `pods`, `requests` and `models`:
 
         - {pods: 1047, requests: {cpu: 3152m, nvidia.com/gpu: 1, nvidia.com/gpu-milli: 810}}
@@ -237,14 +237,14 @@ def _wanted(
         annotations[demands.MODELS] = ",".join(models)
     container = GpuContainer("typical", GpuResources(requests))
     pod = GpuPod(GpuPodMetadata(annotations), GpuPodSpec((container,)))
-    demand = demands.read(pod, profile, options)
+    demand = demands.parse_demand(pod, profile, options)
     if demand.problem is not None:
         raise _bad(Problem(f"{where}: requests", demand.problem.text(), demand.problem.remedy()))
-    pod_classes = list(of(demand))
-    if not pod_classes:
+    classes = list(pod_classes(demand))
+    if not classes:
         seen_there = shown(sorted(requests))
         raise _bad(Problem(f"{where}: requests", seen_there, f"some {' or '.join(profile.counts)}"))
-    return pod_classes
+    return classes
 
 
 def _bad(*problems: Problem) -> BadSettings:

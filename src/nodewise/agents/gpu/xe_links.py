@@ -37,7 +37,7 @@ class LinkAllocator:
     def __init__(self, candidate_gpus: CandidateGpus) -> None:
         packed = candidate_gpus.layout.links[:, candidate_gpus.columns]
         at = np.nonzero(packed >= 0)
-        self._links = CandidateLinks(at[1], *gpu_layout.unpack(packed[at]))
+        self._links = CandidateLinks(at[1], *gpu_layout.unpack_links(packed[at]))
         self._free = candidate_gpus.layout.free_subdevices[:, candidate_gpus.columns]
         self._existing = np.ones(self._free.shape, bool)
 

@@ -96,7 +96,7 @@ def _parse_gpus(
     if not offered:
         return None
     try:
-        gpus = node_gpus.read(msgspec.json.decode(body, type=GpuNode), profile)
+        gpus = node_gpus.parse_node_gpus(msgspec.json.decode(body, type=GpuNode), profile)
     except UNREADABLE as error:
         return GpuNodeInfo(name, 0, offered[0], (short(str(error)),))
     return GpuNodeInfo(name, len(gpus.names), offered[0], tuple(map(short, gpus.problems[:1])))

@@ -19,7 +19,7 @@ WHOLE = 1000
 def board(*nodes: Sequence[int], models: Mapping[int, Sequence[str]] | None = None) -> GpuLayout:
     """By node, what is free of each of its cards, in thousandths."""
     rows = [_node(free, (models or {}).get(at)) for at, free in enumerate(nodes)]
-    return gpu_layout.build(rows, np.arange(len(rows) + 1), "")
+    return gpu_layout.build_layout(rows, np.arange(len(rows) + 1), "")
 
 
 def _node(

@@ -69,7 +69,7 @@ def entry(
 def lease(on: str, version: str = "1", **entries: Reservation | Any) -> LedgerLease:
     """By pod uid; what is no entry is taken as it is."""
     plain = {
-        uid.replace("_", "-"): dict(allocation_record.wire(reservation))
+        uid.replace("_", "-"): dict(allocation_record.to_wire(reservation))
         if isinstance(reservation, Reservation)
         else reservation
         for uid, reservation in entries.items()

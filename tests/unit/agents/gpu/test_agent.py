@@ -26,7 +26,7 @@ COUNT = "Not enough GPU-resources for deployment: "
 
 def agent(**options: Any) -> GpuAgent:
     made = GpuOptions(**options)
-    return GpuAgent(made, profiles.load(made.gpu_profile))
+    return GpuAgent(made, profiles.load_profile(made.gpu_profile))
 
 
 def snapshot(
@@ -114,13 +114,13 @@ class TestPreempt:
     def test_nodes_are_laid_out_with_what_the_pod_asks_about(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Where each node has resources of its own, those of all candidates would make arrays without end."""
         laid_out: list[GpuLayout] = []
-        build, cluster_snapshot = gpu_layout.build, snapshot()
+        build, cluster_snapshot = gpu_layout.build_layout, snapshot()
 
         def building(*arguments: Any) -> GpuLayout:
             laid_out.append(build(*arguments))
             return laid_out[-1]
 
-        monkeypatch.setattr(gpu_layout, "build", building)
+        monkeypatch.setattr(gpu_layout, "build_layout", building)
         agent().preempt(new("p", "i915=1"), cluster_snapshot.nodes.named(["n1", "n2"]), cluster_snapshot, {})
         assert list(laid_out[0].capacity) == [f"{PREFIX}i915", f"{PREFIX}tiles"]
 

@@ -11,11 +11,11 @@ GOOD = entry("a", "card0,card1|", subdevices="card0:gt0,card1:gt0|", charged=("i
 
 
 def test_what_was_written_is_read() -> None:
-    assert allocation_record.read(lease("n1", u1=GOOD)).entries == {"u1": GOOD}
+    assert allocation_record.parse_lease(lease("n1", u1=GOOD)).entries == {"u1": GOOD}
 
 
 def test_the_wire_form_is_the_documented_one() -> None:
-    assert json.loads(json.dumps(allocation_record.wire(GOOD))) == {
+    assert json.loads(json.dumps(allocation_record.to_wire(GOOD))) == {
         "pod": "d/a",
         "cards": "card0,card1|",
         "tiles": "card0:gt0,card1:gt0|",
@@ -27,27 +27,29 @@ def test_the_wire_form_is_the_documented_one() -> None:
 
 def test_no_ledger_has_no_entries() -> None:
     assert (
-        allocation_record.read(None) == allocation_record.read(lease_of("n1", "")) == allocation_record.EMPTY
+        allocation_record.parse_lease(None)
+        == allocation_record.parse_lease(lease_of("n1", ""))
+        == allocation_record.EMPTY
     )
 
 
 @pytest.mark.parametrize("bad", [None, 3, [], {}, {"pod": "d/a"}, {"pod": "d/a", "cards": 7}, "text"])
 def test_an_entry_that_cannot_be_read_costs_no_other(bad: Any) -> None:
-    record = allocation_record.read(lease("n1", u1=GOOD, u2=bad))
+    record = allocation_record.parse_lease(lease("n1", u1=GOOD, u2=bad))
     assert record.entries == {"u1": GOOD}
     assert list(record.unreadable) == ["u2"]
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "3", '"', "null", "\x00"])
 def test_a_ledger_that_cannot_be_read_says_so(text: str) -> None:
-    record = allocation_record.read(lease_of("n1", text))
+    record = allocation_record.parse_lease(lease_of("n1", text))
     assert (record.entries, record.unreadable) == ({}, {})
     assert record.problem.startswith("nodewise.io/holdings cannot be read: ")
 
 
 def test_fields_of_a_newer_version_are_passed_over() -> None:
-    newer = {**allocation_record.wire(GOOD), "colour": "blue"}
-    assert allocation_record.read(lease("n1", u1=newer)).entries == {"u1": GOOD}
+    newer = {**allocation_record.to_wire(GOOD), "colour": "blue"}
+    assert allocation_record.parse_lease(lease("n1", u1=newer)).entries == {"u1": GOOD}
 
 
 def test_the_name_of_the_pod() -> None:
@@ -65,16 +67,16 @@ def test_the_name_of_the_pod() -> None:
     ],
 )
 def test_cards_as_text(gpus: allocation_record.GpuNames, text: str) -> None:
-    assert allocation_record.gpus_text(gpus) == text
-    assert allocation_record.read_gpus(text) == gpus
+    assert allocation_record.format_gpus(gpus) == text
+    assert allocation_record.parse_gpus(text) == gpus
 
 
 def test_tiles_as_text() -> None:
     gpus = (("card0", "card1"), (), ("card0",))
-    text = allocation_record.subdevices_text(gpus, (((0, 1), (3,)), (), ((),)))
+    text = allocation_record.format_subdevices(gpus, (((0, 1), (3,)), (), ((),)))
     assert text == "card0:gt0+gt1,card1:gt3||"
-    assert allocation_record.read_subdevices(text) == {"card0": {0, 1}, "card1": {3}}
-    assert allocation_record.subdevices_text((("card0",),), (((),),)) == ""
+    assert allocation_record.parse_subdevices(text) == {"card0": {0, 1}, "card1": {3}}
+    assert allocation_record.format_subdevices((("card0",),), (((),),)) == ""
 
 
 @pytest.mark.parametrize(
@@ -93,8 +95,8 @@ def test_tiles_as_text() -> None:
     ],
 )
 def test_what_is_no_tile_is_passed_over(text: str) -> None:
-    assert allocation_record.read_subdevices(text) == {}
-    assert allocation_record.read_subdevices(f"{text}|card7:gt0+nonsense+gt1") == {"card7": {0, 1}}
+    assert allocation_record.parse_subdevices(text) == {}
+    assert allocation_record.parse_subdevices(f"{text}|card7:gt0+nonsense+gt1") == {"card7": {0, 1}}
 
 
 @pytest.mark.parametrize(
@@ -111,4 +113,4 @@ def test_what_is_no_tile_is_passed_over(text: str) -> None:
     ],
 )
 def test_a_version_never_goes_back(before: str, now: str, then: str) -> None:
-    assert allocation_record.newer(before, now) == then
+    assert allocation_record.newer_version(before, now) == then

@@ -26,7 +26,7 @@ EXACT = {
 
 @pytest.mark.parametrize(("value", "amount"), EXACT.items(), ids=map(str, EXACT))
 def test_whole_quantities_are_read_exactly(value: Any, amount: int) -> None:
-    assert amounts.exact(value) == amount
+    assert amounts.parse_amount(value) == amount
 
 
 ODD = ["1500m", "0.5", 0.5, "-1", -1, "9223372036854775808", "1e30", 2**63, 1e300, float("nan"), float("inf")]
@@ -37,7 +37,7 @@ ODD = ["1500m", "0.5", 0.5, "-1", -1, "9223372036854775808", "1e30", 2**63, 1e30
 )
 def test_anything_else_is_no_amount(value: Any) -> None:
     with pytest.raises(ValueError, match="is not a whole number from 0 to 9223372036854775807") as caught:
-        amounts.exact(value)
+        amounts.parse_amount(value)
     assert len(str(caught.value)) < 200
 
 
@@ -45,7 +45,7 @@ def test_anything_else_is_no_amount(value: Any) -> None:
     ("gpus", "each"), [(1, {"a": 5, "b": 4}), (2, {"a": 2, "b": 2}), (5, {"a": 1, "b": 0})], ids=str
 )
 def test_what_is_left_over_falls_to_no_card(gpus: int, each: dict[str, int]) -> None:
-    assert amounts.divided({"a": 5, "b": 4}, gpus) == each
+    assert amounts.divide({"a": 5, "b": 4}, gpus) == each
 
 
 def test_sums_go_up_to_the_largest_amount() -> None:

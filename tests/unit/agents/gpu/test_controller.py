@@ -85,7 +85,7 @@ class Api(FakeApi):
 
     def record(self, on: str, **entries: tuple[str, str, str]) -> None:
         """By pod uid: name, cards and version."""
-        held = {uid: dict(allocation_record.wire(entry(*arguments))) for uid, arguments in entries.items()}
+        held = {uid: dict(allocation_record.to_wire(entry(*arguments))) for uid, arguments in entries.items()}
         meta = {"name": f"gpu-{on}", "namespace": OURS, "labels": {LEDGER: "gpu"}}
         self.put(LEASES, {"metadata": {**meta, "annotations": {HOLDINGS: json.dumps(held)}}})
 

@@ -18,7 +18,7 @@ LISTS = GpuOptions(enable_allowlist=True, enable_denylist=True)
 
 
 def read(gpu_pod: GpuPod, options: GpuOptions = OPTIONS) -> Demand:
-    return demand.read(gpu_pod, INTEL, options)
+    return demand.parse_demand(gpu_pod, INTEL, options)
 
 
 def wanted(pod_demand: Demand) -> list[tuple[int, dict[str, int]]]:
@@ -262,18 +262,18 @@ def test_cpu_of_typical_pods(cpu: Any, milli: int) -> None:
 
 def test_other_profiles_have_other_names() -> None:
     gpu_pod = pod("nvidia.com/gpu=2 nvidia.com/gpu-milli=901 nvidia.com/mig-1g.5gb=1 i915=1")
-    pod_demand = demand.read(gpu_pod, GENERIC, OPTIONS)
+    pod_demand = demand.parse_demand(gpu_pod, GENERIC, OPTIONS)
     assert [(container.count, dict(container.per_gpu)) for container in pod_demand.containers] == [
         (2, {"nvidia.com/gpu": 1, "nvidia.com/gpu-milli": 450})
     ]
-    assert demand.read(pod("nvidia.com/mig-1g.5gb=1"), GENERIC, OPTIONS) == NOTHING
+    assert demand.parse_demand(pod("nvidia.com/mig-1g.5gb=1"), GENERIC, OPTIONS) == NOTHING
 
 
 def test_the_whole_request_is_told_for_books_even_where_the_pod_would_be_refused() -> None:
     gpu_pod = pod("i915=2 mc=5", "mc=7 foo=x", "", init=[container("i", "i915=1")])
     totals = [
         {INTEL.short(name): amount for name, amount in totals_of_container.items()}
-        for totals_of_container in demand.whole(gpu_pod, INTEL)
+        for totals_of_container in demand.container_amounts(gpu_pod, INTEL)
     ]
     assert totals == [{"i915": 2, "millicores": 5}, {"millicores": 7}, {}]
 

@@ -35,7 +35,7 @@ def came(name: str, at: str = "2026-11-21T11:00:00Z", requests: str = "i915=1 mc
 
 
 def added(counted: DemandHistogram, old: Any = (), new: Any = ()) -> DemandHistogram:
-    return cooperative_scheduling.run_at_once(demand_histogram.added(counted, old, new, READER))
+    return cooperative_scheduling.run_at_once(demand_histogram.add_pods(counted, old, new, READER))
 
 
 def counts(counted: DemandHistogram) -> dict[int, int]:
@@ -46,7 +46,7 @@ def counts(counted: DemandHistogram) -> dict[int, int]:
 def kept(counted: DemandHistogram) -> DemandConfigMap:
     return DemandConfigMap(
         DemandMetadata(NAME, "nw", "1"),
-        dict(cooperative_scheduling.run_at_once(demand_histogram.data_of(counted))),
+        dict(cooperative_scheduling.run_at_once(demand_histogram.encode_histogram(counted))),
     )
 
 
@@ -74,8 +74,8 @@ def test_pods_without_cards_are_nobody() -> None:
 
 def test_what_is_written_is_read_again() -> None:
     histogram = added(NOTHING, [came("a"), came("b"), came("c", "2026-11-20T01:00:00Z", "i915=2 mc=500")])
-    assert cooperative_scheduling.run_at_once(demand_histogram.read(kept(histogram))) == histogram
-    assert cooperative_scheduling.run_at_once(demand_histogram.read(None)) == NOTHING
+    assert cooperative_scheduling.run_at_once(demand_histogram.parse_histogram(kept(histogram))) == histogram
+    assert cooperative_scheduling.run_at_once(demand_histogram.parse_histogram(None)) == NOTHING
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_what_is_written_is_read_again() -> None:
 )
 def test_garbage_counts_for_nothing(data: dict[str, str] | None) -> None:
     histogram = cooperative_scheduling.run_at_once(
-        demand_histogram.read(DemandConfigMap(DemandMetadata(NAME), data))
+        demand_histogram.parse_histogram(DemandConfigMap(DemandMetadata(NAME), data))
     )
     assert histogram.history == {}
     assert counts(added(histogram, [came("a")])) == {0: 1}
@@ -91,14 +91,14 @@ def test_garbage_counts_for_nothing(data: dict[str, str] | None) -> None:
 
 def test_a_time_in_the_future_stops_no_counting_of_those_that_come() -> None:
     wild = cooperative_scheduling.run_at_once(
-        demand_histogram.read(DemandConfigMap(DemandMetadata(NAME), {UNTIL: "x"}))
+        demand_histogram.parse_histogram(DemandConfigMap(DemandMetadata(NAME), {UNTIL: "x"}))
     )
     assert counts(added(wild, new=[came("a")])) == {0: 1}
 
 
 def test_the_body_is_bound_to_the_version_that_was_read() -> None:
-    assert "resourceVersion" not in demand_histogram.body({}, "nw", "")["metadata"]
-    assert demand_histogram.body({}, "nw", "7")["metadata"] == {
+    assert "resourceVersion" not in demand_histogram.config_map_body({}, "nw", "")["metadata"]
+    assert demand_histogram.config_map_body({}, "nw", "7")["metadata"] == {
         "name": NAME,
         "namespace": "nw",
         "resourceVersion": "7",

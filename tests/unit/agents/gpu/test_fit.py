@@ -45,8 +45,8 @@ def as_read(case: PlacementCase, name: str) -> Node:
     ]
     pods = node_allocations.PodIndex({("d", pod.metadata.name): pod for pod in bound}, "9")
     return Node(
-        node_gpus.read(gpu_node, INTEL),
-        node_allocations.of_node(name, allocation_record.EMPTY, bound, pods, INTEL),
+        node_gpus.parse_node_gpus(gpu_node, INTEL),
+        node_allocations.allocations_of_node(name, allocation_record.EMPTY, bound, pods, INTEL),
     )
 
 
@@ -64,7 +64,7 @@ def decode(type_: type[Any], value: Any) -> Any:
 def demand_of(case: PlacementCase) -> Demand:
     options = GpuOptions(enable_allowlist="allow" in case.row.flags, enable_denylist="deny" in case.row.flags)
     pod = decode(GpuPod, table_notation.pod("p", case.row.pod, case.row.annotations, case.driver))
-    return demands.read(pod, INTEL, options)
+    return demands.parse_demand(pod, INTEL, options)
 
 
 def order_of(case: PlacementCase) -> GpuOrder:
@@ -73,7 +73,7 @@ def order_of(case: PlacementCase) -> GpuOrder:
 
 
 def laid_out(nodes: list[Node]) -> gpu_layout.GpuLayout:
-    return gpu_layout.build(nodes, np.arange(len(nodes) + 1), SUBDEVICES)
+    return gpu_layout.build_layout(nodes, np.arange(len(nodes) + 1), SUBDEVICES)
 
 
 KNOWN = [case for case in table_rows.placing() if demand_of(case).wants_gpus]
@@ -266,7 +266,7 @@ def test_candidates_come_in_any_order_and_as_often_as_one_likes() -> None:
 
 
 def test_a_layout_of_nothing() -> None:
-    layout = gpu_layout.build([], np.zeros(1, np.intp), SUBDEVICES)
+    layout = gpu_layout.build_layout([], np.zeros(1, np.intp), SUBDEVICES)
     assert fit(layout, np.zeros(3, np.intp), ask("1"), FirstFit()).codes.all()
 
 

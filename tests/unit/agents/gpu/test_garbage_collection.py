@@ -19,7 +19,7 @@ def unconfirmed(
 ) -> list[UnconfirmedReservation]:
     cluster = cluster_state(NODES, pods, leases, version)
     return cooperative_scheduling.run_at_once(
-        garbage_collection.unconfirmed(agent_state(cluster), cluster.objects["ledgers"])
+        garbage_collection.unconfirmed_reservations(agent_state(cluster), cluster.objects["ledgers"])
     )
 
 

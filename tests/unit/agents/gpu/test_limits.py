@@ -19,7 +19,7 @@ ASKED = new("p", "i915=1")
 
 
 def room(gpu_pod: AllocatedPod = ASKED) -> int:
-    return limits.room_for(demand.read(gpu_pod, INTEL, agent()._options).containers, INTEL.subdevices)
+    return limits.room_for(demand.parse_demand(gpu_pod, INTEL, agent()._options).containers, INTEL.subdevices)
 
 
 def filled(size: int, on: str = "n1") -> LedgerLease:
@@ -90,7 +90,7 @@ def test_an_entry_is_no_longer_than_filter_expects(requests: tuple[str, ...]) ->
     cluster_snapshot = snapshot(nodes={"n1": node(amounts, ".".join(map(str, range(64))))})
     bind_plan: Any = bound(gpu_pod, cluster_snapshot)
     assert isinstance(bind_plan, BindPlan), bind_plan
-    containers = demand.read(gpu_pod, INTEL, agent()._options).containers
+    containers = demand.parse_demand(gpu_pod, INTEL, agent()._options).containers
     written = msgspec.json.encode({gpu_pod.metadata.uid: bind_plan.entry})
     assert len(written) <= limits.entry_bytes(containers, INTEL.subdevices)
     added = sum(len(key) + len(value) for key, value in bind_plan.annotations.items())
@@ -108,5 +108,5 @@ def test_pods_of_many_empty_containers_do_not_fill_a_ledger() -> None:
         entries[f"uid-{number}"] = plan.entry
     text = msgspec.json.encode(entries).decode()
     assert len(text) < 9 * 200
-    assert allocation_record.read(lease_of("n1", text)).problem == ""
+    assert allocation_record.parse_lease(lease_of("n1", text)).problem == ""
     assert HOLDINGS in lease_of("n1", text).metadata.annotations

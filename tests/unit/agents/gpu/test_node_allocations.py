@@ -243,7 +243,7 @@ def test_a_text_of_very_many_cards_holds_none_and_is_a_problem() -> None:
 
 def test_of_very_many_conflicts_some_are_told() -> None:
     pods = [pod(f"p{number}", "n1", ",".join(f"c{number}-{at}" for at in range(100))) for number in range(20)]
-    allocations_of_node = node_allocations.of_node(
+    allocations_of_node = node_allocations.allocations_of_node(
         "n1", allocation_record.EMPTY, pods, PodIndex({}, "10"), INTEL
     )
     conflicts = list(node_allocations.conflicts(allocations_of_node, NodeGpus()))

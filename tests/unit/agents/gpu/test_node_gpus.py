@@ -13,7 +13,7 @@ from tests.unit.agents.gpu.gpu_objects import node, raw_node
 
 
 def read(tags: str = "", allocatable: str = "") -> NodeGpus:
-    return node_gpus.read(node(tags, allocatable), INTEL)
+    return node_gpus.parse_node_gpus(node(tags, allocatable), INTEL)
 
 
 def capacity(gpus: NodeGpus) -> dict[str, tuple[int, ...]]:
@@ -310,7 +310,7 @@ def test_146_cards_by_device_index() -> None:
 
 
 def generic(tags: dict[str, Any], allocatable: dict[str, Any]) -> NodeGpus:
-    return node_gpus.read(raw_node(tags, allocatable), GENERIC)
+    return node_gpus.parse_node_gpus(raw_node(tags, allocatable), GENERIC)
 
 
 def test_cards_that_are_counted_by_their_resource() -> None:
@@ -343,7 +343,7 @@ def test_a_count_that_cannot_be_is_no_card(
 
 
 def annotated(annotation: Any, allocatable: str = "") -> NodeGpus:
-    return node_gpus.read(
+    return node_gpus.parse_node_gpus(
         node(
             "gn=0.1.2",
             allocatable,
@@ -415,11 +415,15 @@ def test_what_cannot_be_read_of_the_annotation_is_left_out(annotation: Any, name
 
 @pytest.mark.parametrize("raw", [None, [], 3, "x", {"gpu.intel.com/gpu-numbers": 3}])
 def test_labels_and_amounts_of_another_form_are_none(raw: Any) -> None:
-    assert node_gpus.read(raw_node(raw, raw), INTEL).names == ()
+    assert node_gpus.parse_node_gpus(raw_node(raw, raw), INTEL).names == ()
 
 
 def test_a_node_of_nothing_has_no_cards_and_no_problem() -> None:
-    assert node_gpus.read(GpuNode(), INTEL) == node_gpus.read(GpuNode(), GENERIC) == NodeGpus()
+    assert (
+        node_gpus.parse_node_gpus(GpuNode(), INTEL)
+        == node_gpus.parse_node_gpus(GpuNode(), GENERIC)
+        == NodeGpus()
+    )
 
 
 def test_of_very_many_problems_some_are_told() -> None:

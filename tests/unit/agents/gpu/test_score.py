@@ -9,7 +9,7 @@ from nodewise.agents.gpu.fit import fit
 from nodewise.agents.gpu.score import PlacementInputs
 from tests.unit.agents.gpu.gpu_layouts import COUNT, MILLI, board, demand, share
 
-TYPICAL = fragmentation.tables({share(500): 3, share(1000): 1}, (COUNT,))
+TYPICAL = fragmentation.build_tables({share(500): 3, share(1000): 1}, (COUNT,))
 
 
 def inputs(placement, workload=TYPICAL, cpu_free=None):
@@ -19,7 +19,9 @@ def inputs(placement, workload=TYPICAL, cpu_free=None):
 def gpu(placement, free, wanted, **more):
     """The position of the card of the only node that a pod gets."""
     pod_demand = demand(wanted)
-    fitted = fit(board(free), np.array([0]), pod_demand, score.order(inputs(placement, **more), pod_demand))
+    fitted = fit(
+        board(free), np.array([0]), pod_demand, score.gpu_order(inputs(placement, **more), pod_demand)
+    )
     return fitted.gpus(0)[0][0]
 
 
@@ -27,7 +29,9 @@ def points(placement, nodes, pod_demand, **more):
     laid_out, rows = board(*nodes), np.arange(len(nodes))
     going_by = inputs(placement, **more)
     fitted = (
-        fit(laid_out, rows, pod_demand, score.order(going_by, pod_demand)) if pod_demand.wants_gpus else None
+        fit(laid_out, rows, pod_demand, score.gpu_order(going_by, pod_demand))
+        if pod_demand.wants_gpus
+        else None
     )
     node_points = score.points(going_by, laid_out, rows, pod_demand, fitted)
     return None if node_points is None else node_points.tolist()
@@ -98,7 +102,7 @@ def test_where_no_node_has_cards_any_more_none_is_liked(placement) -> None:
 
 
 def test_fragmentation_takes_cpu_where_free_cards_do_not_need_it() -> None:
-    workload = fragmentation.tables({share(500, cpu_milli=6000): 1}, (COUNT,))
+    workload = fragmentation.build_tables({share(500, cpu_milli=6000): 1}, (COUNT,))
     cpu = np.array([8000, 16000, 5000, 0])
 
     node_points = points(
@@ -110,7 +114,7 @@ def test_fragmentation_takes_cpu_where_free_cards_do_not_need_it() -> None:
 
 def test_whether_a_pod_fits_does_not_depend_on_the_order_of_cards() -> None:
     laid_out, pod_demand = board((900, 500, 700), (100, 100)), demand(400, gpus=2)
-    quick = fit(laid_out, np.array([0, 1]), pod_demand, score.fitting(inputs("fragmentation"), pod_demand))
-    whole = fit(laid_out, np.array([0, 1]), pod_demand, score.order(inputs("fragmentation"), pod_demand))
+    quick = fit(laid_out, np.array([0, 1]), pod_demand, score.fit_order(inputs("fragmentation"), pod_demand))
+    whole = fit(laid_out, np.array([0, 1]), pod_demand, score.gpu_order(inputs("fragmentation"), pod_demand))
 
     assert (quick.codes == 0).tolist() == (whole.codes == 0).tolist() == [True, False]

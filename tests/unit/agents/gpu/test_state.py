@@ -36,13 +36,13 @@ class Watching:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.state = GpuStateBuilder(INTEL)
         self.computed: list[str] = []
-        of_node = states.node_allocations.of_node
+        of_node = states.node_allocations.allocations_of_node
 
         def counted(name: str, *arguments: Any) -> Any:
             self.computed.append(name)
             return of_node(name, *arguments)
 
-        monkeypatch.setattr(states.node_allocations, "of_node", counted)
+        monkeypatch.setattr(states.node_allocations, "allocations_of_node", counted)
 
     def build(self, cluster: ClusterState) -> GpuState:
         self.computed.clear()

@@ -19,7 +19,7 @@ EXPECTED = {share(500, cpu_milli=3152): 7, share(1000, gpus=8, models=["A", "B"]
 def load(tmp_path, text, name="pods.yaml"):
     path = tmp_path / name
     path.write_text(text)
-    return typical_pods.load(str(path), GENERIC, GpuOptions(gpu_profile="generic"))
+    return typical_pods.load_typical_pods(str(path), GENERIC, GpuOptions(gpu_profile="generic"))
 
 
 @pytest.mark.parametrize(
@@ -75,11 +75,11 @@ def test_only_the_last_seven_days_count() -> None:
     half_gpu = share(500)
     history = {}
     for today in range(100, 110):
-        history = typical_pods.seen(history, today, [half_gpu, half_gpu])
+        history = typical_pods.add_classes(history, today, [half_gpu, half_gpu])
 
     assert sorted(history) == list(range(103, 110))
-    assert typical_pods.classes(history, 109) == {half_gpu: 14}
-    assert typical_pods.classes(history, 112) == {half_gpu: 8}
+    assert typical_pods.class_counts(history, 109) == {half_gpu: 14}
+    assert typical_pods.class_counts(history, 112) == {half_gpu: 8}
 
 
 def test_a_history_survives_the_config_map() -> None:
@@ -127,7 +127,7 @@ def test_each_container_with_cards_is_a_class() -> None:
     single = demand(500, cpu_milli=100)
     both = single._replace(containers=(*single.containers, *demand(200, gpus=2).containers))
 
-    assert list(typical_pods.of(both)) == [
+    assert list(typical_pods.pod_classes(both)) == [
         share(500, cpu_milli=100),
         share(200, gpus=2, cpu_milli=100),
     ]
