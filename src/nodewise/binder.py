@@ -1,7 +1,7 @@
-"""The interface of an agent that allocates devices: an allocation is recorded for the node before the pod is bound.
+"""The interface of an agent that allocates devices. A pod's allocation is recorded for its node before it is bound.
 
-The record is a Lease in nodewise's own namespace, one per node. No I/O here either: `extender.binding` and
-`extender.reservations` read, write and repeat.
+The allocation record of a node is a Lease in nodewise's own namespace. A plugin does no I/O: `extender.reservations`
+reads and writes the records, and `extender.binding` binds the pods.
 """
 
 from abc import abstractmethod
@@ -12,13 +12,13 @@ import msgspec
 
 from nodewise.agent import Plugin, PodT, Reason, Snapshot, StateBuilder, StateT
 
-HOLDINGS: Final = "nodewise.io/holdings"
-"""The annotation of a ledger Lease: a JSON object, by pod uid, of what the pod holds on the node."""
-LEDGER: Final = "nodewise.io/ledger"
-"""The label of a ledger Lease; its value is the agent's name."""
+RESERVATIONS_ANNOTATION: Final = "nodewise.io/holdings"
+"""The annotation of an allocation record: a JSON object with the reservation of each pod, by pod uid."""
+ALLOCATION_RECORD_LABEL: Final = "nodewise.io/ledger"
+"""The label of an allocation record. Its value is the agent's name."""
 
 
-class LedgerMetadata(msgspec.Struct, frozen=True):
+class AllocationRecordMetadata(msgspec.Struct, frozen=True):
     name: str
     namespace: str = ""
     uid: str = ""
@@ -26,20 +26,23 @@ class LedgerMetadata(msgspec.Struct, frozen=True):
     annotations: dict[str, str] | None = None
 
 
-class LedgerLease(msgspec.Struct, frozen=True):
-    """The Lease `<agent>-<node>` in our own namespace, in whose `HOLDINGS` stands what pods hold on that node."""
+class AllocationRecordLease(msgspec.Struct, frozen=True):
+    """The allocation record of one node: the Lease `<agent>-<node>`, with reservations in `RESERVATIONS_ANNOTATION`."""
 
-    metadata: LedgerMetadata
+    metadata: AllocationRecordMetadata
 
 
 class AllocationStateBuilder(StateBuilder[StateT]):
     """The state builder of an agent with a `BindPlugin`."""
 
     @abstractmethod
-    def amended(self, agent_state: StateT, node: str, ledger: LedgerLease | None) -> StateT:
-        """A state with another allocation record of one node; None for no record. The given state does not change.
+    def apply_allocation_record(
+        self, agent_state: StateT, node: str, record: AllocationRecordLease | None
+    ) -> StateT:
+        """Return a state with another allocation record of one node; None for no record.
 
-        The record may hold reservations that are about to be written. The same record returns the same state.
+        The given state does not change. The record may hold reservations that are not written yet. The record that the
+        state has already returns the same state.
         """
 
 
@@ -53,51 +56,54 @@ class BindingSpec(msgspec.Struct, frozen=True):
 
 
 class BindingFields(msgspec.Struct, frozen=True):
-    """What is read of a pod to bind it."""
+    """The fields of a pod that binding reads."""
 
     metadata: BindingMetadata = BindingMetadata()
     spec: BindingSpec = BindingSpec()
 
 
 class BindPlan(NamedTuple):
-    """What a pod is to hold on a node. `extender.binding` writes it into the ledger, and then binds the pod."""
+    """What a pod gets on a node. `extender.binding` writes the reservation and then binds the pod."""
 
-    entry: Mapping[str, Any]
-    """For the ledger, under the pod's uid; JSON. It counts from the moment at which it is written."""
+    reservation: Mapping[str, Any]
+    """JSON, stored in the allocation record under the pod's uid. It counts from the moment of its write."""
     annotations: Mapping[str, str]
-    """Of the pod, carried by its Binding."""
+    """Annotations of the pod, which its Binding sets."""
     stale: frozenset[str]
-    """Pod uids whose entries in this node's ledger no longer count: the same write takes them out."""
-    told: str
-    """What the pod holds, in words: `train: card0, card1`."""
+    """Pod uids whose reservations on this node no longer count. The same write removes them."""
+    description: str
+    """What the pod gets, as text: `train: card0, card1`."""
 
 
 class Refusal(NamedTuple):
     """Why a pod cannot be bound to a node."""
 
     error: str
-    """What kube-scheduler is answered."""
+    """The error in the response to kube-scheduler."""
     reason: Reason
 
 
 class BindPlugin(Plugin[PodT, StateT]):
-    """Allocates devices to pods; nodewise binds the pods that concern it."""
+    """Allocates devices to pods. nodewise binds the pods that concern the agent."""
 
     @property
     @abstractmethod
     def allocation_records(self) -> str:
-        """The name in `Watched` of the allocation records, which are `LedgerLease` objects."""
+        """The name in `Watched` of the allocation records, which are `AllocationRecordLease` objects."""
 
     @property
     @abstractmethod
     def pods(self) -> str:
-        """The name in `Watched` of pods; a pod has at least `BindingFields`."""
+        """The name in `Watched` of pods. Their type has at least `BindingFields`."""
 
     @property
     @abstractmethod
     def bind_errors(self) -> Literal["status", "field"]:
-        """How a failed bind is reported to kube-scheduler: by status 404, or by status 200 and a text."""
+        """How kube-scheduler learns of a failed bind: by status 404, or by status 200 and the field `Error`."""
 
     @abstractmethod
     def bind(self, pod: Any, node: str, snapshot: Snapshot, now: float) -> BindPlan | Refusal | None:
-        """What the pod would hold there. None: nothing, it needs no reservation. A pod with one keeps what it holds."""
+        """What the pod gets on the node; None for a pod that needs no reservation.
+
+        A pod that has a reservation there keeps it.
+        """

@@ -25,24 +25,24 @@ class ReservationCleaner(Protocol):
     After any kind of `NodewiseError` it is unknown what was done.
     """
 
-    async def drop(self, node: str, pod: ObjectKey, uid: str, seen: str) -> bool:
+    async def drop(self, node: str, pod: ObjectKey, uid: str, pod_version: str) -> bool:
         """Remove a pod's reservation if it was planned on that version of the pod, unless the pod is on the node.
 
-        This asks the API server about the pod, and changes the pod first where a Binding may still be on its way.
-        Returns whether the reservation was to be removed.
+        This reads the pod from the API server, and changes it first where a Binding may still be on its way. Returns
+        whether the pod is not on the node.
         """
         ...
 
-    async def prune(self, node: str, entries: Mapping[str, str]) -> None:
+    async def prune(self, node: str, pod_versions: Mapping[str, str]) -> None:
         """Remove reservations that no longer count; by pod uid, the version that each was planned on."""
         ...
 
 
 class Relister(Protocol):
-    """Lists what the stores hold from the API server again."""
+    """Lists the objects of the stores from the API server again."""
 
     async def read(self, name: str) -> Store[Any]:
-        """A list of `nodes`, or of a name in `Watched`, apart from the store that is kept up to date."""
+        """A new list of `nodes`, or of a name in `Watched`, in a store of its own."""
         ...
 
     def begin(self) -> None:
@@ -59,34 +59,34 @@ class Handle(NamedTuple):
     nodes: Store[Any]
     recorder: Recorder
     clock: Clock
-    meters: MetricsRegistry
+    metrics_registry: MetricsRegistry
     node_writes: WriteCounter
-    """Writes to nodes that kube-scheduler takes for an event."""
+    """Counts writes to nodes, each of which kube-scheduler takes for a cluster event."""
     namespace: str
     """nodewise's own namespace."""
     snapshot: Callable[[], Snapshot]
-    """The newest."""
+    """Returns the newest snapshot."""
     relister: Relister
     reservations: ReservationCleaner | None
-    """None where no agent binds."""
+    """None if no agent binds."""
 
 
 class Controller(ABC):
-    """Makes true in the API server what a snapshot says."""
+    """Makes the objects on the API server match the snapshot."""
 
     @abstractmethod
     def begin(self) -> None:
-        """Take the lead. Another leader may have changed what was known before."""
+        """Take the lead: discard what is known of the objects, because another leader may have changed them."""
 
     @abstractmethod
     async def step(self, snapshot: Snapshot) -> None:
-        """Write what differs from the snapshot. Called after each new snapshot, in the leader, one call at a time.
+        """Write what differs from the snapshot. Called in the leader for new snapshots, one call at a time.
 
-        Errors are kinds of `NodewiseError`; the next step tries again.
+        Raises kinds of `NodewiseError`; the next step tries again.
         """
 
     def tasks(self) -> Sequence[Callable[[], Coroutine[Any, Any, None]]]:
-        """Endless tasks for every replica, whichever leads."""
+        """Endless tasks for every replica, the leader or not."""
         return ()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from nodewise.extender.binding import DROPPED
+from nodewise.extender.binding import RESERVATION_DROPPED_ANNOTATION
 from tests.cluster import gpu, loopback, objects, replicas
 from tests.cluster.api import ApiError, Object
 from tests.cluster.controlplane import ControlPlane
@@ -58,7 +58,7 @@ def test_a_claim_whose_bind_never_came_is_cleared_and_the_bind_refused_when_it_c
     put_ledger(sandbox, "g1", **{meta["uid"]: entry(f"{sandbox.namespace}/waiting", meta["resourceVersion"])})
     with gpu.extender(plane, tmp_path) as served, plane.start_scheduler({"extenders": [gpu.entry(served)]}):
         wait("the entry is taken out", lambda: not gpu.ledger(sandbox, "g1") or None)
-        assert DROPPED in (sandbox.pod("waiting") or {})["metadata"]["annotations"]
+        assert RESERVATION_DROPPED_ANNOTATION in (sandbox.pod("waiting") or {})["metadata"]["annotations"]
         [event] = served.events("claim_dropped")
         assert (event["pod"], event["why"]) == (f"{sandbox.namespace}/waiting", "unbound")
         late = {

@@ -16,7 +16,7 @@ import pytest
 
 from nodewise.cli.demo import extender_process
 from nodewise.extender import recording_file
-from nodewise.extender.recording_file import Exchange
+from nodewise.extender.recording_file import RequestEntry
 from tests import forks
 
 ROOT = Path(__file__).parents[2]
@@ -151,7 +151,7 @@ def test_after_a_kill_all_that_was_flushed_is_answered_again(objects: Path, tmp_
 def exchanges(file: Path) -> int:
     """How many requests are in the file, which is still written to."""
     with file.open("rb") as opened:
-        return sum(isinstance(record.entry, Exchange) for record in recording_file.read(opened))
+        return sum(isinstance(record.entry, RequestEntry) for record in recording_file.read(opened))
 
 
 def test_at_its_limit_a_recording_ends_and_the_extender_serves_on(objects: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from nodewise.extender import (
     decision_codec,
     decision_endpoint,
 )
-from nodewise.extender.agent_chain import Chain
+from nodewise.extender.agent_chain import AgentChain
 from nodewise.extender.attempt_explanation import Attempt
 from nodewise.extender.decision import Decision, DecisionRing
 from tests.unit.agents.telemetry.snapshots import cluster_state, metrics_snapshot, policy, series, snapshot
@@ -51,7 +51,7 @@ class RuleInputs(SimpleNamespace):
         strategy = {"rules": rules or self.rules, "logicalOperator": self.logical}
         metrics = metrics_snapshot(series("a", **self.a), series("b", **self.b))
         given_world = cluster_state([policy(dontschedule=strategy)], metrics, " ".join(NODES))
-        return Chain([TelemetryAgent()]).filter(POD, NODES, snapshot(given_world), 1000.0)
+        return AgentChain([TelemetryAgent()]).filter(POD, NODES, snapshot(given_world), 1000.0)
 
     def with_rule(self, number: int, **fields: Any) -> Decision:
         changed = list(self.rules)
@@ -144,7 +144,7 @@ def test_a_rule_that_holds_its_verdicts_is_not_argued_with() -> None:
         agent_state = cooperative_scheduling.run_at_once(
             state.build(msgspec.structs.replace(given_world, now=now))
         )
-        return Chain([TelemetryAgent()]).filter(
+        return AgentChain([TelemetryAgent()]).filter(
             POD, NODES, Snapshot(given_world.nodes, {"telemetry": agent_state}, now), now
         )
 

@@ -167,7 +167,7 @@ class IncrementalGpuState:
 
     def amend(self, record: Any) -> None:
         name = record.metadata.name.removeprefix("gpu-")
-        amended = self.state.amended(self.compute(), name, record)
+        amended = self.state.apply_allocation_record(self.compute(), name, record)
         before = self.cluster_state()
         with_it = {**before.objects[ALLOCATION_RECORDS], ("nw", record.metadata.name): record}
         computed = agent_state(

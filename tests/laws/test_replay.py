@@ -11,7 +11,7 @@ from nodewise.agent import ClusterState, NodeIndex
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.state import POLICIES
 from nodewise.extender import recording_deltas
-from nodewise.extender.recording_file import Exchange, Record
+from nodewise.extender.recording_file import Record, RequestEntry
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.series import Sample, Series
 from tests.unit.agents.telemetry.snapshots import policy, rule
@@ -152,7 +152,7 @@ def test_an_altered_answer_is_found(
     last = ("ask", "/scheduler/", "filter", "p0", NODES)
     whole = records(recorded([*history, last], options).recorded.ended())
     place = data.draw(
-        st.sampled_from([n for n, record in enumerate(whole) if isinstance(record.entry, Exchange)])
+        st.sampled_from([n for n, record in enumerate(whole) if isinstance(record.entry, RequestEntry)])
     )
     entry, (request, answer) = whole[place]
     at, put = data.draw(st.integers(0, len(answer))), data.draw(st.binary(min_size=1, max_size=3))
@@ -186,7 +186,7 @@ def test_a_recording_that_was_cut_anywhere_replays_up_to_there(
 @given(HISTORIES)
 def test_worlds_come_back_as_they_were(history: list[Any]) -> None:
     scene = recorded(history, TelemetryOptions())
-    rebuilding = recording_deltas.Rebuilding({POLICIES: type(policy())})
+    rebuilding = recording_deltas.ClusterStateRebuilder({POLICIES: type(policy())})
     back = [
         cluster_state
         for cluster_state in map(rebuilding.take, records(scene.recorded.ended()))

@@ -13,10 +13,10 @@ from nodewise.agent import NodeIndex, Scores, Verdict
 from nodewise.errors import BadInput
 from nodewise.extender import wire_format
 from nodewise.extender.decision import Decision, PodRef
-from nodewise.extender.wire_format import Candidacy
+from nodewise.extender.wire_format import CandidateRequest
 from nodewise.kube.field_merge import merge
 
-READER = wire_format.Reader(merge("Pod"))
+READER = wire_format.RequestDecoder(merge("Pod"))
 KEYS = [
     "Pod",
     "pod",
@@ -50,9 +50,9 @@ class ReasonedVerdict(NamedTuple):
 
 def survives(body: bytes) -> None:
     with contextlib.suppress(BadInput):
-        READER.candidacy(body, NodeIndex(["a", "b"]))
+        READER.decode_candidates(body, NodeIndex(["a", "b"]))
     with contextlib.suppress(BadInput):
-        READER.preemption(body)
+        READER.decode_preemption(body)
 
 
 @given(st.binary(max_size=200))
@@ -78,7 +78,7 @@ def test_names_go_through_as_they_came(names: list[str], more: list[str]) -> Non
     body = json.dumps({"Pod": {"metadata": {"name": "p"}}, "NodeNames": names}, ensure_ascii=True).encode()
     for known in (more, names[1:] + more, names + more):
         try:
-            request = READER.candidacy(body, NodeIndex(known))
+            request = READER.decode_candidates(body, NodeIndex(known))
         except BadInput:
             assert any("\ud800" <= char <= "\udfff" for name in names for char in name)
             return
@@ -115,7 +115,7 @@ def test_answers_say_of_each_name_what_was_decided(names: list[str], data: st.Da
     some = st.lists(st.integers(0, len(whys)), min_size=len(names), max_size=len(names))
     codes, points = data.draw(some), [number % 11 for number in range(len(names))]
     verdict = Verdict(np.array(codes, np.int16), tuple(ReasonedVerdict(why) for why in whys))
-    request = Candidacy(None, NodeIndex(["zz", *names]).named(names), None)
+    request = CandidateRequest(None, NodeIndex(["zz", *names]).named(names), None)
     decision = Decision(
         "filter", PodRef("", ""), 0.0, 1, request.names, (("t", verdict),), (("t", Scores(np.array(points))),)
     )

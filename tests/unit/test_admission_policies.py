@@ -60,7 +60,9 @@ def test_the_labels_of_pods() -> None:
 
 def test_the_annotations_of_pods() -> None:
     of_bindings = {agent.BIND_TIME, node_allocations.GPUS, node_allocations.SUBDEVICES, agent.GPU_NUMBERS}
-    assert words("gpu.yaml", "nodewise-pods", "otherAnnotations") == of_bindings | {binding.DROPPED}
+    assert words("gpu.yaml", "nodewise-pods", "otherAnnotations") == of_bindings | {
+        binding.RESERVATION_DROPPED_ANNOTATION
+    }
 
 
 CONDITIONS = {

@@ -95,7 +95,7 @@ def test_what_is_none_of_these_is_still_in_the_code() -> None:
         cmk_names.OWNER,
         cmk_names.config_map("<node>"),
         patch_writer.FIELD_MANAGER,
-        binder.HOLDINGS,
+        binder.RESERVATIONS_ANNOTATION,
         LEASE,
         agent_memory.NAME,
         demand_histogram.NAME,

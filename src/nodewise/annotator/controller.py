@@ -45,11 +45,11 @@ class AnnotatorController(Controller):
         if config is None:
             raise TypeError("the annotator is off")
         selector = SourceSelector(
-            sources, Limits(annotator.QUERY_TIMEOUT_S, _MAX_QUERIES), handle.clock, handle.meters
+            sources, Limits(annotator.QUERY_TIMEOUT_S, _MAX_QUERIES), handle.clock, handle.metrics_registry
         )
         usage_source = annotator.create_usage_source(sources, config, window, selector, handle.clock)
         rules = patches.patch_rules(window.max_age_s, config.period_s)
-        self._annotator = Annotator(config, rules, usage_source, handle.clock, handle.meters)
+        self._annotator = Annotator(config, rules, usage_source, handle.clock, handle.metrics_registry)
         self._handle = handle
         self._task: asyncio.Task[None] | None = None
 

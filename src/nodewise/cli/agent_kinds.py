@@ -13,7 +13,7 @@ from nodewise.cli.settings import Group, list_settings
 from nodewise.configure.scheduler_configuration import Role
 from nodewise.errors import BadSettings, Problem
 from nodewise.extender import agent_chain
-from nodewise.extender.requeueing import WaitingFields
+from nodewise.extender.requeueing import PendingPodFields
 from nodewise.extender.third_party import ThirdPartyKind
 from nodewise.kube.field_merge import merge
 
@@ -44,7 +44,7 @@ def find_conflict(kind: Any, groups: Iterable[Group]) -> str:
         return ""
     try:
         data_sources.merge_node_types([cast("AgentKind", kind)])
-        merge("Pod", WaitingFields, PodPlacement, kind.pod_fields)
+        merge("Pod", PendingPodFields, PodPlacement, kind.pod_fields)
     except TypeError as error:
         return str(error)
     flags = {setting.field: setting.flag for group in groups for setting in list_settings(group)}

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from nodewise.extender.attempt_explanation import Part
+from nodewise.extender.attempt_explanation import ScorePart
 
 
 def format_values(by_agent: Mapping[str, Mapping[str, Any]]) -> str:
@@ -32,7 +32,7 @@ def _format_value(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def format_score_parts(score_parts: Iterable[Part]) -> str:
+def format_score_parts(score_parts: Iterable[ScorePart]) -> str:
     """`safe-overload 9, congestion 5 x2`: weights where they are not 1."""
     return ", ".join(
         f"{part.label} {part.points}" + (f" x{part.weight:.4g}" if part.weight != 1 else "")

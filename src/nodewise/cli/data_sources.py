@@ -10,7 +10,7 @@ import msgspec
 from nodewise.agent import AgentKind, Watched
 from nodewise.clock import Clock
 from nodewise.errors import BadSettings, NodewiseError, Problem
-from nodewise.extender.requeueing import WaitingFields
+from nodewise.extender.requeueing import PendingPodFields
 from nodewise.extender.snapshot_cache import ApplyResponse, Stores
 from nodewise.kube import list_all, object_files
 from nodewise.kube.api import Api
@@ -127,7 +127,7 @@ def reflect_waiting_pods(
     api: Api, kinds: Iterable[AgentKind], clock: Clock, registry: MetricsRegistry
 ) -> Reflector[Any]:
     """A reflector of the pods that are not bound yet, with the fields that agents read."""
-    pod_type = merge("Pod", WaitingFields, *(kind.pod_fields for kind in kinds))
+    pod_type = merge("Pod", PendingPodFields, *(kind.pod_fields for kind in kinds))
     unbound = {"fieldSelector": "spec.nodeName="}
     return Reflector(api, Target(PODS, pod_type, selectors=unbound), clock, registry, random.random)
 

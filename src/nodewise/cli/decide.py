@@ -16,7 +16,7 @@ from nodewise.cli.options import ClusterOptions, CommandLine
 from nodewise.cli.settings import CommandOptions
 from nodewise.errors import BadInput, BadSettings, Problem
 from nodewise.extender import agent_states
-from nodewise.extender.agent_chain import Chain, weighed
+from nodewise.extender.agent_chain import AgentChain, weighed
 from nodewise.extender.score_weights import ChainOptions
 from nodewise.kube.api import Api
 from nodewise.kube.connection_settings import connect
@@ -204,9 +204,9 @@ def _check_objects(
         raise BadInput("decide", problems)
 
 
-def _create_chain(inputs: DecisionInputs, selection: InputSelection, options: ChainOptions) -> Chain:
+def _create_chain(inputs: DecisionInputs, selection: InputSelection, options: ChainOptions) -> AgentChain:
     made = [kind.agent(selection.options[kind.name]) for kind in inputs.objects.kinds]
-    return Chain(made, weighed(made, options), inputs.states)
+    return AgentChain(made, weighed(made, options), inputs.states)
 
 
 command = options.make_command(

@@ -14,8 +14,8 @@ from nodewise.agent import Snapshot
 from nodewise.cli import agent_values, tables
 from nodewise.cli.progress import Progress
 from nodewise.extender import decision_document
-from nodewise.extender.agent_chain import Chain
-from nodewise.extender.attempt_explanation import Part
+from nodewise.extender.agent_chain import AgentChain
+from nodewise.extender.attempt_explanation import ScorePart
 from nodewise.extender.decision import Decision
 
 _GETS: Final = "GETS"
@@ -65,7 +65,7 @@ class PodDecisions(NamedTuple):
     running: bool
 
 
-def decide_pod(chain: Chain, pod: Any, names: list[str], snapshot: Snapshot) -> PodDecision:
+def decide_pod(chain: AgentChain, pod: Any, names: list[str], snapshot: Snapshot) -> PodDecision:
     """Filter, then score the remaining nodes, like kube-scheduler. A running pod's own resources count as free."""
     node: str = pod.spec.nodeName
     filtered = chain.filter(pod, names, snapshot, snapshot.at)
@@ -287,7 +287,7 @@ def _node_rows(entry: dict[str, Any]) -> Iterator[list[str]]:
 
 def _score_parts(entry: dict[str, Any], node: str) -> str:
     return agent_values.format_score_parts(
-        Part(label, part["weight"], part["scores"][node])
+        ScorePart(label, part["weight"], part["scores"][node])
         for label, part in entry.get("parts", {}).items()
         if node in part["scores"]
     )

@@ -6,7 +6,7 @@ from nodewise.cli.extender_components import ClockAndMetrics, ExtenderConfig, Re
 from nodewise.cli.extender_options import ExtenderOptions
 from nodewise.errors import BadSettings, Problem
 from nodewise.extender import clusterless_snapshots
-from nodewise.extender.clusterless_snapshots import LoneSnapshots
+from nodewise.extender.clusterless_snapshots import ClusterlessSnapshots
 from nodewise.extender.decision import DecisionRing
 from nodewise.extender.request_handler import RequestHandler
 from nodewise.extender.routes import Extender
@@ -33,7 +33,7 @@ def wire_clusterless(config: ExtenderConfig, tools: ClockAndMetrics) -> WiredExt
         config.agents, config.agent_options, states, config.settings[ChainOptions]
     )
     ring = DecisionRing(own.decisions_bytes)
-    snapshots = LoneSnapshots(config.agents, states)
+    snapshots = ClusterlessSnapshots(config.agents, states)
     extender = Extender(request_handler, snapshots.snapshot, ring, *tools)
 
     async def watch_loop() -> None:

@@ -8,7 +8,7 @@ import msgspec
 from nodewise.agent import AgentKind, StateBuilder
 from nodewise.cli.options import SettingsByGroup
 from nodewise.clock import Clock
-from nodewise.extender.agent_memory import InConfigMap, InFile, Memory
+from nodewise.extender.agent_memory import AgentMemory, ConfigMapMemoryStore, FileMemoryStore
 from nodewise.extender.routes import Extender
 from nodewise.kube.http_client import HttpApi
 from nodewise.kube.options import KubeOptions
@@ -102,13 +102,17 @@ def create_memory(
     states: Mapping[str, StateBuilder[Any]],
     leads: Callable[[], bool],
     tools: ClockAndMetrics,
-) -> list[Memory]:
+) -> list[AgentMemory]:
     """Stores what agents learn. Empty if no agent learns, or if there is neither a file nor a cluster."""
     learning = {name: state for name, state in states.items() if state.memory_scope != "none"}
     if not learning or not (path or api):
         return []
-    keeping = InFile(path) if path else InConfigMap(cast("HttpApi", api), cast("HttpApi", api).namespace)
-    return [Memory(learning, keeping, leads, tools.clock)]
+    keeping = (
+        FileMemoryStore(path)
+        if path
+        else ConfigMapMemoryStore(cast("HttpApi", api), cast("HttpApi", api).namespace)
+    )
+    return [AgentMemory(learning, keeping, leads, tools.clock)]
 
 
 def create_servers(

@@ -20,14 +20,15 @@ from nodewise.cli.extender_components import ClockAndMetrics, ExtenderConfig, Re
 from nodewise.cli.extender_options import ExtenderOptions
 from nodewise.controllers import Controller, ControllerKind, Handle, WriteCounter
 from nodewise.errors import BadSettings, Problem
-from nodewise.extender import recording, reservations, third_party
+from nodewise.extender import recording, third_party
 from nodewise.extender.binding import Bindings, Eligibility
 from nodewise.extender.decision import DecisionRing
-from nodewise.extender.leader_loop import Leading
+from nodewise.extender.leader_loop import LeaderLoop
 from nodewise.extender.pod_events import PodEvents
-from nodewise.extender.recording import Recording
+from nodewise.extender.recording import FileRecorder
 from nodewise.extender.request_handler import RequestHandler
-from nodewise.extender.requeueing import Waker
+from nodewise.extender.requeueing import Requeuer
+from nodewise.extender.reservations import BindContext
 from nodewise.extender.routes import BindRoutes, Extender
 from nodewise.extender.score_weights import ChainOptions
 from nodewise.extender.snapshot_cache import SnapshotCache
@@ -61,7 +62,7 @@ class ExtenderComponents(NamedTuple):
     states: Mapping[str, StateBuilder[Any]]
     """By agent."""
     snapshot_cache: SnapshotCache
-    recorder: recording.Recorder
+    recorder: recording.RequestRecorder
     request_handler: RequestHandler
     extender: Extender
 
@@ -167,7 +168,7 @@ def _assemble(
     closing: list[Callable[[], Awaitable[None]]] = [binding.bindings.close] if binding else []
     closing += [*(agent_memory.close for agent_memory in memory), *leader.closing]
     closing += [source.close for source in sources if isinstance(source, PrometheusMetrics)]
-    if isinstance(recorder, Recording):
+    if isinstance(recorder, FileRecorder):
         tasks.append(recorder.run)
         closing.append(recorder.close)
     readiness = Readiness(snapshot_cache.waiting_for, tools.registry)
@@ -227,7 +228,7 @@ def _create_binding(
     if api is None or binder is None:
         return None
     kube: KubeOptions = config.settings[KubeOptions]
-    dependencies = reservations.Ground(
+    dependencies = BindContext(
         # a separate rate limit: queued label patches must not delay pods
         api.with_rate_limit(kube.kube_qps, kube.kube_burst),
         api.namespace,
@@ -285,8 +286,8 @@ def _create_leader(
     following = [task for controller in controllers for task in controller.tasks()]
     if config.settings[AnnotatorOptions].annotate != "off":
         controllers.append(_create_annotator(config, components.sources, handle))
-    controllers.append(Waker(components.request_handler.chain, pods.store, handle, period_s))
-    leading = Leading(controllers, lambda: snapshot_cache.snapshot, lambda: elector.leading, clock)
+    controllers.append(Requeuer(components.request_handler.chain, pods.store, handle, period_s))
+    leading = LeaderLoop(controllers, lambda: snapshot_cache.snapshot, lambda: elector.leading, clock)
     snapshot_cache.on_publish(leading.notify)
 
     async def lead() -> None:
@@ -307,14 +308,14 @@ def _create_annotator(
 
 def _create_recorder(
     config: ExtenderConfig, snapshot_cache: SnapshotCache, tools: ClockAndMetrics
-) -> recording.Recorder:
+) -> recording.RequestRecorder:
     own: ExtenderOptions = config.settings[ExtenderOptions]
     if not own.record:
-        return recording.Silent()
+        return recording.NullRecorder()
     period_s = config.settings[RefreshOptions].sync_period_s
-    general = recording.Settings(period_s, config.settings[ChainOptions])
+    general = recording.ReplaySettings(period_s, config.settings[ChainOptions])
     header = recording.header(config.agents, config.agent_options, general, tools.clock.now())
-    recorder = Recording(recording.create(Path(own.record)), header, own.record_max_bytes, *tools)
+    recorder = FileRecorder(recording.create(Path(own.record)), header, own.record_max_bytes, *tools)
     snapshot_cache.subscribe(recorder.cluster_state)
     return recorder
 
@@ -323,7 +324,7 @@ def _create_extender(
     config: ExtenderConfig,
     request_handler: RequestHandler,
     snapshot_cache: SnapshotCache,
-    recorder: recording.Recorder,
+    recorder: recording.RequestRecorder,
     tools: ClockAndMetrics,
 ) -> Extender:
     ring = DecisionRing(config.settings[ExtenderOptions].decisions_bytes)

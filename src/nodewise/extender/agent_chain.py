@@ -82,7 +82,7 @@ def scorers(agent: AnyPlugin) -> list[Scorer]:
     return [Scorer(agent, "", agent.score)]
 
 
-class Chain:
+class AgentChain:
     """Agents in the order in which they are called."""
 
     def __init__(
@@ -97,9 +97,9 @@ class Chain:
         self._weights = counted or {}
         self._counting = [counting[agent.name] for agent in agents if counting and agent.name in counting]
 
-    def only(self, function: Filter | Scorer) -> "Chain":
+    def only(self, function: Filter | Scorer) -> "AgentChain":
         """The chain of a single function."""
-        chain = Chain([function.agent])
+        chain = AgentChain([function.agent])
         chain._filters = [function] if isinstance(function, Filter) else []
         chain._scorers = [function] if isinstance(function, Scorer) else []
         chain._counting = self._counting if isinstance(function, Scorer) else []
@@ -142,7 +142,7 @@ class Chain:
         scores, failures = self._scores(lambda function: function.ask(pod, candidates, snapshot))
         self._count(pod)
         decision = _decision("prioritize", pod, candidates, snapshot, now, scores=scores)
-        return replace(decision, told="; ".join(failures)) if failures else decision
+        return replace(decision, description="; ".join(failures)) if failures else decision
 
     def _verdicts(
         self, candidates: Names, ask: Callable[[Filter], Verdict | None]

@@ -28,7 +28,7 @@ _MOST_BYTES: Final = 900_000
 """Of all together: the API server takes a megabyte."""
 
 
-class Kept(NamedTuple):
+class StoredMemory(NamedTuple):
     """What is kept of all agents, and which version of it."""
 
     texts: Mapping[str, bytes]
@@ -37,12 +37,12 @@ class Kept(NamedTuple):
     """Empty where nothing was written yet."""
 
 
-class Keeping(Protocol):
+class MemoryStore(Protocol):
     """A place that outlives us. Errors are kinds of `NodewiseError`; `Conflict` if somebody wrote in between."""
 
-    async def read(self) -> Kept: ...
+    async def read(self) -> StoredMemory: ...
 
-    async def write(self, kept: Kept) -> None: ...
+    async def write(self, kept: StoredMemory) -> None: ...
 
 
 class _ConfigMap(msgspec.Struct, frozen=True):
@@ -51,7 +51,7 @@ class _ConfigMap(msgspec.Struct, frozen=True):
     data: dict[str, str] | None = None
 
 
-class InConfigMap:
+class ConfigMapMemoryStore:
     """A key `<agent>.json` for each agent."""
 
     def __init__(self, api: Api, namespace: str) -> None:
@@ -60,20 +60,20 @@ class InConfigMap:
         self._path = CONFIG_MAPS.path(namespace, NAME)
         self._metadata: dict[str, Any] = {}
 
-    async def read(self) -> Kept:
+    async def read(self) -> StoredMemory:
         try:
             answer = await self._api.get(self._path)
         except NotFound:
-            return Kept({})
+            return StoredMemory({})
         try:
             config_map = msgspec.json.decode(answer, type=_ConfigMap)
         except UNREADABLE as error:
             raise BadInput(f"ConfigMap {NAME}", [Problem("", str(error), "a ConfigMap")]) from error
         texts = {key.removesuffix(".json"): text.encode() for key, text in (config_map.data or {}).items()}
         self._metadata = {key: value for key, value in config_map.metadata.items() if key != "managedFields"}
-        return Kept(texts, str(config_map.metadata.get("resourceVersion", "")))
+        return StoredMemory(texts, str(config_map.metadata.get("resourceVersion", "")))
 
-    async def write(self, kept: Kept) -> None:
+    async def write(self, kept: StoredMemory) -> None:
         meta = {**(self._metadata if kept.version else {}), "name": NAME, "namespace": self._namespace}
         data = {f"{agent}.json": text.decode() for agent, text in kept.texts.items()}
         body: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": data}
@@ -84,23 +84,23 @@ class InConfigMap:
             await self._api.create(CONFIG_MAPS.path(self._namespace), body)
 
 
-class InFile:
+class FileMemoryStore:
     """A JSON object, by agent. Written beside it and put in its place, so that it is whole at any moment."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
 
-    async def read(self) -> Kept:
+    async def read(self) -> StoredMemory:
         try:
             texts = msgspec.json.decode(self._path.read_bytes() or b"{}", type=dict[str, msgspec.Raw])
         except FileNotFoundError:
-            return Kept({})
+            return StoredMemory({})
         except (OSError, *UNREADABLE) as error:
             wanted = "a JSON object that nodewise wrote, or no file"
             raise BadInput("memory", [Problem(f"--state {self._path}", str(error), wanted)]) from error
-        return Kept({agent: bytes(text) for agent, text in texts.items()}, "there")
+        return StoredMemory({agent: bytes(text) for agent, text in texts.items()}, "there")
 
-    async def write(self, kept: Kept) -> None:
+    async def write(self, kept: StoredMemory) -> None:
         body = msgspec.json.encode({agent: msgspec.Raw(text) for agent, text in kept.texts.items()})
         await asyncio.to_thread(self._write, body)
 
@@ -120,13 +120,13 @@ class InFile:
             raise BadInput("memory", [Problem(f"--state {self._path}", seen, "a file to write")]) from error
 
 
-class Memory:
+class AgentMemory:
     """The memories of some agents, and where they are kept."""
 
     def __init__(
         self,
         states: Mapping[str, StateBuilder[Any]],
-        keeping: Keeping,
+        keeping: MemoryStore,
         leads: Callable[[], bool],
         clock: Clock,
     ) -> None:
@@ -205,7 +205,7 @@ class Memory:
             if not news:
                 return
             try:
-                await self._keeping.write(Kept({**kept.texts, **news}, kept.version))
+                await self._keeping.write(StoredMemory({**kept.texts, **news}, kept.version))
             except Conflict:
                 continue  # somebody else had news as well
             for agent, text in news.items():

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from nodewise.extender import result_validation
-from nodewise.extender.clusterless_snapshots import LoneSnapshots
+from nodewise.extender.clusterless_snapshots import ClusterlessSnapshots
 from nodewise.extender.request_handler import RequestHandler
 from nodewise.extender.third_party import Origin, ThirdPartyKind
 
@@ -22,7 +22,7 @@ class AgentTester:
         )
         agent_options = {tested.name: tested.options() if options is None else options}
         states = {tested.name: tested.state(agent_options[tested.name], 5.0)}
-        self._snapshots = LoneSnapshots([tested], states)
+        self._snapshots = ClusterlessSnapshots([tested], states)
         self._request_handler = RequestHandler([tested], agent_options, states)
 
     def call(

@@ -11,7 +11,7 @@ import numpy as np
 
 from nodewise.agent import Evidence, Reason, Scores, ValueState, Verdict
 from nodewise.extender import counterfactuals, decision_document, decision_values
-from nodewise.extender.counterfactuals import Change
+from nodewise.extender.counterfactuals import RuleChange
 from nodewise.extender.decision import Decision, Verb
 
 NEAR_S: Final = 10.0
@@ -68,7 +68,7 @@ def _last(decisions: Sequence[Decision], verb: Verb) -> Decision | None:
     return next((decision for decision in reversed(decisions) if decision.verb == verb), None)
 
 
-class Measured(NamedTuple):
+class MeasuredRule(NamedTuple):
     """One rule on one node."""
 
     metric: str
@@ -82,7 +82,7 @@ class Measured(NamedTuple):
     rejects: bool
 
 
-class Part(NamedTuple):
+class ScorePart(NamedTuple):
     """What one priority says of one node."""
 
     label: str
@@ -90,40 +90,40 @@ class Part(NamedTuple):
     points: int
 
 
-class Finding(NamedTuple):
+class NodeExplanation(NamedTuple):
     """What was found of one node."""
 
     node: str
     reasons: tuple[tuple[str, Reason], ...]
     """By agent, why it is rejected; empty for a node that passes."""
-    measured: tuple[Measured, ...]
+    measured: tuple[MeasuredRule, ...]
     score: int | None
     """None where the node was not scored."""
     details: tuple[tuple[str, str], ...] = ()
     """By agent: what the pod gets there, or what is in its way."""
-    parts: tuple[Part, ...] = ()
+    parts: tuple[ScorePart, ...] = ()
     """What the score was made of; empty where one agent's one score is all."""
     numbers: Mapping[str, Mapping[str, Any]] = {}
     """By agent: what its answers rest on."""
 
 
-class Group(NamedTuple):
+class RejectionGroup(NamedTuple):
     """The nodes that are rejected for the same reason, those first that come closest to passing."""
 
     agent: str
     reason: Reason
-    nodes: tuple[Finding, ...]
+    nodes: tuple[NodeExplanation, ...]
 
 
 class Explanation(NamedTuple):
     """All that can be told of an attempt."""
 
     attempt: Attempt
-    findings: tuple[Finding, ...]
+    findings: tuple[NodeExplanation, ...]
     """Those that pass first, the best score first; then the rejected, the closest to passing first."""
-    groups: tuple[Group, ...]
+    groups: tuple[RejectionGroup, ...]
     """The rejected, the largest group first."""
-    changes: tuple[Change, ...]
+    changes: tuple[RuleChange, ...]
     stuck: int
     """Nodes that no change of a single rule lets pass."""
     held: bool
@@ -141,7 +141,7 @@ def explain(attempt: Attempt) -> Explanation:
     return Explanation(attempt, findings, groups, tuple(counterfactuals.changes(judged)), stuck, held)
 
 
-def _findings(attempt: Attempt) -> Iterator[Finding]:
+def _findings(attempt: Attempt) -> Iterator[NodeExplanation]:
     judged, scored, points = attempt.judged, attempt.scored, _points(attempt.scored)
     filtering = list(_rules(judged.verdicts))
     ranking = list(_rules((scored or judged).scores))
@@ -150,12 +150,12 @@ def _findings(attempt: Attempt) -> Iterator[Finding]:
         name = judged.names[position]
         measured = [_measured(rule, position) for rule in filtering]
         places = [(judged, position)]
-        parts: tuple[Part, ...] = ()
+        parts: tuple[ScorePart, ...] = ()
         if scored is not None and name in positions:
             measured += [_measured(rule, positions[name]) for rule in ranking]
             places.append((scored, positions[name]))
             parts = tuple(_parts(scored, positions[name]))
-        yield Finding(
+        yield NodeExplanation(
             name,
             tuple(_reasons(judged, position)),
             tuple(measured),
@@ -198,22 +198,22 @@ def _reasons(judged: Decision, position: int) -> Iterator[tuple[str, Reason]]:
             yield agent, verdict.reasons[code - 1]
 
 
-def _parts(scored: Decision, position: int) -> Iterator[Part]:
+def _parts(scored: Decision, position: int) -> Iterator[ScorePart]:
     if decision_document.has_parts(scored):
         for agent, scores in scored.scores:
-            yield Part(scores.label or agent, scores.weight, int(scores.points[position]))
+            yield ScorePart(scores.label or agent, scores.weight, int(scores.points[position]))
 
 
 def _rule(rule: Evidence) -> tuple[Evidence, counterfactuals.Mask]:
     return rule, counterfactuals.rejects(rule)
 
 
-def _measured(rule_and_mask: tuple[Evidence, counterfactuals.Mask], position: int) -> Measured:
+def _measured(rule_and_mask: tuple[Evidence, counterfactuals.Mask], position: int) -> MeasuredRule:
     rule, rejects = rule_and_mask
     state = ValueState(int(rule.states[position]))
     known = state in {ValueState.FRESH, ValueState.STALE}
     age_s = float(rule.ages_s[position])
-    return Measured(
+    return MeasuredRule(
         rule.metric,
         rule.operator,
         rule.target,
@@ -224,12 +224,14 @@ def _measured(rule_and_mask: tuple[Evidence, counterfactuals.Mask], position: in
     )
 
 
-def _groups(findings: Iterable[Finding]) -> list[Group]:
+def _groups(findings: Iterable[NodeExplanation]) -> list[RejectionGroup]:
     """By the first reason of each node, which is the one that the pod's event shows."""
-    by_reason: dict[tuple[str, str], list[Finding]] = {}
+    by_reason: dict[tuple[str, str], list[NodeExplanation]] = {}
     for finding in findings:
         if finding.reasons:
             agent, reason = finding.reasons[0]
             by_reason.setdefault((agent, reason.text()), []).append(finding)
-    groups = [Group(agent, nodes[0].reasons[0][1], tuple(nodes)) for (agent, _), nodes in by_reason.items()]
+    groups = [
+        RejectionGroup(agent, nodes[0].reasons[0][1], tuple(nodes)) for (agent, _), nodes in by_reason.items()
+    ]
     return sorted(groups, key=lambda group: -len(group.nodes))

@@ -1,12 +1,12 @@
-"""The bind verb: the pod's entry in the node's ledger, then one Binding that carries its annotations.
+"""The bind verb: write the pod's reservation, then create one Binding that sets the pod's annotations.
 
-    read the pod ─▶ entry in the ledger (`reservations`) ─▶ POST pods/binding ─▶ done
-         ▲                                                   │ changed, or nobody knows
-         └───────────────────────────────────────────────────┘
+    read the pod ─▶ write the reservation (`reservations`) ─▶ POST pods/binding ─▶ bound
+         ▲                                                          │
+         └────────────── conflict, or the result is unknown ────────┘
 
-The Binding is for the very version of the pod that the entry was planned on: whoever changes the pod makes every
-Binding on the way fail. So an entry is taken out only after the pod was seen on another node, or gone, or was changed
-for this purpose. A bind goes on when its client leaves, and ends before kube-scheduler stops waiting.
+The Binding carries the resourceVersion of the pod that the reservation was planned on, so it fails after any change of
+the pod. A reservation is removed only after the pod was found on another node or deleted, or after nodewise has changed
+it for this purpose. A bind continues when its client disconnects, and ends before kube-scheduler's timeout.
 """
 
 import asyncio
@@ -20,47 +20,40 @@ from nodewise.agent import ObjectKey, Reason
 from nodewise.binder import BindPlan, Refusal
 from nodewise.clock import format_rfc3339
 from nodewise.errors import UNREADABLE, BadInput, Conflict, NodewiseError, Problem, Unavailable
-from nodewise.extender.reservations import CALL_S, Desk, Ground
+from nodewise.extender.reservations import CALL_TIMEOUT_S, BindContext, ReservationWriter
 from nodewise.extender.wire_format import BindingArgs
 from nodewise.kube.api import NotFound
 from nodewise.kube.resources import PODS
 from nodewise.kube.store import Store
 from nodewise.observe import logs
 
-DROPPED: Final = "nodewise.io/claim-dropped"
-"""The annotation of a pod whose bind never came: when its cards were given back, RFC 3339."""
-MOST_TRIES: Final = 6
-"""Versions of a pod on which it is tried to be bound, in one call."""
-_PAUSE_S: Final = 0.05
+RESERVATION_DROPPED_ANNOTATION: Final = "nodewise.io/claim-dropped"
+"""The annotation of a pod whose bind did not complete: when its reservation was dropped, RFC 3339."""
+MAX_TRIES: Final = 6
+"""Versions of the pod for which one call tries a bind."""
+_BACKOFF_S: Final = 0.05
 
-Result = Literal["bound", "already", "refused", "failed"]
+BindResult = Literal["bound", "already", "refused", "failed"]
 
 
-class Outcome(NamedTuple):
-    """What came of a bind."""
+class BindOutcome(NamedTuple):
+    """The outcome of a bind."""
 
-    result: Result
+    result: BindResult
     error: str = ""
-    """What kube-scheduler is answered; empty where the pod is on the node."""
-    told: str = ""
-    """What the pod holds, in words; empty where it holds nothing."""
+    """The error in the response to kube-scheduler; empty if the pod is on the node."""
+    description: str = ""
+    """What the pod holds, as text; empty if it holds nothing."""
     reason: Reason | None = None
-    """Why it was refused, where an agent did."""
+    """Why an agent refused the bind; None if none did."""
 
 
-class _Failed(Exception):
+class _BindFailed(Exception):
     """The bind ends without success."""
 
     def __init__(self, error: str) -> None:
         super().__init__(error)
         self.error = error
-
-
-class _Try(NamedTuple):
-    """A Binding that was sent: the version of the pod that it was for."""
-
-    seen: str
-    told: str
 
 
 class RequestsNothing(msgspec.Struct, frozen=True):
@@ -77,10 +70,10 @@ class RequestsNothing(msgspec.Struct, frozen=True):
 
 
 class Eligibility:
-    """Which pods nodewise binds: those that name one of the agents' resources, be it with the amount 0.
+    """Which pods nodewise binds: those that name one of the agents' resources, even with the amount 0.
 
-    kube-scheduler sends exactly these if the entry's managedResources are as `nodewise configure` writes them. For all
-    others its own checks, such as a nodeSelector, must not be passed by.
+    kube-scheduler sends exactly these pods if the entry's managedResources are as `nodewise configure` writes them.
+    Other pods must not bypass kube-scheduler's own checks, such as a nodeSelector.
     """
 
     def __init__(self, resources: Iterable[str]) -> None:
@@ -101,248 +94,258 @@ class Bindings:
 
     def __init__(
         self,
-        ground: Ground,
+        context: BindContext,
         pods: Store[Any],
         pod_type: type[Any],
         deadline_s: float,
         eligibility: Eligibility | None,
     ) -> None:
         """None for `eligibility` binds every pod that the agent plans, for pods whose type has no containers."""
-        self._on = ground
+        self._context = context
         self._eligibility = eligibility
         self._pods = pods
-        self._read_pod = msgspec.json.Decoder(pod_type).decode
+        self._decode_pod = msgspec.json.Decoder(pod_type).decode
         self._deadline_s = deadline_s
-        self._desks: WeakValueDictionary[str, Desk] = WeakValueDictionary()
-        """By node: while anybody holds it, or it writes, and so never two of them."""
-        self._binding: dict[BindingArgs, asyncio.Task[Outcome]] = {}
-        self._clearing: set[asyncio.Task[None]] = set()
+        self._writers: WeakValueDictionary[str, ReservationWriter] = WeakValueDictionary()
+        """By node. A writer lives as long as it is referenced or writes, so a node never has two."""
+        self._tasks: dict[BindingArgs, asyncio.Task[BindOutcome]] = {}
+        self._cleanups: set[asyncio.Task[None]] = set()
 
-    async def bind(self, args: BindingArgs) -> Outcome:
-        """What came of it. It goes on if the caller is cancelled; who asks again meanwhile gets the same answer."""
-        task = self._binding.get(args)
+    async def bind(self, args: BindingArgs) -> BindOutcome:
+        """Bind a pod. The bind continues if the caller is cancelled; a repeated call waits for the same bind."""
+        task = self._tasks.get(args)
         if task is None:
-            task = self._binding[args] = asyncio.create_task(self._timed(args))
-            task.add_done_callback(lambda _: self._binding.pop(args, None))
+            task = self._tasks[args] = asyncio.create_task(self._bind(args))
+            task.add_done_callback(lambda _: self._tasks.pop(args, None))
         return await asyncio.shield(task)
 
-    async def drop(self, node: str, pod: ObjectKey, uid: str, seen: str) -> bool:
-        """`agent.Ledgers`: of a bind that another process began and did not end."""
-        until_s = self._on.clock.monotonic() + self._deadline_s
-        bind = _Bind(
-            BindingArgs(pod[1], pod[0], uid, node), self._on, self._desk(node), self._read_pod, until_s
-        )
-        return await bind.give_back({seen})
+    async def drop(self, node: str, pod: ObjectKey, uid: str, pod_version: str) -> bool:
+        """As `controllers.ReservationCleaner`: for a bind that another process began and did not complete."""
+        until_s = self._context.clock.monotonic() + self._deadline_s
+        args = BindingArgs(pod[1], pod[0], uid, node)
+        bind = _Bind(args, self._context, self._writer(node), self._decode_pod, until_s)
+        return await bind.drop_reservation({pod_version})
 
-    async def prune(self, node: str, entries: Mapping[str, str]) -> None:
-        """`agent.Ledgers`: all in one write."""
-        desk = self._desk(node)
-        releases = (desk.release(uid, {seen}) for uid, seen in entries.items())
-        outcomes = await asyncio.gather(*releases, return_exceptions=True)
-        errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    async def prune(self, node: str, pod_versions: Mapping[str, str]) -> None:
+        """As `controllers.ReservationCleaner`: all in one write."""
+        writer = self._writer(node)
+        releases = (writer.release(uid, {version}) for uid, version in pod_versions.items())
+        results = await asyncio.gather(*releases, return_exceptions=True)
+        errors = [result for result in results if isinstance(result, BaseException)]
         if errors:
             raise errors[0]
 
     async def close(self) -> None:
-        """Wait for what is under way, no longer than a bind takes."""
-        tasks = [*self._binding.values(), *self._clearing]
+        """Wait for the binds under way, at most for the deadline of a bind."""
+        tasks = [*self._tasks.values(), *self._cleanups]
         if tasks:
             await asyncio.wait(tasks, timeout=self._deadline_s)
 
-    async def _timed(self, args: BindingArgs) -> Outcome:
-        began_s = self._on.clock.monotonic()
-        outcome = await self._one(args, began_s + self._deadline_s)
-        seconds = self._on.clock.monotonic() - began_s
-        self._on.meters.count("bind_total", outcome=outcome.result)
-        self._on.meters.observe("bind_seconds", seconds)
+    async def _bind(self, args: BindingArgs) -> BindOutcome:
+        """Bind, count and log."""
+        began_s = self._context.clock.monotonic()
+        outcome = await self._try_bind(args, began_s + self._deadline_s)
+        seconds = self._context.clock.monotonic() - began_s
+        self._context.metrics_registry.count("bind_total", outcome=outcome.result)
+        self._context.metrics_registry.observe("bind_seconds", seconds)
         pod = f"{args.pod_namespace}/{args.pod_name}"
         if outcome.error:
             logs.emit("bind_failed", pod=pod, node=args.node, error=outcome.error)
         else:
-            logs.emit("bound", pod=pod, node=args.node, holds=outcome.told, seconds=round(seconds, 3))
+            logs.emit("bound", pod=pod, node=args.node, holds=outcome.description, seconds=round(seconds, 3))
         return outcome
 
-    async def _one(self, args: BindingArgs, until_s: float) -> Outcome:
+    async def _try_bind(self, args: BindingArgs, until_s: float) -> BindOutcome:
         try:
-            bind = _Bind(args, self._on, self._desk(args.node), self._read_pod, until_s)
+            bind = _Bind(args, self._context, self._writer(args.node), self._decode_pod, until_s)
         except BadInput as error:  # names that cannot be part of a path
-            return Outcome("failed", _words(error))
+            return BindOutcome("failed", _error_text(error))
         try:
             return await bind.run(self._pods.get(args.pod_namespace, args.pod_name), self._eligibility)
-        except _Failed as failed:
-            return Outcome("failed", failed.error)
+        except _BindFailed as failure:
+            return BindOutcome("failed", failure.error)
         finally:
-            self._clear(bind)
+            self._start_cleanup(bind)
 
-    def _clear(self, bind: "_Bind") -> None:
-        """What a bind leaves behind is looked after while its client has its answer."""
-        if bind.leaves_entry:
-            task = asyncio.create_task(bind.clear())
-            self._clearing.add(task)
-            task.add_done_callback(self._clearing.discard)
+    def _start_cleanup(self, bind: "_Bind") -> None:
+        """Remove what a failed bind leaves behind, while its client has its response."""
+        if bind.may_leave_reservation:
+            task = asyncio.create_task(bind.clean_up())
+            self._cleanups.add(task)
+            task.add_done_callback(self._cleanups.discard)
 
-    def _desk(self, node: str) -> Desk:
-        desk = self._desks.get(node)
-        if desk is None:
-            desk = self._desks[node] = Desk(node, self._on)
-        return desk
+    def _writer(self, node: str) -> ReservationWriter:
+        writer = self._writers.get(node)
+        if writer is None:
+            writer = self._writers[node] = ReservationWriter(node, self._context)
+        return writer
 
 
 class _Bind:
-    """One call of the verb: versions of the pod are tried until it is bound, or cannot be."""
+    """One call of the verb: tries versions of the pod until it is bound or cannot be bound."""
 
     def __init__(
         self,
         args: BindingArgs,
-        on: Ground,
-        desk: Desk,
-        read: Callable[[bytes], Any],
+        context: BindContext,
+        writer: ReservationWriter,
+        decode_pod: Callable[[bytes], Any],
         until_s: float,
     ) -> None:
-        self._asked = args
-        self._on = on
-        self._desk = desk
-        self._read = read
+        self._args = args
+        self._context = context
+        self._writer = writer
+        self._decode_pod = decode_pod
         self._until_s = until_s
         self._path = PODS.path(args.pod_namespace, args.pod_name)
-        self._refused_at = ""
-        """The version for which a Binding was refused."""
-        self._seen: set[str] = set()
-        """Versions of the pod that an entry may stand on."""
+        self._refused_version = ""
+        """The version of the pod for which the API server refused a Binding."""
+        self._reserved_versions: set[str] = set()
+        """Versions of the pod for which a reservation may be written."""
 
     @property
-    def leaves_entry(self) -> bool:
-        """Whether an entry may stand in the ledger for a pod that we do not know to be on the node."""
-        return bool(self._seen)
+    def may_leave_reservation(self) -> bool:
+        """Whether the record may have a reservation of a pod that is not known to be on the node."""
+        return bool(self._reserved_versions)
 
-    async def run(self, pod: Any | None, eligibility: Eligibility | None) -> Outcome:
-        """`pod` is what we hold of it; it may be old, and None is nothing."""
-        last: NodewiseError | None = None
-        if pod is not None and pod.metadata.uid != self._asked.pod_uid:
+    async def run(self, pod: Any | None, eligibility: Eligibility | None) -> BindOutcome:
+        """Bind the pod. `pod` is the pod of the store, which may be old; None if the store has none."""
+        if pod is not None and pod.metadata.uid != self._args.pod_uid:
             pod = None
-        for number in range(MOST_TRIES):
-            await self._on.clock.sleep(_PAUSE_S * max(number - 1, 0))
+        error: NodewiseError | None = None
+        for number in range(MAX_TRIES):
+            await self._context.clock.sleep(_BACKOFF_S * max(number - 1, 0))
             if self._left_s() <= 0.0:
                 break
             try:
-                current = pod or await self._get(min(CALL_S, self._left_s()))
-                is_same = current.metadata.uid == self._asked.pod_uid
-                refusal = eligibility.refusal(current) if eligibility and is_same else None
-                if refusal:
-                    return Outcome("refused", refusal.text(), reason=refusal)
-                return await self._attempt(current)
-            except (Conflict, Unavailable) as error:
-                last, pod = error, None
+                current = pod or await self._get_pod(min(CALL_TIMEOUT_S, self._left_s()))
+                return self._refuse(current, eligibility) or await self._bind_version(current)
+            except (Conflict, Unavailable) as failure:
+                error, pod = failure, None
             except TimeoutError:
                 break
-            except NodewiseError as error:
-                raise _Failed(_words(error)) from error
-        raise _Failed(_words(last) if last else "there was no time left to bind the pod")
+            except NodewiseError as failure:
+                raise _BindFailed(_error_text(failure)) from failure
+        raise _BindFailed(_error_text(error) if error else "there was no time left to bind the pod")
 
-    async def _attempt(self, pod: Any) -> Outcome:
-        """With one version of the pod. `Conflict` and `Unavailable`: read it again."""
-        args, version = self._asked, pod.metadata.resourceVersion
+    def _refuse(self, pod: Any, eligibility: Eligibility | None) -> BindOutcome | None:
+        """The refusal of a pod that nodewise does not bind; None for others, and for another pod of the name."""
+        if eligibility is None or pod.metadata.uid != self._args.pod_uid:
+            return None
+        refusal = eligibility.refusal(pod)
+        return BindOutcome("refused", refusal.text(), reason=refusal) if refusal else None
+
+    async def _bind_version(self, pod: Any) -> BindOutcome:
+        """Bind this version of the pod. After `Conflict` and `Unavailable` the pod is to be read again."""
+        args, version = self._args, pod.metadata.resourceVersion
         if pod.metadata.uid != args.pod_uid:
-            raise _Failed("provided UID is incorrect")
+            raise _BindFailed("provided UID is incorrect")
         if pod.spec.nodeName:
-            return self._placed(pod)
-        planned = await self._claimed(pod)
-        if isinstance(planned, Refusal):
-            return Outcome("refused", planned.error, reason=planned.reason)
+            return self._bound_before(pod)
+        plan = await self._reserve(pod)
+        if isinstance(plan, Refusal):
+            return BindOutcome("refused", plan.error, reason=plan.reason)
         try:
-            await self._post(version, planned)
+            await self._create_binding(version, plan)
         except Conflict as error:
-            if self._refused_at == version:
-                raise _Failed(_words(error)) from error  # it is not the version that is wrong
-            self._refused_at = version
+            if self._refused_version == version:
+                raise _BindFailed(
+                    _error_text(error)
+                ) from error  # the version is not the cause of the conflict
+            self._refused_version = version
             raise
-        self._seen.clear()
-        return Outcome("bound", told=planned.told if planned else "")
+        self._reserved_versions.clear()
+        return BindOutcome("bound", description=plan.description if plan else "")
 
-    def _placed(self, pod: Any) -> Outcome:
-        """The pod is on a node already: by an earlier call, or by somebody else."""
-        if pod.spec.nodeName != self._asked.node:
-            raise _Failed(f'pod {self._asked.pod_name} is already assigned to node "{pod.spec.nodeName}"')
-        self._seen.clear()
-        return Outcome("already")
+    def _bound_before(self, pod: Any) -> BindOutcome:
+        """The outcome for a pod that an earlier call, or another client, has bound."""
+        if pod.spec.nodeName != self._args.node:
+            raise _BindFailed(f'pod {self._args.pod_name} is already assigned to node "{pod.spec.nodeName}"')
+        self._reserved_versions.clear()
+        return BindOutcome("already")
 
-    async def _claimed(self, pod: Any) -> BindPlan | Refusal | None:
-        before = set(self._seen)
-        self._seen.add(pod.metadata.resourceVersion)
+    async def _reserve(self, pod: Any) -> BindPlan | Refusal | None:
+        before = set(self._reserved_versions)
+        self._reserved_versions.add(pod.metadata.resourceVersion)
         async with asyncio.timeout(self._left_s()):
-            planned = await self._desk.claim(pod)
-        if not isinstance(planned, BindPlan):
-            self._seen = before
-        return planned
+            plan = await self._writer.reserve(pod)
+        if not isinstance(plan, BindPlan):
+            self._reserved_versions = before
+        return plan
 
-    async def _post(self, version: str, plan: BindPlan | None) -> None:
-        meta: dict[str, Any] = {"name": self._asked.pod_name, "uid": self._asked.pod_uid}
+    async def _create_binding(self, version: str, plan: BindPlan | None) -> None:
+        meta: dict[str, Any] = {"name": self._args.pod_name, "uid": self._args.pod_uid}
         if plan is not None:
             meta |= {"resourceVersion": version, "annotations": dict(plan.annotations)}
         body = {
             "apiVersion": "v1",
             "kind": "Binding",
             "metadata": meta,
-            "target": {"apiVersion": "v1", "kind": "Node", "name": self._asked.node},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": self._args.node},
         }
-        await self._on.api.create(f"{self._path}/binding", body, timeout_s=max(self._left_s(), 0.001))
+        await self._context.api.create(f"{self._path}/binding", body, timeout_s=max(self._left_s(), 0.001))
 
-    async def _get(self, timeout_s: float) -> Any:
+    async def _get_pod(self, timeout_s: float) -> Any:
+        name = self._args.pod_name
         try:
-            return self._decoded(await self._on.api.get(self._path, timeout_s=timeout_s))
+            body = await self._context.api.get(self._path, timeout_s=timeout_s)
         except NotFound as error:
-            name = self._asked.pod_name
-            raise _Failed(
+            raise _BindFailed(
                 f'could not retrieve pod {name}: pod fetch error: pod "{name}" not found'
             ) from error
-
-    def _decoded(self, body: bytes) -> Any:
         try:
-            return self._read(body)
+            return self._decode_pod(body)
         except UNREADABLE as error:
-            raise BadInput(f"pod {self._asked.pod_name}", [Problem("", str(error), "a Pod")]) from error
+            raise BadInput(f"pod {name}", [Problem("", str(error), "a Pod")]) from error
 
     def _left_s(self) -> float:
-        return self._until_s - self._on.clock.monotonic()
+        return self._until_s - self._context.clock.monotonic()
 
-    async def clear(self) -> None:
-        """Take the entry out, if the pod does not come to the node any more. The leader does what fails here."""
+    async def clean_up(self) -> None:
+        """Drop the reservation, with retries. The leader drops what remains."""
         error: NodewiseError | None = None
-        for number in range(MOST_TRIES):
-            await self._on.clock.sleep(_PAUSE_S * (2**number - 1))
+        for number in range(MAX_TRIES):
+            await self._context.clock.sleep(_BACKOFF_S * (2**number - 1))
             try:
-                await self.give_back(self._seen)
+                await self.drop_reservation(self._reserved_versions)
             except NodewiseError as failure:
                 error = failure
                 continue
             return
-        logs.emit("claims_left", node=self._asked.node, pods=[self._asked.pod_uid], error=str(error))
+        logs.emit("claims_left", node=self._args.node, pods=[self._args.pod_uid], error=str(error))
 
-    async def give_back(self, seen: Collection[str]) -> bool:
-        """Take out the entry that was planned on one of these versions, unless the pod is on the node; whether so."""
+    async def drop_reservation(self, pod_versions: Collection[str]) -> bool:
+        """Remove the reservation that was planned on one of these versions, unless the pod is on the node.
+
+        Returns whether the pod is not on the node.
+        """
         try:
-            goes = await self._stays_away(seen)
-        except _Failed:  # the pod is gone
-            goes = True
-        if goes:
-            await self._desk.release(self._asked.pod_uid, seen)
-        return goes
+            is_unbound = await self._prevent_binding(pod_versions)
+        except _BindFailed:  # the pod is gone
+            is_unbound = True
+        if is_unbound:
+            await self._writer.release(self._args.pod_uid, pod_versions)
+        return is_unbound
 
-    async def _stays_away(self, seen: Collection[str]) -> bool:
-        """Whether no Binding for one of these versions can succeed any more. The pod is changed to make sure of it."""
-        pod = await self._get(CALL_S)
-        if pod.metadata.uid != self._asked.pod_uid:
+    async def _prevent_binding(self, pod_versions: Collection[str]) -> bool:
+        """Make sure that no Binding for one of these versions can succeed any more; False if the pod is on the node.
+
+        A Binding may still be on its way to the API server. A change of the pod makes it fail.
+        """
+        pod = await self._get_pod(CALL_TIMEOUT_S)
+        if pod.metadata.uid != self._args.pod_uid:
             return True
         if pod.spec.nodeName:
-            return bool(pod.spec.nodeName != self._asked.node)
+            return bool(pod.spec.nodeName != self._args.node)
         version = pod.metadata.resourceVersion
-        if version in seen:
-            now = format_rfc3339(self._on.clock.now())
-            meta = {"uid": self._asked.pod_uid, "resourceVersion": version, "annotations": {DROPPED: now}}
-            await self._on.api.patch(self._path, {"metadata": meta}, "merge", timeout_s=CALL_S)
+        if version in pod_versions:
+            now = format_rfc3339(self._context.clock.now())
+            annotations = {RESERVATION_DROPPED_ANNOTATION: now}
+            meta = {"uid": self._args.pod_uid, "resourceVersion": version, "annotations": annotations}
+            await self._context.api.patch(self._path, {"metadata": meta}, "merge", timeout_s=CALL_TIMEOUT_S)
         return True
 
 
-def _words(error: NodewiseError) -> str:
-    """The API server's own, as the older system passed them on."""
+def _error_text(error: NodewiseError) -> str:
+    """The API server's own texts, which the older system passed on."""
     return "; ".join(map(str, error.problems)) or str(error)

@@ -42,7 +42,7 @@ _REMEMBERED: Final = 5000
 """Nodes of earlier requests, the newest."""
 
 
-class LoneSnapshots:
+class ClusterlessSnapshots:
     """Makes a snapshot of each request's own nodes.
 
     kube-scheduler's preempt requests bring none, so they go by those of earlier ones: else pods would be evicted from
@@ -51,7 +51,7 @@ class LoneSnapshots:
 
     def __init__(self, kinds: Sequence[AgentKind], states: Mapping[str, StateBuilder[Any]]) -> None:
         self._states = states
-        self._reader = wire_format.NodeReader(merge("Node", *(kind.node_fields for kind in kinds)))
+        self._reader = wire_format.NodeDecoder(merge("Node", *(kind.node_fields for kind in kinds)))
         self._number = 0
         self._warned = False
         self._seen: dict[ObjectKey, Any] = {}

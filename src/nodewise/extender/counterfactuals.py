@@ -18,14 +18,14 @@ Mask = NDArray[np.bool_]
 """By candidate of a decision."""
 
 
-class Relaxed(NamedTuple):
+class RelaxedTarget(NamedTuple):
     """With another target, so many more nodes pass, all else as it was."""
 
     target: int
     more: int
 
 
-class Change(NamedTuple):
+class RuleChange(NamedTuple):
     """What another rule would have changed, all else as it was."""
 
     agent: str
@@ -34,7 +34,7 @@ class Change(NamedTuple):
     rule: Evidence
     enough: bool
     """Whether a node has to break other rules too to be rejected, so that this one alone lets it pass."""
-    relaxed: tuple[Relaxed, ...]
+    relaxed: tuple[RelaxedTarget, ...]
     """From the nearest target to the one with which nobody is rejected for his value by this rule alone."""
     alone: int
     """Nodes that would pass if this rule rejected nobody for his value."""
@@ -80,7 +80,7 @@ def passing_with(decision: Decision, agent: str, number: int, rule: Evidence) ->
     return kept
 
 
-def changes(decision: Decision) -> Iterator[Change]:
+def changes(decision: Decision) -> Iterator[RuleChange]:
     """For each rule that rejects, what it would take to let more nodes pass; only those that would change any."""
     for agent, verdict in decision.verdicts:
         if not follows(verdict):
@@ -91,7 +91,7 @@ def changes(decision: Decision) -> Iterator[Change]:
                 yield change
 
 
-def _change(decision: Decision, agent: str, verdict: Verdict, number: int) -> Change:
+def _change(decision: Decision, agent: str, verdict: Verdict, number: int) -> RuleChange:
     rule = verdict.evidence[number]
     out = ~decision.kept()
 
@@ -104,10 +104,10 @@ def _change(decision: Decision, agent: str, verdict: Verdict, number: int) -> Ch
     for target in counterfactual_targets.proposed(rule, values):
         more = int(gained(replace(rule, target=target)).sum())
         target_by_gain.setdefault(more, target)
-    relaxed = tuple(Relaxed(target, more) for more, target in sorted(target_by_gain.items()) if more)
+    relaxed = tuple(RelaxedTarget(target, more) for more, target in sorted(target_by_gain.items()) if more)
     lenient = gained(replace(rule, rejects_missing=False))
     enough = verdict.joined == "all" and len(verdict.evidence) > 1
-    return Change(agent, number, rule, enough, relaxed, int(alone.sum()), int(lenient.sum()))
+    return RuleChange(agent, number, rule, enough, relaxed, int(alone.sum()), int(lenient.sum()))
 
 
 def stuck(decision: Decision) -> Mask:

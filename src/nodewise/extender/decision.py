@@ -38,7 +38,7 @@ class Decision(msgspec.Struct, frozen=True, eq=False, gc=False):
     verdicts: tuple[tuple[str, Verdict], ...] = ()
     """By agent, those that had something to say."""
     scores: tuple[tuple[str, Scores], ...] = ()
-    told: str = ""
+    description: str = ""
     """What a bind came to, in words: what the pod holds, or why it is not on the node. What scores lack, and why."""
 
     def kept(self) -> NDArray[np.bool_]:
@@ -80,7 +80,7 @@ class Decision(msgspec.Struct, frozen=True, eq=False, gc=False):
         arrays += sum(details.nbytes for _, details in self.details())
         arrays += sum(scores.points.nbytes for _, scores in self.scores)
         arrays += sum(e.values.nbytes + e.states.nbytes + e.ages_s.nbytes for e in self.evidence())
-        texts = (self.pod.namespace, self.pod.name, self.pod.uid, self.told)
+        texts = (self.pod.namespace, self.pod.name, self.pod.uid, self.description)
         return arrays + sum(map(len, texts)) + _FIXED_BYTES
 
 

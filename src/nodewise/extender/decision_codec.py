@@ -21,7 +21,7 @@ _NUMBERS: Final = {name: number for number, name in enumerate(_STATES.tolist())}
 _encode: Final = msgspec.json.encode
 
 
-class Rule(msgspec.Struct, frozen=True):
+class EncodedRule(msgspec.Struct, frozen=True):
     """One rule's evidence. Lists are by candidate and stay JSON until somebody needs them."""
 
     metric: str
@@ -33,7 +33,7 @@ class Rule(msgspec.Struct, frozen=True):
     ages_s: msgspec.Raw
 
 
-class Told(msgspec.Struct, frozen=True):
+class StaticReason(msgspec.Struct, frozen=True):
     """A reason of another process, as it told it."""
 
     words: str
@@ -60,7 +60,7 @@ class _Details(msgspec.Struct, frozen=True):
     """Empty of an agent that has none."""
 
 
-class ToldDetails(NamedTuple):
+class StaticDetails(NamedTuple):
     """Details of another process (`agent.Details`)."""
 
     texts: Sequence[str]
@@ -86,21 +86,21 @@ class _Verdict(msgspec.Struct, frozen=True):
     agent: str
     joined: Joined | None
     codes: msgspec.Raw
-    reasons: list[Told]
-    rules: list[Rule]
+    reasons: list[StaticReason]
+    rules: list[EncodedRule]
     details: _Details | None = None
 
 
 class _Scores(msgspec.Struct, frozen=True):
     agent: str
     points: msgspec.Raw
-    rules: list[Rule]
+    rules: list[EncodedRule]
     details: _Details | None = None
     label: str = ""
     weight: float = 1.0
 
 
-class _Decision(msgspec.Struct, frozen=True, rename={"snapshot": "view"}):
+class _Decision(msgspec.Struct, frozen=True, rename={"snapshot": "view", "description": "told"}):
     at: float
     verb: Verb
     namespace: str
@@ -110,7 +110,7 @@ class _Decision(msgspec.Struct, frozen=True, rename={"snapshot": "view"}):
     nodes: msgspec.Raw
     verdicts: list[_Verdict]
     scores: list[_Scores]
-    told: str = ""
+    description: str = ""
 
 
 def encoded(decision: Decision) -> Generator[None, None, bytes]:
@@ -119,7 +119,9 @@ def encoded(decision: Decision) -> Generator[None, None, bytes]:
     yield
     verdicts = []
     for agent, verdict in decision.verdicts:
-        reasons = [Told(reason.text(), reason.is_failure, reason.remedy()) for reason in verdict.reasons]
+        reasons = [
+            StaticReason(reason.text(), reason.is_failure, reason.remedy()) for reason in verdict.reasons
+        ]
         rules = yield from _rules(verdict.evidence)
         details = yield from _details(verdict.details, len(verdict.codes), rejects=True)
         codes = _raw(verdict.codes.tolist())
@@ -142,7 +144,7 @@ def encoded(decision: Decision) -> Generator[None, None, bytes]:
             nodes,
             verdicts,
             scores,
-            decision.told,
+            decision.description,
         )
     )
 
@@ -162,7 +164,7 @@ def _details(details: Details | None, size: int, *, rejects: bool) -> Generator[
     return _Details(_raw(texts), distances, msgspec.Raw(numbers))
 
 
-def _rules(evidence: Sequence[Evidence]) -> Generator[None, None, list[Rule]]:
+def _rules(evidence: Sequence[Evidence]) -> Generator[None, None, list[EncodedRule]]:
     rules = []
     for rule in evidence:
         values = _raw(rule.values.tolist())
@@ -172,7 +174,7 @@ def _rules(evidence: Sequence[Evidence]) -> Generator[None, None, list[Rule]]:
         ages = _raw(np.round(rule.ages_s, 3).tolist())  # NaN is written as null
         yield
         rules.append(
-            Rule(rule.metric, rule.operator, rule.target, rule.rejects_missing, values, states, ages)
+            EncodedRule(rule.metric, rule.operator, rule.target, rule.rejects_missing, values, states, ages)
         )
     return rules
 
@@ -194,7 +196,7 @@ def read(raw: bytes | msgspec.Raw) -> Decision:
     )
     ref = PodRef(document.namespace, document.pod, document.uid)
     return Decision(
-        document.verb, ref, document.at, document.snapshot, names, verdicts, scores, document.told
+        document.verb, ref, document.at, document.snapshot, names, verdicts, scores, document.description
     )
 
 
@@ -211,13 +213,13 @@ def _verdict(verdict: _Verdict, size: int) -> Verdict:
     )
 
 
-def _told(details: _Details | None, size: int) -> ToldDetails | None:
+def _told(details: _Details | None, size: int) -> StaticDetails | None:
     if details is None:
         return None
     texts = _sized(details.texts, str, size)
     far = np.array(_sized(details.distances, float, size), np.float64)
     numbers = _list(details.numbers, dict[str, Any])
-    return ToldDetails(texts, far, _sized(details.numbers, dict[str, Any], size) if numbers else ())
+    return StaticDetails(texts, far, _sized(details.numbers, dict[str, Any], size) if numbers else ())
 
 
 def _scores(scores: _Scores, size: int) -> Scores:
@@ -228,7 +230,7 @@ def _scores(scores: _Scores, size: int) -> Scores:
     return Scores(points, evidence, details, scores.label, scores.weight)
 
 
-def _evidence(rules: Sequence[Rule], size: int) -> tuple[Evidence, ...]:
+def _evidence(rules: Sequence[EncodedRule], size: int) -> tuple[Evidence, ...]:
     return tuple(
         Evidence(
             rule.metric,

@@ -90,8 +90,8 @@ def encoded(decision: Decision) -> Generator[None, None, bytes]:
         out = np.flatnonzero(~decision.kept())
         reasons = yield from _joined(b"{}", (rejected(decision, some) for some in _parts(out)))
         document["rejected"] = msgspec.Raw(reasons)
-    if decision.told:
-        document["told"] = decision.told
+    if decision.description:
+        document["told"] = decision.description
     yield
     # put together by hand: the encoder takes five times as long to copy megabytes
     members = [encode(document)[:-1]]

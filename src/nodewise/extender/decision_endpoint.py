@@ -26,7 +26,7 @@ _FORMS: Final = {"words": decision_document.encoded, "arrays": decision_codec.en
 _encode: Final = msgspec.json.encode
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
+class DecisionCounts(msgspec.Struct, frozen=True, kw_only=True):
     """What is known beside the decisions of an answer. Times are RFC 3339, null for none."""
 
     found: int
@@ -41,7 +41,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """When the oldest of all was made: what is older was pushed out, or was before the process began."""
 
 
-class Page(Facts, frozen=True, kw_only=True):
+class DecisionPage(DecisionCounts, frozen=True, kw_only=True):
     """An answer: some decisions, the newest first, and the facts."""
 
     decisions: list[msgspec.Raw]
@@ -64,8 +64,8 @@ def page(ring: DecisionRing, query: Mapping[str, str]) -> Parts:
     return b"".join((b'{"decisions":[', b",".join(decisions), b"],", facts[1:], b"\n"))
 
 
-def _facts(ring: DecisionRing, decisions: Sequence[Decision]) -> Facts:
-    return Facts(
+def _facts(ring: DecisionRing, decisions: Sequence[Decision]) -> DecisionCounts:
+    return DecisionCounts(
         found=len(decisions),
         tries=sum(decision.verb == "filter" for decision in decisions),
         since=_time(decisions[0].at if decisions else None),
@@ -90,10 +90,10 @@ def _time(at: float | None) -> str | None:
     return None if at is None else clock.format_rfc3339(at)
 
 
-def read(body: bytes) -> tuple[Page, list[Decision]]:
+def read(body: bytes) -> tuple[DecisionPage, list[Decision]]:
     """An answer in the form `arrays`, read. `BadInput` if it is none, as of another version of nodewise."""
     try:
-        page = msgspec.json.decode(body, type=Page)
+        page = msgspec.json.decode(body, type=DecisionPage)
         return page, [decision_codec.read(decision) for decision in page.decisions]
     except UNREADABLE as error:
         raise BadInput("decisions", [Problem("", str(error), "the form of this version")]) from error

@@ -18,7 +18,7 @@ _SLOW_PERIODS: Final = 10
 _CANCEL_S: Final = 5.0
 
 
-class Leading:
+class LeaderLoop:
     """Runs the controllers while `is_leading`, each in steps of its own: one that fails or hangs stops no other."""
 
     def __init__(

@@ -22,7 +22,7 @@ from nodewise.agent import AgentKind, ClusterState
 from nodewise.clock import Clock
 from nodewise.errors import BadSettings, Problem
 from nodewise.extender import recording_deltas, recording_file
-from nodewise.extender.recording_file import AgentHeader, Exchange, Gap, Header, Recalled, Record
+from nodewise.extender.recording_file import AgentHeader, GapEntry, Header, MemoryEntry, Record, RequestEntry
 from nodewise.extender.score_weights import ChainOptions
 from nodewise.kube.store import ChangeLog
 from nodewise.observe import logs
@@ -40,7 +40,7 @@ _SAMPLE_BYTES: Final = 256
 """What a queued item, and a sample of a series that is new in it, keep in memory, near enough."""
 
 
-class Recorder(Protocol):
+class RequestRecorder(Protocol):
     """Whom to tell what happens. Called on the hot path: it takes note and returns."""
 
     def cluster_state(self, cluster_state: ClusterState, generation: int) -> None:
@@ -54,19 +54,19 @@ class Recorder(Protocol):
         """What an agent was told that was kept."""
         ...
 
-    def exchange(self, exchange: Exchange, body: bytes, answer: Sequence[bytes]) -> None:
+    def exchange(self, exchange: RequestEntry, body: bytes, answer: Sequence[bytes]) -> None:
         """A request and its answer in parts, or the words of the error that it was answered with."""
         ...
 
 
-class Silent:
+class NullRecorder:
     """Records nothing."""
 
     def cluster_state(self, cluster_state: ClusterState, generation: int) -> None: ...
 
     def recalled(self, agent: str, kept: bytes) -> None: ...
 
-    def exchange(self, exchange: Exchange, body: bytes, answer: Sequence[bytes]) -> None: ...
+    def exchange(self, exchange: RequestEntry, body: bytes, answer: Sequence[bytes]) -> None: ...
 
 
 class _Turn(NamedTuple):
@@ -107,8 +107,8 @@ class _Backlog:
         return item
 
 
-class Recording:
-    """The recorder that writes. What `Recorder` has is the server's, everything else is the writing thread's."""
+class FileRecorder:
+    """The recorder that writes. What `RequestRecorder` has is the server's, everything else is the writing thread's."""
 
     def __init__(
         self, file: BinaryIO, header: Header, max_bytes: int, clock: Clock, meters: MetricsRegistry
@@ -117,14 +117,14 @@ class Recording:
         self._told = recording_deltas.EMPTY
         self._unwritten = ChangeLog()
         """Changes of cluster states that were lost."""
-        self._lost = Gap()
+        self._lost = GapEntry()
         self._ended = False
         self._clock = clock
         self._meters = meters
         self._max_bytes = max_bytes
         self._one_writer = threading.Lock()
         self._written = recording_deltas.EMPTY
-        self._tape = recording_file.Writer(file)
+        self._tape = recording_file.RecordingWriter(file)
         self._tape.write(Record(header))
         self._flush()
 
@@ -140,21 +140,21 @@ class Recording:
             cluster_state = msgspec.structs.replace(cluster_state, changes=self._unwritten.take())
             self._backlog.put(_Turn(cluster_state, generation), size_bytes)
         elif not self._ended:
-            self._lost = Gap(requests=self._lost.requests, worlds=self._lost.worlds + 1)
+            self._lost = GapEntry(requests=self._lost.requests, worlds=self._lost.worlds + 1)
             self._meters.count("recording_lost_total", what="world")
 
-    def exchange(self, exchange: Exchange, body: bytes, answer: Sequence[bytes]) -> None:
+    def exchange(self, exchange: RequestEntry, body: bytes, answer: Sequence[bytes]) -> None:
         if self._admits():
             record = recording_file.record(exchange, body, b"".join(answer))
             self._backlog.put(record, _ITEM_BYTES + sum(record.entry.sizes))
         elif not self._ended:
-            self._lost = Gap(requests=self._lost.requests + 1, worlds=self._lost.worlds)
+            self._lost = GapEntry(requests=self._lost.requests + 1, worlds=self._lost.worlds)
             self._meters.count("recording_lost_total", what="request")
 
     def recalled(self, agent: str, kept: bytes) -> None:
         """Without a bound: without it whatever the agent answers from then on is another answer."""
         if not self._ended:
-            self._backlog.put(recording_file.record(Recalled(agent=agent), kept), _ITEM_BYTES + len(kept))
+            self._backlog.put(recording_file.record(MemoryEntry(agent=agent), kept), _ITEM_BYTES + len(kept))
 
     def _admits(self) -> bool:
         """Whether there is room; what was lost while there was none is told first."""
@@ -166,7 +166,7 @@ class Recording:
     def _tell_lost(self) -> None:
         if self._lost.requests or self._lost.worlds:
             self._backlog.put(Record(self._lost))
-            self._lost = Gap()
+            self._lost = GapEntry()
 
     async def run(self) -> None:
         """Write what is told, in a thread, until cancelled."""
@@ -229,7 +229,7 @@ class Recording:
         self._ended = True
         self._backlog = _Backlog()
         with contextlib.suppress(OSError):
-            self._tape.write(Record(recording_file.End(why=why)))
+            self._tape.write(Record(recording_file.EndEntry(why=why)))
             self._tape.close()
         self._meters.set("recording_bytes", self._tape.size_bytes)
         if error or why == "full":
@@ -247,14 +247,16 @@ def _new_samples(before: ClusterState, cluster_state: ClusterState) -> int:
     )
 
 
-class Settings(NamedTuple):
+class ReplaySettings(NamedTuple):
     """What answers depend on besides the agents' own options."""
 
     sync_period_s: float
     chain: ChainOptions
 
 
-def header(kinds: Sequence[AgentKind], options: Mapping[str, Any], general: Settings, at: float) -> Header:
+def header(
+    kinds: Sequence[AgentKind], options: Mapping[str, Any], general: ReplaySettings, at: float
+) -> Header:
     """What a replay has to know besides the entries."""
     agents = tuple(AgentHeader(kind.name, msgspec.to_builtins(options[kind.name])) for kind in kinds)
     return Header(

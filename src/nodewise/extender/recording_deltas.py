@@ -13,7 +13,7 @@ from msgspec import UNSET
 from nodewise.agent import ClusterState, NodeIndex, ObjectKey
 from nodewise.errors import BadInput, Problem, shown
 from nodewise.extender import recording_file
-from nodewise.extender.recording_file import Cells, Record
+from nodewise.extender.recording_file import ColumnDelta, Record
 from nodewise.kube.store import Change, ChangeLog, Changes, difference
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.series import Sample, Series
@@ -41,11 +41,11 @@ def entries(old: ClusterState, new: ClusterState, generation: int) -> Iterator[R
     if new.metrics is not old.metrics:
         yield from _metrics(old.metrics, new.metrics)
     yield recording_file.record(
-        recording_file.Moment(generation=generation, now=new.now, versions=dict(new.versions))
+        recording_file.SnapshotEntry(generation=generation, now=new.now, versions=dict(new.versions))
     )
 
 
-class _Moves(NamedTuple, Generic[K]):
+class _MappingDelta(NamedTuple, Generic[K]):
     """How one mapping becomes another."""
 
     changed: Sequence[K]
@@ -55,17 +55,17 @@ class _Moves(NamedTuple, Generic[K]):
     """All keys, where removing and adding alone would leave them in another order."""
 
 
-def _moves(old: Mapping[K, Any], new: Mapping[K, Any]) -> _Moves[K]:
+def _moves(old: Mapping[K, Any], new: Mapping[K, Any]) -> _MappingDelta[K]:
     changed = [key for key, value in new.items() if old.get(key, _ABSENT) is not value]
     gone = tuple(key for key in old if key not in new)
     left = [key for key in old if key in new] + [key for key in changed if key not in old]
-    return _Moves(changed, gone, None if left == list(new) else tuple(new))
+    return _MappingDelta(changed, gone, None if left == list(new) else tuple(new))
 
 
 def _nodes(old: NodeIndex, new: NodeIndex) -> Record:
     moves = _moves(dict.fromkeys(old.known), dict.fromkeys(new.known))
     return recording_file.record(
-        recording_file.Nodes(added=tuple(moves.changed), gone=moves.gone, order=moves.order)
+        recording_file.NodesEntry(added=tuple(moves.changed), gone=moves.gone, order=moves.order)
     )
 
 
@@ -80,10 +80,10 @@ def _changes(name: str, old: ClusterState, new: ClusterState) -> Changes[Any]:
 def _objects(name: str, changes: Changes[Any]) -> Iterator[Record | None]:
     for key, change in changes.items():
         if change.new is not None:
-            yield recording_file.record(recording_file.Object(of=name, key=key), _encode(change.new))
+            yield recording_file.record(recording_file.ObjectEntry(of=name, key=key), _encode(change.new))
     deleted = tuple(key for key, change in changes.items() if change.new is None)
     if deleted:
-        yield recording_file.record(recording_file.Objects(of=name, gone=deleted))
+        yield recording_file.record(recording_file.ObjectsEntry(of=name, gone=deleted))
 
 
 def _metrics(old: MetricsSnapshot, new: MetricsSnapshot) -> Iterator[Record | None]:
@@ -92,13 +92,13 @@ def _metrics(old: MetricsSnapshot, new: MetricsSnapshot) -> Iterator[Record | No
         yield from _series(metric, old.series.get(metric), new.series[metric])
     before, rest = (msgspec.structs.replace(metrics, series={}) for metrics in (old, new))
     blobs = () if rest == before else (_encode(rest),)
-    yield recording_file.record(recording_file.Metrics(gone=moves.gone, order=moves.order), *blobs)
+    yield recording_file.record(recording_file.MetricsEntry(gone=moves.gone, order=moves.order), *blobs)
 
 
 def _series(metric: str, old: Series | None, new: Series) -> Iterator[Record | None]:
     nodes = tuple(new.samples)
     same = old is not None and tuple(old.samples) == nodes
-    columns: dict[str, Cells] = {}
+    columns: dict[str, ColumnDelta] = {}
     for field in Sample.__struct_fields__:
         before = _column(old, field) if old is not None and same else []
         changed = _cells(before, _column(new, field))
@@ -114,20 +114,20 @@ def _column(series: Series, field: str) -> list[Any]:
     return list(map(attrgetter(field), series.samples.values()))
 
 
-def _cells(old: list[Any], new: list[Any]) -> Cells | None:
+def _cells(old: list[Any], new: list[Any]) -> ColumnDelta | None:
     """The shortest way to tell a column; None where it is as before."""
     if old == new:
         return None
     if new.count(new[0]) == len(new):
-        return Cells(one=new[0])
+        return ColumnDelta(one=new[0])
     if len(old) == len(new):
         at = [place for place, (a, b) in enumerate(zip(old, new, strict=True)) if a != b]
         if 2 * len(at) < len(new):
-            return Cells(at=at, to=[new[place] for place in at])
-    return Cells(every=new)
+            return ColumnDelta(at=at, to=[new[place] for place in at])
+    return ColumnDelta(every=new)
 
 
-class Rebuilding:
+class ClusterStateRebuilder:
     """Rebuilds cluster states from entries. What did not change stays the same object from one to the next."""
 
     def __init__(self, watched: Mapping[str, type]) -> None:
@@ -158,28 +158,28 @@ class Rebuilding:
 
     def _taken(self, entry: recording_file.AnyEntry, blobs: Sequence[bytes]) -> ClusterState | None:
         match entry:
-            case recording_file.Nodes():
+            case recording_file.NodesEntry():
                 names = dict.fromkeys(self._nodes.known) | dict.fromkeys(entry.added)
                 self._nodes = NodeIndex(_moved(names, entry))
-            case recording_file.Object() if entry.of in self._objects:
+            case recording_file.ObjectEntry() if entry.of in self._objects:
                 objects, item = self._unshared(entry.of), self._decoders[entry.of].decode(blobs[0])
                 self._log.add(entry.of, {entry.key: Change(objects.get(entry.key), item)})
                 objects[entry.key] = item
-            case recording_file.Objects() if entry.of in self._objects:
+            case recording_file.ObjectsEntry() if entry.of in self._objects:
                 objects = self._unshared(entry.of)
                 self._log.add(entry.of, {key: Change(objects[key], None) for key in entry.gone})
                 self._objects[entry.of] = _moved(objects, entry)
             case recording_file.SeriesEntry():
                 self._series[entry.metric] = _fetched(self._series.get(entry.metric), entry, blobs[0])
-            case recording_file.Metrics():
+            case recording_file.MetricsEntry():
                 self._series = _moved(self._series, entry)
                 rest = msgspec.json.decode(blobs[0], type=MetricsSnapshot) if blobs else self._metrics
                 self._metrics = msgspec.structs.replace(rest, series=dict(self._series))
-            case recording_file.Moment():
+            case recording_file.SnapshotEntry():
                 return self._cluster_state(entry)
         return None
 
-    def _cluster_state(self, moment: recording_file.Moment) -> ClusterState:
+    def _cluster_state(self, moment: recording_file.SnapshotEntry) -> ClusterState:
         self._shared.update(self._objects)
         objects = dict(self._shared)
         nodes = objects.pop(NODES, _NONE)
@@ -194,7 +194,8 @@ class Rebuilding:
 
 
 def _moved(
-    items: dict[K, V], entry: recording_file.Nodes | recording_file.Objects | recording_file.Metrics
+    items: dict[K, V],
+    entry: recording_file.NodesEntry | recording_file.ObjectsEntry | recording_file.MetricsEntry,
 ) -> dict[K, V]:
     gone: Sequence[Any] = entry.gone
     for key in gone:
@@ -214,7 +215,7 @@ def _fetched(old: Series | None, entry: recording_file.SeriesEntry, rest: bytes)
     return msgspec.structs.replace(msgspec.json.decode(rest, type=Series), samples=samples)
 
 
-def _mended(old: list[Any], cells: Cells | None, size: int) -> list[Any]:
+def _mended(old: list[Any], cells: ColumnDelta | None, size: int) -> list[Any]:
     if cells is None:
         return old
     if cells.every is not UNSET:

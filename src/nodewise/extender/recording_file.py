@@ -26,7 +26,7 @@ _CHUNK_BYTES: Final = 2**16
 _Size = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind"):
+class RecordingEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind"):
     """What every entry has."""
 
     sizes: tuple[_Size, ...] = ()
@@ -40,7 +40,7 @@ class AgentHeader(msgspec.Struct, frozen=True):
     options: dict[str, Any]
 
 
-class Header(Entry, frozen=True, kw_only=True, tag="recording"):
+class Header(RecordingEntry, frozen=True, kw_only=True, tag="recording"):
     """The first entry: who recorded, and what else an answer depends on."""
 
     format: int
@@ -54,7 +54,7 @@ class Header(Entry, frozen=True, kw_only=True, tag="recording"):
     """As `ChainOptions`."""
 
 
-class Nodes(Entry, frozen=True, tag="nodes"):
+class NodesEntry(RecordingEntry, frozen=True, tag="nodes"):
     """The node index is another one: names that went, names that came."""
 
     gone: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ class Nodes(Entry, frozen=True, tag="nodes"):
     """All names, where they are not the old ones that are left and then the new ones."""
 
 
-class Object(Entry, frozen=True, tag="object"):
+class ObjectEntry(RecordingEntry, frozen=True, tag="object"):
     """An object came or changed. Blob: the object as JSON."""
 
     of: str
@@ -71,7 +71,7 @@ class Object(Entry, frozen=True, tag="object"):
     key: ObjectKey
 
 
-class Objects(Entry, frozen=True, tag="objects"):
+class ObjectsEntry(RecordingEntry, frozen=True, tag="objects"):
     """What else happened to the objects of a kind; stands after those that changed."""
 
     of: str
@@ -79,7 +79,7 @@ class Objects(Entry, frozen=True, tag="objects"):
     order: tuple[ObjectKey, ...] | None = None
 
 
-class Cells(msgspec.Struct, frozen=True, omit_defaults=True):
+class ColumnDelta(msgspec.Struct, frozen=True, omit_defaults=True):
     """A column against what it was: all values, one for all nodes, or those that changed by their places."""
 
     every: list[Any] | UnsetType = UNSET
@@ -88,24 +88,24 @@ class Cells(msgspec.Struct, frozen=True, omit_defaults=True):
     to: list[Any] = []
 
 
-class SeriesEntry(Entry, frozen=True, tag="series"):
+class SeriesEntry(RecordingEntry, frozen=True, tag="series"):
     """A metric was fetched. Blob: the series as JSON, without its samples."""
 
     metric: str
     nodes: tuple[str, ...] | None = None
     """The nodes of the samples, in order; None where they are those of the series before."""
-    columns: dict[str, Cells] = {}
+    columns: dict[str, ColumnDelta] = {}
     """By field of a sample; one that is not here is as before."""
 
 
-class Metrics(Entry, frozen=True, tag="metrics"):
+class MetricsEntry(RecordingEntry, frozen=True, tag="metrics"):
     """What else happened to the snapshot; stands after the series. Blob: the snapshot without series, or nothing."""
 
     gone: tuple[str, ...] = ()
     order: tuple[str, ...] | None = None
 
 
-class Moment(Entry, frozen=True, tag="world"):
+class SnapshotEntry(RecordingEntry, frozen=True, tag="world"):
     """All changes since the last entry of this kind are made: this is a World, of which a snapshot was computed."""
 
     generation: int
@@ -115,13 +115,13 @@ class Moment(Entry, frozen=True, tag="world"):
     """`World.versions`."""
 
 
-class Recalled(Entry, frozen=True, tag="recalled"):
+class MemoryEntry(RecordingEntry, frozen=True, tag="recalled"):
     """An agent was told what was kept (`StateBuilder.recall`). Blob: that."""
 
     agent: str
 
 
-class Exchange(Entry, frozen=True, tag="request"):
+class RequestEntry(RecordingEntry, frozen=True, tag="request"):
     """A request and its answer. Blobs: the two bodies; or, with `error`, the request's and the error's words."""
 
     path: str
@@ -132,21 +132,31 @@ class Exchange(Entry, frozen=True, tag="request"):
     """The kind of error that the request was answered with; empty for a regular answer."""
 
 
-class Gap(Entry, frozen=True, tag="gap"):
+class GapEntry(RecordingEntry, frozen=True, tag="gap"):
     """So many could not be written as fast as they came."""
 
     requests: int = 0
     worlds: int = 0
 
 
-class End(Entry, frozen=True, tag="end"):
+class EndEntry(RecordingEntry, frozen=True, tag="end"):
     """The last entry, where the recorder had time for one."""
 
     why: Literal["stopped", "full"]
 
 
 AnyEntry = (
-    Header | Nodes | Object | Objects | SeriesEntry | Metrics | Moment | Recalled | Exchange | Gap | End
+    Header
+    | NodesEntry
+    | ObjectEntry
+    | ObjectsEntry
+    | SeriesEntry
+    | MetricsEntry
+    | SnapshotEntry
+    | MemoryEntry
+    | RequestEntry
+    | GapEntry
+    | EndEntry
 )
 
 
@@ -166,7 +176,7 @@ _encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder(AnyEntry).decode
 
 
-class Writer:
+class RecordingWriter:
     """Writes records. What is written is in the file after `flush`."""
 
     def __init__(self, file: BinaryIO) -> None:

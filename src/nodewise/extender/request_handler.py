@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from nodewise.agent import AgentKind, FilterPlugin, Plugin, ScorePlugin, Snapshot, StateBuilder, StateExporter
 from nodewise.errors import BadSettings, Problem
 from nodewise.extender import wire_format
-from nodewise.extender.agent_chain import Chain, Filter, Scorer, weighed
+from nodewise.extender.agent_chain import AgentChain, Filter, Scorer, weighed
 from nodewise.extender.decision import Decision, Verb
 from nodewise.extender.score_weights import ChainOptions
 from nodewise.kube.field_merge import merge
@@ -21,7 +21,7 @@ _PREDICATES: Final = f"{ALL_AGENTS}/predicates/"
 _PRIORITIES: Final = f"{ALL_AGENTS}/priorities/"
 
 
-class Answer(NamedTuple):
+class HandledRequest(NamedTuple):
     """A decision, and its response to kube-scheduler."""
 
     decision: Decision
@@ -49,14 +49,14 @@ class RequestHandler:
             agent for agent in agents if isinstance(agent, StateExporter)
         ]
         weights = weighed(agents, chain_options)
-        self.chain = Chain(agents, weights, states)
+        self.chain = AgentChain(agents, weights, states)
         """The chain of all agents."""
-        single = {agent.name: Chain([agent], weights, states) for agent in agents}
-        self._reader: wire_format.Reader[Any] = wire_format.Reader(
+        single = {agent.name: AgentChain([agent], weights, states) for agent in agents}
+        self._reader: wire_format.RequestDecoder[Any] = wire_format.RequestDecoder(
             merge("Pod", *(kind.pod_fields for kind in kinds))
         )
         chains = {ALL_AGENTS: self.chain, **{f"/agents/{name}": chain for name, chain in single.items()}}
-        self._chains: dict[str, tuple[Verb, Chain]] = {
+        self._chains: dict[str, tuple[Verb, AgentChain]] = {
             f"{prefix}/{verb}": (verb, chain) for prefix, chain in chains.items() for verb in _VERBS
         }
         for agent in agents:
@@ -71,15 +71,15 @@ class RequestHandler:
         """The verb by path."""
         return {path: verb for path, (verb, _) in self._chains.items()}
 
-    def answer(self, path: str, body: bytes, snapshot: Snapshot, now: float) -> Answer:
+    def answer(self, path: str, body: bytes, snapshot: Snapshot, now: float) -> HandledRequest:
         """Answer one request. `BadInput` names the field that cannot be read; KeyError for an unknown path."""
         verb, chain = self._chains[path]
         return _VERBS[verb](self._reader, chain, body, snapshot, now)
 
 
-def _named_paths(agent: Plugin[Any, Any], chain: Chain) -> dict[str, tuple[Verb, Chain]]:
+def _named_paths(agent: Plugin[Any, Any], chain: AgentChain) -> dict[str, tuple[Verb, AgentChain]]:
     """The paths of kube-safe-scheduler, one for each predicate and priority."""
-    paths: dict[str, tuple[Verb, Chain]] = {}
+    paths: dict[str, tuple[Verb, AgentChain]] = {}
     if isinstance(agent, FilterPlugin):
         for name, function in agent.predicates.items():
             paths[f"{_PREDICATES}{name}"] = ("filter", chain.only(Filter(agent, function)))
@@ -95,28 +95,28 @@ def is_named_path(path: str) -> bool:
 
 
 def _filter(
-    reader: wire_format.Reader[Any], chain: Chain, body: bytes, snapshot: Snapshot, now: float
-) -> Answer:
-    candidacy = reader.candidacy(body, snapshot.nodes)
+    reader: wire_format.RequestDecoder[Any], chain: AgentChain, body: bytes, snapshot: Snapshot, now: float
+) -> HandledRequest:
+    candidacy = reader.decode_candidates(body, snapshot.nodes)
     decision = chain.filter(candidacy.pod, candidacy.names, snapshot, now)
-    return Answer(decision, lambda: wire_format.filter_response(candidacy, decision))
+    return HandledRequest(decision, lambda: wire_format.filter_response(candidacy, decision))
 
 
 def _prioritize(
-    reader: wire_format.Reader[Any], chain: Chain, body: bytes, snapshot: Snapshot, now: float
-) -> Answer:
-    candidacy = reader.candidacy(body, snapshot.nodes)
+    reader: wire_format.RequestDecoder[Any], chain: AgentChain, body: bytes, snapshot: Snapshot, now: float
+) -> HandledRequest:
+    candidacy = reader.decode_candidates(body, snapshot.nodes)
     decision = chain.prioritize(candidacy.pod, candidacy.names, snapshot, now)
-    return Answer(decision, lambda: [wire_format.prioritize_response(decision)])
+    return HandledRequest(decision, lambda: [wire_format.prioritize_response(decision)])
 
 
 def _preempt(
-    reader: wire_format.Reader[Any], chain: Chain, body: bytes, snapshot: Snapshot, now: float
-) -> Answer:
-    preemption = reader.preemption(body)
+    reader: wire_format.RequestDecoder[Any], chain: AgentChain, body: bytes, snapshot: Snapshot, now: float
+) -> HandledRequest:
+    preemption = reader.decode_preemption(body)
     decision = chain.preempt(preemption.pod, preemption.uids(), snapshot, now)
-    return Answer(decision, lambda: [wire_format.preempt_response(preemption, decision)])
+    return HandledRequest(decision, lambda: [wire_format.preempt_response(preemption, decision)])
 
 
-_Handle = Callable[[wire_format.Reader[Any], Chain, bytes, Snapshot, float], Answer]
+_Handle = Callable[[wire_format.RequestDecoder[Any], AgentChain, bytes, Snapshot, float], HandledRequest]
 _VERBS: Final[Mapping[Verb, _Handle]] = {"filter": _filter, "prioritize": _prioritize, "preempt": _preempt}

@@ -35,14 +35,14 @@ class _Metadata(msgspec.Struct, gc=False):
     name: str
 
 
-class Node(msgspec.Struct, gc=False):
+class NamedNode(msgspec.Struct, gc=False):
     """The field of a whole node that is used."""
 
     metadata: _Metadata
 
 
 class _NodeList(msgspec.Struct):
-    items: list[Node] | None = None
+    items: list[NamedNode] | None = None
 
 
 class _Outline(msgspec.Struct, rename="pascal"):

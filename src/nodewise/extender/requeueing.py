@@ -13,7 +13,7 @@ from nodewise import cooperative_scheduling
 from nodewise.agent import FilterPlugin, Plugin, Snapshot
 from nodewise.clock import format_rfc3339
 from nodewise.controllers import Controller, Handle
-from nodewise.extender.agent_chain import Chain
+from nodewise.extender.agent_chain import AgentChain
 from nodewise.kube.api import NotFound
 from nodewise.kube.resources import NODES
 from nodewise.kube.store import Store
@@ -28,7 +28,7 @@ TRIES: Final = 3
 """Events for one heal. kube-scheduler may ask another replica, whose metrics are a period older than ours."""
 
 
-class Condition(msgspec.Struct, frozen=True, gc=False):
+class PodCondition(msgspec.Struct, frozen=True, gc=False):
     type: str = ""
     status: str = ""
     reason: str = ""
@@ -36,21 +36,21 @@ class Condition(msgspec.Struct, frozen=True, gc=False):
 
 
 class PodStatus(msgspec.Struct, frozen=True, gc=False):
-    conditions: tuple[Condition, ...] = ()
+    conditions: tuple[PodCondition, ...] = ()
 
 
 class PodSpec(msgspec.Struct, frozen=True, gc=False):
     nodeName: str = ""  # noqa: N815 - the API's name
 
 
-class WaitingFields(msgspec.Struct, frozen=True):
+class PendingPodFields(msgspec.Struct, frozen=True):
     """What is read of a pod besides what agents read."""
 
     spec: PodSpec = PodSpec()
     status: PodStatus = PodStatus()
 
 
-class _Hope(msgspec.Struct, gc=False):
+class _PendingPod(msgspec.Struct, gc=False):
     """A waiting pod as it was decided last."""
 
     fits: bool
@@ -58,16 +58,16 @@ class _Hope(msgspec.Struct, gc=False):
     due_s: float = float("inf")
 
 
-class Waker(Controller):
+class Requeuer(Controller):
     """A controller that writes one Node annotation when a waiting pod fits that did not."""
 
-    def __init__(self, chain: Chain, pods: Store[Any], handle: Handle, period_s: float) -> None:
+    def __init__(self, chain: AgentChain, pods: Store[Any], handle: Handle, period_s: float) -> None:
         self._chain = chain
         self._pods = pods
         self._handle = handle
         self._period_s = period_s
         self._signs = ("nodewise: ", *(sign for agent in chain.agents for sign in _reason_marks(agent)))
-        self._hopes: dict[str, _Hope] = {}
+        self._hopes: dict[str, _PendingPod] = {}
         self._woke_s = float("-inf")
         self._writes = 0
 
@@ -79,13 +79,13 @@ class Waker(Controller):
         now_s = self._handle.clock.monotonic()
         self._writes = self._handle.node_writes.count
         wake = await cooperative_scheduling.run(self._decided(snapshot, now_s))
-        self._handle.meters.set("pods_waiting", len(self._hopes))
+        self._handle.metrics_registry.set("pods_waiting", len(self._hopes))
         if wake is not None:
             await self._wake(wake, len(self._hopes))
 
     def _decided(self, snapshot: Snapshot, now_s: float) -> Generator[None, None, str | None]:
         """A node for one of the pods that are to be woken; None where none is."""
-        hopes: dict[str, _Hope] = {}
+        hopes: dict[str, _PendingPod] = {}
         wake: str | None = None
         answers: dict[Hashable, str | None] = {}
         for pod in self._pods.values():
@@ -113,14 +113,14 @@ class Waker(Controller):
         kept = self._chain.kept(pod, candidates, snapshot)
         return candidates[int(np.argmax(kept))] if kept.any() else None
 
-    def _hoped(self, pod: Any, *, fits: bool, now_s: float) -> _Hope:
+    def _hoped(self, pod: Any, *, fits: bool, now_s: float) -> _PendingPod:
         """What is known of the pod now. One that is new counts as healed only if it was us who rejected it."""
         before = self._hopes.get(pod.metadata.uid)
         if before is None:
-            before = _Hope(fits=not self._was_us(_rejection(pod) or ""))
+            before = _PendingPod(fits=not self._was_us(_rejection(pod) or ""))
         if fits and not before.fits:
-            return _Hope(fits=True, due_s=now_s)
-        return _Hope(fits, before.tries, before.due_s) if fits else _Hope(fits=False)
+            return _PendingPod(fits=True, due_s=now_s)
+        return _PendingPod(fits, before.tries, before.due_s) if fits else _PendingPod(fits=False)
 
     def _was_us(self, message: str) -> bool:
         """Whether the words of a rejection are ours."""
@@ -140,7 +140,7 @@ class Waker(Controller):
         except NotFound:
             self._hopes = {}  # the node is gone; the next snapshot decides anew
             return
-        self._handle.meters.count("wakes_total")
+        self._handle.metrics_registry.count("wakes_total")
         logs.emit("woken", node=node, waiting=waiting)
 
 

@@ -1,364 +1,361 @@
-"""Entries in nodes' ledgers: what a pod is to hold on a node stands there before the pod is bound.
+"""Reservations in the allocation records of nodes. A pod's reservation is written before the pod is bound.
 
-A ledger is a Lease that every replica writes by compare-and-swap. Each node has a desk of its own. Claims that come
-while one write is under way wait together, each planned upon those before it, and go in the next write together: any
-number of binds to one node is a few writes, and no node waits for another. From its planning on, a claim shows in the
-snapshot, so that no filter call gives its cards to somebody else.
+The allocation record of a node is a Lease. Every replica writes it by compare-and-swap. Each replica has one
+`ReservationWriter` per node. Requests that arrive during a write are planned one upon the other and go into the next
+write together, so any number of binds to one node needs few writes, and no node waits for another. A planned
+reservation shows in the snapshot at once, so filter calls do not offer its devices to other pods.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from nodewise.agent import Snapshot
 from nodewise.binder import (
-    HOLDINGS,
-    LEDGER,
+    ALLOCATION_RECORD_LABEL,
+    RESERVATIONS_ANNOTATION,
+    AllocationRecordLease,
+    AllocationRecordMetadata,
     AllocationStateBuilder,
     BindPlan,
     BindPlugin,
-    LedgerLease,
-    LedgerMetadata,
     Refusal,
 )
 from nodewise.clock import Clock
 from nodewise.errors import UNREADABLE, Conflict, NodewiseError, Unavailable
-from nodewise.extender.snapshot_cache import Override
+from nodewise.extender.snapshot_cache import Override, SnapshotCache
 from nodewise.kube.api import Api, NotFound
 from nodewise.kube.resources import LEASES
 from nodewise.kube.store import Store
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 
-CALL_S: Final = 2.0
-"""Deadline of one call about a ledger: two fit before kube-scheduler gives up."""
-MOST_TRIES: Final = 10
-"""Writes that lose against another replica, in a row. Each means that another one won."""
-_PAUSE_S: Final = 0.01
-"""After the second lost write in a row, times the number of lost ones."""
+CALL_TIMEOUT_S: Final = 2.0
+"""Timeout of one API call. Two calls fit into kube-scheduler's timeout."""
+MAX_TRIES: Final = 10
+"""Consecutive failed writes of one record. After a conflict another replica has made progress."""
+_BACKOFF_S: Final = 0.01
+"""Delay from the second consecutive failed write on, multiplied by their number."""
 
-Holdings = dict[str, msgspec.Raw]
-"""Entries by pod uid, as JSON."""
+Reservations = dict[str, msgspec.Raw]
+"""Reservations by pod uid, as JSON."""
 
 _encode: Final = msgspec.json.Encoder().encode
-_read: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_reservations: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
-class Views(Protocol):
-    """Who keeps the snapshot (`world.WorldKeeper`)."""
-
-    snapshot: Snapshot
-
-    def apply_response(self, name: str, response: bytes) -> Any: ...
-
-    def amend(
-        self, key: Hashable, agent: str, amend: Callable[[Any], Any], override: Override | None = None
-    ) -> None: ...
-
-    def withdraw(self, key: Hashable) -> None: ...
-
-
-class Ground(NamedTuple):
-    """What desks stand on."""
+class BindContext(NamedTuple):
+    """What binds of one agent share."""
 
     api: Api
     namespace: str
-    """Where ledgers are: our own."""
-    ledgers: Store[Any]
-    """Of `LedgerLease`."""
-    snapshots: Views
+    """nodewise's own namespace, which has the allocation records."""
+    allocation_records: Store[Any]
+    """`AllocationRecordLease` objects."""
+    snapshot_cache: SnapshotCache
     binder: BindPlugin[Any, Any]
-    state: AllocationStateBuilder[Any]
+    state_builder: AllocationStateBuilder[Any]
     clock: Clock
-    meters: MetricsRegistry
+    metrics_registry: MetricsRegistry
 
 
-class _Claim:
-    """A pod that waits for its entry."""
+class _PendingReservation:
+    """A pod whose reservation is planned and not written yet."""
 
     def __init__(self, pod: Any, plan: BindPlan) -> None:
         self.pod = pod
         self.plan = plan
-        self.answer: asyncio.Future[BindPlan | Refusal | None] = asyncio.get_running_loop().create_future()
+        self.result: asyncio.Future[BindPlan | Refusal | None] = asyncio.get_running_loop().create_future()
 
     @property
     def uid(self) -> str:
         return str(self.pod.metadata.uid)
 
-    def settle(self, answer: BindPlan | Refusal | None) -> None:
-        if not self.answer.done():
-            self.answer.set_result(answer)
+    def settle(self, result: BindPlan | Refusal | None) -> None:
+        if not self.result.done():
+            self.result.set_result(result)
 
     def fail(self, error: NodewiseError) -> None:
-        if not self.answer.done():
-            self.answer.set_exception(error)
+        if not self.result.done():
+            self.result.set_exception(error)
 
 
-class Desk:
-    """One node's ledger, as one process writes it."""
+class ReservationWriter:
+    """Writes one node's allocation record. A process has at most one writer per node."""
 
-    def __init__(self, node: str, ground: Ground) -> None:
+    def __init__(self, node: str, context: BindContext) -> None:
         self._node = node
-        self._on = ground
-        self._name = f"{ground.binder.name}-{node}"
-        self._path = LEASES.path(ground.namespace, self._name)
-        self._waiting: dict[str, _Claim] = {}
-        self._under_way: Mapping[str, BindPlan] = {}
-        """What is being written; it may come through though nobody waits for it any more."""
-        self._leaving: dict[str, frozenset[str]] = {}
-        """By pod uid: an entry that was planned on one of these versions of the pod is to go."""
-        self._planned_on: LedgerLease | None = None
-        self._gone: LedgerLease | None = None
-        """What the store still shows and the server no longer has."""
-        self._writing: asyncio.Task[None] | None = None
-        self._foreseen: tuple[LedgerLease | None, Mapping[str, BindPlan], LedgerLease] | None = None
+        self._context = context
+        self._name = f"{context.binder.name}-{node}"
+        self._path = LEASES.path(context.namespace, self._name)
+        self._pending: dict[str, _PendingReservation] = {}
+        """By pod uid, in the order in which they came."""
+        self._in_flight: Mapping[str, BindPlan] = {}
+        """What is being written. The write may succeed although its callers have gone."""
+        self._releases: dict[str, frozenset[str]] = {}
+        """By pod uid, versions of the pod: a reservation that was planned on one of them is to be removed."""
+        self._planned_on: AllocationRecordLease | None = None
+        """The record that the pending reservations were planned upon."""
+        self._deleted: AllocationRecordLease | None = None
+        """The record that the store still has and the API server does not."""
+        self._write_task: asyncio.Task[None] | None = None
+        self._expected: (
+            tuple[AllocationRecordLease | None, Mapping[str, BindPlan], AllocationRecordLease] | None
+        )
+        self._expected = None
+        """The current record, the unwritten plans, and the record with these plans."""
 
-    async def claim(self, pod: Any) -> BindPlan | Refusal | None:
-        """Have what the pod is to hold in the ledger, or say why it cannot be; None: it needs no entry.
+    async def reserve(self, pod: Any) -> BindPlan | Refusal | None:
+        """Write the pod's reservation; a `Refusal` if the agent refuses, None for a pod that needs no reservation.
 
-        Kinds of `NodewiseError` where the API server does not take it; then it may stand there all the same.
+        Raises kinds of `NodewiseError`. The reservation may be written nevertheless.
         """
-        planned = self._plan(pod)
-        if not isinstance(planned, BindPlan):
-            return planned
-        claim = self._waiting[str(pod.metadata.uid)] = _Claim(pod, planned)
-        self._show()
-        self._start()
+        plan = self._plan(pod)
+        if not isinstance(plan, BindPlan):
+            return plan
+        pending = self._pending[str(pod.metadata.uid)] = _PendingReservation(pod, plan)
+        self._update_snapshot()
+        self._start_writing()
         try:
-            return await claim.answer
+            return await pending.result
         finally:
-            self._forget([claim])
+            self._discard([pending])
 
-    async def release(self, uid: str, seen: Collection[str]) -> None:
-        """Take out the pod's entry, if it was planned on one of these versions.
+    async def release(self, uid: str, pod_versions: Collection[str]) -> None:
+        """Remove the pod's reservation if it was planned on one of these versions of the pod.
 
         Only for versions on which the pod can no longer be bound to this node.
         """
-        self._leaving[uid] = self._leaving.get(uid, frozenset()) | frozenset(seen)
-        self._start()
-        writing = self._writing
-        if writing is not None:
-            await asyncio.shield(writing)
+        self._releases[uid] = self._releases.get(uid, frozenset()) | frozenset(pod_versions)
+        self._start_writing()
+        write_task = self._write_task
+        if write_task is not None:
+            await asyncio.shield(write_task)
 
-    def _ledger(self) -> LedgerLease | None:
-        """The newest that we know of; None: there is none."""
-        record: LedgerLease | None = self._on.ledgers.get(self._on.namespace, self._name)
-        return None if record is not None and record is self._gone else record
+    def _record(self) -> AllocationRecordLease | None:
+        """The newest known record; None if there is none."""
+        record: AllocationRecordLease | None = self._context.allocation_records.get(
+            self._context.namespace, self._name
+        )
+        return None if record is not None and record is self._deleted else record
 
     def _plan(self, pod: Any) -> BindPlan | Refusal | None:
-        """Upon the newest ledger and all that wait; each plan upon the ones before it."""
-        if not self._plans():
-            self._planned_on = self._ledger()
-        self._show()
-        return self._on.binder.bind(pod, self._node, self._on.snapshots.snapshot, self._on.clock.now())
+        """Plan upon the newest record and all pending reservations."""
+        if not self._unwritten_plans():
+            self._planned_on = self._record()
+        self._update_snapshot()
+        context = self._context
+        return context.binder.bind(pod, self._node, context.snapshot_cache.snapshot, context.clock.now())
 
-    def _show(self) -> None:
-        """Have the snapshot show the ledger with what waits."""
-        ledger, on = self._expected(), self._on
-        on.snapshots.amend(
+    def _update_snapshot(self) -> None:
+        """Show the record with the unwritten plans in the snapshot."""
+        record, context = self._expected_record(), self._context
+        context.snapshot_cache.amend(
             self._path,
-            on.binder.name,
-            lambda agent_state: on.state.amended(agent_state, self._node, ledger),
-            Override(on.binder.allocation_records, (on.namespace, self._name), ledger),
+            context.binder.name,
+            lambda agent_state: context.state_builder.apply_allocation_record(
+                agent_state, self._node, record
+            ),
+            Override(context.binder.allocation_records, (context.namespace, self._name), record),
         )
-        if not self._plans():
-            on.snapshots.withdraw(self._path)
+        if not self._unwritten_plans():
+            context.snapshot_cache.withdraw(self._path)
 
-    def _plans(self) -> Mapping[str, BindPlan]:
-        """What is not in the ledger and may come there."""
-        return {**self._under_way, **{uid: claim.plan for uid, claim in self._waiting.items()}}
+    def _unwritten_plans(self) -> Mapping[str, BindPlan]:
+        """Plans that may come into the record."""
+        return {**self._in_flight, **{uid: pending.plan for uid, pending in self._pending.items()}}
 
-    def _expected(self) -> LedgerLease | None:
-        """The ledger as it will be; the same object while nothing changes."""
-        ledger = self._ledger()
-        plans = self._plans()
-        if self._foreseen is None or self._foreseen[0] is not ledger or self._foreseen[1] != plans:
-            meta = ledger.metadata if ledger else LedgerMetadata(self._name, self._on.namespace)
-            written = _encode(_changed(holdings(ledger), plans, {})).decode()
-            annotations = {**(meta.annotations or {}), HOLDINGS: written}
-            shown = LedgerLease(msgspec.structs.replace(meta, annotations=annotations))
-            self._foreseen = (ledger, plans, shown)
-        return self._foreseen[2] if plans else ledger
+    def _expected_record(self) -> AllocationRecordLease | None:
+        """The record with the unwritten plans; the same object while nothing changes."""
+        record, plans = self._record(), self._unwritten_plans()
+        if self._expected is None or self._expected[0] is not record or self._expected[1] != plans:
+            meta = (
+                record.metadata if record else AllocationRecordMetadata(self._name, self._context.namespace)
+            )
+            text = _encode(_updated(read_reservations(record), plans, {})).decode()
+            annotations = {**(meta.annotations or {}), RESERVATIONS_ANNOTATION: text}
+            with_plans = AllocationRecordLease(msgspec.structs.replace(meta, annotations=annotations))
+            self._expected = (record, plans, with_plans)
+        return self._expected[2] if plans else record
 
-    def _start(self) -> None:
-        if self._writing is None:
-            self._writing = asyncio.create_task(self._write_all())
+    def _start_writing(self) -> None:
+        if self._write_task is None:
+            self._write_task = asyncio.create_task(self._write_all())
 
-    def _forget(self, claims: Iterable[_Claim]) -> None:
-        """These wait no longer; one that came again in between does."""
-        claims = [reservation for reservation in claims if self._waiting.get(reservation.uid) is reservation]
-        for reservation in claims:
-            del self._waiting[reservation.uid]
-        if claims:
-            self._show()
+    def _discard(self, reservations: Iterable[_PendingReservation]) -> None:
+        """Remove these from the pending ones, unless the pod was reserved again in the meantime."""
+        pending = [item for item in reservations if self._pending.get(item.uid) is item]
+        for item in pending:
+            del self._pending[item.uid]
+        if pending:
+            self._update_snapshot()
 
     async def _write_all(self) -> None:
-        """Write until nothing waits. Whatever happens, nobody waits for ever."""
-        error = NodewiseError(f"ledger {self._name}: this is a defect of ours; the log says more")
-        lost = 0
+        """Write until nothing is pending. Every caller gets a result, whatever happens."""
+        error = NodewiseError(f"allocation record {self._name}: a defect of nodewise, see its log")
+        failures = 0
         try:
-            while self._waiting or self._leaving:
-                failed = await self._round()
-                lost = lost + 1 if failed else 0
-                if failed and lost == MOST_TRIES:
-                    error = failed
+            while self._pending or self._releases:
+                failure = await self._write_batch()
+                failures = failures + 1 if failure else 0
+                if failure and failures == MAX_TRIES:
+                    error = failure
                     break
-                await self._on.clock.sleep(_PAUSE_S * max(lost - 1, 0))
+                await self._context.clock.sleep(_BACKOFF_S * max(failures - 1, 0))
         except NodewiseError as failure:
             error = failure
-        except Exception as failure:  # noqa: BLE001 - who waits is told, and the next one may have more luck
-            logs.emit("agent_failed", agent=self._on.binder.name, exc_info=failure)
+        except Exception as failure:  # noqa: BLE001 - the callers get the error, and the next write may succeed
+            logs.emit("agent_failed", agent=self._context.binder.name, exc_info=failure)
         finally:
-            self._writing = None
-            self._give_up(error)
+            self._write_task = None
+            self._fail_all(error)
 
-    def _give_up(self, error: NodewiseError) -> None:
-        for claim in self._waiting.values():
-            claim.fail(error)
-        if self._leaving:
-            logs.emit("claims_left", node=self._node, pods=sorted(self._leaving), error=str(error))
-        self._leaving.clear()
-        self._waiting.clear()
-        self._show()
+    def _fail_all(self, error: NodewiseError) -> None:
+        for pending in self._pending.values():
+            pending.fail(error)
+        if self._releases:
+            logs.emit("claims_left", node=self._node, pods=sorted(self._releases), error=str(error))
+        self._releases.clear()
+        self._pending.clear()
+        self._update_snapshot()
 
-    async def _round(self) -> NodewiseError | None:
-        """One write of all that waits. If it was not done, why; then what stands there is known now."""
-        ledger = self._ledger()
-        if ledger is not self._planned_on:
+    async def _write_batch(self) -> NodewiseError | None:
+        """Write all that is pending, once. The error if the write failed; then the store has the current record."""
+        record = self._record()
+        if record is not self._planned_on:
             self._plan_again()
-        self._planned_on = ledger
-        batch = {uid: (claim, claim.plan) for uid, claim in self._waiting.items()}
-        leaving = dict(self._leaving)
-        before = holdings(ledger)
-        self._under_way = {uid: plan for uid, (_, plan) in batch.items()}
+        self._planned_on = record
+        batch = {uid: (pending, pending.plan) for uid, pending in self._pending.items()}
+        releases = dict(self._releases)
+        before = read_reservations(record)
+        self._in_flight = {uid: plan for uid, (_, plan) in batch.items()}
         try:
-            after = _changed(before, self._under_way, leaving)
-            failed = await self._write(ledger, after) if after != before else None
+            after = _updated(before, self._in_flight, releases)
+            failure = await self._write(record, after) if after != before else None
         finally:
-            self._under_way = {}
-        if failed:
-            self._show()
-            return failed
-        for uid, seen in leaving.items():
-            if self._leaving.get(uid) == seen:
-                del self._leaving[uid]
-        for claim, plan in batch.values():
-            claim.settle(plan)
-        self._forget(claim for claim, _ in batch.values())
-        self._show()
+            self._in_flight = {}
+        if failure:
+            self._update_snapshot()
+            return failure
+        for uid, pod_versions in releases.items():
+            if self._releases.get(uid) == pod_versions:
+                del self._releases[uid]
+        for pending, plan in batch.values():
+            pending.settle(plan)
+        self._discard(pending for pending, _ in batch.values())
+        self._update_snapshot()
         return None
 
     def _plan_again(self) -> None:
-        """Somebody else wrote: what waits is planned anew, in the order in which it came."""
-        claims = list(self._waiting.values())
-        self._waiting.clear()
+        """Plan the pending reservations upon the record of another writer, in the order in which they came."""
+        reservations = list(self._pending.values())
+        self._pending.clear()
         try:
-            for claim in claims:
-                planned = self._plan(claim.pod)  # upon those before it, which wait again
-                if isinstance(planned, BindPlan):
-                    claim.plan = planned
-                    self._waiting[claim.uid] = claim
+            for pending in reservations:
+                plan = self._plan(pending.pod)  # upon the earlier ones, which are pending again
+                if isinstance(plan, BindPlan):
+                    pending.plan = plan
+                    self._pending[pending.uid] = pending
                 else:
-                    claim.settle(planned)
+                    pending.settle(plan)
         except Exception:
-            self._waiting = {claim.uid: claim for claim in claims}  # who are told that nothing comes of it
+            self._pending = {pending.uid: pending for pending in reservations}  # `_fail_all` settles them
             raise
-        self._show()
+        self._update_snapshot()
 
-    async def _write(self, ledger: LedgerLease | None, after: Holdings) -> NodewiseError | None:
-        """Errors that trying again does not help against are raised, the others returned."""
-        body = self._body(ledger, after)
+    async def _write(self, record: AllocationRecordLease | None, after: Reservations) -> NodewiseError | None:
+        """Write the record. Errors that a retry may resolve are returned, others raised."""
+        body = self._body(record, after)
         try:
-            if ledger is None:
-                path = LEASES.path(self._on.namespace)
-                answer = await self._on.api.create(path, body, timeout_s=CALL_S)
+            if record is None:
+                path = LEASES.path(self._context.namespace)
+                response = await self._context.api.create(path, body, timeout_s=CALL_TIMEOUT_S)
             else:
-                answer = await self._replaced(body)
+                response = await self._replace(body)
         except (Conflict, Unavailable) as error:
             outcome = "conflict" if isinstance(error, Conflict) else "failed"
-            self._on.meters.count("ledger_writes_total", outcome=outcome)
-            await self._look()  # a write that failed may have come through all the same
+            self._context.metrics_registry.count("ledger_writes_total", outcome=outcome)
+            await self._refresh()  # a write that failed may have reached the API server
             return error
-        self._on.meters.count("ledger_writes_total", outcome="ok")
-        written = self._learn(answer)
-        if written is not None and written.metadata.resourceVersion == _version(answer):
-            self._planned_on = written  # what came in the meantime was planned upon this write
+        self._context.metrics_registry.count("ledger_writes_total", outcome="ok")
+        written = self._apply_response(response)
+        if written is not None and written.metadata.resourceVersion == _resource_version(response):
+            self._planned_on = written  # reservations that came in the meantime were planned upon this write
         return None
 
-    async def _replaced(self, body: Mapping[str, Any]) -> bytes:
+    async def _replace(self, body: Mapping[str, Any]) -> bytes:
         try:
-            return await self._on.api.replace(self._path, body, timeout_s=CALL_S)
+            return await self._context.api.replace(self._path, body, timeout_s=CALL_TIMEOUT_S)
         except NotFound as error:
             raise Conflict(error.what, error.problems) from error
 
-    def _body(self, ledger: LedgerLease | None, after: Holdings) -> Mapping[str, Any]:
+    def _body(self, record: AllocationRecordLease | None, after: Reservations) -> Mapping[str, Any]:
         meta: dict[str, Any] = {
             "name": self._name,
-            "namespace": self._on.namespace,
-            "labels": {LEDGER: self._on.binder.name},
-            "annotations": {HOLDINGS: _encode(after).decode()},
+            "namespace": self._context.namespace,
+            "labels": {ALLOCATION_RECORD_LABEL: self._context.binder.name},
+            "annotations": {RESERVATIONS_ANNOTATION: _encode(after).decode()},
         }
-        if ledger is not None:
-            meta["resourceVersion"] = ledger.metadata.resourceVersion
+        if record is not None:
+            meta["resourceVersion"] = record.metadata.resourceVersion
         return {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": meta}
 
-    async def _look(self) -> None:
-        """What stands there now."""
-        known = self._ledger()
+    async def _refresh(self) -> None:
+        """Read the record from the API server into the store."""
+        known = self._record()
         try:
-            self._learn(await self._on.api.get(self._path, timeout_s=CALL_S))
+            self._apply_response(await self._context.api.get(self._path, timeout_s=CALL_TIMEOUT_S))
         except NotFound:
-            self._gone = known
+            self._deleted = known
 
-    def _learn(self, answer: bytes) -> LedgerLease | None:
-        record: LedgerLease | None = self._on.snapshots.apply_response(
-            self._on.binder.allocation_records, answer
+    def _apply_response(self, response: bytes) -> AllocationRecordLease | None:
+        record: AllocationRecordLease | None = self._context.snapshot_cache.apply_response(
+            self._context.binder.allocation_records, response
         )
         return record
 
 
-def holdings(ledger: LedgerLease | None) -> Holdings:
-    """The entries of a ledger; none where they cannot be read, which the agent notes as a problem."""
-    text = (ledger.metadata.annotations or {}).get(HOLDINGS) if ledger is not None else None
+def read_reservations(record: AllocationRecordLease | None) -> Reservations:
+    """The reservations of a record; empty if they are unreadable, which the agent reports as a problem."""
+    text = (record.metadata.annotations or {}).get(RESERVATIONS_ANNOTATION) if record is not None else None
     try:
-        return _read(text) if text else {}
+        return _decode_reservations(text) if text else {}
     except UNREADABLE:
         return {}
 
 
-def _changed(
-    before: Holdings, plans: Mapping[str, BindPlan], leaving: Mapping[str, frozenset[str]]
-) -> Holdings:
-    """The entries without those that no longer count or are to go, and with the planned ones."""
+def _updated(
+    before: Reservations, plans: Mapping[str, BindPlan], releases: Mapping[str, frozenset[str]]
+) -> Reservations:
+    """The reservations without stale and released ones, and with the planned ones."""
     stale = frozenset[str]().union(*(plan.stale for plan in plans.values()))
-    kept = {
-        uid: entry
-        for uid, entry in before.items()
-        if uid not in stale and not (uid in leaving and _seen(entry) in leaving[uid])
+    remaining = {
+        uid: reservation
+        for uid, reservation in before.items()
+        if uid not in stale and not (uid in releases and _pod_version(reservation) in releases[uid])
     }
-    return kept | {uid: msgspec.Raw(_encode(plan.entry)) for uid, plan in plans.items()}
+    return remaining | {uid: msgspec.Raw(_encode(plan.reservation)) for uid, plan in plans.items()}
 
 
-class _Planned(msgspec.Struct, frozen=True):
+class _ReservationFields(msgspec.Struct, frozen=True):
     seen: str = ""
 
 
-_planned: Final = msgspec.json.Decoder(_Planned).decode
-_lease: Final = msgspec.json.Decoder(LedgerLease).decode
+_decode_reservation: Final = msgspec.json.Decoder(_ReservationFields).decode
+_decode_record: Final = msgspec.json.Decoder(AllocationRecordLease).decode
 
 
-def _version(answer: bytes) -> str:
+def _resource_version(response: bytes) -> str:
     try:
-        return _lease(answer).metadata.resourceVersion
+        return _decode_record(response).metadata.resourceVersion
     except UNREADABLE:
         return ""
 
 
-def _seen(entry: msgspec.Raw) -> str:
-    """The version of the pod that an entry was planned on."""
+def _pod_version(reservation: msgspec.Raw) -> str:
+    """The version of the pod that the reservation was planned on; empty if it is unreadable."""
     try:
-        return _planned(entry).seen
+        return _decode_reservation(reservation).seen
     except UNREADABLE:
         return ""

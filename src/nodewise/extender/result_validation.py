@@ -32,7 +32,7 @@ from nodewise.agent import (
 )
 from nodewise.errors import UNREADABLE
 from nodewise.extender import sample_objects
-from nodewise.extender.decision_codec import Told
+from nodewise.extender.decision_codec import StaticReason
 from nodewise.extender.decision_values import plain
 from nodewise.kube.field_merge import merge
 from nodewise.metrics.aggregation import AGGREGATIONS
@@ -70,9 +70,9 @@ def scores(result: Any, size: int) -> Scores | None:
     return Scores(points, _evidence(result.evidence, size))
 
 
-def reason(result: Reason) -> Told:
+def reason(result: Reason) -> StaticReason:
     """A reason with its texts."""
-    return Told(text(result.text()), bool(result.is_failure), text(result.remedy()))
+    return StaticReason(text(result.text()), bool(result.is_failure), text(result.remedy()))
 
 
 def text(value: Any) -> str:

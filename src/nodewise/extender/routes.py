@@ -18,10 +18,10 @@ from nodewise.binder import BindPlugin
 from nodewise.clock import Clock
 from nodewise.errors import Unavailable
 from nodewise.extender import decision_endpoint, wire_format
-from nodewise.extender.binding import Bindings, Outcome
+from nodewise.extender.binding import Bindings, BindOutcome
 from nodewise.extender.decision import Decision, DecisionRing, PodRef
-from nodewise.extender.recording import Recorder, Silent
-from nodewise.extender.recording_file import Exchange
+from nodewise.extender.recording import NullRecorder, RequestRecorder
+from nodewise.extender.recording_file import RequestEntry
 from nodewise.extender.request_handler import ALL_AGENTS, RequestHandler, is_named_path
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.application import Handler, Lane, Request, Response, Route
@@ -44,7 +44,7 @@ class Extender:
         ring: DecisionRing,
         clock: Clock,
         meters: MetricsRegistry,
-        recorder: Recorder = Silent(),  # noqa: B008 - it has no state
+        recorder: RequestRecorder = NullRecorder(),  # noqa: B008 - it has no state
     ) -> None:
         self._request_handler = request_handler
         self._snapshot_source = snapshot_source
@@ -90,7 +90,7 @@ class Extender:
     def _answer(self, request: Request) -> Response:
         path, body = request.path, request.body
         snapshot, now = self.moment(body)
-        exchange = Exchange(path=path, at=now, generation=snapshot.generation)
+        exchange = RequestEntry(path=path, at=now, generation=snapshot.generation)
         with self._failure_recorded(exchange, body):
             answer = self._request_handler.answer(path, body, snapshot, now)
             self.keep(answer.decision)
@@ -99,7 +99,7 @@ class Extender:
         return Response(200, parts)
 
     @contextlib.contextmanager
-    def _failure_recorded(self, exchange: Exchange, body: bytes) -> Iterator[None]:
+    def _failure_recorded(self, exchange: RequestEntry, body: bytes) -> Iterator[None]:
         try:
             yield
         except Exception as error:
@@ -177,11 +177,13 @@ class BindRoutes:
         is_refused = bool(outcome.error) and self._binder.bind_errors == "status"
         return Response(404 if is_refused else 200, wire_format.bind_response(outcome.error))
 
-    def _decision(self, binding: wire_format.BindingArgs, outcome: Outcome) -> Decision:
+    def _decision(self, binding: wire_format.BindingArgs, outcome: BindOutcome) -> Decision:
         snapshot, at = self._extender.moment()
         pod = PodRef(binding.pod_namespace, binding.pod_name, binding.pod_uid)
         names = snapshot.nodes.named([binding.node])
-        decision = Decision("bind", pod, at, snapshot.generation, names, told=outcome.told or outcome.error)
+        decision = Decision(
+            "bind", pod, at, snapshot.generation, names, description=outcome.description or outcome.error
+        )
         if not outcome.error:
             return decision
         verdict = Verdict(np.ones(1, np.int16), (outcome.reason or NotBound(outcome.error),))

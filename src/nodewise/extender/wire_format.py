@@ -77,7 +77,7 @@ class BindingArgs(msgspec.Struct, frozen=True, rename="pascal"):
     node: str = ""
 
 
-class Candidacy(msgspec.Struct, Generic[PodT], frozen=True):
+class CandidateRequest(msgspec.Struct, Generic[PodT], frozen=True):
     """A decoded filter or prioritize request."""
 
     pod: PodT
@@ -86,7 +86,7 @@ class Candidacy(msgspec.Struct, Generic[PodT], frozen=True):
     """The whole nodes in the same order, if they came whole."""
 
 
-class Preemption(msgspec.Struct, Generic[PodT], frozen=True):
+class PreemptionRequest(msgspec.Struct, Generic[PodT], frozen=True):
     """A decoded preempt request."""
 
     pod: PodT
@@ -102,21 +102,21 @@ class Preemption(msgspec.Struct, Generic[PodT], frozen=True):
 
 _encode: Final = msgspec.json.Encoder().encode
 _read_binding: Final = msgspec.json.Decoder(BindingArgs)
-_read_node: Final = msgspec.json.Decoder(request_limits.Node).decode
+_read_node: Final = msgspec.json.Decoder(request_limits.NamedNode).decode
 _ARGS: Final = "an ExtenderArgs object"
 _NULL: Final = msgspec.Raw(b"null")
 _GO_NODE: Final = re.compile(rb'\{"metadata":\{"name":"([ !#-\[\]-~]*+)"').match
 """The beginning of a Node from kube-scheduler's cache as Go encodes it: the name without decoding the rest."""
 
 
-class Reader(Generic[PodT]):
+class RequestDecoder(Generic[PodT]):
     """Decodes requests. `pod_type` has the merged fields of all agents."""
 
     def __init__(self, pod_type: type[PodT]) -> None:
         self._args = msgspec.json.Decoder(ExtenderArgs[pod_type])  # type: ignore[valid-type]
         self._preemption = msgspec.json.Decoder(PreemptionArgs[pod_type])  # type: ignore[valid-type]
 
-    def candidacy(self, body: bytes, index: NodeIndex) -> Candidacy[PodT]:
+    def decode_candidates(self, body: bytes, index: NodeIndex) -> CandidateRequest[PodT]:
         """A filter or prioritize request, its names found in the index. `BadInput` names the field that is wrong."""
         request_limits.check_candidates(body)
         args: ExtenderArgs[PodT] = _decode(self._args, body, _lacks_candidates)
@@ -125,17 +125,17 @@ class Reader(Generic[PodT]):
             raw = args.nodes.items or []
             request_limits.check_nodes(len(raw))
             names = _node_names(raw)
-            return Candidacy(pod, index.named(names), raw)
+            return CandidateRequest(pod, index.named(names), raw)
         if args.node_names == _NULL:
             raise BadInput("request", [Problem("Nodes", "null or absent", "Nodes or NodeNames")])
         listed = bytes(args.node_names)
         request_limits.check_names(listed)
         try:
-            return Candidacy(pod, index.read(listed), None)
+            return CandidateRequest(pod, index.read(listed), None)
         except UNREADABLE as error:
             raise BadInput("request", [_problem(error, "NodeNames", "a list of names")]) from error
 
-    def preemption(self, body: bytes) -> Preemption[PodT]:
+    def decode_preemption(self, body: bytes) -> PreemptionRequest[PodT]:
         """A preempt request. `BadInput` names the field that is wrong."""
         request_limits.check_victims(body)
         args: PreemptionArgs[PodT] = _decode(self._preemption, body, _lacks_victims)
@@ -144,9 +144,9 @@ class Reader(Generic[PodT]):
             victims_by_node = {
                 node: victims or MetaVictims() for node, victims in args.node_name_to_meta_victims.items()
             }
-            return Preemption(pod, victims_by_node)
+            return PreemptionRequest(pod, victims_by_node)
         whole = _required(args.node_name_to_victims, "NodeNameToVictims", "victims by node name")
-        return Preemption(pod, {node: _meta(victims or Victims()) for node, victims in whole.items()})
+        return PreemptionRequest(pod, {node: _meta(victims or Victims()) for node, victims in whole.items()})
 
 
 class _NodesOnly(msgspec.Struct, rename="pascal"):
@@ -157,7 +157,7 @@ class _NodesOnly(msgspec.Struct, rename="pascal"):
 _read_nodes: Final = msgspec.json.Decoder(_NodesOnly)
 
 
-class NodeReader(Generic[PodT]):
+class NodeDecoder(Generic[PodT]):
     """Decodes the whole nodes of a request. `node_type` has the merged fields of all agents."""
 
     def __init__(self, node_type: type[PodT]) -> None:
@@ -276,7 +276,7 @@ def _decode(decoder: Any, body: bytes, incomplete: Callable[[Any], bool], wanted
         raise BadInput("request", [_problem(error, "", wanted)]) from error
 
 
-def filter_response(request: Candidacy[Any], decision: Decision) -> list[bytes]:
+def filter_response(request: CandidateRequest[Any], decision: Decision) -> list[bytes]:
     """ExtenderFilterResult in parts: names for names, whole nodes (the bytes of the request) for whole nodes.
 
     `FailedNodes` is null if no agent has a verdict.
@@ -311,7 +311,7 @@ def prioritize_response(decision: Decision) -> bytes:
     return node_name_json.scored(decision.names, decision.points())
 
 
-def preempt_response(request: Preemption[Any], decision: Decision) -> bytes:
+def preempt_response(request: PreemptionRequest[Any], decision: Decision) -> bytes:
     """ExtenderPreemptionResult: the nodes on which an eviction helps, with their victims."""
     victims = {name: request.victims[name] for name in decision.names[decision.kept()].tolist()}
     return _encode({"NodeNameToMetaVictims": victims}) + b"\n"

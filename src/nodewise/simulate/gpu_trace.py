@@ -28,7 +28,7 @@ from nodewise.agents.gpu.options import GpuOptions, Placement
 from nodewise.agents.gpu.pods import AllocatedPod
 from nodewise.agents.gpu.resource_profile import GENERIC
 from nodewise.agents.gpu.state import GpuState, GpuStateBuilder
-from nodewise.binder import HOLDINGS, BindPlan, LedgerLease, LedgerMetadata
+from nodewise.binder import RESERVATIONS_ANNOTATION, AllocationRecordLease, AllocationRecordMetadata, BindPlan
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.simulate.gpu_trace_files import CARD_MILLI, TraceNode, TracePod
 
@@ -175,11 +175,13 @@ class _Cluster:
 
     def _allocate(self, node: str, pod: AllocatedPod, plan: BindPlan) -> None:
         held = self._records.setdefault(node, {})
-        held[pod.metadata.uid] = plan.entry
-        metadata = LedgerMetadata(
-            name=f"gpu-{node}", annotations={HOLDINGS: msgspec.json.encode(held).decode()}
+        held[pod.metadata.uid] = plan.reservation
+        metadata = AllocationRecordMetadata(
+            name=f"gpu-{node}", annotations={RESERVATIONS_ANNOTATION: msgspec.json.encode(held).decode()}
         )
-        self._state = self._builder.amended(self._state, node, LedgerLease(metadata))
+        self._state = self._builder.apply_allocation_record(
+            self._state, node, AllocationRecordLease(metadata)
+        )
 
     def _follow_cpu(self, nodes: int | slice) -> None:
         """Let the agent know of the CPU that is left; nodes without cards share a column that says nothing."""

@@ -16,8 +16,8 @@ from nodewise.agent import AgentKind, ClusterState, NodeIndex, ObjectKey, Snapsh
 from nodewise.errors import BadInput
 from nodewise.extender import recording_file
 from nodewise.extender.agent_states import AgentStates
-from nodewise.extender.recording_deltas import Rebuilding
-from nodewise.extender.recording_file import Exchange, Record
+from nodewise.extender.recording_deltas import ClusterStateRebuilder
+from nodewise.extender.recording_file import Record, RequestEntry
 from nodewise.extender.request_handler import RequestHandler
 from nodewise.extender.score_weights import ChainOptions
 from nodewise.kube.field_merge import merge
@@ -70,7 +70,7 @@ class Tally(msgspec.Struct):
     """Requests whose snapshot the recording does not have, or whose path no agent of ours serves."""
     failed: list[str] = []
     """Defects of agents, for which there was no slot or no snapshot, each once."""
-    lost: recording_file.Gap = recording_file.Gap()
+    lost: recording_file.GapEntry = recording_file.GapEntry()
     """What the recorder could not write as fast as it came."""
     end: str = "cut off"
     """`stopped` or `full` where the recorder wrote an end."""
@@ -116,7 +116,7 @@ class Player:
         self._altering = _Altering(cast.objects)
         self._request_handler = RequestHandler(cast.kinds, cast.options, self._states, cast.chain)
         node_type = merge("Node", *(kind.node_fields for kind in cast.kinds))
-        self._worlds = Rebuilding({**watched, NODES: node_type})
+        self._worlds = ClusterStateRebuilder({**watched, NODES: node_type})
         self._snapshots = {0: Snapshot(NodeIndex(), {}, 0.0)}
         self._wanted: set[str] = set()
         self._asked: set[str] = set()
@@ -128,20 +128,20 @@ class Player:
         """
         entry = record.entry
         match entry:
-            case Exchange():
+            case RequestEntry():
                 return self._exchange(entry, *record.blobs)
-            case recording_file.Recalled():
+            case recording_file.MemoryEntry():
                 self._recall(entry.agent, *record.blobs)
-            case recording_file.Gap():
+            case recording_file.GapEntry():
                 lost = self.tally.lost
-                self.tally.lost = recording_file.Gap(
+                self.tally.lost = recording_file.GapEntry(
                     requests=lost.requests + entry.requests, worlds=lost.worlds + entry.worlds
                 )
-            case recording_file.End():
+            case recording_file.EndEntry():
                 self.tally.end = entry.why
             case _:
                 cluster_state = self._worlds.take(record)
-                if cluster_state is not None and isinstance(entry, recording_file.Moment):
+                if cluster_state is not None and isinstance(entry, recording_file.SnapshotEntry):
                     self._see(cluster_state, entry.generation)
         return None
 
@@ -186,7 +186,7 @@ class Player:
                 self._note(error)
         return Snapshot(cluster_state.nodes, self._slots.newest(), cluster_state.now, generation)
 
-    def _exchange(self, exchange: Exchange, body: bytes, answer: bytes) -> Difference | None:
+    def _exchange(self, exchange: RequestEntry, body: bytes, answer: bytes) -> Difference | None:
         snapshot = self._snapshots.get(exchange.generation)
         verb = self._request_handler.verbs.get(exchange.path)
         if snapshot is None or verb is None:
@@ -204,7 +204,7 @@ class Player:
         self.tally.pods.setdefault(pod, PodChange()).add(difference)
         return difference
 
-    def _answered(self, exchange: Exchange, body: bytes, snapshot: Snapshot) -> tuple[str, Outcome]:
+    def _answered(self, exchange: RequestEntry, body: bytes, snapshot: Snapshot) -> tuple[str, Outcome]:
         """The pod, and its answer; a defect is an answer as well, and recorded as one."""
         try:
             answer = self._request_handler.answer(exchange.path, body, snapshot, exchange.at)

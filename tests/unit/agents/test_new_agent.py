@@ -19,7 +19,7 @@ from nodewise.doctor.checks import extender_entries
 from nodewise.doctor.collectors.access_rules import needed_rights
 from nodewise.doctor.facts import ExtenderWorkload
 from nodewise.doctor.parsing.workloads import Workload
-from nodewise.extender.agent_chain import Chain, scorers
+from nodewise.extender.agent_chain import AgentChain, scorers
 
 NAME = "probe"
 
@@ -67,7 +67,7 @@ def test_kube_scheduler_is_configured_for_it(kind: AgentKind) -> None:
 
 
 def test_it_can_be_weighed(kind: AgentKind) -> None:
-    chain = Chain([kind.agent(kind.options())])
+    chain = AgentChain([kind.agent(kind.options())])
     assert [score.label for agent in chain.agents for score in scorers(agent)] == [NAME]
 
 

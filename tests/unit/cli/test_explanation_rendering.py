@@ -14,8 +14,8 @@ from nodewise.cli.explain.replicas import ReplicaEndpoint, ReplicaResponse
 from nodewise.extender import attempt_explanation
 from nodewise.extender.attempt_explanation import Attempt
 from nodewise.extender.decision import Decision
-from nodewise.extender.decision_codec import Told, ToldDetails
-from nodewise.extender.decision_endpoint import Page
+from nodewise.extender.decision_codec import StaticDetails, StaticReason
+from nodewise.extender.decision_endpoint import DecisionPage
 from tests.unit.extender.decisions import AT, Counted, decision, evidence, of, ranked, verdict
 from tests.unit.extender.test_attempt_explanation import scored
 
@@ -24,7 +24,7 @@ WAITING = PodLookup(WAITS)
 
 
 def story(*calls: Decision | None, seen: PodLookup = WAITING, tries: int = 1) -> PodExplanation:
-    page = Page(
+    page = DecisionPage(
         decisions=[],
         found=3,
         tries=tries,
@@ -50,13 +50,13 @@ def on(node: str) -> PodLookup:
 def carded(*texts: str, codes: str) -> Decision:
     """A filter call of the gpu agent: what it says of each node besides, and which it rejects."""
     rejected = np.array(codes.split(), np.int16)
-    details = ToldDetails(texts, np.where(rejected > 0, 0.5, 1.0))
-    return of(("gpu", Verdict(rejected, (Told("will not fit: too little memory"),), details=details)))
+    details = StaticDetails(texts, np.where(rejected > 0, 0.5, 1.0))
+    return of(("gpu", Verdict(rejected, (StaticReason("will not fit: too little memory"),), details=details)))
 
 
 def test_cards_and_what_is_lacking(capsys: pytest.CaptureFixture[str]) -> None:
     filtered = carded("card0 has 3G left, 5G wanted", "train: card1", "", codes="1 0 1")
-    bound = msgspec.structs.replace(of(nodes="n2", verb="bind"), told="train: card1")
+    bound = msgspec.structs.replace(of(nodes="n2", verb="bind"), description="train: card1")
     assert lines(capsys, story(filtered, None, None, bound))[3:] == [
         "NODE  SCORE  MEASURED  DETAILS                       REJECTED",
         "n2    -      -         train: card1                  -",
@@ -74,13 +74,13 @@ def test_cards_and_what_is_lacking(capsys: pytest.CaptureFixture[str]) -> None:
 def test_of_many_nodes_the_one_that_lacks_least_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     (agent, verdict), *_ = carded(*[f"lacks {n}" for n in range(30)], codes="1 " * 30).verdicts
     assert verdict.details is not None
-    far = ToldDetails([verdict.details.text(n) for n in range(30)], np.arange(30)[::-1] / 30)
+    far = StaticDetails([verdict.details.text(n) for n in range(30)], np.arange(30)[::-1] / 30)
     output = "\n".join(lines(capsys, story(of((agent, replace(verdict, details=far))))))
     assert "will not fit: too little memory  n30: lacks 29; n29: lacks 28; n28: lacks 27; …" in output
 
 
 def test_a_bind_that_failed(capsys: pytest.CaptureFixture[str]) -> None:
-    refused = ("gpu", Verdict(np.ones(1, np.int16), (Told("will not fit"),)))
+    refused = ("gpu", Verdict(np.ones(1, np.int16), (StaticReason("will not fit"),)))
     output = lines(capsys, story(carded("a: card0", codes="0"), None, None, of(refused, verb="bind")))
     assert "kube-scheduler chose n1, and the bind failed: will not fit" in output
 
@@ -145,7 +145,9 @@ def test_of_many_nodes_the_best_and_the_closest(capsys: pytest.CaptureFixture[st
 
 def failed() -> Decision:
     plain = verdict(evidence("heat", "1 1 1", rejects_missing=False), joined=None)
-    reasons = (Told("nodewise: policy d/pol does not exist", failure=True, advice="make TASPolicy d/pol"),)
+    reasons = (
+        StaticReason("nodewise: policy d/pol does not exist", failure=True, advice="make TASPolicy d/pol"),
+    )
     return of(("t", replace(plain, codes=plain.codes + 1, reasons=reasons, evidence=())))
 
 
@@ -268,7 +270,7 @@ def test_the_document_says_the_same() -> None:
 
 def test_what_a_score_is_made_of_and_the_numbers_it_rests_on(capsys: pytest.CaptureFixture[str]) -> None:
     filtered = of(
-        ("a", Verdict(np.array([0, 1], np.int16), (Told("a: no"),), details=Counted((0.5, 0.1235)))),
+        ("a", Verdict(np.array([0, 1], np.int16), (StaticReason("a: no"),), details=Counted((0.5, 0.1235)))),
         nodes="n1 n2",
     )
     score = ranked(

@@ -21,11 +21,11 @@ from nodewise import agents, cooperative_scheduling
 from nodewise import clock as clocks
 from nodewise.cli import data_sources
 from nodewise.clock import SystemClock
-from nodewise.extender.agent_chain import Chain
+from nodewise.extender.agent_chain import AgentChain
 from nodewise.extender.decision import DecisionRing
-from nodewise.extender.leader_loop import Leading
+from nodewise.extender.leader_loop import LeaderLoop
 from nodewise.extender.request_handler import RequestHandler
-from nodewise.extender.requeueing import Waker
+from nodewise.extender.requeueing import Requeuer
 from nodewise.extender.routes import Extender
 from nodewise.extender.snapshot_cache import SnapshotCache
 from nodewise.kube.resources import NAMESPACES, NODES, PODS, Resource
@@ -145,10 +145,12 @@ class ExtenderWithoutSockets:
         self.refresher.subscribe(self.snapshot_cache.touch)
         handle = build_handle(api, self.feed.objects, self.feed.nodes, clock, self.registry)
         self.pods = data_sources.reflect_waiting_pods(api, [KIND], clock, self.registry)
-        waker = Waker(Chain([KIND.agent(OPTIONS["telemetry"])]), self.pods.store, handle, PERIOD_S)
+        waker = Requeuer(AgentChain([KIND.agent(OPTIONS["telemetry"])]), self.pods.store, handle, PERIOD_S)
         controller = KIND.controller(OPTIONS["telemetry"], handle)
         assert controller is not None
-        self.leading = Leading([controller, waker], lambda: self.snapshot_cache.snapshot, lambda: True, clock)
+        self.leading = LeaderLoop(
+            [controller, waker], lambda: self.snapshot_cache.snapshot, lambda: True, clock
+        )
         self.snapshot_cache.on_publish(self.leading.notify)
         ring = DecisionRing()
         self.extender = Extender(

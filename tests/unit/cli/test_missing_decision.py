@@ -7,7 +7,7 @@ import pytest
 from nodewise.cli.explain import missing_decision
 from nodewise.cli.explain.pods import PodLookup, PodState
 from nodewise.cli.explain.replicas import ReplicaEndpoint, ReplicaResponse
-from nodewise.extender.decision_endpoint import Page
+from nodewise.extender.decision_endpoint import DecisionPage
 
 CREATED = "2026-11-21T10:00:00Z"
 BEFORE, AFTER = "2026-11-21T09:00:00Z", "2026-11-21T11:00:00Z"
@@ -21,7 +21,7 @@ def state(**fields: Any) -> PodLookup:
 def response(kept: int = 5, since: str | None = BEFORE) -> ReplicaResponse:
     return ReplicaResponse(
         ReplicaEndpoint("http://one"),
-        Page(decisions=[], found=0, tries=0, since=None, kept=kept, kept_since=since),
+        DecisionPage(decisions=[], found=0, tries=0, since=None, kept=kept, kept_since=since),
     )
 
 

@@ -16,12 +16,13 @@ from nodewise.cli.explain.replicas import ReplicaEndpoint, ReplicaResponse
 from nodewise.configure import file_diff
 from nodewise.cpu.store import configmap
 from nodewise.cpu.workload import isolate
-from nodewise.extender.decision_endpoint import Page
+from nodewise.extender.decision_endpoint import DecisionPage
 
 EVIL = "no\x1b[2J\u202e\x9b31m\rKIND all is well"
 SHOWN = r"no\x1b[2J\u202e\x9b31m\rKIND all is well"
 HERE = ReplicaResponse(
-    ReplicaEndpoint("https://here"), Page(decisions=[], found=0, tries=0, since=None, kept=0, kept_since=None)
+    ReplicaEndpoint("https://here"),
+    DecisionPage(decisions=[], found=0, tries=0, since=None, kept=0, kept_since=None),
 )
 
 

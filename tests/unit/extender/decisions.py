@@ -9,7 +9,7 @@ import numpy as np
 from nodewise import clock, quantity
 from nodewise.agent import COMPARISONS, Evidence, Joined, Names, Scores, ValueState, Verdict
 from nodewise.extender.decision import Decision, PodRef
-from nodewise.extender.decision_codec import Told
+from nodewise.extender.decision_codec import StaticReason
 
 AT = clock.parse_rfc3339("2026-11-21T10:00:00Z")
 COUNT = 3000
@@ -55,7 +55,7 @@ def verdict(*rules: Evidence, joined: Joined | None = "any", advice: str = "") -
         texts = [f"policy d/pol: {' and '.join(text.split(': ')[1] for text in texts)}"]
     else:
         codes = np.select(masks, range(1, len(masks) + 1), 0)
-    reasons = tuple(Told(text, advice=advice) for text in texts)
+    reasons = tuple(StaticReason(text, advice=advice) for text in texts)
     return Verdict(codes.astype(np.int16), reasons, rules, joined)
 
 

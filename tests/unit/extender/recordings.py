@@ -14,7 +14,7 @@ from nodewise.errors import BadInput
 from nodewise.extender import recording, recording_file
 from nodewise.extender.agent_states import AgentStates
 from nodewise.extender.decision import DecisionRing
-from nodewise.extender.recording import Recording
+from nodewise.extender.recording import FileRecorder
 from nodewise.extender.recording_file import Record
 from nodewise.extender.request_handler import RequestHandler
 from nodewise.extender.routes import Extender
@@ -52,9 +52,9 @@ class Recorded:
         self.meters = MetricsRegistry()
         self.clock = ManualClock(1000.0)
         header = recording.header(
-            [KIND], self.options, recording.Settings(PERIOD_S, ChainOptions()), self.clock.now()
+            [KIND], self.options, recording.ReplaySettings(PERIOD_S, ChainOptions()), self.clock.now()
         )
-        self.recording = Recording(self.disk, header, max_bytes, self.clock, self.meters)
+        self.recording = FileRecorder(self.disk, header, max_bytes, self.clock, self.meters)
         self.snapshot = Snapshot(NodeIndex(), {}, 0.0)
         self._state = KIND.state(self.options["telemetry"], PERIOD_S)
         self._last: ClusterState | None = None

@@ -10,7 +10,7 @@ import pytest
 from nodewise.agent import FilterPlugin, Names, NodeIndex, ScorePlugin, Scores, Snapshot, Verdict, Victims
 from nodewise.errors import BadSettings
 from nodewise.extender import decision_document
-from nodewise.extender.agent_chain import Chain, weighed
+from nodewise.extender.agent_chain import AgentChain, weighed
 from nodewise.extender.decision import Decision, DecisionRing, PodRef
 from nodewise.extender.score_weights import ChainOptions, Priority
 
@@ -63,7 +63,7 @@ class Broken(Rejecting):
 
 
 def kept(*agents: Any, names: str = "a b c") -> list[str]:
-    decision = Chain(agents).filter(POD, names.split(), VIEW, 1.0)
+    decision = AgentChain(agents).filter(POD, names.split(), VIEW, 1.0)
     feasible: list[str] = decision.names[decision.kept()].tolist()
     return feasible
 
@@ -73,9 +73,9 @@ class TestChain:
         assert kept(Rejecting("t", "a"), Rejecting("g", "c")) == ["b"]
 
     def test_pods_that_ask_the_same_have_equal_questions(self) -> None:
-        chain = Chain([Rejecting("t", "a"), Rejecting("g", "")])
+        chain = AgentChain([Rejecting("t", "a"), Rejecting("g", "")])
         assert chain.equivalence_key(POD) == chain.equivalence_key(POD) == ("t", "g")
-        broken = Chain([Broken("t", "")])
+        broken = AgentChain([Broken("t", "")])
         assert broken.equivalence_key(POD) != broken.equivalence_key(POD)
 
     def test_order_and_repetitions_are_those_of_the_request(self) -> None:
@@ -85,7 +85,7 @@ class TestChain:
         assert kept(Rejecting("t", None)) == ["a", "b", "c"]
 
     def test_a_defect_of_an_agent_rejects_and_says_so(self) -> None:
-        decision = Chain([Broken("t", ""), Rejecting("g", "a")]).filter(POD, ["a", "b"], VIEW, 1.0)
+        decision = AgentChain([Broken("t", ""), Rejecting("g", "a")]).filter(POD, ["a", "b"], VIEW, 1.0)
         assert decision.kept().tolist() == [False, False]
         assert decision_document.rejected(decision)["a"] == [
             {"agent": "t", "reason": "nodewise: agent t failed, see the log of nodewise"},
@@ -94,11 +94,11 @@ class TestChain:
         assert decision_document.failure(decision) == "nodewise: agent t failed, see the log of nodewise"
 
     def test_a_defect_while_scoring_costs_the_scores_only(self) -> None:
-        decision = Chain([Broken("t", ""), Rejecting("g", "")]).prioritize(POD, ["a", "b"], VIEW, 1.0)
+        decision = AgentChain([Broken("t", ""), Rejecting("g", "")]).prioritize(POD, ["a", "b"], VIEW, 1.0)
         assert decision.points().tolist() == [0, 1]
 
     def test_a_node_is_scored_once(self) -> None:
-        decision = Chain([Rejecting("g", "")]).prioritize(POD, ["b", "x", "b", "x", "y"], VIEW, 1.0)
+        decision = AgentChain([Rejecting("g", "")]).prioritize(POD, ["b", "x", "b", "x", "y"], VIEW, 1.0)
         assert decision.names.tolist() == ["b", "x", "y"]
 
 
@@ -174,7 +174,7 @@ def weights(text: str, *agents) -> dict:
 class TestPriorities:
     def test_each_counts_by_its_weight(self) -> None:
         two = Two()
-        chain = Chain([two], weights("two-low=3,two-high=1", two))
+        chain = AgentChain([two], weights("two-low=3,two-high=1", two))
         decision = chain.prioritize(POD, ["b"], VIEW, 1.0)
         assert [(name, scores.label, scores.weight) for name, scores in decision.scores] == [
             ("two", "two-low", 3.0),
@@ -209,7 +209,7 @@ class TestPriorities:
             weights("=5", Two(), Rejecting("nameless", "a"))
 
     def test_who_has_no_predicate_is_not_asked_to_filter(self) -> None:
-        assert Chain([Liking()]).filter(POD, ["a"], VIEW, 1.0).verdicts == ()
+        assert AgentChain([Liking()]).filter(POD, ["a"], VIEW, 1.0).verdicts == ()
 
     def test_what_was_asked_about_is_counted_once_a_call(self) -> None:
         class Counting:
@@ -220,7 +220,7 @@ class TestPriorities:
                 self.pods.append(pod)
 
         counting = Counting()
-        chain = Chain([Two()], None, {"two": counting, "other": Counting()})
+        chain = AgentChain([Two()], None, {"two": counting, "other": Counting()})
         chain.filter(POD, ["a"], VIEW, 1.0)
         chain.prioritize(POD, ["a"], VIEW, 1.0)
         assert counting.pods == [POD]

@@ -11,7 +11,13 @@ from structlog.testing import capture_logs
 
 from nodewise.clock import ManualClock
 from nodewise.errors import BadInput, Conflict, Unavailable
-from nodewise.extender.agent_memory import NAME, InConfigMap, InFile, Kept, Memory
+from nodewise.extender.agent_memory import (
+    NAME,
+    AgentMemory,
+    ConfigMapMemoryStore,
+    FileMemoryStore,
+    StoredMemory,
+)
 from nodewise.simulate.in_memory_api import CONFIGMAPS, FakeApi
 
 
@@ -50,8 +56,12 @@ class Place:
         self.path = folder / "state.json"
         self.api = FakeApi()
 
-    def keeping(self) -> InConfigMap | InFile:
-        return InFile(str(self.path)) if self.kind == "file" else InConfigMap(self.api, "nodewise")
+    def keeping(self) -> ConfigMapMemoryStore | FileMemoryStore:
+        return (
+            FileMemoryStore(str(self.path))
+            if self.kind == "file"
+            else ConfigMapMemoryStore(self.api, "nodewise")
+        )
 
     def spoil(self, text: str) -> None:
         if self.kind == "file":
@@ -66,20 +76,20 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return Place(request.param, tmp_path)
 
 
-def memory(place: Place, state: Any, *, leads: bool = True) -> Memory:
-    return Memory({"sum": state}, place.keeping(), lambda: leads, ManualClock())
+def memory(place: Place, state: Any, *, leads: bool = True) -> AgentMemory:
+    return AgentMemory({"sum": state}, place.keeping(), lambda: leads, ManualClock())
 
 
 def done(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(work)
 
 
-async def steps(agent_memory: Memory, count: int = 2) -> None:
+async def steps(agent_memory: AgentMemory, count: int = 2) -> None:
     for _ in range(count):
         await agent_memory.step()
 
 
-async def learning(agent_memory: Memory, state: Sum, news: int) -> None:
+async def learning(agent_memory: AgentMemory, state: Sum, news: int) -> None:
     """Recall, learn, keep."""
     await agent_memory.step()
     state.news = news
@@ -162,7 +172,7 @@ class TestMemory:
         state, later = Sum(), Sum()
 
         async def live() -> None:
-            agent_memory = Memory(
+            agent_memory = AgentMemory(
                 {"sum": Broken(part), "other": state}, place.keeping(), lambda: True, ManualClock()
             )
             await agent_memory.step()
@@ -171,7 +181,7 @@ class TestMemory:
 
         with capture_logs() as lines:
             done(live())
-        done(steps(Memory({"other": later}, place.keeping(), lambda: True, ManualClock()), 1))
+        done(steps(AgentMemory({"other": later}, place.keeping(), lambda: True, ManualClock()), 1))
         assert later.known == 2
         assert [(line["event"], line["agent"]) for line in lines] == [("agent_failed", "sum")]
 
@@ -181,7 +191,7 @@ class TestMemory:
 
         async def live() -> None:
             states: dict[str, Any] = {"large": large[0], "larger": large[1], "sum": state}
-            agent_memory = Memory(states, place.keeping(), lambda: True, ManualClock())
+            agent_memory = AgentMemory(states, place.keeping(), lambda: True, ManualClock())
             await agent_memory.step()
             state.news = 2
             await agent_memory.step()
@@ -235,7 +245,7 @@ class TestFile:
         path = tmp_path / "state.json"
         path.write_text("not ours")
         state = Sum()
-        agent_memory = Memory({"sum": state}, InFile(str(path)), lambda: True, ManualClock())
+        agent_memory = AgentMemory({"sum": state}, FileMemoryStore(str(path)), lambda: True, ManualClock())
 
         async def live() -> None:
             await agent_memory.step()
@@ -247,19 +257,19 @@ class TestFile:
 
     def test_an_error_names_the_option(self, tmp_path: Path) -> None:
         with pytest.raises(BadInput, match="--state"):
-            asyncio.run(InFile(str(tmp_path / "no" / "where")).write(Kept({"a": b"1"})))
+            asyncio.run(FileMemoryStore(str(tmp_path / "no" / "where")).write(StoredMemory({"a": b"1"})))
 
 
 class TestConfigMap:
     def test_a_write_in_between_is_a_conflict(self) -> None:
         api = FakeApi()
-        keeping = InConfigMap(api, "nodewise")
+        keeping = ConfigMapMemoryStore(api, "nodewise")
 
         async def race() -> None:
-            await keeping.write(Kept({"a": b"1"}))
+            await keeping.write(StoredMemory({"a": b"1"}))
             seen = await keeping.read()
-            await keeping.write(Kept({"a": b"2"}, seen.version))
-            await keeping.write(Kept({"a": b"3"}, seen.version))
+            await keeping.write(StoredMemory({"a": b"2"}, seen.version))
+            await keeping.write(StoredMemory({"a": b"3"}, seen.version))
 
         with pytest.raises(Conflict):
             asyncio.run(race())
@@ -269,7 +279,9 @@ class TestConfigMap:
         meta = {"name": NAME, "namespace": "nodewise", "labels": {"by": "helm"}}
         api.put(CONFIGMAPS, {"metadata": meta, "data": {"sum.json": "1"}})
         state = Sum()
-        memory_keeper = Memory({"sum": state}, InConfigMap(api, "nodewise"), lambda: True, ManualClock())
+        memory_keeper = AgentMemory(
+            {"sum": state}, ConfigMapMemoryStore(api, "nodewise"), lambda: True, ManualClock()
+        )
 
         async def live() -> bytes:
             await memory_keeper.step()

@@ -10,7 +10,7 @@ from nodewise.agent import Evidence, Names, Scores, Verdict
 from nodewise.extender import attempt_explanation
 from nodewise.extender.attempt_explanation import Attempt
 from nodewise.extender.decision import Decision, PodRef
-from nodewise.extender.decision_codec import Told
+from nodewise.extender.decision_codec import StaticReason
 from tests.unit.extender.decisions import AT, decision, evidence, of, verdict
 
 
@@ -116,7 +116,7 @@ class TestFindings:
         assert (missing.value, missing.age_s) == (None, None)
 
     def test_before_any_answer_there_is_nothing_to_measure(self) -> None:
-        rejected = of(("t", Verdict(np.ones(2, np.int16), (Told("no policy", failure=True),))))
+        rejected = of(("t", Verdict(np.ones(2, np.int16), (StaticReason("no policy", failure=True),))))
         explanation = attempt_explanation.explain(Attempt(rejected))
         assert [finding.measured for finding in explanation.findings] == [(), ()]
         assert (explanation.changes, explanation.held) == ((), False)

@@ -2,46 +2,56 @@
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from nodewise.agent import NodeIndex, Snapshot
+from nodewise.binder import BindPlan, BindPlugin, Refusal
 from nodewise.clock import ManualClock
 from nodewise.errors import BadInput
-from nodewise.extender.binding import Outcome
+from nodewise.extender.binding import BindOutcome
 from nodewise.extender.decision import Decision, DecisionRing
 from nodewise.extender.request_handler import RequestHandler
 from nodewise.extender.routes import BindRoutes, Extender
 from nodewise.extender.wire_format import BindingArgs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.application import Request
-from tests.unit.extender.replicas import NoCard
+from tests.unit.extender.replicas import NoFreeDevice
 
 ASKED = {"PodName": "p", "PodNamespace": "d", "PodUID": "u", "Node": "n1"}
-REFUSED = Outcome("refused", "will not fit", reason=NoCard())
+REFUSED = BindOutcome("refused", "will not fit", reason=NoFreeDevice())
 
 
-class Bindings:
-    """Whatever is asked comes to one outcome."""
+class FixedBindings:
+    """Returns the same outcome for every pod."""
 
-    def __init__(self, outcome: Outcome) -> None:
+    def __init__(self, outcome: BindOutcome) -> None:
         self.outcome = outcome
         self.asked: list[BindingArgs] = []
 
-    async def bind(self, args: BindingArgs) -> Outcome:
+    async def bind(self, args: BindingArgs) -> BindOutcome:
         self.asked.append(args)
         return self.outcome
 
 
-class Binder:
-    name = "gpu"
+class Binder(BindPlugin[Any, Any]):
+    """A plugin that is asked for its name and its form of errors only."""
 
-    def __init__(self, bind_errors: str) -> None:
+    name = "gpu"
+    allocation_records = pods = "unused"
+    bind_errors = "status"
+
+    def __init__(self, bind_errors: Literal["status", "field"]) -> None:
         self.bind_errors = bind_errors
 
+    def bind(self, pod: Any, node: str, snapshot: Snapshot, now: float) -> BindPlan | Refusal | None:
+        raise NotImplementedError
 
-def play(outcome: Outcome, bind_errors: str = "status", body: Any = ASKED) -> tuple[int, Any, list[Decision]]:
+
+def play(
+    outcome: BindOutcome, bind_errors: Literal["status", "field"] = "status", body: Any = ASKED
+) -> tuple[int, Any, list[Decision]]:
     """Status, body, and what is kept."""
     ring = DecisionRing()
     decisions: list[Decision] = []
@@ -50,9 +60,8 @@ def play(outcome: Outcome, bind_errors: str = "status", body: Any = ASKED) -> tu
         RequestHandler([], {}), lambda *_: snapshot, ring, ManualClock(9.0), MetricsRegistry()
     )
     extender.subscribe(decisions.append)
-    bindings: Any = Bindings(outcome)
-    binder: Any = Binder(bind_errors)
-    routes = BindRoutes(bindings, binder, extender).routes()
+    bindings: Any = FixedBindings(outcome)
+    routes = BindRoutes(bindings, Binder(bind_errors), extender).routes()
     assert [route.path for route in routes] == ["/scheduler/bind", "/agents/gpu/bind"]
     request = Request("POST", "/scheduler/bind", {}, json.dumps(body).encode(), "application/json", "")
     handler: Any = routes[0].handler
@@ -63,25 +72,25 @@ def play(outcome: Outcome, bind_errors: str = "status", body: Any = ASKED) -> tu
 
 
 def test_success_is_an_empty_error() -> None:
-    status, body, kept = play(Outcome("bound", told="main: card0"))
+    status, body, kept = play(BindOutcome("bound", description="main: card0"))
     assert (status, body) == (200, {"Error": ""})
     assert (kept[0].verb, kept[0].pod.uid, kept[0].names.tolist()) == ("bind", "u", ["n1"])
-    assert (kept[0].told, kept[0].verdicts, kept[0].generation) == ("main: card0", (), 7)
+    assert (kept[0].description, kept[0].verdicts, kept[0].generation) == ("main: card0", (), 7)
 
 
 @pytest.mark.parametrize(("bind_errors", "status"), [("status", 404), ("field", 200)])
-def test_a_refusal_is_told_as_it_is_asked_for(bind_errors: str, status: int) -> None:
+def test_a_refusal_is_told_as_it_is_asked_for(bind_errors: Literal["status", "field"], status: int) -> None:
     actual_status, body, kept = play(REFUSED, bind_errors)
     assert (actual_status, body) == (status, {"Error": "will not fit"})
     assert kept[0].kept().tolist() == [False]
-    assert kept[0].verdicts[0][1].reasons[0].text() == "no card is free"
+    assert kept[0].verdicts[0][1].reasons[0].text() == "no device is free"
 
 
 def test_a_failure_is_kept_as_one() -> None:
-    _, body, kept = play(Outcome("failed", 'pod "p" not found'))
+    _, body, kept = play(BindOutcome("failed", 'pod "p" not found'))
     assert body == {"Error": 'pod "p" not found'}
     reason = kept[0].verdicts[0][1].reasons[0]
-    assert (kept[0].told, reason.is_failure) == ('pod "p" not found', True)
+    assert (kept[0].description, reason.is_failure) == ('pod "p" not found', True)
     assert reason.text() == 'nodewise: pod "p" not found'
 
 

@@ -1,4 +1,4 @@
-"""Binding: whatever fails, is late, comes twice or is killed, no card is given twice and no success is told falsely."""
+"""Binding: no device is allocated twice and no false success is reported, whatever fails, is late or is repeated."""
 
 import asyncio
 import json
@@ -10,24 +10,24 @@ import pytest
 
 from nodewise import cooperative_scheduling
 from nodewise.agent import ClusterState
-from nodewise.binder import HOLDINGS, LEDGER
+from nodewise.binder import ALLOCATION_RECORD_LABEL, RESERVATIONS_ANNOTATION
 from nodewise.errors import Conflict, NodewiseError, Problem, Refused
-from nodewise.extender.binding import DROPPED, Outcome
+from nodewise.extender.binding import RESERVATION_DROPPED_ANNOTATION, BindOutcome
 from nodewise.kube.resources import LEASES, NODES, PODS
 from tests.unit.extender.replicas import (
-    CARD,
+    DEVICE_ANNOTATION,
     OURS,
-    Api,
-    OneCardEach,
+    LossyApi,
+    OneDeviceAgent,
     Replica,
-    entries,
-    lost,
-    never_twice,
+    check_no_double_allocation,
+    lost_call,
     node_of,
     once,
     pod,
     put_pod,
     raising,
+    reservations,
     start_replica,
 )
 from tests.unit.kube import virtual_time
@@ -35,9 +35,9 @@ from tests.unit.kube import virtual_time
 FORBIDDEN = Refused("create", [Problem("", "pods/binding is forbidden", "")])
 
 
-def play(test: Callable[[Api, Replica], Coroutine[Any, Any, None]], **made: Any) -> Api:
+def play(test: Callable[[LossyApi, Replica], Coroutine[Any, Any, None]], **made: Any) -> LossyApi:
     """The test with one replica, two nodes and a pod `p`."""
-    api = Api(**made)
+    api = LossyApi(**made)
 
     async def main() -> None:
         for name in ("n1", "n2"):
@@ -47,14 +47,16 @@ def play(test: Callable[[Api, Replica], Coroutine[Any, Any, None]], **made: Any)
             api.calls.clear()
             await test(api, replica)
             await replica.bindings.close()
-        never_twice(api)
+        check_no_double_allocation(api)
 
     virtual_time.run(main())
     return api
 
 
-def after(call: Callable[[Api, Replica], Any]) -> Callable[[Api, Replica], Coroutine[Any, Any, None]]:
-    async def test(api: Api, replica: Replica) -> None:
+def after(
+    call: Callable[[LossyApi, Replica], Any],
+) -> Callable[[LossyApi, Replica], Coroutine[Any, Any, None]]:
+    async def test(api: LossyApi, replica: Replica) -> None:
         await call(api, replica)
 
     return test
@@ -62,18 +64,18 @@ def after(call: Callable[[Api, Replica], Any]) -> Callable[[Api, Replica], Corou
 
 class TestWell:
     def test_the_entry_stands_in_the_ledger_before_the_pod_is_bound(self) -> None:
-        async def test(api: Api, replica: Replica) -> None:
+        async def test(api: LossyApi, replica: Replica) -> None:
             seen = pod(api, "p")["metadata"]["resourceVersion"]
-            assert await replica.bind(pod(api, "p")) == Outcome("bound", told="a")
+            assert await replica.bind(pod(api, "p")) == BindOutcome("bound", description="a")
             assert api.calls == [
                 ("create", LEASES.path(OURS)),
                 ("create", PODS.path("d", "p", "binding")),
             ]
             now = pod(api, "p")
             assert now["spec"]["nodeName"] == "n1"
-            assert now["metadata"]["annotations"] == {"kept": "1", CARD: "a"}
-            assert entries(api)[now["metadata"]["uid"]]["seen"] == seen
-            assert replica.held() == {"a": now["metadata"]["uid"]}
+            assert now["metadata"]["annotations"] == {"kept": "1", DEVICE_ANNOTATION: "a"}
+            assert reservations(api)[now["metadata"]["uid"]]["seen"] == seen
+            assert replica.held_devices() == {"a": now["metadata"]["uid"]}
 
         play(test)
 
@@ -85,15 +87,15 @@ class TestWell:
         assert meta["labels"] == {"nodewise.io/ledger": "t"}
 
     def test_a_pod_that_asks_for_no_card_is_bound_by_one_write(self) -> None:
-        async def test(api: Api, replica: Replica) -> None:
-            assert await replica.bind(put_pod(api, "plain")) == Outcome("bound")
+        async def test(api: LossyApi, replica: Replica) -> None:
+            assert await replica.bind(put_pod(api, "plain")) == BindOutcome("bound")
             assert api.writes() == ["bind"]
             assert node_of(api, "plain") == "n1"
 
         play(test)
 
     def test_a_pod_that_we_have_not_heard_of_is_read(self) -> None:
-        async def test(api: Api, replica: Replica) -> None:
+        async def test(api: LossyApi, replica: Replica) -> None:
             api._wake = lambda: None  # type: ignore[method-assign]
             assert (await replica.bind(put_pod(api, "new"))).result == "bound"
             assert ("get", PODS.path("d", "new")) in api.calls
@@ -101,11 +103,11 @@ class TestWell:
         play(test)
 
     def test_the_next_filter_call_sees_the_card_taken_before_anything_is_written(self) -> None:
-        async def test(api: Api, replica: Replica) -> None:
+        async def test(api: LossyApi, replica: Replica) -> None:
             task = asyncio.create_task(replica.bind(pod(api, "p")))
             for _ in range(10):  # no call takes so little time
                 await asyncio.sleep(0)
-            assert list(replica.held()) == ["a"]
+            assert list(replica.held_devices()) == ["a"]
             assert api.writes() == []
             await task
 
@@ -114,7 +116,7 @@ class TestWell:
 
 class TestAgain:
     def test_a_repeated_bind_is_a_success_without_a_write(self) -> None:
-        async def test(api: Api, replica: Replica) -> None:
+        async def test(api: LossyApi, replica: Replica) -> None:
             await replica.bind(pod(api, "p"))
             writes = api.writes()
             assert (await replica.bind(pod(api, "p"))).result == "already"
@@ -123,7 +125,7 @@ class TestAgain:
         play(test)
 
     def test_two_calls_at_once_are_one_bind(self) -> None:
-        async def test(api: Api, replica: Replica) -> None:
+        async def test(api: LossyApi, replica: Replica) -> None:
             outcomes = await asyncio.gather(*(replica.bind(pod(api, "p")) for _ in range(3)))
             assert {outcome.result for outcome in outcomes} == {"bound"}
             assert api.writes() == ["create", "bind"]
@@ -131,30 +133,30 @@ class TestAgain:
         play(test)
 
     def test_a_pod_on_another_node_is_an_error_and_holds_nothing_here(self) -> None:
-        async def test(api: Api, replica: Replica) -> None:
+        async def test(api: LossyApi, replica: Replica) -> None:
             await replica.bind(pod(api, "p"), "n2")
             outcome = await replica.bind(pod(api, "p"), "n1")
-            assert outcome == Outcome("failed", 'pod p is already assigned to node "n2"')
+            assert outcome == BindOutcome("failed", 'pod p is already assigned to node "n2"')
             await replica.bindings.close()
-            assert entries(api) == {}
-            assert len(entries(api, "n2")) == 1
+            assert reservations(api) == {}
+            assert len(reservations(api, "n2")) == 1
 
         play(test)
 
     def test_a_call_to_another_replica_meanwhile_gets_the_same_card(self) -> None:
-        async def test(api: Api, replica: Replica) -> None:
+        async def test(api: LossyApi, replica: Replica) -> None:
             async with start_replica(api) as other:
                 outcomes = await asyncio.gather(replica.bind(pod(api, "p")), other.bind(pod(api, "p")))
             assert [outcome.error for outcome in outcomes] == ["", ""]
-            assert pod(api, "p")["metadata"]["annotations"][CARD] == "a"
-            assert len(entries(api)) == 1
+            assert pod(api, "p")["metadata"]["annotations"][DEVICE_ANNOTATION] == "a"
+            assert len(reservations(api)) == 1
 
         play(test)
 
 
 class TestWrong:
     def test_a_pod_that_is_not_there(self) -> None:
-        async def test(api: Api, replica: Replica) -> None:
+        async def test(api: LossyApi, replica: Replica) -> None:
             gone = pod(api, "p")
             api.remove(PODS, "p", "d")
             await asyncio.sleep(0.1)
@@ -171,7 +173,7 @@ class TestWrong:
     def test_names_that_could_be_another_path_fail_without_a_call(
         self, namespace: str, name: str, node: str
     ) -> None:
-        async def test(api: Api, replica: Replica) -> None:
+        async def test(api: LossyApi, replica: Replica) -> None:
             before = len(api.calls)
             outcome = await replica.bind(
                 {"metadata": {"namespace": namespace, "name": name, "uid": "u"}}, node
@@ -182,7 +184,7 @@ class TestWrong:
         play(test)
 
     def test_another_pod_of_the_name(self) -> None:
-        async def test(api: Api, replica: Replica) -> None:
+        async def test(api: LossyApi, replica: Replica) -> None:
             earlier = {"metadata": {**pod(api, "p")["metadata"], "uid": "of-its-predecessor"}}
             assert (await replica.bind(earlier)).error == "provided UID is incorrect"
             assert api.writes() == []
@@ -190,16 +192,16 @@ class TestWrong:
         play(test)
 
     def test_a_pod_that_is_being_deleted(self) -> None:
-        async def test(api: Api, replica: Replica) -> None:
+        async def test(api: LossyApi, replica: Replica) -> None:
             leaving = put_pod(api, "leaving", deletionTimestamp="2026-01-01T00:00:00Z")
             assert "is being deleted, cannot be assigned to a host" in (await replica.bind(leaving)).error
             await replica.bindings.close()
-            assert entries(api) == {}
+            assert reservations(api) == {}
 
         play(test)
 
     def test_what_the_agent_refuses_is_told_and_nothing_is_written(self) -> None:
-        async def test(api: Api, replica: Replica) -> None:
+        async def test(api: LossyApi, replica: Replica) -> None:
             for name in ("a", "b", "c"):
                 await replica.bind(put_pod(api, name))
             api.calls.clear()
@@ -210,13 +212,13 @@ class TestWrong:
         play(test)
 
     def test_a_binding_that_is_refused_leaves_no_entry(self) -> None:
-        async def test(api: Api, replica: Replica) -> None:
+        async def test(api: LossyApi, replica: Replica) -> None:
             api.before = lambda verb, path: raising(FORBIDDEN)() if path.endswith("/binding") else None
-            assert await replica.bind(pod(api, "p")) == Outcome("failed", "pods/binding is forbidden")
+            assert await replica.bind(pod(api, "p")) == BindOutcome("failed", "pods/binding is forbidden")
             await replica.bindings.close()
-            assert entries(api) == {}
-            assert replica.held() == {}
-            assert DROPPED in pod(api, "p")["metadata"]["annotations"]
+            assert reservations(api) == {}
+            assert replica.held_devices() == {}
+            assert RESERVATION_DROPPED_ANNOTATION in pod(api, "p")["metadata"]["annotations"]
             api.before = lambda verb, path: None
             assert (await replica.bind(pod(api, "p"))).result == "bound"
 
@@ -225,7 +227,7 @@ class TestWrong:
 
 class TestChanged:
     def test_a_pod_that_somebody_changes_is_bound_as_it_is_then(self) -> None:
-        async def test(api: Api, replica: Replica) -> None:
+        async def test(api: LossyApi, replica: Replica) -> None:
             def touch() -> None:
                 api.put(
                     PODS, {**pod(api, "p"), "metadata": {**pod(api, "p")["metadata"], "labels": {"a": "1"}}}
@@ -236,21 +238,21 @@ class TestChanged:
             assert api.writes() == ["create", "bind", "replace", "bind"]
             now = pod(api, "p")["metadata"]
             assert now["labels"] == {"a": "1"}
-            assert int(entries(api)[now["uid"]]["seen"]) == int(now["resourceVersion"]) - 2
+            assert int(reservations(api)[now["uid"]]["seen"]) == int(now["resourceVersion"]) - 2
 
         play(test)
 
     def test_a_ledger_that_another_replica_wrote_is_planned_upon(self) -> None:
-        async def test(api: Api, replica: Replica) -> None:
+        async def test(api: LossyApi, replica: Replica) -> None:
             async with start_replica(api) as other:
                 outcomes = await asyncio.gather(replica.bind(pod(api, "p")), other.bind(put_pod(api, "q")))
-            assert sorted(outcome.told for outcome in outcomes) == ["a", "b"]
-            assert len(entries(api)) == 2
+            assert sorted(outcome.description for outcome in outcomes) == ["a", "b"]
+            assert len(reservations(api)) == 2
 
         play(test)
 
     def test_a_defect_in_planning_again_is_told_at_once(self) -> None:
-        class Defect(OneCardEach):
+        class Defect(OneDeviceAgent):
             plans = 0
 
             def bind(self, *args: Any) -> Any:
@@ -259,44 +261,44 @@ class TestChanged:
                 return super().bind(*args)
 
         async def main() -> None:
-            api = Api()
+            api = LossyApi()
             api.put(NODES, {"metadata": {"name": "n1"}})
             put_pod(api, "p")
             meta = {
                 "name": "t-n1",
                 "namespace": OURS,
-                "labels": {LEDGER: "t"},
-                "annotations": {HOLDINGS: "{}"},
+                "labels": {ALLOCATION_RECORD_LABEL: "t"},
+                "annotations": {RESERVATIONS_ANNOTATION: "{}"},
             }
             async with start_replica(api, Defect()) as replica:
                 api.before = once("create", "leases", lambda: api.put(LEASES, {"metadata": meta}) and None)
-                assert "a defect of ours" in (await replica.bind(pod(api, "p"))).error
+                assert "a defect of nodewise" in (await replica.bind(pod(api, "p"))).error
 
         virtual_time.run(main())
 
     def test_who_loses_the_last_card_is_refused(self) -> None:
         async def main() -> None:
-            api = Api()
+            api = LossyApi()
             api.put(NODES, {"metadata": {"name": "n1"}})
             pods = [put_pod(api, name) for name in "pq"]
             async with (
-                start_replica(api, OneCardEach("a")) as replica,
-                start_replica(api, OneCardEach("a")) as other,
+                start_replica(api, OneDeviceAgent("a")) as replica,
+                start_replica(api, OneDeviceAgent("a")) as other,
             ):
                 outcomes = await asyncio.gather(replica.bind(pods[0]), other.bind(pods[1]))
                 assert sorted(outcome.result for outcome in outcomes) == ["bound", "refused"]
-            never_twice(api)
+            check_no_double_allocation(api)
 
         virtual_time.run(main())
 
     def test_a_ledger_that_was_deleted_is_made_anew(self) -> None:
-        async def test(api: Api, replica: Replica) -> None:
+        async def test(api: LossyApi, replica: Replica) -> None:
             await replica.bind(put_pod(api, "q"))
             api.before = once("replace", "leases", lambda: api.remove(LEASES, "t-n1", OURS))
             assert (await replica.bind(pod(api, "p"))).result == "bound"
-            assert pod(api, "p")["metadata"]["uid"] in entries(api)
+            assert pod(api, "p")["metadata"]["uid"] in reservations(api)
 
-        api = Api()
+        api = LossyApi()
         api.put(NODES, {"metadata": {"name": "n1"}})
 
         async def main() -> None:
@@ -308,7 +310,7 @@ class TestChanged:
 
     @pytest.mark.parametrize("text", ["", "{", "[]", '{"u":1}', "null", '{"u":{"seen":1}}'])
     def test_a_ledger_that_nobody_can_read_does_not_stop_anybody(self, text: str) -> None:
-        async def test(api: Api, replica: Replica) -> None:
+        async def test(api: LossyApi, replica: Replica) -> None:
             meta = {"name": "t-n1", "namespace": OURS, "labels": {"nodewise.io/ledger": "t"}}
             api.put(LEASES, {"metadata": meta | {"annotations": {"other": text}}})
             await asyncio.sleep(0.1)
@@ -323,44 +325,44 @@ class TestLost:
     @pytest.mark.parametrize("part", ["leases", "/binding"])
     @pytest.mark.parametrize("moment", ["before", "after"])
     def test_one_is_made_up_for(self, part: str, moment: str) -> None:
-        async def test(api: Api, replica: Replica) -> None:
-            setattr(api, moment, once("create", part, raising(lost())))
+        async def test(api: LossyApi, replica: Replica) -> None:
+            setattr(api, moment, once("create", part, raising(lost_call())))
             outcome = await replica.bind(pod(api, "p"))
             assert outcome.error == ""
             assert node_of(api, "p") == "n1"
-            assert pod(api, "p")["metadata"]["annotations"][CARD] == "a"
+            assert pod(api, "p")["metadata"]["annotations"][DEVICE_ANNOTATION] == "a"
 
         play(test)
 
     def test_bindings_that_never_come_through_end_in_time_and_leave_no_entry(self) -> None:
-        async def test(api: Api, replica: Replica) -> None:
-            api.before = lambda verb, path: raising(lost())() if path.endswith("/binding") else None
+        async def test(api: LossyApi, replica: Replica) -> None:
+            api.before = lambda verb, path: raising(lost_call())() if path.endswith("/binding") else None
             began_s = asyncio.get_running_loop().time()
             outcome = await replica.bind(pod(api, "p"))
-            assert outcome == Outcome("failed", "no answer")
+            assert outcome == BindOutcome("failed", "no answer")
             assert asyncio.get_running_loop().time() - began_s < 4.5
             await replica.bindings.close()
-            assert entries(api) == {}
-            assert replica.held() == {}
+            assert reservations(api) == {}
+            assert replica.held_devices() == {}
 
         play(test)
 
     def test_a_binding_that_comes_late_after_all_finds_the_pod_changed(self) -> None:
-        """The entry goes only after that; else the card could be another pod's by then."""
+        """The reservation goes only after that; else the device could be another pod's by then."""
 
-        async def test(api: Api, replica: Replica) -> None:
+        async def test(api: LossyApi, replica: Replica) -> None:
             late: list[Any] = []
             real = api._bound
 
             def held_up(*args: Any) -> bytes:
                 late.append(partial(real, *args))
-                raise lost()
+                raise lost_call()
 
             api._bound = held_up  # type: ignore[method-assign]
             assert (await replica.bind(pod(api, "p"))).error
             await replica.bindings.close()
             api._bound = real  # type: ignore[method-assign]
-            assert (await replica.bind(put_pod(api, "q"))).told == "a"
+            assert (await replica.bind(put_pod(api, "q"))).description == "a"
             for arrives in late:
                 with pytest.raises(Conflict):
                     arrives()
@@ -368,13 +370,13 @@ class TestLost:
         play(test)
 
     def test_one_that_comes_late_while_we_look_keeps_its_entry(self) -> None:
-        async def test(api: Api, replica: Replica) -> None:
+        async def test(api: LossyApi, replica: Replica) -> None:
             late: list[Any] = []
             real = api._bound
 
             def held_up(*args: Any) -> bytes:
                 late.append(partial(real, *args))
-                raise lost()
+                raise lost_call()
 
             def arrive() -> None:
                 late[0]()
@@ -384,16 +386,16 @@ class TestLost:
             assert (await replica.bind(pod(api, "p"))).error
             await replica.bindings.close()
             assert node_of(api, "p") == "n1"
-            assert list(replica.held()) == ["a"]
-            assert len(entries(api)) == 1
+            assert list(replica.held_devices()) == ["a"]
+            assert len(reservations(api)) == 1
 
         play(test)
 
     def test_a_server_that_answers_nothing_is_told_in_time(self) -> None:
-        async def test(api: Api, replica: Replica) -> None:
-            api.before = lambda verb, path: raising(lost())()
+        async def test(api: LossyApi, replica: Replica) -> None:
+            api.before = lambda verb, path: raising(lost_call())()
             outcome = await replica.bind(pod(api, "p"))
-            assert outcome == Outcome("failed", "no answer")
+            assert outcome == BindOutcome("failed", "no answer")
             api.before = lambda verb, path: None
             await asyncio.sleep(10)
             assert (await replica.bind(pod(api, "p"))).error == ""
@@ -401,7 +403,7 @@ class TestLost:
         play(test)
 
     def test_reading_the_pod_again_takes_no_longer_than_there_is_time(self) -> None:
-        async def test(api: Api, replica: Replica) -> None:
+        async def test(api: LossyApi, replica: Replica) -> None:
             real = api.create
 
             async def slow(path: str, body: object, params: Any = None, *, timeout_s: float) -> bytes:
@@ -410,7 +412,7 @@ class TestLost:
 
             async def hangs(path: str, params: Any = None, *, timeout_s: float) -> bytes:
                 await asyncio.sleep(timeout_s)
-                raise lost()
+                raise lost_call()
 
             api.create, api.get = slow, hangs  # type: ignore[method-assign]
             api.before = once("create", "/binding", raising(Conflict("create", [Problem("", "changed", "")])))
@@ -421,9 +423,9 @@ class TestLost:
         play(test)
 
     def test_an_entry_that_is_written_while_nobody_waits_for_it_any_more_counts(self) -> None:
-        """The bind was given up, and the write came through; the pod is bound by its entry when it is tried again."""
+        """The write succeeds after the bind ended with an error. The next bind of the pod uses the reservation."""
 
-        async def test(api: Api, replica: Replica) -> None:
+        async def test(api: LossyApi, replica: Replica) -> None:
             real = api.create
 
             async def slow(path: str, body: object, params: Any = None, *, timeout_s: float) -> bytes:
@@ -432,7 +434,7 @@ class TestLost:
                 return await real(path, body, timeout_s=timeout_s)
 
             api.create = slow  # type: ignore[method-assign]
-            api.before = lambda verb, path: raising(lost())() if verb == "patch" else None
+            api.before = lambda verb, path: raising(lost_call())() if verb == "patch" else None
             assert (await replica.bind(pod(api, "p"))).error
             assert (await replica.bind(put_pod(api, "q"))).error == ""
             api.before = lambda verb, path: None
@@ -442,10 +444,10 @@ class TestLost:
 
     @pytest.mark.parametrize("seed", range(8))
     def test_what_waits_is_shown_however_many_nodes_are_bound_to_meanwhile(self, seed: int) -> None:
-        async def test(api: Api, replica: Replica) -> None:
+        async def test(api: LossyApi, replica: Replica) -> None:
             others = [(put_pod(api, "q"), "n2"), (put_pod(api, "r"), "n1")]
             await asyncio.sleep(0.1)
-            binds: list[asyncio.Task[Outcome]] = []
+            binds: list[asyncio.Task[BindOutcome]] = []
 
             def come() -> None:
                 binds.extend(asyncio.create_task(replica.bind(*other)) for other in others)
@@ -459,15 +461,15 @@ class TestLost:
             binding = asyncio.create_task(replica.bind(pod(api, "p")))
             shown: set[str] = set()
             while not binds or not all(task.done() for task in (binding, *binds)):
-                assert shown <= replica.held().keys(), "what was shown is gone"
-                shown |= replica.held().keys()
+                assert shown <= replica.held_devices().keys(), "what was shown is gone"
+                shown |= replica.held_devices().keys()
                 await asyncio.sleep(0.001)
             assert shown == {"a", "b"}
 
         play(test, seed=seed)
 
     def test_a_client_that_leaves_does_not_end_the_bind(self) -> None:
-        async def test(api: Api, replica: Replica) -> None:
+        async def test(api: LossyApi, replica: Replica) -> None:
             call = asyncio.create_task(replica.bind(pod(api, "p")))
             await asyncio.sleep(0)
             call.cancel()
@@ -486,7 +488,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize("part", ["leases", "/binding"])
 def test_a_process_that_is_killed_leaves_a_pod_that_another_binds(part: str, moment: str) -> None:
     async def main() -> None:
-        api = Api()
+        api = LossyApi()
         api.put(NODES, {"metadata": {"name": "n1"}})
         put_pod(api, "p")
         async with start_replica(api) as first:
@@ -502,11 +504,11 @@ def test_a_process_that_is_killed_leaves_a_pod_that_another_binds(part: str, mom
                     await hang.wait()
                 return answer
 
-            api._answered = stop  # type: ignore[method-assign]
+            api._respond = stop  # type: ignore[method-assign]
             call = asyncio.create_task(first.bind(pod(api, "p")))
             await reached.wait()
         call.cancel()
-        del api._answered
+        del api._respond
         async with start_replica(api) as second:
             others = [put_pod(api, name) for name in "qrs"]
             outcomes = await asyncio.gather(
@@ -515,7 +517,7 @@ def test_a_process_that_is_killed_leaves_a_pod_that_another_binds(part: str, mom
             assert outcomes[0].error == ""
             assert sorted(outcome.result for outcome in outcomes[1:]) == ["bound", "bound", "refused"]
         assert node_of(api, "p") == "n1"
-        never_twice(api)
+        check_no_double_allocation(api)
 
     virtual_time.run(main())
 
@@ -523,15 +525,15 @@ def test_a_process_that_is_killed_leaves_a_pod_that_another_binds(part: str, mom
 class TestMany:
     def test_many_binds_to_one_node_are_few_writes_of_its_ledger(self) -> None:
         async def main() -> None:
-            api = Api()
+            api = LossyApi()
             api.put(NODES, {"metadata": {"name": "n1"}})
-            cards = " ".join(map(str, range(100)))
+            devices = " ".join(map(str, range(100)))
             pods = [put_pod(api, f"p{number}") for number in range(100)]
-            async with start_replica(api, OneCardEach(cards)) as replica:
+            async with start_replica(api, OneDeviceAgent(devices)) as replica:
                 outcomes = await asyncio.gather(*(replica.bind(each) for each in pods))
             assert [outcome.error for outcome in outcomes] == [""] * 100
             assert len(api.writes("leases")) < 5
-            never_twice(api)
+            check_no_double_allocation(api)
 
         virtual_time.run(main())
 
@@ -541,21 +543,23 @@ class TestMany:
         worlds: dict[int, ClusterState] = {}
         seen: list[int] = []
 
-        def looked(replica: Replica) -> None:
-            snapshot = replica.keeper.snapshot
-            built = cooperative_scheduling.run_at_once(OneCardEach().build(worlds[snapshot.generation]))
+        def check_snapshot(replica: Replica) -> None:
+            snapshot = replica.snapshot_cache.snapshot
+            built = cooperative_scheduling.run_at_once(OneDeviceAgent().build(worlds[snapshot.generation]))
             assert {node: held for node, held in snapshot.agent_states["t"].items() if held} == built
             seen.append(len(built.get("n1", {})))
 
-        async def test(api: Api, replica: Replica) -> None:
-            replica.keeper.subscribe(lambda cluster_state, number: worlds.update({number: cluster_state}))
-            replica.keeper.touch()
+        async def test(api: LossyApi, replica: Replica) -> None:
+            replica.snapshot_cache.subscribe(
+                lambda cluster_state, number: worlds.update({number: cluster_state})
+            )
+            replica.snapshot_cache.touch()
             await asyncio.sleep(0.1)
             api.before = once("create", "/binding", raising(FORBIDDEN))
             pods = [put_pod(api, f"p{number}") for number in range(4)]
             binds = [asyncio.create_task(replica.bind(each)) for each in pods]
             while not all(bind.done() for bind in binds) or len(seen) < 1000:
-                looked(replica)
+                check_snapshot(replica)
                 await asyncio.sleep(0.0003)
             assert {0, 2, 3} <= set(seen)
 
@@ -566,7 +570,7 @@ class TestMany:
         """Calls are lost, pods are changed and deleted; whoever was told of success is bound."""
 
         async def main() -> None:
-            api = Api(seed)
+            api = LossyApi(seed)
             for name in ("n1", "n2"):
                 api.put(NODES, {"metadata": {"name": name}})
             luck = api._random
@@ -574,7 +578,7 @@ class TestMany:
 
             def trouble(verb: str, path: str) -> None:
                 if verb != "watch" and luck.random() < chance:
-                    raise lost()
+                    raise lost_call()
 
             async def come_and_go(number: int, replicas: list[Replica]) -> None:
                 await asyncio.sleep(luck.random() * 0.02)
@@ -588,13 +592,13 @@ class TestMany:
                     if luck.random() < 0.3:
                         api.put(PODS, pod(api, name) | {"status": {"touched": str(luck.random())}})
 
-            agents = [OneCardEach("a b c d e f g h") for _ in range(2)]
+            agents = [OneDeviceAgent("a b c d e f g h") for _ in range(2)]
             async with start_replica(api, agents[0]) as replica, start_replica(api, agents[1]) as other:
                 api.before, api.after = trouble, trouble
                 await asyncio.gather(*(come_and_go(number, [replica, other]) for number in range(24)))
                 api.before = api.after = lambda verb, path: None
                 await asyncio.sleep(30)
-            never_twice(api)
+            check_no_double_allocation(api)
             bound = [new for _, new in api.changes(PODS) if new and node_of(api, new["metadata"]["name"])]
             assert bound
 
@@ -602,7 +606,7 @@ class TestMany:
 
 
 def test_errors_are_told_in_the_servers_words() -> None:
-    async def test(api: Api, replica: Replica) -> None:
+    async def test(api: LossyApi, replica: Replica) -> None:
         error = NodewiseError("x", [Problem("", "the server's words", "")])
         api.before = once("create", "leases", raising(error))
         assert (await replica.bind(pod(api, "p"))).error == "the server's words"
@@ -614,90 +618,90 @@ class TestWhatAnotherProcessLeft:
     """The leader clears up after a process that is gone (`agent.Ledgers`)."""
 
     def test_a_pod_that_waits_is_changed_before_its_entry_goes(self) -> None:
-        async def test(api: Api, replica: Replica) -> None:
+        async def test(api: LossyApi, replica: Replica) -> None:
             await stopped_before_its_binding(api)
             late = pod(api, "p")
-            [(uid, entry)] = entries(api).items()
+            [(uid, reservation)] = reservations(api).items()
             api.calls.clear()
-            assert await replica.bindings.drop("n1", ("d", "p"), uid, entry["seen"])
+            assert await replica.bindings.drop("n1", ("d", "p"), uid, reservation["seen"])
             assert api.writes() == ["patch", "replace"]
-            assert entries(api) == {}
-            assert DROPPED in pod(api, "p")["metadata"]["annotations"]
+            assert reservations(api) == {}
+            assert RESERVATION_DROPPED_ANNOTATION in pod(api, "p")["metadata"]["annotations"]
             with pytest.raises(Conflict):
                 await api.create(PODS.path("d", "p", "binding"), binding_of(late))
 
         play(test)
 
     def test_the_entry_of_a_pod_on_the_node_stays(self) -> None:
-        async def test(api: Api, replica: Replica) -> None:
+        async def test(api: LossyApi, replica: Replica) -> None:
             await replica.bind(pod(api, "p"))
-            [(uid, entry)] = entries(api).items()
-            assert not await replica.bindings.drop("n1", ("d", "p"), uid, entry["seen"])
-            assert list(entries(api)) == [uid]
+            [(uid, reservation)] = reservations(api).items()
+            assert not await replica.bindings.drop("n1", ("d", "p"), uid, reservation["seen"])
+            assert list(reservations(api)) == [uid]
 
         play(test)
 
     @pytest.mark.parametrize("comes_again", [False, True])
     def test_a_pod_that_is_gone_has_its_entry_taken_out(self, comes_again: bool) -> None:
-        async def test(api: Api, replica: Replica) -> None:
+        async def test(api: LossyApi, replica: Replica) -> None:
             await stopped_before_its_binding(api)
-            [(uid, entry)] = entries(api).items()
+            [(uid, reservation)] = reservations(api).items()
             api.remove(PODS, "p", "d")
             if comes_again:
                 put_pod(api, "p")
-            assert await replica.bindings.drop("n1", ("d", "p"), uid, entry["seen"])
-            assert entries(api) == {}
+            assert await replica.bindings.drop("n1", ("d", "p"), uid, reservation["seen"])
+            assert reservations(api) == {}
             if comes_again:
-                assert DROPPED not in pod(api, "p")["metadata"].get("annotations", {})
+                assert RESERVATION_DROPPED_ANNOTATION not in pod(api, "p")["metadata"].get("annotations", {})
 
         play(test)
 
     def test_an_entry_that_was_made_anew_meanwhile_stays(self) -> None:
-        async def test(api: Api, replica: Replica) -> None:
+        async def test(api: LossyApi, replica: Replica) -> None:
             await stopped_before_its_binding(api)
-            [(uid, entry)] = entries(api).items()
+            [(uid, reservation)] = reservations(api).items()
             await replica.bindings.drop("n1", ("d", "p"), uid, "1")
-            assert entries(api) == {uid: entry}
+            assert reservations(api) == {uid: reservation}
 
         play(test)
 
     def test_an_api_server_that_does_not_answer_is_told(self) -> None:
-        async def test(api: Api, replica: Replica) -> None:
+        async def test(api: LossyApi, replica: Replica) -> None:
             await stopped_before_its_binding(api)
-            [(uid, entry)] = entries(api).items()
-            api.fail(lost())
+            [(uid, reservation)] = reservations(api).items()
+            api.fail(lost_call())
             with pytest.raises(NodewiseError):
-                await replica.bindings.drop("n1", ("d", "p"), uid, entry["seen"])
-            assert entries(api) == {uid: entry}
+                await replica.bindings.drop("n1", ("d", "p"), uid, reservation["seen"])
+            assert reservations(api) == {uid: reservation}
 
         play(test)
 
     def test_what_does_not_count_any_more_goes_in_one_write(self) -> None:
-        async def test(api: Api, replica: Replica) -> None:
+        async def test(api: LossyApi, replica: Replica) -> None:
             for name in ("x", "y"):
                 await replica.bind(put_pod(api, name))
-            seen = {uid: entry["seen"] for uid, entry in entries(api).items()}
+            seen = {uid: reservation["seen"] for uid, reservation in reservations(api).items()}
             api.calls.clear()
             await replica.bindings.prune("n1", seen)
-            assert (api.writes(), entries(api)) == (["replace"], {})
+            assert (api.writes(), reservations(api)) == (["replace"], {})
             for name in ("x", "y"):
                 api.remove(PODS, name, "d")
 
         play(test)
 
 
-async def stopped_before_its_binding(api: Api) -> None:
-    """What is there of a process that was killed after it wrote the entry of `p`."""
+async def stopped_before_its_binding(api: LossyApi) -> None:
+    """What is there of a process that was killed after it wrote the reservation of `p`."""
     meta = pod(api, "p")["metadata"]
-    entry = {"card": "a", "seen": meta["resourceVersion"], "at": 0.0}
-    written = {HOLDINGS: json.dumps({meta["uid"]: entry})}
+    reservation = {"device": "a", "seen": meta["resourceVersion"], "at": 0.0}
+    written = {RESERVATIONS_ANNOTATION: json.dumps({meta["uid"]: reservation})}
     api.put(
         LEASES,
         {
             "metadata": {
                 "name": "t-n1",
                 "namespace": OURS,
-                "labels": {LEDGER: "t"},
+                "labels": {ALLOCATION_RECORD_LABEL: "t"},
                 "annotations": written,
             }
         },

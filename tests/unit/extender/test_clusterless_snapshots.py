@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from nodewise.agent import ClusterState, Inputs, MetricRequest, Resource, Watched
 from nodewise.errors import BadInput, BadSettings
 from nodewise.extender import clusterless_snapshots
-from nodewise.extender.clusterless_snapshots import LoneSnapshots
+from nodewise.extender.clusterless_snapshots import ClusterlessSnapshots
 
 
 class Annotations(msgspec.Struct, frozen=True, gc=False):
@@ -45,8 +45,8 @@ def kind(*watched: Watched) -> Any:
     return SimpleNamespace(name="heats", node_fields=NodeFields, watched=lambda _: watched)
 
 
-def snapshots() -> LoneSnapshots:
-    return LoneSnapshots([kind()], {"heats": Heats()})  # type: ignore[dict-item]
+def snapshots() -> ClusterlessSnapshots:
+    return ClusterlessSnapshots([kind()], {"heats": Heats()})  # type: ignore[dict-item]
 
 
 def body(*nodes: str) -> bytes:
@@ -66,7 +66,7 @@ class TestView:
     def test_an_agent_that_fails_has_no_slot_and_others_have(self) -> None:
         states: Any = {"broken": Broken(), "heats": Heats()}
         with capture_logs() as lines:
-            snapshot = LoneSnapshots([kind()], states).snapshot(body(NODE % ("a", 1)), 5.0)
+            snapshot = ClusterlessSnapshots([kind()], states).snapshot(body(NODE % ("a", 1)), 5.0)
         assert snapshot.agent_states == {"heats": {"a": "1"}}
         assert [(line["event"], line["agent"]) for line in lines] == [("agent_failed", "broken")]
 

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 from nodewise import quantity
 from nodewise.agent import Verdict
 from nodewise.extender import counterfactual_targets, counterfactuals
-from nodewise.extender.counterfactuals import Change
-from nodewise.extender.decision_codec import Told, ToldDetails
+from nodewise.extender.counterfactuals import RuleChange
+from nodewise.extender.decision_codec import StaticDetails, StaticReason
 from tests.unit.extender.decisions import decision, evidence, of, verdict
 
 ROUND = [
@@ -32,7 +32,7 @@ def test_targets_are_round_numbers(target: str, value: str, wanted: str) -> None
     )
 
 
-def told(change: Change) -> str:
+def told(change: RuleChange) -> str:
     """`3 at 85, 4 at 90`, as an operator reads it."""
     return ", ".join(f"{relaxed.more} at {quantity.to_text(relaxed.target)}" for relaxed in change.relaxed)
 
@@ -114,6 +114,6 @@ def test_an_operator_that_is_not_known_rejects_nobody() -> None:
 
 
 def test_details_say_how_far_a_node_is_from_passing() -> None:
-    details = ToldDetails(["", "lacks 1", "lacks 3"], np.array([1.0, 0.25, 0.75]))
-    rejected = of(("gpu", Verdict(np.array([0, 1, 1], np.int16), (Told("full"),), details=details)))
+    details = StaticDetails(["", "lacks 1", "lacks 3"], np.array([1.0, 0.25, 0.75]))
+    rejected = of(("gpu", Verdict(np.array([0, 1, 1], np.int16), (StaticReason("full"),), details=details)))
     assert counterfactuals.closeness(rejected).tolist() == [0.0, 1.25, 1.75]

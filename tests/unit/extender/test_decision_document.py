@@ -8,7 +8,7 @@ from nodewise import cooperative_scheduling
 from nodewise.agent import Evidence, Names, Scores, Verdict
 from nodewise.extender import decision_codec, decision_document
 from nodewise.extender.decision import Decision, PodRef
-from nodewise.extender.decision_codec import Told, ToldDetails
+from nodewise.extender.decision_codec import StaticDetails, StaticReason
 from tests.unit.extender import decisions
 from tests.unit.extender.decisions import COUNT, Counted, decision, large, of, ranked
 
@@ -74,8 +74,10 @@ def test_values_without_a_target() -> None:
 
 
 def test_details_are_told_by_node_and_agent() -> None:
-    lacks, gets = ToldDetails(["lacks 2", ""], np.ones(2)), ToldDetails(["c: card1"], np.ones(1))
-    filtered = decisions.of(("gpu", Verdict(np.array([1, 0], np.int16), (Told("full"),), details=lacks)))
+    lacks, gets = StaticDetails(["lacks 2", ""], np.ones(2)), StaticDetails(["c: card1"], np.ones(1))
+    filtered = decisions.of(
+        ("gpu", Verdict(np.array([1, 0], np.int16), (StaticReason("full"),), details=lacks))
+    )
     assert words(filtered)["details"] == {"n1": {"gpu": "lacks 2"}}
     scores = (("gpu", Scores(np.array([10]), details=gets)),)
     scored = Decision("prioritize", PodRef("d", "p"), 1.0, 1, Names.of(["n2"]), scores=scores)
@@ -89,7 +91,7 @@ NUMBERS = {"cpu": {"share": 0.5, "limit": None, "cores": [0, 1]}, "rank": 0}
 
 def test_numbers_are_told_by_agent_and_node() -> None:
     details = Counted((0.5, -1.0, float("nan")))
-    rejected = of(("a", Verdict(np.array([0, 1, 0], np.int16), (Told("no"),), details=details)))
+    rejected = of(("a", Verdict(np.array([0, 1, 0], np.int16), (StaticReason("no"),), details=details)))
     nan = {"cpu": NUMBERS["cpu"] | {"share": None}, "rank": 2}  # type: ignore[operator]
     assert words(rejected)["numbers"] == {"a": {"n1": NUMBERS, "n3": nan}}
     assert decision_document.numbered(rejected) == words(rejected)["numbers"]
@@ -108,7 +110,8 @@ def test_many_numbers_are_made_in_parts() -> None:
 
 def test_a_pods_numbers_are_those_of_filter_and_score() -> None:
     filtered = of(
-        ("a", Verdict(np.array([0, 1], np.int16), (Told("no"),), details=Counted((0.5, 0.5)))), nodes="n1 n2"
+        ("a", Verdict(np.array([0, 1], np.int16), (StaticReason("no"),), details=Counted((0.5, 0.5)))),
+        nodes="n1 n2",
     )
     scored = ranked(
         ("a", Scores(np.array([3]), details=Counted((0.25,)))),
@@ -138,7 +141,7 @@ def test_numbers_come_back_from_arrays_as_they_were_told() -> None:
     again = decision_codec.read(cooperative_scheduling.run_at_once(decision_codec.encoded(scored)))
     assert decision_document.numbered(again) == decision_document.numbered(scored)
     assert decision_document.parts(again) == decision_document.parts(scored)
-    plain = ranked(("a", Scores(np.array([3, 4]), details=ToldDetails(["x", ""], np.zeros(2)))))
+    plain = ranked(("a", Scores(np.array([3, 4]), details=StaticDetails(["x", ""], np.zeros(2)))))
     once = cooperative_scheduling.run_at_once(decision_codec.encoded(plain))
     assert cooperative_scheduling.run_at_once(decision_codec.encoded(decision_codec.read(once))) == once
     assert decision_document.numbered(decision_codec.read(once)) == {}

@@ -52,7 +52,7 @@ DETAILED = msgspec.structs.replace(
         (
             agent,
             replace(
-                verdict, details=decision_codec.ToldDetails(["card0 is full", ""], np.array([0.25, 1.0]))
+                verdict, details=decision_codec.StaticDetails(["card0 is full", ""], np.array([0.25, 1.0]))
             ),
         )
         for agent, verdict in DETAILED.verdicts

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nodewise.errors import Refused
-from nodewise.extender.leader_loop import Leading
+from nodewise.extender.leader_loop import LeaderLoop
 from nodewise.observe import logs
 from tests.unit.kube import virtual_time
 from tests.unit.kube.virtual_time import VirtualClock
@@ -53,7 +53,7 @@ class Leader:
         self.snapshot = SimpleNamespace(generation=1)
         self.leads = True
         self.defect: Exception | None = None
-        self.leading = Leading(controllers, self._see, lambda: self.leads, VirtualClock())
+        self.leading = LeaderLoop(controllers, self._see, lambda: self.leads, VirtualClock())
 
     def _see(self) -> Any:
         if self.defect:

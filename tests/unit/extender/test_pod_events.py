@@ -49,5 +49,5 @@ def test_a_pod_that_could_not_be_bound_is_told_why() -> None:
     recorder = Told()
     tell = pod_events.PodEvents(recorder)  # type: ignore[arg-type]
     tell(decision([1], verb="bind"))
-    tell(Decision("bind", PodRef("d", "p"), 0.0, 1, Names.of(["n0"]), told="main: card0"))
+    tell(Decision("bind", PodRef("d", "p"), 0.0, 1, Names.of(["n0"]), description="main: card0"))
     assert recorder.notes == ["not bound to n0: heat GreaterThan 80"]

@@ -14,7 +14,7 @@ from nodewise.agents.telemetry.namespace_trust import NAMESPACES
 from nodewise.agents.telemetry.state import POLICIES
 from nodewise.errors import BadInput, BadSettings
 from nodewise.extender import recording, recording_file
-from nodewise.extender.recording_file import End, Exchange, Gap, Header, Record, SeriesEntry
+from nodewise.extender.recording_file import EndEntry, GapEntry, Header, Record, RequestEntry, SeriesEntry
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.series import Sample
 from tests.unit.agents.telemetry.snapshots import NOW, cluster_state, metrics_snapshot, policy, rule, series
@@ -34,7 +34,7 @@ def entries(file: bytes, kind: type) -> list[Any]:
 
 def written(*contents: Record) -> bytes:
     disk = Disk()
-    writer = recording_file.Writer(disk)
+    writer = recording_file.RecordingWriter(disk)
     for record in contents:
         writer.write(record)
     writer.close()
@@ -43,11 +43,11 @@ def written(*contents: Record) -> bytes:
 
 class TestTape:
     def test_bytes_come_back_as_they_were(self) -> None:
-        exchange = recording_file.record(Exchange(path="/x", at=0.1, generation=3), b"\n{\xff\x00", b"")
+        exchange = recording_file.record(RequestEntry(path="/x", at=0.1, generation=3), b"\n{\xff\x00", b"")
         assert records(written(Record(HEADER), exchange)) == [Record(HEADER), exchange]
 
     def test_a_person_can_read_it(self) -> None:
-        exchange = recording_file.record(Exchange(path="/x", at=0.5, generation=3), b'{"Pod":1}', b"[]")
+        exchange = recording_file.record(RequestEntry(path="/x", at=0.5, generation=3), b'{"Pod":1}', b"[]")
         text = gzip.decompress(written(Record(HEADER), exchange)).splitlines()
         assert text[1:] == [
             b'{"kind":"request","path":"/x","at":0.5,"generation":3,"sizes":[9,2]}',
@@ -82,15 +82,15 @@ class TestEntries:
         assert kinds(recorded.ended()) == [
             "Header",
             *(
-                "Nodes",
-                "Object",
-                *(["Object"] * len(state.objects[NAMESPACES])),
+                "NodesEntry",
+                "ObjectEntry",
+                *(["ObjectEntry"] * len(state.objects[NAMESPACES])),
                 "SeriesEntry",
-                "Metrics",
-                "Moment",
+                "MetricsEntry",
+                "SnapshotEntry",
             ),
-            "Moment",
-            "End",
+            "SnapshotEntry",
+            "EndEntry",
         ]
 
     def test_of_a_metric_only_what_changed_is_told(self) -> None:
@@ -106,8 +106,8 @@ class TestEntries:
             )
         columns = [(entry.nodes is None, entry.columns) for entry in entries(recorded.ended(), SeriesEntry)]
         assert columns[1:] == [
-            (True, {"value": recording_file.Cells(at=[3], to=[8])}),
-            (True, {"at": recording_file.Cells(one=2.0)}),
+            (True, {"value": recording_file.ColumnDelta(at=[3], to=[8])}),
+            (True, {"at": recording_file.ColumnDelta(one=2.0)}),
             (True, {}),
         ]
 
@@ -122,7 +122,7 @@ class TestRecording:
         recorded.see(cluster_state([], MetricsSnapshot()))
         recorded.ask("/scheduler/filter", body(None, "n1"))
         recorded.recording.write()
-        assert kinds(recorded.disk.getvalue())[-1] == "Exchange"
+        assert kinds(recorded.disk.getvalue())[-1] == "RequestEntry"
 
     def test_a_request_that_cannot_be_read_is_recorded_with_its_error(self) -> None:
         recorded = Recorded()
@@ -137,7 +137,7 @@ class TestRecording:
             recorded.ask("/scheduler/filter", body(None, "n1 n2"))
             recorded.recording.write()
         file = recorded.ended()
-        assert entries(file, End) == [End(why="full")]
+        assert entries(file, EndEntry) == [EndEntry(why="full")]
         assert 400 < len(file) < 1000
         assert "".join(capsys.readouterr()).count("recording_stopped") == 1
 
@@ -151,8 +151,15 @@ class TestRecording:
         recorded.recording.write()
         recorded.ask(*ask)
         file = recorded.ended()
-        assert kinds(file) == ["Header", "Exchange", "Exchange", "Gap", "Exchange", "End"]
-        assert entries(file, Gap) == [Gap(requests=2, worlds=1)]
+        assert kinds(file) == [
+            "Header",
+            "RequestEntry",
+            "RequestEntry",
+            "GapEntry",
+            "RequestEntry",
+            "EndEntry",
+        ]
+        assert entries(file, GapEntry) == [GapEntry(requests=2, worlds=1)]
         counted = recorded.meters.exposition()
         assert b'nodewise_recording_lost_total{what="request"} 2.0' in counted
         assert b'nodewise_recording_lost_total{what="world"} 1.0' in counted
@@ -162,7 +169,7 @@ class TestRecording:
         recorded = Recorded()
         for _ in range(2):
             recorded.ask("/scheduler/filter", body(None, "n1"))
-        assert kinds(recorded.ended()) == ["Header", "Exchange", "Gap", "End"]
+        assert kinds(recorded.ended()) == ["Header", "RequestEntry", "GapEntry", "EndEntry"]
 
     def test_a_full_disk_ends_the_recording_and_nothing_else(self, capsys: Any) -> None:
         disk = FullDisk()
@@ -185,7 +192,7 @@ class TestRecording:
             await recorded.recording.close()
             return recorded.disk.contents
 
-        assert kinds(asyncio.run(play())) == ["Header", "Exchange", "End"]
+        assert kinds(asyncio.run(play())) == ["Header", "RequestEntry", "EndEntry"]
 
 
 class FullDisk(Disk):
@@ -216,7 +223,7 @@ class TestFile:
 
 def test_reading_needs_no_whole_file() -> None:
     file = written(
-        Record(HEADER), *[recording_file.record(Exchange(path="/x", at=1.0, generation=1), b"a" * 99)] * 9
+        Record(HEADER), *[recording_file.record(RequestEntry(path="/x", at=1.0, generation=1), b"a" * 99)] * 9
     )
     lengths = [len(list(recording_file.read(io.BytesIO(file[:size])))) for size in range(len(file), 120, -1)]
     assert lengths == sorted(lengths, reverse=True)

@@ -9,9 +9,9 @@ from nodewise.agent import ClusterState
 from nodewise.agents.gpu.node_gpus import GpuNode
 from nodewise.agents.gpu.pods import AllocatedPod
 from nodewise.agents.gpu.state import ALLOCATION_RECORDS, PODS
-from nodewise.binder import LedgerLease
+from nodewise.binder import AllocationRecordLease
 from nodewise.extender import recording_deltas
-from nodewise.extender.recording_deltas import Rebuilding
+from nodewise.extender.recording_deltas import ClusterStateRebuilder
 from nodewise.kube.field_merge import merge
 from nodewise.state import NODES
 from tests.unit.agents.gpu.gpu_snapshots import (
@@ -29,7 +29,9 @@ from tests.unit.state_changes import changed
 
 def again(worlds: Sequence[ClusterState]) -> list[ClusterState]:
     """The worlds, told and made again."""
-    making = Rebuilding({PODS: AllocatedPod, ALLOCATION_RECORDS: LedgerLease, NODES: merge("Node", GpuNode)})
+    making = ClusterStateRebuilder(
+        {PODS: AllocatedPod, ALLOCATION_RECORDS: AllocationRecordLease, NODES: merge("Node", GpuNode)}
+    )
     made: list[Any] = []
     for number, (old, new) in enumerate(zip([recording_deltas.EMPTY, *worlds[:-1]], worlds, strict=True), 1):
         records = [

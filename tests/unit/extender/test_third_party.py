@@ -15,7 +15,7 @@ from nodewise.agent import Evidence, Inputs, MetricRequest, Scores, ValueState, 
 from nodewise.controllers import ControllerKind
 from nodewise.errors import BadSettings
 from nodewise.extender import result_validation
-from nodewise.extender.agent_chain import AgentFailed, Chain
+from nodewise.extender.agent_chain import AgentChain, AgentFailed
 from nodewise.extender.decision import Decision
 from nodewise.extender.result_validation import InvalidResult
 from nodewise.extender.third_party import NoState, ThirdPartyKind
@@ -35,7 +35,9 @@ def gives(answer: Any) -> Callable[[], Any]:
 
 
 def ranked(setup: OddSetup, snapshot: Any = None) -> Decision:
-    return Chain([setup.agent]).prioritize(pod(), replaceable_agent.NAMES, snapshot or setup.snapshot, 1.0)
+    return AgentChain([setup.agent]).prioritize(
+        pod(), replaceable_agent.NAMES, snapshot or setup.snapshot, 1.0
+    )
 
 
 def unscored(setup: OddSetup, snapshot: Any = None) -> str:
@@ -43,11 +45,11 @@ def unscored(setup: OddSetup, snapshot: Any = None) -> str:
     decision = ranked(setup, snapshot)
     assert decision.scores == ()
     assert decision.points().tolist() == [0, 0, 0]
-    return decision.told.removeprefix("no scores of odd-score: ")
+    return decision.description.removeprefix("no scores of odd-score: ")
 
 
 def filtered(setup: OddSetup, asking: Any = None, snapshot: Any = None) -> Decision:
-    chain = Chain([setup.agent])
+    chain = AgentChain([setup.agent])
     return chain.filter(asking or pod(), replaceable_agent.NAMES, snapshot or setup.snapshot, 1.0)
 
 
@@ -65,7 +67,7 @@ def why(decision: Decision) -> str:
 class TestAnswers:
     def test_a_good_agent_is_asked_as_if_it_were_ours(self) -> None:
         setup = OddSetup(filter=gives(Verdict(np.array([0, 1, 0], np.int64), (No(),))))
-        decision = Chain([setup.agent]).filter(pod(), replaceable_agent.NAMES, setup.snapshot, 1.0)
+        decision = AgentChain([setup.agent]).filter(pod(), replaceable_agent.NAMES, setup.snapshot, 1.0)
         assert decision.names[decision.kept()].tolist() == ["a", "c"]
         assert [reason.text() for _, verdict in decision.verdicts for reason in verdict.reasons] == [
             "odd says no"
@@ -112,7 +114,10 @@ class TestCrashes:
         setup = OddSetup(filter=fails(error), score=fails(error))
         assert why(filtered(setup)) == type(error).__name__
         victims: Any = dict.fromkeys(replaceable_agent.NAMES, frozenset())
-        assert why(Chain([setup.agent]).preempt(pod(), victims, setup.snapshot, 1.0)) == type(error).__name__
+        assert (
+            why(AgentChain([setup.agent]).preempt(pod(), victims, setup.snapshot, 1.0))
+            == type(error).__name__
+        )
         assert unscored(setup) == type(error).__name__
         assert setup.failures() == {"exception": 3.0}
 
@@ -130,7 +135,7 @@ class TestCrashes:
 
     def test_others_are_asked_all_the_same(self) -> None:
         broken, good = OddSetup(filter=fails(ZeroDivisionError())), OddSetup()
-        decision = Chain([broken.agent, good.agent]).filter(
+        decision = AgentChain([broken.agent, good.agent]).filter(
             pod(), replaceable_agent.NAMES, good.snapshot, 1.0
         )
         assert [verdict.codes.tolist() for _, verdict in decision.verdicts] == [[1, 1, 1], [0, 0, 0]]

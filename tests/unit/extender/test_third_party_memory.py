@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nodewise.clock import ManualClock
-from nodewise.extender.agent_memory import InFile, Memory
+from nodewise.extender.agent_memory import AgentMemory, FileMemoryStore
 from nodewise.extender.third_party import ThirdPartyState
 from tests.unit.extender import replaceable_agent
 from tests.unit.extender.replaceable_agent import OddKind, OddSetup
@@ -30,8 +30,8 @@ class Learning(replaceable_agent.OddState):
         return self.kept if kept is None else None
 
 
-def steps(path: Path, count: int, **states: Any) -> Memory:
-    memory = Memory(states, InFile(str(path)), lambda: True, ManualClock())
+def steps(path: Path, count: int, **states: Any) -> AgentMemory:
+    memory = AgentMemory(states, FileMemoryStore(str(path)), lambda: True, ManualClock())
 
     async def live() -> None:
         for _ in range(count):

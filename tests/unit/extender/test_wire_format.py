@@ -14,10 +14,10 @@ from nodewise.agent import Names, NodeIndex, Scores, Verdict
 from nodewise.errors import BadInput
 from nodewise.extender import lenient_decoder, request_limits, wire_format
 from nodewise.extender.decision import Decision, PodRef
-from nodewise.extender.wire_format import Candidacy, MetaVictims, Preemption
+from nodewise.extender.wire_format import CandidateRequest, MetaVictims, PreemptionRequest
 from nodewise.kube.field_merge import merge
 
-READER = wire_format.Reader(merge("Pod"))
+READER = wire_format.RequestDecoder(merge("Pod"))
 
 
 class _Status(msgspec.Struct, frozen=True):
@@ -28,7 +28,7 @@ class _NodeFields(msgspec.Struct, frozen=True):
     status: _Status = _Status()
 
 
-NODES: Any = wire_format.NodeReader(merge("Node", _NodeFields))
+NODES: Any = wire_format.NodeDecoder(merge("Node", _NodeFields))
 POD = {"metadata": {"name": "p", "namespace": "d", "uid": "u1"}}
 
 
@@ -40,8 +40,8 @@ def node(name: str, **more: Any) -> dict[str, Any]:
     return {"metadata": {"name": name}} | more
 
 
-def read(request: bytes, known: str = "a b") -> Candidacy[Any]:
-    return READER.candidacy(request, NodeIndex(known.split()))
+def read(request: bytes, known: str = "a b") -> CandidateRequest[Any]:
+    return READER.decode_candidates(request, NodeIndex(known.split()))
 
 
 class TestReading:
@@ -100,12 +100,12 @@ class TestReading:
 
     def test_victims_by_uid(self) -> None:
         victims = {"a": {"Pods": [{"UID": "v"}], "NumPDBViolations": 2}}
-        read = READER.preemption(body(NodeNameToVictims=None, NodeNameToMetaVictims=victims))
+        read = READER.decode_preemption(body(NodeNameToVictims=None, NodeNameToMetaVictims=victims))
         assert msgspec.to_builtins(read.victims) == victims
 
     def test_whole_victims_become_uids(self) -> None:
         victims = {"a": {"Pods": [{"metadata": {"uid": "v"}, "spec": {}}]}, "b": None}
-        read = READER.preemption(body(NodeNameToVictims=victims))
+        read = READER.decode_preemption(body(NodeNameToVictims=victims))
         assert msgspec.to_builtins(read.victims) == {
             "a": {"Pods": [{"UID": "v"}], "NumPDBViolations": 0},
             "b": {"Pods": [], "NumPDBViolations": 0},
@@ -143,7 +143,7 @@ def test_bad_input_names_the_field(request_body: bytes, field: str) -> None:
 
 def test_a_preemption_without_victims_is_bad_input() -> None:
     with pytest.raises(BadInput, match="NodeNameToVictims: null or absent"):
-        READER.preemption(body())
+        READER.decode_preemption(body())
 
 
 class Because(NamedTuple):
@@ -170,7 +170,7 @@ def decision(names: str, verdicts: Any = (), scores: Any = ()) -> Decision:
     )
 
 
-NAMES: Any = Candidacy(None, Names.of([]), None)
+NAMES: Any = CandidateRequest(None, Names.of([]), None)
 
 
 def filtered(request: Any, answer: Decision) -> bytes:
@@ -197,7 +197,7 @@ class TestAnswers:
 
     def test_whole_nodes_for_whole_nodes(self) -> None:
         raws = [msgspec.Raw(json.dumps(node(name)).encode()) for name in "abc"]
-        request = Candidacy(None, Names.of(list("abc")), raws)
+        request = CandidateRequest(None, Names.of(list("abc")), raws)
         response = filtered(request, decision("a b c", [("t", [0, 1, 0], ["x"])]))
         assert json.loads(response)["Nodes"]["items"] == [node("a"), node("c")]
         assert json.loads(response)["NodeNames"] is None
@@ -225,7 +225,7 @@ class TestAnswers:
         assert [score["Host"] for score in json.loads(wire_format.prioritize_response(scored))] == strange
 
     def test_preempt_leaves_the_nodes_that_are_kept(self) -> None:
-        request: Any = Preemption(None, {"a": MetaVictims([], 1), "b": MetaVictims()})
+        request: Any = PreemptionRequest(None, {"a": MetaVictims([], 1), "b": MetaVictims()})
         response = wire_format.preempt_response(request, decision("a b", [("t", [0, 1], ["x"])]))
         assert json.loads(response) == {"NodeNameToMetaVictims": {"a": {"Pods": [], "NumPDBViolations": 1}}}
 
@@ -274,7 +274,7 @@ class TestSecondReading:
     @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
     def test_a_preempt_request_too(self, size: int) -> None:
         fields = {"pod": POD, "nodenametometavictims": {"n" * size: {"Pods": [{"UID": "u"}]}}}
-        preemption = READER.preemption(json.dumps(fields).encode() + b" trailing")
+        preemption = READER.decode_preemption(json.dumps(fields).encode() + b" trailing")
         assert preemption.uids() == {"n" * size: frozenset({"u"})}
 
     @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
@@ -365,7 +365,7 @@ def test_more_than_any_cluster_has_is_refused_before_it_is_built(request_body: b
 
 def test_more_victims_than_any_cluster_has_are_refused() -> None:
     with pytest.raises(BadInput, match="body: 4194305 values; wanted at most 4194304"):
-        READER.preemption(_filled(b'"NodeNameToMetaVictims":{"a":{"Pods":[', b"{},", 2**22, b"{}]}}}"))
+        READER.decode_preemption(_filled(b'"NodeNameToMetaVictims":{"a":{"Pods":[', b"{},", 2**22, b"{}]}}}"))
 
 
 class TestBinding:

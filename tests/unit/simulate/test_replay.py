@@ -13,7 +13,7 @@ from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.state import POLICIES, TelemetryStateBuilder
 from nodewise.errors import BadInput
 from nodewise.extender import recording_file
-from nodewise.extender.recording_file import Exchange, Gap, Moment, Record
+from nodewise.extender.recording_file import GapEntry, Record, RequestEntry, SnapshotEntry
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.simulate import response_differences
 from nodewise.simulate.replay import Cast, Player, PodChange
@@ -114,8 +114,8 @@ class TestMemory:
 
     def test_a_world_that_was_lost_may_make_a_difference_and_is_told(self) -> None:
         whole = forgetful()
-        moments = [n for n, record in enumerate(whole) if isinstance(record.entry, Moment)]
-        whole[moments[0]] = Record(Gap(worlds=1))
+        moments = [n for n, record in enumerate(whole) if isinstance(record.entry, SnapshotEntry)]
+        whole[moments[0]] = Record(GapEntry(worlds=1))
         replayed = played(whole)
         assert replayed.player.tally.lost.worlds == 1
         assert [change.node for change in replayed.differences[0].nodes] == ["n2", "n3"]
@@ -136,15 +136,15 @@ class TestRecalling:
             "NodeNames": ["n1"],
         }
         answer = f'[{{"Host":"n1"   ,"Score":{score}}} ]\n'.encode()
-        request = Exchange(path="/scheduler/prioritize", at=NOW, generation=1)
+        request = RequestEntry(path="/scheduler/prioritize", at=NOW, generation=1)
         return recording_file.record(request, json.dumps(arguments).encode(), answer)
 
     def test_scores_are_those_of_what_was_kept(self) -> None:
         kept = b'{"version":1,"until":0,"types":{"d/web":{"n1":[0.5,9,9,1000]}}}'
         player = self.player()
-        player.play(recording_file.record(recording_file.Recalled(agent="learned"), kept))
-        player.play(Record(recording_file.Nodes(added=("n1",))))
-        player.play(Record(Moment(generation=1, now=NOW)))
+        player.play(recording_file.record(recording_file.MemoryEntry(agent="learned"), kept))
+        player.play(Record(recording_file.NodesEntry(added=("n1",))))
+        player.play(Record(SnapshotEntry(generation=1, now=NOW)))
         difference = player.play(self.exchange(7))
         assert difference is not None
         assert [(change.recorded, change.replayed) for change in difference.nodes] == [(7, 5)]
@@ -152,21 +152,23 @@ class TestRecalling:
     @pytest.mark.parametrize(("agent", "kept"), [("learned", b"{}"), ("pigeon", b"{}"), ("nobody", b"")])
     def test_what_cannot_be_recalled_is_left_out(self, agent: str, kept: bytes) -> None:
         player = self.player()
-        assert player.play(recording_file.record(recording_file.Recalled(agent=agent), kept)) is None
+        assert player.play(recording_file.record(recording_file.MemoryEntry(agent=agent), kept)) is None
 
 
 def _answers(records: list[Record]) -> list[bytes]:
-    return [record.blobs[1] for record in records if isinstance(record.entry, Exchange)]
+    return [record.blobs[1] for record in records if isinstance(record.entry, RequestEntry)]
 
 
 class TestHoles:
     def test_a_request_whose_view_is_lost_is_not_compared(self) -> None:
-        whole = [record for record in recorded("filter", "filter") if not isinstance(record.entry, Moment)]
+        whole = [
+            record for record in recorded("filter", "filter") if not isinstance(record.entry, SnapshotEntry)
+        ]
         tally = played(whole).player.tally
         assert (tally.unanswered, tally.requests, tally.same) == (2, 2, 0)
 
     def test_a_path_that_nobody_serves_any_more(self) -> None:
-        old = recording_file.record(Exchange(path="/scheduler/guess", at=1.0, generation=1), b"{}", b"{}")
+        old = recording_file.record(RequestEntry(path="/scheduler/guess", at=1.0, generation=1), b"{}", b"{}")
         assert played([*recorded(), old]).player.tally.unanswered == 1
 
     def test_requests_before_the_first_view(self) -> None:
@@ -181,9 +183,9 @@ class TestHoles:
     @pytest.mark.parametrize(
         "entry",
         [
-            Record(recording_file.Nodes(gone=("nobody",))),
-            Record(recording_file.Objects(of=POLICIES, order=(("d", "x"),))),
-            recording_file.record(recording_file.Object(of=POLICIES, key=("d", "x")), b"[]"),
+            Record(recording_file.NodesEntry(gone=("nobody",))),
+            Record(recording_file.ObjectsEntry(of=POLICIES, order=(("d", "x"),))),
+            recording_file.record(recording_file.ObjectEntry(of=POLICIES, key=("d", "x")), b"[]"),
             recording_file.record(recording_file.SeriesEntry(metric="m", nodes=("a", "b")), b"{}"),
             Record(recording_file.SeriesEntry(metric="m")),
         ],
@@ -194,7 +196,7 @@ class TestHoles:
             played([recorded()[0], entry])
 
     def test_objects_of_an_agent_that_is_off_are_left_out(self) -> None:
-        other = recording_file.record(recording_file.Object(of="cards", key=("", "n1")), b"{}")
+        other = recording_file.record(recording_file.ObjectEntry(of="cards", key=("", "n1")), b"{}")
         whole = recorded("filter")
         assert played([whole[0], other, *whole[1:]]).differences == []
 
@@ -215,7 +217,7 @@ class TestDefects:
 
     def test_an_error_where_there_was_an_answer(self) -> None:
         whole = recorded("filter")
-        place = next(n for n, record in enumerate(whole) if isinstance(record.entry, Exchange))
+        place = next(n for n, record in enumerate(whole) if isinstance(record.entry, RequestEntry))
         whole[place] = Record(whole[place].entry, (b"garbage", whole[place].blobs[1]))
         [difference] = played(whole).differences
         assert (difference.pod, difference.nodes) == ("", ())

@@ -45,7 +45,7 @@ from nodewise.agents.gpu.node_gpus import GpuNode
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.pods import AllocatedPod, GpuPod
 from nodewise.agents.gpu.state import ALLOCATION_RECORDS, DEMAND_CONFIGMAP, PODS, GpuStateBuilder
-from nodewise.binder import LEDGER, LedgerLease
+from nodewise.binder import ALLOCATION_RECORD_LABEL, AllocationRecordLease
 from nodewise.controllers import ControllerKind, Handle
 
 _PODS: Final = Resource("", "v1", "pods", "Pod")
@@ -70,9 +70,9 @@ class GpuKind(ControllerKind):
             Watched(
                 ALLOCATION_RECORDS,
                 _LEASES,
-                LedgerLease,
+                AllocationRecordLease,
                 own_namespace=True,
-                selectors={"labelSelector": f"{LEDGER}={GpuAgent.name}"},
+                selectors={"labelSelector": f"{ALLOCATION_RECORD_LABEL}={GpuAgent.name}"},
             ),
             Watched(
                 DEMAND_CONFIGMAP,

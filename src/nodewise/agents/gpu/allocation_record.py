@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from nodewise.binder import HOLDINGS, LedgerLease
+from nodewise.binder import RESERVATIONS_ANNOTATION, AllocationRecordLease
 from nodewise.errors import UNREADABLE, shown
 
 MOST_SUBDEVICES: Final = 1024
@@ -100,9 +100,11 @@ def _spread(parts: Sequence[str], with_gpus: Sequence[bool]) -> str:
     return "|".join(next(left) if has_gpus else "" for has_gpus in with_gpus)
 
 
-def parse_lease(lease: LedgerLease | None) -> AllocationRecord:
+def parse_lease(lease: AllocationRecordLease | None) -> AllocationRecord:
     """The reservations of a node's allocation record; no allocation record has none."""
-    return parse_record((lease.metadata.annotations or {}).get(HOLDINGS, "") if lease is not None else "")
+    return parse_record(
+        (lease.metadata.annotations or {}).get(RESERVATIONS_ANNOTATION, "") if lease is not None else ""
+    )
 
 
 def parse_record(text: str) -> AllocationRecord:
@@ -119,7 +121,7 @@ def _read_singly(text: str) -> AllocationRecord:
     try:
         raws = _raws(text)
     except UNREADABLE as error:
-        return EMPTY._replace(problem=f"{HOLDINGS} cannot be read: {shown(str(error))}")
+        return EMPTY._replace(problem=f"{RESERVATIONS_ANNOTATION} cannot be read: {shown(str(error))}")
     entries: dict[str, Reservation] = {}
     unreadable: dict[str, str] = {}
     for uid, raw in raws.items():

@@ -29,7 +29,7 @@ from nodewise.agents.gpu.state import (
     GpuStateBuilder,
     record_text,
 )
-from nodewise.binder import LedgerLease
+from nodewise.binder import AllocationRecordLease
 from nodewise.controllers import Controller, Handle
 from nodewise.errors import BadInput, Conflict, NodewiseError, Refused
 from nodewise.kube import resources
@@ -129,7 +129,7 @@ class DescheduleLabels:
             # replaced by another pod meanwhile, or no right to write this one: the others matter no less
             logs.emit("deschedule_label_failed", pod=f"{meta.namespace}/{meta.name}", error=str(error))
         else:
-            self._handle.meters.count(
+            self._handle.metrics_registry.count(
                 "deschedule_labels_total", what="set" if change.is_wanted else "removed"
             )
         self._written[meta.uid] = (change.pod, self._handle.clock.monotonic() + _AGAIN_S)
@@ -175,7 +175,7 @@ class GarbageCollector:
         )
 
     def _work(
-        self, unconfirmed: Iterable[UnconfirmedReservation], gone: Iterable[LedgerLease]
+        self, unconfirmed: Iterable[UnconfirmedReservation], gone: Iterable[AllocationRecordLease]
     ) -> Iterator[Awaitable[None]]:
         """One call after another; what is in an allocation record that goes goes with it."""
         whole = {reservation.metadata.name.removeprefix(RECORD_PREFIX) for reservation in gone}
@@ -196,7 +196,7 @@ class GarbageCollector:
         if await self._handle.reservations.drop(
             reservation.node, reservation.pod, reservation.uid, reservation.seen
         ):
-            self._handle.meters.count("claims_dropped_total", why=reservation.why)
+            self._handle.metrics_registry.count("claims_dropped_total", why=reservation.why)
             logs.emit(
                 "claim_dropped",
                 node=reservation.node,
@@ -210,9 +210,9 @@ class GarbageCollector:
     async def _prune(self, node: str, entries: Mapping[str, str]) -> None:
         if self._handle.reservations is not None:
             await self._handle.reservations.prune(node, entries)
-            self._handle.meters.count("claims_dropped_total", len(entries), why="stale")
+            self._handle.metrics_registry.count("claims_dropped_total", len(entries), why="stale")
 
-    async def _delete(self, lease: LedgerLease) -> None:
+    async def _delete(self, lease: AllocationRecordLease) -> None:
         meta = lease.metadata
         conditions = {"uid": meta.uid, "resourceVersion": meta.resourceVersion}
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": conditions}
@@ -223,7 +223,7 @@ class GarbageCollector:
         logs.emit("ledger_deleted", node=meta.name.removeprefix(RECORD_PREFIX))
 
 
-def _version(lease: LedgerLease) -> tuple[str, str]:
+def _version(lease: AllocationRecordLease) -> tuple[str, str]:
     return lease.metadata.name, lease.metadata.resourceVersion
 
 
@@ -316,7 +316,7 @@ class ConsistencyChecker:
             self._handle.relister.begin()
 
     def _count(self, outcome: str) -> None:
-        self._handle.meters.count("gpu_checks_total", outcome=outcome)
+        self._handle.metrics_registry.count("gpu_checks_total", outcome=outcome)
 
     async def _compared(self) -> list[Difference] | None:
         """The differences; None if the watches do not report their versions."""
@@ -430,9 +430,9 @@ class MetricsPublisher:
         values = {**metrics.totals(agent_state, self._profile), **details}
         async for (name, labels), value in cooperative_scheduling.iterate(values.items()):
             if self._shown.get((name, labels)) != value:
-                self._handle.meters.set(name, value, **dict(labels))
+                self._handle.metrics_registry.set(name, value, **dict(labels))
         async for name, labels in cooperative_scheduling.iterate(
             [key for key in self._shown if key not in values]
         ):
-            self._handle.meters.forget(name, **dict(labels))
+            self._handle.metrics_registry.forget(name, **dict(labels))
         self._shown = values

@@ -12,7 +12,7 @@ from nodewise.agent import ObjectKey
 from nodewise.agents.gpu import allocation_record, node_allocations
 from nodewise.agents.gpu.allocation_record import AllocationRecord
 from nodewise.agents.gpu.state import RECORD_PREFIX, GpuState, NodeState
-from nodewise.binder import LedgerLease
+from nodewise.binder import AllocationRecordLease
 
 Why = Literal["unbound", "unknown", "stale"]
 """`unbound`: the pod is on no node. `unknown`: nobody knows of the pod, which may be news to us, or gone. `stale`: the
@@ -31,7 +31,7 @@ class UnconfirmedReservation(NamedTuple):
 
 
 def unconfirmed_reservations(
-    agent_state: GpuState, leases: Mapping[ObjectKey, LedgerLease]
+    agent_state: GpuState, leases: Mapping[ObjectKey, AllocationRecordLease]
 ) -> Generator[None, None, list[UnconfirmedReservation]]:
     """All there are, in allocation records of nodes that are gone as well."""
     result: list[UnconfirmedReservation] = []
@@ -46,10 +46,10 @@ def unconfirmed_reservations(
 
 
 def orphaned_records(
-    agent_state: GpuState, leases: Mapping[ObjectKey, LedgerLease], nodes: Container[str]
-) -> Generator[None, None, list[LedgerLease]]:
+    agent_state: GpuState, leases: Mapping[ObjectKey, AllocationRecordLease], nodes: Container[str]
+) -> Generator[None, None, list[AllocationRecordLease]]:
     """The allocation records of nodes that are gone in which nothing counts, and nothing stands that we cannot read."""
-    result: list[LedgerLease] = []
+    result: list[AllocationRecordLease] = []
     for name, lease in _others(leases, nodes):
         record = allocation_record.parse_lease(lease)
         statuses = {
@@ -63,8 +63,8 @@ def orphaned_records(
 
 
 def _others(
-    leases: Mapping[ObjectKey, LedgerLease], nodes: Container[str]
-) -> Iterator[tuple[str, LedgerLease]]:
+    leases: Mapping[ObjectKey, AllocationRecordLease], nodes: Container[str]
+) -> Iterator[tuple[str, AllocationRecordLease]]:
     for (_, key), lease in leases.items():
         name = key.removeprefix(RECORD_PREFIX)
         if name != key and name not in nodes:

@@ -32,7 +32,7 @@ from nodewise.agents.gpu.node_gpus import NodeGpus
 from nodewise.agents.gpu.pods import AllocatedPod
 from nodewise.agents.gpu.resource_cap import ResourceCap
 from nodewise.agents.gpu.resource_profile import ResourceProfile
-from nodewise.binder import HOLDINGS, AllocationStateBuilder, LedgerLease
+from nodewise.binder import RESERVATIONS_ANNOTATION, AllocationRecordLease, AllocationStateBuilder
 from nodewise.state import NODES, Change
 
 PODS: Final = "pods"
@@ -143,7 +143,9 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         )
         return GpuState(self._layout, self._rows, dict(self._nodes), pods, cpu_free, self._workload)
 
-    def amended(self, agent_state: GpuState, node: str, record: LedgerLease | None) -> GpuState:
+    def apply_allocation_record(
+        self, agent_state: GpuState, node: str, record: AllocationRecordLease | None
+    ) -> GpuState:
         """The state with another allocation record of one node."""
         before = agent_state.nodes.get(node)
         text = record_text(record)
@@ -176,14 +178,14 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         self._dirty.update(self._resource_cap.settle())
 
     def _apply_records(
-        self, changes: Iterable[tuple[ObjectKey, Change[LedgerLease]]]
+        self, changes: Iterable[tuple[ObjectKey, Change[AllocationRecordLease]]]
     ) -> Generator[None, None, None]:
         for (_, name), change in changes:
             if name.startswith(RECORD_PREFIX):
                 self._take_record(name.removeprefix(RECORD_PREFIX), change.new)
             yield
 
-    def _take_record(self, node: str, lease: LedgerLease | None) -> None:
+    def _take_record(self, node: str, lease: AllocationRecordLease | None) -> None:
         for pod in _named(self._records.pop(node, None)):
             self._reserved_on.get(pod, set()).discard(node)
             if not self._reserved_on.get(pod):
@@ -315,9 +317,9 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
 _NO_RECORD: Final = ("", allocation_record.EMPTY)
 
 
-def record_text(record: LedgerLease | None) -> str:
+def record_text(record: AllocationRecordLease | None) -> str:
     """The text of an allocation record's reservations; empty where there is none."""
-    return (record.metadata.annotations or {}).get(HOLDINGS, "") if record is not None else ""
+    return (record.metadata.annotations or {}).get(RESERVATIONS_ANNOTATION, "") if record is not None else ""
 
 
 def _is_later(version: str, before: str) -> bool:

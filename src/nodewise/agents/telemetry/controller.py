@@ -131,7 +131,7 @@ class LabelWriter:
     def _set_remaining(self, count: int) -> None:
         """Set the number of nodes that are still to be written, and export it."""
         self._remaining = count
-        self._handle.meters.set("nodes_to_label", count)
+        self._handle.metrics_registry.set("nodes_to_label", count)
 
     def _allowed(self, node: str, wanted: Labels) -> Labels:
         conflicting = self._conflicts.get(node)
@@ -187,7 +187,7 @@ class LabelWriter:
             self._unconfirmed.add(node)  # the write may have succeeded
             raise
         else:
-            self._handle.meters.count("label_writes_total")
+            self._handle.metrics_registry.count("label_writes_total")
             self._handle.node_writes.count += 1
             self._owned[node] = wanted
             if not wanted:
@@ -254,7 +254,7 @@ class StatusWriter:
         self._written = {key: written for key, written in self._written.items() if key in agent_state}
         self._refused = {key: until_s for key, until_s in self._refused.items() if key in agent_state}
         suspended = sum(len(state.suspended) for state in agent_state.values())
-        self._handle.meters.set("rules_suspended", suspended)
+        self._handle.metrics_registry.set("rules_suspended", suspended)
         oldest_first = sorted(agent_state, key=self._written_s)
         until_s = self._handle.clock.monotonic() + _STEP_S
         due = takewhile(lambda _: self._handle.clock.monotonic() < until_s, oldest_first)

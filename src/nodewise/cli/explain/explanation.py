@@ -8,8 +8,14 @@ from nodewise.cli.explain import missing_decision
 from nodewise.cli.explain.pods import PodLookup
 from nodewise.cli.explain.replicas import ReplicaResponse
 from nodewise.extender import decision_document
-from nodewise.extender.attempt_explanation import Explanation, Finding, Group, Measured, Part
-from nodewise.extender.counterfactuals import Change
+from nodewise.extender.attempt_explanation import (
+    Explanation,
+    MeasuredRule,
+    NodeExplanation,
+    RejectionGroup,
+    ScorePart,
+)
+from nodewise.extender.counterfactuals import RuleChange
 from nodewise.extender.decision import Decision
 
 
@@ -104,10 +110,10 @@ def _attempt(explanation: Explanation) -> dict[str, Any]:
 
 def _bind(bound: Decision) -> dict[str, Any]:
     why = decision_document.rejected(bound).get(bound.names[0], [])
-    return {"node": bound.names[0], "told": bound.told, "refused": why[0]["reason"] if why else None}
+    return {"node": bound.names[0], "told": bound.description, "refused": why[0]["reason"] if why else None}
 
 
-def _node(node: Finding) -> dict[str, Any]:
+def _node(node: NodeExplanation) -> dict[str, Any]:
     return {
         "node": node.node,
         "passes": not node.reasons,
@@ -120,11 +126,11 @@ def _node(node: Finding) -> dict[str, Any]:
     }
 
 
-def _part(part: Part) -> dict[str, Any]:
+def _part(part: ScorePart) -> dict[str, Any]:
     return {"weight": part.weight, "score": part.points}
 
 
-def _measured(measured: Measured) -> dict[str, Any]:
+def _measured(measured: MeasuredRule) -> dict[str, Any]:
     return {
         "metric": measured.metric,
         "operator": measured.operator,
@@ -136,7 +142,7 @@ def _measured(measured: Measured) -> dict[str, Any]:
     }
 
 
-def _group(group: Group) -> dict[str, Any]:
+def _group(group: RejectionGroup) -> dict[str, Any]:
     return {
         "agent": group.agent,
         "reason": group.reason.text(),
@@ -146,7 +152,7 @@ def _group(group: Group) -> dict[str, Any]:
     }
 
 
-def _change(change: Change) -> dict[str, Any]:
+def _change(change: RuleChange) -> dict[str, Any]:
     return {
         "agent": change.agent,
         "rule": change.number,

@@ -11,8 +11,8 @@ from nodewise.cli.explain import explanation as explanations
 from nodewise.cli.explain import missing_decision
 from nodewise.cli.explain.explanation import PodExplanation
 from nodewise.extender import decision_document
-from nodewise.extender.attempt_explanation import Explanation, Finding, Measured
-from nodewise.extender.counterfactuals import Change
+from nodewise.extender.attempt_explanation import Explanation, MeasuredRule, NodeExplanation
+from nodewise.extender.counterfactuals import RuleChange
 from nodewise.extender.decision import Decision
 
 MAX_LISTED: Final = 20
@@ -142,7 +142,9 @@ def _format_bind(bound: Decision) -> str:
     refused = decision_document.rejected(bound).get(node)
     if refused:
         return f"kube-scheduler chose {node}, and the bind failed: {refused[0]['reason']}"
-    return f"kube-scheduler chose {node}; bound" + (f", with {bound.told}" if bound.told else "")
+    return f"kube-scheduler chose {node}; bound" + (
+        f", with {bound.description}" if bound.description else ""
+    )
 
 
 def _format_chosen_node(pod_explanation: PodExplanation, node: str) -> str:
@@ -179,7 +181,7 @@ def _print_groups(explanation: Explanation) -> None:
     tables.print_table(("NODES", "VERDICT", "BEST, OR CLOSEST TO PASSING"), rows)
 
 
-def _format_first_nodes(nodes: Sequence[Finding], *, rejecting: bool) -> str:
+def _format_first_nodes(nodes: Sequence[NodeExplanation], *, rejecting: bool) -> str:
     """The first few nodes, each with its score and measured values."""
     texts = []
     for node in nodes[:_CLOSEST]:
@@ -191,14 +193,14 @@ def _format_first_nodes(nodes: Sequence[Finding], *, rejecting: bool) -> str:
     return "; ".join([*texts, *(["…"] if len(nodes) > _CLOSEST else [])])
 
 
-def _select_nodes(findings: Sequence[Finding]) -> Sequence[Finding]:
+def _select_nodes(findings: Sequence[NodeExplanation]) -> Sequence[NodeExplanation]:
     """At most `MAX_LISTED` nodes: half of them pass, the others are closest to passing."""
     passing = [node for node in findings if not node.reasons]
     best = passing[: max(MAX_LISTED // 2, MAX_LISTED - (len(findings) - len(passing)))]
     return [*best, *findings[len(passing) : len(passing) + MAX_LISTED - len(best)]]
 
 
-def _node_rows(node: Finding) -> Iterator[list[str]]:
+def _node_rows(node: NodeExplanation) -> Iterator[list[str]]:
     """One row for each rule; only the first has the node's name."""
     head = [node.node, "rejected" if node.reasons else "passes", _format_score(node)]
     rules = [
@@ -225,11 +227,11 @@ def _node_rows(node: Finding) -> Iterator[list[str]]:
         yield [*(head if not number else ["", "", ""]), *rule]
 
 
-def _format_score(node: Finding) -> str:
+def _format_score(node: NodeExplanation) -> str:
     return "-" if node.score is None else str(node.score)
 
 
-def _format_values(node: Finding, *, rejecting: bool = False) -> str:
+def _format_values(node: NodeExplanation, *, rejecting: bool = False) -> str:
     """`heat 81.5 (4s), power 300 (4s)`, without duplicates. `rejecting`: only values that reject the node."""
     texts: dict[str, None] = {}
     for measured in node.measured:
@@ -239,7 +241,7 @@ def _format_values(node: Finding, *, rejecting: bool = False) -> str:
     return ", ".join(texts) or ("" if rejecting else "-")
 
 
-def _format_value(measured: Measured) -> str:
+def _format_value(measured: MeasuredRule) -> str:
     state = measured.state.name.lower()
     if measured.value is None:
         return state
@@ -247,21 +249,21 @@ def _format_value(measured: Measured) -> str:
     return f"{shown} {state}" if state == "stale" else shown
 
 
-def _format_measured_age(measured: Measured) -> str:
+def _format_measured_age(measured: MeasuredRule) -> str:
     return "-" if measured.age_s is None else format_age(measured.age_s)
 
 
-def _format_rule(measured: Measured) -> str:
+def _format_rule(measured: MeasuredRule) -> str:
     if measured.target is None:
         return f"{measured.metric} {measured.operator} (ranks)"
     return f"{measured.metric} {measured.operator} {quantity.to_text(measured.target)}"
 
 
-def _format_details(node: Finding) -> str:
+def _format_details(node: NodeExplanation) -> str:
     return "; ".join(text for _, text in node.details)
 
 
-def _format_reasons(node: Finding) -> str:
+def _format_reasons(node: NodeExplanation) -> str:
     return "; ".join(reason.text() for _, reason in node.reasons) or "-"
 
 
@@ -286,7 +288,7 @@ def _closing_lines(explanation: Explanation) -> Iterator[str]:
         yield from (f"  {line}" for line in dict.fromkeys(lines))
 
 
-def _change_lines(changes: Sequence[Change]) -> Iterator[str]:
+def _change_lines(changes: Sequence[RuleChange]) -> Iterator[str]:
     for change in changes:
         rule = change.rule
         target = quantity.to_text(rule.target or 0)

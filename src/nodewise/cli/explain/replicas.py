@@ -12,7 +12,7 @@ import msgspec
 from nodewise.errors import UNREADABLE, BadInput, BadSettings, NodewiseError, Problem, Refused, Unavailable
 from nodewise.extender import decision_endpoint
 from nodewise.extender.decision import Decision
-from nodewise.extender.decision_endpoint import Page
+from nodewise.extender.decision_endpoint import DecisionPage
 from nodewise.kube.api import Api
 from nodewise.kube.resources import Resource, selector
 
@@ -70,7 +70,7 @@ class ReplicaResponse(NamedTuple):
     """A replica's page with its decisions, or the error."""
 
     replica: ReplicaEndpoint
-    page: Page | None
+    page: DecisionPage | None
     decisions: Sequence[Decision] = ()
     error: str = ""
 

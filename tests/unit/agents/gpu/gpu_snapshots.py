@@ -14,7 +14,7 @@ from nodewise.agents.gpu.node_gpus import GpuNode
 from nodewise.agents.gpu.pods import AllocatedPod
 from nodewise.agents.gpu.resource_profile import INTEL
 from nodewise.agents.gpu.state import ALLOCATION_RECORDS, PODS, GpuState, GpuStateBuilder
-from nodewise.binder import HOLDINGS, LedgerLease
+from nodewise.binder import RESERVATIONS_ANNOTATION, AllocationRecordLease
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from tests.unit.state_changes import built
 
@@ -66,7 +66,7 @@ def entry(
     return Reservation(f"d/{name}", gpus, subdevices, 7.0, seen, tuple(amounts(text) for text in charged))
 
 
-def lease(on: str, version: str = "1", **entries: Reservation | Any) -> LedgerLease:
+def lease(on: str, version: str = "1", **entries: Reservation | Any) -> AllocationRecordLease:
     """By pod uid; what is no entry is taken as it is."""
     plain = {
         uid.replace("_", "-"): dict(allocation_record.to_wire(reservation))
@@ -77,9 +77,11 @@ def lease(on: str, version: str = "1", **entries: Reservation | Any) -> LedgerLe
     return lease_of(on, json.dumps(plain), version)
 
 
-def lease_of(on: str, text: str, version: str = "1") -> LedgerLease:
+def lease_of(on: str, text: str, version: str = "1") -> AllocationRecordLease:
     metadata = {"name": f"gpu-{on}", "namespace": "nw", "resourceVersion": version}
-    return read(LedgerLease, {"metadata": {**metadata, "annotations": {HOLDINGS: text}}})
+    return read(
+        AllocationRecordLease, {"metadata": {**metadata, "annotations": {RESERVATIONS_ANNOTATION: text}}}
+    )
 
 
 def read(type_: type[Any], value: Any) -> Any:
@@ -89,7 +91,7 @@ def read(type_: type[Any], value: Any) -> Any:
 def cluster_state(
     nodes: Mapping[str, GpuNode],
     pods: Iterable[AllocatedPod] = (),
-    leases: Iterable[LedgerLease] = (),
+    leases: Iterable[AllocationRecordLease] = (),
     version: str = "10",
     index: NodeIndex | None = None,
 ) -> ClusterState:

@@ -135,8 +135,8 @@ class TestBind:
             "cards.nodewise.io/c0": "0,1",
             "cards.nodewise.io/c2": "0",
         }
-        assert bind_plan.told == "c0: card0, card1; c2: card0"
-        written = msgspec.convert(bind_plan.entry, Reservation)
+        assert bind_plan.description == "c0: card0, card1; c2: card0"
+        written = msgspec.convert(bind_plan.reservation, Reservation)
         assert (written.gpus, written.seen, written.at) == ("card0,card1|card0", "40", NOW)
         assert written.charged == (
             {"gpu.intel.com/i915": 1, "gpu.intel.com/millicores": 300},
@@ -145,7 +145,7 @@ class TestBind:
 
     def test_an_entry_does_not_grow_with_containers_that_request_nothing(self) -> None:
         alone, among = new("p", "i915=1 t=1"), new("p", *[""] * 31, "i915=1 t=1", *[""] * 32)
-        entries = [plan(gpu_pod, snapshot()).entry for gpu_pod in (alone, among)]
+        entries = [plan(gpu_pod, snapshot()).reservation for gpu_pod in (alone, among)]
         assert entries[0] == entries[1]
         annotations = plan(among, snapshot()).annotations
         assert annotations["gas-container-cards"] == "|" * 31 + "card0" + "|" * 32
@@ -163,7 +163,7 @@ class TestBind:
     def test_tiles_are_named(self) -> None:
         bind_plan = plan(new("p", "i915=1 t=2", "i915=1"), snapshot())
         assert bind_plan.annotations["gas-container-tiles"] == "card0:gt0+gt1|"
-        assert bind_plan.told.startswith("c0: card0 gt0+gt1; c1: ")
+        assert bind_plan.description.startswith("c0: card0 gt0+gt1; c1: ")
 
     def test_one_container_without_tiles_has_no_word_of_them(self) -> None:
         assert "gas-container-tiles" not in plan(new("p", "i915=1"), snapshot()).annotations
@@ -199,13 +199,13 @@ class TestBind:
         mine = entry("p", "card1", seen="40")
         bind_plan = plan(gpu_pod, snapshot([gpu_pod], [lease("n1", uid_p=mine)]))
         assert bind_plan.annotations["gas-container-cards"] == "card1"
-        assert msgspec.convert(bind_plan.entry, Reservation) == mine
+        assert msgspec.convert(bind_plan.reservation, Reservation) == mine
 
     def test_an_entry_of_an_earlier_version_is_written_anew(self) -> None:
         gpu_pod = new("p", "i915=1 mc=600")
         mine = entry("p", "card1", seen="30")
         reservation = msgspec.convert(
-            plan(gpu_pod, snapshot([gpu_pod], [lease("n1", uid_p=mine)])).entry, Reservation
+            plan(gpu_pod, snapshot([gpu_pod], [lease("n1", uid_p=mine)])).reservation, Reservation
         )
         assert (reservation.gpus, reservation.seen, reservation.at) == ("card1", "40", NOW)
 
@@ -214,7 +214,7 @@ class TestBind:
         gpu_pod = new("p", "i915=1 mc=600")
         mine = entry("p", "card1", seen="50")
         reservation = msgspec.convert(
-            plan(gpu_pod, snapshot([gpu_pod], [lease("n1", uid_p=mine)])).entry, Reservation
+            plan(gpu_pod, snapshot([gpu_pod], [lease("n1", uid_p=mine)])).reservation, Reservation
         )
         assert (reservation.gpus, reservation.seen) == ("card1", "50")
 

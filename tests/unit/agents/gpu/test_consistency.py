@@ -70,7 +70,9 @@ def test_a_claim_that_is_being_written_is_none() -> None:
     """It shows in our slot before it stands in the ledger."""
     state = GpuStateBuilder(INTEL)
     known = agent_state(cluster_state(NODES, [*PODS, C], [LEDGER]), state)
-    claimed = state.amended(known, "n1", lease("n1", uid_c=entry("c", "card1"), uid_d=entry("d", "card0")))
+    claimed = state.apply_allocation_record(
+        known, "n1", lease("n1", uid_c=entry("c", "card1"), uid_d=entry("d", "card0"))
+    )
     assert different(claimed, known, stored=known.nodes["n1"].record_text) == {}
 
 

@@ -22,12 +22,12 @@ from nodewise.agents.gpu import (
 from nodewise.agents.gpu.descheduling import LABEL
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.resource_profile import INTEL
-from nodewise.binder import HOLDINGS, LEDGER
+from nodewise.binder import ALLOCATION_RECORD_LABEL, RESERVATIONS_ANNOTATION
 from nodewise.cli import data_sources
 from nodewise.cli.data_sources import StoreRelister
 from nodewise.controllers import Handle, WriteCounter
 from nodewise.errors import BadInput, Conflict, NodewiseError, Refused, Unavailable
-from nodewise.extender.leader_loop import Leading
+from nodewise.extender.leader_loop import LeaderLoop
 from nodewise.extender.snapshot_cache import SnapshotCache
 from nodewise.kube.api import NONE, Params, Patch
 from nodewise.kube.event_recorder import Recorder, Reporter
@@ -86,12 +86,12 @@ class Api(FakeApi):
     def record(self, on: str, **entries: tuple[str, str, str]) -> None:
         """By pod uid: name, cards and version."""
         held = {uid: dict(allocation_record.to_wire(entry(*arguments))) for uid, arguments in entries.items()}
-        meta = {"name": f"gpu-{on}", "namespace": OURS, "labels": {LEDGER: "gpu"}}
-        self.put(LEASES, {"metadata": {**meta, "annotations": {HOLDINGS: json.dumps(held)}}})
+        meta = {"name": f"gpu-{on}", "namespace": OURS, "labels": {ALLOCATION_RECORD_LABEL: "gpu"}}
+        self.put(LEASES, {"metadata": {**meta, "annotations": {RESERVATIONS_ANNOTATION: json.dumps(held)}}})
 
     def entries(self, on: str) -> list[str]:
         lease = self.objects(LEASES)[OURS, f"gpu-{on}"]
-        return sorted(json.loads(lease["metadata"]["annotations"][HOLDINGS]))
+        return sorted(json.loads(lease["metadata"]["annotations"][RESERVATIONS_ANNOTATION]))
 
     def told(self) -> dict[str, str]:
         return {
@@ -127,9 +127,9 @@ class Clearing:
 
     def _take_out(self, node: str, uids: set[str]) -> None:
         lease = self._api.objects(LEASES)[OURS, f"gpu-{node}"]
-        held = json.loads(lease["metadata"]["annotations"][HOLDINGS])
+        held = json.loads(lease["metadata"]["annotations"][RESERVATIONS_ANNOTATION])
         left = {uid: reservation for uid, reservation in held.items() if uid not in uids}
-        meta = {**lease["metadata"], "annotations": {HOLDINGS: json.dumps(left)}}
+        meta = {**lease["metadata"], "annotations": {RESERVATIONS_ANNOTATION: json.dumps(left)}}
         self._api.put(LEASES, {**lease, "metadata": meta})
 
 
@@ -165,7 +165,7 @@ class Leader:
         self.clearing = Clearing(api)
         self.controller = KIND.controller(gpu_options, self._hands())
         self.leads = True
-        self.leading = Leading(
+        self.leading = LeaderLoop(
             [self.controller], lambda: self.keeper.snapshot, lambda: self.leads, self.clock
         )
         self.keeper.on_publish(self.leading.notify)

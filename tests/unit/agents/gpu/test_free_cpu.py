@@ -199,11 +199,11 @@ class TestFree:
         waiting = pod("a", phase="Pending", cpu="2")
         before, state = cluster_state(NODES, [waiting]), GpuStateBuilder(INTEL)
         first, record = agent_state(before, state), lease("n1", uid_a=entry("a", "card1"))
-        claimed = state.amended(first, "n1", record)
+        claimed = state.apply_allocation_record(first, "n1", record)
         assert cpu_free(claimed) == {"n1": 6000, "n2": 7500}
         assert cpu_free(first) == {"n1": 8000, "n2": 7500}
-        assert cpu_free(state.amended(claimed, "n1", record)) == {"n1": 6000, "n2": 7500}
-        assert cpu_free(state.amended(claimed, "n1", None)) == {"n1": 8000, "n2": 7500}
+        assert cpu_free(state.apply_allocation_record(claimed, "n1", record)) == {"n1": 6000, "n2": 7500}
+        assert cpu_free(state.apply_allocation_record(claimed, "n1", None)) == {"n1": 8000, "n2": 7500}
         bound = pod("a", "n1", "card1", cpu="2")
         changed = msgspec.structs.replace(
             with_pods(before, bound),

@@ -10,7 +10,7 @@ from nodewise.agents.gpu import allocation_record, demand, limits, reasons
 from nodewise.agents.gpu.pods import AllocatedPod
 from nodewise.agents.gpu.resource_profile import INTEL
 from nodewise.agents.gpu.state import GpuStateBuilder
-from nodewise.binder import HOLDINGS, BindPlan, LedgerLease, Refusal
+from nodewise.binder import RESERVATIONS_ANNOTATION, AllocationRecordLease, BindPlan, Refusal
 from tests.unit.agents.gpu.gpu_snapshots import lease_of, node
 from tests.unit.agents.gpu.test_agent import NOW, agent, new, snapshot, texts
 
@@ -22,7 +22,7 @@ def room(gpu_pod: AllocatedPod = ASKED) -> int:
     return limits.room_for(demand.parse_demand(gpu_pod, INTEL, agent()._options).containers, INTEL.subdevices)
 
 
-def filled(size: int, on: str = "n1") -> LedgerLease:
+def filled(size: int, on: str = "n1") -> AllocationRecordLease:
     """A ledger of so many bytes, with an entry that a newer version wrote."""
     text = '{"other":{"newer":""}}'
     return lease_of(on, text.replace('""', f'"{"x" * (size - len(text))}"'))
@@ -55,7 +55,9 @@ def test_a_nodes_name_is_the_ledgers_too(longer: int, why: str) -> None:
 
 def test_the_ledger_of_a_bind_that_is_being_written_counts() -> None:
     state_view = snapshot()
-    agent_state = GpuStateBuilder(INTEL).amended(state_view.agent_states["gpu"], "n1", filled(room() + 1))
+    agent_state = GpuStateBuilder(INTEL).apply_allocation_record(
+        state_view.agent_states["gpu"], "n1", filled(room() + 1)
+    )
     cluster_snapshot = Snapshot(state_view.nodes, {"gpu": agent_state}, NOW)
     assert texts(ASKED, cluster_snapshot, "n1") == [FULL]
 
@@ -91,7 +93,7 @@ def test_an_entry_is_no_longer_than_filter_expects(requests: tuple[str, ...]) ->
     bind_plan: Any = bound(gpu_pod, cluster_snapshot)
     assert isinstance(bind_plan, BindPlan), bind_plan
     containers = demand.parse_demand(gpu_pod, INTEL, agent()._options).containers
-    written = msgspec.json.encode({gpu_pod.metadata.uid: bind_plan.entry})
+    written = msgspec.json.encode({gpu_pod.metadata.uid: bind_plan.reservation})
     assert len(written) <= limits.entry_bytes(containers, INTEL.subdevices)
     added = sum(len(key) + len(value) for key, value in bind_plan.annotations.items())
     assert added <= limits.annotation_bytes(containers, INTEL.subdevices)
@@ -105,8 +107,8 @@ def test_pods_of_many_empty_containers_do_not_fill_a_ledger() -> None:
     for number in range(9):
         plan = bound(new(f"evil-{number}", "i915=1", *[""] * 63), snapshot())
         assert isinstance(plan, BindPlan)
-        entries[f"uid-{number}"] = plan.entry
+        entries[f"uid-{number}"] = plan.reservation
     text = msgspec.json.encode(entries).decode()
     assert len(text) < 9 * 200
     assert allocation_record.parse_lease(lease_of("n1", text)).problem == ""
-    assert HOLDINGS in lease_of("n1", text).metadata.annotations
+    assert RESERVATIONS_ANNOTATION in lease_of("n1", text).metadata.annotations

@@ -186,7 +186,7 @@ class TestOnlyWhatChanged:
         first = agent_state(cluster_state(NODES, [pod("a", "n1", "card0")]), state)
         shown = laid_out(first)
         agent_state(cluster_state(NODES, [pod("a", "n1", "card1")]), state)
-        state.amended(first, "n1", lease("n1", uid_b=entry("b", "card1", "11")))
+        state.apply_allocation_record(first, "n1", lease("n1", uid_b=entry("b", "card1", "11")))
         assert laid_out(first) == shown
         assert charged(first) == {"card0": {"i915": 1, "millicores": 100}}
 
@@ -196,7 +196,7 @@ class TestAmended:
         cluster = cluster_state(NODES, [pod("a", phase="Pending"), pod("b", "n1", "card0")])
         record = lease("n1", uid_a=entry("a", "card1"))
         state = GpuStateBuilder(INTEL)
-        gpu_state = state.amended(agent_state(cluster, state), "n1", record)
+        gpu_state = state.apply_allocation_record(agent_state(cluster, state), "n1", record)
         computed = agent_state(of_objects(cluster, ledgers={("nw", "gpu-n1"): record}))
         assert laid_out(gpu_state) == laid_out(computed)
         assert free(gpu_state, "n1") == {"card0": 1, "card1": 1}
@@ -206,19 +206,24 @@ class TestAmended:
         record = lease("n1", uid_a=entry("a", "card1", "11"))
         state = GpuStateBuilder(INTEL)
         first = agent_state(cluster_state(NODES, leases=[record]), state)
-        assert state.amended(first, "n1", record) is first
-        assert state.amended(first, "n2", None) is first
-        assert free(state.amended(first, "n1", None), "n1") == {"card0": 2, "card1": 2}
+        assert state.apply_allocation_record(first, "n1", record) is first
+        assert state.apply_allocation_record(first, "n2", None) is first
+        assert free(state.apply_allocation_record(first, "n1", None), "n1") == {"card0": 2, "card1": 2}
 
     def test_a_node_that_nobody_knows_changes_nothing(self) -> None:
         state = GpuStateBuilder(INTEL)
         first = agent_state(cluster_state(NODES), state)
-        assert state.amended(first, "nosuch", lease("nosuch", uid_a=entry("a", "card1"))) is first
+        assert (
+            state.apply_allocation_record(first, "nosuch", lease("nosuch", uid_a=entry("a", "card1")))
+            is first
+        )
 
     def test_the_next_slot_is_computed_from_its_world_alone(self) -> None:
         state = GpuStateBuilder(INTEL)
         cluster = cluster_state(NODES)
-        state.amended(agent_state(cluster, state), "n1", lease("n1", uid_a=entry("a", "card1", "11")))
+        state.apply_allocation_record(
+            agent_state(cluster, state), "n1", lease("n1", uid_a=entry("a", "card1", "11"))
+        )
         assert free(agent_state(cluster, state), "n1") == {"card0": 2, "card1": 2}
 
 

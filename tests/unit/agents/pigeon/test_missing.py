@@ -6,7 +6,7 @@ import pytest
 from nodewise.agent import Names, Snapshot
 from nodewise.agents.pigeon.agent import PigeonAgent
 from nodewise.extender import agent_chain
-from nodewise.extender.agent_chain import Chain
+from nodewise.extender.agent_chain import AgentChain
 from tests.unit.agents.pigeon.clusters import N3, P1, PigeonCluster, node, nodes, pod
 
 BALANCE = {"policy_objective": "LOAD_BALANCE"}
@@ -119,7 +119,7 @@ def test_nodes_without_statistics_are_rejected_where_asked_for() -> None:
 def test_all_agents_together_ask_it_as_well(when_missing: str, kept: list[bool]) -> None:
     cluster = PigeonCluster({"none": node(CAPACITY, None), **nodes(N3)}, when_missing=when_missing)
     candidates = cluster.snapshot.nodes.named(["none", "n1"])
-    assert Chain([cluster.agent]).kept(pod(P1), candidates, cluster.snapshot).tolist() == kept
+    assert AgentChain([cluster.agent]).kept(pod(P1), candidates, cluster.snapshot).tolist() == kept
 
 
 def test_before_the_first_view_nothing_is_known() -> None:
