@@ -6,6 +6,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -90,13 +91,17 @@ def test_the_program_starts_with_its_own_loader_and_libraries(bundle: Path, host
     assert returncode == 0
     link = (host / "cmk").readlink()
     assert not link.is_absolute()
-    maps = subprocess.Popen([done.program, "100"], env={})
+    own_loader = str(host / link.parent / "lib" / loader().name)
+    program = subprocess.Popen([done.program, "100"], env={})
     try:
-        seen = Path(f"/proc/{maps.pid}/maps").read_text()
-        assert str(host / link.parent / "lib" / loader().name) in seen
+        # the kernel maps the program and its loader after Popen has returned
+        deadline = time.monotonic() + 60
+        while own_loader not in Path(f"/proc/{program.pid}/maps").read_text():
+            assert time.monotonic() < deadline, Path(f"/proc/{program.pid}/maps").read_text()
+            time.sleep(0.01)
     finally:
-        maps.kill()
-        maps.wait()
+        program.kill()
+        program.wait()
 
 
 def test_everybody_may_read_it(bundle: Path, host: Path) -> None:
