@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from nodewise.cli.demo import extender_process
-from nodewise.cli.demo.extender_process import Child
+from nodewise.cli.demo.extender_process import ExtenderProcess
 from nodewise.cli.main import command
 from nodewise.simulate.simulated_cluster import Cluster
 from tests.cluster import objects
@@ -146,7 +146,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def extender(folder: Path) -> Iterator[Child]:
+def extender(folder: Path) -> Iterator[ExtenderProcess]:
     first = PrefixedCluster(DrawnCluster(1, [], "anyOf", None, {}, True, 1), folder)
     first.write()
     with extender_process.extender([f"--objects-from={folder}", "--sync-period=100ms"]) as running:
@@ -168,7 +168,7 @@ def decided(files: list[str], *more: str) -> dict[str, Json]:
     return by_pod
 
 
-def until_read(extender: Child, worlds: list[PrefixedCluster]) -> None:
+def until_read(extender: ExtenderProcess, worlds: list[PrefixedCluster]) -> None:
     """Until the extender's snapshot holds all of these worlds: their policies, and every metric there is."""
     wanted = {
         metric for cluster_state in worlds for metric in cluster_state.named & cluster_state.metrics.keys()
@@ -188,15 +188,15 @@ def until_read(extender: Child, worlds: list[PrefixedCluster]) -> None:
         time.sleep(0.02)
 
 
-def _metrics(extender: Child) -> str:
+def _metrics(extender: ExtenderProcess) -> str:
     return _http.get(f"{extender.health_url}/metrics").text
 
 
-def _generation(extender: Child) -> float:
+def _generation(extender: ExtenderProcess) -> float:
     return float(re.findall(r"^nodewise_view_generation (\S+)", _metrics(extender), re.MULTILINE)[0])
 
 
-def _knows_policy(extender: Child, cluster_state: PrefixedCluster) -> bool:
+def _knows_policy(extender: ExtenderProcess, cluster_state: PrefixedCluster) -> bool:
     probe = cluster_state.pods[0] | {"metadata": cluster_state.pods[0]["metadata"] | {"name": "probe"}}
     body = {"Pod": probe, "NodeNames": cluster_state.nodes}
     answer = _http.post(f"{extender.url}/scheduler/filter", json=body).json()
@@ -211,7 +211,7 @@ def _knows_policy(extender: Child, cluster_state: PrefixedCluster) -> bool:
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # to shrink a failing case would take minutes
 )
 def test_what_is_told_is_what_the_scheduler_did(
-    folder: Path, extender: Child, draws: list[DrawnCluster]
+    folder: Path, extender: ExtenderProcess, draws: list[DrawnCluster]
 ) -> None:
     worlds = [PrefixedCluster(draw, folder) for draw in draws]
     files = [cluster_state.write() for cluster_state in worlds]
@@ -224,7 +224,7 @@ def test_what_is_told_is_what_the_scheduler_did(
             cluster_state.remove()
 
 
-def agree(cluster_state: PrefixedCluster, files: list[str], extender: Child) -> None:
+def agree(cluster_state: PrefixedCluster, files: list[str], extender: ExtenderProcess) -> None:
     entry = {
         "urlPrefix": f"{extender.url}/scheduler",
         "filterVerb": "filter",

@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from nodewise.cli.demo import extender_process
-from nodewise.cli.demo.extender_process import Child
+from nodewise.cli.demo.extender_process import ExtenderProcess
 from tests.conformance.test_commands import EXAMPLE, ROOT, run
 
 Json = dict[str, Any]
@@ -24,14 +24,14 @@ def pod(name: str = "demo-app-1", policy: str = "demo-policy") -> Json:
     return {"metadata": metadata, "spec": {}}
 
 
-def ask(served: Child, verb: str, nodes: list[str], pod: Json) -> Any:
+def ask(served: ExtenderProcess, verb: str, nodes: list[str], pod: Json) -> Any:
     """As kube-scheduler would."""
     body = {"Pod": pod, "NodeNames": nodes}
     return httpx2.post(f"{served.url}/scheduler/{verb}", json=body).json()
 
 
 @pytest.fixture(scope="module")
-def extender() -> Iterator[Child]:
+def extender() -> Iterator[ExtenderProcess]:
     """An extender that decided about two pods: one was placed, the other's policy does not exist."""
     with extender_process.extender([f"--objects-from={ROOT / EXAMPLE}"]) as served:
         served.wait_ready()
@@ -45,7 +45,7 @@ def explain(*arguments: str) -> subprocess.CompletedProcess[str]:
     return run("explain", *arguments)
 
 
-def test_text_tells_each_node_and_what_would_have_changed_it(extender: Child) -> None:
+def test_text_tells_each_node_and_what_would_have_changed_it(extender: ExtenderProcess) -> None:
     done = explain(POD, "--server", extender.health_url)
     assert (done.returncode, done.stderr) == (0, "")
     lines = [line.split() for line in done.stdout.splitlines()]
@@ -55,13 +55,13 @@ def test_text_tells_each_node_and_what_would_have_changed_it(extender: Child) ->
     assert done.stdout.endswith("  without the rule health_metric Equals 2: 1 more node passes\n")
 
 
-def test_namespace_as_an_option(extender: Child) -> None:
+def test_namespace_as_an_option(extender: ExtenderProcess) -> None:
     done = explain("demo-app-1", "-n", "health-metric-demo", "--server", extender.health_url, "-o", "wide")
     assert done.returncode == 0
     assert "health_metric LessThan (ranks)" in done.stdout
 
 
-def test_json_holds_the_whole_attempt(extender: Child) -> None:
+def test_json_holds_the_whole_attempt(extender: ExtenderProcess) -> None:
     report = json.loads(explain(POD, "--server", extender.health_url, "-o", "json").stdout)
     assert list(report) == [
         "pod",
@@ -110,14 +110,14 @@ def measured(target: int, *, rejects: bool) -> Json:
     }
 
 
-def test_a_policy_that_does_not_exist_is_told_with_its_remedy(extender: Child) -> None:
+def test_a_policy_that_does_not_exist_is_told_with_its_remedy(extender: ExtenderProcess) -> None:
     done = explain("health-metric-demo/lost", "--server", extender.health_url)
     assert done.returncode == 0
     assert "3      nodewise: policy health-metric-demo/absent does not exist" in done.stdout
     assert "  make TASPolicy health-metric-demo/absent, or correct the pod's label" in done.stdout
 
 
-def test_no_decision_is_exit_3_with_reasons(extender: Child) -> None:
+def test_no_decision_is_exit_3_with_reasons(extender: ExtenderProcess) -> None:
     done = explain("web/other", "--server", extender.health_url)
     assert done.returncode == 3
     assert done.stdout.startswith("web/other: 1 replica asked, none knows a decision\n")
@@ -129,7 +129,7 @@ def test_no_decision_is_exit_3_with_reasons(extender: Child) -> None:
     assert report["why_none"]
 
 
-def test_a_replica_that_is_down_is_named_and_the_others_answer(extender: Child) -> None:
+def test_a_replica_that_is_down_is_named_and_the_others_answer(extender: ExtenderProcess) -> None:
     down = "http://127.0.0.1:1"
     done = explain(POD, "--server", down, "--server", extender.health_url, "-o", "json")
     assert done.returncode == 0
@@ -140,7 +140,7 @@ def test_a_replica_that_is_down_is_named_and_the_others_answer(extender: Child) 
     assert "no replica of nodewise answers" in alone.stderr
 
 
-def test_a_port_without_decisions_is_told_from_one_that_is_down(extender: Child) -> None:
+def test_a_port_without_decisions_is_told_from_one_that_is_down(extender: ExtenderProcess) -> None:
     done = explain(POD, "--server", extender.url)
     assert done.returncode == 1
     assert "HTTP status 404" in done.stderr
@@ -186,7 +186,7 @@ def test_a_page_of_another_version_is_an_error_of_that_replica(tmp_path: Path) -
 
 
 @pytest.fixture(scope="module")
-def with_cards() -> Iterator[Child]:
+def with_cards() -> Iterator[ExtenderProcess]:
     """An extender that decided about the waiting pod of the example."""
     with extender_process.extender(
         [f"--objects-from={ROOT / 'examples/gpu-cards'}", "--agents=gpu"]
@@ -199,7 +199,7 @@ def with_cards() -> Iterator[Child]:
         yield served
 
 
-def test_card_resource_and_shortfall_are_told(with_cards: Child) -> None:
+def test_card_resource_and_shortfall_are_told(with_cards: ExtenderProcess) -> None:
     done = explain("gpu-demo/model-3", "--server", with_cards.health_url)
     assert (done.returncode, done.stderr) == (0, "")
     rows = [line for line in done.stdout.splitlines() if line.startswith(("two-cards", "four-linked"))]

@@ -1,6 +1,6 @@
-"""The extender's own chain, called by the simulated scheduler within the process: real bytes, no socket.
+"""The extender's request handler as an HTTP transport: the simulated scheduler calls it in-process, without a socket.
 
-Snapshots are made in the steps of `SnapshotCache`, as those of a replay are.
+Requests and responses are the real bytes. Snapshots are built in the steps of `SnapshotCache`, as in a replay.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,32 +23,32 @@ from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.state import NODES
 
 URL = "http://127.0.0.1:9001"
-"""Where the scheduler believes it to be."""
+"""The URL that the simulated scheduler uses; the transport serves it."""
 
 Object = dict[str, Any]
 
 
-class Asked(NamedTuple):
-    """Who is asked about each pod, and how."""
+class AgentGroup(NamedTuple):
+    """The agents of a run, with their options and the extender entries of the scheduler's configuration."""
 
     name: str
-    """In tables."""
+    """The name in tables."""
     kinds: Sequence[AgentKind]
     options: Mapping[str, Any]
-    """By the agent's name."""
+    """Options by agent name."""
     chain: ChainOptions = ChainOptions()
     entries: Sequence[Mapping[str, Any]] = ()
-    """Extenders of the scheduler's configuration, at `URL`."""
+    """Extender entries of the scheduler's configuration; they refer to `URL`."""
 
 
-class InProcess(httpx2.BaseTransport):
-    """Answers each call from the newest snapshot. `BadSettings` for agents that read what is not simulated."""
+class InProcessExtender(httpx2.BaseTransport):
+    """Answers each call from the newest snapshot. BadSettings if an agent needs inputs that are not simulated."""
 
-    def __init__(self, agents: Asked, nodes: Sequence[str], clock: Clock, period_s: float) -> None:
+    def __init__(self, agents: AgentGroup, nodes: Sequence[str], clock: Clock, period_s: float) -> None:
         self._clock = clock
         self._states = {kind.name: kind.state(agents.options[kind.name], period_s) for kind in agents.kinds}
-        _check(self._states)
-        self._slots = AgentStates(self._states, period_s)
+        _check_inputs(self._states)
+        self._agent_states = AgentStates(self._states, period_s)
         self._request_handler = RequestHandler(agents.kinds, agents.options, self._states, agents.chain)
         self._index = NodeIndex(nodes)
         self._node_type = merge("Node", *(kind.node_fields for kind in agents.kinds))
@@ -62,19 +62,19 @@ class InProcess(httpx2.BaseTransport):
         self.snapshot = Snapshot(self._index, {}, clock.now())
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        """The transport's contract."""
+        """Implements `httpx2.BaseTransport`."""
         answer = self._request_handler.answer(
             request.url.path, request.read(), self.snapshot, self._clock.now()
         )
         return httpx2.Response(200, content=answer.body)
 
     def publish(self, nodes: Mapping[str, Object], pods: Mapping[ObjectKey, Object | None]) -> None:
-        """A new snapshot: of nodes that changed, by name, and pods that changed or went (None)."""
+        """Build a new snapshot from the changed nodes, by name, and the changed pods; None marks a deleted pod."""
         changed = {("", name): _decoded(obj, self._node_type) for name, obj in nodes.items()}
         self._log.add(NODES, {key: Change(self._nodes.get(key), item) for key, item in changed.items()})
         self._nodes = {**self._nodes, **changed}
         for watched in self._watched if pods else ():
-            self._apply(watched, pods)
+            self._apply_pod_changes(watched, pods)
         cluster_state = ClusterState(
             self._index,
             dict(self._objects),
@@ -83,12 +83,14 @@ class InProcess(httpx2.BaseTransport):
             self._nodes,
             changes=self._log.take(),
         )
-        for name in self._slots.due(cluster_state):
-            cooperative_scheduling.run_at_once(self._slots.build(name, cluster_state))
+        for name in self._agent_states.due(cluster_state):
+            cooperative_scheduling.run_at_once(self._agent_states.build(name, cluster_state))
         self._generation += 1
-        self.snapshot = Snapshot(self._index, self._slots.newest(), cluster_state.now, self._generation)
+        self.snapshot = Snapshot(
+            self._index, self._agent_states.newest(), cluster_state.now, self._generation
+        )
 
-    def _apply(self, watched: Watched, pods: Mapping[ObjectKey, Object | None]) -> None:
+    def _apply_pod_changes(self, watched: Watched, pods: Mapping[ObjectKey, Object | None]) -> None:
         before = self._objects[watched.name]
         after = dict(before)
         for key, obj in pods.items():
@@ -103,7 +105,7 @@ class InProcess(httpx2.BaseTransport):
         self._objects[watched.name] = after
 
 
-def _check(states: Mapping[str, StateBuilder[Any]]) -> None:
+def _check_inputs(states: Mapping[str, StateBuilder[Any]]) -> None:
     metered = [name for name, state in states.items() if state.inputs.metrics]
     if metered:
         seen = f"{', '.join(metered)} from metrics"

@@ -1,7 +1,7 @@
-"""What stands on the nodes: what `nodewise annotate` writes once a minute, and `congestion-factor` beside it.
+"""Annotations of simulated nodes: those that `nodewise annotate` writes every minute, and `congestion-factor`.
 
-The statistics are of samples of a window, one a minute. nodewise has no writer of
-`congestion-factor`; here it is the load of the node's busier resource in the minute that has just passed, in per cent.
+The statistics summarize a window with one sample per minute. No nodewise component writes `congestion-factor`; in the
+simulation it is the utilization, in per cent, of the node's busier resource in the last minute.
 """
 
 from collections import deque
@@ -25,7 +25,7 @@ from nodewise.statistics.load_annotations import CONGESTION_FACTOR
 from nodewise.statistics.load_queries import WindowOptions
 
 Object = dict[str, Any]
-Use = NDArray[np.float64]
+UsageArray = NDArray[np.float64]
 """Shape (2, nodes): milli-CPU and bytes."""
 
 CAPACITY: Final = np.array([[CPU_MILLI], [MEMORY_BYTES]], np.float64)
@@ -37,24 +37,24 @@ _NODE: Final = merge("Node", fields.AnnotatedNode)
 _POD: Final = merge("Pod", fields.BoundPod)
 
 
-class Annotated:
-    """The nodes with their annotations."""
+class AnnotatedNodes:
+    """Nodes with their current annotations, and the window of samples that the statistics summarize."""
 
     def __init__(self, nodes: Sequence[Object], window_s: float = 900.0) -> None:
         self.objects = {node["metadata"]["name"]: node for node in nodes}
         self._read = {name: _node(node) for name, node in self.objects.items()}
-        self._window: deque[Use] = deque(maxlen=max(round(window_s / MINUTE_S), 1))
+        self._window: deque[UsageArray] = deque(maxlen=max(round(window_s / MINUTE_S), 1))
         self._pods: dict[str, Any] = {}
 
     def put_pod(self, pod: Object) -> None:
-        """A pod that is on a node from now on."""
+        """Add a pod that was bound to a node."""
         self._pods[pod["metadata"]["name"]] = msgspec.json.decode(msgspec.json.encode(pod), type=_POD)
 
     def remove_pod(self, name: str) -> None:
         del self._pods[name]
 
-    def write(self, use: Use, now: float) -> Mapping[str, Object]:
-        """Take the use of this minute, and annotate; the nodes that changed, by name."""
+    def write(self, use: UsageArray, now: float) -> Mapping[str, Object]:
+        """Add the usage of one minute and update the annotations. Return the changed nodes by name."""
         self._window.append(use)
         allocations = cooperative_scheduling.run_at_once(allocation_by_node(self._pods.values()))
         measurements = NodeMeasurements(self._usage(), allocations, now)
@@ -76,7 +76,7 @@ class Annotated:
         }
 
     def _patched(self, name: str, patch: Mapping[str, str | None]) -> Mapping[str, Object]:
-        """The node, if the patch changes it."""
+        """The patched node by its name; empty if the patch changes nothing."""
         node = self.objects[name]
         before = node["metadata"].get("annotations") or {}
         after = {key: text for key, text in {**before, **patch}.items() if text is not None}

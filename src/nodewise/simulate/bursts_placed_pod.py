@@ -1,4 +1,4 @@
-"""A pod on a node: what it uses there, and how its status tells what has become of it."""
+"""A bound pod of the burst simulation: its usage, its restarts and its Pod object."""
 
 from typing import Any, Final
 
@@ -11,11 +11,11 @@ from nodewise.simulate.bursts_workload import CONTAINER, BurstyPod
 
 Object = dict[str, Any]
 
-_NOTHING: Final[Object] = {}
+_NOT_TERMINATED: Final[Object] = {}
 
 
-class Placed:
-    """A pod from its bind on."""
+class PlacedPod:
+    """A pod from the minute in which it was bound."""
 
     def __init__(self, pod: BurstyPod, node: str, minute: int, now: float) -> None:
         self.pod = pod
@@ -24,36 +24,36 @@ class Placed:
         self._placed = self._started = minute
         self._started_s = now
         made = bursts_workload.pod_object(pod)
-        self._made = {**made, "spec": {**made["spec"], "nodeName": node}}
-        self.obj = self._told(_NOTHING)
-        """As the API server has it."""
+        self._pod_object = {**made, "spec": {**made["spec"], "nodeName": node}}
+        self.obj = self._with_status(_NOT_TERMINATED)
+        """The Pod object with its current status."""
 
     @property
     def ends(self) -> int:
-        """The minute in which it is not there any more."""
+        """The first minute in which the pod no longer exists."""
         return self._placed + self.pod.minutes
 
     def use(self, minute: int) -> NDArray[np.float64]:
-        """Milli-CPU and bytes."""
+        """Usage in a minute: milli-CPU and bytes."""
         return self.pod.use[:, minute - self._started]
 
-    def luck(self, minute: int) -> float:
-        """Whether it fails where it is in trouble; from 0 to 1, the less the sooner."""
-        return float(self.pod.luck[minute - self._placed])
+    def failure_draws(self, minute: int) -> float:
+        """A random number from 0 to 1; the pod fails on an overloaded node if it is below the failure probability."""
+        return float(self.pod.failure_draws[minute - self._placed])
 
     def restart(self, minute: int, now: float) -> None:
-        """It failed in this minute, and begins anew in the next."""
+        """Record a failure in this minute; the container runs again from the next one."""
         began = format_rfc3339(self._started_s)
         ended = {"exitCode": 137, "reason": "Error", "startedAt": began, "finishedAt": format_rfc3339(now)}
         self.restarts += 1
         self._started, self._started_s = minute + 1, now
-        self.obj = self._told({"terminated": ended})
+        self.obj = self._with_status({"terminated": ended})
 
-    def _told(self, last_state: Object) -> Object:
+    def _with_status(self, last_state: Object) -> Object:
         container = {
             "name": CONTAINER,
             "restartCount": self.restarts,
             "state": {"running": {"startedAt": format_rfc3339(self._started_s)}},
             "lastState": last_state,
         }
-        return {**self._made, "status": {"phase": "Running", "containerStatuses": [container]}}
+        return {**self._pod_object, "status": {"phase": "Running", "containerStatuses": [container]}}

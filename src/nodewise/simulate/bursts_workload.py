@@ -1,9 +1,9 @@
-"""Pods whose requests lie, drawn from a seed: when they come, what they request, and what they use in each minute.
+"""Random workload of pods whose usage differs from their requests: arrival times, requests and usage per minute.
 
-Who places them makes no difference to any of it, so that runs with other agents have the very same pods.
+The workload depends on the seed alone, not on placement, so runs with different agents have identical pods.
 
-Every pod is busy and calm in turns. Most use much less than they request even while they are busy, hungry ones a
-multiple of it, and leaky ones take more and more memory until they end or are started again.
+Every pod alternates between busy and calm phases. Most pods use much less than they request even in busy phases, hungry
+ones use a multiple of it, and the memory of leaky ones grows until they end or restart.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,90 +15,90 @@ from numpy.typing import NDArray
 
 CPU_MILLI: Final = 15_890
 MEMORY_BYTES: Final = 44 * 2**30
-"""What pods can have of a node of 16 cores and 48 GiB."""
+"""Allocatable resources of a node with 16 cores and 48 GiB."""
 FILL_MINUTES: Final = 30
-"""In the beginning the pods come that a cluster has that is not new; this is not measured."""
+"""Duration of the fill phase, in which the pods of an established cluster arrive; it is not measured."""
 MINUTE_S: Final = 60.0
 LIFE_MINUTES: Final = 120.0
-"""On average."""
+"""Mean lifetime of a pod."""
 
 NAMESPACE: Final = "bursts"
 CONTAINER: Final = "main"
 
-Habit = Literal["modest", "hungry", "leaky"]
+UsagePattern = Literal["modest", "hungry", "leaky"]
 
 _GIB: Final = 2**30
 _CPU_CHANCES: Final = (0.45, 0.4, 0.15)
-_CPU_CHOICES: Final[Mapping[Habit, Sequence[int]]] = {
+_CPU_CHOICES: Final[Mapping[UsagePattern, Sequence[int]]] = {
     "hungry": (500, 1000, 2000),
     "leaky": (1000, 2000, 4000),
     "modest": (1000, 2000, 4000),
 }
-"""A hungry pod by itself is never too much for a node: then it would not matter where it is."""
+"""No single hungry pod overloads a node: then its placement would not matter."""
 _GIB_PER_CORE: Final = (2.0, 4.0)
 _LEAST_LIFE, _MOST_LIFE = 5, 720
 
 Floats = NDArray[np.float64]
-_APPS: Final[Mapping[Habit, int]] = {"hungry": 8, "leaky": 4, "modest": 28}
-"""How many apps there are of each; all apps have about equally many pods."""
+_APPS: Final[Mapping[UsagePattern, int]] = {"hungry": 8, "leaky": 4, "modest": 28}
+"""Number of apps by usage pattern; all apps have about the same number of pods."""
 _APPS_SEED: Final = 7
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
-    """What is simulated."""
+    """Parameters of a simulation."""
 
     nodes: int = 200
     hours: float = 2.0
-    """That are measured."""
+    """Measured hours."""
     requested_share: float = 0.7
-    """Of all CPU, that pods request on average."""
+    """Share of all CPU that pods request on average."""
     window_s: float = 900.0
-    """Of the statistics that stand on nodes."""
+    """Window of the statistics in node annotations."""
 
     @property
     def minutes(self) -> int:
-        """With those in which the cluster is filled."""
+        """Simulated minutes, including the fill phase."""
         return FILL_MINUTES + max(round(self.hours * 60), 1)
 
 
 class App(NamedTuple):
-    """What pods have in common that are replicas of one thing."""
+    """Common properties of the replicas of one app."""
 
     name: str
-    habit: Habit
+    usage_pattern: UsagePattern
     cpu_milli: int
     memory_bytes: int
     """Requests."""
     busy: float
     calm: float
-    """CPU in use, as a multiple of the request."""
+    """CPU usage in busy and calm phases, as multiples of the request."""
     busy_minutes: float
     calm_minutes: float
-    """How long that lasts, on average."""
+    """Mean duration of a busy and of a calm phase."""
     memory: float
     memory_end: float
-    """Memory in use in the beginning, and at the end of an average life; likewise."""
+    """Memory usage at the start and at the end of a mean lifetime, as multiples of the request."""
 
 
 class BurstyPod(NamedTuple):
-    """A pod, with all that will happen in it. The arrays are by minute of its life."""
+    """A pod with its complete future. The arrays have one column per minute of its life."""
 
     name: str
     app: App
     at_s: float
-    """When it comes; from the beginning, as all times."""
+    """Arrival time, seconds from the start of the simulation."""
     use: Floats
-    """Shape (2, minutes): milli-CPU and bytes, from when it was started, or started again."""
-    luck: Floats
-    """From 0 to 1, drawn once a minute; what happens to it where it is in trouble."""
+    """Shape (2, minutes): milli-CPU and bytes, counted from the last start or restart."""
+    failure_draws: Floats
+    """Random numbers from 0 to 1, one per minute; they decide about failures on overloaded nodes."""
 
     @property
     def minutes(self) -> int:
-        return len(self.luck)
+        return len(self.failure_draws)
 
 
 def pods(scenario: Scenario, seed: int) -> list[BurstyPod]:
-    """All pods of a run, in the order in which they come."""
+    """All pods of a run, ordered by arrival."""
     random = np.random.default_rng(seed)
     workloads = apps()
     arrivals = _arrivals(scenario, float(np.mean([app.cpu_milli for app in workloads])), random)
@@ -109,21 +109,23 @@ def pods(scenario: Scenario, seed: int) -> list[BurstyPod]:
 
 
 def apps() -> list[App]:
-    """What runs in the cluster, the same in all runs: runs differ in when which pods come, and when they are busy."""
+    """The apps of the cluster, the same in all runs; runs differ in the arrivals and phases of pods."""
     random = np.random.default_rng(_APPS_SEED)
     return [
-        _app(f"{habit}-{number}", habit, random) for habit, count in _APPS.items() for number in range(count)
+        _app(f"{pattern}-{number}", pattern, random)
+        for pattern, count in _APPS.items()
+        for number in range(count)
     ]
 
 
-def _app(name: str, habit: Habit, random: np.random.Generator) -> App:
-    cpu = int(random.choice(_CPU_CHOICES[habit], p=_CPU_CHANCES))
+def _app(name: str, usage_pattern: UsagePattern, random: np.random.Generator) -> App:
+    cpu = int(random.choice(_CPU_CHOICES[usage_pattern], p=_CPU_CHANCES))
     memory = round(cpu / 1000 * random.uniform(*_GIB_PER_CORE) * 8) * _GIB // 8
-    hungry, leaky = habit == "hungry", habit == "leaky"
+    hungry, leaky = usage_pattern == "hungry", usage_pattern == "leaky"
     memory_start = random.uniform(0.3, 0.8)
     return App(
         name,
-        habit,
+        usage_pattern,
         cpu,
         memory,
         busy=random.uniform(2.0, 5.0) if hungry else random.uniform(0.4, 0.9),
@@ -136,7 +138,7 @@ def _app(name: str, habit: Habit, random: np.random.Generator) -> App:
 
 
 def _arrivals(scenario: Scenario, cpu_milli: float, random: np.random.Generator) -> Floats:
-    """Seconds, in order: those that fill the cluster, and then a Poisson process that replaces who ends."""
+    """Sorted arrival times in seconds: the pods of the fill phase, then a Poisson process that replaces ended pods."""
     there = scenario.nodes * CPU_MILLI * scenario.requested_share / cpu_milli
     lost = FILL_MINUTES / LIFE_MINUTES
     first = random.uniform(0.0, FILL_MINUTES * MINUTE_S, round(there * lost / -np.expm1(-lost)))
@@ -156,7 +158,7 @@ def _pod(name: str, app: App, at_s: float, random: np.random.Generator) -> Burst
 
 
 def _phases(app: App, minutes: int, random: np.random.Generator) -> Iterator[bool]:
-    """Whether it is busy, minute by minute; the first phase is under way already."""
+    """Whether the pod is busy, minute by minute; the first phase has already begun."""
     busy = bool(random.uniform() < app.busy_minutes / (app.busy_minutes + app.calm_minutes))
     done = 0
     while done < minutes:
@@ -167,7 +169,7 @@ def _phases(app: App, minutes: int, random: np.random.Generator) -> Iterator[boo
 
 
 def pod_object(pod: BurstyPod) -> dict[str, Any]:
-    """The pod as it is created."""
+    """The Pod object as a client creates it."""
     requests = {"cpu": f"{pod.app.cpu_milli}m", "memory": str(pod.app.memory_bytes)}
     return {
         "metadata": {
@@ -181,7 +183,7 @@ def pod_object(pod: BurstyPod) -> dict[str, Any]:
 
 
 def node_objects(scenario: Scenario) -> list[dict[str, Any]]:
-    """The nodes, all alike."""
+    """Node objects, identical except for their names."""
     allocatable = {"cpu": f"{CPU_MILLI}m", "memory": str(MEMORY_BYTES), "pods": "110"}
     status = {"allocatable": allocatable, "conditions": [{"type": "Ready", "status": "True"}]}
     return [{"metadata": {"name": f"node-{n:03d}"}, "status": status} for n in range(scenario.nodes)]

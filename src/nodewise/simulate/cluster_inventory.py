@@ -1,4 +1,4 @@
-"""The nodes and pods of a cluster, each pod counted on the node that it is on. No time passes here."""
+"""Nodes and pods of the simulated cluster, with the pods of each node. The inventory does not use a clock."""
 
 import uuid
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from nodewise.simulate.scheduler_objects import Node, Pod
 
 
 class Inventory:
-    """Nodes by name, in the order in which they came; pods by namespace/name."""
+    """Nodes by name, in insertion order; pods by namespace/name."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, NodeInfo] = {}
@@ -27,23 +27,23 @@ class Inventory:
 
     @property
     def nominated(self) -> list[Pod]:
-        """The pods that wait for a node where others make room for them."""
+        """Pods with a nominated node: they wait for the eviction of others."""
         return list(self._nominated.values())
 
     def put_node(self, node: Node) -> None:
-        """A node that is new, or has changed; pods may have been there before it."""
+        """Add or update a node; pods that name it may exist already."""
         if known := self._nodes.get(node.name):
-            self._nodes[node.name] = known.of(node)
+            self._nodes[node.name] = known.with_node(node)
         else:
             on_it = [pod for pod in self._pods.values() if pod.node == node.name]
             self._nodes[node.name] = node_info.holding(node, on_it)
 
     def remove_node(self, name: str) -> None:
-        """A node that is gone; its pods are left to the caller."""
+        """Remove a node; the caller removes its pods."""
         del self._nodes[name]
 
-    def make(self, pod: Pod, now_s: float) -> Pod:
-        """A new pod, with what the API server adds to it (Unix time). It takes the place of one of its name."""
+    def create(self, pod: Pod, now_s: float) -> Pod:
+        """Add a new pod with the fields that the API server sets (`now_s` is Unix time), or replace one."""
         self._made += 1
         uid = uuid.uuid5(uuid.NAMESPACE_URL, f"{pod.key}#{self._made}")
         made = scheduler_objects.named(pod, str(uid), now_s)
@@ -51,16 +51,16 @@ class Inventory:
         return made
 
     def put(self, pod: Pod) -> None:
-        """A pod that has changed."""
+        """Add or replace a pod."""
         self.remove(pod.key)
         self._pods[pod.key] = pod
         if pod.nominated:
             self._nominated[pod.key] = pod
-        if pod.node in self._nodes and not scheduler_objects.is_over(pod.obj):
+        if pod.node in self._nodes and not scheduler_objects.has_ended(pod.obj):
             self._nodes[pod.node] = self._nodes[pod.node].adding(pod)
 
     def remove(self, key: str) -> None:
-        """A pod that is gone; one that is gone already stays so."""
+        """Remove a pod; does nothing if there is none."""
         pod = self._pods.pop(key, None)
         self._nominated.pop(key, None)
         if pod and pod.node in self._nodes:

@@ -1,6 +1,6 @@
-"""Asks an extender as kube-scheduler asks it: what it sends, what it takes for an answer, and how it fails.
+"""Client of a scheduler extender that behaves like kube-scheduler's: requests, accepted responses and errors.
 
-Every failure is Unavailable, its text the one that kube-scheduler writes into the pod's condition. Source:
+Every failure is Unavailable; its text is the one that kube-scheduler writes into the pod's condition. Source:
 kubernetes v1.36.3 pkg/scheduler/extender.go.
 """
 
@@ -13,31 +13,31 @@ import httpx2
 from nodewise.clock import SystemClock
 from nodewise.errors import BadInput, BadSettings, Problem, Unavailable
 from nodewise.simulate import extender_failure, extender_wire, scheduler_objects
-from nodewise.simulate.extender_entry import Entry, TlsConfig
+from nodewise.simulate.extender_entry import ConfiguredExtender, TlsConfig
 from nodewise.simulate.extender_wire import Filtered, HostScore, MetaPod, MetaVictims, Preempted, Victims
 from nodewise.simulate.node_info import NodeInfo
 from nodewise.simulate.scheduler_objects import Pod
 
-_SERVES: Final = 200
+_OK: Final = 200
 _WATCH: Final = SystemClock()
-"""Calls take real time, whatever the time in the cluster."""
+"""Timeouts use real time, independent of the simulated clock."""
 
 
-class Left(NamedTuple):
-    """What a filter leaves of the nodes, and its reasons by node; `failed_for_good` stands above `failed`."""
+class FilteredNodes(NamedTuple):
+    """Result of filter: the feasible nodes, and reasons by rejected node; `failed_for_good` overrides `failed`."""
 
     nodes: list[NodeInfo]
     failed: Mapping[str, str]
     failed_for_good: Mapping[str, str]
 
 
-class Extender:
-    """One extender, and the connection to it. BadSettings where its certificates cannot be read.
+class ExtenderClient:
+    """One configured extender with its connection. BadSettings if its certificates cannot be read.
 
-    `transport` takes the place of the network.
+    `transport` replaces the network.
     """
 
-    def __init__(self, entry: Entry, transport: httpx2.BaseTransport | None = None) -> None:
+    def __init__(self, entry: ConfiguredExtender, transport: httpx2.BaseTransport | None = None) -> None:
         self.entry = entry
         self._managed = frozenset(resource.name for resource in entry.managed_resources)
         self._server_name = entry.tls_config.server_name if entry.tls_config else ""
@@ -59,7 +59,7 @@ class Extender:
         self.close()
 
     def is_interested(self, pod: Pod) -> bool:
-        """Whether a pod asks for a resource that marks it; looks at containers, not at the pod as a whole."""
+        """Whether a container of the pod requests or limits a managed resource; pod-level resources do not count."""
         if not self._managed:
             return True
         containers = (*(pod.spec.get("containers") or ()), *(pod.spec.get("initContainers") or ()))
@@ -69,32 +69,32 @@ class Extender:
             for container in requirements
         )
 
-    def filter(self, pod: Pod, nodes: Sequence[NodeInfo]) -> Left:
-        """Which nodes are left; all of them where the extender has no such verb."""
+    def filter(self, pod: Pod, nodes: Sequence[NodeInfo]) -> FilteredNodes:
+        """The feasible nodes; all of them if the extender has no filter verb."""
         if not self.entry.filter_verb:
-            return Left(list(nodes), {}, {})
+            return FilteredNodes(list(nodes), {}, {})
         body = self._nodes_request(pod, nodes)
-        answer = extender_wire.decoded(self._post(self.entry.filter_verb, body), Filtered)
+        answer = extender_wire.decode(self._post(self.entry.filter_verb, body), Filtered)
         if answer.error:
             raise Unavailable(answer.error)
         for_good = answer.failed_and_unresolvable_nodes or {}
-        return Left(self._left(answer, nodes), answer.failed_nodes or {}, for_good)
+        return FilteredNodes(self._left(answer, nodes), answer.failed_nodes or {}, for_good)
 
     def prioritize(self, pod: Pod, nodes: Sequence[NodeInfo]) -> list[tuple[str, int]]:
-        """Names and scores, as given; none where the extender has no such verb."""
+        """Names and scores as received; empty if the extender has no prioritize verb."""
         if not self.entry.prioritize_verb:
             return []
         body = self._nodes_request(pod, nodes)
-        answer = extender_wire.decoded(self._post(self.entry.prioritize_verb, body), list[HostScore])
+        answer = extender_wire.decode(self._post(self.entry.prioritize_verb, body), list[HostScore])
         return [(host_score.host, host_score.score) for host_score in answer]
 
     def preempt(
         self, pod: Pod, victims: Mapping[str, Victims], nodes: Mapping[str, NodeInfo]
     ) -> dict[str, Victims]:
-        """The candidates that are left, with whom to evict there."""
+        """The remaining candidates with their victims."""
         whole = not self.entry.node_cache_capable
         body = extender_wire.preempt_request(pod, victims, whole=whole)
-        answer = extender_wire.decoded(self._post(self.entry.preempt_verb, body), Preempted)
+        answer = extender_wire.decode(self._post(self.entry.preempt_verb, body), Preempted)
         by_node = answer.node_name_to_meta_victims or {}
         return {
             name: self._victims(name, on_node or MetaVictims(), nodes) for name, on_node in by_node.items()
@@ -106,7 +106,7 @@ class Extender:
         return extender_wire.nodes_request(pod, [info.node.raw for info in nodes], None)
 
     def _left(self, answer: Filtered, nodes: Sequence[NodeInfo]) -> list[NodeInfo]:
-        """Nodes that come back whole hold no pods: kube-scheduler takes them for empty from here on."""
+        """Whole nodes in a response hold no pods: kube-scheduler treats them as empty from here on."""
         if self.entry.node_cache_capable and answer.node_names is not None:
             known = {info.name: info for info in nodes}
             return [self._known(name, known) for name in answer.node_names]
@@ -140,19 +140,21 @@ class Extender:
         )
 
     def _post(self, verb: str, body: bytes) -> bytes:
-        """The body of an answer with status 200. A server that trickles is cut off at its first late piece."""
+        """The body of a response with status 200. Each chunk checks the timeout, so slow bodies are cut off."""
         url = f"{self.entry.url_prefix.rstrip('/')}/{verb}"
         headers = {"Content-Type": "application/json"}
         names = {"sni_hostname": self._server_name} if self._server_name else {}
         end_s = _WATCH.monotonic() + self.entry.timeout_s
         try:
             with self._http.stream("POST", url, content=body, headers=headers, extensions=names) as answer:
-                if answer.status_code != _SERVES:
+                if answer.status_code != _OK:
                     code = answer.status_code
                     raise Unavailable(f"failed {verb} with extender at URL {url}, code {code}")
                 return _read(answer, end_s)
         except httpx2.RequestError as error:
-            raise Unavailable(f'Post "{url}": {extender_failure.words(error, httpx2.URL(url))}') from error
+            raise Unavailable(
+                f'Post "{url}": {extender_failure.go_error_text(error, httpx2.URL(url))}'
+            ) from error
         except httpx2.InvalidURL as error:
             raise Unavailable(f'parse "{url}": {error}') from error
 
@@ -171,8 +173,8 @@ def _read(answer: httpx2.Response, end_s: float) -> bytes:
     return b"".join(pieces)
 
 
-def _context(entry: Entry) -> ssl.SSLContext:
-    """Without a CA and with enableHTTPS, the server is not verified: this is what kube-scheduler does."""
+def _context(entry: ConfiguredExtender) -> ssl.SSLContext:
+    """With enableHTTPS and no CA the server is not verified, as in kube-scheduler."""
     tls = entry.tls_config or TlsConfig()
     try:
         context = ssl.create_default_context(cafile=tls.ca_file or None)

@@ -1,4 +1,4 @@
-"""An extender as a KubeSchedulerConfiguration lists it, with the checks that kube-scheduler makes at start.
+"""Extenders of a KubeSchedulerConfiguration, with the validation that kube-scheduler performs at start.
 
 Sources: k8s.io/kube-scheduler v0.36.3 config/v1/types.go (Extender), kubernetes v1.36.3
 pkg/scheduler/apis/config/validation, pkg/scheduler/extender.go (defaults).
@@ -17,19 +17,19 @@ _WHAT = "the extenders of the scheduler's configuration"
 
 
 class _Struct(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """Keys as in the configuration; an unknown one is an error, as it is to kube-scheduler."""
+    """Keys as in the configuration; unknown keys are errors, as in kube-scheduler."""
 
 
 class ManagedResource(_Struct, frozen=True):
-    """A resource that marks the pods which concern the extender."""
+    """A resource by which pods opt in to the extender."""
 
     name: str
     ignored_by_scheduler: bool = False
-    """Whether the scheduler itself leaves this resource uncounted."""
+    """Whether the scheduler itself ignores this resource."""
 
 
 class TlsConfig(_Struct, frozen=True):
-    """Files are PEM; without `ca_file` the server is not verified."""
+    """TLS settings; files are PEM. Without `ca_file` the server is not verified."""
 
     insecure: bool = False
     server_name: str = ""
@@ -38,8 +38,8 @@ class TlsConfig(_Struct, frozen=True):
     ca_file: str = ""
 
 
-class Entry(_Struct, frozen=True):
-    """One extender. A verb that is empty is never asked for."""
+class ConfiguredExtender(_Struct, frozen=True):
+    """One extender. An empty verb is not called."""
 
     url_prefix: str
     filter_verb: str = ""
@@ -50,11 +50,11 @@ class Entry(_Struct, frozen=True):
     enable_https: bool = msgspec.field(name="enableHTTPS", default=False)
     tls_config: TlsConfig | None = None
     http_timeout: str = "0s"
-    """A Go duration; zero means five seconds, as it does upstream."""
+    """A Go duration; zero means five seconds, as in kube-scheduler."""
     node_cache_capable: bool = False
-    """Whether the extender gets names of nodes, not whole nodes."""
+    """Whether the extender receives node names instead of whole nodes."""
     managed_resources: tuple[ManagedResource, ...] = ()
-    """Only pods that ask for one of these concern the extender; all do when there are none."""
+    """The extender is called for pods that request one of these; for all pods if empty."""
     ignorable: bool = False
 
     @property
@@ -63,22 +63,22 @@ class Entry(_Struct, frozen=True):
 
     @property
     def ignored(self) -> frozenset[str]:
-        """The resources that the scheduler leaves uncounted."""
+        """The resources that the scheduler ignores."""
         return frozenset(
             resource.name for resource in self.managed_resources if resource.ignored_by_scheduler
         )
 
 
-def entries(documents: Sequence[Mapping[str, Any]]) -> tuple[Entry, ...]:
-    """Reads the list `extenders`. BadSettings names every field that kube-scheduler, or the stand-in, refuses.
+def entries(documents: Sequence[Mapping[str, Any]]) -> tuple[ConfiguredExtender, ...]:
+    """Decode the list `extenders`. BadSettings names every field that kube-scheduler or the simulated one rejects.
 
-    The ignorable ones come last, as kube-scheduler orders them.
+    Ignorable extenders come last, as in kube-scheduler.
     """
     problems: list[Problem] = []
-    valid: list[Entry] = []
+    valid: list[ConfiguredExtender] = []
     for index, document in enumerate(documents):
-        entry, wrong = _entry(document, f"extenders[{index}]")
-        problems += wrong
+        entry, entry_problems = _entry(document, f"extenders[{index}]")
+        problems += entry_problems
         valid += [entry] if entry else []
     problems += _repeated(valid)
     if problems:
@@ -86,20 +86,20 @@ def entries(documents: Sequence[Mapping[str, Any]]) -> tuple[Entry, ...]:
     return tuple(sorted(valid, key=lambda entry: entry.ignorable))
 
 
-def _entry(document: Mapping[str, Any], field: str) -> tuple[Entry | None, list[Problem]]:
+def _entry(document: Mapping[str, Any], field: str) -> tuple[ConfiguredExtender | None, list[Problem]]:
     try:
-        entry = msgspec.convert(document, Entry)
+        entry = msgspec.convert(document, ConfiguredExtender)
     except msgspec.ValidationError as error:
         return None, [Problem(field, str(error), "the fields of an extender")]
     return entry, _problems(entry, field)
 
 
-def _problems(entry: Entry, field: str) -> list[Problem]:
+def _problems(entry: ConfiguredExtender, field: str) -> list[Problem]:
     problems = []
     if entry.prioritize_verb and entry.weight <= 0:
         problems.append(Problem(f"{field}.weight", str(entry.weight), "a positive weight"))
     if entry.bind_verb:
-        wanted = "none: the stand-in binds by itself"
+        wanted = "none: the simulated scheduler binds by itself"
         problems.append(Problem(f"{field}.bindVerb", shown(entry.bind_verb), wanted))
     try:
         clock.parse_duration(entry.http_timeout)
@@ -110,7 +110,7 @@ def _problems(entry: Entry, field: str) -> list[Problem]:
     return problems
 
 
-def _repeated(valid: Sequence[Entry]) -> list[Problem]:
+def _repeated(valid: Sequence[ConfiguredExtender]) -> list[Problem]:
     counts = Counter(resource.name for entry in valid for resource in entry.managed_resources)
     return [
         Problem("extenders", f"{name} in {count} managedResources", "each resource once")

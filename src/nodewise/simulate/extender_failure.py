@@ -1,7 +1,7 @@
-"""A call that failed, in the words that Go's HTTP client has for it, which end up in a pod's condition.
+"""Error texts of Go's HTTP client for failed calls; kube-scheduler writes them into a pod's condition.
 
-Seen on kube-scheduler 1.36.3. What Go says of the connection's own port, of a name server's address, or of the
-names and dates in a certificate cannot be known here and is left out; a reset looks like an end (EOF).
+Observed with kube-scheduler 1.36.3. Local ports, addresses of name servers, and names and dates of certificates, which
+Go adds, are unknown to the simulation and omitted; a connection reset looks like an end of file (EOF).
 """
 
 import os
@@ -14,17 +14,17 @@ import httpx2
 
 _TIMEOUT: Final = "context deadline exceeded (Client.Timeout exceeded while awaiting headers)"
 LATE_BODY: Final = "context deadline exceeded (Client.Timeout or context cancellation while reading body)"
-"""The server answered, but not to the end, in time."""
+"""The body did not arrive completely within the timeout."""
 
 SHORT_BODY: Final = "unexpected EOF"
-"""The server ended before its answer did."""
+"""The server closed the connection before the end of its response."""
 
 _MALFORMED: Final = "net/http: HTTP/1.x transport connection broken: malformed HTTP response"
 
 _UNKNOWN_AUTHORITY: Final = frozenset({18, 19, 20, 21})
-"""OpenSSL's codes for a certificate that no CA we trust has signed."""
+"""OpenSSL's codes for a certificate that no trusted CA signed."""
 
-_TLS_WORDS: Final = {
+_TLS_TEXTS: Final = {
     "CERTIFICATE_REQUIRED": "remote error: tls: certificate required",
     "UNKNOWN_CA": "remote error: tls: unknown certificate authority",
     "BAD_CERTIFICATE": "remote error: tls: bad certificate",
@@ -37,8 +37,8 @@ _TLS_WORDS: Final = {
 }
 
 
-def words(error: httpx2.RequestError, url: httpx2.URL) -> str:
-    """What is said after `Post "<url>": ` about a call that got no answer."""
+def go_error_text(error: httpx2.RequestError, url: httpx2.URL) -> str:
+    """The text after `Post "<url>": ` for a call without a response."""
     if isinstance(error, httpx2.TimeoutException):
         return _TIMEOUT
     for cause in _causes(error):
@@ -58,15 +58,15 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _system(error: httpx2.RequestError, errno: int, url: httpx2.URL) -> str:
-    words = os.strerror(errno).lower()
+    message = os.strerror(errno).lower()
     if isinstance(error, httpx2.ConnectError):
-        return f"dial tcp {_address(url)}: connect: {words}"
-    done = "write" if isinstance(error, httpx2.WriteError) else "read"
-    return f"{done} tcp {_address(url)}: {done}: {words}"
+        return f"dial tcp {_address(url)}: connect: {message}"
+    operation = "write" if isinstance(error, httpx2.WriteError) else "read"
+    return f"{operation} tcp {_address(url)}: {operation}: {message}"
 
 
 def _address(url: httpx2.URL) -> str:
-    """The address behind a name: Go shows where it dialled."""
+    """The resolved address, because Go's message contains the address that it dialled."""
     port = url.port or (443 if url.scheme == "https" else 80)
     address = socket.getaddrinfo(url.host, port, type=socket.SOCK_STREAM)[0]
     host = f"[{address[4][0]}]" if address[0] == socket.AF_INET6 else address[4][0]
@@ -79,5 +79,5 @@ def _tls(error: ssl.SSLError) -> str:
         why = "certificate signed by unknown authority" if unknown else error.verify_message
         return f"tls: failed to verify certificate: x509: {why}"
     reason = error.reason or ""
-    matches = (words for name, words in _TLS_WORDS.items() if reason.endswith(name))
+    matches = (text for name, text in _TLS_TEXTS.items() if reason.endswith(name))
     return next(matches, f"tls: {reason.lower().replace('_', ' ')}")

@@ -1,6 +1,6 @@
-"""The extender's protocol in JSON, from kube-scheduler's side. Source: k8s.io/kube-scheduler v0.36.3 extender/v1.
+"""JSON messages of the extender protocol, from the scheduler's side. Source: k8s.io/kube-scheduler v0.36.3 extender/v1.
 
-Answers are read by the exact names of their keys; Go would take them in any case of letters.
+Keys of responses are case-sensitive here; Go ignores case.
 """
 
 import json
@@ -16,11 +16,11 @@ Answer = TypeVar("Answer")
 
 
 class Victims(NamedTuple):
-    """Pods to be evicted from one node, the most important first."""
+    """Pods to evict from one node, the most important first."""
 
     pods: tuple[Pod, ...]
     budget_violations: int = 0
-    """How many disruption budgets this breaks; the stand-in knows no budgets, an extender may."""
+    """Number of violated disruption budgets; the simulated scheduler has no budgets, an extender may report some."""
 
 
 class NodeList(msgspec.Struct):
@@ -28,7 +28,7 @@ class NodeList(msgspec.Struct):
 
 
 class Filtered(msgspec.Struct, rename="pascal"):
-    """What filter answers: the nodes that are left, as names or whole, and why others are not."""
+    """Response of filter: the feasible nodes, as names or whole, and reasons for the others."""
 
     nodes: NodeList | None = None
     node_names: list[str] | None = None
@@ -52,7 +52,7 @@ class MetaVictims(msgspec.Struct):
 
 
 class Preempted(msgspec.Struct, rename="pascal"):
-    """What preempt answers: the nodes that are left, and whom to evict there."""
+    """Response of preempt: the remaining nodes with their victims."""
 
     node_name_to_meta_victims: dict[str, MetaVictims | None] | None = None
 
@@ -72,13 +72,13 @@ _ENCODER: Final = msgspec.json.Encoder()
 
 
 def nodes_request(pod: Pod, whole: Sequence[msgspec.Raw] | None, names: Sequence[str] | None) -> bytes:
-    """The body of filter and prioritize; one of the two lists is None."""
+    """Encode the request of filter and prioritize; exactly one of the two lists is None."""
     items = None if whole is None else _NodeItems(list(whole))
     return _ENCODER.encode(_Arguments(pod.raw, items, names))
 
 
 def preempt_request(pod: Pod, victims: Mapping[str, Victims], *, whole: bool) -> bytes:
-    """The body of preempt: victims by node, as objects or by uid."""
+    """Encode the request of preempt: victims by node, as whole objects or as uids."""
     by_node = {name: _victims(on_node, whole=whole) for name, on_node in victims.items()}
     fields = ("NodeNameToVictims", "NodeNameToMetaVictims")
     used = fields[0] if whole else fields[1]
@@ -90,10 +90,10 @@ def _victims(victims: Victims, *, whole: bool) -> Object:
     return {"Pods": pods, "NumPDBViolations": victims.budget_violations}
 
 
-def decoded(body: bytes, kind: type[Answer]) -> Answer:
-    """An answer; `null` is an empty one, and what follows the first value is not looked at, as in Go.
+def decode(body: bytes, kind: type[Answer]) -> Answer:
+    """Decode a response; `null` is an empty one, and data after the first JSON value is ignored, as in Go.
 
-    Unavailable where it is none, in Go's words as far as they are the same for every mistake.
+    Unavailable for an invalid response, with Go's message where that does not depend on the position of the error.
     """
     try:
         return msgspec.convert(_first_value(body), kind | None) or kind()

@@ -1,12 +1,11 @@
-"""A published GPU trace, placed by the gpu agent itself: its filter, its scores, its choice of cards, its books.
+"""Replay of a published GPU trace with the gpu agent: its filter, scores, choice of GPUs and allocations.
 
-As in Weng et al. (USENIX ATC 2023): pods are drawn from the trace with replacement, come one after another and stay,
-until the cards that came to be asked for are so many per cent of all cards. A pod that fits nowhere has failed and does
-not come again.
+As in Weng et al. (USENIX ATC 2023): pods are drawn from the trace with replacement, arrive one after another and stay,
+until the requested GPUs reach a given share of all GPUs. A pod that fits nowhere fails and is not retried.
 
-Around the agent stands what kube-scheduler does for it: nodes with too little CPU or memory left are no candidates, the
-node with the most points is taken, and among equal ones one at random. kube-scheduler's own scores are left out, as
-with an extender of great weight; so is sampling.
+The replay does kube-scheduler's part: it excludes nodes with too little free CPU or memory and selects the node with
+the highest score, a random one among equals. It omits kube-scheduler's own scores, as if the extender had a very large
+weight, and sampling.
 """
 
 from collections import Counter
@@ -30,21 +29,21 @@ from nodewise.agents.gpu.resource_profile import GENERIC
 from nodewise.agents.gpu.state import GpuState, GpuStateBuilder
 from nodewise.binder import RESERVATIONS_ANNOTATION, AllocationRecordLease, AllocationRecordMetadata, BindPlan
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
-from nodewise.simulate.gpu_trace_files import CARD_MILLI, TraceNode, TracePod
+from nodewise.simulate.gpu_trace_files import GPU_MILLI, TraceNode, TracePod
 
 COUNT: Final = "nvidia.com/gpu"
 MILLI: Final = "nvidia.com/gpu-milli"
 _NAMESPACE: Final = "trace"
 
 
-class Outcome(msgspec.Struct, frozen=True):
-    """What one run came to. Per cent are of all cards, by each whole per cent of them that was asked for so far."""
+class TraceResult(msgspec.Struct, frozen=True):
+    """Result of one run: per cent of all GPUs, by each whole per cent of them that was requested so far."""
 
     placement: str
     seed: int
     allocated_gpu_pct: dict[int, float]
     fragmented_gpu_pct: dict[int, float]
-    """Free, and of no use to pods of the trace."""
+    """Free GPUs that no pod of the trace can use."""
     arrived_pods: int
     failed_pods: int
     seconds: float
@@ -57,8 +56,8 @@ class Trace(NamedTuple):
     pods: Sequence[TracePod]
 
     @property
-    def cards_milli(self) -> int:
-        return CARD_MILLI * sum(node.cards for node in self.nodes)
+    def gpus_milli(self) -> int:
+        return GPU_MILLI * sum(node.cards for node in self.nodes)
 
 
 def run(
@@ -67,12 +66,12 @@ def run(
     seed: int,
     arrivals: float,
     report_progress: Callable[[int], None] = lambda _: None,
-) -> Outcome:
-    """Replay until `arrivals` (1.3: 130 per cent) of all cards were asked for; `told` hears of each per cent."""
+) -> TraceResult:
+    """Replay until `arrivals` of all GPUs were requested (1.3 is 130 %); `report_progress` gets each per cent."""
     began = clock.SystemClock().monotonic()
     random = np.random.default_rng(seed)
-    cluster = _Cluster(trace, placement, random)
-    end, cards_milli = round(arrivals * 100), trace.cards_milli
+    cluster = _TraceCluster(trace, placement, random)
+    end, gpus_milli = round(arrivals * 100), trace.gpus_milli
     allocated, fragmented = {0: 0.0}, {0: cluster.fragmented_pct()}
     arrived = count = failed = 0
     while len(allocated) <= end:
@@ -80,16 +79,16 @@ def run(
         count += 1
         arrived += pod.demand_milli
         failed += not cluster.place(pod, f"pod-{count}")
-        while len(allocated) <= end and arrived * 100 >= len(allocated) * cards_milli:
+        while len(allocated) <= end and arrived * 100 >= len(allocated) * gpus_milli:
             report_progress(len(allocated))
             fragmented[len(allocated)] = cluster.fragmented_pct()
             allocated[len(allocated)] = cluster.allocated_pct()
     took_s = round(clock.SystemClock().monotonic() - began, 3)
-    return Outcome(placement, seed, allocated, fragmented, count, failed, took_s)
+    return TraceResult(placement, seed, allocated, fragmented, count, failed, took_s)
 
 
-def mean(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Of runs that were equally long: what they have by per cent and in numbers, on average."""
+def mean(outcomes: Sequence[TraceResult]) -> dict[str, Any]:
+    """Means over runs of equal length, by per cent and of the numeric fields."""
     by_pct = {
         field: {
             pct: _mean([getattr(outcome, field)[pct] for outcome in outcomes])
@@ -108,8 +107,8 @@ def _mean(values: Sequence[float]) -> float:
     return round(sum(values) / len(values), 4)
 
 
-class _Cluster:
-    """The nodes, what is free of them, and the agent's state."""
+class _TraceCluster:
+    """Nodes, their free resources, and the agent's state."""
 
     def __init__(self, trace: Trace, placement: Placement, random: np.random.Generator) -> None:
         options = GpuOptions(gpu_placement=placement, gpu_profile="generic")
@@ -121,20 +120,20 @@ class _Cluster:
         self._memory = np.array([node.memory_mib for node in trace.nodes], np.int64)
         self._templates = {pod: _pod(pod) for pod in set(trace.pods)}
         self._records: dict[str, dict[str, Mapping[str, Any]]] = {}
-        self._cards_milli, self._allocated_milli = trace.cards_milli, 0
+        self._gpus_milli, self._allocated_milli = trace.gpus_milli, 0
         objects = {("", node.name): _node(node) for node in trace.nodes}
         cluster_state = ClusterState(self._index, {}, MetricsSnapshot(), 0.0, objects)
         agent_state: GpuState = cooperative_scheduling.run_at_once(self._builder.build(cluster_state))
         nothing = np.zeros(agent_state.layout.size + 1, np.int64)
         self._state = agent_state._replace(workload=self._workload(trace), cpu_free=nothing)
-        self._follow_cpu(slice(None))
+        self._update_free_cpu(slice(None))
 
     def place(self, pod: TracePod, name: str) -> bool:
-        """Whether a pod found a place; it stays there."""
+        """Place a pod for the rest of the run. Return whether it fits."""
         candidates = np.flatnonzero((self._cpu >= pod.cpu_milli) & (self._memory >= pod.memory_mib))
-        pod_to_place = _named(self._templates[pod], name)
+        pod_to_place = _with_name(self._templates[pod], name)
         snapshot = Snapshot(self._index, {GpuAgent.name: self._state}, 0.0)
-        node = self._chosen(pod_to_place, candidates, snapshot)
+        node = self._best_node(pod_to_place, candidates, snapshot)
         if node is None:
             return False
         on = str(self._index.names[node])
@@ -146,11 +145,11 @@ class _Cluster:
         self._cpu[node] -= pod.cpu_milli
         self._memory[node] -= pod.memory_mib
         self._allocated_milli += pod.demand_milli
-        self._follow_cpu(node)
+        self._update_free_cpu(node)
         return True
 
     def allocated_pct(self) -> float:
-        return round(100 * self._allocated_milli / self._cards_milli, 4)
+        return round(100 * self._allocated_milli / self._gpus_milli, 4)
 
     def fragmented_pct(self) -> float:
         known, layout = self._state.workload, self._state.layout
@@ -159,10 +158,10 @@ class _Cluster:
         cards = fragmentation.fragmented(
             known, fragmentation.gpu_cells_of(known, candidate_gpus), hosts
         ).sum()
-        return round(100 * float(cards) * CARD_MILLI / self._cards_milli, 4)
+        return round(100 * float(cards) * GPU_MILLI / self._gpus_milli, 4)
 
-    def _chosen(self, pod: AllocatedPod, candidates: Any, snapshot: Snapshot) -> int | None:
-        """The node with the most points, by number; None where the pod fits nowhere."""
+    def _best_node(self, pod: AllocatedPod, candidates: Any, snapshot: Snapshot) -> int | None:
+        """Index of the node with the highest score; None if the pod fits nowhere."""
         verdict = self._agent.filter(pod, Names(self._index, candidates), snapshot)
         if verdict is not None:
             candidates = candidates[verdict.codes == 0]
@@ -183,27 +182,27 @@ class _Cluster:
             self._state, node, AllocationRecordLease(metadata)
         )
 
-    def _follow_cpu(self, nodes: int | slice) -> None:
-        """Let the agent know of the CPU that is left; nodes without cards share a column that says nothing."""
+    def _update_free_cpu(self, nodes: int | slice) -> None:
+        """Update the free CPU in the agent's state; nodes without GPUs share an unused entry."""
         assert self._state.cpu_free is not None
         free = self._state.cpu_free.copy()
         free[self._state.layout.rows[:-1][nodes]] = self._cpu[nodes]
         self._state = self._state._replace(cpu_free=free)
 
     def _workload(self, trace: Trace) -> WorkloadTables:
-        """The whole trace is the workload, as in the paper."""
-        came = Counter(trace.pods)
-        often: Counter[typical_pods.PodClass] = Counter()
-        for pod, times in came.items():
+        """Build the typical workload from the whole trace, as in the paper."""
+        pod_counts = Counter(trace.pods)
+        class_counts: Counter[typical_pods.PodClass] = Counter()
+        for pod, times in pod_counts.items():
             for pod_class in typical_pods.pod_classes(self._agent.equivalence_key(self._templates[pod])):
-                often[pod_class] += times
-        return fragmentation.build_tables(often, GENERIC.counts)
+                class_counts[pod_class] += times
+        return fragmentation.build_tables(class_counts, GENERIC.counts)
 
 
 def _node(node: TraceNode) -> GpuNode:
-    """The node as the API server would have it; as many pods may share a card as it has thousandths."""
+    """Build the Node object; the number of pods that may share a GPU is its number of thousandths."""
     cards = [
-        {"name": f"card{at}", "model": node.model, "capacity": {COUNT: CARD_MILLI, MILLI: CARD_MILLI}}
+        {"name": f"card{at}", "model": node.model, "capacity": {COUNT: GPU_MILLI, MILLI: GPU_MILLI}}
         for at in range(node.cards)
     ]
     annotations = {GPUS: msgspec.json.encode(cards).decode()} if cards else {}
@@ -213,7 +212,7 @@ def _node(node: TraceNode) -> GpuNode:
 
 
 def _pod(pod: TracePod) -> AllocatedPod:
-    """The pod likewise, without a name."""
+    """Build the Pod object, without a name."""
     requests = {"cpu": f"{pod.cpu_milli}m", "memory": f"{pod.memory_mib}Mi"}
     if pod.cards:
         requests |= {COUNT: str(pod.cards), MILLI: str(pod.demand_milli)}
@@ -225,7 +224,7 @@ def _pod(pod: TracePod) -> AllocatedPod:
     return msgspec.json.decode(msgspec.json.encode(manifest), type=AllocatedPod)
 
 
-def _named(pod: AllocatedPod, name: str) -> AllocatedPod:
-    """A copy with a name of its own."""
+def _with_name(pod: AllocatedPod, name: str) -> AllocatedPod:
+    """Copy the pod with a name and a uid."""
     replace = msgspec.structs.replace
     return replace(pod, metadata=replace(pod.metadata, name=name, uid=name, resourceVersion="1"))

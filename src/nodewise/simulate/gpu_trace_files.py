@@ -1,6 +1,6 @@
-"""The files of the GPU trace that Alibaba published (cluster-trace-gpu-v2023): nodes and pods, as CSV.
+"""CSV files of the GPU trace that Alibaba published (cluster-trace-gpu-v2023): nodes and pods.
 
-Source: github.com/alibaba/clusterdata, folder cluster-trace-gpu-v2023. Other files with these columns do as well.
+Source: github.com/alibaba/clusterdata, folder cluster-trace-gpu-v2023. Other files with these columns work too.
 """
 
 import csv
@@ -12,15 +12,15 @@ from nodewise.errors import BadInput, Problem, shown
 
 T = TypeVar("T")
 
-CARD_MILLI: Final = 1000
-"""A whole card."""
-_MOST: Final = 2**53
-_MOST_CARDS: Final = 64
-_MOST_PROBLEMS: Final = 20
+GPU_MILLI: Final = 1000
+"""Thousandths of a whole GPU."""
+_MAX_VALUE: Final = 2**53
+_MAX_GPUS: Final = 64
+_MAX_PROBLEMS: Final = 20
 
 
 class TraceNode(NamedTuple):
-    """A line of a node list."""
+    """A row of a node list."""
 
     name: str
     cpu_milli: int
@@ -30,76 +30,76 @@ class TraceNode(NamedTuple):
 
 
 class TracePod(NamedTuple):
-    """A line of a pod list; lines that ask for the same are equal."""
+    """A row of a pod list; rows with equal requests are equal."""
 
     cpu_milli: int
     memory_mib: int
     cards: int
-    card_milli: int
-    """Of each card; 0 without cards."""
+    gpu_milli: int
+    """Thousandths of each GPU; 0 without GPUs."""
     models: tuple[str, ...]
-    """() for any."""
+    """Accepted GPU models; empty accepts any."""
 
     @property
     def demand_milli(self) -> int:
-        """Of all its cards together."""
-        return self.cards * self.card_milli
+        """Thousandths of all GPUs together."""
+        return self.cards * self.gpu_milli
 
 
 class _Line:
-    """One line, which notes what is wrong with it."""
+    """A row that collects the problems of its cells."""
 
     def __init__(self, where: str, cells: Mapping[str, str], problems: list[Problem]) -> None:
         self._where = where
         self._cells = cells
         self._problems = problems
 
-    def number(self, column: str, most: int = _MOST) -> int:
+    def number(self, column: str, most: int = _MAX_VALUE) -> int:
         text = self._cells[column].strip()
-        if text.isascii() and text.isdecimal() and len(text) <= len(str(_MOST)) and int(text) <= most:
+        if text.isascii() and text.isdecimal() and len(text) <= len(str(_MAX_VALUE)) and int(text) <= most:
             return int(text)
-        self.wrong(column, f"a whole number from 0 to {most}")
+        self.report_problem(column, f"a whole number from 0 to {most}")
         return 0
 
     def text(self, column: str) -> str:
         return self._cells[column].strip()
 
-    def wrong(self, column: str, wanted: str) -> None:
+    def report_problem(self, column: str, wanted: str) -> None:
         self._problems.append(Problem(f"{self._where}: {column}", shown(self._cells[column]), wanted))
 
 
 def nodes(path: str) -> list[TraceNode]:
-    """The nodes of a list. `BadInput` names each line and column that is wrong."""
+    """Read a node list. BadInput names each invalid line and column."""
     nodes = _read(path, ("sn", "cpu_milli", "memory_mib", "gpu", "model"), _node)
     names = [node.name for node in nodes]
     if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise _bad([Problem(f"{path}: sn", shown(twice), "each name once")])
+        duplicate = next(name for name in names if names.count(name) > 1)
+        raise _bad([Problem(f"{path}: sn", shown(duplicate), "each name once")])
     if not any(node.cards for node in nodes):
-        raise _bad([Problem(f"{path}: gpu", "no cards at all", "nodes with cards")])
+        raise _bad([Problem(f"{path}: gpu", "no GPUs", "nodes with GPUs")])
     return nodes
 
 
 def pods(path: str) -> list[TracePod]:
-    """The pods of a list, likewise."""
+    """Read a pod list. BadInput names each invalid line and column."""
     pods = _read(path, ("cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "gpu_spec"), _pod)
     if not any(pod.demand_milli for pod in pods):
-        raise _bad([Problem(f"{path}: num_gpu", "no cards at all", "pods that ask for cards")])
+        raise _bad([Problem(f"{path}: num_gpu", "no GPUs", "pods that request GPUs")])
     return pods
 
 
 def _node(line: _Line) -> TraceNode:
     name = line.text("sn")
     if not name:
-        line.wrong("sn", "a name")
-    cards = line.number("gpu", _MOST_CARDS)
+        line.report_problem("sn", "a name")
+    cards = line.number("gpu", _MAX_GPUS)
     return TraceNode(name, line.number("cpu_milli"), line.number("memory_mib"), cards, line.text("model"))
 
 
 def _pod(line: _Line) -> TracePod:
-    cards, milli = line.number("num_gpu", _MOST_CARDS), line.number("gpu_milli", CARD_MILLI)
+    cards, milli = line.number("num_gpu", _MAX_GPUS), line.number("gpu_milli", GPU_MILLI)
     if cards and not milli:
-        line.wrong("gpu_milli", f"1 to {CARD_MILLI} of each card")
+        line.report_problem("gpu_milli", f"1 to {GPU_MILLI} of each GPU")
     models = tuple(filter(None, line.text("gpu_spec").split("|")))
     return TracePod(
         line.number("cpu_milli"),
@@ -116,7 +116,7 @@ def _read(path: str, columns: tuple[str, ...], read: Callable[[_Line], T]) -> li
     try:
         for number, cells in _lines(path, columns):
             rows.append(read(_Line(f"{path}: line {number}", cells, problems)))
-            if len(problems) >= _MOST_PROBLEMS:
+            if len(problems) >= _MAX_PROBLEMS:
                 break
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise _bad([Problem(path, str(error), "a readable CSV file")]) from error

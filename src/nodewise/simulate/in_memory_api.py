@@ -1,8 +1,8 @@
 # ruff: noqa: ARG002, PLR2004 - the deadlines of the interface mean nothing in memory; paths have few parts
-"""An API server in memory: an `nodewise.kube.api.Api` with lists by pages, watches, bookmarks, 410 and conflicts.
+"""An API server in memory: an `nodewise.kube.api.Api` with paged lists, watches, bookmarks, 410 and conflicts.
 
-It passes `tests/unit/kube/api_suite.py`, which the real one passes too. It knows no admission, no validation
-of a kind's own, and of server-side apply what `applying` does.
+It passes `tests/unit/kube/api_suite.py`, as the real API server does. It has no admission and no validation of kinds;
+`server_side_apply` is its subset of server-side apply.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ CONFIGMAPS = Resource("", "v1", "configmaps", "ConfigMap")
 
 
 class _Place(NamedTuple):
-    """What a path leads to; an empty name is a collection, and of all namespaces if `namespace` is empty."""
+    """The parsed path of a request; an empty name is a collection, an empty namespace means all namespaces."""
 
     resource: Resource
     namespace: str
@@ -39,7 +39,7 @@ class _Place(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """What happened at a revision: before and after."""
+    """A change at a revision: the object before and after."""
 
     revision: int
     resource: Resource
@@ -48,7 +48,7 @@ class _Entry(NamedTuple):
 
 
 class FakeApi:
-    """`put` and `remove` change it as another client would; `cut`, `compact`, `bookmark` and `fail` make trouble."""
+    """`put` and `remove` act like another client; `cut`, `compact`, `bookmark` and `fail` inject faults and events."""
 
     def __init__(self, *resources: Resource) -> None:
         known = (NAMESPACES, NODES, PODS, LEASES, EVENTS, CONFIGMAPS, *resources)
@@ -66,12 +66,12 @@ class FakeApi:
         self.calls: list[tuple[str, str]] = []
         """Verb and path of every call, in order."""
         self.raw: dict[str, bytes] = {}
-        """Answers to `get` for paths of other servers, as that of a metrics API."""
+        """Responses of `get` for paths of aggregated APIs, such as metrics."""
 
-    # what tests do
+    # for tests
 
     def put(self, resource: Resource, item: Mapping[str, Any]) -> Object:
-        """Make or change an object."""
+        """Create or replace an object."""
         meta = item["metadata"]
         key = (resource, meta.get("namespace", "") if resource.namespaced else "", meta["name"])
         return self._store(key, json.loads(json.dumps(item)))
@@ -80,29 +80,29 @@ class FakeApi:
         self._drop((resource, namespace, name))
 
     def objects(self, resource: Resource) -> dict[tuple[str, str], Object]:
-        """What there is of a kind, by namespace and name."""
+        """All objects of a kind, by namespace and name."""
         return {(key[1], key[2]): item for key, item in self._objects.items() if key[0] == resource}
 
     def changes(self, resource: Resource) -> list[tuple[Object | None, Object | None]]:
-        """All that happened to objects of a kind, oldest first: before and after."""
+        """All changes of objects of a kind, oldest first: before and after."""
         return [(entry.old, entry.new) for entry in self._log if entry.resource == resource]
 
     def fail(self, error: NodewiseError, times: int = 1) -> None:
-        """Let the next calls fail, watches among them."""
+        """Make the next calls fail, including watches."""
         self._faults.extend([error] * times)
 
     def cut(self) -> None:
-        """End every watch, as a server does that stops."""
+        """End every watch, like a server that stops."""
         self._cuts += 1
         self._wake()
 
     def compact(self) -> None:
-        """Forget what happened: older versions and pages are answered 410. Open watches go on."""
+        """Discard the history: requests for older versions and pages get 410. Open watches continue."""
         self._oldest = self._revision
         self._pages.clear()
 
     def bookmark(self) -> None:
-        """Send every watch that wants it a bookmark."""
+        """Send a bookmark to every watch that allows it."""
         self._log.append(_Entry(self._revision, _BOOKMARK, None, None))
         self._wake()
 
@@ -153,16 +153,16 @@ class FakeApi:
         patch = _decoded("patch", path, body)
         if kind == "apply":
             manager, force = params.get("fieldManager", ""), params.get("force") == "true"
-            item, clashes = server_side_apply.applied(before, patch, manager)
-            if clashes and not force:
-                causes = tuple(Cause(field, f"owned by {owner}") for field, owner in clashes.items())
-                text = f"Apply failed with {len(clashes)} conflicts"
+            item, conflicts = server_side_apply.apply(before, patch, manager)
+            if conflicts and not force:
+                causes = tuple(Cause(field, f"owned by {owner}") for field, owner in conflicts.items())
+                text = f"Apply failed with {len(conflicts)} conflicts"
                 status = Status(kind="Status", message=text, code=409, details=Details(causes))
                 raise error_responses.error(Call("patch", path), 409, status)
         elif kind == "merge":
             item = _merged(before, patch)
         else:
-            raise NotImplementedError(f"the stand-in knows no {kind} patches")
+            raise NotImplementedError(f"the API server in memory does not support {kind} patches")
         return self._changed("patch", path, place, before, item)
 
     async def delete(
@@ -202,7 +202,7 @@ class FakeApi:
     async def close(self) -> None:
         self.cut()
 
-    # within
+    # internal
 
     async def _called(self, verb: str, path: str) -> None:
         self.calls.append((verb, path))
@@ -226,7 +226,7 @@ class FakeApi:
         return _Place(resource, namespace, rest[1], rest[2])
 
     def _bound(self, path: str, place: _Place, binding: Object) -> bytes:
-        """As BindingREST (kubernetes v1.36 pkg/registry/core/pod/storage): preconditions, and annotations added."""
+        """Bind like BindingREST (kubernetes v1.36 pkg/registry/core/pod/storage): preconditions, annotations."""
         pod = self._found("create", path, place)
         meta = binding["metadata"]
         for field in ("uid", "resourceVersion"):
@@ -325,7 +325,7 @@ _BOOKMARK = Resource("", "", "", "Bookmark")
 
 
 def _line(entry: _Entry, place: _Place, params: Params) -> bytes:
-    """A watch event as one watcher sees it; empty if it does not."""
+    """The watch event of a change for one watcher; empty if the change does not concern it."""
     if entry.resource is _BOOKMARK:
         if params.get("allowWatchBookmarks") != "true":
             return b""
@@ -351,7 +351,7 @@ def _is_in(item: Object, resource: Resource, place: _Place, params: Params) -> b
 
 
 def _selects(selector: str, value_of: Callable[[str], Any]) -> bool:
-    """`a=b,c!=d`: whether every part of it is so."""
+    """Whether a selector such as `a=b,c!=d` matches."""
     for part in filter(None, selector.split(",")):
         name, _, value = part.partition("=")
         if (value_of(name.removesuffix("!")) == value) == name.endswith("!"):
@@ -366,7 +366,7 @@ def _at(item: Any, path: list[str]) -> Any:
 
 
 def _merged(before: Any, patch: Any) -> Any:
-    """RFC 7386."""
+    """Apply a JSON merge patch (RFC 7386)."""
     if not isinstance(patch, dict):
         return patch
     merged = dict(before) if isinstance(before, dict) else {}

@@ -1,4 +1,4 @@
-"""The API server in memory over HTTP on loopback, in a thread of its own: for a real process that needs one."""
+"""HTTP server for the API server in memory, on loopback and in its own thread, for processes that need one."""
 
 import asyncio
 import contextlib
@@ -38,12 +38,12 @@ _PATCHES: Final[dict[str, Patch]] = {
 
 
 class ApiServer:
-    """Serves a `FakeApi`. `url` is where; change objects through `call` only, for they live in another thread."""
+    """Serves a `FakeApi` at `url`. Change objects only through `call`, because they belong to the server's thread."""
 
     def __init__(self, api: FakeApi) -> None:
         self._api = api
         self._opened = socket.create_server(("127.0.0.1", 0))
-        # An answer is a head and a body: without this the body waits 40 ms for the client to acknowledge the head.
+        # A response is sent as head and body: with Nagle's algorithm the body would wait 40 ms for the client's ACK.
         self._opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._loop = asyncio.new_event_loop()
         self.url = f"http://127.0.0.1:{self._opened.getsockname()[1]}"
@@ -52,26 +52,26 @@ class ApiServer:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def call(self, work: Callable[[FakeApi], T]) -> T:
-        """The result of `work`, done in the server's thread."""
+        """Run `work` in the server's thread and return its result."""
 
-        async def done() -> T:
+        async def run() -> T:
             return work(self._api)
 
-        return asyncio.run_coroutine_threadsafe(done(), self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(10)
 
     def kubeconfig(self, folder: Path) -> Path:
-        """A kubeconfig that leads here."""
+        """Write a kubeconfig for this server."""
         file = folder / "kubeconfig"
-        named = {"name": "here"}
-        whole = {
+        entry = {"name": "here"}
+        document = {
             "apiVersion": "v1",
             "kind": "Config",
-            "clusters": [named | {"cluster": {"server": self.url}}],
-            "users": [named | {"user": {}}],
-            "contexts": [named | {"context": {"cluster": "here", "user": "here"}}],
+            "clusters": [entry | {"cluster": {"server": self.url}}],
+            "users": [entry | {"user": {}}],
+            "contexts": [entry | {"context": {"cluster": "here", "user": "here"}}],
             "current-context": "here",
         }
-        file.write_text(json.dumps(whole))
+        file.write_text(json.dumps(document))
         file.chmod(0o600)
         return file
 
@@ -92,7 +92,7 @@ class ApiServer:
         path = scope["raw_path"].decode() if scope.get("raw_path") else scope["path"]
         try:
             if params.pop("watch", "") in {"1", "true"}:
-                await self._watched(path, params, receive, send)
+                await self._send_watch_events(path, params, receive, send)
                 return
             answer = await self._answer(scope, path, params, await _body(receive))
         except NodewiseError as error:
@@ -103,9 +103,9 @@ class ApiServer:
                 if problem.field
             ]
             status = {"kind": "Status", "code": code, "message": str(error), "details": {"causes": causes}}
-            await _sent(send, code, json.dumps(status).encode())
+            await _send_response(send, code, json.dumps(status).encode())
         else:
-            await _sent(send, 200, answer)
+            await _send_response(send, 200, answer)
 
     async def _answer(self, scope: Scope, path: str, params: dict[str, str], body: bytes) -> bytes:
         method = scope["method"]
@@ -120,15 +120,17 @@ class ApiServer:
             return await self._api.patch(path, body, kind, params)
         return await self._api.delete(path, body, params)
 
-    async def _watched(self, path: str, params: dict[str, str], receive: Receive, send: Send) -> None:
-        """Lines as they come, until the client goes."""
+    async def _send_watch_events(
+        self, path: str, params: dict[str, str], receive: Receive, send: Send
+    ) -> None:
+        """Send watch events until the client disconnects."""
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        left = asyncio.ensure_future(_gone(receive))
+        disconnected = asyncio.ensure_future(_wait_for_disconnect(receive))
         async with contextlib.aclosing(self._api.watch(path, params)) as lines:
             while True:
                 line = asyncio.ensure_future(anext(lines, b""))
-                await asyncio.wait({line, left}, return_when=asyncio.FIRST_COMPLETED)
-                if left.done() or not line.result():
+                await asyncio.wait({line, disconnected}, return_when=asyncio.FIRST_COMPLETED)
+                if disconnected.done() or not line.result():
                     line.cancel()
                     with contextlib.suppress(asyncio.CancelledError):
                         await line
@@ -137,7 +139,7 @@ class ApiServer:
         await send({"type": "http.response.body", "body": b""})
 
 
-async def _gone(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -151,7 +153,7 @@ async def _body(receive: Receive) -> bytes:
             return b"".join(parts)
 
 
-async def _sent(send: Send, status: int, body: bytes) -> None:
+async def _send_response(send: Send, status: int, body: bytes) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
@@ -159,7 +161,7 @@ async def _sent(send: Send, status: int, body: bytes) -> None:
 
 @contextlib.contextmanager
 def serving(api: FakeApi) -> Iterator[ApiServer]:
-    """A server until the block is left."""
+    """Serve until the block ends."""
     server = ApiServer(api)
     server.start()
     try:

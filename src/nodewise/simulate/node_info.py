@@ -1,6 +1,6 @@
-"""A node and the pods that it holds, those on their way to it included.
+"""A node with its pods, including nominated ones.
 
-A value: pods come and go by making a new one, so that an attempt under way sees one state of the cluster.
+NodeInfo is immutable: changes create a new one, so a scheduling attempt sees a consistent state.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class NodeInfo(NamedTuple):
         return self.node.name
 
     def adding(self, *pods: Pod) -> "NodeInfo":
-        """With these pods as well."""
+        """Return a copy with additional pods."""
         requested, (cpu, memory) = self.requested, self.scored
         for pod in pods:
             requested = resources.plus(requested, pod.requests)
@@ -35,15 +35,15 @@ class NodeInfo(NamedTuple):
         return self._replace(pods=(*self.pods, *pods), requested=requested, scored=(cpu, memory))
 
     def without(self, *pods: Pod) -> "NodeInfo":
-        """Without these pods."""
+        """Return a copy without these pods."""
         gone = {pod.key for pod in pods}
         return holding(self.node, [pod for pod in self.pods if pod.key not in gone])
 
-    def of(self, node: Node) -> "NodeInfo":
-        """The same pods on a node that has changed."""
+    def with_node(self, node: Node) -> "NodeInfo":
+        """Return a copy with a changed node and the same pods."""
         return self._replace(node=node)
 
 
 def holding(node: Node, pods: Sequence[Pod]) -> NodeInfo:
-    """A node with pods on it."""
+    """Create the NodeInfo of a node with pods."""
     return NodeInfo(node).adding(*pods)

@@ -1,4 +1,4 @@
-"""Which nodes a pod wants by their labels, and which taints it puts up with.
+"""Matching of node selectors, node affinity, taints and tolerations.
 
 Sources: k8s.io/component-helpers v0.36.3 scheduling/corev1/nodeaffinity, k8s.io/apimachinery v0.36.3
 pkg/labels/selector.go, k8s.io/api v0.36.3 core/v1/toleration.go.
@@ -13,16 +13,16 @@ Values = Sequence[str]
 Term = Mapping[str, Any]
 
 NOT_SCHEDULED: Final = ("NoSchedule", "NoExecute")
-"""Effects that keep a pod off a node."""
+"""Taint effects that exclude a node."""
 
 NOT_PREFERRED: Final = ("PreferNoSchedule",)
-"""Effects that make a node the worse choice."""
+"""Taint effects that lower a node's score."""
 
 
 def matches(pod: Pod, node: Node) -> bool:
-    """Whether a node has what the pod's nodeSelector and its required node affinity ask for."""
-    chosen = pod.spec.get("nodeSelector") or {}
-    if any(node.labels.get(label) != value for label, value in chosen.items()):
+    """Whether a node matches the pod's nodeSelector and required node affinity."""
+    node_selector = pod.spec.get("nodeSelector") or {}
+    if any(node.labels.get(label) != value for label, value in node_selector.items()):
         return False
     required = _node_affinity(pod).get("requiredDuringSchedulingIgnoredDuringExecution")
     if required is None:
@@ -31,20 +31,20 @@ def matches(pod: Pod, node: Node) -> bool:
 
 
 def preference(pod: Pod, node: Node) -> int:
-    """The weights of the preferred terms that a node matches, together."""
+    """Sum of the weights of the preferred terms that a node matches."""
     preferred = _node_affinity(pod).get("preferredDuringSchedulingIgnoredDuringExecution") or ()
     return sum(term["weight"] for term in preferred if _term_matches(term.get("preference") or {}, node))
 
 
 def untolerated(pod: Pod, node: Node, effects: Sequence[str]) -> list[Taint]:
-    """The node's taints of some effects that the pod does not tolerate."""
+    """The node's taints with one of these effects that the pod does not tolerate."""
     tolerations = pod.spec.get("tolerations") or ()
     taints = [taint for taint in node.taints if taint.effect in effects]
     return [taint for taint in taints if not any(tolerates(toleration, taint) for toleration in tolerations)]
 
 
 def tolerates(toleration: Term, taint: Taint) -> bool:
-    """Whether one toleration covers a taint; what it does not name, it does not mind."""
+    """Whether a toleration covers a taint; omitted fields match everything."""
     if toleration.get("effect") not in (None, "", taint.effect):
         return False
     if toleration.get("key") not in (None, "", taint.key):
@@ -59,7 +59,7 @@ def _node_affinity(pod: Pod) -> Term:
 
 
 def _term_matches(term: Term, node: Node) -> bool:
-    """All requirements of a term; one without any matches nothing."""
+    """Whether a node meets all requirements of a term; a term without requirements matches nothing."""
     labels, fields = term.get("matchExpressions") or (), term.get("matchFields") or ()
     if not labels and not fields:
         return False
@@ -103,4 +103,4 @@ _OPERATORS: Final[Mapping[str, Callable[[str | None, Values], bool]]] = {
     "Gt": _compared(int.__gt__),
     "Lt": _compared(int.__lt__),
 }
-"""What each operator of a requirement says of a label, which is None where the node has none."""
+"""Predicates by operator; the label is None if the node does not have it."""

@@ -1,8 +1,8 @@
-"""Whom to evict for a pod that fits nowhere.
+"""Preemption: which pods to evict for a pod that fits nowhere.
 
 Sources: kubernetes v1.36.3 pkg/scheduler/framework/preemption/preemption.go and
-plugins/defaultpreemption/default_preemption.go. Disruption budgets are not modelled: nobody's is violated
-unless an extender says so.
+plugins/defaultpreemption/default_preemption.go. Disruption budgets are not modelled: none is
+violated unless an extender reports violations.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,17 +11,17 @@ from typing import Final, NamedTuple
 
 from nodewise.errors import Unavailable
 from nodewise.simulate import unschedulable_message
-from nodewise.simulate.extender_client import Extender
+from nodewise.simulate.extender_client import ExtenderClient
 from nodewise.simulate.extender_wire import Victims
 from nodewise.simulate.node_info import NodeInfo
 from nodewise.simulate.scheduler_objects import Pod
 from nodewise.simulate.unschedulable_message import Rejection, Rejections
 
 Judge = Callable[[NodeInfo], Rejection | None]
-"""What the plugins say of the pod on a node in some state."""
+"""Runs the filter plugins for the pod on a hypothetical node; None if it fits."""
 
 _CLAIMS: Final = "no new claims to deallocate"
-"""What the plugin DynamicResources, which comes first, says of every pod without claims."""
+"""Message of the plugin DynamicResources, which runs first, for every pod without claims."""
 
 _NO_HELP: Final = "Preemption is not helpful for scheduling"
 _NO_VICTIMS: Final = Rejection(("No preemption victims found for incoming pod",), for_good=True)
@@ -30,9 +30,9 @@ _CANDIDATES_PERCENT: Final = 10
 
 
 class Preemption(NamedTuple):
-    """What came of it: a node and its victims, or the words to add to the pod's message.
+    """Result of preemption: a node and its victims, or the text to append to the pod's message.
 
-    `nominated` is the node that the pod waits for from now on; None leaves it as it was.
+    `nominated` is the new nominated node; None leaves it unchanged.
     """
 
     message: str = ""
@@ -40,75 +40,79 @@ class Preemption(NamedTuple):
     victims: tuple[Pod, ...] = ()
 
 
-class Situation(NamedTuple):
-    """What preemption looks at: all nodes, and what became of each in the attempt that failed."""
+class PreemptionContext(NamedTuple):
+    """Inputs of preemption: all nodes, and their rejections in the failed attempt."""
 
     nodes: Mapping[str, NodeInfo]
     rejections: Rejections
     judge: Judge
 
 
-def attempt(pod: Pod, seen: Situation, extenders: Sequence[Extender], random: Random) -> Preemption:
-    """Looks for the node where the least is lost. Nothing is evicted here."""
-    if why := _not_eligible(pod, seen):
+def attempt(
+    pod: Pod, context: PreemptionContext, extenders: Sequence[ExtenderClient], random: Random
+) -> Preemption:
+    """Find the node with the least costly victims. The caller evicts them."""
+    if why := _not_eligible(pod, context):
         return Preemption(f"{_CLAIMS}, preemption: {why}")
     try:
-        candidates, refused = _candidates(pod, seen, random)
+        candidates, rejected = _candidates(pod, context, random)
         if not candidates:
-            message = unschedulable_message.text(len(seen.nodes), refused.values(), absent=_NO_HELP)
+            message = unschedulable_message.text(len(context.nodes), rejected.values(), absent=_NO_HELP)
             return Preemption(f"{_CLAIMS}, preemption: {message}", nominated="")
-        candidates = _spared(pod, candidates, extenders, seen.nodes)
+        candidates = _pass_extenders(pod, candidates, extenders, context.nodes)
     except Unavailable as error:
         return Preemption(f"preemption: {error}")
     if not candidates:
         return Preemption(f"{_CLAIMS}, preemption: no candidate node for preemption")
-    chosen = min(candidates, key=lambda name: _loss(candidates[name]))
+    chosen = min(candidates, key=lambda name: _cost(candidates[name]))
     return Preemption(nominated=chosen, victims=candidates[chosen].pods)
 
 
-def _not_eligible(pod: Pod, seen: Situation) -> str:
+def _not_eligible(pod: Pod, context: PreemptionContext) -> str:
     if pod.spec.get("preemptionPolicy") == "Never":
         return "not eligible due to preemptionPolicy=Never."
-    info, rejection = seen.nodes.get(pod.nominated), seen.rejections.get(pod.nominated)
+    info, rejection = context.nodes.get(pod.nominated), context.rejections.get(pod.nominated)
     if info is None or rejection is None or rejection.for_good:
         return ""
     waits = any(other.is_leaving and other.priority < pod.priority for other in info.pods)
     return "not eligible due to a terminating pod on the nominated node." if waits else ""
 
 
-def _candidates(pod: Pod, seen: Situation, random: Random) -> tuple[dict[str, Victims], dict[str, Rejection]]:
-    """Nodes where evicting helps, and why it does not on others. Enough are enough: a tenth, at least 100.
+def _candidates(
+    pod: Pod, context: PreemptionContext, random: Random
+) -> tuple[dict[str, Victims], dict[str, Rejection]]:
+    """Nodes where eviction helps, and the reasons against others. The search stops at a tenth of them, at least 100.
 
-    Unavailable where a node needs no victims: an extender rejected it, and kube-scheduler cannot make sense of
-    that unless there is another candidate.
+    Unavailable if a node needs no victims and there is no other candidate: an extender rejected the node, which
+    kube-scheduler reports as an error.
     """
-    names = [name for name in seen.nodes if _may_help(seen.rejections.get(name))]
+    names = [name for name in context.nodes if _eviction_may_help(context.rejections.get(name))]
     candidates: dict[str, Victims] = {}
-    refused: dict[str, Rejection] = {}
-    puzzling: list[str] = []
-    enough = max(len(names) * _CANDIDATES_PERCENT // 100, _LEAST_CANDIDATES)
-    first = random.randrange(len(names)) if len(names) > enough else 0
+    rejected: dict[str, Rejection] = {}
+    errors: list[str] = []
+    max_candidates = max(len(names) * _CANDIDATES_PERCENT // 100, _LEAST_CANDIDATES)
+    first = random.randrange(len(names)) if len(names) > max_candidates else 0
     for name in (*names[first:], *names[:first]):
-        victims = _victims(pod, seen.nodes[name], seen.judge)
+        victims = _victims(pod, context.nodes[name], context.judge)
         if isinstance(victims, Rejection):
-            refused[name] = victims
+            rejected[name] = victims
         elif victims:
             candidates[name] = Victims(tuple(victims))
         else:
-            puzzling.append(f'expected at least one victim pod on node "{name}"')
-        if len(candidates) >= enough:
+            errors.append(f'expected at least one victim pod on node "{name}"')
+        if len(candidates) >= max_candidates:
             break
-    if puzzling and not candidates:
-        raise Unavailable(puzzling[0] if len(puzzling) == 1 else f"[{', '.join(puzzling)}]")
-    return candidates, refused
+    if errors and not candidates:
+        raise Unavailable(errors[0] if len(errors) == 1 else f"[{', '.join(errors)}]")
+    return candidates, rejected
 
 
-def _may_help(rejection: Rejection | None) -> bool:
+def _eviction_may_help(rejection: Rejection | None) -> bool:
     return rejection is not None and not rejection.for_good
 
 
 def _victims(pod: Pod, info: NodeInfo, judge: Judge) -> list[Pod] | Rejection:
-    """The pods of lesser priority that have to go, the most important first; why not, where it does not help."""
+    """The pods of lower priority to evict, the most important first; a Rejection if eviction does not help."""
     lesser = sorted((other for other in info.pods if other.priority < pod.priority), key=_importance)
     if not lesser:
         return _NO_VICTIMS
@@ -126,17 +130,17 @@ def _victims(pod: Pod, info: NodeInfo, judge: Judge) -> list[Pod] | Rejection:
 
 
 def _importance(pod: Pod) -> tuple[int, float]:
-    """Sorts the more important pod first: of higher priority, then the older one."""
+    """Sort key: higher priority first, then earlier start."""
     return -pod.priority, pod.started_s
 
 
-def _spared(
+def _pass_extenders(
     pod: Pod,
     candidates: dict[str, Victims],
-    extenders: Sequence[Extender],
+    extenders: Sequence[ExtenderClient],
     nodes: Mapping[str, NodeInfo],
 ) -> dict[str, Victims]:
-    """The candidates that the extenders leave, each asked about what those before it left."""
+    """The candidates that remain after all extenders; each extender gets those that the previous one left."""
     for extender in extenders:
         if not extender.entry.preempt_verb or not extender.is_interested(pod):
             continue
@@ -159,8 +163,8 @@ def _with_victims(left: dict[str, Victims], *, ignorable: bool) -> dict[str, Vic
     return {name: victims for name, victims in left.items() if victims.pods}
 
 
-def _loss(victims: Victims) -> tuple[int, int, int, int, float]:
-    """Sorts the node first where the least is lost: budgets, highest priority, sum, number, oldest work."""
+def _cost(victims: Victims) -> tuple[int, int, int, int, float]:
+    """Sort key of a node: budget violations, highest priority, sum of priorities, number of pods, latest start."""
     highest = max(pod.priority for pod in victims.pods)
     oldest_s = min(pod.started_s for pod in victims.pods if pod.priority == highest)
     total = sum(pod.priority + 2**31 for pod in victims.pods)

@@ -1,8 +1,8 @@
-"""What pods ask for and what nodes have, as kube-scheduler counts it.
+"""Resource requests of pods and allocatable resources of nodes, calculated as in kube-scheduler.
 
-Amounts are whole numbers: `cpu` in milli-cores, everything else in units (bytes, pieces); what is finer is
-rounded up, after all sums. Sources: k8s.io/component-helpers v0.36.3 resource/helpers.go (PodRequests), and the
-API server's defaults, kubernetes v1.36.3 pkg/apis/core/v1/defaults.go (a limit stands for a missing request).
+Amounts are whole numbers: `cpu` in milli-cores, everything else in units (bytes, pieces); fractions are
+rounded up after all sums. Sources: k8s.io/component-helpers v0.36.3 resource/helpers.go (PodRequests), and the
+API server's defaults, kubernetes v1.36.3 pkg/apis/core/v1/defaults.go (a limit replaces a missing request).
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,36 +20,36 @@ PODS: Final = "pods"
 _MILLI: Final = quantity.NANO // 1000
 
 _AS_SCORED: Final[Amounts] = {CPU: 100 * _MILLI, MEMORY: 200 * 2**20 * quantity.NANO}
-"""Scores count a container that asks for no processor or no memory as if it asked for this; in nano-units."""
+"""Requests that scores assume for containers without CPU or memory requests, in nano-units."""
 
 
 def allocatable(status: Mapping[str, Any]) -> Amounts:
-    """What pods may use of a node; all of its capacity where the node does not say."""
+    """Allocatable resources of a node; its capacity if it reports none."""
     field = "allocatable" if status.get("allocatable") else "capacity"
     return _rounded(_quantities(status.get(field), f"status.{field}"))
 
 
 def requested(spec: Mapping[str, Any]) -> Amounts:
-    """What a pod needs to fit: all its containers together, or its hungriest moment while it starts."""
+    """Requests that must fit: the sum of all containers, or the peak of the init containers if that is larger."""
     return _rounded(_pod(spec, {}))
 
 
 def scored(spec: Mapping[str, Any]) -> tuple[int, int]:
-    """What a pod on a node weighs in scores: milli-cores and bytes, of which no container has none."""
+    """Requests of a bound pod for scores: milli-cores and bytes, with defaults for containers without requests."""
     amounts = _rounded(_pod(spec, _AS_SCORED))
     return amounts.get(CPU, 0), amounts.get(MEMORY, 0)
 
 
 def scored_by_containers(spec: Mapping[str, Any]) -> tuple[int, int]:
-    """What a pod that is not placed yet weighs in LeastAllocated, which overlooks requests of the pod as a whole.
+    """Requests of an unplaced pod for LeastAllocated, which ignores pod-level requests.
 
-    Seen on kube-scheduler 1.36.3.
+    Observed with kube-scheduler 1.36.3.
     """
     return scored({**spec, "resources": None})
 
 
 def plus(left: Amounts, right: Amounts) -> dict[str, int]:
-    """Both together."""
+    """Sum of two sets of amounts."""
     return dict(left) | {name: left.get(name, 0) + amount for name, amount in right.items()}
 
 
@@ -76,19 +76,19 @@ def _listed(spec: Mapping[str, Any], key: str) -> Sequence[tuple[Mapping[str, An
 
 
 def _container(container: Mapping[str, Any], field: str, if_missing: Amounts) -> Amounts:
-    wanted = container.get("resources") or {}
-    limits = _quantities(wanted.get("limits"), f"{field}.resources.limits")
-    requests = _quantities(wanted.get("requests"), f"{field}.resources.requests")
+    resources = container.get("resources") or {}
+    limits = _quantities(resources.get("limits"), f"{field}.resources.limits")
+    requests = _quantities(resources.get("requests"), f"{field}.resources.requests")
     return {**if_missing, **limits, **requests}
 
 
 def _pod_level(spec: Mapping[str, Any], containers: Amounts) -> Amounts:
-    """Requests of the pod as a whole stand above those of its containers; its limits only where both are silent."""
-    wanted = spec.get("resources") or {}
-    requests = _quantities(wanted.get("requests"), "spec.resources.requests")
-    limits = _quantities(wanted.get("limits"), "spec.resources.limits")
-    silent = {name: amount for name, amount in limits.items() if name not in containers}
-    return {name: amount for name, amount in {**silent, **requests}.items() if _is_pod_level(name)}
+    """Pod-level requests override those of containers; pod-level limits apply only to resources without either."""
+    resources = spec.get("resources") or {}
+    requests = _quantities(resources.get("requests"), "spec.resources.requests")
+    limits = _quantities(resources.get("limits"), "spec.resources.limits")
+    defaults = {name: amount for name, amount in limits.items() if name not in containers}
+    return {name: amount for name, amount in {**defaults, **requests}.items() if _is_pod_level(name)}
 
 
 def _is_pod_level(name: str) -> bool:
@@ -100,7 +100,7 @@ def _larger(left: Amounts, right: Amounts) -> Amounts:
 
 
 def _quantities(amounts: Mapping[str, Any] | None, field: str) -> Amounts:
-    """Nano-units by resource; BadInput names the field that is no quantity."""
+    """Nano-units by resource; BadInput names the field with an invalid quantity."""
     return {name: _quantity(value, f"{field}.{name}") for name, value in (amounts or {}).items()}
 
 

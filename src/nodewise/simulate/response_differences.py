@@ -1,4 +1,4 @@
-"""Two answers to one request, compared: byte for byte, and where they differ node by node. Values only."""
+"""Comparison of two responses to the same request: byte by byte, and for different ones node by node."""
 
 from collections.abc import Callable, Mapping
 from itertools import takewhile
@@ -15,83 +15,83 @@ KEPT: Final = "kept"
 _REJECTED: Final = "rejected"
 _AROUND_BYTES: Final = 40
 
-Told = str | int | None
-"""What an answer says of a node: `kept`, why it is rejected, or its score; None where it does not name the node."""
+NodeResult = str | int | None
+"""Result for a node in a response: `kept`, the reason of its rejection, or its score; None if it is not named."""
 
 
-class Outcome(NamedTuple):
-    """How a request was answered: the body, or the kind of error and its words."""
+class ExtenderResponse(NamedTuple):
+    """A response: its body; for an error, the error class and the message as body."""
 
     body: bytes
     error: str = ""
 
 
 class NodeChange(NamedTuple):
-    """One node of which the two answers say different things."""
+    """One node with different results in the two responses."""
 
     node: str
-    recorded: Told
-    replayed: Told
+    recorded: NodeResult
+    replayed: NodeResult
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """A request that got two answers."""
+    """A request with two different responses."""
 
     at: float
     """Seconds since 1970."""
     path: str
     pod: str
-    """`namespace/name`; empty where neither answer could read it."""
+    """`namespace/name`; empty if the pod could not be decoded."""
     snapshot: int
-    """The number of the snapshot that was asked."""
+    """Generation of the snapshot."""
     nodes: tuple[NodeChange, ...]
     text: str
-    """Where the answers part, in words, if no node tells them apart."""
+    """Description of the first different bytes, if all node results are equal."""
 
 
-def by_node(verb: Verb, body: bytes) -> dict[str, Told]:
-    """What an answer says of each node. `Unavailable` if it is no answer to this verb."""
+def by_node(verb: Verb, body: bytes) -> dict[str, NodeResult]:
+    """Results by node. Unavailable if the body is no response to this verb."""
     return dict(_READERS[verb](body))
 
 
-def _filtered(body: bytes) -> Mapping[str, Told]:
-    answer = extender_wire.decoded(body, Filtered)
+def _filtered(body: bytes) -> Mapping[str, NodeResult]:
+    answer = extender_wire.decode(body, Filtered)
     whole = answer.nodes.items or [] if answer.nodes else []
     kept = [str(node["metadata"]["name"]) for node in whole] + list(answer.node_names or ())
     return {**dict.fromkeys(kept, KEPT), **(answer.failed_nodes or {})}
 
 
-def _scored(body: bytes) -> Mapping[str, Told]:
-    return {host_score.host: host_score.score for host_score in extender_wire.decoded(body, list[HostScore])}
+def _scored(body: bytes) -> Mapping[str, NodeResult]:
+    return {host_score.host: host_score.score for host_score in extender_wire.decode(body, list[HostScore])}
 
 
-def _freed(body: bytes) -> Mapping[str, Told]:
-    return dict.fromkeys(extender_wire.decoded(body, Preempted).node_name_to_meta_victims or (), KEPT)
+def _freed(body: bytes) -> Mapping[str, NodeResult]:
+    return dict.fromkeys(extender_wire.decode(body, Preempted).node_name_to_meta_victims or (), KEPT)
 
 
-_READERS: Final[Mapping[Verb, Callable[[bytes], Mapping[str, Told]]]] = {
+_READERS: Final[Mapping[Verb, Callable[[bytes], Mapping[str, NodeResult]]]] = {
     "filter": _filtered,
     "prioritize": _scored,
     "preempt": _freed,
 }
 
 
-def changes(verb: Verb, recorded: Outcome, replayed: Outcome) -> tuple[NodeChange, ...]:
-    """The nodes of which the two say different things; none where one of them is an error."""
+def changes(verb: Verb, recorded: ExtenderResponse, replayed: ExtenderResponse) -> tuple[NodeChange, ...]:
+    """The nodes with different results; empty if one of the responses is an error."""
     if recorded.error or replayed.error:
         return ()
     try:
         before, after = by_node(verb, recorded.body), by_node(verb, replayed.body)
     except (NodewiseError, LookupError, TypeError, *UNREADABLE):
         return ()
-    absent: Told = _REJECTED if verb == "preempt" else None
+    absent: NodeResult = _REJECTED if verb == "preempt" else None
     every = dict.fromkeys([*before, *after])
     pairs = (NodeChange(node, before.get(node, absent), after.get(node, absent)) for node in every)
     return tuple(change for change in pairs if change.recorded != change.replayed)
 
 
-def parting(recorded: Outcome, replayed: Outcome) -> str:
-    """Where two answers part, in words."""
+def first_difference(recorded: ExtenderResponse, replayed: ExtenderResponse) -> str:
+    """Describe the first different bytes of two responses."""
     same = sum(
         1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(recorded.body, replayed.body, strict=False))
     )
@@ -100,6 +100,6 @@ def parting(recorded: Outcome, replayed: Outcome) -> str:
     return f"from byte {same} on: {before} -> {after}"
 
 
-def _shown(outcome: Outcome, start: int) -> str:
+def _shown(outcome: ExtenderResponse, start: int) -> str:
     text = outcome.body[start : start + _AROUND_BYTES].decode(errors="replace")
     return f"{outcome.error} {text!r}".lstrip()

@@ -1,7 +1,7 @@
-"""Nodes and pods, as a scheduler reads them of the objects that Kubernetes knows under these names.
+"""Nodes and pods with the fields that the scheduler reads.
 
-Values: a change makes a new one. `obj` is the whole object, for extenders that want to see it; it goes out as
-kube-scheduler sends it, without kind, version and managed fields.
+They are immutable: a change creates a new one. `obj` is the whole object for extenders; it is sent as in
+kube-scheduler, without kind, version and managed fields.
 """
 
 import math
@@ -18,16 +18,16 @@ from nodewise.simulate import resources
 from nodewise.simulate.resources import Amounts
 
 Object = dict[str, Any]
-"""An object as its JSON."""
+"""An object as decoded JSON."""
 
-_OF_THE_SYSTEM: Final = {"system-cluster-critical": 2_000_000_000, "system-node-critical": 2_000_001_000}
-"""The two priority classes that every cluster has."""
+_SYSTEM_PRIORITIES: Final = {"system-cluster-critical": 2_000_000_000, "system-node-critical": 2_000_001_000}
+"""The two built-in priority classes."""
 
 _NOT_SENT: Final = ("apiVersion", "kind")
 
 
 class Taint(msgspec.Struct, frozen=True):
-    """What keeps pods off a node that do not tolerate it."""
+    """A taint of a node."""
 
     key: str
     effect: str
@@ -36,7 +36,7 @@ class Taint(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Node:
-    """A node. `allocatable` is what pods may use of it, `is_cordoned` its `spec.unschedulable`."""
+    """A node. `is_cordoned` is `spec.unschedulable`."""
 
     name: str
     labels: Mapping[str, str]
@@ -47,16 +47,16 @@ class Node:
 
     @cached_property
     def raw(self) -> msgspec.Raw:
-        """The object as an extender gets it."""
-        return _sent(self.obj)
+        """The object as it is sent to extenders."""
+        return _encode_for_extender(self.obj)
 
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod. `node` is where it runs, `nominated` where it waits for others to leave; both are empty for none.
+    """A pod. `node` is its node, `nominated` its nominated node; both are empty for none.
 
-    `requests` must fit, `scored` are the milli-cores and bytes that scores count. `started_s` is Unix time,
-    infinite for a pod that has not started; `grace_s` is how long it stays when it is evicted.
+    `requests` must fit; `scored` are the milli-cores and bytes for scores. `started_s` is Unix time, infinite for a pod
+    that has not started; `grace_s` is its termination grace period.
     """
 
     namespace: str
@@ -84,12 +84,12 @@ class Pod:
 
     @cached_property
     def raw(self) -> msgspec.Raw:
-        """The object as an extender gets it."""
-        return _sent(self.obj)
+        """The object as it is sent to extenders."""
+        return _encode_for_extender(self.obj)
 
 
 def node(obj: Object) -> Node:
-    """Reads a Node; BadInput where it cannot be one."""
+    """Decode a Node; BadInput if it is invalid."""
     spec, metadata = obj.get("spec") or {}, obj.get("metadata") or {}
     return Node(
         name=_name(obj, "Node"),
@@ -102,7 +102,7 @@ def node(obj: Object) -> Node:
 
 
 def pod(obj: Object) -> Pod:
-    """Reads a Pod; BadInput where it cannot be one."""
+    """Decode a Pod; BadInput if it is invalid."""
     metadata, spec, status = obj.get("metadata") or {}, obj.get("spec") or {}, obj.get("status") or {}
     return Pod(
         namespace=metadata.get("namespace") or "default",
@@ -121,14 +121,14 @@ def pod(obj: Object) -> Pod:
 
 
 def named(pod: Pod, uid: str, created_s: float) -> Pod:
-    """The pod as the API server keeps it: with its namespace, a uid and the time of its making (Unix time)."""
+    """The pod as the API server stores it: with namespace, uid and creation time (Unix time)."""
     defaults = {"namespace": pod.namespace, "creationTimestamp": clock.format_rfc3339(created_s)}
     metadata = {**defaults, "uid": pod.uid or uid, **pod.obj["metadata"]}
     return replace(pod, uid=metadata["uid"], obj={**pod.obj, "metadata": metadata})
 
 
 def bound(pod: Pod, node_name: str, now_s: float) -> Pod:
-    """The pod on a node, running from now on (Unix time)."""
+    """The pod bound to a node and running since `now_s` (Unix time)."""
     condition = {"type": "PodScheduled", "status": "True"}
     status = {"phase": "Running", "conditions": [condition], "startTime": clock.format_rfc3339(now_s)}
     obj = {**pod.obj, "spec": {**pod.spec, "nodeName": node_name}, "status": status}
@@ -136,7 +136,7 @@ def bound(pod: Pod, node_name: str, now_s: float) -> Pod:
 
 
 def rejected(pod: Pod, reason: str, message: str, nominated: str) -> Pod:
-    """The pod with the scheduler's last word in its status."""
+    """The pod with the condition PodScheduled=False in its status."""
     condition = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
     status: Object = {"phase": "Pending", "conditions": [condition]}
     if nominated:
@@ -145,17 +145,17 @@ def rejected(pod: Pod, reason: str, message: str, nominated: str) -> Pod:
 
 
 def leaving(pod: Pod, end_s: float) -> Pod:
-    """The pod, marked to be gone at a time (Unix time)."""
+    """The pod with a deletion timestamp (Unix time)."""
     metadata = {**pod.obj["metadata"], "deletionTimestamp": clock.format_rfc3339(end_s)}
     return replace(pod, is_leaving=True, obj={**pod.obj, "metadata": metadata})
 
 
-def is_over(obj: Object) -> bool:
-    """Whether a pod has ended, and holds nothing any more."""
+def has_ended(obj: Object) -> bool:
+    """Whether a pod has ended and released its resources."""
     return (obj.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
 
-def _sent(obj: Object) -> msgspec.Raw:
+def _encode_for_extender(obj: Object) -> msgspec.Raw:
     metadata = {key: value for key, value in obj["metadata"].items() if key != "managedFields"}
     kept = {key: value for key, value in obj.items() if key not in _NOT_SENT}
     return msgspec.Raw(msgspec.json.encode({**kept, "metadata": metadata}))
@@ -186,7 +186,7 @@ def _taints(taints: object) -> tuple[Taint, ...]:
 
 def _priority(spec: Mapping[str, Any]) -> int:
     named_class = spec.get("priorityClassName")
-    priority = spec.get("priority", _OF_THE_SYSTEM.get(str(named_class), None if named_class else 0))
+    priority = spec.get("priority", _SYSTEM_PRIORITIES.get(str(named_class), None if named_class else 0))
     if isinstance(priority, int):
         return priority
     problem = Problem("spec.priority", shown(priority), f"the number of the class {named_class!r} as well")

@@ -1,7 +1,7 @@
-"""One attempt to place one pod: a function of the pod, of the cluster as it is, and of what extenders answer.
+"""One scheduling attempt for one pod: a function of the pod, the snapshot and the responses of extenders.
 
-    plugins -> a sample of the nodes that pass -> extenders, one after the other -> scores -> the best node
-                                                     none is left -> preemption -> the words of the outcome
+    filter plugins -> a sample of feasible nodes -> extenders, in order -> scores -> the best node
+                                                        none left -> preemption -> message
 
 Source: kubernetes v1.36.3 pkg/scheduler/schedule_one.go.
 """
@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from nodewise.errors import Unavailable
 from nodewise.simulate import filter_plugins, preemption, score_plugins, unschedulable_message
-from nodewise.simulate.extender_client import Extender
+from nodewise.simulate.extender_client import ExtenderClient
 from nodewise.simulate.filter_plugins import Plugins
 from nodewise.simulate.node_info import NodeInfo
 from nodewise.simulate.scheduler_objects import Pod
@@ -24,23 +24,22 @@ SCHEDULER_ERROR: Final = "SchedulerError"
 
 _LEAST_SAMPLE: Final = 100
 _EXTENDER_SCALE: Final = 10
-"""An extender's scores go from 0 to 10, a plugin's from 0 to 100. Neither is clamped to that here."""
+"""Scores of extenders range from 0 to 10, those of plugins from 0 to 100. Neither is clamped here."""
 
 
-class Rules(NamedTuple):
-    """What holds for every attempt. `percent` is percentageOfNodesToScore; 0 lets the size of the cluster say."""
+class SchedulerRules(NamedTuple):
+    """Configuration of all attempts. `percent` is percentageOfNodesToScore; 0 depends on the size of the cluster."""
 
     plugins: Plugins
-    extenders: Sequence[Extender]
+    extenders: Sequence[ExtenderClient]
     random: Random
     percent: int = 0
 
 
-class ClusterState(NamedTuple):
-    """The cluster as an attempt sees it.
+class SchedulerSnapshot(NamedTuple):
+    """The cluster as seen by one attempt.
 
-    `nominated` are the pods that wait for room which others make for them; `first` is the number of the node
-    where the search begins.
+    `nominated` are the pods with a nominated node; `first` is the index of the node where the search begins.
     """
 
     nodes: Mapping[str, NodeInfo]
@@ -48,11 +47,11 @@ class ClusterState(NamedTuple):
     first: int = 0
 
 
-class Decision(NamedTuple):
-    """A node; or the reason and message of the pod's condition, and what else follows.
+class SchedulingResult(NamedTuple):
+    """A node; or the reason and message of the pod's condition, with the result of preemption.
 
-    `rejectors` names the plugins that stood against it, `nominated` is the node that the pod waits for (empty
-    clears it, None leaves it), `looked_at` is how many nodes were looked at.
+    `rejectors` names the plugins that rejected nodes, `nominated` is the new nominated node (empty clears it, None
+    leaves it), `examined_nodes` is the number of nodes that were tried.
     """
 
     node: str | None
@@ -61,13 +60,13 @@ class Decision(NamedTuple):
     rejectors: frozenset[str] = frozenset()
     nominated: str | None = ""
     victims: tuple[Pod, ...] = ()
-    looked_at: int = 0
+    examined_nodes: int = 0
 
 
-class _Found(NamedTuple):
+class _NodeSearch(NamedTuple):
     feasible: list[NodeInfo]
     rejections: dict[str, Rejection]
-    looked_at: int
+    examined_nodes: int
     extenders_rejected: bool = False
     error: str = ""
 
@@ -77,81 +76,83 @@ class _Found(NamedTuple):
         return frozenset(by_plugins | ({filter_plugins.EXTENDER} if self.extenders_rejected else set()))
 
 
-def decide(pod: Pod, cluster_state: ClusterState, rules: Rules) -> Decision:
-    """Where a pod goes, or why nowhere. Nothing is bound or evicted here."""
-    if not cluster_state.nodes:
-        return Decision(None, UNSCHEDULABLE, unschedulable_message.NO_NODES)
-    if (alone := _nominated_node(pod, cluster_state, rules)) is not None:
-        return Decision(alone)
-    search = _find(pod, cluster_state, rules)
+def decide(pod: Pod, snapshot: SchedulerSnapshot, rules: SchedulerRules) -> SchedulingResult:
+    """Select a node, or report why there is none. The caller binds and evicts."""
+    if not snapshot.nodes:
+        return SchedulingResult(None, UNSCHEDULABLE, unschedulable_message.NO_NODES)
+    if (nominated := _nominated_node(pod, snapshot, rules)) is not None:
+        return SchedulingResult(nominated)
+    search = _search(pod, snapshot, rules)
     if search.error:
-        return Decision(None, SCHEDULER_ERROR, search.error, looked_at=search.looked_at)
+        return SchedulingResult(None, SCHEDULER_ERROR, search.error, examined_nodes=search.examined_nodes)
     if search.feasible:
-        return Decision(_best(pod, search.feasible, rules), looked_at=search.looked_at)
-    return _nowhere(pod, cluster_state, rules, search)
+        return SchedulingResult(_best(pod, search.feasible, rules), examined_nodes=search.examined_nodes)
+    return _preempt(pod, snapshot, rules, search)
 
 
 def sample_size(nodes: int, percent: int = 0) -> int:
-    """How many feasible nodes are enough: all up to 100; 50 % less a percent for each 125 nodes, at least 5 %."""
+    """Number of feasible nodes to find: all up to 100; then 50 % minus 1 % for each 125 nodes, at least 5 %."""
     if nodes < _LEAST_SAMPLE:
         return nodes
     share = percent or max(50 - nodes // 125, 5)
     return max(nodes * share // 100, _LEAST_SAMPLE)
 
 
-def _nowhere(pod: Pod, cluster_state: ClusterState, rules: Rules, search: _Found) -> Decision:
+def _preempt(
+    pod: Pod, snapshot: SchedulerSnapshot, rules: SchedulerRules, search: _NodeSearch
+) -> SchedulingResult:
     def judge(info: NodeInfo) -> Rejection | None:
-        return filter_plugins.judge(rules.plugins, pod, _with_nominated(pod, info, cluster_state))
+        return filter_plugins.judge(rules.plugins, pod, _with_nominated(pod, info, snapshot))
 
-    seen = preemption.Situation(cluster_state.nodes, search.rejections, judge)
+    seen = preemption.PreemptionContext(snapshot.nodes, search.rejections, judge)
     tried = preemption.attempt(pod, seen, rules.extenders, rules.random)
     message = unschedulable_message.text(
-        len(cluster_state.nodes), search.rejections.values(), preemption=tried.message
+        len(snapshot.nodes), search.rejections.values(), preemption=tried.message
     )
-    return Decision(
-        None, UNSCHEDULABLE, message, search.rejectors, tried.nominated, tried.victims, search.looked_at
+    return SchedulingResult(
+        None, UNSCHEDULABLE, message, search.rejectors, tried.nominated, tried.victims, search.examined_nodes
     )
 
 
-def _nominated_node(pod: Pod, cluster_state: ClusterState, rules: Rules) -> str | None:
-    """The node that others left for this pod, if everybody passes it; it is tried before all others."""
-    waited_for = cluster_state.nodes.get(pod.nominated)
+def _nominated_node(pod: Pod, snapshot: SchedulerSnapshot, rules: SchedulerRules) -> str | None:
+    """The pod's nominated node, if it is feasible; it is tried before all others."""
+    waited_for = snapshot.nodes.get(pod.nominated)
     if waited_for is None:
         return None
     try:
-        feasible = _pass_plugins(pod, [waited_for], cluster_state, rules, {})
+        feasible = _pass_plugins(pod, [waited_for], snapshot, rules, {})
         left = _pass_extenders(pod, feasible, rules.extenders, {})
     except Unavailable:
         return None
     return left[0].name if left else None
 
 
-def _find(pod: Pod, cluster_state: ClusterState, rules: Rules) -> _Found:
-    """The nodes that everybody passes."""
-    infos = list(cluster_state.nodes.values())
-    turned = (*infos[cluster_state.first :], *infos[: cluster_state.first])
+def _search(pod: Pod, snapshot: SchedulerSnapshot, rules: SchedulerRules) -> _NodeSearch:
+    """Find the nodes that all plugins and extenders accept."""
+    infos = list(snapshot.nodes.values())
+    rotated = (*infos[snapshot.first :], *infos[: snapshot.first])
     rejections: dict[str, Rejection] = {}
-    feasible = _pass_plugins(pod, turned, cluster_state, rules, rejections)
-    looked_at = len(feasible) + len(rejections)
+    feasible = _pass_plugins(pod, rotated, snapshot, rules, rejections)
+    examined_nodes = len(feasible) + len(rejections)
     try:
         left = _pass_extenders(pod, feasible, rules.extenders, rejections)
     except Unavailable as error:
-        return _Found([], rejections, looked_at, error=str(error))
-    return _Found(left, rejections, looked_at, extenders_rejected=len(left) != len(feasible))
+        return _NodeSearch([], rejections, examined_nodes, error=str(error))
+    return _NodeSearch(left, rejections, examined_nodes, extenders_rejected=len(left) != len(feasible))
 
 
 def _pass_plugins(
     pod: Pod,
     infos: Sequence[NodeInfo],
-    cluster_state: ClusterState,
-    rules: Rules,
+    snapshot: SchedulerSnapshot,
+    rules: SchedulerRules,
     rejections: dict[str, Rejection],
 ) -> list[NodeInfo]:
-    """Looks until the sample is full; adds to the rejections."""
+    """Filter nodes until the sample is full; adds to `rejections`."""
     enough = sample_size(len(infos), rules.percent)
     feasible: list[NodeInfo] = []
     for info in infos:
-        if rejection := filter_plugins.judge(rules.plugins, pod, _with_nominated(pod, info, cluster_state)):
+        if rejection := filter_plugins.judge(rules.plugins, pod, _with_nominated(pod, info, snapshot)):
             rejections[info.name] = rejection
         else:
             feasible.append(info)
@@ -160,11 +161,11 @@ def _pass_plugins(
     return feasible
 
 
-def _with_nominated(pod: Pod, info: NodeInfo, cluster_state: ClusterState) -> NodeInfo:
-    """Pods of at least this priority that wait for the node count as if they were there."""
+def _with_nominated(pod: Pod, info: NodeInfo, snapshot: SchedulerSnapshot) -> NodeInfo:
+    """The node with the pods of at least this priority that are nominated to it."""
     coming = [
         nominated
-        for nominated in cluster_state.nominated
+        for nominated in snapshot.nominated
         if nominated.nominated == info.name
         and nominated.priority >= pod.priority
         and nominated.key != pod.key
@@ -173,9 +174,9 @@ def _with_nominated(pod: Pod, info: NodeInfo, cluster_state: ClusterState) -> No
 
 
 def _pass_extenders(
-    pod: Pod, feasible: list[NodeInfo], extenders: Iterable[Extender], rejections: dict[str, Rejection]
+    pod: Pod, feasible: list[NodeInfo], extenders: Iterable[ExtenderClient], rejections: dict[str, Rejection]
 ) -> list[NodeInfo]:
-    """What is left, each extender asked about what those before it left; adds to the rejections."""
+    """The nodes that remain after all extenders; each gets those that the previous one left. Adds to `rejections`."""
     for extender in extenders:
         if not feasible:
             break
@@ -194,10 +195,10 @@ def _pass_extenders(
     return feasible
 
 
-def _best(pod: Pod, feasible: Sequence[NodeInfo], rules: Rules) -> str:
-    """The node of the highest score. One that is alone is not scored.
+def _best(pod: Pod, feasible: Sequence[NodeInfo], rules: SchedulerRules) -> str:
+    """The node with the highest score; a single node is not scored.
 
-    Among equals that an extender scored chance decides, among others the first: as upstream.
+    As in kube-scheduler, a random one wins among equals with extender scores, else the first.
     """
     if len(feasible) == 1:
         return feasible[0].name
@@ -208,36 +209,36 @@ def _best(pod: Pod, feasible: Sequence[NodeInfo], rules: Rules) -> str:
         chance = rules.random.random() if name in from_extenders else 0.0
         return own + from_extenders.get(name, 0), chance
 
-    pairs = zip(feasible, score_plugins.of(pod, feasible), strict=True)
+    pairs = zip(feasible, score_plugins.total_scores(pod, feasible), strict=True)
     return max(pairs, key=rank)[0].name
 
 
 def _extenders_scores(
-    pod: Pod, feasible: Sequence[NodeInfo], extenders: Iterable[Extender]
+    pod: Pod, feasible: Sequence[NodeInfo], extenders: Iterable[ExtenderClient]
 ) -> dict[str, int]:
-    """What the extenders add to each node, all asked at once; one that fails adds nothing."""
+    """Weighted extender scores by node. Extenders are called concurrently; a failed one contributes nothing."""
     interested = [extender for extender in extenders if extender.is_interested(pod)]
     totals: dict[str, int] = {}
     if not interested:
         return totals
-    for extender, answer in zip(interested, _answers(pod, feasible, interested), strict=True):
-        for name, score in answer:
+    for extender, scores in zip(interested, _prioritize_all(pod, feasible, interested), strict=True):
+        for name, score in scores:
             added = score * extender.entry.weight * _EXTENDER_SCALE
             totals[name] = totals.get(name, 0) + added
     return totals
 
 
-def _answers(
-    pod: Pod, feasible: Sequence[NodeInfo], interested: Sequence[Extender]
+def _prioritize_all(
+    pod: Pod, feasible: Sequence[NodeInfo], interested: Sequence[ExtenderClient]
 ) -> list[list[tuple[str, int]]]:
-    """One that is alone needs no thread of its own."""
+    """Call the extenders concurrently; a single one is called without a thread."""
     if len(interested) == 1:
         return [_scores(pod, feasible, interested[0])]
     with ThreadPoolExecutor(len(interested)) as pool:
         return list(pool.map(lambda extender: _scores(pod, feasible, extender), interested))
 
 
-def _scores(pod: Pod, feasible: Sequence[NodeInfo], extender: Extender) -> list[tuple[str, int]]:
+def _scores(pod: Pod, feasible: Sequence[NodeInfo], extender: ExtenderClient) -> list[tuple[str, int]]:
     try:
         return extender.prioritize(pod, feasible)
     except Unavailable:

@@ -1,13 +1,13 @@
-"""Which pod is tried next, and when a pod that was rejected is tried again.
+"""The scheduling queue: which pod is tried next, and when rejected pods are retried.
 
-    active       to be tried now: the higher priority first, then who has waited longer
-    backing off  to be tried when its back-off has passed, or earlier if nothing is active
-    failed       to be tried when its back-off has passed: the attempt itself failed
-    waiting      rejected; an event that may help moves it on, or five minutes do
+    active       ready to be tried: higher priority first, then longer wait
+    backing off  ready after its back-off, or earlier if no pod is active
+    failed       ready after its back-off, because the attempt itself failed
+    waiting      rejected; ready after an event that may help, or after five minutes
 
 All times are seconds of one clock. Sources: kubernetes v1.36.3 pkg/scheduler/backend/queue/{scheduling_queue,
-backoff_queue,active_queue}.go, with the gates SchedulerQueueingHints and SchedulerPopFromBackoffQ as they are
-by default.
+backoff_queue,active_queue}.go, with the gates SchedulerQueueingHints and SchedulerPopFromBackoffQ at their
+defaults.
 """
 
 import math
@@ -18,23 +18,23 @@ from typing import Final, Literal
 _FIRST_BACKOFF_S: Final = 1.0
 _LONGEST_BACKOFF_S: Final = 10.0
 _WINDOW_S: Final = 1.0
-"""Back-offs end at whole seconds, so that pods of one second are tried in the order of their priority."""
+"""Back-offs end at whole seconds, so that pods of the same second are tried by priority."""
 
 _FLUSH_AFTER_S: Final = 300.0
 _FLUSH_EVERY_S: Final = 30.0
 
-_MOST_EARLY: Final = 10
-"""How often in a row a pod is tried before its back-off has passed, for nothing but its own change of status.
+_MAX_EARLY_RETRIES: Final = 10
+"""Maximum number of consecutive retries before the end of the back-off that only the pod's own status change caused.
 
-Upstream has no such limit: a pod whose message is another one each time is tried again without end.
+kube-scheduler has no such limit: it retries a pod whose message changes each time without end.
 """
 
 Stage = Literal["active", "backing off", "failed", "waiting"]
 
 
 @dataclass
-class Entry:
-    """A pod in the queue. `rejectors` are the plugins that stood against it, none where the attempt failed."""
+class QueuedPod:
+    """A pod in the queue. `rejectors` are the plugins that rejected it, empty if the attempt failed."""
 
     key: str
     priority: int
@@ -44,16 +44,16 @@ class Entry:
     rejectors: frozenset[str] = frozenset()
     rejections: int = 0
     failures: int = 0
-    early: int = 0
+    early_retries: int = 0
 
     @property
     def rank(self) -> tuple[int, float, int]:
-        """Sorts who is tried first to the front."""
+        """Sort key: the pod to try first."""
         return -self.priority, self.since_s, self.order
 
     @property
     def ready_s(self) -> float:
-        """When the back-off has passed."""
+        """End of the back-off."""
         count = self.failures or self.rejections
         if not count:
             return -math.inf
@@ -62,37 +62,37 @@ class Entry:
 
 
 class Queue:
-    """The pods that are on no node yet, each in one stage. `began_s` is when the scheduler started."""
+    """Pending pods, each in one stage. `began_s` is the start time of the scheduler."""
 
     def __init__(self, began_s: float) -> None:
         self._began_s = began_s
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, QueuedPod] = {}
         self._added = 0
 
     def add(self, key: str, priority: int, now_s: float) -> None:
-        """A new pod."""
+        """Add a new pod."""
         self._added += 1
-        self._entries[key] = Entry(key, priority, now_s, self._added)
+        self._entries[key] = QueuedPod(key, priority, now_s, self._added)
 
     def remove(self, key: str) -> None:
-        """A pod that is bound, or gone."""
+        """Remove a bound or deleted pod."""
         self._entries.pop(key, None)
 
     def pop(self, now_s: float) -> str | None:
-        """The pod to try now; it stays in the queue until it is removed or put back."""
+        """The pod to try now, None if there is none; it stays in the queue until it is removed or put back."""
         self._flush(now_s)
         active = self._in("active")
         if active:
             return min(active, key=lambda entry: entry.rank).key
-        early = [entry for entry in self._in("backing off") if entry.early < _MOST_EARLY]
+        early = [entry for entry in self._in("backing off") if entry.early_retries < _MAX_EARLY_RETRIES]
         if not early:
             return None
         first = min(early, key=lambda entry: (entry.ready_s, entry.rank))
-        first.early += 1
+        first.early_retries += 1
         return first.key
 
     def put_back(self, key: str, rejectors: frozenset[str], now_s: float) -> None:
-        """A pod that was tried in vain."""
+        """Return a pod to the queue after an unsuccessful attempt."""
         entry = self._entries[key]
         if rejectors:
             entry.rejections, entry.failures = entry.rejections + 1, 0
@@ -101,36 +101,36 @@ class Queue:
         entry.rejectors, entry.since_s = rejectors, now_s
         entry.stage = "waiting" if rejectors else "failed"
 
-    def move(self, may_help: Callable[[Entry], bool], now_s: float) -> None:
-        """Something happened: who waits and may be helped by it is tried again."""
+    def move(self, may_help: Callable[[QueuedPod], bool], now_s: float) -> None:
+        """Move the waiting pods that an event may help."""
         for entry in self._in("waiting"):
             if may_help(entry):
-                entry.early = 0
+                entry.early_retries = 0
                 self._move(entry, now_s)
 
     def again(self, key: str, now_s: float) -> None:
-        """A pod that waits is tried again for a change of its own."""
+        """Retry a waiting pod after a change of its own status."""
         entry = self._entries[key]
         if entry.stage == "waiting":
             self._move(entry, now_s)
 
     def keys(self) -> list[str]:
-        """All pods of the queue, in the order in which they came."""
+        """All pods of the queue, in order of arrival."""
         return list(self._entries)
 
     def next_due_s(self) -> float:
-        """When time alone will have a pod tried again; infinite if never."""
+        """Time of the next retry without an event; infinite if there is none."""
         return min((self._due_s(entry) for entry in self._entries.values()), default=math.inf)
 
-    def _move(self, entry: Entry, now_s: float) -> None:
+    def _move(self, entry: QueuedPod, now_s: float) -> None:
         entry.stage = "backing off" if entry.ready_s > now_s else "active"
 
     def _flush(self, now_s: float) -> None:
         for entry in self._entries.values():
             if entry.stage != "active" and self._due_s(entry) <= now_s:
-                entry.stage, entry.early = "active", 0
+                entry.stage, entry.early_retries = "active", 0
 
-    def _due_s(self, entry: Entry) -> float:
+    def _due_s(self, entry: QueuedPod) -> float:
         if entry.stage == "active":
             return -math.inf
         if entry.stage != "waiting":
@@ -138,5 +138,5 @@ class Queue:
         ticks = math.floor((entry.since_s + _FLUSH_AFTER_S - self._began_s) / _FLUSH_EVERY_S) + 1
         return self._began_s + ticks * _FLUSH_EVERY_S
 
-    def _in(self, stage: Stage) -> list[Entry]:
+    def _in(self, stage: Stage) -> list[QueuedPod]:
         return [entry for entry in self._entries.values() if entry.stage == stage]

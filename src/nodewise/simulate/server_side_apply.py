@@ -1,7 +1,7 @@
-"""Server-side apply as far as nodewise uses it: labels key by key with their owners, and a status as a whole.
+"""The subset of server-side apply that nodewise uses: owned labels by key, and a status as a whole.
 
-Source: KEP-555, and k8s.io/apimachinery v0.36 `pkg/util/managedfields`. Ownership is kept in managedFields, in the
-form in which the API server gives it.
+Source: KEP-555, and k8s.io/apimachinery v0.36 `pkg/util/managedfields`. Ownership is stored in managedFields, in the
+API server's format.
 """
 
 from collections.abc import Mapping
@@ -10,46 +10,46 @@ from typing import Any
 Object = dict[str, Any]
 
 
-def applied(before: Object, configuration: Object, manager: str) -> tuple[Object, dict[str, str]]:
-    """The object after an apply, and the label fields that another manager owns with another value, with its name.
+def apply(before: Object, configuration: Object, manager: str) -> tuple[Object, dict[str, str]]:
+    """Return the object after an apply, and its conflicts: label fields that others own, with their managers.
 
-    Labels that the manager applied before and leaves out now go, unless another manager owns them as well.
+    Labels that the manager applied before and omits now are removed, unless another manager owns them too.
     """
     if "labels" not in configuration.get("metadata", {}):
         status = {**before.get("status", {}), **configuration.get("status", {})}
-        return {**before, "metadata": _identified(before, configuration), "status": status}, {}
+        return {**before, "metadata": _metadata_with_uid(before, configuration), "status": status}, {}
     labels = dict(before["metadata"].get("labels") or {})
     wanted: Mapping[str, str] = configuration["metadata"]["labels"]
-    owners = _owners(before)
-    clashes = _clashes(labels, wanted, owners, manager)
+    owners = _label_owners(before)
+    conflicts = _conflicts(labels, wanted, owners, manager)
     labels.update(wanted)
     for key, managers in owners.items():
         if key not in wanted and managers == {manager}:
             labels.pop(key, None)
-    metadata = {**_identified(before, configuration), "labels": labels}
-    metadata["managedFields"] = _entries(before, manager, wanted)
-    return {**before, "metadata": metadata}, clashes
+    metadata = {**_metadata_with_uid(before, configuration), "labels": labels}
+    metadata["managedFields"] = _managed_fields(before, manager, wanted)
+    return {**before, "metadata": metadata}, conflicts
 
 
-def _clashes(
+def _conflicts(
     labels: Mapping[str, str], wanted: Mapping[str, str], owners: Mapping[str, set[str]], manager: str
 ) -> dict[str, str]:
-    """By field, the other managers of labels whose value would change."""
-    clashes: dict[str, str] = {}
+    """By field, the other managers of labels whose values would change."""
+    conflicts: dict[str, str] = {}
     for key in [key for key, value in wanted.items() if labels.get(key, value) != value]:
         others = owners.get(key, set()) - {manager}
         if others or key not in owners:
-            clashes[f".metadata.labels.{key}"] = ", ".join(sorted(others)) or "somebody"
-    return clashes
+            conflicts[f".metadata.labels.{key}"] = ", ".join(sorted(others)) or "somebody"
+    return conflicts
 
 
-def _identified(before: Object, configuration: Object) -> Object:
-    """The metadata as it was, with the uid that the request insists on."""
+def _metadata_with_uid(before: Object, configuration: Object) -> Object:
+    """The existing metadata, with the uid of the request if it has one."""
     uid = configuration.get("metadata", {}).get("uid")
     return {**before["metadata"], **({"uid": uid} if uid else {})}
 
 
-def _owners(item: Object) -> dict[str, set[str]]:
+def _label_owners(item: Object) -> dict[str, set[str]]:
     owners: dict[str, set[str]] = {}
     for entry in item["metadata"].get("managedFields") or []:
         for name in entry["fieldsV1"].get("f:metadata", {}).get("f:labels", {}):
@@ -57,7 +57,7 @@ def _owners(item: Object) -> dict[str, set[str]]:
     return owners
 
 
-def _entries(before: Object, manager: str, wanted: Mapping[str, str]) -> list[Object]:
+def _managed_fields(before: Object, manager: str, wanted: Mapping[str, str]) -> list[Object]:
     others = [entry for entry in before["metadata"].get("managedFields") or [] if entry["manager"] != manager]
     if not wanted:
         return others

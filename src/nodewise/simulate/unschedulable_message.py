@@ -1,6 +1,6 @@
-"""The words in which kube-scheduler says why a pod is nowhere.
+"""kube-scheduler's message for an unschedulable pod.
 
-    0/N nodes are available: <n reason>, <n reason>. <what preemption says>
+    0/N nodes are available: <n reason>, <n reason>. <message of preemption>
 
 Sources: kubernetes v1.36.3 pkg/scheduler/framework/types.go (FitError), schedule_one.go (truncateMessage).
 """
@@ -10,17 +10,14 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 NO_NODES: Final = "no nodes available to schedule pods"
-"""Said of a cluster without nodes, instead of all else."""
+"""The whole message for a cluster without nodes."""
 
 _EVENT_BYTES: Final = 1024
 _CUT: Final = b" ..."
 
 
 class Rejection(NamedTuple):
-    """Why a node is no place for a pod. `for_good` says that evicting others would not help.
-
-    `plugin` is empty for what an extender said.
-    """
+    """The reasons against a node. `for_good` means that preemption cannot help; `plugin` is empty for extenders."""
 
     reasons: tuple[str, ...]
     for_good: bool = False
@@ -28,11 +25,11 @@ class Rejection(NamedTuple):
 
 
 Rejections = Mapping[str, Rejection]
-"""By node. A node that is neither here nor feasible is out without a word: never tried, or forgotten."""
+"""Rejections by node. A node that is neither here nor feasible was not tried, or an extender dropped it."""
 
 
 def text(nodes: int, rejected: Iterable[Rejection], absent: str = "", preemption: str = "") -> str:
-    """The message; `absent` is the reason of all nodes of which nothing else is said, if it is to be told."""
+    """The message; `absent` is the reason for all nodes without a rejection, empty to omit them."""
     rejections = list(rejected)
     counts = Counter(reason for rejection in rejections for reason in rejection.reasons)
     if absent and nodes > len(rejections):
@@ -43,7 +40,7 @@ def text(nodes: int, rejected: Iterable[Rejection], absent: str = "", preemption
 
 
 def event(message: str) -> str:
-    """The message as an event carries it: at most 1024 bytes of UTF-8."""
+    """The message of an event: at most 1024 bytes of UTF-8."""
     encoded = message.encode()
     if len(encoded) <= _EVENT_BYTES:
         return message

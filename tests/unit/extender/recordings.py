@@ -21,7 +21,7 @@ from nodewise.extender.routes import Extender
 from nodewise.extender.score_weights import ChainOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.application import Request
-from nodewise.simulate.replay import Cast, Player
+from nodewise.simulate.replay import Player, ReplayAgents
 from nodewise.simulate.response_differences import Difference
 from tests.unit.state_changes import changed
 
@@ -115,6 +115,6 @@ def played(
     """Replay with the recorded options, or others."""
     header: Any = records[0].entry
     chosen = options or TelemetryOptions(**header.agents[0].options)
-    player = Player(Cast([KIND], {"telemetry": chosen}, header.sync_period_s, objects or {}))
+    player = Player(ReplayAgents([KIND], {"telemetry": chosen}, header.sync_period_s, objects or {}))
     responses = [player.play(record) for record in records[1:]]
     return Played(player, [response for response in responses if response is not None])

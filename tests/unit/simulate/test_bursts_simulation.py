@@ -12,14 +12,14 @@ from nodewise.agents.learned.pods import ObservedPod
 from nodewise.cli.simulate import bursts as command
 from nodewise.errors import BadSettings
 from nodewise.simulate import bursts_simulation, bursts_workload
-from nodewise.simulate.bursts_extender import Asked
-from nodewise.simulate.bursts_node_annotations import Annotated
-from nodewise.simulate.bursts_placed_pod import Placed
-from nodewise.simulate.bursts_simulation import BEGAN_S
+from nodewise.simulate.bursts_extender import AgentGroup
+from nodewise.simulate.bursts_node_annotations import AnnotatedNodes
+from nodewise.simulate.bursts_placed_pod import PlacedPod
+from nodewise.simulate.bursts_simulation import START_S
 from nodewise.simulate.bursts_workload import CPU_MILLI, FILL_MINUTES, MEMORY_BYTES, Scenario
 
 SMALL = Scenario(nodes=8, hours=0.5)
-NOBODY = Asked("none", (), {})
+NOBODY = AgentGroup("none", (), {})
 
 
 def found(*arguments: str) -> dict:
@@ -50,8 +50,10 @@ def test_pods_that_are_there_request_the_share(pods) -> None:
 
 def test_most_pods_use_less_than_they_request_and_some_a_multiple(pods) -> None:
     most = {
-        habit: np.array([pod.use[0].max() / pod.app.cpu_milli for pod in pods if pod.app.habit == habit])
-        for habit in ("modest", "hungry", "leaky")
+        pattern: np.array(
+            [pod.use[0].max() / pod.app.cpu_milli for pod in pods if pod.app.usage_pattern == pattern]
+        )
+        for pattern in ("modest", "hungry", "leaky")
     }
     assert most["modest"].max() < 1
     assert np.median(most["hungry"]) > 2
@@ -59,14 +61,14 @@ def test_most_pods_use_less_than_they_request_and_some_a_multiple(pods) -> None:
 
 
 def test_use_comes_in_bursts(pods) -> None:
-    long = next(pod for pod in pods if pod.app.habit == "hungry" and pod.minutes > 100)
+    long = next(pod for pod in pods if pod.app.usage_pattern == "hungry" and pod.minutes > 100)
     high = long.use[0] > long.app.cpu_milli
     changes = np.count_nonzero(np.diff(high))
     assert 2 <= changes <= len(high) / 3
 
 
 def test_leaky_pods_take_more_memory_than_they_request(pods) -> None:
-    leaky = [pod for pod in pods if pod.app.habit == "leaky" and pod.minutes > 240]
+    leaky = [pod for pod in pods if pod.app.usage_pattern == "leaky" and pod.minutes > 240]
     assert leaky
     assert all(pod.use[1][-1] > pod.app.memory_bytes > pod.use[1][0] for pod in leaky)
 
@@ -81,10 +83,10 @@ def test_the_same_seed_draws_the_same() -> None:
 
 
 def test_nodes_say_what_they_use_as_the_annotator_writes_it() -> None:
-    annotated = Annotated(bursts_workload.node_objects(Scenario(nodes=2)))
+    annotated = AnnotatedNodes(bursts_workload.node_objects(Scenario(nodes=2)))
     for minute, milli in enumerate((1000.0, 3000.0)):
         use = np.array([[milli, 0.0], [2.0**30, 0.0]])
-        annotated.write(use, BEGAN_S + 60 * minute)
+        annotated.write(use, START_S + 60 * minute)
 
     texts = annotated.objects["node-000"]["metadata"]["annotations"]
     assert texts["mean-free-cpu"] == str(CPU_MILLI - 2000)
@@ -96,18 +98,18 @@ def test_nodes_say_what_they_use_as_the_annotator_writes_it() -> None:
 
 
 def test_what_hardly_moves_is_not_written_again() -> None:
-    annotated = Annotated(bursts_workload.node_objects(Scenario(nodes=1)))
-    first = annotated.write(np.array([[1000.0], [2.0**30]]), BEGAN_S)
-    annotated.write(np.array([[1000.0], [2.0**30]]), BEGAN_S + 60)  # a deviation is known from two samples on
-    third = annotated.write(np.array([[1001.0], [2.0**30]]), BEGAN_S + 120)
+    annotated = AnnotatedNodes(bursts_workload.node_objects(Scenario(nodes=1)))
+    first = annotated.write(np.array([[1000.0], [2.0**30]]), START_S)
+    annotated.write(np.array([[1000.0], [2.0**30]]), START_S + 60)  # a deviation is known from two samples on
+    third = annotated.write(np.array([[1001.0], [2.0**30]]), START_S + 120)
     assert list(first) == ["node-000"]
     assert third == {}
 
 
 def test_requests_of_pods_are_written(pods) -> None:
-    annotated = Annotated(bursts_workload.node_objects(Scenario(nodes=2)))
-    annotated.put_pod(Placed(pods[0], "node-001", 0, BEGAN_S).obj)
-    annotated.write(np.zeros((2, 2)), BEGAN_S)
+    annotated = AnnotatedNodes(bursts_workload.node_objects(Scenario(nodes=2)))
+    annotated.put_pod(PlacedPod(pods[0], "node-001", 0, START_S).obj)
+    annotated.write(np.zeros((2, 2)), START_S)
     texts = annotated.objects["node-001"]["metadata"]["annotations"]
     assert texts["requested-cpu"] == str(pods[0].app.cpu_milli)
     assert texts["requested-memory"] == str(pods[0].app.memory_bytes)
@@ -116,13 +118,13 @@ def test_requests_of_pods_are_written(pods) -> None:
 def test_a_pod_that_fails_again_soon_counts_as_failed(pods) -> None:
     """To the learned agent, by its own reading of pods."""
 
-    def seen(placed: Placed) -> ObservedPod:
+    def seen(placed: PlacedPod) -> ObservedPod:
         return msgspec.json.decode(msgspec.json.encode(placed.obj), type=ObservedPod)
 
-    placed = Placed(pods[0], "node-0", minute=0, now=BEGAN_S)
+    placed = PlacedPod(pods[0], "node-0", minute=0, now=START_S)
     looks = [seen(placed)]
     for minute in (2, 5):
-        placed.restart(minute, BEGAN_S + 60 * minute)
+        placed.restart(minute, START_S + 60 * minute)
         looks.append(seen(placed))
     pairs = zip([None, *looks], looks, strict=False)
     results = [outcomes.outcome_between(before, after, 600.0) for before, after in pairs]
@@ -134,10 +136,10 @@ def test_a_pod_that_fails_again_soon_counts_as_failed(pods) -> None:
 
 
 def test_a_pod_that_failed_begins_anew_and_ends_in_time(pods) -> None:
-    pod = next(pod for pod in pods if pod.app.habit == "leaky" and pod.minutes > 60)
-    placed = Placed(pod, "node-0", minute=10, now=BEGAN_S)
+    pod = next(pod for pod in pods if pod.app.usage_pattern == "leaky" and pod.minutes > 60)
+    placed = PlacedPod(pod, "node-0", minute=10, now=START_S)
     assert placed.use(40)[1] == pod.use[1][30]
-    placed.restart(40, BEGAN_S)
+    placed.restart(40, START_S)
     assert placed.use(41)[1] == pod.use[1][0]
     assert placed.ends == 10 + pod.minutes
 
@@ -157,7 +159,7 @@ def test_full_nodes_leave_pods_waiting() -> None:
     assert crowded.waited_minutes > crowded.unplaced_pods
 
 
-@pytest.mark.parametrize("agents", [name for name in command.ASKED if name != "none"])
+@pytest.mark.parametrize("agents", [name for name in command.DEFAULT_AGENT_GROUPS if name != "none"])
 def test_every_agent_places_pods_the_same_way_each_time(agents) -> None:
     arguments = ("--nodes", "6", "--hours", "0.1", "--seed", "4", "--agents", agents)
     first, other = found(*arguments), found(*arguments)

@@ -8,7 +8,7 @@ import pytest
 
 from nodewise.errors import BadSettings, Unavailable
 from nodewise.simulate import extender_entry, node_info, scheduler_objects
-from nodewise.simulate.extender_client import Extender
+from nodewise.simulate.extender_client import ExtenderClient
 from nodewise.simulate.extender_wire import Victims
 from tests.cluster import objects as made
 from tests.unit.simulate import fake_extender
@@ -23,9 +23,9 @@ NODES = [A, B]
 
 
 @contextlib.contextmanager
-def extender(transport: httpx2.BaseTransport, **fields: Any) -> Iterator[Extender]:
+def extender(transport: httpx2.BaseTransport, **fields: Any) -> Iterator[ExtenderClient]:
     (entry,) = extender_entry.entries([{**fake_extender.ENTRY, **fields}])
-    with Extender(entry, transport) as made:
+    with ExtenderClient(entry, transport) as made:
         yield made
 
 

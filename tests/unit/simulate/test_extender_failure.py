@@ -74,7 +74,7 @@ FAILURES: dict[str, tuple[httpx2.RequestError, str]] = {
 
 @pytest.mark.parametrize(("error", "message"), FAILURES.values(), ids=FAILURES)
 def test_go_s_words(error: httpx2.RequestError, message: str) -> None:
-    assert extender_failure.words(error, URL) == message
+    assert extender_failure.go_error_text(error, URL) == message
 
 
 def every(kind: type[httpx2.RequestError]) -> list[type[httpx2.RequestError]]:
@@ -83,4 +83,4 @@ def every(kind: type[httpx2.RequestError]) -> list[type[httpx2.RequestError]]:
 
 @pytest.mark.parametrize("kind", every(httpx2.RequestError))
 def test_no_failure_of_the_library_is_without_words(kind: type[httpx2.RequestError]) -> None:
-    assert extender_failure.words(kind("some trouble"), URL)
+    assert extender_failure.go_error_text(kind("some trouble"), URL)

@@ -4,9 +4,9 @@ from typing import Any
 import pytest
 
 from nodewise.simulate import extender_entry, filter_plugins, node_info, preemption, scheduler_objects
-from nodewise.simulate.extender_client import Extender
+from nodewise.simulate.extender_client import ExtenderClient
 from nodewise.simulate.node_info import NodeInfo
-from nodewise.simulate.preemption import Preemption, Situation
+from nodewise.simulate.preemption import Preemption, PreemptionContext
 from nodewise.simulate.scheduler_objects import Pod
 from nodewise.simulate.unschedulable_message import Rejection
 from tests.cluster import objects as made
@@ -26,14 +26,14 @@ def full(name: str, *pods: Pod) -> NodeInfo:
     return node_info.holding(scheduler_objects.node(made.node(name)), pods)
 
 
-def attempt(*infos: NodeInfo, extenders: list[Extender] | None = None, **fields: Any) -> Preemption:
+def attempt(*infos: NodeInfo, extenders: list[ExtenderClient] | None = None, **fields: Any) -> Preemption:
     """What comes of a pod of priority 100 that wants three cores; `spec` and `rejections` may be given."""
     spec, rejections = fields.get("spec", {}), fields.get("rejections")
     obj = made.pod("large", cpu="3", priority=100)
     pod = scheduler_objects.pod(obj | {"spec": obj["spec"] | spec, "status": fields.get("status", {})})
     nodes = {info.name: info for info in infos}
     standard = filter_plugins.standard()
-    seen = Situation(
+    seen = PreemptionContext(
         nodes,
         dict.fromkeys(nodes, NOT_NOW) if rejections is None else rejections,
         lambda info: filter_plugins.judge(standard, pod, info),
@@ -116,9 +116,9 @@ def test_kube_scheduler_cannot_make_sense_of_a_node_that_only_an_extender_reject
     assert attempt(room, full("b", running("other", "b"))).nominated == "b"
 
 
-def asked(fake: fake_extender.FakeExtender, **fields: Any) -> Extender:
+def asked(fake: fake_extender.FakeExtender, **fields: Any) -> ExtenderClient:
     (entry,) = extender_entry.entries([{**fake_extender.ENTRY, **fields}])
-    return Extender(entry, fake.transport)
+    return ExtenderClient(entry, fake.transport)
 
 
 def test_an_extender_has_a_word_in_it() -> None:
@@ -143,7 +143,7 @@ def test_an_extender_has_a_word_in_it() -> None:
 def test_an_extender_that_names_no_victims_leaves_no_candidate(message: str, *, ignorable: bool) -> None:
     (entry,) = extender_entry.entries([{**fake_extender.ENTRY, "ignorable": ignorable}])
     nobody = fake_extender.answering(body={"NodeNameToMetaVictims": {"a": {"Pods": None}}})
-    with Extender(entry, nobody) as extender:
+    with ExtenderClient(entry, nobody) as extender:
         assert attempt(full("a", running("small", "a")), extenders=[extender]).message == message
 
 

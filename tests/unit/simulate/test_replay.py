@@ -16,8 +16,8 @@ from nodewise.extender import recording_file
 from nodewise.extender.recording_file import GapEntry, Record, RequestEntry, SnapshotEntry
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.simulate import response_differences
-from nodewise.simulate.replay import Cast, Player, PodChange
-from nodewise.simulate.response_differences import NodeChange, Outcome
+from nodewise.simulate.replay import Player, PodChange, ReplayAgents
+from nodewise.simulate.response_differences import ExtenderResponse, NodeChange
 from tests.unit.agents.telemetry.snapshots import NOW, cluster_state, metrics_snapshot, policy, rule, series
 from tests.unit.extender.recordings import Recorded, body, played, records
 
@@ -127,7 +127,7 @@ class TestRecalling:
     LEARNED = agents.load("learned")
 
     def player(self) -> Player:
-        return Player(Cast([self.LEARNED], {"learned": LearnedOptions()}, 5.0))
+        return Player(ReplayAgents([self.LEARNED], {"learned": LearnedOptions()}, 5.0))
 
     @staticmethod
     def exchange(score: int) -> Record:
@@ -231,13 +231,21 @@ class TestParting:
         assert response_differences.by_node("filter", whole) == {"a": "kept", "b": "hot"}
 
     def test_bytes_that_say_the_same_differ_all_the_same(self) -> None:
-        recorded_response, other = Outcome(b'[{"Host":"a","Score":1}]'), Outcome(b'[{"Host":"a", "Score":1}]')
+        recorded_response, other = (
+            ExtenderResponse(b'[{"Host":"a","Score":1}]'),
+            ExtenderResponse(b'[{"Host":"a", "Score":1}]'),
+        )
         assert response_differences.changes("prioritize", recorded_response, other) == ()
-        assert response_differences.parting(recorded_response, other).startswith("from byte 13 on: ")
+        assert response_differences.first_difference(recorded_response, other).startswith("from byte 13 on: ")
 
     @pytest.mark.parametrize("body", [b"", b"[]", b'{"Nodes":{"items":[{}]}}', b"\xff"])
     def test_what_is_no_answer_names_no_node(self, body: bytes) -> None:
-        assert response_differences.changes("filter", Outcome(body), Outcome(b'{"NodeNames":["a"]}')) == ()
+        assert (
+            response_differences.changes(
+                "filter", ExtenderResponse(body), ExtenderResponse(b'{"NodeNames":["a"]}')
+            )
+            == ()
+        )
 
 
 def test_nothing_recorded_is_nothing_replayed() -> None:

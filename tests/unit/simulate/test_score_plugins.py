@@ -30,13 +30,16 @@ def test_balanced_has_no_word_on_a_pod_that_asks_for_nothing() -> None:
 
 
 def test_all_plugins_add_up() -> None:
-    assert score_plugins.of(TWO_CORES, [SMALL, LARGE]) == [460, 466]
+    assert score_plugins.total_scores(TWO_CORES, [SMALL, LARGE]) == [460, 466]
 
 
 def test_a_soft_taint_costs_up_to_300() -> None:
     tainted = made.node("b", cpu="4", memory="8Gi")
     tainted["spec"] = {"taints": [{"key": "k", "effect": "PreferNoSchedule"}]}
-    assert score_plugins.of(TWO_CORES, [NodeInfo(scheduler_objects.node(tainted)), SMALL]) == [160, 460]
+    assert score_plugins.total_scores(TWO_CORES, [NodeInfo(scheduler_objects.node(tainted)), SMALL]) == [
+        160,
+        460,
+    ]
 
 
 def test_a_preference_is_worth_up_to_200() -> None:
@@ -44,7 +47,7 @@ def test_a_preference_is_worth_up_to_200() -> None:
     preferred = [{"weight": 1, "preference": {"matchExpressions": [named]}}]
     affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
     picky = scheduler_objects.pod(TWO_CORES.obj | {"spec": dict(TWO_CORES.spec) | {"affinity": affinity}})
-    assert score_plugins.of(picky, [SMALL, LARGE]) == [660, 466]
+    assert score_plugins.total_scores(picky, [SMALL, LARGE]) == [660, 466]
 
 
 def test_a_node_without_room_on_paper_scores_nothing_for_it() -> None:

@@ -7,7 +7,7 @@ import pytest
 from nodewise.clock import ManualClock
 from nodewise.errors import BadSettings
 from nodewise.simulate import simulated_cluster
-from nodewise.simulate.simulated_cluster import Cluster, Options
+from nodewise.simulate.simulated_cluster import Cluster, SimulatedSchedulerOptions
 from tests.cluster import objects as made
 from tests.unit.simulate import fake_extender
 from tests.unit.simulate.fake_extender import FakeExtender
@@ -30,7 +30,9 @@ def small(
 ) -> Cluster:
     """Plain nodes of four cores; the fake is the only extender."""
     entry = {**fake_extender.ENTRY, **fields}
-    return Cluster(made.nodes(names), [entry], running, clock, Options(transport=fake.transport))
+    return Cluster(
+        made.nodes(names), [entry], running, clock, SimulatedSchedulerOptions(transport=fake.transport)
+    )
 
 
 def alone(clock: ManualClock, nodes: Iterable[Object], running: Iterable[Object] = ()) -> Cluster:
@@ -52,7 +54,7 @@ class TestPlacing:
         marked = made.pod("web", limits={"telemetry/scheduling": "1"})
         with alone(clock, made.nodes("a")) as placed:
             assert placed.submit(marked).node is None
-        options = Options(ignored=frozenset({"telemetry/scheduling"}))
+        options = SimulatedSchedulerOptions(ignored=frozenset({"telemetry/scheduling"}))
         with Cluster(made.nodes("a"), clock=clock, options=options) as placed:
             assert placed.submit(marked).node == "a"
 
@@ -64,7 +66,7 @@ class TestPlacing:
         self, fake: FakeExtender
     ) -> None:
         def run(seed: int) -> list[str | None]:
-            options = Options(seed=seed, transport=fake.transport)
+            options = SimulatedSchedulerOptions(seed=seed, transport=fake.transport)
             with Cluster(
                 made.nodes("a b c"), [fake_extender.ENTRY], clock=ManualClock(), options=options
             ) as cluster:

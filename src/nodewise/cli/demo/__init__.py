@@ -1,7 +1,7 @@
-"""`nodewise demo`: the whole thing on one machine, with nothing installed.
+"""`nodewise demo`: shows nodewise on one machine without a cluster.
 
-The extender is the real one, a process of its own on loopback. What it works with is the stand-in for kube-scheduler
-and the API server in memory, which pass the same tests as the real ones.
+The extender is the real one, a separate process on loopback. The simulated kube-scheduler and the API server in memory
+pass the same tests as the real ones.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ from rich.console import Console
 
 import nodewise
 from nodewise.cli.demo import extender_process
-from nodewise.cli.demo.cluster import LABEL, NAMESPACE, Stage, example, pod_like, staged
-from nodewise.cli.demo.extender_process import Child
+from nodewise.cli.demo.cluster import LABEL, NAMESPACE, DemoCluster, demo_cluster, example, pod_like
+from nodewise.cli.demo.extender_process import ExtenderProcess
 from nodewise.errors import NodewiseError, Unavailable
 from nodewise.kube.connection_settings import connect
 from nodewise.kube.options import KubeOptions
@@ -52,28 +52,28 @@ def command() -> None:
       0  shown
       1  the extender did not start
     """
-    with tempfile.TemporaryDirectory(prefix="nodewise-demo-") as folder, staged(Path(folder)) as stage:
+    with tempfile.TemporaryDirectory(prefix="nodewise-demo-") as folder, demo_cluster(Path(folder)) as stage:
         with serving(stage) as served:
-            say(f"[bold]nodewise {nodewise.__version__}[/]: the real extender at {served.url}, asked as")
-            say("kube-scheduler asks, by a stand-in that passes the same tests as the real one.\n")
-            side_by_side(stage, served)
-            every_node_bad(stage, served)
-            killed(stage, served)
-        at_scale(Path(folder))
+            say(f"[bold]nodewise {nodewise.__version__}[/]: the real extender at {served.url}, called as")
+            say("kube-scheduler does, by a simulated scheduler that passes the same tests.\n")
+            show_placements(stage, served)
+            show_requeueing(stage, served)
+            show_extender_crash(stage, served)
+        show_latency(Path(folder))
     say(f"\nnext: [bold]{next_command()}[/]")
 
 
 @contextlib.contextmanager
-def serving(stage: Stage, port: str = "0") -> Iterator[Child]:
-    """The extender on the stage's API server; ready."""
+def serving(stage: DemoCluster, port: str = "0") -> Iterator[ExtenderProcess]:
+    """Run an extender with the API server of the demo; it is ready."""
     arguments = [f"--kubeconfig={stage.kubeconfig}", "--sync-period=200ms", f"--port={port}"]
     with extender_process.extender(arguments) as served:
         served.wait_ready()
         yield served
 
 
-def entry(served: Child, **fields: Any) -> dict[str, Any]:
-    """The extender's entry of kube-scheduler's configuration, as the README has it."""
+def entry(served: ExtenderProcess, **fields: Any) -> dict[str, Any]:
+    """The extender's entry in kube-scheduler's configuration, as in the README."""
     return {
         "urlPrefix": f"{served.url}/scheduler",
         "filterVerb": "filter",
@@ -86,32 +86,32 @@ def entry(served: Child, **fields: Any) -> dict[str, Any]:
     } | fields
 
 
-def plain(pod: dict[str, Any]) -> dict[str, Any]:
-    """The same pod without anything of nodewise's: it asks for cores and memory, and names no policy."""
+def without_opt_in(pod: dict[str, Any]) -> dict[str, Any]:
+    """The pod without its opt-in to nodewise: it requests CPU and memory, and names no policy."""
     requests = {"cpu": "1", "memory": "2Gi"}
     spec = {"containers": [{"name": "main", "image": "none", "resources": {"requests": requests}}]}
     metadata = {"name": pod["metadata"]["name"], "namespace": pod["metadata"]["namespace"]}
     return pod | {"metadata": metadata, "spec": spec}
 
 
-def rejected(served: Child, nodes: list[str]) -> dict[str, str]:
-    """What the extender says now of the nodes, for a pod like those of the example."""
+def rejected_nodes(served: ExtenderProcess, nodes: list[str]) -> dict[str, str]:
+    """The nodes that the extender rejects for a pod like those of the example, with reasons."""
     body = {"Pod": pod_like("probe"), "NodeNames": nodes}
     answer = httpx2.post(f"{served.url}/scheduler/filter", json=body).json()
     failed: dict[str, str] = answer["FailedNodes"] or {}
     return failed
 
 
-def until(seen: Callable[[], bool], within_s: float = 15.0) -> None:
+def wait_until(condition: Callable[[], bool], within_s: float = 15.0) -> None:
     end = time.monotonic() + within_s
-    while not seen():
+    while not condition():
         if time.monotonic() > end:
-            raise Unavailable(f"the demo: not seen within {within_s:g} s")
+            raise Unavailable(f"the demo: expected state not reached within {within_s:g} s")
         time.sleep(0.005)
 
 
-def placed(cluster: Cluster, pods: list[dict[str, Any]]) -> dict[str, list[str]]:
-    """Submit pods; their names by node."""
+def place(cluster: Cluster, pods: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """Submit pods and return their names by node."""
     by_node: dict[str, list[str]] = {}
     for pod in pods:
         node = cluster.submit(pod).node
@@ -119,12 +119,12 @@ def placed(cluster: Cluster, pods: list[dict[str, Any]]) -> dict[str, list[str]]
     return by_node
 
 
-def side_by_side(stage: Stage, served: Child) -> None:
-    """The same pods by requests alone and by nodewise."""
+def show_placements(stage: DemoCluster, served: ExtenderProcess) -> None:
+    """Show where the same pods go by requests alone and with nodewise."""
     with Cluster(stage.nodes) as alone, Cluster(stage.nodes, [entry(served)]) as aware:
-        by_requests = placed(alone, [plain(pod) for pod in stage.pods])
-        by_us = placed(aware, stage.pods)
-    bad = rejected(served, stage.names)
+        by_requests = place(alone, [without_opt_in(pod) for pod in stage.pods])
+        by_us = place(aware, stage.pods)
+    bad = rejected_nodes(served, stage.names)
     say(f"[bold]{'NODE':9} {'health_metric':15} {'BY REQUESTS ALONE':20} BY NODEWISE[/]")
     for node, value in stage.values.items():
         mark = "[red]✗ failing[/]    " if node in bad else "[green]✓[/]" + " " * 12
@@ -132,7 +132,7 @@ def side_by_side(stage: Stage, served: Child) -> None:
             _names(nodes_by_node.get(node, [])) for nodes_by_node in (by_requests, by_us)
         )
         say(f"{node:9} {value} {mark} {alone_names:20} {our_names}")
-    until(lambda: bool(stage.labels().get("rack1-b")))
+    wait_until(lambda: bool(stage.labels().get("rack1-b")))
     for node, why in bad.items():
         say(f"[red]{node}[/] rejected: {why}; labelled {LABEL}=violating, so a descheduler drains it")
 
@@ -141,31 +141,29 @@ def _names(pods: list[str]) -> str:
     return ", ".join(name.removeprefix("demo-") for name in pods) or "-"
 
 
-def every_node_bad(stage: Stage, served: Child) -> None:
+def show_requeueing(stage: DemoCluster, served: ExtenderProcess) -> None:
     """No node is left: the pod waits and says why; the metric heals, and nodewise has it tried again."""
     stage.measure(dict.fromkeys(stage.names, 1))
-    until(lambda: len(rejected(served, stage.names)) == len(stage.names))
+    wait_until(lambda: len(rejected_nodes(served, stage.names)) == len(stage.names))
     say("\n[bold]Every disk fails.[/] kubectl describe pod demo-app-5:")
     with Cluster(stage.nodes, [entry(served)]) as cluster:
         pod = pod_like("demo-app-5")
         waiting = cluster.submit(pod)
         say(f"  [yellow]Warning  FailedScheduling[/]  {cluster.event(f'{NAMESPACE}/demo-app-5')}")
         stage.put_waiting(pod, waiting.message)
-        healed = time.monotonic()
+        recovered = time.monotonic()
         stage.measure({"rack1-a": 1, "rack1-b": 2, "rack2-a": 0})
-        node = _when_woken(stage, cluster, f"{NAMESPACE}/demo-app-5")
-        took_ms = (time.monotonic() - healed) * 1000
+        node = _node_after_requeueing(stage, cluster, f"{NAMESPACE}/demo-app-5")
+        took_ms = (time.monotonic() - recovered) * 1000
         stage.remove_pod("demo-app-5")
-    say(
-        f"rack2-a heals, nodewise has waiting pods tried again: bound to [green]{node}[/] after {took_ms:.0f} ms"
-    )
-    say("  (without nodewise: up to 300 s, for a metric that heals is no event to kube-scheduler)")
+    say(f"rack2-a recovers, nodewise requeues waiting pods: bound to [green]{node}[/] after {took_ms:.0f} ms")
+    say("  (without nodewise: up to 300 s, because a recovered metric is no event for kube-scheduler)")
 
 
-def _when_woken(stage: Stage, cluster: Cluster, pod: str) -> str:
-    """The node that a waiting pod goes to once nodewise has written to a node, which is an event to the scheduler."""
-    until(lambda: stage.woken() is not None)
-    cluster.touch(stage.woken() or "")
+def _node_after_requeueing(stage: DemoCluster, cluster: Cluster, pod: str) -> str:
+    """The node of a waiting pod after nodewise has updated a node, which is an event for the scheduler."""
+    wait_until(lambda: stage.requeued_by() is not None)
+    cluster.touch(stage.requeued_by() or "")
     return _bound(cluster, pod)
 
 
@@ -174,12 +172,12 @@ def _bound(cluster: Cluster, pod: str) -> str:
         cluster.settle()
         return cluster.outcome(pod).node is not None
 
-    until(is_bound)
+    wait_until(is_bound)
     return cluster.outcome(pod).node or ""
 
 
-def killed(stage: Stage, served: Child) -> None:
-    """The extender dies in the middle, and what kube-scheduler makes of that."""
+def show_extender_crash(stage: DemoCluster, served: ExtenderProcess) -> None:
+    """Kill the extender and show how kube-scheduler reacts."""
     port = served.url.rpartition(":")[2]
     labels = stage.label_changes()
     served.kill()
@@ -188,7 +186,7 @@ def killed(stage: Stage, served: Child) -> None:
     with Cluster(stage.nodes, [strict_entry]) as strict, Cluster(stage.nodes, [lax_entry]) as lax:
         strict.submit(pod_like("demo-app-6"))
         say("  ignorable: false  demo-app-6 waits, it is not placed blindly")
-        beside = strict.submit(plain(pod_like("plain"))).node
+        beside = strict.submit(without_opt_in(pod_like("plain"))).node
         say(f"  pods without us   {beside}: never asked, never stopped")
         blind = lax.submit(pod_like("demo-app-6")).node
         say(f"  ignorable: true   {blind}: placed without asking - do not write that")
@@ -202,8 +200,8 @@ def killed(stage: Stage, served: Child) -> None:
     say(f"  labels            {moved or 'none'} moved, from before the kill until after the restart")
 
 
-def at_scale(folder: Path) -> None:
-    """One line of latency with many nodes."""
+def show_latency(folder: Path) -> None:
+    """Show the latency with many nodes."""
     many = folder / "many"
     many.mkdir()
     names = [f"ip-10-{n // 250}-{n % 250}-7.compute.internal" for n in range(_SCALE)]
@@ -239,7 +237,7 @@ def _median_ms(url: str, body: bytes) -> float:
 
 
 def next_command() -> str:
-    """What to try next: on the user's own cluster, where one answers."""
+    """The next command to try: on the user's cluster if it responds."""
     with contextlib.suppress(NodewiseError):
         asyncio.run(_cluster_answers())
         return "nodewise decide --cluster"

@@ -39,13 +39,13 @@ def objects(group: str, kind: str) -> list[Object]:
 
 
 def pod_like(name: str) -> Object:
-    """Another pod like those of the example."""
+    """A pod like those of the example, with another name."""
     pod = objects("", PODS.kind)[0]
     return pod | {"metadata": pod["metadata"] | {"name": name}}
 
 
-class Stage:
-    """The cluster as the demo moves it. What nodewise writes is read back from the API server."""
+class DemoCluster:
+    """The cluster of the demo, changed through its API server; nodewise's updates are read from there."""
 
     def __init__(self, server: ApiServer, folder: Path) -> None:
         self._server = server
@@ -64,7 +64,7 @@ class Stage:
         self.measure({value["describedObject"]["name"]: int(value["value"]) for value in values})
 
     def measure(self, values: Mapping[str, int]) -> None:
-        """What the nodes' metric says from now on."""
+        """Set the values of the nodes' metric."""
         self.values = values
         items = [{"describedObject": {"kind": "Node", "name": n}, "value": str(v)} for n, v in values.items()]
         group = {"name": "custom.metrics.k8s.io", "preferredVersion": _VERSION, "versions": [_VERSION]}
@@ -75,7 +75,7 @@ class Stage:
         self._server.call(lambda api: api.raw.update(answers))
 
     def put_waiting(self, pod: Object, message: str) -> None:
-        """A pod as kube-scheduler leaves it when it finds no node."""
+        """Store a pod with the status of an unschedulable one."""
         condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
         waiting = pod | {"status": {"phase": "Pending", "conditions": [condition]}}
         self._server.call(lambda api: api.put(PODS, waiting))
@@ -83,24 +83,27 @@ class Stage:
     def remove_pod(self, name: str) -> None:
         self._server.call(lambda api: api.remove(PODS, name, NAMESPACE))
 
-    def _there(self) -> dict[str, Object]:
+    def _nodes_by_name(self) -> dict[str, Object]:
         objects_by_key = self._server.call(lambda api: api.objects(NODES))
         return {name: node for (_, name), node in objects_by_key.items()}
 
-    def woken(self) -> str | None:
-        """The node that nodewise wrote its wake to, if it did."""
-        for name, node in self._there().items():
+    def requeued_by(self) -> str | None:
+        """The node with nodewise's requeueing annotation, if there is one."""
+        for name, node in self._nodes_by_name().items():
             if ANNOTATION in node["metadata"].get("annotations", {}):
                 return name
         return None
 
     def labels(self) -> dict[str, str]:
-        """What nodewise labelled, by node."""
-        values = {name: node["metadata"].get("labels", {}).get(LABEL) for name, node in self._there().items()}
+        """Values of nodewise's label by node."""
+        values = {
+            name: node["metadata"].get("labels", {}).get(LABEL)
+            for name, node in self._nodes_by_name().items()
+        }
         return {name: value for name, value in values.items() if value}
 
     def label_changes(self) -> int:
-        """How many times the labels of any node changed so far."""
+        """Number of label changes of all nodes so far."""
         changes = self._server.call(lambda api: api.changes(NODES))
         return sum(bool(old and new and _labels(old) != _labels(new)) for old, new in changes)
 
@@ -111,7 +114,7 @@ def _labels(node: Object) -> Object:
 
 
 @contextlib.contextmanager
-def staged(folder: Path) -> Iterator[Stage]:
-    """The stage until the block is left."""
+def demo_cluster(folder: Path) -> Iterator[DemoCluster]:
+    """Run the cluster of the demo until the block ends."""
     with in_memory_api_server.serving(FakeApi(TASPOLICIES)) as server:
-        yield Stage(server, folder)
+        yield DemoCluster(server, folder)

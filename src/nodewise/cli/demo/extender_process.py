@@ -1,4 +1,4 @@
-"""The real extender as a child process, for commands that show or measure it."""
+"""The real extender as a child process, for the demo and for measurements."""
 
 import contextlib
 import json
@@ -15,8 +15,8 @@ import httpx2
 from nodewise.errors import Problem, Unavailable
 
 
-class Child:
-    """A running `nodewise extender`: where it serves, and how to end it."""
+class ExtenderProcess:
+    """A running `nodewise extender` with its URLs."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self._process = process
@@ -24,8 +24,8 @@ class Child:
         self.url, self.health_url = self._addresses()
 
     def _addresses(self) -> tuple[str, str]:
-        """From the first lines that it logs."""
-        for _ in _tries(30.0):
+        """Read the addresses from the event `started` in the log."""
+        for _ in _poll(30.0):
             for line in self._log.read_bytes().splitlines():
                 if b'"started"' in line:
                     event = json.loads(line)
@@ -35,28 +35,28 @@ class Child:
         raise Unavailable("the extender", [Problem("log", self._log.read_text()[-500:], "the event started")])
 
     def wait_ready(self, within_s: float = 60.0) -> float:
-        """Wait until it is ready; how long that took, seconds."""
+        """Wait until the extender is ready; return the waiting time in seconds."""
         began = time.monotonic()
-        for _ in _tries(within_s):
+        for _ in _poll(within_s):
             with contextlib.suppress(httpx2.TransportError):
                 if httpx2.get(f"{self.health_url}/readyz").is_success:
                     return time.monotonic() - began
         raise Unavailable("the extender", [Problem("/readyz", f"not ready after {within_s:g} s", "ready")])
 
     def kill(self) -> None:
-        """End it at once, as a crash would."""
+        """Kill the process, as in a crash."""
         self._process.kill()
         self._process.wait()
 
 
 @contextlib.contextmanager
-def extender(arguments: Sequence[str]) -> Iterator[Child]:
-    """`nodewise extender` with these arguments, on free ports of loopback, from its start to its end."""
+def extender(arguments: Sequence[str]) -> Iterator[ExtenderProcess]:
+    """Run `nodewise extender` with these arguments on free loopback ports until the block ends."""
     with tempfile.TemporaryDirectory(prefix="nodewise-") as folder:
         log = Path(folder, "log")
         with log.open("wb") as out, _started(arguments, out) as process:
             try:
-                yield Child(process, log)
+                yield ExtenderProcess(process, log)
             finally:
                 process.terminate()
                 process.wait()
@@ -69,7 +69,7 @@ def _started(arguments: Sequence[str], out: IO[bytes]) -> subprocess.Popen[bytes
     return subprocess.Popen([*command, *ports, "--health-port=0"], stdout=out, stderr=out)  # noqa: S603
 
 
-def _tries(within_s: float) -> Iterator[None]:
+def _poll(within_s: float) -> Iterator[None]:
     end = time.monotonic() + within_s
     while time.monotonic() < end:
         yield

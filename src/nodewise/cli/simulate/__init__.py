@@ -1,4 +1,4 @@
-"""`nodewise simulate`: answers recordings again, and places traces and bursty pods."""
+"""`nodewise simulate`: replays recordings, and places GPU traces and bursty pods."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ from nodewise.extender.score_weights import ChainOptions
 from nodewise.kube import object_files
 from nodewise.observe import logs
 from nodewise.option import Argument, Option
-from nodewise.simulate.replay import Cast, Player
+from nodewise.simulate.replay import Player, ReplayAgents
 from nodewise.simulate.response_differences import Difference
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -33,7 +33,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 @click.group()
 def command() -> None:
-    """What would have been: recordings answered once more, traces and bursty pods placed.
+    """Replay recordings, and place GPU traces and bursty pods.
 
     \b
     Examples:
@@ -48,22 +48,22 @@ class ReplayOptions(CommandOptions, frozen=True, kw_only=True):
     file: Annotated[str, Argument()]
 
     policies: Annotated[tuple[str, ...], Option("--policy", metavar="FILE")] = ()
-    """Policies in place of the recorded ones."""
+    """Policies that replace recorded ones."""
 
     limit: Annotated[int, Meta(ge=0)] = 20
-    """Differences that are shown one by one."""
+    """Maximum number of differences to show."""
 
     output: Annotated[Literal["text", "json"], Option("-o --output")] = "text"
-    """Form of what is printed."""
+    """Output format."""
 
 
 def replay(command_line: CommandLine) -> None:
-    """Answer the requests of a recording once more, and show what is answered otherwise than it was.
+    """Answer the requests of a recording again, and show the responses that differ.
 
-    FILE was written by `nodewise extender --record FILE`; of one that was cut off, all that was flushed is read.
-    Worlds, metrics and times are the recorded ones, and so are the settings, except those that are given here. With
-    --policy, its policies take the place of those of the same name and namespace, or stand beside the others; a
-    metric that the recording does not have was never fetched.
+    FILE was written by `nodewise extender --record FILE`; an incomplete file is read up to its last flush. Objects,
+    metrics, times and settings are the recorded ones, except for the settings on this command line. With --policy, its
+    policies replace those of the same name and namespace, or are added; a metric that is not in the recording counts
+    as never fetched.
 
     \b
     Examples:
@@ -72,21 +72,21 @@ def replay(command_line: CommandLine) -> None:
 
     \b
     Exit codes:
-      0  every answer is the one that was given
+      0  all responses are equal to the recorded ones
       1  the recording cannot be read
       2  the command line or a setting is wrong
-      3  some answer differs
+      3  a response differs
     """
     logs.configure("error")
     own = command_line.settings(ReplayOptions)
     result = _replayed(Path(own.file), own.policies, _explicit(command_line), own.limit)
-    replay_report.FORMS[own.output](result)
+    replay_report.FORMATS[own.output](result)
     if result.tally.different:
         click.get_current_context().exit(exit_codes.NO)
 
 
 def _explicit(command_line: CommandLine) -> dict[str, Any]:
-    """The values of the flags on the command line, by field."""
+    """Values of the flags on the command line, by field."""
     source = click.get_current_context().get_parameter_source
     return {
         field: value
@@ -104,7 +104,7 @@ def _replayed(path: Path, policy: Sequence[str], chosen: Mapping[str, Any], limi
             agent_options, own, changed = _settings(header, kinds, chosen)
             objects = _objects(policy, data_sources.watched_objects(kinds, agent_options))
             chain = ChainOptions(weights=own.weights)
-            player = Player(Cast(kinds, agent_options, own.sync_period_s, objects, chain))
+            player = Player(ReplayAgents(kinds, agent_options, own.sync_period_s, objects, chain))
             differences = _played(player, _shown(records, file, path.stat().st_size), limit)
     except OSError as error:
         raise BadInput("recording", [Problem(str(path), error.strerror or str(error), "a file")]) from error
@@ -112,16 +112,16 @@ def _replayed(path: Path, policy: Sequence[str], chosen: Mapping[str, Any], limi
 
 
 class RecordedOptions(ChainOptions, frozen=True, kw_only=True):
-    """What an answer depends on besides the agents' own settings."""
+    """Settings besides those of agents that affect responses."""
 
     sync_period_s: Annotated[float, msgspec.Meta(gt=0)] = 0.0
-    """How often metrics were asked for; an agent's max age follows from it."""
+    """Interval of metric fetches; the maximum age of metrics follows from it."""
 
 
 def _settings(
     header: Header, kinds: Sequence[AgentKind], chosen: Mapping[str, Any]
 ) -> tuple[dict[str, Any], RecordedOptions, list[str]]:
-    """The options of each agent, the general ones, and what of both is not as recorded."""
+    """The options of each agent, the general options, and descriptions of those that differ from the recorded ones."""
     recorded = {agent.name: agent.options for agent in header.agents}
     agent_options = {kind.name: _built(kind.options, recorded[kind.name], chosen) for kind in kinds}
     general = {"sync_period_s": header.sync_period_s, "weights": header.weights}
@@ -133,7 +133,7 @@ def _settings(
 
 
 def _built(group: type[T], recorded: Mapping[str, Any], chosen: Mapping[str, Any]) -> T:
-    """The recorded settings but for the chosen ones; a setting that is newer than the recording has its default."""
+    """Recorded settings, overridden by the chosen ones; a setting that is newer than the recording has its default."""
     defaults = {setting.field: setting.default for setting in list_settings(group)}
     return options.build_group(group, {**defaults, **recorded, **chosen})
 
@@ -148,7 +148,7 @@ def _changed(group: type[msgspec.Struct], recorded: Mapping[str, Any], built: ms
 
 
 def _objects(paths: Sequence[str], watched: Sequence[Watched]) -> dict[str, dict[ObjectKey, Any]]:
-    """The objects that take the place of recorded ones, by the name in `Watched`. `BadInput` if there are none."""
+    """Objects that replace recorded ones, by the name in `Watched`. BadInput if the files contain none."""
     if not paths:
         return {}
     read = object_files.read(paths)
@@ -158,12 +158,12 @@ def _objects(paths: Sequence[str], watched: Sequence[Watched]) -> dict[str, dict
         objects[watch.name] = {(item.metadata.namespace, item.metadata.name): item for item in items}
     if not any(objects.values()):
         wanted = " or ".join(sorted({watch.resource.kind for watch in watched}))
-        raise BadInput("--policy", [Problem(" ".join(paths), "none of what the agents read", wanted)])
+        raise BadInput("--policy", [Problem(" ".join(paths), "no objects that the agents read", wanted)])
     return objects
 
 
 def _played(player: Player, records: Iterator[Record], limit: int) -> list[Difference]:
-    """Play everything; the first differences."""
+    """Replay all records; return the first `limit` differences."""
     differences: list[Difference] = []
     for record in records:
         difference = player.play(record)
@@ -173,7 +173,7 @@ def _played(player: Player, records: Iterator[Record], limit: int) -> list[Diffe
 
 
 def _shown(records: Iterator[Record], file: BinaryIO, size_bytes: int) -> Iterator[Record]:
-    """The records; on a terminal, with a bar of how much of the file is read."""
+    """Yield the records; on a terminal, with a progress bar of the file."""
     hidden = not sys.stderr.isatty()
     with Progress(console=Console(stderr=True), transient=True, disable=hidden) as progress:
         bar = progress.add_task("replaying", total=size_bytes)
@@ -183,7 +183,7 @@ def _shown(records: Iterator[Record], file: BinaryIO, size_bytes: int) -> Iterat
 
 
 def _parameters() -> list[click.Parameter]:
-    """Settings that nobody gives on the command line are the recorded ones, so neither variables nor files count."""
+    """Settings default to the recorded values, so environment variables and configuration files do not apply."""
     recorded = options.parameters(
         RecordedOptions, kinds=agent_kinds.usable_kinds(RecordedOptions), has_file=False
     )
@@ -201,6 +201,6 @@ command.add_command(
         "replay",
         replay,
         [*options.parameters(ReplayOptions), *_parameters()],
-        short_help="Answer a recording's requests once more.",
+        short_help="Answer a recording's requests again.",
     )
 )

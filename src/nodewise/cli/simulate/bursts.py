@@ -26,8 +26,8 @@ from nodewise.extender.score_weights import ChainOptions
 from nodewise.observe import logs
 from nodewise.option import Option
 from nodewise.simulate import bursts_simulation
-from nodewise.simulate.bursts_extender import URL, Asked
-from nodewise.simulate.bursts_simulation import Outcome
+from nodewise.simulate.bursts_extender import URL, AgentGroup
+from nodewise.simulate.bursts_simulation import BurstsResult
 from nodewise.simulate.bursts_workload import Scenario
 from nodewise.statistics.load_queries import WindowOptions
 
@@ -36,7 +36,7 @@ PODS: Final = "pods"
 
 
 def reads_pods_only(kind: AgentKind) -> bool:
-    """Whether the agent reads no objects besides nodes and pods: here are neither policies nor GPUs."""
+    """Whether the agent reads only nodes and pods: the simulation has neither policies nor GPUs."""
     return all(watched.resource.plural == PODS for watched in kind.watched(kind.options()))
 
 
@@ -45,7 +45,7 @@ def _known() -> list[AgentKind]:
 
 
 def default_agents() -> tuple[str, ...]:
-    """None, each agent that scores by load, and the first of them together with those that complement it."""
+    """No agent, each agent that scores by load, and the first complete one with all that score one aspect."""
     scorers = [kind for kind in _known() if kind.load_scoring != "none"]
     whole = [kind.name for kind in scorers if kind.load_scoring == "whole"]
     aspects = [kind.name for kind in scorers if kind.load_scoring == "aspect"]
@@ -53,55 +53,55 @@ def default_agents() -> tuple[str, ...]:
     return (NONE, *(kind.name for kind in scorers), *combined)
 
 
-ASKED: Final = default_agents()
+DEFAULT_AGENT_GROUPS: Final = default_agents()
 
 
 class BurstOptions(CommandOptions, frozen=True, kw_only=True):
     """Options of `nodewise simulate bursts`."""
 
-    agents: Annotated[tuple[str, ...], Option(metavar="NAME[,NAME…]")] = ASKED
-    """Agents that are asked together, or `none`; may be given several times."""
+    agents: Annotated[tuple[str, ...], Option(metavar="NAME[,NAME…]")] = DEFAULT_AGENT_GROUPS
+    """Agents that run together, or `none`; may be repeated."""
 
     nodes: Annotated[int, Meta(ge=1, le=5000)] = 200
-    """Equal nodes of the cluster."""
+    """Number of identical nodes."""
 
     hours: Annotated[float, Meta(ge=0.02, le=168)] = 2.0
-    """That are measured."""
+    """Measured hours."""
 
     seed: Annotated[int, Meta(ge=0)] = 1
-    """Of the first run."""
+    """Seed of the first run."""
 
     runs: Annotated[int, Meta(ge=1, le=100)] = 1
-    """Runs of each, with seeds one after another; the table has their mean."""
+    """Runs per group of agents, with consecutive seeds; the table shows means."""
 
     entry_weight: Annotated[int, Meta(ge=1, le=10_000)] = scheduler_configuration.DEFAULT_WEIGHT
-    """How much scores count beside the default plugins', as in `configure render-scheduler`."""
+    """Weight of the scores relative to the default plugins, as in `configure render-scheduler`."""
 
     filter_all_pods: bool = False
-    """Let agents reject nodes as well, such as safe those with too much risk."""
+    """Let agents also reject nodes, for example safe those with too much risk."""
 
     svg: Annotated[str | None, Option(metavar="FILE")] = None
-    """Draw how node-minutes add up; needs matplotlib."""
+    """Plot cumulative node-minutes; needs matplotlib."""
 
     output: Annotated[Literal["text", "json", "csv"], Option("-o --output")] = "text"
-    """Form of what is printed."""
+    """Output format."""
 
 
 def run(command_line: CommandLine) -> None:
-    """Place pods whose requests lie, with and without agents, and count for how long nodes are overloaded.
+    """Place pods whose usage differs from their requests, and measure for how long nodes are overloaded.
 
-    Pods come and go on equal nodes. They are busy and calm in turns: most use much less than they request, some a
-    multiple of it. The scheduler is nodewise's stand-in for kube-scheduler, with the default plugins' filters and
-    scores; the agents are asked in the extender's own way; nodes carry what `nodewise annotate` writes once a minute,
-    and in `congestion-factor` their load in per cent. A pod of a node that is to give more than it has fails now and
-    then. The same seed gives the same pods and the same figures.
+    Pods arrive and end on identical nodes and alternate between busy and calm phases: most use much less than they
+    request, some a multiple of it. The scheduler is nodewise's simulated kube-scheduler, with the filters and scores of
+    the default plugins; it calls the agents through the extender. Nodes have the annotations that `nodewise annotate`
+    writes every minute, and in `congestion-factor` their load in per cent. On a node whose demand exceeds its capacity,
+    pods fail at random. The same seed produces the same pods and the same figures.
 
     \b
-    Figures, after the half hour in which the cluster is filled:
-      node_minutes   nodes above 90 % of CPU or memory, minute by minute added up
-      restarts       of pods that failed on overloaded nodes
-      unplaced_pods  on no node in the end
-    -o csv has the number of nodes above 90 % in each minute.
+    Figures, after half an hour in which the cluster is filled:
+      node_minutes   nodes above 90 % of CPU or memory, summed over minutes
+      restarts       restarts of pods that failed on overloaded nodes
+      unplaced_pods  pods without a node at the end
+    -o csv shows the number of nodes above 90 % in each minute.
 
     \b
     Examples:
@@ -120,7 +120,7 @@ def run(command_line: CommandLine) -> None:
         plots.check()
     window_s = command_line.settings(WindowOptions).statistics_window_s
     scenario = Scenario(nodes=own.nodes, hours=own.hours, window_s=window_s)
-    agents = [_asked(names, own, command_line) for names in dict.fromkeys(own.agents)]
+    agents = [_agent_group(names, own, command_line) for names in dict.fromkeys(own.agents)]
     runs = _runs(scenario, agents, range(own.seed, own.seed + own.runs))
     means = {
         entry.name: bursts_simulation.mean([run for run in runs if run.agents == entry.name])
@@ -130,29 +130,31 @@ def run(command_line: CommandLine) -> None:
         nodes_by_minute = {name: mean["nodes_by_minute"] for name, mean in means.items()}
         plots.draw_bursts(nodes_by_minute, Path(own.svg))
     if own.output == "text":
-        _show(means)
+        _print_table(means)
     else:
         click.echo(_json(runs, means) if own.output == "json" else _csv(runs), nl=own.output == "json")
 
 
-def _asked(names: str, own: BurstOptions, command_line: CommandLine) -> Asked:
-    """The agents, with an entry as `configure render-scheduler` prints it."""
+def _agent_group(names: str, own: BurstOptions, command_line: CommandLine) -> AgentGroup:
+    """A group of agents, with the extender entry that `configure render-scheduler` prints."""
     if names.strip() == NONE:
-        return Asked(NONE, (), {})
+        return AgentGroup(NONE, (), {})
     chosen = agent_kinds.load_kinds((name.strip() for name in names.split(",")), ChainOptions)
     if others := [kind.name for kind in chosen if not reads_pods_only(kind)]:
-        wanted = "agents that go by what nodes and pods are"
+        wanted = "agents that read nodes and pods only"
         raise BadSettings("settings", [Problem("--agents", ", ".join(others), wanted)])
     agent_options = {kind.name: command_line.agent_options(kind) for kind in chosen}
     roles = [agent_kinds.extender_role(kind, agent_options[kind.name]) for kind in chosen]
-    wish = SchedulerOptions(URL, filter_all_pods=own.filter_all_pods, weights={"": own.entry_weight})
-    entries = scheduler_configuration.build_configuration(roles, wish)["extenders"]
+    scheduler_options = SchedulerOptions(
+        URL, filter_all_pods=own.filter_all_pods, weights={"": own.entry_weight}
+    )
+    entries = scheduler_configuration.build_configuration(roles, scheduler_options)["extenders"]
     chain = command_line.settings(ChainOptions)
-    return Asked(",".join(kind.name for kind in chosen), chosen, agent_options, chain, entries)
+    return AgentGroup(",".join(kind.name for kind in chosen), chosen, agent_options, chain, entries)
 
 
-def _runs(scenario: Scenario, agents: Sequence[Asked], seeds: Sequence[int]) -> list[Outcome]:
-    """All runs; on a terminal, with a bar of how far they are."""
+def _runs(scenario: Scenario, agents: Sequence[AgentGroup], seeds: Sequence[int]) -> list[BurstsResult]:
+    """Execute all runs; on a terminal, with a progress bar."""
     hidden = not sys.stderr.isatty()
     with Progress(console=Console(stderr=True), transient=True, disable=hidden) as progress:
         bar = progress.add_task("placing", total=len(agents) * len(seeds) * scenario.minutes)
@@ -163,7 +165,7 @@ def _runs(scenario: Scenario, agents: Sequence[Asked], seeds: Sequence[int]) -> 
         ]
 
 
-def _show(means: Mapping[str, Mapping[str, Any]]) -> None:
+def _print_table(means: Mapping[str, Mapping[str, Any]]) -> None:
     head = ["AGENTS", "NODE-MINUTES", "SHARE", "CPU", "MEMORY", "RESTARTS", "UNPLACED", "WAITED"]
     tables.print_table(head, [_row(name, run_means) for name, run_means in means.items()])
 
@@ -181,11 +183,11 @@ def _row(name: str, means: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _json(runs: Sequence[Outcome], means: Mapping[str, Any]) -> str:
+def _json(runs: Sequence[BurstsResult], means: Mapping[str, Any]) -> str:
     return json.dumps({"mean": means, "runs": msgspec.to_builtins(runs)}, indent=1)
 
 
-def _csv(runs: Sequence[Outcome]) -> str:
+def _csv(runs: Sequence[BurstsResult]) -> str:
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
     lines.writerow(["agents", "seed", "minute", "nodes"])

@@ -1,6 +1,6 @@
-"""Plots as SVG: the share of GPUs that a placement allocates, and the minutes of overloaded nodes.
+"""SVG plots: the share of GPUs that a placement allocates, and the minutes of overloaded nodes.
 
-They need matplotlib, which only plots and the benchmarks use.
+Only plots and the benchmarks need matplotlib.
 """
 
 import importlib.util
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Curve = Mapping[int, float]
-"""Per cent of all cards allocated, by per cent asked for."""
+"""Allocated per cent of all GPUs, by requested per cent."""
 
 STYLE: Final[Any] = {
-    "svg.hashsalt": "nodewise",  # the same names of elements each time
+    "svg.hashsalt": "nodewise",  # stable element ids
     "svg.fonttype": "none",
     "font.family": "sans-serif",
     "font.size": 9,
@@ -30,27 +30,27 @@ STYLE: Final[Any] = {
     "grid.color": "#dddddd",
     "figure.facecolor": "white",
 }
-"""Of matplotlib; the plots of the benchmarks have it too."""
+"""Matplotlib settings, shared with the plots of the benchmarks."""
 _FROM_PCT: Final = 80
-"""Below that every placement allocates what is asked for."""
+"""Below this share every placement allocates all requested GPUs."""
 
 
 def check() -> None:
-    """BadSettings where nothing can be drawn."""
+    """Raise BadSettings if matplotlib is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
         raise BadSettings("--svg", [Problem("matplotlib", "not installed", "pip install 'nodewise[plots]'")])
 
 
 def draw_allocation(ours: Mapping[str, Curve], published: Mapping[str, Curve], path: Path) -> None:
-    """Our curves, and beside them, dashed, published ones. `BadSettings` if the file cannot be written."""
+    """Plot our curves, and published ones as dotted lines. BadSettings if the file cannot be written."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(8, 5), layout="constrained")
         axes = figure.subplots()
-        axes.set_title("GPUs that pods hold")
-        axes.set_xlabel("asked for so far, % of all GPUs")
+        axes.set_title("Allocated GPUs")
+        axes.set_xlabel("requested so far, % of all GPUs")
         axes.set_ylabel("allocated, % of all GPUs")
         _lines(axes, ours, "-", "")
         _lines(axes, published, ":", "published: ")
@@ -76,7 +76,7 @@ def _lines(axes: "Axes", curves: Mapping[str, Curve], style: str, prefix: str) -
 
 
 def _clip(axes: "Axes", curves: "list[Curve]") -> None:
-    """Show where the curves differ, if they come that far."""
+    """Limit the axes to the range where the curves differ, if they reach it."""
     shown = [allocated for curve in curves for pct, allocated in curve.items() if pct >= _FROM_PCT]
     if shown:
         axes.set_xlim(_FROM_PCT, max(pct for curve in curves for pct in curve))
@@ -84,7 +84,7 @@ def _clip(axes: "Axes", curves: "list[Curve]") -> None:
 
 
 def draw_bursts(nodes_by_minute: Mapping[str, Sequence[float]], path: Path) -> None:
-    """One curve for each name. `BadSettings` if the file cannot be written."""
+    """Plot one curve per name. BadSettings if the file cannot be written."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 

@@ -11,27 +11,27 @@ from nodewise import clock
 from nodewise.cli import tables, terminal
 from nodewise.extender.recording_file import Header
 from nodewise.simulate.replay import Tally
-from nodewise.simulate.response_differences import Difference, Told
+from nodewise.simulate.response_differences import Difference, NodeResult
 
-_NAMED: Final = 3
-"""Nodes that are named of those that changed in the same way."""
+_MAX_NAMED_NODES: Final = 3
+"""Maximum number of nodes that are named for the same change."""
 
 
 class Replayed(NamedTuple):
-    """All there is to tell."""
+    """Result of a replay for the report."""
 
     header: Header
     changed: Sequence[str]
-    """Settings that are not the recorded ones, in words."""
+    """Descriptions of the settings that differ from the recorded ones."""
     tally: Tally
     unrecorded: Sequence[str]
-    """Metrics that policies name and the recording does not have."""
+    """Metrics that policies name and that are not in the recording."""
     differences: Sequence[Difference]
-    """The first ones."""
+    """The first differences, up to the limit."""
 
 
 def _notes(replayed: Replayed) -> list[str]:
-    """What a reader must know to trust the outcome."""
+    """Notes about the completeness of the replay."""
     tally, by = replayed.tally, replayed.header.nodewise
     lost = tally.lost
     notes = {
@@ -100,23 +100,23 @@ def _text(replayed: Replayed) -> None:
 
 
 def _lines(difference: Difference) -> Iterator[str]:
-    """A difference in words; nodes that changed in the same way share a line."""
+    """Describe a difference; nodes with the same change share a line."""
     at, pod = clock.format_rfc3339(difference.at), difference.pod or "an unreadable pod"
     yield f"{at} {difference.path} {pod}, view {difference.snapshot}"
     if difference.text:
         yield f"  {difference.text}"
-    alike: dict[tuple[Told, Told], list[str]] = {}
+    alike: dict[tuple[NodeResult, NodeResult], list[str]] = {}
     for node, before, after in difference.nodes:
         alike.setdefault((before, after), []).append(node)
     for (before, after), nodes in alike.items():
-        more = f" and {len(nodes) - _NAMED} more" if len(nodes) > _NAMED else ""
-        yield f"  {', '.join(nodes[:_NAMED])}{more}: {_word(before)} -> {_word(after)}"
+        more = f" and {len(nodes) - _MAX_NAMED_NODES} more" if len(nodes) > _MAX_NAMED_NODES else ""
+        yield f"  {', '.join(nodes[:_MAX_NAMED_NODES])}{more}: {_describe(before)} -> {_describe(after)}"
 
 
-def _word(description: Told) -> str:
+def _describe(description: NodeResult) -> str:
     if description is None:
         return "not named"
     return f"score {description}" if isinstance(description, int) else description
 
 
-FORMS: Final = {"text": _text, "json": _json}
+FORMATS: Final = {"text": _text, "json": _json}

@@ -1,4 +1,4 @@
-"""`nodewise simulate trace`: a published GPU trace, placed by the gpu agent."""
+"""`nodewise simulate trace`: places a published GPU trace with the gpu agent."""
 
 import json
 import sys
@@ -20,10 +20,10 @@ from nodewise.cli.simulate import plots
 from nodewise.errors import BadInput, BadSettings, Problem, shown
 from nodewise.option import Argument, Option
 from nodewise.simulate import gpu_trace, gpu_trace_files
-from nodewise.simulate.gpu_trace import Outcome, Trace
+from nodewise.simulate.gpu_trace import Trace, TraceResult
 
-_TOLD_PCT: Final = (50, 80, 90, 100, 130)
-"""The shares that the published results name."""
+_PUBLISHED_PCT: Final = (50, 80, 90, 100, 130)
+"""Shares of requested GPUs, in per cent, for which results are published."""
 
 
 class TraceOptions(CommandOptions, frozen=True, kw_only=True):
@@ -32,7 +32,7 @@ class TraceOptions(CommandOptions, frozen=True, kw_only=True):
     form: Annotated[Literal["openb"], Argument()]
 
     output: Annotated[Literal["text", "json"], Option("-o --output")] = "text"
-    """Form of what is printed."""
+    """Output format."""
 
     nodes_file: Annotated[str, Option("--nodes", metavar="FILE")]
     """CSV: sn,cpu_milli,memory_mib,gpu,model"""
@@ -41,38 +41,38 @@ class TraceOptions(CommandOptions, frozen=True, kw_only=True):
     """CSV: cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec"""
 
     placements: Annotated[tuple[Placement, ...], Option("--placement")] = ("first-fit",)
-    """As of --gpu-placement; may be given several times."""
+    """Value of --gpu-placement; may be repeated."""
 
     arrivals: Annotated[float, Meta(ge=0.01, le=10)] = 1.3
-    """Stop when this share of all cards has been asked for."""
+    """Stop when this share of all GPUs has been requested."""
 
     seed: Annotated[int, Meta(ge=0)] = 42
-    """Of the first run."""
+    """Seed of the first run."""
 
     seeds: Annotated[int, Meta(ge=1, le=1000)] = 1
-    """Runs of each placement, with seeds one after another."""
+    """Runs of each placement, with consecutive seeds."""
 
     published: Annotated[str | None, Option(metavar="FILE")] = None
-    """JSON with published results, to be shown beside."""
+    """JSON file with published results, for comparison."""
 
     svg: Annotated[str | None, Option(metavar="FILE")] = None
-    """Draw what was allocated; needs matplotlib."""
+    """Plot the allocated share; needs matplotlib."""
 
 
 def run(command_line: CommandLine) -> None:
-    """Place a published GPU trace with the gpu agent: its filter, scores, choice of cards and books.
+    """Place a published GPU trace with the gpu agent: its filter, scores, choice of GPUs and allocations.
 
-    Pods are drawn from the list with replacement and stay where they are put, until the cards that were asked for are
-    so many times all cards of the nodes. The trace openb (1,213 nodes, 6,212 GPUs) is published by Alibaba, and
-    comparable results by Weng et al., USENIX ATC 2023.
+    Pods are drawn from the list with replacement and stay on their nodes, until the requested GPUs reach the given
+    share of all GPUs. The trace openb (1,213 nodes, 6,212 GPUs) is published by Alibaba, comparable results by Weng et
+    al., USENIX ATC 2023.
 
     \b
-    With -o json, by each whole per cent of all cards that was asked for:
-      allocated_gpu_pct   per cent that pods hold
-      fragmented_gpu_pct  per cent that are free, and of no use to these pods
-      failed_pods         which fit nowhere
-      seconds             that it took
-    With several placements or seeds: `runs`, and the `mean` of each.
+    With -o json, by each whole per cent of all GPUs that was requested:
+      allocated_gpu_pct   allocated GPUs, per cent
+      fragmented_gpu_pct  free GPUs that these pods cannot use, per cent
+      failed_pods         pods that fit nowhere
+      seconds             duration
+    With several placements or seeds: `runs`, and the `mean` of each placement.
 
     \b
     Examples:
@@ -100,8 +100,8 @@ def run(command_line: CommandLine) -> None:
     click.echo(_json(runs, means) if own.output == "json" else _text(means, known))
 
 
-def _runs(own: TraceOptions, pods: Trace) -> list[Outcome]:
-    """All runs; on a terminal, with a bar of how far they are."""
+def _runs(own: TraceOptions, pods: Trace) -> list[TraceResult]:
+    """Execute all runs; on a terminal, with a progress bar."""
     placements = list(dict.fromkeys(own.placements))
     hidden = not sys.stderr.isatty()
     with Progress(console=Console(stderr=True), transient=True, disable=hidden) as progress:
@@ -114,20 +114,20 @@ def _runs(own: TraceOptions, pods: Trace) -> list[Outcome]:
         ]
 
 
-def _json(runs: Sequence[Outcome], means: Mapping[str, Any]) -> str:
-    """One run by itself, several with their means."""
+def _json(runs: Sequence[TraceResult], means: Mapping[str, Any]) -> str:
+    """A single run, or several runs with their means."""
     document: Any = runs[0] if len(runs) == 1 else {"mean": means, "runs": runs}
     return json.dumps(msgspec.to_builtins(document, str_keys=True), indent=1)
 
 
 def _text(means: Mapping[str, Mapping[str, Any]], known: Mapping[str, Mapping[int, float]]) -> str:
-    """What was allocated, by placement and by what was asked for."""
+    """A table of allocated shares, by placement and requested share."""
     rows = {name: run_means["allocated_gpu_pct"] for name, run_means in means.items()}
     rows |= {f"published: {name}": curve for name, curve in known.items()}
     longest = max(max(run_means["allocated_gpu_pct"]) for run_means in means.values())
     shares = [
         pct
-        for pct in sorted({*_TOLD_PCT, longest})
+        for pct in sorted({*_PUBLISHED_PCT, longest})
         if pct == longest or any(pct in curve for curve in rows.values())
     ]
     width = max(map(len, rows))
@@ -139,7 +139,7 @@ def _text(means: Mapping[str, Mapping[str, Any]], known: Mapping[str, Mapping[in
 
 
 def _published(path: str, pods: str) -> dict[str, dict[int, float]]:
-    """Means by policy and per cent asked for, for this list of pods."""
+    """Published means by policy and requested per cent, for this list of pods."""
     wanted = '{"<pod list>": {"<policy>": {"<per cent>": {"mean": 95.2}}}}'
     try:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
