@@ -1,4 +1,4 @@
-"""A tenant names a cgroup so that it looks like another pod's: the node agent goes by the tenant's own pod."""
+"""A tenant names a cgroup like that of another pod: the node agent still uses the tenant's own pod."""
 
 import contextlib
 import json

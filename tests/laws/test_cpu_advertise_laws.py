@@ -1,4 +1,4 @@
-"""What a node says of its cores: said twice is said once, and nothing of what others say is touched."""
+"""Properties of the advertisement: it is idempotent, and keeps the changes of others."""
 
 import itertools
 from typing import Any
@@ -37,7 +37,7 @@ COUNTS = st.fixed_dictionaries(
 
 
 def a_node(dialect: ApiFeatures, taints: list[Any], capacity: dict[str, str]) -> str:
-    """Its name; the taints where this version has them."""
+    """The name of a node with these taints in the version's form."""
     name = next(NAMES)
     spec = node_advertisement.tainted(taints, dialect)
     metadata = {**spec.get("metadata", {}), "name": name, "labels": {"zone": "a"}}
@@ -48,7 +48,7 @@ def a_node(dialect: ApiFeatures, taints: list[Any], capacity: dict[str, str]) ->
 
 
 def others(name: str, dialect: ApiFeatures) -> tuple[Any, ...]:
-    """All that is not ours."""
+    """All fields of the node but ours."""
     node = CLIENT.get(NODES.path(name=name))
     taints = [taint for taint in node_advertisement.read_taints(node, dialect) if taint["key"] != TAINT]
     capacity = {

@@ -1,4 +1,4 @@
-"""What holds of every thread when its container's cpuset changes."""
+"""Properties of every thread when the cpuset of its container changes."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Laws of `isolate` as real processes: many at once, which somebody ends at any time in any way."""
+"""Properties of concurrent `isolate` processes, which end at random times in different ways."""
 
 import random
 import tempfile

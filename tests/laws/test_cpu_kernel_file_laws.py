@@ -1,4 +1,4 @@
-"""No character in a cgroup's name other than a line feed ends a line of the kernel's files."""
+"""Only a line feed ends a line of the kernel's files, whatever characters the name of a cgroup has."""
 
 import sys
 from pathlib import Path

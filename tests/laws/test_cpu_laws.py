@@ -1,4 +1,4 @@
-"""Laws of the CPU manager's core."""
+"""Properties of pools, allocations, garbage collection and reconfigurations."""
 
 import contextlib
 from collections import Counter
@@ -69,7 +69,7 @@ def asks(machine: Topology) -> st.SearchStrategy[PoolOptions]:
 
 
 def planned(machine: Topology, ask: PoolOptions, fast: set[int]) -> PoolPlan | None:
-    """None if the machine cannot be divided so."""
+    """The plan; None if the machine cannot be divided like that."""
     try:
         return pools.plan(machine, ask, fast)
     except BadInput:
@@ -257,16 +257,16 @@ def test_no_cpu_of_an_exclusive_pool_is_given_twice(data: st.DataObject, machine
 
 
 class Kernel:
-    """Processes that come and go; ids are given anew, the lowest first, and orphans get the first process."""
+    """Processes that start and end. The lowest free id is used again, and orphans get the first process as parent."""
 
     def __init__(self) -> None:
         self.clock = 0
         self.processes: dict[int, NodeProcess] = {1: NodeProcess(0, 0)}
         self.owners: dict[int, Task] = {}
-        """Of each process that a task started, directly or not, the task."""
+        """The task of each process that a task started, directly or not."""
 
     def fork(self, parent: int, *, keeps_mark: bool) -> int:
-        """A wrapper gives its mark to what it starts, without carrying it itself; who has one hands it on."""
+        """Start a process. It inherits the mark of its parent; a wrapper passes on its mark without having it."""
         self.clock += 1
         pid = min(set(range(2, 99)) - self.processes.keys())
         owner = self.owners.get(parent)
@@ -324,7 +324,7 @@ def test_a_sweep_frees_what_tasks_held_when_all_that_they_started_is_gone(
 
 
 def places(allocations: Allocations) -> dict[Task, set[int]]:
-    """Of each task the CPUs of its lists."""
+    """The CPUs of each task's lists."""
     cpus: dict[Task, set[int]] = {}
     for _, cpu_list in allocations.cpu_lists:
         for task in cpu_list.tasks:
@@ -334,7 +334,7 @@ def places(allocations: Allocations) -> dict[Task, set[int]]:
 
 @st.composite
 def occupied(draw: st.DrawFn, plan: PoolPlan) -> Allocations:
-    """Tasks that claimed lists of these pools."""
+    """The allocations with tasks on lists of these pools."""
     allocations = pool_allocations.from_lists(plan.pools)
     for pid in range(1, draw(st.integers(1, 9))):
         pool, lists = draw(st.sampled_from(sorted(plan.pools))), draw(st.integers(1, 2))

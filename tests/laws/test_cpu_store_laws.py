@@ -1,4 +1,4 @@
-"""Laws of a node's state in the API server: whatever it answers, no CPU is given twice and none is lost."""
+"""Properties of a store in an unreliable API server: no CPU is allocated twice, and none is lost."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,7 +24,7 @@ FAULTS = st.sampled_from(["none", "none", "none", "error", "lost", "overtaken", 
 
 
 class UnreliableApiClient(InMemoryApiClient):
-    """An API server that fails before a write, or after it, or lets somebody else write first."""
+    """An API server that fails before or after a write, or lets another client write first."""
 
     def __init__(self, draw: Callable[[], str], overtake: Callable[[], None]) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class UnreliableApiClient(InMemoryApiClient):
 
 
 class Tasks:
-    """Tasks that claim and release; a task that was refused an answer ends, and a sweep takes away what it left."""
+    """Tasks that allocate and release. A task whose request failed ends, and a garbage collection removes it."""
 
     def __init__(self, draw: Callable[[], str]) -> None:
         flaky = UnreliableApiClient(draw, self._overtake)

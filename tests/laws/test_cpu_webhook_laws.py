@@ -1,4 +1,4 @@
-"""The webhook's laws: a pod is mutated once, nothing stands twice, and whatever comes in gets an answer."""
+"""Properties of mutations: they are idempotent and create no duplicates, and any input gets a response."""
 
 import base64
 import copy
@@ -37,7 +37,7 @@ RESOURCES = st.none() | st.fixed_dictionaries(
 
 
 def listed(key: str, **more: Any) -> st.SearchStrategy[Any]:
-    """A list whose entries have names of their own, or none at all."""
+    """A list whose entries have unique names, or none."""
     values = [*NAMES, "/opt/bin"] if key == "mountPath" else NAMES
     entry = st.fixed_dictionaries({key: st.sampled_from(values), **more})
     return st.none() | st.lists(entry, max_size=4, unique_by=lambda entry: entry[key])
@@ -86,7 +86,7 @@ def encoded(pod: Any) -> bytes:
 
 
 def asked(pod: Any, mutations: Mutations) -> list[json_objects.Operation]:
-    """The patch for a pod, through a whole review."""
+    """The patch of a pod, through a review."""
     request = {"uid": "7", "kind": {"kind": "Pod"}, "operation": "CREATE", "object": pod}
     body = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
     response = json.loads(admission_review.answer(encoded(body), lambda: mutations).body)["response"]
@@ -172,7 +172,7 @@ def test_every_review_gets_an_answer_whatever_is_in_it(data: st.DataObject) -> N
 
 
 def spoilt(value: Any, data: st.DataObject) -> Any:
-    """The value with something else somewhere in it."""
+    """The value with one part replaced."""
     if not isinstance(value, dict | list) or not value or data.draw(st.integers(0, 5)) == 0:
         return data.draw(JSON)
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""The script `cmk`: the CPU manager's commands under the older program's name, with its flags.
+"""The script `cmk`: the CPU manager's commands under CMK's name and with its flags.
 
 `isolate` starts in workloads' containers, so it imports nothing but the standard library.
 """

@@ -1,4 +1,4 @@
-"""Many isolates at once as real processes, which come and go, and which somebody ends at any time in any way."""
+"""Many concurrent `isolate` processes, which end at random times in different ways."""
 
 import random
 import signal
@@ -31,12 +31,12 @@ for cpu in os.environ["CMK_CPUS_ASSIGNED"].split(","):
 open(f"{folder}/served", "a").write("x")
 time.sleep(seconds)
 """
-"""Holds a lock of its own for each CPU that it was told, for as long as it lives; nobody else may have it."""
+"""The command: it holds a lock for each of its CPUs as long as it runs, which no other command may hold."""
 SIGNALS: Final = (None, None, signal.SIGTERM, signal.SIGINT, *3 * [signal.SIGKILL])
 
 
 class IsolateTarget(Protocol):
-    """Where the state is, and the command line of an isolate there."""
+    """The store of a node, and the command line of an `isolate` there."""
 
     @property
     def store(self) -> AllocationStore: ...
@@ -45,7 +45,7 @@ class IsolateTarget(Protocol):
 
 
 class ConcurrentIsolates:
-    """Isolates that come and go. `step` starts some, ends some and sweeps."""
+    """Concurrent `isolate` processes. `step` starts some, ends some and collects garbage."""
 
     def __init__(
         self, node: IsolateTarget, folder: Path, chance: random.Random, environment: Mapping[str, str]
@@ -107,7 +107,7 @@ def fresh() -> Allocations:
 
 
 def keep_the_law(crowd: ConcurrentIsolates, store: AllocationStore) -> None:
-    """No CPU has two owners, everybody comes to an end, and in the end nothing is held."""
+    """No CPU has two owners, every process ends, and at the end nothing is allocated."""
     deadline = time.monotonic() + 300
     while not crowd.is_over:
         crowd.step()

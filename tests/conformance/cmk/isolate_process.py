@@ -1,4 +1,4 @@
-"""`cmk isolate` as a real process, with the node's state in a directory."""
+"""`cmk isolate` as a real process, with a store in a directory."""
 
 import json
 import os
@@ -25,11 +25,11 @@ print(json.dumps({
     "parent": os.getppid(),
 }), flush=True)
 """
-"""A command that tells what it was given."""
+"""A command that prints its environment and CPUs."""
 
 
 class DirectoryNode(NamedTuple):
-    """A node's state, in a directory."""
+    """A node whose store is a directory."""
 
     root: Path
 
@@ -38,7 +38,7 @@ class DirectoryNode(NamedTuple):
         return DirectoryStore(self.root, PATIENCE_S)
 
     def holders(self) -> dict[str, list[int]]:
-        """Process ids, by CPU list, of those that have some."""
+        """The process ids of tasks, by CPU list."""
         cpu_lists = self.store.read().allocations.cpu_lists
         return {
             cpu_list.text: [task.pid for task in cpu_list.tasks]
@@ -47,7 +47,7 @@ class DirectoryNode(NamedTuple):
         }
 
     def words(self, *more: str) -> list[str]:
-        """A command line of isolate that asks no node agent."""
+        """The command line of an `isolate` without a node agent."""
         return [
             sys.executable,
             "-m",
@@ -66,7 +66,7 @@ def made(root: Path, allocations: Allocations) -> DirectoryNode:
 
 
 def on_two_cpus(root: Path) -> DirectoryNode:
-    """Every list on CPUs that this machine has."""
+    """The allocations with every list replaced by CPUs that this machine has."""
     lists = {"exclusive": {0: ("0", "1")}, "shared": {0: ("1",)}, "infra": {0: ("0,1",)}}
     return made(root, pool_allocations.from_lists(lists))
 
@@ -76,7 +76,7 @@ def show(*words: str) -> list[str]:
 
 
 def clean(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Our environment without what CMK's words in it would change."""
+    """The environment without variables of CMK and nodewise."""
     inherited = {
         name: text for name, text in os.environ.items() if not name.startswith(("CMK_", "NODEWISE_"))
     }
@@ -96,7 +96,7 @@ def shown(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 @contextmanager
 def started(words: list[str], more: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
-    """A process in a group of its own; all of the group is gone at the end."""
+    """A process in a process group of its own; the whole group is killed at the end."""
     process = subprocess.Popen(
         words,
         env=clean(more),

@@ -1,4 +1,4 @@
-"""The machines that the cases are about: CPUs in order, each with a core id and a package."""
+"""The machines of the numbered cases: their CPUs in order, each with a core id and a package."""
 
 from collections.abc import Callable, Mapping
 
@@ -21,7 +21,7 @@ MACHINES: Mapping[str, tuple[int, Callable[[int], tuple[int, int]]]] = {
 
 
 def texts(name: str, isolated: str = "") -> dict[str, str]:
-    """The files of a machine, with these CPUs on the kernel's command line."""
+    """The files of a machine. Its kernel's command line isolates these CPUs."""
     count, place = MACHINES[name]
     places = {cpu: place(cpu) for cpu in range(count)}
     files = {

@@ -1,7 +1,7 @@
-"""A small API server of whatever version, for those that cannot be had any more. Real ones are in `tests/cluster`.
+"""A minimal API server of any version, for versions that are not available. `tests/cluster` has real ones.
 
-It keeps what it is sent, checks versions of objects as API servers do, and remembers every request. What nodes and
-controllers do with pods is a function of the test's.
+It stores objects, checks their resource versions, and records every request. Tests define the behaviour of nodes and
+controllers by a function.
 """
 
 import itertools
@@ -17,11 +17,11 @@ from urllib.parse import parse_qs, unquote, urlsplit
 Object = dict[str, Any]
 _FOLDERS: Final = ("pods", "daemonsets", "nodes")
 _GROUPS: Final = ("/apis/intel.com/v1", "/apis/cmk.intel.com/v1")
-"""Of kinds that are known once somebody has defined them."""
+"""API groups whose kinds exist once they are defined."""
 
 
 class RecordedRequest(NamedTuple):
-    """One that changed something, or was to."""
+    """A request that changes something."""
 
     verb: str
     path: str
@@ -30,7 +30,7 @@ class RecordedRequest(NamedTuple):
 
 
 class RequestRefusal(NamedTuple):
-    """What requests of a verb for paths with this part are answered."""
+    """The error response to requests of a verb for paths that contain `part`."""
 
     verb: str
     part: str
@@ -40,7 +40,7 @@ class RequestRefusal(NamedTuple):
 
 
 class MinimalApiServer:
-    """Objects by path, from `serving`."""
+    """The server's objects by path; created by `serving`."""
 
     def __init__(self, version: str) -> None:
         self.version = version
@@ -48,14 +48,14 @@ class MinimalApiServer:
         self.requests: list[RecordedRequest] = []
         self.refusals: list[RequestRefusal] = []
         self.behave: Callable[[MinimalApiServer], None] = nodes_at_work
-        """Called before each look at pods."""
+        """Called before each response about pods."""
         self.looks = 0
         self.url = ""
         self._numbers = itertools.count(1)
         self.lock = threading.RLock()
 
     def put(self, path: str, obj: Object) -> Object:
-        """Keep an object as it is, with a UID and a version."""
+        """Store an object with a UID and a resource version."""
         with self.lock:
             number = str(next(self._numbers))
             metadata = {"uid": f"uid-{number}", **obj.get("metadata", {}), "resourceVersion": number}
@@ -63,15 +63,15 @@ class MinimalApiServer:
             return self.objects[path]
 
     def node(self, name: str, **spec: Any) -> Object:
-        """Make a node."""
+        """Create a node."""
         return self.put(f"/api/v1/nodes/{name}", {"kind": "Node", "metadata": {"name": name}, "spec": spec})
 
     def folder(self, end: str) -> dict[str, Object]:
-        """Objects in folders of this plural, by path."""
+        """The objects of this plural, by path."""
         return {path: obj for path, obj in self.objects.items() if path.split("/")[-2] == end}
 
     def sent(self, verb: str, end: str) -> list[Any]:
-        """Bodies of the requests of a verb to paths with such an end, in order."""
+        """The bodies of requests of a verb to paths with this ending, in order."""
         return [
             request.body for request in self.requests if request.verb == verb and request.path.endswith(end)
         ]
@@ -90,7 +90,7 @@ class MinimalApiServer:
         return file
 
     def answer(self, verb: str, target: str, body: Any, content_type: str) -> tuple[int, Any]:
-        """Status and body."""
+        """The status and body of a response."""
         url = urlsplit(target)
         path = unquote(url.path)
         with self.lock:
@@ -112,7 +112,7 @@ class MinimalApiServer:
             return self._of_one(verb, path, body, content_type)
 
     def _defined(self, group: str) -> list[str]:
-        """Plurals of the kinds of a group, as their definitions have them."""
+        """The plurals of the defined kinds of a group."""
         parts = [
             path.rpartition("/")[2].split(".", 1)
             for path in [*self.folder("customresourcedefinitions"), *self.folder("thirdpartyresources")]
@@ -172,7 +172,7 @@ class MinimalApiServer:
 
 
 def nodes_at_work(server: MinimalApiServer) -> None:
-    """Nodes and controllers on which all goes well."""
+    """Nodes and controllers without failures."""
     for path, daemon_set in server.folder("daemonsets").items():
         folder = "/api/v1" + path[path.index("/namespaces") :].replace("/daemonsets", "/pods")
         template = daemon_set["spec"]["template"]
@@ -201,7 +201,7 @@ def nodes_at_work(server: MinimalApiServer) -> None:
 
 
 def _one_pod(server: MinimalApiServer, path: str, daemon_set: Object, spec: Object) -> None:
-    """The pod of a DaemonSet, made anew when it is to be another one."""
+    """The pod of a DaemonSet, created again if the template changed."""
     old = server.objects.get(path)
     if old is None or old["spec"] != spec:
         about = daemon_set["spec"]["template"]["metadata"] | {
@@ -212,7 +212,7 @@ def _one_pod(server: MinimalApiServer, path: str, daemon_set: Object, spec: Obje
 
 
 def running(pod: Object) -> Object:
-    """The status of a pod all of whose containers run."""
+    """The status of a pod whose containers are all running."""
     containers = [
         {"name": container["name"], "ready": True, "restartCount": 0, "state": {"running": {}}}
         for container in pod["spec"]["containers"]
@@ -225,7 +225,7 @@ def _status(code: int, message: str, reason: str) -> Object:
 
 
 def _merged(original: Any, change: Any) -> Any:
-    """A merge patch, the only kind that anybody sends here."""
+    """The object after a merge patch."""
     if not isinstance(change, dict):
         return change
     kept = original if isinstance(original, dict) else {}
@@ -235,7 +235,7 @@ def _merged(original: Any, change: Any) -> Any:
 
 @contextmanager
 def serving(version: str) -> Iterator[MinimalApiServer]:
-    """An API server of this version, empty."""
+    """An empty API server of this version."""
     server = MinimalApiServer(version)
 
     class Handler(BaseHTTPRequestHandler):
@@ -258,7 +258,7 @@ def serving(version: str) -> Iterator[MinimalApiServer]:
         do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _answer  # noqa: N815 - the library's names
 
         def log_message(self, *_: object) -> None:
-            """Nobody reads it."""
+            """Log nothing."""
 
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     http.daemon_threads = True

@@ -1,4 +1,4 @@
-"""A node's commands, run as a user runs them, on made-up machines, states, processes and clusters."""
+"""Commands on a node, run as a user runs them, with synthetic machines, states, processes and clusters."""
 
 import json
 import subprocess
@@ -23,7 +23,7 @@ CONFIG_MAP = "/api/v1/namespaces/default/configmaps/cmk-config-n1"
 def run(
     *arguments: object, before: Sequence[str] = (), environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """`before` are the words of a program that starts nodewise, in a process of its own."""
+    """Run a command. `before` is a program that starts nodewise in a real process."""
     command = [NODEWISE, "cpu", *map(str, arguments)]
     variables = {"PATH": "/usr/bin:/bin", **(environment or {})}
     if before:
@@ -40,7 +40,7 @@ def answered(*arguments: object) -> Any:
 
 
 def write(files: Mapping[str, str | None], at: Path) -> Path:
-    """Files below a folder, None being a folder."""
+    """Write files below a folder; None is a folder."""
     for path, text in files.items():
         whole = at / path
         (whole if text is None else whole.parent).mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ def write(files: Mapping[str, str | None], at: Path) -> Path:
 
 
 def lists(pools: table_rows.Pools) -> Allocations:
-    """A node with these CPU lists, and no task."""
+    """The allocations of a node with these CPU lists and no tasks."""
     return pool_allocations.from_lists(
         {name: {at: text.split() for at, text in pool.items()} for name, pool in pools.items()}
     )
@@ -61,7 +61,7 @@ def directory_of(allocations: Allocations, at: Path) -> Path:
 
 
 def processes(alive: Mapping[int, str], at: Path) -> Path:
-    """A `/proc` with these processes, and the CPUs that they may use."""
+    """A `/proc` with these processes and their affinities."""
     files: dict[str, str | None] = {"sys/kernel/random/boot_id": f"{BOOT}\n"}
     for pid, cpus in alive.items():
         fields = ["S", "0", *["0"] * 17, "5", *["0"] * 30]
@@ -73,7 +73,7 @@ def processes(alive: Mapping[int, str], at: Path) -> Path:
 
 @contextmanager
 def cluster(version: str, folder: Path) -> Iterator[tuple[MinimalApiServer, list[str]]]:
-    """An API server with one node, and the options that lead to it."""
+    """An API server with one node, and the options to connect to it."""
     with serving(version) as server:
         server.node("n1")
         yield server, ["--kubeconfig", str(server.kubeconfig(folder)), "--node-name", "n1"]

@@ -1,4 +1,4 @@
-"""The tables of this folder, read: one struct for the rows of each."""
+"""The rows of the tables in this folder: one struct for each table."""
 
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -14,9 +14,9 @@ Pools = dict[str, dict[int, str]]
 class CmkRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     number: int
     differs: str = ""
-    """How nodewise departs from the older system, and why; empty: it does not."""
+    """The difference to CMK and its reason; empty if there is none."""
     error: list[str] = []
-    """What the error says; empty: there is none."""
+    """A part of the error; empty if there is none."""
 
     @property
     def id(self) -> str:
@@ -45,7 +45,7 @@ class LineRow(CmkRow, frozen=True, kw_only=True):
 
 
 class PoolsRow(CmkRow, frozen=True, kw_only=True):
-    """A machine, how many cores go where, and which ones that are."""
+    """A machine, the sizes of pools, and the cores in them."""
 
     machine: str
     isolated: str = ""
@@ -54,18 +54,18 @@ class PoolsRow(CmkRow, frozen=True, kw_only=True):
     modes: str = "packed/packed"
     listed: str = "-1"
     fast: str | None = None
-    """The CPUs of higher base frequency, where the node's label says that there are such."""
+    """The CPUs with a higher base frequency, if the node's label enables SST-BF."""
     preferences: dict[str, str] | None = None
-    """Energy performance preference to cores, where the node's label says that they differ."""
+    """Energy performance preference to cores, if the node's label enables SST-CP."""
     pools: Pools = {}
     warns: list[str] = []
 
 
 class ClaimRow(CmkRow, frozen=True, kw_only=True):
-    """What a task asks for on a node, and what it gets."""
+    """The request of a task on a node, and its allocation."""
 
     state: Pools | None = None
-    """None: that of most cases."""
+    """None stands for the allocations of most cases."""
     held: dict[str, int] = {}
     """CPU list to the process that is on it."""
     pool: str
@@ -73,14 +73,14 @@ class ClaimRow(CmkRow, frozen=True, kw_only=True):
     """CMK_NUM_CORES."""
     socket: int | None = None
     gets: str = ""
-    """CPU lists with blanks between, in the order in which the task is told them."""
+    """CPU lists separated by blanks, in the order of the task's variables."""
     mask: str = ""
     shared: str | None = None
     infra: str | None = None
 
 
 class SweepRow(CmkRow, frozen=True, kw_only=True):
-    """A state, the processes there are, and the tasks that are over."""
+    """A state, the existing processes, and the tasks that have ended."""
 
     state: dict[str, dict[str, list[int | str]]]
     """Pool, CPU list, process ids."""
@@ -90,11 +90,11 @@ class SweepRow(CmkRow, frozen=True, kw_only=True):
     allowed: dict[int, str] = {}
     """Process id to the CPUs that it may use."""
     elsewhere: list[str] = []
-    """Process id, CPU list, and where it runs instead."""
+    """Process id, CPU list, and the CPUs that the process uses instead."""
 
 
 class MoveRow(CmkRow, frozen=True, kw_only=True):
-    """A node's pools with their tasks, how many cores shall go where, and what comes of it."""
+    """A node's pools with their tasks, the sizes of new pools, and the result."""
 
     machine: str
     isolated: str = ""
@@ -108,46 +108,46 @@ class MoveRow(CmkRow, frozen=True, kw_only=True):
 
 
 class ClusterRow(CmkRow, frozen=True, kw_only=True):
-    """A cluster as it is, a command, and what it asks of the API server. A number may have several rows."""
+    """A cluster, a command, and its requests to the API server. A number may have several rows."""
 
     version: str = "v1.18.3"
     nodes: list[str] = []
     labelled: list[str] = []
-    """Further nodes, which have pools already."""
+    """Further nodes, which have pools."""
     cordoned: list[str] = []
-    """Further nodes, on which nothing may be placed."""
+    """Further nodes, which are cordoned."""
     taints: list[dict[str, str]] = []
     capacity: dict[str, str] = {}
     tasks: dict[str, Literal["running", "over"]] = {}
-    """By pool, what became of the task on its first list."""
+    """By pool, the state of the task on its first list."""
     there: list[str] = []
-    """Objects that are there already: plural and name."""
+    """Existing objects: plural and name."""
     account: str = "cmk-agent"
-    """The service account that is there, if any."""
+    """The existing service account, if any."""
     command: list[str]
     pods: dict[str, list[str]] = {}
-    """By name, the phase at each look; the last one stays."""
+    """By name, the phase at each request for pods; the last one stays."""
     refuses: tuple[str, str, int, str] | None = None
     """Verb, part of a path, status, message and reason."""
     again: bool = False
-    """Whether it is run a second time, which succeeds."""
+    """Whether the command is repeated, which succeeds."""
     makes: list[str] | None = None
     removes: list[str] | None = None
     gone: list[str] = []
     runs: dict[str, str] = {}
-    """Container to what a shell is given."""
+    """Container to its shell command."""
     annotated: list[str] = []
-    """Init containers that stand in an annotation."""
+    """Init containers in an annotation."""
     has: dict[str, dict[str, Any]] = {}
     looks: int = 0
-    """So often at least pods are looked at."""
+    """The least number of requests for pods."""
     prints: list[str] = []
     keeps_capacity: bool = False
     leaves_taints: list[dict[str, str]] = []
 
 
 class VersionRow(CmkRow, frozen=True, kw_only=True):
-    """What an API server says of its version, and one that is the same, or older."""
+    """The version that an API server reports, and one that is equal or older."""
 
     text: str
     same: str = ""
@@ -162,73 +162,73 @@ class NameRow(CmkRow, frozen=True, kw_only=True):
 
 
 class InitRow(CmkRow, frozen=True, kw_only=True):
-    """Pools that a node has, with tasks, and others that it is to get."""
+    """The existing pools of a node with tasks, and the requested ones."""
 
     place: str
     """`configmap` or `directory`."""
     before: list[int]
-    """How many cores were exclusive and shared; the machine is T8."""
+    """The sizes of the pools exclusive and shared; the machine is T8."""
     held: dict[str, int] = {}
     """CPU list to the process that is on it."""
     asked: list[int]
 
 
 class DiscoverRow(CmkRow, frozen=True, kw_only=True):
-    """An API server and a node's pools, and what the node says of itself afterwards."""
+    """An API server and a node's pools, and the advertisement of the node."""
 
     version: str = "v1.36.3"
     pools: Pools
     options: list[str] = []
     taints: list[dict[str, str]] | None = None
-    """Below 1.7 they stand in an annotation."""
+    """Before 1.7 they are in an annotation."""
     answers: int = 0
-    """To the patch of the node's status, where it is refused."""
+    """The error response to the patch of the node's status."""
     capacity: dict[str, str] = {}
     tainted: list[dict[str, str]] | None = None
     patches: list[str] = []
-    """Ends of the paths that are patched, in order."""
+    """The endings of patched paths, in order."""
 
 
 class PublishRow(CmkRow, frozen=True, kw_only=True):
-    """What the API server says to a report, and what becomes of it."""
+    """The API server's response to a report, and the result."""
 
     exists: bool = False
     answers: int = 0
     level: str = ""
-    """Of the log line."""
+    """Parts of the log line."""
 
 
 class WebhookRow(CmkRow, frozen=True, kw_only=True):
-    """A pod, and what it has when the webhook is through with it; without `mounted` it is left alone."""
+    """A pod, and its content after the mutation; without `mounted` it is not mutated."""
 
     pod: dict[str, Any]
     mutations: str = "own"
-    """`older`: those that the older system came with."""
+    """`older`: the mutations of CMK."""
     annotations: dict[str, str] = {}
     serviceAccountName: str = ""  # noqa: N815 - as a pod has it
     volumes: list[str] = []
     env: dict[str, dict[str, str]] = {}
-    """By container; of those that are not named there is none."""
+    """By container; containers that are not named have none."""
     mounted: list[str] = []
     """The containers that get mounts."""
 
 
 class WebhookHttpRow(CmkRow, frozen=True, kw_only=True):
-    """A request, and the status of its answer; `error` is in the answer's text."""
+    """A request, and the status of the response, whose text contains `error`."""
 
     method: str = "POST"
     path: str = "/mutate"
     type: str = "application/json"
     body: dict[str, Any] | None = None
-    """With its apiVersion. None, and no `text`: the review of a pod that asks for cores."""
+    """The review with its apiVersion. None without a `text`: the review of a pod that requests cores."""
     text: str | None = None
     pad: int = 0
-    """The bytes that the body is long."""
+    """The size of the body in bytes."""
     status: int
 
 
 class WordsRow(CmkRow, frozen=True, kw_only=True):
-    """A command line of `isolate`, and the words that the command is started with."""
+    """A command line of `isolate`, and the arguments of the command."""
 
     line: str
     runs: list[str] = []
@@ -237,37 +237,37 @@ class WordsRow(CmkRow, frozen=True, kw_only=True):
 
 
 class StoryRow(CmkRow, frozen=True, kw_only=True):
-    """A case that a test tells."""
+    """A case that a test function describes."""
 
     story: str
 
 
 class MovedRow(CmkRow, frozen=True, kw_only=True):
-    """Pools of a node of two CPUs with families of processes, by letter, and where they are after a command."""
+    """The pools of a node with two CPUs, its process trees by letter, and their CPUs after a command."""
 
     machine: str = "B2"
     isolated: str = ""
     exclusive: int
     shared: int = 0
     before: Pools
-    """A list's families stand after a colon."""
+    """The process trees of a list follow a colon."""
     strays: dict[str, str] = {}
-    """Families of no pool, and their CPUs."""
+    """Process trees outside of pools, and their CPUs."""
     after: Pools = {}
     runs: dict[str, str] = {}
-    """Family to the CPUs of every thread of it."""
+    """Process tree to the CPUs of all its threads."""
     capacity: dict[str, str] = {}
 
 
 class ContainerRow(CmkRow, frozen=True, kw_only=True):
-    """A command in a container that was not told where the host's `/proc` is."""
+    """A command in a container that does not know the path of the host's `/proc`."""
 
     command: str
     code: int
 
 
 class ExpectedRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Words after `cmk`, the exit code, and what stands on stderr."""
+    """The arguments of `cmk`, the exit code, and parts of stderr."""
 
     words: list[str]
     code: int
@@ -284,5 +284,5 @@ Some = TypeVar("Some", bound=CmkRow)
 
 
 def read(table: str, kind: type[Some]) -> list[Some]:
-    """The rows of one table, in order."""
+    """The rows of a table, in order."""
     return msgspec.convert(yaml.safe_load((FOLDER / f"{table}.yaml").read_text()), list[kind])  # type: ignore[valid-type]

@@ -1,4 +1,4 @@
-"""The numbered cases of CMK that are about its command line, asked of the script itself."""
+"""The numbered cases of CMK about command lines, with the real script."""
 
 import subprocess
 import sys

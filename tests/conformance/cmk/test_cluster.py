@@ -1,6 +1,6 @@
-"""The numbered cases of CMK that are about clusters: preparing nodes, reconfiguring all, and leaving.
+"""The numbered cases of CMK about clusters: preparation of nodes, reconfiguration and removal.
 
-The real process asks an API server of the version that the case is about. What a real one of today says is in
+The command runs as a process with an API server of the case's version. The cases with a current real API server are in
 `tests/cluster/test_cpu_nodes.py`.
 """
 
@@ -67,7 +67,7 @@ def cluster(row: ClusterRow) -> Iterator[MinimalApiServer]:
 
 
 def scripted(row: ClusterRow) -> Callable[[MinimalApiServer], None]:
-    """Nodes at work, but for pods whose phases the row tells."""
+    """Nodes without failures, except for pods whose phases are in the row."""
 
     def behave(serving: MinimalApiServer) -> None:
         minimal_api_server.nodes_at_work(serving)
@@ -81,7 +81,7 @@ def scripted(row: ClusterRow) -> Callable[[MinimalApiServer], None]:
 
 
 def config_map(row: ClusterRow) -> Object:
-    """The state of the node, with its tasks: ours, and such as have ended on an earlier boot."""
+    """The node's allocations with tasks of this process, and tasks that ended on an earlier boot."""
     pools = {"exclusive": "0", "shared": "1", "infra": "2"}
     me = procfs.read_self(PROC)
     running = {"pid": me.pid, "start": me.start, "boot": procfs.read_boot(PROC), "pod": "", "container": ""}
@@ -97,7 +97,7 @@ def config_map(row: ClusterRow) -> Object:
 
 
 def run(row: ClusterRow, cluster: MinimalApiServer, folder: Path) -> "subprocess.CompletedProcess[str]":
-    """The command, as it is given to a shell."""
+    """Run the command of the row."""
     arguments = [*row.command, f"--kubeconfig={cluster.kubeconfig(folder)}", "--timeout=30"]
     if row.command[0] == "uninstall":
         node = (row.labelled or row.nodes)[0]
@@ -111,7 +111,7 @@ def run(row: ClusterRow, cluster: MinimalApiServer, folder: Path) -> "subprocess
 
 
 def named(cluster: MinimalApiServer, verb: str) -> list[str]:
-    """Plural and name of what was asked for by this verb, in order."""
+    """Plural and name of the objects in requests of this verb, in order."""
     requests = [request for request in cluster.requests if request.verb == verb]
     paths = [
         request.path if verb != "POST" else f"{request.path}/{request.body['metadata']['name']}"
@@ -121,7 +121,7 @@ def named(cluster: MinimalApiServer, verb: str) -> list[str]:
 
 
 def agrees(actual: Any, wanted: Any) -> bool:
-    """Whether an object has all that is wanted of it."""
+    """Whether an object contains everything that is expected of it."""
     if isinstance(wanted, dict):
         return all(agrees((actual or {}).get(key), value) for key, value in wanted.items())
     if isinstance(wanted, list):
@@ -130,7 +130,7 @@ def agrees(actual: Any, wanted: Any) -> bool:
 
 
 def containers(cluster: MinimalApiServer) -> dict[str, str]:
-    """What each container of what was made runs; the last one of a name."""
+    """The command of each created container; the last one of a name counts."""
     result = {}
     for body in (request.body for request in cluster.requests if request.verb == "POST"):
         spec = body.get("spec", {}).get("template", body).get("spec", {})
@@ -140,7 +140,7 @@ def containers(cluster: MinimalApiServer) -> dict[str, str]:
 
 
 def check_pods(row: ClusterRow, cluster: MinimalApiServer) -> None:
-    """What was made is what the row says."""
+    """The created objects are those of the row."""
     made = {
         f"{request.path.rpartition('/')[2]} {request.body['metadata']['name']}": {**request.body}
         for request in cluster.requests
@@ -156,7 +156,7 @@ def check_pods(row: ClusterRow, cluster: MinimalApiServer) -> None:
 
 
 def check_node(row: ClusterRow, cluster: MinimalApiServer) -> None:
-    """What is left of the node when it was left."""
+    """The node's state after the removal is that of the row."""
     node = cluster.objects[f"/api/v1/nodes/{(row.labelled or row.nodes)[0]}"]
     assert cmk_names.LABEL not in node["metadata"].get("labels", {})
     assert node["spec"].get("taints", []) == row.leaves_taints

@@ -1,4 +1,4 @@
-"""The numbered cases of CMK that are about CPUs and cores: texts, and which core goes to which pool."""
+"""The numbered cases of CMK about CPUs and cores: formats, and the distribution of cores to pools."""
 
 from collections.abc import Mapping
 
@@ -46,7 +46,7 @@ def planned(row: PoolsRow) -> PoolPlan:
 
 
 def brief(plan: PoolPlan) -> Mapping[str, Mapping[int, str]]:
-    """As the rows have it."""
+    """The pools in the form of the rows."""
     return {
         pool: {socket: " ".join(lists) for socket, lists in sockets.items() if lists}
         for pool, sockets in plan.pools.items()

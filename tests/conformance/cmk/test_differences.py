@@ -1,6 +1,6 @@
-"""`docs/differences.md` and the tables say the same, and the tables have every row there is.
+"""`docs/differences.md` and the tables are consistent, and the tables are complete.
 
-The numbers are those of the cases that were written down when CMK was observed. They have gaps.
+The numbers are those of the observations of CMK. They have gaps.
 """
 
 import re
@@ -62,9 +62,9 @@ NUMBERS = {
     *range(216, 226),
 }
 ELSEWHERE = {28, 30, 96, 98, 100, 101, 104, 134, 143, 145, 225}
-"""Asked by tests that have them in their names, as there is no table in them."""
+"""Cases without a table; tests have them in their names."""
 FAULTS = {"B": 76}
-"""How many there are by their letters."""
+"""The number of faults by letter."""
 SHOWN = {
     18: "conformance/cmk/test_isolate_trouble.py::test_a_cpuset_that_forbids_the_pool_is_an_error",
     22: "conformance/cmk/test_isolate_trouble.py::test_it_waits_until_one_ends_and_ends_at_once_when_it_should",
@@ -81,7 +81,7 @@ SHOWN = {
     "test_the_webhook_has_no_token_and_no_rights_and_reads_its_files_beside_the_systems",
     76: "unit/test_docs.py::",
 }
-"""Where it is shown what became of faults that no row is about, if it is not in `test_faults.py`."""
+"""The tests of faults without a row, if they are not in `test_faults.py`."""
 HERE = Path(__file__).parent
 TESTS = [*HERE.glob("test_*.py"), HERE.parents[1] / "node" / "test_installed.py"]
 TABLES: dict[str, type[CmkRow]] = {
@@ -114,7 +114,7 @@ def tables() -> list[CmkRow]:
 
 
 def section() -> str:
-    """The page from our heading to the next system's."""
+    """The part of the page from the CMK heading to the next system's."""
     return re.split(r"^## ", PAGE.read_text().partition(HEADING)[2], flags=re.MULTILINE)[0]
 
 

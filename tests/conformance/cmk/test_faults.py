@@ -1,4 +1,4 @@
-"""Faults of CMK that no numbered case is about, by the numbers under which they were written down."""
+"""Faults of CMK without a numbered case, by their own numbers."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""`cmk install`, run as a user runs it, where it cannot do what it is asked for."""
+"""Errors of `cmk install`, run as a user runs it."""
 
 import subprocess
 import sys

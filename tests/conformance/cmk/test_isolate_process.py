@@ -1,4 +1,4 @@
-"""The numbered cases of CMK that are about `isolate`, asked of the real process."""
+"""The numbered cases of CMK about `isolate`, with real processes."""
 
 import json
 import os
@@ -43,7 +43,7 @@ if not child:
     signal.pause()
 print(child, flush=True)
 """
-"""A command that ends, and leaves a process that no longer has anything to do with it."""
+"""A command that ends, and leaves an unrelated process."""
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def two(tmp_path: Path) -> DirectoryNode:
 
 
 def wait(number: int) -> None:
-    """Between two tries to write."""
+    """Wait between two attempts to write."""
 
 
 def swept(node: DirectoryNode, known: ended_tasks.KnownProcesses | None = None) -> ended_tasks.KnownProcesses:
@@ -113,7 +113,7 @@ def test_words(row: WordsRow, two: DirectoryNode, tmp_path: Path) -> None:
 
 
 def both_win(two: DirectoryNode) -> None:
-    """Two processes claim at once from the same version, and two are served."""
+    """Two processes read the same version at once, and both get an allocation."""
     words = two.words("--pool=exclusive", *show())
     with started(words) as first, started(words) as other:
         cpus = [json.loads(said(process))["cpus"] for process in (first, other)]
@@ -124,7 +124,7 @@ def both_win(two: DirectoryNode) -> None:
 
 
 def holder_that_died(two: DirectoryNode) -> None:
-    """Of a ConfigMap: tests/unit/cpu/store/test_configmap.py."""
+    """The case for a ConfigMap is in tests/unit/cpu/store/test_configmap.py."""
     ready, tell = os.pipe()
     if not (holder := os.fork()):
         with TransactionalDirectory(two.root, "pools", (), ()).locked(1):
@@ -183,7 +183,7 @@ def signals(two: DirectoryNode) -> None:
 
 
 def killed_wrapper(two: DirectoryNode) -> None:
-    """What it held stays held for as long as anything that it started runs."""
+    """The allocation of a killed wrapper stays as long as any of its processes runs."""
     with started(two.words("--pool=exclusive", "--", sys.executable, "-c", STAY)) as process:
         child = int(said(process))
         process.kill()
@@ -204,7 +204,7 @@ def is_alive(pid: int) -> bool:
 
 
 def no_proc_fs(two: DirectoryNode) -> None:
-    """Where process ids are those of a container."""
+    """The process ids are those of a container."""
     inside = ["unshare", "--pid", "--fork", "--mount-proc"]
     before = texts(two.root)
     done = run([*inside, *two.words("--pool=exclusive", *show())])

@@ -1,4 +1,4 @@
-"""`isolate` as a real process, where something is not as it should be, and when somebody sends it signals."""
+"""`isolate` as a real process: errors and signals."""
 
 import json
 import os
@@ -73,7 +73,7 @@ def test_a_list_that_names_a_cpu_that_is_offline_is_an_error(tmp_path: Path) -> 
 
 @contextmanager
 def cpuset(cpus: str) -> Iterator[Path]:
-    """A group of processes that may use these CPUs."""
+    """A cgroup of processes with these CPUs."""
     if not (CPUSET / "cpuset.mems").exists():
         availability.not_run("a cpuset takes a hierarchy of version 1")
     group = CPUSET / f"nodewise-test-{os.getpid()}"

@@ -1,4 +1,4 @@
-"""The numbered cases of CMK that are about moving real processes, asked of the real process."""
+"""The numbered cases of CMK about moving processes, with real processes."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ from tests.unit.cpu.reconfiguration.process_trees import RunningProcessTree
 
 @contextmanager
 def started(row: MovedRow) -> Iterator[Mapping[str, RunningProcessTree]]:
-    """All families of a row, by letter, each on the CPUs of its lists."""
+    """All process trees of a row, by letter, each on the CPUs of its lists."""
     cpus: dict[str, set[int]] = {name: set(cpulist.parse_list(text)) for name, text in row.strays.items()}
     for sockets in row.before.values():
         for text in " ".join(sockets.values()).split():
@@ -37,7 +37,7 @@ def started(row: MovedRow) -> Iterator[Mapping[str, RunningProcessTree]]:
 
 
 def node(pools: Pools, tasks: Mapping[str, Task]) -> Allocations:
-    """The state with these tasks for letters."""
+    """The allocations with these tasks in place of letters."""
     return Allocations(
         {
             name: pool_allocations.pool(
@@ -66,7 +66,7 @@ def stored(server: MinimalApiServer) -> ConfigMapTexts:
 
 
 def filled(allocations: Allocations) -> Pools:
-    """Without pools that have no list."""
+    """The pools that have lists."""
     return {name: dict(sockets) for name, sockets in brief(allocations).items() if sockets}
 
 

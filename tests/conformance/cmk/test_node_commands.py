@@ -1,4 +1,4 @@
-"""The numbered cases of CMK that are about a node's own commands, asked of the real process."""
+"""The numbered cases of CMK about commands on a node, with real processes."""
 
 import json
 import os
@@ -239,7 +239,7 @@ def test_the_same_machine_gets_the_same_pools_to_the_letter(tmp_path: Path) -> N
 
 
 class TestFullDisk:
-    """A limit of the size of files stands for it."""
+    """A limit of the size of files simulates a full disk."""
 
     FULL = (shutil.which("prlimit") or "prlimit", "--fsize=0")
 

@@ -1,4 +1,4 @@
-"""Reports of nodes, and what is said of them: the numbered cases of CMK, asked of the real process."""
+"""The numbered cases of CMK about reports and validation, with real processes."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`nodewise cpu topology` and `nodewise cpu plan`, run as a user runs them, on real and made-up machines."""
+"""`nodewise cpu topology` and `nodewise cpu plan`, run as a user runs them, on real and synthetic machines."""
 
 import json
 import subprocess

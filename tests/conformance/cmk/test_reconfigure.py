@@ -1,4 +1,4 @@
-"""The numbered cases of CMK that are about pools which change under running tasks."""
+"""The numbered cases of CMK about plans of reconfigurations."""
 
 from collections.abc import Mapping
 
@@ -25,7 +25,7 @@ def node(pools: Pools) -> Allocations:
 
 
 def brief(allocations: Allocations) -> Mapping[str, Mapping[int, str]]:
-    """As the rows have it; the tasks of one list have no order."""
+    """The pools in the form of the rows, in which the tasks of a list have no order."""
     return {
         pool.name: {
             socket: " ".join(

@@ -1,4 +1,4 @@
-"""The numbered cases of CMK that are about tasks: which lists they get, and which tasks are over."""
+"""The numbered cases of CMK about tasks: their CPU lists, and the detection of ended tasks."""
 
 import json
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ WRAPPER = Task(1234, start=77, boot="one")
 
 
 def node(row: ClaimRow) -> Allocations:
-    """The state, as it is read from YAML."""
+    """Allocations from YAML."""
     pools = C1 if row.state is None else row.state
     config = {
         name: {socket: {text: [] for text in lists.split()} for socket, lists in sockets.items()}

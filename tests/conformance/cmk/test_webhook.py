@@ -1,4 +1,4 @@
-"""The numbered cases of CMK's webhook, asked of the running program over TLS."""
+"""The numbered cases of CMK's webhook, with a running server over TLS."""
 
 import base64
 import json
@@ -322,7 +322,7 @@ def lacking_key(folder: Path) -> None:
 def started(
     folder: Path, *arguments: str, without: str = "", mutations: Object | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """A start that fails."""
+    """The error of a server that does not start."""
     papers = WebhookCertificateFiles(folder)
     content = webhook_process.own_mutations() if mutations is None else mutations
     file = webhook_process.configure(folder, papers, content, without=without)

@@ -1,4 +1,4 @@
-"""Whatever comes in gets an answer, and who asks in between gets the right one."""
+"""The webhook responds to any input, and to valid reviews meanwhile."""
 
 import json
 import threading
@@ -22,7 +22,7 @@ def webhook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Webhook]:
 
 
 def spoilt(value: Any) -> Iterator[Any]:
-    """The value, with something else in the place of each thing in it, and without it."""
+    """The value, with each part in turn replaced or removed."""
     yield from SPOILS
     if isinstance(value, dict):
         for key, inner in value.items():
@@ -34,7 +34,7 @@ def spoilt(value: Any) -> Iterator[Any]:
 
 
 def whole() -> Object:
-    """A review of a pod that has everything that is looked at."""
+    """A review of a pod with every field that is read."""
     pod = webhook_process.asking()
     pod["metadata"]["annotations"] = {"cmk.intel.com/mutate": "true"}
     container = pod["spec"]["containers"][0]
@@ -49,13 +49,13 @@ def in_a_review(pod: str) -> bytes:
 
 
 def in_a_container(text: str) -> bytes:
-    """A container that asks for cores, and has this besides."""
+    """A container that requests cores, with more fields."""
     asks = f'"resources": {{"requests": {{"{CORES}": "1"}}}}'
     return in_a_review(f'{{"spec": {{"containers": [{{"name": "c", {asks}, {text}}}]}}}}')
 
 
 def filled(before: str, unit: str, after: str) -> str:
-    """As many units as a body may hold."""
+    """A review with as many units as a body may have."""
     return before + ",".join([unit] * ((LONGEST - 4096) // (len(unit) + 1))) + after
 
 

@@ -1,4 +1,4 @@
-"""The webhook as a process of its own, with certificates, asked as an API server asks it."""
+"""The webhook as a process, with certificates, and a client like the API server."""
 
 import base64
 import contextlib
@@ -27,7 +27,7 @@ V1 = "admission.k8s.io/v1"
 
 
 class WebhookCertificateFiles:
-    """Who the server is, and who may call it."""
+    """The certificates of the server, and of an authorized client."""
 
     def __init__(self, folder: Path) -> None:
         self.servers = CertificateAuthority(folder, "servers")
@@ -36,12 +36,12 @@ class WebhookCertificateFiles:
         self.client = self.clients.issue("kube-apiserver")
 
     def context(self, *, shows: bool = False) -> ssl.SSLContext:
-        """A client's, that shows its certificate or none."""
+        """The TLS context of a client with or without a certificate."""
         return self.servers.client_context(self.client if shows else None)
 
 
 class Webhook(NamedTuple):
-    """One that serves."""
+    """A running webhook."""
 
     process: Process
     url: str
@@ -59,7 +59,7 @@ class Webhook(NamedTuple):
         return httpx2.Client(base_url=self.url, verify=context, trust_env=False, timeout=PATIENCE_S)
 
     def operations(self, pod: Object) -> list[Object]:
-        """The patch for a pod."""
+        """The JSON patch of a pod."""
         answer = self.post(review(pod)).raise_for_status().json()
         assert answer["apiVersion"] == V1
         assert answer["kind"] == "AdmissionReview"
@@ -71,7 +71,7 @@ class Webhook(NamedTuple):
         return json.loads(base64.b64decode(patch)) if patch else []
 
     def says(self, *parts: str) -> bool:
-        """Whether a log line has all of these."""
+        """Whether a log line has all of these parts."""
         lines = self.process.log.read_text().splitlines()
         return any(all(part in line for part in parts) for line in lines)
 
@@ -83,7 +83,7 @@ def review(pod: Object, version: str = V1, uid: str = "u1") -> Object:
 
 
 def asking(count: str = "1") -> Object:
-    """A pod that asks for cores."""
+    """A pod that requests cores."""
     resources = {"requests": {"cmk.intel.com/exclusive-cores": count}}
     return {
         "apiVersion": "v1",
@@ -106,7 +106,7 @@ def own_mutations() -> Object:
 
 
 def configure(folder: Path, papers: WebhookCertificateFiles, mutations: Object, *, without: str = "") -> Path:
-    """Writes the two files; the path of server.yaml, which lacks a key where `without` says so."""
+    """Write both files. Returns the path of server.yaml, which lacks the key `without`."""
     (folder / "mutations.yaml").write_text(yaml.safe_dump({"mutations": mutations}))
     server = {
         "binding-address": "127.0.0.1",
@@ -122,7 +122,7 @@ def configure(folder: Path, papers: WebhookCertificateFiles, mutations: Object, 
 
 @contextlib.contextmanager
 def serving(folder: Path, *arguments: str, mutations: Object | None = None) -> Iterator[Webhook]:
-    """The command, from its first line to its end; the client CA is that of the papers."""
+    """The command, from its first line to its end; the client CA is in `papers`."""
     papers = WebhookCertificateFiles(folder)
     file = configure(folder, papers, own_mutations() if mutations is None else mutations)
     options = [

@@ -1,4 +1,4 @@
-"""What the CPU manager's commands find out before they begin: the node, the host's processes, the lock's patience."""
+"""Options of the CPU manager's commands: the node, the host's processes and the timeout of locks."""
 
 import dataclasses
 import importlib
@@ -24,7 +24,7 @@ UNNAMED = NodeOptions(kubeconfig="", namespace="default", node_name="")
 
 @pytest.fixture
 def api_client() -> Iterator[BlockingClient]:
-    """Two pods of one name, in two namespaces, and one that is nowhere yet."""
+    """Two pods with the same name in two namespaces, and one without a node."""
     fake = FakeApi()
     for namespace, node in (("ours", "node-1"), ("theirs", "node-2")):
         fake.put(PODS, {"metadata": {"name": "web-1", "namespace": namespace}, "spec": {"nodeName": node}})

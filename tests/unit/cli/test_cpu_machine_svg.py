@@ -1,4 +1,4 @@
-"""The picture of a machine: what stands in it, and that it is the same each time."""
+"""The picture of a machine: its content, and its reproducibility."""
 
 import re
 import xml.etree.ElementTree as ET

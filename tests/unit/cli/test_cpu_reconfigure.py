@@ -1,4 +1,4 @@
-"""`nodewise cpu reconfigure` has the node agent do it where there is one; `reaffinitize` says who does its work."""
+"""`nodewise cpu reconfigure` with a node agent; `reaffinitize` names the command that replaces it."""
 
 import json
 import socket
@@ -23,7 +23,7 @@ OPTIONS = ("--num-exclusive-cores", "2", "--num-shared-cores", "1", "--exclusive
 
 @contextmanager
 def agent(path: Path, answer: bytes) -> Iterator[list[bytes]]:
-    """A socket that answers one line; what it was asked."""
+    """A socket that responds with one line; yields the requests."""
     requests: list[bytes] = []
 
     def serve() -> None:

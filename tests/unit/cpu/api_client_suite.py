@@ -19,7 +19,7 @@ def item(name: str, **data: str) -> dict[str, Any]:
 
 
 class ApiClientSuite:
-    """Inherit it beside fixtures `api_client` and `space`, a namespace that the suite may write into."""
+    """Inherit it and define the fixtures `api_client` and `space`, a namespace for the tests."""
 
     def test_what_is_made_can_be_read(self, api_client: ApiClient, space: str) -> None:
         made = api_client.create(CONFIG_MAPS.path(space), item("a", x="1"))
@@ -87,7 +87,7 @@ class ApiClientSuite:
 
 
 def together(act: Callable[[], None], number: int) -> None:
-    """Have so many threads do it; what one of them raises is raised here."""
+    """Run a function in several threads; raises the first error of a thread."""
     raised: list[BaseException] = []
 
     def safely() -> None:

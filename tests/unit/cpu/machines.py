@@ -1,4 +1,4 @@
-"""The real machines of tests/data/machines."""
+"""The real machines in tests/data/machines."""
 
 import csv
 import tarfile
@@ -22,7 +22,7 @@ def unpack(name: str, into: Path) -> Path:
 
 @cache
 def texts(name: str) -> dict[str, str]:
-    """What `sysfs.read` reads of it."""
+    """The result of `sysfs.read`."""
     with tarfile.open(FOLDER / f"{name}.tar.gz") as archive:
         files = {member.name: archive.extractfile(member) for member in archive}
         return {path: file.read().decode() if file else "" for path, file in files.items()}

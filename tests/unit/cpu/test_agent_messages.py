@@ -1,4 +1,4 @@
-"""What goes over the socket is read as it was meant."""
+"""Encoding and decoding of the messages between `isolate` and the node agent."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What stands beside a state that changes: read as it was written, or an error that says what it is not."""
+"""The stored form of intents, and the errors for invalid ones."""
 
 import json
 

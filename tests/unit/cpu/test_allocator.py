@@ -1,4 +1,4 @@
-"""What the numbered cases of CMK do not say of claims."""
+"""Allocation, beyond the numbered cases of CMK."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Cores that somebody names."""
+"""Cores named on the command line."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Every form in which a kernel or CMK names CPUs."""
+"""Formats of CPU sets, of the kernel and of CMK."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The state of a node's pools as files."""
+"""The directory form of allocations."""
 
 import pytest
 

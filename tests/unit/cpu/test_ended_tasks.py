@@ -1,4 +1,4 @@
-"""Which tasks are over: process ids come again, wrappers are killed, machines boot."""
+"""Detection of ended tasks: reused process ids, killed wrappers, reboots."""
 
 from collections.abc import Mapping
 

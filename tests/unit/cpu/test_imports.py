@@ -1,4 +1,4 @@
-"""What starts in workloads' containers imports the standard library and little of nodewise."""
+"""Programs in containers of workloads import the standard library and few modules of nodewise."""
 
 import json
 import re

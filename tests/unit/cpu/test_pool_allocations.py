@@ -1,4 +1,4 @@
-"""The state of a node's pools as it is stored."""
+"""The stored form of allocations."""
 
 import json
 

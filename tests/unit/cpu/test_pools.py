@@ -1,4 +1,4 @@
-"""Pools of real machines, and what the numbered cases of CMK do not say."""
+"""Pools of real machines, and options beyond the numbered cases of CMK."""
 
 import pytest
 

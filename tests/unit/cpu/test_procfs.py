@@ -1,4 +1,4 @@
-"""Processes, real ones and those of a folder."""
+"""Reading of processes, real ones and synthetic ones."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ NUMBERS = " ".join(["7", "(x)", "S", "3", *["0"] * 17, "99", *["0"] * 30])
 
 @pytest.fixture
 def child() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that waits for its input to end, and carries a mark."""
+    """A process with a mark that waits for the end of its input."""
     wait = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
     started = subprocess.Popen(
         wait, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, TASK_VARIABLE: "100-5"}

@@ -1,4 +1,4 @@
-"""Pools that change under tasks: what the numbered cases of CMK do not say."""
+"""Plans of reconfigurations, beyond the numbered cases of CMK."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Intel Speed Select, as the kernel shows it."""
+"""Intel Speed Select in the kernel's files."""
 
 import pytest
 

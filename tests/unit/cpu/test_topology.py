@@ -1,4 +1,4 @@
-"""Machines as their files show them: real ones, and small ones with what real ones may have."""
+"""Topologies of real machines, and of small synthetic ones."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ CPUS = topology.CPUS
 
 
 def files(cpus: int, **more: str) -> dict[str, str]:
-    """A machine of one socket, a core a CPU; `more` names files below the folder of CPUs, `__` for a slash."""
+    """A machine with one socket and a core for each CPU. `more` has files below the folder of CPUs, `__` is a slash."""
     texts = {f"{CPUS}/present": f"0-{cpus - 1}", f"{CPUS}/online": f"0-{cpus - 1}"}
     for cpu in range(cpus):
         place = {"physical_package_id": "0", "core_id": str(cpu), "thread_siblings_list": str(cpu)}

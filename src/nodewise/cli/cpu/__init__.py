@@ -1,4 +1,4 @@
-"""`nodewise cpu`: the table of the CPU manager's commands; the script `cmk` knows the same ones."""
+"""`nodewise cpu`: the CPU manager's commands, which are those of the script `cmk` as well."""
 
 from typing import Final
 
@@ -37,9 +37,9 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
 @click.group(cls=CommandTable, commands_of=COMMANDS, context_settings=CONTEXT)
 @click.version_option(nodewise.__version__, prog_name="nodewise", message="%(prog)s %(version)s")
 def command() -> None:
-    """Pools of cores on a node: exclusive ones for who needs them, and who holds which.
+    """Manage pools of cores on nodes, and allocate exclusive cores to containers.
 
-    The script `cmk` has the same commands, and understands the flags of CPU Manager for Kubernetes.
+    The script `cmk` has the same commands, and accepts the flags of CPU Manager for Kubernetes.
 
     \b
     Examples:

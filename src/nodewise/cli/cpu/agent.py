@@ -1,4 +1,4 @@
-"""`nodewise cpu agent`: the one program of a node that all its containers ask for CPUs."""
+"""`nodewise cpu agent`: the node agent, which allocates CPUs to the containers of its node."""
 
 import resource
 import signal
@@ -36,7 +36,7 @@ from nodewise.serve.options import AdminOptions
 
 LEAST_INTERVAL_S: Final = 0.1
 _SPARE_FILES: Final = 256
-"""Besides one for each connection: for `/proc`, the API server, the container runtime."""
+"""The files that are open besides connections: for `/proc`, the API server, the container runtime."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,12 +58,13 @@ class AgentOptions(common_options.StoreOptions, common_options.MachineOptions, c
 
 
 def run(options: AgentOptions) -> None:
-    """Give the node's containers CPUs, take them back when they are over, and tell the cluster of the node.
+    """Run the node agent, which allocates CPUs to containers and releases those of ended tasks.
 
-    `isolate` asks it at a socket, so that workloads need no rights in the cluster. What a container may have of an
-    exclusive pool is what it requests. Every few seconds the CPUs of tasks that are over are freed; the node's
-    resources, label, taint and reports are written when they are not as they should be.
-    It needs the host's process ids (hostPID: true), and root.
+    `isolate` connects to its socket, so workloads need no rights in the cluster. A container gets as many exclusive CPU
+    lists as it requests. Every few seconds the CPUs of ended tasks are released, and the node's extended resources,
+    label, taint and reports are updated if they differ.
+
+    The agent needs root and the host's process ids (hostPID: true).
 
     \b
     Examples:
@@ -103,7 +104,7 @@ def _check_process_ids(proc: Path) -> None:
 
 
 def _allow_files(wanted: int) -> None:
-    """As many open files as connections need; BadSettings if they are more than we may have."""
+    """Raise the limit of open files as needed; BadSettings if the hard limit is too low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < wanted <= hard or hard == resource.RLIM_INFINITY:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
@@ -152,7 +153,7 @@ def _agent(
 
 
 def _cluster(options: AgentOptions) -> ClusterNode | None:
-    """None for a directory without a cluster."""
+    """The node in its cluster; None for a directory without a cluster."""
     if not options.is_in_cluster:
         return None
     api = common_options.api(options)
@@ -182,7 +183,7 @@ def _publishers(
     enforcer: CpusetEnforcer | None,
 ) -> Sequence[Publisher]:
     active: list[Publisher] = [publishers.CpusetPublisher(enforcer, store)] if enforcer else []
-    # the first process is the host's, so its root needs no mount
+    # the root of the first process is the host's, so no mount is needed
     checkpoints = Path(options.kubelet_dir) if options.kubelet_dir else proc / _HOST_KUBELET
     active.append(publishers.KubeletConflictPublisher(checkpoints))
     active.append(publishers.FeaturePublisher(Path(options.nfd_dir), Path(options.sysfs)))

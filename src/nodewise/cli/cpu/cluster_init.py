@@ -1,4 +1,4 @@
-"""`nodewise cpu cluster-init`: nodes get pools of cores, from one place."""
+"""`nodewise cpu cluster-init`: prepares nodes from one place."""
 
 import json
 from collections.abc import Sequence
@@ -45,13 +45,14 @@ class ClusterInitOptions(setup_options.SetupParameters):
 
 
 def run(options: ClusterInitOptions) -> None:
-    """Prepare nodes: pools of cores, the program, the resource to ask for, and what looks after all that.
+    """Prepare nodes: create pools of cores, install the program, advertise resources, and start the agent and webhook.
 
-    On each node a pod runs init, install and discover, one after the other, and ends; then a DaemonSet runs reconcile
-    and node-report. Then the node agent is started, which gives containers their CPUs, and at last the webhook, so that
-    pods need not know of mounts and variables. The agent's account and rights have to be there: deploy/cpu-agent.yaml.
-    It can be run again: what is as it should be stays, what differs is replaced, what failed is tried again, and
-    nothing that runs in a pool is disturbed. It runs in a pod, or anywhere with --kubeconfig.
+    On each node a pod runs init, install and discover, one after the other; then a DaemonSet runs reconcile and
+    node-report. Then the node agent starts, which allocates CPUs to containers, and at last the webhook, which adds the
+    mounts and variables that pods need. The agent's account and rights must exist: apply deploy/cpu-agent.yaml first.
+
+    The command is idempotent: unchanged objects stay, others are replaced, failed steps are repeated, and running tasks
+    are not disturbed. It runs in a pod, or anywhere with --kubeconfig.
 
     \b
     Examples:
@@ -88,7 +89,7 @@ def run(options: ClusterInitOptions) -> None:
 
 
 def hosts(options: ClusterInitOptions, api: ApiClient) -> Sequence[str]:
-    """The nodes that were asked for; BadSettings if there is none, or not that one."""
+    """The selected nodes; BadSettings if there are none, or one does not exist."""
     if not options.all_hosts:
         return setup.known(api, [name.strip() for name in options.host_list.split(",")])
     nodes = setup.schedulable(api)
@@ -98,7 +99,7 @@ def hosts(options: ClusterInitOptions, api: ApiClient) -> Sequence[str]:
 
 
 def agent(options: ClusterInitOptions, pods_options: SetupOptions, features: ApiFeatures) -> Object | None:
-    """The node agent, where the API server is new enough to have pods made ready for it."""
+    """The node agent's DaemonSet; none if the API server is too old for the webhook."""
     return (
         None
         if options.no_agent or features.webhooks == "none"
@@ -109,7 +110,7 @@ def agent(options: ClusterInitOptions, pods_options: SetupOptions, features: Api
 def webhook(
     options: ClusterInitOptions, pods_options: SetupOptions, api: ApiClient, features: ApiFeatures
 ) -> Sequence[Object]:
-    """What makes pods ready for the pools, where the API server has webhooks. A certificate that serves stays."""
+    """The webhook's objects, if the API server supports webhooks. A valid certificate is kept."""
     if features.webhooks == "none":
         return ()
     mutual = not is_true(options.insecure, "--insecure") and is_told("insecure", "cafile")
@@ -131,7 +132,7 @@ def webhook(
 
 
 def show(report: SetupReport, output: str) -> None:
-    """Print what came of it."""
+    """Print the report."""
     if output == "json":
         click.echo(json.dumps(report.as_dict(), indent=2, sort_keys=True))
         return

@@ -133,7 +133,7 @@ _LEVELS: Final[Mapping[str, str]] = {
 }  # fmt: skip
 _REQUESTS: Final = "nodewise.cli.cpu.requests"
 _INITIAL_PID_NAMESPACE: Final = "pid:[4026531836]"
-"""The kernel gives the first one this number, and no other (PROC_PID_INIT_INO)."""
+"""The number of the initial namespace of process ids, and of no other (PROC_PID_INIT_INO)."""
 
 _OPTIONS: Final[Mapping[str, Callable[[], click.Option]]] = {
     "namespace": lambda: click.Option(
@@ -235,7 +235,7 @@ def publish(options: NodeOptions, kind: reports.ReportKind, report: Mapping[str,
 
 
 def lock_timeout_s(environ: Mapping[str, str] = os.environ) -> float:
-    """How long to wait for who writes to the same directory (`CMK_LOCK_TIMEOUT`)."""
+    """How long to wait for another process that writes to the same directory (`CMK_LOCK_TIMEOUT`)."""
     text = environ.get(cmk_names.LOCK_TIMEOUT, "30")
     try:
         seconds = float(text)

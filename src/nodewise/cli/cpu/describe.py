@@ -1,4 +1,4 @@
-"""`nodewise cpu describe`: a node's pools, and who holds which CPUs."""
+"""`nodewise cpu describe`: the pools of a node, and the tasks on their CPU lists."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ class DescribeOptions(common_options.StoreOptions):
 def run(options: DescribeOptions) -> None:
     """Print a node's pools, and the tasks on each of their CPU lists.
 
-    Takes no lock, changes nothing.
+    Nothing is locked or changed.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`nodewise cpu discover`: has a node say how many exclusive cores it has."""
+"""`nodewise cpu discover`: advertises a node's exclusive cores."""
 
 from dataclasses import dataclass
 
@@ -17,10 +17,10 @@ class DiscoverOptions(common_options.StoreOptions):
 
 
 def run(options: DiscoverOptions) -> None:
-    """Have this node say how many exclusive cores it has, by its resources, a label and a taint.
+    """Advertise this node's exclusive cores by extended resources, a label and a taint.
 
-    Writes only what is not so already, and leaves what others wrote as it is, their taints with it. A kubelet that
-    starts anew takes the resources back: the node agent writes them again.
+    Nothing is written if the node is up to date, and changes by others are kept, such as their taints. A kubelet that
+    restarts removes the resources: the node agent advertises them again.
 
     \b
     Examples:

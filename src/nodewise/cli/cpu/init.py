@@ -1,4 +1,4 @@
-"""`nodewise cpu init`: a node's first pools."""
+"""`nodewise cpu init`: creates the first pools of a node."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +16,10 @@ class InitOptions(common_options.StoreOptions, common_options.MachineOptions, co
 
 
 def run(options: InitOptions) -> None:
-    """Divide this node's cores into pools, and write who holds them: nobody yet.
+    """Divide this node's cores into pools, and store them without tasks.
 
-    A node that has these very pools already stays as it is, and so do its tasks. One that has others is refused:
-    `reconfigure` gives it other pools. All is computed before anything is written.
+    A node that has exactly these pools already is not changed, and neither are its tasks. A node that has other pools
+    is rejected: use `reconfigure`. Everything is computed before anything is written.
 
     \b
     Examples:

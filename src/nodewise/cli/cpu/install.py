@@ -1,4 +1,4 @@
-"""`nodewise cpu install`: one program without dependencies, where workloads' containers mount it."""
+"""`nodewise cpu install`: installs the program for containers on the host."""
 
 import sys
 import tempfile
@@ -16,9 +16,9 @@ from nodewise.cpu.install import bundle, installation
 from nodewise.errors import BadSettings, Problem
 
 _READY: Final = Path(sys.prefix) / "share" / "nodewise" / installation.PROGRAM
-"""Where an image has the ready folder."""
+"""The path of the bundle in images."""
 _ELSEWHERE: Final = frozenset({"agent", "cluster-init", "webhook"})
-"""Commands that servers and people run from nodewise's image; what only they need would double the program's size."""
+"""Commands that run from nodewise's image only; their libraries would double the program's size."""
 _FOLDER: Final = click.Path(file_okay=False, path_type=Path)
 
 
@@ -54,11 +54,11 @@ _FOLDER: Final = click.Path(file_okay=False, path_type=Path)
 def command(
     install_dir: Path, mount_path: Path, ready: Path | None, build_only: Path | None, proc_fs: str
 ) -> None:
-    """Install `cmk` on the host: a program that needs nothing of the images of the containers that call it.
+    """Install `cmk` on the host: a program that containers of any image can run.
 
-    It may be run again at any time: processes go on with the version that they began with, new ones get the new
-    version at once, and a version that nobody runs any more is removed. Running processes are looked for where
-    --proc-fs, or /proc outside of containers, shows those of the host; otherwise older versions stay.
+    The command is idempotent. Running processes keep their version, new ones get the new version at once, and unused
+    versions are removed. Processes are looked for if --proc-fs, or /proc outside of containers, shows those of the
+    host; otherwise older versions are kept.
 
     \b
     Examples:
@@ -90,7 +90,7 @@ def command(
 
 @contextmanager
 def _ready(folder: Path | None) -> Iterator[Path]:
-    """The folder, or one that is built now. Only that needs room elsewhere: containers have none to write to."""
+    """The existing bundle, or one that is built now, for which containers need a writable folder."""
     if folder is not None:
         yield folder
         return
@@ -99,12 +99,12 @@ def _ready(folder: Path | None) -> Iterator[Path]:
 
 
 def modules() -> list[str]:
-    """What the program imports by name."""
+    """The modules that the program imports by name."""
     return [module for name, (module, _) in COMMANDS.items() if name not in _ELSEWHERE]
 
 
 def _found() -> Path | None:
-    """The folder that is there already: the image's, or the one that we run from."""
+    """The existing bundle: the image's, or the one that this program runs from."""
     own = Path(sys.executable).resolve().parent
     return own if getattr(sys, "frozen", False) else _READY if _READY.is_dir() else None
 

@@ -1,4 +1,4 @@
-"""`nodewise cpu isolate`: a command on CPUs of a pool. `cpu/workload/isolate.py` does it; as `cmk` it starts fast."""
+"""`nodewise cpu isolate`: runs a command on CPUs of a pool, by `cpu/workload/isolate.py`. As `cmk` it starts fast."""
 
 import click
 
@@ -12,7 +12,7 @@ _HELP = (
 
 
 class _IsolateCommand(click.Command):
-    """Takes all words as they are: which of them are the command's is not for click to say."""
+    """Leaves the arguments to `cpu/workload/arguments.py`, because some belong to the command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if arguments.help_or_version(args) == "--help":

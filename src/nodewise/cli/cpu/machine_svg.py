@@ -1,6 +1,6 @@
-"""A picture of a machine as SVG: sockets, NUMA nodes, cores and their CPUs, coloured by pool.
+"""A picture of a machine in SVG: sockets, NUMA nodes, cores and CPUs, in the colours of their pools.
 
-The same machine and plan always give the same bytes. Colours follow the reader's preference for light or dark.
+The same machine and plan always give the same bytes. The colours follow the reader's preference for light or dark.
 """
 
 import math
@@ -20,9 +20,9 @@ _LINE: Final = 18
 """Height of a line of text, in pixels like all other sizes."""
 _LETTER_W: Final = 7
 _THREADS: Final = 4
-"""CPUs side by side in a core; a core that has more has several rows."""
+"""CPUs per row of a core."""
 _SHAPE: Final = 1.6
-"""Width by height that is aimed at."""
+"""The preferred ratio of width to height."""
 
 _UNUSED: Final = "unused"
 _POOL_CLASSES: Final = {
@@ -46,7 +46,7 @@ _PAINT: Final = {
     ".in": ("fill", "#b4bcc6", "#59626e"),
     ".un": ("stroke", "#8c959f", "#9ea7b3"),
 }
-"""By selector: what is painted, and how for who likes light and dark. The four pools differ to the colour-blind too."""
+"""The property and its colours in light and dark mode, by selector. The pools differ for the colour-blind too."""
 _FORM: Final = """\
 text { font: 12px system-ui, "DejaVu Sans", sans-serif; } text.h { font-size: 15px; font-weight: 600; }
 text.n { text-anchor: middle; } text.c { font-size: 10px; }
@@ -56,7 +56,7 @@ text.n { text-anchor: middle; } text.c { font-size: 10px; }
 
 
 class _Box(NamedTuple):
-    """Elements around an origin of their own, and the room that they take."""
+    """Elements relative to their own origin, and their size."""
 
     width: int
     height: int
@@ -64,7 +64,7 @@ class _Box(NamedTuple):
 
 
 def draw(machine: Topology, plan: PoolPlan | None = None) -> str:
-    """The machine; with a plan, coloured by pool. A core of no pool is drawn with a broken line."""
+    """Draw the machine; with a plan, in the colours of pools. A core without a pool has a dashed outline."""
     pool_of = _pools(machine, plan) if plan else {}
     sockets = [_socket(socket, machine, pool_of) for socket in machine.sockets]
     offline = [cpu.cpu for cpu in machine.cpus if not cpu.online]
@@ -87,7 +87,7 @@ def _style() -> str:
 
 
 def _pools(machine: Topology, plan: PoolPlan) -> Mapping[int, str]:
-    """Of each core the pool, by number."""
+    """The pool of each core, by number."""
     pool_of_cpu = {
         cpu: pool
         for pool, sockets in plan.pools.items()
@@ -116,7 +116,7 @@ def _head(machine: Topology) -> _Box:
 
 
 def _legend(machine: Topology, pool_of: Mapping[int, str]) -> _Box:
-    """A line of what colours and marks mean, with how many cores are of each."""
+    """A line with the colours and marks, and the number of cores of each."""
     cores = Counter(pool_of.values())
     entries = [
         (f'<rect class="{name}" y="2" width="16" height="14" rx="3"/>', f"{pool}: {_cores(cores[pool])}")
@@ -137,7 +137,7 @@ def _cores(count: int) -> str:
 
 
 def _socket(socket: int, machine: Topology, pool_of: Mapping[int, str]) -> _Box:
-    """A socket with a frame for each of its NUMA nodes, and for each kind of core where there are several."""
+    """A socket with a frame for each of its NUMA nodes, and for each kind of core if there are several."""
     place_of = {cpu.cpu: cpu for cpu in machine.cpus}
     several = len({cpu.kind for cpu in machine.cpus if cpu.online}) > 1
     groups: dict[tuple[int | None, str | None], list[Core]] = {}
@@ -199,7 +199,7 @@ def _stacked(boxes: Iterable[_Box]) -> _Box:
 
 
 def _best_grid(boxes: Sequence[_Box]) -> _Box:
-    """In so many columns that the whole is about as wide as a page, and few places stay empty."""
+    """The grid with a number of columns that makes it about as wide as a page, and leaves few places empty."""
 
     def badness(columns: int) -> float:
         box = _grid(boxes, columns)
@@ -210,7 +210,7 @@ def _best_grid(boxes: Sequence[_Box]) -> _Box:
 
 
 def _grid(boxes: Sequence[_Box], columns: int) -> _Box:
-    """In rows of so many boxes, each column as wide as its widest."""
+    """The boxes in rows of this length. Each column is as wide as its widest box."""
     rows = [boxes[at : at + columns] for at in range(0, len(boxes), columns)]
     widths = [max(box.width for box in boxes[at::columns]) for at in range(columns)]
     body, top = "", 0

@@ -1,4 +1,4 @@
-"""`nodewise cpu node-report`: what a node is and has, and what is wrong with it."""
+"""`nodewise cpu node-report`: a node's cores and pools, and problems with them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +20,10 @@ class NodeReportOptions(
 
 
 def run(options: NodeReportOptions) -> None:
-    """Print a node's cores and pools, and what is wrong with them.
+    """Print a node's cores and pools, and problems with them.
 
-    Takes no lock. A node whose pools cannot be read is reported as well: `checks` says why. The kubelet's own CPU
-    manager is looked at where its state file can be read.
+    Nothing is locked. If the pools cannot be read, `checks` has the reason. The kubelet's own CPU manager is checked if
+    its state file can be read.
 
     \b
     Examples:

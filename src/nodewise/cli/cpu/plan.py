@@ -1,4 +1,4 @@
-"""`nodewise cpu plan`: which cores of a machine would go to which pool."""
+"""`nodewise cpu plan`: the pools that `init` would create."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from nodewise.errors import BadInput, BadSettings, Problem, shown
 
 _CLASS: Final = re.compile(r"(?P<name>[a-z_]+)[=:](?P<cpus>[^=:]*)", re.ASCII)
 _REST: Final = "power"
-"""The class of the CPUs that a plain list for SST-CP does not name."""
+"""The class of the CPUs that a list for SST-CP does not name."""
 
 
 @click.command(params=[*common_options.parameters("sysfs", *common_options.POOLS), OUTPUT])
@@ -38,9 +38,9 @@ _REST: Final = "power"
 def command(output: str, sst_bf: str, sst_cp: str, sysfs: str, **counts: Any) -> None:
     """Show which cores of a machine `init` would put into which pool.
 
-    Nothing is changed. Exclusive cores are chosen first, then shared ones, and what is left is infra; where the kernel
-    isolates cores, exclusive and shared ones are among these. Warnings go to stderr. `svg` draws the machine, coloured
-    by pool.
+    Nothing is changed. Exclusive cores are chosen first, then shared ones; the others are infra. If the kernel isolates
+    cores, exclusive and shared cores are chosen from these. Warnings go to stderr. `svg` draws the machine in the
+    colours of its pools.
 
     \b
     Examples:
@@ -78,7 +78,7 @@ def _rows(pool_plan: PoolPlan) -> Sequence[Sequence[str]]:
 
 
 def _cpus(option: str, text: str, machine: Topology) -> frozenset[int]:
-    """BadSettings if it is no list of CPUs of the machine that are online."""
+    """The CPUs of a list; BadSettings if it is invalid, or names CPUs that are not online."""
     try:
         cpus = frozenset(cpulist.parse_list(text, option, max(machine.online)))
     except BadInput as error:
@@ -90,7 +90,7 @@ def _cpus(option: str, text: str, machine: Topology) -> frozenset[int]:
 
 
 def _preferences(text: str, machine: Topology) -> Mapping[int, str]:
-    """Of each CPU the energy performance preference that the option says it has."""
+    """The energy performance preference of each CPU according to the option."""
     if not re.search("[=:]", text):
         cpus = _cpus("--sst-cp", text, machine)
         return {cpu: speed_select.CLASSES[0] if cpu in cpus else _REST for cpu in machine.online}

@@ -1,4 +1,4 @@
-"""`nodewise cpu reaffinitize`: what the older program ran in every container."""
+"""`nodewise cpu reaffinitize`: a command of CMK that has nothing to do any more."""
 
 import click
 
@@ -6,10 +6,10 @@ from nodewise.cli import terminal
 
 
 def run() -> None:
-    """Move nothing: who reconfigures a node moves its processes from outside, all threads of them.
+    """Do nothing: `reconfigure` moves all threads of all tasks itself.
 
-    The older CPU manager ran this in every container of the cluster, to have each move its own first processes. It is
-    here for scripts that call it.
+    CMK ran this command in every container, so that each container moved its own first processes. It is kept for
+    scripts that call it.
 
     \b
     Examples:

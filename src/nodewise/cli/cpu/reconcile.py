@@ -1,4 +1,4 @@
-"""`nodewise cpu reconcile`: frees what tasks held that are over."""
+"""`nodewise cpu reconcile`: releases the CPU lists of ended tasks."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +22,11 @@ class ReconcileOptions(
 
 
 def run(options: ReconcileOptions) -> None:
-    """Free the CPU lists of tasks that are over, and print which they were.
+    """Release the CPU lists of ended tasks, and print them.
 
-    A task is over when its wrapper and all that this started are gone. Tasks that may run on other CPUs than those of
-    their lists are told as well, and left alone. What a reconfiguration left whose process is gone is undone, where
-    this runs as root with the host's process ids. The report is printed after the state was written.
+    A task has ended when its wrapper and all processes that it started have ended. Tasks that may run on other CPUs
+    than allocated are reported, and not changed. An interrupted reconfiguration is rolled back if this command runs as
+    root with the host's process ids. The report is printed after the state is written.
 
     \b
     Examples:

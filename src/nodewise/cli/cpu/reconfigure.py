@@ -1,4 +1,4 @@
-"""`nodewise cpu reconfigure`: other pools for a node, under tasks that run."""
+"""`nodewise cpu reconfigure`: gives a node other pools while its tasks run."""
 
 import signal
 import socket
@@ -38,11 +38,12 @@ class ReconfigureOptions(
 
 
 def run(options: ReconfigureOptions) -> None:
-    """Give this node other pools, under tasks that go on running.
+    """Give this node other pools while its tasks run.
 
-    Tasks whose CPU list survives are not touched; the others move to free lists of their pool, with every thread of
-    all that they started, on the same socket where they can. If something fails all is as it was. Nobody gets a core
-    meanwhile. The node agent does it where there is one; else we do, which takes root and the host's process ids.
+    Tasks whose CPU list survives are not touched. The others are moved to free lists of their pool, on the same socket
+    if possible, with every thread of all their processes. If anything fails, all moves are undone. Nothing is allocated
+    meanwhile. The node agent does this if there is one; otherwise this command does, which needs root and the host's
+    process ids.
 
     \b
     Examples:

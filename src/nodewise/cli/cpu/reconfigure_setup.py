@@ -1,4 +1,4 @@
-"""`nodewise cpu reconfigure_setup`: other pools for all nodes, under tasks that run."""
+"""`nodewise cpu reconfigure_setup`: gives all nodes other pools while their tasks run."""
 
 import json
 from dataclasses import dataclass
@@ -22,11 +22,11 @@ class ReconfigureSetupOptions(setup_options.SetupParameters):
 
 
 def run(options: ReconfigureSetupOptions) -> None:
-    """Give all nodes that have pools other ones, without ending what runs in them.
+    """Give all nodes that have pools other ones while their tasks run.
 
-    A pod on each node looks first whether it can be done there; nothing is changed unless all of them say so. Then one
-    node after the other is reconfigured, by a pod that is removed when it succeeded. A node on which it fails stays as
-    it was, and ends the command: it can be run again.
+    First a pod on each node checks whether it is possible; nothing is changed unless all checks succeed. Then the nodes
+    are reconfigured one after the other, by pods that are removed when they succeed. If it fails on a node, that node
+    is not changed and the command ends. It can be repeated.
 
     \b
     Examples:

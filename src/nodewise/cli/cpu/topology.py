@@ -16,10 +16,10 @@ OUTPUT: Final = output_option(["table", "json", "svg"])
 
 @click.command(params=[*common_options.parameters("sysfs"), OUTPUT])
 def command(output: str, sysfs: str) -> None:
-    """Show a machine's sockets, NUMA nodes, cores and CPUs, as its kernel tells them.
+    """Show a machine's sockets, NUMA nodes, cores and CPUs according to its kernel.
 
-    `core` and `socket` are numbered as lscpu does it, `core_id` and `package_id` are the kernel's own numbers. CPUs
-    that are offline are listed, and have no place. `svg` draws the machine.
+    `core` and `socket` are numbered as by lscpu; `core_id` and `package_id` are the kernel's numbers. Offline CPUs are
+    listed without a place. `svg` draws the machine.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`nodewise cpu uninstall`: nothing of the CPU manager is left."""
+"""`nodewise cpu uninstall`: removes the CPU manager."""
 
 import dataclasses
 import json
@@ -43,11 +43,12 @@ class UninstallOptions(common_options.StoreOptions, common_options.ProcessOption
 def run(options: UninstallOptions) -> None:
     """Remove the CPU manager from a node: its pods, pools, reports, resources, taint, label and program.
 
-    By default also what all nodes share: the webhook, and the node agent when no node has pools any more. --scope node
-    leaves that to the others, --scope cluster removes nothing else. While anything runs in a pool nothing is removed:
-    tasks are waited for, for ten seconds. It can be run again, and on several nodes at once. Run it on the node, in a
-    pod with the host's /proc and the folder of the program; elsewhere every task that is written down counts as
-    running, and the program stays.
+    By default also remove what all nodes share: the webhook, and the node agent if no other node has pools. --scope
+    node keeps these, --scope cluster removes nothing else. If tasks are still running after ten seconds, nothing is
+    removed. The command can be repeated, and can run on several nodes at once.
+
+    Run it on the node, in a pod with the host's /proc and the program's folder. Elsewhere every stored task counts as
+    running, and the program is kept.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`nodewise cpu validate`: whether a node is as the CPU manager needs it."""
+"""`nodewise cpu validate`: checks whether a node is ready for the CPU manager."""
 
 import os
 import sys
@@ -35,10 +35,10 @@ class ValidateOptions(common_options.ApiServerOptions, common_options.ProcessOpt
 
 
 def run(options: ValidateOptions) -> None:
-    """Look whether NODE is as it has to be for pods to get cores of their own, and say what to do where it is not.
+    """Check whether pods can get exclusive cores on NODE, and name a remedy for each problem.
 
-    Its label, taint, pools, resources, agent, tasks and report; the webhook, by a pod that is tried and not made; and
-    the program, where this runs on the node. Nothing is changed.
+    Checks its label, taint, pools, resources, agent, tasks and report; the webhook, by a dry run of a pod; and the
+    program, if the command runs on the node. Nothing is changed.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`nodewise cpu webhook`: gives pods that ask for cores what `isolate` needs; and what it takes to install it."""
+"""`nodewise cpu webhook`: the admission webhook for pods that request cores, and its installation."""
 
 import asyncio
 import signal
@@ -56,11 +56,11 @@ class WebhookOptions:
 
 
 def run(options: WebhookOptions) -> None:
-    """Give pods that ask for cores what they need to run `isolate`: the program, the agent's socket, CMK_NUM_CORES.
+    """Serve the admission webhook, which adds to pods that request cores what `isolate` needs.
 
-    The API server calls it for new pods. --conf-file says where it listens and what pods get; what pods get may be
-    edited at any time. Without --insecure the API server has to show a certificate of --cafile, which it does only if
-    it was told to: --print-admission-config writes the two files for that.
+    These are the program, the agent's socket and CMK_NUM_CORES. The API server calls the webhook for new pods.
+    --conf-file has its address and the mutations, which may be edited at any time. Without --insecure the API server
+    must present a certificate of --cafile: --print-admission-config writes the two files that configure it to.
 
     \b
     Examples:
@@ -86,7 +86,7 @@ def run(options: WebhookOptions) -> None:
 
 
 def is_true(word: str, option: str) -> bool:
-    """What a word means that may be true or false. BadSettings for any other."""
+    """The value of a word that means true or false. BadSettings for any other."""
     value = _WORDS.get(word.strip().lower())
     if value is None:
         raise BadSettings("settings", [Problem(option, shown(word), "true or false")])
@@ -130,7 +130,7 @@ def _print_manifests(options: WebhookOptions) -> None:
 
 
 def is_told(*parameters: str) -> bool:
-    """Whether any of these was said, and is not the default."""
+    """Whether any of these parameters has another value than its default."""
     context = click.get_current_context()
     return any(
         context.get_parameter_source(parameter) != click.core.ParameterSource.DEFAULT
@@ -155,7 +155,7 @@ async def _serve(options: WebhookOptions, *, any_client: bool) -> None:
         cert=file.cert,
         key=file.key,
         client_ca=options.cafile,
-        any_client=True,  # the API server's name differs from cluster to cluster, and a mutation has no side effect
+        any_client=True,  # the API server's name differs between clusters, and a mutation has no side effect
         max_body_bytes=https_server.LONGEST_BYTES,
     )
     server = https_server.served(mutations, serve, registry, any_client=any_client)
@@ -180,7 +180,7 @@ async def _serve(options: WebhookOptions, *, any_client: bool) -> None:
 
 
 def _serving() -> list[click.Parameter]:
-    """Where it listens, and whom it serves."""
+    """The parameters of the server and its clients."""
     option = click.Option
     admin = cli_options.parameters(AdminOptions, has_file=False)
     return [
@@ -197,7 +197,7 @@ def _serving() -> list[click.Parameter]:
 
 
 def _printing() -> list[click.Parameter]:
-    """What it prints of what it takes in a cluster, instead of serving."""
+    """The parameters for printing manifests instead of serving."""
     option = click.Option
     return [
         option(["--print-admission-config"], metavar="DIR|-", default="",

@@ -1,4 +1,4 @@
-"""The node agent as a process, asked by real wrappers and by others."""
+"""The node agent as a process, with real wrappers and other clients."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""The node agent gives its node other pools, and takes back what somebody else could not end."""
+"""Reconfigurations by the node agent, and the recovery of interrupted ones."""
 
 import contextlib
 import json
@@ -48,12 +48,12 @@ def two_cpus() -> None:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> str:
-    """The option of a machine whose second core is the isolated one, and so the one to be exclusive."""
+    """The option of a machine whose second core is isolated, and so becomes exclusive."""
     return f"--sysfs={write(machines.texts('B2', '1'), tmp_path / 'machine')}"
 
 
 def family(task: Task) -> list[thread_affinity.Thread]:
-    """All threads of a task and its children, as the kernel has them now."""
+    """All threads of a task and its descendants, as they are now."""
     processes = procfs.read_processes(PROC).processes
     pids = {task.pid}
     while more := {pid for pid, process in processes.items() if process.parent in pids} - pids:
@@ -66,7 +66,7 @@ def everywhere(task: Task) -> set[frozenset[int]]:
 
 
 def reconfigure(agent: RunningNodeAgent, *options: str) -> Any:
-    """What the command prints, which asks the agent."""
+    """The output of the command, which sends a request to the agent."""
     words = [
         "reconfigure",
         f"--agent={agent.path}",

@@ -1,4 +1,4 @@
-"""A container may have what it requested, and nothing where that cannot be told."""
+"""A container may allocate what it requests, and nothing if its requests are unknown."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Not everybody may have a node reconfigured."""
+"""The authorization of reconfigurations."""
 
 import pytest
 
@@ -12,7 +12,7 @@ HOST, POD = Task(17, 5, "boot"), Task(17, 5, "boot", "uid-1", "container")
 
 
 class FakePodLookup:
-    """Of a node with one pod, in this namespace."""
+    """A node with one pod, in this namespace."""
 
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace

@@ -1,4 +1,4 @@
-"""Where an agent listens: one at a time, in a folder that nobody else may change."""
+"""The agent's socket file: one agent at a time, in a folder that only root can change."""
 
 import os
 import stat

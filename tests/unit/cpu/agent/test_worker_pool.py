@@ -1,4 +1,4 @@
-"""Who asks much waits for itself."""
+"""Fairness of the worker pool: many jobs of one owner do not delay other owners."""
 
 import threading
 from functools import partial
@@ -9,7 +9,7 @@ PATIENCE_S = 30.0
 
 
 class GatedJobs:
-    """Jobs that begin and end when they are told."""
+    """Jobs whose begin and end tests control."""
 
     def __init__(self) -> None:
         self.begun: list[str] = []

@@ -1,4 +1,4 @@
-"""An API server in memory as `Requests`, which fails where a test wants it, and a clock that nobody waits for."""
+"""An `ApiClient` in memory that fails on request, and a simulated clock."""
 
 import json
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from tests.conformance.cmk.minimal_api_server import MinimalApiServer
 
 
 class FakeSleepingClock:
-    """Goes on when somebody sleeps."""
+    """A clock that advances when somebody sleeps."""
 
     def __init__(self) -> None:
         self.time = 0.0
@@ -27,7 +27,7 @@ class FakeSleepingClock:
 
 
 class FailingApiClient:
-    """Every call is counted; from number `fails` on none is answered, until `fails` is None again."""
+    """Counts the calls; from number `fails` on all of them fail, until `fails` is None again."""
 
     def __init__(self, server: MinimalApiServer) -> None:
         self.server = server

@@ -1,4 +1,4 @@
-"""The node agent's DaemonSet is the one that ships, and somebody's own is told from it."""
+"""The generated DaemonSet equals the shipped one, and differs from customised ones."""
 
 import copy
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The blocking facade over the API server in memory; `tests/cluster/test_cpu_requests.py` has the real one."""
+"""The blocking client with an API server in memory; `tests/cluster/test_cpu_requests.py` has the real one."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The definitions of reports; what the API server makes of them is in `tests/cluster/test_cpu_node.py`."""
+"""The definitions of reports; `tests/cluster/test_cpu_node.py` has them with a real API server."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Nodes are prepared and left whatever fails on the way, if it is done once more."""
+"""Preparation and removal of nodes succeed when they are repeated, whatever failed before."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -52,7 +52,7 @@ def webhook_part() -> dict[str, Any]:
 
 
 def kept(server: MinimalApiServer) -> Mapping[str, Any]:
-    """What there is, without what is the server's own."""
+    """The objects without the server's own fields."""
     return {
         path: (obj.get("spec"), obj.get("data"), obj["metadata"].get("labels"))
         for path, obj in server.objects.items()
@@ -60,7 +60,7 @@ def kept(server: MinimalApiServer) -> Mapping[str, Any]:
 
 
 def at_every_call(api_client: FailingApiClient, run: Callable[[], object], check: Callable[[], None]) -> None:
-    """Have each call be the last that is answered, and then `run` again."""
+    """Run with a failure after each call in turn, and then check a second run."""
     number = 0
     while True:
         number += 1

@@ -1,4 +1,4 @@
-"""What pods are made from: values that a shell would read otherwise never come into a command."""
+"""The generated pods: values that a shell would interpret are never part of a command."""
 
 import re
 import shlex
@@ -137,7 +137,7 @@ def test_our_own_program_understands_how_nodes_are_reconfigured(checks: bool) ->
 
 
 def understood(words: list[str]) -> dict[str, Any]:
-    """The options that the script `cmk` would run the command with; a usage error is raised."""
+    """The options with which the script `cmk` runs the command; raises usage errors."""
     name, *options = older_flags.translate_cmk(words)
     command = cpu.command.get_command(click.Context(cpu.command), name)
     assert command is not None

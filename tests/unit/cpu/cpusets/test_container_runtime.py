@@ -1,4 +1,4 @@
-"""What the container runtime is asked, and how its answers are read; the real one answers in tests/node."""
+"""Requests to the container runtime, and the parsing of responses; tests/node has a real one."""
 
 import json
 import socket
@@ -22,7 +22,7 @@ Answer = Callable[[Any, grpc.ServicerContext], Mapping[str, Any]]
 
 
 class FakeContainerRuntime:
-    """A server of CRI that answers as a test says."""
+    """A CRI server whose responses tests define."""
 
     def __init__(self, folder: Path) -> None:
         self.answers: dict[str, Answer] = {}
@@ -47,7 +47,7 @@ class FakeContainerRuntime:
         return grpc.unary_unary_rpc_method_handler(answer, reads, writes)
 
     def runs(self, info: Any, **status: Any) -> None:
-        """The container runs, and this is what is said of it."""
+        """Report a running container with this information."""
         self.answers["ContainerStatus"] = lambda *_: {
             "status": {"state": 1, **status},
             "info": {"info": info},
@@ -67,7 +67,7 @@ def runtime(tmp_path: Path) -> Iterator[FakeContainerRuntime]:
 
 @pytest.fixture
 def proc(tmp_path: Path) -> Path:
-    """The first process may use more than the sandbox's."""
+    """A `/proc` in which the first process may use more CPUs than the sandbox's."""
     for pid, cpus in ((1, "0-7"), (42, "0-3")):
         (tmp_path / f"proc/{pid}").mkdir(parents=True)
         (tmp_path / f"proc/{pid}/status").write_text(f"Cpus_allowed_list:\t{cpus}\nMems_allowed_list:\t0-1\n")

@@ -1,4 +1,4 @@
-"""Which cpuset containers should have, and what their threads keep."""
+"""The target cpusets of containers, and the affinities of their threads."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def cpus(*numbers: int) -> frozenset[int]:
 
 
 def stored(*cpu_lists: tuple[str, str, list[Task]], target: Allocations | None = None) -> StoredAllocations:
-    """Slots of socket 0: pool, CPU list, tasks."""
+    """Allocations on socket 0: pool, CPU list, tasks."""
     pools: dict[str, list[pool_allocations.CpuListAllocation]] = {}
     for pool, text, tasks in cpu_lists:
         pools.setdefault(pool, []).append(pool_allocations.parse_cpu_list(text, tasks=tasks))
@@ -90,7 +90,7 @@ def test_what_a_thread_may_use_after_a_change(
 
 
 class FakeCpusetRuntime:
-    """Containers that are nothing but their records."""
+    """A container runtime that only has records of cpusets."""
 
     def __init__(self, **cpusets: Cpuset) -> None:
         self.told = {{"a": A, "b": B}[name]: cpuset for name, cpuset in cpusets.items()}

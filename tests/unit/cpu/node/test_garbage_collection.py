@@ -1,4 +1,4 @@
-"""Rounds of a sweep on this machine's own processes."""
+"""Garbage collections with real processes of this machine."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ FREE = pool_allocations.from_lists({"exclusive": {0: ["0", "1"]}, "shared": {0: 
 
 
 def no_wait(_: int) -> None:
-    """Others write in a moment."""
+    """Do not wait between attempts."""
 
 
 def swept(store: DirectoryStore) -> garbage_collection.CollectionRound:

@@ -1,4 +1,4 @@
-"""What the kubelet's checkpoints say, and where that is at odds with the pools."""
+"""The kubelet's checkpoints, and their conflicts with the pools."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What Node Feature Discovery is told of core power."""
+"""The feature file for Node Feature Discovery."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Processes are known by what the kernel says of them."""
+"""The identification of processes by the kernel."""
 
 import socket
 import subprocess

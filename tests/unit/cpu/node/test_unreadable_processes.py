@@ -1,4 +1,4 @@
-"""Whose a process may be that nobody may look at."""
+"""The possible owners of unreadable processes."""
 
 from pathlib import Path
 

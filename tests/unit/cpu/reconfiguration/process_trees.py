@@ -1,4 +1,4 @@
-"""Real processes of several threads, with children and grandchildren, for tests that move them."""
+"""Real process trees with several threads, children and grandchildren, for tests that move them."""
 
 import contextlib
 import os
@@ -51,13 +51,13 @@ class RunningProcessTree:
     def __init__(self, process: subprocess.Popen[bytes], pids: tuple[int, ...]) -> None:
         self.process = process
         self.pids = pids
-        """From the wrapper down."""
+        """The process ids, the wrapper's first, then those of its descendants."""
         stat = procfs.parse_stat((PROC / str(process.pid) / "stat").read_text())
         self.task = Task(process.pid, stat.start, procfs.read_boot(PROC), "pod", "container")
 
     @property
     def affinities(self) -> Mapping[int, frozenset[int]]:
-        """Of every thread there is now."""
+        """The affinity of every thread, as it is now."""
         return {
             int(path.name): frozenset(os.sched_getaffinity(int(path.name)))
             for pid in self.pids
@@ -66,7 +66,7 @@ class RunningProcessTree:
 
     @property
     def everywhere(self) -> set[frozenset[int]]:
-        """Where its threads are."""
+        """The affinities of all threads."""
         return set(self.affinities.values())
 
 
@@ -83,7 +83,7 @@ def running(
     pinned: frozenset[int] = frozenset(),
     forks: bool = False,
 ) -> Iterator[RunningProcessTree]:
-    """A family on these CPUs, until the block is left."""
+    """A process tree on these CPUs."""
     arguments = [str(below), str(threads), mask(cpus), mask(set(pinned)), str(int(forks))]
     process = subprocess.Popen(
         [sys.executable, "-S", "-c", _PROGRAM, *arguments],

@@ -1,4 +1,4 @@
-"""Pools change under real processes: all of it or nothing, whatever fails and whoever dies."""
+"""Reconfigurations with real processes are atomic, whatever fails and whichever process is killed."""
 
 import contextlib
 import json
@@ -59,7 +59,7 @@ def store(tmp_path: Path) -> DirectoryStore:
 
 @contextlib.contextmanager
 def held(store: DirectoryStore, **cpus: str) -> Iterator[dict[str, RunningProcessTree]]:
-    """A family in each pool, on that list."""
+    """A process tree in each pool, on that list."""
     with contextlib.ExitStack() as stack:
         families = {
             pool: stack.enter_context(process_trees.running({int(cpu) for cpu in text.split(",")}))
@@ -147,7 +147,7 @@ def test_who_forks_all_the_time_is_moved_whole(store: DirectoryStore) -> None:
 
 
 def seen_below(family: RunningProcessTree) -> set[frozenset[int]]:
-    """Where the processes of the family's session may run."""
+    """The affinities of all processes in the session of the process tree."""
     affinities = set()
     for pid, process in procfs.read_processes(PROC).processes.items():
         if pid in family.pids or process.parent == family.pids[-1]:
@@ -225,7 +225,7 @@ def test_a_signal_that_ends_it_undoes_it(store: DirectoryStore, monkeypatch: pyt
 
 
 class StoreWithConcurrentWrites:
-    """A book in which somebody else writes first, at chosen calls of `replace`."""
+    """A store in which another process writes first, at chosen calls of `replace`."""
 
     def __init__(self, store: DirectoryStore, meddle: Mapping[int, Any]) -> None:
         self._store, self._meddle, self._calls = store, meddle, 0
@@ -379,7 +379,7 @@ DirectoryStore.replace = counted(DirectoryStore.replace)
 lists = {name: {int(socket): texts for socket, texts in sockets.items()} for name, sockets in lists.items()}
 execution.reconfigure(DirectoryStore(path, 30), lists, Path("/proc"))
 """
-"""Kills itself before or after a step: writing, or setting a thread's affinity."""
+"""A program that kills itself before or after a step: a write, or a change of an affinity."""
 
 
 def test_who_is_killed_between_any_two_steps_leaves_nothing_half_done(tmp_path: Path) -> None:

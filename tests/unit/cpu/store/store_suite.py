@@ -1,4 +1,4 @@
-"""What every book does, wherever it keeps the state: subclasses say where by the fixture `store`."""
+"""The behaviour of every store. Subclasses define the fixture `store`."""
 
 import pytest
 

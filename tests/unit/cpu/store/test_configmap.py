@@ -1,4 +1,4 @@
-"""The state in a ConfigMap."""
+"""The store in a ConfigMap."""
 
 import json
 from collections.abc import Iterator
@@ -70,7 +70,7 @@ def test_what_cannot_be_read_is_named(
 
 
 class SimulatedWait:
-    """Time that passes only while somebody sleeps; at some second something happens."""
+    """A store with a simulated clock, and events at certain seconds."""
 
     def __init__(self, api_client: InMemoryApiClient, events: dict[int, dict[str, Any]]) -> None:
         self.seconds, self._api_client, self._events = 0.0, api_client, events

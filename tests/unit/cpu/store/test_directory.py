@@ -1,4 +1,4 @@
-"""The state in a directory."""
+"""The store in a directory."""
 
 import errno
 import os
@@ -122,7 +122,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 class CrashAtStep:
-    """Ends the process, or fails every step, from a step on; one step is one call or some bytes."""
+    """Ends the process, or fails every step, from a certain step on; a step is a call or the write of some bytes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, last: int, failure: int = 0) -> None:
         self.left, self._failure = last, failure

@@ -1,4 +1,4 @@
-"""Applies a JSON patch (RFC 6902): the operations that ours are made of, and an error for what does not fit."""
+"""Applies a JSON patch (RFC 6902) with the operations that are used; an invalid one is an error."""
 
 import copy
 from collections.abc import Sequence

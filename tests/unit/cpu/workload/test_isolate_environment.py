@@ -1,4 +1,4 @@
-"""What a command finds in its environment where this program carries its own libraries."""
+"""The environment of a command if the program has its own libraries."""
 
 import sys
 
