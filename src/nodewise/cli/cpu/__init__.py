@@ -9,28 +9,28 @@ from nodewise.cli.main import CONTEXT, CommandTable
 
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "init": ("nodewise.cli.cpu.init", "Divide a node's cores into pools."),
-    "discover": ("nodewise.cli.cpu.discover", "Have a node say how many exclusive cores it has."),
-    "describe": ("nodewise.cli.cpu.describe", "A node's pools, and who holds which CPUs."),
+    "discover": ("nodewise.cli.cpu.discover", "Advertise a node's exclusive cores."),
+    "describe": ("nodewise.cli.cpu.describe", "Print a node's pools and their tasks."),
     "isolate": ("nodewise.cli.cpu.isolate", "Run a command on CPUs of a pool."),
-    "reconcile": ("nodewise.cli.cpu.reconcile", "Free what tasks held that are over."),
-    "node-report": ("nodewise.cli.cpu.node_report", "What a node is and has, and what is wrong with it."),
-    "validate": ("nodewise.cli.cpu.validate", "Whether a node is as the CPU manager needs it."),
-    "agent": ("nodewise.cli.cpu.agent", "Give a node's containers CPUs, and take them back."),
-    "topology": ("nodewise.cli.cpu.topology", "Sockets, cores and CPUs of a machine."),
-    "install": ("nodewise.cli.cpu.install", "One program without dependencies, for containers to call."),
-    "plan": ("nodewise.cli.cpu.plan", "Which cores would go to which pool; changes nothing."),
-    "cluster-init": ("nodewise.cli.cpu.cluster_init", "Prepare nodes, from one place."),
-    "reconfigure": ("nodewise.cli.cpu.reconfigure", "Give a node other pools, under tasks that run."),
+    "reconcile": ("nodewise.cli.cpu.reconcile", "Release the CPUs of ended tasks."),
+    "node-report": ("nodewise.cli.cpu.node_report", "Print a node's cores and pools, and problems."),
+    "validate": ("nodewise.cli.cpu.validate", "Check whether a node is ready for pods."),
+    "agent": ("nodewise.cli.cpu.agent", "Allocate CPUs to containers of a node."),
+    "topology": ("nodewise.cli.cpu.topology", "Show sockets, cores and CPUs of a machine."),
+    "install": ("nodewise.cli.cpu.install", "Install the program for containers on the host."),
+    "plan": ("nodewise.cli.cpu.plan", "Show which cores `init` would put into which pool."),
+    "cluster-init": ("nodewise.cli.cpu.cluster_init", "Prepare nodes from one place."),
+    "reconfigure": ("nodewise.cli.cpu.reconfigure", "Give a node other pools while tasks run."),
     "reaffinitize": (
         "nodewise.cli.cpu.reaffinitize",
-        "Nothing: who reconfigures a node moves its processes.",
+        "Do nothing: reconfigure moves all processes.",
     ),
     "reconfigure_setup": (
         "nodewise.cli.cpu.reconfigure_setup",
-        "Give all nodes other pools, under tasks that run.",
+        "Give all nodes other pools while tasks run.",
     ),
     "uninstall": ("nodewise.cli.cpu.uninstall", "Remove the CPU manager from a node, and from the cluster."),
-    "webhook": ("nodewise.cli.cpu.webhook", "Give pods that ask for cores what they need."),
+    "webhook": ("nodewise.cli.cpu.webhook", "Serve the admission webhook for pods."),
 }
 
 

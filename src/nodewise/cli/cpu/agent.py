@@ -206,38 +206,38 @@ _OWN: Final[Sequence[click.Parameter]] = (
         default=cmk_names.DEFAULT_SOCKET,
         show_default=True,
         metavar="PATH",
-        help="Where to listen; in a folder that nobody else may write to.",
+        help="Path of the socket, in a folder that only root can write.",
     ),
     click.Option(
         ["--interval"],
         type=Duration(),
         default="5s",
         show_default=True,
-        help="Between sweeps for tasks that are over. One whose connection ends is swept at once.",
+        help="Between garbage collections. One also follows the end of a task's connection.",
     ),
     click.Option(
         ["--enforce"],
         type=click.Choice(["none", "cgroup"]),
         default="none",
         show_default=True,
-        help="cgroup: narrow each container's cpuset to what its tasks hold.",
+        help="cgroup: limit the cpuset of each container to the CPUs of its tasks.",
     ),
     click.Option(
         ["--runtime-endpoint"],
         default="",
         metavar="PATH",
-        help="The container runtime's socket, for --enforce. Default: the first known one that is there.",
+        help="The container runtime's socket, for --enforce. Default: the first known one that exists.",
     ),
     click.Option(
         ["--kubelet-dir"],
         default="",
         metavar="DIR",
-        help=f"Where the kubelet keeps its checkpoints. Default: the host's {kubelet_state.DEFAULT_FOLDER}.",
+        help=f"Folder of the kubelet's checkpoints. Default: the host's {kubelet_state.DEFAULT_FOLDER}.",
     ),
     click.Option(
         ["--allow-unrequested"],
         is_flag=True,
-        help="Give exclusive CPUs also to containers that do not request them.",
+        help="Allocate exclusive CPUs also to containers that do not request them.",
     ),
     click.Option(["--no-taint"], is_flag=True, help="Do not taint the node: other pods may use it."),
     click.Option(
@@ -245,7 +245,7 @@ _OWN: Final[Sequence[click.Parameter]] = (
         default=str(nfd_feature.FOLDER),
         show_default=True,
         metavar="DIR",
-        help="Where Node Feature Discovery looks for features; nothing is written where it is missing.",
+        help="Folder of Node Feature Discovery's feature files; ignored if it does not exist.",
     ),
     click.Option(
         ["--publish/--no-publish"], default=True, show_default=True, help="Write reports to the API server."
@@ -255,14 +255,14 @@ _OWN: Final[Sequence[click.Parameter]] = (
         type=click.IntRange(1, 100_000),
         default=ConnectionLimits().connections,
         show_default=True,
-        help="Of all pods together; one that idles gives way.",
+        help="Limit of all connections. At the limit, idle ones are closed.",
     ),
     click.Option(
         ["--max-per-pod"],
         type=click.IntRange(1, 100_000),
         default=ConnectionLimits().of_one,
         show_default=True,
-        help="Connections, and tasks, of one pod.",
+        help="Limit of connections, and of tasks, per pod.",
     ),
 )
 
@@ -270,7 +270,7 @@ command = common_options.make_command(
     "agent",
     run,
     AgentOptions,
-    "Give a node's containers CPUs, and take them back.",
+    "Allocate CPUs to containers of a node.",
     [
         *common_options.parameters(*common_options.STORE, "sysfs", "proc_fs"),
         *_OWN,

@@ -150,7 +150,7 @@ command = common_options.make_command(
     "cluster-init",
     run,
     ClusterInitOptions,
-    "Prepare nodes, from one place.",
+    "Prepare nodes from one place.",
     [
         click.Option(
             ["--host-list"], default="", metavar="NODES", help="Nodes to prepare, separated by commas."
@@ -161,28 +161,28 @@ command = common_options.make_command(
             default="init,reconcile,install,discover,nodereport",
             show_default=True,
             metavar="COMMANDS",
-            help="What to run on them.",
+            help="Commands to run on them.",
         ),
-        click.Option(["--pull-secret"], default="", metavar="NAME", help="Secret to pull the image with."),
-        click.Option(["--no-taint"], is_flag=True, help="Leave the nodes to all pods."),
+        click.Option(["--pull-secret"], default="", metavar="NAME", help="Secret for pulling the image."),
+        click.Option(["--no-taint"], is_flag=True, help="Do not taint the nodes: other pods may use them."),
         click.Option(
             ["--no-agent"],
             is_flag=True,
-            help="Start no node agent: pods use --direct, or you start it yourself.",
+            help="Do not start the node agent: use --direct in pods, or start it yourself.",
         ),
         click.Option(
             ["--cafile"],
             default=manifests.DEFAULT_CAFILE,
             show_default=True,
             metavar="FILE",
-            help="CA of who calls the webhook, in its container.",
+            help="CA of the webhook's clients, a path in its container.",
         ),
         click.Option(
             ["--insecure"],
             default="False",
             show_default=True,
             metavar="True|False",
-            help="Whether anybody may call the webhook, without a certificate of that CA.",
+            help="Whether clients need no certificate of that CA.",
         ),
         *setup_options.parameters(TIMEOUT_S),
     ],

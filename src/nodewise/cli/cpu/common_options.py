@@ -138,26 +138,26 @@ _INITIAL_PID_NAMESPACE: Final = "pid:[4026531836]"
 _OPTIONS: Final[Mapping[str, Callable[[], click.Option]]] = {
     "namespace": lambda: click.Option(
         ["--namespace"], default="default", show_default=True, metavar="NAMESPACE",
-        help="Where the ConfigMaps of nodes are."
+        help="Namespace of the ConfigMaps of nodes."
     ),
     "node_name": lambda: click.Option(
         ["--node-name"], default="", envvar=cmk_names.NODE_NAME, show_envvar=True, metavar="NODE",
-        help="The node. Default: that of the pod we are in.",
+        help="The node. Default: the node of this pod.",
     ),
     "kubeconfig": lambda: click.Option(
         ["--kubeconfig"], default="", envvar="NODEWISE_KUBECONFIG", show_envvar=True, metavar="FILE",
-        help="A kubeconfig file. Default: the pod's service account, else as kubectl takes it.",
+        help="A kubeconfig file. Default: the pod's service account, else that of kubectl.",
     ),
     "conf_dir": lambda: click.Option(
-        ["--conf-dir"], default="", metavar="DIR", help="Keep the state in this directory, not in a ConfigMap."
+        ["--conf-dir"], default="", metavar="DIR", help="Store the state in this directory instead of a ConfigMap."
     ),
     "sysfs": lambda: click.Option(
         ["--sysfs"], default="/", envvar=cmk_names.SYSFS, show_envvar=True, metavar="DIR", show_default=True,
-        help="What holds the `sys` and `proc` of the machine.",
+        help="Folder with the machine's `sys` and `proc`.",
     ),
     "proc_fs": lambda: click.Option(
         ["--proc-fs"], default="", envvar=cmk_names.PROC_FS, show_envvar=True, metavar="DIR",
-        help="Where the host's /proc is. Default: /proc, outside of containers.",
+        help="The host's /proc. Default: /proc, outside of containers.",
     ),
     "num_exclusive_cores": lambda: click.Option(
         ["--num-exclusive-cores"], type=int, default=PoolOptions().exclusive, show_default=True, metavar="N",
@@ -169,10 +169,10 @@ _OPTIONS: Final[Mapping[str, Callable[[], click.Option]]] = {
     ),
     "exclusive_mode": lambda: click.Option(
         ["--exclusive-mode"], default="packed", show_default=True, metavar="packed|spread",
-        help="One socket after the other, or a core of each in turn.",
+        help="Choose cores one socket after the other, or of each socket in turn.",
     ),
     "shared_mode": lambda: click.Option(
-        ["--shared-mode"], default="packed", show_default=True, metavar="packed|spread", help="Likewise."
+        ["--shared-mode"], default="packed", show_default=True, metavar="packed|spread", help="The same for shared."
     ),
     "excl_non_isolcpus": lambda: click.Option(
         ["--excl-non-isolcpus"], default="-1", show_default=True, metavar="LIST",
@@ -180,7 +180,7 @@ _OPTIONS: Final[Mapping[str, Callable[[], click.Option]]] = {
     ),
     "output": lambda: click.Option(
         ["-o", "--output"], type=click.Choice(["json", "table"]), default=None,
-        help="Form of what is printed. Default: a table on a terminal, else JSON.",
+        help="Output format. Default: a table on a terminal, else JSON.",
     ),
 }  # fmt: skip
 
@@ -317,9 +317,9 @@ def interval_options() -> list[click.Parameter]:
     return [
         click.Option(
             ["--interval"], type=int, default=0, show_default=True, metavar="SECONDS",
-            help="Do it over and over; 0: once.",
+            help="Repeat at this interval; 0: run once.",
         ),
-        click.Option(["--publish"], is_flag=True, help="Keep the report in the API server as well."),
+        click.Option(["--publish"], is_flag=True, help="Store the report in the API server as well."),
     ]  # fmt: skip
 
 

@@ -69,6 +69,6 @@ command = common_options.make_command(
     "describe",
     run,
     DescribeOptions,
-    "A node's pools, and who holds which CPUs.",
+    "Print a node's pools and their tasks.",
     common_options.parameters(*common_options.STORE, "output"),
 )

@@ -45,7 +45,7 @@ command = common_options.make_command(
     "discover",
     run,
     DiscoverOptions,
-    "Have a node say how many exclusive cores it has.",
+    "Advertise a node's exclusive cores.",
     [
         *common_options.parameters(*common_options.STORE),
         click.Option(["--no-taint"], is_flag=True, help="Do not taint the node: other pods may use it."),

@@ -28,28 +28,28 @@ _FOLDER: Final = click.Path(file_okay=False, path_type=Path)
     type=_FOLDER,
     default=cmk_names.DEFAULT_INSTALL_DIR,
     show_default=True,
-    help="The host's folder, as it is seen here.",
+    help="The host's folder, as mounted here.",
 )
 @click.option(
     "--mount-path",
     type=_FOLDER,
     default=cmk_names.DEFAULT_INSTALL_DIR,
     show_default=True,
-    help="Where containers see that folder. The program starts only there.",
+    help="The path of that folder in containers. The program starts only there.",
 )
 @click.option(
     "--from",
     "ready",
     type=_FOLDER,
     metavar="DIR",
-    help="A ready folder. Default: the image's own, else one is built.",
+    help="A bundle. Default: the image's, else one is built.",
 )
 @click.option(
     "--build",
     "build_only",
     type=_FOLDER,
     metavar="DIR",
-    help="Only build a ready folder there, for an image; needs nodewise[install].",
+    help="Only build a bundle there, for an image; needs nodewise[install].",
 )
 def command(
     install_dir: Path, mount_path: Path, ready: Path | None, build_only: Path | None, proc_fs: str

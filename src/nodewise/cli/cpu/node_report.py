@@ -53,7 +53,7 @@ command = common_options.make_command(
     "node-report",
     run,
     NodeReportOptions,
-    "What a node is and has, and what is wrong with it.",
+    "Print a node's cores and pools, and problems.",
     [
         *common_options.parameters(*common_options.STORE, "sysfs"),
         *common_options.interval_options(),
@@ -62,7 +62,7 @@ command = common_options.make_command(
             default=str(kubelet_state.DEFAULT_FOLDER),
             metavar="DIR",
             show_default=True,
-            help="Where the kubelet keeps its checkpoints.",
+            help="Folder of the kubelet's checkpoints.",
         ),
     ],
 )

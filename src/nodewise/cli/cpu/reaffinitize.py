@@ -28,7 +28,7 @@ command = click.Command(
     "reaffinitize",
     callback=run,
     help=run.__doc__,
-    short_help="Nothing: who reconfigures a node moves its processes.",
+    short_help="Do nothing: reconfigure moves all processes.",
     params=[
         click.Option([option], hidden=True, expose_value=False)
         for option in ("--node-name", "--namespace", "--conf-dir", "--kubeconfig")

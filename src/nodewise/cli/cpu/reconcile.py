@@ -72,6 +72,6 @@ command = common_options.make_command(
     "reconcile",
     run,
     ReconcileOptions,
-    "Free what tasks held that are over.",
+    "Release the CPUs of ended tasks.",
     [*common_options.parameters(*common_options.STORE, "proc_fs"), *common_options.interval_options()],
 )

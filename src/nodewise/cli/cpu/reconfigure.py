@@ -126,15 +126,15 @@ command = common_options.make_command(
     "reconfigure",
     run,
     ReconfigureOptions,
-    "Give a node other pools, under tasks that run.",
+    "Give a node other pools while tasks run.",
     [
-        click.Option(["--check"], is_flag=True, help="Only look whether it can be done."),
+        click.Option(["--check"], is_flag=True, help="Only check whether it is possible."),
         *common_options.parameters(*common_options.POOLS, *common_options.STORE, "sysfs", "proc_fs"),
         click.Option(
             ["--agent"], default=cmk_names.DEFAULT_SOCKET, show_default=True, metavar="PATH",
             help="The node agent's socket.",
         ),
-        click.Option(["--direct"], is_flag=True, help="Do it without the node agent."),
+        click.Option(["--direct"], is_flag=True, help="Reconfigure without the node agent."),
         click.Option(["--install-dir"], hidden=True, expose_value=False),
     ],
 )  # fmt: skip

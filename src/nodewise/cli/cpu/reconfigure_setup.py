@@ -64,9 +64,9 @@ command = common_options.make_command(
     "reconfigure_setup",
     run,
     ReconfigureSetupOptions,
-    "Give all nodes other pools, under tasks that run.",
+    "Give all nodes other pools while tasks run.",
     [
-        click.Option(["--check"], is_flag=True, help="Only look whether it can be done; change nothing."),
+        click.Option(["--check"], is_flag=True, help="Only check whether it is possible; change nothing."),
         *setup_options.parameters(TIMEOUT_S),
     ],
 )

@@ -45,7 +45,7 @@ def parameters(timeout_s: float) -> list[click.Parameter]:
         click.Option(["--cmk-img"], default=own.image, show_default=True, metavar="IMAGE", help="Image of the pods."),
         click.Option(
             ["--cmk-img-pol"], default=own.pull_policy, show_default=True,
-            metavar="|".join(setup_objects.PULL_POLICIES), help="When nodes pull it.",
+            metavar="|".join(setup_objects.PULL_POLICIES), help="Pull policy of the image.",
         ),
         click.Option(
             ["--saname"], default=own.service_account, show_default=True, metavar="NAME",
@@ -53,7 +53,7 @@ def parameters(timeout_s: float) -> list[click.Parameter]:
         ),
         click.Option(
             ["--install-dir"], default=DEFAULT_INSTALL_DIR, show_default=True, metavar="DIR",
-            help="Folder of nodes that the program is in.",
+            help="Folder of the program on nodes.",
         ),
         click.Option(
             ["--num-exclusive-cores"], default=str(PoolOptions().exclusive), show_default=True, metavar="N",
@@ -67,7 +67,7 @@ def parameters(timeout_s: float) -> list[click.Parameter]:
         *common_options.parameters("namespace", "kubeconfig"),
         click.Option(
             ["--timeout", "timeout_s"], type=click.FloatRange(min=0, min_open=True), default=timeout_s,
-            show_default=True, metavar="SECONDS", help="How long to wait for nodes.",
+            show_default=True, metavar="SECONDS", help="Timeout for all nodes.",
         ),
         output_option(["table", "json"]),
     ]  # fmt: skip

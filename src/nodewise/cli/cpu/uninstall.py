@@ -152,17 +152,19 @@ command = common_options.make_command(
             type=click.Choice(["all", "node", "cluster"]),
             default="all",
             show_default=True,
-            help="The node's part, what all nodes share, or both.",
+            help="The node's part, the shared part, or both.",
         ),
         click.Option(
-            ["--crds"], is_flag=True, help="With what all share: the kinds of reports, and all reports."
+            ["--crds"],
+            is_flag=True,
+            help="With the shared part also remove the kinds of reports, and all reports.",
         ),
         click.Option(
             ["--install-dir"],
             default=DEFAULT_INSTALL_DIR,
             show_default=True,
             metavar="DIR",
-            help="Folder that the program is in.",
+            help="Folder of the program.",
         ),
         *common_options.parameters(*common_options.STORE, "proc_fs"),
         click.Option(
@@ -171,7 +173,7 @@ command = common_options.make_command(
             default=TIMEOUT_S,
             show_default=True,
             metavar="SECONDS",
-            help="How long to wait until pods are gone.",
+            help="Timeout for the removal of pods.",
         ),
         output_option(["table", "json"]),
     ],

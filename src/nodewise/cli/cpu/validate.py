@@ -93,18 +93,18 @@ command = common_options.make_command(
     "validate",
     run,
     ValidateOptions,
-    "Whether a node is as the CPU manager needs it.",
+    "Check whether a node is ready for pods.",
     [
         click.Argument(["name"], metavar="NODE"),
         *common_options.parameters("namespace", "kubeconfig", "conf_dir", "proc_fs", "output"),
-        click.Option(["--no-taint"], is_flag=True, help="The node needs no taint."),
+        click.Option(["--no-taint"], is_flag=True, help="Do not expect a taint."),
         click.Option(
             ["--pod-namespace"], default="default", show_default=True, metavar="NAMESPACE",
-            help="Where the pod is tried.",
+            help="Namespace of the dry run's pod.",
         ),
         click.Option(
             ["--install-dir"], default=DEFAULT_INSTALL_DIR, show_default=True, metavar="DIR",
-            help="Where the program is on the node.",
+            help="Folder of the program on the node.",
         ),
     ],
 )  # fmt: skip

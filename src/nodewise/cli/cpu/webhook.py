@@ -187,12 +187,12 @@ def _serving() -> list[click.Parameter]:
         option(["--conf-file"], metavar="PATH", default=webhook_config.DEFAULT_FILE, show_default=True,
                help="server.yaml, a folder of *.yaml, or a pattern."),
         option(["--cafile"], metavar="FILE", default=manifests.DEFAULT_CAFILE, show_default=True,
-               help="CA of the certificate that the API server has to show."),
+               help="CA of the certificate that the API server must present."),
         option(["--insecure"], metavar="True|False", default="False", show_default=True,
-               help="Ask for no certificate: whoever reaches the port is served."),
+               help="Require no client certificate: serve every client."),
         *admin,
         option(["--shutdown-delay"], type=Duration(), default="5s", show_default=True,
-               help="How long SIGTERM is not the end: all that come are served, and told to go elsewhere."),
+               help="Time after SIGTERM in which requests are still served and connections are closed."),
     ]  # fmt: skip
 
 
@@ -201,26 +201,26 @@ def _printing() -> list[click.Parameter]:
     option = click.Option
     return [
         option(["--print-admission-config"], metavar="DIR|-", default="",
-               help="Write the two files that have the API server show a certificate, and end."),
+               help="Write the two files that make the API server present a certificate, and exit."),
         option(["--client-certificate"], metavar="FILE", default=ApiServerCertificate().certificate, show_default=True,
-               help="What it shows; a path on its machine."),
+               help="The certificate that it presents; a path on its machine."),
         option(["--client-key"], metavar="FILE", default=ApiServerCertificate().key, show_default=True,
-               help="The key of that."),
+               help="The key of that certificate."),
         option(["--print-manifests"], is_flag=True,
-               help="Print the objects of the webhook in a cluster, and end. It asks for a certificate only if "
+               help="Print the webhook's manifests, and exit. The webhook requires client certificates only if "
                "--cafile or --insecure=false is given."),
-        option(["--with-certificate"], is_flag=True, help="Print a new certificate with them, and its key."),
+        option(["--with-certificate"], is_flag=True, help="Include a new certificate with its key."),
         option(["--namespace"], metavar="NAMESPACE", default="default", show_default=True,
-               help="Where the webhook is to run."),
+               help="Namespace of the webhook."),
         option(["--image"], metavar="IMAGE", default=WebhookInstallation().image, show_default=True,
-               help="What it runs."),
+               help="Image of the webhook."),
         option(["--install-dir"], metavar="DIR", default=DEFAULT_INSTALL_DIR, show_default=True,
-               help="Where the program is on nodes."),
+               help="Folder of the program on nodes."),
         option(["--failure-policy"], type=click.Choice(["Ignore", "Fail"]), default="Ignore", show_default=True,
-               help="What becomes of a pod that asks for cores while the webhook does not answer: it is made without "
-               "them, or refused."),
+               help="Whether a pod that requests cores is created without mutation or rejected while the webhook does "
+               "not respond."),
         option(["--namespace-selector"], metavar="LABEL=VALUE", multiple=True,
-               help="Only pods of namespaces with this label; repeat it for several. Default: of all but "
+               help="Only pods of namespaces with this label; repeat it for several. Default: all but "
                "kube-system."),
     ]  # fmt: skip
 
@@ -229,6 +229,6 @@ command = common_options.make_command(
     "webhook",
     run,
     WebhookOptions,
-    "Give pods that ask for cores what they need.",
+    "Serve the admission webhook for pods.",
     [*_serving(), *_printing()],
 )

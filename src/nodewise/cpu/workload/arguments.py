@@ -26,32 +26,30 @@ class IsolateOption(NamedTuple):
 
 
 OPTIONS: Final = (
-    IsolateOption("--pool", "POOL", "The pool that the CPUs are of.", in_cmk=True),
+    IsolateOption("--pool", "POOL", "The pool of the CPUs.", in_cmk=True),
     IsolateOption(
-        "--socket-id", "N", "CPUs of this socket; -1 for any. Means nothing for the pool infra.", in_cmk=True
+        "--socket-id", "N", "CPUs of this socket; -1 for any. Ignored for the pool infra.", in_cmk=True
     ),
     IsolateOption(
-        "--no-affinity", "", "Hold the CPUs and set no affinity: the command does it itself.", in_cmk=True
+        "--no-affinity", "", "Allocate the CPUs and set no affinity: the command does it itself.", in_cmk=True
     ),
     IsolateOption(
-        "--wait", "DURATION", "Keep trying for so long where too few CPU lists are free, such as 30s or 5m."
+        "--wait", "DURATION", "How long to retry if too few CPU lists are free, such as 30s or 5m."
     ),
-    IsolateOption(
-        "--agent-socket", "PATH", f"Where the node agent listens. Default: {cmk_names.DEFAULT_SOCKET}."
-    ),
+    IsolateOption("--agent-socket", "PATH", f"The node agent's socket. Default: {cmk_names.DEFAULT_SOCKET}."),
     IsolateOption(
         "--conf-dir", "DIR", "Without a node agent: the directory of the node's state.", in_cmk=True
     ),
-    IsolateOption("--direct", "", "Ask no node agent; without --conf-dir the state is in a ConfigMap."),
-    IsolateOption("--namespace", "NAMESPACE", "Of the ConfigMap. Default: default.", in_cmk=True),
+    IsolateOption("--direct", "", "Do not use the node agent; without --conf-dir use a ConfigMap."),
+    IsolateOption("--namespace", "NAMESPACE", "Namespace of the ConfigMap. Default: default.", in_cmk=True),
     IsolateOption(
         "--node-name",
         "NAME",
-        f"The node, without a node agent. Default: {cmk_names.NODE_NAME}, else our pod's.",
+        f"The node, without a node agent. Default: {cmk_names.NODE_NAME}, else this pod's.",
     ),
-    IsolateOption("--kubeconfig", "FILE", "For the ConfigMap. Default: the pod's service account."),
+    IsolateOption("--kubeconfig", "FILE", "A kubeconfig file. Default: the pod's service account."),
     IsolateOption(
-        "--proc-fs", "DIR", f"Where the host's /proc is, without a node agent. Default: {cmk_names.PROC_FS}."
+        "--proc-fs", "DIR", f"The host's /proc, without a node agent. Default: {cmk_names.PROC_FS}."
     ),
     IsolateOption("--help", "", "Show this message and exit.", in_cmk=True),
     IsolateOption("--version", "", "Show the version and exit.", in_cmk=True),
@@ -61,8 +59,8 @@ _SHORT: Final = {"-h": "--help"}
 _KNOWN: Final = {option.name: option for option in OPTIONS}
 _UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
-SUMMARY: Final = "Run a command on CPUs of a pool, and give them back when it ends."
-DETAILS: Final = "How many CPU lists of an exclusive pool it gets says the variable CMK_NUM_CORES."
+SUMMARY: Final = "Run a command on CPUs of a pool, and release them when it ends."
+DETAILS: Final = "The variable CMK_NUM_CORES has the number of CPU lists of an exclusive pool."
 EXIT_CODES: Final = {
     "125": "the command was not started; stderr says why",
     "126": "it cannot be executed",
