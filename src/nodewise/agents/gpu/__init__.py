@@ -54,16 +54,16 @@ _LEASES: Final = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 
 
 class GpuKind(ControllerKind):
-    """The row of the registry."""
+    """The agent `gpu`."""
 
     name = "gpu"
-    summary = "give pods cards that fit, with books for each card (GPU)"
+    summary = "place pods on nodes whose GPUs fit, and track the allocations of each GPU"
     options = GpuOptions
     pod_fields = GpuPod
     node_fields = GpuNode
 
     def watched(self, options: GpuOptions) -> tuple[Watched, ...]:
-        """Of pods without cards only their CPU, and only where the placement asks for it."""
+        """Nodes, pods and allocation records; pods without GPUs only for their CPU, if the placement needs it."""
         keep = free_cpu.keep_pod_cpu if options.placement == "fragmentation" else free_cpu.keep_gpu_pod
         return (
             Watched(PODS, _PODS, AllocatedPod, keep=keep),
@@ -87,11 +87,11 @@ class GpuKind(ControllerKind):
         )
 
     def resources(self, options: GpuOptions) -> dict[str, bool]:
-        """Those that count cards: a pod that wants a card asks for one of them."""
+        """The resources that count GPUs; every pod with GPUs requests one of them."""
         return dict.fromkeys(resource_profile.load_profile(options.gpu_profile).counts, False)
 
     def concerns(self, options: GpuOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:
-        """Whether any node has cards, or any pod asks for one."""
+        """Whether any node has GPUs, or any pod requests one."""
         chosen = resource_profile.load_profile(options.gpu_profile)
         requested = any(demand.is_concerned(pod, chosen) for pod in pods)
         return requested or any(node_gpus.parse_node_gpus(node, chosen).names for node in nodes)

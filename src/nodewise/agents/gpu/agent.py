@@ -54,7 +54,7 @@ from nodewise.binder import BindPlan, BindPlugin, Refusal
 _T = TypeVar("_T")
 
 BIND_TIME: Final = "gas-ts"
-"""The annotation by which the older device plugin tells which of several pods was bound first: Unix time in ns."""
+"""The annotation by which the older device plugin orders pods by the time of their bind: Unix time in ns."""
 GPU_NUMBERS: Final = "cards.nodewise.io/"
 """The annotation `cards.nodewise.io/<container>`: the numbers of its GPUs, for the downward API."""
 _NUMBERED: Final = "card"
@@ -83,11 +83,14 @@ class GpuAgent(
         return self._options.bind_errors
 
     def equivalence_key(self, pod: GpuPod) -> Demand:
-        """What the pod wants; equal for pods that fit the same nodes."""
+        """The demand of the pod, which is equal for pods that fit the same nodes."""
         return demands.parse_demand(pod, self._profile, self._options)
 
     def filter(self, pod: GpuPod, candidates: Names, snapshot: Snapshot) -> Verdict | None:
-        """Where some node fits with a GPU that a telemetry policy prefers, only such nodes pass."""
+        """Reject nodes that the pod does not fit.
+
+        If it fits a node with a GPU that a telemetry policy prefers, only such nodes pass.
+        """
         demand = self.equivalence_key(pod)
         if not demand.wants_gpus:
             return None
@@ -105,7 +108,7 @@ class GpuAgent(
         return replace(verdict, codes=codes, reasons=(*verdict.reasons, reasons.PassedOver()))
 
     def score(self, pod: GpuPod, candidates: Names, snapshot: Snapshot) -> Scores | None:
-        """As the placement has it, which may like nodes for pods without GPUs as well."""
+        """Score nodes by the placement; some placements also score nodes for pods without GPUs."""
         demand = self.equivalence_key(pod)
         agent_state = self.state(snapshot)
         if agent_state is None or demand.problem is not None:
@@ -149,7 +152,7 @@ class GpuAgent(
         return _unknown(_judged(layout, numbers[:-1], demand, order)[0], candidates)
 
     def bind(self, pod: AllocatedPod, node: str, snapshot: Snapshot, now: float) -> BindPlan | Refusal | None:
-        """The GPUs that the pod holds there already, or else those that it gets."""
+        """Plan the GPUs that the pod already holds on the node, or else new ones."""
         demand = self.equivalence_key(pod)
         if not demand.wants_gpus:
             return None
@@ -174,17 +177,17 @@ class GpuAgent(
         return self._plan(pod, entry, [bool(container.count) for container in demand.containers], there, now)
 
     def export(self, state: GpuState, query: Mapping[str, str]) -> Generator[None, None, bytes]:
-        """The allocations."""
+        """The allocations of all nodes, as JSON."""
         return state_export.export_state(state, query)
 
     def _going_by(self, agent_state: GpuState) -> PlacementInputs:
-        """What placements go by now; a file of typical pods wins over those that were counted."""
+        """The current inputs of placements; a file of typical pods takes precedence over the histogram."""
         return self._placement_inputs._replace(
             workload=self._placement_inputs.workload or agent_state.workload, cpu_free=agent_state.cpu_free
         )
 
     def _held(self, pod: AllocatedPod, there: NodeState, now: float) -> Reservation | None:
-        """The pod's reservation that counts, as of the version that it is planned on; None where it has none."""
+        """The reservation of the pod that counts, with the version that it was planned on; None if there is none."""
         held = there.allocations.by_uid.get(pod.metadata.uid)
         if held is None or held.source != "ledger":
             return None
@@ -193,7 +196,7 @@ class GpuAgent(
         return entry if is_same else msgspec.structs.replace(entry, at=now)
 
     def _planned(self, pod: AllocatedPod, demand: Demand, fitted: FitResult, there: NodeState) -> Reservation:
-        """What the pod gets, of the one candidate."""
+        """The GPUs that the pod gets on the only candidate."""
         names = there.gpus.names
         gpus = tuple(tuple(names[at] for at in container) for container in fitted.gpus(0))
         taken = self._taken(demand, gpus, fitted)
@@ -211,7 +214,7 @@ class GpuAgent(
         )
 
     def _taken(self, demand: Demand, gpus: GpuNames, fitted: FitResult) -> list[list[SubdeviceRequest]]:
-        """Each container's GPUs, and how many sub-devices of them it takes."""
+        """The GPUs of each container, with the number of sub-devices to take."""
         wanted = [container.per_gpu.get(self._profile.subdevices, 0) for container in demand.containers]
         linked = fitted.subdevices(0)
         return [
@@ -242,12 +245,12 @@ class GpuAgent(
 
 
 def _only(parts: Sequence[_T], where: Sequence[bool]) -> list[_T | tuple[()]]:
-    """The parts of containers that ask for sub-devices; nothing for the others."""
+    """The parts of containers that request sub-devices; empty for the others."""
     return [part if is_tiled else () for part, is_tiled in zip(parts, where, strict=True)]
 
 
 def _placement_inputs(options: GpuOptions, profile: ResourceProfile) -> PlacementInputs:
-    """What placements go by: typical pods are those of the file, where there is one."""
+    """The inputs of placements; typical pods come from the file if there is one."""
     path = options.gpu_typical_pods
     workload = fragmentation.NO_WORKLOAD
     if path:
@@ -267,13 +270,13 @@ def _judged(
 
 
 def _refusal(reason: Reason) -> Refusal:
-    """With the older system's words for the reason alone."""
+    """The verdict with the older system's text for the reason."""
     kind: RejectionKind | None = getattr(reason, "kind", None)
     return Refusal(kind.value if kind is not None else reason.text(), reason)
 
 
 def _unknown(verdict: Verdict, candidates: Names) -> Verdict:
-    """With a reason of their own for nodes that we do not know."""
+    """The verdict with a separate reason for unknown nodes."""
     strange = candidates.numbers == len(candidates.index)
     if not strange.any():
         return verdict
@@ -284,7 +287,7 @@ def _unknown(verdict: Verdict, candidates: Names) -> Verdict:
 def _without(
     there: NodeState | None, uids: frozenset[str], resources: frozenset[str]
 ) -> tuple[NodeGpus, node_allocations.NodeAllocations]:
-    """A node less some pods, with as much of it as the question is about."""
+    """The layout of a node without some pods, with only the resources of the demand."""
     if there is None:
         return NodeGpus(), node_allocations.EMPTY
     capacity = {name: row for name, row in there.gpus.capacity.items() if name in resources}
@@ -298,7 +301,7 @@ def _without(
 
 
 def _numbers(gpus: Sequence[str]) -> str:
-    """`0,1` of card0 and card1; the name itself of a GPU that is called otherwise."""
+    """`0,1` for card0 and card1; the full name of a GPU that is named differently."""
     return ",".join(_number(gpu) for gpu in gpus)
 
 
@@ -321,7 +324,7 @@ def _segments(entry: Reservation, count: int) -> list[str]:
 
 
 def _with_subdevices(gpus: Sequence[str], segment: str) -> Iterator[str]:
-    """A segment names, beside each GPU, its sub-devices: `card0:gt0+gt1,`."""
+    """A segment that names each GPU with its sub-devices: `card0:gt0+gt1,`."""
     tiled = dict(part.partition(":")[::2] for part in segment.split(",") if part)
     for gpu in gpus:
         yield f"{gpu} {tiled[gpu]}" if tiled.get(gpu) else gpu

@@ -20,29 +20,30 @@ from nodewise.binder import RESERVATIONS_ANNOTATION, AllocationRecordLease
 from nodewise.errors import UNREADABLE, shown
 
 MOST_SUBDEVICES: Final = 1024
-"""Sub-devices of a GPU are numbered below; no GPU has as many."""
+"""The numbers of sub-devices are below this; no GPU has as many."""
 
 _LONGEST_VERSION: Final = 40
-"""Digits; those of an API server have up to 20."""
+"""Digits; versions of an API server have up to 20."""
 
 GpuNames = tuple[tuple[str, ...], ...]
-"""Card names by container, in the order of the pod's containers."""
+"""GPU names by container, in the order of the pod's containers."""
 
 
 class Reservation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """What a pod holds on the node, written before it is bound there."""
+    """The GPUs that a pod holds on a node. This is written before the pod is bound."""
 
     pod: str
     """`namespace/name`."""
     gpus: str = msgspec.field(name="cards")
     subdevices: str = msgspec.field(default="", name="tiles")
     at: float = 0.0
-    """Seconds since 1970 when it was written; nothing is decided by it."""
+    """When it was written, in seconds since 1970; for information only."""
     seen: str = ""
-    """The pod's resourceVersion when it was read for this reservation, which its Binding is bound to."""
+    """The pod's resourceVersion that the reservation was planned on. The Binding requires this version."""
     charged: tuple[dict[str, int], ...] = ()
-    """By container of `cards`: what each of its GPUs is charged, by full resource name. Counts where the pod is not
-    known.
+    """By container of `cards`, the amounts that each of its GPUs is charged, by full resource name.
+
+    They count if the pod is unknown.
     """
 
     @property
@@ -53,14 +54,14 @@ class Reservation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class AllocationRecord(NamedTuple):
-    """An allocation record as it could be read."""
+    """A parsed allocation record."""
 
     entries: Mapping[str, Reservation]
     """By pod uid."""
     unreadable: Mapping[str, str]
-    """By pod uid: what is wrong with a reservation that counts for nothing."""
+    """By pod uid, why a reservation is invalid; it does not count."""
     problem: str = ""
-    """What is wrong with the whole, of which then nothing counts."""
+    """Why the whole record is invalid; none of its reservations counts."""
 
 
 EMPTY: Final = AllocationRecord({}, {})
@@ -71,7 +72,7 @@ _entry: Final = msgspec.json.Decoder(Reservation).decode
 
 
 def reservation_bytes(text: str, uids: Collection[str]) -> int:
-    """So many bytes of an allocation record are reservations of these pods; 0 where it cannot be read."""
+    """The bytes of an allocation record that are reservations of these pods; 0 if it cannot be parsed."""
     try:
         raws = _raws(text) if text and uids else {}
     except UNREADABLE:
@@ -82,7 +83,7 @@ def reservation_bytes(text: str, uids: Collection[str]) -> int:
 def with_all_containers(entry: Reservation, with_gpus: Sequence[bool]) -> Reservation:
     """The reservation with a part for every container of the pod, as in the annotations.
 
-    `with_gpus` marks the containers with GPUs. A reservation of an older version has all parts already and stays.
+    `with_gpus` marks the containers with GPUs. Reservations of older versions have all parts already.
     """
     parts = entry.gpus.split("|")
     if len(parts) == len(with_gpus) or len(parts) != sum(with_gpus):
@@ -101,14 +102,14 @@ def _spread(parts: Sequence[str], with_gpus: Sequence[bool]) -> str:
 
 
 def parse_lease(lease: AllocationRecordLease | None) -> AllocationRecord:
-    """The reservations of a node's allocation record; no allocation record has none."""
+    """Parse the allocation record in a Lease; it is empty without a Lease."""
     return parse_record(
         (lease.metadata.annotations or {}).get(RESERVATIONS_ANNOTATION, "") if lease is not None else ""
     )
 
 
 def parse_record(text: str) -> AllocationRecord:
-    """The reservations in the annotation; an empty one has none."""
+    """Parse the text of the annotation; an empty text has no reservations."""
     if not text:
         return EMPTY
     try:
@@ -133,17 +134,17 @@ def _read_singly(text: str) -> AllocationRecord:
 
 
 def newer_version(before: str, now: str) -> str:
-    """What a reservation is planned on when it is written again: never an older version than before.
+    """The version that a repeated reservation is planned on: never an older one than before.
 
-    Somebody who reads old pods may repeat a bind. Did the version go back, whoever made sure that no Binding of that
-    older version will come would take out the reservation of a pod that is bound.
+    A client with old pods may repeat a bind. With an older version, the reservation of a pod that is bound could
+    be removed by a check that rules out a Binding of that version only.
     """
     old, new = version_number(before), version_number(now)
     return before if old is not None and new is not None and old > new else now
 
 
 def version_number(version: str) -> int | None:
-    """A resourceVersion as a number that can be compared; None where it is none."""
+    """A resourceVersion as a number for comparisons; None if it is not a number."""
     is_number = version.isascii() and version.isdecimal() and len(version) <= _LONGEST_VERSION
     return int(version) if is_number else None
 
@@ -155,17 +156,17 @@ def to_wire(entry: Reservation) -> Mapping[str, Any]:
 
 
 def format_gpus(gpus: Sequence[Sequence[str]]) -> str:
-    """`card0,card1|card0`: a part for each container, empty for one without GPUs."""
+    """Format GPU names: `card0,card1|card0`, a part for each container, empty for one without GPUs."""
     return "|".join(",".join(names) for names in gpus)
 
 
 def parse_gpus(text: str) -> GpuNames:
-    """Whatever stands between commas and bars is a name; a name that no GPU has is nobody's GPU."""
+    """Parse GPU names. Any text between commas and bars is a name; names of unknown GPUs have no effect."""
     return tuple(tuple(part.split(",")) if part else () for part in text.split("|"))
 
 
 def format_subdevices(gpus: Sequence[Sequence[str]], subdevices: Sequence[Sequence[Sequence[int]]]) -> str:
-    """`card0:gt0+gt1,|`: each GPU and its sub-devices. Empty for a single container without sub-devices."""
+    """Format GPUs with their sub-devices: `card0:gt0+gt1,|`. Empty for a single container without sub-devices."""
     return "|".join(
         ",".join(_subdevice_text(name, numbers) for name, numbers in zip(names, gpu_subdevices, strict=True))
         for names, gpu_subdevices in zip(gpus, subdevices, strict=True)
@@ -177,7 +178,7 @@ def _subdevice_text(gpu: str, subdevices: Sequence[int]) -> str:
 
 
 def parse_subdevices(text: str) -> Mapping[str, frozenset[int]]:
-    """The sub-devices named, by GPU; what is no sub-device is passed over."""
+    """Parse sub-devices by GPU; invalid parts are ignored."""
     by_gpu: dict[str, set[int]] = {}
     for part in text.replace("|", ",").split(","):
         gpu, colon, subdevices = part.partition(":")

@@ -17,7 +17,7 @@ EXPECTED: Final = f"a whole number from 0 to {LARGEST}"
 
 
 class Amounts(Mapping[str, int]):
-    """Amounts by the resource's full name. Never changes, so it can be a key itself."""
+    """Amounts by the full name of the resource. Immutable and hashable."""
 
     __slots__ = ("_amounts", "_hash")
 
@@ -45,7 +45,7 @@ NONE: Final = Amounts({})
 
 
 def parse_amount(value: Any) -> int:
-    """The amount that a quantity's text or number means. ValueError says what was seen, and what is wanted."""
+    """Parse a quantity. The ValueError contains the value found and the expected form."""
     amount = _whole(value)
     if amount is None or not 0 <= amount <= LARGEST:
         raise ValueError(f"{shown(value)} is not {EXPECTED}")
@@ -69,11 +69,11 @@ _SUFFIXES: Final = {
     for power in (4, 3, 2)
     for suffix, base in ((f"{'KMGT'[power - 1]}i", 1024), ("KMGT"[power - 1], 1000))
 }
-"""From large to small; no thousands, for `2000` millicores is what people write."""
+"""In descending order, without `k`, because `2000` is the usual notation of millicores."""
 
 
 def format_amount(amount: int) -> str:
-    """As people write it, with a suffix where that loses nothing: `5G`, `512Mi`."""
+    """Format an amount, with a suffix if that is exact: `5G`, `512Mi`."""
     for suffix, unit in _SUFFIXES.items():
         if amount and amount % unit == 0:
             return f"{amount // unit}{suffix}"
@@ -81,12 +81,12 @@ def format_amount(amount: int) -> str:
 
 
 def divide(amounts: Mapping[str, int], gpus: int) -> Amounts:
-    """What falls to each of so many GPUs, one at least: what is left over falls to none."""
+    """Divide amounts evenly among GPUs, at least one; the remainder is lost."""
     return Amounts({resource: amount // gpus for resource, amount in amounts.items()})
 
 
 def total(parts: Iterable[Mapping[str, int]]) -> Amounts:
-    """The sum by resource. OverflowError where it is larger than any amount can be."""
+    """The sum by resource. OverflowError if it exceeds `LARGEST`."""
     sums: dict[str, int] = {}
     for part in parts:
         for resource, amount in part.items():

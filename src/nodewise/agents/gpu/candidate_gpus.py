@@ -1,4 +1,4 @@
-"""The GPUs of the candidates as one pod sees them: less what the pod's earlier containers took."""
+"""The GPUs of the candidates, reduced by what earlier containers of the pod took."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -12,12 +12,12 @@ Columns = NDArray[np.intp] | slice
 
 
 class CandidateGpus:
-    """Columns of a layout, by candidate (M of them), with what was taken from them. Forking is cheap."""
+    """The columns of M candidates in a layout, with the amounts that were taken from them. Forking is cheap."""
 
     def __init__(self, layout: GpuLayout, rows: NDArray[np.intp] | None = None) -> None:
         self.layout: Final = layout
         self.rows: Final = np.arange(layout.size + 1) if rows is None else rows
-        """The candidates' columns in the layout; by default all of them, which copies nothing."""
+        """`columns` are the candidates' columns in the layout; by default all of them, without a copy."""
         self.columns: Final[Columns] = slice(None) if rows is None else rows
         self._free: dict[str, Amounts] = {}
 
@@ -25,24 +25,24 @@ class CandidateGpus:
         return len(self.rows)
 
     def fork(self) -> "CandidateGpus":
-        """A copy that can be taken from, without a difference here."""
+        """A copy from which amounts can be taken without changing this object."""
         copy = object.__new__(CandidateGpus)
         copy.__dict__.update(self.__dict__, _free=dict(self._free))
         return copy
 
     def free(self, resource: str) -> Amounts:
-        """(C, M): what is left of a resource; less than nothing where the GPU does not have it. Not to be changed."""
+        """(C, M): the free amount of a resource; negative where the GPU does not have it. Do not change the array."""
         amounts = self._free.get(resource)
         if amounts is None:
             amounts = self._free[resource] = self._columns(self.layout.free, resource, ABSENT)
         return amounts
 
     def capacity(self, resource: str) -> Amounts:
-        """(C, M): 0 where the GPU does not have it."""
+        """(C, M): the capacity of a resource; 0 where the GPU does not have it."""
         return self._columns(self.layout.capacity, resource, 0)
 
     def used(self, resource: str) -> Amounts:
-        """(C, M): what is held or taken; 0 where the GPU does not have it."""
+        """(C, M): the held or taken amount; 0 where the GPU does not have the resource."""
         capacity = self.capacity(resource)
         return np.where(capacity > 0, capacity - self.free(resource), 0)
 

@@ -17,10 +17,10 @@ from nodewise.errors import shown
 
 
 class ObservedChanges(NamedTuple):
-    """What the watches have told of since the list was begun."""
+    """The objects in watch events since the list began."""
 
     nodes: set[str]
-    """Themselves, by their allocation records, or by pods on them."""
+    """Nodes that changed, whose allocation record changed, or whose pods changed."""
     pods: set[ObjectKey]
 
     def node(self, item: Any) -> None:
@@ -35,19 +35,19 @@ class ObservedChanges(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """A node of which we hold something else than the list says."""
+    """A node whose allocations in memory differ from those of the list."""
 
     node: str
     what: str
-    """In words."""
+    """The difference, as text."""
 
 
 def differences(
     ours: GpuState, fresh: GpuState, observed: ObservedChanges, stored: Callable[[str], str]
 ) -> Generator[None, None, list[Difference]]:
-    """Where the state that we answer from is another than the one computed from the list alone.
+    """The nodes where the state in memory differs from the one computed from the list.
 
-    `stored` is the text of a node's allocation record as the watch told of it: `ours` may have reservations beyond it.
+    `stored` returns the text of a node's allocation record in the store; `ours` may have more reservations.
     """
     result = []
     for name in sorted(ours.nodes.keys() | fresh.nodes.keys()):
@@ -61,7 +61,7 @@ def differences(
 
 
 def _names(node: NodeState | None, observed: ObservedChanges) -> bool:
-    """Whether the node's allocation record names a pod that was told of, wherever it is."""
+    """Whether the node's allocation record names a pod that had an event."""
     entries = allocation_record.parse_record(node.record_text).entries.values() if node else ()
     return any(entry.key in observed.pods for entry in entries)
 
@@ -88,13 +88,13 @@ def _different(name: str, ours: GpuState, fresh: GpuState) -> str:
 
 
 def _different_pods(held: Mapping[str, PodAllocation], listed: Mapping[str, PodAllocation]) -> list[str]:
-    """The pods that hold something else, in the order of their uids."""
+    """The pods with different allocations, in the order of their uids."""
     uids = sorted(uid for uid in held.keys() | listed.keys() if held.get(uid) != listed.get(uid))
     return [(held.get(uid) or listed[uid]).pod for uid in uids]
 
 
 def _column(name: str, agent_state: GpuState) -> Mapping[str, Any]:
-    """What requests are answered from."""
+    """The column of the node in the layout, from which requests are answered."""
     row = agent_state.rows.get(name)
     if row is None:
         return {}

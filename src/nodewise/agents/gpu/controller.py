@@ -43,26 +43,26 @@ from nodewise.state import NODES
 NAME: Final = "gpu"
 _MANAGER: Final = {"fieldManager": "nodewise-gpu"}
 _AGAIN_S: Final = 5.0
-"""A label that the watch does not show yet is written again after this."""
+"""The time after which a label that the watch does not show is written again."""
 PATIENCE_S: Final = 6.0
-"""Age at which an unconfirmed reservation is removed: longer than a bind may take (`--bind-timeout`). A bind that takes
-longer starts again."""
+"""The age at which an unconfirmed reservation is removed. It is longer than a bind may take (`--bind-timeout`); a
+longer bind starts again."""
 _SWEEP_S: Final = 3.0
-"""To look through 5,000 allocation records takes 35 ms, if bit by bit."""
+"""The period of garbage collection: a pass over 5,000 allocation records takes 35 ms, in small parts."""
 _REACH_S: Final = 150.0
-"""A watch without events reports its version every minute."""
+"""The timeout for watches to catch up: a watch without events reports its version every minute."""
 _LOOK_S: Final = 0.5
 _GAUGES_S: Final = 5.0
 _COUNTS_S: Final = 30.0
 _MOST_NEW: Final = 20_000
-"""Most new pods that are kept until they are written."""
+"""The most new pods that are kept until they are written."""
 _CONFIGMAPS: Final = resources.Resource("", "v1", "configmaps", "ConfigMap")
 _MOST_TOLD: Final = 10
-"""Most differences that are logged individually."""
+"""The most differences that are logged individually."""
 
 
 class GpuController(Controller):
-    """Makes what the allocations say true in the API server, and the allocations those of the API server."""
+    """Writes what follows from the allocations to the API server, and keeps the allocations consistent with it."""
 
     def __init__(self, options: GpuOptions, profile: ResourceProfile, handle: Handle) -> None:
         self._labels = DescheduleLabels(handle)
@@ -78,7 +78,10 @@ class GpuController(Controller):
         self._counter.begin()
 
     async def step(self, snapshot: Snapshot) -> None:
-        """Update labels, records and the histogram. A failure of one (a missing permission) does not stop others."""
+        """Update labels, records and the histogram.
+
+        A failure of one, such as a missing right, does not stop the others.
+        """
         agent_state: GpuState | None = snapshot.agent_states.get(NAME)
         if agent_state is not None:
             steps = (
@@ -102,7 +105,7 @@ class DescheduleLabels:
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
         self._written: dict[str, tuple[AllocatedPod, float]] = {}
-        """By pod uid: the pod for which a label was written or refused, until when that is enough."""
+        """By pod uid, the pod whose label was written or refused, and the time until which it is not written again."""
 
     def begin(self) -> None:
         self._written = {}
@@ -126,7 +129,7 @@ class DescheduleLabels:
         except NotFound:
             pass
         except (BadInput, Conflict, Refused) as error:
-            # replaced by another pod meanwhile, or no right to write this one: the others matter no less
+            # replaced by another pod, or no right to write it; this must not affect the others
             logs.emit("deschedule_label_failed", pod=f"{meta.namespace}/{meta.name}", error=str(error))
         else:
             self._handle.metrics_registry.count(
@@ -177,7 +180,7 @@ class GarbageCollector:
     def _work(
         self, unconfirmed: Iterable[UnconfirmedReservation], gone: Iterable[AllocationRecordLease]
     ) -> Iterator[Awaitable[None]]:
-        """One call after another; what is in an allocation record that goes goes with it."""
+        """The calls in order. A record that is deleted needs no changes to its reservations."""
         whole = {reservation.metadata.name.removeprefix(RECORD_PREFIX) for reservation in gone}
         stale: dict[str, dict[str, str]] = {}
         for reservation in unconfirmed:
@@ -238,7 +241,7 @@ class DemandCounter:
         self._old: list[AllocatedPod] = []
         """Pods that existed when this replica became the leader; they may have been counted."""
         self._new: deque[AllocatedPod] = deque(maxlen=_MOST_NEW)
-        """New pods; while they cannot be written only the last ones are kept."""
+        """New pods; if they cannot be written, only the last ones are kept."""
         self._due_s = 0.0
         self._pods.subscribe(self._note)
 
@@ -321,7 +324,7 @@ class ConsistencyChecker:
     async def _compared(self) -> list[Difference] | None:
         """The differences; None if the watches do not report their versions."""
         stores: dict[str, Store[Any]] = {NODES: self._handle.nodes, **self._handle.objects}
-        listening = _ChangeListener(stores)
+        listener = _ChangeListener(stores)
         try:
             fresh = {
                 name: await self._handle.relister.read(name) for name in (NODES, ALLOCATION_RECORDS, PODS)
@@ -333,10 +336,10 @@ class ConsistencyChecker:
                 return None
             computed = await self._computed(fresh)
             return await cooperative_scheduling.run(
-                consistency.differences(ours, computed, listening.told, self._stored)
+                consistency.differences(ours, computed, listener.changes, self._stored)
             )
         finally:
-            listening.end()
+            listener.end()
 
     async def _reached(self, stores: Mapping[str, Store[Any]], fresh: Mapping[str, Store[Any]]) -> bool:
         """Wait until the watches reach the versions of the lists."""
@@ -354,7 +357,7 @@ class ConsistencyChecker:
         return await self._until(is_reached)
 
     async def _slot_after(self, now: float) -> GpuState | None:
-        """The state of a snapshot that was computed from what is known now."""
+        """The agent state of a snapshot that includes everything known now."""
         await self._until(lambda: self._handle.snapshot().at >= now)
         snapshot = self._handle.snapshot()
         agent_state: GpuState | None = snapshot.agent_states.get(NAME)
@@ -387,8 +390,8 @@ class _ChangeListener:
     """Notes the objects of watch events."""
 
     def __init__(self, stores: Mapping[str, Store[Any]]) -> None:
-        self.told = ObservedChanges(set(), set())
-        notes = {NODES: self.told.node, ALLOCATION_RECORDS: self.told.record, PODS: self.told.pod}
+        self.changes = ObservedChanges(set(), set())
+        notes = {NODES: self.changes.node, ALLOCATION_RECORDS: self.changes.record, PODS: self.changes.pod}
         self._ends = [stores[name].subscribe(self._noting(note)) for name, note in notes.items()]
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""What a pod requests of GPUs: read once, then compared with all nodes at once.
+"""The GPU requests of a pod, parsed once and then compared with all nodes at once.
 
 Only requests of ordinary containers are served, because the annotations that tell the node about the chosen GPUs have
 no place for other containers. A limit without a request counts as the request, as the API server defaults it; `decide`
@@ -32,52 +32,54 @@ _MOST_NAMES: Final = 1024
 _LONGEST: Final = 63
 """Characters of a name: of a container, a GPU or a model."""
 MOST_RESOURCES: Final = node_gpus.MOST_RESOURCES
-"""Different resources of GPUs in one pod. A node has no more, and each is looked at on all nodes."""
+"""Different GPU resources in one pod. No node has more, and each resource is compared on all nodes."""
 
 
 class ContainerDemand(msgspec.Struct, frozen=True):
-    """What one container wants of each of its GPUs."""
+    """The amounts that one container requests of each of its GPUs."""
 
     name: str
     count: int = 0
-    """Distinct GPUs; 0: none. It may be more than any node has."""
+    """The number of distinct GPUs; 0 for none. It may be more than any node has."""
     per_gpu: Mapping[str, int] = amounts.NONE
-    """By full resource name: an equal share of the request, rounded down, so it may be 0; the counting resource is 1.
-    Resources of which nothing is asked are left out."""
+    """By full resource name, an equal share of the request, rounded down, so it may be 0; the counting resource is 1.
+
+    Resources that are not requested are omitted.
+    """
 
 
 class Demand(NamedTuple):
-    """What a pod wants of GPUs. Pods with equal demands fit the same nodes."""
+    """The GPU demand of a pod. Pods with equal demands fit the same nodes."""
 
     containers: tuple[ContainerDemand, ...] = ()
-    """In the order of the pod's, all of them; () where there is a problem."""
+    """All containers, in the order of the pod; () if there is a problem."""
     same_gpu: tuple[int, ...] = ()
-    """Indices of containers that share one GPU; () or two at least."""
+    """Indices of containers that share one GPU; () or at least two."""
     linked: bool = False
     """GPUs come in pairs with an Xe Link; counts are even."""
     single_numa: bool = False
-    """Each container's GPUs are of one NUMA node."""
+    """The GPUs of each container must be in one NUMA node."""
     allow: frozenset[str] | None = None
-    """Only these GPUs, by name; None: not asked."""
+    """Names of the only allowed GPUs; None if all are allowed."""
     deny: frozenset[str] = frozenset()
-    """None of these."""
+    """Names of GPUs that are not allowed."""
     models: frozenset[str] | None = None
-    """Only GPUs of these models; None: any."""
+    """The only allowed models; None if all are allowed."""
     placement: Placement | None = None
-    """The pod's own; None: the one of the settings."""
+    """The placement of the pod; None if the setting applies."""
     problem: InvalidDemand | None = None
     """Why the pod fits nowhere."""
     cpu_milli: int = 0
-    """What its containers request together, for typical pods."""
+    """The CPU request of all containers, for typical pods."""
 
     @property
     def wants_gpus(self) -> bool:
-        """Whether the agent has anything to do with this pod. One whose demand cannot be read is no plain pod."""
+        """Whether the pod concerns the agent. A pod with an invalid demand does."""
         return self.problem is not None or any(container.count for container in self.containers)
 
 
 NOTHING: Final = Demand()
-"""Of a pod that asks for no GPU."""
+"""The demand of a pod that requests no GPU."""
 
 
 class _Refused(Exception):
@@ -86,7 +88,7 @@ class _Refused(Exception):
 
 
 def parse_demand(pod: GpuPod, profile: ResourceProfile, options: GpuOptions) -> Demand:
-    """What a pod wants. What cannot be read or served is the demand's `problem`."""
+    """Parse the demand of a pod. An invalid one, or one that no node can serve, has a `problem`."""
     containers, init = pod.spec.containers or (), pod.spec.initContainers or ()
     if not is_concerned(pod, profile):
         return NOTHING
@@ -111,7 +113,7 @@ def parse_demand(pod: GpuPod, profile: ResourceProfile, options: GpuOptions) -> 
 
 
 def container_amounts(pod: GpuPod, profile: ResourceProfile) -> tuple[Amounts, ...]:
-    """What each container requests altogether, undivided. Amounts that cannot be read are left out."""
+    """The amounts of each container, not divided among its GPUs. Invalid amounts are omitted."""
     totals = []
     for container in pod.spec.containers or ():
         known = {}
@@ -125,7 +127,7 @@ def container_amounts(pod: GpuPod, profile: ResourceProfile) -> tuple[Amounts, .
 
 
 def is_concerned(pod: GpuPod, profile: ResourceProfile) -> bool:
-    """Whether any container asks for resources of GPUs, be it 0."""
+    """Whether any container requests GPU resources, even an amount of 0."""
     spec = pod.spec
     return any(
         _requests(container, profile)
@@ -134,7 +136,7 @@ def is_concerned(pod: GpuPod, profile: ResourceProfile) -> bool:
 
 
 def _requests(container: GpuContainer, profile: ResourceProfile) -> dict[str, str | int | float]:
-    """The requests of GPUs' resources as they are written."""
+    """The requests of GPU resources as they are written in the pod."""
     resources = container.resources
     if resources is None:
         return {}
@@ -183,7 +185,7 @@ def _wanted(name: str, requests: Mapping[str, int], profile: ResourceProfile) ->
 def _check_shares(
     containers: Sequence[GpuContainer], requests: Sequence[Mapping[str, int]], profile: ResourceProfile
 ) -> None:
-    """A pod that asks for shares of GPUs, and nowhere for a GPU, would get nothing and not be told so."""
+    """Refuse a pod that requests shares of GPUs without a GPU, which would otherwise get nothing without a message."""
     for container, amounts_of_container in zip(containers, requests, strict=True):
         shares = sorted(
             resource
@@ -202,7 +204,7 @@ def _check_shares(
 def _check_annotations(
     annotations: Mapping[str, str], wanted: Sequence[ContainerDemand], profile: ResourceProfile
 ) -> None:
-    """The Binding adds annotations, and the API server would refuse it."""
+    """Refuse a pod whose annotations would become too large for the API server with those that bind adds."""
     size = sum(len(key.encode()) + len(value.encode()) for key, value in annotations.items())
     most = limits.MOST_ANNOTATION_BYTES - limits.annotation_bytes(wanted, profile.subdevices)
     if size > most:
@@ -214,9 +216,9 @@ def _check_annotations(
 
 
 def _check_size(wanted: Sequence[ContainerDemand]) -> None:
-    """Any tenant's pod is answered for thousands of nodes, while others wait.
+    """Limit the size of a demand, because each pod is compared with thousands of nodes.
 
-    More GPUs for one container than a node can have fit nowhere and cost nothing, so they are no reason by themselves.
+    A container that requests more GPUs than any node has costs nothing and is not refused here.
     """
     if len(wanted) > limits.MOST_CONTAINERS:
         raise _refused(
@@ -241,7 +243,7 @@ def _check_size(wanted: Sequence[ContainerDemand]) -> None:
 
 
 def _annotated(annotations: Mapping[str, str], options: GpuOptions) -> Demand:
-    """What annotations say of the whole pod."""
+    """The parts of the demand that come from annotations."""
     if LINKED in annotations and SAME_GPU in annotations:
         raise _refused(
             RejectionKind.BAD_ARGS, f"{LINKED} and {SAME_GPU} exclude each other", "take one of them away"
@@ -258,7 +260,7 @@ def _annotated(annotations: Mapping[str, str], options: GpuOptions) -> Demand:
 
 
 def _names(key: str, text: str) -> frozenset[str]:
-    """Names between commas, as they are: a blank is part of a name."""
+    """Names between commas; blanks are part of a name."""
     if text.count(",") >= _MOST_NAMES:
         raise _refused(RejectionKind.MALFORMED, f"{key} has more than {_MOST_NAMES} names", "name fewer")
     return frozenset(name for name in text.split(",") if len(name) <= _LONGEST)
@@ -286,7 +288,7 @@ def _placement(text: str | None) -> Placement | None:
 
 
 def _same_gpu(pod: GpuPod, containers: Sequence[GpuContainer], profile: ResourceProfile) -> tuple[int, ...]:
-    """Indices of the containers that are to share a GPU, in the order of the annotation."""
+    """Indices of the containers that must share a GPU, in the order of the annotation."""
     text = (pod.metadata.annotations or {}).get(SAME_GPU)
     if text is None:
         return ()
@@ -336,5 +338,5 @@ def _refused(kind: RejectionKind, words: str, hint: str, *, at_once: bool = True
 
 
 def _cut(name: str) -> str:
-    """The API server lets no longer name pass, and the text stands in the answer once for every node."""
+    """Cut a name that the API server would refuse: the response contains the text once for every node."""
     return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"

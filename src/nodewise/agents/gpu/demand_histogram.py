@@ -30,22 +30,22 @@ class DemandMetadata(msgspec.Struct, frozen=True):
 
 
 class DemandConfigMap(msgspec.Struct, frozen=True):
-    """The ConfigMap."""
+    """The fields of the ConfigMap that are read."""
 
     metadata: DemandMetadata
     data: dict[str, str] | None = None
 
 
 class DemandHistogram(NamedTuple):
-    """What stands there."""
+    """The contents of the ConfigMap."""
 
     history: History
     until: str
-    """RFC 3339; empty: nobody was counted yet."""
+    """The newest creation time that was counted, RFC 3339; empty if no pod was counted."""
 
 
 def parse_histogram(configmap: DemandConfigMap | None) -> Generator[None, None, DemandHistogram]:
-    """What can be read of it; nothing where there is none."""
+    """Parse the ConfigMap; invalid parts are omitted, and without a ConfigMap the histogram is empty."""
     data = (configmap.data or {}) if configmap is not None else {}
     history: dict[int, Mapping[PodClass, int]] = {}
     for key, text in data.items():
@@ -55,7 +55,7 @@ def parse_histogram(configmap: DemandConfigMap | None) -> Generator[None, None, 
 
 
 def encode_histogram(counted: DemandHistogram) -> Generator[None, None, Mapping[str, str]]:
-    """The ConfigMap's data."""
+    """The data of the ConfigMap."""
     data = {UNTIL: counted.until}
     for day, classes in counted.history.items():
         data |= typical_pods.encode({day: classes})
@@ -64,7 +64,7 @@ def encode_histogram(counted: DemandHistogram) -> Generator[None, None, Mapping[
 
 
 class DemandReader(NamedTuple):
-    """By what pods are read."""
+    """The settings and the time for reading pods."""
 
     profile: ResourceProfile
     options: GpuOptions
@@ -74,7 +74,7 @@ class DemandReader(NamedTuple):
         return typical_pods.pod_classes(demands.parse_demand(pod, self.profile, self.options))
 
     def day(self, pod: AllocatedPod) -> int:
-        """On which it came; today where nobody knows."""
+        """The day on which the pod was created; today if unknown."""
         today = typical_pods.day_number(self.now)
         try:
             return min(typical_pods.day_number(clock.parse_rfc3339(pod.metadata.creationTimestamp)), today)
@@ -85,7 +85,7 @@ class DemandReader(NamedTuple):
 def add_pods(
     counted: DemandHistogram, old: Iterable[AllocatedPod], new: Iterable[AllocatedPod], reader: DemandReader
 ) -> Generator[None, None, DemandHistogram]:
-    """With the pods that are new, and the old ones that were not counted yet; without days that are over."""
+    """Add new pods, and old pods that were not counted yet. Days that no longer count are dropped."""
     came: dict[int, Counter[PodClass]] = {}
     until = counted.until
     for pod in (*(pod for pod in old if pod.metadata.creationTimestamp > counted.until), *new):
@@ -99,6 +99,6 @@ def add_pods(
 
 
 def config_map_body(data: Mapping[str, str], namespace: str, version: str) -> Mapping[str, Any]:
-    """The object to be written; `version` is that of the one before, empty if there is none."""
+    """The ConfigMap to write; `version` is that of the previous one, empty if there is none."""
     meta = {"name": NAME, "namespace": namespace} | ({"resourceVersion": version} if version else {})
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": data}

@@ -16,18 +16,18 @@ from nodewise.agents.gpu.state import GpuState
 LABEL: Final = "gpu.aware.scheduling/deschedule-pod"
 VALUE: Final = "gpu"
 _STRIDE: Final = 256
-"""Pods that are looked at between two pauses."""
+"""Pods per part of the work."""
 
 
 class Change(NamedTuple):
-    """A pod whose label is not as it should be."""
+    """A pod whose label has to be added or removed."""
 
     pod: AllocatedPod
     is_wanted: bool
 
 
 def changes(agent_state: GpuState) -> Generator[None, None, list[Change]]:
-    """What is to be written. A label of that key with another value is somebody else's, unless the pod is to go."""
+    """The labels to write. A label with another value belongs to another owner, unless the pod must be evicted."""
     wanted = yield from _wanted(agent_state)
     result = []
     for number, pod in enumerate(agent_state.pods.by_key.values()):
@@ -41,13 +41,13 @@ def changes(agent_state: GpuState) -> Generator[None, None, list[Change]]:
 
 
 def patch(change: Change) -> Mapping[str, Any]:
-    """A merge patch, which makes a map of labels where there is none. The uid keeps it from a pod made anew."""
+    """A merge patch, which also works without existing labels. The uid protects a pod that was recreated."""
     labels = {LABEL: VALUE if change.is_wanted else None}
     return {"metadata": {"uid": change.pod.metadata.uid, "labels": labels}}
 
 
 def _wanted(agent_state: GpuState) -> Generator[None, None, Mapping[str, str]]:
-    """By the uid of each pod that is to go: the node that it is to leave."""
+    """By uid, the pods to be evicted and the node of each."""
     node_by_uid: dict[str, str] = {}
     for number, (name, node) in enumerate(agent_state.nodes.items()):
         if node.gpus.descheduled or node.gpus.subdevices_descheduled:
@@ -60,7 +60,7 @@ def _wanted(agent_state: GpuState) -> Generator[None, None, Mapping[str, str]]:
 
 
 def is_to_go(held: PodAllocation, gpus: NodeGpus) -> bool:
-    """Whether a pod holds a GPU or a sub-device whose pods are to go."""
+    """Whether a pod holds a GPU or a sub-device whose pods are to be evicted."""
     if any(not gpus.descheduled.isdisjoint(names) for names in held.gpus):
         return True
     return any(

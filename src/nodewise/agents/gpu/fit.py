@@ -1,7 +1,7 @@
-"""Fits a pod to the GPUs of all candidates at once: whether it fits, and which GPUs it gets.
+"""Fits a pod to the GPUs of all candidates at once.
 
-Source of the order of checks: GPU Aware Scheduling 0.5.6, `pkg/gpuscheduler/scheduler.go`. Containers take GPUs one
-after another, those that share a GPU first; a pod fits where each of its containers fits. Nothing is reserved.
+Containers take GPUs one after another, those that share a GPU first; a pod fits where each of its containers fits.
+Nothing is reserved. Source of the order of checks: GPU Aware Scheduling 0.5.6, `pkg/gpuscheduler/scheduler.go`.
 """
 
 from collections import Counter
@@ -24,30 +24,30 @@ __all__ = ["Balanced", "FirstFit", "FitResult", "GpuChoice", "GpuOrder", "Shortf
 
 
 class FitResult(NamedTuple):
-    """The answer, by candidate (M of them)."""
+    """The result by candidate (M)."""
 
     codes: NDArray[np.int16]
-    """0 fits, k does not for `reasons[k - 1]`."""
+    """0 if the pod fits, k if it does not for `reasons[k - 1]`."""
     reasons: tuple[Reason, ...]
     containers: tuple[GpuChoice, ...]
     """By container of the demand; -1 where the pod does not fit."""
     preferred: Mask
-    """Fits, and takes the GPU that a telemetry policy prefers."""
+    """Whether the pod fits and takes the GPU that a telemetry policy prefers."""
     shortfalls: Shortfalls
-    """What the rejected ones lack."""
+    """The amounts that rejected candidates lack."""
 
     def some(self, candidates: NDArray[np.intp]) -> "FitResult":
-        """Those of some candidates, in any order."""
+        """The result of some candidates, in any order."""
         containers = tuple(choice.some(candidates) for choice in self.containers)
         preferred, shortfalls = self.preferred[candidates], self.shortfalls.some(candidates)
         return FitResult(self.codes[candidates], self.reasons, containers, preferred, shortfalls)
 
     def gpus(self, candidate: int) -> tuple[tuple[int, ...], ...]:
-        """The positions of the GPUs that a candidate gives each container; empty tuples where it does not fit."""
+        """The positions of the GPUs of each container on a candidate; empty tuples if it does not fit."""
         return tuple(_column(choice.gpus, candidate) for choice in self.containers)
 
     def subdevices(self, candidate: int) -> tuple[tuple[int, ...], ...]:
-        """The linked sub-device of each GPU, likewise; empty tuples without links."""
+        """The linked sub-device of each GPU, in the same form; empty tuples without links."""
         return tuple(
             () if choice.subdevices is None else _column(choice.subdevices, candidate)
             for choice in self.containers
@@ -55,15 +55,15 @@ class FitResult(NamedTuple):
 
 
 def fit(layout: GpuLayout, rows: NDArray[np.intp], demand: Demand, order: GpuOrder) -> FitResult:
-    """Fit a demand to candidates: columns of the layout, in any order, as often as one likes."""
+    """Fit a demand to candidates, which are columns of the layout in any order, with repetitions allowed."""
     if len(rows) <= layout.size // 2:
         return _fit(CandidateGpus(layout, rows), demand, order)
-    # What is said of a node does not depend on the others: for most of them all is faster, as nothing is gathered.
+    # Nodes are independent. For most of them it is faster to fit all, because no columns are gathered.
     return _fit(CandidateGpus(layout), demand, order).some(rows)
 
 
 def merged(demand: Demand) -> ContainerDemand:
-    """The containers that share a GPU, as one that wants all that they want."""
+    """The containers that share a GPU, merged into one with the sum of their amounts."""
     among = [demand.containers[at] for at in demand.same_gpu]
     wanted = Counter[str]()
     for container in among:
@@ -72,7 +72,7 @@ def merged(demand: Demand) -> ContainerDemand:
 
 
 def _steps(demand: Demand) -> list[tuple[tuple[int, ...], ContainerDemand]]:
-    """Who takes GPUs after whom, by number of the container: those that share a GPU first."""
+    """The order of containers, by index: those that share a GPU first."""
     shared = [(demand.same_gpu, merged(demand))] if demand.same_gpu else []
     alone = enumerate(demand.containers)
     return shared + [
@@ -81,7 +81,7 @@ def _steps(demand: Demand) -> list[tuple[tuple[int, ...], ContainerDemand]]:
 
 
 def _problem(demand: Demand) -> InvalidDemand | None:
-    """Why the demand can be answered nowhere."""
+    """Why the demand fits no node."""
     if demand.problem is not None:
         return demand.problem
     for _, container in _steps(demand):
@@ -131,7 +131,7 @@ def _fit(candidate_gpus: CandidateGpus, demand: Demand, order: GpuOrder) -> FitR
 
 
 class _Search:
-    """A pod's containers take GPUs, one after another."""
+    """Lets the containers of a pod take GPUs, one after another."""
 
     def __init__(
         self, candidate_gpus: CandidateGpus, demand: Demand, order: GpuOrder, rejections: Rejections
@@ -145,7 +145,7 @@ class _Search:
         self._links = xe_links.LinkAllocator(candidate_gpus) if demand.linked else None
 
     def step(self, wanted: ContainerDemand, *, last: bool) -> GpuChoice:
-        """What one container takes; it is gone for the next one."""
+        """Take the GPUs of one container, which are then not free for the next one."""
         candidate_gpus = self._candidate_gpus
         enough = {name: candidate_gpus.free(name) >= amount for name, amount in wanted.per_gpu.items()}
         able = self._allowed.copy()
@@ -163,7 +163,7 @@ class _Search:
         return choice
 
     def takes_preferred(self, choice: GpuChoice) -> Mask:
-        """(M): whether the preferred GPU is among them; of linked GPUs it has to be the first one."""
+        """(M): whether the preferred GPU is among the chosen ones; of linked GPUs it must be the first."""
         if not self._order.prefers:
             return np.zeros(len(self._candidate_gpus), bool)
         preferred = self._candidate_gpus.preferred()
@@ -186,14 +186,14 @@ class _Search:
         return self._links.pairs(self._candidate_gpus, able, wanted, self._order)
 
     def _other_reason(self, wanted: ContainerDemand) -> Reason:
-        """Why GPUs that would do do not, together."""
+        """Why GPUs that are suitable one by one are not suitable together."""
         if self._links is not None:
             return reasons.NotLinked(wanted.name, wanted.count // 2)
         return reasons.NotInOneGroup(wanted.name, wanted.count)
 
 
 def _allowed(candidate_gpus: CandidateGpus, demand: Demand) -> Mask:
-    """(C, M): the GPUs that the pod may use, if they are free."""
+    """(C, M): the GPUs that the pod may use if they are free."""
     usable = candidate_gpus.usable()
     layout = candidate_gpus.layout
     if demand.allow is not None or demand.deny:
@@ -209,7 +209,7 @@ def _allowed(candidate_gpus: CandidateGpus, demand: Demand) -> Mask:
 
 
 def _groups(candidate_gpus: CandidateGpus) -> Iterator[Group]:
-    """The first NUMA node of each candidate, the second one, …; the first one is all GPUs where there is no map."""
+    """The NUMA nodes of each candidate, by position; a candidate without a map has one, with all GPUs."""
     ungrouped = candidate_gpus.group_states() != GROUPED
     bits = candidate_gpus.groups()
     first = bits[0] if len(bits) else np.zeros(len(candidate_gpus), np.uint64)

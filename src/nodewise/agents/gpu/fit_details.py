@@ -16,34 +16,34 @@ from nodewise.agents.gpu.gpu_layout import Codes, GpuLayout
 
 
 class FitDetails(NamedTuple):
-    """Of one fit (`agent.Details`)."""
+    """Details of one fit (`agent.Details`)."""
 
     containers: tuple[str, ...]
     fitted: FitResult
     rows: NDArray[np.intp]
     names: tuple[str, ...]
     name_codes: Codes
-    """Shared with the layouts of before and after, as long as no node gets other GPUs."""
+    """Shared with earlier and later layouts, as long as the GPUs of nodes do not change."""
     names_gpus: bool
-    """Whether the GPUs of the fit are those that the pod would get: not where any of them did for an answer."""
+    """Whether the GPUs of the fit are those that the pod would get. They are not if the fit used any suitable GPU."""
 
     @property
     def nbytes(self) -> int:
-        """Without the names, which are shared."""
+        """The size without the names, which are shared."""
         shortfalls = self.fitted.shortfalls
         plain = (self.rows, shortfalls.gpus, shortfalls.lacking, shortfalls.free, shortfalls.wanted)
         chosen = (array for choice in self.fitted.containers for array in (choice.gpus, choice.subdevices))
         return sum(array.nbytes for array in (*plain, *chosen) if array is not None)
 
     def text(self, candidate: int) -> str:
-        """`train: card0, card1; side: card0`, or which GPU is short of what."""
+        """`train: card0, card1; side: card0`, or the GPU and amount that is lacking."""
         record_shortfall = self.fitted.shortfalls.at(candidate)
         if record_shortfall is not None:
             return record_shortfall.text()
         return "; ".join(self._taken(candidate)) if self.names_gpus else ""
 
     def distances(self) -> NDArray[np.float64]:
-        """By candidate: the share of the wanted amount that is lacking; 1 where it is not for an amount."""
+        """By candidate, the lacking share of the requested amount; 1 if no amount is lacking."""
         shortfalls = self.fitted.shortfalls
         wanted = np.maximum(shortfalls.wanted, 1).astype(np.float64)
         share = (shortfalls.wanted - np.clip(shortfalls.free, 0, shortfalls.wanted)) / wanted
@@ -51,7 +51,7 @@ class FitDetails(NamedTuple):
         return distances
 
     def numbers(self, candidate: int) -> Mapping[str, Any]:  # noqa: ARG002
-        """None: the text says everything."""
+        """Empty: the text contains everything."""
         return {}
 
     def _taken(self, candidate: int) -> Iterator[str]:
@@ -69,7 +69,7 @@ class FitDetails(NamedTuple):
 def build_details(
     layout: GpuLayout, rows: NDArray[np.intp], demand: Demand, fitted: FitResult, *, names_gpus: bool = True
 ) -> FitDetails | None:
-    """None of a demand that nobody can answer."""
+    """None for a demand with a problem."""
     if demand.problem is not None:
         return None
     names = tuple(container.name for container in demand.containers)

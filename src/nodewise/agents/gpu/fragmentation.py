@@ -27,35 +27,35 @@ Numbers = NDArray[np.intp]
 MOST_GPUS: Final = 64
 _SMALL: Final = 1 << 14
 _MOST_SCALES: Final = 16
-"""Sets of resources that pods ask for, kept at once."""
+"""Sets of requested resources whose scales are cached."""
 _MOST_CLASSES: Final = 1024
 _MOST_CELLS: Final = 1 << 20
-"""Of the table; classes that come least often are left out of a workload that would need more."""
+"""Cells of the table; the least frequent classes are omitted from a workload that would need more."""
 
 
 class Group(NamedTuple):
-    """The classes that want several GPUs of one kind."""
+    """The classes that request several GPUs of one kind."""
 
     fits: NDArray[np.bool_]
-    """By cell of a GPU (K): whether the GPU is one of the kind."""
+    """By cell of a GPU (K): whether the GPU is of this kind."""
     hosted: Floats
-    """(H, MOST_CARDS + 1): by cell of the node and its number of such GPUs, how many of all pods it is a place for."""
+    """By cell of the node and its number of such GPUs: the share of pods that the node can host."""
 
 
 class WorkloadTables(NamedTuple):
-    """A workload, as tables. H and K: cells of what a node and what a GPU may have left."""
+    """The tables of a workload. H and K: cells of what a node and what a GPU may have left."""
 
     cpu_milli: NDArray[np.int64]
-    """What classes want of a node, ascending; the cell is how many of them it can give."""
+    """The CPU requests of classes, ascending; the cell of a node is the number of them that it can satisfy."""
     resources: Mapping[str, NDArray[np.int64]]
-    """Likewise what they want of a GPU, by full name."""
+    """The requests per GPU in the same form, by full resource name."""
     models: tuple[str, ...]
-    """Those that classes insist on. A GPU of the k-th has the number k + 1, any other GPU 0."""
+    """The models that classes require. A GPU of the k-th has the number k + 1, any other GPU 0."""
     single: Floats
-    """(H, K): how many of all pods want one GPU, and can use this one on this node."""
+    """(H, K): the share of pods that request one GPU and can use this one on this node."""
     groups: tuple[Group, ...]
     shared: tuple[str, ...]
-    """The resources whose free shares are a GPU's free share."""
+    """The resources whose free shares determine a GPU's free share."""
     scales: "ShareScales"
 
     def __bool__(self) -> bool:
@@ -63,16 +63,16 @@ class WorkloadTables(NamedTuple):
 
 
 class ShareScales:
-    """What of a layout changes with no pod, computed once for it: what one unit of a resource is of a GPU.
+    """Caches the share of a GPU that one unit of a resource is, which no pod changes.
 
-    A layout shares with the one before the arrays in which nothing changed, so they are known again by identity.
+    Layouts share the arrays that did not change, so known arrays are recognised by identity.
     """
 
     def __init__(self) -> None:
         self._known: dict[Sequence[str], tuple[Sequence[object], Mapping[str, Floats]]] = {}
 
     def of(self, layout: GpuLayout, resources: Sequence[str]) -> Mapping[str, Floats]:
-        """By resource (C, N+1): its part of a GPU's free share, a unit; 0 of a GPU that nobody may use."""
+        """By resource (C, N+1): the share of a GPU per unit; 0 for an unusable GPU."""
         basis = [layout.usable, *(layout.capacity.get(name) for name in resources)]
         known = self._known.get(resources)
         if known is None or any(
@@ -94,7 +94,7 @@ def _scales(layout: GpuLayout, resources: Sequence[str]) -> Mapping[str, Floats]
 
 
 NO_WORKLOAD: Final = WorkloadTables(np.zeros(0, np.int64), {}, (), np.zeros((1, 1)), (), (), ShareScales())
-"""Of an empty workload; its measure is 0."""
+"""The tables of an empty workload, whose fragmentation is 0."""
 
 
 def build_tables(classes: Mapping[PodClass, float], counts: Sequence[str] = ()) -> WorkloadTables:
@@ -105,8 +105,10 @@ def build_tables(classes: Mapping[PodClass, float], counts: Sequence[str] = ()) 
 def build_tables_stepwise(
     classes: Mapping[PodClass, float], counts: Sequence[str] = ()
 ) -> Generator[None, None, WorkloadTables]:
-    """The tables of classes, which are given with how often they come. `counts` are resources that count GPUs: they
-    limit how many pods a GPU takes, and say nothing about how much of it is free unless there is nothing else.
+    """Build the tables of classes with their frequencies.
+
+    `counts` are resources that count GPUs: they limit the pods of a GPU, and count for its free share only if
+    there are no other resources.
     """
     known = {
         pod_class: often
@@ -143,7 +145,7 @@ def build_tables_stepwise(
 
 
 class _Grid:
-    """Where every class has its corner: it can be hosted by its cell and by all cells beyond."""
+    """The grid, in which each class has a corner: the class fits the cell and all cells beyond."""
 
     def __init__(self, classes: Mapping[PodClass, float]) -> None:
         names = sorted({name for pod_class in classes for name in pod_class.per_gpu})
@@ -176,7 +178,7 @@ def _steps(amounts: Iterable[int]) -> NDArray[np.int64]:
 
 
 def _cell(steps: NDArray[np.int64], amount: int) -> int:
-    """The first cell that has the amount; of nothing the first one of all, where it may even be absent."""
+    """The first cell that has the amount; for 0 the first cell, in which the resource may be absent."""
     return int(np.searchsorted(steps, amount)) + 1 if amount > 0 else 0
 
 
@@ -192,7 +194,7 @@ def _group(
 
 
 def _fewer(classes: Mapping[PodClass, float]) -> Generator[None, None, dict[PodClass, float]]:
-    """The classes that come most often, as many as the table has room for."""
+    """The most frequent classes, as many as fit into the table."""
     ordered = sorted(classes, key=lambda pod_class: -classes[pod_class])[:_MOST_CLASSES]
     while ordered:
         yield
@@ -203,16 +205,16 @@ def _fewer(classes: Mapping[PodClass, float]) -> Generator[None, None, dict[PodC
 
 
 class GpuCells(NamedTuple):
-    """What a workload sees of candidates' GPUs."""
+    """The free shares and cells of the candidates' GPUs."""
 
     shares: Floats
-    """(C, M): how much of each GPU is free, 0 to 1; 0 of a GPU that nobody may use."""
+    """(C, M): the free share of each GPU; 0 for an unusable GPU."""
     cells: Numbers
-    """(C, M): its cell."""
+    """(C, M): the cell of each GPU."""
 
 
 def gpu_cells_of(workload: WorkloadTables, candidate_gpus: CandidateGpus) -> GpuCells:
-    """See the candidates' GPUs as they are now."""
+    """Compute the cells of the candidates' GPUs."""
     cells: Numbers = np.zeros((candidate_gpus.layout.most_gpus, len(candidate_gpus)), np.intp)
     if workload.models:
         numbers = np.array([_number(workload, model) for model in candidate_gpus.layout.models], np.intp)
@@ -223,7 +225,7 @@ def gpu_cells_of(workload: WorkloadTables, candidate_gpus: CandidateGpus) -> Gpu
 
 
 def _cells(steps: NDArray[np.int64], free: NDArray[np.int64]) -> Numbers:
-    """The cell of each amount: the number of steps that it reaches. Of small amounts a table is quicker."""
+    """The cell of each amount, which is the number of steps that it reaches. For small amounts a table is faster."""
     if len(steps) == 1:
         reached: Numbers = (free >= steps[0]).astype(np.intp)
         return reached
@@ -237,7 +239,7 @@ def _cells(steps: NDArray[np.int64], free: NDArray[np.int64]) -> Numbers:
 
 
 def shares(scales: ShareScales, candidate_gpus: CandidateGpus, resources: Sequence[str]) -> Floats:
-    """(C, M): the mean free share of these resources, as far as a GPU has them; 0 of a GPU that nobody may use."""
+    """(C, M): the mean free share of those resources that the GPU has; 0 for an unusable GPU."""
     total = np.zeros((candidate_gpus.layout.most_gpus, len(candidate_gpus)))
     for name, scale in scales.of(candidate_gpus.layout, resources).items():
         total += np.maximum(candidate_gpus.free(name), 0) * scale[:, candidate_gpus.columns]
@@ -245,7 +247,7 @@ def shares(scales: ShareScales, candidate_gpus: CandidateGpus, resources: Sequen
 
 
 def hosts(workload: WorkloadTables, cpu_free: NDArray[np.int64] | None, candidates: int) -> Numbers:
-    """(M): the cells of nodes with so much CPU left, in milli-CPU; None: nobody knows, so all of them have enough."""
+    """(M): the cells of nodes by their free milli-CPU; if it is None (unknown), all nodes have enough."""
     if cpu_free is None:
         return np.full(candidates, len(workload.cpu_milli), np.intp)
     cells: Numbers = np.searchsorted(workload.cpu_milli, cpu_free, side="right")
@@ -253,7 +255,7 @@ def hosts(workload: WorkloadTables, cpu_free: NDArray[np.int64] | None, candidat
 
 
 def fragmented(workload: WorkloadTables, gpu_cells: GpuCells, hosts: Numbers) -> Floats:
-    """(M): the measure, in GPUs: from 0 to all that is free."""
+    """(M): the fragmentation in GPUs, from 0 to all free shares."""
     usable = _single(workload, gpu_cells, hosts).sum(axis=0)
     for group in workload.groups:
         fits = group.fits[gpu_cells.cells]
@@ -264,7 +266,7 @@ def fragmented(workload: WorkloadTables, gpu_cells: GpuCells, hosts: Numbers) ->
 
 
 def spoiled(workload: WorkloadTables, before: GpuCells, after: GpuCells, hosts: Numbers) -> Floats:
-    """(C, M): by how much the measure grows if a GPU alone becomes what it is `after`, all others as `before`."""
+    """(C, M): the growth of the fragmentation if one GPU becomes as in `after` and all others stay as in `before`."""
     growth = after.shares - before.shares
     growth -= _single(workload, after, hosts) - _single(workload, before, hosts)
     for group in workload.groups:
@@ -277,7 +279,7 @@ def spoiled(workload: WorkloadTables, before: GpuCells, after: GpuCells, hosts: 
 
 
 def _single(workload: WorkloadTables, gpu_cells: GpuCells, hosts: Numbers) -> Floats:
-    """(C, M): of each GPU, what pods that want one GPU can use."""
+    """(C, M): the part of each GPU that pods with one GPU can use."""
     cells = hosts * workload.single.shape[1] + gpu_cells.cells
     usable: Floats = gpu_cells.shares * workload.single.reshape(-1)[cells]
     return usable

@@ -30,18 +30,18 @@ from nodewise.errors import UNREADABLE
 Cpu = NDArray[np.int64]
 
 UNLIMITED: Final = 2**61
-"""Milli-CPU of a node that does not say how much it has."""
+"""The milli-CPU of a node without allocatable CPU."""
 _STRIDE: Final = 512
-"""Nodes between two pauses."""
+"""Nodes per part of the work."""
 
 
 def keep_gpu_pod(pod: AllocatedPod) -> AllocatedPod | None:
-    """A pod that may hold GPUs, and no other."""
+    """Keep only pods that may hold GPUs."""
     return pod if node_allocations.may_hold_gpus(pod) else None
 
 
 def keep_pod_cpu(pod: AllocatedPod) -> AllocatedPod | None:
-    """A pod that may hold GPUs; of any other only what it takes of the node that it is on, None for nothing."""
+    """Keep pods that may hold GPUs; of other pods on a node only the CPU that they take."""
     if node_allocations.may_hold_gpus(pod):
         return pod
     milli, metadata = cpu_on_node(pod), pod.metadata
@@ -60,17 +60,17 @@ def keep_pod_cpu(pod: AllocatedPod) -> AllocatedPod | None:
 
 @lru_cache(1024)
 def _containers(milli: int) -> tuple[GpuContainer, ...]:
-    """The same for all pods that take as much."""
+    """The same object for all pods with this request."""
     return (GpuContainer(resources=GpuResources(requests={"cpu": f"{milli}m"})),)
 
 
 def cpu_on_node(pod: AllocatedPod) -> int:
-    """Milli-CPU that a pod takes of the node that it is on."""
+    """The milli-CPU that a pod takes on its node."""
     return cpu_milli(pod) if pod.spec.nodeName and not node_allocations.has_ended(pod) else 0
 
 
 def cpu_of_gpu_pods(allocations: NodeAllocations, bound: Iterable[AllocatedPod], pods: PodIndex) -> int:
-    """Milli-CPU of the pods with GPUs that are on a node, or hold some of it and are on their way."""
+    """The milli-CPU of pods with GPUs on a node, including those with a reservation that are not bound yet."""
     return sum(map(cpu_on_node, bound)) + sum(
         cpu_milli(pod)
         for uid, allocation in allocations.by_uid.items()
@@ -89,7 +89,7 @@ class _Allocatable(msgspec.Struct, frozen=True):
 
 
 def allocatable_cpu(node: GpuNode) -> int:
-    """Milli-CPU that a node has for pods."""
+    """The allocatable milli-CPU of a node."""
     try:
         resources = msgspec.json.decode(node.status.allocatable, type=_Allocatable | None)
         cpu = resources.cpu if resources is not None else None
@@ -107,18 +107,18 @@ def _milli(text: str) -> int:
 
 
 class FreeCpu:
-    """What nodes have and what pods without GPUs take of it, kept up to date one by one."""
+    """The allocatable CPU of nodes and the CPU of pods without GPUs, kept up to date by changes."""
 
     def __init__(self) -> None:
         self._allocatable: dict[str, int] = {}
         self._plain: dict[str, int] = {}
-        """By node: what pods without GPUs take."""
+        """By node, the milli-CPU of pods without GPUs."""
         self._moved: set[str] = set()
         self._rows: Mapping[str, int] = {}
         self._free: Cpu = np.full(1, UNLIMITED, np.int64)
 
     def node(self, name: str, node: GpuNode | None) -> None:
-        """A node is another one now; None: it went."""
+        """Apply a changed node; None if it was deleted."""
         if node is None:
             self._allocatable.pop(name, None)
         else:
@@ -126,7 +126,7 @@ class FreeCpu:
         self._moved.add(name)
 
     def move(self, old: AllocatedPod | None, new: AllocatedPod | None) -> None:
-        """A pod without GPUs is another one now; None: there was none, or it went."""
+        """Apply a changed pod without GPUs; None if it is new or was deleted."""
         for pod, sign in ((old, -1), (new, 1)):
             milli = cpu_on_node(pod) if pod is not None else 0
             if pod is not None and milli:
@@ -141,11 +141,14 @@ class FreeCpu:
         self._moved.add(node)
 
     def touch(self, name: str) -> None:
-        """What pods with GPUs hold of a node may be another amount now."""
+        """Mark a node whose pods with GPUs may have changed."""
         self._moved.add(name)
 
     def free(self, rows: Mapping[str, int], held: Callable[[str], int]) -> Generator[None, None, Cpu]:
-        """(N+1): what is left, by column of the layout, which is in `rows`; `held` is what pods with GPUs take."""
+        """(N+1): the free milli-CPU by column of the layout.
+
+        `rows` are the columns by node name, and `held` returns the CPU of pods with GPUs.
+        """
         moved: Iterable[str] = self._moved & rows.keys()
         if rows is not self._rows:
             self._rows, self._free, moved = rows, np.full(len(rows) + 1, UNLIMITED, np.int64), rows

@@ -15,12 +15,12 @@ from nodewise.agents.gpu.state import RECORD_PREFIX, GpuState, NodeState
 from nodewise.binder import AllocationRecordLease
 
 Why = Literal["unbound", "unknown", "stale"]
-"""`unbound`: the pod is on no node. `unknown`: nobody knows of the pod, which may be news to us, or gone. `stale`: the
-reservation does not count any more, and the next bind to the node takes it out if nobody does before."""
+"""`unbound`: the pod is on no node. `unknown`: the pod is not known; it may be new or deleted. `stale`: the
+reservation no longer counts, and the next bind to the node would remove it as well."""
 
 
 class UnconfirmedReservation(NamedTuple):
-    """A reservation that is not known to be of a pod on the node."""
+    """A reservation without a known pod on the node."""
 
     node: str
     uid: str
@@ -33,7 +33,7 @@ class UnconfirmedReservation(NamedTuple):
 def unconfirmed_reservations(
     agent_state: GpuState, leases: Mapping[ObjectKey, AllocationRecordLease]
 ) -> Generator[None, None, list[UnconfirmedReservation]]:
-    """All there are, in allocation records of nodes that are gone as well."""
+    """All unconfirmed reservations, including those in records of deleted nodes."""
     result: list[UnconfirmedReservation] = []
     for name, node in agent_state.nodes.items():
         if _is_suspect(node, agent_state):
@@ -48,7 +48,7 @@ def unconfirmed_reservations(
 def orphaned_records(
     agent_state: GpuState, leases: Mapping[ObjectKey, AllocationRecordLease], nodes: Container[str]
 ) -> Generator[None, None, list[AllocationRecordLease]]:
-    """The allocation records of nodes that are gone in which nothing counts, and nothing stands that we cannot read."""
+    """The allocation records of deleted nodes without reservations that count or cannot be parsed."""
     result: list[AllocationRecordLease] = []
     for name, lease in _others(leases, nodes):
         record = allocation_record.parse_lease(lease)
@@ -72,7 +72,7 @@ def _others(
 
 
 def _is_suspect(node: NodeState, agent_state: GpuState) -> bool:
-    """Whether it is worth reading the allocation record: of thousands only some."""
+    """Whether the allocation record has to be parsed; most of thousands need not."""
     if node.allocations.stale or node.allocations.undecided:
         return True
     return any(

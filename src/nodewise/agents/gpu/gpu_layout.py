@@ -23,14 +23,14 @@ Bits = NDArray[np.uint64]
 
 MAX_GPUS: Final = 64
 MAX_SUBDEVICES: Final = 64
-"""Named sub-devices of a GPU; of a garbage capacity of more, these are used. Real GPUs have up to eight."""
+"""The most named sub-devices of a GPU; an invalid capacity may be larger. Real GPUs have up to eight."""
 MAX_LINKS: Final = 1024
-"""Links of a node; eight GPUs of two sub-devices, all linked with each other in both directions, have 224."""
+"""The most links of a node; eight GPUs of two sub-devices, all linked in both directions, have 224."""
 MAX_GROUPS: Final = 64
 MAX_AMOUNT: Final = 2**63 - 1
 
 ABSENT: Final = -1
-"""Free amount of a resource that a GPU does not have: not even nothing of it fits."""
+"""The free amount of a resource that a GPU does not have: even a request of 0 does not fit."""
 
 _STEP: Final = 32
 """Nodes laid out between two yields: about a millisecond."""
@@ -40,11 +40,11 @@ _NO_SUBDEVICES: Final[frozenset[int]] = frozenset()
 
 
 class GpuUsage(Protocol):
-    """What pods hold of one node's GPUs (`allocations.NodeAllocations`)."""
+    """The GPU usage of pods on one node (`node_allocations.NodeAllocations`)."""
 
     @property
     def amounts(self) -> Mapping[str, Mapping[str, int]]:
-        """By GPU and resource."""
+        """Held amounts by GPU and resource."""
         ...
 
     @property
@@ -59,22 +59,22 @@ class GpuUsage(Protocol):
 
 
 class GpuLayout(NamedTuple):
-    """All GPUs. C: most GPUs of a node, N: nodes with GPUs, G: most NUMA groups, L: most links."""
+    """The GPUs of all nodes. C: most GPUs of a node, N: nodes with GPUs, G: most NUMA groups, L: most links."""
 
     rows: NDArray[np.intp]
     """By node number: the node's column here, N for a node that has none."""
     names: tuple[str, ...]
     """Card names by code."""
     name_codes: Codes
-    """(C, N+1); GPUs of a node are in their order, -1 after the last one."""
+    """(C, N+1): codes of names in the order of the node's GPUs, -1 after the last one."""
     capacity: Mapping[str, Amounts]
-    """By resource (C, N+1); 0 where a GPU does not have it."""
+    """By resource (C, N+1): the capacity; 0 where a GPU does not have it."""
     free: Mapping[str, Amounts]
-    """By resource (C, N+1): capacity less what is held, negative where more is held; `ABSENT` without capacity."""
+    """By resource (C, N+1): capacity minus held amounts, negative if overcommitted; `ABSENT` without capacity."""
     usable: Mask
     """(C, N+1): the GPU exists, and is neither disabled nor descheduled."""
     models: tuple[str, ...]
-    """Model names by code; the first one is the unknown one."""
+    """Model names by code; the first one is the unknown model."""
     model_codes: Codes
     """(C, N+1)."""
     preferred: NDArray[np.int16]
@@ -86,7 +86,10 @@ class GpuLayout(NamedTuple):
     links: Codes
     """(L, N+1): links of `pack_links` in the order in which they are tried, -1 for none."""
     free_subdevices: Bits
-    """(C, N+1): sub-devices that may be part of a link: neither in use nor off. Without named sub-devices all."""
+    """(C, N+1): sub-devices that may be part of a link: neither in use nor disabled.
+
+    All bits without named sub-devices.
+    """
     record_bytes: Amounts
     """(1, N+1): size of the node's allocation record."""
     subdevices: str
@@ -94,13 +97,13 @@ class GpuLayout(NamedTuple):
 
     @property
     def size(self) -> int:
-        """N."""
+        """The number of nodes, N."""
         width: int = self.name_codes.shape[1]
         return width - 1
 
     @property
     def most_gpus(self) -> int:
-        """C."""
+        """The most GPUs of a node, C."""
         return len(self.name_codes)
 
     def gpus(self, row: int) -> tuple[str, ...]:
@@ -109,14 +112,14 @@ class GpuLayout(NamedTuple):
 
 
 ONE_GROUP: Final = 0
-"""The node tells of no NUMA nodes: all its GPUs are one group."""
+"""The node has no NUMA label: all its GPUs are one group."""
 GROUPED: Final = 1
 BROKEN: Final = 2
-"""What it tells cannot be read."""
+"""The NUMA label is invalid."""
 
 
 class NodeColumn(NamedTuple):
-    """One node, ready to be laid out; the same fields by GPU, link or group."""
+    """The column of one node; the same fields by GPU, link or group."""
 
     names: Sequence[str]
     capacity: Mapping[str, Sequence[int]]
@@ -132,19 +135,19 @@ class NodeColumn(NamedTuple):
 
 
 def pack_links(left: int, left_subdevice: int, right: int, right_subdevice: int) -> int:
-    """A link as one number; each part is below 64."""
+    """Encode links as numbers; each part is below 64."""
     return left | left_subdevice << 6 | right << 12 | right_subdevice << 18
 
 
 def unpack_links(links: Codes) -> tuple[Codes, Codes, Codes, Codes]:
-    """Left GPU, left sub-device, right GPU, right sub-device of packed links."""
+    """Decode packed links into left GPU, left sub-device, right GPU, right sub-device."""
     return links & 63, links >> 6 & 63, links >> 12 & 63, links >> 18 & 63
 
 
 def build_layout(
     nodes: Sequence[tuple[NodeGpus, GpuUsage]], rows: NDArray[np.intp], subdevices: str
 ) -> GpuLayout:
-    """Lay out nodes, in this order; `rows` leads from a node's number to its place among them."""
+    """Lay out nodes in this order; `rows` maps a node's number to its position in the order."""
     steps = build_layout_stepwise(nodes, rows, subdevices)
     while True:
         try:
@@ -174,7 +177,7 @@ def build_layout_stepwise(
 
 
 def with_row(layout: GpuLayout, row: int, gpus: NodeGpus, usage: GpuUsage) -> GpuLayout:
-    """The same with one node anew. Arrays in which nothing changes are shared."""
+    """The layout with one node replaced. Arrays without changes are shared."""
     new_column = node_column(gpus, usage, layout.subdevices)
     grown = _grown(layout, new_column)
     codes = _Codes(grown)
@@ -197,7 +200,7 @@ def with_row(layout: GpuLayout, row: int, gpus: NodeGpus, usage: GpuUsage) -> Gp
 
 
 def node_column(gpus: NodeGpus, usage: GpuUsage, subdevices: str) -> NodeColumn:
-    """One node's GPUs, less what is held of them."""
+    """The column of a node: its GPUs and their free amounts."""
     at = {name: position for position, name in enumerate(gpus.names[:MAX_GPUS])}
     named = [_named(gpus, usage, name) for name in at]
     capacity = _capacity(gpus, len(at), subdevices)
@@ -224,7 +227,7 @@ def node_column(gpus: NodeGpus, usage: GpuUsage, subdevices: str) -> NodeColumn:
 
 
 def _capacity(gpus: NodeGpus, count: int, subdevices: str) -> dict[str, list[int]]:
-    """By resource, the amount of each of the first GPUs, as far as an array can hold it."""
+    """By resource, the amount of each GPU, capped at what an array can hold."""
     return {
         name: [
             min(amount, MAX_SUBDEVICES if name == subdevices else MAX_AMOUNT) for amount in amounts[:count]
@@ -236,7 +239,7 @@ def _capacity(gpus: NodeGpus, count: int, subdevices: str) -> dict[str, list[int
 def _free_amounts(
     capacity: Mapping[str, Sequence[int]], held: Sequence[Mapping[str, int]]
 ) -> dict[str, list[int]]:
-    """By resource, what is free of each GPU."""
+    """By resource, the free amount of each GPU."""
     return {
         name: [
             _free(amount, amounts_held.get(name, 0))
@@ -247,18 +250,18 @@ def _free_amounts(
 
 
 def _named(gpus: NodeGpus, usage: GpuUsage, gpu: str) -> frozenset[int]:
-    """Sub-devices that nobody else may be given: in use, or off."""
+    """The sub-devices that cannot be allocated: in use, or disabled."""
     return usage.subdevices.get(gpu, _NO_SUBDEVICES) | gpus.subdevices_off.get(gpu, _NO_SUBDEVICES)
 
 
 def _held_subdevices(usage: GpuUsage, gpu: str, subdevices: str, taken: frozenset[int]) -> int:
-    """A sub-device that is in use and off counts once, and one that is charged without a name counts as well."""
+    """The number of unavailable sub-devices, which includes charged ones without a name."""
     charged = usage.amounts.get(gpu, _NOTHING).get(subdevices, 0)
     return len(taken) + max(0, charged - len(usage.subdevices.get(gpu, _NO_SUBDEVICES)))
 
 
 def _free(capacity: int, held: int) -> int:
-    """Within int64 whatever the allocations say."""
+    """The free amount, clipped to int64 for any allocations."""
     return capacity - min(held, MAX_AMOUNT) if capacity > 0 else ABSENT
 
 
@@ -270,13 +273,13 @@ def _subdevice_bits(count: int, taken: Iterable[int]) -> int:
 
 
 def _groups(gpus: NodeGpus, at: Mapping[str, int]) -> list[int]:
-    """As bits. A group that an earlier one equals changes nothing."""
+    """NUMA groups as bits. A group that equals an earlier one has no effect and is omitted."""
     sets = (sum(1 << at[name] for name in group if name in at) for group in gpus.numa)
     return list(dict.fromkeys(filter(None, sets)))[:MAX_GROUPS]
 
 
 def _links(gpus: NodeGpus, at: Mapping[str, int]) -> list[int]:
-    """In the order in which they are tried: by sub-device of the left GPU, then as the label has them."""
+    """Links in the order in which they are tried: by sub-device of the left GPU, then in the order of the label."""
     known = [
         link
         for link in gpus.links[:MAX_LINKS]
@@ -290,7 +293,7 @@ def _links(gpus: NodeGpus, at: Mapping[str, int]) -> list[int]:
 
 
 class _Codes:
-    """Gives names and models their codes; tables only grow."""
+    """Assigns codes to names and models; tables only grow."""
 
     def __init__(self, layout: GpuLayout) -> None:
         self.names = {name: code for code, name in enumerate(layout.names)}
@@ -314,7 +317,7 @@ _ARRAYS: Final[Mapping[str, tuple[int, Any]]] = {
     "free_subdevices": (0, np.uint64),
     "record_bytes": (0, np.int64),
 }
-"""What stands where a node has fewer GPUs, groups or links than others, and the type."""
+"""The fill value where a node has fewer GPUs, groups or links than others, and the type."""
 
 
 def _heights(gpus: int, groups: int, links: int) -> Mapping[str, int]:
@@ -323,7 +326,7 @@ def _heights(gpus: int, groups: int, links: int) -> Mapping[str, int]:
 
 
 class _Size:
-    """What the largest nodes need. One GPU at least, so that no reduction over GPUs is empty."""
+    """The sizes that the largest nodes need. At least one GPU, so that no reduction over GPUs is empty."""
 
     def __init__(self) -> None:
         self.gpus, self.groups, self.links = 1, 0, 0
@@ -356,7 +359,7 @@ def _empty(
 
 
 def _plain(node_column: NodeColumn, codes: _Codes) -> dict[str, Sequence[int]]:
-    """The node's part of each array that is not by resource."""
+    """The node's column of each array that is not by resource."""
     return {
         "name_codes": [*map(codes.name, node_column.names)],
         "usable": node_column.usable,
@@ -371,7 +374,7 @@ def _plain(node_column: NodeColumn, codes: _Codes) -> dict[str, Sequence[int]]:
 
 
 def _fill(layout: GpuLayout, start: int, columns: Sequence[NodeColumn], codes: _Codes) -> None:
-    """Write some nodes into arrays that nobody else has yet."""
+    """Write some nodes into new arrays that are not shared yet."""
     plain = [_plain(node_column, codes) for node_column in columns]
     for name, (fill, _) in _ARRAYS.items():
         _write(getattr(layout, name), start, [node_column[name] for node_column in plain], fill)
@@ -400,7 +403,7 @@ def _put(array: NDArray[Any], row: int, cells: Sequence[int], fill: int) -> NDAr
 
 
 def _grown(layout: GpuLayout, node_column: NodeColumn) -> GpuLayout:
-    """With room for a node of more GPUs, groups, links or resources than any before."""
+    """The layout, enlarged for a node with more GPUs, groups, links or resources."""
     gpus = max(layout.most_gpus, len(node_column.names))
     heights = _heights(
         gpus, max(len(layout.groups), len(node_column.groups)), max(len(layout.links), len(node_column.links))

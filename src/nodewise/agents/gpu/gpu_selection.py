@@ -19,7 +19,7 @@ Keys = NDArray[np.int64] | NDArray[np.float64] | NDArray[np.int8]
 
 
 class GpuOrder(Protocol):
-    """Which GPU first."""
+    """The order in which GPUs are taken."""
 
     @property
     def prefers(self) -> bool:
@@ -32,16 +32,16 @@ class GpuOrder(Protocol):
         ...
 
     def keys(self, candidate_gpus: CandidateGpus, container: ContainerDemand) -> Keys | None:
-        """By GPU and candidate (C, M), smaller first, equal ones by position. None: by position alone.
+        """By GPU and candidate (C, M), smaller first, equal ones by position; None for the order of positions.
 
-        Asked once a container, and anew for each GPU where the order is not steady; what was taken before is no
-        longer free in `candidate_gpus`.
+        Called once per container, and again for each GPU if the order is not steady; amounts that were taken
+        before are no longer free in `candidate_gpus`.
         """
         ...
 
 
 class FirstFit:
-    """The order of names, in which the preferred GPU changes places with the first one."""
+    """The order of names, in which the preferred GPU is swapped with the first one."""
 
     prefers: Final = True
     steady: Final = True
@@ -61,7 +61,7 @@ class FirstFit:
 
 
 class Balanced(NamedTuple):
-    """The GPU of which least is used, by one resource. The preferred GPU is not asked for, as in the older system."""
+    """The GPU with the lowest usage of one resource. The preferred GPU is ignored, as in the older system."""
 
     resource: str
     """Full name."""
@@ -77,18 +77,18 @@ class GpuChoice(NamedTuple):
     """The GPUs that one container takes."""
 
     gpus: Positions
-    """(n, M)."""
+    """(n, M): positions of GPUs."""
     subdevices: Positions | None = None
-    """(n, M): the linked sub-device of each GPU, of a pod that wants linked GPUs."""
+    """(n, M): the linked sub-device of each GPU; None if the pod needs no links."""
 
     @property
     def is_complete(self) -> Mask:
-        """(M): where all are found."""
+        """(M): where all GPUs were found."""
         is_complete: Mask = self.gpus[-1] >= 0
         return is_complete
 
     def mask(self, gpus: int) -> Mask:
-        """(C, M): which GPUs are taken; none where nobody looked for any."""
+        """(C, M): which GPUs are taken; none where no search took place."""
         if not len(self.gpus):
             return np.zeros((gpus, self.gpus.shape[1]), np.bool_)
         positions = np.arange(gpus, dtype=np.int8)[:, None]
@@ -98,19 +98,19 @@ class GpuChoice(NamedTuple):
         return taken
 
     def only(self, where: Mask) -> "GpuChoice":
-        """The same, and nothing elsewhere."""
+        """The choice where the mask is true, and no GPUs elsewhere."""
         gpus = np.where(where, self.gpus, np.int8(-1))
         return GpuChoice(
             gpus, None if self.subdevices is None else np.where(where, self.subdevices, np.int8(-1))
         )
 
     def some(self, candidates: NDArray[np.intp]) -> "GpuChoice":
-        """Those of some candidates."""
+        """The choice of some candidates."""
         subdevices = None if self.subdevices is None else _gathered(self.subdevices, candidates)
         return GpuChoice(_gathered(self.gpus, candidates), subdevices)
 
     def or_else(self, other: "GpuChoice") -> "GpuChoice":
-        """The other one where this one does not find all."""
+        """The other choice where this one is not complete."""
         gpus = np.where(self.is_complete, self.gpus, other.gpus)
         if self.subdevices is None or other.subdevices is None:
             return GpuChoice(gpus)
@@ -118,16 +118,16 @@ class GpuChoice(NamedTuple):
 
 
 def nothing(count: int, candidates: int) -> GpuChoice:
-    """Nothing taken anywhere."""
+    """The choice of no GPU on any candidate."""
     return GpuChoice(np.full((count, candidates), -1, np.int8))
 
 
 def first(able: Mask, keys: Keys | None) -> Positions:
-    """(M): the position of the smallest key among the able GPUs (C, M), -1 where none is able."""
+    """(M): the position of the smallest key among the suitable GPUs (C, M), -1 if none is suitable."""
     if keys is not None:
         ranked = np.where(able, keys, _greatest(keys))
         able = able & (ranked == ranked.min(axis=0))
-    # Much faster than argmax, which walks along the nodes one by one: positions weighed so that the first is heaviest.
+    # Much faster than argmax, which iterates over nodes: positions have weights, the largest for the first.
     count = len(able)
     weights = np.arange(count, 0, -1, dtype=np.int8)[:, None]
     heaviest: Positions = (able.view(np.int8) * weights).max(axis=0)
@@ -137,7 +137,7 @@ def first(able: Mask, keys: Keys | None) -> Positions:
 def by_order(
     candidate_gpus: CandidateGpus, able: Mask, container: ContainerDemand, order: GpuOrder
 ) -> GpuChoice:
-    """The GPUs that come first."""
+    """Choose the first suitable GPUs by position."""
     able = able.copy()
     positions = np.arange(len(able), dtype=np.int8)[:, None]
     keys = order.keys(candidate_gpus, container)
@@ -152,27 +152,27 @@ def by_order(
 
 
 def taken_from(candidate_gpus: CandidateGpus, choice: GpuChoice, container: ContainerDemand) -> CandidateGpus:
-    """What is left once a choice is taken."""
+    """The candidates' GPUs after a choice was taken."""
     left = candidate_gpus.fork()
     left.take(choice.mask(candidate_gpus.layout.most_gpus), container.per_gpu)
     return left
 
 
 class Group(NamedTuple):
-    """One NUMA node of each candidate: of all the first, or the second, …"""
+    """One NUMA node of each candidate: the first of all, or the second, …"""
 
     bits: Bits
     """(M): the positions of its GPUs; 0 where a candidate has no such NUMA node."""
     candidates: NDArray[np.intp]
-    """Those that have one: where one node alone has dozens, hardly anything is to be looked at."""
+    """The candidates that have such a NUMA node. If one node alone has dozens, the others are not searched."""
 
     def gpus(self, count: int, candidates: NDArray[np.intp] | slice = slice(None)) -> Mask:
-        """(C, …): its GPUs, of so many positions."""
+        """(C, …): its GPUs as a mask over `count` positions."""
         positions = np.arange(count, dtype=np.uint64)[:, None]
         return (self.bits[candidates] >> positions & np.uint64(1)).astype(bool)
 
     def has(self, able: Mask, count: int, lacking: Mask) -> bool:
-        """Whether it has so many able GPUs (C, M) on one of the candidates (M) that lack them."""
+        """Whether it has enough suitable GPUs (C, M) on any candidate (M) that still lacks them."""
         at = self.candidates[lacking[self.candidates]]
         enough = (able[:, at] & self.gpus(len(able), at)).sum(axis=0) >= count
         return bool(enough.any())
@@ -181,7 +181,7 @@ class Group(NamedTuple):
 def within_one(
     groups: Iterable[Group], able: Mask, count: int, choose: Callable[[Mask], GpuChoice]
 ) -> GpuChoice:
-    """Choose so many GPUs from the first of the groups that has all. An attempt that fails leaves nothing behind."""
+    """Choose the GPUs from the first group that has enough. A failed attempt has no effect."""
     best = nothing(1, able.shape[1])
     for group in groups:
         if group.has(able, count, ~best.is_complete):
@@ -191,13 +191,13 @@ def within_one(
 
 
 def _greatest(keys: Keys) -> Any:
-    """No key comes after it."""
+    """The largest key."""
     dtype: Any = keys.dtype
     return np.inf if dtype.kind == "f" else np.iinfo(dtype).max
 
 
 def _gathered(values: Positions, candidates: NDArray[np.intp]) -> Positions:
-    """Line by line, which is several times as fast as all at once."""
+    """Gather row by row, which is several times as fast as all at once."""
     gathered = np.empty((len(values), len(candidates)), np.int8)
     for line, value in zip(gathered, values, strict=True):
         np.take(value, candidates, out=line)

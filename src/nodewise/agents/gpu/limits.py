@@ -15,13 +15,12 @@ MOST_GPUS: Final = 256
 MOST_ANNOTATION_BYTES: Final = 2**18
 """Keys and values of one object's annotations, bytes (k8s.io/apimachinery `TotalAnnotationSizeLimitB`)."""
 RECORD_BYTES: Final = MOST_ANNOTATION_BYTES - 2**12
-"""Longest allocation record of a node, bytes. The rest has room for the key, and for reservations that are written
-again with a longer resourceVersion and time.
-"""
+"""The longest allocation record of a node, in bytes. The rest is for the key, and for reservations that are written
+again with a longer resourceVersion and time."""
 LONGEST_NODE: Final = 253 - len("gpu-")
 """Longest name of a node with GPUs, characters: the Lease is named `gpu-<node>`, and its name has at most 253."""
 NO_RECORD: Final = 2**62
-"""Stands for the size of an allocation record that can never be written."""
+"""The size of an allocation record that can never be written."""
 
 _LONGEST_GPU: Final = 63
 _MOST_GPUS_OF_NODE: Final = 64
@@ -35,7 +34,7 @@ _ANNOTATIONS_BYTES: Final = 256
 
 
 class ContainerRequest(Protocol):
-    """What a container wants of GPUs (`demand.ContainerDemand`)."""
+    """The GPU request of a container (`demand.ContainerDemand`)."""
 
     @property
     def count(self) -> int: ...
@@ -57,7 +56,7 @@ def entry_bytes(containers: Iterable[ContainerRequest], subdevices: str) -> int:
 
 
 def room_for(containers: Iterable[ContainerRequest], subdevices: str) -> int:
-    """The longest allocation record that takes the pod's reservation."""
+    """The longest allocation record that has space for the pod's reservation."""
     return RECORD_BYTES - entry_bytes(containers, subdevices)
 
 
@@ -69,7 +68,7 @@ def annotation_bytes(containers: Iterable[ContainerRequest], subdevices: str) ->
 
 
 def _container_bytes(container: ContainerRequest, subdevices: str) -> int:
-    """Names of GPUs and sub-devices, and what each GPU is charged; 0 for a container without GPUs."""
+    """The bytes of the names of GPUs and sub-devices and of charged amounts; 0 for a container without GPUs."""
     if not container.count:
         return 0
     count = min(container.count, _MOST_GPUS_OF_NODE)

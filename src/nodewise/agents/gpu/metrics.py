@@ -17,7 +17,7 @@ PROBLEMS: Final = "gpu_node_problems"
 
 
 def totals(agent_state: GpuState, profile: ResourceProfile) -> Mapping[MetricKey, float]:
-    """Of all nodes; a few milliseconds at 40,000 GPUs."""
+    """Totals of all nodes; this takes a few milliseconds for 40,000 GPUs."""
     layout = agent_state.layout
     exists = layout.name_codes >= 0
     held = has = 0.0
@@ -40,7 +40,7 @@ def totals(agent_state: GpuState, profile: ResourceProfile) -> Mapping[MetricKey
 def details(
     agent_state: GpuState, profile: ResourceProfile, most: int
 ) -> Generator[None, None, Mapping[MetricKey, float]]:
-    """By GPU, and by node with problems; nothing where there are more than `most` of them altogether."""
+    """Metrics by GPU, and by node with problems; none if there would be more than `most` series."""
     gpus = int((agent_state.layout.name_codes >= 0).sum())
     if gpus + sum(bool(node.problems) for node in agent_state.nodes.values()) > most:
         return {}
@@ -57,7 +57,7 @@ def details(
 
 
 def _share(node: NodeState, at: int, gpu: str, profile: ResourceProfile) -> float:
-    """How much of the GPU's counting resource is held; 0 to 1, more where more is held than there is."""
+    """The held share of the GPU's counting resource, from 0 to 1; above 1 if overcommitted."""
     capacity = sum(
         node.gpus.capacity[resource][at] for resource in profile.counts if resource in node.gpus.capacity
     )

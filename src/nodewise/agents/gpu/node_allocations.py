@@ -29,7 +29,8 @@ from nodewise.errors import shown
 GPUS: Final = "gas-container-cards"
 SUBDEVICES: Final = "gas-container-tiles"
 _MOST_GPUS: Final = 1024
-"""That one pod's annotation names; tenants write it, and no pod that asks for more than some hundred is placed."""
+"""The most GPUs in one pod's annotation. Tenants write it, and no pod that requests more than some hundred is
+placed."""
 _MOST_CONFLICTS: Final = 16
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
 
@@ -58,9 +59,9 @@ class NodeAllocations(NamedTuple):
     by_uid: Mapping[str, PodAllocation]
     """By pod uid."""
     stale: frozenset[str]
-    """Pod uids whose reservations in the allocation record do not count any more, and never will."""
+    """Pod uids whose reservations in the allocation record no longer count, and never will."""
     undecided: bool
-    """Whether a newer version of the pods alone may end a reservation."""
+    """Whether a newer version of the pods may end a reservation without any other change."""
     problems: tuple[str, ...]
     record_bytes: int = 0
     """Size of the node's allocation record."""
@@ -77,13 +78,13 @@ class PodIndex(NamedTuple):
 EMPTY: Final = NodeAllocations({}, {}, {}, frozenset(), undecided=False, problems=())
 
 ReservationStatus = Literal["counts", "undecided", "stale"]
-"""Of a reservation; `undecided` counts as well."""
+"""The status of a reservation; `undecided` counts as well."""
 
 
 def may_hold_gpus(pod: AllocatedPod) -> bool:
-    """Whether a pod asks for any device, or says that it has GPUs.
+    """Whether a pod requests any device, or has annotations with GPUs.
 
-    Whose devices are GPUs is a setting, and this is asked before settings.
+    The resource profile is a setting, and this function is called before settings are known.
     """
     if GPUS in (pod.metadata.annotations or ()):
         return True
@@ -149,7 +150,7 @@ def allocations_of_node(
 def _held_without_entry(
     pods: Iterable[AllocatedPod], profile: ResourceProfile, problems: list[str]
 ) -> dict[str, PodAllocation]:
-    """By uid, what bound pods hold by their annotations."""
+    """By uid, the allocations of bound pods without a reservation, by their annotations."""
     by_annotations = (_by_annotations(pod, profile, problems) for pod in pods if not has_ended(pod))
     return {held.uid: held for held in by_annotations if held is not None}
 
@@ -174,7 +175,10 @@ def _unreadable(record: AllocationRecord) -> list[str]:
 def _by_entry(
     uid: str, entry: Reservation, pods: PodIndex, profile: ResourceProfile, problems: list[str]
 ) -> PodAllocation:
-    """Its pod's own requests are what is charged; where the pod is not known, what the reservation says."""
+    """The allocation of a reservation.
+
+    The pod's own requests are charged; if the pod is unknown, the charged amounts of the reservation.
+    """
     gpus = allocation_record.parse_gpus(entry.gpus)
     pod = pods.by_key.get(entry.key)
     known = pod is not None and pod.metadata.uid == uid
@@ -195,7 +199,7 @@ def _by_entry(
 
 
 def _by_annotations(pod: AllocatedPod, profile: ResourceProfile, problems: list[str]) -> PodAllocation | None:
-    """What the older system wrote; None for a pod that asks for no GPU, or of which nobody knows what it holds."""
+    """The allocation in the annotations of the older system; None if there is no GPU, or it is unknown."""
     requests = demand.container_amounts(pod, profile)
     if not any(amount for request in requests for amount in request.values()):
         return None
@@ -219,7 +223,7 @@ def _by_annotations(pod: AllocatedPod, profile: ResourceProfile, problems: list[
 
 
 def _shares(requests: Iterable[Mapping[str, int]], gpus: GpuNames) -> tuple[Mapping[str, int], ...]:
-    """By container: what each of its GPUs is charged. What is left over is charged to none, as it always was."""
+    """By container, the amounts that each of its GPUs is charged. The remainder is not charged."""
     return tuple(
         quantities.divide(request, len(names)) if names else {}
         for request, names in zip(requests, gpus, strict=True)
@@ -227,20 +231,20 @@ def _shares(requests: Iterable[Mapping[str, int]], gpus: GpuNames) -> tuple[Mapp
 
 
 def _charge(charged: Iterable[Mapping[str, int]], gpus: GpuNames) -> Amounts:
-    """By GPU; a GPU that is listed twice is charged twice."""
+    """The charges by GPU; a GPU that is listed twice is charged twice."""
     return _sum({name: share} for share, names in zip(charged, gpus, strict=False) for name in names)
 
 
 def _sum(parts: Iterable[Amounts]) -> Amounts:
-    """The sums, capped at the largest amount, because tenants write some of the input; nothing below 0."""
+    """The sums, clipped to 0 and the largest amount, because tenants write some of the input."""
     sums: dict[str, dict[str, int]] = {}
     for part in parts:
         for gpu, amounts in part.items():
-            book = sums.setdefault(gpu, {})
+            charges = sums.setdefault(gpu, {})
             for resource, amount in amounts.items():
                 if amount > 0:
-                    book[resource] = min(book.get(resource, 0) + amount, quantities.LARGEST)
-    return {gpu: book for gpu, book in sums.items() if book}
+                    charges[resource] = min(charges.get(resource, 0) + amount, quantities.LARGEST)
+    return {gpu: charges for gpu, charges in sums.items() if charges}
 
 
 def _union(parts: Iterable[Mapping[str, frozenset[int]]]) -> Mapping[str, frozenset[int]]:
@@ -252,9 +256,9 @@ def _union(parts: Iterable[Mapping[str, frozenset[int]]]) -> Mapping[str, frozen
 
 
 def conflicts(allocations: NodeAllocations, gpus: NodeGpus) -> Iterator[str]:
-    """Where the allocations and the node do not agree: GPUs that it does not have, more held than there is.
+    """Where allocations and node disagree: GPUs that the node does not have, and overcommitted ones.
 
-    Of very many only the first.
+    Only the first few are listed.
     """
     texts = _conflicts(allocations, gpus)
     yield from itertools.islice(texts, _MOST_CONFLICTS)

@@ -24,7 +24,7 @@ GPUS: Final = "nodewise.io/gpu-cards"
 MOST_GPUS: Final = 64
 MOST_RESOURCES: Final = 64
 MOST_SUBDEVICES: Final = 64
-"""Of a GPU; real ones have up to eight."""
+"""The most sub-devices of a GPU; real ones have up to eight."""
 MOST_LINKS: Final = 1024
 MOST_GROUPS: Final = 64
 _MOST_PROBLEMS: Final = 16
@@ -44,45 +44,48 @@ class NodeStatus(msgspec.Struct, frozen=True, gc=False):
 
 
 class GpuNode(msgspec.Struct, frozen=True, gc=False):
-    """What is read of a node."""
+    """The fields of a node that are read."""
 
     metadata: NodeMetadata = NodeMetadata()
     status: NodeStatus = NodeStatus()
 
 
 class NodeGpus(NamedTuple):
-    """The GPUs of one node. `cards` fixes their order; what is by GPU is in that order."""
+    """The GPUs of one node. The order of `names` is the order of all fields by GPU."""
 
     names: tuple[str, ...] = ()
-    """Distinct names, in the order of their characters: card10 comes before card2."""
+    """Distinct names in alphabetical order: card10 comes before card2."""
     capacity: Mapping[str, tuple[int, ...]] = {}
-    """By full resource name, by GPU; 0 where a GPU has none, and no resource that no GPU has."""
+    """By full resource name and GPU; 0 where a GPU has none. Resources that no GPU has are omitted."""
     models: tuple[str, ...] = ()
     """By GPU; empty where unknown."""
     unusable: frozenset[str] = frozenset()
-    """GPUs that no new pod gets: disabled or descheduled."""
+    """GPUs that are not allocated to new pods: disabled or descheduled."""
     descheduled: frozenset[str] = frozenset()
-    """GPUs whose pods are to be marked; they may be gone from `cards`."""
+    """GPUs whose pods get the deschedule label; they may be absent from `names`."""
     subdevices_off: Mapping[str, frozenset[int]] = {}
-    """By GPU: existing sub-devices that no new pod gets, disabled or descheduled."""
+    """By GPU, existing sub-devices that are not allocated to new pods: disabled or descheduled."""
     subdevices_descheduled: Mapping[str, frozenset[int]] = {}
-    """By GPU: sub-devices whose pods are to be marked; they may not exist any more."""
+    """By GPU, sub-devices whose pods get the deschedule label; they may no longer exist."""
     subdevices_preferred: Mapping[str, tuple[int, ...]] = {}
-    """By GPU: sub-devices to take first, in the order of the policies' names."""
+    """By GPU, sub-devices to take first, in the order of the policies' names."""
     preferred: str = ""
-    """The GPU that a policy prefers; empty: none. Of several policies the first by name that names a GPU of ours."""
+    """The GPU that a policy prefers; empty for none.
+
+    Of several policies, the first by name that names a GPU of the node.
+    """
     numa: tuple[frozenset[str], ...] = ()
-    """The GPUs of each NUMA node, in the order of the label, only those in `cards`; () without the label."""
+    """The GPUs of each NUMA node, in the order of the label and limited to `names`; () without the label."""
     numa_problem: str = ""
-    """Why the label cannot be read; empty: it can."""
+    """Why the label is invalid; empty if it is not."""
     links: tuple[Link, ...] = ()
-    """In the order of the label, between GPUs in `cards`."""
+    """Links between GPUs in `names`, in the order of the label."""
     problems: tuple[str, ...] = ()
-    """What could not be read, in words."""
+    """Messages about invalid input."""
 
 
 def parse_node_gpus(node: GpuNode, profile: ResourceProfile) -> NodeGpus:
-    """The GPUs of a node. The order of its labels does not matter."""
+    """Parse the GPUs of a node. The order of its labels does not matter."""
     notes = _Notes()
     tags = _texts(node.metadata.labels)
     by_name = _found(node, tags, profile, notes)
@@ -119,7 +122,7 @@ class _Gpu(NamedTuple):
 
 
 class _Notes:
-    """Problems, each once; of very many only some."""
+    """Problems without duplicates; only the first few are listed."""
 
     def __init__(self) -> None:
         self._texts: dict[str, None] = {}
@@ -147,7 +150,7 @@ def _texts(raw: msgspec.Raw) -> dict[str, str]:
 def _amounts(
     quantities: Mapping[str, Any], profile: ResourceProfile, where: str, notes: _Notes
 ) -> dict[str, int]:
-    """The amounts above 0 of resources that are ours; one that cannot be read is absent."""
+    """The positive amounts of resources of the profile; invalid ones are omitted."""
     result = {}
     for resource in sorted(filter(profile.has, quantities)):
         try:
@@ -163,7 +166,7 @@ def _amounts(
 def _found(
     node: GpuNode, tags: Mapping[str, str], profile: ResourceProfile, notes: _Notes
 ) -> dict[str, _Gpu]:
-    """The GPUs by name, in their order."""
+    """The GPUs, sorted by name."""
     allocatable = _amounts(_mapping(node.status.allocatable), profile, "allocatable", notes)
     annotations = node.metadata.annotations
     if annotations is not None and annotations.gpus is not None:
@@ -179,7 +182,7 @@ def _found(
 
 
 def _labelled(tags: Mapping[str, str], profile: ResourceProfile, notes: _Notes) -> set[str]:
-    """Names of GPUs by labels: their numbers, or else the older label with their names."""
+    """The names of GPUs from labels: from their numbers, or else from the older label with names."""
     key, old = f"{profile.prefix}gpu-numbers", f"{profile.prefix}cards"
     try:
         text = node_labels.joined(tags, key)
@@ -198,7 +201,7 @@ def _labelled(tags: Mapping[str, str], profile: ResourceProfile, notes: _Notes) 
 def _counted(
     tags: Mapping[str, str], allocatable: Mapping[str, int], profile: ResourceProfile, notes: _Notes
 ) -> set[str]:
-    """Names of GPUs by their number: what a label says, or else the resource that counts them."""
+    """The names of counted GPUs: the number is in a label, or else it is the counting resource."""
     text = tags.get(profile.count_label)
     try:
         count = (
@@ -218,7 +221,7 @@ def _counted(
 def _annotated(
     text: str, allocatable: Mapping[str, int], profile: ResourceProfile, notes: _Notes
 ) -> dict[str, _Gpu]:
-    """GPUs of the annotation, an even share of what is allocatable for those without a capacity of their own."""
+    """The GPUs of the annotation; those without a capacity get an even share of allocatable amounts."""
     try:
         elements = msgspec.json.decode(text)
     except UNREADABLE as error:
@@ -261,7 +264,7 @@ def _entry(
 def _capacity(
     by_name: Mapping[str, _Gpu], profile: ResourceProfile, notes: _Notes
 ) -> dict[str, tuple[int, ...]]:
-    """Amounts by resource, by GPU; resources that no GPU has are left out."""
+    """Amounts by resource and GPU; resources that no GPU has are omitted."""
     resources = sorted({resource for gpu in by_name.values() for resource in gpu.capacity})
     rows = {name: tuple(gpu.capacity.get(name, 0) for gpu in by_name.values()) for name in resources}
     subdevices = rows.get(profile.subdevices, ())
@@ -282,7 +285,7 @@ def _buses(tags: Mapping[str, str], profile: ResourceProfile, notes: _Notes) -> 
 def _numa(
     tags: Mapping[str, str], profile: ResourceProfile, subdevices: Mapping[str, int], notes: _Notes
 ) -> tuple[tuple[frozenset[str], ...], str]:
-    """The NUMA nodes, or what is wrong with their label."""
+    """The NUMA nodes, or the problem of their label."""
     key = f"{profile.prefix}numa-gpu-map"
     try:
         groups = node_labels.numa(node_labels.joined(tags, key))
@@ -297,7 +300,7 @@ def _numa(
 def _links(
     tags: Mapping[str, str], profile: ResourceProfile, subdevices: Mapping[str, int], notes: _Notes
 ) -> tuple[Link, ...]:
-    """The links between the node's GPUs. Where sub-devices are counted, only between sub-devices that are there."""
+    """The links between the node's GPUs. If sub-devices are counted, only between existing ones."""
     key = f"{profile.prefix}xe-links"
     try:
         text = node_labels.joined(tags, key)
@@ -331,5 +334,5 @@ def _ends_exist(link: Link, subdevices: Mapping[str, int]) -> bool:
 
 
 def _cut(text: str) -> str:
-    """A text that others chose, short enough for a problem."""
+    """Cut a text of others for a message."""
     return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 1]}…"

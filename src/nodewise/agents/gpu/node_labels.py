@@ -12,12 +12,12 @@ from nodewise.errors import shown
 
 TELEMETRY: Final = "telemetry.aware.scheduling."
 PCI_GROUP: Final = "PCI_GROUP"
-"""The value by which a label means all GPUs on the named GPU's bus."""
+"""The value with which a label applies to all GPUs on the named GPU's bus."""
 LONGEST_NAME: Final = 63
-"""Characters of a GPU's name: it becomes part of annotations."""
+"""Characters of a GPU's name, which becomes part of annotations."""
 
 _MOST_LINKS: Final = 4096
-"""Are read, of which a node may have some; GPUs of a node are linked by a few hundred."""
+"""The most links that are read; GPUs of a node have a few hundred."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _NUMBER: Final = re.compile(r"[0-9]{1,9}")
 _LINK: Final = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})-([0-9]{1,9})\.([0-9]{1,9})")
@@ -25,7 +25,7 @@ _SUBDEVICE: Final = re.compile(r"(card[0-9]{1,9})_gt([0-9]{1,9})")
 
 
 class Link(NamedTuple):
-    """Two sub-devices that an Xe Link joins. It is followed from left to right only."""
+    """Two sub-devices that are connected by an Xe Link. It is used from left to right only."""
 
     left: str
     left_subdevice: int
@@ -42,7 +42,7 @@ class PolicyRule(NamedTuple):
 
 
 def joined(labels: Mapping[str, str], key: str) -> str:
-    """A value that was cut into several labels: `<key>`, and `<key>2`, `<key>3` … whose values begin with a Z."""
+    """Join a value that was split into labels: `<key>`, and `<key>2`, `<key>3` … whose values begin with a Z."""
     parts = [labels.get(key, "")]
     while (part := labels.get(f"{key}{len(parts) + 1}")) is not None:
         if not part.startswith("Z"):
@@ -56,27 +56,24 @@ def is_name(gpu: str) -> bool:
 
 
 def numbers(text: str) -> list[str]:
-    """`0.1.10` as its parts, in their order; empty ones included, none for the empty text."""
+    """Split `0.1.10` into its parts in order, including empty ones; no parts for an empty text."""
     return text.split(".") if text else []
 
 
 def groups(text: str) -> dict[str, frozenset[str]]:
-    """By GPU: the first group of GPUs on one bus that it stands in. `0.1_2.3.4` are two groups."""
+    """By GPU, the first group of GPUs on one bus that contains it. `0.1_2.3.4` are two groups."""
     gpu_groups = [_gpus(part) for part in text.split("_")] if text else []
     return {gpu: group for group in reversed(gpu_groups) for gpu in group}
 
 
 def with_groups(gpus: Iterable[str], among: Mapping[str, frozenset[str]]) -> frozenset[str]:
-    """The GPUs of their groups; a GPU that stands in none is alone.
-
-    However many GPUs there are, each group is looked at once.
-    """
+    """The GPUs with all GPUs of their groups; a GPU without a group is alone. Each group is visited once."""
     alone = {gpu for gpu in gpus if gpu not in among}
     return frozenset(alone).union(*{among[gpu] for gpu in gpus if gpu in among})
 
 
 def numa(text: str) -> tuple[frozenset[str], ...]:
-    """GPUs of each NUMA node, as the label has them: `0-0.1_1-2.3`."""
+    """Parse the GPUs of each NUMA node: `0-0.1_1-2.3`."""
     numa_nodes = []
     for part in text.split("_") if text else ():
         head, _, gpus = part.partition("-")
@@ -91,7 +88,7 @@ def _gpus(text: str) -> frozenset[str]:
 
 
 def devices(gpu_numbers: str) -> tuple[str, ...]:
-    """GPUs by Level-Zero device index: in the order of their numbers. ValueError where one is no number."""
+    """GPUs by Level-Zero device index, in the order of their numbers. ValueError if one is not a number."""
     unique = [number for number in dict.fromkeys(numbers(gpu_numbers)) if number]
     odd = [number for number in unique if not _NUMBER.fullmatch(number)]
     if odd:
@@ -100,9 +97,10 @@ def devices(gpu_numbers: str) -> tuple[str, ...]:
 
 
 def links(text: str, by_index: tuple[str, ...]) -> tuple[list[Link], str]:
-    """Links such as `0.0-1.0_2.1-3.2`, in their order, and what stopped the reading; empty: nothing did.
+    """Parse links such as `0.0-1.0_2.1-3.2` in order.
 
-    Links that name no device, or join a GPU with itself, are left out.
+    Returns the links and why parsing stopped, empty if it did not. Links that name no device, or connect a GPU
+    with itself, are omitted.
     """
     result: dict[Link, None] = {}
     for part in text.split("_") if text else ():
@@ -120,7 +118,7 @@ def links(text: str, by_index: tuple[str, ...]) -> tuple[list[Link], str]:
 
 
 def rules(labels: Mapping[str, str]) -> list[PolicyRule]:
-    """What telemetry policies say of this node, by policy and name."""
+    """The labels of telemetry policies on this node, by policy and name."""
     result = []
     for key, value in labels.items():
         policy, slash, name = key.removeprefix(TELEMETRY).partition("/")
@@ -130,6 +128,6 @@ def rules(labels: Mapping[str, str]) -> list[PolicyRule]:
 
 
 def subdevice(text: str) -> tuple[str, int] | None:
-    """The GPU and the sub-device of `card0_gt1`; None if it is no such name."""
+    """Parse the GPU and the sub-device of `card0_gt1`; None if it is not such a name."""
     match = _SUBDEVICE.fullmatch(text)
     return None if match is None else (match[1], int(match[2]))

@@ -8,9 +8,9 @@ import msgspec
 from nodewise import quantity
 
 MOST_CPU_MILLI: Final = 2**40
-"""Of a container. So what all pods of a cluster request can be summed up in 63 bits."""
+"""The cap of a container's request, so that the sum over all pods of a cluster fits into 63 bits."""
 Quantity = str | int | float | None
-"""As JSON has it; null is 0."""
+"""The form in JSON; null is 0."""
 
 
 class GpuResources(msgspec.Struct, frozen=True, gc=False):
@@ -35,7 +35,7 @@ class GpuPodSpec(msgspec.Struct, frozen=True, gc=False):
 
 
 class GpuPod(msgspec.Struct, frozen=True, gc=False):
-    """What is read of a pod to place it."""
+    """The fields of a pod that are read to place it."""
 
     metadata: GpuPodMetadata = GpuPodMetadata()
     spec: GpuPodSpec = GpuPodSpec()
@@ -63,7 +63,7 @@ class AllocatedStatus(msgspec.Struct, frozen=True, gc=False):
 
 
 class AllocatedPod(GpuPod, frozen=True, gc=False, kw_only=True):
-    """What is read of a pod to know what it holds."""
+    """The fields of a pod that are read for its allocations."""
 
     metadata: AllocatedMetadata
     spec: AllocatedSpec = AllocatedSpec()
@@ -75,9 +75,10 @@ def is_sidecar(container: GpuContainer) -> bool:
 
 
 def cpu_milli(pod: GpuPod) -> int:
-    """What a pod requests of the processor, much as kube-scheduler has it.
+    """The CPU request of a pod, similar to kube-scheduler.
 
-    All that run together, sidecars included, or the largest init container if that is more; without overhead.
+    The sum of all that run together, including sidecars, or the largest init container if that is more; without
+    overhead.
     """
     init = pod.spec.initContainers or ()
     together = (*(pod.spec.containers or ()), *filter(is_sidecar, init))
@@ -85,7 +86,7 @@ def cpu_milli(pod: GpuPod) -> int:
 
 
 def _cpu_milli(container: GpuContainer) -> int:
-    """0 where it cannot be read."""
+    """The CPU request of a container; 0 if it is invalid."""
     resources = container.resources
     value = resources and ((resources.requests or {}).get("cpu") or (resources.limits or {}).get("cpu"))
     return _milli(str(value)) if value else 0
@@ -93,7 +94,7 @@ def _cpu_milli(container: GpuContainer) -> int:
 
 @lru_cache
 def _milli(text: str) -> int:
-    """Rounded up, and no more than any node has."""
+    """Round up, capped at more than any node has."""
     try:
         return min(max(0, -(-quantity.parse(text) * 1000 // quantity.NANO)), MOST_CPU_MILLI)
     except ValueError:

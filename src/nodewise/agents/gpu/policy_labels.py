@@ -32,7 +32,7 @@ _SUBDEVICE_PREFERRED: Final = "gas-tile-preferred-"
 
 
 class PolicyLabels(NamedTuple):
-    """The fields of the same names of `NodeCards`."""
+    """The corresponding fields of `NodeGpus`."""
 
     unusable: frozenset[str]
     descheduled: frozenset[str]
@@ -45,7 +45,7 @@ class PolicyLabels(NamedTuple):
 def parse_policy_labels(
     tags: Mapping[str, str], groups: Groups, subdevices: Mapping[str, int], note: Callable[[str], None]
 ) -> PolicyLabels:
-    """What the labels say of the cards in `tiles`, which has how many tiles each of them has."""
+    """Parse the labels for the GPUs in `subdevices`, which contains the number of sub-devices of each."""
     rules = node_labels.rules(tags)
     disabled = _gpus(rules, _DISABLE, groups)
     descheduled = _gpus(rules, _DESCHEDULE, groups)
@@ -65,7 +65,7 @@ def parse_policy_labels(
 
 
 def _named(rules: Sequence[PolicyRule], start: str) -> list[tuple[str, str]]:
-    """The rest of the names that begin so, with their values."""
+    """The names with this prefix, without it, and their values."""
     return [(rule.name.removeprefix(start), rule.value) for rule in rules if rule.name.startswith(start)]
 
 
@@ -86,7 +86,7 @@ def _subdevices(rules: Sequence[PolicyRule], *starts: str) -> Tiles:
 
 
 def _existing(named: Tiles, subdevices: Mapping[str, int], note: Callable[[str], None]) -> Tiles:
-    """Those that the cards have: one tile that two labels name is one tile."""
+    """The sub-devices that exist, without duplicates."""
     kept = {}
     for gpu, numbers in named.items():
         existing = frozenset(number for number in numbers if number < subdevices.get(gpu, 0))
@@ -108,8 +108,8 @@ def _preferred_subdevices(rules: Sequence[PolicyRule]) -> dict[str, tuple[int, .
 def _preferred(
     rules: Sequence[PolicyRule], subdevices: Mapping[str, int], note: Callable[[str], None]
 ) -> str:
-    wishes = [rule.value for rule in rules if rule.name == _PREFER]
-    for name in wishes:
+    preferred = [rule.value for rule in rules if rule.name == _PREFER]
+    for name in preferred:
         if name not in subdevices:
             note(f"{_PREFER}: {shown(name)}: the node has no such card")
-    return next((name for name in wishes if name in subdevices), "")
+    return next((name for name in preferred if name in subdevices), "")

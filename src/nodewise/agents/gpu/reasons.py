@@ -15,13 +15,13 @@ from nodewise.agents.gpu import amounts, limits
 _PREFIX: Final = "Not enough GPU-resources for deployment: "
 _UNKNOWN: Final = "Couldn't retrieve node's information"
 REASON_PREFIXES: Final = (_PREFIX, _UNKNOWN)
-"""How reasons begin that are not in words of ours."""
+"""The beginning of reasons with the texts of the older system."""
 _LONGEST: Final = 256
-"""Characters of a text: it stands in the answer once for every node, and tenants choose the names in it."""
+"""Characters of a text, which the response contains once for every node and in which tenants choose names."""
 
 
 class RejectionKind(StrEnum):
-    """The reasons that the older system had, in its words. A refused bind answers with these words alone."""
+    """The reasons of the older system, in its words. A refused bind is answered with these words alone."""
 
     WILL_NOT_FIT = "will not fit"
     BAD_ARGS = "bad args"
@@ -36,15 +36,15 @@ def _format(kind: RejectionKind, words: str) -> str:
 
 
 class InvalidDemand(msgspec.Struct, frozen=True):
-    """What the pod asks for cannot be answered on any node."""
+    """The demand of the pod fits no node."""
 
     kind: RejectionKind
     words: str = ""
-    """What was seen and what is wanted, naming the container, annotation or resource."""
+    """The value found and the expected one, with the container, annotation or resource."""
     hint: str = ""
-    """What to change."""
+    """The change that solves the problem."""
     at_once: bool = True
-    """Whether it is said even of a node without GPUs; else such a node will not fit, as the older system has it."""
+    """Whether it applies even to a node without GPUs; otherwise such a node `will not fit`, as in the older system."""
     is_failure: ClassVar[bool] = True
 
     def text(self) -> str:
@@ -55,7 +55,7 @@ class InvalidDemand(msgspec.Struct, frozen=True):
 
 
 class NoGpus(msgspec.Struct, frozen=True):
-    """The node has no GPU that we know of."""
+    """The node has no known GPU."""
 
     kind: ClassVar[RejectionKind] = RejectionKind.WILL_NOT_FIT
     is_failure: ClassVar[bool] = False
@@ -68,7 +68,7 @@ class NoGpus(msgspec.Struct, frozen=True):
 
 
 class NoneUsable(msgspec.Struct, frozen=True):
-    """The node has GPUs, and the pod may use too few of them, however free they are."""
+    """The pod may use too few of the node's GPUs, whether or not they are free."""
 
     container: str
     count: int
@@ -83,14 +83,14 @@ class NoneUsable(msgspec.Struct, frozen=True):
 
 
 class TooLittle(msgspec.Struct, frozen=True):
-    """Too few usable GPUs have as much of one resource left as the container wants on each."""
+    """Too few usable GPUs have enough of one resource left."""
 
     container: str
     count: int
-    """GPUs wanted."""
+    """The requested number of GPUs."""
     resource: str
     amount: int
-    """Wanted on each GPU."""
+    """The requested amount per GPU."""
     kind: ClassVar[RejectionKind] = RejectionKind.WILL_NOT_FIT
     is_failure: ClassVar[bool] = False
 
@@ -104,7 +104,7 @@ class TooLittle(msgspec.Struct, frozen=True):
 
 
 class NotTogether(msgspec.Struct, frozen=True):
-    """Enough GPUs have each resource, and too few have all of them."""
+    """Enough GPUs have each resource, but too few have all of them."""
 
     container: str
     count: int
@@ -120,7 +120,7 @@ class NotTogether(msgspec.Struct, frozen=True):
 
 
 class NotLinked(msgspec.Struct, frozen=True):
-    """Enough GPUs would do, and too few pairs of them are linked with both sub-devices free."""
+    """Enough GPUs are suitable, but too few pairs of them are linked with both sub-devices free."""
 
     container: str
     pairs: int
@@ -136,7 +136,7 @@ class NotLinked(msgspec.Struct, frozen=True):
 
 
 class NotInOneGroup(msgspec.Struct, frozen=True):
-    """Enough GPUs would do, but not within one NUMA node."""
+    """Enough GPUs are suitable, but not within one NUMA node."""
 
     container: str
     count: int
@@ -152,7 +152,7 @@ class NotInOneGroup(msgspec.Struct, frozen=True):
 
 
 class RecordFull(msgspec.Struct, frozen=True):
-    """The node's allocation record has no room for the pod's reservation."""
+    """The node's allocation record has no space for the pod's reservation."""
 
     kind: ClassVar[RejectionKind] = RejectionKind.WILL_NOT_FIT
     is_failure: ClassVar[bool] = True
@@ -169,7 +169,7 @@ class RecordFull(msgspec.Struct, frozen=True):
 
 
 class BrokenMap(msgspec.Struct, frozen=True):
-    """The pod wants one NUMA node, and the node's map of them cannot be read."""
+    """The pod requires one NUMA node, and the node's NUMA label is invalid."""
 
     kind: ClassVar[RejectionKind] = RejectionKind.BAD_ARGS
     is_failure: ClassVar[bool] = False
@@ -182,7 +182,7 @@ class BrokenMap(msgspec.Struct, frozen=True):
 
 
 class UnknownNode(msgspec.Struct, frozen=True):
-    """We know no such node."""
+    """The node is not known."""
 
     is_failure: ClassVar[bool] = False
 
@@ -194,7 +194,7 @@ class UnknownNode(msgspec.Struct, frozen=True):
 
 
 class PassedOver(msgspec.Struct, frozen=True):
-    """The pod fits here, and somewhere on a GPU that a telemetry policy prefers."""
+    """The pod fits this node, but fits another one with a GPU that a telemetry policy prefers."""
 
     is_failure: ClassVar[bool] = False
 
@@ -206,7 +206,7 @@ class PassedOver(msgspec.Struct, frozen=True):
 
 
 class NotReady(msgspec.Struct, frozen=True):
-    """The pod wants GPUs, and nodes or pods are not read yet."""
+    """The pod requests GPUs, and nodes or pods have not been read yet."""
 
     is_failure: ClassVar[bool] = True
 
@@ -218,7 +218,7 @@ class NotReady(msgspec.Struct, frozen=True):
 
 
 class Shortfall(msgspec.Struct, frozen=True):
-    """What one candidate lacks: on the GPU that comes closest, the resource there is too little of."""
+    """The lacking amount of a candidate: the resource that is short on the GPU that comes closest."""
 
     gpu: str
     resource: str

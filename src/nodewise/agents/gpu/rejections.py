@@ -14,24 +14,24 @@ from nodewise.agents.gpu.gpu_layout import Mask
 from nodewise.agents.gpu.reasons import Shortfall
 
 _NEVER: Final = np.iinfo(np.int16).max
-"""More than a container can lack."""
+"""More than any container can lack."""
 
 
 class Shortfalls(NamedTuple):
-    """Which amount the rejected candidates lack, by candidate; values that hold no layout."""
+    """The amounts that rejected candidates lack, by candidate, without references to the layout."""
 
     names: tuple[str, ...]
     """Card names by code."""
     resources: tuple[str, ...]
     gpus: NDArray[np.int32]
-    """Index into `names`: the GPU that comes closest; -1 where no amount is lacking."""
+    """Index into `names` of the GPU that comes closest; -1 if no amount is lacking."""
     lacking: NDArray[np.int16]
     """Index into `resources`."""
     free: NDArray[np.int64]
     wanted: NDArray[np.int64]
 
     def at(self, candidate: int) -> Shortfall | None:
-        """What one candidate lacks; None where it fits, or where it is not for an amount that it does not."""
+        """The lacking amount of a candidate; None if it fits, or if no amount is the reason."""
         gpu = int(self.gpus[candidate])
         if gpu < 0:
             return None
@@ -39,7 +39,7 @@ class Shortfalls(NamedTuple):
         return Shortfall(self.names[gpu], resource, int(self.free[candidate]), int(self.wanted[candidate]))
 
     def some(self, candidates: NDArray[np.intp]) -> "Shortfalls":
-        """Those of some candidates."""
+        """The shortfalls of some candidates."""
         gpus, lacking = self.gpus[candidates], self.lacking[candidates]
         return Shortfalls(
             self.names, self.resources, gpus, lacking, self.free[candidates], self.wanted[candidates]
@@ -47,7 +47,7 @@ class Shortfalls(NamedTuple):
 
 
 class Rejections:
-    """Collects codes and what is lacking."""
+    """Collects codes and lacking amounts."""
 
     def __init__(self, candidate_gpus: CandidateGpus) -> None:
         candidates = len(candidate_gpus)
@@ -61,7 +61,7 @@ class Rejections:
         self._wanted = np.zeros(candidates, np.int64)
 
     def reject(self, where: Mask, reason: Reason) -> NDArray[np.intp]:
-        """Reject those that are not yet; gives back which ones."""
+        """Reject candidates that are not rejected yet; returns a mask of these."""
         at = np.flatnonzero(where & (self.codes == 0))
         if len(at):
             self.reasons.append(reason)
@@ -76,7 +76,7 @@ class Rejections:
         resource: str,
         wanted: int,
     ) -> None:
-        """Some candidates lack an amount of one resource, on these GPUs."""
+        """Record that candidates lack an amount of one resource on these GPUs."""
         if resource not in self._resources:
             self._resources.append(resource)
         self._gpus[at] = gpus
@@ -99,9 +99,9 @@ def explain_failure(
     enough: Mapping[str, Mask],
     failed: Mask,
 ) -> None:
-    """Say why a container does not fit the failed candidates (M), as far as GPUs and their amounts are the reason.
+    """Record why a container does not fit the failed candidates (M), as far as GPUs and their amounts are the reason.
 
-    `allowed` (C, M) are the GPUs that the pod may use, `enough` those that have as much of one resource left.
+    `allowed` (C, M) are the GPUs that the pod may use, `enough` those with enough of one resource left.
     """
     count = container.count
     rejections.reject(failed & (_count(allowed) < count), reasons.NoneUsable(container.name, count))
@@ -135,7 +135,7 @@ def _record_largest(
     amount: int,
     at: NDArray[np.intp],
 ) -> None:
-    """Name the GPU that has most of the resource among those that have too little."""
+    """Record the GPU with the largest insufficient amount of the resource."""
     if len(at):
         free = np.where(lacking[:, at], candidate_gpus.free(resource)[:, at], np.iinfo(np.int64).min)
         _record(rejections, candidate_gpus, resource, amount, at, free.argmax(axis=0))

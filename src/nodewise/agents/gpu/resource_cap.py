@@ -12,28 +12,28 @@ from nodewise.agents.gpu.node_gpus import NodeGpus
 _T = TypeVar("_T")
 
 MOST: Final = 256
-"""Different resources; honest clusters have some ten."""
+"""The most different resources; real clusters have about ten."""
 LEAST: Final = 16
-"""So many are kept however many GPUs there are."""
+"""The number of resources that are kept for any number of GPUs."""
 CELLS: Final = 2**23
-"""Of all resources' arrays, 16 bytes each: 128 MiB."""
+"""The cells of all resources' arrays, of 16 bytes each: 128 MiB."""
 _NAMED: Final = 3
 
 
 class ResourceCap:
-    """Follows the nodes. What is kept depends on them alone, and not on the order in which they came."""
+    """Follows the nodes. The kept resources depend on the nodes only, not on the order in which they were added."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, NodeGpus] = {}
         self._having: Counter[str] = Counter()
-        """By resource: how many nodes have it."""
+        """By resource, the number of nodes that have it."""
         self._widths: Counter[int] = Counter()
-        """By number of GPUs: how many nodes have as many."""
+        """By number of GPUs, the number of nodes."""
         self._kept: frozenset[str] | None = None
-        """None: all of them."""
+        """The kept resources; None if all are."""
 
     def put(self, node: str, gpus: NodeGpus | None) -> None:
-        """A node as it is now; None where it is gone."""
+        """Add, replace or (with None) remove a node."""
         self._count(self._nodes.pop(node, None), -1)
         if gpus is not None and gpus.names:
             self._nodes[node] = gpus
@@ -47,11 +47,11 @@ class ResourceCap:
         _add(self._widths, len(gpus.names), by)
 
     def __len__(self) -> int:
-        """How many different resources are kept."""
+        """The number of different resources of all nodes."""
         return len(self._having) if self._kept is None else len(self._kept)
 
     def settle(self) -> list[str]:
-        """Choose anew what is kept; the nodes for which that is a difference."""
+        """Choose the kept resources again. Returns the nodes that are affected."""
         before, self._kept = self._kept, self._choice()
         if before == self._kept:
             return []
@@ -66,7 +66,7 @@ class ResourceCap:
         return frozenset(ordered[:room])
 
     def limited(self, gpus: NodeGpus) -> NodeGpus:
-        """The node without what is not kept."""
+        """The node without resources that are not kept."""
         kept = self._kept
         if kept is None or gpus.capacity.keys() <= kept:
             return gpus

@@ -35,7 +35,7 @@ class ResourceProfile(msgspec.Struct, frozen=True):
     """Resources by their full names, prefix included."""
 
     prefix: str
-    """With its slash: `gpu.intel.com/`."""
+    """The prefix with its slash: `gpu.intel.com/`."""
     counts: tuple[str, ...]
     """Say how many distinct cards a container wants; the first one that it asks for counts."""
     shares: frozenset[str] | None = None
@@ -50,7 +50,7 @@ class ResourceProfile(msgspec.Struct, frozen=True):
     """Where cards are counted: the node label with their number."""
 
     def has(self, resource: str) -> bool:
-        """Whether a resource is one of these cards."""
+        """Whether a resource belongs to the GPUs of this profile."""
         if not resource.startswith(self.prefix):
             return False
         if self.shares is None or resource in self.shares or resource in self.counts:
@@ -58,7 +58,7 @@ class ResourceProfile(msgspec.Struct, frozen=True):
         return resource == self.subdevices or resource in self.monitoring
 
     def short(self, resource: str) -> str:
-        """A resource without the prefix."""
+        """The name of a resource without the prefix."""
         return resource.removeprefix(self.prefix)
 
 
@@ -85,7 +85,7 @@ _NATIVE: Final = "kubernetes.io/"
 
 
 def _is_prefix(value: Any) -> bool:
-    """Kubernetes' own resources are no device plugin's, and pods that ask for nothing else are not held (`books`)."""
+    """Kubernetes' own resources belong to no device plugin, and pods with no others are not kept (`free_cpu`)."""
     return isinstance(value, str) and _PREFIX.fullmatch(value) is not None and not value.endswith(_NATIVE)
 
 
@@ -127,7 +127,7 @@ FIELDS: Final[Mapping[str, ProfileField]] = {
 
 
 def load_profile(name: str) -> ResourceProfile:
-    """The profile `intel` or `generic`, or that of a file. `BadSettings` names everything that is wrong with it."""
+    """Load the profile `intel` or `generic`, or that of a file. `BadSettings` names all its problems."""
     return PROFILES[name] if name in PROFILES else parse_profile(_document(name), name)
 
 
@@ -142,7 +142,7 @@ def _document(path: str) -> Any:
 
 
 def parse_profile(document: Any, path: str) -> ResourceProfile:
-    """The profile that a file's document means; `path` is what errors call it."""
+    """Parse the document of a profile; `path` appears in errors."""
     if not isinstance(document, dict):
         raise _bad(Problem(path, shown(document), f"a mapping of {', '.join(FIELDS)}"))
     unknown = [

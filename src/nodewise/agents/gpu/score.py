@@ -35,10 +35,10 @@ from nodewise.agents.gpu.options import Placement
 Cpu = NDArray[np.int64]
 
 STEP: Final = 0.05
-"""Of a GPU. Placements that spoil about as much are equal, and the one that fills a GPU best wins: without this a
-tiny difference decides, and pods are strewn over more nodes (measured: 2 to 3 per cent of all GPUs)."""
+"""A share of a GPU. Placements with nearly equal growth count as equal, and the one that fills a GPU best wins:
+otherwise tiny differences decide, and pods spread over more nodes (measured: 2 to 3 per cent of all GPUs)."""
 _NEARLY: Final = 1e-6
-"""Below any real difference of shares, above the errors of adding them."""
+"""Below any real difference of shares, and above rounding errors of sums."""
 
 
 class PlacementInputs(NamedTuple):
@@ -47,7 +47,7 @@ class PlacementInputs(NamedTuple):
     placement: Placement
     """The placement of pods that name none."""
     counts: tuple[str, ...] = ()
-    """The resources that count GPUs: how full a GPU is shows in others, if there are any."""
+    """The resources that count GPUs. How full a GPU is shows in other resources, if there are any."""
     balanced_by: tuple[str, ...] = ()
     workload: WorkloadTables = fragmentation.NO_WORKLOAD
     cpu_free: Cpu | None = None
@@ -69,17 +69,17 @@ class PlacementInputs(NamedTuple):
 
 
 class AnyGpu(NamedTuple):
-    """GPUs as they come, for a question that does not depend on their order."""
+    """GPUs by position, where the result does not depend on the order."""
 
     prefers: bool = False
     steady: bool = True
 
     def keys(self, candidate_gpus: CandidateGpus, container: ContainerDemand) -> Keys | None:
-        """By position alone."""
+        """The order of positions."""
 
 
 class Fullest(NamedTuple):
-    """The GPU of which least is left; or `emptiest`, of which most is."""
+    """The GPU with the least left, or with `emptiest` the most."""
 
     counts: tuple[str, ...]
     scales: ShareScales
@@ -95,7 +95,7 @@ class Fullest(NamedTuple):
 class LeastSpoiling(NamedTuple):
     """The GPU where a container adds least to the fragmentation; of equal ones the fullest.
 
-    A container's GPUs are compared once, each as if it were the only one.
+    The GPUs of a container are compared once, each as if it were the only one.
     """
 
     inputs: PlacementInputs
@@ -114,9 +114,9 @@ class LeastSpoiling(NamedTuple):
 
 
 def fit_order(inputs: PlacementInputs, demand: Demand) -> GpuOrder:
-    """Which GPU first where it only matters whether the pod fits.
+    """The order of GPUs where it only matters whether the pod fits.
 
-    If one container alone takes GPUs that are not linked, it fits whichever comes first.
+    If one container alone takes GPUs without links, the order does not matter.
     """
     order = gpu_order(inputs, demand)
     alone = sum(container.count > 0 for container in demand.containers) == 1 and not demand.linked
@@ -124,7 +124,7 @@ def fit_order(inputs: PlacementInputs, demand: Demand) -> GpuOrder:
 
 
 def gpu_order(inputs: PlacementInputs, demand: Demand) -> GpuOrder:
-    """The order of GPUs."""
+    """The order of GPUs for a demand."""
     match inputs.placing(demand):
         case "pack":
             return Fullest(inputs.counts, inputs.workload.scales)
@@ -145,9 +145,9 @@ def points(
     demand: Demand,
     fitted: FitResult | None,
 ) -> NDArray[np.int64] | None:
-    """How much each candidate is liked, 0 to 10, where the pod fits; None: all the same.
+    """The score of each candidate, 0 to 10, if the pod fits; None if all are equal.
 
-    `fitted` is what `fit` says of the same candidates, None for a pod that asks for no GPU.
+    `fitted` is the result of `fit` for the same candidates, None for a pod that requests no GPU.
     """
     if not inputs.likes(demand):
         return None
@@ -160,7 +160,7 @@ def points(
 
 
 def ranked(keys: list[NDArray[np.float64]], fits: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Points by keys (M) each, the first one first, smaller ones better; nothing where the pod does not fit."""
+    """Points by several keys (M), the most important first, smaller ones better; 0 where the pod does not fit."""
     places = np.lexsort([*keys[::-1], ~fits])
     scores = np.zeros(len(fits), np.int64)
     best = places[:MAX_SCORE]
@@ -194,7 +194,7 @@ def _keys(
 
 
 def _growth(inputs: PlacementInputs, before: CandidateGpus, after: CandidateGpus, demand: Demand) -> Floats:
-    """(M): by how much the placement adds to the fragmentation, in GPUs."""
+    """(M): the growth of the fragmentation by the placement, in GPUs."""
     workload = inputs.workload
     then, now = _hosts(inputs, before, 0), _hosts(inputs, before, demand.cpu_milli)
     return fragmentation.fragmented(
@@ -227,7 +227,7 @@ def _taken(candidate_gpus: CandidateGpus, fitted: FitResult | None) -> NDArray[n
 
 
 def _used(candidate_gpus: CandidateGpus, resources: tuple[str, ...]) -> Floats:
-    """(M): how much of what a node has is used."""
+    """(M): the used share of the node's capacity."""
     used = sum(
         (candidate_gpus.used(name).sum(axis=0, dtype=np.float64) for name in resources),
         np.zeros(len(candidate_gpus)),
@@ -241,7 +241,7 @@ def _used(candidate_gpus: CandidateGpus, resources: tuple[str, ...]) -> Floats:
 
 
 def _amounts(container: ContainerDemand, counts: tuple[str, ...]) -> tuple[str, ...]:
-    """The resources that show how full a GPU is for a container: its amounts, or if it has none its count."""
+    """The resources that show how full a GPU is for a container: its amounts, or its count if it has none."""
     wanted = tuple(container.per_gpu)
     return tuple(name for name in wanted if name not in counts) or wanted
 
@@ -260,6 +260,6 @@ def _rounded(values: Floats) -> Floats:
 
 
 def _mixed(rows: NDArray[np.intp]) -> Floats:
-    """An order of nodes that is always the same and mixes neighbours, which are often of one kind."""
+    """A fixed pseudo-random order of nodes, which separates neighbours that are often of one kind."""
     mixed = rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     return (mixed >> np.uint64(32)).astype(np.float64)

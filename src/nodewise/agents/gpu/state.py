@@ -40,14 +40,15 @@ ALLOCATION_RECORDS: Final = "ledgers"
 DEMAND_CONFIGMAP: Final = "gpu_typical_pods"
 """Keys of `ClusterState.objects`."""
 RECORD_PREFIX: Final = "gpu-"
-"""Of the name of a node's allocation record; the rest is the node's name."""
+"""The prefix of the name of a node's allocation record; the rest is the node's name."""
 
 _PODS: Final = 256
-"""Pods that are taken in between two pauses."""
+"""Pods per part of the work."""
 _MANY: Final = 8
-"""Where more than one node in so many is another, all are laid out anew."""
+"""If more than one node in this many changed, all are laid out again."""
 _NAMES: Final = 1024
-"""Names that came since all nodes were laid out, besides as many as there were: most of them are gone again."""
+"""The most new names since all nodes were laid out, in addition to their number then. After that most names are
+stale."""
 
 
 class NodeState(NamedTuple):
@@ -58,29 +59,29 @@ class NodeState(NamedTuple):
     record_text: str
     """The text of its allocation record."""
     bound: tuple[AllocatedPod, ...]
-    """The pods there that ask for GPUs."""
+    """The pods on the node that request GPUs."""
     problems: tuple[str, ...]
-    """What is wrong with the node's labels, its allocations and its pods, in words."""
+    """Problems of the node's labels, its allocations and its pods, as messages."""
     cpu_held: int
-    """Milli-CPU that pods with GPUs request."""
+    """The milli-CPU that pods with GPUs request."""
 
 
 class GpuState(NamedTuple):
-    """All nodes that have GPUs, or on which a pod holds some according to a record or annotation."""
+    """All nodes with GPUs, or with pods that hold GPUs according to a record or annotation."""
 
     layout: GpuLayout
     rows: Mapping[str, int]
-    """By node name: its column in the layout; only nodes with GPUs."""
+    """By node name, the column in the layout; only nodes with GPUs."""
     nodes: Mapping[str, NodeState]
     pods: PodIndex
     cpu_free: NDArray[np.int64] | None = None
-    """(N+1), by column of the layout: milli-CPU that no pod requests, as far as pods are kept; None: nobody knows."""
+    """(N+1), by column of the layout: milli-CPU that no known pod requests; None if unknown."""
     workload: WorkloadTables = NO_WORKLOAD
     """The tables of typical pods."""
 
 
 class GpuStateBuilder(AllocationStateBuilder[GpuState]):
-    """Builds the state, and keeps what it read and laid out before."""
+    """Builds the state, and caches parsed objects and the layout."""
 
     inputs = Inputs(frozenset({PODS, ALLOCATION_RECORDS, DEMAND_CONFIGMAP}), node_objects=True, metrics=False)
 
@@ -91,28 +92,28 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
     def _reset(self) -> None:
         """Discard everything."""
         self._version = ""
-        """Until which the pods were known when undecided reservations were looked at last."""
+        """The version of the pods when undecided reservations were last examined."""
         self._gpus: dict[str, NodeGpus] = {}
         self._resource_cap = ResourceCap()
         self._names = 0
-        """So many names in the layout, and all nodes are laid out anew."""
+        """The number of names at which all nodes are laid out again."""
         self._bound: dict[str, dict[ObjectKey, AllocatedPod]] = {}
         """By node."""
         self._records: dict[str, tuple[str, AllocationRecord]] = {}
-        """By node: its allocation record as text, and as read."""
+        """By node, the text of its allocation record and the parsed form."""
         self._reserved_on: dict[ObjectKey, set[str]] = {}
-        """By pod: the nodes whose allocation records name it."""
+        """By pod, the nodes whose allocation records name it."""
         self._nodes: dict[str, NodeState] = {}
         self._problems: dict[str, tuple[str, ...]] = {}
         self._undecided: set[str] = set()
         """Nodes with a reservation that a newer version of the pods may end."""
         self._dirty: set[str] = set()
-        """Nodes to be computed again."""
+        """Nodes to compute again."""
         self._moved: set[str] = set()
-        """Nodes to be laid out again."""
+        """Nodes to lay out again."""
         self._free_cpu = FreeCpu()
         self._seen_histogram: tuple[Any, int] = (None, 0)
-        """What was counted, and the day on which that was looked at."""
+        """The histogram and the day for which the tables were made."""
         self._classes: typical_pods.Classes = {}
         self._workload = NO_WORKLOAD
         self._index = NodeIndex()
@@ -120,7 +121,7 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         self._layout = gpu_layout.build_layout((), np.zeros(1, np.intp), self._profile.subdevices)
 
     def problems(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> Mapping[str, tuple[str, ...]]:  # noqa: ARG002
-        """What is wrong with nodes and their allocations, as of the newest state."""
+        """Problems of nodes and their allocations, as of the newest state."""
         return {f"node {name}": problems for name, problems in self._problems.items()}
 
     def build(self, cluster_state: ClusterState) -> Generator[None, None, GpuState]:
@@ -146,7 +147,7 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
     def apply_allocation_record(
         self, agent_state: GpuState, node: str, record: AllocationRecordLease | None
     ) -> GpuState:
-        """The state with another allocation record of one node."""
+        """The state with a changed allocation record of one node."""
         before = agent_state.nodes.get(node)
         text = record_text(record)
         if before is None or before.record_text == text:
@@ -199,7 +200,7 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
     def _follow_histogram(
         self, configmaps: Mapping[ObjectKey, DemandConfigMap], today: int
     ) -> Generator[None, None, None]:
-        """Make the tables of typical pods anew where others count now."""
+        """Build the tables of typical pods again if the histogram or the day changed."""
         only = next(iter(configmaps.values()), None)
         if self._seen_histogram == (only, today):
             return
@@ -234,7 +235,7 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         self._dirty |= self._reserved_on.get(key, set())
 
     def _renew(self, pods: PodIndex) -> Generator[None, None, None]:
-        """Compute the nodes that are to be; those that went, or hold nothing and have no GPUs, are left out."""
+        """Compute the marked nodes; nodes that are gone, or have no GPUs and allocations, are omitted."""
         while self._dirty:
             name = next(iter(self._dirty))
             gpus = self._gpus.get(name)
@@ -277,7 +278,7 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         self._free_cpu.touch(name)
 
     def _lay_out(self, index: NodeIndex) -> Generator[None, None, None]:
-        """Bring the layout up to date: what moved, or everything where other nodes have GPUs."""
+        """Update the layout: the changed columns, or everything if other nodes have GPUs."""
         with_gpus = {name for name in self._moved if self._has_gpus(name)}
         known = {name for name in self._moved if name in self._rows}
         is_worn = len(self._layout.capacity) > len(self._resource_cap) or _names(self._layout) > self._names
@@ -318,7 +319,7 @@ _NO_RECORD: Final = ("", allocation_record.EMPTY)
 
 
 def record_text(record: AllocationRecordLease | None) -> str:
-    """The text of an allocation record's reservations; empty where there is none."""
+    """The text of the reservations in an allocation record; empty if there is none."""
     return (record.metadata.annotations or {}).get(RESERVATIONS_ANNOTATION, "") if record is not None else ""
 
 
@@ -327,7 +328,7 @@ def _is_later(version: str, before: str) -> bool:
 
 
 def _sorted(pod: AllocatedPod | None) -> tuple[AllocatedPod | None, AllocatedPod | None]:
-    """One that may hold GPUs comes first, any other one second."""
+    """The pod as a pair: in the first place if it may hold GPUs, otherwise in the second."""
     return (pod, None) if pod is not None and node_allocations.may_hold_gpus(pod) else (None, pod)
 
 
@@ -336,11 +337,11 @@ def _names(layout: GpuLayout) -> int:
 
 
 def _named(record: tuple[str, AllocationRecord] | None) -> Iterable[ObjectKey]:
-    """The pods that an allocation record names."""
+    """The pods in an allocation record."""
     return [entry.key for entry in record[1].entries.values()] if record is not None else ()
 
 
 def _numbered(index: NodeIndex, rows: Mapping[str, int]) -> Any:
-    """By node number: the column of the layout; the one after the last for a node without GPUs."""
+    """By node number, the column of the layout; the last column for a node without GPUs."""
     columns = [rows.get(name, len(rows)) for name in index.known]
     return np.array([*columns, len(rows)], np.intp)

@@ -14,7 +14,7 @@ _encode = msgspec.json.encode
 
 
 def export_state(agent_state: GpuState, query: Mapping[str, str]) -> Generator[None, None, bytes]:
-    """JSON, made node by node: `{"nodes": {name: {"cards", "pods", "problems"}}}`, in the order of their names."""
+    """JSON, built node by node: `{"nodes": {name: {"cards", "pods", "problems"}}}`, in the order of names."""
     wanted = query.get("node")
     names: Iterable[str] = (
         sorted(agent_state.nodes) if wanted is None else {wanted} & agent_state.nodes.keys()

@@ -14,11 +14,11 @@ Tiles = tuple[int, ...]
 
 
 class SubdeviceRequest(NamedTuple):
-    """A GPU that a container takes."""
+    """The request for sub-devices of one GPU of a container."""
 
     gpu: str
     subdevices: int
-    """How many sub-devices of it are wanted."""
+    """The number of sub-devices to take."""
     linked: int = -1
     """The sub-device that has the link; -1 without one."""
 
@@ -28,7 +28,8 @@ def assign(
 ) -> tuple[tuple[Tiles, ...], ...]:
     """Sub-device numbers by container and GPU, in the order in which they are taken; `resource` counts sub-devices.
 
-    Linked sub-devices are set aside for all containers first. Where the pod fits there are enough for everybody.
+    Linked sub-devices are reserved for all containers first. If the pod fits, there are enough for all
+    containers.
     """
     left = {
         taken.gpu: _free(gpus, usage, resource, taken.gpu) for container in containers for taken in container
@@ -42,7 +43,7 @@ def assign(
 
 
 def reorder(subdevices: Sequence[int], preferred: Sequence[int]) -> list[int]:
-    """Preferred sub-devices come first: each changes places with the one that stands there."""
+    """Move preferred sub-devices to the front: each is swapped with the one in its place."""
     ordered = list(subdevices)
     existing = [subdevice for subdevice in dict.fromkeys(preferred) if subdevice in ordered]
     for place, subdevice in enumerate(existing):
@@ -60,7 +61,7 @@ def _free(gpus: NodeGpus, usage: GpuUsage, resource: str, gpu: str) -> list[int]
 
 
 def _take(gpus: NodeGpus, left: list[int], taken: SubdeviceRequest) -> Tiles:
-    """Take them out of what is left of a GPU."""
+    """Take the numbers from the free sub-devices of a GPU."""
     if not taken.subdevices:
         return ()
     linked = (taken.linked,) if taken.linked >= 0 else ()

@@ -24,35 +24,35 @@ from nodewise.agents.gpu.resource_profile import ResourceProfile
 from nodewise.errors import UNREADABLE, BadInput, BadSettings, Problem, shown
 
 DAYS: Final = 7
-"""How many days count, today among them."""
+"""The number of days that count, including today."""
 _DAY_S: Final = 86_400
 _MOST_CLASSES: Final = 256
-"""Of a day in the ConfigMap, the most frequent ones: some 100 bytes each, where all of it may be a megabyte."""
+"""The most frequent classes of a day in the ConfigMap: about 100 bytes each, while a ConfigMap may have a megabyte."""
 _LONGEST: Final = 512
-"""Bytes of a class there, longer ones are left out: tenants write the names of models."""
+"""The most bytes of a class in the ConfigMap; longer ones are omitted, because tenants write the names of models."""
 _MOST_GPUS: Final = 64
 
 
 class PodClass(NamedTuple):
-    """What one container of a pod asks for."""
+    """The request of one container of a pod."""
 
     gpus: int
     per_gpu: Mapping[str, int]
-    """By full resource name; hashable (`Amounts`)."""
+    """By full resource name."""
     cpu_milli: int = 0
-    """What the whole pod requests."""
+    """The request of the whole pod."""
     models: frozenset[str] | None = None
-    """None: GPUs of any model."""
+    """The allowed models; None for any."""
 
 
 Classes = Mapping[PodClass, float]
-"""How often each comes, in any unit."""
+"""The frequency of each class, in any unit."""
 History = Mapping[int, Mapping[PodClass, int]]
-"""By day, counted from 1970: how many pods of each class came."""
+"""By day since 1970, the number of pods of each class."""
 
 
 def pod_classes(demand: Demand) -> Iterator[PodClass]:
-    """The classes of one pod: one for each container that asks for GPUs."""
+    """The classes of a pod, one for each container that requests GPUs."""
     for container in demand.containers:
         if 0 < container.count <= _MOST_GPUS:
             wanted = Amounts({name: amount for name, amount in container.per_gpu.items() if amount > 0})
@@ -66,13 +66,13 @@ def day_number(at_s: float) -> int:
 
 
 def add_classes(history: History, today: int, came: Iterable[PodClass]) -> History:
-    """The history with classes that came today, without the days that do not count any more."""
+    """Add classes of today, and drop days that no longer count."""
     kept = {when: counts for when, counts in history.items() if today - DAYS < when <= today}
     return {**kept, today: Counter(kept.get(today, {})) + Counter(came)}
 
 
 def class_counts(history: History, today: int) -> Classes:
-    """All that came in the days that count."""
+    """The classes of all days that count."""
     total: Counter[PodClass] = Counter()
     for when, counts in history.items():
         if today - DAYS < when <= today:
@@ -81,7 +81,7 @@ def class_counts(history: History, today: int) -> Classes:
 
 
 class _Kept(msgspec.Struct, omit_defaults=True):
-    """A class as the ConfigMap has it."""
+    """A class in the form of the ConfigMap."""
 
     pods: int
     gpus: int = msgspec.field(name="cards")
@@ -91,7 +91,7 @@ class _Kept(msgspec.Struct, omit_defaults=True):
 
 
 def encode(history: History) -> dict[str, str]:
-    """The data of the ConfigMap; equal histories give equal texts."""
+    """Encode a history as data of the ConfigMap; equal histories yield equal texts."""
     return {f"day-{when}": _encoded(counts) for when, counts in sorted(history.items())}
 
 
@@ -116,7 +116,7 @@ def _models(pod_class: PodClass) -> list[str] | None:
 
 
 def decode(data: Mapping[str, str] | None) -> History:
-    """A history from the data of the ConfigMap, whatever is in there; what cannot be read is left out."""
+    """Decode a history from data of the ConfigMap; invalid parts are omitted."""
     history: dict[int, Mapping[PodClass, int]] = {}
     for key, text in (data or {}).items():
         number = key.removeprefix("day-")
@@ -185,7 +185,7 @@ def _entries(path: str) -> list[Any]:
 
 
 def _rows(text: str) -> list[dict[str, Any]]:
-    """The lines of a CSV file as reservations."""
+    """The lines of a CSV file as entries."""
     rows = []
     for line in csv.DictReader(io.StringIO(text), strict=True):
         cells = {key: value for key, value in line.items() if value}
@@ -224,7 +224,7 @@ def _pods(where: str, value: Any) -> int:
 def _wanted(
     where: str, entry: Mapping[str, Any], profile: ResourceProfile, options: GpuOptions
 ) -> list[PodClass]:
-    """What a pod with these requests and models asks for, read as a real one is."""
+    """The classes of a pod with these requests and models, parsed as a real pod."""
     try:
         requests = msgspec.convert(entry.get("requests", {}), dict[str, str | int | float | None])
     except msgspec.ValidationError as error:

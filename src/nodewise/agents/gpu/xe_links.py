@@ -1,7 +1,7 @@
-"""Pairs of linked GPUs: which pair a container takes, and which sub-devices of it are linked.
+"""Selects pairs of linked GPUs and their linked sub-devices for a container.
 
-Source: GPU Aware Scheduling 0.5.6, `pkg/gpuscheduler/scheduler.go`. A link leads from its left GPU to its right one.
-Unlike there, all links of a sub-device are tried and not only the first.
+A link leads from its left GPU to its right one. Unlike in GPU Aware Scheduling 0.5.6, all links of a sub-device are
+tried and not only the first. Source: `pkg/gpuscheduler/scheduler.go` there.
 """
 
 from typing import NamedTuple
@@ -19,7 +19,7 @@ Numbers = NDArray[np.intp] | Codes
 
 
 class CandidateLinks(NamedTuple):
-    """All links of the candidates, one reservation each, in the order in which a candidate's links are tried."""
+    """All links of the candidates, one entry each, in the order in which they are tried."""
 
     candidate: Numbers
     left: Numbers
@@ -42,14 +42,14 @@ class LinkAllocator:
         self._existing = np.ones(self._free.shape, bool)
 
     def reserve(self, choice: GpuChoice) -> None:
-        """Linked sub-devices are not free for the rest of the pod."""
+        """Reserve the linked sub-devices for the rest of the pod."""
         self._free = _without(self._free, choice)
         self._links = self._links.some(_open(self._existing, self._links, self._free))
 
     def pairs(
         self, candidate_gpus: CandidateGpus, able: Mask, container: ContainerDemand, order: GpuOrder
     ) -> GpuChoice:
-        """Linked pairs of able GPUs (C, M): of the left GPU that comes first by order, the first free link."""
+        """Linked pairs of suitable GPUs (C, M): the first free link of the left GPU that comes first by order."""
         able = able.copy()
         free, links = self._free, self._links
         keys = order.keys(candidate_gpus, container)
@@ -78,7 +78,7 @@ def _without(free: Bits, choice: GpuChoice) -> Bits:
 
 
 def _open(able: Mask, links: CandidateLinks, free: Bits) -> Mask:
-    """Links whose GPUs would do and whose sub-devices are free."""
+    """Links with suitable GPUs and free sub-devices."""
     bit = np.uint64(1)
     at = links.candidate
     left = free[links.left, at] >> links.left_subdevice.astype(np.uint64)
