@@ -14,7 +14,7 @@ from bench import server_process
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.application import Application, Handler, Response, Route
 from nodewise.serve.options import ServeOptions
-from nodewise.serve.server import Server
+from nodewise.serve.server import HttpServer
 
 
 def _giving(body: bytes) -> Handler:
@@ -23,8 +23,12 @@ def _giving(body: bytes) -> Handler:
 
 
 async def _serve(options: ServeOptions, routes: list[Route]) -> None:
-    meters = MetricsRegistry()
-    server = Server(Application(routes, meters, max_body_bytes=options.max_body_bytes), options, meters)
+    metrics_registry = MetricsRegistry()
+    server = HttpServer(
+        Application(routes, metrics_registry, max_body_bytes=options.max_body_bytes),
+        options,
+        metrics_registry,
+    )
     await server.start()
     server_process.announce(server.port)
     await asyncio.Event().wait()

@@ -34,7 +34,7 @@ class Block(NamedTuple):
         return f"{page}:{self.line}"
 
 
-class Step(NamedTuple):
+class ShellStep(NamedTuple):
     """What is typed at a prompt, and the lines that the page shows below it."""
 
     typed: str
@@ -66,10 +66,10 @@ def section(page: Path, begin: str, end: str = "\n## ") -> list[Block]:
     return [block for block in blocks(page) if first < block.line <= last]
 
 
-def steps(block: Block) -> list[Step]:
+def steps(block: Block) -> list[ShellStep]:
     """What a block of a shell has typed: all of it, or of `console` what stands behind a prompt."""
     if block.language != "console":
-        return [Step(block.text, ())]
+        return [ShellStep(block.text, ())]
     made: list[tuple[list[str], list[str]]] = []
     goes_on = False
     for line in block.text.splitlines():
@@ -80,7 +80,7 @@ def steps(block: Block) -> list[Step]:
         elif made:
             made[-1][1].append(line)
         goes_on = (goes_on or line.startswith(_PROMPT)) and (line.endswith("\\") or _is_open(made[-1][0]))
-    return [Step("\n".join(typed) + "\n", shown) for typed, shown in made]
+    return [ShellStep("\n".join(typed) + "\n", shown) for typed, shown in made]
 
 
 def _is_open(lines: Sequence[str]) -> bool:

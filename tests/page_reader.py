@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from tests import page_code_blocks
-from tests.page_code_blocks import Block, Step
+from tests.page_code_blocks import Block, ShellStep
 
 PATIENCE_S: Final = 300.0
 _LONGEST_S: Final = 600.0
@@ -40,7 +40,7 @@ _TIME: Final = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
 _VARIABLE: Final = re.compile(rf"…|\.\.\.|\b{_DURATION}\b|{_TIME}")
 
 
-class Reader:
+class PageReader:
     """A shell that stays, so that variables, folders and background jobs do; see `reading`."""
 
     def __init__(
@@ -103,7 +103,7 @@ class Reader:
         else:
             self._saves(block)
 
-    def _looks(self, step: Step) -> None:
+    def _looks(self, step: ShellStep) -> None:
         end = time.monotonic() + PATIENCE_S
         while True:
             try:
@@ -141,11 +141,11 @@ def reading(
     environment: Mapping[str, str],
     instead: Mapping[str, str] | None = None,
     shell: Sequence[str] = ("bash",),
-) -> Iterator[Reader]:
+) -> Iterator[PageReader]:
     """A reader in a folder; `instead` is what a test has of its own in the place of words of the page, `shell` the
     command line that becomes bash.
     """
-    reader = Reader(folder, environment, instead, shell)
+    reader = PageReader(folder, environment, instead, shell)
     try:
         yield reader
     finally:
@@ -186,13 +186,13 @@ def _functions(text: str) -> list[ast.FunctionDef]:
     return [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
 
 
-def _with_codes(steps: Sequence[Step]) -> list[Step]:
+def _with_codes(steps: Sequence[ShellStep]) -> list[ShellStep]:
     """With `echo $?` in one step with the command that it tells of."""
-    made: list[Step] = []
+    made: list[ShellStep] = []
     for step in steps:
         if step.typed == "echo $?\n" and made:
             before = made.pop()
-            made.append(Step(before.typed + step.typed, [*before.shown, *step.shown]))
+            made.append(ShellStep(before.typed + step.typed, [*before.shown, *step.shown]))
         else:
             made.append(step)
     return made

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 from nodewise.agent import AgentKind, ObjectKey, Snapshot
 from nodewise.clock import Clock
 from nodewise.kube.api import Api
-from nodewise.kube.event_recorder import Recorder
+from nodewise.kube.event_recorder import EventRecorder
 from nodewise.kube.store import Store
 from nodewise.observe.metrics_registry import MetricsRegistry
 
@@ -57,7 +57,7 @@ class Handle(NamedTuple):
     objects: Mapping[str, Store[Any]]
     """By the name in `Watched`."""
     nodes: Store[Any]
-    recorder: Recorder
+    recorder: EventRecorder
     clock: Clock
     metrics_registry: MetricsRegistry
     node_writes: WriteCounter

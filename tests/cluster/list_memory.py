@@ -28,7 +28,7 @@ from nodewise.kube.connection_settings import connect
 from nodewise.kube.decoder import ObjectDecoder
 from nodewise.kube.http_client import HttpApi
 from nodewise.kube.options import KubeOptions
-from nodewise.kube.reflector import Reflector, Target
+from nodewise.kube.reflector import Reflector, ReflectorTarget
 from nodewise.kube.resources import NODES
 from nodewise.observe.metrics_registry import MetricsRegistry
 
@@ -98,7 +98,7 @@ def resident_bytes() -> int:
 async def found(kubeconfig: str) -> ListMeasurement:
     api = connect(KubeOptions(kubeconfig=kubeconfig), MetricsRegistry())
     await api.get("/version")
-    target = Target(NODES, field_merge.merge("Node", ListedNode))
+    target = ReflectorTarget(NODES, field_merge.merge("Node", ListedNode))
     reflector = Reflector(api, target, SystemClock(), MetricsRegistry(), random.random)
     gc.collect()
     before = resident_bytes()

@@ -13,7 +13,7 @@ import yaml
 from tests.cluster import packages, processes
 from tests.cluster.api import Object
 from tests.cluster.processes import Process
-from tests.unit.metrics.prometheus_double import Given
+from tests.unit.metrics.prometheus_double import SeriesSamples
 
 
 class PrometheusProcess:
@@ -72,7 +72,7 @@ class PrometheusProcess:
         """Ends it as a crash would; `start` has it back."""
         self.process.kill()
 
-    def hold(self, series: Given) -> None:
+    def hold(self, series: SeriesSamples) -> None:
         """Writes samples into its data; before it starts."""
         now = time.time()
         aged = {
@@ -105,7 +105,7 @@ class PrometheusProcess:
 def holding(
     programs: packages.PrometheusPrograms,
     folder: Path,
-    series: Given,
+    series: SeriesSamples,
     web: Object | None = None,
     client: httpx2.Client | None = None,
 ) -> Iterator[PrometheusProcess]:

@@ -15,7 +15,7 @@ import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from nodewise.serve.certificate_issuer import is_by
+from nodewise.serve.certificate_issuer import is_issued_by
 from tests import forks
 from tests.cluster import access, extender_process, objects, processes, steady_load
 from tests.cluster.access import User
@@ -222,7 +222,7 @@ def test_runs_at_once_leave_sides_that_trust_each_other(applied: AppliedCertific
             leaf = x509.load_pem_x509_certificate(shown["tls.crt"])
             own = serialization.load_pem_private_key(shown["tls.key"], None).public_key()
             assert own == leaf.public_key()
-            assert [ca for ca in x509.load_pem_x509_certificates(trusts["ca.crt"]) if is_by(leaf, ca)]
+            assert [ca for ca in x509.load_pem_x509_certificates(trusts["ca.crt"]) if is_issued_by(leaf, ca)]
     applied("--apply", "--restarted")
     applied("--check")
 

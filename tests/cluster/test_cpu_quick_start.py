@@ -14,7 +14,7 @@ from tests.cluster import controlplane, kubelet_double, objects
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import NODEWISE
 from tests.page_code_blocks import Block
-from tests.page_reader import Reader
+from tests.page_reader import PageReader
 
 NAMESPACE = "cmk-namespace"
 NODES = ("node1", "node2")
@@ -47,7 +47,7 @@ def plane(control_plane_programs: Path, tmp_path: Path) -> Iterator[ControlPlane
 
 
 @pytest.fixture
-def shell(plane: ControlPlane, control_plane_programs: Path) -> Iterator[Reader]:
+def shell(plane: ControlPlane, control_plane_programs: Path) -> Iterator[PageReader]:
     """Of somebody who follows the page, with a cluster's own kubeconfig in place of the reader's."""
     kubeconfig = str(plane.admin.kubeconfig)
     plain = page_reader.plain_environment()
@@ -61,7 +61,7 @@ def shell(plane: ControlPlane, control_plane_programs: Path) -> Iterator[Reader]
         yield typing
 
 
-def test_it_works_as_it_stands(shell: Reader, plane: ControlPlane) -> None:
+def test_it_works_as_it_stands(shell: PageReader, plane: ControlPlane) -> None:
     apply, prepare, validate = commands()
     shell.types(apply)
     output = shell.types(prepare)

@@ -18,7 +18,7 @@ from tests.cluster import availability
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import NODEWISE
 from tests.conformance.configure import scheduler_manifests
-from tests.page_reader import Reader
+from tests.page_reader import PageReader
 
 PAGE = page_code_blocks.HOW_TO / "install-on-kubeadm.md"
 FROM_TAS = page_code_blocks.HOW_TO / "migrate-from-tas.md"
@@ -47,7 +47,7 @@ NAMESPACE = "nodewise"
 
 
 @pytest.fixture
-def host(plane: ControlPlane, control_plane_programs: Path, tmp_path: Path) -> Iterator[Reader]:
+def host(plane: ControlPlane, control_plane_programs: Path, tmp_path: Path) -> Iterator[PageReader]:
     """Somebody who is root on a host of the control plane."""
     own = ["unshare", "--mount", "--propagation=private"]
     if os.geteuid() or subprocess.run([*own, "true"], capture_output=True, check=False).returncode:
@@ -81,7 +81,7 @@ def _of_a_cluster(folder: str, _names: list[str]) -> set[str]:
     return {"kubernetes", "certs"} if folder == "/etc" else set()
 
 
-def test_a_host_of_kubeadm_is_configured_and_left(host: Reader, tmp_path: Path) -> None:
+def test_a_host_of_kubeadm_is_configured_and_left(host: PageReader, tmp_path: Path) -> None:
     (see,) = page_code_blocks.section(PAGE, "## Verify")
     (check,) = [step.typed for step in page_code_blocks.steps(see) if "--check" in step.typed]
     (undo,) = page_code_blocks.section(PAGE, "## Undo")
@@ -101,7 +101,7 @@ def test_a_host_of_kubeadm_is_configured_and_left(host: Reader, tmp_path: Path) 
     assert manifest.read_text() == before
 
 
-def test_a_host_comes_from_tas_and_goes_back(host: Reader, tmp_path: Path) -> None:
+def test_a_host_comes_from_tas_and_goes_back(host: PageReader, tmp_path: Path) -> None:
     kubernetes = tmp_path / "etc/kubernetes"
     manifest, configured = kubernetes / "manifests/kube-scheduler.yaml", kubernetes / "scheduler-config.yaml"
     configured.write_text(TAS)

@@ -23,7 +23,7 @@ from nodewise.kube.api import Api, Expired
 from nodewise.kube.connection_settings import connect
 from nodewise.kube.http_client import HttpApi
 from nodewise.kube.options import KubeOptions
-from nodewise.kube.reflector import Reflector, Target
+from nodewise.kube.reflector import Reflector, ReflectorTarget
 from nodewise.kube.resources import EVENTS, NODES, Resource
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.in_memory_api import CONFIGMAPS
@@ -134,10 +134,10 @@ async def test_a_watch_from_before_a_kind_was_known_is_expired(api: HttpApi, san
     things = Resource(f"{sandbox.namespace}.example.com", "v1", "things", "Thing")
     sandbox.create(definition_of(things))
     await until_served(api, things)
-    before = list_watch.Watching("1")
+    before = list_watch.WatchState("1")
     async with aclosing(api.watch(things.path(), {"resourceVersion": before.version})) as lines:
         with pytest.raises(Expired, match="too old resource version: 1"):
-            list_watch.line(before, await anext(lines))
+            list_watch.parse_watch_line(before, await anext(lines))
 
 
 async def test_a_version_that_is_no_longer_kept_is_listed_anew(api: HttpApi, sandbox: Sandbox) -> None:
@@ -145,8 +145,10 @@ async def test_a_version_that_is_no_longer_kept_is_listed_anew(api: HttpApi, san
     sandbox.create(definition_of(things))
     await until_served(api, things)
     await api.create(things.path("default"), item("a") | {"apiVersion": things.api_version, "kind": "Thing"})
-    reflector = Reflector(api, Target(things, CONFIGMAP), SystemClock(), MetricsRegistry(), random.random)
-    reflector._state = list_watch.Watching("1")
+    reflector = Reflector(
+        api, ReflectorTarget(things, CONFIGMAP), SystemClock(), MetricsRegistry(), random.random
+    )
+    reflector._state = list_watch.WatchState("1")
     async with running(reflector.run()):
         await reflector.until_synced()
     assert list(reflector.store.snapshot()) == [("default", "a")]
@@ -177,7 +179,9 @@ async def until_served(api: HttpApi, resource: Resource) -> None:
 
 async def test_a_kind_that_is_installed_later_is_found(api: HttpApi, sandbox: Sandbox) -> None:
     things = Resource(f"later.{sandbox.namespace}.example.com", "v1", "things", "Thing")
-    reflector = Reflector(api, Target(things, CONFIGMAP), SystemClock(), MetricsRegistry(), random.random)
+    reflector = Reflector(
+        api, ReflectorTarget(things, CONFIGMAP), SystemClock(), MetricsRegistry(), random.random
+    )
     async with running(reflector.run()):
         await eventually(lambda: "404" in reflector.trouble)
         sandbox.create(definition_of(things))
@@ -239,7 +243,7 @@ async def test_what_happened_in_an_outage_is_caught_up_with(
     await api.create(CONFIGMAPS.path(space), item("goes"))
     async with gated(plane, tmp_path) as (gate, kubeconfig):
         through = opened_with(kubeconfig)
-        target = Target(CONFIGMAPS, CONFIGMAP, space)
+        target = ReflectorTarget(CONFIGMAPS, CONFIGMAP, space)
         reflector = Reflector(through, target, SystemClock(), MetricsRegistry(), random.random)
         async with running(reflector.run()):
             await reflector.until_synced()

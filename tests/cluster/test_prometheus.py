@@ -20,7 +20,7 @@ from tests.cluster import objects, packages, prometheus, read_only_commands
 from tests.cluster.api import Object
 from tests.cluster.certificates import CertificateAuthority
 from tests.cluster.test_namespaces import wait
-from tests.unit.metrics.prometheus_double import Given
+from tests.unit.metrics.prometheus_double import SeriesSamples
 from tests.unit.metrics.prometheus_suite import Holding, PrometheusSuite, fetch, source, values
 
 HASH = "$2b$04$uCC4cvupet6tuzk0uSInmuxVKhogVpFL4P72LL2SbdR4WtwFaog3e"
@@ -34,7 +34,7 @@ class TestReal(PrometheusSuite):
     ) -> Iterator[Holding]:
         with contextlib.ExitStack() as stack:
 
-            def holding(series: Given) -> str:
+            def holding(series: SeriesSamples) -> str:
                 return stack.enter_context(prometheus.holding(prometheus_programs, tmp_path, series)).url
 
             yield holding

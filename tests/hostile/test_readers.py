@@ -16,11 +16,11 @@ from nodewise.cooperative_scheduling import run_at_once
 from nodewise.errors import BadInput, NodewiseError
 from nodewise.metrics import metric_value_list
 from nodewise.metrics.column import lay_out
-from nodewise.metrics.custom_metrics_api import chosen_version
+from nodewise.metrics.custom_metrics_api import choose_version
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.node_index import NodeIndex
 from nodewise.metrics.prometheus import queries, query_responses
-from nodewise.metrics.series import Sample, Series, newer
+from nodewise.metrics.series import Sample, Series, merge_newer
 from nodewise.metrics.source import MetricRequest
 from tests.hostile import json_strategies
 from tests.hostile.json_strategies import anything, encoded, mostly
@@ -78,13 +78,15 @@ def decided(*objects: PolicyObject, values_: Any = (3, 90)) -> Any:
     ]
     known = MetricsSnapshot(
         {
-            metric_request.key: metric_value_list.collect(
+            metric_request.key: metric_value_list.build_series(
                 MetricRequest(metric_request.key), "s", 0.0, entries
             )
             for metric_request in metric_requests
         }
     )
-    assert all(queries.of(metric_request, metric_request.max_age_s) for metric_request in metric_requests)
+    assert all(
+        queries.range_query(metric_request, metric_request.max_age_s) for metric_request in metric_requests
+    )
     world = ClusterState(NODES, {"taspolicies": listed}, known, 0.0)
     assert all(state.problems(world.objects).values())
     return run_at_once(state.build(world))
@@ -107,7 +109,7 @@ def test_a_sample_of_a_time_to_come_does_not_hold_against_later_ones() -> None:
     """A node's clock that was wrong once must not freeze its value."""
     old = Series("m", "s", 100.0, {"a": Sample(1, 9e9), "b": Sample(1, 130.0)})
     new = Series("m", "s", 105.0, {"a": Sample(2, 104.0), "b": Sample(2, 104.0)})
-    assert {node: sample.value for node, sample in run_at_once(newer(old, new)).samples.items()} == {
+    assert {node: sample.value for node, sample in run_at_once(merge_newer(old, new)).samples.items()} == {
         "a": 2,
         "b": 1,
     }
@@ -140,7 +142,7 @@ items = st.fixed_dictionaries(
 )
 def test_any_answer_about_a_metric_is_a_series_or_bad_input(answer: Any) -> None:
     try:
-        values = metric_value_list.collect(
+        values = metric_value_list.build_series(
             MetricRequest("m"), "s", 0.0, metric_value_list.entries(metric_value_list.items(encoded(answer)))
         )
     except BadInput as error:
@@ -182,15 +184,15 @@ envelopes = st.fixed_dictionaries(
 
 @given(mostly(envelopes, metric_keys), st.sampled_from((200, 301, 400, 404, 422, 500, 503)))
 def test_any_answer_of_prometheus_is_series_or_an_error(answer: Any, status: int) -> None:
-    assert isinstance(query_responses.refusal("query", status, encoded(answer)), NodewiseError)
+    assert isinstance(query_responses.error_from_response("query", status, encoded(answer)), NodewiseError)
     try:
-        listed = list(query_responses.found(query_responses.read(encoded(answer))))
+        listed = list(query_responses.newest_values(query_responses.decode_response(encoded(answer))))
     except BadInput as error:
         assert error.problems
         return
     for value in listed:
         try:
-            query_responses.nano(value.value)
+            query_responses.parse_nano(value.value)
         except ValueError as error:
             assert len(str(error)) < 200
 
@@ -198,7 +200,7 @@ def test_any_answer_of_prometheus_is_series_or_an_error(answer: Any, status: int
 @given(mostly(st.fixed_dictionaries({"preferredVersion": anything(metric_keys)}), metric_keys))
 def test_any_discovery_is_a_version_or_an_error(answer: Any) -> None:
     try:
-        assert chosen_version(encoded(answer)) in ("v1beta1", "v1beta2")
+        assert choose_version(encoded(answer)) in ("v1beta1", "v1beta2")
     except NodewiseError as error:
         assert str(error)
 
@@ -209,11 +211,11 @@ def test_any_discovery_is_a_version_or_an_error(answer: Any) -> None:
 def test_no_answer_is_anything_but_bad_input(body: bytes) -> None:
     for read in (
         lambda: list(metric_value_list.items(body)),
-        lambda: query_responses.read(body),
-        lambda: chosen_version(body),
+        lambda: query_responses.decode_response(body),
+        lambda: choose_version(body),
     ):
         try:
             read()
         except NodewiseError as error:
             assert str(error)
-    assert isinstance(query_responses.refusal("query", 500, body), NodewiseError)
+    assert isinstance(query_responses.error_from_response("query", 500, body), NodewiseError)

@@ -13,7 +13,7 @@ from nodewise.agents.gpu.allocation_record import Reservation
 from nodewise.agents.gpu.pods import AllocatedPod
 from nodewise.agents.gpu.resource_profile import INTEL
 from nodewise.agents.gpu.state import ALLOCATION_RECORDS, PODS, GpuState, GpuStateBuilder
-from nodewise.kube.store import Writer
+from nodewise.kube.store import StoreWriter
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from tests.unit.agents.gpu.gpu_snapshots import lease, node, pod
 from tests.unit.state_changes import built
@@ -127,7 +127,7 @@ class ModelReplica:
     def start(self) -> None:
         """Lists, as after a restart."""
         self.state = GpuStateBuilder(INTEL)
-        self.stores: dict[str, Writer[Any]] = {PODS: Writer(), ALLOCATION_RECORDS: Writer()}
+        self.stores: dict[str, StoreWriter[Any]] = {PODS: StoreWriter(), ALLOCATION_RECORDS: StoreWriter()}
         self.seen = dict.fromkeys(self.stores, len(self.server.history))
         self.known = dict(self.server.pods)
         """The pods as the server holds them, as far as the watch has come."""

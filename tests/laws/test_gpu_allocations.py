@@ -14,7 +14,7 @@ from nodewise.agents.gpu.pods import cpu_milli
 from nodewise.agents.gpu.resource_profile import INTEL
 from nodewise.agents.gpu.state import ALLOCATION_RECORDS, PODS, GpuState, GpuStateBuilder
 from nodewise.extender.agent_states import AgentStates
-from nodewise.kube.store import Change, ChangeLog, Writer
+from nodewise.kube.store import Change, ChangeLog, StoreWriter
 from nodewise.state import NODES as KIND_OF_NODES
 from tests.unit.agents.gpu.gpu_snapshots import (
     agent_state,
@@ -100,7 +100,7 @@ class IncrementalGpuState:
         self.state = GpuStateBuilder(INTEL)
         self.states = AgentStates({"gpu": self.state}, 5.0)
         self.log = ChangeLog()
-        self.pods, self.allocation_record = Writer[Any](), Writer[Any]()
+        self.pods, self.allocation_record = StoreWriter[Any](), StoreWriter[Any]()
         self.pods.store.subscribe(partial(self.log.add, PODS))
         self.allocation_record.store.subscribe(partial(self.log.add, ALLOCATION_RECORDS))
         self.nodes: dict[tuple[str, str], Any] = {("", name): node() for name in NODES}

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodewise.kube import field_merge
-from nodewise.kube.store import Changes, Key, Writer
+from nodewise.kube.store import Changes, Key, StoreWriter
 
 Thing = field_merge.merge("Thing")
 NAMES = "abc"
@@ -35,7 +35,7 @@ class WatchReader:
     def __init__(self, history: list[WatchedChange]) -> None:
         self.history = history
         self.at = 0
-        self.writer: Writer[Any] = Writer()
+        self.writer: StoreWriter[Any] = StoreWriter()
         self.writer.finish("0")
         self.learnt = dict.fromkeys(NAMES, 0)
 

@@ -36,7 +36,7 @@ Quoting.add_representer(
 @example([{"": "N"}, {"y": "1e3"}])
 def test_yaml_is_read_as_the_json_that_it_stands_for(written: list[dict[str, Any]]) -> None:
     text = yaml.dump_all(written, Dumper=Quoting, allow_unicode=True, explicit_start=True)
-    parsed = [json.loads(data) for _, data in documents.documents(text.encode(), "here")]
+    parsed = [json.loads(data) for _, data in documents.split_documents(text.encode(), "here")]
     assert parsed == written
 
 
@@ -44,7 +44,7 @@ def test_yaml_is_read_as_the_json_that_it_stands_for(written: list[dict[str, Any
 @given(st.lists(OBJECTS, min_size=1, max_size=4), st.sampled_from(["", "\n", " \n\n"]))
 def test_json_documents_may_follow_each_other(written: list[dict[str, Any]], between: str) -> None:
     text = between.join(map(json.dumps, written))
-    assert [json.loads(data) for _, data in documents.documents(text.encode(), "here")] == written
+    assert [json.loads(data) for _, data in documents.split_documents(text.encode(), "here")] == written
 
 
 @settings(deadline=None)
@@ -55,7 +55,7 @@ def test_json_documents_may_follow_each_other(written: list[dict[str, Any]], bet
 @example(b"a: &a [*a]")
 def test_rubbish_is_bad_input_or_documents(data: bytes) -> None:
     with suppress(BadInput):
-        for number, document in documents.documents(data, "here"):
+        for number, document in documents.split_documents(data, "here"):
             assert number >= 1
             json.loads(document)
 

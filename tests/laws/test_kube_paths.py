@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nodewise.errors import BadInput
-from nodewise.kube.resources import NODES, PODS, escaped
+from nodewise.kube.resources import NODES, PODS, escape_path
 
 ODD = st.text("./%\\?#:;@&=*~2eEfF \t\n\x00", max_size=8)
 NAMES = st.text(max_size=12) | ODD | st.text(st.characters(categories=["Cs"]), max_size=2)
@@ -31,7 +31,7 @@ def normalised(path: str) -> str:
 @example(["nodes", ""])
 def test_a_path_has_as_many_segments_as_names_for_every_server(names: list[str]) -> None:
     with suppress(BadInput):
-        path = escaped(*names)
+        path = escape_path(*names)
         assert normalised(path).split("/") == ["", *names]
         sent = httpx2.URL(SERVER + path)
         assert sent.raw_path.decode() == urlsplit(SERVER + path).path == path

@@ -15,9 +15,9 @@ from nodewise.clock import ManualClock
 from nodewise.errors import Refused, Unavailable
 from nodewise.kube import field_merge, list_watch
 from nodewise.kube.decoder import ObjectDecoder
-from nodewise.kube.line_splitter import Cutter
-from nodewise.kube.list_watch import Watching
-from nodewise.kube.reflector import Reflector, Target
+from nodewise.kube.line_splitter import LineSplitter
+from nodewise.kube.list_watch import WatchState
+from nodewise.kube.reflector import Reflector, ReflectorTarget
 from nodewise.kube.store import Changes, Key
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.in_memory_api import CONFIGMAPS, FakeApi
@@ -44,7 +44,7 @@ def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
 def test_lines_are_the_same_however_they_are_cut(lines: list[bytes], cuts: list[int]) -> None:
     lines = [line.replace(b"\n", b"").replace(b"\r", b"") for line in lines]
     data = b"".join(line + b"\n" for line in lines)
-    cutter = Cutter()
+    cutter = LineSplitter()
     cut_lines = [line for piece in pieces(data, cuts) for line in cutter.feed(piece)]
     assert cut_lines == [line for line in lines if line]
     assert cutter.rest() == b""
@@ -81,15 +81,15 @@ def test_the_watch_ends_in_the_same_store_however_its_frames_are_cut(
 ) -> None:
     data, expected = watch_of(events)
     decoder = ObjectDecoder("ConfigMap", CONFIGMAP, METERS)
-    cutter = Cutter()
-    state: list_watch.State = Watching("0")
+    cutter = LineSplitter()
+    state: list_watch.ListWatchState = WatchState("0")
     for piece in pieces(data, cuts):
         for line in cutter.feed(piece):
-            assert isinstance(state, Watching)
-            state, frame = list_watch.line(state, line)
+            assert isinstance(state, WatchState)
+            state, frame = list_watch.parse_watch_line(state, line)
             decoder.apply(frame)
     assert {name: o.data["k"] for (_, name), o in decoder.store.snapshot().items()} == expected
-    assert state == Watching(str(max(len(events) - 1, 0)))
+    assert state == WatchState(str(max(len(events) - 1, 0)))
 
 
 Step = Callable[[FakeApi], None]
@@ -140,7 +140,7 @@ async def follow(
 ) -> tuple[Any, FakeApi]:
     """Play a history to a reflector, a few turns of the event loop a step, until both are at rest."""
     api = FakeApi()
-    target = Target(CONFIGMAPS, CONFIGMAP)
+    target = ReflectorTarget(CONFIGMAPS, CONFIGMAP)
     reflector = Reflector(api, target, ManualClock(), METERS, random.Random(0).random)
     reflector._limit = 2
     begun(reflector)

@@ -11,31 +11,31 @@ from hypothesis import strategies as st
 from nodewise import cooperative_scheduling
 from nodewise.metrics import aggregation, node_attributes, resource_metrics_api
 from nodewise.metrics.aggregation import AGGREGATIONS
-from nodewise.metrics.node_attributes import Nodes, Room
+from nodewise.metrics.node_attributes import NodeAllocatable, NodeAttributes
 from nodewise.metrics.prometheus import node_matching, queries, query_responses
-from nodewise.metrics.prometheus.query_responses import Found
+from nodewise.metrics.prometheus.query_responses import SeriesValue
 from nodewise.metrics.series import Sample
 from nodewise.metrics.source import MetricRequest, merge_requests
 
 NANO = 10**9
 NAMES = ("a", "b", "c")
-FLEET = Nodes({name: Room(None, None) for name in NAMES}, {name: name for name in NAMES})
+FLEET = NodeAttributes({name: NodeAllocatable(None, None) for name in NAMES}, {name: name for name in NAMES})
 LABELS = ("node", "instance")
 
 texts = st.sampled_from((*NAMES, "x", "", "a:9100", "0"))
 series = st.builds(
-    Found,
+    SeriesValue,
     st.dictionaries(st.sampled_from((*LABELS, "core")), texts, max_size=3),
     st.sampled_from(("1", "2", "NaN")),
     st.one_of(st.none(), st.sampled_from((1.0, 2.0))),
 )
 
 
-def owned(series: list[Found]) -> node_matching.Owned:
-    return cooperative_scheduling.run_at_once(node_matching.match(series, LABELS, FLEET))
+def owned(series: list[SeriesValue]) -> node_matching.SeriesByNode:
+    return cooperative_scheduling.run_at_once(node_matching.group_by_node(series, LABELS, FLEET))
 
 
-def match(series: list[Found], aggregate: str = "") -> node_matching.Matched:
+def match(series: list[SeriesValue], aggregate: str = "") -> node_matching.NodeValues:
     return cooperative_scheduling.run_at_once(node_matching.reduce(owned(series), aggregate))
 
 
@@ -43,7 +43,9 @@ aggregations = st.sampled_from(("", *AGGREGATIONS))
 
 
 @given(st.lists(series, max_size=8), aggregations, st.randoms())
-def test_the_order_of_series_means_nothing(series_list: list[Found], aggregate: str, random: object) -> None:
+def test_the_order_of_series_means_nothing(
+    series_list: list[SeriesValue], aggregate: str, random: object
+) -> None:
     other = list(series_list)
     random.shuffle(other)  # type: ignore[attr-defined]
     first, two = match(series_list, aggregate), match(other, aggregate)
@@ -53,7 +55,9 @@ def test_the_order_of_series_means_nothing(series_list: list[Found], aggregate: 
 
 
 @given(st.lists(series, max_size=8))
-def test_a_node_has_a_value_or_a_reason_and_every_series_a_node_or_none(series_list: list[Found]) -> None:
+def test_a_node_has_a_value_or_a_reason_and_every_series_a_node_or_none(
+    series_list: list[SeriesValue],
+) -> None:
     matched, strangers = match(series_list), len(owned(series_list).strangers)
     assert not matched.samples.keys() & matched.invalid.keys()
     assert matched.samples.keys() | matched.invalid.keys() <= set(NAMES)
@@ -64,7 +68,7 @@ def test_a_node_has_a_value_or_a_reason_and_every_series_a_node_or_none(series_l
 
 @given(st.lists(series, max_size=8))
 def test_without_an_aggregation_a_value_is_what_every_series_of_the_node_says(
-    series_list: list[Found],
+    series_list: list[SeriesValue],
 ) -> None:
     matched = match(series_list)
     for node, own in owned(series_list).by_node.items():
@@ -84,9 +88,9 @@ def test_an_aggregation_is_exact(values: list[int]) -> None:
 
 
 @given(st.lists(series, max_size=6), series)
-def test_a_series_more_changes_no_node_but_its_own(series_list: list[Found], more: Found) -> None:
+def test_a_series_more_changes_no_node_but_its_own(series_list: list[SeriesValue], more: SeriesValue) -> None:
     """As long as it makes no other label decide."""
-    whole = [Found({"node": name, "instance": name}, "1", 1.0) for name in NAMES]
+    whole = [SeriesValue({"node": name, "instance": name}, "1", 1.0) for name in NAMES]
     before, after = match(whole + series_list), match([*whole, *series_list, more])
     own = next((FLEET.find(more.labels[label]) for label in LABELS if more.labels.get(label)), None)
     for name in set(NAMES) - {own}:
@@ -97,19 +101,19 @@ def test_a_series_more_changes_no_node_but_its_own(series_list: list[Found], mor
 def test_a_value_is_its_text_and_nothing_else(value: float) -> None:
     exact = Decimal(repr(value)) * NANO
     wanted = int(exact.to_integral_value(ROUND_UP, Context(prec=400)))
-    assert query_responses.nano(repr(value)) == wanted
+    assert query_responses.parse_nano(repr(value)) == wanted
 
 
 @given(st.text(max_size=30))
 def test_any_text_is_a_value_or_a_reason(text: str) -> None:
     with suppress(ValueError):
-        assert isinstance(query_responses.nano(text), int)
+        assert isinstance(query_responses.parse_nano(text), int)
 
 
 @given(st.binary(max_size=80))
 def test_any_body_is_an_answer_or_bad_input(body: bytes) -> None:
     with pytest.raises(query_responses.BadInput):
-        query_responses.read(body)
+        query_responses.decode_response(body)
 
 
 @given(st.text(alphabet="ab{}[]=~!\"'`\\, \n", max_size=20))
@@ -117,12 +121,12 @@ def test_a_selector_stays_one_however_it_is_written(text: str) -> None:
     """And nothing that is no selector becomes a range by accident: brackets stand inside quotes only."""
     if queries.is_selector(text):
         assert queries.is_selector(text.rstrip())
-        assert queries.of(MetricRequest("m", text), 60.0) == f"{text.strip()}[60s]"
+        assert queries.range_query(MetricRequest("m", text), 60.0) == f"{text.strip()}[60s]"
 
 
 @given(st.ip_addresses(), st.integers(1, 65535))
 def test_an_address_means_its_node_with_and_without_a_port(address: object, port: int) -> None:
-    fleet = Nodes({"n": Room(None, None)}, {str(ip_address(str(address))): "n"})
+    fleet = NodeAttributes({"n": NodeAllocatable(None, None)}, {str(ip_address(str(address))): "n"})
     host = f"[{address}]" if ":" in str(address) else str(address)
     assert fleet.find(str(address)) == fleet.find(f"{host}:{port}") == "n"
     assert node_attributes.without_port(f"{host}:{port}") == str(address)
@@ -131,9 +135,10 @@ def test_an_address_means_its_node_with_and_without_a_port(address: object, port
 @given(st.integers(0, 10**18), st.integers(1, 10**18))
 def test_a_share_is_as_near_as_a_nano_can_be(used: int, whole: int) -> None:
     item = resource_metrics_api.NodeMetrics(
-        metadata=resource_metrics_api._Metadata("n"), usage=resource_metrics_api._Usage(f"{used}n", "0")
+        metadata=resource_metrics_api._NodeMetricsMetadata("n"),
+        usage=resource_metrics_api._Usage(f"{used}n", "0"),
     )
-    fleet = Nodes({"n": Room(whole, 1)}, {})
+    fleet = NodeAttributes({"n": NodeAllocatable(whole, 1)}, {})
     ((_, share),) = cooperative_scheduling.run_at_once(resource_metrics_api.by_metric([item], fleet))[
         "cpu_usage_share"
     ]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve import responses, tls_handshake
 from nodewise.serve.application import Application, Response, Route
-from nodewise.serve.server import Server
+from nodewise.serve.server import HttpServer
 from tests.unit.serve.raw_client import PATIENCE_S, PLAIN
 from tests.unit.serve.test_tls_handshake import client_hello
 
@@ -18,14 +18,14 @@ HELLO = client_hello("h2", "http/1.1")
 
 @given(st.binary(max_size=300))
 def test_no_bytes_make_the_reading_of_a_hello_fail(data):
-    tls_handshake.offered(data)
-    tls_handshake.offered(b"\x16\x03\x01" + len(data).to_bytes(2, "big") + data)
-    tls_handshake.offered(b"\x16\x03\x01\x01\x00\x01\x00\x00" + data)
+    tls_handshake.offered_protocols(data)
+    tls_handshake.offered_protocols(b"\x16\x03\x01" + len(data).to_bytes(2, "big") + data)
+    tls_handshake.offered_protocols(b"\x16\x03\x01\x01\x00\x01\x00\x00" + data)
 
 
 @given(st.integers(0, len(HELLO) - 1), st.integers(0, 255))
 def test_no_changed_byte_makes_the_reading_of_a_hello_fail(place, value):
-    tls_handshake.offered(HELLO[:place] + bytes((value,)) + HELLO[place + 1 :])
+    tls_handshake.offered_protocols(HELLO[:place] + bytes((value,)) + HELLO[place + 1 :])
 
 
 @given(st.lists(st.binary(max_size=3 * responses.PIECE_BYTES // 2).map(lambda part: part * 2), max_size=6))
@@ -45,10 +45,10 @@ def _exchange(*clients: list[bytes], last: list[bytes]) -> bytes:
     """What the last client gets back up to the echo of LAST; the bytes of each go out in parts."""
 
     async def run() -> bytes:
-        meters = MetricsRegistry()
+        metrics_registry = MetricsRegistry()
         route = Route("POST", "/echo", lambda request: Response(200, request.body))
-        app = Application([route], meters, max_body_bytes=1000)
-        server = Server(app, PLAIN, meters)
+        app = Application([route], metrics_registry, max_body_bytes=1000)
+        server = HttpServer(app, PLAIN, metrics_registry)
         await server.start()
         for parts in clients:
             await _talk(server.port, parts, until=b"")

@@ -18,9 +18,9 @@ from nodewise.agents.pigeon.state import PODS, PigeonStateBuilder
 from nodewise.clock import ManualClock
 from nodewise.extender.snapshot_cache import Override, SnapshotCache, Stores
 from nodewise.kube import field_merge
-from nodewise.kube.store import Key, Writer
+from nodewise.kube.store import Key, StoreWriter
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
-from nodewise.metrics.refresher import Refresher, RefreshOptions
+from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.state import NODES
 from tests.unit.agents.pigeon.clusters import node
@@ -85,7 +85,9 @@ class SubscribedCluster:
     """A snapshot cache, and a subscriber that applies what is reported."""
 
     def __init__(self) -> None:
-        self.writers: dict[str, Writer[Any]] = {kind: Writer() for kind in (NODES, "things", "ledgers")}
+        self.writers: dict[str, StoreWriter[Any]] = {
+            kind: StoreWriter() for kind in (NODES, "things", "ledgers")
+        }
         stores = {kind: writer.store for kind, writer in self.writers.items()}
         clock, metrics = ManualClock(50.0), MetricsRegistry()
         self.builders = {
@@ -96,7 +98,7 @@ class SubscribedCluster:
         self.cache = SnapshotCache(
             builders,
             Stores(stores.pop(NODES), stores, {"ledgers": self._respond}),
-            Refresher((), RefreshOptions(), clock, metrics),
+            MetricsRefresher((), RefreshOptions(), clock, metrics),
             clock,
             metrics,
             1e9,

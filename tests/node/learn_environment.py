@@ -21,7 +21,7 @@ from tests.cluster.extender_process import NODEWISE
 from tests.node import image
 from tests.node.host_kubelet import KubernetesHost
 from tests.node.port_forwarding import forwarding
-from tests.page_reader import Reader
+from tests.page_reader import PageReader
 
 REAL: Final = "nodewise-worker2"
 PAUSE: Final = "registry.k8s.io/pause:3.10"
@@ -33,7 +33,7 @@ _ARCHIVE: Final = f"dist/nodewise-{nodewise.__version__}.oci.tar"
 @contextlib.contextmanager
 def laptop(
     whole: KubernetesHost, programs: Path, busybox: Path, archive: Path, folder: Path
-) -> Iterator[Reader]:
+) -> Iterator[PageReader]:
     """Somebody at a laptop with a copy of the repository, and with the programs of above."""
     home = folder / "repository"
     home.mkdir()

@@ -19,7 +19,7 @@ from tests.node import host_kubelet
 from tests.node.host_kubelet import KubernetesHost
 from tests.node.network import ForwardingTarget
 from tests.node.port_forwarding import forwarding
-from tests.page_reader import Reader
+from tests.page_reader import PageReader
 
 ADMIN: Final = "127.0.0.1:9002"
 """Where pages have a replica's admin port."""
@@ -35,7 +35,7 @@ def operator(
     forwarded: Callable[[], Object] | None = None,
     helm: Path | None = None,
     instead: Mapping[str, str] | None = None,
-) -> Iterator[Reader]:
+) -> Iterator[PageReader]:
     """A shell on the host, in a folder with `deploy` and `examples`; `forwarded` is what port-forward reaches."""
     home = folder / "repository"
     home.mkdir()

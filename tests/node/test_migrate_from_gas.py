@@ -20,8 +20,8 @@ from tests.conformance.configure import scheduler_manifests as kubeadm
 from tests.node import cpu_workloads, host_kubelet, image, migration, static_scheduler
 from tests.node.host_kubelet import KubernetesHost
 from tests.node.static_scheduler import StaticScheduler
-from tests.page_code_blocks import Step
-from tests.page_reader import Reader
+from tests.page_code_blocks import ShellStep
+from tests.page_reader import PageReader
 
 __all__ = ["helm_program"]
 
@@ -174,7 +174,7 @@ def operator(
     control_plane_programs: Path,
     helm_program: Path,
     tmp_path: Path,
-) -> Iterator[Reader]:
+) -> Iterator[PageReader]:
     instead = {
         "my-namespace": room.namespace,
         "control1": host_kubelet.NAME,
@@ -204,7 +204,7 @@ def pod(name: str, card: str = "") -> Object:
 
 
 def test_pods_keep_their_cards_from_gas_to_nodewise_and_back(
-    whole: KubernetesHost, room: Sandbox, cards: None, scheduler: StaticScheduler, operator: Reader
+    whole: KubernetesHost, room: Sandbox, cards: None, scheduler: StaticScheduler, operator: PageReader
 ) -> None:
     beside, switch, seen, away, back = (
         page_code_blocks.section(PAGE, f"## {title}") for title in ("1.", "2.", "3.", "4.", "Roll back")
@@ -248,7 +248,7 @@ def test_pods_keep_their_cards_from_gas_to_nodewise_and_back(
     wait("GAS is gone", lambda: None if whole.pods("default", app="gas") else True)
 
 
-def _held(operator: Reader, curl: Step) -> set[str]:
+def _held(operator: PageReader, curl: ShellStep) -> set[str]:
     """The cards that somebody holds, by what nodewise answers."""
     output = operator.types(curl.typed)
     (node,) = json.loads(output)["nodes"].values()

@@ -15,7 +15,7 @@ from tests.cluster.api import Object
 from tests.cluster.test_namespaces import wait
 from tests.node import host_kubelet, image, migration
 from tests.node.host_kubelet import KubernetesHost
-from tests.page_reader import Reader
+from tests.page_reader import PageReader
 
 pytestmark = pytest.mark.cluster
 
@@ -71,7 +71,7 @@ def safe(whole: KubernetesHost, clusters_own: None, tmp_path: Path) -> Iterator[
 @pytest.fixture
 def operator(
     whole: KubernetesHost, image: str, safe: None, control_plane_programs: Path, tmp_path: Path
-) -> Iterator[Reader]:
+) -> Iterator[PageReader]:
     with migration.operator(whole, control_plane_programs, tmp_path) as typing:
         yield typing
         files = "-f deploy/annotator.yaml -f deploy/test-pod.yaml -f deploy/rbac.yaml -f deploy/scoring.yaml"
@@ -79,7 +79,7 @@ def operator(
 
 
 def test_annotations_and_the_scheduler_change_hands_and_change_back(
-    whole: KubernetesHost, operator: Reader
+    whole: KubernetesHost, operator: PageReader
 ) -> None:
     look, annotator, (pair, _), seen, back = (
         page_code_blocks.section(PAGE, f"## {title}") for title in ("1.", "2.", "3.", "4.", "Roll back")

@@ -48,7 +48,11 @@ def test_reference_has_no_page_of_a_command_that_is_no_more() -> None:
 
 def test_every_event_and_metric_has_a_use_and_every_use_a_row() -> None:
     emitted = set(re.findall(r'logs\.emit\(\s*"(\w+)"', SOURCES))
-    counted = set(re.findall(r'(?:meters|_meters)\.(?:count|set|observe|forget)\(\s*"(\w+)"', SOURCES))
+    counted = set(
+        re.findall(
+            r'(?:metrics_registry|_metrics_registry)\.(?:count|set|observe|forget)\(\s*"(\w+)"', SOURCES
+        )
+    )
     assert emitted <= EVENTS.keys()
     assert counted <= METRICS.keys()
     assert {name for name in EVENTS if f'"{name}"' not in SOURCES.replace(f'"{name}": Event', "")} == set()

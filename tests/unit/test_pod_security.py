@@ -53,7 +53,7 @@ EXCEPTIONS: Final[Mapping[tuple[str, str], Mapping[str, str]]] = {
 }  # fmt: skip
 
 
-class Shipped(NamedTuple):
+class ShippedContainer(NamedTuple):
     """A container of a pod that ships."""
 
     source: str
@@ -62,16 +62,16 @@ class Shipped(NamedTuple):
     container: Mapping[str, Any]
 
 
-def containers(source: str, made: Mapping[str, Any]) -> Iterator[Shipped]:
+def containers(source: str, made: Mapping[str, Any]) -> Iterator[ShippedContainer]:
     spec: Any = made.get("spec") or {}
     for key in ("jobTemplate", "spec", "template", "spec"):
         spec = spec.get(key, spec)
     for kind in ("initContainers", "containers"):
         for container in spec.get(kind) or ():
-            yield Shipped(source, made["metadata"]["name"], spec, container)
+            yield ShippedContainer(source, made["metadata"]["name"], spec, container)
 
 
-def shipped() -> Iterator[Shipped]:
+def shipped() -> Iterator[ShippedContainer]:
     for file in sorted(DEPLOY.rglob("*.yaml")):
         if "chart" not in file.parts:  # the files of kustomize are made from it
             for made in yaml.safe_load_all(file.read_text()):
@@ -86,7 +86,7 @@ def shipped() -> Iterator[Shipped]:
         yield from containers("nodewise.cpu.cluster", made)
 
 
-def openings(shipped_container: Shipped) -> set[str]:
+def openings(shipped_container: ShippedContainer) -> set[str]:
     """What the container may do that a closed one may not."""
     pod: Mapping[str, Any] = shipped_container.pod.get("securityContext") or {}
     own: Mapping[str, Any] = shipped_container.container.get("securityContext") or {}
@@ -131,7 +131,7 @@ def test_all_kinds_of_pods_are_looked_at() -> None:
 @pytest.mark.parametrize(
     "shipped_container", ALL, ids=lambda item: f"{item.source} {item.owner} {item.container['name']}"
 )
-def test_a_container_may_do_no_more_than_its_exceptions_say(shipped_container: Shipped) -> None:
+def test_a_container_may_do_no_more_than_its_exceptions_say(shipped_container: ShippedContainer) -> None:
     assert openings(shipped_container) == set(
         EXCEPTIONS.get((shipped_container.owner, shipped_container.container["name"]), {})
     )

@@ -79,7 +79,7 @@ def through_file(read: Callable[[str], object]) -> Callable[[str, Path], object]
 READERS: Final[dict[str, Callable[[str, Path], object]]] = {
     "the pools ConfigMap": lambda text, _: configmap.parse_texts(ConfigMapTexts(text)),
     "the objects of decide and --objects-from": lambda text, _: list(
-        documents.documents(text.encode(), "file.yaml")
+        documents.split_documents(text.encode(), "file.yaml")
     ),
     "the manifest of a static pod": lambda text, _: yaml_editor.parse(text.encode(), "file.yaml"),
     "settings": through_file(lambda path: config_file.read_config_file(path, [], [])),
@@ -133,21 +133,21 @@ def test_the_doctor_reads_on_without_what_is_refused() -> None:
     assert str(MOST_FROM_ALIASES) in str(deschedulers.parse_descheduler_policy("here", BOMB.encode()).plugins)
 
 
-class Counted(yaml_loader.Loader):
+class CountingLoader(yaml_loader.Loader):
     """Counts the values that are made."""
 
     made = 0
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
-        Counted.made += 1
+        CountingLoader.made += 1
         return super().construct_object(node, deep=deep)
 
 
 def test_nothing_is_expanded_before_it_is_counted() -> None:
-    Counted.made = 0
+    CountingLoader.made = 0
     with pytest.raises(BadInput):
-        list(yaml_loader.load_all(BOMB, "file.yaml", Counted))
-    assert Counted.made == 0
+        list(yaml_loader.load_all(BOMB, "file.yaml", CountingLoader))
+    assert CountingLoader.made == 0
 
 
 def test_aliases_may_add_as_many_values_as_the_bound_says() -> None:
@@ -169,7 +169,7 @@ def test_values_without_aliases_have_no_bound() -> None:
 def test_a_merged_key_may_be_overridden_and_merged_again() -> None:
     text = "base: &base {x: 1, y: 2}\nmid: {a: &a {<<: *base, x: 3}}\nend: {<<: *a, z: 4}\n"
     assert load(text, "file.yaml")["end"] == {"x": 3, "y": 2, "z": 4}
-    [(_, data)] = documents.documents(text.encode(), "file.yaml")
+    [(_, data)] = documents.split_documents(text.encode(), "file.yaml")
     assert b'"end":{"x":3,"y":2,"z":4}' in data
 
 

@@ -14,8 +14,8 @@ from nodewise.annotator.sampled_usage import SampledUsageSource
 from nodewise.annotator.usage import MemoryRequests, UsageMeasurement, UsageSource
 from nodewise.clock import Clock
 from nodewise.kube.api import Api
-from nodewise.metrics.prometheus.source import PrometheusMetrics
-from nodewise.metrics.source import Source
+from nodewise.metrics.prometheus.source import PrometheusSource
+from nodewise.metrics.source import MetricsSource
 from nodewise.metrics.source_selection import SourceSelector
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -37,7 +37,7 @@ class AnnotationPlan(NamedTuple):
 
 
 def create_usage_source(
-    sources: Sequence[Source],
+    sources: Sequence[MetricsSource],
     config: AnnotatorConfig,
     options: WindowOptions,
     selector: SourceSelector,
@@ -46,7 +46,7 @@ def create_usage_source(
     """Use Prometheus if it is one of the sources, samples of the annotator otherwise; None if usage is not written."""
     if not config.usage:
         return None
-    servers = [source for source in sources if isinstance(source, PrometheusMetrics)]
+    servers = [source for source in sources if isinstance(source, PrometheusSource)]
     if servers:
         return PrometheusUsageSource(selector, options, config, servers, clock)
     return SampledUsageSource(selector, options, config, clock)
@@ -61,14 +61,14 @@ class Annotator:
         rules: PatchRules,
         usage_source: UsageSource | None,
         clock: Clock,
-        meters: MetricsRegistry,
+        metrics_registry: MetricsRegistry,
     ) -> None:
         """`usage_source` is None where only allocation is written."""
         self.config = config
         self._rules = rules
         self._usage_source = usage_source
         self._clock = clock
-        self._meters = meters
+        self._metrics_registry = metrics_registry
         self._burst_s = float("-inf")
         self._logged_failures: tuple[str, ...] = ()
 
@@ -93,7 +93,7 @@ class Annotator:
         self._report_missing(plan)
         result = await patch_writer.write_patches(api, plan.patches.nodes)
         for outcome in ("done", "failed", "gone"):
-            self._meters.count("node_annotations_total", getattr(result, outcome), outcome=outcome)
+            self._metrics_registry.count("node_annotations_total", getattr(result, outcome), outcome=outcome)
         if result.done:
             logs.emit("annotated", nodes=result.done)
         if result.failed:
@@ -129,8 +129,8 @@ class Annotator:
     def _report_missing(self, plan: AnnotationPlan) -> None:
         """Export the numbers of nodes without statistics, and log the reasons when they change."""
         not_ready, unmeasured = plan.patches.not_ready, plan.patches.unmeasured
-        self._meters.set("node_annotations_lacking", len(not_ready), why="not_ready")
-        self._meters.set("node_annotations_lacking", len(unmeasured), why="unmeasured")
+        self._metrics_registry.set("node_annotations_lacking", len(not_ready), why="not_ready")
+        self._metrics_registry.set("node_annotations_lacking", len(unmeasured), why="unmeasured")
         failures = plan.failures or (("no recent value",) if unmeasured else ())
         if failures and failures != self._logged_failures:
             example = ", ".join(unmeasured[:_MAX_EXAMPLES])

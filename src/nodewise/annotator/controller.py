@@ -11,8 +11,8 @@ from nodewise.annotator.fields import AnnotatedNode
 from nodewise.annotator.options import AnnotatorOptions
 from nodewise.controllers import Controller, Handle
 from nodewise.kube.resources import PODS
-from nodewise.metrics.source import Source
-from nodewise.metrics.source_selection import Limits, SourceSelector
+from nodewise.metrics.source import MetricsSource
+from nodewise.metrics.source_selection import FetchLimits, SourceSelector
 from nodewise.statistics import pod_requests
 from nodewise.statistics.load_queries import WindowOptions
 
@@ -35,7 +35,11 @@ class AnnotatorController(Controller):
     """Writes node statistics in a task of its own, so that a burst does not delay the steps of other controllers."""
 
     def __init__(
-        self, settings: AnnotatorOptions, window: WindowOptions, sources: Sequence[Source], handle: Handle
+        self,
+        settings: AnnotatorOptions,
+        window: WindowOptions,
+        sources: Sequence[MetricsSource],
+        handle: Handle,
     ) -> None:
         """`handle.api` is a client without a low rate limit (`patch_writer.QPS`). TypeError for options that are off.
 
@@ -45,7 +49,10 @@ class AnnotatorController(Controller):
         if config is None:
             raise TypeError("the annotator is off")
         selector = SourceSelector(
-            sources, Limits(annotator.QUERY_TIMEOUT_S, _MAX_QUERIES), handle.clock, handle.metrics_registry
+            sources,
+            FetchLimits(annotator.QUERY_TIMEOUT_S, _MAX_QUERIES),
+            handle.clock,
+            handle.metrics_registry,
         )
         usage_source = annotator.create_usage_source(sources, config, window, selector, handle.clock)
         rules = patches.patch_rules(window.max_age_s, config.period_s)

@@ -11,7 +11,7 @@ from nodewise.annotator.options import AnnotatorConfig
 from nodewise.annotator.usage import MILLI, MemoryRequests, NodeUsage, ResourceUsage, UsageMeasurement
 from nodewise.errors import NodewiseError
 from nodewise.metrics.prometheus.range_samples import Points
-from nodewise.metrics.prometheus.source import PrometheusMetrics
+from nodewise.metrics.prometheus.source import PrometheusSource
 from nodewise.metrics.series import Series
 from nodewise.metrics.source import MetricRequest
 from nodewise.metrics.source_selection import SourceSelector
@@ -45,7 +45,7 @@ class PrometheusUsageSource:
         selector: SourceSelector,
         options: WindowOptions,
         config: AnnotatorConfig,
-        sources: Sequence[PrometheusMetrics],
+        sources: Sequence[PrometheusSource],
         clock: clocks.Clock,
     ) -> None:
         self._selector = selector
@@ -80,7 +80,7 @@ class PrometheusUsageSource:
         return UsageMeasurement(usage, tuple(failures))
 
     async def _query_values(self, metric_request: MetricRequest, failures: list[str]) -> ValueByNode:
-        outcome = await self._selector.ask(metric_request)
+        outcome = await self._selector.fetch(metric_request)
         if isinstance(outcome, Series):
             return {node: sample.value / NANO for node, sample in outcome.samples.items()}
         failures.append(f"{metric_request.metric}: {outcome.why}")

@@ -52,7 +52,7 @@ class SampledUsageSource:
             return
         self._sampled_s = self._clock.monotonic()
         for metric, samples_by_node in self._samples.items():
-            outcome = await self._selector.ask(MetricRequest(metric))
+            outcome = await self._selector.fetch(MetricRequest(metric))
             if isinstance(outcome, Series):
                 self._failures.pop(metric, None)
                 await self._append(outcome, samples_by_node)

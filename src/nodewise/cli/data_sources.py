@@ -15,18 +15,18 @@ from nodewise.extender.snapshot_cache import ApplyResponse, Stores
 from nodewise.kube import list_all, object_files
 from nodewise.kube.api import Api
 from nodewise.kube.field_merge import merge
-from nodewise.kube.object_files import Objects
-from nodewise.kube.reflector import Reflector, Target
+from nodewise.kube.object_files import FileObjects
+from nodewise.kube.reflector import Reflector, ReflectorTarget
 from nodewise.kube.resources import NODES, PODS
-from nodewise.kube.store import Store, Writer
+from nodewise.kube.store import Store, StoreWriter
 from nodewise.metrics import metric_files
-from nodewise.metrics.custom_metrics_api import CustomMetrics
-from nodewise.metrics.metric_files import FileMetrics
-from nodewise.metrics.node_attributes import Lookup, NodeFields
+from nodewise.metrics.custom_metrics_api import CustomMetricsSource
+from nodewise.metrics.metric_files import FileSource
+from nodewise.metrics.node_attributes import NodeAttributeFields, NodeLookup
 from nodewise.metrics.prometheus.options import PrometheusOptions
-from nodewise.metrics.prometheus.source import PrometheusMetrics, Setting
-from nodewise.metrics.resource_metrics_api import ResourceMetrics
-from nodewise.metrics.source import Source
+from nodewise.metrics.prometheus.source import PrometheusSettings, PrometheusSource
+from nodewise.metrics.resource_metrics_api import ResourceMetricsSource
+from nodewise.metrics.source import MetricsSource
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 def merge_node_types(kinds: Iterable[AgentKind]) -> Any:
     """The type of a stored node: only the fields that agents or sources read, of about 10 kB."""
-    return merge("Node", NodeFields, *(kind.node_fields for kind in kinds))
+    return merge("Node", NodeAttributeFields, *(kind.node_fields for kind in kinds))
 
 
 class DataRequirements(NamedTuple):
@@ -77,7 +77,7 @@ class StoreRelister:
     """Lists the objects of a feed again."""
 
     def __init__(
-        self, api: Api, targets: Mapping[str, Target[Any]], reflectors: Iterable[Reflector[Any]]
+        self, api: Api, targets: Mapping[str, ReflectorTarget[Any]], reflectors: Iterable[Reflector[Any]]
     ) -> None:
         self._api = api
         self._targets = targets
@@ -87,7 +87,7 @@ class StoreRelister:
 
     async def read(self, name: str) -> Store[Any]:
         """A separate list of one kind (`controllers.Relister`)."""
-        return await list_all.read(self._api, self._targets[name], self._registry, lambda _: None)
+        return await list_all.list_objects(self._api, self._targets[name], self._registry, lambda _: None)
 
     def begin(self) -> None:
         """Fill all stores from new lists."""
@@ -100,10 +100,10 @@ def watch_cluster(
 ) -> ObjectFeed:
     """Watch nodes and the objects of agents; `namespace` is nodewise's own."""
 
-    def reflector(target: Target[Any]) -> Reflector[Any]:
+    def reflector(target: ReflectorTarget[Any]) -> Reflector[Any]:
         return Reflector(api, target, clock, registry, random.random)
 
-    targets = {"nodes": Target(NODES, needs.node_type)} | {
+    targets = {"nodes": ReflectorTarget(NODES, needs.node_type)} | {
         watched.name: _target(watched, namespace) for watched in needs.watched
     }
     others = {name: reflector(target) for name, target in targets.items()}
@@ -118,9 +118,9 @@ def watch_cluster(
     )
 
 
-def _target(watched: Watched, namespace: str) -> Target[Any]:
+def _target(watched: Watched, namespace: str) -> ReflectorTarget[Any]:
     inside = namespace if watched.own_namespace else ""
-    return Target(watched.resource, watched.type, inside, watched.selectors, watched.keep)
+    return ReflectorTarget(watched.resource, watched.type, inside, watched.selectors, watched.keep)
 
 
 def reflect_waiting_pods(
@@ -129,7 +129,7 @@ def reflect_waiting_pods(
     """A reflector of the pods that are not bound yet, with the fields that agents read."""
     pod_type = merge("Pod", PendingPodFields, *(kind.pod_fields for kind in kinds))
     unbound = {"fieldSelector": "spec.nodeName="}
-    return Reflector(api, Target(PODS, pod_type, selectors=unbound), clock, registry, random.random)
+    return Reflector(api, ReflectorTarget(PODS, pod_type, selectors=unbound), clock, registry, random.random)
 
 
 def watched_objects(kinds: Iterable[AgentKind], options: Mapping[str, Any]) -> list[Watched]:
@@ -139,7 +139,7 @@ def watched_objects(kinds: Iterable[AgentKind], options: Mapping[str, Any]) -> l
     )
 
 
-def select_objects(objects: Objects, watched: Watched) -> list[Any]:
+def select_objects(objects: FileObjects, watched: Watched) -> list[Any]:
     """The objects of files that agents read. Pods in files usually have no uid, so each gets one from its name."""
     items: list[Any] = objects.of(watched.resource, cast("type[Any]", watched.type))
     if watched.resource == PODS:
@@ -157,7 +157,7 @@ def _with_uid(pod: Any) -> Any:
 def watch_files(paths: Sequence[str], needs: DataRequirements, period_s: float) -> ObjectFeed:
     """Read nodes and the objects of agents from files, and read them again when they change."""
     wanted = [Watched("nodes", NODES, needs.node_type), *needs.watched]
-    writers: dict[str, Writer[Any]] = {watched.name: Writer() for watched in wanted}
+    writers: dict[str, StoreWriter[Any]] = {watched.name: StoreWriter() for watched in wanted}
 
     def fill() -> None:
         plain, _ = metric_files.split(paths)
@@ -189,7 +189,7 @@ class SourceDependencies(NamedTuple):
 
     api: Api | None
     """None without a cluster."""
-    nodes: Lookup
+    nodes: NodeLookup
     prometheus: PrometheusOptions
     max_age_s: float
     """How far back queries of Prometheus look if a rule does not say."""
@@ -197,11 +197,11 @@ class SourceDependencies(NamedTuple):
     registry: MetricsRegistry
 
 
-_FACTORIES: Final[dict[str, Callable[[SourceDependencies], list[Source]]]] = {
-    "custom": lambda on: [CustomMetrics(on.api, on.timeout_s)] if on.api else [],
-    "resource": lambda on: [ResourceMetrics(on.api, on.nodes, on.timeout_s)] if on.api else [],
+_FACTORIES: Final[dict[str, Callable[[SourceDependencies], list[MetricsSource]]]] = {
+    "custom": lambda on: [CustomMetricsSource(on.api, on.timeout_s)] if on.api else [],
+    "resource": lambda on: [ResourceMetricsSource(on.api, on.nodes, on.timeout_s)] if on.api else [],
     "prometheus": lambda on: [
-        PrometheusMetrics(url, Setting(on.prometheus, on.max_age_s), on.nodes, on.registry)
+        PrometheusSource(url, PrometheusSettings(on.prometheus, on.max_age_s), on.nodes, on.registry)
         for url in on.prometheus.prometheus_url
     ],
 }
@@ -212,18 +212,20 @@ _REQUIRED_FLAGS: Final = {"prometheus": "--prometheus-url"}
 
 def create_sources(
     names: Sequence[str], objects_from: Sequence[str], dependencies: SourceDependencies
-) -> list[Source]:
+) -> list[MetricsSource]:
     """The sources that `--metrics` names, in that order, without duplicates. Files of objects are a source as well.
 
     `auto` means every source whose requirements are met. A source looks for its API with each request, so an API that
     is installed later is found then.
     """
-    sources: list[Source] = [FileMetrics(tuple(objects_from), dependencies.nodes)] if objects_from else []
+    sources: list[MetricsSource] = (
+        [FileSource(tuple(objects_from), dependencies.nodes)] if objects_from else []
+    )
     plain = [source_name for name in names for source_name in (_FACTORIES if name == "auto" else [name])]
     for name in dict.fromkeys(plain):
         kind, _, path = name.partition(":")
         if kind == "file" and path:
-            sources.append(FileMetrics((path,), dependencies.nodes))
+            sources.append(FileSource((path,), dependencies.nodes))
         elif name in _FACTORIES:
             sources += _create(name, dependencies, required=name in names)
         else:
@@ -232,7 +234,7 @@ def create_sources(
     return sources
 
 
-def _create(name: str, dependencies: SourceDependencies, *, required: bool) -> list[Source]:
+def _create(name: str, dependencies: SourceDependencies, *, required: bool) -> list[MetricsSource]:
     made = _FACTORIES[name](dependencies)
     if not made and required:
         actual = f"{name}, without {_REQUIRED_FLAGS.get(name, 'a cluster')}"

@@ -20,18 +20,18 @@ from nodewise.cli.progress import Progress
 from nodewise.kube import list_all, object_files
 from nodewise.kube.api import Api, NotFound
 from nodewise.kube.field_merge import merge
-from nodewise.kube.object_files import Objects
-from nodewise.kube.reflector import Target
+from nodewise.kube.object_files import FileObjects
+from nodewise.kube.reflector import ReflectorTarget
 from nodewise.kube.resources import NODES, PODS, Resource
 from nodewise.metrics import metric_files
 from nodewise.metrics import node_attributes as node_facts
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
-from nodewise.metrics.node_attributes import Nodes
+from nodewise.metrics.node_attributes import NodeAttributes
 from nodewise.metrics.prometheus.options import PrometheusOptions
-from nodewise.metrics.prometheus.source import PrometheusMetrics
-from nodewise.metrics.refresher import Refresher, RefreshOptions
+from nodewise.metrics.prometheus.source import PrometheusSource
+from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
 from nodewise.metrics.series import Series
-from nodewise.metrics.source import NotThere, Source
+from nodewise.metrics.source import MetricNotFound, MetricsSource
 from nodewise.observe.metrics_registry import MetricsRegistry
 
 _NOT_FINISHED: Final = "status.phase!=Succeeded,status.phase!=Failed"
@@ -109,8 +109,8 @@ class _ObjectSources(NamedTuple):
     """The sources of objects; a later source overrides an earlier one."""
 
     api: Api | None
-    files: Objects
-    trial: Objects
+    files: FileObjects
+    trial: FileObjects
 
 
 async def read_objects(selection: InputSelection, api: Api | None) -> ObjectsAndMetrics:
@@ -196,7 +196,7 @@ async def _run_queries(sources: _ObjectSources, queries: Sequence[_ObjectQuery])
     ]
 
 
-def _objects_of_files(objects: Objects, watched: Watched) -> ObjectsByKey:
+def _objects_of_files(objects: FileObjects, watched: Watched) -> ObjectsByKey:
     return {
         (item.metadata.namespace, item.metadata.name): item
         for item in data_sources.select_objects(objects, watched)
@@ -228,9 +228,9 @@ async def _list_kind(
     watched = query.watched
     namespace = query.namespace if watched.resource.namespaced else ""
     selectors = dict(watched.selectors) | ({"fieldSelector": query.fields} if query.fields else {})
-    target = Target[Any](watched.resource, watched.type, namespace, selectors, watched.keep)
+    target = ReflectorTarget[Any](watched.resource, watched.type, namespace, selectors, watched.keep)
     try:
-        store = await list_all.read(api, target, MetricsRegistry(), on_progress)
+        store = await list_all.list_objects(api, target, MetricsRegistry(), on_progress)
     except NotFound:
         return None
     return store.snapshot()
@@ -249,13 +249,13 @@ class LoadedMetrics:
     def __init__(self, snapshot: MetricsSnapshot) -> None:
         self._snapshot = snapshot
 
-    def takes(self, request: MetricRequest) -> bool:
+    def supports(self, request: MetricRequest) -> bool:
         return bool(request.metric)
 
     async def fetch(self, request: MetricRequest, now: float) -> Series:  # noqa: ARG002 - the contract of a source
         series = metric_files.select(self._snapshot, request)
         if series is None:
-            raise NotThere(f"metric {request.metric} is not in the files given")
+            raise MetricNotFound(f"metric {request.metric} is not in the files given")
         return series
 
 
@@ -280,7 +280,7 @@ async def fetch_metrics(
         MetricsRegistry(),
     )
 
-    async def lookup() -> Nodes:
+    async def lookup() -> NodeAttributes:
         return nodes
 
     back_s = max(5 * settings.refresh.sync_period_s, 60.0)
@@ -288,13 +288,15 @@ async def fetch_metrics(
         api, lookup, settings.prometheus, back_s, settings.refresh.metrics_timeout_s, registry
     )
     live = data_sources.create_sources(settings.names, (), dependencies)
-    loaded: list[Source] = [LoadedMetrics(inputs.snapshot)] if inputs.snapshot.series or not live else []
-    refresher = Refresher([*loaded, *live], settings.refresh, clock.SystemClock(), registry)
+    loaded: list[MetricsSource] = (
+        [LoadedMetrics(inputs.snapshot)] if inputs.snapshot.series or not live else []
+    )
+    refresher = MetricsRefresher([*loaded, *live], settings.refresh, clock.SystemClock(), registry)
     with Progress() as progress:
         progress.say("requesting metrics")
         refresher.set_requests(frozenset(metric_requests))
         await refresher.settle()
     for source in live:
-        if isinstance(source, PrometheusMetrics):
+        if isinstance(source, PrometheusSource):
             await source.close()
     return refresher.snapshot

@@ -27,7 +27,7 @@ class _ExtenderCommand(SectionedCommand):
         sources = {ctx.get_parameter_source(name) for name in ("client_name", "any_client")}
         if flag and sources == {ParameterSource.DEFAULT}:
             ctx.params["any_client"] = True
-            logs.later("any_client_implied", option=f"-{flag}")
+            logs.emit_later("any_client_implied", option=f"-{flag}")
         return rest
 
 

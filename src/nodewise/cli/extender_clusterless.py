@@ -37,7 +37,7 @@ def wire_clusterless(config: ExtenderConfig, tools: ClockAndMetrics) -> WiredExt
     extender = Extender(request_handler, snapshots.snapshot, ring, *tools)
 
     async def watch_loop() -> None:
-        await event_loop_lag.watch(*tools)
+        await event_loop_lag.measure_lag(*tools)
 
     memory = extender_components.create_memory(own.state, None, states, lambda: True, tools)
     tasks = [watch_loop, *(agent_memory.run for agent_memory in memory)]

@@ -14,10 +14,10 @@ from nodewise.kube.http_client import HttpApi
 from nodewise.kube.options import KubeOptions
 from nodewise.metrics.refresher import RefreshOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.serve.admin import admin_routes, admin_server, called_locally
+from nodewise.serve.admin import admin_routes, admin_server, loopback_only
 from nodewise.serve.application import Application, Route
 from nodewise.serve.options import AdminOptions, ServeOptions
-from nodewise.serve.server import Server
+from nodewise.serve.server import HttpServer
 
 Task = Callable[[], Coroutine[Any, Any, None]]
 
@@ -51,7 +51,7 @@ def with_namespace(config: ExtenderConfig, namespace: str) -> ExtenderConfig:
 class WiredExtender(NamedTuple):
     """An extender that can be started: the server for kube-scheduler, then the admin server."""
 
-    servers: Sequence[Server]
+    servers: Sequence[HttpServer]
     tasks: Sequence[Task]
     closing: Sequence[Callable[[], Awaitable[None]]]
     readiness: "Readiness"
@@ -121,7 +121,7 @@ def create_servers(
     binds: Sequence[Route],
     readiness: Readiness,
     tools: ClockAndMetrics,
-) -> tuple[Server, Server]:
+) -> tuple[HttpServer, HttpServer]:
     """The server for kube-scheduler, and the admin server.
 
     Decisions show every tenant's pods, so they are served over mutual TLS or on loopback only.
@@ -130,7 +130,7 @@ def create_servers(
     admin: AdminOptions = config.settings[AdminOptions]
     private = extender.private_routes()
     main_routes: list[Route] = [*extender.routes(), *binds, *([] if serve.unsafe else private)]
-    admin_shows = [*admin_routes(readiness.waiting_for, tools.registry), *map(called_locally, private)]
+    admin_shows = [*admin_routes(readiness.waiting_for, tools.registry), *map(loopback_only, private)]
     app = Application(main_routes, tools.registry, max_body_bytes=serve.max_body_bytes)
     admin_app = Application(admin_shows, tools.registry, max_body_bytes=2**16)
-    return Server(app, serve, tools.registry), admin_server(admin_app, admin, tools.registry)
+    return HttpServer(app, serve, tools.registry), admin_server(admin_app, admin, tools.registry)

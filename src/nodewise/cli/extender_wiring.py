@@ -34,17 +34,17 @@ from nodewise.extender.score_weights import ChainOptions
 from nodewise.extender.snapshot_cache import SnapshotCache
 from nodewise.kube.connection_settings import connect
 from nodewise.kube.elector import Elector
-from nodewise.kube.event_recorder import Recorder, Reporter
+from nodewise.kube.event_recorder import EventRecorder, EventReporter
 from nodewise.kube.http_client import HttpApi
 from nodewise.kube.lease import LeaseLock
 from nodewise.kube.liveness import ApiServerLiveness
 from nodewise.kube.options import KubeOptions
 from nodewise.kube.store import Store
-from nodewise.metrics.node_attributes import NodeBook
+from nodewise.metrics.node_attributes import NodeAttributesCache
 from nodewise.metrics.prometheus.options import PrometheusOptions
-from nodewise.metrics.prometheus.source import PrometheusMetrics
-from nodewise.metrics.refresher import Refresher, RefreshOptions
-from nodewise.metrics.source import Source
+from nodewise.metrics.prometheus.source import PrometheusSource
+from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
+from nodewise.metrics.source import MetricsSource
 from nodewise.observe import event_loop_lag, logs
 from nodewise.statistics.load_queries import WindowOptions
 
@@ -56,9 +56,9 @@ class ExtenderComponents(NamedTuple):
     """The inputs of snapshots, and the extender that serves from them."""
 
     feed: ObjectFeed
-    sources: Sequence[Source]
+    sources: Sequence[MetricsSource]
     """Of metrics."""
-    refresher: Refresher
+    refresher: MetricsRefresher
     states: Mapping[str, StateBuilder[Any]]
     """By agent."""
     snapshot_cache: SnapshotCache
@@ -123,7 +123,7 @@ def _wire_with_snapshots(config: ExtenderConfig, tools: ClockAndMetrics) -> Wire
     sources = data_sources.create_sources(
         own.metrics, own.objects_from, _source_dependencies(config, api, feed, tools)
     )
-    refresher = Refresher(sources, config.settings[RefreshOptions], *tools)
+    refresher = MetricsRefresher(sources, config.settings[RefreshOptions], *tools)
     states = extender_components.create_states(config)
     snapshot_cache = _create_snapshot_cache(config, feed, states, refresher, tools)
     recorder = _create_recorder(config, snapshot_cache, tools)
@@ -156,7 +156,7 @@ def _assemble(
         await snapshot_cache.run()
 
     async def watch_loop() -> None:
-        await event_loop_lag.watch(*tools)
+        await event_loop_lag.measure_lag(*tools)
 
     memory = extender_components.create_memory(
         config.settings[ExtenderOptions].state, api, states, leads, tools
@@ -167,7 +167,7 @@ def _assemble(
     tasks += [agent_memory.run for agent_memory in memory]
     closing: list[Callable[[], Awaitable[None]]] = [binding.bindings.close] if binding else []
     closing += [*(agent_memory.close for agent_memory in memory), *leader.closing]
-    closing += [source.close for source in sources if isinstance(source, PrometheusMetrics)]
+    closing += [source.close for source in sources if isinstance(source, PrometheusSource)]
     if isinstance(recorder, FileRecorder):
         tasks.append(recorder.run)
         closing.append(recorder.close)
@@ -192,7 +192,7 @@ def _source_dependencies(
 ) -> SourceDependencies:
     """What sources of metrics are created from."""
     refresh: RefreshOptions = config.settings[RefreshOptions]
-    nodes = NodeBook(feed.nodes)
+    nodes = NodeAttributesCache(feed.nodes)
     prometheus: PrometheusOptions = config.settings[PrometheusOptions]
     back_s = max(5 * refresh.sync_period_s, 60.0)
     return SourceDependencies(api, nodes.read, prometheus, back_s, refresh.metrics_timeout_s, tools.registry)
@@ -202,7 +202,7 @@ def _create_snapshot_cache(
     config: ExtenderConfig,
     feed: ObjectFeed,
     states: Mapping[str, StateBuilder[Any]],
-    refresher: Refresher,
+    refresher: MetricsRefresher,
     tools: ClockAndMetrics,
 ) -> SnapshotCache:
     period_s = config.settings[RefreshOptions].sync_period_s
@@ -262,7 +262,7 @@ def _create_leader(
     feed, snapshot_cache = components.feed, components.snapshot_cache
     given_identity = config.settings[KubeOptions].identity
     identity = given_identity or f"{socket.gethostname()}_{os.getpid()}_{secrets.token_hex(4)}"
-    recorder = Recorder(api, Reporter("nodewise.io/extender", identity), clock, registry)
+    recorder = EventRecorder(api, EventReporter("nodewise.io/extender", identity), clock, registry)
     components.extender.subscribe(PodEvents(recorder))
     # a separate rate limit for the Lease: queued label patches must not cost the leadership
     liveness = ApiServerLiveness(clock, registry)
@@ -298,7 +298,7 @@ def _create_leader(
 
 
 def _create_annotator(
-    config: ExtenderConfig, sources: Sequence[Source], handle: Handle
+    config: ExtenderConfig, sources: Sequence[MetricsSource], handle: Handle
 ) -> AnnotatorController:
     """The controller that writes statistics of nodes. A separate rate limit keeps patches from delaying labels."""
     window: WindowOptions = config.settings[WindowOptions]

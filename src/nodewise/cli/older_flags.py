@@ -146,7 +146,7 @@ def _limit_number(flag: FlagTranslation, argument: str, value: str) -> str:
 def _log_later(event: str, **fields: Any) -> None:
     from nodewise.observe import logs
 
-    logs.later(event, **fields)
+    logs.emit_later(event, **fields)
 
 
 _DEBUG_LEVEL: Final = 4

@@ -98,10 +98,10 @@ class _LineFinder:
         if number > len(self._documents[source]):
             return 0
         items = place["items"].removeprefix(", ").replace(", ", ".")
-        return documents.line(self._documents[source][number - 1], f"{items}.{field}".lstrip("."))
+        return documents.line_of_field(self._documents[source][number - 1], f"{items}.{field}".lstrip("."))
 
 
-def _lint_policy(policy: PolicyObject, entry: object_files.Entry, sources: _LineFinder) -> LintedPolicy:
+def _lint_policy(policy: PolicyObject, entry: object_files.FileObject, sources: _LineFinder) -> LintedPolicy:
     from nodewise.agents.telemetry import policy_lint  # start-up time: no other command needs it
 
     place = _PLACE.fullmatch(entry.where)

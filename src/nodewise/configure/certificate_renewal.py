@@ -19,7 +19,14 @@ from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from nodewise.errors import BadSettings, Problem, Unavailable
-from nodewise.serve.certificate_issuer import SKEW, Issuer, Leaf, is_address, is_by, is_host
+from nodewise.serve.certificate_issuer import (
+    SKEW,
+    CertificateIssuer,
+    IssuedCertificate,
+    is_address,
+    is_host,
+    is_issued_by,
+)
 from nodewise.serve.options import ISSUED_CLIENT
 
 SERVICE: Final = "nodewise"
@@ -216,7 +223,7 @@ def apply_step(
         return ConnectionCertificates(_with_next(before.server), _with_next(before.client))
     if step not in {"make", "announce"}:
         return before
-    issuer = Issuer(f"{_AUTHORITY_PREFIX}{x509.random_serial_number():x}"[:24], now, spec.lifetime)
+    issuer = CertificateIssuer(f"{_AUTHORITY_PREFIX}{x509.random_serial_number():x}"[:24], now, spec.lifetime)
     server_status = _assess(before.server, before.client, spec, now, is_server=True)
     client_status = _assess(before.client, before.server, spec, now, is_server=False)
     common = next((name for name in spec.names if not is_address(name)), SERVICE)
@@ -332,7 +339,7 @@ def _is_ca(cert: x509.Certificate) -> bool:
 def _validity_problem(leaf: x509.Certificate, trusted: bytes, now: datetime) -> str:
     if not leaf.not_valid_before_utc <= now < leaf.not_valid_after_utc:
         return f"is valid from {format_time(leaf.not_valid_before_utc)} to {format_time(leaf.not_valid_after_utc)} only"
-    by = [authority for authority in _load_certificates(trusted) if is_by(leaf, authority)]
+    by = [authority for authority in _load_certificates(trusted) if is_issued_by(leaf, authority)]
     if not any(authority.not_valid_after_utc > now for authority in by):
         return "is of an authority that the other side's ca.crt does not hold"
     return ""
@@ -375,7 +382,7 @@ def _summarize(status: _PeerStatus, peer: PeerCertificates) -> CertificateSummar
     return CertificateSummary(_names(leaf) or [_common_name(leaf)], leaf.not_valid_after_utc, peer.signer)
 
 
-def _with_issued(peer: PeerCertificates, status: _PeerStatus, made: Leaf) -> PeerCertificates:
+def _with_issued(peer: PeerCertificates, status: _PeerStatus, made: IssuedCertificate) -> PeerCertificates:
     """The certificates with a newly issued one: stored for the switch, or in use at once if the old one is unusable."""
     if status.is_usable:
         return peer._replace(next_cert=made.cert, next_key=made.key)
@@ -394,7 +401,7 @@ def _trusted_bundle(fresh: bytes, known: Iterable[bytes], other: _PeerStatus, ke
     signers = [
         authority
         for authority in _load_certificates(b"".join(known))
-        if other.is_usable and other.leaf is not None and is_by(other.leaf, authority)
+        if other.is_usable and other.leaf is not None and is_issued_by(other.leaf, authority)
     ]
     return _encode_pem(dict.fromkeys([*_load_certificates(fresh), *signers, *_load_certificates(kept)]))
 

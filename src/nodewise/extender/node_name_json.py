@@ -27,7 +27,7 @@ def _table(names: Names) -> NameTable | None:
 
 
 def _quoted(names: Names, positions: Numbers) -> list[bytes]:
-    return [b'"%b"' % name for name in node_name_table.encoded(names[positions].tolist())]
+    return [b'"%b"' % name for name in node_name_table.encode_names(names[positions].tolist())]
 
 
 def listed(names: Names, positions: Numbers) -> bytes:

@@ -5,7 +5,7 @@ from typing import Final
 import numpy as np
 
 from nodewise.extender.decision import Decision
-from nodewise.kube.event_recorder import About, Recorder
+from nodewise.kube.event_recorder import EventRecorder, ObjectReference
 from nodewise.kube.resources import PODS
 
 REASON: Final = "NoNodePasses"
@@ -15,7 +15,7 @@ NOT_BOUND: Final = "NotBound"
 class PodEvents:
     """Records one event for a pod whose candidates were all rejected. Never blocks; the recorder limits the rate."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: EventRecorder) -> None:
         self._recorder = recorder
 
     def __call__(self, decision: Decision) -> None:
@@ -28,7 +28,7 @@ class PodEvents:
 
     def _record(self, decision: Decision, reason: str, text: str, action: str) -> None:
         pod = decision.pod
-        about = About(PODS, pod.namespace, pod.name, pod.uid)
+        about = ObjectReference(PODS, pod.namespace, pod.name, pod.uid)
         self._recorder.record(about, "Warning", reason, text, action)
 
 

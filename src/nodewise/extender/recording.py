@@ -111,7 +111,7 @@ class FileRecorder:
     """The recorder that writes. What `RequestRecorder` has is the server's, everything else is the writing thread's."""
 
     def __init__(
-        self, file: BinaryIO, header: Header, max_bytes: int, clock: Clock, meters: MetricsRegistry
+        self, file: BinaryIO, header: Header, max_bytes: int, clock: Clock, metrics_registry: MetricsRegistry
     ) -> None:
         self._backlog = _Backlog()
         self._told = recording_deltas.EMPTY
@@ -120,7 +120,7 @@ class FileRecorder:
         self._lost = GapEntry()
         self._ended = False
         self._clock = clock
-        self._meters = meters
+        self._metrics_registry = metrics_registry
         self._max_bytes = max_bytes
         self._one_writer = threading.Lock()
         self._written = recording_deltas.EMPTY
@@ -141,7 +141,7 @@ class FileRecorder:
             self._backlog.put(_Turn(cluster_state, generation), size_bytes)
         elif not self._ended:
             self._lost = GapEntry(requests=self._lost.requests, worlds=self._lost.worlds + 1)
-            self._meters.count("recording_lost_total", what="world")
+            self._metrics_registry.count("recording_lost_total", what="world")
 
     def exchange(self, exchange: RequestEntry, body: bytes, answer: Sequence[bytes]) -> None:
         if self._admits():
@@ -149,7 +149,7 @@ class FileRecorder:
             self._backlog.put(record, _ITEM_BYTES + sum(record.entry.sizes))
         elif not self._ended:
             self._lost = GapEntry(requests=self._lost.requests + 1, worlds=self._lost.worlds)
-            self._meters.count("recording_lost_total", what="request")
+            self._metrics_registry.count("recording_lost_total", what="request")
 
     def recalled(self, agent: str, kept: bytes) -> None:
         """Without a bound: without it whatever the agent answers from then on is another answer."""
@@ -220,7 +220,7 @@ class FileRecorder:
 
     def _flush(self) -> None:
         self._tape.flush()
-        self._meters.set("recording_bytes", self._tape.size_bytes)
+        self._metrics_registry.set("recording_bytes", self._tape.size_bytes)
 
     def _end(self, why: Literal["stopped", "full"], error: str = "") -> None:
         """The last entry. An operator hears of it if the process lives on."""
@@ -231,7 +231,7 @@ class FileRecorder:
         with contextlib.suppress(OSError):
             self._tape.write(Record(recording_file.EndEntry(why=why)))
             self._tape.close()
-        self._meters.set("recording_bytes", self._tape.size_bytes)
+        self._metrics_registry.set("recording_bytes", self._tape.size_bytes)
         if error or why == "full":
             logs.emit("recording_stopped", why=error or f"it has {self._tape.size_bytes} bytes")
 

@@ -24,7 +24,7 @@ from nodewise.extender.recording import NullRecorder, RequestRecorder
 from nodewise.extender.recording_file import RequestEntry
 from nodewise.extender.request_handler import ALL_AGENTS, RequestHandler, is_named_path
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.serve.application import Handler, Lane, Request, Response, Route
+from nodewise.serve.application import ConcurrencyLimit, Handler, Request, Response, Route
 
 WHOLE_NODES_AT_ONCE: Final = 2
 """Limit of concurrent requests with whole nodes (52 MB at 5,000 nodes); a further one gets status 503."""
@@ -43,14 +43,14 @@ class Extender:
         snapshot_source: SnapshotSource,
         ring: DecisionRing,
         clock: Clock,
-        meters: MetricsRegistry,
+        metrics_registry: MetricsRegistry,
         recorder: RequestRecorder = NullRecorder(),  # noqa: B008 - it has no state
     ) -> None:
         self._request_handler = request_handler
         self._snapshot_source = snapshot_source
         self._ring = ring
         self._clock = clock
-        self._meters = meters
+        self._metrics_registry = metrics_registry
         self._recorder = recorder
         self._subscribers: list[Callable[[Decision], None]] = []
 
@@ -60,7 +60,7 @@ class Extender:
 
     def routes(self) -> list[Route]:
         """`/scheduler/<verb>` for all agents, `/agents/<name>/<verb>` for one, and the paths of older systems."""
-        lane = Lane(WHOLE_NODES_AT_ONCE, LARGE_BYTES)
+        lane = ConcurrencyLimit(WHOLE_NODES_AT_ONCE, LARGE_BYTES)
         verbs = [
             Route("POST", path, self._answer, lane, is_forgiving=is_named_path(path))
             for path in self._request_handler.verbs
@@ -124,11 +124,13 @@ class Extender:
     def keep(self, decision: Decision) -> None:
         """Store a decision, and call the subscribers."""
         self._ring.add(decision)
-        self._meters.set("decisions_bytes", self._ring.size_bytes)
+        self._metrics_registry.set("decisions_bytes", self._ring.size_bytes)
         for agent, verdict in decision.verdicts if decision.verb == "filter" else ():
             rejected = int((verdict.codes != 0).sum())
-            self._meters.count("verdicts_total", rejected, agent=agent, verdict="rejected")
-            self._meters.count("verdicts_total", len(verdict.codes) - rejected, agent=agent, verdict="passed")
+            self._metrics_registry.count("verdicts_total", rejected, agent=agent, verdict="rejected")
+            self._metrics_registry.count(
+                "verdicts_total", len(verdict.codes) - rejected, agent=agent, verdict="passed"
+            )
         for subscriber in self._subscribers:
             subscriber(decision)
 

@@ -19,7 +19,7 @@ from nodewise.agent import ClusterState, MetricRequest, NodeIndex, ObjectKey, Sn
 from nodewise.clock import Clock
 from nodewise.extender.agent_states import AgentStates
 from nodewise.kube.store import Change, ChangeLog, Changes, Store
-from nodewise.metrics.refresher import Refresher
+from nodewise.metrics.refresher import MetricsRefresher
 from nodewise.metrics.series import Series
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -78,7 +78,7 @@ class SnapshotCache:
         self,
         builders: Mapping[str, StateBuilder[Any]],
         stores: Stores,
-        refresher: Refresher,
+        refresher: MetricsRefresher,
         clock: Clock,
         metrics: MetricsRegistry,
         period_s: float,

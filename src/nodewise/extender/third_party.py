@@ -97,13 +97,13 @@ class FailureReporter:
     def __init__(self, origin: Origin) -> None:
         self.origin = origin
         self._clock: Clock = SystemClock()
-        self._meters: MetricsRegistry | None = None
+        self._metrics_registry: MetricsRegistry | None = None
         self._logged_at: dict[Failure, float] = {}
         self._unlogged: dict[Failure, int] = {}
 
     def connect(self, clock: Clock, metrics_registry: MetricsRegistry) -> None:
         """Count into this registry from now on."""
-        self._clock, self._meters = clock, metrics_registry
+        self._clock, self._metrics_registry = clock, metrics_registry
 
     @contextmanager
     def reporting(self, method: str) -> Iterator[None]:
@@ -130,8 +130,8 @@ class FailureReporter:
 
     def _report(self, error: AgentError, method: str) -> None:
         failure = error.failure
-        if self._meters is not None:
-            self._meters.count("agent_failures_total", agent=self.origin.agent, kind=failure)
+        if self._metrics_registry is not None:
+            self._metrics_registry.count("agent_failures_total", agent=self.origin.agent, kind=failure)
         now = self._clock.monotonic()
         if failure in self._logged_at and now - self._logged_at[failure] < _LOG_INTERVAL_S:
             self._unlogged[failure] = self._unlogged.get(failure, 0) + 1

@@ -1,5 +1,5 @@
-"""The API server: connect, list and watch into a store, write, elect a leader, record events.
+"""Client of the Kubernetes API server: connections, list and watch into a store, writes, leader election and events.
 
-Nothing here knows of scheduling, metrics or policies. Only `connection_settings`, `http_client`,
-`credentials` and `exec_plugin` touch httpx2; everybody else holds an `api.Api`.
+The package is independent of scheduling, metrics and policies. Only `connection_settings`, `connection_renewal`,
+`http_client`, `credentials` and `exec_plugin` use httpx2; all other modules use an `api.Api`.
 """

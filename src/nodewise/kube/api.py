@@ -1,8 +1,8 @@
-"""The API server as the rest of the program knows it: paths and JSON, and two kinds of error of its own.
+"""Interface of an API server: paths, JSON bodies, and the errors that only an API server returns.
 
-Refused   ├── NotFound   there is no such object, or no such kind
-          └── NotAllowed the API server takes no such call for this kind (405)
-Conflict  └── Expired    what was read is too old to go on from (410): read again
+Refused   ├── NotFound   the object or the kind does not exist (404)
+          └── NotAllowed the API server does not accept this method for this kind (405)
+Conflict  └── Expired    the resource version or continue token is too old (410): list again
 """
 
 from collections.abc import AsyncGenerator, Mapping
@@ -14,32 +14,33 @@ Params = Mapping[str, str]
 NONE: Final[Params] = {}
 
 Patch = Literal["merge", "json", "apply", "strategic"]
-"""`apply` is server-side apply (KEP-555); its field manager comes as the parameter `fieldManager`."""
+"""`apply` is server-side apply (KEP-555); the parameter `fieldManager` names the field manager."""
 
 DEADLINE_S: Final = 10.0
-"""Of one call. An API server that is well answers in well under a second."""
+"""Timeout of one call. A healthy API server responds in well under a second."""
 
 IDLE_S: Final = 100.0
-"""A watch that is silent for longer is taken for dead: bookmarks come every minute (apiserver v0.36)."""
+"""A watch without data for longer counts as broken: bookmarks arrive every minute (apiserver v0.36)."""
 
 
 class NotFound(Refused):
-    """No such object, or the API server knows no such kind."""
+    """The object does not exist, or the API server does not have the kind."""
 
 
 class NotAllowed(Refused):
-    """The API server takes no such call for this kind of object, whoever asks."""
+    """The API server does not accept this method for this kind of object, regardless of the user."""
 
 
 class Expired(Conflict):
-    """The resource version or page to go on from is no longer kept; list again."""
+    """The API server no longer has the resource version or the page to continue from; list again."""
 
 
 class Api(Protocol):
     """One API server, as one user. Every method raises kinds of `NodewiseError` and nothing else.
 
-    A `body` is JSON bytes, or a value that msgspec encodes. Answers are JSON bytes. `timeout_s` bounds the
-    whole call, with the wait for our own limit on writes. Paths, as `Resource.path` makes them, are escaped.
+    A `body` is JSON bytes, or a value that msgspec encodes. Responses are JSON bytes. `timeout_s` limits the whole
+    call, including the wait for the client-side rate limit of writes. Paths are escaped, as `Resource.path` returns
+    them.
     """
 
     async def get(self, path: str, params: Params = NONE, *, timeout_s: float = DEADLINE_S) -> bytes: ...
@@ -63,7 +64,9 @@ class Api(Protocol):
     def watch(
         self, path: str, params: Params = NONE, *, idle_s: float = IDLE_S
     ) -> AsyncGenerator[bytes, None]:
-        """Watch events, one JSON document each, however the frames are cut; ends when the server ends it."""
+        """Watch events, one JSON document each, independent of how the body is chunked. The iterator ends when the
+        server ends the watch.
+        """
         ...
 
     async def close(self) -> None: ...

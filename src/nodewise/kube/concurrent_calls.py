@@ -1,4 +1,4 @@
-"""Many calls to the API server at once, a few at a time."""
+"""Runs many calls to the API server concurrently, with a limit."""
 
 import asyncio
 from collections.abc import Awaitable, Iterator
@@ -7,22 +7,21 @@ from typing import Final
 from nodewise.errors import NodewiseError, Unavailable
 
 AT_ONCE: Final = 8
-"""Calls under way at once; the rate of writes is the API client's business (`--kube-qps`)."""
+"""Concurrent calls. The API client limits the rate of writes (`--kube-qps`)."""
 
 
-async def every(work: Iterator[Awaitable[None]]) -> None:
-    """Everything, a few at a time, each made and begun when its turn comes.
+async def run_all(work: Iterator[Awaitable[None]]) -> None:
+    """Run all calls, at most `AT_ONCE` at a time. The iterator creates each call when the call can start.
 
-    The first defect, or else the first error, is raised when all is done: no call is under way when this returns.
+    Raises the first unexpected exception, else the first `NodewiseError`, after all calls have ended.
 
-    An API server that answers nobody is left alone: when so many calls in a row had no answer as may be under way, no
-    more are begun.
+    If `AT_ONCE` calls in a row get no response, no more calls start: the API server is unavailable.
     """
     failed: list[NodewiseError] = []
     defects: list[Exception] = []
     unanswered = 0
 
-    async def one_after_another() -> None:
+    async def run_calls() -> None:
         nonlocal unanswered
         while unanswered < AT_ONCE and (part := next(work, None)) is not None:
             try:
@@ -30,12 +29,12 @@ async def every(work: Iterator[Awaitable[None]]) -> None:
             except NodewiseError as error:
                 failed.append(error)
                 unanswered = unanswered + 1 if isinstance(error, Unavailable) else 0
-            except Exception as error:  # noqa: BLE001 - raised below, when no other call is left behind
+            except Exception as error:  # noqa: BLE001 - raised below, after all other calls have ended
                 defects.append(error)
             else:
                 unanswered = 0
 
-    await asyncio.gather(*(one_after_another() for _ in range(AT_ONCE)))
+    await asyncio.gather(*(run_calls() for _ in range(AT_ONCE)))
     if defects:
         raise defects[0]
     if failed:

@@ -1,9 +1,9 @@
-"""Connections that are made anew when the certificates change which they are opened with.
+"""A transport that opens new connections when its certificates change.
 
-A connection proves who we are once, in its handshake, and the API server asks of each later call whether that
-certificate is still valid. So new calls go out on new connections, and old ones are closed when the call on
-them is over; client-go closes them at once (client-go v0.36 transport/cert_rotation.go), which here would be
-failed calls.
+A connection presents the client certificate once, in its handshake, and the API server checks for each later call
+whether that certificate is still valid. So new calls use new connections, and an old connection is closed when its
+call has ended. client-go closes old connections at once (client-go v0.36 transport/cert_rotation.go), which would fail
+the calls in flight.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -12,19 +12,19 @@ from typing import Final
 import httpx2
 
 RETIRED: Final = "nodewise_retired"
-"""An extension of each response: a function that tells whether its connection is on its way out."""
+"""Extension of each response: a function that returns whether the connection uses old certificates."""
 
 
 class _Generation:
-    """The connections that were opened with the same certificates."""
+    """The connections that use the same certificates."""
 
     def __init__(self, transport: httpx2.AsyncBaseTransport) -> None:
         self.transport = transport
         self.calls = 0
 
 
-class _Body(httpx2.AsyncByteStream):
-    """A response's body that tells when nobody reads it any more."""
+class _CountedBody(httpx2.AsyncByteStream):
+    """Body of a response that decrements the generation's count of calls when it is closed."""
 
     def __init__(self, inner: httpx2.AsyncByteStream, generation: _Generation) -> None:
         self._inner = inner
@@ -43,18 +43,20 @@ class _Body(httpx2.AsyncByteStream):
                 self._generation = None
 
 
-class Renewing(httpx2.AsyncBaseTransport):
-    """A transport behind which others take turns. `make` opens nothing yet, and may raise what is wrong."""
+class RenewingTransport(httpx2.AsyncBaseTransport):
+    """Transport that replaces its inner transport. `make` creates one without connecting; it may raise errors."""
 
-    def __init__(self, make: Callable[[], httpx2.AsyncBaseTransport], has_news: Callable[[], bool]) -> None:
-        """`has_news` is asked at each call: does `make` give something else than the last time?"""
+    def __init__(
+        self, make: Callable[[], httpx2.AsyncBaseTransport], has_changed: Callable[[], bool]
+    ) -> None:
+        """`has_changed` is asked at each call: does `make` give something else than the last time?"""
         self._make = make
-        self._has_news = has_news
+        self._has_changed = has_changed
         self._current = _Generation(make())
         self._old: list[_Generation] = []
 
     def renew(self) -> None:
-        """From now on new connections; who calls on an old one finishes first."""
+        """Use new connections from now on. Calls in flight finish on their old connection."""
         made = _Generation(self._make())
         self._old.append(self._current)
         self._current = made
@@ -71,7 +73,7 @@ class Renewing(httpx2.AsyncBaseTransport):
             raise
         response.extensions[RETIRED] = lambda: self._is_retired(generation)
         assert isinstance(response.stream, httpx2.AsyncByteStream)
-        response.stream = _Body(response.stream, generation)
+        response.stream = _CountedBody(response.stream, generation)
         return response
 
     async def aclose(self) -> None:
@@ -84,7 +86,7 @@ class Renewing(httpx2.AsyncBaseTransport):
         return generation is not self._current
 
     def _look(self) -> None:
-        if self._has_news():
+        if self._has_changed():
             self.renew()
 
     async def _close_old(self) -> None:
@@ -95,6 +97,6 @@ class Renewing(httpx2.AsyncBaseTransport):
 
 
 def is_retired(response: httpx2.Response) -> bool:
-    """Whether the connection of a response was opened with certificates that are no longer ours."""
+    """Whether the connection of a response uses certificates that have been replaced."""
     ask: Callable[[], bool] | None = response.extensions.get(RETIRED)
     return ask is not None and ask()

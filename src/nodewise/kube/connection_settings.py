@@ -1,7 +1,7 @@
-"""From settings to an `Api`: which API server, trusted by what, as whom. Nothing is sent yet.
+"""Creates the `Api` of the settings: address, TLS and authentication. Sends nothing.
 
-What is wrong with a kubeconfig and its files is `BadSettings` here. What only a server can tell comes
-with the first call: `Unavailable` where none answers, `Refused` for credentials that are not accepted.
+Problems of a kubeconfig and its files raise `BadSettings` here. Problems that only the server can detect appear with
+the first call: `Unavailable` if there is no response, `Refused` if the server rejects the credentials.
 """
 
 import os
@@ -14,15 +14,15 @@ import httpx2
 from nodewise.clock import Clock, SystemClock
 from nodewise.errors import BadSettings, Problem, shown
 from nodewise.kube import credentials, kubeconfig, proxy_settings, tls
-from nodewise.kube.connection_renewal import Renewing
-from nodewise.kube.http_client import Account, HttpApi
-from nodewise.kube.kubeconfig import Chosen
+from nodewise.kube.connection_renewal import RenewingTransport
+from nodewise.kube.http_client import ConnectionInfo, HttpApi
+from nodewise.kube.kubeconfig import KubeconfigContext
 from nodewise.kube.options import KubeOptions
 from nodewise.kube.rate_limit import TokenBucket
 from nodewise.observe.metrics_registry import MetricsRegistry
 
 KEPT_S: Final = 60.0
-"""Idle connections are closed before the API server's 90 s do it, so that no call meets a closing one."""
+"""Idle connections are closed before the API server does so after 90 s, so that no call uses a closing connection."""
 
 _KEEPALIVE: Final = [
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -32,50 +32,50 @@ _KEEPALIVE: Final = [
         if hasattr(socket, name)
     ),
 ]
-"""A server that is gone without a word is noticed in half a minute; client-go does it by HTTP/2 pings."""
+"""TCP keepalive detects a lost server within half a minute; client-go uses HTTP/2 pings."""
 
 _HEADERS: Final = {
-    # the server would spend more time on gzip than the network on the bytes (kubernetes issue 112296), and we
-    # would unpack them on the event loop
+    # gzip takes the server longer than sending the bytes uncompressed (kubernetes issue 112296), and decompression
+    # would block the event loop
     "Accept-Encoding": "identity",
     "Accept": "application/json",
     "User-Agent": "nodewise",
 }
 
 
-def connect(options: KubeOptions, meters: MetricsRegistry, clock: Clock | None = None) -> HttpApi:
-    """The API server that the settings name. `BadSettings` says what of them cannot be used."""
+def connect(options: KubeOptions, metrics_registry: MetricsRegistry, clock: Clock | None = None) -> HttpApi:
+    """The API server of the settings. `BadSettings` names the settings that cannot be used."""
     clock = clock or SystemClock()
-    chosen = kubeconfig.find(options.kubeconfig, options.context, os.environ)
+    chosen = kubeconfig.select_context(options.kubeconfig, options.context, os.environ)
     tls.context(chosen)  # what is wrong is said in the kubeconfig's words
-    papers = tls.Papers(chosen, meters, clock)
-    transport = _transport(chosen, papers)
+    tls_credentials = tls.TlsCredentials(chosen, metrics_registry, clock)
+    transport = _transport(chosen, tls_credentials)
 
-    def show(certificate: bytes, key: bytes, what: str) -> None:
-        if papers.show(certificate, key, what):
+    def set_client_certificate(certificate: bytes, key: bytes, what: str) -> None:
+        if tls_credentials.set_client_certificate(certificate, key, what):
             transport.renew()
 
-    http = _http(chosen, transport, credentials.auth(chosen, show, clock))
-    account = Account(
+    http = _http(chosen, transport, credentials.auth(chosen, set_client_certificate, clock))
+    account = ConnectionInfo(
         server=chosen.cluster["server"],
         namespace=options.namespace or chosen.context.get("namespace") or "default",
         extensions=_extensions(chosen),
-        hint=lambda: tls.expiry(chosen, clock.now()),
+        hint=lambda: tls.expiry_hint(chosen, clock.now()),
     )
-    return HttpApi(http, account, TokenBucket(options.kube_qps, options.kube_burst), clock, meters)
+    return HttpApi(http, account, TokenBucket(options.kube_qps, options.kube_burst), clock, metrics_registry)
 
 
-def _transport(chosen: Chosen, papers: tls.Papers) -> Renewing:
+def _transport(chosen: KubeconfigContext, tls_credentials: tls.TlsCredentials) -> RenewingTransport:
     server = chosen.cluster["server"]
     url = urlsplit(server)
     if url.scheme not in ("http", "https") or not url.hostname:
         raise _bad(chosen, "cluster: server", shown(server), "https://host:port")
-    way = chosen.cluster.get("proxy-url") or proxy_settings.of(server, os.environ)
+    way = chosen.cluster.get("proxy-url") or proxy_settings.proxy_url(server, os.environ)
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=32, keepalive_expiry=KEPT_S)
 
     def make() -> httpx2.AsyncHTTPTransport:
         return httpx2.AsyncHTTPTransport(
-            verify=papers.context(),
+            verify=tls_credentials.context(),
             limits=limits,
             proxy=way or None,
             socket_options=_KEEPALIVE,
@@ -83,12 +83,14 @@ def _transport(chosen: Chosen, papers: tls.Papers) -> Renewing:
         )
 
     try:
-        return Renewing(make, papers.has_news)
+        return RenewingTransport(make, tls_credentials.has_changed)
     except (ValueError, ImportError, httpx2.InvalidURL) as error:
         raise _bad(chosen, "cluster: proxy-url", str(error), "a URL that can be used") from error
 
 
-def _http(chosen: Chosen, transport: Renewing, auth: httpx2.Auth | None) -> httpx2.AsyncClient:
+def _http(
+    chosen: KubeconfigContext, transport: RenewingTransport, auth: httpx2.Auth | None
+) -> httpx2.AsyncClient:
     server = chosen.cluster["server"]
     headers = _HEADERS | _impersonation(chosen)
     try:
@@ -100,19 +102,19 @@ def _http(chosen: Chosen, transport: Renewing, auth: httpx2.Auth | None) -> http
         raise _bad(chosen, "cluster: server", str(error), "a URL that can be used") from error
 
 
-def _extensions(chosen: Chosen) -> dict[str, str]:
-    """For httpcore: the name that the server's certificate must carry, where it is not the address's."""
+def _extensions(chosen: KubeconfigContext) -> dict[str, str]:
+    """Extensions for httpcore: the server name that the certificate must have, if it differs from the host."""
     name = chosen.cluster.get("tls-server-name")
     return {"sni_hostname": name} if name else {}
 
 
-def _impersonation(chosen: Chosen) -> dict[str, str]:
-    """The headers of `kubectl --as`. Groups and extras need repeated headers and are refused, not dropped."""
+def _impersonation(chosen: KubeconfigContext) -> dict[str, str]:
+    """The headers of `kubectl --as`. Groups and extras need repeated headers, so they are errors, not ignored."""
     if chosen.user.get("as-groups") or chosen.user.get("as-user-extra"):
         raise _bad(chosen, "user: as-groups, as-user-extra", "set", "a user that needs no impersonation")
     pairs = (("Impersonate-User", chosen.user.get("as")), ("Impersonate-Uid", chosen.user.get("as-uid")))
     return {header: value for header, value in pairs if value}
 
 
-def _bad(chosen: Chosen, field: str, seen: str, wanted: str) -> BadSettings:
+def _bad(chosen: KubeconfigContext, field: str, seen: str, wanted: str) -> BadSettings:
     return BadSettings(f"kubeconfig {chosen.source}, context {chosen.name}", [Problem(field, seen, wanted)])

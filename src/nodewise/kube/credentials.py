@@ -1,4 +1,4 @@
-"""How each call says who we are. Source: client-go v0.36 transport/token_source.go, rest/config.go."""
+"""Authentication of calls to the API server. Source: client-go v0.36 transport/token_source.go, rest/config.go."""
 
 from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
@@ -8,27 +8,30 @@ import httpx2
 
 from nodewise.clock import Clock
 from nodewise.errors import BadSettings, Problem, Refused
-from nodewise.kube.exec_plugin import Plugin, Show
-from nodewise.kube.kubeconfig import Chosen
+from nodewise.kube.exec_plugin import ExecPlugin, SetClientCertificate
+from nodewise.kube.kubeconfig import KubeconfigContext
 
 REREAD_S: Final = 60.0
-"""A kubelet renews a token at 80 % of its life of an hour; client-go reads every minute too."""
+"""A kubelet renews a token after 80 % of its lifetime of an hour; client-go also rereads the file every minute."""
 
 Flow = AsyncGenerator[httpx2.Request, httpx2.Response]
 
 
-def auth(chosen: Chosen, show: Show, clock: Clock) -> httpx2.Auth | None:
-    """How each call says who we are; None: by a certificate, or not at all. A plugin's certificate goes to `show`.
+def auth(
+    chosen: KubeconfigContext, set_client_certificate: SetClientCertificate, clock: Clock
+) -> httpx2.Auth | None:
+    """The authentication of each call; None for a client certificate or none. A plugin's certificate is passed to
+    `set_client_certificate`.
 
-    The order is client-go's: a token file wins over a token, a token over the rest.
+    The order is that of client-go: a token file takes precedence over a token, a token over the rest.
     """
     user = chosen.user
     if path := user.get("tokenFile"):
-        return TokenFile(Path(path), clock)
+        return BearerTokenFile(Path(path), clock)
     if token := user.get("token"):
-        return Token(token)
+        return BearerToken(token)
     if user.get("exec") is not None:
-        return Plugin(chosen, show, clock)
+        return ExecPlugin(chosen, set_client_certificate, clock)
     if user.get("username") and user.get("password"):
         return httpx2.BasicAuth(user["username"], user["password"])
     if user.get("auth-provider"):
@@ -37,8 +40,8 @@ def auth(chosen: Chosen, show: Show, clock: Clock) -> httpx2.Auth | None:
     return None
 
 
-class Token(httpx2.Auth):
-    """A bearer token that stays."""
+class BearerToken(httpx2.Auth):
+    """A bearer token that does not change."""
 
     def __init__(self, token: str) -> None:
         self._token = token
@@ -48,8 +51,8 @@ class Token(httpx2.Auth):
         yield request
 
 
-class TokenFile(httpx2.Auth):
-    """A bearer token that is read again every minute, and at once when it is refused."""
+class BearerTokenFile(httpx2.Auth):
+    """A bearer token in a file, which is reread every minute, and at once when the server rejects the token."""
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self._path = path
@@ -70,7 +73,7 @@ class TokenFile(httpx2.Auth):
                 yield request
 
     def _read(self) -> None:
-        """The file anew. While a new one is being put in its place the old token still serves."""
+        """Reread the file. While the file is being replaced the previous token stays in use."""
         try:
             self._token = self._path.read_text().strip()
         except (OSError, UnicodeDecodeError) as error:

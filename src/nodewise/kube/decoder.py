@@ -11,11 +11,11 @@ import msgspec
 
 from nodewise.errors import UNREADABLE
 from nodewise.kube import list_watch
-from nodewise.kube.store import Key, Named, Store, Writer
+from nodewise.kube.store import Key, KubernetesObject, Store, StoreWriter
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 
-T = TypeVar("T", bound=Named)
+T = TypeVar("T", bound=KubernetesObject)
 
 _MOST_NAMED: Final = 100
 """This many unreadable objects are named in the log; the others are only counted."""
@@ -25,14 +25,18 @@ class ObjectDecoder(Generic[T]):
     """Holds the writer of a store of `kind`. An object for which `keep` returns None counts as absent."""
 
     def __init__(
-        self, kind: str, type_: type[T], meters: MetricsRegistry, keep: Callable[[T], T | None] | None = None
+        self,
+        kind: str,
+        type_: type[T],
+        metrics_registry: MetricsRegistry,
+        keep: Callable[[T], T | None] | None = None,
     ) -> None:
         self._kind = kind
         self._keep = keep
         self._decoder = msgspec.json.Decoder(type_)
         self._raw = tuple(_raw_fields(type_))
-        self._meters = meters
-        self._writer: Writer[T] = Writer()
+        self._metrics_registry = metrics_registry
+        self._writer: StoreWriter[T] = StoreWriter()
         self._named: set[Key] = set()
 
     @property
@@ -55,12 +59,12 @@ class ObjectDecoder(Generic[T]):
         self._count()
 
     def apply_response(self, data: bytes) -> T | None:
-        """Apply the server's response to a write of ours, before the watch delivers it (`Writer.apply_response`)."""
+        """Apply the server's response to our write before the watch delivers it (`StoreWriter.apply_response`)."""
         raw = msgspec.Raw(data)
         item = self._kept(raw)
         return None if item is None else self._writer.apply_response(item, list_watch.version_of(raw))
 
-    def apply(self, frame: list_watch.Frame) -> None:
+    def apply(self, frame: list_watch.WatchEvent) -> None:
         """Apply an event of the watch."""
         if frame.kind == "bookmark":
             self._writer.reach(frame.version)
@@ -73,7 +77,7 @@ class ObjectDecoder(Generic[T]):
         self._count()
 
     def _count(self) -> None:
-        self._meters.set("kube_objects", len(self.store), kind=self._kind)
+        self._metrics_registry.set("kube_objects", len(self.store), kind=self._kind)
 
     def _kept(self, data: msgspec.Raw) -> T | None:
         item = self._decoded(data)
@@ -97,7 +101,7 @@ class ObjectDecoder(Generic[T]):
         return item
 
     def _note(self, key: Key, error: str) -> None:
-        self._meters.count("kube_unreadable_total", kind=self._kind)
+        self._metrics_registry.count("kube_unreadable_total", kind=self._kind)
         if key not in self._named and len(self._named) < _MOST_NAMED:
             self._named.add(key)
             namespace, name = key

@@ -57,7 +57,7 @@ _Loader.add_constructor(
 )
 
 
-def documents(text: bytes, source: str) -> Iterator[tuple[int, bytes]]:
+def split_documents(text: bytes, source: str) -> Iterator[tuple[int, bytes]]:
     """The documents of a text as JSON, each with its number from 1; empty ones are left out.
 
     `BadInput` names `source`, and line and column.
@@ -113,7 +113,7 @@ def _from_yaml(text: bytes, source: str) -> Iterator[tuple[int, bytes]]:
         yield number, data
 
 
-def line(node: Any, path: str) -> int:
+def line_of_field(node: Any, path: str) -> int:
     """The line of a field such as `spec.rules[0].target` below a node, or of the closest one around it; from 1."""
     number = node.start_mark.line
     while path:

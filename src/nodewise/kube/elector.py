@@ -9,7 +9,7 @@ from nodewise.clock import Clock
 from nodewise.errors import Conflict, NodewiseError, Problem, Unavailable
 from nodewise.kube import lease
 from nodewise.kube.api import Api, NotFound
-from nodewise.kube.lease import LeaseLock, Seen, Spec
+from nodewise.kube.lease import LeaseLock, LeaseSpec, ObservedLease
 from nodewise.kube.resources import LEASES
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -18,14 +18,14 @@ NEVER: Final = float("-inf")
 
 
 class _Lease(msgspec.Struct, frozen=True):
-    spec: Spec | None = None
+    spec: LeaseSpec | None = None
 
 
 class Elector:
     """Run it as a task. `leading` is true only while it is safe: ask before each write that must be ours alone.
 
     `on_change` is told True and False in turn; it is called from the task and must not block. The `Api` should
-    have a limit on writes of its own (`HttpApi.lane`): labels that queue up must not cost us the lead.
+    have a limit on writes of its own (`HttpApi.with_rate_limit`): labels that queue up must not cost us the lead.
     """
 
     def __init__(
@@ -33,21 +33,21 @@ class Elector:
         api: Api,
         lock: LeaseLock,
         clock: Clock,
-        meters: MetricsRegistry,
+        metrics_registry: MetricsRegistry,
         random: Callable[[], float],
         on_change: Callable[[bool], None] = lambda _: None,
     ) -> None:
         self._api = api
         self._lock = lock
         self._clock = clock
-        self._meters = meters
+        self._metrics_registry = metrics_registry
         self._random = random
         self._on_change = on_change
         self._path = LEASES.path(lock.namespace, lock.name)
         self._object: dict[str, Any] | None = None
-        self._seen: Seen | None = None
+        self._observed: ObservedLease | None = None
         self._until_s = NEVER
-        self._told = False
+        self._reported_leading = False
         self._trouble = ""
 
     @property
@@ -57,51 +57,53 @@ class Elector:
     @property
     def holder(self) -> str:
         """The leader at the last read of the Lease; empty if there was none."""
-        return (self._seen.spec.holder_identity or "") if self._seen else ""
+        return (self._observed.spec.holder_identity or "") if self._observed else ""
 
     async def run(self) -> None:
         """Try to lead, and keep leading, until cancelled. Then call `stop`, so that another can lead at once."""
         while True:
             await self._try()
-            self._tell()
+            self._report_change()
             await self._clock.sleep(self._pause_s())
-            self._tell()
+            self._report_change()
 
     async def stop(self) -> None:
         """Stop leading, and release the Lease. An error is logged: the Lease expires then."""
         led = self.leading
         self._until_s = NEVER
-        self._tell()
-        if led and self._seen:
+        self._report_change()
+        if led and self._observed:
             try:
-                await self._write(lease.release(self._seen, self._clock.now()), self._lock.timings.retry_s)
+                await self._write(
+                    lease.release(self._observed, self._clock.now()), self._lock.timings.retry_s
+                )
             except NodewiseError as error:
-                self._note(str(error))
+                self._log_error(str(error))
 
     async def _try(self) -> None:
         try:
-            await self._round()
+            await self._read_and_acquire()
         except NodewiseError as error:
             self._object = None
-            self._note(str(error))
+            self._log_error(str(error))
         else:
             self._trouble = ""
 
-    async def _round(self) -> None:
+    async def _read_and_acquire(self) -> None:
         """Read the Lease unless its content is known, and write it if it may be taken."""
         if self.leading and self._object is not None:
             try:
-                await self._lead()
+                await self._acquire()
             except (Conflict, NotFound):
                 # another writer was faster; its content decides whether we still lead, now and not in two seconds
                 self._object = None
             else:
                 return
-        await self._look()
-        if lease.wait_s(self._seen, self._lock, self._clock.monotonic()) == 0.0:
-            await self._lead()
+        await self._read_lease()
+        if lease.wait_s(self._observed, self._lock, self._clock.monotonic()) == 0.0:
+            await self._acquire()
 
-    async def _look(self) -> None:
+    async def _read_lease(self) -> None:
         try:
             body = await self._api.get(self._path, timeout_s=self._deadline_s())
         except NotFound:
@@ -113,13 +115,15 @@ class Elector:
         if self.holder != self._lock.identity:
             self._until_s = NEVER
 
-    async def _lead(self) -> None:
+    async def _acquire(self) -> None:
         """Claim the Lease. The lead counts from before the write was sent, as it may have arrived at once."""
         sent_s = self._clock.monotonic()
-        await self._write(lease.claim(self._seen, self._lock, self._clock.now()), self._deadline_s())
+        await self._write(
+            lease.acquire_or_renew(self._observed, self._lock, self._clock.now()), self._deadline_s()
+        )
         self._until_s = sent_s + self._lock.timings.renew_s
 
-    async def _write(self, spec: Spec, timeout_s: float) -> None:
+    async def _write(self, spec: LeaseSpec, timeout_s: float) -> None:
         if self._object is None:
             meta = {"name": self._lock.name, "namespace": self._lock.namespace}
             body = {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": meta, "spec": spec}
@@ -133,13 +137,13 @@ class Elector:
 
     def _observe(self, body: bytes) -> None:
         try:
-            spec = msgspec.json.decode(body, type=_Lease).spec or Spec()
+            spec = msgspec.json.decode(body, type=_Lease).spec or LeaseSpec()
             self._object = msgspec.json.decode(body)
         except msgspec.MsgspecError as error:
             raise Unavailable(self._path, [Problem("", str(error), "a Lease")]) from error
-        self._seen = lease.observe(self._seen, spec, self._clock.monotonic())
+        self._observed = lease.observe(self._observed, spec, self._clock.monotonic())
 
-    def _note(self, error: str) -> None:
+    def _log_error(self, error: str) -> None:
         """Log an error once, not at every retry."""
         if error != self._trouble:
             self._trouble = error
@@ -158,13 +162,15 @@ class Elector:
         if self.leading:
             return min(timings.retry_s, self._until_s - now_s)
         pause_s = timings.retry_s * (1.0 + 1.2 * self._random())
-        free_in_s = lease.wait_s(self._seen, self._lock, now_s)
+        free_in_s = lease.wait_s(self._observed, self._lock, now_s)
         return min(pause_s, free_in_s) if free_in_s else pause_s
 
-    def _tell(self) -> None:
-        if self._told == self.leading:
+    def _report_change(self) -> None:
+        if self._reported_leading == self.leading:
             return
-        self._told = self.leading
-        self._meters.set("leading", float(self._told))
-        logs.emit("leading" if self._told else "not_leading", lease=self._path, holder=self.holder)
-        self._on_change(self._told)
+        self._reported_leading = self.leading
+        self._metrics_registry.set("leading", float(self._reported_leading))
+        logs.emit(
+            "leading" if self._reported_leading else "not_leading", lease=self._path, holder=self.holder
+        )
+        self._on_change(self._reported_leading)

@@ -1,4 +1,4 @@
-"""What an API server's refusal means: HTTP status and Status object in, kind of error out. No I/O."""
+"""Maps error responses of the API server (HTTP status and Status object) to kinds of `NodewiseError`. No I/O."""
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple
@@ -27,10 +27,10 @@ KINDS: Final[Mapping[int, type[NodewiseError]]] = {
     503: Unavailable,
     504: Unavailable,
 }
-"""What to do next, by HTTP status. Others: 5xx is Unavailable, anything else Refused."""
+"""Kind of error by HTTP status. Of other statuses, 5xx is Unavailable and the rest Refused."""
 
 _BY_FIELD: Final = (409, 422)
-"""Conflict of a server-side apply, and validation: the causes name each field."""
+"""Statuses whose causes name each field: conflicts of server-side apply, and validation errors."""
 
 REMEDIES: Final[Mapping[int, str]] = {
     401: "the credentials are not, or no longer, accepted: renew them",
@@ -39,32 +39,32 @@ REMEDIES: Final[Mapping[int, str]] = {
 }
 
 
-class Cause(msgspec.Struct, frozen=True):
-    """One field that the API server found wrong."""
+class StatusCause(msgspec.Struct, frozen=True):
+    """One field that the API server rejected."""
 
     field: str = ""
     message: str = ""
 
 
-class Details(msgspec.Struct, frozen=True):
+class StatusDetails(msgspec.Struct, frozen=True):
     """The machine-readable part of a Status."""
 
-    causes: tuple[Cause, ...] = ()
+    causes: tuple[StatusCause, ...] = ()
     retryAfterSeconds: float = 0.0  # noqa: N815 - the name on the wire
 
 
-class Status(msgspec.Struct, frozen=True):
-    """`meta/v1` Status, as far as somebody reads it."""
+class ErrorStatus(msgspec.Struct, frozen=True):
+    """The fields of a `meta/v1` Status that this package reads."""
 
     kind: str = ""
     message: str = ""
     reason: str = ""
     code: int = 0
-    details: Details | None = None
+    details: StatusDetails | None = None
 
 
-class Call(NamedTuple):
-    """What was asked, for the words of an error: `list https://host/api/v1/nodes`."""
+class ApiCall(NamedTuple):
+    """A call as error messages name it: `list https://host/api/v1/nodes`."""
 
     verb: str
     url: str
@@ -73,19 +73,21 @@ class Call(NamedTuple):
         return f"{self.verb} {self.url}"
 
 
-def status_of(body: bytes) -> Status:
-    """The Status in a body; an answer that carries none, as from a proxy, gives its first words."""
+def status_of(body: bytes) -> ErrorStatus:
+    """The Status in a body. For a body without one, such as from a proxy, its beginning is the message."""
     try:
-        status = msgspec.json.decode(body, type=Status)
+        status = msgspec.json.decode(body, type=ErrorStatus)
     except UNREADABLE:
-        return Status(message=body[:200].decode(errors="replace").strip())
-    return status if status.kind == "Status" else Status()
+        return ErrorStatus(message=body[:200].decode(errors="replace").strip())
+    return status if status.kind == "Status" else ErrorStatus()
 
 
-def error(call: Call, code: int, status: Status, retry_after: str = "", hint: str = "") -> NodewiseError:
-    """The error of an answer that is no success.
+def error_from_status(
+    call: ApiCall, code: int, status: ErrorStatus, retry_after: str = "", hint: str = ""
+) -> NodewiseError:
+    """The error of an unsuccessful response.
 
-    `retry_after` is the header's text; `hint`, where it is not empty, stands for the table's remedy.
+    `retry_after` is the value of the header Retry-After; `hint` replaces the default remedy unless it is empty.
     """
     kind = KINDS.get(code, Unavailable if code >= 500 else Refused)  # noqa: PLR2004 - HTTP's own classes
     problems = _problems(code, status)
@@ -96,15 +98,15 @@ def error(call: Call, code: int, status: Status, retry_after: str = "", hint: st
     return kind(str(call), problems, remedy=remedy)
 
 
-def _problems(code: int, status: Status) -> list[Problem]:
+def _problems(code: int, status: ErrorStatus) -> list[Problem]:
     causes = status.details.causes if status.details else ()
     if causes and code in _BY_FIELD:
         return [Problem(cause.field, cause.message, "") for cause in causes]
     return [Problem("", status.message or f"HTTP status {code}", "")]
 
 
-def _seconds(retry_after: str, status: Status) -> float:
-    """The longer of header and Status; the form with a date, which no API server sends, counts as absent."""
+def _seconds(retry_after: str, status: ErrorStatus) -> float:
+    """The longer delay of header and Status, in seconds. A date, which no API server sends, is ignored."""
     header_s = float(retry_after) if retry_after.isascii() and retry_after.isdigit() else 0.0
     body_s = status.details.retryAfterSeconds if status.details else 0.0
     return max(header_s, body_s, 0.0) or 1.0

@@ -37,14 +37,14 @@ _LONGEST: Final = {"note": 1024, "reason": 128, "action": 128}
 """Bytes that the API server accepts (kubernetes v1.36 pkg/apis/core/validation/events.go)."""
 
 
-class Reporter(NamedTuple):
+class EventReporter(NamedTuple):
     """Who tells: the program's name (`nodewise.io/telemetry`) and which replica of it."""
 
     controller: str
     instance: str
 
 
-class About(NamedTuple):
+class ObjectReference(NamedTuple):
     """The object that an event is about; `uid` ties it to this very object, not to its successor."""
 
     resource: Resource
@@ -53,17 +53,17 @@ class About(NamedTuple):
     uid: str = ""
 
 
-class Event(NamedTuple):
+class RecordedEvent(NamedTuple):
     """What happened. Equal events are repeats of each other."""
 
-    about: About
+    about: ObjectReference
     type: Type
     reason: str
     note: str
     action: str
 
 
-class _Series:
+class _EventSeries:
     """An event and how often it happened; `name` is empty until it has been written."""
 
     def __init__(self, number: int, first_s: float) -> None:
@@ -76,25 +76,31 @@ class _Series:
         self.tries = 0
 
 
-class Recorder:
+class EventRecorder:
     """Give it to whoever has something to tell, and run it as a task."""
 
-    def __init__(self, api: Api, reporter: Reporter, clock: Clock, meters: MetricsRegistry) -> None:
+    def __init__(
+        self, api: Api, reporter: EventReporter, clock: Clock, metrics_registry: MetricsRegistry
+    ) -> None:
         self._api = api
         self._reporter = reporter
         self._clock = clock
-        self._meters = meters
-        self._known: OrderedDict[Event, _Series] = OrderedDict()
-        self._buckets: OrderedDict[tuple[About, str], TokenBucket] = OrderedDict()
-        self._queue: list[tuple[float, int, Event]] = []
-        self._turn = 0
+        self._metrics_registry = metrics_registry
+        self._known: OrderedDict[RecordedEvent, _EventSeries] = OrderedDict()
+        self._buckets: OrderedDict[tuple[ObjectReference, str], TokenBucket] = OrderedDict()
+        self._queue: list[tuple[float, int, RecordedEvent]] = []
+        self._order = 0
         self._number = 0
-        self._more = asyncio.Event()
-        self._losing = False
+        self._wake = asyncio.Event()
+        self._is_losing = False
 
-    def record(self, about: About, type_: Type, reason: str, note: str, action: str = "Scheduling") -> None:
+    def record(
+        self, about: ObjectReference, type_: Type, reason: str, note: str, action: str = "Scheduling"
+    ) -> None:
         """Note an event. Never blocks, never fails; `action` says what we were doing, in a word."""
-        event = Event(about, type_, _cut("reason", reason), _cut("note", note), _cut("action", action))
+        event = RecordedEvent(
+            about, type_, _truncated("reason", reason), _truncated("note", note), _truncated("action", action)
+        )
         series = self._series(event)
         series.count += 1
         series.last_s = self._clock.now()
@@ -105,8 +111,8 @@ class Recorder:
         """Write what is noted, when its turn comes, until cancelled."""
         while True:
             if not self._queue:
-                self._more.clear()
-                await self._more.wait()
+                self._wake.clear()
+                await self._wake.wait()
             due_s = self._queue[0][0]
             delay_s = due_s - self._clock.monotonic()
             if delay_s > 0:
@@ -121,37 +127,37 @@ class Recorder:
 
     async def _pause(self, delay_s: float) -> None:
         """Until the next is due, or an earlier one comes in."""
-        self._more.clear()
+        self._wake.clear()
         sleeping = asyncio.ensure_future(self._clock.sleep(delay_s))
-        waking = asyncio.ensure_future(self._more.wait())
+        waking = asyncio.ensure_future(self._wake.wait())
         try:
             await asyncio.wait({sleeping, waking}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             sleeping.cancel()
             waking.cancel()
 
-    def _series(self, event: Event) -> _Series:
+    def _series(self, event: RecordedEvent) -> _EventSeries:
         now_s = self._clock.now()
         series = self._known.get(event)
         if series is None or now_s - series.last_s > FORGET_S:
             self._number += 1
-            series = self._known[event] = _Series(self._number, now_s)
+            series = self._known[event] = _EventSeries(self._number, now_s)
         self._known.move_to_end(event)
         if len(self._known) > MOST_KNOWN:
             self._known.popitem(last=False)
         return series
 
-    def _enqueue(self, event: Event, series: _Series) -> None:
+    def _enqueue(self, event: RecordedEvent, series: _EventSeries) -> None:
         now_s = self._clock.monotonic()
         bucket = self._bucket(event)
         wait_s = None if len(self._queue) >= MOST_WAITING else bucket.take(now_s, PATIENCE_S)
         if wait_s is None:
-            self._meters.count("events_total", outcome="dropped")
+            self._metrics_registry.count("events_total", outcome="dropped")
             return
         self._push(now_s + wait_s, event)
         series.waiting = True
 
-    def _bucket(self, event: Event) -> TokenBucket:
+    def _bucket(self, event: RecordedEvent) -> TokenBucket:
         key = (event.about, event.reason)
         if key not in self._buckets:
             self._buckets[key] = TokenBucket(1.0 / REFILL_S, BURST)
@@ -160,12 +166,12 @@ class Recorder:
             self._buckets.popitem(last=False)
         return self._buckets[key]
 
-    def _push(self, due_s: float, event: Event) -> None:
-        self._turn += 1
-        heapq.heappush(self._queue, (due_s, self._turn, event))
-        self._more.set()
+    def _push(self, due_s: float, event: RecordedEvent) -> None:
+        self._order += 1
+        heapq.heappush(self._queue, (due_s, self._order, event))
+        self._wake.set()
 
-    async def _write(self, event: Event) -> None:
+    async def _write(self, event: RecordedEvent) -> None:
         series = self._known.get(event)
         if series is None:  # pushed out by newer ones while it waited
             return
@@ -173,12 +179,12 @@ class Recorder:
         try:
             await self._send(event, series)
         except NodewiseError as error:
-            self._failed(event, series, error)
+            self._handle_failure(event, series, error)
         else:
             series.tries = 0
-            self._losing = False
+            self._is_losing = False
 
-    async def _send(self, event: Event, series: _Series) -> None:
+    async def _send(self, event: RecordedEvent, series: _EventSeries) -> None:
         """The first time the event, after that its count; an event that the server has dropped, anew."""
         namespace = event.about.namespace or "default"
         if series.name:
@@ -189,26 +195,26 @@ class Recorder:
             except NotFound:
                 series.name, series.first_s, series.count = "", series.last_s, 1
             else:
-                self._meters.count("events_total", outcome="repeated")
+                self._metrics_registry.count("events_total", outcome="repeated")
                 return
         body = self._body(event, series)
         await self._api.create(EVENTS.path(namespace), body)
         series.name = body["metadata"]["name"]
-        self._meters.count("events_total", outcome="recorded")
+        self._metrics_registry.count("events_total", outcome="recorded")
 
-    def _failed(self, event: Event, series: _Series, error: NodewiseError) -> None:
+    def _handle_failure(self, event: RecordedEvent, series: _EventSeries, error: NodewiseError) -> None:
         series.tries += 1
         if isinstance(error, Unavailable) and series.tries < TRIES:
             series.waiting = True
             self._push(self._clock.monotonic() + error.retry_after_s, event)
             return
         series.tries = 0
-        self._meters.count("events_total", outcome="failed")
-        if not self._losing:  # thousands may wait while an API server is away
-            self._losing = True
+        self._metrics_registry.count("events_total", outcome="failed")
+        if not self._is_losing:  # thousands may wait while an API server is away
+            self._is_losing = True
             logs.emit("event_lost", reason=event.reason, object=event.about.name, error=str(error))
 
-    def _body(self, event: Event, series: _Series) -> dict[str, Any]:
+    def _body(self, event: RecordedEvent, series: _EventSeries) -> dict[str, Any]:
         about = event.about
         namespace = about.namespace or "default"
         # the name as client-go makes it: the object's, and a number that no other event of it has
@@ -224,7 +230,7 @@ class Recorder:
             "apiVersion": EVENTS.api_version,
             "kind": EVENTS.kind,
             "metadata": {"name": name, "namespace": namespace},
-            "eventTime": _micro(series.first_s),
+            "eventTime": _micro_time(series.first_s),
             "reportingController": self._reporter.controller,
             "reportingInstance": self._reporter.instance[:128],
             "action": event.action,
@@ -235,15 +241,15 @@ class Recorder:
         } | ({"series": _count(series)} if series.count > 1 else {})
 
 
-def _count(series: _Series) -> dict[str, Any]:
-    return {"count": max(series.count, 2), "lastObservedTime": _micro(series.last_s)}
+def _count(series: _EventSeries) -> dict[str, Any]:
+    return {"count": max(series.count, 2), "lastObservedTime": _micro_time(series.last_s)}
 
 
-def _micro(wall_s: float) -> str:
+def _micro_time(wall_s: float) -> str:
     return datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def _cut(field: str, text: str) -> str:
+def _truncated(field: str, text: str) -> str:
     """The text as far as the API server takes it, in bytes of UTF-8, as whole characters."""
     most = _LONGEST[field]
     data = text.encode()

@@ -16,7 +16,7 @@ from nodewise import clock
 from nodewise.clock import Clock
 from nodewise.errors import BadSettings, Problem, Refused, Unavailable
 from nodewise.kube import tls
-from nodewise.kube.kubeconfig import Chosen
+from nodewise.kube.kubeconfig import KubeconfigContext
 
 LONGEST_S: Final = 60.0
 """A program that runs longer is ended; asking an identity provider takes a second or two."""
@@ -25,22 +25,22 @@ EARLY_S: Final = 10.0
 """A token is renewed so long before it ends, so that none expires on its way."""
 
 Flow = AsyncGenerator[httpx2.Request, httpx2.Response]
-Show = Callable[[bytes, bytes, str], None]
+SetClientCertificate = Callable[[bytes, bytes, str], None]
 """Takes a certificate and its key, PEM, and whose they are. BadSettings if they are no pair."""
 
 
-class _PluginStatus(msgspec.Struct, frozen=True, rename="camel"):
+class _ExecCredentialStatus(msgspec.Struct, frozen=True, rename="camel"):
     token: str = ""
     client_certificate_data: str = ""
     client_key_data: str = ""
     expiration_timestamp: str = ""
 
 
-class _PluginAnswer(msgspec.Struct, frozen=True):
-    status: _PluginStatus = _PluginStatus()
+class _ExecCredential(msgspec.Struct, frozen=True):
+    status: _ExecCredentialStatus = _ExecCredentialStatus()
 
 
-class Settings(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+class ExecConfig(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """`users[].user.exec` of a kubeconfig (client-go v0.36 clientcmd/api/v1 ExecConfig)."""
 
     command: str
@@ -51,17 +51,19 @@ class Settings(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     provide_cluster_info: bool = False
 
 
-class Plugin(httpx2.Auth):
+class ExecPlugin(httpx2.Auth):
     """Credentials from a program (exec plugin), kept until they end or are refused; one run at a time.
 
-    A client certificate that the program gives is handed to `show`, with what to call it in an error.
+    A client certificate that the program gives is handed to `set_client_certificate`, with what to call it in an error.
     """
 
-    def __init__(self, chosen: Chosen, show: Show, clock: Clock) -> None:
+    def __init__(
+        self, chosen: KubeconfigContext, set_client_certificate: SetClientCertificate, clock: Clock
+    ) -> None:
         self._settings = _settings(chosen)
         self._what = f"credential plugin {self._settings.command}"
         self._cluster = _cluster_info(chosen) if self._settings.provide_cluster_info else None
-        self._show = show
+        self._set_client_certificate = set_client_certificate
         self._clock = clock
         self._lock = asyncio.Lock()
         self._token = ""
@@ -124,7 +126,7 @@ class Plugin(httpx2.Auth):
 
     def _take(self, output: bytes) -> None:
         try:
-            status = msgspec.json.decode(output, type=_PluginAnswer).status
+            status = msgspec.json.decode(output, type=_ExecCredential).status
             ends_at_s = _end_s(status)
         except (msgspec.MsgspecError, ValueError) as error:
             raise Refused(self._what, [Problem("", str(error), "an ExecCredential with a status")]) from error
@@ -132,12 +134,12 @@ class Plugin(httpx2.Auth):
             raise Refused(self._what, [Problem("status", "neither token nor certificate", "one of them")])
         if status.client_certificate_data:
             pair = status.client_certificate_data.encode(), status.client_key_data.encode()
-            self._show(*pair, self._what)
+            self._set_client_certificate(*pair, self._what)
         self._token = status.token
         self._ends_at_s = ends_at_s - EARLY_S
 
 
-def _end_s(status: _PluginStatus) -> float:
+def _end_s(status: _ExecCredentialStatus) -> float:
     """When the credentials end, in seconds since 1970; without a word of the program they do not."""
     end = status.expiration_timestamp
     return clock.parse_rfc3339(end) if end else float("inf")
@@ -155,19 +157,19 @@ async def _finished(process: asyncio.subprocess.Process, what: str) -> tuple[byt
             process.kill()
 
 
-def _settings(chosen: Chosen) -> Settings:
+def _settings(chosen: KubeconfigContext) -> ExecConfig:
     try:
-        return msgspec.convert(chosen.user["exec"], Settings)
+        return msgspec.convert(chosen.user["exec"], ExecConfig)
     except msgspec.ValidationError as error:
         what = f"kubeconfig {chosen.source}, context {chosen.name}"
         raise BadSettings(what, [Problem("user: exec", str(error), "a credential plugin")]) from error
 
 
-def _cluster_info(chosen: Chosen) -> dict[str, Any]:
+def _cluster_info(chosen: KubeconfigContext) -> dict[str, Any]:
     """The cluster as the protocol tells a plugin of it: the authority always as data, never as a file."""
     fields = ("server", "tls-server-name", "insecure-skip-tls-verify", "proxy-url", "disable-compression")
     info: dict[str, Any] = {field: chosen.cluster[field] for field in fields if field in chosen.cluster}
-    if authority := tls.authority(chosen):
+    if authority := tls.ca_certificates(chosen):
         info["certificate-authority-data"] = b64encode(authority).decode()
     for entry in chosen.cluster.get("extensions") or ():
         if isinstance(entry, dict) and entry.get("name") == "client.authentication.k8s.io/exec":

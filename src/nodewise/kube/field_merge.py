@@ -22,7 +22,7 @@ class ObjectMeta(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename="ca
 
 
 class Object(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """The least that a store needs of an object (`store.Named`)."""
+    """The least that a store needs of an object (`store.KubernetesObject`)."""
 
     metadata: ObjectMeta
 

@@ -1,4 +1,4 @@
-"""The API server over HTTP: httpx2's client behind `api.Api`, with its exceptions made ours."""
+"""HTTP client of the API server: implements `api.Api` with httpx2 and translates its exceptions."""
 
 import asyncio
 import ssl
@@ -14,8 +14,8 @@ from nodewise.cooperative_scheduling import Pacer
 from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem, Unavailable, shown
 from nodewise.kube import connection_renewal, error_responses
 from nodewise.kube.api import DEADLINE_S, IDLE_S, NONE, Params, Patch
-from nodewise.kube.error_responses import Call
-from nodewise.kube.line_splitter import Cutter
+from nodewise.kube.error_responses import ApiCall
+from nodewise.kube.line_splitter import LineSplitter
 from nodewise.kube.rate_limit import TokenBucket
 from nodewise.observe.metrics_registry import MetricsRegistry
 
@@ -29,52 +29,52 @@ TRANSLATED: Final[Mapping[type[Exception], type[NodewiseError]]] = {
     ssl.SSLError: Unavailable,
     OSError: Unavailable,
 }
-"""Every exception of httpx2, and what of the system comes through it; the most specific row counts."""
+"""Kind of error for each exception of httpx2 and of the system; the most specific row applies."""
 
 _TYPES: Final[Mapping[Patch, str]] = {
     "merge": "application/merge-patch+json",
     "json": "application/json-patch+json",
     "strategic": "application/strategic-merge-patch+json",
-    "apply": "application/apply-patch+yaml",  # JSON is YAML, and every version since 1.16 knows this name
+    "apply": "application/apply-patch+yaml",  # JSON is YAML, and every version since 1.16 accepts this type
 }
 _JSON: Final = "application/json"
 MOST_BYTES: Final = 256 << 20
-"""Of an answer. The first page of a list, of objects as large as etcd takes them, is 150 MiB."""
+"""Limit of a response. The first page of a list is 150 MiB if its objects are as large as etcd accepts."""
 _CANNOT: Final = 500
-"""From this status on the server, or its storage, is not able to answer."""
+"""Statuses from this one on mean that the server or its storage cannot respond."""
 
 
-class Account(NamedTuple):
-    """Whom we ask, and as whom."""
+class ConnectionInfo(NamedTuple):
+    """Server, default namespace and request settings of a connection."""
 
     server: str
     namespace: str = "default"
     extensions: Mapping[str, Any] = {}
-    """What httpx2 is told with each call; `sni_hostname` is the kubeconfig's tls-server-name."""
+    """httpx2 extensions of each request; `sni_hostname` is the kubeconfig's tls-server-name."""
     hint: Callable[[], str] = str
-    """What we know of our own credentials, asked when the server refuses them."""
+    """Returns a known problem of the credentials; called when the server rejects them."""
 
 
 class HttpApi:
-    """An `Api`. `server` and `namespace` say where it leads; the namespace is where our own objects live."""
+    """An `Api` over HTTP. `server` is its URL, `namespace` the namespace of nodewise's own objects."""
 
     def __init__(
         self,
         http: httpx2.AsyncClient,
-        account: Account,
+        connection_info: ConnectionInfo,
         bucket: TokenBucket,
         clock: Clock,
-        meters: MetricsRegistry,
-        heard: Callable[[], None] = lambda: None,
+        metrics_registry: MetricsRegistry,
+        on_response: Callable[[], None] = lambda: None,
     ) -> None:
         self._http = http
-        self._account = account
+        self._connection_info = connection_info
         self._bucket = bucket
         self._clock = clock
-        self._meters = meters
-        self._heard = heard
-        self.server = account.server
-        self.namespace = account.namespace
+        self._metrics_registry = metrics_registry
+        self._on_response = on_response
+        self.server = connection_info.server
+        self.namespace = connection_info.namespace
 
     async def get(self, path: str, params: Params = NONE, *, timeout_s: float = DEADLINE_S) -> bytes:
         request = self._request("GET", path, params)
@@ -109,30 +109,40 @@ class HttpApi:
     ) -> AsyncGenerator[bytes, None]:
         request = self._request("GET", path, {**params, "watch": "1"})
         request.extensions["timeout"] = {"connect": DEADLINE_S, "read": idle_s, "write": DEADLINE_S}
-        cutter = Cutter()
+        splitter = LineSplitter()
         with self._translated("watch", request):
             response = await self._http.send(request, stream=True)
             try:
                 await self._checked("watch", request, response)
                 async for piece in response.aiter_bytes():
-                    for line in cutter.feed(piece):
+                    for line in splitter.feed(piece):
                         yield line
                     if connection_renewal.is_retired(response):
-                        return  # as if the server had ended it; who watches goes on from the last line
-                if rest := cutter.rest():
+                        return  # as if the server had ended the watch; the caller continues from the last event
+                if rest := splitter.rest():
                     yield rest
             finally:
                 await response.aclose()
 
-    def with_rate_limit(self, qps: float, burst: int, heard: Callable[[], None] = lambda: None) -> "HttpApi":
-        """The same server and connections with a limit on writes of its own, for what must not queue up.
+    def with_rate_limit(
+        self, qps: float, burst: int, on_response: Callable[[], None] = lambda: None
+    ) -> "HttpApi":
+        """A client with the same connections and its own rate limit, for writes that must not wait for others.
 
-        `heard` is told of each answer, be it a refusal, but not of one that says that the server cannot answer.
+        `on_response` is called after each response, including refusals, except those that mean that the server is
+        unavailable.
         """
-        return HttpApi(self._http, self._account, TokenBucket(qps, burst), self._clock, self._meters, heard)
+        return HttpApi(
+            self._http,
+            self._connection_info,
+            TokenBucket(qps, burst),
+            self._clock,
+            self._metrics_registry,
+            on_response,
+        )
 
     async def close(self) -> None:
-        """End all connections; watches under way end with them."""
+        """Close all connections; open watches end."""
         await self._http.aclose()
 
     def _request(
@@ -150,17 +160,17 @@ class HttpApi:
                 params=dict(params) or None,
                 content=content or None,
                 headers=headers,
-                extensions=dict(self._account.extensions),
+                extensions=dict(self._connection_info.extensions),
             )
         except httpx2.InvalidURL as error:
             problem = Problem("path", str(error), "one that a URL can hold")
             raise BadInput(f"{method} {self.server}{path[:200]}", [problem]) from error
 
     async def _write(self, verb: str, request: httpx2.Request, timeout_s: float) -> bytes:
-        """Sent when our own limit allows it; no later than the deadline does."""
+        """Send a write when the client-side rate limit allows it. `Unavailable` if that exceeds the timeout."""
         wait_s = self._bucket.take(self._clock.monotonic(), timeout_s)
         if wait_s is None:
-            self._meters.count("kube_requests_total", verb=verb, outcome="held_back")
+            self._metrics_registry.count("kube_requests_total", verb=verb, outcome="held_back")
             seen = f"our own limit would hold it back for more than {timeout_s:g} s"
             problem = Problem("", seen, "")
             raise Unavailable(
@@ -193,17 +203,17 @@ class HttpApi:
 
     async def _checked(self, verb: str, request: httpx2.Request, response: httpx2.Response) -> None:
         """Raise the error of an answer that is no success, or not to be unpacked."""
-        if problem := packed(response):
+        if problem := encoding_problem(response):
             raise Unavailable(str(_call(verb, request)), [problem])
         if response.status_code < _CANNOT and response.status_code != httpx2.codes.TOO_MANY_REQUESTS:
-            self._heard()
+            self._on_response()
         if response.is_success:
             return
         status = error_responses.status_of(await _whole(response))
         retry_after = response.headers.get("retry-after", "")
         call = _call(verb, request)
-        hint = self._account.hint() if response.status_code == httpx2.codes.UNAUTHORIZED else ""
-        raise error_responses.error(call, response.status_code, status, retry_after, hint)
+        hint = self._connection_info.hint() if response.status_code == httpx2.codes.UNAUTHORIZED else ""
+        raise error_responses.error_from_status(call, response.status_code, status, retry_after, hint)
 
     @contextmanager
     def _translated(self, verb: str, request: httpx2.Request) -> Iterator[None]:
@@ -215,32 +225,32 @@ class HttpApi:
             outcome = type(error).__name__.lower()
             raise
         except tuple(TRANSLATED) as error:
-            ours = translated(error, _call(verb, request), self.server)
+            ours = translate_error(error, _call(verb, request), self.server)
             outcome = type(ours).__name__.lower()
             raise ours from error
         finally:
-            self._meters.count("kube_requests_total", verb=verb, outcome=outcome)
+            self._metrics_registry.count("kube_requests_total", verb=verb, outcome=outcome)
 
 
-def kind_of(error: type[Exception]) -> type[NodewiseError] | None:
+def error_kind(error: type[Exception]) -> type[NodewiseError] | None:
     """The row of the table for this exception or the nearest of its parents; None for a stranger."""
     return next((TRANSLATED[parent] for parent in error.__mro__ if parent in TRANSLATED), None)
 
 
-def translated(error: Exception, call: Call, server: str) -> NodewiseError:
+def translate_error(error: Exception, call: ApiCall, server: str) -> NodewiseError:
     """A library's exception as ours, with the server's URL, as a wrong one is the commonest cause."""
-    kind = kind_of(type(error)) or Unavailable
+    kind = error_kind(type(error)) or Unavailable
     seen = str(error) or type(error).__name__
     remedy = f"is the API server at {server} up, and is this its address?"
     return kind(str(call), [Problem("", seen, "")], remedy=remedy)
 
 
-def _call(verb: str, request: httpx2.Request) -> Call:
+def _call(verb: str, request: httpx2.Request) -> ApiCall:
     """For messages: without the query, whose tokens and times would make each failure look like a new one."""
-    return Call(verb, str(request.url.copy_with(query=None)))
+    return ApiCall(verb, str(request.url.copy_with(query=None)))
 
 
-def packed(response: httpx2.Response) -> Problem | None:
+def encoding_problem(response: httpx2.Response) -> Problem | None:
     """What is wrong with an answer that would have to be unpacked, though we said that we take none.
 
     To unpack it would be one long step, and nobody knows how large it gets.

@@ -20,7 +20,7 @@ _FILES: Final = {
 _REMEDY: Final = "give a kubeconfig with --kubeconfig, or set KUBECONFIG"
 
 
-class Chosen(NamedTuple):
+class KubeconfigContext(NamedTuple):
     """One context with its parts, as the file has them; `source` names the files, for messages."""
 
     source: str
@@ -30,15 +30,17 @@ class Chosen(NamedTuple):
     user: Mapping[str, Any]
 
 
-def find(kubeconfig: str, context: str, environ: Mapping[str, str], account: Path = ACCOUNT) -> Chosen:
+def select_context(
+    kubeconfig: str, context: str, environ: Mapping[str, str], account: Path = ACCOUNT
+) -> KubeconfigContext:
     """A file that is named, else the service account of a pod, else the file that kubectl would take."""
     inside_pod = environ.get("KUBERNETES_SERVICE_HOST") and (account / "token").is_file()
     if inside_pod and not kubeconfig:
-        return inside(environ, account)
-    return choose(kubeconfig, context, environ)
+        return in_cluster_context(environ, account)
+    return load_context(kubeconfig, context, environ)
 
 
-def inside(environ: Mapping[str, str], account: Path) -> Chosen:
+def in_cluster_context(environ: Mapping[str, str], account: Path) -> KubeconfigContext:
     """The configuration of a pod: its service account, and the API server that the kubelet names."""
     host, port = environ["KUBERNETES_SERVICE_HOST"], environ.get("KUBERNETES_SERVICE_PORT", "443")
     server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
@@ -46,10 +48,10 @@ def inside(environ: Mapping[str, str], account: Path) -> Chosen:
     namespace = space.read_text().strip() if space.is_file() else ""
     cluster = {"server": server, "certificate-authority": str(account / "ca.crt")}
     user = {"tokenFile": str(account / "token")}
-    return Chosen("the service account", "in-cluster", {"namespace": namespace}, cluster, user)
+    return KubeconfigContext("the service account", "in-cluster", {"namespace": namespace}, cluster, user)
 
 
-def choose(kubeconfig: str, context: str, environ: Mapping[str, str]) -> Chosen:
+def load_context(kubeconfig: str, context: str, environ: Mapping[str, str]) -> KubeconfigContext:
     """The context to use; an empty name is the current-context. `BadSettings` names all that is wrong."""
     paths = _paths(kubeconfig, environ)
     source = os.pathsep.join(map(str, paths))
@@ -68,7 +70,7 @@ def choose(kubeconfig: str, context: str, environ: Mapping[str, str]) -> Chosen:
         raise BadSettings(
             what, [Problem(f"cluster {chosen['cluster']}: server", "not set", "https://host:port")]
         )
-    return Chosen(source, name, chosen, cluster, user)
+    return KubeconfigContext(source, name, chosen, cluster, user)
 
 
 def _paths(kubeconfig: str, environ: Mapping[str, str]) -> list[Path]:

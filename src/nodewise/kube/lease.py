@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 
-class Timings(NamedTuple):
+class LeaseTimings(NamedTuple):
     """client-go's defaults, which kube-scheduler has too."""
 
     duration_s: float = 15.0
@@ -35,10 +35,10 @@ class LeaseLock(NamedTuple):
     namespace: str
     name: str
     identity: str
-    timings: Timings = Timings()
+    timings: LeaseTimings = LeaseTimings()
 
 
-class Spec(msgspec.Struct, frozen=True, rename="camel"):
+class LeaseSpec(msgspec.Struct, frozen=True, rename="camel"):
     """The fields of `LeaseSpec` that the election reads; the server may omit or null each of them."""
 
     holder_identity: str | None = None
@@ -48,19 +48,19 @@ class Spec(msgspec.Struct, frozen=True, rename="camel"):
     lease_transitions: int | None = None
 
 
-class Seen(NamedTuple):
+class ObservedLease(NamedTuple):
     """The content of a Lease, and the time on this process's clock at which it was first seen."""
 
-    spec: Spec
+    spec: LeaseSpec
     at_s: float
 
 
-def observe(before: Seen | None, spec: Spec, now_s: float) -> Seen:
+def observe(before: ObservedLease | None, spec: LeaseSpec, now_s: float) -> ObservedLease:
     """Content that has not changed keeps the time at which it was first seen."""
-    return before if before is not None and before.spec == spec else Seen(spec, now_s)
+    return before if before is not None and before.spec == spec else ObservedLease(spec, now_s)
 
 
-def wait_s(seen: Seen | None, lock: LeaseLock, now_s: float) -> float:
+def wait_s(seen: ObservedLease | None, lock: LeaseLock, now_s: float) -> float:
     """Seconds until the Lease may be taken; 0 if it may be taken, or is ours. None for `seen`: there is no Lease."""
     if seen is None or not seen.spec.holder_identity or seen.spec.holder_identity == lock.identity:
         return 0.0
@@ -68,13 +68,13 @@ def wait_s(seen: Seen | None, lock: LeaseLock, now_s: float) -> float:
     return max(0.0, seen.at_s + duration_s - now_s)
 
 
-def claim(seen: Seen | None, lock: LeaseLock, wall_s: float) -> Spec:
+def acquire_or_renew(seen: ObservedLease | None, lock: LeaseLock, wall_s: float) -> LeaseSpec:
     """The Lease with our identity: renewed if it is ours, else taken, which adds a transition."""
-    now = _micro(wall_s)
-    spec = seen.spec if seen else Spec()
+    now = _micro_time(wall_s)
+    spec = seen.spec if seen else LeaseSpec()
     ours = spec.holder_identity == lock.identity
     transitions = spec.lease_transitions or 0
-    return Spec(
+    return LeaseSpec(
         holder_identity=lock.identity,
         lease_duration_seconds=math.ceil(lock.timings.duration_s),
         acquire_time=(spec.acquire_time or now) if ours else now,
@@ -83,13 +83,13 @@ def claim(seen: Seen | None, lock: LeaseLock, wall_s: float) -> Spec:
     )
 
 
-def release(seen: Seen, wall_s: float) -> Spec:
+def release(seen: ObservedLease, wall_s: float) -> LeaseSpec:
     """The Lease without a holder, so that another replica need not wait."""
-    now = _micro(wall_s)
+    now = _micro_time(wall_s)
     transitions = seen.spec.lease_transitions
-    return Spec("", 1, acquire_time=now, renew_time=now, lease_transitions=transitions)
+    return LeaseSpec("", 1, acquire_time=now, renew_time=now, lease_transitions=transitions)
 
 
-def _micro(wall_s: float) -> str:
+def _micro_time(wall_s: float) -> str:
     """The wire form of MicroTime."""
     return datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

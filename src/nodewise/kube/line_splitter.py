@@ -8,7 +8,7 @@ LONGEST_BYTES = 64 << 20
 """No object is longer: etcd takes 1.5 MiB by default. Keeps a broken server from filling our memory."""
 
 
-class Cutter:
+class LineSplitter:
     """Bytes in, whole lines out. Nothing is scanned twice."""
 
     def __init__(self, longest_bytes: int = LONGEST_BYTES) -> None:

@@ -7,39 +7,42 @@ from nodewise import cooperative_scheduling
 from nodewise.kube import list_watch
 from nodewise.kube.api import Api, Expired
 from nodewise.kube.decoder import ObjectDecoder
-from nodewise.kube.list_watch import Listing, State
-from nodewise.kube.reflector import PAGE_S, Target
-from nodewise.kube.store import Named, Store
+from nodewise.kube.list_watch import ListState, ListWatchState
+from nodewise.kube.reflector import PAGE_S, ReflectorTarget
+from nodewise.kube.store import KubernetesObject, Store
 from nodewise.observe.metrics_registry import MetricsRegistry
 
-T = TypeVar("T", bound=Named)
+T = TypeVar("T", bound=KubernetesObject)
 
 _AGAIN = 3
 """A list whose pages went stale under way is begun anew, so often."""
 
 
-async def read(
-    api: Api, target: Target[T], meters: MetricsRegistry, report_count: Callable[[int], None]
+async def list_objects(
+    api: Api,
+    target: ReflectorTarget[T],
+    metrics_registry: MetricsRegistry,
+    report_count: Callable[[int], None],
 ) -> Store[T]:
     """The objects as a reflector would hold them: one that cannot be decoded counts as absent, and is logged.
 
     `told` gets the count so far after each page. Errors are those of `Api.get`.
     """
-    decoder = ObjectDecoder(target.resource.kind, target.type, meters, target.keep)
+    decoder = ObjectDecoder(target.resource.kind, target.type, metrics_registry, target.keep)
     path = target.resource.path(target.namespace)
-    state: State = Listing()
+    state: ListWatchState = ListState()
     limit, count, expired = list_watch.FIRST_LIMIT, 0, 0
-    while isinstance(state, Listing):
-        params = {**target.selectors, **list_watch.request(state, limit, float)}
+    while isinstance(state, ListState):
+        params = {**target.selectors, **list_watch.request_parameters(state, limit, float)}
         try:
             body = await api.get(path, params, timeout_s=PAGE_S)
         except Expired as error:
             expired += 1
             if expired == _AGAIN:
                 raise
-            state = list_watch.failed(state, error)
+            state = list_watch.state_after_error(state, error)
             continue
-        state, page = list_watch.page(state, body)
+        state, page = list_watch.parse_page(state, body)
         limit = list_watch.next_limit(limit, len(page.items), len(body))
         if page.is_first:
             decoder.restart()

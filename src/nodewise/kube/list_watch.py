@@ -18,7 +18,7 @@ import msgspec
 from nodewise.errors import UNREADABLE, Problem, Unavailable
 from nodewise.kube import error_responses
 from nodewise.kube.api import Expired
-from nodewise.kube.error_responses import Call
+from nodewise.kube.error_responses import ApiCall
 from nodewise.kube.store import Key
 
 FIRST_LIMIT: Final = 100
@@ -31,20 +31,20 @@ SHORTEST_WATCH_S: Final = 300
 """A watch is asked to last from this to twice this, by chance, so that replicas do not come back in step."""
 
 
-class Listing(NamedTuple):
+class ListState(NamedTuple):
     """The next thing to ask for is a page of the list; an empty `token` is the first page."""
 
     token: str = ""
     reason: Literal["start", "expired", "older", "doubt"] = "start"
 
 
-class Watching(NamedTuple):
+class WatchState(NamedTuple):
     """The next thing to ask for is what happened after `version`."""
 
     version: str
 
 
-class Checking(NamedTuple):
+class VersionCheckState(NamedTuple):
     """After a failure the next thing to ask for is the server's version, before we go on after `version`.
 
     One whose etcd was put back from a backup has an older version than we have seen, and tells a watch nothing until
@@ -54,10 +54,10 @@ class Checking(NamedTuple):
     version: str
 
 
-State = Listing | Watching | Checking
+ListWatchState = ListState | WatchState | VersionCheckState
 
 
-class Page(NamedTuple):
+class ListPage(NamedTuple):
     """Some objects of the list, as JSON."""
 
     items: list[msgspec.Raw]
@@ -65,7 +65,7 @@ class Page(NamedTuple):
     is_last: bool
 
 
-class Frame(NamedTuple):
+class WatchEvent(NamedTuple):
     """What a line of a watch says: an object that is there now, one that went, or a sign of life."""
 
     kind: Literal["put", "gone", "bookmark"]
@@ -80,30 +80,30 @@ class _ListMeta(msgspec.Struct, frozen=True, rename={"token": "continue"}):
     token: str = ""
 
 
-class _List(msgspec.Struct, frozen=True):
+class _ListResponse(msgspec.Struct, frozen=True):
     metadata: _ListMeta = _ListMeta()
     items: list[msgspec.Raw] | None = None
 
 
-class _Meta(msgspec.Struct, frozen=True):
+class _ObjectMeta(msgspec.Struct, frozen=True):
     name: str = ""
     namespace: str = ""
     resource_version: str = msgspec.field(default="", name="resourceVersion")
 
 
-class _Head(msgspec.Struct, frozen=True):
-    metadata: _Meta = _Meta()
+class _ObjectHeader(msgspec.Struct, frozen=True):
+    metadata: _ObjectMeta = _ObjectMeta()
 
 
-class _Line(msgspec.Struct, frozen=True):
+class _WatchLine(msgspec.Struct, frozen=True):
     type: str
     object: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-_LIST: Final = msgspec.json.Decoder(_List)
-_HEAD: Final = msgspec.json.Decoder(_Head)
-_LINE: Final = msgspec.json.Decoder(_Line)
-_STATUS: Final = msgspec.json.Decoder(error_responses.Status)
+_LIST: Final = msgspec.json.Decoder(_ListResponse)
+_HEAD: Final = msgspec.json.Decoder(_ObjectHeader)
+_LINE: Final = msgspec.json.Decoder(_WatchLine)
+_STATUS: Final = msgspec.json.Decoder(error_responses.ErrorStatus)
 _KINDS: Final[Mapping[str, Literal["put", "gone", "bookmark"]]] = {
     "ADDED": "put",
     "MODIFIED": "put",
@@ -112,11 +112,11 @@ _KINDS: Final[Mapping[str, Literal["put", "gone", "bookmark"]]] = {
 }
 
 
-def request(state: State, limit: int, random: Callable[[], float]) -> dict[str, str]:
+def request_parameters(state: ListWatchState, limit: int, random: Callable[[], float]) -> dict[str, str]:
     """The parameters of the next request."""
-    if isinstance(state, Listing):
+    if isinstance(state, ListState):
         return {"limit": str(limit)} | ({"continue": state.token} if state.token else {})
-    if isinstance(state, Checking):
+    if isinstance(state, VersionCheckState):
         return {"limit": "1"}
     seconds = SHORTEST_WATCH_S + int(SHORTEST_WATCH_S * random())
     return {
@@ -126,18 +126,18 @@ def request(state: State, limit: int, random: Callable[[], float]) -> dict[str, 
     }
 
 
-def page(state: Listing, body: bytes) -> tuple[State, Page]:
+def parse_page(state: ListState, body: bytes) -> tuple[ListWatchState, ListPage]:
     """One page of the list. `Unavailable` if it is none."""
     try:
-        page = _LIST.decode(body)
+        response = _LIST.decode(body)
     except UNREADABLE as error:
         raise Unavailable("list", [Problem("", str(error), "a list of objects")]) from error
-    token = page.metadata.token
-    after = state._replace(token=token) if token else Watching(page.metadata.resource_version)
-    return after, Page(page.items or [], is_first=not state.token, is_last=not token)
+    token = response.metadata.token
+    after = state._replace(token=token) if token else WatchState(response.metadata.resource_version)
+    return after, ListPage(response.items or [], is_first=not state.token, is_last=not token)
 
 
-def checked(state: Checking, body: bytes) -> State:
+def parse_version_check(state: VersionCheckState, body: bytes) -> ListWatchState:
     """Where to go on, given a page of a list. `Unavailable` if it is none.
 
     Versions of a kind are whole numbers that grow (KEP-5504); a server whose versions are not is believed.
@@ -148,30 +148,32 @@ def checked(state: Checking, body: bytes) -> State:
         raise Unavailable("list", [Problem("", str(error), "a list of objects")]) from error
     are_numbers = resource_version.isdecimal() and state.version.isdecimal()
     if are_numbers and int(resource_version) < int(state.version):
-        return Listing(reason="older")
-    return Watching(state.version)
+        return ListState(reason="older")
+    return WatchState(state.version)
 
 
-def line(state: Watching, data: bytes) -> tuple[State, Frame]:
+def parse_watch_line(state: WatchState, data: bytes) -> tuple[ListWatchState, WatchEvent]:
     """One line of the watch. Raises what the server reports in it; `Unavailable` if the line is no event."""
     try:
         event = _LINE.decode(data)
         kind = _KINDS.get(event.type)
         if kind is None:
             status = _STATUS.decode(event.object)
-            raise error_responses.error(Call("watch", f"event {event.type}"), status.code, status)
+            raise error_responses.error_from_status(
+                ApiCall("watch", f"event {event.type}"), status.code, status
+            )
         meta = _HEAD.decode(event.object).metadata
     except UNREADABLE as error:
         raise Unavailable("watch", [Problem("", str(error), "a watch event")]) from error
-    frame = Frame(kind, (meta.namespace, meta.name), event.object, meta.resource_version)
-    return Watching(meta.resource_version or state.version), frame
+    frame = WatchEvent(kind, (meta.namespace, meta.name), event.object, meta.resource_version)
+    return WatchState(meta.resource_version or state.version), frame
 
 
-def failed(state: State, error: Exception) -> State:
+def state_after_error(state: ListWatchState, error: Exception) -> ListWatchState:
     """Where to go on after a failure: where we were if the server is still there, else from the beginning."""
     if isinstance(error, Expired):
-        return Listing(reason="expired")
-    return Checking(state.version) if isinstance(state, Watching) else state
+        return ListState(reason="expired")
+    return VersionCheckState(state.version) if isinstance(state, WatchState) else state
 
 
 def key_of(data: msgspec.Raw) -> Key:

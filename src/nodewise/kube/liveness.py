@@ -18,9 +18,9 @@ _CHECK_S: Final = 1.0
 class ApiServerLiveness:
     """Run it as a task, and call `record_response` after each response."""
 
-    def __init__(self, clock: Clock, meters: MetricsRegistry) -> None:
+    def __init__(self, clock: Clock, metrics_registry: MetricsRegistry) -> None:
         self._clock = clock
-        self._meters = meters
+        self._metrics_registry = metrics_registry
         self._responded_s = self._checked_s = clock.monotonic()
         self._away_since_s = self._responded_s
         self._is_away = False
@@ -48,5 +48,5 @@ class ApiServerLiveness:
             logs.emit("kube_silent", silent_s=round(silent_s))
         self._is_away = silent_s >= SILENT_S
         self._checked_s = now_s
-        self._meters.set("kube_connected", float(not self._is_away))
-        self._meters.set("kube_silent_seconds", silent_s)
+        self._metrics_registry.set("kube_connected", float(not self._is_away))
+        self._metrics_registry.set("kube_silent_seconds", silent_s)

@@ -13,9 +13,9 @@ import msgspec
 from nodewise.errors import BadInput, NodewiseError, Problem, shown
 from nodewise.kube import documents
 from nodewise.kube.resources import Resource
-from nodewise.kube.store import Key, Named
+from nodewise.kube.store import Key, KubernetesObject
 
-T = TypeVar("T", bound=Named)
+T = TypeVar("T", bound=KubernetesObject)
 
 Kind = tuple[str, str]
 """API group, without the version, and kind: `("", "Node")`, `("telemetry.intel.com", "TASPolicy")`."""
@@ -24,29 +24,29 @@ SUFFIXES: Final = (".yaml", ".yml", ".json")
 DEFAULT_NAMESPACE: Final = "default"
 
 
-class Entry(NamedTuple):
+class FileObject(NamedTuple):
     """An object as JSON, and where it stands: `nodes.yaml, document 2, items[3]`."""
 
     where: str
     data: bytes
 
 
-class _Head(msgspec.Struct, frozen=True, rename={"api_version": "apiVersion"}):
+class _TypeMeta(msgspec.Struct, frozen=True, rename={"api_version": "apiVersion"}):
     api_version: str = ""
     kind: str = ""
     items: list[msgspec.Raw] | None = None
 
 
-class Objects:
+class FileObjects:
     """What was read, by kind, in the order in which it was read."""
 
-    def __init__(self, entries: Mapping[Kind, list[Entry]]) -> None:
+    def __init__(self, entries: Mapping[Kind, list[FileObject]]) -> None:
         self._entries = entries
 
     def kinds(self) -> list[Kind]:
         return list(self._entries)
 
-    def entries(self, group: str, kind: str) -> list[Entry]:
+    def entries(self, group: str, kind: str) -> list[FileObject]:
         """All objects of a kind, undecoded; none is the empty list."""
         return list(self._entries.get((group, kind), ()))
 
@@ -73,12 +73,12 @@ class Objects:
         return list(objects.values())
 
 
-def read(paths: Iterable[str | Path], stdin: BinaryIO | None = None) -> Objects:
+def read(paths: Iterable[str | Path], stdin: BinaryIO | None = None) -> FileObjects:
     """Everything in these files and folders (their *.yaml, *.yml and *.json) and, for `-`, standard input.
 
     `BadInput` names each file and document that cannot be read, all together.
     """
-    entries: dict[Kind, list[Entry]] = {}
+    entries: dict[Kind, list[FileObject]] = {}
     problems: list[Problem] = []
     for source, text in _texts(paths, stdin, problems):
         try:
@@ -91,7 +91,7 @@ def read(paths: Iterable[str | Path], stdin: BinaryIO | None = None) -> Objects:
             ]
     if problems:
         raise BadInput("objects from files", problems)
-    return Objects(entries)
+    return FileObjects(entries)
 
 
 def _texts(
@@ -117,15 +117,15 @@ def _files(path: Path, problems: list[Problem]) -> list[Path]:
     return files
 
 
-def _objects(text: bytes, source: str) -> Iterator[tuple[Kind, Entry]]:
-    for number, data in documents.documents(text, source):
-        yield from _unrolled(Entry(f"document {number}", data), _Head(), source)
+def _objects(text: bytes, source: str) -> Iterator[tuple[Kind, FileObject]]:
+    for number, data in documents.split_documents(text, source):
+        yield from _unrolled(FileObject(f"document {number}", data), _TypeMeta(), source)
 
 
-def _unrolled(entry: Entry, around: _Head, source: str) -> Iterator[tuple[Kind, Entry]]:
+def _unrolled(entry: FileObject, around: _TypeMeta, source: str) -> Iterator[tuple[Kind, FileObject]]:
     """The object, or the objects of a list. Items of a `NodeList` may leave out that they are Nodes."""
     try:
-        head = msgspec.json.decode(entry.data, type=_Head)
+        head = msgspec.json.decode(entry.data, type=_TypeMeta)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise BadInput(source, [_problem(entry.where, error)]) from error
     api_version = head.api_version or around.api_version
@@ -136,10 +136,10 @@ def _unrolled(entry: Entry, around: _Head, source: str) -> Iterator[tuple[Kind, 
     if kind.endswith("List") and head.items is not None:
         whole = msgspec.structs.replace(head, api_version=api_version, kind=kind)
         for position, item in enumerate(head.items):
-            yield from _unrolled(Entry(f"{entry.where}, items[{position}]", bytes(item)), whole, source)
+            yield from _unrolled(FileObject(f"{entry.where}, items[{position}]", bytes(item)), whole, source)
         return
     group = api_version.rpartition("/")[0]
-    yield (group, kind), Entry(f"{source}, {entry.where}", entry.data)
+    yield (group, kind), FileObject(f"{source}, {entry.where}", entry.data)
 
 
 def _placed(item: T, resource: Resource) -> T:

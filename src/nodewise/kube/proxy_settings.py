@@ -9,7 +9,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from urllib.parse import urlsplit
 
 
-def of(server: str, environ: Mapping[str, str]) -> str:
+def proxy_url(server: str, environ: Mapping[str, str]) -> str:
     """The proxy's URL for this server; empty: asked directly."""
     url = urlsplit(server)
     host = url.hostname or ""

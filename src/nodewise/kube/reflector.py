@@ -11,14 +11,14 @@ from nodewise.errors import NodewiseError, Problem, Unavailable
 from nodewise.kube import list_watch
 from nodewise.kube.api import Api, Expired
 from nodewise.kube.decoder import ObjectDecoder
-from nodewise.kube.list_watch import Checking, Listing, State, Watching
+from nodewise.kube.list_watch import ListState, ListWatchState, VersionCheckState, WatchState
 from nodewise.kube.rate_limit import Backoff
 from nodewise.kube.resources import Resource
-from nodewise.kube.store import Named, Store
+from nodewise.kube.store import KubernetesObject, Store
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 
-T = TypeVar("T", bound=Named)
+T = TypeVar("T", bound=KubernetesObject)
 
 PAGE_S: Final = 60.0
 """Deadline of a page. A cold API server under load is slow, and a retry would make it slower."""
@@ -34,7 +34,7 @@ _AT_ONCE_S: Final = 1.0
 """A watch that ends this soon without an event counts as refused (client-go: VeryShortWatchError)."""
 
 
-class Target(NamedTuple, Generic[T]):
+class ReflectorTarget(NamedTuple, Generic[T]):
     """What to reflect: a kind, the slim type, the namespace (empty: all) and the selectors."""
 
     resource: Resource
@@ -52,30 +52,30 @@ class Reflector(Generic[T]):
     def __init__(
         self,
         api: Api,
-        target: Target[T],
+        target: ReflectorTarget[T],
         clock: Clock,
-        meters: MetricsRegistry,
+        metrics_registry: MetricsRegistry,
         random: Callable[[], float],
         backoff: Backoff = BACKOFF,
     ) -> None:
         self._api = api
         self._target = target
         self._clock = clock
-        self._meters = meters
+        self._metrics_registry = metrics_registry
         self._random = random
         self._backoff = backoff
         self._kind = target.resource.kind
         self._path = target.resource.path(target.namespace)
-        self._decoder = ObjectDecoder(self._kind, target.type, meters, target.keep)
-        self._state: State = Listing()
+        self._decoder = ObjectDecoder(self._kind, target.type, metrics_registry, target.keep)
+        self._state: ListWatchState = ListState()
         self._limit = list_watch.FIRST_LIMIT
         self._failures = 0
         self._failed_by: type[NodewiseError] | None = None
         self._failed_at_s = float("-inf")
         self._last_response_s = float("-inf")
-        self._trouble = ""
+        self._problem = ""
         self._synced = asyncio.Event()
-        self._wants_relist = False
+        self._relist_requested = False
         self._pace = cooperative_scheduling.Pacer()
 
     @property
@@ -89,7 +89,7 @@ class Reflector(Generic[T]):
     @property
     def trouble(self) -> str:
         """Why the store is not in sync; empty while it is."""
-        return self._trouble
+        return self._problem
 
     def apply_response(self, response: bytes) -> T | None:
         """Apply the server's response to a write of ours; the object that the store has then, or None."""
@@ -97,7 +97,7 @@ class Reflector(Generic[T]):
 
     def relist(self) -> None:
         """List again at the next response of the server, for a resync. A quiet watch has a bookmark every minute."""
-        self._wants_relist = True
+        self._relist_requested = True
 
     def age_s(self) -> float:
         """Seconds since the last response; infinite before the first. A quiet watch has a bookmark every minute."""
@@ -113,42 +113,42 @@ class Reflector(Generic[T]):
             try:
                 await self._advance(self._state)
             except NodewiseError as error:
-                self._state = list_watch.failed(self._state, error)
+                self._state = list_watch.state_after_error(self._state, error)
                 await self._wait(error)
 
-    async def _advance(self, state: State) -> None:
+    async def _advance(self, state: ListWatchState) -> None:
         """One request: a page, a check of the version, or a watch until it ends."""
-        if self._wants_relist:
-            self._wants_relist = False
-            state = self._state = Listing(reason="doubt")
-        parameters = list_watch.request(state, self._limit, self._random)
-        if isinstance(state, Listing):
+        if self._relist_requested:
+            self._relist_requested = False
+            state = self._state = ListState(reason="doubt")
+        parameters = list_watch.request_parameters(state, self._limit, self._random)
+        if isinstance(state, ListState):
             await self._list(state, {**self._target.selectors, **parameters})
-        elif isinstance(state, Checking):
+        elif isinstance(state, VersionCheckState):
             await self._check(state, parameters)
         else:
             await self._watch({**self._target.selectors, **parameters})
 
-    async def _check(self, state: Checking, params: Mapping[str, str]) -> None:
+    async def _check(self, state: VersionCheckState, params: Mapping[str, str]) -> None:
         body = await self._api.get(self._path, params)
         self._record_response()
-        self._state = list_watch.checked(state, body)
+        self._state = list_watch.parse_version_check(state, body)
 
-    async def _list(self, state: Listing, params: Mapping[str, str]) -> None:
+    async def _list(self, state: ListState, params: Mapping[str, str]) -> None:
         body = await self._api.get(self._path, params, timeout_s=PAGE_S)
         self._record_response()
         # to find a page's objects and to decode them are half a millisecond each; together it would be too long
         await asyncio.sleep(0)
-        after, page = list_watch.page(state, body)
+        after, page = list_watch.parse_page(state, body)
         self._limit = list_watch.next_limit(self._limit, len(page.items), len(body))
         if page.is_first:
-            self._meters.count("kube_lists_total", kind=self._kind, reason=state.reason)
+            self._metrics_registry.count("kube_lists_total", kind=self._kind, reason=state.reason)
             self._decoder.restart()
         await asyncio.sleep(0)
         async for item in cooperative_scheduling.iterate(page.items):
             self._decoder.add(item)
         self._state = after
-        if isinstance(after, Watching):
+        if isinstance(after, WatchState):
             self._decoder.finish(after.version)
             self._synced.set()
 
@@ -160,24 +160,24 @@ class Reflector(Generic[T]):
                 is_empty = False
                 await self._pace.pause()
                 self._record_response()
-                self._step(line)
-                if self._wants_relist:
+                self._apply_line(line)
+                if self._relist_requested:
                     break
         if is_empty and self._clock.monotonic() - began_s < _AT_ONCE_S:
             raise Unavailable(f"watch {self._path}", [Problem("", "it ended at once", "")])
         self._record_response()
 
-    def _step(self, line: bytes) -> None:
-        if isinstance(self._state, Watching):
-            self._state, frame = list_watch.line(self._state, line)
+    def _apply_line(self, line: bytes) -> None:
+        if isinstance(self._state, WatchState):
+            self._state, frame = list_watch.parse_watch_line(self._state, line)
             self._decoder.apply(frame)
 
     def _record_response(self) -> None:
         """Record a response of the server."""
         self._last_response_s = self._clock.monotonic()
-        self._meters.set("kube_contact_timestamp_seconds", self._clock.now(), kind=self._kind)
-        if self._trouble:
-            self._trouble = ""
+        self._metrics_registry.set("kube_contact_timestamp_seconds", self._clock.now(), kind=self._kind)
+        if self._problem:
+            self._problem = ""
             logs.emit("kube_back", kind=self._kind)
 
     async def _wait(self, error: NodewiseError) -> None:
@@ -192,8 +192,8 @@ class Reflector(Generic[T]):
         retry_after_s = error.retry_after_s if isinstance(error, Unavailable) else 0.0
         delay_s = self._backoff.delay_s(self._failures, self._random, retry_after_s)
         delay_s = max(delay_s, min(retry_after_s, MOST_RETRY_AFTER_S))
-        if str(error) != self._trouble and not isinstance(error, Expired):
-            self._trouble = str(error)
-            logs.emit("kube_lost", kind=self._kind, error=self._trouble, again_in_s=round(delay_s, 1))
+        if str(error) != self._problem and not isinstance(error, Expired):
+            self._problem = str(error)
+            logs.emit("kube_lost", kind=self._kind, error=self._problem, again_in_s=round(delay_s, 1))
         await self._clock.sleep(delay_s)
         self._failed_at_s = self._clock.monotonic()

@@ -1,6 +1,6 @@
 """The kinds of objects, and the URL paths and selectors under which the API server serves them.
 
-All paths of API calls are made here, and `escaped` checks each of their segments.
+All paths of API calls are made here, and `escape_path` checks each of their segments.
 """
 
 import re
@@ -13,7 +13,7 @@ _SELECTABLE: Final = re.compile(r"[A-Za-z0-9._:-]*", re.ASCII)
 """Characters of names and label values; none of them has a meaning in a selector."""
 
 
-def escaped(*segments: str) -> str:
+def escape_path(*segments: str) -> str:
     """The path of these segments, percent-encoded: `/a/b%3Fc`. BadInput for a segment that could name another path.
 
     Percent-encoding does not protect these: clients and servers remove `.` and `..` also where they are encoded (RFC
@@ -55,7 +55,7 @@ class Resource(NamedTuple):
     def path(self, namespace: str = "", name: str | None = None, subresource: str = "") -> str:
         """The path of the object. Without a name that of the collection, of all namespaces if `namespace` is empty.
 
-        BadInput for a part that `escaped` rejects: an empty name never means the collection.
+        BadInput for a part that `escape_path` rejects: an empty name never means the collection.
         """
         root = ("apis", self.group, self.version) if self.group else ("api", self.version)
         if not self.namespaced or (not namespace and name is None):
@@ -63,7 +63,7 @@ class Resource(NamedTuple):
         else:
             inside = ("namespaces", namespace)
         single = () if name is None else (name, *filter(None, [subresource]))
-        return escaped(*root, *inside, self.plural, *single)
+        return escape_path(*root, *inside, self.plural, *single)
 
 
 NAMESPACES: Final = Resource("", "v1", "namespaces", "Namespace", namespaced=False)

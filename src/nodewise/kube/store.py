@@ -1,11 +1,11 @@
 """The objects of one kind as the API server last reported them. One writer, any number of readers, no locks.
 
 A reader sees the objects of the last complete list with the changes since. A list that arrives in pages fills a buffer
-and is applied in one step, as the changes that it brings. A `Store` is read-only; its `Writer` changes it.
+and is applied in one step, as the changes that it brings. A `Store` is read-only; its `StoreWriter` changes it.
 
-The API server answers a write of ours with the object before the watch delivers it. `Writer.apply_response` puts that
-answer in, so the store is ahead of the watch for this one object: what the watch reports of it is older and is ignored
-until the watch has caught up. Versions of one kind are whole numbers that grow (KEP-5504).
+The API server responds to our write with the object before the watch delivers it. `StoreWriter.apply_response` stores
+that response, so the store is ahead of the watch for this object: the watch events of the object are older and are
+ignored until the watch has caught up. Resource versions of one kind are integers that increase (KEP-5504).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -16,7 +16,7 @@ Key = tuple[str, str]
 """Namespace and name; the namespace is empty for kinds that have none."""
 
 
-class Metadata(Protocol):
+class NamedMetadata(Protocol):
     """What a store reads of an object."""
 
     @property
@@ -26,11 +26,11 @@ class Metadata(Protocol):
     def namespace(self) -> str: ...
 
 
-class Named(Protocol):
+class KubernetesObject(Protocol):
     """An object of any kind."""
 
     @property
-    def metadata(self) -> Metadata: ...
+    def metadata(self) -> NamedMetadata: ...
 
 
 T = TypeVar("T")
@@ -83,7 +83,7 @@ class ChangeLog:
         return changes
 
 
-class _Contents(Generic[T]):
+class _StoreContents(Generic[T]):
     """What a store and its writer share."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class _Contents(Generic[T]):
 class Store(Generic[T]):
     """What readers hold."""
 
-    def __init__(self, contents: _Contents[T]) -> None:
+    def __init__(self, contents: _StoreContents[T]) -> None:
         self._contents = contents
 
     @property
@@ -146,14 +146,14 @@ class Store(Generic[T]):
         return lambda: self._contents.subscribers.remove(callback)
 
 
-N = TypeVar("N", bound=Named)
+N = TypeVar("N", bound=KubernetesObject)
 
 
-class Writer(Generic[N]):
+class StoreWriter(Generic[N]):
     """The only way to change a store. The owner of a store's contents holds it and hands out `store`."""
 
     def __init__(self) -> None:
-        self._contents: _Contents[N] = _Contents()
+        self._contents: _StoreContents[N] = _StoreContents()
         self._buffer: dict[Key, N] = {}
         self._candidates: set[Key] = set()
         """Objects in which the buffer may differ from the contents, besides deleted ones."""
@@ -269,5 +269,5 @@ class Writer(Generic[N]):
         self.finish()
 
 
-def _key(item: Named) -> Key:
+def _key(item: KubernetesObject) -> Key:
     return item.metadata.namespace, item.metadata.name

@@ -11,25 +11,25 @@ from cryptography import x509
 
 from nodewise.clock import Clock, format_rfc3339
 from nodewise.errors import BadSettings, Problem
-from nodewise.kube.kubeconfig import Chosen
+from nodewise.kube.kubeconfig import KubeconfigContext
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve import pem_files
-from nodewise.serve.certificate_reloader import Kept, Watched
+from nodewise.serve.certificate_reloader import CertificateReloader, ReloadableFiles
 
 _REMEDY: Final = "renew the credentials in the kubeconfig"
 
 
-def context(chosen: Chosen) -> ssl.SSLContext:
+def context(chosen: KubeconfigContext) -> ssl.SSLContext:
     """What verifies the server and identifies us. `BadSettings` where a file is missing or does not fit."""
     what = f"kubeconfig {chosen.source}, context {chosen.name}"
     made = _verifying(chosen, what)
     pair = _pair(chosen.user, what)
     if pair is not None:
-        load(made, *pair, what)
+        load_pair(made, *pair, what)
     return made
 
 
-def load(context: ssl.SSLContext, certificate: bytes, key: bytes, what: str) -> None:
+def load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes, what: str) -> None:
     """Load a PEM pair into a context; new connections show it."""
     try:
         pem_files.load(context, certificate, key)
@@ -38,27 +38,35 @@ def load(context: ssl.SSLContext, certificate: bytes, key: bytes, what: str) -> 
         raise BadSettings(what, [problem], remedy="is the key the one of this certificate?") from error
 
 
-class Papers:
+class TlsCredentials:
     """What verifies the server and identifies us, its files read again when they change. Inline data stay."""
 
-    def __init__(self, chosen: Chosen, meters: MetricsRegistry, clock: Clock) -> None:
+    def __init__(self, chosen: KubeconfigContext, metrics_registry: MetricsRegistry, clock: Clock) -> None:
         """BadSettings where a file cannot be used."""
         self._chosen = chosen
         self._shown: tuple[bytes, bytes] | None = None
         pair = _files(chosen.user, "client-certificate", "client-key")
         bundle = _files(chosen.cluster, "certificate-authority")
         now_s = clock.now()
-        self._pair = Kept("kube_client", pair, pem_files.pair, meters, now_s) if pair else None
-        self._bundle = Kept("kube_ca", bundle, pem_files.bundle, meters, now_s) if bundle else None
-        self._watched = Watched([files for files in (self._pair, self._bundle) if files], clock)
+        self._pair = (
+            ReloadableFiles("kube_client", pair, pem_files.read_pair, metrics_registry, now_s)
+            if pair
+            else None
+        )
+        self._bundle = (
+            ReloadableFiles("kube_ca", bundle, pem_files.read_bundle, metrics_registry, now_s)
+            if bundle
+            else None
+        )
+        self._reloader = CertificateReloader([files for files in (self._pair, self._bundle) if files], clock)
 
-    def has_news(self) -> bool:
+    def has_changed(self) -> bool:
         """Whether the files hold something else than when this was last asked."""
-        return self._watched.look()
+        return self._reloader.poll()
 
-    def show(self, certificate: bytes, key: bytes, what: str) -> bool:
+    def set_client_certificate(self, certificate: bytes, key: bytes, what: str) -> bool:
         """Show this pair from now on, PEM; False if it is shown already. BadSettings, after `what`, if it is none."""
-        load(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), certificate, key, what)
+        load_pair(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), certificate, key, what)
         before, self._shown = self._shown, (certificate, key)
         return before != self._shown
 
@@ -82,7 +90,7 @@ def _files(section: Mapping[str, Any], *fields: str) -> Mapping[str, str]:
     return files if len(files) == len(fields) else {}
 
 
-def expiry(chosen: Chosen, now_s: float) -> str:
+def expiry_hint(chosen: KubeconfigContext, now_s: float) -> str:
     """What to say when our credentials are refused: that the client certificate is over, if it is."""
     try:
         pair = _pair(chosen.user, "")
@@ -94,14 +102,14 @@ def expiry(chosen: Chosen, now_s: float) -> str:
     return f"the client certificate of {chosen.source} expired at {format_rfc3339(ends)}: {_REMEDY}"
 
 
-def authority(chosen: Chosen) -> bytes:
+def ca_certificates(chosen: KubeconfigContext) -> bytes:
     """The certificates, in PEM, that the server is verified against; empty: those of the system."""
     what = f"kubeconfig {chosen.source}, context {chosen.name}"
     return _bytes(chosen.cluster, "certificate-authority", what)
 
 
-def _verifying(chosen: Chosen, what: str) -> ssl.SSLContext:
-    trusted = authority(chosen)
+def _verifying(chosen: KubeconfigContext, what: str) -> ssl.SSLContext:
+    trusted = ca_certificates(chosen)
     try:
         made = ssl.create_default_context(cadata=trusted.decode("ascii") if trusted else None)
     except (ssl.SSLError, ValueError) as error:

@@ -11,11 +11,11 @@ from nodewise.metrics.series import Sample
 
 AGGREGATIONS: Final = ("max", "min", "sum", "avg")
 
-Entry = Sample | str
+SampleOrReason = Sample | str
 """A value, or what the source gave instead of one."""
 
 
-def reduce(entries: Sequence[Entry], aggregation: str, conflict: str) -> Sample:
+def reduce(entries: Sequence[SampleOrReason], aggregation: str, conflict: str) -> Sample:
     """The value of a node. ValueError with the reason if it has none.
 
     Without an aggregation all values must be equal; `conflict` is the reason where they are not. An aggregated value
@@ -31,7 +31,7 @@ def reduce(entries: Sequence[Entry], aggregation: str, conflict: str) -> Sample:
     return max(samples, key=lambda sample: sample.at or 0.0)
 
 
-def _aggregated(entries: Sequence[Entry], aggregation: str) -> Sample:
+def _aggregated(entries: Sequence[SampleOrReason], aggregation: str) -> Sample:
     samples = [entry for entry in entries if isinstance(entry, Sample)]
     unreadable = next((entry for entry in entries if isinstance(entry, str)), "")
     if not samples or (unreadable and aggregation in ("sum", "avg")):

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from nodewise.metrics.node_index import NodeIndex
 from nodewise.metrics.node_name_table import Numbers
-from nodewise.metrics.series import Sample, Series, State
+from nodewise.metrics.series import Sample, Series, ValueState
 
 Values = NDArray[np.int64] | NDArray[np.object_]
 States = NDArray[np.uint8]
@@ -26,7 +26,7 @@ class Column(NamedTuple):
     times: NDArray[np.float64]
     """Seconds since 1970; NaN where the age is unknown, -inf where there is no value."""
     initial_states: States
-    """`State` before any question of age: FRESH, MISSING or INVALID."""
+    """`ValueState` before any question of age: FRESH, MISSING or INVALID."""
     answered_at: float = -np.inf
     """When the source answered, seconds since 1970; NaN where that is unknown, -inf for never."""
 
@@ -34,7 +34,7 @@ class Column(NamedTuple):
         """The state of each value at `now`: one older than `max_age_s` is STALE. An unknown age is fresh."""
         old = now - self.times > max_age_s
         return np.where(
-            old & (self.initial_states == State.FRESH), np.uint8(State.STALE), self.initial_states
+            old & (self.initial_states == ValueState.FRESH), np.uint8(ValueState.STALE), self.initial_states
         )
 
     def ages_s(self, now: float) -> NDArray[np.float64]:
@@ -49,7 +49,9 @@ def empty(index: NodeIndex) -> Column:
     """The column of a metric nobody has values of: every node is MISSING."""
     size = len(index) + 1
     return Column(
-        np.zeros(size, np.int64), np.full(size, -np.inf), np.full(size, np.uint8(State.MISSING), np.uint8)
+        np.zeros(size, np.int64),
+        np.full(size, -np.inf),
+        np.full(size, np.uint8(ValueState.MISSING), np.uint8),
     )
 
 
@@ -61,9 +63,9 @@ def lay_out(series: Series, index: NodeIndex) -> Generator[None, None, Column]:
         column = _with(column, index.numbers(list(part)), list(part.values()), series.fetched_at)
         yield
     # what was said of nodes that the index does not have
-    column.values[-1], column.times[-1], column.initial_states[-1] = 0, -np.inf, State.MISSING
+    column.values[-1], column.times[-1], column.initial_states[-1] = 0, -np.inf, ValueState.MISSING
     bad = index.numbers([node for node in series.invalid if node in index and node not in series.samples])
-    column.initial_states[bad] = State.INVALID
+    column.initial_states[bad] = ValueState.INVALID
     return column
 
 
@@ -78,5 +80,5 @@ def _with(column: Column, numbers: Numbers, samples: Sequence[Sample], fetched_a
     measured = np.array([np.nan if sample.at is None else sample.at for sample in samples])
     # a time that was yet to come when it was told would keep its value fresh for as long as nobody tells another
     column.times[numbers] = np.minimum(measured, fetched_at) if fetched_at else measured
-    column.initial_states[numbers] = State.FRESH
+    column.initial_states[numbers] = ValueState.FRESH
     return column._replace(values=values)

@@ -11,10 +11,10 @@ import msgspec
 from nodewise import cooperative_scheduling
 from nodewise.errors import UNREADABLE, BadInput, NodewiseError, Problem, Unavailable
 from nodewise.kube.api import Api, NotFound
-from nodewise.kube.resources import escaped
+from nodewise.kube.resources import escape_path
 from nodewise.metrics import metric_value_list
 from nodewise.metrics.series import Series
-from nodewise.metrics.source import MetricRequest, NotThere
+from nodewise.metrics.source import MetricNotFound, MetricRequest
 
 GROUP: Final = "custom.metrics.k8s.io"
 _READABLE: Final = ("v1beta1", "v1beta2")
@@ -25,16 +25,16 @@ _SHARED_S: Final = 1.0
 """An API that is not registered is looked up once for all metrics of a round, and again in the next round."""
 
 
-class _Version(msgspec.Struct, frozen=True):
+class _ApiVersion(msgspec.Struct, frozen=True):
     version: str = ""
 
 
-class _Group(msgspec.Struct, frozen=True):
-    preferredVersion: _Version = _Version()  # noqa: N815
-    versions: list[_Version] = []
+class _ApiGroup(msgspec.Struct, frozen=True):
+    preferredVersion: _ApiVersion = _ApiVersion()  # noqa: N815
+    versions: list[_ApiVersion] = []
 
 
-class CustomMetrics:
+class CustomMetricsSource:
     """The source `custom`. The version is looked up again after every failed call, so an upgrade is noticed."""
 
     name = "custom"
@@ -44,16 +44,18 @@ class CustomMetrics:
         self._timeout_s = timeout_s
         self._version = ""
         self._looking = asyncio.Lock()
-        self._absent: tuple[float, NotThere] | None = None
+        self._absent: tuple[float, MetricNotFound] | None = None
 
-    def takes(self, request: MetricRequest) -> bool:
+    def supports(self, request: MetricRequest) -> bool:
         """Any metric by its name; the API knows no expressions."""
         return bool(request.metric) and not request.query
 
     async def fetch(self, request: MetricRequest, now: float) -> Series:
-        """All nodes' values of a metric. `NotThere` without the API, `Refused` or `Unavailable` without the metric."""
+        """The values of a metric for all nodes. `MetricNotFound` if the API is not registered; `Refused` or
+        `Unavailable` if the metric is not available.
+        """
         version = await self._spoken(now)
-        path = escaped("apis", GROUP, version, "nodes", "*", request.metric)
+        path = escape_path("apis", GROUP, version, "nodes", "*", request.metric)
         await asyncio.sleep(0)  # what comes before has taken its time
         try:
             body = await self._api.get(path, timeout_s=self._timeout_s)
@@ -61,10 +63,10 @@ class CustomMetrics:
             self._version = ""
             raise
         entries = metric_value_list.entries(metric_value_list.items(body))
-        gathering = metric_value_list.Gathering()
+        builder = metric_value_list.SeriesBuilder()
         async for node, entry in cooperative_scheduling.iterate(entries):
-            gathering.add(node, entry)
-        series = await cooperative_scheduling.run(gathering.series(request, self.name, now))
+            builder.add(node, entry)
+        series = await cooperative_scheduling.run(builder.series(request, self.name, now))
         if not series.samples and not series.invalid:
             raise Unavailable(
                 f"metric {request.metric}", [Problem("items", "an empty list", "a value of a node")]
@@ -85,16 +87,16 @@ class CustomMetrics:
         try:
             body = await self._api.get(f"/apis/{GROUP}", timeout_s=self._timeout_s)
         except NotFound as error:
-            absent = NotThere(f"{GROUP} is not registered: {error}", remedy=_REMEDY)
+            absent = MetricNotFound(f"{GROUP} is not registered: {error}", remedy=_REMEDY)
             self._absent = (now, absent)
             raise absent from error
-        return chosen_version(body)
+        return choose_version(body)
 
 
-def chosen_version(body: bytes) -> str:
+def choose_version(body: bytes) -> str:
     """The version to speak, from the API group's discovery document: the preferred one, else the first we read."""
     try:
-        group = msgspec.json.decode(body, type=_Group)
+        group = msgspec.json.decode(body, type=_ApiGroup)
     except UNREADABLE as error:
         raise BadInput(f"discovery of {GROUP}", [Problem("", str(error), "an APIGroup")]) from error
     offered = [group.preferredVersion.version, *(version.version for version in group.versions)]

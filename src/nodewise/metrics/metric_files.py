@@ -15,40 +15,40 @@ from nodewise import cooperative_scheduling
 from nodewise.errors import UNREADABLE, BadInput, Problem
 from nodewise.kube import object_files
 from nodewise.kube.field_merge import merge
-from nodewise.kube.object_files import Objects
+from nodewise.kube.object_files import FileObjects
 from nodewise.kube.resources import NODES
 from nodewise.metrics import metric_value_list, resource_metrics_api
 from nodewise.metrics import node_attributes as node_facts
 from nodewise.metrics.aggregation import AGGREGATIONS
-from nodewise.metrics.metric_value_list import Entry, Item
+from nodewise.metrics.metric_value_list import MetricValue, NodeSample
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
-from nodewise.metrics.node_attributes import Lookup, NodeFields, Nodes
+from nodewise.metrics.node_attributes import NodeAttributeFields, NodeAttributes, NodeLookup
 from nodewise.metrics.resource_metrics_api import NodeMetrics
 from nodewise.metrics.series import Series
-from nodewise.metrics.source import MetricRequest, NotThere
+from nodewise.metrics.source import MetricNotFound, MetricRequest
 
 SOURCE: Final = "file"
 _CUSTOM: Final = "custom.metrics.k8s.io"
 _CSV_FIELDS: Final = (3, 4)
 _WHAT: Final = "metrics from files"
-_NODE: Final[Any] = merge("Node", NodeFields)
+_NODE: Final[Any] = merge("Node", NodeAttributeFields)
 
 T = TypeVar("T")
 
 
-class FileMetrics:
+class FileSource:
     """The source `file`. Files are read again when they changed."""
 
     name = SOURCE
 
-    def __init__(self, paths: Sequence[str], nodes: Lookup | None = None) -> None:
+    def __init__(self, paths: Sequence[str], nodes: NodeLookup | None = None) -> None:
         self._paths = paths
         self._nodes = nodes
         self._seen: object = None
-        self._known = node_facts.NONE
+        self._known = node_facts.NO_NODES
         self._snapshot = MetricsSnapshot()
 
-    def takes(self, request: MetricRequest) -> bool:
+    def supports(self, request: MetricRequest) -> bool:
         """Any metric by its name. A rule's query is not asked: what the file has under the name is its answer.
 
         So `decide`, which has files only, says the same as an extender that serves from them.
@@ -56,16 +56,16 @@ class FileMetrics:
         return bool(request.metric)
 
     async def fetch(self, request: MetricRequest, now: float) -> Series:
-        """The metric as it stands in the files. `NotThere` if it does not, `BadInput` if they cannot be read."""
-        known = await self._nodes() if self._nodes else node_facts.NONE
+        """The metric as it stands in the files. `MetricNotFound` if it does not, `BadInput` if they cannot be read."""
+        known = await self._nodes() if self._nodes else node_facts.NO_NODES
         seen = fingerprint(self._paths)
         if seen != self._seen or known is not self._known:
             plain, tables = split(self._paths)
-            self._snapshot = snapshot(object_files.read(plain) if plain else Objects({}), tables, known)
+            self._snapshot = snapshot(object_files.read(plain) if plain else FileObjects({}), tables, known)
             self._seen, self._known = seen, known
         series = select(self._snapshot, request)
         if series is None:
-            raise NotThere(f"metric {request.metric} is not in {', '.join(self._paths)}")
+            raise MetricNotFound(f"metric {request.metric} is not in {', '.join(self._paths)}")
         return msgspec.structs.replace(series, fetched_at=now)
 
 
@@ -76,21 +76,21 @@ def select(snapshot: MetricsSnapshot, request: MetricRequest) -> Series | None:
 
 
 def snapshot(
-    objects: Objects, tables: Iterable[Path] = (), known: Nodes = node_facts.NONE
+    objects: FileObjects, tables: Iterable[Path] = (), known: NodeAttributes = node_facts.NO_NODES
 ) -> MetricsSnapshot:
     """All metrics of these objects and CSV files. `BadInput` names each line that cannot be read.
 
     Usage of nodes (NodeMetrics) is divided by the allocatable of the Nodes among the objects; if there are none,
     of the nodes that are `known`. A metric with several values of a node is there once more for each aggregation.
     """
-    by_metric: dict[str, list[Entry]] = {}
+    by_metric: dict[str, list[NodeSample]] = {}
     for item in (*_listed(objects), *(item for table in tables for item in _rows(table))):
         by_metric.setdefault(item.metric_name, []).extend(metric_value_list.entries([item]))
     for metric, usage in _used(objects, known).items():
         by_metric.setdefault(metric, []).extend(usage)
     return MetricsSnapshot(
         {
-            request.key: metric_value_list.collect(request, SOURCE, 0.0, entries)
+            request.key: metric_value_list.build_series(request, SOURCE, 0.0, entries)
             for metric, entries in by_metric.items()
             if entries
             for request in _requests(metric, entries)
@@ -98,7 +98,7 @@ def snapshot(
     )
 
 
-def _requests(metric: str, entries: Sequence[Entry]) -> list[MetricRequest]:
+def _requests(metric: str, entries: Sequence[NodeSample]) -> list[MetricRequest]:
     has_several = len({node for node, _ in entries}) < len(entries)
     return [
         MetricRequest(metric, aggregate=aggregation)
@@ -135,15 +135,15 @@ def fingerprint(paths: Iterable[str]) -> tuple[tuple[str, int, int], ...]:
     return tuple(metrics)
 
 
-def _listed(objects: Objects) -> Iterator[Item]:
-    for where, item in _decoded(objects, (_CUSTOM, "MetricValue"), Item):
+def _listed(objects: FileObjects) -> Iterator[MetricValue]:
+    for where, item in _decoded(objects, (_CUSTOM, "MetricValue"), MetricValue):
         if not item.metric_name or not item.describedObject.name:
             problem = Problem(where, "no metric or no node", "metric.name and describedObject.name")
             raise BadInput(_WHAT, [problem])
         yield item
 
 
-def _used(objects: Objects, known: Nodes) -> dict[str, list[Entry]]:
+def _used(objects: FileObjects, known: NodeAttributes) -> dict[str, list[NodeSample]]:
     """What nodes use, by metric."""
     listed = [item for _, item in _decoded(objects, (resource_metrics_api.GROUP, "NodeMetrics"), NodeMetrics)]
     if not listed:
@@ -153,7 +153,7 @@ def _used(objects: Objects, known: Nodes) -> dict[str, list[Entry]]:
     return cooperative_scheduling.run_at_once(resource_metrics_api.by_metric(listed, nodes))
 
 
-def _decoded(objects: Objects, kind: tuple[str, str], type_: type[T]) -> Iterator[tuple[str, T]]:
+def _decoded(objects: FileObjects, kind: tuple[str, str], type_: type[T]) -> Iterator[tuple[str, T]]:
     """The objects of a kind, each with the place where it stands."""
     decode = msgspec.json.Decoder(type_).decode
     for entry in objects.entries(*kind):
@@ -163,7 +163,7 @@ def _decoded(objects: Objects, kind: tuple[str, str], type_: type[T]) -> Iterato
             raise BadInput(_WHAT, [Problem(entry.where, str(error), f"a {kind[1]}")]) from error
 
 
-def _rows(table: Path) -> Iterator[Item]:
+def _rows(table: Path) -> Iterator[MetricValue]:
     try:
         text = table.read_text()
     except (OSError, UnicodeDecodeError) as error:

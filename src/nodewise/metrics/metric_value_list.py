@@ -16,23 +16,23 @@ from nodewise.metrics.series import Sample, Series
 from nodewise.metrics.source import MetricRequest
 
 
-class _Object(msgspec.Struct, frozen=True, gc=False):
+class _DescribedObject(msgspec.Struct, frozen=True, gc=False):
     name: str = ""
     kind: str = ""
 
 
-class _Metric(msgspec.Struct, frozen=True, gc=False):
+class _MetricIdentifier(msgspec.Struct, frozen=True, gc=False):
     name: str = ""
 
 
-class Item(msgspec.Struct, frozen=True, gc=False):
+class MetricValue(msgspec.Struct, frozen=True, gc=False):
     """One measured object. v1beta1 has `metricName` and `window`, v1beta2 `metric.name` and `windowSeconds`."""
 
-    describedObject: _Object = _Object()  # noqa: N815
+    describedObject: _DescribedObject = _DescribedObject()  # noqa: N815
     value: Any = None
     timestamp: str | None = None
     metricName: str = ""  # noqa: N815
-    metric: _Metric = _Metric()
+    metric: _MetricIdentifier = _MetricIdentifier()
     windowSeconds: float | None = None  # noqa: N815
     window: float | None = None
 
@@ -41,22 +41,22 @@ class Item(msgspec.Struct, frozen=True, gc=False):
         return self.metric.name or self.metricName
 
 
-def item(node: str, metric: str, value: str, timestamp: str | None) -> Item:
+def item(node: str, metric: str, value: str, timestamp: str | None) -> MetricValue:
     """An item made from plain fields."""
-    return Item(_Object(node, "Node"), value, timestamp or None, metricName=metric)
+    return MetricValue(_DescribedObject(node, "Node"), value, timestamp or None, metricName=metric)
 
 
-class _List(msgspec.Struct, frozen=True):
+class _MetricValueList(msgspec.Struct, frozen=True):
     items: list[msgspec.Raw] | None = None
 
 
 _BEGIN: Final = b'{"describedObject":'
 _HERE: Final = b"0"
-_decode_list = msgspec.json.Decoder(_List).decode
-_decode_item = msgspec.json.Decoder(Item).decode
+_decode_list = msgspec.json.Decoder(_MetricValueList).decode
+_decode_item = msgspec.json.Decoder(MetricValue).decode
 
 
-def items(body: bytes) -> Generator[Item | Problem, None, None]:
+def items(body: bytes) -> Generator[MetricValue | Problem, None, None]:
     """The items of a MetricValueList, one at a time; a Problem in place of one that cannot be read.
 
     `BadInput` if the body is no such list; that may be found late.
@@ -101,13 +101,13 @@ def _cut(body: bytes) -> Generator[bytes, None, None]:
         begin = until + 1
 
 
-Entry = tuple[str, Sample | str]
+NodeSample = tuple[str, Sample | str]
 """A node's name with its sample, or with what the source gave instead of one."""
 _STRIDE: Final = 128
 """So many nodes are one part of the work, some 0.1 ms."""
 
 
-def entries(items: Iterable[Item | Problem]) -> Generator[Entry, None, None]:
+def entries(items: Iterable[MetricValue | Problem]) -> Generator[NodeSample, None, None]:
     """What each item says of its node. An item that cannot be read at all names no node and says nothing."""
     for item in items:
         if isinstance(item, Problem):
@@ -118,7 +118,7 @@ def entries(items: Iterable[Item | Problem]) -> Generator[Entry, None, None]:
             yield item.describedObject.name, str(error)
 
 
-class Gathering:
+class SeriesBuilder:
     """Takes entries one by one, and makes a series of them."""
 
     def __init__(self) -> None:
@@ -156,15 +156,17 @@ class Gathering:
         return entry
 
 
-def collect(request: MetricRequest, source: str, fetched_at: float, entries: Iterable[Entry]) -> Series:
+def build_series(
+    request: MetricRequest, source: str, fetched_at: float, entries: Iterable[NodeSample]
+) -> Series:
     """The series of these entries, in one go."""
-    gathering = Gathering()
+    builder = SeriesBuilder()
     for node, entry in entries:
-        gathering.add(node, entry)
-    return cooperative_scheduling.run_at_once(gathering.series(request, source, fetched_at))
+        builder.add(node, entry)
+    return cooperative_scheduling.run_at_once(builder.series(request, source, fetched_at))
 
 
-def read_sample(item: Item) -> Sample:
+def read_sample(item: MetricValue) -> Sample:
     """The sample of an item. ValueError if its value is no quantity; a value of null is none, never zero."""
     value = item.value
     if isinstance(value, bool) or not isinstance(value, str | int | float):

@@ -27,30 +27,30 @@ class Allocatable(msgspec.Struct, frozen=True, gc=False):
     memory: Any = None
 
 
-class MeasuredStatus(msgspec.Struct, frozen=True, gc=False):
+class NodeStatusFields(msgspec.Struct, frozen=True, gc=False):
     """The part of a Node's status that sources read."""
 
     addresses: tuple[NodeAddress, ...] | None = None
     allocatable: msgspec.Raw = msgspec.Raw(b"null")
 
 
-class NodeFields(msgspec.Struct, frozen=True, gc=False):
+class NodeAttributeFields(msgspec.Struct, frozen=True, gc=False):
     """The fields of a Node that sources read, to be merged into the type that stores hold (`kube.field_merge`)."""
 
-    status: MeasuredStatus = MeasuredStatus()
+    status: NodeStatusFields = NodeStatusFields()
 
 
-class Room(NamedTuple):
+class NodeAllocatable(NamedTuple):
     """Allocatable of a node in nano-units (cores, bytes); None where the Node does not say, or says no quantity."""
 
     cpu: int | None
     memory: int | None
 
 
-class Nodes(NamedTuple):
+class NodeAttributes(NamedTuple):
     """All nodes at one moment."""
 
-    rooms: Mapping[str, Room]
+    allocatable: Mapping[str, NodeAllocatable]
     """By node name."""
     names: Mapping[str, str]
     """Node names by everything that means one: the name itself, else an InternalIP, else a Hostname."""
@@ -66,19 +66,19 @@ class Nodes(NamedTuple):
 _STRIDE: Final = 32
 """So many nodes are one part of the work, some 0.1 ms."""
 
-NONE: Final = Nodes({}, {})
+NO_NODES: Final = NodeAttributes({}, {})
 
-Lookup = Callable[[], Awaitable[Nodes]]
+NodeLookup = Callable[[], Awaitable[NodeAttributes]]
 """How a source learns of the nodes as they are now."""
 
 
-def read(nodes: Iterable[Any]) -> Generator[None, None, Nodes]:
-    """What `NodeFields` of these nodes say. An address that two nodes have means neither of them."""
-    rooms: dict[str, Room] = {}
+def read(nodes: Iterable[Any]) -> Generator[None, None, NodeAttributes]:
+    """What `NodeAttributeFields` of these nodes say. An address that two nodes have means neither of them."""
+    allocatable: dict[str, NodeAllocatable] = {}
     owners: dict[str, dict[str, str | None]] = {"Hostname": {}, "InternalIP": {}}
     for number, node in enumerate(nodes):
         name = node.metadata.name
-        rooms[name] = _room(node.status.allocatable)
+        allocatable[name] = _parse_allocatable(node.status.allocatable)
         for entry in node.status.addresses or ():
             if isinstance(entry.address, str) and entry.type in owners:
                 owned, address = owners[entry.type], _plain(entry.address)
@@ -91,32 +91,34 @@ def read(nodes: Iterable[Any]) -> Generator[None, None, Nodes]:
             names[address] = owner
         if not number % _STRIDE:
             yield
-    names.update(zip(rooms, rooms, strict=True))
-    return Nodes(rooms, names)
+    names.update(zip(allocatable, allocatable, strict=True))
+    return NodeAttributes(allocatable, names)
 
 
 _ALLOCATABLE: Final = msgspec.json.Decoder(Allocatable | None)
 
 
-def _room(allocatable: msgspec.Raw) -> Room:
+def _parse_allocatable(allocatable: msgspec.Raw) -> NodeAllocatable:
     try:
         amounts = _ALLOCATABLE.decode(allocatable) or Allocatable()
     except UNREADABLE:
         amounts = Allocatable()
-    return Room(_amount(amounts.cpu), _amount(amounts.memory))
+    return NodeAllocatable(_amount(amounts.cpu), _amount(amounts.memory))
 
 
-class NodeBook:
-    """`Nodes`, kept with a store of Nodes that has `NodeFields`. Read again only when these fields changed."""
+class NodeAttributesCache:
+    """Cache of the `NodeAttributes` of a store of Nodes. They are computed again only when `NodeAttributeFields`
+    changed.
+    """
 
     def __init__(self, store: Store[Any]) -> None:
         self._store = store
-        self._nodes = NONE
+        self._nodes = NO_NODES
         self._changed = True
         self._reading = asyncio.Lock()
         store.subscribe(self._note)
 
-    async def read(self) -> Nodes:
+    async def read(self) -> NodeAttributes:
         """The nodes as they are now. At 5,000 the first reading takes some 15 ms, in slices."""
         async with self._reading:
             if self._changed:

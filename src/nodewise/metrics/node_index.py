@@ -32,7 +32,7 @@ class NodeIndex:
     @cached_property
     def table(self) -> NameTable | None:
         """The names as text, made when first asked for; None where they are of too different lengths."""
-        return node_name_table.table(list(self._numbers))
+        return node_name_table.build_table(list(self._numbers))
 
     def prepare(self) -> None:
         """Make the table now, so that no request has to wait for it: some 2 ms for 5,000 names."""

@@ -32,7 +32,7 @@ _MOST_WASTE: Final = 2
 _SEED: Final = 20_260
 
 
-def encoded(names: Sequence[str]) -> list[bytes]:
+def encode_names(names: Sequence[str]) -> list[bytes]:
     """Each name as the inside of a JSON string.
 
     All are encoded in one call and cut apart again, several times faster than one by one. Where no quote is inside a
@@ -121,9 +121,9 @@ class NameTable:
         return rows
 
 
-def table(names: Sequence[str]) -> NameTable | None:
+def build_table(names: Sequence[str]) -> NameTable | None:
     """The table of these names, or None where rows of one width would be far longer than the names."""
-    quoted = [b'"' + name + b'"' for name in encoded(names)]
+    quoted = [b'"' + name + b'"' for name in encode_names(names)]
     if not quoted or max(map(len, quoted)) * len(quoted) > _MOST_WASTE * sum(map(len, quoted)):
         return None
     return NameTable(quoted)

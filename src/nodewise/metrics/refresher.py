@@ -10,9 +10,9 @@ import msgspec
 from nodewise import cooperative_scheduling
 from nodewise.clock import Clock
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
-from nodewise.metrics.series import Series, newer
-from nodewise.metrics.source import MetricRequest, Source, merge_requests
-from nodewise.metrics.source_selection import Failure, Limits, SourceSelector
+from nodewise.metrics.series import Series, merge_newer
+from nodewise.metrics.source import MetricRequest, MetricsSource, merge_requests
+from nodewise.metrics.source_selection import FetchFailure, FetchLimits, SourceSelector
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 
@@ -30,29 +30,29 @@ class RefreshOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Calls under way at once, so that thousands of metric names do not become thousands of connections."""
 
 
-class Refresher:
+class MetricsRefresher:
     """Keeps `snapshot` as new as the sources allow."""
 
     def __init__(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[MetricsSource],
         options: RefreshOptions,
         clock: Clock,
-        meters: MetricsRegistry,
+        metrics_registry: MetricsRegistry,
     ) -> None:
         self.snapshot = MetricsSnapshot()
-        limits = Limits(options.metrics_timeout_s, options.metrics_concurrency)
-        self._selector = SourceSelector(sources, limits, clock, meters)
+        limits = FetchLimits(options.metrics_timeout_s, options.metrics_concurrency)
+        self._selector = SourceSelector(sources, limits, clock, metrics_registry)
         self._options = options
         self._clock = clock
-        self._meters = meters
+        self._metrics_registry = metrics_registry
         self._subscribers: list[Callable[[], None]] = []
         self._requests: frozenset[MetricRequest] = frozenset()
         self._under_way: dict[MetricRequest, asyncio.Task[None]] = {}
 
-    def subscribe(self, changed: Callable[[], None]) -> None:
+    def subscribe(self, on_change: Callable[[], None]) -> None:
         """Have each outcome told, after it is in the snapshot."""
-        self._subscribers.append(changed)
+        self._subscribers.append(on_change)
 
     def set_requests(self, requests: frozenset[MetricRequest]) -> None:
         """Set what is needed. A metric that is new is asked for at once; one that nobody names is forgotten."""
@@ -63,8 +63,8 @@ class Refresher:
         self._requests = wanted
         self.snapshot = self.snapshot.only(frozenset(request.key for request in wanted))
         for metric in {request.name for request in gone} - {request.name for request in wanted}:
-            for meter in ("metric_nodes", "metric_age_seconds", "metric_series_unmatched"):
-                self._meters.forget(meter, metric=metric)
+            for name in ("metric_nodes", "metric_age_seconds", "metric_series_unmatched"):
+                self._metrics_registry.forget(name, metric=metric)
         self._selector.forget(gone)
         self._start(new)
 
@@ -72,13 +72,13 @@ class Refresher:
         """Ask for everything once a period, until cancelled."""
         try:
             while True:
-                await self._spread()
+                await self._run_period()
                 self._report_ages()
         finally:
             for task in self._under_way.values():
                 task.cancel()
 
-    async def _spread(self) -> None:
+    async def _run_period(self) -> None:
         """One period: its calls are begun one after another over its first half, so that answers do not all come in
         at once, between which requests would wait.
         """
@@ -105,24 +105,24 @@ class Refresher:
     def _end(self, request: MetricRequest, _: asyncio.Task[None]) -> None:
         self._under_way.pop(request, None)
 
-    def _changed(self) -> None:
-        for changed in self._subscribers:
-            changed()
+    def _notify(self) -> None:
+        for on_change in self._subscribers:
+            on_change()
 
     async def _refresh(self, request: MetricRequest) -> None:
-        outcome = await self._selector.ask(request)
+        outcome = await self._selector.fetch(request)
         before = self.snapshot.series.get(request.key)
         if isinstance(outcome, Series):
-            outcome = await cooperative_scheduling.run(newer(before, outcome))
+            outcome = await cooperative_scheduling.run(merge_newer(before, outcome))
         if request not in self._requests:
             return
         if isinstance(outcome, Series):
-            self._keep(request, before, outcome)
-            await self._selector.name_losers(request)
+            self._apply_series(request, before, outcome)
+            await self._selector.log_unused_sources(request)
         else:
-            self._fail(request.key, outcome)
+            self._apply_failure(request.key, outcome)
 
-    def _keep(self, request: MetricRequest, before: Series | None, series: Series) -> None:
+    def _apply_series(self, request: MetricRequest, before: Series | None, series: Series) -> None:
         if request.key in self.snapshot.failures:
             logs.emit("metric_back", metric=request.key, nodes=len(series.samples))
         if series.invalid and (before is None or before.invalid.keys() != series.invalid.keys()):
@@ -134,18 +134,18 @@ class Refresher:
                 example=f"{node}: {why}",
             )
         self.snapshot = self.snapshot.with_series(series)
-        self._meters.set("metric_nodes", len(series.samples), metric=request.name)
-        self._changed()
+        self._metrics_registry.set("metric_nodes", len(series.samples), metric=request.name)
+        self._notify()
 
-    def _fail(self, key: str, failure: Failure) -> None:
+    def _apply_failure(self, key: str, failure: FetchFailure) -> None:
         if self.snapshot.failures.get(key) != failure.why:
             logs.emit("metric_failed", metric=key, error=failure.why)
         self.snapshot = self.snapshot.with_failure(key, failure.why, failure.cause)
-        self._changed()
+        self._notify()
 
     def _report_ages(self) -> None:
         now = self._clock.now()
         for request in self._requests:
             series = self.snapshot.series.get(request.key)
             if series is not None:
-                self._meters.set("metric_age_seconds", now - series.fetched_at, metric=request.name)
+                self._metrics_registry.set("metric_age_seconds", now - series.fetched_at, metric=request.name)

@@ -14,10 +14,10 @@ import msgspec
 from nodewise import clock, cooperative_scheduling, quantity
 from nodewise.errors import UNREADABLE, BadInput, NodewiseError, Problem, Unavailable, shown
 from nodewise.kube.api import Api, NotFound
-from nodewise.metrics.metric_value_list import Entry, Gathering
-from nodewise.metrics.node_attributes import Lookup, Nodes, Room
+from nodewise.metrics.metric_value_list import NodeSample, SeriesBuilder
+from nodewise.metrics.node_attributes import NodeAllocatable, NodeAttributes, NodeLookup
 from nodewise.metrics.series import Sample, Series
-from nodewise.metrics.source import MetricRequest, NotThere
+from nodewise.metrics.source import MetricNotFound, MetricRequest
 
 GROUP: Final = "metrics.k8s.io"
 METRICS: Final = ("cpu_usage", "memory_usage", "cpu_usage_share", "memory_usage_share")
@@ -27,10 +27,10 @@ _PATH: Final = f"/apis/{GROUP}/v1beta1/nodes"
 _REMEDY: Final = "install metrics-server, or use another source of --metrics"
 _SHARED_S: Final = 1.0
 _WINDOW_S: Final = 60.0
-_NOBODY: Final = Room(None, None)
+_NOBODY: Final = NodeAllocatable(None, None)
 
 
-class _Metadata(msgspec.Struct, frozen=True):
+class _NodeMetricsMetadata(msgspec.Struct, frozen=True):
     name: str = ""
 
 
@@ -42,76 +42,80 @@ class _Usage(msgspec.Struct, frozen=True):
 class NodeMetrics(msgspec.Struct, frozen=True):
     """What one node used, on average over the window that ended at the timestamp."""
 
-    metadata: _Metadata = _Metadata()
+    metadata: _NodeMetricsMetadata = _NodeMetricsMetadata()
     timestamp: str | None = None
     window: str | None = None
     usage: _Usage = _Usage()
 
 
-class _List(msgspec.Struct, frozen=True):
+class _NodeMetricsList(msgspec.Struct, frozen=True):
     items: list[msgspec.Raw] | None = None
 
 
-_decode_list = msgspec.json.Decoder(_List).decode
+_decode_list = msgspec.json.Decoder(_NodeMetricsList).decode
 _decode = msgspec.json.Decoder(NodeMetrics).decode
 
 
-class Reading(NamedTuple):
+class NodeUsageResponse(NamedTuple):
     """One answer: the entries of each metric, or why there are none, and which metrics had their share of it."""
 
     at: float
-    entries: Mapping[str, list[Entry]]
+    entries: Mapping[str, list[NodeSample]]
     failure: NodewiseError | None
     served: set[str]
 
 
-class ResourceMetrics:
+class ResourceMetricsSource:
     """The source `resource`. Its four metrics share one call a round."""
 
     name = "resource"
 
-    def __init__(self, api: Api, nodes: Lookup, timeout_s: float = 5.0) -> None:
+    def __init__(self, api: Api, nodes: NodeLookup, timeout_s: float = 5.0) -> None:
         self._api = api
         self._nodes = nodes
         self._timeout_s = timeout_s
-        self._turn = asyncio.Lock()
-        self._reading = Reading(float("-inf"), {}, None, set())
+        self._lock = asyncio.Lock()
+        self._response = NodeUsageResponse(float("-inf"), {}, None, set())
 
-    def takes(self, request: MetricRequest) -> bool:
+    def supports(self, request: MetricRequest) -> bool:
         """The four metrics there are."""
         return request.metric in METRICS and not request.query
 
     async def fetch(self, request: MetricRequest, now: float) -> Series:
-        """One of the metrics. `NotThere` without the API, `Unavailable` if no node was measured."""
-        reading = await self._current(request.metric, now)
-        if reading.failure:
-            raise reading.failure
-        gathering = Gathering()
-        async for node, entry in cooperative_scheduling.iterate(reading.entries[request.metric]):
-            gathering.add(node, entry)
-        return await cooperative_scheduling.run(gathering.series(request, self.name, now))
+        """One of the metrics. `MetricNotFound` without the API, `Unavailable` if no node was measured."""
+        response = await self._current(request.metric, now)
+        if response.failure:
+            raise response.failure
+        builder = SeriesBuilder()
+        async for node, entry in cooperative_scheduling.iterate(response.entries[request.metric]):
+            builder.add(node, entry)
+        return await cooperative_scheduling.run(builder.series(request, self.name, now))
 
-    async def _current(self, metric: str, now: float) -> Reading:
+    async def _current(self, metric: str, now: float) -> NodeUsageResponse:
         """The answer of this round: a metric that had its share of the last one begins the next round."""
-        async with self._turn:
-            if metric in self._reading.served or now - self._reading.at > _SHARED_S:
-                self._reading = await self._read(now)
-            self._reading.served.add(metric)
-            return self._reading
+        async with self._lock:
+            if metric in self._response.served or now - self._response.at > _SHARED_S:
+                self._response = await self._read(now)
+            self._response.served.add(metric)
+            return self._response
 
-    async def _read(self, now: float) -> Reading:
+    async def _read(self, now: float) -> NodeUsageResponse:
         try:
             body = await self._api.get(_PATH, timeout_s=self._timeout_s)
             nodes = await self._nodes()
             entries = await cooperative_scheduling.run(by_metric(items(body), nodes))
         except NotFound as error:
-            return Reading(now, {}, NotThere(f"{GROUP} is not registered: {error}", remedy=_REMEDY), set())
+            return NodeUsageResponse(
+                now, {}, MetricNotFound(f"{GROUP} is not registered: {error}", remedy=_REMEDY), set()
+            )
         except NodewiseError as error:
-            return Reading(now, {}, error, set())
+            return NodeUsageResponse(now, {}, error, set())
         if not entries[METRICS[0]]:
             problem = Problem("items", "an empty list", "what a node uses")
-            return Reading(now, {}, Unavailable(GROUP, [problem], remedy="is metrics-server well?"), set())
-        return Reading(now, entries, None, set())
+            return NodeUsageResponse(
+                now, {}, Unavailable(GROUP, [problem], remedy="is metrics-server well?"), set()
+            )
+        return NodeUsageResponse(now, entries, None, set())
 
 
 def items(body: bytes) -> Iterator[NodeMetrics | None]:
@@ -128,17 +132,17 @@ def items(body: bytes) -> Iterator[NodeMetrics | None]:
 
 
 def by_metric(
-    listed: Iterable[NodeMetrics | None], nodes: Nodes
-) -> Generator[None, None, dict[str, list[Entry]]]:
+    listed: Iterable[NodeMetrics | None], nodes: NodeAttributes
+) -> Generator[None, None, dict[str, list[NodeSample]]]:
     """The entries of all four metrics, in the order of the list; yields between nodes."""
-    entries: dict[str, list[Entry]] = {metric: [] for metric in METRICS}
+    entries: dict[str, list[NodeSample]] = {metric: [] for metric in METRICS}
     cpu, memory, cpu_share, memory_share = (entries[metric] for metric in METRICS)
     for item in listed:
         if item is not None and (name := item.metadata.name):
-            room = nodes.rooms.get(name, _NOBODY)
+            allocatable = nodes.allocatable.get(name, _NOBODY)
             for value, whole, of, usage, share in (
-                (item.usage.cpu, room.cpu, "cpu", cpu, cpu_share),
-                (item.usage.memory, room.memory, "memory", memory, memory_share),
+                (item.usage.cpu, allocatable.cpu, "cpu", cpu, cpu_share),
+                (item.usage.memory, allocatable.memory, "memory", memory, memory_share),
             ):
                 used = _sample(item, value)
                 usage.append((name, used))

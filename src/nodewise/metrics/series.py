@@ -7,7 +7,7 @@ from itertools import islice
 import msgspec
 
 
-class State(IntEnum):
+class ValueState(IntEnum):
     """What a value is worth. Only FRESH values break or keep a rule."""
 
     FRESH = 0
@@ -48,7 +48,7 @@ _PART = 512
 """So many nodes are looked at between two requests."""
 
 
-def newer(old: Series | None, new: Series) -> Generator[None, None, Series]:
+def merge_newer(old: Series | None, new: Series) -> Generator[None, None, Series]:
     """The series to keep, in parts: exactly the nodes of `new`, each with the newer of its two samples.
 
     A node that the new answer lacks is gone. A source with several replicas may answer with an older sample

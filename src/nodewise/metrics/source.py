@@ -22,7 +22,7 @@ class MetricRequest(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The metric as messages and meters name it: `temp`, or `max(temp)` with an aggregation."""
+        """The metric as messages and Prometheus metrics name it: `temp`, or `max(temp)` with an aggregation."""
         return f"{self.aggregate}({self.metric})" if self.aggregate else self.metric
 
     @property
@@ -34,7 +34,7 @@ class MetricRequest(NamedTuple):
         return f"{name} by {self.query}" if self.query else name
 
 
-class NotThere(Unavailable):
+class MetricNotFound(Unavailable):
     """The source does not have the metric, or is not installed here at all, which is no fault: another one may."""
 
 
@@ -49,12 +49,12 @@ class NoValues(Unavailable):
         self.cause = cause
 
 
-class Source(Protocol):
+class MetricsSource(Protocol):
     """Somebody who measures nodes."""
 
     name: str
 
-    def takes(self, request: MetricRequest) -> bool:
+    def supports(self, request: MetricRequest) -> bool:
         """Whether this source could have such a metric at all; if not, it is not asked."""
         ...
 

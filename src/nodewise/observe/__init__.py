@@ -1,5 +1,6 @@
-"""What an operator sees of us: log lines and Prometheus metrics.
+"""Observability: log lines and Prometheus metrics.
 
-`log_events` is the table of every log event, `metrics` that of every metric; `logs` and `meters` emit what stands there
-and nothing else; the reference page is printed from both. Nothing here knows what the program does.
+`log_events` is the table of all log events and `metrics` the table of all metrics. `logs` and `metrics_registry` emit
+only what the tables contain, and the reference page is generated from both. The package is independent of the rest of
+the program.
 """

@@ -9,7 +9,7 @@ _LOOK_S: Final = 0.02
 _PERIOD_S: Final = 5.0
 
 
-async def watch(clock: Clock, meters: MetricsRegistry) -> None:
+async def measure_lag(clock: Clock, metrics_registry: MetricsRegistry) -> None:
     """Set the gauge `loop_lag_seconds` to the longest wait of each period, until cancelled."""
     while True:
         ends_s = clock.monotonic() + _PERIOD_S
@@ -17,4 +17,4 @@ async def watch(clock: Clock, meters: MetricsRegistry) -> None:
         while (began_s := clock.monotonic()) < ends_s:
             await clock.sleep(_LOOK_S)
             longest_s = max(longest_s, clock.monotonic() - began_s - _LOOK_S)
-        meters.set("loop_lag_seconds", longest_s)
+        metrics_registry.set("loop_lag_seconds", longest_s)

@@ -12,15 +12,15 @@ Format = Literal["text", "json"]
 _LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
-class _Early(NamedTuple):
+class _BufferedEvent(NamedTuple):
     """An event of the time before `configure`."""
 
     event: str
     fields: dict[str, Any]
 
 
-_early: list[_Early] = []
-_early_whatever_level: list[_Early] = []
+_early: list[_BufferedEvent] = []
+_early_whatever_level: list[_BufferedEvent] = []
 
 
 def configure(level: str = "info", form: Format = "text") -> None:
@@ -33,7 +33,7 @@ def configure(level: str = "info", form: Format = "text") -> None:
     logging.basicConfig(stream=sys.stderr, level=max(_LEVELS[level], logging.WARNING), format="%(message)s")
 
 
-def _write(early: list[_Early]) -> None:
+def _write(early: list[_BufferedEvent]) -> None:
     while early:
         event, fields = early.pop(0)
         emit(event, **fields)
@@ -80,6 +80,6 @@ def emit(event: str, **fields: Any) -> None:
     getattr(structlog.get_logger(), EVENTS[event].level)(event, **fields)
 
 
-def later(event: str, *, whatever_level: bool = False, **fields: Any) -> None:
+def emit_later(event: str, *, whatever_level: bool = False, **fields: Any) -> None:
     """An event of the time in which the command line is read: `configure` writes it."""
-    (_early_whatever_level if whatever_level else _early).append(_Early(event, fields))
+    (_early_whatever_level if whatever_level else _early).append(_BufferedEvent(event, fields))

@@ -26,7 +26,7 @@ class MetricsRegistry:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._meters: dict[str, Any] = {name: self._made(name, row) for name, row in METRICS.items()}
+        self._metrics: dict[str, Any] = {name: self._made(name, row) for name, row in METRICS.items()}
         self._series: dict[tuple[str, ...], Any] = {}
         """By name and labels: prometheus_client takes four times as long to find a series."""
 
@@ -43,8 +43,8 @@ class MetricsRegistry:
         key = _key(name, labels)
         series = self._series.get(key)
         if series is None:
-            meter = self._meters[name]
-            series = self._series[key] = meter.labels(**labels) if labels else meter
+            metric = self._metrics[name]
+            series = self._series[key] = metric.labels(**labels) if labels else metric
         return series
 
     def count(self, name: str, amount: float = 1.0, **labels: str) -> None:
@@ -60,7 +60,7 @@ class MetricsRegistry:
         """Drop one labelled series, so that what is gone is not shown for ever."""
         self._series.pop(_key(name, labels), None)
         with contextlib.suppress(KeyError):
-            self._meters[name].remove(*(labels[label] for label in METRICS[name].labels))
+            self._metrics[name].remove(*(labels[label] for label in METRICS[name].labels))
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text form."""

@@ -1,6 +1,6 @@
 """HTTPS server: TLS with reload and replacement of the client CA, limits, deadlines, graceful end, the admin port.
 
-This package knows nothing of Kubernetes or of the content of a body. `server.Server` serves the routes
+This package knows nothing of Kubernetes or of the content of a body. `server.HttpServer` serves the routes
 (`application.Route`) of an `application.Application`.
 
     listener           accepts connections and limits their number, starts TLS

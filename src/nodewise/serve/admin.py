@@ -8,10 +8,10 @@ from nodewise.errors import Refused
 from nodewise.observe.metrics_registry import CONTENT_TYPE, MetricsRegistry
 from nodewise.serve.application import Application, Request, Response, Route
 from nodewise.serve.options import AdminOptions, ServeOptions, is_loopback
-from nodewise.serve.server import Server
+from nodewise.serve.server import HttpServer
 
 
-def admin_routes(waiting_for: Callable[[], Sequence[str]], meters: MetricsRegistry) -> list[Route]:
+def admin_routes(waiting_for: Callable[[], Sequence[str]], metrics_registry: MetricsRegistry) -> list[Route]:
     """/healthz, /readyz and /metrics. `waiting_for` returns what is missing for readiness."""
 
     def healthz(_request: Request) -> Response:
@@ -23,7 +23,7 @@ def admin_routes(waiting_for: Callable[[], Sequence[str]], meters: MetricsRegist
         return Response(503 if missing else 200, msgspec.json.encode(body) + b"\n")
 
     def metrics(_request: Request) -> Response:
-        return Response(200, meters.exposition(), CONTENT_TYPE)
+        return Response(200, metrics_registry.exposition(), CONTENT_TYPE)
 
     return [
         Route("GET", "/healthz", healthz),
@@ -32,7 +32,7 @@ def admin_routes(waiting_for: Callable[[], Sequence[str]], meters: MetricsRegist
     ]
 
 
-def called_locally(route: Route) -> Route:
+def loopback_only(route: Route) -> Route:
     """The route for clients that connect to a loopback address, whatever addresses the port listens on: processes of
     this machine or pod, and `kubectl port-forward`. `Refused` for all others.
     """
@@ -47,7 +47,9 @@ def called_locally(route: Route) -> Route:
     return route._replace(handler=handler)
 
 
-def admin_server(application: Application, options: AdminOptions, meters: MetricsRegistry) -> Server:
+def admin_server(
+    application: Application, options: AdminOptions, metrics_registry: MetricsRegistry
+) -> HttpServer:
     """A separate server for these routes. An address beyond loopback is the operator's choice: a kubelet's probes come
     from outside the pod, and the routes show only counts.
     """
@@ -55,4 +57,4 @@ def admin_server(application: Application, options: AdminOptions, meters: Metric
     serve_options = ServeOptions(
         address=address, port=options.health_port, unsafe=True, unsafe_address=address, max_body_bytes=65536
     )
-    return Server(application, serve_options, meters)
+    return HttpServer(application, serve_options, metrics_registry)

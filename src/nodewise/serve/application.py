@@ -1,7 +1,7 @@
 """Routes, and the exchange of one request: which handler answers, within which limits, what happens when it fails.
 
-`Application` knows no sockets: `protocol.Connection` opens an `Exchange` for each request header, passes it the body
-and writes its response.
+`Application` knows no sockets: `protocol.HttpConnection` opens an `HttpExchange` for each request header, passes it
+the body and writes its response.
 """
 
 import io
@@ -17,7 +17,17 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve import responses
 from nodewise.serve.responses import Response, TooLarge
 
-__all__ = ["Application", "Exchange", "Handler", "Head", "Lane", "Peer", "Request", "Response", "Route"]
+__all__ = [
+    "Application",
+    "ConcurrencyLimit",
+    "Handler",
+    "HttpExchange",
+    "RemotePeer",
+    "Request",
+    "RequestHeader",
+    "Response",
+    "Route",
+]
 
 _NO_QUERY: Final[Mapping[str, str]] = MappingProxyType({})
 _JSON: Final = "application/json"
@@ -42,16 +52,16 @@ class Request(NamedTuple):
 Handler = Callable[[Request], Response | Awaitable[Response]]
 
 
-class Lane:
-    """Concurrency limit for large requests: on all routes that share the lane, at most `most` requests with a body of
-    `large_bytes` or more are under way, from their header to the end of their response. A further one gets status 503
-    before its body is read.
+class ConcurrencyLimit:
+    """Concurrency limit for large requests. All routes that share the limit serve at most `max_requests` requests with
+    a body of `large_bytes` or more at the same time, from the header to the end of the response. A further request
+    gets status 503 before its body is read.
     """
 
-    __slots__ = ("large_bytes", "most", "under_way")
+    __slots__ = ("large_bytes", "max_requests", "under_way")
 
-    def __init__(self, most: int, large_bytes: int) -> None:
-        self.most = most
+    def __init__(self, max_requests: int, large_bytes: int) -> None:
+        self.max_requests = max_requests
         self.large_bytes = large_bytes
         self.under_way = 0
 
@@ -62,7 +72,7 @@ class Route(NamedTuple):
     method: str
     path: str
     handler: Handler
-    lane: Lane | None = None
+    concurrency_limit: ConcurrencyLimit | None = None
     """None: no concurrency limit."""
     is_forgiving: bool = False
     """Redirect paths that differ from this one in case or slashes."""
@@ -70,7 +80,7 @@ class Route(NamedTuple):
     """On a port with mutual TLS, refuse clients that are not pinned."""
 
 
-class Head(NamedTuple):
+class RequestHeader(NamedTuple):
     """The header of a request, as far as it is used."""
 
     method: str
@@ -84,7 +94,7 @@ class Head(NamedTuple):
     expects_continue: bool = False
 
 
-class Peer(NamedTuple):
+class RemotePeer(NamedTuple):
     """The client of a connection."""
 
     address: str = ""
@@ -97,21 +107,21 @@ class Peer(NamedTuple):
     """The response of routes for pinned clients only; None if it is authorized there."""
 
 
-class Exchange:
+class HttpExchange:
     """One request and its response.
 
     After `start`, `receive` and `finish` the attribute `response` says whether the response is known: a refusal may
     come before the body. `close` must be called once.
     """
 
-    def __init__(self, application: "Application", head: Head, peer: Peer) -> None:
+    def __init__(self, application: "Application", head: RequestHeader, peer: RemotePeer) -> None:
         self.head = head
         self.response: Response | None = None
         self._application = application
         self._peer = peer
         self._route: Route | None = None
-        self._lane: Lane | None = None
-        """The lane in which this request is counted."""
+        self._concurrency_limit: ConcurrencyLimit | None = None
+        """The concurrency_limit in which this request is counted."""
         self._body: bytes | io.BytesIO = b""
         """A buffer from the second part on: a list would hold an object for each chunk of one byte."""
         self._size = 0
@@ -168,10 +178,10 @@ class Exchange:
         return None
 
     def close(self, *, sent: bool) -> None:
-        """Leave the lane, and count the request if its response was sent."""
-        if self._lane is not None:
-            self._lane.under_way -= 1
-            self._lane = None
+        """Leave the concurrency_limit, and count the request if its response was sent."""
+        if self._concurrency_limit is not None:
+            self._concurrency_limit.under_way -= 1
+            self._concurrency_limit = None
         self._body = b""
         if sent and self.response is not None and self._peer.refusal is None:
             self._application.count(self.head.path, self.response.status)
@@ -227,14 +237,18 @@ class Exchange:
 
     def _check_size(self) -> None:
         self._application.check_length("body", self._size)
-        lane = self._route.lane if self._route is not None else None
+        concurrency_limit = self._route.concurrency_limit if self._route is not None else None
         size = max(self._size, self.head.content_length or 0)
-        if lane is None or self._lane is not None or size < lane.large_bytes:
+        if (
+            concurrency_limit is None
+            or self._concurrency_limit is not None
+            or size < concurrency_limit.large_bytes
+        ):
             return
-        if lane.under_way >= lane.most:
-            raise Unavailable(f"busy with {lane.under_way} large requests", retry_after_s=1.0)
-        lane.under_way += 1
-        self._lane = lane
+        if concurrency_limit.under_way >= concurrency_limit.max_requests:
+            raise Unavailable(f"busy with {concurrency_limit.under_way} large requests", retry_after_s=1.0)
+        concurrency_limit.under_way += 1
+        self._concurrency_limit = concurrency_limit
 
 
 class Application:
@@ -242,12 +256,14 @@ class Application:
 
     404 for an unknown path (or a redirect, for a path close to a forgiving route), 405 for a wrong method, 400 for a
     POST that is not JSON, 413 for a body over `max_body_bytes` (before it is read if its length is declared), 503 over
-    the limit of a lane, the kind's status for a NodewiseError of the handler, 500 for any other exception; each with a
-    JSON body, and the connection stays open. ValueError for two routes of one path and method.
+    the concurrency limit of the route, the kind's status for a NodewiseError of the handler, 500 for any other
+    exception; each with a JSON body, and the connection stays open. ValueError for two routes of one path and method.
     """
 
-    def __init__(self, routes: Sequence[Route], meters: MetricsRegistry, *, max_body_bytes: int) -> None:
-        self._meters = meters
+    def __init__(
+        self, routes: Sequence[Route], metrics_registry: MetricsRegistry, *, max_body_bytes: int
+    ) -> None:
+        self._metrics_registry = metrics_registry
         self._max_body_bytes = max_body_bytes
         self._routes: dict[str, dict[str, Route]] = {}
         for route in routes:
@@ -260,11 +276,11 @@ class Application:
                 methods.setdefault("HEAD", methods["GET"])
         self._forgiving = {_normalized(route.path): route.path for route in routes if route.is_forgiving}
 
-    def open(self, head: Head, peer: Peer) -> Exchange:
+    def open(self, head: RequestHeader, peer: RemotePeer) -> HttpExchange:
         """An exchange for a request header."""
-        return Exchange(self, head, peer)
+        return HttpExchange(self, head, peer)
 
-    def route(self, head: Head, peer: Peer) -> tuple[Route | None, Response | None]:
+    def route(self, head: RequestHeader, peer: RemotePeer) -> tuple[Route | None, Response | None]:
         """The route for a request, or the response that refuses it."""
         methods = self._routes.get(head.path)
         if methods is None:
@@ -285,13 +301,13 @@ class Application:
     def count(self, path: str, status: int) -> None:
         """Count an answered request."""
         route = path if path in self._routes else "other"
-        self._meters.count("requests_total", route=route, status=str(status))
+        self._metrics_registry.count("requests_total", route=route, status=str(status))
 
     def observe(self, path: str, seconds: float) -> None:
         """Observe how long a handler took."""
-        self._meters.observe("request_seconds", seconds, route=path)
+        self._metrics_registry.observe("request_seconds", seconds, route=path)
 
-    def _unknown(self, head: Head) -> Response:
+    def _unknown(self, head: RequestHeader) -> Response:
         """404, or a redirect as the servers of the older systems gave it."""
         path = self._forgiving.get(_normalized(head.path))
         if path is None:

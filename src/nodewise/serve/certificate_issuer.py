@@ -18,22 +18,22 @@ _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _PEM: Final = serialization.Encoding.PEM
 
 
-class Leaf(NamedTuple):
+class IssuedCertificate(NamedTuple):
     """A certificate and its private key, both PEM."""
 
     cert: bytes
     key: bytes
 
 
-class Issuer:
+class CertificateIssuer:
     """An authority. Its private key is nowhere but in here, and nothing gives it away."""
 
     def __init__(self, name: str, now: datetime, valid: timedelta) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = _named(name)
+        self._name = _subject_name(name)
         self._now = now
         self._valid = valid
-        begun = _begun(self._name, self._name, self._key.public_key(), now, valid)
+        begun = _certificate_builder(self._name, self._name, self._key.public_key(), now, valid)
         self.cert = self._signed(
             begun.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True).add_extension(
                 _usage(signs_certificates=True), critical=True
@@ -41,18 +41,20 @@ class Issuer:
         )
         """Its own certificate, PEM: what the other side has to trust."""
 
-    def server(self, names: Sequence[str], common_name: str) -> Leaf:
+    def server(self, names: Sequence[str], common_name: str) -> IssuedCertificate:
         """One for a server of these host names and IP addresses. A common name that is too long is cut."""
         return self._leaf(common_name[:_LONGEST_NAME], names, ExtendedKeyUsageOID.SERVER_AUTH)
 
-    def client(self, name: str) -> Leaf:
+    def client(self, name: str) -> IssuedCertificate:
         """One for a client, and for nothing else. Where its name can be a host's it is told as one as well."""
         return self._leaf(name, [name] if is_host(name) else [], ExtendedKeyUsageOID.CLIENT_AUTH)
 
-    def _leaf(self, common_name: str, names: Sequence[str], use: x509.ObjectIdentifier) -> Leaf:
+    def _leaf(self, common_name: str, names: Sequence[str], use: x509.ObjectIdentifier) -> IssuedCertificate:
         key = ec.generate_private_key(ec.SECP256R1())
         identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
-        begun = _begun(_named(common_name), self._name, key.public_key(), self._now, self._valid)
+        begun = _certificate_builder(
+            _subject_name(common_name), self._name, key.public_key(), self._now, self._valid
+        )
         begun = (
             begun.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(signs_certificates=False), critical=True)
@@ -60,25 +62,29 @@ class Issuer:
             .add_extension(identifier, critical=False)
         )
         if names:  # an empty list would be refused by Go
-            begun = begun.add_extension(x509.SubjectAlternativeName(map(_told, names)), critical=False)
-        return Leaf(self._signed(begun), private_pem(key))
+            begun = begun.add_extension(
+                x509.SubjectAlternativeName(map(_general_name, names)), critical=False
+            )
+        return IssuedCertificate(self._signed(begun), private_pem(key))
 
     def _signed(self, begun: x509.CertificateBuilder) -> bytes:
         return begun.sign(self._key, hashes.SHA256()).public_bytes(_PEM)
 
 
-def request(name: str) -> Leaf:
+def certificate_request(name: str) -> IssuedCertificate:
     """A request for a client's certificate, in the place of the certificate, with its key."""
     key = ec.generate_private_key(ec.SECP256R1())
-    request = x509.CertificateSigningRequestBuilder().subject_name(_named(name)).sign(key, hashes.SHA256())
-    return Leaf(request.public_bytes(_PEM), private_pem(key))
+    request = (
+        x509.CertificateSigningRequestBuilder().subject_name(_subject_name(name)).sign(key, hashes.SHA256())
+    )
+    return IssuedCertificate(request.public_bytes(_PEM), private_pem(key))
 
 
 def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
 
 
-def is_by(leaf: x509.Certificate, authority: x509.Certificate) -> bool:
+def is_issued_by(leaf: x509.Certificate, authority: x509.Certificate) -> bool:
     """Whether this authority signed it; True for an authority and itself."""
     try:
         leaf.verify_directly_issued_by(authority)
@@ -101,15 +107,15 @@ def is_address(name: str) -> bool:
     return True
 
 
-def _told(name: str) -> x509.GeneralName:
+def _general_name(name: str) -> x509.GeneralName:
     return x509.IPAddress(ipaddress.ip_address(name)) if is_address(name) else x509.DNSName(name)
 
 
-def _named(name: str) -> x509.Name:
+def _subject_name(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
-def _begun(
+def _certificate_builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime, valid: timedelta
 ) -> x509.CertificateBuilder:
     now = now.astimezone(UTC)

@@ -12,7 +12,7 @@ from nodewise.errors import BadSettings, Problem
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve import pem_files
-from nodewise.serve.pem_files import Bundle, Contents, Pair, Paths
+from nodewise.serve.pem_files import CertificateBundle, CertificatePair, Contents, Paths
 
 SOON_S: Final = 7 * 86400.0
 """A certificate that has less left than this is told in the log, once a day."""
@@ -20,18 +20,18 @@ SOON_S: Final = 7 * 86400.0
 _DAY_S: Final = 86400.0
 _AGAIN_S: Final = 60.0  # what could not be used is tried again also unchanged: its time may have come
 
-T = TypeVar("T", Pair, Bundle)
+T = TypeVar("T", CertificatePair, CertificateBundle)
 
 
-class Kept(Generic[T]):
-    """What was last read from some files and could be used. Between two calls of `look` nothing changes."""
+class ReloadableFiles(Generic[T]):
+    """What was last read from some files and could be used. Between two calls of `poll` nothing changes."""
 
     def __init__(
         self,
         name: str,
         paths: Paths,
         read: Callable[[Paths, Contents], T],
-        meters: MetricsRegistry,
+        metrics_registry: MetricsRegistry,
         now_s: float,
     ) -> None:
         """`name` is the metrics' label. BadSettings names every problem of the files.
@@ -42,34 +42,34 @@ class Kept(Generic[T]):
         self._name = name
         self._paths = paths
         self._read: Callable[[Paths, Contents], T] = read
-        self._meters = meters
-        self._seen = self._tried = pem_files.contents(paths)
-        self._trouble = ""
+        self._metrics_registry = metrics_registry
+        self._seen = self._tried = pem_files.read_contents(paths)
+        self._problem = ""
         self._again_at_s = float("-inf")
         self._warn_at_s = float("-inf")
         self.value: T = read(paths, self._tried)
-        self._tell(now_s)
+        self._set_metrics(now_s)
 
-    def look(self, now_s: float) -> bool:
+    def poll(self, now_s: float) -> bool:
         """Read the files again where they changed; True when they hold something else that can be used.
 
         A change counts when two looks in a row see the same: `cat old new > bundle` is for a moment the old alone,
         and two files are written one after the other.
         """
-        changed = self._is_due(now_s) and self._take(now_s)
-        self._warn(now_s)
+        changed = self._is_due(now_s) and self._reload(now_s)
+        self._warn_of_expiry(now_s)
         return changed
 
     def _is_due(self, now_s: float) -> bool:
         """The files are small, and a swap may keep name, size and time: so all of them is compared."""
-        before, self._seen = self._seen, pem_files.contents(self._paths)
+        before, self._seen = self._seen, pem_files.read_contents(self._paths)
         if self._seen != before:
             return False
         news = self._seen != self._tried
         self._tried = self._seen
-        return news or (bool(self._trouble) and now_s >= self._again_at_s)
+        return news or (bool(self._problem) and now_s >= self._again_at_s)
 
-    def _take(self, now_s: float) -> bool:
+    def _reload(self, now_s: float) -> bool:
         try:
             fresh = self._read(self._paths, self._tried)
             self._check_time(fresh, now_s)
@@ -78,11 +78,11 @@ class Kept(Generic[T]):
             return False
         changed = fresh != self.value
         self.value = fresh
-        self._trouble = ""
+        self._problem = ""
         self._warn_at_s = now_s
-        self._tell(now_s)
-        self._meters.count("tls_reloads_total", certificate=self._name, outcome="done")
-        logs.emit("tls_reloaded", **self._told(now_s))
+        self._set_metrics(now_s)
+        self._metrics_registry.count("tls_reloads_total", certificate=self._name, outcome="done")
+        logs.emit("tls_reloaded", **self._log_fields(now_s))
         return changed
 
     def _check_time(self, fresh: T, now_s: float) -> None:
@@ -97,49 +97,54 @@ class Kept(Generic[T]):
             pem_files.WHAT, [Problem(field, f"{path} {seen}", "a certificate that is valid now")]
         )
 
-    def _fail(self, trouble: str, now_s: float) -> None:
+    def _fail(self, problem: str, now_s: float) -> None:
         self._again_at_s = now_s + _AGAIN_S
-        if trouble == self._trouble:
+        if problem == self._problem:
             return
-        self._trouble = trouble
-        self._tell(now_s)
-        self._meters.count("tls_reloads_total", certificate=self._name, outcome="failed")
-        logs.emit("tls_reload_failed", error=trouble, **self._told(now_s))
+        self._problem = problem
+        self._set_metrics(now_s)
+        self._metrics_registry.count("tls_reloads_total", certificate=self._name, outcome="failed")
+        logs.emit("tls_reload_failed", error=problem, **self._log_fields(now_s))
 
-    def _tell(self, now_s: float) -> None:
-        self._meters.set("tls_reload_failing", int(bool(self._trouble)), certificate=self._name)
+    def _set_metrics(self, now_s: float) -> None:
+        self._metrics_registry.set("tls_reload_failing", int(bool(self._problem)), certificate=self._name)
         end_s = self.value.end_s(now_s)
-        self._meters.set("tls_certificate_expires_seconds", end_s, certificate=self._name)
+        self._metrics_registry.set("tls_certificate_expires_seconds", end_s, certificate=self._name)
 
-    def _warn(self, now_s: float) -> None:
+    def _warn_of_expiry(self, now_s: float) -> None:
         left_s = self.value.end_s(now_s) - now_s
         if left_s < SOON_S and now_s >= self._warn_at_s:
             self._warn_at_s = now_s + _DAY_S
             event = "certificate_expires_soon" if left_s > 0 else "certificate_expired"
-            logs.emit(event, **self._told(now_s))
+            logs.emit(event, **self._log_fields(now_s))
 
-    def _told(self, now_s: float) -> dict[str, str]:
+    def _log_fields(self, now_s: float) -> dict[str, str]:
         """What each log line says: which certificate, its files, and when the one in use ends."""
         end = format_rfc3339(self.value.end_s(now_s))
         return {"certificate": self._name, "files": ", ".join(self._paths.values()), "expires": end}
 
 
-class Watched:
+class CertificateReloader:
     """Several things that are kept in files, looked at together and at most once in `every_s`."""
 
-    def __init__(self, kept: Sequence[Kept[Pair] | Kept[Bundle]], clock: Clock, every_s: float = 1.0) -> None:
-        self._kept = kept
+    def __init__(
+        self,
+        files: Sequence[ReloadableFiles[CertificatePair] | ReloadableFiles[CertificateBundle]],
+        clock: Clock,
+        every_s: float = 1.0,
+    ) -> None:
+        self._files = files
         self._clock = clock
         self._every_s = every_s
         self._next_s = float("-inf")
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Whether any of them holds something else now."""
         now_s = self._clock.monotonic()
         if now_s < self._next_s:
             return False
         self._next_s = now_s + self._every_s
         changed = [
-            files.look(self._clock.now()) for files in self._kept
+            reloadable.poll(self._clock.now()) for reloadable in self._files
         ]  # each of them, whatever the first says
         return any(changed)

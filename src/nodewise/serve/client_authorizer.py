@@ -21,10 +21,10 @@ from nodewise.serve import responses
 from nodewise.serve.close_reasons import CloseReasons
 from nodewise.serve.options import ServeOptions
 from nodewise.serve.responses import Response
-from nodewise.serve.tls import Tls
+from nodewise.serve.tls import ServerTls
 
 
-class Client(NamedTuple):
+class ClientIdentity(NamedTuple):
     """The parts of a client certificate that decide about access."""
 
     names: tuple[str, ...]
@@ -47,11 +47,11 @@ PINNED: Final = Authorization()
 _NOT_A_CA: Final = "a client certificate of its own, not a CA's"
 _MOST_WARNINGS: Final = 64
 """Any user of a CA can have certificates with many names: they must fill neither memory nor the log."""
-_UNREADABLE: Final = Client((), is_ca=False)
+_UNREADABLE: Final = ClientIdentity((), is_ca=False)
 
 
 @lru_cache(maxsize=64)
-def client_of(der: bytes) -> Client:
+def client_of(der: bytes) -> ClientIdentity:
     """Read a certificate. An unreadable one has no names, so that it matches no pin.
 
     Of several common names none counts: programs differ in which one they take, and Go, which decides for the API
@@ -71,7 +71,7 @@ def client_of(der: bytes) -> Client:
         names.extend(str(name.value) for name in alternatives if isinstance(name, kinds))
     constraints = extensions.get(x509.BasicConstraints.oid)
     usage = extensions.get(x509.ExtendedKeyUsage.oid)
-    return Client(
+    return ClientIdentity(
         tuple(names),
         is_ca=isinstance(constraints, x509.BasicConstraints) and constraints.ca,
         for_client=isinstance(usage, x509.ExtendedKeyUsage) and ExtendedKeyUsageOID.CLIENT_AUTH in usage,
@@ -86,13 +86,17 @@ class ClientAuthorizer:
     """
 
     def __init__(
-        self, options: ServeOptions, tls: Tls, close_reasons: CloseReasons, meters: MetricsRegistry
+        self,
+        options: ServeOptions,
+        tls: ServerTls,
+        close_reasons: CloseReasons,
+        metrics_registry: MetricsRegistry,
     ) -> None:
         self._options = options
         self._tls = tls
         self._close_reasons = close_reasons
-        self._meters = meters
-        self._warned: set[tuple[str, Client]] = set()
+        self._metrics_registry = metrics_registry
+        self._warned: set[tuple[str, ClientIdentity]] = set()
 
     def examine(self, transport: asyncio.BaseTransport, chain: Sequence[bytes], peer: str) -> Authorization:
         """What the client may call. `chain`, DER, begins with its own certificate."""
@@ -110,25 +114,25 @@ class ClientAuthorizer:
         if mismatch and not self._options.any_client:
             return self._refused("client_name", peer, client, mismatch)
         if client.is_ca:
-            self._meters.count("ca_clients_total")
+            self._metrics_registry.count("ca_clients_total")
             self._warn_once("ca_client", peer, client)
         if not mismatch:
             return PINNED
         self._warn_once("unpinned_client", peer, client, missing=mismatch)
         return Authorization(pinned_only_refusal=_refusal(client, mismatch))
 
-    def _warn_once(self, event: str, peer: str, client: Client, **fields: str) -> None:
+    def _warn_once(self, event: str, peer: str, client: ClientIdentity, **fields: str) -> None:
         if (event, client) not in self._warned and len(self._warned) < _MOST_WARNINGS:
             self._warned.add((event, client))
             logs.emit(event, peer=peer, names=client.names, **fields)
 
-    def _refused(self, reason: str, peer: str, client: Client, expected: str) -> Authorization:
+    def _refused(self, reason: str, peer: str, client: ClientIdentity, expected: str) -> Authorization:
         self._close_reasons.record(reason, peer, f"certificate of {_described(client)}; expected {expected}")
         refusal = _refusal(client, expected)
         return Authorization(refusal, refusal)
 
 
-def _mismatch(client: Client, pins: Sequence[str]) -> str:
+def _mismatch(client: ClientIdentity, pins: Sequence[str]) -> str:
     """What a certificate lacks to be pinned, with the remedy; empty if it is pinned."""
     has_name = not set(pins).isdisjoint(client.names)
     if has_name and client.for_client:
@@ -143,9 +147,9 @@ def _mismatch(client: Client, pins: Sequence[str]) -> str:
     return ", ".join(missing)
 
 
-def _described(client: Client) -> str:
+def _described(client: ClientIdentity) -> str:
     return ", ".join(map(shown, client.names)) or "no names"
 
 
-def _refusal(client: Client, expected: str) -> Response:
+def _refusal(client: ClientIdentity, expected: str) -> Response:
     return responses.refusal(403, Problem("client certificate", _described(client), expected))

@@ -62,13 +62,13 @@ _VERIFY_CODES: Final[dict[int, str]] = {
 LOG_EVERY_S: Final = 10.0
 
 
-class NotOffered(ssl.SSLError):
+class ProtocolNotOffered(ssl.SSLError):
     """The client offers application protocols, and http/1.1 is not among them."""
 
 
 def reason_of(error: OSError) -> str:
     """The key of REASONS for the error of a handshake."""
-    if isinstance(error, NotOffered):
+    if isinstance(error, ProtocolNotOffered):
         return "alpn"
     if isinstance(error, ssl.SSLCertVerificationError):
         return _VERIFY_CODES.get(error.verify_code, "certificate")
@@ -81,8 +81,10 @@ def reason_of(error: OSError) -> str:
 class CloseReasons:
     """Counts closed connections by reason; logs the first of a reason at once, then one in `LOG_EVERY_S`."""
 
-    def __init__(self, meters: MetricsRegistry, clock: Clock, reasons: Mapping[str, str] = REASONS) -> None:
-        self._meters = meters
+    def __init__(
+        self, metrics_registry: MetricsRegistry, clock: Clock, reasons: Mapping[str, str] = REASONS
+    ) -> None:
+        self._metrics_registry = metrics_registry
         self._clock = clock
         self._reasons = reasons
         self._next_s: dict[str, float] = {}
@@ -91,7 +93,7 @@ class CloseReasons:
     def record(self, reason: str, peer: str, detail: str = "") -> None:
         """Count the closed connection of `peer`, host:port or a name. KeyError for an unknown reason."""
         remedy = self._reasons[reason]
-        self._meters.count("connections_ended_total", reason=reason)
+        self._metrics_registry.count("connections_ended_total", reason=reason)
         if reason in _SILENT:
             return
         now_s = self._clock.monotonic()

@@ -16,7 +16,7 @@ from nodewise.observe import logs
 from nodewise.serve import close_reasons, tls_handshake
 from nodewise.serve.close_reasons import CloseReasons
 from nodewise.serve.options import ServeOptions
-from nodewise.serve.tls import Tls
+from nodewise.serve.tls import ServerTls
 
 _LAST_PORT: Final = 65535
 _BACKLOG: Final = 1024
@@ -30,7 +30,7 @@ _PLAIN: Final = (
 )
 
 
-async def bound(options: ServeOptions) -> socket.socket:
+async def bind_socket(options: ServeOptions) -> socket.socket:
     """A listening socket. BadSettings names the port or the address that cannot be used."""
     if not 0 <= options.port <= _LAST_PORT:
         # the resolver would take it modulo 65536
@@ -83,7 +83,7 @@ class Listener:
         listening: socket.socket,
         protocol: Callable[[], asyncio.Protocol],
         options: ServeOptions,
-        tls: Tls | None,
+        tls: ServerTls | None,
         recorder: CloseReasons,
         established: Callable[[], int],
     ) -> None:
@@ -160,7 +160,7 @@ class Listener:
         except OSError as error:
             self._close_reasons.record(close_reasons.reason_of(error), peer, str(error))
 
-    async def _secure(self, accepted: socket.socket, peer: str, tls: Tls) -> None:
+    async def _secure(self, accepted: socket.socket, peer: str, tls: ServerTls) -> None:
         deadline = self._loop.time() + self._options.handshake_timeout_s
         if not await self._speaks_tls(accepted, peer):
             return
@@ -174,7 +174,7 @@ class Listener:
                     ssl_handshake_timeout=max(0.001, deadline - self._loop.time()),
                     ssl_shutdown_timeout=self._options.answer_timeout_s,
                 )
-            except tls_handshake.Failed as failed:
+            except tls_handshake.HandshakeFailed as failed:
                 self._close_reasons.record(close_reasons.reason_of(failed.cause), peer, str(failed.cause))
                 _send_last(copy, failed.alert)
 

@@ -28,7 +28,7 @@ Contents = Mapping[str, bytes | _Unreadable]
 """What each file holds, by the name of the setting."""
 
 
-class Pair(NamedTuple):
+class CertificatePair(NamedTuple):
     """A certificate, its chain after it, and its key, both PEM."""
 
     certificate: bytes
@@ -44,7 +44,7 @@ class Pair(NamedTuple):
         return self.chain[0].not_valid_after_utc.timestamp()
 
 
-class Bundle(NamedTuple):
+class CertificateBundle(NamedTuple):
     """Certificates that are trusted, also as PEM."""
 
     pem: bytes
@@ -60,7 +60,7 @@ class Bundle(NamedTuple):
         return min((end for end in ends if end > now_s), default=max(ends))
 
 
-def contents(paths: Paths) -> Contents:
+def read_contents(paths: Paths) -> Contents:
     """What the files hold now."""
     contents: dict[str, bytes | _Unreadable] = {}
     for field, path in paths.items():
@@ -71,7 +71,7 @@ def contents(paths: Paths) -> Contents:
     return contents
 
 
-def pair(paths: Paths, held: Contents) -> Pair:
+def read_pair(paths: Paths, held: Contents) -> CertificatePair:
     """A certificate and its key: the first path and the second. BadSettings names every problem."""
     problems: list[Problem] = []
     (cert_field, cert_path), (key_field, key_path) = paths.items()
@@ -89,10 +89,10 @@ def pair(paths: Paths, held: Contents) -> Pair:
     except (ssl.SSLError, OSError) as error:
         problem = Problem(cert_field, f"{cert_path} with {key_path}: {error}", "a pair that OpenSSL takes")
         raise BadSettings(WHAT, [problem]) from error
-    return Pair(certificate, key, tuple(chain))
+    return CertificatePair(certificate, key, tuple(chain))
 
 
-def bundle(paths: Paths, held: Contents) -> Bundle:
+def read_bundle(paths: Paths, held: Contents) -> CertificateBundle:
     """Trusted certificates, of one path. BadSettings where there is none that can be read."""
     problems: list[Problem] = []
     ((field, path),) = paths.items()
@@ -105,7 +105,7 @@ def bundle(paths: Paths, held: Contents) -> Bundle:
     except ssl.SSLError as error:
         problem = Problem(field, f"{path}: {error}", "certificates that OpenSSL takes")
         raise BadSettings(WHAT, [problem]) from error
-    return Bundle(text, tuple(authorities))
+    return CertificateBundle(text, tuple(authorities))
 
 
 def load(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:

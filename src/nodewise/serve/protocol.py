@@ -19,7 +19,7 @@ import httptools
 
 from nodewise.errors import Problem, shown
 from nodewise.serve import responses, tls_handshake
-from nodewise.serve.application import Application, Exchange, Head, Peer
+from nodewise.serve.application import Application, HttpExchange, RemotePeer, RequestHeader
 from nodewise.serve.client_authorizer import Authorization
 from nodewise.serve.close_reasons import CloseReasons
 from nodewise.serve.options import ServeOptions
@@ -53,11 +53,11 @@ class Authorizer(Protocol):
     ) -> Authorization: ...
 
 
-class Connections:
+class OpenConnections:
     """The open connections of a server, and what their responses have in common."""
 
     def __init__(self) -> None:
-        self.open: set[Connection] = set()
+        self.open: set[HttpConnection] = set()
         self.tasks: set[asyncio.Future[None]] = set()
         """Handlers that are awaited."""
         self.date = b""
@@ -66,7 +66,7 @@ class Connections:
         """Each response ends its connection."""
 
 
-class Connection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """One client's connection. `chain` is its certificate and what it sent with it, DER; empty without TLS."""
 
     transport: asyncio.Transport
@@ -76,7 +76,7 @@ class Connection(asyncio.Protocol):
     def __init__(
         self,
         application: Application,
-        connections: Connections,
+        connections: OpenConnections,
         options: ServeOptions,
         close_reasons: CloseReasons,
         authorizer: Authorizer | None,
@@ -91,7 +91,7 @@ class Connection(asyncio.Protocol):
         self._authorizer = authorizer
         self._loop = asyncio.get_running_loop()
         self.opened_s = self._loop.time()
-        self._client = Peer()
+        self._client = RemotePeer()
         self._parser = httptools.HttpRequestParser(self)
         # bytes after a request with `Connection: close` must not cost that request its response
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
@@ -106,11 +106,11 @@ class Connection(asyncio.Protocol):
         self._is_deaf = False
         """Drop whatever comes in: the connection is about to end."""
 
-        self._exchanges: deque[Exchange] = deque()
+        self._exchanges: deque[HttpExchange] = deque()
         """Requests without a complete response, in order; the first is the one that is answered."""
-        self._receiving: Exchange | None = None
+        self._receiving: HttpExchange | None = None
         """The request whose body comes in; None if it is complete or refused."""
-        self._awaiting: Exchange | None = None
+        self._awaiting: HttpExchange | None = None
         """The request whose handler is awaited."""
         self._pieces: Iterator[bytes] | None = None
         """The rest of the response that is being written."""
@@ -142,7 +142,7 @@ class Connection(asyncio.Protocol):
         if secured is not None and self._authorizer is not None:
             self.chain = tls_handshake.chain_of(secured)
             authorization = self._authorizer.examine(transport, self.chain, self.peer)
-        self._client = Peer(
+        self._client = RemotePeer(
             self.peer,
             str(local[0]).removeprefix("::ffff:") if local else "",
             authorization.refusal,
@@ -260,12 +260,12 @@ class Connection(asyncio.Protocol):
 
     # requests and responses
 
-    def _head(self) -> Head:
+    def _head(self) -> RequestHeader:
         url = httptools.parse_url(self._url)
         path = url.path.decode("ascii")
         fields = dict(self._fields)
         length, content_type = fields.get(b"content-length"), fields.get(b"content-type")
-        return Head(
+        return RequestHeader(
             self._parser.get_method().decode("ascii"),
             urllib.parse.unquote(path) if "%" in path else path,
             url.query or b"",
@@ -291,7 +291,7 @@ class Connection(asyncio.Protocol):
         elif is_new and exchange.head.expects_continue:
             self.transport.write(_CONTINUE)
 
-    def _finish(self, exchange: Exchange) -> None:
+    def _finish(self, exchange: HttpExchange) -> None:
         """Answer a request whose body is complete."""
         pending = exchange.finish()
         if pending is None:
@@ -302,7 +302,7 @@ class Connection(asyncio.Protocol):
         self._connections.tasks.add(task)
         task.add_done_callback(self._connections.tasks.discard)
 
-    async def _wait(self, exchange: Exchange, pending: Awaitable[None]) -> None:
+    async def _wait(self, exchange: HttpExchange, pending: Awaitable[None]) -> None:
         try:
             await pending
         finally:
@@ -312,7 +312,7 @@ class Connection(asyncio.Protocol):
         if self._exchanges:
             self._write(exchange)
 
-    def _write(self, exchange: Exchange) -> None:
+    def _write(self, exchange: HttpExchange) -> None:
         """Write the response of the first exchange. The rest of a body that it refuses is dropped."""
         if exchange is self._receiving:
             self._receiving = None

@@ -16,8 +16,8 @@ from nodewise.serve.client_authorizer import ClientAuthorizer
 from nodewise.serve.close_reasons import CloseReasons
 from nodewise.serve.listener import Listener
 from nodewise.serve.options import ServeOptions, is_loopback
-from nodewise.serve.protocol import Connection, Connections
-from nodewise.serve.tls import Tls, end_s
+from nodewise.serve.protocol import HttpConnection, OpenConnections
+from nodewise.serve.tls import ServerTls, end_s
 
 _SYSTEM: Final = SystemClock()
 _LOOK_S: Final = 0.01
@@ -31,7 +31,7 @@ def _check_unsafe(options: ServeOptions) -> list[Problem]:
     return [Problem("address", seen, f"a loopback address, or unsafe_address {options.host}")]
 
 
-class Server:
+class HttpServer:
     """Serves an application: mutual TLS, TLS without client certificates, or plain HTTP with `unsafe`.
 
     `port` and `url` hold after `start`.
@@ -41,7 +41,7 @@ class Server:
         self,
         application: Application,
         options: ServeOptions,
-        meters: MetricsRegistry,
+        metrics_registry: MetricsRegistry,
         clock: Clock = _SYSTEM,
         *,
         verify_clients: bool = True,
@@ -49,12 +49,12 @@ class Server:
         self.port = options.port
         self._verify_clients = verify_clients
         self._options = options
-        self._meters = meters
+        self._metrics_registry = metrics_registry
         self._clock = clock
-        self._close_reasons = CloseReasons(meters, clock)
-        self._connections = Connections()
+        self._close_reasons = CloseReasons(metrics_registry, clock)
+        self._connections = OpenConnections()
         self._application = application
-        self._tls: Tls | None = None
+        self._tls: ServerTls | None = None
         self._listener: Listener | None = None
         self._ticker: asyncio.Task[None] | None = None
 
@@ -71,11 +71,13 @@ class Server:
         problems = _check_unsafe(options)
         if not options.unsafe:
             try:
-                self._tls = Tls(options, self._meters, self._clock, verify_clients=self._verify_clients)
+                self._tls = ServerTls(
+                    options, self._metrics_registry, self._clock, verify_clients=self._verify_clients
+                )
             except BadSettings as error:
                 problems.extend(error.problems)
         try:
-            opened = await listener.bound(options)
+            opened = await listener.bind_socket(options)
         except BadSettings as error:
             raise BadSettings("the server cannot start", [*problems, *error.problems]) from error
         if problems:
@@ -84,9 +86,9 @@ class Server:
         self.port = opened.getsockname()[1]
         authorizer = None
         if self._tls is not None and self._verify_clients:
-            authorizer = ClientAuthorizer(options, self._tls, self._close_reasons, self._meters)
+            authorizer = ClientAuthorizer(options, self._tls, self._close_reasons, self._metrics_registry)
         make = partial(
-            Connection, self._application, self._connections, options, self._close_reasons, authorizer
+            HttpConnection, self._application, self._connections, options, self._close_reasons, authorizer
         )
         self._listener = Listener(
             opened, make, options, self._tls, self._close_reasons, lambda: len(self._connections.open)
@@ -119,7 +121,7 @@ class Server:
                 await self._until_empty()
         await self._cut_off()
         self._listener = self._ticker = None
-        self._meters.set("connections", 0, port=str(self.port))
+        self._metrics_registry.set("connections", 0, port=str(self.port))
 
     async def _until_empty(self) -> None:
         while self._connections.open or self._connections.tasks:  # noqa: ASYNC110 - at the end, for a moment
@@ -145,12 +147,12 @@ class Server:
     def _tick(self) -> None:
         """Update what changes with time: the date of responses, the count of connections, the certificate files."""
         self._connections.date = formatdate(self._clock.now(), usegmt=True).encode()
-        self._meters.set("connections", len(self._connections.open), port=str(self.port))
+        self._metrics_registry.set("connections", len(self._connections.open), port=str(self.port))
         self._finish_older_than(self._options.connection_age_s)
         if self._tls is not None:
             self._poll_certificates(self._tls)
 
-    def _poll_certificates(self, tls: Tls) -> None:
+    def _poll_certificates(self, tls: ServerTls) -> None:
         """Read changed certificate files; and set the metric of the client certificate that ends first."""
         before = tls.context
         if tls.poll():
@@ -159,9 +161,9 @@ class Server:
             self._finish_older_than(0.0)
         ends = [end_s(connection.chain[0]) for connection in self._connections.open if connection.chain]
         if ends:
-            self._meters.set("tls_certificate_expires_seconds", min(ends), certificate="clients")
+            self._metrics_registry.set("tls_certificate_expires_seconds", min(ends), certificate="clients")
         else:
-            self._meters.forget("tls_certificate_expires_seconds", certificate="clients")
+            self._metrics_registry.forget("tls_certificate_expires_seconds", certificate="clients")
 
     def _finish_older_than(self, age_s: float) -> None:
         opened_before_s = asyncio.get_running_loop().time() - age_s
@@ -169,7 +171,7 @@ class Server:
             if connection.opened_s <= opened_before_s:
                 connection.finish()
 
-    def _retire_untrusted(self, tls: Tls) -> None:
+    def _retire_untrusted(self, tls: ServerTls) -> None:
         """After a change of the client CA: close connections whose certificate no longer verifies."""
         for connection in list(self._connections.open):
             if not tls.admits(connection.chain):

@@ -20,9 +20,9 @@ from nodewise.clock import Clock, SystemClock
 from nodewise.errors import BadSettings, Problem
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve import pem_files
-from nodewise.serve.certificate_reloader import Kept
+from nodewise.serve.certificate_reloader import ReloadableFiles
 from nodewise.serve.options import ServeOptions
-from nodewise.serve.pem_files import Bundle, Pair
+from nodewise.serve.pem_files import CertificateBundle, CertificatePair
 from nodewise.serve.tls_handshake import PROTOCOL, ServerContext
 
 _CIPHERS: Final = "ECDHE-ECDSA-AES256-GCM-SHA384:ECDHE-RSA-AES256-GCM-SHA384"  # of TLS 1.2; 1.3 has its own
@@ -38,7 +38,7 @@ _LONGEST: Final = 8  # authorities between a client and one that is trusted
 _SYSTEM: Final = SystemClock()
 
 
-def _context(pair: Pair, bundle: Bundle | None) -> ServerContext:
+def _context(pair: CertificatePair, bundle: CertificateBundle | None) -> ServerContext:
     context = ServerContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(_CIPHERS)
@@ -111,13 +111,13 @@ def end_s(der: bytes) -> float:
         return float("inf")
 
 
-class Tls:
+class ServerTls:
     """The certificates in use. They change only in `poll`, which is called every second."""
 
     def __init__(
         self,
         options: ServeOptions,
-        meters: MetricsRegistry,
+        metrics_registry: MetricsRegistry,
         clock: Clock = _SYSTEM,
         *,
         verify_clients: bool = True,
@@ -129,16 +129,24 @@ class Tls:
         now_s = clock.now()
         problems: list[Problem] = []
         try:
-            self._pair = Kept(
-                "serving", {"cert": options.cert, "key": options.key}, pem_files.pair, meters, now_s
+            self._pair = ReloadableFiles(
+                "serving",
+                {"cert": options.cert, "key": options.key},
+                pem_files.read_pair,
+                metrics_registry,
+                now_s,
             )
         except BadSettings as error:
             problems.extend(error.problems)
-        self._bundle: Kept[Bundle] | None = None
+        self._bundle: ReloadableFiles[CertificateBundle] | None = None
         try:
             if verify_clients:
-                self._bundle = Kept(
-                    "client_ca", {"client_ca": options.client_ca}, pem_files.bundle, meters, now_s
+                self._bundle = ReloadableFiles(
+                    "client_ca",
+                    {"client_ca": options.client_ca},
+                    pem_files.read_bundle,
+                    metrics_registry,
+                    now_s,
                 )
         except BadSettings as error:
             problems.extend(error.problems)
@@ -168,8 +176,8 @@ class Tls:
     def poll(self) -> bool:
         """Read changed files again; True if the client CA has changed."""
         now_s = self._clock.now()
-        renewed = self._pair.look(now_s)
-        swapped = self._bundle is not None and self._bundle.look(now_s)
+        renewed = self._pair.poll(now_s)
+        swapped = self._bundle is not None and self._bundle.poll(now_s)
         if renewed or swapped:
             self._context = self._new_context()
         return swapped

@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Iterator
 from typing import Any, Final
 
-from nodewise.serve.close_reasons import NotOffered
+from nodewise.serve.close_reasons import ProtocolNotOffered
 
 PROTOCOL: Final = "http/1.1"
 
@@ -22,7 +22,7 @@ _LONGEST: Final = 2**16  # of a ClientHello that is parsed here; OpenSSL handles
 _NO_APPLICATION_PROTOCOL: Final = bytes((21, 3, 3, 0, 2, 2, 120))  # a fatal alert, RFC 7301 section 3.2
 
 
-class Failed(ssl.SSLError):
+class HandshakeFailed(ssl.SSLError):
     """A failed handshake with its cause and the alert for the client, empty if there is none."""
 
     def __init__(self, cause: ssl.SSLError, alert: bytes) -> None:
@@ -61,7 +61,7 @@ def _extensions(message: bytes) -> Iterator[tuple[int, bytes]]:
         yield kind, body
 
 
-def offered(data: bytes) -> tuple[bytes, ...] | None:
+def offered_protocols(data: bytes) -> tuple[bytes, ...] | None:
     """The application protocols that a ClientHello offers: () for none, None while it is incomplete.
 
     Never raises: OpenSSL refuses what cannot be parsed.
@@ -81,7 +81,7 @@ def offered(data: bytes) -> tuple[bytes, ...] | None:
     return tuple(names)
 
 
-class _ServerSide(ssl.SSLObject):
+class _ServerSslObject(ssl.SSLObject):
     """A server's end of one connection."""
 
     incoming: ssl.MemoryBIO
@@ -97,19 +97,19 @@ class _ServerSide(ssl.SSLObject):
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise
         except ssl.SSLError as error:
-            raise Failed(error, self.outgoing.read()) from error
+            raise HandshakeFailed(error, self.outgoing.read()) from error
 
     def _check_protocol(self) -> None:
         data = self.incoming.read()
         self.incoming.write(data)
         self.received = (self.received or b"") + data
-        names = offered(self.received)
+        names = offered_protocols(self.received)
         if names is None:
             return
         self.received = None
         if names and PROTOCOL.encode() not in names:
             self.outgoing.write(_NO_APPLICATION_PROTOCOL)
-            raise NotOffered(
+            raise ProtocolNotOffered(
                 1, f"the client offers only {', '.join(name.decode('latin-1') for name in names)}"
             )
 
@@ -134,7 +134,7 @@ def _der(certificate: Any) -> bytes:
 class ServerContext(ssl.SSLContext):
     """A context whose connections keep the alert of a failed handshake and demand `PROTOCOL`."""
 
-    sslobject_class = _ServerSide
+    sslobject_class = _ServerSslObject
     bundle: object = None
     """The client CA of the context, to compare it with the present one."""
 
@@ -147,6 +147,6 @@ class ServerContext(ssl.SSLContext):
         session: ssl.SSLSession | None = None,
     ) -> ssl.SSLObject:
         connection = super().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
-        if isinstance(connection, _ServerSide):
+        if isinstance(connection, _ServerSslObject):
             connection.incoming, connection.outgoing = incoming, outgoing
         return connection

@@ -20,7 +20,7 @@ from nodewise import clock
 from nodewise.errors import NodewiseError
 from nodewise.kube import error_responses
 from nodewise.kube.api import DEADLINE_S, IDLE_S, NONE, Params, Patch
-from nodewise.kube.error_responses import Call, Cause, Details, Status
+from nodewise.kube.error_responses import ApiCall, ErrorStatus, StatusCause, StatusDetails
 from nodewise.kube.resources import EVENTS, LEASES, NAMESPACES, NODES, PODS, Resource
 from nodewise.simulate import server_side_apply
 
@@ -155,10 +155,10 @@ class FakeApi:
             manager, force = params.get("fieldManager", ""), params.get("force") == "true"
             item, conflicts = server_side_apply.apply(before, patch, manager)
             if conflicts and not force:
-                causes = tuple(Cause(field, f"owned by {owner}") for field, owner in conflicts.items())
+                causes = tuple(StatusCause(field, f"owned by {owner}") for field, owner in conflicts.items())
                 text = f"Apply failed with {len(conflicts)} conflicts"
-                status = Status(kind="Status", message=text, code=409, details=Details(causes))
-                raise error_responses.error(Call("patch", path), 409, status)
+                status = ErrorStatus(kind="Status", message=text, code=409, details=StatusDetails(causes))
+                raise error_responses.error_from_status(ApiCall("patch", path), 409, status)
         elif kind == "merge":
             item = _merged(before, patch)
         else:
@@ -280,9 +280,9 @@ class FakeApi:
             if item["metadata"].get(field, "") not in {"", meta[field]}
         ]
         if "uid" in other and verb == "patch":
-            cause = Cause("metadata.uid", "field is immutable")
-            raise error_responses.error(
-                Call(verb, path), 422, Status(kind="Status", details=Details((cause,)))
+            cause = StatusCause("metadata.uid", "field is immutable")
+            raise error_responses.error_from_status(
+                ApiCall(verb, path), 422, ErrorStatus(kind="Status", details=StatusDetails((cause,)))
             )
         if other:
             raise _error(verb, path, 409, "the object has been modified; please apply your changes")
@@ -388,4 +388,6 @@ def _decoded(verb: str, path: str, body: object) -> Object:
 
 
 def _error(verb: str, path: str, code: int, message: str) -> NodewiseError:
-    return error_responses.error(Call(verb, path), code, Status(kind="Status", message=message, code=code))
+    return error_responses.error_from_status(
+        ApiCall(verb, path), code, ErrorStatus(kind="Status", message=message, code=code)
+    )

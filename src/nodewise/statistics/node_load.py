@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from nodewise.agent import ClusterState, MetricRequest, NodeIndex
 from nodewise.metrics import column as columns
 from nodewise.metrics.column import Column
-from nodewise.metrics.series import Series, State
+from nodewise.metrics.series import Series, ValueState
 from nodewise.quantity import NANO
 from nodewise.statistics import load_annotations, load_queries, node_capacity
 from nodewise.statistics.load_annotations import UsageAnnotations
@@ -112,8 +112,10 @@ class LoadReader:
             self._columns[metric_request.key] = known
         yield
         column = known[2]
-        values = np.where(column.initial_states == State.FRESH, column.values, 0).astype(np.float64) / divisor
-        values[column.initial_states != State.FRESH] = np.nan
+        values = (
+            np.where(column.initial_states == ValueState.FRESH, column.values, 0).astype(np.float64) / divisor
+        )
+        values[column.initial_states != ValueState.FRESH] = np.nan
         # samples of an expression have no time; the time of the response is the closest known
         times = np.where(np.isnan(column.times), series.fetched_at or np.nan, column.times)
         ages_s = np.where(np.isfinite(times), np.maximum(cluster_state.now - times, 0.0), np.nan)

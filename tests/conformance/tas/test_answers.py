@@ -17,7 +17,7 @@ from nodewise.agents.telemetry.state import POLICIES, TelemetryStateBuilder
 from nodewise.errors import NodewiseError
 from nodewise.kube.api import DEADLINE_S, NONE, NotFound, Params
 from nodewise.kube.decoder import ObjectDecoder
-from nodewise.metrics.custom_metrics_api import CustomMetrics
+from nodewise.metrics.custom_metrics_api import CustomMetricsSource
 from nodewise.metrics.series import Series
 from nodewise.metrics.source import MetricRequest
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -87,7 +87,7 @@ def wanted(row: AnswerRow) -> tuple[frozenset[MetricRequest], tuple[str, ...]]:
 
 async def looked(row: AnswerRow, metric_requests: frozenset[MetricRequest]) -> None:
     api = FakeMetricsApi()
-    source = CustomMetrics(api)
+    source = CustomMetricsSource(api)
     for number, look in enumerate(row.looks):
         api.offer(look)
         (decision,) = [
@@ -97,7 +97,7 @@ async def looked(row: AnswerRow, metric_requests: frozenset[MetricRequest]) -> N
         assert (decision and read_of(decision, look)) == look.read
 
 
-async def fetched(source: CustomMetrics, metric_request: MetricRequest, now: float) -> Series | None:
+async def fetched(source: CustomMetricsSource, metric_request: MetricRequest, now: float) -> Series | None:
     try:
         return await source.fetch(metric_request, now)
     except NodewiseError:

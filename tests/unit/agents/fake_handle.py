@@ -6,8 +6,8 @@ from nodewise.agent import NodeIndex, Snapshot
 from nodewise.clock import Clock
 from nodewise.controllers import Handle, ReservationCleaner, WriteCounter
 from nodewise.kube.api import Api
-from nodewise.kube.event_recorder import Recorder, Reporter
-from nodewise.kube.store import Store, Writer
+from nodewise.kube.event_recorder import EventRecorder, EventReporter
+from nodewise.kube.store import Store, StoreWriter
 from nodewise.observe.metrics_registry import MetricsRegistry
 
 
@@ -19,7 +19,7 @@ class FakeRelister:
         self.begun = 0
 
     async def read(self, name: str) -> Store[Any]:
-        return self.fresh.get(name) or Writer[Any]().store
+        return self.fresh.get(name) or StoreWriter[Any]().store
 
     def begin(self) -> None:
         self.begun += 1
@@ -30,14 +30,14 @@ def build_handle(
     objects: dict[str, Store[Any]],
     nodes: Store[Any],
     clock: Clock,
-    meters: MetricsRegistry | None = None,
+    metrics_registry: MetricsRegistry | None = None,
     *,
     snapshot: Snapshot | None = None,
     relister: FakeRelister | None = None,
     reservations: ReservationCleaner | None = None,
 ) -> Handle:
-    meters = meters or MetricsRegistry()
-    recorder = Recorder(api, Reporter("test", "test"), clock, meters)
+    metrics_registry = metrics_registry or MetricsRegistry()
+    recorder = EventRecorder(api, EventReporter("test", "test"), clock, metrics_registry)
     seen = snapshot or Snapshot(NodeIndex(), {}, 0.0)
     more = ("nodewise", lambda: seen, relister or FakeRelister(), reservations)
-    return Handle(api, objects, nodes, recorder, clock, meters, WriteCounter(), *more)
+    return Handle(api, objects, nodes, recorder, clock, metrics_registry, WriteCounter(), *more)

@@ -6,9 +6,9 @@ import msgspec
 
 from nodewise.annotator.fields import POD, AnnotatedNode
 from nodewise.kube.field_merge import merge
-from nodewise.metrics.node_attributes import NodeFields
+from nodewise.metrics.node_attributes import NodeAttributeFields
 
-NODE: Any = merge("Node", NodeFields, AnnotatedNode)
+NODE: Any = merge("Node", NodeAttributeFields, AnnotatedNode)
 Object = dict[str, Any]
 
 

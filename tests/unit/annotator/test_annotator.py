@@ -14,7 +14,7 @@ from nodewise.kube.api import NONE, Params, Patch
 from nodewise.kube.resources import NODES
 from nodewise.metrics.series import Sample, Series
 from nodewise.metrics.source import MetricRequest
-from nodewise.metrics.source_selection import Limits, SourceSelector
+from nodewise.metrics.source_selection import FetchLimits, SourceSelector
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.in_memory_api import FakeApi
 from nodewise.statistics.load_annotations import ANNOTATED_AT
@@ -45,7 +45,7 @@ class Meter:
         self.error: NodewiseError | None = None
         self.silent: set[str] = set()
 
-    def takes(self, request: MetricRequest) -> bool:
+    def supports(self, request: MetricRequest) -> bool:
         return True
 
     async def fetch(self, request: MetricRequest, now: float) -> Series:
@@ -85,15 +85,15 @@ class Cluster:
         self.clock = ManualClock(START)
         self.api = RefusingApi()
         self.meter = Meter(self.clock)
-        self.meters = MetricsRegistry()
+        self.metrics_registry = MetricsRegistry()
         self.pods: list[Object] = []
         for manifest in nodes or (node("a"), node("b")):
             self.api.put(NODES, manifest)
         window = WindowOptions(statistics_window_s=window_s)
-        selector = SourceSelector([self.meter], Limits(5, 8), self.clock, self.meters)
+        selector = SourceSelector([self.meter], FetchLimits(5, 8), self.clock, self.metrics_registry)
         measure = annotator.create_usage_source([self.meter], task, window, selector, self.clock)
         self.annotator = Annotator(
-            task, patches.PatchRules(window.max_age_s), measure, self.clock, self.meters
+            task, patches.PatchRules(window.max_age_s), measure, self.clock, self.metrics_registry
         )
 
     def nodes(self) -> list[Any]:
@@ -181,7 +181,7 @@ async def test_a_node_that_is_not_ready_keeps_what_it_has() -> None:
     assert (await cluster.minute()).done == 1
     assert cluster.annotations("a") == stood
     assert cluster.annotations("b") == {}
-    assert b'lacking{why="not_ready"} 2' in cluster.meters.exposition()
+    assert b'lacking{why="not_ready"} 2' in cluster.metrics_registry.exposition()
 
 
 async def test_a_node_that_nobody_measures_keeps_its_statistics_with_their_time() -> None:

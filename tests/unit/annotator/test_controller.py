@@ -12,7 +12,7 @@ from nodewise.annotator.controller import BOUND_PODS, AnnotatorController
 from nodewise.annotator.options import AnnotatorOptions
 from nodewise.clock import ManualClock
 from nodewise.kube.resources import NODES
-from nodewise.kube.store import Writer
+from nodewise.kube.store import StoreWriter
 from nodewise.simulate.in_memory_api import FakeApi
 from nodewise.statistics.load_queries import WindowOptions
 from tests.unit.agents.fake_handle import build_handle
@@ -34,8 +34,8 @@ class Leader:
     def __init__(self, options: AnnotatorOptions) -> None:
         self.clock = ManualClock(START)
         self.api = FakeApi()
-        self.nodes: Writer[Any] = Writer()
-        self.pods: Writer[Any] = Writer()
+        self.nodes: StoreWriter[Any] = StoreWriter()
+        self.pods: StoreWriter[Any] = StoreWriter()
         self.meter = Meter(self.clock, a=(1.0, GIB))
         self.nodes.replace([read_node(self.api.put(NODES, node("a")))])
         objects = {BOUND_PODS: self.pods.store} if controller.watched(options) else {}

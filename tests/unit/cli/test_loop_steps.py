@@ -29,8 +29,8 @@ from nodewise.extender.requeueing import Requeuer
 from nodewise.extender.routes import Extender
 from nodewise.extender.snapshot_cache import SnapshotCache
 from nodewise.kube.resources import NAMESPACES, NODES, PODS, Resource
-from nodewise.metrics.custom_metrics_api import CustomMetrics
-from nodewise.metrics.refresher import Refresher, RefreshOptions
+from nodewise.metrics.custom_metrics_api import CustomMetricsSource
+from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.application import Request
 from nodewise.simulate.in_memory_api import FakeApi
@@ -135,8 +135,8 @@ class ExtenderWithoutSockets:
         self.feed = data_sources.watch_cluster(
             api, data_sources.data_requirements([KIND], OPTIONS), clock, self.registry, "nodewise"
         )
-        self.refresher = Refresher(
-            [CustomMetrics(api)], RefreshOptions(sync_period_s=PERIOD_S), clock, self.registry
+        self.refresher = MetricsRefresher(
+            [CustomMetricsSource(api)], RefreshOptions(sync_period_s=PERIOD_S), clock, self.registry
         )
         states = {"telemetry": KIND.state(OPTIONS["telemetry"], 60.0)}
         self.snapshot_cache = SnapshotCache(

@@ -6,13 +6,13 @@ import pytest
 
 from nodewise.cli.data_sources import SourceDependencies, create_sources
 from nodewise.errors import BadSettings
-from nodewise.metrics.node_attributes import NONE, Nodes
+from nodewise.metrics.node_attributes import NO_NODES, NodeAttributes
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
 
 
-async def nodes() -> Nodes:
-    return NONE
+async def nodes() -> NodeAttributes:
+    return NO_NODES
 
 
 def ground(api: Any = object(), *urls: str) -> SourceDependencies:  # noqa: B008 - nobody calls it

@@ -14,7 +14,7 @@ from cryptography.x509.verification import PolicyBuilder, Store, VerificationErr
 from nodewise.configure import certificate_objects, certificate_renewal
 from nodewise.configure.certificate_renewal import CertificateSpec, ConnectionCertificates, PeerCertificates
 from nodewise.errors import BadSettings, Unavailable
-from nodewise.serve.certificate_issuer import Issuer
+from nodewise.serve.certificate_issuer import CertificateIssuer
 
 NOW = datetime(2026, 7, 1, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -169,7 +169,10 @@ def test_no_bundle_grows_over_many_renewals() -> None:
 
 
 def test_an_authority_of_others_that_is_over_is_dropped() -> None:
-    signer, later = Issuer("cluster-ca", NOW, 100 * DAY), Issuer("cluster-ca", NOW + 61 * DAY, 900 * DAY)
+    signer, later = (
+        CertificateIssuer("cluster-ca", NOW, 100 * DAY),
+        CertificateIssuer("cluster-ca", NOW + 61 * DAY, 900 * DAY),
+    )
     leaf = later.client(SPEC.client_name)
     first = made()
     trusted = certificate_renewal.merge_authorities(first.server.trusted, signer.cert + later.cert)
@@ -219,7 +222,7 @@ def test_an_address_is_the_same_in_every_spelling() -> None:
 
 
 def test_a_clients_certificate_of_the_clusters_signer_is_left_alone_and_trusted_on() -> None:
-    signer = Issuer("kubernetes", NOW, 3650 * DAY)
+    signer = CertificateIssuer("kubernetes", NOW, 3650 * DAY)
     leaf = signer.client(SPEC.client_name)
     certificates = made()
     certificates = ConnectionCertificates(
@@ -239,7 +242,7 @@ def test_a_clients_certificate_of_the_clusters_signer_is_left_alone_and_trusted_
 
 
 def test_a_certificate_of_the_clusters_signer_that_ends_is_told_and_the_signer_is_to_be_asked() -> None:
-    signer = Issuer("kubernetes", NOW, 30 * DAY)
+    signer = CertificateIssuer("kubernetes", NOW, 30 * DAY)
     leaf = signer.client(SPEC.client_name)
     server, client = made()
     certificates = ConnectionCertificates(

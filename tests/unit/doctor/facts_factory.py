@@ -22,15 +22,15 @@ from nodewise.doctor.facts import (
 )
 from nodewise.doctor.parsing import certificates, scheduler_configuration
 from nodewise.doctor.parsing.workloads import Container, Workload
-from nodewise.serve.certificate_issuer import Issuer, Leaf
+from nodewise.serve.certificate_issuer import CertificateIssuer, IssuedCertificate
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
 YEAR = timedelta(days=365)
 HOST = "nodewise.nodewise.svc"
 FILE = "scheduler.yaml"
 CLIENT = "nodewise-scheduler-client"
-AUTHORITY, STRANGER = Issuer("nodewise-ca", NOW, YEAR), Issuer("stranger", NOW, YEAR)
-CLUSTER_CA = Issuer("kubernetes", NOW, YEAR)
+AUTHORITY, STRANGER = CertificateIssuer("nodewise-ca", NOW, YEAR), CertificateIssuer("stranger", NOW, YEAR)
+CLUSTER_CA = CertificateIssuer("kubernetes", NOW, YEAR)
 SERVER = AUTHORITY.server([HOST], "nodewise")
 OWN = AUTHORITY.client(CLIENT)
 ENTRY: dict[str, Any] = {
@@ -91,7 +91,7 @@ WAITING = PodInfo(
 )
 
 
-def signed(leaf: Leaf, authority: Issuer = AUTHORITY) -> EntryCertificates:
+def signed(leaf: IssuedCertificate, authority: CertificateIssuer = AUTHORITY) -> EntryCertificates:
     """What kube-scheduler has of such a client."""
     return EntryCertificates(
         certificates.parse_pem(authority.cert),

@@ -23,7 +23,7 @@ from nodewise.doctor.facts import (
 )
 from nodewise.doctor.findings import CATALOGUE
 from nodewise.doctor.parsing import certificates
-from nodewise.serve.certificate_issuer import Issuer
+from nodewise.serve.certificate_issuer import CertificateIssuer
 from tests.unit.doctor import facts_factory
 from tests.unit.doctor.facts_factory import (
     ACCOUNT,
@@ -59,8 +59,8 @@ from tests.unit.doctor.facts_factory import (
     waiting,
 )
 
-LONG_AGO = Issuer("old", NOW - 2 * YEAR, YEAR)
-SOON = Issuer("soon", NOW - timedelta(days=350), timedelta(days=352))
+LONG_AGO = CertificateIssuer("old", NOW - 2 * YEAR, YEAR)
+SOON = CertificateIssuer("soon", NOW - timedelta(days=350), timedelta(days=352))
 STRANGE = certificates.parse_pem(STRANGER.server([HOST], "nodewise").cert)
 OTHER_HOST = certificates.parse_pem(AUTHORITY.server(["other.example"], "other").cert)
 OVER = certificates.parse_pem(LONG_AGO.server([HOST], "nodewise").cert)

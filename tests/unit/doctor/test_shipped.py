@@ -15,11 +15,11 @@ from nodewise.doctor import examination
 from nodewise.doctor.collectors import tls_probe
 from nodewise.doctor.facts import ProbedServer
 from nodewise.doctor.findings import Finding
-from nodewise.serve.certificate_issuer import Issuer
+from nodewise.serve.certificate_issuer import CertificateIssuer
 from tests.unit.doctor.facts_factory import CLIENT, HOST, YEAR
 from tests.unit.doctor.test_collectors import facts
 
-AUTHORITY = Issuer("nodewise-ca", datetime.now(UTC), YEAR)
+AUTHORITY = CertificateIssuer("nodewise-ca", datetime.now(UTC), YEAR)
 SERVER, OWN = AUTHORITY.server([HOST], "nodewise"), AUTHORITY.client(CLIENT)
 DEPLOY = Path(__file__).parents[3] / "deploy"
 RENDERED = sorted(path.parent.name for path in (DEPLOY / "kustomize").glob("*/nodewise.yaml"))

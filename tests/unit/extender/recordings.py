@@ -49,19 +49,24 @@ class Recorded:
     ) -> None:
         self.options = {"telemetry": options or TelemetryOptions()}
         self.disk = disk or Disk()
-        self.meters = MetricsRegistry()
+        self.metrics_registry = MetricsRegistry()
         self.clock = ManualClock(1000.0)
         header = recording.header(
             [KIND], self.options, recording.ReplaySettings(PERIOD_S, ChainOptions()), self.clock.now()
         )
-        self.recording = FileRecorder(self.disk, header, max_bytes, self.clock, self.meters)
+        self.recording = FileRecorder(self.disk, header, max_bytes, self.clock, self.metrics_registry)
         self.snapshot = Snapshot(NodeIndex(), {}, 0.0)
         self._state = KIND.state(self.options["telemetry"], PERIOD_S)
         self._last: ClusterState | None = None
         self._slots = AgentStates({"telemetry": self._state}, PERIOD_S)
         request_handler = RequestHandler([KIND], self.options)
         extender = Extender(
-            request_handler, lambda *_: self.snapshot, DecisionRing(), self.clock, self.meters, self.recording
+            request_handler,
+            lambda *_: self.snapshot,
+            DecisionRing(),
+            self.clock,
+            self.metrics_registry,
+            self.recording,
         )
         self._handlers = {route.path: route.handler for route in extender.routes()}
 

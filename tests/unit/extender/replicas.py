@@ -29,9 +29,9 @@ from nodewise.extender.snapshot_cache import SnapshotCache, Stores
 from nodewise.extender.wire_format import BindingArgs
 from nodewise.kube.api import DEADLINE_S, NONE, Params
 from nodewise.kube.field_merge import merge
-from nodewise.kube.reflector import Reflector, Target
+from nodewise.kube.reflector import Reflector, ReflectorTarget
 from nodewise.kube.resources import LEASES, NODES, PODS
-from nodewise.metrics.refresher import Refresher, RefreshOptions
+from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.in_memory_api import FakeApi
 from tests.unit.kube.virtual_time import VirtualClock
@@ -186,8 +186,10 @@ async def start_replica(api: LossyApi, agent: Any = None) -> AsyncIterator[Repli
             {"labelSelector": f"{ALLOCATION_RECORD_LABEL}=t"},
         ),
     ]
-    targets = {"nodes": Target(NODES, merge("Node"))} | {
-        entry.name: Target(entry.resource, entry.type, OURS if entry.own_namespace else "", entry.selectors)
+    targets = {"nodes": ReflectorTarget(NODES, merge("Node"))} | {
+        entry.name: ReflectorTarget(
+            entry.resource, entry.type, OURS if entry.own_namespace else "", entry.selectors
+        )
         for entry in watched
     }
     reflectors = {
@@ -196,7 +198,7 @@ async def start_replica(api: LossyApi, agent: Any = None) -> AsyncIterator[Repli
     objects = {name: reflector.store for name, reflector in reflectors.items() if name != "nodes"}
     apply_response = {name: reflector.apply_response for name, reflector in reflectors.items()}
     stores = Stores(reflectors["nodes"].store, objects, apply_response)
-    refresher = Refresher([], RefreshOptions(), clock, metrics_registry)
+    refresher = MetricsRefresher([], RefreshOptions(), clock, metrics_registry)
     snapshot_cache = SnapshotCache({"t": agent}, stores, refresher, clock, metrics_registry, 5.0)
     context = BindContext(
         api, OURS, objects["allocation_records"], snapshot_cache, agent, agent, clock, metrics_registry

@@ -160,7 +160,7 @@ class TestRecording:
             "EndEntry",
         ]
         assert entries(file, GapEntry) == [GapEntry(requests=2, worlds=1)]
-        counted = recorded.meters.exposition()
+        counted = recorded.metrics_registry.exposition()
         assert b'nodewise_recording_lost_total{what="request"} 2.0' in counted
         assert b'nodewise_recording_lost_total{what="world"} 1.0' in counted
 

@@ -10,8 +10,8 @@ import pytest
 from nodewise.agent import ClusterState, Inputs, MetricRequest, NodeIndex, Snapshot
 from nodewise.clock import ManualClock
 from nodewise.extender.snapshot_cache import SnapshotCache, Stores
-from nodewise.kube.store import Writer
-from nodewise.metrics.refresher import Refresher, RefreshOptions
+from nodewise.kube.store import StoreWriter
+from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
 
 PERIOD_S = 5.0
@@ -68,17 +68,17 @@ def named(*names: str, size: int = 0) -> list[Any]:
 
 class Parts:
     def __init__(self) -> None:
-        self.nodes, self.things, self.ledgers = (Writer[Any]() for _ in range(3))
+        self.nodes, self.things, self.ledgers = (StoreWriter[Any]() for _ in range(3))
         self.counting, self.sizes = Counting(), Sizes()
-        self.clock, meters = ManualClock(50.0), MetricsRegistry()
-        self.refresher = Refresher((), RefreshOptions(), self.clock, meters)
+        self.clock, metrics_registry = ManualClock(50.0), MetricsRegistry()
+        self.refresher = MetricsRefresher((), RefreshOptions(), self.clock, metrics_registry)
         stores = Stores(
             self.nodes.store,
             {"things": self.things.store, "ledgers": self.ledgers.store},
             {"ledgers": self._learn},
         )
         states: Any = {"t": self.counting, "s": self.sizes}
-        self.keeper = SnapshotCache(states, stores, self.refresher, self.clock, meters, PERIOD_S)
+        self.keeper = SnapshotCache(states, stores, self.refresher, self.clock, metrics_registry, PERIOD_S)
 
     def _learn(self, answer: bytes) -> Any:
         name, size, version = answer.decode().split()

@@ -17,9 +17,9 @@ from nodewise.errors import BadInput, Conflict
 from nodewise.kube import field_merge
 from nodewise.kube.api import Api, Expired, NotFound
 from nodewise.kube.elector import Elector
-from nodewise.kube.event_recorder import About, Recorder, Reporter
-from nodewise.kube.lease import LeaseLock, Timings
-from nodewise.kube.reflector import Reflector, Target
+from nodewise.kube.event_recorder import EventRecorder, EventReporter, ObjectReference
+from nodewise.kube.lease import LeaseLock, LeaseTimings
+from nodewise.kube.reflector import Reflector, ReflectorTarget
 from nodewise.kube.resources import EVENTS, LEASES, PODS
 from nodewise.kube.store import Changes, Key
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -263,7 +263,7 @@ class ReflectorSuite:
     """A store stays equal to the server."""
 
     def reflector(self, api: Api, space: str, **selectors: str) -> Reflector[Any]:
-        target = Target(CONFIGMAPS, CONFIGMAP, space, selectors)
+        target = ReflectorTarget(CONFIGMAPS, CONFIGMAP, space, selectors)
         return Reflector(api, target, SystemClock(), MetricsRegistry(), random.random)
 
     async def test_a_store_has_what_was_there_and_what_comes(self, api: Api, space: str) -> None:
@@ -322,15 +322,15 @@ class ReflectorSuite:
         assert sizes == [230], "readers never saw a half-filled store"
 
 
-QUICK = Timings(duration_s=1.0, renew_s=0.6, retry_s=0.05)
-LONG = Timings(duration_s=600.0, renew_s=400.0, retry_s=0.05)
+QUICK = LeaseTimings(duration_s=1.0, renew_s=0.6, retry_s=0.05)
+LONG = LeaseTimings(duration_s=600.0, renew_s=400.0, retry_s=0.05)
 """A Lease that does not end by itself within a test, however slow the machine."""
 
 
 class ElectionSuite:
     """One leads, and another when that one stops."""
 
-    def elector(self, api: Api, space: str, identity: str, timings: Timings = LONG) -> Elector:
+    def elector(self, api: Api, space: str, identity: str, timings: LeaseTimings = LONG) -> Elector:
         lock = LeaseLock(space, "nodewise", identity, timings)
         return Elector(api, lock, SystemClock(), MetricsRegistry(), random.random)
 
@@ -396,8 +396,10 @@ class EventSuite:
     """What is recorded can be read."""
 
     async def test_repeats_become_one_event_with_a_count(self, api: Api, space: str) -> None:
-        recorder = Recorder(api, Reporter("nodewise.io/test", "replica-1"), SystemClock(), MetricsRegistry())
-        about = About(CONFIGMAPS, space, "a", "uid-of-a")
+        recorder = EventRecorder(
+            api, EventReporter("nodewise.io/test", "replica-1"), SystemClock(), MetricsRegistry()
+        )
+        about = ObjectReference(CONFIGMAPS, space, "a", "uid-of-a")
         recorder.record(about, "Warning", "TooHot", "80 degrees", "Filtering")
         await recorder.flush()
         for _ in range(3):
@@ -411,8 +413,10 @@ class EventSuite:
         assert event["reportingController"] == "nodewise.io/test"
 
     async def test_an_event_that_the_server_has_dropped_begins_anew(self, api: Api, space: str) -> None:
-        recorder = Recorder(api, Reporter("nodewise.io/test", "replica-1"), SystemClock(), MetricsRegistry())
-        about = About(CONFIGMAPS, space, "a")
+        recorder = EventRecorder(
+            api, EventReporter("nodewise.io/test", "replica-1"), SystemClock(), MetricsRegistry()
+        )
+        about = ObjectReference(CONFIGMAPS, space, "a")
         for _ in range(2):
             recorder.record(about, "Normal", "Fine", "all is well")
             await recorder.flush()
@@ -421,8 +425,12 @@ class EventSuite:
         assert "series" not in event
 
     async def test_texts_are_cut_to_what_the_server_takes(self, api: Api, space: str) -> None:
-        recorder = Recorder(api, Reporter("nodewise.io/test", "r" * 300), SystemClock(), MetricsRegistry())
-        recorder.record(About(CONFIGMAPS, space, "a" * 253), "Normal", "R" * 200, "ü" * 2000, "A" * 200)
+        recorder = EventRecorder(
+            api, EventReporter("nodewise.io/test", "r" * 300), SystemClock(), MetricsRegistry()
+        )
+        recorder.record(
+            ObjectReference(CONFIGMAPS, space, "a" * 253), "Normal", "R" * 200, "ü" * 2000, "A" * 200
+        )
         await recorder.flush()
         (event,) = decoded(await api.get(EVENTS.path(space)))["items"]
         assert event["note"].startswith("üü")

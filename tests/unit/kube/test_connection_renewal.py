@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import httpx2
 import pytest
 
-from nodewise.kube.connection_renewal import Renewing, is_retired
+from nodewise.kube.connection_renewal import RenewingTransport, is_retired
 
 pytestmark = pytest.mark.anyio
 
@@ -16,7 +16,7 @@ class Body(httpx2.AsyncByteStream):
         yield b"body"
 
 
-class Connections(httpx2.AsyncBaseTransport):
+class FakeTransport(httpx2.AsyncBaseTransport):
     """Answers with its number; 0 cannot be reached."""
 
     def __init__(self, number: int) -> None:
@@ -33,20 +33,20 @@ class Connections(httpx2.AsyncBaseTransport):
         self.is_closed = True
 
 
-class Files:
-    """What `Renewing` is made from."""
+class FakeCertificateFiles:
+    """What `RenewingTransport` is made from."""
 
     def __init__(self) -> None:
-        self.made: list[Connections] = []
+        self.made: list[FakeTransport] = []
         self.news = False
-        self.transport = Renewing(self.make, self.has_news)
+        self.transport = RenewingTransport(self.make, self.has_changed)
         self.http = httpx2.AsyncClient(transport=self.transport, base_url="https://host")
 
-    def make(self) -> Connections:
-        self.made.append(Connections(len(self.made) + 1))
+    def make(self) -> FakeTransport:
+        self.made.append(FakeTransport(len(self.made) + 1))
         return self.made[-1]
 
-    def has_news(self) -> bool:
+    def has_changed(self) -> bool:
         news, self.news = self.news, False
         return news
 
@@ -59,7 +59,7 @@ class Files:
 
 
 async def test_a_change_has_the_next_call_go_out_on_new_connections() -> None:
-    files = Files()
+    files = FakeCertificateFiles()
     assert [await files.called(), await files.called()] == ["1", "1"]
     files.news = True
     assert [await files.called(), await files.called()] == ["2", "2"]
@@ -67,7 +67,7 @@ async def test_a_change_has_the_next_call_go_out_on_new_connections() -> None:
 
 
 async def test_a_call_under_way_is_finished_on_its_old_connection() -> None:
-    files = Files()
+    files = FakeCertificateFiles()
     async with files.http.stream("GET", "/") as under_way:
         assert not is_retired(under_way)
         files.news = True
@@ -80,7 +80,7 @@ async def test_a_call_under_way_is_finished_on_its_old_connection() -> None:
 
 
 async def test_a_call_that_fails_keeps_no_connections_open() -> None:
-    files = Files()
+    files = FakeCertificateFiles()
     with pytest.raises(httpx2.ConnectError):
         await files.http.get("/unreachable")
     files.news = True
@@ -89,7 +89,7 @@ async def test_a_call_that_fails_keeps_no_connections_open() -> None:
 
 
 async def test_a_close_closes_all() -> None:
-    files = Files()
+    files = FakeCertificateFiles()
     async with files.http.stream("GET", "/"):
         files.news = True
         assert await files.called() == "2"

@@ -17,9 +17,9 @@ from nodewise.clock import ManualClock
 from nodewise.errors import BadSettings, Refused
 from nodewise.kube import credentials, tls
 from nodewise.kube.connection_settings import connect
-from nodewise.kube.credentials import TokenFile
-from nodewise.kube.exec_plugin import Plugin
-from nodewise.kube.kubeconfig import Chosen
+from nodewise.kube.credentials import BearerTokenFile
+from nodewise.kube.exec_plugin import ExecPlugin
+from nodewise.kube.kubeconfig import KubeconfigContext
 from nodewise.kube.options import KubeOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
 
@@ -34,8 +34,10 @@ def pair(authority: trustme.CA) -> trustme.LeafCert:
     return authority.issue_cert("us.example.com", common_name="us")
 
 
-def chosen(cluster: dict[str, Any] | None = None, user: dict[str, Any] | None = None) -> Chosen:
-    return Chosen("F", "x", {"cluster": "c"}, {"server": "https://host:6443", **(cluster or {})}, user or {})
+def chosen(cluster: dict[str, Any] | None = None, user: dict[str, Any] | None = None) -> KubeconfigContext:
+    return KubeconfigContext(
+        "F", "x", {"cluster": "c"}, {"server": "https://host:6443", **(cluster or {})}, user or {}
+    )
 
 
 def data(pem: trustme.Blob) -> str:
@@ -134,31 +136,31 @@ def test_an_expired_certificate_is_told_with_its_end(authority: trustme.CA, pair
     begin, end = (dt.datetime(2020, 1, day, tzinfo=dt.UTC) for day in (1, 2))
     late = authority.issue_cert("late.example.com", not_before=begin, not_after=end)
     now_s = dt.datetime.now(dt.UTC).timestamp()
-    assert tls.expiry(chosen(user=identity(late)), now_s) == (
+    assert tls.expiry_hint(chosen(user=identity(late)), now_s) == (
         "the client certificate of F expired at 2020-01-02T00:00:00Z: renew the credentials in the kubeconfig"
     )
-    assert tls.expiry(chosen(user=identity(late)), end.timestamp() - 1) == ""
-    assert tls.expiry(chosen(user=identity(pair)), now_s) == ""
-    assert tls.expiry(chosen(user={"token": "t"}), now_s) == ""
-    assert tls.expiry(chosen(user={"client-certificate-data": "%%%"}), now_s) == ""
+    assert tls.expiry_hint(chosen(user=identity(late)), end.timestamp() - 1) == ""
+    assert tls.expiry_hint(chosen(user=identity(pair)), now_s) == ""
+    assert tls.expiry_hint(chosen(user={"token": "t"}), now_s) == ""
+    assert tls.expiry_hint(chosen(user={"client-certificate-data": "%%%"}), now_s) == ""
 
 
 # files that change
 
 
-class Filed:
+class FileCredentials:
     """A kubeconfig's user and cluster in files."""
 
     def __init__(self, folder: Path, authority: trustme.CA) -> None:
         self.folder = folder
         self.ca = authority
         self.clock = ManualClock(dt.datetime.now(dt.UTC).timestamp())
-        self.meters = MetricsRegistry()
+        self.metrics_registry = MetricsRegistry()
         self.write(authority.issue_cert("us.example.com"))
         self.trust(authority)
         user = {"client-certificate": str(folder / "crt"), "client-key": str(folder / "key")}
         kubeconfig_context = chosen({"certificate-authority": str(folder / "ca")}, user)
-        self.papers = tls.Papers(kubeconfig_context, self.meters, self.clock)
+        self.tls_credentials = tls.TlsCredentials(kubeconfig_context, self.metrics_registry, self.clock)
 
     def write(self, leaf: trustme.LeafCert) -> None:
         (self.folder / "crt").write_bytes(leaf.cert_chain_pems[0].bytes())
@@ -167,54 +169,56 @@ class Filed:
     def trust(self, *authorities: trustme.CA) -> None:
         (self.folder / "ca").write_bytes(b"".join(authority.cert_pem.bytes() for authority in authorities))
 
-    def has_news(self) -> bool:
+    def has_changed(self) -> bool:
         """Asked twice, as it takes to see that a change is whole."""
         results = []
         for _ in range(2):
             self.clock.advance(1.0)
-            results.append(self.papers.has_news())
+            results.append(self.tls_credentials.has_changed())
         return any(results)
 
 
 @pytest.fixture
-def filed(tmp_path: Path, authority: trustme.CA) -> Filed:
-    return Filed(tmp_path, authority)
+def filed(tmp_path: Path, authority: trustme.CA) -> FileCredentials:
+    return FileCredentials(tmp_path, authority)
 
 
-def test_a_certificate_in_files_is_read_again(filed: Filed) -> None:
-    assert not filed.has_news()
+def test_a_certificate_in_files_is_read_again(filed: FileCredentials) -> None:
+    assert not filed.has_changed()
     filed.write(filed.ca.issue_cert("us.example.com"))
-    assert filed.has_news()
-    assert not filed.has_news()
-    filed.papers.context()
+    assert filed.has_changed()
+    assert not filed.has_changed()
+    filed.tls_credentials.context()
 
 
-def test_files_are_looked_at_once_a_second(filed: Filed) -> None:
-    assert not filed.has_news()
+def test_files_are_looked_at_once_a_second(filed: FileCredentials) -> None:
+    assert not filed.has_changed()
     filed.write(filed.ca.issue_cert("us.example.com"))
-    assert not any(filed.papers.has_news() for _ in range(5))
-    assert filed.has_news()
+    assert not any(filed.tls_credentials.has_changed() for _ in range(5))
+    assert filed.has_changed()
 
 
-def test_an_authority_that_was_taken_out_of_its_file_is_not_trusted_any_longer(filed: Filed) -> None:
+def test_an_authority_that_was_taken_out_of_its_file_is_not_trusted_any_longer(
+    filed: FileCredentials,
+) -> None:
     fresh = trustme.CA()
     filed.trust(filed.ca, fresh)
-    assert filed.has_news()
-    assert len(filed.papers.context().get_ca_certs()) == 2
+    assert filed.has_changed()
+    assert len(filed.tls_credentials.context().get_ca_certs()) == 2
     filed.trust(fresh)
-    assert filed.has_news()
-    assert len(filed.papers.context().get_ca_certs()) == 1
+    assert filed.has_changed()
+    assert len(filed.tls_credentials.context().get_ca_certs()) == 1
 
 
-def test_a_pair_caught_half_written_waits_until_it_is_whole(filed: Filed) -> None:
+def test_a_pair_caught_half_written_waits_until_it_is_whole(filed: FileCredentials) -> None:
     leaf = filed.ca.issue_cert("us.example.com")
     (filed.folder / "crt").write_bytes(leaf.cert_chain_pems[0].bytes())
     with capture_logs() as lines:
-        assert not filed.has_news()
-        assert not filed.has_news()
-        filed.papers.context()
+        assert not filed.has_changed()
+        assert not filed.has_changed()
+        filed.tls_credentials.context()
         filed.write(leaf)
-        assert filed.has_news()
+        assert filed.has_changed()
     assert [(line["event"], line["certificate"]) for line in lines] == [
         ("tls_reload_failed", "kube_client"),
         ("tls_reloaded", "kube_client"),
@@ -226,22 +230,22 @@ def test_inline_data_win_over_a_file_that_changes(authority: trustme.CA, tmp_pat
     path = tmp_path / "ca.crt"
     path.write_text("rubbish")
     both = {"certificate-authority": str(path), "certificate-authority-data": data(authority.cert_pem)}
-    papers = tls.Papers(chosen(both), MetricsRegistry(), ManualClock())
+    tls_credentials = tls.TlsCredentials(chosen(both), MetricsRegistry(), ManualClock())
     path.write_text("other rubbish")
-    assert not papers.has_news()
-    assert len(papers.context().get_ca_certs()) == 1
+    assert not tls_credentials.has_changed()
+    assert len(tls_credentials.context().get_ca_certs()) == 1
 
 
-def test_a_certificate_of_a_plugin_outlives_a_change_of_the_authority(filed: Filed) -> None:
+def test_a_certificate_of_a_plugin_outlives_a_change_of_the_authority(filed: FileCredentials) -> None:
     leaf = filed.ca.issue_cert("us.example.com")
     pair = leaf.cert_chain_pems[0].bytes(), leaf.private_key_pem.bytes()
-    assert filed.papers.show(*pair, "plugin")
-    assert not filed.papers.show(*pair, "plugin")
+    assert filed.tls_credentials.set_client_certificate(*pair, "plugin")
+    assert not filed.tls_credentials.set_client_certificate(*pair, "plugin")
     with pytest.raises(BadSettings, match="plugin: client-certificate"):
-        filed.papers.show(pair[0], b"no key", "plugin")
+        filed.tls_credentials.set_client_certificate(pair[0], b"no key", "plugin")
     filed.trust(trustme.CA())
-    assert filed.has_news()
-    assert not filed.papers.show(*pair, "plugin")
+    assert filed.has_changed()
+    assert not filed.tls_credentials.set_client_certificate(*pair, "plugin")
 
 
 # who we are, by token
@@ -286,7 +290,7 @@ async def test_a_token_file_wins_and_is_read_every_minute(tmp_path: Path) -> Non
     path, clock = tmp_path / "token", ManualClock()
     path.write_text("old\n")
     auth = auth_of({"tokenFile": str(path), "token": "t"}, clock)
-    assert isinstance(auth, TokenFile)
+    assert isinstance(auth, BearerTokenFile)
     assert await signed(auth) == ["Bearer old"]
     path.write_text("new")
     assert await signed(auth) == ["Bearer old"]
@@ -319,17 +323,17 @@ async def test_a_token_file_that_is_gone_for_a_moment_costs_nothing(tmp_path: Pa
 # who we are, by plugin
 
 
-class Shown(list[bytes]):
+class ShownCertificates(list[bytes]):
     """The certificates that a plugin gave."""
 
     def __call__(self, certificate: bytes, _key: bytes, _what: str) -> None:
         self.append(certificate)
 
 
-show = Shown()
+show = ShownCertificates()
 
 
-def plugin_of(folder: Path, answer: str, clock: ManualClock, **settings: Any) -> Plugin:
+def plugin_of(folder: Path, answer: str, clock: ManualClock, **settings: Any) -> ExecPlugin:
     """A plugin that counts its runs in a file and prints `answer`, where RUN stands for the count."""
     script = folder / "plugin"
     script.write_text(
@@ -343,7 +347,7 @@ def plugin_of(folder: Path, answer: str, clock: ManualClock, **settings: Any) ->
         {"certificate-authority-data": base64.b64encode(b"CA").decode()}, {"exec": exec_}
     )
     show.clear()
-    return Plugin(kubeconfig_context, show, clock)
+    return ExecPlugin(kubeconfig_context, show, clock)
 
 
 async def test_a_plugins_token_is_kept_until_it_is_refused(tmp_path: Path) -> None:

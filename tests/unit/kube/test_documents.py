@@ -8,7 +8,7 @@ from nodewise.kube import documents
 
 
 def read(text: str) -> list[tuple[int, Any]]:
-    return [(number, json.loads(data)) for number, data in documents.documents(text.encode(), "F")]
+    return [(number, json.loads(data)) for number, data in documents.split_documents(text.encode(), "F")]
 
 
 @pytest.mark.parametrize(
@@ -105,6 +105,6 @@ def test_what_cannot_be_read_is_named(text: str, words: str) -> None:
 
 
 def test_yaml_may_begin_as_json_does() -> None:
-    assert list(documents.documents(b"{kind: Node, metadata: {name: a}}", "f")) == [
+    assert list(documents.split_documents(b"{kind: Node, metadata: {name: a}}", "f")) == [
         (1, b'{"kind":"Node","metadata":{"name":"a"}}')
     ]

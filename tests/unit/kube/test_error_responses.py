@@ -6,9 +6,9 @@ import pytest
 from nodewise.errors import BadInput, Conflict, NodewiseError, Refused, Unavailable
 from nodewise.kube import error_responses
 from nodewise.kube.api import Expired, NotAllowed, NotFound
-from nodewise.kube.error_responses import Call
+from nodewise.kube.error_responses import ApiCall
 
-CALL = Call("list", "https://host/api/v1/nodes")
+CALL = ApiCall("list", "https://host/api/v1/nodes")
 
 
 def status(message: str = "", **more: Any) -> bytes:
@@ -16,7 +16,7 @@ def status(message: str = "", **more: Any) -> bytes:
 
 
 def error_of(code: int, body: bytes = b"", retry_after: str = "", hint: str = "") -> NodewiseError:
-    return error_responses.error(CALL, code, error_responses.status_of(body), retry_after, hint)
+    return error_responses.error_from_status(CALL, code, error_responses.status_of(body), retry_after, hint)
 
 
 @pytest.mark.parametrize(

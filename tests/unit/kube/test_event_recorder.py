@@ -6,26 +6,28 @@ import pytest
 from nodewise.clock import ManualClock
 from nodewise.errors import Refused, Unavailable
 from nodewise.kube import event_recorder
-from nodewise.kube.event_recorder import About, Recorder, Reporter
+from nodewise.kube.event_recorder import EventRecorder, EventReporter, ObjectReference
 from nodewise.kube.resources import EVENTS, NODES, PODS
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.in_memory_api import FakeApi
 from tests.unit.kube.api_suite import running
 
-NODE = About(NODES, "", "node-a", "uid-1")
+NODE = ObjectReference(NODES, "", "node-a", "uid-1")
 
 
-class Recorded:
+class RecorderFixture:
     """A recorder on a fake API server, and what was written."""
 
     def __init__(self) -> None:
         self.api = FakeApi()
         self.clock = ManualClock(1_700_000_000.0)
-        self.meters = MetricsRegistry()
+        self.metrics_registry = MetricsRegistry()
         self.events: list[str] = []
-        self.recorder = Recorder(self.api, Reporter("nodewise.io/test", "r"), self.clock, self.meters)
+        self.recorder = EventRecorder(
+            self.api, EventReporter("nodewise.io/test", "r"), self.clock, self.metrics_registry
+        )
 
-    def record(self, note: str = "hot", about: About = NODE) -> None:
+    def record(self, note: str = "hot", about: ObjectReference = NODE) -> None:
         self.recorder.record(about, "Warning", "TooHot", note)
 
     def written(self) -> list[dict[str, Any]]:
@@ -33,18 +35,18 @@ class Recorded:
 
     def counted(self, outcome: str) -> int:
         prefix = f'nodewise_events_total{{outcome="{outcome}"}} '
-        lines = self.meters.exposition().decode().splitlines()
+        lines = self.metrics_registry.exposition().decode().splitlines()
         return next((int(float(line.removeprefix(prefix))) for line in lines if line.startswith(prefix)), 0)
 
 
 @pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
-    made = Recorded()
+def recorded(monkeypatch: pytest.MonkeyPatch) -> RecorderFixture:
+    made = RecorderFixture()
     monkeypatch.setattr("nodewise.observe.logs.emit", lambda event, **_: made.events.append(event))
     return made
 
 
-async def test_an_event_of_a_cluster_wide_object_lies_in_default(recorded: Recorded) -> None:
+async def test_an_event_of_a_cluster_wide_object_lies_in_default(recorded: RecorderFixture) -> None:
     recorded.record()
     await recorded.recorder.flush()
     (event,) = recorded.written()
@@ -53,14 +55,14 @@ async def test_an_event_of_a_cluster_wide_object_lies_in_default(recorded: Recor
     assert event["eventTime"] == "2023-11-14T22:13:20.000000Z"
 
 
-async def test_recording_asks_nobody_and_fails_never(recorded: Recorded) -> None:
+async def test_recording_asks_nobody_and_fails_never(recorded: RecorderFixture) -> None:
     for number in range(5000):
-        recorded.record(about=About(PODS, "ns", f"pod-{number}"))
+        recorded.record(about=ObjectReference(PODS, "ns", f"pod-{number}"))
     assert recorded.api.calls == []
     assert recorded.counted("dropped") == 5000 - event_recorder.MOST_WAITING
 
 
-async def test_repeats_while_one_waits_cost_no_write(recorded: Recorded) -> None:
+async def test_repeats_while_one_waits_cost_no_write(recorded: RecorderFixture) -> None:
     for _ in range(100):
         recorded.record()
     await recorded.recorder.flush()
@@ -69,10 +71,10 @@ async def test_repeats_while_one_waits_cost_no_write(recorded: Recorded) -> None
     assert len(recorded.api.calls) == 1
 
 
-async def test_one_object_and_reason_cannot_crowd_out_the_rest(recorded: Recorded) -> None:
+async def test_one_object_and_reason_cannot_crowd_out_the_rest(recorded: RecorderFixture) -> None:
     for number in range(100):
         recorded.record(f"{number} degrees")
-    recorded.record(about=About(NODES, "", "node-b"))
+    recorded.record(about=ObjectReference(NODES, "", "node-b"))
     await recorded.recorder.flush()
     names = [event["regarding"]["name"] for event in recorded.written()]
     assert names.count("node-a") == event_recorder.BURST
@@ -81,7 +83,7 @@ async def test_one_object_and_reason_cannot_crowd_out_the_rest(recorded: Recorde
     assert recorded.counted("dropped") == 100 - event_recorder.BURST - 10
 
 
-async def test_what_waits_is_written_when_its_turn_comes(recorded: Recorded) -> None:
+async def test_what_waits_is_written_when_its_turn_comes(recorded: RecorderFixture) -> None:
     for number in range(event_recorder.BURST + 2):
         recorded.record(f"{number} degrees")
     async with running(recorded.recorder.run()):
@@ -91,7 +93,7 @@ async def test_what_waits_is_written_when_its_turn_comes(recorded: Recorded) -> 
     assert recorded.clock.now() >= 1_700_000_000.0 + 2 * event_recorder.REFILL_S
 
 
-async def test_a_task_that_waits_for_events_wakes_up(recorded: Recorded) -> None:
+async def test_a_task_that_waits_for_events_wakes_up(recorded: RecorderFixture) -> None:
     async with running(recorded.recorder.run()):
         await asyncio.sleep(0)
         recorded.record()
@@ -100,7 +102,7 @@ async def test_a_task_that_waits_for_events_wakes_up(recorded: Recorded) -> None
         assert len(recorded.written()) == 1
 
 
-async def test_a_server_that_is_down_is_tried_again_and_then_left(recorded: Recorded) -> None:
+async def test_a_server_that_is_down_is_tried_again_and_then_left(recorded: RecorderFixture) -> None:
     recorded.api.fail(Unavailable("down", retry_after_s=2.0), 2)
     recorded.record()
     async with running(recorded.recorder.run()):
@@ -115,24 +117,24 @@ async def test_a_server_that_is_down_is_tried_again_and_then_left(recorded: Reco
     assert recorded.counted("failed") == 1
 
 
-async def test_a_refusal_is_final(recorded: Recorded) -> None:
+async def test_a_refusal_is_final(recorded: RecorderFixture) -> None:
     recorded.api.fail(Refused("no"))
     recorded.record()
     await recorded.recorder.flush()
     assert (len(recorded.api.calls), recorded.counted("failed")) == (1, 1)
 
 
-async def test_of_many_that_are_lost_in_a_row_one_is_told(recorded: Recorded) -> None:
+async def test_of_many_that_are_lost_in_a_row_one_is_told(recorded: RecorderFixture) -> None:
     for lost in (5, 3):
         recorded.api.fail(Refused("no"), lost)
         for number in range(lost + 1):
-            recorded.record(f"{number} of {lost}", About(PODS, "n", f"p{number}-{lost}"))
+            recorded.record(f"{number} of {lost}", ObjectReference(PODS, "n", f"p{number}-{lost}"))
         await recorded.recorder.flush()
     assert recorded.events == ["event_lost", "event_lost"]
     assert recorded.counted("failed") == 8
 
 
-async def test_after_a_long_rest_a_series_begins_anew(recorded: Recorded) -> None:
+async def test_after_a_long_rest_a_series_begins_anew(recorded: RecorderFixture) -> None:
     recorded.record()
     await recorded.recorder.flush()
     recorded.clock.advance(event_recorder.FORGET_S + 1)
@@ -141,10 +143,12 @@ async def test_after_a_long_rest_a_series_begins_anew(recorded: Recorded) -> Non
     assert len(recorded.written()) == 2
 
 
-async def test_what_is_remembered_is_bounded(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_remembered_is_bounded(
+    recorded: RecorderFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(event_recorder, "MOST_KNOWN", 50)
     for number in range(100):
-        recorded.record(about=About(PODS, "ns", f"pod-{number}"))
+        recorded.record(about=ObjectReference(PODS, "ns", f"pod-{number}"))
         await recorded.recorder.flush()
     assert len(recorded.recorder._known) == event_recorder.MOST_KNOWN
     assert len(recorded.recorder._buckets) == event_recorder.MOST_KNOWN

@@ -13,12 +13,12 @@ class Struct(msgspec.Struct, frozen=True):
     """The agents' base, to keep the cases short."""
 
 
-class Labels(Struct, frozen=True):
+class LabelFields(Struct, frozen=True):
     labels: dict[str, str] = {}
 
 
 class OneNode(Struct, frozen=True):
-    metadata: Labels
+    metadata: LabelFields
 
 
 class Resources(Struct, frozen=True, rename="camel"):
@@ -27,11 +27,11 @@ class Resources(Struct, frozen=True, rename="camel"):
 
 
 class TwoNode(Struct, frozen=True):
-    metadata: Labels
+    metadata: LabelFields
     status: Resources = Resources()
 
 
-class Taint(Struct, frozen=True):
+class TaintFields(Struct, frozen=True):
     key: str
 
 
@@ -40,10 +40,10 @@ class Effect(Struct, frozen=True):
 
 
 class OneSpec(Struct, frozen=True):
-    taints: tuple[Taint, ...] = ()
+    taints: tuple[TaintFields, ...] = ()
 
 
-class TwoSpec(Struct, frozen=True):
+class SecondSpec(Struct, frozen=True):
     taints: tuple[Effect, ...] = ()
 
 
@@ -52,7 +52,7 @@ class OneTainted(Struct, frozen=True):
 
 
 class TwoTainted(Struct, frozen=True):
-    spec: TwoSpec = TwoSpec()
+    spec: SecondSpec = SecondSpec()
 
 
 class OneMaybe(Struct, frozen=True):
@@ -60,7 +60,7 @@ class OneMaybe(Struct, frozen=True):
 
 
 class TwoMaybe(Struct, frozen=True):
-    spec: TwoSpec | None = None
+    spec: SecondSpec | None = None
 
 
 class ResourcesMaybe(Struct, frozen=True):
@@ -68,7 +68,7 @@ class ResourcesMaybe(Struct, frozen=True):
 
 
 class ByName(Struct, frozen=True):
-    items: dict[str, Taint] = {}
+    items: dict[str, TaintFields] = {}
 
 
 class ByNameToo(Struct, frozen=True):
@@ -137,7 +137,7 @@ def test_merged_objects_do_not_burden_the_garbage_collector_and_cannot_change() 
         node.metadata.name = "b"
 
 
-class Text(Struct, frozen=True):
+class TextField(Struct, frozen=True):
     value: str = ""
 
 
@@ -154,14 +154,14 @@ class NoDefault(Struct, frozen=True):
 
 
 class NestedText(Struct, frozen=True):
-    spec: Text = Text()
+    spec: TextField = TextField()
 
 
 class NestedNumber(Struct, frozen=True):
     spec: Number = Number()
 
 
-class Renamed(Struct, frozen=True, rename={"worth": "value"}):
+class RenamedField(Struct, frozen=True, rename={"worth": "value"}):
     worth: str = ""
 
 
@@ -177,20 +177,31 @@ class SeveralNumbers(Struct, frozen=True):
     ("first", "second", "words"),
     [
         pytest.param(
-            Text, Number, "Node.value: {here}.Text declares str, {here}.Number declares int", id="types"
+            TextField,
+            Number,
+            "Node.value: {here}.TextField declares str, {here}.Number declares int",
+            id="types",
         ),
-        pytest.param(Text, OtherDefault, "Text declares '', {here}.OtherDefault declares 'x'", id="defaults"),
         pytest.param(
-            Text, NoDefault, "Text declares '', {here}.NoDefault declares no default", id="no default"
+            TextField, OtherDefault, "TextField declares '', {here}.OtherDefault declares 'x'", id="defaults"
         ),
-        pytest.param(NestedText, NestedNumber, "Node.spec.value: {here}.Text declares str", id="nested"),
         pytest.param(
-            Text, Renamed, "Text declares value, {here}.Renamed declares worth", id="names in Python"
+            TextField,
+            NoDefault,
+            "TextField declares '', {here}.NoDefault declares no default",
+            id="no default",
+        ),
+        pytest.param(NestedText, NestedNumber, "Node.spec.value: {here}.TextField declares str", id="nested"),
+        pytest.param(
+            TextField,
+            RenamedField,
+            "TextField declares value, {here}.RenamedField declares worth",
+            id="names in Python",
         ),
         pytest.param(
             Several, SeveralNumbers, "Several declares str, {here}.SeveralNumbers declares int", id="items"
         ),
-        pytest.param(Text, Several, "Text declares str", id="one and several"),
+        pytest.param(TextField, Several, "TextField declares str", id="one and several"),
     ],
 )
 def test_who_disagrees_is_named(first: Any, second: Any, words: str) -> None:

@@ -14,8 +14,8 @@ from nodewise.clock import ManualClock
 from nodewise.errors import BadInput, BadSettings, Conflict, NodewiseError, Refused, Unavailable
 from nodewise.kube import http_client
 from nodewise.kube.api import Patch
-from nodewise.kube.error_responses import Call
-from nodewise.kube.http_client import Account, HttpApi
+from nodewise.kube.error_responses import ApiCall
+from nodewise.kube.http_client import ConnectionInfo, HttpApi
 from nodewise.kube.rate_limit import TokenBucket
 from nodewise.observe.metrics_registry import MetricsRegistry
 
@@ -23,17 +23,19 @@ Answer = Callable[[httpx2.Request], httpx2.Response]
 SERVER = "https://host:6443/k8s/clusters/c-1"
 
 
-class Served:
+class ServedApi:
     """An `HttpApi` whose server is a function, with its clock and its requests."""
 
     def __init__(self, answer: Answer, qps: float = 1000.0, burst: int = 1000) -> None:
         self.requests: list[httpx2.Request] = []
         self.clock = ManualClock()
-        self.meters = MetricsRegistry()
+        self.metrics_registry = MetricsRegistry()
         self._answer = answer
         http = httpx2.AsyncClient(base_url=SERVER, transport=httpx2.MockTransport(self._noted), timeout=None)
-        account = Account(SERVER, extensions={"sni_hostname": "api"}, hint=lambda: "renew the certificate")
-        self.api = HttpApi(http, account, TokenBucket(qps, burst), self.clock, self.meters)
+        account = ConnectionInfo(
+            SERVER, extensions={"sni_hostname": "api"}, hint=lambda: "renew the certificate"
+        )
+        self.api = HttpApi(http, account, TokenBucket(qps, burst), self.clock, self.metrics_registry)
 
     def _noted(self, request: httpx2.Request) -> httpx2.Response:
         self.requests.append(request)
@@ -52,7 +54,7 @@ def raising(error: Exception) -> Answer:
 
 
 async def test_paths_go_below_the_servers_own_and_stay_escaped() -> None:
-    served = Served(ok)
+    served = ServedApi(ok)
     await served.api.get("/apis/custom.metrics.k8s.io/v1beta1/nodes/%2A/temp", {"limit": "5"})
     assert (
         str(served.requests[0].url) == f"{SERVER}/apis/custom.metrics.k8s.io/v1beta1/nodes/%2A/temp?limit=5"
@@ -70,7 +72,7 @@ async def test_paths_go_below_the_servers_own_and_stay_escaped() -> None:
     ],
 )
 async def test_a_patch_says_of_what_kind_it_is(kind: Patch, content_type: str) -> None:
-    served = Served(ok)
+    served = ServedApi(ok)
     await served.api.patch("/api/v1/nodes/a", {"a": 1}, kind, {"fieldManager": "us"})
     (request,) = served.requests
     assert request.method == "PATCH"
@@ -80,7 +82,7 @@ async def test_a_patch_says_of_what_kind_it_is(kind: Patch, content_type: str) -
 
 
 async def test_verbs_are_methods() -> None:
-    served = Served(ok)
+    served = ServedApi(ok)
     await served.api.create("/a", b"{}")
     await served.api.replace("/a", b"{}")
     await served.api.delete("/a")
@@ -100,7 +102,7 @@ def library_exceptions() -> list[type[Exception]]:
 
 @pytest.mark.parametrize("kind", [*library_exceptions(), ssl.SSLError, ConnectionResetError, TimeoutError])
 def test_every_exception_of_the_library_is_known(kind: type[Exception]) -> None:
-    assert http_client.kind_of(kind) is not None, f"{kind.__name__} needs a row in client.TRANSLATED"
+    assert http_client.error_kind(kind) is not None, f"{kind.__name__} needs a row in client.TRANSLATED"
 
 
 @pytest.mark.parametrize(
@@ -116,7 +118,7 @@ def test_every_exception_of_the_library_is_known(kind: type[Exception]) -> None:
 async def test_the_librarys_exceptions_become_ours_and_name_the_server(
     error: Exception, kind: type[NodewiseError]
 ) -> None:
-    served = Served(raising(error))
+    served = ServedApi(raising(error))
     with pytest.raises(kind, match=SERVER) as raised:
         await served.api.get("/api/v1/nodes")
     assert str(error) in str(raised.value)
@@ -124,21 +126,21 @@ async def test_the_librarys_exceptions_become_ours_and_name_the_server(
 
 
 async def test_a_refusal_is_of_the_kind_that_its_status_says() -> None:
-    served = Served(lambda _: httpx2.Response(409, json={"kind": "Status", "message": "modified"}))
+    served = ServedApi(lambda _: httpx2.Response(409, json={"kind": "Status", "message": "modified"}))
     with pytest.raises(Conflict, match="modified"):
         await served.api.create("/a", {})
-    assert b'outcome="conflict",verb="create"} 1.0' in served.meters.exposition()
+    assert b'outcome="conflict",verb="create"} 1.0' in served.metrics_registry.exposition()
 
 
 async def test_a_401_tells_what_we_know_of_our_credentials() -> None:
-    served = Served(lambda _: httpx2.Response(401, json={"kind": "Status", "message": "Unauthorized"}))
+    served = ServedApi(lambda _: httpx2.Response(401, json={"kind": "Status", "message": "Unauthorized"}))
     with pytest.raises(Refused, match="renew the certificate"):
         await served.api.get("/a")
 
 
 async def test_an_error_does_not_show_the_query() -> None:
     """It has tokens and random times, and would make each failure look like a new one."""
-    served = Served(lambda _: httpx2.Response(500))
+    served = ServedApi(lambda _: httpx2.Response(500))
     with pytest.raises(Unavailable, match=r"get https://host:6443/k8s/clusters/c-1/a: HTTP status 500"):
         await served.api.get("/a", {"continue": "token"})
 
@@ -150,13 +152,13 @@ async def test_a_call_has_a_deadline() -> None:
             return httpx2.Response(200)
 
     http = httpx2.AsyncClient(base_url=SERVER, transport=Hanging())
-    api = HttpApi(http, Account(SERVER), TokenBucket(1.0, 1), ManualClock(), MetricsRegistry())
+    api = HttpApi(http, ConnectionInfo(SERVER), TokenBucket(1.0, 1), ManualClock(), MetricsRegistry())
     with pytest.raises(Unavailable, match=r"no answer within 0\.01 s"):
         await api.get("/a", timeout_s=0.01)
 
 
 async def test_writes_wait_for_our_limit_and_reads_do_not() -> None:
-    served = Served(ok, qps=2.0, burst=1)
+    served = ServedApi(ok, qps=2.0, burst=1)
     for _ in range(3):
         await served.api.get("/a")
         await served.api.create("/a", {})
@@ -164,7 +166,7 @@ async def test_writes_wait_for_our_limit_and_reads_do_not() -> None:
 
 
 async def test_a_write_that_would_wait_beyond_its_deadline_is_not_sent() -> None:
-    served = Served(ok, qps=0.1, burst=1)
+    served = ServedApi(ok, qps=0.1, burst=1)
     await served.api.create("/a", {})
     with pytest.raises(Unavailable, match="raise --kube-qps"):
         await served.api.create("/a", {}, timeout_s=5.0)
@@ -172,10 +174,10 @@ async def test_a_write_that_would_wait_beyond_its_deadline_is_not_sent() -> None
 
 
 async def test_a_lane_has_a_limit_of_its_own() -> None:
-    served = Served(ok, qps=0.1, burst=1)
-    lane = served.api.with_rate_limit(qps=1.0, burst=5)
+    served = ServedApi(ok, qps=0.1, burst=1)
+    limited = served.api.with_rate_limit(qps=1.0, burst=5)
     for _ in range(5):
-        await lane.create("/a", {})
+        await limited.create("/a", {})
     assert served.clock.monotonic() == 0.0
 
 
@@ -183,16 +185,16 @@ async def test_a_lane_has_a_limit_of_its_own() -> None:
     ("status", "heard"), [(200, 1), (403, 1), (404, 1), (409, 1), (429, 0), (500, 0), (503, 0), (504, 0)]
 )
 async def test_an_answer_is_heard_unless_it_says_that_the_server_cannot(status: int, heard: int) -> None:
-    delays: list[None] = []
-    served = Served(lambda _: httpx2.Response(status, content=b"{}"))
-    lane = served.api.with_rate_limit(1.0, 1, lambda: delays.append(None))
+    responses: list[None] = []
+    served = ServedApi(lambda _: httpx2.Response(status, content=b"{}"))
+    limited = served.api.with_rate_limit(1.0, 1, lambda: responses.append(None))
     with contextlib.suppress(NodewiseError):
-        await lane.get("/a")
-    assert len(delays) == heard
+        await limited.get("/a")
+    assert len(responses) == heard
 
 
 async def test_after_the_end_calls_are_unavailable_and_no_defect() -> None:
-    served = Served(ok)
+    served = ServedApi(ok)
     await served.api.close()
     with pytest.raises(Unavailable, match="closed by us"):
         await served.api.get("/a")
@@ -200,7 +202,7 @@ async def test_after_the_end_calls_are_unavailable_and_no_defect() -> None:
         await anext(served.api.watch("/a"))
 
 
-class Stream(httpx2.AsyncByteStream):
+class ByteStream(httpx2.AsyncByteStream):
     def __init__(self, *pieces: bytes | Exception) -> None:
         self._pieces = pieces
         self.closed = False
@@ -215,9 +217,9 @@ class Stream(httpx2.AsyncByteStream):
         self.closed = True
 
 
-def streaming(*pieces: bytes | Exception) -> tuple[Stream, Served]:
-    stream = Stream(*pieces)
-    return stream, Served(lambda _: httpx2.Response(200, stream=stream))
+def streaming(*pieces: bytes | Exception) -> tuple[ByteStream, ServedApi]:
+    stream = ByteStream(*pieces)
+    return stream, ServedApi(lambda _: httpx2.Response(200, stream=stream))
 
 
 async def test_a_watch_gives_lines_whatever_its_pieces() -> None:
@@ -244,19 +246,21 @@ async def test_a_watch_that_nobody_reads_on_is_closed() -> None:
 
 
 async def test_a_watch_that_is_refused_says_why() -> None:
-    served = Served(lambda _: httpx2.Response(403, json={"kind": "Status", "message": "cannot watch nodes"}))
+    served = ServedApi(
+        lambda _: httpx2.Response(403, json={"kind": "Status", "message": "cannot watch nodes"})
+    )
     with pytest.raises(Refused, match="cannot watch nodes"):
         await anext(served.api.watch("/a"))
 
 
 def test_words_of_an_exception_without_any() -> None:
-    error = http_client.translated(httpx2.ReadTimeout(""), Call("get", "u"), "s")
+    error = http_client.translate_error(httpx2.ReadTimeout(""), ApiCall("get", "u"), "s")
     assert str(error) == "get u: ReadTimeout (is the API server at s up, and is this its address?)"
 
 
 async def test_an_answer_without_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_client, "MOST_BYTES", 2**20)
-    served = Served(lambda _: httpx2.Response(200, content=b"a" * (2**20 + 1)))
+    served = ServedApi(lambda _: httpx2.Response(200, content=b"a" * (2**20 + 1)))
     with pytest.raises(Unavailable, match="answer: more than 1 MiB"):
         await served.api.get("/a")
 
@@ -264,8 +268,8 @@ async def test_an_answer_without_end_is_not_kept(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("status", [200, 500])
 async def test_a_packed_answer_is_not_unpacked(status: int) -> None:
     packed = gzip.compress(b"{}")
-    served = Served(
-        lambda _: httpx2.Response(status, stream=Stream(packed), headers={"Content-Encoding": "gzip"})
+    served = ServedApi(
+        lambda _: httpx2.Response(status, stream=ByteStream(packed), headers={"Content-Encoding": "gzip"})
     )
     with pytest.raises(Unavailable, match="Content-Encoding: 'gzip'; wanted none"):
         await served.api.get("/a")
@@ -273,10 +277,10 @@ async def test_a_packed_answer_is_not_unpacked(status: int) -> None:
 
 async def test_a_path_that_no_url_can_hold_is_bad_input() -> None:
     with pytest.raises(BadInput, match="path: "):
-        await Served(ok).api.get("/" + "a" * 100_000)
+        await ServedApi(ok).api.get("/" + "a" * 100_000)
 
 
 async def test_a_refusal_of_any_shape_is_a_refusal() -> None:
     for body in (b"[" * 100_000, b'{"kind":"Status","message":"\xff"}', b'{"kind":7}', b"<html>", b""):
         with pytest.raises(Refused):
-            await Served(lambda _, body=body: httpx2.Response(403, content=body)).api.get("/a")
+            await ServedApi(lambda _, body=body: httpx2.Response(403, content=body)).api.get("/a")

@@ -27,8 +27,8 @@ def written(folder: Path, content: Any, name: str = "config") -> Path:
     return path
 
 
-def chosen(path: Path, context: str = "") -> kubeconfig.Chosen:
-    return kubeconfig.choose(str(path), context, {})
+def chosen(path: Path, context: str = "") -> kubeconfig.KubeconfigContext:
+    return kubeconfig.load_context(str(path), context, {})
 
 
 def test_the_current_context_is_taken(tmp_path: Path) -> None:
@@ -111,10 +111,10 @@ def test_without_any_hint_the_home_folder_is_looked_in(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(BadSettings, match=r"\.kube/config"):
-        kubeconfig.choose("", "", {})
+        kubeconfig.load_context("", "", {})
     (tmp_path / ".kube").mkdir()
     written(tmp_path / ".kube", config())
-    assert kubeconfig.choose("", "", {}).name == "x"
+    assert kubeconfig.load_context("", "", {}).name == "x"
 
 
 def test_several_files_are_merged_and_the_first_to_name_a_thing_counts(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_several_files_are_merged_and_the_first_to_name_a_thing_counts(tmp_path:
     )
     second = written(tmp_path, config(**{"current-context": "other"}), "2")
     environ = {"KUBECONFIG": os.pathsep.join([str(first), str(tmp_path / "none"), str(second)])}
-    kubeconfig_context = kubeconfig.choose("", "", environ)
+    kubeconfig_context = kubeconfig.load_context("", "", environ)
     assert (
         kubeconfig_context.name,
         kubeconfig_context.user["token"],
@@ -134,7 +134,7 @@ def test_several_files_are_merged_and_the_first_to_name_a_thing_counts(tmp_path:
 
 def test_an_environment_that_names_only_missing_files_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(BadSettings, match="KUBECONFIG: there is no file"):
-        kubeconfig.choose("", "", {"KUBECONFIG": str(tmp_path / "none")})
+        kubeconfig.load_context("", "", {"KUBECONFIG": str(tmp_path / "none")})
 
 
 def test_relative_paths_are_meant_from_the_files_folder(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def account(tmp_path: Path) -> Path:
 
 def test_a_pod_has_a_service_account_and_is_told_of_the_server(account: Path) -> None:
     environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
-    kubeconfig_context = kubeconfig.find("", "", environ, account)
+    kubeconfig_context = kubeconfig.select_context("", "", environ, account)
     assert kubeconfig_context.cluster == {
         "server": "https://10.0.0.1:443",
         "certificate-authority": str(account / "ca.crt"),
@@ -179,18 +179,22 @@ def test_a_pod_has_a_service_account_and_is_told_of_the_server(account: Path) ->
 
 def test_an_ipv6_address_stands_in_brackets(account: Path) -> None:
     environ = {"KUBERNETES_SERVICE_HOST": "fd00::1"}
-    assert kubeconfig.inside(environ, account).cluster["server"] == "https://[fd00::1]:443"
+    assert kubeconfig.in_cluster_context(environ, account).cluster["server"] == "https://[fd00::1]:443"
 
 
 def test_a_file_that_is_named_wins_over_the_pods(account: Path) -> None:
     environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
     path = written(account, config())
-    assert kubeconfig.find(str(path), "", environ, account).source == str(path)
-    assert kubeconfig.find("", "", environ | {"KUBECONFIG": str(path)}, account).name == "in-cluster"
+    assert kubeconfig.select_context(str(path), "", environ, account).source == str(path)
+    assert (
+        kubeconfig.select_context("", "", environ | {"KUBECONFIG": str(path)}, account).name == "in-cluster"
+    )
 
 
 @pytest.mark.parametrize("environ", [{}, {"KUBERNETES_SERVICE_HOST": "h"}])
 def test_outside_a_pod_kubectls_file_is_taken(environ: dict[str, str], tmp_path: Path) -> None:
     path = written(tmp_path, config())
-    kubeconfig_context = kubeconfig.find("", "", environ | {"KUBECONFIG": str(path)}, tmp_path / "no account")
+    kubeconfig_context = kubeconfig.select_context(
+        "", "", environ | {"KUBECONFIG": str(path)}, tmp_path / "no account"
+    )
     assert kubeconfig_context.source == str(path)

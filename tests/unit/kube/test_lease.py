@@ -6,38 +6,40 @@ from nodewise.clock import ManualClock
 from nodewise.errors import Unavailable
 from nodewise.kube import lease
 from nodewise.kube.elector import Elector
-from nodewise.kube.lease import LeaseLock, Seen, Spec
+from nodewise.kube.lease import LeaseLock, LeaseSpec, ObservedLease
 from nodewise.kube.resources import LEASES
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.in_memory_api import FakeApi
 
-SEAT = LeaseLock("ns", "nodewise", "us")
-OURS = Spec("us", 15, acquire_time="then", renew_time="then", lease_transitions=4)
-THEIRS = Spec("them", 15, acquire_time="then", renew_time="then", lease_transitions=4)
+LOCK = LeaseLock("ns", "nodewise", "us")
+OURS = LeaseSpec("us", 15, acquire_time="then", renew_time="then", lease_transitions=4)
+THEIRS = LeaseSpec("them", 15, acquire_time="then", renew_time="then", lease_transitions=4)
 
 
 @pytest.mark.parametrize(
     ("seen", "wait_s"),
     [
         pytest.param(None, 0.0, id="there is none: it may be made"),
-        pytest.param(Seen(Spec(), 100.0), 0.0, id="an empty one may be taken"),
-        pytest.param(Seen(Spec(""), 100.0), 0.0, id="a released one may be taken"),
-        pytest.param(Seen(OURS, 100.0), 0.0, id="our own may be renewed"),
-        pytest.param(Seen(THEIRS, 100.0), 15.0, id="another's is left alone from when it was seen"),
-        pytest.param(Seen(THEIRS, 90.0), 5.0, id="for what is left of its time"),
-        pytest.param(Seen(THEIRS, 85.0), 0.0, id="and may then be taken"),
-        pytest.param(Seen(Spec("them"), 90.0), 5.0, id="one without a duration has ours"),
-        pytest.param(Seen(Spec("them", 60), 90.0), 50.0, id="the duration is the one its holder wrote"),
+        pytest.param(ObservedLease(LeaseSpec(), 100.0), 0.0, id="an empty one may be taken"),
+        pytest.param(ObservedLease(LeaseSpec(""), 100.0), 0.0, id="a released one may be taken"),
+        pytest.param(ObservedLease(OURS, 100.0), 0.0, id="our own may be renewed"),
+        pytest.param(ObservedLease(THEIRS, 100.0), 15.0, id="another's is left alone from when it was seen"),
+        pytest.param(ObservedLease(THEIRS, 90.0), 5.0, id="for what is left of its time"),
+        pytest.param(ObservedLease(THEIRS, 85.0), 0.0, id="and may then be taken"),
+        pytest.param(ObservedLease(LeaseSpec("them"), 90.0), 5.0, id="one without a duration has ours"),
+        pytest.param(
+            ObservedLease(LeaseSpec("them", 60), 90.0), 50.0, id="the duration is the one its holder wrote"
+        ),
     ],
 )
-def test_how_long_a_lease_is_anothers(seen: Seen | None, wait_s: float) -> None:
-    assert lease.wait_s(seen, SEAT, 100.0) == wait_s
+def test_how_long_a_lease_is_anothers(seen: ObservedLease | None, wait_s: float) -> None:
+    assert lease.wait_s(seen, LOCK, 100.0) == wait_s
 
 
 def test_time_counts_from_when_a_content_was_first_seen() -> None:
     first = lease.observe(None, THEIRS, 10.0)
-    assert lease.observe(first, THEIRS, 20.0) == Seen(THEIRS, 10.0)
-    assert lease.observe(first, OURS, 20.0) == Seen(OURS, 20.0)
+    assert lease.observe(first, THEIRS, 20.0) == ObservedLease(THEIRS, 10.0)
+    assert lease.observe(first, OURS, 20.0) == ObservedLease(OURS, 20.0)
 
 
 NOW = "2023-11-14T22:13:20.500000Z"
@@ -46,21 +48,25 @@ NOW = "2023-11-14T22:13:20.500000Z"
 @pytest.mark.parametrize(
     ("seen", "claimed"),
     [
-        pytest.param(None, Spec("us", 15, NOW, NOW, 0), id="the first"),
-        pytest.param(Seen(OURS, 0), Spec("us", 15, "then", NOW, 4), id="renewing keeps when it began"),
-        pytest.param(Seen(THEIRS, 0), Spec("us", 15, NOW, NOW, 5), id="taking is a transition"),
-        pytest.param(Seen(Spec(), 0), Spec("us", 15, NOW, NOW, 1), id="taking an empty one"),
+        pytest.param(None, LeaseSpec("us", 15, NOW, NOW, 0), id="the first"),
+        pytest.param(
+            ObservedLease(OURS, 0), LeaseSpec("us", 15, "then", NOW, 4), id="renewing keeps when it began"
+        ),
+        pytest.param(ObservedLease(THEIRS, 0), LeaseSpec("us", 15, NOW, NOW, 5), id="taking is a transition"),
+        pytest.param(
+            ObservedLease(LeaseSpec(), 0), LeaseSpec("us", 15, NOW, NOW, 1), id="taking an empty one"
+        ),
     ],
 )
-def test_what_a_claim_writes(seen: Seen | None, claimed: Spec) -> None:
-    assert lease.claim(seen, SEAT, 1_700_000_000.5) == claimed
+def test_what_a_claim_writes(seen: ObservedLease | None, claimed: LeaseSpec) -> None:
+    assert lease.acquire_or_renew(seen, LOCK, 1_700_000_000.5) == claimed
 
 
 def test_a_release_leaves_a_second_to_nobody() -> None:
-    assert lease.release(Seen(OURS, 0), 1_700_000_000.5) == Spec("", 1, NOW, NOW, 4)
+    assert lease.release(ObservedLease(OURS, 0), 1_700_000_000.5) == LeaseSpec("", 1, NOW, NOW, 4)
 
 
-class Led:
+class ElectorFixture:
     """An elector on a fake API server, stepped by hand."""
 
     def __init__(self) -> None:
@@ -68,18 +74,18 @@ class Led:
         self.clock = ManualClock(1000.0)
         self.transitions: list[bool] = []
         self.elector = Elector(
-            self.api, SEAT, self.clock, MetricsRegistry(), lambda: 0.0, self.transitions.append
+            self.api, LOCK, self.clock, MetricsRegistry(), lambda: 0.0, self.transitions.append
         )
 
     async def look(self) -> None:
         await self.elector._try()
-        self.elector._tell()
+        self.elector._report_change()
 
     def spec(self) -> dict[str, Any]:
         spec: dict[str, Any] = self.api.objects(LEASES)["ns", "nodewise"]["spec"]
         return spec
 
-    def others(self, spec: Spec) -> None:
+    def others(self, spec: LeaseSpec) -> None:
         """Another replica writes."""
         item = {
             "metadata": {"name": "nodewise", "namespace": "ns"},
@@ -93,12 +99,12 @@ class Led:
 
 
 @pytest.fixture
-def led(monkeypatch: pytest.MonkeyPatch) -> Led:
+def led(monkeypatch: pytest.MonkeyPatch) -> ElectorFixture:
     monkeypatch.setattr("nodewise.observe.logs.emit", lambda *_, **__: None)
-    return Led()
+    return ElectorFixture()
 
 
-async def test_a_leader_renews_with_one_write(led: Led) -> None:
+async def test_a_leader_renews_with_one_write(led: ElectorFixture) -> None:
     await led.look()
     assert led.elector.leading
     led.api.calls.clear()
@@ -108,7 +114,7 @@ async def test_a_leader_renews_with_one_write(led: Led) -> None:
     assert led.spec()["leaseTransitions"] == 0
 
 
-async def test_a_leader_that_cannot_renew_stops_at_its_deadline(led: Led) -> None:
+async def test_a_leader_that_cannot_renew_stops_at_its_deadline(led: ElectorFixture) -> None:
     await led.look()
     led.api.fail(Unavailable("down"), 100)
     for _ in range(4):
@@ -121,7 +127,7 @@ async def test_a_leader_that_cannot_renew_stops_at_its_deadline(led: Led) -> Non
     assert led.transitions == [True, False]
 
 
-async def test_a_leader_sees_at_once_that_another_has_taken_it(led: Led) -> None:
+async def test_a_leader_sees_at_once_that_another_has_taken_it(led: ElectorFixture) -> None:
     await led.look()
     led.others(THEIRS)
     led.clock.advance(2.0)
@@ -130,7 +136,7 @@ async def test_a_leader_sees_at_once_that_another_has_taken_it(led: Led) -> None
     assert led.elector.holder == "them"
 
 
-async def test_a_leader_takes_a_deleted_lease_again(led: Led) -> None:
+async def test_a_leader_takes_a_deleted_lease_again(led: ElectorFixture) -> None:
     await led.look()
     led.api.remove(LEASES, "nodewise", "ns")
     led.clock.advance(2.0)
@@ -139,7 +145,9 @@ async def test_a_leader_takes_a_deleted_lease_again(led: Led) -> None:
     assert led.spec()["holderIdentity"] == "us"
 
 
-async def test_a_lease_that_was_deleted_is_not_taken_from_a_leader_who_may_not_know(led: Led) -> None:
+async def test_a_lease_that_was_deleted_is_not_taken_from_a_leader_who_may_not_know(
+    led: ElectorFixture,
+) -> None:
     led.others(THEIRS)
     await led.look()
     led.api.remove(LEASES, "nodewise", "ns")
@@ -151,7 +159,7 @@ async def test_a_lease_that_was_deleted_is_not_taken_from_a_leader_who_may_not_k
     assert led.elector.leading
 
 
-async def test_who_stops_without_leading_writes_nothing(led: Led) -> None:
+async def test_who_stops_without_leading_writes_nothing(led: ElectorFixture) -> None:
     led.others(THEIRS)
     await led.look()
     led.api.calls.clear()
@@ -159,7 +167,7 @@ async def test_who_stops_without_leading_writes_nothing(led: Led) -> None:
     assert led.api.calls == []
 
 
-async def test_a_release_that_fails_is_no_error(led: Led) -> None:
+async def test_a_release_that_fails_is_no_error(led: ElectorFixture) -> None:
     await led.look()
     led.api.fail(Unavailable("down"))
     await led.elector.stop()
@@ -167,7 +175,7 @@ async def test_a_release_that_fails_is_no_error(led: Led) -> None:
     assert led.spec()["holderIdentity"] == "us"
 
 
-async def test_a_lease_that_cannot_be_read_is_left_alone(led: Led) -> None:
+async def test_a_lease_that_cannot_be_read_is_left_alone(led: ElectorFixture) -> None:
     item = {"metadata": {"name": "nodewise", "namespace": "ns"}, "spec": {"holderIdentity": 7}}
     led.api.put(LEASES, item)
     await led.look()

@@ -11,17 +11,17 @@ from nodewise.errors import Refused, Unavailable
 from nodewise.kube import list_all
 from nodewise.kube.api import NONE, Expired, Params
 from nodewise.kube.field_merge import merge
-from nodewise.kube.reflector import Target
+from nodewise.kube.reflector import ReflectorTarget
 from nodewise.kube.resources import NODES, PODS
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.in_memory_api import FakeApi
 
 NODE: Any = merge("Node")
-ALL = Target(NODES, NODE)
+ALL = ReflectorTarget(NODES, NODE)
 
 
-class Small(FakeApi):
+class SmallPagesApi(FakeApi):
     """Gives pages of two, and lets a test in before each."""
 
     def __init__(self, before: Callable[[int], None] = lambda _: None) -> None:
@@ -41,20 +41,20 @@ def filled(api: FakeApi, names: str = "a b c d e") -> FakeApi:
     return api
 
 
-def read(api: FakeApi, target: Target[Any] = ALL) -> tuple[list[str], list[int]]:
+def read(api: FakeApi, target: ReflectorTarget[Any] = ALL) -> tuple[list[str], list[int]]:
     counts: list[int] = []
-    store = asyncio.run(list_all.read(api, target, MetricsRegistry(), counts.append))
+    store = asyncio.run(list_all.list_objects(api, target, MetricsRegistry(), counts.append))
     return [name for _, name in store.snapshot()], counts
 
 
 def test_page_by_page() -> None:
-    api = filled(Small())
+    api = filled(SmallPagesApi())
     assert read(api) == (list("abcde"), [2, 4, 5])
     assert {verb for verb, _ in api.calls} == {"get"}
 
 
 def test_nothing_there() -> None:
-    assert read(Small()) == ([], [0])
+    assert read(SmallPagesApi()) == ([], [0])
 
 
 def test_pages_that_went_stale_are_read_anew() -> None:
@@ -63,7 +63,7 @@ def test_pages_that_went_stale_are_read_anew() -> None:
             api.put(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "f"}})
             api.compact()
 
-    api = Small(compact)
+    api = SmallPagesApi(compact)
     filled(api)
     assert read(api) == (list("abcdef"), [2, 2, 4, 6])
 
@@ -74,7 +74,7 @@ def test_pages_that_go_stale_for_ever_are_an_error() -> None:
             api.put(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"n{pages}"}})
             api.compact()
 
-    api = Small(compact)
+    api = SmallPagesApi(compact)
     filled(api)
     with pytest.raises(Expired):
         read(api)
@@ -83,34 +83,36 @@ def test_pages_that_go_stale_for_ever_are_an_error() -> None:
 
 @pytest.mark.parametrize("error", [Refused("no right"), Unavailable("down")])
 def test_errors_are_the_callers(error: Exception) -> None:
-    api = filled(Small())
+    api = filled(SmallPagesApi())
     api.fail(error)  # type: ignore[arg-type]
     with pytest.raises(type(error)):
         read(api)
 
 
-class Spec(msgspec.Struct, frozen=True):
+class ThingSpec(msgspec.Struct, frozen=True):
     unschedulable: bool = False
 
 
-class Fields(msgspec.Struct, frozen=True):
-    spec: Spec = Spec()
+class ThingFields(msgspec.Struct, frozen=True):
+    spec: ThingSpec = ThingSpec()
 
 
 def test_an_object_that_cannot_be_read_counts_as_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
     monkeypatch.setattr(logs, "emit", lambda event, **_: events.append(event))
-    api = filled(Small())
+    api = filled(SmallPagesApi())
     odd = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "x"}, "spec": {"unschedulable": "maybe"}}
     api.put(NODES, odd)
-    assert read(api, Target(NODES, merge("Node", Fields)))[0] == list("abcde")
+    assert read(api, ReflectorTarget(NODES, merge("Node", ThingFields)))[0] == list("abcde")
     assert events == ["object_unreadable"]
 
 
 def test_one_namespace() -> None:
-    api = Small()
+    api = SmallPagesApi()
     for namespace in ("web", "db"):
         metadata = {"name": "p", "namespace": namespace}
         api.put(PODS, {"apiVersion": "v1", "kind": "Pod", "metadata": metadata})
-    store = asyncio.run(list_all.read(api, Target(PODS, NODE, "web"), MetricsRegistry(), lambda _: None))
+    store = asyncio.run(
+        list_all.list_objects(api, ReflectorTarget(PODS, NODE, "web"), MetricsRegistry(), lambda _: None)
+    )
     assert list(store.snapshot()) == [("web", "p")]

@@ -6,7 +6,7 @@ import pytest
 from nodewise.errors import Conflict, NodewiseError, Refused, Unavailable
 from nodewise.kube import list_watch
 from nodewise.kube.api import Expired
-from nodewise.kube.list_watch import Checking, Frame, Listing, State, Watching
+from nodewise.kube.list_watch import ListState, ListWatchState, VersionCheckState, WatchEvent, WatchState
 
 
 def event(type_: str, **item: Any) -> bytes:
@@ -19,36 +19,38 @@ META = {"name": "a", "namespace": "n", "resourceVersion": "7"}
 @pytest.mark.parametrize(
     ("state", "wanted"),
     [
-        pytest.param(Listing(), {"limit": "50"}, id="the first page asks for the newest state"),
-        pytest.param(Listing("t"), {"limit": "50", "continue": "t"}, id="a later page"),
-        pytest.param(Checking("7"), {"limit": "1"}, id="a look at the version"),
+        pytest.param(ListState(), {"limit": "50"}, id="the first page asks for the newest state"),
+        pytest.param(ListState("t"), {"limit": "50", "continue": "t"}, id="a later page"),
+        pytest.param(VersionCheckState("7"), {"limit": "1"}, id="a look at the version"),
         pytest.param(
-            Watching("7"),
+            WatchState("7"),
             {"resourceVersion": "7", "allowWatchBookmarks": "true", "timeoutSeconds": "450"},
             id="a watch, with bookmarks, for five to ten minutes",
         ),
     ],
 )
-def test_what_is_asked(state: State, wanted: dict[str, str]) -> None:
-    assert list_watch.request(state, 50, lambda: 0.5) == wanted
+def test_what_is_asked(state: ListWatchState, wanted: dict[str, str]) -> None:
+    assert list_watch.request_parameters(state, 50, lambda: 0.5) == wanted
 
 
 def test_a_page_that_is_not_the_last_leads_to_the_next() -> None:
-    state, page = list_watch.page(Listing(), b'{"metadata": {"continue": "t"}, "items": [{"x": 1}]}')
-    assert state == Listing("t")
+    state, page = list_watch.parse_page(ListState(), b'{"metadata": {"continue": "t"}, "items": [{"x": 1}]}')
+    assert state == ListState("t")
     assert (page.is_first, page.is_last, [bytes(item) for item in page.items]) == (True, False, [b'{"x": 1}'])
 
 
 def test_the_last_page_leads_to_the_watch() -> None:
-    state, page = list_watch.page(Listing("t"), b'{"metadata": {"resourceVersion": "9"}, "items": null}')
-    assert state == Watching("9")
+    state, page = list_watch.parse_page(
+        ListState("t"), b'{"metadata": {"resourceVersion": "9"}, "items": null}'
+    )
+    assert state == WatchState("9")
     assert (page.is_first, page.is_last, page.items) == (False, True, [])
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"items": 3}', b'{"items": [{]}', b"\xff"])
 def test_a_page_that_is_none_is_unavailable(body: bytes) -> None:
     with pytest.raises(Unavailable):
-        list_watch.page(Listing(), body)
+        list_watch.parse_page(ListState(), body)
 
 
 @pytest.mark.parametrize(
@@ -65,15 +67,15 @@ def test_a_page_that_is_none_is_unavailable(body: bytes) -> None:
 def test_a_line_says_what_happened_and_moves_the_version(
     line: bytes, kind: str, key: tuple[str, str]
 ) -> None:
-    state, frame = list_watch.line(Watching("6"), line)
-    assert state == Watching("7")
+    state, frame = list_watch.parse_watch_line(WatchState("6"), line)
+    assert state == WatchState("7")
     assert (frame.kind, frame.key) == (kind, key)
 
 
 def test_an_object_without_a_version_does_not_lose_ours() -> None:
-    state, frame = list_watch.line(Watching("6"), event("ADDED", metadata={"name": "a"}))
-    assert state == Watching("6")
-    assert isinstance(frame, Frame)
+    state, frame = list_watch.parse_watch_line(WatchState("6"), event("ADDED", metadata={"name": "a"}))
+    assert state == WatchState("6")
+    assert isinstance(frame, WatchEvent)
 
 
 @pytest.mark.parametrize(
@@ -92,45 +94,47 @@ def test_an_object_without_a_version_does_not_lose_ours() -> None:
 )
 def test_what_is_no_event_is_an_error(line: bytes, kind: type[NodewiseError]) -> None:
     with pytest.raises(kind):
-        list_watch.line(Watching("6"), line)
+        list_watch.parse_watch_line(WatchState("6"), line)
 
 
 @pytest.mark.parametrize(
     ("state", "after"),
     [
-        pytest.param(Listing("t"), Listing("t"), id="a page is asked for again"),
+        pytest.param(ListState("t"), ListState("t"), id="a page is asked for again"),
         pytest.param(
-            Watching("7"), Checking("7"), id="before a watch goes on the server's version is looked at"
+            WatchState("7"),
+            VersionCheckState("7"),
+            id="before a watch goes on the server's version is looked at",
         ),
-        pytest.param(Checking("7"), Checking("7"), id="and looked at again"),
+        pytest.param(VersionCheckState("7"), VersionCheckState("7"), id="and looked at again"),
     ],
 )
-def test_after_a_failure_we_go_on_where_we_were(state: State, after: State) -> None:
+def test_after_a_failure_we_go_on_where_we_were(state: ListWatchState, after: ListWatchState) -> None:
     for error in (Unavailable("down"), Refused("no"), Conflict("other")):
-        assert list_watch.failed(state, error) == after
-    assert list_watch.failed(state, Expired("gone")) == Listing(reason="expired")
+        assert list_watch.state_after_error(state, error) == after
+    assert list_watch.state_after_error(state, Expired("gone")) == ListState(reason="expired")
 
 
 @pytest.mark.parametrize(
     ("resource_version", "after"),
     [
-        pytest.param("700", Watching("700"), id="nothing happened"),
-        pytest.param("1000", Watching("700"), id="newer, although it sorts before as a text"),
-        pytest.param("90", Listing(reason="older"), id="put back"),
-        pytest.param("x7", Watching("700"), id="no number"),
-        pytest.param("", Watching("700"), id="none"),
+        pytest.param("700", WatchState("700"), id="nothing happened"),
+        pytest.param("1000", WatchState("700"), id="newer, although it sorts before as a text"),
+        pytest.param("90", ListState(reason="older"), id="put back"),
+        pytest.param("x7", WatchState("700"), id="no number"),
+        pytest.param("", WatchState("700"), id="none"),
     ],
 )
-def test_a_server_that_was_put_back_is_listed_anew(resource_version: str, after: State) -> None:
+def test_a_server_that_was_put_back_is_listed_anew(resource_version: str, after: ListWatchState) -> None:
     body = msgspec.json.encode(
         {"metadata": {"resourceVersion": resource_version, "continue": "t"}, "items": []}
     )
-    assert list_watch.checked(Checking("700"), body) == after
+    assert list_watch.parse_version_check(VersionCheckState("700"), body) == after
 
 
 def test_a_look_at_the_version_that_is_no_list_is_an_error() -> None:
     with pytest.raises(Unavailable):
-        list_watch.checked(Checking("7"), b"[]")
+        list_watch.parse_version_check(VersionCheckState("7"), b"[]")
 
 
 @pytest.mark.parametrize(

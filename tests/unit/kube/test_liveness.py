@@ -7,13 +7,13 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 from tests.unit.serve.raw_client import counted
 
 
-class Watched:
+class LivenessFixture:
     """One that is looked at every second."""
 
     def __init__(self) -> None:
         self.clock = ManualClock(100.0)
-        self.meters = MetricsRegistry()
-        self.liveness = ApiServerLiveness(self.clock, self.meters)
+        self.metrics_registry = MetricsRegistry()
+        self.liveness = ApiServerLiveness(self.clock, self.metrics_registry)
 
     def pass_time(self, seconds: int, *, answers: bool) -> list[dict]:
         """What is logged while the API server answers, or does not."""
@@ -27,13 +27,13 @@ class Watched:
 
     def shown(self) -> tuple[float, float]:
         names = ("kube_connected", "kube_silent_seconds")
-        connected, silent_s = (counted(self.meters, name) for name in names)
+        connected, silent_s = (counted(self.metrics_registry, name) for name in names)
         return connected, silent_s
 
 
 @pytest.fixture
-def watched() -> Watched:
-    return Watched()
+def watched() -> LivenessFixture:
+    return LivenessFixture()
 
 
 def test_while_it_answers_nothing_is_said(watched):

@@ -9,15 +9,15 @@ import pytest
 from nodewise.errors import BadInput
 from nodewise.kube import field_merge, object_files
 from nodewise.kube.resources import NODES, PODS
-from nodewise.kube.store import Writer
+from nodewise.kube.store import StoreWriter
 
 
-class Labels(msgspec.Struct, frozen=True):
+class LabelledObject(msgspec.Struct, frozen=True):
     labels: dict[str, str] = {}
 
 
 class Labelled(msgspec.Struct, frozen=True):
-    metadata: Labels
+    metadata: LabelledObject
 
 
 Node = field_merge.merge("Node", Labelled)
@@ -36,7 +36,7 @@ def written(folder: Path, name: str, content: Any) -> Path:
     return path
 
 
-def names(objects: object_files.Objects) -> list[str]:
+def names(objects: object_files.FileObjects) -> list[str]:
     return [item.metadata.name for item in objects.of(NODES, Node)]
 
 
@@ -146,7 +146,7 @@ def test_an_object_that_stands_twice_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_stores_of_a_cluster_are_filled_from_files(tmp_path: Path) -> None:
-    writer = Writer[Any]()
+    writer = StoreWriter[Any]()
     writer.replace(object_files.read([written(tmp_path, "f.yaml", NODE % "a")]).of(NODES, Node))
     assert writer.store.synced
     assert writer.store.get("", "a") is not None

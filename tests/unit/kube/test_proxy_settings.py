@@ -41,4 +41,4 @@ VIA = "http://proxy:3128"
     ],
 )
 def test_which_proxy(server: str, environ: dict[str, str], wanted: str) -> None:
-    assert proxy_settings.of(server, environ) == wanted
+    assert proxy_settings.proxy_url(server, environ) == wanted

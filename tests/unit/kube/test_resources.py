@@ -5,7 +5,7 @@ import pytest
 
 import nodewise
 from nodewise.errors import BadInput
-from nodewise.kube.resources import EVENTS, LEASES, NODES, PODS, Resource, escaped, selector
+from nodewise.kube.resources import EVENTS, LEASES, NODES, PODS, Resource, escape_path, selector
 
 POLICIES = Resource("telemetry.intel.com", "v1alpha1", "taspolicies", "TASPolicy")
 
@@ -39,7 +39,11 @@ def test_paths(path: str, wanted: str) -> None:
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../a", "a/b", "%2e%2e", "a%2Fb", "\ud800"])
 def test_a_name_that_could_be_another_path_is_an_error(name: str) -> None:
-    for path in (lambda: PODS.path("ns", name), lambda: NODES.path(name=name), lambda: escaped("apis", name)):
+    for path in (
+        lambda: PODS.path("ns", name),
+        lambda: NODES.path(name=name),
+        lambda: escape_path("apis", name),
+    ):
         with pytest.raises(BadInput, match="segment: "):
             path()
     with pytest.raises(BadInput, match="segment: "):

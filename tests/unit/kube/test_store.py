@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from nodewise.kube import field_merge
-from nodewise.kube.store import Change, ChangeLog, Writer
+from nodewise.kube.store import Change, ChangeLog, StoreWriter
 
 Thing = field_merge.merge("Thing")
 
@@ -13,12 +13,12 @@ def thing(name: str, uid: str = "1") -> Any:
 
 
 def test_an_empty_store_is_not_synced() -> None:
-    store = Writer[Any]().store
+    store = StoreWriter[Any]().store
     assert (len(store), store.synced, store.get("n", "a")) == (0, False, None)
 
 
 def test_a_list_is_seen_when_it_is_whole_and_not_before() -> None:
-    writer = Writer[Any]()
+    writer = StoreWriter[Any]()
     writer.replace([thing("old")])
     writer.restart()
     writer.add(thing("new"))
@@ -28,7 +28,7 @@ def test_a_list_is_seen_when_it_is_whole_and_not_before() -> None:
 
 
 def test_an_unfinished_list_leaves_nothing_behind() -> None:
-    writer = Writer[Any]()
+    writer = StoreWriter[Any]()
     writer.restart()
     writer.add(thing("half"))
     writer.restart()
@@ -38,7 +38,7 @@ def test_an_unfinished_list_leaves_nothing_behind() -> None:
 
 
 def test_a_relist_keeps_the_objects_that_have_not_changed() -> None:
-    writer = Writer[Any]()
+    writer = StoreWriter[Any]()
     writer.replace([thing("same"), thing("other")])
     same = writer.store.get("n", "same")
     writer.replace([thing("same"), thing("other", uid="2")])
@@ -47,7 +47,7 @@ def test_a_relist_keeps_the_objects_that_have_not_changed() -> None:
 
 
 def test_changes_are_told_after_they_are_in_the_store() -> None:
-    writer = Writer[Any]()
+    writer = StoreWriter[Any]()
     reported: list[tuple[Any, list[Any]]] = []
     writer.store.subscribe(lambda changes: reported.append((changes, writer.store.values())))
     a, b = thing("a", "1"), thing("a", "2")
@@ -66,7 +66,7 @@ def test_changes_are_told_after_they_are_in_the_store() -> None:
 
 
 def test_a_relist_is_told_as_the_changes_that_it_brings() -> None:
-    writer = Writer[Any]()
+    writer = StoreWriter[Any]()
     writer.replace([thing("same"), thing("other"), thing("gone")])
     other, gone = writer.store.get("n", "other"), writer.store.get("n", "gone")
     reported: list[Any] = []
@@ -84,7 +84,7 @@ def test_a_relist_is_told_as_the_changes_that_it_brings() -> None:
 
 
 def test_a_subscription_can_end() -> None:
-    writer = Writer[Any]()
+    writer = StoreWriter[Any]()
     reported: list[Any] = []
     end = writer.store.subscribe(reported.append)
     writer.apply(thing("a"))
@@ -94,7 +94,7 @@ def test_a_subscription_can_end() -> None:
 
 
 def test_a_snapshot_stays_and_is_made_once() -> None:
-    writer = Writer[Any]()
+    writer = StoreWriter[Any]()
     writer.apply(thing("a"))
     snapshot = writer.store.snapshot()
     assert writer.store.snapshot() is snapshot
@@ -106,7 +106,7 @@ def test_a_snapshot_stays_and_is_made_once() -> None:
 
 
 def test_a_store_knows_how_far_it_was_told() -> None:
-    writer = Writer[Any]()
+    writer = StoreWriter[Any]()
     seen: list[str] = []
     writer.store.subscribe(lambda _: seen.append(writer.store.resource_version))
     assert writer.store.resource_version == ""
@@ -121,16 +121,16 @@ def test_a_store_knows_how_far_it_was_told() -> None:
     assert seen == ["10", "11", "13"]
 
 
-class TestLearning:
+class TestApplyResponse:
     def test_an_answer_counts_before_the_watch_brings_it(self) -> None:
-        writer = Writer[Any]()
+        writer = StoreWriter[Any]()
         writer.finish("10")
         assert writer.apply_response(thing("a", "new"), "15") == thing("a", "new")
         assert writer.store.get("n", "a") == thing("a", "new")
         assert writer.store.resource_version == "10"
 
     def test_what_the_watch_tells_later_and_is_older_undoes_nothing(self) -> None:
-        writer = Writer[Any]()
+        writer = StoreWriter[Any]()
         writer.finish("10")
         writer.apply_response(thing("a", "new"), "15")
         writer.apply(thing("a", "old"), "11")
@@ -140,7 +140,7 @@ class TestLearning:
         assert writer.store.get("n", "a") == thing("a", "newer")
 
     def test_a_deletion_that_is_newer_counts(self) -> None:
-        writer = Writer[Any]()
+        writer = StoreWriter[Any]()
         writer.finish("10")
         writer.apply_response(thing("a", "new"), "15")
         writer.remove(("n", "a"), "16")
@@ -148,13 +148,13 @@ class TestLearning:
 
     @pytest.mark.parametrize("version", ["9", "12", "", "x"])
     def test_an_answer_that_is_no_newer_than_the_watch_is_not_taken(self, version: str) -> None:
-        writer = Writer[Any]()
+        writer = StoreWriter[Any]()
         writer.finish("10")
         writer.apply(thing("a", "seen"), "12")
         assert writer.apply_response(thing("a", "late"), version) == thing("a", "seen")
 
     def test_a_list_that_was_made_before_keeps_it(self) -> None:
-        writer = Writer[Any]()
+        writer = StoreWriter[Any]()
         writer.finish("10")
         writer.restart()
         writer.add(thing("a", "old"))
@@ -164,7 +164,7 @@ class TestLearning:
         assert writer.store.values() == [thing("a", "old"), thing("b", "new")]
 
     def test_a_server_that_was_put_back_knows_nothing_of_it(self) -> None:
-        writer = Writer[Any]()
+        writer = StoreWriter[Any]()
         writer.finish("10")
         writer.apply_response(thing("a", "new"), "15")
         writer.restart()

@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-Given = Mapping[str, str | tuple[str, float]]
+SeriesSamples = Mapping[str, str | tuple[str, float]]
 """Series as the exposition format writes them, `temp{instance="a:9100"}`, with a value, or a value and its age in
 seconds."""
 
@@ -29,10 +29,10 @@ NUMBER = re.compile(r"[\d.]+")
 PAIR = re.compile(r'(\w+)="([^"]*)"')
 
 
-class Prometheus:
+class PrometheusDouble:
     """What the double knows, how it misbehaves, and what it was asked."""
 
-    def __init__(self, series: Given = {}) -> None:  # noqa: B006 - read only
+    def __init__(self, series: SeriesSamples = {}) -> None:  # noqa: B006 - read only
         self.url = ""
         self.requests: list[dict[str, str]] = []
         self.series = [self._read(text, sample) for text, sample in series.items()]
@@ -117,7 +117,7 @@ def _text(value: float) -> str:
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # headers and body are separate writes
-    prometheus: Prometheus
+    prometheus: PrometheusDouble
 
     def do_GET(self) -> None:
         self._serve(urlsplit(self.path).query)
@@ -160,7 +160,7 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def serving(prometheus: Prometheus, tls: ssl.SSLContext | None = None) -> Iterator[Prometheus]:
+def serving(prometheus: PrometheusDouble, tls: ssl.SSLContext | None = None) -> Iterator[PrometheusDouble]:
     """The double on a port of its own."""
     handler = type("Handler", (_Handler,), {"prometheus": prometheus})
     server = _Server(("127.0.0.1", 0), handler)

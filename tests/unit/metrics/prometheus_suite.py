@@ -1,5 +1,5 @@
 """What Prometheus gives a source of node metrics, the double and a real one. A class that inherits gives `prometheus`:
-a function from series (`prometheus_double.Given`) to the URL of a Prometheus that holds these and no others.
+a function from series (`prometheus_double.SeriesSamples`) to the URL of a Prometheus that holds these and no others.
 """
 
 import asyncio
@@ -10,33 +10,33 @@ from typing import Any
 import pytest
 
 from nodewise.errors import BadInput, Unavailable
-from nodewise.metrics.node_attributes import Nodes, Room
+from nodewise.metrics.node_attributes import NodeAllocatable, NodeAttributes
 from nodewise.metrics.prometheus.options import PrometheusOptions
-from nodewise.metrics.prometheus.source import PrometheusMetrics, Setting
+from nodewise.metrics.prometheus.source import PrometheusSettings, PrometheusSource
 from nodewise.metrics.series import Series
 from nodewise.metrics.source import MetricRequest, NoValues
 from nodewise.observe.metrics_registry import MetricsRegistry
-from tests.unit.metrics.prometheus_double import Given
+from tests.unit.metrics.prometheus_double import SeriesSamples
 
 NANO = 10**9
 PATIENCE_S = 60.0
-Holding = Callable[[Given], str]
+Holding = Callable[[SeriesSamples], str]
 
-NODES = Nodes(
-    {name: Room(None, None) for name in ("a", "b", "c")},
+NODES = NodeAttributes(
+    {name: NodeAllocatable(None, None) for name in ("a", "b", "c")},
     {"10.0.0.2": "b", "fd00::2": "b", "c.example": "c", "a": "a", "b": "b", "c": "c"},
 )
 
 
-async def known() -> Nodes:
+async def known() -> NodeAttributes:
     return NODES
 
 
-def source(url: str, **options: object) -> PrometheusMetrics:
+def source(url: str, **options: object) -> PrometheusSource:
     prometheus_options = PrometheusOptions(
         **{"prometheus_url": (url,), "prometheus_timeout_s": PATIENCE_S} | options
     )  # type: ignore[arg-type]
-    return PrometheusMetrics(url, Setting(prometheus_options, 60.0), known, MetricsRegistry())
+    return PrometheusSource(url, PrometheusSettings(prometheus_options, 60.0), known, MetricsRegistry())
 
 
 def fetch(url: str, metric: str = "temp", **more: Any) -> Series:

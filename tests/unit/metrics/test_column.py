@@ -6,7 +6,7 @@ from nodewise.metrics import column
 from nodewise.metrics.column import Column
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.node_index import NodeIndex
-from nodewise.metrics.series import Sample, Series, State, newer
+from nodewise.metrics.series import Sample, Series, ValueState, merge_newer
 
 INDEX = NodeIndex(["a", "b", "c"])
 
@@ -33,7 +33,12 @@ class TestLayOut:
         layout = laid_out(series(b=Sample(7, 5.0), ghost=Sample(1, 1.0)), INDEX)
         assert layout.values.tolist() == [0, 7, 0, 0]
         assert layout.values.dtype == np.int64
-        assert [State(s).name for s in layout.initial_states] == ["MISSING", "FRESH", "INVALID", "MISSING"]
+        assert [ValueState(s).name for s in layout.initial_states] == [
+            "MISSING",
+            "FRESH",
+            "INVALID",
+            "MISSING",
+        ]
 
     def test_values_beyond_64_bits_stay_exact(self) -> None:
         layout = laid_out(series(a=Sample(2**63 - 1, 0.0), b=Sample(10**30 + 1, 0.0)), INDEX)
@@ -59,8 +64,13 @@ class TestLayOut:
 
     def test_states_and_ages_at_a_time(self) -> None:
         layout = laid_out(series(a=Sample(1, 90.0), b=Sample(1, None)), INDEX)
-        assert [State(s).name for s in layout.states(100.0, 5.0)] == ["STALE", "FRESH", "INVALID", "MISSING"]
-        assert layout.states(95.0, 5.0)[0] == State.FRESH
+        assert [ValueState(s).name for s in layout.states(100.0, 5.0)] == [
+            "STALE",
+            "FRESH",
+            "INVALID",
+            "MISSING",
+        ]
+        assert layout.states(95.0, 5.0)[0] == ValueState.FRESH
         assert layout.ages_s(100.0)[0] == 10.0
         assert layout.ages_s(80.0)[0] == 0.0  # a clock that is behind makes nothing older than now
         assert np.isnan(layout.ages_s(100.0)[1:]).all()
@@ -70,25 +80,33 @@ class TestNewer:
     def test_the_newer_sample_of_a_node_stays(self) -> None:
         old = Series("m", "s", 0.0, {"a": Sample(1, 10.0), "b": Sample(1, 10.0)})
         new = Series("m", "s", 5.0, {"a": Sample(2, 9.0), "b": Sample(2, 11.0)})
-        assert {n: s.value for n, s in run_at_once(newer(old, new)).samples.items()} == {"a": 1, "b": 2}
+        assert {n: s.value for n, s in run_at_once(merge_newer(old, new)).samples.items()} == {"a": 1, "b": 2}
 
     def test_the_vanished_go(self) -> None:
         old = Series("m", "s", 0.0, {"a": Sample(1, 10.0), "b": Sample(1, 10.0)})
-        assert list(run_at_once(newer(old, Series("m", "s", 5.0, {"a": Sample(2, 11.0)}))).samples) == ["a"]
+        assert list(run_at_once(merge_newer(old, Series("m", "s", 5.0, {"a": Sample(2, 11.0)}))).samples) == [
+            "a"
+        ]
 
     def test_another_source_starts_anew(self) -> None:
         old = Series("m", "s", 0.0, {"a": Sample(1, 10.0)})
-        assert run_at_once(newer(old, Series("m", "t", 5.0, {"a": Sample(2, 9.0)}))).samples["a"].value == 2
+        assert (
+            run_at_once(merge_newer(old, Series("m", "t", 5.0, {"a": Sample(2, 9.0)}))).samples["a"].value
+            == 2
+        )
 
     def test_a_sample_without_a_time_is_newer(self) -> None:
         old = Series("m", "s", 0.0, {"a": Sample(1, 10.0)})
-        assert run_at_once(newer(old, Series("m", "s", 5.0, {"a": Sample(2, None)}))).samples["a"].value == 2
+        assert (
+            run_at_once(merge_newer(old, Series("m", "s", 5.0, {"a": Sample(2, None)}))).samples["a"].value
+            == 2
+        )
 
     def test_requests_come_in_between(self) -> None:
         old, new = (
             Series("m", "s", at, {f"n-{i}": Sample(1, at) for i in range(5_000)}) for at in (0.0, 5.0)
         )
-        assert sum(1 for _ in newer(old, new)) >= 9
+        assert sum(1 for _ in merge_newer(old, new)) >= 9
 
 
 class TestSnapshot:

@@ -8,12 +8,17 @@ import pytest
 
 from nodewise import cooperative_scheduling
 from nodewise.kube.field_merge import merge
-from nodewise.kube.store import Writer
+from nodewise.kube.store import StoreWriter
 from nodewise.metrics import node_attributes
-from nodewise.metrics.node_attributes import NodeBook, NodeFields, Nodes, Room
+from nodewise.metrics.node_attributes import (
+    NodeAllocatable,
+    NodeAttributeFields,
+    NodeAttributes,
+    NodeAttributesCache,
+)
 
 NANO = 10**9
-NODE: Any = merge("Node", NodeFields)
+NODE: Any = merge("Node", NodeAttributeFields)
 
 
 def node(name: str, *addresses: tuple[str, Any], **allocatable: Any) -> Any:
@@ -26,7 +31,7 @@ def decoded(obj: dict[str, Any]) -> Any:
     return msgspec.json.decode(msgspec.json.encode(obj), type=NODE)
 
 
-def read(*allocatable: Any) -> Nodes:
+def read(*allocatable: Any) -> NodeAttributes:
     return cooperative_scheduling.run_at_once(node_attributes.read(allocatable))
 
 
@@ -66,18 +71,18 @@ def test_which_node_a_text_means(text: str, name: str | None) -> None:
 
 
 ALLOCATABLE = {
-    "quantities": ({"cpu": "3920m", "memory": "2Gi"}, Room(3_920_000_000, 2 * 2**30 * NANO)),
-    "numbers": ({"cpu": 4, "memory": 1.5}, Room(4 * NANO, 1_500_000_000)),
-    "nothing": ({}, Room(None, None)),
-    "null": ({"cpu": None, "memory": None}, Room(None, None)),
-    "no quantities": ({"cpu": "many", "memory": ["1Gi"]}, Room(None, None)),
-    "yes": ({"cpu": True, "memory": {}}, Room(None, None)),
+    "quantities": ({"cpu": "3920m", "memory": "2Gi"}, NodeAllocatable(3_920_000_000, 2 * 2**30 * NANO)),
+    "numbers": ({"cpu": 4, "memory": 1.5}, NodeAllocatable(4 * NANO, 1_500_000_000)),
+    "nothing": ({}, NodeAllocatable(None, None)),
+    "null": ({"cpu": None, "memory": None}, NodeAllocatable(None, None)),
+    "no quantities": ({"cpu": "many", "memory": ["1Gi"]}, NodeAllocatable(None, None)),
+    "yes": ({"cpu": True, "memory": {}}, NodeAllocatable(None, None)),
 }
 
 
-@pytest.mark.parametrize(("fields", "room"), ALLOCATABLE.values(), ids=ALLOCATABLE)
-def test_allocatable(fields: dict[str, Any], room: Room) -> None:
-    assert read(node("a", **fields)).rooms == {"a": room}
+@pytest.mark.parametrize(("fields", "allocatable"), ALLOCATABLE.values(), ids=ALLOCATABLE)
+def test_allocatable(fields: dict[str, Any], allocatable: NodeAllocatable) -> None:
+    assert read(node("a", **fields)).allocatable == {"a": allocatable}
 
 
 ODD = {
@@ -91,27 +96,27 @@ ODD = {
 @pytest.mark.parametrize("more", ODD.values(), ids=ODD)
 def test_an_odd_node_is_still_a_node(more: dict[str, Any]) -> None:
     nodes = read(decoded({"metadata": {"name": "a"}} | more))
-    assert nodes == Nodes({"a": Room(None, None)}, {"a": "a"})
+    assert nodes == NodeAttributes({"a": NodeAllocatable(None, None)}, {"a": "a"})
 
 
 class TestBook:
     def test_it_is_read_again_only_when_something_of_it_changed(self) -> None:
-        writer: Writer[Any] = Writer()
-        book = NodeBook(writer.store)
+        writer: StoreWriter[Any] = StoreWriter()
+        book = NodeAttributesCache(writer.store)
 
         async def play() -> None:
-            assert await book.read() == node_attributes.NONE
+            assert await book.read() == node_attributes.NO_NODES
             writer.replace([node("a", cpu="1")])
             first = await book.read()
-            assert list(first.rooms) == ["a"]
+            assert list(first.allocatable) == ["a"]
             writer.apply(node("a", cpu="1"))
             assert await book.read() is first
             writer.apply(node("a", cpu="2"))
             second = await book.read()
-            assert second.rooms["a"].cpu == 2 * NANO
+            assert second.allocatable["a"].cpu == 2 * NANO
             writer.apply(node("b"))
-            assert list((await book.read()).rooms) == ["a", "b"]
+            assert list((await book.read()).allocatable) == ["a", "b"]
             writer.remove(("", "a"))
-            assert list((await book.read()).rooms) == ["b"]
+            assert list((await book.read()).allocatable) == ["b"]
 
         asyncio.run(play())

@@ -14,12 +14,12 @@ import trustme
 
 from nodewise.errors import BadInput, BadSettings, NodewiseError, Refused, Unavailable
 from nodewise.metrics.prometheus import client as clients
-from nodewise.metrics.prometheus.source import PrometheusMetrics
+from nodewise.metrics.prometheus.source import PrometheusSource
 from nodewise.metrics.series import Series
 from nodewise.metrics.source import MetricRequest
-from tests.unit.metrics.prometheus_double import Given, Prometheus, serving
+from tests.unit.metrics.prometheus_double import PrometheusDouble, SeriesSamples, serving
 from tests.unit.metrics.prometheus_suite import Holding, PrometheusSuite, fetch, source, values
-from tests.unit.serve.certificate_files import Papers
+from tests.unit.serve.certificate_files import CertificateFiles
 
 ONE = {'temp{instance="a"}': "1"}
 
@@ -29,19 +29,19 @@ class TestDouble(PrometheusSuite):
     def prometheus(self) -> Iterator[Holding]:
         with ExitStack() as stack:
 
-            def holding(series: Given) -> str:
-                return stack.enter_context(serving(Prometheus(series))).url
+            def holding(series: SeriesSamples) -> str:
+                return stack.enter_context(serving(PrometheusDouble(series))).url
 
             yield holding
 
 
 @pytest.fixture
-def server() -> Iterator[Prometheus]:
-    with serving(Prometheus(ONE)) as prometheus:
+def server() -> Iterator[PrometheusDouble]:
+    with serving(PrometheusDouble(ONE)) as prometheus:
         yield prometheus
 
 
-def fetch_repeatedly(made: PrometheusMetrics, *between: Callable[[], None]) -> list[Series]:
+def fetch_repeatedly(made: PrometheusSource, *between: Callable[[], None]) -> list[Series]:
     """What it gives, called once more after each step in between."""
 
     async def calls() -> list[Series]:
@@ -55,7 +55,7 @@ def fetch_repeatedly(made: PrometheusMetrics, *between: Callable[[], None]) -> l
     return asyncio.run(calls())
 
 
-def test_a_selector_is_asked_with_its_deadline(server: Prometheus) -> None:
+def test_a_selector_is_asked_with_its_deadline(server: PrometheusDouble) -> None:
     fetch(server.url + "/prefix/", max_age_s=1.5)
     assert server.requests == [
         {
@@ -67,7 +67,7 @@ def test_a_selector_is_asked_with_its_deadline(server: Prometheus) -> None:
     ]
 
 
-def test_a_long_query_goes_as_a_form(server: Prometheus) -> None:
+def test_a_long_query_goes_as_a_form(server: PrometheusDouble) -> None:
     fetch(server.url, query=f"max by (instance, {'x' * 3000}) (temp)")
     assert server.requests[0]["method"] == "POST"
 
@@ -109,32 +109,34 @@ REFUSALS: dict[str, tuple[int, Any, type[NodewiseError], str]] = {
 
 
 @pytest.mark.parametrize(("status", "body", "kind", "words"), REFUSALS.values(), ids=REFUSALS)
-def test_refusals(server: Prometheus, status: int, body: Any, kind: type[NodewiseError], words: str) -> None:
+def test_refusals(
+    server: PrometheusDouble, status: int, body: Any, kind: type[NodewiseError], words: str
+) -> None:
     server.fail(status, body)
     with pytest.raises(kind, match=words) as caught:
         fetch(server.url)
     assert str(caught.value).startswith(f'query {{__name__="temp"}}[60s] to {server.url}: ')
 
 
-def test_a_server_that_asks_for_patience_is_heard(server: Prometheus) -> None:
+def test_a_server_that_asks_for_patience_is_heard(server: PrometheusDouble) -> None:
     server.fail(503, Retry_After="7")
     with pytest.raises(Unavailable) as caught:
         fetch(server.url)
     assert caught.value.retry_after_s == 7.0
 
 
-def test_one_that_hangs_ends_at_its_deadline(server: Prometheus) -> None:
+def test_one_that_hangs_ends_at_its_deadline(server: PrometheusDouble) -> None:
     server.delay_s = 2.0
     with pytest.raises(Unavailable, match=r"no answer within 0.05 s .*--prometheus-timeout"):
         fetch_repeatedly(source(server.url, prometheus_timeout_s=0.05))
 
 
-def test_one_that_is_not_there(server: Prometheus) -> None:
+def test_one_that_is_not_there(server: PrometheusDouble) -> None:
     with pytest.raises(Unavailable, match=r'query \{__name__="temp"\}'):
         fetch("http://127.0.0.1:1")
 
 
-def test_an_answer_without_end_is_left(server: Prometheus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_without_end_is_left(server: PrometheusDouble, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "MOST_BYTES", 100)
     server.fail(200, b" " * 101)
     with pytest.raises(BadInput, match=r"more than 0 MiB.*aggregate"):
@@ -150,7 +152,7 @@ ODD_SERIES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("odd", ODD_SERIES.values(), ids=ODD_SERIES)
-def test_an_odd_series_spoils_no_other(server: Prometheus, odd: Any) -> None:
+def test_an_odd_series_spoils_no_other(server: PrometheusDouble, odd: Any) -> None:
     good = {"metric": {"instance": "b"}, "values": [[1.5, "7"], [2, "8"]]}
     server.fail(200, {"status": "success", "data": {"resultType": "matrix", "result": [odd, good]}})
     series = fetch(server.url)
@@ -158,14 +160,14 @@ def test_an_odd_series_spoils_no_other(server: Prometheus, odd: Any) -> None:
     assert series.samples["b"].at == 2.0
 
 
-def test_a_histogram_is_told(server: Prometheus) -> None:
+def test_a_histogram_is_told(server: PrometheusDouble) -> None:
     odd = ODD_SERIES["a histogram"]
     server.fail(200, {"status": "success", "data": {"resultType": "matrix", "result": [odd]}})
     assert "a histogram is no number" in fetch(server.url).invalid["a"]
 
 
 class TestSecrets:
-    def test_a_token_is_read_at_every_query(self, server: Prometheus, tmp_path: Path) -> None:
+    def test_a_token_is_read_at_every_query(self, server: PrometheusDouble, tmp_path: Path) -> None:
         file = tmp_path / "token"
 
         def renew() -> None:
@@ -180,14 +182,14 @@ class TestSecrets:
             == 3
         )
 
-    def test_user_and_password(self, server: Prometheus, tmp_path: Path) -> None:
+    def test_user_and_password(self, server: PrometheusDouble, tmp_path: Path) -> None:
         (tmp_path / "password").write_text("s3cret\n")
         server.authorization = "Basic bWU6czNjcmV0"
         options = {"prometheus_user": "me", "prometheus_password_file": str(tmp_path / "password")}
         assert values(*fetch_repeatedly(source(server.url, **options))) == {"a": 1.0}
 
     @pytest.mark.parametrize("user", ["", "me"])
-    def test_a_secret_is_in_no_error(self, server: Prometheus, tmp_path: Path, user: str) -> None:
+    def test_a_secret_is_in_no_error(self, server: PrometheusDouble, tmp_path: Path, user: str) -> None:
         (tmp_path / "secret").write_text("s3cret")
         flag = "prometheus_password_file" if user else "prometheus_token_file"
         server.authorization = "another"  # and the double says whom it saw
@@ -198,7 +200,7 @@ class TestSecrets:
 
     @pytest.mark.parametrize("content", [None, "two\nlines", "kaé"])
     def test_a_file_without_a_secret_is_named(
-        self, server: Prometheus, tmp_path: Path, content: str | None
+        self, server: PrometheusDouble, tmp_path: Path, content: str | None
     ) -> None:
         if content:
             (tmp_path / "token").write_text(content)
@@ -242,14 +244,14 @@ def test_bad_settings(url: str, options: dict[str, Any], words: str) -> None:
 
 
 class TestTls:
-    def tls(self, papers: Papers) -> ssl.SSLContext:
+    def tls(self, papers: CertificateFiles) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(papers.cert, papers.key)
         context.load_verify_locations(papers.ca)
         context.verify_mode = ssl.CERT_REQUIRED
         return context
 
-    def write(self, papers: Papers, leaf: Any) -> dict[str, str]:
+    def write(self, papers: CertificateFiles, leaf: Any) -> dict[str, str]:
         cert, key, ca = (papers.folder / name for name in ("me.crt", "me.key", "server-ca.crt"))
         cert.write_bytes(leaf.cert_chain_pems[0].bytes())
         key.write_bytes(leaf.private_key_pem.bytes())
@@ -257,9 +259,9 @@ class TestTls:
         return {"prometheus_cert": str(cert), "prometheus_key": str(key), "prometheus_ca": str(ca)}
 
     def test_a_client_certificate_that_is_renewed(self, tmp_path: Path) -> None:
-        papers = Papers(tmp_path)
+        papers = CertificateFiles(tmp_path)
         options = self.write(papers, papers.server_ca.issue_cert("stranger.example"))
-        with serving(Prometheus(ONE), self.tls(papers)) as server:
+        with serving(PrometheusDouble(ONE), self.tls(papers)) as server:
             made = source(server.url, **options)
             with pytest.raises(Unavailable):
                 asyncio.run(made.fetch(MetricRequest("temp"), 0.0))
@@ -270,7 +272,7 @@ class TestTls:
 
     def test_a_ca_that_was_taken_away_is_not_trusted_any_longer(self, tmp_path: Path) -> None:
         """Not on the connection that is still open, either."""
-        papers = Papers(tmp_path)
+        papers = CertificateFiles(tmp_path)
         options = self.write(papers, papers.client)
 
         async def calls() -> list[dict[str, float]]:
@@ -286,20 +288,20 @@ class TestTls:
             await made.close()
             return results
 
-        with serving(Prometheus(ONE), self.tls(papers)) as server:
+        with serving(PrometheusDouble(ONE), self.tls(papers)) as server:
             assert asyncio.run(calls()) == [{"a": 1.0}] * 3
             assert len(server.requests) == 3
 
     def test_a_server_of_another_ca_is_not_asked(self, tmp_path: Path) -> None:
-        papers = Papers(tmp_path)
-        with serving(Prometheus(ONE), self.tls(papers)) as server:
+        papers = CertificateFiles(tmp_path)
+        with serving(PrometheusDouble(ONE), self.tls(papers)) as server:
             with pytest.raises(Unavailable, match="CERTIFICATE_VERIFY_FAILED"):
                 fetch(server.url)
             assert server.requests == []
 
 
 class TestTelling:
-    def test_a_warning_is_told_once_until_it_is_gone(self, server: Prometheus) -> None:
+    def test_a_warning_is_told_once_until_it_is_gone(self, server: PrometheusDouble) -> None:
         partial = "store x: partial response"
         steps = [partial], [], [partial]
         server.warnings = [partial]
@@ -309,12 +311,12 @@ class TestTelling:
 
     def test_series_of_no_node_are_counted_and_told_once(self) -> None:
         series = ONE | {'temp{instance="x:1"}': "2", 'temp{instance="y:1"}': "3"}
-        with serving(Prometheus(series)) as server, structlog.testing.capture_logs() as lines:
+        with serving(PrometheusDouble(series)) as server, structlog.testing.capture_logs() as lines:
             made = source(server.url)
             fetch_repeatedly(made, lambda: None)
         assert [line["example"] for line in lines] == ['2 series, such as instance="x:1"']
-        assert b'nodewise_metric_series_unmatched{metric="temp"} 2.0' in made._meters.exposition()
+        assert b'nodewise_metric_series_unmatched{metric="temp"} 2.0' in made._metrics_registry.exposition()
 
 
-def with_warnings(server: Prometheus, warnings: list[str]) -> Callable[[], None]:
+def with_warnings(server: PrometheusDouble, warnings: list[str]) -> Callable[[], None]:
     return lambda: setattr(server, "warnings", warnings)

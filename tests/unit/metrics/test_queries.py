@@ -56,7 +56,7 @@ SPANS = {60.0: "60s", 1.5: "1500ms", 0.0001: "1ms", 300.0: "300s", 0.1 + 0.2: "3
 
 @pytest.mark.parametrize(("metric_request", "text"), ASKED.values(), ids=ASKED)
 def test_what_is_asked(metric_request: MetricRequest, text: str) -> None:
-    assert queries.of(metric_request, 60.0) == text
+    assert queries.range_query(metric_request, 60.0) == text
 
 
 @pytest.mark.parametrize(("text", "is_one"), SELECTORS.items(), ids=SELECTORS)
@@ -66,7 +66,7 @@ def test_what_is_a_selector(text: str, is_one: bool) -> None:
 
 @pytest.mark.parametrize(("seconds", "text"), SPANS.items(), ids=map(str, SPANS))
 def test_durations_have_no_fractions(seconds: float, text: str) -> None:
-    assert queries.of(MetricRequest("temp"), seconds) == f'{{__name__="temp"}}[{text}]'
+    assert queries.range_query(MetricRequest("temp"), seconds) == f'{{__name__="temp"}}[{text}]'
 
 
 @pytest.mark.parametrize(

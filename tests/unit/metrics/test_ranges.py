@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 
 from nodewise.cooperative_scheduling import run_at_once
-from nodewise.metrics.node_attributes import Nodes
+from nodewise.metrics.node_attributes import NodeAttributes
 from nodewise.metrics.prometheus import query_responses, range_samples
 
-NODES = Nodes({}, {"a": "a", "b": "b", "10.0.0.1": "a"})
+NODES = NodeAttributes({}, {"a": "a", "b": "b", "10.0.0.1": "a"})
 
 
 def read(*series: tuple[dict[str, Any], Any]) -> dict[str, list[list[float]]]:
     listed = [{"metric": labels, "values": values} for labels, values in series]
     body = {"status": "success", "data": {"resultType": "matrix", "result": listed}}
-    samples = range_samples.by_node(
-        query_responses.read(json.dumps(body).encode()), ["node", "instance"], NODES
+    samples = range_samples.samples_by_node(
+        query_responses.decode_response(json.dumps(body).encode()), ["node", "instance"], NODES
     )
     return {name: points.tolist() for name, points in run_at_once(samples).items()}
 
@@ -72,6 +72,10 @@ def test_a_histogram_has_no_values() -> None:
     assert read(({"node": "b"}, [[1, "2"]])) == {"b": [[1, 2]]}
     body = {"status": "success", "data": {"resultType": "matrix", "result": [{"metric": {"node": "a"}}]}}
     assert (
-        run_at_once(range_samples.by_node(query_responses.read(json.dumps(body).encode()), ["node"], NODES))
+        run_at_once(
+            range_samples.samples_by_node(
+                query_responses.decode_response(json.dumps(body).encode()), ["node"], NODES
+            )
+        )
         == {}
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 from nodewise.clock import SystemClock
 from nodewise.errors import Unavailable
-from nodewise.metrics.refresher import Refresher, RefreshOptions
+from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
 from nodewise.metrics.series import Sample, Series
 from nodewise.metrics.source import MetricRequest
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -14,7 +14,7 @@ from tests.unit.kube import virtual_time
 from tests.unit.kube.virtual_time import VirtualClock
 
 
-class Source:
+class FakeSource:
     """Gives what it is told; hangs on `hang`, fails on `fail`."""
 
     def __init__(self, name: str = "s", *has: str) -> None:
@@ -22,7 +22,7 @@ class Source:
         self.has = has or ("m", "k")
         self.requests: list[str] = []
 
-    def takes(self, request: MetricRequest) -> bool:
+    def supports(self, request: MetricRequest) -> bool:
         return not request.query
 
     async def fetch(self, request: MetricRequest, now: float) -> Series:
@@ -39,11 +39,11 @@ def requests(*names: str) -> frozenset[MetricRequest]:
 
 
 def scenario(
-    play: Callable[[Refresher], Awaitable[Any]], *sources: Source, timeout_s: float = 0.05
-) -> Refresher:
-    async def run() -> Refresher:
+    play: Callable[[MetricsRefresher], Awaitable[Any]], *sources: FakeSource, timeout_s: float = 0.05
+) -> MetricsRefresher:
+    async def run() -> MetricsRefresher:
         options = RefreshOptions(sync_period_s=0.02, metrics_timeout_s=timeout_s)
-        refresher = Refresher(sources or (Source(),), options, VirtualClock(), MetricsRegistry())
+        refresher = MetricsRefresher(sources or (FakeSource(),), options, VirtualClock(), MetricsRegistry())
         await play(refresher)
         return refresher
 
@@ -51,9 +51,9 @@ def scenario(
 
 
 def test_a_new_metric_is_asked_for_at_once_and_only_once() -> None:
-    source = Source()
+    source = FakeSource()
 
-    async def play(refresher: Refresher) -> None:
+    async def play(refresher: MetricsRefresher) -> None:
         refresher.set_requests(requests("m"))
         refresher.set_requests(requests("m"))
         assert not refresher.snapshot.was_asked("m")
@@ -64,7 +64,7 @@ def test_a_new_metric_is_asked_for_at_once_and_only_once() -> None:
 
 
 def test_one_that_hangs_delays_no_other_and_ends_at_its_deadline() -> None:
-    async def play(refresher: Refresher) -> None:
+    async def play(refresher: MetricsRefresher) -> None:
         refresher.set_requests(requests("hang", "m"))
         await asyncio.sleep(0.01)
         assert refresher.snapshot.series.keys() == {"m"}
@@ -75,9 +75,9 @@ def test_one_that_hangs_delays_no_other_and_ends_at_its_deadline() -> None:
 
 
 def test_each_round_asks_again_but_not_what_still_hangs() -> None:
-    source = Source()
+    source = FakeSource()
 
-    async def play(refresher: Refresher) -> None:
+    async def play(refresher: MetricsRefresher) -> None:
         refresher.set_requests(requests("hang", "m"))
         running = asyncio.create_task(refresher.run())
         await asyncio.sleep(0.15)
@@ -91,9 +91,9 @@ def test_each_round_asks_again_but_not_what_still_hangs() -> None:
 
 
 def test_the_first_source_that_has_a_metric_wins() -> None:
-    first, second = Source("first", "m"), Source("second", "m", "k")
+    first, second = FakeSource("first", "m"), FakeSource("second", "m", "k")
 
-    async def play(refresher: Refresher) -> None:
+    async def play(refresher: MetricsRefresher) -> None:
         refresher.set_requests(requests("m", "k"))
         await refresher.settle()
 
@@ -102,7 +102,7 @@ def test_the_first_source_that_has_a_metric_wins() -> None:
 
 
 def test_a_metric_that_nobody_names_any_more_is_forgotten_even_if_its_answer_is_under_way() -> None:
-    async def play(refresher: Refresher) -> None:
+    async def play(refresher: MetricsRefresher) -> None:
         refresher.set_requests(requests("m"))
         refresher.set_requests(requests("k"))
         await refresher.settle()
@@ -111,10 +111,10 @@ def test_a_metric_that_nobody_names_any_more_is_forgotten_even_if_its_answer_is_
 
 
 def test_a_failure_keeps_the_values_and_is_told() -> None:
-    source = Source()
+    source = FakeSource()
     notifications: list[int] = []
 
-    async def play(refresher: Refresher) -> None:
+    async def play(refresher: MetricsRefresher) -> None:
         refresher.subscribe(lambda: notifications.append(1))
         refresher.set_requests(requests("m"))
         await refresher.settle()
@@ -131,8 +131,8 @@ def test_a_failure_keeps_the_values_and_is_told() -> None:
 
 
 def test_without_a_source_every_metric_fails_and_says_why() -> None:
-    async def run() -> Refresher:
-        refresher = Refresher((), RefreshOptions(), SystemClock(), MetricsRegistry())
+    async def run() -> MetricsRefresher:
+        refresher = MetricsRefresher((), RefreshOptions(), SystemClock(), MetricsRegistry())
         refresher.set_requests(requests("m"))
         await refresher.settle()
         return refresher
@@ -140,10 +140,10 @@ def test_without_a_source_every_metric_fails_and_says_why() -> None:
     assert asyncio.run(run()).snapshot.failures == {"m": "no source of metrics is configured"}
 
 
-class Asked(Source):
+class RecordingSource(FakeSource):
     """Understands queries, and gives for each metric how many queries it was asked."""
 
-    def takes(self, request: MetricRequest) -> bool:
+    def supports(self, request: MetricRequest) -> bool:
         return True
 
     async def fetch(self, request: MetricRequest, now: float) -> Series:
@@ -154,9 +154,9 @@ class Asked(Source):
 
 
 def test_a_name_by_two_queries_is_two_things_and_neither_stands_in_the_others_way() -> None:
-    source = Asked()
+    source = RecordingSource()
 
-    async def play(refresher: Refresher) -> None:
+    async def play(refresher: MetricsRefresher) -> None:
         refresher.set_requests(frozenset({MetricRequest("m"), MetricRequest("m", "one")}))
         await refresher.settle()
         refresher.set_requests(
@@ -172,9 +172,9 @@ def test_a_name_by_two_queries_is_two_things_and_neither_stands_in_the_others_wa
 
 
 def test_rules_of_several_ages_ask_once_with_the_longest() -> None:
-    source = Asked()
+    source = RecordingSource()
 
-    async def play(refresher: Refresher) -> None:
+    async def play(refresher: MetricsRefresher) -> None:
         refresher.set_requests(frozenset({MetricRequest("m", "", 60.0), MetricRequest("m", "", 300.0)}))
         await refresher.settle()
         assert refresher._requests == frozenset({MetricRequest("m", "", 300.0)})

@@ -9,23 +9,27 @@ import pytest
 from nodewise import clock
 from nodewise.errors import BadInput, NodewiseError, Unavailable
 from nodewise.kube.api import NotFound
-from nodewise.metrics.node_attributes import Nodes, Room
-from nodewise.metrics.resource_metrics_api import METRICS, ResourceMetrics
+from nodewise.metrics.node_attributes import NodeAllocatable, NodeAttributes
+from nodewise.metrics.resource_metrics_api import METRICS, ResourceMetricsSource
 from nodewise.metrics.series import Sample, Series
-from nodewise.metrics.source import MetricRequest, NotThere
+from nodewise.metrics.source import MetricNotFound, MetricRequest
 
 NANO = 10**9
 GI = 2**30 * NANO
 STAMP = "2026-11-21T00:00:00Z"
 AT = clock.parse_rfc3339(STAMP)
-ROOMS = {"a": Room(4 * NANO, 8 * GI), "thirds": Room(3 * NANO, 3 * GI), "full": Room(0, None)}
+ROOMS = {
+    "a": NodeAllocatable(4 * NANO, 8 * GI),
+    "thirds": NodeAllocatable(3 * NANO, 3 * GI),
+    "full": NodeAllocatable(0, None),
+}
 
 
-async def nodes() -> Nodes:
-    return Nodes(ROOMS, {})
+async def nodes() -> NodeAttributes:
+    return NodeAttributes(ROOMS, {})
 
 
-class Server:
+class FakeMetricsServer:
     """An API server with one answer."""
 
     def __init__(self, answer: Any) -> None:
@@ -46,8 +50,8 @@ def item(node: str, cpu: Any, memory: Any = "1Gi", **more: Any) -> dict[str, Any
 
 
 def fetch(*items: Any) -> dict[str, Series]:
-    api: Any = Server({"items": items})
-    source = ResourceMetrics(api, nodes)
+    api: Any = FakeMetricsServer({"items": items})
+    source = ResourceMetricsSource(api, nodes)
 
     async def all_four() -> dict[str, Series]:
         fetched = await asyncio.gather(*(source.fetch(MetricRequest(metric), 5.0) for metric in METRICS))
@@ -114,7 +118,11 @@ def test_an_item_that_names_no_node_is_passed_over(odd: Any) -> None:
 
 
 FAILURES: dict[str, tuple[Any, type[NodewiseError], str]] = {
-    "not registered": (NotFound("get"), NotThere, "metrics.k8s.io is not registered.*install metrics-server"),
+    "not registered": (
+        NotFound("get"),
+        MetricNotFound,
+        "metrics.k8s.io is not registered.*install metrics-server",
+    ),
     "not answering": (Unavailable("get: 503"), Unavailable, "503"),
     "empty": ({"items": []}, Unavailable, "an empty list; wanted what a node uses"),
     "null": ({"items": None}, Unavailable, "an empty list"),
@@ -125,9 +133,9 @@ FAILURES: dict[str, tuple[Any, type[NodewiseError], str]] = {
 
 @pytest.mark.parametrize(("answer", "kind", "words"), FAILURES.values(), ids=FAILURES)
 def test_failures(answer: Any, kind: type[NodewiseError], words: str) -> None:
-    api: Any = Server(answer)
+    api: Any = FakeMetricsServer(answer)
     with pytest.raises(kind, match=words):
-        asyncio.run(ResourceMetrics(api, nodes).fetch(MetricRequest("cpu_usage"), 0.0))
+        asyncio.run(ResourceMetricsSource(api, nodes).fetch(MetricRequest("cpu_usage"), 0.0))
 
 
 ASKS: dict[str, tuple[list[tuple[str, float]], int]] = {
@@ -145,8 +153,8 @@ ASKS: dict[str, tuple[list[tuple[str, float]], int]] = {
 @pytest.mark.parametrize(("calls", "times"), ASKS.values(), ids=ASKS)
 @pytest.mark.parametrize("answer", [{"items": [item("a", "1")]}, Unavailable("503")], ids=["good", "failed"])
 def test_calls(calls: list[tuple[str, float]], times: int, answer: Any) -> None:
-    api: Any = Server(answer)
-    source = ResourceMetrics(api, nodes)
+    api: Any = FakeMetricsServer(answer)
+    source = ResourceMetricsSource(api, nodes)
 
     async def play() -> None:
         rounds = {at: [metric for metric, other in calls if other == at] for _, at in calls}
@@ -159,8 +167,8 @@ def test_calls(calls: list[tuple[str, float]], times: int, answer: Any) -> None:
 
 
 def test_one_that_nobody_waits_for_any_more_leaves_the_others_their_turn() -> None:
-    api: Any = Server({"items": [item("a", "1")]})
-    source = ResourceMetrics(api, nodes)
+    api: Any = FakeMetricsServer({"items": [item("a", "1")]})
+    source = ResourceMetricsSource(api, nodes)
 
     async def play() -> Series:
         first = asyncio.create_task(source.fetch(MetricRequest("cpu_usage"), 0.0))
@@ -173,9 +181,9 @@ def test_one_that_nobody_waits_for_any_more_leaves_the_others_their_turn() -> No
 
 
 def test_only_the_four_are_taken() -> None:
-    source = ResourceMetrics(Server({}), nodes)  # type: ignore[arg-type]
-    assert all(source.takes(MetricRequest(metric)) for metric in METRICS)
+    source = ResourceMetricsSource(FakeMetricsServer({}), nodes)  # type: ignore[arg-type]
+    assert all(source.supports(MetricRequest(metric)) for metric in METRICS)
     assert not any(
-        source.takes(request)
+        source.supports(request)
         for request in (MetricRequest("temp"), MetricRequest("cpu_usage", "cpu_usage * 2"))
     )

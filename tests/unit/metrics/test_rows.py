@@ -15,8 +15,8 @@ from nodewise import clock as clocks
 from nodewise.clock import ManualClock
 from nodewise.errors import Unavailable
 from nodewise.kube.api import NotFound
-from nodewise.metrics.custom_metrics_api import CustomMetrics
-from nodewise.metrics.refresher import Refresher, RefreshOptions
+from nodewise.metrics.custom_metrics_api import CustomMetricsSource
+from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
 from nodewise.metrics.series import Sample
 from nodewise.metrics.source import MetricRequest
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -34,7 +34,7 @@ def item(node: str, value: Any = "1", **more: Any) -> dict[str, Any]:
     return {"describedObject": {"kind": "Node", "name": node}, "value": value} | more
 
 
-class Adapter:
+class FakeCustomMetricsApi:
     """An API server with a group of versions, and an answer or an error a metric."""
 
     def __init__(self, offered: Any, **metrics: Any) -> None:
@@ -57,8 +57,8 @@ class Adapter:
 class Play(NamedTuple):
     """A refresher over an adapter, moved a round at a time."""
 
-    adapter: Adapter
-    refresher: Refresher
+    adapter: FakeCustomMetricsApi
+    refresher: MetricsRefresher
     clock: ManualClock
 
     async def request(self, *metrics: str) -> None:
@@ -81,10 +81,12 @@ V3 = group("v2", "v2", "v1beta1", "v1beta2")
 
 
 def play(offered: dict[str, Any] = V1, **metrics: Any) -> Play:
-    adapter: Any = Adapter(offered, **metrics)
+    adapter: Any = FakeCustomMetricsApi(offered, **metrics)
     clock = ManualClock(1000.0)
     return Play(
-        adapter, Refresher([CustomMetrics(adapter)], RefreshOptions(), clock, MetricsRegistry()), clock
+        adapter,
+        MetricsRefresher([CustomMetricsSource(adapter)], RefreshOptions(), clock, MetricsRegistry()),
+        clock,
     )
 
 

@@ -9,15 +9,15 @@ import structlog
 from nodewise.clock import ManualClock
 from nodewise.errors import Unavailable
 from nodewise.metrics.series import Sample, Series
-from nodewise.metrics.source import MetricRequest, NotThere, NoValues
-from nodewise.metrics.source_selection import LOOK_S, Failure, Limits, SourceSelector
+from nodewise.metrics.source import MetricNotFound, MetricRequest, NoValues
+from nodewise.metrics.source_selection import SEARCH_PERIOD_S, FetchFailure, FetchLimits, SourceSelector
 from nodewise.observe.metrics_registry import MetricsRegistry
 from tests.unit.kube import virtual_time
 
 M = MetricRequest("m")
 
 
-class Source:
+class QuerySource:
     """Has some metrics; of the rest it says that they are not there, or that it is not there itself."""
 
     def __init__(self, name: str, *has: str, queries: bool = False, absent: bool = False) -> None:
@@ -27,13 +27,13 @@ class Source:
         self.absent = absent
         self.requests: list[str] = []
 
-    def takes(self, request: MetricRequest) -> bool:
+    def supports(self, request: MetricRequest) -> bool:
         return self.queries or not request.query
 
     async def fetch(self, request: MetricRequest, now: float) -> Series:
         self.requests.append(request.metric)
         if self.absent:
-            raise NotThere(f"{self.name} is not registered")
+            raise MetricNotFound(f"{self.name} is not registered")
         if "hang" in self.has:
             await asyncio.sleep(60)
         if "nothing" in self.has:
@@ -45,26 +45,28 @@ class Source:
         return Series(request.metric, self.name, now, {"a": Sample(1, now)})
 
 
-class Stage:
-    def __init__(self, *sources: Source) -> None:
+class SelectorFixture:
+    def __init__(self, *sources: QuerySource) -> None:
         self.clock = ManualClock(1000.0)
-        self.meters = MetricsRegistry()
-        self.selector = SourceSelector(sources, Limits(0.05, 4), self.clock, self.meters)
+        self.metrics_registry = MetricsRegistry()
+        self.selector = SourceSelector(sources, FetchLimits(0.05, 4), self.clock, self.metrics_registry)
 
     async def ask(self, request: MetricRequest = M) -> str:
         """The source's name, or why there is none; with what follows a good answer."""
-        outcome = await self.selector.ask(request)
-        if isinstance(outcome, Failure):
+        outcome = await self.selector.fetch(request)
+        if isinstance(outcome, FetchFailure):
             return outcome.why
-        await self.selector.name_losers(request)
+        await self.selector.log_unused_sources(request)
         return outcome.source
 
 
-def played(play: Callable[[Stage], Awaitable[Any]], *sources: Source) -> list[tuple[str, str, str]]:
+def played(
+    play: Callable[[SelectorFixture], Awaitable[Any]], *sources: QuerySource
+) -> list[tuple[str, str, str]]:
     """The lines about metrics in two sources."""
 
     async def run() -> None:
-        await play(Stage(*sources))
+        await play(SelectorFixture(*sources))
 
     with structlog.testing.capture_logs() as lines:
         virtual_time.run(run())
@@ -72,11 +74,11 @@ def played(play: Callable[[Stage], Awaitable[Any]], *sources: Source) -> list[tu
 
 
 def test_the_first_in_order_wins_and_the_loser_is_named_once() -> None:
-    first, second, third = Source("first", "m"), Source("second", "m"), Source("third")
+    first, second, third = QuerySource("first", "m"), QuerySource("second", "m"), QuerySource("third")
 
-    async def play(stage: Stage) -> None:
+    async def play(stage: SelectorFixture) -> None:
         assert [await stage.ask() for _ in range(3)] == ["first"] * 3
-        stage.clock.advance(LOOK_S)
+        stage.clock.advance(SEARCH_PERIOD_S)
         assert await stage.ask() == "first"
 
     assert played(play, first, second, third) == [("m", "first", "second")]
@@ -84,12 +86,12 @@ def test_the_first_in_order_wins_and_the_loser_is_named_once() -> None:
 
 
 def test_a_source_without_the_metric_is_asked_once_a_minute_only() -> None:
-    first, second = Source("first"), Source("second", "m")
+    first, second = QuerySource("first"), QuerySource("second", "m")
 
-    async def play(stage: Stage) -> None:
+    async def play(stage: SelectorFixture) -> None:
         assert [await stage.ask() for _ in range(5)] == ["second"] * 5
         assert len(first.requests) == 1
-        stage.clock.advance(LOOK_S)
+        stage.clock.advance(SEARCH_PERIOD_S)
         assert [await stage.ask() for _ in range(2)] == ["second"] * 2
         assert len(first.requests) == 2
 
@@ -97,37 +99,37 @@ def test_a_source_without_the_metric_is_asked_once_a_minute_only() -> None:
 
 
 def test_one_that_has_the_metric_later_takes_over_and_the_other_is_named() -> None:
-    first, second = Source("first"), Source("second", "m")
+    first, second = QuerySource("first"), QuerySource("second", "m")
 
-    async def play(stage: Stage) -> None:
+    async def play(stage: SelectorFixture) -> None:
         assert await stage.ask() == "second"
         first.has = ("m",)
         assert await stage.ask() == "second"
-        stage.clock.advance(LOOK_S)
+        stage.clock.advance(SEARCH_PERIOD_S)
         assert [await stage.ask() for _ in range(2)] == ["first"] * 2
 
     assert played(play, first, second) == [("m", "first", "second")]
 
 
 def test_while_the_first_fails_the_next_one_serves() -> None:
-    first, second = Source("first", "m"), Source("second", "m")
+    first, second = QuerySource("first", "m"), QuerySource("second", "m")
 
-    async def play(stage: Stage) -> None:
+    async def play(stage: SelectorFixture) -> None:
         assert await stage.ask() == "first"
         first.has = ()
         assert await stage.ask() == "second"
         first.has = ("m",)
         assert await stage.ask() == "second"
-        stage.clock.advance(LOOK_S)
+        stage.clock.advance(SEARCH_PERIOD_S)
         assert await stage.ask() == "first"
 
     assert played(play, first, second) == [("m", "first", "second")]
 
 
 def test_one_that_hangs_delays_a_metric_once_a_minute_only() -> None:
-    first, second = Source("first", "hang"), Source("second", "m")
+    first, second = QuerySource("first", "hang"), QuerySource("second", "m")
 
-    async def play(stage: Stage) -> None:
+    async def play(stage: SelectorFixture) -> None:
         assert [await stage.ask() for _ in range(3)] == ["second"] * 3
         assert len(first.requests) == 1
 
@@ -135,9 +137,9 @@ def test_one_that_hangs_delays_a_metric_once_a_minute_only() -> None:
 
 
 def test_every_failure_is_told_in_order_and_all_are_asked_again() -> None:
-    first, second = Source("first", "hang"), Source("second")
+    first, second = QuerySource("first", "hang"), QuerySource("second")
 
-    async def play(stage: Stage) -> None:
+    async def play(stage: SelectorFixture) -> None:
         for _ in range(2):
             assert await stage.ask() == "first: no answer within 0.05 s; second: no m"
 
@@ -146,24 +148,24 @@ def test_every_failure_is_told_in_order_and_all_are_asked_again() -> None:
 
 
 def test_what_is_not_installed_is_told_only_if_there_is_nothing_else_to_say() -> None:
-    custom, prometheus = Source("custom", absent=True), Source("prometheus")
+    custom, prometheus = QuerySource("custom", absent=True), QuerySource("prometheus")
 
-    async def play(stage: Stage) -> None:
+    async def play(stage: SelectorFixture) -> None:
         assert await stage.ask() == "prometheus: no m"
         prometheus.absent = True
         assert (
             await stage.ask() == "custom: custom is not registered; prometheus: prometheus is not registered"
         )
-        text = stage.meters.exposition().decode()
+        text = stage.metrics_registry.exposition().decode()
         assert 'nodewise_metric_fetches_total{outcome="not_there",source="custom"} 2.0' in text
 
     played(play, custom, prometheus)
 
 
 def test_a_query_goes_to_those_who_understand_one() -> None:
-    custom, prometheus = Source("custom", "m"), Source("prometheus", "m", queries=True)
+    custom, prometheus = QuerySource("custom", "m"), QuerySource("prometheus", "m", queries=True)
 
-    async def play(stage: Stage) -> None:
+    async def play(stage: SelectorFixture) -> None:
         assert await stage.ask(MetricRequest("m", "sum(m)")) == "prometheus"
 
     assert played(play, custom, prometheus) == []
@@ -171,50 +173,50 @@ def test_a_query_goes_to_those_who_understand_one() -> None:
 
 
 def test_a_query_that_nobody_understands_says_what_is_missing() -> None:
-    async def play(stage: Stage) -> None:
+    async def play(stage: SelectorFixture) -> None:
         assert "answered by Prometheus only" in await stage.ask(MetricRequest("m", "sum(m)"))
         assert "give --prometheus-url" in await stage.ask(MetricRequest("m", "sum(m)"))
 
-    played(play, Source("custom", "m"))
+    played(play, QuerySource("custom", "m"))
 
 
 class TestEmptyAnswers:
     HEALTHY = MetricRequest("m", "m > 0", empty_is_healthy=True)
 
-    def fetch(self, request: MetricRequest, *sources: Source) -> Series | Failure:
-        async def play() -> Series | Failure:
-            return await Stage(*sources).selector.ask(request)
+    def fetch(self, request: MetricRequest, *sources: QuerySource) -> Series | FetchFailure:
+        async def play() -> Series | FetchFailure:
+            return await SelectorFixture(*sources).selector.fetch(request)
 
         return asyncio.run(play())
 
     def test_values_of_any_source_come_before_an_empty_answer(self) -> None:
-        empty, full = Source("a", "nothing", queries=True), Source("b", "m", queries=True)
+        empty, full = QuerySource("a", "nothing", queries=True), QuerySource("b", "m", queries=True)
         for sources in ((empty, full), (full, empty)):
             outcome = self.fetch(self.HEALTHY, *sources)
             assert isinstance(outcome, Series)
             assert outcome.source == "b"
 
     def test_one_counts_beside_sources_that_are_not_there(self) -> None:
-        absent, empty = Source("a", absent=True, queries=True), Source("b", "nothing", queries=True)
+        absent, empty = QuerySource("a", absent=True, queries=True), QuerySource("b", "nothing", queries=True)
         outcome = self.fetch(self.HEALTHY, absent, empty)
         assert isinstance(outcome, Series)
         assert outcome.samples == {}
 
     def test_it_does_not_beside_one_that_failed(self) -> None:
         """The one that failed could have had values."""
-        broken, empty = Source("a", queries=True), Source("b", "nothing", queries=True)
-        assert self.fetch(self.HEALTHY, broken, empty) == Failure("a: no m")
+        broken, empty = QuerySource("a", queries=True), QuerySource("b", "nothing", queries=True)
+        assert self.fetch(self.HEALTHY, broken, empty) == FetchFailure("a: no m")
 
     def test_the_cause_is_that_of_a_source_that_answered(self) -> None:
-        broken, empty = Source("a", queries=True), Source("b", "nothing", queries=True)
+        broken, empty = QuerySource("a", queries=True), QuerySource("b", "nothing", queries=True)
         outcome = self.fetch(self.HEALTHY._replace(empty_is_healthy=False), broken, empty)
-        assert outcome == Failure("a: no m; b: query", "the query gives no series")
+        assert outcome == FetchFailure("a: no m; b: query", "the query gives no series")
 
 
 def test_what_nobody_needs_any_more_is_forgotten() -> None:
-    first, second = Source("first", "m"), Source("second", "m")
+    first, second = QuerySource("first", "m"), QuerySource("second", "m")
 
-    async def play(stage: Stage) -> None:
+    async def play(stage: SelectorFixture) -> None:
         await stage.ask()
         stage.selector.forget(frozenset({M}))
         await stage.ask()
@@ -223,12 +225,12 @@ def test_what_nobody_needs_any_more_is_forgotten() -> None:
 
 
 def test_a_source_that_fails_in_a_way_that_nobody_thought_of_is_a_failure_like_any_other() -> None:
-    class Broken(Source):
+    class Broken(QuerySource):
         async def fetch(self, request: MetricRequest, now: float) -> Series:
             raise ZeroDivisionError("by nothing")
 
     async def play() -> list[str]:
-        stage = Stage(Broken("first"), Source("second", "m"))
+        stage = SelectorFixture(Broken("first"), QuerySource("second", "m"))
         return [await stage.ask(), await stage.ask(MetricRequest("n")), await stage.ask(MetricRequest("n"))]
 
     with structlog.testing.capture_logs() as lines:

@@ -10,8 +10,8 @@ import pytest
 from nodewise import clock
 from nodewise.errors import BadInput, NodewiseError, Unavailable
 from nodewise.kube.api import NotFound
-from nodewise.metrics.custom_metrics_api import CustomMetrics, chosen_version
-from nodewise.metrics.metric_files import FileMetrics
+from nodewise.metrics.custom_metrics_api import CustomMetricsSource, choose_version
+from nodewise.metrics.metric_files import FileSource
 from nodewise.metrics.series import Sample, Series
 from nodewise.metrics.source import MetricRequest
 
@@ -43,7 +43,7 @@ def item(node: str, value: Any, **more: Any) -> dict[str, Any]:
 
 def fetch(metric: Any, offered: Any = None) -> tuple[Series, list[str]]:
     api: Any = Answers(group=offered or group("v1beta1", "v1beta1"), metric=metric)
-    return asyncio.run(CustomMetrics(api).fetch(MetricRequest("m"), 100.0)), api.requests
+    return asyncio.run(CustomMetricsSource(api).fetch(MetricRequest("m"), 100.0)), api.requests
 
 
 VERSIONS = {
@@ -54,12 +54,12 @@ VERSIONS = {
 
 @pytest.mark.parametrize(("offered", "chosen"), VERSIONS.values(), ids=VERSIONS)
 def test_version(offered: Any, chosen: str) -> None:
-    assert chosen_version(json.dumps(offered).encode()) == chosen
+    assert choose_version(json.dumps(offered).encode()) == chosen
 
 
 def test_a_version_that_nobody_reads_is_named() -> None:
     with pytest.raises(Unavailable, match="offers only v3"):
-        chosen_version(json.dumps(group("v3", "v3")).encode())
+        choose_version(json.dumps(group("v3", "v3")).encode())
 
 
 class TestCustom:
@@ -105,7 +105,7 @@ class TestCustom:
         api: Any = Answers(
             group=group("v1beta1", "v1beta1"), metric={"items": [item("x", "1"), item("x", "9")]}
         )
-        series = asyncio.run(CustomMetrics(api).fetch(MetricRequest("m", aggregate=aggregate), 100.0))
+        series = asyncio.run(CustomMetricsSource(api).fetch(MetricRequest("m", aggregate=aggregate), 100.0))
         assert series.samples["x"].value == value * NANO
 
     @pytest.mark.parametrize("bad", ["NaN", "12 apples", "", None, True, [], {"a": 1}])
@@ -134,11 +134,11 @@ class TestCustom:
     def test_an_api_that_is_not_there_says_what_to_install(self) -> None:
         api: Any = Answers(group=NotFound("get /apis/custom.metrics.k8s.io"))
         with pytest.raises(Unavailable, match=r"not registered.*install prometheus-adapter"):
-            asyncio.run(CustomMetrics(api).fetch(MetricRequest("m"), 0.0))
+            asyncio.run(CustomMetricsSource(api).fetch(MetricRequest("m"), 0.0))
 
     def test_after_a_failure_the_version_is_looked_up_again(self) -> None:
         api: Any = Answers(group=group("v1beta1", "v1beta1"), metric=NotFound("gone"))
-        source = CustomMetrics(api)
+        source = CustomMetricsSource(api)
 
         async def twice() -> Series:
             with pytest.raises(NodewiseError):
@@ -151,20 +151,20 @@ class TestCustom:
 
     def test_a_strange_name_stays_one_part_of_the_path(self) -> None:
         api: Any = Answers(group=group("v1beta1", "v1beta1"), metric={"items": [item("a", "1")]})
-        asyncio.run(CustomMetrics(api).fetch(MetricRequest("secrets?x"), 0.0))
+        asyncio.run(CustomMetricsSource(api).fetch(MetricRequest("secrets?x"), 0.0))
         assert api.requests[-1].endswith("/nodes/%2A/secrets%3Fx")
 
     @pytest.mark.parametrize("metric", ["..", "../../secrets", "%2e%2e", "a/b"])
     def test_a_name_that_could_be_another_path_is_not_asked_for(self, metric: str) -> None:
         api: Any = Answers(group=group("v1beta1", "v1beta1"), metric={"items": [item("a", "1")]})
         with pytest.raises(BadInput, match="URL path: segment: "):
-            asyncio.run(CustomMetrics(api).fetch(MetricRequest(metric), 0.0))
+            asyncio.run(CustomMetricsSource(api).fetch(MetricRequest(metric), 0.0))
         assert api.requests == ["/apis/custom.metrics.k8s.io"]
 
 
 class TestFiles:
     def read(self, path: Path, metric: str = "m") -> dict[str, Sample]:
-        return asyncio.run(FileMetrics((str(path),)).fetch(MetricRequest(metric), 0.0)).samples
+        return asyncio.run(FileSource((str(path),)).fetch(MetricRequest(metric), 0.0)).samples
 
     def test_csv(self, tmp_path: Path) -> None:
         file = tmp_path / "m.csv"
@@ -199,7 +199,7 @@ class TestFiles:
     def test_values_of_one_node_that_differ_need_an_aggregation(self, tmp_path: Path) -> None:
         file = tmp_path / "m.csv"
         file.write_text("a,m,1\na,m,9\nb,m,3\n")
-        source = FileMetrics((str(file),))
+        source = FileSource((str(file),))
         plain = asyncio.run(source.fetch(MetricRequest("m"), 0.0))
         assert (list(plain.samples), list(plain.invalid)) == (["b"], ["a"])
         highest = asyncio.run(source.fetch(MetricRequest("m", aggregate="max"), 0.0))
@@ -213,7 +213,7 @@ class TestFiles:
     def test_files_are_read_again_when_they_change(self, tmp_path: Path) -> None:
         file = tmp_path / "m.csv"
         file.write_text("a,m,1\n")
-        source = FileMetrics((str(tmp_path),))
+        source = FileSource((str(tmp_path),))
         assert asyncio.run(source.fetch(MetricRequest("m"), 0.0)).samples["a"].value == NANO
         file.write_text("a,m,22\n")
         assert asyncio.run(source.fetch(MetricRequest("m"), 0.0)).samples["a"].value == 22 * NANO

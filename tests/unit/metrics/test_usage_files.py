@@ -10,8 +10,8 @@ import pytest
 from nodewise.errors import BadInput, Unavailable
 from nodewise.kube import object_files
 from nodewise.metrics import metric_files
-from nodewise.metrics.metric_files import FileMetrics
-from nodewise.metrics.node_attributes import Nodes, Room
+from nodewise.metrics.metric_files import FileSource
+from nodewise.metrics.node_attributes import NodeAllocatable, NodeAttributes
 from nodewise.metrics.source import MetricRequest
 
 NANO = 10**9
@@ -52,23 +52,23 @@ def test_usage_is_divided_by_the_allocatable_of_the_nodes_beside_it(tmp_path: Pa
 
 
 def test_without_nodes_beside_it_by_that_of_the_nodes_that_are_known(tmp_path: Path) -> None:
-    known = Nodes({"a": Room(2 * NANO, None)}, {})
+    known = NodeAttributes({"a": NodeAllocatable(2 * NANO, None)}, {})
     path = written(tmp_path, USED)
     series = metric_files.snapshot(object_files.read([path]), known=known).series["cpu_usage_share"]
     assert series.samples["a"].value == NANO // 2
 
 
 def test_a_source_reads_again_when_the_known_nodes_are_others(tmp_path: Path) -> None:
-    rooms = [Room(2 * NANO, None)]
+    allocatable = [NodeAllocatable(2 * NANO, None)]
 
-    async def nodes() -> Nodes:
-        return Nodes({"a": rooms[-1]}, {})
+    async def nodes() -> NodeAttributes:
+        return NodeAttributes({"a": allocatable[-1]}, {})
 
     async def twice() -> list[int]:
-        source = FileMetrics([written(tmp_path, USED)], nodes)
+        source = FileSource([written(tmp_path, USED)], nodes)
         values = []
         for cores in (2, 8):
-            rooms.append(Room(cores * NANO, None))
+            allocatable.append(NodeAllocatable(cores * NANO, None))
             values.append((await source.fetch(MetricRequest("cpu_usage_share"), 0.0)).samples["a"].value)
         return values
 
@@ -76,7 +76,7 @@ def test_a_source_reads_again_when_the_known_nodes_are_others(tmp_path: Path) ->
 
 
 def test_files_without_usage_have_no_metrics_of_it(tmp_path: Path) -> None:
-    source = FileMetrics([written(tmp_path, NODE)])
+    source = FileSource([written(tmp_path, NODE)])
     with pytest.raises(Unavailable, match="metric cpu_usage is not in"):
         asyncio.run(source.fetch(MetricRequest("cpu_usage"), 0.0))
 
@@ -88,7 +88,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 def test_what_a_file_has_under_a_name_answers_the_query_of_that_name(tmp_path: Path) -> None:
-    source = FileMetrics([written(tmp_path, USED, NODE)])
+    source = FileSource([written(tmp_path, USED, NODE)])
     request = MetricRequest("cpu_usage", "sum by (node) (rate(x[5m]))")
-    assert source.takes(request)
+    assert source.supports(request)
     assert asyncio.run(source.fetch(request, 0.0)).samples["a"].value == NANO

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.unit.serve.certificate_files import Papers
+from tests.unit.serve.certificate_files import CertificateFiles
 
 
 @pytest.fixture(
@@ -16,6 +16,6 @@ def anyio_backend(request):
 
 
 @pytest.fixture
-def papers(tmp_path) -> Papers:
+def papers(tmp_path) -> CertificateFiles:
     """A server's and a client's certificates, from a CA each, as files."""
-    return Papers(tmp_path)
+    return CertificateFiles(tmp_path)

@@ -11,13 +11,13 @@ import msgspec
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.application import Application, Request, Response, Route
 from nodewise.serve.options import ServeOptions
-from nodewise.serve.server import Server
+from nodewise.serve.server import HttpServer
 
 PATIENCE_S = 60.0
 JSON = {"Content-Type": "application/json"}
 
 
-class Answer(NamedTuple):
+class RawResponse(NamedTuple):
     status: int
     headers: dict[str, str]
     body: bytes
@@ -30,7 +30,7 @@ class Answer(NamedTuple):
         return self.json()["problems"][0]["field"]
 
 
-class Caller:
+class RawClient:
     """One connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -41,18 +41,18 @@ class Caller:
         self.writer.write(data)
         await self.writer.drain()
 
-    async def answer(self, *, head: bool = False) -> Answer:
+    async def answer(self, *, head: bool = False) -> RawResponse:
         async with asyncio.timeout(PATIENCE_S):
             lines = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
             headers = {
                 name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:-2])
             }
             length = 0 if head else int(headers.get("content-length", 0))
-            return Answer(int(lines[0].split()[1]), headers, await self.reader.readexactly(length))
+            return RawResponse(int(lines[0].split()[1]), headers, await self.reader.readexactly(length))
 
     async def ask(
         self, path: str, body: bytes = b"{}", method: str = "POST", headers: dict[str, str] | None = None
-    ) -> Answer:
+    ) -> RawResponse:
         await self.send(request(path, body, method, headers))
         return await self.answer(head=method == "HEAD")
 
@@ -79,10 +79,10 @@ def request(
 
 
 @contextlib.asynccontextmanager
-async def calling(server: Server, context: ssl.SSLContext | None = None) -> AsyncIterator[Caller]:
+async def calling(server: HttpServer, context: ssl.SSLContext | None = None) -> AsyncIterator[RawClient]:
     """A connection to the server; without a context in plain text."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=context)
-    caller = Caller(reader, writer)
+    caller = RawClient(reader, writer)
     try:
         yield caller
     finally:
@@ -93,7 +93,7 @@ class RefusedError(Exception):
     """The server ended the connection before it answered anything."""
 
 
-async def called(server: Server, context: ssl.SSLContext) -> Answer:
+async def called(server: HttpServer, context: ssl.SSLContext) -> RawResponse:
     """One request on a connection of its own. RefusedError carries what the client was told."""
     try:
         async with calling(server, context) as caller:
@@ -102,7 +102,7 @@ async def called(server: Server, context: ssl.SSLContext) -> Answer:
         raise RefusedError(str(error)) from error
 
 
-async def served(server: Server, context: ssl.SSLContext) -> Answer:
+async def served(server: HttpServer, context: ssl.SSLContext) -> RawResponse:
     """The same, again and again where a deadline as short as a test's ended it: machines stand still at times."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
@@ -138,13 +138,13 @@ class Slow:
 async def serving(
     options: ServeOptions,
     routes: Sequence[Route] = (ECHO,),
-    meters: MetricsRegistry | None = None,
+    metrics_registry: MetricsRegistry | None = None,
     *,
     verify_clients: bool = True,
-) -> AsyncIterator[Server]:
-    meters = meters or MetricsRegistry()
-    app = Application(routes, meters, max_body_bytes=options.max_body_bytes)
-    server = Server(app, options, meters, verify_clients=verify_clients)
+) -> AsyncIterator[HttpServer]:
+    metrics_registry = metrics_registry or MetricsRegistry()
+    app = Application(routes, metrics_registry, max_body_bytes=options.max_body_bytes)
+    server = HttpServer(app, options, metrics_registry, verify_clients=verify_clients)
     await server.start()
     try:
         yield server
@@ -157,16 +157,18 @@ PLAIN = ServeOptions(
 )
 
 
-def counted(meters: MetricsRegistry, name: str, **labels: str) -> float:
+def counted(metrics_registry: MetricsRegistry, name: str, **labels: str) -> float:
     """The value of one series, 0 where it has none."""
-    value = meters._registry.get_sample_value(f"nodewise_{name}", labels)
+    value = metrics_registry._registry.get_sample_value(f"nodewise_{name}", labels)
     return value or 0.0
 
 
-def reasons_counted(meters: MetricsRegistry) -> list[str]:
+def reasons_counted(metrics_registry: MetricsRegistry) -> list[str]:
     """Why connections were ended."""
     (family,) = (
-        family for family in meters._registry.collect() if family.name == "nodewise_connections_ended"
+        family
+        for family in metrics_registry._registry.collect()
+        if family.name == "nodewise_connections_ended"
     )
     return [sample.labels["reason"] for sample in family.samples if sample.name.endswith("_total")]
 

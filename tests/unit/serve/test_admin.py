@@ -2,7 +2,7 @@ import pytest
 
 from nodewise.errors import BadSettings, Refused
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.serve.admin import admin_routes, admin_server, called_locally
+from nodewise.serve.admin import admin_routes, admin_server, loopback_only
 from nodewise.serve.application import Application, Request, Response, Route
 from nodewise.serve.options import AdminOptions
 from tests.unit.serve.raw_client import calling
@@ -17,9 +17,9 @@ def anyio_backend():
 
 async def test_health_readiness_and_metrics():
     missing = ["nodes", "metric cpu_temp"]
-    meters = MetricsRegistry()
-    app = Application(admin_routes(lambda: missing, meters), meters, max_body_bytes=1000)
-    server = admin_server(app, AdminOptions(health_port=0), meters)
+    metrics_registry = MetricsRegistry()
+    app = Application(admin_routes(lambda: missing, metrics_registry), metrics_registry, max_body_bytes=1000)
+    server = admin_server(app, AdminOptions(health_port=0), metrics_registry)
     await server.start()
     async with calling(server) as caller:
         assert (await caller.ask("/healthz", b"", "GET", {})).status == 200
@@ -51,7 +51,7 @@ async def test_what_is_private_is_shown_to_who_calls_loopback_whatever_address_i
         return Response(200, b"all")
 
     app = Application(
-        [called_locally(Route("GET", "/decisions", decisions))], MetricsRegistry(), max_body_bytes=1
+        [loopback_only(Route("GET", "/decisions", decisions))], MetricsRegistry(), max_body_bytes=1
     )
     server = admin_server(app, AdminOptions(health_address="0.0.0.0", health_port=0), MetricsRegistry())
     await server.start()
@@ -63,17 +63,17 @@ async def test_what_is_private_is_shown_to_who_calls_loopback_whatever_address_i
 
 @pytest.mark.parametrize("called", ["10.88.0.3", "", "::", "192.168.1.7"])
 async def test_what_is_private_is_refused_to_others(called):
-    route = called_locally(Route("GET", "/decisions", lambda _: Response(200)))
+    route = loopback_only(Route("GET", "/decisions", lambda _: Response(200)))
     with pytest.raises(Refused, match="port-forward"):
         route.handler(Request("GET", "/decisions", {}, b"", "", "127.0.0.1:4711", called))
 
 
 async def test_a_port_in_use_is_named():
-    meters = MetricsRegistry()
-    app = Application([], meters, max_body_bytes=1)
-    first = admin_server(app, AdminOptions(health_port=0), meters)
+    metrics_registry = MetricsRegistry()
+    app = Application([], metrics_registry, max_body_bytes=1)
+    first = admin_server(app, AdminOptions(health_port=0), metrics_registry)
     await first.start()
-    second = admin_server(app, AdminOptions(health_port=first.port), meters)
+    second = admin_server(app, AdminOptions(health_port=first.port), metrics_registry)
     with pytest.raises(BadSettings, match="is in use"):
         await second.start()
     await first.stop()

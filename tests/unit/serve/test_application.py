@@ -8,8 +8,16 @@ from structlog.testing import capture_logs
 from nodewise.errors import BadInput, Conflict, NodewiseError, Problem, Refused, Unavailable
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve import responses
-from nodewise.serve.application import Application, Head, Lane, Peer, Request, Response, Route
-from tests.unit.serve.raw_client import ECHO, JSON, Answer, counted
+from nodewise.serve.application import (
+    Application,
+    ConcurrencyLimit,
+    RemotePeer,
+    Request,
+    RequestHeader,
+    Response,
+    Route,
+)
+from tests.unit.serve.raw_client import ECHO, JSON, RawResponse, counted
 
 pytestmark = pytest.mark.anyio
 
@@ -19,7 +27,7 @@ def anyio_backend():
     return "asyncio"
 
 
-class Counted:
+class CountedHandler:
     """Parts of a body, and how many of them were taken."""
 
     def __init__(self, *parts: bytes) -> None:
@@ -27,11 +35,11 @@ class Counted:
         self.taken = 0
 
 
-def head_of(method: str, path: str, headers: dict[str, str]) -> Head:
+def head_of(method: str, path: str, headers: dict[str, str]) -> RequestHeader:
     path, _, query = path.partition("?")
     fields = {name.lower(): value for name, value in headers.items()}
     length = fields.get("content-length")
-    return Head(
+    return RequestHeader(
         method,
         path,
         query.encode(),
@@ -41,10 +49,12 @@ def head_of(method: str, path: str, headers: dict[str, str]) -> Head:
     )
 
 
-async def ask(app, path="/echo", *parts: bytes, method="POST", headers=None, body=None) -> Answer:
-    """What the client gets, as `protocol.Connection` makes it."""
-    body = body or Counted(*(parts or (b"{}",)))
-    exchange = app.open(head_of(method, path, JSON if headers is None else headers), Peer("10.0.0.1:4711"))
+async def ask(app, path="/echo", *parts: bytes, method="POST", headers=None, body=None) -> RawResponse:
+    """What the client gets, as `protocol.HttpConnection` makes it."""
+    body = body or CountedHandler(*(parts or (b"{}",)))
+    exchange = app.open(
+        head_of(method, path, JSON if headers is None else headers), RemotePeer("10.0.0.1:4711")
+    )
     exchange.start()
     for part in body.parts:
         if exchange.response is not None:
@@ -58,16 +68,20 @@ async def ask(app, path="/echo", *parts: bytes, method="POST", headers=None, bod
     return answer_of(exchange.response)
 
 
-def answer_of(response: Response) -> Answer:
+def answer_of(response: Response) -> RawResponse:
     header, _, body = b"".join(responses.written(response, close=False)).partition(b"\r\n\r\n")
     status, *lines = header.decode().split("\r\n")
     headers = dict(line.split(": ", 1) for line in lines)
     assert headers["content-length"] == str(len(body))
-    return Answer(int(status.split()[1]), headers, body)
+    return RawResponse(int(status.split()[1]), headers, body)
 
 
-def app_of(*routes: Route, meters: MetricsRegistry | None = None, max_body_bytes: int = 1000) -> Application:
-    return Application(routes or (ECHO,), meters or MetricsRegistry(), max_body_bytes=max_body_bytes)
+def app_of(
+    *routes: Route, metrics_registry: MetricsRegistry | None = None, max_body_bytes: int = 1000
+) -> Application:
+    return Application(
+        routes or (ECHO,), metrics_registry or MetricsRegistry(), max_body_bytes=max_body_bytes
+    )
 
 
 # the rows of the older product's HTTP layer (spec/tas.md 29.1), with the answers of design.md section 6
@@ -131,7 +145,7 @@ async def test_an_unknown_path_is_told_the_known_ones():
 
 
 async def test_h12_h13_a_declared_length_is_checked_before_anything_is_read():
-    body = Counted(b"{}")
+    body = CountedHandler(b"{}")
     answer = await ask(app_of(), body=body, headers=JSON | {"Content-Length": "1000000001"})
     assert (answer.status, answer.field(), body.taken) == (413, "Content-Length", 0)
     answer = await ask(app_of(), "/echo", b"a" * 1000, headers=JSON | {"Content-Length": "1000"})
@@ -140,7 +154,7 @@ async def test_h12_h13_a_declared_length_is_checked_before_anything_is_read():
 
 async def test_h14_a_body_in_pieces_is_joined_and_counted_while_it_comes():
     assert (await ask(app_of(), "/echo", b"a", b"", b"bc")).body == b"abc"
-    body = Counted(b"a" * 600, b"a" * 600, b"a" * 600)
+    body = CountedHandler(b"a" * 600, b"a" * 600, b"a" * 600)
     answer = await ask(app_of(), body=body)
     assert (answer.status, answer.field(), body.taken) == (413, "body", 2)
 
@@ -212,16 +226,16 @@ async def test_a_defect_is_answered_without_its_words_and_logged_with_them():
 
 
 async def test_a_client_that_leaves_is_not_counted():
-    meters = MetricsRegistry()
-    exchange = app_of(meters=meters).open(head_of("POST", "/echo", JSON), Peer())
+    metrics_registry = MetricsRegistry()
+    exchange = app_of(metrics_registry=metrics_registry).open(head_of("POST", "/echo", JSON), RemotePeer())
     exchange.start()
     exchange.receive(b"{")
     exchange.close(sent=False)
-    assert counted(meters, "requests_total", route="/echo", status="200") == 0
+    assert counted(metrics_registry, "requests_total", route="/echo", status="200") == 0
 
 
 async def test_what_comes_before_the_start_is_checked_at_the_start():
-    exchange = app_of().open(head_of("POST", "/echo", JSON), Peer())
+    exchange = app_of().open(head_of("POST", "/echo", JSON), RemotePeer())
     exchange.receive(b"a" * 1001)
     assert exchange.response is None
     exchange.start()
@@ -244,13 +258,13 @@ class Gatekept:
 
 async def test_routes_of_one_lane_together_take_only_so_many_large_requests():
     held = Gatekept()
-    lane = Lane(most=2, large_bytes=10)
-    app = app_of(Route("POST", "/x", held, lane), Route("POST", "/y", held, lane))
+    concurrency_limit = ConcurrencyLimit(max_requests=2, large_bytes=10)
+    app = app_of(Route("POST", "/x", held, concurrency_limit), Route("POST", "/y", held, concurrency_limit))
     large = JSON | {"Content-Length": "20"}
     under_way = [asyncio.create_task(ask(app, path, b"a" * 20, headers=large)) for path in ("/x", "/y")]
     small = asyncio.create_task(ask(app, "/x", b"a"))
     await asyncio.sleep(0)
-    body = Counted(b"a" * 20)
+    body = CountedHandler(b"a" * 20)
     declared = await ask(app, "/x", body=body, headers=large)
     assert (declared.status, declared.headers["retry-after"], body.taken) == (503, "1", 0)
     assert (await ask(app, "/x", b"a" * 6, b"a" * 6)).status == 503
@@ -263,9 +277,9 @@ async def test_a_failed_request_frees_its_place():
     def handler(_request: Request) -> Response:
         raise BadInput("x")
 
-    app = app_of(Route("POST", "/x", handler, Lane(most=1, large_bytes=0)))
+    app = app_of(Route("POST", "/x", handler, ConcurrencyLimit(max_requests=1, large_bytes=0)))
     assert [(await ask(app, "/x")).status for _ in range(3)] == [400] * 3
-    exchange = app.open(head_of("POST", "/x", JSON), Peer())
+    exchange = app.open(head_of("POST", "/x", JSON), RemotePeer())
     exchange.start()
     exchange.close(sent=False)
     assert (await ask(app, "/x")).status == 400
@@ -280,13 +294,13 @@ def test_two_handlers_for_one_path_are_a_mistake():
 
 
 async def test_requests_are_counted_by_route_and_status():
-    meters = MetricsRegistry()
-    app = app_of(meters=meters)
+    metrics_registry = MetricsRegistry()
+    app = app_of(metrics_registry=metrics_registry)
     await ask(app)
     await ask(app, method="PUT")
     await ask(app, "/foo")
     await ask(app, "/bar")
-    assert counted(meters, "requests_total", route="/echo", status="200") == 1
-    assert counted(meters, "requests_total", route="/echo", status="405") == 1
-    assert counted(meters, "requests_total", route="other", status="404") == 2
-    assert counted(meters, "request_seconds_count", route="/echo") == 1
+    assert counted(metrics_registry, "requests_total", route="/echo", status="200") == 1
+    assert counted(metrics_registry, "requests_total", route="/echo", status="405") == 1
+    assert counted(metrics_registry, "requests_total", route="other", status="404") == 2
+    assert counted(metrics_registry, "request_seconds_count", route="/echo") == 1

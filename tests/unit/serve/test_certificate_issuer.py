@@ -9,7 +9,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
 from nodewise.serve import certificate_issuer
-from nodewise.serve.certificate_issuer import Issuer
+from nodewise.serve.certificate_issuer import CertificateIssuer
 
 NOW = datetime(2026, 7, 1, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -17,16 +17,18 @@ NAMES = ("nodewise.nodewise.svc", "10.0.0.1", "::1")
 
 
 @pytest.fixture(scope="module")
-def issuer() -> Issuer:
-    return Issuer("nodewise-ca-1", NOW, 30 * DAY)
+def issuer() -> CertificateIssuer:
+    return CertificateIssuer("nodewise-ca-1", NOW, 30 * DAY)
 
 
-def policy(issuer: Issuer, at: datetime = NOW) -> PolicyBuilder:
+def policy(issuer: CertificateIssuer, at: datetime = NOW) -> PolicyBuilder:
     return PolicyBuilder().store(Store(x509.load_pem_x509_certificates(issuer.cert))).time(at)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_servers_certificate_is_verified_for_each_of_its_names(issuer: Issuer, name: str) -> None:
+def test_a_servers_certificate_is_verified_for_each_of_its_names(
+    issuer: CertificateIssuer, name: str
+) -> None:
     leaf = x509.load_pem_x509_certificate(issuer.server(NAMES, NAMES[0]).cert)
     subject = IPAddress(ipaddress.ip_address(name)) if certificate_issuer.is_address(name) else DNSName(name)
     assert policy(issuer).build_server_verifier(subject).verify(leaf, [])[0] == leaf
@@ -35,10 +37,10 @@ def test_a_servers_certificate_is_verified_for_each_of_its_names(issuer: Issuer,
     with pytest.raises(VerificationError):
         policy(issuer, NOW + 31 * DAY).build_server_verifier(subject).verify(leaf, [])
     with pytest.raises(VerificationError):
-        policy(Issuer("nodewise-ca-1", NOW, DAY)).build_server_verifier(subject).verify(leaf, [])
+        policy(CertificateIssuer("nodewise-ca-1", NOW, DAY)).build_server_verifier(subject).verify(leaf, [])
 
 
-def test_a_clients_certificate_is_verified_as_a_clients_and_as_no_servers(issuer: Issuer) -> None:
+def test_a_clients_certificate_is_verified_as_a_clients_and_as_no_servers(issuer: CertificateIssuer) -> None:
     leaf = x509.load_pem_x509_certificate(issuer.client("nodewise-scheduler-client").cert)
     verified = policy(issuer).build_client_verifier().verify(leaf, [])
     assert verified.subjects == [DNSName("nodewise-scheduler-client")]
@@ -49,7 +51,7 @@ def test_a_clients_certificate_is_verified_as_a_clients_and_as_no_servers(issuer
         policy(issuer).build_client_verifier().verify(server, [])
 
 
-def test_a_name_that_no_host_has_stands_in_the_subject_alone(issuer: Issuer) -> None:
+def test_a_name_that_no_host_has_stands_in_the_subject_alone(issuer: CertificateIssuer) -> None:
     made = issuer.client("system:kube-scheduler")
     leaf = x509.load_pem_x509_certificate(made.cert)
     assert leaf.subject == Name([x509.NameAttribute(NameOID.COMMON_NAME, "system:kube-scheduler")])

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from nodewise.errors import BadSettings
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve import pem_files
-from nodewise.serve.certificate_reloader import Kept
+from nodewise.serve.certificate_reloader import ReloadableFiles
 from tests.unit.serve.raw_client import counted
 
 NOW = dt.datetime(2026, 11, 21, tzinfo=dt.UTC)
@@ -18,20 +18,20 @@ DAY = dt.timedelta(days=1)
 DAY_S = 86400.0
 
 
-class Files:
+class RotatedFiles:
     """A pair in files, and what keeps it."""
 
     def __init__(self, folder):
         self.ca = trustme.CA()
-        self.meters = MetricsRegistry()
+        self.metrics_registry = MetricsRegistry()
         self.cert, self.key = folder / "tls.crt", folder / "tls.key"
         self.write(self.issue(-1, 90))
         paths = {"cert": str(self.cert), "key": str(self.key)}
-        self.kept = Kept("serving", paths, pem_files.pair, self.meters, NOW_S)
+        self.kept = ReloadableFiles("serving", paths, pem_files.read_pair, self.metrics_registry, NOW_S)
 
-    def look(self, now_s):
+    def poll(self, now_s):
         """Twice, as it takes to see that a change is whole."""
-        return any([self.kept.look(now_s), self.kept.look(now_s)])
+        return any([self.kept.poll(now_s), self.kept.poll(now_s)])
 
     def issue(self, begins_days, ends_days):
         return self.ca.issue_cert(
@@ -43,21 +43,21 @@ class Files:
         self.key.write_bytes(leaf.private_key_pem.bytes())
 
     def counts(self, *names):
-        return [counted(self.meters, f"tls_{name}", certificate="serving") for name in names]
+        return [counted(self.metrics_registry, f"tls_{name}", certificate="serving") for name in names]
 
 
 @pytest.fixture
 def files(tmp_path):
-    return Files(tmp_path)
+    return RotatedFiles(tmp_path)
 
 
 def test_a_renewed_pair_is_taken_once(files):
-    assert not files.look(NOW_S)
+    assert not files.poll(NOW_S)
     leaf = files.issue(-1, 120)
     files.write(leaf)
     with capture_logs() as lines:
-        assert files.look(NOW_S)
-        assert not files.look(NOW_S + 1)
+        assert files.poll(NOW_S)
+        assert not files.poll(NOW_S + 1)
     assert files.kept.value.certificate == leaf.cert_chain_pems[0].bytes()
     assert files.counts("certificate_expires_seconds") == [NOW_S + 120 * DAY_S]
     (line,) = lines
@@ -73,15 +73,15 @@ def test_what_is_there_for_a_moment_only_is_not_taken(files):
     leaf = files.issue(-1, 120)
     with capture_logs() as lines:
         files.cert.write_bytes(leaf.cert_chain_pems[0].bytes())
-        assert not files.kept.look(NOW_S)
+        assert not files.kept.poll(NOW_S)
         files.key.write_bytes(leaf.private_key_pem.bytes())
-        assert not files.kept.look(NOW_S + 1)
-        assert files.kept.look(NOW_S + 2)
+        assert not files.kept.poll(NOW_S + 1)
+        assert files.kept.poll(NOW_S + 2)
         files.key.write_bytes(b"")
-        assert not files.kept.look(NOW_S + 3)
+        assert not files.kept.poll(NOW_S + 3)
         files.key.write_bytes(leaf.private_key_pem.bytes())
-        assert not files.kept.look(NOW_S + 4)
-        assert not files.kept.look(NOW_S + 5)
+        assert not files.kept.poll(NOW_S + 4)
+        assert not files.kept.poll(NOW_S + 5)
     assert [line["event"] for line in lines] == ["tls_reloaded"]
 
 
@@ -116,76 +116,81 @@ def test_what_cannot_be_used_is_told_once_and_leaves_the_old_one_in_use(files, b
     error = broken(files)
     with capture_logs() as lines:
         for later_s in (0, 1, 61, 122):
-            assert not files.look(NOW_S + later_s)
+            assert not files.poll(NOW_S + later_s)
     assert files.kept.value is before
     (line,) = lines
     assert line["event"] == "tls_reload_failed"
     assert error in line["error"]
     assert files.counts("reload_failing", "certificate_expires_seconds") == [1, NOW_S + 90 * DAY_S]
-    assert counted(files.meters, "tls_reloads_total", certificate="serving", outcome="failed") == 1
+    assert counted(files.metrics_registry, "tls_reloads_total", certificate="serving", outcome="failed") == 1
     files.write(files.issue(-1, 120))
-    assert files.look(NOW_S + 123)
+    assert files.poll(NOW_S + 123)
     assert files.counts("reload_failing") == [0]
 
 
 def test_what_is_put_back_as_it_was_is_well_again_and_no_change(files):
     was = files.key.read_bytes()
     files.key.write_bytes(b"")
-    assert not files.look(NOW_S)
+    assert not files.poll(NOW_S)
     files.key.write_bytes(was)
-    assert not files.look(NOW_S + 1)
+    assert not files.poll(NOW_S + 1)
     assert files.counts("reload_failing") == [0]
 
 
 def test_a_certificate_whose_time_has_not_come_is_taken_when_it_has(files):
     """A clock that is behind the authority's: the old one serves on."""
     files.write(files.issue(0.01, 120))
-    assert not files.look(NOW_S)
+    assert not files.poll(NOW_S)
     assert files.counts("reload_failing") == [1]
-    assert not files.look(NOW_S + 30)
-    assert files.look(NOW_S + 0.01 * DAY_S + 1)
+    assert not files.poll(NOW_S + 30)
+    assert files.poll(NOW_S + 0.01 * DAY_S + 1)
     assert files.counts("reload_failing") == [0]
 
 
 def test_one_that_is_over_is_served_at_the_start_and_told_every_day(files):
     files.write(files.issue(-9, -1))
     paths = {"cert": str(files.cert), "key": str(files.key)}
-    kept = Kept("serving", paths, pem_files.pair, files.meters, NOW_S)
+    kept = ReloadableFiles("serving", paths, pem_files.read_pair, files.metrics_registry, NOW_S)
     with capture_logs() as lines:
         for later_s in (0, 1, DAY_S - 1, DAY_S):
-            kept.look(NOW_S + later_s)
+            kept.poll(NOW_S + later_s)
     assert [line["event"] for line in lines] == ["certificate_expired"] * 2
 
 
 def test_less_than_a_week_left_is_told_once_a_day_until_it_is_renewed(files):
     with capture_logs() as lines:
         for day in range(84):
-            files.look(NOW_S + day * DAY_S - 1)
+            files.poll(NOW_S + day * DAY_S - 1)
         assert lines == []
         for hour in range(36):
-            files.look(NOW_S + 84 * DAY_S + hour * 3600)
+            files.poll(NOW_S + 84 * DAY_S + hour * 3600)
         assert [line["event"] for line in lines] == ["certificate_expires_soon"] * 2
         assert lines[0]["expires"] == "2027-02-19T00:00:00Z"
         files.write(files.issue(-1, 120))
-        assert files.look(NOW_S + 85.9 * DAY_S)
-        files.look(NOW_S + 87 * DAY_S)
+        assert files.poll(NOW_S + 85.9 * DAY_S)
+        files.poll(NOW_S + 87 * DAY_S)
     assert [line["event"] for line in lines[2:]] == ["tls_reloaded"]
 
 
 def test_a_bundle_is_as_good_as_its_last_authority_and_warns_of_the_next(tmp_path):
     file = tmp_path / "ca.crt"
-    meters = MetricsRegistry()
+    metrics_registry = MetricsRegistry()
     late, soon, good = (authority(days) for days in (-1, 3, 300))
     file.write_bytes(good)
-    kept = Kept("client_ca", {"client_ca": str(file)}, pem_files.bundle, meters, NOW_S)
+    kept = ReloadableFiles(
+        "client_ca", {"client_ca": str(file)}, pem_files.read_bundle, metrics_registry, NOW_S
+    )
     file.write_bytes(late + soon + good)
-    kept.look(NOW_S)
-    assert kept.look(NOW_S)
-    assert counted(meters, "tls_certificate_expires_seconds", certificate="client_ca") == NOW_S + 3 * DAY_S
+    kept.poll(NOW_S)
+    assert kept.poll(NOW_S)
+    assert (
+        counted(metrics_registry, "tls_certificate_expires_seconds", certificate="client_ca")
+        == NOW_S + 3 * DAY_S
+    )
     file.write_bytes(late)
-    kept.look(NOW_S + 1)
-    assert not kept.look(NOW_S + 1)
-    assert counted(meters, "tls_reload_failing", certificate="client_ca") == 1
+    kept.poll(NOW_S + 1)
+    assert not kept.poll(NOW_S + 1)
+    assert counted(metrics_registry, "tls_reload_failing", certificate="client_ca") == 1
     assert len(kept.value.authorities) == 3
 
 
@@ -200,5 +205,5 @@ def test_all_that_is_wrong_at_the_start_is_said_together(tmp_path):
     cert.write_text("text")
     paths = {"cert": str(cert), "key": ""}
     with pytest.raises(BadSettings) as raised:
-        Kept("serving", paths, pem_files.pair, MetricsRegistry(), NOW_S)
+        ReloadableFiles("serving", paths, pem_files.read_pair, MetricsRegistry(), NOW_S)
     assert [problem.field for problem in raised.value.problems] == ["cert", "key"]

@@ -10,10 +10,10 @@ from structlog.testing import capture_logs
 from nodewise.clock import ManualClock
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.application import Route
-from nodewise.serve.client_authorizer import PINNED, Client, ClientAuthorizer, client_of
+from nodewise.serve.client_authorizer import PINNED, ClientAuthorizer, ClientIdentity, client_of
 from nodewise.serve.close_reasons import CloseReasons
 from nodewise.serve.options import ServeOptions
-from nodewise.serve.tls import Tls
+from nodewise.serve.tls import ServerTls
 from tests.unit.serve.raw_client import (
     ECHO,
     RefusedError,
@@ -44,37 +44,40 @@ async def test_a_client_with_one_of_the_names_is_served(papers, name):
 
 
 async def test_a_client_without_any_of_the_names_is_told_so_and_closed(papers):
-    meters = MetricsRegistry()
+    metrics_registry = MetricsRegistry()
     options = papers.options(client_name=("kube-scheduler", "example"))
-    async with serving(options, meters=meters) as server, calling(server, papers.context()) as caller:
+    async with (
+        serving(options, metrics_registry=metrics_registry) as server,
+        calling(server, papers.context()) as caller,
+    ):
         with capture_logs() as lines:
             answer = await caller.ask("/echo", b"{}" * 50_000)
         assert (answer.status, answer.field()) == (403, "client certificate")
         assert "'system:kube-scheduler', 'scheduler.example'" in answer.json()["problems"][0]["seen"]
         assert answer.headers["connection"] == "close"
         assert await caller.rest() == b""
-    assert reasons_counted(meters) == ["client_name"]
+    assert reasons_counted(metrics_registry) == ["client_name"]
     assert lines == [] or lines[0]["reason"] == "client_name"
-    assert counted(meters, "requests_total", route="/echo", status="200") == 0
+    assert counted(metrics_registry, "requests_total", route="/echo", status="200") == 0
 
 
 async def test_h19_a_ca_certificate_as_client_is_served_with_a_warning(papers):
-    meters = MetricsRegistry()
+    metrics_registry = MetricsRegistry()
     with capture_logs() as lines:
-        async with serving(papers.options(any_client=True), meters=meters) as server:
+        async with serving(papers.options(any_client=True), metrics_registry=metrics_registry) as server:
             assert (await called(server, papers.ca_as_client())).status == 200
             assert (await called(server, papers.ca_as_client())).status == 200
     (line,) = (line for line in lines if line["event"] == "ca_client")
     assert line["log_level"] == "warning"
-    assert counted(meters, "ca_clients_total") == 2
+    assert counted(metrics_registry, "ca_clients_total") == 2
 
 
 async def test_a_ca_certificate_as_client_is_refused_on_demand(papers):
-    meters = MetricsRegistry()
-    async with serving(papers.options(refuse_ca_client=True), meters=meters) as server:
+    metrics_registry = MetricsRegistry()
+    async with serving(papers.options(refuse_ca_client=True), metrics_registry=metrics_registry) as server:
         assert (await called(server, papers.ca_as_client())).status == 403
         assert (await called(server, papers.context())).status == 200
-    assert reasons_counted(meters) == ["ca_certificate"]
+    assert reasons_counted(metrics_registry) == ["ca_certificate"]
 
 
 async def test_a_ca_certificate_as_client_is_refused_without_any_client(papers):
@@ -123,11 +126,13 @@ async def test_a_certificate_of_the_client_ca_is_not_sufficient(papers, names, u
 
 async def test_a_certificate_for_servers_alone_is_refused_whatever_its_name(papers):
     server_only = papers.odd_client("system:kube-scheduler", usage=ExtendedKeyUsageOID.SERVER_AUTH)
-    meters = MetricsRegistry()
-    async with serving(papers.options(client_name=DEFAULT, any_client=True), meters=meters) as server:
+    metrics_registry = MetricsRegistry()
+    async with serving(
+        papers.options(client_name=DEFAULT, any_client=True), metrics_registry=metrics_registry
+    ) as server:
         with pytest.raises(RefusedError):
             await called(server, server_only)
-    assert reasons_counted(meters) == ["purpose"]
+    assert reasons_counted(metrics_registry) == ["purpose"]
 
 
 ANY_CLIENT = {
@@ -171,13 +176,13 @@ async def test_without_names_nobody_is_pinned(papers):
 def test_all_kinds_of_names_are_read():
     leaf = trustme.CA().issue_cert("a.example", "10.0.0.1", "me@example.com", common_name="me")
     der = ssl.PEM_cert_to_DER_cert(leaf.cert_chain_pems[0].bytes().decode())
-    assert client_of(der) == Client(
+    assert client_of(der) == ClientIdentity(
         ("me", "a.example", "10.0.0.1", "me@example.com"), is_ca=False, for_client=True
     )
 
 
 def test_a_certificate_that_cannot_be_read_has_no_names():
-    assert client_of(b"rubbish") == Client((), is_ca=False)
+    assert client_of(b"rubbish") == ClientIdentity((), is_ca=False)
 
 
 class Resumed:
@@ -194,9 +199,9 @@ class Resumed:
 def test_a_session_that_is_resumed_is_judged_by_its_certificate_again(papers):
     """OpenSSL keeps TLS 1.2 sessions by their id, and verifies nothing when they come back."""
     clock = ManualClock(time.time())
-    meters = MetricsRegistry()
-    tls = Tls(papers.options(), meters, clock)
-    gate = ClientAuthorizer(papers.options(), tls, CloseReasons(meters, clock), meters)
+    metrics_registry = MetricsRegistry()
+    tls = ServerTls(papers.options(), metrics_registry, clock)
+    gate = ClientAuthorizer(papers.options(), tls, CloseReasons(metrics_registry, clock), metrics_registry)
     chain = (
         der_of(papers.client_ca.issue_cert("a.example", not_after=dt.datetime.now(dt.UTC) + dt.timedelta(1))),
     )

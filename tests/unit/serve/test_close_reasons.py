@@ -34,7 +34,7 @@ def _verification(code: int) -> ssl.SSLCertVerificationError:
         (ssl.SSLError(1, "anything"), "handshake"),
         (_verification(18), "unknown_ca"),
         (_verification(66), "certificate"),
-        (close_reasons.NotOffered(1, "h2"), "alpn"),
+        (close_reasons.ProtocolNotOffered(1, "h2"), "alpn"),
     ],
 )
 def test_what_a_handshake_ends_with_has_a_reason(error, reason):
@@ -42,8 +42,8 @@ def test_what_a_handshake_ends_with_has_a_reason(error, reason):
 
 
 def test_all_are_counted_and_one_line_a_reason_is_written_in_a_while():
-    clock, meters = ManualClock(), MetricsRegistry()
-    recorder = CloseReasons(meters, clock)
+    clock, metrics_registry = ManualClock(), MetricsRegistry()
+    recorder = CloseReasons(metrics_registry, clock)
     with capture_logs() as lines:
         for _ in range(5):
             recorder.record("unknown_ca", "10.0.0.1:1")
@@ -57,8 +57,8 @@ def test_all_are_counted_and_one_line_a_reason_is_written_in_a_while():
         ("unknown_ca", "10.0.0.3:1", 4),
     ]
     assert all(line["remedy"] and line["log_level"] == "warning" for line in lines)
-    assert counted(meters, "connections_ended_total", reason="unknown_ca") == 6
-    assert counted(meters, "connections_ended_total", reason="closed_early") == 1
+    assert counted(metrics_registry, "connections_ended_total", reason="unknown_ca") == 6
+    assert counted(metrics_registry, "connections_ended_total", reason="closed_early") == 1
 
 
 def test_a_reason_that_has_no_row_is_a_mistake():

@@ -24,28 +24,28 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_h24_plain_http_is_told_that_this_is_https(papers):
-    meters = MetricsRegistry()
-    async with serving(papers.options(), meters=meters) as server:
+    metrics_registry = MetricsRegistry()
+    async with serving(papers.options(), metrics_registry=metrics_registry) as server:
         async with calling(server) as plain:
             await plain.send(request("/echo", b"a" * 10_000))
             words = await plain.rest()
         assert (await called(server, papers.context())).status == 200
     assert words.startswith(b"HTTP/1.0 400 Bad Request\r\n")
     assert words.endswith(b"\r\n\r\nClient sent an HTTP request to an HTTPS server.\n")
-    assert reasons_counted(meters) == ["plain_http"]
+    assert reasons_counted(metrics_registry) == ["plain_http"]
 
 
 @pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\x02\x00\x01"], ids=["nothing", "half a hello"])
 async def test_h25_who_does_not_finish_the_handshake_is_closed(papers, sent):
-    meters = MetricsRegistry()
+    metrics_registry = MetricsRegistry()
     async with (
-        serving(papers.options(handshake_timeout_s=0.2), meters=meters) as server,
+        serving(papers.options(handshake_timeout_s=0.2), metrics_registry=metrics_registry) as server,
         calling(server) as silent,
     ):
         await silent.send(sent)
         assert await silent.rest() == b""
         assert (await served(server, papers.context())).status == 200
-    assert reasons_counted(meters) == ["handshake_deadline"]
+    assert reasons_counted(metrics_registry) == ["handshake_deadline"]
 
 
 async def test_a_handshake_that_drips_gets_no_more_time(papers):
@@ -81,22 +81,22 @@ async def test_a_body_over_tls_that_stops(papers):
 
 
 async def test_rubbish_in_place_of_a_handshake(papers):
-    meters = MetricsRegistry()
-    async with serving(papers.options(), meters=meters) as server:
+    metrics_registry = MetricsRegistry()
+    async with serving(papers.options(), metrics_registry=metrics_registry) as server:
         async with calling(server) as rubbish:
             await rubbish.send(b"\x16" + bytes(range(200)))
             await rubbish.rest()
         assert (await called(server, papers.context())).status == 200
-    assert reasons_counted(meters) == ["handshake"]
+    assert reasons_counted(metrics_registry) == ["handshake"]
 
 
 async def test_a_probe_that_connects_and_leaves_is_counted_and_not_logged(papers):
-    meters = MetricsRegistry()
-    async with serving(papers.options(), meters=meters) as server:
+    metrics_registry = MetricsRegistry()
+    async with serving(papers.options(), metrics_registry=metrics_registry) as server:
         with capture_logs() as lines:
             async with calling(server):
                 pass
-            await until(lambda: reasons_counted(meters) == ["closed_early"])
+            await until(lambda: reasons_counted(metrics_registry) == ["closed_early"])
     assert lines == []
 
 
@@ -138,10 +138,10 @@ async def test_both_families_on_the_address_of_all():
 
 
 async def test_the_count_of_a_refusal_is_by_reason(papers):
-    meters = MetricsRegistry()
-    async with serving(papers.options(), meters=meters) as server:
+    metrics_registry = MetricsRegistry()
+    async with serving(papers.options(), metrics_registry=metrics_registry) as server:
         for _ in range(3):
             async with calling(server) as plain:
                 await plain.send(request("/echo"))
                 await plain.rest()
-    assert counted(meters, "connections_ended_total", reason="plain_http") == 3
+    assert counted(metrics_registry, "connections_ended_total", reason="plain_http") == 3

@@ -11,7 +11,7 @@ from tests.unit.serve import waiting_loop
 from tests.unit.serve.raw_client import (
     ECHO,
     PLAIN,
-    Answer,
+    RawResponse,
     Slow,
     calling,
     counted,
@@ -42,16 +42,16 @@ def anyio_backend():
 
 async def ended_by(data: bytes, options: ServeOptions = SHORT) -> tuple[str, bytes]:
     """The reason counted and the last words, after these bytes and silence."""
-    meters = MetricsRegistry()
-    async with serving(options, meters=meters) as server, calling(server) as caller:
+    metrics_registry = MetricsRegistry()
+    async with serving(options, metrics_registry=metrics_registry) as server, calling(server) as caller:
         await caller.send(data)
         words = await caller.rest()
         assert (await fresh(server)).status == 200
-    (reason,) = reasons_counted(meters)
+    (reason,) = reasons_counted(metrics_registry)
     return reason, words
 
 
-async def fresh(server) -> Answer:
+async def fresh(server) -> RawResponse:
     """The process lives: a new connection is served."""
     async with calling(server) as caller:
         return await caller.ask("/echo")
@@ -186,13 +186,13 @@ async def test_an_answer_for_a_connection_that_is_gone_is_dropped():
 
 @pytest.mark.parametrize("filler", [b"0\r\nA: " + b"a" * 70_000, b"1;" + b"a" * 70_000])
 async def test_trailers_or_chunk_extensions_without_end(filler):
-    meters = MetricsRegistry()
-    async with serving(PLAIN, meters=meters) as server, calling(server) as caller:
+    metrics_registry = MetricsRegistry()
+    async with serving(PLAIN, metrics_registry=metrics_registry) as server, calling(server) as caller:
         await caller.send(HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n")
         await asyncio.sleep(0.01)
         await caller.send(filler)
         assert refusal(await caller.rest()) == (400, "body")
-    assert counted(meters, "connections_ended_total", reason="bad_request") == 1
+    assert counted(metrics_registry, "connections_ended_total", reason="bad_request") == 1
 
 
 async def test_a_body_refused_by_its_length_is_passed_over_and_the_connection_lives():
@@ -301,12 +301,14 @@ def test_the_keep_alive_outlives_that_of_gos_client():
 
 
 async def test_a_client_that_does_not_read_its_answer():
-    meters = MetricsRegistry()
+    metrics_registry = MetricsRegistry()
     large = Route("POST", "/large", lambda _request: Response(200, b"a" * 50_000_000))
-    async with serving(SHORT, [large, ECHO], meters) as server, calling(server) as caller:
+    async with serving(SHORT, [large, ECHO], metrics_registry) as server, calling(server) as caller:
         caller.writer.transport.pause_reading()
         caller.writer.write(request("/large"))
-        await until(lambda: counted(meters, "connections_ended_total", reason="answer_deadline") == 1)
+        await until(
+            lambda: counted(metrics_registry, "connections_ended_total", reason="answer_deadline") == 1
+        )
         await until(lambda: not server._connections.open)
         assert (await fresh(server)).status == 200
 
@@ -316,8 +318,8 @@ async def test_a_client_that_leaves_in_the_middle_of_its_answer_disturbs_nobody(
         await asyncio.sleep(0.03)
         return Response(200, b"late")
 
-    meters = MetricsRegistry()
-    async with serving(PLAIN, [Route("POST", "/slow", slow), ECHO], meters) as server:
+    metrics_registry = MetricsRegistry()
+    async with serving(PLAIN, [Route("POST", "/slow", slow), ECHO], metrics_registry) as server:
         async with calling(server) as caller:
             await caller.send(request("/slow"))
             await asyncio.sleep(0.01)

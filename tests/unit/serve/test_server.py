@@ -11,13 +11,13 @@ from nodewise.errors import BadSettings
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.application import Application
 from nodewise.serve.options import AdminOptions, ServeOptions
-from nodewise.serve.server import Server
+from nodewise.serve.server import HttpServer
 from tests.unit.serve.raw_client import (
     ECHO,
     PATIENCE_S,
     PLAIN,
-    Answer,
-    Caller,
+    RawClient,
+    RawResponse,
     RefusedError,
     Slow,
     called,
@@ -32,8 +32,8 @@ from tests.unit.serve.raw_client import (
 pytestmark = pytest.mark.anyio
 
 
-def idle(options: ServeOptions) -> Server:
-    return Server(Application([], MetricsRegistry(), max_body_bytes=1), options, MetricsRegistry())
+def idle(options: ServeOptions) -> HttpServer:
+    return HttpServer(Application([], MetricsRegistry(), max_body_bytes=1), options, MetricsRegistry())
 
 
 async def problems_of(options: ServeOptions) -> dict[str, str]:
@@ -138,9 +138,9 @@ async def test_a_large_body_comes_back_whole(papers):
 
 
 async def test_connections_are_counted():
-    meters = MetricsRegistry()
-    async with serving(PLAIN, meters=meters) as server, calling(server):
-        await until(lambda: counted(meters, "connections", port=str(server.port)) == 1)
+    metrics_registry = MetricsRegistry()
+    async with serving(PLAIN, metrics_registry=metrics_registry) as server, calling(server):
+        await until(lambda: counted(metrics_registry, "connections", port=str(server.port)) == 1)
 
 
 # ending
@@ -238,17 +238,17 @@ async def test_nothing_is_left_open(papers):
 
 
 async def test_more_connections_than_allowed_are_closed_at_once():
-    meters = MetricsRegistry()
+    metrics_registry = MetricsRegistry()
     options = ServeOptions(unsafe=True, port=0, max_connections=2)
     async with (
-        serving(options, meters=meters) as server,
+        serving(options, metrics_registry=metrics_registry) as server,
         calling(server) as first,
         calling(server) as second,
     ):
         assert (await first.ask("/echo")).status == (await second.ask("/echo")).status == 200
         async with calling(server) as third:
             assert await third.rest() == b""
-        assert counted(meters, "connections_ended_total", reason="too_many") == 1
+        assert counted(metrics_registry, "connections_ended_total", reason="too_many") == 1
         assert (await first.ask("/echo")).status == 200
         await second.close()
         await until(lambda: len(server._connections.open) == 1)
@@ -260,18 +260,21 @@ async def test_handshakes_that_end_together_do_not_exceed_the_limit(papers):
     async with serving(papers.options(max_connections=2)) as server, contextlib.AsyncExitStack() as stack:
         opening = [stack.enter_async_context(calling(server, papers.context())) for _ in range(6)]
         callers = await asyncio.gather(*opening, return_exceptions=True)
-        requests = [caller.ask("/echo") for caller in callers if isinstance(caller, Caller)]
+        requests = [caller.ask("/echo") for caller in callers if isinstance(caller, RawClient)]
         answers = await asyncio.gather(*requests, return_exceptions=True)
-        assert sum(isinstance(answer, Answer) for answer in answers) == 2
+        assert sum(isinstance(answer, RawResponse) for answer in answers) == 2
 
 
 async def test_those_without_a_certificate_do_not_take_the_place_of_those_with_one(papers):
-    meters = MetricsRegistry()
+    metrics_registry = MetricsRegistry()
     options = papers.options(max_handshakes=2)
-    async with serving(options, meters=meters) as server, contextlib.AsyncExitStack() as stack:
+    async with (
+        serving(options, metrics_registry=metrics_registry) as server,
+        contextlib.AsyncExitStack() as stack,
+    ):
         silent = [await stack.enter_async_context(calling(server)) for _ in range(5)]
         assert (await called(server, papers.context())).status == 200
-        await until(lambda: counted(meters, "connections_ended_total", reason="too_many") == 4)
+        await until(lambda: counted(metrics_registry, "connections_ended_total", reason="too_many") == 4)
         assert [await client.rest() for client in silent[:4]] == [b""] * 4
         async with calling(server, papers.context()) as known:
             for _ in range(5):

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from nodewise.errors import BadSettings
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve import tls
-from nodewise.serve.tls import Tls
+from nodewise.serve.tls import ServerTls
 from tests.unit.serve.certificate_files import NAMES, issue
 from tests.unit.serve.raw_client import (
     ECHO,
@@ -37,13 +37,13 @@ PATIENCE_S = 60.0
 
 async def refused_because(papers, context: ssl.SSLContext, **changes) -> tuple[str, str]:
     """What the server counted, and what the client was told."""
-    meters = MetricsRegistry()
-    async with serving(papers.options(**changes), meters=meters) as server:
+    metrics_registry = MetricsRegistry()
+    async with serving(papers.options(**changes), metrics_registry=metrics_registry) as server:
         with pytest.raises(RefusedError) as caught:
             await called(server, context)
-        await until(lambda: reasons_counted(meters))
+        await until(lambda: reasons_counted(metrics_registry))
         assert (await called(server, papers.context())).status == 200
-    (reason,) = reasons_counted(meters)
+    (reason,) = reasons_counted(metrics_registry)
     return reason, str(caught.value)
 
 
@@ -57,13 +57,17 @@ async def test_a_certificate_of_the_client_ca_is_served(papers):
 
 async def test_no_certificate_is_asked_of_any_client(papers):
     """A server may serve whoever trusts it; its own certificate is read again all the same."""
-    meters = MetricsRegistry()
-    async with serving(papers.options(client_ca=""), meters=meters, verify_clients=False) as server:
+    metrics_registry = MetricsRegistry()
+    async with serving(
+        papers.options(client_ca=""), metrics_registry=metrics_registry, verify_clients=False
+    ) as server:
         assert (await called(server, papers.trusting())).status == 200
         assert (await called(server, papers.context())).status == 200
         other = trustme.CA()
         papers.write(other.issue_cert(*NAMES))
-        await until(lambda: counted(meters, "tls_reloads_total", certificate="serving", outcome="done") == 1)
+        await until(
+            lambda: counted(metrics_registry, "tls_reloads_total", certificate="serving", outcome="done") == 1
+        )
         assert (await called(server, papers.trusting(other))).status == 200
 
 
@@ -94,24 +98,24 @@ async def test_an_expired_certificate(papers):
 
 async def test_a_client_that_does_not_trust_our_certificate(papers):
     context = papers.trusting(trustme.CA())
-    meters = MetricsRegistry()
+    metrics_registry = MetricsRegistry()
 
     def call(port: int) -> None:
         with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as raw, pytest.raises(ssl.SSLError):
             context.wrap_socket(raw, server_hostname="localhost")
 
-    async with serving(papers.options(), meters=meters) as server:
+    async with serving(papers.options(), metrics_registry=metrics_registry) as server:
         await anyio.to_thread.run_sync(call, server.port)
-        await until(lambda: reasons_counted(meters) == ["distrusted"])
+        await until(lambda: reasons_counted(metrics_registry) == ["distrusted"])
 
 
 async def test_a_client_that_leaves_in_the_middle_of_the_handshake(papers):
     """As asyncio's client does when it distrusts our certificate: it says nothing of its reason."""
-    meters = MetricsRegistry()
-    async with serving(papers.options(), meters=meters) as server:
+    metrics_registry = MetricsRegistry()
+    async with serving(papers.options(), metrics_registry=metrics_registry) as server:
         with pytest.raises(RefusedError):
             await called(server, papers.trusting(trustme.CA()))
-        await until(lambda: reasons_counted(meters) == ["abandoned"])
+        await until(lambda: reasons_counted(metrics_registry) == ["abandoned"])
 
 
 async def test_tls_1_1(papers):
@@ -180,11 +184,16 @@ async def serial_seen(papers, server) -> int:
 
 
 async def test_a_new_server_certificate_is_shown_and_old_connections_go_on(papers):
-    meters = MetricsRegistry()
-    async with serving(papers.options(), meters=meters) as server, calling(server, papers.context()) as old:
+    metrics_registry = MetricsRegistry()
+    async with (
+        serving(papers.options(), metrics_registry=metrics_registry) as server,
+        calling(server, papers.context()) as old,
+    ):
         before = await serial_seen(papers, server)
         papers.write(papers.server_ca.issue_cert(*NAMES))
-        await until(lambda: counted(meters, "tls_reloads_total", certificate="serving", outcome="done") == 1)
+        await until(
+            lambda: counted(metrics_registry, "tls_reloads_total", certificate="serving", outcome="done") == 1
+        )
         assert await serial_seen(papers, server) != before
         answer = await old.ask("/echo")
         assert (answer.status, answer.headers["connection"]) == (200, "close")
@@ -193,9 +202,12 @@ async def test_a_new_server_certificate_is_shown_and_old_connections_go_on(paper
 
 async def test_a_connection_is_closed_with_the_next_answer_when_it_is_old(papers):
     """A renewed client certificate is seen also where calls come one after another."""
-    meters = MetricsRegistry()
+    metrics_registry = MetricsRegistry()
     options = papers.options(connection_age_s=0.1)
-    async with serving(options, meters=meters) as server, calling(server, papers.context()) as old:
+    async with (
+        serving(options, metrics_registry=metrics_registry) as server,
+        calling(server, papers.context()) as old,
+    ):
         answers = [await old.ask("/echo")]
         async with asyncio.timeout(PATIENCE_S):
             while "connection" not in answers[-1].headers:
@@ -206,12 +218,12 @@ async def test_a_connection_is_closed_with_the_next_answer_when_it_is_old(papers
 
 async def test_the_first_end_of_the_clients_certificates_is_a_metric(papers):
     name, label = "tls_certificate_expires_seconds", {"certificate": "clients"}
-    meters = MetricsRegistry()
+    metrics_registry = MetricsRegistry()
     early = papers.odd_client(days=1)
-    async with serving(papers.options(), meters=meters) as server:
+    async with serving(papers.options(), metrics_registry=metrics_registry) as server:
         async with calling(server, papers.context()), calling(server, early):
-            await until(lambda: 0 < counted(meters, name, **label) < time.time() + 86400)
-        await until(lambda: counted(meters, name, **label) == 0)
+            await until(lambda: 0 < counted(metrics_registry, name, **label) < time.time() + 86400)
+        await until(lambda: counted(metrics_registry, name, **label) == 0)
 
 
 async def test_a_swapped_folder_is_noticed_as_with_a_mounted_secret(papers, tmp_path):
@@ -223,27 +235,29 @@ async def test_a_swapped_folder_is_noticed_as_with_a_mounted_secret(papers, tmp_
         papers.write_client_ca(papers.client_ca)
     papers.folder = tmp_path / "..data"
     papers.folder.symlink_to(tmp_path / "first")
-    meters = MetricsRegistry()
-    async with serving(papers.options(), meters=meters) as server:
+    metrics_registry = MetricsRegistry()
+    async with serving(papers.options(), metrics_registry=metrics_registry) as server:
         before = await serial_seen(papers, server)
         fresh = tmp_path / "..data_tmp"
         fresh.symlink_to(tmp_path / "second")
         fresh.rename(papers.folder)
-        await until(lambda: counted(meters, "tls_reloads_total", certificate="serving", outcome="done") == 1)
+        await until(
+            lambda: counted(metrics_registry, "tls_reloads_total", certificate="serving", outcome="done") == 1
+        )
         assert await serial_seen(papers, server) != before
 
 
 async def test_a_rotation_caught_halfway_keeps_the_old_pair_until_it_is_whole(papers):
-    meters = MetricsRegistry()
+    metrics_registry = MetricsRegistry()
     fresh = papers.server_ca.issue_cert(*NAMES)
     with capture_logs() as lines:
-        async with serving(papers.options(), meters=meters) as server:
+        async with serving(papers.options(), metrics_registry=metrics_registry) as server:
             before = await serial_seen(papers, server)
             papers.cert.write_bytes(fresh.cert_chain_pems[0].bytes())
-            await until(lambda: counted(meters, "tls_reload_failing", certificate="serving") == 1)
+            await until(lambda: counted(metrics_registry, "tls_reload_failing", certificate="serving") == 1)
             assert await serial_seen(papers, server) == before
             papers.key.write_bytes(fresh.private_key_pem.bytes())
-            await until(lambda: counted(meters, "tls_reload_failing", certificate="serving") == 0)
+            await until(lambda: counted(metrics_registry, "tls_reload_failing", certificate="serving") == 0)
             assert await serial_seen(papers, server) != before
     failed = [line for line in lines if line["event"] == "tls_reload_failed"]
     assert len(failed) == 1
@@ -252,27 +266,30 @@ async def test_a_rotation_caught_halfway_keeps_the_old_pair_until_it_is_whole(pa
 
 async def test_a_ca_that_was_taken_away_is_not_trusted_even_while_the_pair_cannot_be_used(papers):
     fresh = trustme.CA()
-    meters = MetricsRegistry()
-    async with serving(papers.options(), meters=meters) as server, calling(server, papers.context()) as old:
+    metrics_registry = MetricsRegistry()
+    async with (
+        serving(papers.options(), metrics_registry=metrics_registry) as server,
+        calling(server, papers.context()) as old,
+    ):
         assert (await old.ask("/echo")).status == 200
         papers.key.write_text("")
         papers.write_client_ca(fresh)
         assert await old.rest() == b""
-        await until(lambda: counted(meters, "tls_reload_failing", certificate="serving") == 1)
+        await until(lambda: counted(metrics_registry, "tls_reload_failing", certificate="serving") == 1)
         with pytest.raises(RefusedError):
             await called(server, papers.context())
         assert (await called(server, papers.context(fresh.issue_cert("scheduler.example")))).status == 200
 
 
 async def test_files_that_vanish_and_come_back(papers):
-    meters = MetricsRegistry()
-    async with serving(papers.options(), meters=meters) as server:
+    metrics_registry = MetricsRegistry()
+    async with serving(papers.options(), metrics_registry=metrics_registry) as server:
         kept = papers.ca.read_bytes()
         papers.ca.unlink()
-        await until(lambda: counted(meters, "tls_reload_failing", certificate="client_ca") == 1)
+        await until(lambda: counted(metrics_registry, "tls_reload_failing", certificate="client_ca") == 1)
         assert (await called(server, papers.context())).status == 200
         papers.ca.write_bytes(kept)
-        await until(lambda: counted(meters, "tls_reload_failing", certificate="client_ca") == 0)
+        await until(lambda: counted(metrics_registry, "tls_reload_failing", certificate="client_ca") == 0)
 
 
 def test_a_key_with_a_pass_phrase_is_refused_and_nobody_is_asked_for_it(papers):
@@ -281,19 +298,19 @@ def test_a_key_with_a_pass_phrase_is_refused_and_nobody_is_asked_for_it(papers):
     form = serialization.PrivateFormat.PKCS8
     papers.key.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, locked))
     with pytest.raises(BadSettings, match="is encrypted"):
-        Tls(papers.options(), MetricsRegistry())
+        ServerTls(papers.options(), MetricsRegistry())
 
 
 def test_a_key_that_is_no_key(papers):
     papers.key.write_text("-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n")
     with pytest.raises(BadSettings, match="holds no private key"):
-        Tls(papers.options(), MetricsRegistry())
+        ServerTls(papers.options(), MetricsRegistry())
 
 
 def test_the_end_of_the_certificate_is_a_metric(papers):
-    meters = MetricsRegistry()
-    Tls(papers.options(), meters)
-    assert counted(meters, "tls_certificate_expires_seconds", certificate="serving") > 1.7e9
+    metrics_registry = MetricsRegistry()
+    ServerTls(papers.options(), metrics_registry)
+    assert counted(metrics_registry, "tls_certificate_expires_seconds", certificate="serving") > 1.7e9
 
 
 # whose certificate still holds
@@ -392,17 +409,22 @@ async def test_a_bundle_may_hold_an_intermediate_authority_alone(papers):
 async def test_a_client_with_a_chain_stays_when_its_root_does(papers):
     """As certificates of Vault or cert-manager have one: root, authority, client."""
     client = papers.client_ca.create_child_ca().issue_cert("scheduler.example")
-    meters = MetricsRegistry()
+    metrics_registry = MetricsRegistry()
     for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
         context = papers.context(client)
         context.minimum_version = context.maximum_version = version
-        async with serving(papers.options(), meters=meters) as server, calling(server, context) as old:
+        async with (
+            serving(papers.options(), metrics_registry=metrics_registry) as server,
+            calling(server, context) as old,
+        ):
             assert (await old.ask("/echo")).status == 200
-            before = counted(meters, "tls_reloads_total", certificate="client_ca", outcome="done")
+
+            def reloads() -> float:
+                return counted(metrics_registry, "tls_reloads_total", certificate="client_ca", outcome="done")
+
+            before = reloads()
             papers.write_client_ca(trustme.CA(), papers.client_ca)
-            await until(
-                lambda: counted(meters, "tls_reloads_total", certificate="client_ca", outcome="done") > before  # noqa: B023
-            )
+            await until(lambda: reloads() > before)  # noqa: B023
             assert (await old.ask("/echo")).status == 200
 
 
@@ -410,10 +432,13 @@ async def test_a_client_with_a_chain_stays_when_its_root_does(papers):
 
 
 async def test_after_a_swap_of_the_client_ca_only_the_new_one_is_let_in(papers):
-    meters = MetricsRegistry()
+    metrics_registry = MetricsRegistry()
     fresh = trustme.CA()
     newcomer = fresh.issue_cert("scheduler.example")
-    async with serving(papers.options(), meters=meters) as server, calling(server, papers.context()) as old:
+    async with (
+        serving(papers.options(), metrics_registry=metrics_registry) as server,
+        calling(server, papers.context()) as old,
+    ):
         assert (await old.ask("/echo")).status == 200
         with pytest.raises(RefusedError):
             await called(server, papers.context(newcomer))
@@ -422,17 +447,22 @@ async def test_after_a_swap_of_the_client_ca_only_the_new_one_is_let_in(papers):
         assert (await called(server, papers.context(newcomer))).status == 200
         with pytest.raises(RefusedError):
             await called(server, papers.context())
-    assert counted(meters, "connections_ended_total", reason="client_ca_changed") == 1
+    assert counted(metrics_registry, "connections_ended_total", reason="client_ca_changed") == 1
 
 
 async def test_a_ca_added_to_the_bundle_closes_nobody(papers):
-    meters = MetricsRegistry()
+    metrics_registry = MetricsRegistry()
     fresh = trustme.CA()
-    async with serving(papers.options(), meters=meters) as server, calling(server, papers.context()) as old:
+    async with (
+        serving(papers.options(), metrics_registry=metrics_registry) as server,
+        calling(server, papers.context()) as old,
+    ):
         assert (await old.ask("/echo")).status == 200
         papers.write_client_ca(papers.client_ca, fresh)
         await until(
-            lambda: counted(meters, "tls_reloads_total", certificate="client_ca", outcome="done") == 1
+            lambda: (
+                counted(metrics_registry, "tls_reloads_total", certificate="client_ca", outcome="done") == 1
+            )
         )
         assert (await old.ask("/echo")).status == 200
         assert (await called(server, papers.context(fresh.issue_cert("other.example")))).status == 200
@@ -440,15 +470,17 @@ async def test_a_ca_added_to_the_bundle_closes_nobody(papers):
 
 async def test_a_connection_that_is_being_answered_is_closed_after_the_answer(papers):
     slow = Slow()
-    meters = MetricsRegistry()
+    metrics_registry = MetricsRegistry()
     async with (
-        serving(papers.options(), [slow.route], meters) as server,
+        serving(papers.options(), [slow.route], metrics_registry) as server,
         calling(server, papers.context()) as busy,
     ):
         await busy.send(request("/slow"))
         await slow.begun.wait()
         papers.write_client_ca(trustme.CA())
-        await until(lambda: counted(meters, "connections_ended_total", reason="client_ca_changed") == 1)
+        await until(
+            lambda: counted(metrics_registry, "connections_ended_total", reason="client_ca_changed") == 1
+        )
         slow.go.set()
         answer = await busy.answer()
         assert (answer.body, answer.headers["connection"]) == (b"at last", "close")
@@ -463,16 +495,18 @@ async def test_a_request_behind_the_back_of_the_swap_is_not_acted_upon(papers):
         requests.append(request)
         return ECHO.handler(request)
 
-    meters = MetricsRegistry()
+    metrics_registry = MetricsRegistry()
     routes = [ECHO._replace(handler=handler)]
     async with (
-        serving(papers.options(), routes, meters) as server,
+        serving(papers.options(), routes, metrics_registry) as server,
         calling(server, papers.context()) as caller,
     ):
         assert (await caller.ask("/echo")).status == 200
         caller.writer.transport.pause_reading()
         papers.write_client_ca(trustme.CA())
-        await until(lambda: counted(meters, "connections_ended_total", reason="client_ca_changed") == 1)
+        await until(
+            lambda: counted(metrics_registry, "connections_ended_total", reason="client_ca_changed") == 1
+        )
         caller.writer.write(request("/echo"))
         await asyncio.sleep(0.05)
         assert len(requests) == 1
@@ -504,13 +538,15 @@ async def test_a_session_that_ended_in_the_middle_is_judged_by_the_newest_ca(pap
     """Whether OpenSSL resumes such a session of TLS 1.2 depends on its version; 3.5 does."""
     context = papers.context()
     context.minimum_version = context.maximum_version = ssl.TLSVersion[version]
-    meters = MetricsRegistry()
-    async with serving(papers.options(), meters=meters) as server:
+    metrics_registry = MetricsRegistry()
+    async with serving(papers.options(), metrics_registry=metrics_registry) as server:
 
         def swap():
             if swapped:
                 papers.write_client_ca(trustme.CA())
-                while not counted(meters, "tls_reloads_total", certificate="client_ca", outcome="done"):
+                while not counted(
+                    metrics_registry, "tls_reloads_total", certificate="client_ca", outcome="done"
+                ):
                     pass
 
         first, reused, second = await anyio.to_thread.run_sync(
@@ -525,12 +561,14 @@ async def test_a_client_without_a_server_name_gets_the_new_certificate_and_the_n
     fresh = trustme.CA()
     newcomer = papers.context(fresh.issue_cert("scheduler.example"))
     newcomer.check_hostname = False
-    meters = MetricsRegistry()
-    async with serving(papers.options(), meters=meters) as server:
+    metrics_registry = MetricsRegistry()
+    async with serving(papers.options(), metrics_registry=metrics_registry) as server:
         papers.write(papers.server_ca.issue_cert(*NAMES))
         papers.write_client_ca(fresh)
         await until(
-            lambda: counted(meters, "tls_reloads_total", certificate="client_ca", outcome="done") >= 1
+            lambda: (
+                counted(metrics_registry, "tls_reloads_total", certificate="client_ca", outcome="done") >= 1
+            )
         )
 
         def call() -> bytes:
@@ -547,8 +585,8 @@ async def test_a_client_without_a_server_name_gets_the_new_certificate_and_the_n
 
 async def test_a_handshake_begun_before_the_swap_gains_nothing(papers):
     """Half of the handshake is done under the old CA, the rest after it was taken away."""
-    meters = MetricsRegistry()
-    async with serving(papers.options(), meters=meters) as server:
+    metrics_registry = MetricsRegistry()
+    async with serving(papers.options(), metrics_registry=metrics_registry) as server:
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         client = papers.context().wrap_bio(incoming, outgoing, server_hostname="localhost")
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -558,7 +596,9 @@ async def test_a_handshake_begun_before_the_swap_gains_nothing(papers):
         incoming.write(await reader.read(65536))
         papers.write_client_ca(trustme.CA())
         await until(
-            lambda: counted(meters, "tls_reloads_total", certificate="client_ca", outcome="done") == 1
+            lambda: (
+                counted(metrics_registry, "tls_reloads_total", certificate="client_ca", outcome="done") == 1
+            )
         )
         client.do_handshake()
         client.write(request("/echo"))

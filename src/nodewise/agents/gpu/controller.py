@@ -34,7 +34,7 @@ from nodewise.controllers import Controller, Handle
 from nodewise.errors import BadInput, Conflict, NodewiseError, Refused
 from nodewise.kube import resources
 from nodewise.kube.api import NotFound
-from nodewise.kube.concurrent_calls import every
+from nodewise.kube.concurrent_calls import run_all
 from nodewise.kube.store import Changes, Store
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.observe import background_tasks, logs
@@ -89,7 +89,7 @@ class GpuController(Controller):
                 partial(self._garbage_collector.step, agent_state),
                 self._counter.step,
             )
-            await every(step() for step in steps)
+            await run_all(step() for step in steps)
 
     def tasks(self) -> Sequence[Callable[[], Coroutine[Any, Any, None]]]:
         return (self.run,)
@@ -115,7 +115,7 @@ class DescheduleLabels:
         now_s = self._handle.clock.monotonic()
         self._written = {uid: written for uid, written in self._written.items() if written[1] > now_s}
         changes = await cooperative_scheduling.run(descheduling.changes(agent_state))
-        await every(self._write(written) for written in changes if not self._is_written(written.pod))
+        await run_all(self._write(written) for written in changes if not self._is_written(written.pod))
 
     def _is_written(self, pod: AllocatedPod) -> bool:
         known = self._written.get(pod.metadata.uid)
@@ -171,7 +171,7 @@ class GarbageCollector:
         keys = (*unconfirmed, *map(_version, gone))
         self._since = {key: self._since.get(key, now_s) for key in keys}
         due = {key for key, since_s in self._since.items() if now_s - since_s >= PATIENCE_S}
-        await every(
+        await run_all(
             self._work(
                 [key for key in unconfirmed if key in due], [key for key in gone if _version(key) in due]
             )

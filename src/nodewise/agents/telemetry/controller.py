@@ -23,8 +23,8 @@ from nodewise.clock import format_rfc3339
 from nodewise.controllers import Controller, Handle
 from nodewise.errors import Conflict, Refused, Unavailable
 from nodewise.kube.api import NotFound
-from nodewise.kube.concurrent_calls import every
-from nodewise.kube.event_recorder import About
+from nodewise.kube.concurrent_calls import run_all
+from nodewise.kube.event_recorder import ObjectReference
 from nodewise.kube.resources import NODES
 from nodewise.observe import logs
 
@@ -62,7 +62,7 @@ class TelemetryController(Controller):
         agent_state: TelemetryState | None = snapshot.agent_states.get("telemetry")
         if agent_state is not None:
             parts = (partial(self._write, snapshot, agent_state), self._advertiser.step)
-            await every(part() for part in parts)
+            await run_all(part() for part in parts)
 
     async def _write(self, snapshot: Snapshot, agent_state: TelemetryState) -> None:
         """Write labels, and then the status, which reports conflicts of labels."""
@@ -109,7 +109,7 @@ class LabelWriter:
         """
         await self._mark_changed()
         await asyncio.sleep(0)
-        await every(self._resync(node, frozenset(columns)) for node in sorted(self._unconfirmed))
+        await run_all(self._resync(node, frozenset(columns)) for node in sorted(self._unconfirmed))
         await asyncio.sleep(0)
         wanted = node_labels.desired_labels(columns, snapshot.nodes, self._owned)
         self._expire_conflicts()
@@ -122,7 +122,7 @@ class LabelWriter:
         self._set_remaining(len(differing))
         until_s = self._handle.clock.monotonic() + _STEP_S
         due = takewhile(lambda _: self._handle.clock.monotonic() < until_s, differing.items())
-        await every(self._finish(node, labels_) for node, labels_ in due)
+        await run_all(self._finish(node, labels_) for node, labels_ in due)
 
     async def _finish(self, node: str, wanted: Labels) -> None:
         await self._write(node, wanted)
@@ -258,7 +258,7 @@ class StatusWriter:
         oldest_first = sorted(agent_state, key=self._written_s)
         until_s = self._handle.clock.monotonic() + _STEP_S
         due = takewhile(lambda _: self._handle.clock.monotonic() < until_s, oldest_first)
-        await every(self._update(key, agent_state[key], conflicts.get(key, "")) for key in due)
+        await run_all(self._update(key, agent_state[key], conflicts.get(key, "")) for key in due)
 
     def _written_s(self, key: ObjectKey) -> float:
         return self._written[key][1] if key in self._written else float("-inf")
@@ -288,7 +288,7 @@ class StatusWriter:
         """Record an event for each condition that became bad or good."""
         known = before.by_type()
         metadata = policy_object.metadata
-        about = About(self._taspolicies, metadata.namespace, metadata.name, metadata.uid)
+        about = ObjectReference(self._taspolicies, metadata.namespace, metadata.name, metadata.uid)
         for condition in wanted.conditions:
             old = known.get(condition.type)
             good = status.GOOD[condition.type]
@@ -328,7 +328,7 @@ class ResourceAdvertiser:
         if not self._name:
             return
         lacking = [node.metadata.name for node in self._handle.nodes.values() if self._lacks_resource(node)]
-        await every(self._advertise(name) for name in lacking)
+        await run_all(self._advertise(name) for name in lacking)
 
     def _lacks_resource(self, node: Any) -> bool:
         amount = _decode_object(node.status.capacity).get(self._name)

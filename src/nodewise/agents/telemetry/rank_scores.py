@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from nodewise.agent import MAX_SCORE
 from nodewise.agents.telemetry import operators
 from nodewise.metrics.column import Column, States
-from nodewise.metrics.series import State
+from nodewise.metrics.series import ValueState
 
 _STEPWISE: Final = MAX_SCORE + 1
 """With up to this many candidates, each rank costs one point."""
@@ -24,7 +24,7 @@ Ranks = NDArray[np.int64]
 def dense_ranks(operator: str, column: Column, states: States) -> Ranks:
     """The rank of each node among all nodes, by node number: 0 is best, equal values share one, -1 unmeasured."""
     ranks = np.full(len(states), -1, np.int64)
-    fresh = np.flatnonzero(states == State.FRESH)
+    fresh = np.flatnonzero(states == ValueState.FRESH)
     if not len(fresh):
         return ranks
     direction = operators.preferred_order(operator)

@@ -13,7 +13,7 @@ from nodewise.agent import Evidence, Joined, Names, Reason
 from nodewise.agents.telemetry import operators, reasons
 from nodewise.agents.telemetry.policy import Rule
 from nodewise.metrics.column import Column, States
-from nodewise.metrics.series import State
+from nodewise.metrics.series import ValueState
 
 Codes = NDArray[np.int16]
 
@@ -53,12 +53,12 @@ def evaluate(
     """Evaluate a rule over all nodes."""
     max_age_s = max_age_s if rule.max_age_s is None else rule.max_age_s
     states = column.states(now, max_age_s)
-    known = fresh = states == State.FRESH
+    known = fresh = states == ValueState.FRESH
     broken = fresh & operators.compare(rule.operator, column.values, rule.target)
     rejects = reject_missing if not rule.when_missing else rule.when_missing == "reject"
     is_old = now - column.answered_at > max_age_s
     if rule.empty_means and not is_old:  # an old response does not show which nodes have no series now
-        known = fresh | (states == State.MISSING)
+        known = fresh | (states == ValueState.MISSING)
     lacking = ~known if rejects else np.zeros(len(fresh), bool)
     rejects = rejects and not rule.empty_means
     return RuleEvaluation(rule, column, states, column.ages_s(now), broken, lacking, known, rejects)

@@ -14,7 +14,7 @@ from nodewise.agents.telemetry.rule_evaluation import RuleEvaluation, StrategyVe
 from nodewise.metrics import column as columns
 from nodewise.metrics.column import Column
 from nodewise.metrics.node_index import NodeIndex
-from nodewise.metrics.series import Series, State
+from nodewise.metrics.series import Series, ValueState
 
 POLICIES = "taspolicies"
 """The key of the policies in `ClusterState.objects`."""
@@ -280,7 +280,7 @@ def _rules(policy: Policy) -> list[Rule]:
 
 def missing_cause(series: Series, nodes: NodeIndex, column: Column) -> str:
     """Why no node has a value; empty if a node has one, or if there is no node."""
-    if not len(nodes) or (column.initial_states == State.FRESH).any():
+    if not len(nodes) or (column.initial_states == ValueState.FRESH).any():
         return ""
     invalid = next((why for node, why in series.invalid.items() if node in nodes), "")
     return invalid or "no value is of a node"

@@ -76,7 +76,7 @@ def _translate_table(environment: Mapping[str, str], arguments: Sequence[str]) -
             continue
         value = variable.read(text)
         if value is None:
-            logs.later("variable_ignored", variable=name, seen=text[:80], wanted=variable.wanted)
+            logs.emit_later("variable_ignored", variable=name, seen=text[:80], wanted=variable.wanted)
         else:
             yield from value
 

@@ -25,13 +25,13 @@ from nodewise.kube.connection_settings import connect
 from nodewise.kube.field_merge import merge
 from nodewise.kube.http_client import HttpApi
 from nodewise.kube.options import KubeOptions
-from nodewise.kube.reflector import Reflector, Target
+from nodewise.kube.reflector import Reflector, ReflectorTarget
 from nodewise.kube.resources import NODES, PODS
 from nodewise.kube.store import Store
-from nodewise.metrics.node_attributes import NodeBook, NodeFields
+from nodewise.metrics.node_attributes import NodeAttributeFields, NodeAttributesCache
 from nodewise.metrics.prometheus.options import PrometheusOptions
-from nodewise.metrics.prometheus.source import PrometheusMetrics
-from nodewise.metrics.source_selection import Limits, SourceSelector
+from nodewise.metrics.prometheus.source import PrometheusSource
+from nodewise.metrics.source_selection import FetchLimits, SourceSelector
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.option import Option
@@ -41,7 +41,7 @@ from nodewise.serve.options import AdminOptions
 from nodewise.statistics import pod_requests
 from nodewise.statistics.load_queries import WindowOptions
 
-_NODE: Final[Any] = merge("Node", NodeFields, AnnotatedNode)
+_NODE: Final[Any] = merge("Node", NodeAttributeFields, AnnotatedNode)
 _TICK_S: Final = 1.0
 _MAX_CONCURRENT: Final = 8
 """Concurrent requests for metrics; there are four metrics."""
@@ -116,7 +116,7 @@ async def annotate_once(settings: SettingsByGroup, kube: KubeOptions, *, dry: bo
         stores = []
         for target in _targets(_config(settings)):
             progress.say(f"reading {target.resource.plural}")
-            stores.append(await list_all.read(access.api, target, access.registry, lambda _: None))
+            stores.append(await list_all.list_objects(access.api, target, access.registry, lambda _: None))
         wired = _create_components(settings, stores, access)
         for close in wired.closers:
             stack.push_async_callback(close)
@@ -176,9 +176,9 @@ def _config(settings: SettingsByGroup) -> AnnotatorConfig:
     return annotator_options.build_config(own, own.what, own.period_s)
 
 
-def _targets(config: AnnotatorConfig) -> list[Target[Any]]:
-    pods = [Target(PODS, POD, selectors=pod_requests.HOLDING_SELECTORS)] if config.needs_pods else []
-    return [Target(NODES, _NODE), *pods]
+def _targets(config: AnnotatorConfig) -> list[ReflectorTarget[Any]]:
+    pods = [ReflectorTarget(PODS, POD, selectors=pod_requests.HOLDING_SELECTORS)] if config.needs_pods else []
+    return [ReflectorTarget(NODES, _NODE), *pods]
 
 
 def _create_components(
@@ -191,18 +191,25 @@ def _create_components(
     config = _config(settings)
     nodes, *rest = stores
     dependencies = SourceDependencies(
-        api, NodeBook(nodes).read, prometheus, window.max_age_s, annotators.QUERY_TIMEOUT_S, registry
+        api,
+        NodeAttributesCache(nodes).read,
+        prometheus,
+        window.max_age_s,
+        annotators.QUERY_TIMEOUT_S,
+        registry,
     )
     sources = (
         data_sources.create_sources([_usage_source(own, prometheus)], (), dependencies)
         if config.usage
         else []
     )
-    selector = SourceSelector(sources, Limits(annotators.QUERY_TIMEOUT_S, _MAX_CONCURRENT), clock, registry)
+    selector = SourceSelector(
+        sources, FetchLimits(annotators.QUERY_TIMEOUT_S, _MAX_CONCURRENT), clock, registry
+    )
     usage_source = annotators.create_usage_source(sources, config, window, selector, clock)
     rules = patches.patch_rules(window.max_age_s, config.period_s)
     annotator = Annotator(config, rules, usage_source, clock, registry)
-    closers = [source.close for source in sources if isinstance(source, PrometheusMetrics)]
+    closers = [source.close for source in sources if isinstance(source, PrometheusSource)]
     return _Components(annotator, nodes, rest[0] if rest else None, closers)
 
 

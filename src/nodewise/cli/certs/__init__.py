@@ -246,9 +246,9 @@ def _check_signing(options: CertsOptions, existing: StoredSecrets) -> None:
 
 async def _request_certificate(
     api: Api, options: CertsOptions, spec: CertificateSpec
-) -> certificate_issuer.Leaf:
+) -> certificate_issuer.IssuedCertificate:
     """Request a certificate; the result includes its key. BadInput if it is not a client certificate."""
-    made = certificate_issuer.request(spec.client_name)
+    made = certificate_issuer.certificate_request(spec.client_name)
     name = _object_name(f"{spec.client_name[:40]}-{secrets.token_hex(4)}")
     wanted = SigningRequest(name, options.signer_name, made.cert, spec.lifetime)
     cert = await certificate_secrets.request_certificate(
@@ -265,7 +265,11 @@ async def _request_certificate(
 
 
 async def _write_signed_certificate(
-    api: Api, options: CertsOptions, spec: CertificateSpec, leaf: certificate_issuer.Leaf, authorities: bytes
+    api: Api,
+    options: CertsOptions,
+    spec: CertificateSpec,
+    leaf: certificate_issuer.IssuedCertificate,
+    authorities: bytes,
 ) -> None:
     """Write the trusted authorities first, and the certificate when a running nodewise has read them."""
     location = _secret_location(options)

@@ -205,7 +205,7 @@ def start_logs(environ: Mapping[str, str] = os.environ) -> None:
     """Log at the level of `CMK_LOG_LEVEL`, in any case. An unknown level is logged, and means info."""
     word = environ.get(cmk_names.LOG_LEVEL, "").strip() or "info"
     if word.lower() not in _LEVELS:
-        logs.later("variable_ignored", variable=cmk_names.LOG_LEVEL, seen=word)
+        logs.emit_later("variable_ignored", variable=cmk_names.LOG_LEVEL, seen=word)
     logs.configure(_LEVELS.get(word.lower(), "info"))
 
 

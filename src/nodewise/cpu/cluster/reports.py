@@ -15,7 +15,7 @@ from nodewise.cpu.cluster import api_versions
 from nodewise.cpu.cluster.api_versions import ApiFeatures
 from nodewise.errors import BadInput, Conflict, NodewiseError, Problem, Refused, shown
 from nodewise.kube.api import NotAllowed, NotFound
-from nodewise.kube.resources import Resource, escaped
+from nodewise.kube.resources import Resource, escape_path
 from nodewise.observe import logs
 
 GROUP: Final = "intel.com"
@@ -249,7 +249,7 @@ def define(api: ApiClient, kind: ReportKind, features: ApiFeatures) -> bool:
 def _is_served(api: ApiClient, resource: Resource) -> bool:
     """Whether the API server serves the kind. A refused list shows it as well: some users may only write objects."""
     try:
-        resources: Object = api.get(escaped("apis", resource.group, resource.version))
+        resources: Object = api.get(escape_path("apis", resource.group, resource.version))
     except NodewiseError:
         return False
     return any(item.get("name") == resource.plural for item in resources.get("resources") or ())

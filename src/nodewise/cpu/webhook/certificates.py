@@ -8,7 +8,7 @@ import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from nodewise.serve.certificate_issuer import Issuer, is_by
+from nodewise.serve.certificate_issuer import CertificateIssuer, is_issued_by
 
 SERVICE: Final = "cmk-webhook-service"
 VALID: Final = timedelta(days=3650)
@@ -45,7 +45,7 @@ def service_names(namespace: str) -> tuple[str, str, str]:
 
 def create(namespace: str, now: datetime) -> WebhookCertificate:
     """A certificate for the Service, signed by an authority that signs nothing else and whose key is not kept."""
-    issuer = Issuer("cmk-webhook-ca", now, VALID)
+    issuer = CertificateIssuer("cmk-webhook-ca", now, VALID)
     host = service_names(namespace)[-1]
     leaf = issuer.server(service_names(namespace), host if len(host) <= _MAX_COMMON_NAME else SERVICE)
     return WebhookCertificate(leaf.cert, leaf.key, issuer.cert)
@@ -60,7 +60,7 @@ def is_valid(cert: bytes, authorities: bytes, namespace: str, now: datetime) -> 
         return False
     has_names = set(service_names(namespace)) <= set(alternative.get_values_for_type(x509.DNSName))
     lasts = leaf.not_valid_before_utc <= now and now + _RENEW_BEFORE <= leaf.not_valid_after_utc
-    return has_names and lasts and any(is_by(leaf, authority) for authority in trusted)
+    return has_names and lasts and any(is_issued_by(leaf, authority) for authority in trusted)
 
 
 def trust_bundle(new: WebhookCertificate, before: bytes, now: datetime) -> bytes:

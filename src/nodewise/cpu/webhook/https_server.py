@@ -9,9 +9,9 @@ from nodewise.cpu.webhook.admission_review import ReviewResponse
 from nodewise.cpu.webhook.webhook_config import LiveMutations
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.serve.application import Application, Lane, Request, Response, Route
+from nodewise.serve.application import Application, ConcurrencyLimit, Request, Response, Route
 from nodewise.serve.options import ServeOptions
-from nodewise.serve.server import Server
+from nodewise.serve.server import HttpServer
 
 LONGEST_BYTES: Final = 3 * 2**20
 """A review contains a pod, whose size the API server limits to about 1.5 MiB; this leaves a margin."""
@@ -23,13 +23,13 @@ _MOST_LARGE: Final = 8
 
 
 def served(
-    mutations: LiveMutations, options: ServeOptions, meters: MetricsRegistry, *, any_client: bool
-) -> Server:
+    mutations: LiveMutations, options: ServeOptions, metrics_registry: MetricsRegistry, *, any_client: bool
+) -> HttpServer:
     """The server, not started yet: for clients with a certificate of `options.client_ca`, or for `any_client`."""
     aside = ThreadPoolExecutor(1, thread_name_prefix="large-reviews")
 
     def log_and_render(request: Request, answer: ReviewResponse) -> Response:
-        meters.count("cpu_reviews_total", outcome=answer.outcome)
+        metrics_registry.count("cpu_reviews_total", outcome=answer.outcome)
         if answer.outcome == "mutated":
             logs.emit("cpu_pod_mutated", namespace=answer.told)
         elif answer.outcome == "refused":
@@ -46,8 +46,8 @@ def served(
             request, await loop.run_in_executor(aside, admission_review.answer, request.body, lambda: held)
         )
 
-    lane = Lane(_MOST_LARGE, _LARGE_BYTES)
+    lane = ConcurrencyLimit(_MOST_LARGE, _LARGE_BYTES)
     app = Application(
-        [Route("POST", admission_review.PATH, mutate, lane)], meters, max_body_bytes=LONGEST_BYTES
+        [Route("POST", admission_review.PATH, mutate, lane)], metrics_registry, max_body_bytes=LONGEST_BYTES
     )
-    return Server(app, options, meters, verify_clients=not any_client)
+    return HttpServer(app, options, metrics_registry, verify_clients=not any_client)

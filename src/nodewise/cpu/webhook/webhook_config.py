@@ -70,7 +70,7 @@ def _merged(held: Contents) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for path, text in held.items():
         try:
-            for _, document in documents.documents(text, path):
+            for _, document in documents.split_documents(text, path):
                 merged = merge(merged, msgspec.json.decode(document))
         except (BadInput, *UNREADABLE) as error:
             raise BadSettings(_WHAT, [Problem(path, str(error), "YAML")]) from error
@@ -153,14 +153,14 @@ class LiveMutations:
     Invalid files do not replace the mutations in use; they are reported in the log and in a metric.
     """
 
-    def __init__(self, source: str, meters: MetricsRegistry) -> None:
+    def __init__(self, source: str, metrics_registry: MetricsRegistry) -> None:
         """BadSettings if the files are invalid now."""
         self._source = source
-        self._meters = meters
+        self._metrics_registry = metrics_registry
         self._tried: Contents = contents(source)
         self._value = mutations(self._tried)
         self._trouble = ""
-        meters.set("cpu_mutations_failing", 0)
+        metrics_registry.set("cpu_mutations_failing", 0)
 
     def __call__(self) -> Mutations:
         seen: Contents = {}
@@ -177,12 +177,12 @@ class LiveMutations:
     def _take(self, fresh: Mutations) -> None:
         self._value = fresh
         self._trouble = ""
-        self._meters.set("cpu_mutations_failing", 0)
+        self._metrics_registry.set("cpu_mutations_failing", 0)
         logs.emit("cpu_mutations_read", files=", ".join(self._tried))
 
     def _fail(self, trouble: str) -> None:
         if trouble == self._trouble:
             return
         self._trouble = trouble
-        self._meters.set("cpu_mutations_failing", 1)
+        self._metrics_registry.set("cpu_mutations_failing", 1)
         logs.emit("cpu_mutations_failed", error=trouble)

@@ -41,7 +41,9 @@ async def _read_descheduler(session: Session, workload: Workload) -> Descheduler
 def parse_descheduler_policy(where: str, text: bytes) -> Descheduler:
     """A descheduler with the policy in a text."""
     try:
-        values = [msgspec.json.decode(json) for _, json in documents.documents(text[:_MAX_BYTES], "policy")]
+        values = [
+            msgspec.json.decode(json) for _, json in documents.split_documents(text[:_MAX_BYTES], "policy")
+        ]
     except (BadInput, *UNREADABLE) as error:
         return Descheduler(where, UnavailableFact(where, f"its policy: {short(str(error))}"))
     return read_descheduler_policy(where, values[0] if values else None)

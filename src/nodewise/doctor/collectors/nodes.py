@@ -20,7 +20,7 @@ from nodewise.doctor.parsing.object_fields import get_labels, get_mapping, get_t
 from nodewise.errors import UNREADABLE
 from nodewise.kube.resources import NODES
 from nodewise.metrics import node_attributes as node_facts
-from nodewise.metrics.node_attributes import MeasuredStatus, Nodes
+from nodewise.metrics.node_attributes import NodeAttributes, NodeStatusFields
 from nodewise.terminal_escaping import short
 
 _MAX_KUBELETS: Final = 50
@@ -34,14 +34,14 @@ class _Metadata(msgspec.Struct, frozen=True, gc=False):
 
 class _NodeObject(msgspec.Struct, frozen=True, gc=False):
     metadata: _Metadata = _Metadata()
-    status: MeasuredStatus = MeasuredStatus()
+    status: NodeStatusFields = NodeStatusFields()
 
 
 class ParsedNode(NamedTuple):
     """What is kept of a node; `metadata` and `status` as sources of metrics read them."""
 
     metadata: _Metadata
-    status: MeasuredStatus
+    status: NodeStatusFields
     gpus: GpuNodeInfo | None
     has_pools: bool
     resources: frozenset[str]
@@ -52,7 +52,7 @@ class ParsedNodes(NamedTuple):
     """All nodes, and what sources of metrics read of them."""
 
     nodes: Sequence[ParsedNode]
-    measured: Nodes
+    measured: NodeAttributes
 
 
 async def collect_nodes(session: Session) -> ParsedNodes | UnavailableFact:
@@ -79,7 +79,7 @@ def parse_node(profiles: Sequence[resource_profile.ResourceProfile], body: bytes
     labels = get_labels(parse_json(bytes(node.metadata.labels)))
     amounts = get_mapping(parse_json(bytes(node.status.allocatable)))
     # a copy, because raw fields keep the whole page of the list in memory
-    status = MeasuredStatus(node.status.addresses, msgspec.Raw(bytes(node.status.allocatable)))
+    status = NodeStatusFields(node.status.addresses, msgspec.Raw(bytes(node.status.allocatable)))
     resources = frozenset(
         sys.intern(name) for name, amount in amounts.items() if str(amount) not in ("0", "")
     )

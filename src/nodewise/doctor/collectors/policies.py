@@ -35,12 +35,12 @@ from nodewise.errors import UNREADABLE, NodewiseError
 from nodewise.kube.api import NotFound
 from nodewise.metrics import column as columns
 from nodewise.metrics import custom_metrics_api, resource_metrics_api
-from nodewise.metrics.custom_metrics_api import CustomMetrics
+from nodewise.metrics.custom_metrics_api import CustomMetricsSource
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
-from nodewise.metrics.node_attributes import Nodes
-from nodewise.metrics.resource_metrics_api import ResourceMetrics
-from nodewise.metrics.series import Series, State
-from nodewise.metrics.source import MetricRequest, Source
+from nodewise.metrics.node_attributes import NodeAttributes
+from nodewise.metrics.resource_metrics_api import ResourceMetricsSource
+from nodewise.metrics.series import Series, ValueState
+from nodewise.metrics.source import MetricRequest, MetricsSource
 from nodewise.terminal_escaping import short
 
 MAX_METRICS: Final = 100
@@ -119,10 +119,13 @@ async def collect_metric_series(session: Session) -> dict[str, Series | Unavaila
     limit = asyncio.Semaphore(_MAX_CONCURRENT)
     api = session.reader.api
 
-    async def lookup() -> Nodes:
+    async def lookup() -> NodeAttributes:
         return nodes
 
-    custom_source, resource_source = CustomMetrics(api, _TIMEOUT_S), ResourceMetrics(api, lookup, _TIMEOUT_S)
+    custom_source, resource_source = (
+        CustomMetricsSource(api, _TIMEOUT_S),
+        ResourceMetricsSource(api, lookup, _TIMEOUT_S),
+    )
 
     async def fetch(request: MetricRequest) -> Series | UnavailableFact:
         series: Series | UnavailableFact = _no_values(request.metric, "no source was asked")
@@ -149,7 +152,7 @@ async def collect_metric_series(session: Session) -> dict[str, Series | Unavaila
     return {request.name: values for request, values in series.items()}
 
 
-async def _fetch(source: Source, right: str, request: MetricRequest) -> Series | UnavailableFact:
+async def _fetch(source: MetricsSource, right: str, request: MetricRequest) -> Series | UnavailableFact:
     """A metric from a source. A source without the metric has an empty series, with the reason as its source."""
     try:
         return await source.fetch(request, SystemClock().now())
@@ -171,7 +174,7 @@ def _has_values(series: Series | UnavailableFact) -> bool:
 
 async def collect_metrics(session: Session) -> dict[str, MetricCoverage | UnavailableFact]:
     """Which nodes have a value of each metric; without the metrics that another source may have."""
-    index = NodeIndex((await session.require(collect_nodes)).measured.rooms)
+    index = NodeIndex((await session.require(collect_nodes)).measured.allocatable)
     has_other_source = (await session.require(_collect_metric_sources)).other
     coverages: dict[str, MetricCoverage | UnavailableFact] = {}
     for name, series in (await session.require(collect_metric_series)).items():
@@ -188,7 +191,7 @@ def _coverage(series: Series, index: NodeIndex) -> MetricCoverage:
     if not names:
         return MetricCoverage(0, (), series.source)
     column = cooperative_scheduling.run_at_once(columns.lay_out(series, index))
-    nodes = int(np.count_nonzero(column.initial_states[:-1] == State.FRESH))
+    nodes = int(np.count_nonzero(column.initial_states[:-1] == ValueState.FRESH))
     others = sorted(short(name, 100) for name in names if name not in index)
     return MetricCoverage(nodes, tuple(others[:_MAX_NAMES]), missing_cause(series, index, column))
 
@@ -202,7 +205,7 @@ async def collect_policies(session: Session) -> tuple[PolicyEvaluation, ...]:
     slots = evaluate(
         objects,
         {} if isinstance(series, UnavailableFact) else series,
-        [] if isinstance(nodes, UnavailableFact) else nodes.measured.rooms,
+        [] if isinstance(nodes, UnavailableFact) else nodes.measured.allocatable,
         [] if isinstance(listed, UnavailableFact) else listed,
     )
     return tuple(

@@ -97,7 +97,7 @@ def parse(text: bytes) -> SchedulerConfiguration:
     if len(text) > _MAX_BYTES:
         return _invalid(f"found {len(text)} bytes, expected at most {_MAX_BYTES}")
     try:
-        values = [msgspec.json.decode(json) for _, json in documents.documents(text, "configuration")]
+        values = [msgspec.json.decode(json) for _, json in documents.split_documents(text, "configuration")]
     except (BadInput, *UNREADABLE) as error:
         return _invalid(short(str(error)))
     if len(values) != 1:

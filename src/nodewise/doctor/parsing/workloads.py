@@ -277,7 +277,9 @@ def settings(container: Container, file: bytes = b"") -> dict[str, str]:
 def parse_settings(text: bytes) -> dict[str, str]:
     """The settings of a file, those of agents' sections included; empty if it cannot be read."""
     try:
-        values = [msgspec.json.decode(json) for _, json in documents.documents(text[:_MAX_FILE], "settings")]
+        values = [
+            msgspec.json.decode(json) for _, json in documents.split_documents(text[:_MAX_FILE], "settings")
+        ]
     except (BadInput, *UNREADABLE):
         return {}
     top = get_mapping(values[0]) if values else {}

@@ -8,8 +8,8 @@ import httpx2
 from nodewise.errors import BadInput, NodewiseError, Problem, Unavailable
 from nodewise.kube import http_client as kube_client
 from nodewise.metrics.prometheus import query_responses
-from nodewise.metrics.prometheus.credentials import Access
-from nodewise.metrics.prometheus.query_responses import Answer
+from nodewise.metrics.prometheus.credentials import PrometheusConnection
+from nodewise.metrics.prometheus.query_responses import QueryResponse
 
 _PATH: Final = "/api/v1/query"
 _LONGEST_URL: Final = 2000
@@ -19,22 +19,22 @@ MOST_BYTES: Final = 64 * 2**20
 """Of an answer. 5,000 series with a minute of samples are 3 MB."""
 
 
-class Client:
+class PrometheusClient:
     """Asks. Every error names the query and the server, and is a kind of `NodewiseError`."""
 
-    def __init__(self, access: Access, timeout_s: float) -> None:
-        self._access = access
+    def __init__(self, connection: PrometheusConnection, timeout_s: float) -> None:
+        self._connection = connection
         self._timeout_s = timeout_s
 
-    async def ask(self, query: str) -> Answer:
+    async def query(self, query: str) -> QueryResponse:
         """The answer to an instant query of now.
 
         `BadInput` for a query that Prometheus cannot read or carry out, `Refused` for credentials, `Unavailable`
         for everything that may go better the next time.
         """
-        what = f"query {query if len(query) <= 200 else query[:199] + '…'} to {self._access.url}"  # noqa: PLR2004
+        what = f"query {query if len(query) <= 200 else query[:199] + '…'} to {self._connection.url}"  # noqa: PLR2004
         try:
-            return query_responses.read(await self._body(query, what))
+            return query_responses.decode_response(await self._body(query, what))
         except tuple(kube_client.TRANSLATED) as error:
             seen = str(error) or type(error).__name__
             raise Unavailable(what, [self._hidden(Problem("", seen, ""))]) from error
@@ -44,7 +44,7 @@ class Client:
             raise
 
     async def _body(self, query: str, what: str) -> bytes:
-        http = self._access.http
+        http = self._connection.http
         try:
             async with asyncio.timeout(self._timeout_s):
                 response = await http.send(self._request(http, query), stream=True)
@@ -57,7 +57,7 @@ class Client:
             raise Unavailable(what, [problem], remedy="a cheaper query, or --prometheus-timeout") from error
         if not response.is_success:
             retry_after = response.headers.get("retry-after", "")
-            raise query_responses.refusal(what, response.status_code, body, retry_after)
+            raise query_responses.error_from_response(what, response.status_code, body, retry_after)
         return body
 
     def _request(self, http: httpx2.AsyncClient, query: str) -> httpx2.Request:
@@ -67,11 +67,11 @@ class Client:
         return http.build_request("POST", _PATH, data=form)
 
     def _hidden(self, problem: Problem) -> Problem:
-        return Problem(*map(self._access.hide, problem))
+        return Problem(*map(self._connection.hide, problem))
 
 
 async def _whole(response: httpx2.Response) -> bytes:
-    if problem := kube_client.packed(response):
+    if problem := kube_client.encoding_problem(response):
         raise BadInput("", [problem])
     pieces = []
     size = 0

@@ -13,11 +13,11 @@ import httpx2
 from nodewise.clock import Clock, SystemClock
 from nodewise.errors import BadSettings, Problem, Refused
 from nodewise.kube import proxy_settings
-from nodewise.kube.connection_renewal import Renewing
+from nodewise.kube.connection_renewal import RenewingTransport
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve import pem_files
-from nodewise.serve.certificate_reloader import Kept, Watched
+from nodewise.serve.certificate_reloader import CertificateReloader, ReloadableFiles
 
 _WHAT: Final = "Prometheus' settings"
 _HEADERS: Final = {
@@ -31,7 +31,7 @@ _LIMITS: Final = httpx2.Limits(max_connections=None, max_keepalive_connections=8
 _SYSTEM: Final = SystemClock()
 
 
-class Secret(httpx2.Auth):
+class AuthorizationFile(httpx2.Auth):
     """An Authorization header whose secret is in a file. While a new one is put in its place the old one serves."""
 
     def __init__(self, path: str, header: Callable[[str], str]) -> None:
@@ -69,17 +69,17 @@ class Secret(httpx2.Auth):
         self._secret = secret
 
 
-class Access:
+class PrometheusConnection:
     """The way to one Prometheus. `BadSettings` names all settings that cannot be used."""
 
     def __init__(
-        self, url: str, options: PrometheusOptions, meters: MetricsRegistry, clock: Clock = _SYSTEM
+        self, url: str, options: PrometheusOptions, metrics_registry: MetricsRegistry, clock: Clock = _SYSTEM
     ) -> None:
         if problems := list(_problems(url, options)):
             raise BadSettings(_WHAT, problems)
         self.url = url.rstrip("/")
         self._secret = _secret(options)
-        self.http = _client(self.url, _Papers(options, meters, clock), self._secret)
+        self.http = _client(self.url, _TlsFiles(options, metrics_registry, clock), self._secret)
 
     def hide(self, text: str) -> str:
         """The text without our secrets."""
@@ -120,24 +120,30 @@ def _url_problems(url: str) -> Iterator[Problem]:
         yield Problem(flag, repr(url), "http://host:port or https://host:port")
 
 
-class _Papers:
+class _TlsFiles:
     """What verifies Prometheus and identifies us. BadSettings where a file cannot be used."""
 
-    def __init__(self, options: PrometheusOptions, meters: MetricsRegistry, clock: Clock) -> None:
+    def __init__(self, options: PrometheusOptions, metrics_registry: MetricsRegistry, clock: Clock) -> None:
         now_s = clock.now()
         pair = {"--prometheus-cert": options.prometheus_cert, "--prometheus-key": options.prometheus_key}
         bundle = {"--prometheus-ca": options.prometheus_ca}
         self._pair = (
-            Kept("prometheus_client", pair, pem_files.pair, meters, now_s) if all(pair.values()) else None
+            ReloadableFiles("prometheus_client", pair, pem_files.read_pair, metrics_registry, now_s)
+            if all(pair.values())
+            else None
         )
         self._bundle = (
-            Kept("prometheus_ca", bundle, pem_files.bundle, meters, now_s) if all(bundle.values()) else None
+            ReloadableFiles("prometheus_ca", bundle, pem_files.read_bundle, metrics_registry, now_s)
+            if all(bundle.values())
+            else None
         )
-        self._watched = Watched([files for files in (self._pair, self._bundle) if files], clock, every_s=0.0)
+        self._reloader = CertificateReloader(
+            [files for files in (self._pair, self._bundle) if files], clock, every_s=0.0
+        )
 
-    def has_news(self) -> bool:
+    def has_changed(self) -> bool:
         """Whether the files hold something else than when this was last asked."""
-        return self._watched.look()
+        return self._reloader.poll()
 
     def context(self) -> ssl.SSLContext:
         made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -150,12 +156,12 @@ class _Papers:
         return made
 
 
-def _secret(options: PrometheusOptions) -> Secret | None:
+def _secret(options: PrometheusOptions) -> AuthorizationFile | None:
     if options.prometheus_token_file:
-        return Secret(options.prometheus_token_file, lambda token: f"Bearer {token}")
+        return AuthorizationFile(options.prometheus_token_file, lambda token: f"Bearer {token}")
     if options.prometheus_user:
         user = options.prometheus_user
-        return Secret(options.prometheus_password_file, lambda password: _basic(user, password))
+        return AuthorizationFile(options.prometheus_password_file, lambda password: _basic(user, password))
     return None
 
 
@@ -163,13 +169,15 @@ def _basic(user: str, password: str) -> str:
     return "Basic " + b64encode(f"{user}:{password}".encode()).decode()
 
 
-def _client(url: str, papers: _Papers, secret: Secret | None) -> httpx2.AsyncClient:
-    way = proxy_settings.of(url, os.environ) or None
+def _client(url: str, tls_files: _TlsFiles, secret: AuthorizationFile | None) -> httpx2.AsyncClient:
+    way = proxy_settings.proxy_url(url, os.environ) or None
 
     def make() -> httpx2.AsyncHTTPTransport:
-        return httpx2.AsyncHTTPTransport(verify=papers.context(), proxy=way, limits=_LIMITS, trust_env=False)
+        return httpx2.AsyncHTTPTransport(
+            verify=tls_files.context(), proxy=way, limits=_LIMITS, trust_env=False
+        )
 
-    transport = Renewing(make, papers.has_news)
+    transport = RenewingTransport(make, tls_files.has_changed)
     # no timeout here: every call has its own deadline
     return httpx2.AsyncClient(
         base_url=url, auth=secret, headers=_HEADERS, transport=transport, timeout=None, trust_env=False

@@ -10,9 +10,9 @@ from itertools import chain
 from typing import Final, NamedTuple
 
 from nodewise.metrics import aggregation
-from nodewise.metrics.node_attributes import Nodes
+from nodewise.metrics.node_attributes import NodeAttributes
 from nodewise.metrics.prometheus import query_responses
-from nodewise.metrics.prometheus.query_responses import Found
+from nodewise.metrics.prometheus.query_responses import SeriesValue
 from nodewise.metrics.series import Sample
 
 _MOST_NAMED: Final = 5
@@ -20,15 +20,15 @@ _STRIDE: Final = 32
 """So many series are one part of the work, some 0.1 ms; to pause after each would take longer than they do."""
 
 
-class Owned(NamedTuple):
+class SeriesByNode(NamedTuple):
     """The series of each node."""
 
-    by_node: dict[str, list[Found]]
-    strangers: list[Found]
+    by_node: dict[str, list[SeriesValue]]
+    unmatched: list[SeriesValue]
     """Series that belong to no node."""
 
 
-class Matched(NamedTuple):
+class NodeValues(NamedTuple):
     """The value of each node."""
 
     samples: dict[str, Sample]
@@ -40,9 +40,11 @@ Identity = frozenset[tuple[str, str]]
 """The labels of a series."""
 
 
-def match(series: Iterable[Found], labels: Sequence[str], nodes: Nodes) -> Generator[None, None, Owned]:
+def group_by_node(
+    series: Iterable[SeriesValue], labels: Sequence[str], nodes: NodeAttributes
+) -> Generator[None, None, SeriesByNode]:
     """The node of each series; yields between parts of the work."""
-    parsed: list[Found] = []
+    parsed: list[SeriesValue] = []
     for item in series:
         parsed.append(item)
         if not len(parsed) % _STRIDE:
@@ -51,13 +53,13 @@ def match(series: Iterable[Found], labels: Sequence[str], nodes: Nodes) -> Gener
     return (yield from _sorted(parsed, deciding, nodes))
 
 
-def needs_ended(owned: Owned, aggregate: str) -> Generator[None, None, bool]:
+def depends_on_ended_series(grouped: SeriesByNode, aggregate: str) -> Generator[None, None, bool]:
     """Whether the values depend on which series have ended.
 
     They do where the series of a node have samples of different times: of one exporter that was restarted, and has
     another `pod` label since, or of two that are scraped at different times.
     """
-    for number, own in enumerate(owned.by_node.values()):
+    for number, own in enumerate(grouped.by_node.values()):
         if (
             len(own) > 1
             and len({item.at for item in own}) > 1
@@ -69,7 +71,7 @@ def needs_ended(owned: Owned, aggregate: str) -> Generator[None, None, bool]:
     return False
 
 
-def identities(series: Iterable[Found]) -> Generator[None, None, frozenset[Identity]]:
+def identities(series: Iterable[SeriesValue]) -> Generator[None, None, frozenset[Identity]]:
     """The labels of all series; yields between parts of the work."""
     identities: set[Identity] = set()
     for number, item in enumerate(series):
@@ -80,37 +82,37 @@ def identities(series: Iterable[Found]) -> Generator[None, None, frozenset[Ident
 
 
 def reduce(
-    owned: Owned, aggregate: str, current: frozenset[Identity] | None = None
-) -> Generator[None, None, Matched]:
+    grouped: SeriesByNode, aggregate: str, current: frozenset[Identity] | None = None
+) -> Generator[None, None, NodeValues]:
     """The value of each node; yields between parts of the work.
 
     Of several series of a node those count that are `current`; all of them if none is, or if that is not known.
     """
-    matched = Matched({}, {})
-    for number, (node, own) in enumerate(owned.by_node.items()):
+    node_values = NodeValues({}, {})
+    for number, (node, own) in enumerate(grouped.by_node.items()):
         counting = own
         if current is not None and len(own) > 1:
             counting = [item for item in own if frozenset(item.labels.items()) in current] or own
         try:
-            matched.samples[node] = _value(counting, aggregate)
+            node_values.samples[node] = _value(counting, aggregate)
         except ValueError as error:
-            matched.invalid[node] = str(error)
+            node_values.invalid[node] = str(error)
         if not number % _STRIDE:
             yield
-    return matched
+    return node_values
 
 
-def example(owned: Owned, labels: Sequence[str]) -> str:
+def unmatched_example(grouped: SeriesByNode, labels: Sequence[str]) -> str:
     """One of the series of no node, by the labels that were looked at."""
-    if not owned.strangers:
+    if not grouped.unmatched:
         return ""
-    own = owned.strangers[0].labels
+    own = grouped.unmatched[0].labels
     pairs = [f'{label}="{own[label][:80]}"' for label in labels if label in own]
     return ", ".join(pairs) or f"a series without {' or '.join(labels)}"
 
 
-def owners(
-    series: Sequence[Found], labels: Sequence[str], nodes: Nodes
+def nodes_of_series(
+    series: Sequence[SeriesValue], labels: Sequence[str], nodes: NodeAttributes
 ) -> Generator[None, None, list[str | None]]:
     """The node of each series, None for one that belongs to none; yields between parts of the work."""
     deciding = yield from _deciding(series, labels, nodes)
@@ -122,26 +124,26 @@ def owners(
     return owning
 
 
-def _value(own: Sequence[Found], aggregate: str) -> Sample:
+def _value(own: Sequence[SeriesValue], aggregate: str) -> Sample:
     """The value of one node's series. ValueError with the reason if it has none."""
     if len(own) == 1:
         return _sample(own[0])
     return aggregation.reduce([_entry(item) for item in own], aggregate, _conflict(own))
 
 
-def _sample(item: Found) -> Sample:
+def _sample(item: SeriesValue) -> Sample:
     # a scraped value is one of a moment, not of a window
-    return Sample(query_responses.nano(item.value), item.at, 0.0)
+    return Sample(query_responses.parse_nano(item.value), item.at, 0.0)
 
 
-def _entry(item: Found) -> Sample | str:
+def _entry(item: SeriesValue) -> Sample | str:
     try:
         return _sample(item)
     except ValueError as error:
         return str(error)
 
 
-def _conflict(own: Sequence[Found]) -> str:
+def _conflict(own: Sequence[SeriesValue]) -> str:
     """Which labels the series differ in, and what to do."""
     names = dict.fromkeys(chain.from_iterable(item.labels for item in own))
     differing = [name for name in names if len({item.labels.get(name, "") for item in own}) > 1]
@@ -151,7 +153,7 @@ def _conflict(own: Sequence[Found]) -> str:
 
 
 def _deciding(
-    series: Sequence[Found], labels: Sequence[str], nodes: Nodes
+    series: Sequence[SeriesValue], labels: Sequence[str], nodes: NodeAttributes
 ) -> Generator[None, None, list[str]]:
     """The labels that name a node in at least one series."""
     deciding = []
@@ -165,18 +167,20 @@ def _deciding(
     return deciding
 
 
-def _sorted(series: Sequence[Found], deciding: Sequence[str], nodes: Nodes) -> Generator[None, None, Owned]:
-    by_node: dict[str, list[Found]] = {}
-    strangers: list[Found] = []
+def _sorted(
+    series: Sequence[SeriesValue], deciding: Sequence[str], nodes: NodeAttributes
+) -> Generator[None, None, SeriesByNode]:
+    by_node: dict[str, list[SeriesValue]] = {}
+    unmatched: list[SeriesValue] = []
     for number, item in enumerate(series):
         node = _node_of(item, deciding, nodes)
-        (strangers if node is None else by_node.setdefault(node, [])).append(item)
+        (unmatched if node is None else by_node.setdefault(node, [])).append(item)
         if not number % _STRIDE:
             yield
-    return Owned(by_node, strangers)
+    return SeriesByNode(by_node, unmatched)
 
 
-def _node_of(item: Found, deciding: Sequence[str], nodes: Nodes) -> str | None:
+def _node_of(item: SeriesValue, deciding: Sequence[str], nodes: NodeAttributes) -> str | None:
     for label in deciding:
         if text := item.labels.get(label):
             return nodes.find(text)

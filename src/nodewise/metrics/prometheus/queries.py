@@ -22,13 +22,13 @@ _NUMBERS: Final = ("inf", "nan")
 """Names that PromQL reads as numbers."""
 
 
-def of(request: MetricRequest, max_age_s: float) -> str:
+def range_query(request: MetricRequest, max_age_s: float) -> str:
     """The expression to ask: the rule's query, else its metric's name; samples no older than `max_age_s`."""
-    expression = instant(request)
+    expression = instant_query(request)
     return f"{expression}[{_span(max_age_s)}]" if is_selector(expression) else expression
 
 
-def instant(request: MetricRequest) -> str:
+def instant_query(request: MetricRequest) -> str:
     """The same without a range. For a selector Prometheus gives the series that have not ended."""
     return request.query.strip() if request.query else _named(request.metric)
 

@@ -12,7 +12,7 @@ MATRIX: Final = "matrix"
 VECTOR: Final = "vector"
 
 
-class Found(NamedTuple):
+class SeriesValue(NamedTuple):
     """The newest value of one series."""
 
     labels: Mapping[str, str]
@@ -22,7 +22,7 @@ class Found(NamedTuple):
     """Seconds since 1970; None in the answer to an expression."""
 
 
-class Answer(NamedTuple):
+class QueryResponse(NamedTuple):
     """An answer with its series still undecoded."""
 
     kind: str
@@ -30,27 +30,27 @@ class Answer(NamedTuple):
     warnings: tuple[str, ...]
 
 
-class _Data(msgspec.Struct, frozen=True, rename="camel"):
+class _ResponseData(msgspec.Struct, frozen=True, rename="camel"):
     result_type: str = ""
     result: list[msgspec.Raw] | None = None
 
 
-class _Envelope(msgspec.Struct, frozen=True, rename="camel"):
+class _ResponseEnvelope(msgspec.Struct, frozen=True, rename="camel"):
     status: str = ""
-    data: _Data | None = None
+    data: _ResponseData | None = None
     error_type: str = ""
     error: str = ""
     warnings: Any = None
 
 
-class _Series(msgspec.Struct, frozen=True, gc=False):
+class _EncodedSeries(msgspec.Struct, frozen=True, gc=False):
     metric: dict[str, str] = {}
     value: msgspec.Raw = msgspec.Raw()
     values: msgspec.Raw = msgspec.Raw()
 
 
-_decode_envelope = msgspec.json.Decoder(_Envelope).decode
-_decode_series = msgspec.json.Decoder(_Series).decode
+_decode_envelope = msgspec.json.Decoder(_ResponseEnvelope).decode
+_decode_series = msgspec.json.Decoder(_EncodedSeries).decode
 _decode_pair = msgspec.json.Decoder(tuple[float, str]).decode
 
 _BY_TYPE: Final[Mapping[str, type[NodewiseError]]] = {
@@ -85,21 +85,21 @@ _REMEDIES: Final[Mapping[int, str]] = {
 }
 
 
-def read(body: bytes) -> Answer:
+def decode_response(body: bytes) -> QueryResponse:
     """A good answer. `BadInput` if it is none, or gives one number where series are wanted."""
     try:
         envelope = _decode_envelope(body)
     except UNREADABLE as error:
         raise BadInput("answer", [Problem("", str(error), "Prometheus' JSON")]) from error
-    data = envelope.data or _Data()
+    data = envelope.data or _ResponseData()
     if envelope.status != "success" or data.result_type not in {MATRIX, VECTOR}:
         seen = f"status {shown(envelope.status)}, {data.result_type or 'nothing'}"
         raise BadInput("answer", [Problem("", seen, "series, one or more a node")])
     warnings = envelope.warnings if isinstance(envelope.warnings, list) else []
-    return Answer(data.result_type, data.result or [], tuple(map(str, warnings)))
+    return QueryResponse(data.result_type, data.result or [], tuple(map(str, warnings)))
 
 
-def found(answer: Answer) -> Iterator[Found]:
+def newest_values(answer: QueryResponse) -> Iterator[SeriesValue]:
     """The newest value of each series; one that cannot be read at all is passed over."""
     for raw in answer.series:
         try:
@@ -107,10 +107,10 @@ def found(answer: Answer) -> Iterator[Found]:
             at, value = _newest(series, answer.kind)
         except UNREADABLE:
             continue
-        yield Found(series.metric, value, at)
+        yield SeriesValue(series.metric, value, at)
 
 
-def _newest(series: _Series, kind: str) -> tuple[float | None, str]:
+def _newest(series: _EncodedSeries, kind: str) -> tuple[float | None, str]:
     """Time and value of the last sample. A series of native histograms has none."""
     if kind == VECTOR:
         pair = bytes(series.value)
@@ -122,7 +122,7 @@ def _newest(series: _Series, kind: str) -> tuple[float | None, str]:
     return _decode_pair(pairs[pairs.rindex(b"[") : pairs.rindex(b"]")].rstrip())
 
 
-def nano(value: str) -> int:
+def parse_nano(value: str) -> int:
     """A value's nano-units, exactly what its text says. ValueError for NaN, infinities and what is no number."""
     try:
         return quantity.parse(value)
@@ -130,12 +130,12 @@ def nano(value: str) -> int:
         raise ValueError(f"{value[:80]} is no number that a rule can compare") from None
 
 
-def refusal(what: str, status: int, body: bytes, retry_after: str = "") -> NodewiseError:
+def error_from_response(what: str, status: int, body: bytes, retry_after: str = "") -> NodewiseError:
     """The error of an answer that is no success, in Prometheus' own words."""
     try:
         envelope = _decode_envelope(body)
     except UNREADABLE:
-        envelope = _Envelope(error=body[:200].decode(errors="replace").strip())
+        envelope = _ResponseEnvelope(error=body[:200].decode(errors="replace").strip())
     reason = ": ".join(filter(None, (envelope.error_type, envelope.error)))
     problems = [Problem(f"HTTP status {status}", reason or "no word", "")]
     remedy = _REMEDIES.get(status, "")

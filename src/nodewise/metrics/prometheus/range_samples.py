@@ -8,38 +8,40 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.errors import UNREADABLE
-from nodewise.metrics.node_attributes import Nodes
+from nodewise.metrics.node_attributes import NodeAttributes
 from nodewise.metrics.prometheus import node_matching
-from nodewise.metrics.prometheus.query_responses import Answer, Found
+from nodewise.metrics.prometheus.query_responses import QueryResponse, SeriesValue
 
 
-class _Ranged(msgspec.Struct, frozen=True, gc=False):
+class _RangeSeries(msgspec.Struct, frozen=True, gc=False):
     metric: dict[str, str] = {}
     values: list[tuple[float, str]] = []
 
 
-_decode: Final = msgspec.json.Decoder(_Ranged).decode
+_decode: Final = msgspec.json.Decoder(_RangeSeries).decode
 
 Points = NDArray[np.float64]
 """One row a sample, oldest first: seconds since 1970, value. Only finite values."""
 
 
-def by_node(answer: Answer, labels: Sequence[str], nodes: Nodes) -> Generator[None, None, dict[str, Points]]:
+def samples_by_node(
+    answer: QueryResponse, labels: Sequence[str], nodes: NodeAttributes
+) -> Generator[None, None, dict[str, Points]]:
     """The samples of each node; yields between series.
 
     Of several series of one node, as an exporter has that was started anew, all count; of two samples at one time
     the last.
     """
-    ranges: list[tuple[Found, Points]] = []
+    ranges: list[tuple[SeriesValue, Points]] = []
     for raw in answer.series:
         try:
             series = _decode(raw)
             points = np.array(series.values, np.float64).reshape(-1, 2)
         except UNREADABLE:
             continue
-        ranges.append((Found(series.metric, "", None), points[np.isfinite(points[:, 1])]))
+        ranges.append((SeriesValue(series.metric, "", None), points[np.isfinite(points[:, 1])]))
         yield
-    owners = yield from node_matching.owners([item for item, _ in ranges], labels, nodes)
+    owners = yield from node_matching.nodes_of_series([item for item, _ in ranges], labels, nodes)
     merged: dict[str, Points] = {}
     for (_, points), node in zip(ranges, owners, strict=True):
         if node is not None and points.size:

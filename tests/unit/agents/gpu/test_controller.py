@@ -30,9 +30,9 @@ from nodewise.errors import BadInput, Conflict, NodewiseError, Refused, Unavaila
 from nodewise.extender.leader_loop import LeaderLoop
 from nodewise.extender.snapshot_cache import SnapshotCache
 from nodewise.kube.api import NONE, Params, Patch
-from nodewise.kube.event_recorder import Recorder, Reporter
+from nodewise.kube.event_recorder import EventRecorder, EventReporter
 from nodewise.kube.resources import LEASES, NODES, PODS
-from nodewise.metrics.refresher import Refresher, RefreshOptions
+from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.in_memory_api import CONFIGMAPS, FakeApi
 from tests.unit.agents.gpu.gpu_snapshots import agent_state, amounts, cluster_state, entry, node, pod
@@ -152,14 +152,16 @@ class Leader:
     """A replica that leads, put together as `cli.wiring` does."""
 
     def __init__(self, api: Api, **options: Any) -> None:
-        self.api, self.clock, self.meters = api, VirtualClock(), MetricsRegistry()
+        self.api, self.clock, self.metrics_registry = api, VirtualClock(), MetricsRegistry()
         gpu_options = GpuOptions(**options)
         needs = data_sources.data_requirements([KIND], {"gpu": gpu_options})
-        self.feed = data_sources.watch_cluster(api, needs, self.clock, self.meters, OURS)
-        refresher = Refresher([], RefreshOptions(), self.clock, self.meters)
+        self.feed = data_sources.watch_cluster(api, needs, self.clock, self.metrics_registry, OURS)
+        refresher = MetricsRefresher([], RefreshOptions(), self.clock, self.metrics_registry)
         self.state = KIND.state(gpu_options, PERIOD_S)
         stores = self.feed.stores
-        self.keeper = SnapshotCache({"gpu": self.state}, stores, refresher, self.clock, self.meters, PERIOD_S)
+        self.keeper = SnapshotCache(
+            {"gpu": self.state}, stores, refresher, self.clock, self.metrics_registry, PERIOD_S
+        )
         assert self.feed.relister is not None
         self.begun = Begun(self.feed.relister, self.keeper)
         self.clearing = Clearing(api)
@@ -171,10 +173,10 @@ class Leader:
         self.keeper.on_publish(self.leading.notify)
 
     def _hands(self) -> Handle:
-        recorder = Recorder(self.api, Reporter("test", "test"), self.clock, self.meters)
+        recorder = EventRecorder(self.api, EventReporter("test", "test"), self.clock, self.metrics_registry)
         more = (OURS, lambda: self.keeper.snapshot, self.begun, self.clearing)
         stores = (self.feed.objects, self.feed.nodes)
-        return Handle(self.api, *stores, recorder, self.clock, self.meters, WriteCounter(), *more)
+        return Handle(self.api, *stores, recorder, self.clock, self.metrics_registry, WriteCounter(), *more)
 
     @asynccontextmanager
     async def going(self) -> AsyncIterator[None]:
@@ -191,7 +193,7 @@ class Leader:
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     def metric(self, name: str) -> list[str]:
-        lines = self.meters.exposition().decode().splitlines()
+        lines = self.metrics_registry.exposition().decode().splitlines()
         return [line.removeprefix("nodewise_") for line in lines if line.startswith(f"nodewise_{name}")]
 
 

@@ -19,7 +19,7 @@ from nodewise.clock import ManualClock
 from nodewise.errors import NodewiseError, Refused, Unavailable
 from nodewise.kube.api import NONE, Params, Patch
 from nodewise.kube.resources import NODES, Resource
-from nodewise.kube.store import Writer
+from nodewise.kube.store import StoreWriter
 from nodewise.metrics.node_index import NodeIndex
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.in_memory_api import FakeApi
@@ -59,11 +59,11 @@ class ApiServerFixture:
         self.api = ResponseLosingApi()
         self.names = tuple(f"n{number}" for number in range(count))
         self.clock = self.api.clock
-        self.meters = MetricsRegistry()
-        self.store: Writer[Any] = Writer()
-        self.policies: Writer[PolicyObject] = Writer()
+        self.metrics_registry = MetricsRegistry()
+        self.store: StoreWriter[Any] = StoreWriter()
+        self.policies: StoreWriter[PolicyObject] = StoreWriter()
         stores = {POLICIES: self.policies.store}
-        self.handle = build_handle(self.api, stores, self.store.store, self.clock, self.meters)
+        self.handle = build_handle(self.api, stores, self.store.store, self.clock, self.metrics_registry)
         self.writer = LabelWriter(self.handle)
         for name in self.names:
             self.api.put(NODES, {"metadata": {"name": name, "labels": {"rack": "1"}}})
@@ -91,7 +91,7 @@ class ApiServerFixture:
         """The gauge of nodes that are still to be written."""
         [line] = [
             line
-            for line in self.meters.exposition().splitlines()
+            for line in self.metrics_registry.exposition().splitlines()
             if line.startswith(b"nodewise_nodes_to_label ")
         ]
         return float(line.split()[1])

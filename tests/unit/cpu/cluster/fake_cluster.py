@@ -9,7 +9,7 @@ from nodewise.cpu.api_client import NO_PARAMS, Object
 from nodewise.errors import Unavailable
 from nodewise.kube import error_responses
 from nodewise.kube.api import Patch
-from nodewise.kube.error_responses import Call
+from nodewise.kube.error_responses import ApiCall
 from tests.conformance.cmk.minimal_api_server import MinimalApiServer
 
 
@@ -57,6 +57,6 @@ class FailingApiClient:
         code, answer = self.server.answer(verb, target, sent, content_type)
         if code < 300:
             return json.loads(json.dumps(answer))
-        raise error_responses.error(
-            Call(verb, target), code, error_responses.status_of(json.dumps(answer).encode())
+        raise error_responses.error_from_status(
+            ApiCall(verb, target), code, error_responses.status_of(json.dumps(answer).encode())
         )
