@@ -1,26 +1,32 @@
-"""How fast nodewise is, on this machine: `python -m bench`, or `make bench`. Never part of the tests.
+"""Benchmarks of nodewise on this machine: `python -m bench`, or `make bench`. They are not part of the tests.
 
-Real processes, mutual TLS 1.3, loopback. Each part is measured by itself and can be named: `python -m bench whole`.
+Real processes, mutual TLS 1.3, loopback. Each part is measured separately and can be selected: `python -m bench whole`.
 
-    __main__     the parts, one after another
-    names        a part: filter and prioritize with names, also while metrics refresh
-    whole        a part: the same with whole nodes
-    start        a part: start and memory, on a real API server with 50,000 pods
-    growth       a part: the same with 500 to 20,000 nodes
-    cluster      what a real kube-scheduler binds: `python -m bench.cluster`, or `make bench-cluster`
-    results      results.json: its keys, their targets, where each part was measured
-    report       results.json in words: the table on stdout, README.md
-    plots        results.json in pictures
-    rounds       alternating rounds and what they come to
-    stage        everything that runs, started and stopped
-    fleet        the data: nodes, policies, pods, metric answers
-    population   nodes and pods by the ten thousand, written into etcd
-    apiserver    a process: the API server's double, for what needs no real one
-    nothing      a process: the same stack as the extender's, answering fixed bytes
-    child        what the double and the do-nothing server have in common
-    clients      asks a server, one request in flight, by one of:
-    client/      a process: Go's net/http, which kube-scheduler uses
-    caller       a process: Python's sockets, where there is no Go
-    rivals       who takes turns in `cluster`
-    binding      one round of `cluster`
+    __main__            runs the parts
+    node_names          part `names`: filter and prioritize with names, also while metrics refresh
+    whole_nodes         part `whole`: the same with whole nodes
+    gpu_agent           part `gpu`: the gpu agent
+    scoring_agents      part `scoring`: the scoring agents
+    startup             part `start`: start and memory, on a real API server with 50,000 pods
+    scaling             part `growth`: the same with 500 to 20,000 nodes
+    isolate_times       part `isolate`: the CPU manager
+    bursty_pods         part `bursts`: simulated bursty pods
+    cluster             bind rate of a real kube-scheduler: `python -m bench.cluster`, or `make bench-cluster`
+    contenders          the extenders that `cluster` compares
+    bind_rounds         one round of `cluster`
+    results             results.json: its keys, their targets, where each part was measured
+    report              results.json as text: the table on stdout, README.md
+    plots               results.json as plots
+    alternating_rounds  alternating rounds and their summaries
+    bench_processes     processes of the benchmarks
+    cluster_data        nodes, policies, pods, metric responses
+    etcd_population     tens of thousands of nodes and pods, written into etcd
+    apiserver           a process: a fake API server, for parts that need no real one
+    null_server         a process: the no-op server, the extender's HTTP stack with fixed responses
+    server_process      common parts of the fake API server and the no-op server
+    load_clients        sends requests, one in flight, with one of:
+    client/             a process: Go's net/http, which kube-scheduler uses
+    python_client       a process: Python's sockets, if there is no Go
+    cpu_spin            a process: a loop that measures its iterations
+    exec_times          a process: starts a command repeatedly
 """

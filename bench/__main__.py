@@ -1,4 +1,4 @@
-"""`python -m bench`: measures, prints a table, writes results.json, the figures of README.md and its plots."""
+"""`python -m bench`: measures, prints a table, and writes results.json, the figures of README.md and the plots."""
 
 import argparse
 import tempfile
@@ -24,9 +24,9 @@ from bench import (
     startup,
     whole_nodes,
 )
-from bench.bench_processes import Ground
+from bench.bench_processes import BenchContext
 from bench.load_clients import Client
-from bench.progress_lines import told
+from bench.progress_lines import report_progress_line
 from bench.results import (
     BURSTS,
     GPU,
@@ -36,15 +36,15 @@ from bench.results import (
     SCORING,
     START,
     WHOLE_NODES,
-    Measured,
+    MachineLoad,
+    Measurement,
     Results,
-    Spent,
 )
 
-Part = Callable[[Ground], Measured]
+Part = Callable[[BenchContext], Measurement]
 
 QUICK: Final = {"rounds": 3, "requests": 100, "seconds": 3.0, "hours": 0.1}
-"""To see that everything works; the figures are worth nothing."""
+"""Settings for a quick check; the figures are meaningless."""
 
 
 def main() -> None:
@@ -53,15 +53,15 @@ def main() -> None:
     wanted = {name: part for name, part in _parts(options).items() if name in options.parts}
     known: Results = results.read() if results.PATH.exists() else {}
     with tempfile.TemporaryDirectory(prefix="nodewise-bench-") as folder:
-        told("building the client (Go, the first time a minute)")
-        papers = bench_processes.papers(Path(folder))
-        client = Client(load_clients.program(Path(folder)), papers.server_ca, papers.scheduler)
+        report_progress_line("building the client (Go, a minute for the first time)")
+        certificates = bench_processes.create_certificates(Path(folder))
+        client = Client(load_clients.program(Path(folder)), certificates.server_ca, certificates.scheduler)
         for name, part in wanted.items():
-            known = _measured(name, part, Ground(_inside(folder, name), papers, client), known)
+            known = _measured(name, part, BenchContext(_inside(folder, name), certificates, client), known)
             if options.write:
                 results.write(known)
                 report.write(known)
-    told(f"done in {time.monotonic() - began:.0f} s")
+    report_progress_line(f"done in {time.monotonic() - began:.0f} s")
     print(report.table(known))
 
 
@@ -71,21 +71,21 @@ def _inside(folder: str, name: str) -> Path:
     return inner
 
 
-def _measured(name: str, part: Part, ground: Ground, known: Results) -> Results:
-    """The results with a part measured anew, or as they were where this machine cannot have what the part needs."""
-    told(f"part {name}")
-    began, spent = time.monotonic(), Spent()
+def _measured(name: str, part: Part, context: BenchContext, known: Results) -> Results:
+    """The results with a part measured again; unchanged if the part's requirements are missing on this machine."""
+    report_progress_line(f"part {name}")
+    began, machine_load = time.monotonic(), MachineLoad()
     try:
-        measured = part(ground)
+        measured = part(context)
     except MissingError as missing:
-        told(f"part {name} was not measured: {missing}")
+        report_progress_line(f"part {name} was not measured: {missing}")
         return known
-    told(f"part {name} took {time.monotonic() - began:.0f} s")
-    return results.merged(known, name, measured, results.where(measured, spent.others_share()))
+    report_progress_line(f"part {name} took {time.monotonic() - began:.0f} s")
+    return results.merged(known, name, measured, results.where(measured, machine_load.others_share()))
 
 
 def _parts(options: argparse.Namespace) -> dict[str, Part]:
-    """All that can be measured here, in order."""
+    """All parts, in order."""
     times, requests, seconds = options.rounds, options.requests, options.seconds
     return {
         NAMES: partial(node_names.measure, times=times, requests=requests, seconds=seconds),
@@ -101,15 +101,15 @@ def _parts(options: argparse.Namespace) -> dict[str, Part]:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; all of them if none is named")
+    parser.add_argument("parts", nargs="*", help=f"{', '.join(PARTS)}; default: all")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--requests", type=int, default=1000, help="measured requests of a series in a round")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of a round while metrics refresh")
-    parser.add_argument("--hours", type=float, default=2.0, help="that bursty pods are simulated for")
-    parser.add_argument("--no-write", dest="write", action="store_false", help="print the table only")
+    parser.add_argument("--requests", type=int, default=1000, help="measured requests per series and round")
     parser.add_argument(
-        "--quick", action="store_true", help="see that it works; the figures are worth nothing"
+        "--seconds", type=float, default=10.0, help="duration of a round while metrics refresh"
     )
+    parser.add_argument("--hours", type=float, default=2.0, help="simulated hours of bursty pods")
+    parser.add_argument("--no-write", dest="write", action="store_false", help="print the table only")
+    parser.add_argument("--quick", action="store_true", help="quick check; the figures are meaningless")
     options = parser.parse_args()
     if unknown := set(options.parts).difference(PARTS):
         parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")

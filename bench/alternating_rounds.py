@@ -1,22 +1,22 @@
-"""Alternating rounds: who is measured takes turns with the do-nothing server, and the median round counts."""
+"""Alternating rounds: the measured program alternates with the no-op server, and the median round counts."""
 
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from bench.load_clients import Taken
+from bench.load_clients import LoadResult
 
-Ask = Callable[[], Taken]
+Measure = Callable[[], LoadResult]
 Round = dict[str, float]
 """One series in one round: `p10_ms` to `p99_ms`, `max_ms` and `requests`."""
 PERCENTILES: Final = (10, 25, 50, 75, 90, 99)
 Rounds = dict[str, list[Round]]
-"""By series: its rounds, in order. The n-th rounds of all series belong together."""
+"""Rounds by series, in order. The n-th rounds of all series belong together."""
 
 
-def alternate(count: int, asks: Mapping[str, Ask], report_progress: Callable[[str], Any]) -> Rounds:
-    """So many rounds of all series; every other round goes through them backwards."""
+def alternate(count: int, asks: Mapping[str, Measure], report_progress: Callable[[str], Any]) -> Rounds:
+    """Measure `count` rounds of all series; every other round uses the reverse order."""
     rounds: Rounds = {name: [] for name in asks}
     for number in range(count):
         order = list(asks) if number % 2 == 0 else list(asks)[::-1]
@@ -28,8 +28,8 @@ def alternate(count: int, asks: Mapping[str, Ask], report_progress: Callable[[st
     return rounds
 
 
-def summary(taken: Taken) -> Round:
-    """A round in a few numbers."""
+def summary(taken: LoadResult) -> Round:
+    """Percentiles, maximum and number of requests of a round."""
     shares = {f"p{share}_ms": percentile(taken.micros, share / 100) / 1000 for share in PERCENTILES}
     return {
         **{name: round(value, 3) for name, value in shares.items()},
@@ -39,16 +39,16 @@ def summary(taken: Taken) -> Round:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share of all does not exceed (nearest rank)."""
+    """The nearest-rank percentile: the smallest value that at least this share of the values does not exceed."""
     return sorted(values)[max(math.ceil(share * len(values)) - 1, 0)]
 
 
 def median(series: Sequence[Round], field: str) -> float:
-    """The median round."""
+    """The median of a field over the rounds."""
     return round(statistics.median(each[field] for each in series), 3)
 
 
 def ratio(series: Sequence[Round], to: Sequence[Round], field: str) -> float:
-    """The median of the rounds' ratios: what disturbs a whole round disturbs both sides."""
+    """The median of the rounds' ratios, because a disturbance of a whole round affects both sides."""
     pairs = zip(series, to, strict=True)
     return round(statistics.median(own[field] / other[field] for own, other in pairs), 2)

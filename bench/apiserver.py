@@ -1,9 +1,9 @@
-"""A process that stands in for an API server: lists by pages, watches, and the custom metrics API behind it.
+"""A fake API server process: paged lists, watches, and the custom metrics API.
 
     python -m bench.apiserver --cert FILE --key FILE --client-ca FILE --nodes 5000
 
-Prints one JSON line with its `url`, then serves until it is told to end. Answers about metrics are prepared,
-several of each, and take turns; only the time is put in when one is asked for, so this process stays cheap.
+Prints one JSON line with its `url`, then serves until it is terminated. Several metric responses of each metric are
+prepared and alternate; only the timestamps are inserted per request, so this process needs little CPU.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from bench import cluster_data, server_process
 METRICS_API: Final = "/apis/custom.metrics.k8s.io"
 VERSION: Final = "v1beta2"
 VARIANTS: Final = 5
-"""So many answers of each metric take turns: 250,000 values, more than any cache of ours holds."""
+"""Responses per metric: 250,000 values in all, more than any cache of nodewise holds."""
 BOOKMARK_S: Final = 20.0
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -31,9 +31,9 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 
 
 class ApiServer:
-    """An ASGI callable. `collections` are the objects by the path of their list, each as JSON.
+    """An ASGI callable. `collections` are objects, as JSON, by the path of their list.
 
-    What is written (a Lease, the status of a policy, an event) is kept and given back; nobody is told of it.
+    Written objects (a Lease, the status of a policy, an event) are stored and returned; watches do not report them.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class ApiServer:
         query = {key: values[-1] for key, values in parse_qs(scope["query_string"].decode()).items()}
         body = await _body(receive)
         if path in self._collections and query.get("watch") in {"1", "true"}:
-            await _watched(receive, send, self._collections[path][0])
+            await _send_bookmarks(receive, send, self._collections[path][0])
         elif method == "GET":
-            await _sent(send, *self._read(path, query))
+            await _send_response(send, *self._read(path, query))
         else:
-            await _sent(send, 200, self._write(path, method, json.loads(body)))
+            await _send_response(send, 200, self._write(path, method, json.loads(body)))
 
     def _read(self, path: str, query: Mapping[str, str]) -> tuple[int, bytes]:
         if path in self._collections:
@@ -66,7 +66,7 @@ class ApiServer:
         metric = path.removeprefix(f"{METRICS_API}/{VERSION}/nodes/*/")
         if metric in self._answers:
             now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ").encode()
-            return 200, next(self._answers[metric]).replace(cluster_data.STAMP, now)
+            return 200, next(self._answers[metric]).replace(cluster_data.TIMESTAMP_PLACEHOLDER, now)
         status = {
             "kind": "Status",
             "apiVersion": "v1",
@@ -74,10 +74,10 @@ class ApiServer:
             "reason": "NotFound",
             "code": 404,
         }
-        return 404, json.dumps(status | {"message": f"the bench has no {path}"}).encode()
+        return 404, json.dumps(status | {"message": f"the benchmark has no {path}"}).encode()
 
     def _write(self, path: str, method: str, change: dict[str, Any]) -> bytes:
-        """Create, replace or patch; a patch of a list of steps changes nothing."""
+        """Create, replace or patch; a JSON patch changes nothing."""
         steps = isinstance(change, list)
         known = self._written.get(path, {}) if method == "PATCH" else {}
         written = known | ({} if steps else change)
@@ -97,7 +97,7 @@ async def _body(receive: Receive) -> bytes:
 
 
 def _page(kind: str, objects: Sequence[bytes], limit: int, start: int) -> bytes:
-    """A page of a list; the token of the next one is the number of its first object."""
+    """A page of a list; the continue token is the index of the next object."""
     end = start + limit if limit else len(objects)
     metadata = {"resourceVersion": "1000"} | ({"continue": str(end)} if end < len(objects) else {})
     head = json.dumps({"kind": f"{kind}List", "metadata": metadata})[:-1].encode()
@@ -117,28 +117,28 @@ def _group() -> bytes:
     ).encode()
 
 
-async def _sent(send: Send, status: int, body: bytes) -> None:
+async def _send_response(send: Send, status: int, body: bytes) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
-async def _watched(receive: Receive, send: Send, kind: str) -> None:
-    """Nothing happens to any object; now and then a bookmark says so, until the client goes."""
+async def _send_bookmarks(receive: Receive, send: Send, kind: str) -> None:
+    """Send bookmarks until the client disconnects; objects never change."""
     bookmark = {"type": "BOOKMARK", "object": {"kind": kind, "metadata": {"resourceVersion": "1000"}}}
     line = json.dumps(bookmark).encode() + b"\n"
     await send(
         {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]}
     )
-    left = asyncio.ensure_future(receive())
-    while not left.done():
+    disconnected = asyncio.ensure_future(receive())
+    while not disconnected.done():
         await send({"type": "http.response.body", "body": line, "more_body": True})
-        await asyncio.wait([left], timeout=BOOKMARK_S)
+        await asyncio.wait([disconnected], timeout=BOOKMARK_S)
 
 
-def built(count: int) -> ApiServer:
-    """The API server of a fleet of so many nodes."""
-    names = sorted(cluster_data.names(count))  # as etcd has them
+def build(count: int) -> ApiServer:
+    """Create the API server of a cluster with `count` nodes."""
+    names = sorted(cluster_data.names(count))  # in etcd's order
     nodes = [json.dumps(cluster_data.node(name, number)).encode() for number, name in enumerate(names)]
     policies = [json.dumps(policy).encode() for policy in cluster_data.policies()]
     collections: dict[str, tuple[str, Sequence[bytes]]] = {
@@ -155,12 +155,12 @@ def built(count: int) -> ApiServer:
 
 
 def main() -> None:
-    parser = server_process.arguments(__doc__)
+    parser = server_process.argument_parser(__doc__)
     parser.add_argument("--nodes", type=int, required=True)
     options = parser.parse_args()
     opened = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
-        built(options.nodes),
+        build(options.nodes),
         loop="uvloop",
         http="httptools",
         lifespan="off",

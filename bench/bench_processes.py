@@ -1,6 +1,6 @@
-"""Everything that runs beside the client: certificates, the API server's double, the extender, the do-nothing server.
+"""Processes of the benchmarks besides the client: the fake API server, the extender and the no-op server.
 
-Each is a process of its own on loopback and ends with the block that started it.
+Each is a separate process on loopback and ends with the block that started it.
 """
 
 import contextlib
@@ -19,8 +19,8 @@ from tests.cluster.processes import Process, stopped_on_error
 from bench.load_clients import Client
 
 
-class Papers(NamedTuple):
-    """The certificates of the bench: one CA for servers, one for clients."""
+class Certificates(NamedTuple):
+    """Certificates: one CA for servers, one for clients."""
 
     server_ca: Path
     client_ca: Path
@@ -29,11 +29,11 @@ class Papers(NamedTuple):
     nodewise: CertificatePair
 
 
-class Ground(NamedTuple):
-    """What every part of the bench stands on."""
+class BenchContext(NamedTuple):
+    """Inputs of every part: a folder, certificates and a client."""
 
     folder: Path
-    papers: Papers
+    certificates: Certificates
     client: Client
 
 
@@ -44,44 +44,44 @@ class Extender(NamedTuple):
     url: str
     health: str
     ready_s: float
-    """From its start until it said that it is ready, looked at every 50 ms."""
+    """Time from the start until /readyz succeeds, polled every 50 ms."""
 
     def cpu_s(self) -> float:
-        """Processor time that it took until now."""
+        """CPU time of the process until now."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def rss_mib(self) -> float:
-        """Resident memory now."""
+        """Current resident memory."""
         return self._memory_mib("VmRSS")
 
     def peak_mib(self) -> float:
-        """The most that was resident at any time."""
+        """Peak resident memory."""
         return self._memory_mib("VmHWM")
 
     def _memory_mib(self, field: str) -> float:
         for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
             if line.startswith(f"{field}:"):
                 return int(line.split()[1]) / 1024
-        raise RuntimeError("the extender is gone")
+        raise RuntimeError("the extender has ended")
 
     def fetches(self) -> tuple[int, int]:
-        """How many answers about metrics were good, and how many were not, until now."""
+        """Numbers of successful and failed metric fetches until now."""
         good = self.count("metric_fetches_total", 'outcome="good"')
         return int(good), int(self.count("metric_fetches_total") - good)
 
     def count(self, metric: str, label: str = "") -> float:
-        """A counter of its own `/metrics`, all series with that label together; 0 for none."""
+        """Sum of a counter of its `/metrics` over all series with that label; 0 for none."""
         with urllib.request.urlopen(f"{self.health}/metrics") as answer:
             lines = answer.read().decode().splitlines()
         counted = [line for line in lines if line.startswith((f"nodewise_{metric}{{", f"nodewise_{metric} "))]
         return sum(float(line.rpartition(" ")[2]) for line in counted if label in line)
 
 
-def papers(folder: Path) -> Papers:
-    """New certificates in the folder."""
+def create_certificates(folder: Path) -> Certificates:
+    """Create the certificates in a folder."""
     servers, clients = CertificateAuthority(folder, "server-ca"), CertificateAuthority(folder, "client-ca")
-    return Papers(
+    return Certificates(
         servers.ca_file,
         clients.ca_file,
         servers.issue("server", "127.0.0.1", "localhost"),
@@ -91,26 +91,26 @@ def papers(folder: Path) -> Papers:
 
 
 @contextlib.contextmanager
-def apiserver(folder: Path, papers: Papers, nodes: int) -> Iterator[Path]:
-    """The API server's double; what is yielded is a kubeconfig that leads there."""
-    arguments = [*_module("apiserver"), *_certificates(papers), "--nodes", str(nodes)]
+def apiserver(folder: Path, certificates: Certificates, nodes: int) -> Iterator[Path]:
+    """Run the fake API server; yields a kubeconfig for it."""
+    arguments = [*_module("apiserver"), *_certificate_arguments(certificates), "--nodes", str(nodes)]
     with _started(arguments, folder / "apiserver.log") as process:
-        yield _kubeconfig(folder, _line(process, "url")["url"], papers)
+        yield _kubeconfig(folder, _line(process, "url")["url"], certificates)
 
 
 @contextlib.contextmanager
-def nothing(folder: Path, papers: Papers, answers: Mapping[str, Path]) -> Iterator[str]:
-    """The do-nothing server with the answer of each path; what is yielded is its URL."""
+def null_server(folder: Path, certificates: Certificates, answers: Mapping[str, Path]) -> Iterator[str]:
+    """Run the no-op server with the response of each path; yields its URL."""
     pairs = [f"{path}={file}" for path, file in answers.items()]
     with _started(
-        [*_module("null_server"), *_certificates(papers), *pairs], folder / "null_server.log"
+        [*_module("null_server"), *_certificate_arguments(certificates), *pairs], folder / "null_server.log"
     ) as process:
         yield _line(process, "url")["url"]
 
 
 @contextlib.contextmanager
-def extender(folder: Path, papers: Papers, kubeconfig: Path, period: str) -> Iterator[Extender]:
-    """The real `nodewise extender`, ready, which asks the double for all metrics once a period."""
+def extender(folder: Path, certificates: Certificates, kubeconfig: Path, period: str) -> Iterator[Extender]:
+    """Run `nodewise extender`, ready, which fetches all metrics from the fake API server once per period."""
     settings = {
         "address": "127.0.0.1",
         "port": 0,
@@ -121,7 +121,9 @@ def extender(folder: Path, papers: Papers, kubeconfig: Path, period: str) -> Ite
         "log-format": "json",
     }
     named = [f"--{name}={value}" for name, value in settings.items()]
-    with serving(PROGRAM, [*_certificates(papers), *named], folder / f"extender-{period}.log") as server:
+    with serving(
+        PROGRAM, [*_certificate_arguments(certificates), *named], folder / f"extender-{period}.log"
+    ) as server:
         yield server
 
 
@@ -130,7 +132,7 @@ PROGRAM: Final = (Path(sys.executable).with_name("nodewise"),)
 
 @contextlib.contextmanager
 def serving(program: Sequence[str | Path], arguments: Sequence[str], log: Path) -> Iterator[Extender]:
-    """An extender with its command and log, from its start until the block is left; yielded when it is ready."""
+    """Run an extender command until the block ends; yields it when it is ready."""
     began_s = time.monotonic()
     with _started([*program, "extender", *arguments], log) as process:
         answer = _line(process, "health")
@@ -142,26 +144,26 @@ def _module(name: str) -> list[str]:
     return [sys.executable, "-m", f"bench.{name}"]
 
 
-def _certificates(papers: Papers) -> list[str]:
-    pair = papers.server
-    return [f"--cert={pair.cert}", f"--key={pair.key}", f"--client-ca={papers.client_ca}"]
+def _certificate_arguments(certificates: Certificates) -> list[str]:
+    pair = certificates.server
+    return [f"--cert={pair.cert}", f"--key={pair.key}", f"--client-ca={certificates.client_ca}"]
 
 
 @contextlib.contextmanager
 def _started(arguments: Sequence[str | Path], log: Path) -> Iterator[Process]:
-    """A process whose settings come from its arguments alone, until the block is left."""
+    """Run a process whose settings come from its arguments alone, until the block ends."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("NODEWISE_", "KUBE"))}
-    log.unlink(missing_ok=True)  # a line of an earlier process would be taken for this one's
+    log.unlink(missing_ok=True)  # else lines of an earlier process would be read
     process = Process(arguments, log, kept | {"NO_PROXY": "127.0.0.1"})
     with stopped_on_error(process), process:
         yield process
 
 
 def _line(process: Process, key: str) -> dict[str, str]:
-    """The first line of the log that is JSON and has the key, once it is there."""
+    """Wait for the first JSON line of the log that has the key."""
     answers: list[dict[str, str]] = []
 
-    def is_told() -> bool:
+    def has_line() -> bool:
         for line in process.log.read_text().splitlines():
             with contextlib.suppress(ValueError):
                 answer = json.loads(line)
@@ -169,7 +171,7 @@ def _line(process: Process, key: str) -> dict[str, str]:
                     answers.append(answer)
         return bool(answers)
 
-    process.wait_ready(is_told)
+    process.wait_ready(has_line)
     return answers[0]
 
 
@@ -179,10 +181,13 @@ def _is_ready(health: str) -> bool:
     return False
 
 
-def _kubeconfig(folder: Path, server: str, papers: Papers) -> Path:
-    """JSON is YAML."""
-    cluster = {"server": server, "certificate-authority": str(papers.server_ca)}
-    user = {"client-certificate": str(papers.nodewise.cert), "client-key": str(papers.nodewise.key)}
+def _kubeconfig(folder: Path, server: str, certificates: Certificates) -> Path:
+    """Write a kubeconfig; JSON is valid YAML."""
+    cluster = {"server": server, "certificate-authority": str(certificates.server_ca)}
+    user = {
+        "client-certificate": str(certificates.nodewise.cert),
+        "client-key": str(certificates.nodewise.key),
+    }
     document = {
         "apiVersion": "v1",
         "kind": "Config",

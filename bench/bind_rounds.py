@@ -1,4 +1,4 @@
-"""One round on the control plane: pods wait, a kube-scheduler starts, a watch tells when each pod was bound."""
+"""One round on the control plane: pods are pending, a kube-scheduler starts, a watch reports when each pod is bound."""
 
 import contextlib
 import threading
@@ -14,12 +14,12 @@ from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.test_namespaces import Sandbox, wait
 
-AT_ONCE: Final = 8
-"""Requests in flight while objects are made."""
-LEFT_OUT_SHARE: Final = 0.1
-"""The first bindings are not counted: connections are opened, caches fill."""
+CONCURRENCY: Final = 8
+"""Concurrent requests while objects are created."""
+EXCLUDED_SHARE: Final = 0.1
+"""Share of the first bindings that the rate excludes: connections are opened, caches fill."""
 CONNECTION: Final = {"qps": 5000, "burst": 5000}
-"""Of kube-scheduler, so that its own request rate is not the limit; its default is 50 and 100."""
+"""kube-scheduler's client limits, high enough not to limit the rate; the defaults are 50 and 100."""
 
 
 class Condition(msgspec.Struct):
@@ -51,36 +51,36 @@ class Event(msgspec.Struct):
     object: Pod
 
 
-class Bound(NamedTuple):
-    """What came of a round."""
+class BindSummary(NamedTuple):
+    """Summary of a round."""
 
     rate: float
-    """Pods a second, without the first ones."""
+    """Pods per second, without the first ones."""
     whole_rate: float
-    """The same with the first ones."""
+    """Pods per second, with the first ones."""
     pods: int
     seconds: float
-    """From the first binding to the last."""
+    """Time from the first binding to the last."""
     failed: int
-    """Pods of which kube-scheduler said at least once that it found no node."""
+    """Pods that kube-scheduler reported as unschedulable at least once."""
     nodes: int
-    """How many nodes got a pod."""
+    """Number of nodes with a pod."""
     reopened: int
-    """How often the watch was, because we read too slowly: then moments are late."""
+    """Number of times that the watch was reopened, because it was read too slowly: then times are late."""
 
 
-class Bindings:
-    """When each pod was bound and where, and which pods were turned down, as a watch tells of it."""
+class BindWatch:
+    """Times and nodes of bindings and the rejected pods, from the events of a watch."""
 
     def __init__(self) -> None:
         self.at_s: dict[str, float] = {}
         self.node_of: dict[str, str] = {}
-        self.turned_down: set[str] = set()
+        self.rejected: set[str] = set()
         self.reopened = 0
         self.ended = ""
 
     def see(self, line: str) -> str:
-        """Takes in one event; the version to go on from. RuntimeError if the server says that it lost track."""
+        """Process one event and return its resource version. RuntimeError for an error event."""
         now, event = time.monotonic(), _EVENT.decode(line)
         if event.type == "ERROR":
             raise RuntimeError(line)
@@ -91,87 +91,92 @@ class Bindings:
             condition.type == "PodScheduled" and condition.status == "False"
             for condition in event.object.status.conditions
         ):
-            self.turned_down.add(name)
+            self.rejected.add(name)
         return event.object.metadata.resource_version
 
     def is_done(self, pods: int) -> bool:
-        """Whether so many are bound. RuntimeError if the watch cannot tell any more."""
+        """Whether that many pods are bound. RuntimeError if the watch ended before."""
         if self.ended and len(self.at_s) < pods:
-            raise RuntimeError(f"the watch on pods ended: {self.ended}; {self.told()}")
+            raise RuntimeError(f"the watch on pods ended: {self.ended}; {self.progress()}")
         return len(self.at_s) >= pods
 
-    def told(self) -> str:
-        return f"{len(self.at_s)} bound, {len(self.turned_down)} turned down at least once"
+    def progress(self) -> str:
+        return f"{len(self.at_s)} bound, {len(self.rejected)} rejected at least once"
 
 
 _EVENT = msgspec.json.Decoder(Event)
 
 
-def rate(times_s: Iterable[float], left_out_share: float = 0.0) -> float:
-    """Pods a second from the first of these moments to the last; needs two that differ."""
+def rate(times_s: Iterable[float], excluded_share: float = 0.0) -> float:
+    """Pods per second between the first and the last of these times; needs two different times."""
     times = sorted(times_s)
-    kept = times[int(len(times) * left_out_share) :]
+    kept = times[int(len(times) * excluded_share) :]
     return (len(kept) - 1) / (kept[-1] - kept[0])
 
 
-def summary(seen: Bindings) -> Bound:
-    times = seen.at_s.values()
-    return Bound(
-        round(rate(times, LEFT_OUT_SHARE), 1),
+def summary(watch: BindWatch) -> BindSummary:
+    times = watch.at_s.values()
+    return BindSummary(
+        round(rate(times, EXCLUDED_SHARE), 1),
         round(rate(times), 1),
         len(times),
         round(max(times) - min(times), 2),
-        len(seen.turned_down),
-        len(set(seen.node_of.values())),
-        seen.reopened,
+        len(watch.rejected),
+        len(set(watch.node_of.values())),
+        watch.reopened,
     )
 
 
-def at_once(do: Callable[[Object], Any], things: Sequence[Object]) -> None:
-    """Does it with all things, some at a time; raises what any of them raised."""
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        list(pool.map(do, things))
+def run_concurrently(do: Callable[[Object], Any], items: Sequence[Object]) -> None:
+    """Call `do` for all items concurrently; raises the first exception."""
+    with ThreadPoolExecutor(CONCURRENCY) as pool:
+        list(pool.map(do, items))
 
 
-def round_of(
+def bind_pods(
     sandbox: Sandbox, pods: int, policy: str, extenders: Sequence[Object], deadline_s: float
-) -> Bindings:
-    """Makes pods of a policy, has a fresh kube-scheduler bind them all, and takes them away again."""
+) -> BindWatch:
+    """Create pods of a policy, let a new kube-scheduler bind them all, and delete them."""
     plane = sandbox.plane
-    place = f"/api/v1/namespaces/{sandbox.namespace}/pods"
+    path = f"/api/v1/namespaces/{sandbox.namespace}/pods"
     labels = {"app": "web", "telemetry-policy": policy}
     wanted = [objects.pod(f"web-{number:05d}", labels=labels) for number in range(pods)]
-    at_once(lambda pod: plane.api.request("POST", place, json=pod), wanted)
-    with watching(plane, place) as seen:
+    run_concurrently(lambda pod: plane.api.request("POST", path, json=pod), wanted)
+    with watching(plane, path) as watch:
         config = {"clientConnection": CONNECTION, "extenders": list(extenders)}
         scheduler = plane.start_scheduler(config, verbosity=0)
         try:
-            wait("all pods are bound", lambda: seen.is_done(pods) or None, deadline_s, seen.told)
+            wait(
+                "all pods are bound",
+                lambda: watch.is_done(pods) or None,
+                deadline_s,
+                watch.progress,
+            )
         finally:
             scheduler.stop()
-    plane.api.delete(place)
-    wait("all pods are gone", lambda: not plane.api.get(place, limit="1")["items"] or None, 60)
-    return seen
+    plane.api.delete(path)
+    wait("all pods are gone", lambda: not plane.api.get(path, limit="1")["items"] or None, 60)
+    return watch
 
 
 @contextlib.contextmanager
-def watching(plane: ControlPlane, place: str) -> Iterator[Bindings]:
-    """A watch on the pods of a place, from now until the block is left."""
-    seen, opened = Bindings(), threading.Event()
+def watching(plane: ControlPlane, path: str) -> Iterator[BindWatch]:
+    """Watch the pods at a path until the block ends."""
+    watch, opened = BindWatch(), threading.Event()
     context = plane.authority.client_context(plane.admin.pair)
-    version = plane.api.get(place, limit="1")["metadata"]["resourceVersion"]
+    version = plane.api.get(path, limit="1")["metadata"]["resourceVersion"]
     with httpx2.Client(base_url=plane.url, verify=context, timeout=None, trust_env=False) as client:
 
         def follow() -> None:
             since = version
             try:
-                while True:  # the API server ends the watch of who reads too slowly; it goes on where it was
+                while True:  # the API server ends slow watches; continue at the last version
                     query = {"watch": "1", "resourceVersion": since}
-                    with client.stream("GET", place, params=query) as lines:
+                    with client.stream("GET", path, params=query) as lines:
                         opened.set()
                         for line in lines.iter_lines():
-                            since = seen.see(line)
-                    seen.reopened += 1
+                            since = watch.see(line)
+                    watch.reopened += 1
             except (
                 httpx2.HTTPError,
                 httpx2.StreamError,
@@ -179,9 +184,9 @@ def watching(plane: ControlPlane, place: str) -> Iterator[Bindings]:
                 RuntimeError,
                 OSError,
             ) as error:
-                seen.ended = repr(error)  # leaving the block is one
+                watch.ended = repr(error)  # also when the block ends
 
         threading.Thread(target=follow, daemon=True).start()
         if not opened.wait(10):
             raise RuntimeError("the watch on pods did not open")
-        yield seen
+        yield watch

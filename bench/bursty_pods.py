@@ -1,6 +1,6 @@
-"""Bursty pods on 200 nodes: how long nodes are too full, with each scoring agent and without any.
+"""Bursty pods on 200 nodes: how long nodes are overloaded, with each scoring agent and without agents.
 
-This is `nodewise simulate bursts` as it is by default, run by run. The figures do not depend on the machine.
+This runs `nodewise simulate bursts` with its defaults. The figures do not depend on the machine.
 """
 
 import json
@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from bench import bench_processes
-from bench.progress_lines import told
-from bench.results import BURSTS_ASKED, Measured, bursts_key
+from bench.progress_lines import report_progress_line
+from bench.results import BURST_AGENTS, Measurement, bursts_key
 
 SEED: Final = 1
 COUNTED: Final = (
@@ -24,21 +24,23 @@ COUNTED: Final = (
     "unplaced_pods",
     "waited_minutes",
 )
-"""Of each run; for README.md."""
+"""Counts of each run, for README.md."""
 
 Row = dict[str, Any]
 
 
-def measure(ground: bench_processes.Ground, runs: int, hours: float) -> Measured:  # noqa: ARG001 - every part gets its ground
-    """So many runs of each, with seeds one after another."""
+def measure(context: bench_processes.BenchContext, runs: int, hours: float) -> Measurement:  # noqa: ARG001 - every part has this signature
+    """Run the simulation `runs` times per group of agents, with consecutive seeds."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        rows = list(pool.map(lambda agents: _row(agents, runs, hours), BURSTS_ASKED))
+        rows = list(pool.map(lambda agents: _row(agents, runs, hours), BURST_AGENTS))
     figures = {bursts_key(row["agents"]): statistics.mean(row["node_minutes"]) for row in rows}
-    return Measured({key: round(value, 1) for key, value in figures.items()}, {}, "", more={"bursts": rows})
+    return Measurement(
+        {key: round(value, 1) for key, value in figures.items()}, {}, "", more={"bursts": rows}
+    )
 
 
 def _row(agents: str, runs: int, hours: float) -> Row:
-    """What each run came to, seed by seed."""
+    """The counts of each run, by seed."""
     settings = {"agents": agents, "seed": SEED, "runs": runs, "hours": hours, "output": "json"}
     words = ["simulate", "bursts", *(f"--{name}={value}" for name, value in settings.items())]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("NODEWISE_")}
@@ -48,6 +50,6 @@ def _row(agents: str, runs: int, hours: float) -> Row:
     if ended.returncode:
         raise RuntimeError(f"nodewise {' '.join(words)}: {ended.stderr[-500:]}")
     results: Sequence[Mapping[str, Any]] = json.loads(ended.stdout)["runs"]
-    told(f"{agents}: {[run['node_minutes'] for run in results]} node-minutes")
+    report_progress_line(f"{agents}: {[run['node_minutes'] for run in results]} node-minutes")
     counts = {name: [run[name] for run in results] for name in COUNTED}
     return {"agents": agents, "all_node_minutes": results[0]["all_node_minutes"], **counts}

@@ -1,7 +1,7 @@
-"""`python -m bench.cluster`: how many pods a second a real kube-scheduler binds, with and without nodewise.
+"""`python -m bench.cluster`: how many pods per second a real kube-scheduler binds, with and without nodewise.
 
-A control plane of its own: etcd, kube-apiserver and kube-scheduler, no kubelets. Writes cluster-results.json, which
-keeps the last run of each number of nodes, and prints a table.
+It runs a control plane of its own: etcd, kube-apiserver and kube-scheduler, no kubelets. Writes cluster-results.json,
+which keeps the last run of each number of nodes, and prints a table.
 """
 
 import argparse
@@ -18,30 +18,30 @@ from tests.cluster import controlplane, custom_metrics, programs, test_namespace
 from tests.cluster.test_namespaces import Sandbox
 
 from bench import bind_rounds, cluster_data, contenders, etcd_population, report, results
-from bench.bind_rounds import Bindings, Bound
+from bench.bind_rounds import BindSummary, BindWatch
 from bench.contenders import ADMITTING, ALL, HALF, NODEWISE, NONE, NOTHING
-from bench.progress_lines import told
-from bench.results import CLUSTER, FIGURES, Measured
+from bench.progress_lines import report_progress_line
+from bench.results import CLUSTER, FIGURES, Measurement
 
 PATH: Final = Path(__file__).parent / "cluster-results.json"
 NOTES: Final = PATH.with_name("cluster.md")
 BEGIN: Final = "<!-- figures: written by `make bench-cluster` from cluster-results.json -->\n"
 END: Final = "<!-- end of figures -->\n"
 TARGET: Final = 0.85
-"""Of the rate with the do-nothing extender, at 5,000 nodes."""
+"""Minimum ratio to the rate with the no-op extender, at 5,000 nodes."""
 MERGED_NODES: Final = 5000
-"""A run with so many nodes gives the keys of results.json."""
+"""A run with this number of nodes updates results.json."""
 REJECTED: Final = {0, 1, 2, 3, 4}
-"""Last digits of the numbers of nodes that break a rule, in every answer of `cluster_data`: half of all."""
+"""Last digits of the numbers of nodes that violate a rule, in every response of `cluster_data`: half of all."""
 SLOWEST_RATE: Final = 5.0
-"""Pods a second; a round that is slower is given up."""
+"""Pods per second; a slower round is aborted."""
 
-Rounds = dict[str, list[Bound]]
-"""By rival: its rounds, in order. The n-th rounds of all belong together."""
+Rounds = dict[str, list[BindSummary]]
+"""Rounds by contender, in order. The n-th rounds of all belong together."""
 
 
-class Bench(NamedTuple):
-    """What every round needs."""
+class ClusterBench(NamedTuple):
+    """Inputs of every round."""
 
     sandbox: Sandbox
     folder: Path
@@ -51,77 +51,81 @@ class Bench(NamedTuple):
 
 def main() -> None:
     options = _arguments()
-    began, spent = time.monotonic(), results.Spent()
+    began, machine_load = time.monotonic(), results.MachineLoad()
     with tempfile.TemporaryDirectory(prefix="nodewise-bench-") as name:
-        told("finding the control plane (where it has to be built: five minutes)")
+        report_progress_line("finding the control plane (where it has to be built: five minutes)")
         with _prepared(options, programs.folder(), Path(name)) as bench:
-            measured = _alternated(bench, options.rounds)
-    share = spent.others_share()
-    run = made(measured, options.nodes, options.pods, share)
+            measured = _alternate(bench, options.rounds)
+    share = machine_load.others_share()
+    run = summarize_run(measured, options.nodes, options.pods, share)
     if options.write:
         _write(run, options.nodes)
         _merge(run, share)
-    told(f"done in {time.monotonic() - began:.0f} s")
+    report_progress_line(f"done in {time.monotonic() - began:.0f} s")
     print(table(run, options.nodes))
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.cluster", description=__doc__)
     parser.add_argument("--nodes", type=int, default=5000)
-    parser.add_argument("--pods", type=int, default=1000, help="of a round")
+    parser.add_argument("--pods", type=int, default=1000, help="pods per round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--no-write", dest="write", action="store_false", help="print the table only")
     return parser.parse_args()
 
 
 @contextlib.contextmanager
-def _prepared(options: argparse.Namespace, programs: Path, folder: Path) -> Iterator[Bench]:
-    """A control plane with the nodes, the policy, and metrics that change."""
+def _prepared(options: argparse.Namespace, programs: Path, folder: Path) -> Iterator[ClusterBench]:
+    """Run a control plane with the nodes, the policies, and metrics that change."""
     names = cluster_data.names(options.nodes)
     with controlplane.running(programs, folder) as plane, test_namespaces.created(plane) as sandbox:
-        told(f"making {options.nodes} nodes")
-        etcd_population.fill(plane.etcd, etcd_population.nodes(names), lambda count: told(f"{count} made"))
+        report_progress_line(f"creating {options.nodes} nodes")
+        etcd_population.fill(
+            plane.etcd,
+            etcd_population.nodes(names),
+            lambda count: report_progress_line(f"{count} created"),
+        )
         contenders.policies(sandbox)
         with (
             custom_metrics.behind(sandbox, folder, ("v1beta2",)) as metrics,
             contenders.feeding(metrics, names),
         ):
-            yield Bench(sandbox, folder, options.nodes, options.pods)
+            yield ClusterBench(sandbox, folder, options.nodes, options.pods)
 
 
-def _alternated(bench: Bench, count: int) -> Rounds:
-    """So many rounds of all rivals; every other round goes through them backwards."""
+def _alternate(bench: ClusterBench, count: int) -> Rounds:
+    """Measure `count` rounds of all contenders; every other round uses the reverse order."""
     order = [NONE, NOTHING, NODEWISE, ADMITTING]
     rounds: Rounds = {name: [] for name in order}
     for number in range(count):
         for name in order if number % 2 == 0 else order[::-1]:
-            told(f"round {number + 1} of {count}, {name}: starting")
+            report_progress_line(f"round {number + 1} of {count}, {name}: starting")
             bound = _round(bench, name, number)
             rounds[name].append(bound)
-            told(f"round {number + 1} of {count}, {name}: {bound.rate:g} pods a second")
+            report_progress_line(f"round {number + 1} of {count}, {name}: {bound.rate:g} pods a second")
     return rounds
 
 
-def _round(bench: Bench, name: str, number: int) -> Bound:
-    """RuntimeError if nodewise's rules were not obeyed: then it was not nodewise that was measured."""
+def _round(bench: ClusterBench, name: str, number: int) -> BindSummary:
+    """Measure one round. RuntimeError if a pod violates nodewise's policy: then the measurement is invalid."""
     plane = bench.sandbox.plane
     deadline_s = 60 + bench.pods / SLOWEST_RATE
     with contenders.extenders(name, plane, bench.folder / f"{name}-{number}") as extenders:
         policy = ALL if name == ADMITTING else HALF
-        seen = bind_rounds.round_of(bench.sandbox, bench.pods, policy, extenders, deadline_s)
-    if name == NODEWISE and (wrong := _violating(seen, bench.nodes)):
+        watch = bind_rounds.bind_pods(bench.sandbox, bench.pods, policy, extenders, deadline_s)
+    if name == NODEWISE and (wrong := _violating(watch, bench.nodes)):
         raise RuntimeError(f"{wrong} pods are on nodes that the policy rejects")
-    return bind_rounds.summary(seen)
+    return bind_rounds.summary(watch)
 
 
-def _violating(seen: Bindings, nodes: int) -> int:
-    """How many pods are on a node that breaks a rule."""
+def _violating(watch: BindWatch, nodes: int) -> int:
+    """Number of pods on nodes that violate a rule."""
     numbers = {name: number for number, name in enumerate(cluster_data.names(nodes))}
-    return sum(numbers[node] % 10 in REJECTED for node in seen.node_of.values())
+    return sum(numbers[node] % 10 in REJECTED for node in watch.node_of.values())
 
 
-def made(measured: Rounds, nodes: int, pods: int, others_share: float) -> dict[str, Any]:
-    """The results of a run; a ratio is the median of the rounds' ratios."""
+def summarize_run(measured: Rounds, nodes: int, pods: int, others_share: float) -> dict[str, Any]:
+    """Summarize a run; a ratio is the median of the rounds' ratios."""
 
     def median(name: str) -> float:
         return round(statistics.median(each.rate for each in measured[name]), 1)
@@ -148,22 +152,22 @@ def made(measured: Rounds, nodes: int, pods: int, others_share: float) -> dict[s
 
 
 def table(run: dict[str, Any], nodes: int) -> str:
-    """For a terminal."""
+    """Format the results for a terminal."""
     rows = [
         ("no extender", f"{run['cluster_bind_rate_none']:g} pods/s"),
-        ("do-nothing extender", f"{run['cluster_bind_rate_nothing']:g} pods/s"),
+        ("no-op extender", f"{run['cluster_bind_rate_nothing']:g} pods/s"),
         ("nodewise", f"{run[f'cluster_bind_rate_{nodes}']:g} pods/s"),
-        ("  to do-nothing", f"{run[f'cluster_bind_ratio_{nodes}']:g} (at least {TARGET:g})"),
+        ("  to no-op", f"{run[f'cluster_bind_ratio_{nodes}']:g} (at least {TARGET:g})"),
         ("  to no extender", f"{run[f'cluster_bind_ratio_none_{nodes}']:g}"),
         (ADMITTING, f"{run[f'cluster_bind_rate_admitting_{nodes}']:g} pods/s"),
-        ("  to do-nothing", f"{run[f'cluster_bind_ratio_admitting_{nodes}']:g}"),
+        ("  to no-op", f"{run[f'cluster_bind_ratio_admitting_{nodes}']:g}"),
         ("other programs' share of the machine", f"{run['machine']['others_share']:.0%}"),
     ]
     return "\n".join([f"{nodes} nodes, {run['pods']} pods a round", *(f"{a:<38}{b}" for a, b in rows)])
 
 
 def _write(run: dict[str, Any], nodes: int) -> None:
-    """Beside the runs of other numbers of nodes; NOTES shows all of them."""
+    """Store the run, keep those with other numbers of nodes, and update NOTES."""
     known = json.loads(PATH.read_text()) if PATH.exists() else {}
     kept = dict(sorted((known | {str(nodes): run}).items(), key=lambda entry: int(entry[0])))
     PATH.write_text(json.dumps(kept, indent=2) + "\n")
@@ -174,18 +178,18 @@ def _write(run: dict[str, Any], nodes: int) -> None:
 
 
 def _merge(run: dict[str, Any], others_share: float) -> None:
-    """Into results.json, where the run was of as many nodes as its keys are about."""
+    """Update results.json if the run has the number of nodes of its keys."""
     if run["nodes"] != MERGED_NODES:
         return
     figures = {key: run[key] for key, figure in FIGURES.items() if figure.part == CLUSTER}
-    measured = Measured(figures, {}, "", programs={"kubernetes": programs.VERSION})
+    measured = Measurement(figures, {}, "", programs={"kubernetes": programs.VERSION})
     merged = results.merged(results.read(), CLUSTER, measured, results.where(measured, others_share))
     results.write(merged)
     report.write(merged)
 
 
 def _block(run: dict[str, Any]) -> str:
-    """A run for NOTES."""
+    """Format a run for NOTES."""
     machine = run["machine"]
     heading = f"{run['nodes']} nodes, {run['pods']} pods a round, {run['date']}: {machine['cpu']}, {machine['cores']}"
     rounds = [f"| {name} | {_rates(series)} |" for name, series in run["rounds"].items()]

@@ -1,7 +1,7 @@
-"""The data of the bench: a fleet's nodes, its policies, a pod, and what the metrics API says. Pure functions.
+"""Data of the benchmarks: nodes, policies, pods and responses of the metrics API. Pure functions.
 
-Every answer about a metric rejects the same nodes: `REJECTED_SHARE` of all, by two rules that no node breaks
-together, so figures do not depend on which answer was read last. Everything else about the values changes.
+Every metric response rejects the same nodes: `REJECTED_SHARE` of all, by two rules that no node violates
+together, so figures do not depend on which response was read last. All other values change.
 """
 
 import itertools
@@ -17,20 +17,20 @@ REJECTED_SHARE: Final = 0.5
 TEMPERATURE, ERRORS, POWER = "node_cpu_temp", "node_disk_errors", "node_power_watts"
 OTHERS: Final = tuple(f"node_{name}" for name in ("psi_cpu", "psi_io", "psi_mem", "tx", "rx", "fan", "steal"))
 METRICS: Final = (TEMPERATURE, ERRORS, POWER, *OTHERS)
-"""Three that the pod's policy names, seven that another policy names: ten are asked for in every period."""
-STAMP: Final = b"1970-01-01T00:00:00Z"
-"""Stands in a prepared answer where the time of asking goes."""
+"""Three metrics of the pod's policy and seven of another policy: ten are fetched in every period."""
+TIMESTAMP_PLACEHOLDER: Final = b"1970-01-01T00:00:00Z"
+"""Placeholder for the time of the request in prepared responses."""
 
 Object = dict[str, Any]
 
 
 def names(count: int) -> list[str]:
-    """Node names as a cloud makes them: `ip-10-0-12-34.eu-central-1.compute.internal`."""
+    """Node names in the format of a cloud provider: `ip-10-0-12-34.eu-central-1.compute.internal`."""
     return [f"ip-10-{n >> 16}-{n >> 8 & 255}-{n & 255}.eu-central-1.compute.internal" for n in range(count)]
 
 
 def node(name: str, number: int) -> Object:
-    """A Node of about 10 kB, most of it images, as a kubelet reports it."""
+    """A Node of about 10 kB, mostly images, as a kubelet reports it."""
     return {
         "kind": "Node",
         "apiVersion": "v1",
@@ -95,7 +95,7 @@ def _image(number: int, image: int) -> Object:
 
 
 def policies() -> list[Object]:
-    """The pod's policy, with two rules that reject and one that ranks; and one for the other metrics."""
+    """The pod's policy, with two filter rules and one score rule, and a policy for the other metrics."""
     filtering = [
         {"metricname": TEMPERATURE, "operator": "GreaterThan", "target": 80},
         {"metricname": ERRORS, "operator": "GreaterThan", "target": 0},
@@ -123,30 +123,30 @@ def policy(name: str, strategies: Object) -> Object:
     }
 
 
-def requests(nodes: list[str], count: int, made: Callable[[int], Object] | None = None) -> list[bytes]:
-    """Bodies of filter and prioritize as kube-scheduler writes them, with names: another pod in each, and the list
-    begins at another node, as kube-scheduler begins where it stopped. So no answer can be a remembered one.
+def requests(nodes: list[str], count: int, make_pod: Callable[[int], Object] | None = None) -> list[bytes]:
+    """Bodies of filter and prioritize as kube-scheduler encodes them, with names.
 
-    `made` makes a pod of its number; without it they are those of the policy.
+    Each has another pod, and its list begins at another node, because kube-scheduler continues where it stopped; so no
+    response can be cached. `make_pod` creates a pod from its number; the default creates pods of the policy.
     """
     return [
-        _body((made or pod)(number), None, _as_found(_turned(nodes, number, count)))
+        _request_body((make_pod or pod)(number), None, _in_feasible_order(_rotated(nodes, number, count)))
         for number in range(count)
     ]
 
 
 def whole_requests(nodes: list[str], count: int) -> list[bytes]:
-    """The same with whole nodes instead of names, about 10 kB each; 52 MB at 5,000 nodes."""
+    """Bodies with whole nodes instead of names, about 10 kB each; 52 MB at 5,000 nodes."""
     written = {name: _compact(_as_sent(node(name, number))) for number, name in enumerate(nodes)}
     bodies = []
     for number in range(count):
-        items = b",".join(written[name] for name in _as_found(_turned(nodes, number, count)))
-        before, after = _body(pod(number), {"metadata": {}, "items": []}, None).split(b'"items":[]')
+        items = b",".join(written[name] for name in _in_feasible_order(_rotated(nodes, number, count)))
+        before, after = _request_body(pod(number), {"metadata": {}, "items": []}, None).split(b'"items":[]')
         bodies.append(before + b'"items":[' + items + b"]" + after)
     return bodies
 
 
-def _body(asking: Object, whole: Object | None, names: list[str] | None) -> bytes:
+def _request_body(asking: Object, whole: Object | None, names: list[str] | None) -> bytes:
     return _compact({"Pod": asking, "Nodes": whole, "NodeNames": names})
 
 
@@ -155,25 +155,31 @@ def _compact(obj: Object) -> bytes:
 
 
 def _as_sent(obj: Object) -> Object:
-    """Go's types know of themselves what they are, so kube-scheduler sends neither kind nor version."""
+    """The object without kind and apiVersion, which kube-scheduler does not send."""
     return {key: value for key, value in obj.items() if key not in {"kind", "apiVersion"}}
 
 
-def _turned(nodes: list[str], number: int, count: int) -> list[str]:
+def _rotated(nodes: list[str], number: int, count: int) -> list[str]:
     start = number * len(nodes) // count
     return nodes[start:] + nodes[:start]
 
 
-def _as_found(nodes: list[str]) -> list[str]:
-    """The order in which kube-scheduler's workers find nodes feasible, each going through a chunk of them."""
+def _in_feasible_order(nodes: list[str]) -> list[str]:
+    """The order in which kube-scheduler's parallel workers find feasible nodes, each in its own chunk."""
     size = min(math.isqrt(len(nodes)), len(nodes) // _WORKERS + 1)
     chunks = [nodes[start : start + size] for start in range(0, len(nodes), size)]
     taken = (chunks[start : start + _WORKERS] for start in range(0, len(chunks), _WORKERS))
-    return [name for at_once in taken for names in itertools.zip_longest(*at_once) for name in names if name]
+    return [
+        name
+        for concurrent_chunks in taken
+        for names in itertools.zip_longest(*concurrent_chunks)
+        for name in names
+        if name
+    ]
 
 
 _WORKERS: Final = 16
-"""kube-scheduler's default parallelism; a chunk holds the square root of the nodes (v1.36 chunkSizeFor)."""
+"""kube-scheduler's default parallelism; a chunk has the square root of the number of nodes (v1.36 chunkSizeFor)."""
 
 
 def pod(number: int) -> Object:
@@ -209,21 +215,21 @@ def pod(number: int) -> Object:
 
 
 def answer(metric: str, nodes: list[str], seed: int) -> bytes:
-    """A MetricValueList (v1beta2) about all nodes, about 1 MB at 5,000, with `STAMP` for the time of each value."""
+    """A MetricValueList (v1beta2) about all nodes, about 1 MB at 5,000, with placeholders for the times of values."""
     values = _values(metric, len(nodes), random.Random(f"{metric} {seed}"))
     item = (
         '{"describedObject":{"kind":"Node","name":"%s","apiVersion":"/v1"},'
         '"metric":{"name":"%s","selector":null},"timestamp":"%s","value":"%s"}'
     )
-    stamp = STAMP.decode()
+    stamp = TIMESTAMP_PLACEHOLDER.decode()
     items = ",".join(item % (name, metric, stamp, value) for name, value in zip(nodes, values, strict=True))
     head = '{"kind":"MetricValueList","apiVersion":"custom.metrics.k8s.io/v1beta2","metadata":{},"items":['
     return f"{head}{items}]}}\n".encode()
 
 
 def _values(metric: str, count: int, chance: random.Random) -> list[str]:
-    """Values that seldom come twice, except counts of errors. Three in five nodes of even number are hot, and
-    two in five of odd number have errors: half of all.
+    """Mostly distinct values, except error counts. Three in five nodes with even numbers are hot, and two in five with
+    odd numbers have errors: half of all.
     """
     if metric == TEMPERATURE:
         return [

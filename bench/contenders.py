@@ -1,6 +1,6 @@
-"""Who takes turns in `bench.cluster`: no extender, one that does nothing, nodewise with either of two policies.
+"""The contenders of `bench.cluster`: no extender, a no-op extender, and nodewise with one of two policies.
 
-Both extenders serve the same mutual TLS. Their entries in the scheduler's configuration differ in the address alone:
+Both extenders serve the same mutual TLS. Their entries in the scheduler's configuration differ only in the address:
 names only, every pod, filter and prioritize.
 """
 
@@ -25,19 +25,19 @@ from bench.cluster_data import ERRORS, POWER, TEMPERATURE
 
 NONE, NOTHING, NODEWISE, ADMITTING = "none", "nothing", "nodewise", "nodewise, no node rejected"
 HALF, ALL = "half", "all"
-"""Policies, by the nodes that they admit."""
+"""Policies by the share of nodes that they accept."""
 NEVER: Final = 10**9
-"""A target that no value reaches."""
+"""A threshold that no value reaches."""
 PERIOD_S: Final = 2
-"""How often nodewise asks for the metrics, and how often their values change."""
+"""Interval of nodewise's metric fetches and of changes of the values."""
 METRICS: Final = (TEMPERATURE, ERRORS, POWER)
 FIELDS: Final = {"weight": 1, "httpTimeout": "5s", "preemptVerb": "", "managedResources": []}
 ANSWERS: Final = 5
-"""Different answers of each metric, which take turns."""
+"""Number of alternating responses per metric."""
 
 
 def policies(sandbox: Sandbox) -> None:
-    """Two of the same form, two rules that reject and one that ranks: one rejects half of the nodes, one none."""
+    """Create two policies with two filter rules and one score rule each: one rejects half of the nodes, one none."""
     extender_process.define(sandbox.api)
     half = next(
         policy for policy in cluster_data.policies() if policy["metadata"]["name"] == cluster_data.POLICY
@@ -52,7 +52,7 @@ def policies(sandbox: Sandbox) -> None:
 def feeding(
     metrics: FakeCustomMetricsApi, names: Sequence[str], wanted: Sequence[str] = METRICS
 ) -> Iterator[None]:
-    """New values with the present time every period, from answers made beforehand, until the block is left."""
+    """Publish new values with the current time every period, from prepared responses, until the block ends."""
     made = {
         metric: [cluster_data.answer(metric, list(names), seed) for seed in range(ANSWERS)]
         for metric in wanted
@@ -61,18 +61,18 @@ def feeding(
         metrics.set(metric, {})  # discovery lists it
     ended = threading.Event()
 
-    def tell(turn: int) -> None:
+    def publish(turn: int) -> None:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ").encode()
         for metric, answers in made.items():
-            metrics.say(metric, answers[turn % ANSWERS].replace(cluster_data.STAMP, now))
+            metrics.say(metric, answers[turn % ANSWERS].replace(cluster_data.TIMESTAMP_PLACEHOLDER, now))
 
     def follow() -> None:
         turn = 1
         while not ended.wait(PERIOD_S):
-            tell(turn)
+            publish(turn)
             turn += 1
 
-    tell(0)
+    publish(0)
     thread = threading.Thread(target=follow, daemon=True)
     thread.start()
     try:
@@ -84,30 +84,30 @@ def feeding(
 
 @contextlib.contextmanager
 def extenders(name: str, plane: ControlPlane, folder: Path) -> Iterator[list[Object]]:
-    """The rival at work, as a scheduler's configuration lists it; ended with the block."""
+    """Run a contender until the block ends; yields its entries for the scheduler's configuration."""
     folder.mkdir()
     if name == NONE:
         yield []
     elif name == NOTHING:
-        with _nothing(folder) as entry:
+        with _no_op_extender(folder) as entry:
             yield [entry]
     else:
         with extender_process.extender(plane, folder, f"--sync-period={PERIOD_S}s") as running:
-            lacking = [metric for metric in METRICS if not running.fetched(metric)]
-            if lacking:
-                raise RuntimeError(f"nodewise is ready without {lacking}")
+            missing = [metric for metric in METRICS if not running.fetched(metric)]
+            if missing:
+                raise RuntimeError(f"nodewise is ready without {missing}")
             yield [running.entry(**FIELDS)]
 
 
 @contextlib.contextmanager
-def _nothing(folder: Path) -> Iterator[Object]:
-    papers = CertificateFiles(folder)
-    pair, client_ca = papers.server, papers.authority.ca_file
+def _no_op_extender(folder: Path) -> Iterator[Object]:
+    certificates = CertificateFiles(folder)
+    pair, client_ca = certificates.server, certificates.authority.ca_file
     module = [sys.executable, "-m", "tests.cluster.extender_double", "--port=0"]
     log = folder / "nothing.log"
     with Process(
         [*module, f"--cert={pair.cert}", f"--key={pair.key}", f"--cacert={client_ca}"], log
     ) as process:
         process.wait_ready(lambda: "https://" in log.read_text())
-        tls = extender_double.tls_fields(client_ca, papers.client)
+        tls = extender_double.tls_fields(client_ca, certificates.client)
         yield extender_double.entry(log.read_text().strip(), **tls, **FIELDS)

@@ -1,6 +1,6 @@
-"""Does a fixed piece of work over and over: how long each turn takes. Prints the microseconds as JSON.
+"""Repeats a fixed piece of work and measures each iteration. Prints the durations in microseconds as JSON.
 
-Standard library only, so that it starts under the installed `cmk isolate` with a bare Python.
+It uses only the standard library, so that it runs under the installed `cmk isolate` with a bare Python.
 """
 
 import gc
@@ -9,7 +9,7 @@ import sys
 import time
 
 STEPS = 2000
-"""Of one turn: about 50 microseconds."""
+"""Steps of one iteration: about 50 microseconds."""
 
 
 def main(seconds: float) -> list[float]:

@@ -1,7 +1,7 @@
-"""Nodes and pods by the ten thousand, written straight into etcd as the API server stores them, in seconds.
+"""Writes tens of thousands of nodes and pods directly into etcd, as the API server stores them, within seconds.
 
-The API server reads JSON from its storage as well as its own protobuf, so a stored object is the object's JSON without
-the resourceVersion, which etcd has by itself.
+The API server reads JSON from its storage as well as protobuf, so a stored object is the object's JSON without the
+resourceVersion, which comes from etcd.
 """
 
 import itertools
@@ -17,19 +17,19 @@ from bench import cluster_data
 from bench.cluster_data import Object
 
 WRITE_BYTES: Final = 500_000
-"""Of one transaction; etcd takes 1.5 MiB."""
+"""Size of one transaction; etcd accepts 1.5 MiB."""
 WRITE_KEYS: Final = 100
-"""Of one transaction; etcd takes 128."""
-AT_ONCE: Final = 2
+"""Operations of one transaction; etcd accepts 128."""
+CONCURRENCY: Final = 2
 GROUP: Final = 16
-"""Transactions made ready at a time, so that not all objects are in memory."""
-TOLD_EVERY: Final = 10_000
+"""Transactions that are prepared at a time, so that not all objects are in memory."""
+PROGRESS_EVERY: Final = 10_000
 WAITING_PODS: Final = 1000
-"""Of all pods, those that kube-scheduler found no node for: as many as nodewise decides again in one pass."""
+"""Number of unschedulable pods: as many as nodewise evaluates in one pass."""
 
 
 class Entry(NamedTuple):
-    """An object in etcd."""
+    """A key and an encoded object in etcd."""
 
     key: str
     value: bytes
@@ -42,7 +42,7 @@ def nodes(names: Iterable[str]) -> Iterator[Entry]:
 
 
 def pods(names: list[str], count: int) -> Iterator[Entry]:
-    """Pods of about 5 kB, spread over the nodes; the first `WAITING_PODS` wait for one."""
+    """Pods of about 5 kB, spread over the nodes; the first `WAITING_PODS` are unschedulable."""
     for number in range(count):
         node = "" if number < WAITING_PODS else names[number % len(names)]
         obj = pod(number, node)
@@ -50,13 +50,13 @@ def pods(names: list[str], count: int) -> Iterator[Entry]:
 
 
 def stored(obj: Object) -> bytes:
-    """The object as the API server stores it."""
+    """Encode an object as the API server stores it."""
     metadata = {key: value for key, value in obj["metadata"].items() if key != "resourceVersion"}
     return json.dumps(obj | {"metadata": metadata}, separators=(",", ":")).encode()
 
 
 def pod(number: int, node: str) -> Object:
-    """A Pod of a Deployment with all that admission, controllers and kubelet add; on a node, or found unschedulable."""
+    """A Pod of a Deployment with the fields of admission, controllers and kubelet; bound or unschedulable."""
     template = cluster_data.pod(number)
     metadata = template["metadata"] | {
         "generateName": "web-7d4b9c6f5d-",
@@ -159,14 +159,14 @@ def _running(number: int) -> Object:
 
 
 def _waiting() -> Object:
-    """Turned down by kube-scheduler itself, so not ours to wake."""
+    """Status of a pod that kube-scheduler's own plugins rejected, so nodewise does not requeue it."""
     message = "0/5000 nodes are available: 5000 Insufficient cpu. preemption: 0/5000 nodes are available."
     condition = _condition("PodScheduled", status="False", reason="Unschedulable", message=message)
     return {"phase": "Pending", "qosClass": "Burstable", "conditions": [condition]}
 
 
 def batches(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
-    """As many as one transaction takes."""
+    """Group entries into transactions."""
     batch: list[Entry] = []
     size = 0
     for entry in entries:
@@ -180,14 +180,14 @@ def batches(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
 
 
 def fill(etcd: str, entries: Iterable[Entry], report_progress: Callable[[int], Any]) -> None:
-    """Write all of them through etcd's JSON gateway; `told` gets how many are written, now and then.
+    """Write all entries through etcd's JSON gateway; `report_progress` gets the number of written entries.
 
-    `httpx2.HTTPStatusError` if etcd refuses.
+    `httpx2.HTTPStatusError` if etcd rejects a transaction.
     """
     written = 0
     with (
         httpx2.Client(base_url=etcd, timeout=60, trust_env=False) as client,
-        ThreadPoolExecutor(AT_ONCE) as pool,
+        ThreadPoolExecutor(CONCURRENCY) as pool,
     ):
 
         def put(batch: list[Entry]) -> int:
@@ -200,7 +200,7 @@ def fill(etcd: str, entries: Iterable[Entry], report_progress: Callable[[int], A
         waiting = batches(entries)
         while group := list(itertools.islice(waiting, GROUP)):
             before, written = written, written + sum(pool.map(put, group))
-            if before // TOLD_EVERY < written // TOLD_EVERY:
+            if before // PROGRESS_EVERY < written // PROGRESS_EVERY:
                 report_progress(written)
 
 

@@ -1,6 +1,6 @@
-"""Starts a command in a root file system again and again: how long it takes from exec to what it says first.
+"""Starts a command in a root file system repeatedly and measures the time from exec to its first output.
 
-A process of its own, in a mount namespace of its own (`unshare --mount`), as root. Prints the microseconds as JSON.
+It runs as root in its own mount namespace (`unshare --mount`). Prints the durations in microseconds as JSON.
 """
 
 import argparse
@@ -20,11 +20,11 @@ def main() -> None:
     subprocess.run(["mount", "--rbind", "/proc", f"{options.root}/proc"], check=True)
     os.chroot(options.root)
     os.chdir("/")
-    print(json.dumps([started(options.words) for _ in range(options.count)]))
+    print(json.dumps([measure_start(options.words) for _ in range(options.count)]))
 
 
-def started(words: list[str]) -> float:
-    """Microseconds until its first byte. RuntimeError if it fails."""
+def measure_start(words: list[str]) -> float:
+    """Start the command; return the microseconds until its first byte. RuntimeError if it fails."""
     ours, theirs = os.pipe()
     child = os.fork()
     if child == 0:

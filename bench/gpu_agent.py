@@ -1,7 +1,7 @@
-"""The gpu agent: filter with names, the books full of pods, and how many pods a second two replicas bind.
+"""The gpu agent: filter with names and 20,000 allocated pods, and the bind rate of two replicas.
 
-Filter is asked of an extender that has nodes and pods from a file, as it reads nothing else. Binding is on a control
-plane of its own, by a real kube-scheduler, with two replicas behind one address.
+For filter, the extender reads nodes and pods from a file, because the agent reads nothing else. Binding uses a control
+plane with a real kube-scheduler and two replicas behind one address.
 """
 
 import json
@@ -17,50 +17,50 @@ from tests.cluster.test_namespaces import Sandbox, wait
 
 from bench import alternating_rounds, bench_processes, bind_rounds, cluster_data, node_names
 from bench.alternating_rounds import Rounds
-from bench.bind_rounds import Bindings
+from bench.bind_rounds import BindWatch
 from bench.cluster_data import Object
 from bench.load_clients import HttpLoad
-from bench.progress_lines import told
-from bench.results import GPU_FILTER, Measured
+from bench.progress_lines import report_progress_line
+from bench.results import GPU_FILTER, Measurement
 
 NODES: Final = 5000
-CARDS: Final = 8
-PODS_OF_A_NODE: Final = 4
-"""Each holds two cards, so that all cards are held by somebody: 20,000 pods."""
+GPUS_PER_NODE: Final = 8
+PODS_PER_NODE: Final = 4
+"""Each has two GPUs, so that all GPUs are allocated: 20,000 pods."""
 MILLICORES: Final = 1000
-"""Of a card."""
+"""Millicores of a GPU."""
 MEMORY: Final = 16384
-HELD: Final = (500, 700)
-"""Of the millicores of a card, on every other node in turn: half of the nodes have room for 400 more."""
-WANTED: Final = 400
+HELD_MILLICORES: Final = (500, 700)
+"""Allocated millicores of each GPU, on even and odd nodes: half of the nodes have 400 or more free."""
+REQUESTED_MILLICORES: Final = 400
 PATH: Final = "/scheduler/filter"
-ASKED: Final = 16
-"""Different pods that ask."""
+POD_VARIANTS: Final = 16
+"""Number of different pods in requests."""
 
 BIND_NODES, BIND_PODS = 50, 200
 DEADLINE_S: Final = 120
 
 
-def measure(ground: bench_processes.Ground, times: int, requests: int) -> Measured:
-    """`times` rounds of so many filter calls, and of `BIND_PODS` binds."""
-    filtered, client = _filter(ground, times, requests)
-    rates = _bind(ground.folder, times)
+def measure(context: bench_processes.BenchContext, times: int, requests: int) -> Measurement:
+    """Measure `times` rounds of `requests` filter calls, and of `BIND_PODS` binds."""
+    filtered, client = _filter(context, times, requests)
+    rates = _bind(context.folder, times)
     figures = {
         "gpu_filter_names_5000_p50_ms": alternating_rounds.median(filtered[GPU_FILTER], "p50_ms"),
         "gpu_filter_names_5000_p99_ms": alternating_rounds.median(filtered[GPU_FILTER], "p99_ms"),
         "gpu_bind_rate": round(statistics.median(rates), 1),
     }
-    return Measured(figures, filtered, client, more={"gpu_bind_rates": rates})
+    return Measurement(figures, filtered, client, more={"gpu_bind_rates": rates})
 
 
-def _filter(ground: bench_processes.Ground, times: int, requests: int) -> tuple[Rounds, str]:
-    folder = ground.folder / "cluster"
+def _filter(context: bench_processes.BenchContext, times: int, requests: int) -> tuple[Rounds, str]:
+    folder = context.folder / "cluster"
     folder.mkdir()
-    told(f"writing {NODES} nodes and {NODES * PODS_OF_A_NODE} pods")
+    report_progress_line(f"writing {NODES} nodes and {NODES * PODS_PER_NODE} pods")
     (folder / "all.json").write_text(
         json.dumps({"kind": "List", "apiVersion": "v1", "items": list(_items())})
     )
-    bodies = node_names.write(ground.folder / "gpu", [_request(number) for number in range(ASKED)])
+    bodies = node_names.write(context.folder / "gpu", [_request(number) for number in range(POD_VARIANTS)])
     settings = ["--address=127.0.0.1", "--port=0", "--health-port=0", "--log-format=json"]
     arguments = [
         "--agents=gpu",
@@ -68,32 +68,32 @@ def _filter(ground: bench_processes.Ground, times: int, requests: int) -> tuple[
         "--sync-period=1h",
         "--shutdown-delay=0s",
         *settings,
-        f"--cert={ground.papers.server.cert}",
-        f"--key={ground.papers.server.key}",
-        f"--client-ca={ground.papers.client_ca}",
+        f"--cert={context.certificates.server.cert}",
+        f"--key={context.certificates.server.key}",
+        f"--client-ca={context.certificates.client_ca}",
     ]
-    with bench_processes.serving(bench_processes.PROGRAM, arguments, ground.folder / "gpu.log") as extender:
-        saved = ground.folder / "gpu-answer.json"
+    with bench_processes.serving(bench_processes.PROGRAM, arguments, context.folder / "gpu.log") as extender:
+        saved = context.folder / "gpu-answer.json"
         load = HttpLoad(extender.url + PATH, bodies, warmup=requests // 5, requests=requests)
-        taken = ground.client.ask(load._replace(save=saved, requests=1, warmup=0))
+        taken = context.client.ask(load._replace(save=saved, requests=1, warmup=0))
         _check(json.loads(saved.read_bytes()))
-        asks = {GPU_FILTER: partial(ground.client.ask, load)}
-        return alternating_rounds.alternate(times, asks, told), taken.client
+        asks = {GPU_FILTER: partial(context.client.ask, load)}
+        return alternating_rounds.alternate(times, asks, report_progress_line), taken.client
 
 
 def _check(answer: Object) -> None:
-    """RuntimeError if the answer is not that of these nodes: then there is nothing to measure."""
+    """RuntimeError if the response is wrong: then the measurement is invalid."""
     rejected = len(answer["FailedNodes"] or ())
     if rejected != NODES // 2:
         raise RuntimeError(f"{rejected} nodes of {NODES} rejected, not half of them")
 
 
 def _items() -> Iterator[Object]:
-    """Nodes, and the pods on them as the older system told what they hold."""
+    """Nodes, and their pods with allocations in the annotations of GPU-aware scheduling."""
     for number, name in enumerate(cluster_data.names(NODES)):
-        yield gpu.node(name, CARDS, shares=10, millicores=MILLICORES, **{"memory.max": MEMORY})
-        for place in range(PODS_OF_A_NODE):
-            pod = gpu.pod(f"p-{number}-{place}", 2, millicores=2 * HELD[number % 2])
+        yield gpu.node(name, GPUS_PER_NODE, shares=10, millicores=MILLICORES, **{"memory.max": MEMORY})
+        for place in range(PODS_PER_NODE):
+            pod = gpu.pod(f"p-{number}-{place}", 2, millicores=2 * HELD_MILLICORES[number % 2])
             cards = f"card{2 * place},card{2 * place + 1}"
             pod["metadata"] |= {"namespace": "shop", "uid": f"u-{number}-{place}"}
             pod["metadata"]["annotations"] = {gpu.CARDS: cards}
@@ -102,8 +102,8 @@ def _items() -> Iterator[Object]:
 
 
 def _request(number: int) -> bytes:
-    """A pod of two containers, two cards each."""
-    pod = gpu.pod(f"asks-{number}", 2, millicores=2 * WANTED, **{"memory.max": 2048})
+    """A request for a pod with two containers and two GPUs each."""
+    pod = gpu.pod(f"asks-{number}", 2, millicores=2 * REQUESTED_MILLICORES, **{"memory.max": 2048})
     first: dict[str, Any] = pod["spec"]["containers"][0]
     pod["spec"]["containers"] = [first, first | {"name": "side"}]
     pod["metadata"] |= {"namespace": "shop", "uid": f"asks-{number}"}
@@ -111,38 +111,46 @@ def _request(number: int) -> bytes:
 
 
 def _bind(folder: Path, times: int) -> list[float]:
-    """Pods bound a second, round by round."""
-    told(f"starting a control plane, {BIND_NODES} nodes and two replicas")
+    """Bound pods per second, by round."""
+    report_progress_line(f"starting a control plane, {BIND_NODES} nodes and two replicas")
     with (
         controlplane.running(programs.folder(), folder) as plane,
         test_namespaces.created(plane) as sandbox,
         replicas.behind_a_service(plane, folder, 2) as made,
     ):
         sandbox.nodes(
-            *(gpu.node(f"n{number}", CARDS, shares=2, millicores=1000) for number in range(BIND_NODES))
+            *(
+                gpu.node(f"n{number}", GPUS_PER_NODE, shares=2, millicores=1000)
+                for number in range(BIND_NODES)
+            )
         )
         return [_round(sandbox, made, number) for number in range(times)]
 
 
 def _round(sandbox: Sandbox, made: GpuReplicas, number: int) -> float:
-    """Pods wait, a scheduler starts, and they are taken away again."""
+    """Create pods, start a scheduler, wait for all bindings, and delete the pods."""
     place = f"/api/v1/namespaces/{sandbox.namespace}/pods"
     pods = [gpu.pod(f"p-{number}-{count}", 1, millicores=600) for count in range(BIND_PODS)]
-    bind_rounds.at_once(lambda pod: sandbox.api.request("POST", place, json=pod), pods)
+    bind_rounds.run_concurrently(lambda pod: sandbox.api.request("POST", place, json=pod), pods)
     config = {"clientConnection": bind_rounds.CONNECTION, "extenders": [made.entry()]}
     with (
-        bind_rounds.watching(sandbox.plane, place) as seen,
+        bind_rounds.watching(sandbox.plane, place) as watch,
         sandbox.plane.start_scheduler(config, verbosity=0),
     ):
-        wait("all pods are bound", lambda: seen.is_done(BIND_PODS) or None, DEADLINE_S, seen.told)
+        wait(
+            "all pods are bound",
+            lambda: watch.is_done(BIND_PODS) or None,
+            DEADLINE_S,
+            watch.progress,
+        )
     sandbox.api.delete(place)
-    wait("all cards are free", lambda: not any(map(replicas.held, made.running)) or None, DEADLINE_S)
-    summary = _summary(seen)
-    told(
-        f"round {number + 1}: {summary:.1f} pods bound a second, {len(seen.turned_down)} turned down at first"
+    wait("all GPUs are free", lambda: not any(map(replicas.held, made.running)) or None, DEADLINE_S)
+    summary = _summary(watch)
+    report_progress_line(
+        f"round {number + 1}: {summary:.1f} pods bound per second, {len(watch.rejected)} rejected at first"
     )
     return summary
 
 
-def _summary(seen: Bindings) -> float:
-    return bind_rounds.summary(seen).rate
+def _summary(watch: BindWatch) -> float:
+    return bind_rounds.summary(watch).rate

@@ -1,4 +1,4 @@
-"""What `isolate` costs until the command runs, and what a core of its own is worth to a loop beside a loaded one."""
+"""The start-up overhead of `isolate`, and the jitter of a loop on an exclusive core beside a loaded one."""
 
 import contextlib
 import json
@@ -20,10 +20,10 @@ from tests.node import installed_program, runtime
 
 from bench import alternating_rounds
 from bench.alternating_rounds import Rounds
-from bench.bench_processes import Ground
-from bench.load_clients import Taken
-from bench.progress_lines import told
-from bench.results import ISOLATED, PLAIN, Measured
+from bench.bench_processes import BenchContext
+from bench.load_clients import LoadResult
+from bench.progress_lines import report_progress_line
+from bench.results import ISOLATED, PLAIN, Measurement
 
 BIN: Final = Path(sys.executable).parent
 COMMAND: Final = ("/bin/busybox", "echo", "here")
@@ -31,40 +31,40 @@ ISOLATE: Final = ("/opt/bin/cmk", "isolate", "--pool=exclusive")
 SPIN: Final = Path(__file__).parent / "cpu_spin.py"
 LOAD: Final = "while True: pass"
 PINNED, UNPINNED, WITHOUT = "exclusive", "unpinned", "without_pools"
-"""The loop in the pool exclusive or anywhere, the load in the pool infra; and both anywhere."""
-Turns = dict[str, float]
+"""The loop in the pool exclusive or unpinned, with the load in the pool infra; and both unpinned."""
+IterationSummary = dict[str, float]
 
 
-def measure(ground: Ground, times: int, requests: int, seconds: float) -> Measured:
-    """Both, on this machine: one exclusive core, and the others infra. MissingError where nothing can be confined."""
+def measure(context: BenchContext, times: int, requests: int, seconds: float) -> Measurement:
+    """Measure both with one exclusive core and infra on the others. MissingError if this machine does not allow it."""
     if why := runtime.lacking():
         raise MissingError("no file system of its own for the command", why)
     if len(os.sched_getaffinity(0)) < 2:
         raise MissingError("one core only", "run this on a machine with two")
-    root = _image(ground.folder / "image")
-    with _agent(root, ground.folder):
+    root = _image(context.folder / "image")
+    with _agent(root, context.folder):
         count = max(requests // 10, 5)
         asks = {
-            ISOLATED: partial(_started, root, count, (*ISOLATE, *COMMAND)),
-            PLAIN: partial(_started, root, count, COMMAND),
+            ISOLATED: partial(_start_times, root, count, (*ISOLATE, *COMMAND)),
+            PLAIN: partial(_start_times, root, count, COMMAND),
         }
-        starts = alternating_rounds.alternate(times, asks, told)
+        starts = alternating_rounds.alternate(times, asks, report_progress_line)
         ways: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
-            PINNED: (_outside(root, "exclusive"), _outside(root, "infra")),
-            UNPINNED: ((), _outside(root, "infra")),
+            PINNED: (_isolate_command(root, "exclusive"), _isolate_command(root, "infra")),
+            UNPINNED: ((), _isolate_command(root, "infra")),
             WITHOUT: ((), ()),
         }
-        jitter: dict[str, list[Turns]] = {name: [] for name in ways}
+        jitter: dict[str, list[IterationSummary]] = {name: [] for name in ways}
         for _ in range(times):
             for name, (isolate, load) in ways.items():
                 with _load(load):
-                    jitter[name].append(turns(_spun(isolate, seconds)))
-                told(f"{name}: {jitter[name][-1]}")
-    return Measured(overhead(starts) | tails(jitter), starts, "", {"jitter": jitter})
+                    jitter[name].append(iteration_summary(_spin(isolate, seconds)))
+                report_progress_line(f"{name}: {jitter[name][-1]}")
+    return Measurement(overhead(starts) | tails(jitter), starts, "", {"jitter": jitter})
 
 
 def overhead(starts: Rounds) -> dict[str, float]:
-    """By how much the first word of the command is later, on the median of the rounds."""
+    """Additional time until the first output of the command, median of the rounds."""
     pairs = zip(starts[ISOLATED], starts[PLAIN], strict=True)
     return {
         "isolate_overhead_ms": round(
@@ -73,8 +73,8 @@ def overhead(starts: Rounds) -> dict[str, float]:
     }
 
 
-def turns(micros: Sequence[float]) -> Turns:
-    """One round: the turn in the middle, the slowest in a thousand and the slowest, microseconds."""
+def iteration_summary(micros: Sequence[float]) -> IterationSummary:
+    """One round: the median, 99.9th percentile and maximum of the iterations, in microseconds."""
     values = {
         "p50_us": alternating_rounds.percentile(micros, 0.5),
         "p999_us": alternating_rounds.percentile(micros, 0.999),
@@ -83,8 +83,8 @@ def turns(micros: Sequence[float]) -> Turns:
     return {name: round(value, 1) for name, value in values.items()} | {"turns": len(micros)}
 
 
-def tails(jitter: Mapping[str, Sequence[Turns]]) -> dict[str, float]:
-    """By how much the slowest turn in a thousand exceeds the one in the middle: the median round."""
+def tails(jitter: Mapping[str, Sequence[IterationSummary]]) -> dict[str, float]:
+    """The 99.9th percentile minus the median of the iterations, median of the rounds."""
     return {
         f"jitter_{name}_p999_us": round(statistics.median(run["p999_us"] - run["p50_us"] for run in runs), 1)
         for name, runs in jitter.items()
@@ -92,7 +92,7 @@ def tails(jitter: Mapping[str, Sequence[Turns]]) -> dict[str, float]:
 
 
 def _image(root: Path) -> Path:
-    """Busybox, and the mount with the program; no libraries, no Python."""
+    """Create a root file system with busybox and the installed program; it has no libraries and no Python."""
     for name in ("bin", "proc", "run/nodewise", "state"):
         (root / name).mkdir(parents=True)
     shutil.copy(packages.containers().busybox, root / "bin/busybox")
@@ -102,7 +102,7 @@ def _image(root: Path) -> Path:
 
 @contextlib.contextmanager
 def _agent(root: Path, folder: Path) -> Iterator[None]:
-    """A node of one exclusive core, and its agent at the usual socket of the image."""
+    """Run the agent of a node with one exclusive core, at the default socket of the image."""
     state, socket = root / "state", root / "run/nodewise/cpu.sock"
     words = ["init", f"--conf-dir={state}", "--num-exclusive-cores=1", "--num-shared-cores=0"]
     subprocess.run([BIN / "cmk", *words], capture_output=True, check=True)
@@ -123,7 +123,7 @@ def _agent(root: Path, folder: Path) -> Iterator[None]:
         process.stop()
 
 
-def _started(root: Path, count: int, words: Sequence[str]) -> Taken:
+def _start_times(root: Path, count: int, words: Sequence[str]) -> LoadResult:
     own = [
         "unshare",
         "--mount",
@@ -134,17 +134,17 @@ def _started(root: Path, count: int, words: Sequence[str]) -> Taken:
         str(root),
         str(count),
     ]
-    return Taken("", "", 0, 0, _micros([*own, "--", *words]))
+    return LoadResult("", "", 0, 0, _micros([*own, "--", *words]))
 
 
-def _outside(root: Path, pool: str) -> tuple[str, ...]:
-    """`isolate` for what is not in the image: the source program, at the same agent."""
+def _isolate_command(root: Path, pool: str) -> tuple[str, ...]:
+    """The command `isolate` of this installation, with the same agent, for programs outside the image."""
     return (str(BIN / "cmk"), "isolate", f"--pool={pool}", f"--agent-socket={root / 'run/nodewise/cpu.sock'}")
 
 
 @contextlib.contextmanager
 def _load(isolate: Sequence[str]) -> Iterator[None]:
-    """Two busy loops: in the pool infra on the cores that are not exclusive, or anywhere."""
+    """Run two busy loops, in the pool infra or unpinned."""
     command = [*isolate, sys.executable, *(["--"] if isolate else []), "-c", LOAD]
     busy = [subprocess.Popen(command) for _ in range(2)]
     try:
@@ -155,7 +155,7 @@ def _load(isolate: Sequence[str]) -> Iterator[None]:
             process.wait()
 
 
-def _spun(isolate: Sequence[str], seconds: float) -> list[float]:
+def _spin(isolate: Sequence[str], seconds: float) -> list[float]:
     return _micros(
         [*isolate, sys.executable, *(["--"] if isolate else []), "-I", "-S", str(SPIN), str(seconds)]
     )

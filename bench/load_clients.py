@@ -1,4 +1,4 @@
-"""Asks a server by a client in a process of its own: Go's, built from `client/`, or Python's where there is no Go."""
+"""Load clients in separate processes: Go's, built from `client/`, or Python's if there is no Go."""
 
 import json
 import shutil
@@ -13,8 +13,8 @@ from tests.cluster.certificates import CertificatePair
 SOURCE = Path(__file__).parent / "client"
 
 
-class Taken(NamedTuple):
-    """What a client measured: how long each request took, in the order in which they were made."""
+class LoadResult(NamedTuple):
+    """Durations of requests as a client measured them, in order."""
 
     client: str
     tls: str
@@ -24,29 +24,29 @@ class Taken(NamedTuple):
 
 
 class HttpLoad(NamedTuple):
-    """What is asked, over and over."""
+    """The requests of a series."""
 
     url: str
     bodies: Path
-    """A folder; the files in it take turns."""
+    """A folder with request bodies, which alternate."""
     warmup: int = 0
     requests: int = 1
-    """At least so many."""
+    """Minimum number of requests."""
     seconds: float = 0.0
-    """For at least so long."""
+    """Minimum duration."""
     save: Path | None = None
-    """Where to write the last answer's body."""
+    """File for the body of the last response."""
 
 
 class Client(NamedTuple):
-    """A client program with what it needs to be let in."""
+    """A client program with its certificates."""
 
     program: Sequence[str]
     ca: Path
     pair: CertificatePair
 
-    def ask(self, load: HttpLoad) -> Taken:
-        """One connection, one request in flight. RuntimeError if the client fails, reconnects or lacks TLS 1.3."""
+    def ask(self, load: HttpLoad) -> LoadResult:
+        """Send requests over one connection, one in flight. RuntimeError for errors, reconnects or old TLS."""
         options = {
             "url": load.url,
             "bodies": load.bodies,
@@ -62,7 +62,7 @@ class Client(NamedTuple):
         ended = subprocess.run([*self.program, *arguments], capture_output=True, text=True, check=False)
         if ended.returncode:
             raise RuntimeError(f"the client failed: {ended.stderr[-500:]}")
-        taken = Taken(**json.loads(ended.stdout))
+        taken = LoadResult(**json.loads(ended.stdout))
         if taken.connections != 1 or taken.tls != "TLS 1.3":
             raise RuntimeError(f"{taken.connections} connections with {taken.tls}, not 1 with TLS 1.3")
         return taken

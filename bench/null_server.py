@@ -1,8 +1,8 @@
-"""A process that does nothing, on the very stack of the extender: fixed bytes for every request.
+"""The no-op server: the extender's HTTP stack with a fixed response for every request.
 
     python -m bench.null_server --cert FILE --key FILE --client-ca FILE /scheduler/filter=FILE …
 
-What it takes is the cost of TLS, HTTP and of moving as many bytes; the rest of an extender's time is its own.
+Its time is the cost of TLS, HTTP and copying the bytes; the rest of an extender's time is its own.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from nodewise.serve.options import ServeOptions
 from nodewise.serve.server import HttpServer
 
 
-def _giving(body: bytes) -> Handler:
+def _fixed_response(body: bytes) -> Handler:
     response = Response(200, body)
     return lambda _request: response
 
@@ -35,11 +35,11 @@ async def _serve(options: ServeOptions, routes: list[Route]) -> None:
 
 
 def main() -> None:
-    parser = server_process.arguments(__doc__)
+    parser = server_process.argument_parser(__doc__)
     parser.add_argument("answers", nargs="+", metavar="PATH=FILE")
     arguments = parser.parse_args()
     pairs = (answer.split("=", 1) for answer in arguments.answers)
-    routes = [Route("POST", path, _giving(Path(file).read_bytes())) for path, file in pairs]
+    routes = [Route("POST", path, _fixed_response(Path(file).read_bytes())) for path, file in pairs]
     options = ServeOptions(
         address="127.0.0.1", port=0, cert=arguments.cert, key=arguments.key, client_ca=arguments.client_ca
     )

@@ -1,4 +1,4 @@
-"""The plots of README.md, drawn from results.json: the same bytes for the same results."""
+"""The plots of README.md, drawn from results.json; equal results produce equal bytes."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from bench import alternating_rounds, scaling
 from bench.results import (
-    BURSTS_ASKED,
+    BURST_AGENTS,
     FILTER,
     NOTHING,
     PRIORITIZE,
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 
 FOLDER: Final = Path(__file__).parent / "plots"
 TITLES: Final[Mapping[str, str]] = {
-    "latency": "How long a call takes with 5,000 nodes, by verb and form",
-    "growth": "What grows how with the number of nodes",
+    "latency": "Duration of a call with 5,000 nodes, by verb and form",
+    "growth": "Growth with the number of nodes",
     "bursts": "Minutes of nodes above 90 % of CPU or memory, bursty pods on 200 nodes",
-    "binding": "Pods that a real kube-scheduler binds a second, with 5,000 nodes",
+    "binding": "Pods that a real kube-scheduler binds per second, with 5,000 nodes",
 }
-"""By file name; one whose figures were not measured yet is left out."""
+"""Titles by file name; plots without measured figures are omitted."""
 OLDER_MS: Final = {FILTER: 730.0, PRIORITIZE: 750.0}
-"""The older Go extender with whole nodes, as the design states it; it was not measured here."""
-OURS, DO_NOTHING, OLDER, REFERENCE = "#1f6feb", "#9aa4b2", "#c2410c", "#555555"
+"""The older Go extender with whole nodes, as stated in the design; it was not measured here."""
+NODEWISE_COLOR, NO_OP_COLOR, OLDER_COLOR, REFERENCE = "#1f6feb", "#9aa4b2", "#c2410c", "#555555"
 
 
 class Spread(NamedTuple):
-    """How long the calls of a series take: the middle round's percentiles, ms by `p10_ms` and so on."""
+    """Durations of a series: percentiles of the median round, in ms, by `p10_ms` and so on."""
 
     name: str
     percentiles: Mapping[str, float]
@@ -45,17 +45,20 @@ class Spread(NamedTuple):
 
 
 def latencies(results: Results) -> list[Spread]:
-    """From the quickest form to the slowest, each below doing nothing with the same bytes."""
+    """From the fastest form to the slowest, each after the no-op server with the same bytes."""
     spreads = []
     scored = (f"{SCORED}{agent}" for agent in SCORING_AGENTS)
     for series in (FILTER, PRIORITIZE, REFRESH, *scored, WHOLE + FILTER, WHOLE + PRIORITIZE):
-        for prefix, whose, color in ((NOTHING, "do nothing", DO_NOTHING), ("", "nodewise", OURS)):
+        for prefix, whose, color in (
+            (NOTHING, "no-op server", NO_OP_COLOR),
+            ("", "nodewise", NODEWISE_COLOR),
+        ):
             if taken := results["rounds"].get(prefix + series):
                 spreads.append(Spread(f"{_form(series)}: {whose}", _middle(taken), color))
         verb = series.removeprefix(WHOLE)
         if series.startswith(WHOLE) and spreads:
             named = f"{verb}, whole nodes: Go original, as stated"
-            spreads.append(Spread(named, {"p50_ms": OLDER_MS[verb]}, OLDER))
+            spreads.append(Spread(named, {"p50_ms": OLDER_MS[verb]}, OLDER_COLOR))
     return spreads
 
 
@@ -66,7 +69,7 @@ def _form(series: str) -> str:
 
 
 def _middle(series: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Each percentile of the middle round; those that a round lacks are left out."""
+    """Each percentile of the median round; those that a round lacks are omitted."""
     keys = (f"p{share}_ms" for share in alternating_rounds.PERCENTILES)
     return {
         key: alternating_rounds.median(series, key) for key in keys if all(key in each for each in series)
@@ -79,10 +82,10 @@ def lines(rows: Sequence[scaling.Row]) -> dict[str, list[float]]:
 
 
 def bindings(results: Results) -> dict[str, float]:
-    """Pods a second, by who extends the scheduler."""
+    """Pods per second, by extender."""
     named = {
         "no extender": "cluster_bind_rate_none",
-        "do-nothing extender": "cluster_bind_rate_nothing",
+        "no-op extender": "cluster_bind_rate_nothing",
         "nodewise": "cluster_bind_rate_5000",
     }
     return {name: results[key] for name, key in named.items() if key in results}
@@ -161,7 +164,7 @@ def _growth(figure: "Figure", results: Results) -> None:
 
 
 def _plain(axes: "Axes") -> None:
-    """1, 10 instead of powers of ten."""
+    """Format ticks as 1 and 10 instead of powers of ten."""
     from matplotlib.ticker import FormatStrFormatter
 
     axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
@@ -172,10 +175,10 @@ def _binding(figure: "Figure", results: Results) -> None:
     figure.set_size_inches(8, 2)
     axes = figure.subplots()
     places = range(len(rates), 0, -1)
-    colors = {"nodewise": OURS, "do-nothing extender": DO_NOTHING}
+    colors = {"nodewise": NODEWISE_COLOR, "no-op extender": NO_OP_COLOR}
     bars = axes.barh(places, list(rates.values()), color=[colors.get(name, "#d5dae1") for name in rates])
     axes.bar_label(bars, fmt="%.1f", padding=4)
-    axes.set(xlabel="pods a second", title=TITLES["binding"])
+    axes.set(xlabel="pods per second", title=TITLES["binding"])
     axes.set_yticks(list(places), list(rates))
     axes.margins(x=0.1)
     axes.grid(visible=False, axis="y")
@@ -187,13 +190,13 @@ def _bursts(figure: "Figure", results: Results) -> None:
     axes = figure.subplots()
     places = range(len(rows), 0, -1)
     means = [statistics.mean(row["node_minutes"]) for row in rows]
-    colors = [DO_NOTHING if row["agents"] == "none" else OURS for row in rows]
+    colors = [NO_OP_COLOR if row["agents"] == "none" else NODEWISE_COLOR for row in rows]
     axes.barh(places, means, color=colors)
     for place, row in zip(places, rows, strict=True):
         axes.plot(row["node_minutes"], [place] * len(row["node_minutes"]), "o", color="black", markersize=3)
     nodes = f"{rows[0]['all_node_minutes']:,}"
     axes.set(xlabel=f"node-minutes of {nodes}: bar the mean, dots the runs", title=TITLES["bursts"])
-    names = [BURSTS_ASKED[row["agents"]] for row in rows]
+    names = [BURST_AGENTS[row["agents"]] for row in rows]
     labels = [f"{name}: {mean:,.0f}" for name, mean in zip(names, means, strict=True)]
     axes.set_yticks(list(places), labels)
     axes.set_xlim(left=0)

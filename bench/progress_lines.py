@@ -1,8 +1,8 @@
-"""What the bench is doing, on stderr."""
+"""Progress messages on stderr."""
 
 import sys
 
 
-def told(text: str) -> None:
-    """Progress."""
+def report_progress_line(text: str) -> None:
+    """Print a progress message."""
     print(f"bench: {text}", file=sys.stderr, flush=True)

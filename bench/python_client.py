@@ -1,9 +1,9 @@
-"""A process that asks a server, one request in flight: the client of the bench where there is no Go.
+"""The load client if there is no Go: sends requests to a server, one in flight.
 
     python -m bench.python_client --url URL --ca FILE --cert FILE --key FILE --bodies FOLDER --requests N …
 
-A socket, TLS and no more HTTP than it takes. A request's time is from its first byte sent to the last byte of its
-answer received. Arguments and output are those of `client/main.go`.
+It uses a socket, TLS and a minimal HTTP implementation. The time of a request is from the first byte sent to the last
+byte of the response received. Arguments and output are those of `client/main.go`.
 """
 
 import argparse
@@ -19,15 +19,15 @@ from urllib.parse import urlsplit
 
 
 class Answer(NamedTuple):
-    """What came back, and how long it took."""
+    """A response with its duration."""
 
     status: int
     body: bytes
     micros: float
 
 
-def connected(host: str, port: int, options: argparse.Namespace) -> ssl.SSLSocket:
-    """A connection with mutual TLS 1.3."""
+def connect(host: str, port: int, options: argparse.Namespace) -> ssl.SSLSocket:
+    """Open a connection with mutual TLS 1.3."""
     context = ssl.create_default_context(cafile=options.ca)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_cert_chain(options.cert, options.key)
@@ -37,13 +37,13 @@ def connected(host: str, port: int, options: argparse.Namespace) -> ssl.SSLSocke
 
 
 def ask(connection: ssl.SSLSocket, request: bytes, buffer: bytearray) -> Answer:
-    """Send a request, read the answer into the buffer. ValueError if it has no length."""
+    """Send a request and read the response into the buffer. ValueError if it has no Content-Length."""
     began = time.perf_counter()
     connection.sendall(request)
-    snapshot = memoryview(buffer)
+    view = memoryview(buffer)
     size, start, wanted = 0, 0, len(buffer)
     while size < wanted:
-        received = connection.recv_into(snapshot[size:])
+        received = connection.recv_into(view[size:])
         if not received:
             raise ConnectionError("the server closed the connection")
         size += received
@@ -51,14 +51,14 @@ def ask(connection: ssl.SSLSocket, request: bytes, buffer: bytearray) -> Answer:
             start = end + 4
             wanted = start + _length(bytes(buffer[:end]))
     micros = (time.perf_counter() - began) * 1e6
-    return Answer(int(buffer[9:12]), bytes(snapshot[start:wanted]), micros)
+    return Answer(int(buffer[9:12]), bytes(view[start:wanted]), micros)
 
 
 def _length(head: bytes) -> int:
     for line in head.lower().split(b"\r\n"):
         if line.startswith(b"content-length:"):
             return int(line.partition(b":")[2])
-    raise ValueError("an answer without Content-Length")
+    raise ValueError("a response without Content-Length")
 
 
 def _request(path: str, host: str, body: bytes) -> bytes:
@@ -72,11 +72,11 @@ def _request(path: str, host: str, body: bytes) -> bytes:
 
 
 def run(options: argparse.Namespace) -> dict[str, object]:
-    """Ask until there are enough requests and enough seconds; the result is what is printed."""
+    """Send requests until their number and the duration reach the minimum; returns the printed result."""
     url = urlsplit(options.url)
     files = sorted(Path(options.bodies).iterdir())
     requests = itertools.cycle([_request(url.path, url.netloc, file.read_bytes()) for file in files])
-    connection = connected(url.hostname or "", url.port or 443, options)
+    connection = connect(url.hostname or "", url.port or 443, options)
     buffer = bytearray(64 * 2**20)
     for _ in range(options.warmup):
         ask(connection, next(requests), buffer)

@@ -1,4 +1,4 @@
-"""Results in words: the table on stdout, and the parts of pages that are generated, so that they never disagree."""
+"""Formats the results: the table on stdout, and the generated parts of pages."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench import bursty_pods, plots, scaling
-from bench.results import BURSTS_ASKED, FIGURES, PARTS, Figure, Results
+from bench.results import BURST_AGENTS, FIGURES, PARTS, Figure, Results
 
 README: Final = Path(__file__).parent / "README.md"
 LOAD_AWARE: Final = Path(__file__).parents[1] / "docs" / "load-aware.md"
@@ -17,7 +17,7 @@ Row = tuple[str, str, str, str]
 
 
 def rows(results_: Results) -> list[Row]:
-    """Key, what it means, its value, and its target with whether it is met; one row a figure that was measured."""
+    """Key, meaning, value and target with its verdict; one row per measured figure."""
     return [
         (key, figure.meaning, _value(results_[key], figure.unit), _target(results_[key], figure))
         for key, figure in FIGURES.items()
@@ -40,7 +40,7 @@ def _target(value: float, figure: Figure) -> str:
 
 
 def table(results_: Results) -> str:
-    """For a terminal: what each figure means, its value and its target."""
+    """A table for a terminal: the meaning, value and target of each figure."""
     shown = [row[1:] for row in rows(results_)]
     widths = [max(len(row[column]) for row in shown) for column in range(3)]
     lines = [
@@ -50,17 +50,17 @@ def table(results_: Results) -> str:
 
 
 def block(results_: Results) -> str:
-    """For README.md: where it was measured, the figures, the plots, growth, and every round."""
+    """The block of README.md: machines, figures, plots, growth, and all rounds."""
     sections = [
         _places(results_),
-        ["| key | what | figure | target |", "|---|---|---|---|", *map(_row, rows(results_))],
+        ["| key | meaning | figure | target |", "|---|---|---|---|", *map(_row, rows(results_))],
         [f"![{plots.TITLES[name]}](plots/{name}.svg)" for name in plots.names(results_)],
         _growth(results_.get("growth", [])),
         _bursts(results_.get("bursts", [])),
         [
             "### All rounds",
             "",
-            "| series | requests a round | medians of the rounds, ms | 99th percentiles, ms |",
+            "| series | requests per round | medians of the rounds, ms | 99th percentiles, ms |",
             "|---|---|---|---|",
             *(_series(name, results_) for name in results_["rounds"]),
         ],
@@ -74,8 +74,8 @@ def _row(row: Row) -> str:
 
 
 def _places(results_: Results) -> list[str]:
-    """When and where each part was measured, and of which versions."""
-    lines = ["| part | date | machine | other programs took | asked by |", "|---|---|---|---|---|"]
+    """When and where each part was measured, and the versions."""
+    lines = ["| part | date | machine | other programs took | client |", "|---|---|---|---|---|"]
     for part, place in results_["parts"].items():
         machine = place["machine"]
         named = f"{machine['cpu']}, {machine['cores']} cores, {machine['kernel']}"
@@ -88,12 +88,12 @@ def _places(results_: Results) -> list[str]:
 
 
 def _growth(sizes: Sequence[scaling.Row]) -> list[str]:
-    """A row a quantity, a column a size, and what grows faster than the nodes."""
+    """A table with quantities as rows and sizes as columns, and the quantities that grow faster than the nodes."""
     if not sizes:
         return []
     less, most = sizes[-2]["nodes"], sizes[-1]["nodes"]
     columns = [f"{row['nodes']:,} nodes" for row in sizes]
-    head = ["what", *columns, f"per node, {most:,} by {less:,}", "grows as nodes to the power of"]
+    head = ["quantity", *columns, f"per node, {most:,} by {less:,}", "growth exponent"]
     lines = ["### Growth", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for name, (meaning, unit) in scaling.QUANTITIES.items():
         values = [_value(row[name], unit) for row in sizes]
@@ -101,23 +101,23 @@ def _growth(sizes: Sequence[scaling.Row]) -> list[str]:
         lines.append(f"| {' | '.join([meaning, *values, *powers])} |")
     named = [scaling.QUANTITIES[name][0] for name in scaling.faster(sizes)]
     verdict = (
-        f"Faster than the nodes grows: {'; '.join(named)}."
+        f"Grows faster than the nodes: {'; '.join(named)}."
         if named
         else "Nothing grows faster than the nodes."
     )
-    margin = f"Faster is what needs more than {scaling.FASTER:g} times as much per node at {most:,} as at {less:,}."
+    margin = f"The threshold is {scaling.FASTER:g} times as much per node at {most:,} nodes as at {less:,}."
     return [*lines, "", f"{verdict} {margin}"]
 
 
 def _bursts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A row an agent: what came of it, on average of the runs."""
+    """A table with one row per group of agents: means of the runs."""
     if not rows:
         return []
     head = [
-        "asked",
+        "agents",
         "node-minutes above 90 %",
-        "of all",
-        "of each run",
+        "share",
+        "each run",
         "by CPU",
         "by memory",
         "restarts",
@@ -129,7 +129,7 @@ def _bursts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         share = f"{means['node_minutes'] / row['all_node_minutes']:.2%}"
         runs = ", ".join(map(str, row["node_minutes"]))
         counts = [f"{means[key]:.0f}" for key in bursty_pods.COUNTED[1:5]]
-        cells = [BURSTS_ASKED[row["agents"]], f"{means['node_minutes']:.0f}", share, runs, *counts]
+        cells = [BURST_AGENTS[row["agents"]], f"{means['node_minutes']:.0f}", share, runs, *counts]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -147,12 +147,12 @@ def _series(name: str, results_: Results) -> str:
 
 
 def bursts_block(results_: Results) -> str:
-    """For docs/load-aware.md: the table of bursty pods alone."""
+    """The block of docs/load-aware.md: only the table of bursty pods."""
     return "\n".join(_bursts(results_.get("bursts", []))[2:]) + "\n"
 
 
-def inserted(text: str, shown: str) -> str:
-    """A page with its figures replaced. ValueError if its markers are gone."""
+def replace_figures(text: str, shown: str) -> str:
+    """Replace the figures of a page. ValueError if its markers are missing."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
@@ -161,10 +161,10 @@ def inserted(text: str, shown: str) -> str:
 
 
 PAGES: Final[Mapping[Path, Callable[[Results], str]]] = {README: block, LOAD_AWARE: bursts_block}
-"""What has figures in it, and which."""
+"""Pages with figures, and the functions that format these."""
 
 
 def write(results_: Results) -> None:
     plots.write(results_)
-    for page, made in PAGES.items():
-        page.write_text(inserted(page.read_text(), made(results_)))
+    for page, format_block in PAGES.items():
+        page.write_text(replace_figures(page.read_text(), format_block(results_)))

@@ -1,4 +1,4 @@
-"""results.json: its keys, what each means and must reach, and where it was measured."""
+"""results.json: its keys with meanings and targets, and where each part was measured."""
 
 import json
 import os
@@ -20,11 +20,11 @@ GPU_FILTER: Final = "gpu filter"
 SCORING_AGENTS: Final = ("safe", "congestion", "pigeon", "learned")
 ISOLATED, PLAIN = "a command by isolate: to its first word", "the same command without"
 SCORED: Final = "prioritize by "
-"""Before the name of an agent: the series that asks for its scores."""
+"""Prefix of an agent's name: the series of prioritize calls of that agent."""
 WHOLE: Final = "whole nodes: "
-"""Before the name of a series that is asked with whole nodes."""
+"""Prefix of a series with whole nodes."""
 NOTHING: Final = "nothing: "
-"""Before the name of a series: the same load put on the do-nothing server."""
+"""Prefix of a series: the same load on the no-op server."""
 
 Results = dict[str, Any]
 
@@ -33,7 +33,7 @@ class Figure(NamedTuple):
     """A key of results.json."""
 
     part: str
-    """Of the bench, that measures it."""
+    """The part of the benchmark that measures it."""
     meaning: str
     unit: str = ""
     at_most: float | None = None
@@ -41,17 +41,17 @@ class Figure(NamedTuple):
     """Targets of the design."""
 
 
-class Measured(NamedTuple):
-    """What a part of the bench came to."""
+class Measurement(NamedTuple):
+    """Result of a part of the benchmark."""
 
     figures: Mapping[str, float]
     rounds: Rounds
     client: str
-    """Who asked; empty where nobody was timed."""
+    """Name of the load client; empty if no requests were timed."""
     more: Mapping[str, Any] = {}
-    """What belongs into results.json besides, by key."""
+    """Other values for results.json, by key."""
     programs: Mapping[str, str] = {}
-    """Versions of what took part besides nodewise."""
+    """Versions of other programs."""
 
 
 NAMES, WHOLE_NODES, GPU, GROWTH, START = "names", "whole", "gpu", "growth", "start"
@@ -59,16 +59,16 @@ SCORING, BURSTS, ISOLATE, CLUSTER = "scoring", "bursts", "isolate", "cluster"
 PARTS: Final[Mapping[str, str]] = {
     NAMES: "filter and prioritize, names",
     WHOLE_NODES: "filter and prioritize, whole nodes",
-    GPU: "the gpu agent: filter, names, 20,000 pods in the books; binds on a real API server",
-    SCORING: "the scoring agents: prioritize, names, statistics on all nodes, memories full",
+    GPU: "the gpu agent: filter, names, 20,000 allocated pods; binds on a real API server",
+    SCORING: "the scoring agents: prioritize, names, statistics on all nodes, full agent state",
     START: "start and memory, on a real API server with 50,000 pods",
     GROWTH: "growth",
-    BURSTS: "bursty pods on 200 nodes, simulated (`nodewise simulate bursts`); no figures of speed",
+    BURSTS: "bursty pods on 200 nodes, simulated (`nodewise simulate bursts`); independent of the machine",
     ISOLATE: "the CPU manager: the installed program in a busybox image, its node agent, one exclusive core",
     CLUSTER: "a real kube-scheduler (`make bench-cluster`)",
 }
 
-BURSTS_ASKED: Final[Mapping[str, str]] = {
+BURST_AGENTS: Final[Mapping[str, str]] = {
     "none": "no agent",
     "safe": "safe",
     "congestion": "congestion",
@@ -76,7 +76,7 @@ BURSTS_ASKED: Final[Mapping[str, str]] = {
     "learned": "learned",
     "safe,congestion": "safe and congestion",
 }
-"""Who is asked, as on the command line, and in words."""
+"""Groups of agents as on the command line, and their titles."""
 
 
 def bursts_key(agents: str) -> str:
@@ -86,38 +86,36 @@ def bursts_key(agents: str) -> str:
 FIGURES: Final[Mapping[str, Figure]] = {
     "filter_names_5000_p50_ms": Figure(NAMES, "filter, names: median", "ms", 1.5),
     "filter_names_5000_p99_ms": Figure(NAMES, "filter, names: 99th percentile", "ms"),
-    "filter_names_5000_ratio": Figure(NAMES, "filter, names: median by that of doing nothing"),
+    "filter_names_5000_ratio": Figure(NAMES, "filter, names: median, ratio to the no-op server"),
     "prioritize_names_5000_p50_ms": Figure(NAMES, "prioritize, names: median", "ms", 1.5),
     "prioritize_names_5000_p99_ms": Figure(NAMES, "prioritize, names: 99th percentile", "ms"),
-    "prioritize_names_5000_ratio": Figure(NAMES, "prioritize, names: median by that of doing nothing"),
+    "prioritize_names_5000_ratio": Figure(NAMES, "prioritize, names: median, ratio to the no-op server"),
     "filter_names_5000_p50_refresh_ms": Figure(
         NAMES, "filter while ten metrics refresh every 2 s: median", "ms"
     ),
     "filter_names_5000_p99_refresh_ms": Figure(NAMES, "the same: 99th percentile", "ms", 5.0),
     "filter_names_5000_max_refresh_ms": Figure(NAMES, "the same: slowest of all", "ms"),
-    "filter_names_5000_refresh_ratio": Figure(NAMES, "the same: 99th percentile by that of doing nothing"),
-    "nothing_filter_5000_p50_ms": Figure(NAMES, "do-nothing server, as many bytes as filter: median", "ms"),
-    "nothing_filter_5000_p99_ms": Figure(NAMES, "do-nothing server, as filter: 99th percentile", "ms"),
+    "filter_names_5000_refresh_ratio": Figure(NAMES, "the same: 99th percentile, ratio to the no-op server"),
+    "nothing_filter_5000_p50_ms": Figure(NAMES, "no-op server, same number of bytes as filter: median", "ms"),
+    "nothing_filter_5000_p99_ms": Figure(NAMES, "no-op server, as filter: 99th percentile", "ms"),
     "nothing_prioritize_5000_p50_ms": Figure(
-        NAMES, "do-nothing server, as many bytes as prioritize: median", "ms"
+        NAMES, "no-op server, same number of bytes as prioritize: median", "ms"
     ),
-    "nothing_prioritize_5000_p99_ms": Figure(
-        NAMES, "do-nothing server, as prioritize: 99th percentile", "ms"
-    ),
+    "nothing_prioritize_5000_p99_ms": Figure(NAMES, "no-op server, as prioritize: 99th percentile", "ms"),
     "rss_mib": Figure(NAMES, "resident memory of the extender after these rounds", "MiB"),
     "filter_full_5000_ratio": Figure(
-        WHOLE_NODES, "filter, whole nodes: median by that of doing nothing", at_most=1.3
+        WHOLE_NODES, "filter, whole nodes: median, ratio to the no-op server", at_most=1.3
     ),
     "prioritize_full_5000_ratio": Figure(
-        WHOLE_NODES, "prioritize, whole nodes: median by that of doing nothing", at_most=1.3
+        WHOLE_NODES, "prioritize, whole nodes: median, ratio to the no-op server", at_most=1.3
     ),
     "filter_full_5000_p50_ms": Figure(WHOLE_NODES, "filter, whole nodes: median", "ms"),
     "prioritize_full_5000_p50_ms": Figure(WHOLE_NODES, "prioritize, whole nodes: median", "ms"),
     "gpu_filter_names_5000_p50_ms": Figure(
-        GPU, "gpu filter, names, 20,000 pods hold cards: median", "ms", 5.0
+        GPU, "gpu filter, names, 20,000 pods with GPUs: median", "ms", 5.0
     ),
     "gpu_filter_names_5000_p99_ms": Figure(GPU, "the same: 99th percentile", "ms"),
-    "gpu_bind_rate": Figure(GPU, "pods with cards bound a second, two replicas", "1/s", at_least=80.0),
+    "gpu_bind_rate": Figure(GPU, "pods with GPUs bound per second, two replicas", "1/s", at_least=80.0),
     **{
         f"score_{agent}_names_5000_p50_ms": Figure(SCORING, f"{agent} prioritizes, names: median", "ms", most)
         for agent, most in {"congestion": 2.0, "learned": 2.0, "safe": 3.0, "pigeon": 4.0}.items()
@@ -127,29 +125,29 @@ FIGURES: Final[Mapping[str, Figure]] = {
         for agent in SCORING_AGENTS
     },
     "ready_s": Figure(START, "start to ready, 5,000 nodes and 50,000 pods", "s", 20.0),
-    "rss_50000_pods_mib": Figure(START, "resident then, and three periods later", "MiB", 400.0),
-    "rss_50000_pods_peak_mib": Figure(START, "the most that was resident until then", "MiB"),
+    "rss_50000_pods_mib": Figure(START, "resident memory when ready or three periods later", "MiB", 400.0),
+    "rss_50000_pods_peak_mib": Figure(START, "peak resident memory until then", "MiB"),
     **{
         bursts_key(agents): Figure(BURSTS, f"node-minutes above 90 % of CPU or memory, {title}")
-        for agents, title in BURSTS_ASKED.items()
+        for agents, title in BURST_AGENTS.items()
     },
-    "isolate_overhead_ms": Figure(ISOLATE, "`isolate`: start to exec, by plain exec: median", "ms", 100.0),
+    "isolate_overhead_ms": Figure(ISOLATE, "`isolate`: start to exec, minus plain exec: median", "ms", 100.0),
     "jitter_exclusive_p999_us": Figure(
         ISOLATE,
-        "a loop in the pool exclusive beside a loaded core: 99.9th percentile of a turn above the median",
+        "a loop in the pool exclusive beside a loaded core: 99.9th percentile of an iteration minus the median",
         "µs",
     ),
-    "jitter_unpinned_p999_us": Figure(ISOLATE, "the same loop, not pinned", "µs"),
-    "jitter_without_pools_p999_us": Figure(ISOLATE, "the same, and the load on no core in particular", "µs"),
-    "cluster_bind_rate_none": Figure(CLUSTER, "pods bound a second, no extender", "1/s"),
-    "cluster_bind_rate_nothing": Figure(CLUSTER, "the same, do-nothing extender", "1/s"),
+    "jitter_unpinned_p999_us": Figure(ISOLATE, "the same loop, unpinned", "µs"),
+    "jitter_without_pools_p999_us": Figure(ISOLATE, "the same, with unpinned load", "µs"),
+    "cluster_bind_rate_none": Figure(CLUSTER, "pods bound per second, no extender", "1/s"),
+    "cluster_bind_rate_nothing": Figure(CLUSTER, "the same, no-op extender", "1/s"),
     "cluster_bind_rate_5000": Figure(CLUSTER, "the same, nodewise", "1/s"),
-    "cluster_bind_ratio_5000": Figure(CLUSTER, "nodewise by the do-nothing extender", at_least=0.85),
+    "cluster_bind_ratio_5000": Figure(CLUSTER, "nodewise, ratio to the no-op extender", at_least=0.85),
 }
 
 
 def figures(measured: Rounds) -> dict[str, float]:
-    """All figures that follow from rounds."""
+    """All figures that are calculated from rounds."""
     return figures_of_names(measured) | figures_of_whole(measured) | figures_of_scoring(measured)
 
 
@@ -186,8 +184,8 @@ def figures_of_scoring(measured: Rounds) -> dict[str, float]:
     }
 
 
-def where(measured: Measured, others_share: float) -> dict[str, Any]:
-    """When, where and of what a part was measured."""
+def where(measured: Measurement, others_share: float) -> dict[str, Any]:
+    """Date, machine and versions of a measurement."""
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "machine": machine() | {"others_share": round(others_share, 2)},
@@ -195,10 +193,10 @@ def where(measured: Measured, others_share: float) -> dict[str, Any]:
     } | ({"client": measured.client} if measured.client else {})
 
 
-def merged(known: Results, part: str, measured: Measured, place: Mapping[str, Any]) -> Results:
-    """results.json with a part measured anew; all others stay as they are, each with where it was measured.
+def merged(known: Results, part: str, measured: Measurement, place: Mapping[str, Any]) -> Results:
+    """Update one part of results.json; the others keep their values and places.
 
-    Where the figures about names were measured stands at the top as well.
+    The place of the part `names` is also at the top level.
     """
     values = known | dict(measured.figures) | dict(measured.more) | (dict(place) if part == NAMES else {})
     parts = known.get("parts", {}) | {part: dict(place)}
@@ -210,7 +208,7 @@ def merged(known: Results, part: str, measured: Measured, place: Mapping[str, An
 
 
 def machine() -> dict[str, Any]:
-    """Where we run."""
+    """This machine."""
     return {"cpu": _cpu(), "cores": os.cpu_count(), "kernel": f"{platform.system()} {platform.release()}"}
 
 
@@ -224,20 +222,20 @@ def _cpu() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of what is measured."""
+    """Versions of the measured programs."""
     versions = {"python": platform.python_version(), "openssl": ssl.OPENSSL_VERSION}
     return versions | {name: metadata.version(name) for name in PROGRAMS}
 
 
-class Spent:
-    """How busy the machine is from now on, and by whom."""
+class MachineLoad:
+    """CPU time of this benchmark and of other programs from now on."""
 
     def __init__(self) -> None:
         self._before = self._now()
 
     @staticmethod
     def _now() -> tuple[float, float, float]:
-        """Seconds of all cores: at work, idle, and at work for us and for children that have ended."""
+        """Seconds of all cores: busy, idle, and busy for this process and its ended children."""
         ours = os.times()
         with Path("/proc/stat").open() as lines:
             user, nice, system, idle, waiting, *rest = (
@@ -248,7 +246,7 @@ class Spent:
         return busy, (idle + waiting) / per_s, sum(ours[:4])
 
     def others_share(self) -> float:
-        """The share of the machine that went to other programs. More than a twentieth spoils the figures."""
+        """The share of the machine that other programs used. More than a twentieth invalidates the figures."""
         busy, idle, ours = (now - before for now, before in zip(self._now(), self._before, strict=True))
         return max(busy - ours, 0.0) / (busy + idle)
 

@@ -1,7 +1,7 @@
-"""The same with ever more nodes: what grows faster than their number?
+"""Growth with the number of nodes: which quantities grow faster than the number of nodes.
 
-Each size has an API server's double and an extender of its own. First nobody asks, and what refreshing costs is
-measured; then names are asked for.
+Each size has its own fake API server and extender. The cost of metric refreshes is measured without requests; then
+follow requests with names.
 """
 
 import math
@@ -13,55 +13,57 @@ from typing import Any, Final
 from bench import alternating_rounds, bench_processes, cluster_data, node_names
 from bench.load_clients import HttpLoad
 from bench.node_names import PATHS
-from bench.progress_lines import told
-from bench.results import FILTER, PRIORITIZE, Measured
+from bench.progress_lines import report_progress_line
+from bench.results import FILTER, PRIORITIZE, Measurement
 
 SIZES: Final = (500, 1000, 5000, 20_000)
 PERIOD_S: Final = 5
 PODS: Final = 4
 TIMES: Final = 3
-"""Rounds of requests at each size."""
+"""Rounds of requests per size."""
 FASTER: Final = 1.15
-"""So many times as much per node at the largest size as at the one before: less is noise."""
+"""Threshold of the amount per node at the largest size relative to the one before: less is noise."""
 
 QUANTITIES: Final[Mapping[str, tuple[str, str]]] = {
     "filter_ms": ("filter, names: median", "ms"),
     "prioritize_ms": ("prioritize, names: median", "ms"),
-    "refresh_cpu_ms": ("processor time to refresh ten metrics once", "ms"),
-    "ready_s": ("start to ready, API server's double", "s"),
-    "rss_mib": ("resident memory, before it is asked", "MiB"),
+    "refresh_cpu_ms": ("CPU time to refresh ten metrics once", "ms"),
+    "ready_s": ("start to ready, fake API server", "s"),
+    "rss_mib": ("resident memory before requests", "MiB"),
 }
-"""What is measured at each size, and its unit."""
+"""The quantities of each size, with units."""
 
 Row = dict[str, float]
 """One size: `nodes` and the quantities."""
 
 
-def measure(ground: bench_processes.Ground, requests: int, periods: int) -> Measured:
+def measure(context: bench_processes.BenchContext, requests: int, periods: int) -> Measurement:
     rows = []
     for count in SIZES:
-        told(f"{count} nodes: starting")
-        rows.append(_at(ground, count, requests, periods))
-        told(f"{count} nodes: {rows[-1]}")
-    return Measured({}, {}, "", {"growth": rows})
+        report_progress_line(f"{count} nodes: starting")
+        rows.append(_at(context, count, requests, periods))
+        report_progress_line(f"{count} nodes: {rows[-1]}")
+    return Measurement({}, {}, "", {"growth": rows})
 
 
-def _at(ground: bench_processes.Ground, count: int, requests: int, periods: int) -> Row:
+def _at(context: bench_processes.BenchContext, count: int, requests: int, periods: int) -> Row:
     bodies = node_names.write(
-        ground.folder / f"growth-{count}", cluster_data.requests(cluster_data.names(count), PODS)
+        context.folder / f"growth-{count}", cluster_data.requests(cluster_data.names(count), PODS)
     )
     with (
-        bench_processes.apiserver(ground.folder, ground.papers, count) as kubeconfig,
-        bench_processes.extender(ground.folder, ground.papers, kubeconfig, f"{PERIOD_S}s") as extender,
+        bench_processes.apiserver(context.folder, context.certificates, count) as kubeconfig,
+        bench_processes.extender(
+            context.folder, context.certificates, kubeconfig, f"{PERIOD_S}s"
+        ) as extender,
     ):
         refresh_cpu_s = _refresh_cpu_s(extender, periods)
-        rss_mib = extender.rss_mib()  # before the decisions that it keeps, which have a limit of their own
+        rss_mib = extender.rss_mib()  # before requests fill the decision store, which has its own limit
         load = HttpLoad("", bodies, requests // 5, requests)
         asks = {
-            verb: partial(ground.client.ask, load._replace(url=extender.url + PATHS[verb]))
+            verb: partial(context.client.ask, load._replace(url=extender.url + PATHS[verb]))
             for verb in (FILTER, PRIORITIZE)
         }
-        measured = alternating_rounds.alternate(TIMES, asks, told)
+        measured = alternating_rounds.alternate(TIMES, asks, report_progress_line)
         return {
             "nodes": count,
             **{

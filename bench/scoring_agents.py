@@ -1,7 +1,7 @@
-"""The scoring agents: prioritize with names, asked of each by itself, with all that they go by in place.
+"""The scoring agents: prioritize with names, for each agent separately, with complete inputs.
 
-Statistics stand on all nodes, as `nodewise annotate` writes them; the memories of the agents that remember are full.
-Calls that follow one another are about other pods, with other requests.
+All nodes have the statistics that `nodewise annotate` writes; the state of agents with memory is full. Consecutive
+calls have different pods with different requests.
 """
 
 import json
@@ -15,8 +15,8 @@ import numpy as np
 from bench import alternating_rounds, bench_processes, cluster_data, node_names, results
 from bench.cluster_data import Object
 from bench.load_clients import HttpLoad
-from bench.progress_lines import told
-from bench.results import SCORED, SCORING_AGENTS, Measured
+from bench.progress_lines import report_progress_line
+from bench.results import SCORED, SCORING_AGENTS, Measurement
 from nodewise.agents.pigeon import resources
 from nodewise.agents.pigeon.pod_statistics import MAX_PODS, DemandMemory
 from nodewise.clock import SystemClock, format_rfc3339
@@ -24,65 +24,66 @@ from nodewise.statistics import load_annotations
 
 NODES: Final = 5000
 TYPES: Final = 10
-"""Of pods; each was seen on every node, which is all that the learned agent holds: 50,000 pairs."""
-ASKED: Final = 256
-"""Different pods that ask."""
+"""Number of pod types; each ran on every node, which fills the learned agent: 50,000 pairs."""
+POD_VARIANTS: Final = 256
+"""Number of different pods in requests."""
 NAMESPACE: Final = "shop"
 _CPU_MILLI, _MEMORY = 31_850, 127_926_272 * 1024
 _LEARNED_S: Final = 1800.0
-"""What the pods show happened since then."""
+"""Age of the learned agent's state; the status of pods shows later events."""
 _LEAST_SCORES: Final[Mapping[str, int]] = {"safe": 5, "congestion": 10, "pigeon": 5, "learned": 2}
-"""How many different scores an answer must have at least; else this is not the world that was written."""
+"""Minimum number of different scores in a response; fewer mean that the inputs are incomplete."""
 
 
-def measure(ground: bench_processes.Ground, times: int, requests: int) -> Measured:
-    """`times` rounds of so many prioritize calls of each agent."""
-    folder = ground.folder / "cluster"
+def measure(context: bench_processes.BenchContext, times: int, requests: int) -> Measurement:
+    """Measure `times` rounds of `requests` prioritize calls per agent."""
+    folder = context.folder / "cluster"
     folder.mkdir()
-    told(f"writing {NODES} nodes and {NODES * TYPES} pods")
+    report_progress_line(f"writing {NODES} nodes and {NODES * TYPES} pods")
     now = SystemClock().now()
     (folder / "all.json").write_text(
         json.dumps({"kind": "List", "apiVersion": "v1", "items": list(_items(now))})
     )
-    (ground.folder / "state.json").write_text(json.dumps(_memories(now)))
+    (context.folder / "state.json").write_text(json.dumps(_agent_memories(now)))
     bodies = node_names.write(
-        ground.folder / "scoring", cluster_data.requests(cluster_data.names(NODES), ASKED, _asking)
+        context.folder / "scoring",
+        cluster_data.requests(cluster_data.names(NODES), POD_VARIANTS, _pod_variant),
     )
     arguments = [
         f"--agents={','.join(SCORING_AGENTS)}",
         f"--objects-from={folder}",
-        f"--state={ground.folder / 'state.json'}",
+        f"--state={context.folder / 'state.json'}",
         "--sync-period=1h",
         "--shutdown-delay=0s",
         "--address=127.0.0.1",
         "--port=0",
         "--health-port=0",
         "--log-format=json",
-        f"--cert={ground.papers.server.cert}",
-        f"--key={ground.papers.server.key}",
-        f"--client-ca={ground.papers.client_ca}",
+        f"--cert={context.certificates.server.cert}",
+        f"--key={context.certificates.server.key}",
+        f"--client-ca={context.certificates.client_ca}",
     ]
     with bench_processes.serving(
-        bench_processes.PROGRAM, arguments, ground.folder / "scoring.log"
+        bench_processes.PROGRAM, arguments, context.folder / "scoring.log"
     ) as extender:
         asks, client = {}, ""
         for agent in SCORING_AGENTS:
             url = f"{extender.url}/agents/{agent}/prioritize"
             load = HttpLoad(url, bodies, warmup=requests // 5, requests=requests)
-            client = _checked(agent, ground, load)
-            asks[SCORED + agent] = partial(ground.client.ask, load)
-        measured = alternating_rounds.alternate(times, asks, told)
-    return Measured(results.figures_of_scoring(measured), measured, client)
+            client = _checked(agent, context, load)
+            asks[SCORED + agent] = partial(context.client.ask, load)
+        measured = alternating_rounds.alternate(times, asks, report_progress_line)
+    return Measurement(results.figures_of_scoring(measured), measured, client)
 
 
-def _checked(agent: str, ground: bench_processes.Ground, load: HttpLoad) -> str:
-    """Ask once, and return which client asked. RuntimeError if the scores are not those of this world."""
-    saved: Path = ground.folder / f"score-{agent}.json"
-    taken = ground.client.ask(load._replace(save=saved, requests=1, warmup=0))
+def _checked(agent: str, context: bench_processes.BenchContext, load: HttpLoad) -> str:
+    """Call the agent once and return the name of the client. RuntimeError if the scores are wrong."""
+    saved: Path = context.folder / f"score-{agent}.json"
+    taken = context.client.ask(load._replace(save=saved, requests=1, warmup=0))
     scores = {host_score["Score"] for host_score in json.loads(saved.read_bytes())}
-    told(f"{agent} gives scores {sorted(scores)}")
+    report_progress_line(f"{agent} gives scores {sorted(scores)}")
     if len(scores) < _LEAST_SCORES[agent]:
-        raise RuntimeError(f"{agent} gives no scores but {sorted(scores)}: there is nothing to measure")
+        raise RuntimeError(f"{agent} gives only the scores {sorted(scores)}: the measurement is invalid")
     return taken.client
 
 
@@ -95,7 +96,7 @@ def _items(now: float) -> Iterator[Object]:
 
 
 def _node(name: str, number: int, now: float, random: np.random.Generator) -> Object:
-    """With all annotations that agents read."""
+    """A node with all annotations that agents read."""
     cpu, memory, requested = random.uniform(0.05, 0.95), random.uniform(0.2, 0.9), random.uniform(0.1, 0.9)
     texts = {
         load_annotations.MEAN_FREE_CPU: f"{(1 - cpu) * _CPU_MILLI:.3f}",
@@ -117,7 +118,7 @@ def _node(name: str, number: int, now: float, random: np.random.Generator) -> Ob
 
 
 def _pod(name: str, type_: int, node: str, now: float, *, fails: bool) -> Object:
-    """On its node; it failed twice in a row, or it runs."""
+    """A bound pod that failed twice in a row, or runs."""
     ended = {"startedAt": format_rfc3339(now - 300), "finishedAt": format_rfc3339(now - 240)}
     container = {
         "name": "main",
@@ -135,8 +136,8 @@ def _pod(name: str, type_: int, node: str, now: float, *, fails: bool) -> Object
     }
 
 
-def _memories(now: float) -> Object:
-    """What the agents know: pigeon of as many pods as it counts, learned of nothing before the pods that there are."""
+def _agent_memories(now: float) -> Object:
+    """State of the agents: pigeon has its maximum number of pods, learned only what the existing pods show."""
     random = np.random.default_rng(2)
     memory = DemandMemory()
     for number in range(MAX_PODS):
@@ -147,8 +148,8 @@ def _memories(now: float) -> Object:
     return {"pigeon": json.loads(kept), "learned": {"version": 1, "until": now - _LEARNED_S, "types": {}}}
 
 
-def _asking(number: int) -> Object:
-    """Another pod each time: of another type, with other requests."""
+def _pod_variant(number: int) -> Object:
+    """A pod whose type and requests depend on its number."""
     pod = cluster_data.pod(number)
     requests = {"cpu": f"{100 + 13 * number}m", "memory": f"{128 + 17 * number}Mi"}
     pod["metadata"]["labels"] = {"app": f"type-{number % TYPES}"}

@@ -1,11 +1,11 @@
-"""What the bench's own server processes have in common: their arguments, and the first line that they print."""
+"""Common parts of the benchmark's server processes: their arguments, and the first line of output."""
 
 import argparse
 import json
 
 
-def arguments(description: str | None) -> argparse.ArgumentParser:
-    """A parser with the certificate files; more is added by who wants more."""
+def argument_parser(description: str | None) -> argparse.ArgumentParser:
+    """A parser with the arguments for certificate files."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -15,5 +15,5 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
 
 
 def announce(port: int) -> None:
-    """Tell whoever started us where we are."""
+    """Print the URL for the parent process."""
     print(json.dumps({"url": f"https://127.0.0.1:{port}"}), flush=True)

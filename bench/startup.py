@@ -14,42 +14,42 @@ from tests.cluster.test_namespaces import Sandbox
 from bench import bench_processes, cluster_data, contenders, etcd_population
 from bench.cluster_data import Object
 from bench.node_names import NODES
-from bench.progress_lines import told
-from bench.results import Measured
+from bench.progress_lines import report_progress_line
+from bench.results import Measurement
 
 POD_COUNT: Final = 50_000
 MOVING_METRIC: Final = cluster_data.OTHERS[-1]
 MOVING_TARGET: Final = 897_300
-"""Of values up to 900,000: some fifteen of 5,000 nodes are above it, other ones in each period."""
+"""Threshold for values up to 900,000: about fifteen of 5,000 nodes exceed it, different ones in each period."""
 SETTLE_S: Final = 6.0
-"""After it is ready: three periods."""
+"""Waiting time after readiness: three periods."""
 
 
 class Start(NamedTuple):
-    """One start of the extender."""
+    """Measurements of one start of the extender."""
 
     ready_s: float
     rss_mib: float
-    """The larger of when it was ready and some periods later."""
+    """The larger value of when it was ready and some periods later."""
     peak_mib: float
 
 
-class Plane(NamedTuple):
-    """The control plane with everything in it, and who the extender is to it."""
+class FilledControlPlane(NamedTuple):
+    """A control plane with its objects, and the user of the extender."""
 
     sandbox: Sandbox
     folder: Path
     user: User
 
 
-def measure(ground: bench_processes.Ground, times: int) -> Measured:
-    """So many starts."""
-    told("finding the control plane (where it has to be built: five minutes)")
-    with _filled(programs.folder(), ground.folder) as plane:
+def measure(context: bench_processes.BenchContext, times: int) -> Measurement:
+    """Measure `times` starts."""
+    report_progress_line("finding the control plane (where it has to be built: five minutes)")
+    with _filled(programs.folder(), context.folder) as plane:
         starts = []
         for number in range(times):
             starts.append(_start(plane, number))
-            told(f"start {number + 1} of {times}: {starts[-1]}")
+            report_progress_line(f"start {number + 1} of {times}: {starts[-1]}")
     figures = {
         "ready_s": round(statistics.median(start.ready_s for start in starts), 2),
         "rss_50000_pods_mib": round(statistics.median(start.rss_mib for start in starts), 1),
@@ -57,20 +57,20 @@ def measure(ground: bench_processes.Ground, times: int) -> Measured:
     }
     more = {"starts": [start._asdict() for start in starts]}
     versions = {"kubernetes": programs.VERSION}
-    return Measured(figures, {}, "", more, versions)
+    return Measurement(figures, {}, "", more, versions)
 
 
 @contextlib.contextmanager
-def _filled(programs: Path, folder: Path) -> Iterator[Plane]:
-    """A control plane with nodes, pods, policies, and ten metrics that change."""
+def _filled(programs: Path, folder: Path) -> Iterator[FilledControlPlane]:
+    """Run a control plane with nodes, pods, policies, and ten metrics that change."""
     named = cluster_data.names(NODES)
     with controlplane.running(programs, folder) as plane, test_namespaces.created(plane) as sandbox:
         for what, entries in (
             (f"{NODES} nodes", etcd_population.nodes(named)),
             (f"{POD_COUNT} pods", etcd_population.pods(named, POD_COUNT)),
         ):
-            told(f"writing {what} into etcd")
-            etcd_population.fill(plane.etcd, entries, lambda count: told(f"{count} written"))
+            report_progress_line(f"writing {what} into etcd")
+            etcd_population.fill(plane.etcd, entries, lambda count: report_progress_line(f"{count} written"))
         extender_process.define(plane.api)
         sandbox.create(objects.namespace(cluster_data.NAMESPACE, trusted=True))
         for policy in policies():
@@ -79,11 +79,11 @@ def _filled(programs: Path, folder: Path) -> Iterator[Plane]:
             custom_metrics.behind(sandbox, folder, ("v1beta2",)) as metrics,
             contenders.feeding(metrics, named, cluster_data.METRICS),
         ):
-            yield Plane(sandbox, folder, extender_process.user(plane))
+            yield FilledControlPlane(sandbox, folder, extender_process.user(plane))
 
 
 def policies() -> list[Object]:
-    """The fleet's, and one whose labels are on other nodes after each refresh."""
+    """The common policies, and one whose labels move to other nodes after each refresh."""
     rule = {
         "metricname": MOVING_METRIC,
         "operator": "GreaterThan",
@@ -98,8 +98,8 @@ def policies() -> list[Object]:
     ]
 
 
-def _start(plane: Plane, number: int) -> Start:
-    """One start, with the rights that ship."""
+def _start(plane: FilledControlPlane, number: int) -> Start:
+    """Measure one start, with the shipped access rights."""
     folder = plane.folder / f"start-{number}"
     folder.mkdir()
     arguments = [

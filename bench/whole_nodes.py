@@ -1,34 +1,34 @@
-"""Filter and prioritize with whole nodes, 52 MB a request, against doing nothing with the same bytes."""
+"""Filter and prioritize with whole nodes, 52 MB per request, compared with the no-op server."""
 
 from bench import alternating_rounds, bench_processes, cluster_data, node_names, results
 from bench.load_clients import HttpLoad
-from bench.node_names import NODES, PATHS, Bench
-from bench.progress_lines import told
-from bench.results import WHOLE, Measured
+from bench.node_names import NODES, PATHS, NamesBench
+from bench.progress_lines import report_progress_line
+from bench.results import WHOLE, Measurement
 
 BODIES = 3
 WARMUP = 2
 
 
-def measure(ground: bench_processes.Ground, times: int, requests: int) -> Measured:
-    """`times` rounds of so many requests each."""
-    told(f"making {BODIES} requests with {NODES} whole nodes")
+def measure(context: bench_processes.BenchContext, times: int, requests: int) -> Measurement:
+    """Measure `times` rounds of `requests` requests each."""
+    report_progress_line(f"making {BODIES} requests with {NODES} whole nodes")
     bodies = node_names.write(
-        ground.folder / "whole", cluster_data.whole_requests(cluster_data.names(NODES), BODIES)
+        context.folder / "whole", cluster_data.whole_requests(cluster_data.names(NODES), BODIES)
     )
     load = HttpLoad("", bodies, warmup=WARMUP, requests=requests)
     with (
-        bench_processes.apiserver(ground.folder, ground.papers, NODES) as kubeconfig,
-        bench_processes.extender(ground.folder, ground.papers, kubeconfig, "1h") as extender,
+        bench_processes.apiserver(context.folder, context.certificates, NODES) as kubeconfig,
+        bench_processes.extender(context.folder, context.certificates, kubeconfig, "1h") as extender,
     ):
-        bench = Bench(ground.folder, ground.papers, ground.client, kubeconfig, load, times)
+        bench = NamesBench(context.folder, context.certificates, context.client, kubeconfig, load, times)
         client = bench.answers(extender.url)
         saved = {PATHS[verb]: bench.saved(verb) for verb in PATHS}
-        with bench_processes.nothing(bench.folder, bench.papers, saved) as nothing:
+        with bench_processes.null_server(bench.folder, bench.certificates, saved) as null_server:
             asks = {
                 prefix + WHOLE + verb: ask
                 for verb in PATHS
-                for prefix, ask in bench.series(extender.url, nothing, verb).items()
+                for prefix, ask in bench.series(extender.url, null_server, verb).items()
             }
-            measured = alternating_rounds.alternate(times, asks, told)
-    return Measured(results.figures_of_whole(measured), measured, client)
+            measured = alternating_rounds.alternate(times, asks, report_progress_line)
+    return Measurement(results.figures_of_whole(measured), measured, client)

@@ -14,9 +14,9 @@ def test_the_overhead_is_the_difference_of_rounds_that_belong_together() -> None
 
 
 def test_a_tail_is_what_the_slowest_turn_in_a_thousand_takes_longer() -> None:
-    summary = isolate_times.turns([50.0] * 1998 + [80.0, 900.0])
+    summary = isolate_times.iteration_summary([50.0] * 1998 + [80.0, 900.0])
     assert summary == {"p50_us": 50.0, "p999_us": 50.0, "max_us": 900.0, "turns": 2000}
-    summary = isolate_times.turns([50.0] * 1997 + [80.0, 90.0, 900.0])
+    summary = isolate_times.iteration_summary([50.0] * 1997 + [80.0, 90.0, 900.0])
     tails = isolate_times.tails({isolate_times.PINNED: [summary, summary | {"p999_us": 85.0}, summary]})
     assert tails == {"jitter_exclusive_p999_us": 30.0}
 

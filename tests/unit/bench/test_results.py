@@ -4,7 +4,7 @@ import json
 
 import pytest
 from bench import alternating_rounds, cluster, plots, report, results
-from bench.results import Measured
+from bench.results import Measurement
 
 KEYS = {
     "filter_names_5000_p50_ms",
@@ -78,12 +78,12 @@ def test_node_minutes_are_those_of_the_runs():
 @pytest.mark.parametrize("page", report.PAGES, ids=lambda page: page.name)
 def test_pages_show_exactly_the_figures(page):
     text = page.read_text()
-    assert report.inserted(text, report.PAGES[page](results.read())) == text
+    assert report.replace_figures(text, report.PAGES[page](results.read())) == text
 
 
 def test_readme_without_its_markers_is_an_error():
     with pytest.raises(ValueError, match="lacks the lines"):
-        report.inserted("# How fast\n", "")
+        report.replace_figures("# How fast\n", "")
 
 
 def test_the_plots_are_those_of_the_results(tmp_path):
@@ -122,7 +122,9 @@ def test_a_target_is_met_up_to_its_limit(key, value, verdict):
 
 def test_a_part_measured_anew_leaves_the_others_as_they_are():
     known = results.read()
-    document = results.merged(known, results.START, Measured({"ready_s": 3.5}, {}, "", {"starts": []}), PLACE)
+    document = results.merged(
+        known, results.START, Measurement({"ready_s": 3.5}, {}, "", {"starts": []}), PLACE
+    )
     assert document["ready_s"] == 3.5
     assert document["starts"] == []
     assert document["parts"][results.START] == PLACE
@@ -139,14 +141,14 @@ def test_a_part_keeps_the_rounds_of_the_others():
     series = [{"p50_ms": 1.0, "p99_ms": 2.0, "max_ms": 3.0, "requests": 5}]
     known = {"rounds": {"filter": series}}
     document = results.merged(
-        known, results.WHOLE_NODES, Measured({}, {"whole nodes: filter": series}, ""), PLACE
+        known, results.WHOLE_NODES, Measurement({}, {"whole nodes: filter": series}, ""), PLACE
     )
     assert document["rounds"] == {"filter": series, "whole nodes: filter": series}
 
 
 def test_where_names_were_measured_stands_at_the_top():
     document = results.merged(
-        {}, results.NAMES, Measured({"rss_mib": 1.0}, {}, "go"), PLACE | {"client": "go"}
+        {}, results.NAMES, Measurement({"rss_mib": 1.0}, {}, "go"), PLACE | {"client": "go"}
     )
     assert document["date"] == PLACE["date"]
     assert document["client"] == "go"
