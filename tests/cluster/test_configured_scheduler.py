@@ -18,7 +18,7 @@ from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.processes import NotReadyError, Process
 from tests.conformance.configure import scheduler_manifests
-from tests.conformance.configure.control_plane_hosts import Host
+from tests.conformance.configure.control_plane_hosts import ControlPlaneHost
 from tests.conformance.configure.scheduler_manifests import changed
 
 KUBECONFIG = "/etc/kubernetes/scheduler.conf"
@@ -26,13 +26,13 @@ IMAGE = f"registry.k8s.io/kube-scheduler:{programs.VERSION}"
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Host:
-    host_files = Host(tmp_path / "host")
+def host(tmp_path: Path) -> ControlPlaneHost:
+    host_files = ControlPlaneHost(tmp_path / "host")
     host_files.write(scheduler_manifests.text(scheduler_manifests.pod(36, image=IMAGE)))
     return host_files
 
 
-def inside(text: str, host: Host, plane: ControlPlane) -> str:
+def inside(text: str, host: ControlPlaneHost, plane: ControlPlane) -> str:
     """Names as the container has them, as they are on this machine."""
     names = {"/host/certs": str(host.certs), KUBECONFIG: str(plane.user("system:kube-scheduler").kubeconfig)}
     for name, here in names.items():
@@ -41,7 +41,7 @@ def inside(text: str, host: Host, plane: ControlPlane) -> str:
 
 
 @contextlib.contextmanager
-def scheduler(plane: ControlPlane, host: Host) -> Iterator[tuple[Process, str]]:
+def scheduler(plane: ControlPlane, host: ControlPlaneHost) -> Iterator[tuple[Process, str]]:
     """The program, started as the manifest says, and where it answers."""
     path = Path(host.pod["spec"]["containers"][0]["volumeMounts"][1]["mountPath"])
     folder = plane.folder / f"configured-{processes.number()}"
@@ -67,7 +67,7 @@ def scheduler(plane: ControlPlane, host: Host) -> Iterator[tuple[Process, str]]:
         process.stop()
 
 
-def read(plane: ControlPlane, host: Host) -> Object:
+def read(plane: ControlPlane, host: ControlPlaneHost) -> Object:
     """The configuration as kube-scheduler itself has it, with its defaults."""
     with scheduler(plane, host) as (process, address):
         process.wait_ready(lambda: plane.api.answers(f"{address}/healthz"))
@@ -87,7 +87,7 @@ def is_in(wanted: Any, actual: Any) -> bool:
     return bool(wanted == actual) or (wanted is False and actual is None)
 
 
-def of_host(host: Host, plane: ControlPlane) -> Object:
+def of_host(host: ControlPlaneHost, plane: ControlPlane) -> Object:
     """What was written, with this machine's names of files."""
     value: Object = yaml.safe_load(inside(host.config.read_text(), host, plane))
     return value
@@ -97,7 +97,9 @@ TEMPLATES = {"tas": scheduler_manifests.TAS, "gas": scheduler_manifests.GAS, "bo
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_templates_of_the_older_systems_are_read(plane: ControlPlane, host: Host, name: str) -> None:
+def test_templates_of_the_older_systems_are_read(
+    plane: ControlPlane, host: ControlPlaneHost, name: str
+) -> None:
     host.template.write_text(TEMPLATES[name])
     assert host.run().code == 0
     configuration = read(plane, host)
@@ -117,7 +119,9 @@ def test_templates_of_the_older_systems_are_read(plane: ControlPlane, host: Host
     ],
     ids=" ".join,
 )
-def test_configurations_of_our_own_are_read(plane: ControlPlane, host: Host, flags: list[str]) -> None:
+def test_configurations_of_our_own_are_read(
+    plane: ControlPlane, host: ControlPlaneHost, flags: list[str]
+) -> None:
     host.template.unlink()
     ran = host.run(*flags)
     assert ran.code == 0, ran.err
@@ -161,7 +165,7 @@ extenders:
 
 
 def test_what_is_merged_into_the_users_own_is_read_with_all_that_was_theirs(
-    plane: ControlPlane, host: Host
+    plane: ControlPlane, host: ControlPlaneHost
 ) -> None:
     own = host.k / "own.yaml"
     own.write_text(USERS)
@@ -202,16 +206,16 @@ BROKEN = {
 
 @pytest.mark.parametrize("what", BROKEN)
 def test_what_kube_scheduler_does_not_start_with_is_refused(
-    plane: ControlPlane, host: Host, what: str
+    plane: ControlPlane, host: ControlPlaneHost, what: str
 ) -> None:
     """The real program refuses it, and we do before it is in its place."""
     old, new = BROKEN[what]
     assert old in scheduler_manifests.TAS
     assert host.run().code == 0
-    whole = host.everything()
+    whole = host.snapshot()
     host.template.write_text(scheduler_manifests.TAS.replace(old, new))
     assert host.run().code == 1
-    assert host.everything() == whole
+    assert host.snapshot() == whole
     broken = scheduler_manifests.TAS.replace(old, new).replace("XVERSIONX", "v1")
     host.config.write_text(broken)
     with scheduler(plane, host) as (process, address), pytest.raises(NotReadyError):

@@ -16,7 +16,7 @@ from tests.cluster import programs
 from tests.cluster.conftest import got
 from tests.cluster.extender_process import NODEWISE
 from tests.conformance.configure import scheduler_manifests
-from tests.conformance.configure.control_plane_hosts import Host
+from tests.conformance.configure.control_plane_hosts import ControlPlaneHost
 
 pytestmark = pytest.mark.cluster
 
@@ -122,7 +122,7 @@ def test_the_manifest_that_tests_start_from_is_kubeadms(root: KubeadmHost, tmp_p
         36, image=f"registry.k8s.io/kube-scheduler:{programs.VERSION}"
     )
     text = root.manifest.read_text()
-    host = Host(tmp_path / "host")
+    host = ControlPlaneHost(tmp_path / "host")
     host.write(text)
     assert host.run().code == 0
     assert host.pod["spec"]["dnsPolicy"] == DNS

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nodewise.configure.host_files import digest
-from tests.conformance.configure.control_plane_hosts import Host
+from tests.conformance.configure.control_plane_hosts import ControlPlaneHost
 
 pytestmark = pytest.mark.root
 TENANT = 1000
@@ -19,8 +19,8 @@ PAYLOAD = b"#!/bin/sh\nid\n"
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Host:
-    return Host(tmp_path)
+def host(tmp_path: Path) -> ControlPlaneHost:
+    return ControlPlaneHost(tmp_path)
 
 
 def planted(parent: Path, victim: Path, *, finished: bool) -> Path:
@@ -47,7 +47,7 @@ def give(*paths: Path) -> None:
 @pytest.mark.parametrize("flags", [[], ["--restore"]], ids=["run", "restore"])
 @pytest.mark.parametrize("mode", [0o755, 0o1777], ids=["owned", "sticky"])
 def test_a_planted_backup_has_root_write_nothing(
-    host: Host, tmp_path: Path, flags: list[str], mode: int
+    host: ControlPlaneHost, tmp_path: Path, flags: list[str], mode: int
 ) -> None:
     victim, parent = tmp_path / "victim", tmp_path / "backups"
     folder = planted(parent, victim, finished=bool(flags))
@@ -56,17 +56,17 @@ def test_a_planted_backup_has_root_write_nothing(
     else:
         give(folder)
         parent.chmod(mode)
-    before = host.everything()
+    before = host.snapshot()
     ran = host.run(*flags, b=str(parent))
     assert ran.code == 1
     assert not victim.exists()
-    assert host.everything() == before
+    assert host.snapshot() == before
     if not flags:
         assert f"{parent}: owner " in ran.err
         assert "chown root" in ran.err
 
 
-def test_a_planted_backup_beside_roots_own_is_named_and_left(host: Host, tmp_path: Path) -> None:
+def test_a_planted_backup_beside_roots_own_is_named_and_left(host: ControlPlaneHost, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     folder = planted(host.k, victim, finished=False)
     give(folder)
@@ -78,7 +78,9 @@ def test_a_planted_backup_beside_roots_own_is_named_and_left(host: Host, tmp_pat
     assert not victim.exists()
 
 
-def test_a_backup_has_only_files_written_that_the_command_manages(host: Host, tmp_path: Path) -> None:
+def test_a_backup_has_only_files_written_that_the_command_manages(
+    host: ControlPlaneHost, tmp_path: Path
+) -> None:
     victim = tmp_path / "victim"
     folder = planted(host.k, victim, finished=False)
     ran = host.run()
@@ -91,7 +93,7 @@ def test_a_backup_has_only_files_written_that_the_command_manages(host: Host, tm
     assert not victim.exists()
 
 
-def test_setuid_is_never_restored(host: Host) -> None:
+def test_setuid_is_never_restored(host: ControlPlaneHost) -> None:
     assert host.run().code == 0
     [backup] = host.backups
     index = backup / "nodewise-backup.json"
@@ -100,13 +102,13 @@ def test_setuid_is_never_restored(host: Host) -> None:
     index.write_text(json.dumps(value))
     ran = host.run("--restore")
     assert ran.code == 0, ran.err
-    assert not any(mode & 0o7000 for mode, content in host.everything().values() if content is not None)
+    assert not any(mode & 0o7000 for mode, content in host.snapshot().values() if content is not None)
 
 
 @pytest.mark.parametrize(
     "what", ["manifest", "template", "key", "config", "folder of the manifest", "folder of keys"]
 )
-def test_no_file_of_another_user_is_used(host: Host, what: str) -> None:
+def test_no_file_of_another_user_is_used(host: ControlPlaneHost, what: str) -> None:
     host.config.write_text("old\n")
     paths = {
         "manifest": host.manifest,
@@ -117,17 +119,19 @@ def test_no_file_of_another_user_is_used(host: Host, what: str) -> None:
         "folder of keys": host.k / "pki",
     }
     os.chown(paths[what], TENANT, 0)
-    before = host.everything()
+    before = host.snapshot()
     ran = host.run()
     assert ran.code == 1
     assert f"{paths[what]}: owner 1000, mode {stat.S_IMODE(paths[what].stat().st_mode):04o}" in ran.err
-    assert host.everything() == before
+    assert host.snapshot() == before
     os.chown(paths[what], 0, 0)
     ran = host.run()
     assert ran.code == 0, ran.err
 
 
-def test_a_folder_that_everybody_may_write_to_gets_no_certificates(host: Host, tmp_path: Path) -> None:
+def test_a_folder_that_everybody_may_write_to_gets_no_certificates(
+    host: ControlPlaneHost, tmp_path: Path
+) -> None:
     certs = tmp_path / "certs"
     certs.mkdir()
     certs.chmod(0o1777)

@@ -6,15 +6,15 @@ from typing import Any, NamedTuple, TypeVar
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Row(NamedTuple):
+class CaseNumber(NamedTuple):
     number: str
     differs: str
 
 
-EVERY: list[Row] = []
+CASES: list[CaseNumber] = []
 
 
-def row(number: str | int, differs: str = "") -> Callable[[F], F]:
+def case(number: str | int, differs: str = "") -> Callable[[F], F]:
     """Of the test below; `differs` is empty where nodewise does as the older program did, exit codes apart."""
-    EVERY.append(Row(str(number), differs))
+    CASES.append(CaseNumber(str(number), differs))
     return lambda test: test

@@ -20,18 +20,18 @@ TEMPLATE = "deploy/extender-configuration/scheduler-config.yaml"
 PROGRAM = [sys.executable, "-m", "nodewise", "configure"]
 
 
-class Ran(NamedTuple):
+class RunResult(NamedTuple):
     code: int
     out: str
     err: str
 
 
-class Pair(NamedTuple):
+class KeyPair(NamedTuple):
     cert: bytes
     key: bytes
 
 
-class Host:
+class ControlPlaneHost:
     """K is `root/K`, as in the list of cases; the working directory has the template of TAS."""
 
     def __init__(self, root: Path, minor: int = 30) -> None:
@@ -47,10 +47,10 @@ class Host:
             "a: node-role.kubernetes.io/control-plane\n"
         )
         self.write(scheduler_manifests.text(scheduler_manifests.pod(minor)))
-        for name, data in PAPERS.items():
-            self.papers(name, data)
+        for name, data in CERTIFICATE_FILES.items():
+            self.write_certificate(name, data)
 
-    def papers(self, name: str, data: bytes) -> Path:
+    def write_certificate(self, name: str, data: bytes) -> Path:
         path = self.k / "pki" / name
         path.write_bytes(data)
         path.chmod(0o600 if name.endswith(".key") else 0o644)
@@ -60,7 +60,7 @@ class Host:
         self.manifest.write_bytes(text if isinstance(text, bytes) else text.encode())
         self.manifest.chmod(0o600)
 
-    def base(self, **other: str) -> list[str]:
+    def base_flags(self, **other: str) -> list[str]:
         """The base flags, with others in their place."""
         flags = {
             "b": f"{self.k}",
@@ -72,18 +72,20 @@ class Host:
         } | {name.replace("_", "-"): value for name, value in other.items()}
         return [word for name, value in flags.items() for word in (f"-{name}", value)]
 
-    def run(self, *more: str, **other: str) -> Ran:
-        return self.words(*self.base(**other), *more)
+    def run(self, *more: str, **other: str) -> RunResult:
+        return self.configure(*self.base_flags(**other), *more)
 
-    def words(
+    def configure(
         self, *words: str, env: dict[str, str] | None = None, before: Callable[[], object] | None = None
-    ) -> Ran:
+    ) -> RunResult:
         environment = env or {
             name: value for name, value in os.environ.items() if not name.startswith("NODEWISE_")
         }
-        done = forks.run([forks.NODEWISE, "configure", *words], cwd=self.work, env=environment, before=before)
-        assert "Traceback" not in done.stderr, done.stderr
-        return Ran(done.returncode, done.stdout, done.stderr)
+        completed = forks.run(
+            [forks.NODEWISE, "configure", *words], cwd=self.work, env=environment, before=before
+        )
+        assert "Traceback" not in completed.stderr, completed.stderr
+        return RunResult(completed.returncode, completed.stdout, completed.stderr)
 
     @property
     def pod(self) -> dict[str, Any]:
@@ -101,7 +103,7 @@ class Host:
     def backups(self) -> list[Path]:
         return sorted(self.k.glob("backup_*"))
 
-    def everything(self) -> dict[str, tuple[int, bytes | None]]:
+    def snapshot(self) -> dict[str, tuple[int, bytes | None]]:
         """All that is there: names, modes and contents."""
         return {
             str(path.relative_to(self.k)): (
@@ -119,12 +121,12 @@ def _name(text: str) -> x509.Name:
 def issue(
     name: str,
     *,
-    by: Pair | None = None,
+    by: KeyPair | None = None,
     is_ca: bool = False,
     key: bytes | None = None,
     days: int = 100,
     usage: x509.ObjectIdentifier = ExtendedKeyUsageOID.CLIENT_AUTH,
-) -> Pair:
+) -> KeyPair:
     """A certificate with its key, in PEM; signed by itself where nobody is named."""
     own = serialization.load_pem_private_key(key, None) if key else ec.generate_private_key(ec.SECP256R1())
     assert isinstance(own, ec.EllipticCurvePrivateKey)
@@ -145,12 +147,12 @@ def issue(
         builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
     pem = serialization.Encoding.PEM
     private = own.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    return Pair(builder.sign(signer, hashes.SHA256()).public_bytes(pem), private)  # type: ignore[arg-type]
+    return KeyPair(builder.sign(signer, hashes.SHA256()).public_bytes(pem), private)  # type: ignore[arg-type]
 
 
 AUTHORITY = issue("kubernetes", is_ca=True)
 CLIENT = issue("nodewise-scheduler-client", by=AUTHORITY)
-PAPERS = {
+CERTIFICATE_FILES = {
     "ca.crt": AUTHORITY.cert,
     "ca.key": AUTHORITY.key,
     "scheduler-client.crt": CLIENT.cert,

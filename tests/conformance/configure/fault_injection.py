@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 from typing import Any, Final
 
-WRITING: Final = (
+WRITE_FUNCTIONS: Final = (
     "open",
     "write",
     "mkdir",
@@ -22,14 +22,14 @@ WRITING: Final = (
 """Functions of `os`."""
 
 
-def end_at(count: int, number: signal.Signals) -> None:
+def signal_at_write(count: int, number: signal.Signals) -> None:
     """Send this process a signal at the call of that number that writes.
 
     SIGKILL comes before the call, or after half of the bytes of a write; any other signal after the call.
     """
-    ending = Ending(count, number)
-    for name in WRITING:
-        setattr(os, name, ending.counted(name))
+    injector = SignalAtWrite(count, number)
+    for name in WRITE_FUNCTIONS:
+        setattr(os, name, injector.wrap(name))
 
 
 def become_nobody() -> None:
@@ -43,21 +43,21 @@ def limit_files(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
-class Ending:
+class SignalAtWrite:
     """Counts calls that write."""
 
     def __init__(self, count: int, number: signal.Signals) -> None:
-        self._left = count
+        self._remaining = count
         self._signal = number
 
-    def counted(self, name: str) -> Callable[..., Any]:
+    def wrap(self, name: str) -> Callable[..., Any]:
         """The function of `os` by this name, which counts."""
         function = getattr(os, name)
 
         def call(*arguments: Any, **options: Any) -> Any:
             writes = name != "open" or arguments[1] & (os.O_CREAT | os.O_TRUNC)
-            self._left -= bool(writes)
-            is_last = writes and self._left == 0
+            self._remaining -= bool(writes)
+            is_last = writes and self._remaining == 0
             if is_last and self._signal == signal.SIGKILL:
                 if name == "write":
                     function(arguments[0], bytes(arguments[1])[: len(arguments[1]) // 2])

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from tests.conformance.configure import scheduler_manifests
-from tests.conformance.configure.case_numbers import row
-from tests.conformance.configure.control_plane_hosts import AUTHORITY, CLIENT, PROGRAM, Host
+from tests.conformance.configure.case_numbers import case
+from tests.conformance.configure.control_plane_hosts import AUTHORITY, CLIENT, PROGRAM, ControlPlaneHost
 
 HASH, BEFORE = "nodewise.io/config-hash", "nodewise.io/before-configure"
 
@@ -34,7 +34,7 @@ def without_ours(pod):
     return pod, added
 
 
-@row(
+@case(
     1,
     "the volumes have types, an annotation has the hash; caFile and httpTimeout are written; the backup has an index",
 )
@@ -95,15 +95,15 @@ def test_what_comes_next_is_told(host):
     assert "Do the same on the other hosts" in host.run("--uninstall").err
 
 
-@row(2, "no backup is made that would have to be removed")
+@case(2, "no backup is made that would have to be removed")
 def test_a_second_run_changes_nothing(host):
     host.run()
-    before = host.everything()
+    before = host.snapshot()
     ran = host.run()
     assert ran.code == 0
     assert "No changes needed, config not written." in ran.err
     assert "No changes needed, manifest not written." in ran.err
-    assert host.everything() == before
+    assert host.snapshot() == before
     assert len(host.backups) == 1
 
 
@@ -114,22 +114,22 @@ VERSIONS = {
 }
 
 
-@row(3, "the extenders' deployments are changed on request only")
-@row(4, "the extenders' deployments are changed on request only")
-@row(5)
-@row(6)
-@row(7, "the annotations and the volumes' types come with the four additions")
-@row(8)
+@case(3, "the extenders' deployments are changed on request only")
+@case(4, "the extenders' deployments are changed on request only")
+@case(5)
+@case(6)
+@case(7, "the annotations and the volumes' types come with the four additions")
+@case(8)
 @pytest.mark.parametrize("minor", VERSIONS)
 def test_every_version_of_kubeadm(tmp_path, minor):
-    host = Host(tmp_path, minor)
+    host = ControlPlaneHost(tmp_path, minor)
     assert host.run().code == 0
     assert host.configuration["apiVersion"] == f"kubescheduler.config.k8s.io/{VERSIONS[minor]}"
     assert without_ours(host.pod)[0] == scheduler_manifests.pod(minor)
     assert "control-plane" in (host.work / "deploy" / "tas-deployment.yaml").read_text()
 
 
-@row(9)
+@case(9)
 def test_a_configuration_that_nobody_uses_is_overwritten(host):
     host.config.write_text("old\n")
     host.config.chmod(0o600)
@@ -140,7 +140,7 @@ def test_a_configuration_that_nobody_uses_is_overwritten(host):
     assert (host.backups[0] / "kube-scheduler.yaml").exists()
 
 
-@row(10, "only what changes is in the backup")
+@case(10, "only what changes is in the backup")
 def test_a_configuration_that_is_right_already(host):
     old = host.manifest.read_bytes()
     host.run()
@@ -151,22 +151,22 @@ def test_a_configuration_that_is_right_already(host):
     assert len(host.backups) == 2
 
 
-@row(12)
+@case(12)
 @pytest.mark.parametrize("flags", [["-b", "/dev/null"], ["--no-backup"]])
 def test_no_backup(host, flags):
-    ran = host.words(*host.base(), *flags)
+    ran = host.configure(*host.base_flags(), *flags)
     assert (ran.code, host.backups) == (0, [])
     assert "Backups written" not in ran.err
 
 
-@row(14, "one spelling is written, without the slash at the end")
+@case(14, "one spelling is written, without the slash at the end")
 @pytest.mark.parametrize("slash", ["", "/"])
 def test_the_folder_of_certificates_is_written_one_way(host, slash):
     host.run(cert_dir=f"{host.certs}{slash}")
     assert host.pod["spec"]["volumes"][-1]["hostPath"]["path"] == str(host.certs)
 
 
-@row(15, "the key is for its owner only, whatever it was")
+@case(15, "the key is for its owner only, whatever it was")
 def test_the_key_of_a_former_run_is_closed(host):
     host.certs.mkdir(mode=0o700)
     (host.certs / "client.key").write_bytes(b"old")
@@ -178,7 +178,7 @@ def test_the_key_of_a_former_run_is_closed(host):
     assert mode(host.certs / "client.key") == 0o600
 
 
-@row(16, "the file that is not used any more is named")
+@case(16, "the file that is not used any more is named")
 def test_a_template_of_another_name(host):
     host.run()
     other = host.work / "gas-config.yaml"
@@ -192,7 +192,7 @@ def test_a_template_of_another_name(host):
     assert f"{host.config} is not used any more" in ran.err
 
 
-@row(17, "the manifest's annotation changes, so that the kubelet starts kube-scheduler anew")
+@case(17, "the manifest's annotation changes, so that the kubelet starts kube-scheduler anew")
 def test_another_template_of_the_same_name(host):
     host.run()
     before = host.pod
@@ -204,7 +204,7 @@ def test_another_template_of_the_same_name(host):
     assert before == after
 
 
-@row(18)
+@case(18)
 def test_a_plus_in_the_name(host):
     both = host.work / "scheduler-config-tas+gas.yaml"
     both.write_bytes(scheduler_manifests.BOTH.encode())
@@ -212,22 +212,22 @@ def test_a_plus_in_the_name(host):
     assert f"--config={host.k}/scheduler-config-tas+gas.yaml" in host.container["command"]
 
 
-@row(20)
+@case(20)
 def test_the_template_is_the_destination(host):
     host.config.write_bytes(scheduler_manifests.TAS.encode())
     assert host.run(f=str(host.config)).code == 0
     assert host.configuration["apiVersion"].endswith("/v1")
 
 
-@row(21, "modes are those that are meant, whatever the umask")
+@case(21, "modes are those that are meant, whatever the umask")
 def test_a_narrow_umask(host):
-    ran = host.words(*host.base(), before=partial(os.umask, 0o077))
+    ran = host.configure(*host.base_flags(), before=partial(os.umask, 0o077))
     assert ran.code == 0
     names = (host.config, host.certs, host.certs / "client.crt", host.certs / "client.key")
     assert [mode(name) for name in names] == [0o644, 0o755, 0o644, 0o600]
 
 
-@row(22)
+@case(22)
 def test_a_symbolic_link_stays(host):
     target = host.k / "real.yaml"
     host.manifest.rename(target)
@@ -238,14 +238,14 @@ def test_a_symbolic_link_stays(host):
     assert mode(target) == 0o600
 
 
-@row(23, "names of files are absolute")
+@case(23, "names of files are absolute")
 def test_a_relative_folder(host):
     assert host.run(d="../K").code == 0
     assert f"--config={host.config}" in host.container["command"]
     assert host.container["volumeMounts"][1]["mountPath"] == str(host.config)
 
 
-@row(26, "the version that this kube-scheduler reads is written, and it is told")
+@case(26, "the version that this kube-scheduler reads is written, and it is told")
 def test_a_template_with_a_version_of_its_own(host):
     host.template.write_text(scheduler_manifests.TAS.replace("XVERSIONX", "v1beta1"))
     ran = host.run()
@@ -253,7 +253,7 @@ def test_a_template_with_a_version_of_its_own(host):
     assert "says kubescheduler.config.k8s.io/v1beta1" in ran.err
 
 
-@row(27, "only apiVersion is set, by its place")
+@case(27, "only apiVersion is set, by its place")
 def test_a_placeholder_in_a_comment(host):
     host.template.write_text("# XVERSIONX is set\r\n" + scheduler_manifests.TAS)
     assert host.run().code == 0
@@ -261,7 +261,7 @@ def test_a_placeholder_in_a_comment(host):
     assert host.configuration["apiVersion"] == "kubescheduler.config.k8s.io/v1"
 
 
-@row(28, "refused")
+@case(28, "refused")
 @pytest.mark.parametrize(
     ("text", "names"),
     [
@@ -278,29 +278,29 @@ def test_a_placeholder_in_a_comment(host):
 )
 def test_a_template_that_kube_scheduler_would_not_start_with(host, text, names):
     host.template.write_text(text)
-    before = host.everything()
+    before = host.snapshot()
     ran = host.run()
     assert ran.code == 1
     assert names in ran.err
-    assert host.everything() == before
+    assert host.snapshot() == before
 
 
-@row(125, "refused")
+@case(125, "refused")
 def test_a_template_that_names_a_certificate_that_is_not_there(host):
     host.template.write_text(scheduler_manifests.TAS.replace("client.crt", "other.crt"))
-    before = host.everything()
+    before = host.snapshot()
     ran = host.run()
     assert ran.code == 1
     assert "extenders[0].tlsConfig.certFile: /host/certs/other.crt" in ran.err
-    assert host.everything() == before
+    assert host.snapshot() == before
 
 
-@row(99, "unified diffs on stdout")
+@case(99, "unified diffs on stdout")
 def test_a_dry_run_changes_nothing(host):
-    before = host.everything()
+    before = host.snapshot()
     ran = host.run("-dry-run")
     assert ran.code == 0
-    assert host.everything() == before
+    assert host.snapshot() == before
     lines = ran.err.splitlines()
     assert lines.index(f'Scheduler config changes compared to "{host.config}":') < lines.index(
         f'Manifest changes at "{host.manifest}":'
@@ -312,7 +312,7 @@ def test_a_dry_run_changes_nothing(host):
     assert removed == []
 
 
-@row(100)
+@case(100)
 def test_a_dry_run_after_a_run(host):
     host.run()
     ran = host.run("-dry-run")
@@ -326,12 +326,12 @@ def test_check_says_whether_something_would_change(host):
     assert host.run("--check").code == 0
 
 
-@row(101)
+@case(101)
 def test_a_dry_run_without_a_folder_for_backups(host):
     assert host.run("-dry-run", b=str(host.k / "nowhere")).code == 0
 
 
-@row(103, "a unified diff, coloured on a terminal only")
+@case(103, "a unified diff, coloured on a terminal only")
 def test_a_difference_is_shown_by_lines(host):
     host.run()
     host.template.write_text(scheduler_manifests.TAS.replace("weight: 1", "weight: 7"))
@@ -347,7 +347,7 @@ def test_a_difference_is_shown_by_lines(host):
 )
 def test_colours_are_for_terminals(host, flags, env, coloured):
     ours, theirs = os.openpty()
-    words = [*PROGRAM, *host.base(), "-dry-run", *flags]
+    words = [*PROGRAM, *host.base_flags(), "-dry-run", *flags]
     done = subprocess.run(
         words,
         cwd=host.work,
@@ -369,37 +369,37 @@ def test_colours_are_for_terminals(host, flags, env, coloured):
     assert (b"\x1b[32m+" in output) is coloured
 
 
-@row(106, "on stdout")
+@case(106, "on stdout")
 @pytest.mark.parametrize("flag", ["-h", "--help"])
 def test_help(host, flag):
-    ran = host.words(flag)
+    ran = host.configure(flag)
     assert ran.code == 0
     assert "--cert-dir" in ran.out
 
 
-@row(107)
+@case(107)
 @pytest.mark.parametrize("words", [["--bogus"], ["-v=4"], ["-dry-run=maybe"]])
 def test_flags_that_do_not_exist(host, words):
-    before = host.everything()
+    before = host.snapshot()
     assert host.run(*words).code == 2
-    assert host.everything() == before
+    assert host.snapshot() == before
 
 
-@row(108, "a word that belongs to nothing is a mistake")
+@case(108, "a word that belongs to nothing is a mistake")
 @pytest.mark.parametrize("words", [["-dry-run", "true", "-m", "X"], ["stray"]])
 def test_stray_words(host, words):
-    before = host.everything()
+    before = host.snapshot()
     assert host.run(*words).code == 2
-    assert host.everything() == before
+    assert host.snapshot() == before
 
 
-@row(109)
+@case(109)
 def test_the_last_of_a_flag_counts(host):
-    ran = host.words("-m", str(host.k / "nope.yaml"), *host.base())
+    ran = host.configure("-m", str(host.k / "nope.yaml"), *host.base_flags())
     assert ran.code == 0
 
 
-@row(110, "a diff, or a summary in JSON")
+@case(110, "a diff, or a summary in JSON")
 def test_what_stands_on_stdout(host):
     summary = json.loads(host.run("-dry-run", "-o", "json").out)
     assert (summary["changed"], summary["written"], summary["apiVersion"]) == (
@@ -414,7 +414,7 @@ def test_what_stands_on_stdout(host):
     assert json.loads(host.run("-o", "json").out)["changed"] is False
 
 
-@row(111)
+@case(111)
 def test_dry_run_may_be_false(host):
     assert host.run("--dry-run=false").code == 0
     assert host.backups
@@ -472,9 +472,9 @@ def test_agents_in_one_entry_or_several(host, flags, paths):
     ],
 )
 def test_flags_that_contradict_each_other(host, flags):
-    before = host.everything()
+    before = host.snapshot()
     assert host.run(*flags).code == 2
-    assert host.everything() == before
+    assert host.snapshot() == before
 
 
 def test_without_a_ca_when_somebody_insists(host):

@@ -13,7 +13,7 @@ from nodewise.agents.telemetry import node_labels
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.policy import PolicyObject
 from nodewise.agents.telemetry.state import TelemetryStateBuilder
-from tests.conformance.configure.case_numbers import row
+from tests.conformance.configure.case_numbers import case
 from tests.unit.agents.telemetry.snapshots import (
     cluster_state,
     metrics_snapshot,
@@ -30,26 +30,28 @@ DEPLOY = ROOT / "deploy"
 EXTENDERS = ("tas", "gas", "tas-gas")
 
 
-@row(114, "not rebuilt: `nodewise configure` does its work")
+@case(114, "not rebuilt: `nodewise configure` does its work")
 def test_no_script_ships() -> None:
     assert list(DEPLOY.rglob("*.sh")) == []
 
 
-def objects(name: str) -> list[dict[str, Any]]:
+def shipped_objects(name: str) -> list[dict[str, Any]]:
     text = (DEPLOY / "kustomize" / name / "nodewise.yaml").read_text()
     return [manifest for manifest in yaml.safe_load_all(text) if manifest]
 
 
-def only(manifests: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+def single_object(manifests: list[dict[str, Any]], kind: str) -> dict[str, Any]:
     [manifest] = [candidate for candidate in manifests if candidate["kind"] == kind]
     return manifest
 
 
-@row(116, "the files are mounted read-only and by item, with probes and two replicas, on no particular nodes")
+@case(
+    116, "the files are mounted read-only and by item, with probes and two replicas, on no particular nodes"
+)
 @pytest.mark.parametrize("name", EXTENDERS)
 def test_the_extenders_deployment(name: str) -> None:
-    manifests = objects(name)
-    deployment, service = only(manifests, "Deployment"), only(manifests, "Service")
+    manifests = shipped_objects(name)
+    deployment, service = single_object(manifests, "Deployment"), single_object(manifests, "Service")
     pod = deployment["spec"]["template"]["spec"]
     [container] = pod["containers"]
     assert [(port["port"], port["targetPort"]) for port in service["spec"]["ports"]] == [(9001, "https")]
@@ -83,8 +85,8 @@ def rule_schema() -> tuple[dict[str, Any], dict[str, Any]]:
     return strategy, strategy["properties"]["rules"]["items"]
 
 
-@row(117)
-@row(118)
+@case(117)
+@case(118)
 def test_the_definition_of_policies() -> None:
     """A real API server refuses and takes them by tests/cluster/test_conformance_crd.py."""
     strategy, rule = rule_schema()
@@ -98,7 +100,7 @@ def test_the_definition_of_policies() -> None:
     assert {row["number"] for row in refusals if "number" in row} >= {"X2", "X3", "X4", "X7", "X9"}
 
 
-@row(123, "nodes are known by the label `node`")
+@case(123, "nodes are known by the label `node`")
 def test_the_adapters_rule_for_metrics_of_nodes() -> None:
     """A real adapter answers by it in tests/cluster/test_metrics_pipeline.py."""
     values = yaml.safe_load((DEPLOY / "metrics" / "prometheus-adapter.yaml").read_text())
@@ -158,7 +160,7 @@ LABELS: dict[str, tuple[list[tuple[str, str, int, list[str]]], dict[str, set[str
 }
 
 
-def labelled(policy_object: PolicyObject) -> dict[str, set[str]]:
+def node_labels_of(policy_object: PolicyObject) -> dict[str, set[str]]:
     state = cluster_state([policy_object], metrics_snapshot(*METRICS), NODES)
     builder = TelemetryStateBuilder(TelemetryOptions(trust_all_namespaces=True), 60.0)
     agent_state = cooperative_scheduling.run_at_once(builder.build(state))
@@ -175,10 +177,10 @@ def rules(rows: list[tuple[str, str, int, list[str]]]) -> Iterator[dict[str, Any
     return (rule(metric, operator, target, labels=texts) for metric, operator, target, texts in rows)
 
 
-@row(124)
+@case(124)
 def test_what_the_end_to_end_tests_looked_at() -> None:
     """The labels' policies; the others are below."""
-    labels = {name: labelled(policy(labeling=list(rules(rows)))) for name, (rows, _) in LABELS.items()}
+    labels = {name: node_labels_of(policy(labeling=list(rules(rows)))) for name, (rows, _) in LABELS.items()}
     assert labels == {name: wanted for name, (_, wanted) in LABELS.items()}
 
 
@@ -193,4 +195,4 @@ def test_where_the_end_to_end_tests_pods_go() -> None:
     third = scores(seen(scheduleonmetric=[rule("prioritize1_metric", "GreaterThan")]), NODES) or {}
     assert max(third, key=lambda name: third[name]) == "worker2"
     moved = policy(name="deschedule1", deschedule=[rule("deschedule1_metric", "GreaterThan", 8)])
-    assert labelled(moved) == {"worker2": {"deschedule1=violating"}}
+    assert node_labels_of(moved) == {"worker2": {"deschedule1=violating"}}

@@ -8,23 +8,30 @@ import pytest
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from tests.conformance.configure import fault_injection, scheduler_manifests
-from tests.conformance.configure.case_numbers import row
-from tests.conformance.configure.control_plane_hosts import AUTHORITY, CLIENT, PROGRAM, Host, Ran, issue
+from tests.conformance.configure.case_numbers import case
+from tests.conformance.configure.control_plane_hosts import (
+    AUTHORITY,
+    CLIENT,
+    PROGRAM,
+    ControlPlaneHost,
+    RunResult,
+    issue,
+)
 from tests.conformance.configure.scheduler_manifests import changed
 
 
-def refused(host: Host, *flags: str, **other: str) -> str:
-    before = host.everything()
+def assert_refused(host: ControlPlaneHost, *flags: str, **other: str) -> str:
+    before = host.snapshot()
     ran = host.run(*flags, **other)
     assert ran.code == 1, ran.err
-    assert host.everything() == before
+    assert host.snapshot() == before
     return ran.err
 
 
-@row(81)
+@case(81)
 def test_all_that_is_missing_is_told_at_once(host):
     gone = str(host.manifest.parent / "nope.yaml")
-    output = refused(host, m=gone, key=str(host.k / "nope.key"))
+    output = assert_refused(host, m=gone, key=str(host.k / "nope.key"))
     lines = [line for line in output.splitlines() if "no access to the file" in line]
     assert [line.partition('at path "')[2] for line in lines] == [
         f'{path}", err: open {path}: no such file or directory' for path in (gone, f"{host.k}/nope.key")
@@ -34,16 +41,16 @@ def test_all_that_is_missing_is_told_at_once(host):
 
 def test_a_file_that_is_missing_twice_is_told_once(host):
     gone = str(host.k / "nope.crt")
-    assert refused(host, "--ca", gone, cert=gone).count(f"open {gone}: ") == 1
+    assert assert_refused(host, "--ca", gone, cert=gone).count(f"open {gone}: ") == 1
 
 
-@row(82)
-@row(83)
-@row(87)
-@row(88, "found before anything is written")
-@row(89)
-@row(90, "found before anything is written")
-@row(91)
+@case(82)
+@case(83)
+@case(87)
+@case(88, "found before anything is written")
+@case(89)
+@case(90, "found before anything is written")
+@case(91)
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
@@ -69,12 +76,12 @@ def test_a_file_that_is_missing_twice_is_told_once(host):
 )
 def test_paths(host, flags, says):
     paths = {name: value.format(k=host.k) for name, value in flags.items()}
-    assert says.format(k=host.k) in refused(host, **paths)
+    assert says.format(k=host.k) in assert_refused(host, **paths)
 
 
 def test_links_that_lead_nowhere(host):
     host.config.symlink_to(host.k / "nowhere")
-    assert "leads nowhere" in refused(host)
+    assert "leads nowhere" in assert_refused(host)
 
 
 NOBODY = 65534
@@ -94,55 +101,55 @@ def closed(host):
     return host
 
 
-def as_nobody(host: Host, *flags: str, **other: str) -> Ran:
-    return host.words(*host.base(**other), *flags, before=fault_injection.become_nobody)
+def configure_as_nobody(host: ControlPlaneHost, *flags: str, **other: str) -> RunResult:
+    return host.configure(*host.base_flags(**other), *flags, before=fault_injection.become_nobody)
 
 
-@row(85, "the reason is told: permission denied")
-@row(86)
+@case(85, "the reason is told: permission denied")
+@case(86)
 @pytest.mark.root
 def test_folders_that_are_somebody_elses(closed):
-    before = closed.everything()
-    ran = as_nobody(closed)
+    before = closed.snapshot()
+    ran = configure_as_nobody(closed)
     assert ran.code == 1
     assert f"open {closed.config}: permission denied" in ran.err
     assert f"{closed.certs}: permission denied" in ran.err
     assert f"open {closed.manifest}: permission denied" in ran.err
-    assert closed.everything() == before
+    assert closed.snapshot() == before
 
 
-@row(102, "allowed")
+@case(102, "allowed")
 @pytest.mark.root
 def test_a_dry_run_needs_no_rights_to_write(closed):
-    before = closed.everything()
-    ran = as_nobody(closed, "-dry-run")
+    before = closed.snapshot()
+    ran = configure_as_nobody(closed, "-dry-run")
     assert ran.code == 0, ran.err
     assert f"+    - --config={closed.config}" in ran.out
-    assert closed.everything() == before
+    assert closed.snapshot() == before
 
 
 @pytest.mark.root
 def test_what_cannot_be_read_is_told(closed):
     closed.run()
-    ran = as_nobody(closed, "-dry-run")
+    ran = configure_as_nobody(closed, "-dry-run")
     assert ran.code == 1
     assert f"{closed.certs}/client.key: permission denied" in ran.err
 
 
-@row(94, "found before anything is written")
+@case(94, "found before anything is written")
 def test_a_deployment_that_is_not_there(tmp_path):
-    host = Host(tmp_path, 23)
-    assert "couldn't read deployment file" in refused(host, tas_depl="nope.yaml")
+    host = ControlPlaneHost(tmp_path, 23)
+    assert "couldn't read deployment file" in assert_refused(host, tas_depl="nope.yaml")
 
 
-@row(95)
+@case(95)
 def test_no_deployment(tmp_path):
-    assert Host(tmp_path, 23).run(tas_depl="").code == 0
+    assert ControlPlaneHost(tmp_path, 23).run(tas_depl="").code == 0
 
 
-@row(96, "only node-role.kubernetes.io/control-plane is replaced; a second run writes nothing")
+@case(96, "only node-role.kubernetes.io/control-plane is replaced; a second run writes nothing")
 def test_deployments_on_request(tmp_path):
-    host = Host(tmp_path, 23)
+    host = ControlPlaneHost(tmp_path, 23)
     names = [host.work / "deploy" / name for name in ("tas-deployment.yaml", "gas.yaml")]
     names[1].write_text("# control-plane\nb: node-role.kubernetes.io/control-plane\n")
     deployments = {"tas_depl": "deploy/tas-deployment.yaml", "gas_depl": "deploy/gas.yaml"}
@@ -152,17 +159,17 @@ def test_deployments_on_request(tmp_path):
     assert host.run("--check", **deployments).code == 0
 
 
-@row(97, "nothing is made")
+@case(97, "nothing is made")
 def test_no_folder_is_left(host):
     deep = str(host.k / "x" / "p" / "q" / "certs")
-    refused(host, cert_dir=deep, key=str(host.k / "nope"))
+    assert_refused(host, cert_dir=deep, key=str(host.k / "nope"))
     assert host.run("-dry-run", cert_dir=deep).code == 0
     assert not (host.k / "x").exists()
     assert host.run(cert_dir=deep).code == 0
     assert (host.k / "x" / "p" / "q" / "certs" / "client.key").exists()
 
 
-@row(98, "written: bytes are compared")
+@case(98, "written: bytes are compared")
 def test_a_byte_that_is_no_text(host):
     host.run()
     wanted = host.config.read_bytes()
@@ -197,9 +204,9 @@ OTHER = issue("etcd-ca", is_ca=True)
 def test_certificates_that_cannot_be_used(host, cert, key, says):
     (host.k / "pki" / "etcd").mkdir()
     (host.k / "pki" / "etcd" / "odd-name.pem").write_bytes(OTHER.cert)
-    host.papers("scheduler-client.crt", cert)
-    host.papers("scheduler-client.key", key)
-    output = refused(host)
+    host.write_certificate("scheduler-client.crt", cert)
+    host.write_certificate("scheduler-client.key", key)
+    output = assert_refused(host)
     assert says in output
     assert "PRIVATE" not in output
     if "the key of a CA" in output:
@@ -220,8 +227,8 @@ def test_certificates_that_cannot_be_used(host, cert, key, says):
     ids=["issued", "kubeadm", "another name", "any usage"],
 )
 def test_a_certificate_that_nodewise_would_not_answer_is_told(host, papers, says):
-    host.papers("scheduler-client.crt", papers.cert)
-    host.papers("scheduler-client.key", papers.key)
+    host.write_certificate("scheduler-client.crt", papers.cert)
+    host.write_certificate("scheduler-client.key", papers.key)
     ran = host.run("-dry-run")
     assert ran.code == 0
     assert says in ran.out + ran.err
@@ -230,7 +237,7 @@ def test_a_certificate_that_nodewise_would_not_answer_is_told(host, papers, says
 
 def test_the_old_defaults_are_the_keys_of_a_ca(host):
     ca = {"cert": f"{host.k}/pki/ca.crt", "key": f"{host.k}/pki/ca.key"}
-    output = refused(host, **ca)
+    output = assert_refused(host, **ca)
     assert "--allow-ca-key" in output
     assert "nodewise certs --host" in output, "how to get a certificate is told where it is missing"
 
@@ -238,15 +245,15 @@ def test_the_old_defaults_are_the_keys_of_a_ca(host):
 def test_restore_brings_everything_back(host):
     host.config.write_text("old\n")
     host.config.chmod(0o640)
-    before = host.everything()
+    before = host.snapshot()
     host.run()
     [backup] = host.backups
-    ran = host.words(*host.base(), "--restore")
+    ran = host.configure(*host.base_flags(), "--restore")
     assert ran.code == 0, ran.err
     assert f"  command: - --config={host.config}" in ran.err.splitlines()
     shutil.rmtree(backup)
     host.certs.rmdir()
-    assert host.everything() == before
+    assert host.snapshot() == before
 
 
 def test_restore_of_a_named_backup_and_of_the_older_configurators(host):
@@ -255,26 +262,26 @@ def test_restore_of_a_named_backup_and_of_the_older_configurators(host):
     folder.mkdir()
     (folder / "kube-scheduler.yaml").write_bytes(old)
     host.run("--no-backup")
-    assert host.words(*host.base(), "--restore", str(folder)).code == 0
+    assert host.configure(*host.base_flags(), "--restore", str(folder)).code == 0
     assert host.manifest.read_bytes() == old
-    assert "is no backup" in refused(host, "--restore", str(host.k / "pki"))
+    assert "is no backup" in assert_refused(host, "--restore", str(host.k / "pki"))
 
 
 def test_a_backup_that_was_changed_is_not_restored(host):
     host.run()
     (host.backups[0] / "kube-scheduler.yaml").write_text("x")
-    assert "not as it was saved" in refused(host, "--restore")
+    assert "not as it was saved" in assert_refused(host, "--restore")
 
 
 def test_uninstall_takes_out_what_was_put_in(host):
-    before = host.everything()
+    before = host.snapshot()
     host.run()
     ran = host.run("--uninstall")
     assert ran.code == 0
     assert "Certs removed from folder" in ran.err
     for backup in host.backups:
         shutil.rmtree(backup)
-    assert host.everything() == before
+    assert host.snapshot() == before
     assert host.run("--uninstall", "--check").code == 0
 
 
@@ -287,7 +294,7 @@ def test_uninstall_leaves_what_somebody_changed(host):
     assert "schedulerconfig" not in host.manifest.read_text()
 
 
-OWN = """\
+OWN_CONFIGURATION = """\
 # ours
 apiVersion: kubescheduler.config.k8s.io/v1
 kind: KubeSchedulerConfiguration
@@ -300,7 +307,7 @@ extenders:
 """
 
 
-def with_own(host: Host, path: str) -> None:
+def write_own_configuration(host: ControlPlaneHost, path: str) -> None:
     words = ["kube-scheduler", f"--config={path}"]
     host.write(
         scheduler_manifests.text(changed(scheduler_manifests.pod(30), "spec.containers.0.command", words))
@@ -310,42 +317,42 @@ def with_own(host: Host, path: str) -> None:
 @pytest.mark.parametrize("name", ["scheduler-config.yaml", "own.yaml"])
 def test_merging_into_a_configuration_of_the_users_own(host, name):
     own = host.k / name
-    own.write_text(OWN)
-    with_own(host, str(own))
-    before = host.everything()
+    own.write_text(OWN_CONFIGURATION)
+    write_own_configuration(host, str(own))
+    before = host.snapshot()
     assert host.run("--merge").code == 0
     text = host.config.read_text()
-    assert text.startswith(OWN)
+    assert text.startswith(OWN_CONFIGURATION)
     assert [entry["weight"] for entry in host.configuration["extenders"]] == [3, 1]
     assert host.run("--merge", "--check").code == 0
     assert host.run().code == 1
     assert host.run("--uninstall").code == 0
     for backup in host.backups:
         shutil.rmtree(backup)
-    assert host.everything() == before
+    assert host.snapshot() == before
 
 
 def test_merging_into_a_version_that_is_not_read_any_more(host):
     own = host.k / "own.yaml"
-    own.write_text(OWN.replace("/v1\n", "/v1beta2\n"))
-    with_own(host, str(own))
-    assert "apiVersion" in refused(host, "--merge")
+    own.write_text(OWN_CONFIGURATION.replace("/v1\n", "/v1beta2\n"))
+    write_own_configuration(host, str(own))
+    assert "apiVersion" in assert_refused(host, "--merge")
 
 
 def test_the_disk_is_full(host, tmp_path):
     """Whatever cannot be written, all is as it was."""
-    before = host.everything()
+    before = host.snapshot()
     for size in (100, 600, 1000, 1500):
-        ran = host.words(*host.base(), before=partial(fault_injection.limit_files, size))
+        ran = host.configure(*host.base_flags(), before=partial(fault_injection.limit_files, size))
         assert ran.code == 1
         assert "nothing was changed: File too large" in ran.err
-        assert host.everything() == before
+        assert host.snapshot() == before
 
 
 def test_one_at_a_time(host):
     """Runs at once wait for each other, and the last finds nothing to do."""
     running = [
-        subprocess.Popen([*PROGRAM, *host.base()], cwd=host.work, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen([*PROGRAM, *host.base_flags()], cwd=host.work, stderr=subprocess.PIPE, text=True)
         for _ in range(3)
     ]
     outputs = [process.communicate(timeout=120)[1] for process in running]

@@ -21,15 +21,15 @@ from nodewise.configure.backups import Backup
 from nodewise.configure.host_files import FileChange
 from nodewise.errors import BadInput, Conflict
 from tests.conformance.configure import fault_injection, scheduler_manifests
-from tests.conformance.configure.control_plane_hosts import AUTHORITY, Host
+from tests.conformance.configure.control_plane_hosts import AUTHORITY, ControlPlaneHost
 from tests.conformance.configure.scheduler_manifests import changed
-from tests.conformance.configure.test_failures import refused
+from tests.conformance.configure.test_failures import assert_refused
 
 POD = scheduler_manifests.pod(30)
 IMAGE = "spec.containers.0.image"
 
 
-def write(host: Host, value: Any) -> None:
+def write(host: ControlPlaneHost, value: Any) -> None:
     host.write(scheduler_manifests.text(value))
 
 
@@ -53,8 +53,8 @@ def test_a_file_to_read_that_is_a_pipe_or_a_device(host, name):
     path = host.work / "pipe"
     os.mkfifo(path)
     flags = {"template": ["-f", str(path)], "ca": ["--ca", str(path)]}.get(name, [f"-{name}", str(path)])
-    assert "no regular file" in refused(host, *flags)
-    assert "no regular file" in refused(host, *flags[:-1], "/dev/zero")
+    assert "no regular file" in assert_refused(host, *flags)
+    assert "no regular file" in assert_refused(host, *flags[:-1], "/dev/zero")
 
 
 def test_a_hard_link_of_the_manifest_is_told(host):
@@ -99,19 +99,21 @@ def test_owners_are_kept(host):
 def test_no_file_of_the_cluster_is_taken_for_the_place_of_the_configuration(host, name):
     template = host.work / name
     template.write_text(scheduler_manifests.TAS)
-    assert f"{host.k}/pki/{name}: " in refused(host, f=str(template), d=str(host.k / "pki"))
+    assert f"{host.k}/pki/{name}: " in assert_refused(host, f=str(template), d=str(host.k / "pki"))
 
 
 def test_a_kubeconfig_is_not_overwritten_by_a_template_of_its_name(host):
     (host.k / "scheduler.conf").write_text("apiVersion: v1\nkind: Config\nclusters: []\n")
     template = host.work / "scheduler.conf"
     template.write_text(scheduler_manifests.TAS)
-    assert "kind Config" in refused(host, f=str(template))
+    assert "kind Config" in assert_refused(host, f=str(template))
 
 
 def test_certificates_do_not_go_where_the_clusters_own_are(host):
-    other = host.papers("other.crt", AUTHORITY.cert)
-    assert "the cluster's own certificates" in refused(host, "--ca", str(other), cert_dir=str(host.k / "pki"))
+    other = host.write_certificate("other.crt", AUTHORITY.cert)
+    assert "the cluster's own certificates" in assert_refused(
+        host, "--ca", str(other), cert_dir=str(host.k / "pki")
+    )
 
 
 def test_a_volume_of_our_names_that_another_container_uses(host):
@@ -123,7 +125,7 @@ def test_a_volume_of_our_names_that_another_container_uses(host):
     volumes = [*POD["spec"]["volumes"], {"name": "certdir", "emptyDir": {}}]
     pod = changed(POD, "spec.volumes", volumes)
     write(host, changed(pod, "spec.containers", [*POD["spec"]["containers"], sidecar]))
-    assert "'sidecar'" in refused(host)
+    assert "'sidecar'" in assert_refused(host)
 
 
 def mounted(folder: Path, options: str, run: list[str], work: Path) -> subprocess.CompletedProcess[str]:
@@ -140,7 +142,7 @@ def mounted(folder: Path, options: str, run: list[str], work: Path) -> subproces
 
 @pytest.mark.root
 def test_a_file_system_that_is_read_only(host):
-    program = [sys.executable, "-B", "-m", "nodewise", "configure", *host.base()]
+    program = [sys.executable, "-B", "-m", "nodewise", "configure", *host.base_flags()]
     done = mounted(host.k, "ro", program, host.work)
     assert done.returncode == 1
     assert f"open {host.manifest}: read-only file system" in done.stderr
@@ -153,7 +155,7 @@ def test_a_disk_that_is_full(host, pages):
     """At whatever file it ends: all is as it was."""
     shutil.copytree(host.k, f"{host.k}.saved", symlinks=True)
     script = host.work / "run.sh"
-    words = [sys.executable, "-B", "-m", "nodewise", "configure", *host.base()]
+    words = [sys.executable, "-B", "-m", "nodewise", "configure", *host.base_flags()]
     script.write_text(
         'fill() { cat /dev/zero > "$1/filler" 2> /dev/null; truncate --size "-$2" "$1/filler"; }\n'
         f'K="{host.k}"; fill "$K" {pages * 4096 - 6 * 4096}\n'
@@ -241,14 +243,16 @@ def test_control_c_at_any_moment(tmp_path):
     number, codes = 0, set()
     while True:
         number += 3
-        host = Host(tmp_path / str(number))
-        before = host.everything()
-        done = host.words(*host.base(), before=partial(fault_injection.end_at, number, signal.SIGINT))
+        host = ControlPlaneHost(tmp_path / str(number))
+        before = host.snapshot()
+        done = host.configure(
+            *host.base_flags(), before=partial(fault_injection.signal_at_write, number, signal.SIGINT)
+        )
         codes.add(done.code)
         if done.code == 0:
             break
         is_new = "schedulerconfig" in host.manifest.read_text()
-        assert is_new or host.everything() == before, number
+        assert is_new or host.snapshot() == before, number
         assert list(host.k.rglob(".nodewise-*")) == []
         assert [path.name for path in host.manifest.parent.iterdir()] == ["kube-scheduler.yaml"]
         ran = host.run()
@@ -266,7 +270,7 @@ def test_a_backup_of_an_older_kube_scheduler_is_not_restored_after_an_upgrade(ho
     [backup] = host.backups
     upgraded = changed(POD, IMAGE, "registry.k8s.io/kube-scheduler:v1.31.4")
     write(host, upgraded)
-    output = refused(host, "--restore")
+    output = assert_refused(host, "--restore")
     assert "v1.30.0" in output
     assert "v1.31.4" in output
     assert "--uninstall" in output
@@ -281,7 +285,7 @@ def test_a_backup_of_another_cluster_is_not_restored_and_of_another_host_only_wi
     value = json.loads(index.read_text())
     assert value["host"] == os.uname().nodename
     index.write_text(json.dumps({**value, "cluster": "another"}))
-    assert "of another cluster" in refused(host, "--restore")
+    assert "of another cluster" in assert_refused(host, "--restore")
     index.write_text(json.dumps({**value, "host": "another"}))
     ran = host.run("--restore", str(backup))
     assert (ran.code, "made on the host another" in ran.err) == (0, True)
@@ -295,8 +299,8 @@ def test_what_was_changed_since_is_told_before_it_is_lost(host):
 
 def test_a_backup_of_another_manifest_is_not_restored(host, tmp_path):
     assert host.run().code == 0
-    other = Host(tmp_path / "other")
-    assert "another manifest" in refused(other, "--restore", str(host.backups[0]))
+    other = ControlPlaneHost(tmp_path / "other")
+    assert "another manifest" in assert_refused(other, "--restore", str(host.backups[0]))
 
 
 ENTRY = {"path": "/x", "name": None, "mode": 1, "owner": None, "before": None, "after": None}
@@ -315,13 +319,13 @@ def test_a_backup_whose_index_makes_no_sense(host, text):
     folder = host.k / "backup_2026-01-01_1"
     folder.mkdir()
     (folder / "nodewise-backup.json").write_text(text)
-    assert "nodewise-backup.json" in refused(host, "--restore", str(folder))
+    assert "nodewise-backup.json" in assert_refused(host, "--restore", str(folder))
     output = host.run().err
     assert f"{folder}" in output, "a run says what it leaves alone"
     assert "schedulerconfig" in host.manifest.read_text()
 
 
-def unfinished(host: Host) -> None:
+def unfinished(host: ControlPlaneHost) -> None:
     index = host.backups[0] / "nodewise-backup.json"
     index.write_text(json.dumps({**json.loads(index.read_text()), "finished": False}))
 
@@ -417,10 +421,10 @@ def test_odd_texts_are_edited_or_refused_and_never_broken(host, old, new):
     text = scheduler_manifests.text(POD).replace(old, new)
     assert text != scheduler_manifests.text(POD)
     host.write(text)
-    before = host.everything()
+    before = host.snapshot()
     ran = host.run()
     if ran.code:
-        assert (ran.code, host.everything()) == (1, before)
+        assert (ran.code, host.snapshot()) == (1, before)
         return
     assert f"--config={host.config}" in host.container["command"]
     assert yaml.safe_load(host.manifest.read_bytes())["spec"]["dnsPolicy"] == "ClusterFirstWithHostNet"

@@ -6,26 +6,26 @@ import pytest
 import yaml
 
 from tests.conformance.configure import scheduler_manifests
-from tests.conformance.configure.case_numbers import row
-from tests.conformance.configure.control_plane_hosts import Host
+from tests.conformance.configure.case_numbers import case
+from tests.conformance.configure.control_plane_hosts import ControlPlaneHost
 from tests.conformance.configure.scheduler_manifests import GONE, changed
 
 POD = scheduler_manifests.pod(30)
 C = "spec.containers.0"
 
 
-def refused(host: Host, text: str | bytes, *flags: str) -> str:
+def assert_refused(host: ControlPlaneHost, text: str | bytes, *flags: str) -> str:
     """A run that fails, and changes nothing; what it says."""
     host.write(text)
-    before = host.everything()
+    before = host.snapshot()
     ran = host.run(*flags)
     assert ran.code == 1
-    assert host.everything() == before
+    assert host.snapshot() == before
     assert ran.err.splitlines()[-1] != "Done."
     return ran.err
 
 
-def taken(host: Host, text: str | bytes, *flags: str) -> str:
+def assert_accepted(host: ControlPlaneHost, text: str | bytes, *flags: str) -> str:
     """A run that succeeds, and that a second one finds nothing to change after; what it says."""
     host.write(text)
     ran = host.run(*flags)
@@ -36,7 +36,7 @@ def taken(host: Host, text: str | bytes, *flags: str) -> str:
     return ran.err
 
 
-def added(host: Host, text: bytes) -> list[bytes]:
+def added_lines(host: ControlPlaneHost, text: bytes) -> list[bytes]:
     """The lines of the manifest that are new; all others are there, in order."""
     left = text.splitlines(keepends=True)
     lines = []
@@ -57,50 +57,50 @@ COMMENTED = (
 )
 
 
-@row(29, "they stay")
+@case(29, "they stay")
 def test_comments_blank_lines_and_quotes_stay(host):
-    taken(host, COMMENTED)
-    assert len(added(host, COMMENTED.encode())) == 19
+    assert_accepted(host, COMMENTED)
+    assert len(added_lines(host, COMMENTED.encode())) == 19
 
 
-@row(30, "line ends and byte order mark stay")
+@case(30, "line ends and byte order mark stay")
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
 def test_line_ends_and_byte_order_mark_stay(host, mark, end):
     text = mark + scheduler_manifests.text(POD).encode().replace(b"\n", end)
-    taken(host, text)
-    assert all(line.endswith(end) for line in added(host, text))
+    assert_accepted(host, text)
+    assert all(line.endswith(end) for line in added_lines(host, text))
     assert host.manifest.read_bytes().startswith(mark + b"apiVersion")
 
 
 def test_no_line_end_at_the_end(host):
     text = scheduler_manifests.text(changed(POD, "status", GONE)).rstrip("\n")
-    taken(host, text)
+    assert_accepted(host, text)
     assert host.pod["spec"]["volumes"][-1]["name"] == "certdir"
 
 
-@row(32, "refused")
-@row(34, "refused, and it says that there are two")
+@case(32, "refused")
+@case(34, "refused, and it says that there are two")
 @pytest.mark.parametrize(
     "text", [f"{scheduler_manifests.text(POD)}---\na: b\n", f"---\n---\n{scheduler_manifests.text(POD)}"]
 )
 def test_several_documents(host, text):
-    assert "2 documents" in refused(host, text)
+    assert "2 documents" in assert_refused(host, text)
 
 
-@row(33, "the marker stays")
+@case(33, "the marker stays")
 def test_a_document_marker_stays(host):
     text = f"---\n{scheduler_manifests.text(POD)}"
-    taken(host, text)
+    assert_accepted(host, text)
     assert host.manifest.read_text().startswith("---\napiVersion")
 
 
-@row(35)
-@row(36)
-@row(37)
-@row(38)
-@row(40)
-@row(57)
+@case(35)
+@case(36)
+@case(37)
+@case(38)
+@case(40)
+@case(57)
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -126,18 +126,18 @@ def test_a_document_marker_stays(host):
     ],
 )
 def test_what_is_no_pod(host, text, says):
-    assert says in refused(host, text)
+    assert says in assert_refused(host, text)
 
 
 def test_aliases_that_would_fill_the_memory(host):
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
-    assert "values" in refused(host, scheduler_manifests.text(POD) + "\n".join(lines) + "\n")
+    assert "values" in assert_refused(host, scheduler_manifests.text(POD) + "\n".join(lines) + "\n")
 
 
-@row(41)
+@case(41)
 def test_no_mounts(host):
-    taken(host, scheduler_manifests.text(changed(POD, f"{C}.volumeMounts", GONE)))
+    assert_accepted(host, scheduler_manifests.text(changed(POD, f"{C}.volumeMounts", GONE)))
     assert [mount["name"] for mount in host.container["volumeMounts"]] == ["schedulerconfig", "certdir"]
 
 
@@ -150,18 +150,18 @@ def test_no_volumes_and_little_else(host):
             "containers": [{"name": "kube-scheduler", "image": "a/b:v1.30.1", "command": ["kube-scheduler"]}]
         },
     }
-    taken(host, scheduler_manifests.text(small))
+    assert_accepted(host, scheduler_manifests.text(small))
     assert len(host.pod["spec"]["volumes"]) == 2
     old = scheduler_manifests.text(small)
     assert host.run("--uninstall").code == 0
     assert host.manifest.read_text() == old
 
 
-@row(42, "nothing is written")
-@row(43, "nothing is written")
-@row(45, "refused")
-@row(47, "nothing is written")
-@row(48, "refused")
+@case(42, "nothing is written")
+@case(43, "nothing is written")
+@case(45, "refused")
+@case(47, "nothing is written")
+@case(48, "refused")
 @pytest.mark.parametrize(
     ("where", "value", "says"),
     [
@@ -181,7 +181,7 @@ def test_no_volumes_and_little_else(host):
     ],
 )
 def test_mounts_and_volumes_of_wrong_shapes(host, where, value, says):
-    assert says in refused(host, scheduler_manifests.text(changed(POD, where, value)))
+    assert says in assert_refused(host, scheduler_manifests.text(changed(POD, where, value)))
 
 
 FORMER_MOUNTS = [
@@ -196,7 +196,7 @@ FORMER_VOLUMES = [
 ]
 
 
-def former(config: str = "/old/config.yaml"):
+def former_pod(config: str = "/old/config.yaml"):
     """As an older configurator left it."""
     command = [*POD["spec"]["containers"][0]["command"], f"--config={config}"]
     pod = changed(POD, f"{C}.volumeMounts", FORMER_MOUNTS)
@@ -204,11 +204,11 @@ def former(config: str = "/old/config.yaml"):
     return changed(pod, "spec.dnsPolicy", "ClusterFirstWithHostNet")
 
 
-@row(49, "replaced where they stand")
-@row(115, "a requirement on the new program")
+@case(49, "replaced where they stand")
+@case(115, "a requirement on the new program")
 def test_entries_of_the_older_configurator_are_taken_over(host):
-    text = yaml.safe_dump(former(), indent=4, width=1000)
-    output = taken(host, text)
+    text = yaml.safe_dump(former_pod(), indent=4, width=1000)
+    output = assert_accepted(host, text)
     assert [mount["name"] for mount in host.container["volumeMounts"]] == [
         "schedulerconfig",
         "certdir",
@@ -222,13 +222,13 @@ def test_entries_of_the_older_configurator_are_taken_over(host):
     assert host.pod == POD
 
 
-@row("71b", "replaced where it stands")
+@case("71b", "replaced where it stands")
 def test_what_the_older_script_left_is_taken_over(host):
     program, *flags = POD["spec"]["containers"][0]["command"]
-    taken(
+    assert_accepted(
         host,
         scheduler_manifests.text(
-            changed(former(), f"{C}.command", [program, "--config=/old/config.yaml", *flags])
+            changed(former_pod(), f"{C}.command", [program, "--config=/old/config.yaml", *flags])
         ),
     )
     assert host.container["command"] == [program, f"--config={host.config}", *flags]
@@ -250,10 +250,10 @@ EXTRA = changed(
 )
 
 
-@row(50)
-@row(113, "valid, where the older script made broken YAML")
+@case(50)
+@case(113, "valid, where the older script made broken YAML")
 def test_further_volumes_are_kept(host):
-    taken(host, scheduler_manifests.text(EXTRA))
+    assert_accepted(host, scheduler_manifests.text(EXTRA))
     assert [volume["name"] for volume in host.pod["spec"]["volumes"]] == [
         "kubeconfig",
         "x",
@@ -263,9 +263,9 @@ def test_further_volumes_are_kept(host):
     assert host.pod["spec"]["volumes"][:2] == EXTRA["spec"]["volumes"]
 
 
-@row(51)
-@row(52)
-@row(53)
+@case(51)
+@case(52)
+@case(53)
 @pytest.mark.parametrize(
     ("where", "value"),
     [
@@ -277,7 +277,7 @@ def test_further_volumes_are_kept(host):
 )
 def test_the_dns_policy_is_set_and_set_back(host, where, value):
     old = changed(changed(POD, "spec.dnsConfig", {"nameservers": ["1.2.3.4"]}), where, value)
-    taken(host, scheduler_manifests.text(old))
+    assert_accepted(host, scheduler_manifests.text(old))
     assert host.pod["spec"]["dnsPolicy"] == "ClusterFirstWithHostNet"
     assert host.pod["spec"]["dnsConfig"] == {"nameservers": ["1.2.3.4"]}
     assert host.run("--uninstall").code == 0
@@ -287,9 +287,9 @@ def test_the_dns_policy_is_set_and_set_back(host, where, value):
 SIDECAR = {"name": "sidecar", "image": "a/b:v0.3.1", "command": ["x"], "volumeMounts": []}
 
 
-@row(54, "the container is known by its name")
+@case(54, "the container is known by its name")
 def test_kube_scheduler_is_the_second_container(host):
-    taken(
+    assert_accepted(
         host, scheduler_manifests.text(changed(POD, "spec.containers", [SIDECAR, *POD["spec"]["containers"]]))
     )
     assert host.pod["spec"]["containers"][0] == SIDECAR
@@ -298,47 +298,47 @@ def test_kube_scheduler_is_the_second_container(host):
 
 def test_a_container_of_another_name(host):
     other = changed(POD, f"{C}.name", "scheduler")
-    taken(host, scheduler_manifests.text(other))
+    assert_accepted(host, scheduler_manifests.text(other))
     both = changed(other, "spec.containers", [{**SIDECAR, "command": ["y"]}, other["spec"]["containers"][0]])
-    taken(host, scheduler_manifests.text(both), "--container", "scheduler")
-    assert "--container" in refused(host, scheduler_manifests.text(both), "--container", "nobody")
+    assert_accepted(host, scheduler_manifests.text(both), "--container", "scheduler")
+    assert "--container" in assert_refused(host, scheduler_manifests.text(both), "--container", "nobody")
 
 
-@row(55, "unchanged")
-@row(56, "unchanged")
+@case(55, "unchanged")
+@case(56, "unchanged")
 def test_spellings_are_kept(host):
     text = scheduler_manifests.text(POD).replace("readOnly: true", "readOnly: yes")
     text = text.replace(
         "metadata:\n", "metadata:\n  annotations:\n    a: 1.10\n    e: 0644\n    g: 2024-01-02\n"
     )
-    taken(host, text)
-    added(host, text.encode())
+    assert_accepted(host, text)
+    added_lines(host, text.encode())
 
 
-@row(58, "kept, or refused")
+@case(58, "kept, or refused")
 def test_anchors_and_merge_keys(host):
     kept = (
         scheduler_manifests.text(POD)
         .replace("  labels:\n", "  labels: &labels\n")
         .replace("status: {}\n", "status: *labels\n")
     )
-    taken(host, kept)
-    added(host, kept.encode())
+    assert_accepted(host, kept)
+    added_lines(host, kept.encode())
     mounts = "volumeMounts:\n    - mountPath: /etc/kubernetes/scheduler.conf"
     shared = scheduler_manifests.text(POD).replace(
         mounts, mounts.replace("volumeMounts:", "volumeMounts: &mounts")
     )
     shared = shared.replace("status: {}\n", "status: {a: *mounts}\n")
-    assert "cannot be changed without changing" in refused(host, shared)
+    assert "cannot be changed without changing" in assert_refused(host, shared)
     merged = scheduler_manifests.text(POD).replace(
         "spec:\n", "x-base: &base\n  dnsPolicy: Default\nspec:\n  <<: *base\n"
     )
-    assert "cannot be changed without changing" in refused(host, merged)
+    assert "cannot be changed without changing" in assert_refused(host, merged)
 
 
 @pytest.mark.parametrize("indent", [None, 2])
 def test_json_stays_json(host, indent):
-    taken(host, json.dumps(POD, indent=indent))
+    assert_accepted(host, json.dumps(POD, indent=indent))
     pod = json.loads(host.manifest.read_text())
     assert pod["spec"]["volumes"][-1]["name"] == "certdir"
     assert host.run("--uninstall").code == 0
@@ -347,29 +347,29 @@ def test_json_stays_json(host, indent):
 
 def test_flow_style_stays(host):
     text = yaml.safe_dump(POD, default_flow_style=True, width=1000)
-    taken(host, text)
+    assert_accepted(host, text)
     assert host.run("--uninstall").code == 0
     assert host.manifest.read_text() == text
 
 
-def command(*words, **other):
+def manifest_with_flags(*words, **other):
     return scheduler_manifests.text(changed(POD, f"{C}.command", ["kube-scheduler", *words]))
 
 
-@row(59, "refused without --merge or --replace; replaced where it stands")
+@case(59, "refused without --merge or --replace; replaced where it stands")
 def test_a_configuration_of_the_users_own(host):
-    text = command("--config=/old.yaml", "--leader-elect=true")
-    assert "the configuration /old.yaml is in use" in refused(host, text)
-    taken(host, text, "--replace")
+    text = manifest_with_flags("--config=/old.yaml", "--leader-elect=true")
+    assert "the configuration /old.yaml is in use" in assert_refused(host, text)
+    assert_accepted(host, text, "--replace")
     assert host.container["command"] == ["kube-scheduler", f"--config={host.config}", "--leader-elect=true"]
     assert host.run("--uninstall").code == 0
     assert host.manifest.read_text() == text
 
 
-@row(60)
-@row(61)
-@row(63)
-@row(65, "removed")
+@case(60)
+@case(61)
+@case(63)
+@case(65, "removed")
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [
@@ -387,17 +387,17 @@ def test_a_configuration_of_the_users_own(host):
     ],
 )
 def test_the_command_line(host, words, wanted):
-    taken(host, command(*words), "--replace")
+    assert_accepted(host, manifest_with_flags(*words), "--replace")
     expected = [f"--config={host.config}" if word == "C" else word for word in wanted]
     assert host.container["command"] == ["kube-scheduler", *expected]
 
 
-@row(62, "refused: a flag without its value")
-@row(67)
-@row(68)
-@row(69)
-@row(70, "refused")
-@row("71a", "refused")
+@case(62, "refused: a flag without its value")
+@case(67)
+@case(68)
+@case(69)
+@case(70, "refused")
+@case("71a", "refused")
 @pytest.mark.parametrize(
     ("value", "says"),
     [
@@ -412,14 +412,16 @@ def test_the_command_line(host, words, wanted):
     ],
 )
 def test_command_lines_that_cannot_be_edited(host, value, says):
-    assert says in refused(host, scheduler_manifests.text(changed(POD, f"{C}.command", value)), "--replace")
+    assert says in assert_refused(
+        host, scheduler_manifests.text(changed(POD, f"{C}.command", value)), "--replace"
+    )
 
 
-@row(71, "edited where the flags are")
+@case(71, "edited where the flags are")
 @pytest.mark.parametrize(("flags", "wanted"), [(["--config=/old"], ["C"]), (["--v=2"], ["--v=2", "C"])])
 def test_flags_in_args(host, flags, wanted):
     pod = changed(changed(POD, f"{C}.command", ["kube-scheduler"]), f"{C}.args", flags)
-    taken(host, scheduler_manifests.text(pod), "--replace")
+    assert_accepted(host, scheduler_manifests.text(pod), "--replace")
     assert host.container["command"] == ["kube-scheduler"]
     assert host.container["args"] == [f"--config={host.config}" if word == "C" else word for word in wanted]
 
@@ -427,11 +429,11 @@ def test_flags_in_args(host, flags, wanted):
 DIGEST = "@sha256:" + "0" * 64
 
 
-@row(72)
-@row(73)
-@row(74)
-@row(75, "1.30 is taken")
-@row(80, "with a warning")
+@case(72)
+@case(73)
+@case(74)
+@case(75, "1.30 is taken")
+@case(80, "with a warning")
 @pytest.mark.parametrize(
     ("image", "seen"),
     [
@@ -448,15 +450,15 @@ DIGEST = "@sha256:" + "0" * 64
     ],
 )
 def test_versions(host, image, seen):
-    output = taken(host, scheduler_manifests.text(changed(POD, f"{C}.image", image)))
+    output = assert_accepted(host, scheduler_manifests.text(changed(POD, f"{C}.image", image)))
     assert f"kube-scheduler {seen}, configuration" in output
     assert ("is newer than what was tried" in output) == (seen == "1.99")
 
 
-@row(76, "1.30.1 is taken; the others' error names --kubernetes-version")
-@row(77, "nothing is written")
-@row(78, "it says so")
-@row(79)
+@case(76, "1.30.1 is taken; the others' error names --kubernetes-version")
+@case(77, "nothing is written")
+@case(78, "it says so")
+@case(79)
 @pytest.mark.parametrize(
     ("image", "says"),
     [
@@ -476,10 +478,12 @@ def test_versions(host, image, seen):
 )
 def test_versions_that_cannot_be_used(host, image, says):
     text = scheduler_manifests.text(changed(POD, f"{C}.image", image))
-    assert says in refused(host, text)
+    assert says in assert_refused(host, text)
     if "version not found" in says or "imageName" in says:
-        assert "kube-scheduler 1.30," in taken(host, text, "--kubernetes-version", "v1.30.4")
+        assert "kube-scheduler 1.30," in assert_accepted(host, text, "--kubernetes-version", "v1.30.4")
 
 
 def test_a_pod_of_kubernetes_1_18(host):
-    assert "older than 1.19" in refused(host, scheduler_manifests.text(scheduler_manifests.pod(18, "20")))
+    assert "older than 1.19" in assert_refused(
+        host, scheduler_manifests.text(scheduler_manifests.pod(18, "20"))
+    )

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from nodewise.configure import second_scheduler
-from tests.conformance.configure.case_numbers import row
+from tests.conformance.configure.case_numbers import case
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 ADDRESS = "https://10.96.0.9:9001"
@@ -19,27 +19,27 @@ FIELDS = {
 """Of an extender, in kube-scheduler's v1 types."""
 
 
-def second(host, *flags: str) -> dict[tuple[str, str], dict]:
-    ran = host.words("--mode", "second-scheduler", "--kubernetes-version", "1.36.3", *flags)
+def second_scheduler_objects(host, *flags: str) -> dict[tuple[str, str], dict]:
+    ran = host.configure("--mode", "second-scheduler", "--kubernetes-version", "1.36.3", *flags)
     assert ran.code == 0, ran.err
     return {
         (manifest["kind"], manifest["metadata"]["name"]): manifest for manifest in yaml.safe_load_all(ran.out)
     }
 
 
-def files(host, mode: str, *flags: str) -> dict[str, str]:
-    ran = host.words("--mode", mode, "-o", "json", *flags)
+def mode_files(host, mode: str, *flags: str) -> dict[str, str]:
+    ran = host.configure("--mode", mode, "-o", "json", *flags)
     assert ran.code == 0, ran.err
     return json.loads(ran.out)
 
 
-@row(
+@case(
     119, "what is needed for a sound call is there too: preemptVerb, httpTimeout, caFile; no ignorable filter"
 )
 @pytest.mark.parametrize("agents", ["telemetry", "gpu", "telemetry,gpu"])
 def test_the_configuration_for_each_agent(host, agents):
     flags = ["--agents", agents, "--one-entry-per-agent", "--namespace", "mine"]
-    value = yaml.safe_load(files(host, "kubeadm", *flags)["scheduler-config.yaml"])
+    value = yaml.safe_load(mode_files(host, "kubeadm", *flags)["scheduler-config.yaml"])
     assert [entry["urlPrefix"] for entry in value["extenders"]] == [
         f"https://nodewise.mine.svc:9001/agents/{agent}" for agent in agents.split(",")
     ]
@@ -52,9 +52,9 @@ def test_the_configuration_for_each_agent(host, agents):
     assert ("gpu.intel.com/xe" in resources) == ("gpu" in agents)
 
 
-@row(120, "kube-scheduler and nodewise in one pod, on loopback")
+@case(120, "kube-scheduler and nodewise in one pod, on loopback")
 def test_a_second_scheduler(host):
-    manifests = second(host)
+    manifests = second_scheduler_objects(host)
     name = "nodewise-scheduler"
     bound = {
         (manifest["roleRef"]["name"], manifest["metadata"].get("namespace"))
@@ -87,8 +87,10 @@ def test_a_second_scheduler(host):
 
 
 def test_the_second_schedulers_name(host):
-    assert ("Deployment", "other") in second(host, "--scheduler-name", "other", "--namespace", "n")
-    ran = host.words(
+    assert ("Deployment", "other") in second_scheduler_objects(
+        host, "--scheduler-name", "other", "--namespace", "n"
+    )
+    ran = host.configure(
         "--mode", "second-scheduler", "--kubernetes-version", "1.36", "--scheduler-name", "default-scheduler"
     )
     assert ran.code == 2
@@ -105,13 +107,15 @@ def test_the_second_schedulers_name(host):
     ],
 )
 def test_names_that_no_object_can_have(host, mode, flag, seen):
-    ran = host.words("--mode", mode, "--kubernetes-version", "1.36", flag, seen)
+    ran = host.configure("--mode", mode, "--kubernetes-version", "1.36", flag, seen)
     assert (ran.code, ran.out) == (2, "")
     assert f"{flag}: {seen!r}; wanted" in ran.err
 
 
 def test_the_version_has_to_be_known(host):
-    ran = host.words("--mode", "second-scheduler", env={"PATH": "/usr/bin:/bin", "KUBECONFIG": "/nowhere"})
+    ran = host.configure(
+        "--mode", "second-scheduler", env={"PATH": "/usr/bin:/bin", "KUBECONFIG": "/nowhere"}
+    )
     assert ran.code == 2
     assert "--kubernetes-version" in ran.err
 
@@ -120,11 +124,11 @@ def rules(file: str, kind: str, name: str) -> list[str]:
     """Rights one by one: group, resource, verb, name."""
     for manifest in yaml.safe_load_all((DEPLOY / file).read_text()):
         if (manifest["kind"], manifest["metadata"]["name"]) == (kind, name):
-            return single(manifest["rules"])
+            return expand_rules(manifest["rules"])
     raise AssertionError(name)
 
 
-def single(rules) -> list[str]:
+def expand_rules(rules) -> list[str]:
     return sorted(
         "/".join(parts)
         for rule in rules
@@ -145,10 +149,10 @@ def single(rules) -> list[str]:
     ],
 )
 def test_rights_are_those_that_ship(own, file, kind, name):
-    assert single(own) == rules(file, kind, name)
+    assert expand_rules(own) == rules(file, kind, name)
 
 
-@row(121, "a requirement on the new program")
+@case(121, "a requirement on the new program")
 @pytest.mark.parametrize(
     ("mode", "kubeconfig"),
     [
@@ -158,7 +162,7 @@ def test_rights_are_those_that_ship(own, file, kind, name):
     ],
 )
 def test_distributions(host, mode, kubeconfig):
-    texts = files(host, mode, "--extender-url", ADDRESS)
+    texts = mode_files(host, mode, "--extender-url", ADDRESS)
     value = yaml.safe_load(texts["scheduler-config.yaml"])
     assert value["clientConnection"] == {"kubeconfig": kubeconfig}
     [entry] = value["extenders"]
@@ -167,19 +171,19 @@ def test_distributions(host, mode, kubeconfig):
     [snippet] = [text for name, text in texts.items() if name != "scheduler-config.yaml"]
     assert "config=/" in snippet
     assert snippet.partition("config=")[2].split()[0].endswith("/nodewise/scheduler-config.yaml")
-    assert host.words("--mode", mode).code == 2
-    assert "not run by us" in host.words("--mode", mode, "--extender-url", ADDRESS).err
+    assert host.configure("--mode", mode).code == 2
+    assert "not run by us" in host.configure("--mode", mode, "--extender-url", ADDRESS).err
 
 
 def test_talos_takes_the_whole_configuration(host):
-    patch = yaml.safe_load(files(host, "talos", "--extender-url", ADDRESS)["machine-config-patch.yaml"])
+    patch = yaml.safe_load(mode_files(host, "talos", "--extender-url", ADDRESS)["machine-config-patch.yaml"])
     assert patch["cluster"]["scheduler"]["config"]["kind"] == "KubeSchedulerConfiguration"
     assert "clientConnection" not in patch["cluster"]["scheduler"]["config"]
 
 
-@row(122, "a requirement on the new program")
+@case(122, "a requirement on the new program")
 def test_kubeadm(host):
-    texts = files(host, "kubeadm")
+    texts = mode_files(host, "kubeadm")
     assert yaml.safe_load(texts["patches/kube-scheduler+strategic.yaml"]) == {
         "spec": {"dnsPolicy": "ClusterFirstWithHostNet"}
     }
@@ -197,7 +201,7 @@ def test_kubeadm(host):
 
 def test_kind(host):
     """Patches of both versions of kubeadm's configuration: kind merges those of the one that it writes."""
-    cluster = yaml.safe_load(files(host, "kind")["kind.yaml"])
+    cluster = yaml.safe_load(mode_files(host, "kind")["kind.yaml"])
     patches = [yaml.safe_load(text) for text in cluster["kubeadmConfigPatches"]]
     path = "/nodewise/scheduler-config.yaml"
     configurations = {(patch["apiVersion"], patch["kind"]): patch for patch in patches}
@@ -215,7 +219,7 @@ def test_kind(host):
 
 
 def test_cluster_api(host):
-    manifests = {name: yaml.safe_load(text) for name, text in files(host, "capi").items()}
+    manifests = {name: yaml.safe_load(text) for name, text in mode_files(host, "capi").items()}
     path = "/etc/kubernetes/nodewise/scheduler-config.yaml"
     for version, args in {
         "v1beta1": {"config": path},
@@ -238,7 +242,7 @@ def test_cluster_api(host):
             patch = written[f"{spec[phase]['patches']['directory']}/kube-scheduler+strategic.yaml"]
             assert yaml.safe_load(patch["content"]) == {"spec": {"dnsPolicy": "ClusterFirstWithHostNet"}}
     assert manifests["clusterresourceset.yaml"]["kind"] == "ClusterResourceSet"
-    assert "not run by us" in host.words("--mode", "capi").err
+    assert "not run by us" in host.configure("--mode", "capi").err
 
 
 def volumes(spec):
@@ -246,17 +250,17 @@ def volumes(spec):
 
 
 def test_texts_of_several_lines_can_be_read(host):
-    assert "content: |" in host.words("--mode", "capi").out
-    assert "\\n" not in host.words("--mode", "second-scheduler", "--kubernetes-version", "1.36").out
+    assert "content: |" in host.configure("--mode", "capi").out
+    assert "\\n" not in host.configure("--mode", "second-scheduler", "--kubernetes-version", "1.36").out
 
 
 def test_files_are_written_into_a_folder_and_nothing_is_overwritten(host, tmp_path):
     into = tmp_path / "new"
-    assert host.words("--mode", "kubeadm", "--into", str(into)).code == 0
+    assert host.configure("--mode", "kubeadm", "--into", str(into)).code == 0
     assert (into / "patches" / "kube-scheduler+strategic.yaml").exists()
-    assert host.words("--mode", "kubeadm", "--into", str(into)).code == 0
+    assert host.configure("--mode", "kubeadm", "--into", str(into)).code == 0
     (into / "scheduler-config.yaml").write_text("mine")
-    assert host.words("--mode", "kubeadm", "--into", str(into)).code == 1
+    assert host.configure("--mode", "kubeadm", "--into", str(into)).code == 1
     assert (into / "scheduler-config.yaml").read_text() == "mine"
 
 
@@ -271,4 +275,4 @@ def test_files_are_written_into_a_folder_and_nothing_is_overwritten(host, tmp_pa
     ],
 )
 def test_flags_of_other_modes(host, flags):
-    assert host.words(*flags).code == 2
+    assert host.configure(*flags).code == 2

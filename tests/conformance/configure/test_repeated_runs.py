@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.configure import scheduler_manifests
-from tests.conformance.configure.control_plane_hosts import Host, Ran
+from tests.conformance.configure.control_plane_hosts import ControlPlaneHost, RunResult
 from tests.conformance.configure.scheduler_manifests import changed
-from tests.conformance.configure.test_failures import OWN, with_own
+from tests.conformance.configure.test_failures import OWN_CONFIGURATION, write_own_configuration
 
 
-def played(host: Host, script: str, work: Path) -> Ran:
+def run_script(host: ControlPlaneHost, script: str, work: Path) -> RunResult:
     """The script in another folder, with `nodewise` on the path."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(
@@ -29,14 +29,14 @@ def played(host: Host, script: str, work: Path) -> Ran:
         timeout=120,
         check=False,
     )
-    return Ran(done.returncode, done.stdout, done.stderr)
+    return RunResult(done.returncode, done.stdout, done.stderr)
 
 
-def planned(host: Host, *flags: str, **other: str) -> str:
-    before = host.everything()
+def print_plan(host: ControlPlaneHost, *flags: str, **other: str) -> str:
+    before = host.snapshot()
     ran = host.run("--print-plan", *flags, **other)
     assert ran.code == 0, ran.err
-    assert host.everything() == before
+    assert host.snapshot() == before
     return ran.out
 
 
@@ -48,58 +48,58 @@ def planned(host: Host, *flags: str, **other: str) -> str:
         (["--no-backup", "--kubernetes-version=1.31"], {"cert_dir": "../K/a folder", "d": "../K"}),
     ],
 )
-def test_the_script_does_the_same_on_another_host(host: Host, tmp_path: Path, flags, other):
+def test_the_script_does_the_same_on_another_host(host: ControlPlaneHost, tmp_path: Path, flags, other):
     """Here: on the same one, once more as it was."""
-    script = planned(host, *flags, **other)
+    script = print_plan(host, *flags, **other)
     assert host.run(*flags, **other).code == 0
-    wanted = {path: data for path, (_, data) in host.everything().items() if "backup_" not in path}
+    wanted = {path: data for path, (_, data) in host.snapshot().items() if "backup_" not in path}
     assert host.run("--uninstall", **other).code == 0
-    done = played(host, script, tmp_path)
+    done = run_script(host, script, tmp_path)
     assert done.code == 0, done.err
-    assert {path: data for path, (_, data) in host.everything().items() if "backup_" not in path} == wanted
+    assert {path: data for path, (_, data) in host.snapshot().items() if "backup_" not in path} == wanted
     assert "PRIVATE" not in script
-    again = played(host, script, tmp_path)
+    again = run_script(host, script, tmp_path)
     assert again.code == 0, "it does no harm to say it twice"
 
 
 def test_the_script_stops_before_anything_is_changed_where_something_is_not_as_here(
-    host: Host, tmp_path: Path
+    host: ControlPlaneHost, tmp_path: Path
 ):
-    script = planned(host)
+    script = print_plan(host)
     host.template.write_text(scheduler_manifests.TAS + "\n")
-    before = host.everything()
-    done = played(host, script, tmp_path)
+    before = host.snapshot()
+    done = run_script(host, script, tmp_path)
     assert done.code != 0
     assert str(host.template) in done.out + done.err
-    assert host.everything() == before
-    done = played(host, script.replace("--version | grep -q ' ", "--version | grep -q ' 9"), tmp_path)
+    assert host.snapshot() == before
+    done = run_script(host, script.replace("--version | grep -q ' ", "--version | grep -q ' 9"), tmp_path)
     assert (done.code, "another version of nodewise" in done.err) == (1, True)
 
 
-def test_the_script_fails_where_another_thing_comes_out(host: Host, tmp_path: Path):
-    script = planned(host)
+def test_the_script_fails_where_another_thing_comes_out(host: ControlPlaneHost, tmp_path: Path):
+    script = print_plan(host)
     digest = hashlib.sha256((host.k / "pki" / "ca.crt").read_bytes()).hexdigest()
     head, run, tail = script.partition("nodewise configure")
     assert digest in tail
-    assert played(host, head + run + tail.replace(digest, "0" * 64), tmp_path).code != 0
+    assert run_script(host, head + run + tail.replace(digest, "0" * 64), tmp_path).code != 0
 
 
-def test_what_is_merged_into_has_to_be_the_same(host: Host, tmp_path: Path):
+def test_what_is_merged_into_has_to_be_the_same(host: ControlPlaneHost, tmp_path: Path):
     own = host.k / "scheduler-config.yaml"
-    own.write_text(OWN)
-    with_own(host, str(own))
-    script = planned(host, "--merge")
-    own.write_text(OWN + "# another\n")
-    assert str(own) in played(host, script, tmp_path).err + played(host, script, tmp_path).out
-    own.write_text(OWN)
-    assert played(host, script, tmp_path).code == 0
-    assert planned(host, "--merge") == script, (
+    own.write_text(OWN_CONFIGURATION)
+    write_own_configuration(host, str(own))
+    script = print_plan(host, "--merge")
+    own.write_text(OWN_CONFIGURATION + "# another\n")
+    assert str(own) in run_script(host, script, tmp_path).err + run_script(host, script, tmp_path).out
+    own.write_text(OWN_CONFIGURATION)
+    assert run_script(host, script, tmp_path).code == 0
+    assert print_plan(host, "--merge") == script, (
         "and here, when it is done, the plan is still that for the others"
     )
 
 
-def test_the_plan_for_programs(host: Host):
-    plan = json.loads(planned(host, "-o", "json"))
+def test_the_plan_for_programs(host: ControlPlaneHost):
+    plan = json.loads(print_plan(host, "-o", "json"))
     assert plan["command"][:2] == ["nodewise", "configure"]
     assert set(plan["written"]) == {
         str(host.config),
@@ -112,14 +112,14 @@ def test_the_plan_for_programs(host: Host):
     assert annotations["nodewise.io/config-hash"] == plan["manifest"]["configHash"]
 
 
-def test_manifests_may_differ_from_host_to_host(host: Host, tmp_path: Path):
-    script = planned(host)
+def test_manifests_may_differ_from_host_to_host(host: ControlPlaneHost, tmp_path: Path):
+    script = print_plan(host)
     host.write(scheduler_manifests.text(changed(scheduler_manifests.pod(30), "spec.priority", 7)))
-    assert played(host, script, tmp_path).code == 0
+    assert run_script(host, script, tmp_path).code == 0
     assert host.pod["spec"]["priority"] == 7
     shutil.rmtree(host.certs)
 
 
 @pytest.mark.parametrize("flags", [["--check"], ["--restore"], ["--uninstall"], ["--mode", "kubeadm"]])
-def test_what_it_does_not_go_with(host: Host, flags):
+def test_what_it_does_not_go_with(host: ControlPlaneHost, flags):
     assert host.run("--print-plan", *flags).code == 2

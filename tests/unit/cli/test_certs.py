@@ -25,19 +25,19 @@ NAMES = {"tls.crt", "tls.key", "ca.crt", "client.crt", "client.key"}
 
 
 def run(*arguments: str | Path) -> Result:
-    done = CliRunner().invoke(certs.command, [*map(str, arguments)], standalone_mode=False)
-    if done.exception:
-        raise done.exception
-    return done
+    completed = CliRunner().invoke(certs.command, [*map(str, arguments)], standalone_mode=False)
+    if completed.exception:
+        raise completed.exception
+    return completed
 
 
-def checked(*arguments: str | Path) -> tuple[int, str]:
+def run_check(*arguments: str | Path) -> tuple[int, str]:
     """The exit code and what is said of --check."""
-    done = run("--check", *arguments)
-    return done.return_value or done.exit_code, done.stdout
+    completed = run("--check", *arguments)
+    return completed.return_value or completed.exit_code, completed.stdout
 
 
-def held(folder: Path) -> dict[str, bytes]:
+def file_contents(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in NAMES}
 
 
@@ -55,7 +55,7 @@ def keys_below(folder: Path) -> list[bytes]:
     return [key for keys in keys_by_file for key in keys]
 
 
-def is_quiet(stderr: str) -> bool:
+def has_no_key(stderr: str) -> bool:
     """Whether nothing that was said holds a key, in PEM or as Secrets hold it."""
     texts = [
         stderr,
@@ -88,36 +88,36 @@ def test_files_are_made_once_and_kept(tmp_path: Path) -> None:
     assert {name: stat.S_IMODE((folder / name).stat().st_mode) for name in NAMES} == {
         name: 0o600 if name.endswith(".key") else 0o644 for name in NAMES
     }
-    before = held(folder)
-    done = run("--host", folder)
-    assert done.stdout.startswith("nothing is due before ")
-    assert held(folder) == before
-    assert checked("--host", folder)[0] == 0
+    before = file_contents(folder)
+    completed = run("--host", folder)
+    assert completed.stdout.startswith("nothing is due before ")
+    assert file_contents(folder) == before
+    assert run_check("--host", folder)[0] == 0
 
 
 def test_a_renewal_announces_first_and_switches_when_it_is_told_to(tmp_path: Path) -> None:
     run("--host", tmp_path)
     first = serial(tmp_path)
-    done = run("--host", tmp_path, "--renew")
-    assert "start kube-scheduler anew, all replicas, before " in done.stderr
+    completed = run("--host", tmp_path, "--renew")
+    assert "start kube-scheduler anew, all replicas, before " in completed.stderr
     assert serial(tmp_path) == first
     assert (tmp_path / "ca.crt").read_bytes().count(b"BEGIN") == 2
-    code, output = checked("--host", tmp_path, "-o", "json")
+    code, output = run_check("--host", tmp_path, "-o", "json")
     assert (code, json.loads(output)["due"], json.loads(output)["next"]) == (3, True, "wait")
     assert run("--host", tmp_path).stdout.startswith("waiting until ")
     with pytest.raises(Unavailable, match="has to reach both sides first"):
         run("--host", tmp_path, "--restarted")
     run("--host", tmp_path, "--restarted", "--settle", "0s")
     assert serial(tmp_path) != first
-    assert checked("--host", tmp_path)[0] == 0
+    assert run_check("--host", tmp_path)[0] == 0
 
 
 def test_a_check_changes_nothing_and_says_what_is_due(tmp_path: Path) -> None:
-    code, output = checked("--host", tmp_path / "none")
+    code, output = run_check("--host", tmp_path / "none")
     assert (code, output.splitlines()[0]) == (3, "due: certificates are to be made")
     assert not (tmp_path / "none").exists()
     run("--host", tmp_path)
-    code, output = checked("--host", tmp_path, "--name", "other.example")
+    code, output = run_check("--host", tmp_path, "--name", "other.example")
     assert (code, "does not name other.example" in output) == (3, True)
 
 
@@ -132,7 +132,7 @@ def test_another_ones_file_is_not_written_over_unless_it_is_to_be_replaced(tmp_p
         run("--host", tmp_path)
     assert {path.name for path in tmp_path.iterdir()} <= {name, "others"}
     run("--host", tmp_path, "--replace")
-    assert checked("--host", tmp_path)[0] == 0
+    assert run_check("--host", tmp_path)[0] == 0
 
 
 def test_no_key_of_an_authority_and_no_forgotten_key_is_on_the_disk_and_none_is_printed(
@@ -140,14 +140,14 @@ def test_no_key_of_an_authority_and_no_forgotten_key_is_on_the_disk_and_none_is_
 ) -> None:
     folder = tmp_path / "pki"
     for more, count in (([], 2), (["--renew"], 4), (["--restarted", "--settle", "0s"], 2), ([], 2)):
-        done = run("--host", folder, *more)
-        assert is_quiet(done.output)
+        completed = run("--host", folder, *more)
+        assert has_no_key(completed.output)
         keys = [serialization.load_pem_private_key(key, None).public_key() for key in keys_below(folder)]
         assert len(keys) == count
         trusted = x509.load_pem_x509_certificates((folder / "ca.crt").read_bytes())
         assert not [authority for authority in trusted if authority.public_key() in keys]
-        assert is_quiet(run("--check", "--host", folder, "-o", "json").output)
-    assert not is_quiet(run().stdout), "this test would see a key"
+        assert has_no_key(run("--check", "--host", folder, "-o", "json").output)
+    assert not has_no_key(run().stdout), "this test would see a key"
 
 
 @pytest.mark.parametrize("name", ["ca.key", "apiserver.crt", "sa.key"])
@@ -191,26 +191,26 @@ def test_what_is_over_is_made_anew_and_it_is_told_what_to_do_now(tmp_path: Path)
         server=before.server._replace(cert=before.server.cert[:-40] + before.server.cert[-30:])
     )
     certificate_files.write_certificates(tmp_path, over._replace(client=over.client._replace(key=b"")))
-    code, output = checked("--host", tmp_path)
+    code, output = run_check("--host", tmp_path)
     assert (code, output.splitlines()[0]) == (3, "due: certificates are to be made")
-    done = run("--host", tmp_path)
-    assert done.stdout.startswith("made: ")
-    assert "  nodewise's certificate cannot be read" in done.stdout
-    assert "start it anew now, all replicas" in done.stderr
-    assert checked("--host", tmp_path)[0] == 0
+    completed = run("--host", tmp_path)
+    assert completed.stdout.startswith("made: ")
+    assert "  nodewise's certificate cannot be read" in completed.stdout
+    assert "start it anew now, all replicas" in completed.stderr
+    assert run_check("--host", tmp_path)[0] == 0
 
 
 def test_a_disk_that_is_full_leaves_what_was_there(tmp_path: Path) -> None:
     run("--host", tmp_path)
-    before = held(tmp_path)
+    before = file_contents(tmp_path)
     limited = "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
     limited += "resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300)); "
     limited += "from nodewise.cli.main import run; run(sys.argv[1:])"
     words = [sys.executable, "-B", "-c", limited, "certs", "--host", tmp_path, "--renew"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "File too large" in done.stderr
-    assert held(tmp_path) == before
+    completed = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert completed.returncode == 1
+    assert "File too large" in completed.stderr
+    assert file_contents(tmp_path) == before
     assert len(keys_below(tmp_path)) == 2
 
 
@@ -228,7 +228,9 @@ def test_a_run_that_is_ended_at_any_write_leaves_pairs_that_match_and_the_next_o
     for number in itertools.count():
         copy = tmp_path / f"copy-{number}"
         shutil.copytree(tmp_path / "pki", copy, symlinks=True)
-        if not ended_at(number, ["--host", copy, "--settle", "0s", *filter(None, [step])], monkeypatch):
+        if not is_ended_at_write(
+            number, ["--host", copy, "--settle", "0s", *filter(None, [step])], monkeypatch
+        ):
             break
         contents = certificate_files.read_certificates(copy)
         assert contents.foreign == ()
@@ -239,12 +241,12 @@ def test_a_run_that_is_ended_at_any_write_leaves_pairs_that_match_and_the_next_o
             assert serialization.load_pem_private_key(side.key, None).public_key() == leaf.public_key()
         run("--host", copy, "--settle", "0s", *(["--renew"] if step else []))
         run("--host", copy, "--settle", "0s", "--restarted")
-        assert checked("--host", copy)[0] == 0
+        assert run_check("--host", copy)[0] == 0
         assert len(keys_below(copy)) == 2
     assert number > 10
 
 
-def ended_at(number: int, arguments: list[str | Path], monkeypatch: pytest.MonkeyPatch) -> bool:
+def is_ended_at_write(number: int, arguments: list[str | Path], monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether a run was ended at this of its writing calls, as by a kill: nothing is cleaned up."""
     left = [number]
 
@@ -320,8 +322,8 @@ def test_the_unit_is_one_that_systemd_takes_and_does_what_was_asked(tmp_path: Pa
     if analyze is None:
         pytest.skip("no systemd-analyze here")
     units = [str(tmp_path / f"nodewise-certs.{kind}") for kind in ("service", "timer")]
-    done = subprocess.run([analyze, "verify", *units], check=False, capture_output=True, text=True)
-    assert "nodewise-certs" not in done.stderr, done.stderr
+    completed = subprocess.run([analyze, "verify", *units], check=False, capture_output=True, text=True)
+    assert "nodewise-certs" not in completed.stderr, completed.stderr
 
 
 def test_objects_for_cert_manager_are_printed() -> None:

@@ -15,16 +15,16 @@ ROOT = Path(__file__).parents[3]
 LOCAL = "--url=http://127.0.0.1:9001"
 
 
-def rendered(*arguments: str) -> tuple[dict[str, Any], str]:
+def render(*arguments: str) -> tuple[dict[str, Any], str]:
     """The configuration, and what is said on stderr."""
-    done = CliRunner().invoke(configure.command, ["render-scheduler", *arguments], standalone_mode=False)
-    if done.exception:
-        raise done.exception
-    return yaml.safe_load(done.stdout), done.stderr
+    completed = CliRunner().invoke(configure.command, ["render-scheduler", *arguments], standalone_mode=False)
+    if completed.exception:
+        raise completed.exception
+    return yaml.safe_load(completed.stdout), completed.stderr
 
 
 def test_what_an_entry_asks_is_what_the_agents_answer() -> None:
-    config, output = rendered(LOCAL, "--one-entry-per-agent", "--agents=telemetry,gpu,safe,congestion")
+    config, output = render(LOCAL, "--one-entry-per-agent", "--agents=telemetry,gpu,safe,congestion")
     verbs = [{key for key in entry if key.endswith("Verb")} for entry in config["extenders"]]
     assert verbs == [
         {"filterVerb", "prioritizeVerb", "preemptVerb"},
@@ -37,12 +37,12 @@ def test_what_an_entry_asks_is_what_the_agents_answer() -> None:
 
 def test_what_an_agent_filters_follows_from_its_options() -> None:
     for options in ([], ["--when-missing=reject"]):
-        config, _ = rendered(LOCAL, "--agents=congestion", "--filter-all-pods", *options)
+        config, _ = render(LOCAL, "--agents=congestion", "--filter-all-pods", *options)
         assert ("filterVerb" in config["extenders"][0]) == bool(options)
 
 
 def test_the_resources_are_those_of_the_profile() -> None:
-    config, _ = rendered(LOCAL, "--agents=gpu", "--gpu-profile=generic", "--weights=3", "-o", "json")
+    config, _ = render(LOCAL, "--agents=gpu", "--gpu-profile=generic", "--weights=3", "-o", "json")
     [entry] = config["extenders"]
     assert entry["managedResources"] == [{"name": "nvidia.com/gpu"}]
     assert entry["weight"] == 3
@@ -60,7 +60,7 @@ def test_a_file_of_the_extender_serves_here_too(tmp_path: Any) -> None:
             }
         )
     )
-    config, _ = rendered(LOCAL, f"--config={file}")
+    config, _ = render(LOCAL, f"--config={file}")
     [entry] = config["extenders"]
     assert (entry["weight"], entry.get("prioritizeVerb"), "tlsConfig" in entry) == (10, "prioritize", False)
 
@@ -68,7 +68,7 @@ def test_a_file_of_the_extender_serves_here_too(tmp_path: Any) -> None:
 @pytest.mark.parametrize("weights", ["x", "safe=", "=3", "-1", "1.5", "3,4", "safe=1,safe=2"])
 def test_weights_that_cannot_be_read_are_named(weights: str) -> None:
     with pytest.raises(BadSettings, match="--weights"):
-        rendered(LOCAL, "--one-entry-per-agent", "--agents=safe", f"--weights={weights}")
+        render(LOCAL, "--one-entry-per-agent", "--agents=safe", f"--weights={weights}")
 
 
 def test_what_ships_for_a_pod_of_scheduler_and_extender_is_what_is_printed(tmp_path: Any) -> None:
@@ -83,5 +83,5 @@ def test_what_ships_for_a_pod_of_scheduler_and_extender_is_what_is_printed(tmp_p
         "--filter-all-pods",
         "--scheduler-name=my-scheduler",
     ]
-    done = CliRunner().invoke(configure.command, ["render-scheduler", *arguments], standalone_mode=False)
-    assert done.stdout == data["scheduler.yaml"]
+    completed = CliRunner().invoke(configure.command, ["render-scheduler", *arguments], standalone_mode=False)
+    assert completed.stdout == data["scheduler.yaml"]
