@@ -14,7 +14,6 @@ from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.state import TelemetryStateBuilder
 from nodewise.extender import (
     attempt_explanation,
-    counterfactual_targets,
     counterfactuals,
     decision_codec,
     decision_endpoint,
@@ -63,7 +62,7 @@ WORLDS = st.builds(RuleInputs, rules=RULES, logical=st.sampled_from(["anyOf", "a
 
 
 def passing(decision: Decision) -> set[str]:
-    return set(decision.names[decision.kept()].tolist())
+    return set(decision.names[decision.feasible()].tolist())
 
 
 @given(WORLDS)
@@ -99,7 +98,7 @@ def test_every_verdict_of_a_rule_that_is_not_held_follows_from_its_evidence(of: 
     values = (getattr(of, rule["metricname"]).values() for rule in of.rules)
     assume(all(any(value is not None for value in of_nodes) for of_nodes in values))
     for _, verdict in of.filter().verdicts:
-        assert counterfactuals.follows(verdict)
+        assert counterfactuals.follows_from_evidence(verdict)
 
 
 @given(WORLDS)
@@ -116,17 +115,17 @@ def test_every_node_is_told_once_those_that_pass_first(of: RuleInputs) -> None:
 def test_another_process_reads_what_was_decided(of: RuleInputs) -> None:
     ring = DecisionRing()
     ring.add(of.filter())
-    _, (decoded,) = decision_endpoint.read(
-        cooperative_scheduling.run_at_once(decision_endpoint.page(ring, {"form": "arrays"}))
+    _, (decoded,) = decision_endpoint.decode_page(
+        cooperative_scheduling.run_at_once(decision_endpoint.encode_page(ring, {"form": "arrays"}))
     )
     assert cooperative_scheduling.run_at_once(
-        decision_codec.encoded(decoded)
-    ) == cooperative_scheduling.run_at_once(decision_codec.encoded(of.filter()))
+        decision_codec.encode(decoded)
+    ) == cooperative_scheduling.run_at_once(decision_codec.encode(of.filter()))
 
 
 @given(st.integers(-(10**12), 10**12), st.integers(-(10**12), 10**12))
 def test_a_round_number_is_never_short_of_the_value(target: int, value: int) -> None:
-    rounded = counterfactual_targets.rounded(target, value)
+    rounded = counterfactuals.round_target(target, value)
     if value != target:
         assert abs(rounded - target) >= abs(value - target)
         assert abs(rounded - value) * 4 <= abs(value - target)
@@ -149,7 +148,7 @@ def test_a_rule_that_holds_its_verdicts_is_not_argued_with() -> None:
         )
 
     before, after = filter_at(1000.0, dict.fromkeys(NODES, 9)), filter_at(1001.0, {})
-    assert not after.kept().any()
+    assert not after.feasible().any()
     assert [attempt_explanation.explain(Attempt(decision)).held for decision in (before, after)] == [
         False,
         True,

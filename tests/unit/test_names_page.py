@@ -127,7 +127,7 @@ def test_the_page_of_events_has_every_reason() -> None:
         r'yield _of\(\s*"(\w+)", .*?"(\w+)",', (SOURCE / "agents/telemetry/status.py").read_text()
     )
     assert {condition for condition, _ in bad} == GOOD.keys()
-    reasons = {pod_events.REASON, pod_events.NOT_BOUND, "AllWell", *(reason for _, reason in bad)}
+    reasons = {pod_events.NO_NODE_PASSES, pod_events.NOT_BOUND, "AllWell", *(reason for _, reason in bad)}
     documented = set(re.findall(r"^\| `(\w+)` \| (?:Warning|Normal) \|", EVENTS, re.MULTILINE))
     assert documented == reasons
     assert set(get_args(Type)) == {"Warning", "Normal"}

@@ -62,8 +62,8 @@ def extender_role(kind: AgentKind, options: Any) -> Role:
     agent = kind.agent(options)
     return Role(
         kind.name,
-        filters=bool(agent_chain.filters(agent)),
-        prioritizes=bool(agent_chain.scorers(agent)),
+        filters=bool(agent_chain.filter_functions(agent)),
+        prioritizes=bool(agent_chain.score_functions(agent)),
         binds=isinstance(agent, BindPlugin),
         resources=kind.resources(options),
         keeps_memory=kind.keeps_memory,

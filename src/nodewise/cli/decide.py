@@ -16,7 +16,7 @@ from nodewise.cli.options import ClusterOptions, CommandLine
 from nodewise.cli.settings import CommandOptions
 from nodewise.errors import BadInput, BadSettings, Problem
 from nodewise.extender import agent_states
-from nodewise.extender.agent_chain import AgentChain, weighed
+from nodewise.extender.agent_chain import AgentChain, assign_weights
 from nodewise.extender.score_weights import ChainOptions
 from nodewise.kube.api import Api
 from nodewise.kube.connection_settings import connect
@@ -164,7 +164,7 @@ def _build_snapshot(
     cluster_state = ClusterState(
         NodeIndex(inputs.node_names), inputs.objects, metrics_snapshot, at, inputs.nodes
     )
-    return Snapshot(cluster_state.nodes, agent_states.all_built(states, cluster_state), at, 1)
+    return Snapshot(cluster_state.nodes, agent_states.build_all(states, cluster_state), at, 1)
 
 
 def _decision_time(text: str, metrics: MetricsSnapshot | None) -> float:
@@ -206,7 +206,7 @@ def _check_objects(
 
 def _create_chain(inputs: DecisionInputs, selection: InputSelection, options: ChainOptions) -> AgentChain:
     made = [kind.agent(selection.options[kind.name]) for kind in inputs.objects.kinds]
-    return AgentChain(made, weighed(made, options), inputs.states)
+    return AgentChain(made, assign_weights(made, options), inputs.states)
 
 
 command = options.make_command(

@@ -39,13 +39,13 @@ class PodDecision(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        return bool(self.filtered.kept().any())
+        return bool(self.filtered.feasible().any())
 
     @property
     def stays(self) -> bool:
         """Whether no agent rejects the node that it is on. An unknown node counts as not rejected."""
         here = np.array([name == self.node for name in self.filtered.names], bool)
-        return bool(self.filtered.kept()[here].all())
+        return bool(self.filtered.feasible()[here].all())
 
     @property
     def is_well(self) -> bool:
@@ -73,7 +73,7 @@ def decide_pod(chain: AgentChain, pod: Any, names: list[str], snapshot: Snapshot
         evicted = {node: frozenset({pod.metadata.uid})}
         alone = chain.preempt(pod, evicted, snapshot, snapshot.at)
         filtered = _without_own_usage(filtered, node, alone)
-    left = filtered.names[filtered.kept()].tolist()
+    left = filtered.names[filtered.feasible()].tolist()
     scored = chain.prioritize(pod, left, snapshot, snapshot.at)
     return PodDecision(filtered, scored, [agent.name for agent in chain.agents], node)
 
@@ -93,7 +93,7 @@ def _without_own_usage(filtered: Decision, node: str, alone: Decision) -> Decisi
 
 def pod_document(pod_decision: PodDecision, *, running: bool) -> dict[str, Any]:
     """A pod as `-o json` prints it; `node` and `stays` (null while it waits) only with --running."""
-    entry = decision_document.pod(pod_decision.filtered, pod_decision.scored, pod_decision.agents)
+    entry = decision_document.pod_document(pod_decision.filtered, pod_decision.scored, pod_decision.agents)
     return (
         {
             **entry,
@@ -187,7 +187,7 @@ def _print_summary(outcome: PodDecisions, counts: Counter[str]) -> None:
 
 
 def _waiting_pod_row(pod_decision: PodDecision) -> list[str]:
-    kept = int(pod_decision.filtered.kept().sum())
+    kept = int(pod_decision.filtered.feasible().sum())
     return [
         _qualified_name(pod_decision),
         f"{kept}/{len(pod_decision.filtered.names)}",
@@ -201,7 +201,7 @@ def _running_pod_row(pod_decision: PodDecision) -> list[str]:
     name, fits, best, gets, why = _waiting_pod_row(pod_decision)
     if not pod_decision.node:
         return [name, "-", "-", fits, best, gets, why]
-    here = decision_document.rejected(
+    here = decision_document.rejection_reasons(
         pod_decision.filtered,
         np.flatnonzero([name == pod_decision.node for name in pod_decision.filtered.names]),
     )
@@ -239,7 +239,7 @@ def _node_details(pod_decision: PodDecision, node: str) -> dict[str, str]:
             else ()
         )
         for position in at:
-            details |= dict(decision_document.said(decision, int(position)))
+            details |= dict(decision_document.candidate_details(decision, int(position)))
     return details
 
 

@@ -26,7 +26,7 @@ def wire_clusterless(config: ExtenderConfig, tools: ClockAndMetrics) -> WiredExt
     ]
     if problems:
         raise BadSettings("settings", problems)
-    clusterless_snapshots.check(config.agents, config.agent_options)
+    clusterless_snapshots.check_objects(config.agents, config.agent_options)
     states = extender_components.create_states(config)
     clusterless_snapshots.check_metrics(states)
     request_handler = RequestHandler(

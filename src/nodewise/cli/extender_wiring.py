@@ -24,7 +24,7 @@ from nodewise.extender import recording, third_party
 from nodewise.extender.binding import Bindings, Eligibility
 from nodewise.extender.decision import DecisionRing
 from nodewise.extender.leader_loop import LeaderLoop
-from nodewise.extender.pod_events import PodEvents
+from nodewise.extender.pod_events import PodEventRecorder
 from nodewise.extender.recording import FileRecorder
 from nodewise.extender.request_handler import RequestHandler
 from nodewise.extender.requeueing import Requeuer
@@ -263,7 +263,7 @@ def _create_leader(
     given_identity = config.settings[KubeOptions].identity
     identity = given_identity or f"{socket.gethostname()}_{os.getpid()}_{secrets.token_hex(4)}"
     recorder = EventRecorder(api, EventReporter("nodewise.io/extender", identity), clock, registry)
-    components.extender.subscribe(PodEvents(recorder))
+    components.extender.subscribe(PodEventRecorder(recorder))
     # a separate rate limit for the Lease: queued label patches must not cost the leadership
     liveness = ApiServerLiveness(clock, registry)
     limited = api.with_rate_limit(5.0, 10, liveness.record_response)
@@ -314,8 +314,8 @@ def _create_recorder(
         return recording.NullRecorder()
     period_s = config.settings[RefreshOptions].sync_period_s
     general = recording.ReplaySettings(period_s, config.settings[ChainOptions])
-    header = recording.header(config.agents, config.agent_options, general, tools.clock.now())
-    recorder = FileRecorder(recording.create(Path(own.record)), header, own.record_max_bytes, *tools)
+    header = recording.build_header(config.agents, config.agent_options, general, tools.clock.now())
+    recorder = FileRecorder(recording.create_file(Path(own.record)), header, own.record_max_bytes, *tools)
     snapshot_cache.subscribe(recorder.cluster_state)
     return recorder
 

@@ -1,14 +1,14 @@
-"""The protocol of scheduler extenders: requests of kube-scheduler, the agents that answer them, the decisions.
+"""The scheduler extender: handles kube-scheduler's requests with a chain of agents, and explains the decisions.
 
-A request goes through `routes`, `request_handler`, `wire_format` (bytes to values: `request_limits`,
-`lenient_decoder`),
-`agent_chain` (each agent in order, with one frozen snapshot), `decision` (verdicts with reasons) and back
-through `wire_format`
-(values to bytes: `node_name_json`). `snapshot_cache` makes the snapshots. `decision_document` prints a
-decision as a document,
-`decision_endpoint` serves the decisions that are kept (`decision_codec`), `attempt_explanation` says how an
-attempt ended, `counterfactuals`
-what would have changed it (`counterfactual_targets`). `recording` writes what came in and went out
-(`recording_deltas`, `recording_file`). Nothing here
-knows how an agent decides.
+    requests       routes, request_handler, wire_format (with request_limits, lenient_decoder, node_name_json)
+    decisions      agent_chain (with score_weights), decision
+    snapshots      snapshot_cache, agent_states, clusterless_snapshots
+    binding        binding, reservations
+    explanations   decision_endpoint, decision_document, decision_codec, decision_values, attempt_explanation,
+                   counterfactuals, pod_events
+    recordings     recording, recording_deltas, recording_file
+    background     leader_loop, requeueing, agent_memory
+    third parties  third_party, result_validation, sample_objects, agent_testing
+
+Nothing here depends on how an agent decides.
 """

@@ -56,7 +56,7 @@ class Filter(NamedTuple):
     """A filter function of an agent."""
 
     agent: FilterPlugin[Any, Any]
-    ask: FilterFunction
+    call: FilterFunction
 
 
 class Scorer(NamedTuple):
@@ -65,20 +65,20 @@ class Scorer(NamedTuple):
     agent: ScorePlugin[Any, Any]
     label: str
     """As in `Scores`."""
-    ask: ScoreFunction
+    call: ScoreFunction
 
 
-def filters(agent: AnyPlugin) -> list[Filter]:
+def filter_functions(agent: AnyPlugin) -> list[Filter]:
     """The filter function of an agent, if it has one."""
     return [Filter(agent, agent.filter)] if isinstance(agent, FilterPlugin) and agent.filter_enabled else []
 
 
-def scorers(agent: AnyPlugin) -> list[Scorer]:
+def score_functions(agent: AnyPlugin) -> list[Scorer]:
     """The score functions of an agent: its named priorities, or else its `score`."""
     if not isinstance(agent, ScorePlugin) or not agent.score_enabled:
         return []
     if agent.priorities:
-        return [Scorer(agent, label, ask) for label, ask in agent.priorities.items()]
+        return [Scorer(agent, label, function) for label, function in agent.priorities.items()]
     return [Scorer(agent, "", agent.score)]
 
 
@@ -88,27 +88,29 @@ class AgentChain:
     def __init__(
         self,
         agents: Sequence[AnyPlugin],
-        counted: Weights | None = None,
-        counting: Mapping[str, StateBuilder[Any]] | None = None,
+        weights: Weights | None = None,
+        state_builders: Mapping[str, StateBuilder[Any]] | None = None,
     ) -> None:
         self.agents = tuple(agents)
-        self._filters = [function for agent in agents for function in filters(agent)]
-        self._scorers = [function for agent in agents for function in scorers(agent)]
-        self._weights = counted or {}
-        self._counting = [counting[agent.name] for agent in agents if counting and agent.name in counting]
+        self._filters = [function for agent in agents for function in filter_functions(agent)]
+        self._scorers = [function for agent in agents for function in score_functions(agent)]
+        self._weights = weights or {}
+        self._request_counters = [
+            state_builders[agent.name] for agent in agents if state_builders and agent.name in state_builders
+        ]
 
     def only(self, function: Filter | Scorer) -> "AgentChain":
         """The chain of a single function."""
         chain = AgentChain([function.agent])
         chain._filters = [function] if isinstance(function, Filter) else []
         chain._scorers = [function] if isinstance(function, Scorer) else []
-        chain._counting = self._counting if isinstance(function, Scorer) else []
+        chain._request_counters = self._request_counters if isinstance(function, Scorer) else []
         return chain
 
     def filter(self, pod: Any, names: Sequence[str] | Names, snapshot: Snapshot, now: float) -> Decision:
         """Decide which of the named nodes the pod may go to."""
         candidates = snapshot.nodes.named(names)
-        verdicts = self._verdicts(candidates, lambda function: function.ask(pod, candidates, snapshot))
+        verdicts = self._verdicts(candidates, lambda function: function.call(pod, candidates, snapshot))
         return _decision("filter", pod, candidates, snapshot, now, verdicts)
 
     def preempt(self, pod: Any, victims: Victims, snapshot: Snapshot, now: float) -> Decision:
@@ -119,11 +121,11 @@ class AgentChain:
         )
         return _decision("preempt", pod, candidates, snapshot, now, verdicts)
 
-    def kept(self, pod: Any, candidates: Names, snapshot: Snapshot) -> NDArray[np.bool_]:
+    def feasible(self, pod: Any, candidates: Names, snapshot: Snapshot) -> NDArray[np.bool_]:
         """The candidates that no agent rejects, as a mask; no decision is stored."""
         kept = np.ones(len(candidates), bool)
         for _, verdict in self._verdicts(
-            candidates, lambda function: function.ask(pod, candidates, snapshot)
+            candidates, lambda function: function.call(pod, candidates, snapshot)
         ):
             kept &= verdict.codes == 0
         return kept
@@ -139,19 +141,19 @@ class AgentChain:
     def prioritize(self, pod: Any, names: Sequence[str] | Names, snapshot: Snapshot, now: float) -> Decision:
         """Score the named nodes. A node that is named twice counts once."""
         candidates = _distinct(snapshot.nodes.named(names))
-        scores, failures = self._scores(lambda function: function.ask(pod, candidates, snapshot))
+        scores, failures = self._scores(lambda function: function.call(pod, candidates, snapshot))
         self._count(pod)
         decision = _decision("prioritize", pod, candidates, snapshot, now, scores=scores)
         return replace(decision, description="; ".join(failures)) if failures else decision
 
     def _verdicts(
-        self, candidates: Names, ask: Callable[[Filter], Verdict | None]
+        self, candidates: Names, call: Callable[[Filter], Verdict | None]
     ) -> tuple[tuple[str, Verdict], ...]:
         verdicts: list[tuple[str, Verdict]] = []
         for function in self._filters:
             name = function.agent.name
             try:
-                verdict = ask(function)
+                verdict = call(function)
             except AgentError as error:
                 reason = AgentFailed(name, error.why, error.origin.package)
                 verdict = Verdict(np.ones(len(candidates), np.int16), (reason,))
@@ -163,7 +165,7 @@ class AgentChain:
         return tuple(verdicts)
 
     def _scores(
-        self, ask: Callable[[Scorer], Scores | None]
+        self, call: Callable[[Scorer], Scores | None]
     ) -> tuple[tuple[tuple[str, Scores], ...], list[str]]:
         """The scores, and the failures as text."""
         scores: list[tuple[str, Scores]] = []
@@ -171,7 +173,7 @@ class AgentChain:
         for function in self._scorers:
             name = function.agent.name
             try:
-                result = ask(function)
+                result = call(function)
             except AgentError as error:
                 failures.append(f"no scores of {function.label or name}: {error.why}")
                 continue
@@ -185,17 +187,17 @@ class AgentChain:
         return tuple(scores), failures
 
     def _count(self, pod: Any) -> None:
-        for builder in self._counting:
+        for builder in self._request_counters:
             try:
                 builder.asked(pod)
             except Exception as error:  # noqa: BLE001 - what an agent counts is no matter of this answer
                 logs.emit("agent_failed", agent=type(builder).__name__, exc_info=error)
 
 
-def weighed(agents: Sequence[AnyPlugin], options: score_weights.ChainOptions) -> Weights:
-    """The weights of the score functions of these agents. `BadSettings` as `score_weights.weighed`."""
-    functions = (function for agent in agents for function in scorers(agent))
-    return score_weights.weighed(
+def assign_weights(agents: Sequence[AnyPlugin], options: score_weights.ChainOptions) -> Weights:
+    """The weights of the score functions of these agents. `BadSettings` as `score_weights.assign_weights`."""
+    functions = (function for agent in agents for function in score_functions(agent))
+    return score_weights.assign_weights(
         options, (Priority(function.agent.name, function.label) for function in functions)
     )
 

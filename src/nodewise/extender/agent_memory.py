@@ -1,7 +1,7 @@
-"""What agents must not forget: read at the start, written by and by, in a file or in a ConfigMap of ours.
+"""Agent memory: what agents learn, stored in a file or in a ConfigMap beside nodewise.
 
-The ConfigMap is written by compare-and-swap, so replicas that learn different things fold them together. A memory that
-cannot be read is begun anew, and said so: no pod waits for it.
+It is read at the start and written periodically. The ConfigMap is written by compare-and-swap, so replicas that learn
+different things merge them. An unreadable memory is logged and replaced; requests do not wait for it.
 """
 
 import asyncio
@@ -21,24 +21,27 @@ from nodewise.observe import logs
 from nodewise.state import StateBuilder
 
 NAME: Final = "nodewise-memory"
-"""Of the ConfigMap."""
+"""The name of the ConfigMap."""
 PERIOD_S: Final = 30.0
-_TRIES: Final = 5
-_MOST_BYTES: Final = 900_000
-"""Of all together: the API server takes a megabyte."""
+_MAX_TRIES: Final = 5
+_MAX_BYTES: Final = 900_000
+"""Of all agents together. The API server accepts a megabyte."""
 
 
 class StoredMemory(NamedTuple):
-    """What is kept of all agents, and which version of it."""
+    """The memories of all agents."""
 
     texts: Mapping[str, bytes]
     """By agent."""
     version: str = ""
-    """Empty where nothing was written yet."""
+    """The version of the stored object; empty if nothing is stored yet."""
 
 
 class MemoryStore(Protocol):
-    """A place that outlives us. Errors are kinds of `NodewiseError`; `Conflict` if somebody wrote in between."""
+    """Stores memories beyond the end of the process.
+
+    Errors are kinds of `NodewiseError`; `Conflict` if another process wrote in the meantime.
+    """
 
     async def read(self) -> StoredMemory: ...
 
@@ -47,12 +50,12 @@ class MemoryStore(Protocol):
 
 class _ConfigMap(msgspec.Struct, frozen=True):
     metadata: dict[str, Any] = {}
-    """All of it: whoever labels or annotates the ConfigMap finds that again."""
+    """The whole metadata, so that a write keeps the labels and annotations of other clients."""
     data: dict[str, str] | None = None
 
 
 class ConfigMapMemoryStore:
-    """A key `<agent>.json` for each agent."""
+    """Stores memories in a ConfigMap, under the key `<agent>.json` of each agent."""
 
     def __init__(self, api: Api, namespace: str) -> None:
         self._api = api
@@ -85,7 +88,10 @@ class ConfigMapMemoryStore:
 
 
 class FileMemoryStore:
-    """A JSON object, by agent. Written beside it and put in its place, so that it is whole at any moment."""
+    """Stores memories in a file: a JSON object by agent.
+
+    A new file replaces the old one by a rename, so that the file is complete at any moment.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
@@ -105,7 +111,7 @@ class FileMemoryStore:
         await asyncio.to_thread(self._write, body)
 
     def _write(self, body: bytes) -> None:
-        """Until it is on the disk: a name that leads to nothing would be worse than no file."""
+        """Write and sync, because after a crash an empty file would be worse than no file."""
         beside = self._path.with_name(f"{self._path.name}.{os.getpid()}.new")
         try:
             with beside.open("wb") as file:
@@ -121,42 +127,45 @@ class FileMemoryStore:
 
 
 class AgentMemory:
-    """The memories of some agents, and where they are kept."""
+    """Restores the memories of agents, and stores what they learn."""
 
     def __init__(
         self,
         states: Mapping[str, StateBuilder[Any]],
-        keeping: MemoryStore,
+        store: MemoryStore,
         leads: Callable[[], bool],
         clock: Clock,
     ) -> None:
         self._states = states
-        self._keeping = keeping
+        self._store = store
         self._leads = leads
         self._clock = clock
         self._known: dict[str, bytes] = {}
-        """By agent: what was kept when we looked last."""
-        self._recalled = False
+        """By agent: the memory that was stored at the last read."""
+        self._is_restored = False
         self._failure = ""
-        self._told: list[Callable[[str, bytes], None]] = []
+        self._subscribers: list[Callable[[str, bytes], None]] = []
 
     def subscribe(self, subscriber: Callable[[str, bytes], None]) -> None:
-        """Have it told, by the agent's name, what agents recall that they may not know from what they saw."""
-        self._told.append(subscriber)
+        """Call back with the agent's name and each memory that the agent did not write itself."""
+        self._subscribers.append(subscriber)
 
     async def run(self) -> None:
-        """Recall at once, keep once a period, until cancelled."""
+        """Restore the memories at once and store them once a period, until cancelled."""
         while True:
             await self.step()
-            await self._clock.sleep(PERIOD_S if self._recalled else 1.0)
+            await self._clock.sleep(PERIOD_S if self._is_restored else 1.0)
 
     async def step(self) -> None:
-        """Take over what others kept, and keep what is new. Failures are told once, and the next step tries again."""
+        """Restore what other processes stored, and store what is new.
+
+        A failure is logged once, and the next step tries again.
+        """
         try:
-            if not self._recalled:
-                await self._recall()
+            if not self._is_restored:
+                await self._restore_all()
             else:
-                await self._keep()
+                await self._store_news()
         except NodewiseError as error:
             if str(error) != self._failure:
                 logs.emit("memory_failed", error=str(error))
@@ -165,26 +174,26 @@ class AgentMemory:
             self._failure = ""
 
     async def close(self) -> None:
-        """Keep what is new, for the last time."""
-        if self._recalled:
+        """Store what is new, for the last time."""
+        if self._is_restored:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(5.0):
                     await self.step()
 
-    async def _recall(self) -> None:
-        kept = await self._keeping.read()
+    async def _restore_all(self) -> None:
+        kept = await self._store.read()
         for agent, text in kept.texts.items():
-            self._take_over(agent, text)
-        self._recalled = True
+            self._restore(agent, text)
+        self._is_restored = True
 
-    def _take_over(self, agent: str, text: bytes) -> None:
-        """What an agent cannot read is not asked for again, and is written over with what it learns."""
+    def _restore(self, agent: str, text: bytes) -> None:
+        """Pass a memory to its agent. The agent later overwrites a memory that it cannot read."""
         self._known[agent] = text
         state = self._states.get(agent)
         if state is None:
             return
-        if state.memory_scope == "replica" or not self._recalled:
-            for subscriber in self._told:
+        if state.memory_scope == "replica" or not self._is_restored:
+            for subscriber in self._subscribers:
                 subscriber(agent, text)
         try:
             state.recall(text)
@@ -193,43 +202,46 @@ class AgentMemory:
         except Exception as error:  # noqa: BLE001 - a defect of one agent must not cost the others their memories
             logs.emit("agent_failed", agent=agent, exc_info=error)
 
-    async def _keep(self) -> None:
-        for _ in range(_TRIES):
-            kept = await self._keeping.read()
+    async def _store_news(self) -> None:
+        for _ in range(_MAX_TRIES):
+            kept = await self._store.read()
             news = self._news(kept.texts)
             for agent, state in self._states.items():
                 text = kept.texts.get(agent)
-                is_others = text != self._known.get(agent)
-                if text is not None and is_others and state.memory_scope == "replica" and agent not in news:
-                    self._take_over(agent, text)
+                is_foreign = text != self._known.get(agent)
+                if text is not None and is_foreign and state.memory_scope == "replica" and agent not in news:
+                    self._restore(agent, text)
             if not news:
                 return
             try:
-                await self._keeping.write(StoredMemory({**kept.texts, **news}, kept.version))
+                await self._store.write(StoredMemory({**kept.texts, **news}, kept.version))
             except Conflict:
-                continue  # somebody else had news as well
+                continue  # another replica wrote first
             for agent, text in news.items():
-                self._take_over(agent, text)
+                self._restore(agent, text)
             return
 
     def _news(self, kept: Mapping[str, bytes]) -> dict[str, bytes]:
-        """By agent, what is to be kept anew; the smaller first, where there is no room for all."""
+        """By agent, the memory to be stored. The smaller ones come first if there is no room for all."""
         news: dict[str, bytes] = {}
         for agent, state in self._states.items():
             if (state.memory_scope == "replica" or self._leads()) and (
-                text := _kept(agent, state, kept.get(agent))
+                text := _updated_memory(agent, state, kept.get(agent))
             ):
                 news[agent] = text
-        room = _MOST_BYTES - sum(len(text) for agent, text in kept.items() if agent not in news)
+        room = _MAX_BYTES - sum(len(text) for agent, text in kept.items() if agent not in news)
         for agent, text in sorted(news.items(), key=lambda item: len(item[1])):
             room -= len(text)
             if room < 0:
-                logs.emit("memory_failed", error=f"agent {agent} would keep {len(text)} bytes, too much")
+                logs.emit(
+                    "memory_failed",
+                    error=f"agent {agent} has a memory of {len(text)} bytes, which is too large",
+                )
                 del news[agent]
         return news
 
 
-def _kept(agent: str, state: StateBuilder[Any], kept: bytes | None) -> bytes | None:
+def _updated_memory(agent: str, state: StateBuilder[Any], kept: bytes | None) -> bytes | None:
     try:
         return state.keep(kept)
     except Exception as error:  # noqa: BLE001 - a defect of one agent must not cost the others their memories

@@ -48,7 +48,7 @@ class AgentStates:
             return True
         if inputs.metrics and built.metrics is not cluster_state.metrics:
             return True
-        return cluster_state.changes is None or not kinds(inputs).isdisjoint(
+        return cluster_state.changes is None or not object_kinds(inputs).isdisjoint(
             kind for kind, changes in cluster_state.changes.items() if changes
         )
 
@@ -85,12 +85,12 @@ class AgentStates:
         }
 
 
-def kinds(inputs: Inputs) -> frozenset[str]:
+def object_kinds(inputs: Inputs) -> frozenset[str]:
     """The kinds of objects that a builder reads, as keys of `ClusterState.changes`."""
     return inputs.objects | {NODES} if inputs.node_objects else inputs.objects
 
 
-def all_built(builders: Mapping[str, StateBuilder[Any]], cluster_state: ClusterState) -> dict[str, Any]:
+def build_all(builders: Mapping[str, StateBuilder[Any]], cluster_state: ClusterState) -> dict[str, Any]:
     """All agent states of one cluster state. An agent whose builder fails has none."""
     agent_states: dict[str, Any] = {}
     for name, builder in builders.items():

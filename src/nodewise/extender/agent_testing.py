@@ -1,4 +1,4 @@
-"""Calls one agent as kube-scheduler does, for the tests of an agent's package."""
+"""Calls one agent as kube-scheduler does. For the tests of an agent's package, which import this module."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
-"""How a pod's last attempt ended, and what would have changed it: functions of decisions. Words are made elsewhere.
+"""Explanation of a pod's last scheduling attempt, computed from its decisions: values, and no text.
 
-An attempt is what kube-scheduler asked about a pod in one try to place it: filter, then prioritize and perhaps bind, or
+An attempt is kube-scheduler's calls for one pod in one scheduling cycle: filter, then prioritize and perhaps bind, or
 preempt.
 """
 
@@ -15,13 +15,13 @@ from nodewise.extender.counterfactuals import RuleChange
 from nodewise.extender.decision import Decision, Verb
 
 NEAR_S: Final = 10.0
-"""Calls of one attempt lie closer together: kube-scheduler waits for one at most 5 s, unless told otherwise."""
+"""The longest time between calls of one attempt. kube-scheduler's default timeout of a call is 5 s."""
 _SKEW_S: Final = 2.0
-"""So much the clocks of two replicas may differ."""
+"""The largest difference between the clocks of two replicas."""
 
 
 class Attempt(NamedTuple):
-    """What was asked in one try; None for a call that was not made, or is no longer known."""
+    """The calls of one attempt; None for a call that was not made or is no longer stored."""
 
     filtered: Decision | None
     scored: Decision | None = None
@@ -29,17 +29,17 @@ class Attempt(NamedTuple):
     bound: Decision | None = None
 
     @property
-    def judged(self) -> Decision:
-        """The decision that says most: filter, else preempt, else prioritize, else bind."""
+    def main_decision(self) -> Decision:
+        """The most informative decision: filter, else preempt, else prioritize, else bind."""
         decision = self.filtered or self.preempted or self.scored or self.bound
         assert decision is not None, "an attempt has a decision"
         return decision
 
 
 def last_attempt(decisions: Iterable[Decision], uid: str = "") -> Attempt | None:
-    """The newest attempt of these decisions about one pod, in any order, of any number of replicas.
+    """The newest attempt among decisions about one pod, in any order, of any number of replicas.
 
-    With a `uid`, only those about the pod that has it count; else those about the newest pod of the name.
+    With a `uid`, only decisions about that pod count; else those about the newest pod of the name.
     """
     near = _newest_of_pod(sorted(decisions, key=lambda decision: decision.at), uid)
     if not near:
@@ -48,7 +48,7 @@ def last_attempt(decisions: Iterable[Decision], uid: str = "") -> Attempt | None
     if filtered is None:
         return Attempt(None, _last(near, "prioritize"), _last(near, "preempt"), _last(near, "bind"))
     after = [decision for decision in near if decision.at >= filtered.at - _SKEW_S]
-    passed = set(filtered.names[filtered.kept()].tolist())
+    passed = set(filtered.names[filtered.feasible()].tolist())
     scored = [
         decision
         for decision in after
@@ -58,7 +58,7 @@ def last_attempt(decisions: Iterable[Decision], uid: str = "") -> Attempt | None
 
 
 def _newest_of_pod(ordered: Sequence[Decision], uid: str) -> list[Decision]:
-    """The decisions about the pod that are near its newest one."""
+    """The decisions about the pod that are close in time to its newest one."""
     uid = uid or (ordered[-1].pod.uid if ordered else "")
     of_pod = [decision for decision in ordered if decision.pod.uid == uid]
     return [decision for decision in of_pod if of_pod[-1].at - decision.at <= NEAR_S]
@@ -69,21 +69,21 @@ def _last(decisions: Sequence[Decision], verb: Verb) -> Decision | None:
 
 
 class MeasuredRule(NamedTuple):
-    """One rule on one node."""
+    """The value of one rule on one node."""
 
     metric: str
     operator: str
     target: int | None
-    """Nano-units; None where the rule only ranks."""
+    """Nano-units; None if the rule only ranks."""
     value: int | None
-    """Nano-units; None where there is none."""
+    """Nano-units; None if there is no value."""
     state: ValueState
     age_s: float | None
     rejects: bool
 
 
 class ScorePart(NamedTuple):
-    """What one priority says of one node."""
+    """The score of one node by one priority."""
 
     label: str
     weight: float
@@ -91,24 +91,24 @@ class ScorePart(NamedTuple):
 
 
 class NodeExplanation(NamedTuple):
-    """What was found of one node."""
+    """The explanation of one node."""
 
     node: str
     reasons: tuple[tuple[str, Reason], ...]
-    """By agent, why it is rejected; empty for a node that passes."""
+    """By agent, why the node is rejected; empty for a node that passes."""
     measured: tuple[MeasuredRule, ...]
     score: int | None
-    """None where the node was not scored."""
+    """None if the node was not scored."""
     details: tuple[tuple[str, str], ...] = ()
-    """By agent: what the pod gets there, or what is in its way."""
+    """By agent: what the pod gets on the node, or what is missing there."""
     parts: tuple[ScorePart, ...] = ()
-    """What the score was made of; empty where one agent's one score is all."""
+    """The parts of the score; empty if it is the only score of one agent."""
     numbers: Mapping[str, Mapping[str, Any]] = {}
-    """By agent: what its answers rest on."""
+    """By agent: the numbers that its results are based on."""
 
 
 class RejectionGroup(NamedTuple):
-    """The nodes that are rejected for the same reason, those first that come closest to passing."""
+    """Nodes that are rejected for the same reason, the closest to passing first."""
 
     agent: str
     reason: Reason
@@ -116,40 +116,41 @@ class RejectionGroup(NamedTuple):
 
 
 class Explanation(NamedTuple):
-    """All that can be told of an attempt."""
+    """The explanation of an attempt."""
 
     attempt: Attempt
     findings: tuple[NodeExplanation, ...]
-    """Those that pass first, the best score first; then the rejected, the closest to passing first."""
+    """Feasible nodes, the best score first; then rejected nodes, the closest to passing first."""
     groups: tuple[RejectionGroup, ...]
-    """The rejected, the largest group first."""
+    """The rejected nodes, the largest group first."""
     changes: tuple[RuleChange, ...]
     stuck: int
-    """Nodes that no change of a single rule lets pass."""
+    """The number of nodes that no change of a single rule lets pass."""
     held: bool
-    """Whether some rejections do not follow from the values that are shown, as while a rule is suspended."""
+    """Whether some rejections do not follow from the values, for example while a rule is suspended."""
 
 
 def explain(attempt: Attempt) -> Explanation:
-    """Everything about an attempt, node by node and rule by rule."""
-    judged = attempt.judged
+    """Explain an attempt, by node and rule."""
+    decision = attempt.main_decision
     findings = tuple(_findings(attempt))
     held = any(
-        verdict.joined is not None and not counterfactuals.follows(verdict) for _, verdict in judged.verdicts
+        verdict.joined is not None and not counterfactuals.follows_from_evidence(verdict)
+        for _, verdict in decision.verdicts
     )
-    groups, stuck = tuple(_groups(findings)), int(counterfactuals.stuck(judged).sum())
-    return Explanation(attempt, findings, groups, tuple(counterfactuals.changes(judged)), stuck, held)
+    groups, stuck = tuple(_groups(findings)), int(counterfactuals.stuck(decision).sum())
+    return Explanation(attempt, findings, groups, tuple(counterfactuals.changes(decision)), stuck, held)
 
 
 def _findings(attempt: Attempt) -> Iterator[NodeExplanation]:
-    judged, scored, points = attempt.judged, attempt.scored, _points(attempt.scored)
-    filtering = list(_rules(judged.verdicts))
-    ranking = list(_rules((scored or judged).scores))
+    decision, scored, points = attempt.main_decision, attempt.scored, _points(attempt.scored)
+    filtering = list(_rules(decision.verdicts))
+    ranking = list(_rules((scored or decision).scores))
     positions = {name: number for number, name in enumerate(scored.names)} if scored else {}
-    for position in _order(judged, points):
-        name = judged.names[position]
+    for position in _order(decision, points):
+        name = decision.names[position]
         measured = [_measured(rule, position) for rule in filtering]
-        places = [(judged, position)]
+        places = [(decision, position)]
         parts: tuple[ScorePart, ...] = ()
         if scored is not None and name in positions:
             measured += [_measured(rule, positions[name]) for rule in ranking]
@@ -157,12 +158,12 @@ def _findings(attempt: Attempt) -> Iterator[NodeExplanation]:
             parts = tuple(_parts(scored, positions[name]))
         yield NodeExplanation(
             name,
-            tuple(_reasons(judged, position)),
+            tuple(_reasons(decision, position)),
             tuple(measured),
             points.get(name),
             _details(places),
             parts,
-            decision_values.together(*places),
+            decision_values.merge_numbers(*places),
         )
 
 
@@ -174,14 +175,18 @@ def _rules(
 
 
 def _details(places: Sequence[tuple[Decision, int]]) -> tuple[tuple[str, str], ...]:
-    """By agent; of two decisions the later one's."""
-    return tuple({agent: text for place in places for agent, text in decision_document.said(*place)}.items())
+    """By agent; if both decisions have details, those of the later one."""
+    return tuple(
+        {
+            agent: text for place in places for agent, text in decision_document.candidate_details(*place)
+        }.items()
+    )
 
 
-def _order(judged: Decision, points: Mapping[str, int]) -> list[int]:
-    """The positions of the candidates as they are told; among equals the order is that of the request."""
-    kept, far = judged.kept(), counterfactuals.closeness(judged)
-    score = np.array([points.get(name, -1) for name in judged.names.tolist()])
+def _order(decision: Decision, points: Mapping[str, int]) -> list[int]:
+    """The positions of the candidates in the order of `Explanation.findings`; equals keep the order of the request."""
+    kept, far = decision.feasible(), counterfactuals.closeness(decision)
+    score = np.array([points.get(name, -1) for name in decision.names.tolist()])
     order: list[int] = np.lexsort((np.arange(len(kept)), np.where(kept, -score, far), ~kept)).tolist()
     return order
 
@@ -192,14 +197,14 @@ def _points(scored: Decision | None) -> dict[str, int]:
     return dict(zip(scored.names.tolist(), scored.points().tolist(), strict=True))
 
 
-def _reasons(judged: Decision, position: int) -> Iterator[tuple[str, Reason]]:
-    for agent, verdict in judged.verdicts:
+def _reasons(decision: Decision, position: int) -> Iterator[tuple[str, Reason]]:
+    for agent, verdict in decision.verdicts:
         if code := int(verdict.codes[position]):
             yield agent, verdict.reasons[code - 1]
 
 
 def _parts(scored: Decision, position: int) -> Iterator[ScorePart]:
-    if decision_document.has_parts(scored):
+    if decision_document.has_score_parts(scored):
         for agent, scores in scored.scores:
             yield ScorePart(scores.label or agent, scores.weight, int(scores.points[position]))
 
@@ -225,7 +230,7 @@ def _measured(rule_and_mask: tuple[Evidence, counterfactuals.Mask], position: in
 
 
 def _groups(findings: Iterable[NodeExplanation]) -> list[RejectionGroup]:
-    """By the first reason of each node, which is the one that the pod's event shows."""
+    """Groups by the first reason of each node, which is the one that the pod's event shows."""
     by_reason: dict[tuple[str, str], list[NodeExplanation]] = {}
     for finding in findings:
         if finding.reasons:

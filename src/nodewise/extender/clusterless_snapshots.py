@@ -1,8 +1,7 @@
-"""Snapshots without a cluster: each request brings its nodes, and a snapshot is made of them for that request only.
+"""Snapshots without a cluster: each request carries its nodes, and its snapshot has these nodes only.
 
-Agent states come from the same `StateBuilder`s as in a cluster. What a builder counts is kept
-from request to request.
-Agents that need other objects than nodes cannot be served like this.
+The same `StateBuilder`s as in a cluster compute the agent states; what they count stays from request to request.
+Agents that need other objects than nodes cannot run without a cluster.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,8 +15,8 @@ from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.observe import logs
 
 
-def check(kinds: Sequence[AgentKind], options: Mapping[str, Any]) -> None:
-    """`BadSettings` names the agents that need a cluster, and what of it."""
+def check_objects(kinds: Sequence[AgentKind], options: Mapping[str, Any]) -> None:
+    """Raise `BadSettings` for agents that need a cluster, with the objects that they read."""
     problems = []
     for kind in kinds:
         if watched := kind.watched(options[kind.name]):
@@ -28,7 +27,7 @@ def check(kinds: Sequence[AgentKind], options: Mapping[str, Any]) -> None:
 
 
 def check_metrics(states: Mapping[str, StateBuilder[Any]]) -> None:
-    """`BadSettings` names the agents that go by metrics: a request brings none, so all would be missing for ever."""
+    """Raise `BadSettings` for agents that need metrics, because requests carry none."""
     problems = []
     for name, state in states.items():
         if wanted := sorted(metric_request.metric for metric_request in state.metric_requests({})):
@@ -38,50 +37,50 @@ def check_metrics(states: Mapping[str, StateBuilder[Any]]) -> None:
         raise BadSettings("settings", problems)
 
 
-_REMEMBERED: Final = 5000
-"""Nodes of earlier requests, the newest."""
+_MAX_EARLIER_NODES: Final = 5000
+"""Nodes of earlier requests that are kept, the newest ones."""
 
 
 class ClusterlessSnapshots:
     """Makes a snapshot of each request's own nodes.
 
-    kube-scheduler's preempt requests bring none, so they go by those of earlier ones: else pods would be evicted from
-    a node that is rejected afterwards, again and again.
+    kube-scheduler's preempt requests carry no nodes, so they use those of earlier requests. Without them pods would be
+    evicted again and again from a node that the agents reject afterwards.
     """
 
     def __init__(self, kinds: Sequence[AgentKind], states: Mapping[str, StateBuilder[Any]]) -> None:
         self._states = states
-        self._reader = wire_format.NodeDecoder(merge("Node", *(kind.node_fields for kind in kinds)))
+        self._decoder = wire_format.NodeDecoder(merge("Node", *(kind.node_fields for kind in kinds)))
         self._number = 0
         self._warned = False
-        self._seen: dict[ObjectKey, Any] = {}
+        self._earlier_nodes: dict[ObjectKey, Any] = {}
         """By key, the nodes of earlier requests."""
 
     def snapshot(self, body: bytes | None, now: float) -> Snapshot:
-        """`BadInput` names the node that cannot be read. Of names alone nothing is known: statistics are missing.
+        """The snapshot of a request with this body. `BadInput` names the node that cannot be read.
 
-        Without a body there are neither nodes nor slots.
+        For names without nodes all statistics are missing. Without a body there are neither nodes nor agent states.
         """
         if body is None:
             return Snapshot(NodeIndex(), {}, now)
-        read = self._reader.nodes(body)
-        nodes = {("", node.metadata.name): node for node in read or ()}
-        if read is None and not self._warned:
+        received = self._decoder.nodes(body)
+        nodes = {("", node.metadata.name): node for node in received or ()}
+        if received is None and not self._warned:
             self._warned = True
             logs.emit("nodes_unknown")
         if nodes:
-            self._remember(nodes)
-        elif read is not None:
-            nodes = dict(self._seen)
+            self._keep_nodes(nodes)
+        elif received is not None:
+            nodes = dict(self._earlier_nodes)
         cluster_state = ClusterState(NodeIndex(name for _, name in nodes), {}, MetricsSnapshot(), now, nodes)
         self._number += 1
         return Snapshot(
-            cluster_state.nodes, agent_states.all_built(self._states, cluster_state), now, self._number
+            cluster_state.nodes, agent_states.build_all(self._states, cluster_state), now, self._number
         )
 
-    def _remember(self, nodes: Mapping[ObjectKey, Any]) -> None:
+    def _keep_nodes(self, nodes: Mapping[ObjectKey, Any]) -> None:
         for key, node in nodes.items():
-            self._seen.pop(key, None)
-            self._seen[key] = node
-        while len(self._seen) > _REMEMBERED:
-            del self._seen[next(iter(self._seen))]
+            self._earlier_nodes.pop(key, None)
+            self._earlier_nodes[key] = node
+        while len(self._earlier_nodes) > _MAX_EARLIER_NODES:
+            del self._earlier_nodes[next(iter(self._earlier_nodes))]

@@ -1,49 +1,52 @@
-"""A decision made again with another rule, to tell what would have changed it. Rests on its evidence alone.
+"""Counterfactuals: how a decision would change with another target of a rule, computed from its evidence.
 
-That is possible where a verdict follows from its evidence (`Verdict.joined`), and said of no other.
+This is possible only for verdicts that follow from their evidence (`Verdict.joined`). Proposed targets are few round
+numbers, from the nearest to the last that changes anything; whole nano-units, as a policy can have them.
 """
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from nodewise.agent import COMPARISONS, Evidence, ValueState, Verdict
-from nodewise.extender import counterfactual_targets
 from nodewise.extender.decision import Decision
 
 Mask = NDArray[np.bool_]
 """By candidate of a decision."""
 
+_SHARES: Final = (0.0, 0.25, 0.5, 1.0)
+"""Shares of the nodes that could pass for which a target is proposed: the first, a quarter, half, all."""
+
 
 class RelaxedTarget(NamedTuple):
-    """With another target, so many more nodes pass, all else as it was."""
+    """A target with which `more` additional nodes pass, all else equal."""
 
     target: int
     more: int
 
 
 class RuleChange(NamedTuple):
-    """What another rule would have changed, all else as it was."""
+    """What another target of one rule would change, all else equal."""
 
     agent: str
     number: int
-    """Of the rule, among the agent's evidence."""
+    """The position of the rule in the agent's evidence."""
     rule: Evidence
     enough: bool
-    """Whether a node has to break other rules too to be rejected, so that this one alone lets it pass."""
+    """Whether a node must violate other rules too to be rejected, so that a change of this rule lets it pass."""
     relaxed: tuple[RelaxedTarget, ...]
-    """From the nearest target to the one with which nobody is rejected for his value by this rule alone."""
+    """From the nearest target to the one with which this rule alone rejects no value."""
     alone: int
-    """Nodes that would pass if this rule rejected nobody for his value."""
+    """Nodes that would pass if this rule rejected no value."""
     unmeasured: int
-    """Nodes that would pass if this rule let those pass that have no fresh value."""
+    """Nodes that would pass if this rule accepted missing values."""
 
 
 def rejects(rule: Evidence) -> Mask:
-    """Which candidates this rule rejects by itself."""
+    """The candidates that this rule alone rejects."""
     fresh = rule.states == ValueState.FRESH
     compare = COMPARISONS.get(rule.operator)
     if compare is None or rule.target is None:
@@ -53,8 +56,8 @@ def rejects(rule: Evidence) -> Mask:
     return rejected
 
 
-def joined(verdict: Verdict) -> Mask:
-    """Which candidates the evidence rejects, by the verdict's own word on how rules join."""
+def join_rules(verdict: Verdict) -> Mask:
+    """The candidates that the evidence rejects, with the rules joined as the verdict says."""
     masks = [rejects(rule) for rule in verdict.evidence]
     if not masks:
         return np.zeros(len(verdict.codes), bool)
@@ -63,27 +66,27 @@ def joined(verdict: Verdict) -> Mask:
     return together
 
 
-def follows(verdict: Verdict) -> bool:
-    """Whether the verdict is what its evidence says. If not, nothing can be told from other targets."""
-    return verdict.joined is not None and bool(np.array_equal(joined(verdict), verdict.codes != 0))
+def follows_from_evidence(verdict: Verdict) -> bool:
+    """Whether the verdict follows from its evidence. If not, counterfactuals cannot be computed."""
+    return verdict.joined is not None and bool(np.array_equal(join_rules(verdict), verdict.codes != 0))
 
 
 def passing_with(decision: Decision, agent: str, number: int, rule: Evidence) -> Mask:
-    """Which candidates pass when one rule of an agent is another one: decided again, all else as it was."""
+    """The candidates that pass with another rule in place of one rule of an agent, all else equal."""
     kept = np.ones(len(decision.names), bool)
     for name, verdict in decision.verdicts:
         if name == agent:
             changed = (*verdict.evidence[:number], rule, *verdict.evidence[number + 1 :])
-            kept &= ~joined(replace(verdict, evidence=changed))
+            kept &= ~join_rules(replace(verdict, evidence=changed))
         else:
             kept &= verdict.codes == 0
     return kept
 
 
 def changes(decision: Decision) -> Iterator[RuleChange]:
-    """For each rule that rejects, what it would take to let more nodes pass; only those that would change any."""
+    """For each rejecting rule, what another target would change; only rules whose change lets a node pass."""
     for agent, verdict in decision.verdicts:
-        if not follows(verdict):
+        if not follows_from_evidence(verdict):
             continue
         for number, rule in enumerate(verdict.evidence):
             change = _change(decision, agent, verdict, number)
@@ -93,39 +96,40 @@ def changes(decision: Decision) -> Iterator[RuleChange]:
 
 def _change(decision: Decision, agent: str, verdict: Verdict, number: int) -> RuleChange:
     rule = verdict.evidence[number]
-    out = ~decision.kept()
+    out = ~decision.feasible()
 
-    def gained(changed: Evidence) -> Mask:
+    def newly_feasible(changed: Evidence) -> Mask:
         return out & passing_with(decision, agent, number, changed)
 
-    alone = gained(counterfactual_targets.without_effect(rule))
+    alone = newly_feasible(without_effect(rule))
     values = rule.values[alone].tolist()
     target_by_gain: dict[int, int] = {}
-    for target in counterfactual_targets.proposed(rule, values):
-        more = int(gained(replace(rule, target=target)).sum())
+    for target in propose_targets(rule, values):
+        more = int(newly_feasible(replace(rule, target=target)).sum())
         target_by_gain.setdefault(more, target)
     relaxed = tuple(RelaxedTarget(target, more) for more, target in sorted(target_by_gain.items()) if more)
-    lenient = gained(replace(rule, rejects_missing=False))
+    lenient = newly_feasible(replace(rule, rejects_missing=False))
     enough = verdict.joined == "all" and len(verdict.evidence) > 1
     return RuleChange(agent, number, rule, enough, relaxed, int(alone.sum()), int(lenient.sum()))
 
 
 def stuck(decision: Decision) -> Mask:
-    """Rejected candidates that no change of a single rule lets pass, as far as evidence tells."""
-    rejected = ~decision.kept()
+    """Rejected candidates that no change of a single rule lets pass, as far as the evidence shows."""
+    rejected = ~decision.feasible()
     for agent, verdict in decision.verdicts:
-        if not follows(verdict):
+        if not follows_from_evidence(verdict):
             rejected &= verdict.codes == 0
             continue
         for number, rule in enumerate(verdict.evidence):
-            harmless = replace(counterfactual_targets.without_effect(rule), rejects_missing=False)
+            harmless = replace(without_effect(rule), rejects_missing=False)
             rejected &= ~passing_with(decision, agent, number, harmless)
     return rejected
 
 
 def closeness(decision: Decision) -> NDArray[np.float64]:
-    """How far each candidate is from passing: how many rules stand against it, and then how far its values are
-    from their targets. 0 for one that passes.
+    """By candidate, the distance from passing: the number of rejecting rules, then the distance of values from targets.
+
+    0 for a candidate that passes.
     """
     far = np.zeros(len(decision.names))
     for _, verdict in decision.verdicts:
@@ -134,11 +138,11 @@ def closeness(decision: Decision) -> NDArray[np.float64]:
 
 
 def _distance(verdict: Verdict) -> NDArray[np.float64]:
-    """Each rule counts from 1, for a value at its target, to 2, and so do details; without either it is 2."""
+    """Each rule counts from 1 (a value at its target) to 2, and so do details; 2 without rules and details."""
     if verdict.details is not None:
         nearly: NDArray[np.float64] = 1.0 + verdict.details.distances()
         return nearly
-    if not verdict.evidence or not follows(verdict):
+    if not verdict.evidence or not follows_from_evidence(verdict):
         return np.full(len(verdict.codes), 2.0)
     each = [np.where(rejects(rule), 1.0 + _excess(rule), 0.0) for rule in verdict.evidence]
     if verdict.joined == "all":
@@ -149,8 +153,52 @@ def _distance(verdict: Verdict) -> NDArray[np.float64]:
 
 
 def _excess(rule: Evidence) -> NDArray[np.float64]:
-    """How far each value is from the target, as a share of the target, pressed into 0 to 1; 1 without a value."""
+    """The distance of each value from the target relative to the target, mapped to 0..1; 1 without a value."""
     target = float(rule.target or 0)
     share = np.abs(rule.values.astype(np.float64) - target) / (abs(target) or 1e9)
     pressed: NDArray[np.float64] = np.where(rule.states == ValueState.FRESH, share / (1.0 + share), 1.0)
     return pressed
+
+
+def without_effect(rule: Evidence) -> Evidence:
+    """The rule with a target that no value violates."""
+    fresh = rule.values[rule.states == ValueState.FRESH]
+    if not len(fresh) or rule.target is None:
+        return rule
+    low, high = int(np.min(fresh)), int(np.max(fresh))
+    target = {"GreaterThan": max(high, rule.target), "LessThan": min(low, rule.target)}
+    return replace(rule, target=target.get(rule.operator, high + 1))
+
+
+def propose_targets(rule: Evidence, values: Sequence[int]) -> Iterator[int]:
+    """Targets with which some of these values no longer violate the rule; with the last target, none does.
+
+    No targets for Equals, because another target would reject other values.
+    """
+    if rule.target is None or rule.operator not in {"GreaterThan", "LessThan"} or not values:
+        return
+    ordered = sorted(values, reverse=rule.operator == "LessThan")
+    for share in _SHARES:
+        yield round_target(rule.target, ordered[round(share * (len(ordered) - 1))])
+
+
+def round_target(target: int, value: int) -> int:
+    """The roundest number at the value or beyond it, as seen from the target: 85 for the value 84.7 and the target 80.
+
+    It is beyond by at most a quarter of the distance, so that the proposal is not more than the nodes need.
+    """
+    slack = abs(value - target) // 4
+    best = value
+    for step in _round_numbers(10 * abs(value)):
+        candidate = -(-value // step) * step if value > target else value // step * step
+        if abs(candidate - value) <= slack:
+            best = candidate
+    return best
+
+
+def _round_numbers(most: int) -> Iterator[int]:
+    """1, 2, 5, 10, 20, 50, … up to `most`."""
+    power = 1
+    while power <= most:
+        yield from (power, 2 * power, 5 * power)
+        power *= 10

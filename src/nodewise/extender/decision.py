@@ -1,4 +1,4 @@
-"""Decisions: what each agent said of each candidate, kept as values in a ring that is bounded by bytes."""
+"""Decisions: the agents' verdicts and scores for one request, and a ring buffer that stores the newest decisions."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -13,11 +13,11 @@ from nodewise.metrics.node_index import Names
 
 Verb = Literal["filter", "prioritize", "preempt", "bind"]
 _FIXED_BYTES = 1500
-"""What a decision costs besides its arrays: the structs, the pod's names, the reasons."""
+"""The memory of a decision without its arrays: structs, names and reasons."""
 
 
 class PodRef(msgspec.Struct, frozen=True, gc=False):
-    """Which pod."""
+    """A reference to a pod."""
 
     namespace: str
     name: str
@@ -25,23 +25,23 @@ class PodRef(msgspec.Struct, frozen=True, gc=False):
 
 
 class Decision(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """One answer. All arrays are by candidate, in the order of the request."""
+    """The decision of one request. All arrays are by candidate, in the order of the request."""
 
     verb: Verb
     pod: PodRef
     at: float
     """Seconds since 1970."""
     generation: int
-    """Of the snapshot that it was made from."""
+    """The generation of its snapshot."""
     names: Names
     """The candidates' names."""
     verdicts: tuple[tuple[str, Verdict], ...] = ()
-    """By agent, those that had something to say."""
+    """By agent; only agents that the pod concerns."""
     scores: tuple[tuple[str, Scores], ...] = ()
     description: str = ""
-    """What a bind came to, in words: what the pod holds, or why it is not on the node. What scores lack, and why."""
+    """Text: what the pod holds after a bind, or why it is not on the node; or which scores are missing, and why."""
 
-    def kept(self) -> NDArray[np.bool_]:
+    def feasible(self) -> NDArray[np.bool_]:
         """Which candidates no agent rejects."""
         kept = np.ones(len(self.names), bool)
         for _, verdict in self.verdicts:
@@ -49,7 +49,7 @@ class Decision(msgspec.Struct, frozen=True, eq=False, gc=False):
         return kept
 
     def points(self) -> NDArray[np.int64]:
-        """Each candidate's score: the weighted mean of those that were given, rounded; 0 where none were."""
+        """Each candidate's score: the weighted mean of the agents' scores, rounded; 0 without any."""
         total = sum(scores.weight for _, scores in self.scores)
         if not total:
             return np.zeros(len(self.names), np.int64)
@@ -58,14 +58,14 @@ class Decision(msgspec.Struct, frozen=True, eq=False, gc=False):
         return mean
 
     def evidence(self) -> Iterator[Evidence]:
-        """All values that the decision rests on."""
+        """All values that the decision is based on."""
         for _, verdict in self.verdicts:
             yield from verdict.evidence
         for _, scores in self.scores:
             yield from scores.evidence
 
     def details(self) -> Iterator[tuple[str, Details]]:
-        """What agents know besides, by agent: of verdicts, then of scores."""
+        """The agents' details: those of verdicts, then those of scores."""
         for agent, verdict in self.verdicts:
             if verdict.details is not None:
                 yield agent, verdict.details
@@ -74,7 +74,7 @@ class Decision(msgspec.Struct, frozen=True, eq=False, gc=False):
                 yield agent, scores.details
 
     def size_bytes(self) -> int:
-        """What keeping this decision costs, near enough."""
+        """The approximate memory of the decision."""
         arrays = self.names.nbytes
         arrays += sum(verdict.codes.nbytes for _, verdict in self.verdicts)
         arrays += sum(details.nbytes for _, details in self.details())
@@ -85,7 +85,7 @@ class Decision(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 class DecisionRing:
-    """The newest decisions, as many as fit into `max_bytes`."""
+    """Stores the newest decisions, as many as fit into `max_bytes`."""
 
     def __init__(self, max_bytes: int = 64 * 2**20) -> None:
         self._max_bytes = max_bytes
@@ -94,7 +94,7 @@ class DecisionRing:
         self.size_bytes = 0
 
     def add(self, decision: Decision) -> None:
-        """Keep a decision; the oldest make room."""
+        """Store a decision, and drop the oldest ones to make room."""
         size = decision.size_bytes()
         self._kept.append((decision, size))
         self._by_pod.setdefault(_key(decision), deque()).append(decision)
@@ -115,11 +115,14 @@ class DecisionRing:
 
     @property
     def since(self) -> float | None:
-        """When the oldest decision that is kept was made, seconds since 1970."""
+        """The time of the oldest stored decision, seconds since 1970; None without any."""
         return self._kept[0][0].at if self._kept else None
 
     def about(self, namespace: str = "", name: str = "") -> Sequence[Decision]:
-        """All about some pods, the oldest first; an empty namespace or name means any. Both given: no search."""
+        """The decisions about some pods, the oldest first. An empty namespace or name means any.
+
+        With both, it is a look-up without a search.
+        """
         if namespace and name:
             return self._by_pod.get((namespace, name), ())
         return [

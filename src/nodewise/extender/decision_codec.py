@@ -1,7 +1,7 @@
-"""A decision as arrays by candidate, in JSON, and back: what is read is what was written.
+"""Encoding of a decision as JSON arrays by candidate, and decoding without loss.
 
-Values are whole nano-units; every list is in the order of the candidates. Another process reads it, perhaps of another
-version, so whatever does not fit together is an error.
+Values are whole nano-units; every list is in the order of the candidates. The reader is another process, perhaps of
+another version, so decoding checks that all parts are consistent.
 """
 
 from collections.abc import Generator, Mapping, Sequence
@@ -22,7 +22,7 @@ _encode: Final = msgspec.json.encode
 
 
 class EncodedRule(msgspec.Struct, frozen=True):
-    """One rule's evidence. Lists are by candidate and stay JSON until somebody needs them."""
+    """One rule's evidence. Lists are by candidate and stay JSON until they are needed."""
 
     metric: str
     operator: str
@@ -34,7 +34,7 @@ class EncodedRule(msgspec.Struct, frozen=True):
 
 
 class StaticReason(msgspec.Struct, frozen=True):
-    """A reason of another process, as it told it."""
+    """A reason whose texts are known: of another process, or of a third-party agent."""
 
     words: str
     failure: bool = False
@@ -52,28 +52,28 @@ class StaticReason(msgspec.Struct, frozen=True):
 
 
 class _Details(msgspec.Struct, frozen=True):
-    """By candidate."""
+    """Details, by candidate."""
 
     texts: msgspec.Raw
     distances: msgspec.Raw
     numbers: msgspec.Raw = msgspec.Raw(b"[]")
-    """Empty of an agent that has none."""
+    """An empty list for an agent without numbers."""
 
 
 class StaticDetails(NamedTuple):
-    """Details of another process (`agent.Details`)."""
+    """Details whose texts and numbers are known: of another process (`agent.Details`)."""
 
     texts: Sequence[str]
     far: NDArray[np.float64]
-    told: Sequence[Mapping[str, Any]] = ()
-    """The numbers; empty for an agent that has none."""
+    numbers_by_candidate: Sequence[Mapping[str, Any]] = ()
+    """Empty for an agent without numbers."""
 
     @property
     def nbytes(self) -> int:
         return self.far.nbytes + sum(map(len, self.texts))
 
     def numbers(self, candidate: int) -> Mapping[str, Any]:
-        return self.told[candidate] if self.told else {}
+        return self.numbers_by_candidate[candidate] if self.numbers_by_candidate else {}
 
     def text(self, candidate: int) -> str:
         return self.texts[candidate]
@@ -113,8 +113,8 @@ class _Decision(msgspec.Struct, frozen=True, rename={"snapshot": "view", "descri
     description: str = ""
 
 
-def encoded(decision: Decision) -> Generator[None, None, bytes]:
-    """The JSON, made in parts."""
+def encode(decision: Decision) -> Generator[None, None, bytes]:
+    """The decision as JSON. Yields between parts."""
     nodes = _raw(decision.names.tolist())
     yield
     verdicts = []
@@ -150,17 +150,17 @@ def encoded(decision: Decision) -> Generator[None, None, bytes]:
 
 
 def _details(details: Details | None, size: int, *, rejects: bool) -> Generator[None, None, _Details | None]:
-    """Nobody is far from passing who was only scored."""
+    """The details of a verdict (`rejects`) or of scores, whose distances are all 0. Yields between parts."""
     if details is None:
         return None
     texts: list[str] = []
     for candidate in range(size):
-        if candidate % decision_values.PART == 0:
+        if candidate % decision_values.CANDIDATES_PER_PART == 0:
             yield
         texts.append(details.text(candidate))
     yield
     distances = _raw(details.distances().tolist() if rejects else [0.0] * size)
-    numbers = yield from decision_values.encoded(details, size)
+    numbers = yield from decision_values.encode_numbers(details, size)
     return _Details(_raw(texts), distances, msgspec.Raw(numbers))
 
 
@@ -183,8 +183,8 @@ def _raw(listed: list[Any]) -> msgspec.Raw:
     return msgspec.Raw(_encode(listed))
 
 
-def read(raw: bytes | msgspec.Raw) -> Decision:
-    """The decision. One of `errors.UNREADABLE` if it is none."""
+def decode(raw: bytes | msgspec.Raw) -> Decision:
+    """The decoded decision. Raises one of `errors.UNREADABLE` for anything else."""
     document = msgspec.json.decode(raw, type=_Decision)
     names = Names.of(_list(document.nodes, str))
     verdicts = tuple(
@@ -209,11 +209,11 @@ def _verdict(verdict: _Verdict, size: int) -> Verdict:
         tuple(verdict.reasons),
         _evidence(verdict.rules, size),
         verdict.joined,
-        _told(verdict.details, size),
+        _static_details(verdict.details, size),
     )
 
 
-def _told(details: _Details | None, size: int) -> StaticDetails | None:
+def _static_details(details: _Details | None, size: int) -> StaticDetails | None:
     if details is None:
         return None
     texts = _sized(details.texts, str, size)
@@ -226,7 +226,7 @@ def _scores(scores: _Scores, size: int) -> Scores:
     points = np.array(_sized(scores.points, int, size), np.int64)
     if not 0 <= scores.weight < float("inf"):
         raise ValueError(f"a weight of {scores.weight}")
-    evidence, details = _evidence(scores.rules, size), _told(scores.details, size)
+    evidence, details = _evidence(scores.rules, size), _static_details(scores.details, size)
     return Scores(points, evidence, details, scores.label, scores.weight)
 
 
@@ -236,7 +236,7 @@ def _evidence(rules: Sequence[EncodedRule], size: int) -> tuple[Evidence, ...]:
             rule.metric,
             rule.operator,
             rule.target_nano,
-            _whole(_sized(rule.values_nano, int, size)),
+            _integers(_sized(rule.values_nano, int, size)),
             _states(_sized(rule.states, str, size)),
             np.array(_sized(rule.ages_s, float | None, size), np.float64),
             rule.rejects_missing,
@@ -245,15 +245,15 @@ def _evidence(rules: Sequence[EncodedRule], size: int) -> tuple[Evidence, ...]:
     )
 
 
-def _whole(values: list[int]) -> Any:
-    """int64 where every value fits, else Python integers, as in a column."""
+def _integers(values: list[int]) -> Any:
+    """int64 if every value fits, else Python integers, as in a column."""
     fits = all(-(2**63) <= value < 2**63 for value in values)
     return np.array(values, np.int64 if fits else object)
 
 
 def _states(names: list[str]) -> States:
-    if strange := set(names) - _NUMBERS.keys():
-        raise ValueError(f"unknown states {sorted(strange)}")
+    if unknown := set(names) - _NUMBERS.keys():
+        raise ValueError(f"unknown states {sorted(unknown)}")
     return np.array([_NUMBERS[name] for name in names], np.uint8)
 
 

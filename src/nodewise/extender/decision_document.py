@@ -1,4 +1,4 @@
-"""A decision as a document: what `decide -o json` prints and `/decisions` answers. Words are made here."""
+"""A decision as a JSON document, for `decide -o json` and `GET /decisions`."""
 
 from collections.abc import Generator, Iterable, Iterator
 from typing import Any, Final
@@ -15,8 +15,8 @@ from nodewise.extender.decision import Decision
 
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
 Positions = NDArray[np.intp]
-_PART: Final = 50
-"""Candidates at once: some 0.2 ms of work with three rules."""
+_CANDIDATES_PER_PART: Final = 50
+"""Candidates between two yields: some 0.2 ms of work with three rules."""
 _HAS_VALUE = (ValueState.FRESH, ValueState.STALE)
 
 
@@ -25,36 +25,40 @@ def encode(document: Any) -> bytes:
     return _ENCODER.encode(document)
 
 
-def pod(filtered: Decision, scored: Decision, agents: list[str]) -> dict[str, Any]:
-    """One pod decided from end to end: the nodes that are left in the order of the input, with their scores.
+def pod_document(filtered: Decision, scored: Decision, agents: list[str]) -> dict[str, Any]:
+    """The filter and prioritize decisions of one pod: feasible nodes in the order of the input, with their scores.
 
-    `error` says why nobody could answer, such as a policy that does not exist; null where somebody could.
+    `error` is why an agent could not decide, for example because a policy does not exist; null if all could.
     """
-    feasible = filtered.names[filtered.kept()].tolist()
+    feasible = filtered.names[filtered.feasible()].tolist()
     return {
         "pod": f"{filtered.pod.namespace}/{filtered.pod.name}",
         "agents": agents,
         "feasible": feasible,
         "scores": dict(zip(scored.names.tolist(), scored.points().tolist(), strict=True)),
-        "rejected": rejected(filtered),
-        "values": [*values(filtered), *values(scored)],
-        "error": failure(filtered),
-        **({"details": _together(filtered, scored)} if has_details(filtered) or has_details(scored) else {}),
-        **_where_any("numbers", _merged(numbered(filtered), numbered(scored))),
-        **_where_any("parts", parts(scored)),
+        "rejected": rejection_reasons(filtered),
+        "values": [*measured_values(filtered), *measured_values(scored)],
+        "error": failure_text(filtered),
+        **(
+            {"details": _merge_details(filtered, scored)}
+            if has_details(filtered) or has_details(scored)
+            else {}
+        ),
+        **_optional_member("numbers", _merged(numbers_by_agent(filtered), numbers_by_agent(scored))),
+        **_optional_member("parts", score_parts(scored)),
     }
 
 
-def _where_any(key: str, value: dict[str, Any]) -> dict[str, Any]:
+def _optional_member(key: str, value: dict[str, Any]) -> dict[str, Any]:
     return {key: value} if value else {}
 
 
 Numbers = dict[str, dict[str, dict[str, Any]]]
-"""By agent and node: what its answer rests on, as JSON has it."""
+"""By agent and node: the numbers that its result is based on, as JSON values."""
 
 
 def _merged(of_verdicts: Numbers, of_scores: Numbers) -> Numbers:
-    """Where both have numbers of a node, these are put together."""
+    """The numbers of both, merged by agent and node."""
     numbers = dict(of_verdicts)
     for agent, by_node in of_scores.items():
         before = numbers.get(agent, {})
@@ -64,16 +68,16 @@ def _merged(of_verdicts: Numbers, of_scores: Numbers) -> Numbers:
     return numbers
 
 
-def _together(filtered: Decision, scored: Decision) -> dict[str, dict[str, str]]:
-    """Details of all nodes; where the scores say more, theirs."""
+def _merge_details(filtered: Decision, scored: Decision) -> dict[str, dict[str, str]]:
+    """The details of all nodes; those of the scores replace those of the verdicts."""
     texts = details(filtered)
     for node, by_agent in details(scored).items():
         texts[node] = texts.get(node, {}) | by_agent
     return texts
 
 
-def encoded(decision: Decision) -> Generator[None, None, bytes]:
-    """One answer to kube-scheduler as JSON, made in parts: at 5,000 nodes it has megabytes."""
+def encode_decision(decision: Decision) -> Generator[None, None, bytes]:
+    """A decision as JSON. Yields between parts, because at 5,000 nodes it has megabytes."""
     document: dict[str, Any] = {
         "time": format_rfc3339(decision.at),
         "verb": decision.verb,
@@ -84,49 +88,49 @@ def encoded(decision: Decision) -> Generator[None, None, bytes]:
     if decision.verb == "prioritize":
         document["scores"] = dict(zip(decision.names.tolist(), decision.points().tolist(), strict=True))
         yield
-        document |= _where_any("parts", parts(decision))
+        document |= _optional_member("parts", score_parts(decision))
     else:
-        document["feasible"] = decision.names[decision.kept()].tolist()
-        out = np.flatnonzero(~decision.kept())
-        reasons = yield from _joined(b"{}", (rejected(decision, some) for some in _parts(out)))
+        document["feasible"] = decision.names[decision.feasible()].tolist()
+        out = np.flatnonzero(~decision.feasible())
+        reasons = yield from _joined(b"{}", (rejection_reasons(decision, some) for some in _parts(out)))
         document["rejected"] = msgspec.Raw(reasons)
     if decision.description:
         document["told"] = decision.description
     yield
-    # put together by hand: the encoder takes five times as long to copy megabytes
+    # joined as bytes: the encoder takes five times as long to copy megabytes
     members = [encode(document)[:-1]]
     yield
     every = np.arange(len(decision.names))
     if has_details(decision):
         texts = yield from _joined(
-            b"{}", (details(decision, some) for some in _parts(every, decision_values.PART))
+            b"{}", (details(decision, some) for some in _parts(every, decision_values.CANDIDATES_PER_PART))
         )
         members += [b',"details":', texts]
         members += yield from _numbers_in_parts(decision)
-    measured = yield from _joined(b"[]", (values(decision, some) for some in _parts(every)))
+    measured = yield from _joined(b"[]", (measured_values(decision, some) for some in _parts(every)))
     return b"".join((*members, b',"values":', measured, b"}"))
 
 
 def _numbers_in_parts(decision: Decision) -> Generator[None, None, list[bytes]]:
-    """The member `numbers` of an object; nothing where there are none."""
+    """The member `numbers` of the JSON object; empty if there are none. Yields between parts."""
     members: list[bytes] = []
     for agent in dict.fromkeys(agent for agent, _ in decision.details()):
-        every = _parts(np.arange(len(decision.names)), decision_values.PART)
+        every = _parts(np.arange(len(decision.names)), decision_values.CANDIDATES_PER_PART)
         numbers = yield from _joined(
-            b"{}", (numbered(decision, some, agent).get(agent, {}) for some in every)
+            b"{}", (numbers_by_agent(decision, some, agent).get(agent, {}) for some in every)
         )
         if numbers != b"{}":
             members += [b"," if members else b',"numbers":{', encode(agent), b":", numbers]
     return [*members, b"}"] if members else []
 
 
-def _parts(positions: Positions, size: int = _PART) -> Iterator[Positions]:
+def _parts(positions: Positions, size: int = _CANDIDATES_PER_PART) -> Iterator[Positions]:
     for start in range(0, len(positions), size):
         yield positions[start : start + size]
 
 
 def _joined(brackets: bytes, parts: Iterable[Any]) -> Generator[None, None, bytes]:
-    """Lists, or objects, made into one."""
+    """JSON lists or objects, concatenated into one. Yields between parts."""
     inner: list[bytes] = []
     for part in parts:
         inner.append(encode(part)[1:-1])
@@ -134,8 +138,8 @@ def _joined(brackets: bytes, parts: Iterable[Any]) -> Generator[None, None, byte
     return brackets[:1] + b",".join(filter(None, inner)) + brackets[1:]
 
 
-def failure(decision: Decision) -> str | None:
-    """Why an agent could not answer and rejected every node; None if all could."""
+def failure_text(decision: Decision) -> str | None:
+    """Why an agent could not decide and rejected every node; None if all could."""
     for _, verdict in decision.verdicts:
         for code in np.unique(verdict.codes[verdict.codes > 0]).tolist():
             reason = verdict.reasons[int(code) - 1]
@@ -144,13 +148,15 @@ def failure(decision: Decision) -> str | None:
     return None
 
 
-def rejected(decision: Decision, positions: Positions | None = None) -> dict[str, list[dict[str, str]]]:
-    """Each rejected node with every agent's reason, in the order in which the agents were asked.
+def rejection_reasons(
+    decision: Decision, positions: Positions | None = None
+) -> dict[str, list[dict[str, str]]]:
+    """Each rejected node with the reasons of the agents, in the order of the chain.
 
-    `positions` are those of rejected candidates; None: of all of them.
+    `positions` are those of rejected candidates; None for all of them.
     """
     reasons_by_node: dict[str, list[dict[str, str]]] = {}
-    out = np.flatnonzero(~decision.kept()) if positions is None else positions
+    out = np.flatnonzero(~decision.feasible()) if positions is None else positions
     for position in out.tolist():
         reasons = reasons_by_node.setdefault(decision.names[position], [])
         for agent, verdict in decision.verdicts:
@@ -161,48 +167,50 @@ def rejected(decision: Decision, positions: Positions | None = None) -> dict[str
 
 
 def has_details(decision: Decision) -> bool:
-    """Whether an agent knows more of the candidates than reasons, values and scores."""
+    """Whether an agent has details of the candidates."""
     return any(True for _ in decision.details())
 
 
 def details(decision: Decision, positions: Positions | None = None) -> dict[str, dict[str, str]]:
-    """By node and agent: what the pod gets there, or what is in its way.
+    """By node and agent: what the pod gets on the node, or what is missing there.
 
-    `positions` are those of some candidates; None: of all.
+    `positions` are those of some candidates; None for all.
     """
     every = np.arange(len(decision.names)) if positions is None else positions
-    texts = {decision.names[position]: dict(said(decision, position)) for position in every.tolist()}
+    texts = {
+        decision.names[position]: dict(candidate_details(decision, position)) for position in every.tolist()
+    }
     return {node: by_agent for node, by_agent in texts.items() if by_agent}
 
 
-def said(decision: Decision, position: int) -> Iterator[tuple[str, str]]:
-    """Each agent's details of one candidate; none that are empty."""
+def candidate_details(decision: Decision, position: int) -> Iterator[tuple[str, str]]:
+    """Each agent's details of one candidate, without empty ones."""
     for agent, agent_details in decision.details():
         if text := agent_details.text(position):
             yield agent, text
 
 
-def numbered(decision: Decision, positions: Positions | None = None, agent: str = "") -> Numbers:
-    """The numbers that answers rest on, of the agents that have any, or of one.
+def numbers_by_agent(decision: Decision, positions: Positions | None = None, agent: str = "") -> Numbers:
+    """The numbers that results are based on, of all agents that have any, or of one agent.
 
-    `positions` are those of some candidates; None: of all.
+    `positions` are those of some candidates; None for all.
     """
     every = np.arange(len(decision.names)) if positions is None else positions
     numbers: Numbers = {}
     for position in every.tolist():
-        for name, agent_numbers in decision_values.of(decision, position, agent):
+        for name, agent_numbers in decision_values.candidate_numbers(decision, position, agent):
             numbers.setdefault(name, {}).setdefault(decision.names[position], {}).update(agent_numbers)
     return numbers
 
 
-def has_parts(decision: Decision) -> bool:
-    """Whether the score is made of several, or of one that has a name of its own."""
+def has_score_parts(decision: Decision) -> bool:
+    """Whether the score has several parts, or one part with its own name."""
     return len(decision.scores) > 1 or any(scores.label for _, scores in decision.scores)
 
 
-def parts(decision: Decision) -> dict[str, dict[str, Any]]:
-    """By its name, each priority's weight and scores; empty where the one score of an agent without names is all."""
-    if not has_parts(decision):
+def score_parts(decision: Decision) -> dict[str, dict[str, Any]]:
+    """By name, each priority's weight and scores; empty without `has_score_parts`."""
+    if not has_score_parts(decision):
         return {}
     nodes = decision.names.tolist()
     return {
@@ -215,10 +223,10 @@ def parts(decision: Decision) -> dict[str, dict[str, Any]]:
     }
 
 
-def values(decision: Decision, positions: Positions | None = None) -> list[dict[str, Any]]:
-    """What was measured: for each candidate, each rule's value, state and age in seconds (null where unknown).
+def measured_values(decision: Decision, positions: Positions | None = None) -> list[dict[str, Any]]:
+    """For each candidate, each rule's value, state and age in seconds (null if unknown).
 
-    `positions` are those of some candidates; None: of all.
+    `positions` are those of some candidates; None for all.
     """
     evidence = list(decision.evidence())
     every = np.arange(len(decision.names)) if positions is None else positions

@@ -1,10 +1,11 @@
-"""The kept decisions as `GET /decisions` gives them: in words for people, or as arrays that become decisions again.
+"""The response of `GET /decisions`: the stored decisions as documents for people, or as arrays for `explain`.
 
-    ?namespace= &pod=    whose; any if left out
-    ?limit=              how many at most, the newest first; and no more than make 2 MiB
-    ?form=words|arrays   `arrays` is what `explain` asks for
+    ?namespace= &pod=    the pods; any if left out
+    ?limit=              the largest number of decisions, the newest first; the response ends after 2 MiB
+    ?form=words|arrays   `explain` uses `arrays`
 
-At 5,000 nodes one decision makes megabytes of words, so the generators here yield between parts (`cooperative.run`).
+At 5,000 nodes the document of one decision has megabytes, so the generators yield between parts
+(`cooperative_scheduling.run`).
 """
 
 from collections.abc import Generator, Mapping, Sequence
@@ -19,52 +20,52 @@ from nodewise.extender import decision_codec, decision_document
 from nodewise.extender.decision import Decision, DecisionRing
 
 Parts = Generator[None, None, bytes]
-_MOST: Final = 1000
-_ENOUGH_BYTES: Final = 2**21
-"""To copy so much takes half a millisecond, in one step of the event loop. The last decision may exceed it."""
-_FORMS: Final = {"words": decision_document.encoded, "arrays": decision_codec.encoded}
+_MAX_DECISIONS: Final = 1000
+_MAX_BYTES: Final = 2**21
+"""The response ends with the decision that exceeds it. To copy it takes half a millisecond of the event loop."""
+_FORMS: Final = {"words": decision_document.encode_decision, "arrays": decision_codec.encode}
 _encode: Final = msgspec.json.encode
 
 
 class DecisionCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known beside the decisions of an answer. Times are RFC 3339, null for none."""
+    """Counts and times of stored decisions. Times are RFC 3339; null without decisions."""
 
     found: int
-    """How many are kept about these pods."""
+    """The number of stored decisions about these pods."""
     tries: int
-    """How many of them are filter calls: attempts of kube-scheduler to place these pods."""
+    """How many of them are filter calls, which are kube-scheduler's attempts to place these pods."""
     since: str | None
-    """When the oldest of them was made."""
+    """The time of the oldest of them."""
     kept: int
-    """How many are kept about all pods."""
+    """The number of stored decisions about all pods."""
     kept_since: str | None
-    """When the oldest of all was made: what is older was pushed out, or was before the process began."""
+    """The time of the oldest of all. Older decisions were dropped, or made before the process started."""
 
 
 class DecisionPage(DecisionCounts, frozen=True, kw_only=True):
-    """An answer: some decisions, the newest first, and the facts."""
+    """A response: some decisions, the newest first, and the counts."""
 
     decisions: list[msgspec.Raw]
 
 
-def page(ring: DecisionRing, query: Mapping[str, str]) -> Parts:
-    """The answer to a query. `BadInput` names the parameter that cannot be used."""
-    limit, form = _asked(query)
+def encode_page(ring: DecisionRing, query: Mapping[str, str]) -> Parts:
+    """The response to a query. `BadInput` names each invalid parameter. Yields between parts."""
+    limit, form = _parse_query(query)
     matching = ring.about(query.get("namespace", ""), query.get("pod", ""))
-    facts = _encode(_facts(ring, matching))
+    counts = _encode(_count(ring, matching))
     make = _FORMS[form]
     decisions: list[bytes] = []
     size = 0
     for decision in list(islice(reversed(matching), limit)):
         decisions.append((yield from make(decision)))
         size += len(decisions[-1])
-        if size >= _ENOUGH_BYTES:
+        if size >= _MAX_BYTES:
             break
         yield
-    return b"".join((b'{"decisions":[', b",".join(decisions), b"],", facts[1:], b"\n"))
+    return b"".join((b'{"decisions":[', b",".join(decisions), b"],", counts[1:], b"\n"))
 
 
-def _facts(ring: DecisionRing, decisions: Sequence[Decision]) -> DecisionCounts:
+def _count(ring: DecisionRing, decisions: Sequence[Decision]) -> DecisionCounts:
     return DecisionCounts(
         found=len(decisions),
         tries=sum(decision.verb == "filter" for decision in decisions),
@@ -74,11 +75,11 @@ def _facts(ring: DecisionRing, decisions: Sequence[Decision]) -> DecisionCounts:
     )
 
 
-def _asked(query: Mapping[str, str]) -> tuple[int, str]:
+def _parse_query(query: Mapping[str, str]) -> tuple[int, str]:
     problems = []
     limit, form = query.get("limit", "20"), query.get("form", "words")
-    if not (limit.isascii() and limit.isdecimal() and len(limit) < 9 and 0 < int(limit) <= _MOST):  # noqa: PLR2004
-        problems.append(Problem("limit", repr(limit), f"a whole number from 1 to {_MOST}"))
+    if not (limit.isascii() and limit.isdecimal() and len(limit) < 9 and 0 < int(limit) <= _MAX_DECISIONS):  # noqa: PLR2004
+        problems.append(Problem("limit", repr(limit), f"a whole number from 1 to {_MAX_DECISIONS}"))
     if form not in _FORMS:
         problems.append(Problem("form", repr(form), " or ".join(_FORMS)))
     if problems:
@@ -90,10 +91,10 @@ def _time(at: float | None) -> str | None:
     return None if at is None else clock.format_rfc3339(at)
 
 
-def read(body: bytes) -> tuple[DecisionPage, list[Decision]]:
-    """An answer in the form `arrays`, read. `BadInput` if it is none, as of another version of nodewise."""
+def decode_page(body: bytes) -> tuple[DecisionPage, list[Decision]]:
+    """Decode a response in the form `arrays`. `BadInput` for any other, for example of another version of nodewise."""
     try:
         page = msgspec.json.decode(body, type=DecisionPage)
-        return page, [decision_codec.read(decision) for decision in page.decisions]
+        return page, [decision_codec.decode(decision) for decision in page.decisions]
     except UNREADABLE as error:
         raise BadInput("decisions", [Problem("", str(error), "the form of this version")]) from error

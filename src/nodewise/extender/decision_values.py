@@ -1,4 +1,4 @@
-"""The numbers that agents' answers rest on, as JSON takes them."""
+"""The numbers that agents' results are based on, as JSON values."""
 
 import math
 from collections.abc import Generator, Iterator, Mapping
@@ -10,40 +10,42 @@ import numpy as np
 from nodewise.agent import Details
 from nodewise.extender.decision import Decision
 
-PART: Final = 2
-"""Candidates at once, where others wait: the words or numbers of one may take 0.2 ms."""
+CANDIDATES_PER_PART: Final = 2
+"""Candidates between two yields: the texts or numbers of one may take 0.2 ms."""
 
-_NOTHING: Final = b"{}"
+_EMPTY: Final = b"{}"
 
 
-def of(decision: Decision, position: int, agent: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each agent's numbers of one candidate, or one agent's, where there are any."""
+def candidate_numbers(
+    decision: Decision, position: int, agent: str = ""
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The numbers of one candidate by agent, or of one agent; only if there are any."""
     for name, details in decision.details():
         if agent in {"", name} and (numbers := details.numbers(position)):
-            yield name, plain(numbers)
+            yield name, to_json_values(numbers)
 
 
-def together(*places: tuple[Decision, int]) -> dict[str, dict[str, Any]]:
-    """By agent, the numbers of one node in several decisions, where it stands at these positions."""
+def merge_numbers(*places: tuple[Decision, int]) -> dict[str, dict[str, Any]]:
+    """By agent, the numbers of one node in several decisions, each with the node's position in it."""
     numbers: dict[str, dict[str, Any]] = {}
     for decision, position in places:
-        for agent, agent_numbers in of(decision, position):
+        for agent, agent_numbers in candidate_numbers(decision, position):
             numbers.setdefault(agent, {}).update(agent_numbers)
     return numbers
 
 
-def encoded(details: Details, size: int) -> Generator[None, None, bytes]:
-    """One agent's numbers as a JSON list by candidate, made in parts; empty where there are none."""
+def encode_numbers(details: Details, size: int) -> Generator[None, None, bytes]:
+    """One agent's numbers as a JSON list by candidate; an empty list if there are none. Yields between parts."""
     items: list[bytes] = []
     for candidate in range(size):
-        if candidate % PART == 0:
+        if candidate % CANDIDATES_PER_PART == 0:
             yield
-        items.append(msgspec.json.encode(plain(details.numbers(candidate))))
-    return b"[" + b",".join(items) + b"]" if any(item != _NOTHING for item in items) else b"[]"
+        items.append(msgspec.json.encode(to_json_values(details.numbers(candidate))))
+    return b"[" + b",".join(items) + b"]" if any(item != _EMPTY for item in items) else b"[]"
 
 
-def plain(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Without numpy's types; what is no number is null."""
+def to_json_values(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers without numpy types; NaN and infinity become null."""
     return {str(key): _plain(value) for key, value in numbers.items()}
 
 
@@ -53,5 +55,5 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return plain(value)
+        return to_json_values(value)
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,4 +1,4 @@
-"""The leader's loop: after each new snapshot, the agents' controllers make the API server match it."""
+"""The leader's loop: after each new snapshot, the agents' controllers make the objects on the API server match it."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ _CANCEL_S: Final = 5.0
 
 
 class LeaderLoop:
-    """Runs the controllers while `is_leading`, each in steps of its own: one that fails or hangs stops no other."""
+    """Runs the controllers while `is_leading`. A controller that fails or hangs does not stop the others."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class LeaderLoop:
 
 
 class _Steps:
-    """One controller's steps, one at a time: the next one begins after the last one ended, however it ended."""
+    """The steps of one controller, one at a time."""
 
     def __init__(self, controller: Controller, clock: Clock, on_end: Callable[[], None]) -> None:
         self._controller = controller

@@ -30,7 +30,7 @@ def _quoted(names: Names, positions: Numbers) -> list[bytes]:
     return [b'"%b"' % name for name in node_name_table.encode_names(names[positions].tolist())]
 
 
-def listed(names: Names, positions: Numbers) -> bytes:
+def name_list(names: Names, positions: Numbers) -> bytes:
     """`["a","b"]` for the names at these positions."""
     table = _table(names)
     if table is None:
@@ -39,7 +39,7 @@ def listed(names: Names, positions: Numbers) -> bytes:
     return b"".join((b"[", text.view(np.uint8).data[:-1], b"]"))
 
 
-def mapped(names: Names, positions: Numbers, value: bytes) -> bytes:
+def name_map(names: Names, positions: Numbers, value: bytes) -> bytes:
     """`"a":value,"b":value` without braces; `value` is JSON. At least one position."""
     table = _table(names)
     if table is None:
@@ -52,7 +52,7 @@ def mapped(names: Names, positions: Numbers, value: bytes) -> bytes:
     return bytes(rows.view(np.uint8).data[:-1])
 
 
-def scored(names: Names, points: NDArray[np.int64]) -> bytes:
+def host_priority_list(names: Names, points: NDArray[np.int64]) -> bytes:
     """A HostPriorityList: `[{"Host":"a","Score":10},{"Host":"b","Score":0}]` with a newline."""
     table = _table(names)
     if table is None:

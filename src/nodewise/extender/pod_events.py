@@ -1,4 +1,4 @@
-"""Events on pods: `kubectl describe pod` shows, beside kube-scheduler's own words, why no node passes."""
+"""Events on pods: `kubectl describe pod` shows why nodewise rejected all nodes, or did not bind the pod."""
 
 from typing import Final
 
@@ -8,23 +8,26 @@ from nodewise.extender.decision import Decision
 from nodewise.kube.event_recorder import EventRecorder, ObjectReference
 from nodewise.kube.resources import PODS
 
-REASON: Final = "NoNodePasses"
+NO_NODE_PASSES: Final = "NoNodePasses"
 NOT_BOUND: Final = "NotBound"
 
 
-class PodEvents:
-    """Records one event for a pod whose candidates were all rejected. Never blocks; the recorder limits the rate."""
+class PodEventRecorder:
+    """Records an event for each pod whose candidates were all rejected.
+
+    It does not block. The recorder limits the rate.
+    """
 
     def __init__(self, recorder: EventRecorder) -> None:
         self._recorder = recorder
 
     def __call__(self, decision: Decision) -> None:
-        if not len(decision.names) or decision.kept().any():
+        if not len(decision.names) or decision.feasible().any():
             return
         if decision.verb == "filter":
-            self._record(decision, REASON, note(decision), "Filtering")
+            self._record(decision, NO_NODE_PASSES, summarize_rejections(decision), "Filtering")
         elif decision.verb == "bind":
-            self._record(decision, NOT_BOUND, _not_bound(decision), "Binding")
+            self._record(decision, NOT_BOUND, _summarize_refusal(decision), "Binding")
 
     def _record(self, decision: Decision, reason: str, text: str, action: str) -> None:
         pod = decision.pod
@@ -32,15 +35,17 @@ class PodEvents:
         self._recorder.record(about, "Warning", reason, text, action)
 
 
-def _not_bound(decision: Decision) -> str:
-    """kube-scheduler's own event tells the status of our answer, and none of its words."""
+def _summarize_refusal(decision: Decision) -> str:
+    """Why the pod was not bound. kube-scheduler's own event has the status of the response, and not its text."""
     why = "; ".join(reason.text() for _, verdict in decision.verdicts for reason in verdict.reasons)
     return f"not bound to {decision.names[0]}: {why}"
 
 
-def note(decision: Decision) -> str:
-    """How many candidates were rejected for what. Measured values stay in the decision, for `explain`: an event can be
-    read by everybody who may read the pod's namespace, and a metric may be another tenant's.
+def summarize_rejections(decision: Decision) -> str:
+    """How many candidates were rejected, by reason.
+
+    Without measured values: everyone with access to the pod's namespace can read its events, and a metric may belong to
+    another tenant. `explain` shows the values.
     """
     counts: dict[str, int] = {}
     for _, verdict in decision.verdicts:

@@ -210,7 +210,7 @@ class FileRecorder:
             self._tape.write(item)
             return
         began_s = time.perf_counter()
-        for entry in recording_deltas.entries(self._written, item.cluster_state, item.generation):
+        for entry in recording_deltas.delta_entries(self._written, item.cluster_state, item.generation):
             if entry is not None:
                 self._tape.write(entry)
             if time.perf_counter() - began_s > cooperative_scheduling.SLICE_S:
@@ -254,7 +254,7 @@ class ReplaySettings(NamedTuple):
     chain: ChainOptions
 
 
-def header(
+def build_header(
     kinds: Sequence[AgentKind], options: Mapping[str, Any], general: ReplaySettings, at: float
 ) -> Header:
     """What a replay has to know besides the entries."""
@@ -269,7 +269,7 @@ def header(
     )
 
 
-def create(path: Path) -> BinaryIO:
+def create_file(path: Path) -> BinaryIO:
     """A new file for a recording, mode 0600. One that is there already is kept, with `.old` after its name.
 
     `BadSettings` if the file cannot be made.

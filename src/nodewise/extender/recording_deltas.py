@@ -29,7 +29,7 @@ _NONE: Final[Mapping[ObjectKey, Any]] = {}
 _encode: Final = msgspec.json.Encoder().encode
 
 
-def entries(old: ClusterState, new: ClusterState, generation: int) -> Iterator[Record | None]:
+def delta_entries(old: ClusterState, new: ClusterState, generation: int) -> Iterator[Record | None]:
     """What makes the new cluster state of the old one, by the changes that the new one brings.
 
     None now and then, where the writer may pause.

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from nodewise.agent import AgentKind, FilterPlugin, Plugin, ScorePlugin, Snapshot, StateBuilder, StateExporter
 from nodewise.errors import BadSettings, Problem
 from nodewise.extender import wire_format
-from nodewise.extender.agent_chain import AgentChain, Filter, Scorer, weighed
+from nodewise.extender.agent_chain import AgentChain, Filter, Scorer, assign_weights
 from nodewise.extender.decision import Decision, Verb
 from nodewise.extender.score_weights import ChainOptions
 from nodewise.kube.field_merge import merge
@@ -48,7 +48,7 @@ class RequestHandler:
         self.exporters: Sequence[StateExporter[Any, Any]] = [
             agent for agent in agents if isinstance(agent, StateExporter)
         ]
-        weights = weighed(agents, chain_options)
+        weights = assign_weights(agents, chain_options)
         self.chain = AgentChain(agents, weights, states)
         """The chain of all agents."""
         single = {agent.name: AgentChain([agent], weights, states) for agent in agents}

@@ -62,11 +62,11 @@ def check_candidates(body: bytes) -> None:
         outline = _outlined(body)
     except UNREADABLE as error:
         text, _, path = str(error).partition(" - at `$.")
-        raise _bad(path.rstrip("`") or "body", text, "an ExtenderArgs object") from error
+        raise _bad_input(path.rstrip("`") or "body", text, "an ExtenderArgs object") from error
     check_nodes(len(outline.nodes.items or ()) if outline.nodes else 0)
     check_names(bytes(outline.node_names))
     if len(outline.pod) > _MOST_POD_BYTES:
-        raise _bad("Pod", f"{len(outline.pod)} bytes", f"at most {_MOST_POD_BYTES}")
+        raise _bad_input("Pod", f"{len(outline.pod)} bytes", f"at most {_MOST_POD_BYTES}")
 
 
 def _outlined(body: bytes) -> _Outline:
@@ -93,15 +93,15 @@ def check_lenient(body: bytes, most_bytes: int) -> None:
     """
     hint = "a smaller body, or all keys spelt as kube-scheduler spells them"
     if len(body) > most_bytes:
-        raise _bad("body", f"{len(body)} bytes and a key that is missing or in other case", hint)
+        raise _bad_input("body", f"{len(body)} bytes and a key that is missing or in other case", hint)
     if len(body) > _SMALL_BYTES and (values := _count(body, _COMMA)) > MOST_VALUES:
-        raise _bad("body", f"{values} values and a key that is missing or in other case", hint)
+        raise _bad_input("body", f"{values} values and a key that is missing or in other case", hint)
 
 
 def check_nodes(count: int) -> None:
     """`BadInput` for too many whole nodes."""
     if count > MOST_CANDIDATES:
-        raise _bad("Nodes.items", f"{count} nodes", f"at most {MOST_CANDIDATES}")
+        raise _bad_input("Nodes.items", f"{count} nodes", f"at most {MOST_CANDIDATES}")
 
 
 def check_names(listed: bytes) -> None:
@@ -110,16 +110,16 @@ def check_names(listed: bytes) -> None:
         return
     count = max(_count(listed, _QUOTE) // 2, _count(listed, _COMMA) + 1)
     if count > MOST_CANDIDATES:
-        raise _bad("NodeNames", f"{count} names", f"at most {MOST_CANDIDATES}")
+        raise _bad_input("NodeNames", f"{count} names", f"at most {MOST_CANDIDATES}")
 
 
 def check_victims(body: bytes) -> None:
     """`BadInput` for a preempt request of too many values."""
     if len(body) > _SMALL_BYTES and (values := _count(body, _COMMA)) > _MOST_VICTIMS:
-        raise _bad("body", f"{values} values", f"at most {_MOST_VICTIMS}")
+        raise _bad_input("body", f"{values} values", f"at most {_MOST_VICTIMS}")
 
 
-def _bad(field: str, seen: str, wanted: str) -> BadInput:
+def _bad_input(field: str, seen: str, wanted: str) -> BadInput:
     return BadInput("request", [Problem(field, seen, wanted)])
 
 

@@ -33,7 +33,7 @@ from nodewise.agent import (
 from nodewise.errors import UNREADABLE
 from nodewise.extender import sample_objects
 from nodewise.extender.decision_codec import StaticReason
-from nodewise.extender.decision_values import plain
+from nodewise.extender.decision_values import to_json_values
 from nodewise.kube.field_merge import merge
 from nodewise.metrics.aggregation import AGGREGATIONS
 
@@ -101,7 +101,9 @@ def hashable(key: Any) -> Hashable:
 
 def json_object(value: Any) -> Mapping[str, Any]:
     """A mapping of values that JSON can hold."""
-    decoded: Mapping[str, Any] = msgspec.json.decode(msgspec.json.encode(plain(value)), type=dict[str, Any])
+    decoded: Mapping[str, Any] = msgspec.json.decode(
+        msgspec.json.encode(to_json_values(value)), type=dict[str, Any]
+    )
     return decoded
 
 

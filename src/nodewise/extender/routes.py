@@ -109,7 +109,7 @@ class Extender:
 
     async def _decisions(self, request: Request) -> Response:
         return Response(
-            200, await cooperative_scheduling.run(decision_endpoint.page(self._ring, request.query))
+            200, await cooperative_scheduling.run(decision_endpoint.encode_page(self._ring, request.query))
         )
 
     def _state(self, agent: StateExporter[Any, Any]) -> Handler:
@@ -140,7 +140,7 @@ def _version(_: Request) -> Response:
 
 
 def _refused_bind(request: Request) -> Response:
-    binding = wire_format.binding(request.body)
+    binding = wire_format.decode_binding(request.body)
     pod = f"{binding.pod_namespace}/{binding.pod_name}"
     error = f"nodewise does not bind {pod}: leave bindVerb of this entry empty"
     return Response(200, wire_format.bind_response(error))
@@ -173,7 +173,7 @@ class BindRoutes:
         return [Route("POST", f"{path}/bind", self._bind, pinned_only=True) for path in paths]
 
     async def _bind(self, request: Request) -> Response:
-        binding = wire_format.binding(request.body)
+        binding = wire_format.decode_binding(request.body)
         outcome = await self._bindings.bind(binding)
         self._extender.keep(self._decision(binding, outcome))
         is_refused = bool(outcome.error) and self._binder.bind_errors == "status"

@@ -33,7 +33,7 @@ class Priority(NamedTuple):
 Weights = Mapping[Priority, float]
 
 
-def weighed(options: ChainOptions, priorities: Iterable[Priority]) -> Weights:
+def assign_weights(options: ChainOptions, priorities: Iterable[Priority]) -> Weights:
     """The weight of each of these. `BadSettings` names every part of the option that cannot be used.
 
     Names of priorities that are not among these are errors: a misspelt one would count 1 in silence.

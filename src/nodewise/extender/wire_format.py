@@ -184,7 +184,7 @@ class NodeDecoder(Generic[PodT]):
             raise BadInput("request", [_problem(error, f"Nodes.items[{number}]", "a Node")]) from error
 
 
-def binding(body: bytes) -> BindingArgs:
+def decode_binding(body: bytes) -> BindingArgs:
     """A bind request. `BadInput` names each field that is wrong."""
     args: BindingArgs = _decode(_read_binding, body, _lacks_fields, "an ExtenderBindingArgs object")
     values = dict(zip(lenient_decoder.BINDING, msgspec.structs.astuple(args), strict=True))
@@ -281,11 +281,11 @@ def filter_response(request: CandidateRequest[Any], decision: Decision) -> list[
 
     `FailedNodes` is null if no agent has a verdict.
     """
-    kept = decision.kept()
+    kept = decision.feasible()
     failed = _failed(decision, kept) if decision.verdicts else b"null"
     tail = b',"FailedNodes":' + failed + b',"FailedAndUnresolvableNodes":null,"Error":""}\n'
     if request.nodes is None:
-        names = node_name_json.listed(decision.names, np.flatnonzero(kept))
+        names = node_name_json.name_list(decision.names, np.flatnonzero(kept))
         return [b'{"Nodes":null,"NodeNames":', names, tail]
     parts: list[bytes] = [b","] * (2 * int(np.count_nonzero(kept)))
     parts[1::2] = [request.nodes[position] for position in np.flatnonzero(kept).tolist()]
@@ -302,18 +302,18 @@ def _failed(decision: Decision, kept: NDArray[np.bool_]) -> bytes:
         for code, reason in enumerate(verdict.reasons, 1):
             chosen = np.flatnonzero(codes == code)
             if len(chosen):
-                parts.append(node_name_json.mapped(decision.names, chosen, _encode(reason.text())))
+                parts.append(node_name_json.name_map(decision.names, chosen, _encode(reason.text())))
     return b"{" + b",".join(parts) + b"}"
 
 
 def prioritize_response(decision: Decision) -> bytes:
     """HostPriorityList: every candidate, with 0 if no agent scores it."""
-    return node_name_json.scored(decision.names, decision.points())
+    return node_name_json.host_priority_list(decision.names, decision.points())
 
 
 def preempt_response(request: PreemptionRequest[Any], decision: Decision) -> bytes:
     """ExtenderPreemptionResult: the nodes on which an eviction helps, with their victims."""
-    victims = {name: request.victims[name] for name in decision.names[decision.kept()].tolist()}
+    victims = {name: request.victims[name] for name in decision.names[decision.feasible()].tolist()}
     return _encode({"NodeNameToMetaVictims": victims}) + b"\n"
 
 

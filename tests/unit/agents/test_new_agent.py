@@ -19,7 +19,7 @@ from nodewise.doctor.checks import extender_entries
 from nodewise.doctor.collectors.access_rules import needed_rights
 from nodewise.doctor.facts import ExtenderWorkload
 from nodewise.doctor.parsing.workloads import Workload
-from nodewise.extender.agent_chain import AgentChain, scorers
+from nodewise.extender.agent_chain import AgentChain, score_functions
 
 NAME = "probe"
 
@@ -68,7 +68,7 @@ def test_kube_scheduler_is_configured_for_it(kind: AgentKind) -> None:
 
 def test_it_can_be_weighed(kind: AgentKind) -> None:
     chain = AgentChain([kind.agent(kind.options())])
-    assert [score.label for agent in chain.agents for score in scorers(agent)] == [NAME]
+    assert [score.label for agent in chain.agents for score in score_functions(agent)] == [NAME]
 
 
 def test_simulations_compare_it(kind: AgentKind) -> None:

@@ -51,7 +51,7 @@ class Recorded:
         self.disk = disk or Disk()
         self.metrics_registry = MetricsRegistry()
         self.clock = ManualClock(1000.0)
-        header = recording.header(
+        header = recording.build_header(
             [KIND], self.options, recording.ReplaySettings(PERIOD_S, ChainOptions()), self.clock.now()
         )
         self.recording = FileRecorder(self.disk, header, max_bytes, self.clock, self.metrics_registry)

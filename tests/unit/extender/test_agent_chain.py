@@ -10,7 +10,7 @@ import pytest
 from nodewise.agent import FilterPlugin, Names, NodeIndex, ScorePlugin, Scores, Snapshot, Verdict, Victims
 from nodewise.errors import BadSettings
 from nodewise.extender import decision_document
-from nodewise.extender.agent_chain import AgentChain, weighed
+from nodewise.extender.agent_chain import AgentChain, assign_weights
 from nodewise.extender.decision import Decision, DecisionRing, PodRef
 from nodewise.extender.score_weights import ChainOptions, Priority
 
@@ -64,7 +64,7 @@ class Broken(Rejecting):
 
 def kept(*agents: Any, names: str = "a b c") -> list[str]:
     decision = AgentChain(agents).filter(POD, names.split(), VIEW, 1.0)
-    feasible: list[str] = decision.names[decision.kept()].tolist()
+    feasible: list[str] = decision.names[decision.feasible()].tolist()
     return feasible
 
 
@@ -86,12 +86,12 @@ class TestChain:
 
     def test_a_defect_of_an_agent_rejects_and_says_so(self) -> None:
         decision = AgentChain([Broken("t", ""), Rejecting("g", "a")]).filter(POD, ["a", "b"], VIEW, 1.0)
-        assert decision.kept().tolist() == [False, False]
-        assert decision_document.rejected(decision)["a"] == [
+        assert decision.feasible().tolist() == [False, False]
+        assert decision_document.rejection_reasons(decision)["a"] == [
             {"agent": "t", "reason": "nodewise: agent t failed, see the log of nodewise"},
             {"agent": "g", "reason": "g says no"},
         ]
-        assert decision_document.failure(decision) == "nodewise: agent t failed, see the log of nodewise"
+        assert decision_document.failure_text(decision) == "nodewise: agent t failed, see the log of nodewise"
 
     def test_a_defect_while_scoring_costs_the_scores_only(self) -> None:
         decision = AgentChain([Broken("t", ""), Rejecting("g", "")]).prioritize(POD, ["a", "b"], VIEW, 1.0)
@@ -168,7 +168,7 @@ class Liking(Two):
 
 
 def weights(text: str, *agents) -> dict:
-    return weighed(agents, ChainOptions(weights=text))
+    return assign_weights(agents, ChainOptions(weights=text))
 
 
 class TestPriorities:

@@ -202,7 +202,7 @@ class TestMemory:
         assert later.known == 2
         (line,) = lines
         assert line["event"] == "memory_failed"
-        assert "agent larger would keep 500000 bytes, too much" in line["error"]
+        assert "agent larger has a memory of 500000 bytes, which is too large" in line["error"]
 
 
 class Broken(Sum):

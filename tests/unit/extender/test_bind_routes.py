@@ -82,7 +82,7 @@ def test_success_is_an_empty_error() -> None:
 def test_a_refusal_is_told_as_it_is_asked_for(bind_errors: Literal["status", "field"], status: int) -> None:
     actual_status, body, kept = play(REFUSED, bind_errors)
     assert (actual_status, body) == (status, {"Error": "will not fit"})
-    assert kept[0].kept().tolist() == [False]
+    assert kept[0].feasible().tolist() == [False]
     assert kept[0].verdicts[0][1].reasons[0].text() == "no device is free"
 
 

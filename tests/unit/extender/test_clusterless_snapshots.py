@@ -95,7 +95,7 @@ class TestView:
     def test_a_request_that_brings_no_nodes_goes_by_those_of_earlier_ones(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(clusterless_snapshots, "_REMEMBERED", 2)
+        monkeypatch.setattr(clusterless_snapshots, "_MAX_EARLIER_NODES", 2)
         source, preempt = (
             snapshots(),
             b'{"Pod":{"metadata":{"name":"p"}},"NodeNameToVictims":{"a":{"pods":[]}}}',
@@ -113,9 +113,9 @@ class TestView:
 
 
 def test_agents_that_need_a_cluster_are_named() -> None:
-    clusterless_snapshots.check([kind()], {"heats": None})
+    clusterless_snapshots.check_objects([kind()], {"heats": None})
     with pytest.raises(BadSettings, match="agent heats; wanted a cluster: it reads things"):
-        clusterless_snapshots.check([kind(Watched("things", THINGS, NodeFields))], {"heats": None})
+        clusterless_snapshots.check_objects([kind(Watched("things", THINGS, NodeFields))], {"heats": None})
 
 
 def test_agents_that_go_by_metrics_are_named() -> None:

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from nodewise import quantity
 from nodewise.agent import Verdict
-from nodewise.extender import counterfactual_targets, counterfactuals
+from nodewise.extender import counterfactuals
 from nodewise.extender.counterfactuals import RuleChange
 from nodewise.extender.decision_codec import StaticDetails, StaticReason
 from tests.unit.extender.decisions import decision, evidence, of, verdict
@@ -27,7 +27,7 @@ ROUND = [
 
 @pytest.mark.parametrize(("target", "value", "wanted"), ROUND)
 def test_targets_are_round_numbers(target: str, value: str, wanted: str) -> None:
-    assert counterfactual_targets.rounded(quantity.parse(target), quantity.parse(value)) == quantity.parse(
+    assert counterfactuals.round_target(quantity.parse(target), quantity.parse(value)) == quantity.parse(
         wanted
     )
 
@@ -104,13 +104,13 @@ def test_a_change_names_the_rule_that_it_is_about() -> None:
     for change in counterfactuals.changes(rejected):
         rule = replace(change.rule, target=change.relaxed[-1].target)
         passing = counterfactuals.passing_with(rejected, change.agent, change.number, rule)
-        assert int((passing & ~rejected.kept()).sum()) == change.relaxed[-1].more
+        assert int((passing & ~rejected.feasible()).sum()) == change.relaxed[-1].more
 
 
 def test_an_operator_that_is_not_known_rejects_nobody() -> None:
     rule = replace(evidence("heat", "85 70"), operator="Above")
     assert not counterfactuals.rejects(rule).any()
-    assert np.array_equal(counterfactual_targets.without_effect(rule).values, rule.values)
+    assert np.array_equal(counterfactuals.without_effect(rule).values, rule.values)
 
 
 def test_details_say_how_far_a_node_is_from_passing() -> None:

@@ -15,7 +15,7 @@ from tests.unit.extender.decisions import COUNT, Counted, decision, large, of, r
 
 def words(answer: Decision) -> dict[str, object]:
     document: dict[str, object] = json.loads(
-        cooperative_scheduling.run_at_once(decision_document.encoded(answer))
+        cooperative_scheduling.run_at_once(decision_document.encode_decision(answer))
     )
     return document
 
@@ -50,11 +50,11 @@ def test_a_prioritize_answer() -> None:
 
 def test_what_is_made_in_parts_is_what_is_made_at_once() -> None:
     document = words(large())
-    assert document["rejected"] == decision_document.rejected(large())
+    assert document["rejected"] == decision_document.rejection_reasons(large())
     assert json.dumps(document["values"]) == decision_document.encode(
-        decision_document.values(large())
+        decision_document.measured_values(large())
     ).decode().replace(":", ": ").replace(",", ", ")
-    assert len(list(decision_document.encoded(large()))) > COUNT / 100
+    assert len(list(decision_document.encode_decision(large()))) > COUNT / 100
 
 
 def test_a_decision_without_an_opinion() -> None:
@@ -64,13 +64,13 @@ def test_a_decision_without_an_opinion() -> None:
 
 
 def test_why_nobody_could_answer() -> None:
-    assert decision_document.failure(decision(heat="81 70 -")) is None
+    assert decision_document.failure_text(decision(heat="81 70 -")) is None
 
 
 def test_values_without_a_target() -> None:
     rule = Evidence("m", "LessThan", None, np.array([5]), np.array([0], np.uint8), np.array([np.nan]))
     filtered = decisions.of(("t", Verdict(np.array([0], np.int16), (), (rule,))))
-    assert decision_document.values(filtered)[0]["target"] is None
+    assert decision_document.measured_values(filtered)[0]["target"] is None
 
 
 def test_details_are_told_by_node_and_agent() -> None:
@@ -81,7 +81,7 @@ def test_details_are_told_by_node_and_agent() -> None:
     assert words(filtered)["details"] == {"n1": {"gpu": "lacks 2"}}
     scores = (("gpu", Scores(np.array([10]), details=gets)),)
     scored = Decision("prioritize", PodRef("d", "p"), 1.0, 1, Names.of(["n2"]), scores=scores)
-    document = decision_document.pod(filtered, scored, ["gpu"])
+    document = decision_document.pod_document(filtered, scored, ["gpu"])
     assert document["details"] == {"n1": {"gpu": "lacks 2"}, "n2": {"gpu": "c: card1"}}
     assert filtered.size_bytes() >= decisions.of(nodes="n1 n2").size_bytes() + lacks.nbytes
 
@@ -94,7 +94,7 @@ def test_numbers_are_told_by_agent_and_node() -> None:
     rejected = of(("a", Verdict(np.array([0, 1, 0], np.int16), (StaticReason("no"),), details=details)))
     nan = {"cpu": NUMBERS["cpu"] | {"share": None}, "rank": 2}  # type: ignore[operator]
     assert words(rejected)["numbers"] == {"a": {"n1": NUMBERS, "n3": nan}}
-    assert decision_document.numbered(rejected) == words(rejected)["numbers"]
+    assert decision_document.numbers_by_agent(rejected) == words(rejected)["numbers"]
 
 
 def test_many_numbers_are_made_in_parts() -> None:
@@ -103,9 +103,9 @@ def test_many_numbers_are_made_in_parts() -> None:
         ("a", Scores(np.zeros(COUNT, np.int64), details=many)), nodes=" ".join(map(str, range(COUNT)))
     )
     numbers = words(scored)["numbers"]
-    assert numbers == decision_document.numbered(scored)
+    assert numbers == decision_document.numbers_by_agent(scored)
     assert len(numbers["a"]) == COUNT  # type: ignore[index]
-    assert len(list(decision_document.encoded(scored))) > COUNT / 10
+    assert len(list(decision_document.encode_decision(scored))) > COUNT / 10
 
 
 def test_a_pods_numbers_are_those_of_filter_and_score() -> None:
@@ -118,7 +118,9 @@ def test_a_pods_numbers_are_those_of_filter_and_score() -> None:
         ("b", Scores(np.array([9]), details=Counted((0.5,)), label="rank", weight=3.0)),
         nodes="n1",
     )
-    document = json.loads(decision_document.encode(decision_document.pod(filtered, scored, ["a", "b"])))
+    document = json.loads(
+        decision_document.encode(decision_document.pod_document(filtered, scored, ["a", "b"]))
+    )
     assert document["numbers"]["a"]["n1"]["cpu"]["share"] == 0.25
     assert document["numbers"]["a"]["n2"]["cpu"]["share"] == 0.5
     assert document["numbers"]["b"] == {"n1": NUMBERS}
@@ -138,10 +140,10 @@ def test_a_score_that_is_all_there_is_has_no_parts_and_no_numbers() -> None:
 
 def test_numbers_come_back_from_arrays_as_they_were_told() -> None:
     scored = ranked(("a", Scores(np.array([3, 4]), details=Counted((0.5, -1.0)), label="l", weight=2.5)))
-    again = decision_codec.read(cooperative_scheduling.run_at_once(decision_codec.encoded(scored)))
-    assert decision_document.numbered(again) == decision_document.numbered(scored)
-    assert decision_document.parts(again) == decision_document.parts(scored)
+    again = decision_codec.decode(cooperative_scheduling.run_at_once(decision_codec.encode(scored)))
+    assert decision_document.numbers_by_agent(again) == decision_document.numbers_by_agent(scored)
+    assert decision_document.score_parts(again) == decision_document.score_parts(scored)
     plain = ranked(("a", Scores(np.array([3, 4]), details=StaticDetails(["x", ""], np.zeros(2)))))
-    once = cooperative_scheduling.run_at_once(decision_codec.encoded(plain))
-    assert cooperative_scheduling.run_at_once(decision_codec.encoded(decision_codec.read(once))) == once
-    assert decision_document.numbered(decision_codec.read(once)) == {}
+    once = cooperative_scheduling.run_at_once(decision_codec.encode(plain))
+    assert cooperative_scheduling.run_at_once(decision_codec.encode(decision_codec.decode(once))) == once
+    assert decision_document.numbers_by_agent(decision_codec.decode(once)) == {}

@@ -17,7 +17,7 @@ from tests.unit.extender import decisions
 
 
 def body(ring: DecisionRing, **query: str) -> bytes:
-    return cooperative_scheduling.run_at_once(decision_endpoint.page(ring, query))
+    return cooperative_scheduling.run_at_once(decision_endpoint.encode_page(ring, query))
 
 
 def filled(*kept: Decision) -> DecisionRing:
@@ -31,7 +31,7 @@ def same(first: Decision, other: Decision) -> bool:
     """Equal in every word that can be said of them."""
     return all(
         cooperative_scheduling.run_at_once(encode(first)) == cooperative_scheduling.run_at_once(encode(other))
-        for encode in (decision_document.encoded, decision_codec.encoded)
+        for encode in (decision_document.encode_decision, decision_codec.encode)
     )
 
 
@@ -72,7 +72,7 @@ DETAILED = msgspec.structs.replace(
     ],
 )
 def test_what_is_read_back_is_what_was_written(written: Decision) -> None:
-    _, listed = decision_endpoint.read(body(filled(written), form="arrays"))
+    _, listed = decision_endpoint.decode_page(body(filled(written), form="arrays"))
     assert same(listed[0], written)
     assert listed[0].at == written.at
     assert [details.distances().tolist() for _, details in listed[0].details()] == [
@@ -87,7 +87,7 @@ def at(seconds: float, name: str = "p", verb: Any = "filter") -> Decision:
 
 def test_the_newest_come_first_and_what_is_known_beside_them() -> None:
     ring = filled(at(0, "other"), at(10), at(11, verb="prioritize"), at(20), at(30))
-    page, listed = decision_endpoint.read(body(ring, namespace="d", pod="p", limit="2", form="arrays"))
+    page, listed = decision_endpoint.decode_page(body(ring, namespace="d", pod="p", limit="2", form="arrays"))
     assert [item.at for item in listed] == [30, 20]
     assert (page.found, page.tries, page.since) == (4, 3, "1970-01-01T00:00:10Z")
     assert (page.kept, page.kept_since) == (5, "1970-01-01T00:00:00Z")
@@ -95,7 +95,7 @@ def test_the_newest_come_first_and_what_is_known_beside_them() -> None:
 
 def test_a_page_ends_where_it_grows_large() -> None:
     ring = filled(*[decisions.large()] * 20)
-    page, listed = decision_endpoint.read(body(ring, form="arrays"))
+    page, listed = decision_endpoint.decode_page(body(ring, form="arrays"))
     assert 3 < len(listed) < 20 == page.found
     assert 1 <= len(json.loads(body(ring))["decisions"]) < 5
 
@@ -136,4 +136,4 @@ def test_what_another_version_may_answer_is_an_error(old: bytes, new: bytes) -> 
     page = body(filled(decisions.decision(heat="81 70")), form="arrays")
     assert old in page
     with pytest.raises(BadInput, match="decisions"):
-        decision_endpoint.read(page.replace(old, new))
+        decision_endpoint.decode_page(page.replace(old, new))

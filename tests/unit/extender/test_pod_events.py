@@ -32,13 +32,13 @@ class Told:
 
 def test_a_pod_that_no_node_takes_is_told_why_without_measured_values() -> None:
     recorder = Told()
-    pod_events.PodEvents(recorder)(decision([1, 1]))  # type: ignore[arg-type]
+    pod_events.PodEventRecorder(recorder)(decision([1, 1]))  # type: ignore[arg-type]
     assert recorder.notes == ["none of 2 candidates passes: 2 heat GreaterThan 80"]
 
 
 def test_nothing_is_told_while_a_node_is_left_or_of_other_questions() -> None:
     recorder = Told()
-    tell = pod_events.PodEvents(recorder)  # type: ignore[arg-type]
+    tell = pod_events.PodEventRecorder(recorder)  # type: ignore[arg-type]
     tell(decision([1, 0]))
     tell(decision([1, 1], verb="preempt"))
     tell(Decision("filter", PodRef("d", "p"), 0.0, 1, Names.of([])))
@@ -47,7 +47,7 @@ def test_nothing_is_told_while_a_node_is_left_or_of_other_questions() -> None:
 
 def test_a_pod_that_could_not_be_bound_is_told_why() -> None:
     recorder = Told()
-    tell = pod_events.PodEvents(recorder)  # type: ignore[arg-type]
+    tell = pod_events.PodEventRecorder(recorder)  # type: ignore[arg-type]
     tell(decision([1], verb="bind"))
     tell(Decision("bind", PodRef("d", "p"), 0.0, 1, Names.of(["n0"]), description="main: card0"))
     assert recorder.notes == ["not bound to n0: heat GreaterThan 80"]

@@ -206,19 +206,19 @@ class FullDisk(Disk):
 
 class TestFile:
     def test_only_its_owner_reads_it(self, tmp_path: Path) -> None:
-        recording.create(tmp_path / "r.gz").close()
+        recording.create_file(tmp_path / "r.gz").close()
         assert stat.S_IMODE((tmp_path / "r.gz").stat().st_mode) == 0o600
 
     def test_one_that_is_there_is_kept(self, tmp_path: Path) -> None:
         (tmp_path / "r.gz").write_bytes(b"before")
-        recording.create(tmp_path / "r.gz").close()
+        recording.create_file(tmp_path / "r.gz").close()
         assert (tmp_path / "r.gz").read_bytes() == b""
         assert (tmp_path / "r.gz.old").read_bytes() == b"before"
 
     @pytest.mark.parametrize("name", ["", "nowhere/r.gz"])
     def test_one_that_cannot_be_made_is_a_wrong_setting(self, tmp_path: Path, name: str) -> None:
         with pytest.raises(BadSettings, match="--record"):
-            recording.create(tmp_path / name)
+            recording.create_file(tmp_path / name)
 
 
 def test_reading_needs_no_whole_file() -> None:

@@ -36,7 +36,7 @@ def again(worlds: Sequence[ClusterState]) -> list[ClusterState]:
     for number, (old, new) in enumerate(zip([recording_deltas.EMPTY, *worlds[:-1]], worlds, strict=True), 1):
         records = [
             record
-            for record in recording_deltas.entries(old, changed(old, new), number)
+            for record in recording_deltas.delta_entries(old, changed(old, new), number)
             if record is not None
         ]
         made += [found for record in records if (found := making.take(record)) is not None]

@@ -68,7 +68,7 @@ class TestAnswers:
     def test_a_good_agent_is_asked_as_if_it_were_ours(self) -> None:
         setup = OddSetup(filter=gives(Verdict(np.array([0, 1, 0], np.int64), (No(),))))
         decision = AgentChain([setup.agent]).filter(pod(), replaceable_agent.NAMES, setup.snapshot, 1.0)
-        assert decision.names[decision.kept()].tolist() == ["a", "c"]
+        assert decision.names[decision.feasible()].tolist() == ["a", "c"]
         assert [reason.text() for _, verdict in decision.verdicts for reason in verdict.reasons] == [
             "odd says no"
         ]

@@ -372,21 +372,21 @@ class TestBinding:
     GIVEN = b'{"PodName":"p","PodNamespace":"d","PodUID":"u","Node":"a"}\n'
 
     def test_the_pod_and_its_node(self) -> None:
-        args = wire_format.binding(self.GIVEN)
+        args = wire_format.decode_binding(self.GIVEN)
         assert (args.pod_namespace, args.pod_name, args.pod_uid, args.node) == ("d", "p", "u", "a")
 
     def test_keys_in_other_case_and_trailing_bytes_are_read_as_go_reads_them(self) -> None:
-        assert wire_format.binding(self.GIVEN.lower() + b"x") == wire_format.binding(self.GIVEN)
+        assert wire_format.decode_binding(self.GIVEN.lower() + b"x") == wire_format.decode_binding(self.GIVEN)
 
     def test_all_that_is_missing_is_named(self) -> None:
         with pytest.raises(BadInput) as caught:
-            wire_format.binding(b'{"PodName":"p","PodUID":""}')
+            wire_format.decode_binding(b'{"PodName":"p","PodUID":""}')
         assert [problem.field for problem in caught.value.problems] == ["PodNamespace", "PodUID", "Node"]
 
     @pytest.mark.parametrize("request_body", [b"", b"foo", b"[]", b'{"PodName":1}', b"\xff", b"[" * 10**6])
     def test_what_is_no_request_is_bad_input(self, request_body: bytes) -> None:
         with pytest.raises(BadInput):
-            wire_format.binding(request_body)
+            wire_format.decode_binding(request_body)
 
     @pytest.mark.parametrize("error", ["", "will not fit", 'pod "p" not found'])
     def test_the_answer_as_go_reads_it(self, error: str) -> None:

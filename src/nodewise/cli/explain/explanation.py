@@ -83,7 +83,7 @@ def _replica(response: ReplicaResponse) -> dict[str, Any]:
 
 def _attempt(explanation: Explanation) -> dict[str, Any]:
     judged, preempted, bound = (
-        explanation.attempt.judged,
+        explanation.attempt.main_decision,
         explanation.attempt.preempted,
         explanation.attempt.bound,
     )
@@ -93,7 +93,7 @@ def _attempt(explanation: Explanation) -> dict[str, Any]:
         "view": judged.generation,
         "calls": calls,
         "asked": len(judged.names),
-        "passing": int(judged.kept().sum()),
+        "passing": int(judged.feasible().sum()),
         "held": explanation.held,
         "nodes": [_node(node) for node in explanation.findings],
         "groups": [_group(group) for group in explanation.groups],
@@ -101,15 +101,15 @@ def _attempt(explanation: Explanation) -> dict[str, Any]:
         "preempt": None
         if preempted is None
         else {
-            "feasible": preempted.names[preempted.kept()].tolist(),
-            "rejected": decision_document.rejected(preempted),
+            "feasible": preempted.names[preempted.feasible()].tolist(),
+            "rejected": decision_document.rejection_reasons(preempted),
         },
         "bind": None if bound is None else _bind(bound),
     }
 
 
 def _bind(bound: Decision) -> dict[str, Any]:
-    why = decision_document.rejected(bound).get(bound.names[0], [])
+    why = decision_document.rejection_reasons(bound).get(bound.names[0], [])
     return {"node": bound.names[0], "told": bound.description, "refused": why[0]["reason"] if why else None}
 
 

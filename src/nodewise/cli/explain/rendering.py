@@ -93,8 +93,8 @@ def _print_lines(lines: Iterator[str]) -> None:
 def _heading_lines(pod_explanation: PodExplanation) -> Iterator[str]:
     """The result, its time, and kube-scheduler's own message."""
     assert pod_explanation.explanation is not None
-    judged = pod_explanation.explanation.attempt.judged
-    total, passing = len(judged.names), int(judged.kept().sum())
+    judged = pod_explanation.explanation.attempt.main_decision
+    total, passing = len(judged.names), int(judged.feasible().sum())
     yield f"{pod_explanation.pod} {_format_placement(pod_explanation)}: {_format_passing(passing, total)}"
     known = (
         f"; {pod_explanation.tries} attempts since {pod_explanation.since}"
@@ -132,14 +132,14 @@ def _remark_lines(pod_explanation: PodExplanation, judged: Decision) -> Iterator
         yield _format_chosen_node(pod_explanation, state.node)
     preempted = pod_explanation.explanation.attempt.preempted if pod_explanation.explanation else None
     if preempted is not None:
-        left, total = int(preempted.kept().sum()), len(preempted.names)
+        left, total = int(preempted.feasible().sum()), len(preempted.names)
         yield f"of {_format_count(total, 'node')} where pods could be evicted for it, {left} would pass then"
 
 
 def _format_bind(bound: Decision) -> str:
     """The result of the bind call."""
     node = bound.names[0]
-    refused = decision_document.rejected(bound).get(node)
+    refused = decision_document.rejection_reasons(bound).get(node)
     if refused:
         return f"kube-scheduler chose {node}, and the bind failed: {refused[0]['reason']}"
     return f"kube-scheduler chose {node}; bound" + (

@@ -156,7 +156,7 @@ async def _query_replica(
     client: httpx2.AsyncClient, replica: ReplicaEndpoint, query: Mapping[str, str]
 ) -> ReplicaResponse:
     try:
-        page, decisions = decision_endpoint.read(await _get(client, replica, query))
+        page, decisions = decision_endpoint.decode_page(await _get(client, replica, query))
     except NodewiseError as error:
         return ReplicaResponse(replica, None, (), str(error))
     return ReplicaResponse(replica, page, decisions)

@@ -139,7 +139,7 @@ class TestRejecting:
     def test_nobody_is_rejected_otherwise(self) -> None:
         agent = CongestionAgent(CongestionOptions())
         assert agent.predicates == {}
-        assert agent_chain.filters(agent) == []
+        assert agent_chain.filter_functions(agent) == []
 
     def test_nodes_without_a_factor(self) -> None:
         agent = CongestionAgent(self.OPTIONS)

@@ -107,7 +107,7 @@ def rejected(agent: PigeonAgent, snapshot: Snapshot, names: str) -> list[str]:
 
 def test_nobody_is_rejected_unless_asked_for() -> None:
     cluster = PigeonCluster({"none": node(CAPACITY, None)})
-    assert agent_chain.filters(cluster.agent) == []
+    assert agent_chain.filter_functions(cluster.agent) == []
 
 
 def test_nodes_without_statistics_are_rejected_where_asked_for() -> None:
@@ -119,7 +119,7 @@ def test_nodes_without_statistics_are_rejected_where_asked_for() -> None:
 def test_all_agents_together_ask_it_as_well(when_missing: str, kept: list[bool]) -> None:
     cluster = PigeonCluster({"none": node(CAPACITY, None), **nodes(N3)}, when_missing=when_missing)
     candidates = cluster.snapshot.nodes.named(["none", "n1"])
-    assert AgentChain([cluster.agent]).kept(pod(P1), candidates, cluster.snapshot).tolist() == kept
+    assert AgentChain([cluster.agent]).feasible(pod(P1), candidates, cluster.snapshot).tolist() == kept
 
 
 def test_before_the_first_view_nothing_is_known() -> None:
