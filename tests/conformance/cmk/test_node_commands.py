@@ -43,7 +43,9 @@ from tests.conformance.cmk.table_rows import (
 )
 
 
-@pytest.mark.parametrize("row", table_rows.read("versions", VersionRow), ids=lambda row: row.text)
+@pytest.mark.parametrize(
+    "row", table_rows.read("versions", VersionRow), ids=lambda row: f"{row.id} {row.text}"
+)
 def test_versions(row: VersionRow) -> None:
     if row.error:
         with pytest.raises(BadInput) as caught:

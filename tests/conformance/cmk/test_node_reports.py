@@ -15,7 +15,7 @@ from tests.conformance.cmk.table_rows import NameRow, PublishRow
 REPORT = "/apis/intel.com/v1/namespaces/default/cmk-nodereports/n1"
 
 
-@pytest.mark.parametrize("row", table_rows.read("names", NameRow), ids=lambda row: row.node)
+@pytest.mark.parametrize("row", table_rows.read("names", NameRow), ids=lambda row: f"{row.id} {row.node}")
 def test_names_of_reports(row: NameRow, tmp_path: Path) -> None:
     """By the report that `--publish` makes."""
     write({"conf": None}, tmp_path)

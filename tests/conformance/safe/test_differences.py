@@ -41,7 +41,7 @@ NUMBERS = {
     *range(244, 251),
 }
 ELSEWHERE = {203, 248, 249, 250}
-"""RunningExtender by tests that have them in their names, as there is no table in them."""
+"""Cases of tests that have the number in their names, as no table holds them."""
 FAULTS = {"H": 7, "S": 14, "B": 5, "C": 2, "P": 15, "K": 10, "A": 10, "D": 4}
 """How many there are by their letters."""
 
