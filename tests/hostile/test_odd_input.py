@@ -72,7 +72,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MalformedCluster
         server.odd[PROMETHEUS] = whole(b"nothing yet", 404)
         options = {
             "--kubeconfig": server.kubeconfig(folder),
-            "--sync-period": "500ms",
+            "--sync-period": "100ms",
             "--metrics-timeout": "2s",
             "--prometheus-url": server.url,
             "--prometheus-timeout": "2s",

@@ -1,0 +1,121 @@
+"""Clients that send slowly or never finish the TLS handshake: deadlines end their connections; others are served."""
+
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+
+import pytest
+
+from tests.hostile import cluster_files, extender_load
+from tests.hostile.extender_load import HEAD, LONG_DEADLINES, honest_calls, wait_until
+from tests.hostile.extender_process import PATIENCE_S, AttackedExtender
+
+SHORT_S = 2.0
+SHORT = {
+    "--handshake-timeout": f"{SHORT_S:g}s",
+    "--header-timeout": f"{SHORT_S:g}s",
+    "--body-idle-timeout": f"{SHORT_S:g}s",
+    "--body-timeout": f"{2 * SHORT_S:g}s",
+}
+DRIPPERS = 150
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AttackedExtender]:
+    with extender_load.extender(tmp_path_factory.mktemp("load"), LONG_DEADLINES) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AttackedExtender]:
+    """An extender with short deadlines."""
+    with extender_load.extender(tmp_path_factory.mktemp("short"), SHORT) as made:
+        yield made
+
+
+def _dripping(lines: list[socket.socket], bytes_: bytes, every_s: float = 0.2) -> int:
+    """Send a byte on each now and then until the server has closed them all; how many it did not."""
+    left = dict.fromkeys(lines, 0)
+    ends = time.monotonic() + PATIENCE_S
+    while left and time.monotonic() < ends:
+        for line, sent in list(left.items()):
+            try:
+                line.sendall(bytes_[sent % len(bytes_) : sent % len(bytes_) + 1])
+                left[line] = sent + 1
+            except OSError:
+                del left[line]
+        time.sleep(every_s)
+    return len(left)
+
+
+HELLO = bytes.fromhex("16030102000100")
+
+
+@pytest.mark.parametrize("where", ["handshake", "header", "body"])
+def test_who_drips_is_left_by_the_deadline_and_keeps_nobody_waiting(
+    short: AttackedExtender, where: str
+) -> None:
+    descriptors = short.descriptors()
+    with ExitStack() as opened, honest_calls(short, SHORT_S / 2):
+        lines: list[socket.socket] = []
+        for _ in range(DRIPPERS):
+            with suppress(OSError):  # a deadline may have ended it already, on a slow machine
+                line = short.plain() if where == "handshake" else short.line().opened
+                opened.callback(line.close)
+                if where == "body":
+                    line.sendall(HEAD + b"Content-Length: 1000000\r\n\r\n")
+                lines.append(line)
+        what = {"handshake": HELLO + bytes(500), "header": HEAD + b"A: " + b"b" * 5000, "body": b" "}[where]
+        assert lines
+        assert _dripping(lines, what) == 0
+    reason = f"{where}_deadline"
+    assert f'reason="{reason}"' in _metrics(short)
+    wait_until("all descriptors are back", lambda: short.descriptors() <= descriptors)
+
+
+def _metrics(target: AttackedExtender) -> str:
+    with target.admin() as line:
+        return line.ask("/metrics", b"", "GET", {}).body.decode()
+
+
+def test_a_flood_of_connections_that_never_shake_hands_keeps_nobody_out(target: AttackedExtender) -> None:
+    """More than may be between accept and the end of the handshake, and new ones all the while.
+
+    Not so many at once that they are more than those while one honest handshake is under way on a slow machine.
+    """
+    descriptors = target.descriptors()
+    with ExitStack() as opened, honest_calls(target) as took:
+        for number in range(600):
+            if number % 100 == 0:
+                before = len(took)
+                wait_until("honest calls went on", lambda before=before: len(took) > before)  # type: ignore[misc]
+            opened.callback(target.plain().close)
+        before = len(took)
+        wait_until("honest calls go on", lambda: len(took) > before + 10)
+    wait_until("all descriptors are back", lambda: target.descriptors() <= descriptors)
+
+
+def test_rubbish_in_the_handshake(target: AttackedExtender) -> None:
+    descriptors = target.descriptors()
+    for data_ in (
+        b"\x16",
+        b"\x16\x03\x01\xff\xff" + bytes(70_000),
+        b"\x80\x2e\x01\x03\x01",
+        b"\x15\x03\x03\x00\x02\x02\x28",
+    ):
+        with target.plain() as line:
+            line.sendall(data_)
+            line.shutdown(socket.SHUT_WR)
+            _drained(line)
+    wait_until("all descriptors are back", lambda: target.descriptors() <= descriptors)
+    assert target.filter(cluster_files.NODES).status == 200
+
+
+def _drained(line: socket.socket) -> None:
+    try:
+        while line.recv(65536):
+            pass
+    except (OSError, ssl.SSLError):
+        return
