@@ -153,6 +153,8 @@ class AgentKind(ABC):
     """Whether it scores nodes by their load, for the commands that compare or combine such agents."""
     keeps_memory: bool = False
     """Whether what its state builder learns is stored, which needs the rights of deploy/memory.yaml."""
+    entry_weight: int | None = None
+    """The weight that `configure` gives an extender entry of this agent alone; None for the default of all entries."""
 
     def watched(self, options: Any) -> Sequence[Watched]:  # noqa: ARG002
         """The objects that the agent needs besides nodes. Without any it works without a cluster, too."""

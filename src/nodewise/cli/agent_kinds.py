@@ -67,6 +67,7 @@ def extender_role(kind: AgentKind, options: Any) -> Role:
         binds=isinstance(agent, BindPlugin),
         resources=kind.resources(options),
         keeps_memory=kind.keeps_memory,
+        entry_weight=kind.entry_weight,
     )
 
 

@@ -29,6 +29,8 @@ class Role(NamedTuple):
     the agent handles all pods."""
     keeps_memory: bool = False
     """Whether the agent stores what it learns."""
+    entry_weight: int | None = None
+    """The weight of an entry of this agent alone; None for the default."""
 
 
 class EntryFiles(NamedTuple):

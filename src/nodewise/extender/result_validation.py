@@ -208,9 +208,7 @@ def kind(result: Any, name: str, others: Sequence[AgentKind]) -> AgentKind:
         raise InvalidResult(f"KIND of type {type(result).__name__}, expected an AgentKind")
     structs = dict.fromkeys(("options", "pod_fields", "node_fields"), type)
     _expect_members(result, "KIND", {"name": str, "summary": str, **structs})
-    if result.load_scoring not in get_args(LoadScoring):
-        expected = ", ".join(get_args(LoadScoring))
-        raise InvalidResult(f"KIND.load_scoring {_excerpt(result.load_scoring)}, expected one of {expected}")
+    _check_declarations(result)
     if result.name != name:
         raise InvalidResult(f"KIND is named {result.name!r}, expected {name!r} as its entry point")
     for field in structs:
@@ -225,6 +223,17 @@ def kind(result: Any, name: str, others: Sequence[AgentKind]) -> AgentKind:
         except (TypeError, *UNREADABLE) as error:
             raise InvalidResult(f"KIND.{field}: {error}") from error
     return result
+
+
+def _check_declarations(kind: AgentKind) -> None:
+    """Check the optional attributes of a kind."""
+    if kind.load_scoring not in get_args(LoadScoring):
+        expected = ", ".join(get_args(LoadScoring))
+        raise InvalidResult(f"KIND.load_scoring {_excerpt(kind.load_scoring)}, expected one of {expected}")
+    if kind.entry_weight is not None and not (type(kind.entry_weight) is int and kind.entry_weight > 0):
+        raise InvalidResult(
+            f"KIND.entry_weight {_excerpt(kind.entry_weight)}, expected a positive number or None"
+        )
 
 
 def _check_options(kind: Any, name: str, others: Sequence[AgentKind]) -> None:

@@ -31,7 +31,8 @@ def kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentKind]
     folder.mkdir()
     for path in scaffold.TEMPLATE.glob("*.py"):
         text = path.read_text().replace("template", NAME).replace("Template", "Probe")
-        declared = "node_fields = NodeFields\n    load_scoring = 'whole'\n    keeps_memory = True\n"
+        added = "    load_scoring = 'whole'\n    keeps_memory = True\n    entry_weight = 30\n"
+        declared = f"node_fields = NodeFields\n{added}"
         (folder / path.name).write_text(text.replace("node_fields = NodeFields\n", declared))
     monkeypatch.setattr(agents, "__path__", [*agents.__path__, str(tmp_path)])
     agents.built_in_names.cache_clear()
@@ -64,6 +65,7 @@ def test_the_chart_takes_its_options(kind: AgentKind) -> None:
 def test_kube_scheduler_is_configured_for_it(kind: AgentKind) -> None:
     role = agent_kinds.extender_role(kind, kind.options())
     assert (role.filters, role.prioritizes, role.binds, role.keeps_memory) == (True, True, False, True)
+    assert role.entry_weight == 30
 
 
 def test_it_can_be_weighed(kind: AgentKind) -> None:

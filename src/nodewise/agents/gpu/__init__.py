@@ -61,6 +61,8 @@ class GpuKind(ControllerKind):
     options = GpuOptions
     pod_fields = GpuPod
     node_fields = GpuNode
+    entry_weight = 20
+    """The placement on GPUs outweighs two of the default plugins."""
 
     def watched(self, options: GpuOptions) -> tuple[Watched, ...]:
         """Nodes, pods and allocation records; pods without GPUs only for their CPU, if the placement needs it."""

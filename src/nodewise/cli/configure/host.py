@@ -40,8 +40,6 @@ from nodewise.errors import BadInput, NodewiseError, Problem
 _IN_IMAGE: Final = "NODEWISE_IMAGE"
 """The image of nodewise sets this variable."""
 _MOUNTS: Final = Path("/proc/self/mountinfo")
-_GPU_WEIGHT: Final = 20
-"""The placement on GPUs outweighs two of the default plugins."""
 
 
 def run(options: ConfigureOptions, roles: Sequence[Role], weights: dict[str, int]) -> int:
@@ -237,7 +235,9 @@ def _builtin_configuration(
     options: ConfigureOptions, roles: Sequence[Role], weights: dict[str, int], kubeconfig: str, ca: str
 ) -> dict[str, Any]:
     several = options.one_entry_per_agent
-    own = {role.agent: _GPU_WEIGHT for role in roles if role.agent == "gpu" and role.prioritizes and several}
+    own = {
+        role.agent: role.entry_weight for role in roles if role.entry_weight and role.prioritizes and several
+    }
     url = options.extender_url or f"https://nodewise.{options.service_namespace}.svc:9001"
     files = EntryFiles()
     if not url.startswith("http:"):
