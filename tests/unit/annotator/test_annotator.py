@@ -78,8 +78,8 @@ class RefusingApi(FakeApi):
         return await super().patch(path, body, kind, params, timeout_s=timeout_s)
 
 
-class Cluster:
-    """Nodes and pods in memory, what they use, and an annotator that looks once a minute."""
+class AnnotatedCluster:
+    """Nodes and pods in memory with their usage, and an annotator with a period of one minute."""
 
     def __init__(self, task: AnnotatorConfig = EVERYTHING, *nodes: Object, window_s: float = 900) -> None:
         self.clock = ManualClock(START)
@@ -112,7 +112,7 @@ class Cluster:
 
 
 async def test_what_is_written_is_what_is_free_and_what_is_requested() -> None:
-    cluster = Cluster()
+    cluster = AnnotatedCluster()
     cluster.meter.uses = {"a": (1.0, 4 * GIB), "b": (0.25, GIB)}
     cluster.pods = [pod("p", "a", {"cpu": "500m", "memory": "1.5Gi"}, phase="Pending")]
     assert await cluster.minute(2) == (2, 0, 0, "")
@@ -130,7 +130,7 @@ async def test_what_is_written_is_what_is_free_and_what_is_requested() -> None:
 
 
 async def test_each_write_names_its_manager_and_insists_on_the_uid() -> None:
-    cluster = Cluster()
+    cluster = AnnotatedCluster()
     cluster.meter.uses = {"a": (1.0, GIB)}
     await cluster.minute()
     path, body, kind, params = cluster.api.bodies[0]
@@ -139,7 +139,7 @@ async def test_each_write_names_its_manager_and_insists_on_the_uid() -> None:
 
 
 async def test_a_node_that_was_made_anew_is_not_written() -> None:
-    cluster = Cluster()
+    cluster = AnnotatedCluster()
     cluster.meter.uses = {"a": (1.0, GIB), "b": (1.0, GIB)}
     read = cluster.nodes()
     cluster.api.remove(NODES, "a")
@@ -152,7 +152,7 @@ async def test_a_node_that_was_made_anew_is_not_written() -> None:
 
 
 async def test_nothing_is_written_while_nothing_moves_until_the_time_grows_old() -> None:
-    cluster = Cluster()
+    cluster = AnnotatedCluster()
     cluster.meter.uses = {"a": (1.0, 4 * GIB), "b": (0.25, GIB)}
     await cluster.minute(20)
     written = [(await cluster.minute()).done for _ in range(60)]
@@ -163,7 +163,7 @@ async def test_nothing_is_written_while_nothing_moves_until_the_time_grows_old()
 
 
 async def test_only_the_node_that_moved_is_written() -> None:
-    cluster = Cluster()
+    cluster = AnnotatedCluster()
     cluster.meter.uses = {"a": (1.0, 4 * GIB), "b": (0.25, GIB)}
     await cluster.minute(20)
     cluster.api.bodies.clear()
@@ -176,7 +176,9 @@ async def test_only_the_node_that_moved_is_written() -> None:
 
 async def test_a_node_that_is_not_ready_keeps_what_it_has() -> None:
     stood = {"mean-free-cpu": "1", ANNOTATED_AT: "2026-01-01T00:00:00Z"}
-    cluster = Cluster(EVERYTHING, node("a", stood, ready="False"), node("b", ready="Unknown"), node("c"))
+    cluster = AnnotatedCluster(
+        EVERYTHING, node("a", stood, ready="False"), node("b", ready="Unknown"), node("c")
+    )
     cluster.meter.uses = dict.fromkeys("abc", (1.0, GIB))
     assert (await cluster.minute()).done == 1
     assert cluster.annotations("a") == stood
@@ -185,7 +187,7 @@ async def test_a_node_that_is_not_ready_keeps_what_it_has() -> None:
 
 
 async def test_a_node_that_nobody_measures_keeps_its_statistics_with_their_time() -> None:
-    cluster = Cluster()
+    cluster = AnnotatedCluster()
     cluster.meter.uses = {"a": (1.0, GIB), "b": (1.0, GIB)}
     await cluster.minute(16)
     stood = cluster.annotations("a")
@@ -211,7 +213,7 @@ async def test_after_a_restart_few_samples_do_not_replace_what_stands() -> None:
         "std-free-memory": "1000",
         ANNOTATED_AT: format_rfc3339(START - 60),
     }
-    cluster = Cluster(AnnotatorConfig(usage=True, allocation=False), node("a", whole), node("new"))
+    cluster = AnnotatedCluster(AnnotatorConfig(usage=True, allocation=False), node("a", whole), node("new"))
     cluster.meter.uses = {"a": (3.0, GIB), "new": (3.0, GIB)}
     await cluster.minute()
     assert cluster.annotations("a") == whole
@@ -221,7 +223,7 @@ async def test_after_a_restart_few_samples_do_not_replace_what_stands() -> None:
 
 
 async def test_a_part_of_the_statistics_does_not_replace_the_whole() -> None:
-    cluster = Cluster(AnnotatorConfig(usage=True, allocation=False), window_s=300)
+    cluster = AnnotatedCluster(AnnotatorConfig(usage=True, allocation=False), window_s=300)
     cluster.meter.uses = {"a": (1.0, GIB)}
     await cluster.minute(6)
     stood = cluster.annotations("a")
@@ -238,7 +240,7 @@ async def test_a_part_of_the_statistics_does_not_replace_the_whole() -> None:
 
 
 async def test_statistics_are_of_the_window() -> None:
-    cluster = Cluster(window_s=300)
+    cluster = AnnotatedCluster(window_s=300)
     for cores in (0, 1, 2, 3, 4):
         cluster.meter.uses = {"a": (cores, GIB)}
         await cluster.minute()
@@ -251,7 +253,7 @@ async def test_statistics_are_of_the_window() -> None:
 @pytest.mark.parametrize("error", [Refused("no right"), Conflict("newer"), Unavailable("busy")])
 async def test_what_goes_wrong_with_one_node_stops_no_other(error: NodewiseError) -> None:
     nodes = [node(f"n-{number}") for number in range(30)]
-    cluster = Cluster(EVERYTHING, *nodes)
+    cluster = AnnotatedCluster(EVERYTHING, *nodes)
     cluster.meter.uses = {f"n-{number}": (1.0, GIB) for number in range(30)}
     cluster.api.errors = {"n-3": error}
     written = await cluster.minute()
@@ -264,7 +266,7 @@ async def test_what_goes_wrong_with_one_node_stops_no_other(error: NodewiseError
 
 async def test_a_server_that_answers_nobody_is_left_alone() -> None:
     nodes = [node(f"n-{number}") for number in range(100)]
-    cluster = Cluster(EVERYTHING, *nodes)
+    cluster = AnnotatedCluster(EVERYTHING, *nodes)
     cluster.api.errors = {f"n-{number}": Unavailable("down") for number in range(100)}
     written = await cluster.minute()
     assert (written.done, written.failed) == (0, 100)
@@ -273,7 +275,7 @@ async def test_a_server_that_answers_nobody_is_left_alone() -> None:
 
 
 async def test_without_measuring_only_allocation_is_written() -> None:
-    cluster = Cluster(AnnotatorConfig(usage=False, allocation=True))
+    cluster = AnnotatedCluster(AnnotatorConfig(usage=False, allocation=True))
     assert cluster.annotator.is_sampled is False
     assert (await cluster.minute()).done == 2
     assert set(cluster.annotations("a")) == {
@@ -290,7 +292,7 @@ async def test_cards_may_have_another_name() -> None:
     task = AnnotatorConfig(usage=False, allocation=True, gpu="nvidia.com/gpu")
     manifest = node("a")
     manifest["status"]["allocatable"]["nvidia.com/gpu"] = "8"
-    cluster = Cluster(task, manifest)
+    cluster = AnnotatedCluster(task, manifest)
     cluster.pods = [pod("p", "a", {"nvidia.com/gpu": "3"}, {"gpu": "1"})]
     await cluster.minute()
     annotations = cluster.annotations("a")
@@ -298,7 +300,7 @@ async def test_cards_may_have_another_name() -> None:
 
 
 async def test_a_source_that_fails_is_told_and_allocation_goes_on() -> None:
-    cluster = Cluster()
+    cluster = AnnotatedCluster()
     cluster.meter.error = Unavailable("metrics-server is away")
     assert (await cluster.minute()).done == 2
     plan = await cluster.annotator.plan(cluster.nodes(), [], keeps_complete=True)
@@ -313,7 +315,7 @@ async def test_nodes_that_nobody_measures_are_told_once(monkeypatch: pytest.Monk
         "emit",
         lambda event, **fields: logged.append(fields) if event == "usage_unknown" else None,
     )
-    cluster = Cluster()
+    cluster = AnnotatedCluster()
     cluster.meter.uses = {"a": (1.0, GIB)}
     for _ in range(3):
         await cluster.minute()
@@ -326,7 +328,7 @@ async def test_nodes_that_nobody_measures_are_told_once(monkeypatch: pytest.Monk
 
 
 async def test_a_burst_is_due_once_a_period() -> None:
-    cluster = Cluster()
+    cluster = AnnotatedCluster()
     assert cluster.annotator.is_due()
     await cluster.minute()
     assert not cluster.annotator.is_due()
@@ -337,7 +339,7 @@ async def test_a_burst_is_due_once_a_period() -> None:
 
 
 async def test_what_comes_next_is_written_where_it_is_asked_for() -> None:
-    cluster = Cluster(AnnotatorConfig(usage=True, allocation=False, forecast=True))
+    cluster = AnnotatedCluster(AnnotatorConfig(usage=True, allocation=False, forecast=True))
     for step in range(30):
         cluster.meter.uses = {"a": (step / 10, GIB)}
         await cluster.minute()

@@ -28,7 +28,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-class Leader:
+class AnnotatorLeader:
     """A controller, the stores that it looks at, and the API server that it writes to."""
 
     def __init__(self, options: AnnotatorOptions) -> None:
@@ -54,7 +54,7 @@ class Leader:
 
 
 async def test_it_writes_once_a_period_however_often_the_view_changes() -> None:
-    leader = Leader(AnnotatorOptions(annotate="usage"))
+    leader = AnnotatorLeader(AnnotatorOptions(annotate="usage"))
     leader.controller.begin()
     assert [await leader.step() for _ in range(3)] == [1, 1, 1]
     assert leader.annotations()["mean-free-cpu"] == "3000"
@@ -65,7 +65,7 @@ async def test_it_writes_once_a_period_however_often_the_view_changes() -> None:
 
 
 async def test_it_waits_for_the_pods_where_these_count() -> None:
-    leader = Leader(AnnotatorOptions(annotate="all"))
+    leader = AnnotatorLeader(AnnotatorOptions(annotate="all"))
     assert await leader.step() == 0
     leader.pods.replace(read_pods(pod("p", "a", {"cpu": "1"})))
     assert await leader.step() == 1
@@ -73,7 +73,7 @@ async def test_it_waits_for_the_pods_where_these_count() -> None:
 
 
 async def test_a_step_does_not_wait_for_what_takes_long() -> None:
-    leader = Leader(AnnotatorOptions(annotate="usage"))
+    leader = AnnotatorLeader(AnnotatorOptions(annotate="usage"))
     done = asyncio.Event()
     fetch = leader.meter.fetch
 
@@ -89,7 +89,7 @@ async def test_a_step_does_not_wait_for_what_takes_long() -> None:
 
 
 async def test_a_defect_is_told_once_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    leader = Leader(AnnotatorOptions(annotate="usage"))
+    leader = AnnotatorLeader(AnnotatorOptions(annotate="usage"))
     with monkeypatch.context() as patched:
         patched.setattr(sampled_usage.SampledUsageSource, "take_sample", lambda _: 1 // 0)
         await leader.step()
@@ -111,4 +111,4 @@ def test_pods_are_watched_only_where_they_count() -> None:
 
 def test_it_is_off_unless_told() -> None:
     with pytest.raises(TypeError):
-        Leader(AnnotatorOptions())
+        AnnotatorLeader(AnnotatorOptions())

@@ -213,7 +213,7 @@ class TestDefects:
         replayed = played(whole)
         assert replayed.player.tally.failed == ["ZeroDivisionError: by zero"]
         [difference] = replayed.differences
-        assert {change.replayed for change in difference.nodes} == {reasons.NotReady().text()}
+        assert {change.replayed for change in difference.nodes} == {reasons.PoliciesNotReady().text()}
 
     def test_an_error_where_there_was_an_answer(self) -> None:
         whole = recorded("filter")

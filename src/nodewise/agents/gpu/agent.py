@@ -96,7 +96,7 @@ class GpuAgent(
             return None
         agent_state = self.state(snapshot)
         if agent_state is None:
-            return Verdict(np.ones(len(candidates), np.int16), (reasons.NotReady(),))
+            return Verdict(np.ones(len(candidates), np.int16), (reasons.GpuStateNotReady(),))
         rows = agent_state.layout.rows[candidates.numbers]
         order = placements.fit_order(self._going_by(agent_state), demand)
         verdict, fitted = _judged(agent_state.layout, rows, demand, order)
@@ -135,7 +135,7 @@ class GpuAgent(
             return None
         agent_state = self.state(snapshot)
         if agent_state is None:
-            return Verdict(np.ones(len(candidates), np.int16), (reasons.NotReady(),))
+            return Verdict(np.ones(len(candidates), np.int16), (reasons.GpuStateNotReady(),))
         resources = frozenset(resource for container in demand.containers for resource in container.per_gpu)
         resources |= {
             self._profile.subdevices,
@@ -158,7 +158,7 @@ class GpuAgent(
             return None
         agent_state = self.state(snapshot)
         if agent_state is None:
-            return _refusal(reasons.NotReady())
+            return _refusal(reasons.GpuStateNotReady())
         if node not in snapshot.nodes:
             missing = f'error reading node {node}: node fetch error: node "{node}" not found'
             return Refusal(missing, reasons.UnknownNode())

@@ -34,7 +34,7 @@ class ObservedChanges(NamedTuple):
         self.pods.add((item.metadata.namespace, item.metadata.name))
 
 
-class Difference(NamedTuple):
+class NodeDifference(NamedTuple):
     """A node whose allocations in memory differ from those of the list."""
 
     node: str
@@ -44,7 +44,7 @@ class Difference(NamedTuple):
 
 def differences(
     ours: GpuState, fresh: GpuState, observed: ObservedChanges, stored: Callable[[str], str]
-) -> Generator[None, None, list[Difference]]:
+) -> Generator[None, None, list[NodeDifference]]:
     """The nodes where the state in memory differs from the one computed from the list.
 
     `stored` returns the text of a node's allocation record in the store; `ours` may have more reservations.
@@ -55,7 +55,7 @@ def differences(
         if name not in observed.nodes and (what := _different(name, ours, fresh)):
             held = ours_node.record_text if ours_node else ""
             if held == stored(name) and not _names(ours_node, observed) and not _names(fresh_node, observed):
-                result.append(Difference(name, what))
+                result.append(NodeDifference(name, what))
         yield
     return result
 

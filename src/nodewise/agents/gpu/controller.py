@@ -13,7 +13,7 @@ from typing import Any, Final
 from nodewise import cooperative_scheduling
 from nodewise.agent import ClusterState, NodeIndex, Snapshot
 from nodewise.agents.gpu import consistency, demand_histogram, descheduling, garbage_collection, metrics
-from nodewise.agents.gpu.consistency import Difference, ObservedChanges
+from nodewise.agents.gpu.consistency import NodeDifference, ObservedChanges
 from nodewise.agents.gpu.demand_histogram import DemandConfigMap, DemandReader
 from nodewise.agents.gpu.garbage_collection import UnconfirmedReservation
 from nodewise.agents.gpu.metrics import MetricKey
@@ -121,7 +121,7 @@ class DescheduleLabels:
         known = self._written.get(pod.metadata.uid)
         return known is not None and known[0] is pod
 
-    async def _write(self, change: descheduling.Change) -> None:
+    async def _write(self, change: descheduling.LabelChange) -> None:
         meta = change.pod.metadata
         path = resources.PODS.path(meta.namespace, meta.name)
         try:
@@ -321,7 +321,7 @@ class ConsistencyChecker:
     def _count(self, outcome: str) -> None:
         self._handle.metrics_registry.count("gpu_checks_total", outcome=outcome)
 
-    async def _compared(self) -> list[Difference] | None:
+    async def _compared(self) -> list[NodeDifference] | None:
         """The differences; None if the watches do not report their versions."""
         stores: dict[str, Store[Any]] = {NODES: self._handle.nodes, **self._handle.objects}
         listener = _ChangeListener(stores)

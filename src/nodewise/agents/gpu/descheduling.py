@@ -19,14 +19,14 @@ _STRIDE: Final = 256
 """Pods per part of the work."""
 
 
-class Change(NamedTuple):
+class LabelChange(NamedTuple):
     """A pod whose label has to be added or removed."""
 
     pod: AllocatedPod
     is_wanted: bool
 
 
-def changes(agent_state: GpuState) -> Generator[None, None, list[Change]]:
+def changes(agent_state: GpuState) -> Generator[None, None, list[LabelChange]]:
     """The labels to write. A label with another value belongs to another owner, unless the pod must be evicted."""
     wanted = yield from _wanted(agent_state)
     result = []
@@ -34,13 +34,13 @@ def changes(agent_state: GpuState) -> Generator[None, None, list[Change]]:
         labels, left = pod.metadata.labels, wanted.get(pod.metadata.uid)
         goes = left is not None and left == pod.spec.nodeName
         if (labels is not None and labels.deschedule == VALUE) != goes:
-            result.append(Change(pod, goes))
+            result.append(LabelChange(pod, goes))
         if number % _STRIDE == 0:
             yield
     return result
 
 
-def patch(change: Change) -> Mapping[str, Any]:
+def patch(change: LabelChange) -> Mapping[str, Any]:
     """A merge patch, which also works without existing labels. The uid protects a pod that was recreated."""
     labels = {LABEL: VALUE if change.is_wanted else None}
     return {"metadata": {"uid": change.pod.metadata.uid, "labels": labels}}

@@ -16,7 +16,7 @@ from nodewise.agents.gpu import gpu_selection, limits, reasons, xe_links
 from nodewise.agents.gpu.candidate_gpus import CandidateGpus
 from nodewise.agents.gpu.demand import ContainerDemand, Demand
 from nodewise.agents.gpu.gpu_layout import BROKEN, GROUPED, MAX_AMOUNT, GpuLayout, Mask
-from nodewise.agents.gpu.gpu_selection import Balanced, FirstFit, GpuChoice, GpuOrder, Group
+from nodewise.agents.gpu.gpu_selection import Balanced, FirstFit, GpuChoice, GpuOrder, NumaGroup
 from nodewise.agents.gpu.reasons import InvalidDemand, RejectionKind
 from nodewise.agents.gpu.rejections import Rejections, Shortfalls, explain_failure
 
@@ -208,13 +208,13 @@ def _allowed(candidate_gpus: CandidateGpus, demand: Demand) -> Mask:
     return usable
 
 
-def _groups(candidate_gpus: CandidateGpus) -> Iterator[Group]:
+def _groups(candidate_gpus: CandidateGpus) -> Iterator[NumaGroup]:
     """The NUMA nodes of each candidate, by position; a candidate without a map has one, with all GPUs."""
     ungrouped = candidate_gpus.group_states() != GROUPED
     bits = candidate_gpus.groups()
     first = bits[0] if len(bits) else np.zeros(len(candidate_gpus), np.uint64)
     for group in (np.where(ungrouped, ~np.uint64(0), first), *bits[1:]):
-        yield Group(group, np.flatnonzero(group))
+        yield NumaGroup(group, np.flatnonzero(group))
 
 
 def _column(values: NDArray[np.int8], candidate: int) -> tuple[int, ...]:

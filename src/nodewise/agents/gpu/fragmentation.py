@@ -33,7 +33,7 @@ _MOST_CELLS: Final = 1 << 20
 """Cells of the table; the least frequent classes are omitted from a workload that would need more."""
 
 
-class Group(NamedTuple):
+class GpuKindGroup(NamedTuple):
     """The classes that request several GPUs of one kind."""
 
     fits: NDArray[np.bool_]
@@ -53,7 +53,7 @@ class WorkloadTables(NamedTuple):
     """The models that classes require. A GPU of the k-th has the number k + 1, any other GPU 0."""
     single: Floats
     """(H, K): the share of pods that request one GPU and can use this one on this node."""
-    groups: tuple[Group, ...]
+    groups: tuple[GpuKindGroup, ...]
     shared: tuple[str, ...]
     """The resources whose free shares determine a GPU's free share."""
     scales: "ShareScales"
@@ -184,13 +184,13 @@ def _cell(steps: NDArray[np.int64], amount: int) -> int:
 
 def _group(
     grid: _Grid, members: Sequence[PodClass], classes: Mapping[PodClass, float], total: float
-) -> Group:
+) -> GpuKindGroup:
     fits = np.zeros(grid.shape[1:], np.bool_)
     fits[grid.corner(members[0])[1:]] = True
     hosted = np.zeros((grid.shape[0], MOST_GPUS + 1))
     for pod_class in members:
         hosted[grid.corner(pod_class)[0], pod_class.gpus :] += classes[pod_class] / total
-    return Group(fits.reshape(-1), hosted)
+    return GpuKindGroup(fits.reshape(-1), hosted)
 
 
 def _fewer(classes: Mapping[PodClass, float]) -> Generator[None, None, dict[PodClass, float]]:

@@ -158,7 +158,7 @@ def taken_from(candidate_gpus: CandidateGpus, choice: GpuChoice, container: Cont
     return left
 
 
-class Group(NamedTuple):
+class NumaGroup(NamedTuple):
     """One NUMA node of each candidate: the first of all, or the second, …"""
 
     bits: Bits
@@ -179,7 +179,7 @@ class Group(NamedTuple):
 
 
 def within_one(
-    groups: Iterable[Group], able: Mask, count: int, choose: Callable[[Mask], GpuChoice]
+    groups: Iterable[NumaGroup], able: Mask, count: int, choose: Callable[[Mask], GpuChoice]
 ) -> GpuChoice:
     """Choose the GPUs from the first group that has enough. A failed attempt has no effect."""
     best = nothing(1, able.shape[1])

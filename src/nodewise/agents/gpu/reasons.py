@@ -205,7 +205,7 @@ class PassedOver(msgspec.Struct, frozen=True):
         return "nodes are preferred by their label telemetry.aware.scheduling.<policy>/gas-prefer-gpu"
 
 
-class NotReady(msgspec.Struct, frozen=True):
+class GpuStateNotReady(msgspec.Struct, frozen=True):
     """The pod requests GPUs, and nodes or pods have not been read yet."""
 
     is_failure: ClassVar[bool] = True

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from nodewise.agents.learned.pods import Container, ContainerState, ObservedPod, Terminated
+from nodewise.agents.learned.pods import ContainerState, ObservedContainer, ObservedPod, TerminatedState
 from nodewise.statistics import load_annotations
 
 RUNS: Final = 1.0
@@ -87,7 +87,7 @@ def outcome_since(pod: ObservedPod, until_s: float, mttf_s: float) -> PodOutcome
     return PodOutcome(RUNS, 1, _up_at(pod)) if _is_up(pod) and _up_at(pod) > until_s else None
 
 
-def _containers(pod: ObservedPod) -> tuple[Container, ...]:
+def _containers(pod: ObservedPod) -> tuple[ObservedContainer, ...]:
     return pod.status.containerStatuses or ()
 
 
@@ -107,7 +107,7 @@ def _is_up(pod: ObservedPod) -> bool:
     )
 
 
-def _ends(container: Container) -> int:
+def _ends(container: ObservedContainer) -> int:
     """The number of terminations of the container.
 
     The kubelet counts restarts: a running container terminated as often as it restarted, another one once more.
@@ -121,11 +121,11 @@ def _ends(container: Container) -> int:
     return max(known, 1) if state.running is not None else known + 1
 
 
-def _newest_end(container: Container) -> Terminated | None:
+def _newest_end(container: ObservedContainer) -> TerminatedState | None:
     return (container.state or _NO_STATE).terminated or (container.lastState or _NO_STATE).terminated
 
 
-def _end(before: Container | None, after: Container, mttf_s: float) -> _End | None:
+def _end(before: ObservedContainer | None, after: ObservedContainer, mttf_s: float) -> _End | None:
     """The newest termination since `before`; without `before` only the container's current state counts."""
     ended = _ends(after)
     is_over = (after.state or _NO_STATE).terminated is not None
@@ -135,7 +135,7 @@ def _end(before: Container | None, after: Container, mttf_s: float) -> _End | No
     return _End(_verdict(before, after, mttf_s), new, _time(_newest_end(after), "finishedAt"))
 
 
-def _verdict(before: Container | None, after: Container, mttf_s: float) -> float:
+def _verdict(before: ObservedContainer | None, after: ObservedContainer, mttf_s: float) -> float:
     """The first termination is suspicious. A later one is a failure unless it comes long after the previous one."""
     if _ends(after) <= 1:
         return SUSPICIOUS
@@ -148,7 +148,7 @@ def _verdict(before: Container | None, after: Container, mttf_s: float) -> float
     return SUSPICIOUS if last_s - first_s > mttf_s else FAILED
 
 
-def _end_before(before: Container | None, after: Container) -> Terminated | None:
+def _end_before(before: ObservedContainer | None, after: ObservedContainer) -> TerminatedState | None:
     """The termination before the newest, if it is known."""
     if (after.state or _NO_STATE).terminated is not None and after.lastState is not None:
         return after.lastState.terminated
@@ -163,7 +163,7 @@ def _up_at(pod: ObservedPod) -> float:
     return _latest(load_annotations.time(_started(container)) for container in _containers(pod))
 
 
-def _started(container: Container) -> str | None:
+def _started(container: ObservedContainer) -> str | None:
     running = (container.state or _NO_STATE).running
     return running.startedAt if running is not None else None
 
@@ -172,5 +172,5 @@ def _latest(times_s: Iterable[float]) -> float:
     return max((at for at in times_s if not np.isnan(at)), default=np.nan)
 
 
-def _time(ended: Terminated | None, which: str) -> float:
+def _time(ended: TerminatedState | None, which: str) -> float:
     return load_annotations.time(getattr(ended, which)) if ended is not None else np.nan

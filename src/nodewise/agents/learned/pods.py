@@ -20,7 +20,7 @@ _NODE_BOUND_CONTROLLERS: Final = frozenset({"DaemonSet", "Node"})
 """Controllers whose pods are made for a certain node."""
 
 
-class Owner(msgspec.Struct, frozen=True, gc=False):
+class OwnerReference(msgspec.Struct, frozen=True, gc=False):
     kind: str = ""
     name: str = ""
     controller: bool | None = None
@@ -30,7 +30,7 @@ class PendingPodMetadata(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     name: str
     namespace: str = ""
     labels: dict[str, str] | None = None
-    ownerReferences: tuple[Owner, ...] | None = None  # noqa: N815 - the API's name
+    ownerReferences: tuple[OwnerReference, ...] | None = None  # noqa: N815 - the API's name
 
 
 class PendingPod(msgspec.Struct, frozen=True, gc=False):
@@ -53,7 +53,7 @@ class ObservedPodMetadata(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     namespace: str = ""
     uid: str = ""
     labels: TypeLabels | None = None
-    ownerReferences: tuple[Owner, ...] | None = None  # noqa: N815 - the API's name
+    ownerReferences: tuple[OwnerReference, ...] | None = None  # noqa: N815 - the API's name
     deletionTimestamp: str | None = None  # noqa: N815 - the API's name
 
 
@@ -61,11 +61,11 @@ class ObservedPodSpec(msgspec.Struct, frozen=True, gc=False):
     nodeName: str = ""  # noqa: N815 - the API's name
 
 
-class Running(msgspec.Struct, frozen=True, gc=False):
+class RunningState(msgspec.Struct, frozen=True, gc=False):
     startedAt: str | None = None  # noqa: N815 - the API's name
 
 
-class Terminated(msgspec.Struct, frozen=True, gc=False):
+class TerminatedState(msgspec.Struct, frozen=True, gc=False):
     startedAt: str | None = None  # noqa: N815 - the API's name
     finishedAt: str | None = None  # noqa: N815 - the API's name
 
@@ -73,11 +73,11 @@ class Terminated(msgspec.Struct, frozen=True, gc=False):
 class ContainerState(msgspec.Struct, frozen=True, gc=False):
     """A container is waiting if it is neither."""
 
-    running: Running | None = None
-    terminated: Terminated | None = None
+    running: RunningState | None = None
+    terminated: TerminatedState | None = None
 
 
-class Container(msgspec.Struct, frozen=True, gc=False):
+class ObservedContainer(msgspec.Struct, frozen=True, gc=False):
     name: str = ""
     restartCount: int = 0  # noqa: N815 - the API's name
     state: ContainerState | None = None
@@ -86,7 +86,7 @@ class Container(msgspec.Struct, frozen=True, gc=False):
 
 class ObservedPodStatus(msgspec.Struct, frozen=True, gc=False):
     phase: str = ""
-    containerStatuses: tuple[Container, ...] | None = None  # noqa: N815 - the API's name
+    containerStatuses: tuple[ObservedContainer, ...] | None = None  # noqa: N815 - the API's name
 
 
 class ObservedPod(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -117,7 +117,7 @@ def pod_reducer(namespaces: Iterable[str]) -> Callable[[ObservedPod], ObservedPo
     return keep
 
 
-def _shared(pod: ObservedPod, controller: Owner | None) -> ObservedPod:
+def _shared(pod: ObservedPod, controller: OwnerReference | None) -> ObservedPod:
     """The pod with values that thousands of pods share stored once, and its owner only if that is its type."""
     metadata, phase = pod.metadata, pod.status.phase
     metadata = msgspec.structs.replace(
@@ -133,7 +133,7 @@ def _shared(pod: ObservedPod, controller: Owner | None) -> ObservedPod:
     return ObservedPod(metadata=metadata, spec=spec, status=ObservedPodStatus(intern(phase), containers))
 
 
-def _slim(container: Container) -> Container:
+def _slim(container: ObservedContainer) -> ObservedContainer:
     last = container.lastState if container.lastState and container.lastState.terminated else None
     return msgspec.structs.replace(container, name=intern(container.name), lastState=last)
 
@@ -167,7 +167,7 @@ def _type_from_owner(metadata: PendingPodMetadata | ObservedPodMetadata) -> str:
     return (controller.name if controller else "") or metadata.name
 
 
-def _controller(owners: tuple[Owner, ...] | None) -> Owner | None:
+def _controller(owners: tuple[OwnerReference, ...] | None) -> OwnerReference | None:
     return next((owner for owner in owners or () if owner.controller), None)
 
 

@@ -96,7 +96,7 @@ class TelemetryAgent(FilterPlugin[PodFields, TelemetryState], ScorePlugin[PodFie
             return reasons.LabelEmpty(POLICY_LABEL)
         agent_state = self.state(snapshot)
         if agent_state is None:
-            return reasons.NotReady()
+            return reasons.PoliciesNotReady()
         policy: PolicyState | None = agent_state.get((namespace, name))
         return reasons.PolicyMissing(f"{_cut(namespace)}/{_cut(name)}") if policy is None else policy
 

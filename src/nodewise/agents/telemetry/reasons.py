@@ -123,7 +123,7 @@ class LabelEmpty(msgspec.Struct, frozen=True):
         return f"let the label {self.label} name a policy, or take it away"
 
 
-class NotReady(msgspec.Struct, frozen=True):
+class PoliciesNotReady(msgspec.Struct, frozen=True):
     """The pod names a policy, and policies or nodes have not been read yet."""
 
     is_failure: ClassVar[bool] = True

@@ -14,7 +14,7 @@ from nodewise.agents.gpu.allocation_record import Reservation
 from nodewise.agents.gpu.gpu_layout import GpuLayout
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.pods import AllocatedPod
-from nodewise.agents.gpu.reasons import NotReady, UnknownNode
+from nodewise.agents.gpu.reasons import GpuStateNotReady, UnknownNode
 from nodewise.binder import BindPlan, Refusal
 from tests.unit.agents.gpu.gpu_snapshots import PREFIX, agent_state, cluster_state, entry, lease, node, pod
 
@@ -74,7 +74,7 @@ class TestFilter:
         gpu_pod, bare = new("p", "i915=1"), Snapshot(snapshot().nodes, {}, NOW)
         verdict = agent().filter(gpu_pod, bare.nodes.named(["n1", "n2"]), bare)
         assert verdict is not None
-        assert (verdict.codes.tolist(), verdict.reasons) == ([1, 1], (NotReady(),))
+        assert (verdict.codes.tolist(), verdict.reasons) == ([1, 1], (GpuStateNotReady(),))
 
     def test_where_a_preferred_card_fits_only_such_nodes_pass(self) -> None:
         nodes = NODES | {"n2": node("i915=20 mc=2000", **PREFER)}

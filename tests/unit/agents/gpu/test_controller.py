@@ -44,8 +44,8 @@ PERIOD_S = 5.0
 HOT = "telemetry.aware.scheduling.hot/gas-deschedule-pods-card0"
 
 
-class Api(FakeApi):
-    """Says every minute how far it is, and fails patches as told."""
+class FailingPatchApi(FakeApi):
+    """Reports its version every minute, and fails patches of some paths."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Api(FakeApi):
                 raise error
         return await super().patch(path, body, kind, params, timeout_s=timeout_s)
 
-    async def tell(self) -> None:
+    async def report_progress(self) -> None:
         while True:
             await asyncio.sleep(60.0)
             self.bookmark()
@@ -93,7 +93,7 @@ class Api(FakeApi):
         lease = self.objects(LEASES)[OURS, f"gpu-{on}"]
         return sorted(json.loads(lease["metadata"]["annotations"][RESERVATIONS_ANNOTATION]))
 
-    def told(self) -> dict[str, str]:
+    def deschedule_labels(self) -> dict[str, str]:
         return {
             name: value
             for (_, name), item in self.objects(PODS).items()
@@ -104,17 +104,17 @@ class Api(FakeApi):
         return self.calls.count(("patch", PODS.path("d", name)))
 
 
-class Clearing:
-    """Notes what it is asked to take out, and does it."""
+class FakeReservationCleaner:
+    """Records calls, and removes the reservations (`controllers.ReservationCleaner`)."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: FailingPatchApi) -> None:
         self._api = api
-        self.asked: list[tuple[Any, ...]] = []
+        self.calls: list[tuple[Any, ...]] = []
         self.error: NodewiseError | None = None
         self.is_bound = False
 
     async def drop(self, node: str, pod: ObjectKey, uid: str, seen: str) -> bool:
-        self.asked.append(("drop", node, pod, uid, seen))
+        self.calls.append(("drop", node, pod, uid, seen))
         if self.error:
             raise self.error
         if not self.is_bound:
@@ -122,7 +122,7 @@ class Clearing:
         return not self.is_bound
 
     async def prune(self, node: str, entries: Any) -> None:
-        self.asked.append(("prune", node, dict(entries)))
+        self.calls.append(("prune", node, dict(entries)))
         self._take_out(node, set(entries))
 
     def _take_out(self, node: str, uids: set[str]) -> None:
@@ -133,8 +133,8 @@ class Clearing:
         self._api.put(LEASES, {**lease, "metadata": meta})
 
 
-class Begun:
-    """Stores filled anew, and the state forgetful."""
+class CountingRelister:
+    """Counts relists (`controllers.Relister`)."""
 
     def __init__(self, lists: StoreRelister, cache: SnapshotCache) -> None:
         self._lists, self._cache, self.count = lists, cache, 0
@@ -148,10 +148,10 @@ class Begun:
         self._cache.rebuild()
 
 
-class Leader:
-    """A replica that leads, put together as `cli.wiring` does."""
+class LeadingReplica:
+    """A replica that leads, with the parts of the program."""
 
-    def __init__(self, api: Api, **options: Any) -> None:
+    def __init__(self, api: FailingPatchApi, **options: Any) -> None:
         self.api, self.clock, self.metrics_registry = api, VirtualClock(), MetricsRegistry()
         gpu_options = GpuOptions(**options)
         needs = data_sources.data_requirements([KIND], {"gpu": gpu_options})
@@ -163,26 +163,27 @@ class Leader:
             {"gpu": self.state}, stores, refresher, self.clock, self.metrics_registry, PERIOD_S
         )
         assert self.feed.relister is not None
-        self.begun = Begun(self.feed.relister, self.keeper)
-        self.clearing = Clearing(api)
-        self.controller = KIND.controller(gpu_options, self._hands())
+        self.relister = CountingRelister(self.feed.relister, self.keeper)
+        self.cleaner = FakeReservationCleaner(api)
+        self.controller = KIND.controller(gpu_options, self._handle())
         self.leads = True
         self.leading = LeaderLoop(
             [self.controller], lambda: self.keeper.snapshot, lambda: self.leads, self.clock
         )
         self.keeper.on_publish(self.leading.notify)
 
-    def _hands(self) -> Handle:
+    def _handle(self) -> Handle:
         recorder = EventRecorder(self.api, EventReporter("test", "test"), self.clock, self.metrics_registry)
-        more = (OURS, lambda: self.keeper.snapshot, self.begun, self.clearing)
+        more = (OURS, lambda: self.keeper.snapshot, self.relister, self.cleaner)
         stores = (self.feed.objects, self.feed.nodes)
         return Handle(self.api, *stores, recorder, self.clock, self.metrics_registry, WriteCounter(), *more)
 
     @asynccontextmanager
-    async def going(self) -> AsyncIterator[None]:
+    async def running(self) -> AsyncIterator[None]:
         work = [*(task() for task in self.feed.tasks), self.keeper.run(), self.leading.run(PERIOD_S)]
         tasks = [
-            asyncio.create_task(coroutine) for coroutine in (*work, self.controller.run(), self.api.tell())
+            asyncio.create_task(coroutine)
+            for coroutine in (*work, self.controller.run(), self.api.report_progress())
         ]
         try:
             yield
@@ -197,14 +198,16 @@ class Leader:
         return [line.removeprefix("nodewise_") for line in lines if line.startswith(f"nodewise_{name}")]
 
 
-def play(
-    test: Callable[[Api, Leader], Awaitable[None]], prepare: Callable[[Api], Any], **options: Any
-) -> Leader:
-    async def main() -> Leader:
-        api = Api()
+def run_test(
+    test: Callable[[FailingPatchApi, LeadingReplica], Awaitable[None]],
+    prepare: Callable[[FailingPatchApi], Any],
+    **options: Any,
+) -> LeadingReplica:
+    async def main() -> LeadingReplica:
+        api = FailingPatchApi()
         prepare(api)
-        leader = Leader(api, **options)
-        async with leader.going():
+        leader = LeadingReplica(api, **options)
+        async with leader.running():
             await test(api, leader)
         return leader
 
@@ -213,160 +216,160 @@ def play(
 
 class TestLabels:
     def test_they_come_and_go_with_the_nodes_label_within_ten_seconds(self) -> None:
-        async def test(api: Api, leader: Leader) -> None:
+        async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
             await asyncio.sleep(20)
-            assert api.told() == {}
+            assert api.deschedule_labels() == {}
             api.node("n1", **{HOT: "true"})
             await asyncio.sleep(10)
-            assert api.told() == {"a": "gpu"}
+            assert api.deschedule_labels() == {"a": "gpu"}
             assert api.objects(PODS)["d", "b"]["metadata"].get("labels") is None
             api.node("n1")
             await asyncio.sleep(10)
-            assert api.told() == {}
+            assert api.deschedule_labels() == {}
             assert api.patches("a") == 2
 
-        def prepare(api: Api) -> None:
+        def prepare(api: FailingPatchApi) -> None:
             api.node("n1")
             api.pod("a", "n1", "card0")
             api.pod("b", "n1", "card1")
 
-        play(test, prepare)
+        run_test(test, prepare)
 
     def test_one_that_an_earlier_process_left_is_taken_back(self) -> None:
-        async def test(api: Api, leader: Leader) -> None:
+        async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
             await asyncio.sleep(10)
-            assert api.told() == {}
+            assert api.deschedule_labels() == {}
 
-        def prepare(api: Api) -> None:
+        def prepare(api: FailingPatchApi) -> None:
             api.node("n1")
             api.pod("a", "n1", "card0", **{LABEL: "gpu"})
 
-        play(test, prepare)
+        run_test(test, prepare)
 
     @pytest.mark.parametrize("error", [Refused("no"), Conflict("other"), BadInput("uid is immutable")])
     def test_a_pod_that_cannot_be_written_hinders_no_other(self, error: NodewiseError) -> None:
-        async def test(api: Api, leader: Leader) -> None:
+        async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
             await asyncio.sleep(60)
-            assert api.told() == {"b": "gpu"}
+            assert api.deschedule_labels() == {"b": "gpu"}
             assert 2 <= api.patches("a") <= 13, "it is tried again, and not all the time"
             api.refused.clear()
             await asyncio.sleep(15)
-            assert api.told() == {"a": "gpu", "b": "gpu"}
+            assert api.deschedule_labels() == {"a": "gpu", "b": "gpu"}
 
-        def prepare(api: Api) -> None:
+        def prepare(api: FailingPatchApi) -> None:
             api.refused["/a"] = error
             api.node("n1", **{HOT: "true"})
             for name in ("a", "b"):
                 api.pod(name, "n1", "card0")
 
-        play(test, prepare)
+        run_test(test, prepare)
 
     def test_without_an_answer_it_is_tried_again(self) -> None:
-        async def test(api: Api, leader: Leader) -> None:
+        async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
             await asyncio.sleep(20)
             api.refused.clear()
             await asyncio.sleep(10)
-            assert api.told() == {"a": "gpu"}
+            assert api.deschedule_labels() == {"a": "gpu"}
 
-        def prepare(api: Api) -> None:
+        def prepare(api: FailingPatchApi) -> None:
             api.refused["/a"] = Unavailable("no answer")
             api.node("n1", **{HOT: "true"})
             api.pod("a", "n1", "card0")
 
-        play(test, prepare)
+        run_test(test, prepare)
 
     def test_who_does_not_lead_writes_nothing(self) -> None:
-        async def test(api: Api, leader: Leader) -> None:
+        async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
             leader.leads = False
             api.node("n1", **{HOT: "true"})
             await asyncio.sleep(60)
-            assert api.told() == {}
+            assert api.deschedule_labels() == {}
 
-        def prepare(api: Api) -> None:
+        def prepare(api: FailingPatchApi) -> None:
             api.node("n1")
             api.pod("a", "n1", "card0")
 
-        play(test, prepare)
+        run_test(test, prepare)
 
 
 class TestLedgers:
     def test_an_entry_whose_bind_never_came_goes_within_thirty_seconds(self) -> None:
-        async def test(api: Api, leader: Leader) -> None:
+        async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
             made = api.pod("p")["metadata"]
             uid, version = made["uid"], made["resourceVersion"]
             api.record("n1", **{uid: ("p", "card0", version)})
             await asyncio.sleep(4)
-            assert leader.clearing.asked == [], "its bind may be on its way"
+            assert leader.cleaner.calls == [], "its bind may be on its way"
             await asyncio.sleep(26)
-            assert leader.clearing.asked == [("drop", "n1", ("d", "p"), uid, version)]
+            assert leader.cleaner.calls == [("drop", "n1", ("d", "p"), uid, version)]
             assert api.entries("n1") == []
             assert leader.metric("claims_dropped_total{") == ['claims_dropped_total{why="unbound"} 1.0']
 
-        play(test, lambda api: api.node("n1"))
+        run_test(test, lambda api: api.node("n1"))
 
     def test_one_whose_pod_nobody_knows_is_asked_about(self) -> None:
-        async def test(api: Api, leader: Leader) -> None:
+        async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
             await asyncio.sleep(30)
-            assert leader.clearing.asked == [("drop", "n1", ("d", "p"), "u", "v1")]
+            assert leader.cleaner.calls == [("drop", "n1", ("d", "p"), "u", "v1")]
 
-        play(test, lambda api: (api.node("n1"), api.record("n1", u=("p", "card0", "v1"))))
+        run_test(test, lambda api: (api.node("n1"), api.record("n1", u=("p", "card0", "v1"))))
 
     def test_those_that_do_not_count_go_together(self) -> None:
-        async def test(api: Api, leader: Leader) -> None:
+        async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
             await asyncio.sleep(30)
-            assert leader.clearing.asked == [("prune", "n1", {"u": "1", "v": "2"})]
+            assert leader.cleaner.calls == [("prune", "n1", {"u": "1", "v": "2"})]
 
-        def prepare(api: Api) -> None:
+        def prepare(api: FailingPatchApi) -> None:
             api.node("n1")
             api.record("n1", u=("p", "card0", "1"), v=("q", "card0", "2"))
 
-        play(test, prepare)
+        run_test(test, prepare)
 
     def test_those_of_pods_on_the_node_stay(self) -> None:
-        async def test(api: Api, leader: Leader) -> None:
+        async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
             await asyncio.sleep(60)
-            assert leader.clearing.asked == []
+            assert leader.cleaner.calls == []
 
-        def prepare(api: Api) -> None:
+        def prepare(api: FailingPatchApi) -> None:
             api.node("n1")
             made = api.pod("p", "n1")["metadata"]
             api.record("n1", **{made["uid"]: ("p", "card0", made["resourceVersion"])})
 
-        play(test, prepare)
+        run_test(test, prepare)
 
     def test_a_failure_is_tried_again_and_a_bound_pod_is_not_asked_about_at_every_step(self) -> None:
-        async def test(api: Api, leader: Leader) -> None:
-            leader.clearing.error = Unavailable("no answer")
+        async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
+            leader.cleaner.error = Unavailable("no answer")
             await asyncio.sleep(30)
-            assert len(leader.clearing.asked) > 1
-            leader.clearing.error, leader.clearing.is_bound = None, True
-            leader.clearing.asked.clear()
+            assert len(leader.cleaner.calls) > 1
+            leader.cleaner.error, leader.cleaner.is_bound = None, True
+            leader.cleaner.calls.clear()
             await asyncio.sleep(60)
-            assert 3 <= len(leader.clearing.asked) <= 11
+            assert 3 <= len(leader.cleaner.calls) <= 11
 
-        play(test, lambda api: (api.node("n1"), api.record("n1", u=("p", "card0", "v1"))))
+        run_test(test, lambda api: (api.node("n1"), api.record("n1", u=("p", "card0", "v1"))))
 
     def test_the_ledger_of_a_node_that_is_gone_goes_when_nothing_in_it_counts(self) -> None:
-        async def test(api: Api, leader: Leader) -> None:
+        async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
             await asyncio.sleep(30)
             assert set(api.objects(LEASES)) == {(OURS, "gpu-n1"), (OURS, "gpu-left")}
             api.remove(PODS, "p", "d")
             await asyncio.sleep(30)
             assert set(api.objects(LEASES)) == {(OURS, "gpu-n1")}
 
-        def prepare(api: Api) -> None:
+        def prepare(api: FailingPatchApi) -> None:
             api.node("n1")
             api.record("n1")
             api.record("gone", u=("q", "card0", "1"))
             made = api.pod("p", "left")["metadata"]
             api.record("left", **{made["uid"]: ("p", "card0", made["resourceVersion"])})
 
-        play(test, prepare)
+        run_test(test, prepare)
 
 
 class TestCounting:
     @staticmethod
-    def counted(api: Api) -> dict[str, int]:
+    def counted(api: FailingPatchApi) -> dict[str, int]:
         """By millicores of a card: how many pods."""
         data = api.objects(CONFIGMAPS)[OURS, demand_histogram.NAME]["data"]
         counts: dict[str, int] = {}
@@ -377,7 +380,7 @@ class TestCounting:
         return counts
 
     def test_each_pod_counts_once_whoever_leads(self) -> None:
-        async def test(api: Api, leader: Leader) -> None:
+        async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
             await asyncio.sleep(20)
             assert self.counted(api) == {"100": 2}
             for number in range(3):
@@ -388,9 +391,9 @@ class TestCounting:
             assert self.counted(api) == {"100": 2}, "not written all the time"
             await asyncio.sleep(60)
             assert self.counted(api) == {"100": 5}
-            other = Leader(api)
+            other = LeadingReplica(api)
             leader.leads = False
-            async with other.going():
+            async with other.running():
                 await asyncio.sleep(20)
                 assert self.counted(api) == {"100": 5}
                 api.remove(PODS, "p0", "d")
@@ -400,41 +403,41 @@ class TestCounting:
                 assert self.counted(api) == {"100": 6}
             assert leader.keeper.snapshot.agent_states["gpu"].workload, "every replica has the tables"
 
-        play(test, self._prepare)
+        run_test(test, self._prepare)
 
     def test_one_who_wrote_meanwhile_is_counted_upon(self) -> None:
-        async def test(api: Api, leader: Leader) -> None:
-            async with Leader(api).going():
+        async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
+            async with LeadingReplica(api).running():
                 await asyncio.sleep(100)
                 api.pod("p", "n1", "card0")
                 await asyncio.sleep(200)
             assert self.counted(api)["100"] in {3, 4}, "two who lead at once may both count"
 
-        play(test, self._prepare)
+        run_test(test, self._prepare)
 
     def test_while_it_cannot_be_written_only_the_last_ones_are_kept(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(controller, "_MOST_NEW", 3)
 
-        async def test(api: Api, leader: Leader) -> None:
+        async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
             await asyncio.sleep(20)
             for number in range(9):
                 api.pod(f"p{number}")
             await asyncio.sleep(60)
             assert self.counted(api) == {"100": 2 + 3}
 
-        play(test, self._prepare)
+        run_test(test, self._prepare)
 
     def test_a_file_makes_it_needless(self) -> None:
-        async def test(api: Api, leader: Leader) -> None:
+        async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
             await asyncio.sleep(100)
             assert api.objects(CONFIGMAPS) == {}
 
-        play(test, self._prepare, gpu_typical_pods="pods.yaml")
+        run_test(test, self._prepare, gpu_typical_pods="pods.yaml")
 
     @staticmethod
-    def _prepare(api: Api) -> None:
+    def _prepare(api: FailingPatchApi) -> None:
         api.node("n1")
         for name in ("a", "b"):
             api.pod(name, "n1", "card0")
@@ -442,23 +445,23 @@ class TestCounting:
 
 class TestChecks:
     @staticmethod
-    def _prepare(api: Api) -> None:
+    def _prepare(api: FailingPatchApi) -> None:
         api.node("n1")
         api.pod("a", "n1", "card0")
         api.pod("b", "n1", "card1")
 
     def test_books_that_are_right_are_left(self) -> None:
-        async def test(api: Api, leader: Leader) -> None:
+        async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
             for number in range(90):
                 await asyncio.sleep(10)
                 api.pod(f"p{number}", "n1", "card0")
             assert leader.metric("gpu_checks_total{") == ['gpu_checks_total{outcome="same"} 2.0']
-            assert leader.begun.count == 0
+            assert leader.relister.count == 0
 
-        play(test, self._prepare)
+        run_test(test, self._prepare)
 
     def test_an_event_that_never_came_is_found_and_mended(self) -> None:
-        async def test(api: Api, leader: Leader) -> None:
+        async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
             await asyncio.sleep(1)
             assert leader.feed.relister is not None
             for reflector in leader.feed.relister._reflectors:
@@ -474,10 +477,10 @@ class TestChecks:
                 'gpu_checks_total{outcome="same"} 1.0',
             ]
 
-        play(test, self._prepare)
+        run_test(test, self._prepare)
 
     def test_books_that_were_computed_wrongly_are_found_and_mended(self) -> None:
-        async def test(api: Api, leader: Leader) -> None:
+        async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
             await asyncio.sleep(1)
             leader.state._nodes["n1"] = leader.state._nodes["n1"]._replace(allocations=node_allocations.EMPTY)
             await asyncio.sleep(10)
@@ -485,25 +488,25 @@ class TestChecks:
             await asyncio.sleep(300 + 60 + 70)
             assert self._held(leader) == {"d/a", "d/b"}
 
-        play(test, self._prepare)
+        run_test(test, self._prepare)
 
     def test_a_list_that_cannot_be_had_ends_nothing(self) -> None:
-        async def test(api: Api, leader: Leader) -> None:
+        async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
             await asyncio.sleep(295)
             leader.feed.relister._api = Failing()  # type: ignore[union-attr, assignment]
             await asyncio.sleep(10)
             assert leader.metric("gpu_checks_total{") == ['gpu_checks_total{outcome="undecided"} 1.0']
 
-        play(test, self._prepare)
+        run_test(test, self._prepare)
 
     def test_none_where_nobody_wants_one(self) -> None:
-        async def test(api: Api, leader: Leader) -> None:
+        async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
             await asyncio.sleep(3600)
             assert leader.metric("gpu_checks_total{") == []
 
-        play(test, self._prepare, gpu_check_period_s=0.0)
+        run_test(test, self._prepare, gpu_check_period_s=0.0)
 
-    def _held(self, leader: Leader) -> set[str]:
+    def _held(self, leader: LeadingReplica) -> set[str]:
         allocations = leader.keeper.snapshot.agent_states["gpu"].nodes["n1"].allocations
         return {reservation.pod for reservation in allocations.by_uid.values()}
 
@@ -521,8 +524,8 @@ def test_a_defect_of_the_check_restarts_the_check_alone() -> None:
         raise ZeroDivisionError(name)
 
     async def main() -> None:
-        leader = Leader(Api(), gpu_check_period_s=1.0)
-        leader.begun.read = defect  # type: ignore[method-assign]
+        leader = LeadingReplica(FailingPatchApi(), gpu_check_period_s=1.0)
+        leader.relister.read = defect  # type: ignore[method-assign]
         before = asyncio.all_tasks()
         task = asyncio.create_task(leader.controller.run())
         await asyncio.sleep(9.5)
@@ -537,7 +540,7 @@ def test_a_defect_of_the_check_restarts_the_check_alone() -> None:
 
 class TestGauges:
     def test_they_follow_the_books(self) -> None:
-        async def test(api: Api, leader: Leader) -> None:
+        async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
             await asyncio.sleep(10)
             assert leader.metric("gpu_card_held_share{") == [
                 'gpu_card_held_share{card="card0",node="n1"} 0.5',
@@ -560,7 +563,7 @@ class TestGauges:
             await asyncio.sleep(10)
             assert leader.metric("gpu_card_held_share{") == leader.metric("gpu_node_problems{") == []
 
-        play(test, lambda api: (api.node("n1"), api.pod("a", "n1", "card0")))
+        run_test(test, lambda api: (api.node("n1"), api.pod("a", "n1", "card0")))
 
     @pytest.mark.parametrize(("most", "count"), [(4, 4), (3, 0), (0, 0)])
     def test_of_too_many_cards_there_are_totals_only(self, most: int, count: int) -> None:

@@ -119,7 +119,7 @@ def test_tiles_of_a_strange_name_hurt_nobody() -> None:
 
 
 def test_the_patch_is_for_this_very_pod() -> None:
-    patch = descheduling.patch(descheduling.Change(pod("p"), is_wanted=True))
+    patch = descheduling.patch(descheduling.LabelChange(pod("p"), is_wanted=True))
     assert patch == {"metadata": {"uid": "uid-p", "labels": {descheduling.LABEL: "gpu"}}}
-    taken = descheduling.patch(descheduling.Change(pod("p"), is_wanted=False))
+    taken = descheduling.patch(descheduling.LabelChange(pod("p"), is_wanted=False))
     assert taken["metadata"]["labels"] == {descheduling.LABEL: None}

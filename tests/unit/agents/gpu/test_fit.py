@@ -27,12 +27,12 @@ SUBDEVICES = "gpu.intel.com/tiles"
 COUNT = "gpu.intel.com/i915"
 
 
-class Node(NamedTuple):
+class AllocatedNode(NamedTuple):
     gpus: NodeGpus
     allocations: NodeAllocations
 
 
-def as_read(case: PlacementCase, name: str) -> Node:
+def as_read(case: PlacementCase, name: str) -> AllocatedNode:
     """A node of a row, with the pods that run there."""
     gpu_node = decode(GpuNode, table_notation.node(name, case.row.nodes[name], case.driver))
     running = [
@@ -44,7 +44,7 @@ def as_read(case: PlacementCase, name: str) -> Node:
         booked(f"r{number}", name, running_pod, case.driver) for number, running_pod in enumerate(running)
     ]
     pods = node_allocations.PodIndex({("d", pod.metadata.name): pod for pod in bound}, "9")
-    return Node(
+    return AllocatedNode(
         node_gpus.parse_node_gpus(gpu_node, INTEL),
         node_allocations.allocations_of_node(name, allocation_record.EMPTY, bound, pods, INTEL),
     )
@@ -72,7 +72,7 @@ def order_of(case: PlacementCase) -> GpuOrder:
     return Balanced(table_notation.resource(short, case.driver)) if word == "balanced" else FirstFit()
 
 
-def laid_out(nodes: list[Node]) -> gpu_layout.GpuLayout:
+def laid_out(nodes: list[AllocatedNode]) -> gpu_layout.GpuLayout:
     return gpu_layout.build_layout(nodes, np.arange(len(nodes) + 1), SUBDEVICES)
 
 
@@ -97,7 +97,7 @@ def test_case(case: PlacementCase) -> None:
         check_taken(case, nodes[first], demand, fitted, first)
 
 
-def check_taken(case: PlacementCase, node: Node, demand: Demand, fitted: FitResult, at: int) -> None:
+def check_taken(case: PlacementCase, node: AllocatedNode, demand: Demand, fitted: FitResult, at: int) -> None:
     """The cards, and the tiles of those containers that ask for some."""
     taken = [
         [
@@ -152,7 +152,9 @@ def ask(*containers: str, **more: Any) -> Demand:
 def fit_one(
     node: NodeGpus, allocations: NodeAllocations, demand: Demand, order: GpuOrder | None = None
 ) -> FitResult:
-    return fit(laid_out([Node(node, allocations)]), np.zeros(1, np.intp), demand, order or FirstFit())
+    return fit(
+        laid_out([AllocatedNode(node, allocations)]), np.zeros(1, np.intp), demand, order or FirstFit()
+    )
 
 
 def text(fitted: FitResult, at: int = 0) -> str:
@@ -256,7 +258,11 @@ def test_an_order_that_looks_at_what_was_just_taken() -> None:
 
 def test_candidates_come_in_any_order_and_as_often_as_one_likes() -> None:
     layout = laid_out(
-        [Node(gpus(), held(mc=1000)), Node(gpus(1), node_allocations.EMPTY), Node(gpus(), held(mc=1))]
+        [
+            AllocatedNode(gpus(), held(mc=1000)),
+            AllocatedNode(gpus(1), node_allocations.EMPTY),
+            AllocatedNode(gpus(), held(mc=1)),
+        ]
     )
     for selection in ([2, 0, 3, 1, 1, 2], [3], [1, 1, 1, 1, 1, 1, 0], []):
         fitted = fit(layout, np.array(selection, np.intp), ask("1 mc=1000"), FirstFit())
@@ -271,7 +277,7 @@ def test_a_layout_of_nothing() -> None:
 
 
 def test_a_row_that_changes_leaves_the_old_layout_as_it_was() -> None:
-    before = laid_out([Node(gpus(), node_allocations.EMPTY)] * 3)
+    before = laid_out([AllocatedNode(gpus(), node_allocations.EMPTY)] * 3)
     after = gpu_layout.with_row(before, 1, gpus(), held(mc=1000))
     wanted = ask("1 mc=1")
     every = np.arange(3)
@@ -300,8 +306,8 @@ def test_preferred_tiles_change_places(preferred: list[int], ordered: list[int])
     assert subdevices.reorder([1, 2, 3, 4], preferred) == ordered
 
 
-class Counting(FirstFit):
-    """First-fit that counts how often cards are looked through."""
+class CountingFirstFit(FirstFit):
+    """First-fit that counts how often GPUs are searched."""
 
     def __init__(self) -> None:
         self.times = 0
@@ -312,17 +318,17 @@ class Counting(FirstFit):
 
 
 def test_a_node_of_many_numa_nodes_does_not_have_all_nodes_looked_through_for_each() -> None:
-    """Whoever writes one node's labels could keep everybody waiting."""
-    plain = Node(gpus(2), node_allocations.EMPTY)
+    """Otherwise the labels of one node could delay the scheduling of all pods."""
+    plain = AllocatedNode(gpus(2), node_allocations.EMPTY)
     many = gpus(64)._replace(numa=tuple(frozenset({f"card{number}"}) for number in range(64)))
-    layout, counting = laid_out([plain, Node(many, node_allocations.EMPTY)]), Counting()
+    layout, counting = laid_out([plain, AllocatedNode(many, node_allocations.EMPTY)]), CountingFirstFit()
     fitted = fit(layout, layout.rows[:2], ask("2", single_numa=True), counting)
     assert (fitted.codes > 0).tolist() == [False, True]
     assert counting.times == 1
 
 
 def test_a_pod_that_fits_nowhere_is_not_looked_at_any_further() -> None:
-    layout, counting = laid_out([Node(gpus(2), node_allocations.EMPTY)]), Counting()
+    layout, counting = laid_out([AllocatedNode(gpus(2), node_allocations.EMPTY)]), CountingFirstFit()
     fitted = fit(layout, layout.rows[:1], ask(*["2 mc=600"] * 4), counting)
     assert (fitted.codes > 0).tolist() == [True]
     assert counting.times == 2

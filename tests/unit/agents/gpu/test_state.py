@@ -30,8 +30,8 @@ I915 = f"{PREFIX}i915"
 NODES = {"plain": node("", ""), "n1": node(), "n2": node(numbers="0.1.2", allocatable="i915=3")}
 
 
-class Watching:
-    """A state, with what it computes counted."""
+class CountingStateBuilder:
+    """A state builder that counts the nodes that it computes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.state = GpuStateBuilder(INTEL)
@@ -50,12 +50,12 @@ class Watching:
 
 
 @pytest.fixture
-def watching(monkeypatch: pytest.MonkeyPatch) -> Watching:
-    return Watching(monkeypatch)
+def counting_builder(monkeypatch: pytest.MonkeyPatch) -> CountingStateBuilder:
+    return CountingStateBuilder(monkeypatch)
 
 
 def of_objects(before: ClusterState, **changes: Any) -> ClusterState:
-    """The same world with other objects; what is not given stays the same mapping."""
+    """The same cluster state with other objects; those that are not passed stay the same mapping."""
     objects = {**before.objects, **{name: value for name, value in changes.items() if name in before.objects}}
     rest = {name: value for name, value in changes.items() if name not in before.objects}
     return msgspec.structs.replace(before, objects=objects, **rest)
@@ -85,49 +85,51 @@ def test_a_node_without_cards_on_which_a_pod_has_some_is_shown() -> None:
 
 
 class TestOnlyWhatChanged:
-    def test_nothing_is_computed_where_nothing_changed(self, watching: Watching) -> None:
+    def test_nothing_is_computed_where_nothing_changed(self, counting_builder: CountingStateBuilder) -> None:
         cluster = cluster_state(
             NODES, [pod("a", "n1", "card1")], [lease("n2", uid_b=entry("b", "card0", "11"))]
         )
-        first = watching.build(cluster)
-        assert sorted(watching.computed) == ["n1", "n2"]
-        second = watching.build(cluster)
-        assert watching.computed == []
+        first = counting_builder.build(cluster)
+        assert sorted(counting_builder.computed) == ["n1", "n2"]
+        second = counting_builder.build(cluster)
+        assert counting_builder.computed == []
         assert second.layout is first.layout
 
-    def test_a_pod_concerns_its_node_and_the_nodes_whose_ledgers_name_it(self, watching: Watching) -> None:
+    def test_a_pod_concerns_its_node_and_the_nodes_whose_ledgers_name_it(
+        self, counting_builder: CountingStateBuilder
+    ) -> None:
         before = cluster_state(
             NODES, [pod("a"), pod("x", "n2", "card0")], [lease("n1", uid_a=entry("a", "card1"))]
         )
-        watching.build(before)
+        counting_builder.build(before)
         key = ("d", "a")
-        gpu_state = watching.build(
+        gpu_state = counting_builder.build(
             of_objects(before, pods={**before.objects["pods"], key: pod("a", "n2", "card2")})
         )
-        assert sorted(watching.computed) == ["n1", "n2"]
+        assert sorted(counting_builder.computed) == ["n1", "n2"]
         assert charged(gpu_state) == {}
         assert free(gpu_state, "n2") == {"card0": 0, "card1": 1, "card2": 0}
 
     def test_a_newer_version_of_the_pods_concerns_only_entries_of_pods_not_seen(
-        self, watching: Watching
+        self, counting_builder: CountingStateBuilder
     ) -> None:
         before = cluster_state(
             NODES, [pod("x", "n2", "card0")], [lease("n1", uid_a=entry("a", "card1", "12"))]
         )
-        assert free(watching.build(before), "n1") == {"card0": 2, "card1": 1}
+        assert free(counting_builder.build(before), "n1") == {"card0": 2, "card1": 1}
         for version, left in (("11", 1), ("12", 2), ("13", 2)):
-            gpu_state = watching.build(of_objects(before, versions={"pods": version}))
+            gpu_state = counting_builder.build(of_objects(before, versions={"pods": version}))
             assert free(gpu_state, "n1")["card1"] == left
-        assert watching.computed == []
+        assert counting_builder.computed == []
 
-    def test_a_ledger_concerns_its_node(self, watching: Watching) -> None:
+    def test_a_ledger_concerns_its_node(self, counting_builder: CountingStateBuilder) -> None:
         before = cluster_state(NODES, [pod("x", "n2", "card0")])
-        watching.build(before)
+        counting_builder.build(before)
         record = lease("n1", uid_a=entry("a", "card1", "12"))
-        gpu_state = watching.build(of_objects(before, ledgers={("nw", "gpu-n1"): record}))
-        assert watching.computed == ["n1"]
+        gpu_state = counting_builder.build(of_objects(before, ledgers={("nw", "gpu-n1"): record}))
+        assert counting_builder.computed == ["n1"]
         assert free(gpu_state, "n1")["card1"] == 1
-        gpu_state = watching.build(of_objects(before, ledgers={}))
+        gpu_state = counting_builder.build(of_objects(before, ledgers={}))
         assert free(gpu_state, "n1")["card1"] == 2
 
     def test_other_leases_are_nobodys_ledger(self) -> None:
@@ -136,12 +138,12 @@ class TestOnlyWhatChanged:
         other = {("nw", "nodewise-extender"): record}
         assert charged(agent_state(of_objects(cluster, ledgers=other))) == {}
 
-    def test_a_node_whose_labels_change(self, watching: Watching) -> None:
+    def test_a_node_whose_labels_change(self, counting_builder: CountingStateBuilder) -> None:
         before = cluster_state(NODES, [pod("x", "n2", "card0")])
-        watching.build(before)
+        counting_builder.build(before)
         nodes = {**before.node_objects, ("", "n1"): node(numbers="0.1.2.3")}
-        gpu_state = watching.build(of_objects(before, node_objects=nodes))
-        assert watching.computed == ["n1"]
+        gpu_state = counting_builder.build(of_objects(before, node_objects=nodes))
+        assert counting_builder.computed == ["n1"]
         assert free(gpu_state, "n1") == dict.fromkeys(("card0", "card1", "card2", "card3"), 1)
 
     def test_cards_come_and_go_with_the_nodes(self) -> None:
@@ -156,11 +158,11 @@ class TestOnlyWhatChanged:
         gone = agent_state(cluster_state({"n1": node("", "")}, pods), state)
         assert gone.rows == {}
 
-    def test_numbers_of_nodes_change_and_the_cards_stay(self, watching: Watching) -> None:
+    def test_numbers_of_nodes_change_and_the_cards_stay(self, counting_builder: CountingStateBuilder) -> None:
         before = cluster_state(NODES)
-        first = watching.build(before)
-        gpu_state = watching.build(of_objects(before, nodes=NodeIndex(["n2", "x", "n1", "plain"])))
-        assert watching.computed == []
+        first = counting_builder.build(before)
+        gpu_state = counting_builder.build(of_objects(before, nodes=NodeIndex(["n2", "x", "n1", "plain"])))
+        assert counting_builder.computed == []
         assert gpu_state.layout.free is first.layout.free
         assert gpu_state.layout.rows.tolist() == [1, 2, 0, 2, 2]
 
