@@ -1,7 +1,7 @@
-"""Decodes objects from JSON, as slim types with the declared fields only, and puts them into a store.
+"""Decodes objects from JSON as types with the declared fields only, and writes them to a store.
 
-An object that cannot be decoded counts as absent, and is logged and counted. So the contents of the store depend only
-on those of the server, not on the order of its reports.
+An object that cannot be decoded counts as absent; it is logged and counted. So the contents of the store depend only
+on the server's objects, not on the order of its events.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,11 +18,11 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 T = TypeVar("T", bound=KubernetesObject)
 
 _MOST_NAMED: Final = 100
-"""This many unreadable objects are named in the log; the others are only counted."""
+"""Number of unreadable objects that are logged by name; others are only counted."""
 
 
 class ObjectDecoder(Generic[T]):
-    """Holds the writer of a store of `kind`. An object for which `keep` returns None counts as absent."""
+    """Decodes objects into a store of `kind`. An object for which `keep` returns None counts as absent."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class ObjectDecoder(Generic[T]):
         return self._writer.store
 
     def restart(self) -> None:
-        """Begin a list."""
+        """Start a list."""
         self._writer.restart()
 
     def add(self, data: msgspec.Raw) -> None:
@@ -109,7 +109,7 @@ class ObjectDecoder(Generic[T]):
 
 
 def _raw_fields(type_: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """The fields of a struct that hold raw JSON: the path to the struct with the field, and the field."""
+    """The fields of a struct with raw JSON: the path to the struct that has the field, and the field's name."""
     for field in msgspec.structs.fields(type_):
         if field.type is msgspec.Raw:
             yield path, field.name

@@ -1,4 +1,4 @@
-"""Takes part in the leader election by the rules of `lease`: reads the Lease, and writes it when it may be taken."""
+"""Takes part in a leader election: reads the Lease, and acquires or renews it by the rules of `lease`."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -22,10 +22,10 @@ class _Lease(msgspec.Struct, frozen=True):
 
 
 class Elector:
-    """Run it as a task. `leading` is true only while it is safe: ask before each write that must be ours alone.
+    """Candidate of a leader election. Run it as a task. Check `leading` before each write that only a leader may make.
 
-    `on_change` is told True and False in turn; it is called from the task and must not block. The `Api` should
-    have a limit on writes of its own (`HttpApi.with_rate_limit`): labels that queue up must not cost us the lead.
+    `on_change` is called with True and False in turn, from the task; it must not block. The `Api` should have its own
+    rate limit (`HttpApi.with_rate_limit`), so that queued writes do not delay renewals.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class Elector:
 
     @property
     def holder(self) -> str:
-        """The leader at the last read of the Lease; empty if there was none."""
+        """The identity of the leader at the last read of the Lease; empty if there was none."""
         return (self._observed.spec.holder_identity or "") if self._observed else ""
 
     async def run(self) -> None:
-        """Try to lead, and keep leading, until cancelled. Then call `stop`, so that another can lead at once."""
+        """Acquire and renew the Lease until cancelled. Then call `stop`, so that another replica can lead at once."""
         while True:
             await self._try()
             self._report_change()
@@ -68,7 +68,7 @@ class Elector:
             self._report_change()
 
     async def stop(self) -> None:
-        """Stop leading, and release the Lease. An error is logged: the Lease expires then."""
+        """Stop leading, and release the Lease. An error is logged; the Lease then expires."""
         led = self.leading
         self._until_s = NEVER
         self._report_change()
@@ -95,7 +95,7 @@ class Elector:
             try:
                 await self._acquire()
             except (Conflict, NotFound):
-                # another writer was faster; its content decides whether we still lead, now and not in two seconds
+                # another writer was faster; its content decides at once, not in two seconds, whether we still lead
                 self._object = None
             else:
                 return
@@ -107,7 +107,7 @@ class Elector:
         try:
             body = await self._api.get(self._path, timeout_s=self._deadline_s())
         except NotFound:
-            # it was deleted: its holder may not know yet, so what was seen still counts
+            # the Lease was deleted; its holder may not know yet, so the last observation still applies
             self._object = None
             self._until_s = NEVER
             return
@@ -116,7 +116,7 @@ class Elector:
             self._until_s = NEVER
 
     async def _acquire(self) -> None:
-        """Claim the Lease. The lead counts from before the write was sent, as it may have arrived at once."""
+        """Write the Lease. Leadership counts from before the write was sent, as it may have arrived at once."""
         sent_s = self._clock.monotonic()
         await self._write(
             lease.acquire_or_renew(self._observed, self._lock, self._clock.now()), self._deadline_s()
@@ -150,13 +150,13 @@ class Elector:
             logs.emit("lease_failed", lease=self._path, error=error, leading=self.leading)
 
     def _deadline_s(self) -> float:
-        """Deadline of one call: two must fit before a leader has to stop."""
+        """Timeout of one call: two calls must fit before a leader has to stop."""
         half_s = self._lock.timings.renew_s / 2
         left_s = self._until_s - self._clock.monotonic()
         return min(half_s, left_s) if left_s > 0 else half_s
 
     def _pause_s(self) -> float:
-        """Until the next read. Followers read at random times, so that they do not read in step."""
+        """Seconds until the next read. Followers read at random times, so that they do not read simultaneously."""
         timings = self._lock.timings
         now_s = self._clock.monotonic()
         if self.leading:

@@ -1,7 +1,7 @@
-"""Kubernetes events, for `kubectl describe`: told by anybody at any time, written by one task, never in the way.
+"""Records Kubernetes events, which `kubectl describe` shows. Recording never blocks; one task writes the events.
 
-Repeats of an event become one with a count, and each object and reason has a limit of its own, as in client-go
-(v0.36 tools/events and tools/record). What does not fit is counted and dropped: an event is a courtesy.
+Repeats of an event become a series with a count, and each object and reason has its own rate limit, as in client-go
+(v0.36 tools/events and tools/record). Events over the limit are counted and dropped.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ Type = Literal["Normal", "Warning"]
 MOST_WAITING: Final = 1000
 """client-go's queue has the same length."""
 MOST_KNOWN: Final = 4096
-"""Objects and series remembered; client-go's cache has the same size."""
+"""Cached objects and series; client-go's cache has the same size."""
 BURST: Final = 5
 REFILL_S: Final = 60.0
-"""An object gets five events of one reason at once and then one a minute, with the count of all."""
+"""An object gets five events of one reason at once and then one per minute, with the count of all."""
 PATIENCE_S: Final = 600.0
-"""What would wait longer for its turn is dropped."""
+"""Events that would wait longer are dropped."""
 FORGET_S: Final = 1800.0
-"""A series that rested longer begins anew: the API server keeps an event for an hour."""
+"""A series without repeats for longer starts again: the API server keeps an event for an hour."""
 TRIES: Final = 3
 
 _LONGEST: Final = {"note": 1024, "reason": 128, "action": 128}
@@ -38,14 +38,14 @@ _LONGEST: Final = {"note": 1024, "reason": 128, "action": 128}
 
 
 class EventReporter(NamedTuple):
-    """Who tells: the program's name (`nodewise.io/telemetry`) and which replica of it."""
+    """The reporting controller (`nodewise.io/telemetry`) and the replica."""
 
     controller: str
     instance: str
 
 
 class ObjectReference(NamedTuple):
-    """The object that an event is about; `uid` ties it to this very object, not to its successor."""
+    """The object that an event is about; `uid` distinguishes it from a later object of the same name."""
 
     resource: Resource
     namespace: str
@@ -54,7 +54,7 @@ class ObjectReference(NamedTuple):
 
 
 class RecordedEvent(NamedTuple):
-    """What happened. Equal events are repeats of each other."""
+    """An event to record. Equal events are repeats of each other."""
 
     about: ObjectReference
     type: Type
@@ -64,7 +64,7 @@ class RecordedEvent(NamedTuple):
 
 
 class _EventSeries:
-    """An event and how often it happened; `name` is empty until it has been written."""
+    """The series of an event: its count, and its object name, which is empty until the event has been written."""
 
     def __init__(self, number: int, first_s: float) -> None:
         self.number = number
@@ -77,7 +77,7 @@ class _EventSeries:
 
 
 class EventRecorder:
-    """Give it to whoever has something to tell, and run it as a task."""
+    """Queue and writer of events. Call `record` from anywhere, and run `run` as a task."""
 
     def __init__(
         self, api: Api, reporter: EventReporter, clock: Clock, metrics_registry: MetricsRegistry
@@ -97,7 +97,7 @@ class EventRecorder:
     def record(
         self, about: ObjectReference, type_: Type, reason: str, note: str, action: str = "Scheduling"
     ) -> None:
-        """Note an event. Never blocks, never fails; `action` says what we were doing, in a word."""
+        """Queue an event. Never blocks and never fails; `action` is the action that caused it, in one word."""
         event = RecordedEvent(
             about, type_, _truncated("reason", reason), _truncated("note", note), _truncated("action", action)
         )
@@ -108,7 +108,7 @@ class EventRecorder:
             self._enqueue(event, series)
 
     async def run(self) -> None:
-        """Write what is noted, when its turn comes, until cancelled."""
+        """Write queued events when they are due, until cancelled."""
         while True:
             if not self._queue:
                 self._wake.clear()
@@ -121,12 +121,12 @@ class EventRecorder:
                 await self._write(heapq.heappop(self._queue)[2])
 
     async def flush(self) -> None:
-        """Write what is due now; for the end of the program."""
+        """Write the events that are due now, before the program ends."""
         while self._queue and self._queue[0][0] <= self._clock.monotonic():
             await self._write(heapq.heappop(self._queue)[2])
 
     async def _pause(self, delay_s: float) -> None:
-        """Until the next is due, or an earlier one comes in."""
+        """Sleep until the next event is due, or an event is queued."""
         self._wake.clear()
         sleeping = asyncio.ensure_future(self._clock.sleep(delay_s))
         waking = asyncio.ensure_future(self._wake.wait())
@@ -185,7 +185,7 @@ class EventRecorder:
             self._is_losing = False
 
     async def _send(self, event: RecordedEvent, series: _EventSeries) -> None:
-        """The first time the event, after that its count; an event that the server has dropped, anew."""
+        """Create the event the first time, and update its count later. Create it again if the server has deleted it."""
         namespace = event.about.namespace or "default"
         if series.name:
             try:
@@ -250,7 +250,7 @@ def _micro_time(wall_s: float) -> str:
 
 
 def _truncated(field: str, text: str) -> str:
-    """The text as far as the API server takes it, in bytes of UTF-8, as whole characters."""
+    """The text, truncated to the number of UTF-8 bytes that the API server accepts, in whole characters."""
     most = _LONGEST[field]
     data = text.encode()
     if len(data) <= most:

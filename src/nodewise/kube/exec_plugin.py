@@ -1,4 +1,4 @@
-"""Credentials from a program: the exec plugins of client-go (KEP-541), in all versions of their protocol.
+"""Credential plugins: the exec plugins of client-go (KEP-541), in all versions of their protocol.
 
 Source: client-go v0.36 plugin/pkg/client/auth/exec/exec.go and pkg/apis/clientauthentication.
 """
@@ -19,14 +19,14 @@ from nodewise.kube import tls
 from nodewise.kube.kubeconfig import KubeconfigContext
 
 LONGEST_S: Final = 60.0
-"""A program that runs longer is ended; asking an identity provider takes a second or two."""
+"""Timeout of a plugin; a call to an identity provider takes a second or two."""
 
 EARLY_S: Final = 10.0
-"""A token is renewed so long before it ends, so that none expires on its way."""
+"""A token is renewed this long before it expires, so that it does not expire during a request."""
 
 Flow = AsyncGenerator[httpx2.Request, httpx2.Response]
 SetClientCertificate = Callable[[bytes, bytes, str], None]
-"""Takes a certificate and its key, PEM, and whose they are. BadSettings if they are no pair."""
+"""Accepts a certificate, its key (both PEM) and their origin. BadSettings if they do not match."""
 
 
 class _ExecCredentialStatus(msgspec.Struct, frozen=True, rename="camel"):
@@ -52,9 +52,9 @@ class ExecConfig(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
 
 
 class ExecPlugin(httpx2.Auth):
-    """Credentials from a program (exec plugin), kept until they end or are refused; one run at a time.
+    """Credentials from an exec plugin, cached until they expire or are rejected. The plugin runs once at a time.
 
-    A client certificate that the program gives is handed to `set_client_certificate`, with what to call it in an error.
+    A client certificate of the plugin is passed to `set_client_certificate`, with the plugin's name for errors.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class ExecPlugin(httpx2.Auth):
         return request
 
     async def _renew(self, needed: bool) -> None:
-        """Run the program if that is needed, and still is when our turn comes."""
+        """Run the plugin if needed, unless another call has renewed the credentials meanwhile."""
         if not needed:
             return
         before = self._ends_at_s, self._token
@@ -95,7 +95,7 @@ class ExecPlugin(httpx2.Auth):
                 self._take(await self._run())
 
     async def _run(self) -> bytes:
-        """The program's answer. It has no terminal: a service cannot ask anybody for a password."""
+        """Run the plugin and return its output. It has no terminal: a service cannot prompt for a password."""
         pipe = asyncio.subprocess.PIPE
         try:
             process = await asyncio.create_subprocess_exec(
@@ -116,7 +116,7 @@ class ExecPlugin(httpx2.Auth):
         return output
 
     def _environment(self) -> dict[str, str]:
-        """Ours, the kubeconfig's, and what the protocol says (KEP-541)."""
+        """The environment of the process, with the variables of the kubeconfig and of the protocol (KEP-541)."""
         spec: dict[str, Any] = {"interactive": False}
         if self._cluster is not None:
             spec["cluster"] = self._cluster
@@ -140,13 +140,13 @@ class ExecPlugin(httpx2.Auth):
 
 
 def _end_s(status: _ExecCredentialStatus) -> float:
-    """When the credentials end, in seconds since 1970; without a word of the program they do not."""
+    """The expiry of the credentials in seconds since 1970; infinite if the plugin does not return one."""
     end = status.expiration_timestamp
     return clock.parse_rfc3339(end) if end else float("inf")
 
 
 async def _finished(process: asyncio.subprocess.Process, what: str) -> tuple[bytes, bytes]:
-    """What the program wrote; one that does not end, or that nobody waits for any more, is ended."""
+    """The output of the plugin. A plugin that exceeds the timeout, or whose call was cancelled, is killed."""
     try:
         async with asyncio.timeout(LONGEST_S):
             return await process.communicate()
@@ -166,7 +166,7 @@ def _settings(chosen: KubeconfigContext) -> ExecConfig:
 
 
 def _cluster_info(chosen: KubeconfigContext) -> dict[str, Any]:
-    """The cluster as the protocol tells a plugin of it: the authority always as data, never as a file."""
+    """The cluster in the form of the protocol: the certificate authority always as data, never as a file."""
     fields = ("server", "tls-server-name", "insecure-skip-tls-verify", "proxy-url", "disable-compression")
     info: dict[str, Any] = {field: chosen.cluster[field] for field in fields if field in chosen.cluster}
     if authority := tls.ca_certificates(chosen):

@@ -171,7 +171,7 @@ class HttpApi:
         wait_s = self._bucket.take(self._clock.monotonic(), timeout_s)
         if wait_s is None:
             self._metrics_registry.count("kube_requests_total", verb=verb, outcome="held_back")
-            seen = f"our own limit would hold it back for more than {timeout_s:g} s"
+            seen = f"the client-side rate limit would delay it for more than {timeout_s:g} s"
             problem = Problem("", seen, "")
             raise Unavailable(
                 str(_call(verb, request)), [problem], remedy="raise --kube-qps and --kube-burst"
@@ -181,7 +181,7 @@ class HttpApi:
         return await self._answer(verb, request, timeout_s - wait_s)
 
     async def _answer(self, verb: str, request: httpx2.Request, timeout_s: float) -> bytes:
-        # to build a request, to send it, to take the answer in and to use it are half a millisecond each
+        # building a request, sending it, receiving and using the response take half a millisecond each
         await asyncio.sleep(0)
         body = await self._sent(verb, request, timeout_s)
         await asyncio.sleep(0)
@@ -202,7 +202,7 @@ class HttpApi:
                 raise Unavailable(str(_call(verb, request)), [problem]) from error
 
     async def _checked(self, verb: str, request: httpx2.Request, response: httpx2.Response) -> None:
-        """Raise the error of an answer that is no success, or not to be unpacked."""
+        """Raise the error of an unsuccessful or compressed response."""
         if problem := encoding_problem(response):
             raise Unavailable(str(_call(verb, request)), [problem])
         if response.status_code < _CANNOT and response.status_code != httpx2.codes.TOO_MANY_REQUESTS:
@@ -217,7 +217,7 @@ class HttpApi:
 
     @contextmanager
     def _translated(self, verb: str, request: httpx2.Request) -> Iterator[None]:
-        """Our errors pass, the libraries' become ours, and each outcome is counted."""
+        """Translate exceptions of libraries to `NodewiseError`, and count each outcome."""
         outcome = "ok"
         try:
             yield
@@ -233,12 +233,12 @@ class HttpApi:
 
 
 def error_kind(error: type[Exception]) -> type[NodewiseError] | None:
-    """The row of the table for this exception or the nearest of its parents; None for a stranger."""
+    """The kind of error for an exception or the nearest of its base classes; None for an unknown one."""
     return next((TRANSLATED[parent] for parent in error.__mro__ if parent in TRANSLATED), None)
 
 
 def translate_error(error: Exception, call: ApiCall, server: str) -> NodewiseError:
-    """A library's exception as ours, with the server's URL, as a wrong one is the commonest cause."""
+    """The `NodewiseError` for a library's exception. It names the server's URL, the most frequent cause."""
     kind = error_kind(type(error)) or Unavailable
     seen = str(error) or type(error).__name__
     remedy = f"is the API server at {server} up, and is this its address?"
@@ -246,14 +246,14 @@ def translate_error(error: Exception, call: ApiCall, server: str) -> NodewiseErr
 
 
 def _call(verb: str, request: httpx2.Request) -> ApiCall:
-    """For messages: without the query, whose tokens and times would make each failure look like a new one."""
+    """The call for messages, without the query: its tokens and times would make each failure look different."""
     return ApiCall(verb, str(request.url.copy_with(query=None)))
 
 
 def encoding_problem(response: httpx2.Response) -> Problem | None:
-    """What is wrong with an answer that would have to be unpacked, though we said that we take none.
+    """The problem of a compressed response, although the request does not accept any; None if it is not compressed.
 
-    To unpack it would be one long step, and nobody knows how large it gets.
+    Decompression would block the event loop, and its size has no limit.
     """
     encoding = response.headers.get("content-encoding", "identity")
     return None if encoding == "identity" else Problem("Content-Encoding", shown(encoding), "none")

@@ -1,4 +1,4 @@
-"""Kubeconfig files: which ones count, merged as kubectl does, and checked. Connects to nothing."""
+"""Kubeconfig files: selected and merged as kubectl does, and validated. Opens no connection."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -9,7 +9,7 @@ from nodewise import yaml_loader
 from nodewise.errors import BadInput, BadSettings, Problem, shown
 
 ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Where a kubelet mounts a pod's service account."""
+"""The folder at which a kubelet mounts the service account of a pod."""
 
 _HOME: Final = "~/.kube/config"
 _NAMED: Final = {"clusters": "cluster", "contexts": "context", "users": "user"}
@@ -21,7 +21,7 @@ _REMEDY: Final = "give a kubeconfig with --kubeconfig, or set KUBECONFIG"
 
 
 class KubeconfigContext(NamedTuple):
-    """One context with its parts, as the file has them; `source` names the files, for messages."""
+    """A context with its cluster and user, as in the file; `source` names the files in messages."""
 
     source: str
     name: str
@@ -33,7 +33,7 @@ class KubeconfigContext(NamedTuple):
 def select_context(
     kubeconfig: str, context: str, environ: Mapping[str, str], account: Path = ACCOUNT
 ) -> KubeconfigContext:
-    """A file that is named, else the service account of a pod, else the file that kubectl would take."""
+    """The context of the given file, else of the pod's service account, else of the file that kubectl would use."""
     inside_pod = environ.get("KUBERNETES_SERVICE_HOST") and (account / "token").is_file()
     if inside_pod and not kubeconfig:
         return in_cluster_context(environ, account)
@@ -41,7 +41,7 @@ def select_context(
 
 
 def in_cluster_context(environ: Mapping[str, str], account: Path) -> KubeconfigContext:
-    """The configuration of a pod: its service account, and the API server that the kubelet names."""
+    """The in-cluster configuration: the pod's service account, and the API server from environment variables."""
     host, port = environ["KUBERNETES_SERVICE_HOST"], environ.get("KUBERNETES_SERVICE_PORT", "443")
     server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
     space = account / "namespace"
@@ -52,7 +52,7 @@ def in_cluster_context(environ: Mapping[str, str], account: Path) -> KubeconfigC
 
 
 def load_context(kubeconfig: str, context: str, environ: Mapping[str, str]) -> KubeconfigContext:
-    """The context to use; an empty name is the current-context. `BadSettings` names all that is wrong."""
+    """The context with this name; an empty name means the current-context. `BadSettings` names the problems."""
     paths = _paths(kubeconfig, environ)
     source = os.pathsep.join(map(str, paths))
     document = _merged(_read(path) for path in paths)
@@ -74,7 +74,7 @@ def load_context(kubeconfig: str, context: str, environ: Mapping[str, str]) -> K
 
 
 def _paths(kubeconfig: str, environ: Mapping[str, str]) -> list[Path]:
-    """The files that count. Of $KUBECONFIG those that exist, as for kubectl; a file named outright must."""
+    """The files to read. Files of $KUBECONFIG may be missing, as for kubectl; a file of the option may not."""
     if kubeconfig:
         return [_existing(kubeconfig, "--kubeconfig")]
     if listed := [part for part in environ.get("KUBECONFIG", "").split(os.pathsep) if part]:
@@ -92,7 +92,7 @@ def _existing(path: str, field: str) -> Path:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """One file, with its relative paths made absolute: they are meant from the file's own folder."""
+    """One file, with absolute paths: relative ones are relative to the folder of the file."""
     what = f"kubeconfig {path}"
     try:
         document = yaml_loader.load(path.read_bytes(), str(path))
@@ -116,7 +116,7 @@ def _list(document: Mapping[str, Any], section: str, what: str) -> list[Any]:
 
 
 def _entry(entry: Any, key: str, what: str, folder: Path) -> dict[str, Any]:
-    """One named cluster, context or user, checked for its shape."""
+    """One named cluster, context or user. `BadSettings` if it has an invalid structure."""
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
         raise BadSettings(what, [Problem(f"{key}s", shown(entry), "entries with a name")])
     body = entry.get(key) or {}
@@ -127,13 +127,13 @@ def _entry(entry: Any, key: str, what: str, folder: Path) -> dict[str, Any]:
     }
     plugin = body.get("exec") if key == "user" else None
     if isinstance(plugin, dict) and os.sep in str(plugin.get("command", "")):
-        # a bare name is looked for on the PATH, one with a slash beside the file (client-go v0.36 clientcmd)
+        # a bare name is searched in PATH, a name with a slash is relative to the file (client-go v0.36 clientcmd)
         changed["exec"] = {**plugin, "command": str(folder / plugin["command"])}
     return {"name": entry["name"], key: {**body, **changed}}
 
 
 def _merged(documents: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Of several files the first to name a thing counts (client-go v0.36 clientcmd, the loading rules)."""
+    """The merged files: the first file that defines an entry wins (client-go v0.36 clientcmd, loading rules)."""
     merged: dict[str, Any] = {section: [] for section in _NAMED} | {"current-context": ""}
     for document in documents:
         merged["current-context"] = merged["current-context"] or document.get("current-context")

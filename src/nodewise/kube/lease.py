@@ -1,9 +1,9 @@
-"""Leader election by a Lease of coordination.k8s.io/v1: the rules. `elector` applies them.
+"""Rules of leader election with a Lease of coordination.k8s.io/v1. `elector` applies them.
 
-At most one replica leads: a leader leads until `renew_s` after it *sent* its last successful write; another replica
-takes the Lease no sooner than `duration_s` after it *saw* that write, which is after it was sent. Each counts on
-its own monotonic clock, so wall clocks do not matter; `duration_s` over `renew_s` is how much faster one clock may run
-than the other. A write carries the resourceVersion that it was decided on.
+At most one replica leads. A leader leads until `renew_s` after it *sent* its last successful write. Another replica
+acquires the Lease no sooner than `duration_s` after it *observed* that write, which is later than it was sent. Each
+replica uses its own monotonic clock, so wall clocks do not matter; `duration_s` / `renew_s` is the largest tolerated
+ratio of the clocks' rates. A write has the resourceVersion of the Lease that the decision is based on.
 Source: client-go v0.36 tools/leaderelection/leaderelection.go, which counts from after the write.
 """
 
@@ -15,21 +15,21 @@ import msgspec
 
 
 class LeaseTimings(NamedTuple):
-    """client-go's defaults, which kube-scheduler has too."""
+    """Durations of the leader election. The defaults are those of client-go and kube-scheduler."""
 
     duration_s: float = 15.0
-    """Other replicas do not take a Lease that did not change for less than this."""
+    """Other replicas acquire the Lease after it has not changed for this long."""
     renew_s: float = 10.0
-    """A leader stops leading this long after the last successful renewal; less than `duration_s`."""
+    """A leader stops leading this long after its last successful renewal; less than `duration_s`."""
     retry_s: float = 2.0
-    """Between two reads of the Lease."""
+    """Time between two reads of the Lease."""
 
 
 class LeaseLock(NamedTuple):
-    """The Lease, and the identity of this process, which no other running process has.
+    """The Lease, and the identity of this process, which is unique among running processes.
 
-    A process may have the identity of one that certainly ended, such as a container that restarts in its pod. The Lease
-    is its own at once then.
+    A process may reuse the identity of a process that has certainly ended, such as a container that restarts in its
+    pod. Then it holds the Lease at once.
     """
 
     namespace: str
@@ -49,19 +49,21 @@ class LeaseSpec(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ObservedLease(NamedTuple):
-    """The content of a Lease, and the time on this process's clock at which it was first seen."""
+    """The content of a Lease, and the monotonic time at which this process first observed it."""
 
     spec: LeaseSpec
     at_s: float
 
 
 def observe(before: ObservedLease | None, spec: LeaseSpec, now_s: float) -> ObservedLease:
-    """Content that has not changed keeps the time at which it was first seen."""
+    """Record the content of the Lease. Unchanged content keeps the time of its first observation."""
     return before if before is not None and before.spec == spec else ObservedLease(spec, now_s)
 
 
 def wait_s(seen: ObservedLease | None, lock: LeaseLock, now_s: float) -> float:
-    """Seconds until the Lease may be taken; 0 if it may be taken, or is ours. None for `seen`: there is no Lease."""
+    """Seconds until this process may acquire the Lease; 0 if it may do so now, or holds it. `seen` is None if there is
+    no Lease.
+    """
     if seen is None or not seen.spec.holder_identity or seen.spec.holder_identity == lock.identity:
         return 0.0
     duration_s = seen.spec.lease_duration_seconds or lock.timings.duration_s
@@ -69,7 +71,7 @@ def wait_s(seen: ObservedLease | None, lock: LeaseLock, now_s: float) -> float:
 
 
 def acquire_or_renew(seen: ObservedLease | None, lock: LeaseLock, wall_s: float) -> LeaseSpec:
-    """The Lease with our identity: renewed if it is ours, else taken, which adds a transition."""
+    """The Lease with the identity of this process: renewed if it holds it, else acquired, which adds a transition."""
     now = _micro_time(wall_s)
     spec = seen.spec if seen else LeaseSpec()
     ours = spec.holder_identity == lock.identity
@@ -84,7 +86,7 @@ def acquire_or_renew(seen: ObservedLease | None, lock: LeaseLock, wall_s: float)
 
 
 def release(seen: ObservedLease, wall_s: float) -> LeaseSpec:
-    """The Lease without a holder, so that another replica need not wait."""
+    """The Lease without a holder, so that another replica can acquire it at once."""
     now = _micro_time(wall_s)
     transitions = seen.spec.lease_transitions
     return LeaseSpec("", 1, acquire_time=now, renew_time=now, lease_transitions=transitions)

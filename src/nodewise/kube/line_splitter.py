@@ -1,15 +1,16 @@
-"""Cuts a stream of bytes into lines, whatever its pieces. A watch answers one JSON document a line."""
+"""Splits a stream of bytes into lines, independent of its chunks. A watch sends one JSON document per line."""
 
 from collections.abc import Iterator
 
 from nodewise.errors import Problem, Unavailable
 
 LONGEST_BYTES = 64 << 20
-"""No object is longer: etcd takes 1.5 MiB by default. Keeps a broken server from filling our memory."""
+"""Limit of a line, against exhaustion of memory by a broken server. Objects are smaller: etcd accepts 1.5 MiB by
+default."""
 
 
 class LineSplitter:
-    """Bytes in, whole lines out. Nothing is scanned twice."""
+    """Splits chunks of bytes into complete lines, and scans each byte once."""
 
     def __init__(self, longest_bytes: int = LONGEST_BYTES) -> None:
         self._longest = longest_bytes
@@ -17,7 +18,7 @@ class LineSplitter:
         self._held = 0
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
-        """The lines that this piece completes, without their ends; empty lines are none."""
+        """The lines that this chunk completes, without line ends. Empty lines are left out."""
         head, *rest = piece.split(b"\n")
         self._hold(head)
         for part in rest:
@@ -27,7 +28,7 @@ class LineSplitter:
             self._hold(part)
 
     def rest(self) -> bytes:
-        """What came after the last line's end: nothing or a document, unless the stream was cut off."""
+        """The bytes after the last line end: empty or a document, unless the stream was truncated."""
         return self._taken()
 
     def _hold(self, part: bytes) -> None:

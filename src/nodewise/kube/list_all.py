@@ -1,4 +1,4 @@
-"""All objects of a kind, once: for who looks and goes. It needs the right to list, and nothing else."""
+"""Lists all objects of a kind once, for commands that do not watch. Requires only the permission to list."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -15,7 +15,7 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 T = TypeVar("T", bound=KubernetesObject)
 
 _AGAIN = 3
-"""A list whose pages went stale under way is begun anew, so often."""
+"""Number of attempts for a list whose pages expire."""
 
 
 async def list_objects(
@@ -24,9 +24,10 @@ async def list_objects(
     metrics_registry: MetricsRegistry,
     report_count: Callable[[int], None],
 ) -> Store[T]:
-    """The objects as a reflector would hold them: one that cannot be decoded counts as absent, and is logged.
+    """The objects in a store, as a reflector would store them: an object that cannot be decoded counts as absent, and
+    is logged.
 
-    `told` gets the count so far after each page. Errors are those of `Api.get`.
+    `report_count` is called after each page with the number of objects so far. Errors are those of `Api.get`.
     """
     decoder = ObjectDecoder(target.resource.kind, target.type, metrics_registry, target.keep)
     path = target.resource.path(target.namespace)

@@ -1,12 +1,13 @@
-"""List and watch as a pure step: a state and a frame in, the next state and what the frame says out. No I/O.
+"""List and watch as pure functions: a state and a response in, the next state and its content out. No I/O.
 
-    Listing ──last page──▶ Watching ──410 Gone──▶ Listing
-       └─next page─▶ Listing    ├─event, bookmark─▶ Watching
-                                └─failure─▶ Checking ──▶ Watching, or Listing where the server has an older version
+    ListState ──last page──▶ WatchState ──410 Gone──▶ ListState
+       └─next page─▶ ListState    ├─event, bookmark─▶ WatchState
+                                  └─failure─▶ VersionCheckState ──▶ WatchState, or ListState if the server has an
+                                                                    older version
 
-The list asks for the newest state (no resourceVersion), page by page. `resourceVersion=0` would be cheaper
-for an old API server, but it ignores the page limit and may answer with a state older than one we have seen;
-since 1.31 (KEP-2340) the newest state comes from the API server's memory too.
+A list requests the newest state (no resourceVersion), page by page. `resourceVersion=0` would be cheaper for an old
+API server, but it ignores the page limit and may return a state older than a previous response. Since 1.31 (KEP-2340)
+the API server returns the newest state from memory, too.
 Source: kubernetes.io/docs/reference/using-api/api-concepts, and client-go v0.36 tools/cache/reflector.go.
 """
 
@@ -25,30 +26,30 @@ FIRST_LIMIT: Final = 100
 MOST_LIMIT: Final = 500
 """client-go's page size."""
 PAGE_BYTES: Final = 1 << 20
-"""Finding the objects in a page is one step of the event loop: 1 MiB takes about half a millisecond."""
+"""Splitting a page into objects blocks the event loop: 1 MiB takes about half a millisecond."""
 
 SHORTEST_WATCH_S: Final = 300
-"""A watch is asked to last from this to twice this, by chance, so that replicas do not come back in step."""
+"""The duration of a watch is random, from this to twice this, so that replicas do not reconnect at the same time."""
 
 
 class ListState(NamedTuple):
-    """The next thing to ask for is a page of the list; an empty `token` is the first page."""
+    """The next request is for a page of the list; an empty `token` means the first page."""
 
     token: str = ""
     reason: Literal["start", "expired", "older", "doubt"] = "start"
 
 
 class WatchState(NamedTuple):
-    """The next thing to ask for is what happened after `version`."""
+    """The next request is a watch from `version`."""
 
     version: str
 
 
 class VersionCheckState(NamedTuple):
-    """After a failure the next thing to ask for is the server's version, before we go on after `version`.
+    """After a failure, the next request is for the server's current version, before the watch continues from `version`.
 
-    One whose etcd was put back from a backup has an older version than we have seen, and tells a watch nothing until
-    it has made as many changes again.
+    A server whose etcd was restored from a backup has an older version, and sends no watch events until it has made as
+    many changes again.
     """
 
     version: str
@@ -58,7 +59,7 @@ ListWatchState = ListState | WatchState | VersionCheckState
 
 
 class ListPage(NamedTuple):
-    """Some objects of the list, as JSON."""
+    """A page of the list: its objects as JSON."""
 
     items: list[msgspec.Raw]
     is_first: bool
@@ -66,13 +67,13 @@ class ListPage(NamedTuple):
 
 
 class WatchEvent(NamedTuple):
-    """What a line of a watch says: an object that is there now, one that went, or a sign of life."""
+    """An event of a watch: an object that was added or modified, one that was deleted, or a bookmark."""
 
     kind: Literal["put", "gone", "bookmark"]
     key: Key
     object: msgspec.Raw
     version: str = ""
-    """The server's, of the change; everything until then was told. Empty if the server does not say."""
+    """The resource version of the change: all changes up to it have been sent. Empty if unknown."""
 
 
 class _ListMeta(msgspec.Struct, frozen=True, rename={"token": "continue"}):
@@ -127,7 +128,7 @@ def request_parameters(state: ListWatchState, limit: int, random: Callable[[], f
 
 
 def parse_page(state: ListState, body: bytes) -> tuple[ListWatchState, ListPage]:
-    """One page of the list. `Unavailable` if it is none."""
+    """The next state and the page of a response. `Unavailable` if the response is not a list."""
     try:
         response = _LIST.decode(body)
     except UNREADABLE as error:
@@ -138,9 +139,9 @@ def parse_page(state: ListState, body: bytes) -> tuple[ListWatchState, ListPage]
 
 
 def parse_version_check(state: VersionCheckState, body: bytes) -> ListWatchState:
-    """Where to go on, given a page of a list. `Unavailable` if it is none.
+    """The next state, given a page of a list. `Unavailable` if the response is not a list.
 
-    Versions of a kind are whole numbers that grow (KEP-5504); a server whose versions are not is believed.
+    Resource versions of a kind are integers that increase (KEP-5504). The check passes for other versions.
     """
     try:
         resource_version = _LIST.decode(body).metadata.resource_version
@@ -153,7 +154,9 @@ def parse_version_check(state: VersionCheckState, body: bytes) -> ListWatchState
 
 
 def parse_watch_line(state: WatchState, data: bytes) -> tuple[ListWatchState, WatchEvent]:
-    """One line of the watch. Raises what the server reports in it; `Unavailable` if the line is no event."""
+    """The next state and the event of a line. Raises the error that the line reports; `Unavailable` if it is not an
+    event.
+    """
     try:
         event = _LINE.decode(data)
         kind = _KINDS.get(event.type)
@@ -170,14 +173,14 @@ def parse_watch_line(state: WatchState, data: bytes) -> tuple[ListWatchState, Wa
 
 
 def state_after_error(state: ListWatchState, error: Exception) -> ListWatchState:
-    """Where to go on after a failure: where we were if the server is still there, else from the beginning."""
+    """The state after a failure: the list starts again if the version has expired, a watch checks its version."""
     if isinstance(error, Expired):
         return ListState(reason="expired")
     return VersionCheckState(state.version) if isinstance(state, WatchState) else state
 
 
 def key_of(data: msgspec.Raw) -> Key:
-    """Namespace and name of an object that may be wrong in every other respect; empty if in this one too."""
+    """Namespace and name of an object that may be invalid otherwise; empty if they cannot be read."""
     try:
         meta = _HEAD.decode(data).metadata
     except UNREADABLE:
@@ -186,7 +189,7 @@ def key_of(data: msgspec.Raw) -> Key:
 
 
 def version_of(data: msgspec.Raw) -> str:
-    """The server's version of an object; empty if it has none."""
+    """The resource version of an object; empty if it has none."""
     try:
         return _HEAD.decode(data).metadata.resource_version
     except UNREADABLE:
@@ -194,7 +197,7 @@ def version_of(data: msgspec.Raw) -> str:
 
 
 def next_limit(limit: int, count: int, size_bytes: int) -> int:
-    """How many objects to ask for next, from how large a page of `count` was; it at most doubles."""
+    """The limit of the next page, from the size of a page of `count` objects. It at most doubles."""
     if not count:
         return limit
     fitting = PAGE_BYTES * count // max(size_bytes, 1)

@@ -1,7 +1,7 @@
-"""Liveness of the API server, by the responses to the calls for the Lease.
+"""Liveness of the API server, determined from the responses to calls for the Lease.
 
 Every replica reads or writes the Lease every few seconds, and a response means that the API server and its storage
-work. A watch can be quiet for a minute, and other calls are irregular.
+work. A watch may have no events for a minute, and other calls are irregular.
 """
 
 from typing import Final
@@ -11,12 +11,12 @@ from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 
 SILENT_S: Final = 10.0
-"""Without a response for this long the API server counts as away: two calls in a row failed."""
+"""The API server counts as unavailable without a response for this long: two consecutive calls failed."""
 _CHECK_S: Final = 1.0
 
 
 class ApiServerLiveness:
-    """Run it as a task, and call `record_response` after each response."""
+    """Monitor of the API server. Run it as a task, and call `record_response` after each response."""
 
     def __init__(self, clock: Clock, metrics_registry: MetricsRegistry) -> None:
         self._clock = clock
@@ -26,17 +26,17 @@ class ApiServerLiveness:
         self._is_away = False
 
     def record_response(self) -> None:
-        """The API server responded."""
+        """Record a response of the API server."""
         self._responded_s = self._clock.monotonic()
 
     async def run(self) -> None:
-        """Log when the API server goes away and comes back, until cancelled."""
+        """Log when the API server becomes unavailable and available again, until cancelled."""
         while True:
             self.check()
             await self._clock.sleep(_CHECK_S)
 
     def check(self) -> None:
-        """Log a change. Time in which this process did not run does not count."""
+        """Log a change of availability. Time during which this process was suspended does not count."""
         now_s = self._clock.monotonic()
         if now_s - self._checked_s > SILENT_S / 2:
             self._responded_s = max(self._responded_s, now_s - _CHECK_S)

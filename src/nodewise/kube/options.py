@@ -1,4 +1,4 @@
-"""How the API server is reached, and how fast it is written to."""
+"""Settings of the connection to the API server, and the rate limit of writes."""
 
 from typing import Annotated
 
@@ -11,27 +11,29 @@ class KubeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of every command that talks to a cluster."""
 
     kubeconfig: Annotated[str, Option(metavar="FILE")] = ""
-    """A kubeconfig file. It wins over the in-cluster configuration, as an operator who names a file means it.
+    """Path of a kubeconfig file. Takes precedence over the in-cluster configuration.
 
-    Empty: in-cluster where a service account is mounted, else the files of $KUBECONFIG, else ~/.kube/config.
+    Empty: the in-cluster configuration if a service account is mounted, else the files of $KUBECONFIG, else
+    ~/.kube/config.
     """
 
     context: Annotated[str, Option(metavar="NAME")] = ""
-    """A context of the kubeconfig. Empty: its current-context."""
+    """Context of the kubeconfig. Empty: its current-context."""
 
     kube_qps: Annotated[float, msgspec.Meta(gt=0)] = 20.0
-    """Writes a second, on average. Reads are not limited: there are few, and the reflectors pace themselves.
+    """Average limit of writes to the API server per second. Reads are not limited, because there are few.
 
-    Four times client-go's default, because one bind is two writes.
+    The default is four times that of client-go, because one bind takes two writes.
     """
 
     kube_burst: Annotated[int, msgspec.Meta(ge=1)] = 50
-    """Writes that may go at once after a pause. Enough to label a rack without waiting."""
+    """Burst of writes to the API server. The default is enough to label a rack of nodes without delay."""
 
     namespace: Annotated[str, Option(metavar="NAMESPACE")] = ""
-    """Where our own Lease and events live. Empty: the service account's or the context's, else `default`."""
+    """Namespace of nodewise's own objects, such as the Lease. Empty: that of the service account or of the context,
+    else `default`."""
 
     identity: Annotated[str, Option(metavar="NAME")] = ""
-    """Who this replica is in the Lease by which replicas agree who leads. Give it the pod's name or uid, which nobody
-    else may have: a container that starts again in its pod leads on at once. Empty: the host's name and a part made
-    by chance, so that a process waits up to 15 s until the Lease of the one that was killed has run out."""
+    """Identity of this replica in the leader election. Must be unique. With the name or uid of the pod, a container
+    that restarts in its pod continues to lead at once. Empty: the host name with a random suffix; then a restarted
+    process waits up to 15 s until the Lease of the killed process has expired."""

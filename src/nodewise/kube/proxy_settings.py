@@ -1,7 +1,7 @@
-"""Whether a server is asked through a proxy, by the environment's rules as Go reads them.
+"""Proxy of a server, from environment variables with the semantics of Go.
 
-Source: golang.org/x/net http/httpproxy, which client-go asks. httpx2 has rules of its own that know no
-networks in NO_PROXY, and `NO_PROXY=10.0.0.0/8` is what pods of a cluster behind a proxy have.
+Source: golang.org/x/net http/httpproxy, which client-go uses. httpx2 does not support networks in NO_PROXY, but pods of
+clusters behind a proxy have settings such as `NO_PROXY=10.0.0.0/8`.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 
 def proxy_url(server: str, environ: Mapping[str, str]) -> str:
-    """The proxy's URL for this server; empty: asked directly."""
+    """The URL of the proxy for a server; empty for a direct connection."""
     url = urlsplit(server)
     host = url.hostname or ""
     name = f"{url.scheme}_proxy"
@@ -21,7 +21,7 @@ def proxy_url(server: str, environ: Mapping[str, str]) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Loopback is never asked through a proxy of the environment."""
+    """Whether a host is loopback, which never uses a proxy of the environment."""
     address = _address(host)
     return host == "localhost" if address is None else address.is_loopback
 
@@ -32,7 +32,7 @@ def _is_excepted(host: str, environ: Mapping[str, str]) -> bool:
 
 
 def _matches(host: str, rule: str) -> bool:
-    """A rule is `*`, an address, a network, `name` with all below it, or `.name`: only what is below it."""
+    """A rule is `*`, an address, a network, `name` (the host and its subdomains) or `.name` (subdomains only)."""
     if rule == "*":
         return True
     address = _address(host)

@@ -1,4 +1,4 @@
-"""The client-side rate limit and the back-off after failures. Time and randomness are arguments."""
+"""Client-side rate limit, and backoff after failures. Time and randomness are arguments."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -30,7 +30,7 @@ class TokenBucket:
 
 
 class Backoff(NamedTuple):
-    """Waits that double with each failure in a row, with jitter so that replicas do not retry in step.
+    """Delays that double with each consecutive failure, with jitter so that replicas do not retry simultaneously.
 
     The defaults are those of client-go's reflector (v0.36, tools/cache/reflector.go), except that its jitter
     only lengthens: a wait here lies between `share` and all of the doubled one, never above `most_s`.

@@ -1,4 +1,4 @@
-"""Keeps a store in sync with the objects of one kind in the API server, by the pure steps of `list_watch`."""
+"""Keeps a store in sync with the objects of one kind in the API server, with the pure functions of `list_watch`."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -21,33 +21,33 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 T = TypeVar("T", bound=KubernetesObject)
 
 PAGE_S: Final = 60.0
-"""Deadline of a page. A cold API server under load is slow, and a retry would make it slower."""
+"""Timeout of a page. An API server that has just started is slow, and a retry would make it slower."""
 
 BACKOFF: Final = Backoff(most_s=5.0, reset_s=10.0)
-"""Everything is in sync two periods after an API server came back, so no wait is longer than one. A retry is one small
-call per kind and replica, which a server that has just started can bear; client-go waits up to 30 s."""
+"""All stores must be in sync two periods after the API server came back, so a delay is at most one period. A retry is
+one small call per kind and replica, which a server that has just started can serve; client-go waits up to 30 s."""
 
 MOST_RETRY_AFTER_S: Final = 60.0
-"""A longer Retry-After is cut to this."""
+"""Limit of Retry-After."""
 
 _AT_ONCE_S: Final = 1.0
-"""A watch that ends this soon without an event counts as refused (client-go: VeryShortWatchError)."""
+"""A watch that ends within this time without an event counts as failed (client-go: VeryShortWatchError)."""
 
 
 class ReflectorTarget(NamedTuple, Generic[T]):
-    """What to reflect: a kind, the slim type, the namespace (empty: all) and the selectors."""
+    """The objects to reflect: kind, type with the declared fields, namespace (empty: all) and selectors."""
 
     resource: Resource
     type: type[T]
     namespace: str = ""
     selectors: Mapping[str, str] = {}
-    """`fieldSelector` and `labelSelector`, as the API takes them."""
+    """`fieldSelector` and `labelSelector`, as the API accepts them."""
     keep: Callable[[T], T | None] | None = None
-    """What is stored of an object, None for nothing; without this function all of it."""
+    """Returns the object to store, None to ignore the object; without this function all objects are stored."""
 
 
 class Reflector(Generic[T]):
-    """Run one per kind, as a task that is cancelled at the end. It ends by itself only by a defect."""
+    """Reflects the objects of one kind. Run it as a task until cancelled; it ends by itself only by a defect."""
 
     def __init__(
         self,
@@ -88,19 +88,19 @@ class Reflector(Generic[T]):
 
     @property
     def trouble(self) -> str:
-        """Why the store is not in sync; empty while it is."""
+        """Why the store is not in sync; empty if it is."""
         return self._problem
 
     def apply_response(self, response: bytes) -> T | None:
-        """Apply the server's response to a write of ours; the object that the store has then, or None."""
+        """Apply the server's response to our write. Returns the object in the store afterwards, or None."""
         return self._decoder.apply_response(response)
 
     def relist(self) -> None:
-        """List again at the next response of the server, for a resync. A quiet watch has a bookmark every minute."""
+        """List again (resync) at the next response of the server. A watch has a bookmark at least every minute."""
         self._relist_requested = True
 
     def age_s(self) -> float:
-        """Seconds since the last response; infinite before the first. A quiet watch has a bookmark every minute."""
+        """Seconds since the last response; infinite before the first. A watch has a bookmark at least every minute."""
         return self._clock.monotonic() - self._last_response_s
 
     async def until_synced(self) -> None:
@@ -137,7 +137,7 @@ class Reflector(Generic[T]):
     async def _list(self, state: ListState, params: Mapping[str, str]) -> None:
         body = await self._api.get(self._path, params, timeout_s=PAGE_S)
         self._record_response()
-        # to find a page's objects and to decode them are half a millisecond each; together it would be too long
+        # splitting a page into objects and decoding them take half a millisecond each: yield in between
         await asyncio.sleep(0)
         after, page = list_watch.parse_page(state, body)
         self._limit = list_watch.next_limit(self._limit, len(page.items), len(body))
@@ -181,9 +181,11 @@ class Reflector(Generic[T]):
             logs.emit("kube_back", kind=self._kind)
 
     async def _wait(self, error: NodewiseError) -> None:
-        """Wait before a retry: longer with each failure of one kind, at least Retry-After. A failure is logged once.
+        """Wait before a retry: longer with each failure of the same kind, at least Retry-After. A failure is logged
+        once.
 
-        A server that starts refuses connections, then rights, then versions: each is progress.
+        A starting server first refuses connections, then permissions, then versions: a new kind of failure is progress,
+        so it resets the delay.
         """
         now_s = self._clock.monotonic()
         recent = now_s - self._failed_at_s < self._backoff.reset_s

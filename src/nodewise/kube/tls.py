@@ -1,4 +1,4 @@
-"""TLS towards the API server: whom we trust, and the certificate we show."""
+"""TLS of connections to the API server: trusted authorities and client certificate."""
 
 import ssl
 from base64 import b64decode, b64encode
@@ -20,7 +20,9 @@ _REMEDY: Final = "renew the credentials in the kubeconfig"
 
 
 def context(chosen: KubeconfigContext) -> ssl.SSLContext:
-    """What verifies the server and identifies us. `BadSettings` where a file is missing or does not fit."""
+    """A context with the trusted authorities and the client certificate. `BadSettings` if a file is missing or
+    invalid.
+    """
     what = f"kubeconfig {chosen.source}, context {chosen.name}"
     made = _verifying(chosen, what)
     pair = _pair(chosen.user, what)
@@ -30,7 +32,7 @@ def context(chosen: KubeconfigContext) -> ssl.SSLContext:
 
 
 def load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes, what: str) -> None:
-    """Load a PEM pair into a context; new connections show it."""
+    """Load a PEM pair into a context; new connections present it."""
     try:
         pem_files.load(context, certificate, key)
     except (ssl.SSLError, ValueError) as error:
@@ -39,10 +41,10 @@ def load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes, what: str
 
 
 class TlsCredentials:
-    """What verifies the server and identifies us, its files read again when they change. Inline data stay."""
+    """Trusted authorities and client certificate. Files are reread when they change; inline data do not change."""
 
     def __init__(self, chosen: KubeconfigContext, metrics_registry: MetricsRegistry, clock: Clock) -> None:
-        """BadSettings where a file cannot be used."""
+        """BadSettings if a file cannot be used."""
         self._chosen = chosen
         self._shown: tuple[bytes, bytes] | None = None
         pair = _files(chosen.user, "client-certificate", "client-key")
@@ -61,17 +63,19 @@ class TlsCredentials:
         self._reloader = CertificateReloader([files for files in (self._pair, self._bundle) if files], clock)
 
     def has_changed(self) -> bool:
-        """Whether the files hold something else than when this was last asked."""
+        """Whether the content of the files has changed since the last call."""
         return self._reloader.poll()
 
     def set_client_certificate(self, certificate: bytes, key: bytes, what: str) -> bool:
-        """Show this pair from now on, PEM; False if it is shown already. BadSettings, after `what`, if it is none."""
+        """Present this PEM pair from now on. Returns False if it is already in use. BadSettings, with `what`, if it is
+        invalid.
+        """
         load_pair(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), certificate, key, what)
         before, self._shown = self._shown, (certificate, key)
         return before != self._shown
 
     def context(self) -> ssl.SSLContext:
-        """A context of what is in use now."""
+        """A new context with the current authorities and certificate."""
         user, cluster = dict(self._chosen.user), dict(self._chosen.cluster)
         shown = self._shown or (self._pair.value[:2] if self._pair else None)
         if shown:
@@ -83,7 +87,7 @@ class TlsCredentials:
 
 
 def _files(section: Mapping[str, Any], *fields: str) -> Mapping[str, str]:
-    """The path of each field, if all of them are given as files, and none inline."""
+    """The path of each field, if all fields are given as files and none inline; else empty."""
     files = {
         field: section[field] for field in fields if section.get(field) and not section.get(f"{field}-data")
     }
@@ -91,7 +95,7 @@ def _files(section: Mapping[str, Any], *fields: str) -> Mapping[str, str]:
 
 
 def expiry_hint(chosen: KubeconfigContext, now_s: float) -> str:
-    """What to say when our credentials are refused: that the client certificate is over, if it is."""
+    """The remedy if the client certificate has expired; empty if it has not."""
     try:
         pair = _pair(chosen.user, "")
         ends = x509.load_pem_x509_certificate(pair[0]).not_valid_after_utc.timestamp() if pair else now_s
@@ -103,7 +107,7 @@ def expiry_hint(chosen: KubeconfigContext, now_s: float) -> str:
 
 
 def ca_certificates(chosen: KubeconfigContext) -> bytes:
-    """The certificates, in PEM, that the server is verified against; empty: those of the system."""
+    """The authorities, in PEM, that the server is verified against; empty for those of the system."""
     what = f"kubeconfig {chosen.source}, context {chosen.name}"
     return _bytes(chosen.cluster, "certificate-authority", what)
 
@@ -118,8 +122,8 @@ def _verifying(chosen: KubeconfigContext, what: str) -> ssl.SSLContext:
     if chosen.cluster.get("insecure-skip-tls-verify"):
         made.check_hostname = False
         made.verify_mode = ssl.CERT_NONE
-    # Python 3.13 is stricter than Go: it would refuse the CAs without an Authority Key Identifier that
-    # clusters in the field have, and that every other client accepts
+    # Python 3.13 is stricter than Go: it would reject CAs without an Authority Key Identifier, which exist in
+    # clusters and which all other clients accept
     made.verify_flags &= ~ssl.VERIFY_X509_STRICT
     return made
 
@@ -133,7 +137,7 @@ def _pair(user: Mapping[str, Any], what: str) -> tuple[bytes, bytes] | None:
 
 
 def _bytes(section: Mapping[str, Any], field: str, what: str) -> bytes:
-    """What a field gives: inline (`-data`, which wins as in client-go), or as a file; empty if not set."""
+    """The value of a field: inline (`-data`, which takes precedence as in client-go) or from a file; empty if unset."""
     try:
         if inline := section.get(f"{field}-data"):
             return b64decode(inline, validate=True)
@@ -144,5 +148,5 @@ def _bytes(section: Mapping[str, Any], field: str, what: str) -> bytes:
 
 
 def _reason(error: Exception) -> str:
-    """OpenSSL's own word without its numbers and source lines: `KEY_VALUES_MISMATCH`."""
+    """OpenSSL's reason without its numbers and source lines: `KEY_VALUES_MISMATCH`."""
     return getattr(error, "reason", None) or str(error)

@@ -1,9 +1,10 @@
-"""Node metrics: what is measured on each node, when, and by whom.
+"""Node metrics: values of nodes with their time and source.
 
-A source (`custom_metrics_api`, `resource_metrics_api`, `prometheus`, `metric_files`) fetches one metric as a
-`series`; `source_selection` chooses among
-several; `metrics_snapshot` keeps the newest of each; `refresher` asks for what policies name, each metric on its own;
-`aggregation` reduces several values of a node to one; `column` lays a series out by node number for arithmetic.
-`node_attributes` is what sources know of nodes.
-Nothing here knows a policy, a threshold or a pod. A value that is not there is never a number.
+A source (`custom_metrics_api`, `resource_metrics_api`, `prometheus`, `metric_files`) fetches one metric as a `series`.
+`source_selection` selects the source of each metric, `refresher` fetches the metrics that policies name, each
+independently, and `metrics_snapshot` contains the newest series of each. `aggregation` reduces several values of a node
+to one, `column` arranges a series by node number for arithmetic, and `node_attributes` contains the names, addresses
+and allocatable resources of nodes.
+
+The package is independent of policies and pods. A missing value is never represented by a number.
 """

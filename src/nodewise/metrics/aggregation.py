@@ -1,7 +1,7 @@
-"""One value of a node where a source has several: by the aggregation that a rule asks for, else none.
+"""Aggregates several values of one node to one.
 
-Arithmetic is exact, in nano-units. Values that are no number follow PromQL: `max` and `min` pass over them, `sum` and
-`avg` have no result.
+Arithmetic is exact, in nano-units. Invalid values follow PromQL: `max` and `min` ignore them, `sum` and `avg` have no
+result.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,14 +12,14 @@ from nodewise.metrics.series import Sample
 AGGREGATIONS: Final = ("max", "min", "sum", "avg")
 
 SampleOrReason = Sample | str
-"""A value, or what the source gave instead of one."""
+"""A value, or the reason why the source has none."""
 
 
 def reduce(entries: Sequence[SampleOrReason], aggregation: str, conflict: str) -> Sample:
     """The value of a node. ValueError with the reason if it has none.
 
-    Without an aggregation all values must be equal; `conflict` is the reason where they are not. An aggregated value
-    is as old as its oldest part.
+    Without an aggregation all values must be equal; `conflict` is the reason if they differ. The time of an aggregated
+    value is that of its oldest value.
     """
     if aggregation:
         return _aggregated(entries, aggregation)

@@ -1,4 +1,4 @@
-"""A series laid out by node number, for arithmetic over all nodes at once."""
+"""Values of a series as arrays by node number, for arithmetic on all nodes at once."""
 
 from collections.abc import Generator, Sequence
 from itertools import islice
@@ -15,7 +15,7 @@ Values = NDArray[np.int64] | NDArray[np.object_]
 States = NDArray[np.uint8]
 
 _PART: Final = 512
-"""So many samples are laid out between two requests."""
+"""Number of samples that are processed between two requests."""
 
 
 class Column(NamedTuple):
@@ -26,9 +26,9 @@ class Column(NamedTuple):
     times: NDArray[np.float64]
     """Seconds since 1970; NaN where the age is unknown, -inf where there is no value."""
     initial_states: States
-    """`ValueState` before any question of age: FRESH, MISSING or INVALID."""
+    """`ValueState` regardless of age: FRESH, MISSING or INVALID."""
     answered_at: float = -np.inf
-    """When the source answered, seconds since 1970; NaN where that is unknown, -inf for never."""
+    """Time of the source's response, seconds since 1970; NaN if unknown, -inf for never."""
 
     def states(self, now: float, max_age_s: float) -> States:
         """The state of each value at `now`: one older than `max_age_s` is STALE. An unknown age is fresh."""
@@ -46,7 +46,7 @@ class Column(NamedTuple):
 
 
 def empty(index: NodeIndex) -> Column:
-    """The column of a metric nobody has values of: every node is MISSING."""
+    """The column of a metric without values: every node is MISSING."""
     size = len(index) + 1
     return Column(
         np.zeros(size, np.int64),
@@ -56,13 +56,13 @@ def empty(index: NodeIndex) -> Column:
 
 
 def lay_out(series: Series, index: NodeIndex) -> Generator[None, None, Column]:
-    """The column of a series, in parts. Samples of nodes that the index does not have are left out."""
+    """The column of a series; yields between parts. Samples of nodes that are not in the index are ignored."""
     column = empty(index)._replace(answered_at=series.fetched_at or np.nan)
     rest = iter(series.samples.items())
     while part := dict(islice(rest, _PART)):
         column = _with(column, index.numbers(list(part)), list(part.values()), series.fetched_at)
         yield
-    # what was said of nodes that the index does not have
+    # clear the entry of the unknown node
     column.values[-1], column.times[-1], column.initial_states[-1] = 0, -np.inf, ValueState.MISSING
     bad = index.numbers([node for node in series.invalid if node in index and node not in series.samples])
     column.initial_states[bad] = ValueState.INVALID
@@ -70,7 +70,7 @@ def lay_out(series: Series, index: NodeIndex) -> Generator[None, None, Column]:
 
 
 def _with(column: Column, numbers: Numbers, samples: Sequence[Sample], fetched_at: float) -> Column:
-    """With these samples; where a value does not fit, with other values."""
+    """The column with these samples. If a value does not fit into int64, values become Python integers."""
     values, exact = column.values, [sample.value for sample in samples]
     try:
         values[numbers] = np.fromiter(exact, values.dtype, len(exact))
@@ -78,7 +78,7 @@ def _with(column: Column, numbers: Numbers, samples: Sequence[Sample], fetched_a
         values = values.astype(object)
         values[numbers] = np.array(exact, object)
     measured = np.array([np.nan if sample.at is None else sample.at for sample in samples])
-    # a time that was yet to come when it was told would keep its value fresh for as long as nobody tells another
+    # a time in the future would keep a value fresh until the source returns another one
     column.times[numbers] = np.minimum(measured, fetched_at) if fetched_at else measured
     column.initial_states[numbers] = ValueState.FRESH
     return column._replace(values=values)

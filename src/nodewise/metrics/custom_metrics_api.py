@@ -1,6 +1,6 @@
-"""The custom metrics API (custom.metrics.k8s.io v1beta1 and v1beta2), asked through the API server.
+"""Source `custom`: the custom metrics API (custom.metrics.k8s.io v1beta1 and v1beta2), through the API server.
 
-One call a metric: `GET /apis/custom.metrics.k8s.io/<version>/nodes/*/<metric>`.
+One call per metric: `GET /apis/custom.metrics.k8s.io/<version>/nodes/*/<metric>`.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _REMEDY: Final = (
     "install prometheus-adapter or another server of this API, or use another source of --metrics"
 )
 _SHARED_S: Final = 1.0
-"""An API that is not registered is looked up once for all metrics of a round, and again in the next round."""
+"""A missing API is looked up once for all metrics of a refresh, and again in the next refresh."""
 
 
 class _ApiVersion(msgspec.Struct, frozen=True):
@@ -35,7 +35,7 @@ class _ApiGroup(msgspec.Struct, frozen=True):
 
 
 class CustomMetricsSource:
-    """The source `custom`. The version is looked up again after every failed call, so an upgrade is noticed."""
+    """The source `custom`. The version is looked up again after each failed call, which detects an upgrade."""
 
     name = "custom"
 
@@ -47,7 +47,7 @@ class CustomMetricsSource:
         self._absent: tuple[float, MetricNotFound] | None = None
 
     def supports(self, request: MetricRequest) -> bool:
-        """Any metric by its name; the API knows no expressions."""
+        """Any metric by name; the API does not support expressions."""
         return bool(request.metric) and not request.query
 
     async def fetch(self, request: MetricRequest, now: float) -> Series:
@@ -56,7 +56,7 @@ class CustomMetricsSource:
         """
         version = await self._spoken(now)
         path = escape_path("apis", GROUP, version, "nodes", "*", request.metric)
-        await asyncio.sleep(0)  # what comes before has taken its time
+        await asyncio.sleep(0)  # the preceding steps already took time on the event loop
         try:
             body = await self._api.get(path, timeout_s=self._timeout_s)
         except NodewiseError:
@@ -74,7 +74,7 @@ class CustomMetricsSource:
         return series
 
     async def _spoken(self, now: float) -> str:
-        """The version to ask in. What was learnt of it is shared by all metrics."""
+        """The version of the API to use. All metrics share the result of a lookup."""
         async with self._looking:
             if self._absent and now - self._absent[0] < _SHARED_S:
                 raise self._absent[1]
@@ -94,7 +94,7 @@ class CustomMetricsSource:
 
 
 def choose_version(body: bytes) -> str:
-    """The version to speak, from the API group's discovery document: the preferred one, else the first we read."""
+    """The version to use, from the discovery document: the preferred one, else the first supported one."""
     try:
         group = msgspec.json.decode(body, type=_ApiGroup)
     except UNREADABLE as error:

@@ -1,7 +1,6 @@
-"""Node metrics from files: MetricValueLists and NodeMetricsLists in YAML or JSON, or CSV lines
-`node,metric,value[,timestamp]`.
+"""Source `file`: MetricValueLists and NodeMetricsLists in YAML or JSON, or CSV lines `node,metric,value[,timestamp]`.
 
-A value without a timestamp is as new as the last reading: its age is unknown and counts as fresh.
+The age of a value without a timestamp is unknown, so the value counts as fresh.
 """
 
 import csv
@@ -37,7 +36,7 @@ T = TypeVar("T")
 
 
 class FileSource:
-    """The source `file`. Files are read again when they changed."""
+    """The source `file`. Files are reread when they change."""
 
     name = SOURCE
 
@@ -49,14 +48,14 @@ class FileSource:
         self._snapshot = MetricsSnapshot()
 
     def supports(self, request: MetricRequest) -> bool:
-        """Any metric by its name. A rule's query is not asked: what the file has under the name is its answer.
+        """Any metric by name. The query of a rule is ignored: the file's values of that name are its result.
 
-        So `decide`, which has files only, says the same as an extender that serves from them.
+        So `decide`, which reads only files, returns the same results as an extender that serves from them.
         """
         return bool(request.metric)
 
     async def fetch(self, request: MetricRequest, now: float) -> Series:
-        """The metric as it stands in the files. `MetricNotFound` if it does not, `BadInput` if they cannot be read."""
+        """The metric in the files. `MetricNotFound` if it is not there, `BadInput` if the files cannot be read."""
         known = await self._nodes() if self._nodes else node_facts.NO_NODES
         seen = fingerprint(self._paths)
         if seen != self._seen or known is not self._known:
@@ -70,7 +69,7 @@ class FileSource:
 
 
 def select(snapshot: MetricsSnapshot, request: MetricRequest) -> Series | None:
-    """The series of a metric by its name, whatever the query of the request is; None if it is not there."""
+    """The series of a metric by name, regardless of the query of the request; None if it is missing."""
     name = MetricRequest(request.metric, aggregate=request.aggregate).key
     return snapshot.series.get(name) or snapshot.series.get(request.metric)
 
@@ -80,8 +79,9 @@ def snapshot(
 ) -> MetricsSnapshot:
     """All metrics of these objects and CSV files. `BadInput` names each line that cannot be read.
 
-    Usage of nodes (NodeMetrics) is divided by the allocatable of the Nodes among the objects; if there are none,
-    of the nodes that are `known`. A metric with several values of a node is there once more for each aggregation.
+    Usage of nodes (NodeMetrics) is divided by the allocatable resources of the Nodes among the objects; without any, of
+    the nodes that are `known`. The snapshot contains a metric with several values per node once more for each
+    aggregation.
     """
     by_metric: dict[str, list[NodeSample]] = {}
     for item in (*_listed(objects), *(item for table in tables for item in _rows(table))):
@@ -107,7 +107,7 @@ def _requests(metric: str, entries: Sequence[NodeSample]) -> list[MetricRequest]
 
 
 def split(paths: Iterable[str]) -> tuple[list[str], list[Path]]:
-    """Paths of objects, and CSV files; a folder may hold both."""
+    """Paths of objects, and CSV files; a folder may contain both."""
     plain: list[str] = []
     tables: list[Path] = []
     for path in paths:
@@ -123,7 +123,7 @@ def split(paths: Iterable[str]) -> tuple[list[str], list[Path]]:
 
 
 def fingerprint(paths: Iterable[str]) -> tuple[tuple[str, int, int], ...]:
-    """What changes when a file of these changes: names, times and sizes."""
+    """Names, modification times and sizes of all files, which differ after a change."""
     metrics: list[tuple[str, int, int]] = []
     for path in map(Path, paths):
         for file in sorted(path.iterdir()) if path.is_dir() else [path]:
@@ -144,7 +144,7 @@ def _listed(objects: FileObjects) -> Iterator[MetricValue]:
 
 
 def _used(objects: FileObjects, known: NodeAttributes) -> dict[str, list[NodeSample]]:
-    """What nodes use, by metric."""
+    """The usage of nodes, by metric."""
     listed = [item for _, item in _decoded(objects, (resource_metrics_api.GROUP, "NodeMetrics"), NodeMetrics)]
     if not listed:
         return {}
@@ -154,7 +154,7 @@ def _used(objects: FileObjects, known: NodeAttributes) -> dict[str, list[NodeSam
 
 
 def _decoded(objects: FileObjects, kind: tuple[str, str], type_: type[T]) -> Iterator[tuple[str, T]]:
-    """The objects of a kind, each with the place where it stands."""
+    """The objects of a kind, each with its location in the files."""
     decode = msgspec.json.Decoder(type_).decode
     for entry in objects.entries(*kind):
         try:

@@ -1,6 +1,6 @@
-"""MetricValueList, the wire form of custom.metrics.k8s.io (v1beta1 and v1beta2), read into a series.
+"""Decodes a MetricValueList of custom.metrics.k8s.io (v1beta1 and v1beta2) into a series.
 
-One bad value spoils its own node only. Sources: k8s.io/metrics v0.36 `pkg/apis/custom_metrics`.
+An invalid value affects only its own node. Source: k8s.io/metrics v0.36 `pkg/apis/custom_metrics`.
 """
 
 from collections.abc import Generator, Iterable
@@ -42,7 +42,7 @@ class MetricValue(msgspec.Struct, frozen=True, gc=False):
 
 
 def item(node: str, metric: str, value: str, timestamp: str | None) -> MetricValue:
-    """An item made from plain fields."""
+    """A metric value from plain fields."""
     return MetricValue(_DescribedObject(node, "Node"), value, timestamp or None, metricName=metric)
 
 
@@ -66,7 +66,7 @@ def items(body: bytes) -> Generator[MetricValue | Problem, None, None]:
         try:
             decoded = _decode_item(cut)
         except UNREADABLE:
-            break  # it is bad, or was cut in its middle
+            break  # it is invalid, or was split in the middle
         yield decoded
         count += 1
     else:
@@ -84,9 +84,10 @@ def items(body: bytes) -> Generator[MetricValue | Problem, None, None]:
 
 
 def _cut(body: bytes) -> Generator[bytes, None, None]:
-    """The items' texts one by one, of a list as Go writes it; none of any other. Only right if each is JSON by itself.
+    """The items of a list in the form that Go writes, one by one; nothing for other forms. The result is correct only
+    if each item is valid JSON by itself.
 
-    To have the decoder find all of them at once takes a megabyte one or two milliseconds.
+    Splitting a list of a megabyte with the decoder would block the event loop for one or two milliseconds.
     """
     begin, end = body.find(b"[" + _BEGIN) + 1, body.rfind(b"}]") + 1
     try:
@@ -102,13 +103,13 @@ def _cut(body: bytes) -> Generator[bytes, None, None]:
 
 
 NodeSample = tuple[str, Sample | str]
-"""A node's name with its sample, or with what the source gave instead of one."""
+"""The name of a node with its sample, or with the reason why it has none."""
 _STRIDE: Final = 128
-"""So many nodes are one part of the work, some 0.1 ms."""
+"""Number of nodes in one part of the work, which takes about 0.1 ms."""
 
 
 def entries(items: Iterable[MetricValue | Problem]) -> Generator[NodeSample, None, None]:
-    """What each item says of its node. An item that cannot be read at all names no node and says nothing."""
+    """The sample of each item. An item that cannot be decoded names no node and is ignored."""
     for item in items:
         if isinstance(item, Problem):
             continue
@@ -119,12 +120,12 @@ def entries(items: Iterable[MetricValue | Problem]) -> Generator[NodeSample, Non
 
 
 class SeriesBuilder:
-    """Takes entries one by one, and makes a series of them."""
+    """Collects the samples of nodes and builds a series from them."""
 
     def __init__(self) -> None:
         self._entries: dict[str, Sample | str] = {}
         self._several: dict[str, list[Sample | str]] = {}
-        """Of the nodes that have more than one entry, all of them."""
+        """All entries of the nodes that have more than one."""
 
     def add(self, node: str, entry: Sample | str) -> None:
         if node in self._entries:
@@ -133,7 +134,7 @@ class SeriesBuilder:
             self._entries[node] = entry
 
     def series(self, request: MetricRequest, source: str, fetched_at: float) -> Generator[None, None, Series]:
-        """The series, in parts. Several values of one node become one as the request says."""
+        """The series; yields between parts. Several values of one node are aggregated as the request demands."""
         series = Series(request.metric, source, fetched_at, {}, {})
         for number, (node, entry) in enumerate(self._entries.items(), 1):
             try:
@@ -159,7 +160,7 @@ class SeriesBuilder:
 def build_series(
     request: MetricRequest, source: str, fetched_at: float, entries: Iterable[NodeSample]
 ) -> Series:
-    """The series of these entries, in one go."""
+    """The series of these entries, without yielding."""
     builder = SeriesBuilder()
     for node, entry in entries:
         builder.add(node, entry)
@@ -167,7 +168,7 @@ def build_series(
 
 
 def read_sample(item: MetricValue) -> Sample:
-    """The sample of an item. ValueError if its value is no quantity; a value of null is none, never zero."""
+    """The sample of an item. ValueError if its value is not a quantity; null is a missing value, not zero."""
     value = item.value
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError(f"{shown(value)} is not {quantity.WANTED}")  # noqa: TRY004 - one kind for the caller

@@ -1,4 +1,4 @@
-"""All metrics as they are known at one moment. Immutable: a refresh makes a new one."""
+"""Snapshot of all metrics. It is immutable: a refresh creates a new one."""
 
 from collections.abc import Mapping
 
@@ -11,15 +11,15 @@ class MetricsSnapshot(msgspec.Struct, frozen=True):
     """The newest series of each metric, and the reasons of the last failures."""
 
     series: Mapping[str, Series] = {}
-    """By `MetricRequest.key`; a metric that was never fetched with success is not in here."""
+    """By `MetricRequest.key`; without metrics that have never been fetched successfully."""
     failures: Mapping[str, str] = {}
-    """By `MetricRequest.key`: why the last fetch failed. The last good series, if any, stays and grows old."""
+    """By `MetricRequest.key`: why the last fetch failed. The last successful series, if any, stays and ages."""
     causes: Mapping[str, str] = {}
     """By `MetricRequest.key`: why a source that answered the last fetch has no value of any node, in words for a
     policy's status. A subset of `failures`."""
 
     def was_asked(self, metric: str) -> bool:
-        """Whether a source answered about the metric at all, be it with an error."""
+        """Whether the metric has been fetched, successfully or not."""
         return metric in self.series or metric in self.failures
 
     def with_series(self, series: Series) -> "MetricsSnapshot":
@@ -31,7 +31,7 @@ class MetricsSnapshot(msgspec.Struct, frozen=True):
         return MetricsSnapshot(self.series, {**self.failures, metric: why}, causes)
 
     def only(self, metrics: frozenset[str]) -> "MetricsSnapshot":
-        """Without the metrics that nobody names any more."""
+        """The snapshot without all other metrics."""
         if metrics >= self.series.keys() | self.failures.keys():
             return self
         return MetricsSnapshot(

@@ -1,7 +1,7 @@
-"""The node index: it gives each node a number, and everything per node is an array by that number.
+"""The node index assigns a number to each node. All values per node are arrays by that number.
 
-Every such array has one entry more than there are nodes: the last one stands for a node that we do not know,
-so that a request may name any node at all and look-ups need no branch.
+Each array has one entry more than there are nodes. The last entry represents unknown nodes, so that a request may name
+any node and lookups need no branch.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ _read_list: Final = msgspec.json.Decoder(list[str]).decode
 
 
 class NodeIndex:
-    """An immutable numbering of nodes, in the order given. `len(index)` is the number of the unknown node."""
+    """An immutable numbering of nodes in the given order. `len(index)` is the number of unknown nodes' entry."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         self._numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
@@ -31,11 +31,11 @@ class NodeIndex:
 
     @cached_property
     def table(self) -> NameTable | None:
-        """The names as text, made when first asked for; None where they are of too different lengths."""
+        """The table of names, built on first use; None if the lengths of the names differ too much."""
         return node_name_table.build_table(list(self._numbers))
 
     def prepare(self) -> None:
-        """Make the table now, so that no request has to wait for it: some 2 ms for 5,000 names."""
+        """Build the table in advance, so that no request waits for it: about 2 ms for 5,000 names."""
         _ = self.table
 
     def __len__(self) -> int:
@@ -55,12 +55,12 @@ class NodeIndex:
         return Names(self, np.arange(len(self)))
 
     def numbers(self, names: Sequence[str]) -> Numbers:
-        """The number of each name, in the same order; `len(self)` for a node that is not known."""
+        """The number of each name, in the same order; `len(self)` for an unknown node."""
         numbers = map(self._numbers.get, names, repeat(len(self._numbers)))
         return np.fromiter(numbers, np.intp, len(names))
 
     def named(self, names: "Sequence[str] | Names") -> "Names":
-        """The same names, found here."""
+        """The same names with numbers of this index."""
         if isinstance(names, Names):
             return names if names.index is self else self.named(names.tolist())
         numbers = self.numbers(names)
@@ -70,24 +70,24 @@ class NodeIndex:
         return Names(self, numbers, strange)
 
     def read(self, listed: bytes) -> "Names":
-        """The names in a JSON list. msgspec.MsgspecError or UnicodeDecodeError if it is none."""
+        """The names in a JSON list. msgspec.MsgspecError or UnicodeDecodeError if it is not a list of names."""
         numbers = self.table.read(listed) if self.table else None
         return self.named(_read_list(listed)) if numbers is None else Names(self, numbers)
 
 
 class Names(msgspec.Struct, eq=False, gc=False):
-    """Node names by position, kept as numbers of an index: whatever is per node is found by them, and thousands of
-    strings need not be touched. Indexing, iterating and `tolist` make them names.
+    """Node names by position, stored as numbers of an index: values per node are looked up without thousands of
+    strings. Indexing, iteration and `tolist` return names.
     """
 
     index: NodeIndex
     numbers: Numbers
     strange: Mapping[int, str] = _NONE
-    """The names that the index does not have, by position."""
+    """Unknown names, by position."""
 
     @classmethod
     def of(cls, names: Sequence[str]) -> "Names":
-        """These names, with an index of their own."""
+        """These names, with a new index."""
         return NodeIndex(names).named(names)
 
     def __len__(self) -> int:
@@ -125,5 +125,5 @@ class Names(msgspec.Struct, eq=False, gc=False):
 
     @property
     def nbytes(self) -> int:
-        """What keeping them costs beside the index, near enough."""
+        """Approximate memory in bytes, without the index."""
         return self.numbers.nbytes + sum(100 + len(name) for name in self.strange.values())

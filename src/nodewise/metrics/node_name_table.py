@@ -1,13 +1,12 @@
-"""The names of an index as JSON text in rows of one width: read and written many at once.
+"""The node names of an index as JSON text in rows of equal width, which numpy decodes and encodes all at once.
 
-To read 5,000 names as strings and find them in a dict takes half a millisecond, much of it spent on waiting for memory:
-each name is an object of its own, and so is each one of the dict. Rows lie side by side, so that numpy goes through
-them in a few passes.
+Decoding 5,000 names as strings and looking them up in a dict takes half a millisecond, mostly cache misses: each name
+is a separate object, also in the dict. The rows are contiguous, so numpy needs only a few passes.
 
-A row is read by a multilinear hash of its 8-byte words (Carter and Wegman 1979, "Universal classes of hash functions")
-and two tables, the second for names that share their place in the first; what is found is then compared as a whole. A
-row is written with its name in quotes, filled up with spaces and closed with a comma; JSON allows spaces there. Rows
-are picked by `take`, which needs a third of the time of an index.
+A row is looked up with a multilinear hash of its 8-byte words (Carter and Wegman 1979, "Universal classes of hash
+functions") in two tables; the second one is for names that collide in the first. Matches are then compared completely.
+A row is encoded as its name in quotes, padded with spaces and terminated by a comma; JSON allows spaces there. Rows are
+selected with `take`, which takes a third of the time of indexing.
 """
 
 from collections.abc import Sequence
@@ -19,24 +18,24 @@ from numpy.typing import NDArray
 
 Numbers = NDArray[np.intp]
 Rows = NDArray[np.void]
-"""One item a name; all of `NameTable.width` bytes."""
+"""One item per name, each of `NameTable.width` bytes."""
 Words = NDArray[np.uint64]
 """By row and word."""
 
 _WORD: Final = 8
 _QUOTE, _COMMA, _SPACE = b'", '
 _SPREAD: Final = 4
-"""Places in a table for each name, at least, so that few share one."""
+"""Minimum number of slots of a table per name, so that few names collide."""
 _MOST_WASTE: Final = 2
-"""Rows are at most so many times as long as the names in them; else there is no table, and names are looked up."""
+"""Limit of the ratio of rows to names in bytes. Above it there is no table, and names are looked up in a dict."""
 _SEED: Final = 20_260
 
 
 def encode_names(names: Sequence[str]) -> list[bytes]:
-    """Each name as the inside of a JSON string.
+    """Each name as the content of a JSON string.
 
-    All are encoded in one call and cut apart again, several times faster than one by one. Where no quote is inside a
-    name, `","` stands between two names and nowhere else.
+    All names are encoded in one call and then split, which is several times faster than one by one. If no name contains
+    a quote, `","` occurs only between names.
     """
     if not names:
         return []
@@ -47,7 +46,7 @@ def encode_names(names: Sequence[str]) -> list[bytes]:
 
 
 class NameTable:
-    """Names by number, as rows. No name twice."""
+    """Unique names by number, as rows."""
 
     def __init__(self, quoted: Sequence[bytes]) -> None:
         longest = max(map(len, quoted))
@@ -71,7 +70,7 @@ class NameTable:
         return rows.view(np.uint64).reshape(len(rows), -1)
 
     def _lay(self, words: Words) -> None:
-        """Choose how to hash, and fill both tables; another choice for as long as names share places in both."""
+        """Choose hash factors and fill both tables; repeat while names collide in both."""
         count = len(words)
         bits = max(count * _SPREAD - 1, 1).bit_length()
         self._shift = np.uint64(64 - bits)
@@ -92,10 +91,9 @@ class NameTable:
                 return
 
     def read(self, listed: bytes) -> Numbers | None:
-        """The numbers of a JSON list of names, as Go and msgspec write one.
+        """The numbers of a JSON list of names in the form that Go and msgspec write.
 
-        None where it is not written like that, or a name in it is not known: then it has to be read in the slow way.
-        The bytes are valid JSON.
+        None for other forms, or if a name is unknown: then use the slower decoder. The bytes must be valid JSON.
         """
         if listed == b"[]":
             return np.empty(0, np.intp)
@@ -116,13 +114,13 @@ class NameTable:
         return node_numbers
 
     def text(self, numbers: Numbers) -> Rows:
-        """Each name as a JSON string, spaces and a comma: a copy."""
+        """A copy of each name as a JSON string, followed by spaces and a comma."""
         rows: Rows = self._text.take(numbers)
         return rows
 
 
 def build_table(names: Sequence[str]) -> NameTable | None:
-    """The table of these names, or None where rows of one width would be far longer than the names."""
+    """The table of these names; None if rows of equal width would be much longer than the names."""
     quoted = [b'"' + name + b'"' for name in encode_names(names)]
     if not quoted or max(map(len, quoted)) * len(quoted) > _MOST_WASTE * sum(map(len, quoted)):
         return None
@@ -130,9 +128,9 @@ def build_table(names: Sequence[str]) -> NameTable | None:
 
 
 def _is_plain(listed: bytes, starts: NDArray[np.intp], ends: NDArray[np.intp]) -> bool:
-    """Whether a JSON value is `["…","…"]` with strings that are what they look like, and nothing else.
+    """Whether a JSON value is a list `["…","…"]` of strings without escapes.
 
-    Of one byte between two strings of a list JSON leaves no choice: it is a comma.
+    In valid JSON, a single byte between two strings of a list is a comma.
     """
     return (
         b"\\" not in listed

@@ -1,4 +1,4 @@
-"""Asks the sources, over and over, for what is wanted. Each metric has its own call, deadline and outcome."""
+"""Fetches the requested metrics periodically. Each metric has its own call, timeout and outcome."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -18,20 +18,20 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 
 
 class RefreshOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How often and how patiently metrics are asked for."""
+    """Period and limits of metric requests."""
 
     sync_period_s: Annotated[float, msgspec.Meta(gt=0)] = 5.0
-    """How often metrics are asked for and verdicts are renewed. The older system's default."""
+    """Period of metric requests and of the evaluation of policies. Telemetry Aware Scheduling has the same default."""
 
     metrics_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 5.0
-    """How long one metric may take before it counts as failed in this round."""
+    """Timeout per metric and period."""
 
     metrics_concurrency: Annotated[int, msgspec.Meta(ge=1)] = 64
-    """Calls under way at once, so that thousands of metric names do not become thousands of connections."""
+    """Limit of concurrent metric requests, and so of connections."""
 
 
 class MetricsRefresher:
-    """Keeps `snapshot` as new as the sources allow."""
+    """Fetches metrics and keeps `snapshot` up to date."""
 
     def __init__(
         self,
@@ -51,11 +51,11 @@ class MetricsRefresher:
         self._under_way: dict[MetricRequest, asyncio.Task[None]] = {}
 
     def subscribe(self, on_change: Callable[[], None]) -> None:
-        """Have each outcome told, after it is in the snapshot."""
+        """Call `on_change` after each outcome, when it is in the snapshot."""
         self._subscribers.append(on_change)
 
     def set_requests(self, requests: frozenset[MetricRequest]) -> None:
-        """Set what is needed. A metric that is new is asked for at once; one that nobody names is forgotten."""
+        """Set the requested metrics. A new metric is fetched at once; one that is no longer requested is dropped."""
         wanted = merge_requests(requests)
         new, gone = wanted - self._requests, self._requests - wanted
         if not new and not gone:
@@ -69,7 +69,7 @@ class MetricsRefresher:
         self._start(new)
 
     async def run(self) -> None:
-        """Ask for everything once a period, until cancelled."""
+        """Fetch all metrics once per period, until cancelled."""
         try:
             while True:
                 await self._run_period()
@@ -79,8 +79,8 @@ class MetricsRefresher:
                 task.cancel()
 
     async def _run_period(self) -> None:
-        """One period: its calls are begun one after another over its first half, so that answers do not all come in
-        at once, between which requests would wait.
+        """Run one period. Its calls start one after another during the first half, so that the responses do not arrive
+        at once and delay requests.
         """
         period_s = self._options.sync_period_s
         requests = sorted(self._requests)
@@ -91,12 +91,12 @@ class MetricsRefresher:
         await self._clock.sleep(period_s / 2 if requests else period_s)
 
     async def settle(self) -> None:
-        """Wait until no call is under way: for tests, and for commands that ask once."""
+        """Wait until all calls have ended, for tests and for commands that fetch once."""
         while self._under_way:
             await asyncio.gather(*self._under_way.values(), return_exceptions=True)
 
     def _start(self, requests: frozenset[MetricRequest]) -> None:
-        # A call that still hangs from the round before is left to its own deadline.
+        # A call of the previous period that still hangs ends with its own timeout.
         for request in requests - self._under_way.keys():
             task = asyncio.create_task(self._refresh(request))
             self._under_way[request] = task

@@ -1,7 +1,7 @@
-"""The resource metrics API (metrics.k8s.io v1beta1), which metrics-server answers: what nodes use.
+"""Source `resource`: usage of nodes from the resource metrics API (metrics.k8s.io v1beta1) of metrics-server.
 
-One call for all its metrics: `GET /apis/metrics.k8s.io/v1beta1/nodes`. Sources: k8s.io/metrics v0.36
-`pkg/apis/metrics/v1beta1`; allocatable is the Node's own, which is what `kubectl top node` divides by.
+One call for all metrics: `GET /apis/metrics.k8s.io/v1beta1/nodes`. Source: k8s.io/metrics v0.36
+`pkg/apis/metrics/v1beta1`. Shares are relative to the allocatable resources of the Node, as in `kubectl top node`.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from nodewise.metrics.source import MetricNotFound, MetricRequest
 
 GROUP: Final = "metrics.k8s.io"
 METRICS: Final = ("cpu_usage", "memory_usage", "cpu_usage_share", "memory_usage_share")
-"""Cores and bytes, and the shares (0 to 1) of what the node can give to pods."""
+"""Usage in cores and bytes, and as a share (0 to 1) of the allocatable resources."""
 
 _PATH: Final = f"/apis/{GROUP}/v1beta1/nodes"
 _REMEDY: Final = "install metrics-server, or use another source of --metrics"
@@ -40,7 +40,7 @@ class _Usage(msgspec.Struct, frozen=True):
 
 
 class NodeMetrics(msgspec.Struct, frozen=True):
-    """What one node used, on average over the window that ended at the timestamp."""
+    """Average usage of one node during the window that ended at the timestamp."""
 
     metadata: _NodeMetricsMetadata = _NodeMetricsMetadata()
     timestamp: str | None = None
@@ -57,7 +57,7 @@ _decode = msgspec.json.Decoder(NodeMetrics).decode
 
 
 class NodeUsageResponse(NamedTuple):
-    """One answer: the entries of each metric, or why there are none, and which metrics had their share of it."""
+    """One response: the entries of each metric or the failure, and the metrics that have used the response."""
 
     at: float
     entries: Mapping[str, list[NodeSample]]
@@ -66,7 +66,7 @@ class NodeUsageResponse(NamedTuple):
 
 
 class ResourceMetricsSource:
-    """The source `resource`. Its four metrics share one call a round."""
+    """The source `resource`. Its four metrics share one call per refresh."""
 
     name = "resource"
 
@@ -78,11 +78,11 @@ class ResourceMetricsSource:
         self._response = NodeUsageResponse(float("-inf"), {}, None, set())
 
     def supports(self, request: MetricRequest) -> bool:
-        """The four metrics there are."""
+        """The four metrics of the API."""
         return request.metric in METRICS and not request.query
 
     async def fetch(self, request: MetricRequest, now: float) -> Series:
-        """One of the metrics. `MetricNotFound` without the API, `Unavailable` if no node was measured."""
+        """One of the metrics. `MetricNotFound` if the API is not registered, `Unavailable` if no node has values."""
         response = await self._current(request.metric, now)
         if response.failure:
             raise response.failure
@@ -92,7 +92,7 @@ class ResourceMetricsSource:
         return await cooperative_scheduling.run(builder.series(request, self.name, now))
 
     async def _current(self, metric: str, now: float) -> NodeUsageResponse:
-        """The answer of this round: a metric that had its share of the last one begins the next round."""
+        """The response of this refresh: a metric that has already used the response needs a new one."""
         async with self._lock:
             if metric in self._response.served or now - self._response.at > _SHARED_S:
                 self._response = await self._read(now)
@@ -119,7 +119,7 @@ class ResourceMetricsSource:
 
 
 def items(body: bytes) -> Iterator[NodeMetrics | None]:
-    """The items of a NodeMetricsList, None in place of one that cannot be read. `BadInput` if it is no such list."""
+    """The items of a NodeMetricsList, None for an item that cannot be decoded. `BadInput` if it is not such a list."""
     try:
         listed = _decode_list(body).items or ()
     except UNREADABLE as error:
@@ -152,7 +152,7 @@ def by_metric(
 
 
 def _sample(item: NodeMetrics, value: Any) -> Sample | str:
-    """A usage, or what is wrong with it."""
+    """The sample of a usage, or the reason why it is invalid."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return f"{shown(value)} is not {quantity.WANTED}"
     try:
@@ -172,7 +172,7 @@ def _window_s(text: str | None) -> float:
 
 
 def _share(used: Sample, whole: int | None, of: str) -> Sample | str:
-    """Usage by allocatable, to the nearest nano; more than 1 is possible, as the system's own usage counts too."""
+    """Usage divided by allocatable, rounded to nano-units. It can exceed 1, as usage includes system processes."""
     if not whole or whole < 0:
         return f"the Node says no allocatable {of}"
     return Sample((2 * used.value * quantity.NANO + whole) // (2 * whole), used.at, used.window_s)

@@ -1,4 +1,4 @@
-"""One metric as a source gave it: a value for each node, with its time, window and origin."""
+"""The series of one metric from one source: a value for each node, with time and window."""
 
 from collections.abc import Generator
 from enum import IntEnum
@@ -8,23 +8,23 @@ import msgspec
 
 
 class ValueState(IntEnum):
-    """What a value is worth. Only FRESH values break or keep a rule."""
+    """The state of a value. Only FRESH values are compared by rules."""
 
     FRESH = 0
     STALE = 1
     """Older than the rule's max age."""
     MISSING = 2
-    """The source gave no value for this node."""
+    """The source has no value for this node."""
     INVALID = 3
-    """The source gave something that is no quantity."""
+    """The source returned something that is not a quantity."""
 
 
 class Sample(msgspec.Struct, frozen=True, gc=False):
-    """One node's value: exact nano-units, when it was measured, and over which window."""
+    """The value of one node in nano-units, with its time and window."""
 
     value: int
     at: float | None
-    """Seconds since 1970; None where the source cannot tell, which counts as just measured."""
+    """Seconds since 1970; None if unknown, which counts as just measured."""
     window_s: float = 60.0
 
 
@@ -32,28 +32,28 @@ class Series(msgspec.Struct, frozen=True):
     """One metric from one source."""
 
     metric: str
-    """What it is kept under: `MetricRequest.key`."""
+    """`MetricRequest.key`."""
     source: str
     fetched_at: float
-    """Seconds since 1970 by our own clock."""
+    """Seconds since 1970 by the local clock."""
     samples: dict[str, Sample]
     """By node name."""
     invalid: dict[str, str] = {}
-    """Node name -> what the source gave instead of a quantity, as an error shows it."""
+    """By node name, the reason why the value is invalid."""
 
 
 _AHEAD_S = 60.0
-"""How much later than our own clock a source's may be."""
+"""Tolerated difference by which a source's clock may be ahead of the local clock."""
 _PART = 512
-"""So many nodes are looked at between two requests."""
+"""Number of nodes that are processed between two requests."""
 
 
 def merge_newer(old: Series | None, new: Series) -> Generator[None, None, Series]:
-    """The series to keep, in parts: exactly the nodes of `new`, each with the newer of its two samples.
+    """Merge two series; yields between parts. The result has the nodes of `new`, each with its newer sample.
 
-    A node that the new answer lacks is gone. A source with several replicas may answer with an older sample
-    than it gave before; the newer one stays, unless its time was still to come when it was read: a clock that once
-    was wrong must not hold a value for ever.
+    A node that is missing in the new series is dropped. A source with several replicas may return an older sample than
+    before; then the newer one stays, unless its time was in the future when it was fetched: a wrong clock must not keep
+    a value forever.
     """
     if old is None or old.source != new.source:
         return new

@@ -1,4 +1,4 @@
-"""What a source of node metrics is, and what one is asked for."""
+"""Interface of a source of node metrics, and requests for metrics."""
 
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
@@ -8,17 +8,17 @@ from nodewise.metrics.series import Series
 
 
 class MetricRequest(NamedTuple):
-    """A metric that somebody needs."""
+    """A request for one metric."""
 
     metric: str
     query: str = ""
-    """An expression to ask instead of the name, for sources that understand one."""
+    """An expression that replaces the name, for sources that support expressions."""
     max_age_s: float = 0.0
-    """How old a value may be and still be of use; 0: the source decides how far back it looks."""
+    """Maximum age of a value; 0: the default of the source."""
     aggregate: str = ""
-    """How several values of one node become one, one of `aggregation.AGGREGATIONS`; empty: they must be equal."""
+    """Aggregation of several values of one node, one of `aggregation.AGGREGATIONS`; empty: they must be equal."""
     empty_is_healthy: bool = False
-    """Whether a query that gives no series at all is answered: a series without samples then."""
+    """Whether an empty result of a query is valid: it becomes a series without samples."""
 
     @property
     def name(self) -> str:
@@ -27,21 +27,21 @@ class MetricRequest(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What the answer is kept under. A name that is asked for by a query is another thing than the name alone,
-        or than by another query: any tenant can write any query, and none may stand in another's way.
+        """The key of the result. A name with a query has a different key than the name alone or with another query: any
+        tenant can write any query, and tenants must not affect each other.
         """
         name = f"{self.name} or nothing" if self.empty_is_healthy else self.name
         return f"{name} by {self.query}" if self.query else name
 
 
 class MetricNotFound(Unavailable):
-    """The source does not have the metric, or is not installed here at all, which is no fault: another one may."""
+    """The source does not have the metric, or is not installed. This is not a failure: another source may have it."""
 
 
 class NoValues(Unavailable):
-    """The source answered, and no node has a value.
+    """The source responded, and no node has a value.
 
-    `cause` says why in a policy's status, which tenants read: it names no address and counts no series.
+    `cause` is the reason for the status of a policy, which tenants read: it contains no addresses and no counts.
     """
 
     def __init__(self, what: str, problems: Iterable[Problem] = (), *, cause: str, remedy: str = "") -> None:
@@ -50,21 +50,21 @@ class NoValues(Unavailable):
 
 
 class MetricsSource(Protocol):
-    """Somebody who measures nodes."""
+    """A source of node metrics."""
 
     name: str
 
     def supports(self, request: MetricRequest) -> bool:
-        """Whether this source could have such a metric at all; if not, it is not asked."""
+        """Whether this source can have such a metric; if not, `fetch` is not called."""
         ...
 
     async def fetch(self, request: MetricRequest, now: float) -> Series:
-        """All nodes' values of one metric. Errors say why there are none, each of a kind of `NodewiseError`."""
+        """The values of one metric for all nodes. Raises a kind of `NodewiseError` if there are none."""
         ...
 
 
 def merge_requests(requests: Iterable[MetricRequest]) -> frozenset[MetricRequest]:
-    """One request for each key, with the longest of the ages."""
+    """One request for each key, with the largest maximum age."""
     by_key: dict[str, MetricRequest] = {}
     for request in requests:
         known = by_key.get(request.key)

@@ -19,29 +19,29 @@ from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 
 SEARCH_PERIOD_S: Final = 60.0
-"""How often the sources before the one that has a metric are asked whether they have it by now."""
+"""Period after which the sources before the current one are queried again."""
 
 
 class FetchLimits(NamedTuple):
     """Limits of the calls to sources."""
 
     timeout_s: float
-    """Of one call."""
+    """Timeout of one call."""
     calls: int
-    """Under way at once."""
+    """Concurrent calls."""
 
 
 class FetchFailure(NamedTuple):
     """Why no source has a metric."""
 
     why: str
-    """In the words of all sources, for the log."""
+    """The errors of all sources, for the log."""
     cause: str = ""
-    """In words for a policy's status, where a source answered (`source.NoValues`)."""
+    """The reason for the status of a policy, if a source responded (`source.NoValues`)."""
 
 
 class _SourceFailure(NamedTuple):
-    """Why a source gave nothing."""
+    """The failure of one source."""
 
     source: str
     why: str
@@ -50,14 +50,14 @@ class _SourceFailure(NamedTuple):
 
 
 class _KnownSource(NamedTuple):
-    """Who gave a metric last, and when all who come before were asked."""
+    """The current source of a metric, and the time at which the sources before it were last queried."""
 
     source: MetricsSource
     searched_at_s: float
 
 
 class SourceSelector:
-    """Fetches metrics from sources, each call with its own deadline and not too many at once."""
+    """Fetches metrics from sources; each call has its own timeout, and the number of concurrent calls is limited."""
 
     def __init__(
         self,
@@ -76,9 +76,9 @@ class SourceSelector:
         self._logged: set[tuple[str, str]] = set()
 
     async def fetch(self, request: MetricRequest) -> Series | FetchFailure:
-        """The metric from the first source that has it, or why none has.
+        """The metric from the first source that has it, or the reason why no source has it.
 
-        An empty answer counts only if no source failed: the one that failed could have had values.
+        An empty series is valid only if no source failed: the failed source might have values.
         """
         failures = []
         empty = None
@@ -101,7 +101,7 @@ class SourceSelector:
         return FetchFailure(_summary(failures, len(self._sources)), cause)
 
     async def log_unused_sources(self, request: MetricRequest) -> None:
-        """Say which later sources have the metric too, once: the operator should know that the order decides."""
+        """Log once which later sources have the metric, too: the operator should know that the order decides."""
         known = self._known.get(request)
         if known is None or request in self._compared:
             return
@@ -113,7 +113,7 @@ class SourceSelector:
                 self._log_duplicate(request, known.source, source)
 
     def forget(self, gone: frozenset[MetricRequest]) -> None:
-        """Nobody needs these any more."""
+        """Drop metrics that are no longer requested."""
         metrics = {request.key for request in gone}
         self._known = {request: known for request, known in self._known.items() if request not in gone}
         self._compared -= gone
@@ -123,7 +123,7 @@ class SourceSelector:
         return [source for source in self._sources if source.supports(request)]
 
     def _is_search_due(self, request: MetricRequest) -> bool:
-        """Whether it is time to ask in the order given."""
+        """Whether to query all sources in the configured order."""
         known = self._known.get(request)
         return known is None or self._clock.monotonic() - known.searched_at_s >= SEARCH_PERIOD_S
 
@@ -155,7 +155,7 @@ class SourceSelector:
         except NodewiseError as error:
             cause = error.cause if isinstance(error, NoValues) else ""
             failure = _SourceFailure(source.name, str(error), isinstance(error, MetricNotFound), cause)
-        except Exception as error:  # noqa: BLE001 - what one metric runs into must not keep the others from being asked
+        except Exception as error:  # noqa: BLE001 - a defect with one metric must not affect other metrics
             failure = self._defect(request, source, error)
         else:
             self._metrics_registry.count("metric_fetches_total", source=source.name, outcome="good")
@@ -169,7 +169,7 @@ class SourceSelector:
         return failure
 
     def _defect(self, request: MetricRequest, source: MetricsSource, error: Exception) -> _SourceFailure:
-        """A failure that nobody thought of, with its traceback in the log, once a metric."""
+        """The failure of an unexpected exception, whose traceback is logged once per metric."""
         key = (request.key, f"defect of {source.name}")
         if key not in self._logged:
             self._logged.add(key)
@@ -182,7 +182,7 @@ def _is_empty(series: Series) -> bool:
 
 
 def _summary(failures: Sequence[_SourceFailure], sources: int) -> str:
-    """A source that is not installed is named only where there is nothing else to say."""
+    """The errors of the sources. A source that is not installed is named only if there is no other error."""
     named = [failure for failure in failures if not failure.not_there] or failures
     return "; ".join(f"{failure.source}: {failure.why}" if sources > 1 else failure.why for failure in named)
 

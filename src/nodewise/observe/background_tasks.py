@@ -1,4 +1,4 @@
-"""Background tasks that outlive their own defects."""
+"""Restarts background tasks after unexpected exceptions."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -7,13 +7,13 @@ from typing import Final
 from nodewise.observe import logs
 
 _PAUSE_S: Final = 1.0
-"""A task that fails at once would otherwise fill the log."""
+"""Delay before a restart, so that a task that fails at once does not flood the log."""
 
 Task = Callable[[], Coroutine[object, object, None]]
 
 
 async def keep_running(task: Task) -> None:
-    """Run a task to its end. A defect is logged and the task started again: ending the process helps nobody."""
+    """Run a task to its end. An unexpected exception is logged, and the task is restarted."""
     while True:
         try:
             return await task()
@@ -23,7 +23,7 @@ async def keep_running(task: Task) -> None:
 
 
 async def keep_all_running(*tasks: Task) -> None:
-    """Run several tasks to their end. A defect of one restarts that one; the others go on."""
+    """Run several tasks to their end. An unexpected exception restarts only the failed task."""
     async with asyncio.TaskGroup() as group:
         for task in tasks:
             group.create_task(keep_running(task))

@@ -1,4 +1,4 @@
-"""How long the event loop keeps others waiting: every request waits at least as long as its longest step."""
+"""Measures the lag of the event loop, which delays every request."""
 
 from typing import Final
 
@@ -10,7 +10,7 @@ _PERIOD_S: Final = 5.0
 
 
 async def measure_lag(clock: Clock, metrics_registry: MetricsRegistry) -> None:
-    """Set the gauge `loop_lag_seconds` to the longest wait of each period, until cancelled."""
+    """Set the gauge `loop_lag_seconds` to the longest lag of each period, until cancelled."""
     while True:
         ends_s = clock.monotonic() + _PERIOD_S
         longest_s = 0.0

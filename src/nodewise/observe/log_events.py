@@ -1,5 +1,5 @@
-"""Every log event of the program, one row each. `docs/reference/observability.md` is printed from here, and to emit
-what has no row is an error.
+"""Table of all log events. `docs/reference/observability.md` is generated from it; emitting an event that is not in the
+table is an error.
 """
 
 from typing import Final, Literal, NamedTuple
@@ -8,21 +8,21 @@ Level = Literal["debug", "info", "warning", "error"]
 
 
 class LogEvent(NamedTuple):
-    """A log line's name is its row's key; `meaning` says what to do about it where something can be done."""
+    """Level and meaning of a log event. The meaning includes the remedy, if there is one."""
 
     level: Level
     meaning: str
 
 
 EVENTS: Final[dict[str, LogEvent]] = {
-    "started": LogEvent("info", "The extender serves; `address` is where."),
+    "started": LogEvent("info", "The extender serves requests at `address`."),
     "stopping": LogEvent(
         "info",
-        "A signal asked us to end; with SIGTERM we serve on for `--shutdown-delay`, not ready, then end.",
+        "The process received a signal. After SIGTERM it is not ready, serves for `--shutdown-delay`, and then ends.",
     ),
-    "ready": LogEvent("info", "Stores are synced and every metric that a policy names was asked for."),
+    "ready": LogEvent("info", "Stores are synced and every metric that a policy names was requested."),
     "option_ignored": LogEvent(
-        "warning", "An option of an older program that has no meaning here was given."
+        "warning", "An option of an older program is ignored, because it has no effect in nodewise."
     ),
     "any_client_implied": LogEvent(
         "warning",
@@ -31,158 +31,155 @@ EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "memory_failed": LogEvent(
         "warning",
-        "What agents learnt could not be read or kept (`--state`, or the ConfigMap nodewise-memory); it is tried"
-        " again.",
+        "The learned state of agents could not be read or written (`--state`, or the ConfigMap nodewise-memory). It is"
+        " tried again.",
     ),
     "memory_unreadable": LogEvent(
         "warning",
-        "What an agent kept cannot be read; it begins anew, and what stands there is written over.",
+        "The stored state of an agent cannot be read. The agent starts without it and overwrites it.",
     ),
     "nodes_unknown": LogEvent(
         "warning",
-        "A request had names and no nodes, and there is no cluster to know them from: agents take all their statistics"
-        " for missing. Set nodeCacheCapable to false in this entry of the scheduler's configuration. Told once.",
+        "A request has node names without nodes, and there is no cluster to read the nodes from: all their statistics"
+        " are missing. Set nodeCacheCapable to false in this entry of the scheduler's configuration. Logged once.",
     ),
-    "option_deprecated": LogEvent("warning", "An option is deprecated; `instead` says what to use."),
+    "option_deprecated": LogEvent("warning", "An option is deprecated; use `instead`."),
     "all_namespaces_trusted": LogEvent(
         "warning",
-        "`--trust-all-namespaces` is set: the policies of every namespace can label nodes, disable GPUs and ask"
-        " Prometheus any query.",
+        "`--trust-all-namespaces` is set: the policies of every namespace can label nodes, disable GPUs and send any"
+        " query to Prometheus.",
     ),
     "option_limited": LogEvent(
-        "warning", "An option of an older program is larger than `limit`, which is used."
+        "warning", "An option of an older program is larger than `limit`, which is used instead."
     ),
     "variable_ignored": LogEvent(
         "warning",
-        "An environment variable of an older program has a value that cannot be used; the default holds.",
+        "An environment variable of an older program has an invalid value; the default is used.",
     ),
     "log_level_set": LogEvent(
-        "info", "`LOG_LEVEL`, an older program's variable, sets the level from here on."
+        "info", "`LOG_LEVEL`, a variable of an older program, sets the log level from now on."
     ),
     "metric_failed": LogEvent(
-        "warning", "A metric could not be fetched; its last values age. `error` says why."
+        "warning",
+        "A metric could not be fetched; its last values stay in use and age. `error` is the reason.",
     ),
-    "metric_back": LogEvent("info", "A metric that failed is fetched again."),
-    "metric_values_bad": LogEvent(
-        "warning", "Some values of a metric cannot be read; those nodes count as missing."
-    ),
+    "metric_back": LogEvent("info", "A metric that could not be fetched is available again."),
+    "metric_values_bad": LogEvent("warning", "Some values of a metric are invalid; they count as missing."),
     "metric_in_two_sources": LogEvent(
         "info",
-        "A metric comes from `used` although `unused` has it too; the order of `--metrics` decides. One line each.",
+        "A metric is available from `used` and `unused`; the order of `--metrics` decides. Logged once per metric.",
     ),
     "metric_series_unmatched": LogEvent(
         "warning",
-        "Series of a metric belong to no node, such as `example`; `--prometheus-node-label` says which label names it.",
+        "Series of a metric match no node, such as `example`. Set `--prometheus-node-label` to the label that names the"
+        " node.",
     ),
     "metric_warning": LogEvent(
         "warning",
-        "Prometheus answered with a warning, such as a partial result; nodes may be missing. Told once.",
+        "Prometheus returned a warning, for example of a partial result; nodes may be missing. Logged once.",
     ),
     "policy_problem": LogEvent(
-        "warning", "A policy, or a node with cards, has something that cannot be used; `problems` names each."
+        "warning", "A policy, or a node with GPUs, has invalid parts, which `problems` names."
     ),
     "status_failed": LogEvent(
-        "warning", "A policy's status could not be written; it is tried again in a minute."
+        "warning", "The status of a policy could not be written. It is tried again in a minute."
     ),
     "controller_failed": LogEvent(
-        "warning", "The leader could not write to the API server; the next step tries again."
+        "warning", "The leader could not write to the API server. The next step tries again."
     ),
     "controller_slow": LogEvent(
         "warning",
-        "A step of a controller takes more than ten periods; the controller does nothing else until it ends. The other"
-        " controllers go on.",
+        "A step of a controller takes more than ten periods and blocks the controller. Other controllers continue.",
     ),
     "label_conflict": LogEvent(
-        "warning", "Somebody else owns a label that a policy wants; it is left alone, and the policy says so."
+        "warning",
+        "Another field manager owns a label of a policy. It is not changed; see the policy's status.",
     ),
-    "labels_taken_over": LogEvent("info", "Labels of Telemetry Aware Scheduling are ours from now on."),
+    "labels_taken_over": LogEvent("info", "nodewise now owns labels of Telemetry Aware Scheduling."),
     "woken": LogEvent(
-        "info", "A waiting pod fits since a metric healed: one node annotation has pods tried again."
+        "info",
+        "A pending pod fits after a change of metrics: a node annotation makes the scheduler retry pods.",
     ),
-    "annotated": LogEvent("info", "Statistics of nodes were written as annotations, of so many `nodes`."),
+    "annotated": LogEvent("info", "Statistics of `nodes` nodes were written as annotations."),
     "annotations_failed": LogEvent(
         "warning",
-        "Statistics of so many `nodes` could not be written; `error` is the first reason. The next burst tries again.",
+        "Statistics of `nodes` nodes could not be written; `error` is the first reason. The next period tries again.",
     ),
     "usage_unknown": LogEvent(
         "warning",
-        "What nodes use could not be measured; their annotations keep what they had, with its time. `error` says why.",
+        "The usage of nodes is not available; their annotations keep the previous values and times. `error` is the"
+        " reason.",
     ),
     "bound": LogEvent(
-        "info", "A pod is on the node that kube-scheduler chose; `holds` says which cards it got."
+        "info", "A pod was bound to the node that kube-scheduler selected; `holds` names its GPUs."
     ),
     "bind_failed": LogEvent(
-        "warning", "A pod could not be bound; kube-scheduler was told `error` and places it again."
+        "warning", "A pod could not be bound. kube-scheduler received `error` and schedules the pod again."
     ),
     "claims_left": LogEvent(
         "warning",
-        "Entries of pods that were not bound could not be taken out of the node's ledger; the leader does it soon.",
+        "Reservations of pods that were not bound could not be removed from the allocation record of the node. The"
+        " leader removes them.",
     ),
     "claim_dropped": LogEvent(
         "warning",
-        "A process wrote what a pod is to hold and ended before it bound the pod, or the pod went; the leader took the"
-        " entry out of the node's ledger. `why`: the pod is unbound, or unknown.",
+        "The leader removed a reservation from the allocation record of a node: the process that made it ended before it"
+        " bound the pod, or the pod was deleted. `why`: the pod is unbound, or unknown.",
     ),
     "ledger_deleted": LogEvent(
-        "info", "A node is gone, and so is its ledger, in which nothing counted any more."
+        "info", "The allocation record of a deleted node was deleted; it had no valid reservations."
     ),
     "deschedule_label_failed": LogEvent(
-        "warning", "A pod's label for the descheduler could not be written; it is tried again in 5 s."
+        "warning", "The label of a pod for the descheduler could not be written. It is tried again in 5 s."
     ),
     "books_differ": LogEvent(
         "error",
-        "What we hold of a node is not what a fresh list says, `what` tells where; all is listed and computed anew."
-        " Please report it. `nodes` is how many differ.",
+        "The state of `nodes` nodes differs from a new list; `what` is the difference. All objects are listed again and"
+        " the state is computed again. Please report it.",
     ),
     "books_unchecked": LogEvent(
         "warning",
-        "What we hold of cards could not be compared with a fresh list; the next time it is tried again.",
+        "The state of GPUs could not be compared with a new list. It is tried again.",
     ),
     "agent_failed": LogEvent(
-        "error", "A defect of an agent: the pods that it judges wait, others go on. Please report it."
+        "error", "An agent has a defect. Its pods stay pending; other pods are scheduled. Please report it."
     ),
     "outside_agent_failed": LogEvent(
         "error",
-        "An agent of another `package` raised an exception or returned an invalid result, `why` says which."
-        " The pods that it judges wait, and scores are made without it. One line a kind of failure in a minute,"
-        " `unlogged` counts those before it.",
+        "A third-party agent of `package` raised an exception or returned an invalid result; `why` is the reason. Its"
+        " pods stay pending, and scores are computed without it. At most one line per kind of failure and minute;"
+        " `unlogged` counts the others.",
     ),
-    "request_failed": LogEvent("error", "A defect of ours: the call was answered 500. Please report it."),
-    "task_failed": LogEvent("error", "A background task ended by a defect of ours and was started again."),
-    "objects_reread": LogEvent(
-        "info", "Objects served from files (`--from`) were read again after a change."
+    "request_failed": LogEvent(
+        "error", "A call failed with status 500 because of a defect. Please report it."
     ),
+    "task_failed": LogEvent("error", "A background task failed because of a defect and was restarted."),
+    "objects_reread": LogEvent("info", "Objects from files (`--from`) were reread after a change."),
     "objects_unreadable": LogEvent(
-        "warning", "Files served with `--from` cannot be read; the last good ones hold."
+        "warning", "Files of `--from` cannot be read; the last valid content stays in use."
     ),
     "recording_stopped": LogEvent(
-        "warning", "Nothing more is recorded (`--record`); `why` says the reason. The extender serves on."
+        "warning", "Recording (`--record`) has stopped; `why` is the reason. The extender continues to serve."
     ),
     "kube_lost": LogEvent(
-        "warning", "Objects of a kind cannot be listed or watched; what we hold of them ages."
+        "warning", "Objects of a kind cannot be listed or watched; the stored objects age."
     ),
-    "kube_back": LogEvent(
-        "info", "Objects of a kind that could not be listed or watched are up to date again."
-    ),
+    "kube_back": LogEvent("info", "Objects of a kind can be listed and watched again."),
     "kube_silent": LogEvent(
         "warning",
-        "The API server has not answered for ten seconds. Calls of kube-scheduler are answered from what we hold of"
-        " nodes and policies; metrics that come through it grow old, and no label changes.",
+        "The API server has not responded for ten seconds. Calls of kube-scheduler are answered from the stored nodes"
+        " and policies; metrics from the API server age, and labels are not changed.",
     ),
-    "kube_answers": LogEvent("info", "The API server answers again; it did not for `away_s`."),
-    "object_unreadable": LogEvent(
-        "warning", "An object has a field that cannot be read; it counts as absent."
-    ),
+    "kube_answers": LogEvent("info", "The API server responds again, after `away_s` seconds."),
+    "object_unreadable": LogEvent("warning", "An object has an invalid field; the object counts as absent."),
     "leading": LogEvent("info", "This process leads: its controllers run."),
-    "not_leading": LogEvent(
-        "warning", "This process led and does so no longer; its controllers stand still."
-    ),
+    "not_leading": LogEvent("warning", "This process no longer leads; its controllers have stopped."),
     "lease_failed": LogEvent(
-        "warning", "The Lease cannot be read or written; a leader stops at its deadline."
+        "warning", "The Lease cannot be read or written; a leader stops leading at its deadline."
     ),
     "event_lost": LogEvent(
         "warning",
-        "A Kubernetes event could not be recorded; `error` says why. Told once until one is recorded again.",
+        "A Kubernetes event could not be recorded; `error` is the reason. Logged once until an event is recorded.",
     ),
     "cpu_cores_asked": LogEvent(
         "info", "`nodewise cpu init`: so many cores are to be `exclusive` and `shared`."
@@ -298,32 +295,35 @@ EVENTS: Final[dict[str, LogEvent]] = {
         " tried again, and told once for each reason.",
     ),
     "cpu_chore_back": LogEvent("info", "What failed before is done again."),
-    "listening": LogEvent("info", "A port is open; `url` is where."),
+    "listening": LogEvent("info", "The server listens on `url`."),
     "accept_failed": LogEvent(
-        "error", "No connection can be accepted for now: raise the limit of open files."
+        "error", "New connections cannot be accepted for now. Raise the limit of open files."
     ),
     "connection_ended": LogEvent(
         "warning",
-        "A connection was refused, or ended by us; `remedy` says what to do. One line a reason in ten"
-        " seconds, `unlogged` counts the others.",
+        "The server refused or closed a connection; see `remedy`. At most one line per reason in ten seconds;"
+        " `unlogged` counts the others.",
     ),
     "ca_client": LogEvent(
         "warning",
-        "A client presents a CA's certificate, with whose key anybody can be let in. Give it one of its own.",
+        "A client presents the certificate of a CA, whose key can sign certificates for any client. Use a client"
+        " certificate.",
     ),
     "unpinned_client": LogEvent(
         "warning",
-        "A client is served because of `--any-client`; `missing` says what its certificate lacks. Bind, `/decisions`"
-        " and `/state` are refused to it. Logged once for each certificate's names, for at most 64 of them.",
+        "A client is served because of `--any-client`; `missing` names what its certificate lacks. Bind, `/decisions`"
+        " and `/state` are refused. Logged once per names of a certificate, for at most 64 of them.",
     ),
-    "tls_reloaded": LogEvent("info", "Certificate files changed and what they hold is in use."),
+    "tls_reloaded": LogEvent("info", "Certificate files have changed, and the new content is in use."),
     "tls_reload_failed": LogEvent(
         "warning",
-        "Certificate files changed and cannot be used, `error` says why; what they held before stays in use, and"
-        " they are tried again.",
+        "Certificate files have changed and cannot be used; `error` is the reason. The previous content stays in use,"
+        " and the files are tried again.",
     ),
     "certificate_expires_soon": LogEvent(
-        "warning", "A certificate in use has less than a week left: renew it. One line a day."
+        "warning", "A certificate in use expires in less than a week. Renew it. Logged once a day."
     ),
-    "certificate_expired": LogEvent("error", "A certificate in use is over: renew it. One line a day."),
+    "certificate_expired": LogEvent(
+        "error", "A certificate in use has expired. Renew it. Logged once a day."
+    ),
 }

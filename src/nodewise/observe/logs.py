@@ -1,4 +1,4 @@
-"""Log lines: structlog, on stderr, one event of the table each."""
+"""Log lines on stderr with structlog. Each line is an event of the table `log_events.EVENTS`."""
 
 import logging
 import sys
@@ -13,7 +13,7 @@ _LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
 class _BufferedEvent(NamedTuple):
-    """An event of the time before `configure`."""
+    """An event that was emitted before `configure`."""
 
     event: str
     fields: dict[str, Any]
@@ -24,12 +24,12 @@ _early_whatever_level: list[_BufferedEvent] = []
 
 
 def configure(level: str = "info", form: Format = "text") -> None:
-    """Set the threshold and the form of all lines, and write what waited. Called once, by the command line."""
+    """Set level and format of all lines, and write buffered events. The command line calls it once."""
     _set("debug", form)
     _write(_early_whatever_level)
     _set(level, form)
     _write(_early)
-    # Libraries log through the standard module; of them only warnings are of interest to an operator.
+    # Libraries use the standard module `logging`; only their warnings are of interest to an operator.
     logging.basicConfig(stream=sys.stderr, level=max(_LEVELS[level], logging.WARNING), format="%(message)s")
 
 
@@ -40,7 +40,7 @@ def _write(early: list[_BufferedEvent]) -> None:
 
 
 def _set(level: str, form: Format) -> None:
-    # plain tracebacks: a pretty one shows the values of variables, and so the bodies of requests
+    # plain tracebacks: pretty ones include the values of variables, such as the bodies of requests
     plain = structlog.dev.plain_traceback
     text = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)
     structlog.configure(
@@ -57,7 +57,7 @@ def _set(level: str, form: Format) -> None:
 
 
 class _Quoted(NamedTuple):
-    """A text that structlog shows by its repr, as it does with those that have blanks."""
+    """A text that structlog renders with its repr, as it does for texts with spaces."""
 
     text: str
 
@@ -66,7 +66,7 @@ class _Quoted(NamedTuple):
 
 
 def _shown(_logger: Any, _method: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields, of which a terminal obeys none: words of tenants and servers are among them."""
+    """The fields with escaped control characters: they can contain text of tenants and servers."""
     for key, value in fields.items():
         if key == "exception":
             fields[key] = "\n".join(map(visible, value.split("\n")))
@@ -76,10 +76,10 @@ def _shown(_logger: Any, _method: str, fields: dict[str, Any]) -> dict[str, Any]
 
 
 def emit(event: str, **fields: Any) -> None:
-    """Write one event. KeyError if the table has no such row."""
+    """Write one event. KeyError if it is not in the table."""
     getattr(structlog.get_logger(), EVENTS[event].level)(event, **fields)
 
 
 def emit_later(event: str, *, whatever_level: bool = False, **fields: Any) -> None:
-    """An event of the time in which the command line is read: `configure` writes it."""
+    """Buffer an event while the command line is parsed; `configure` writes it."""
     (_early_whatever_level if whatever_level else _early).append(_BufferedEvent(event, fields))

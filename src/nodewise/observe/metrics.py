@@ -1,5 +1,5 @@
-"""Every Prometheus metric of the program, one row each. `docs/reference/observability.md` is printed from here, and to
-count what has no row is an error.
+"""Table of all Prometheus metrics. `docs/reference/observability.md` is generated from it; using a metric that is not
+in the table is an error.
 """
 
 from typing import Final, Literal, NamedTuple
@@ -8,8 +8,8 @@ Kind = Literal["counter", "gauge", "histogram"]
 
 
 class Metric(NamedTuple):
-    """A Prometheus metric, without the prefix `nodewise_`. Labels have few values: never a pod's name, and
-    nodes' names only as many as an option allows.
+    """A Prometheus metric, without the prefix `nodewise_`. Labels have few values: never names of pods, and only as
+    many names of nodes as an option allows.
     """
 
     kind: Kind
@@ -23,118 +23,120 @@ _CALL_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.
 METRICS: Final[dict[str, Metric]] = {
     "requests_total": Metric("counter", "Calls answered, by route and HTTP status.", ("route", "status")),
     "request_seconds": Metric(
-        "histogram", "From the whole body read to the answer made.", ("route",), _CALL_S
+        "histogram", "Time from the complete request to the response.", ("route",), _CALL_S
     ),
-    "verdicts_total": Metric("counter", "Candidate nodes judged by filter calls.", ("agent", "verdict")),
+    "verdicts_total": Metric("counter", "Verdicts of filter calls on candidate nodes.", ("agent", "verdict")),
     "agent_failures_total": Metric(
         "counter",
         "Failures of third-party agents: exception or shape (an invalid result).",
         ("agent", "kind"),
     ),
-    "bind_total": Metric(
-        "counter", "Bind calls by what came of them: bound, already, refused, failed.", ("outcome",)
-    ),
-    "bind_seconds": Metric("histogram", "From a bind call to its answer.", (), _CALL_S),
+    "bind_total": Metric("counter", "Bind calls, by outcome: bound, already, refused, failed.", ("outcome",)),
+    "bind_seconds": Metric("histogram", "Time from a bind call to its response.", (), _CALL_S),
     "ledger_writes_total": Metric(
         "counter",
-        "Writes of nodes' ledgers; a conflict means that another replica wrote first.",
+        "Writes of allocation records of nodes; a conflict means that another replica wrote first.",
         ("outcome",),
     ),
     "claims_dropped_total": Metric(
         "counter",
-        "Entries taken out of ledgers by the leader: of a pod never bound, of one that nobody knows, or stale.",
+        "Reservations that the leader removed from allocation records: of an unbound or unknown pod, or stale.",
         ("why",),
     ),
     "deschedule_labels_total": Metric(
-        "counter", "Labels for the descheduler written to pods or removed; the leader's.", ("what",)
+        "counter", "Labels for the descheduler that the leader wrote to pods or removed.", ("what",)
     ),
     "gpu_checks_total": Metric(
         "counter",
-        "Comparisons of what we hold of cards with a fresh list: same, different, or undecided.",
+        "Comparisons of the state of GPUs with a new list: same, different, or undecided.",
         ("outcome",),
     ),
-    "gpu_nodes": Metric("gauge", "Nodes with cards."),
-    "gpu_cards": Metric("gauge", "Cards, by whether a pod may get them: usable or unusable.", ("state",)),
-    "gpu_pods": Metric("gauge", "Pods that hold cards."),
+    "gpu_nodes": Metric("gauge", "Nodes with GPUs."),
+    "gpu_cards": Metric("gauge", "GPUs, by whether they can be allocated: usable or unusable.", ("state",)),
+    "gpu_pods": Metric("gauge", "Pods with allocated GPUs."),
     "gpu_held_share": Metric(
         "gauge",
-        "How much of all cards' counting resource pods hold, 0 to 1; cards that are not usable included.",
+        "Allocated share of the counting resource of all GPUs, 0 to 1, including unusable GPUs.",
     ),
-    "gpu_nodes_with_problems": Metric(
-        "gauge", "Nodes of which something cannot be used as it stands; `GET /state/gpu` names it."
-    ),
+    "gpu_nodes_with_problems": Metric("gauge", "Nodes with problems, which `GET /state/gpu` names."),
     "gpu_card_held_share": Metric(
         "gauge",
-        "How much of a card's counting resource pods hold, 0 to 1. Only up to `--gpu-card-metrics` cards.",
+        "Allocated share of the counting resource of a GPU, 0 to 1. Only up to `--gpu-card-metrics` GPUs.",
         ("node", "card"),
     ),
     "gpu_node_problems": Metric(
-        "gauge", "Problems of a node, likewise; only of nodes that have some.", ("node",)
+        "gauge", "Problems of a node; only for nodes with problems, up to the same limit.", ("node",)
     ),
-    "view_generation": Metric("gauge", "How many times the view of the world was replaced."),
-    "view_seconds": Metric("histogram", "Time to compute an agent's slot of the view.", ("agent",), _CALL_S),
-    "decisions_bytes": Metric("gauge", "Size of the decisions kept for /decisions and explain."),
+    "view_generation": Metric("gauge", "Number of snapshots of the scheduler's inputs so far."),
+    "view_seconds": Metric("histogram", "Time to compute the state of an agent.", ("agent",), _CALL_S),
+    "decisions_bytes": Metric("gauge", "Size of the decisions that are stored for /decisions and explain."),
     "recording_bytes": Metric("gauge", "Size of the file of `--record`."),
     "recording_lost_total": Metric(
-        "counter", "Requests and worlds that came faster than they could be recorded.", ("what",)
+        "counter", "Requests and snapshots that were not recorded, because the rate was too high.", ("what",)
     ),
     "metric_fetches_total": Metric(
         "counter", "Fetches of node metrics, by source and outcome.", ("source", "outcome")
     ),
-    "metric_nodes": Metric("gauge", "Nodes that have a usable value of a metric.", ("metric",)),
+    "metric_nodes": Metric("gauge", "Nodes with a valid value of a metric.", ("metric",)),
     "metric_series_unmatched": Metric(
-        "gauge", "Series of the last answer about a metric that belong to no node.", ("metric",)
+        "gauge", "Series of the last response for a metric that match no node.", ("metric",)
     ),
-    "metric_age_seconds": Metric("gauge", "Age of a metric's last good answer.", ("metric",)),
-    "policies_with_problems": Metric(
-        "gauge", "Policies, and nodes with cards, with something that cannot be used as it stands."
-    ),
-    "pods_waiting": Metric("gauge", "Pods that kube-scheduler found no node for, as the leader sees them."),
-    "wakes_total": Metric("counter", "Node annotations written so that waiting pods are tried again."),
+    "metric_age_seconds": Metric("gauge", "Age of the last successful response for a metric.", ("metric",)),
+    "policies_with_problems": Metric("gauge", "Policies and nodes with GPUs that have invalid parts."),
+    "pods_waiting": Metric("gauge", "Unschedulable pods; only of the leader."),
+    "wakes_total": Metric("counter", "Node annotations written to make the scheduler retry pending pods."),
     "node_annotations_total": Metric(
         "counter",
-        "Nodes whose statistics were to be written: done, failed, or gone meanwhile.",
+        "Nodes whose statistics were to be written: done, failed, or gone (deleted meanwhile).",
         ("outcome",),
     ),
     "node_annotations_lacking": Metric(
         "gauge",
-        "Nodes that keep statistics of before: those that are not ready, and those that nobody measured.",
+        "Nodes that keep their previous statistics: nodes that are not ready, and nodes without measurements.",
         ("why",),
     ),
     "nodes_to_label": Metric(
         "gauge",
-        "Nodes whose labels differ from what policies want; the leader's. It falls by `--kube-qps` a second.",
+        "Nodes whose labels differ from those of policies; only of the leader. `--kube-qps` limits the writes.",
     ),
-    "label_writes_total": Metric("counter", "Writes of node labels; the leader's."),
-    "rules_suspended": Metric("gauge", "Rules that lost most of their nodes at once and hold; the leader's."),
-    "loop_lag_seconds": Metric("gauge", "Longest wait of the event loop in the last period."),
+    "label_writes_total": Metric("counter", "Writes of node labels; only of the leader."),
+    "rules_suspended": Metric(
+        "gauge", "Suspended rules, which lost most of their nodes at once; only of the leader."
+    ),
+    "loop_lag_seconds": Metric("gauge", "Longest delay of the event loop in the last period."),
     "ready": Metric("gauge", "1 when ready."),
     "kube_requests_total": Metric("counter", "Calls to the API server, by outcome.", ("verb", "outcome")),
-    "kube_objects": Metric("gauge", "Objects held of a kind.", ("kind",)),
-    "kube_lists_total": Metric("counter", "Whole lists begun, by what made them needed.", ("kind", "reason")),
+    "kube_objects": Metric("gauge", "Stored objects of a kind.", ("kind",)),
+    "kube_lists_total": Metric("counter", "Complete lists started, by reason.", ("kind", "reason")),
     "kube_contact_timestamp_seconds": Metric(
-        "gauge", "When the API server last said anything of a kind; Unix time.", ("kind",)
+        "gauge", "Time of the API server's last response for a kind; Unix time.", ("kind",)
     ),
-    "kube_connected": Metric("gauge", "1 while the API server answers, 0 from ten seconds of silence on."),
-    "kube_silent_seconds": Metric("gauge", "How long ago the API server last answered a call for the Lease."),
-    "kube_unreadable_total": Metric("counter", "Objects left out because they cannot be decoded.", ("kind",)),
-    "leading": Metric("gauge", "1 in the replica whose controllers run."),
+    "kube_connected": Metric(
+        "gauge", "1 if the API server responds, 0 after ten seconds without a response."
+    ),
+    "kube_silent_seconds": Metric(
+        "gauge", "Time since the API server's last response to a call for the Lease."
+    ),
+    "kube_unreadable_total": Metric(
+        "counter", "Objects that are ignored because they are invalid.", ("kind",)
+    ),
+    "leading": Metric("gauge", "1 if this replica is the leader, whose controllers run."),
     "events_total": Metric("counter", "Kubernetes events to be recorded, by outcome.", ("outcome",)),
-    "connections": Metric("gauge", "Connections open past the handshake.", ("port",)),
+    "connections": Metric("gauge", "Open connections after their handshake.", ("port",)),
     "connections_ended_total": Metric(
-        "counter", "Connections refused, or ended by us before their time.", ("reason",)
+        "counter", "Connections that the server refused or closed.", ("reason",)
     ),
-    "ca_clients_total": Metric("counter", "Connections of clients that present a CA's certificate."),
+    "ca_clients_total": Metric("counter", "Connections of clients that present the certificate of a CA."),
     "tls_reloads_total": Metric(
-        "counter", "Readings of changed certificate files.", ("certificate", "outcome")
+        "counter", "Reloads of changed certificate files.", ("certificate", "outcome")
     ),
     "tls_reload_failing": Metric(
-        "gauge", "1 while certificate files on disk cannot be used; the old ones are.", ("certificate",)
+        "gauge", "1 while certificate files cannot be used and the old content is in use.", ("certificate",)
     ),
     "tls_certificate_expires_seconds": Metric(
         "gauge",
-        "When a certificate in use expires, of a CA bundle the first to do so; Unix time. `certificate` is serving,"
-        " client_ca, kube_client, kube_ca, prometheus_client, prometheus_ca, or clients: the first of theirs.",
+        "Expiry of a certificate in use, of a CA bundle the earliest; Unix time. `certificate` is serving, client_ca,"
+        " kube_client, kube_ca, prometheus_client, prometheus_ca, or clients (the earliest of open connections).",
         ("certificate",),
     ),
     "cpu_reviews_total": Metric(

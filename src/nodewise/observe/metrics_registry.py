@@ -1,4 +1,4 @@
-"""Prometheus metrics: one registry made from the table, handed to whoever counts."""
+"""Registry of the Prometheus metrics in the table `metrics.METRICS`."""
 
 import contextlib
 from typing import Any, Final
@@ -22,13 +22,13 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # one more series fo
 
 
 class MetricsRegistry:
-    """The metrics of one process. KeyError for a name that the table does not have."""
+    """The metrics of one process. KeyError for a name that is not in the table."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self._metrics: dict[str, Any] = {name: self._made(name, row) for name, row in METRICS.items()}
         self._series: dict[tuple[str, ...], Any] = {}
-        """By name and labels: prometheus_client takes four times as long to find a series."""
+        """Cache by name and labels: prometheus_client takes four times as long to look up a series."""
 
     def _made(self, name: str, row: Metric) -> Counter | Gauge | Histogram:
         # prometheus_client adds the suffix of a counter itself
@@ -57,13 +57,13 @@ class MetricsRegistry:
         self._labelled(name, labels).observe(value)
 
     def forget(self, name: str, **labels: str) -> None:
-        """Drop one labelled series, so that what is gone is not shown for ever."""
+        """Remove one series of a metric with labels, so that deleted objects are not exposed forever."""
         self._series.pop(_key(name, labels), None)
         with contextlib.suppress(KeyError):
             self._metrics[name].remove(*(labels[label] for label in METRICS[name].labels))
 
     def exposition(self) -> bytes:
-        """All metrics in Prometheus' text form."""
+        """All metrics in the text format of Prometheus."""
         return generate_latest(self._registry)
 
 

@@ -1,4 +1,4 @@
-"""structlog without rich, which it imports for tracebacks that we do not print, and which takes a tenth of a start."""
+"""Imports structlog without rich, which takes a tenth of the start-up time and is used only for pretty tracebacks."""
 
 import sys
 
@@ -6,7 +6,7 @@ __all__ = ["structlog"]
 
 _rich = sys.modules.get("rich")
 if _rich is None:
-    sys.modules["rich"] = None  # type: ignore[assignment]  # how Python is told that there is none
+    sys.modules["rich"] = None  # type: ignore[assignment]  # makes `import rich` fail
 try:
     import structlog
 finally:

@@ -1,4 +1,4 @@
-"""The settings of a server. They hold for every port that we open."""
+"""Settings of a server. They apply to every port that nodewise opens."""
 
 import ipaddress
 from typing import Annotated, Final
@@ -14,7 +14,7 @@ ISSUED_CLIENT: Final = "nodewise-scheduler-client"
 
 
 def is_loopback(address: str) -> bool:
-    """Is only this machine able to reach the address?"""
+    """Whether only this machine can connect to the address."""
     if address == "localhost":
         return True
     try:
@@ -24,7 +24,7 @@ def is_loopback(address: str) -> bool:
 
 
 class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Where and how requests are served."""
+    """Settings of a port and its limits."""
 
     address: Annotated[str, Option(metavar="ADDRESS")] = ""
     """Address or host name to listen on. Empty, the default: every IPv4 address (0.0.0.0) with TLS, loopback
@@ -35,15 +35,15 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """TCP port; 0 picks a free one. 9001 is what Telemetry Aware Scheduling's deployments name."""
 
     cert: Annotated[str, Option(metavar="FILE")] = ""
-    """Path of the serving certificate, PEM, the chain after it. Read again within `reload_period_s` of a change."""
+    """Path of the serving certificate in PEM, followed by its chain. Reread within `reload_period_s` of a change."""
 
     key: Annotated[str, Option(metavar="FILE")] = ""
-    """Path of the certificate's private key, PEM, without a pass phrase. Read again with the certificate."""
+    """Path of the certificate's private key in PEM, without a passphrase. Reread with the certificate."""
 
     client_ca: Annotated[str, Option(metavar="FILE")] = ""
-    """Path of the PEM bundle that client certificates must come from. A certificate in it is trusted as it
-    is, self-signed or not, as the Go programs do. Read again on a change; open connections whose
-    certificate does not come from the new bundle are closed."""
+    """Path of the PEM bundle that client certificates are verified against. Each certificate in it is trusted,
+    self-signed or not, as in Go programs. Reread when the file changes; open connections whose certificate the new
+    bundle does not verify are closed."""
 
     client_name: Annotated[tuple[str, ...], Option(metavar="NAME")] = (SCHEDULER, ISSUED_CLIENT)
     """Names of the clients that may call; repeat the flag for several. A client certificate matches if its common
@@ -63,61 +63,54 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     prioritize, preempt and bind. `/decisions` and `/state` are not on this port. Off by default."""
 
     unsafe_address: Annotated[str, Option(metavar="ADDRESS")] = ""
-    """The address that plain HTTP may be served on beyond loopback; must name `address` exactly. Empty:
-    none."""
+    """Address for plain HTTP that is not loopback. Must be equal to `address`. Empty: only loopback."""
 
     max_body_bytes: int = 256 * 2**20
-    """Longest request body, bytes. 256 MiB is five times a filter call with 5,000 whole nodes."""
+    """Limit of a request body in bytes. 256 MiB is five times a filter call with 5,000 whole nodes."""
 
     handshake_timeout_s: float = 5.0
-    """From the accepted connection to the end of the TLS handshake, seconds; also for a client that sends
-    nothing. 5 s as Telemetry Aware Scheduling had it."""
+    """Timeout of the TLS handshake in seconds, from the accepted connection. The default is that of Telemetry Aware
+    Scheduling."""
 
     header_timeout_s: float = 5.0
-    """From the open connection, or from the first byte of a following request, to the end of the header,
-    seconds."""
+    """Timeout of a request header in seconds, from the open connection or from the first byte of a following
+    request."""
 
     header_bytes: int = 8192
-    """Longest request line and header together, bytes. kube-scheduler sends less than 300."""
+    """Limit of request line and header in bytes. kube-scheduler sends less than 300."""
 
     body_idle_timeout_s: float = 10.0
-    """Longest silence in the middle of a body, seconds. A sender that is alive sends something within it even
-    after a lost packet or two."""
+    """Timeout between two parts of a request body in seconds."""
 
     body_timeout_s: float = 60.0
-    """Longest time for a body in all, seconds. It bounds those who drip a byte now and then, and nobody
-    waits for the answer that long: kube-scheduler's own limit for a call is 5 s unless somebody raised
-    it."""
+    """Timeout of a whole request body in seconds. kube-scheduler's own timeout for a call is 5 s by default."""
 
     answer_timeout_s: float = 30.0
-    """Longest time for a client to take what we have written, seconds, while the buffer is full: an answer
-    that nobody reads is not kept in memory."""
+    """Timeout of sending a response in seconds, while the client does not read and the buffer is full."""
 
     keep_alive_s: float = 120.0
-    """How long an idle connection stays open, seconds. Above the 90 s after which Go's client closes it, so
-    that the client is the one who closes and no request meets a connection that is going away."""
+    """Timeout of an idle connection in seconds. The default is above the 90 s after which Go's client closes it, so
+    that no request uses a closing connection."""
 
     connection_age_s: float = 300.0
-    """After how long a connection is closed with the next answer on it, seconds; also after each change of the
-    certificate files. A client certificate is judged when a connection opens, and a busy scheduler would stay on
-    one for ever: so a renewed one is seen, and one that is over is not served for longer than this."""
+    """Maximum age of a connection in seconds: it is closed with the next response, also after each change of the
+    certificate files. A client certificate is verified when a connection opens, so an expired one is accepted no longer
+    than this."""
 
     max_connections: int = 512
-    """Most connections served at once; a newer one is closed. With `max_handshakes` it stays below 1024,
-    the usual limit of open files."""
+    """Limit of open connections; further ones are closed. Together with `max_handshakes` it should stay below the limit
+    of open files, usually 1024."""
 
     max_handshakes: int = 256
-    """Most connections between accept and the end of the handshake; the oldest gives way to a newer one, for
-    who means it is through in milliseconds. Counted apart, so that who has no certificate cannot take the
-    place of those who have."""
+    """Limit of connections in the TLS handshake; the oldest one is closed for a newer one, as a regular handshake takes
+    milliseconds. Separate from `max_connections`, so that clients without a certificate cannot block others."""
 
     max_pipelined: int = 16
-    """Most requests sent ahead on a connection before the one under way is answered. Go's client sends
-    none."""
+    """Limit of pipelined requests on a connection. Go's client does not pipeline."""
 
     reload_period_s: float = 1.0
-    """How often the certificate files are looked at, seconds. Mounted Secrets change by a swapped symbolic
-    link, which file watches of the kernel miss."""
+    """Period in seconds of the checks whether certificate files have changed. Mounted Secrets change by a replaced
+    symbolic link, which inotify does not report."""
 
     @property
     def host(self) -> str:
@@ -126,11 +119,10 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AdminOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Where health, readiness and metrics are served, in plain HTTP."""
+    """Settings of the port for health, readiness and metrics, which serves plain HTTP."""
 
     health_address: Annotated[str, Option(metavar="ADDRESS")] = "127.0.0.1"
-    """Address to listen on. Loopback by default; a kubelet that probes the pod needs the pod's address or
-    0.0.0.0."""
+    """Address to listen on. Probes of a kubelet need the pod's address or 0.0.0.0."""
 
     health_port: int = 9002
     """TCP port; 0 picks a free one and logs it."""

@@ -1,4 +1,4 @@
-"""One query to one Prometheus: `GET /api/v1/query`, with httpx2's exceptions made ours and secrets kept out."""
+"""Client of Prometheus' `/api/v1/query`. Translates the exceptions of httpx2, and removes secrets from errors."""
 
 import asyncio
 from typing import Final
@@ -13,24 +13,24 @@ from nodewise.metrics.prometheus.query_responses import QueryResponse
 
 _PATH: Final = "/api/v1/query"
 _LONGEST_URL: Final = 2000
-"""A longer query is sent as a form, by POST, which proxies allow less often."""
+"""A longer query is sent as a form with POST, which fewer proxies allow."""
 
 MOST_BYTES: Final = 64 * 2**20
-"""Of an answer. 5,000 series with a minute of samples are 3 MB."""
+"""Limit of a response. 5,000 series with a minute of samples are 3 MB."""
 
 
 class PrometheusClient:
-    """Asks. Every error names the query and the server, and is a kind of `NodewiseError`."""
+    """Sends queries to one Prometheus. Errors are kinds of `NodewiseError` that name the query and the server."""
 
     def __init__(self, connection: PrometheusConnection, timeout_s: float) -> None:
         self._connection = connection
         self._timeout_s = timeout_s
 
     async def query(self, query: str) -> QueryResponse:
-        """The answer to an instant query of now.
+        """The response to an instant query at the current time.
 
-        `BadInput` for a query that Prometheus cannot read or carry out, `Refused` for credentials, `Unavailable`
-        for everything that may go better the next time.
+        `BadInput` for a query that Prometheus cannot parse or execute, `Refused` for rejected credentials,
+        `Unavailable` for errors that a retry may solve.
         """
         what = f"query {query if len(query) <= 200 else query[:199] + '…'} to {self._connection.url}"  # noqa: PLR2004
         try:

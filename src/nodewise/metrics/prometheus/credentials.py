@@ -1,4 +1,4 @@
-"""Towards Prometheus: whom we trust, and who we are. All files are read again, so they may be renewed."""
+"""Connection to Prometheus: TLS and authentication. All files are reread, so that they can be renewed."""
 
 import os
 import ssl
@@ -21,7 +21,7 @@ from nodewise.serve.certificate_reloader import CertificateReloader, ReloadableF
 
 _WHAT: Final = "Prometheus' settings"
 _HEADERS: Final = {
-    # unpacking happens on the event loop, and the network of a cluster is faster
+    # decompression would block the event loop, and the network of a cluster is faster
     "Accept-Encoding": "identity",
     "Accept": "application/json",
     "User-Agent": "nodewise",
@@ -32,7 +32,7 @@ _SYSTEM: Final = SystemClock()
 
 
 class AuthorizationFile(httpx2.Auth):
-    """An Authorization header whose secret is in a file. While a new one is put in its place the old one serves."""
+    """An Authorization header with a secret from a file. While the file is being replaced the old secret is used."""
 
     def __init__(self, path: str, header: Callable[[str], str]) -> None:
         self._path = Path(path)
@@ -45,7 +45,7 @@ class AuthorizationFile(httpx2.Auth):
         yield request
 
     def hide(self, text: str) -> str:
-        """The text without the secret, whatever somebody else put it there for."""
+        """The text without the secret."""
         if not self._secret:
             return text
         for form in (self._secret, self._header(self._secret).partition(" ")[2]):
@@ -70,7 +70,7 @@ class AuthorizationFile(httpx2.Auth):
 
 
 class PrometheusConnection:
-    """The way to one Prometheus. `BadSettings` names all settings that cannot be used."""
+    """HTTP connection to one Prometheus. `BadSettings` names all settings that cannot be used."""
 
     def __init__(
         self, url: str, options: PrometheusOptions, metrics_registry: MetricsRegistry, clock: Clock = _SYSTEM
@@ -82,7 +82,7 @@ class PrometheusConnection:
         self.http = _client(self.url, _TlsFiles(options, metrics_registry, clock), self._secret)
 
     def hide(self, text: str) -> str:
-        """The text without our secrets."""
+        """The text without secrets."""
         return self._secret.hide(text) if self._secret else text
 
 
@@ -103,7 +103,7 @@ def _problems(url: str, options: PrometheusOptions) -> Iterator[Problem]:
 
 
 def _url_problems(url: str) -> Iterator[Problem]:
-    """What is wrong with a URL. One with a password in it is not repeated."""
+    """The problems of a URL. A URL with a password is not shown."""
     flag = "--prometheus-url"
     try:
         parts = urlsplit(url)
@@ -121,7 +121,7 @@ def _url_problems(url: str) -> Iterator[Problem]:
 
 
 class _TlsFiles:
-    """What verifies Prometheus and identifies us. BadSettings where a file cannot be used."""
+    """Trusted authorities and client certificate. BadSettings if a file cannot be used."""
 
     def __init__(self, options: PrometheusOptions, metrics_registry: MetricsRegistry, clock: Clock) -> None:
         now_s = clock.now()
@@ -142,7 +142,7 @@ class _TlsFiles:
         )
 
     def has_changed(self) -> bool:
-        """Whether the files hold something else than when this was last asked."""
+        """Whether the content of the files has changed since the last call."""
         return self._reloader.poll()
 
     def context(self) -> ssl.SSLContext:

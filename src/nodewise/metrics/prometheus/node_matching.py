@@ -1,8 +1,8 @@
-"""Whose series these are: each belongs to the node that one of its labels names, or to none.
+"""Matches series to nodes: a series belongs to the node that one of its labels names, or to none.
 
-Of the labels given, those count that name a node in at least one series of the answer; of these, the first that a
-series has decides for it. So `node="0"`, where it is the number of a memory zone, leaves the word to `instance`;
-and where `node` does name nodes, a series of a node that is gone is not taken for one of the node that reports it.
+Of the configured labels, only those apply that name a node in at least one series of the response; of these, the first
+label of a series decides. So `node="0"`, the number of a memory zone, is ignored in favour of `instance`. If `node`
+does name nodes, a series of a deleted node does not match the node that reports it.
 """
 
 from collections.abc import Generator, Iterable, Sequence
@@ -17,7 +17,7 @@ from nodewise.metrics.series import Sample
 
 _MOST_NAMED: Final = 5
 _STRIDE: Final = 32
-"""So many series are one part of the work, some 0.1 ms; to pause after each would take longer than they do."""
+"""Number of series in one part of the work, which takes about 0.1 ms; yielding after each would take longer."""
 
 
 class SeriesByNode(NamedTuple):
@@ -25,7 +25,7 @@ class SeriesByNode(NamedTuple):
 
     by_node: dict[str, list[SeriesValue]]
     unmatched: list[SeriesValue]
-    """Series that belong to no node."""
+    """Series that match no node."""
 
 
 class NodeValues(NamedTuple):
@@ -33,7 +33,7 @@ class NodeValues(NamedTuple):
 
     samples: dict[str, Sample]
     invalid: dict[str, str]
-    """Why a node has no value, although there is a series of it."""
+    """By node name, the reason why a node with a series has no value."""
 
 
 Identity = frozenset[tuple[str, str]]
@@ -43,7 +43,7 @@ Identity = frozenset[tuple[str, str]]
 def group_by_node(
     series: Iterable[SeriesValue], labels: Sequence[str], nodes: NodeAttributes
 ) -> Generator[None, None, SeriesByNode]:
-    """The node of each series; yields between parts of the work."""
+    """Group the series by node; yields between parts of the work."""
     parsed: list[SeriesValue] = []
     for item in series:
         parsed.append(item)
@@ -54,10 +54,10 @@ def group_by_node(
 
 
 def depends_on_ended_series(grouped: SeriesByNode, aggregate: str) -> Generator[None, None, bool]:
-    """Whether the values depend on which series have ended.
+    """Whether the values depend on which series have ended; yields between parts of the work.
 
-    They do where the series of a node have samples of different times: of one exporter that was restarted, and has
-    another `pod` label since, or of two that are scraped at different times.
+    They do if the series of a node have samples of different times: of one exporter that was restarted and has a new
+    `pod` label, or of two exporters that are scraped at different times.
     """
     for number, own in enumerate(grouped.by_node.values()):
         if (
@@ -86,7 +86,7 @@ def reduce(
 ) -> Generator[None, None, NodeValues]:
     """The value of each node; yields between parts of the work.
 
-    Of several series of a node those count that are `current`; all of them if none is, or if that is not known.
+    Of several series of a node only those in `current` count; all of them if there are none, or if `current` is None.
     """
     node_values = NodeValues({}, {})
     for number, (node, own) in enumerate(grouped.by_node.items()):
@@ -103,7 +103,7 @@ def reduce(
 
 
 def unmatched_example(grouped: SeriesByNode, labels: Sequence[str]) -> str:
-    """One of the series of no node, by the labels that were looked at."""
+    """An example of the unmatched series, with its values of the configured labels."""
     if not grouped.unmatched:
         return ""
     own = grouped.unmatched[0].labels
@@ -114,7 +114,7 @@ def unmatched_example(grouped: SeriesByNode, labels: Sequence[str]) -> str:
 def nodes_of_series(
     series: Sequence[SeriesValue], labels: Sequence[str], nodes: NodeAttributes
 ) -> Generator[None, None, list[str | None]]:
-    """The node of each series, None for one that belongs to none; yields between parts of the work."""
+    """The node of each series, None for an unmatched one; yields between parts of the work."""
     deciding = yield from _deciding(series, labels, nodes)
     owning: list[str | None] = []
     for item in series:
@@ -125,14 +125,14 @@ def nodes_of_series(
 
 
 def _value(own: Sequence[SeriesValue], aggregate: str) -> Sample:
-    """The value of one node's series. ValueError with the reason if it has none."""
+    """The value of one node. ValueError with the reason if it has none."""
     if len(own) == 1:
         return _sample(own[0])
     return aggregation.reduce([_entry(item) for item in own], aggregate, _conflict(own))
 
 
 def _sample(item: SeriesValue) -> Sample:
-    # a scraped value is one of a moment, not of a window
+    # a scraped value applies to a point in time, not to a window
     return Sample(query_responses.parse_nano(item.value), item.at, 0.0)
 
 
@@ -144,7 +144,7 @@ def _entry(item: SeriesValue) -> Sample | str:
 
 
 def _conflict(own: Sequence[SeriesValue]) -> str:
-    """Which labels the series differ in, and what to do."""
+    """The labels in which the series differ, and the remedy."""
     names = dict.fromkeys(chain.from_iterable(item.labels for item in own))
     differing = [name for name in names if len({item.labels.get(name, "") for item in own}) > 1]
     listed = ", ".join(f'"{name[:80]}"' for name in differing[:_MOST_NAMED])

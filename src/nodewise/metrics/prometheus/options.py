@@ -8,12 +8,11 @@ from nodewise.option import Option
 
 
 class PrometheusOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How Prometheus is asked, where node metrics come from it."""
+    """Settings of queries to Prometheus, if it is a source of node metrics."""
 
     prometheus_url: Annotated[tuple[str, ...], Option(metavar="URL")] = ()
-    """Where Prometheus answers, such as http://prometheus.monitoring:9090; a path before /api/v1 is part of it.
-    Repeat it for replicas or for several servers: the first that has a metric wins. All get the same
-    credentials."""
+    """URL of Prometheus, such as http://prometheus.monitoring:9090, with any path before /api/v1. Repeat the option for
+    replicas or several servers: the first one that has a metric is used. All servers get the same credentials."""
 
     prometheus_node_label: Annotated[tuple[str, ...], Option(metavar="LABEL")] = (
         "node",
@@ -21,28 +20,28 @@ class PrometheusOptions(msgspec.Struct, frozen=True, kw_only=True):
         "nodename",
         "instance",
     )
-    """The label whose value says which node a series belongs to: by name, InternalIP or Hostname, a port does not
-    matter. Repeat it for several: of those that name a node in an answer, the first that a series has counts."""
+    """Label whose value identifies the node of a series: name, InternalIP or Hostname, with or without a port. Repeat
+    the option for several labels: of those that identify a node in a response, the first one of a series is used."""
 
     prometheus_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 4.0
-    """How long one query may take. Prometheus is told, and stops. Less than --metrics-timeout, so that what it
-    says of it is not lost."""
+    """Timeout per query, which is also sent to Prometheus. Should be less than --metrics-timeout, so that the error of
+    Prometheus is received."""
 
     prometheus_token_file: Annotated[str, Option(metavar="FILE")] = ""
-    """A file with a bearer token. It is read at every query, so it may be renewed."""
+    """Path of a file with a bearer token. Read at every query."""
 
     prometheus_user: Annotated[str, Option(metavar="NAME")] = ""
-    """The user for basic authentication."""
+    """User name for basic authentication."""
 
     prometheus_password_file: Annotated[str, Option(metavar="FILE")] = ""
-    """A file with that user's password, read at every query."""
+    """Path of a file with the password for basic authentication. Read at every query."""
 
     prometheus_ca: Annotated[str, Option(metavar="FILE")] = ""
-    """Certificates in PEM that Prometheus' own is verified against. Empty: those of the system. Read again when
-    the file changes."""
+    """Path of the PEM certificates of the authorities that Prometheus' certificate is verified against. Empty: those of
+    the system. Reread when the file changes."""
 
     prometheus_cert: Annotated[str, Option(metavar="FILE")] = ""
-    """A client certificate in PEM. It and its key are read again when the files change."""
+    """Path of a client certificate in PEM. Reread with its key when the files change."""
 
     prometheus_key: Annotated[str, Option(metavar="FILE")] = ""
-    """The key of the client certificate."""
+    """Path of the private key of the client certificate."""

@@ -1,9 +1,8 @@
-"""What Prometheus is asked for a metric.
+"""PromQL queries for metrics.
 
-An instant query of a selector stamps every value with the time of the evaluation, however old the sample is. So a
-plain selector is asked for as a range, `temp[60s]`: each series comes with its samples of that time and their own
-times (Prometheus, "Querying basics": range vector selectors). Any other expression is asked as it stands; the age
-of what it gives nobody knows.
+An instant query of a selector returns every value with the time of the evaluation, regardless of the age of the sample.
+So the query of a plain selector is a range, `temp[60s]`, which returns the samples with their own times (Prometheus,
+"Querying basics": range vector selectors). Any other expression is used unchanged; the age of its values is unknown.
 """
 
 import re
@@ -16,35 +15,35 @@ _NAME: Final = r"[a-zA-Z_:][a-zA-Z0-9_:]*+"
 _LABEL: Final = rf"(?:[a-zA-Z_][a-zA-Z0-9_]*+|{_STRING})"
 _MATCHER: Final = rf"(?:{_LABEL}\s*+(?:=~|!~|!=|=)\s*+{_STRING}|{_STRING})\s*+"
 _MATCHERS: Final = rf"\{{\s*+(?:{_MATCHER}(?:,\s*+{_MATCHER})*+(?:,\s*+)?+)?+\}}"
-# possessive throughout: the text is a stranger's, and is read in time proportional to its length
+# possessive quantifiers throughout: the text is untrusted, and matching must take linear time
 _SELECTOR: Final = re.compile(rf"(?:{_NAME}\s*+(?:{_MATCHERS})?+|{_MATCHERS})")
 _NUMBERS: Final = ("inf", "nan")
 """Names that PromQL reads as numbers."""
 
 
 def range_query(request: MetricRequest, max_age_s: float) -> str:
-    """The expression to ask: the rule's query, else its metric's name; samples no older than `max_age_s`."""
+    """The query of a request: the rule's query, else a selector of the metric; samples no older than `max_age_s`."""
     expression = instant_query(request)
     return f"{expression}[{_span(max_age_s)}]" if is_selector(expression) else expression
 
 
 def instant_query(request: MetricRequest) -> str:
-    """The same without a range. For a selector Prometheus gives the series that have not ended."""
+    """The same without a range. For a selector, Prometheus returns the series that have not ended."""
     return request.query.strip() if request.query else _named(request.metric)
 
 
 def is_selector(text: str) -> bool:
-    """Whether this is a selector and nothing else, such as `temp` or `temp{job="node"}`: no offset, no function."""
+    """Whether this is a plain selector such as `temp` or `temp{job="node"}`, without offset or function."""
     return _SELECTOR.fullmatch(text) is not None and text.lower() not in _NUMBERS
 
 
 def _named(metric: str) -> str:
-    """A selector by name. Always quoted: a name is a tenant's text, and must not be read as PromQL."""
+    """A selector by name. The name is always quoted: it is a tenant's text and must not be parsed as PromQL."""
     escaped = metric.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'{{__name__="{escaped}"}}'
 
 
 def _span(seconds: float) -> str:
-    """A duration in PromQL, which knows no fractions."""
+    """A duration in PromQL, which does not support fractions."""
     milli = max(round(seconds * 1000), 1)
     return f"{milli}ms" if milli % 1000 else f"{milli // 1000}s"

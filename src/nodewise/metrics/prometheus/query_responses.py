@@ -1,4 +1,4 @@
-"""Prometheus' answers, read into values. Source: Prometheus' HTTP API v1 (documentation of 3.x), instant queries."""
+"""Decodes responses of Prometheus. Source: Prometheus' HTTP API v1 (documentation of 3.x), instant queries."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
@@ -19,11 +19,11 @@ class SeriesValue(NamedTuple):
     value: str
     """As Prometheus writes it: `81.5`, `1e+06`, `NaN`."""
     at: float | None
-    """Seconds since 1970; None in the answer to an expression."""
+    """Seconds since 1970; None in the response to an expression."""
 
 
 class QueryResponse(NamedTuple):
-    """An answer with its series still undecoded."""
+    """A response with its series still encoded."""
 
     kind: str
     series: list[msgspec.Raw]
@@ -61,7 +61,7 @@ _BY_TYPE: Final[Mapping[str, type[NodewiseError]]] = {
     "internal": Unavailable,
     "unavailable": Unavailable,
 }
-"""What to do next, by `errorType` (prometheus web/api/v1/api.go, v3)."""
+"""Kind of error by `errorType` (prometheus web/api/v1/api.go, v3)."""
 
 _BY_STATUS: Final[Mapping[int, type[NodewiseError]]] = {
     400: BadInput,
@@ -71,7 +71,7 @@ _BY_STATUS: Final[Mapping[int, type[NodewiseError]]] = {
     414: BadInput,
     422: BadInput,
 }
-"""For what stands before Prometheus and does not speak its JSON. Any other status is Unavailable."""
+"""Kind of error by HTTP status, for proxies that do not return Prometheus' JSON. Any other status is Unavailable."""
 
 _WHERE: Final = "does --prometheus-url lead to Prometheus itself? A path before /api/v1 is part of it"
 _REMEDIES: Final[Mapping[int, str]] = {
@@ -86,7 +86,7 @@ _REMEDIES: Final[Mapping[int, str]] = {
 
 
 def decode_response(body: bytes) -> QueryResponse:
-    """A good answer. `BadInput` if it is none, or gives one number where series are wanted."""
+    """A successful response. `BadInput` if it is not one, or if it has a scalar instead of series."""
     try:
         envelope = _decode_envelope(body)
     except UNREADABLE as error:
@@ -100,7 +100,7 @@ def decode_response(body: bytes) -> QueryResponse:
 
 
 def newest_values(answer: QueryResponse) -> Iterator[SeriesValue]:
-    """The newest value of each series; one that cannot be read at all is passed over."""
+    """The newest value of each series. A series that cannot be decoded is ignored."""
     for raw in answer.series:
         try:
             series = _decode_series(raw)
@@ -111,7 +111,7 @@ def newest_values(answer: QueryResponse) -> Iterator[SeriesValue]:
 
 
 def _newest(series: _EncodedSeries, kind: str) -> tuple[float | None, str]:
-    """Time and value of the last sample. A series of native histograms has none."""
+    """Time and value of the last sample. A series of native histograms has no value."""
     if kind == VECTOR:
         pair = bytes(series.value)
         return None, _decode_pair(pair)[1] if pair else "a histogram"
@@ -123,7 +123,7 @@ def _newest(series: _EncodedSeries, kind: str) -> tuple[float | None, str]:
 
 
 def parse_nano(value: str) -> int:
-    """A value's nano-units, exactly what its text says. ValueError for NaN, infinities and what is no number."""
+    """The exact value in nano-units. ValueError for NaN, infinities and invalid numbers."""
     try:
         return quantity.parse(value)
     except ValueError:
@@ -131,7 +131,7 @@ def parse_nano(value: str) -> int:
 
 
 def error_from_response(what: str, status: int, body: bytes, retry_after: str = "") -> NodewiseError:
-    """The error of an answer that is no success, in Prometheus' own words."""
+    """The error of an unsuccessful response, with Prometheus' message."""
     try:
         envelope = _decode_envelope(body)
     except UNREADABLE:

@@ -1,4 +1,4 @@
-"""All samples of a stretch of time, where the newest does not do: `expression[1d:5m]`, asked by an instant query."""
+"""All samples of a range such as `expression[1d:5m]`, from an instant query."""
 
 from collections.abc import Generator, Sequence
 from typing import Final
@@ -21,7 +21,7 @@ class _RangeSeries(msgspec.Struct, frozen=True, gc=False):
 _decode: Final = msgspec.json.Decoder(_RangeSeries).decode
 
 Points = NDArray[np.float64]
-"""One row a sample, oldest first: seconds since 1970, value. Only finite values."""
+"""One row per sample, oldest first: seconds since 1970, value. Only finite values."""
 
 
 def samples_by_node(

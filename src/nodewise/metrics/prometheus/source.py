@@ -20,21 +20,21 @@ NAME: Final = "prometheus"
 
 
 class PrometheusSettings(NamedTuple):
-    """What a Prometheus is asked with."""
+    """Settings of queries."""
 
     options: PrometheusOptions
     max_age_s: float
-    """How far back a selector looks where a request does not say."""
+    """Range of a selector if a request has no maximum age."""
 
 
 class PrometheusSource:
-    """One Prometheus. A rule's query is asked as it stands, a selector with its samples' own times (`queries`)."""
+    """The source `prometheus`: one Prometheus server. `queries` describes how metrics are queried."""
 
     def __init__(
         self, url: str, setting: PrometheusSettings, nodes: NodeLookup, metrics_registry: MetricsRegistry
     ) -> None:
         """`BadSettings` names every setting that cannot be used."""
-        # one of several is known by its address, so that an operator sees which of them failed
+        # one of several servers has its URL in its name, so that an operator sees which of them failed
         several = len(setting.options.prometheus_url) > 1
         self.name = f"{NAME} {url}" if several else NAME
         self._connection = PrometheusConnection(url, setting.options, metrics_registry)
@@ -46,7 +46,7 @@ class PrometheusSource:
         self._logged: set[tuple[str, str]] = set()
 
     def supports(self, request: MetricRequest) -> bool:
-        """Anything: metrics by their names, and expressions."""
+        """All metrics, by name or by query."""
         return bool(request.metric or request.query)
 
     async def fetch(self, request: MetricRequest, now: float) -> Series:
@@ -75,10 +75,10 @@ class PrometheusSource:
     async def _current_series(
         self, request: MetricRequest, grouped: SeriesByNode
     ) -> frozenset[Identity] | None:
-        """The series that have not ended, where the values depend on it.
+        """The series that have not ended; None if the values do not depend on it.
 
-        A range has the samples of series that have ended as well. An instant query leaves these out: Prometheus marks
-        a series as ended when its target is gone, or gives it up after a look-back of five minutes.
+        A range includes samples of series that have ended. An instant query does not: Prometheus marks a series as
+        ended when its target is gone, or after a lookback of five minutes.
         """
         if not await cooperative_scheduling.run(
             node_matching.depends_on_ended_series(grouped, request.aggregate)
@@ -90,13 +90,13 @@ class PrometheusSource:
         )
 
     async def samples(self, query: str) -> dict[str, Points]:
-        """All samples of each node that a query of a range gives, such as `up[1h:1m]`. Errors as those of `fetch`."""
+        """All samples of each node in the result of a range query such as `up[1h:1m]`. Errors are those of `fetch`."""
         answer = await self._client.query(query)
         nodes = await self._nodes()
         return await cooperative_scheduling.run(range_samples.samples_by_node(answer, self._labels, nodes))
 
     async def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         await self._connection.http.aclose()
 
     def _no_values_error(self, request: MetricRequest, query: str, unmatched: int, example: str) -> NoValues:
@@ -116,7 +116,7 @@ class PrometheusSource:
         return NoValues(what, [problem], cause=f"{cause}: {remedy}", remedy=remedy)
 
     def _log_once(self, metric: str, event: str, **fields: str) -> None:
-        """Log what is there to say of a metric, once until it is gone."""
+        """Log a condition of a metric once, until it has ended."""
         key = (metric, event)
         if not any(fields.values()):
             self._logged.discard(key)
