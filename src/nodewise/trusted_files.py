@@ -1,6 +1,6 @@
-"""Whether nobody but root could have written a file, or could replace it: what root may read, write and execute.
+"""Checks that only root can write or replace a file, before root reads, writes or executes it.
 
-Standard library only.
+This module uses only the standard library.
 
 A path is trusted if every folder from `/` down, every symbolic link on the way and the file itself belong to root (or
 to the effective user, for a run without root on files of one's own) and nobody else may write to them. A folder with
@@ -28,17 +28,19 @@ class Untrusted(BadInput):
 
 
 def resolve(path: str | os.PathLike[str]) -> str:
-    """The path without symbolic links; it need not exist. Untrusted if somebody else can change where it leads."""
+    """The path without symbolic links; it need not exist. Untrusted if another user can change its target."""
     return _walk(os.fspath(path), is_folder=False)
 
 
 def check_folder(path: str | os.PathLike[str]) -> str:
-    """The same for a folder in which files are created or listed: nobody else may create any. It need not exist."""
+    """The same for a folder in which files are created or listed: other users must not be able to create files in it.
+    It need not exist.
+    """
     return _walk(os.fspath(path), is_folder=True)
 
 
 def check_open(descriptor: int, path: str | os.PathLike[str]) -> os.stat_result:
-    """The status of an open file or folder. Untrusted if somebody else owns it or may write to it."""
+    """The status of an open file or folder. Untrusted if another user owns it or may write to it."""
     status = os.fstat(descriptor)
     _check(os.fspath(path), status)
     return status
@@ -60,7 +62,7 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
 
 
 def check_tree(path: str | os.PathLike[str]) -> None:
-    """Untrusted unless a folder and all that is in it are; links count as what they are, not where they lead."""
+    """Untrusted unless a folder and all of its content are trusted. Links are checked themselves, not their targets."""
     check_folder(path)
     for folder, folders, files in os.walk(path):
         for name in (*folders, *files):

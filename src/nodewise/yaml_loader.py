@@ -1,9 +1,9 @@
-"""Reads YAML of any origin. No other module calls the functions of PyYAML that read (`tests/unit/test_yaml_loader.py`).
+"""Reads YAML from untrusted sources. No other module calls PyYAML's loading functions
+(`tests/unit/test_yaml_loader.py`).
 
-Four kinds of text are refused that PyYAML accepts or that end the process: aliases that expand to many times what is
-written ("billion laughs", in which a few lines keep whoever walks through the value busy for hours), values nested so
-deeply that a recursion ends, numbers of very many digits, and a key given twice, of which PyYAML keeps the last one
-without a word.
+Four kinds of text are rejected that PyYAML accepts or that would end the process: aliases that expand to many times the
+written values ("billion laughs"), values nested too deeply for recursion, numbers with very many digits, and duplicate
+keys, of which PyYAML silently keeps the last one.
 """
 
 import re
@@ -15,11 +15,11 @@ import yaml
 from nodewise.errors import BadInput, Problem, shown
 
 MOST_FROM_ALIASES: Final = 100_000
-"""Values that aliases may add to the values that are written."""
+"""Limit of values that aliases add to the written values."""
 DEEPEST: Final = 200
-"""Levels of nesting."""
+"""Limit of nested levels."""
 LONGEST_NUMBER: Final = 4300
-"""Characters of a number, as for Python's `int`: for one in base 60 (`1:59:59`) PyYAML takes the square of the time."""
+"""Limit of characters of a number, as for Python's `int`. PyYAML takes quadratic time for base 60 (`1:59:59`)."""
 _SAFE: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _MANY: Final = 5000
 _STAIRS: Final = re.compile(rb"(?:[-?][ \t]+){500}|\n {2000}")
@@ -33,9 +33,9 @@ def _children(node: yaml.Node) -> list[yaml.Node]:
 
 
 def check(root: yaml.Node) -> None:
-    """Refuse a composed document, in which an alias is the very node that it refers to, before anything expands it.
+    """Reject an unsafe composed document before it is expanded. In it, an alias is the same node as its anchor.
 
-    YAMLError names the line. Lists and mappings are visited once, in an order in which inner ones come first.
+    YAMLError names the line. Each list and mapping is visited once, inner ones first.
     """
     order: list[tuple[yaml.Node, list[yaml.Node]]] = []
     sizes: dict[int, int] = {}
@@ -91,7 +91,7 @@ def _error(message: str, node: yaml.Node) -> yaml.YAMLError:
 
 
 class Loader(_SAFE):  # type: ignore[misc]  # the base is chosen when the program starts
-    """PyYAML's safe loader, which checks a document before it makes values of it."""
+    """PyYAML's safe loader, which checks a document before it constructs values."""
 
     def construct_document(self, node: yaml.Node) -> Any:
         check(node)
@@ -114,7 +114,7 @@ for _kind in ("int", "float"):
 
 
 def load(text: bytes | str, source: str) -> Any:
-    """The value of a text with one document, None for an empty one. BadInput names `source` and the place in it."""
+    """The value of a text with one document, None for an empty text. BadInput names `source` and the line."""
     values = list(load_all(text, source))
     if len(values) > 1:
         raise BadInput(source, [Problem("", f"{len(values)} documents", "one")])
@@ -132,7 +132,7 @@ def load_all(text: bytes | str, source: str, loader: Any = Loader) -> Iterator[A
         seen = " ".join(str(error).split())
         raise BadInput(source, [Problem(f"document {number}", seen, "YAML")]) from error
     except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, AttributeError) as error:
-        # a date that there is not, a key that is no text, a number that is empty, too long or too large
+        # an invalid date, a key that is not a string, a number that is empty, too long or too large
         problem = Problem(f"document {number}", shown(str(error)), "YAML")
         raise BadInput(source, [problem]) from error
 
@@ -153,14 +153,14 @@ def compose_all(text: bytes | str, source: str) -> list[yaml.Node]:
 
 
 def _checked(text: bytes | str, *, is_suspect: bool = False) -> bytes:
-    """The text in UTF-8. ValueError if it is not, or nested deeper than a recursion allows.
+    """The text in UTF-8. ValueError if it is not UTF-8, or nested too deeply.
 
-    libyaml composes with a recursion in C, which ends the process without an exception. Reading by events needs no
-    recursion but half as much time again, so only texts that may be nested deeply (`is_suspect`) are read so first.
+    libyaml composes recursively in C, and a stack overflow ends the process without an exception. Parsing events is not
+    recursive but takes half as long again, so only texts that may be deeply nested (`is_suspect`) are parsed first.
     """
     try:
         data = text.encode() if isinstance(text, str) else text
-        data.decode()  # PyYAML would read UTF-16 too, in which the next line would not see the nesting
+        data.decode()  # PyYAML also reads UTF-16, whose nesting the next lines would not detect
     except UnicodeError as error:
         raise ValueError("found bytes that are not UTF-8") from error
     if is_suspect or data.count(b"[") + data.count(b"{") > _MANY or _STAIRS.search(data):

@@ -15,7 +15,7 @@ from nodewise.clock import ManualClock
 from nodewise.errors import Refused, Unavailable
 from nodewise.kube import field_merge, list_watch
 from nodewise.kube.decoder import ObjectDecoder
-from nodewise.kube.line_splitter import LineSplitter
+from nodewise.kube.http_client import LineSplitter
 from nodewise.kube.list_watch import WatchState
 from nodewise.kube.reflector import Reflector, ReflectorTarget
 from nodewise.kube.store import Changes, Key

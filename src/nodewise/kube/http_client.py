@@ -15,7 +15,6 @@ from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem, Unava
 from nodewise.kube import connection_renewal, error_responses
 from nodewise.kube.api import DEADLINE_S, IDLE_S, NONE, Params, Patch
 from nodewise.kube.error_responses import ApiCall
-from nodewise.kube.line_splitter import LineSplitter
 from nodewise.kube.rate_limit import TokenBucket
 from nodewise.observe.metrics_registry import MetricsRegistry
 
@@ -271,3 +270,44 @@ async def _whole(response: httpx2.Response) -> bytes:
             raise Unavailable(f"{response.request.method} {response.url.path}", [Problem("answer", seen, "")])
         pieces.append(piece)
     return b"".join(pieces)
+
+
+LONGEST_LINE_BYTES: Final = 64 << 20
+"""Limit of a line, against exhaustion of memory by a broken server. Objects are smaller: etcd accepts 1.5 MiB by
+default."""
+
+
+class LineSplitter:
+    """Splits chunks of bytes into complete lines, and scans each byte once."""
+
+    def __init__(self, longest_bytes: int = LONGEST_LINE_BYTES) -> None:
+        self._longest = longest_bytes
+        self._parts: list[bytes] = []
+        self._held = 0
+
+    def feed(self, piece: bytes) -> Iterator[bytes]:
+        """The lines that this chunk completes, without line ends. Empty lines are left out."""
+        head, *rest = piece.split(b"\n")
+        self._hold(head)
+        for part in rest:
+            line = self._taken()
+            if line:
+                yield line
+            self._hold(part)
+
+    def rest(self) -> bytes:
+        """The bytes after the last line end: empty or a document, unless the stream was truncated."""
+        return self._taken()
+
+    def _hold(self, part: bytes) -> None:
+        self._held += len(part)
+        if self._held > self._longest:
+            seen = f"a line of more than {self._longest} bytes"
+            raise Unavailable("the watch", [Problem("", seen, "one JSON document a line")])
+        self._parts.append(part)
+
+    def _taken(self) -> bytes:
+        line = b"".join(self._parts).strip(b"\r")
+        self._parts.clear()
+        self._held = 0
+        return line

@@ -98,7 +98,7 @@ EVENTS: Final[dict[str, LogEvent]] = {
     "labels_taken_over": LogEvent("info", "nodewise now owns labels of Telemetry Aware Scheduling."),
     "woken": LogEvent(
         "info",
-        "A pending pod fits after a change of metrics: a node annotation makes the scheduler retry pods.",
+        "A pending pod fits after a change of metrics: a node annotation triggers a retry.",
     ),
     "annotated": LogEvent("info", "Statistics of `nodes` nodes were written as annotations."),
     "annotations_failed": LogEvent(
@@ -123,7 +123,7 @@ EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "claim_dropped": LogEvent(
         "warning",
-        "The leader removed a reservation from the allocation record of a node: the process that made it ended before it"
+        "The leader removed a reservation from the allocation record of a node: its process ended before it"
         " bound the pod, or the pod was deleted. `why`: the pod is unbound, or unknown.",
     ),
     "ledger_deleted": LogEvent(

@@ -14,7 +14,7 @@ This package knows nothing of Kubernetes or of the content of a body. `server.Ht
     server             start, drain and stop; reload of certificates
     admin              health, readiness and metrics
     options            settings
-    certificates       certificate files: read again when they change
-    pem                certificates and keys as PEM
-    issuing            certificates of an authority in memory
+    certificate_reloader  rereads certificate files when they change
+    pem_files          reads and validates certificates and keys in PEM
+    certificate_issuer issues certificates with an authority in memory
 """

@@ -1,4 +1,4 @@
-"""Certificates made in memory, by an authority that signs a few of them and whose key is then gone."""
+"""Issues certificates with an authority whose private key exists only in memory."""
 
 import ipaddress
 import re
@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 SKEW: Final = timedelta(hours=1)
-"""Certificates are valid from so long before they are made: clocks of machines differ."""
+"""Certificates are valid from this long before they are issued, because clocks of machines differ."""
 _LONGEST_NAME: Final = 64  # of a common name, RFC 5280
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _PEM: Final = serialization.Encoding.PEM
@@ -26,7 +26,7 @@ class IssuedCertificate(NamedTuple):
 
 
 class CertificateIssuer:
-    """An authority. Its private key is nowhere but in here, and nothing gives it away."""
+    """A certificate authority. Its private key exists only in this object."""
 
     def __init__(self, name: str, now: datetime, valid: timedelta) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
@@ -39,14 +39,14 @@ class CertificateIssuer:
                 _usage(signs_certificates=True), critical=True
             )
         )
-        """Its own certificate, PEM: what the other side has to trust."""
+        """The certificate of the authority, PEM, which the peer has to trust."""
 
     def server(self, names: Sequence[str], common_name: str) -> IssuedCertificate:
-        """One for a server of these host names and IP addresses. A common name that is too long is cut."""
+        """Issue a server certificate for host names and IP addresses. A long common name is truncated."""
         return self._leaf(common_name[:_LONGEST_NAME], names, ExtendedKeyUsageOID.SERVER_AUTH)
 
     def client(self, name: str) -> IssuedCertificate:
-        """One for a client, and for nothing else. Where its name can be a host's it is told as one as well."""
+        """Issue a client certificate. A name that is a valid host name is also a subject alternative name."""
         return self._leaf(name, [name] if is_host(name) else [], ExtendedKeyUsageOID.CLIENT_AUTH)
 
     def _leaf(self, common_name: str, names: Sequence[str], use: x509.ObjectIdentifier) -> IssuedCertificate:
@@ -61,7 +61,7 @@ class CertificateIssuer:
             .add_extension(x509.ExtendedKeyUsage([use]), critical=False)
             .add_extension(identifier, critical=False)
         )
-        if names:  # an empty list would be refused by Go
+        if names:  # Go rejects an empty list
             begun = begun.add_extension(
                 x509.SubjectAlternativeName(map(_general_name, names)), critical=False
             )
@@ -72,7 +72,7 @@ class CertificateIssuer:
 
 
 def certificate_request(name: str) -> IssuedCertificate:
-    """A request for a client's certificate, in the place of the certificate, with its key."""
+    """A certificate signing request for a client, in place of the certificate, with its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     request = (
         x509.CertificateSigningRequestBuilder().subject_name(_subject_name(name)).sign(key, hashes.SHA256())
@@ -85,21 +85,21 @@ def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def is_issued_by(leaf: x509.Certificate, authority: x509.Certificate) -> bool:
-    """Whether this authority signed it; True for an authority and itself."""
+    """Whether the authority signed the certificate; True for a self-signed authority and itself."""
     try:
         leaf.verify_directly_issued_by(authority)
-    except Exception:  # noqa: BLE001 - whatever is wrong with it, it did not sign this
+    except Exception:  # noqa: BLE001 - any error means that the authority did not sign the certificate
         return False
     return True
 
 
 def is_host(name: str) -> bool:
-    """Whether it can be a host's name in DNS."""
+    """Whether the name is a valid DNS host name."""
     return len(name) < 254 and all(map(_LABEL.fullmatch, name.lower().split(".")))  # noqa: PLR2004 - RFC 1035
 
 
 def is_address(name: str) -> bool:
-    """Whether it is an IP address."""
+    """Whether the name is an IP address."""
     try:
         ipaddress.ip_address(name)
     except ValueError:

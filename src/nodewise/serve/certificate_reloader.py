@@ -1,7 +1,7 @@
-"""Certificates that are kept in files: read again when a file changes, and told before they end.
+"""Reloads certificate files when they change, and warns before certificates expire.
 
-What cannot be used never takes the place of what is in use: a certificate whose key is not written yet, an
-empty file, a certificate that is over. It is said in the log and in a metric, and tried again.
+Unusable content never replaces the content in use: a certificate whose key has not been written yet, an empty file, an
+expired certificate. It is logged, counted in a metric, and tried again.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,16 +15,16 @@ from nodewise.serve import pem_files
 from nodewise.serve.pem_files import CertificateBundle, CertificatePair, Contents, Paths
 
 SOON_S: Final = 7 * 86400.0
-"""A certificate that has less left than this is told in the log, once a day."""
+"""A certificate that expires within this time is logged once a day."""
 
 _DAY_S: Final = 86400.0
-_AGAIN_S: Final = 60.0  # what could not be used is tried again also unchanged: its time may have come
+_AGAIN_S: Final = 60.0  # unusable content is retried even if unchanged: a certificate may become valid
 
 T = TypeVar("T", CertificatePair, CertificateBundle)
 
 
 class ReloadableFiles(Generic[T]):
-    """What was last read from some files and could be used. Between two calls of `poll` nothing changes."""
+    """The last usable content of certificate files. It changes only in `poll`."""
 
     def __init__(
         self,
@@ -34,10 +34,10 @@ class ReloadableFiles(Generic[T]):
         metrics_registry: MetricsRegistry,
         now_s: float,
     ) -> None:
-        """`name` is the metrics' label. BadSettings names every problem of the files.
+        """`name` is the label of metrics. BadSettings names every problem of the files.
 
-        A certificate that is over is taken at the start: to show it, and to take a new one as soon as there is
-        one, is better than not to run.
+        An expired certificate is accepted at the start: it is better to present it and to reload a renewed one than not
+        to run.
         """
         self._name = name
         self._paths = paths
@@ -51,17 +51,17 @@ class ReloadableFiles(Generic[T]):
         self._set_metrics(now_s)
 
     def poll(self, now_s: float) -> bool:
-        """Read the files again where they changed; True when they hold something else that can be used.
+        """Reread changed files. Returns True if they have new usable content.
 
-        A change counts when two looks in a row see the same: `cat old new > bundle` is for a moment the old alone,
-        and two files are written one after the other.
+        A change takes effect when two consecutive calls read the same content: `cat old new > bundle` has only the old
+        content for a moment, and two files are written one after the other.
         """
         changed = self._is_due(now_s) and self._reload(now_s)
         self._warn_of_expiry(now_s)
         return changed
 
     def _is_due(self, now_s: float) -> bool:
-        """The files are small, and a swap may keep name, size and time: so all of them is compared."""
+        """Compares the whole content: the files are small, and a replaced file may have the same size and time."""
         before, self._seen = self._seen, pem_files.read_contents(self._paths)
         if self._seen != before:
             return False
@@ -119,13 +119,13 @@ class ReloadableFiles(Generic[T]):
             logs.emit(event, **self._log_fields(now_s))
 
     def _log_fields(self, now_s: float) -> dict[str, str]:
-        """What each log line says: which certificate, its files, and when the one in use ends."""
+        """The fields of each log line: certificate, files, and expiry of the one in use."""
         end = format_rfc3339(self.value.end_s(now_s))
         return {"certificate": self._name, "files": ", ".join(self._paths.values()), "expires": end}
 
 
 class CertificateReloader:
-    """Several things that are kept in files, looked at together and at most once in `every_s`."""
+    """Polls several certificate files together, at most once in `every_s`."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class CertificateReloader:
         self._next_s = float("-inf")
 
     def poll(self) -> bool:
-        """Whether any of them holds something else now."""
+        """Whether any of them has new content."""
         now_s = self._clock.monotonic()
         if now_s < self._next_s:
             return False

@@ -24,7 +24,7 @@ def is_loopback(address: str) -> bool:
 
 
 class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of a port and its limits."""
+    """Port, TLS and limits of requests."""
 
     address: Annotated[str, Option(metavar="ADDRESS")] = ""
     """Address or host name to listen on. Empty, the default: every IPv4 address (0.0.0.0) with TLS, loopback
@@ -119,7 +119,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AdminOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of the port for health, readiness and metrics, which serves plain HTTP."""
+    """Port for health, readiness and metrics, plain HTTP."""
 
     health_address: Annotated[str, Option(metavar="ADDRESS")] = "127.0.0.1"
     """Address to listen on. Probes of a kubelet need the pod's address or 0.0.0.0."""

@@ -1,4 +1,4 @@
-"""What certificate files hold: read and checked. Touches nothing but the files, and needs no clock."""
+"""Reads and validates certificate files. Independent of time."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ from nodewise.errors import BadSettings, Problem
 WHAT: Final = "certificate files"
 
 Paths = Mapping[str, str]
-"""The path of each file, by the name of the setting that gives it."""
+"""The path of each file, by the name of its setting."""
 
 
 class _Unreadable(NamedTuple):
@@ -25,43 +25,43 @@ class _Unreadable(NamedTuple):
 
 
 Contents = Mapping[str, bytes | _Unreadable]
-"""What each file holds, by the name of the setting."""
+"""The content of each file, by the name of its setting."""
 
 
 class CertificatePair(NamedTuple):
-    """A certificate, its chain after it, and its key, both PEM."""
+    """A certificate followed by its chain, and its key, both PEM."""
 
     certificate: bytes
     key: bytes
     chain: tuple[x509.Certificate, ...]
 
     def begin_s(self) -> float:
-        """When it begins to be valid, in seconds since 1970."""
+        """The start of its validity, in seconds since 1970."""
         return self.chain[0].not_valid_before_utc.timestamp()
 
     def end_s(self, _now_s: float) -> float:
-        """When it ends. What follows it in the chain may be over: old cross-signatures are, and harm nobody."""
+        """The end of its validity. Certificates of the chain may have expired, such as old cross-signatures."""
         return self.chain[0].not_valid_after_utc.timestamp()
 
 
 class CertificateBundle(NamedTuple):
-    """Certificates that are trusted, also as PEM."""
+    """Trusted certificates, decoded and as PEM."""
 
     pem: bytes
     authorities: tuple[x509.Certificate, ...]
 
     def begin_s(self) -> float:
-        """When the first of them begins to be valid, in seconds since 1970."""
+        """The earliest start of validity, in seconds since 1970."""
         return min(certificate.not_valid_before_utc.timestamp() for certificate in self.authorities)
 
     def end_s(self, now_s: float) -> float:
-        """When the next of them ends; when the last one ended, if none is left."""
+        """The next end of validity; the last one if all have expired."""
         ends = [certificate.not_valid_after_utc.timestamp() for certificate in self.authorities]
         return min((end for end in ends if end > now_s), default=max(ends))
 
 
 def read_contents(paths: Paths) -> Contents:
-    """What the files hold now."""
+    """The current content of the files."""
     contents: dict[str, bytes | _Unreadable] = {}
     for field, path in paths.items():
         try:
@@ -72,7 +72,7 @@ def read_contents(paths: Paths) -> Contents:
 
 
 def read_pair(paths: Paths, held: Contents) -> CertificatePair:
-    """A certificate and its key: the first path and the second. BadSettings names every problem."""
+    """The certificate of the first path with the key of the second. BadSettings names every problem."""
     problems: list[Problem] = []
     (cert_field, cert_path), (key_field, key_path) = paths.items()
     certificate = _text(cert_field, cert_path, held[cert_field], problems)
@@ -93,7 +93,7 @@ def read_pair(paths: Paths, held: Contents) -> CertificatePair:
 
 
 def read_bundle(paths: Paths, held: Contents) -> CertificateBundle:
-    """Trusted certificates, of one path. BadSettings where there is none that can be read."""
+    """The trusted certificates of one path. BadSettings if there are none or they cannot be read."""
     problems: list[Problem] = []
     ((field, path),) = paths.items()
     text = _text(field, path, held[field], problems)
@@ -116,14 +116,14 @@ def load(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
 
 
 def trust(context: ssl.SSLContext, authorities: Sequence[x509.Certificate]) -> None:
-    """Have a context trust these certificates. ssl.SSLError where OpenSSL does not take them."""
+    """Add trusted certificates to a context. ssl.SSLError if OpenSSL rejects them."""
     ders = (authority.public_bytes(serialization.Encoding.DER) for authority in authorities)
     context.load_verify_locations(cadata=b"".join(ders))
 
 
 @contextlib.contextmanager
 def _path_of(content: bytes) -> Iterator[str]:
-    """A path that leads to these bytes; where the system can, no disk ever sees them."""
+    """A path of a temporary file with these bytes, in memory if the system supports it."""
     if hasattr(os, "memfd_create"):
         with os.fdopen(os.memfd_create("nodewise"), "w+b") as file:
             file.write(content)
@@ -137,7 +137,7 @@ def _path_of(content: bytes) -> Iterator[str]:
 
 
 def _text(field: str, path: str, content: bytes | _Unreadable, problems: list[Problem]) -> bytes | None:
-    """What the file holds, None where that is a problem."""
+    """The content of the file; None with an entry in `problems` if it is not set or cannot be read."""
     if not path:
         problems.append(Problem(field, "is not given", "the path of a PEM file"))
     elif isinstance(content, _Unreadable):
@@ -156,7 +156,7 @@ def _certificates(field: str, path: str, pem: bytes, problems: list[Problem]) ->
 
 
 def _key_trouble(pem: bytes, chain: Sequence[x509.Certificate], cert_path: str) -> str:
-    """What is wrong with a key, if anything: it can be read and belongs to the first certificate."""
+    """The problem of a key: invalid, encrypted, or not the key of the first certificate. Empty if there is none."""
     try:
         key = serialization.load_pem_private_key(pem, password=None)
     except TypeError:

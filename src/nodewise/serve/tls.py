@@ -1,4 +1,4 @@
-"""The TLS context of our ports, and verification of open connections after a change of the client CA.
+"""The TLS context of a server, and verification of open connections after a change of the client CA.
 
 Each change of the files makes a new context; one in use is never changed: `load_cert_chain` on a live context would
 take the new certificate and then fail with the old key in the middle of a rotation. The listener takes `context` for
@@ -43,8 +43,8 @@ def _context(pair: CertificatePair, bundle: CertificateBundle | None) -> ServerC
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(_CIPHERS)
     context.set_alpn_protocols([PROTOCOL])
-    # With a ticket a client would come back in after its CA was taken away: resumption verifies nothing. What
-    # TLS 1.2 resumes by a session's id OpenSSL keeps in the context, so that it ends with it; see `client_authorizer`.
+    # With a ticket a client could resume its session after its CA was removed: resumption verifies nothing. OpenSSL
+    # keeps sessions that TLS 1.2 resumes by id in the context, so they end with it; see `client_authorizer`.
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
     context.num_tickets = 0
     if bundle is not None:

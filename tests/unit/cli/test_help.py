@@ -88,9 +88,9 @@ def test_a_hundred_options_stand_below_what_they_are_about() -> None:
     titles = re.findall(r"^(\S.*):$", shown("nodewise extender"), re.MULTILINE)
     assert titles[0] == "Options"
     assert {f"Agent {name}" for name in (kind.name for kind in agents.built_in())} <= set(titles)
-    assert {"Several agents", "Where and how requests are served"} <= set(titles)
+    assert {"Several agents", "Port, TLS and limits of requests"} <= set(titles)
     at = shown("nodewise extender").index
-    assert at("Where and how requests are served:") < at("\n  --client-ca ") < at("Agent telemetry:")
+    assert at("Port, TLS and limits of requests:") < at("\n  --client-ca ") < at("Agent telemetry:")
     assert at("Several agents:") < at("\n  --score-missing ") < at("Agent gpu:")
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from nodewise.errors import Unavailable
-from nodewise.kube.line_splitter import LineSplitter
+from nodewise.kube.http_client import LineSplitter
 
 
 def test_a_line_is_given_when_its_end_comes() -> None:

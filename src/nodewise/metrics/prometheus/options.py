@@ -8,7 +8,7 @@ from nodewise.option import Option
 
 
 class PrometheusOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of queries to Prometheus, if it is a source of node metrics."""
+    """Prometheus as a source of node metrics."""
 
     prometheus_url: Annotated[tuple[str, ...], Option(metavar="URL")] = ()
     """URL of Prometheus, such as http://prometheus.monitoring:9090, with any path before /api/v1. Repeat the option for
