@@ -186,7 +186,7 @@ def applied(sandbox: Sandbox, operator: User) -> AppliedCertificates:
 
 
 def test_secrets_are_written_once_and_renewed_in_two_steps(applied: AppliedCertificates) -> None:
-    assert "due: certificates are to be made" in applied("--check", code=3).stdout
+    assert "due: the first certificates" in applied("--check", code=3).stdout
     applied("--apply")
     versions = [applied.secret(name)["metadata"]["resourceVersion"] for name in NAMES]
     first = applied.held()
@@ -194,7 +194,7 @@ def test_secrets_are_written_once_and_renewed_in_two_steps(applied: AppliedCerti
     assert [applied.secret(name)["metadata"]["resourceVersion"] for name in NAMES] == versions
     assert "nothing is due before" in applied("--check").stdout
     done = applied("--apply", "--renew")
-    assert "start kube-scheduler anew" in done.stderr
+    assert "restart all replicas of kube-scheduler" in done.stderr
     second = applied.held()
     assert [secret["tls.crt"] for secret in second] == [secret["tls.crt"] for secret in first]
     assert all(secret["ca.crt"].count(b"BEGIN") == 2 for secret in second)
@@ -387,4 +387,4 @@ def test_a_signer_whose_authority_nobody_knows_needs_it_to_be_named(
     plane: ControlPlane, sandbox: Sandbox
 ) -> None:
     done = AppliedCertificates(sandbox, plane.admin)("--apply", "--signer-name=example.com/clients", code=1)
-    assert "--signer-ca: not given, and nobody says who stands behind example.com/clients" in done.stderr
+    assert "--signer-ca: not given, and the CA of example.com/clients is unknown" in done.stderr

@@ -126,7 +126,7 @@ def read_index(folder: str) -> BackupIndex | None:
 
 
 def _index_error(folder: str, seen: str) -> BadInput:
-    remedy = "it is no use as it is: move the folder away, or name another one"
+    remedy = "move the folder elsewhere, or name another backup"
     return BadInput(folder, [Problem(INDEX, seen, "as it was written")], remedy=remedy)
 
 

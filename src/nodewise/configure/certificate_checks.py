@@ -47,7 +47,9 @@ def check_credentials(
             _ca_key_owners(chain[0], key, {"--ca": credentials.ca or b"", **others})
         )
         if ca_key_problem is not None and allow_ca_key:
-            warnings.append(f"-key is {ca_key_problem.found}; whoever reads it can be anybody in the cluster")
+            warnings.append(
+                f"-key is {ca_key_problem.found}; anyone who can read it can act as any user of the cluster"
+            )
         elif ca_key_problem is not None:
             problems.append(ca_key_problem)
     if authority and not any(map(is_ca, authority)):
@@ -94,7 +96,7 @@ def _leaf_problems(leaf: x509.Certificate, key: bytes, now: dt.datetime) -> Iter
 
 def _leaf_warnings(leaf: x509.Certificate, now: dt.datetime) -> Iterable[str]:
     if now <= leaf.not_valid_after_utc < now + _EXPIRY_WARNING:
-        yield f"-cert is over on {leaf.not_valid_after_utc:%Y-%m-%d}"
+        yield f"-cert expires on {leaf.not_valid_after_utc:%Y-%m-%d}"
     client = client_of(leaf.public_bytes(Encoding.DER))
     if not client.for_client:
         yield (

@@ -155,7 +155,7 @@ def plan_renewal(before: ConnectionCertificates, spec: CertificateSpec, now: dat
     elif due_step := _issue(peers, now) or _switch_to_next(peers, now):
         next_step = due_step
     elif spec.is_forced:
-        next_step = RenewalPlan("announce", ["asked for"], now)
+        next_step = RenewalPlan("announce", ["requested by --renew"], now)
     elif client.due_at <= now:
         next_step = RenewalPlan("sign", client.reasons, client.due_at)
     else:
@@ -184,7 +184,7 @@ def _switch_to_next(peers: Sequence[_PeerStatus], now: datetime) -> RenewalPlan 
     at = min(switch_at for _, switch_at in issued)
     return RenewalPlan(
         "switch" if at <= now else "wait",
-        ["a new authority was announced; kube-scheduler has to be started anew before it is used"],
+        ["a new authority was announced; restart kube-scheduler before it is used"],
         at,
         max(leaf.not_valid_before_utc + SKEW for leaf, _ in issued),
     )
@@ -199,7 +199,7 @@ def _latest_start(*peers: _PeerStatus) -> datetime:
 def _clock_message(latest_start: datetime, now: datetime) -> str:
     return (
         f"this machine's clock says {format_time(now)}, and certificates that are there begin at "
-        f"{format_time(latest_start)}: mend the clock; or, if it was wrong when they were made, --renew"
+        f"{format_time(latest_start)}: correct the clock; or, if it was wrong when they were issued, use --renew"
     )
 
 
@@ -210,7 +210,7 @@ def after_restart(plan: RenewalPlan, spec: CertificateSpec, now: datetime) -> Re
     settled = plan.announced_at + spec.settle
     if now < settled:
         seen = f"the new authority was announced at {format_time(plan.announced_at)}, and has to reach both sides first"
-        wanted = f"kube-scheduler started anew, and --restarted, after {format_time(settled)}"
+        wanted = f"a restart of kube-scheduler, and --restarted, after {format_time(settled)}"
         raise Unavailable("--restarted", [Problem("", seen, wanted)])
     return plan._replace(step="switch")
 

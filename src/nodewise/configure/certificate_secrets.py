@@ -126,9 +126,7 @@ _DROPPED_ANNOTATIONS: Final = frozenset(
 async def read_signer_authorities(api: Api, signer: str) -> bytes:
     """The authorities of the built-in signer of client certificates, PEM. BadInput for any other signer."""
     if signer != API_CLIENT:
-        problem = Problem(
-            "--signer-ca", f"not given, and nobody says who stands behind {signer}", "a PEM file"
-        )
+        problem = Problem("--signer-ca", f"not given, and the CA of {signer} is unknown", "a PEM file")
         raise BadInput("signer", [problem])
     path = _CONFIG_MAPS.path("kube-system", "extension-apiserver-authentication")
     config_map = msgspec.json.decode(await api.get(path))

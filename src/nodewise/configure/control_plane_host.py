@@ -174,7 +174,7 @@ def managed_files(request: HostRequest) -> set[str]:
             read_file(request.manifest) or b"", request.manifest, request.container
         )
     except (OSError, BadInput):
-        manifest = None  # a backup may be the cure, and what is wrong is said with all other problems
+        manifest = None  # a backup may repair it; otherwise the problem is reported later, with all others
     if manifest is not None:
         before = manifest.recorded_state.config if manifest.recorded_state else None
         configs |= {manifest.on_host(path) for path in (manifest.users_config, before) if path}

@@ -129,7 +129,9 @@ def _recover_backup(folder: str, index: BackupIndex) -> list[RecoveredBackup]:
 
 def _check_unchanged(change: FileChange) -> None:
     if read_file(change.path) != change.before:
-        raise Conflict(f"{change.path} was changed by somebody else meanwhile", remedy="run it again")
+        raise Conflict(
+            f"{change.path} was changed by somebody else meanwhile", remedy="run the command again"
+        )
 
 
 def _make_folder(path: str, created_folders: list[str]) -> None:
@@ -158,7 +160,8 @@ def _verify(changes: Sequence[FileChange]) -> None:
     for change in changes:
         if read_file(change.path) != change.after:
             raise Conflict(
-                f"{change.path} is not what was written", remedy="something else writes there; run it again"
+                f"{change.path} is not what was written",
+                remedy="another program writes to it; run the command again",
             )
 
 

@@ -8,14 +8,14 @@ from nodewise.configure.host_files import digest
 
 _SCRIPT_START: Final = """\
 #!/bin/sh
-# The same run on another host of the control plane, as root. One host after another: wait until kube-scheduler is back.
-# It stops at the first thing that is not as here; before the run, nothing has been changed.
+# Repeats a run on another control-plane host, as root. One host after another: wait until kube-scheduler is back.
+# Stops at the first difference to the host of the first run; before the run, nothing has been changed.
 set -eu
 """
 _SCRIPT_END: Final = """\
 # The kubelet restarts kube-scheduler now. Wait until it is back before the next host:
 #   kubectl --namespace kube-system get pods --selector component=kube-scheduler --output wide
-# `kubeadm upgrade` writes the manifest anew: run this again afterwards.
+# `kubeadm upgrade` rewrites the manifest: run this script again afterwards.
 """
 
 

@@ -50,7 +50,7 @@ def parse(data: bytes, name: str) -> Document:
         raise _parse_error(name, f"{len(data)} bytes", f"at most {MAX_BYTES}")
     try:
         nodes = yaml_loader.compose_all(data, name)
-        # apart: merge keys are expanded in the nodes of whoever makes values of them
+        # parsed twice, because the construction of values expands merge keys in its nodes
         values = list(yaml_loader.load_all(data, name))
     except BadInput as error:
         raise _parse_error(name, error.problems[0].found, "") from error

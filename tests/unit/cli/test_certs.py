@@ -99,7 +99,7 @@ def test_a_renewal_announces_first_and_switches_when_it_is_told_to(tmp_path: Pat
     run("--host", tmp_path)
     first = serial(tmp_path)
     completed = run("--host", tmp_path, "--renew")
-    assert "start kube-scheduler anew, all replicas, before " in completed.stderr
+    assert "restart all replicas of kube-scheduler before " in completed.stderr
     assert serial(tmp_path) == first
     assert (tmp_path / "ca.crt").read_bytes().count(b"BEGIN") == 2
     code, output = run_check("--host", tmp_path, "-o", "json")
@@ -114,7 +114,7 @@ def test_a_renewal_announces_first_and_switches_when_it_is_told_to(tmp_path: Pat
 
 def test_a_check_changes_nothing_and_says_what_is_due(tmp_path: Path) -> None:
     code, output = run_check("--host", tmp_path / "none")
-    assert (code, output.splitlines()[0]) == (3, "due: certificates are to be made")
+    assert (code, output.splitlines()[0]) == (3, "due: the first certificates")
     assert not (tmp_path / "none").exists()
     run("--host", tmp_path)
     code, output = run_check("--host", tmp_path, "--name", "other.example")
@@ -192,11 +192,11 @@ def test_what_is_over_is_made_anew_and_it_is_told_what_to_do_now(tmp_path: Path)
     )
     certificate_files.write_certificates(tmp_path, over._replace(client=over.client._replace(key=b"")))
     code, output = run_check("--host", tmp_path)
-    assert (code, output.splitlines()[0]) == (3, "due: certificates are to be made")
+    assert (code, output.splitlines()[0]) == (3, "due: the first certificates")
     completed = run("--host", tmp_path)
     assert completed.stdout.startswith("made: ")
     assert "  nodewise's certificate cannot be read" in completed.stdout
-    assert "start it anew now, all replicas" in completed.stderr
+    assert "restart all replicas now" in completed.stderr
     assert run_check("--host", tmp_path)[0] == 0
 
 

@@ -32,7 +32,7 @@ def test_what_an_entry_asks_is_what_the_agents_answer() -> None:
         {"prioritizeVerb"},
         {"prioritizeVerb"},
     ]
-    assert output.startswith("nodewise: the filter of safe is not asked")
+    assert output.startswith("nodewise: the filter of safe is not called")
 
 
 def test_what_an_agent_filters_follows_from_its_options() -> None:

@@ -189,7 +189,7 @@ def test_a_clock_that_is_behind_makes_nothing_anew() -> None:
     certificates = made()
     plan = certificate_renewal.plan_renewal(certificates, SPEC, datetime(1970, 1, 1, tzinfo=UTC))
     assert (plan.step, plan.is_due) == ("clock", True)
-    assert "mend the clock" in plan.reasons[0]
+    assert "correct the clock" in plan.reasons[0]
     assert step(certificates, NOW - DAY, SPEC._replace(is_forced=True)) == "make"
     assert step(announced(certificates), NOW - DAY) == "clock"
     assert step(certificates, NOW - timedelta(seconds=30)) == "nothing", "clocks differ a little"

@@ -44,15 +44,15 @@ _LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "::1")
 
 
 def run(command_line: CommandLine) -> None:
-    """Make certificates for nodewise and for kube-scheduler as its client, and renew them.
+    """Issue certificates for nodewise and for kube-scheduler as its client, and renew them.
 
-    An authority is made in memory, signs one certificate for nodewise's Service and one for kube-scheduler, and its key
-    is thrown away. Printed as two Secrets; with --apply written to the cluster, with --host as files of a folder.
-    --apply and --host do what is due, and nothing if nothing is: run them once a day.
+    An authority is created in memory, signs one certificate for nodewise's Service and one for kube-scheduler, and its
+    key is discarded. The certificates are printed as two Secrets. With --apply they are written to the cluster, with
+    --host to the files of a folder. --apply and --host do only what is due: run them once a day.
 
-    A renewal has two steps, as kube-scheduler reads its caFile once. First a new authority is announced, beside the old
-    one. Then kube-scheduler has to be started anew; tell it by --restarted. The new certificates are used after that,
-    or when half of --renew-before is over. No call fails.
+    A renewal has two steps, because kube-scheduler reads its caFile once. First a new authority is announced, in
+    addition to the old one. Then restart kube-scheduler, and run the command with --restarted. The new certificates are
+    used after that, or after half of --renew-before. No call fails.
 
     \b
     Examples:
@@ -63,8 +63,8 @@ def run(command_line: CommandLine) -> None:
     \b
     Exit codes:
       0  done; with --check, nothing is due
-      1  Secrets, files or the signer's answer could not be read or written
-      2  options contradict each other, or one is wrong
+      1  Secrets, files or the signer's response could not be read or written
+      2  options contradict each other, or one is invalid
       3  with --check, something is due
     """
     logs.configure("warning")
@@ -228,7 +228,7 @@ async def _sign_client_certificate(options: CertsOptions, spec: CertificateSpec)
     finally:
         await api.close()
     terminal.print_message(
-        f"others have certificates of {signer} too: start nodewise with --client-name {spec.client_name}"
+        f"{signer} also issues certificates to others: start nodewise with --client-name {spec.client_name}"
     )
 
 
@@ -335,7 +335,7 @@ def _print_objects(made: list[dict[str, Any]], output: str | None) -> None:
 
 def _print_approval_command(wanted: SigningRequest, timeout_s: float) -> None:
     terminal.print_message(
-        f"CertificateSigningRequest {wanted.name} waits for an approval, for up to {timeout_s:g} s: "
+        f"waiting up to {timeout_s:g} s for the approval of CertificateSigningRequest {wanted.name}: "
         f"kubectl certificate approve {wanted.name}"
     )
 
@@ -371,10 +371,10 @@ def _plan_document(plan: RenewalPlan) -> dict[str, Any]:
 
 def _plan_lines(plan: RenewalPlan) -> list[str]:
     texts: dict[str, Callable[[], str]] = {
-        "make": lambda: "due: certificates are to be made",
+        "make": lambda: "due: the first certificates",
         "announce": lambda: f"due since {format_time(plan.at)}: a renewal",
-        "wait": lambda: f"due before {format_time(plan.at)}: kube-scheduler started anew, then --restarted",
-        "switch": lambda: f"due since {format_time(plan.at)}: the new certificates are to be used",
+        "wait": lambda: f"due before {format_time(plan.at)}: a restart of kube-scheduler, then --restarted",
+        "switch": lambda: f"due since {format_time(plan.at)}: the switch to the new certificates",
         "clock": lambda: "due now: the clock of this machine",
         "sign": lambda: f"due since {format_time(plan.at)}: kube-scheduler's certificate, by --signer-name",
         "nothing": lambda: f"nothing is due before {format_time(plan.at)}",
@@ -392,7 +392,7 @@ def _print_result(options: CertsOptions, done: RenewalPlan, after: RenewalPlan, 
         "announce": f"announced a new authority beside the old one: {where}",
         "wait": f"waiting until {format_time(after.at)}, or for --restarted: {where}",
         "switch": f"switched to the certificates of the new authority: {where}",
-        "sign": f"nothing is to be done here, but kube-scheduler's certificate is due, by --signer-name: {where}",
+        "sign": f"nothing to do here, but kube-scheduler's certificate is due, by --signer-name: {where}",
         "nothing": f"nothing is due before {format_time(after.at)}: {where}",
     }
     click.echo(messages[done.step])
@@ -400,13 +400,13 @@ def _print_result(options: CertsOptions, done: RenewalPlan, after: RenewalPlan, 
         click.echo(f"  {reason}")
     if done.step == "make":
         terminal.print_message(
-            "where kube-scheduler runs with another caFile, start it anew now, all replicas: it reads that once, and "
-            "every call fails until then. nodewise needs no restart"
+            "if kube-scheduler runs with another caFile, restart all replicas now: it reads its caFile once, and every "
+            "call fails until then. nodewise needs no restart"
         )
     if after.step == "wait":
         terminal.print_message(
-            f"start kube-scheduler anew, all replicas, before {format_time(after.at)}: it reads its caFile once, and "
-            "would refuse the new certificate; then run this with --restarted. nodewise needs no restart"
+            f"restart all replicas of kube-scheduler before {format_time(after.at)}: it reads its caFile once, and "
+            "would refuse the new certificate. Then run this command with --restarted. nodewise needs no restart"
         )
 
 

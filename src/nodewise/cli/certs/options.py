@@ -11,10 +11,10 @@ from nodewise.errors import BadSettings, Problem
 from nodewise.kube.options import KubeOptions
 from nodewise.option import Option
 
-_SIGNER: Final = "kube-scheduler's certificate by a signer of the cluster"
-_CONTENTS: Final = "What certificates say"
-_RENEWAL: Final = "When they are renewed"
-_CLUSTER: Final = "The cluster"
+_SIGNER: Final = "Signer of the cluster for kube-scheduler's certificate"
+_CONTENTS: Final = "Content of certificates"
+_RENEWAL: Final = "Renewal"
+_CLUSTER: Final = "Cluster"
 
 
 class _LongDuration(Duration):
@@ -31,16 +31,16 @@ class CertsOptions(CommandOptions, frozen=True, kw_only=True):
     """Options of `nodewise certs`."""
 
     apply: bool = False
-    """Write the Secrets to the cluster; renew what is due."""
+    """Write the Secrets to the cluster, and renew what is due."""
 
     host_dir: Annotated[str, Option("--host", metavar="DIR")] = ""
-    """Write files of a folder of this host: tls.crt, tls.key, client.crt, client.key, ca.crt."""
+    """Folder of this host to write files to: tls.crt, tls.key, client.crt, client.key, ca.crt."""
 
     check: bool = False
-    """Say what is due, and change nothing; exit code 3 if it is."""
+    """Print what is due, and change nothing. Exit code 3 if something is due."""
 
     restarted: bool = False
-    """kube-scheduler was started anew since the new authority was announced: use the new certificates."""
+    """Use the new certificates: kube-scheduler was restarted after the announcement of the new authority."""
 
     renew: bool = False
     """Begin a renewal although none is due."""
@@ -49,21 +49,21 @@ class CertsOptions(CommandOptions, frozen=True, kw_only=True):
     """Replace Secrets and files that this command did not write."""
 
     systemd: bool = False
-    """Print a service and a timer that run --host once a day, and end."""
+    """Print a systemd service and a timer that run --host once a day."""
 
     cert_manager: bool = False
-    """Print objects for cert-manager, and end."""
+    """Print objects for cert-manager."""
 
     output: Annotated[Literal["yaml", "json", "text"] | None, Option("-o --output")] = None
-    """Form of what is printed. [default: yaml for objects, text for the rest]"""
+    """Output format. [default: yaml for objects, text for the rest]"""
 
     signer_name: Annotated[
         str,
         Option(
             metavar="SIGNER",
             section=_SIGNER,
-            help="Have kube-scheduler's certificate, and only that, signed by the cluster, as by "
-            f"{certificate_secrets.API_CLIENT}. Somebody has to approve it.",
+            help="Signer of the cluster for kube-scheduler's certificate only, such as "
+            f"{certificate_secrets.API_CLIENT}. The request needs an approval.",
         ),
     ] = ""
 
@@ -72,24 +72,24 @@ class CertsOptions(CommandOptions, frozen=True, kw_only=True):
         Option(
             metavar="FILE",
             section=_SIGNER,
-            help=f"Who stands behind --signer-name; {certificate_secrets.API_CLIENT} is known.",
+            help=f"CA of --signer-name; not required for {certificate_secrets.API_CLIENT}.",
         ),
     ] = ""
 
     timeout_s: Annotated[float, Option(section=_SIGNER, type=_LongDuration())] = 300.0
-    """How long to wait for the signer."""
+    """Timeout for the signer."""
 
     namespace: Annotated[str, Option("-n --namespace", metavar="NAMESPACE", section=_CONTENTS)] = "nodewise"
-    """Where nodewise runs."""
+    """Namespace of nodewise."""
 
     service: Annotated[str, Option(metavar="NAME", section=_CONTENTS)] = certificate_renewal.SERVICE
-    """Its Service's name."""
+    """Name of nodewise's Service."""
 
     names: Annotated[tuple[str, ...], Option("--name", metavar="NAME", section=_CONTENTS)] = ()
-    """A further host name or address of nodewise; may be given several times."""
+    """Additional host name or address of nodewise; may be repeated."""
 
     client_name: Annotated[str, Option(metavar="NAME", section=_CONTENTS)] = certificate_renewal.CLIENT
-    """kube-scheduler's name to nodewise: what `nodewise extender --client-name` lets in."""
+    """Name of kube-scheduler in its certificate, as in `nodewise extender --client-name`."""
 
     secret: Annotated[str, Option(metavar="NAME", section=_CONTENTS)] = "nodewise-tls"  # noqa: S105 - a name
     """Name of nodewise's Secret."""
@@ -100,25 +100,25 @@ class CertsOptions(CommandOptions, frozen=True, kw_only=True):
     lifetime_s: Annotated[float, Option(section=_CONTENTS, type=_LongDuration(), default_text="365d")] = (
         365 * 86400.0
     )
-    """Of a certificate."""
+    """Lifetime of a certificate."""
 
     renew_before_s: Annotated[float | None, Option(section=_RENEWAL, type=_LongDuration())] = None
-    """How long before its end a certificate is renewed. [default: a third of its lifetime]"""
+    """Time before the end of a certificate at which it is renewed. [default: a third of its lifetime]"""
 
     switch_after_s: Annotated[float | None, Option(section=_RENEWAL, type=_LongDuration())] = None
-    """How long after its announcement a new authority's certificates are used without --restarted. [default: half of
-    --renew-before]"""
+    """Time after the announcement of a new authority at which its certificates are used without --restarted. [default:
+    half of --renew-before]"""
 
     settle_s: Annotated[float, Option(section=_RENEWAL, type=_LongDuration())] = 180.0
-    """How long an announcement takes to reach all pods; --restarted is refused before."""
+    """Time until an announcement has reached all pods; --restarted is refused before."""
 
     kubeconfig: Annotated[
         str, Option(metavar="FILE", section=_CLUSTER, environment="NODEWISE_KUBECONFIG")
     ] = ""
-    """A kubeconfig file; default: as kubectl takes it."""
+    """Kubeconfig file; default: as in kubectl."""
 
     context: Annotated[str, Option(metavar="NAME", section=_CLUSTER, environment="NODEWISE_CONTEXT")] = ""
-    """A context of the kubeconfig."""
+    """Context of the kubeconfig."""
 
     @property
     def kube(self) -> KubeOptions:

@@ -37,15 +37,15 @@ class _ConfigureCommand(CommandTable, SectionedCommand):
 
 
 def run(command_line: CommandLine) -> None:
-    """Make kube-scheduler call nodewise: on a host where it is a static pod, as kubeadm sets it up.
+    """Make kube-scheduler call nodewise, on a host where kube-scheduler is a static pod, as with kubeadm.
 
     Writes kube-scheduler's configuration, copies a client certificate with its key and the CA, and changes the
-    manifest: `--config`, two mounts, dnsPolicy, and an annotation by which the kubelet restarts it. Nothing else in
-    the manifest changes. All is checked before anything is written, all is written or nothing, and a backup is kept.
-    Run it on each host of the control plane, one after another, and again after `kubeadm upgrade`. The flags of the
-    older configurator are understood, with one dash as well.
+    manifest: `--config`, two mounts, dnsPolicy, and an annotation that makes the kubelet restart the pod. Nothing else
+    in the manifest changes. All files are checked before any is written, either all or none are written, and a backup
+    is kept. Run it on each control-plane host, one after another, and again after `kubeadm upgrade`. The flags of the
+    older configurator are accepted, also with one dash.
 
-    On a cluster whose control plane is not yours to edit, --mode prints objects or files instead.
+    If you cannot edit the control plane of the cluster, --mode prints objects or files instead.
 
     \b
     Examples:
@@ -58,8 +58,8 @@ def run(command_line: CommandLine) -> None:
     \b
     Exit codes:
       0  done; with --dry-run, shown; with --check, nothing would change
-      1  the host or what is on it is not as it has to be; nothing was changed
-      2  options contradict each other, or one is wrong
+      1  the host or a file on it is not valid; nothing was changed
+      2  options contradict each other, or one is invalid
       3  with --check, something would change
     """
     ctx = click.get_current_context()

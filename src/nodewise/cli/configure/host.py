@@ -176,9 +176,9 @@ def _recover_interrupted_run(request: HostRequest) -> None:
 
 
 _RECOVERY_MESSAGES: Final = {
-    "undone": 'An earlier run did not end; all is as before it, by its backup "{}".',
-    "left": "An earlier run did not end, and somebody has changed its files since: they stay as they are. What was "
-    'there before is in "{}".',
+    "undone": 'An earlier run was interrupted; its changes were reverted with the backup "{}".',
+    "left": "An earlier run was interrupted, and its files were modified since: they stay as they are. The previous "
+    'content is in "{}".',
     "unreadable": 'warning: "{}" is no backup that can be used: its index makes no sense, or others than root can '
     "write to it. Move it elsewhere.",
     "foreign": 'warning: "{}" is of a run that did not end, and names files that this command does not manage: they '

@@ -17,7 +17,7 @@ SECOND: Final = "second-scheduler"
 MODES: Final = (HOST, SECOND, *PLATFORMS)
 SECOND_SCHEDULER_NAME: Final = "nodewise-scheduler"
 _HOST_SECTION: Final = "Files of this host"
-_ENTRY_SECTION: Final = "What kube-scheduler is to ask, where no template says it"
+_ENTRY_SECTION: Final = "Entries of kube-scheduler, without a template"
 _MODE_SECTION: Final = "Clusters whose static pods are not edited"
 
 
@@ -25,33 +25,32 @@ class ConfigureOptions(CommandOptions, frozen=True, kw_only=True):
     """Options of `nodewise configure`."""
 
     dry_run: bool = False
-    """Show what would change, and change nothing."""
+    """Show the changes without applying them."""
 
     check: bool = False
-    """As --dry-run, with exit code 3 when something would change."""
+    """As --dry-run, with exit code 3 if something would change."""
 
     print_plan: bool = False
-    """Change nothing, and print a script that does the same on the other hosts of the control plane: it compares the
-    files that it needs, runs this command, and compares what came out."""
+    """Change nothing, and print a script that repeats this run on the other control-plane hosts. The script compares
+    the required files, runs this command, and compares the results."""
 
     merge: bool = False
-    """Put our entries into the configuration that is in use."""
+    """Add our entries to the configuration in use."""
 
     replace: bool = False
-    """Replace the configuration that is in use. With --restore: bring back a backup of another version or cluster,
-    too."""
+    """Replace the configuration in use. With --restore: also restore a backup of another version or cluster."""
 
     restore: Annotated[str | None, Option(metavar="[FOLDER]", value_of_bare_flag=NEWEST)] = None
-    """Bring a backup back; the newest if none is named."""
+    """Restore a backup. Without a folder: the newest one."""
 
     uninstall: bool = False
-    """Take out what was put in, and nothing else; what was in its place comes back."""
+    """Remove what earlier runs added, and restore what they replaced."""
 
     no_backup: bool = False
     """Make no backup, as -b /dev/null."""
 
     output: Annotated[Literal["text", "json"], Option("-o --output")] = "text"
-    """json: a summary on stdout."""
+    """json: a summary on standard output."""
 
     no_color: bool = False
     """No colours on a terminal."""
@@ -59,7 +58,7 @@ class ConfigureOptions(CommandOptions, frozen=True, kw_only=True):
     manifest: Annotated[str, Option("-m --manifest", metavar="FILE", section=_HOST_SECTION)] = (
         "/etc/kubernetes/manifests/kube-scheduler.yaml"
     )
-    """The static pod of kube-scheduler."""
+    """Manifest of kube-scheduler's static pod."""
 
     template: Annotated[
         str,
@@ -67,95 +66,95 @@ class ConfigureOptions(CommandOptions, frozen=True, kw_only=True):
             "-f --template",
             metavar="FILE",
             section=_HOST_SECTION,
-            help=f"Template of kube-scheduler's configuration. Without it {DEFAULT_TEMPLATE} where that exists, else "
-            "one of our own, by --agents.",
+            help=f"Template of kube-scheduler's configuration. Default: {DEFAULT_TEMPLATE} if it exists, "
+            "else a built-in one, by --agents.",
         ),
     ] = ""
 
     config_dir: Annotated[str, Option("-d --config-dir", metavar="DIR", section=_HOST_SECTION)] = (
         "/etc/kubernetes"
     )
-    """Folder for the configuration, which takes the template's name."""
+    """Folder for the configuration, whose name is that of the template."""
 
     backup_dir: Annotated[str, Option("-b --backup-dir", metavar="DIR", section=_HOST_SECTION)] = (
         "/etc/kubernetes"
     )
-    """Folder in which a folder with a backup is made."""
+    """Folder in which a backup folder is created."""
 
     cert: Annotated[str, Option(metavar="FILE", section=_HOST_SECTION)] = "/etc/kubernetes/pki/ca.crt"
-    """kube-scheduler's client certificate. The default is a CA's, as of old, and is refused."""
+    """Client certificate of kube-scheduler. The default is a CA, as in the older configurator, and is refused."""
 
     key: Annotated[str, Option(metavar="FILE", section=_HOST_SECTION)] = "/etc/kubernetes/pki/ca.key"
-    """Its key; never a CA's."""
+    """Key of the client certificate; never the key of a CA."""
 
     cert_dir: Annotated[str, Option(metavar="DIR", section=_HOST_SECTION)] = "/etc/certs/"
-    """Folder to which they are copied."""
+    """Folder to which certificate and key are copied."""
 
     ca: Annotated[str, Option(metavar="FILE", section=_HOST_SECTION)] = ""
     """CA of nodewise's certificate, copied as well. Default: pki/ca.crt beside the manifest's folder."""
 
     insecure: Annotated[bool, Option(section=_HOST_SECTION)] = False
-    """Without a CA: anybody can answer in nodewise's place."""
+    """Connect without a CA: anyone can respond in place of nodewise."""
 
     allow_ca_key: Annotated[bool, Option(section=_HOST_SECTION)] = False
-    """Copy the key of a CA, with which whoever reads it can be anybody in the cluster."""
+    """Copy the key of a CA. Anyone who can read it can act as any user of the cluster."""
 
     kubernetes_version: Annotated[str, Option(metavar="VERSION", section=_HOST_SECTION)] = ""
-    """Such as 1.30, where the image does not say."""
+    """Version of kube-scheduler, such as 1.30, if its image does not name it."""
 
     container: Annotated[str, Option(metavar="NAME", section=_HOST_SECTION)] = ""
-    """The container's name, if it is not kube-scheduler."""
+    """Name of the container, if it is not kube-scheduler."""
 
     tas_depl: Annotated[str, Option(metavar="FILE", section=_HOST_SECTION)] = ""
-    """Deployment of TAS in which nodes are called as before 1.24."""
+    """Deployment of TAS in which the node role is renamed for Kubernetes before 1.24."""
 
     gas_depl: Annotated[str, Option(metavar="FILE", section=_HOST_SECTION)] = ""
-    """The same of GAS."""
+    """Deployment of GAS, likewise."""
 
     agents: Annotated[str, Option(metavar="NAMES", section=_ENTRY_SECTION)] = ""
-    """Agents to have asked. Default: telemetry."""
+    """Agents that kube-scheduler calls. Default: telemetry."""
 
     extender: Annotated[Literal["tas", "gas", "both"] | None, Option(section=_ENTRY_SECTION)] = None
-    """The same in the older systems' names."""
+    """Agents, by the names of the older systems."""
 
     one_entry_per_agent: Annotated[bool, Option(section=_ENTRY_SECTION)] = False
-    """An entry for each agent, not one for all."""
+    """One entry for each agent instead of one for all."""
 
     entry_weights: Annotated[str, Option("--weights --weight", metavar="WEIGHTS", section=_ENTRY_SECTION)] = (
         ""
     )
-    """How much scores count: one number, or by agent, such as `telemetry=5,gpu=20`."""
+    """Weight of the scores: one number, or by agent, such as `telemetry=5,gpu=20`."""
 
     filter_all_pods: Annotated[bool, Option(section=_ENTRY_SECTION)] = False
-    """Filter pods that nothing marks as well: none of them is placed while nodewise does not answer."""
+    """Filter pods that no resource marks as well. None of them is scheduled while nodewise is down."""
 
     whole_nodes: Annotated[bool, Option(section=_ENTRY_SECTION)] = False
-    """Have whole nodes sent, for `nodewise extender --no-cluster`."""
+    """Send whole nodes, for `nodewise extender --no-cluster`."""
 
     extender_url: Annotated[str, Option("--extender-url --url", metavar="URL", section=_ENTRY_SECTION)] = ""
-    """Where kube-scheduler finds nodewise."""
+    """URL of nodewise for kube-scheduler."""
 
     namespace: Annotated[str, Option(metavar="NAMESPACE", section=_ENTRY_SECTION)] = ""
     """Namespace of nodewise's Service. Default: nodewise."""
 
     mode: Annotated[str, Option(section=_MODE_SECTION, choices=MODES)] = HOST
-    """host: change this host. second-scheduler: print a scheduler of its own with nodewise in one pod, for any cluster.
-    Others: files for clusters of that kind."""
+    """host: change this host. second-scheduler: print a second scheduler with nodewise in the same pod, for any
+    cluster. Others: files for clusters of that kind."""
 
     scheduler_name: Annotated[
         str,
         Option(
             metavar="NAME",
             section=_MODE_SECTION,
-            help=f"Of the second scheduler. Default: {SECOND_SCHEDULER_NAME}.",
+            help=f"Name of the second scheduler. Default: {SECOND_SCHEDULER_NAME}.",
         ),
     ] = ""
 
     image: Annotated[str, Option(metavar="IMAGE", section=_MODE_SECTION)] = ""
-    """nodewise's image for the second scheduler."""
+    """Image of nodewise for the second scheduler."""
 
     into: Annotated[str, Option(metavar="DIR", section=_MODE_SECTION)] = ""
-    """Write a mode's files into this folder instead of printing them."""
+    """Folder to write the files of a mode to, instead of printing them."""
 
     @property
     def backup_folder(self) -> str:

@@ -78,7 +78,9 @@ def _kubernetes_version(text: str) -> tuple[SchedulerVersion, str]:
     try:
         server_version = asyncio.run(_server_version())
     except NodewiseError as error:
-        expected = "the cluster's version, for no cluster said it: kube-scheduler has to be of the same"
+        expected = (
+            "the version of the cluster, which could not be read: kube-scheduler must have the same version"
+        )
         raise BadSettings("settings", [Problem("--kubernetes-version", str(error), expected)]) from error
     tag = server_version.partition("+")[0].partition("-")[0]
     return scheduler_versions.parse_setting(tag), tag

@@ -20,56 +20,56 @@ class RenderSchedulerOptions(CommandOptions, frozen=True, kw_only=True):
     """Options of `nodewise configure render-scheduler`."""
 
     agents: Annotated[str, Option(metavar="NAMES", environment="NODEWISE_AGENTS")] = ExtenderOptions().agents
-    """Agents to have asked, separated by commas. `nodewise agents list` shows them."""
+    """Agents that kube-scheduler calls, separated by commas. `nodewise agents list` shows them."""
 
     extender_url: Annotated[str, Option("--url --extender-url", metavar="URL")] = (
         "https://nodewise.nodewise.svc:9001"
     )
-    """Where kube-scheduler finds nodewise."""
+    """URL of nodewise for kube-scheduler."""
 
     one_entry_per_agent: bool = False
-    """An entry for each agent, not one for all."""
+    """One entry for each agent instead of one for all."""
 
     entry_weights: Annotated[str, Option("--weights --weight", metavar="WEIGHTS")] = str(
         scheduler_configuration.DEFAULT_WEIGHT
     )
-    """How much scores count beside the default plugins': a score counts `score x weight x 10` next to their 0 to 100
-    each. One number, or by entry, such as `safe=20,congestion=5`."""
+    """Weight of the scores beside the default plugins: a score counts `score x weight x 10`, each plugin 0 to 100. One
+    number, or by entry, such as `safe=20,congestion=5`."""
 
     filter_all_pods: bool = False
-    """Filter pods that nothing marks as well. None of them is placed while nodewise does not answer."""
+    """Filter pods that no resource marks as well. None of them is scheduled while nodewise is down."""
 
     whole_nodes: bool = False
-    """Have whole nodes sent, for `nodewise extender --no-cluster`. 800 times as much to send."""
+    """Send whole nodes, for `nodewise extender --no-cluster`. Requests are 800 times as large."""
 
     scheduler_name: Annotated[str, Option(metavar="NAME")] = scheduler_configuration.DEFAULT_SCHEDULER
-    """The profile's name, by which pods choose it."""
+    """Name of the profile, which pods select by schedulerName."""
 
     scheduler_kubeconfig: Annotated[str, Option(metavar="FILE")] = ""
-    """kube-scheduler's own kubeconfig, such as /etc/kubernetes/scheduler.conf; empty: its pod's rights."""
+    """Kubeconfig of kube-scheduler, such as /etc/kubernetes/scheduler.conf; empty: the permissions of its pod."""
 
     ca_file: Annotated[str, Option("--ca", metavar="FILE")] = ""
     """CA of nodewise's serving certificate."""
 
     cert_file: Annotated[str, Option("--cert", metavar="FILE")] = ""
-    """kube-scheduler's client certificate."""
+    """Client certificate of kube-scheduler."""
 
     key_file: Annotated[str, Option("--key", metavar="FILE")] = ""
-    """Its key."""
+    """Key of the client certificate."""
 
     plain_http: bool = False
-    """Allow an http:// URL that is not of the same machine."""
+    """Allow an http:// URL of another machine."""
 
     output: Annotated[Literal["yaml", "json"], Option("-o --output")] = "yaml"
-    """Form of what is printed."""
+    """Output format."""
 
 
 def run(command_line: CommandLine) -> None:
-    """Print a configuration of kube-scheduler that has nodewise asked: for `kube-scheduler --config`.
+    """Print a configuration for `kube-scheduler --config` with which kube-scheduler calls nodewise.
 
-    Each entry has the calls that its agents answer. Pods that ask for one of an agent's resources are filtered, and
-    wait while nodewise does not answer; where nothing marks an agent's pods they are only prioritized, unless
-    --filter-all-pods says otherwise. File names are those that kube-scheduler will see. Nothing is read or written.
+    Each entry has the verbs of its agents. Pods that request a resource of an agent are filtered, and are not scheduled
+    while nodewise is down. If no resource marks the pods of an agent, they are only prioritized, unless
+    --filter-all-pods is set. Paths are those that kube-scheduler sees. No file is read or written.
 
     \b
     Examples:
@@ -81,7 +81,7 @@ def run(command_line: CommandLine) -> None:
     \b
     Exit codes:
       0  printed
-      2  the command line or a setting is wrong
+      2  the command line or a setting is invalid
     """
     logs.configure("warning")
     render_options = command_line.settings(RenderSchedulerOptions)
@@ -102,8 +102,8 @@ def run(command_line: CommandLine) -> None:
     )
     configuration = scheduler_configuration.build_configuration(roles, scheduler_options)
     for agent in scheduler_configuration.agents_without_filter(roles, scheduler_options):
-        why = "nothing marks the pods that it concerns; --filter-all-pods has it asked about all of them"
-        terminal.print_message(f"the filter of {agent} is not asked: {why}")
+        why = "no resource marks its pods; --filter-all-pods calls it for all pods"
+        terminal.print_message(f"the filter of {agent} is not called: {why}")
     if render_options.output == "json":
         click.echo(msgspec.json.encode(configuration))
         return
