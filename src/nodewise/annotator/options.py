@@ -37,23 +37,23 @@ class ForecastOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Settings that the command and the extender share."""
 
     annotate_forecast: bool = False
-    """Write what is expected to be free besides: the average over the next hundredth of --annotate-forecast-window, by
-    an autoregression on that window."""
+    """Also write the expected free amounts: the average over the next hundredth of --annotate-forecast-window, by an
+    autoregression on that window."""
 
     annotate_forecast_window_s: Annotated[float, msgspec.Meta(gt=0)] = 86400.0
-    """How far back a forecast looks. Prometheus is asked for 300 samples of each node."""
+    """Time span that a forecast is based on. Prometheus is queried for 300 samples of each node."""
 
     annotate_use_requests: bool = False
-    """Take no more memory for used than the pods of a node request, sample by sample, as the older annotator's USE_REQ
-    did. Needs Prometheus and the right to list pods."""
+    """Limit used memory to the requests of a node's pods, sample by sample, as the older annotator's USE_REQ did.
+    Needs Prometheus and the right to list pods."""
 
     annotate_gpu_resource: Annotated[str, Option(metavar="RESOURCE")] = GPU
-    """What the cards of nodes are called in requests and allocatable, such as nvidia.com/gpu; they are written as
-    `gpu`. --pigeon-gpu-resource is to say the same."""
+    """Name of the cards of nodes in requests and allocatable, such as nvidia.com/gpu; they are written as `gpu`. Set
+    --pigeon-gpu-resource to the same value."""
 
     annotate_cpu_samples_query: Annotated[str, Option(metavar="QUERY")] = ""
-    """What Prometheus is asked for the cores in use at one time, for samples of forecasts. Empty: 1 - rate of node
-    exporter's idle seconds, summed up over the CPUs. On clusters of many CPUs let it name a recording rule."""
+    """Prometheus query for the cores in use at one time, for samples of forecasts. Empty: 1 - rate of node exporter's
+    idle seconds, summed up over the CPUs. On clusters of many CPUs use a recording rule."""
 
     annotate_memory_samples_query: Annotated[str, Option(metavar="QUERY")] = ""
     """The same for the bytes of memory in use. Empty: MemTotal - MemAvailable of node exporter."""
@@ -63,11 +63,11 @@ class AnnotatorOptions(ForecastOptions, frozen=True, kw_only=True):
     """The annotator within the extender's leader."""
 
     annotate: Literal["off", "all", "usage", "allocation"] = "off"
-    """Write statistics of nodes as annotations, from the leader: `usage` is what is really free, `allocation` what pods
-    requested. Agents can do without: see --statistics."""
+    """Write statistics of nodes as annotations, from the leader: `usage` is the measured free amounts, `allocation`
+    the requests of pods. Agents do not need them: see --statistics."""
 
     annotate_period_s: Period = MIN_PERIOD_S
-    """How often; at least once a minute apart, as each burst of patches has all pods that wait tried again."""
+    """Period, at least one minute, because each burst of patches makes kube-scheduler retry all pending pods."""
 
 
 def leader_config(options: AnnotatorOptions) -> AnnotatorConfig | None:

@@ -9,22 +9,22 @@ from nodewise.option import Option
 
 
 class WindowOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How statistics of nodes are made, for agents and for the annotator."""
+    """Settings for the statistics of nodes, for agents and for the annotator."""
 
     statistics_window_s: Annotated[float, msgspec.Meta(gt=0)] = 900.0
-    """Over how long mean and deviation are taken, for CPU and memory alike. Shorter follows the load closer, longer
-    knows more of how it varies."""
+    """Window of mean and deviation, for CPU and memory. A shorter one follows the load more closely, a longer one
+    covers more of its variation."""
 
     statistics_max_age_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    """Seconds after which statistics count as missing; 0: an hour. The age of annotations is that of
+    """Age in seconds at which statistics count as missing; 0: an hour. The age of annotations is that of
     nodewise.io/annotated-at; without it, it is unknown and they count as fresh."""
 
     cpu_mean_query: Annotated[str, Option(metavar="QUERY")] = ""
-    """What Prometheus is asked for the mean of the cores in use on each node; {window} stands for the window. Empty:
-    1 - rate of node exporter's idle seconds, summed up over the CPUs."""
+    """Prometheus query for the mean of the cores in use on each node; {window} is replaced by the window. Empty: 1 -
+    rate of node exporter's idle seconds, summed up over the CPUs."""
 
     cpu_deviation_query: Annotated[str, Option(metavar="QUERY")] = ""
-    """The same for the standard deviation of the cores in use. On clusters of thousands of CPUs let it name a recording
+    """The same for the standard deviation of the cores in use. On clusters of thousands of CPUs use a recording
     rule."""
 
     memory_mean_query: Annotated[str, Option(metavar="QUERY")] = ""
@@ -34,8 +34,8 @@ class WindowOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The same for the standard deviation of these bytes."""
 
     exporter_matchers: Annotated[str, Option(metavar="MATCHERS")] = ""
-    """Which of node exporter's series these queries ask for, where there are several of a node: matchers of labels,
-    such as job="node-exporter"."""
+    """Label matchers for node exporter's series in these queries, if there are several per node, such as
+    job="node-exporter"."""
 
     @property
     def max_age_s(self) -> float:
@@ -44,11 +44,11 @@ class WindowOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StatisticsOptions(WindowOptions, frozen=True, kw_only=True):
-    """Where an agent has the statistics of nodes from."""
+    """Setting for the source of node statistics."""
 
     statistics: Literal["annotations", "metrics"] = "annotations"
-    """Where mean and deviation of what nodes use come from. `annotations`: of the nodes, such as `nodewise annotate`
-    writes. `metrics`: the source of --metrics, asked once a refresh period."""
+    """Source of the mean and deviation of node usage. `annotations`: those of nodes, such as `nodewise annotate`
+    writes. `metrics`: the source of --metrics, once per refresh period."""
 
 
 class UsageRequests(NamedTuple):

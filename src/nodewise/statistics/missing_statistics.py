@@ -26,16 +26,15 @@ class MissingRules:
 
 
 class MissingOptions(MissingRules, msgspec.Struct, frozen=True, kw_only=True):
-    """What a node without statistics gets."""
+    """Settings for nodes without statistics."""
 
     when_missing: When = "accept"
-    """What a node gets that has no statistics, or none that are fresh. `accept` (also called `pass`): it is not
-    rejected for it, as in the older system; a node is not lost to all pods because an exporter died. `reject`: it gets
-    no pods until it has some."""
+    """Treatment of a node without fresh statistics. `accept` (also called `pass`): it is not rejected for it, as in
+    the older system, so that the failure of an exporter does not exclude its node. `reject`: it gets no pods until it
+    has statistics."""
 
     score_missing: Score = None
-    """The score of such a node, from 0 to 10. Not given: what each agent's page says, 0 for safe, 10 for congestion
-    and learned."""
+    """Score of such a node, from 0 to 10. Default: 0 for safe, 10 for congestion and learned."""
 
 
 class StatisticStatus(IntEnum):

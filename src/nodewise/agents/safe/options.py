@@ -11,23 +11,23 @@ Percent = Annotated[int, msgspec.Meta(ge=0, le=100)]
 
 
 class SafeOptions(MissingRules, StatisticsOptions, frozen=True, kw_only=True):
-    """From which load on a node is overloaded, and how probable that may be."""
+    """Settings for the load at which a node is overloaded, and the accepted risk."""
 
     safe_utilization: Percent = 90
-    """A node is overloaded where more than this is used, in percent of what pods can have."""
+    """Utilization in percent of the allocatable amount above which a node is overloaded."""
 
     safe_percentile: Percent = 30
-    """How probable, in percent, it may be that a node with the pod is overloaded. A node where it is more probable is
-    rejected; scores fall from 10, for no risk at all, to 0 at this one."""
+    """Accepted probability in percent that a node with the pod is overloaded. Nodes with a higher one are rejected;
+    scores fall from 10 for no risk to 0 at this value."""
 
     safe_forecast_weight: Percent = 20
-    """How much a node's forecast counts beside the mean, in percent, where it has one."""
+    """Weight in percent of a node's forecast relative to the mean, if there is a forecast."""
 
     safe_print_table: bool = False
-    """Tell of each node, where its numbers are told, the distribution of its load as well."""
+    """Include the distribution of the load wherever the numbers of a node are shown."""
 
     when_missing: When = "accept"
-    """Neither CPU nor memory has fresh statistics: `accept` lets the node pass, `reject` does not."""
+    """Treatment of a node without fresh statistics of CPU and memory: `accept` lets it pass, `reject` does not."""
 
     score_missing: Score = None
-    """The score of such a node, from 0 to 10; not given: 0."""
+    """Score of such a node, from 0 to 10. Default: 0."""

@@ -4,7 +4,7 @@ import msgspec
 
 
 class TemplateOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the agent finds what a pod wants."""
+    """Settings of the agent."""
 
     template_label: str = "template/limit"
-    """The pod label that holds a number."""
+    """Pod label with the pod's limit, a number."""
