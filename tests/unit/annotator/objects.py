@@ -1,4 +1,4 @@
-"""Nodes and pods as the API server has them, and as the annotator reads them."""
+"""Nodes and pods as manifests, and in the annotator's form."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ Object = dict[str, Any]
 def node(
     name: str, annotations: dict[str, str] | None = None, *, ready: str = "True", **allocatable: Any
 ) -> Object:
-    """A node of 4 CPUs and 16 GiB unless `allocatable` says otherwise, with `_` for `-`."""
+    """A node with 4 CPUs and 16 GiB unless `allocatable` differs, with `_` for `-`."""
     amounts = {"cpu": "4", "memory": "16Gi", "pods": "110"} | allocatable
     return {
         "metadata": {"name": name, "uid": f"uid-of-{name}", "annotations": annotations or {}},
@@ -30,7 +30,7 @@ def node(
 def pod(
     name: str, on: str, *requests: dict[str, Any], phase: str = "Running", init: tuple[Object, ...] = ()
 ) -> Object:
-    """A pod with a container for each of the requests."""
+    """A pod with a container for each request."""
     return {
         "metadata": {"name": name, "namespace": "default"},
         "spec": {

@@ -1,4 +1,4 @@
-"""What pods ask of a node, and what that leaves."""
+"""The requests of a node's pods, and the free amounts."""
 
 from typing import Any
 

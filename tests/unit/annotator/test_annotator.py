@@ -1,4 +1,4 @@
-"""Bursts against an API server in memory: what is written, what is left alone, and what is survived."""
+"""Bursts with an API server in memory: which annotations are written, and how errors are handled."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.anyio
 START = 1_800_000_000.0
 GIB = 2**30
 EVERYTHING = AnnotatorConfig(usage=True, allocation=True)
-"""By name, what is used: cores and bytes."""
+"""Usage by node name: cores and bytes."""
 Uses = dict[str, tuple[float, float]]
 
 
@@ -35,7 +35,7 @@ def anyio_backend() -> str:
 
 
 class Meter:
-    """A source that says what nodes use, as metrics-server does: nothing of a node that it does not know."""
+    """A source of node usage like metrics-server, without unknown nodes."""
 
     name = "resource"
 
@@ -62,7 +62,7 @@ class Meter:
 
 
 class RefusingApi(FakeApi):
-    """One that fails to patch some nodes."""
+    """An API server that refuses patches of some nodes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class AnnotatedCluster:
         return annotations
 
     async def minute(self, count: int = 1) -> patch_writer.WriteResult:
-        """Time goes by, samples are taken, and at the end there is a burst."""
+        """Advance the time, take samples, and run a burst at the end."""
         for _ in range(count * 2):
             self.clock.advance(30)
             await self.annotator.take_sample()

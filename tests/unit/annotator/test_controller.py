@@ -29,7 +29,7 @@ def anyio_backend() -> str:
 
 
 class AnnotatorLeader:
-    """A controller, the stores that it looks at, and the API server that it writes to."""
+    """A controller, its stores, and the API server that it writes to."""
 
     def __init__(self, options: AnnotatorOptions) -> None:
         self.clock = ManualClock(START)
@@ -43,7 +43,7 @@ class AnnotatorLeader:
         self.controller = AnnotatorController(options, WindowOptions(), [self.meter], self.handle)
 
     async def step(self) -> int:
-        """A new snapshot; how many writes there were since the start."""
+        """Run a step; returns the number of writes since the start."""
         await self.controller.step(VIEW)
         await self.controller.settle()
         return len([verb for verb, _ in self.api.calls if verb == "patch"])

@@ -1,4 +1,4 @@
-"""What is written: what moved, and the time."""
+"""Patches contain the annotations that changed, and the time."""
 
 from math import nan
 

@@ -1,4 +1,4 @@
-"""Samples made into statistics, and what comes next."""
+"""Statistics and forecasts of samples."""
 
 import numpy as np
 import pytest

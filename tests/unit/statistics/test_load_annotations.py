@@ -1,4 +1,4 @@
-"""Annotations of nodes, read as Go reads them."""
+"""Annotations of nodes, parsed like in Go."""
 
 import math
 

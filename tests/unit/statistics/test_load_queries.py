@@ -1,4 +1,4 @@
-"""What Prometheus is asked."""
+"""The Prometheus queries for the load of nodes."""
 
 from nodewise.metrics.prometheus import queries as prometheus
 from nodewise.statistics import load_queries

@@ -1,4 +1,4 @@
-"""What a node without statistics gets."""
+"""Settings and texts for nodes without statistics."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""What pods can have of a node."""
+"""The allocatable resources of nodes."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""What a pod asks for."""
+"""The requests of pods."""
 
 import msgspec
 import pytest

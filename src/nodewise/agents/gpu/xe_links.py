@@ -68,7 +68,7 @@ class LinkAllocator:
 
 
 def _without(free: Bits, choice: GpuChoice) -> Bits:
-    if choice.subdevices is None:  # nobody has so many GPUs, and nothing is taken anywhere
+    if choice.subdevices is None:  # no candidate has enough GPUs, so nothing is taken
         return free
     free = free.copy()
     for gpus, subdevices in zip(choice.gpus, choice.subdevices, strict=True):

@@ -1,4 +1,4 @@
-"""Nodes with a congestion factor: `view({"n1": "50", "n2": None})`."""
+"""Nodes with a congestion factor: `snapshot({"n1": "50", "n2": None})`."""
 
 from collections.abc import Mapping
 

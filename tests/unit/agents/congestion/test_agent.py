@@ -1,4 +1,4 @@
-"""What a congestion factor comes to. The numbers are those of the older agent (cases 118 to 124)."""
+"""Scores of congestion factors. The numbers are those of the older agent (cases 118 to 124)."""
 
 import msgspec
 import numpy as np
@@ -89,7 +89,7 @@ def test_without_a_slot_nothing_is_said() -> None:
 
 
 class TestWhatIsTold:
-    """Every missing factor is named, with what stands in its place."""
+    """Details name every missing factor and the default in its place."""
 
     def details(self) -> Details:
         texts = ["55", None, "50.5", "9" * 20, "-5", "x\n" + "y" * 60]
@@ -132,7 +132,7 @@ class TestWhatIsTold:
 
 
 class TestRejecting:
-    """The agent filters only where nodes without a factor are to be rejected."""
+    """The agent filters only with `--when-missing reject`."""
 
     OPTIONS = CongestionOptions(when_missing="reject")
 

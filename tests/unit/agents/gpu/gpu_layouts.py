@@ -1,4 +1,4 @@
-"""Nodes of equal cards, as layouts, and a plain reckoning of fragmentation to compare with."""
+"""Layouts of nodes with equal GPUs, and a direct calculation of fragmentation for comparison."""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,7 +17,7 @@ WHOLE = 1000
 
 
 def board(*nodes: Sequence[int], models: Mapping[int, Sequence[str]] | None = None) -> GpuLayout:
-    """By node, what is free of each of its cards, in thousandths."""
+    """By node, the free amount of each GPU in thousandths."""
     rows = [_node(free, (models or {}).get(at)) for at, free in enumerate(nodes)]
     return gpu_layout.build_layout(rows, np.arange(len(rows) + 1), "")
 
@@ -45,7 +45,7 @@ def demand(milli: int, gpus: int = 1, cpu_milli: int = 0) -> Demand:
 def plain(
     classes: Mapping[PodClass, float], free: Sequence[int], cpu_milli: float, models: Sequence[str]
 ) -> float:
-    """The measure of one node, in cards, as the paper writes it."""
+    """The fragmentation of one node in GPUs, by the formula of the paper."""
     total = sum(classes.values())
     fragmentation = 0.0
     for profile, often in classes.items():

@@ -20,7 +20,7 @@ LABELS = {
 
 
 def resources(text: str) -> dict[str, str]:
-    """`i915=1 mc=100` as Intel's resources; a name with a slash is written as it is."""
+    """Intel's resources as `i915=1 mc=100`; a name with a slash is used unchanged."""
     pairs = (part.split("=") for part in text.split())
     return {name if "/" in name else INTEL + SHORT.get(name, name): amount for name, amount in pairs}
 

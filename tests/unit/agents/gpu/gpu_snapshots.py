@@ -1,4 +1,4 @@
-"""Nodes, pods, ledgers and worlds, in few words."""
+"""Nodes, pods, allocation records and cluster states in short notation."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -49,7 +49,7 @@ def pod(
     phase: str = "Running",
     cpu: str = "",
 ) -> AllocatedPod:
-    """Each of its containers requests as much CPU."""
+    """A pod, of which each container requests this much CPU."""
     notes = {key: value for key, value in {GPUS: gpus, SUBDEVICES: subdevices}.items() if value is not None}
     containers = [
         {"name": f"c{number}", "resources": {"requests": amounts(text) | ({"cpu": cpu} if cpu else {})}}
@@ -67,7 +67,7 @@ def entry(
 
 
 def lease(on: str, version: str = "1", **entries: Reservation | Any) -> AllocationRecordLease:
-    """By pod uid; what is no entry is taken as it is."""
+    """A Lease with entries by pod uid; values other than reservations are used unchanged."""
     plain = {
         uid.replace("_", "-"): dict(allocation_record.to_wire(reservation))
         if isinstance(reservation, Reservation)
@@ -116,7 +116,7 @@ def agent_state(cluster: ClusterState, state: GpuStateBuilder | None = None) -> 
 
 
 def charged(gpu_state: GpuState, on: str = "n1") -> dict[str, dict[str, int]]:
-    """What is held of each card, resources without their prefix."""
+    """The held amounts of each GPU; resources without their prefix."""
     allocations = gpu_state.nodes[on].allocations
     return {
         gpu: {name.removeprefix(PREFIX): amount for name, amount in held.items()}
@@ -125,13 +125,13 @@ def charged(gpu_state: GpuState, on: str = "n1") -> dict[str, dict[str, int]]:
 
 
 def cpu_free(gpu_state: GpuState) -> dict[str, int]:
-    """By node with cards."""
+    """The free CPU by node with GPUs."""
     assert gpu_state.cpu_free is not None
     return {name: int(gpu_state.cpu_free[row]) for name, row in gpu_state.rows.items()}
 
 
 def laid_out(gpu_state: GpuState) -> dict[str, Any]:
-    """By node with cards: each card's free amounts of what it has, as the layout has them."""
+    """By node with GPUs, the free amounts of each GPU in the layout."""
     layout = gpu_state.layout
     return {
         name: {

@@ -1,4 +1,4 @@
-"""Requests answered from the books: where a pod's cards fit, which ones it gets, and what it is told."""
+"""Requests to the gpu agent: where the GPUs of a pod fit, which ones it gets, and what its annotations contain."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -37,7 +37,7 @@ def snapshot(
 
 
 def new(name: str, *requests: str, **annotations: str) -> AllocatedPod:
-    """A pod on no node; `gas_ts="1"` is the annotation gas-ts."""
+    """A pending pod; `gas_ts="1"` is the annotation gas-ts."""
     made = pod(name, requests=requests)
     notes = {key.replace("_", "-"): value for key, value in annotations.items()}
     meta = msgspec.structs.replace(made.metadata, annotations=notes, resourceVersion="40")
@@ -47,7 +47,7 @@ def new(name: str, *requests: str, **annotations: str) -> AllocatedPod:
 def texts(
     gpu_pod: AllocatedPod, cluster_snapshot: Snapshot, names: str = "plain n1 n2 x", **options: Any
 ) -> list[str]:
-    """Why each node is rejected; an empty text for one that passes."""
+    """The reason for each node, empty if it passes."""
     verdict = agent(**options).filter(gpu_pod, cluster_snapshot.nodes.named(names.split()), cluster_snapshot)
     assert verdict is not None
     return [verdict.reasons[code - 1].text() if code else "" for code in verdict.codes.tolist()]
@@ -112,7 +112,7 @@ class TestPreempt:
         assert agent().preempt(new("p", ""), snapshot().nodes.named(["n1"]), snapshot(), {}) is None
 
     def test_nodes_are_laid_out_with_what_the_pod_asks_about(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Where each node has resources of its own, those of all candidates would make arrays without end."""
+        """If each node had its own resources, arrays over those of all candidates would be unbounded."""
         laid_out: list[GpuLayout] = []
         build, cluster_snapshot = gpu_layout.build_layout, snapshot()
 
@@ -194,7 +194,7 @@ class TestBind:
         assert (on == "x") == isinstance(refusal.reason, UnknownNode)
 
     def test_a_pod_keeps_the_cards_of_its_entry(self) -> None:
-        """Also where it would get others now, as for a bind that is tried again."""
+        """Even if it would get other GPUs now, as in a repeated bind."""
         gpu_pod = new("p", "i915=1 mc=600")
         mine = entry("p", "card1", seen="40")
         bind_plan = plan(gpu_pod, snapshot([gpu_pod], [lease("n1", uid_p=mine)]))
@@ -210,7 +210,7 @@ class TestBind:
         assert (reservation.gpus, reservation.seen, reservation.at) == ("card1", "40", NOW)
 
     def test_an_entry_never_goes_back_to_an_older_version_of_the_pod(self) -> None:
-        """Who has seen to it that no Binding of the older one comes would take it out under a pod that is bound."""
+        """A check that rules out a Binding of the older version would otherwise remove it although the pod is bound."""
         gpu_pod = new("p", "i915=1 mc=600")
         mine = entry("p", "card1", seen="50")
         reservation = msgspec.convert(

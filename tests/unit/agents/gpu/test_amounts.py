@@ -1,4 +1,4 @@
-"""What a quantity amounts to, and how amounts are divided and summed (cases 150 to 153)."""
+"""Parsing quantities, and dividing and adding amounts (cases 150 to 153)."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Whether what we hold is what a fresh list says, with changes in flight."""
+"""Comparison of the state in memory with a fresh list during changes."""
 
 from typing import Any
 
@@ -67,7 +67,7 @@ def test_a_node_with_news_in_flight_is_left_to_the_next_time(changes: ObservedCh
 
 
 def test_a_claim_that_is_being_written_is_none() -> None:
-    """It shows in our slot before it stands in the ledger."""
+    """The state has it before the allocation record does."""
     state = GpuStateBuilder(INTEL)
     known = agent_state(cluster_state(NODES, [*PODS, C], [LEDGER]), state)
     claimed = state.apply_allocation_record(

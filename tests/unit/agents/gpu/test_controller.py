@@ -1,4 +1,4 @@
-"""The leader of the gpu agent on an API server in memory, in virtual time: what it writes, and when."""
+"""The controller of the gpu agent with an API server in memory, in virtual time."""
 
 import asyncio
 import contextlib
@@ -50,7 +50,7 @@ class FailingPatchApi(FakeApi):
     def __init__(self) -> None:
         super().__init__()
         self.refused: dict[str, NodewiseError] = {}
-        """By the end of a path."""
+        """Errors by the end of a path."""
 
     async def patch(
         self, path: str, body: object, kind: Patch, params: Params = NONE, *, timeout_s: float = 10.0
@@ -84,7 +84,7 @@ class FailingPatchApi(FakeApi):
         )
 
     def record(self, on: str, **entries: tuple[str, str, str]) -> None:
-        """By pod uid: name, cards and version."""
+        """Entries by pod uid: name, GPUs and version."""
         held = {uid: dict(allocation_record.to_wire(entry(*arguments))) for uid, arguments in entries.items()}
         meta = {"name": f"gpu-{on}", "namespace": OURS, "labels": {ALLOCATION_RECORD_LABEL: "gpu"}}
         self.put(LEASES, {"metadata": {**meta, "annotations": {RESERVATIONS_ANNOTATION: json.dumps(held)}}})
@@ -370,7 +370,7 @@ class TestLedgers:
 class TestCounting:
     @staticmethod
     def counted(api: FailingPatchApi) -> dict[str, int]:
-        """By millicores of a card: how many pods."""
+        """The number of pods by millicores of a GPU."""
         data = api.objects(CONFIGMAPS)[OURS, demand_histogram.NAME]["data"]
         counts: dict[str, int] = {}
         for key, text in data.items():

@@ -1,4 +1,4 @@
-"""What a pod wants of cards, and what is refused whatever the node; numbers are those of the specification's cases."""
+"""The GPU demand of pods, and demands that are refused on any node; numbers are those of the specification's cases."""
 
 from typing import Any
 
@@ -328,7 +328,7 @@ def test_annotations_leave_room_for_those_of_the_cards() -> None:
 
 
 def test_many_containers_and_resources_are_looked_at_up_to_a_bound() -> None:
-    """One pod may not keep all nodes' cards busy for seconds, nor fill the memory with arrays of its resources."""
+    """One pod must not occupy the search on all nodes for seconds, nor fill the memory with arrays of its resources."""
     most, names = limits.MOST_GPUS, demand.MOST_RESOURCES
     assert len(wanted(read(pod(*["i915=4"] * (most // 4))))) == most // 4
     kind, words = refused(pod("i915=5", *["i915=4"] * (most // 4 - 1)))

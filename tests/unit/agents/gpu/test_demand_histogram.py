@@ -1,4 +1,4 @@
-"""The count of pods that came, and that what is kept of it is harmless, whatever stands there."""
+"""The histogram of new pods, and the treatment of invalid data in its ConfigMap."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ def added(counted: DemandHistogram, old: Any = (), new: Any = ()) -> DemandHisto
 
 
 def counts(counted: DemandHistogram) -> dict[int, int]:
-    """Days ago, and how many pods."""
+    """The number of pods by days before today."""
     return {TODAY - day: sum(classes.values()) for day, classes in counted.history.items()}
 
 

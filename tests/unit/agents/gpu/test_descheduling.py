@@ -1,4 +1,4 @@
-"""Which pods are told to go."""
+"""Pods that get the label for the descheduler."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The cases of sections 17.1 to 17.6 of the specification, without a server; and what arrays bring with them."""
+"""Sections 17.1 to 17.6 of the specification without a server, and cases of the array implementation."""
 
 from typing import Any, NamedTuple
 
@@ -33,7 +33,7 @@ class AllocatedNode(NamedTuple):
 
 
 def as_read(case: PlacementCase, name: str) -> AllocatedNode:
-    """A node of a row, with the pods that run there."""
+    """A node of a row with its running pods."""
     gpu_node = decode(GpuNode, table_notation.node(name, case.row.nodes[name], case.driver))
     running = [
         running_pod
@@ -98,7 +98,7 @@ def test_case(case: PlacementCase) -> None:
 
 
 def check_taken(case: PlacementCase, node: AllocatedNode, demand: Demand, fitted: FitResult, at: int) -> None:
-    """The cards, and the tiles of those containers that ask for some."""
+    """Check the GPUs, and the sub-devices of containers that request some."""
     taken = [
         [
             SubdeviceRequest(node.gpus.names[gpu], container.per_gpu.get(SUBDEVICES, 0), linked)
@@ -139,7 +139,7 @@ def held(gpu: str = "card0", subdevices: frozenset[int] = frozenset(), **amounts
 
 
 def ask(*containers: str, **more: Any) -> Demand:
-    """`2 mc=100`: two cards with as much each."""
+    """A demand: `2 mc=100` is two GPUs with this amount each."""
     made = []
     for number, text in enumerate(containers):
         count, *parts = text.split()
@@ -243,7 +243,7 @@ def test_all_links_of_a_tile_are_tried() -> None:
 
 def test_an_order_that_looks_at_what_was_just_taken() -> None:
     class Emptiest:
-        """Away from the last card that was taken: keys of all cards depend on what is left of the first one."""
+        """Prefers GPUs away from the last one taken: all keys depend on what is left of the first GPU."""
 
         prefers = False
         steady = False

@@ -1,4 +1,4 @@
-"""What is told of each node besides: the cards that a pod would get, or what is lacking."""
+"""Details of each node: the GPUs that a pod would get, or the amount that is lacking."""
 
 import numpy as np
 import pytest
@@ -57,7 +57,7 @@ def test_the_distance_is_the_share_that_is_lacking() -> None:
 
 
 def test_cards_are_told_where_they_are_chosen() -> None:
-    """Filter asks only whether a pod fits where the placement makes no difference to that; the scores know more."""
+    """Filter only determines whether a pod fits if the placement does not affect that; scores determine the GPUs."""
     gpu_pod, cluster_snapshot = new("p", "i915=1 mc=50"), snapshot(HELD, nodes=NODES)
     assert details(gpu_pod, cluster_snapshot, gpu_placement="spread").text(1) == ""
     scores = agent(gpu_placement="spread").score(

@@ -1,4 +1,4 @@
-"""The measure of Weng et al., in numbers that can be reckoned by hand."""
+"""The measure of Weng et al. for numbers that can be calculated by hand."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from tests.unit.agents.gpu.gpu_layouts import COUNT, board, share
 
 
 def measured(classes, *nodes, cpu_milli=None, models=None):
-    """By node."""
+    """The fragmentation by node."""
     known = fragmentation.build_tables(classes, (COUNT,))
     candidate_gpus = CandidateGpus(board(*nodes, models=models), np.arange(len(nodes)))
     cpu = None if cpu_milli is None else np.array(cpu_milli)

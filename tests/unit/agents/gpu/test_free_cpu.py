@@ -1,4 +1,4 @@
-"""The CPU that no pod requests: what is kept of pods, and what is left of nodes."""
+"""The CPU that no pod requests: the fields of pods that are kept, and the free CPU of nodes."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What is to be cleared out of ledgers."""
+"""Reservations and allocation records to remove."""
 
 from collections.abc import Iterable
 from typing import Any

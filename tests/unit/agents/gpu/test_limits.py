@@ -1,4 +1,4 @@
-"""The limits of pods and ledgers: what filter passes is taken by bind, at a limit and one beyond it."""
+"""Limits of pods and allocation records: bind accepts what filter accepts, at a limit and one beyond it."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def room(gpu_pod: AllocatedPod = ASKED) -> int:
 
 
 def filled(size: int, on: str = "n1") -> AllocationRecordLease:
-    """A ledger of so many bytes, with an entry that a newer version wrote."""
+    """An allocation record of this size, with an entry of a newer version."""
     text = '{"other":{"newer":""}}'
     return lease_of(on, text.replace('""', f'"{"x" * (size - len(text))}"'))
 
@@ -100,7 +100,8 @@ def test_an_entry_is_no_longer_than_filter_expects(requests: tuple[str, ...]) ->
 
 
 def test_pods_of_many_empty_containers_do_not_fill_a_ledger() -> None:
-    """Nine pods of one card and 10,000 empty containers each made a ledger of 262 kB, and then every bind failed."""
+    """Nine pods with one GPU and 10,000 empty containers each filled a record with 262 kB, and then every bind
+    failed."""
     verdicts = texts(new("evil", "i915=1", *[""] * 10_000), snapshot(), "n1 n2")
     assert all("at most 64" in why for why in verdicts)
     entries = {}

@@ -1,4 +1,4 @@
-"""Who holds what on a node; the numbers in names are those of the cases of GPU Aware Scheduling 0.5.6."""
+"""The allocations of a node; the numbers in names are those of the cases of GPU Aware Scheduling 0.5.6."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ NODES = {"n1": node(), "n2": node()}
 
 
 def allocations(*pods: AllocatedPod, version: str = "10", text: str = "", **entries: Any) -> Any:
-    """What is charged on n1, by card."""
+    """The charged amounts on n1 by GPU."""
     leases = [lease_of("n1", text)] if text else [lease("n1", **entries)] if entries else []
     return charged(agent_state(cluster_state(NODES, pods, leases, version)))
 
@@ -40,7 +40,7 @@ def problems(*pods: AllocatedPod, version: str = "10", **entries: Any) -> tuple[
 
 
 class TestAnnotations:
-    """Pods of the older system, of which no ledger tells."""
+    """Pods of the older system without an allocation record."""
 
     def test_156_a_running_pod(self) -> None:
         assert allocations(pod("a", "n1", "card0")) == {"card0": HELD}
@@ -112,7 +112,7 @@ class TestAnnotations:
 
 
 class TestLedger:
-    """Entries, which are written before a pod is bound."""
+    """Reservations, which are written before a pod is bound."""
 
     def test_an_entry_counts_before_its_pod_is_bound(self) -> None:
         waiting = pod("a", "", phase="Pending")
@@ -234,7 +234,7 @@ class TestLedger:
 
 
 def test_a_text_of_very_many_cards_holds_none_and_is_a_problem() -> None:
-    """Tenants write it, and whoever adds up hundreds of thousands of names keeps everybody waiting."""
+    """Tenants write it, and adding up hundreds of thousands of names would delay all requests."""
     allocated_pod = pod("a", "n1", ",".join(f"c{number}" for number in range(20_000)))
     assert allocations(allocated_pod) == {}
     (problem,) = problems(allocated_pod)

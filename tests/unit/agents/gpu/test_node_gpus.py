@@ -1,4 +1,4 @@
-"""A node's cards, from labels, counts and the annotation; numbers are those of the specification's cases."""
+"""The GPUs of a node from labels, counts and the annotation; numbers are those of the specification's cases."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the settings mean together."""
+"""Combinations of settings."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which resources are kept where nodes invent them."""
+"""The resources that are kept if nodes invent some."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Whose resources are whose, and what is said of a profile's file that is wrong."""
+"""Resource profiles, and errors in their files."""
 
 from pathlib import Path
 from typing import Any

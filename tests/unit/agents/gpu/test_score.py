@@ -1,4 +1,4 @@
-"""Placements: which card first, and which node."""
+"""Placements: the order of GPUs and of nodes."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def inputs(placement, workload=TYPICAL, cpu_free=None):
 
 
 def gpu(placement, free, wanted, **more):
-    """The position of the card of the only node that a pod gets."""
+    """The position of the GPU that a pod gets on the only node."""
     pod_demand = demand(wanted)
     fitted = fit(
         board(free), np.array([0]), pod_demand, score.gpu_order(inputs(placement, **more), pod_demand)

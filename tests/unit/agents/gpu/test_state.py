@@ -1,4 +1,4 @@
-"""The gpu slot: computed anew only where something changed, and the same as from nothing."""
+"""The state of the gpu agent is computed only where something changed, with the same result as from nothing."""
 
 from typing import Any
 
@@ -254,7 +254,8 @@ def test_an_entry_that_a_version_ended_counts_again_when_versions_begin_anew() -
 
 
 class TestInventedResources:
-    """A node may say of itself what it likes: what comes and goes leaves nothing behind, for all nodes' arrays grow."""
+    """A node may declare any resources and names. Those that come and go must leave nothing behind, because the arrays
+    of all nodes grow."""
 
     def test_names_that_came_and_went_are_not_kept(self) -> None:
         state = GpuStateBuilder(INTEL)

@@ -1,4 +1,4 @@
-"""The pods that usually come: read, counted and kept."""
+"""Typical pods: parsed, counted and stored."""
 
 import json
 

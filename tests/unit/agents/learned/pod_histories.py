@@ -19,7 +19,7 @@ NEVER_FADES = LearnedOptions(learned_half_life_s=0.0)
 
 
 def stamp(at_s: float) -> str:
-    """Seconds after the start, as the kubelet writes it."""
+    """A time in seconds after the start, in the kubelet's format."""
     return clock.format_rfc3339(START + at_s)
 
 
@@ -51,7 +51,7 @@ def _container(state: dict[str, Any], restarts: int, last: dict[str, Any] | None
 def pod(
     name: str, node: str, *containers: dict[str, Any], phase: str = "Running", uid: str = "", **metadata: Any
 ) -> ObservedPod:
-    """Of type D in the namespace d, if the metadata does not say otherwise; containers are called c0, c1, …."""
+    """A pod of type D in the namespace d unless the metadata differ; containers are named c0, c1, …."""
     about = {"name": name, "namespace": "d", "uid": uid or name, "labels": {"podtype": "D"}} | metadata
     statuses = [{"name": f"c{number}", **status} for number, status in enumerate(containers)]
     document = {

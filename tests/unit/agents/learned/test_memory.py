@@ -1,4 +1,4 @@
-"""What outlives the process: what is kept, what is read of it, and how much of it there is."""
+"""Stored rewards: their form, their limits, and invalid ones."""
 
 import msgspec
 import pytest
@@ -31,7 +31,7 @@ def told(history: PodHistory) -> list[tuple[float, int]]:
 
 
 def restarted(history: PodHistory, text: bytes | None) -> PodHistory:
-    """Another process, for the same pods."""
+    """A new process with the same pods."""
     other = PodHistory(history.options, now=history.now)
     other.pods = history.pods
     if text is not None:
@@ -52,7 +52,7 @@ def test_the_state_is_one_that_remembers() -> None:
 
 
 def test_scores_of_what_was_kept() -> None:
-    """Cases 178 and 179; what was never tried is not the worst any more."""
+    """Cases 178 and 179; a node that was never tried is no longer the worst."""
     history = PodHistory()
     history.state.recall(kept({"d/D": {"n1": [1.0, 3, 3, START], "n2": [0.295, 9, 9, START]}}))
     history.update()

@@ -1,4 +1,4 @@
-"""What a pod's state comes to. Cases 181 and 182 of the older system, and those that it had wrong."""
+"""Outcomes of pod states. Cases 181 and 182 of the older system, and its errors."""
 
 from itertools import pairwise
 from typing import Any
@@ -113,7 +113,7 @@ class TestWhatCountsOnce:
 
 
 class TestSince:
-    """What can still be seen of what happened after a time."""
+    """Outcomes after a time that the status still shows."""
 
     @pytest.mark.parametrize(
         ("containers", "phase", "reward"),

@@ -1,4 +1,4 @@
-"""Of which type a pod is (case 180), and what is held of it."""
+"""The type of a pod (case 180), and the fields that are kept."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""From pods to scores: cases 175 to 182 of the older system, and what it had wrong."""
+"""From pods to scores: cases 175 to 182 of the older system, and its errors."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""pigeon.cfg, and what of it contradicts the settings."""
+"""pigeon.cfg, and its contradictions to settings."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from nodewise.errors import BadSettings
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder."""
+    """The working directory."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -1,4 +1,4 @@
-"""Nodes of which nobody says how much is requested there, and nodes and requests that are odd."""
+"""Nodes with unknown requested amounts, and unusual nodes and requests."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ CAPACITY = {"cpu": "4", "memory": "8Gi", "pods": "110"}
 
 
 def one(**annotations: str) -> PigeonCluster:
-    """Beside a node that is half full, one with these annotations."""
+    """A node with these annotations, next to one that is half full."""
     named = {f"requested-{key}": text for key, text in annotations.items()}
     return PigeonCluster({"it": node(CAPACITY, named), **nodes("half(4,8Gi;2000,4Gi)")}, **BALANCE)
 
@@ -37,7 +37,7 @@ def one(**annotations: str) -> PigeonCluster:
     ],
 )
 def test_how_an_annotation_is_read(cpu: str, share: float) -> None:
-    """By the deviation of two shares, of which the other is 0.5: half of how far they are apart."""
+    """The expected objective is the deviation of two shares, of which the other is 0.5: half of their distance."""
     result = one(cpu=cpu, memory="0").score("40m,16Mi", names="it")
     assert result.objectives == pytest.approx([abs(share + 0.01 - 0.5) / 2])
 
@@ -164,7 +164,7 @@ def test_only_some_of_the_nodes_are_asked_about_and_all_count() -> None:
 
 
 def test_a_pod_with_a_container_that_initialises() -> None:
-    """Row 164: only what runs together counts, and a pod that asks for no memory counts 16 MiB."""
+    """Row 164: only containers that run together count, and a pod without a memory request counts 16 MiB."""
     result = PigeonCluster(N3, **BALANCE).score(pod("100m", init=["4"]))
     assert np.allclose(result.objectives, [0.194007, 0.204464, 0.214411], atol=2e-6)
     assert result.scores == [10, 5, 1]

@@ -1,4 +1,4 @@
-"""How much is requested of nodes, from the pods that are there."""
+"""Requested amounts of nodes, computed from pods."""
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -31,7 +31,7 @@ def held(
 
 
 def kept(pods: Iterable[HoldingPod], gpu: str = "gpu") -> dict[tuple[str, str], HoldingPod]:
-    """What a store holds of these."""
+    """The reduced pods as a store keeps them."""
     keep = node_requests.keeper(gpu)
     reduced = ((holding_pod, keep(holding_pod)) for holding_pod in pods)
     return {("d", holding_pod.metadata.name): rest for holding_pod, rest in reduced if rest is not None}

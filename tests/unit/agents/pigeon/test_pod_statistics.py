@@ -1,4 +1,4 @@
-"""Which pods count, and what outlives a process."""
+"""Which pods count, and which statistics are stored."""
 
 import json
 from typing import Any
@@ -73,7 +73,7 @@ def test_a_write_that_did_not_come_through_is_made_again() -> None:
 
 
 def test_what_is_not_known_to_be_kept_changes_no_answer() -> None:
-    """A replay knows of what was recalled, and of nothing else."""
+    """A replay uses only recalled statistics."""
     memory, other = DemandMemory(), DemandMemory()
     memory.count("a", SMALL)
     other.count("b", LARGE)

@@ -38,7 +38,7 @@ def node(name="n1", room=None, **statistics):
 
 
 def loaded(mean, deviation, name="n1", room=None):
-    """A node of which this share of the CPU is used."""
+    """A node with this share of its CPU in use."""
     return node(name, room, cpu=repr(4000 * (1 - mean)), cpu_std=repr(4000 * deviation))
 
 
@@ -81,7 +81,7 @@ class AgentCall:
         return self.agent.balance(pod, self._named(names), self.snapshot).points.tolist()
 
     def all(self, pod):
-        """Of the one node: whether it is accepted, and both scores."""
+        """For the only node: whether it is accepted, and both scores."""
         return *self.accepts(pod), *self.overload(pod), *self.balance(pod)
 
     def numbers(self, pod, candidate=0):

@@ -1,4 +1,4 @@
-"""What the safe agent answers. The older system's numbered cases are in tests/conformance."""
+"""Verdicts and scores of the safe agent. The older system's numbered cases are in tests/conformance."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def test_the_less_risk_the_better(mean, deviation, answer):
 
 
 def test_a_bursty_node_that_is_nearly_idle_is_not_rejected():
-    """No beta distribution has so large a deviation; it is capped, and the risk is about the mean."""
+    """No beta distribution has such a large deviation; it is capped, and the risk is about the mean."""
     call = AgentCall(loaded(0.1, 0.31))
     assert call.accepts(NOTHING) == [True]
     assert call.numbers(NOTHING)["cpu"]["risk"] == pytest.approx(0.1, abs=0.01)
@@ -208,7 +208,7 @@ class TestDetails:
         assert details.nbytes == 2 * (8 + 8 + 8 + 1)
 
     def test_numbers_of_many_candidates_are_those_of_each(self):
-        """They are worked out in blocks."""
+        """Risks are computed in blocks."""
         loads = [(number % 97 / 97, number % 31 / 62) for number in range(150)]
         details = (
             AgentCall(*(loaded(*load, f"n{place}") for place, load in enumerate(loads)))

@@ -1,4 +1,4 @@
-"""The beta distribution against arbitrary precision, over all that a mean and a deviation can ask for."""
+"""Comparison of the beta distribution with arbitrary precision, for all possible means and deviations."""
 
 import builtins
 import itertools

@@ -1,4 +1,4 @@
-"""Scores and verdicts of many nodes are those of the risk itself, near all levels and edges, and few are computed."""
+"""Scores and verdicts equal those of the exact risk near all levels and edges, and few risks are computed."""
 
 import math
 
@@ -12,7 +12,7 @@ NODES = 1000
 
 
 def _scores_of_risk(risk, percentile):
-    """The score, word for word."""
+    """The score by its definition."""
     if math.isnan(risk):
         return -1
     share = (0 if risk == 0 else 1) if percentile == 0 else min(risk / percentile, 1)

@@ -1,4 +1,4 @@
-"""The definition of TASPolicy, its admission policy and the reader name the same strategies and fields."""
+"""The CRD of TASPolicy, its admission policy and the parser have the same strategies and fields."""
 
 import re
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_strategies() -> None:
 
 
 def test_suggestions_are_unambiguous() -> None:
-    """The API server tells strategies apart by two letters and fields by three."""
+    """The API server recognizes strategies by their first two letters and fields by their first three."""
     assert len({name[:2] for name in policies.STRATEGIES}) == len(policies.STRATEGIES)
     for fields in (policies._RULE_FIELDS, policies._STRATEGY_FIELDS):
         assert len({name[:3].lower() for name in fields}) == len(fields)

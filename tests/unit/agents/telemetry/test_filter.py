@@ -1,4 +1,4 @@
-"""What `dontschedule` says of nodes: the table of the specification (section 29.4) and what goes beyond it."""
+"""Verdicts of `dontschedule`: the table of the specification (section 29.4) and further cases."""
 
 from typing import Any, ClassVar
 
@@ -223,7 +223,7 @@ class TestPodsAndPolicies:
 
 
 def test_a_label_that_is_no_name_does_not_make_the_answer_longer() -> None:
-    """It stands in the answer once for every node."""
+    """The response contains it once for every node."""
     reasons = rejected(
         snapshot(cluster_state([], metrics_snapshot())), "n1", pod("x" * 100_000, "y" * 100_000)
     )

@@ -1,4 +1,4 @@
-"""What of a policy counts in a namespace that is not trusted."""
+"""Policies in namespaces with and without trust."""
 
 from typing import Any
 

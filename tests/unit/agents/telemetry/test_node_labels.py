@@ -1,4 +1,4 @@
-"""Which labels policies want, from the older system's cases for `deschedule` and `labeling` on."""
+"""Node labels of policies, beginning with the older system's cases for `deschedule` and `labeling`."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - the rows of a table
-"""Reading a TASPolicy: laxly, and with every problem named."""
+"""Parsing a TASPolicy: laxly, and with all problems."""
 
 from typing import Any
 

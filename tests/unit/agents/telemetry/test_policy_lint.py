@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - the rows of a table
-"""What `policy lint` reports beyond the reader; a real API server agrees by tests/cluster/test_policy_lint.py."""
+"""Checks of `policy lint` beyond the parser; tests/cluster/test_policy_lint.py compares them with a real API server."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -79,7 +79,7 @@ def test_every_keyword_of_the_definition_is_understood() -> None:
 
 
 def schemas(schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """A schema and all below it."""
+    """A schema and all nested ones."""
     yield schema
     inner = [*schema.get("properties", {}).values(), schema.get("additionalProperties"), schema.get("items")]
     for subschema in inner:

@@ -1,4 +1,4 @@
-"""What `scheduleonmetric` says of nodes."""
+"""Scores of `scheduleonmetric`."""
 
 import pytest
 
