@@ -98,8 +98,8 @@ class GpuAgent(
         if agent_state is None:
             return Verdict(np.ones(len(candidates), np.int16), (reasons.GpuStateNotReady(),))
         rows = agent_state.layout.rows[candidates.numbers]
-        order = placements.fit_order(self._going_by(agent_state), demand)
-        verdict, fitted = _judged(agent_state.layout, rows, demand, order)
+        order = placements.fit_order(self._placement_inputs_of(agent_state), demand)
+        verdict, fitted = _candidate_verdict(agent_state.layout, rows, demand, order)
         verdict = _unknown(verdict, candidates)
         if not fitted.preferred.any():
             return verdict
@@ -113,7 +113,7 @@ class GpuAgent(
         agent_state = self.state(snapshot)
         if agent_state is None or demand.problem is not None:
             return None
-        inputs = self._going_by(agent_state)
+        inputs = self._placement_inputs_of(agent_state)
         if not inputs.likes(demand):
             return None
         rows, fitted = agent_state.layout.rows[candidates.numbers], None
@@ -149,7 +149,7 @@ class GpuAgent(
         numbers = np.arange(len(left) + 1)
         layout = gpu_layout.build_layout(left, numbers, self._profile.subdevices)
         order = placements.fit_order(self._placement_inputs, demand)
-        return _unknown(_judged(layout, numbers[:-1], demand, order)[0], candidates)
+        return _unknown(_candidate_verdict(layout, numbers[:-1], demand, order)[0], candidates)
 
     def bind(self, pod: AllocatedPod, node: str, snapshot: Snapshot, now: float) -> BindPlan | Refusal | None:
         """Plan the GPUs that the pod already holds on the node, or else new ones."""
@@ -163,15 +163,18 @@ class GpuAgent(
             missing = f'error reading node {node}: node fetch error: node "{node}" not found'
             return Refusal(missing, reasons.UnknownNode())
         there = agent_state.nodes.get(node)
-        entry = self._held(pod, there, now) if there is not None else None
+        entry = self._reservation_of(pod, there, now) if there is not None else None
         if entry is None:
             rows = agent_state.layout.rows[snapshot.nodes.numbers([node])]
             fitted = fit(
-                agent_state.layout, rows, demand, placements.gpu_order(self._going_by(agent_state), demand)
+                agent_state.layout,
+                rows,
+                demand,
+                placements.gpu_order(self._placement_inputs_of(agent_state), demand),
             )
             if there is None or fitted.codes[0]:
                 return _refusal(fitted.reasons[fitted.codes[0] - 1])
-            entry = self._planned(pod, demand, fitted, there)
+            entry = self._new_reservation(pod, demand, fitted, there)
         seen = allocation_record.newer_version(entry.seen, pod.metadata.resourceVersion)
         entry = msgspec.structs.replace(entry, seen=seen, at=entry.at or now)
         return self._plan(pod, entry, [bool(container.count) for container in demand.containers], there, now)
@@ -180,13 +183,13 @@ class GpuAgent(
         """The allocations of all nodes, as JSON."""
         return state_export.export_state(state, query)
 
-    def _going_by(self, agent_state: GpuState) -> PlacementInputs:
+    def _placement_inputs_of(self, agent_state: GpuState) -> PlacementInputs:
         """The current inputs of placements; a file of typical pods takes precedence over the histogram."""
         return self._placement_inputs._replace(
             workload=self._placement_inputs.workload or agent_state.workload, cpu_free=agent_state.cpu_free
         )
 
-    def _held(self, pod: AllocatedPod, there: NodeState, now: float) -> Reservation | None:
+    def _reservation_of(self, pod: AllocatedPod, there: NodeState, now: float) -> Reservation | None:
         """The reservation of the pod that counts, with the version that it was planned on; None if there is none."""
         held = there.allocations.by_uid.get(pod.metadata.uid)
         if held is None or held.source != "ledger":
@@ -195,11 +198,13 @@ class GpuAgent(
         is_same = entry.seen == pod.metadata.resourceVersion
         return entry if is_same else msgspec.structs.replace(entry, at=now)
 
-    def _planned(self, pod: AllocatedPod, demand: Demand, fitted: FitResult, there: NodeState) -> Reservation:
+    def _new_reservation(
+        self, pod: AllocatedPod, demand: Demand, fitted: FitResult, there: NodeState
+    ) -> Reservation:
         """The GPUs that the pod gets on the only candidate."""
         names = there.gpus.names
         gpus = tuple(tuple(names[at] for at in container) for container in fitted.gpus(0))
-        taken = self._taken(demand, gpus, fitted)
+        taken = self._subdevice_requests(demand, gpus, fitted)
         numbers = subdevices.assign(there.gpus, there.allocations, self._profile.subdevices, taken)
         tiled = [self._profile.subdevices in container.per_gpu for container in demand.containers]
         with_gpus = [bool(container.count) for container in demand.containers]
@@ -213,7 +218,9 @@ class GpuAgent(
             charged=tuple(dict(container.per_gpu) for container in demand.containers if container.count),
         )
 
-    def _taken(self, demand: Demand, gpus: GpuNames, fitted: FitResult) -> list[list[SubdeviceRequest]]:
+    def _subdevice_requests(
+        self, demand: Demand, gpus: GpuNames, fitted: FitResult
+    ) -> list[list[SubdeviceRequest]]:
         """The GPUs of each container, with the number of sub-devices to take."""
         wanted = [container.per_gpu.get(self._profile.subdevices, 0) for container in demand.containers]
         linked = fitted.subdevices(0)
@@ -260,7 +267,7 @@ def _placement_inputs(options: GpuOptions, profile: ResourceProfile) -> Placemen
     return PlacementInputs(options.placement, profile.counts, options.balanced_by(profile), workload)
 
 
-def _judged(
+def _candidate_verdict(
     layout: GpuLayout, rows: NDArray[np.intp], demand: Demand, order: GpuOrder
 ) -> tuple[Verdict, FitResult]:
     fitted = fit(layout, rows, demand, order)

@@ -93,10 +93,10 @@ def parse_demand(pod: GpuPod, profile: ResourceProfile, options: GpuOptions) -> 
     if not is_concerned(pod, profile):
         return NOTHING
     try:
-        requests = [_asked(container, profile) for container in containers]
+        requests = [_gpu_requests(container, profile) for container in containers]
         _check_init(init, profile)
         wanted = tuple(
-            _wanted(container.name, amounts_of_container, profile)
+            _container_demand(container.name, amounts_of_container, profile)
             for container, amounts_of_container in zip(containers, requests, strict=True)
         )
         if not any(container.count for container in wanted):
@@ -104,7 +104,7 @@ def parse_demand(pod: GpuPod, profile: ResourceProfile, options: GpuOptions) -> 
             return NOTHING
         _check_size(wanted)
         _check_annotations(pod.metadata.annotations or {}, wanted, profile)
-        demand = _annotated(pod.metadata.annotations or {}, options)._replace(containers=wanted)
+        demand = _with_annotations(pod.metadata.annotations or {}, options)._replace(containers=wanted)
         group = _same_gpu(pod, containers, profile)
         _check_pairs(demand)
     except _Refused as error:
@@ -148,7 +148,7 @@ def _requests(container: GpuContainer, profile: ResourceProfile) -> dict[str, st
     }
 
 
-def _asked(container: GpuContainer, profile: ResourceProfile) -> dict[str, int]:
+def _gpu_requests(container: GpuContainer, profile: ResourceProfile) -> dict[str, int]:
     requests = {}
     for resource, value in sorted(_requests(container, profile).items()):
         try:
@@ -165,7 +165,7 @@ def _asked(container: GpuContainer, profile: ResourceProfile) -> dict[str, int]:
 
 def _check_init(init: Iterable[GpuContainer], profile: ResourceProfile) -> None:
     for container in init:
-        if any(_asked(container, profile).values()):
+        if any(_gpu_requests(container, profile).values()):
             kind = "a sidecar, an init container that stays" if is_sidecar(container) else "an init container"
             raise _refused(
                 RejectionKind.BAD_ARGS,
@@ -174,7 +174,7 @@ def _check_init(init: Iterable[GpuContainer], profile: ResourceProfile) -> None:
             )
 
 
-def _wanted(name: str, requests: Mapping[str, int], profile: ResourceProfile) -> ContainerDemand:
+def _container_demand(name: str, requests: Mapping[str, int], profile: ResourceProfile) -> ContainerDemand:
     positive = {resource: amount for resource, amount in requests.items() if amount}
     count = next((positive[resource] for resource in profile.counts if resource in positive), 0)
     if count:
@@ -242,7 +242,7 @@ def _check_size(wanted: Sequence[ContainerDemand]) -> None:
         )
 
 
-def _annotated(annotations: Mapping[str, str], options: GpuOptions) -> Demand:
+def _with_annotations(annotations: Mapping[str, str], options: GpuOptions) -> Demand:
     """The parts of the demand that come from annotations."""
     if LINKED in annotations and SAME_GPU in annotations:
         raise _refused(
@@ -304,7 +304,7 @@ def _same_gpu(pod: GpuPod, containers: Sequence[GpuContainer], profile: Resource
     for index in group:
         _check_shareable(containers[index], profile)
     try:
-        amounts.total(_asked(containers[index], profile) for index in group)
+        amounts.total(_gpu_requests(containers[index], profile) for index in group)
     except OverflowError as error:
         words = f"{SAME_GPU}: the sum of {_cut(str(error))}"
         raise _refused(RejectionKind.OVERFLOW, words, "ask for less", at_once=False) from None
@@ -312,12 +312,12 @@ def _same_gpu(pod: GpuPod, containers: Sequence[GpuContainer], profile: Resource
 
 
 def _check_shareable(container: GpuContainer, profile: ResourceProfile) -> None:
-    requests = _asked(container, profile)
+    requests = _gpu_requests(container, profile)
     where = f"container {_cut(container.name)} of {SAME_GPU}"
     barred = sorted(requests.keys() & (profile.monitoring | {profile.subdevices}))
     if barred:
         raise _refused(RejectionKind.CONFLICT, f"{where} asks for {barred[0]}", "leave it out", at_once=False)
-    if _wanted(container.name, requests, profile).count != 1:
+    if _container_demand(container.name, requests, profile).count != 1:
         words = f"{where} does not ask for exactly one {' or '.join(profile.counts)}"
         raise _refused(RejectionKind.CONFLICT, words, "let it ask for one", at_once=False)
 

@@ -28,7 +28,7 @@ class LabelChange(NamedTuple):
 
 def changes(agent_state: GpuState) -> Generator[None, None, list[LabelChange]]:
     """The labels to write. A label with another value belongs to another owner, unless the pod must be evicted."""
-    wanted = yield from _wanted(agent_state)
+    wanted = yield from _pods_to_evict(agent_state)
     result = []
     for number, pod in enumerate(agent_state.pods.by_key.values()):
         labels, left = pod.metadata.labels, wanted.get(pod.metadata.uid)
@@ -46,7 +46,7 @@ def patch(change: LabelChange) -> Mapping[str, Any]:
     return {"metadata": {"uid": change.pod.metadata.uid, "labels": labels}}
 
 
-def _wanted(agent_state: GpuState) -> Generator[None, None, Mapping[str, str]]:
+def _pods_to_evict(agent_state: GpuState) -> Generator[None, None, Mapping[str, str]]:
     """By uid, the pods to be evicted and the node of each."""
     node_by_uid: dict[str, str] = {}
     for number, (name, node) in enumerate(agent_state.nodes.items()):

@@ -111,7 +111,9 @@ def _fit(candidate_gpus: CandidateGpus, demand: Demand, order: GpuOrder) -> FitR
     rejections.reject(candidate_gpus.layout.name_codes[0, candidate_gpus.columns] < 0, reasons.NoGpus())
     if problem is not None:
         rejections.reject(everywhere, problem)
-        return _answer(rejections, [gpu_selection.nothing(0, len(candidate_gpus))] * len(demand.containers))
+        return _answer(
+            rejections, [gpu_selection.empty_choice(0, len(candidate_gpus))] * len(demand.containers)
+        )
     room = limits.room_for(demand.containers, candidate_gpus.layout.subdevices)
     rejections.reject(
         candidate_gpus.layout.record_bytes[0, candidate_gpus.columns] > room, reasons.RecordFull()
@@ -119,7 +121,7 @@ def _fit(candidate_gpus: CandidateGpus, demand: Demand, order: GpuOrder) -> FitR
     if demand.single_numa:
         rejections.reject(candidate_gpus.group_states() == BROKEN, reasons.BrokenMap())
     search = _Search(candidate_gpus, demand, order, rejections)
-    choices = [gpu_selection.nothing(0, len(candidate_gpus))] * len(demand.containers)
+    choices = [gpu_selection.empty_choice(0, len(candidate_gpus))] * len(demand.containers)
     preferred = np.zeros(len(candidate_gpus), bool)
     for number, (containers, wanted) in enumerate(search.steps):
         if rejections.codes.all():
@@ -173,7 +175,7 @@ class _Search:
 
     def _choose(self, wanted: ContainerDemand, able: Mask) -> GpuChoice:
         if wanted.count > len(able):
-            return gpu_selection.nothing(1, len(self._candidate_gpus))
+            return gpu_selection.empty_choice(1, len(self._candidate_gpus))
         if self._groups is None:
             return self._among(wanted, able)
         return gpu_selection.within_one(

@@ -40,7 +40,7 @@ class FitDetails(NamedTuple):
         record_shortfall = self.fitted.shortfalls.at(candidate)
         if record_shortfall is not None:
             return record_shortfall.text()
-        return "; ".join(self._taken(candidate)) if self.names_gpus else ""
+        return "; ".join(self._container_texts(candidate)) if self.names_gpus else ""
 
     def distances(self) -> NDArray[np.float64]:
         """By candidate, the lacking share of the requested amount; 1 if no amount is lacking."""
@@ -54,7 +54,7 @@ class FitDetails(NamedTuple):
         """Empty: the text contains everything."""
         return {}
 
-    def _taken(self, candidate: int) -> Iterator[str]:
+    def _container_texts(self, candidate: int) -> Iterator[str]:
         codes = self.name_codes[:, self.rows[candidate]]
         taken = zip(
             self.containers, self.fitted.gpus(candidate), self.fitted.subdevices(candidate), strict=True

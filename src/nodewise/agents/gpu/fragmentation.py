@@ -115,7 +115,7 @@ def build_tables_stepwise(
         for pod_class, often in classes.items()
         if often > 0 and pod_class.gpus > 0 and pod_class.per_gpu
     }
-    kept = yield from _fewer(known)
+    kept = yield from _limit_classes(known)
     if not kept:
         return NO_WORKLOAD
     total = sum(kept.values())
@@ -193,7 +193,7 @@ def _group(
     return GpuKindGroup(fits.reshape(-1), hosted)
 
 
-def _fewer(classes: Mapping[PodClass, float]) -> Generator[None, None, dict[PodClass, float]]:
+def _limit_classes(classes: Mapping[PodClass, float]) -> Generator[None, None, dict[PodClass, float]]:
     """The most frequent classes, as many as fit into the table."""
     ordered = sorted(classes, key=lambda pod_class: -classes[pod_class])[:_MOST_CLASSES]
     while ordered:

@@ -179,20 +179,21 @@ def build_layout_stepwise(
 def with_row(layout: GpuLayout, row: int, gpus: NodeGpus, usage: GpuUsage) -> GpuLayout:
     """The layout with one node replaced. Arrays without changes are shared."""
     new_column = node_column(gpus, usage, layout.subdevices)
-    grown = _grown(layout, new_column)
+    grown = _enlarge(layout, new_column)
     codes = _Codes(grown)
     plain: dict[str, Any] = {
-        name: _put(getattr(grown, name), row, cells, _ARRAYS[name][0])
+        name: _with_cells(getattr(grown, name), row, cells, _ARRAYS[name][0])
         for name, cells in _plain(new_column, codes).items()
     }
     return grown._replace(
         **plain,
         capacity={
-            name: _put(have, row, new_column.capacity.get(name, ()), 0)
+            name: _with_cells(have, row, new_column.capacity.get(name, ()), 0)
             for name, have in grown.capacity.items()
         },
         free={
-            name: _put(have, row, new_column.free.get(name, ()), ABSENT) for name, have in grown.free.items()
+            name: _with_cells(have, row, new_column.free.get(name, ()), ABSENT)
+            for name, have in grown.free.items()
         },
         names=tuple(codes.names) if len(codes.names) > len(grown.names) else grown.names,
         models=tuple(codes.models) if len(codes.models) > len(grown.models) else grown.models,
@@ -202,7 +203,7 @@ def with_row(layout: GpuLayout, row: int, gpus: NodeGpus, usage: GpuUsage) -> Gp
 def node_column(gpus: NodeGpus, usage: GpuUsage, subdevices: str) -> NodeColumn:
     """The column of a node: its GPUs and their free amounts."""
     at = {name: position for position, name in enumerate(gpus.names[:MAX_GPUS])}
-    named = [_named(gpus, usage, name) for name in at]
+    named = [_held_names(gpus, usage, name) for name in at]
     capacity = _capacity(gpus, len(at), subdevices)
     free = _free_amounts(capacity, [usage.amounts.get(name, _NOTHING) for name in at])
     if subdevices in capacity:
@@ -249,7 +250,7 @@ def _free_amounts(
     }
 
 
-def _named(gpus: NodeGpus, usage: GpuUsage, gpu: str) -> frozenset[int]:
+def _held_names(gpus: NodeGpus, usage: GpuUsage, gpu: str) -> frozenset[int]:
     """The sub-devices that cannot be allocated: in use, or disabled."""
     return usage.subdevices.get(gpu, _NO_SUBDEVICES) | gpus.subdevices_off.get(gpu, _NO_SUBDEVICES)
 
@@ -393,7 +394,7 @@ def _padded(cells: Sequence[int], height: int, fill: int) -> Sequence[int]:
     return cells if len(cells) == height else [*cells, *[fill] * (height - len(cells))]
 
 
-def _put(array: NDArray[Any], row: int, cells: Sequence[int], fill: int) -> NDArray[Any]:
+def _with_cells(array: NDArray[Any], row: int, cells: Sequence[int], fill: int) -> NDArray[Any]:
     padded = _padded(cells, len(array), fill)
     if array[:, row].tolist() == [*padded]:
         return array
@@ -402,24 +403,24 @@ def _put(array: NDArray[Any], row: int, cells: Sequence[int], fill: int) -> NDAr
     return array
 
 
-def _grown(layout: GpuLayout, node_column: NodeColumn) -> GpuLayout:
+def _enlarge(layout: GpuLayout, node_column: NodeColumn) -> GpuLayout:
     """The layout, enlarged for a node with more GPUs, groups, links or resources."""
     gpus = max(layout.most_gpus, len(node_column.names))
     heights = _heights(
         gpus, max(len(layout.groups), len(node_column.groups)), max(len(layout.links), len(node_column.links))
     )
     arrays: dict[str, Any] = {
-        name: _taller(getattr(layout, name), height, _ARRAYS[name][0]) for name, height in heights.items()
+        name: _with_rows(getattr(layout, name), height, _ARRAYS[name][0]) for name, height in heights.items()
     }
     resources = [*layout.capacity, *(name for name in node_column.capacity if name not in layout.capacity)]
     nothing = np.zeros((0, layout.size + 1), np.int64)
     return layout._replace(
         **arrays,
-        capacity={name: _taller(layout.capacity.get(name, nothing), gpus, 0) for name in resources},
-        free={name: _taller(layout.free.get(name, nothing), gpus, ABSENT) for name in resources},
+        capacity={name: _with_rows(layout.capacity.get(name, nothing), gpus, 0) for name in resources},
+        free={name: _with_rows(layout.free.get(name, nothing), gpus, ABSENT) for name in resources},
     )
 
 
-def _taller(array: NDArray[Any], height: int, fill: int) -> NDArray[Any]:
+def _with_rows(array: NDArray[Any], height: int, fill: int) -> NDArray[Any]:
     missing = height - len(array)
     return np.pad(array, ((0, missing), (0, 0)), constant_values=fill) if missing else array

@@ -106,8 +106,8 @@ class GpuChoice(NamedTuple):
 
     def some(self, candidates: NDArray[np.intp]) -> "GpuChoice":
         """The choice of some candidates."""
-        subdevices = None if self.subdevices is None else _gathered(self.subdevices, candidates)
-        return GpuChoice(_gathered(self.gpus, candidates), subdevices)
+        subdevices = None if self.subdevices is None else _gather(self.subdevices, candidates)
+        return GpuChoice(_gather(self.gpus, candidates), subdevices)
 
     def or_else(self, other: "GpuChoice") -> "GpuChoice":
         """The other choice where this one is not complete."""
@@ -117,15 +117,15 @@ class GpuChoice(NamedTuple):
         return GpuChoice(gpus, np.where(self.is_complete, self.subdevices, other.subdevices))
 
 
-def nothing(count: int, candidates: int) -> GpuChoice:
+def empty_choice(count: int, candidates: int) -> GpuChoice:
     """The choice of no GPU on any candidate."""
     return GpuChoice(np.full((count, candidates), -1, np.int8))
 
 
-def first(able: Mask, keys: Keys | None) -> Positions:
+def first_position(able: Mask, keys: Keys | None) -> Positions:
     """(M): the position of the smallest key among the suitable GPUs (C, M), -1 if none is suitable."""
     if keys is not None:
-        ranked = np.where(able, keys, _greatest(keys))
+        ranked = np.where(able, keys, _largest_key(keys))
         able = able & (ranked == ranked.min(axis=0))
     # Much faster than argmax, which iterates over nodes: positions have weights, the largest for the first.
     count = len(able)
@@ -144,14 +144,16 @@ def by_order(
     chosen: list[Positions] = []
     for number in range(container.count):
         if number and not order.steady:
-            candidate_gpus = taken_from(candidate_gpus, GpuChoice(chosen[-1][None]), container)
+            candidate_gpus = after_choice(candidate_gpus, GpuChoice(chosen[-1][None]), container)
             keys = order.keys(candidate_gpus, container)
-        chosen.append(first(able, keys))
+        chosen.append(first_position(able, keys))
         able &= chosen[-1] != positions
     return GpuChoice(np.stack(chosen))
 
 
-def taken_from(candidate_gpus: CandidateGpus, choice: GpuChoice, container: ContainerDemand) -> CandidateGpus:
+def after_choice(
+    candidate_gpus: CandidateGpus, choice: GpuChoice, container: ContainerDemand
+) -> CandidateGpus:
     """The candidates' GPUs after a choice was taken."""
     left = candidate_gpus.fork()
     left.take(choice.mask(candidate_gpus.layout.most_gpus), container.per_gpu)
@@ -182,7 +184,7 @@ def within_one(
     groups: Iterable[NumaGroup], able: Mask, count: int, choose: Callable[[Mask], GpuChoice]
 ) -> GpuChoice:
     """Choose the GPUs from the first group that has enough. A failed attempt has no effect."""
-    best = nothing(1, able.shape[1])
+    best = empty_choice(1, able.shape[1])
     for group in groups:
         if group.has(able, count, ~best.is_complete):
             choice = choose(able & group.gpus(len(able)))
@@ -190,13 +192,13 @@ def within_one(
     return best
 
 
-def _greatest(keys: Keys) -> Any:
+def _largest_key(keys: Keys) -> Any:
     """The largest key."""
     dtype: Any = keys.dtype
     return np.inf if dtype.kind == "f" else np.iinfo(dtype).max
 
 
-def _gathered(values: Positions, candidates: NDArray[np.intp]) -> Positions:
+def _gather(values: Positions, candidates: NDArray[np.intp]) -> Positions:
     """Gather row by row, which is several times as fast as all at once."""
     gathered = np.empty((len(values), len(candidates)), np.int8)
     for line, value in zip(gathered, values, strict=True):

@@ -88,7 +88,7 @@ def parse_node_gpus(node: GpuNode, profile: ResourceProfile) -> NodeGpus:
     """Parse the GPUs of a node. The order of its labels does not matter."""
     notes = _Notes()
     tags = _texts(node.metadata.labels)
-    by_name = _found(node, tags, profile, notes)
+    by_name = _find_gpus(node, tags, profile, notes)
     capacity = _capacity(by_name, profile, notes)
     if len(by_name) > MOST_GPUS or len(capacity) > MOST_RESOURCES:
         notes.add(
@@ -163,17 +163,19 @@ def _amounts(
     return result
 
 
-def _found(
+def _find_gpus(
     node: GpuNode, tags: Mapping[str, str], profile: ResourceProfile, notes: _Notes
 ) -> dict[str, _Gpu]:
     """The GPUs, sorted by name."""
     allocatable = _amounts(_mapping(node.status.allocatable), profile, "allocatable", notes)
     annotations = node.metadata.annotations
     if annotations is not None and annotations.gpus is not None:
-        by_name = _annotated(annotations.gpus, allocatable, profile, notes)
+        by_name = _annotated_gpus(annotations.gpus, allocatable, profile, notes)
         return {name: by_name[name] for name in sorted(by_name)}
     names = (
-        _labelled(tags, profile, notes) if profile.labelled else _counted(tags, allocatable, profile, notes)
+        _labelled_names(tags, profile, notes)
+        if profile.labelled
+        else _counted_names(tags, allocatable, profile, notes)
     )
     if allocatable and not names:
         notes.add(f"{_cut(min(allocatable))} is allocatable, and nothing says which cards the node has")
@@ -181,7 +183,7 @@ def _found(
     return dict.fromkeys(sorted(names), share)
 
 
-def _labelled(tags: Mapping[str, str], profile: ResourceProfile, notes: _Notes) -> set[str]:
+def _labelled_names(tags: Mapping[str, str], profile: ResourceProfile, notes: _Notes) -> set[str]:
     """The names of GPUs from labels: from their numbers, or else from the older label with names."""
     key, old = f"{profile.prefix}gpu-numbers", f"{profile.prefix}cards"
     try:
@@ -198,7 +200,7 @@ def _labelled(tags: Mapping[str, str], profile: ResourceProfile, notes: _Notes) 
     return names
 
 
-def _counted(
+def _counted_names(
     tags: Mapping[str, str], allocatable: Mapping[str, int], profile: ResourceProfile, notes: _Notes
 ) -> set[str]:
     """The names of counted GPUs: the number is in a label, or else it is the counting resource."""
@@ -218,7 +220,7 @@ def _counted(
     return {f"card{number}" for number in range(count)}
 
 
-def _annotated(
+def _annotated_gpus(
     text: str, allocatable: Mapping[str, int], profile: ResourceProfile, notes: _Notes
 ) -> dict[str, _Gpu]:
     """The GPUs of the annotation; those without a capacity get an even share of allocatable amounts."""

@@ -64,13 +64,13 @@ def parse_policy_labels(
     )
 
 
-def _named(rules: Sequence[PolicyRule], start: str) -> list[tuple[str, str]]:
+def _with_prefix(rules: Sequence[PolicyRule], start: str) -> list[tuple[str, str]]:
     """The names with this prefix, without it, and their values."""
     return [(rule.name.removeprefix(start), rule.value) for rule in rules if rule.name.startswith(start)]
 
 
 def _gpus(rules: Sequence[PolicyRule], start: str, groups: Groups) -> frozenset[str]:
-    named = _named(rules, start)
+    named = _with_prefix(rules, start)
     alone = {gpu for gpu, value in named if value != PCI_GROUP}
     grouped = node_labels.with_groups({gpu for gpu, value in named if value == PCI_GROUP}, groups)
     return frozenset(filter(node_labels.is_name, alone | grouped))
@@ -79,7 +79,7 @@ def _gpus(rules: Sequence[PolicyRule], start: str, groups: Groups) -> frozenset[
 def _subdevices(rules: Sequence[PolicyRule], *starts: str) -> Tiles:
     by_gpu: dict[str, set[int]] = {}
     for start in starts:
-        for text, _ in _named(rules, start):
+        for text, _ in _with_prefix(rules, start):
             if subdevice := node_labels.subdevice(text):
                 by_gpu.setdefault(subdevice[0], set()).add(subdevice[1])
     return {gpu: frozenset(numbers) for gpu, numbers in sorted(by_gpu.items())}
@@ -99,7 +99,7 @@ def _existing(named: Tiles, subdevices: Mapping[str, int], note: Callable[[str],
 
 def _preferred_subdevices(rules: Sequence[PolicyRule]) -> dict[str, tuple[int, ...]]:
     by_gpu: dict[str, dict[int, None]] = {}
-    for gpu, value in _named(rules, _SUBDEVICE_PREFERRED):
+    for gpu, value in _with_prefix(rules, _SUBDEVICE_PREFERRED):
         if subdevice := node_labels.subdevice(f"{gpu}_{value}"):
             by_gpu.setdefault(subdevice[0], {})[subdevice[1]] = None
     return {gpu: tuple(numbers) for gpu, numbers in sorted(by_gpu.items())}

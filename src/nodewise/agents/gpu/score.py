@@ -156,7 +156,7 @@ def points(
     after = _after(before, demand, fitted)
     keys = _keys(inputs, placement, before, after, demand, fitted)
     fits = np.ones(len(rows), bool) if fitted is None else fitted.codes == 0
-    return ranked([*keys, _mixed(rows)], fits)
+    return ranked([*keys, _shuffled_order(rows)], fits)
 
 
 def ranked(keys: list[NDArray[np.float64]], fits: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -184,7 +184,7 @@ def _keys(
     left = fragmentation.shares(inputs.workload.scales, after, resources)
     if placement == "spread":
         return [-left.sum(axis=0)]
-    taken = (left * _taken(before, fitted)).sum(axis=0)
+    taken = (left * _taken_gpus(before, fitted)).sum(axis=0)
     best_fit = [_rounded(taken), _rounded(left.sum(axis=0))]
     if placement == "pack":
         return best_fit
@@ -218,7 +218,7 @@ def _after(before: CandidateGpus, demand: Demand, fitted: FitResult | None) -> C
     return after
 
 
-def _taken(candidate_gpus: CandidateGpus, fitted: FitResult | None) -> NDArray[np.bool_]:
+def _taken_gpus(candidate_gpus: CandidateGpus, fitted: FitResult | None) -> NDArray[np.bool_]:
     """(C, M): the GPUs that the pod gets."""
     taken = np.zeros((candidate_gpus.layout.most_gpus, len(candidate_gpus)), bool)
     for choice in fitted.containers if fitted else ():
@@ -259,7 +259,7 @@ def _rounded(values: Floats) -> Floats:
     return np.round(values, 6)
 
 
-def _mixed(rows: NDArray[np.intp]) -> Floats:
+def _shuffled_order(rows: NDArray[np.intp]) -> Floats:
     """A fixed pseudo-random order of nodes, which separates neighbours that are often of one kind."""
     mixed = rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     return (mixed >> np.uint64(32)).astype(np.float64)

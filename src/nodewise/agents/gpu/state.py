@@ -153,7 +153,7 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         if before is None or before.record_text == text:
             return agent_state
         read = allocation_record.parse_lease(record)
-        after = self._computed(node, before.gpus, (text, read), before.bound, agent_state.pods)
+        after = self._compute(node, before.gpus, (text, read), before.bound, agent_state.pods)
         nodes, row = {**agent_state.nodes, node: after}, agent_state.rows.get(node)
         if row is None:
             return agent_state._replace(nodes=nodes)
@@ -187,13 +187,13 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
             yield
 
     def _take_record(self, node: str, lease: AllocationRecordLease | None) -> None:
-        for pod in _named(self._records.pop(node, None)):
+        for pod in _pods_in_record(self._records.pop(node, None)):
             self._reserved_on.get(pod, set()).discard(node)
             if not self._reserved_on.get(pod):
                 self._reserved_on.pop(pod, None)
         if lease is not None:
             self._records[node] = (record_text(lease), allocation_record.parse_lease(lease))
-            for pod in _named(self._records[node]):
+            for pod in _pods_in_record(self._records[node]):
                 self._reserved_on.setdefault(pod, set()).add(node)
         self._dirty.add(node)
 
@@ -243,12 +243,12 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
             node_state = None
             if gpus is not None and (gpus.names or gpus.problems or bound or name in self._records):
                 gpus = self._resource_cap.limited(gpus)
-                node_state = self._computed(name, gpus, self._records.get(name, _NO_RECORD), bound, pods)
-            self._put(name, node_state)
+                node_state = self._compute(name, gpus, self._records.get(name, _NO_RECORD), bound, pods)
+            self._set_node(name, node_state)
             self._dirty.discard(name)
             yield
 
-    def _computed(
+    def _compute(
         self,
         node: str,
         gpus: NodeGpus,
@@ -263,7 +263,7 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
             gpus, allocations, record[0], bound, problems, free_cpu.cpu_of_gpu_pods(allocations, bound, pods)
         )
 
-    def _put(self, name: str, node_state: NodeState | None) -> None:
+    def _set_node(self, name: str, node_state: NodeState | None) -> None:
         self._problems.pop(name, None)
         self._undecided.discard(name)
         if node_state is None:
@@ -336,7 +336,7 @@ def _names(layout: GpuLayout) -> int:
     return len(layout.names) + len(layout.models)
 
 
-def _named(record: tuple[str, AllocationRecord] | None) -> Iterable[ObjectKey]:
+def _pods_in_record(record: tuple[str, AllocationRecord] | None) -> Iterable[ObjectKey]:
     """The pods in an allocation record."""
     return [entry.key for entry in record[1].entries.values()] if record is not None else ()
 

@@ -208,7 +208,7 @@ def _entry(
     ]
     if unknown:
         raise _bad(*unknown)
-    return _pods(where, entry.get("pods", 1)), _wanted(where, entry, profile, options)
+    return _pods(where, entry.get("pods", 1)), _entry_classes(where, entry, profile, options)
 
 
 def _pods(where: str, value: Any) -> int:
@@ -221,7 +221,7 @@ def _pods(where: str, value: Any) -> int:
     return pods
 
 
-def _wanted(
+def _entry_classes(
     where: str, entry: Mapping[str, Any], profile: ResourceProfile, options: GpuOptions
 ) -> list[PodClass]:
     """The classes of a pod with these requests and models, parsed as a real pod."""

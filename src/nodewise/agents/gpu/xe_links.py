@@ -13,7 +13,14 @@ from nodewise.agents.gpu import gpu_layout
 from nodewise.agents.gpu.candidate_gpus import CandidateGpus
 from nodewise.agents.gpu.demand import ContainerDemand
 from nodewise.agents.gpu.gpu_layout import Bits, Codes, Mask
-from nodewise.agents.gpu.gpu_selection import GpuChoice, GpuOrder, Keys, Positions, first, taken_from
+from nodewise.agents.gpu.gpu_selection import (
+    GpuChoice,
+    GpuOrder,
+    Keys,
+    Positions,
+    after_choice,
+    first_position,
+)
 
 Numbers = NDArray[np.intp] | Codes
 
@@ -56,7 +63,7 @@ class LinkAllocator:
         chosen: list[GpuChoice] = []
         for number in range(container.count // 2):
             if number and not order.steady:
-                candidate_gpus = taken_from(candidate_gpus, chosen[-1], container)
+                candidate_gpus = after_choice(candidate_gpus, chosen[-1], container)
                 keys = order.keys(candidate_gpus, container)
             links = links.some(_open(able, links, free))  # what is not open will not be for a later pair
             chosen.append(_pair(able, keys, links))
@@ -91,7 +98,7 @@ def _pair(able: Mask, keys: Keys | None, links: CandidateLinks) -> GpuChoice:
     """(2, M): one pair for each candidate that has one."""
     lefts = np.zeros_like(able)
     lefts[links.left, links.candidate] = True
-    left = first(lefts, keys)
+    left = first_position(lefts, keys)
     # Of several values for one place numpy keeps the last: backwards, that is the link to be tried first.
     mine = np.flatnonzero(links.left == left[links.candidate])[::-1]
     taken = np.full(able.shape[1], -1, np.intp)
