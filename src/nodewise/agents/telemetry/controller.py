@@ -100,7 +100,9 @@ class LabelWriter:
         keys = {column.key for column in state.labels}
         nodes = sorted(node for node, conflicting in self._conflicts.items() if conflicting.keys() & keys)
         shown = ", ".join(nodes[:5]) + (f" and {len(nodes) - 5} more" if len(nodes) > 5 else "")  # noqa: PLR2004
-        return f"somebody else owns a label of that key on node {shown}; it is left alone" if nodes else ""
+        return (
+            f"another manager owns a label with that key on node {shown}; it is not changed" if nodes else ""
+        )
 
     async def step(self, snapshot: Snapshot, columns: dict[str, node_labels.LabelColumn]) -> None:
         """Write the labels that differ, for `_STEP_S` at most; the next snapshot continues.

@@ -184,10 +184,12 @@ def assign_labels(
         prefixed = [column for column in wanted if column.key.startswith(f"{PREFIX}{policy.name}/")]
         first = labelled_by.setdefault(policy.name, key) if prefixed else key
         if first != key:
-            conflicts[key] = f"policy {'/'.join(first)} has the same name, is older, and labels in its stead"
+            conflicts[key] = (
+                f"policy {'/'.join(first)} has the same name, is older, and sets the labels instead"
+            )
             continue
         columns += prefixed
         mixed = [column.key for column in prefixed if column.conflicting]
         if mixed:
-            conflicts[key] = f"rules with different operators claim {', '.join(mixed)}; it is left out there"
+            conflicts[key] = f"rules with different operators set {', '.join(mixed)}; it is omitted there"
     return LabelAssignment(merge_columns(columns), conflicts)

@@ -162,10 +162,12 @@ class _PolicyParser:
         """Check the policy's name, which is also a label value, and the label key of `deschedule`."""
         if len(name) > 63:  # noqa: PLR2004 - the length of a label value
             self.add_problem(
-                "metadata.name", f"{len(name)} characters", "at most 63, for it is a pod label's value"
+                "metadata.name",
+                f"{len(name)} characters",
+                "at most 63, because it is the value of a pod label",
             )
         if "labeling" in strategies and len(name) > _MAX_LABELING_NAME:
-            wanted = f"at most {_MAX_LABELING_NAME}, for it is part of label keys; it labels nothing"
+            wanted = f"at most {_MAX_LABELING_NAME}, because it is part of label keys; no label is set"
             self.add_problem("metadata.name", f"{len(name)} characters", wanted)
         if "deschedule" in strategies and not is_label_part(name):
             self.add_problem("metadata.name", shown(name), "letters, digits, - and . for a label's key")
@@ -247,7 +249,7 @@ class _PolicyParser:
             if separator and is_label_part(name) and (not value or is_label_part(value)):
                 valid.append(text)
             else:
-                self.add_problem(f"{path}[{number}]", shown(text), "name=value, both as a label takes them")
+                self.add_problem(f"{path}[{number}]", shown(text), "name=value, both valid for a label")
         return tuple(valid)
 
     def _unknown(
@@ -269,7 +271,7 @@ class _PolicyParser:
         if operator not in OPERATORS:
             self.add_problem(path, shown(value), " or ".join(OPERATORS))
         elif strategy == "scheduleonmetric" and OPERATORS[operator].order == 0:
-            self.add_problem(path, shown(value), "LessThan or GreaterThan, for this one gives no order")
+            self.add_problem(path, shown(value), "LessThan or GreaterThan, because this one gives no order")
         return operator
 
     def _mapping(self, path: str, value: Any) -> Mapping[str, Any]:

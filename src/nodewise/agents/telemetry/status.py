@@ -81,7 +81,7 @@ def _conditions(state: PolicyState, conflict: str) -> Iterator[PolicyCondition]:
     held = ", ".join(reasons.rule_text(rule) for rule in state.suspended)
     text = f"more than half of the nodes lost their value at once; the last verdicts hold for {held}"
     yield _of("Suspended", bool(held), "LostNodes", text if held else "", "no rule is suspended")
-    yield _of("LabelConflict", bool(conflict), "OwnedElsewhere", conflict, "nobody else claims the labels")
+    yield _of("LabelConflict", bool(conflict), "OwnedElsewhere", conflict, "no other manager owns the labels")
     not_trusted = state.policy.not_trusted
     text = "the policy needs no trust that its namespace lacks"
     yield _of("NotTrusted", bool(not_trusted), "NamespaceNotTrusted", not_trusted, text)
