@@ -1,4 +1,4 @@
-"""Makes the parts of the Helm chart that follow from something else; `make chart` writes them, a test compares them.
+"""Generates the derived parts of the Helm chart; `make chart` writes them, a test compares them.
 
 - `values.schema.json`: what it says of settings, from the structs that the program itself reads.
 - `crds/`: the definitions of `deploy/crds`.
@@ -28,7 +28,7 @@ SCHEMA: Final = CHART / "values.schema.json"
 KUSTOMIZE: Final = DEPLOY / "kustomize"
 NAMESPACE: Final = "nodewise"
 KUBERNETES: Final = "1.30.0"
-"""The version that kustomize's files are rendered for: the oldest that says in tokens which node a pod is on."""
+"""The Kubernetes version of the rendered kustomize files: the oldest whose tokens contain the node of a pod."""
 _CHARTS_OWN: Final = frozenset(
     {
         "agents",
@@ -59,12 +59,12 @@ _BOUNDS: Final = {"ge": "minimum", "le": "maximum", "gt": "exclusiveMinimum", "l
 
 
 def combinations() -> list[Path]:
-    """The ready-made files of values."""
+    """The shipped values files."""
     return sorted((CHART / "values").glob("values-*.yaml"))
 
 
 def schema(before: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema with what it says of settings as the program has it now."""
+    """The schema of the chart with the current settings of the program."""
     made = {f"{kind.name}Settings": _closed(_sections(kind.name, kind.options)) for kind in agents.built_in()}
     made["settings"] = _closed([*_of(GROUPS), *_of(kind.options for kind in agents.built_in())])
     made["annotatorSettings"] = _closed(_of([*annotate.GROUPS, *GROUPS]))
@@ -72,14 +72,14 @@ def schema(before: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of(groups: Iterable[type[msgspec.Struct]]) -> list[tuple[str, Setting]]:
-    """Settings by key, those that several have once."""
+    """Settings by key; common ones appear once."""
     return list(
         {setting.key: (setting.key, setting) for group in groups for setting in list_settings(group)}.values()
     )
 
 
 def _sections(agent: str, group: type[msgspec.Struct]) -> Iterator[tuple[str, Setting]]:
-    """Settings of an agent's section: there they may go without its name, as in `safe: {utilization: 90}`."""
+    """Settings of an agent's section, where they may omit the agent's name, as in `safe: {utilization: 90}`."""
     for setting in list_settings(group):
         yield setting.key, setting
         if setting.key.startswith(f"{agent}_"):
@@ -114,7 +114,7 @@ def _type(setting: Setting) -> dict[str, Any]:
 
 
 def _bounds(annotation: Any) -> dict[str, Any]:
-    """What a number may be."""
+    """The bounds of a number."""
     bounds: dict[str, Any] = {}
     if get_origin(annotation) is Annotated:
         for meta in get_args(annotation)[1:]:
@@ -128,7 +128,7 @@ def _bounds(annotation: Any) -> dict[str, Any]:
 
 
 def kustomizations(helm: Path) -> dict[Path, str]:
-    """What stands in `deploy/kustomize`, by path: a folder for each file of values."""
+    """The files of `deploy/kustomize`, by path: one folder per values file."""
     definitions = [definition.name for definition in _definitions()]
     made = {
         KUSTOMIZE / "crds/kustomization.yaml": _kustomization("deploy/crds", definitions),
@@ -161,7 +161,7 @@ def _kustomization(source: str, resources: Sequence[str]) -> str:
 
 
 def rendered(helm: Path, values: Path, *more: str) -> str:
-    """What Helm makes of a file of values; nothing of it says that it was Helm."""
+    """Render a values file with Helm, without Helm's labels."""
     command = [helm, "template", "nodewise", CHART, "--namespace", NAMESPACE, "--values", values]
     completed = subprocess.run(
         [*map(str, command), "--kube-version", KUBERNETES, "--no-hooks", *more],
@@ -176,7 +176,7 @@ def rendered(helm: Path, values: Path, *more: str) -> str:
 
 
 def parts() -> dict[Path, str]:
-    """What Helm reads, by path."""
+    """The files of the chart, by path."""
     text = json.dumps(schema(json.loads(SCHEMA.read_text())), indent=2, ensure_ascii=False) + "\n"
     return {
         SCHEMA: text,
@@ -195,7 +195,7 @@ def _definitions() -> list[Path]:
 
 
 _PLACES: Final = (CHART / "crds", KUSTOMIZE / "crds")
-"""Where the definitions stand once more: Helm looks nowhere else, and kustomize not outside of its folder."""
+"""Copies of the definitions: Helm reads only this folder, and kustomize only its own."""
 
 
 PACKAGED: Final = Path("src/nodewise/agents/telemetry/taspolicies.yaml")
@@ -204,7 +204,7 @@ _INCLUDED: Final = ("policy-fields.yaml", "pod-admission.yaml")
 
 
 def main() -> None:
-    """Writes them."""
+    """Write all files."""
     _write(parts())
     _write(kustomizations(programs.helm()))
 

@@ -1,4 +1,4 @@
-"""Cyclomatic complexity of every function, as radon counts it: branches, comprehensions and boolean operators.
+"""Cyclomatic complexity of every function, as counted by radon: branches, comprehensions and boolean operators.
 
 Called by `make check`, which fails for a function above the bound, and for an exception that is not needed any more.
 ruff's C901 counts neither comprehensions nor boolean operators.
@@ -15,11 +15,11 @@ from radon.visitors import Class, Function
 SOURCES: Final = Path("src/nodewise")
 MAX_COMPLEXITY: Final = 12
 EXCEPTIONS: Final = frozenset({})
-"""Functions above the bound, by qualified name. The list only gets shorter."""
+"""Exceptions above the bound, by qualified name. The list only gets shorter."""
 
 
 def functions(folder: Path) -> Iterator[tuple[Path, Function]]:
-    """Every function and method below the folder, with the file that it is in."""
+    """All functions and methods below a folder, with their files."""
     for path in sorted(folder.rglob("*.py")):
         for block in cc_visit(path.read_text()):
             if not isinstance(block, Class):
@@ -27,7 +27,7 @@ def functions(folder: Path) -> Iterator[tuple[Path, Function]]:
 
 
 def problems(folder: Path) -> list[str]:
-    """One line for each function that is too complex, and for each exception without such a function."""
+    """One line per function above the bound, and per exception without such a function."""
     complex_functions = [
         (path, function) for path, function in functions(folder) if function.complexity > MAX_COMPLEXITY
     ]

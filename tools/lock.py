@@ -18,13 +18,13 @@ from typing import Final
 
 LOCK: Final = Path("uv.lock")
 BOOTSTRAP: Final = Path("tools/bootstrap.txt")
-"""uv, which reads the lock, and what `pip install --editable .` builds with: hatchling, and editables by way of it."""
+"""uv, which reads the lock, and the build requirements of `pip install --editable .`: hatchling and editables."""
 GO: Final = Path("tests/cluster/go.txt")
-"""The Go toolchain that the cluster tests use where the PATH has none."""
+"""The Go toolchain of the cluster tests, if the PATH has none."""
 
 
 def without_addresses(text: str) -> str:
-    """Replace each file's URL by its name, and the index's URL by a word."""
+    """Replace each file's URL by its name, and the index's URL by a placeholder."""
     text = re.sub(r'url = "https?://[^"]*/([^"/]+)"', r'filename = "\1"', text)
     return re.sub(r'registry = "https?://[^"]*"', 'registry = "index"', text)
 
@@ -63,7 +63,7 @@ def requirement(file: Path) -> str:
 
 
 def pin(uv: str, file: Path, requirements: list[str], *arguments: str) -> None:
-    """Write the requirements, and what they need, with versions and hashes for all platforms."""
+    """Write the requirements and their dependencies, with versions and hashes for all platforms."""
     command = [
         uv,
         "pip",

@@ -1,4 +1,4 @@
-"""Draws docs/pictures/safe-tail.svg: the risk of overload by what a node uses, and the score that it comes to.
+"""Draws docs/pictures/safe-tail.svg: the risk of overload and the score by the usage of a node.
 
 python -m tools.risk_plot
 """
@@ -21,7 +21,7 @@ _MEANS: Final = np.linspace(0, 1, 1001)
 
 
 def main() -> None:
-    """Draw it as the default settings have it."""
+    """Draw the plot with the default settings."""
     options = SafeOptions()
     tail = RiskScorer(options.safe_utilization / 100, options.safe_percentile / 100)
     with mpl.rc_context(STYLE):

@@ -1,4 +1,4 @@
-"""What mkdocs does for our site besides: a hook that `mkdocs.yml` names.
+"""A hook of mkdocs for the site; `mkdocs.yml` refers to it.
 
 Pages are written for a reader of the repository, and the site shows the same text. So here
 
@@ -25,7 +25,7 @@ _FENCE: Final = re.compile(r" *(```+|~~~+)")
 _LINK: Final = re.compile(r"`[^`\n]*`|(?<=\]\()[^)\s]+(?=[)\s])")
 _ITEM: Final = re.compile(r"( *)(?:[-*+]|\d+[.)]) +")
 _BOOSTS: Final = {"reference": 2, "adr": 0.5, COPIES: 0.5}
-"""Which folders' pages the search shows first."""
+"""Search boosts by folder."""
 _LANGUAGES: Final = {
     ".yaml": "yaml",
     ".yml": "yaml",
@@ -37,14 +37,14 @@ _LANGUAGES: Final = {
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """The nav, with the pages of folders in the place of `folder/*`."""
+    """Expand `folder/*` in the nav to the pages of the folder."""
     named = set(_names(config.nav))
     config.nav = _filled(config.nav, Path(config.docs_dir), named)
     return config
 
 
 def _names(nav: Any) -> Iterator[str]:
-    """Every page that a nav names."""
+    """Yield all pages of a nav."""
     if isinstance(nav, str):
         yield nav
     for part in nav.values() if isinstance(nav, dict) else nav if isinstance(nav, list) else ():
@@ -67,7 +67,7 @@ def _filled(nav: Any, docs: Path, named: set[str]) -> Any:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """The site's files, with copies of those of the repository which pages link to."""
+    """Add the files of the repository to which pages link."""
     pages = [ROOT / "docs" / file.src_uri for file in files if file.is_documentation_page()]
     wanted = [
         ROOT / name.removeprefix(f"{COPIES}/") for name in _names(config.nav) if name.startswith(COPIES)
@@ -85,7 +85,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def _copy(path: Path, config: MkDocsConfig) -> File:
-    """A file of the repository as one of the site."""
+    """Create a file of the site from a file of the repository."""
     name = source(path)
     if path.suffix == ".md" or not name.endswith(".md"):
         return File.generated(config, name, abs_src_path=str(path), inclusion=InclusionLevel.NOT_IN_NAV)
@@ -101,7 +101,7 @@ def _copy(path: Path, config: MkDocsConfig) -> File:
 
 
 def source(path: Path) -> str:
-    """Where the site has a file or a folder of the repository, relative to the site's sources."""
+    """Path of a file or folder of the repository in the site, relative to the site's sources."""
     if path.is_relative_to(ROOT / "docs"):
         return path.relative_to(ROOT / "docs").as_posix()
     name = f"{COPIES}/{path.relative_to(ROOT).as_posix()}"
@@ -111,12 +111,12 @@ def source(path: Path) -> str:
 
 
 def _targets(page: Path) -> list[Path]:
-    """What a page's links lead to in the repository."""
+    """Files and folders of the repository to which a page links."""
     return [path for _, path, _ in links(page.read_text(), page)]
 
 
 def links(text: str, page: Path) -> list[tuple[str, Path, str]]:
-    """Each link of a page to a file: as it is written, the file or folder, and the anchor or nothing."""
+    """Links of a page to files: the link as written, the file or folder, and the anchor, empty for none."""
     targets: list[tuple[str, Path, str]] = []
 
     def note(link: str) -> str:
@@ -129,7 +129,7 @@ def links(text: str, page: Path) -> list[tuple[str, Path, str]]:
 
 
 def _read(link: str, page: Path) -> tuple[Path, str] | None:
-    """The file of a link and its anchor; None where it leads into the page itself or to another host."""
+    """The file of a link and its anchor; None for links within the page or to another host."""
     name, _, anchor = link.partition("#")
     if not name or re.match(r"[a-z]+:", name):
         return None
@@ -139,7 +139,7 @@ def _read(link: str, page: Path) -> tuple[Path, str] | None:
 
 
 def _with_links(text: str, change: Callable[[str], str]) -> str:
-    """The text with each link's target changed, outside of code."""
+    """Change the targets of all links outside of code."""
 
     def rewrite(match: re.Match[str]) -> str:
         return match[0] if match[0].startswith("`") else change(match[0])
@@ -148,7 +148,7 @@ def _with_links(text: str, change: Callable[[str], str]) -> str:
 
 
 def lines(text: str) -> Iterator[tuple[str, bool]]:
-    """Each line, and whether it belongs to a fenced block."""
+    """Yield each line, and whether it belongs to a fenced block."""
     fence = ""
     for line in text.split("\n"):
         match = _FENCE.match(line)
@@ -163,7 +163,7 @@ def lines(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
-    """A page's text, as mkdocs wants it."""
+    """Convert the text of a page for mkdocs."""
     path = _origin(page.file.src_uri)
     page.meta.setdefault("search", {"boost": _BOOSTS.get(page.file.src_uri.partition("/")[0], 1)})
 
@@ -179,17 +179,17 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def _origin(name: str) -> Path:
-    """The file of the repository that a page of the site shows."""
+    """The file of the repository for a page of the site."""
     if not name.startswith(f"{COPIES}/"):
         return ROOT / "docs" / name
     return ROOT / name.removeprefix(f"{COPIES}/")
 
 
 def indented(text: str) -> str:
-    """The text with what stands inside of list items indented by four columns a level."""
+    """Indent the contents of list items by four columns per level."""
     made: list[str] = []
     margins: list[int] = []
-    """The column at which the text of each open item starts."""
+    """Columns at which the text of the open list items starts."""
     for line, is_code in lines(text):
         blank = len(line) - len(line.lstrip(" "))
         if line.strip():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tools.image import assemble, contents
 from tools.image.__main__ import identity
-from tools.image.assemble import Inputs
+from tools.image.assemble import ImageInputs
 from tools.image.errors import ImageError
 
 import nodewise
@@ -35,7 +35,7 @@ def archive() -> Path:
         file = folder / f"{contents.NAME}.oci.tar"
         if not file.exists():
             try:
-                assemble.make(file, Inputs(home, installed_program.ready(), fresh=False), identity())
+                assemble.make(file, ImageInputs(home, installed_program.ready(), fresh=False), identity())
             except ImageError as error:
                 raise MissingError(f"no image: {error}", "see `make image`") from error
         folder.touch()

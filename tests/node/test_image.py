@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tools.image import assemble, contents, debian, python, templates
 from tools.image.__main__ import identity
-from tools.image.assemble import Inputs
+from tools.image.assemble import ImageInputs
 
 import nodewise
 from nodewise.cli.cpu import COMMANDS as CPU_COMMANDS
@@ -166,12 +166,12 @@ def test_it_is_small_enough(archive: Path) -> None:
 
 def test_the_same_inputs_make_the_same_image(archive: Path, tmp_path: Path) -> None:
     """But for Debian's and the wheels' layers, which are taken from the cache: see the test of layers."""
-    inputs = Inputs(toolchain.cache() / "image", installed_program.ready(), fresh=False)
+    inputs = ImageInputs(toolchain.cache() / "image", installed_program.ready(), fresh=False)
     files = [tmp_path / "one.oci.tar", tmp_path / "two.oci.tar"]
     made = [assemble.make(file, inputs, identity()) for file in files]
     assert made[0].digest == made[1].digest
     assert files[0].read_bytes() == files[1].read_bytes()
-    assert assemble.bill(files[0]).read_bytes() == assemble.bill(files[1]).read_bytes()
+    assert assemble.sbom_path(files[0]).read_bytes() == assemble.sbom_path(files[1]).read_bytes()
 
 
 def test_starting_its_python_leaves_nothing_that_says_where_and_when_it_was(
@@ -193,8 +193,8 @@ def test_its_modules_are_compiled_without_times(archive: Path) -> None:
 
 
 def test_the_list_of_what_is_in_it_is_inside_and_beside(image: ImageUnderTest, archive: Path) -> None:
-    inside = said(image.run("python3", "-c", f"print(open({contents.BILL!r}).read(), end='')"))
-    assert inside == assemble.bill(archive).read_text()
+    inside = said(image.run("python3", "-c", f"print(open({contents.SBOM!r}).read(), end='')"))
+    assert inside == assemble.sbom_path(archive).read_text()
     components = {component["name"]: component for component in json.loads(inside)["components"]}
     assert components["libssl3" if "libssl3" in components else "libssl3t64"]["purl"].startswith(
         "pkg:deb/debian/"

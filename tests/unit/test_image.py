@@ -17,16 +17,16 @@ import trustme
 import yaml
 from click.testing import CliRunner
 from tools.image import assemble, contents, debian, layers, libraries, oci, python, sbom, templates
-from tools.image.assemble import Part
+from tools.image.assemble import BuiltLayer
 from tools.image.errors import ImageError
 from tools.image.layers import Layer
-from tools.image.oci import Identity
-from tools.image.python import Target
+from tools.image.oci import ImageIdentity
+from tools.image.python import PythonTarget
 
 from nodewise.cli.configure import command
 from nodewise.cpu.cluster import setup_objects
 
-IDENTITY = Identity("1.2.3", 1_000_000_000, "amd64", "abc")
+IDENTITY = ImageIdentity("1.2.3", 1_000_000_000, "amd64", "abc")
 
 
 @pytest.fixture
@@ -190,8 +190,8 @@ def test_what_was_made_of_the_same_is_not_made_again(tmp_path: Path) -> None:
         root.mkdir()
         (root / "a").write_text("a")
 
-    def part(*parts: str) -> Part:
-        return assemble._Cache(tmp_path, 5).part("a layer", [debian], parts, fill)
+    def part(*parts: str) -> BuiltLayer:
+        return assemble.LayerCache(tmp_path, 5).part("a layer", [debian], parts, fill)
 
     first = part("1")
     assert (part("1"), len(calls)) == (first, 1)
@@ -213,15 +213,15 @@ def cached(cache: Path) -> list[debian.Package]:
 
 def test_packages_in_the_cache_are_verified(tmp_path: Path) -> None:
     packages = cached(tmp_path)
-    assert debian.remembered(tmp_path) == packages
+    assert debian.cached_packages(tmp_path) == packages
     file = tmp_path / "packages/bash_5_amd64.deb"
     file.write_bytes(b"A package")
     actual = hashlib.sha256(b"A package").hexdigest()
     message = f"{file}: found SHA-256 digest {actual}, expected {packages[0].digest}"
     with pytest.raises(ImageError, match=re.escape(message)):
-        debian.remembered(tmp_path)
+        debian.cached_packages(tmp_path)
     file.unlink()
-    assert debian.remembered(tmp_path) is None
+    assert debian.cached_packages(tmp_path) is None
 
 
 @pytest.mark.parametrize("path", ["layer.tar.gz", "root/a"])
@@ -230,13 +230,13 @@ def test_layers_in_the_cache_are_verified(path: str, tmp_path: Path) -> None:
         root.mkdir()
         (root / "a").write_text("a")
 
-    part = assemble._Cache(tmp_path, 5).part("a layer", [debian], ["1"], fill)
+    part = assemble.LayerCache(tmp_path, 5).part("a layer", [debian], ["1"], fill)
     file = part.folder.parent / path
     file.write_bytes(b"another program")
     changed = part.folder if path.startswith("root") else file
     expected = part.layer.diff_id if path.startswith("root") else part.layer.digest
     with pytest.raises(ImageError, match=rf"{changed}: found SHA-256 digest sha256:\w+, expected {expected}"):
-        assemble._Cache(tmp_path, 5).part("a layer", [debian], ["1"], fill)
+        assemble.LayerCache(tmp_path, 5).part("a layer", [debian], ["1"], fill)
 
 
 def test_digests_of_downloaded_packages_are_those_of_the_signed_lists() -> None:
@@ -261,7 +261,7 @@ Conf libc6 (2.36-9+deb12u14 Debian:12.15/oldstable [amd64])
 
 
 def test_packages_that_only_serve_to_install_others_are_left_out() -> None:
-    assert debian.chosen(SAID, "debian") == ["libc6=2.36-9+deb12u14", "libssl3=3.0.22-1~deb12u2"]
+    assert debian.select_packages(SAID, "debian") == ["libc6=2.36-9+deb12u14", "libssl3=3.0.22-1~deb12u2"]
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_packages_that_only_serve_to_install_others_are_left_out() -> None:
 )
 def test_packages_of_another_origin_make_no_image(simulation: str, seen: str) -> None:
     with pytest.raises(ImageError, match=seen):
-        debian.chosen(simulation, "debian")
+        debian.select_packages(simulation, "debian")
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_packages_of_another_origin_make_no_image(simulation: str, seen: str) ->
     ],
 )
 def test_older_folders_lead_into_usr(packaged: str, placed: str) -> None:
-    assert debian.merged(packaged) == placed
+    assert debian.merged_path(packaged) == placed
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_older_folders_lead_into_usr(packaged: str, placed: str) -> None:
     ],
 )
 def test_documentation_goes_and_licences_stay(path: str, dropped: bool) -> None:
-    assert debian.is_dropped(path) is dropped
+    assert debian.is_excluded(path) is dropped
 
 
 LOCK = """\
@@ -333,12 +333,12 @@ jsfetch==1.0 ; sys_platform == 'emscripten' \\
     ],
 )
 def test_what_the_lock_says_is_asked_for_the_images_python_not_for_this_one(full: str, numpy: str) -> None:
-    target = Target(Path("/none"), full.rpartition(".")[0], full, "2.36", "x86_64")
+    target = PythonTarget(Path("/none"), full.rpartition(".")[0], full, "2.36", "x86_64")
     assert python.requirements(LOCK, target) == [numpy, "uvloop==0.23.0 --hash=sha256:dd"]
 
 
 def test_wheels_may_be_of_any_machine_that_is_as_old() -> None:
-    target = Target(Path("/none"), "3.11", "3.11.2", "2.36", "aarch64")
+    target = PythonTarget(Path("/none"), "3.11", "3.11.2", "2.36", "aarch64")
     assert target.platforms[0] == "manylinux_2_36_aarch64"
     assert "manylinux_2_17_aarch64" in target.platforms
 

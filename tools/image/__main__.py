@@ -1,4 +1,4 @@
-"""`python -m tools.image`: writes dist/nodewise-VERSION.oci.tar; `make image` calls it."""
+"""`python -m tools.image`: writes dist/nodewise-VERSION.oci.tar. `make image` runs it."""
 
 import argparse
 import fcntl
@@ -9,44 +9,44 @@ from pathlib import Path
 import nodewise
 from nodewise.errors import NodewiseError
 from tools.image import assemble, contents
-from tools.image.assemble import Inputs
+from tools.image.assemble import ImageInputs
 from tools.image.errors import ImageError, say
-from tools.image.oci import Identity
+from tools.image.oci import ImageIdentity
 
 
 def cache() -> Path:
-    """The folder outside the tree where packages and layers stay."""
+    """The cache folder of packages and layers, outside the source tree."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nodewise" / "image"
 
 
-def identity(revision: str = "") -> Identity:
-    """What this tree's image says of itself. ImageError if SOURCE_DATE_EPOCH is no time."""
+def identity(revision: str = "") -> ImageIdentity:
+    """Version, time and revision of this source tree's image. ImageError if SOURCE_DATE_EPOCH is invalid."""
     text = os.environ.get("SOURCE_DATE_EPOCH") or str(contents.EPOCH_S)
     if not text.isdecimal():
-        raise ImageError(f"SOURCE_DATE_EPOCH is {text!r}, wanted: seconds since 1970")
-    return Identity(nodewise.__version__, int(text), contents.architecture(), revision)
+        raise ImageError(f"SOURCE_DATE_EPOCH: found {text!r}, expected seconds since 1970")
+    return ImageIdentity(nodewise.__version__, int(text), contents.architecture(), revision)
 
 
 def main() -> int:
-    """The exit code: 0, or 1 with a line that says why there is no image."""
+    """The exit code: 0, or 1 with an error message."""
     parser = argparse.ArgumentParser(prog="make image", description="Writes the image as an OCI archive.")
     parser.add_argument("--into", type=Path, default=Path("dist"), help="folder; default: dist")
     parser.add_argument("--revision", default="", help="the commit, for a label")
     parser.add_argument("--folders", type=Path, help="write the layers as folders here, and no archive")
-    parser.add_argument("--offline", action="store_true", help="Debian's packages as they were fetched last")
+    parser.add_argument("--offline", action="store_true", help="use the Debian packages of the last build")
     arguments = parser.parse_args()
     try:
         cache().mkdir(parents=True, exist_ok=True)
         with (cache() / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            _make(arguments, Inputs(cache(), fresh=not arguments.offline), identity(arguments.revision))
+            _make(arguments, ImageInputs(cache(), fresh=not arguments.offline), identity(arguments.revision))
     except (ImageError, NodewiseError, OSError) as error:
         say(f"no image: {error}")
         return 1
     return 0
 
 
-def _make(arguments: argparse.Namespace, inputs: Inputs, wanted: Identity) -> None:
+def _make(arguments: argparse.Namespace, inputs: ImageInputs, wanted: ImageIdentity) -> None:
     if arguments.folders:
         assemble.folders(arguments.folders, inputs, wanted)
         return

@@ -1,9 +1,9 @@
-"""Debian's packages in the image: which ones, fetched by apt-get and unpacked without running any of their scripts.
+"""Debian's packages of the image: fetched by apt-get and unpacked without running package scripts.
 
-apt-get is told that nothing is installed, so that it names all that Python, bash and the certificates need. What of
-that only serves to install packages is left out (`LEFT_OUT`), and what nobody reads in a container (`DROPPED`). What
-packages' scripts would have done and the image needs is done here (`set_up`). The machine is not changed: lists and
-packages are kept in a folder of ours.
+apt-get gets an empty package database, so that it resolves all dependencies of Python, bash and the certificates.
+`EXCLUDED_PACKAGES` are dependencies that only serve to install packages, `EXCLUDED_PATHS` files that a container does
+not need. `_set_up` creates the required results of package scripts. Lists and packages are in a separate folder; the
+machine is not changed. ADR 26 explains why no other tool does this.
 """
 
 import fnmatch
@@ -22,9 +22,9 @@ from typing import Final, NamedTuple
 from tools.image import contents, digests
 from tools.image.errors import ImageError, run, say
 
-WANTED: Final = ("python3", "bash", "base-files", "ca-certificates", "libstdc++6")
-"""libstdc++6 is what wheels expect of every machine."""
-LEFT_OUT: Final = {
+REQUESTED: Final = ("python3", "bash", "base-files", "ca-certificates", "libstdc++6")
+"""Packages to install with their dependencies; wheels expect libstdc++6 on every machine."""
+EXCLUDED_PACKAGES: Final = {
     "debconf": "asks questions when packages are installed",
     "debianutils": "for packages' scripts",
     "dpkg": "installs packages",
@@ -46,8 +46,8 @@ LEFT_OUT: Final = {
     "tar": "installs packages",
     "tzdata": "nodewise writes times as UTC",
 }
-"""What packages need that is not in the image, and why. A library that is missed fails the build (`elf.py`)."""
-DROPPED: Final = (
+"""Dependencies that are not in the image, with reasons. A missing library fails the build (`libraries.py`)."""
+EXCLUDED_PATHS: Final = (
     "boot", "etc/cron*", "etc/default", "etc/dpkg", "etc/init.d", "etc/issue*", "etc/logrotate.d", "etc/motd",
     "etc/skel", "etc/update-motd.d", "usr/bin/bashbug", "usr/bin/clear_console", "usr/bin/pdb3*", "usr/bin/py3*",
     "usr/bin/pydoc*", "usr/bin/pygettext*", "usr/games", "usr/include",
@@ -60,11 +60,11 @@ DROPPED: Final = (
     "usr/share/lintian", "usr/share/locale", "usr/share/man", "usr/share/menu", "usr/share/pixmaps",
     "usr/share/python3", "var/backups", "var/local", "var/mail", "var/opt",
 )  # fmt: skip
-"""Documentation, other languages, what starts services, and parts of Python that need what is left out."""
-_KEPT: Final = re.compile(r"usr/share/doc(/[^/]+(/copyright)?)?")
-"""Of documentation the licences, which have to come with the programs."""
-_MERGED: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-"""Links into `usr`, as every Debian has them since 12."""
+"""Documentation, other languages, service files, and parts of Python that need excluded packages."""
+_KEPT_DOCUMENTATION: Final = re.compile(r"usr/share/doc(/[^/]+(/copyright)?)?")
+"""The licences, which must accompany the programs."""
+_USR_LINKS: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+"""Links into `usr`, as in Debian since version 12."""
 _FILES: Final = {
     "etc/passwd": f"root:x:0:0:root:/root:/bin/bash\n"
     f"{contents.NAME}:x:{contents.UID}:{contents.UID}:{contents.NAME}:{contents.HOME}:/bin/bash\n"
@@ -77,38 +77,40 @@ _REMEDY: Final = "make the image on Debian with a mirror that apt-get can reach,
 
 
 class Package(NamedTuple):
-    """A package that is in the image."""
+    """A package of the image."""
 
     name: str
     version: str
     architecture: str
     source: str
     file: str
-    """In the folder of packages."""
+    """File name in the folder of packages."""
     digest: str
 
 
-def resolve(cache: Path, *, has_to_be_new: bool) -> list[Package]:
-    """Fetches what is to be in the image, and remembers it. ImageError, also where lists that cannot be brought up to
-    date would leave out what has been mended, if that must not be.
+def resolve(cache: Path, *, require_fresh: bool) -> list[Package]:
+    """Fetch the packages of the image and record them in the cache. ImageError, also if the package lists cannot be
+    updated and `require_fresh` is set, because security updates would be missing.
     """
     _check_machine()
     cache.mkdir(parents=True, exist_ok=True)
     options = _options(cache)
-    say("asking Debian's package lists")
+    say("fetching Debian's package lists")
     update = ["apt-get", "-qq", *options, "--error-on=any", "update"]
     try:
         run(update, "package lists cannot be brought up to date; --offline takes what was fetched last")
     except ImageError as error:
-        if has_to_be_new:
+        if require_fresh:
             raise
         say(f"warning: {error}")
-    simulation = run(["apt-get", *options, "-s", "install", "--no-install-recommends", *WANTED], _told())
-    names = chosen(simulation, distribution())
-    run(["apt-get", "-qq", *options, "download", *names], _told(), cache / "packages")
-    # apt-get compares only the size of a file that is already there
+    simulation = run(
+        ["apt-get", *options, "-s", "install", "--no-install-recommends", *REQUESTED], _fetch_error()
+    )
+    names = select_packages(simulation, distribution())
+    run(["apt-get", "-qq", *options, "download", *names], _fetch_error(), cache / "packages")
+    # apt-get verifies only the size of files that exist already
     signed = signed_digests(
-        run(["apt-get", *options, "download", "--print-uris", *names], _told(), cache / "archives")
+        run(["apt-get", *options, "download", "--print-uris", *names], _fetch_error(), cache / "archives")
     )
     packages = [_package(cache / "packages" / file) for file in _files(cache / "packages", names)]
     for package in packages:
@@ -121,8 +123,8 @@ def resolve(cache: Path, *, has_to_be_new: bool) -> list[Package]:
     return packages
 
 
-def remembered(cache: Path) -> list[Package] | None:
-    """The packages that were fetched last; None if one is missing. ImageError if a file is not what was fetched."""
+def cached_packages(cache: Path) -> list[Package] | None:
+    """The packages of the last build; None if one is missing. ImageError if a file has been changed."""
     try:
         packages = [Package(*row) for row in json.loads((cache / "packages.json").read_text())]
     except (OSError, ValueError, TypeError):
@@ -136,26 +138,28 @@ def remembered(cache: Path) -> list[Package] | None:
 
 
 def signed_digests(printed: str) -> dict[str, str]:
-    """SHA-256 digests by file name, from `apt-get download --print-uris`: those of Debian's signed package lists."""
+    """SHA-256 digests by file name of Debian's signed package lists, from `apt-get download --print-uris`."""
     return dict(re.findall(r"^'[^']*' (\S+) \d+ SHA256:([0-9a-f]{64})$", printed, re.MULTILINE))
 
 
-def chosen(simulation: str, wanted_origin: str) -> list[str]:
-    """`name=version` of what apt-get would install, without what is left out. ImageError: not of this distribution."""
+def select_packages(simulation: str, wanted_origin: str) -> list[str]:
+    """`name=version` of the packages that apt-get would install, without excluded ones. ImageError for foreign ones."""
     rows = re.findall(r"^Inst (\S+) \((\S+) (.*?) \[", simulation, re.MULTILINE)
     foreign = [name for name, _, origin in rows if not origin.lower().startswith(wanted_origin)]
     if foreign or not rows:
         what = f"{', '.join(foreign)} would come from elsewhere" if foreign else "apt-get named no package"
         raise ImageError(f"packages have to be of {wanted_origin}: {what}; {_REMEDY}")
-    return [f"{name.partition(':')[0]}={version}" for name, version, _ in rows if not _is_left_out(name)]
+    return [
+        f"{name.partition(':')[0]}={version}" for name, version, _ in rows if not _is_excluded_package(name)
+    ]
 
 
 def unpack(packages: Sequence[Package], cache: Path, root: Path) -> None:
-    """The packages' files in a new folder, with what their scripts would have done that the image needs."""
+    """Unpack the packages into a new folder, and create the required results of their scripts."""
     root.mkdir(parents=True)
     for package in packages:
         _extract(cache / "packages" / package.file, root)
-    for name in _MERGED:
+    for name in _USR_LINKS:
         if (root / "usr" / name).is_dir():
             (root / name).symlink_to(f"usr/{name}")
     _set_up(root)
@@ -167,7 +171,7 @@ def unpack(packages: Sequence[Package], cache: Path, root: Path) -> None:
 
 
 def release() -> dict[str, str]:
-    """What this machine's os-release says; empty where there is none."""
+    """Fields of os-release of this machine; empty if there is none."""
     try:
         return platform.freedesktop_os_release()
     except OSError:
@@ -175,29 +179,29 @@ def release() -> dict[str, str]:
 
 
 def distribution() -> str:
-    """`debian`, or one that is made like it."""
+    """ID of the distribution: `debian` or a derivative."""
     return release().get("ID", "")
 
 
 def key(packages: Iterable[Package]) -> str:
-    """A digest of what the packages are."""
+    """A cache key: the digest of all packages."""
     return sha256(json.dumps([package.digest for package in packages]).encode()).hexdigest()[:16]
 
 
 def _check_machine() -> None:
-    lacking = [name for name in ("apt-get", "dpkg-deb") if not shutil.which(name)]
-    if lacking or not distribution():
+    missing = [name for name in ("apt-get", "dpkg-deb") if not shutil.which(name)]
+    if missing or not distribution():
         raise ImageError(
-            f"this is no Debian: there is no {' and no '.join(lacking) or 'os-release'}; {_REMEDY}"
+            f"this is no Debian: there is no {' and no '.join(missing) or 'os-release'}; {_REMEDY}"
         )
 
 
-def _told() -> str:
+def _fetch_error() -> str:
     return f"Debian's packages cannot be fetched; {_REMEDY}"
 
 
 def _options(cache: Path) -> list[str]:
-    """apt-get with state of ours: nothing is installed, and nothing of the machine's is written."""
+    """apt-get options for a separate state: an empty package database, and no changes of the machine."""
     for folder in ("lists/partial", "packages", "archives/partial"):
         (cache / folder).mkdir(parents=True, exist_ok=True)
     (cache / "status").write_text("")
@@ -207,19 +211,19 @@ def _options(cache: Path) -> list[str]:
         "Dir::State::status": cache / "status",
         "Dir::Cache": cache,
         "Acquire::http::Timeout": 30,
-        "APT::Sandbox::User": "root",  # its own user may not write into our folder
+        "APT::Sandbox::User": "root",  # the user _apt may not write into this folder
         "APT::Get::List-Cleanup": "false",
     }
     return [word for name, value in own.items() for word in ("-o", f"{name}={value}")]
 
 
 def _files(folder: Path, names: Sequence[str]) -> list[str]:
-    """The files that apt-get made of `name=version`."""
+    """The downloaded files of `name=version`."""
     file_names = []
     for name, _, version in (package.partition("=") for package in names):
         files = sorted(folder.glob(f"{name}_{version.replace(':', '%3a')}_*.deb"))
         if len(files) != 1:
-            raise ImageError(f"{name} {version}: {len(files)} files came, one was wanted; {_REMEDY}")
+            raise ImageError(f"{name} {version}: found {len(files)} files, expected one; {_REMEDY}")
         file_names.append(files[0].name)
     return sorted(file_names)
 
@@ -240,8 +244,8 @@ def _package(file: Path) -> Package:
     )
 
 
-def _is_left_out(name: str) -> bool:
-    return any(fnmatch.fnmatchcase(name.partition(":")[0], pattern) for pattern in LEFT_OUT)
+def _is_excluded_package(name: str) -> bool:
+    return any(fnmatch.fnmatchcase(name.partition(":")[0], pattern) for pattern in EXCLUDED_PACKAGES)
 
 
 def _extract(file: Path, root: Path) -> None:
@@ -250,26 +254,26 @@ def _extract(file: Path, root: Path) -> None:
         raise ImageError(f"{file.name}: {result.stderr.decode(errors='replace').strip()}")
     with tarfile.open(fileobj=io.BytesIO(result.stdout)) as archive:
         for member in archive:
-            name = merged(member.name)
-            if not name or name in _MERGED or is_dropped(name):
+            name = merged_path(member.name)
+            if not name or name in _USR_LINKS or is_excluded(name):
                 continue
             _place(archive, member, root, root / name)
 
 
-def merged(name: str) -> str:
-    """The path in the image, where `bin` and the like are links; empty for the root."""
+def merged_path(name: str) -> str:
+    """The path in the image, where `bin` and others are links into `usr`; empty for the root."""
     name = name.removeprefix("./").strip("/")
     name = "" if name == "." else name
-    return f"usr/{name}" if name.partition("/")[0] in _MERGED and "/" in name else name
+    return f"usr/{name}" if name.partition("/")[0] in _USR_LINKS and "/" in name else name
 
 
-def is_dropped(name: str) -> bool:
-    """Whether a path of a package, or a folder above it, is not in the image."""
+def is_excluded(name: str) -> bool:
+    """Whether a path or one of its parents is excluded from the image."""
     if name.startswith("usr/share/doc/"):
-        return not _KEPT.fullmatch(name)
+        return not _KEPT_DOCUMENTATION.fullmatch(name)
     parts = name.split("/")
     prefixes = ["/".join(parts[:number]) for number in range(1, len(parts) + 1)]
-    return any(fnmatch.fnmatchcase(prefix, pattern) for prefix in prefixes for pattern in DROPPED)
+    return any(fnmatch.fnmatchcase(prefix, pattern) for prefix in prefixes for pattern in EXCLUDED_PATHS)
 
 
 def _place(archive: tarfile.TarFile, member: tarfile.TarInfo, root: Path, path: Path) -> None:
@@ -280,7 +284,7 @@ def _place(archive: tarfile.TarFile, member: tarfile.TarInfo, root: Path, path: 
     if member.issym():
         path.symlink_to(member.linkname)
     elif member.islnk():
-        path.hardlink_to(root / merged(member.linkname))
+        path.hardlink_to(root / merged_path(member.linkname))
     elif member.isreg():
         content = archive.extractfile(member)
         path.write_bytes(content.read() if content else b"")
@@ -288,7 +292,7 @@ def _place(archive: tarfile.TarFile, member: tarfile.TarInfo, root: Path, path: 
 
 
 def _set_up(root: Path) -> None:
-    """What scripts of packages do: users, the bundle of certificates, a shell."""
+    """Create the results of package scripts: users, the bundle of certificates, `/bin/sh`."""
     for folder in ("etc", "proc", "sys", "dev", "tmp", "var/tmp", "run", "opt", contents.HOME.lstrip("/")):
         (root / folder).mkdir(parents=True, exist_ok=True)
     for name, text in _FILES.items():
@@ -300,7 +304,7 @@ def _set_up(root: Path) -> None:
     bundle.parent.mkdir(parents=True, exist_ok=True)
     bundle.write_text("".join(f"{path.read_text().strip()}\n" for path in certificates))
     shutil.rmtree(root / "usr/share/ca-certificates")
-    openssl = root / "usr/lib/ssl"  # where its library looks by default
+    openssl = root / "usr/lib/ssl"  # the default path of its library
     openssl.mkdir(parents=True, exist_ok=True)
     for name, target in {"cert.pem": f"/{_BUNDLE}", "certs": "/etc/ssl/certs"}.items():
         if not (openssl / name).is_symlink():
@@ -311,6 +315,6 @@ def _set_up(root: Path) -> None:
 
 
 def _with_status(control: str) -> str:
-    """As scanners for known faults expect it of a package that is there."""
+    """A package's control file with the status line that vulnerability scanners expect."""
     head, _, rest = control.partition("\n")
     return f"{head}\nStatus: install ok installed\n{rest}"

@@ -13,7 +13,7 @@ def of_file(file: Path) -> str:
 
 
 def verify(path: Path, actual: str, expected: str) -> None:
-    """ImageError unless the digests are equal. A wrong file is not replaced silently: its cause matters."""
+    """ImageError unless the digests are equal. A wrong file is not replaced silently, so that the cause is found."""
     if actual != expected:
         raise ImageError(
             f"{path}: found SHA-256 digest {actual}, expected {expected}; the cache is damaged or was changed: "

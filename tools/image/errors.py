@@ -1,4 +1,4 @@
-"""What keeps the image from being made."""
+"""The error of the image build, progress messages, and the execution of tools."""
 
 import subprocess
 import sys
@@ -7,11 +7,11 @@ from pathlib import Path
 
 
 class ImageError(Exception):
-    """What is wrong, and what to do about it."""
+    """A message with the problem and its remedy."""
 
 
 def say(line: str) -> None:
-    """Progress goes to stderr."""
+    """Print progress to stderr."""
     print(line, file=sys.stderr, flush=True)
 
 
@@ -21,15 +21,15 @@ def run(
     folder: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> str:
-    """What the command prints. ImageError, with the last lines that it said, if it failed or is not there."""
+    """Run a command and return its output. ImageError, with its last lines, if it fails or does not exist."""
     words = list(map(str, command))
     try:
         process = subprocess.run(
             words, cwd=folder, env=environment, capture_output=True, text=True, check=False
         )
     except FileNotFoundError as error:
-        raise ImageError(f"{what}: there is no {words[0]} here") from error
+        raise ImageError(f"{what}: {words[0]} is not installed") from error
     if process.returncode:
-        last = " / ".join((process.stderr or process.stdout).strip().splitlines()[-3:]) or "it said nothing"
+        last = " / ".join((process.stderr or process.stdout).strip().splitlines()[-3:]) or "no output"
         raise ImageError(f"{what}: {words[0]} ended with {process.returncode}: {last}")
     return process.stdout

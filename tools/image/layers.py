@@ -1,4 +1,4 @@
-"""Layers: a folder as a tar archive whose bytes depend on nothing but names, contents and what may be executed."""
+"""Reproducible layers: tar archives whose bytes depend only on names, contents and execute permissions."""
 
 import gzip
 import hashlib
@@ -15,66 +15,66 @@ _CHUNK_BYTES: Final = 1 << 20
 
 
 class Layer(NamedTuple):
-    """A layer as a file."""
+    """A layer file."""
 
     title: str
     file: Path
     digest: str
-    """Of the compressed bytes, `sha256:…`."""
+    """Digest of the compressed bytes, `sha256:…`."""
     diff_id: str
-    """Of what is in them."""
+    """Digest of the uncompressed bytes."""
     size_bytes: int
 
 
-class _Counted(io.RawIOBase):
-    """Passes bytes on, and has their digest and number."""
+class _HashingWriter(io.RawIOBase):
+    """Writes to another stream and calculates digest and size."""
 
     def __init__(self, out: IO[bytes]) -> None:
-        self.out, self.found, self.size_bytes = out, hashlib.sha256(), 0
+        self.out, self.hash, self.size_bytes = out, hashlib.sha256(), 0
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: object) -> int:
-        snapshot = bytes(data)  # type: ignore[call-overload]
-        self.found.update(snapshot)
-        self.size_bytes += len(snapshot)
-        self.out.write(snapshot)
-        return len(snapshot)
+        chunk = bytes(data)  # type: ignore[call-overload]
+        self.hash.update(chunk)
+        self.size_bytes += len(chunk)
+        self.out.write(chunk)
+        return len(chunk)
 
     @property
     def digest(self) -> str:
-        return f"sha256:{self.found.hexdigest()}"
+        return f"sha256:{self.hash.hexdigest()}"
 
 
 def make(title: str, folder: Path, file: Path, time_s: int) -> Layer:
-    """Writes the folder as a layer: all of root's, all of one time, in the order of names."""
+    """Write a folder as a layer: owned by root, with one time, sorted by name."""
     with file.open("wb") as out:
-        packed = _Counted(out)
+        packed = _HashingWriter(out)
         with gzip.GzipFile("", "wb", _LEVEL, packed, mtime=0) as zipped:
-            plain = _Counted(zipped)
+            plain = _HashingWriter(zipped)
             _write(folder, plain, time_s)
     return Layer(title, file, packed.digest, plain.digest, packed.size_bytes)
 
 
 def diff_id(folder: Path, time_s: int) -> str:
-    """The `diff_id` that the folder has as a layer."""
+    """The `diff_id` of a folder as a layer."""
     with Path(os.devnull).open("wb") as out:
-        plain = _Counted(out)
+        plain = _HashingWriter(out)
         _write(folder, plain, time_s)
     return plain.digest
 
 
 def set_modes(folder: Path) -> None:
-    """Gives a folder on the disk the modes that it has as a layer."""
-    for path in _walked(folder):
+    """Set the modes of a folder on disk to those of the layer."""
+    for path in _walk(folder):
         if not path.is_symlink():
             path.chmod(_entry(path, path.relative_to(folder).as_posix(), 0).mode)
 
 
-def _write(folder: Path, out: _Counted, time_s: int) -> None:
+def _write(folder: Path, out: _HashingWriter, time_s: int) -> None:
     with tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT, bufsize=_CHUNK_BYTES) as archive:
-        for path in _walked(folder):
+        for path in _walk(folder):
             entry = _entry(path, path.relative_to(folder).as_posix(), time_s)
             if entry.isreg():
                 with path.open("rb") as content:
@@ -83,16 +83,16 @@ def _write(folder: Path, out: _Counted, time_s: int) -> None:
                 archive.addfile(entry)
 
 
-def _walked(folder: Path) -> Iterator[Path]:
-    """Folders before what is in them; links are not followed."""
+def _walk(folder: Path) -> Iterator[Path]:
+    """Yield folders before their contents; links are not followed."""
     for path in sorted(folder.iterdir(), key=lambda path: path.name):
         yield path
         if path.is_dir() and not path.is_symlink():
-            yield from _walked(path)
+            yield from _walk(path)
 
 
 def _entry(path: Path, name: str, time_s: int) -> tarfile.TarInfo:
-    """Whatever the umask and the user were: anybody may read, and no bit gives another user's rights."""
+    """The tar entry, independent of umask and owner: readable by all users, without setuid bits."""
     entry = tarfile.TarInfo(name)
     entry.mtime = time_s
     if path.is_symlink():

@@ -1,4 +1,4 @@
-"""Whether all shared libraries that programs of the image name are in it."""
+"""Checks that the image contains all shared libraries that its programs need."""
 
 import shutil
 import sys
@@ -12,17 +12,17 @@ _ELF: Final = b"\x7fELF"
 
 
 def check(roots: Iterable[Path]) -> None:
-    """ImageError names each library that is in none of the folders, with who wants it."""
-    there: set[str] = set()
-    wanted: dict[str, Path] = {}
+    """ImageError names each library that is in none of the folders, with a file that needs it."""
+    present: set[str] = set()
+    needed_by: dict[str, Path] = {}
     for root in roots:
         for path in root.rglob("*"):
-            there.add(path.name)
+            present.add(path.name)
             for name in _needed(path):
-                wanted.setdefault(name, path.relative_to(root))
-    lacking = [f"{name} of {path}" for name, path in sorted(wanted.items()) if name not in there]
-    if lacking:
-        raise ImageError(f"libraries that no package in the image has: {', '.join(lacking)}")
+                needed_by.setdefault(name, path.relative_to(root))
+    missing = [f"{name} of {path}" for name, path in sorted(needed_by.items()) if name not in present]
+    if missing:
+        raise ImageError(f"libraries that no package in the image has: {', '.join(missing)}")
 
 
 def _needed(path: Path) -> Iterator[str]:

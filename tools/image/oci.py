@@ -1,4 +1,4 @@
-"""The archive: an OCI layout in one tar file, which tools that read only docker's older form find their way in too."""
+"""The archive: an OCI image layout in one tar file, with a manifest.json for tools that read only docker archives."""
 
 import hashlib
 import io
@@ -15,8 +15,8 @@ from tools.image.layers import Layer
 _MEDIA: Final = "application/vnd.oci.image"
 
 
-class Identity(NamedTuple):
-    """What the image says of itself."""
+class ImageIdentity(NamedTuple):
+    """Version, time, architecture and revision of the image."""
 
     version: str
     time_s: int
@@ -25,19 +25,19 @@ class Identity(NamedTuple):
 
 
 def reference(version: str) -> str:
-    """The name that pods find the image by, written out as container runtimes write it."""
+    """The full reference of the image, as container runtimes write it."""
     return f"docker.io/library/{contents.NAME}:{version}"
 
 
-def write(file: Path, layers: Sequence[Layer], identity: Identity) -> str:
-    """Writes the archive; the digest of the image's manifest, by which registries know it."""
+def write(file: Path, layers: Sequence[Layer], identity: ImageIdentity) -> str:
+    """Write the archive. Return the digest of the manifest, which registries use."""
     config = _json(_config(layers, identity))
     manifest = _json(_manifest(layers, config))
     digest = _digest(manifest)
     small = {
         "oci-layout": _json({"imageLayoutVersion": "1.0.0"}),
         "index.json": _json(_index(manifest, identity)),
-        "manifest.json": _json(_older(layers, config, identity)),
+        "manifest.json": _json(_docker_manifest(layers, config, identity)),
         _blob(digest): manifest,
         _blob(_digest(config)): config,
     }
@@ -61,7 +61,7 @@ def _entry(name: str, size_bytes: int, time_s: int) -> tarfile.TarInfo:
     return entry
 
 
-def labels(identity: Identity) -> Mapping[str, str]:
+def labels(identity: ImageIdentity) -> Mapping[str, str]:
     """All labels of the image."""
     labels = {
         **contents.LABELS,
@@ -71,7 +71,7 @@ def labels(identity: Identity) -> Mapping[str, str]:
     return labels | ({"org.opencontainers.image.revision": identity.revision} if identity.revision else {})
 
 
-def _config(layers: Sequence[Layer], identity: Identity) -> dict[str, Any]:
+def _config(layers: Sequence[Layer], identity: ImageIdentity) -> dict[str, Any]:
     created = _time(identity)
     return {
         "created": created,
@@ -102,7 +102,7 @@ def _manifest(layers: Sequence[Layer], config: bytes) -> dict[str, Any]:
     }
 
 
-def _index(manifest: bytes, identity: Identity) -> dict[str, Any]:
+def _index(manifest: bytes, identity: ImageIdentity) -> dict[str, Any]:
     entry = _descriptor(f"{_MEDIA}.manifest.v1+json", _digest(manifest), len(manifest))
     entry["platform"] = {"architecture": identity.architecture, "os": "linux"}
     entry["annotations"] = {
@@ -112,7 +112,7 @@ def _index(manifest: bytes, identity: Identity) -> dict[str, Any]:
     return {"schemaVersion": 2, "mediaType": f"{_MEDIA}.index.v1+json", "manifests": [entry]}
 
 
-def _older(layers: Sequence[Layer], config: bytes, identity: Identity) -> list[dict[str, Any]]:
+def _docker_manifest(layers: Sequence[Layer], config: bytes, identity: ImageIdentity) -> list[dict[str, Any]]:
     return [
         {
             "Config": _blob(_digest(config)),
@@ -126,7 +126,7 @@ def _descriptor(media: str, digest: str, size_bytes: int) -> dict[str, Any]:
     return {"mediaType": media, "digest": digest, "size": size_bytes}
 
 
-def _time(identity: Identity) -> str:
+def _time(identity: ImageIdentity) -> str:
     return datetime.fromtimestamp(identity.time_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

@@ -1,4 +1,4 @@
-"""Python's wheels in the image: those of the lock file, by their hashes, and nodewise's own."""
+"""Python wheels of the image: those of the lock file, verified by hash, and nodewise's own."""
 
 import os
 import re
@@ -15,45 +15,45 @@ from packaging.requirements import Requirement
 from tools.image import contents
 from tools.image.errors import ImageError, run, say
 
-_UNUSED: Final = ("tests", "__pycache__")
-"""Folders of wheels: what tests them, and what Python makes anew."""
+_UNUSED_FOLDERS: Final = ("tests", "__pycache__")
+"""Folders of wheels that the image does not need."""
 _OLDEST_GLIBC: Final = 5
-"""The first 2.x for which there are wheels."""
+"""Minor version of the oldest glibc 2.x with wheels."""
 
 
-class Target(NamedTuple):
-    """The Python of the image."""
+class PythonTarget(NamedTuple):
+    """The Python of the image, and its platform."""
 
     root: Path
-    """Where Debian's packages are unpacked."""
+    """Folder of the unpacked Debian packages."""
     version: str
-    """Such as 3.11."""
+    """For example 3.11."""
     full_version: str
     glibc: str
-    """Such as 2.36."""
+    """For example 2.36."""
     machine: str
 
     @property
     def packages(self) -> str:
-        """The folder that Debian's Python has for what is not Debian's."""
+        """The folder for packages that are not Debian's."""
         return f"usr/local/lib/python{self.version}/dist-packages"
 
     @property
     def platforms(self) -> list[str]:
-        """What wheels may be made for, best first."""
+        """Supported wheel platforms, best first."""
         newest = int(self.glibc.split(".")[1])
         return [f"manylinux_2_{minor}_{self.machine}" for minor in range(newest, _OLDEST_GLIBC - 1, -1)]
 
 
-def target(root: Path, glibc: str, machine: str) -> Target:
-    """The Python that was unpacked there. ImageError if it does not start."""
+def target(root: Path, glibc: str, machine: str) -> PythonTarget:
+    """The Python in a folder of unpacked packages. ImageError if it does not start."""
     version = run([*_interpreter(root), "-c", "import sys; print(*sys.version_info[:3])"], "starting Python")
     major, minor, micro = version.split()
-    return Target(root, f"{major}.{minor}", f"{major}.{minor}.{micro}", glibc, machine)
+    return PythonTarget(root, f"{major}.{minor}", f"{major}.{minor}.{micro}", glibc, machine)
 
 
-def requirements(lock: str, python: Target) -> list[str]:
-    """The lines of `uv export` that hold for the image's Python, without their conditions."""
+def requirements(lock: str, python: PythonTarget) -> list[str]:
+    """The lines of `uv export` whose markers match the image's Python, without the markers."""
     environment = {
         "python_version": python.version,
         "python_full_version": python.full_version,
@@ -64,10 +64,10 @@ def requirements(lock: str, python: Target) -> list[str]:
         "implementation_name": "cpython",
         "platform_python_implementation": "CPython",
     }
-    return list(_holding(lock, environment))
+    return list(_applicable_requirements(lock, environment))
 
 
-def _holding(lock: str, environment: Mapping[str, str]) -> Iterator[str]:
+def _applicable_requirements(lock: str, environment: Mapping[str, str]) -> Iterator[str]:
     lines = [line for line in lock.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     for line in "\n".join(lines).replace("\\\n", " ").splitlines():
         text, *hashes = re.split(r"\s--hash=", line)
@@ -78,16 +78,16 @@ def _holding(lock: str, environment: Mapping[str, str]) -> Iterator[str]:
             )
 
 
-def exported() -> str:
-    """What the lock file says of nodewise's dependencies."""
+def export_lock() -> str:
+    """nodewise's dependencies in the lock file, in the format of requirements files."""
     uv = Path(sys.executable).with_name("uv")
     extras = [word for extra in contents.EXTRAS for word in ("--extra", extra)]
     command = [uv, "export", "--quiet", "--frozen", "--no-emit-project", "--no-dev", *extras]
     return run(command, "reading the lock file", contents.ROOT)
 
 
-def install(lines: Sequence[str], python: Target, root: Path) -> None:
-    """The wheels in a new folder, compiled. ImageError."""
+def install(lines: Sequence[str], python: PythonTarget, root: Path) -> None:
+    """Install the wheels into a new folder and compile them. ImageError if a wheel cannot be fetched."""
     say(f"fetching {len(lines)} wheels for Python {python.version}")
     into = root / python.packages
     with tempfile.TemporaryDirectory() as temporary:
@@ -100,13 +100,13 @@ def install(lines: Sequence[str], python: Target, root: Path) -> None:
         run([*command, "--target", into, "--requirement", file], "fetching wheels")
     shutil.rmtree(into / "bin", ignore_errors=True)
     for path in sorted(into.rglob("*"), reverse=True):
-        if path.is_dir() and path.name in _UNUSED:
+        if path.is_dir() and path.name in _UNUSED_FOLDERS:
             shutil.rmtree(path)
-    compiled(python, root)
+    compile_modules(python, root)
 
 
-def install_own(wheel: Path, python: Target, root: Path) -> None:
-    """nodewise itself in a new folder, with the programs that its wheel names, compiled."""
+def install_own(wheel: Path, python: PythonTarget, root: Path) -> None:
+    """Install nodewise and its entry points into a new folder and compile it."""
     into = root / python.packages
     into.mkdir(parents=True)
     with zipfile.ZipFile(wheel) as archive:
@@ -118,24 +118,26 @@ def install_own(wheel: Path, python: Target, root: Path) -> None:
         _script(programs / name, module, function)
     for path, module in contents.SCRIPTS.items():
         _script(root / path.lstrip("/"), module, "run")
-    compiled(python, root)
+    compile_modules(python, root)
 
 
-def built(folder: Path) -> Path:
-    """nodewise's wheel, made of this tree."""
+def build_wheel(folder: Path) -> Path:
+    """Build nodewise's wheel from this source tree."""
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     environment = {**os.environ, "SOURCE_DATE_EPOCH": str(contents.EPOCH_S), "PYTHONPATH": ""}
-    run([*command, "--wheel-dir", folder, contents.ROOT], "making nodewise's wheel", environment=environment)
+    run(
+        [*command, "--wheel-dir", folder, contents.ROOT], "building nodewise's wheel", environment=environment
+    )
     wheels = list(folder.glob("nodewise-*.whl"))
     if len(wheels) != 1:
-        raise ImageError(f"making nodewise's wheel: {len(wheels)} came, one was wanted")
+        raise ImageError(f"building nodewise's wheel: found {len(wheels)} wheels, expected one")
     return wheels[0]
 
 
-def compiled(python: Target, root: Path) -> None:
-    """Compiles all modules of a folder by the image's own Python: a read-only container cannot keep what it compiles.
+def compile_modules(python: PythonTarget, root: Path) -> None:
+    """Compile all modules of a folder with the image's Python, because a read-only container cannot store the results.
 
-    They are not compared with their sources again, whose times all are one.
+    Python does not compare them with their sources, because all files have the same time.
     """
     command = [
         *_interpreter(python.root),
@@ -150,14 +152,14 @@ def compiled(python: Target, root: Path) -> None:
 
 
 def _interpreter(root: Path) -> list[str]:
-    """The image's Python, started where it was unpacked: by its own loader, with its own libraries.
+    """The command that starts the image's Python in its folder: with its own loader and libraries.
 
-    It compiles nothing by itself, for that would bear its place and the time.
+    `-B` prevents compiled modules that would contain the folder and the current time.
     """
     loaders = sorted(root.glob("usr/lib/*/ld-linux*.so.*")) or sorted(root.glob("usr/lib/ld-linux*.so.*"))
     programs = sorted(path for path in (root / "usr/bin").glob("python3.*") if path.name.count(".") == 1)
     if not loaders or not programs:
-        raise ImageError("the packages have no Python")
+        raise ImageError("the packages contain no Python")
     libraries = ":".join(str(root / path) for path in (loaders[0].parent, "usr/lib"))
     return [str(loaders[0]), "--library-path", libraries, str(programs[0]), "-B"]
 
@@ -170,5 +172,5 @@ def _script(path: Path, module: str, function: str) -> None:
     path.chmod(0o755)
 
 
-def _digits(python: Target) -> str:
+def _digits(python: PythonTarget) -> str:
     return python.version.replace(".", "")

@@ -1,4 +1,4 @@
-"""The list of what is in the image, as CycloneDX: Debian's packages, Python's wheels, and the program for hosts."""
+"""The SBOM of the image, in CycloneDX format: Debian packages, Python wheels, and the program for hosts."""
 
 import email
 import hashlib
@@ -21,7 +21,7 @@ from packageurl import PackageURL
 
 from tools.image import contents
 from tools.image.debian import Package
-from tools.image.oci import Identity
+from tools.image.oci import ImageIdentity
 
 _SPDX: Final = {
     "agpl-3": "AGPL-3.0-only",
@@ -49,25 +49,25 @@ _SPDX: Final = {
     "x11": "X11",
     "zlib": "Zlib",
 }
-"""Debian's short names in SPDX's words."""
+"""SPDX identifiers by Debian's short names."""
 _SHORT: Final = re.compile(
     r"^License:[ \t]+([A-Za-z][\w.+-]*(?: (?:and|or|with) [\w.+ -]+)?)[ \t]*$", re.MULTILINE
 )
-_FORM: Final = "Format:"
-"""How a copyright file begins that has fields."""
-_OURS: Final = re.compile(r"lib.*\.so|ld.*\.so")
-"""Libraries of the machine, not modules of Python."""
+_FORMAT_HEADER: Final = "Format:"
+"""First field of machine-readable copyright files."""
+_MACHINE_LIBRARY: Final = re.compile(r"lib.*\.so|ld.*\.so")
+"""Libraries of the build machine, not modules of Python."""
 
 
 def write(
     file: Path,
-    identity: Identity,
+    identity: ImageIdentity,
     system: tuple[Sequence[Package], Path],
     wheels: Path,
     program: Path,
     distribution: Mapping[str, str],
 ) -> None:
-    """Writes the list; `system` and `wheels` are the folders with what was unpacked, `program` is the ready folder."""
+    """Write the SBOM. `system` and `wheels` are the unpacked folders, `program` that of the program for hosts."""
     packages, root = system
     image = Component(
         name=contents.NAME,
@@ -77,9 +77,9 @@ def write(
         licenses=[_license("Apache-2.0")],
     )
     bom = Bom(metadata=BomMetaData(component=image, timestamp=datetime.fromtimestamp(identity.time_s, UTC)))
-    bom.components.update(_debian(packages, root, distribution))
-    bom.components.update(_python(wheels))
-    bom.components.add(_program(program, identity))
+    bom.components.update(_debian_components(packages, root, distribution))
+    bom.components.update(_python_components(wheels))
+    bom.components.add(_program_component(program, identity))
     bom.register_dependency(image, list(bom.components))
     refs = "\n".join(sorted(str(component.bom_ref) for component in bom.components))
     bom.serial_number = uuid.uuid5(uuid.NAMESPACE_OID, refs + identity.version)
@@ -87,7 +87,9 @@ def write(
     file.write_text(JsonV1Dot6(bom).output_as_string(indent=1) + "\n")
 
 
-def _debian(packages: Iterable[Package], root: Path, distribution: Mapping[str, str]) -> Iterator[Component]:
+def _debian_components(
+    packages: Iterable[Package], root: Path, distribution: Mapping[str, str]
+) -> Iterator[Component]:
     for package in packages:
         name = distribution.get("ID", "debian")
         about = {"arch": package.architecture, "distro": f"{name}-{distribution.get('VERSION_ID', '')}"}
@@ -98,14 +100,14 @@ def _debian(packages: Iterable[Package], root: Path, distribution: Mapping[str, 
             type=ComponentType.LIBRARY,
             purl=url,
             bom_ref=url.to_string(),
-            licenses=[_license(license_name) for license_name in _debians_licenses(root, package.name)],
+            licenses=[_license(license_name) for license_name in _debian_licenses(root, package.name)],
             hashes=[HashType(alg=HashAlgorithm.SHA_256, content=package.digest)],
             properties=[Property(name="nodewise:source", value=package.source)],
         )
 
 
-def _debians_licenses(root: Path, name: str) -> list[str]:
-    """Where a file does not say it in fields, the file itself, which is in the image."""
+def _debian_licenses(root: Path, name: str) -> list[str]:
+    """Licences of a package; without machine-readable fields, a reference to its copyright file in the image."""
     path = f"usr/share/doc/{name}/copyright"
     try:
         text = (root / path).read_text(errors="replace")
@@ -115,18 +117,18 @@ def _debians_licenses(root: Path, name: str) -> list[str]:
 
 
 def licenses(text: str) -> list[str]:
-    """The names of licences in a Debian copyright file, in SPDX's words where there are; none of a file of prose."""
-    named = _SHORT.findall(text) if text.startswith(_FORM) else []
+    """Licence names in a Debian copyright file, as SPDX identifiers where known; empty for free text."""
+    named = _SHORT.findall(text) if text.startswith(_FORMAT_HEADER) else []
     return sorted({_SPDX.get(name.lower(), name) for name in named})
 
 
 def _license(name: str) -> License:
     license_: License = LicenseFactory().make_from_string(name)
-    # several expressions at a time are not allowed, and Debian's words are no expressions
+    # CycloneDX allows only one expression, and Debian's names are no SPDX expressions
     return license_ if isinstance(license_, DisjunctiveLicense) else DisjunctiveLicense(name=name)
 
 
-def _python(wheels: Path) -> Iterator[Component]:
+def _python_components(wheels: Path) -> Iterator[Component]:
     for file in sorted(wheels.rglob("*.dist-info/METADATA")):
         about = email.message_from_string(file.read_text(errors="replace"))
         name = re.sub(r"[-_.]+", "-", str(about["Name"])).lower()
@@ -137,20 +139,20 @@ def _python(wheels: Path) -> Iterator[Component]:
             type=ComponentType.LIBRARY,
             purl=url,
             bom_ref=url.to_string(),
-            licenses=[_license(_wheels_license(about))] if _wheels_license(about) else [],
+            licenses=[_license(_wheel_license(about))] if _wheel_license(about) else [],
         )
 
 
-def _wheels_license(about: Any) -> str:
-    """What a wheel says of its licence, in the newest of the three ways."""
+def _wheel_license(about: Any) -> str:
+    """The licence in a wheel's metadata, from the newest of the three fields."""
     classifiers = [text for text in about.get_all("Classifier", []) if text.startswith("License ::")]
     text = about["License-Expression"] or (classifiers[0].rpartition(":: ")[2] if classifiers else "")
     return str(text or about["License"] or "").strip().partition("\n")[0]
 
 
-def _program(folder: Path, identity: Identity) -> Component:
-    """The program for hosts, with the Python and the libraries of the machine that it was built on."""
-    inner = [_library(path) for path in sorted((folder / "lib").glob("*.so*")) if _OURS.match(path.name)]
+def _program_component(folder: Path, identity: ImageIdentity) -> Component:
+    """The program for hosts, with the Python and the libraries of the build machine."""
+    libraries = sorted(path for path in (folder / "lib").glob("*.so*") if _MACHINE_LIBRARY.match(path.name))
     version = ".".join(map(str, sys.version_info[:3]))
     url = PackageURL("generic", None, "python", version)
     python = Component(name="python", version=version, purl=url, bom_ref=f"program:{url}")
@@ -160,14 +162,14 @@ def _program(folder: Path, identity: Identity) -> Component:
         type=ComponentType.APPLICATION,
         bom_ref="program:cmk",
         properties=[Property(name="nodewise:path", value=contents.READY)],
-        components=[python, *inner],
+        components=[python, *map(_library_component, libraries)],
     )
 
 
-def _library(path: Path) -> Component:
-    """A library of this machine, with the package that it is of, as far as dpkg knows."""
-    package = _asked("dpkg-query", "--search", f"*/{path.name}").partition(":")[0].partition(",")[0]
-    version = _asked("dpkg-query", "--show", "--showformat=${Version}", package) if package else ""
+def _library_component(path: Path) -> Component:
+    """A library of the build machine, with its package if dpkg knows it."""
+    package = _query("dpkg-query", "--search", f"*/{path.name}").partition(":")[0].partition(",")[0]
+    version = _query("dpkg-query", "--show", "--showformat=${Version}", package) if package else ""
     return Component(
         name=path.name,
         version=version or None,
@@ -178,7 +180,7 @@ def _library(path: Path) -> Component:
     )
 
 
-def _asked(*command: str) -> str:
+def _query(*command: str) -> str:
     try:
         process = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError:

@@ -1,4 +1,4 @@
-"""Templates of kube-scheduler's configuration where the older configurator's image has its own."""
+"""Templates of kube-scheduler's configuration, at the paths of the older configurator's image."""
 
 from pathlib import Path
 from typing import Final
@@ -12,11 +12,11 @@ from tools.image import contents
 _URL: Final = "https://nodewise.nodewise.svc:9001"
 _GPU_WEIGHT: Final = 20
 _API: Final = "kubescheduler.config.k8s.io/XVERSIONX"
-"""`nodewise configure` puts the version in that kube-scheduler reads."""
+"""`nodewise configure` inserts the version that kube-scheduler supports."""
 
 
 def template(agents: str) -> str:
-    """What `nodewise configure --agents` would write, for any version, without the CA that it finds on the host."""
+    """The output of `nodewise configure --agents` with a placeholder for the version, and without a CA of the host."""
     names = agents.split(",")
     roles = [extender_role(kind, kind.options()) for kind in agent_kinds.load_kinds(names)]
     several = len(names) > 1
@@ -38,7 +38,7 @@ def template(agents: str) -> str:
 
 
 def write(root: Path) -> None:
-    """All of them."""
+    """Write all templates."""
     for path, agents in contents.TEMPLATES.items():
         file = root / path.lstrip("/")
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Prints the reference pages of `docs/reference` from what the program itself reads and is.
+"""Prints the reference pages of `docs/reference` from the program's own definitions.
 
 `make docs` writes them; a test compares them, so that they never say anything else than the program does.
 """
@@ -26,7 +26,7 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
 
 
 def write() -> None:
-    """Write every page; one of a command that is no more goes."""
+    """Write all pages, and delete those of removed commands."""
     for name, page in PAGES.items():
         path = FOLDER / name
         path.parent.mkdir(parents=True, exist_ok=True)

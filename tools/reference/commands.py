@@ -1,4 +1,4 @@
-"""The pages of commands: what `--help` says, as a page."""
+"""The pages of commands: the contents of `--help`."""
 
 import inspect
 import re
@@ -17,7 +17,7 @@ _PROGRAM: Final = "nodewise"
 
 
 def walk(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
-    """A command and all below it, each with what is typed."""
+    """Yield a command and all its subcommands, with their names."""
     yield path, command
     if isinstance(command, click.Group):
         context = click.Context(command, info_name=path)
@@ -27,12 +27,12 @@ def walk(command: click.Command, path: str) -> Iterator[tuple[str, click.Command
 
 
 def every() -> dict[str, click.Command]:
-    """All commands of `nodewise`, by what is typed."""
+    """All commands of `nodewise` by name."""
     return dict(walk(main.command, _PROGRAM))
 
 
 def _one(name: str) -> str:
-    """The page of a command of `nodewise`, with what is below it."""
+    """The page of a command of `nodewise`, including subcommands."""
     path = f"{_PROGRAM} {name}"
     commands = {typed: command for typed, command in every().items() if f"{typed} ".startswith(f"{path} ")}
     parts = [_section(command, typed, "#" if typed == path else "##") for typed, command in commands.items()]
@@ -77,12 +77,12 @@ def _below(group: click.Group, context: click.Context, typed: str) -> Iterator[t
 
 
 def summary(command: click.Command) -> str:
-    """What a command does, in its first paragraph."""
+    """The first paragraph of a command's help."""
     return " ".join(inspect.cleandoc(command.help or "").split("\n\n")[0].replace("\b", "").split())
 
 
 def _prose(text: str) -> str:
-    r"""The text of a command: paragraphs, and what stands below `\b` as it is."""
+    r"""The help of a command: paragraphs, and preformatted text below `\b`."""
     parts = []
     for paragraph in inspect.cleandoc(text).split("\n\n"):
         is_block = paragraph.startswith("\b\n")
@@ -109,7 +109,7 @@ def _option(option: click.Option, context: click.Context) -> str:
 
 
 def help_and_default(option: click.Option, context: click.Context) -> tuple[str, str]:
-    """An option's help without its default, and its default in words."""
+    """An option's help without its default, and the default."""
     text = option.help or ""
     if match := _DEFAULT.search(text):
         return text[: match.start()] or "", (match[1] or match[2]).strip("`")
@@ -118,7 +118,7 @@ def help_and_default(option: click.Option, context: click.Context) -> tuple[str,
 
 
 def commands_page() -> str:
-    """All commands in one table, and what holds for all of them."""
+    """All commands in one table, and their common behaviour."""
     rows = ((f"[`{_PROGRAM} {name}`]({name}.md)", text) for name, (_, text) in main.COMMANDS.items())
     return "".join(
         [

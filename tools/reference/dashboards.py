@@ -1,4 +1,4 @@
-"""The page of the dashboards: every panel, and what it is drawn from."""
+"""The page of the dashboards: all panels with their queries."""
 
 import json
 import re

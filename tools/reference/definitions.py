@@ -1,4 +1,4 @@
-"""The page of custom resources: what the definitions of `deploy/crds` say, field by field."""
+"""The page of custom resources: all fields of the definitions in `deploy/crds`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +25,7 @@ _BOUNDS: Final = {
 
 
 def definitions_page() -> str:
-    """Every kind of object that the program brings, with all fields."""
+    """All custom resources with all fields."""
     return "".join(
         [
             MADE,
@@ -79,13 +79,13 @@ def _version(version: Mapping[str, Any]) -> str:
 
 
 def _without_empty(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of the columns in which something stands."""
+    """A table without its empty columns."""
     kept = [at for at in range(len(head)) if any(row[at] for row in rows)]
     return table([head[at] for at in kept], ([row[at] for at in kept] for row in rows))
 
 
 def _fields(schema: Mapping[str, Any], path: str) -> Iterator[tuple[str, str, str, str]]:
-    """Every field below a schema, in the order of the definition."""
+    """Yield all fields below a schema, in the order of the definition."""
     needed = schema.get("required", ())
     for name, field in schema.get("properties", {}).items():
         if not path and name in {"apiVersion", "kind", "metadata"}:

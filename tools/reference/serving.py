@@ -15,7 +15,7 @@ _DOES = {
 
 
 def serving_page() -> str:
-    """Where each server listens, and every path of it."""
+    """Addresses and paths of all servers."""
     kinds = agents.built_in()
     request_handler = RequestHandler(kinds, {kind.name: kind.options() for kind in kinds})
     port, health = ServeOptions().port, AdminOptions().health_port

@@ -52,7 +52,7 @@ def _new(name: str) -> str:
 
 
 def _with_bases(groups: Iterable[type[msgspec.Struct]]) -> list[type[msgspec.Struct]]:
-    """The groups, and before each what it inherits from, all once."""
+    """The groups, each after its base classes, without duplicates."""
     every = (base for group in groups for base in (*group.__mro__[1:], group))
     return list(
         dict.fromkeys(
