@@ -24,7 +24,7 @@ _ROOT: Final = 0
 
 
 class Untrusted(BadInput):
-    """A file or folder that somebody other than root can write to."""
+    """A file or folder that users other than root can write to."""
 
 
 def resolve(path: str | os.PathLike[str]) -> str:
@@ -104,7 +104,7 @@ def _walk(path: str, *, is_folder: bool) -> str:
 
 
 def _check(path: str, status: os.stat_result, *, is_sticky_enough: bool = False) -> None:
-    """Untrusted unless root or the effective user owns it and nobody else may write to it."""
+    """Untrusted unless root or the effective user owns it and no other user may write to it."""
     user = os.geteuid()
     mode = stat.S_IMODE(status.st_mode)
     is_folder = stat.S_ISDIR(status.st_mode)

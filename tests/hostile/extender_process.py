@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from tests.forks import NODEWISE, ForkedProcess
-from tests.unit.serve.certificate_files import CertificateFiles
+from tests.unit.serve.certificate_files import ServerCertificateFiles
 
 PATIENCE_S = 60.0
 """For an answer on a loaded machine; nothing here is a limit of speed."""
@@ -98,7 +98,7 @@ class AttackedExtender:
     """The process. `options` are its flags; certificates, address and ports are given."""
 
     def __init__(self, folder: Path, options: Sequence[object]) -> None:
-        self.papers = CertificateFiles(folder)
+        self.papers = ServerCertificateFiles(folder)
         self._context = self.papers.context()
         papers = self.papers
         fixed = {

@@ -22,7 +22,7 @@ from nodewise.errors import BadSettings, Problem, Unavailable
 from nodewise.serve.certificate_issuer import (
     SKEW,
     CertificateIssuer,
-    IssuedCertificate,
+    SignedCertificate,
     is_address,
     is_host,
     is_issued_by,
@@ -382,7 +382,7 @@ def _summarize(status: _PeerStatus, peer: PeerCertificates) -> CertificateSummar
     return CertificateSummary(_names(leaf) or [_common_name(leaf)], leaf.not_valid_after_utc, peer.signer)
 
 
-def _with_issued(peer: PeerCertificates, status: _PeerStatus, made: IssuedCertificate) -> PeerCertificates:
+def _with_issued(peer: PeerCertificates, status: _PeerStatus, made: SignedCertificate) -> PeerCertificates:
     """The certificates with a newly issued one: stored for the switch, or in use at once if the old one is unusable."""
     if status.is_usable:
         return peer._replace(next_cert=made.cert, next_key=made.key)

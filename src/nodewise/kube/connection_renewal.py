@@ -49,7 +49,7 @@ class RenewingTransport(httpx2.AsyncBaseTransport):
     def __init__(
         self, make: Callable[[], httpx2.AsyncBaseTransport], has_changed: Callable[[], bool]
     ) -> None:
-        """`has_changed` is asked at each call: does `make` give something else than the last time?"""
+        """`has_changed` is called before each request: whether `make` would use other certificates than before."""
         self._make = make
         self._has_changed = has_changed
         self._current = _Generation(make())

@@ -49,13 +49,13 @@ def connect(options: KubeOptions, metrics_registry: MetricsRegistry, clock: Cloc
     chosen = kubeconfig.select_context(options.kubeconfig, options.context, os.environ)
     tls.context(chosen)  # what is wrong is said in the kubeconfig's words
     tls_credentials = tls.TlsCredentials(chosen, metrics_registry, clock)
-    transport = _transport(chosen, tls_credentials)
+    transport = _create_transport(chosen, tls_credentials)
 
     def set_client_certificate(certificate: bytes, key: bytes, what: str) -> None:
         if tls_credentials.set_client_certificate(certificate, key, what):
             transport.renew()
 
-    http = _http(chosen, transport, credentials.auth(chosen, set_client_certificate, clock))
+    http = _create_client(chosen, transport, credentials.auth(chosen, set_client_certificate, clock))
     account = ConnectionInfo(
         server=chosen.cluster["server"],
         namespace=options.namespace or chosen.context.get("namespace") or "default",
@@ -65,11 +65,11 @@ def connect(options: KubeOptions, metrics_registry: MetricsRegistry, clock: Cloc
     return HttpApi(http, account, TokenBucket(options.kube_qps, options.kube_burst), clock, metrics_registry)
 
 
-def _transport(chosen: KubeconfigContext, tls_credentials: tls.TlsCredentials) -> RenewingTransport:
+def _create_transport(chosen: KubeconfigContext, tls_credentials: tls.TlsCredentials) -> RenewingTransport:
     server = chosen.cluster["server"]
     url = urlsplit(server)
     if url.scheme not in ("http", "https") or not url.hostname:
-        raise _bad(chosen, "cluster: server", shown(server), "https://host:port")
+        raise _bad_settings(chosen, "cluster: server", shown(server), "https://host:port")
     way = chosen.cluster.get("proxy-url") or proxy_settings.proxy_url(server, os.environ)
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=32, keepalive_expiry=KEPT_S)
 
@@ -85,10 +85,10 @@ def _transport(chosen: KubeconfigContext, tls_credentials: tls.TlsCredentials) -
     try:
         return RenewingTransport(make, tls_credentials.has_changed)
     except (ValueError, ImportError, httpx2.InvalidURL) as error:
-        raise _bad(chosen, "cluster: proxy-url", str(error), "a URL that can be used") from error
+        raise _bad_settings(chosen, "cluster: proxy-url", str(error), "a URL that can be used") from error
 
 
-def _http(
+def _create_client(
     chosen: KubeconfigContext, transport: RenewingTransport, auth: httpx2.Auth | None
 ) -> httpx2.AsyncClient:
     server = chosen.cluster["server"]
@@ -99,7 +99,7 @@ def _http(
             base_url=server, auth=auth, headers=headers, transport=transport, timeout=None, trust_env=False
         )
     except (ValueError, httpx2.InvalidURL) as error:
-        raise _bad(chosen, "cluster: server", str(error), "a URL that can be used") from error
+        raise _bad_settings(chosen, "cluster: server", str(error), "a URL that can be used") from error
 
 
 def _extensions(chosen: KubeconfigContext) -> dict[str, str]:
@@ -111,10 +111,12 @@ def _extensions(chosen: KubeconfigContext) -> dict[str, str]:
 def _impersonation(chosen: KubeconfigContext) -> dict[str, str]:
     """The headers of `kubectl --as`. Groups and extras need repeated headers, so they are errors, not ignored."""
     if chosen.user.get("as-groups") or chosen.user.get("as-user-extra"):
-        raise _bad(chosen, "user: as-groups, as-user-extra", "set", "a user that needs no impersonation")
+        raise _bad_settings(
+            chosen, "user: as-groups, as-user-extra", "set", "a user that needs no impersonation"
+        )
     pairs = (("Impersonate-User", chosen.user.get("as")), ("Impersonate-Uid", chosen.user.get("as-uid")))
     return {header: value for header, value in pairs if value}
 
 
-def _bad(chosen: KubeconfigContext, field: str, seen: str, wanted: str) -> BadSettings:
+def _bad_settings(chosen: KubeconfigContext, field: str, seen: str, wanted: str) -> BadSettings:
     return BadSettings(f"kubeconfig {chosen.source}, context {chosen.name}", [Problem(field, seen, wanted)])

@@ -49,19 +49,19 @@ class ObjectDecoder(Generic[T]):
 
     def add(self, data: msgspec.Raw) -> None:
         """Add an object of the list."""
-        item = self._kept(data)
+        item = self._decode_and_filter(data)
         if item is not None:
             self._writer.add(item)
 
     def finish(self, version: str = "") -> None:
         """Apply the complete list."""
         self._writer.finish(version)
-        self._count()
+        self._update_gauge()
 
     def apply_response(self, data: bytes) -> T | None:
         """Apply the server's response to our write before the watch delivers it (`StoreWriter.apply_response`)."""
         raw = msgspec.Raw(data)
-        item = self._kept(raw)
+        item = self._decode_and_filter(raw)
         return None if item is None else self._writer.apply_response(item, list_watch.version_of(raw))
 
     def apply(self, frame: list_watch.WatchEvent) -> None:
@@ -69,28 +69,28 @@ class ObjectDecoder(Generic[T]):
         if frame.kind == "bookmark":
             self._writer.reach(frame.version)
             return
-        item = self._kept(frame.object) if frame.kind == "put" else None
+        item = self._decode_and_filter(frame.object) if frame.kind == "put" else None
         if item is None:
             self._writer.remove(frame.key, frame.version)
         else:
             self._writer.apply(item, frame.version)
-        self._count()
+        self._update_gauge()
 
-    def _count(self) -> None:
+    def _update_gauge(self) -> None:
         self._metrics_registry.set("kube_objects", len(self.store), kind=self._kind)
 
-    def _kept(self, data: msgspec.Raw) -> T | None:
-        item = self._decoded(data)
+    def _decode_and_filter(self, data: msgspec.Raw) -> T | None:
+        item = self._decode(data)
         return item if item is None or self._keep is None else self._keep(item)
 
-    def _decoded(self, data: msgspec.Raw) -> T | None:
+    def _decode(self, data: msgspec.Raw) -> T | None:
         try:
-            return self._owned(self._decoder.decode(data))
+            return self._copy_raw_fields(self._decoder.decode(data))
         except UNREADABLE as error:
-            self._note(list_watch.key_of(data), str(error))
+            self._report_unreadable(list_watch.key_of(data), str(error))
             return None
 
-    def _owned(self, item: T) -> T:
+    def _copy_raw_fields(self, item: T) -> T:
         """The object with copies of its raw fields: slices would keep the whole page in memory."""
         for path, name in self._raw:
             part: Any = item
@@ -100,7 +100,7 @@ class ObjectDecoder(Generic[T]):
                 msgspec.structs.force_setattr(part, name, getattr(part, name).copy())
         return item
 
-    def _note(self, key: Key, error: str) -> None:
+    def _report_unreadable(self, key: Key, error: str) -> None:
         self._metrics_registry.count("kube_unreadable_total", kind=self._kind)
         if key not in self._named and len(self._named) < _MOST_NAMED:
             self._named.add(key)

@@ -1,7 +1,7 @@
-"""Text into JSON documents: from JSON, or from YAML as Kubernetes reads it. Knows nothing of kinds.
+"""Converts JSON or YAML text to JSON documents, with the YAML semantics of Kubernetes. Independent of kinds.
 
-Kubernetes turns YAML into JSON (sigs.k8s.io/yaml v1.6 on go.yaml.in/yaml v2). So here too `y` and `on` are true,
-times, base-60 numbers and keys are texts, and a key that stands twice is an error, not a silent loss of the first.
+Kubernetes converts YAML to JSON (sigs.k8s.io/yaml v1.6 on go.yaml.in/yaml v2). So `y` and `on` are true; times, base-60
+numbers and keys are strings; and a duplicate key is an error.
 """
 
 import json
@@ -26,7 +26,7 @@ _TYPES: Final = (
     ("float", r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?", "-+.0123456789"),
     ("merge", r"<<", "<"),
 )
-"""Plain texts that are more than text, by what they look like and may begin with (yaml v2, resolve.go)."""
+"""Types of plain scalars that are not strings: pattern and first characters (yaml v2, resolve.go)."""
 
 _SPACE: Final = re.compile(r"\s*")
 _INDEX: Final = re.compile(r"\[(\d+)\]")
@@ -35,7 +35,7 @@ _JSON_START: Final = (b"{", b"[")
 
 
 class _Loader(yaml_loader.Loader):
-    """With Kubernetes' reading of plain texts and keys."""
+    """Loader with the YAML semantics of Kubernetes for plain scalars and keys."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML's way; its own would be PyYAML's types
 
@@ -58,23 +58,23 @@ _Loader.add_constructor(
 
 
 def split_documents(text: bytes, source: str) -> Iterator[tuple[int, bytes]]:
-    """The documents of a text as JSON, each with its number from 1; empty ones are left out.
+    """The documents of a text as JSON, each with its number from 1. Empty documents are left out.
 
     `BadInput` names `source`, and line and column.
     """
     if text.lstrip()[:1] not in _JSON_START or b"\n---" in text:
-        yield from _from_yaml(text, source)
+        yield from _split_yaml(text, source)
         return
     try:
         whole = bytes(msgspec.json.decode(text, type=msgspec.Raw))
     except (msgspec.MsgspecError, RecursionError):
-        yield from _from_several(text, source)
+        yield from _split_json(text, source)
     else:
         yield 1, whole
 
 
-def _from_several(text: bytes, source: str) -> Iterator[tuple[int, bytes]]:
-    """JSON documents one after another, as two runs of `kubectl get -o json` write them into one pipe."""
+def _split_json(text: bytes, source: str) -> Iterator[tuple[int, bytes]]:
+    """Concatenated JSON documents, for example of two runs of `kubectl get -o json`."""
     decoder = json.JSONDecoder()
     number = at = 0
     try:
@@ -89,19 +89,19 @@ def _from_several(text: bytes, source: str) -> Iterator[tuple[int, bytes]]:
         problem = Problem(f"document {max(number, 1)}", str(error), "JSON or YAML")
         if number > 1 or isinstance(error, RecursionError):
             raise BadInput(source, [problem]) from error
-        yield from _from_flow(text, source, problem)
+        yield from _parse_flow_yaml(text, source, problem)
 
 
-def _from_flow(text: bytes, source: str, problem: Problem) -> Iterator[tuple[int, bytes]]:
-    """YAML may begin like JSON: `{kind: Node}`. What is neither is told as JSON that it is not."""
+def _parse_flow_yaml(text: bytes, source: str, problem: Problem) -> Iterator[tuple[int, bytes]]:
+    """YAML in flow style such as `{kind: Node}`. If it is invalid, the error is that of the JSON parser."""
     try:
-        objects = list(_from_yaml(text, source))
+        objects = list(_split_yaml(text, source))
     except BadInput as error:
         raise BadInput(source, [problem]) from error
     yield from objects
 
 
-def _from_yaml(text: bytes, source: str) -> Iterator[tuple[int, bytes]]:
+def _split_yaml(text: bytes, source: str) -> Iterator[tuple[int, bytes]]:
     for number, document in enumerate(yaml_loader.load_all(text, source, _Loader), 1):
         if document is None:
             continue
@@ -114,7 +114,7 @@ def _from_yaml(text: bytes, source: str) -> Iterator[tuple[int, bytes]]:
 
 
 def line_of_field(node: Any, path: str) -> int:
-    """The line of a field such as `spec.rules[0].target` below a node, or of the closest one around it; from 1."""
+    """The line, from 1, of a field such as `spec.rules[0].target` below a node, or of its closest existing parent."""
     number = node.start_mark.line
     while path:
         step = _step(node, path)
@@ -126,7 +126,7 @@ def line_of_field(node: Any, path: str) -> int:
 
 
 def _step(node: Any, path: str) -> tuple[int, Any, Any] | None:
-    """The length of the first step of a path, where its key or item is, and the node there; None if it is absent."""
+    """The length of the first step of a path, the position of its key or item, and its node; None if it is missing."""
     if isinstance(node, yaml.SequenceNode):
         match = _INDEX.match(path)
         if match and int(match[1]) < len(node.value):

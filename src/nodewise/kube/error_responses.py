@@ -93,7 +93,7 @@ def error_from_status(
     problems = _problems(code, status)
     remedy = hint or REMEDIES.get(code, "")
     if kind is Unavailable:
-        wait_s = _seconds(retry_after, status)
+        wait_s = _retry_after_s(retry_after, status)
         return Unavailable(str(call), problems, remedy=remedy, retry_after_s=wait_s)
     return kind(str(call), problems, remedy=remedy)
 
@@ -105,7 +105,7 @@ def _problems(code: int, status: ErrorStatus) -> list[Problem]:
     return [Problem("", status.message or f"HTTP status {code}", "")]
 
 
-def _seconds(retry_after: str, status: ErrorStatus) -> float:
+def _retry_after_s(retry_after: str, status: ErrorStatus) -> float:
     """The longer delay of header and Status, in seconds. A date, which no API server sends, is ignored."""
     header_s = float(retry_after) if retry_after.isascii() and retry_after.isdigit() else 0.0
     body_s = status.details.retryAfterSeconds if status.details else 0.0

@@ -99,9 +99,9 @@ class EventRecorder:
     ) -> None:
         """Queue an event. Never blocks and never fails; `action` is the action that caused it, in one word."""
         event = RecordedEvent(
-            about, type_, _truncated("reason", reason), _truncated("note", note), _truncated("action", action)
+            about, type_, _truncate("reason", reason), _truncate("note", note), _truncate("action", action)
         )
-        series = self._series(event)
+        series = self._series_of(event)
         series.count += 1
         series.last_s = self._clock.now()
         if not series.waiting:
@@ -136,7 +136,7 @@ class EventRecorder:
             sleeping.cancel()
             waking.cancel()
 
-    def _series(self, event: RecordedEvent) -> _EventSeries:
+    def _series_of(self, event: RecordedEvent) -> _EventSeries:
         now_s = self._clock.now()
         series = self._known.get(event)
         if series is None or now_s - series.last_s > FORGET_S:
@@ -249,7 +249,7 @@ def _micro_time(wall_s: float) -> str:
     return datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def _truncated(field: str, text: str) -> str:
+def _truncate(field: str, text: str) -> str:
     """The text, truncated to the number of UTF-8 bytes that the API server accepts, in whole characters."""
     most = _LONGEST[field]
     data = text.encode()

@@ -60,9 +60,9 @@ class ExecPlugin(httpx2.Auth):
     def __init__(
         self, chosen: KubeconfigContext, set_client_certificate: SetClientCertificate, clock: Clock
     ) -> None:
-        self._settings = _settings(chosen)
-        self._what = f"credential plugin {self._settings.command}"
-        self._cluster = _cluster_info(chosen) if self._settings.provide_cluster_info else None
+        self._config = _exec_config(chosen)
+        self._what = f"credential plugin {self._config.command}"
+        self._cluster = _cluster_info(chosen) if self._config.provide_cluster_info else None
         self._set_client_certificate = set_client_certificate
         self._clock = clock
         self._lock = asyncio.Lock()
@@ -71,16 +71,16 @@ class ExecPlugin(httpx2.Auth):
 
     async def async_auth_flow(self, request: httpx2.Request) -> Flow:
         await self._renew(self._clock.now() >= self._ends_at_s)
-        response = yield self._signed(request)
+        response = yield self._authorize(request)
         if response.status_code == httpx2.codes.UNAUTHORIZED:
             refused = request.headers.get("Authorization", "")
             await self._renew(refused == self._header())
-            yield self._signed(request)
+            yield self._authorize(request)
 
     def _header(self) -> str:
         return f"Bearer {self._token}" if self._token else ""
 
-    def _signed(self, request: httpx2.Request) -> httpx2.Request:
+    def _authorize(self, request: httpx2.Request) -> httpx2.Request:
         if self._token:
             request.headers["Authorization"] = self._header()
         return request
@@ -92,15 +92,15 @@ class ExecPlugin(httpx2.Auth):
         before = self._ends_at_s, self._token
         async with self._lock:
             if (self._ends_at_s, self._token) == before:
-                self._take(await self._run())
+                self._apply_output(await self._run())
 
     async def _run(self) -> bytes:
         """Run the plugin and return its output. It has no terminal: a service cannot prompt for a password."""
         pipe = asyncio.subprocess.PIPE
         try:
             process = await asyncio.create_subprocess_exec(
-                self._settings.command,
-                *(self._settings.args or ()),
+                self._config.command,
+                *(self._config.args or ()),
                 env=self._environment(),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=pipe,
@@ -108,8 +108,8 @@ class ExecPlugin(httpx2.Auth):
             )
         except OSError as error:
             problem = Problem("command", str(error), "a program that can be run")
-            raise BadSettings(self._what, [problem], remedy=self._settings.install_hint) from error
-        output, complaint = await _finished(process, self._what)
+            raise BadSettings(self._what, [problem], remedy=self._config.install_hint) from error
+        output, complaint = await _communicate(process, self._what)
         if process.returncode:
             seen = f"exit status {process.returncode}: {complaint.decode(errors='replace').strip()[-500:]}"
             raise Unavailable(self._what, [Problem("", seen, "exit status 0")], retry_after_s=5.0)
@@ -120,14 +120,14 @@ class ExecPlugin(httpx2.Auth):
         spec: dict[str, Any] = {"interactive": False}
         if self._cluster is not None:
             spec["cluster"] = self._cluster
-        info = {"kind": "ExecCredential", "apiVersion": self._settings.api_version, "spec": spec}
-        own = {pair["name"]: pair.get("value", "") for pair in self._settings.env or () if "name" in pair}
+        info = {"kind": "ExecCredential", "apiVersion": self._config.api_version, "spec": spec}
+        own = {pair["name"]: pair.get("value", "") for pair in self._config.env or () if "name" in pair}
         return {**os.environ, **own, "KUBERNETES_EXEC_INFO": msgspec.json.encode(info).decode()}
 
-    def _take(self, output: bytes) -> None:
+    def _apply_output(self, output: bytes) -> None:
         try:
             status = msgspec.json.decode(output, type=_ExecCredential).status
-            ends_at_s = _end_s(status)
+            ends_at_s = _expiry_s(status)
         except (msgspec.MsgspecError, ValueError) as error:
             raise Refused(self._what, [Problem("", str(error), "an ExecCredential with a status")]) from error
         if not status.token and not status.client_certificate_data:
@@ -139,13 +139,13 @@ class ExecPlugin(httpx2.Auth):
         self._ends_at_s = ends_at_s - EARLY_S
 
 
-def _end_s(status: _ExecCredentialStatus) -> float:
+def _expiry_s(status: _ExecCredentialStatus) -> float:
     """The expiry of the credentials in seconds since 1970; infinite if the plugin does not return one."""
     end = status.expiration_timestamp
     return clock.parse_rfc3339(end) if end else float("inf")
 
 
-async def _finished(process: asyncio.subprocess.Process, what: str) -> tuple[bytes, bytes]:
+async def _communicate(process: asyncio.subprocess.Process, what: str) -> tuple[bytes, bytes]:
     """The output of the plugin. A plugin that exceeds the timeout, or whose call was cancelled, is killed."""
     try:
         async with asyncio.timeout(LONGEST_S):
@@ -157,7 +157,7 @@ async def _finished(process: asyncio.subprocess.Process, what: str) -> tuple[byt
             process.kill()
 
 
-def _settings(chosen: KubeconfigContext) -> ExecConfig:
+def _exec_config(chosen: KubeconfigContext) -> ExecConfig:
     try:
         return msgspec.convert(chosen.user["exec"], ExecConfig)
     except msgspec.ValidationError as error:

@@ -1,5 +1,5 @@
-"""One type out of many: each agent declares the fields of nodes and pods that it reads, and the reflector decodes
-the union. A new field is so a change of one folder, and a field that nobody reads costs nothing.
+"""Merges struct types: each agent declares the fields of nodes and pods that it reads, and the reflector decodes the
+union. So a new field changes only one folder, and unused fields are not decoded.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ Declared = type[msgspec.Struct]
 
 
 class ObjectMeta(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename="camel"):
-    """What every merged type has of `metadata`."""
+    """The fields of `metadata` that every merged type has."""
 
     name: str
     namespace: str = ""
@@ -22,31 +22,31 @@ class ObjectMeta(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename="ca
 
 
 class Object(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """The least that a store needs of an object (`store.KubernetesObject`)."""
+    """The fields that a store needs (`store.KubernetesObject`)."""
 
     metadata: ObjectMeta
 
 
 _OURS: Final = (Object, ObjectMeta)
-"""What they require is there in every object, so it does not matter that an agent has a default for it."""
+"""Every object has the fields that these types require, so defaults of agents for them do not matter."""
 
 _OPTIONS: Final[Mapping[str, Any]] = {"frozen": True, "gc": False, "kw_only": True}
-"""`gc=False`: 50,000 pods that the garbage collector walks through would stop the event loop. Declare tuples, not
-lists, for the same reason: the collector lets go of a tuple that holds nothing of its business.
+"""`gc=False`: traversing 50,000 pods in the garbage collector would block the event loop. Declare tuples, not lists,
+for the same reason: the collector stops tracking tuples without tracked items.
 """
 
 
 def merge(base_name: str, *declared: Declared) -> type[Any]:
-    """A frozen struct named `base_name` with the fields of `Object` and of all `declared`, nested structs merged.
+    """A frozen struct named `base_name` with the fields of `Object` and of all `declared`; nested structs are merged.
 
-    Fields are the same if their names on the wire are; then their types and defaults must agree too.
-    TypeError names the field and both declarations if they do not.
+    Fields with the same encoded name must have the same name in Python, type and default. TypeError names the field and
+    both declarations if they differ.
     """
-    return _merged(base_name, base_name, (Object, *declared))
+    return _merge_structs(base_name, base_name, (Object, *declared))
 
 
-def _merged(type_name: str, path: str, declared: tuple[Declared, ...]) -> type[Any]:
-    """The union of some structs; `path` is where they stand, for messages: `Node.status`."""
+def _merge_structs(type_name: str, path: str, declared: tuple[Declared, ...]) -> type[Any]:
+    """The union of structs; `path` is their path for messages, such as `Node.status`."""
     unique = tuple(dict.fromkeys(declared))
     declarations: dict[str, list[tuple[Declared, FieldInfo]]] = {}
     for struct in unique:
@@ -57,15 +57,15 @@ def _merged(type_name: str, path: str, declared: tuple[Declared, ...]) -> type[A
 
 
 def _field(path: str, wire: str, owners: list[tuple[Declared, FieldInfo]]) -> tuple[str, Any, Any]:
-    """One field: its name in Python, its type and its default, each agreed on by all that declare it."""
+    """One field: name in Python, type and default. TypeError if the declarations differ."""
     first, field = owners[0]
     type_, default = field.type, _default(field)
     for struct, other in owners[1:]:
         if other.name != field.name:
-            raise _disagree(path, first, field.name, struct, other.name)
-        both = _agreed(path, (first, type_), (struct, other.type))
+            raise _conflict(path, first, field.name, struct, other.name)
+        both = _merge_types(path, (first, type_), (struct, other.type))
         if first not in _OURS and _default(other) != default:
-            raise _disagree(path, first, _shown(default), struct, _shown(_default(other)))
+            raise _conflict(path, first, _render(default), struct, _render(_default(other)))
         type_ = both
     return field.name, type_, _spec(wire, type_, default)
 
@@ -73,32 +73,34 @@ def _field(path: str, wire: str, owners: list[tuple[Declared, FieldInfo]]) -> tu
 Side = tuple[Declared, Any]
 
 
-def _agreed(path: str, left: Side, right: Side) -> Any:
-    """The type that serves both sides: structs are merged, at any depth; anything else must be equal."""
+def _merge_types(path: str, left: Side, right: Side) -> Any:
+    """The common type of both sides: structs are merged at any depth; all other types must be equal."""
     (first, a), (second, b) = left, right
     if a == b:
         return a
     if _is_struct(a) and _is_struct(b):
-        return _merged(_type_name(path), path, (a, b))
+        return _merge_structs(_type_name(path), path, (a, b))
     origin = _origin(a)
     parts, others = get_args(a), get_args(b)
     if origin is None or origin != _origin(b) or len(parts) != len(others):
-        raise _disagree(path, first, _shown(a), second, _shown(b))
-    agreed = [_agreed(path, (first, x), (second, y)) for x, y in zip(_sorted(a), _sorted(b), strict=True)]
+        raise _conflict(path, first, _render(a), second, _render(b))
+    agreed = [
+        _merge_types(path, (first, x), (second, y)) for x, y in zip(_sorted(a), _sorted(b), strict=True)
+    ]
     return Union[tuple(agreed)] if origin is Union else origin[tuple(agreed)]  # noqa: UP007
 
 
 def _origin(type_: Any) -> Any:
-    """The same for a union that was written and for one that was made here."""
+    """The origin of a type, the same for `X | Y` and `Union[X, Y]`."""
     origin: Any = get_origin(type_)
     return Union if origin is UnionType else origin
 
 
 def _sorted(type_: Any) -> list[Any]:
-    """The parts of a type; those of `X | None` with the struct first, as their order means nothing."""
+    """The arguments of a type; those of a union with structs first, as their order has no meaning."""
     parts = list(get_args(type_))
     if _origin(type_) is Union:
-        parts.sort(key=lambda part: (part is NoneType, not _is_struct(part), _shown(part)))
+        parts.sort(key=lambda part: (part is NoneType, not _is_struct(part), _render(part)))
     return parts
 
 
@@ -107,11 +109,11 @@ def _is_struct(type_: Any) -> bool:
 
 
 _EMPTY: Final = "a struct of defaults"
-"""Stands for a default such as `status: Status = Status()`: its merged type has such a default as well."""
+"""Represents a default such as `status: Status = Status()`: the merged type has such a default, too."""
 
 
 def _default(field: FieldInfo) -> Any:
-    """A field's default as something that can be compared; NODEFAULT for a field that must be there."""
+    """The default of a field in a comparable form; NODEFAULT for a required field."""
     factory = field.default_factory
     default = field.default if factory is NODEFAULT else factory
     struct = default if _is_struct(default) else type(default)
@@ -134,12 +136,12 @@ def _type_name(path: str) -> str:
     return "".join(part[:1].upper() + part[1:] for part in path.split("."))
 
 
-def _shown(value: Any) -> str:
+def _render(value: Any) -> str:
     if value is NODEFAULT or value is UNSET:
         return "no default"
     return getattr(value, "__qualname__", "") if isinstance(value, type) else repr(value)
 
 
-def _disagree(path: str, first: Declared, seen: str, second: Declared, other: str) -> TypeError:
+def _conflict(path: str, first: Declared, seen: str, second: Declared, other: str) -> TypeError:
     a, b = (f"{struct.__module__}.{struct.__qualname__}" for struct in (first, second))
     return TypeError(f"{path}: {a} declares {seen}, {b} declares {other}; they must agree")

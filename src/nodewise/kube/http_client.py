@@ -77,7 +77,7 @@ class HttpApi:
 
     async def get(self, path: str, params: Params = NONE, *, timeout_s: float = DEADLINE_S) -> bytes:
         request = self._request("GET", path, params)
-        return await self._answer("get", request, timeout_s)
+        return await self._send_request("get", request, timeout_s)
 
     async def create(
         self, path: str, body: object, params: Params = NONE, *, timeout_s: float = DEADLINE_S
@@ -109,10 +109,10 @@ class HttpApi:
         request = self._request("GET", path, {**params, "watch": "1"})
         request.extensions["timeout"] = {"connect": DEADLINE_S, "read": idle_s, "write": DEADLINE_S}
         splitter = LineSplitter()
-        with self._translated("watch", request):
+        with self._translate_errors("watch", request):
             response = await self._http.send(request, stream=True)
             try:
-                await self._checked("watch", request, response)
+                await self._check_response("watch", request, response)
                 async for piece in response.aiter_bytes():
                     for line in splitter.feed(piece):
                         yield line
@@ -177,30 +177,30 @@ class HttpApi:
             )
         if wait_s:
             await self._clock.sleep(wait_s)
-        return await self._answer(verb, request, timeout_s - wait_s)
+        return await self._send_request(verb, request, timeout_s - wait_s)
 
-    async def _answer(self, verb: str, request: httpx2.Request, timeout_s: float) -> bytes:
+    async def _send_request(self, verb: str, request: httpx2.Request, timeout_s: float) -> bytes:
         # building a request, sending it, receiving and using the response take half a millisecond each
         await asyncio.sleep(0)
-        body = await self._sent(verb, request, timeout_s)
+        body = await self._send(verb, request, timeout_s)
         await asyncio.sleep(0)
         return body
 
-    async def _sent(self, verb: str, request: httpx2.Request, timeout_s: float) -> bytes:
-        with self._translated(verb, request):
+    async def _send(self, verb: str, request: httpx2.Request, timeout_s: float) -> bytes:
+        with self._translate_errors(verb, request):
             try:
                 async with asyncio.timeout(timeout_s):
                     response = await self._http.send(request, stream=True)
                     try:
-                        await self._checked(verb, request, response)
-                        return await _whole(response)
+                        await self._check_response(verb, request, response)
+                        return await _read_body(response)
                     finally:
                         await response.aclose()
             except TimeoutError as error:
                 problem = Problem("", f"no answer within {timeout_s:g} s", "")
                 raise Unavailable(str(_call(verb, request)), [problem]) from error
 
-    async def _checked(self, verb: str, request: httpx2.Request, response: httpx2.Response) -> None:
+    async def _check_response(self, verb: str, request: httpx2.Request, response: httpx2.Response) -> None:
         """Raise the error of an unsuccessful or compressed response."""
         if problem := encoding_problem(response):
             raise Unavailable(str(_call(verb, request)), [problem])
@@ -208,14 +208,14 @@ class HttpApi:
             self._on_response()
         if response.is_success:
             return
-        status = error_responses.status_of(await _whole(response))
+        status = error_responses.status_of(await _read_body(response))
         retry_after = response.headers.get("retry-after", "")
         call = _call(verb, request)
         hint = self._connection_info.hint() if response.status_code == httpx2.codes.UNAUTHORIZED else ""
         raise error_responses.error_from_status(call, response.status_code, status, retry_after, hint)
 
     @contextmanager
-    def _translated(self, verb: str, request: httpx2.Request) -> Iterator[None]:
+    def _translate_errors(self, verb: str, request: httpx2.Request) -> Iterator[None]:
         """Translate exceptions of libraries to `NodewiseError`, and count each outcome."""
         outcome = "ok"
         try:
@@ -258,7 +258,7 @@ def encoding_problem(response: httpx2.Response) -> Problem | None:
     return None if encoding == "identity" else Problem("Content-Encoding", shown(encoding), "none")
 
 
-async def _whole(response: httpx2.Response) -> bytes:
+async def _read_body(response: httpx2.Response) -> bytes:
     pieces = []
     size = 0
     pace = Pacer()
@@ -283,31 +283,31 @@ class LineSplitter:
     def __init__(self, longest_bytes: int = LONGEST_LINE_BYTES) -> None:
         self._longest = longest_bytes
         self._parts: list[bytes] = []
-        self._held = 0
+        self._size = 0
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
         """The lines that this chunk completes, without line ends. Empty lines are left out."""
         head, *rest = piece.split(b"\n")
-        self._hold(head)
+        self._append(head)
         for part in rest:
-            line = self._taken()
+            line = self._take_line()
             if line:
                 yield line
-            self._hold(part)
+            self._append(part)
 
     def rest(self) -> bytes:
         """The bytes after the last line end: empty or a document, unless the stream was truncated."""
-        return self._taken()
+        return self._take_line()
 
-    def _hold(self, part: bytes) -> None:
-        self._held += len(part)
-        if self._held > self._longest:
+    def _append(self, part: bytes) -> None:
+        self._size += len(part)
+        if self._size > self._longest:
             seen = f"a line of more than {self._longest} bytes"
             raise Unavailable("the watch", [Problem("", seen, "one JSON document a line")])
         self._parts.append(part)
 
-    def _taken(self) -> bytes:
+    def _take_line(self) -> bytes:
         line = b"".join(self._parts).strip(b"\r")
         self._parts.clear()
-        self._held = 0
+        self._size = 0
         return line

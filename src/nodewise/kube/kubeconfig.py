@@ -12,7 +12,7 @@ ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """The folder at which a kubelet mounts the service account of a pod."""
 
 _HOME: Final = "~/.kube/config"
-_NAMED: Final = {"clusters": "cluster", "contexts": "context", "users": "user"}
+_ENTRY_KEYS: Final = {"clusters": "cluster", "contexts": "context", "users": "user"}
 _FILES: Final = {
     "cluster": ("certificate-authority",),
     "user": ("client-certificate", "client-key", "tokenFile"),
@@ -55,17 +55,17 @@ def load_context(kubeconfig: str, context: str, environ: Mapping[str, str]) -> K
     """The context with this name; an empty name means the current-context. `BadSettings` names the problems."""
     paths = _paths(kubeconfig, environ)
     source = os.pathsep.join(map(str, paths))
-    document = _merged(_read(path) for path in paths)
+    document = _merge(_read(path) for path in paths)
     name = context or document.get("current-context") or ""
     what = f"kubeconfig {source}"
     if not name:
-        known = _known(document, "contexts")
+        known = _entry_names(document, "contexts")
         raise BadSettings(
             what, [Problem("current-context", "not set", known)], remedy="give one with --context"
         )
-    chosen = _named(document, "contexts", name, what)
-    cluster = _named(document, "clusters", chosen.get("cluster") or "", what)
-    user = _named(document, "users", chosen["user"], what) if chosen.get("user") else {}
+    chosen = _find_entry(document, "contexts", name, what)
+    cluster = _find_entry(document, "clusters", chosen.get("cluster") or "", what)
+    user = _find_entry(document, "users", chosen["user"], what) if chosen.get("user") else {}
     if not cluster.get("server"):
         raise BadSettings(
             what, [Problem(f"cluster {chosen['cluster']}: server", "not set", "https://host:port")]
@@ -76,14 +76,14 @@ def load_context(kubeconfig: str, context: str, environ: Mapping[str, str]) -> K
 def _paths(kubeconfig: str, environ: Mapping[str, str]) -> list[Path]:
     """The files to read. Files of $KUBECONFIG may be missing, as for kubectl; a file of the option may not."""
     if kubeconfig:
-        return [_existing(kubeconfig, "--kubeconfig")]
+        return [_require_file(kubeconfig, "--kubeconfig")]
     if listed := [part for part in environ.get("KUBECONFIG", "").split(os.pathsep) if part]:
         there = [Path(part) for part in listed if Path(part).is_file()]
-        return there or [_existing(listed[0], "KUBECONFIG")]
-    return [_existing(_HOME, "kubeconfig")]
+        return there or [_require_file(listed[0], "KUBECONFIG")]
+    return [_require_file(_HOME, "kubeconfig")]
 
 
-def _existing(path: str, field: str) -> Path:
+def _require_file(path: str, field: str) -> Path:
     full = Path(path).expanduser()
     if full.is_file():
         return full
@@ -101,21 +101,21 @@ def _read(path: Path) -> dict[str, Any]:
         raise BadSettings(what, [Problem("", seen, "YAML of kind Config")], remedy=_REMEDY) from error
     if not isinstance(document, dict):
         raise BadSettings(what, [Problem("", shown(document), "YAML of kind Config")], remedy=_REMEDY)
-    for section, key in _NAMED.items():
+    for section, key in _ENTRY_KEYS.items():
         document[section] = [
-            _entry(entry, key, what, path.parent) for entry in _list(document, section, what)
+            _parse_entry(entry, key, what, path.parent) for entry in _list_entries(document, section, what)
         ]
     return document
 
 
-def _list(document: Mapping[str, Any], section: str, what: str) -> list[Any]:
+def _list_entries(document: Mapping[str, Any], section: str, what: str) -> list[Any]:
     entries = document.get(section) or []
     if isinstance(entries, list):
         return entries
     raise BadSettings(what, [Problem(section, shown(entries), "a list")])
 
 
-def _entry(entry: Any, key: str, what: str, folder: Path) -> dict[str, Any]:
+def _parse_entry(entry: Any, key: str, what: str, folder: Path) -> dict[str, Any]:
     """One named cluster, context or user. `BadSettings` if it has an invalid structure."""
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
         raise BadSettings(what, [Problem(f"{key}s", shown(entry), "entries with a name")])
@@ -132,26 +132,26 @@ def _entry(entry: Any, key: str, what: str, folder: Path) -> dict[str, Any]:
     return {"name": entry["name"], key: {**body, **changed}}
 
 
-def _merged(documents: Iterable[dict[str, Any]]) -> dict[str, Any]:
+def _merge(documents: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """The merged files: the first file that defines an entry wins (client-go v0.36 clientcmd, loading rules)."""
-    merged: dict[str, Any] = {section: [] for section in _NAMED} | {"current-context": ""}
+    merged: dict[str, Any] = {section: [] for section in _ENTRY_KEYS} | {"current-context": ""}
     for document in documents:
         merged["current-context"] = merged["current-context"] or document.get("current-context")
-        for section in _NAMED:
+        for section in _ENTRY_KEYS:
             known = {entry["name"] for entry in merged[section]}
             merged[section] += [entry for entry in document[section] if entry["name"] not in known]
     return merged
 
 
-def _named(document: Mapping[str, Any], section: str, name: str, what: str) -> Mapping[str, Any]:
-    key = _NAMED[section]
+def _find_entry(document: Mapping[str, Any], section: str, name: str, what: str) -> Mapping[str, Any]:
+    key = _ENTRY_KEYS[section]
     for entry in document[section]:
         if entry["name"] == name:
             fields: Mapping[str, Any] = entry[key]
             return fields
-    raise BadSettings(what, [Problem(key, f"there is none named {name!r}", _known(document, section))])
+    raise BadSettings(what, [Problem(key, f"there is none named {name!r}", _entry_names(document, section))])
 
 
-def _known(document: Mapping[str, Any], section: str) -> str:
+def _entry_names(document: Mapping[str, Any], section: str) -> str:
     names = [repr(entry["name"]) for entry in document[section]]
     return f"one of {', '.join(names)}" if names else f"{section}, but the file has none"

@@ -1,6 +1,6 @@
-"""Objects from files, folders and standard input, for commands without a cluster and for serving from files.
+"""Reads objects from files, folders and standard input, for commands without a cluster and for serving from files.
 
-They go into the very stores that a reflector fills: `Writer.replace(objects.of(NODES, Node))`.
+They are stored like those of a reflector: `StoreWriter.replace(objects.of(NODES, Node))`.
 """
 
 import sys
@@ -25,7 +25,7 @@ DEFAULT_NAMESPACE: Final = "default"
 
 
 class FileObject(NamedTuple):
-    """An object as JSON, and where it stands: `nodes.yaml, document 2, items[3]`."""
+    """An object as JSON, and its location: `nodes.yaml, document 2, items[3]`."""
 
     where: str
     data: bytes
@@ -38,7 +38,7 @@ class _TypeMeta(msgspec.Struct, frozen=True, rename={"api_version": "apiVersion"
 
 
 class FileObjects:
-    """What was read, by kind, in the order in which it was read."""
+    """Objects by kind, in the order of the files."""
 
     def __init__(self, entries: Mapping[Kind, list[FileObject]]) -> None:
         self._entries = entries
@@ -47,20 +47,20 @@ class FileObjects:
         return list(self._entries)
 
     def entries(self, group: str, kind: str) -> list[FileObject]:
-        """All objects of a kind, undecoded; none is the empty list."""
+        """All objects of a kind as JSON; an empty list if there are none."""
         return list(self._entries.get((group, kind), ()))
 
     def of(self, resource: Resource, type_: type[T]) -> list[T]:
-        """All objects of a kind, decoded. `BadInput` names every object that cannot be, and every one there twice.
+        """All objects of a kind, decoded. `BadInput` names every invalid and every duplicate object.
 
-        A namespaced object without a namespace is in `default`, as for kubectl.
+        A namespaced object without a namespace is in `default`, as with kubectl.
         """
         decoder = msgspec.json.Decoder(type_)
         objects: dict[Key, T] = {}
         problems = []
         for entry in self._entries.get((resource.group, resource.kind), ()):
             try:
-                item = _placed(decoder.decode(entry.data), resource)
+                item = _with_default_namespace(decoder.decode(entry.data), resource)
             except msgspec.MsgspecError as error:
                 problems.append(_problem(entry.where, error))
                 continue
@@ -74,13 +74,13 @@ class FileObjects:
 
 
 def read(paths: Iterable[str | Path], stdin: BinaryIO | None = None) -> FileObjects:
-    """Everything in these files and folders (their *.yaml, *.yml and *.json) and, for `-`, standard input.
+    """All objects in these files and folders (*.yaml, *.yml and *.json) and, for `-`, in standard input.
 
-    `BadInput` names each file and document that cannot be read, all together.
+    `BadInput` names all files and documents that cannot be read.
     """
     entries: dict[Kind, list[FileObject]] = {}
     problems: list[Problem] = []
-    for source, text in _texts(paths, stdin, problems):
+    for source, text in _read_texts(paths, stdin, problems):
         try:
             for kind, entry in _objects(text, source):
                 entries.setdefault(kind, []).append(entry)
@@ -94,7 +94,7 @@ def read(paths: Iterable[str | Path], stdin: BinaryIO | None = None) -> FileObje
     return FileObjects(entries)
 
 
-def _texts(
+def _read_texts(
     paths: Iterable[str | Path], stdin: BinaryIO | None, problems: list[Problem]
 ) -> Iterator[tuple[str, bytes]]:
     for path in paths:
@@ -119,11 +119,11 @@ def _files(path: Path, problems: list[Problem]) -> list[Path]:
 
 def _objects(text: bytes, source: str) -> Iterator[tuple[Kind, FileObject]]:
     for number, data in documents.split_documents(text, source):
-        yield from _unrolled(FileObject(f"document {number}", data), _TypeMeta(), source)
+        yield from _unroll(FileObject(f"document {number}", data), _TypeMeta(), source)
 
 
-def _unrolled(entry: FileObject, around: _TypeMeta, source: str) -> Iterator[tuple[Kind, FileObject]]:
-    """The object, or the objects of a list. Items of a `NodeList` may leave out that they are Nodes."""
+def _unroll(entry: FileObject, around: _TypeMeta, source: str) -> Iterator[tuple[Kind, FileObject]]:
+    """The object, or the objects of a list. Items of a `NodeList` need no apiVersion and kind."""
     try:
         head = msgspec.json.decode(entry.data, type=_TypeMeta)
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -136,14 +136,14 @@ def _unrolled(entry: FileObject, around: _TypeMeta, source: str) -> Iterator[tup
     if kind.endswith("List") and head.items is not None:
         whole = msgspec.structs.replace(head, api_version=api_version, kind=kind)
         for position, item in enumerate(head.items):
-            yield from _unrolled(FileObject(f"{entry.where}, items[{position}]", bytes(item)), whole, source)
+            yield from _unroll(FileObject(f"{entry.where}, items[{position}]", bytes(item)), whole, source)
         return
     group = api_version.rpartition("/")[0]
     yield (group, kind), FileObject(f"{source}, {entry.where}", entry.data)
 
 
-def _placed(item: T, resource: Resource) -> T:
-    """In `default`, if it is in no namespace and its kind needs one."""
+def _with_default_namespace(item: T, resource: Resource) -> T:
+    """The object in the namespace `default`, if it has none and its kind is namespaced."""
     if not resource.namespaced or item.metadata.namespace:
         return item
     inside: Any = msgspec.structs.replace(item.metadata, namespace=DEFAULT_NAMESPACE)  # type: ignore[type-var]
@@ -151,7 +151,7 @@ def _placed(item: T, resource: Resource) -> T:
 
 
 def _problem(where: str, error: Exception) -> Problem:
-    """msgspec's words `Expected X, got Y - at $.path`, taken apart."""
+    """The problem of an error of msgspec, `Expected X, got Y - at $.path`."""
     text, _, path = str(error).partition(" - at `$")
     field = path.rstrip("`").lstrip(".")
     expected, _, value = text.removeprefix("Expected ").partition(", got ")

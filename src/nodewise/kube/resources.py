@@ -1,6 +1,6 @@
-"""The kinds of objects, and the URL paths and selectors under which the API server serves them.
+"""Kinds of objects, and their URL paths and selectors in the API server.
 
-All paths of API calls are made here, and `escape_path` checks each of their segments.
+This module builds all paths of API calls; `escape_path` checks each segment.
 """
 
 import re
@@ -10,7 +10,7 @@ from urllib.parse import quote
 from nodewise.errors import BadInput, Problem, shown
 
 _SELECTABLE: Final = re.compile(r"[A-Za-z0-9._:-]*", re.ASCII)
-"""Characters of names and label values; none of them has a meaning in a selector."""
+"""Characters of names and label values; none of them is special in a selector."""
 
 
 def escape_path(*segments: str) -> str:
@@ -39,7 +39,7 @@ def selector(key: str, value: str) -> str:
 
 
 class Resource(NamedTuple):
-    """A kind of object; the core group is the empty text."""
+    """A kind of object; the core group is the empty string."""
 
     group: str
     version: str
@@ -49,7 +49,7 @@ class Resource(NamedTuple):
 
     @property
     def api_version(self) -> str:
-        """As objects carry it: `v1`, `coordination.k8s.io/v1`."""
+        """The `apiVersion` of objects: `v1`, `coordination.k8s.io/v1`."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str = "", name: str | None = None, subresource: str = "") -> str:

@@ -24,8 +24,8 @@ def context(chosen: KubeconfigContext) -> ssl.SSLContext:
     invalid.
     """
     what = f"kubeconfig {chosen.source}, context {chosen.name}"
-    made = _verifying(chosen, what)
-    pair = _pair(chosen.user, what)
+    made = _verifying_context(chosen, what)
+    pair = _read_pair(chosen.user, what)
     if pair is not None:
         load_pair(made, *pair, what)
     return made
@@ -47,8 +47,8 @@ class TlsCredentials:
         """BadSettings if a file cannot be used."""
         self._chosen = chosen
         self._shown: tuple[bytes, bytes] | None = None
-        pair = _files(chosen.user, "client-certificate", "client-key")
-        bundle = _files(chosen.cluster, "certificate-authority")
+        pair = _paths_of(chosen.user, "client-certificate", "client-key")
+        bundle = _paths_of(chosen.cluster, "certificate-authority")
         now_s = clock.now()
         self._pair = (
             ReloadableFiles("kube_client", pair, pem_files.read_pair, metrics_registry, now_s)
@@ -86,7 +86,7 @@ class TlsCredentials:
         return context(self._chosen._replace(user=user, cluster=cluster))
 
 
-def _files(section: Mapping[str, Any], *fields: str) -> Mapping[str, str]:
+def _paths_of(section: Mapping[str, Any], *fields: str) -> Mapping[str, str]:
     """The path of each field, if all fields are given as files and none inline; else empty."""
     files = {
         field: section[field] for field in fields if section.get(field) and not section.get(f"{field}-data")
@@ -97,7 +97,7 @@ def _files(section: Mapping[str, Any], *fields: str) -> Mapping[str, str]:
 def expiry_hint(chosen: KubeconfigContext, now_s: float) -> str:
     """The remedy if the client certificate has expired; empty if it has not."""
     try:
-        pair = _pair(chosen.user, "")
+        pair = _read_pair(chosen.user, "")
         ends = x509.load_pem_x509_certificate(pair[0]).not_valid_after_utc.timestamp() if pair else now_s
     except (BadSettings, ValueError):
         return ""
@@ -109,10 +109,10 @@ def expiry_hint(chosen: KubeconfigContext, now_s: float) -> str:
 def ca_certificates(chosen: KubeconfigContext) -> bytes:
     """The authorities, in PEM, that the server is verified against; empty for those of the system."""
     what = f"kubeconfig {chosen.source}, context {chosen.name}"
-    return _bytes(chosen.cluster, "certificate-authority", what)
+    return _read_field(chosen.cluster, "certificate-authority", what)
 
 
-def _verifying(chosen: KubeconfigContext, what: str) -> ssl.SSLContext:
+def _verifying_context(chosen: KubeconfigContext, what: str) -> ssl.SSLContext:
     trusted = ca_certificates(chosen)
     try:
         made = ssl.create_default_context(cadata=trusted.decode("ascii") if trusted else None)
@@ -128,15 +128,15 @@ def _verifying(chosen: KubeconfigContext, what: str) -> ssl.SSLContext:
     return made
 
 
-def _pair(user: Mapping[str, Any], what: str) -> tuple[bytes, bytes] | None:
-    certificate, key = _bytes(user, "client-certificate", what), _bytes(user, "client-key", what)
+def _read_pair(user: Mapping[str, Any], what: str) -> tuple[bytes, bytes] | None:
+    certificate, key = _read_field(user, "client-certificate", what), _read_field(user, "client-key", what)
     if bool(certificate) != bool(key):
         missing = "client-key" if certificate else "client-certificate"
         raise BadSettings(what, [Problem(missing, "not set", "certificate and key, or neither")])
     return (certificate, key) if certificate else None
 
 
-def _bytes(section: Mapping[str, Any], field: str, what: str) -> bytes:
+def _read_field(section: Mapping[str, Any], field: str, what: str) -> bytes:
     """The value of a field: inline (`-data`, which takes precedence as in client-go) or from a file; empty if unset."""
     try:
         if inline := section.get(f"{field}-data"):

@@ -54,7 +54,7 @@ class CustomMetricsSource:
         """The values of a metric for all nodes. `MetricNotFound` if the API is not registered; `Refused` or
         `Unavailable` if the metric is not available.
         """
-        version = await self._spoken(now)
+        version = await self._api_version(now)
         path = escape_path("apis", GROUP, version, "nodes", "*", request.metric)
         await asyncio.sleep(0)  # the preceding steps already took time on the event loop
         try:
@@ -73,7 +73,7 @@ class CustomMetricsSource:
             )
         return series
 
-    async def _spoken(self, now: float) -> str:
+    async def _api_version(self, now: float) -> str:
         """The version of the API to use. All metrics share the result of a lookup."""
         async with self._looking:
             if self._absent and now - self._absent[0] < _SHARED_S:

@@ -84,9 +84,9 @@ def snapshot(
     aggregation.
     """
     by_metric: dict[str, list[NodeSample]] = {}
-    for item in (*_listed(objects), *(item for table in tables for item in _rows(table))):
+    for item in (*_metric_values(objects), *(item for table in tables for item in _csv_values(table))):
         by_metric.setdefault(item.metric_name, []).extend(metric_value_list.entries([item]))
-    for metric, usage in _used(objects, known).items():
+    for metric, usage in _usage_entries(objects, known).items():
         by_metric.setdefault(metric, []).extend(usage)
     return MetricsSnapshot(
         {
@@ -135,17 +135,19 @@ def fingerprint(paths: Iterable[str]) -> tuple[tuple[str, int, int], ...]:
     return tuple(metrics)
 
 
-def _listed(objects: FileObjects) -> Iterator[MetricValue]:
-    for where, item in _decoded(objects, (_CUSTOM, "MetricValue"), MetricValue):
+def _metric_values(objects: FileObjects) -> Iterator[MetricValue]:
+    for where, item in _decode_objects(objects, (_CUSTOM, "MetricValue"), MetricValue):
         if not item.metric_name or not item.describedObject.name:
             problem = Problem(where, "no metric or no node", "metric.name and describedObject.name")
             raise BadInput(_WHAT, [problem])
         yield item
 
 
-def _used(objects: FileObjects, known: NodeAttributes) -> dict[str, list[NodeSample]]:
+def _usage_entries(objects: FileObjects, known: NodeAttributes) -> dict[str, list[NodeSample]]:
     """The usage of nodes, by metric."""
-    listed = [item for _, item in _decoded(objects, (resource_metrics_api.GROUP, "NodeMetrics"), NodeMetrics)]
+    listed = [
+        item for _, item in _decode_objects(objects, (resource_metrics_api.GROUP, "NodeMetrics"), NodeMetrics)
+    ]
     if not listed:
         return {}
     own = objects.of(NODES, _NODE)
@@ -153,7 +155,7 @@ def _used(objects: FileObjects, known: NodeAttributes) -> dict[str, list[NodeSam
     return cooperative_scheduling.run_at_once(resource_metrics_api.by_metric(listed, nodes))
 
 
-def _decoded(objects: FileObjects, kind: tuple[str, str], type_: type[T]) -> Iterator[tuple[str, T]]:
+def _decode_objects(objects: FileObjects, kind: tuple[str, str], type_: type[T]) -> Iterator[tuple[str, T]]:
     """The objects of a kind, each with its location in the files."""
     decode = msgspec.json.Decoder(type_).decode
     for entry in objects.entries(*kind):
@@ -163,7 +165,7 @@ def _decoded(objects: FileObjects, kind: tuple[str, str], type_: type[T]) -> Ite
             raise BadInput(_WHAT, [Problem(entry.where, str(error), f"a {kind[1]}")]) from error
 
 
-def _rows(table: Path) -> Iterator[MetricValue]:
+def _csv_values(table: Path) -> Iterator[MetricValue]:
     try:
         text = table.read_text()
     except (OSError, UnicodeDecodeError) as error:

@@ -62,7 +62,7 @@ def items(body: bytes) -> Generator[MetricValue | Problem, None, None]:
     `BadInput` if the body is no such list; that may be found late.
     """
     count = 0
-    for cut in _cut(body):
+    for cut in _split_items(body):
         try:
             decoded = _decode_item(cut)
         except UNREADABLE:
@@ -83,7 +83,7 @@ def items(body: bytes) -> Generator[MetricValue | Problem, None, None]:
             yield Problem(f"items[{number}]", str(error), "a MetricValue")
 
 
-def _cut(body: bytes) -> Generator[bytes, None, None]:
+def _split_items(body: bytes) -> Generator[bytes, None, None]:
     """The items of a list in the form that Go writes, one by one; nothing for other forms. The result is correct only
     if each item is valid JSON by itself.
 
@@ -138,14 +138,14 @@ class SeriesBuilder:
         series = Series(request.metric, source, fetched_at, {}, {})
         for number, (node, entry) in enumerate(self._entries.items(), 1):
             try:
-                series.samples[node] = self._reduced(node, entry, request.aggregate)
+                series.samples[node] = self._aggregate(node, entry, request.aggregate)
             except ValueError as error:
                 series.invalid[node] = str(error)
             if not number % _STRIDE:
                 yield
         return series
 
-    def _reduced(self, node: str, entry: Sample | str, aggregate: str) -> Sample:
+    def _aggregate(self, node: str, entry: Sample | str, aggregate: str) -> Sample:
         several = self._several.get(node)
         if several:
             conflict = (

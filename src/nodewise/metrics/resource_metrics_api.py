@@ -83,7 +83,7 @@ class ResourceMetricsSource:
 
     async def fetch(self, request: MetricRequest, now: float) -> Series:
         """One of the metrics. `MetricNotFound` if the API is not registered, `Unavailable` if no node has values."""
-        response = await self._current(request.metric, now)
+        response = await self._current_response(request.metric, now)
         if response.failure:
             raise response.failure
         builder = SeriesBuilder()
@@ -91,7 +91,7 @@ class ResourceMetricsSource:
             builder.add(node, entry)
         return await cooperative_scheduling.run(builder.series(request, self.name, now))
 
-    async def _current(self, metric: str, now: float) -> NodeUsageResponse:
+    async def _current_response(self, metric: str, now: float) -> NodeUsageResponse:
         """The response of this refresh: a metric that has already used the response needs a new one."""
         async with self._lock:
             if metric in self._response.served or now - self._response.at > _SHARED_S:

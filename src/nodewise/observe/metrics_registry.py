@@ -18,7 +18,7 @@ from nodewise.observe.metrics import METRICS, Metric
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 PREFIX: Final = "nodewise_"
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # one more series for each, which nobody asks for
+disable_created_metrics()  # type: ignore[no-untyped-call]  # unused additional series per metric
 
 
 class MetricsRegistry:

@@ -18,7 +18,7 @@ _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _PEM: Final = serialization.Encoding.PEM
 
 
-class IssuedCertificate(NamedTuple):
+class SignedCertificate(NamedTuple):
     """A certificate and its private key, both PEM."""
 
     cert: bytes
@@ -34,22 +34,22 @@ class CertificateIssuer:
         self._now = now
         self._valid = valid
         begun = _certificate_builder(self._name, self._name, self._key.public_key(), now, valid)
-        self.cert = self._signed(
+        self.cert = self._sign(
             begun.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True).add_extension(
-                _usage(signs_certificates=True), critical=True
+                _key_usage(signs_certificates=True), critical=True
             )
         )
         """The certificate of the authority, PEM, which the peer has to trust."""
 
-    def server(self, names: Sequence[str], common_name: str) -> IssuedCertificate:
+    def server(self, names: Sequence[str], common_name: str) -> SignedCertificate:
         """Issue a server certificate for host names and IP addresses. A long common name is truncated."""
-        return self._leaf(common_name[:_LONGEST_NAME], names, ExtendedKeyUsageOID.SERVER_AUTH)
+        return self._issue(common_name[:_LONGEST_NAME], names, ExtendedKeyUsageOID.SERVER_AUTH)
 
-    def client(self, name: str) -> IssuedCertificate:
+    def client(self, name: str) -> SignedCertificate:
         """Issue a client certificate. A name that is a valid host name is also a subject alternative name."""
-        return self._leaf(name, [name] if is_host(name) else [], ExtendedKeyUsageOID.CLIENT_AUTH)
+        return self._issue(name, [name] if is_host(name) else [], ExtendedKeyUsageOID.CLIENT_AUTH)
 
-    def _leaf(self, common_name: str, names: Sequence[str], use: x509.ObjectIdentifier) -> IssuedCertificate:
+    def _issue(self, common_name: str, names: Sequence[str], use: x509.ObjectIdentifier) -> SignedCertificate:
         key = ec.generate_private_key(ec.SECP256R1())
         identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         begun = _certificate_builder(
@@ -57,7 +57,7 @@ class CertificateIssuer:
         )
         begun = (
             begun.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_usage(signs_certificates=False), critical=True)
+            .add_extension(_key_usage(signs_certificates=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage([use]), critical=False)
             .add_extension(identifier, critical=False)
         )
@@ -65,19 +65,19 @@ class CertificateIssuer:
             begun = begun.add_extension(
                 x509.SubjectAlternativeName(map(_general_name, names)), critical=False
             )
-        return IssuedCertificate(self._signed(begun), private_pem(key))
+        return SignedCertificate(self._sign(begun), private_pem(key))
 
-    def _signed(self, begun: x509.CertificateBuilder) -> bytes:
+    def _sign(self, begun: x509.CertificateBuilder) -> bytes:
         return begun.sign(self._key, hashes.SHA256()).public_bytes(_PEM)
 
 
-def certificate_request(name: str) -> IssuedCertificate:
+def certificate_request(name: str) -> SignedCertificate:
     """A certificate signing request for a client, in place of the certificate, with its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     request = (
         x509.CertificateSigningRequestBuilder().subject_name(_subject_name(name)).sign(key, hashes.SHA256())
     )
-    return IssuedCertificate(request.public_bytes(_PEM), private_pem(key))
+    return SignedCertificate(request.public_bytes(_PEM), private_pem(key))
 
 
 def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
@@ -131,7 +131,7 @@ def _certificate_builder(
     )
 
 
-def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
     return x509.KeyUsage(
         digital_signature=not signs_certificates,
         key_cert_sign=signs_certificates,

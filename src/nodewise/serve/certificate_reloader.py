@@ -12,7 +12,7 @@ from nodewise.errors import BadSettings, Problem
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve import pem_files
-from nodewise.serve.pem_files import CertificateBundle, CertificatePair, Contents, Paths
+from nodewise.serve.pem_files import CertificateBundle, Contents, Paths, X509KeyPair
 
 SOON_S: Final = 7 * 86400.0
 """A certificate that expires within this time is logged once a day."""
@@ -20,7 +20,7 @@ SOON_S: Final = 7 * 86400.0
 _DAY_S: Final = 86400.0
 _AGAIN_S: Final = 60.0  # unusable content is retried even if unchanged: a certificate may become valid
 
-T = TypeVar("T", CertificatePair, CertificateBundle)
+T = TypeVar("T", X509KeyPair, CertificateBundle)
 
 
 class ReloadableFiles(Generic[T]):
@@ -129,7 +129,7 @@ class CertificateReloader:
 
     def __init__(
         self,
-        files: Sequence[ReloadableFiles[CertificatePair] | ReloadableFiles[CertificateBundle]],
+        files: Sequence[ReloadableFiles[X509KeyPair] | ReloadableFiles[CertificateBundle]],
         clock: Clock,
         every_s: float = 1.0,
     ) -> None:

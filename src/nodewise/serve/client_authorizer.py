@@ -21,10 +21,10 @@ from nodewise.serve import responses
 from nodewise.serve.close_reasons import CloseReasons
 from nodewise.serve.options import ServeOptions
 from nodewise.serve.responses import Response
-from nodewise.serve.tls import ServerTls
+from nodewise.serve.tls import ServerCertificates
 
 
-class ClientIdentity(NamedTuple):
+class CertificateIdentity(NamedTuple):
     """The parts of a client certificate that decide about access."""
 
     names: tuple[str, ...]
@@ -47,11 +47,11 @@ PINNED: Final = Authorization()
 _NOT_A_CA: Final = "a client certificate of its own, not a CA's"
 _MOST_WARNINGS: Final = 64
 """Any user of a CA can have certificates with many names: they must fill neither memory nor the log."""
-_UNREADABLE: Final = ClientIdentity((), is_ca=False)
+_UNREADABLE: Final = CertificateIdentity((), is_ca=False)
 
 
 @lru_cache(maxsize=64)
-def client_of(der: bytes) -> ClientIdentity:
+def client_of(der: bytes) -> CertificateIdentity:
     """Read a certificate. An unreadable one has no names, so that it matches no pin.
 
     Of several common names none counts: programs differ in which one they take, and Go, which decides for the API
@@ -71,7 +71,7 @@ def client_of(der: bytes) -> ClientIdentity:
         names.extend(str(name.value) for name in alternatives if isinstance(name, kinds))
     constraints = extensions.get(x509.BasicConstraints.oid)
     usage = extensions.get(x509.ExtendedKeyUsage.oid)
-    return ClientIdentity(
+    return CertificateIdentity(
         tuple(names),
         is_ca=isinstance(constraints, x509.BasicConstraints) and constraints.ca,
         for_client=isinstance(usage, x509.ExtendedKeyUsage) and ExtendedKeyUsageOID.CLIENT_AUTH in usage,
@@ -88,7 +88,7 @@ class ClientAuthorizer:
     def __init__(
         self,
         options: ServeOptions,
-        tls: ServerTls,
+        tls: ServerCertificates,
         close_reasons: CloseReasons,
         metrics_registry: MetricsRegistry,
     ) -> None:
@@ -96,7 +96,7 @@ class ClientAuthorizer:
         self._tls = tls
         self._close_reasons = close_reasons
         self._metrics_registry = metrics_registry
-        self._warned: set[tuple[str, ClientIdentity]] = set()
+        self._warned: set[tuple[str, CertificateIdentity]] = set()
 
     def examine(self, transport: asyncio.BaseTransport, chain: Sequence[bytes], peer: str) -> Authorization:
         """What the client may call. `chain`, DER, begins with its own certificate."""
@@ -121,18 +121,18 @@ class ClientAuthorizer:
         self._warn_once("unpinned_client", peer, client, missing=mismatch)
         return Authorization(pinned_only_refusal=_refusal(client, mismatch))
 
-    def _warn_once(self, event: str, peer: str, client: ClientIdentity, **fields: str) -> None:
+    def _warn_once(self, event: str, peer: str, client: CertificateIdentity, **fields: str) -> None:
         if (event, client) not in self._warned and len(self._warned) < _MOST_WARNINGS:
             self._warned.add((event, client))
             logs.emit(event, peer=peer, names=client.names, **fields)
 
-    def _refused(self, reason: str, peer: str, client: ClientIdentity, expected: str) -> Authorization:
+    def _refused(self, reason: str, peer: str, client: CertificateIdentity, expected: str) -> Authorization:
         self._close_reasons.record(reason, peer, f"certificate of {_described(client)}; expected {expected}")
         refusal = _refusal(client, expected)
         return Authorization(refusal, refusal)
 
 
-def _mismatch(client: ClientIdentity, pins: Sequence[str]) -> str:
+def _mismatch(client: CertificateIdentity, pins: Sequence[str]) -> str:
     """What a certificate lacks to be pinned, with the remedy; empty if it is pinned."""
     has_name = not set(pins).isdisjoint(client.names)
     if has_name and client.for_client:
@@ -147,9 +147,9 @@ def _mismatch(client: ClientIdentity, pins: Sequence[str]) -> str:
     return ", ".join(missing)
 
 
-def _described(client: ClientIdentity) -> str:
+def _described(client: CertificateIdentity) -> str:
     return ", ".join(map(shown, client.names)) or "no names"
 
 
-def _refusal(client: ClientIdentity, expected: str) -> Response:
+def _refusal(client: CertificateIdentity, expected: str) -> Response:
     return responses.refusal(403, Problem("client certificate", _described(client), expected))

@@ -16,7 +16,7 @@ from nodewise.observe import logs
 from nodewise.serve import close_reasons, tls_handshake
 from nodewise.serve.close_reasons import CloseReasons
 from nodewise.serve.options import ServeOptions
-from nodewise.serve.tls import ServerTls
+from nodewise.serve.tls import ServerCertificates
 
 _LAST_PORT: Final = 65535
 _BACKLOG: Final = 1024
@@ -83,7 +83,7 @@ class Listener:
         listening: socket.socket,
         protocol: Callable[[], asyncio.Protocol],
         options: ServeOptions,
-        tls: ServerTls | None,
+        tls: ServerCertificates | None,
         recorder: CloseReasons,
         established: Callable[[], int],
     ) -> None:
@@ -160,7 +160,7 @@ class Listener:
         except OSError as error:
             self._close_reasons.record(close_reasons.reason_of(error), peer, str(error))
 
-    async def _secure(self, accepted: socket.socket, peer: str, tls: ServerTls) -> None:
+    async def _secure(self, accepted: socket.socket, peer: str, tls: ServerCertificates) -> None:
         deadline = self._loop.time() + self._options.handshake_timeout_s
         if not await self._speaks_tls(accepted, peer):
             return

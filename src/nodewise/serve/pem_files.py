@@ -20,15 +20,15 @@ Paths = Mapping[str, str]
 """The path of each file, by the name of its setting."""
 
 
-class _Unreadable(NamedTuple):
+class _UnreadableFile(NamedTuple):
     why: str
 
 
-Contents = Mapping[str, bytes | _Unreadable]
+Contents = Mapping[str, bytes | _UnreadableFile]
 """The content of each file, by the name of its setting."""
 
 
-class CertificatePair(NamedTuple):
+class X509KeyPair(NamedTuple):
     """A certificate followed by its chain, and its key, both PEM."""
 
     certificate: bytes
@@ -62,23 +62,23 @@ class CertificateBundle(NamedTuple):
 
 def read_contents(paths: Paths) -> Contents:
     """The current content of the files."""
-    contents: dict[str, bytes | _Unreadable] = {}
+    contents: dict[str, bytes | _UnreadableFile] = {}
     for field, path in paths.items():
         try:
             contents[field] = Path(path).read_bytes() if path else b""
         except OSError as error:
-            contents[field] = _Unreadable(error.strerror or str(error))
+            contents[field] = _UnreadableFile(error.strerror or str(error))
     return contents
 
 
-def read_pair(paths: Paths, held: Contents) -> CertificatePair:
+def read_pair(paths: Paths, held: Contents) -> X509KeyPair:
     """The certificate of the first path with the key of the second. BadSettings names every problem."""
     problems: list[Problem] = []
     (cert_field, cert_path), (key_field, key_path) = paths.items()
     certificate = _text(cert_field, cert_path, held[cert_field], problems)
     chain = _certificates(cert_field, cert_path, certificate, problems) if certificate is not None else []
     key = _text(key_field, key_path, held[key_field], problems)
-    if key is not None and (seen := _key_trouble(key, chain, cert_path)):
+    if key is not None and (seen := _key_problem(key, chain, cert_path)):
         problems.append(
             Problem(key_field, f"{key_path} {seen}", "the private key of the certificate, in PEM")
         )
@@ -89,7 +89,7 @@ def read_pair(paths: Paths, held: Contents) -> CertificatePair:
     except (ssl.SSLError, OSError) as error:
         problem = Problem(cert_field, f"{cert_path} with {key_path}: {error}", "a pair that OpenSSL takes")
         raise BadSettings(WHAT, [problem]) from error
-    return CertificatePair(certificate, key, tuple(chain))
+    return X509KeyPair(certificate, key, tuple(chain))
 
 
 def read_bundle(paths: Paths, held: Contents) -> CertificateBundle:
@@ -136,11 +136,11 @@ def _path_of(content: bytes) -> Iterator[str]:
             yield file.name
 
 
-def _text(field: str, path: str, content: bytes | _Unreadable, problems: list[Problem]) -> bytes | None:
+def _text(field: str, path: str, content: bytes | _UnreadableFile, problems: list[Problem]) -> bytes | None:
     """The content of the file; None with an entry in `problems` if it is not set or cannot be read."""
     if not path:
         problems.append(Problem(field, "is not given", "the path of a PEM file"))
-    elif isinstance(content, _Unreadable):
+    elif isinstance(content, _UnreadableFile):
         problems.append(Problem(field, f"{path}: {content.why}", "a readable PEM file"))
     else:
         return content
@@ -155,7 +155,7 @@ def _certificates(field: str, path: str, pem: bytes, problems: list[Problem]) ->
         return []
 
 
-def _key_trouble(pem: bytes, chain: Sequence[x509.Certificate], cert_path: str) -> str:
+def _key_problem(pem: bytes, chain: Sequence[x509.Certificate], cert_path: str) -> str:
     """The problem of a key: invalid, encrypted, or not the key of the first certificate. Empty if there is none."""
     try:
         key = serialization.load_pem_private_key(pem, password=None)

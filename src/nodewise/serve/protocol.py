@@ -439,7 +439,7 @@ class HttpConnection(asyncio.Protocol):
         return min(idle_s, self._began_s + self._options.body_timeout_s) - self._loop.time()
 
     def _forgive_pause(self) -> None:
-        """Do not count the time in which it is us who do not read."""
+        """Exclude the time during which the server itself does not read."""
         now_s = self._loop.time()
         self._began_s += now_s - self._heard_s
         self._heard_s = now_s

@@ -17,7 +17,7 @@ from nodewise.serve.close_reasons import CloseReasons
 from nodewise.serve.listener import Listener
 from nodewise.serve.options import ServeOptions, is_loopback
 from nodewise.serve.protocol import HttpConnection, OpenConnections
-from nodewise.serve.tls import ServerTls, end_s
+from nodewise.serve.tls import ServerCertificates, end_s
 
 _SYSTEM: Final = SystemClock()
 _LOOK_S: Final = 0.01
@@ -54,7 +54,7 @@ class HttpServer:
         self._close_reasons = CloseReasons(metrics_registry, clock)
         self._connections = OpenConnections()
         self._application = application
-        self._tls: ServerTls | None = None
+        self._tls: ServerCertificates | None = None
         self._listener: Listener | None = None
         self._ticker: asyncio.Task[None] | None = None
 
@@ -71,7 +71,7 @@ class HttpServer:
         problems = _check_unsafe(options)
         if not options.unsafe:
             try:
-                self._tls = ServerTls(
+                self._tls = ServerCertificates(
                     options, self._metrics_registry, self._clock, verify_clients=self._verify_clients
                 )
             except BadSettings as error:
@@ -152,7 +152,7 @@ class HttpServer:
         if self._tls is not None:
             self._poll_certificates(self._tls)
 
-    def _poll_certificates(self, tls: ServerTls) -> None:
+    def _poll_certificates(self, tls: ServerCertificates) -> None:
         """Read changed certificate files; and set the metric of the client certificate that ends first."""
         before = tls.context
         if tls.poll():
@@ -171,7 +171,7 @@ class HttpServer:
             if connection.opened_s <= opened_before_s:
                 connection.finish()
 
-    def _retire_untrusted(self, tls: ServerTls) -> None:
+    def _retire_untrusted(self, tls: ServerCertificates) -> None:
         """After a change of the client CA: close connections whose certificate no longer verifies."""
         for connection in list(self._connections.open):
             if not tls.admits(connection.chain):

@@ -22,7 +22,7 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve import pem_files
 from nodewise.serve.certificate_reloader import ReloadableFiles
 from nodewise.serve.options import ServeOptions
-from nodewise.serve.pem_files import CertificateBundle, CertificatePair
+from nodewise.serve.pem_files import CertificateBundle, X509KeyPair
 from nodewise.serve.tls_handshake import PROTOCOL, ServerContext
 
 _CIPHERS: Final = "ECDHE-ECDSA-AES256-GCM-SHA384:ECDHE-RSA-AES256-GCM-SHA384"  # of TLS 1.2; 1.3 has its own
@@ -38,7 +38,7 @@ _LONGEST: Final = 8  # authorities between a client and one that is trusted
 _SYSTEM: Final = SystemClock()
 
 
-def _context(pair: CertificatePair, bundle: CertificateBundle | None) -> ServerContext:
+def _context(pair: X509KeyPair, bundle: CertificateBundle | None) -> ServerContext:
     context = ServerContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(_CIPHERS)
@@ -85,11 +85,12 @@ def _issuer(
 ) -> x509.Certificate | None:
     """The authority that signed the certificate, if any of these did."""
     return next(
-        (issuer for issuer in candidates if _signed(certificate, issuer) and _is_valid(issuer, now_s)), None
+        (issuer for issuer in candidates if _is_signed_by(certificate, issuer) and _is_valid(issuer, now_s)),
+        None,
     )
 
 
-def _signed(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
+def _is_signed_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
     try:
         certificate.verify_directly_issued_by(issuer)
         return issuer.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
@@ -111,7 +112,7 @@ def end_s(der: bytes) -> float:
         return float("inf")
 
 
-class ServerTls:
+class ServerCertificates:
     """The certificates in use. They change only in `poll`, which is called every second."""
 
     def __init__(

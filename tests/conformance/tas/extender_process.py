@@ -15,7 +15,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from tests.conformance.tas.table_rows import ClientConnection, HttpCall
 from tests.forks import NODEWISE, ForkedProcess
-from tests.unit.serve.certificate_files import NAMES, CertificateFiles
+from tests.unit.serve.certificate_files import NAMES, ServerCertificateFiles
 
 PATIENCE_S = 120.0
 _VERSIONS = {"1.1": ssl.TLSVersion.TLSv1_1, "1.2": ssl.TLSVersion.TLSv1_2}
@@ -48,7 +48,7 @@ class CaseExtender:
         self.objects = folder / "objects"
         self.objects.mkdir()
         self._folder = folder
-        self._papers = CertificateFiles(folder)
+        self._papers = ServerCertificateFiles(folder)
         # the cipher suites of the table are those of an RSA key
         self._papers.write(self._papers.server_ca.issue_cert(*NAMES, key_type=trustme.KeyType.RSA))
         self._threads = ThreadPoolExecutor(16)

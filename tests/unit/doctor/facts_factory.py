@@ -22,7 +22,7 @@ from nodewise.doctor.facts import (
 )
 from nodewise.doctor.parsing import certificates, scheduler_configuration
 from nodewise.doctor.parsing.workloads import Container, Workload
-from nodewise.serve.certificate_issuer import CertificateIssuer, IssuedCertificate
+from nodewise.serve.certificate_issuer import CertificateIssuer, SignedCertificate
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
 YEAR = timedelta(days=365)
@@ -91,7 +91,7 @@ WAITING = PodInfo(
 )
 
 
-def signed(leaf: IssuedCertificate, authority: CertificateIssuer = AUTHORITY) -> EntryCertificates:
+def signed(leaf: SignedCertificate, authority: CertificateIssuer = AUTHORITY) -> EntryCertificates:
     """What kube-scheduler has of such a client."""
     return EntryCertificates(
         certificates.parse_pem(authority.cert),

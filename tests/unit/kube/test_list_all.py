@@ -89,12 +89,12 @@ def test_errors_are_the_callers(error: Exception) -> None:
         read(api)
 
 
-class ThingSpec(msgspec.Struct, frozen=True):
+class CountedSpec(msgspec.Struct, frozen=True):
     unschedulable: bool = False
 
 
 class ThingFields(msgspec.Struct, frozen=True):
-    spec: ThingSpec = ThingSpec()
+    spec: CountedSpec = CountedSpec()
 
 
 def test_an_object_that_cannot_be_read_counts_as_absent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from nodewise.metrics.series import Series
 from nodewise.metrics.source import MetricRequest
 from tests.unit.metrics.prometheus_double import PrometheusDouble, SeriesSamples, serving
 from tests.unit.metrics.prometheus_suite import Holding, PrometheusSuite, fetch, source, values
-from tests.unit.serve.certificate_files import CertificateFiles
+from tests.unit.serve.certificate_files import ServerCertificateFiles
 
 ONE = {'temp{instance="a"}': "1"}
 
@@ -244,14 +244,14 @@ def test_bad_settings(url: str, options: dict[str, Any], words: str) -> None:
 
 
 class TestTls:
-    def tls(self, papers: CertificateFiles) -> ssl.SSLContext:
+    def tls(self, papers: ServerCertificateFiles) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(papers.cert, papers.key)
         context.load_verify_locations(papers.ca)
         context.verify_mode = ssl.CERT_REQUIRED
         return context
 
-    def write(self, papers: CertificateFiles, leaf: Any) -> dict[str, str]:
+    def write(self, papers: ServerCertificateFiles, leaf: Any) -> dict[str, str]:
         cert, key, ca = (papers.folder / name for name in ("me.crt", "me.key", "server-ca.crt"))
         cert.write_bytes(leaf.cert_chain_pems[0].bytes())
         key.write_bytes(leaf.private_key_pem.bytes())
@@ -259,7 +259,7 @@ class TestTls:
         return {"prometheus_cert": str(cert), "prometheus_key": str(key), "prometheus_ca": str(ca)}
 
     def test_a_client_certificate_that_is_renewed(self, tmp_path: Path) -> None:
-        papers = CertificateFiles(tmp_path)
+        papers = ServerCertificateFiles(tmp_path)
         options = self.write(papers, papers.server_ca.issue_cert("stranger.example"))
         with serving(PrometheusDouble(ONE), self.tls(papers)) as server:
             made = source(server.url, **options)
@@ -272,7 +272,7 @@ class TestTls:
 
     def test_a_ca_that_was_taken_away_is_not_trusted_any_longer(self, tmp_path: Path) -> None:
         """Not on the connection that is still open, either."""
-        papers = CertificateFiles(tmp_path)
+        papers = ServerCertificateFiles(tmp_path)
         options = self.write(papers, papers.client)
 
         async def calls() -> list[dict[str, float]]:
@@ -293,7 +293,7 @@ class TestTls:
             assert len(server.requests) == 3
 
     def test_a_server_of_another_ca_is_not_asked(self, tmp_path: Path) -> None:
-        papers = CertificateFiles(tmp_path)
+        papers = ServerCertificateFiles(tmp_path)
         with serving(PrometheusDouble(ONE), self.tls(papers)) as server:
             with pytest.raises(Unavailable, match="CERTIFICATE_VERIFY_FAILED"):
                 fetch(server.url)

@@ -34,7 +34,7 @@ def item(node: str, value: Any = "1", **more: Any) -> dict[str, Any]:
     return {"describedObject": {"kind": "Node", "name": node}, "value": value} | more
 
 
-class FakeCustomMetricsApi:
+class CustomMetricsAdapter:
     """An API server with a group of versions, and an answer or an error a metric."""
 
     def __init__(self, offered: Any, **metrics: Any) -> None:
@@ -57,7 +57,7 @@ class FakeCustomMetricsApi:
 class Play(NamedTuple):
     """A refresher over an adapter, moved a round at a time."""
 
-    adapter: FakeCustomMetricsApi
+    adapter: CustomMetricsAdapter
     refresher: MetricsRefresher
     clock: ManualClock
 
@@ -81,7 +81,7 @@ V3 = group("v2", "v2", "v1beta1", "v1beta2")
 
 
 def play(offered: dict[str, Any] = V1, **metrics: Any) -> Play:
-    adapter: Any = FakeCustomMetricsApi(offered, **metrics)
+    adapter: Any = CustomMetricsAdapter(offered, **metrics)
     clock = ManualClock(1000.0)
     return Play(
         adapter,

@@ -16,7 +16,7 @@ from nodewise.serve.options import ServeOptions
 NAMES = ("localhost", "127.0.0.1")
 
 
-class CertificateFiles:
+class ServerCertificateFiles:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.server_ca = trustme.CA()

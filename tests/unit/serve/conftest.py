@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.unit.serve.certificate_files import CertificateFiles
+from tests.unit.serve.certificate_files import ServerCertificateFiles
 
 
 @pytest.fixture(
@@ -16,6 +16,6 @@ def anyio_backend(request):
 
 
 @pytest.fixture
-def papers(tmp_path) -> CertificateFiles:
+def papers(tmp_path) -> ServerCertificateFiles:
     """A server's and a client's certificates, from a CA each, as files."""
-    return CertificateFiles(tmp_path)
+    return ServerCertificateFiles(tmp_path)

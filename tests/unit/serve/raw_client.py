@@ -17,7 +17,7 @@ PATIENCE_S = 60.0
 JSON = {"Content-Type": "application/json"}
 
 
-class RawResponse(NamedTuple):
+class ParsedResponse(NamedTuple):
     status: int
     headers: dict[str, str]
     body: bytes
@@ -41,18 +41,18 @@ class RawClient:
         self.writer.write(data)
         await self.writer.drain()
 
-    async def answer(self, *, head: bool = False) -> RawResponse:
+    async def answer(self, *, head: bool = False) -> ParsedResponse:
         async with asyncio.timeout(PATIENCE_S):
             lines = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
             headers = {
                 name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:-2])
             }
             length = 0 if head else int(headers.get("content-length", 0))
-            return RawResponse(int(lines[0].split()[1]), headers, await self.reader.readexactly(length))
+            return ParsedResponse(int(lines[0].split()[1]), headers, await self.reader.readexactly(length))
 
     async def ask(
         self, path: str, body: bytes = b"{}", method: str = "POST", headers: dict[str, str] | None = None
-    ) -> RawResponse:
+    ) -> ParsedResponse:
         await self.send(request(path, body, method, headers))
         return await self.answer(head=method == "HEAD")
 
@@ -93,7 +93,7 @@ class RefusedError(Exception):
     """The server ended the connection before it answered anything."""
 
 
-async def called(server: HttpServer, context: ssl.SSLContext) -> RawResponse:
+async def called(server: HttpServer, context: ssl.SSLContext) -> ParsedResponse:
     """One request on a connection of its own. RefusedError carries what the client was told."""
     try:
         async with calling(server, context) as caller:
@@ -102,7 +102,7 @@ async def called(server: HttpServer, context: ssl.SSLContext) -> RawResponse:
         raise RefusedError(str(error)) from error
 
 
-async def served(server: HttpServer, context: ssl.SSLContext) -> RawResponse:
+async def served(server: HttpServer, context: ssl.SSLContext) -> ParsedResponse:
     """The same, again and again where a deadline as short as a test's ended it: machines stand still at times."""
     async with asyncio.timeout(PATIENCE_S):
         while True:

@@ -17,7 +17,7 @@ from nodewise.serve.application import (
     Response,
     Route,
 )
-from tests.unit.serve.raw_client import ECHO, JSON, RawResponse, counted
+from tests.unit.serve.raw_client import ECHO, JSON, ParsedResponse, counted
 
 pytestmark = pytest.mark.anyio
 
@@ -49,7 +49,7 @@ def head_of(method: str, path: str, headers: dict[str, str]) -> RequestHeader:
     )
 
 
-async def ask(app, path="/echo", *parts: bytes, method="POST", headers=None, body=None) -> RawResponse:
+async def ask(app, path="/echo", *parts: bytes, method="POST", headers=None, body=None) -> ParsedResponse:
     """What the client gets, as `protocol.HttpConnection` makes it."""
     body = body or CountedHandler(*(parts or (b"{}",)))
     exchange = app.open(
@@ -68,12 +68,12 @@ async def ask(app, path="/echo", *parts: bytes, method="POST", headers=None, bod
     return answer_of(exchange.response)
 
 
-def answer_of(response: Response) -> RawResponse:
+def answer_of(response: Response) -> ParsedResponse:
     header, _, body = b"".join(responses.written(response, close=False)).partition(b"\r\n\r\n")
     status, *lines = header.decode().split("\r\n")
     headers = dict(line.split(": ", 1) for line in lines)
     assert headers["content-length"] == str(len(body))
-    return RawResponse(int(status.split()[1]), headers, body)
+    return ParsedResponse(int(status.split()[1]), headers, body)
 
 
 def app_of(

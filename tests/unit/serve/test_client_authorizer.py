@@ -10,10 +10,10 @@ from structlog.testing import capture_logs
 from nodewise.clock import ManualClock
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.application import Route
-from nodewise.serve.client_authorizer import PINNED, ClientAuthorizer, ClientIdentity, client_of
+from nodewise.serve.client_authorizer import PINNED, CertificateIdentity, ClientAuthorizer, client_of
 from nodewise.serve.close_reasons import CloseReasons
 from nodewise.serve.options import ServeOptions
-from nodewise.serve.tls import ServerTls
+from nodewise.serve.tls import ServerCertificates
 from tests.unit.serve.raw_client import (
     ECHO,
     RefusedError,
@@ -176,17 +176,17 @@ async def test_without_names_nobody_is_pinned(papers):
 def test_all_kinds_of_names_are_read():
     leaf = trustme.CA().issue_cert("a.example", "10.0.0.1", "me@example.com", common_name="me")
     der = ssl.PEM_cert_to_DER_cert(leaf.cert_chain_pems[0].bytes().decode())
-    assert client_of(der) == ClientIdentity(
+    assert client_of(der) == CertificateIdentity(
         ("me", "a.example", "10.0.0.1", "me@example.com"), is_ca=False, for_client=True
     )
 
 
 def test_a_certificate_that_cannot_be_read_has_no_names():
-    assert client_of(b"rubbish") == ClientIdentity((), is_ca=False)
+    assert client_of(b"rubbish") == CertificateIdentity((), is_ca=False)
 
 
 class Resumed:
-    """A connection, as far as the gate looks at it."""
+    """A connection, as far as the authorizer looks at it."""
 
     def __init__(self, context: ssl.SSLContext, *, session_reused: bool) -> None:
         self.session_reused = session_reused
@@ -200,15 +200,17 @@ def test_a_session_that_is_resumed_is_judged_by_its_certificate_again(papers):
     """OpenSSL keeps TLS 1.2 sessions by their id, and verifies nothing when they come back."""
     clock = ManualClock(time.time())
     metrics_registry = MetricsRegistry()
-    tls = ServerTls(papers.options(), metrics_registry, clock)
-    gate = ClientAuthorizer(papers.options(), tls, CloseReasons(metrics_registry, clock), metrics_registry)
+    tls = ServerCertificates(papers.options(), metrics_registry, clock)
+    authorizer = ClientAuthorizer(
+        papers.options(), tls, CloseReasons(metrics_registry, clock), metrics_registry
+    )
     chain = (
         der_of(papers.client_ca.issue_cert("a.example", not_after=dt.datetime.now(dt.UTC) + dt.timedelta(1))),
     )
     for reused in (False, True):
-        assert gate.examine(Resumed(tls.context, session_reused=reused), chain, "peer") == PINNED
+        assert authorizer.examine(Resumed(tls.context, session_reused=reused), chain, "peer") == PINNED
     clock.advance(2 * 86400)
-    assert gate.examine(Resumed(tls.context, session_reused=True), chain, "peer").refusal.status == 403
+    assert authorizer.examine(Resumed(tls.context, session_reused=True), chain, "peer").refusal.status == 403
 
 
 def der_of(leaf: trustme.LeafCert) -> bytes:

@@ -35,7 +35,7 @@ async def test_h24_plain_http_is_told_that_this_is_https(papers):
     assert reasons_counted(metrics_registry) == ["plain_http"]
 
 
-@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\x02\x00\x01"], ids=["nothing", "half a hello"])
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\x02\x00\x01"], ids=["nothing", "half a ClientHello"])
 async def test_h25_who_does_not_finish_the_handshake_is_closed(papers, sent):
     metrics_registry = MetricsRegistry()
     async with (

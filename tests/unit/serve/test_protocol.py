@@ -11,7 +11,7 @@ from tests.unit.serve import waiting_loop
 from tests.unit.serve.raw_client import (
     ECHO,
     PLAIN,
-    RawResponse,
+    ParsedResponse,
     Slow,
     calling,
     counted,
@@ -51,7 +51,7 @@ async def ended_by(data: bytes, options: ServeOptions = SHORT) -> tuple[str, byt
     return reason, words
 
 
-async def fresh(server) -> RawResponse:
+async def fresh(server) -> ParsedResponse:
     """The process lives: a new connection is served."""
     async with calling(server) as caller:
         return await caller.ask("/echo")

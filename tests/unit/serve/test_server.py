@@ -16,8 +16,8 @@ from tests.unit.serve.raw_client import (
     ECHO,
     PATIENCE_S,
     PLAIN,
+    ParsedResponse,
     RawClient,
-    RawResponse,
     RefusedError,
     Slow,
     called,
@@ -262,7 +262,7 @@ async def test_handshakes_that_end_together_do_not_exceed_the_limit(papers):
         callers = await asyncio.gather(*opening, return_exceptions=True)
         requests = [caller.ask("/echo") for caller in callers if isinstance(caller, RawClient)]
         answers = await asyncio.gather(*requests, return_exceptions=True)
-        assert sum(isinstance(answer, RawResponse) for answer in answers) == 2
+        assert sum(isinstance(answer, ParsedResponse) for answer in answers) == 2
 
 
 async def test_those_without_a_certificate_do_not_take_the_place_of_those_with_one(papers):

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from nodewise.errors import BadSettings
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve import tls
-from nodewise.serve.tls import ServerTls
+from nodewise.serve.tls import ServerCertificates
 from tests.unit.serve.certificate_files import NAMES, issue
 from tests.unit.serve.raw_client import (
     ECHO,
@@ -298,18 +298,18 @@ def test_a_key_with_a_pass_phrase_is_refused_and_nobody_is_asked_for_it(papers):
     form = serialization.PrivateFormat.PKCS8
     papers.key.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, locked))
     with pytest.raises(BadSettings, match="is encrypted"):
-        ServerTls(papers.options(), MetricsRegistry())
+        ServerCertificates(papers.options(), MetricsRegistry())
 
 
 def test_a_key_that_is_no_key(papers):
     papers.key.write_text("-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n")
     with pytest.raises(BadSettings, match="holds no private key"):
-        ServerTls(papers.options(), MetricsRegistry())
+        ServerCertificates(papers.options(), MetricsRegistry())
 
 
 def test_the_end_of_the_certificate_is_a_metric(papers):
     metrics_registry = MetricsRegistry()
-    ServerTls(papers.options(), metrics_registry)
+    ServerCertificates(papers.options(), metrics_registry)
     assert counted(metrics_registry, "tls_certificate_expires_seconds", certificate="serving") > 1.7e9
 
 

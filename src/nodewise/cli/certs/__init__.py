@@ -246,7 +246,7 @@ def _check_signing(options: CertsOptions, existing: StoredSecrets) -> None:
 
 async def _request_certificate(
     api: Api, options: CertsOptions, spec: CertificateSpec
-) -> certificate_issuer.IssuedCertificate:
+) -> certificate_issuer.SignedCertificate:
     """Request a certificate; the result includes its key. BadInput if it is not a client certificate."""
     made = certificate_issuer.certificate_request(spec.client_name)
     name = _object_name(f"{spec.client_name[:40]}-{secrets.token_hex(4)}")
@@ -268,7 +268,7 @@ async def _write_signed_certificate(
     api: Api,
     options: CertsOptions,
     spec: CertificateSpec,
-    leaf: certificate_issuer.IssuedCertificate,
+    leaf: certificate_issuer.SignedCertificate,
     authorities: bytes,
 ) -> None:
     """Write the trusted authorities first, and the certificate when a running nodewise has read them."""

@@ -37,10 +37,10 @@ class PrometheusClient:
             return query_responses.decode_response(await self._body(query, what))
         except tuple(kube_client.TRANSLATED) as error:
             seen = str(error) or type(error).__name__
-            raise Unavailable(what, [self._hidden(Problem("", seen, ""))]) from error
+            raise Unavailable(what, [self._hide_secrets(Problem("", seen, ""))]) from error
         except NodewiseError as error:
             error.what = what
-            error.problems = [self._hidden(problem) for problem in error.problems]
+            error.problems = [self._hide_secrets(problem) for problem in error.problems]
             raise
 
     async def _body(self, query: str, what: str) -> bytes:
@@ -49,7 +49,7 @@ class PrometheusClient:
             async with asyncio.timeout(self._timeout_s):
                 response = await http.send(self._request(http, query), stream=True)
                 try:
-                    body = await _whole(response)
+                    body = await _read_body(response)
                 finally:
                     await response.aclose()
         except TimeoutError as error:
@@ -66,11 +66,11 @@ class PrometheusClient:
             return http.build_request("GET", _PATH, params=form)
         return http.build_request("POST", _PATH, data=form)
 
-    def _hidden(self, problem: Problem) -> Problem:
+    def _hide_secrets(self, problem: Problem) -> Problem:
         return Problem(*map(self._connection.hide, problem))
 
 
-async def _whole(response: httpx2.Response) -> bytes:
+async def _read_body(response: httpx2.Response) -> bytes:
     if problem := kube_client.encoding_problem(response):
         raise BadInput("", [problem])
     pieces = []

@@ -79,7 +79,7 @@ class PrometheusConnection:
             raise BadSettings(_WHAT, problems)
         self.url = url.rstrip("/")
         self._secret = _secret(options)
-        self.http = _client(self.url, _TlsFiles(options, metrics_registry, clock), self._secret)
+        self.http = _create_client(self.url, _TlsFiles(options, metrics_registry, clock), self._secret)
 
     def hide(self, text: str) -> str:
         """The text without secrets."""
@@ -169,7 +169,7 @@ def _basic(user: str, password: str) -> str:
     return "Basic " + b64encode(f"{user}:{password}".encode()).decode()
 
 
-def _client(url: str, tls_files: _TlsFiles, secret: AuthorizationFile | None) -> httpx2.AsyncClient:
+def _create_client(url: str, tls_files: _TlsFiles, secret: AuthorizationFile | None) -> httpx2.AsyncClient:
     way = proxy_settings.proxy_url(url, os.environ) or None
 
     def make() -> httpx2.AsyncHTTPTransport:

@@ -49,8 +49,8 @@ def group_by_node(
         parsed.append(item)
         if not len(parsed) % _STRIDE:
             yield
-    deciding = yield from _deciding(parsed, labels, nodes)
-    return (yield from _sorted(parsed, deciding, nodes))
+    deciding = yield from _deciding_labels(parsed, labels, nodes)
+    return (yield from _group(parsed, deciding, nodes))
 
 
 def depends_on_ended_series(grouped: SeriesByNode, aggregate: str) -> Generator[None, None, bool]:
@@ -115,7 +115,7 @@ def nodes_of_series(
     series: Sequence[SeriesValue], labels: Sequence[str], nodes: NodeAttributes
 ) -> Generator[None, None, list[str | None]]:
     """The node of each series, None for an unmatched one; yields between parts of the work."""
-    deciding = yield from _deciding(series, labels, nodes)
+    deciding = yield from _deciding_labels(series, labels, nodes)
     owning: list[str | None] = []
     for item in series:
         owning.append(_node_of(item, deciding, nodes))
@@ -152,7 +152,7 @@ def _conflict(own: Sequence[SeriesValue]) -> str:
     return f"{len(own)} series of one node differ{where}: set aggregate: max or use a query"
 
 
-def _deciding(
+def _deciding_labels(
     series: Sequence[SeriesValue], labels: Sequence[str], nodes: NodeAttributes
 ) -> Generator[None, None, list[str]]:
     """The labels that name a node in at least one series."""
@@ -167,7 +167,7 @@ def _deciding(
     return deciding
 
 
-def _sorted(
+def _group(
     series: Sequence[SeriesValue], deciding: Sequence[str], nodes: NodeAttributes
 ) -> Generator[None, None, SeriesByNode]:
     by_node: dict[str, list[SeriesValue]] = {}

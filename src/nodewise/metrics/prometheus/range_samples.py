@@ -29,8 +29,7 @@ def samples_by_node(
 ) -> Generator[None, None, dict[str, Points]]:
     """The samples of each node; yields between series.
 
-    Of several series of one node, as an exporter has that was started anew, all count; of two samples at one time
-    the last.
+    All series of a node count, for example those of a restarted exporter; of two samples of the same time the last.
     """
     ranges: list[tuple[SeriesValue, Points]] = []
     for raw in answer.series:
