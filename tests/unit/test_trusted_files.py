@@ -1,4 +1,4 @@
-"""A file is trusted only if nobody but root could have written or replaced it."""
+"""A file is trusted only if only root can write or replace it."""
 
 import os
 import socket

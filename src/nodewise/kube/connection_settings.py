@@ -118,5 +118,7 @@ def _impersonation(chosen: KubeconfigContext) -> dict[str, str]:
     return {header: value for header, value in pairs if value}
 
 
-def _bad_settings(chosen: KubeconfigContext, field: str, seen: str, wanted: str) -> BadSettings:
-    return BadSettings(f"kubeconfig {chosen.source}, context {chosen.name}", [Problem(field, seen, wanted)])
+def _bad_settings(chosen: KubeconfigContext, field: str, actual: str, expected: str) -> BadSettings:
+    return BadSettings(
+        f"kubeconfig {chosen.source}, context {chosen.name}", [Problem(field, actual, expected)]
+    )

@@ -111,8 +111,8 @@ class ExecPlugin(httpx2.Auth):
             raise BadSettings(self._what, [problem], remedy=self._config.install_hint) from error
         output, complaint = await _communicate(process, self._what)
         if process.returncode:
-            seen = f"exit status {process.returncode}: {complaint.decode(errors='replace').strip()[-500:]}"
-            raise Unavailable(self._what, [Problem("", seen, "exit status 0")], retry_after_s=5.0)
+            actual = f"exit status {process.returncode}: {complaint.decode(errors='replace').strip()[-500:]}"
+            raise Unavailable(self._what, [Problem("", actual, "exit status 0")], retry_after_s=5.0)
         return output
 
     def _environment(self) -> dict[str, str]:

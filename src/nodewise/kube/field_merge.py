@@ -142,6 +142,6 @@ def _render(value: Any) -> str:
     return getattr(value, "__qualname__", "") if isinstance(value, type) else repr(value)
 
 
-def _conflict(path: str, first: Declared, seen: str, second: Declared, other: str) -> TypeError:
+def _conflict(path: str, first: Declared, actual: str, second: Declared, other: str) -> TypeError:
     a, b = (f"{struct.__module__}.{struct.__qualname__}" for struct in (first, second))
-    return TypeError(f"{path}: {a} declares {seen}, {b} declares {other}; they must agree")
+    return TypeError(f"{path}: {a} declares {actual}, {b} declares {other}; they must agree")

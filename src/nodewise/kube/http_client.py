@@ -170,8 +170,8 @@ class HttpApi:
         wait_s = self._bucket.take(self._clock.monotonic(), timeout_s)
         if wait_s is None:
             self._metrics_registry.count("kube_requests_total", verb=verb, outcome="held_back")
-            seen = f"the client-side rate limit would delay it for more than {timeout_s:g} s"
-            problem = Problem("", seen, "")
+            actual = f"the client-side rate limit would delay it for more than {timeout_s:g} s"
+            problem = Problem("", actual, "")
             raise Unavailable(
                 str(_call(verb, request)), [problem], remedy="raise --kube-qps and --kube-burst"
             )
@@ -239,9 +239,9 @@ def error_kind(error: type[Exception]) -> type[NodewiseError] | None:
 def translate_error(error: Exception, call: ApiCall, server: str) -> NodewiseError:
     """The `NodewiseError` for a library's exception. It names the server's URL, the most frequent cause."""
     kind = error_kind(type(error)) or Unavailable
-    seen = str(error) or type(error).__name__
+    actual = str(error) or type(error).__name__
     remedy = f"is the API server at {server} up, and is this its address?"
-    return kind(str(call), [Problem("", seen, "")], remedy=remedy)
+    return kind(str(call), [Problem("", actual, "")], remedy=remedy)
 
 
 def _call(verb: str, request: httpx2.Request) -> ApiCall:
@@ -266,8 +266,10 @@ async def _read_body(response: httpx2.Response) -> bytes:
         await pace.pause()
         size += len(piece)
         if size > MOST_BYTES:
-            seen = f"more than {MOST_BYTES // 2**20} MiB"
-            raise Unavailable(f"{response.request.method} {response.url.path}", [Problem("answer", seen, "")])
+            actual = f"more than {MOST_BYTES // 2**20} MiB"
+            raise Unavailable(
+                f"{response.request.method} {response.url.path}", [Problem("answer", actual, "")]
+            )
         pieces.append(piece)
     return b"".join(pieces)
 
@@ -302,8 +304,8 @@ class LineSplitter:
     def _append(self, part: bytes) -> None:
         self._size += len(part)
         if self._size > self._longest:
-            seen = f"a line of more than {self._longest} bytes"
-            raise Unavailable("the watch", [Problem("", seen, "one JSON document a line")])
+            actual = f"a line of more than {self._longest} bytes"
+            raise Unavailable("the watch", [Problem("", actual, "one JSON document a line")])
         self._parts.append(part)
 
     def _take_line(self) -> bytes:

@@ -87,8 +87,10 @@ def _require_file(path: str, field: str) -> Path:
     full = Path(path).expanduser()
     if full.is_file():
         return full
-    seen = f"{full} is a folder" if full.is_dir() else f"there is no file {full}"
-    raise BadSettings("no way to an API server", [Problem(field, seen, "a kubeconfig file")], remedy=_REMEDY)
+    actual = f"{full} is a folder" if full.is_dir() else f"there is no file {full}"
+    raise BadSettings(
+        "no way to an API server", [Problem(field, actual, "a kubeconfig file")], remedy=_REMEDY
+    )
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -97,8 +99,8 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         document = yaml_loader.load(path.read_bytes(), str(path))
     except (OSError, BadInput) as error:
-        seen = " ".join(str(error).split())
-        raise BadSettings(what, [Problem("", seen, "YAML of kind Config")], remedy=_REMEDY) from error
+        actual = " ".join(str(error).split())
+        raise BadSettings(what, [Problem("", actual, "YAML of kind Config")], remedy=_REMEDY) from error
     if not isinstance(document, dict):
         raise BadSettings(what, [Problem("", shown(document), "YAML of kind Config")], remedy=_REMEDY)
     for section, key in _ENTRY_KEYS.items():

@@ -60,20 +60,24 @@ def observe(before: ObservedLease | None, spec: LeaseSpec, now_s: float) -> Obse
     return before if before is not None and before.spec == spec else ObservedLease(spec, now_s)
 
 
-def wait_s(seen: ObservedLease | None, lock: LeaseLock, now_s: float) -> float:
-    """Seconds until this process may acquire the Lease; 0 if it may do so now, or holds it. `seen` is None if there is
-    no Lease.
+def wait_s(observed: ObservedLease | None, lock: LeaseLock, now_s: float) -> float:
+    """Seconds until this process may acquire the Lease; 0 if it may do so now, or holds it. `observed` is None if there
+    is no Lease.
     """
-    if seen is None or not seen.spec.holder_identity or seen.spec.holder_identity == lock.identity:
+    if (
+        observed is None
+        or not observed.spec.holder_identity
+        or observed.spec.holder_identity == lock.identity
+    ):
         return 0.0
-    duration_s = seen.spec.lease_duration_seconds or lock.timings.duration_s
-    return max(0.0, seen.at_s + duration_s - now_s)
+    duration_s = observed.spec.lease_duration_seconds or lock.timings.duration_s
+    return max(0.0, observed.at_s + duration_s - now_s)
 
 
-def acquire_or_renew(seen: ObservedLease | None, lock: LeaseLock, wall_s: float) -> LeaseSpec:
+def acquire_or_renew(observed: ObservedLease | None, lock: LeaseLock, wall_s: float) -> LeaseSpec:
     """The Lease with the identity of this process: renewed if it holds it, else acquired, which adds a transition."""
     now = _micro_time(wall_s)
-    spec = seen.spec if seen else LeaseSpec()
+    spec = observed.spec if observed else LeaseSpec()
     ours = spec.holder_identity == lock.identity
     transitions = spec.lease_transitions or 0
     return LeaseSpec(
@@ -81,14 +85,14 @@ def acquire_or_renew(seen: ObservedLease | None, lock: LeaseLock, wall_s: float)
         lease_duration_seconds=math.ceil(lock.timings.duration_s),
         acquire_time=(spec.acquire_time or now) if ours else now,
         renew_time=now,
-        lease_transitions=transitions if ours or seen is None else transitions + 1,
+        lease_transitions=transitions if ours or observed is None else transitions + 1,
     )
 
 
-def release(seen: ObservedLease, wall_s: float) -> LeaseSpec:
+def release(observed: ObservedLease, wall_s: float) -> LeaseSpec:
     """The Lease without a holder, so that another replica can acquire it at once."""
     now = _micro_time(wall_s)
-    transitions = seen.spec.lease_transitions
+    transitions = observed.spec.lease_transitions
     return LeaseSpec("", 1, acquire_time=now, renew_time=now, lease_transitions=transitions)
 
 

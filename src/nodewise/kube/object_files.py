@@ -131,8 +131,8 @@ def _unroll(entry: FileObject, around: _TypeMeta, source: str) -> Iterator[tuple
     api_version = head.api_version or around.api_version
     kind = head.kind or around.kind.removesuffix("List")
     if not api_version or not kind:
-        seen = shown(entry.data[:60].decode(errors="replace"))
-        raise BadInput(source, [Problem(entry.where, seen, "an object with apiVersion and kind")])
+        actual = shown(entry.data[:60].decode(errors="replace"))
+        raise BadInput(source, [Problem(entry.where, actual, "an object with apiVersion and kind")])
     if kind.endswith("List") and head.items is not None:
         whole = msgspec.structs.replace(head, api_version=api_version, kind=kind)
         for position, item in enumerate(head.items):

@@ -143,8 +143,8 @@ def _read_field(section: Mapping[str, Any], field: str, what: str) -> bytes:
             return b64decode(inline, validate=True)
         return Path(path).read_bytes() if (path := section.get(field)) else b""
     except (OSError, Base64Error, ValueError, TypeError) as error:
-        wanted = "base64 in -data, or a file that can be read"
-        raise BadSettings(what, [Problem(field, str(error), wanted)]) from error
+        expected = "base64 in -data, or a file that can be read"
+        raise BadSettings(what, [Problem(field, str(error), expected)]) from error
 
 
 def _reason(error: Exception) -> str:

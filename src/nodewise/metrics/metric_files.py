@@ -43,7 +43,7 @@ class FileSource:
     def __init__(self, paths: Sequence[str], nodes: NodeLookup | None = None) -> None:
         self._paths = paths
         self._nodes = nodes
-        self._seen: object = None
+        self._fingerprint: object = None
         self._known = node_facts.NO_NODES
         self._snapshot = MetricsSnapshot()
 
@@ -57,11 +57,11 @@ class FileSource:
     async def fetch(self, request: MetricRequest, now: float) -> Series:
         """The metric in the files. `MetricNotFound` if it is not there, `BadInput` if the files cannot be read."""
         known = await self._nodes() if self._nodes else node_facts.NO_NODES
-        seen = fingerprint(self._paths)
-        if seen != self._seen or known is not self._known:
+        current = fingerprint(self._paths)
+        if current != self._fingerprint or known is not self._known:
             plain, tables = split(self._paths)
             self._snapshot = snapshot(object_files.read(plain) if plain else FileObjects({}), tables, known)
-            self._seen, self._known = seen, known
+            self._fingerprint, self._known = current, known
         series = select(self._snapshot, request)
         if series is None:
             raise MetricNotFound(f"metric {request.metric} is not in {', '.join(self._paths)}")

@@ -56,13 +56,13 @@ class MetricsRefresher:
 
     def set_requests(self, requests: frozenset[MetricRequest]) -> None:
         """Set the requested metrics. A new metric is fetched at once; one that is no longer requested is dropped."""
-        wanted = merge_requests(requests)
-        new, gone = wanted - self._requests, self._requests - wanted
+        requested = merge_requests(requests)
+        new, gone = requested - self._requests, self._requests - requested
         if not new and not gone:
             return
-        self._requests = wanted
-        self.snapshot = self.snapshot.only(frozenset(request.key for request in wanted))
-        for metric in {request.name for request in gone} - {request.name for request in wanted}:
+        self._requests = requested
+        self.snapshot = self.snapshot.only(frozenset(request.key for request in requested))
+        for metric in {request.name for request in gone} - {request.name for request in requested}:
             for name in ("metric_nodes", "metric_age_seconds", "metric_series_unmatched"):
                 self._metrics_registry.forget(name, metric=metric)
         self._selector.forget(gone)

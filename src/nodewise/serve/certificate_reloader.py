@@ -90,11 +90,11 @@ class ReloadableFiles(Generic[T]):
         end_s, begin_s = fresh.end_s(now_s), fresh.begin_s()
         if end_s > now_s >= begin_s:
             return
-        seen = f"expired at {format_rfc3339(end_s)}"
+        actual = f"expired at {format_rfc3339(end_s)}"
         if begin_s > now_s:
-            seen = f"is not valid before {format_rfc3339(begin_s)}"
+            actual = f"is not valid before {format_rfc3339(begin_s)}"
         raise BadSettings(
-            pem_files.WHAT, [Problem(field, f"{path} {seen}", "a certificate that is valid now")]
+            pem_files.WHAT, [Problem(field, f"{path} {actual}", "a certificate that is valid now")]
         )
 
     def _fail(self, problem: str, now_s: float) -> None:

@@ -78,9 +78,9 @@ def read_pair(paths: Paths, held: Contents) -> X509KeyPair:
     certificate = _text(cert_field, cert_path, held[cert_field], problems)
     chain = _certificates(cert_field, cert_path, certificate, problems) if certificate is not None else []
     key = _text(key_field, key_path, held[key_field], problems)
-    if key is not None and (seen := _key_problem(key, chain, cert_path)):
+    if key is not None and (actual := _key_problem(key, chain, cert_path)):
         problems.append(
-            Problem(key_field, f"{key_path} {seen}", "the private key of the certificate, in PEM")
+            Problem(key_field, f"{key_path} {actual}", "the private key of the certificate, in PEM")
         )
     if problems or certificate is None or key is None:
         raise BadSettings(WHAT, problems)

@@ -427,8 +427,8 @@ class HttpConnection(asyncio.Protocol):
             self._deadline = self._loop.call_later(left_s, self._expire)
         else:
             timeout_s, idle_s = self._options.body_timeout_s, self._options.body_idle_timeout_s
-            wanted = f"all of it within {timeout_s:g} s, no pause over {idle_s:g} s"
-            problem = Problem("body", "not complete", wanted)
+            expected = f"all of it within {timeout_s:g} s, no pause over {idle_s:g} s"
+            problem = Problem("body", "not complete", expected)
             self._end("body_deadline", response=responses.refusal(408, problem))
 
     def _body_left_s(self) -> float:

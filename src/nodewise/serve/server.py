@@ -27,8 +27,8 @@ _LOOK_S: Final = 0.01
 def _check_unsafe(options: ServeOptions) -> list[Problem]:
     if not options.unsafe or is_loopback(options.host) or options.unsafe_address == options.host:
         return []
-    seen = f"plain HTTP on {options.host}, where anybody may call"
-    return [Problem("address", seen, f"a loopback address, or unsafe_address {options.host}")]
+    actual = f"plain HTTP on {options.host}, where anybody may call"
+    return [Problem("address", actual, f"a loopback address, or unsafe_address {options.host}")]
 
 
 class HttpServer:

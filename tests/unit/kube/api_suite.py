@@ -38,7 +38,7 @@ def item(name: str, **data: str) -> dict[str, Any]:
 
 
 def unbound(name: str, annotations: dict[str, str] | None = None) -> dict[str, Any]:
-    """A pod that nobody has placed."""
+    """A pod without a node."""
     spec = {"containers": [{"name": "c", "image": "none"}], "automountServiceAccountToken": False}
     return {"metadata": {"name": name, "annotations": annotations or {}}, "spec": spec}
 

@@ -1,4 +1,4 @@
-"""From a kubeconfig to a client: what is trusted, who we are, and all that can be wrong with it."""
+"""Connections from a kubeconfig: trust, authentication, and all kinds of errors."""
 
 import base64
 import datetime as dt
@@ -94,7 +94,7 @@ def test_an_authority_that_is_none(cluster: dict[str, Any], words: str) -> None:
     assert words in str(raised.value)
 
 
-# who we are, by certificate
+# authentication by certificate
 
 
 def test_a_certificate_with_its_key_is_shown(pair: trustme.LeafCert) -> None:
@@ -248,7 +248,7 @@ def test_a_certificate_of_a_plugin_outlives_a_change_of_the_authority(filed: Fil
     assert not filed.tls_credentials.set_client_certificate(*pair, "plugin")
 
 
-# who we are, by token
+# authentication by token
 
 
 async def signed(auth: httpx2.Auth | None, *codes: int) -> list[str]:
@@ -320,7 +320,7 @@ async def test_a_token_file_that_is_gone_for_a_moment_costs_nothing(tmp_path: Pa
         await signed(auth_of({"tokenFile": str(path)}))
 
 
-# who we are, by plugin
+# authentication by plugin
 
 
 class ShownCertificates(list[bytes]):

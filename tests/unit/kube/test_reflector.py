@@ -1,4 +1,4 @@
-"""The runner: pace, patience and what it says; `api_suite` and the laws show that stores come out right."""
+"""The reflector: delays, retries and log events. `api_suite` and the laws check the contents of stores."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""An event loop whose time passes only when everybody sleeps: hours of an election in milliseconds."""
+"""An event loop with virtual time, which advances only when all tasks sleep: hours of an election in milliseconds."""
 
 import asyncio
 import selectors
@@ -9,12 +9,12 @@ T = TypeVar("T")
 
 
 class _Skipping(selectors.SelectSelector):
-    """Instead of waiting, moves the time on."""
+    """Advances the virtual time instead of waiting."""
 
     now_s = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        assert timeout is not None, "everybody waits for something that cannot happen"
+        assert timeout is not None, "deadlock: no task is runnable and no timer is set"
         self.now_s += max(timeout, 0.0)
         return []
 
@@ -35,7 +35,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 
 class VirtualClock:
-    """A machine's clocks on virtual time: set wrong, running fast or slow; wall time jumps when told to."""
+    """The clocks of a machine in virtual time, with an offset and a rate; `step_s` makes wall time jump."""
 
     def __init__(self, offset_s: float = 0.0, rate: float = 1.0) -> None:
         self._offset_s = offset_s

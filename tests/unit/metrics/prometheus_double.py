@@ -30,7 +30,7 @@ PAIR = re.compile(r'(\w+)="([^"]*)"')
 
 
 class PrometheusDouble:
-    """What the double knows, how it misbehaves, and what it was asked."""
+    """Series and faults of the test server, and the requests that it received."""
 
     def __init__(self, series: SeriesSamples = {}) -> None:  # noqa: B006 - read only
         self.url = ""

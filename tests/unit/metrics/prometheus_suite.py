@@ -117,7 +117,7 @@ class PrometheusSuite:
     def test_series_of_a_node_that_differ_are_no_value(
         self, prometheus: Holding, ages_s: tuple[float, float]
     ) -> None:
-        """Two sensors: the node at 97 °C must not count as one at 41 °C, nor as one that nobody measures."""
+        """Two sensors: a node at 97 °C must not count as one at 41 °C, nor as one without a value."""
         url = prometheus(
             {
                 'temp{instance="a",sensor="cpu"}': ("97", ages_s[0]),

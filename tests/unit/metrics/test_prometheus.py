@@ -192,7 +192,7 @@ class TestSecrets:
     def test_a_secret_is_in_no_error(self, server: PrometheusDouble, tmp_path: Path, user: str) -> None:
         (tmp_path / "secret").write_text("s3cret")
         flag = "prometheus_password_file" if user else "prometheus_token_file"
-        server.authorization = "another"  # and the double says whom it saw
+        server.authorization = "another"  # the response of the test server contains the credentials
         with pytest.raises(Refused, match=r"who is (Bearer|Basic) \(hidden\)") as caught:
             fetch_repeatedly(source(server.url, **{flag: str(tmp_path / "secret"), "prometheus_user": user}))
         assert "s3cret" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""What Prometheus is asked: selectors as ranges, everything else as it stands."""
+"""PromQL queries: selectors become ranges, other expressions are unchanged."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""All samples of a range, by node: odd series stand in nobody's way."""
+"""All samples of a range, by node; invalid series do not affect others."""
 
 import json
 from typing import Any

@@ -15,7 +15,7 @@ from tests.unit.kube.virtual_time import VirtualClock
 
 
 class FakeSource:
-    """Gives what it is told; hangs on `hang`, fails on `fail`."""
+    """A source with some metrics; it hangs on `hang` and fails for others."""
 
     def __init__(self, name: str = "s", *has: str) -> None:
         self.name = name
@@ -141,7 +141,7 @@ def test_without_a_source_every_metric_fails_and_says_why() -> None:
 
 
 class RecordingSource(FakeSource):
-    """Understands queries, and gives for each metric how many queries it was asked."""
+    """A source that supports queries and returns the number of its requests."""
 
     def supports(self, request: MetricRequest) -> bool:
         return True

@@ -108,7 +108,7 @@ async def m2() -> None:
 
 
 async def m3() -> None:
-    """A preferred version that nobody reads: the first that we do."""
+    """If the preferred version is not supported, the first supported one is used."""
     on = play(V3, m=[item("a")])
     await on.request("m")
     assert on.adapter.polled == ["v1beta1/nodes/%2A/m"]
@@ -182,7 +182,7 @@ async def m11() -> None:
 
 
 async def m14() -> None:
-    """Named once more: the data stay, and nothing is asked twice."""
+    """Requested once more: the data stay, and there is no further request."""
     on = play(m=[item("a")], k=[item("a")])
     await on.request("m")
     before = on.refresher.snapshot.series["m"]
@@ -192,7 +192,7 @@ async def m14() -> None:
 
 
 async def m15() -> None:
-    """Value, window and time as given; 60 s is the window of what says none."""
+    """Value, window and time of the item; the default window is 60 s."""
     on = play(
         m=[item("node-1", "50", windowSeconds=60, timestamp=STAMP), item("node-2", "50", timestamp=STAMP)]
     )

@@ -1,4 +1,4 @@
-"""Which source is asked, in what order, and what is said of it."""
+"""Selection of sources: order, fallback and log events."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -18,7 +18,7 @@ M = MetricRequest("m")
 
 
 class QuerySource:
-    """Has some metrics; of the rest it says that they are not there, or that it is not there itself."""
+    """A source with some metrics; it raises for others, and always if it is `absent`."""
 
     def __init__(self, name: str, *has: str, queries: bool = False, absent: bool = False) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""Every async test of this room runs on both event loops."""
+"""Every async test of this package runs on both event loops."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A client that sends exactly the bytes it is told to, and a server for it to call."""
+"""A client that sends exactly the given bytes, and a server for tests."""
 
 import asyncio
 import contextlib
@@ -57,7 +57,7 @@ class RawClient:
         return await self.answer(head=method == "HEAD")
 
     async def rest(self) -> bytes:
-        """What still comes until the server closes."""
+        """The remaining bytes until the server closes the connection."""
         async with asyncio.timeout(PATIENCE_S):
             try:
                 return await self.reader.read()
@@ -90,11 +90,11 @@ async def calling(server: HttpServer, context: ssl.SSLContext | None = None) -> 
 
 
 class RefusedError(Exception):
-    """The server ended the connection before it answered anything."""
+    """The server closed the connection without a response."""
 
 
 async def called(server: HttpServer, context: ssl.SSLContext) -> ParsedResponse:
-    """One request on a connection of its own. RefusedError carries what the client was told."""
+    """One request on a new connection. RefusedError contains the client's error."""
     try:
         async with calling(server, context) as caller:
             return await caller.ask("/echo")
@@ -103,7 +103,7 @@ async def called(server: HttpServer, context: ssl.SSLContext) -> ParsedResponse:
 
 
 async def served(server: HttpServer, context: ssl.SSLContext) -> ParsedResponse:
-    """The same, again and again where a deadline as short as a test's ended it: machines stand still at times."""
+    """The same, repeated if a short timeout of the test ended it, because the machine was suspended."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             with contextlib.suppress(RefusedError):
@@ -118,7 +118,7 @@ ECHO = Route("POST", "/echo", echo)
 
 
 class Slow:
-    """A handler that waits to be let go."""
+    """A handler that waits for `go`."""
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()

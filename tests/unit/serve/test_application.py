@@ -246,7 +246,7 @@ async def test_what_comes_before_the_start_is_checked_at_the_start():
 
 
 class Gatekept:
-    """A handler that holds its requests until it is told to let them go."""
+    """A handler that blocks its requests until they are released."""
 
     def __init__(self) -> None:
         self.go = asyncio.Event()

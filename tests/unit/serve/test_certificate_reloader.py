@@ -69,7 +69,7 @@ def test_a_renewed_pair_is_taken_once(files):
 
 
 def test_what_is_there_for_a_moment_only_is_not_taken(files):
-    """Nor told: half of a rotation is none yet."""
+    """Half of a rotation is not logged either."""
     leaf = files.issue(-1, 120)
     with capture_logs() as lines:
         files.cert.write_bytes(leaf.cert_chain_pems[0].bytes())
@@ -195,7 +195,7 @@ def test_a_bundle_is_as_good_as_its_last_authority_and_warns_of_the_next(tmp_pat
 
 
 def authority(ends_days):
-    """A certificate, PEM; who signed it is not looked at here."""
+    """A certificate, PEM; its issuer does not matter."""
     leaf = trustme.CA().issue_cert("ca.example", not_before=NOW - 9 * DAY, not_after=NOW + ends_days * DAY)
     return leaf.cert_chain_pems[0].bytes()
 

@@ -52,7 +52,7 @@ async def test_a_handshake_that_drips_gets_no_more_time(papers):
     async with serving(papers.options(handshake_timeout_s=0.08)) as server, calling(server) as slow:
         rest = asyncio.create_task(slow.rest())
         slow.writer.write(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")
-        for _ in range(500):  # fewer than the handshake has been said to be long
+        for _ in range(500):  # fewer bytes than the declared length of the handshake
             slow.writer.write(b"a")
             await asyncio.sleep(0.01)
             if rest.done():

@@ -36,7 +36,7 @@ PATIENCE_S = 60.0
 
 
 async def refused_because(papers, context: ssl.SSLContext, **changes) -> tuple[str, str]:
-    """What the server counted, and what the client was told."""
+    """The close reason that the server counted, and the client's error."""
     metrics_registry = MetricsRegistry()
     async with serving(papers.options(**changes), metrics_registry=metrics_registry) as server:
         with pytest.raises(RefusedError) as caught:
@@ -47,7 +47,7 @@ async def refused_because(papers, context: ssl.SSLContext, **changes) -> tuple[s
     return reason, str(caught.value)
 
 
-# who is let in
+# accepted clients
 
 
 async def test_a_certificate_of_the_client_ca_is_served(papers):
@@ -56,7 +56,7 @@ async def test_a_certificate_of_the_client_ca_is_served(papers):
 
 
 async def test_no_certificate_is_asked_of_any_client(papers):
-    """A server may serve whoever trusts it; its own certificate is read again all the same."""
+    """A server without client certificates also reloads its own certificate."""
     metrics_registry = MetricsRegistry()
     async with serving(
         papers.options(client_ca=""), metrics_registry=metrics_registry, verify_clients=False
@@ -110,7 +110,7 @@ async def test_a_client_that_does_not_trust_our_certificate(papers):
 
 
 async def test_a_client_that_leaves_in_the_middle_of_the_handshake(papers):
-    """As asyncio's client does when it distrusts our certificate: it says nothing of its reason."""
+    """Like asyncio's client when it rejects the server's certificate: it sends no reason."""
     metrics_registry = MetricsRegistry()
     async with serving(papers.options(), metrics_registry=metrics_registry) as server:
         with pytest.raises(RefusedError):
@@ -376,7 +376,7 @@ def test_a_chain_holds_as_long_as_its_root_is_in_the_bundle(papers):
 
 
 def test_who_is_no_authority_signs_nobody_in(papers):
-    """A client's own certificate, put into the bundle, lets that client in and nobody else."""
+    """A client certificate in the bundle authenticates only that client."""
     signer = papers.client_ca.issue_cert("scheduler.example")
     key = serialization.load_pem_private_key(signer.private_key_pem.bytes(), None)
     parent = x509.load_pem_x509_certificate(signer.cert_chain_pems[0].bytes())

@@ -1,7 +1,7 @@
-"""An event loop with real sockets, whose time passes only while nothing comes in.
+"""An event loop with real sockets and virtual time, which advances only while no data arrives.
 
-A deadline is reached when all that was sent has been read and everybody waits, so a test of deadlines is the same on a
-machine that is busy, or stands still for seconds.
+A timeout expires when all sent data has been read and all tasks wait, so tests of timeouts have the same result on a
+machine that is busy or suspended for seconds.
 """
 
 import asyncio
@@ -9,11 +9,11 @@ import selectors
 from typing import Final
 
 QUIET_S: Final = 0.01
-"""Of real time, in which what was sent to oneself arrives, or a thread ends its work."""
+"""Real time within which data on loopback arrives."""
 
 
 class _Patient(selectors.DefaultSelector):
-    """Waits shortly instead of long, and then moves the time on."""
+    """Waits for a short real time, and then advances the virtual time."""
 
     now_s = 0.0
 

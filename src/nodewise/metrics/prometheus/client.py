@@ -36,8 +36,8 @@ class PrometheusClient:
         try:
             return query_responses.decode_response(await self._body(query, what))
         except tuple(kube_client.TRANSLATED) as error:
-            seen = str(error) or type(error).__name__
-            raise Unavailable(what, [self._hide_secrets(Problem("", seen, ""))]) from error
+            actual = str(error) or type(error).__name__
+            raise Unavailable(what, [self._hide_secrets(Problem("", actual, ""))]) from error
         except NodewiseError as error:
             error.what = what
             error.problems = [self._hide_secrets(problem) for problem in error.problems]

@@ -58,8 +58,8 @@ class AuthorizationFile(httpx2.Auth):
         except (OSError, UnicodeDecodeError) as error:
             if self._secret:
                 return
-            seen = getattr(error, "strerror", None) or type(error).__name__
-            problem = Problem(str(self._path), seen, "a file with a token or a password")
+            actual = getattr(error, "strerror", None) or type(error).__name__
+            problem = Problem(str(self._path), actual, "a file with a token or a password")
             raise Refused("Prometheus' credentials", [problem]) from error
         if not secret.isascii() or not secret.isprintable():
             problem = Problem(
@@ -112,8 +112,8 @@ def _url_problems(url: str) -> Iterator[Problem]:
         yield Problem(flag, "no URL", "http://host:port")
         return
     if parts.username or parts.password or "@" in parts.netloc:
-        wanted = "--prometheus-user and --prometheus-password-file, or --prometheus-token-file"
-        yield Problem(flag, "a URL with credentials in it", wanted)
+        expected = "--prometheus-user and --prometheus-password-file, or --prometheus-token-file"
+        yield Problem(flag, "a URL with credentials in it", expected)
     elif parts.query or parts.fragment:
         yield Problem(flag, f"{parts.scheme}://{parts.netloc} with ? or #", "a URL without")
     elif not usable:

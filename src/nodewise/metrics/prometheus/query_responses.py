@@ -93,8 +93,8 @@ def decode_response(body: bytes) -> QueryResponse:
         raise BadInput("answer", [Problem("", str(error), "Prometheus' JSON")]) from error
     data = envelope.data or _ResponseData()
     if envelope.status != "success" or data.result_type not in {MATRIX, VECTOR}:
-        seen = f"status {shown(envelope.status)}, {data.result_type or 'nothing'}"
-        raise BadInput("answer", [Problem("", seen, "series, one or more a node")])
+        actual = f"status {shown(envelope.status)}, {data.result_type or 'nothing'}"
+        raise BadInput("answer", [Problem("", actual, "series, one or more a node")])
     warnings = envelope.warnings if isinstance(envelope.warnings, list) else []
     return QueryResponse(data.result_type, data.result or [], tuple(map(str, warnings)))
 

@@ -103,8 +103,8 @@ class PrometheusSource:
         what = f"query {query} to {self._connection.url}"
         if unmatched:
             cause = "no series is of a node"
-            wanted = f"a node's name, InternalIP or Hostname in {' or '.join(self._labels)}"
-            problem = Problem("", f"{unmatched} series, none of a node, such as {example}", wanted)
+            expected = f"a node's name, InternalIP or Hostname in {' or '.join(self._labels)}"
+            problem = Problem("", f"{unmatched} series, none of a node, such as {example}", expected)
             return NoValues(what, [problem], cause=cause, remedy="give --prometheus-node-label")
         if request.query:
             cause = "the query gives no series"
